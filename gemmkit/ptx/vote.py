@@ -29,5 +29,5 @@ def _type_any(context: Any, condition: Any) -> Any:
 
 @atom(_type_any)
 def any_lane(condition: bool) -> bool:
-    """Whether a condition holds in any lane of the warp, all of which execute it: a branch on it is one for the whole warp."""
+    """Whether a condition holds in any lane of the warp, all of which execute it: a branch on it is the whole warp's."""
     return current().collective("vote.any", bool(condition), lambda given: [any(given)] * len(given), sync=False)

@@ -291,3 +291,9 @@ def drawn_lazy(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, 
         steps = np.linspace(*((0.1, 4.0), (4.0, 0.1), (1.0, 1.0))[seed // 3 % 3], keys.shape[-2], dtype=np.float16)
         arrays[1] = keys * steps[:, None]
     return program, arrays, dataclasses.replace(mapping, lazy=True), more
+
+
+def drawn_clusters(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any]]:
+    """The same in clusters of two and four blocks."""
+    program, arrays, mapping, more = (drawn_case, drawn_lengths, drawn_shares)[seed % 3](seed // 3)
+    return program, arrays, dataclasses.replace(mapping, cluster={"m": 2 if seed // 3 % 3 else 4}), more

@@ -7,13 +7,13 @@ chain, rounds from the last to the first where they commute (then only a tile's 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.common.pipeline import BARRIER
 from gemmkit.kernels.common.shared_memory import SharedMemory
 from gemmkit.lang.errors import ConfigError
@@ -22,7 +22,7 @@ from gemmkit.programs.chains.places import Block, ChainPlaces, RingPlace
 from gemmkit.programs.collectives import LINE, PATTERN, ROWS
 from gemmkit.programs.lines import refused
 from gemmkit.programs.mapping import Mapping
-from gemmkit.programs.values import Axis
+from gemmkit.programs.values import Axis, Index
 
 __all__ = ["Choice", "May", "chosen"]
 
@@ -62,6 +62,7 @@ class Choice:
     stacks: tuple[str, ...] = ()
     splits: int = 1
     lazy: bool = False
+    cluster: Cluster = Cluster()       # of blocks with neighbouring tiles, which share what has none of a tile's rows
 
     def size(self, dim: Any) -> int:
         return int(dim.size) if isinstance(dim, Axis) else self.blocks[dim.name]
@@ -79,6 +80,15 @@ class Choice:
 
     def stage_bytes(self, ring: RingPlace) -> int:
         return sum(map(self.block_bytes, ring.blocks))
+
+    @property
+    def rows(self) -> int:
+        """Of a tile."""
+        return ROWS * self.warpgroups
+
+    def is_shared(self, block: Block, rows: Index) -> bool:
+        """Whether the blocks of a cluster have the same block of an operand."""
+        return self.cluster.shares_b and rows not in block.dims
 
 
 def chosen(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, outs: dict[str, np.dtype], limit: int) -> Choice:
@@ -148,10 +158,10 @@ def _check_names(chain: Chain, places: ChainPlaces, mapping: Mapping) -> None:
     if other is not None:
         raise ConfigError(f"Mapping(blocks={{{other!r}: {mapping.blocks[other]}}}): the program's indices are "
                           f"{', '.join(names)}")
-    if math.prod(mapping.cluster.values()) > 1:
-        raise ConfigError(f"Mapping(cluster={dict(mapping.cluster)!r}): tiles of whole rows, parallel({chain.rows.extent}), "
-                          "go by blocks alone; clusters share operands of tiles of rows and columns, "
-                          "parallel(a.rows, b.columns)")
+    other = next((name for name in mapping.cluster if name != chain.rows.name), None)
+    if other is not None:
+        raise ConfigError(f"Mapping(cluster={{{other!r}: {mapping.cluster[other]}}}): blocks with neighbouring tiles share "
+                          f"operands, and tiles of whole rows are neighbours along {chain.rows.name}")
     rows = ROWS * mapping.warpgroups or "64, 128 or 192"
     given = mapping.blocks.get(chain.rows.name, rows)
     if given != rows and (mapping.warpgroups or given not in (ROWS, 2 * ROWS, 3 * ROWS)):
@@ -203,7 +213,7 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, lengt
     stacks = () if chain.stack is None else (chain.stack.name,)
     blocks.update(dict.fromkeys(stacks, 1))
     return Choice(blocks, mapping.warpgroups, ahead, across and divided is None, turns, descending, longest, stacks=stacks,
-                  splits=chain.splits, lazy=bool(chain.factors))
+                  splits=chain.splits, lazy=bool(chain.factors), cluster=Cluster(mapping.cluster.get(chain.rows.name, 1)))
 
 
 def _registers(chain: Chain, places: ChainPlaces, choice: Choice) -> str | None:
@@ -240,6 +250,11 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: Choice, outs: dict[st
                 raise refused(ConfigError, f"blocks of {block.name} are {lines} x {columns}: multiples of 8 rows and "
                                            f"of {LINE} "
                                            "columns are needed (128 bytes, the swizzle's line)", chain.line)
+            parts = choice.cluster.m if choice.is_shared(block, chain.rows) else 1
+            if columns // LINE % parts and lines % (8 * parts):
+                return (f"Mapping(cluster={dict(mapping.cluster)!r}): {parts} blocks bring a part each of {block.name}'s "
+                        f"blocks of {lines} x {columns}: columns of {LINE * parts} or lines of {8 * parts} are needed; take "
+                        f"other blocks along {chain.index}")
     choice.stages.clear()
     least = {ring: 2 if (ring.index is None and choice.across) or (ring.index is not None and only_adds(chain)) else 1
              for ring in places.rings}

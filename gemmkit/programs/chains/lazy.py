@@ -113,8 +113,8 @@ def _one(chain: Chain, cell: Carried) -> None:
     best, highest = cell.inside, cell.out
     factors = [x for x in chain.body if x.op == "exp2" and len(x.dims) == 1 and _depends(x, best) and _depends(x, highest)]
     if len(factors) != 1:
-        raise _refused(chain, f"{len(factors)} factors of rows go from the old {best!r} to the new one; one is needed, such as "
-                              "exp(best - top)", highest.line)
+        raise _refused(chain, f"{len(factors)} factors of rows go from the old {best!r} to the new one; one is needed, such "
+                              "as exp(best - top)", highest.line)
     (shrink,), dims, line = factors, highest.dims, highest.line
     drop = shrink.args[0]
 

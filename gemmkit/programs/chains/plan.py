@@ -45,8 +45,8 @@ class Derived:
                   for block in ring.blocks}
         nbytes = sum(2 * math.prod(parameter.shape[-2:]) for parameter in blocks.values())
         count, rows = self.chain.stack.extent.size, self.chain.rows.extent.size
-        tiles = -(-rows // self.choice.blocks[self.chain.rows.name])
-        return section_of(count, tiles, nbytes, max(1, min(processors, count * tiles))) if count * tiles else 1
+        tiles, clusters = -(-rows // (self.choice.rows * self.choice.cluster.m)), self.choice.cluster.at_once(processors)
+        return section_of(count, tiles, nbytes, max(1, min(clusters, count * tiles))) if count * tiles else 1
 
 
 def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], outs: Any, arrays: list[str],
@@ -75,6 +75,7 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
     shown = ", ".join(f"{key} {size}" for key, size in choice.blocks.items())
     how = ", ".join(word.replace("_", " ") for word in ORDERS if getattr(choice, word))
     split = f"; rounds in {chain.splits} shares" if chain.splits > 1 else ""
-    title = f"{name}: blocks of {shown}; {choice.warpgroups} warpgroups{'; ' if how else ''}{how}{split}."
+    together = "" if choice.cluster.is_single else f"; clusters of {choice.cluster.m}"
+    title = f"{name}: blocks of {shown}; {choice.warpgroups} warpgroups{'; ' if how else ''}{how}{split}{together}."
     text, read = printed(title, chain, places, choice, order, ranges, kinds, list(numbers), [*arrays, *cells])
     return Derived(chain, places, choice, text, read, shares)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.programs.chains.allocate import Choice
 from gemmkit.programs.chains.chain import Chain
 from gemmkit.programs.chains.order import Event, Full, Ordered
@@ -11,9 +12,14 @@ from gemmkit.programs.chains.places import Block, ChainPlaces, RingPlace
 from gemmkit.programs.chains.ranges import Ranges
 from gemmkit.programs.values import Axis, Index
 
-__all__ = ["CONSUMER", "PRODUCER", "Producer", "Role"]
+__all__ = ["CONSUMER", "PRODUCER", "Producer", "Role", "of_blocks"]
 
 PRODUCER, CONSUMER = "producer", "consumer"
+
+
+def of_blocks(count: str, cluster: Cluster) -> str:
+    """Of blocks: of clusters."""
+    return count if cluster.is_single else f"udiv({count}, {cluster.size})"
 
 
 @dataclass
@@ -64,7 +70,9 @@ class Role:
 
     @property
     def next_tile(self) -> str:
-        return "tile = rolled(following(tile))" if self.choice.longest_first else "tile = rolled(tile + grid_x())"
+        if self.choice.longest_first:
+            return "tile = rolled(following(tile))"
+        return f"tile = rolled(tile + {of_blocks('grid_x()', self.choice.cluster)})"
 
     # -- a subclass's -------------------------------------------------------------------------------------------------
 
@@ -112,7 +120,8 @@ class Role:
     def range(self) -> None:
         """Where a tile's rounds begin."""
         n, step, uniform, length = self.n, self.step, self.kind == CONSUMER, self.chain.length
-        given = ", ".join([self.chain.rows.name, *([self.chain.stop] if self.chain.has_length else []), "sizes"])
+        row, more = self.chain.rows.name, ", ".join([*([self.chain.stop] if self.chain.has_length else []), "sizes"])
+        visited = row if self.choice.cluster.is_single else f"{row} - rank * {self.choice.rows}"     # a cluster's first row
 
         def put(name: str, made: str) -> None:
             self.put(f"{name} = uniform({made})" if uniform else f"{name} = {made}")
@@ -126,7 +135,7 @@ class Role:
             for name, function, bounds in ((self.first, "first_seen", self.ranges.begins),
                                            (self.end, "end_seen", self.ranges.ends)):
                 if bounds:                             # the assembler does not see that loops over them are uniform
-                    put(name, f"{function}({given})")
+                    put(name, f"{function}({visited}, {more})")
         begins = self.is_bounded and bool(self.ranges.begins)
         if self.chain.has_length and not (self.is_bounded and self.ranges.ends):
             self.put(f"{self.end} = max({self.chain.stop}, {f'{self.first} + 1' if begins else '1'})")
@@ -140,7 +149,7 @@ class Role:
             for name, function, bounds in ((f"{n}_free", "free_from", self.ranges.begins),
                                            (f"{n}_tested", "free_to", self.ranges.ends)):
                 if bounds:
-                    put(name, f"{function}({given})")
+                    put(name, f"{function}({row}, {more})")
         begins = self.first != "0"
         if self.choice.descending:
             count = f"(blocks({self.end}{f' - {self.first}' if begins else ''}, {step}) - 1) * {step}"
@@ -184,7 +193,9 @@ class Role:
     # -- tiles --------------------------------------------------------------------------------------------------------
 
     def tiles(self) -> None:
-        self.put("tile = block_x()")
+        if not self.choice.cluster.is_single:
+            self.put("rank = cluster_rank()")
+        self.put(f"tile = {of_blocks('block_x()', self.choice.cluster)}")
         if self.order.join:
             self._joined_tiles()
             return
@@ -231,12 +242,12 @@ class Role:
         self.depth -= 2
 
     def begin(self, joined: bool) -> None:
-        chain = self.chain
+        chain, given = self.chain, "tile, sizes" if self.choice.cluster.is_single else "tile, rank, sizes"
         if chain.splits == 1:
-            self.put(f"{self.tile} = place(tile, sizes)")
+            self.put(f"{self.tile} = place({given})")
         else:
             which = f"udiv({self.outer}, {chain.splits})"
-            self.put(f"{self.outer}, {chain.rows.name} = place(tile, sizes)")
+            self.put(f"{self.outer}, {chain.rows.name} = place({given})")
             self.put(f"{self.n}_share = {self.outer} - {which} * {chain.splits}")
             if chain.stack is not None:
                 self.put(f"{chain.stack.name} = {which}")
@@ -269,8 +280,9 @@ class Producer(Role):
         name = ring.name
         self.put(f"ring_{name}.acquire(at_{name})", f"ring_{name}.expect(at_{name}, {self.choice.stage_bytes(ring)})")
         for block in ring.blocks:
-            self.put(f"{block.name}_tile.load(map_{block.parameter.name}, ({self.corner(block, at, of_last)}), ring_{name}, "
-                     f"at_{name})")
+            part, rank = ("_part", ", rank") if self.choice.is_shared(block, self.chain.rows) else ("", "")
+            self.put(f"{block.name}_tile.load{part}(map_{block.parameter.name}, ({self.corner(block, at, of_last)}), "
+                     f"ring_{name}, at_{name}{rank})")
         self.put(f"at_{name} = ring_{name}.advance(at_{name})")
 
     def corner(self, block: Block, at: str, of_last: bool) -> str:

@@ -15,7 +15,8 @@ from gemmkit.programs.chains.names import Naming
 from gemmkit.programs.chains.order import Ordered
 from gemmkit.programs.chains.places import ChainPlaces
 from gemmkit.programs.chains.ranges import Ranges, mentions
-from gemmkit.programs.chains.rounds import Producer
+from gemmkit.programs.chains.rounds import Producer, of_blocks
+from gemmkit.programs.collectives import COLUMN
 from gemmkit.programs.text import OWN_NAMES, OutKind, Printed
 from gemmkit.programs.trace import Value
 
@@ -24,6 +25,7 @@ __all__ = ["printed"]
 IMPORTS = [
     ("dataclasses", "dataclass"), ("gemmkit.components", "Component"), ("gemmkit.components", "Scalar"),
     ("gemmkit.kernels.attention.elements", "column_at"), ("gemmkit.kernels.attention.softmax", "finite"),
+    ("gemmkit.kernels.common.cluster", "Cluster"), ("gemmkit.kernels.common.pipeline", "CLUSTER"),
     ("gemmkit.kernels.common.pipeline", "Pipeline"), ("gemmkit.kernels.common.work", "Slot"),
     ("gemmkit.kernels.sm90.store", "own_column"), ("gemmkit.kernels.sm90.store", "own_row"),
     ("gemmkit.kernels.sm90.warpgroups", "Turns"), ("gemmkit.kernels.sm90.warpgroups", "Warpgroups"),
@@ -34,7 +36,8 @@ IMPORTS = [
     *(("gemmkit.programs.collectives", name) for name in (
         "F32", "DirectOut", "Part", "Product", "RowsOut", "Staged", "TmaOut", "blocks", "row_of")),
     *(("gemmkit.ptx.approximate", name) for name in ("exp2", "log2", "maximum", "reciprocal", "tanh")),
-    ("gemmkit.ptx.arithmetic", "fma"), ("gemmkit.ptx.mbarrier", "mbarrier_fence_init"),
+    ("gemmkit.ptx.arithmetic", "fma"), ("gemmkit.ptx.cluster", "cluster_barrier"), ("gemmkit.ptx.cluster", "cluster_rank"),
+    ("gemmkit.ptx.mbarrier", "mbarrier_fence_init"),
     *(("gemmkit.ptx.special", name) for name in (
         "barrier", "block_x", "carried", "grid_x", "rolled", "thread_index", "udiv", "uniform")),
     *(("gemmkit.ptx.wgmma", name) for name in ("wgmma_commit", "wgmma_fence", "wgmma_wait")),
@@ -88,17 +91,20 @@ def printed(title: str, chain: Chain, places: ChainPlaces, choice: Choice, order
     sizes = [*dict.fromkeys(indices), *(["section"] if choice.longest_first and chain.stack is not None else [])]
     takes_maps, takes_all = [f"map_{name}" for name in maps], [*outs, *[name for name in read if name not in outs]]
     takes_blocks = [*takes_maps, *([] if chain.length is None else [chain.length.data[0].name])]
+    met = "barrier()" if choice.cluster.is_single else "cluster_barrier()"
     lines = _constants(chain, places, choice, consumer, outs)
     lines += ["", "", "@dataclass(frozen=True)", "class Sizes(Component):",
               *(f"    {name}: Scalar" for name in (*sizes, *scalars)), "", "",
               f"def kernel({', '.join(['sizes', *takes_maps, *takes_all])}):",
               "    group = uniform(udiv(thread_index(), 128))", "    if thread_index() == 0:",
               *(f"        ring_{ring.name}.initialise()" for ring in places.rings), "        mbarrier_fence_init()",
-              "    barrier()", "    if group == 0:", "        WARPGROUPS.give_registers()",
+              f"    {met}", "    if group == 0:", "        WARPGROUPS.give_registers()",
               "        if thread_index() == 0:",
               f"            produce({', '.join(['sizes', *takes_blocks])})", "    else:",
               "        WARPGROUPS.take_registers()",
-              f"        consume({', '.join(['sizes', *takes_all, 'group - 1'])})", "", "", *_tiles(chain, choice), "", "",
+              f"        consume({', '.join(['sizes', *takes_all, 'group - 1'])})",
+              *([] if choice.cluster.is_single else [f"    {met}        # a peer may still arrive at this one's barriers"]),
+              "", "", *_tiles(chain, choice), "", "",
               *_ranges(chain, choice, ranges), f"def produce({', '.join(['sizes', *takes_blocks])}):",
               '    """1. Blocks of the operands: global -> shared."""', "    zero = thread_index() * 0",
               *(f"    at_{ring.name} = Slot(zero, zero + 1)          # fresh rings are empty" for ring in places.rings),
@@ -131,17 +137,24 @@ def _scalars(consumer: Consumer) -> list[str]:
 
 def _constants(chain: Chain, places: ChainPlaces, choice: Choice, consumer: Consumer, outs: dict[str, OutKind]) -> list[str]:
     few, many = STARTING.get((1, choice.warpgroups), (0, 0))
-    lines = [f"WARPGROUPS = Warpgroups(1, {choice.warpgroups}, {few}, {many})", f"SHARED_BYTES = {choice.nbytes}"]
+    cluster = choice.cluster
+    lines = [f"WARPGROUPS = Warpgroups(1, {choice.warpgroups}, {few}, {many})", f"SHARED_BYTES = {choice.nbytes}",
+             *([] if cluster.is_single else [f"cluster = Cluster(m={cluster.m})"])]
     for ring in places.rings:
         for block in ring.blocks:
             rows, columns = map(choice.size, block.dims)
-            stacked = "" if block.stack is None else ", stacked=True"
+            more = "" if block.stack is None else ", stacked=True"
+            if choice.is_shared(block, chain.rows):
+                more += f", cluster=cluster, peers={COLUMN!r}"
             dtype = np.dtype(block.parameter.dtype).name
             lines.append(f"{block.name}_tile = Staged({dtype!r}, lines={rows}, columns={columns}, "
-                         f"offset={choice.offsets[block]}, stage_bytes={choice.stage_bytes(ring)}{stacked})")
+                         f"offset={choice.offsets[block]}, stage_bytes={choice.stage_bytes(ring)}{more})")
     for ring in places.rings:
+        readers, more = 1, ""
+        if any(choice.is_shared(block, chain.rows) for block in ring.blocks):
+            readers, more = cluster.readers, ", readers=CLUSTER, cluster=cluster"
         lines.append(f"ring_{ring.name} = Pipeline(stages={choice.stages[ring]}, offset={choice.barriers[ring]}, "
-                     f"full_arrivals=1, empty_arrivals={choice.warpgroups})")
+                     f"full_arrivals=1, empty_arrivals={choice.warpgroups * readers}{more})")
     said = set()
     for d in [*places.peeled.values(), *dots(chain.body)]:
         name = consumer.product(d)
@@ -174,37 +187,47 @@ def _tiles(chain: Chain, choice: Choice) -> list[str]:
     lines = _places(chain, choice)
     if choice.longest_first:
         lines += ["", "", "def following(tile):", '    """The block\'s next tile: blocks take tiles there and back."""',
-                  "    return (udiv(tile, grid_x()) + 1) * 2 * grid_x() - 1 - tile"]
+                  *_there_and_back(choice)]
     return lines
 
 
+def _there_and_back(choice: Choice) -> list[str]:
+    if choice.cluster.is_single:
+        return ["    return (udiv(tile, grid_x()) + 1) * 2 * grid_x() - 1 - tile"]
+    count = of_blocks("grid_x()", choice.cluster)
+    return [f"    count = {count}", "    return (udiv(tile, count) + 1) * 2 * count - 1 - tile"]
+
+
 def _places(chain: Chain, choice: Choice) -> list[str]:
-    m, size = chain.rows.name, choice.blocks[chain.rows.name]
+    """A cluster's tiles are neighbours: they count as one."""
+    m, size = chain.rows.name, choice.rows * choice.cluster.m
+    given, own = ("tile, sizes", "") if choice.cluster.is_single else ("tile, rank, sizes", f" + rank * {choice.rows}")
+    place = f"def place({given}):"
     if chain.splits > 1:
         count = f"{chain.splits}" if chain.stack is None else f"sizes.{chain.stack.name} * {chain.splits}"
-        return ["def tiles(sizes):", f"    return {count} * blocks(sizes.{m}, {size})", "", "", "def place(tile, sizes):",
+        return ["def tiles(sizes):", f"    return {count} * blocks(sizes.{m}, {size})", "", "", place,
                 '    """Which of the stack, which of its shares, and the tile\'s first row."""',
                 f"    inner = blocks(sizes.{m}, {size})", "    outer = udiv(tile, inner)",
-                f"    return outer, (tile - outer * inner) * {size}"]
+                f"    return outer, (tile - outer * inner) * {size}{own}"]
     if chain.stack is None:
         n = f"(blocks(sizes.{m}, {size}) - 1 - tile)" if choice.longest_first else "tile"
-        return ["def tiles(sizes):", f"    return blocks(sizes.{m}, {size})", "", "", "def place(tile, sizes):",
-                '    """The tile\'s first row."""', f"    return {n} * {size}"]
+        return ["def tiles(sizes):", f"    return blocks(sizes.{m}, {size})", "", "", place,
+                '    """The tile\'s first row."""', f"    return {n} * {size}{own}"]
     h = chain.stack.name
-    head = ["def tiles(sizes):", f"    return sizes.{h} * blocks(sizes.{m}, {size})", "", "", "def place(tile, sizes):"]
+    head = ["def tiles(sizes):", f"    return sizes.{h} * blocks(sizes.{m}, {size})", "", "", place]
     if not choice.longest_first:
         return [*head, '    """Which of the stack, and the tile\'s first row."""', f"    inner = blocks(sizes.{m}, {size})",
-                "    outer = udiv(tile, inner)", f"    return outer, (tile - outer * inner) * {size}"]
+                "    outer = udiv(tile, inner)", f"    return outer, (tile - outer * inner) * {size}{own}"]
     return [*head, '    """Which of the stack, and the tile\'s first row: the longest tiles of a section first."""',
             f"    rows = blocks(sizes.{m}, {size})", "    outer = udiv(tile, sizes.section * rows)",
             "    first = outer * sizes.section", f"    count = min(sizes.section, sizes.{h} - first)",
             "    rest = tile - first * rows", "    inner = udiv(rest, count)",
-            f"    return first + rest - inner * count, (rows - 1 - inner) * {size}"]
+            f"    return first + rest - inner * count, (rows - 1 - inner) * {size}{own}"]
 
 
 def _ranges(chain: Chain, choice: Choice, ranges: Ranges) -> list[str]:
     """Functions that say which blocks a tile's rounds visit, and where nothing is tested."""
-    m, rows, step = chain.rows.name, choice.blocks[chain.rows.name], choice.blocks[chain.index.name]
+    m, rows, step = chain.rows.name, choice.rows * choice.cluster.m, choice.blocks[chain.index.name]
     last, stop = f"min({m} + {rows}, sizes.{m}) - 1", chain.stop
     given = f"{m}, {stop}, sizes" if chain.has_length else f"{m}, sizes"
 
@@ -229,6 +252,6 @@ def _ranges(chain: Chain, choice: Choice, ranges: Ranges) -> list[str]:
             if bounds:
                 what = "first place" if kind == "max" else "place behind the last"
                 out += [f"def {name}({given}):", f'    """The {what} that all of rows {m} on see."""',
-                        f"    last = {last}",
+                        f"    last = min({m} + {choice.rows}, sizes.{m}) - 1",
                         f"    return {kind}({', '.join([least, *extreme(bounds, kind == 'max')])})", "", ""]
     return out

@@ -37,4 +37,4 @@ def test_votes(value: float, lane: int) -> None:
 def test_code() -> None:
     ptx = compiled(voted, Out((32, 2), "i4"), np.zeros(32, "f4"))
     assert len(re.findall(r"vote\.sync\.any\.pred", ptx)) == 2
-    assert len(re.findall(r"VOTE\.ANY", disassemble(assemble(ptx)))) == 2
+    assert len(re.findall(r"VOTE\.ANY", disassemble(assemble(ptx).cubin))) == 2

@@ -107,6 +107,37 @@ def test_drawn_lazy(seed: int) -> None:
     chains.check_close([given[name].get() for name in given if name in plan.results], wanted, lambda got: most)
 
 
+@pytest.mark.sample(10)
+@pytest.mark.parametrize("seed", range(120))
+def test_drawn_clusters(seed: int) -> None:
+    """Tiles of whole rows whose blocks share operands by multicast."""
+    program, arrays, mapping, more = chains.drawn_clusters(seed)
+    given = program.bound(tuple(there(x) for x in arrays), more)
+    try:
+        plan = program.plan(*given.values(), mapping=mapping)
+    except gk.ConfigError as error:
+        assert program.function.__name__ in chains.NO_SHARES or "bring a part each" in str(error)
+        return
+    wanted = program.reference(*arrays, **more)
+    plan.run(given)
+    most = 2e-2 if more.get("score") else 3e-3
+    chains.check_close([given[name].get() for name in given if name in plan.results], wanted, lambda got: most)
+
+
+@pytest.mark.parametrize("rows", [1, 1000, 4096])
+@pytest.mark.parametrize("cluster", [2, 4])
+def test_clusters_of_long_chains(rows: int, cluster: int, rng: np.random.Generator) -> None:
+    """Many tiles a block, of a mask that makes tiles differ, with blocks of which some have no rows."""
+    x = [chains.half(rng, 24, extent, 128) for extent in (rows, 4096, 4096)]
+    o = chains.empty(24, rows, 128)
+    given = listing.attention.bound(tuple(there(y) for y in (*x, o)), dict(scale=0.1, visible=chains.causal))
+    results = []
+    for size in (1, cluster):
+        listing.attention.plan(*given.values(), mapping=gk.Mapping({"n": 128}, cluster={"m": size})).run(given)
+        results.append(given["o"].get())
+    assert np.array_equal(*results)
+
+
 def test_shares_on_streams_and_in_a_graph(rng: np.random.Generator) -> None:
     """What shares leave is in memory of the stream's: two streams at once, and a graph that runs beside its stream."""
     import cupy
