@@ -36,7 +36,7 @@ class Mapping:
     | ``turns`` | warpgroups start their products one after the other | with 3, or much to compute |
     | ``descending`` | rounds go from the last block to the first; refused where they do not commute | where they commute |
     | ``longest_first`` | tiles that visit most blocks go first; refused where all visit the same | where they differ |
-    | ``lazy`` | a running maximum stays until what it scales would shrink below 2^-8; refused where it is a result | not |
+    | ``lazy`` | a running maximum stays until what it scales would shrink below 2^-8 | for sums of 192 columns or more |
     | ``splits`` | so many blocks share a tile's rounds, and a second kernel merges | as idle multiprocessors take them |
     | ``places`` | by the name of a value, ``"registers"``: an error where it has another place | |
 

@@ -24,7 +24,7 @@ from gemmkit.programs.lines import refused
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.values import Axis, Index
 
-__all__ = ["Choice", "May", "chosen"]
+__all__ = ["Choice", "May", "chosen", "room_left"]
 
 DEFAULTS = 128, 96, 80, 64, 48, 32    # lengths of a round's blocks, the best first (112 keys of heads of 192: 1.2)
 MOST = {1: 4, 2: 4, 3: 4}
@@ -99,7 +99,7 @@ def chosen(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, outs: 
     reasons = []
     for given, length, across in _candidates(chain, places, mapping):
         choice = _orders(chain, places, given, may, length, across)
-        reason = _registers(chain, places, choice)
+        reason = _registers(chain, choice)
         if reason is None:                             # results leave from the registers where memory is short
             reason = _memory(places, mapping, choice, outs, bound, chain)
             if reason is not None and outs:
@@ -206,7 +206,7 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, lengt
                           "above by the row, and hide what changes nothing, they do")
     turns = mapping.turns
     if turns is None:
-        is_long = mapping.warpgroups == 3 or not ahead or _is_heavy(chain)
+        is_long = mapping.warpgroups == 3 or not ahead or _is_heavy(chain) or bool(chain.factors)
         turns = mapping.warpgroups > 1 and not only_adds(chain) and is_long
     longest = may.grow and chain.splits == 1 if mapping.longest_first is None else mapping.longest_first
     blocks = {chain.rows.name: ROWS * mapping.warpgroups, chain.index.name: length}
@@ -216,8 +216,12 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, lengt
                   splits=chain.splits, lazy=bool(chain.factors), cluster=Cluster(mapping.cluster.get(chain.rows.name, 1)))
 
 
-def _registers(chain: Chain, places: ChainPlaces, choice: Choice) -> str | None:
-    """Why a thread's sums have no room."""
+def room_left(chain: Chain, choice: Choice) -> int:
+    """Registers of a thread beside its sums and what is handed over."""
+    return ROOM[choice.warpgroups] - _needed(chain, choice)
+
+
+def _needed(chain: Chain, choice: Choice) -> int:
     need = 0
     for x in chain.body:
         if x.op == "dot":
@@ -229,8 +233,12 @@ def _registers(chain: Chain, places: ChainPlaces, choice: Choice) -> str | None:
             need += choice.size(x.dims[1]) // 4
     read = {(y.data[0].name, y.data[1]) for x in chain.body if x.op not in ("dot", "transpose") for y in x.args
             if y.op == "load" and len(y.dims) == 2}
-    need += READING * len(read)
-    room = ROOM[choice.warpgroups]
+    return need + READING * len(read)
+
+
+def _registers(chain: Chain, choice: Choice) -> str | None:
+    """Why a thread's sums have no room."""
+    need, room = _needed(chain, choice), ROOM[choice.warpgroups]
     if need > room:
         return (f"sums and what is handed over take {need} registers of a thread, and {room} are there of "
                 f"{choice.warpgroups} "

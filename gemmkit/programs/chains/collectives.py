@@ -33,8 +33,8 @@ from gemmkit.ptx.vote import any_lane
 from gemmkit.ptx.words import pack_narrow, unpack_narrow
 from gemmkit.tiling import Tile
 
-__all__ = ["HandedProduct", "OctetOut", "lane_value", "limits", "own_sum", "rescales", "row_max", "row_value",
-           "whole_sum"]
+__all__ = ["HandedProduct", "OctetOut", "column_of", "column_value", "lane_value", "limits", "own_sum", "rescales",
+           "row_max", "row_value", "whole_sum"]
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,16 @@ def put_octet(words: tuple, n: int, half: int, store: Any, out: Any, place: tupl
 def row_value(rows: tuple, i: int) -> Any:
     """Of the row that a thread's i-th value of a tile is in."""
     return rows[0] if i // 2 % 2 == 0 else rows[1]
+
+
+def column_value(columns: tuple, i: int) -> Any:
+    """Of the column that a thread's i-th value of a tile is in."""
+    return columns[i // 4 * 2 + i % 2]
+
+
+def column_of(i: int) -> int:
+    """Where the i-th of a thread's columns is, from the first on."""
+    return i // 2 * 8 + i % 2
 
 
 def lane_value(rows: tuple, i: int) -> Any:

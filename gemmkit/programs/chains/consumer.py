@@ -11,6 +11,7 @@ from gemmkit.programs.chains.lengths import LENGTH
 from gemmkit.programs.chains.names import Naming
 from gemmkit.programs.chains.order import Compute, Event, Full, Pass, Release, Start, Turn, Wait
 from gemmkit.programs.chains.places import RECTIFIED
+from gemmkit.programs.chains.reads import READ
 from gemmkit.programs.chains.rounds import CONSUMER, Role
 from gemmkit.programs.trace import Carried, Value
 
@@ -70,7 +71,7 @@ class Consumer(Role):
             packed = "rectified" if x.data == RECTIFIED else "fragments"
             self.put(f"{self.name(x)} = {self.product(dot)}.{packed}({self.name(x.args[0])})")
         else:
-            assert x.op in ELEMENTWISE, x.op
+            assert x.op in ELEMENTWISE or x.op == READ, x.op
             self.rescale(x) if self.is_rescaled(x) else self.put(f"{self.name(x)} = {self.applied(x)}")
 
     def is_rescaled(self, x: Value) -> bool:
@@ -83,6 +84,8 @@ class Consumer(Role):
     def applied(self, x: Value) -> str:
         made = Element(self.chain, x, self.known, self.of_tile)
         values = 2 if len(x.dims) == 1 else self.choice.size(x.dims[1]) // 2
+        if x.op == READ:
+            values = self.choice.size(x.dims[0]) // 4
         text, call = made.printed(values)
         for name in made.arrays:
             self.arrays.setdefault(name, x)

@@ -9,6 +9,7 @@ from typing import Any
 
 from gemmkit.programs.chains.chain import Chain
 from gemmkit.programs.chains.ranges import bounds_of
+from gemmkit.programs.chains.reads import READ
 from gemmkit.programs.expressions import SIGNS
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Axis, Index
@@ -95,9 +96,11 @@ class Element:
             return f"lane_value({name}, i)"
         self.rows_used = True
         self.extra[name] = name
-        return f"row_value({name}, i)"
+        return f"{'column' if x.op == READ else 'row'}_value({name}, i)"
 
     def _operation(self, x: Value, top: bool) -> str:
+        if x.op == READ:
+            return self.of(x.args[0])
         if x.op in ("lt", "le") and not self.is_rows and len(self.root.dims) == 2:
             compared = self._compared(x)
             if compared is not None:
@@ -150,11 +153,12 @@ class Element:
         if dim is self.chain.rows:
             self.extra["row"] = f"carried({self.place(dim)} + group * 64 + own_row())"
             return "row + i * 8" if self.is_rows else "row + row_of(i)"
+        at = "column_of(i)" if self.root.op == READ else "column_at(i)"
         if isinstance(dim, Axis):
             self.extra["column"] = "column"
-            return "column + column_at(i)"
+            return f"column + {at}"
         self.extra["place"] = f"carried({self.place(dim)} + column)"
-        return "place + column_at(i)"
+        return f"place + {at}"
 
     def _load(self, x: Value) -> str:
         parameter, key = x.data

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from gemmkit.programs.chains.allocate import Choice
 from gemmkit.programs.chains.chain import Chain, dots, late_values, only_adds, zero_values
 from gemmkit.programs.chains.places import ChainPlaces, RingPlace
+from gemmkit.programs.chains.reads import READ
 from gemmkit.programs.trace import Value
 
 __all__ = ["Compute", "Event", "Full", "Ordered", "Pass", "Release", "Start", "Turn", "Wait", "arrange", "ordered"]
@@ -161,10 +162,12 @@ def arrange(values: list[Value], places: ChainPlaces, through: dict[Value, Value
             flying.append(group)
             continue
         ready: list[Value] = []
-        for x in list(left):
+        for x in left:
             if x.op != "dot" and is_ready(x) and all(map(done, readers.get(x, ()))):
                 ready.append(x)
-                left.remove(x)
+        if not flying and any(x.op != READ for x in ready):        # loads go while a product runs
+            ready = [x for x in ready if x.op != READ]
+        left = [x for x in left if x not in ready]
         if ready:
             events.append(Compute(tuple(ready)))
         else:

@@ -16,6 +16,7 @@ from gemmkit.programs.chains.lengths import begun, check_bounded
 from gemmkit.programs.chains.order import ordered
 from gemmkit.programs.chains.places import ChainPlaces, placed
 from gemmkit.programs.chains.ranges import ranges_of
+from gemmkit.programs.chains.reads import read_early
 from gemmkit.programs.chains.shares import Shares, shares_of
 from gemmkit.programs.chains.text import printed
 from gemmkit.programs.chains.tile_order import section_of
@@ -55,14 +56,14 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
     store and the descriptions of what is stored to beside the program's arrays."""
     chain = chain_of(loop)
     check_bounded(chain)
-    lazy = references(chain, numbers) if mapping.lazy else []
+    lazy = references(chain, numbers, mapping.lazy)
     shares = shares_of(chain, mapping, numbers, processors)
     cells = {} if shares is None else shares.cells
     kinds: dict[str, OutKind] = {store.parameter.name: outs(chain, store, cells) for store in chain.stores}
     ranges = ranges_of(chain, numbers)
     may = May(commutes(chain, numbers), ranges.grow)
     rewrite(chain, numbers)
-    begin_lazily(chain, lazy)
+    begin_lazily(chain, lazy, mapping.lazy)
     guard(chain)
     begun(chain, numbers)
     keep_parts(chain)
@@ -71,6 +72,7 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
     choice = chosen(chain, places, mapping, may, by_tma, limit)
     kinds = {key: replace(kind, kind="OctetOut") if key in by_tma and key not in choice.outs else kind
              for key, kind in kinds.items()}
+    read_early(chain, choice)
     order = ordered(chain, places, choice)
     shown = ", ".join(f"{key} {size}" for key, size in choice.blocks.items())
     how = ", ".join(word.replace("_", " ") for word in ORDERS if getattr(choice, word))
