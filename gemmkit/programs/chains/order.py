@@ -137,6 +137,15 @@ def arrange(values: list[Value], places: ChainPlaces, through: dict[Value, Value
         return all((x in readers and user in readers[x]) or done(x if user in late else through.get(x, x))
                    for x in user.args)
 
+    def computed(reads: bool) -> list[Value]:
+        """What needs no wait, with what is made of it: no more left."""
+        ready: list[Value] = []
+        for x in list(left):
+            if x.op != "dot" and (reads or x.op != READ) and is_ready(x) and all(map(done, readers.get(x, ()))):
+                ready.append(x)
+                left.remove(x)
+        return ready
+
     def wait() -> None:
         over = flying.pop(0)
         events.append(Wait(len(flying), tuple(over), tuple(d for group in flying for d in group)))
@@ -161,13 +170,7 @@ def arrange(values: list[Value], places: ChainPlaces, through: dict[Value, Value
             left = [x for x in left if x not in group]
             flying.append(group)
             continue
-        ready: list[Value] = []
-        for x in left:
-            if x.op != "dot" and is_ready(x) and all(map(done, readers.get(x, ()))):
-                ready.append(x)
-        if not flying and any(x.op != READ for x in ready):        # loads go while a product runs
-            ready = [x for x in ready if x.op != READ]
-        left = [x for x in left if x not in ready]
+        ready = computed(bool(flying)) or computed(True)           # loads go while a product runs
         if ready:
             events.append(Compute(tuple(ready)))
         else:
