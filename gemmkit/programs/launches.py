@@ -1,4 +1,4 @@
-"""How the kernels of a plan are launched: one after the other in one stream, with the addresses of a call put into their values.
+"""How the kernels of a plan are launched: one after the other in one stream, with a call's addresses among their values.
 
 The addresses of a call are those of the arrays that the caller gives (`ProgramPlan.given`), and behind them where the memory
 begins in which one kernel leaves its cells for the next (`gemmkit.programs.spare`). All of a plan's arrays of that memory

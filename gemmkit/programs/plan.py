@@ -63,8 +63,8 @@ class ProgramPlan:
         found = [describe(arguments[name], name) for name in self.given]
         for name, info, kind in zip(self.given, found, self._kinds):
             if _kind(info) != kind:
-                raise ValueError(f"{name} is another kind of array ({_kind(info)}) than the plan was made for ({kind}): shape, "
-                                 "strides, dtype, device and alignment are a plan's")
+                raise ValueError(f"{name} is another kind of array ({_kind(info)}) than the plan was made for ({kind}): "
+                                 "shape, strides, dtype, device and alignment are a plan's")
         first = found[0]
         if 0 in (self.extents[name] for name in self.printed.tile):
             return                                     # no tiles

@@ -181,6 +181,32 @@ def test_what_is_tuned_is_taken_and_right(rng: np.random.Generator, tmp_path: Pa
         cache.default_cache.cache_clear()
 
 
+def test_shares_are_tuned(rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default is of two kernels: other numbers of shares, and one kernel for all rounds, are right and slower or faster;
+    what is kept is taken, and is right."""
+    import cupy
+
+    monkeypatch.setenv("GEMMKIT_CACHE_DIR", str(tmp_path))
+    cache.default_cache.cache_clear()
+    try:
+        q, k, v = (cupy.asarray(rng.standard_normal((8, extent, 128))).astype("f2") for extent in (16, 8192, 8192))
+        o = cupy.full(q.shape, cupy.nan, "f2")
+        default = listing.attention.plan(q, k, v, o, 0.09)
+        assert default.mapping.splits > 1
+        found = listing.attention.tune(q, k, v, o, 0.09, budget=90)
+        assert not [row for row in found.rows if row.error and not row.error.startswith("not ")], str(found)
+        timed = {row.name: row for row in found.rows if row.ratio is not None}
+        assert {"Mapping(splits=8)", "Mapping(splits=1)"} <= set(timed) and found.kept, str(found)
+        assert timed["Mapping(splits=1)"].ratio < 0.6, str(found)              # type: ignore[operator]
+        assert cupy.isnan(o).all() and listing.attention.plan(q, k, v, o, 0.09).mapping == found.mapping
+        listing.attention(q, k, v, o, 0.09)
+        close(o.get(), listing.attention.reference(q.get(), k.get(), v.get(), np.empty(q.shape), 0.09))
+        mine = listing.attention.tune(q, k, v, o, 0.09, mappings=[gk.Mapping({"n": 64}, splits=3), gk.Mapping(splits=16)], keep=False)
+        assert not [row for row in mine.rows if row.error is not None], str(mine)
+    finally:
+        cache.default_cache.cache_clear()
+
+
 def close(got: np.ndarray, exact: np.ndarray) -> None:
     """To the rounding of the result, and of a row's sums in float32, of its largest element."""
     largest, rounding = max(1.0, np.abs(exact).max(initial=0.0)), {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 1e-4}
