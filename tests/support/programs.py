@@ -107,6 +107,43 @@ def product_and_sums(a: Any, b: Any, d: Any, y: Any) -> None:
 
 
 @gk.program
+def product_and_columns(a: Any, b: Any, d: Any, y: Any) -> None:
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc, sums = gp.zeros(m, n), gp.zeros(n)
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k, n]
+            sums += b[k, n].sum(axis=0)
+        d[m, n] = acc
+        with gp.once(m):
+            y[n] = sums
+
+
+@gk.program
+def zero_points(a: Any, b: Any, of_a: Any, of_b: Any, scale: Any, d: Any) -> None:
+    """(A - a zero point of each row) (B - one of each column), scaled: of the sums of both at the end of a tile."""
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc, left, right, terms = gp.zeros(m, n), gp.zeros(m), gp.zeros(n), float(a.shape[1])
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k, n]
+            left += a[m, k].sum(axis=1)
+            right += b[k, n].sum(axis=0)
+        d[m, n] = (acc - of_a[m] * right - left * of_b[n] + terms * (of_a[m] * of_b[n])) * scale[n]
+
+
+@gk.program
+def zero_points_of_weights(a: Any, w: Any, of_a: Any, d: Any, y: Any, of_all: float) -> None:
+    """A stack by weights as they are kept, W[n, k]: columns of the product are lines of W."""
+    for h, m, n in gp.parallel(a.count, a.rows, w.rows):
+        acc, sums = gp.full(m, n, 1.0), gp.full(n, 0.5)
+        for k in gp.sequential(a.columns):
+            acc += a[h, m, k] @ w[h, n, k].T
+            sums += w[h, n, k].sum(axis=1)
+        d[h, m, n] = gp.maximum(acc - (of_a[h, m] + of_all) * sums, -1.0)
+        with gp.once(m):
+            y[h, n] = of_all * sums
+
+
+@gk.program
 def attention(q: Any, k: Any, v: Any, o: Any, scale: float, score: Any = None, visible: Any = None) -> None:
     for h, m in gp.parallel(q.count, q.rows):
         best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
