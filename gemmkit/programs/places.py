@@ -171,7 +171,7 @@ def _rounds(loop: Loop, out: Places, taken: set[str]) -> Rounds:
         if carried.inside.dims == out.indices[:1]:
             made.row_sums.append(_row_sum(x, carried, made))
         else:
-            made.column_sums.append(_column_sum(x, carried, made))
+            made.column_sums.append(_column_sum(x, carried, made, out))
     for held in loop.body:
         if not isinstance(held, Value) or (held not in used and held.op != "transpose"):
             what = held.op if isinstance(held, Value) else "a store or a loop"
@@ -193,12 +193,16 @@ def _row_sum(x: Value, carried: Carried, rounds: Rounds) -> RowSum:
                               "product anyway, a[m, k].sum(axis=1)", x.line)
 
 
-def _column_sum(x: Value, carried: Carried, rounds: Rounds) -> ColumnSum:
+def _column_sum(x: Value, carried: Carried, rounds: Rounds, out: Places) -> ColumnSum:
     load = x.args[0].args[0] if x.args[0].op == "transpose" else x.args[0]
     for product in rounds.products:
         tile = product.b
         is_there = load.op == "load" and tile.parameter.name == load.data[0].name and tile.dims == load.dims
         if is_there and product.b_transposed == (load is x.args[0]):
+            before = [*out.column_sums(out.columns[carried.after]), *(y for y in rounds.column_sums if y.carried is carried)]
+            if any(y.transposed != product.b_transposed for y in before):
+                raise refused(ValueError, "sums of columns and of lines in one cell: threads have parts of a column in one "
+                                          "way; take a cell for each, and add them up behind the loops", x.line)
             return ColumnSum(carried, tile, product.b_transposed, x.line)
     raise refused(ValueError, "a sum of columns in rounds: kernels are derived of sums over a right operand that is there "
                               "for a product anyway, b[k, n].sum(axis=0), or b[n, k].sum(axis=1) where the product takes "

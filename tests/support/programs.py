@@ -179,14 +179,20 @@ def drawn_case(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, 
         return wide.astype(np.float16)[..., :shape[-1]]
 
     out = [np.full((m, n), np.nan, (np.float16, np.float32)[rng.integers(2)]) for _ in range(2)]
-    name = ("gemm", "transposed", "biased", "residual", "dual", "lstm", "product_and_sums")[rng.integers(7)]
+    row, column = (rng.standard_normal(extent).astype(np.float32) / 4 for extent in (m, n))
+    name = ("gemm", "transposed", "biased", "residual", "dual", "lstm", "product_and_sums", "product_and_columns", "zero_points",
+            "zero_points_of_weights")[rng.integers(10)]
     arrays = {"gemm": [half(m, k), half(k, n), out[0]], "transposed": [half(k, m), half(n, k), out[0]],
               "biased": [half(m, k), half(k, n), half(n), half(m), out[0]],
               "residual": [half(m, k), half(k, n), half(m, n), *out],
               "dual": [half(m, k), half(k, n), half(k, n), out[0]],
               "lstm": [half(m, k), half(k, n), half(m, j), half(j, n), half(n), out[0]],
-              "product_and_sums": [half(m, k), half(k, n), out[0], np.full(m, np.nan, np.float32)]}[name]
-    more = {"dual": dict(gate=silu_times), "biased": dict(alpha=0.5)}.get(name, {})
+              "product_and_sums": [half(m, k), half(k, n), out[0], np.full(m, np.nan, np.float32)],
+              "product_and_columns": [half(m, k), half(k, n), out[0], np.full(n, np.nan, out[1].dtype)],
+              "zero_points": [half(m, k), half(k, n), row, column, half(n), out[0]],
+              "zero_points_of_weights": [half(2, m, k), half(2, n, k), half(2, m), np.full((2, m, n), np.nan, out[0].dtype),
+                                         np.full((2, n), np.nan, out[1].dtype)]}[name]
+    more = {"dual": dict(gate=silu_times), "biased": dict(alpha=0.5), "zero_points_of_weights": dict(of_all=0.25)}.get(name, {})
     mapping = gk.Mapping({"n": int(rng.choice([64, 128])), "k": int(rng.choice([64, 128]))}, warpgroups=int(rng.integers(1, 3)),
                          stages=2 if name == "lstm" else int(rng.integers(2, 4)), cluster=CLUSTERS[rng.integers(len(CLUSTERS))])
     return globals()[name], arrays, mapping, more
