@@ -37,8 +37,8 @@ class Ring:
 
 @dataclass(frozen=True)
 class Allocation:
-    """``outs``: of results that leave by shared memory, where they lie in it; ``columns``: the same of cells that have a value
-    for each column; ``cluster``: blocks that share operands."""
+    """``outs``: of results that leave by shared memory, where they lie in it; ``columns``: the same of cells that have a
+    value for each column; ``cluster``: blocks that share operands."""
 
     blocks: dict[str, int]
     rings: tuple[Ring, ...]

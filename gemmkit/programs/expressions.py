@@ -23,10 +23,12 @@ KEPT = "kept_"                         # a text's name of a cell of columns in s
 
 @dataclass
 class Function:
-    """A function of one element: ``sums`` are zipped, ``arrays`` and ``scalars`` passed whole. Of a result that has a value
-    for each row or column ``indices`` is this one's alone, and a thread's values are ``step`` apart, from ``place`` on. An element of a tile may
-    read what has been added up of its row and its column: ``rows``, of which a thread has its own, and ``columns``, which
-    are in shared memory."""
+    """A function of one element: ``sums`` are zipped, ``arrays`` and ``scalars`` passed whole.
+
+    Of a result that has a value for each row or column ``indices`` is this one's alone, and a thread's values are ``step``
+    apart, from ``place`` on. An element of a tile may read what has been added up of its row and its column: ``rows``, of
+    which a thread has its own, and ``columns``, which are in shared memory.
+    """
 
     name: str
     indices: tuple

@@ -6,7 +6,7 @@ one runs. Then its stage has been read, and is released.
 
 | part | a consumer's events | the producer's |
 |---|---|---|
-| before | await the stage, start (and read, where threads add up rows or columns); sums that begin with zero begin here | fill |
+| before | await the stage, start (and read what threads add up); sums that begin with zero begin here | fill |
 | round | await the next stage, start, wait for all groups but this one, release the stage before | fill |
 | after | wait for the last group, release its stage | |
 """

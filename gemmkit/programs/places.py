@@ -175,8 +175,9 @@ def _rounds(loop: Loop, out: Places, taken: set[str]) -> Rounds:
     for held in loop.body:
         if not isinstance(held, Value) or (held not in used and held.op != "transpose"):
             what = held.op if isinstance(held, Value) else "a store or a loop"
-            raise refused(ValueError, f"{what} within rounds: kernels are derived of loops that add products and rows' and "
-                                      "columns' sums to cells and do nothing else; of others there is the reference", held.line)
+            raise refused(ValueError, f"{what} within rounds: kernels are derived of loops that add products and sums of "
+                                      "rows and columns to cells and do nothing else; of others there is the reference",
+                          held.line)
     if not made.products:
         raise refused(ValueError, "rounds that carry nothing", loop.line)
     return made
