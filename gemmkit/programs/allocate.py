@@ -20,6 +20,7 @@ __all__ = ["Allocation", "Ring", "allocated", "out_bytes", "said", "sized"]
 
 MOST = 4                               # stages where the mapping does not say how many
 DEFAULT_K = 64
+COLUMN_BYTES = 4                       # of a column's value in shared memory
 MOST_SUMS = {1: 256, 2: 256, 3: 128}   # columns of sums that fit in the registers of so many warpgroups
 
 
@@ -36,13 +37,15 @@ class Ring:
 
 @dataclass(frozen=True)
 class Allocation:
-    """``outs``: of results that leave by shared memory, where they lie in it; ``cluster``: blocks that share operands."""
+    """``outs``: of results that leave by shared memory, where they lie in it; ``columns``: the same of cells that have a
+    value for each column; ``cluster``: blocks that share operands."""
 
     blocks: dict[str, int]
     rings: tuple[Ring, ...]
     outs: dict[str, int]
     nbytes: int
     cluster: Cluster
+    columns: dict[str, int]
 
 
 def sized(places: Places, mapping: Mapping) -> dict[str, int]:
@@ -51,7 +54,7 @@ def sized(places: Places, mapping: Mapping) -> dict[str, int]:
     Raises ConfigError for names that the program has not, and for lengths that no product has.
     """
     m, n = places.indices
-    mapping.refuse_orders([*places.starts, *places.row_starts])
+    mapping.refuse_orders(places.names)
     names = [index.name for index in (m, n, *(rounds.index for rounds in places.loops))]
     other = next((name for name in mapping.blocks if name not in names), None)
     if other is not None:
@@ -82,7 +85,8 @@ def allocated(places: Places, mapping: Mapping, outs: dict[str, int], limit: int
     sizes = [[2 * _length(tile.dims[0], blocks) * _length(tile.dims[1], blocks) for tile in rounds.tiles]
              for rounds in places.loops]
     bound = min(limit, mapping.shared_bytes or limit)
-    room = bound - sum(outs.values())
+    of_columns = COLUMN_BYTES * blocks[places.indices[1].name] * len(places.column_starts)
+    room = bound - sum(outs.values()) - of_columns
     per_stage = sum(map(sum, sizes)) + 2 * BARRIER * len(sizes)
     fits = max(LEAST_STAGES, min(MOST, room // per_stage))
     mapping.check_arrays([tile.name for rounds in places.loops for tile in rounds.tiles])
@@ -93,6 +97,7 @@ def allocated(places: Places, mapping: Mapping, outs: dict[str, int], limit: int
     memory = SharedMemory()
     firsts = [memory.take(n * sum(of_one), PATTERN) for n, of_one in zip(stages, sizes)]
     places_out = {name: memory.take(nbytes, PATTERN) for name, nbytes in outs.items()}
+    columns = {name: memory.take(COLUMN_BYTES * blocks[places.indices[1].name], PATTERN) for name in places.column_starts}
     rings = []
     for rounds, n, of_one, first in zip(places.loops, stages, sizes, firsts):
         offsets, at = {}, first
@@ -101,10 +106,10 @@ def allocated(places: Places, mapping: Mapping, outs: dict[str, int], limit: int
         rings.append(Ring(rounds, n, sum(of_one), offsets, memory.take(2 * BARRIER * n)))
     if memory.nbytes > bound:
         raise ConfigError(f"{', '.join(map(str, stages))} stages of {sum(map(sum, sizes))} bytes and results of "
-                          f"{sum(outs.values())} need "
+                          f"{sum(outs.values()) + of_columns} need "
                           f"{memory.nbytes} bytes of shared memory, and {bound} are there; "
                           "take fewer stages or smaller blocks")
-    return Allocation(blocks, tuple(rings), places_out, memory.nbytes, clustered(places, mapping))
+    return Allocation(blocks, tuple(rings), places_out, memory.nbytes, clustered(places, mapping), columns)
 
 
 def clustered(places: Places, mapping: Mapping) -> Cluster:

@@ -7,27 +7,37 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 from gemmkit.programs.lines import refused
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Index
 
-__all__ = ["Function", "function_of"]
+__all__ = ["KEPT", "Function", "function_of"]
 
 SIGNS = dict(add="+", sub="-", mul="*", div="/", lt="<", le="<=")
 CALLS = dict(exp2="exp2", log2="log2", reciprocal="reciprocal", tanh="math.tanh", sqrt="math.sqrt", max="max")
 NEEDS = dict(tanh="math", sqrt="math")
+KEPT = "kept_"                         # a text's name of a cell of columns in shared memory begins so
 
 
 @dataclass
 class Function:
-    """A function of one element: ``sums`` are zipped, ``arrays`` and ``scalars`` passed whole. Of a result that has a value
-    for each row ``indices`` is the rows' alone, and a thread's two values are 8 rows apart."""
+    """A function of one element: ``sums`` are zipped, ``arrays`` and ``scalars`` passed whole.
+
+    Of a result that has a value for each row or column ``indices`` is this one's alone, and a thread's values are ``step``
+    apart, from ``place`` on. An element of a tile may read what has been added up of its row and its column: ``rows``, of
+    which a thread has its own, and ``columns``, which are in shared memory.
+    """
 
     name: str
     indices: tuple
     cells: dict[Value, str]
     stack: Index | None = None
+    place: str = "row"
+    step: int = 8
+    rows: dict[Value, str] = field(default_factory=dict)
+    columns: dict[Value, str] = field(default_factory=dict)
     sums: list[str] = field(default_factory=list)
     arrays: list[str] = field(default_factory=list)
     scalars: list[str] = field(default_factory=list)
@@ -36,14 +46,15 @@ class Function:
     lines: list[str] = field(default_factory=list)
     names: dict[Value, str] = field(default_factory=dict)
     uses: dict[Value, int] = field(default_factory=dict)
+    of_rows: list[str] = field(default_factory=list)
 
     @property
     def parameters(self) -> list[str]:
         names = [index.name for index in self.indices if index.name in self.places]
-        rows = ["row", f"last_{names[0]}"] if self.indices[0].name in names else []
+        rows = [self.place, f"last_{names[0]}"] if self.indices[0].name in names else []
         columns = ["column", f"last_{names[-1]}"] if self.indices[1:] and self.indices[1].name in names else []
         stack = [self.stack.name] if self.stack is not None and self.stack.name in self.places else []
-        return [*self.arrays, *self.scalars, *rows, *columns, *stack]
+        return [*self.arrays, *self.scalars, *self.of_rows, *rows, *columns, *stack]
 
     @property
     def text(self) -> str:
@@ -59,7 +70,7 @@ class Function:
         if x in self.names:
             return self.names[x]
         text = self._leaf(x) if not x.args else self._operation(x)
-        if self.uses.get(x, 0) > 1 and (x.args or x.op == "load"):
+        if self.uses.get(x, 0) > 1 and (x.args or x.op == "load" or x in self.columns):
             name = f"value_{len(self.names)}"
             self.lines.append(f"{name} = {text}")
             self.names[x] = name
@@ -94,6 +105,14 @@ class Function:
             if self.cells[x] not in self.sums:
                 self.sums.append(self.cells[x])
             return self.cells[x]
+        if x.op == "after" and x in self.rows:
+            if self.rows[x] not in self.of_rows:
+                self.of_rows.append(self.rows[x])
+            self.needs.add("row_value")
+            return f"row_value({self.rows[x]}, i)"
+        if x.op == "after" and x in self.columns:
+            self.needs |= {"own_column", "column_at"}
+            return f"{KEPT}{self.columns[x]}.at(own_column() + column_at(i))"
         if x.op == "coordinate" and x.data in self.indices:
             self.places.add(x.data.name)
             return self._place(x.data)
@@ -117,15 +136,17 @@ class Function:
 
     def _place(self, index: object) -> str:
         if len(self.indices) == 1:
-            return "row + i * 8"
+            return f"{self.place} + i * {self.step}"
         is_row = index is self.indices[0]
         self.needs.add("row_of" if is_row else "column_at")
         return "row + row_of(i)" if is_row else "column + column_at(i)"
 
 
-def function_of(name: str, root: Value, indices: tuple, cells: dict[Value, str], stack: Index | None) -> Function:
-    """The function that makes an element of a result. Raises ValueError, with the user's line, for what it cannot read."""
-    made = Function(name, indices, cells, stack)
+def function_of(name: str, root: Value, indices: tuple, cells: dict[Value, str], stack: Index | None,
+                **more: Any) -> Function:
+    """The function that makes an element of a result; ``more``: other fields of it. Raises ValueError, with the user's line,
+    for what it cannot read."""
+    made = Function(name, indices, cells, stack, **more)
     pending, seen = [root], set()
     while pending:
         x = pending.pop()

@@ -90,14 +90,15 @@ class Interpreter:
 
     def along(self, op: str, x: Any, axis: int) -> Any:
         x = self.lift(x)
-        if len(x.dims) != 2 or axis not in (1, -1):
+        if len(x.dims) != 2 or axis not in (0, 1, -1):
             raise refused(ValueError, f"{op}(axis={axis}) of a value of ({shown(x.dims)}): rows of a matrix are reduced, "
-                                      "axis=1")
+                                      "axis=1, or its columns, axis=0")
+        x = self.transpose(x) if axis == 0 else x
         return self.compute("row" + op, (x,), x.dims[:1])
 
     def mean(self, x: Any, axis: int) -> Any:
         found = self.along("sum", x, axis)
-        dim = self.lift(x).dims[1]
+        dim = self.lift(x).dims[axis]
         if not isinstance(dim, Axis):
             raise refused(ValueError, f"mean(axis={axis}) over {dim}: the mean of a row is of all of it; add up the sums of "
                                       "blocks, and divide behind the loop")

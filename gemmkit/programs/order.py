@@ -6,7 +6,7 @@ one runs. Then its stage has been read, and is released.
 
 | part | a consumer's events | the producer's |
 |---|---|---|
-| before | await the stage, start (and read, where threads add up rows); sums that begin with zero begin here | fill |
+| before | await the stage, start (and read what threads add up); sums that begin with zero begin here | fill |
 | round | await the next stage, start, wait for all groups but this one, release the stage before | fill |
 | after | wait for the last group, release its stage | |
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gemmkit.programs.places import Multiply, Rounds, RowSum
+from gemmkit.programs.places import ColumnSum, Multiply, Rounds, RowSum
 
 __all__ = ["LEAST_STAGES", "Await", "Event", "Fill", "Ordered", "Read", "Release", "Start", "Wait", "ordered"]
 
@@ -39,9 +39,10 @@ class Start(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Threads add up rows of what is staged, while the products of the round run."""
+    """Threads add up rows and columns of what is staged, while the products of the round run."""
 
     row_sums: tuple[RowSum, ...]
+    column_sums: tuple[ColumnSum, ...]
 
 
 class Wait(NamedTuple):
@@ -76,6 +77,6 @@ def ordered(rounds: Rounds) -> Ordered:
             fresh.append(product)
         started.add(id(product.carried))
     products = tuple(rounds.products)
-    read = (Read(tuple(rounds.row_sums)),) if rounds.row_sums else ()
+    read = (Read(tuple(rounds.row_sums), tuple(rounds.column_sums)),) if rounds.is_read_by_threads else ()
     before = Fill(), Await(), Start(products, tuple(fresh)), *read
     return Ordered(rounds, before, (Fill(), Await(), Start(products), *read, Wait(1), Release()), (Wait(0), Release()))

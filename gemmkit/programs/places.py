@@ -16,7 +16,7 @@ from gemmkit.programs.lines import refused
 from gemmkit.programs.trace import Carried, Loop, Store, Value
 from gemmkit.programs.values import Index, Parameter, shown
 
-__all__ = ["Multiply", "Places", "Rounds", "RowSum", "TilePlace", "places_of"]
+__all__ = ["ColumnSum", "Multiply", "Places", "Rounds", "RowSum", "TilePlace", "places_of"]
 
 TAKEN = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 
@@ -53,14 +53,30 @@ class RowSum:
 
 
 @dataclass(eq=False)
+class ColumnSum:
+    """Sums along the columns of a product's right operand, where it is staged; ``transposed``: as its lines."""
+
+    carried: Carried
+    b: TilePlace
+    transposed: bool
+    line: str
+
+
+@dataclass(eq=False)
 class Rounds:
-    """A sequential loop: its products and sums of rows, in the order in which they are written."""
+    """A sequential loop: its products and sums of rows and columns, in the order in which they are written."""
 
     index: Index
     products: list[Multiply]
     tiles: list[TilePlace]
     line: str
     row_sums: list[RowSum] = field(default_factory=list)
+    column_sums: list[ColumnSum] = field(default_factory=list)
+
+    @property
+    def is_read_by_threads(self) -> bool:
+        """Whether not only tensor cores read its stages."""
+        return bool(self.row_sums or self.column_sums)
 
 
 @dataclass(eq=False)
@@ -73,6 +89,17 @@ class Places:
     starts: dict[str, float] = field(default_factory=dict)         # of the sums' names: what they begin with
     rows: dict[Value, str] = field(default_factory=dict)           # the same of cells that have a value for each row
     row_starts: dict[str, float] = field(default_factory=dict)
+    columns: dict[Value, str] = field(default_factory=dict)        # of cells that have one for each column
+    column_starts: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """Of all cells."""
+        return [*self.starts, *self.row_starts, *self.column_starts]
+
+    def column_sums(self, name: str) -> list[ColumnSum]:
+        """What is added to a cell of columns."""
+        return [x for rounds in self.loops for x in rounds.column_sums if self.columns[x.carried.after] == name]
 
 
 def places_of(loop: Loop) -> Places:
@@ -100,10 +127,12 @@ def _checked(store: Store, places: Places) -> Store:
     indices, rank = (*stack, *places.indices), len(store.parameter.shape)
     tile = store.only is None and tuple(store.key) == indices and rank == len(indices)
     rows = store.only is indices[-1] and tuple(store.key) == indices[:-1] and rank == len(indices) - 1
-    if not tile and not rows:
+    columns = store.only is indices[-2] and tuple(store.key) == (*stack, indices[-1]) and rank == len(indices) - 1
+    if not tile and not rows and not columns:
         raise refused(ValueError, f"{store.parameter.name}[{shown(store.key)}] is stored: kernels are derived that store "
-                                  f"whole tiles, [{shown(indices)}], and rows' values within once({indices[-1]}), "
-                                  f"[{shown(indices[:-1])}]; of others there is the reference", store.line)
+                                  f"whole tiles, [{shown(indices)}], rows' values within once({indices[-1]}), "
+                                  f"[{shown(indices[:-1])}], and columns' within once({indices[-2]}), "
+                                  f"[{shown((*stack, indices[-1]))}]; of others there is the reference", store.line)
     return store
 
 
@@ -119,31 +148,36 @@ def _rounds(loop: Loop, out: Places, taken: set[str]) -> Rounds:
     used: set[Value] = set()
     waiting: list[tuple[Value, Carried]] = []              # sums of rows, until all products have their blocks
     for carried in loop.carried:
-        is_rows = carried.inside.dims == out.indices[:1]
-        _cell(carried, out, is_rows)
+        one = carried.inside.dims in (out.indices[:1], out.indices[1:])        # value of a row or a column
+        _cell(carried, out)
         found: list[Multiply] = []
         summed: list[Value] = []
         value = carried.out
         while value is not carried.inside:
             used.add(value)
-            if value.op != "add" or value.args[1].op != ("rowsum" if is_rows else "dot"):
-                raise refused(ValueError, f"what rounds carry is not sums of products or of rows alone "
+            if value.op != "add" or value.args[1].op != ("rowsum" if one else "dot"):
+                raise refused(ValueError, f"what rounds carry is not sums of products, of rows or of columns alone "
                                           f"({value.op}); such programs have a reference, and no kernel yet",
                               value.line or loop.line)
             used.add(value.args[1])
-            if is_rows:
+            if one:
                 summed.insert(0, value.args[1])
             else:
                 found.insert(0, _multiply(value.args[1], carried, out, made, tiles, taken))
             value = value.args[0]
         made.products += found
         waiting += [(x, carried) for x in summed]
-    made.row_sums = [_row_sum(x, carried, made) for x, carried in waiting]
+    for x, carried in waiting:
+        if carried.inside.dims == out.indices[:1]:
+            made.row_sums.append(_row_sum(x, carried, made))
+        else:
+            made.column_sums.append(_column_sum(x, carried, made, out))
     for held in loop.body:
         if not isinstance(held, Value) or (held not in used and held.op != "transpose"):
             what = held.op if isinstance(held, Value) else "a store or a loop"
-            raise refused(ValueError, f"{what} within rounds: kernels are derived of loops that add products and rows' "
-                                      "sums to cells and do nothing else; of others there is the reference", held.line)
+            raise refused(ValueError, f"{what} within rounds: kernels are derived of loops that add products and sums of "
+                                      "rows and columns to cells and do nothing else; of others there is the reference",
+                          held.line)
     if not made.products:
         raise refused(ValueError, "rounds that carry nothing", loop.line)
     return made
@@ -160,14 +194,31 @@ def _row_sum(x: Value, carried: Carried, rounds: Rounds) -> RowSum:
                               "product anyway, a[m, k].sum(axis=1)", x.line)
 
 
-def _cell(carried: Carried, out: Places, is_rows: bool) -> None:
+def _column_sum(x: Value, carried: Carried, rounds: Rounds, out: Places) -> ColumnSum:
+    load = x.args[0].args[0] if x.args[0].op == "transpose" else x.args[0]
+    for product in rounds.products:
+        tile = product.b
+        is_there = load.op == "load" and tile.parameter.name == load.data[0].name and tile.dims == load.dims
+        if is_there and product.b_transposed == (load is x.args[0]):
+            before = [*out.column_sums(out.columns[carried.after]), *(y for y in rounds.column_sums if y.carried is carried)]
+            if any(y.transposed != product.b_transposed for y in before):
+                raise refused(ValueError, "sums of columns and of lines in one cell: threads have parts of a column in one "
+                                          "way; take a cell for each, and add them up behind the loops", x.line)
+            return ColumnSum(carried, tile, product.b_transposed, x.line)
+    raise refused(ValueError, "a sum of columns in rounds: kernels are derived of sums over a right operand that is there "
+                              "for a product anyway, b[k, n].sum(axis=0), or b[n, k].sum(axis=1) where the product takes "
+                              "b[n, k].T", x.line)
+
+
+def _cell(carried: Carried, out: Places) -> None:
     """The sums of a cell keep their name from loop to loop."""
-    cells, starts = (out.rows, out.row_starts) if is_rows else (out.cells, out.starts)
+    cells, starts = {out.indices[:1]: (out.rows, out.row_starts), out.indices[1:]: (out.columns, out.column_starts)}.get(
+        carried.inside.dims, (out.cells, out.starts))
     if carried.init.op == "after":
         name = cells[carried.init]
     elif carried.init.op == "const":
         name = carried.inside.name or "acc"
-        while name in out.starts or name in out.row_starts:
+        while name in out.names:
             name += "_2"
         starts[name] = carried.init.data
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from gemmkit.kernels.sm90.maps import Map
 from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.lang.host import View
 from gemmkit.programs.collectives import TmaOut
+from gemmkit.programs.launches import Launches, launches_of
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.modules import NEEDED, ROWS_NEEDED, module_of
 from gemmkit.programs.spare import host_arrays, stream_memory
@@ -27,7 +29,6 @@ from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.streams import launch_stream
-from gemmkit.runtime.tensor_maps import Encoder
 
 __all__ = ["ProgramPlan"]
 
@@ -59,12 +60,12 @@ class ProgramPlan:
         Raises ValueError for arrays of another kind than those that the plan was made for, and TypeError for NumPy's
         elsewhere.
         """
-        found = {name: describe(arguments[name], name) for name in self.infos if name not in self.spare}
-        other = next((name for name, info in found.items() if _kind(info) != _kind(self.infos[name])), None)
-        if other is not None:
-            raise ValueError(f"{other} is another kind of array ({_kind(found[other])}) than the plan was made for "
-                             f"({_kind(self.infos[other])}): shape, strides, dtype, device and alignment are a plan's")
-        first = next(iter(found.values()))
+        found = [describe(arguments[name], name) for name in self.given]
+        for name, info, kind in zip(self.given, found, self._kinds):
+            if _kind(info) != kind:
+                raise ValueError(f"{name} is another kind of array ({_kind(info)}) than the plan was made for ({kind}): "
+                                 "shape, strides, dtype, device and alignment are a plan's")
+        first = found[0]
         if 0 in (self.extents[name] for name in self.printed.tile):
             return                                     # no tiles
         if first.library == "numpy":
@@ -77,18 +78,11 @@ class ProgramPlan:
                 mode.run_specs(plan, [_Given(held[name], name, name in plan.printed.outs) for name in plan.infos],
                                list(plan.infos.values()))
             return
-        handle, pointers = launch_stream(first, stream), {name: info.pointer for name, info in found.items()}
-        if self.spare:
-            begin = stream_memory(first.device, handle, [self.infos[name] for name in self.spare])
-            pointers |= {name: begin(plan.infos[name]) for plan in self.kernels for name in plan.spare}
-        for plan in self.kernels:
-            plan._launch(handle, pointers)
-
-    def _launch(self, stream: int, pointers: dict[str, int]) -> None:
-        bound, values = self.bound, list(self.bound.values)
-        for slot, name, encoder in bound.slots:
-            values[slot] = pointers[name] if encoder is None else encoder(pointers[name])
-        bound.launch.launch(stream, values)
+        handle, addresses = launch_stream(first, stream), [info.pointer for info in found]
+        if self.launches.spare:
+            addresses.append(stream_memory(first.device, handle, self.launches.spare))
+        for launch in self._bound:
+            launch(handle, tuple(addresses))
 
     @property
     def results(self) -> tuple[str, ...]:
@@ -163,19 +157,33 @@ class ProgramPlan:
                           cluster=self.cluster.size, blocks_per_sm=max(1, resident // threads) if self.is_of_rows else 1)
 
     @cached_property
-    def bound(self) -> _Bound:
-        made, slots = self.launchable, []
+    def given(self) -> dict[str, ArrayInfo]:
+        """The arrays of a call: all but those of the stream's memory."""
+        return {name: info for name, info in self.infos.items() if name not in self.spare}
+
+    @cached_property
+    def launches(self) -> Launches:
+        """Of all kernels, for `run` and for the tuner."""
+        return launches_of(self.kernels)
+
+    @cached_property
+    def _kinds(self) -> list[tuple]:
+        return [_kind(info) for info in self.given.values()]
+
+    @cached_property
+    def _bound(self) -> list[Callable[[int, tuple[int, ...]], None]]:
+        return [launch.bound(plan._loaded) for plan, launch in zip(self.kernels, self.launches.kernels)]
+
+    @property
+    def _loaded(self) -> Any:
+        """The kernel on the device: a program that is called derives a plan anew, and loads nothing twice."""
         key = self.name, self.text, self.blocks, *(_kind(info) for info in self.infos.values())
-        launch = _launches.get(key)
-        if launch is None:
+        found = _launches.get(key)
+        if found is None:
             if len(_launches) >= _KEPT:
                 _launches.clear()
-            launch = _launches[key] = made.bind()
-        for n, name in enumerate(self.names):
-            slot = made.slot(n + 1)
-            if slot is not None:
-                slots.append((slot, name, self.maps[name].encoder if name in self.maps else None))
-        return _Bound(launch, tuple(made.values), tuple(slots))
+            found = _launches[key] = self.launchable.bind()
+        return found
 
     # -- without a GPU ------------------------------------------------------------------------------------------------
 
@@ -214,13 +222,3 @@ class _Given(NamedTuple):
     value: Any
     name: str
     is_filled: bool
-
-
-class _Bound(NamedTuple):
-    """``slots``: where an array's address stands, or the map that an encoder makes of it."""
-
-    launch: Any
-    values: tuple
-    slots: tuple[tuple[int, str, Encoder | None], ...]
-
-

@@ -16,7 +16,7 @@ from gemmkit.programs.chains.plan import derived
 from gemmkit.programs.chains.shares import Shares
 from gemmkit.programs.chains.text import names_of_ranges
 from gemmkit.programs.collectives import LINE
-from gemmkit.programs.expressions import function_of
+from gemmkit.programs.expressions import Function, function_of
 from gemmkit.programs.lines import refused
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.modules import ROWS_NEEDED, module_of
@@ -28,7 +28,7 @@ from gemmkit.programs.rows.form import has_rows_alone, row_program_of, walked
 from gemmkit.programs.rows.plan import derived as derived_rows
 from gemmkit.programs.rows.text import OWN_NAMES as NAMES_OF_ROWS
 from gemmkit.programs.text import OWN_NAMES, OWN_STARTS, Out, OutKind, text_of
-from gemmkit.programs.trace import Loop, Store
+from gemmkit.programs.trace import Loop, Store, Value
 from gemmkit.programs.values import Index
 from gemmkit.runtime.array_info import ArrayInfo, shares_memory, unit_axis
 from gemmkit.runtime.arrays import describe, is_array
@@ -65,9 +65,7 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
     roots = simplified([store.value for store in stores])
     stale = {carried.init for rounds in loop.body if hasattr(rounds, "carried") for carried in rounds.carried}
     for store, root in zip(stores, roots):
-        is_rows = store.only is not None
-        made = function_of(f"element_of_{store.parameter.name}", root, places.indices[:1] if is_rows else places.indices,
-                           places.rows if is_rows else places.cells, places.stack)
+        made = _element(store, root, places, mapping.warpgroups)
         if stale & set(made.uses):
             raise refused(ValueError, "sums are read here, and a later loop adds to them: store them when all is "
                                       "added", store.line)
@@ -75,8 +73,10 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
         plain = root.op == "after"
         for array in made.arrays:
             _check_read(array, infos[array], store.line)
-        kind = "RowsOut" if is_rows else "TmaOut" if _leaves_by_tma(info) else "DirectOut"
-        outs.append(Out(store, info.dtype, kind, not is_rows and _in_pairs(info), None if plain else made, made.sums[0]))
+        kind = {None: "TmaOut" if _leaves_by_tma(info) else "DirectOut", places.indices[0]: "ColumnsOut",
+                places.indices[1]: "RowsOut"}[store.only]
+        outs.append(Out(store, info.dtype, kind, kind == "DirectOut" and _in_pairs(info), None if plain else made,
+                        made.sums[0]))
     nbytes = {out.name: out_bytes(places, mapping, out.dtype) for out in outs if out.kind == "TmaOut"}
     memory = allocated(places, mapping, nbytes, device.shared_memory_per_block)
     shown = ", ".join(f"{key} {size}" for key, size in memory.blocks.items())
@@ -90,6 +90,17 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
         module_of(name, text)                          # raises for what is no kernel's text
     return ProgramPlan(name, said(memory, mapping), printed, printed.text if text is None else text, infos, extents, numbers,
                        device)
+
+
+def _element(store: Store, root: Value, places: Places, warpgroups: int) -> Function:
+    """What becomes of the sums of a tile, or of its rows or columns alone."""
+    name, (m, n) = f"element_of_{store.parameter.name}", places.indices
+    if store.only is n:
+        return function_of(name, root, (m,), places.rows, places.stack)
+    if store.only is m:
+        return function_of(name, root, (n,), places.columns, places.stack, place="column",
+                           step=128 * warpgroups)
+    return function_of(name, root, (m, n), places.cells, places.stack, rows=places.rows, columns=places.columns)
 
 
 def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict[str, Any], mapping: Mapping,
@@ -186,7 +197,7 @@ def _check_names(infos: dict[str, ArrayInfo], places: Places, arguments: dict[st
     """Raises ValueError for names that the text has for its own."""
     numbers = [key for key, x in arguments.items() if isinstance(x, (float, np.floating))]
     indices = [index.name for index in (*_tile_indices(places), *(rounds.index for rounds in places.loops))]
-    _check_own_names([*infos, *numbers, *places.starts, *places.row_starts, *indices], indices)
+    _check_own_names([*infos, *numbers, *places.names, *indices], indices)
 
 
 def _check_own_names(names: list[str], indices: list[str]) -> None:

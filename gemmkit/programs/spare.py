@@ -7,14 +7,13 @@ launch; in the emulator they are NumPy arrays of NaNs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.workspace import PLACES, Space, addresses
 
-__all__ = ["BEGIN", "host_arrays", "spare", "stream_memory"]
+__all__ = ["BEGIN", "host_arrays", "spare", "spare_bytes", "stream_memory"]
 
 ROLE = "sums"
 BEGIN = PLACES[ROLE]
@@ -31,20 +30,20 @@ def spare(first: int, shape: tuple[int, ...]) -> ArrayInfo:
     return ArrayInfo(BEGIN + first, shape, strides, F32, -1, False, "workspace")
 
 
-def stream_memory(ordinal: int, stream: int, infos: list[ArrayInfo]) -> Callable[[ArrayInfo], int]:
-    """The addresses that arrays have in a stream's memory, which is large enough for ``infos``."""
-    (begin,) = addresses(ordinal, stream, [Space(0, ROLE, _bytes(infos))])
-    return lambda info: begin + info.pointer - BEGIN
+def stream_memory(ordinal: int, stream: int, nbytes: int) -> int:
+    """Where a stream has memory for so many bytes of such arrays."""
+    (begin,) = addresses(ordinal, stream, [Space(0, ROLE, nbytes)])
+    return begin
 
 
 def host_arrays(infos: dict[str, ArrayInfo]) -> dict[str, np.ndarray]:
     """NumPy arrays in one memory, as they lie on the GPU."""
-    memory = np.full(_bytes(list(infos.values())) // F32.itemsize, np.nan, F32)
+    memory = np.full(spare_bytes(list(infos.values())) // F32.itemsize, np.nan, F32)
     return {name: np.lib.stride_tricks.as_strided(memory[(info.pointer - BEGIN) // F32.itemsize:], info.shape,
                                                   [F32.itemsize * stride for stride in info.strides])
             for name, info in infos.items()}
 
 
-def _bytes(infos: list[ArrayInfo]) -> int:
+def spare_bytes(infos: list[ArrayInfo]) -> int:
     """From the beginning to the last array's end."""
     return max((info.pointer - BEGIN + F32.itemsize * math.prod(info.shape) for info in infos), default=0)

@@ -10,7 +10,7 @@ import numpy as np
 from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.programs.allocate import Allocation, Ring
 from gemmkit.programs.collectives import COLUMN, ROW
-from gemmkit.programs.expressions import Function
+from gemmkit.programs.expressions import KEPT, Function
 from gemmkit.programs.order import Await, Event, Fill, Ordered, Read, Release, Start, Wait
 from gemmkit.programs.places import Multiply, Places, RowSum, TilePlace
 from gemmkit.programs.trace import Store
@@ -24,15 +24,17 @@ IMPORTS = [
     ("gemmkit.kernels.common.cluster", "Cluster", ("cluster",)),
     *(("gemmkit.kernels.common.pipeline", name, (name,)) for name in ("CLUSTER", "CLUSTER_WARPS")),
     ("gemmkit.kernels.common.pipeline", "Pipeline", ()), ("gemmkit.kernels.common.pipeline", "WARPS", ("WARPS",)),
-    ("gemmkit.kernels.common.work", "Slot", ()), ("gemmkit.kernels.sm90.store", "own_column", ("column",)),
+    ("gemmkit.kernels.common.work", "Slot", ()), ("gemmkit.kernels.sm90.store", "own_column", ("column", "own_column")),
     ("gemmkit.kernels.sm90.store", "own_row", ("row",)), ("gemmkit.kernels.sm90.warpgroups", "Warpgroups", ()),
     ("gemmkit.lang.control", "interleave", ("interleave",)), ("gemmkit.lang.control", "split", ("interleave",)),
     ("gemmkit.lang.registers", "apply", ("apply",)),
+    ("gemmkit.programs.chains.collectives", "row_value", ("row_value",)),
     *(("gemmkit.programs.collectives", name, (name,)) for name in ("DirectOut",)),
     ("gemmkit.programs.collectives", "Part", ()), ("gemmkit.programs.collectives", "Product", ()),
     *(("gemmkit.programs.collectives", name, (name,)) for name in ("RowSums", "RowsOut")),
     ("gemmkit.programs.collectives", "Staged", ()), ("gemmkit.programs.collectives", "TmaOut", ("TmaOut",)),
     ("gemmkit.programs.collectives", "blocks", ()), ("gemmkit.programs.collectives", "row_of", ("row_of",)),
+    *(("gemmkit.programs.columns", name, (name,)) for name in ("ColumnSums", "Columns", "ColumnsOut")),
     *(("gemmkit.ptx.approximate", name, (name,)) for name in ("exp2", "log2", "reciprocal")),
     *(("gemmkit.ptx.cluster", name, ("cluster",)) for name in ("cluster_barrier", "cluster_rank")),
     ("gemmkit.ptx.mbarrier", "mbarrier_fence_init", ()), ("gemmkit.ptx.special", "barrier", ("barrier",)),
@@ -44,7 +46,8 @@ IMPORTS = [
 OWN_NAMES = frozenset({name for _, name, _ in IMPORTS} | {
     "SHARED_BYTES", "Sizes", "WARPGROUPS", "abs", "before", "cluster", "column", "consume", "group", "kernel", "math", "max",
     "min", "place", "produce", "rank", "ring", "row", "rows", "sizes", "slot", "tile", "tiles", "values", "zero"})
-OWN_STARTS = "at_", "before_", "make_", "ring_", "slot_", "out_", "map_", "rows_of_", "element_of_", "last_", "value_"
+OWN_STARTS = ("at_", "before_", "make_", "ring_", "slot_", "out_", "map_", "rows_of_", "columns_of_", "element_of_", "last_",
+              "value_", KEPT)
 
 
 @dataclass(eq=False)
@@ -114,6 +117,10 @@ class Printer:
         """The collective of a cell of rows' sums."""
         return f"rows_of_{next(x.a.name for x in row_sums if self.places.rows[x.carried.after] == name)}"
 
+    def columns_of(self, name: str) -> str:
+        """The same of a cell of columns' sums."""
+        return f"columns_of_{self.places.column_sums(name)[0].b.name}"
+
     # -- clusters -----------------------------------------------------------------------------------------------------
 
     @property
@@ -128,7 +135,7 @@ class Printer:
 
     def readers(self, ring: Ring) -> tuple[str, int]:
         """Who releases a stage, and how many arrivals empty it: all that read what a block brings."""
-        by_warps = bool(ring.rounds.row_sums)
+        by_warps = ring.rounds.is_read_by_threads
         names = ("CLUSTER", "CLUSTER_WARPS") if self.cluster.shares else ("", "WARPS")
         return names[by_warps], (4 if by_warps else 1) * self.warpgroups * self.cluster.readers
 
@@ -170,17 +177,25 @@ class Printer:
                         f"{', cluster=cluster)' if self.cluster.shares else ')'}")
             for name in dict.fromkeys(row_sum.a.name for row_sum in ring.rounds.row_sums):
                 self.put(0, f"rows_of_{name} = RowSums({name}_tile)")
+            for name, transposed in {x.b.name: x.transposed for x in ring.rounds.column_sums}.items():
+                self.put(0, f"columns_of_{name} = ColumnSums({name}_tile, consumers={self.warpgroups}"
+                            f"{', transposed=True)' if transposed else ')'}")
             said = set()
             for product in ring.rounds.products:
                 if self.product(product) not in said:
                     said.add(self.product(product))
                     how = "".join(f", {name}_transposed=True" for name in "ab" if getattr(product, f"{name}_transposed"))
                     self.put(0, f"{self.product(product)} = Product({product.a.name}_tile, {product.b.name}_tile{how})")
+        for name, offset in self.memory.columns.items():
+            self.put(0, f"{KEPT}{name} = Columns({self.columns_of(name)}, offset={offset})")
         stacked = "" if self.places.stack is None else ", stacked=True"
         for out in self.outs:
             made = f"DirectOut({out.dtype.name!r}, pairs={out.pairs}{stacked})"
             if out.kind == "RowsOut":
                 made = f"RowsOut({out.dtype.name!r}{stacked})"
+            elif out.kind == "ColumnsOut":
+                made = (f"ColumnsOut({out.dtype.name!r}, columns={size[n.name]}, threads={128 * self.warpgroups}"
+                        f"{stacked})")
             elif out.kind == "TmaOut":
                 made = (f"TmaOut({out.dtype.name!r}, block_m={size[m.name]}, columns={size[n.name]}, "
                         f"o_offset={self.memory.outs[out.name]}{stacked})")
@@ -229,6 +244,8 @@ class Printer:
         row_sums = [x for ring in self.memory.rings for x in ring.rounds.row_sums]
         for name, value in self.places.row_starts.items():
             self.put(2, f"{name} = {self.rows_of(name, row_sums)}.begin({value!r})")
+        for name, value in self.places.column_starts.items():
+            self.put(2, f"{name} = {self.columns_of(name)}.begin({value!r})")
         for ring, loop in zip(self.memory.rings, self.loops):
             k = ring.rounds.index.name
             step = f"{k} = rolled({k} + {self.memory.blocks[k]})"
@@ -241,6 +258,8 @@ class Printer:
             self.events(2, ring, loop.after)
         for name in self.places.row_starts:
             self.put(2, f"{name} = {self.rows_of(name, row_sums)}.whole({name})")
+        for name in self.places.column_starts:
+            self.put(2, f"{KEPT}{name}.put({self.columns_of(name)}.whole({name}), group)")
         for out in self.outs:
             self.put(2, *self.stored(out))
         self.put(2, f"tile = rolled(tile + {self.each('grid_x()')})")
@@ -263,6 +282,9 @@ class Printer:
                 for row_sum in event.row_sums:
                     cell = self.places.rows[row_sum.carried.after]
                     self.put(depth, f"{cell} = rows_of_{row_sum.a.name}.add({cell}, {slot}, group)")
+                for column_sum in event.column_sums:
+                    cell = self.places.columns[column_sum.carried.after]
+                    self.put(depth, f"{cell} = columns_of_{column_sum.b.name}.add({cell}, {slot}, group)")
             elif isinstance(event, Wait):
                 held = f"({', '.join(sums)}{',' if len(sums) == 1 else ''})"
                 self.put(depth, f"{held if len(sums) == 1 else held[1:-1]} = wgmma_wait({event.pending}, {held})")
@@ -273,25 +295,26 @@ class Printer:
 
     def stored(self, out: Out) -> list[str]:
         (m, n), made = (index.name for index in self.places.indices), out.function
-        values = out.sums
+        held = (f"{KEPT}{{}}.own()" if out.kind == "ColumnsOut" else "{}").format
+        values = held(out.sums)
         lines = []
         if made is not None:
-            given = ", ".join(["", *self.given(made)])
+            given = ", ".join(["", *self.given(made, out.kind)])
             if len(made.sums) > 1:
-                values = f"split(interleave(({', '.join(made.sums)})), {len(made.sums)})"
-            else:
-                values = made.sums[0]
+                values = f"split(interleave(({', '.join(map(held, made.sums))})), {len(made.sums)})"
             lines = [f"values = apply({made.name}, {values}{given})"]
             values = "values"
         stack = "0" if self.places.stack is None else self.places.stack.name
         part = f"Part({m} + group * 64, {n}, sizes.{m}, sizes.{n}, {stack})"
         lines.append(f"out_{out.name}.store({values}, {out.name}, {part}, group)")
-        return [f"if {n} == 0:", *(f"    {line}" for line in lines)] if out.kind == "RowsOut" else lines
+        once = {"RowsOut": n, "ColumnsOut": m}.get(out.kind)
+        return lines if once is None else [f"if {once} == 0:", *(f"    {line}" for line in lines)]
 
-    def given(self, made: Function) -> list[str]:
+    def given(self, made: Function, kind: str) -> list[str]:
         """What a function is given behind the sums."""
         m, n = (index.name for index in self.places.indices)
-        here = {"row": f"{m} + group * 64 + own_row()", "column": f"{n} + own_column()", f"last_{m}": f"sizes.{m} - 1",
+        column = f"{n} + thread_index() - 128" if kind == "ColumnsOut" else f"{n} + own_column()"
+        here = {"row": f"{m} + group * 64 + own_row()", "column": column, f"last_{m}": f"sizes.{m} - 1",
                 f"last_{n}": f"sizes.{n} - 1", **{name: f"sizes.{name}" for name in made.scalars}}
         return [here.get(name, name) for name in made.parameters]
 
@@ -315,6 +338,7 @@ def text_of(title: str, places: Places, loops: list[Ordered], memory: Allocation
     sizes = list(dict.fromkeys([*tile, *(ring.rounds.index.name for ring in memory.rings)]))
     operands = [f"map_{name}" for name in maps]
     uses = {out.kind for out in outs} | ({"RowSums"} if places.row_starts else set())
+    uses |= {"ColumnSums", "Columns"} if places.column_starts else set()
     uses |= {"barrier" if memory.cluster.is_single else "cluster", *(printer.readers(ring)[0] for ring in memory.rings)}
     for made in functions:
         uses |= {"apply", *(["interleave"] if len(made.sums) > 1 else []), *made.needs, *made.parameters}

@@ -7,7 +7,7 @@
 | ``for n in sequential(k.rows, stop=lengths[h])`` | the same, up to a length of the tile's own |
 | ``zeros(m, n)``, ``full(m, value)``, ``copy(x)`` | cells, whose values rounds carry |
 | ``x @ y``, ``.T`` | of matrices |
-| ``x.max(axis=1)``, ``min``, ``sum``, ``mean`` | of a matrix's rows |
+| ``x.max(axis=1)``, ``min``, ``sum``, ``mean`` | of a matrix's rows; with ``axis=0`` of its columns |
 | ``exp``, ``log``, ``tanh``, ``sqrt``, ``rsqrt``, ``finite``, ``maximum``, ``minimum``, ``where`` | element by element |
 | ``place(m)`` | where the elements of a block are |
 | ``with once(n)`` | what is stored by the first block along ``n`` alone |

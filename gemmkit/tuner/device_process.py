@@ -54,8 +54,15 @@ class Arrays:
 
     def zeros(self, nbytes: int) -> int:
         """New memory of zeros, as kernels leave the counters of a workspace."""
+        return self._filled(nbytes, 0)
+
+    def poisoned(self, nbytes: int) -> int:
+        """New memory of NaNs, which a kernel has to write before the next one reads it."""
+        return self._filled(nbytes, POISON)
+
+    def _filled(self, nbytes: int, value: int) -> int:
         address = int(value_of(self._driver.cuMemAlloc(max(1, nbytes))))
-        value_of(self._driver.cuMemsetD8(address, 0, max(1, nbytes)))
+        value_of(self._driver.cuMemsetD8(address, value, max(1, nbytes)))
         return address
 
     def tables(self, table: Table) -> list[int]:
@@ -100,10 +107,10 @@ class Arrays:
 
 
 class Kernel:
-    """A job that is loaded: launched on one set of arrays, or as a graph of launches on all of them in turns."""
+    """One kernel of a job, loaded; ``spare`` is where the memory between kernels begins."""
 
-    def __init__(self, driver: Any, job: Job, arrays: Arrays, ordinal: int, stream: int):
-        self._driver, self._job, self._arrays, self._ordinal, self._stream = driver, job, arrays, ordinal, stream
+    def __init__(self, driver: Any, job: Job, arrays: Arrays, ordinal: int, stream: int, spare: int):
+        self._driver, self._job, self._arrays, self._stream, self._spare = driver, job, arrays, stream, spare
         loaded = load(job.cubin, ENTRY)
         cluster = (job.cluster, 1, 1) if job.cluster > 1 else None
         self._bound = loaded.bind((job.blocks, 1, 1), (job.threads, 1, 1), job.shared_bytes, job.formats, cluster=cluster,
@@ -114,11 +121,8 @@ class Kernel:
         self._spaces = [(slot, arrays.zeros(nbytes)) for slot, _, nbytes in job.spaces]
         self._tables = [(table.slots, arrays.tables(table)) for table in job.tables]
         self._encoders = [(slot, pointer, Encoder(*arguments)) for slot, pointer, arguments in job.maps]
-        arrays.settle()
-        self._graph: Any = None
-        self._launches = 0
 
-    def launch(self, copy: int = 0) -> None:
+    def launch(self, copy: int) -> None:
         values = list(self._job.values)
         for slot, pointer in self._job.pointers:
             values[slot] = self._arrays.address(pointer, copy)
@@ -126,6 +130,8 @@ class Kernel:
             values[slot] = encode(self._arrays.address(pointer, copy))
         for slot, address in self._spaces:
             values[slot] = address
+        for slot, offset in self._job.spares:
+            values[slot] = self._spare + offset
         for slots, copies in self._tables:
             for slot in slots:
                 values[slot] = copies[copy % len(copies)]
@@ -135,6 +141,29 @@ class Kernel:
         """Give back what it holds of the device."""
         for address in (*(one for _, one in self._spaces), *(one for _, copies in self._tables for one in copies)):
             value_of(self._driver.cuMemFree(address))
+
+
+class Loaded:
+    """A job: its kernels are launched on one set of arrays, or in a graph of launches on all of them in turns."""
+
+    def __init__(self, driver: Any, job: Job, arrays: Arrays, ordinal: int, stream: int):
+        self._driver, self._arrays, self._stream = driver, arrays, stream
+        self._spare = arrays.poisoned(job.spare_bytes) if job.spare_bytes else 0
+        self.kernels = [Kernel(driver, one, arrays, ordinal, stream, self._spare) for one in (job, *job.then)]
+        arrays.settle()
+        self._graph: Any = None
+        self._launches = 0
+
+    def launch(self, copy: int = 0) -> None:
+        for kernel in self.kernels:
+            kernel.launch(copy)
+
+    def end(self) -> None:
+        """Give back what it holds of the device."""
+        for kernel in self.kernels:
+            kernel.end()
+        if self._spare:
+            value_of(self._driver.cuMemFree(self._spare))
         self._drop_graph()
 
     def _drop_graph(self) -> None:
@@ -187,31 +216,31 @@ class Process:
         self._driver, self._ordinal = driver, device.ensure_context(ordinal)
         self._stream = int(value_of(driver.cuStreamCreate(int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))))
         self._arrays: Arrays | None = None
-        self._kernels: dict[int, Kernel] = {}
+        self._jobs: dict[int, Loaded] = {}
 
     def memory(self, buffers: Sequence[Buffer], contents: Sequence[bytes], varied: Sequence[int]) -> int:
-        self._arrays, self._kernels = Arrays(self._driver, buffers, contents, varied), {}
+        self._arrays, self._jobs = Arrays(self._driver, buffers, contents, varied), {}
         return self._arrays.sets
 
     def job(self, number: int, job: Job) -> None:
         assert self._arrays is not None
-        self._kernels[number] = Kernel(self._driver, job, self._arrays, self._ordinal, self._stream)
+        self._jobs[number] = Loaded(self._driver, job, self._arrays, self._ordinal, self._stream)
 
     def forget(self, number: int) -> None:
-        if number in self._kernels:
-            self._kernels.pop(number).end()
+        if number in self._jobs:
+            self._jobs.pop(number).end()
 
     def result(self, number: int) -> list[bytes]:
         """What a job writes."""
         assert self._arrays is not None
         self._arrays.restore()
-        self._kernels[number].launch()
+        self._jobs[number].launch()
         value_of(self._driver.cuStreamSynchronize(self._stream))
         return self._arrays.written()
 
     def pairs(self, one: int, other: int, count: int, target: float) -> list[tuple[float, float]]:
         """The times of two jobs in turns, in microseconds; which goes first alternates."""
-        first, second = self._kernels[one], self._kernels[other]
+        first, second = self._jobs[one], self._jobs[other]
         found = []
         for turn in range(count):
             if turn % 2:

@@ -83,6 +83,9 @@ class Job:
     ``values`` are its parameters, in the formats of `gemmkit.runtime.launch_config.PARAMETER_FORMATS`; at the slots of
     ``pointers`` go addresses, at those of ``maps`` the tensor maps that an encoder's arguments make of an address, at those
     of ``spaces`` workspaces, of ``tables`` these. ``varied`` are the buffers of which a timed launch takes the next copy.
+
+    ``then`` are kernels that are launched behind it, in this order. One leaves numbers for the next in ``spare_bytes`` of
+    memory: at the slots of ``spares`` go addresses, so many bytes behind where it begins.
     """
 
     cubin: bytes
@@ -99,6 +102,9 @@ class Job:
     spaces: tuple[tuple[int, str, int], ...]
     varied: tuple[int, ...]
     tables: tuple[Table, ...] = ()
+    spares: tuple[tuple[int, int], ...] = ()
+    spare_bytes: int = 0
+    then: tuple[Job, ...] = ()
 
 
 def memory_of(compiled: Any) -> Memory:

@@ -8,7 +8,8 @@ mappings of one text are one kernel.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.chains.allocate import DEFAULTS
 from gemmkit.programs.chains.chain import is_chained
+from gemmkit.programs.launches import KernelLaunch
 from gemmkit.programs.mapping import SWITCHES, Mapping
 from gemmkit.programs.plan import ProgramPlan
 from gemmkit.programs.planned import planned
@@ -25,6 +27,7 @@ from gemmkit.programs.tuned import Laid, key_of
 from gemmkit.programs.values import Index
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
+from gemmkit.runtime.launchable import Launchable
 from gemmkit.tuner.found import TunedProgram
 from gemmkit.tuner.jobs import Job, Memory, Pointer
 from gemmkit.tuner.subject import Output, Subject
@@ -34,7 +37,7 @@ __all__ = ["Programmed"]
 
 TOGETHER = 3                           # things in which a mapping differs from the default
 WARPGROUPS, STAGES = (1, 2, 3), (2, 3, 4, 5, 6)
-COLUMNS, DEPTHS = (64, 128, 192, 256), (64, 128)
+COLUMNS, DEPTHS, SPLITS = (64, 128, 192, 256), (64, 128), (1, 2, 4, 8, 16)
 F32 = np.dtype(np.float32)
 
 
@@ -53,10 +56,7 @@ class Programmed(Subject):
         if self.default.is_of_rows:
             raise ConfigError(f"{self.default.name}: a function of rows has one mapping, which its rows' length decides, so "
                               "that nothing is to be tuned")
-        if self.default.merge is not None:
-            raise ConfigError(f"{self.default.name}: its rounds are split over {self.default.mapping.splits} blocks, and a "
-                              "second kernel merges them; the tuner times programs of one kernel")
-        host = next((name for name, info in self.default.infos.items() if info.device < 0), None)
+        host = next((name for name, info in self.default.given.items() if info.device < 0), None)
         if host is not None:
             raise TypeError(f"{host} is a host array (NumPy); mappings are timed on a GPU")
         self._loop, self._texts = program.traced(self._arguments), {self.default.text}
@@ -64,7 +64,7 @@ class Programmed(Subject):
     @property
     def what(self) -> str:
         shapes = ", ".join(f"{name} {'x'.join(map(str, info.shape))} {info.dtype}" for name, info in
-                           self.default.infos.items())
+                           self.default.given.items())
         return f"{self.default.name}: {shapes}, on {self.device.name}"
 
     @property
@@ -73,22 +73,27 @@ class Programmed(Subject):
 
     @property
     def ordinal(self) -> int:
-        return next(iter(self.default.infos.values())).device
+        return next(iter(self.default.given.values())).device
 
     @property
     def is_empty(self) -> bool:
         return 0 in (self.default.extents[name] for name in self.default.printed.tile)
 
     def candidates(self) -> Iterator[Laid]:
-        return map(Laid, listed(self._loop) if self._mappings is None else self._mappings)
+        return map(Laid, listed(self._loop, self._splits()) if self._mappings is None else self._mappings)
+
+    def _splits(self) -> list[int]:
+        """Numbers of blocks that a tile's rounds may be shared by, the default's neighbours first; none where no kernel
+        merges what they make."""
+        own = self.default.mapping.splits or 1
+        try:
+            planned(self._program, self._arguments, Mapping(splits=own if own > 1 else SPLITS[1]), None)
+        except (ConfigError, ValueError):
+            return []
+        return sorted((count for count in SPLITS if count != own), key=lambda count: abs(math.log2(count / own)))
 
     def tried(self, candidate: Laid) -> ProgramPlan:
-        mapping = candidate.mapping
-        if mapping.splits > 1:
-            raise ConfigError(f"Mapping(splits={mapping.splits}) is of two kernels, and the tuner times one")
-        if is_chained(self._loop):
-            mapping = replace(mapping, splits=1)
-        return planned(self._program, self._arguments, mapping, None)
+        return planned(self._program, self._arguments, candidate.mapping, None)
 
     def is_known(self, tried: ProgramPlan) -> bool:
         known = tried.text in self._texts
@@ -100,30 +105,23 @@ class Programmed(Subject):
         return compiled.mapping
 
     def memory(self) -> Memory:
-        printed, infos = self.default.printed, self.default.infos
-        return Memory([infos[name] for name in (*printed.maps, *printed.arrays)], [infos[name] for name in printed.outs])
+        given, results = self.default.given, self.default.results
+        return Memory([info for name, info in given.items() if name not in results], [given[name] for name in results])
 
-    def job(self, compiled: ProgramPlan, memory: Memory, cubin: bytes) -> Job:
-        kernel, values = compiled.launchable, list(compiled.launchable.values)
-        pointers: list[tuple[int, Pointer]] = []
-        maps: list[tuple[int, Pointer, tuple[Any, ...]]] = []
-        for n, name in enumerate(compiled.names):
-            slot, at = kernel.slot(n + 1), memory.pointer(compiled.infos[name].pointer)
-            if slot is None:
-                continue
-            if name in compiled.maps:
-                values[slot] = bytes(128)
-                maps.append((slot, at, compiled.maps[name].encoder.arguments))
-            else:
-                pointers.append((slot, at))
-        varied = tuple(dict.fromkeys(at.buffer for at in (*(at for _, at in pointers), *(at for _, at, _ in maps))))
-        return Job(cubin, kernel.blocks, kernel.threads, kernel.shared_bytes, tuple(kernel.formats), tuple(values),
-                   kernel.cluster, kernel.dependent, kernel.waits, tuple(pointers), tuple(maps), (), varied)
+    @staticmethod
+    def kernels(compiled: ProgramPlan) -> list[Launchable]:
+        return [launch.kernel for launch in compiled.launches.kernels]
+
+    def job(self, compiled: ProgramPlan, memory: Memory, cubins: Sequence[bytes]) -> Job:
+        launches, given = compiled.launches, [info.pointer for info in compiled.given.values()]
+        first, *then = (_job(launch, given, memory, cubin) for launch, cubin in zip(launches.kernels, cubins, strict=True))
+        varied = tuple(dict.fromkeys(buffer for one in (first, *then) for buffer in one.varied))
+        return replace(first, varied=varied, spare_bytes=launches.spare, then=tuple(then))
 
     def outputs(self) -> list[Output]:
         plan = self.default
         terms = max(index.extent.size for index in _rounds(self._loop))
-        return [Output(name, plan.infos[name], self._allowed(plan.infos[name], terms)) for name in plan.printed.outs]
+        return [Output(name, plan.given[name], self._allowed(plan.given[name], terms)) for name in plan.results]
 
     def _allowed(self, info: ArrayInfo, terms: int) -> float:
         """A chain rounds what it hands over to its operands' dtype, by another maximum where blocks are longer."""
@@ -134,14 +132,38 @@ class Programmed(Subject):
         return key_of(self.default)
 
 
-def listed(loop: Loop) -> Iterator[Mapping]:
-    """The mappings of a traced program, those that differ least from the default first."""
+def _job(launch: KernelLaunch, given: Sequence[int], memory: Memory, cubin: bytes) -> Job:
+    """Of one kernel of a plan whose arrays have the addresses ``given``, and lie in ``memory``."""
+    kernel, values = launch.kernel, list(launch.kernel.values)
+    pointers: list[tuple[int, Pointer]] = []
+    maps: list[tuple[int, Pointer, tuple[Any, ...]]] = []
+    spares: list[tuple[int, int]] = []
+    for put in launch.puts:
+        if put.which == len(given):
+            spares.append((put.slot, put.offset))
+        elif put.encoder is None:
+            pointers.append((put.slot, memory.pointer(given[put.which] + put.offset)))
+        else:
+            values[put.slot] = bytes(128)
+            maps.append((put.slot, memory.pointer(given[put.which] + put.offset), put.encoder.arguments))
+    varied = tuple(dict.fromkeys(at.buffer for at in (*(at for _, at in pointers), *(at for _, at, _ in maps))))
+    return Job(cubin, kernel.blocks, kernel.threads, kernel.shared_bytes, tuple(kernel.formats), tuple(values),
+               kernel.cluster, kernel.dependent, kernel.waits, tuple(pointers), tuple(maps), (), varied, (), tuple(spares))
+
+
+def listed(loop: Loop, splits: Sequence[int] = ()) -> Iterator[Mapping]:
+    """The mappings of a traced program, those that differ least from the default first. ``splits``: the numbers of shares to
+    try, those nearest to the default's first. They are the first field where the default has shares, and else the last one:
+    there tiles are enough for all multiprocessors."""
     chained, rounds = is_chained(loop), _rounds(loop)
     choices: dict[str, list[dict[str, Any]]] = {}
 
     def lengths(name: str, of: Iterable[int]) -> None:
         choices[f"blocks of {name}"] = [dict(blocks={name: length}) for length in of]
 
+    shares = [dict(splits=count) for count in splits]
+    if 1 in splits:                                        # the default has more than one
+        choices["splits"] = shares
     if chained:
         for index in rounds:
             if not index.stack:
@@ -158,6 +180,8 @@ def listed(loop: Loop) -> Iterator[Mapping]:
     if not chained:
         for index in rounds:
             lengths(index.name, DEPTHS)
+    if shares:
+        choices.setdefault("splits", shares)
     for count in range(1, TOGETHER + 1):
         for names in itertools.combinations(choices, count):
             for values in itertools.product(*(choices[name] for name in names)):

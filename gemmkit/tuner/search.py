@@ -103,13 +103,13 @@ def _effort(name: str, budget: float | None) -> Effort:
 
 @dataclass
 class _Ready:
-    """A candidate whose kernel is compiled."""
+    """A candidate whose kernels are compiled."""
 
     number: int                                            # 0 is the default
     candidate: Any                                         # None is the default
     compiled: Any                                          # `Compiled`, a `CompiledGroup` or a `ProgramPlan`
     config: Any
-    cubin: bytes = b""
+    cubins: tuple[bytes, ...] = ()
 
     @property
     def name(self) -> str:
@@ -169,35 +169,37 @@ class _Search:
 
     def _compiled(self, listed: Sequence[_Ready], jobs: int | None, shown: Any) -> list[_Ready]:
         """Those whose kernels could be made, the default first. Half of the budget may be spent on it."""
-        kernels: dict[tuple, list[_Ready]] = {}
+        needs = {one.number: self._subject.kernels(one.compiled) for one in listed}
+        kernels: dict[tuple, tuple[Kernel, list[_Ready]]] = {}
         for one in listed:
-            kernels.setdefault(kernel_of(one.compiled.launchable), []).append(one)
+            for launchable in needs[one.number]:
+                kernels.setdefault(kernel_of(launchable), (Kernel(launchable), []))[1].append(one)
         until = self._left() / 2
         shown.begin("compiling", len(kernels))
-        waiting = dict(kernels)
-        for made in compiled([Kernel(ones[0].compiled.launchable) for ones in kernels.values()], jobs):
-            ones = waiting.pop(kernel_of(made.kernel.launchable))
-            for one in ones:
+        waiting = {one.number: len(needs[one.number]) for one in listed}
+        for made in compiled([kernel for kernel, _ in kernels.values()], jobs):
+            for one in kernels[kernel_of(made.kernel.launchable)][1]:
+                waiting[one.number] -= 1
                 if made.error is not None:
                     self._rows[one.number] = one.row(error=f"not compiled: {made.error}")
-                else:
-                    one.cubin = one.compiled.launchable.entry().cubin
+                elif not waiting[one.number] and one.number not in self._rows:
+                    one.cubins = tuple(launchable.entry().cubin for launchable in needs[one.number])
             shown.advance()
-            if self._left() < until and self._default.cubin:
+            if self._left() < until and self._default.cubins:
                 break
-        for ones in waiting.values():
-            for one in ones:
+        for one in listed:
+            if waiting[one.number] and one.number not in self._rows:
                 self._rows[one.number] = one.row(error="not compiled within the budget")
-        return [one for one in listed if one.cubin]
+        return [one for one in listed if one.cubins]
 
     def _measured(self, ready: Sequence[_Ready], shown: Any) -> None:
         """Run, check and time what is compiled."""
-        if not self._default.cubin:
+        if not self._default.cubins:
             raise RuntimeError(f"the default mapping cannot be compiled: {self._rows[0].error}")
         if len(ready) == 1:
             return
         memory = self._subject.memory()
-        jobs = {one.number: self._subject.job(one.compiled, memory, one.cubin) for one in ready}
+        jobs = {one.number: self._subject.job(one.compiled, memory, one.cubins) for one in ready}
         contents = contents_of(memory, self._ordinal)
         shown.begin("measuring", len(ready) - 1)
         with self._measuring(memory, contents, jobs[0].varied, self._ordinal) as process:

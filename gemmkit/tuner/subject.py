@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
+from gemmkit.runtime.launchable import Launchable
 from gemmkit.tuner.found import Tuned
 from gemmkit.tuner.jobs import Job, Memory
 
@@ -65,7 +66,13 @@ class Subject:
     def memory(self) -> Memory:
         raise NotImplementedError
 
-    def job(self, compiled: Any, memory: Memory, cubin: bytes) -> Job:
+    @staticmethod
+    def kernels(compiled: Any) -> list[Launchable]:
+        """Those that are launched, in the order in which they run."""
+        return [compiled.launchable]
+
+    def job(self, compiled: Any, memory: Memory, cubins: Sequence[bytes]) -> Job:
+        """``cubins``: of its `kernels`, in their order."""
         raise NotImplementedError
 
     def outputs(self) -> list[Output]:

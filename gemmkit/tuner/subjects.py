@@ -112,8 +112,8 @@ class Product(Called):
     def memory(self) -> Memory:
         return memory_of(self.default)
 
-    def job(self, compiled: Any, memory: Memory, cubin: bytes) -> Job:
-        return job_of(compiled, memory, cubin)
+    def job(self, compiled: Any, memory: Memory, cubins: Sequence[bytes]) -> Job:
+        return job_of(compiled, memory, *cubins)
 
     def outputs(self) -> list[Output]:
         config = self.call.config
@@ -175,8 +175,8 @@ class Group(Called):
     def memory(self) -> Memory:
         return group_memory_of(self.default)
 
-    def job(self, compiled: Any, memory: Memory, cubin: bytes) -> Job:
-        return group_job_of(compiled, memory, cubin)
+    def job(self, compiled: Any, memory: Memory, cubins: Sequence[bytes]) -> Job:
+        return group_job_of(compiled, memory, *cubins)
 
     def outputs(self) -> list[Output]:
         config, found = self.call.config, []

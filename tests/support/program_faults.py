@@ -3,10 +3,11 @@
 | fault | what |
 |---|---|
 | dropped | a wait for a stage, an `acquire`, `expect`, `release`, `wgmma_commit`, `wgmma_fence`, a turn, the barriers' making |
+| not added | a round's rows or columns are not added up, lanes do not exchange their parts, or nothing is put into shared memory |
 | one group less | `wgmma_wait` leaves one group more in flight |
 | too early | a stage is released before the wait for the group that reads it |
 | not advanced | a slot stays where it is |
-| one arrival less, more | a stage that a cluster shares is empty before all its readers have released it, or never |
+| one arrival less, more | a stage that warps or a cluster share is empty before all its readers have released it, or never |
 | reaches no peer | a release arrives at the block's own barrier alone; or as often as all would |
 | for itself | a block loads a shared operand's part, and its peers get none |
 
@@ -33,6 +34,7 @@ __all__ = ["TEXTS", "Fault", "faults", "is_found", "planned"]
 ONE = dataclasses.replace(H100, sm_count=1)            # a block goes on from tile to tile
 DROPPED = re.compile(r"\.(?:acquire|expect|wait|release|initialise|give|give_first)\(|wgmma_commit\(|wgmma_fence\("
                      r"|mbarrier_fence_init\(\)$|cluster_barrier\(\)")
+ADDED = re.compile(r"\.(?:add|put)\(|= \w+\.whole\(")
 FENCED = "no instruction but a wgmma has touched the registers since the last fence"
 FRESH = "a fresh ring: there is nothing to wait for"
 ENDS = "nothing follows that would use the stage"
@@ -42,6 +44,7 @@ READ = "the product that reads it has been waited for before"
 HARMLESS: dict[tuple[str, str, str, int], str] = {
     ("dual", "dropped", "wgmma_fence()", 1): FENCED,
     ("clusters", "dropped", "wgmma_fence()", 1): FENCED,
+    ("columns", "dropped", "wgmma_fence()", 1): FENCED,
     ("attention", "dropped", "wgmma_fence()", 2): FENCED,
     ("attention", "dropped", "wgmma_fence()", 4): FENCED,
     ("attention", "dropped", "ring_q.acquire(at_q)", 0): FRESH,
@@ -86,6 +89,9 @@ TEXTS: dict[str, tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any]]] = {
              gk.Mapping({"n": 64}, warpgroups=1, stages=2), dict(gate=listing.silu_times)),
     "clusters": (listing.gemm, [half(100, 264, scale=0.25), half(264, 200, scale=0.25), np.full((100, 200), np.nan, np.float16)],
                  gk.Mapping({"n": 64}, warpgroups=1, stages=2, cluster={"m": 2, "n": 2}), {}),
+    "columns": (listing.zero_points, [half(140, 264, scale=0.25), half(264, 136, scale=0.25), half(140), half(136), half(136),
+                                      np.full((140, 136), np.nan, np.float16)],
+                gk.Mapping({"n": 64}, warpgroups=2, stages=2), {}),
     "attention": (listing.attention, _heads(), gk.Mapping({"n": 32}, warpgroups=1, stages=2), dict(scale=0.125)),
     "attention in turns": (listing.attention, _heads(), gk.Mapping({"n": 32}, warpgroups=2, stages=2, turns=True, ahead=False),
                            dict(scale=0.125)),
@@ -114,16 +120,19 @@ def faults(text: str) -> Iterator[Fault]:
 
         if DROPPED.search(line) and "wgmma_wait" not in line:
             yield Fault(n, "dropped", said, nth, changed(indent + "pass"))
+        if ADDED.search(line):
+            yield Fault(n, "not added", said, nth, changed(indent + "pass"))
         if waits := re.search(r"wgmma_wait\((\d)", line):
             yield Fault(n, "one group less", said, nth, changed(line.replace(waits[0], f"wgmma_wait({int(waits[1]) + 1}")))
-        if "readers=CLUSTER" in line:
+        if "readers=" in line:
             arrivals = re.search(r"empty_arrivals=(\d+)", line)
             assert arrivals is not None
             for kind, count in (("one arrival less", int(arrivals[1]) - 1), ("one arrival more", int(arrivals[1]) + 1)):
                 yield Fault(n, kind, said, nth, changed(line.replace(arrivals[0], f"empty_arrivals={count}")))
+        if "readers=CLUSTER" in line:
             alone = line.replace("readers=CLUSTER", "readers='thread'")
             yield Fault(n, "reaches no peer", said, nth, changed(alone))
-            yield Fault(n, "reaches no peer", said, nth, changed(alone.replace(arrivals[0], "empty_arrivals=1")))
+            yield Fault(n, "reaches no peer", said, nth, changed(re.sub(r"empty_arrivals=\d+", "empty_arrivals=1", alone)))
         if ".load_part(" in line:
             yield Fault(n, "for itself", said, nth, changed(re.sub(r"load_part(\(.*), rank\)", r"load\1)", line)))
         if ".advance(" in line:

@@ -107,6 +107,43 @@ def product_and_sums(a: Any, b: Any, d: Any, y: Any) -> None:
 
 
 @gk.program
+def product_and_columns(a: Any, b: Any, d: Any, y: Any) -> None:
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc, sums = gp.zeros(m, n), gp.zeros(n)
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k, n]
+            sums += b[k, n].sum(axis=0)
+        d[m, n] = acc
+        with gp.once(m):
+            y[n] = sums
+
+
+@gk.program
+def zero_points(a: Any, b: Any, of_a: Any, of_b: Any, scale: Any, d: Any) -> None:
+    """(A - a zero point of each row) (B - one of each column), scaled: of the sums of both at the end of a tile."""
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc, left, right, terms = gp.zeros(m, n), gp.zeros(m), gp.zeros(n), float(a.shape[1])
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k, n]
+            left += a[m, k].sum(axis=1)
+            right += b[k, n].sum(axis=0)
+        d[m, n] = (acc - of_a[m] * right - left * of_b[n] + terms * (of_a[m] * of_b[n])) * scale[n]
+
+
+@gk.program
+def zero_points_of_weights(a: Any, w: Any, of_a: Any, d: Any, y: Any, of_all: float) -> None:
+    """A stack by weights as they are kept, W[n, k]: columns of the product are lines of W."""
+    for h, m, n in gp.parallel(a.count, a.rows, w.rows):
+        acc, sums = gp.full(m, n, 1.0), gp.full(n, 0.5)
+        for k in gp.sequential(a.columns):
+            acc += a[h, m, k] @ w[h, n, k].T
+            sums += w[h, n, k].sum(axis=1)
+        d[h, m, n] = gp.maximum(acc - (of_a[h, m] + of_all) * sums, -1.0)
+        with gp.once(m):
+            y[h, n] = of_all * sums
+
+
+@gk.program
 def attention(q: Any, k: Any, v: Any, o: Any, scale: float, score: Any = None, visible: Any = None) -> None:
     for h, m in gp.parallel(q.count, q.rows):
         best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
@@ -131,6 +168,13 @@ def silu_times(x: Any, y: Any) -> Any:
 CLUSTERS: tuple[dict[str, int], ...] = ({}, {}, {}, {"m": 2}, {"n": 2}, {"m": 2, "n": 2})
 
 
+def view(x: np.ndarray) -> np.ndarray:
+    """In float16, as a view of an array whose rows TMA takes."""
+    whole = np.zeros((*x.shape[:-1], x.shape[-1] + -x.shape[-1] % 8), np.float16)
+    whole[..., :x.shape[-1]] = x
+    return whole[..., :x.shape[-1]]
+
+
 def drawn_case(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any]]:
     """A program with operands, NaN where results belong, and a mapping."""
     rng = np.random.default_rng(seed)
@@ -142,14 +186,20 @@ def drawn_case(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, 
         return wide.astype(np.float16)[..., :shape[-1]]
 
     out = [np.full((m, n), np.nan, (np.float16, np.float32)[rng.integers(2)]) for _ in range(2)]
-    name = ("gemm", "transposed", "biased", "residual", "dual", "lstm", "product_and_sums")[rng.integers(7)]
+    row, column = (rng.standard_normal(extent).astype(np.float32) / 4 for extent in (m, n))
+    name = ("gemm", "transposed", "biased", "residual", "dual", "lstm", "product_and_sums", "product_and_columns", "zero_points",
+            "zero_points_of_weights")[rng.integers(10)]
     arrays = {"gemm": [half(m, k), half(k, n), out[0]], "transposed": [half(k, m), half(n, k), out[0]],
               "biased": [half(m, k), half(k, n), half(n), half(m), out[0]],
               "residual": [half(m, k), half(k, n), half(m, n), *out],
               "dual": [half(m, k), half(k, n), half(k, n), out[0]],
               "lstm": [half(m, k), half(k, n), half(m, j), half(j, n), half(n), out[0]],
-              "product_and_sums": [half(m, k), half(k, n), out[0], np.full(m, np.nan, np.float32)]}[name]
-    more = {"dual": dict(gate=silu_times), "biased": dict(alpha=0.5)}.get(name, {})
+              "product_and_sums": [half(m, k), half(k, n), out[0], np.full(m, np.nan, np.float32)],
+              "product_and_columns": [half(m, k), half(k, n), out[0], np.full(n, np.nan, out[1].dtype)],
+              "zero_points": [half(m, k), half(k, n), row, column, half(n), out[0]],
+              "zero_points_of_weights": [half(2, m, k), half(2, n, k), half(2, m), np.full((2, m, n), np.nan, out[0].dtype),
+                                         np.full((2, n), np.nan, out[1].dtype)]}[name]
+    more = {"dual": dict(gate=silu_times), "biased": dict(alpha=0.5), "zero_points_of_weights": dict(of_all=0.25)}.get(name, {})
     mapping = gk.Mapping({"n": int(rng.choice([64, 128])), "k": int(rng.choice([64, 128]))}, warpgroups=int(rng.integers(1, 3)),
                          stages=2 if name == "lstm" else int(rng.integers(2, 4)), cluster=CLUSTERS[rng.integers(len(CLUSTERS))])
     return globals()[name], arrays, mapping, more

@@ -78,6 +78,10 @@ def chain_of(loop: Loop) -> Chain:
                                   "behind the loop; of others there is the reference", wrong.line)
     if not rounds.carried:
         raise refused(ValueError, "rounds that carry nothing", rounds.line)
+    for x in (*rounds.body, *loop.body):
+        if isinstance(x, Value) and x.op in ("rowmax", "rowsum") and x.args[0].op == "transpose":
+            raise refused(ValueError, "a reduction over rows, axis=0 or of a transpose: in tiles of whole rows kernels are "
+                                      "derived that reduce rows, axis=1; of others there is the reference", x.line)
     stores = [held for held in loop.body if isinstance(held, Store)]
     stack, rows = (None, loop.indices[0]) if len(loop.indices) == 1 else loop.indices
     chain = Chain(stack, rows, rounds.indices[0], rounds.body, rounds.carried, [], stores, rounds.line,

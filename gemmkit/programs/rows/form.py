@@ -16,7 +16,7 @@ FLOATS = "float16", "bfloat16", "float32"
 #: What all of a row becomes one value by. ``rowmean`` and ``variance`` are made by the algebra.
 FOLDS = frozenset({"rowsum", "rowmax", "rowmin", "rowmean", "variance"})
 FORMS = dict(dot="a product: products of whole rows are taken in rounds, for n in sequential(...)",
-             transpose="a transpose: rows are computed as they lie",
+             transpose="a transpose, or a reduction over rows (axis=0): rows are computed as they lie",
              carried="a cell from outside of the loop: each row begins anew",
              after="a cell from outside of the loop: each row begins anew")
 

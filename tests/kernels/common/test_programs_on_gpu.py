@@ -208,6 +208,35 @@ def test_clusters(cluster: dict[str, int], sizes: tuple[int, int, int], rng: np.
     assert np.allclose(y.get(), a.astype("f8").sum(axis=1).get(), atol=1e-3)
 
 
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("cluster", [{}, {"m": 2}, {"n": 2}, {"m": 2, "n": 2}], ids=str)
+@pytest.mark.parametrize("warpgroups", [1, 2, 3])
+@pytest.mark.parametrize("sizes", [(4096, 1037, 520), (1, 8, 72), (333, 5003, 4099)], ids=str)
+def test_sums_of_rows_and_columns(cluster: dict[str, int], warpgroups: int, sizes: tuple[int, int, int],
+                                  rng: np.random.Generator) -> None:
+    """Many tiles a block, whose columns' values are in one place of shared memory after the other; launches in a row."""
+    m, n, k = sizes
+    mapping = gk.Mapping({"n": 128}, warpgroups=warpgroups, stages=3, cluster=cluster)
+    a, b = (listing.view(rng.standard_normal(shape) / 8) for shape in ((m, k), (k, n)))
+    row, column, scale = (rng.standard_normal(extent).astype("f4") for extent in (m, n, n))
+    given = [there(x) for x in (a, b, row, column, scale)]
+    d, e, y = (there(np.full(shape, np.nan, dtype)) for shape, dtype in (((m, n), "f4"), ((m, n), "f2"), (n, "f4")))
+    for _ in range(3):
+        listing.zero_points(*given, d, mapping=mapping)
+        listing.product_and_columns(*given[:2], e, y, mapping=mapping)
+    close(d.get(), listing.zero_points.reference(a, b, row, column, scale, np.empty((m, n)), block=4096))
+    for got, exact in zip((e, y), listing.product_and_columns.reference(a, b, np.empty((m, n)), np.empty(n), block=4096), strict=True):
+        close(got.get(), exact)
+    weights = there(listing.view(np.stack([b.T, -b.T])))
+    both, of_row = there(listing.view(np.stack([a, a]))), there(np.stack([row, 2 * row]))
+    f, z = (there(np.full(shape, np.nan, "f4")) for shape in ((2, m, n), (2, n)))
+    listing.zero_points_of_weights(both, weights, of_row, f, z, of_all=0.25, mapping=mapping)
+    exact = listing.zero_points_of_weights.reference(both.get(), weights.get(), of_row.get(), np.empty((2, m, n)), np.empty((2, n)),
+                                                     of_all=0.25, block=4096)
+    for got, wanted in zip((f, z), exact, strict=True):
+        close(got.get(), wanted)
+
+
 def test_what_is_tuned_is_taken_and_right(rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import cupy
 
@@ -226,6 +255,32 @@ def test_what_is_tuned_is_taken_and_right(rng: np.random.Generator, tmp_path: Pa
         q, k, v, o = (cupy.asarray(rng.standard_normal((4, 500, 64))).astype("f2") for _ in range(4))
         heads = listing.attention.tune(q, k, v, o, 0.125, budget=90, keep=False)
         assert not [row for row in heads.rows if str(row.error).startswith(("wrong", "failed"))], str(heads)
+    finally:
+        cache.default_cache.cache_clear()
+
+
+def test_shares_are_tuned(rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default is of two kernels: other numbers of shares, and one kernel for all rounds, are right and slower or faster;
+    what is kept is taken, and is right."""
+    import cupy
+
+    monkeypatch.setenv("GEMMKIT_CACHE_DIR", str(tmp_path))
+    cache.default_cache.cache_clear()
+    try:
+        q, k, v = (cupy.asarray(rng.standard_normal((8, extent, 128))).astype("f2") for extent in (16, 8192, 8192))
+        o = cupy.full(q.shape, cupy.nan, "f2")
+        default = listing.attention.plan(q, k, v, o, 0.09)
+        assert default.mapping.splits > 1
+        found = listing.attention.tune(q, k, v, o, 0.09, budget=90)
+        assert not [row for row in found.rows if row.error and not row.error.startswith("not ")], str(found)
+        timed = {row.name: row for row in found.rows if row.ratio is not None}
+        assert {"Mapping(splits=8)", "Mapping(splits=1)"} <= set(timed) and found.kept, str(found)
+        assert timed["Mapping(splits=1)"].ratio < 0.6, str(found)              # type: ignore[operator]
+        assert cupy.isnan(o).all() and listing.attention.plan(q, k, v, o, 0.09).mapping == found.mapping
+        listing.attention(q, k, v, o, 0.09)
+        close(o.get(), listing.attention.reference(q.get(), k.get(), v.get(), np.empty(q.shape), 0.09))
+        mine = listing.attention.tune(q, k, v, o, 0.09, mappings=[gk.Mapping({"n": 64}, splits=3), gk.Mapping(splits=16)], keep=False)
+        assert not [row for row in mine.rows if row.error is not None], str(mine)
     finally:
         cache.default_cache.cache_clear()
 

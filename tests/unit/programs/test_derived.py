@@ -260,7 +260,7 @@ def reduced_at_the_end(a: Any, b: Any, d: Any) -> None:
 
 
 REFUSED = [
-    (scaled_rounds, "not sums of products or of rows alone"), (computed_operand, "operand of a product is exp"),
+    (scaled_rounds, "not sums of products, of rows or of columns alone"), (computed_operand, "operand of a product is exp"),
     (stale, "a later loop adds"), (sum_of_another, "a sum of rows in rounds"), (twice, "stored twice"),
     (out_of_order, "axis 0 of d has 40 elements"), (rows_alone, "no sequential loop"), (no_product, "no sequential loop"),
     (reduced_at_the_end, "rowmax where a tile is stored")]

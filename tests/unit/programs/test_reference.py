@@ -113,9 +113,9 @@ def wrong_key(a: Any, b: Any, d: Any) -> None:
         d[m, n] = a[0, n]                              # here
 
 
-def columns_reduced(a: Any, b: Any, d: Any) -> None:
+def third_axis_reduced(a: Any, b: Any, d: Any) -> None:
     for m, n in gp.parallel(a.rows, b.columns):
-        d[m, n] = d[m, n].sum(axis=0)                  # here
+        d[m, n] = d[m, n].sum(axis=2)                  # here
 
 
 def rounds_alone(a: Any, b: Any, d: Any) -> None:
@@ -132,7 +132,7 @@ def too_many_dimensions(a: Any, b: Any, d: Any) -> None:
 BROKEN = [(inner_differs, ValueError, "sum goes over"), (stored_twice_as_wide, ValueError, "48.*56 elements"),
           (carried_changes, ValueError, "keeps its dimensions"), (branches, TypeError, "control flow"),
           (breaks, ValueError, "left before its end"), (by_numpy, TypeError, "no number before the kernel runs"),
-          (wrong_key, TypeError, "index 0 is 0"), (columns_reduced, ValueError, "axis=1"),
+          (wrong_key, TypeError, "index 0 is 0"), (third_axis_reduced, ValueError, "axis=1, or its columns, axis=0"),
           (rounds_alone, ValueError, "outside of parallel"), (too_many_dimensions, ValueError, "three dimensions")]
 
 

@@ -66,7 +66,7 @@ def test_addresses_keep_their_alignment_and_results_their_place() -> None:
         process.job(7, job("double"))
         (result,) = process.result(7)
         assert np.array_equal(np.frombuffer(result, np.uint8), X * 2)
-        at_x, at_out, count = process._kernels[7]._bound.launched[0]
+        at_x, at_out, count = process._jobs[7].kernels[0]._bound.launched[0]
         assert (at_x % ALIGNMENT, at_out % ALIGNMENT, count) == (8, 16, 100)
 
 
@@ -95,9 +95,9 @@ def test_launches_of_a_graph_take_all_copies_in_turns() -> None:
             process.job(number, job(cubin))
         pairs = process.pairs(0, 1, 4, 2000.0)
         assert pairs == [(pytest.approx(30.0), pytest.approx(10.0))] * 4
-        launched = process._kernels[1]._bound.launched[-sets:]
+        launched = process._jobs[1].kernels[0]._bound.launched[-sets:]
         assert len({values[0] for values in launched}) == len({values[1] for values in launched}) == sets
-        assert process._kernels[1]._launches % sets == 0 and process._kernels[1]._launches * 10 >= 2000
+        assert process._jobs[1]._launches % sets == 0 and process._jobs[1]._launches * 10 >= 2000
 
 
 def test_workspaces_are_zeros_and_given_back() -> None:
@@ -110,12 +110,35 @@ def test_workspaces_are_zeros_and_given_back() -> None:
         process.job(0, spaced)
         process.job(1, job("double"))
         process.pairs(0, 1, 2, 100.0)
-        used = {values[3] for values in process._kernels[0]._bound.launched}
+        used = {values[3] for values in process._jobs[0].kernels[0]._bound.launched}
         (address,) = used
         assert ctypes.string_at(address, 64) == bytes(64) and driver.freed == []
         process.forget(0)
         process.forget(0)
         assert driver.freed == [address]
+
+
+def test_kernels_run_in_their_order_and_hand_over_in_memory_of_the_jobs() -> None:
+    """2 x to the second kernel, 2 x to the result; before the first has run that memory is poison; it is given back."""
+    driver = Driver()
+    with pretended(driver):
+        process = Process(driver, 0)
+        process.memory(memory().buffers, [X.tobytes(), b""], (0, 1))
+        first = dataclasses.replace(job("double:20"), pointers=((0, Pointer(0, 0)),), spares=((1, 8),), spare_bytes=108)
+        then = dataclasses.replace(job("double:5"), pointers=((1, Pointer(1, 0)),), spares=((0, 8),))
+        both = dataclasses.replace(first, then=(then,))
+        process.job(0, dataclasses.replace(then, spare_bytes=108))
+        (result,) = process.result(0)
+        assert np.array_equal(np.frombuffer(result, np.uint8), np.full(100, 2 * 0xFF % 256, np.uint8))
+        process.job(1, both)
+        (result,) = process.result(1)
+        assert np.array_equal(np.frombuffer(result, np.uint8), X * 4)
+        one, other = (kernel._bound.launched[-1] for kernel in process._jobs[1].kernels)
+        assert one[1] == other[0] and one[1] % ALIGNMENT != 0
+        process.job(2, job("double:10"))
+        assert process.pairs(2, 1, 2, 100.0) == [(pytest.approx(10.0), pytest.approx(25.0))] * 2
+        process.forget(1)
+        assert driver.freed == [one[1] - 8]
 
 
 def test_operands_larger_than_the_cache_have_one_copy() -> None:

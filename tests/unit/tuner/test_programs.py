@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
+from gemmkit.ahead import Made
+from gemmkit.programs.spare import BEGIN
 from gemmkit.runtime.arrays import describe
 from gemmkit.tuner import TunedProgram
 from gemmkit.tuner import search as module
@@ -17,8 +19,8 @@ from gemmkit.tuner.measuring import Failed
 from gemmkit.tuner.programs import Programmed, listed
 from gemmkit.tuner.search import Effort, tune
 from gemmkit.tuning import store
+from tests.support import chains, row_programs
 from tests.support import programs as listing
-from tests.support import row_programs
 from tests.support.on_device import OnDevice
 from tests.unit.tuner.test_search import Measured, folder, measured
 
@@ -173,7 +175,7 @@ def test_a_job_is_the_plans_launch(folder: Path) -> None:
     arrays = (*product()[:2], half(512), half(512, dtype=F32), half(512, 512, dtype=F32))
     subject = Programmed(listing.biased, *arrays, alpha=0.5)
     memory, plan = subject.memory(), subject.default
-    job = subject.job(plan, memory, b"cubin")
+    job = subject.job(plan, memory, (b"cubin",))
     kernel = plan.launchable
     assert (job.blocks, job.threads, job.shared_bytes) == (kernel.blocks, kernel.threads, kernel.shared_bytes)
     slots = {slot: memory.buffers[at.buffer].start + at.offset for slot, at in job.pointers}
@@ -183,6 +185,86 @@ def test_a_job_is_the_plans_launch(folder: Path) -> None:
     others = [n for n in range(len(job.values)) if n not in slots and n not in dict((slot, 0) for slot, _, _ in job.maps)]
     assert all(job.values[n] == kernel.values[n] for n in others) and len(job.varied) == 5
     assert [buffer.is_written for buffer in memory.buffers].count(True) == 1
+
+
+def decoding(rows: int = 16, keys: int = 32768) -> tuple[OnDevice, ...]:
+    return tuple(half(8, extent, 128) for extent in (rows, keys, keys, rows))
+
+
+def test_numbers_of_shares_are_tried(folder: Path, measured: Any) -> None:
+    """Where rounds are split by default, the nearest numbers come before all else; the fastest is taken next time."""
+    process: Measured = measured(lambda number: 50.0 if number == 2 else 90.0)
+    arrays = decoding()
+    default = listing.attention.plan(*arrays, 0.09)
+    found = listing.attention.tune(*arrays, 0.09)
+    assert default.mapping.splits == 16 and process.is_closed
+    assert found.best.name == "Mapping(splits=4)" and found.mapping.splits == 4 and found.best.ratio == pytest.approx(2.0)
+    taken = listing.attention.plan(*arrays, 0.09)
+    assert taken.merge is not None and taken.mapping.splits == 4
+    assert {f"Mapping(splits={count})" for count in (8, 4, 2, 1)} <= {row.name for row in found.rows}
+    (nothing,) = (row for row in found.rows if row.name == "Mapping(splits=1)")
+    assert nothing.config.splits == 1 and listing.attention.plan(*arrays, 0.09, mapping=nothing.config).merge is None
+    assert str(found).startswith("attention: q 8x16x128 float16, k 8x32768x128 float16, v 8x32768x128 float16, o ")
+
+
+def test_where_shares_come_in_the_list(folder: Path) -> None:
+    """First where the default has them; last where tiles are enough; not at all where no rule merges their cells."""
+    def first(program: gk.programs.Program, *arrays: Any, **more: Any) -> list[str]:
+        subject = Programmed(program, *arrays, **more)
+        laid = [one.name for one in subject.candidates()]
+        assert len(set(laid)) == len(laid)
+        return [name for name in laid if ", " not in name]
+
+    assert first(listing.attention, *decoding(), 0.09)[:4] == [f"Mapping(splits={count})" for count in (8, 4, 2, 1)]
+    middle = first(listing.attention, *decoding(keys=4096), 0.09)              # 8
+    assert middle[0] in ("Mapping(splits=4)", "Mapping(splits=16)") and middle[4] == "Mapping({'n': 128})"
+    assert first(listing.attention, *heads(), 0.09)[-4:] == [f"Mapping(splits={count})" for count in (2, 4, 8, 16)]
+    layers = half(100, 64), half(4, 64, 64), half(4, 64), half(100, 64)
+    assert not [name for name in first(listing.mlp, *layers) if "splits" in name]
+    assert not [name for name in first(listing.gemm, *product()) if "splits" in name]
+    bounded = *decoding(64, 8192)[:3], half(8, dtype=np.int32), half(8, 64, 128), half(8, 64, dtype=F32)
+    assert not [name for name in first(chains.bounded_weights, *bounded, 0.1) if "splits" in name]
+
+
+def test_a_job_of_two_kernels(folder: Path) -> None:
+    """They run in the plan's order, on the caller's arrays, with what one leaves for the other in memory of the job's own."""
+    subject = Programmed(listing.attention, *decoding(), 0.09)
+    memory, plan = subject.memory(), subject.default
+    assert plan.merge is not None and len(memory.buffers) == 4 and [x.is_written for x in memory.buffers].count(True) == 1
+    job = subject.job(plan, memory, (b"rounds", b"merging"))
+    (merging,) = job.then
+    assert (job.cubin, merging.cubin) == (b"rounds", b"merging") and len(job.varied) == 4
+    assert job.spare_bytes == 4 * 8 * 16 * 16 * (128 + 2) and merging.spare_bytes == 0 and merging.then == ()
+    for one, kernel in ((job, plan), (merging, plan.merge)):
+        offsets = {kernel.launchable.slot(kernel.names.index(name) + 1): kernel.infos[name].pointer - BEGIN for name in kernel.spare}
+        assert dict(one.spares) == offsets and max(offsets.values()) < job.spare_bytes
+        assert (one.blocks, one.threads) == (kernel.launchable.blocks, kernel.launchable.threads)
+    assert len(merging.spares) == 3 * 16 and [name for name, *_ in subject.outputs()] == ["o"]
+    (written,) = (n for n, buffer in enumerate(memory.buffers) if buffer.is_written)
+    assert [at.buffer for _, at in merging.pointers] == [written] and written not in {at.buffer for _, at, _ in job.maps}
+
+
+def test_of_two_kernels_one_is_not_compiled(folder: Path, measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The candidate is listed with the reason, whichever comes first; one whose second kernel is late is not compiled."""
+    measured(lambda number: 90.0)
+    mappings = [gk.Mapping(splits=8), gk.Mapping(splits=4), gk.Mapping(splits=1)]
+
+    def outcomes(bad: int, count: int) -> dict[str, str]:
+        def compiled(kernels: Any, jobs: Any) -> Any:
+            for n, kernel in enumerate(kernels[:count]):
+                yield Made(kernel, error="ptxas said no") if n == bad else Made(kernel, {})
+            if count < len(kernels):
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(module, "compiled", compiled)
+        found = listing.attention.tune(*decoding(), 0.09, mappings=mappings, keep=False)
+        return {row.name: row.error or "" for row in found.rows}
+
+    for bad in (2, 3):                                                        # behind the default's two
+        errors = outcomes(bad, 7)
+        assert errors["Mapping(splits=8)"] == "not compiled: ptxas said no" and not errors["Mapping(splits=4)"]
+    assert outcomes(9, 7) == dict.fromkeys(["default", *map(repr, mappings)], "")
+    assert set(outcomes(9, 3)) == {"default"}                                  # interrupted
 
 
 def test_mappings_begin_with_those_that_differ_in_one_thing(folder: Path) -> None:
@@ -220,6 +302,22 @@ def test_candidates_are_compiled_side_by_side(folder: Path, measured: Any, monke
     found = module._Search(subject, Effort(2, 120.0, 3, 100.0), module.time.monotonic(), process).run(False, 2, module.Progress(False))
     assert [row.error for row in found.rows] == [None] * 3 and len(list(folder.glob("*.kernel"))) == 3
     assert all(job.cubin.startswith(b"\x7fELF") for job in process.kept.values())
+
+
+@pytest.mark.compile
+def test_a_candidate_of_two_kernels_is_compiled(folder: Path, measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = measured(lambda number: 90.0)
+    monkeypatch.undo()
+    monkeypatch.setenv("GEMMKIT_CACHE_DIR", str(folder))
+    monkeypatch.setattr("gemmkit.runtime.device.available", lambda: False)
+    monkeypatch.setattr("gemmkit.runtime.device.current_ordinal", lambda: 0)
+    monkeypatch.setattr(module, "contents_of", lambda memory, ordinal: [b"" for _ in memory.buffers])
+    arrays = tuple(half(1, extent, 64) for extent in (16, 4096, 4096, 16))
+    subject = Programmed(listing.attention, *arrays, 0.1, mappings=[gk.Mapping(splits=2), gk.Mapping(splits=1)])
+    found = module._Search(subject, Effort(2, 120.0, 3, 100.0), module.time.monotonic(), process).run(False, 2, module.Progress(False))
+    assert [row.error for row in found.rows] == [None] * 3 and len(list(folder.glob("*.kernel"))) == 5
+    jobs = sorted((len(job.then), [one.cubin[:4] for one in (job, *job.then)]) for job in process.kept.values())
+    assert jobs[-1] == (1, [b"\x7fELF"] * 2)
 
 
 def test_tune_is_the_programs_own(folder: Path, measured: Any) -> None:

@@ -1,0 +1,94 @@
+"""What a plan's launch puts into its kernels' values, without a GPU: addresses of the caller's arrays, and of those of shares,
+which follow from one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit.programs import plan as module
+from gemmkit.programs.spare import BEGIN
+from gemmkit.runtime.arrays import describe
+from gemmkit.runtime.launchable import Launchable
+from gemmkit.runtime.tensor_maps import Encoder
+from tests.support import programs as listing
+from tests.support.on_device import OnDevice
+
+AT = 5 * 2**30
+
+
+class Bound:
+    """Stands for a kernel that is loaded: it keeps what it is launched with."""
+
+    def __init__(self, kernel: Launchable, log: list[Any]):
+        self.kernel, self.log = kernel, log
+
+    def prepare(self, values: list[Any], slots: list[int], expand: Any) -> Any:
+        def launch(stream: int, addresses: tuple[int, ...]) -> None:
+            held = list(values)
+            for slot, value in zip(slots, expand(addresses), strict=True):
+                held[slot] = value
+            self.log.append((self, stream, addresses, held))
+
+        return launch
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    log: list[Any] = []
+    monkeypatch.setattr(module, "_launches", {})
+    monkeypatch.setattr("gemmkit.runtime.device.available", lambda: False)
+    monkeypatch.setattr(Launchable, "bind", lambda self: Bound(self, log))
+    monkeypatch.setattr(Encoder, "__call__", lambda self, address: address.to_bytes(128, "little"))
+    monkeypatch.setattr(module, "stream_memory", lambda ordinal, stream, nbytes: log.append(nbytes) or AT)
+    yield log
+
+
+def arrays(*extents: int) -> tuple[OnDevice, ...]:
+    return tuple(OnDevice(np.zeros((8, extent, 128), np.float16)) for extent in extents)
+
+
+def test_addresses_of_shares_follow_from_one(launched: list[Any]) -> None:
+    given = listing.attention.bound((*arrays(16, 32768, 32768, 16), 0.09), {})
+    plan = listing.attention.plan(*given.values())
+    plan.run(given, stream=7)
+    nbytes, first, second = launched
+    assert plan.mapping.splits == 16 and nbytes == 4 * 16 * 8 * 16 * (128 + 2)
+    pointers = tuple(describe(given[name], name).pointer for name in "qkvo")
+    for (bound, stream, addresses, values), kernel in zip((first, second), plan.kernels, strict=True):
+        assert bound.kernel is kernel.launchable and stream == 7 and addresses == (*pointers, AT)
+        expected = list(kernel.launchable.values)
+        for n, name in enumerate(kernel.names, 1):
+            at = pointers["qkvo".index(name)] if name in "qkvo" else AT + kernel.infos[name].pointer - BEGIN
+            slot = kernel.launchable.slot(n)
+            assert slot is not None
+            expected[slot] = at.to_bytes(128, "little") if name in kernel.maps else at
+        assert values == expected
+    assert len(plan.launches.kernels[1].puts) == 3 * 16 + 1
+
+
+def test_another_plan_of_a_kind_loads_nothing(launched: list[Any]) -> None:
+    """Its own scalars and arrays are launched."""
+    held, given = [], arrays(100, 300, 300, 100)
+    for scale in (0.25, 0.5):
+        listing.attention(*given, scale, stream=0, mapping=gk.Mapping({"n": 64}, splits=1))
+        (launch,) = launched
+        held.append(launch)
+        launched.clear()
+    (one, _, _, values), (other, _, _, changed) = held
+    assert one is other and len(held[0][2]) == 4
+    assert [(x, y) for x, y in zip(values, changed, strict=True) if x != y] == [(0.25, 0.5)]
+
+
+def test_arrays_of_another_kind_and_of_nothing(launched: list[Any]) -> None:
+    given = listing.attention.bound((*arrays(16, 4096, 4096, 16), 0.09), {})
+    plan = listing.attention.plan(*given.values())
+    with pytest.raises(ValueError, match="k is another kind of array"):
+        plan.run({**given, "k": arrays(4095)[0]})
+    nothing = listing.attention.bound((*arrays(0, 4096, 4096, 0), 0.09), {})
+    listing.attention.plan(*nothing.values()).run(nothing)
+    assert launched == []
