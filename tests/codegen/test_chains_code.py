@@ -60,15 +60,17 @@ CASES: dict[str, tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any], Any]] 
     "attention 128, ascending": (listing.attention, heads(128), gk.Mapping(descending=False), SCALED, hand(128)),
     "attention 128, not ahead": (listing.attention, heads(128), gk.Mapping(ahead=False), SCALED, 475),
     "attention 128, soft cap": (listing.attention, heads(128), gk.Mapping(), dict(SCALED, score=chains.soft_cap), 590),
-    "attention 128, lazy": (listing.attention, heads(128), gk.Mapping(lazy=True), SCALED, 475),
+    "attention 128, lazy": (listing.attention, heads(128), gk.Mapping(lazy=True), SCALED, 480),
+    "attention 192, lazy": (listing.attention, heads(192), gk.Mapping(), SCALED, 475),
     "attention 256, lazy": (listing.attention, heads(256), gk.Mapping(lazy=True), SCALED, 510),
     "attention 128, lazy, lengths": (chains.bounded, bounded(128), gk.Mapping(lazy=True), SCALED, 480),
     "attention 128, clusters": (listing.attention, heads(128), gk.Mapping(cluster={"m": 2}), SCALED, 490),
-    "attention 128, clusters, causal": (listing.attention, heads(128), gk.Mapping(cluster={"m": 2}), dict(SCALED, visible=chains.causal), 490),
+    "attention 128, clusters, causal": (listing.attention, heads(128), gk.Mapping(cluster={"m": 2}, longest_first=False),
+                                        dict(SCALED, visible=chains.causal), 500),
     "MLP, clusters": (listing.mlp, LAYERS, gk.Mapping(cluster={"m": 2}), {}, 235),
     "attention 64": (listing.attention, heads(64), THREE, SCALED, hand(64)),
-    "attention 192": (listing.attention, heads(192), gk.Mapping({"n": 96}), SCALED, hand(192)),
-    "attention 256": (listing.attention, heads(256), gk.Mapping(), SCALED, 495),
+    "attention 192": (listing.attention, heads(192), gk.Mapping({"n": 96}, lazy=False), SCALED, hand(192)),
+    "attention 256": (listing.attention, heads(256), gk.Mapping(lazy=False), SCALED, 495),
     "attention 128, window": (listing.attention, heads(128), gk.Mapping(), dict(SCALED, visible=chains.between), hand(128)),
     "attention 128, lengths": (chains.bounded, bounded(128), gk.Mapping(), SCALED, hand(128)),
     "attention 64, lengths": (chains.bounded, bounded(64), THREE, SCALED, hand(64)),
@@ -130,3 +132,11 @@ def test_lazy_rounds_leave_multiplications_out(d: int, sums: int) -> None:
     jump = next(n for n, line in enumerate(least) if n > vote and "BRA" in line)
     scaled = [n for n, line in enumerate(least) if line.startswith("FMUL") and n > jump]
     assert len(scaled) >= sums and all(not line.startswith("FMUL") for line in least[vote:jump])
+
+
+def test_clusters_spill_at_the_ends_of_tiles_alone() -> None:
+    """Of tiles that go there and back under a mask a register has no room: it is stored and loaded once a tile."""
+    (plan,) = recorded(lambda: listing.attention(*heads(128), mapping=gk.Mapping(cluster={"m": 2}), visible=chains.causal, **SCALED),
+                       H100, zeros=False)
+    assert plan.launchable.entry().meta["usage"]["spill_stores"] <= 8
+    assert not [line for line in min(rounds_of(plan), key=len) if line.startswith(("LDL", "STL"))]
