@@ -20,7 +20,7 @@ from gemmkit.programs.chains.text import printed
 from gemmkit.programs.chains.tile_order import section_of
 from gemmkit.programs.chains.trials import commutes
 from gemmkit.programs.mapping import Mapping
-from gemmkit.programs.text import OutKind, Printed
+from gemmkit.programs.printed import OutKind, Printed
 from gemmkit.programs.trace import Loop, Value
 
 __all__ = ["Derived", "derived"]

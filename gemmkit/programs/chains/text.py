@@ -16,7 +16,8 @@ from gemmkit.programs.chains.order import Ordered
 from gemmkit.programs.chains.places import ChainPlaces
 from gemmkit.programs.chains.ranges import Ranges, mentions
 from gemmkit.programs.chains.rounds import Producer
-from gemmkit.programs.text import OWN_NAMES, OutKind, Printed
+from gemmkit.programs.printed import OutKind, Printed
+from gemmkit.programs.text import OWN_NAMES
 from gemmkit.programs.trace import Value
 
 __all__ = ["printed"]

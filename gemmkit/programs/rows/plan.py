@@ -14,7 +14,7 @@ from gemmkit.programs.rows.algebra import rewritten
 from gemmkit.programs.rows.form import RowProgram, is_vector
 from gemmkit.programs.rows.steps import Steps, steps_of
 from gemmkit.programs.rows.text import printed
-from gemmkit.programs.text import Printed
+from gemmkit.programs.printed import Printed
 from gemmkit.row_plans import dealt
 from gemmkit.runtime.array_info import ArrayInfo
 
