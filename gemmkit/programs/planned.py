@@ -15,7 +15,6 @@ from gemmkit.programs.chains.chain import Chain, is_chained
 from gemmkit.programs.chains.plan import derived
 from gemmkit.programs.chains.shares import Shares
 from gemmkit.programs.chains.text import names_of_ranges
-from gemmkit.programs.collectives import LINE
 from gemmkit.programs.expressions import function_of
 from gemmkit.programs.lines import refused
 from gemmkit.programs.kernels import Kernel, kernel_of
@@ -109,12 +108,12 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
     def leaves(chain: Chain, store: Store, cells: dict[str, ArrayInfo]) -> OutKind:
         info, is_rows = {**infos, **cells}[store.parameter.name], chain.stores_rows(store)
         columns = 1 if is_rows else info.shape[-1]
-        by_tma = not is_rows and columns % LINE == 0 and _leaves_by_tma(info)
-        kind = "RowsOut" if is_rows else "TmaOut" if by_tma else "DirectOut"
+        whole = not is_rows and columns % kernel.line == 0 and _leaves_by_tma(info)
+        kind = "RowsOut" if is_rows else kernel.whole_rows if whole else "DirectOut"
         return OutKind(kind, info.dtype, not is_rows and _in_pairs(info), columns)
 
-    made = derived(name, loop, mapping, numbers, leaves, list(infos), device.shared_memory_per_block,
-                   device.sm_count)
+    copies = {} if kernel.uses_tma else {key: _copies(kernel, info) for key, info in infos.items() if info.shape}
+    made = derived(name, loop, mapping, numbers, leaves, list(infos), device, kernel, copies)
     chain, printed = made.chain, made.text
     indices = *chain.indices, chain.index
     _check_own_names([*infos, *numbers, *(c.inside.name for c in chain.carried), *(index.name for index in indices)],

@@ -5,7 +5,7 @@ of products is waited for, and the stages that no product needs any more are rel
 
 | rounds | before the others | in each of them | after them |
 |---|---|---|---|
-| only add to cells | start | start, wait for all groups but this one, release the stage before | wait, release |
+| only add to cells (not of a multistage kernel, whose products are done where they stand) | start | start, wait for all groups but this one, release the stage before | wait, release |
 | plain | the first one, where a cell begins as a block of memory | `arrange` (round) | |
 | ``ahead`` | `arrange` (first) | `arrange` (first + late) | `arrange` (late) |
 | ``across`` | the same, and over the end of a tile `arrange` (first of the next one + late) | | |
@@ -85,7 +85,7 @@ class Ordered:
 
 def ordered(chain: Chain, places: ChainPlaces, choice: Choice) -> Ordered:
     out = Ordered()
-    if only_adds(chain):
+    if only_adds(chain) and not choice.kernel:
         return _adding(chain, places)
     late = late_values(chain) if choice.ahead else set()
     if not late:
