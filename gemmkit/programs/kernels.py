@@ -22,9 +22,10 @@ from gemmkit.runtime.array_info import ArrayInfo, alignment
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.tensor_maps import why_not
 
-__all__ = ["KERNELS", "Kernel", "kernel_of"]
+__all__ = ["KERNELS", "ORDERS", "Kernel", "kernel_of"]
 
 HOPPER, AMPERE = (9, 0), (8, 0)
+#: Of a mapping, what a multistage kernel has not, and why.
 ORDERS = dict(ahead="products are done where they stand, and none runs ahead",
               across="a block has one tile, and its last products are beside no other's",
               turns="products are done where they stand, and warps need no turns")
@@ -32,11 +33,11 @@ ORDERS = dict(ahead="products are done where they stand, and none runs ahead",
 
 @dataclass(frozen=True)
 class Kernel:
-    """``most_sums``: columns of sums that fit in the registers of so many warpgroups, ``usual_sums``: of those that are taken
-    where nothing is said; ``room``: a thread's registers of sums and of what is handed over, beyond which the assembler
-    spills; ``depth``: the length of a round's blocks that sums go over, a multiple of ``depths``; ``barriers``: bytes that a
-    stage's take. Of chains ``lengths`` of a round's blocks, the best first, and the usual number of warpgroups; a product's
-    ``columns`` and a block's ``line`` are multiples of these."""
+    """``most_sums``: columns of sums that fit in the registers of so many warpgroups, ``usual_sums``: of those that are
+    taken where nothing is said; ``room``: a thread's registers of sums and of what is handed over, beyond which the
+    assembler spills; ``depth``: the length of a round's blocks that sums go over, a multiple of ``depths``; ``barriers``:
+    bytes that a stage's take. Of chains ``lengths`` of a round's blocks, the best first, and the usual number of
+    warpgroups; a product's columns are a multiple of ``columns``, and a block's of ``line``."""
 
     name: str
     most_sums: dict[int, int] = field(hash=False)
@@ -71,8 +72,8 @@ class Kernel:
             return
         of = f"kernel={self.name!r}): "
         if math.prod(mapping.cluster.values()) > 1:
-            raise ConfigError(f"Mapping(cluster={dict(mapping.cluster)!r}, {of}blocks share operands by TMA's multicast, which "
-                              "this kernel has not; it goes by blocks alone")
+            raise ConfigError(f"Mapping(cluster={dict(mapping.cluster)!r}, {of}blocks share operands by TMA's multicast, "
+                              "which this kernel has not; it goes by blocks alone")
         for name, why in ORDERS.items():
             if getattr(mapping, name):
                 raise ConfigError(f"Mapping({name}=True, {of}{why}; leave it out")
@@ -91,7 +92,8 @@ class Kernel:
             reason = why_not(info, axis)
             return None if reason is None else f"TMA cannot bring it: {reason}"
         if info.strides[axis] != 1 and info.shape[axis] > 1:
-            return f"cp.async cannot copy it: its elements are not contiguous along axis {axis} (stride {info.strides[axis]})"
+            return (f"cp.async cannot copy it: its elements are not contiguous along axis {axis} (stride "
+                    f"{info.strides[axis]})")
         if self.vector(info) < 2:
             return "cp.async cannot copy it: its rows begin at odd elements, and a copy has 2, 4 or 8 of them"
         return None
@@ -103,10 +105,11 @@ class Kernel:
 
 #: Lengths as measured on Hopper (112 keys of heads of 192: 1.2).
 KERNELS = {kernel.name: kernel for kernel in (
-    Kernel(WARP_SPECIALISED, {1: 256, 2: 256, 3: 128}, {1: 256, 2: 256, 3: 128}, {1: 192, 2: 192, 3: 136}, depth=64, depths=64,
-           barriers=2 * BARRIER, lengths=(128, 96, 80, 64, 48, 32), chain_warpgroups=2, columns=8, line=64, uses_tma=True),
-    Kernel(MULTISTAGE, {1: 256, 2: 256, 3: 128}, {1: 128, 2: 128, 3: 128}, {1: 176, 2: 176, 3: 96}, depth=32, depths=32,
-           barriers=0, lengths=(64, 48, 32, 16), chain_warpgroups=1, columns=16, line=32, uses_tma=False))}
+    Kernel(WARP_SPECIALISED, {1: 256, 2: 256, 3: 128}, {1: 256, 2: 256, 3: 128}, {1: 192, 2: 192, 3: 136}, depth=64,
+           depths=64, barriers=2 * BARRIER, lengths=(128, 96, 80, 64, 48, 32), chain_warpgroups=2, columns=8, line=64,
+           uses_tma=True),
+    Kernel(MULTISTAGE, {1: 256, 2: 256, 3: 128}, {1: 128, 2: 128, 3: 128}, {1: 176, 2: 176, 3: 96}, depth=32,
+           depths=32, barriers=0, lengths=(64, 48, 32, 16), chain_warpgroups=1, columns=16, line=32, uses_tma=False))}
 
 
 def kernel_of(mapping: Mapping, device: DeviceInfo) -> Kernel:

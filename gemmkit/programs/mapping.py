@@ -39,7 +39,7 @@ class Mapping:
     | ``longest_first`` | tiles that visit most blocks go first; refused where all visit the same | where they differ |
     | ``splits`` | so many blocks share a tile's rounds, and a second kernel merges | as idle multiprocessors take them |
     | ``places`` | by the name of a value, ``"registers"``: an error where it has another place | |
-    | ``kernel`` | ``"warp_specialised"``, by TMA and wgmma, or ``"multistage"``, by cp.async and mma.sync | the first on Hopper |
+    | ``kernel`` | ``"warp_specialised"`` (TMA, wgmma) or ``"multistage"`` (cp.async, mma.sync) | the first on Hopper |
 
     >>> Mapping({"m": 128, "n": 256, "k": 64}, stages=3).stages
     3
@@ -102,8 +102,8 @@ class Mapping:
                                   "{'p': 'registers'}; arrays that products take are in shared memory")
 
         if self.kernel not in ("", WARP_SPECIALISED, MULTISTAGE):
-            raise ConfigError(f"Mapping(kernel={self.kernel!r}): {WARP_SPECIALISED!r} or {MULTISTAGE!r} is needed, or nothing, "
-                              "which takes what the GPU has")
+            raise ConfigError(f"Mapping(kernel={self.kernel!r}): {WARP_SPECIALISED!r} or {MULTISTAGE!r} is needed, or "
+                              "nothing, which takes what the GPU has")
 
     def __repr__(self) -> str:
         """What is said alone, so that it can be pasted into a program."""

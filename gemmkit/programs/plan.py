@@ -18,8 +18,8 @@ from gemmkit.lang.host import View
 from gemmkit.programs.collectives import TmaOut
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.modules import NEEDED, ROWS_NEEDED, module_of
-from gemmkit.programs.spare import host_arrays, stream_memory
 from gemmkit.programs.printed import Printed
+from gemmkit.programs.spare import host_arrays, stream_memory
 from gemmkit.ptx.tma import emulated_map
 from gemmkit.row_plans import RESIDENT
 from gemmkit.runtime.array_info import ArrayInfo, alignment, unit_axis
@@ -141,7 +141,9 @@ class ProgramPlan:
         """Thread blocks: a tile each, as many as run at once; they go on to further tiles. A cluster's go together. Of rows,
         and of multistage kernels, all that there are."""
         tiles = int(self.module.tiles(self.sizes))
-        return tiles if self.is_of_rows or self.is_multistage else min(tiles, self.cluster.at_once(self.device.sm_count)) * self.cluster.size
+        if self.is_of_rows or self.is_multistage:
+            return tiles
+        return min(tiles, self.cluster.at_once(self.device.sm_count)) * self.cluster.size
 
     @property
     def is_of_rows(self) -> bool:

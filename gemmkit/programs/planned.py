@@ -16,8 +16,8 @@ from gemmkit.programs.chains.plan import derived
 from gemmkit.programs.chains.shares import Shares
 from gemmkit.programs.chains.text import names_of_ranges
 from gemmkit.programs.expressions import function_of
-from gemmkit.programs.lines import refused
 from gemmkit.programs.kernels import Kernel, kernel_of
+from gemmkit.programs.lines import refused
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.modules import ROWS_NEEDED, module_of
 from gemmkit.programs.multistage.text import OWN_NAMES as NAMES_OF_MULTISTAGE
@@ -85,12 +85,10 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
     shown = ", ".join(f"{key} {size}" for key, size in memory.blocks.items())
     together = "" if memory.cluster.is_single else f"; clusters of {memory.cluster.m} x {memory.cluster.n}"
     title = f"{name}: blocks of {shown}; {mapping.warpgroups} warpgroups; {memory.rings[0].stages} stages{together}."
-    made = places, [ordered(rounds) for rounds in places.loops], memory, outs, mapping.warpgroups
-    if kernel.uses_tma:
-        printed = text_of(Printer(*made), title)
-    else:
-        operands = {tile.parameter.name: infos[tile.parameter.name] for rounds in places.loops for tile in rounds.tiles}
-        printed = text_of(MultistagePrinter(*made, copies={key: _copies(kernel, info) for key, info in operands.items()}), title)
+    given = places, [ordered(rounds) for rounds in places.loops], memory, outs, mapping.warpgroups
+    operands = {tile.parameter.name for rounds in places.loops for tile in rounds.tiles}
+    printed = text_of(Printer(*given) if kernel.uses_tma else MultistagePrinter(*given, copies={
+        key: _copies(kernel, infos[key]) for key in operands}), title)
     indices = *_tile_indices(places), *(rounds.index for rounds in places.loops)
     extents = {index.name: index.extent.size for index in indices}
     numbers = {key: float(x) for key, x in arguments.items() if isinstance(x, (float, np.floating))}

@@ -40,8 +40,8 @@ class OutKind:
 
 @dataclass(frozen=True)
 class Printed:
-    """The text; the names of its kernel's arguments behind the sizes: operands' maps, or operands that threads copy, results,
-    arrays that threads read."""
+    """The text; the names of its kernel's arguments behind the sizes: operands' maps, or operands that threads copy,
+    results, arrays that threads read."""
 
     text: str
     maps: tuple[str, ...]

@@ -10,6 +10,7 @@ import numpy as np
 from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.programs.allocate import Allocation, Ring
 from gemmkit.programs.collectives import COLUMN, ROW
+from gemmkit.programs.expressions import Function
 from gemmkit.programs.order import Await, Event, Fill, Ordered, Read, Release, Start, Wait
 from gemmkit.programs.places import Multiply, Places, RowSum, TilePlace
 from gemmkit.programs.printed import Out, Printed

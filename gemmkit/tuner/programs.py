@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from gemmkit.lang.errors import ConfigError
-from gemmkit.programs.chains.allocate import DEFAULTS
 from gemmkit.programs.chains.chain import is_chained
+from gemmkit.programs.kernels import ORDERS, Kernel, kernel_of
 from gemmkit.programs.mapping import SWITCHES, Mapping
 from gemmkit.programs.plan import ProgramPlan
 from gemmkit.programs.planned import planned
@@ -34,7 +34,7 @@ __all__ = ["Programmed"]
 
 TOGETHER = 3                           # things in which a mapping differs from the default
 WARPGROUPS, STAGES = (1, 2, 3), (2, 3, 4, 5, 6)
-COLUMNS, DEPTHS = (64, 128, 192, 256), (64, 128)
+COLUMNS, DEPTHS = (64, 128, 192, 256), (32, 64, 128)
 F32 = np.dtype(np.float32)
 
 
@@ -80,7 +80,8 @@ class Programmed(Subject):
         return 0 in (self.default.extents[name] for name in self.default.printed.tile)
 
     def candidates(self) -> Iterator[Laid]:
-        return map(Laid, listed(self._loop) if self._mappings is None else self._mappings)
+        kernel = kernel_of(Mapping(), self.device)
+        return map(Laid, listed(self._loop, kernel) if self._mappings is None else self._mappings)
 
     def tried(self, candidate: Laid) -> ProgramPlan:
         mapping = candidate.mapping
@@ -101,7 +102,8 @@ class Programmed(Subject):
 
     def memory(self) -> Memory:
         printed, infos = self.default.printed, self.default.infos
-        return Memory([infos[name] for name in (*printed.maps, *printed.arrays)], [infos[name] for name in printed.outs])
+        inputs = *printed.maps, *printed.operands, *printed.arrays
+        return Memory([infos[name] for name in inputs], [infos[name] for name in printed.outs])
 
     def job(self, compiled: ProgramPlan, memory: Memory, cubin: bytes) -> Job:
         kernel, values = compiled.launchable, list(compiled.launchable.values)
@@ -127,15 +129,17 @@ class Programmed(Subject):
 
     def _allowed(self, info: ArrayInfo, terms: int) -> float:
         """A chain rounds what it hands over to its operands' dtype, by another maximum where blocks are longer."""
-        handed = [self.default.infos[name].dtype for name in self.default.printed.maps] if is_chained(self._loop) else []
+        printed = self.default.printed
+        operands = (*printed.maps, *printed.operands) if is_chained(self._loop) else ()
+        handed = [self.default.infos[name].dtype for name in operands]
         return max(tolerance(dtype, F32, terms) for dtype in (info.dtype, *handed))
 
     def key(self) -> str:
         return key_of(self.default)
 
 
-def listed(loop: Loop) -> Iterator[Mapping]:
-    """The mappings of a traced program, those that differ least from the default first."""
+def listed(loop: Loop, kernel: Kernel) -> Iterator[Mapping]:
+    """The mappings of a traced program that a kernel may have, those that differ least from the default first."""
     chained, rounds = is_chained(loop), _rounds(loop)
     choices: dict[str, list[dict[str, Any]]] = {}
 
@@ -145,19 +149,21 @@ def listed(loop: Loop) -> Iterator[Mapping]:
     if chained:
         for index in rounds:
             if not index.stack:
-                lengths(index.name, DEFAULTS)
+                lengths(index.name, kernel.lengths)
     else:
         lengths(loop.indices[-1].name, COLUMNS)
     choices["warpgroups"] = [dict(warpgroups=count) for count in WARPGROUPS]
-    if not chained:
+    if not chained and kernel.uses_tma:
         m, n = (index.name for index in loop.indices[-2:])
         choices["cluster"] = [dict(cluster=shape) for shape in ({m: 2}, {n: 2}, {m: 2, n: 2})]
     for switch in SWITCHES if chained else ():
+        if switch in ORDERS and not kernel.uses_tma:
+            continue
         choices[switch] = [{switch: value} for value in (True, False)]
     choices["stages"] = [dict(stages=count) for count in STAGES]
     if not chained:
         for index in rounds:
-            lengths(index.name, DEPTHS)
+            lengths(index.name, (length for length in DEPTHS if length % kernel.depths == 0))
     for count in range(1, TOGETHER + 1):
         for names in itertools.combinations(choices, count):
             for values in itertools.product(*(choices[name] for name in names)):

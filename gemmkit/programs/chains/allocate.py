@@ -307,14 +307,14 @@ def _check_stages(places: ChainPlaces, choice: Choice, given: dict[RingPlace, in
     """Raises ConfigError where rings of a multistage kernel would not go around together."""
     for ring in places.lone():
         if choice.stages[ring] > 1:
-            raise ConfigError(f"Mapping(stages={{{ring.name!r}: {choice.stages[ring]}}}, kernel='multistage'): a block has one "
-                              "tile, and copies it once")
+            raise ConfigError(f"Mapping(stages={{{ring.name!r}: {choice.stages[ring]}}}, kernel='multistage'): a block has "
+                              "one tile, and copies it once")
     rounds = [ring for ring in places.rings if ring.index is not None]
     most = max(given[ring] for ring in rounds) or max(choice.stages[ring] for ring in rounds)
     other = next((ring for ring in rounds if given[ring] not in (0, most)), None)
     if other is not None:
-        raise ConfigError(f"Mapping(stages=..., kernel='multistage'): {other.name} has {given[other]} stages, and others {most}: "
-                          "the blocks of a round are copied together; give one number")
+        raise ConfigError(f"Mapping(stages=..., kernel='multistage'): {other.name} has {given[other]} stages, and others "
+                          f"{most}: the blocks of a round are copied together; give one number")
     choice.stages.update(dict.fromkeys(rounds, most))
 
 

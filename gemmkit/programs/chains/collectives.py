@@ -112,8 +112,8 @@ def multiply_step(sums: tuple, n: int, product: Any, fragments: tuple, b: int, a
 class OctetOut(Typed):
     """A warpgroup's whole rows from the registers, where shared memory has no room for them: the four lanes of a row
     exchange pairs, so that each stores 16 bytes at once (pairs made attention with heads of 256 take 1.2 times as long).
-    Columns are a multiple of 32, and rows begin at multiples of 16 bytes. ``clipped``: tiles have columns beyond the array's,
-    which are a multiple of 8."""
+    Columns are a multiple of 32, and rows begin at multiples of 16 bytes. ``clipped``: tiles have columns beyond the
+    array's, which are a multiple of 8."""
 
     stacked: bool = False
     clipped: bool = False

@@ -5,10 +5,12 @@ of products is waited for, and the stages that no product needs any more are rel
 
 | rounds | before the others | in each of them | after them |
 |---|---|---|---|
-| only add to cells (not of a multistage kernel, whose products are done where they stand) | start | start, wait for all groups but this one, release the stage before | wait, release |
+| only add to cells | start | start, wait for all groups but this one, release the stage before | wait, release |
 | plain | the first one, where a cell begins as a block of memory | `arrange` (round) | |
 | ``ahead`` | `arrange` (first) | `arrange` (first + late) | `arrange` (late) |
 | ``across`` | the same, and over the end of a tile `arrange` (first of the next one + late) | | |
+
+Products of a multistage kernel are done where they stand: its rounds are plain, and its printer leaves out waits.
 
 With ``ahead`` products that need another product of their round, and what needs them, are late: they go in the next round.
 """

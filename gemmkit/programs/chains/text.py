@@ -108,8 +108,8 @@ class ChainPrinter:
         rows, columns = map(self.choice.size, block.dims)
         stacked = "" if block.stack is None else ", stacked=True"
         dtype = np.dtype(block.parameter.dtype).name
-        return (f"{block.name}_tile = {kind}({dtype!r}, lines={rows}, columns={columns}, offset={self.choice.offsets[block]}, "
-                f"stage_bytes={self.choice.stage_bytes(block.ring)}{more}{stacked}")
+        return (f"{block.name}_tile = {kind}({dtype!r}, lines={rows}, columns={columns}, "
+                f"offset={self.choice.offsets[block]}, stage_bytes={self.choice.stage_bytes(block.ring)}{more}{stacked}")
 
     def staged(self, block: Block) -> str:
         return self.tile_of("Staged", block) + ")"
@@ -143,7 +143,8 @@ class ChainPrinter:
                 '    """1. Blocks of the operands: global -> shared."""', "    zero = thread_index() * 0",
                 *(f"    at_{ring.name} = Slot(zero, zero + 1)          # fresh rings are empty" for ring in rings),
                 *producer.lines, "", "", f"def consume({', '.join(['sizes', *takes_all, 'group'])}):",
-                '    """2. Products, and what becomes of them in the registers. 3. The end of a tile: registers -> global."""',
+                '    """2. Products, and what becomes of them in the registers. 3. The end of a tile: registers -> '
+                'global."""',
                 "    zero, column = thread_index() * 0, own_column()",
                 *(f"    at_{ring.name} = Slot(zero, zero)" for ring in rings),
                 *(["    turns.give_first(group)"] if self.choice.turns else []), *scalar_lines(consumer), *consumer.lines,

@@ -150,9 +150,11 @@ class MultistageChainPrinter(ChainPrinter):
     def kernel(self, arguments: list[str], consumer: Consumer) -> list[str]:
         assert isinstance(consumer, MultistageConsumer)
         return [f"def kernel({', '.join(['sizes', *arguments])}):",
+                '    """1. Blocks of the operands: global -> shared, ahead of the round. 2. Products, and what becomes of',
+                '    them in the registers. 3. The end of the tile: registers -> global."""',
                 "    group, zero, column = uniform(udiv(thread_index(), 128)), thread_index() * 0, own_column()",
-                *(["    of_tile = Slot(zero, zero)"] if self.places.lone() else []), *scalar_lines(consumer), *consumer.lines,
-                "", "", *self.tile_functions(),
+                *(["    of_tile = Slot(zero, zero)"] if self.places.lone() else []), *scalar_lines(consumer),
+                *consumer.lines, "", "", *self.tile_functions(),
                 f"def copy_blocks({', '.join([*consumer.given, consumer.n, 'slot'])}):",
                 '    """Blocks of a round on their way: global -> shared."""',
                 *(f"    {consumer.copied(block, 'slot')}" for block in consumer.blocks)]

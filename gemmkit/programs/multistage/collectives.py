@@ -143,8 +143,8 @@ class Copied(Typed):
     # ldmatrix loads four 8 x 8 matrices, of which lane t addresses line t % 8 of the (t / 8)-th.
 
     def upright(self, stage: int, line: int, column: int, n: int, k: int, trans: bool) -> tuple:
-        """16 x 16 elements from line ``line + n`` and column ``column + k`` on, all of them multiples of 16: the upper left 8
-        x 8 first, then the lower left one. ``n`` and ``k`` are known when the kernel is compiled."""
+        """16 x 16 elements from line ``line + n`` and column ``column + k`` on, all of them multiples of 16: the upper left
+        8 x 8 first, then the lower left one. ``n`` and ``k`` are known when the kernel is compiled."""
         lane = lane_index()
         return self.matrices(stage, line, column, n, k, lane % 16, udiv(lane, 16) * 8, trans)
 

@@ -17,9 +17,9 @@ from gemmkit.programs.text import IMPORTS, Printer
 
 __all__ = ["OWN_NAMES", "Copies", "MultistagePrinter"]
 
-HOPPERS = ("gemmkit.kernels.common.cluster", "gemmkit.kernels.common.pipeline", "gemmkit.ptx.cluster", "gemmkit.ptx.mbarrier",
-           "gemmkit.ptx.wgmma")       # modules
-#: Of a multiprocessor; of a thread beside its sums: of rounds, of each product more, of an end of a tile that reads matrices.
+HOPPERS = ("gemmkit.kernels.common.cluster", "gemmkit.kernels.common.pipeline", "gemmkit.ptx.cluster",
+           "gemmkit.ptx.mbarrier", "gemmkit.ptx.wgmma")       # modules
+#: Of a multiprocessor; of a thread beside its sums: of rounds, of each product more, of an end that reads matrices.
 REGISTERS, OTHERS, EACH, READING = 65536, 64, 8, 96
 #: What a text calls its own things, beside `gemmkit.programs.text.OWN_NAMES`.
 OWN_NAMES = frozenset({"Copied", "CopyRing", "MmaProduct", "OctetOut", "RESIDENT", "copy_blocks", "stage"})
@@ -47,7 +47,8 @@ class MultistagePrinter(Printer):
     imports = sorted([*(each for each in IMPORTS if each[0] not in HOPPERS
                         and each[1] not in ("Product", "Staged", "TmaOut", "grid_x")),
                       ("gemmkit.programs.chains.collectives", "OctetOut", ("OctetOut",)),
-                      *(("gemmkit.programs.multistage.collectives", name, ()) for name in ("Copied", "CopyRing", "MmaProduct"))],
+                      *(("gemmkit.programs.multistage.collectives", name, ())
+                        for name in ("Copied", "CopyRing", "MmaProduct"))],
                      key=lambda each: each[0])
 
     # -- constants ----------------------------------------------------------------------------------------------------
@@ -87,8 +88,9 @@ class MultistagePrinter(Printer):
     def kernel(self) -> None:
         _, operands, names, arrays = self.arguments()
         self.put(0, "", "", f"def kernel({', '.join(['sizes', *operands, *names, *arrays])}):")
-        self.put(1, "group, zero = uniform(udiv(thread_index(), 128)), thread_index() * 0",
-                 f"{self.place} = place(block_x(), sizes)")
+        self.put(1, '"""1. Blocks of the operands: global -> shared, ahead of the round. 2. Products of stages, added up.',
+                 '3. What becomes of the sums: registers -> global."""',
+                 "group, zero = uniform(udiv(thread_index(), 128)), thread_index() * 0", f"{self.place} = place(block_x(), sizes)")
         self.begin_cells(1)
         for ring in self.memory.rings:
             self.rounds(ring)
@@ -96,8 +98,8 @@ class MultistagePrinter(Printer):
 
     def rounds(self, ring: Ring) -> None:
         """A loop, behind the copies of its first rounds."""
-        k, name, slot, step = ring.rounds.index.name, self.ring(ring), self.slot(ring), self.memory.blocks[ring.rounds.index.name]
-        ahead = ring.stages - 1
+        k, name, slot, ahead = ring.rounds.index.name, self.ring(ring), self.slot(ring), ring.stages - 1
+        step = self.memory.blocks[k]
         self.put(1, f"for stage in range({ahead}):")
         self.copy(2, ring, f"stage * {step}", "Slot(zero + stage, zero)")
         self.put(1, f"{k}, before, {slot} = zero, Slot(zero + {ahead}, zero), Slot(zero, zero)", f"while {k} < sizes.{k}:",
