@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -129,6 +130,11 @@ def silu_times(x: Any, y: Any) -> Any:
 
 #: What a mapping has half of the time.
 CLUSTERS: tuple[dict[str, int], ...] = ({}, {}, {}, {"m": 2}, {"n": 2}, {"m": 2, "n": 2})
+
+
+def multistage(mapping: gk.Mapping) -> gk.Mapping:
+    """The mapping on a kernel by cp.async and mma.sync, without what that has not."""
+    return dataclasses.replace(mapping, kernel="multistage", cluster={}, ahead=None, across=None, turns=None)
 
 
 def drawn_case(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any]]:

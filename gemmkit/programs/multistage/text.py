@@ -90,7 +90,8 @@ class MultistagePrinter(Printer):
         self.put(0, "", "", f"def kernel({', '.join(['sizes', *operands, *names, *arrays])}):")
         self.put(1, '"""1. Blocks of the operands: global -> shared, ahead of the round. 2. Products of stages, added up.',
                  '3. What becomes of the sums: registers -> global."""',
-                 "group, zero = uniform(udiv(thread_index(), 128)), thread_index() * 0", f"{self.place} = place(block_x(), sizes)")
+                 "group, zero = uniform(udiv(thread_index(), 128)), thread_index() * 0",
+                 f"{self.place} = place(block_x(), sizes)")
         self.begin_cells(1)
         for ring in self.memory.rings:
             self.rounds(ring)
