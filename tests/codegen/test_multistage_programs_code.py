@@ -88,8 +88,9 @@ def test_machine_code(name: str, device: Any) -> None:
     assert len(rounds) == len(wanted)
     counts = sorted(((*(count[what] for what in ("HMMA", "LDSM", "LDGSTS", "BAR")), len(one))
                      for one in rounds for count in [Counter(line.split()[0].split(".")[0] for line in one)]), reverse=True)
-    for (*got, barriers, length), (*exact, most) in zip(counts, wanted, strict=True):
-        assert got == exact and barriers == 1 and length <= most
+    for (products, loads, copies, barriers, length), (*exact, most) in zip(counts, wanted, strict=True):
+        assert [products, copies, barriers] == [exact[0], exact[2], 1] and length <= most
+        assert loads <= exact[1]                       # two products that take the same A may load it once
 
 
 @contextlib.contextmanager
