@@ -38,9 +38,13 @@ class Copies:
         return bool(self.started or any(self.groups))
 
 
-def start(thread: Thread, offset: int, memory: Memory, address: int | None, nbytes: int) -> None:
-    """Starts a copy to `offset` of shared memory; zeros where there is no `address`."""
-    data = np.zeros(nbytes, np.uint8) if address is None else thread.read(memory, address, nbytes)
+def start(thread: Thread, offset: int, memory: Memory, address: int | None, nbytes: int, there: int | None = None) -> None:
+    """Starts a copy to `offset` of shared memory; zeros where there is no `address`, and behind the first bytes that are
+    `there` (None: all are)."""
+    data: Bytes = np.zeros(nbytes, np.uint8)
+    if address is not None:
+        count = nbytes if there is None else there
+        data[:count] = thread.read(memory, address, count, None if there is None else nbytes)
     shared = thread.block.shared
     thread.write(shared, offset, np.full(nbytes, 0xFF, np.uint8))
     if shared.valid is None:

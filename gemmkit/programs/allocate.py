@@ -7,21 +7,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gemmkit.kernels.common.cluster import Cluster
-from gemmkit.kernels.common.pipeline import BARRIER
 from gemmkit.kernels.common.shared_memory import SharedMemory
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.collectives import PATTERN, ROWS
+from gemmkit.programs.kernels import Kernel
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.order import LEAST_STAGES
 from gemmkit.programs.places import Places, Rounds
 from gemmkit.programs.values import Index
+from gemmkit.runtime.device import DeviceInfo
 
 __all__ = ["Allocation", "Ring", "allocated", "out_bytes", "said", "sized"]
 
 MOST = 4                               # stages where the mapping does not say how many
-DEFAULT_K = 64
 COLUMN_BYTES = 4                       # of a column's value in shared memory
-MOST_SUMS = {1: 256, 2: 256, 3: 128}   # columns of sums that fit in the registers of so many warpgroups
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Ring:
 @dataclass(frozen=True)
 class Allocation:
     """``outs``: of results that leave by shared memory, where they lie in it; ``columns``: the same of cells that have a
-    value for each column; ``cluster``: blocks that share operands."""
+    value for each column; ``cluster``: blocks that share operands; ``kernel``: what they lie in."""
 
     blocks: dict[str, int]
     rings: tuple[Ring, ...]
@@ -46,9 +45,10 @@ class Allocation:
     nbytes: int
     cluster: Cluster
     columns: dict[str, int]
+    kernel: Kernel
 
 
-def sized(places: Places, mapping: Mapping) -> dict[str, int]:
+def sized(places: Places, mapping: Mapping, kernel: Kernel) -> dict[str, int]:
     """The length of every index's blocks: the mapping's, or defaults.
 
     Raises ConfigError for names that the program has not, and for lengths that no product has.
@@ -60,40 +60,46 @@ def sized(places: Places, mapping: Mapping) -> dict[str, int]:
     if other is not None:
         raise ConfigError(f"Mapping(blocks={{{other!r}: {mapping.blocks[other]}}}): the program's indices are "
                           f"{', '.join(dict.fromkeys(names))}")
-    most = MOST_SUMS[mapping.warpgroups] // len(places.starts) // 64 * 64
+    most, usual = (sums[mapping.warpgroups] // len(places.starts) // 64 * 64
+                   for sums in (kernel.most_sums, kernel.usual_sums))
     if most == 0:
         raise ConfigError(f"{len(places.starts)} cells of sums do not fit in the registers of {mapping.warpgroups} "
                           "warpgroups; take fewer warpgroups")
-    across = min(max(64, most), -(-n.extent.size // 64) * 64 or 64)
-    blocks = {m.name: ROWS * mapping.warpgroups, n.name: across, **{r.index.name: DEFAULT_K for r in places.loops}}
+    across = min(max(64, usual), -(-n.extent.size // 64) * 64 or 64)
+    blocks = {m.name: ROWS * mapping.warpgroups, n.name: across, **{r.index.name: kernel.depth for r in places.loops}}
     blocks.update(mapping.blocks)
     if blocks[m.name] != ROWS * mapping.warpgroups:
         raise ConfigError(f"Mapping(blocks={{{m.name!r}: {blocks[m.name]}}}, warpgroups={mapping.warpgroups}): a warpgroup "
                           f"has {ROWS} rows, so {ROWS * mapping.warpgroups} are needed")
     for name in (n.name, *(rounds.index.name for rounds in places.loops)):
-        if blocks[name] % 64 or blocks[name] > 256:
-            raise ConfigError(f"Mapping(blocks={{{name!r}: {blocks[name]}}}): 64, 128, 192 or 256 is needed")
+        whole = 64 if name == n.name else kernel.depths
+        if blocks[name] % whole or blocks[name] > 256:
+            raise ConfigError(f"Mapping(blocks={{{name!r}: {blocks[name]}}}): " + (
+                "64, 128, 192 or 256 is needed" if whole == 64 else f"a multiple of {whole} up to 256 is needed"))
     if blocks[n.name] > max(64, most):
         raise ConfigError(f"Mapping(blocks={{{n.name!r}: {blocks[n.name]}}}, warpgroups={mapping.warpgroups}): with "
                           f"{len(places.starts)} cells of sums, {most} columns fit in registers")
     return blocks
 
 
-def allocated(places: Places, mapping: Mapping, outs: dict[str, int], limit: int) -> Allocation:
+def allocated(places: Places, mapping: Mapping, outs: dict[str, int], device: DeviceInfo,
+              kernel: Kernel) -> Allocation:
     """``outs``: the bytes that results need on their way out. Raises ConfigError for what does not fit."""
-    blocks = sized(places, mapping)
+    blocks = sized(places, mapping, kernel)
     sizes = [[2 * _length(tile.dims[0], blocks) * _length(tile.dims[1], blocks) for tile in rounds.tiles]
              for rounds in places.loops]
+    limit = device.shared_memory_per_block
     bound = min(limit, mapping.shared_bytes or limit)
     of_columns = COLUMN_BYTES * blocks[places.indices[1].name] * len(places.column_starts)
-    room = bound - sum(outs.values()) - of_columns
-    per_stage = sum(map(sum, sizes)) + 2 * BARRIER * len(sizes)
+    room = (mapping.shared_bytes or kernel.share(device)) - sum(outs.values()) - of_columns
+    per_stage = sum(map(sum, sizes)) + kernel.barriers * len(sizes)
     fits = max(LEAST_STAGES, min(MOST, room // per_stage))
     mapping.check_arrays([tile.name for rounds in places.loops for tile in rounds.tiles])
     stages = [mapping.stages_of([tile.name for tile in rounds.tiles]) or fits for rounds in places.loops]
     if min(stages) < LEAST_STAGES:
-        raise ConfigError(f"Mapping(stages={min(stages)}): products are waited for one round later, so "
-                          f"{LEAST_STAGES} are needed")
+        raise ConfigError(f"Mapping(stages={min(stages)}): " + (
+            "products are waited for one round later" if kernel.uses_tma else "a stage is filled while another is read")
+            + f", so {LEAST_STAGES} are needed")
     memory = SharedMemory()
     firsts = [memory.take(n * sum(of_one), PATTERN) for n, of_one in zip(stages, sizes)]
     places_out = {name: memory.take(nbytes, PATTERN) for name, nbytes in outs.items()}
@@ -103,13 +109,13 @@ def allocated(places: Places, mapping: Mapping, outs: dict[str, int], limit: int
         offsets, at = {}, first
         for tile, size in zip(rounds.tiles, of_one):
             offsets[tile.name], at = at, at + size
-        rings.append(Ring(rounds, n, sum(of_one), offsets, memory.take(2 * BARRIER * n)))
+        rings.append(Ring(rounds, n, sum(of_one), offsets, memory.take(kernel.barriers * n)))
     if memory.nbytes > bound:
         raise ConfigError(f"{', '.join(map(str, stages))} stages of {sum(map(sum, sizes))} bytes and results of "
                           f"{sum(outs.values()) + of_columns} need "
                           f"{memory.nbytes} bytes of shared memory, and {bound} are there; "
                           "take fewer stages or smaller blocks")
-    return Allocation(blocks, tuple(rings), places_out, memory.nbytes, clustered(places, mapping), columns)
+    return Allocation(blocks, tuple(rings), places_out, memory.nbytes, clustered(places, mapping), columns, kernel)
 
 
 def clustered(places: Places, mapping: Mapping) -> Cluster:
@@ -126,15 +132,16 @@ def said(memory: Allocation, mapping: Mapping) -> Mapping:
     """The mapping with all that was left open said: it derives the same text."""
     stages = {ring.rounds.tiles[0].name: ring.stages for ring in memory.rings}
     same = len(set(stages.values())) == 1
-    return replace(mapping, blocks=memory.blocks, stages=memory.rings[0].stages if same else stages)
+    return replace(mapping, blocks=memory.blocks, stages=memory.rings[0].stages if same else stages,
+                   kernel=memory.kernel.said)
 
 
 def _length(index: Index, blocks: dict[str, int]) -> int:
     return blocks[index.name]
 
 
-def out_bytes(places: Places, mapping: Mapping, dtype: np.dtype) -> int:
+def out_bytes(places: Places, mapping: Mapping, dtype: np.dtype, kernel: Kernel) -> int:
     """Of a tile of a result in shared memory."""
-    blocks = sized(places, mapping)
+    blocks = sized(places, mapping, kernel)
     m, n = places.indices
     return blocks[m.name] * blocks[n.name] * int(dtype.itemsize)

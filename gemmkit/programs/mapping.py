@@ -10,10 +10,11 @@ from typing import Any
 
 from gemmkit.lang.errors import ConfigError
 
-__all__ = ["Mapping"]
+__all__ = ["MULTISTAGE", "WARP_SPECIALISED", "Mapping"]
 
 MOST_STAGES, MOST_WARPGROUPS, MOST_BLOCKS, MOST_SPLITS = 16, 3, 4, 16
 REGISTERS = "registers"
+WARP_SPECIALISED, MULTISTAGE = "warp_specialised", "multistage"          # as `gemmkit.get_config` calls them
 SWITCHES = "ahead", "across", "turns", "descending", "longest_first", "lazy"
 NEEDS = dict(ahead="a product that needs another product of its round", across="products that run a round ahead",
              turns="something to compute between the products of a round", descending="tiles of whole rows",
@@ -39,6 +40,7 @@ class Mapping:
     | ``lazy`` | a running maximum stays until what it scales would shrink below 2^-8 | for sums of 192 columns or more |
     | ``splits`` | so many blocks share a tile's rounds, and a second kernel merges | as idle multiprocessors take them |
     | ``places`` | by the name of a value, ``"registers"``: an error where it has another place | |
+    | ``kernel`` | ``"warp_specialised"`` (TMA, wgmma) or ``"multistage"`` (cp.async, mma.sync) | the first on Hopper |
 
     >>> Mapping({"m": 128, "n": 256, "k": 64}, stages=3).stages
     3
@@ -63,6 +65,7 @@ class Mapping:
     lazy: bool | None = None
     splits: int = 0
     places: Names[str, str] = field(default_factory=dict)
+    kernel: str = ""
 
     def __post_init__(self) -> None:
         for name in ("blocks", "cluster", "places"):
@@ -100,6 +103,10 @@ class Mapping:
                                   f"needed, such as "
                                   "{'p': 'registers'}; arrays that products take are in shared memory")
 
+        if self.kernel not in ("", WARP_SPECIALISED, MULTISTAGE):
+            raise ConfigError(f"Mapping(kernel={self.kernel!r}): {WARP_SPECIALISED!r} or {MULTISTAGE!r} is needed, or "
+                              "nothing, which takes what the GPU has")
+
     def __repr__(self) -> str:
         """What is said alone, so that it can be pasted into a program."""
         found = []
@@ -114,7 +121,7 @@ class Mapping:
         stages = self.stages if isinstance(self.stages, int) else frozenset(self.stages.items())
         names = (frozenset(held.items()) for held in (self.blocks, self.cluster, self.places))
         switches = (getattr(self, switch) for switch in SWITCHES)
-        return hash((*names, self.warpgroups, stages, self.shared_bytes, self.splits, *switches))
+        return hash((*names, self.warpgroups, stages, self.shared_bytes, self.splits, self.kernel, *switches))
 
     # -- asked by the passes -------------------------------------------------------------------------------------------
 

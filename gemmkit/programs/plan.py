@@ -20,8 +20,8 @@ from gemmkit.programs.collectives import TmaOut
 from gemmkit.programs.launches import Launches, launches_of
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.modules import NEEDED, ROWS_NEEDED, module_of
+from gemmkit.programs.printed import Printed
 from gemmkit.programs.spare import host_arrays, stream_memory
-from gemmkit.programs.text import Printed
 from gemmkit.ptx.tma import emulated_map
 from gemmkit.row_plans import RESIDENT
 from gemmkit.runtime.array_info import ArrayInfo, alignment, unit_axis
@@ -122,7 +122,7 @@ class ProgramPlan:
     @property
     def names(self) -> list[str]:
         """The arrays in the order of the kernel's arguments, behind the sizes."""
-        return [*self.printed.maps, *self.printed.outs, *self.printed.arrays]
+        return [*self.printed.maps, *self.printed.operands, *self.printed.outs, *self.printed.arrays]
 
     @cached_property
     def arguments(self) -> list[Frozen]:
@@ -132,15 +132,22 @@ class ProgramPlan:
 
     @cached_property
     def blocks(self) -> int:
-        """Thread blocks: a tile each, as many as run at once; they go on to further tiles. A cluster's go together. Of rows
-        all that there are."""
+        """Thread blocks: a tile each, as many as run at once; they go on to further tiles. A cluster's go together. Of rows,
+        and of multistage kernels, all that there are."""
         tiles = int(self.module.tiles(self.sizes))
-        return tiles if self.is_of_rows else min(tiles, self.cluster.at_once(self.device.sm_count)) * self.cluster.size
+        if self.is_of_rows or self.is_multistage:
+            return tiles
+        return min(tiles, self.cluster.at_once(self.device.sm_count)) * self.cluster.size
 
     @property
     def is_of_rows(self) -> bool:
         """Whether it has no products, and teams of threads that take rows."""
-        return not self.printed.maps
+        return not self.printed.maps and not self.printed.operands
+
+    @property
+    def is_multistage(self) -> bool:
+        """Whether its threads copy their operands, in blocks that have a tile each."""
+        return bool(self.printed.operands)
 
     @property
     def cluster(self) -> Cluster:
@@ -153,8 +160,9 @@ class ProgramPlan:
         module, ordinal = self.module, max(info.device for info in self.infos.values())
         threads = module.ROWS.team.block if self.is_of_rows else module.WARPGROUPS.threads
         resident = RESIDENT // 2 if self.spare else RESIDENT       # what merges 16 shares has some 60 values of a row
+        per_sm = max(1, resident // threads) if self.is_of_rows else int(getattr(module, "RESIDENT", 1))
         return Launchable(module.kernel, self.arguments, threads, self.blocks, self.device, ordinal, module.SHARED_BYTES,
-                          cluster=self.cluster.size, blocks_per_sm=max(1, resident // threads) if self.is_of_rows else 1)
+                          cluster=self.cluster.size, blocks_per_sm=per_sm)
 
     @cached_property
     def given(self) -> dict[str, ArrayInfo]:

@@ -15,19 +15,23 @@ from gemmkit.programs.chains.chain import Chain, is_chained
 from gemmkit.programs.chains.plan import derived
 from gemmkit.programs.chains.shares import Shares
 from gemmkit.programs.chains.text import names_of_ranges
-from gemmkit.programs.collectives import LINE
 from gemmkit.programs.expressions import Function, function_of
+from gemmkit.programs.kernels import Kernel, kernel_of
 from gemmkit.programs.lines import refused
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.modules import ROWS_NEEDED, module_of
+from gemmkit.programs.multistage.text import OWN_NAMES as NAMES_OF_MULTISTAGE
+from gemmkit.programs.multistage.text import Copies, MultistagePrinter
 from gemmkit.programs.order import ordered
 from gemmkit.programs.places import Places, places_of
 from gemmkit.programs.plan import ProgramPlan
+from gemmkit.programs.printed import Out, OutKind
 from gemmkit.programs.rows.elements import PART
 from gemmkit.programs.rows.form import has_rows_alone, row_program_of, walked
 from gemmkit.programs.rows.plan import derived as derived_rows
 from gemmkit.programs.rows.text import OWN_NAMES as NAMES_OF_ROWS
-from gemmkit.programs.text import OWN_NAMES, OWN_STARTS, Out, OutKind, text_of
+from gemmkit.programs.text import OWN_NAMES, OWN_STARTS, Printer
+from gemmkit.programs.text import printed as text_of
 from gemmkit.programs.trace import Loop, Store, Value
 from gemmkit.programs.values import Index
 from gemmkit.runtime.array_info import ArrayInfo, shares_memory, unit_axis
@@ -37,7 +41,7 @@ from gemmkit.runtime.tensor_maps import why_not
 
 __all__ = ["planned"]
 
-HOPPER, WARPGROUPS = (9, 0), 2
+WARPGROUPS = 2
 
 
 def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str | None) -> ProgramPlan:
@@ -47,20 +51,19 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
     device = _device(infos)
     if has_rows_alone(loop):
         return _of_rows(name, loop, infos, arguments, mapping, text, device)
-    if device.arch != HOPPER:
-        raise ConfigError(f"programs with products have kernels for GPUs of compute capability 9.0, and {device.name} has "
-                          f"{device.arch[0]}.{device.arch[1]}")
+    kernel = kernel_of(mapping, device)
+    kernel.refuse(mapping)
     if is_chained(loop):
         try:
-            return _chained(name, loop, infos, arguments, mapping, text, device)
+            return _chained(name, loop, infos, arguments, mapping, text, device, kernel)
         except _NoMerge as error:
             if mapping.splits:
                 raise error.reason from None
             return planned(program, arguments, replace(mapping, splits=1), text)
     mapping = replace(mapping, warpgroups=mapping.warpgroups or WARPGROUPS)
     places = places_of(loop)
-    _check_names(infos, places, arguments)
-    _check_arrays(infos, places)
+    _check_names(infos, places, arguments, kernel)
+    _check_arrays(infos, places, kernel)
     stores, outs = places.stores, []
     roots = simplified([store.value for store in stores])
     stale = {carried.init for rounds in loop.body if hasattr(rounds, "carried") for carried in rounds.carried}
@@ -73,16 +76,19 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
         plain = root.op == "after"
         for array in made.arrays:
             _check_read(array, infos[array], store.line)
-        kind = {None: "TmaOut" if _leaves_by_tma(info) else "DirectOut", places.indices[0]: "ColumnsOut",
+        kind = {None: kernel.whole_rows if _leaves_by_tma(info) else "DirectOut", places.indices[0]: "ColumnsOut",
                 places.indices[1]: "RowsOut"}[store.only]
         outs.append(Out(store, info.dtype, kind, kind == "DirectOut" and _in_pairs(info), None if plain else made,
                         made.sums[0]))
-    nbytes = {out.name: out_bytes(places, mapping, out.dtype) for out in outs if out.kind == "TmaOut"}
-    memory = allocated(places, mapping, nbytes, device.shared_memory_per_block)
+    nbytes = {out.name: out_bytes(places, mapping, out.dtype, kernel) for out in outs if out.kind == "TmaOut"}
+    memory = allocated(places, mapping, nbytes, device, kernel)
     shown = ", ".join(f"{key} {size}" for key, size in memory.blocks.items())
     together = "" if memory.cluster.is_single else f"; clusters of {memory.cluster.m} x {memory.cluster.n}"
     title = f"{name}: blocks of {shown}; {mapping.warpgroups} warpgroups; {memory.rings[0].stages} stages{together}."
-    printed = text_of(title, places, [ordered(rounds) for rounds in places.loops], memory, outs, mapping.warpgroups)
+    given = places, [ordered(rounds) for rounds in places.loops], memory, outs, mapping.warpgroups
+    operands = {tile.parameter.name for rounds in places.loops for tile in rounds.tiles}
+    printed = text_of(Printer(*given) if kernel.uses_tma else MultistagePrinter(*given, copies={
+        key: _copies(kernel, infos[key]) for key in operands}), title)
     indices = *_tile_indices(places), *(rounds.index for rounds in places.loops)
     extents = {index.name: index.extent.size for index in indices}
     numbers = {key: float(x) for key, x in arguments.items() if isinstance(x, (float, np.floating))}
@@ -104,23 +110,23 @@ def _element(store: Store, root: Value, places: Places, warpgroups: int) -> Func
 
 
 def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict[str, Any], mapping: Mapping,
-             text: str | None, device: DeviceInfo) -> ProgramPlan:
+             text: str | None, device: DeviceInfo, kernel: Kernel) -> ProgramPlan:
     """Of a program whose tiles are whole rows (`gemmkit.programs.chains`)."""
     numbers = {key: float(x) for key, x in arguments.items() if isinstance(x, (float, np.floating))}
 
     def leaves(chain: Chain, store: Store, cells: dict[str, ArrayInfo]) -> OutKind:
         info, is_rows = {**infos, **cells}[store.parameter.name], chain.stores_rows(store)
         columns = 1 if is_rows else info.shape[-1]
-        by_tma = not is_rows and columns % LINE == 0 and _leaves_by_tma(info)
-        kind = "RowsOut" if is_rows else "TmaOut" if by_tma else "DirectOut"
+        whole = not is_rows and columns % kernel.line == 0 and _leaves_by_tma(info)
+        kind = "RowsOut" if is_rows else kernel.whole_rows if whole else "DirectOut"
         return OutKind(kind, info.dtype, not is_rows and _in_pairs(info), columns)
 
-    made = derived(name, loop, mapping, numbers, leaves, list(infos), device.shared_memory_per_block,
-                   device.sm_count)
+    copies = {} if kernel.uses_tma else {key: _copies(kernel, info) for key, info in infos.items() if info.shape}
+    made = derived(name, loop, mapping, numbers, leaves, list(infos), device, kernel, copies)
     chain, printed = made.chain, made.text
     indices = *chain.indices, chain.index
     _check_own_names([*infos, *numbers, *(c.inside.name for c in chain.carried), *(index.name for index in indices)],
-                     [index.name for index in indices])
+                     [index.name for index in indices], kernel)
     names = *infos, *numbers, *(index.name for index in indices)
     clash = next((key for key in names if key in names_of_ranges(chain)), None)
     if clash is not None:
@@ -128,7 +134,7 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
     operands = {block.parameter.name: chain.line for ring in made.places.rings for block in ring.blocks}
     shares = made.shares
     stores: list[Store] = chain.stores if shares is None else shares.merging.body
-    _check_launch(infos, operands, chain.indices, [chain.index], {chain.index.name: chain.line}, stores)
+    _check_launch(infos, operands, chain.indices, [chain.index], {chain.index.name: chain.line}, stores, kernel)
     for array, x in made.read.items():
         _check_read(array, infos[array], x.line)
     if text is not None:
@@ -193,17 +199,23 @@ def _tile_indices(places: Places) -> tuple[Index, ...]:
     return places.indices if places.stack is None else (*places.indices, places.stack)
 
 
-def _check_names(infos: dict[str, ArrayInfo], places: Places, arguments: dict[str, Any]) -> None:
+def _copies(kernel: Kernel, info: ArrayInfo) -> Copies:
+    vector = kernel.vector(info)
+    return Copies(vector, info.shape[-1] % vector != 0)
+
+
+def _check_names(infos: dict[str, ArrayInfo], places: Places, arguments: dict[str, Any], kernel: Kernel) -> None:
     """Raises ValueError for names that the text has for its own."""
     numbers = [key for key, x in arguments.items() if isinstance(x, (float, np.floating))]
     indices = [index.name for index in (*_tile_indices(places), *(rounds.index for rounds in places.loops))]
-    _check_own_names([*infos, *numbers, *places.names, *indices], indices)
+    _check_own_names([*infos, *numbers, *places.names, *indices], indices, kernel)
 
 
-def _check_own_names(names: list[str], indices: list[str]) -> None:
+def _check_own_names(names: list[str], indices: list[str], kernel: Kernel) -> None:
+    own = OWN_NAMES if kernel.uses_tma else OWN_NAMES | NAMES_OF_MULTISTAGE
     for name in names:
         is_made = name.startswith(OWN_STARTS) or name.endswith("_tile") or "_by_" in name
-        if name in OWN_NAMES or is_made or (name == "i" and name not in indices):
+        if name in own or is_made or (name == "i" and name not in indices):
             raise _taken(name)
 
 
@@ -211,24 +223,24 @@ def _taken(name: str) -> ValueError:
     return ValueError(f"{name}: the derived text has this name for its own; call the array, cell or index otherwise")
 
 
-def _check_arrays(infos: dict[str, ArrayInfo], places: Places) -> None:
+def _check_arrays(infos: dict[str, ArrayInfo], places: Places, kernel: Kernel) -> None:
     operands = {tile.parameter.name: rounds.line for rounds in places.loops for tile in rounds.tiles}
     _check_launch(infos, operands, _tile_indices(places), [rounds.index for rounds in places.loops],
-                  {rounds.index.name: rounds.line for rounds in places.loops}, places.stores)
+                  {rounds.index.name: rounds.line for rounds in places.loops}, places.stores, kernel)
 
 
 def _check_launch(infos: dict[str, ArrayInfo], operands: dict[str, str], tile: tuple[Index, ...], rounds: list[Index],
-                  lines: dict[str, str], stores: list[Store]) -> None:
-    """Raises ValueError where TMA cannot bring an operand, a sum goes over nothing, or results share memory."""
+                  lines: dict[str, str], stores: list[Store], kernel: Kernel | None = None) -> None:
+    """Raises ValueError where a kernel cannot bring an operand, a sum goes over nothing, or results share memory."""
     for index in rounds:
         if index.extent.size == 0:
             raise refused(ValueError, f"{index} goes along {index.extent}: a kernel's sums go over one element or more",
                           lines[index.name])
     if 0 not in (index.extent.size for index in tile):
         for name, line in operands.items():
-            reason = why_not(infos[name], len(infos[name].shape) - 1)
+            reason = None if kernel is None else kernel.why_not(infos[name])
             if reason is not None:
-                raise refused(ValueError, f"{name} is an operand of a product, and TMA cannot bring it: {reason}", line)
+                raise refused(ValueError, f"{name} is an operand of a product, and {reason}", line)
     results = [store.parameter.name for store in stores]
     twice = next((name for name in results if results.count(name) > 1), None)
     if twice is not None:

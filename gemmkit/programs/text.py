@@ -13,9 +13,9 @@ from gemmkit.programs.collectives import COLUMN, ROW
 from gemmkit.programs.expressions import KEPT, Function
 from gemmkit.programs.order import Await, Event, Fill, Ordered, Read, Release, Start, Wait
 from gemmkit.programs.places import Multiply, Places, RowSum, TilePlace
-from gemmkit.programs.trace import Store
+from gemmkit.programs.printed import Out, Printed
 
-__all__ = ["OWN_NAMES", "OWN_STARTS", "Out", "OutKind", "Printed", "text_of"]
+__all__ = ["OWN_NAMES", "OWN_STARTS", "Printer", "printed"]
 
 REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}      # of a thread that produces, and of one that consumes
 IMPORTS = [
@@ -50,54 +50,18 @@ OWN_STARTS = ("at_", "before_", "make_", "ring_", "slot_", "out_", "map_", "rows
               "value_", KEPT)
 
 
-@dataclass(eq=False)
-class Out:
-    """A result: how it leaves, and the function of its elements (None: the sums as they are)."""
-
-    store: Store
-    dtype: np.dtype
-    kind: str                          # the collective's name
-    pairs: bool
-    function: Function | None
-    sums: str                          # what is stored where there is no function
-
-    @property
-    def name(self) -> str:
-        return self.store.parameter.name
-
-
-@dataclass(frozen=True)
-class OutKind:
-    """How a result leaves: the collective's name, and what it is made for."""
-
-    kind: str
-    dtype: np.dtype
-    pairs: bool
-    columns: int
-
-
-@dataclass(frozen=True)
-class Printed:
-    """The text; the names of its kernel's arguments behind the sizes: operands' maps, results, arrays that threads read."""
-
-    text: str
-    maps: tuple[str, ...]
-    outs: tuple[str, ...]
-    arrays: tuple[str, ...]
-    sizes: tuple[str, ...]
-    tile: tuple[str, ...]              # those of the sizes that tiles go along
-    scalars: tuple[str, ...]
-    threads: int
-
-
 @dataclass
 class Printer:
+    """Of a warp-specialised kernel. A subclass prints another: what it is made of, roles, waits and releases."""
+
     places: Places
     loops: list[Ordered]
     memory: Allocation
     outs: list[Out]
     warpgroups: int
     lines: list[str] = field(default_factory=list)
+
+    imports = IMPORTS
 
     def put(self, depth: int, *lines: str) -> None:
         self.lines += ["    " * depth + line if line else "" for line in lines]
@@ -159,22 +123,37 @@ class Printer:
 
     # -- constants ----------------------------------------------------------------------------------------------------
 
+    product_class = "Product"
+
+    def roles(self) -> list[str]:
+        """The constants of the module that say who does what."""
+        few, many = REGISTERS[self.warpgroups]
+        return [f"WARPGROUPS = Warpgroups(1, {self.warpgroups}, {few}, {many})", f"SHARED_BYTES = {self.memory.nbytes}",
+                *([] if self.cluster.is_single else [f"cluster = Cluster(m={self.cluster.m}, n={self.cluster.n})"])]
+
+    def tile_of(self, kind: str, tile: TilePlace, ring: Ring, more: str = "") -> str:
+        """The constant of a block."""
+        size = self.memory.blocks
+        return (f"{tile.name}_tile = {kind}({np.dtype(tile.parameter.dtype).name!r}, "
+                f"lines={size[tile.dims[0].name]}, columns={size[tile.dims[1].name]}, "
+                f"offset={ring.offsets[tile.name]}, stage_bytes={ring.stage_bytes}{more}"
+                + ("" if tile.stack is None else ", stacked=True"))
+
+    def staged(self, tile: TilePlace, ring: Ring) -> str:
+        return self.tile_of("Staged", tile, ring) + (
+            f", cluster=cluster, peers={self.peers(tile)!r})" if self.peers(tile) else ")")
+
+    def pipeline(self, ring: Ring) -> str:
+        readers, arrivals = self.readers(ring)
+        return (f"{self.ring(ring)} = Pipeline(stages={ring.stages}, offset={ring.barriers}, full_arrivals=1, "
+                f"empty_arrivals={arrivals}{f', readers={readers}' if readers else ''}"
+                f"{', cluster=cluster)' if self.cluster.shares else ')'}")
+
     def constants(self) -> None:
         size, (m, n) = self.memory.blocks, self.places.indices
-        few, many = REGISTERS[self.warpgroups]
-        self.put(0, f"WARPGROUPS = Warpgroups(1, {self.warpgroups}, {few}, {many})", f"SHARED_BYTES = {self.memory.nbytes}",
-                 *([] if self.cluster.is_single else [f"cluster = Cluster(m={self.cluster.m}, n={self.cluster.n})"]))
+        self.put(0, *self.roles())
         for ring in self.memory.rings:
-            for tile in ring.rounds.tiles:
-                self.put(0, f"{tile.name}_tile = Staged({np.dtype(tile.parameter.dtype).name!r}, "
-                            f"lines={size[tile.dims[0].name]}, columns={size[tile.dims[1].name]}, "
-                            f"offset={ring.offsets[tile.name]}, stage_bytes={ring.stage_bytes}"
-                            + ("" if tile.stack is None else ", stacked=True")
-                            + (f", cluster=cluster, peers={self.peers(tile)!r})" if self.peers(tile) else ")"))
-            readers, arrivals = self.readers(ring)
-            self.put(0, f"{self.ring(ring)} = Pipeline(stages={ring.stages}, offset={ring.barriers}, full_arrivals=1, "
-                        f"empty_arrivals={arrivals}{f', readers={readers}' if readers else ''}"
-                        f"{', cluster=cluster)' if self.cluster.shares else ')'}")
+            self.put(0, *(self.staged(tile, ring) for tile in ring.rounds.tiles), self.pipeline(ring))
             for name in dict.fromkeys(row_sum.a.name for row_sum in ring.rounds.row_sums):
                 self.put(0, f"rows_of_{name} = RowSums({name}_tile)")
             for name, transposed in {x.b.name: x.transposed for x in ring.rounds.column_sums}.items():
@@ -185,14 +164,15 @@ class Printer:
                 if self.product(product) not in said:
                     said.add(self.product(product))
                     how = "".join(f", {name}_transposed=True" for name in "ab" if getattr(product, f"{name}_transposed"))
-                    self.put(0, f"{self.product(product)} = Product({product.a.name}_tile, {product.b.name}_tile{how})")
+                    self.put(0, f"{self.product(product)} = {self.product_class}({product.a.name}_tile, "
+                                f"{product.b.name}_tile{how})")
         for name, offset in self.memory.columns.items():
             self.put(0, f"{KEPT}{name} = Columns({self.columns_of(name)}, offset={offset})")
         stacked = "" if self.places.stack is None else ", stacked=True"
         for out in self.outs:
             made = f"DirectOut({out.dtype.name!r}, pairs={out.pairs}{stacked})"
-            if out.kind == "RowsOut":
-                made = f"RowsOut({out.dtype.name!r}{stacked})"
+            if out.kind in ("RowsOut", "OctetOut"):
+                made = f"{out.kind}({out.dtype.name!r}{', clipped=True' if out.kind == 'OctetOut' else ''}{stacked})"
             elif out.kind == "ColumnsOut":
                 made = (f"ColumnsOut({out.dtype.name!r}, columns={size[n.name]}, threads={128 * self.warpgroups}"
                         f"{stacked})")
@@ -210,6 +190,46 @@ class Printer:
     def corner(self, tile: TilePlace) -> str:
         """Where a block begins, as TMA counts: the contiguous axis first."""
         return ", ".join([tile.dims[1].name, tile.dims[0].name, *([tile.stack.name] if tile.stack is not None else [])])
+
+    # -- the kernel ---------------------------------------------------------------------------------------------------
+
+    @property
+    def met(self) -> str:
+        """What it takes for all threads to meet, as imports say."""
+        return "barrier" if self.cluster.is_single else "cluster"
+
+    @property
+    def tiles(self) -> list[TilePlace]:
+        return [tile for ring in self.memory.rings for tile in ring.rounds.tiles]
+
+    @property
+    def threads(self) -> int:
+        return 128 * (1 + self.warpgroups)
+
+    def arguments(self) -> tuple[list[str], list[str], list[str], list[str]]:
+        """Operands that TMA brings, operands that threads copy, results, arrays that threads read."""
+        functions = [out.function for out in self.outs if out.function is not None]
+        return (_names(self.tiles), [], [out.name for out in self.outs],
+                list(dict.fromkeys(name for made in functions for name in made.arrays)))
+
+    def kernel(self) -> None:
+        maps, _, names, arrays = self.arguments()
+        operands = [f"map_{name}" for name in maps]
+        met = "barrier()" if self.cluster.is_single else "cluster_barrier()"
+        self.put(0, "", "", f"def kernel({', '.join(['sizes', *operands, *names, *arrays])}):")
+        self.put(1, "group = uniform(udiv(thread_index(), 128))", "if thread_index() == 0:",
+                 *(f"    {self.ring(ring)}.initialise()" for ring in self.memory.rings), "    mbarrier_fence_init()",
+                 met, "if group == 0:", "    WARPGROUPS.give_registers()", "    if thread_index() == 0:",
+                 f"        produce({', '.join(['sizes', *operands])})", "else:", "    WARPGROUPS.take_registers()",
+                 f"    consume({', '.join(['sizes', *names, *arrays, 'group - 1'])})",
+                 *([] if self.cluster.is_single else [f"{met}        # a peer may still arrive at this block's barriers"]))
+
+    def parts(self) -> None:
+        """What the kernel calls."""
+        _, _, names, arrays = self.arguments()
+        self.produce(self.tiles)
+        self.put(0, "", "")
+        self.consume([*names, *arrays])
 
     # -- the producer -------------------------------------------------------------------------------------------------
 
@@ -237,15 +257,7 @@ class Printer:
                  '    """2. Products of stages, added up. 3. What becomes of the sums: registers -> global."""')
         self.put(1, "zero = thread_index() * 0", *(f"{self.slot(ring)} = Slot(zero, zero)" for ring in self.memory.rings),
                  *self.begin())
-        first = {name: next(p for r in self.memory.rings for p in r.rounds.products
-                            if self.places.cells[p.carried.after] == name) for name in self.places.starts}
-        for name, value in self.places.starts.items():
-            self.put(2, f"{name} = {self.product(first[name])}.begin({value!r})")
-        row_sums = [x for ring in self.memory.rings for x in ring.rounds.row_sums]
-        for name, value in self.places.row_starts.items():
-            self.put(2, f"{name} = {self.rows_of(name, row_sums)}.begin({value!r})")
-        for name, value in self.places.column_starts.items():
-            self.put(2, f"{name} = {self.columns_of(name)}.begin({value!r})")
+        self.begin_cells(2)
         for ring, loop in zip(self.memory.rings, self.loops):
             k = ring.rounds.index.name
             step = f"{k} = rolled({k} + {self.memory.blocks[k]})"
@@ -256,14 +268,33 @@ class Printer:
             self.events(3, ring, loop.round)
             self.put(3, f"before, {self.slot(ring)} = {self.slot(ring)}, {self.ring(ring)}.advance({self.slot(ring)})", step)
             self.events(2, ring, loop.after)
-        for name in self.places.row_starts:
-            self.put(2, f"{name} = {self.rows_of(name, row_sums)}.whole({name})")
-        for name in self.places.column_starts:
-            self.put(2, f"{KEPT}{name}.put({self.columns_of(name)}.whole({name}), group)")
-        for out in self.outs:
-            self.put(2, *self.stored(out))
+        self.finish(2)
         self.put(2, f"tile = rolled(tile + {self.each('grid_x()')})")
         self.put(1, *(f"out_{out.name}.finish()" for out in self.outs))
+
+    @property
+    def row_sums(self) -> list[RowSum]:
+        return [x for ring in self.memory.rings for x in ring.rounds.row_sums]
+
+    def begin_cells(self, depth: int) -> None:
+        """What a tile's cells begin with."""
+        first = {name: next(p for r in self.memory.rings for p in r.rounds.products
+                            if self.places.cells[p.carried.after] == name) for name in self.places.starts}
+        for name, value in self.places.starts.items():
+            self.put(depth, f"{name} = {self.product(first[name])}.begin({value!r})")
+        for name, value in self.places.row_starts.items():
+            self.put(depth, f"{name} = {self.rows_of(name, self.row_sums)}.begin({value!r})")
+        for name, value in self.places.column_starts.items():
+            self.put(depth, f"{name} = {self.columns_of(name)}.begin({value!r})")
+
+    def finish(self, depth: int) -> None:
+        """What becomes of a tile's sums."""
+        for name in self.places.row_starts:
+            self.put(depth, f"{name} = {self.rows_of(name, self.row_sums)}.whole({name})")
+        for name in self.places.column_starts:
+            self.put(depth, f"{KEPT}{name}.put({self.columns_of(name)}.whole({name}), group)")
+        for out in self.outs:
+            self.put(depth, *self.stored(out))
 
     def events(self, depth: int, ring: Ring, events: Iterable[Event]) -> None:
         name, slot = self.ring(ring), self.slot(ring)
@@ -279,12 +310,7 @@ class Printer:
                                     f"{int(product not in event.fresh)})")
                 self.put(depth, "wgmma_commit()")
             elif isinstance(event, Read):
-                for row_sum in event.row_sums:
-                    cell = self.places.rows[row_sum.carried.after]
-                    self.put(depth, f"{cell} = rows_of_{row_sum.a.name}.add({cell}, {slot}, group)")
-                for column_sum in event.column_sums:
-                    cell = self.places.columns[column_sum.carried.after]
-                    self.put(depth, f"{cell} = columns_of_{column_sum.b.name}.add({cell}, {slot}, group)")
+                self.read(depth, ring, event)
             elif isinstance(event, Wait):
                 held = f"({', '.join(sums)}{',' if len(sums) == 1 else ''})"
                 self.put(depth, f"{held if len(sums) == 1 else held[1:-1]} = wgmma_wait({event.pending}, {held})")
@@ -292,6 +318,14 @@ class Printer:
                 self.put(depth, f"{name}.release(before.stage)")
             else:
                 assert isinstance(event, Fill)                 # the producer's
+
+    def read(self, depth: int, ring: Ring, event: Read) -> None:
+        for row_sum in event.row_sums:
+            cell = self.places.rows[row_sum.carried.after]
+            self.put(depth, f"{cell} = rows_of_{row_sum.a.name}.add({cell}, {self.slot(ring)}, group)")
+        for column_sum in event.column_sums:
+            cell = self.places.columns[column_sum.carried.after]
+            self.put(depth, f"{cell} = columns_of_{column_sum.b.name}.add({cell}, {self.slot(ring)}, group)")
 
     def stored(self, out: Out) -> list[str]:
         (m, n), made = (index.name for index in self.places.indices), out.function
@@ -323,42 +357,30 @@ def _names(tiles: list[TilePlace]) -> list[str]:
     return list(dict.fromkeys(tile.parameter.name for tile in tiles))
 
 
-def text_of(title: str, places: Places, loops: list[Ordered], memory: Allocation, outs: list[Out],
-            warpgroups: int) -> Printed:
+def printed(printer: Printer, title: str) -> Printed:
     """Print a kernel."""
-    printer = Printer(places, loops, memory, outs, warpgroups)
+    places, memory, outs = printer.places, printer.memory, printer.outs
     (m, n), size = (index.name for index in places.indices), memory.blocks
-    tiles = [tile for ring in memory.rings for tile in ring.rounds.tiles]
     functions = [out.function for out in outs if out.function is not None]
-    maps, names = _names(tiles), [out.name for out in outs]
-    arrays = list(dict.fromkeys(name for made in functions for name in made.arrays))
     scalars = list(dict.fromkeys(name for made in functions for name in made.scalars))
     stack = None if places.stack is None else places.stack.name
     tile = (m, n) if stack is None else (m, n, stack)
     sizes = list(dict.fromkeys([*tile, *(ring.rounds.index.name for ring in memory.rings)]))
-    operands = [f"map_{name}" for name in maps]
     uses = {out.kind for out in outs} | ({"RowSums"} if places.row_starts else set())
     uses |= {"ColumnSums", "Columns"} if places.column_starts else set()
-    uses |= {"barrier" if memory.cluster.is_single else "cluster", *(printer.readers(ring)[0] for ring in memory.rings)}
+    uses |= {printer.met, *(printer.readers(ring)[0] for ring in memory.rings)}
     for made in functions:
         uses |= {"apply", *(["interleave"] if len(made.sums) > 1 else []), *made.needs, *made.parameters}
     printer.put(0, f'"""{title}"""', "", *(["import math"] if "math" in uses else []))
     imports: dict[str, list[str]] = {}
-    for module, name, wanted in IMPORTS:
+    for module, name, wanted in printer.imports:
         if not wanted or set(wanted) & uses:
             imports.setdefault(module, []).append(name)
     printer.put(0, *(f"from {module} import {', '.join(given)}" for module, given in imports.items()), "")
     printer.constants()
     printer.put(0, "", "", "@dataclass(frozen=True)", "class Sizes(Component):",
                 *(f"    {x}: Scalar" for x in (*sizes, *scalars)))
-    met = "barrier()" if memory.cluster.is_single else "cluster_barrier()"
-    printer.put(0, "", "", f"def kernel({', '.join(['sizes', *operands, *names, *arrays])}):")
-    printer.put(1, "group = uniform(udiv(thread_index(), 128))", "if thread_index() == 0:",
-                *(f"    {printer.ring(ring)}.initialise()" for ring in memory.rings), "    mbarrier_fence_init()",
-                met, "if group == 0:", "    WARPGROUPS.give_registers()", "    if thread_index() == 0:",
-                f"        produce({', '.join(['sizes', *operands])})", "else:", "    WARPGROUPS.take_registers()",
-                f"    consume({', '.join(['sizes', *names, *arrays, 'group - 1'])})",
-                *([] if memory.cluster.is_single else [f"{met}        # a peer may still arrive at this block's barriers"]))
+    printer.kernel()
     outer, inner = (f"blocks(sizes.{index}, {size[index] * count})"
                     for index, count in ((m, memory.cluster.m), (n, memory.cluster.n)))
     row, column = printer.corners(size)
@@ -370,11 +392,9 @@ def text_of(title: str, places: Places, loops: list[Ordered], memory: Allocation
                 *([f"    return {row}, {column}"] if stack is None else
                   [f"    rows = {outer}", f"    {stack} = udiv(outer, rows)",
                    f"    return {stack}, {row}, {column}"]), "", "")
-    printer.produce(tiles)
-    printer.put(0, "", "")
-    printer.consume([*names, *arrays])
+    printer.parts()
     for made in functions:
         printer.put(0, "", "", *made.text.split("\n"))
+    maps, operands, names, arrays = printer.arguments()
     return Printed("\n".join(printer.lines) + "\n", tuple(maps), tuple(names), tuple(arrays), tuple(sizes),
-                   tile, tuple(scalars),
-                   128 * (1 + warpgroups))
+                   tile, tuple(scalars), printer.threads, tuple(operands))

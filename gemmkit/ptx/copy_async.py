@@ -91,6 +91,34 @@ def _commit() -> None:
 commit_copies = Atom("commit_copies", plain("cp.async.commit_group;"), _commit)
 
 
+def _type_clipped(context: Any, pointer: Any, base: Any, ahead: Any, view: Any, offset: Any, count: Any, there: Any) -> Any:
+    if not isinstance(pointer, SharedType) or not isinstance(count, types.IntegerLiteral):
+        return None
+    size = pointer.dtype.itemsize
+    nbytes = int(count.literal_value) * size
+    if nbytes not in SIZES or not isinstance(offset, types.Integer) or not isinstance(there, types.Integer):
+        return None
+    text = f"cp.async.{'cg' if nbytes == 16 else 'ca'}.shared.global.L2::128B [$0], [$1], {nbytes}, $2;"
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, ahead, v[2])
+        target = b.ptrtoint(shared_pointer(b, pointer, v[0], terms, i8), i32)
+        source = b.add(proxy(c, b, view, v[3]).address, c.cast(b, v[4], offset, types.int64))
+        assembly(b, text, [], [target, source, b.mul(c.cast(b, v[6], there, index), i32(size))], memory=True)
+        return c.get_dummy_value()
+
+    return signature(types.none, pointer, base, ahead, view, offset, count, there), codegen
+
+
+@atom(_type_clipped)
+def copy_async_clipped(pointer: Any, base: int, ahead: int, view: Any, offset: int, count: int, there: int) -> None:
+    """`copy_async` of ``count`` elements, of which the first ``there`` are in memory: zeros in place of the others, and no
+    memory of theirs is looked at. It costs some instructions more."""
+    nbytes = int(there) * pointer.dtype.itemsize
+    thread_copies.start(current(), place(pointer, int(base) + int(ahead)), view.memory,
+                        view.address + int(offset) if nbytes else None, int(count) * pointer.dtype.itemsize, nbytes)
+
+
 def _type_wait(context: Any, pending: Any) -> Any:
     if not isinstance(pending, types.IntegerLiteral):
         return None
@@ -128,4 +156,4 @@ def copies_arrive(barriers: Any, n: int) -> None:
     thread_copies.arrive(thread, mbarriers.find(thread, place(barriers, n)))
 
 
-__all__ = ["SIZES", "commit_copies", "copies_arrive", "copy_async", "offset_of", "wait_copies"]
+__all__ = ["SIZES", "commit_copies", "copies_arrive", "copy_async", "copy_async_clipped", "offset_of", "wait_copies"]

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from gemmkit.lang.errors import ConfigError
-from gemmkit.programs.chains.allocate import DEFAULTS
 from gemmkit.programs.chains.chain import is_chained
+from gemmkit.programs.kernels import ORDERS, Kernel, kernel_of
 from gemmkit.programs.launches import KernelLaunch
 from gemmkit.programs.mapping import SWITCHES, Mapping
 from gemmkit.programs.plan import ProgramPlan
@@ -37,7 +37,7 @@ __all__ = ["Programmed"]
 
 TOGETHER = 3                           # things in which a mapping differs from the default
 WARPGROUPS, STAGES = (1, 2, 3), (2, 3, 4, 5, 6)
-COLUMNS, DEPTHS, SPLITS = (64, 128, 192, 256), (64, 128), (1, 2, 4, 8, 16)
+COLUMNS, DEPTHS, SPLITS = (64, 128, 192, 256), (32, 64, 128), (1, 2, 4, 8, 16)
 F32 = np.dtype(np.float32)
 
 
@@ -80,7 +80,8 @@ class Programmed(Subject):
         return 0 in (self.default.extents[name] for name in self.default.printed.tile)
 
     def candidates(self) -> Iterator[Laid]:
-        return map(Laid, listed(self._loop, self._splits()) if self._mappings is None else self._mappings)
+        kernel = kernel_of(Mapping(), self.device)
+        return map(Laid, listed(self._loop, kernel, self._splits()) if self._mappings is None else self._mappings)
 
     def _splits(self) -> list[int]:
         """Numbers of blocks that a tile's rounds may be shared by, the default's neighbours first; none where no kernel
@@ -125,7 +126,9 @@ class Programmed(Subject):
 
     def _allowed(self, info: ArrayInfo, terms: int) -> float:
         """A chain rounds what it hands over to its operands' dtype, by another maximum where blocks are longer."""
-        handed = [self.default.infos[name].dtype for name in self.default.printed.maps] if is_chained(self._loop) else []
+        printed = self.default.printed
+        operands = (*printed.maps, *printed.operands) if is_chained(self._loop) else ()
+        handed = [self.default.infos[name].dtype for name in operands]
         return max(tolerance(dtype, F32, terms) for dtype in (info.dtype, *handed))
 
     def key(self) -> str:
@@ -151,10 +154,10 @@ def _job(launch: KernelLaunch, given: Sequence[int], memory: Memory, cubin: byte
                kernel.cluster, kernel.dependent, kernel.waits, tuple(pointers), tuple(maps), (), varied, (), tuple(spares))
 
 
-def listed(loop: Loop, splits: Sequence[int] = ()) -> Iterator[Mapping]:
-    """The mappings of a traced program, those that differ least from the default first. ``splits``: the numbers of shares to
-    try, those nearest to the default's first. They are the first field where the default has shares, and else the last one:
-    there tiles are enough for all multiprocessors."""
+def listed(loop: Loop, kernel: Kernel, splits: Sequence[int] = ()) -> Iterator[Mapping]:
+    """The mappings of a traced program that a kernel may have, those that differ least from the default first. ``splits``:
+    the numbers of shares to try, those nearest to the default's first. They are the first field where the default has
+    shares, and else the last one: there tiles are enough for all multiprocessors."""
     chained, rounds = is_chained(loop), _rounds(loop)
     choices: dict[str, list[dict[str, Any]]] = {}
 
@@ -167,19 +170,22 @@ def listed(loop: Loop, splits: Sequence[int] = ()) -> Iterator[Mapping]:
     if chained:
         for index in rounds:
             if not index.stack:
-                lengths(index.name, DEFAULTS)
+                lengths(index.name, kernel.lengths)
     else:
         lengths(loop.indices[-1].name, COLUMNS)
     choices["warpgroups"] = [dict(warpgroups=count) for count in WARPGROUPS]
-    if not chained:
-        m, n = (index.name for index in loop.indices[-2:])
-        choices["cluster"] = [dict(cluster=shape) for shape in ({m: 2}, {n: 2}, {m: 2, n: 2})]
+    if kernel.uses_tma:
+        of_tile = [index.name for index in loop.indices if not index.stack]
+        shapes = [{name: 2} for name in of_tile] + ([] if chained else [dict.fromkeys(of_tile, 2)])
+        choices["cluster"] = [dict(cluster=shape) for shape in shapes]
     for switch in SWITCHES if chained else ():
+        if switch in ORDERS and not kernel.uses_tma:
+            continue
         choices[switch] = [{switch: value} for value in (True, False)]
     choices["stages"] = [dict(stages=count) for count in STAGES]
     if not chained:
         for index in rounds:
-            lengths(index.name, DEPTHS)
+            lengths(index.name, (length for length in DEPTHS if length % kernel.depths == 0))
     if shares:
         choices.setdefault("splits", shares)
     for count in range(1, TOGETHER + 1):

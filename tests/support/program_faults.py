@@ -10,6 +10,10 @@
 | one arrival less, more | a stage that warps or a cluster share is empty before all its readers have released it, or never |
 | reaches no peer | a release arrives at the block's own barrier alone; or as often as all would |
 | for itself | a block loads a shared operand's part, and its peers get none |
+| one copy less | threads wait for all groups of copies but one more |
+| no barrier | threads wait for their own copies, and do not meet |
+| the barrier alone | threads meet, and do not wait for their copies |
+| the stage that is read | is filled, in place of the one that has been; or read, where it is not yet full |
 
 A fault is found where the emulator raises, or the result is wrong. One that changes nothing on a GPU either is harmless:
 `HARMLESS` says of each of these why.
@@ -32,9 +36,11 @@ from tests.support import programs as listing
 __all__ = ["TEXTS", "Fault", "faults", "is_found", "planned"]
 
 ONE = dataclasses.replace(H100, sm_count=1)            # a block goes on from tile to tile
-DROPPED = re.compile(r"\.(?:acquire|expect|wait|release|initialise|give|give_first)\(|wgmma_commit\(|wgmma_fence\("
-                     r"|mbarrier_fence_init\(\)$|cluster_barrier\(\)")
+DROPPED = re.compile(r"\.(?:acquire|expect|wait|release|initialise|give|give_first|commit|copy)\(|wgmma_commit\("
+                     r"|wgmma_fence\(|mbarrier_fence_init\(\)$|cluster_barrier\(\)|  copy_blocks\w*\(")
 ADDED = re.compile(r"\.(?:add|put)\(|= \w+\.whole\(")
+IMPORTED = "from dataclasses import dataclass"
+WAITS = f"{IMPORTED}\nfrom gemmkit.ptx.copy_async import wait_copies\nfrom gemmkit.ptx.special import barrier"
 FENCED = "no instruction but a wgmma has touched the registers since the last fence"
 FRESH = "a fresh ring: there is nothing to wait for"
 ENDS = "nothing follows that would use the stage"
@@ -95,6 +101,15 @@ TEXTS: dict[str, tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any]]] = {
     "attention": (listing.attention, _heads(), gk.Mapping({"n": 32}, warpgroups=1, stages=2), dict(scale=0.125)),
     "attention in turns": (listing.attention, _heads(), gk.Mapping({"n": 32}, warpgroups=2, stages=2, turns=True, ahead=False),
                            dict(scale=0.125)),
+    "multistage GEMM": (listing.gemm, [half(100, 264, scale=0.25), half(264, 72, scale=0.25), np.full((100, 72), np.nan, np.float16)],
+                        gk.Mapping({"n": 64}, warpgroups=1, stages=3, kernel="multistage"), {}),
+    "multistage loops": (listing.lstm, [half(70, 136, scale=0.25), half(136, 72, scale=0.25), half(70, 104, scale=0.25),
+                                        half(104, 72, scale=0.25), half(72), np.full((70, 72), np.nan, np.float16)],
+                         gk.Mapping({"n": 64}, warpgroups=1, stages=2, kernel="multistage"), {}),
+    "multistage attention": (listing.attention, _heads(), gk.Mapping({"n": 32}, warpgroups=2, stages=3, kernel="multistage"),
+                             dict(scale=0.125)),
+    "multistage MLP": (listing.mlp, [half(140, 64), half(5, 64, 64, scale=0.125), half(5, 64), np.full((140, 64), np.nan, np.float16)],
+                       gk.Mapping(warpgroups=1, stages=2, kernel="multistage"), {}),
     "MLP": (listing.mlp, [half(140, 64), half(4, 64, 64, scale=0.125), half(4, 64), np.full((140, 64), np.nan, np.float16)],
             gk.Mapping(warpgroups=1, stages=2), {}),
 }
@@ -124,6 +139,18 @@ def faults(text: str) -> Iterator[Fault]:
             yield Fault(n, "not added", said, nth, changed(indent + "pass"))
         if waits := re.search(r"wgmma_wait\((\d)", line):
             yield Fault(n, "one group less", said, nth, changed(line.replace(waits[0], f"wgmma_wait({int(waits[1]) + 1}")))
+        if ring := re.fullmatch(r"(ring\w*)\.wait\(\)", said):
+            stages = re.search(rf"^{ring[1]} = CopyRing\(stages=(\d+)\)", text, re.M)
+            assert stages is not None
+            for kind, made in (("one copy less", f"wait_copies({int(stages[1]) - 1}); barrier()"),
+                               ("no barrier", f"wait_copies({int(stages[1]) - 2})"), ("the barrier alone", "barrier()")):
+                yield Fault(n, kind, said, nth, changed(indent + made).replace(IMPORTED, WAITS, 1))
+        if "copy_blocks" in line and line.endswith(", before)"):
+            slot = re.search(r"before, (slot\w*) =", text)
+            assert slot is not None
+            yield Fault(n, "the stage that is read", said, nth, changed(line.replace(", before)", f", {slot[1]})")))
+        if "multiply" in line and "CopyRing" in text:
+            yield Fault(n, "the stage that is read", said, nth, changed(re.sub(r"\bslot\w*", "before", line)))
         if "readers=" in line:
             arrivals = re.search(r"empty_arrivals=(\d+)", line)
             assert arrivals is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -173,6 +174,11 @@ def view(x: np.ndarray) -> np.ndarray:
     whole = np.zeros((*x.shape[:-1], x.shape[-1] + -x.shape[-1] % 8), np.float16)
     whole[..., :x.shape[-1]] = x
     return whole[..., :x.shape[-1]]
+
+
+def multistage(mapping: gk.Mapping) -> gk.Mapping:
+    """The mapping on a kernel by cp.async and mma.sync, without what that has not."""
+    return dataclasses.replace(mapping, kernel="multistage", cluster={}, ahead=None, across=None, turns=None)
 
 
 def drawn_case(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any]]:

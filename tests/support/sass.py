@@ -10,8 +10,8 @@ def instructions(sass: str) -> list[str]:
     return re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([^;\n]*;)", sass)
 
 
-def loops(sass: str) -> list[list[str]]:
-    """The innermost loops with products."""
+def loops(sass: str, product: str = "HGMMA") -> list[list[str]]:
+    """The innermost loops with products: instructions of this name."""
     places: dict[str, int] = {}
     lines: list[str] = []
     found: list[tuple[int, int]] = []
@@ -20,8 +20,8 @@ def loops(sass: str) -> list[list[str]]:
             places[label[1]] = len(lines)
         elif code := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([^;\n]*;)", line):
             lines.append(code[1])
-            back = re.match(r"BRA (?:!?U?P\w+, )?`\((\.L_x_\d+)\)", code[1])
-            if back and back[1] in places and any(x.startswith("HGMMA") for x in lines[places[back[1]]:]):
+            back = re.match(r"BRA(?:\.U)? (?:!?U?P\w+, )?`\((\.L_x_\d+)\)", code[1])
+            if back and back[1] in places and any(x.startswith(product) for x in lines[places[back[1]]:]):
                 found.append((places[back[1]], len(lines)))
     return [lines[a:b] for a, b in found if not any(a <= c and d <= b and (a, b) != (c, d) for c, d in found)]
 

@@ -9,27 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gemmkit.kernels.common.cluster import Cluster
-from gemmkit.kernels.common.pipeline import BARRIER
 from gemmkit.kernels.common.shared_memory import SharedMemory
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.chains.chain import Chain, only_adds, why_not_across, why_not_ahead
 from gemmkit.programs.chains.places import Block, ChainPlaces, RingPlace
-from gemmkit.programs.collectives import LINE, PATTERN, ROWS
+from gemmkit.programs.collectives import PATTERN, ROWS
+from gemmkit.programs.kernels import Kernel
 from gemmkit.programs.lines import refused
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.values import Axis, Index
+from gemmkit.runtime.device import DeviceInfo
 
 __all__ = ["Choice", "May", "chosen", "room_left"]
 
-DEFAULTS = 128, 96, 80, 64, 48, 32    # lengths of a round's blocks, the best first (112 keys of heads of 192: 1.2)
 MOST = {1: 4, 2: 4, 3: 4}
-#: A thread's registers of sums and of what is handed over, beyond which the assembler spills.
-ROOM = {1: 192, 2: 192, 3: 136}
 SPECIAL = "exp2", "log2", "tanh", "reciprocal", "sqrt"
 READING = 80                           # for addresses of a matrix that threads read in rounds
 
@@ -63,6 +61,7 @@ class Choice:
     splits: int = 1
     lazy: bool = False
     cluster: Cluster = Cluster()       # of blocks with neighbouring tiles, which share what has none of a tile's rows
+    kernel: str = ""
 
     def size(self, dim: Any) -> int:
         return int(dim.size) if isinstance(dim, Axis) else self.blocks[dim.name]
@@ -73,7 +72,7 @@ class Choice:
         return replace(given, blocks=blocks, warpgroups=self.warpgroups, ahead=self.ahead, across=self.across,
                        stages={ring.blocks[0].name: n for ring, n in self.stages.items()}, turns=self.turns,
                        splits=self.splits, lazy=self.lazy,
-                       descending=self.descending, longest_first=self.longest_first)
+                       descending=self.descending, longest_first=self.longest_first, kernel=self.kernel)
 
     def block_bytes(self, block: Block) -> int:
         return 2 * self.size(block.dims[0]) * self.size(block.dims[1])
@@ -91,31 +90,48 @@ class Choice:
         return self.cluster.shares_b and rows not in block.dims
 
 
-def chosen(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, outs: dict[str, np.dtype], limit: int) -> Choice:
-    """``outs``: the dtypes of results that leave by TMA; ``limit``: the device's shared memory of a block. Raises
-    ConfigError for a mapping that cannot be, with the reason."""
-    _check_names(chain, places, mapping)
-    bound = min(limit, mapping.shared_bytes or limit)
+def chosen(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, outs: dict[str, np.dtype], device: DeviceInfo,
+           kernel: Kernel) -> Choice:
+    """``outs``: the dtypes of results that leave by TMA. Raises ConfigError for a mapping that cannot be, with the
+    reason."""
+    _check_names(chain, places, mapping, kernel)
+    limit = device.shared_memory_per_block
+    bound, share = min(limit, mapping.shared_bytes or limit), mapping.shared_bytes or kernel.share(device)
     reasons = []
-    for given, length, across in _candidates(chain, places, mapping):
+    for given, length, across in _candidates(chain, places, mapping, kernel):
         choice = _orders(chain, places, given, may, length, across)
-        reason = _registers(chain, choice)
+        choice.kernel = kernel.said
+        reason = _registers(chain, choice, kernel)
         if reason is None:                             # results leave from the registers where memory is short
-            reason = _memory(places, mapping, choice, outs, bound, chain)
+            room = Room(bound, share, kernel)
+            reason = _memory(places, mapping, choice, outs, room, chain)
             if reason is not None and outs:
-                reason = _memory(places, mapping, choice, {}, bound, chain)
+                reason = _memory(places, mapping, choice, {}, room, chain)
         if reason is None:
             return choice
         reasons.append(reason)
     raise ConfigError(reasons[-1])
 
 
-def _candidates(chain: Chain, places: ChainPlaces, mapping: Mapping) -> Iterator[tuple[Mapping, int, bool]]:
-    """Three warpgroups where the longest blocks fit, else two: heads of 64 took 0.75 of the time with three, in turns."""
+class Room(NamedTuple):
+    """The shared memory that a block may have, and what stages grow into where nothing is said of them."""
+
+    bound: int
+    share: int
+    kernel: Kernel
+
+
+def _candidates(chain: Chain, places: ChainPlaces, mapping: Mapping,
+                kernel: Kernel) -> Iterator[tuple[Mapping, int, bool]]:
+    """Three warpgroups where the longest blocks fit, else two: heads of 64 took 0.75 of the time with three, in turns. Of a
+    multistage kernel one, so that a multiprocessor has several blocks, which wait at barriers of their own."""
     given = mapping.blocks.get(chain.index.name)
     if chain.index.stack and given not in (None, 1):
         raise ConfigError(f"Mapping(blocks={{{chain.index.name!r}: {given}}}): {chain.index} goes along a stack, one by one")
-    lengths = (1,) if chain.index.stack else (given,) if given is not None else DEFAULTS
+    lengths = (1,) if chain.index.stack else (given,) if given is not None else kernel.lengths
+    if not kernel.uses_tma:
+        mapping = replace(mapping, warpgroups=mapping.warpgroups or mapping.blocks.get(chain.rows.name, 0) // ROWS or 1,
+                          ahead=False, across=False, turns=False)
     joins = (mapping.across,) if mapping.across is not None else (True, False)
     if chain.splits > 1 and mapping.across is None:    # a share has few tiles, and rounds of 475 instructions: 496 across
         joins = (False,)
@@ -152,7 +168,7 @@ def _uses_places(chain: Chain) -> bool:
     return False
 
 
-def _check_names(chain: Chain, places: ChainPlaces, mapping: Mapping) -> None:
+def _check_names(chain: Chain, places: ChainPlaces, mapping: Mapping, kernel: Kernel) -> None:
     names = [index.name for index in (chain.rows, chain.index)]
     other = next((name for name in mapping.blocks if name not in names), None)
     if other is not None:
@@ -176,7 +192,7 @@ def _check_names(chain: Chain, places: ChainPlaces, mapping: Mapping) -> None:
         if name not in values:
             staged = any(block.name == name for ring in places.rings for block in ring.blocks)
             raise ConfigError(f"Mapping(places={{{name!r}: {place!r}}}): " + (
-                "it is an operand, which TMA brings to shared memory" if staged else
+                f"it is an operand, which {kernel.brings} to shared memory" if staged else
                 f"the program's values are {', '.join(sorted(filter(None, values)))}"))
 
 
@@ -216,18 +232,19 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, lengt
                   splits=chain.splits, lazy=bool(chain.factors), cluster=Cluster(mapping.cluster.get(chain.rows.name, 1)))
 
 
-def room_left(chain: Chain, choice: Choice) -> int:
+def room_left(chain: Chain, choice: Choice, kernel: Kernel) -> int:
     """Registers of a thread beside its sums and what is handed over."""
-    return ROOM[choice.warpgroups] - _needed(chain, choice)
+    return kernel.room[choice.warpgroups] - _needed(chain, choice, kernel)
 
 
-def _needed(chain: Chain, choice: Choice) -> int:
+def _needed(chain: Chain, choice: Choice, kernel: Kernel) -> int:
     need = 0
     for x in chain.body:
         if x.op == "dot":
             n = choice.size(x.dims[1])
-            if n % 8 or n > 256:
-                raise refused(ConfigError, f"a product has {n} columns; a multiple of 8 up to 256 is needed", x.line)
+            if n % kernel.columns or n > 256:
+                raise refused(ConfigError, f"a product has {n} columns; a multiple of {kernel.columns} up to 256 is needed",
+                              x.line)
             need += n // 2
         if x.op == "handover":
             need += choice.size(x.dims[1]) // 4
@@ -236,9 +253,9 @@ def _needed(chain: Chain, choice: Choice) -> int:
     return need + READING * len(read)
 
 
-def _registers(chain: Chain, choice: Choice) -> str | None:
+def _registers(chain: Chain, choice: Choice, kernel: Kernel) -> str | None:
     """Why a thread's sums have no room."""
-    need, room = _needed(chain, choice), ROOM[choice.warpgroups]
+    need, room = _needed(chain, choice, kernel), kernel.room[choice.warpgroups]
     if need > room:
         return (f"sums and what is handed over take {need} registers of a thread, and {room} are there of "
                 f"{choice.warpgroups} "
@@ -248,23 +265,25 @@ def _registers(chain: Chain, choice: Choice) -> str | None:
     return None
 
 
-def _memory(places: ChainPlaces, mapping: Mapping, choice: Choice, outs: dict[str, np.dtype], bound: int,
+def _memory(places: ChainPlaces, mapping: Mapping, choice: Choice, outs: dict[str, np.dtype], room: Room,
             chain: Chain) -> str | None:
     """Lay out shared memory; why it does not fit."""
+    bound, share, kernel = room
     for ring in places.rings:
         for block in ring.blocks:
             lines, columns = map(choice.size, block.dims)
-            if columns % LINE or lines % 8:
+            if columns % kernel.line or lines % 8:
                 raise refused(ConfigError, f"blocks of {block.name} are {lines} x {columns}: multiples of 8 rows and "
-                                           f"of {LINE} "
-                                           "columns are needed (128 bytes, the swizzle's line)", chain.line)
+                                           f"of {kernel.line} "
+                                           f"columns are needed ({2 * kernel.line} bytes, the swizzle's line)", chain.line)
             parts = choice.cluster.m if choice.is_shared(block, chain.rows) else 1
-            if columns // LINE % parts and lines % (8 * parts):
+            if columns // kernel.line % parts and lines % (8 * parts):
                 return (f"Mapping(cluster={dict(mapping.cluster)!r}): {parts} blocks bring a part each of {block.name}'s "
-                        f"blocks of {lines} x {columns}: columns of {LINE * parts} or lines of {8 * parts} are needed; take "
-                        f"other blocks along {chain.index}")
+                        f"blocks of {lines} x {columns}: columns of {kernel.line * parts} or lines of {8 * parts} are "
+                        f"needed; take other blocks along {chain.index}")
     choice.stages.clear()
-    least = {ring: 2 if (ring.index is None and choice.across) or (ring.index is not None and only_adds(chain)) else 1
+    lags = only_adds(chain) or not kernel.uses_tma
+    least = {ring: 2 if (ring.index is None and choice.across) or (ring.index is not None and lags) else 1
              for ring in places.rings}
     given = {ring: mapping.stages_of([block.name for block in ring.blocks]) for ring in places.rings}
     for ring in places.rings:
@@ -274,18 +293,21 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: Choice, outs: dict[st
         if choice.stages[ring] < least[ring]:
             return (f"Mapping(stages=...): {ring.name} has {choice.stages[ring]} stage, and {least[ring]} are needed: "
                     + ("the next tile's comes while this one's is read (across)" if ring.index is None else
-                       "products are waited for one round later"))
+                       "products are waited for one round later" if kernel.uses_tma else
+                       "a stage is filled while another is read"))
+    if not kernel.uses_tma:
+        _check_stages(places, choice, given)
     out_bytes = {name: choice.blocks[chain.rows.name] * dtype.itemsize * _columns(chain, name, choice)
                  for name, dtype in outs.items()}
 
     def needed() -> int:
         return (sum(out_bytes.values()) + PATTERN
-                + sum(n * (choice.stage_bytes(ring) + 2 * BARRIER) for ring, n in choice.stages.items()))
+                + sum(n * (choice.stage_bytes(ring) + kernel.barriers) for ring, n in choice.stages.items()))
 
     if not mapping.stages:                             # what is left goes to the rings that rounds go around
         rounds = [ring for ring in places.rings if ring.index is not None]
         while rounds and all(choice.stages[r] < MOST[choice.warpgroups] for r in rounds):
-            if needed() + sum(choice.stage_bytes(r) + 2 * BARRIER for r in rounds) > bound:
+            if needed() + sum(choice.stage_bytes(r) + kernel.barriers for r in rounds) > min(bound, share):
                 break
             for ring in rounds:
                 choice.stages[ring] += 1
@@ -295,7 +317,7 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: Choice, outs: dict[st
         for block in ring.blocks:
             choice.offsets[block], first = first, first + choice.block_bytes(block)
     choice.outs = {name: memory.take(nbytes, PATTERN) for name, nbytes in out_bytes.items()}
-    choice.barriers = {ring: memory.take(2 * BARRIER * choice.stages[ring]) for ring in places.rings}
+    choice.barriers = {ring: memory.take(kernel.barriers * choice.stages[ring]) for ring in places.rings}
     choice.nbytes = memory.nbytes
     if memory.nbytes > bound:
         stages = ", ".join(f"{ring.name} {n} x {choice.stage_bytes(ring)}" for ring, n in choice.stages.items())
@@ -303,6 +325,21 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: Choice, outs: dict[st
                 f"shared memory, and "
                 f"{bound} are there; take fewer stages or smaller blocks")
     return None
+
+
+def _check_stages(places: ChainPlaces, choice: Choice, given: dict[RingPlace, int]) -> None:
+    """Raises ConfigError where rings of a multistage kernel would not go around together."""
+    for ring in places.lone():
+        if choice.stages[ring] > 1:
+            raise ConfigError(f"Mapping(stages={{{ring.name!r}: {choice.stages[ring]}}}, kernel='multistage'): a block has "
+                              "one tile, and copies it once")
+    rounds = [ring for ring in places.rings if ring.index is not None]
+    most = max(given[ring] for ring in rounds) or max(choice.stages[ring] for ring in rounds)
+    other = next((ring for ring in rounds if given[ring] not in (0, most)), None)
+    if other is not None:
+        raise ConfigError(f"Mapping(stages=..., kernel='multistage'): {other.name} has {given[other]} stages, and others "
+                          f"{most}: the blocks of a round are copied together; give one number")
+    choice.stages.update(dict.fromkeys(rounds, most))
 
 
 def _columns(chain: Chain, name: str, choice: Choice) -> int:

@@ -114,9 +114,11 @@ def multiply_step(sums: tuple, n: int, product: Any, fragments: tuple, b: int, a
 class OctetOut(Typed):
     """A warpgroup's whole rows from the registers, where shared memory has no room for them: the four lanes of a row
     exchange pairs, so that each stores 16 bytes at once (pairs made attention with heads of 256 take 1.2 times as long).
-    Columns are a multiple of 32, and rows begin at multiples of 16 bytes."""
+    Columns are a multiple of 32, and rows begin at multiples of 16 bytes. ``clipped``: tiles have columns beyond the
+    array's, which are a multiple of 8."""
 
     stacked: bool = False
+    clipped: bool = False
 
     def store(self, values: tuple, out: Any, part: Part, group: int) -> None:
         words = apply(octets, split(pack_narrow(convert_all(self.dtype, values)), 8))
@@ -132,11 +134,12 @@ class OctetOut(Typed):
 def put_row_of_octets(half: int, n: int, store: Any, part: Part, out: Any, words: tuple) -> None:
     row = part.m + own_row() + n * 8
     if row < part.rows:
-        each(put_octet, words, n, store, out, (row, lane_index() % 4 * 8))
+        each(put_octet, words, n, store, part, out, (row, part.n + lane_index() % 4 * 8))
 
 
-def put_octet(words: tuple, n: int, half: int, store: Any, out: Any, place: tuple) -> None:
-    store_global(out, 1, place, (0, n * 32), unpack_narrow(store.dtype, words[half]))
+def put_octet(words: tuple, n: int, half: int, store: Any, part: Part, out: Any, place: tuple) -> None:
+    if not store.clipped or place[1] + n * 32 < part.columns:
+        store_global(out, 1, place, (0, n * 32), unpack_narrow(store.dtype, words[half]))
 
 
 # -- values of rows -------------------------------------------------------------------------------------------------------

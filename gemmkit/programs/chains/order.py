@@ -10,6 +10,8 @@ of products is waited for, and the stages that no product needs any more are rel
 | ``ahead`` | `arrange` (first) | `arrange` (first + late) | `arrange` (late) |
 | ``across`` | the same, and over the end of a tile `arrange` (first of the next one + late) | | |
 
+Products of a multistage kernel are done where they stand: its rounds are plain, and its printer leaves out waits.
+
 With ``ahead`` products that need another product of their round, and what needs them, are late: they go in the next round.
 """
 
@@ -86,7 +88,7 @@ class Ordered:
 
 def ordered(chain: Chain, places: ChainPlaces, choice: Choice) -> Ordered:
     out = Ordered()
-    if only_adds(chain):
+    if only_adds(chain) and not choice.kernel:
         return _adding(chain, places)
     late = late_values(chain) if choice.ahead else set()
     if not late:

@@ -18,12 +18,16 @@ from gemmkit.programs.chains.places import ChainPlaces, placed
 from gemmkit.programs.chains.ranges import ranges_of
 from gemmkit.programs.chains.reads import read_early
 from gemmkit.programs.chains.shares import Shares, shares_of
-from gemmkit.programs.chains.text import printed
+from gemmkit.programs.chains.text import ChainPrinter
 from gemmkit.programs.chains.tile_order import section_of
 from gemmkit.programs.chains.trials import commutes
+from gemmkit.programs.kernels import Kernel
 from gemmkit.programs.mapping import Mapping
-from gemmkit.programs.text import OutKind, Printed
+from gemmkit.programs.multistage.chains import MultistageChainPrinter
+from gemmkit.programs.multistage.text import Copies
+from gemmkit.programs.printed import OutKind, Printed
 from gemmkit.programs.trace import Loop, Value
+from gemmkit.runtime.device import DeviceInfo
 
 __all__ = ["Derived", "derived"]
 
@@ -51,13 +55,14 @@ class Derived:
 
 
 def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], outs: Any, arrays: list[str],
-            limit: int, processors: int) -> Derived:
+            device: DeviceInfo, kernel: Kernel, copies: dict[str, Copies]) -> Derived:
     """``numbers``: the run-time scalars, whose signs the text depends on. ``outs``: how a store leaves (`OutKind`), by the
-    store and the descriptions of what is stored to beside the program's arrays."""
+    store and the descriptions of what is stored to beside the program's arrays. ``copies``: how threads copy operands, where
+    they do."""
     chain = chain_of(loop)
     check_bounded(chain)
     lazy = references(chain, numbers, mapping.lazy)
-    shares = shares_of(chain, mapping, numbers, processors)
+    shares = shares_of(chain, mapping, numbers, device.sm_count, kernel)
     cells = {} if shares is None else shares.cells
     kinds: dict[str, OutKind] = {store.parameter.name: outs(chain, store, cells) for store in chain.stores}
     ranges = ranges_of(chain, numbers)
@@ -69,15 +74,17 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
     keep_parts(chain)
     places = placed(chain)
     by_tma = {key: np.dtype(kind.dtype) for key, kind in kinds.items() if kind.kind == "TmaOut"}
-    choice = chosen(chain, places, mapping, may, by_tma, limit)
+    choice = chosen(chain, places, mapping, may, by_tma, device, kernel)
     kinds = {key: replace(kind, kind="OctetOut") if key in by_tma and key not in choice.outs else kind
              for key, kind in kinds.items()}
-    read_early(chain, choice)
+    read_early(chain, choice, kernel)
     order = ordered(chain, places, choice)
     shown = ", ".join(f"{key} {size}" for key, size in choice.blocks.items())
     how = ", ".join(word.replace("_", " ") for word in ORDERS if getattr(choice, word))
     split = f"; rounds in {chain.splits} shares" if chain.splits > 1 else ""
     together = "" if choice.cluster.is_single else f"; clusters of {choice.cluster.m}"
     title = f"{name}: blocks of {shown}; {choice.warpgroups} warpgroups{'; ' if how else ''}{how}{split}{together}."
-    text, read = printed(title, chain, places, choice, order, ranges, kinds, list(numbers), [*arrays, *cells])
+    made = chain, places, choice, order, ranges, kinds, list(numbers), [*arrays, *cells]
+    printer = ChainPrinter(*made) if kernel.uses_tma else MultistageChainPrinter(*made, copies=copies)
+    text, read = printer.printed(title)
     return Derived(chain, places, choice, text, read, shares)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from gemmkit.programs.chains.allocate import Choice, room_left
 from gemmkit.programs.chains.chain import Chain, only_adds
+from gemmkit.programs.kernels import Kernel
 from gemmkit.programs.trace import Value
 
 __all__ = ["READ", "read_early"]
@@ -18,11 +19,11 @@ __all__ = ["READ", "read_early"]
 READ = "read"                          # the operation
 
 
-def read_early(chain: Chain, choice: Choice) -> None:
+def read_early(chain: Chain, choice: Choice, kernel: Kernel) -> None:
     """Put a `READ` in the place of loads by columns, as many as registers have room for."""
     if choice.ahead or only_adds(chain):
         return
-    room, made = room_left(chain, choice), dict[Value, Value]()
+    room, made = room_left(chain, choice, kernel), dict[Value, Value]()
     for x in [x for x in chain.body if x.op != "dot" and len(x.dims) == 2]:
         for y in x.args:
             if y.op != "load" or len(y.dims) != 1 or y.dims[0] is chain.rows or y in made:

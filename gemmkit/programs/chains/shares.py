@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmkit.lang.errors import ConfigError
-from gemmkit.programs.chains.allocate import DEFAULTS
 from gemmkit.programs.chains.chain import Chain
 from gemmkit.programs.chains.merging import Merge, made_anew, merge_of
 from gemmkit.programs.collectives import ROWS
+from gemmkit.programs.kernels import Kernel
 from gemmkit.programs.mapping import MOST_SPLITS, Mapping
 from gemmkit.programs.spare import spare
 from gemmkit.programs.trace import Loop, Store, Value
@@ -45,13 +45,13 @@ class Shares(NamedTuple):
     parts: dict[str, ArrayInfo]
 
 
-def shares_of(chain: Chain, mapping: Mapping, signs: dict[str, float], processors: int) -> Shares | None:
+def shares_of(chain: Chain, mapping: Mapping, signs: dict[str, float], processors: int, kernel: Kernel) -> Shares | None:
     """Split the rounds of a chain, as it is traced: its stores are its cells from here on. None where blocks take all rounds
     of a tile: where the mapping says so, where nothing is said and tiles are enough, or no rule to merge is found.
 
     Raises ConfigError where splits are asked for that cannot be.
     """
-    splits = mapping.splits or _left_open(chain, mapping, processors)
+    splits = mapping.splits or _left_open(chain, mapping, processors, kernel)
     if splits == 1:
         return None
     if chain.index.stack:
@@ -88,14 +88,14 @@ def shares_of(chain: Chain, mapping: Mapping, signs: dict[str, float], processor
     return Shares(cells, _merging(chain, merge, states, stores), parts)
 
 
-def _left_open(chain: Chain, mapping: Mapping, processors: int) -> int:
+def _left_open(chain: Chain, mapping: Mapping, processors: int, kernel: Kernel) -> int:
     """As many shares as there are idle multiprocessors for, of some rounds each."""
     if chain.index.stack or mapping.longest_first:
         return 1
     count = 1 if chain.stack is None else chain.stack.extent.size
-    rows = mapping.blocks.get(chain.rows.name, ROWS * (mapping.warpgroups or 2))
+    rows = mapping.blocks.get(chain.rows.name, ROWS * (mapping.warpgroups or kernel.chain_warpgroups))
     tiles = count * -(-chain.rows.extent.size // rows)
-    rounds = chain.index.extent.size // mapping.blocks.get(chain.index.name, DEFAULTS[0])
+    rounds = chain.index.extent.size // mapping.blocks.get(chain.index.name, kernel.lengths[0])
     return max(1, min(processors // tiles, rounds // LEAST, MOST_SPLITS)) if tiles else 1
 
 

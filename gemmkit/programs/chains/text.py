@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,14 +15,15 @@ from gemmkit.programs.chains.consumer import Consumer
 from gemmkit.programs.chains.elements import scalar_text
 from gemmkit.programs.chains.names import Naming
 from gemmkit.programs.chains.order import Ordered
-from gemmkit.programs.chains.places import ChainPlaces
+from gemmkit.programs.chains.places import Block, ChainPlaces
 from gemmkit.programs.chains.ranges import Ranges, mentions
 from gemmkit.programs.chains.rounds import Producer, of_blocks
 from gemmkit.programs.collectives import COLUMN
-from gemmkit.programs.text import OWN_NAMES, OutKind, Printed
+from gemmkit.programs.printed import OutKind, Printed
+from gemmkit.programs.text import OWN_NAMES
 from gemmkit.programs.trace import Value
 
-__all__ = ["printed"]
+__all__ = ["IMPORTS", "ChainPrinter", "names_of_ranges", "scalar_lines"]
 
 IMPORTS = [
     ("dataclasses", "dataclass"), ("gemmkit.components", "Component"), ("gemmkit.components", "Scalar"),
@@ -72,124 +75,178 @@ def tests_of(chain: Chain, ranges: Ranges) -> set[Value]:
     return {x for x in chain.body if is_test(x)}
 
 
-def printed(title: str, chain: Chain, places: ChainPlaces, choice: Choice, order: Ordered, ranges: Ranges,
-            outs: dict[str, OutKind], scalars: list[str], arrays: list[str]) -> tuple[Printed, dict[str, Value]]:
-    """The text, and the arrays that threads read with what reads them. ``arrays``: the names of all, which are taken."""
-    tests = tests_of(chain, ranges)
-    indices = [index.name for index in (*chain.indices, chain.index)]
-    taken = {*OWN_NAMES, *TAKEN, *(name for _, name in IMPORTS), *arrays, *scalars, *indices,
-             *(f"last_{name}" for name in indices), *names_of_ranges(chain)}
-    parts = [part for part in (order.round, order.before, order.join, order.after) if part]
-    naming = Naming(chain, places, tests, parts, taken)
-    given = (chain, places, choice, order, ranges, bool(tests))
-    producer, consumer = Producer(*given), Consumer(*given, naming=naming)
-    producer.tiles()
-    consumer.tiles()
-    if chain.length is not None:
-        consumer.arrays.setdefault(chain.length.data[0].name, chain.length)
-    read = list(consumer.arrays)
-    maps = list(dict.fromkeys(block.parameter.name for ring in places.rings for block in ring.blocks))
-    sizes = [*dict.fromkeys(indices), *(["section"] if choice.longest_first and chain.stack is not None else [])]
-    takes_maps, takes_all = [f"map_{name}" for name in maps], [*outs, *[name for name in read if name not in outs]]
-    takes_blocks = [*takes_maps, *([] if chain.length is None else [chain.length.data[0].name])]
-    met = "barrier()" if choice.cluster.is_single else "cluster_barrier()"
-    lines = _constants(chain, places, choice, consumer, outs)
-    lines += ["", "", "@dataclass(frozen=True)", "class Sizes(Component):",
-              *(f"    {name}: Scalar" for name in (*sizes, *scalars)), "", "",
-              f"def kernel({', '.join(['sizes', *takes_maps, *takes_all])}):",
-              "    group = uniform(udiv(thread_index(), 128))", "    if thread_index() == 0:",
-              *(f"        ring_{ring.name}.initialise()" for ring in places.rings), "        mbarrier_fence_init()",
-              f"    {met}", "    if group == 0:", "        WARPGROUPS.give_registers()",
-              "        if thread_index() == 0:",
-              f"            produce({', '.join(['sizes', *takes_blocks])})", "    else:",
-              "        WARPGROUPS.take_registers()",
-              f"        consume({', '.join(['sizes', *takes_all, 'group - 1'])})",
-              *([] if choice.cluster.is_single else [f"    {met}        # a peer may still arrive at this one's barriers"]),
-              "", "", *_tiles(chain, choice), "", "",
-              *_ranges(chain, choice, ranges), f"def produce({', '.join(['sizes', *takes_blocks])}):",
-              '    """1. Blocks of the operands: global -> shared."""', "    zero = thread_index() * 0",
-              *(f"    at_{ring.name} = Slot(zero, zero + 1)          # fresh rings are empty" for ring in places.rings),
-              *producer.lines, "", "", f"def consume({', '.join(['sizes', *takes_all, 'group'])}):",
-              '    """2. Products, and what becomes of them in the registers. 3. The end of a tile: registers -> global."""',
-              "    zero, column = thread_index() * 0, own_column()",
-              *(f"    at_{ring.name} = Slot(zero, zero)" for ring in places.rings),
-              *(["    turns.give_first(group)"] if choice.turns else []), *_scalars(consumer), *consumer.lines,
-              *(f"    out_{name}.finish()" for name in outs)]
-    for text, name in consumer.functions.items():
-        lines += ["", "", *f"def {name}{text}".rstrip().split("\n")]
-    body = "\n".join(lines) + "\n"
-    used = set(re.findall(r"[A-Za-z_]\w*", body))
-    imports: dict[str, list[str]] = {}
-    for module, name in IMPORTS:
-        if name in used:
-            imports.setdefault(module, []).append(name)
-    head = [f'"""{title}"""', "", *(["import math"] if "math" in used else []),
-            *(f"from {module} import {', '.join(names)}" for module, names in imports.items()), "", ""]
-    tile = tuple(index.name for index in chain.indices)
-    others = tuple(name for name in read if name not in outs)
-    made = Printed("\n".join(head) + body, tuple(maps), tuple(outs), others, tuple(sizes), tile, tuple(scalars),
-                   128 * (1 + choice.warpgroups))
-    return made, consumer.arrays
+@dataclass
+class ChainPrinter:
+    """Of a warp-specialised kernel; a subclass prints another. ``scalars`` and ``arrays``: the names of all, which are
+    taken."""
+
+    chain: Chain
+    places: ChainPlaces
+    choice: Choice
+    order: Ordered
+    ranges: Ranges
+    outs: dict[str, OutKind]
+    scalars: list[str]
+    arrays: list[str]
+
+    imports = IMPORTS
+    own_names: ClassVar[frozenset[str]] = frozenset()            # beside those of all
+    consumer_class: ClassVar[type[Consumer]] = Consumer
+    product_classes = "Product", "HandedProduct"
+    has_next = True                                    # blocks go on from tile to tile
+
+    # -- what kernels differ in ---------------------------------------------------------------------------------------
+
+    @property
+    def threads(self) -> int:
+        return 128 * (1 + self.choice.warpgroups)
+
+    def roles(self) -> list[str]:
+        """The constants of the module that say who does what."""
+        few, many = STARTING.get((1, self.choice.warpgroups), (0, 0))
+        return [f"WARPGROUPS = Warpgroups(1, {self.choice.warpgroups}, {few}, {many})",
+                f"SHARED_BYTES = {self.choice.nbytes}",
+                *([] if self.choice.cluster.is_single else [f"cluster = Cluster(m={self.choice.cluster.m})"])]
+
+    def tile_of(self, kind: str, block: Block, more: str = "") -> str:
+        """The constant of a block."""
+        rows, columns = map(self.choice.size, block.dims)
+        stacked = "" if block.stack is None else ", stacked=True"
+        dtype = np.dtype(block.parameter.dtype).name
+        return (f"{block.name}_tile = {kind}({dtype!r}, lines={rows}, columns={columns}, "
+                f"offset={self.choice.offsets[block]}, stage_bytes={self.choice.stage_bytes(block.ring)}{more}{stacked}")
+
+    def staged(self, block: Block) -> str:
+        return self.tile_of("Staged", block, f", cluster=cluster, peers={COLUMN!r}" if self.is_shared(block) else "") + ")"
+
+    def is_shared(self, block: Block) -> bool:
+        return self.choice.is_shared(block, self.chain.rows)
+
+    def pipelines(self) -> list[str]:
+        lines = []
+        for ring in self.places.rings:
+            readers, more = 1, ""
+            if any(map(self.is_shared, ring.blocks)):
+                readers, more = self.choice.cluster.readers, ", readers=CLUSTER, cluster=cluster"
+            lines.append(f"ring_{ring.name} = Pipeline(stages={self.choice.stages[ring]}, "
+                         f"offset={self.choice.barriers[ring]}, full_arrivals=1, "
+                         f"empty_arrivals={self.choice.warpgroups * readers}{more})")
+        return lines
+
+    def operands(self) -> list[str]:
+        return list(dict.fromkeys(block.parameter.name for ring in self.places.rings for block in ring.blocks))
+
+    def arguments(self, read: list[str]) -> tuple[list[str], list[str], list[str], list[str]]:
+        """Operands that TMA brings, operands that threads copy, results, arrays that threads ``read``."""
+        return self.operands(), [], list(self.outs), [name for name in read if name not in self.outs]
+
+    def kernel(self, arguments: list[str], consumer: Consumer) -> list[str]:
+        rings, length = self.places.rings, self.chain.length
+        takes_maps = [f"map_{name}" for name in self.operands()]
+        takes_blocks = ["sizes", *takes_maps, *([] if length is None else [length.data[0].name])]
+        takes_all = [name for name in arguments if name not in takes_maps]
+        cluster = self.choice.cluster
+        met = "barrier()" if cluster.is_single else "cluster_barrier()"
+        producer = Producer(self.chain, self.places, self.choice, self.order, self.ranges, consumer.has_tests)
+        producer.tiles()
+        return [f"def kernel({', '.join(['sizes', *arguments])}):",
+                "    group = uniform(udiv(thread_index(), 128))", "    if thread_index() == 0:",
+                *(f"        ring_{ring.name}.initialise()" for ring in rings), "        mbarrier_fence_init()",
+                f"    {met}", "    if group == 0:", "        WARPGROUPS.give_registers()",
+                "        if thread_index() == 0:", f"            produce({', '.join(takes_blocks)})", "    else:",
+                "        WARPGROUPS.take_registers()",
+                f"        consume({', '.join(['sizes', *takes_all, 'group - 1'])})",
+                *([] if cluster.is_single else [f"    {met}        # a peer may still arrive at this one's barriers"]),
+                "", "", *self.tile_functions(),
+                f"def produce({', '.join(takes_blocks)}):",
+                '    """1. Blocks of the operands: global -> shared."""', "    zero = thread_index() * 0",
+                *(f"    at_{ring.name} = Slot(zero, zero + 1)          # fresh rings are empty" for ring in rings),
+                *producer.lines, "", "", f"def consume({', '.join(['sizes', *takes_all, 'group'])}):",
+                '    """2. Products, and what becomes of them in the registers. 3. The end of a tile: registers -> '
+                'global."""',
+                "    zero, column = thread_index() * 0, own_column()",
+                *(f"    at_{ring.name} = Slot(zero, zero)" for ring in rings),
+                *(["    turns.give_first(group)"] if self.choice.turns else []), *scalar_lines(consumer), *consumer.lines,
+                *(f"    out_{name}.finish()" for name in self.outs)]
+
+    # -- the text -----------------------------------------------------------------------------------------------------
+
+    def printed(self, title: str) -> tuple[Printed, dict[str, Value]]:
+        """The text, and the arrays that threads read with what reads them."""
+        chain, choice, order = self.chain, self.choice, self.order
+        tests = tests_of(chain, self.ranges)
+        indices = [index.name for index in (*chain.indices, chain.index)]
+        taken = {*OWN_NAMES, *TAKEN, *self.own_names, *(name for _, name in self.imports), *self.arrays, *self.scalars,
+                 *indices, *(f"last_{name}" for name in indices), *names_of_ranges(chain)}
+        parts = [part for part in (order.round, order.before, order.join, order.after) if part]
+        naming = Naming(chain, self.places, tests, parts, taken)
+        consumer = self.consumer_class(chain, self.places, choice, order, self.ranges, bool(tests), naming=naming)
+        consumer.tiles()
+        if chain.length is not None:
+            consumer.arrays.setdefault(chain.length.data[0].name, chain.length)
+        maps, operands, outs, others = self.arguments(list(consumer.arrays))
+        sizes = [*dict.fromkeys(indices), *(["section"] if choice.longest_first and chain.stack is not None else [])]
+        lines = self.constants(consumer)
+        lines += ["", "", "@dataclass(frozen=True)", "class Sizes(Component):",
+                  *(f"    {name}: Scalar" for name in (*sizes, *self.scalars)), "", "",
+                  *self.kernel([*(f"map_{name}" for name in maps), *operands, *outs, *others], consumer)]
+        for text, name in consumer.functions.items():
+            lines += ["", "", *f"def {name}{text}".rstrip().split("\n")]
+        body = "\n".join(lines) + "\n"
+        used = set(re.findall(r"[A-Za-z_]\w*", body))
+        imports: dict[str, list[str]] = {}
+        for module, name in self.imports:
+            if name in used:
+                imports.setdefault(module, []).append(name)
+        head = [f'"""{title}"""', "", *(["import math"] if "math" in used else []),
+                *(f"from {module} import {', '.join(names)}" for module, names in imports.items()), "", ""]
+        tile = tuple(index.name for index in chain.indices)
+        made = Printed("\n".join(head) + body, tuple(maps), tuple(outs), tuple(others), tuple(sizes), tile,
+                       tuple(self.scalars), self.threads, tuple(operands))
+        return made, consumer.arrays
+
+    def constants(self, consumer: Consumer) -> list[str]:
+        chain, places, choice = self.chain, self.places, self.choice
+        lines = [*self.roles(), *(self.staged(block) for ring in places.rings for block in ring.blocks), *self.pipelines()]
+        plain, handed = self.product_classes
+        said = set()
+        for d in [*places.peeled.values(), *dots(chain.body)]:
+            name = consumer.product(d)
+            if name in said:
+                continue
+            said.add(name)
+            a, b = places.blocks.get((d, 0)), places.blocks[d, 1]
+            how = ", b_transposed=True" if d.args[1].op == "transpose" else ""
+            if a is None:
+                lines.append(f"{name} = {handed}({b.name}_tile{how})")
+            else:
+                how = (", a_transposed=True" if d.args[0].op == "transpose" else "") + how
+                lines.append(f"{name} = {plain}({a.name}_tile, {b.name}_tile{how})")
+        if choice.turns:
+            lines.append(f"turns = Turns({choice.warpgroups}, {1 + choice.warpgroups}, True)")
+        rows = choice.blocks[chain.rows.name]
+        stacked = ", stacked=True" if chain.results_are_stacked else ""
+        for name, out in self.outs.items():
+            if out.kind == "TmaOut":
+                lines.append(f"out_{name} = TmaOut({out.dtype.name!r}, block_m={rows}, columns={out.columns}, "
+                             f"o_offset={choice.outs[name]}{stacked})")
+            elif out.kind == "DirectOut":
+                lines.append(f"out_{name} = DirectOut({out.dtype.name!r}, pairs={out.pairs}{stacked})")
+            else:
+                lines.append(f"out_{name} = {out.kind}({out.dtype.name!r}{stacked})")
+        return lines
+
+    def tile_functions(self) -> list[str]:
+        """How many tiles there are, and which are a block's; and which blocks a tile's rounds visit."""
+        lines = _places(self.chain, self.choice)
+        if self.choice.longest_first and self.has_next:
+            lines += ["", "", "def following(tile):", '    """The block\'s next tile: blocks take tiles there and back."""',
+                      *_there_and_back(self.choice)]
+        return [*lines, "", "", *_ranges(self.chain, self.choice, self.ranges)]
 
 
-def _scalars(consumer: Consumer) -> list[str]:
+def scalar_lines(consumer: Consumer) -> list[str]:
     return [f"    {name} = {scalar_text(x).removeprefix('(').removesuffix(')')}" for x, name in consumer.scalars.items()]
-
-
-def _constants(chain: Chain, places: ChainPlaces, choice: Choice, consumer: Consumer, outs: dict[str, OutKind]) -> list[str]:
-    few, many = STARTING.get((1, choice.warpgroups), (0, 0))
-    cluster = choice.cluster
-    lines = [f"WARPGROUPS = Warpgroups(1, {choice.warpgroups}, {few}, {many})", f"SHARED_BYTES = {choice.nbytes}",
-             *([] if cluster.is_single else [f"cluster = Cluster(m={cluster.m})"])]
-    for ring in places.rings:
-        for block in ring.blocks:
-            rows, columns = map(choice.size, block.dims)
-            more = "" if block.stack is None else ", stacked=True"
-            if choice.is_shared(block, chain.rows):
-                more += f", cluster=cluster, peers={COLUMN!r}"
-            dtype = np.dtype(block.parameter.dtype).name
-            lines.append(f"{block.name}_tile = Staged({dtype!r}, lines={rows}, columns={columns}, "
-                         f"offset={choice.offsets[block]}, stage_bytes={choice.stage_bytes(ring)}{more})")
-    for ring in places.rings:
-        readers, more = 1, ""
-        if any(choice.is_shared(block, chain.rows) for block in ring.blocks):
-            readers, more = cluster.readers, ", readers=CLUSTER, cluster=cluster"
-        lines.append(f"ring_{ring.name} = Pipeline(stages={choice.stages[ring]}, offset={choice.barriers[ring]}, "
-                     f"full_arrivals=1, empty_arrivals={choice.warpgroups * readers}{more})")
-    said = set()
-    for d in [*places.peeled.values(), *dots(chain.body)]:
-        name = consumer.product(d)
-        if name in said:
-            continue
-        said.add(name)
-        a, b = places.blocks.get((d, 0)), places.blocks[d, 1]
-        how = ", b_transposed=True" if d.args[1].op == "transpose" else ""
-        if a is None:
-            lines.append(f"{name} = HandedProduct({b.name}_tile{how})")
-        else:
-            how = (", a_transposed=True" if d.args[0].op == "transpose" else "") + how
-            lines.append(f"{name} = Product({a.name}_tile, {b.name}_tile{how})")
-    if choice.turns:
-        lines.append(f"turns = Turns({choice.warpgroups}, {1 + choice.warpgroups}, True)")
-    rows = choice.blocks[chain.rows.name]
-    stacked = ", stacked=True" if chain.results_are_stacked else ""
-    for name, out in outs.items():
-        if out.kind == "TmaOut":
-            lines.append(f"out_{name} = TmaOut({out.dtype.name!r}, block_m={rows}, columns={out.columns}, "
-                         f"o_offset={choice.outs[name]}{stacked})")
-        elif out.kind == "DirectOut":
-            lines.append(f"out_{name} = DirectOut({out.dtype.name!r}, pairs={out.pairs}{stacked})")
-        else:
-            lines.append(f"out_{name} = {out.kind}({out.dtype.name!r}{stacked})")
-    return lines
-
-
-def _tiles(chain: Chain, choice: Choice) -> list[str]:
-    lines = _places(chain, choice)
-    if choice.longest_first:
-        lines += ["", "", "def following(tile):", '    """The block\'s next tile: blocks take tiles there and back."""',
-                  *_there_and_back(choice)]
-    return lines
 
 
 def _there_and_back(choice: Choice) -> list[str]:

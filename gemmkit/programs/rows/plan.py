@@ -10,11 +10,11 @@ from gemmkit.kernels.rows.row import Held
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.lines import refused
 from gemmkit.programs.mapping import SWITCHES, Mapping
+from gemmkit.programs.printed import Printed
 from gemmkit.programs.rows.algebra import rewritten
 from gemmkit.programs.rows.form import RowProgram, is_vector
 from gemmkit.programs.rows.steps import Steps, steps_of
 from gemmkit.programs.rows.text import printed
-from gemmkit.programs.text import Printed
 from gemmkit.row_plans import dealt
 from gemmkit.runtime.array_info import ArrayInfo
 
@@ -45,7 +45,7 @@ def derived(name: str, program: RowProgram, mapping: Mapping, infos: Names[str, 
 
 def _refuse_blocks(mapping: Mapping) -> None:
     """Raises ConfigError for what a mapping says of products' tiles and rounds."""
-    for name in ("blocks", "cluster", "warpgroups", "stages", "shared_bytes", "splits", *SWITCHES):
+    for name in ("blocks", "cluster", "warpgroups", "stages", "shared_bytes", "splits", "kernel", *SWITCHES):
         value = getattr(mapping, name)
         if value:
             shown = dict(value) if isinstance(value, Names) else value

@@ -9,10 +9,10 @@ import numpy as np
 from gemmkit.kernels.rows.row import Held, Source
 from gemmkit.kernels.rows.team import Team, WarpTeam
 from gemmkit.programs.expressions import _bare
+from gemmkit.programs.printed import Printed
 from gemmkit.programs.rows.elements import COLUMN, DTYPES, PART, Element
 from gemmkit.programs.rows.form import RowProgram, is_row, is_vector
 from gemmkit.programs.rows.steps import Fold, Load, Map, Moments, Named, Put, Step, Steps
-from gemmkit.programs.text import Printed
 from gemmkit.programs.trace import Value
 
 __all__ = ["OWN_NAMES", "printed"]

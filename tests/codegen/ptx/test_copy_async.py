@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gemmkit.emulator import errors
-from gemmkit.ptx.copy_async import copies_arrive, copy_async, offset_of
+from gemmkit.ptx.copy_async import copies_arrive, copy_async, copy_async_clipped, offset_of
 from gemmkit.ptx.mbarrier import mbarrier_arrive, mbarrier_init, mbarrier_wait
 from gemmkit.ptx.memory import load_shared, shared
 from gemmkit.ptx.special import barrier, thread_index
@@ -58,6 +58,45 @@ def test_copies(count: int, rows: int) -> None:
 def test_copies_on_hardware(count: int, rows: int) -> None:
     (out,) = on_device(gathered, SOURCE, Out((32, count), F16), count, 8, rows, True, threads=32, shared=SHARED)
     assert same_bits(out, expected(count, rows))
+
+
+def clipped(source: Any, out: Any, count: int, end: int) -> None:
+    """Thread t copies ``count`` neighbours of row t, from column 8 on, of which those in front of column ``end`` are there."""
+    data, full = shared(F16, 0), shared(U64, BARRIERS)
+    thread = thread_index()
+    if thread == 0:
+        mbarrier_init(full, 0, 32)
+    barrier()
+    there = max(min(end + thread % 4 - 8, count), 0)
+    copy_async_clipped(data, thread * 8, 0, source, offset_of(source, (thread, 8)), count, there)
+    copies_arrive(full, 0)
+    mbarrier_wait(full, 0, 0)
+    for n in range(count):
+        out[thread, n] = load_shared(data, thread * 8, n, 1)[0]
+
+
+def expected_clipped(count: int, end: int) -> np.ndarray:
+    ends = end + np.arange(32)[:, None] % 4
+    return np.where(np.arange(8, 8 + count) < ends, SOURCE[:32, 8:8 + count], 0).astype(F16)
+
+
+@pytest.mark.parametrize("count, end", [(2, 8), (4, 9), (8, 5), (8, 12), (8, 20)])
+def test_copies_that_end_within(count: int, end: int) -> None:
+    (out,) = emulated(clipped, SOURCE, Out((32, count), F16), count, end, threads=32, shared=SHARED)
+    assert same_bits(out, expected_clipped(count, end))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count, end", [(2, 8), (4, 9), (8, 5), (8, 12), (8, 20)])
+def test_copies_that_end_within_on_hardware(count: int, end: int) -> None:
+    (out,) = on_device(clipped, SOURCE, Out((32, count), F16), count, end, threads=32, shared=SHARED)
+    assert same_bits(out, expected_clipped(count, end))
+
+
+@pytest.mark.compile
+def test_the_instruction_of_copies_that_end_within() -> None:
+    ptx = compiled(clipped, SOURCE, Out((32, 8), F16), 8, 12, threads=32)
+    assert "cp.async.cg.shared.global.L2::128B [" in ptx and "], 16, %r" in ptx
 
 
 @pytest.mark.compile

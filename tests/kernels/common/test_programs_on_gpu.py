@@ -136,6 +136,63 @@ def test_clusters_of_long_chains(rows: int, cluster: int, rng: np.random.Generat
         listing.attention.plan(*given.values(), mapping=gk.Mapping({"n": 128}, cluster={"m": size})).run(given)
         results.append(given["o"].get())
     assert np.array_equal(*results)
+@pytest.mark.sample(20)
+@pytest.mark.parametrize("draw", [listing.drawn_case, chains.drawn_case, chains.drawn_lengths, chains.drawn_shares],
+                         ids=["tiles", "chains", "lengths", "shares"])
+@pytest.mark.parametrize("seed", range(60))
+def test_drawn_multistage(draw: Any, seed: int) -> None:
+    """By cp.async and mma.sync, whatever the GPU has: the same programs, mappings and sizes."""
+    program, arrays, mapping, more = draw(seed)
+    given = program.bound(tuple(there(x) for x in arrays), more)
+    try:
+        plan = program.plan(*given.values(), mapping=listing.multistage(mapping))
+    except gk.ConfigError as error:
+        assert "bytes of shared memory" in str(error) or ("splits=" in str(error) and program.function.__name__ in chains.NO_SHARES)
+        return
+    assert plan.is_multistage
+    wanted = program.reference(*arrays, **more)
+    plan.run(given)
+    results = [given[name].get() for name in given if name in plan.results]
+    chains.check_close(results, wanted, lambda got: 2e-2 if more.get("score") else 3e-3)
+    chains.check_infinite(results, wanted)
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("mapping", [gk.Mapping(), gk.Mapping({"k": 64}, stages=2), gk.Mapping({"n": 256}), gk.Mapping(warpgroups=3)], ids=str)
+@pytest.mark.parametrize("sizes", [(4096, 1032, 520), (1, 8, 72), (333, 5001, 4096), (2000, 137, 65)], ids=str)
+def test_multistage_products(mapping: gk.Mapping, sizes: tuple[int, int, int], rng: np.random.Generator) -> None:
+    """Many tiles and long rounds, rows that end within a copy, and rows that begin at 4 bytes alone."""
+    import cupy
+
+    m, n, k = sizes
+    mapping = listing.multistage(mapping)
+    for of in (8, 2):
+        a, b, c = (cupy.asarray(rng.standard_normal((rows, columns + -columns % of)) / 8).astype("f2")[:, :columns]
+                   for rows, columns in ((m, k), (k, n), (k, n)))
+        d, e, y = cupy.full((m, n), cupy.nan, "f2"), cupy.full((m, n), cupy.nan, "f4"), cupy.full(m, cupy.nan, "f4")
+        for _ in range(3):
+            if "n" not in mapping.blocks:
+                listing.dual(a, b, c, d, gate=listing.silu_times, mapping=mapping)
+            listing.product_and_sums(a, b, e, y, mapping=mapping)
+        one, other = (np.asarray((a.astype("f8") @ x.astype("f8")).get()) for x in (b, c))
+        if "n" not in mapping.blocks:
+            close(d.get(), one / (1 + np.exp(-one)) * other)
+        close(e.get(), one)
+        assert np.allclose(y.get(), a.astype("f8").sum(axis=1).get(), atol=1e-3)
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("width", [64, 96, 128, 256])
+@pytest.mark.parametrize("visible", [None, chains.causal, chains.window], ids=["all", "causal", "window"])
+def test_multistage_heads(width: int, visible: Any, rng: np.random.Generator) -> None:
+    """Many tiles, of long rounds."""
+    import cupy
+
+    q, k, v = (cupy.asarray(rng.standard_normal((8, 1500, width))).astype("f2") for _ in range(3))
+    o = cupy.full(q.shape, cupy.nan, "f2")
+    for _ in range(3):
+        listing.attention(q, k, v, o, width ** -0.5, visible=visible, mapping=gk.Mapping(kernel="multistage"))
+    close(o.get(), listing.attention.reference(q.get(), k.get(), v.get(), np.empty(q.shape), width ** -0.5, visible=visible))
 
 
 def test_shares_on_streams_and_in_a_graph(rng: np.random.Generator) -> None:

@@ -95,6 +95,3 @@ def test_clusters_that_are_none(cluster: Any) -> None:
 def test_what_has_no_clusters() -> None:
     with pytest.raises(gk.ConfigError, match="along a tile's rows and columns, m and n"):
         listing.gemm.plan(A, B, D, mapping=gk.Mapping(cluster={"k": 2}))
-    heads = [np.zeros((2, 100, 64), np.float16) for _ in range(4)]
-    with pytest.raises(gk.ConfigError, match="tiles of whole rows, .* go by blocks alone"):
-        listing.attention.plan(*heads, 0.125, mapping=gk.Mapping(cluster={"m": 2}))

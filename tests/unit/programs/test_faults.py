@@ -13,7 +13,8 @@ from tests.support import program_faults
 from tests.support import programs as listing
 
 F16, F32 = np.float16, np.float32
-COUNTS = {"dual": 19, "clusters": 27, "columns": 27, "attention": 75, "attention in turns": 50, "MLP": 30}    # one-line faults in each text
+COUNTS = {"dual": 19, "clusters": 27, "columns": 27, "attention": 75, "attention in turns": 50, "MLP": 30,    # one-line faults in each text
+          "multistage GEMM": 13, "multistage loops": 26, "multistage attention": 25, "multistage MLP": 22}
 ONE, TWO = (dataclasses.replace(H100, sm_count=count) for count in (1, 2))     # blocks go on from tile to tile
 
 
@@ -50,7 +51,8 @@ def test_texts_have_all_kinds_of_faults() -> None:
     known = {name: faults_of(name) for name in program_faults.TEXTS}
     assert {name: len(found) for name, found in known.items()} == COUNTS
     assert {fault.kind for found in known.values() for fault in found} == {
-        "dropped", "not added", "one group less", "not advanced", "too early", "one arrival less", "one arrival more", "reaches no peer", "for itself"}
+        "dropped", "not added", "one group less", "not advanced", "too early", "one arrival less", "one arrival more", "reaches no peer",
+        "for itself", "one copy less", "no barrier", "the barrier alone", "the stage that is read"}
     for name, kind, said, nth in program_faults.HARMLESS:
         assert any((fault.kind, fault.said, fault.nth) == (kind, said, nth) for fault in known[name])
 

@@ -11,6 +11,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.ahead import Made
+from gemmkit.programs.kernels import KERNELS
 from gemmkit.programs.spare import BEGIN
 from gemmkit.runtime.arrays import describe
 from gemmkit.tuner import TunedProgram
@@ -268,10 +269,17 @@ def test_of_two_kernels_one_is_not_compiled(folder: Path, measured: Any, monkeyp
 
 
 def test_mappings_begin_with_those_that_differ_in_one_thing(folder: Path) -> None:
-    mappings = list(listed(listing.attention.traced(listing.attention.bound(heads(), dict(scale=0.125)))))
+    loop = listing.attention.traced(listing.attention.bound(heads(), dict(scale=0.125)))
+    mappings = list(listed(loop, KERNELS["warp_specialised"]))
     assert len(set(mappings)) == len(mappings) and mappings[0] == gk.Mapping({"n": 128})
     said = [len(repr(mapping).split(", ")) for mapping in mappings]
     assert said == sorted(said) and said[-1] == 3
+    others = list(listed(loop, KERNELS["multistage"]))                      # which has no orders of products
+    assert others[0] == gk.Mapping({"n": 64}) and not any(x.ahead is not None or x.turns is not None for x in others)
+    product_of = listing.gemm.traced(listing.gemm.bound(product(), {}))
+    assert any(x.cluster for x in listed(product_of, KERNELS["warp_specialised"]))
+    depths = {x.blocks.get("k") for x in listed(product_of, KERNELS["multistage"])}
+    assert depths == {None, 32, 64, 128} and not any(x.cluster for x in listed(product_of, KERNELS["multistage"]))
 
 
 def test_bad_calls(folder: Path) -> None:

@@ -1,0 +1,54 @@
+"""What a kernel's text is, and what it was printed for: results and arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gemmkit.programs.expressions import Function
+from gemmkit.programs.trace import Store
+
+__all__ = ["Out", "OutKind", "Printed"]
+
+
+@dataclass(eq=False)
+class Out:
+    """A result: how it leaves, and the function of its elements (None: the sums as they are)."""
+
+    store: Store
+    dtype: np.dtype
+    kind: str                          # the collective's name
+    pairs: bool
+    function: Function | None
+    sums: str                          # what is stored where there is no function
+
+    @property
+    def name(self) -> str:
+        return self.store.parameter.name
+
+
+@dataclass(frozen=True)
+class OutKind:
+    """How a result leaves: the collective's name, and what it is made for."""
+
+    kind: str
+    dtype: np.dtype
+    pairs: bool
+    columns: int
+
+
+@dataclass(frozen=True)
+class Printed:
+    """The text; the names of its kernel's arguments behind the sizes: operands' maps, or operands that threads copy,
+    results, arrays that threads read."""
+
+    text: str
+    maps: tuple[str, ...]
+    outs: tuple[str, ...]
+    arrays: tuple[str, ...]
+    sizes: tuple[str, ...]
+    tile: tuple[str, ...]              # those of the sizes that tiles go along
+    scalars: tuple[str, ...]
+    threads: int
+    operands: tuple[str, ...] = ()
