@@ -45,6 +45,7 @@ class Allocation:
     nbytes: int
     cluster: Cluster
     columns: dict[str, int]
+    band: int                          # tile rows
     kernel: Kernel
 
 
@@ -60,13 +61,11 @@ def sized(places: Places, mapping: Mapping, kernel: Kernel) -> dict[str, int]:
     if other is not None:
         raise ConfigError(f"Mapping(blocks={{{other!r}: {mapping.blocks[other]}}}): the program's indices are "
                           f"{', '.join(dict.fromkeys(names))}")
-    most, usual = (sums[mapping.warpgroups] // len(places.starts) // 64 * 64
-                   for sums in (kernel.most_sums, kernel.usual_sums))
+    most = kernel.most_sums[mapping.warpgroups] // len(places.starts) // 64 * 64
     if most == 0:
         raise ConfigError(f"{len(places.starts)} cells of sums do not fit in the registers of {mapping.warpgroups} "
                           "warpgroups; take fewer warpgroups")
-    across = min(max(64, usual), -(-n.extent.size // 64) * 64 or 64)
-    blocks = {m.name: ROWS * mapping.warpgroups, n.name: across, **{r.index.name: kernel.depth for r in places.loops}}
+    blocks = {m.name: ROWS * mapping.warpgroups, n.name: 64, **{r.index.name: kernel.depth for r in places.loops}}
     blocks.update(mapping.blocks)
     if blocks[m.name] != ROWS * mapping.warpgroups:
         raise ConfigError(f"Mapping(blocks={{{m.name!r}: {blocks[m.name]}}}, warpgroups={mapping.warpgroups}): a warpgroup "
@@ -115,7 +114,8 @@ def allocated(places: Places, mapping: Mapping, outs: dict[str, int], device: De
                           f"{sum(outs.values()) + of_columns} need "
                           f"{memory.nbytes} bytes of shared memory, and {bound} are there; "
                           "take fewer stages or smaller blocks")
-    return Allocation(blocks, tuple(rings), places_out, memory.nbytes, clustered(places, mapping), columns, kernel)
+    return Allocation(blocks, tuple(rings), places_out, memory.nbytes, clustered(places, mapping), columns,
+                      max(1, -(-mapping.band // mapping.cluster.get(places.indices[0].name, 1))), kernel)
 
 
 def clustered(places: Places, mapping: Mapping) -> Cluster:
@@ -132,7 +132,7 @@ def said(memory: Allocation, mapping: Mapping) -> Mapping:
     """The mapping with all that was left open said: it derives the same text."""
     stages = {ring.rounds.tiles[0].name: ring.stages for ring in memory.rings}
     same = len(set(stages.values())) == 1
-    return replace(mapping, blocks=memory.blocks, stages=memory.rings[0].stages if same else stages,
+    return replace(mapping, blocks=memory.blocks, band=memory.band, stages=memory.rings[0].stages if same else stages,
                    kernel=memory.kernel.said)
 
 

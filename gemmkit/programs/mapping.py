@@ -12,7 +12,7 @@ from gemmkit.lang.errors import ConfigError
 
 __all__ = ["MULTISTAGE", "WARP_SPECIALISED", "Mapping"]
 
-MOST_STAGES, MOST_WARPGROUPS, MOST_BLOCKS, MOST_SPLITS = 16, 3, 4, 16
+MOST_STAGES, MOST_WARPGROUPS, MOST_BLOCKS, MOST_SPLITS, MOST_BAND = 16, 3, 4, 16, 64
 REGISTERS = "registers"
 WARP_SPECIALISED, MULTISTAGE = "warp_specialised", "multistage"          # as `gemmkit.get_config` calls them
 SWITCHES = "ahead", "across", "turns", "descending", "longest_first", "lazy"
@@ -30,7 +30,8 @@ class Mapping:
     | ``blocks`` | by the name of an index, how long its blocks are | the largest that fit |
     | ``warpgroups`` | that consume, 64 rows each, beside one that produces | 2; 3 where a chain's sums fit |
     | ``stages`` | of the rings of sequential loops; or by the names of arrays | as many as fit, up to 4 |
-    | ``cluster`` | by the name of a tile's index, how many neighbouring tiles share what they both take | blocks alone |
+    | ``cluster`` | by the name of a tile's index, how many neighbouring tiles share what they both take | by the model |
+    | ``band`` | tiles of rows and columns are taken in bands of so many tile rows, each column by column | by the model |
     | ``shared_bytes`` | the bound for shared memory | what a block of the device can have |
     | ``ahead`` | products that need another product of their round go a round later | where there are such |
     | ``across`` | a tile's last products go beside the next tile's first | with ``ahead``, where two stages fit |
@@ -56,6 +57,7 @@ class Mapping:
     warpgroups: int = 0
     stages: int | Names[str, int] = 0
     cluster: Names[str, int] = field(default_factory=dict)
+    band: int = 0
     shared_bytes: int = 0
     ahead: bool | None = None
     across: bool | None = None
@@ -70,7 +72,8 @@ class Mapping:
     def __post_init__(self) -> None:
         for name in ("blocks", "cluster", "places"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
-        bounds = [("warpgroups", 0, MOST_WARPGROUPS), ("shared_bytes", 0, 2**20), ("splits", 0, MOST_SPLITS)]
+        bounds = [("warpgroups", 0, MOST_WARPGROUPS), ("shared_bytes", 0, 2**20), ("splits", 0, MOST_SPLITS),
+                  ("band", 0, MOST_BAND)]
         if isinstance(self.stages, Names):
             object.__setattr__(self, "stages", MappingProxyType(dict(self.stages)))
             for name, value in self.stages.items():
@@ -121,7 +124,7 @@ class Mapping:
         stages = self.stages if isinstance(self.stages, int) else frozenset(self.stages.items())
         names = (frozenset(held.items()) for held in (self.blocks, self.cluster, self.places))
         switches = (getattr(self, switch) for switch in SWITCHES)
-        return hash((*names, self.warpgroups, stages, self.shared_bytes, self.splits, self.kernel, *switches))
+        return hash((*names, self.warpgroups, stages, self.shared_bytes, self.splits, self.band, self.kernel, *switches))
 
     # -- asked by the passes -------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from gemmkit.programs.rows.plan import derived as derived_rows
 from gemmkit.programs.rows.text import OWN_NAMES as NAMES_OF_ROWS
 from gemmkit.programs.text import OWN_NAMES, OWN_STARTS, Printer
 from gemmkit.programs.text import printed as text_of
+from gemmkit.programs.tile_grid import laid_out
 from gemmkit.programs.trace import Loop, Store, Value
 from gemmkit.programs.values import Index
 from gemmkit.runtime.array_info import ArrayInfo, shares_memory, unit_axis
@@ -62,6 +63,7 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
             return planned(program, arguments, replace(mapping, splits=1), text)
     mapping = replace(mapping, warpgroups=mapping.warpgroups or WARPGROUPS)
     places = places_of(loop)
+    mapping = laid_out(places, mapping, kernel, device.sm_count)
     _check_names(infos, places, arguments, kernel)
     _check_arrays(infos, places, kernel)
     stores, outs = places.stores, []

@@ -24,7 +24,8 @@ IMPORTS = [
     ("gemmkit.kernels.common.cluster", "Cluster", ("cluster",)),
     *(("gemmkit.kernels.common.pipeline", name, (name,)) for name in ("CLUSTER", "CLUSTER_WARPS")),
     ("gemmkit.kernels.common.pipeline", "Pipeline", ()), ("gemmkit.kernels.common.pipeline", "WARPS", ("WARPS",)),
-    ("gemmkit.kernels.common.work", "Slot", ()), ("gemmkit.kernels.sm90.store", "own_column", ("column", "own_column")),
+    ("gemmkit.kernels.common.work", "Slot", ()), ("gemmkit.kernels.rasterisation", "Grouped", ()),
+    ("gemmkit.kernels.sm90.store", "own_column", ("column", "own_column")),
     ("gemmkit.kernels.sm90.store", "own_row", ("row",)), ("gemmkit.kernels.sm90.warpgroups", "Warpgroups", ()),
     ("gemmkit.lang.control", "interleave", ("interleave",)), ("gemmkit.lang.control", "split", ("interleave",)),
     ("gemmkit.lang.registers", "apply", ("apply",)),
@@ -45,7 +46,7 @@ IMPORTS = [
 #: What a text calls its own things: arrays, cells and indices of programs are called otherwise.
 OWN_NAMES = frozenset({name for _, name, _ in IMPORTS} | {
     "SHARED_BYTES", "Sizes", "WARPGROUPS", "abs", "before", "cluster", "column", "consume", "group", "kernel", "math", "max",
-    "min", "place", "produce", "rank", "ring", "row", "rows", "sizes", "slot", "tile", "tiles", "values", "zero"})
+    "min", "order", "place", "produce", "rank", "ring", "row", "rows", "sizes", "slot", "tile", "tiles", "values", "zero"})
 OWN_STARTS = ("at_", "before_", "make_", "ring_", "slot_", "out_", "map_", "rows_of_", "columns_of_", "element_of_", "last_",
               "value_", KEPT)
 
@@ -118,8 +119,7 @@ class Printer:
         (m, n), cluster = (index.name for index in self.places.indices), self.cluster
         row = f" + cluster.row(rank) * {size[m]}" if cluster.shares_b else ""
         column = f" + cluster.column(rank) * {size[n]}" if cluster.shares_a else ""
-        outer = "outer" if self.places.stack is None else f"(outer - {self.places.stack.name} * rows)"
-        return (f"{outer} * {size[m] * cluster.m}{row}", f"(tile - outer * inner) * {size[n] * cluster.n}{column}")
+        return f"row * {size[m] * cluster.m}{row}", f"column * {size[n] * cluster.n}{column}"
 
     # -- constants ----------------------------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class Printer:
 
     def constants(self) -> None:
         size, (m, n) = self.memory.blocks, self.places.indices
-        self.put(0, *self.roles())
+        self.put(0, *self.roles(), f"order = Grouped({self.memory.band})")
         for ring in self.memory.rings:
             self.put(0, *(self.staged(tile, ring) for tile in ring.rounds.tiles), self.pipeline(ring))
             for name in dict.fromkeys(row_sum.a.name for row_sum in ring.rounds.row_sums):
@@ -384,14 +384,14 @@ def printed(printer: Printer, title: str) -> Printed:
     outer, inner = (f"blocks(sizes.{index}, {size[index] * count})"
                     for index, count in ((m, memory.cluster.m), (n, memory.cluster.n)))
     row, column = printer.corners(size)
+    tile_of_one = "tile" if stack is None else f"tile - {stack} * rows * {inner}"
     printer.put(0, "", "", "def tiles(sizes):",
                 f"    return {'' if stack is None else f'sizes.{stack} * '}{outer} * {inner}",
                 "", "", f"def place(tile, {'' if memory.cluster.is_single else 'rank, '}sizes):",
-                f'    """The tile\'s first row and column: tiles go along {n} first."""',
-                f"    inner = {inner}", "    outer = udiv(tile, inner)",
-                *([f"    return {row}, {column}"] if stack is None else
-                  [f"    rows = {outer}", f"    {stack} = udiv(outer, rows)",
-                   f"    return {stack}, {row}, {column}"]), "", "")
+                f'    """The tile\'s first row and column: bands of tile rows go along {n}, column by column."""',
+                f"    rows = {outer}", *([] if stack is None else [f"    {stack} = udiv(tile, rows * {inner})"]),
+                f"    row, column = order.block({tile_of_one}, rows, {inner})",
+                f"    return {'' if stack is None else f'{stack}, '}{row}, {column}", "", "")
     printer.parts()
     for made in functions:
         printer.put(0, "", "", *made.text.split("\n"))

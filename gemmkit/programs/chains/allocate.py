@@ -174,6 +174,9 @@ def _check_names(chain: Chain, places: ChainPlaces, mapping: Mapping, kernel: Ke
     if other is not None:
         raise ConfigError(f"Mapping(blocks={{{other!r}: {mapping.blocks[other]}}}): the program's indices are "
                           f"{', '.join(names)}")
+    if mapping.band:
+        raise ConfigError(f"Mapping(band={mapping.band}): bands are of tiles of rows and columns, and these tiles have "
+                          "whole rows; longest_first has an order of theirs")
     other = next((name for name in mapping.cluster if name != chain.rows.name), None)
     if other is not None:
         raise ConfigError(f"Mapping(cluster={{{other!r}: {mapping.cluster[other]}}}): blocks with neighbouring tiles share "

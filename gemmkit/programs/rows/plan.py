@@ -45,7 +45,7 @@ def derived(name: str, program: RowProgram, mapping: Mapping, infos: Names[str, 
 
 def _refuse_blocks(mapping: Mapping) -> None:
     """Raises ConfigError for what a mapping says of products' tiles and rounds."""
-    for name in ("blocks", "cluster", "warpgroups", "stages", "shared_bytes", "splits", "kernel", *SWITCHES):
+    for name in ("blocks", "cluster", "warpgroups", "stages", "shared_bytes", "splits", "band", "kernel", *SWITCHES):
         value = getattr(mapping, name)
         if value:
             shown = dict(value) if isinstance(value, Names) else value
