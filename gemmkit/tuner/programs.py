@@ -16,6 +16,7 @@ import numpy as np
 
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.chains.chain import is_chained
+from gemmkit.programs.collectives import ROWS
 from gemmkit.programs.kernels import ORDERS, Kernel, kernel_of
 from gemmkit.programs.mapping import SWITCHES, Mapping
 from gemmkit.programs.plan import ProgramPlan
@@ -153,6 +154,9 @@ def listed(loop: Loop, kernel: Kernel) -> Iterator[Mapping]:
     else:
         lengths(loop.indices[-1].name, COLUMNS)
     choices["warpgroups"] = [dict(warpgroups=count) for count in WARPGROUPS]
+    if not chained and kernel.parts == 2:              # a warp's loads of B serve twice as many rows
+        m = loop.indices[-2].name
+        choices["warpgroups"] += [dict(warpgroups=count, blocks={m: 2 * ROWS * count}) for count in WARPGROUPS]
     if not chained and kernel.uses_tma:
         m, n = (index.name for index in loop.indices[-2:])
         choices["cluster"] = [dict(cluster=shape) for shape in ({m: 2}, {n: 2}, {m: 2, n: 2})]
