@@ -61,15 +61,21 @@ def sized(places: Places, mapping: Mapping, kernel: Kernel) -> dict[str, int]:
     if other is not None:
         raise ConfigError(f"Mapping(blocks={{{other!r}: {mapping.blocks[other]}}}): the program's indices are "
                           f"{', '.join(dict.fromkeys(names))}")
-    most = kernel.most_sums[mapping.warpgroups] // len(places.starts) // 64 * 64
+    rows = ROWS * mapping.warpgroups
+    parts = 2 if kernel.parts == 2 and mapping.blocks.get(m.name) == 2 * rows else 1
+    if parts == 2 and (places.row_starts or places.column_starts):
+        raise ConfigError(f"Mapping(blocks={{{m.name!r}: {2 * rows}}}, warpgroups={mapping.warpgroups}): where rounds add "
+                          f"up rows or columns, a warpgroup has {ROWS}; {rows} are needed")
+    most = kernel.most_sums[mapping.warpgroups] // parts // len(places.starts) // 64 * 64
     if most == 0:
         raise ConfigError(f"{len(places.starts)} cells of sums do not fit in the registers of {mapping.warpgroups} "
                           "warpgroups; take fewer warpgroups")
-    blocks = {m.name: ROWS * mapping.warpgroups, n.name: 64, **{r.index.name: kernel.depth for r in places.loops}}
+    blocks = {m.name: rows, n.name: 64, **{r.index.name: kernel.depth for r in places.loops}}
     blocks.update(mapping.blocks)
-    if blocks[m.name] != ROWS * mapping.warpgroups:
+    if blocks[m.name] != parts * rows:
+        more = "" if kernel.parts == 1 else f", or {2 * rows}"
         raise ConfigError(f"Mapping(blocks={{{m.name!r}: {blocks[m.name]}}}, warpgroups={mapping.warpgroups}): a warpgroup "
-                          f"has {ROWS} rows, so {ROWS * mapping.warpgroups} are needed")
+                          f"has {ROWS} rows, so {rows} are needed{more}")
     for name in (n.name, *(rounds.index.name for rounds in places.loops)):
         whole = 64 if name == n.name else kernel.depths
         if blocks[name] % whole or blocks[name] > 256:

@@ -125,6 +125,11 @@ class Printer:
 
     product_class = "Product"
 
+    @property
+    def product_fields(self) -> str:
+        """Of the constants of products, behind their operands."""
+        return ""
+
     def roles(self) -> list[str]:
         """The constants of the module that say who does what."""
         few, many = REGISTERS[self.warpgroups]
@@ -165,7 +170,7 @@ class Printer:
                     said.add(self.product(product))
                     how = "".join(f", {name}_transposed=True" for name in "ab" if getattr(product, f"{name}_transposed"))
                     self.put(0, f"{self.product(product)} = {self.product_class}({product.a.name}_tile, "
-                                f"{product.b.name}_tile{how})")
+                                f"{product.b.name}_tile{how}{self.product_fields})")
         for name, offset in self.memory.columns.items():
             self.put(0, f"{KEPT}{name} = Columns({self.columns_of(name)}, offset={offset})")
         stacked = "" if self.places.stack is None else ", stacked=True"

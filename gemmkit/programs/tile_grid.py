@@ -29,14 +29,16 @@ STEP, BEGINNING, WAVES = 64, 64, 3
 def laid_out(places: Places, mapping: Mapping, kernel: Kernel, processors: int) -> Mapping:
     """The mapping, whose warpgroups are said, with its tiles' columns, cluster and band."""
     m, n = places.indices
-    height, found = ROWS * mapping.warpgroups, dict(mapping.blocks)
+    found, own = dict(mapping.blocks), ROWS * mapping.warpgroups
+    height = max(1, found.get(m.name, own))
     down = max(1, -(-m.extent.size // height)) * (1 if places.stack is None else max(1, places.stack.extent.size))
 
     def tiles(columns: int) -> int:
         return down * max(1, -(-n.extent.size // columns))
 
     if n.name not in found:
-        usual = max(STEP, kernel.usual_sums[mapping.warpgroups] // len(places.starts) // STEP * STEP)
+        room = kernel.usual_sums[mapping.warpgroups] * own // max(own, height)
+        usual = max(STEP, room // len(places.starts) // STEP * STEP)
         widest = min(usual, max(STEP, -(-n.extent.size // STEP) * STEP))
         found[n.name] = min(range(widest, 0, -STEP),
                             key=lambda columns: -(-tiles(columns) // processors) * (columns + BEGINNING))

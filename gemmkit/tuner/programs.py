@@ -17,6 +17,7 @@ import numpy as np
 
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.chains.chain import is_chained
+from gemmkit.programs.collectives import ROWS
 from gemmkit.programs.kernels import ORDERS, Kernel, kernel_of
 from gemmkit.programs.launches import KernelLaunch
 from gemmkit.programs.mapping import SWITCHES, Mapping
@@ -174,6 +175,9 @@ def listed(loop: Loop, kernel: Kernel, splits: Sequence[int] = ()) -> Iterator[M
     else:
         lengths(loop.indices[-1].name, COLUMNS)
     choices["warpgroups"] = [dict(warpgroups=count) for count in WARPGROUPS]
+    if not chained and kernel.parts == 2:              # a warp's loads of B serve twice as many rows
+        m = loop.indices[-2].name
+        choices["warpgroups"] += [dict(warpgroups=count, blocks={m: 2 * ROWS * count}) for count in WARPGROUPS]
     if kernel.uses_tma:
         of_tile = [index.name for index in loop.indices if not index.stack]
         shapes = [{name: 2} for name in of_tile] + ([] if chained else [dict.fromkeys(of_tile, 2)])

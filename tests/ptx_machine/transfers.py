@@ -140,28 +140,29 @@ def of_cluster(i: Instruction) -> Operation:
 
 @effect("cp")
 def copy_async(machine: Any, i: Instruction) -> Any:
-    """What is not taken of the source becomes 0: what lies beyond a size, or all where a predicate says to ignore it."""
+    """What is not taken of the source becomes 0: what lies beyond a size (of whole elements of 2 bytes), or all where a
+    predicate says to ignore it."""
     if i.modifiers[:2] in (("async", "commit_group"), ("async", "wait_group"), ("async", "wait_all")):
         return lambda mask: None
     i.only("async", "ca", "cg", "shared", "shared__cta", "global", "L2__64B", "L2__128B", "L2__256B")
     size = int(i.operands[2])
     to, of = address(machine, i.operands[0], i), address(machine, i.operands[1], i)
-    taken = None
+    taken, step = None, 4
     if len(i.operands) > 3:
         is_predicate = machine.program.registers[i.operands[3]].bits == 1
         read = machine.reader(i.operands[3], KINDS["pred" if is_predicate else "u32"], i)
-        taken = (lambda: np.where(read(), 0, size)) if is_predicate else read
+        taken, step = ((lambda: np.where(read(), 0, size)), 4) if is_predicate else (read, 2)
 
     def act(mask: Any) -> None:
         on = np.ones(machine.count, bool) if mask is None else mask
-        for n in range(0, size, 4):
+        for n in range(0, size, step):
             full = on if taken is None else on & (np.broadcast_to(taken(), (machine.count,)) > n)
-            values = np.zeros(machine.count, np.uint32)
+            values = np.zeros(machine.count, np.dtype(f"u{step}"))
             if full.any():
                 _, at = machine.place("global", of(), full, i)
-                values[full] = machine.memory.read(at + n, 4, 1, i)[0]
+                values[full] = machine.memory.read(at + n, step, 1, i)[0]
             _, at = machine.place("shared", to(), on, i)
-            machine.spaces["shared"].write(at + n, 4, [values[on]], i)
+            machine.spaces["shared"].write(at + n, step, [values[on]], i)
 
     return act
 

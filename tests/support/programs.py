@@ -181,6 +181,12 @@ def multistage(mapping: gk.Mapping) -> gk.Mapping:
     return dataclasses.replace(mapping, kernel="multistage", cluster={}, ahead=None, across=None, turns=None)
 
 
+def doubled(mapping: gk.Mapping) -> gk.Mapping:
+    """Twice as many rows of each warpgroup of a multistage kernel, and no more columns than there is room for."""
+    columns = min(mapping.blocks.get("n", 64), 64)
+    return dataclasses.replace(mapping, blocks={**mapping.blocks, "m": 128 * mapping.warpgroups, "n": columns})
+
+
 def drawn_case(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any]]:
     """A program with operands, NaN where results belong, and a mapping."""
     rng = np.random.default_rng(seed)

@@ -20,7 +20,7 @@ from gemmkit.kernels.common.hand_over import HandOver
 from gemmkit.kernels.common.work import Slot
 from gemmkit.kernels.sm90.panels import line_of
 from gemmkit.lang.control import fold, join, split
-from gemmkit.lang.registers import apply
+from gemmkit.lang.registers import apply, generate
 from gemmkit.lang.values import fill
 from gemmkit.layouts import RowMajor
 from gemmkit.layouts.swizzled import Swizzled
@@ -197,12 +197,24 @@ class Multiplied(Component):
 
 @dataclass(frozen=True)
 class MmaProduct(Multiplied):
-    """64 rows of ``a`` times ``b``, for each warpgroup; a transposed operand lies in its stage as in its array."""
+    """64 rows of ``a`` times ``b``, for each warpgroup; a transposed operand lies in its stage as in its array.
+
+    With ``parts`` a warpgroup has as many times 64 rows, and what a warp loads of B serves all: a thread's sums are those of
+    16 columns of each part, then of the next 16 columns."""
 
     a: Copied
     b: Copied
     a_transposed: bool = False
     b_transposed: bool = False
+    parts: int = 1
+
+    @cached_property
+    def values(self) -> int:
+        return self.parts * self.columns // 2
+
+    def part(self, sums: tuple, n: int) -> tuple:
+        """The sums of the n-th part."""
+        return join(apply(of_part, split(sums, 8 * self.parts), n))
 
     def multiply(self, sums: tuple, slot: Slot, group: int) -> tuple:
         """The sums, and on top of them the product of a stage."""
@@ -211,7 +223,7 @@ class MmaProduct(Multiplied):
     def multiply_apart(self, sums: tuple, a_slot: Slot, b_slot: Slot, group: int) -> tuple:
         """The same of operands in rings of their own."""
         row = group * ROWS + udiv(thread_index() % 128, 32) * WARP_ROWS
-        return join(fold(self.k // STEP, one_step, split(sums, 8), self, a_slot.stage, b_slot.stage, row))
+        return join(fold(self.k // STEP, one_step, split(sums, 8 * self.parts), self, a_slot.stage, b_slot.stage, row))
 
     def left(self, stage: int, row: int, n: int) -> tuple:
         """A warp's rows of A, 16 elements of each."""
@@ -222,13 +234,26 @@ class MmaProduct(Multiplied):
 
 def one_step(sums: tuple, n: int, product: Any, a_stage: int, b_stage: int, row: int) -> tuple:
     """16 elements of K: a warp's rows of A against 16 columns at a time."""
-    return apply(next_columns, sums, product, product.left(a_stage, row, n), b_stage, n)
+    return apply(next_columns, sums, product, generate(product.parts, left_of_part, product, a_stage, row, n), b_stage, n)
+
+
+def left_of_part(part: int, product: Any, stage: int, row: int, n: int) -> tuple:
+    """Parts of A lie one behind the other: each has 64 rows of every warpgroup."""
+    return product.left(stage, row + part * (product.a.threads // 2), n)
 
 
 def next_columns(sums: tuple, i: int, product: Any, a: tuple, stage: int, n: int) -> tuple:
     if product.b_transposed:
-        return product.mma(a, product.b.lying(stage, 0, 0, i * 16, n * STEP, False), sums)
-    return product.mma(a, product.b.upright(stage, 0, 0, n * STEP, i * 16, True), sums)
+        return join(apply(multiplied, split(sums, 8), product, a, product.b.lying(stage, 0, 0, i * 16, n * STEP, False)))
+    return join(apply(multiplied, split(sums, 8), product, a, product.b.upright(stage, 0, 0, n * STEP, i * 16, True)))
+
+
+def multiplied(sums: tuple, part: int, product: Any, a: tuple, b: tuple) -> tuple:
+    return product.mma(a[part], b, sums)
+
+
+def of_part(sums: tuple, i: int, n: int) -> tuple:
+    return split(sums, 8)[n]
 
 
 @dataclass(frozen=True)
@@ -261,4 +286,4 @@ class HandedMmaProduct(Multiplied):
 
 
 def handed_step(sums: tuple, n: int, product: Any, fragments: tuple, stage: int) -> tuple:
-    return apply(next_columns, sums, product, unpack_words(product.b.dtype, fragments[n]), stage, n)
+    return apply(next_columns, sums, product, (unpack_words(product.b.dtype, fragments[n]),), stage, n)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gemmkit.programs.allocate import Ring
+from gemmkit.programs.collectives import ROWS
 from gemmkit.programs.order import Read
 from gemmkit.programs.places import TilePlace
 from gemmkit.programs.rows.form import walked
@@ -22,7 +23,7 @@ HOPPERS = ("gemmkit.kernels.common.cluster", "gemmkit.kernels.common.pipeline", 
 #: Of a multiprocessor; of a thread beside its sums: of rounds, of each product more, of an end that reads matrices.
 REGISTERS, OTHERS, EACH, READING = 65536, 64, 8, 96
 #: What a text calls its own things, beside `gemmkit.programs.text.OWN_NAMES`.
-OWN_NAMES = frozenset({"Copied", "CopyRing", "MmaProduct", "OctetOut", "RESIDENT", "copy_blocks", "stage"})
+OWN_NAMES = frozenset({"Copied", "CopyRing", "MmaProduct", "OctetOut", "RESIDENT", "copy_blocks", "finish", "stage"})
 
 
 class Copies(NamedTuple):
@@ -51,10 +52,20 @@ class MultistagePrinter(Printer):
                         for name in ("Copied", "CopyRing", "MmaProduct"))],
                      key=lambda each: each[0])
 
+    @property
+    def row_parts(self) -> int:
+        """Of 64 rows each, that a warpgroup has."""
+        return self.memory.blocks[self.places.indices[0].name] // (ROWS * self.warpgroups)
+
+    @property
+    def product_fields(self) -> str:
+        return "" if self.row_parts == 1 else f", parts={self.row_parts}"
+
     # -- constants ----------------------------------------------------------------------------------------------------
 
     def roles(self) -> list[str]:
-        need = OTHERS + len(self.places.starts) * self.memory.blocks[self.places.indices[1].name] // 2
+        columns = self.memory.blocks[self.places.indices[1].name]
+        need = OTHERS + len(self.places.starts) * self.row_parts * columns // 2
         need += EACH * (max(len(ring.rounds.products) for ring in self.memory.rings) - 1)
         if any(x.op == "load" and len(x.dims) == 2 for x in walked([out.store.value for out in self.outs])):
             need += READING
@@ -95,7 +106,24 @@ class MultistagePrinter(Printer):
         self.begin_cells(1)
         for ring in self.memory.rings:
             self.rounds(ring)
-        self.finish(1)
+        if self.row_parts == 1:
+            self.finish(1)
+            return
+        for n in range(self.row_parts):
+            sums = [f"{self.product_of(cell)}.part({cell}, {n})" for cell in self.places.starts]
+            *stack, m, column = self.place.split(", ")
+            tile = *stack, f"{m} + {n * ROWS * self.warpgroups}" if n else m, column
+            self.put(1, f"finish({', '.join(['sizes', *names, *self.read_by_threads, *tile, 'group', *sums])})")
+
+    @property
+    def read_by_threads(self) -> list[str]:
+        """At a tile's end: operands among them."""
+        return super().arguments()[3]
+
+    def product_of(self, cell: str) -> str:
+        """One that adds to a cell."""
+        return next(self.product(p) for ring in self.memory.rings for p in ring.rounds.products
+                    if self.places.cells[p.carried.after] == cell)
 
     def rounds(self, ring: Ring) -> None:
         """A loop, behind the copies of its first rounds."""
@@ -120,6 +148,13 @@ class MultistagePrinter(Printer):
                  f"{self.ring(ring)}.commit()")
 
     def parts(self) -> None:
+        if self.row_parts > 1:
+            names = [out.name for out in self.outs]
+            given = ", ".join(["sizes", *names, *self.read_by_threads, self.place, "group", *self.places.starts])
+            self.put(0, f"def finish({given}):",
+                     '    """What becomes of the sums of 64 rows of each warpgroup: registers -> global."""')
+            self.finish(1)
+            self.put(0, "", "")
         for n, ring in enumerate(self.memory.rings):
             k = ring.rounds.index.name
             given = ", ".join(["sizes", *self.operands(ring), self.place, k, "slot"])

@@ -56,9 +56,12 @@ def checked(program: Any, arrays: list[np.ndarray], mapping: gk.Mapping, seed: i
 @pytest.mark.parametrize("seed", range(80))
 def test_drawn(seed: int) -> None:
     program, arrays, mapping, more = listing.drawn_case(seed)
+    mapping = listing.multistage(mapping)
+    if seed % 2 and program is not listing.product_and_sums:
+        mapping = listing.doubled(mapping)
     with assumed(DEVICES[seed % 3]):
         try:
-            checked(program, arrays, listing.multistage(mapping), seed, **more)
+            checked(program, arrays, mapping, seed, **more)
         except gk.ConfigError as error:                # stages of two loops, or of wide blocks, may be too much
             assert "bytes of shared memory" in str(error)
 
@@ -100,6 +103,20 @@ def test_a_mapping_changes_no_result(warpgroups: int, blocks: dict[str, int], st
         mapping = dataclasses.replace(mapping, blocks={"n": 128, "k": 96})
     plan = checked(listing.gemm, [drawn(200, 328), drawn(328, 200), empty(200, 200, dtype=F32)], mapping, warpgroups)
     assert f"CopyRing(stages={stages})" in plan.text
+
+
+@pytest.mark.parametrize("warpgroups", [1, 2, 3])
+def test_a_warpgroup_has_twice_as_many_rows(warpgroups: int) -> None:
+    """What a warp loads of B serves both halves of them."""
+    mapping = listing.doubled(gk.Mapping(warpgroups=warpgroups, kernel="multistage"))
+    b = drawn(72, 72, scale=0.1)
+    plan = checked(listing.residual, [drawn(391, 72), b, drawn(391, 72), empty(391, 72), empty(391, 72, dtype=F32)], mapping, 3)
+    assert "MmaProduct(a_tile, b_tile, parts=2)" in plan.text and plan.text.count("    finish(sizes, d, e, c, m") == 2
+    checked(listing.transposed, [drawn(72, 136), drawn(67, 72), empty(136, 67)], mapping, 3)
+    if warpgroups < 3:
+        checked(listing.dual, [drawn(200, 72), b, drawn(72, 72, scale=0.1), empty(200, 72)], mapping, 3, gate=listing.silu_times)
+    with pytest.raises(gk.ConfigError, match="where rounds add up rows or columns, a warpgroup has 64"):
+        listing.product_and_sums.plan(drawn(200, 72), b, empty(200, 72), empty(200, dtype=F32), mapping=mapping)
 
 
 @pytest.mark.parametrize("dtype, out", [(BF16, BF16), (F16, BF16), (BF16, F32)])
@@ -196,6 +213,7 @@ A, B, D = np.zeros((40, 48), F16), np.zeros((48, 56), F16), np.zeros((40, 56), F
 @pytest.mark.parametrize("said, words", [
     (dict(cluster={"m": 2}), "multicast, which this kernel has not"), (dict(ahead=True), "ahead=True, kernel='multistage'"),
     (dict(across=True), "across=True, kernel='multistage'"), (dict(turns=True), "warps need no turns"),
+    (dict(blocks={"m": 64}), "so 128 are needed, or 256"), (dict(blocks={"m": 256, "n": 192}), "128 columns fit"),
     (dict(blocks={"k": 48}), "a multiple of 32 up to 256"), (dict(blocks={"n": 96}), "64, 128, 192 or 256"),
     (dict(stages=1), "filled while another is read, so 2"), (dict(blocks={"k": 128}, stages=16), "bytes of shared memory"),
     (dict(splits=2), "take smaller blocks, or gemmkit.matmul"), (dict(descending=True), "tiles of whole rows")])
