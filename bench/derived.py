@@ -7,6 +7,7 @@
 | GEMM | `gemm` | `gemmkit.matmul` | cuBLAS |
 | dual GEMM | `dual` | `gemmkit.glu` | cuBLAS twice, and PyTorch's SiLU and product |
 | GEMM and sums of rows | `product_and_sums` | `gemmkit.matmul` with `observers.RowSum` | cuBLAS, and PyTorch's sum |
+| GEMM, multistage | `gemm`, as GPUs without wgmma have it | `gemmkit.matmul` by its multistage kernel | cuBLAS |
 
 All are CUDA graphs, timed in turns in one run (`bench.turns`). Results are compared with float64 on the GPU, or with the
 library's where that is too much, before anything is timed.
@@ -26,6 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 
 import gemmkit as gk
 from bench import report
+from bench.experiments.forced import Forced
 from bench.experiments.programs import gemm
 from bench.turns import times
 from gemmkit import observers
@@ -116,6 +118,8 @@ class Case:
         """Calls by name, of which the first is the program; its result and that by hand; what both must be."""
         if self.work == "MLP":
             return self.of_mlp(mapping)
+        if self.work == MULTISTAGE:
+            mapping = mapping or gk.Mapping(kernel="multistage")
         return self.of_products(mapping) if self.work in PRODUCTS else self.of_attention(mapping)
 
     def of_attention(self, mapping: gk.Mapping | None) -> tuple[Calls, Any, Any, Any]:
@@ -180,10 +184,11 @@ class Case:
             calls: Calls = {"ours": lambda: plan.run(given), "by hand": lambda: gk.glu(a, b, c, out=hand),
                             "cuBLAS and PyTorch": lambda: silu((p := a @ wide)[:, :n]) * p[:, n:]}
             return calls, d, hand, silu(exact) * (a.double() @ c.double())
-        if self.work == "GEMM":
+        if self.work in ("GEMM", MULTISTAGE):
             given = dict(a=a, b=b, d=d)
+            conf = Forced("forced", "", "f16", m, n, k).configuration if self.work == MULTISTAGE else None
             plan = gemm.plan(**given, mapping=mapping)
-            return {"ours": lambda: plan.run(given), "by hand": lambda: gk.matmul(a, b, out=hand),
+            return {"ours": lambda: plan.run(given), "by hand": lambda: gk.matmul(a, b, None, conf, out=hand),
                     "cuBLAS": lambda: torch.matmul(a, b, out=other)}, d, hand, exact
         given = dict(a=a, b=b, d=d, y=sums)
         plan, found = product_and_sums.plan(**given, mapping=mapping), torch.empty_like(sums)
@@ -209,12 +214,15 @@ class Case:
                 for name, time in taken.items() if name != "ours"]
 
 
-PRODUCTS = "GEMM", "dual GEMM", "GEMM and sums of rows"
+MULTISTAGE = "GEMM, multistage"
+PRODUCTS = "GEMM", "dual GEMM", "GEMM and sums of rows", MULTISTAGE
+SIZES = (2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192), (4096, 14336, 4096), (512, 8192, 4096)
 CASES = (*(Case(work, (64, 4096, 128)) for work in ("attention", "causal")),
          *(Case(work, (16, 4096, 128)) for work in ("attention", "causal", "soft cap")),
          *(Case(work, (heads, 4096, d)) for heads, d in ((64, 64), (32, 192), (16, 256))
            for work in ("attention", "causal")),
-         Case("MLP", (65536, 8, 128)), *(Case(work, (4096, 4096, 4096)) for work in PRODUCTS))
+         *(Case("MLP", (rows, layers, 128)) for rows, layers in ((16384, 4), (16384, 8), (16384, 20), (65536, 8))),
+         *(Case(work, size) for work in PRODUCTS for size in (SIZES if work != MULTISTAGE else SIZES[:3])))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -30,7 +30,7 @@ class Mapping:
     | ``blocks`` | by the name of an index, how long its blocks are | the largest that fit |
     | ``warpgroups`` | that consume, 64 rows each, beside one that produces | 2; 3 where a chain's sums fit |
     | ``stages`` | of the rings of sequential loops; or by the names of arrays | as many as fit, up to 4 |
-    | ``cluster`` | by the name of a tile's index, how many neighbouring tiles share what they both take | by the model |
+    | ``cluster`` | by the name of a tile's index, how many neighbouring tiles share what they both take | blocks alone |
     | ``band`` | tiles of rows and columns are taken in bands of so many tile rows, each column by column | by the model |
     | ``shared_bytes`` | the bound for shared memory | what a block of the device can have |
     | ``ahead`` | products that need another product of their round go a round later | where there are such |

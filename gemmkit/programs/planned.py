@@ -42,9 +42,6 @@ from gemmkit.runtime.tensor_maps import why_not
 
 __all__ = ["planned"]
 
-WARPGROUPS = 2
-
-
 def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str | None) -> ProgramPlan:
     """All passes. Raises ValueError, TypeError and ConfigError before anything is compiled."""
     loop, name = program.traced(arguments), program.function.__name__
@@ -61,7 +58,6 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
             if mapping.splits:
                 raise error.reason from None
             return planned(program, arguments, replace(mapping, splits=1), text)
-    mapping = replace(mapping, warpgroups=mapping.warpgroups or WARPGROUPS)
     places = places_of(loop)
     mapping = laid_out(places, mapping, kernel, device.sm_count)
     _check_names(infos, places, arguments, kernel)

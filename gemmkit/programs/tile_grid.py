@@ -1,14 +1,15 @@
-"""What a mapping leaves open of the grid of tiles of rows and columns: how wide tiles are, in which order they are taken,
-and which blocks share operands. All three follow from how many multiprocessors there are for how many tiles.
+"""What a mapping leaves open of the grid of tiles of rows and columns: how large tiles are, and in which order they come.
+Both follow from how many multiprocessors there are for how many tiles.
 
 | left open | chosen |
 |---|---|
+| warpgroups | 2; of multistage kernels 1 with twice 64 rows, so that what warps load of B serves both halves |
 | columns of a tile | those with which waves of tiles take the least time, ``waves * (columns + 64)`` |
 | band | as many tile rows as make what a wave reads of both operands alike, and so least |
-| cluster | two tiles below each other, where there are `WAVES` waves of tiles or more, and threads add nothing up |
 
 A tile takes time by its columns, and some for its beginning and end, as much as 64 columns take. 132 multiprocessors take
-4096 x 4096 in four waves of 128 x 256, and 1024 x 1024 in one of 128 x 64 (0.6 of the time of 128 x 256, H100).
+4096 x 4096 in four waves of 128 x 256, and 1024 x 1024 in one of 128 x 64 (0.49 of the time of 128 x 256, H100). In bands a
+product of 4096 x 14336 x 4096 takes 0.78 of the time, and a dual one of 8192 0.69: operands are read from the L2.
 """
 
 from __future__ import annotations
@@ -20,34 +21,41 @@ from gemmkit.programs.collectives import ROWS
 from gemmkit.programs.kernels import Kernel
 from gemmkit.programs.mapping import MOST_BAND, Mapping
 from gemmkit.programs.places import Places
+from gemmkit.programs.rows.form import walked
 
 __all__ = ["laid_out"]
 
-STEP, BEGINNING, WAVES = 64, 64, 3
+STEP, BEGINNING, WARPGROUPS = 64, 64, 2
 
 
 def laid_out(places: Places, mapping: Mapping, kernel: Kernel, processors: int) -> Mapping:
-    """The mapping, whose warpgroups are said, with its tiles' columns, cluster and band."""
+    """The mapping with its warpgroups, its tiles' columns and rows, and its band."""
     m, n = places.indices
-    found, own = dict(mapping.blocks), ROWS * mapping.warpgroups
+    found, warpgroups = dict(mapping.blocks), mapping.warpgroups
+    if not warpgroups and m.name not in found and kernel.parts == 2 and _may_double(places):
+        warpgroups, found[m.name] = 1, 2 * ROWS
+    warpgroups = warpgroups or WARPGROUPS
+    own = ROWS * warpgroups
     height = max(1, found.get(m.name, own))
     down = max(1, -(-m.extent.size // height)) * (1 if places.stack is None else max(1, places.stack.extent.size))
-
-    def tiles(columns: int) -> int:
-        return down * max(1, -(-n.extent.size // columns))
-
     if n.name not in found:
-        room = kernel.usual_sums[mapping.warpgroups] * own // max(own, height)
+        room = kernel.usual_sums[warpgroups] * own // max(own, height)
         usual = max(STEP, room // len(places.starts) // STEP * STEP)
         widest = min(usual, max(STEP, -(-n.extent.size // STEP) * STEP))
-        found[n.name] = min(range(widest, 0, -STEP),
-                            key=lambda columns: -(-tiles(columns) // processors) * (columns + BEGINNING))
-    columns = max(1, found[n.name])
-    cluster = dict(mapping.cluster)
-    if not cluster and kernel.uses_tma:
-        adds = any(rounds.row_sums or rounds.column_sums for rounds in places.loops)
-        cluster = {m.name: 2 if not adds and m.extent.size > height and tiles(columns) >= WAVES * processors else 1}
-    return replace(mapping, blocks=found, cluster=cluster, band=mapping.band or _band(places, height, columns, processors))
+
+        def time(columns: int) -> int:
+            tiles = down * max(1, -(-n.extent.size // columns))
+            return -(-tiles // processors) * (columns + BEGINNING)
+
+        found[n.name] = min(range(widest, 0, -STEP), key=time)
+    band = mapping.band or _band(places, height, max(1, found[n.name]), processors)
+    return replace(mapping, blocks=found, warpgroups=warpgroups, band=band)
+
+
+def _may_double(places: Places) -> bool:
+    """Whether nothing takes registers beside the sums: sums of rows and columns, matrices that a tile's end reads."""
+    read = walked([store.value for store in places.stores])
+    return not (places.row_starts or places.column_starts or any(x.op == "load" and len(x.dims) == 2 for x in read))
 
 
 def _band(places: Places, height: int, columns: int, processors: int) -> int:

@@ -29,6 +29,7 @@ __all__ = ["Choice", "May", "chosen", "room_left"]
 
 MOST = {1: 4, 2: 4, 3: 4}
 SPECIAL = "exp2", "log2", "tanh", "reciprocal", "sqrt"
+ON_THE_WAY = 256
 READING = 80                           # for addresses of a matrix that threads read in rounds
 
 
@@ -98,7 +99,7 @@ def chosen(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, outs: 
     limit = device.shared_memory_per_block
     bound, share = min(limit, mapping.shared_bytes or limit), mapping.shared_bytes or kernel.share(device)
     reasons = []
-    for given, length, across in _candidates(chain, places, mapping, kernel):
+    for given, length, across in _candidates(chain, mapping, kernel, device.sm_count):
         choice = _orders(chain, places, given, may, length, across)
         choice.kernel = kernel.said
         reason = _registers(chain, choice, kernel)
@@ -121,9 +122,9 @@ class Room(NamedTuple):
     kernel: Kernel
 
 
-def _candidates(chain: Chain, places: ChainPlaces, mapping: Mapping,
-                kernel: Kernel) -> Iterator[tuple[Mapping, int, bool]]:
-    """Three warpgroups where the longest blocks fit, else two: heads of 64 took 0.75 of the time with three, in turns. Of a
+def _candidates(chain: Chain, mapping: Mapping, kernel: Kernel, processors: int) -> Iterator[tuple[Mapping, int, bool]]:
+    """Three warpgroups where the longest blocks fit and waves of tiles take less time so, else two: heads of 64 took 0.75 of
+    the time with three, in turns. Of a
     multistage kernel one, so that a multiprocessor has several blocks, which wait at barriers of their own."""
     given = mapping.blocks.get(chain.index.name)
     if chain.index.stack and given not in (None, 1):
@@ -135,7 +136,8 @@ def _candidates(chain: Chain, places: ChainPlaces, mapping: Mapping,
     joins = (mapping.across,) if mapping.across is not None else (True, False)
     if chain.splits > 1 and mapping.across is None:    # a share has few tiles, and rounds of 475 instructions: 496 across
         joins = (False,)
-    three = not mapping.warpgroups and chain.rows.extent.size > 2 * ROWS and not only_adds(chain) and not _is_heavy(chain)
+    three = not (mapping.warpgroups or only_adds(chain) or _is_heavy(chain)) and _time(chain, 3, processors) < _time(
+        chain, 2, processors)
     rows = mapping.blocks.get(chain.rows.name, 0)
     if not mapping.warpgroups and rows in (ROWS, 2 * ROWS, 3 * ROWS):
         mapping, three = replace(mapping, warpgroups=rows // ROWS), False
@@ -146,6 +148,15 @@ def _candidates(chain: Chain, places: ChainPlaces, mapping: Mapping,
     for length in lengths:
         for across in joins:
             yield mapping, length, bool(across)
+
+
+def _time(chain: Chain, warpgroups: int, processors: int) -> int:
+    """Of all tiles, in rows of a tile: waves of them, of which each takes time by its rows, and as much as 256 rows take for
+    the way from one product to the next. 16384 rows of an MLP are a wave with 128 rows a tile as with 192 (0.84 of it),
+    65536 are four and three (1.15)."""
+    count = chain.splits * (1 if chain.stack is None else chain.stack.extent.size)
+    tiles = count * -(-chain.rows.extent.size // (ROWS * warpgroups))
+    return -(-tiles // processors) * (ROWS * warpgroups + ON_THE_WAY)
 
 
 def _is_heavy(chain: Chain) -> bool:
