@@ -17,19 +17,21 @@ from gemmkit.programs.places import Places, Rounds
 from gemmkit.programs.values import Index
 from gemmkit.runtime.device import DeviceInfo
 
-__all__ = ["Allocation", "Ring", "allocated", "out_bytes", "said", "sized"]
+__all__ = ["Allocation", "Ring", "allocated", "fitted", "out_bytes", "said", "sized"]
 
 MOST = 4                               # stages where the mapping does not say how many
+STEP = 64                              # of a tile's columns
 COLUMN_BYTES = 4                       # of a column's value in shared memory
 
 
 @dataclass(frozen=True)
 class Ring:
-    """``offsets``: of the blocks, within the memory of the first stage."""
+    """``offsets``: of the blocks, within the memory of the first stage; ``filled``: bytes of a stage that they take."""
 
     rounds: Rounds
     stages: int
     stage_bytes: int
+    filled: int
     offsets: dict[str, int]
     barriers: int
 
@@ -37,7 +39,8 @@ class Ring:
 @dataclass(frozen=True)
 class Allocation:
     """``outs``: of results that leave by shared memory, where they lie in it; ``columns``: the same of cells that have a
-    value for each column; ``cluster``: blocks that share operands; ``kernel``: what they lie in."""
+    value for each column; ``cluster``: blocks that share operands; ``kernel``: what they lie in. With ``one_ring`` all
+    loops go around the same stages."""
 
     blocks: dict[str, int]
     rings: tuple[Ring, ...]
@@ -47,6 +50,7 @@ class Allocation:
     columns: dict[str, int]
     band: int                          # tile rows
     kernel: Kernel
+    one_ring: bool = True
 
 
 def sized(places: Places, mapping: Mapping, kernel: Kernel) -> dict[str, int]:
@@ -87,6 +91,21 @@ def sized(places: Places, mapping: Mapping, kernel: Kernel) -> dict[str, int]:
     return blocks
 
 
+def fitted(places: Places, mapping: Mapping, n_is_said: bool, outs: dict[str, np.dtype], device: DeviceInfo,
+           kernel: Kernel) -> tuple[Mapping, Allocation]:
+    """The mapping with tiles as wide as they fit in shared memory, where it does not say how wide, and how they lie there.
+    ``outs``: the dtypes of results that leave by shared memory. Raises ConfigError for what does not fit."""
+    name = places.indices[1].name
+    while True:
+        nbytes = {key: out_bytes(places, mapping, dtype, kernel) for key, dtype in outs.items()}
+        try:
+            return mapping, allocated(places, mapping, nbytes, device, kernel)
+        except ConfigError:
+            if n_is_said or mapping.blocks[name] <= STEP:
+                raise
+            mapping = replace(mapping, blocks={**mapping.blocks, name: mapping.blocks[name] - STEP})
+
+
 def allocated(places: Places, mapping: Mapping, outs: dict[str, int], device: DeviceInfo,
               kernel: Kernel) -> Allocation:
     """``outs``: the bytes that results need on their way out. Raises ConfigError for what does not fit."""
@@ -97,31 +116,44 @@ def allocated(places: Places, mapping: Mapping, outs: dict[str, int], device: De
     bound = min(limit, mapping.shared_bytes or limit)
     of_columns = COLUMN_BYTES * blocks[places.indices[1].name] * len(places.column_starts)
     room = (mapping.shared_bytes or kernel.share(device)) - sum(outs.values()) - of_columns
-    per_stage = sum(map(sum, sizes)) + kernel.barriers * len(sizes)
-    fits = max(LEAST_STAGES, min(MOST, room // per_stage))
     mapping.check_arrays([tile.name for rounds in places.loops for tile in rounds.tiles])
-    stages = [mapping.stages_of([tile.name for tile in rounds.tiles]) or fits for rounds in places.loops]
+    given = [mapping.stages_of([tile.name for tile in rounds.tiles]) for rounds in places.loops]
+    one_ring = _is_one_ring(places, given, kernel)
+    if one_ring:                                       # loops one after the other, each block where the first one's are
+        sizes = [[*of_one, max(map(sum, sizes)) - sum(of_one)] for of_one in sizes]
+    per_stage = sum(map(sum, sizes[:1] if one_ring else sizes)) + kernel.barriers * (1 if one_ring else len(sizes))
+    fits = max(LEAST_STAGES, min(MOST, room // per_stage))
+    stages = [said or fits for said in given]
     if min(stages) < LEAST_STAGES:
         raise ConfigError(f"Mapping(stages={min(stages)}): " + (
             "products are waited for one round later" if kernel.uses_tma else "a stage is filled while another is read")
             + f", so {LEAST_STAGES} are needed")
     memory = SharedMemory()
-    firsts = [memory.take(n * sum(of_one), PATTERN) for n, of_one in zip(stages, sizes)]
+    count = 1 if one_ring else len(sizes)
+    firsts = [memory.take(n * sum(of_one), PATTERN) for n, of_one in zip(stages[:count], sizes)]
     places_out = {name: memory.take(nbytes, PATTERN) for name, nbytes in outs.items()}
     columns = {name: memory.take(COLUMN_BYTES * blocks[places.indices[1].name], PATTERN) for name in places.column_starts}
-    rings = []
-    for rounds, n, of_one, first in zip(places.loops, stages, sizes, firsts):
-        offsets, at = {}, first
+    rings: list[Ring] = []
+    for k, (rounds, n, of_one) in enumerate(zip(places.loops, stages, sizes)):
+        offsets, at = {}, firsts[0 if one_ring else k]
         for tile, size in zip(rounds.tiles, of_one):
             offsets[tile.name], at = at, at + size
-        rings.append(Ring(rounds, n, sum(of_one), offsets, memory.take(kernel.barriers * n)))
+        barriers = rings[0].barriers if one_ring and rings else memory.take(kernel.barriers * n)
+        rings.append(Ring(rounds, n, sum(of_one), sum(of_one[:len(rounds.tiles)]), offsets, barriers))
     if memory.nbytes > bound:
-        raise ConfigError(f"{', '.join(map(str, stages))} stages of {sum(map(sum, sizes))} bytes and results of "
-                          f"{sum(outs.values()) + of_columns} need "
+        raise ConfigError(f"{', '.join(map(str, stages[:count]))} stages of {sum(map(sum, sizes[:count]))} bytes and "
+                          f"results of {sum(outs.values()) + of_columns} need "
                           f"{memory.nbytes} bytes of shared memory, and {bound} are there; "
                           "take fewer stages or smaller blocks")
     return Allocation(blocks, tuple(rings), places_out, memory.nbytes, clustered(places, mapping), columns,
-                      max(1, -(-mapping.band // mapping.cluster.get(places.indices[0].name, 1))), kernel)
+                      max(1, -(-mapping.band // mapping.cluster.get(places.indices[0].name, 1))), kernel, one_ring)
+
+
+def _is_one_ring(places: Places, given: list[int], kernel: Kernel) -> bool:
+    """Whether all loops go around one ring: then each has all of the stages. Those of a multistage kernel begin to fill
+    theirs while the loop before is still read."""
+    kinds = {(bool(rounds.row_sums), bool(rounds.column_sums)) for rounds in places.loops}
+    return len(places.loops) == 1 or (kernel.uses_tma and len(set(given)) == 1 and len(kinds) == 1)
 
 
 def clustered(places: Places, mapping: Mapping) -> Cluster:

@@ -10,7 +10,7 @@ import numpy as np
 
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.algebra import simplified
-from gemmkit.programs.allocate import allocated, out_bytes, said
+from gemmkit.programs.allocate import fitted, said
 from gemmkit.programs.chains.chain import Chain, is_chained
 from gemmkit.programs.chains.plan import derived
 from gemmkit.programs.chains.shares import Shares
@@ -59,6 +59,7 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
                 raise error.reason from None
             return planned(program, arguments, replace(mapping, splits=1), text)
     places = places_of(loop)
+    n_is_said = places.indices[1].name in mapping.blocks
     mapping = laid_out(places, mapping, kernel, device.sm_count)
     _check_names(infos, places, arguments, kernel)
     _check_arrays(infos, places, kernel)
@@ -78,8 +79,8 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
                 places.indices[1]: "RowsOut"}[store.only]
         outs.append(Out(store, info.dtype, kind, kind == "DirectOut" and _in_pairs(info), None if plain else made,
                         made.sums[0]))
-    nbytes = {out.name: out_bytes(places, mapping, out.dtype, kernel) for out in outs if out.kind == "TmaOut"}
-    memory = allocated(places, mapping, nbytes, device, kernel)
+    by_tma = {out.name: out.dtype for out in outs if out.kind == "TmaOut"}
+    mapping, memory = fitted(places, mapping, n_is_said, by_tma, device, kernel)
     shown = ", ".join(f"{key} {size}" for key, size in memory.blocks.items())
     together = "" if memory.cluster.is_single else f"; clusters of {memory.cluster.m} x {memory.cluster.n}"
     title = f"{name}: blocks of {shown}; {mapping.warpgroups} warpgroups; {memory.rings[0].stages} stages{together}."

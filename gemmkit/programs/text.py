@@ -70,10 +70,15 @@ class Printer:
     # -- names --------------------------------------------------------------------------------------------------------
 
     def ring(self, ring: Ring) -> str:
-        return "ring" if len(self.memory.rings) == 1 else f"ring_{ring.rounds.index.name}"
+        return "ring" if self.memory.one_ring else f"ring_{ring.rounds.index.name}"
+
+    @property
+    def distinct(self) -> tuple[Ring, ...]:
+        """Of loops that go around one ring the first one's."""
+        return self.memory.rings[:1] if self.memory.one_ring else self.memory.rings
 
     def slot(self, ring: Ring) -> str:
-        return "slot" if len(self.memory.rings) == 1 else f"slot_{ring.rounds.index.name}"
+        return "slot" if self.memory.one_ring else f"slot_{ring.rounds.index.name}"
 
     def product(self, product: Multiply) -> str:
         return f"{product.a.name}_by_{product.b.name}"
@@ -158,7 +163,8 @@ class Printer:
         size, (m, n) = self.memory.blocks, self.places.indices
         self.put(0, *self.roles(), f"order = Grouped({self.memory.band})")
         for ring in self.memory.rings:
-            self.put(0, *(self.staged(tile, ring) for tile in ring.rounds.tiles), self.pipeline(ring))
+            self.put(0, *(self.staged(tile, ring) for tile in ring.rounds.tiles),
+                     *([self.pipeline(ring)] if ring in self.distinct else []))
             for name in dict.fromkeys(row_sum.a.name for row_sum in ring.rounds.row_sums):
                 self.put(0, f"rows_of_{name} = RowSums({name}_tile)")
             for name, transposed in {x.b.name: x.transposed for x in ring.rounds.column_sums}.items():
@@ -223,7 +229,7 @@ class Printer:
         met = "barrier()" if self.cluster.is_single else "cluster_barrier()"
         self.put(0, "", "", f"def kernel({', '.join(['sizes', *operands, *names, *arrays])}):")
         self.put(1, "group = uniform(udiv(thread_index(), 128))", "if thread_index() == 0:",
-                 *(f"    {self.ring(ring)}.initialise()" for ring in self.memory.rings), "    mbarrier_fence_init()",
+                 *(f"    {self.ring(ring)}.initialise()" for ring in self.distinct), "    mbarrier_fence_init()",
                  met, "if group == 0:", "    WARPGROUPS.give_registers()", "    if thread_index() == 0:",
                  f"        produce({', '.join(['sizes', *operands])})", "else:", "    WARPGROUPS.take_registers()",
                  f"    consume({', '.join(['sizes', *names, *arrays, 'group - 1'])})",
@@ -242,13 +248,12 @@ class Printer:
         maps = ", ".join(f"map_{name}" for name in _names(tiles))
         self.put(0, f"def produce(sizes, {maps}):", '    """1. Blocks of the operands: global -> shared."""')
         self.put(1, "zero = thread_index() * 0",
-                 *(f"{self.slot(ring)} = Slot(zero, zero + 1)          # fresh rings are empty"
-                   for ring in self.memory.rings),
+                 *(f"{self.slot(ring)} = Slot(zero, zero + 1)          # fresh rings are empty" for ring in self.distinct),
                  *self.begin())
         for ring in self.memory.rings:
             k, name, slot = ring.rounds.index.name, self.ring(ring), self.slot(ring)
             self.put(2, f"{k} = 0 * tile", f"while {k} < sizes.{k}:")
-            self.put(3, f"{name}.acquire({slot})", f"{name}.expect({slot}, {ring.stage_bytes})",
+            self.put(3, f"{name}.acquire({slot})", f"{name}.expect({slot}, {ring.filled})",
                      *(f"{tile.name}_tile.load{'_part' if self.peers(tile) else ''}(map_{tile.parameter.name}, "
                        f"({self.corner(tile)}), {name}, {slot}{', rank)' if self.peers(tile) else ')'}"
                        for tile in ring.rounds.tiles),
@@ -260,7 +265,7 @@ class Printer:
     def consume(self, arguments: list[str]) -> None:
         self.put(0, f"def consume({', '.join(['sizes', *arguments, 'group'])}):",
                  '    """2. Products of stages, added up. 3. What becomes of the sums: registers -> global."""')
-        self.put(1, "zero = thread_index() * 0", *(f"{self.slot(ring)} = Slot(zero, zero)" for ring in self.memory.rings),
+        self.put(1, "zero = thread_index() * 0", *(f"{self.slot(ring)} = Slot(zero, zero)" for ring in self.distinct),
                  *self.begin())
         self.begin_cells(2)
         for ring, loop in zip(self.memory.rings, self.loops):

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from gemmkit.programs.allocate import STEP
 from gemmkit.programs.collectives import ROWS
 from gemmkit.programs.kernels import Kernel
 from gemmkit.programs.mapping import MOST_BAND, Mapping
@@ -25,7 +26,7 @@ from gemmkit.programs.rows.form import walked
 
 __all__ = ["laid_out"]
 
-STEP, BEGINNING, WARPGROUPS = 64, 64, 2
+BEGINNING, WARPGROUPS = 64, 2
 
 
 def laid_out(places: Places, mapping: Mapping, kernel: Kernel, processors: int) -> Mapping:
@@ -39,7 +40,7 @@ def laid_out(places: Places, mapping: Mapping, kernel: Kernel, processors: int) 
     height = max(1, found.get(m.name, own))
     down = max(1, -(-m.extent.size // height)) * (1 if places.stack is None else max(1, places.stack.extent.size))
     if n.name not in found:
-        room = kernel.usual_sums[warpgroups] * own // max(own, height)
+        room = kernel.usual_sums[warpgroups] if height <= own else kernel.most_sums[warpgroups] * own // height
         usual = max(STEP, room // len(places.starts) // STEP * STEP)
         widest = min(usual, max(STEP, -(-n.extent.size // STEP) * STEP))
 

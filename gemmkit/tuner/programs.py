@@ -39,6 +39,7 @@ __all__ = ["Programmed"]
 TOGETHER = 3                           # things in which a mapping differs from the default
 WARPGROUPS, STAGES = (1, 2, 3), (2, 3, 4, 5, 6)
 COLUMNS, DEPTHS, SPLITS = (64, 128, 192, 256), (32, 64, 128), (1, 2, 4, 8, 16)
+BANDS = 4, 8, 16, 32
 F32 = np.dtype(np.float32)
 
 
@@ -182,6 +183,8 @@ def listed(loop: Loop, kernel: Kernel, splits: Sequence[int] = ()) -> Iterator[M
         of_tile = [index.name for index in loop.indices if not index.stack]
         shapes = [{name: 2} for name in of_tile] + ([] if chained else [dict.fromkeys(of_tile, 2)])
         choices["cluster"] = [dict(cluster=shape) for shape in shapes]
+    if not chained:
+        choices["band"] = [dict(band=rows) for rows in BANDS]
     for switch in SWITCHES if chained else ():
         if switch in ORDERS and not kernel.uses_tma:
             continue

@@ -213,5 +213,5 @@ def drawn_case(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, 
                                          np.full((2, n), np.nan, out[1].dtype)]}[name]
     more = {"dual": dict(gate=silu_times), "biased": dict(alpha=0.5), "zero_points_of_weights": dict(of_all=0.25)}.get(name, {})
     mapping = gk.Mapping({"n": int(rng.choice([64, 128])), "k": int(rng.choice([64, 128]))}, warpgroups=int(rng.integers(1, 3)),
-                         stages=2 if name == "lstm" else int(rng.integers(2, 4)), cluster=CLUSTERS[rng.integers(len(CLUSTERS))])
+                         stages=int(rng.integers(2, 4)), cluster=CLUSTERS[rng.integers(len(CLUSTERS))])
     return globals()[name], arrays, mapping, more

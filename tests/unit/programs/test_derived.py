@@ -90,6 +90,33 @@ def test_two_loops_add_to_one_cell(drawn: Drawn) -> None:
           drawn(72, dtype=F32), empty(100, 72))
 
 
+def test_two_loops_go_around_one_ring(drawn: Drawn) -> None:
+    """So that each has all of the stages; of other blocks, and of stages that are said apart, there are two rings."""
+    arrays = [drawn(100, 136), drawn(136, 72, scale=0.1), drawn(100, 200), drawn(200, 72, scale=0.1), drawn(72), empty(100, 72)]
+    mapping = gk.Mapping({"n": 64, "k": 64, "j": 128}, stages=3)
+    check(listing.lstm, *arrays, mapping=mapping)
+    one = listing.lstm.plan(*arrays, mapping=mapping)
+    assert one.text.count(" = Pipeline(") == 1 and one.text.count("stage_bytes=49152") == 4         # the larger one's, of 128
+    assert "ring.expect(slot, 24576)" in one.text and "ring.expect(slot, 49152)" in one.text
+    mapping = gk.Mapping({"n": 64}, stages={"x": 2, "h": 3})
+    check(listing.lstm, *arrays, mapping=mapping)
+    two = listing.lstm.plan(*arrays, mapping=mapping)
+    assert two.text.count(" = Pipeline(") == 2 and two.mapping.stages == {"x": 2, "h": 3}
+    large = listing.lstm.plan(*(np.zeros((4096, 4096), np.float16) for _ in range(4)), np.zeros(4096, np.float32),
+                              np.zeros((4096, 4096), np.float16))
+    assert large.mapping.blocks["n"] == 256 and large.mapping.stages == 3
+
+
+def test_tiles_are_as_wide_as_they_fit() -> None:
+    """Two results of 128 x 256 and two stages need 224 KB; a width that is said is kept, or refused."""
+    a = [np.zeros((4096, 4096), np.float16) for _ in range(5)]
+    assert listing.residual.plan(*a).mapping.blocks["n"] == 256
+    assert listing.residual.plan(*a, mapping=gk.Mapping(shared_bytes=200_000)).mapping.blocks["n"] == 192
+    with pytest.raises(gk.ConfigError, match="bytes of shared memory"):
+        listing.residual.plan(*a, mapping=gk.Mapping({"n": 256}, shared_bytes=200_000))
+
+
+
 def test_arrays_and_scalars_at_the_end_of_a_tile(drawn: Drawn) -> None:
     a, b = drawn(67, 72), drawn(72, 80)
     check(listing.biased, a, b, drawn(80), drawn(67, dtype=F32), empty(67, 80, dtype=F32), alpha=0.5)
