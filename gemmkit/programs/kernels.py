@@ -28,7 +28,8 @@ HOPPER, AMPERE = (9, 0), (8, 0)
 #: Of a mapping, what a multistage kernel has not, and why.
 ORDERS = dict(ahead="products are done where they stand, and none runs ahead",
               across="a block has one tile, and its last products are beside no other's",
-              turns="products are done where they stand, and warps need no turns")
+              turns="products are done where they stand, and warps need no turns",
+             anchored="products are done where they stand, and nothing waits for them")
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ __all__ = ["MULTISTAGE", "WARP_SPECIALISED", "Mapping"]
 MOST_STAGES, MOST_WARPGROUPS, MOST_BLOCKS, MOST_SPLITS, MOST_BAND = 16, 3, 4, 16, 64
 REGISTERS = "registers"
 WARP_SPECIALISED, MULTISTAGE = "warp_specialised", "multistage"          # as `gemmkit.get_config` calls them
-SWITCHES = "ahead", "across", "turns", "descending", "longest_first", "lazy"
+SWITCHES = "ahead", "across", "turns", "descending", "longest_first", "lazy", "anchored"
 NEEDS = dict(ahead="a product that needs another product of its round", across="products that run a round ahead",
              turns="something to compute between the products of a round", descending="tiles of whole rows",
-             longest_first="tiles that get longer with their rows", lazy="a running maximum that scales cells")
+             longest_first="tiles that get longer with their rows", lazy="a running maximum that scales cells",
+             anchored="something to compute while a product runs")
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Mapping:
     | ``descending`` | rounds go from the last block to the first; refused where they do not commute | where they commute |
     | ``longest_first`` | tiles that visit most blocks go first; refused where all visit the same | where they differ |
     | ``lazy`` | a running maximum stays until what it scales would shrink below 2^-8 | for sums of 192 columns or more |
+    | ``anchored`` | what rounds compute while a product runs stays before the wait for it | not |
     | ``splits`` | so many blocks share a tile's rounds, and a second kernel merges | as idle multiprocessors take them |
     | ``places`` | by the name of a value, ``"registers"``: an error where it has another place | |
     | ``kernel`` | ``"warp_specialised"`` (TMA, wgmma) or ``"multistage"`` (cp.async, mma.sync) | the first on Hopper |
@@ -65,6 +67,7 @@ class Mapping:
     descending: bool | None = None
     longest_first: bool | None = None
     lazy: bool | None = None
+    anchored: bool | None = None
     splits: int = 0
     places: Names[str, str] = field(default_factory=dict)
     kernel: str = ""

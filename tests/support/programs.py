@@ -178,7 +178,7 @@ def view(x: np.ndarray) -> np.ndarray:
 
 def multistage(mapping: gk.Mapping) -> gk.Mapping:
     """The mapping on a kernel by cp.async and mma.sync, without what that has not."""
-    return dataclasses.replace(mapping, kernel="multistage", cluster={}, ahead=None, across=None, turns=None)
+    return dataclasses.replace(mapping, kernel="multistage", cluster={}, ahead=None, across=None, turns=None, anchored=None)
 
 
 def doubled(mapping: gk.Mapping) -> gk.Mapping:

@@ -61,6 +61,7 @@ class Choice:
     stacks: tuple[str, ...] = ()
     splits: int = 1
     lazy: bool = False
+    anchored: bool = False
     cluster: Cluster = Cluster()       # of blocks with neighbouring tiles, which share what has none of a tile's rows
     kernel: str = ""
 
@@ -72,7 +73,7 @@ class Choice:
         blocks = {name: length for name, length in self.blocks.items() if name not in self.stacks}
         return replace(given, blocks=blocks, warpgroups=self.warpgroups, ahead=self.ahead, across=self.across,
                        stages={ring.blocks[0].name: n for ring, n in self.stages.items()}, turns=self.turns,
-                       splits=self.splits, lazy=self.lazy,
+                       splits=self.splits, lazy=self.lazy, anchored=self.anchored,
                        descending=self.descending, longest_first=self.longest_first, kernel=self.kernel)
 
     def block_bytes(self, block: Block) -> int:
@@ -236,14 +237,15 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, lengt
                           "above by the row, and hide what changes nothing, they do")
     turns = mapping.turns
     if turns is None:
-        is_long = mapping.warpgroups == 3 or not ahead or _is_heavy(chain) or bool(chain.factors)
+        is_long = mapping.warpgroups == 3 or not ahead or _is_heavy(chain) or bool(chain.factors) or may.grow
         turns = mapping.warpgroups > 1 and not only_adds(chain) and is_long
     longest = may.grow and chain.splits == 1 if mapping.longest_first is None else mapping.longest_first
     blocks = {chain.rows.name: ROWS * mapping.warpgroups, chain.index.name: length}
     stacks = () if chain.stack is None else (chain.stack.name,)
     blocks.update(dict.fromkeys(stacks, 1))
     return Choice(blocks, mapping.warpgroups, ahead, across and divided is None, turns, descending, longest, stacks=stacks,
-                  splits=chain.splits, lazy=bool(chain.factors), cluster=Cluster(mapping.cluster.get(chain.rows.name, 1)))
+                  splits=chain.splits, lazy=bool(chain.factors), anchored=bool(mapping.anchored),
+                  cluster=Cluster(mapping.cluster.get(chain.rows.name, 1)))
 
 
 def room_left(chain: Chain, choice: Choice, kernel: Kernel) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from gemmkit.programs.chains.elements import ELEMENTWISE, Element, scalar_text
 from gemmkit.programs.chains.lengths import LENGTH
 from gemmkit.programs.chains.names import Naming
-from gemmkit.programs.chains.order import Compute, Event, Full, Pass, Release, Start, Turn, Wait
+from gemmkit.programs.chains.order import Anchor, Compute, Event, Full, Pass, Release, Start, Turn, Wait
 from gemmkit.programs.chains.places import RECTIFIED
 from gemmkit.programs.chains.reads import READ
 from gemmkit.programs.chains.rounds import CONSUMER, Role
@@ -102,7 +102,7 @@ class Consumer(Role):
             Turn: lambda e: self.put("turns.wait(group)"),
             Pass: lambda e: self.put(f"turns.give((group + 1) % {self.choice.warpgroups})"),
             Start: lambda e: self.start(e, part is self.order.before and self.order.lags), Wait: self.wait,
-            Release: self.release}
+            Release: self.release, Anchor: self.anchor}
         for event in part:
             if isinstance(event, Compute):
                 for x in event.values:
@@ -144,6 +144,10 @@ class Consumer(Role):
             self.put(f"ring_{name}.release(before_{name}.stage)")
         else:
             self.put(f"ring_{name}.release(at_{name}.stage)", f"at_{name} = ring_{name}.advance(at_{name})")
+
+    def anchor(self, event: Anchor) -> None:
+        name = self.name(event.value)
+        self.put(f"anchor(ring_{self.places.rings[0].name}.empty(), {name}[0] + {name}[1])")
 
     def move(self, part: list[Event]) -> None:
         """Cells become what the round has made of them, where that has a name of its own."""

@@ -21,13 +21,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.chains.allocate import Choice
-from gemmkit.programs.chains.chain import Chain, dots, late_values, only_adds, zero_values
+from gemmkit.programs.chains.chain import Chain, depends, dots, late_values, only_adds, zero_values
 from gemmkit.programs.chains.places import ChainPlaces, RingPlace
 from gemmkit.programs.chains.reads import READ
 from gemmkit.programs.trace import Value
 
-__all__ = ["Compute", "Event", "Full", "Ordered", "Pass", "Release", "Start", "Turn", "Wait", "arrange", "ordered"]
+__all__ = ["Anchor", "Compute", "Event", "Full", "Ordered", "Pass", "Release", "Start", "Turn", "Wait", "arrange", "ordered"]
 
 
 class Full(NamedTuple):
@@ -61,6 +62,12 @@ class Compute(NamedTuple):
     values: tuple[Value, ...]
 
 
+class Anchor(NamedTuple):
+    """What a value of rows is made of stays before the next wait."""
+
+    value: Value
+
+
 class Turn(NamedTuple):
     """A consumer waits for its turn at the tensor cores."""
 
@@ -69,7 +76,7 @@ class Pass(NamedTuple):
     """The next consumer's turn comes."""
 
 
-Event = Full | Start | Wait | Release | Compute | Turn | Pass
+Event = Full | Start | Wait | Release | Compute | Anchor | Turn | Pass
 
 
 @dataclass
@@ -87,6 +94,31 @@ class Ordered:
 
 
 def ordered(chain: Chain, places: ChainPlaces, choice: Choice) -> Ordered:
+    """Raises ConfigError for anchors of rounds that have nowhere to put them."""
+    out = _ordered(chain, places, choice)
+    if choice.anchored:
+        found = [_anchored(chain, part) for part in (out.before, out.round, out.after, out.join)]
+        if found == [out.before, out.round, out.after, out.join]:
+            raise ConfigError("Mapping(anchored=True): no values of rows are computed while a product runs")
+        out.before, out.round, out.after, out.join = found
+    return out
+
+
+def _anchored(chain: Chain, part: list[Event]) -> list[Event]:
+    """Before each wait behind what is computed while products run: the value of rows that most of it flows into."""
+    outs, events = {c.out for c in chain.carried}, list[Event]()
+    for event in part:
+        before = events[-1] if events else None
+        if isinstance(event, Wait) and isinstance(before, Compute):
+            values = set(before.values)
+            rows = [x for x in before.values if x.dims == (chain.rows,) and (x.op == "rowsum" or x in outs)]
+            made_of = {x: sum(x is y or depends(x, {y}, values) for y in values) for x in rows}
+            events += [Anchor(max(rows, key=lambda x: made_of[x]))] if rows else []
+        events.append(event)
+    return events
+
+
+def _ordered(chain: Chain, places: ChainPlaces, choice: Choice) -> Ordered:
     out = Ordered()
     if only_adds(chain) and not choice.kernel:
         return _adding(chain, places)

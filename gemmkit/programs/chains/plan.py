@@ -31,7 +31,7 @@ from gemmkit.runtime.device import DeviceInfo
 
 __all__ = ["Derived", "derived"]
 
-ORDERS = "ahead", "across", "turns", "descending", "longest_first", "lazy"
+ORDERS = "ahead", "across", "turns", "descending", "longest_first", "lazy", "anchored"
 
 
 class Derived:

@@ -40,7 +40,8 @@ IMPORTS = [
     *(("gemmkit.programs.collectives", name) for name in (
         "F32", "DirectOut", "Part", "Product", "RowsOut", "Staged", "TmaOut", "blocks", "row_of")),
     *(("gemmkit.ptx.approximate", name) for name in ("exp2", "log2", "maximum", "reciprocal", "tanh")),
-    ("gemmkit.ptx.arithmetic", "fma"), ("gemmkit.ptx.cluster", "cluster_barrier"), ("gemmkit.ptx.cluster", "cluster_rank"),
+    ("gemmkit.ptx.anchor", "anchor"), ("gemmkit.ptx.arithmetic", "fma"),
+    *(("gemmkit.ptx.cluster", name) for name in ("cluster_barrier", "cluster_rank")),
     ("gemmkit.ptx.mbarrier", "mbarrier_fence_init"),
     *(("gemmkit.ptx.special", name) for name in (
         "barrier", "block_x", "carried", "grid_x", "rolled", "thread_index", "udiv", "uniform")),

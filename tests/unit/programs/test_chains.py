@@ -77,6 +77,18 @@ def text(mapping: gk.Mapping, **components: Any) -> str:
     return str(listing.attention.plan(*heads(1, 70, 90), 0.125, mapping=mapping, **components).text)
 
 
+@pytest.mark.parametrize("mapping", [gk.Mapping({"n": 64}, anchored=True), gk.Mapping({"n": 32}, warpgroups=1, anchored=True),
+                                     gk.Mapping({"n": 64}, anchored=True, turns=True, lazy=True, splits=2)], ids=str)
+def test_anchors_change_nothing_but_the_order(mapping: gk.Mapping) -> None:
+    arrays = heads(2, 130, 200)
+    plan = chains.check(listing.attention, arrays, mapping, 1, scale=0.125, visible=chains.causal)
+    assert "anchor(ring_q.empty(), total[0] + total[1])" in plan.text or "anchor(ring_q.empty(), row_sum[0] + row_sum[1])" in plan.text
+    with pytest.raises(gk.ConfigError, match=r"anchored=True\): no values of rows are computed while a product runs"):
+        chains.gated_chain.plan(arrays[0][0], arrays[1][0], np.zeros(130, F32), arrays[2][0], arrays[3][0], mapping=gk.Mapping(anchored=True))
+    with pytest.raises(gk.ConfigError, match=r"anchored=True\): no values of rows are computed while a product runs"):
+        listing.attention.plan(*arrays, 0.125, mapping=gk.Mapping(ahead=False, anchored=True))
+
+
 def test_a_mapping_is_in_the_text() -> None:
     given = text(gk.Mapping({"m": 64, "n": 32}, warpgroups=1, stages={"q": 2, "k": 3, "v": 4}, places={"p": "registers"}))
     assert "k_tile = Staged('float16', lines=32," in given and "WARPGROUPS = Warpgroups(1, 1," in given
