@@ -74,6 +74,11 @@ class Staged(Typed):
     peers: str = ""
 
     @cached_property
+    def line(self) -> int:
+        """Elements of a panel's line."""
+        return LINE
+
+    @cached_property
     def panels(self) -> int:
         return self.columns // LINE
 

@@ -16,7 +16,7 @@ from gemmkit.kernels.attention.softmax import quad_sum
 from gemmkit.lang.control import each, fold, join, split
 from gemmkit.lang.registers import apply, generate
 from gemmkit.lang.values import convert, convert_all, fill
-from gemmkit.programs.collectives import F32, LINE, Part, Staged, Typed
+from gemmkit.programs.collectives import F32, Part, Staged, Typed
 from gemmkit.ptx.ldmatrix import ldmatrix
 from gemmkit.ptx.memory import load_shared, shared, store_shared
 from gemmkit.ptx.shuffle import SHUFFLE
@@ -100,7 +100,7 @@ def add_octet(sums: tuple, n: int, of: Any, stage: int, first: int) -> tuple:
 def add_columns(sums: tuple, n: int, tile: Any, stage: int, octet: int) -> tuple:
     """32 lines of eight columns, of which a lane addresses one; the swizzle of a line is that of the 32nd behind it."""
     at = tile.layout.position((lane_index(), octet * OCTET), tile.lines)
-    x = convert_all(F32, ldmatrix(shared(tile.dtype, tile.offset), stage + n * AT_ONCE * LINE, at, 4, False))
+    x = convert_all(F32, ldmatrix(shared(tile.dtype, tile.offset), stage + n * AT_ONCE * tile.line, at, 4, False))
     return sums[0] + ((x[0] + x[2]) + (x[4] + x[6])), sums[1] + ((x[1] + x[3]) + (x[5] + x[7]))
 
 
@@ -143,9 +143,9 @@ class Columns(Component):
         """Of a column of the tile."""
         return load_shared(shared(F32, self.offset), column, 0, 1)[0]
 
-    def own(self) -> tuple:
+    def own(self, group: int) -> tuple:
         """Of the columns that a thread stores: its own number's, and those that are ``threads`` further on."""
-        return generate(-(-self.sums.columns // self.threads), own_value, self)
+        return generate(-(-self.sums.columns // self.threads), own_value, self, number(group))
 
 
 def put_value(value: Any, n: int, to: Any, first: int) -> None:
@@ -157,8 +157,13 @@ def put_value(value: Any, n: int, to: Any, first: int) -> None:
         store_shared(pointer, (first + n // 2) * OCTET + lane * 2, n % 2, (value,))
 
 
-def own_value(n: int, of: Any) -> Any:
-    return of.at(min(thread_index() - 128 + n * of.threads, of.sums.columns - 1))
+def own_value(n: int, of: Any, thread: int) -> Any:
+    return of.at(min(thread + n * of.threads, of.sums.columns - 1))
+
+
+def number(group: int) -> int:
+    """Of a thread among the consumers."""
+    return group * 128 + thread_index() % 128
 
 
 @dataclass(frozen=True)
@@ -170,7 +175,7 @@ class ColumnsOut(Typed):
     stacked: bool = False
 
     def store(self, values: tuple, out: Any, part: Part, group: int) -> None:
-        each(put_column, values, self, part, out, thread_index() - 128)
+        each(put_column, values, self, part, out, number(group))
 
     def finish(self) -> None:
         """Nothing is under way."""

@@ -339,7 +339,7 @@ class Printer:
 
     def stored(self, out: Out) -> list[str]:
         (m, n), made = (index.name for index in self.places.indices), out.function
-        held = (f"{KEPT}{{}}.own()" if out.kind == "ColumnsOut" else "{}").format
+        held = (f"{KEPT}{{}}.own(group)" if out.kind == "ColumnsOut" else "{}").format
         values = held(out.sums)
         lines = []
         if made is not None:
@@ -357,7 +357,7 @@ class Printer:
     def given(self, made: Function, kind: str) -> list[str]:
         """What a function is given behind the sums."""
         m, n = (index.name for index in self.places.indices)
-        column = f"{n} + thread_index() - 128" if kind == "ColumnsOut" else f"{n} + own_column()"
+        column = f"{n} + group * 128 + thread_index() % 128" if kind == "ColumnsOut" else f"{n} + own_column()"
         here = {"row": f"{m} + group * 64 + own_row()", "column": column, f"last_{m}": f"sizes.{m} - 1",
                 f"last_{n}": f"sizes.{n} - 1", **{name: f"sizes.{name}" for name in made.scalars}}
         return [here.get(name, name) for name in made.parameters]

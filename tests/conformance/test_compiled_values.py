@@ -61,7 +61,7 @@ ALTERED: list[tuple[Any, str]] = [
     (lambda text: re.sub(r"(st\.shared[\w.]*\s+\[%r\w+)(\+\d+)?\]", r"\1+65536]", text), "out of bounds"),
     (lambda text: re.sub(r"(ld\.global[\w.]*\s+[^\n]*\[%rd\d+)(\+\d+)?\]", r"\1+1]", text), "misaligned"),
     (lambda text: text.replace("fma.rn.f32", "fma.rn.unknown.f32"), "unknown modifier .unknown"),
-    (lambda text: text.replace("bar.sync 0;", "bar.sync 1;"), "only barrier 0"),
+    (lambda text: text.replace("bar.sync 0;", "bar.sync 1;"), "only barriers of all threads"),
     (lambda text: re.sub(r"fma\.rn(\.f32\s+[^,]*,[^,]*,[^,]*),[^;]*;", r"mul\1;", text), "elements are wrong"),
     (lambda text: text.replace("setp.lt.s32", "setp.le.s32"), "nothing has written there|out of bounds")]
 

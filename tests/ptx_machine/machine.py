@@ -260,8 +260,9 @@ class Machine:
             self._go(behind, who)
             return
         cluster = instruction.modifiers[:2] == ("cluster", "wait")
-        if not cluster and (instruction.operands != ("0",) or "sync" not in instruction.modifiers):
-            raise UnknownInstruction("only barrier 0 of all threads is known", instruction)
+        of_all = instruction.operands == ("0",) or instruction.operands[1:] == (str(self.threads),)
+        if not cluster and (not of_all or "sync" not in instruction.modifiers):
+            raise UnknownInstruction("only barriers of all threads are known", instruction)
         key = behind, "cluster" if cluster else "block"
         if who.any():
             self.waiting[key] = self.waiting[key] | who if key in self.waiting else who

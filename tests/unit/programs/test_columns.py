@@ -86,6 +86,20 @@ def test_drawn(seed: int) -> None:
         assert program.plan(*arrays, mapping=plan.mapping, **more).text == plan.text
 
 
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("seed", range(60))
+def test_drawn_multistage(seed: int) -> None:
+    """Of blocks that threads copy, by all of them; with 32 columns a line is half as long."""
+    program, arrays, mapping, more = drawn(seed)
+    mapping = listing.multistage(dataclasses.replace(mapping, blocks={**mapping.blocks, "k": (32, 64)[seed % 2]}))
+    try:
+        plan = check(program, *arrays, mapping=mapping, seed=seed if seed % 3 else None, **more)
+    except gk.ConfigError as error:
+        assert "bytes of shared memory" in str(error)
+        return
+    assert plan.is_multistage and "ColumnSums" in plan.text
+
+
 @pytest.mark.parametrize("sizes", [(0, 8, 8), (8, 0, 8), (1, 1, 1)], ids=str)
 def test_sizes_of_nothing_and_of_one(sizes: tuple[int, int, int], rng: np.random.Generator) -> None:
     m, n, k = sizes
