@@ -7,6 +7,7 @@
 | GEMM | `gemm` | `gemmkit.matmul` | cuBLAS |
 | dual GEMM | `dual` | `gemmkit.glu` | cuBLAS twice, and PyTorch's SiLU and product |
 | GEMM and sums of rows | `product_and_sums` | `gemmkit.matmul` with `observers.RowSum` | cuBLAS, and PyTorch's sum |
+| LSTM cell | `lstm`, with a ReLU | `gemmkit.lstm_cell` | cuBLAS of joined operands with bias, and PyTorch's ReLU |
 | GEMM, multistage | `gemm`, as GPUs without wgmma have it | `gemmkit.matmul` by its multistage kernel | cuBLAS |
 
 All are CUDA graphs, timed in turns in one run (`bench.turns`). Results are compared with float64 on the GPU, or with the
@@ -88,6 +89,17 @@ def product_and_sums(a: Any, b: Any, d: Any, y: Any) -> None:
             y[m] = sums
 
 
+@gk.program
+def lstm(x: Any, w: Any, h: Any, u: Any, bias: Any, y: Any) -> None:
+    for m, n in gp.parallel(x.rows, w.columns):
+        acc = gp.zeros(m, n)
+        for k in gp.sequential(x.columns):
+            acc += x[m, k] @ w[k, n]
+        for j in gp.sequential(h.columns):
+            acc += h[m, j] @ u[j, n]
+        y[m, n] = gp.maximum(acc + bias[n], 0.0)
+
+
 def causal(m: Any, n: Any) -> Any:
     return n <= m
 
@@ -118,6 +130,8 @@ class Case:
         """Calls by name, of which the first is the program; its result and that by hand; what both must be."""
         if self.work == "MLP":
             return self.of_mlp(mapping)
+        if self.work == "LSTM cell":
+            return self.of_lstm(mapping)
         if self.work == MULTISTAGE:
             mapping = mapping or gk.Mapping(kernel="multistage")
         return self.of_products(mapping) if self.work in PRODUCTS else self.of_attention(mapping)
@@ -172,6 +186,16 @@ class Case:
         return {"ours": lambda: plan.run(given), "by hand": lambda: gk.mlp(x, w, bias, relu, last=relu, out=hand),
                 "cuBLASLt": library}, y, hand, exact
 
+    def of_lstm(self, mapping: gk.Mapping | None) -> tuple[Calls, Any, Any, Any]:
+        m, n, k = self.shape
+        x, w, h, u = (drawn(rows, columns, scale=k ** -0.25) for rows, columns in ((m, k), (k, n), (m, n), (n, n)))
+        bias, y, hand = drawn(n), empty(m, n), empty(m, n)
+        given = dict(x=x, w=w, h=h, u=u, bias=bias, y=y)
+        plan, inputs, weights = lstm.plan(**given, mapping=mapping), torch.cat([x, h], 1), torch.cat([w, u])
+        exact = (x.double() @ w.double() + h.double() @ u.double() + bias.double()).relu()
+        return {"ours": lambda: plan.run(given), "by hand": lambda: gk.lstm_cell(x, h, None, w, u, bias, out=hand),
+                "cuBLAS and PyTorch": lambda: torch.addmm(bias, inputs, weights).relu_()}, y, hand, exact
+
     def of_products(self, mapping: gk.Mapping | None) -> tuple[Calls, Any, Any, Any]:
         m, n, k = self.shape
         a, b, c = drawn(m, k, scale=k ** -0.25), drawn(k, n, scale=k ** -0.25), drawn(k, n, scale=k ** -0.25)
@@ -222,6 +246,7 @@ CASES = (*(Case(work, (64, 4096, 128)) for work in ("attention", "causal")),
          *(Case(work, (heads, 4096, d)) for heads, d in ((64, 64), (32, 192), (16, 256))
            for work in ("attention", "causal")),
          *(Case("MLP", (rows, layers, 128)) for rows, layers in ((16384, 4), (16384, 8), (16384, 20), (65536, 8))),
+         *(Case("LSTM cell", (size, size, size)) for size in (2048, 4096)),
          *(Case(work, size) for work in PRODUCTS for size in (SIZES if work != MULTISTAGE else SIZES[:3])))
 
 
