@@ -42,10 +42,11 @@ Calls = dict[str, Callable[[], Any]]
 
 
 @gk.program
-def attention(q: Any, k: Any, v: Any, o: Any, scale: float, score: Any = None, visible: Any = None) -> None:
+def attention(q: Any, k: Any, v: Any, o: Any, scale: float, score: Any = None, visible: Any = None,
+              lengths: Any = None) -> None:
     for h, m in gp.parallel(q.count, q.rows):
         best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
-        for n in gp.sequential(k.rows):
+        for n in gp.sequential(k.rows, stop=None if lengths is None else lengths[h]):
             s = scale * (q[h, m] @ k[h, n].T)
             s = s if score is None else score(s)
             s = s if visible is None else gp.where(visible, s, -math.inf)

@@ -13,7 +13,6 @@ PyTorch's.
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,28 +20,13 @@ import torch
 
 import gemmkit as gk
 from bench import report
+from bench.derived import attention
 from bench.turns import times
-from gemmkit import programs as gp
 
 D = 128
 #: (matrices of a stack, rows of Q, rows of K)
 SHAPES = (8, 16, 32768), (8, 1, 8192), (32, 16, 8192), (1, 64, 65536), (2, 128, 131072), (64, 16, 4096)
 LONG = 64, 2048, 2048
-
-
-@gk.program
-def attention(q: Any, k: Any, v: Any, o: Any, scale: float, lengths: Any = None) -> None:
-    for h, m in gp.parallel(q.count, q.rows):
-        best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
-        for n in gp.sequential(k.rows, stop=None if lengths is None else lengths[h]):
-            s = scale * (q[h, m] @ k[h, n].T)
-            top = gp.maximum(best, s.max(axis=1))
-            zero = gp.finite(top)
-            p, shrink = gp.exp(s - zero), gp.exp(best - zero)
-            total[:] = total * shrink + p.sum(axis=1)
-            out[:] = out * shrink + p.astype(v.dtype) @ v[h, n]
-            best[:] = top
-        o[h, m] = out / total
 
 
 def row(work: str, shape: tuple[int, int, int], calls: dict[str, Callable[[], Any]],

@@ -4,7 +4,7 @@
 normalised in every round, so that what it has is the answer for the keys so far. `gated_chain` is (gate_m silu(A B^T)_mn)
 C, with a gate for each row: the product between the two is never stored.
 
-Each is compared with the same program computed by NumPy in float64. On a GPU they want a Hopper (compute capability 9.0).
+Each is compared with the same program computed by NumPy in float64. They want a GPU of compute capability 8.0 or above.
 """
 
 from __future__ import annotations
