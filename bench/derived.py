@@ -234,9 +234,9 @@ class Case:
         m, n, k = self.shape
         print(f"{self!s:42}", {name: round(time, 1) for name, time in taken.items()}, "of by hand",
               round(taken["by hand"] / taken["ours"], 3), flush=True)
-        return [dict(work=self.work, dtype="float16", m=m, n=n, k=k, layout="nn", ours_us=round(taken["ours"], 2), peer=name,
-                     peer_us=round(time, 2), ratio=round(time / taken["ours"], 4), error=errors[0])
-                for name, time in taken.items() if name != "ours"]
+        return [dict(group="derived", work=self.work, dtype="float16", m=m, n=n, k=k, layout="nn",
+                     ours_us=round(taken["ours"], 2), peer=name, peer_us=round(time, 2),
+                     ratio=round(time / taken["ours"], 4), error=errors[0]) for name, time in taken.items() if name != "ours"]
 
 
 MULTISTAGE = "GEMM, multistage"
