@@ -15,7 +15,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 from bench import cases, choice, gemm, hopper, host, plot, report
@@ -38,7 +39,19 @@ FILES: dict[str, tuple[str, ...]] = {
     "programs": ("programs",),
     "specs": run.TOGETHER["specs"],
 }
-OTHERS = {"choice": choice.main, "gemm": gemm.main, "host": host.main}
+
+
+def later(name: str) -> Callable[[Sequence[str]], int]:
+    """The command of a bench that needs PyTorch on a GPU, which is imported when it runs."""
+    def main(arguments: Sequence[str]) -> int:
+        return int(import_module(f"bench.{name}").main(arguments))
+
+    return main
+
+
+OTHERS: dict[str, Callable[[Sequence[str]], int]] = {
+    "choice": choice.main, "gemm": gemm.main, "host": host.main,
+    **{name: later(name) for name in ("derived", "novel", "shares")}}
 NAMES = (*FILES, *OTHERS)
 
 

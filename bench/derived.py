@@ -236,7 +236,8 @@ class Case:
               round(taken["by hand"] / taken["ours"], 3), flush=True)
         return [dict(group="derived", work=self.work, dtype="float16", m=m, n=n, k=k, layout="nn",
                      ours_us=round(taken["ours"], 2), peer=name, peer_us=round(time, 2),
-                     ratio=round(time / taken["ours"], 4), error=errors[0]) for name, time in taken.items() if name != "ours"]
+                     ratio=round(time / taken["ours"], 4), error=errors[0])
+                for name, time in taken.items() if name != "ours"]
 
 
 MULTISTAGE = "GEMM, multistage"
@@ -251,7 +252,7 @@ CASES = (*(Case(work, (64, 4096, 128)) for work in ("attention", "causal")),
          *(Case(work, size) for work in PRODUCTS for size in (SIZES if work != MULTISTAGE else SIZES[:3])))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     made = argparse.ArgumentParser(prog="python -m bench.derived", description=__doc__.splitlines()[0])
     works = sorted({case.work for case in CASES})
     made.add_argument("works", nargs="*", metavar="work", help=f"of {', '.join(works)}; all if none is named")
@@ -262,7 +263,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             made.error(f"{work!r} is none of {', '.join(works)}")
     rows = [row for case in CASES if not options.works or case.work in options.works for row in case.rows()]
     report.write(report.document("derived", rows, torch.cuda.get_device_name()), report.results_path("derived", options.out))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -89,13 +89,14 @@ def rows(work: str, made: tuple[dict[str, Callable[[], Any]], Any], sizes: tuple
             for name, time in taken.items() if name != "ours"]
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     made = argparse.ArgumentParser(prog="python -m bench.novel", description=__doc__.splitlines()[0])
     made.add_argument("--out", help="result file or folder (default: $OUT, else bench/results)")
-    options = made.parse_args()
+    options = made.parse_args(arguments)
     found = [*rows("decayed attention", attention(), (HEADS * ROWS, ROWS, D)), *rows("gated chain", chain(), (*CHAIN, D))]
     report.write(report.document("novel", found, torch.cuda.get_device_name()), report.results_path("novel", options.out))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -13,7 +13,7 @@ PyTorch's.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -82,13 +82,14 @@ def lengths(shape: tuple[int, int, int]) -> list[dict[str, Any]]:
                {"ours": ours, "all of them": every, "no stop=": without}, [(o, exact), (of_all, of_none)])
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     made = argparse.ArgumentParser(prog="python -m bench.shares", description=__doc__.splitlines()[0])
     made.add_argument("--out", help="result file or folder (default: $OUT, else bench/results)")
-    options = made.parse_args()
+    options = made.parse_args(arguments)
     rows = [one for shape in SHAPES for one in shares(shape)] + lengths(LONG)
     report.write(report.document("shares", rows, torch.cuda.get_device_name()), report.results_path("shares", options.out))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
