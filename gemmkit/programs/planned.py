@@ -42,6 +42,7 @@ from gemmkit.runtime.tensor_maps import why_not
 
 __all__ = ["planned"]
 
+
 def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str | None) -> ProgramPlan:
     """All passes. Raises ValueError, TypeError and ConfigError before anything is compiled."""
     loop, name = program.traced(arguments), program.function.__name__

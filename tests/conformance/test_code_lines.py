@@ -1,4 +1,4 @@
-"""The table of lines in docs/components.md says what is counted in the code as it is."""
+"""The tables of lines in docs/components.md and docs/programs.md say what is counted in the code as it is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from tests.support import code_lines
 
 TEXT = code_lines.DOCUMENT.read_text(encoding="utf-8")
 ROWS = code_lines.rows(TEXT)
+OF_PROGRAMS = code_lines.rows(code_lines.PROGRAMS.read_text(encoding="utf-8"))
 
 SAMPLE = '''"""A docstring
 of two lines."""
@@ -60,10 +61,18 @@ def test_a_line_counts_once_and_a_name_is_a_part_of_its_file() -> None:
     assert part < whole and code_lines.count(["gemmkit/dual.py", "gemmkit/dual.py: Dual"]) == len(whole)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.what)
-def test_the_table_says_what_is_counted(row: code_lines.Row) -> None:
+@pytest.mark.parametrize("row", [*ROWS, *OF_PROGRAMS], ids=lambda row: row.what)
+def test_the_tables_say_what_is_counted(row: code_lines.Row) -> None:
     assert row.places, f"{row.what!r} names no code"
-    assert row.ours == code_lines.count(row.places), f"{row.what}: docs/components.md is to be brought up to date"
+    assert row.ours == code_lines.count(row.places), f"{row.what}: docs/components.md or programs.md is to be brought up to date"
+
+
+def test_the_passes_are_all_there() -> None:
+    """Each file of `gemmkit.programs` is one pass's."""
+    files = [place for row in OF_PROGRAMS for place in row.places if place.startswith("gemmkit/programs/")]
+    there = {str(path.relative_to(code_lines.ROOT)) for path in (code_lines.ROOT / "gemmkit" / "programs").rglob("*.py")
+             if path.name != "__init__.py"}
+    assert set(files) == there and len(files) == len(there)
 
 
 def test_the_table_has_the_papers_figures() -> None:

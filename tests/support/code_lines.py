@@ -1,6 +1,7 @@
 """Lines of code, counted: those that hold something other than a comment or a docstring.
 
-    python -m tests.support.code_lines          the rows of the table in docs/components.md, and what is counted now
+    python -m tests.support.code_lines          the rows of the tables in docs/components.md and docs/programs.md, and what
+                                                is counted now
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 from tests.support.markdown import ROOT, blocks
 
-DOCUMENT = ROOT / "docs" / "components.md"
+DOCUMENT, PROGRAMS = ROOT / "docs" / "components.md", ROOT / "docs" / "programs.md"
 HEADING = "## Lines it took"
 
 _NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
@@ -115,5 +116,5 @@ def rows(text: str) -> list[Row]:
 
 
 if __name__ == "__main__":
-    for row in rows(DOCUMENT.read_text(encoding="utf-8")):
+    for row in [row for page in (DOCUMENT, PROGRAMS) for row in rows(page.read_text(encoding="utf-8"))]:
         print(f"{row.what:60} paper {row.paper:>4}   said {row.ours:4}   counted {count(row.places):4}")

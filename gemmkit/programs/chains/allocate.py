@@ -125,8 +125,8 @@ class Room(NamedTuple):
 
 def _candidates(chain: Chain, mapping: Mapping, kernel: Kernel, processors: int) -> Iterator[tuple[Mapping, int, bool]]:
     """Three warpgroups where the longest blocks fit and waves of tiles take less time so, else two: heads of 64 took 0.75 of
-    the time with three, in turns. Of a
-    multistage kernel one, so that a multiprocessor has several blocks, which wait at barriers of their own."""
+    the time with three, in turns. Of a multistage kernel one, so that a multiprocessor has several blocks, which wait at
+    barriers of their own."""
     given = mapping.blocks.get(chain.index.name)
     if chain.index.stack and given not in (None, 1):
         raise ConfigError(f"Mapping(blocks={{{chain.index.name!r}: {given}}}): {chain.index} goes along a stack, one by one")
