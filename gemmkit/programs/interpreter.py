@@ -77,6 +77,7 @@ class Interpreter:
         if a.dims[1] != b.dims[0]:
             raise refused(ValueError, f"({shown(a.dims)}) @ ({shown(b.dims)}): the sum goes over {a.dims[1]} of the one and "
                                       f"{b.dims[0]} of the other, which must be the same")
+        refuse_parts(f"({shown(a.dims)}) @ ({shown(b.dims)})", a.dims[1])
         if a.dims[0] == b.dims[1]:
             raise refused(ValueError, f"({shown(a.dims)}) @ ({shown(b.dims)}): rows and columns of the product are the same "
                                       "block; go along them by two loops")
@@ -93,16 +94,18 @@ class Interpreter:
         if len(x.dims) != 2 or axis not in (0, 1, -1):
             raise refused(ValueError, f"{op}(axis={axis}) of a value of ({shown(x.dims)}): rows of a matrix are reduced, "
                                       "axis=1, or its columns, axis=0")
+        refuse_parts(f"{op}(axis={axis})", x.dims[axis])
         x = self.transpose(x) if axis == 0 else x
         return self.compute("row" + op, (x,), x.dims[:1])
 
     def mean(self, x: Any, axis: int) -> Any:
-        found = self.along("sum", x, axis)
-        dim = self.lift(x).dims[axis]
-        if not isinstance(dim, Axis):
+        x = self.lift(x)
+        dim = x.dims[axis] if len(x.dims) == 2 and axis in (0, 1, -1) else None
+        if dim is not None and not isinstance(dim, Axis):
             raise refused(ValueError, f"mean(axis={axis}) over {dim}: the mean of a row is of all of it; add up the sums of "
                                       "blocks, and divide behind the loop")
-        return self.make("div", found, dim.size)
+        found = self.along("sum", x, axis)
+        return self.make("div", found, x.dims[axis].size)
 
     def cast(self, x: Any, dtype: Any) -> Any:
         x = self.lift(x)
@@ -128,6 +131,13 @@ class Interpreter:
                 raise refused(TypeError, f"a loop goes along {extent!r}: an axis is needed, such as a.rows, "
                                          "a.columns, a.count")
         return given
+
+
+def refuse_parts(what: str, dim: Any) -> None:
+    """Raises ValueError for a sum over the columns or rows that a tile has of an array: other tiles have the others."""
+    if isinstance(dim, Index) and dim.of_tile:
+        raise refused(ValueError, f"{what} goes over {dim}, of which a tile has a part: what goes over all of an axis goes "
+                                  "along it in rounds, sequential(...), or has tiles of whole rows")
 
 
 @contextmanager

@@ -75,12 +75,13 @@ class Reference(Interpreter):
         if stop is not None:
             yield from self._blocks(extents[0], min(int(stop.array), extents[0].size))
             return
-        for blocks in itertools.product(*(self._blocks(extent, extent.size) for extent in extents)):
+        of_tile = kind == "parallel"
+        for blocks in itertools.product(*(self._blocks(extent, extent.size, of_tile) for extent in extents)):
             yield blocks if len(blocks) > 1 else blocks[0]
 
-    def _blocks(self, extent: Extent, end: int) -> list[Index]:
+    def _blocks(self, extent: Extent, end: int, of_tile: bool = False) -> list[Index]:
         step = 1 if extent.stack else self.block
-        return [Index(extent, "", start, min(start + step, end)) for start in range(0, end, step)]
+        return [Index(extent, "", start, min(start + step, end), of_tile) for start in range(0, end, step)]
 
 
 def _length(dim: Any) -> int:

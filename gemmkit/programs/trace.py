@@ -101,7 +101,8 @@ class Tracer(Interpreter):
         if kind == "sequential" and len(self.bodies) == 1:
             raise refused(ValueError, "sequential(...) outside of parallel(...): rounds are a tile's")
         length = None if stop is None else check_length(stop, extents[0])
-        loop = self.emit(Loop(kind, tuple(map(Index, extents)), stop=length))
+        indices = tuple(Index(extent, of_tile=kind == "parallel") for extent in extents)
+        loop = self.emit(Loop(kind, indices, stop=length))
         user = sys._getframe(1)
         self.bodies.append(loop.body)
         before = [(cell, cell.value) for cell in self.cells]

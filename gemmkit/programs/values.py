@@ -132,12 +132,14 @@ class Axis:
 
 @dataclass(eq=False)
 class Index:
-    """A loop's variable: a block of an axis, from ``start`` to ``stop`` where numbers are computed."""
+    """A loop's variable: a block of an axis, from ``start`` to ``stop`` where numbers are computed; ``of_tile`` where tiles
+    go along the axis, and not rounds."""
 
     extent: Extent
     name: str = ""
     start: int = 0
     stop: int = 0
+    of_tile: bool = False
 
     @property
     def stack(self) -> bool:

@@ -163,3 +163,31 @@ def test_words_and_calls_out_of_place() -> None:
 def test_a_mapping_out_of_range(given: dict[str, Any]) -> None:
     with pytest.raises(gk.ConfigError, match=f"Mapping\\({next(iter(given))}="):
         gk.Mapping(**given)
+
+
+@gk.program
+def sums_of_a_tile(a: Any, b: Any, d: Any, y: Any) -> None:
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc = gp.zeros(m, n)
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k, n]
+        d[m, n] = acc
+        y[m] = acc.sum(axis=1)                         # of the tile's columns alone
+
+
+@gk.program
+def product_of_a_tile(a: Any, b: Any, d: Any) -> None:
+    for m, n in gp.parallel(a.rows, a.columns):
+        acc = gp.zeros(m, b.columns)
+        for _k in gp.sequential(a.count):
+            acc += a[_k, m, n] @ b[n]
+        d[m] = acc
+
+
+def test_what_goes_over_a_part_of_an_axis_is_refused_by_the_reference_too() -> None:
+    """Its result would depend on how long blocks are."""
+    x = np.ones((70, 70))
+    with pytest.raises(ValueError, match=r"(?s)sum\(axis=1\) goes over .*of which a tile has a part.*test_reference.py"):
+        sums_of_a_tile.reference(x, x, x.copy(), np.zeros(70))
+    with pytest.raises(ValueError, match="of which a tile has a part"):
+        product_of_a_tile.reference(np.ones((2, 70, 70)), x, x.copy())
