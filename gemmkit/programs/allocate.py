@@ -170,7 +170,7 @@ def said(memory: Allocation, mapping: Mapping) -> Mapping:
     """The mapping with all that was left open said: it derives the same text."""
     stages = {ring.rounds.tiles[0].name: ring.stages for ring in memory.rings}
     same = len(set(stages.values())) == 1
-    return replace(mapping, blocks=memory.blocks, band=memory.band, stages=memory.rings[0].stages if same else stages,
+    return replace(mapping, blocks=memory.blocks, stages=memory.rings[0].stages if same else stages,
                    kernel=memory.kernel.said)
 
 

@@ -95,3 +95,11 @@ def test_clusters_that_are_none(cluster: Any) -> None:
 def test_what_has_no_clusters() -> None:
     with pytest.raises(gk.ConfigError, match="along a tile's rows and columns, m and n"):
         listing.gemm.plan(A, B, D, mapping=gk.Mapping(cluster={"k": 2}))
+
+
+@pytest.mark.parametrize("cluster", [{"m": 2}, {"n": 2}, {"m": 2, "n": 2}, {"m": 4}], ids=str)
+def test_what_a_plan_says_derives_its_text(cluster: dict[str, int]) -> None:
+    """Of many tiles, whose bands have several rows of clusters."""
+    x = [np.zeros((4096, 4096), np.float16) for _ in range(3)]
+    plan = listing.gemm.plan(*x, mapping=gk.Mapping(cluster=cluster))
+    assert plan.mapping.band > 4 and listing.gemm.plan(*x, mapping=plan.mapping).text == plan.text
