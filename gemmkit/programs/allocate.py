@@ -50,7 +50,7 @@ class Allocation:
     columns: dict[str, int]
     band: int                          # tile rows
     kernel: Kernel
-    one_ring: bool = True
+    one_ring: bool
 
 
 def sized(places: Places, mapping: Mapping, kernel: Kernel) -> dict[str, int]:
@@ -119,29 +119,28 @@ def allocated(places: Places, mapping: Mapping, outs: dict[str, int], device: De
     mapping.check_arrays([tile.name for rounds in places.loops for tile in rounds.tiles])
     given = [mapping.stages_of([tile.name for tile in rounds.tiles]) for rounds in places.loops]
     one_ring = _is_one_ring(places, given, kernel)
-    if one_ring:                                       # loops one after the other, each block where the first one's are
-        sizes = [[*of_one, max(map(sum, sizes)) - sum(of_one)] for of_one in sizes]
-    per_stage = sum(map(sum, sizes[:1] if one_ring else sizes)) + kernel.barriers * (1 if one_ring else len(sizes))
-    fits = max(LEAST_STAGES, min(MOST, room // per_stage))
-    stages = [said or fits for said in given]
+    filled = [sum(of_one) for of_one in sizes]
+    stage_bytes = [max(filled)] if one_ring else filled            # of each ring
+    fits = max(LEAST_STAGES, min(MOST, room // sum(nbytes + kernel.barriers for nbytes in stage_bytes)))
+    stages = [said or fits for said in given[:len(stage_bytes)]]
     if min(stages) < LEAST_STAGES:
         raise ConfigError(f"Mapping(stages={min(stages)}): " + (
             "products are waited for one round later" if kernel.uses_tma else "a stage is filled while another is read")
             + f", so {LEAST_STAGES} are needed")
     memory = SharedMemory()
-    count = 1 if one_ring else len(sizes)
-    firsts = [memory.take(n * sum(of_one), PATTERN) for n, of_one in zip(stages[:count], sizes)]
+    firsts = [memory.take(n * nbytes, PATTERN) for n, nbytes in zip(stages, stage_bytes)]
     places_out = {name: memory.take(nbytes, PATTERN) for name, nbytes in outs.items()}
     columns = {name: memory.take(COLUMN_BYTES * blocks[places.indices[1].name], PATTERN) for name in places.column_starts}
-    rings: list[Ring] = []
-    for k, (rounds, n, of_one) in enumerate(zip(places.loops, stages, sizes)):
-        offsets, at = {}, firsts[0 if one_ring else k]
+    barriers = [memory.take(kernel.barriers * n) for n in stages]
+    rings = []
+    for loop, (rounds, of_one) in enumerate(zip(places.loops, sizes)):
+        ring = 0 if one_ring else loop                 # loops come one after the other
+        offsets, at = {}, firsts[ring]
         for tile, size in zip(rounds.tiles, of_one):
             offsets[tile.name], at = at, at + size
-        barriers = rings[0].barriers if one_ring and rings else memory.take(kernel.barriers * n)
-        rings.append(Ring(rounds, n, sum(of_one), sum(of_one[:len(rounds.tiles)]), offsets, barriers))
+        rings.append(Ring(rounds, stages[ring], stage_bytes[ring], filled[loop], offsets, barriers[ring]))
     if memory.nbytes > bound:
-        raise ConfigError(f"{', '.join(map(str, stages[:count]))} stages of {sum(map(sum, sizes[:count]))} bytes and "
+        raise ConfigError(f"{', '.join(map(str, stages))} stages of {sum(stage_bytes)} bytes and "
                           f"results of {sum(outs.values()) + of_columns} need "
                           f"{memory.nbytes} bytes of shared memory, and {bound} are there; "
                           "take fewer stages or smaller blocks")

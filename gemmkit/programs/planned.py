@@ -23,6 +23,7 @@ from gemmkit.programs.modules import ROWS_NEEDED, module_of
 from gemmkit.programs.multistage.text import OWN_NAMES as NAMES_OF_MULTISTAGE
 from gemmkit.programs.multistage.text import Copies, MultistagePrinter
 from gemmkit.programs.order import ordered
+from gemmkit.programs.own_names import OWN_NAMES, OWN_STARTS
 from gemmkit.programs.places import Places, places_of
 from gemmkit.programs.plan import ProgramPlan
 from gemmkit.programs.printed import Out, OutKind
@@ -30,7 +31,7 @@ from gemmkit.programs.rows.elements import PART
 from gemmkit.programs.rows.form import has_rows_alone, row_program_of, walked
 from gemmkit.programs.rows.plan import derived as derived_rows
 from gemmkit.programs.rows.text import OWN_NAMES as NAMES_OF_ROWS
-from gemmkit.programs.text import OWN_NAMES, OWN_STARTS, Printer
+from gemmkit.programs.text import Printer
 from gemmkit.programs.text import printed as text_of
 from gemmkit.programs.tile_grid import laid_out
 from gemmkit.programs.trace import Loop, Store, Value

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.programs.expressions import Function
 from gemmkit.programs.trace import Store
 
-__all__ = ["Out", "OutKind", "Printed"]
+__all__ = ["Out", "OutKind", "Printed", "of_blocks"]
 
 
 @dataclass(eq=False)
@@ -52,3 +53,8 @@ class Printed:
     scalars: tuple[str, ...]
     threads: int
     operands: tuple[str, ...] = ()
+
+
+def of_blocks(count: str, cluster: Cluster) -> str:
+    """A text's number of blocks as one of clusters."""
+    return count if cluster.is_single else f"udiv({count}, {cluster.size})"

@@ -12,43 +12,13 @@ from gemmkit.programs.allocate import Allocation, Ring
 from gemmkit.programs.collectives import COLUMN, ROW
 from gemmkit.programs.expressions import KEPT, Function
 from gemmkit.programs.order import Await, Event, Fill, Ordered, Read, Release, Start, Wait
+from gemmkit.programs.own_names import IMPORTS
 from gemmkit.programs.places import Multiply, Places, RowSum, TilePlace
-from gemmkit.programs.printed import Out, Printed
+from gemmkit.programs.printed import Out, Printed, of_blocks
 
-__all__ = ["OWN_NAMES", "OWN_STARTS", "Printer", "printed"]
+__all__ = ["Printer", "printed"]
 
 REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}      # of a thread that produces, and of one that consumes
-IMPORTS = [
-    ("dataclasses", "dataclass", ()), ("gemmkit.components", "Component", ()), ("gemmkit.components", "Scalar", ()),
-    ("gemmkit.kernels.attention.elements", "column_at", ("column_at",)),
-    ("gemmkit.kernels.common.cluster", "Cluster", ("cluster",)),
-    *(("gemmkit.kernels.common.pipeline", name, (name,)) for name in ("CLUSTER", "CLUSTER_WARPS")),
-    ("gemmkit.kernels.common.pipeline", "Pipeline", ()), ("gemmkit.kernels.common.pipeline", "WARPS", ("WARPS",)),
-    ("gemmkit.kernels.common.work", "Slot", ()), ("gemmkit.kernels.rasterisation", "Grouped", ()),
-    ("gemmkit.kernels.sm90.store", "own_column", ("column", "own_column")),
-    ("gemmkit.kernels.sm90.store", "own_row", ("row",)), ("gemmkit.kernels.sm90.warpgroups", "Warpgroups", ()),
-    ("gemmkit.lang.control", "interleave", ("interleave",)), ("gemmkit.lang.control", "split", ("interleave",)),
-    ("gemmkit.lang.registers", "apply", ("apply",)),
-    ("gemmkit.programs.chains.collectives", "row_value", ("row_value",)),
-    *(("gemmkit.programs.collectives", name, (name,)) for name in ("DirectOut",)),
-    ("gemmkit.programs.collectives", "Part", ()), ("gemmkit.programs.collectives", "Product", ()),
-    *(("gemmkit.programs.collectives", name, (name,)) for name in ("RowSums", "RowsOut")),
-    ("gemmkit.programs.collectives", "Staged", ()), ("gemmkit.programs.collectives", "TmaOut", ("TmaOut",)),
-    ("gemmkit.programs.collectives", "blocks", ()), ("gemmkit.programs.collectives", "row_of", ("row_of",)),
-    *(("gemmkit.programs.columns", name, (name,)) for name in ("ColumnSums", "Columns", "ColumnsOut")),
-    *(("gemmkit.ptx.approximate", name, (name,)) for name in ("exp2", "log2", "reciprocal")),
-    *(("gemmkit.ptx.cluster", name, ("cluster",)) for name in ("cluster_barrier", "cluster_rank")),
-    ("gemmkit.ptx.mbarrier", "mbarrier_fence_init", ()), ("gemmkit.ptx.special", "barrier", ("barrier",)),
-    *(("gemmkit.ptx.special", name, ()) for name in ("block_x", "grid_x", "rolled", "thread_index", "udiv",
-                                                 "uniform")),
-    *(("gemmkit.ptx.wgmma", name, ()) for name in ("wgmma_commit", "wgmma_fence", "wgmma_wait")),
-]
-#: What a text calls its own things: arrays, cells and indices of programs are called otherwise.
-OWN_NAMES = frozenset({name for _, name, _ in IMPORTS} | {
-    "SHARED_BYTES", "Sizes", "WARPGROUPS", "abs", "before", "cluster", "column", "consume", "group", "kernel", "math", "max",
-    "min", "order", "place", "produce", "rank", "ring", "row", "rows", "sizes", "slot", "tile", "tiles", "values", "zero"})
-OWN_STARTS = ("at_", "before_", "make_", "ring_", "slot_", "out_", "map_", "rows_of_", "columns_of_", "element_of_", "last_",
-              "value_", KEPT)
 
 
 @dataclass
@@ -109,14 +79,10 @@ class Printer:
         names = ("CLUSTER", "CLUSTER_WARPS") if self.cluster.shares else ("", "WARPS")
         return names[by_warps], (4 if by_warps else 1) * self.warpgroups * self.cluster.readers
 
-    def each(self, count: str) -> str:
-        """Of blocks: of clusters."""
-        return count if self.cluster.is_single else f"udiv({count}, {self.cluster.size})"
-
     def begin(self) -> list[str]:
         """A block's first tile."""
         rank = [] if self.cluster.is_single else ["rank = cluster_rank()"]
-        return [*rank, f"tile = {self.each('block_x()')}", "while tile < tiles(sizes):",
+        return [*rank, f"tile = {of_blocks('block_x()', self.cluster)}", "while tile < tiles(sizes):",
                 f"    {self.place} = place(tile, {'' if self.cluster.is_single else 'rank, '}sizes)"]
 
     def corners(self, size: dict[str, int]) -> tuple[str, str]:
@@ -258,7 +224,7 @@ class Printer:
                        f"({self.corner(tile)}), {name}, {slot}{', rank)' if self.peers(tile) else ')'}"
                        for tile in ring.rounds.tiles),
                      f"{slot} = {name}.advance({slot})", f"{k} = rolled({k} + {self.memory.blocks[k]})")
-        self.put(2, f"tile = rolled(tile + {self.each('grid_x()')})")
+        self.put(2, f"tile = rolled(tile + {of_blocks('grid_x()', self.cluster)})")
 
     # -- the consumers ------------------------------------------------------------------------------------------------
 
@@ -279,7 +245,7 @@ class Printer:
             self.put(3, f"before, {self.slot(ring)} = {self.slot(ring)}, {self.ring(ring)}.advance({self.slot(ring)})", step)
             self.events(2, ring, loop.after)
         self.finish(2)
-        self.put(2, f"tile = rolled(tile + {self.each('grid_x()')})")
+        self.put(2, f"tile = rolled(tile + {of_blocks('grid_x()', self.cluster)})")
         self.put(1, *(f"out_{out.name}.finish()" for out in self.outs))
 
     @property

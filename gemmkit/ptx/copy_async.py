@@ -46,26 +46,37 @@ def offset_of(view: Any, position: Any) -> int:
     return sum(map(operator.mul, map(int, position), view.steps))
 
 
+def _copy_of(nbytes: int) -> str:
+    """The instruction, without what says how much of it is there."""
+    return f"cp.async.{'cg' if nbytes == 16 else 'ca'}.shared.global.L2::128B [$0], [$1], {nbytes}"
+
+
+def _ends(c: Any, b: Any, given: tuple, v: Any) -> list[Any]:
+    """Where a copy goes, as a 32-bit shared address, and where it comes from."""
+    pointer, base, ahead, view, offset = given
+    terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, ahead, v[2])
+    target = b.ptrtoint(shared_pointer(b, pointer, v[0], terms, i8), i32)
+    return [target, b.add(proxy(c, b, view, v[3]).address, c.cast(b, v[4], offset, types.int64))]
+
+
 def _type_copy(context: Any, pointer: Any, base: Any, ahead: Any, view: Any, offset: Any, count: Any, is_there: Any) -> Any:
     if not isinstance(pointer, SharedType) or not isinstance(count, types.IntegerLiteral):
         return None
     nbytes = int(count.literal_value) * pointer.dtype.itemsize
     if nbytes not in SIZES or not isinstance(offset, types.Integer) or not isinstance(is_there, types.Boolean):
         return None
-    copy = f"cp.async.{'cg' if nbytes == 16 else 'ca'}.shared.global.L2::128B [$0], [$1], {nbytes}"
+    copy = _copy_of(nbytes)
     # A predicate that ignores the source costs one instruction. A size of 0 costs four: ptxas puts it into the address.
     text = f"{{ .reg .pred p; setp.eq.u32 p, $2, 0; {copy}, p; }}"
     always = isinstance(is_there, types.BooleanLiteral) and is_there.literal_value
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-        terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, ahead, v[2])
-        target = b.ptrtoint(shared_pointer(b, pointer, v[0], terms, i8), i32)
-        source = b.add(proxy(c, b, view, v[3]).address, c.cast(b, v[4], offset, types.int64))
+        ends = _ends(c, b, (pointer, base, ahead, view, offset), v)
         if always:
-            assembly(b, copy + ";", [], [target, source], memory=True)
+            assembly(b, copy + ";", [], ends, memory=True)
         else:
             there = v[6] if v[6].type == i1 else b.trunc(v[6], i1)
-            assembly(b, text, [], [target, source, b.zext(there, i32)], memory=True)
+            assembly(b, text, [], [*ends, b.zext(there, i32)], memory=True)
         return c.get_dummy_value()
 
     return signature(types.none, pointer, base, ahead, view, offset, count, is_there), codegen
@@ -98,13 +109,10 @@ def _type_clipped(context: Any, pointer: Any, base: Any, ahead: Any, view: Any, 
     nbytes = int(count.literal_value) * size
     if nbytes not in SIZES or not isinstance(offset, types.Integer) or not isinstance(there, types.Integer):
         return None
-    text = f"cp.async.{'cg' if nbytes == 16 else 'ca'}.shared.global.L2::128B [$0], [$1], {nbytes}, $2;"
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-        terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, ahead, v[2])
-        target = b.ptrtoint(shared_pointer(b, pointer, v[0], terms, i8), i32)
-        source = b.add(proxy(c, b, view, v[3]).address, c.cast(b, v[4], offset, types.int64))
-        assembly(b, text, [], [target, source, b.mul(c.cast(b, v[6], there, index), i32(size))], memory=True)
+        ends = _ends(c, b, (pointer, base, ahead, view, offset), v)
+        assembly(b, f"{_copy_of(nbytes)}, $2;", [], [*ends, b.mul(c.cast(b, v[6], there, index), i32(size))], memory=True)
         return c.get_dummy_value()
 
     return signature(types.none, pointer, base, ahead, view, offset, count, there), codegen

@@ -10,15 +10,15 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.inspection import CompiledKernel, compile_config
+from gemmkit.kernels.sm80 import mainloop
 from gemmkit.layouts import Padded, RowMajor, Tensor
 from gemmkit.operators import BoxMMAOp
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import H100
 from gemmkit.runtime.gpus import A100
 from gemmkit.tuning.boxes import TABLE
-from tests.codegen.test_sm80_banks import within
 from tests.codegen.test_sm80_code import count
-from tests.support.banks import conflicts, recorded
+from tests.support.banks import conflicts, recorded, within
 from tests.support.boxes import F16, as_matrices, mapping, operands, views
 
 DEVICES = {"sm_90a": H100, "sm_80": A100}
@@ -30,7 +30,7 @@ def passes(where: str, combed: str, rng: np.random.Generator, k: int, **fields: 
     units = BoxMMAOp(N=16, combed=combed)
     a, b = views(*operands(rng, 32, 32, 2, 8, F16), combed)
     conf = mapping(a, b, units, k, stages=2, **fields)
-    with within(where) as inside, gk.emulate(), recorded(inside) as seen:
+    with within(mainloop, where) as inside, gk.emulate(), recorded(inside) as seen:
         gk.matmul(a, b, None, conf, gemm_shape=dict(M=32, N=32, K=128))
     accesses = seen.loads if where == "fetch" else seen.stores
     assert accesses

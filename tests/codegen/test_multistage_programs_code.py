@@ -3,10 +3,7 @@ the loads that its products need, and no two lanes meet in a bank of shared memo
 
 from __future__ import annotations
 
-import contextlib
-import unittest.mock
 from collections import Counter
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import ml_dtypes
@@ -15,7 +12,6 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.ahead import recorded
-from gemmkit.emulator.machine import current
 from gemmkit.programs.multistage import collectives
 from gemmkit.runtime.assemble import disassemble
 from gemmkit.runtime.device import assumed
@@ -104,26 +100,6 @@ def test_machine_code(name: str, device: Any) -> None:
         assert loads <= exact[1]                       # two products that take the same A may load it once
 
 
-@contextlib.contextmanager
-def within(*names: str) -> Iterator[Callable[[Any], bool]]:
-    """Which threads are in methods of a block's meanwhile."""
-    inside: set[Any] = set()
-
-    def entering(function: Any) -> Any:
-        def entered(*given: Any) -> Any:
-            inside.add(current())
-            try:
-                return function(*given)
-            finally:
-                inside.discard(current())
-        return entered
-
-    with contextlib.ExitStack() as stack:
-        for name in names:
-            stack.enter_context(unittest.mock.patch.object(collectives.Copied, name, entering(getattr(collectives.Copied, name))))
-        yield lambda thread: thread in inside
-
-
 @pytest.mark.parametrize("name", ["gemm", "transposed", "dual", "causal", "mlp"])
 @pytest.mark.parametrize("width", [32, 64])
 def test_loads_and_copies_meet_in_no_bank(name: str, width: int) -> None:
@@ -134,7 +110,7 @@ def test_loads_and_copies_meet_in_no_bank(name: str, width: int) -> None:
              "mlp": [half(64, width), half(2, width, width), half(2, width), half(64, width)]}[name]
     blocks = {} if name == "mlp" else {"n": 64} if name == "causal" else {"k": width}
     plan = program.plan(*small, mapping=gk.Mapping(blocks, warpgroups=1, stages=2, kernel="multistage"), **components)
-    with within("matrices", "copy_vector") as inside, gk.emulate(), banks.recorded(inside) as seen:
+    with banks.within(collectives.Copied, "matrices", "copy_vector") as inside, gk.emulate(), banks.recorded(inside) as seen:
         plan.run(program.bound(tuple(small), components))
     assert seen.loads and banks.conflicts(seen.loads) == 0
     assert seen.stores and banks.conflicts(seen.stores) == 0

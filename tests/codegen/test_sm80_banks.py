@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import unittest.mock
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.emulator.machine import current
 from gemmkit.kernels.sm80 import mainloop
 from gemmkit.layouts import ColMajor, Interleaved, Padded, RowMajor
 from gemmkit.operators import COMPLEX, Algebra, FPUOp, MMAOp
 from gemmkit.tiling import Tile
-from tests.support.banks import conflicts, recorded
+from tests.support.banks import conflicts, recorded, within
 from tests.support.machines import E4M3
 from tests.support.sm80 import F32, F64, operands, ordered
 
@@ -37,23 +33,6 @@ SHIPPED: dict[str, tuple[Any, tuple[int, int, int], tuple[int, int]]] = {
 }
 
 
-@contextlib.contextmanager
-def within(name: str) -> Iterator[Callable[[Any], bool]]:
-    """Which threads are in a function of the main loop meanwhile."""
-    inside: set[Any] = set()
-    function = getattr(mainloop, name)
-
-    def entered(*given: Any) -> Any:
-        inside.add(current())
-        try:
-            return function(*given)
-        finally:
-            inside.discard(current())
-
-    with unittest.mock.patch.object(mainloop, name, entered):
-        yield lambda thread: thread in inside
-
-
 def passes(name: str, trans: str, where: str, rng: np.random.Generator, **fields: Any) -> int:
     """Passes too many of what a function of the main loop loads from shared memory (`fetch`) or writes to it (`copy_all`)."""
     operator, block, warp = SHIPPED[name]
@@ -65,7 +44,7 @@ def passes(name: str, trans: str, where: str, rng: np.random.Generator, **fields
     a, b = operands(rng, operator, *block)
     if isinstance(operator, Algebra):
         a, b = (np.ascontiguousarray(x).view("f8").reshape(*x.shape, 2) for x in (a, b))
-    with within(where) as inside, gk.emulate(), recorded(inside) as seen:
+    with within(mainloop, where) as inside, gk.emulate(), recorded(inside) as seen:
         gk.matmul(*(ordered(x, layout) for x, layout in zip((a, b), layouts)), None, conf)
     accesses = seen.loads if where == "fetch" else seen.stores
     assert accesses

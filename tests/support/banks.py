@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.emulator.machine import Thread
+from gemmkit.emulator.machine import Thread, current
 from gemmkit.report.banks import Lane, extra_passes
 
 
@@ -59,3 +59,23 @@ def recorded(only: Callable[[Any], bool] = lambda thread: True) -> Iterator[Seen
 def conflicts(accesses: dict[Any, list[Lane]]) -> int:
     """How many passes more than needed the accesses take, all together."""
     return sum(extra_passes(lanes) for lanes in accesses.values())
+
+
+@contextlib.contextmanager
+def within(owner: Any, *names: str) -> Iterator[Callable[[Any], bool]]:
+    """Which threads are in these functions of a module, or methods of a class, meanwhile."""
+    inside: set[Any] = set()
+
+    def entering(function: Any) -> Any:
+        def entered(*given: Any) -> Any:
+            inside.add(current())
+            try:
+                return function(*given)
+            finally:
+                inside.discard(current())
+        return entered
+
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            stack.enter_context(unittest.mock.patch.object(owner, name, entering(getattr(owner, name))))
+        yield lambda thread: thread in inside

@@ -70,23 +70,25 @@ class Consumer(Role):
             dot = next(d for d in naming.users[x] if d.op == "dot")
             packed = "rectified" if x.data == RECTIFIED else "fragments"
             self.put(f"{self.name(x)} = {self.product(dot)}.{packed}({self.name(x.args[0])})")
+        elif self.is_rescaled(x):
+            self.put(f"if rescales({self.name(x.args[1])}):", f"    {self.name(x)} = {self.applied(x)}")
         else:
             assert x.op in ELEMENTWISE or x.op == READ, x.op
-            self.rescale(x) if self.is_rescaled(x) else self.put(f"{self.name(x)} = {self.applied(x)}")
+            self.put(f"{self.name(x)} = {self.applied(x)}")
 
     def is_rescaled(self, x: Value) -> bool:
         """Whether a value becomes itself times a factor that is 1 in most rounds."""
         return x.op == "mul" and x.args[1] in self.chain.factors and self.name(x) == self.name(x.args[0])
 
-    def rescale(self, x: Value) -> None:
-        self.put(f"if rescales({self.name(x.args[1])}):", f"    {self.name(x)} = {self.applied(x)}")
+    def values(self, x: Value) -> int:
+        """A thread's: of two rows, of a quarter of the columns, of both."""
+        if x.op == READ:
+            return self.choice.size(x.dims[0]) // 4
+        return 2 if len(x.dims) == 1 else self.choice.size(x.dims[1]) // 2
 
     def applied(self, x: Value) -> str:
         made = Element(self.chain, x, self.known, self.of_tile)
-        values = 2 if len(x.dims) == 1 else self.choice.size(x.dims[1]) // 2
-        if x.op == READ:
-            values = self.choice.size(x.dims[0]) // 4
-        text, call = made.printed(values)
+        text, call = made.printed(self.values(x))
         for name in made.arrays:
             self.arrays.setdefault(name, x)
         function = self.functions.get(text)

@@ -21,15 +21,16 @@ store the same. Weights are 2^8 times as large at most; of float16 only powers t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.chains.algebra import in_order
-from gemmkit.programs.chains.chain import Chain, dots, loaded
-from gemmkit.programs.chains.trials import SCALES, Trial
+from gemmkit.programs.chains.chain import Chain, depends, dots, loaded
+from gemmkit.programs.chains.merging import made_anew
+from gemmkit.programs.chains.trials import SCALES, Trial, same
 from gemmkit.programs.lines import refused
 from gemmkit.programs.trace import Carried, Value
 from gemmkit.programs.values import Axis
@@ -38,7 +39,6 @@ __all__ = ["DROP", "begin_lazily", "references"]
 
 DROP = -8.0                            # the least exponent of a factor for which rows are left as they are
 WIDE = 192                             # columns of sums
-CLOSE = 1e-8
 
 
 def references(chain: Chain, signs: dict[str, float], said: bool | None) -> list[Carried]:
@@ -76,44 +76,20 @@ def _does_not_matter(chain: Chain, cell: Carried, signs: dict[str, float]) -> bo
     """Whether three rounds whose maxima are moved by drawn numbers store what they store otherwise."""
     by = Value("moved", (), cell.out.dims, None, "", cell.out.line)
     moved = Value("add", (cell.out, by), cell.out.dims, None, "", cell.out.line)
-    with_it = _Replaced({cell.out: moved})
-    other = replace(chain, carried=[replace(c, out=with_it.of(c.out)) for c in chain.carried])
+    known = {cell.out: moved}
+    other = replace(chain, carried=[replace(c, out=made_anew(c.out, known)) for c in chain.carried])
     with np.errstate(all="ignore"):
-        for scale in SCALES:
-            trial = Trial(chain, signs, scale)
-            wanted = _stored(trial)
-            trial.chain = other                        # the same operands
-            if not all(np.allclose(x, y, rtol=CLOSE, atol=CLOSE, equal_nan=True) for x, y in zip(wanted, _stored(trial))):
-                return False
-    return True
+        trials = (Trial(chain, signs, scale) for scale in SCALES)
+        return all(same(_stored(trial), _stored(trial.of(other))) for trial in trials)
 
 
-def _stored(trial: Trial) -> list[Any]:
+def _stored(trial: Trial) -> dict[str, Any]:
+    """What three rounds store, by the names of results."""
     state = trial.begin()
     for turn in range(3):
         state = trial.round(state, turn)
     known: dict[Value, Any] = {c.after: state[c.inside] for c in trial.chain.carried}
-
-    def value(x: Value) -> Any:
-        if x not in known:
-            known[x] = trial.operation(x, [value(y) for y in x.args], frozenset()) if x.args else trial.leaf(x, 0)
-        return known[x]
-
-    return [value(store.value) for store in trial.chain.stores]
-
-
-@dataclass
-class _Replaced:
-    """Values with others in the place of some; what does not depend on those stays the same value."""
-
-    known: dict[Value, Value]
-
-    def of(self, x: Value) -> Value:
-        if x not in self.known:
-            args = tuple(map(self.of, x.args))
-            same = all(one is other for one, other in zip(args, x.args))
-            self.known[x] = x if same else Value(x.op, args, x.dims, x.data, x.name, x.line)
-        return self.known[x]
+    return {store.parameter.name: trial.value(store.value, known) for store in trial.chain.stores}
 
 
 # -- the rounds -----------------------------------------------------------------------------------------------------------
@@ -134,7 +110,9 @@ def begin_lazily(chain: Chain, cells: list[Carried], said: bool | None) -> None:
 
 def _one(chain: Chain, cell: Carried) -> None:
     best, highest = cell.inside, cell.out
-    factors = [x for x in chain.body if x.op == "exp2" and len(x.dims) == 1 and _depends(x, best) and _depends(x, highest)]
+    rows = {x for x in chain.body if len(x.dims) < 2}
+    factors = [x for x in chain.body if x.op == "exp2" and len(x.dims) == 1
+               and depends(x, {best}, rows) and depends(x, {highest}, rows)]
     if len(factors) != 1:
         raise _refused(chain, f"{len(factors)} factors of rows go from the old {best!r} to the new one; one is needed, such "
                               "as exp(best - top)", highest.line)
@@ -147,26 +125,18 @@ def _one(chain: Chain, cell: Carried) -> None:
     stays = made("le", Value("const", (), (), DROP, "", line), drop)
     top = made("where", stays, best, highest, name=highest.name)
     factor = made("where", stays, Value("const", (), (), 1.0, "", line), made("exp2", drop), name=shrink.name)
-    new = _Replaced({highest: top, shrink: factor})
-    outs = [new.of(c.out) for c in chain.carried]
+    known = {highest: top, shrink: factor}
+    outs = [made_anew(c.out, known) for c in chain.carried]
     if not any(x.op == "mul" and len(x.dims) == 2 and x.args[1] is factor for x in in_order(outs)):
         raise _refused(chain, f"no sums of a tile are multiplied by {factor!r}, so that nothing is left out", line)
     for c, out in zip(chain.carried, outs):
         c.out = out
-    for x in (highest, drop, *_between(drop, highest)):
-        x.name = ""
+    for x in rows:                                     # what the exponent alone is made of has no name of the user's
+        if depends(drop, {x}, rows) and depends(x, {highest}, rows):
+            x.name = ""
     highest.name, drop.name = "highest", "drop"
     chain.body = in_order(outs)
     chain.factors.add(factor)
-
-
-def _depends(x: Value, on: Value) -> bool:
-    return x is on or any(_depends(y, on) for y in x.args if len(y.dims) < 2)
-
-
-def _between(x: Value, on: Value) -> list[Value]:
-    """What a value of rows is made of, down to another."""
-    return [] if x is on else [z for y in x.args if _depends(y, on) for z in (y, *_between(y, on))]
 
 
 def _check_room(chain: Chain) -> None:

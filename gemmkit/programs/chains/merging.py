@@ -50,9 +50,12 @@ class Merge:
 
 
 def made_anew(x: Value, known: dict[Value, Value]) -> Value:
-    """A value with others in place of those in ``known``, which what is made is added to."""
+    """A value with others in place of those in ``known``, which what is made is added to. What does not depend on them stays
+    the same value."""
     if x not in known:
-        known[x] = Value(x.op, tuple(made_anew(y, known) for y in x.args), x.dims, x.data, x.name, x.line) if x.args else x
+        args = tuple(made_anew(y, known) for y in x.args)
+        is_same = all(one is other for one, other in zip(args, x.args))
+        known[x] = x if is_same else Value(x.op, args, x.dims, x.data, x.name, x.line)
     return known[x]
 
 
@@ -167,10 +170,4 @@ def _is_right(chain: Chain, merge: Merge, signs: dict[str, float]) -> bool:
 
 def _computed(trial: Trial, merge: Merge, one: dict[Value, Any], other: dict[Value, Any]) -> dict[Value, Any]:
     known = merge.leaves(one, other)
-
-    def value(x: Value) -> Any:
-        if x not in known:
-            known[x] = trial.operation(x, [value(y) for y in x.args], frozenset()) if x.args else trial.leaf(x, 0)
-        return known[x]
-
-    return {cell: value(x) for cell, x in merge.result.items()}
+    return {cell: trial.value(x, known) for cell, x in merge.result.items()}

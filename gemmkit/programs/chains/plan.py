@@ -22,7 +22,7 @@ from gemmkit.programs.chains.text import ChainPrinter
 from gemmkit.programs.chains.tile_order import section_of
 from gemmkit.programs.chains.trials import commutes
 from gemmkit.programs.kernels import Kernel
-from gemmkit.programs.mapping import Mapping
+from gemmkit.programs.mapping import SWITCHES, Mapping
 from gemmkit.programs.multistage.chains import MultistageChainPrinter
 from gemmkit.programs.multistage.text import Copies
 from gemmkit.programs.printed import OutKind, Printed
@@ -30,9 +30,6 @@ from gemmkit.programs.trace import Loop, Value
 from gemmkit.runtime.device import DeviceInfo
 
 __all__ = ["Derived", "derived"]
-
-ORDERS = "ahead", "across", "turns", "descending", "longest_first", "lazy", "anchored"
-
 
 class Derived:
     """What the passes make of a program: the parts that a launch and its checks need."""
@@ -80,7 +77,7 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
     read_early(chain, choice, kernel)
     order = ordered(chain, places, choice)
     shown = ", ".join(f"{key} {size}" for key, size in choice.blocks.items())
-    how = ", ".join(word.replace("_", " ") for word in ORDERS if getattr(choice, word))
+    how = ", ".join(word.replace("_", " ") for word in SWITCHES if getattr(choice, word))
     split = f"; rounds in {chain.splits} shares" if chain.splits > 1 else ""
     together = "" if choice.cluster.is_single else f"; clusters of {choice.cluster.m}"
     title = f"{name}: blocks of {shown}; {choice.warpgroups} warpgroups{'; ' if how else ''}{how}{split}{together}."

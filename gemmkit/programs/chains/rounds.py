@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.programs.chains.allocate import Choice
 from gemmkit.programs.chains.chain import Chain
 from gemmkit.programs.chains.order import Event, Full, Ordered
 from gemmkit.programs.chains.places import Block, ChainPlaces, RingPlace
 from gemmkit.programs.chains.ranges import Ranges
+from gemmkit.programs.printed import of_blocks
 from gemmkit.programs.values import Axis, Index
 
-__all__ = ["CONSUMER", "PRODUCER", "Producer", "Role", "of_blocks"]
+__all__ = ["CONSUMER", "PRODUCER", "Producer", "Role"]
 
 PRODUCER, CONSUMER = "producer", "consumer"
-
-
-def of_blocks(count: str, cluster: Cluster) -> str:
-    """Of blocks: of clusters."""
-    return count if cluster.is_single else f"udiv({count}, {cluster.size})"
 
 
 @dataclass

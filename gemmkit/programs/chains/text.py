@@ -17,10 +17,10 @@ from gemmkit.programs.chains.names import Naming
 from gemmkit.programs.chains.order import Ordered
 from gemmkit.programs.chains.places import Block, ChainPlaces
 from gemmkit.programs.chains.ranges import Ranges, mentions
-from gemmkit.programs.chains.rounds import Producer, of_blocks
+from gemmkit.programs.chains.rounds import Producer
 from gemmkit.programs.collectives import COLUMN
-from gemmkit.programs.printed import OutKind, Printed
-from gemmkit.programs.text import OWN_NAMES
+from gemmkit.programs.own_names import OWN_NAMES
+from gemmkit.programs.printed import OutKind, Printed, of_blocks
 from gemmkit.programs.trace import Value
 
 __all__ = ["IMPORTS", "ChainPrinter", "names_of_ranges", "scalar_lines"]

@@ -56,13 +56,20 @@ class Trial:
     def round(self, state: dict[Value, Any], turn: int, hidden: frozenset[Value] = frozenset()) -> dict[Value, Any]:
         """The cells behind a round."""
         known = dict(state)
+        return {c.inside: self.value(c.out, known, turn, hidden) for c in self.chain.carried}
 
-        def value(x: Value) -> Any:
-            if x not in known:
-                known[x] = self.operation(x, [value(y) for y in x.args], hidden) if x.args else self.leaf(x, turn)
-            return known[x]
+    def value(self, x: Value, known: dict[Value, Any], turn: int = 0, hidden: frozenset[Value] = frozenset()) -> Any:
+        """A value, of what is ``known``, which it is added to."""
+        if x not in known:
+            args = [self.value(y, known, turn, hidden) for y in x.args]
+            known[x] = self.operation(x, args, hidden) if x.args else self.leaf(x, turn)
+        return known[x]
 
-        return {c.inside: value(c.out) for c in self.chain.carried}
+    def of(self, chain: Chain) -> Trial:
+        """Of other rounds, with the same operands."""
+        other = Trial(chain, self.signs, self.scale)
+        other.drawn, other.rng = self.drawn, self.rng
+        return other
 
     def operation(self, x: Value, args: list[Any], hidden: frozenset[Value]) -> Any:
         if x.op == "dot":
@@ -92,7 +99,7 @@ def _spread(array: Any, x: Value, dims: tuple) -> Any:
     return np.broadcast_to(_over(x, array, dims), [SIZE] * len(dims))
 
 
-def same(one: dict[Value, Any], other: dict[Value, Any]) -> bool:
+def same(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
     return all(np.allclose(one[key], other[key], rtol=CLOSE, atol=CLOSE, equal_nan=True) for key in one)
 
 

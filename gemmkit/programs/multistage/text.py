@@ -12,9 +12,10 @@ from typing import NamedTuple
 from gemmkit.programs.allocate import Ring
 from gemmkit.programs.collectives import ROWS
 from gemmkit.programs.order import Read
+from gemmkit.programs.own_names import IMPORTS
 from gemmkit.programs.places import TilePlace
 from gemmkit.programs.rows.form import walked
-from gemmkit.programs.text import IMPORTS, Printer
+from gemmkit.programs.text import Printer
 
 __all__ = ["OWN_NAMES", "Copies", "MultistagePrinter"]
 
@@ -22,7 +23,7 @@ HOPPERS = ("gemmkit.kernels.common.cluster", "gemmkit.kernels.common.pipeline", 
            "gemmkit.ptx.mbarrier", "gemmkit.ptx.wgmma")       # modules
 #: Of a multiprocessor; of a thread beside its sums: of rounds, of each product more, of an end that reads matrices.
 REGISTERS, OTHERS, EACH, READING = 65536, 64, 8, 96
-#: What a text calls its own things, beside `gemmkit.programs.text.OWN_NAMES`.
+#: What a text calls its own things, beside `gemmkit.programs.own_names.OWN_NAMES`.
 OWN_NAMES = frozenset({"Copied", "CopyRing", "MmaProduct", "OctetOut", "RESIDENT", "copy_blocks", "finish", "stage"})
 
 
