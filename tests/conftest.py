@@ -9,7 +9,6 @@ import gc
 import glob
 import os
 import secrets
-import sys
 import zlib
 from collections import Counter
 from collections.abc import Generator
@@ -20,6 +19,7 @@ import numpy as np
 import pytest
 
 from tests.support.ranks import ALL_GPUS
+from tests.support.replaced import forget_replaced
 
 # Examples are the same in every run, so that a red run can be looked into; no deadline: kernels compile in
 # seconds.
@@ -153,15 +153,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def monkeypatch(monkeypatch: pytest.MonkeyPatch) -> Generator[pytest.MonkeyPatch, None, None]:
-    """pytest's own. What was read of gemmkit while a function of it was another is forgotten behind it: the next test that
-    compiles a kernel by itself would be told that code has changed."""
+    """pytest's own, behind which nothing is known of gemmkit as it was meanwhile."""
     yield monkeypatch
     monkeypatch.undo()
-    state = sys.modules.get("gemmkit.lang.package_state")
-    if state is not None and not state.packages_stand():
-        from gemmkit.lang.fingerprint import forget_readings
-
-        forget_readings()
+    forget_replaced()
 
 
 @pytest.fixture

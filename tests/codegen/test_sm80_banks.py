@@ -9,6 +9,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.kernels.sm80 import mainloop
+from gemmkit.lang.package_state import packages_stand
 from gemmkit.layouts import ColMajor, Interleaved, Padded, RowMajor
 from gemmkit.operators import COMPLEX, Algebra, FPUOp, MMAOp
 from gemmkit.tiling import Tile
@@ -73,3 +74,9 @@ def test_the_count_of_banks_counts(name: str, rng: np.random.Generator) -> None:
     operator = SHIPPED[name][0]
     bare = {f"shared_{which}_layout": Padded(RowMajor(operator.dtype), 0) for which in "ab"}
     assert passes(name, "NN", "fetch", rng, **bare) > 0
+
+
+def test_what_is_read_of_a_replaced_function_is_forgotten(rng: np.random.Generator) -> None:
+    """Or the next kernel that is compiled would be told that code has changed."""
+    passes("f16", "NN", "fetch", rng)
+    assert packages_stand()

@@ -22,6 +22,7 @@ import numpy as np
 
 from gemmkit.emulator.machine import Thread, current
 from gemmkit.report.banks import Lane, extra_passes
+from tests.support.replaced import forget_replaced
 
 
 @dataclass
@@ -75,7 +76,10 @@ def within(owner: Any, *names: str) -> Iterator[Callable[[Any], bool]]:
                 inside.discard(current())
         return entered
 
-    with contextlib.ExitStack() as stack:
-        for name in names:
-            stack.enter_context(unittest.mock.patch.object(owner, name, entering(getattr(owner, name))))
-        yield lambda thread: thread in inside
+    try:
+        with contextlib.ExitStack() as stack:
+            for name in names:
+                stack.enter_context(unittest.mock.patch.object(owner, name, entering(getattr(owner, name))))
+            yield lambda thread: thread in inside
+    finally:
+        forget_replaced()
