@@ -33,7 +33,7 @@ def decayed_attention(q: Any, k: Any, v: Any, decay: Any, o: Any, scale: float) 
             top = gp.maximum(best, s.max(axis=1))
             p, before = gp.exp(s - top), total * gp.exp(best - top)
             now = before + p.sum(axis=1)
-            out[:] = (out * before + p.astype(v.dtype) @ v[h, n]) / now
+            out[:] = out * (before / now) + (p / now).astype(v.dtype) @ v[h, n]
             total[:] = now
             best[:] = top
         o[h, m] = out

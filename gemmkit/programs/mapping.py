@@ -29,7 +29,7 @@ class Mapping:
     | field | what | left out |
     |---|---|---|
     | ``blocks`` | by the name of an index, how long its blocks are | the largest that fit |
-    | ``warpgroups`` | that consume, 64 rows each, beside one that produces | 2; 3 where a chain's sums fit |
+    | ``warpgroups`` | that consume, 64 rows each, beside one that produces | 2; 3 where a chain's sums fit, 1 for 64 rows |
     | ``stages`` | of the rings of sequential loops; or by the names of arrays | as many as fit, up to 4 |
     | ``cluster`` | by the name of a tile's index, how many neighbouring tiles share what they both take | blocks alone |
     | ``band`` | tiles of rows and columns are taken in bands of so many tile rows, each column by column | by the model |

@@ -29,11 +29,13 @@ IMPORTS = [
     ("gemmkit.ptx.mbarrier", "mbarrier_fence_init", ()), ("gemmkit.ptx.special", "barrier", ("barrier",)),
     *(("gemmkit.ptx.special", name, ()) for name in ("block_x", "grid_x", "rolled", "thread_index", "udiv",
                                                  "uniform")),
+    *(("gemmkit.ptx.warpgroup", name, ()) for name in ("grid_launch_dependents", "grid_wait")),
     *(("gemmkit.ptx.wgmma", name, ()) for name in ("wgmma_commit", "wgmma_fence", "wgmma_wait")),
 ]
 #: What a text calls its own things: arrays, cells and indices of programs are called otherwise.
 OWN_NAMES = frozenset({name for _, name, _ in IMPORTS} | {
-    "SHARED_BYTES", "Sizes", "WARPGROUPS", "abs", "before", "cluster", "column", "consume", "group", "kernel", "math", "max",
-    "min", "order", "place", "produce", "rank", "ring", "row", "rows", "sizes", "slot", "tile", "tiles", "values", "zero"})
+    "SHARED_BYTES", "Sizes", "WARPGROUPS", "abs", "before", "cluster", "column", "column_float", "consume", "group",
+    "kernel", "math", "max", "min", "order", "place", "place_float", "produce", "rank", "ring", "row", "row_float",
+    "rows", "sizes", "slot", "tile", "tiles", "values", "zero"})
 OWN_STARTS = ("at_", "before_", "make_", "ring_", "slot_", "out_", "map_", "rows_of_", "columns_of_", "element_of_", "last_",
               "value_", KEPT)

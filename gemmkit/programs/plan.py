@@ -162,7 +162,7 @@ class ProgramPlan:
         resident = RESIDENT // 2 if self.spare else RESIDENT       # what merges 16 shares has some 60 values of a row
         per_sm = max(1, resident // threads) if self.is_of_rows else int(getattr(module, "RESIDENT", 1))
         return Launchable(module.kernel, self.arguments, threads, self.blocks, self.device, ordinal, module.SHARED_BYTES,
-                          cluster=self.cluster.size, blocks_per_sm=per_sm)
+                          cluster=self.cluster.size, blocks_per_sm=per_sm, dependent=hasattr(module, "grid_wait"))
 
     @cached_property
     def given(self) -> dict[str, ArrayInfo]:
@@ -212,7 +212,7 @@ class ProgramPlan:
         launch = self.launchable
         with np.errstate(all="ignore"):
             machine.launch(launch.kernel, (self.sizes, *values), grid=(launch.blocks, 1, 1), block=(launch.threads, 1, 1),
-                           cluster=(launch.cluster, 1, 1), shared_memory=launch.shared_bytes,
+                           cluster=(launch.cluster, 1, 1), shared_memory=launch.shared_bytes, dependent=launch.dependent,
                            max_shared_memory=self.device.shared_memory_per_block, schedule_seed=seed,
                            registers=None if self.is_of_rows else self.module.WARPGROUPS.warp_registers)
 

@@ -14,7 +14,7 @@ from gemmkit.programs.expressions import KEPT, Function
 from gemmkit.programs.order import Await, Event, Fill, Ordered, Read, Release, Start, Wait
 from gemmkit.programs.own_names import IMPORTS
 from gemmkit.programs.places import Multiply, Places, RowSum, TilePlace
-from gemmkit.programs.printed import Out, Printed, of_blocks
+from gemmkit.programs.printed import EARLY, Out, Printed, of_blocks
 
 __all__ = ["Printer", "printed"]
 
@@ -196,7 +196,7 @@ class Printer:
         self.put(0, "", "", f"def kernel({', '.join(['sizes', *operands, *names, *arrays])}):")
         self.put(1, "group = uniform(udiv(thread_index(), 128))", "if thread_index() == 0:",
                  *(f"    {self.ring(ring)}.initialise()" for ring in self.distinct), "    mbarrier_fence_init()",
-                 met, "if group == 0:", "    WARPGROUPS.give_registers()", "    if thread_index() == 0:",
+                 met, *EARLY, "if group == 0:", "    WARPGROUPS.give_registers()", "    if thread_index() == 0:",
                  f"        produce({', '.join(['sizes', *operands])})", "else:", "    WARPGROUPS.take_registers()",
                  f"    consume({', '.join(['sizes', *names, *arrays, 'group - 1'])})",
                  *([] if self.cluster.is_single else [f"{met}        # a peer may still arrive at this block's barriers"]))

@@ -2,7 +2,7 @@
 
 | fault | what |
 |---|---|
-| dropped | a wait for a stage, an `acquire`, `expect`, `release`, `wgmma_commit`, `wgmma_fence`, a turn, the barriers' making |
+| dropped | a wait for the kernel before, a wait for a stage, an `acquire`, `expect`, `release`, `wgmma_commit`, `wgmma_fence`, a turn, the barriers' making |
 | not added | a round's rows or columns are not added up, lanes do not exchange their parts, or nothing is put into shared memory |
 | one group less | `wgmma_wait` leaves one group more in flight |
 | too early | a stage is released before the wait for the group that reads it |
@@ -37,7 +37,7 @@ __all__ = ["TEXTS", "Fault", "faults", "is_found", "planned"]
 
 ONE = dataclasses.replace(H100, sm_count=1)            # a block goes on from tile to tile
 DROPPED = re.compile(r"\.(?:acquire|expect|wait|release|initialise|give|give_first|commit|copy)\(|wgmma_commit\("
-                     r"|wgmma_fence\(|mbarrier_fence_init\(\)$|cluster_barrier\(\)|  copy_blocks\w*\(")
+                     r"|wgmma_fence\(|grid_wait\(|mbarrier_fence_init\(\)$|cluster_barrier\(\)|  copy_blocks\w*\(")
 ADDED = re.compile(r"\.(?:add|put)\(|= \w+\.whole\(")
 IMPORTED = "from dataclasses import dataclass"
 WAITS = f"{IMPORTED}\nfrom gemmkit.ptx.copy_async import wait_copies\nfrom gemmkit.ptx.special import barrier"

@@ -125,7 +125,8 @@ class Room(NamedTuple):
 
 def _candidates(chain: Chain, mapping: Mapping, kernel: Kernel, processors: int) -> Iterator[tuple[Mapping, int, bool]]:
     """Three warpgroups where the longest blocks fit and waves of tiles take less time so, else two: heads of 64 took 0.75 of
-    the time with three, in turns. Of a multistage kernel one, so that a multiprocessor has several blocks, which wait at
+    the time with three, in turns. One where there are 64 rows or fewer: 8 heads of one row over 8192 keys took 0.70 of the
+    rounds' time (H200). Of a multistage kernel one, so that a multiprocessor has several blocks, which wait at
     barriers of their own."""
     given = mapping.blocks.get(chain.index.name)
     if chain.index.stack and given not in (None, 1):
@@ -137,11 +138,13 @@ def _candidates(chain: Chain, mapping: Mapping, kernel: Kernel, processors: int)
     joins = (mapping.across,) if mapping.across is not None else (True, False)
     if chain.splits > 1 and mapping.across is None:    # a share has few tiles, and rounds of 475 instructions: 496 across
         joins = (False,)
-    three = not (mapping.warpgroups or only_adds(chain) or _is_heavy(chain)) and _time(chain, 3, processors) < _time(
-        chain, 2, processors)
     rows = mapping.blocks.get(chain.rows.name, 0)
     if not mapping.warpgroups and rows in (ROWS, 2 * ROWS, 3 * ROWS):
-        mapping, three = replace(mapping, warpgroups=rows // ROWS), False
+        mapping = replace(mapping, warpgroups=rows // ROWS)
+    if not (mapping.warpgroups or mapping.turns) and chain.rows.extent.size <= ROWS:      # a second one would have no rows
+        mapping = replace(mapping, warpgroups=1)
+    three = not (mapping.warpgroups or only_adds(chain) or _is_heavy(chain)) and _time(chain, 3, processors) < _time(
+        chain, 2, processors)
     if three:
         for across in joins:
             yield replace(mapping, warpgroups=3), lengths[0], bool(across)

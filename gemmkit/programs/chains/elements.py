@@ -18,6 +18,8 @@ __all__ = ["ELEMENTWISE", "Element", "is_whole_number", "scalar_text"]
 
 CALLS = dict(exp2="exp2", log2="log2", reciprocal="reciprocal", tanh="tanh", sqrt="math.sqrt", max="maximum",
              finite="finite", fma="fma")
+EXACT = 2.0**24                        # whole numbers up to it are float32
+BEYOND = 256                           # places that a tile's last block has behind an array's end, at most
 ELEMENTWISE = frozenset({*SIGNS, *CALLS, "neg", "where", "inside", "and"})
 
 
@@ -32,6 +34,19 @@ def is_whole_number(x: Value) -> bool:
 
 def _may_be_whole(x: Value) -> bool:
     return is_whole_number(x) or (x.op == "const" and not x.dims and float(x.data).is_integer())
+
+
+def largest(x: Value) -> float:
+    """A bound of the size of a whole number that is made of places; infinity where there is none."""
+    if x.op == "const":
+        return abs(float(x.data))
+    if x.op == "coordinate":
+        extent = x.data.size if isinstance(x.data, Axis) else x.data.extent.size
+        return float(extent + BEYOND)
+    if x.op not in ("add", "sub", "mul", "neg"):
+        return math.inf
+    sizes = [largest(y) for y in x.args]
+    return math.prod(sizes) if x.op == "mul" else sum(sizes)
 
 
 def scalar_text(x: Value) -> str:
@@ -106,10 +121,9 @@ class Element:
             if compared is not None:
                 return compared
         whole = is_whole_number(x) and (x.op not in ("lt", "le") or all(map(_may_be_whole, x.args)))
-        args = [self.of(y, whole=whole and _may_be_whole(y)) for y in x.args]
-        if not whole and x.op != "where":
-            args = [f"convert(F32, {a})" if is_whole_number(y) and y.op not in ("lt", "le", "and") else a
-                    for a, y in zip(args, x.args)]
+        are_floats = not whole and x.op != "where"
+        args = [self._float(y) if are_floats and is_whole_number(y) and y.op not in ("lt", "le", "and") else
+                self.of(y, whole=whole and _may_be_whole(y)) for y in x.args]
         if x.op == "fma":                              # of three float32, and nothing weaker
             args = [a if y.op not in ("const", "load", "coordinate") and self.known(y) is not None else f"convert(F32, {a})"
                     for a, y in zip(args, x.args)]
@@ -149,16 +163,31 @@ class Element:
                 return f"(column_at(i) {sign} row_value({name}, i))"
         return None
 
+    def _float(self, x: Value) -> str:
+        """A whole number as float32. Of places it is made of where the thread's first is, converted once: what a conversion
+        takes on each element is what an exponential takes."""
+        if largest(x) >= EXACT:
+            return f"convert(F32, {self.of(x, whole=True)})"
+        if x.op == "coordinate":
+            name, begin, further = self._begin(x.data)
+            self.extra[f"{name}_float"] = f"convert(F32, {begin})"
+            return f"({name}_float + convert(F32, {further}))"
+        args = [scalar_text(y) if y.op == "const" else self._float(y) for y in x.args]
+        return f"(-{args[0]})" if x.op == "neg" else f"({args[0]} {SIGNS[x.op]} {args[1]})"
+
     def _place(self, dim: Any) -> str:
+        name, begin, further = self._begin(dim)
+        self.extra[name] = begin
+        return f"{name} + {further}"
+
+    def _begin(self, dim: Any) -> tuple[str, str, str]:
+        """Where the thread's first place is: its name and its expression; and how much further the element's is."""
         if dim is self.chain.rows:
-            self.extra["row"] = f"carried({self.place(dim)} + group * 64 + own_row())"
-            return "row + i * 8" if self.is_rows else "row + row_of(i)"
+            return "row", f"carried({self.place(dim)} + group * 64 + own_row())", "i * 8" if self.is_rows else "row_of(i)"
         at = "column_of(i)" if self.root.op == READ else "column_at(i)"
         if isinstance(dim, Axis):
-            self.extra["column"] = "column"
-            return f"column + {at}"
-        self.extra["place"] = f"carried({self.place(dim)} + column)"
-        return f"place + {at}"
+            return "column", "column", at
+        return "place", f"carried({self.place(dim)} + column)", at
 
     def _load(self, x: Value) -> str:
         parameter, key = x.data

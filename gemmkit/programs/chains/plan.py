@@ -62,8 +62,9 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
     shares = shares_of(chain, mapping, numbers, device.sm_count, kernel)
     cells = {} if shares is None else shares.cells
     kinds: dict[str, OutKind] = {store.parameter.name: outs(chain, store, cells) for store in chain.stores}
-    ranges = ranges_of(chain, numbers)
-    may = May(commutes(chain, numbers), ranges.grow)
+    may_commute = commutes(chain, numbers)
+    ranges = ranges_of(chain, numbers, may_commute)
+    may = May(may_commute, ranges.grow)
     rewrite(chain, numbers)
     begin_lazily(chain, lazy, mapping.lazy)
     guard(chain)

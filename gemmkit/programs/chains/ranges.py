@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gemmkit.programs.chains.chain import Chain
-from gemmkit.programs.chains.trials import ignores_hidden
+from gemmkit.programs.chains.trials import ignores_hidden, mentions
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Index
 
-__all__ = ["Bound", "Ranges", "bounds_of", "mentions", "ranges_of"]
+__all__ = ["Bound", "Ranges", "bounds_of", "ranges_of"]
 
 
 @dataclass(frozen=True)
@@ -45,31 +45,33 @@ class Ranges:
     begins: list[Bound] = field(default_factory=list)
 
     @property
+    def show_the_first(self) -> bool:
+        """Whether every row sees the first place. Rounds from the first block to the last then show a row something before
+        they hide a whole block of it."""
+        return not self.begins and all(bound.slope >= 0 and bound.shift > 0 for bound in self.ends)
+
+    @property
     def grow(self) -> bool:
         """Whether later rows visit more blocks than earlier ones."""
         return self.visits_less and any(bound.slope > 0 for bound in self.ends) and not any(b.slope > 0 for b in self.begins)
 
 
-def ranges_of(chain: Chain, signs: dict[str, float]) -> Ranges:
-    """Of a program as it is traced."""
-    out, ignored = Ranges(), True
+def ranges_of(chain: Chain, signs: dict[str, float], commutes: bool) -> Ranges:
+    """Of a program as it is traced. ``commutes``: its rounds may go from the last block to the first (`trials`)."""
+    out, tests = Ranges(), list[Value]()
     for x in chain.body:
         if x.op == "where" and (chain.index in x.args[0].dims or mentions(x.args[0], chain.index)):
             out.has_tests = True
             bounds = bounds_of(x.args[0], chain.rows, chain.index)
             if bounds is None:
-                out.has_free = ignored = False
+                out.has_free = False
                 continue
-            ignored = ignored and ignores_hidden(chain, x, signs)
+            tests.append(x)
             out.begins += bounds[0]
             out.ends += bounds[1]
-    out.visits_less = out.has_tests and ignored
+    at_first = commutes or not out.show_the_first
+    out.visits_less = out.has_tests and out.has_free and all(ignores_hidden(chain, x, signs, at_first) for x in tests)
     return out
-
-
-def mentions(x: Value, index: Index) -> bool:
-    """Whether a value depends on the places along an index."""
-    return (x.op == "coordinate" and x.data is index) or any(mentions(y, index) for y in x.args)
 
 
 def bounds_of(x: Value, rows: Index, index: Index) -> tuple[list[Bound], list[Bound]] | None:

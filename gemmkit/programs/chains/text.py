@@ -16,11 +16,12 @@ from gemmkit.programs.chains.elements import scalar_text
 from gemmkit.programs.chains.names import Naming
 from gemmkit.programs.chains.order import Ordered
 from gemmkit.programs.chains.places import Block, ChainPlaces
-from gemmkit.programs.chains.ranges import Ranges, mentions
+from gemmkit.programs.chains.ranges import Ranges
 from gemmkit.programs.chains.rounds import Producer
+from gemmkit.programs.chains.trials import mentions
 from gemmkit.programs.collectives import COLUMN
 from gemmkit.programs.own_names import OWN_NAMES
-from gemmkit.programs.printed import OutKind, Printed, of_blocks
+from gemmkit.programs.printed import EARLY, OutKind, Printed, of_blocks
 from gemmkit.programs.trace import Value
 
 __all__ = ["IMPORTS", "ChainPrinter", "names_of_ranges", "scalar_lines"]
@@ -45,6 +46,7 @@ IMPORTS = [
     ("gemmkit.ptx.mbarrier", "mbarrier_fence_init"),
     *(("gemmkit.ptx.special", name) for name in (
         "barrier", "block_x", "carried", "grid_x", "rolled", "thread_index", "udiv", "uniform")),
+    *(("gemmkit.ptx.warpgroup", name) for name in ("grid_launch_dependents", "grid_wait")),
     *(("gemmkit.ptx.wgmma", name) for name in ("wgmma_commit", "wgmma_fence", "wgmma_wait")),
 ]
 
@@ -153,7 +155,8 @@ class ChainPrinter:
         return [f"def kernel({', '.join(['sizes', *arguments])}):",
                 "    group = uniform(udiv(thread_index(), 128))", "    if thread_index() == 0:",
                 *(f"        ring_{ring.name}.initialise()" for ring in rings), "        mbarrier_fence_init()",
-                f"    {met}", "    if group == 0:", "        WARPGROUPS.give_registers()",
+                f"    {met}", *(f"    {line}" for line in EARLY), "    if group == 0:",
+                "        WARPGROUPS.give_registers()",
                 "        if thread_index() == 0:", f"            produce({', '.join(takes_blocks)})", "    else:",
                 "        WARPGROUPS.take_registers()",
                 f"        consume({', '.join(['sizes', *takes_all, 'group - 1'])})",

@@ -8,6 +8,8 @@ out, and rounds may go from the last block to the first, where the program allow
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,18 +18,20 @@ from gemmkit.programs import reference
 from gemmkit.programs.chains import algebra
 from gemmkit.programs.chains.chain import Chain
 from gemmkit.programs.trace import Value
+from gemmkit.programs.values import Index
 
-__all__ = ["SCALES", "Trial", "changed_by_nothing", "commutes", "ignores_hidden", "same"]
+__all__ = ["SCALES", "Trial", "changed_by_nothing", "commutes", "ignores_hidden", "mentions", "same"]
 
 FUNCTIONS = {**algebra.FUNCTIONS, **reference.FUNCTIONS}               # of programs as they are traced, and rewritten
 
 SIZE = 4                               # of a block, or of a whole axis
 CLOSE = 1e-8
+EVERYTHING: Mapping[Value, Any] = MappingProxyType({})    # is shown
 SCALES = 0.3, 2.0, 8.0                 # of drawn numbers: small ones would not show what a maximum with 1 does
 
 
 class Trial:
-    """A round's values for drawn operands; ``hidden``: conditions that are False everywhere."""
+    """A round's values for drawn operands; ``shown``: what conditions are in place of what they would be."""
 
     def __init__(self, chain: Chain, signs: dict[str, float], scale: float):
         self.chain, self.signs, self.scale, self.rng = chain, signs, scale, np.random.default_rng(1)
@@ -53,16 +57,16 @@ class Trial:
             return self.draw((parameter.name, *map(id, key), turn if self.chain.index in key else 0), x.dims)
         return self.draw(x, x.dims)
 
-    def round(self, state: dict[Value, Any], turn: int, hidden: frozenset[Value] = frozenset()) -> dict[Value, Any]:
+    def round(self, state: dict[Value, Any], turn: int, shown: Mapping[Value, Any] = EVERYTHING) -> dict[Value, Any]:
         """The cells behind a round."""
         known = dict(state)
-        return {c.inside: self.value(c.out, known, turn, hidden) for c in self.chain.carried}
+        return {c.inside: self.value(c.out, known, turn, shown) for c in self.chain.carried}
 
-    def value(self, x: Value, known: dict[Value, Any], turn: int = 0, hidden: frozenset[Value] = frozenset()) -> Any:
+    def value(self, x: Value, known: dict[Value, Any], turn: int = 0, shown: Mapping[Value, Any] = EVERYTHING) -> Any:
         """A value, of what is ``known``, which it is added to."""
         if x not in known:
-            args = [self.value(y, known, turn, hidden) for y in x.args]
-            known[x] = self.operation(x, args, hidden) if x.args else self.leaf(x, turn)
+            args = [self.value(y, known, turn, shown) for y in x.args]
+            known[x] = self.operation(x, args, shown) if x.args else self.leaf(x, turn)
         return known[x]
 
     def of(self, chain: Chain) -> Trial:
@@ -71,7 +75,7 @@ class Trial:
         other.drawn, other.rng = self.drawn, self.rng
         return other
 
-    def operation(self, x: Value, args: list[Any], hidden: frozenset[Value]) -> Any:
+    def operation(self, x: Value, args: list[Any], shown: Mapping[Value, Any]) -> Any:
         if x.op == "dot":
             return args[0] @ args[1] + (_over(x.args[2], args[2], x.dims) if len(args) > 2 else 0.0)
         if x.op == "transpose":
@@ -83,8 +87,8 @@ class Trial:
         if x.op == "inside":                           # nothing is
             return np.full([SIZE] * len(x.dims), args[1])
         given = [_over(y, a, x.dims) for y, a in zip(x.args, args)]
-        if x in hidden:
-            given[0] = np.zeros_like(given[0], bool)
+        if x in shown:
+            given[0] = shown[x]
         return FUNCTIONS[x.op](*given)
 
 
@@ -103,27 +107,38 @@ def same(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
     return all(np.allclose(one[key], other[key], rtol=CLOSE, atol=CLOSE, equal_nan=True) for key in one)
 
 
+def mentions(x: Value, index: Index) -> bool:
+    """Whether a value depends on the places along an index."""
+    return (x.op == "coordinate" and x.data is index) or any(mentions(y, index) for y in x.args)
+
+
 def commutes(chain: Chain, signs: dict[str, float]) -> bool:
-    """Whether two rounds give the same cells in either order, at the beginning and behind another round."""
+    """Whether two rounds give the same cells in either order, at the beginning and behind another round; and so does one in
+    which a condition of places shows nothing, which may be a tile's first in one order alone."""
+    hidden = [{x: np.False_} for x in chain.body if x.op == "where" and mentions(x.args[0], chain.index)]
     with np.errstate(all="ignore"):
         for scale in SCALES:
             trial = Trial(chain, signs, scale)
             for begin in (trial.begin(), trial.round(trial.begin(), 2)):
-                forth = trial.round(trial.round(begin, 0), 1)
-                if not same(forth, trial.round(trial.round(begin, 1), 0)):
-                    return False
+                for shown in (EVERYTHING, *hidden):
+                    forth = trial.round(trial.round(begin, 0, shown), 1)
+                    if not same(forth, trial.round(trial.round(begin, 1), 0, shown)):
+                        return False
     return True
 
 
-def ignores_hidden(chain: Chain, where: Value, signs: dict[str, float]) -> bool:
-    """Whether a round in which the condition of a ``where`` holds nowhere leaves the cells as they are, at the beginning and
-    later."""
+def ignores_hidden(chain: Chain, where: Value, signs: dict[str, float], at_first: bool = True) -> bool:
+    """Whether a round in which the condition of a ``where`` holds nowhere leaves the cells as they are: later, and
+    ``at_first``, before any round has shown a row anything."""
     with np.errstate(all="ignore"):
         for scale in SCALES:
             trial = Trial(chain, signs, scale)
             begin = trial.begin()
-            later = trial.round(begin, 0)
-            if not all(same(state, trial.round(state, 1, frozenset([where]))) for state in (begin, later)):
+            states = [trial.round(begin, 0), *([begin] if at_first else [])]
+            if chain.index in where.dims:              # a round that shows a row its first place alone
+                first = np.arange(SIZE) == 0
+                states.append(trial.round(begin, 0, {where: first if where.dims[-1] is chain.index else first[:, None]}))
+            if not all(same(state, trial.round(state, 1, {where: np.False_})) for state in states):
                 return False
     return True
 

@@ -20,7 +20,7 @@ from gemmkit.programs.text import Printer
 __all__ = ["OWN_NAMES", "Copies", "MultistagePrinter"]
 
 HOPPERS = ("gemmkit.kernels.common.cluster", "gemmkit.kernels.common.pipeline", "gemmkit.ptx.cluster",
-           "gemmkit.ptx.mbarrier", "gemmkit.ptx.wgmma")       # modules
+           "gemmkit.ptx.mbarrier", "gemmkit.ptx.warpgroup", "gemmkit.ptx.wgmma")       # modules
 #: Of a multiprocessor; of a thread beside its sums: of rounds, of each product more, of an end that reads matrices.
 REGISTERS, OTHERS, EACH, READING = 65536, 64, 8, 96
 #: What a text calls its own things, beside `gemmkit.programs.own_names.OWN_NAMES`.

@@ -23,9 +23,10 @@ __all__ = ["derived"]
 F32 = np.dtype(np.float32)
 
 
-def derived(name: str, program: RowProgram, mapping: Mapping, infos: Names[str, ArrayInfo], numbers: list[str]) -> Printed:
-    """``numbers``: the names of the run-time scalars. Raises ConfigError for a mapping of products, and ValueError, with the
-    user's line, for more rows than can be counted."""
+def derived(name: str, program: RowProgram, mapping: Mapping, infos: Names[str, ArrayInfo], numbers: list[str],
+            early: bool) -> Printed:
+    """``numbers``: the names of the run-time scalars. ``early``: a launch may begin before the kernel before it has ended.
+    Raises ConfigError for a mapping of products, and ValueError, with the user's line, for more rows than can be counted."""
     _refuse_blocks(mapping)
     count = program.rows.extent.size * (1 if program.stack is None else program.stack.extent.size)
     if count >= 2**31 or program.columns >= 2**31:
@@ -40,7 +41,7 @@ def derived(name: str, program: RowProgram, mapping: Mapping, infos: Names[str, 
     title = (f"{name}: {threads} a row; rows are "
              f"{'held in registers' if isinstance(source, Held) else 'loaded anew for each fold and store'}.")
     used = {key: info.dtype for key, info in infos.items()}
-    return printed(title, program, steps, (team, source, vector), used, numbers)
+    return printed(title, program, steps, (team, source, vector), used, numbers, early)
 
 
 def _refuse_blocks(mapping: Mapping) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from gemmkit.kernels.rows.row import Held, Source
 from gemmkit.kernels.rows.team import Team, WarpTeam
 from gemmkit.programs.expressions import _bare
-from gemmkit.programs.printed import Printed
+from gemmkit.programs.printed import EARLY, Printed
 from gemmkit.programs.rows.elements import COLUMN, DTYPES, PART, Element
 from gemmkit.programs.rows.form import RowProgram, is_row, is_vector
 from gemmkit.programs.rows.steps import Fold, Load, Map, Moments, Named, Put, Step, Steps
@@ -24,7 +24,8 @@ IMPORTS = [
     *(("gemmkit.kernels.rows.row", word) for word in WORDS),
     ("gemmkit.kernels.rows.team", "BlockTeam"), ("gemmkit.kernels.rows.team", "WarpTeam"),
     ("gemmkit.lang.products", "matrix_of"), ("gemmkit.lang.values", "convert"), ("gemmkit.programs.collectives", "blocks"),
-    *(("gemmkit.ptx.approximate", name) for name in ("exp2", "log2", "reciprocal")), ("gemmkit.ptx.special", "udiv")]
+    *(("gemmkit.ptx.approximate", name) for name in ("exp2", "log2", "reciprocal")), ("gemmkit.ptx.special", "udiv"),
+    *(("gemmkit.ptx.warpgroup", name) for name in ("grid_launch_dependents", "grid_wait"))]
 FOLDED = dict(rowsum="total", rowmean="total", rowmax="largest", rowmin="smallest")
 CALLED = dict(rowsum="whole", rowmean="mean", rowmax="top", rowmin="low", variance="variance", reciprocal="over")
 LONG = 70                              # characters of an expression, beyond which it is a function of its own
@@ -186,15 +187,18 @@ class Printer:
 
 
 def printed(title: str, program: RowProgram, steps: Steps, dealt: tuple[Team, Source, int], dtypes: dict[str, np.dtype],
-            scalars: list[str]) -> Printed:
-    """Print the kernel. ``dtypes``: of all arrays, by their names."""
+            scalars: list[str], early: bool) -> Printed:
+    """Print the kernel. ``dtypes``: of all arrays, by their names. ``early``: its launch may begin before the kernel before
+    has ended."""
     team, source, vector = dealt
     rows, stack = program.rows.name, program.stack
     tile = [index.name for index in program.indices]
     printer = Printer(program, steps, dtypes, {*OWN_NAMES, *dtypes, *scalars, *tile})
     for step in steps.order:
         printer.step(step)
-    printer.needs |= {"F32", type(team).__name__, type(source).__name__, *(["udiv"] if stack is not None else [])}
+    begin = EARLY if early else ()
+    printer.needs |= {"F32", *(line.removesuffix("()") for line in begin), type(team).__name__, type(source).__name__,
+                      *(["udiv"] if stack is not None else [])}
     outs = [store.parameter.name for store in program.stores]
     reads = [name for name in dtypes if name in program.reads]
     used = [name for name in scalars if any(x.op == "scalar" and x.data == name for x in steps.named)]
@@ -215,7 +219,7 @@ def printed(title: str, program: RowProgram, steps: Steps, dealt: tuple[Team, So
         f"SHARED_BYTES = {team.shared_bytes}", "", "",
         "@dataclass(frozen=True)", "class Sizes(Component):",
         *(f"    {name}: Scalar" for name in (*tile, "columns", *used)), "", "",
-        f"def kernel({', '.join(['sizes', *outs, *reads])}):", *(f"    {line}" for line in at),
+        f"def kernel({', '.join(['sizes', *outs, *reads])}):", *(f"    {line}" for line in (*begin, *at)),
         *(f"        {line}" for line in printer.lines), "", "",
         "def tiles(sizes):", f"    return blocks({' * '.join(f'sizes.{name}' for name in tile)}, ROWS.team.rows)",
         *printer.functions]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,103 +26,70 @@ def there(x: np.ndarray) -> Any:
     return cupy.asarray(whole)[tuple(slice(extent) for extent in x.shape)] if whole.ndim == x.ndim else cupy.asarray(x)
 
 
+def checked(case: tuple[gk.Program, list[np.ndarray], gk.Mapping, dict[str, Any]],
+            is_refusal: Callable[[str, str], bool] = lambda name, error: False, of_float32: float = 3e-3) -> Any:
+    """A drawn program's plan, run on the GPU and compared with the reference, results in float32 to ``of_float32``; None where
+    it is refused, which ``is_refusal(program's name, message)`` must then say."""
+    program, arrays, mapping, more = case
+    given = program.bound(tuple(there(x) for x in arrays), more)
+    try:
+        plan = program.plan(*given.values(), mapping=mapping)
+    except gk.ConfigError as error:
+        assert is_refusal(program.function.__name__, str(error)), error
+        return None
+    wanted = program.reference(*arrays, **more)
+    plan.run(given)
+    results = [given[name].get() for name in given if name in plan.results]
+    most = 2e-2 if more.get("score") else 3e-3         # tanh of 20 is to 2^-11 of it, and weights are its exponentials
+    chains.check_close(results, wanted, lambda got: of_float32 if got.dtype == np.float32 and not more.get("score") else most)
+    chains.check_infinite(results, wanted)
+    return plan
+
+
+def has_no_room(name: str, error: str) -> bool:
+    return "bytes of shared memory" in error
+
+
 @pytest.mark.sample(20)
 @pytest.mark.parametrize("seed", range(60))
 def test_drawn(seed: int) -> None:
-    program, arrays, mapping, more = listing.drawn_case(seed)
-    given = [there(x) for x in arrays]
-    try:
-        plan = program.plan(*given, mapping=mapping, **more)
-    except gk.ConfigError as error:
-        assert "bytes of shared memory" in str(error)
-        return
-    wanted = program.reference(*arrays, **more)
-    arguments = program.bound(tuple(given), more)
-    plan.run(arguments)
-    results = [arguments[name] for name in arguments if name in plan.results]
-    for result, exact in zip(results, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
-        got = result.get()
-        assert np.abs(got - exact).max() <= (2e-3 if got.dtype == np.float16 else 1e-4) * max(1.0, np.abs(exact).max())
+    checked(listing.drawn_case(seed), has_no_room, of_float32=1e-4)
 
 
 @pytest.mark.sample(40)
 @pytest.mark.parametrize("seed", range(240))
 def test_drawn_chains(seed: int) -> None:
-    program, arrays, mapping, more = chains.drawn_case(seed)
-    given = program.bound(tuple(there(x) for x in arrays), more)
-    plan = program.plan(*given.values(), mapping=mapping)
-    wanted = program.reference(*arrays, **more)
-    plan.run(given)
-    results = [given[name].get() for name in given if name in plan.results]
-    most = 2e-2 if more.get("score") else 3e-3         # tanh of 20 is to 2^-11 of it, and weights are its exponentials
-    chains.check_close(results, wanted, lambda got: most)
+    checked(chains.drawn_case(seed))
 
 
 @pytest.mark.sample(20)
 @pytest.mark.parametrize("seed", range(120))
 def test_drawn_lengths(seed: int) -> None:
     """Rounds that end at each one's own length, with windows; K has NaN behind it, and results begin with NaN."""
-    program, arrays, mapping, more = chains.drawn_lengths(seed)
-    given = program.bound(tuple(there(x) for x in arrays), more)
-    plan = program.plan(*given.values(), mapping=mapping)
-    wanted = program.reference(*arrays, **more)
-    plan.run(given)
-    results = [given[name].get() for name in given if name in plan.results]
-    chains.check_close(results, wanted, lambda got: 3e-3)
-    chains.check_infinite(results, wanted)
+    checked(chains.drawn_lengths(seed))
 
 
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("seed", range(0, 120, 2))
 def test_drawn_shares(seed: int) -> None:
     """Rounds that are split over blocks, and merged by a second kernel."""
-    for program, arrays, mapping, more in map(chains.drawn_shares, (seed, seed + 1)):
-        given = program.bound(tuple(there(x) for x in arrays), more)
-        try:
-            plan = program.plan(*given.values(), mapping=mapping)
-        except gk.ConfigError as error:
-            assert "splits=" in str(error) and program.function.__name__ in chains.NO_SHARES
-            continue
-        wanted = program.reference(*arrays, **more)
-        plan.run(given)
-        results = [given[name].get() for name in given if name in plan.results]
-        chains.check_close(results, wanted, lambda got, most=2e-2 if more.get("score") else 3e-3: most)
-        chains.check_infinite(results, wanted)
+    for case in map(chains.drawn_shares, (seed, seed + 1)):
+        checked(case, lambda name, error: "splits=" in error and name in chains.NO_SHARES)
 
 
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("seed", range(120))
 def test_drawn_lazy(seed: int) -> None:
     """Scores that grow along the keys, fall, or do neither."""
-    program, arrays, mapping, more = chains.drawn_lazy(seed)
-    given = program.bound(tuple(there(x) for x in arrays), more)
-    try:
-        plan = program.plan(*given.values(), mapping=mapping)
-    except gk.ConfigError as error:
-        reasons = {**chains.NO_SHARES, **chains.NOT_LAZY}
-        assert reasons[program.function.__name__] in str(error) or program.function.__name__ in chains.NO_SHARES
-        return
-    wanted = program.reference(*arrays, **more)
-    plan.run(given)
-    most = 2e-2 if more.get("score") else 3e-3
-    chains.check_close([given[name].get() for name in given if name in plan.results], wanted, lambda got: most)
+    reasons = {**chains.NO_SHARES, **chains.NOT_LAZY}
+    checked(chains.drawn_lazy(seed), lambda name, error: name in chains.NO_SHARES or reasons[name] in error)
 
 
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("seed", range(120))
 def test_drawn_clusters(seed: int) -> None:
     """Tiles of whole rows whose blocks share operands by multicast."""
-    program, arrays, mapping, more = chains.drawn_clusters(seed)
-    given = program.bound(tuple(there(x) for x in arrays), more)
-    try:
-        plan = program.plan(*given.values(), mapping=mapping)
-    except gk.ConfigError as error:
-        assert program.function.__name__ in chains.NO_SHARES or "bring a part each" in str(error)
-        return
-    wanted = program.reference(*arrays, **more)
-    plan.run(given)
-    most = 2e-2 if more.get("score") else 3e-3
-    chains.check_close([given[name].get() for name in given if name in plan.results], wanted, lambda got: most)
+    checked(chains.drawn_clusters(seed), lambda name, error: name in chains.NO_SHARES or "bring a part each" in error)
 
 
 @pytest.mark.parametrize("rows", [1, 1000, 4096])
@@ -136,6 +104,8 @@ def test_clusters_of_long_chains(rows: int, cluster: int, rng: np.random.Generat
         listing.attention.plan(*given.values(), mapping=gk.Mapping({"n": 128}, cluster={"m": size})).run(given)
         results.append(given["o"].get())
     assert np.array_equal(*results)
+
+
 @pytest.mark.sample(20)
 @pytest.mark.parametrize("draw", [listing.drawn_case, chains.drawn_case, chains.drawn_lengths, chains.drawn_shares],
                          ids=["tiles", "chains", "lengths", "shares"])
@@ -146,18 +116,9 @@ def test_drawn_multistage(draw: Any, seed: int) -> None:
     mapping = listing.multistage(mapping)
     if draw is listing.drawn_case and seed % 2 and program is not listing.product_and_sums:
         mapping = listing.doubled(mapping)
-    given = program.bound(tuple(there(x) for x in arrays), more)
-    try:
-        plan = program.plan(*given.values(), mapping=mapping)
-    except gk.ConfigError as error:
-        assert "bytes of shared memory" in str(error) or ("splits=" in str(error) and program.function.__name__ in chains.NO_SHARES)
-        return
-    assert plan.is_multistage
-    wanted = program.reference(*arrays, **more)
-    plan.run(given)
-    results = [given[name].get() for name in given if name in plan.results]
-    chains.check_close(results, wanted, lambda got: 2e-2 if more.get("score") else 3e-3)
-    chains.check_infinite(results, wanted)
+    plan = checked((program, arrays, mapping, more), lambda name, error: has_no_room(name, error) or (
+        "splits=" in error and name in chains.NO_SHARES))
+    assert plan is None or plan.is_multistage
 
 
 @pytest.mark.sample(4)
@@ -230,6 +191,46 @@ def test_shares_on_streams_and_in_a_graph(rng: np.random.Generator) -> None:
     cupy.cuda.Device().synchronize()
     for got, exact in zip((results[0], results[1], results[2], results[3]), (*wanted, wanted[0]), strict=True):
         close(got.get(), exact)
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["launches", "graph"])
+def test_launches_that_begin_early_wait_for_what_they_read(captured: bool, rng: np.random.Generator) -> None:
+    """Kernels in one stream, each of what the one before has stored, behind a kernel of CuPy's that fills their operand anew:
+    tiles, whole rows, shares and their merging, functions of rows; and the first overwrites what the last has read."""
+    import cupy
+
+    heads, rows, d = 4, 64, 128
+    k, v = (cupy.asarray(rng.standard_normal((heads, 4096, d))).astype("f2") for _ in range(2))
+    w, first = (cupy.asarray(rng.standard_normal(shape) / 8).astype("f2") for shape in ((d, d), (heads * rows, d)))
+    x, h, o, y = (cupy.full((heads * rows, d), cupy.nan, "f2") for _ in range(4))
+    of_heads = [z.reshape(heads, rows, d) for z in (h, o)]
+    assert listing.attention.plan(of_heads[0], k, v, of_heads[1], 0.09).mapping.splits > 1
+
+    def calls() -> None:
+        for _ in range(8):
+            listing.gemm(x, w, h)
+            listing.attention(of_heads[0], k, v, of_heads[1], 0.09)
+            row_programs.softmax(o, y, scale=20.0)
+            listing.gemm(y, w, x)
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        calls()                                        # compiled, and the stream's memory is there
+        if captured:
+            stream.begin_capture()
+            calls()
+            graph = stream.end_capture()
+        for factor in (1.0, 2.0, 0.5):
+            x[:] = factor * first
+            graph.launch(stream) if captured else calls()
+            got = x.copy()
+            x[:] = factor * first
+            for _ in range(8):
+                for call in (lambda: listing.gemm(x, w, h), lambda: listing.attention(of_heads[0], k, v, of_heads[1], 0.09),
+                             lambda: row_programs.softmax(o, y, scale=20.0), lambda: listing.gemm(y, w, x)):
+                    call()
+                    stream.synchronize()
+            assert cupy.isfinite(got).all() and cupy.array_equal(got, x)
 
 
 def test_lengths_change_between_launches(rng: np.random.Generator) -> None:

@@ -136,6 +136,70 @@ def test_blocks_that_a_mask_hides_are_not_visited() -> None:
     assert "seen(" not in given and "def free_to(" in given
 
 
+@pytest.mark.parametrize("visible, leaves_out", [(chains.causal, True), (lambda m, n: n <= 2 * m + 3, True), (lambda m, n: n < 40, True),
+                                                 (lambda m, n: n < m, False)],
+                         ids=["causal", "twice the row", "the first 40", "none of row 0"])
+@pytest.mark.parametrize("across", [False, True])
+def test_what_no_guard_protects_leaves_blocks_out_behind_the_first(visible: Any, leaves_out: bool, across: bool) -> None:
+    """A round that shows a row nothing makes NaN of cells that have seen nothing, exp(-inf + inf). Where every row sees the first
+    place, and rounds go up, none has. (In descending order the same rounds would come first: it is refused.)"""
+
+    @gk.program
+    def unguarded(q: Any, k: Any, v: Any, o: Any) -> None:
+        for h, m in gp.parallel(q.count, q.rows):
+            best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
+            for n in gp.sequential(k.rows):
+                s = gp.where(visible, 0.125 * (q[h, m] @ k[h, n].T), -math.inf)
+                top = gp.maximum(best, s.max(axis=1))
+                p, before = gp.exp(s - top), total * gp.exp(best - top)
+                now = before + p.sum(axis=1)
+                out[:] = out * (before / now) + (p / now).astype(v.dtype) @ v[h, n]
+                total[:] = now
+                best[:] = top
+            o[h, m] = out
+
+    arrays = heads(2, 150, 230)
+    mapping = gk.Mapping({"n": 32}, warpgroups=1, across=across)
+    with assumed(ONE):
+        plan = check(unguarded, arrays, mapping, 3)
+        assert ("def end_seen(" in plan.text) == leaves_out and not plan.mapping.descending
+        with pytest.raises(gk.ConfigError, match="the rounds of n do not commute"):
+            unguarded.plan(*arrays, mapping=dataclasses.replace(mapping, descending=True))
+
+
+def test_few_rows_are_one_warpgroup_s() -> None:
+    """A second one would have none: 64 rows are one's."""
+    for rows, count in ((1, 1), (64, 1), (65, 2)):
+        plan = chains.check(listing.attention, heads(1, rows, 90), gk.Mapping(splits=1), 2, scale=0.125)
+        assert plan.mapping.warpgroups == count and plan.mapping.blocks["m"] == 64 * count
+    few = heads(1, 64, 90)
+    assert listing.attention.plan(*few, 0.125, mapping=gk.Mapping(warpgroups=2, splits=1)).mapping.warpgroups == 2
+    assert listing.attention.plan(*few, 0.125, mapping=gk.Mapping(turns=True, splits=1)).mapping.warpgroups == 2
+
+
+def test_places_are_float32_where_they_are_exact() -> None:
+    """A tile's first place is converted once, and places are added to it in float32, up to 2^24; beyond it each is converted."""
+
+    @gk.program
+    def sloped(q: Any, k: Any, v: Any, o: Any, slope: float) -> None:
+        for m in gp.parallel(q.rows):
+            out = gp.zeros(m, v.columns)
+            for n in gp.sequential(k.rows):
+                s = (q[m] @ k[n].T) * gp.exp(slope * (2 * gp.place(m) - gp.place(n) - 5)) + slope * -gp.place(n)
+                out += s.astype(v.dtype) @ v[n]
+            o[m] = out
+
+    def arrays(rows: int, places: int) -> list[np.ndarray]:
+        return [np.zeros(shape, F16) for shape in ((rows, 64), (places, 64), (places, 64), (rows, 64))]
+
+    short, long = (sloped.plan(*arrays(rows, places), 1e-3, mapping=SMALL).text for rows, places in ((64, 200), (64, 2**24 - 100)))
+    assert "row_float + convert(F32, row_of(i))" in short and "place_float + convert(F32, column_at(i))" in short
+    assert "place_float" not in long and "convert(F32, (place + column_at(i)))" in long
+    rng = np.random.default_rng(5)
+    q, k, v = (rng.standard_normal((extent, 64)).astype(F16) for extent in (150, 200, 200))
+    check(sloped, [q, k, v, np.full((150, 64), np.nan, F16)], SMALL, 1, slope=1e-3)
+
+
 def test_signs_of_numbers_are_a_plan_s() -> None:
     """The largest of scaled scores is the scaled largest score where the scale is positive alone."""
     positive, negative = (listing.attention.plan(*heads(1, 70, 90), scale, mapping=SMALL).text for scale in (0.125, -0.125))
