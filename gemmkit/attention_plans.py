@@ -101,7 +101,7 @@ class AttentionLaunch:
             maps.append(freeze(Nothing()))
         self.arguments = [freeze(self.spec), freeze(self.sizes), freeze_array(table, 1, 4, readonly=True), *views, *maps]
         self.launchable = Launchable(attention if by_tma else attention_by_warps, self.arguments, self.spec.threads,
-                                     self.blocks, device, operands.q.device, self.spec.shared_bytes)
+                                     self.blocks, device, operands.q.device, self.spec.shared_bytes, dependent=by_tma)
 
     def check_mask(self) -> None:
         """Ask a mask of the user's about every query and key (`gemmkit.masks.check_ranges`)."""

@@ -78,7 +78,7 @@ class MlpLaunch:
         self.sizes = Sizes(rows, layers.columns, layers.depth)
         self.launchable = Launchable(mlp if self.by_tma else mlp_by_warps, self.arguments, self.spec.threads, self.blocks,
                                      device, layers.x.device, self.spec.shared_bytes,
-                                     cluster=self.spec.cluster.size if self.by_tma else 1)
+                                     cluster=self.spec.cluster.size if self.by_tma else 1, dependent=self.by_tma)
 
     def _fields(self) -> dict[str, Any]:
         """Those of `LayersSpec`."""

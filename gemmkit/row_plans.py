@@ -143,13 +143,15 @@ class RowsLaunch:
         working = x.dtype if x.dtype.itemsize >= 4 else np.dtype(np.float32)
         count, columns = x.shape
         team, source, vector = dealt(columns, max(x.dtype.itemsize, out.dtype.itemsize), working)
-        self.spec = RowsSpec(team, source, vector, working, function, out.dtype)
+        device = target(x.device)
+        self.spec = RowsSpec(team, source, vector, working, function, out.dtype, device.starts_early)
         self.shape = count, columns
         self.in_place = are_the_same(x, out)           # what is written cannot be read as what never changes
         self.x, self.out = _frozen(x, readonly=not self.in_place), _frozen(out, readonly=False)
         self.arguments = [freeze(self.spec), self.x, self.out, freeze_scalar(count), freeze_scalar(columns)]
-        self.launchable = Launchable(rows, self.arguments, team.block, -(-count // team.rows), target(x.device), x.device,
-                                     team.shared_bytes, blocks_per_sm=max(1, RESIDENT // team.block))
+        self.launchable = Launchable(rows, self.arguments, team.block, -(-count // team.rows), device, x.device,
+                                     team.shared_bytes, blocks_per_sm=max(1, RESIDENT // team.block),
+                                     dependent=self.spec.starts_early)
 
 
 def _frozen(info: ArrayInfo, readonly: bool) -> Frozen:

@@ -191,7 +191,7 @@ def run_rows(made: Any, x: Any, out: Any, seed: int | None = None) -> None:
         machine.launch(launch.kernel, arguments((arena.component(made.spec), views["x"], views["out"], *made.shape),
                                                 arena.originals),
                        grid=(launch.blocks, 1, 1), block=(launch.threads, 1, 1), shared_memory=launch.shared_bytes,
-                       max_shared_memory=H100.shared_memory_per_block, schedule_seed=seed)
+                       max_shared_memory=H100.shared_memory_per_block, schedule_seed=seed, dependent=launch.dependent)
 
 
 def run_attention(made: Any, arrays: dict[str, Any], seed: int | None = None) -> None:
@@ -214,7 +214,7 @@ def run_attention(made: Any, arrays: dict[str, Any], seed: int | None = None) ->
     with np.errstate(all="ignore"):
         machine.launch(launch.kernel, arguments(values, arena.originals), grid=(launch.blocks, 1, 1),
                        block=(launch.threads, 1, 1), shared_memory=launch.shared_bytes,
-                       max_shared_memory=H100.shared_memory_per_block, schedule_seed=seed,
+                       max_shared_memory=H100.shared_memory_per_block, schedule_seed=seed, dependent=launch.dependent,
                        registers=made.spec.warpgroups.warp_registers)
 
 
@@ -253,5 +253,5 @@ def run_mlp(made: Any, arrays: dict[str, Any], seed: int | None = None) -> None:
     with np.errstate(all="ignore"):
         machine.launch(launch.kernel, arguments(values, arena.originals), grid=(launch.blocks, 1, 1),
                        block=(launch.threads, 1, 1), cluster=(launch.cluster, 1, 1), shared_memory=launch.shared_bytes,
-                       max_shared_memory=H100.shared_memory_per_block, schedule_seed=seed,
+                       max_shared_memory=H100.shared_memory_per_block, schedule_seed=seed, dependent=launch.dependent,
                        registers=made.spec.warpgroups.warp_registers)

@@ -16,7 +16,7 @@ from gemmkit.programs.chains.plan import derived
 from gemmkit.programs.chains.shares import Shares
 from gemmkit.programs.chains.text import names_of_ranges
 from gemmkit.programs.expressions import Function, function_of
-from gemmkit.programs.kernels import HOPPER, Kernel, kernel_of
+from gemmkit.programs.kernels import Kernel, kernel_of
 from gemmkit.programs.lines import refused
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.modules import ROWS_NEEDED, module_of
@@ -181,7 +181,7 @@ def _of_rows(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
         if key in NAMES_OF_ROWS or key.startswith(PART):
             raise _taken(key)
     _check_launch(infos, {}, program.indices, [], {}, program.stores)
-    printed = derived_rows(name, program, mapping, infos, list(numbers), early=device.arch >= HOPPER)
+    printed = derived_rows(name, program, mapping, infos, list(numbers), early=device.starts_early)
     if text is not None:
         module_of(name, text, ROWS_NEEDED)
     extents = {**{index.name: index.extent.size for index in program.indices}, "columns": program.columns}

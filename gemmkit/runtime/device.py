@@ -61,6 +61,12 @@ class DeviceInfo:
         major, minor = self.arch
         return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
+    @property
+    def starts_early(self) -> bool:
+        """Whether a launch may begin before the kernel before it has ended (programmatic dependent launch): from Hopper on.
+        Its kernel calls `gemmkit.ptx.warpgroup.grid_wait` before it touches what that one may write."""
+        return self.arch >= (9, 0)
+
 
 #: An H100 SXM: what a machine with no GPU compiles for.
 H100 = DeviceInfo(

@@ -18,7 +18,7 @@ from gemmkit.kernels.sm90.routes.request import Request
 from gemmkit.kernels.sm90.routes.rewrite import RewriteProducer, Transpose
 from gemmkit.kernels.sm90.routes.staged import Staged
 from gemmkit.kernels.sm90.routes.tma import TmaProducer
-from gemmkit.layouts import Plain
+from gemmkit.layouts import Braided, Plain
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.tensor_maps import why_not
@@ -44,6 +44,15 @@ MAPPINGS = (
     # takes 6.06 us, and 4.30 in 8 shares of 64 x 128.
     Mapping(64, 32, "cooperative", 4, (1, 1), 145, 2200, 0, depth=2 * LINE),
 )
+
+# Of a braid of two. Consumers that multiply together wait for what is folded: 4096^3 takes 458 us by 128x256, 415 by 128x128
+# in turns; and of those in turns large tiles fold longer (433 by 128x192; H200, 2026-11-26).
+FOLDING = {(128, 256): 7000, (256, 128): 7000, (128, 192): 2000}     # cycles of a tile's end
+BRAIDED = tuple(dataclasses.replace(one, finish=one.finish + FOLDING.get((one.M, one.N), 0)) for one in MAPPINGS)
+# Where its rows lie along N a tile takes a piece of a row of each part. One that ends within a line of the L2 has it fetched
+# twice: by 128x192, 96 columns of each, 8192^3 takes 5.6 ms on an H100, 3.6 to 3.9 by 128x128 (H200: 3.49 and 3.61), and
+# 8192 x 14336 x 4096 4.0 and 3.2 to 3.4 (2.95, 2.96).
+BRAIDED_ROWS = tuple(one for one in BRAIDED if one.N != 192)
 
 # Beside them where rows begin at lines of the L2: tiles between those above, for what fills a wave of neither. Three
 # consumers share 192 rows. (f16 squares on an H200, 2026-11-24: 1536 takes 13.3 us by 128 tiles of 192x96 and 15.3 by 96 of
@@ -214,6 +223,8 @@ def is_unaligned(info: ArrayInfo | None) -> bool:
 
 
 BY_TMA = Table(MAPPINGS + SPLIT, WORKSPACE, STREAMED, STREAMED_CLUSTERED, LEAST_SHARED, ALIGNED, CLUSTERED, orders_few=True)
+BY_BRAIDS = dataclasses.replace(BY_TMA, mappings=BRAIDED + SPLIT)
+BY_BRAIDED_ROWS = dataclasses.replace(BY_TMA, mappings=BRAIDED_ROWS + SPLIT, aligned=())
 BY_TRANSPOSES = Table(TRANSPOSED)
 BY_REGISTERS = Table(TRANSFORMED)
 BY_FETCHES = Table(ACROSS)
@@ -239,6 +250,9 @@ def table_of(spec: Any, arrays: Arrays | None) -> Table:
     if isinstance(spec.mainloop, RegisterMainloop):
         return BY_FETCHES if isinstance(spec.mainloop.source, Across) else BY_REGISTERS
     if isinstance(spec.producer, TmaProducer):
+        b = spec.b.layout
+        if isinstance(b, Braided) and b.slots == 2:
+            return BY_BRAIDED_ROWS if b.contiguous_axis == 1 else BY_BRAIDS
         return BY_TMA
     staged = [x for x in operands.values() if isinstance(x.route, Staged)]
     suits = arrays is None and not any(CpAsync.refuses_layout(Request(spec, x, None, (0, 0))) for x in staged)

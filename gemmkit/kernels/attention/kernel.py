@@ -29,6 +29,7 @@ from gemmkit.kernels.attention.work import Outputs
 from gemmkit.ptx.mbarrier import mbarrier_fence_init
 from gemmkit.ptx.special import barrier, thread_index, udiv, uniform
 from gemmkit.ptx.tma import tma_prefetch
+from gemmkit.ptx.warpgroup import grid_launch_dependents, grid_wait
 
 __all__ = ["attention"]
 
@@ -36,7 +37,7 @@ __all__ = ["attention"]
 def attention(spec: Any, sizes: Any, order: Any, out: Any, lse: Any, map_q: Any, map_k: Any, map_v: Any,
               map_out: Any) -> None:
     """Launched with ``spec.threads`` threads; see the module's tables."""
-    # 0. Barriers, before any thread waits on one.
+    # 0. Barriers, before any thread waits on one; then what the previous kernel wrote may be read.
     group = uniform(udiv(thread_index(), 128))
     if thread_index() == 0:
         spec.q_ring.initialise()
@@ -49,6 +50,8 @@ def attention(spec: Any, sizes: Any, order: Any, out: Any, lse: Any, map_q: Any,
         if spec.store.uses_tma:
             tma_prefetch(map_out)
     barrier()
+    grid_launch_dependents()
+    grid_wait()
 
     if group == 0:
         # 1. Q, K and V: global -> shared.

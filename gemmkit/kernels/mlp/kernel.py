@@ -31,13 +31,14 @@ from gemmkit.ptx.map_table import acquire_map, map_at
 from gemmkit.ptx.mbarrier import mbarrier_fence_init
 from gemmkit.ptx.special import barrier, lane_index, rolled, thread_index, udiv, uniform
 from gemmkit.ptx.tma import tma_prefetch
+from gemmkit.ptx.warpgroup import grid_launch_dependents, grid_wait
 
 __all__ = ["mlp"]
 
 
 def mlp(spec: Any, sizes: Any, maps: Any, shapes: Any, out: Any, map_x: Any, map_out: Any) -> None:
     """Launched with ``spec.threads`` threads, in clusters of ``spec.cluster.size``; see the module's tables."""
-    # 0. Barriers, before any thread waits on one; maps that a copy has written.
+    # 0. Barriers, before any thread waits on one; then what was written before may be read: maps that a copy has written.
     group = uniform(udiv(thread_index(), 128))
     rank = thread_index() * 0 if spec.cluster.is_single else cluster_rank()
     if thread_index() == 0:
@@ -47,6 +48,8 @@ def mlp(spec: Any, sizes: Any, maps: Any, shapes: Any, out: Any, map_x: Any, map
         tma_prefetch(map_x)
         if spec.store.uses_tma:
             tma_prefetch(map_out)
+    grid_launch_dependents()
+    grid_wait()
     count = sizes.layers * (2 if spec.has_bias else 1)
     row = lane_index() * (spec.threads // 32) + udiv(thread_index(), 32)       # a warp's lanes go one after the other
     while row < count:

@@ -246,10 +246,12 @@ class Rows(Component):
 
 @dataclass(frozen=True)
 class RowsSpec(Rows):
-    """What the kernel ``rows`` is specialised by: the caller's ``function``, too, and the type of its ``result``, y's."""
+    """What the kernel ``rows`` is specialised by: the caller's ``function``, too, and the type of its ``result``, y's;
+    whether its launch ``starts_early``, before the kernel before it has ended."""
 
     function: Component
     result: np.dtype
+    starts_early: bool = False
 
 
 @dataclass(frozen=True)
