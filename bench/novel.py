@@ -84,8 +84,8 @@ def rows(work: str, made: tuple[dict[str, Callable[[], Any]], Any], sizes: tuple
         taken = times(calls)
     print(work, sizes, {name: round(time, 1) for name, time in taken.items()}, flush=True)
     m, n, k = sizes
-    return [dict(work=work, dtype="float16", m=m, n=n, k=k, layout="nn", ours_us=round(taken["ours"], 2), peer=name,
-                 peer_us=round(time, 2), ratio=round(time / taken["ours"], 4), error=errors[name])
+    return [dict(group="novel", work=work, dtype="float16", m=m, n=n, k=k, layout="nn", ours_us=round(taken["ours"], 2),
+                 peer=name, peer_us=round(time, 2), ratio=round(time / taken["ours"], 4), error=errors[name])
             for name, time in taken.items() if name != "ours"]
 
 

@@ -67,6 +67,8 @@ LINES = (
          "derived", "derived", lambda row: row["peer"] == "by hand" and row["work"] != "GEMM, multistage"),
     Line("attention as a program, heads of 64 to 256, 4096 keys, causal and not, against cuDNN", "derived", "derived",
          lambda row: row["peer"] == "cuDNN"),
+    Line("two kernels that no library has, as programs, against torch.compile", "novel", "novel",
+         lambda row: row["peer"] == "torch.compile"),
     Line("TCCG's 48 contractions, f16, against `torch.einsum`", "experiments", "tccg", lambda row: row["dtype"] == "f16"),
     Line("TCCG's 48 contractions, f32, against `torch.einsum`", "experiments", "tccg", lambda row: row["dtype"] == "f32"),
     Line("diagonal x dense, against cuBLAS on the whole matrix", "experiments", "diagonal"),
