@@ -9,11 +9,14 @@ Prints each product's error against float64 and exits with 1 if one is wrong; th
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 import gemmkit as gk
+from bench.experiments.programs import gemm
+from examples.programs import decayed_attention, gated_chain
 from gemmkit import epilogues, operators, transforms
 
 SIZES = ((1, 1, 1), (33, 65, 17), (128, 128, 64))
@@ -75,6 +78,46 @@ def mlp_error(rng: np.random.Generator, width: int, rows: int, layers: int) -> f
     return float(np.linalg.norm(out - reference) / np.linalg.norm(reference))
 
 
+def half(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> np.ndarray:
+    return (rng.standard_normal(shape) * scale).astype("f2")
+
+
+def programs(rng: np.random.Generator) -> Iterator[tuple[str, gk.Program, list[np.ndarray], gk.Mapping]]:
+    """Derived kernels, a name and arrays for each, of which the last is the result: tiles, whole rows, in clusters and in
+    shares, by both kernels."""
+    product = [half(rng, 300, 136), half(rng, 136, 264), half(rng, 300, 264)]
+    heads = [*(half(rng, 2, 200, 64) for _ in range(3)), np.array([0.02, 0.5], "f4"), half(rng, 2, 200, 64)]
+    chain = [half(rng, 150, 64), half(rng, 1100, 64, scale=0.2), rng.random(150, np.float32), half(rng, 1100, 64),
+             half(rng, 150, 64)]
+    for kernel in ("warp_specialised", "multistage"):
+        yield "program", gemm, product, gk.Mapping(kernel=kernel)
+        yield "chain", decayed_attention, heads, gk.Mapping(kernel=kernel)
+        yield "chain", gated_chain, chain, gk.Mapping(kernel=kernel, splits=1)
+        yield "shares", gated_chain, chain, gk.Mapping(kernel=kernel, splits=4)
+    yield "clusters", gemm, product, gk.Mapping({"n": 128}, cluster={"m": 2, "n": 2})
+    yield "clusters", gated_chain, chain, gk.Mapping(cluster={"m": 2})
+
+
+def program_error(program: gk.Program, arrays: list[np.ndarray], mapping: gk.Mapping) -> float:
+    """The error of a program's result against its reference in float64, of its largest element."""
+    import cupy
+
+    numbers = {"scale": 0.125} if program is decayed_attention else {}
+    exact = program.reference(*arrays, **numbers)
+    given = [cupy.asarray(x) for x in arrays]
+    given[-1][...] = cupy.nan
+    program(*given, mapping=mapping, **numbers)
+    return float(np.abs(given[-1].get() - exact).max() / np.abs(exact).max())
+
+
+def softmax_error(rng: np.random.Generator, rows: int, columns: int) -> float:
+    import cupy
+
+    x = half(rng, rows, columns, scale=3)
+    p = np.exp(x.astype("f8") - x.max(axis=1, keepdims=True))
+    return float(np.abs(gk.softmax(cupy.asarray(x)).get() - p / p.sum(axis=1, keepdims=True)).max())
+
+
 def main() -> int:
     """Run the sample on CuPy arrays; 1 when a result is wrong."""
     import cupy
@@ -92,6 +135,14 @@ def main() -> int:
         off = mlp_error(rng, width, rows, layers)
         wrong += not off <= 2e-3
         print(f"{'mlp':14} {layers} layers {rows}x{width} {off:.1e}", flush=True)
+    for name, program, arrays, mapping in programs(rng):
+        off = program_error(program, arrays, mapping)
+        wrong += not off <= 3e-3
+        print(f"{name:14} {program.function.__name__} {mapping!r} {off:.1e}", flush=True)
+    for rows, columns in ((3, 1), (37, 1000), (5, 8200)):
+        off = softmax_error(rng, rows, columns)
+        wrong += not off <= 1e-3
+        print(f"{'softmax':14} {rows}x{columns} {off:.1e}", flush=True)
     for name, (dtype, operator, tolerance) in CASES.items():
         for trans in ("NN", "TT"):
             for m, n, k in SIZES:

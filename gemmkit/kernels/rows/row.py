@@ -253,6 +253,11 @@ class RowsSpec(Rows):
     result: np.dtype
     starts_early: bool = False
 
+    @property
+    def is_short(self) -> bool:
+        """Whether the result has 16 bits, so that the last bits of what it is computed from are of no matter."""
+        return int(self.result.itemsize) == 2
+
 
 @dataclass(frozen=True)
 class AcrossSpec(Component):
