@@ -255,8 +255,8 @@ class RowsSpec(Rows):
 
     @property
     def is_short(self) -> bool:
-        """Whether the result has 16 bits, so that the last bits of what it is computed from are of no matter."""
-        return int(self.result.itemsize) == 2
+        """Whether it is computed in float32 and stored in 16 bits, so that the last bits of float32 are of no matter."""
+        return int(self.result.itemsize) == 2 and int(self.dtype.itemsize) == 4
 
 
 @dataclass(frozen=True)

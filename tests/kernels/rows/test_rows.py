@@ -139,6 +139,20 @@ def test_views(machine: Any, rng: np.random.Generator) -> None:
 
 
 @on_machines
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("dtype, result", [(F64, F16), (F32, BF16), (F16, F32), (F32, F64), (BF16, F16)], ids=str)
+def test_results_of_another_dtype(machine: Any, name: str, dtype: np.dtype, result: np.dtype, rng: np.random.Generator) -> None:
+    """The exponential is as short as both the working type and the result allow."""
+    function, reference = FUNCTIONS[name]
+    x = (3 * rng.standard_normal((3, 130))).astype(dtype)
+    out = machine.array(poison(x.shape, result))
+    with machine.session():
+        function(machine.array(x), out=out)
+    close(machine.numpy(out), reference(x.astype(np.float64)), result, F32 if dtype.itemsize < 8 else F64)
+
+
+@on_machines
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (3, 0, 4), (0,)])
 def test_nothing(machine: Any, shape: tuple[int, ...]) -> None:
     with machine.session():
