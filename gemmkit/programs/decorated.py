@@ -119,11 +119,12 @@ class Program:
         return Programmed(self, *arrays, **keywords)
 
     def __call__(self, *arrays: Any, mapping: Mapping | None = None, stream: int | None = None, **components: Any) -> None:
-        """Run the derived kernel on arrays of a GPU, or on NumPy's within ``with gemmkit.emulate():``."""
-        from gemmkit.programs.tuned import best_planned
+        """Run the derived kernel on arrays of a GPU, or on NumPy's within ``with gemmkit.emulate():``. A call that is like
+        an earlier one finds its plan (`gemmkit.programs.remembered`)."""
+        from gemmkit.programs.remembered import plan_of_call
 
         arguments = self.bound(arrays, components)
-        best_planned(self, arguments, mapping, None).run(arguments, stream)
+        plan_of_call(self, arguments, mapping).run(arguments, stream)
 
 
 def stored(loop: Loop) -> dict[str, None]:

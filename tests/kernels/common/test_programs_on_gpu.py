@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
+from gemmkit.programs import remembered
 from gemmkit.runtime import cache
 from tests.support import chains, row_programs
 from tests.support import programs as listing
@@ -191,6 +192,31 @@ def test_shares_on_streams_and_in_a_graph(rng: np.random.Generator) -> None:
     cupy.cuda.Device().synchronize()
     for got, exact in zip((results[0], results[1], results[2], results[3]), (*wanted, wanted[0]), strict=True):
         close(got.get(), exact)
+
+
+SLOPE = 2.0
+
+
+def sloped(s: Any) -> Any:
+    return SLOPE * s
+
+
+def test_calls_find_their_plans(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other arrays of the same kinds, on other streams, by one plan; another by a constant that has changed."""
+    import cupy
+
+    remembered.plans.clear()
+    exact = listing.attention.reference
+    for slope in (2.0, 0.5):
+        monkeypatch.setitem(globals(), "SLOPE", slope)
+        for stream in (None, cupy.cuda.Stream(non_blocking=True)):
+            q, k, v = (cupy.asarray(rng.standard_normal((3, extent, 64))).astype("f2") for extent in (100, 150, 150))
+            o = cupy.full(q.shape, cupy.nan, "f2")
+            cupy.cuda.Device().synchronize()
+            listing.attention(q, k, v, o, 0.125, score=sloped, stream=None if stream is None else stream.ptr)
+            cupy.cuda.Device().synchronize()
+            close(o.get(), exact(q.get(), k.get(), v.get(), np.empty(q.shape), 0.125, score=sloped))
+    assert len(remembered.plans) == 1
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["launches", "graph"])

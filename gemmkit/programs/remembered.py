@@ -1,0 +1,77 @@
+"""Plans of calls, kept: a call of a program finds the plan of an earlier one that is like it.
+
+Deriving takes milliseconds, a launch microseconds. Calls are alike where their arrays are of the same kinds, numbers equal,
+functions the same ones and mappings equal, and where all that the functions' code names still is what it was
+(`gemmkit.lang.guards`). A call is derived anew where that cannot be told: a function names something that can change in
+place, such as a list, or an argument is neither an array nor a number nor a function. In the emulator all are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gemmkit.emulator.mode import current_mode, world
+from gemmkit.lang.fingerprint import read, when_forgetting
+from gemmkit.lang.guards import Guards
+from gemmkit.products import forgotten_with_plans
+from gemmkit.programs.mapping import Mapping
+from gemmkit.programs.plan import ProgramPlan
+from gemmkit.programs.tuned import best_planned
+from gemmkit.runtime.arrays import is_array
+from gemmkit.runtime.recognition import KEYS, key_of
+
+__all__ = ["plan_of_call", "plans"]
+
+LIMIT = 1024                           # plans kept; beyond it the memory starts anew
+CONSTANTS = (type(None), bool, int, float, str, np.number)
+
+
+class Kept(NamedTuple):
+    """A plan, and whether the code that it was derived from is what it was. The functions are kept, so that their ids stay
+    theirs."""
+
+    plan: ProgramPlan
+    stands: Callable[[], bool]
+    functions: list[FunctionType]
+
+
+plans: dict[Any, Kept] = {}            # by what decides how a call is computed
+when_forgetting(plans.clear)           # gemmkit's own code has changed
+forgotten_with_plans(plans)            # mappings have been tuned
+
+
+def plan_of_call(program: Any, arguments: dict[str, Any], mapping: Mapping | None) -> ProgramPlan:
+    """The plan of a call with these arguments, by their names. Raises what `best_planned` raises."""
+    key = None if current_mode() is not None else _key(program, arguments, mapping)
+    known = None if key is None else plans.get(key)
+    if known is not None and known.stands():
+        return known.plan
+    found = best_planned(program, arguments, mapping, None)
+    functions = [program.function, *(x for x in arguments.values() if isinstance(x, FunctionType))]
+    readings = [] if key is None else [read(x) for x in functions]
+    if readings and not any(reading.mutable for reading in readings):
+        if len(plans) >= LIMIT:
+            plans.clear()
+        guards = Guards(fact for reading in readings for fact in reading.guards.facts)
+        plans[key] = Kept(found, guards.ready(), functions)
+    return found
+
+
+def _key(program: Any, arguments: dict[str, Any], mapping: Mapping | None) -> Any:
+    """None for arguments of which it cannot be told whether they are what they were."""
+    parts: list[Any] = [program, mapping, world()]
+    for name, x in arguments.items():
+        if is_array(x):
+            at, kind = KEYS.get(type(x), key_of)(x, name)
+            parts.append((kind, at & 15))
+        elif isinstance(x, FunctionType):
+            parts.append(id(x))
+        elif isinstance(x, CONSTANTS):
+            parts.append((type(x), x))
+        else:
+            return None
+    return tuple(parts)
