@@ -24,7 +24,7 @@ from gemmkit.programs.printed import Printed
 from gemmkit.programs.spare import host_arrays, stream_memory
 from gemmkit.ptx.tma import emulated_map
 from gemmkit.row_plans import RESIDENT
-from gemmkit.runtime.array_info import ArrayInfo, alignment, unit_axis
+from gemmkit.runtime.array_info import ArrayInfo, alignment, byte_range, shares_memory, unit_axis
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.launchable import Launchable
@@ -57,14 +57,17 @@ class ProgramPlan:
     def run(self, arguments: dict[str, Any], stream: int | None = None) -> None:
         """Launch it on a GPU's arrays, by name; emulate it on NumPy's within ``with gemmkit.emulate():``.
 
-        Raises ValueError for arrays of another kind than those that the plan was made for, and TypeError for NumPy's
-        elsewhere.
+        Raises ValueError for arrays of another kind than those that the plan was made for, and for a result that shares
+        memory with another array; TypeError for NumPy's elsewhere.
         """
         found = [describe(arguments[name], name) for name in self.given]
         for name, info, kind in zip(self.given, found, self._kinds):
             if _kind(info) != kind:
                 raise ValueError(f"{name} is another kind of array ({_kind(info)}) than the plan was made for ({kind}): "
                                  "shape, strides, dtype, device and alignment are a plan's")
+        for one, other in self._apart:
+            if _meet(found[one], found[other], *self._ranges[one], *self._ranges[other]):
+                raise shared(self._names[one], self._names[other])
         first = found[0]
         if 0 in (self.extents[name] for name in self.printed.tile):
             return                                     # no tiles
@@ -179,6 +182,22 @@ class ProgramPlan:
         return [_kind(info) for info in self.given.values()]
 
     @cached_property
+    def _names(self) -> list[str]:
+        return list(self.given)
+
+    @cached_property
+    def _ranges(self) -> list[tuple[int, int]]:
+        """Of each array the bytes from its pointer to its first one, and behind its last: they follow from its kind."""
+        ranges = [(info.pointer, *byte_range(info)) for info in self.given.values()]
+        return [(low - at, high - at) for at, low, high in ranges]
+
+    @cached_property
+    def _apart(self) -> list[tuple[int, int]]:
+        """The pairs of arrays with a result among them, which must not share memory."""
+        return [(n, m) for m, other in enumerate(self._names) for n, one in enumerate(self._names[:m])
+                if one in self.results or other in self.results]
+
+    @cached_property
     def _bound(self) -> list[Callable[[int, tuple[int, ...]], None]]:
         return [launch.bound(plan._loaded) for plan, launch in zip(self.kernels, self.launches.kernels)]
 
@@ -215,6 +234,16 @@ class ProgramPlan:
                            cluster=(launch.cluster, 1, 1), shared_memory=launch.shared_bytes, dependent=launch.dependent,
                            max_shared_memory=self.device.shared_memory_per_block, schedule_seed=seed,
                            registers=None if self.is_of_rows else self.module.WARPGROUPS.warp_registers)
+
+
+def shared(one: str, other: str) -> ValueError:
+    return ValueError(f"{one} and {other} share memory, and a result is among them; a result needs memory of its own")
+
+
+def _meet(one: ArrayInfo, other: ArrayInfo, low: int, high: int, other_low: int, other_high: int) -> bool:
+    """Whether arrays share memory: their ranges of bytes are compared first, since ranges that are apart take no more."""
+    ahead, behind = one.pointer + low < other.pointer + other_high, other.pointer + other_low < one.pointer + high
+    return ahead and behind and shares_memory(one, other)
 
 
 def _kind(info: ArrayInfo) -> tuple:

@@ -25,7 +25,7 @@ from gemmkit.programs.multistage.text import Copies, MultistagePrinter
 from gemmkit.programs.order import ordered
 from gemmkit.programs.own_names import OWN_NAMES, OWN_STARTS
 from gemmkit.programs.places import Places, places_of
-from gemmkit.programs.plan import ProgramPlan
+from gemmkit.programs.plan import ProgramPlan, shared
 from gemmkit.programs.printed import Out, OutKind
 from gemmkit.programs.rows.elements import PART
 from gemmkit.programs.rows.form import has_rows_alone, row_program_of, walked
@@ -255,7 +255,7 @@ def _check_launch(infos: dict[str, ArrayInfo], operands: dict[str, str], tile: t
                             "float32 are stored")
     for (one, x), (other, y) in combinations(infos.items(), 2):
         if (one in results or other in results) and shares_memory(x, y):
-            raise ValueError(f"{one} and {other} share memory, and a result is among them; a result needs memory of its own")
+            raise shared(one, other)
 
 
 def _check_read(name: str, info: ArrayInfo, line: str) -> None:

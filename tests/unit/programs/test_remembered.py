@@ -155,3 +155,26 @@ def test_the_emulator_derives_anew() -> None:
     assert not remembered.plans and np.all(arrays[2] == 64)
     with pytest.raises(TypeError, match="emulate its kernel"):
         listing.gemm(*arrays)
+
+
+def test_arrays_that_share_memory_are_refused_by_a_plan_too() -> None:
+    """Where arrays lie is no part of a kind. (A plan that was there was not asked about it.)"""
+    whole = np.ones((3, 64, 64), F16)
+    a, b, d = whole
+    plan = listing.gemm.plan(a, b, d)
+    with pytest.raises(TypeError, match="emulate its kernel"):
+        listing.gemm(a, b, d)
+    assert len(remembered.plans) == 1
+    with gk.emulate():
+        plan.run(dict(a=a, b=a, d=d))                  # operands may be one array
+    assert np.all(d == 64)
+    for given in (dict(a=a, b=b, d=b), dict(a=d, b=b, d=d), dict(a=a, b=b, d=whole.reshape(-1)[4096 + 64:][:4096].reshape(64, 64))):
+        with pytest.raises(ValueError, match="share memory, and a result is among them"):
+            listing.gemm(*given.values())
+        with gk.emulate(), pytest.raises(ValueError, match="share memory, and a result is among them"):
+            plan.run(given)
+    assert len(remembered.plans) == 1
+    two = np.ones((64, 128), F16)
+    left, right = listing.gemm.plan(a, two[:, :64], two[:, 64:]), dict(a=a, b=two[:, :64], d=two[:, 64:])      # side by side
+    with gk.emulate():
+        left.run(right)
