@@ -65,13 +65,13 @@ def _key(program: Any, arguments: dict[str, Any], mapping: Mapping | None) -> An
     """None for arguments of which it cannot be told whether they are what they were."""
     parts: list[Any] = [program, mapping, world()]
     for name, x in arguments.items():
-        if is_array(x):
-            at, kind = KEYS.get(type(x), key_of)(x, name)
-            parts.append((kind, at & 15))
+        if isinstance(x, CONSTANTS):
+            parts.append((type(x), x))
         elif isinstance(x, FunctionType):
             parts.append(id(x))
-        elif isinstance(x, CONSTANTS):
-            parts.append((type(x), x))
+        elif type(x) in KEYS or is_array(x):
+            at, kind = KEYS.get(type(x), key_of)(x, name)
+            parts.append((kind, at & 15))             # and the alignment's class
         else:
             return None
     return tuple(parts)
