@@ -249,7 +249,8 @@ CASES = (*(Case(work, (64, 4096, 128)) for work in ("attention", "causal")),
            for work in ("attention", "causal")),
          *(Case("MLP", (rows, layers, 128)) for rows, layers in ((16384, 4), (16384, 8), (16384, 20), (65536, 8))),
          *(Case("LSTM cell", (size, size, size)) for size in (2048, 4096)),
-         *(Case(work, size) for work in PRODUCTS for size in (SIZES if work != MULTISTAGE else SIZES[:3])))
+         *(Case(work, size) for work in PRODUCTS for size in (SIZES if work != MULTISTAGE else SIZES[:3])),
+         Case("dual GEMM", (8192, 14336, 4096)), Case("GEMM and sums of rows", (6144, 6144, 6144)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
