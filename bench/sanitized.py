@@ -78,17 +78,14 @@ def mlp_error(rng: np.random.Generator, width: int, rows: int, layers: int) -> f
     return float(np.linalg.norm(out - reference) / np.linalg.norm(reference))
 
 
-def half(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> np.ndarray:
-    return (rng.standard_normal(shape) * scale).astype("f2")
-
-
 def programs(rng: np.random.Generator) -> Iterator[tuple[str, gk.Program, list[np.ndarray], gk.Mapping]]:
     """Derived kernels, a name and arrays for each, of which the last is the result: tiles, whole rows, in clusters and in
     shares, by both kernels."""
-    product = [half(rng, 300, 136), half(rng, 136, 264), half(rng, 300, 264)]
-    heads = [*(half(rng, 2, 200, 64) for _ in range(3)), np.array([0.02, 0.5], "f4"), half(rng, 2, 200, 64)]
-    chain = [half(rng, 150, 64), half(rng, 1100, 64, scale=0.2), rng.random(150, np.float32), half(rng, 1100, 64),
-             half(rng, 150, 64)]
+    product = [_random(rng, shape, "f2") for shape in ((300, 136), (136, 264), (300, 264))]
+    q, k, v, o = (_random(rng, (2, 200, 64), "f2") for _ in range(4))
+    heads = [q, k, v, np.array([0.02, 0.5], "f4"), o]
+    a, b, c, d = (_random(rng, (rows, 64), "f2") for rows in (150, 1100, 1100, 150))
+    chain = [a, b / 5, rng.random(150, np.float32), c, d]
     for kernel in ("warp_specialised", "multistage"):
         yield "program", gemm, product, gk.Mapping(kernel=kernel)
         yield "chain", decayed_attention, heads, gk.Mapping(kernel=kernel)
@@ -113,7 +110,7 @@ def program_error(program: gk.Program, arrays: list[np.ndarray], mapping: gk.Map
 def softmax_error(rng: np.random.Generator, rows: int, columns: int) -> float:
     import cupy
 
-    x = half(rng, rows, columns, scale=3)
+    x = 3 * _random(rng, (rows, columns), "f2")
     p = np.exp(x.astype("f8") - x.max(axis=1, keepdims=True))
     return float(np.abs(gk.softmax(cupy.asarray(x)).get() - p / p.sum(axis=1, keepdims=True)).max())
 

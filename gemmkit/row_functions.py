@@ -28,14 +28,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gemmkit.components import Array, Component, Scalar
+from gemmkit.kernels.common.exponential import power
 from gemmkit.kernels.rows.row import Row, largest, mapped, moments, put, total
-from gemmkit.ptx.approximate import exp2
 from gemmkit.runtime.arrays import describe
 
 __all__ = ["AffineLayerNorm", "AffineRMSNorm", "LayerNorm", "LogSoftmax", "RMSNorm", "RowFunction", "Softmax"]
-
-
-LOG2E = np.float32(math.log2(math.e))
 
 
 @dataclass(frozen=True)
@@ -74,12 +71,9 @@ class Softmax(RowFunction):
     scale: Scalar = np.float32(1)
 
     def __call__(self, row: Row) -> None:
-        scale = self.scale
+        spec, scale = row.spec, self.scale
         top = largest(row, lambda x, n: scale * x)
-        if row.spec.is_short:
-            raised = mapped(row, lambda x, n: exp2((scale * x - top) * LOG2E))
-        else:
-            raised = mapped(row, lambda x, n: math.exp(scale * x - top))
+        raised = mapped(row, lambda x, n: power(spec, scale * x - top))
         share = 1 / total(raised, lambda x, n: x)
         put(raised, lambda x, n: x * share)
 
@@ -91,13 +85,9 @@ class LogSoftmax(RowFunction):
     scale: Scalar = np.float32(1)
 
     def __call__(self, row: Row) -> None:
-        scale = self.scale
+        spec, scale = row.spec, self.scale
         top = largest(row, lambda x, n: scale * x)
-        if row.spec.is_short:
-            whole = total(row, lambda x, n: exp2((scale * x - top) * LOG2E))
-        else:
-            whole = total(row, lambda x, n: math.exp(scale * x - top))
-        low = top + math.log(whole)
+        low = top + math.log(total(row, lambda x, n: power(spec, scale * x - top)))
         put(row, lambda x, n: scale * x - low)
 
 

@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 
 from gemmkit.epilogues.normalise import Normalise
+from gemmkit.kernels.common.exponential import power
 from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert
-from gemmkit.ptx.approximate import exp2
 
 __all__ = ["Softmax"]
-
-LOG2E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
@@ -60,20 +58,14 @@ class Softmax(Normalise):
     def combine(self, a: Any, b: Any) -> Any:
         top = max(a.largest, b.largest)
         low = self.finite(top)
-        return convert(self.state, (top, a.total * self.power(a.largest - low) + b.total * self.power(b.largest - low)))
+        return convert(self.state, (top, a.total * power(self, a.largest - low) + b.total * power(self, b.largest - low)))
 
     def factor(self, own: Any, whole: Any, shape: Any) -> Any:
-        return self.power(own.largest - whole.largest) / whole.total
+        return power(self, own.largest - whole.largest) / whole.total
 
     def finite(self, top: Any) -> Any:
         """A part of -inf alone has values 0, not NaN."""
         return top if top != -math.inf else convert(self.dtype, 0)
-
-    def power(self, x: Any) -> Any:
-        """e^x: of 16-bit results in one instruction beside a multiplication."""
-        if self.is_narrow:
-            return exp2(x * convert(self.dtype, LOG2E))
-        return math.exp(x)
 
     @property
     def state(self) -> Any:
@@ -85,7 +77,7 @@ class Softmax(Normalise):
 
 
 def raised_value(x: Any, n: int, softmax: Any, group: Any, tops: tuple) -> Any:
-    return softmax.power(x - softmax.finite(tops[group.row(n)]))
+    return power(softmax, x - softmax.finite(tops[group.row(n)]))
 
 
 def softmax_state(top: Any, r: int, softmax: Any, totals: tuple) -> Any:

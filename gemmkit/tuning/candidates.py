@@ -230,8 +230,7 @@ def _warp_specialised(a: Layout, b: Layout, given: Operator | None, sizes: Sizes
     supply = table.supply_of(*infos)
     shared = by_workspace(sizes, device, products, table.workspace, table.least_shared)
     beside = (dataclasses.replace(one, cluster=(1, 1)) for one in (*table.aligned, *table.clustered))
-    more = EXTRA if table in (mappings.BY_TMA, mappings.BY_BRAIDS, mappings.BY_BRAIDED_ROWS) else ()
-    tiles = list(dict.fromkeys((*table.mappings, *shared, *beside, *more)))
+    tiles = list(dict.fromkeys((*table.mappings, *shared, *beside, *(EXTRA if table.tries_more else ()))))
     if widths is not None and not any(one.N in widths for one in tiles):
         tiles = [dataclasses.replace(one, N=width) for one in mappings.MAPPINGS for width in widths]
     for one in (*table.streamed, *table.streamed_clustered) if len(parts) == 1 else ():

@@ -196,7 +196,8 @@ class Table:
     chosen by their modelled time. ``aligned`` are there beside the others where all rows begin at lines of the L2, and
     ``clustered`` where they do not and its ``supply`` limits all; with ``is_ragged`` they never begin there.
     ``halves_stages`` says that a short K takes stages of half a line: an empty half would be staged, too; ``orders_few``
-    that a few tiles take the order that is found the soonest (`Mapping.ordered`).
+    that a few tiles take the order that is found the soonest (`Mapping.ordered`);
+    ``tries_more`` that the tuner tries tiles beside all these (`gemmkit.tuning.candidates.EXTRA`).
     """
 
     mappings: tuple[Mapping, ...]
@@ -210,6 +211,7 @@ class Table:
     is_ragged: bool = False
     halves_stages: bool = False
     orders_few: bool = False
+    tries_more: bool = False
 
     def supply_of(self, a: ArrayInfo | None, b: ArrayInfo | None) -> Supply | None:
         """What the L2 gives of these operands; None where it limits nothing."""
@@ -222,7 +224,8 @@ def is_unaligned(info: ArrayInfo | None) -> bool:
     return info is not None and any(stride * info.dtype.itemsize % LINE for stride in info.strides if stride != 1)
 
 
-BY_TMA = Table(MAPPINGS + SPLIT, WORKSPACE, STREAMED, STREAMED_CLUSTERED, LEAST_SHARED, ALIGNED, CLUSTERED, orders_few=True)
+BY_TMA = Table(MAPPINGS + SPLIT, WORKSPACE, STREAMED, STREAMED_CLUSTERED, LEAST_SHARED, ALIGNED, CLUSTERED, orders_few=True,
+               tries_more=True)
 BY_BRAIDS = dataclasses.replace(BY_TMA, mappings=BRAIDED + SPLIT)
 BY_BRAIDED_ROWS = dataclasses.replace(BY_TMA, mappings=BRAIDED_ROWS + SPLIT, aligned=())
 BY_TRANSPOSES = Table(TRANSPOSED)

@@ -254,7 +254,7 @@ class RowsSpec(Rows):
     starts_early: bool = False
 
     @property
-    def is_short(self) -> bool:
+    def is_narrow(self) -> bool:
         """Whether it is computed in float32 and stored in 16 bits, so that the last bits of float32 are of no matter."""
         return int(self.result.itemsize) == 2 and int(self.dtype.itemsize) == 4
 
