@@ -9,16 +9,26 @@ array library, in microseconds, the least of several loops:
                              part), the stream, the launch; the rest is the look-up and checks
     ..., arrays in turns     the same with other addresses in each call, which have to be checked and packed
     ..., users' code         the same with an epilogue of the user's, whose code each call looks at (the guards)
+
+and for programs, whatever the library: what deriving a plan takes, in milliseconds of the processor, and what finding one
+that is kept takes, in microseconds.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import cycle
 from typing import Any
 
+import numpy as np
+
 from bench import stand_ins
+from bench.experiments.programs import gemm
+from bench.row_programs import layernorm
+from examples.programs import decayed_attention
+from gemmkit.runtime import device
 from gemmkit.runtime.arrays import describe
 
 SIZE = 64
@@ -39,6 +49,17 @@ def microseconds(call: Callable[[], object]) -> float:
         return min(times) * 1e-3 / CALLS
 
     return least(call) - least(lambda: None)
+
+
+def milliseconds(call: Callable[[], object], repeats: int = 20) -> float:
+    """Least processor time of a call that takes long."""
+
+    def once() -> float:
+        start = time.process_time()
+        call()
+        return (time.process_time() - start) * 1e3
+
+    return min(once() for _ in range(repeats))
 
 
 def helper(x: Any) -> Any:
@@ -108,6 +129,25 @@ def matmul_rows(make: Callable[..., Any]) -> Iterator[tuple[str, float]]:
     yield "matmul, users' code", microseconds(lambda: gemmkit.matmul(a, b, conf=conf)) - library
 
 
+def program_rows() -> Iterator[str]:
+    """Deriving, in milliseconds; then the look-up of a plan that is kept."""
+    from gemmkit.programs.remembered import plan_of_call
+
+    half = np.float16
+    x, vector = np.zeros((512, 1024), half), np.zeros(1024, half)
+    q, k, v, o = (np.zeros((8, 512, 64), half) for _ in range(4))
+    a, b, d = (np.zeros((512, 512), half) for _ in range(3))
+    for name, program, arguments in (
+        ("GEMM", gemm, (a, b, d)),
+        ("layer norm", layernorm, (x, vector, vector, np.zeros_like(x), 1e-5)),
+        ("attention with a decay", decayed_attention, (q, k, v, np.zeros(8, np.float32), o, 0.125)),
+    ):
+        yield f"{name + ', derived':44} {milliseconds(partial(program.plan, *arguments)):6.2f} ms"
+        found = partial(plan_of_call, program, program.bound(arguments, {}), None)
+        found()
+        yield f"{name + ', kept':44} {microseconds(found):6.2f} us"
+
+
 def main() -> int:
     from gemmkit.products import forget_plans
 
@@ -120,6 +160,8 @@ def main() -> int:
                 print(f"{'' if is_whole else '    of that, '}{row:{44 if is_whole else 32}} {us:6.2f}")
             forget_plans()
             print()
+    with device.assumed(device.H100):
+        print("programs, of an H100", *program_rows(), sep="\n")
     return 0
 
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+import gemmkit
+
+PACKAGE = str(Path(gemmkit.__file__).parent)
 
 
 def relative_error(out: Any, ref64: Any) -> float:
@@ -36,3 +43,25 @@ def assert_close(out: Any, ref64: Any, tolerance: float) -> None:
     """Assert that the relative error is at most `tolerance` (0: exactly equal)."""
     error = relative_error(out, ref64)
     assert error <= tolerance, f"relative error {error:.3g}, more than {tolerance:.3g}"
+
+
+def functions_run(call: Callable[[], object]) -> list[str]:
+    """The functions of gemmkit that a call runs, in Python: what it costs, on any machine and under any load."""
+    found: list[str] = []
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            found.append(frame.f_code.co_name)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+def named_functions_run(call: Callable[[], object]) -> int:
+    """How many, without comprehensions and lambdas, of which newer versions of Python call fewer."""
+    return sum(not name.startswith("<") for name in functions_run(call))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from typing import Any
 
 import pytest
@@ -38,9 +37,7 @@ def test_as_many_lines_as_the_paper() -> None:
 ], ids=["cuda_wmma_sample", "maxwell_optimized"])
 @pytest.mark.sample(2)
 def test_machine_code(schedule: Any, kinds: tuple, blocks: int, loop: dict, whole: dict) -> None:
-    begin = time.perf_counter()
     code = schedule.compile(*kinds, blocks_per_sm=blocks)
-    assert time.perf_counter() - begin < 30                   # 2 to 3 seconds, on a machine that has nothing else to do
     assert (code.usage.spill_stores, code.usage.spill_loads, code.usage.stack_bytes) == (0, 0, 0)
     assert not re.search(r"\bcall\b", code.ptx)
     text = disassemble(code.cubin)

@@ -9,7 +9,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +22,7 @@ from gemmkit.products import forget_plans
 from gemmkit.runtime import device
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.launch_config import CTYPES, PARAMETER_FORMATS
+from tests.support.checks import functions_run
 
 LIBRARIES = pytest.mark.parametrize("library", stand_ins.LIBRARIES)
 M, N, K = 128, 64, 256
@@ -79,26 +79,6 @@ def expected(a: Any, b: Any, out: Any) -> dict[str, Any]:
 
 
 # -- how much is run ---------------------------------------------------------------------------------------------------
-
-PACKAGE = str(Path(gk.__file__).parent)
-
-
-def functions_run(call: Callable[[], object]) -> list[str]:
-    """The functions of gemmkit that a call runs, in Python."""
-    found: list[str] = []
-
-    def note(frame: Any, event: str, argument: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
-            found.append(frame.f_code.co_name)
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(before)
-    return found
-
 
 #: The call and its closure, three arrays recognised, CuPy's stream (PyTorch's is asked by a C function), the launch.
 PLAN = {"cupy": 7, "torch": 6}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-import time
 from typing import Any
 
 import ml_dtypes
@@ -17,11 +16,12 @@ from gemmkit import programs as gp
 from gemmkit.runtime.device import H100, assumed
 from tests.support import chains
 from tests.support import programs as listing
+from tests.support.checks import named_functions_run
 
 F16, F32, BF16 = np.float16, np.float32, ml_dtypes.bfloat16
 ONE, TWO = (dataclasses.replace(H100, sm_count=count) for count in (1, 2))     # blocks go on from tile to tile
 SMALL = gk.Mapping({"n": 64}, warpgroups=1)
-MOST_MS = 20                           # that deriving may take
+MOST_FUNCTIONS = 30_000                # that deriving may run: some 20 ms (`python -m bench.calls` measures it)
 
 
 def heads(count: int, rows: int, places: int, d: int = 64, dtype: Any = F16) -> list[np.ndarray]:
@@ -330,18 +330,12 @@ def test_an_edited_text_runs_in_its_place() -> None:
     np.testing.assert_allclose(arrays[3], 2 * listing.attention.reference(*arrays, 0.125), atol=6e-3)
 
 
-def test_deriving_takes_milliseconds() -> None:
+def test_deriving_is_little_work() -> None:
     arrays, layers = heads(1, 70, 90), [np.zeros(shape, F16) for shape in ((70, 64), (3, 64, 64), (3, 64), (70, 64))]
     calls = [lambda: listing.attention.plan(*arrays, 0.125, score=chains.soft_cap, visible=chains.window),
              lambda: listing.mlp.plan(*layers)]
     for call in calls:
-        call()
-        best = math.inf
-        for _ in range(5):
-            begin = time.process_time()
-            call()
-            best = min(best, time.process_time() - begin)
-        assert best * 1e3 <= MOST_MS
+        assert named_functions_run(call) <= MOST_FUNCTIONS
 
 
 def test_a_block_that_two_products_take_is_not_taken_a_round_later() -> None:

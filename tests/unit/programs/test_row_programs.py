@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
-import time
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,7 @@ from gemmkit import row_plans
 from gemmkit.kernels.rows.row import Held, Streamed
 from gemmkit.runtime import device
 from tests.support import row_programs as listing
+from tests.support.checks import named_functions_run
 from tests.support.row_programs import BF16, F16, F32
 
 EPS = {F16: 2.0 ** -11, BF16: 2.0 ** -8, F32: 2.0 ** -23}
@@ -163,13 +162,9 @@ def test_sizes_and_numbers_compile_nothing_anew() -> None:
     assert [x.fingerprint for x in one.arguments] == [x.fingerprint for x in other.arguments]
 
 
-def test_deriving_takes_milliseconds() -> None:
-    best = math.inf
-    for _ in range(5):
-        begin = time.process_time()
-        listing.layernorm.plan(X, V, V, Y, eps=0.1)
-        best = min(best, time.process_time() - begin)
-    assert best * 1e3 <= 20
+def test_deriving_is_little_work() -> None:
+    """So many functions are 1 ms. (`python -m bench.calls` measures it.)"""
+    assert named_functions_run(lambda: listing.layernorm.plan(X, V, V, Y, eps=0.1)) <= 2500
 
 
 def test_a_text_is_edited_and_run_in_its_place(drawn: Any) -> None:

@@ -170,12 +170,31 @@ def test_threads_build_different_keys_at_the_same_time(tmp_path):
     assert cache.info().entries == 2
 
 
+class Watched(threading.Event):
+    """What the threads that want the one build under way wait for, and how many do."""
+
+    def __init__(self, cache):
+        super().__init__()
+        self.waiting = threading.Semaphore(0)
+        (flight,) = cache._flights.values()
+        flight.done = self
+
+    def wait(self, timeout=None):
+        self.waiting.release()
+        return super().wait(timeout)
+
+    def has(self, count):
+        for _ in range(count):
+            self.waiting.acquire()
+
+
 def test_a_failed_build_reaches_every_waiter_and_is_tried_again(tmp_path):
     cache, errors, building = CubinCache(tmp_path), [], threading.Event()
 
     def fail():
+        watched = Watched(cache)
         building.set()
-        time.sleep(0.2)
+        watched.has(4)
         raise ValueError("no such instruction")
 
     def ask():
@@ -202,8 +221,9 @@ def test_an_interrupted_build_is_taken_over_by_a_waiter(tmp_path):
     cache, building, outcome = CubinCache(tmp_path), threading.Event(), []
 
     def interrupted():
+        watched = Watched(cache)
         building.set()
-        time.sleep(0.2)
+        watched.has(1)
         raise KeyboardInterrupt
 
     def first():

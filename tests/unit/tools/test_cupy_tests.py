@@ -6,11 +6,14 @@ import io
 import tarfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import tools.cupy_tests
-from tools.cupy_tests import GRACE, NOT_REACHED, OTHERS, TESTS, added, extract, run
+from tools.cupy_tests import NOT_REACHED, OTHERS, TESTS, added, extract, run
+
+HOUR = 3600.0
 
 
 def archive(path: Path, members: tuple[str, ...]) -> Path:
@@ -58,16 +61,24 @@ def test_processes_share_the_tests_and_counts_are_told_as_they_come(tmp_path: Pa
 
 
 def test_what_runs_when_the_time_is_up_is_ended_and_counts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tools.cupy_tests, "GRACE", 0.5)
+    """The time is up when the first test has been counted and the second has begun."""
     text = """
-import time
+import pathlib, time
 def test_short(): pass
 def test_long():
-    time.sleep(60)
+    pathlib.Path(__file__).with_suffix(".begun").touch()
+    time.sleep(3600)
 """
-    start = time.time()
-    found = run(written(tmp_path, text), ["test_some.py"], 2, 3.0, behind=False)
-    assert time.time() - start < 3 + GRACE
+    late = [0.0]
+
+    def told(counts: dict) -> None:
+        if counts["outcomes"] == {"passed": 1} and (tmp_path / "test_some.begun").exists():
+            late[0] = 10 * HOUR
+
+    clock = SimpleNamespace(time=lambda: time.time() + late[0], sleep=time.sleep)
+    monkeypatch.setattr(tools.cupy_tests, "time", clock)
+    monkeypatch.setattr(tools.cupy_tests, "TOLD_EVERY", 0.1)
+    found = run(written(tmp_path, text), ["test_some.py"], 1, HOUR, behind=False, told=told)
     assert found["ended"] == 1 and found["outcomes"] == {"passed": 1}
 
 

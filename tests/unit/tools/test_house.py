@@ -1,6 +1,10 @@
 """What `python -m tools.house` counts, of sources that are written here."""
 
 import ast
+import re
+from pathlib import Path
+
+import pytest
 
 from tools import house
 from tools.house import cycles, figures, imports
@@ -39,3 +43,25 @@ def test_the_command_without_a_commit(monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "files over 400 lines" in printed and "gemmkit/three.py <-> gemmkit/two.py" in printed
     assert "gemmkit/kernels/k.py:6 g(a, b, c, d, e, f, h, i)" in printed
+
+
+# -- what tests may not do ---------------------------------------------------------------------------------------------
+
+CLOCKS = re.compile(r"(?<![\w.])(time\.(monotonic|perf_counter|process_time)(_ns)?\(|timeit\.)|assert .*(?<![\w.])time\.time\(")
+
+
+@pytest.mark.parametrize(("line", "is_one"), [
+    ("begin = time.process_time()", True), ("assert time.time() - start < 3", True), ("timeit.repeat(f)", True),
+    ("module.time.monotonic()", False), ("os.utime(file, (time.time() - age,) * 2)", False), ("time.sleep(1)", False),
+])
+def test_what_reads_a_clock(line, is_one):
+    assert (CLOCKS.search(line) is not None) == is_one
+
+
+def test_no_test_looks_at_a_clock():
+    """What takes so many milliseconds on one machine takes three times as long on another. Tests count what is done, or wait for
+    what happens (pytest ends a test that waits for ever); `python -m bench.calls` and its like measure."""
+    files = Path(__file__).parents[2].rglob("test_*.py")
+    found = [f"{path}:{n}" for path in files if path != Path(__file__)
+             for n, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if CLOCKS.search(line)]
+    assert not found
