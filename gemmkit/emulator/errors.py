@@ -90,7 +90,7 @@ class AlignmentError(EmulatorError):
 
 
 class UninitialisedRead(EmulatorError):
-    """A read of bytes that nothing has written."""
+    """A read of bytes that nothing has written, or of a register: a variable, or an element of `registers`."""
 
 
 class CoordinateError(EmulatorError):

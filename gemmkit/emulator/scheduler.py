@@ -18,7 +18,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from gemmkit.emulator import sites
 from gemmkit.emulator.clusters import leave
-from gemmkit.emulator.errors import DeadlockError, Waiter
+from gemmkit.emulator.errors import DeadlockError, UninitialisedRead, Waiter
 
 if TYPE_CHECKING:
     from gemmkit.emulator.machine import Block, Thread
@@ -167,6 +167,9 @@ class Scheduler:
             leave(thread)
         except GreenletExit:
             raise
+        except UnboundLocalError as error:             # of Python's own, and of `gemmkit.lang.registers`
+            raise UninitialisedRead(f"a register is read before anything has set it: {error}", thread=thread.id,
+                                    site=sites.of_traceback(error.__traceback__)) from None
         except BaseException as error:
             if hasattr(error, "add_note"):  # Python 3.11
                 error.add_note(f"in {thread.id} of the emulated kernel {_name(self._kernel)}")

@@ -10,7 +10,7 @@ import linecache
 import os
 import sys
 from collections.abc import Sequence
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
 from typing import NamedTuple
 
 Site = tuple[CodeType, int, CodeType | None, int]
@@ -92,6 +92,18 @@ def of_frame(frame: FrameType | None) -> Site:
         assert outermost is not None
         return outermost.f_code, outermost.f_lasti, None, 0
     return code, offset, None, 0
+
+
+def of_traceback(trace: TracebackType | None) -> Site:
+    """The site where an exception was raised."""
+    stack: list[tuple[CodeType, int]] = []
+    while trace is not None:
+        stack.append((trace.tb_frame.f_code, trace.tb_lasti))
+        trace = trace.tb_next
+    lines = [(_classify(code.co_filename), code, offset) for code, offset in reversed(stack)]
+    innermost = next(((code, offset) for kind, code, offset in lines if kind != _MACHINERY), stack[0])
+    template = next(((code, offset) for kind, code, offset in lines if kind == _TEMPLATE), innermost)
+    return *innermost, *((None, 0) if template == innermost else template)
 
 
 def here(skip: int = 0) -> Site:

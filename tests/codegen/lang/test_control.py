@@ -11,6 +11,7 @@ import pytest
 from numba.cuda import types
 
 import gemmkit as gk
+from gemmkit.emulator.errors import UninitialisedRead
 from gemmkit.lang.control import each, join, outer
 from gemmkit.lang.registers import Fragment, apply, generate, registers
 from gemmkit.lang.values import convert, convert_all, fill
@@ -234,6 +235,18 @@ def reading_too_soon(out: Any, static: Any) -> None:
     out[0] = values[1][0]
 
 
-def test_registers_were_written_before_they_are_read() -> None:
-    with pytest.raises(KeyError):
-        emulated(reading_too_soon, Out((1,), np.int32), Static(), threads=1)
+def reading_one_of_two_ways(out: Any, x: Any) -> None:
+    if x != 7:
+        seven = 7
+    out[0] = seven
+
+
+@pytest.mark.parametrize("kernel, given, what, line", [
+    (reading_too_soon, Static(), r"element 1 of registers of shape \(2,\)", "out[0] = values[1][0]"),
+    (reading_one_of_two_ways, Runtime(7), "local variable 'seven'", "out[0] = seven")])
+def test_registers_were_written_before_they_are_read(kernel: Any, given: Any, what: str, line: str) -> None:
+    with pytest.raises(UninitialisedRead, match=rf"a register is read before anything has set it: .*{what}") as caught:
+        emulated(kernel, Out((1,), np.int32), given, threads=1)
+    error = caught.value
+    assert error.thread == ((0, 0, 0), 0) and error.kernel_line is not None
+    assert error.kernel_line.text == line and error.kernel_line.file == __file__

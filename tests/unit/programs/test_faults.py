@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
+from gemmkit.emulator.errors import UninitialisedRead
 from gemmkit.runtime.device import H100, assumed
 from tests.support import program_faults
 from tests.support import programs as listing
@@ -35,6 +36,18 @@ def test_drawn(seed: int) -> None:
     results = [arguments[name] for name in arguments if name in plan.printed.outs]
     for got, exact in zip(results, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
         assert np.abs(got - exact).max() <= (2e-3 if got.dtype == F16 else 1e-4) * max(1.0, np.abs(exact).max())
+
+
+def test_a_value_that_is_not_there() -> None:
+    """A cell that does not begin: the line of the text that reads it, and who does."""
+    text = program_faults.planned("multistage GEMM").text
+    begins = next(line for line in text.splitlines() if line.strip().startswith("acc = "))
+    edited = text.replace(begins, begins.replace("acc =", "other ="), 1)
+    program, arrays, _, _ = program_faults.TEXTS["multistage GEMM"]
+    with pytest.raises(UninitialisedRead, match="read before anything has set it: .*'acc'") as caught, gk.emulate():
+        program_faults.planned("multistage GEMM", edited).run(program.bound(tuple(arrays), {}))
+    line = caught.value.kernel_line
+    assert line is not None and "acc" in edited.splitlines()[line.number - 1] and caught.value.thread is not None
 
 
 # -- faults ---------------------------------------------------------------------------------------------------------------
