@@ -19,7 +19,7 @@ from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like
 from gemmkit.runtime.device import target
 from gemmkit.runtime.views import strided
 from gemmkit.stacks import stack_of
-from gemmkit.tuning.operators import operator_for, result_dtype
+from gemmkit.tuning.operators import operator_for, result_dtype, sized
 
 __all__ = ["folded"]
 
@@ -43,7 +43,9 @@ def folded(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any, k
     shape = (*stack, infos["a"].shape[-2], infos["b"].shape[-1])
     if out is None:
         dtypes = infos["a"].dtype, infos["b"].dtype
-        operator = keywords.get("operator") or operator_for(*dtypes, (1, 1, 1), target(infos["a"].device))
+        sizes, device = (1, 1, 1), target(infos["a"].device)
+        operator = keywords.get("operator") or operator_for(*dtypes, sizes, device)
+        operator = sized(operator, *dtypes, sizes, device)
         out = empty_like(a, shape, result_dtype(*dtypes, None, operator))
     of_out = describe(out, "out")
     if of_out.shape != shape:

@@ -23,10 +23,10 @@ def get_config(*, operator: Operator, global_a_layout: Layout, gemm_shape: Any =
                **fields: Any) -> Config:
     """A complete configuration from an operator, A's layout and whatever else is given.
 
-    ``gemm_shape`` (a dict or Tile of M, N, K; a dict may have ``batch``, the number of products of a stack) helps to choose
-    tiles and decides nothing else. Every field of `Config` may
-    be given; missing ones get: B's layout that of A, no C, D's layout that of A in the accumulator's dtype, a block shape
-    by `gemmkit.tuning`, shared layouts in the order of the global ones, padded by 16 bytes.
+    ``gemm_shape`` (a dict or Tile of M, N, K, or a tuple of the three; a dict may have ``batch``, the number of products of
+    a stack) helps to choose tiles and decides nothing else. Every field of `Config` may be given; missing ones get: B's
+    layout that of A, no C, D's layout that of A in the accumulator's dtype, a block shape by `gemmkit.tuning`, shared
+    layouts in the order of the global ones, padded by 16 bytes.
 
     Raises ConfigError for a combination that no kernel can carry out, TypeError for an unknown field.
 
@@ -59,9 +59,12 @@ def device_given(device: Any) -> DeviceInfo:
 
 
 def sizes_given(gemm_shape: Any) -> tuple[int, int, int] | None:
-    """M, N and K of ``gemm_shape``, None where there is none; ConfigError for what is no shape."""
+    """M, N and K of ``gemm_shape`` (a dict, a Tile, or a tuple of the three); None for None. ConfigError for what is no
+    shape."""
     if gemm_shape is None:
         return None
+    if isinstance(gemm_shape, tuple) and len(gemm_shape) == 3:
+        gemm_shape = dict(zip("MNK", gemm_shape))
     if isinstance(gemm_shape, Tile):
         gemm_shape = dict(zip(gemm_shape.names, gemm_shape.extents))
     if not isinstance(gemm_shape, dict) or set(gemm_shape) - {"batch"} != {"M", "N", "K"}:

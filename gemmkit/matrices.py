@@ -16,7 +16,7 @@ A new kind is a layout and, where its transpose is not the same layout of ``arra
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,7 +39,20 @@ class Matrix:
     """A matrix as an array and the layout that makes a matrix of it; or a stack of them, if the array has more dimensions.
 
     ``shape`` is needed for a layout that cannot tell it from the array. ``array`` may be None for a layout that reads
-    none. Raises ValueError when neither says the shape.
+    none. Raises ValueError when neither says the shape, and when they say different ones.
+
+    A Toeplitz matrix, of an array that has each diagonal's element once:
+
+    >>> from dataclasses import dataclass
+    >>> import gemmkit as gk
+    >>> @dataclass(frozen=True)
+    ... class Toeplitz(gk.layouts.Layout):
+    ...     def element(self, data, i, j, shape):
+    ...         return data[i - j + shape.K - 1]
+    >>> with gk.emulate():
+    ...     toeplitz = gk.Matrix(np.float32([1, 2, 3, 4]), Toeplitz("float32"), (2, 3))
+    ...     gk.matmul(toeplitz, np.float32([1, 1, 0])).tolist()
+    [5.0, 7.0]
     """
 
     def __init__(self, array: Any, layout: Layout, shape: tuple[int, ...] | None = None):
@@ -48,12 +61,16 @@ class Matrix:
         self.array, self.layout = array, layout
         info = None if array is None else describe(array, "array")
         count = 0 if info is None else leading(info, layout)
-        found: Any = shape
-        if shape is None and info is not None:
-            found = layout.extents(info._replace(shape=info.shape[count:], strides=info.strides[count:]))
+        told: Any = None
+        if info is not None:
+            told = layout.extents(info._replace(shape=info.shape[count:], strides=info.strides[count:]))
+        found: Any = told if shape is None else shape
         if found is None or not isinstance(found, tuple) or len(found) != 2 or not all(map(_is_extent, found)):
             raise ValueError(f"shape={shape!r}: {layout!r} does not say how many rows and columns an array has; "
                              "give both, as a tuple of two whole numbers")
+        if shape is not None and told is not None and any(n not in (None, m) for n, m in zip(told, found)):
+            raise ValueError(f"shape={shape!r}: {layout!r} says that the array is {told[0]} x {told[1]}; leave shape out")
+        self.is_sized = shape is not None                            # the layout may not know it: calls take it from here
         stack = () if info is None else info.shape[:count]
         self.shape: tuple[int, ...] = (*stack, int(found[0]), int(found[1]))
 
@@ -185,17 +202,37 @@ def unwrapped(a: Any, b: Any, others: tuple, keywords: dict[str, Any],
             raise TypeError("condition is given beside an operand that has one, a BlockSparse; give the mask alone, or the "
                             "array and a condition that reads the mask")
         keywords["condition"] = found
-    if keywords.get("gemm_shape") is None and any(isinstance(x, Matrix) and x.array is None for x in (a, b)):
-        shapes = {name: x.shape if isinstance(x, Matrix) else describe(x, name).shape for name, x in (("a", a), ("b", b))}
-        for name, shape in shapes.items():
-            if len(shape) < 2:
-                raise ValueError(f"{name} has {len(shape)} dimensions; a matrix of 2 is needed")
-        if shapes["a"][-1] != shapes["b"][-2]:
-            raise ValueError(f"a has shape {shapes['a']} and b has shape {shapes['b']}: a has {shapes['a'][-1]} columns and "
-                             f"b {shapes['b'][-2]} rows; both are K")
-        keywords["gemm_shape"] = dict(M=shapes["a"][-2], N=shapes["b"][-1], K=shapes["a"][-1])
+    sizes = _sizes({"a": a, "b": b}, keywords, conf)
+    if sizes:
+        keywords["gemm_shape"] = Sizes(keywords.get("gemm_shape"), tuple(sizes))
     a, b = arrays(a, b, others)
     return a, b, keywords
+
+
+class Sizes(NamedTuple):
+    """A call's ``gemm_shape`` beside matrices that have a shape of their own: ``told`` has (operand, dimension, extent)."""
+
+    gemm_shape: Any
+    told: tuple[tuple[str, str, int], ...]
+
+
+def _sizes(operands: dict[str, Any], keywords: dict[str, Any], conf: Any) -> list[tuple[str, str, int]]:
+    """The extents of those operands whose shape the caller gave.
+
+    Raises ValueError for a K that differs, of the shapes of A and B themselves.
+    """
+    sized = [name for name, x in operands.items() if isinstance(x, Matrix) and x.is_sized]
+    if not sized:
+        return []
+    shapes = {name: x.shape if isinstance(x, Matrix) else describe(x, name).shape for name, x in operands.items()}
+    is_plain = all(isinstance(x, Matrix) or keywords.get(f"global_{name}_layout", conf) is None
+                   for name, x in operands.items())
+    if is_plain and keywords.get("operator") is None and min(map(len, shapes.values())) > 0:       # no axis is of parts
+        K, rows = shapes["a"][-1], shapes["b"][-2:][0]
+        if K != rows:
+            raise ValueError(f"a has shape {shapes['a']} and b has shape {shapes['b']}: a has {K} columns and b {rows} "
+                             "rows; both are K")
+    return [(name, dim, extent) for name in sized for dim, extent in zip("MK" if name == "a" else "KN", shapes[name][-2:])]
 
 
 def condition_of(a: Any, b: Any) -> Any:

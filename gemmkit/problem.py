@@ -22,6 +22,7 @@ from gemmkit.emulator.mode import is_emulating
 from gemmkit.epilogues import parts, result_layout
 from gemmkit.lang.given import check_dtype, check_methods
 from gemmkit.layouts import ColMajor, Interleaved, Layout, Plain, RowMajor, Zero
+from gemmkit.matrices import Sizes
 from gemmkit.operators import Algebra, Operator
 from gemmkit.runtime.array_info import are_the_same
 from gemmkit.runtime.arrays import ArrayInfo, describe, flipped, is_array, overlaps, overlaps_itself, whole
@@ -121,15 +122,16 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     if conf is not None and not isinstance(conf, Config):
         raise TypeError(f"conf={conf!r}: a configuration of gemmkit.get_config is needed")
     gemm_shape = keywords.pop("gemm_shape", None)
-    vectors = Vectors.of(a, b, conf, keywords)
+    vectors = Vectors.of(a, b, [keywords.get(field, getattr(conf, field, None)) for field in LAYOUTS[:2]])
     check_places({"a": a, "b": b, "c": c, "out": out})
-    a, b, c, out = vectors.matrices(a, b, c, out)
+    if any(vectors):
+        a, b, c, out = _matrices(vectors, a, b, c, out, conf, keywords)
     given = infos = {"a": a, "b": b, "c": c, "out": out}
     layouts = _layouts(infos, conf, keywords)
     stack = stack_of(infos, {**layouts, "out": layouts["d"]})
     infos = first_matrices(infos, {**layouts, "out": layouts["d"]}, stack)
     infos = {name: _seen(info, layouts["d" if name == "out" else name], name) for name, info in infos.items()}
-    M, N, K = _sizes(infos, layouts, gemm_shape)
+    M, N, K = _sizes(infos, layouts, gemm_shape, vectors)
     device = target(a.device)
     products = math.prod(stack or ())
     key = partial(store.digest_of, infos, layouts, (M, N, K), keywords, device, products)
@@ -157,6 +159,9 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
         if changes:
             conf = dataclasses.replace(conf, **changes)
         conf.check_device(device)
+    if any(vectors) and len(conf.global_d_layout.array_shape(M, N)) > 2:
+        raise ValueError(("a" if vectors.a else "b") + " has one dimension, and the other operand an axis for the parts of "
+                         "its numbers: give a matrix of one " + ("row, a[None]" if vectors.a else "column, b[:, None]"))
     if turned is None:
         _check_operands(infos, conf, M, N, K)
     if out is not None:
@@ -192,19 +197,47 @@ def check_places(infos: dict[str, ArrayInfo | None]) -> None:
 
 # -- layouts and sizes ------------------------------------------------------------------------------------------------
 
+def _matrices(vectors: Vectors, a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | None, conf: Config | None,
+              keywords: dict[str, Any]) -> tuple[ArrayInfo, ArrayInfo, ArrayInfo | None, ArrayInfo | None]:
+    """The operands of a product with vectors, as matrices.
+
+    Raises ValueError for a K that differs and for results of another number of dimensions, of the arrays as they were given.
+    """
+    shapes = a.shape, b.shape
+    a, b = vectors.operands(a, b)
+    (stack_a, M, K), (stack_b, rows, N) = (_rows_and_columns(name, info, conf, keywords)
+                                           for name, info in (("a", a), ("b", b)))
+    if K is not None and rows is not None and K != rows:
+        of_a, of_b = "elements" if vectors.a else "columns", "elements" if vectors.b else "rows"
+        raise ValueError(f"a has shape {shapes[0]} and b has shape {shapes[1]}: a has {K} {of_a} and b {rows} {of_b}; both "
+                         "are K")
+    return a, b, *vectors.results(c, out, stack_a or stack_b, M, N)
+
+
+def _rows_and_columns(name: str, info: ArrayInfo, conf: Config | None,
+                      keywords: dict[str, Any]) -> tuple[tuple[int, ...], int | None, int | None]:
+    """An operand's stack, rows and columns, as far as its layout says them."""
+    layout = _layout(name, info, conf, keywords)
+    assert layout is not None
+    count = leading(info, layout)
+    found = layout.extents(layout.seen(first_matrix(info, count, info.shape[:count])))
+    return info.shape[:count], *(found if isinstance(found, tuple) and len(found) == 2 else (None, None))
+
+
+def _layout(name: str, info: ArrayInfo | None, conf: Config | None, keywords: dict[str, Any]) -> Layout | None:
+    """The layout of operand ``name``: as given, of the configuration, or the plain one of its array."""
+    field = f"global_{'d' if name == 'out' else name}_layout"
+    if field in keywords:
+        return keywords[field]                                                      # type: ignore[no-any-return]
+    if conf is not None and not (name == "c" and info is not None and isinstance(conf.global_c_layout, Zero)):
+        return getattr(conf, field)                                                 # type: ignore[no-any-return]
+    return None if info is None else layout_of(info, name, keywords.get("operator", getattr(conf, "operator", None)))
+
+
 def _layouts(infos: dict[str, ArrayInfo | None], conf: Config | None, keywords: dict[str, Any]) -> dict[str, Layout | None]:
     out: dict[str, Layout | None] = {}
-    for name, info in (("a", infos["a"]), ("b", infos["b"]), ("c", infos["c"]), ("d", infos["out"])):
-        field = f"global_{name}_layout"
-        if field in keywords:
-            out[name] = keywords[field]
-        elif conf is not None and not (name == "c" and info is not None and isinstance(conf.global_c_layout, Zero)):
-            out[name] = getattr(conf, field)
-        elif info is not None:
-            operator = keywords.get("operator", getattr(conf, "operator", None))
-            out[name] = layout_of(info, "out" if name == "d" else name, operator)
-        else:
-            out[name] = None
+    for name in ("a", "b", "c", "out"):
+        out["d" if name == "out" else name] = _layout(name, infos[name], conf, keywords)
     if conf is None:
         embed(out, keywords.get("operator"))
     if isinstance(out["b"], Layout) and isinstance(out["d"], Layout):
@@ -244,11 +277,23 @@ def layout_of(info: ArrayInfo, name: str, operator: Operator | None = None) -> L
     return (ColMajor if rows == 1 and columns != 1 and info.shape[-2] > 1 else RowMajor)(info.dtype)
 
 
-def _sizes(infos: dict[str, ArrayInfo | None], layouts: dict[str, Layout | None], gemm_shape: Any) -> tuple[int, int, int]:
+def _sizes(infos: dict[str, ArrayInfo | None], layouts: dict[str, Layout | None], gemm_shape: Any,
+           vectors: Vectors) -> tuple[int, int, int]:
     found: dict[str, tuple[str, int]] = {}
-    if gemm_shape is not None:
-        for name, size in zip("MNK", sizes_given(gemm_shape) or ()):
-            found[name] = "gemm_shape", size
+
+    def add(name: str, dim: str, extent: int, what: str) -> None:
+        known = found.setdefault(dim, (name, extent))
+        if known[1] != extent:
+            raise ValueError(f"{name} {what.format(extent)}, and {known[0]} says {dim}={known[1]}; a is (M, K), b is (K, "
+                             "N), c and out are (M, N)")
+
+    told: tuple[tuple[str, str, int], ...] = ()
+    if isinstance(gemm_shape, Sizes):
+        gemm_shape, told = gemm_shape
+    for dim, extent in zip("MNK", sizes_given(gemm_shape) or ()):
+        add("gemm_shape", dim, extent, "")
+    for name, dim, extent in told:
+        add(name, dim, extent, f"is a matrix of {dim}={{}}")
     for name, dims in (("a", "MK"), ("b", "KN"), ("c", "MN"), ("out", "MN")):
         info, layout = infos[name], layouts["d" if name == "out" else name]
         if info is None or layout is None:
@@ -267,11 +312,8 @@ def _sizes(infos: dict[str, ArrayInfo | None], layouts: dict[str, Layout | None]
             if not isinstance(extent, (int, np.integer)) or extent < 0:
                 raise TypeError(f"{type(layout).__qualname__}.extents of {name} returned {extents!r}; {extent!r} is no "
                                 "number of rows or columns")
-            known = found.setdefault(dim, (name, extent))
-            if known[1] != extent:
-                what = "rows" if dims.index(dim) == 0 else "columns"
-                raise ValueError(f"{name} has shape {info.shape}, that is {dim}={extent} {what}, and {known[0]} says "
-                                 f"{dim}={known[1]}; a is (M, K), b is (K, N), c and out are (M, N)")
+            add(name, dim, extent, f"has shape {vectors.given_shape(name, info.shape)}, that is {dim}={{}} "
+                + ("rows" if dims.index(dim) == 0 else "columns"))
     missing = [dim for dim in "MNK" if dim not in found]
     if missing:
         raise ConfigError(f"gemm_shape=None: {', '.join(missing)} cannot be told from the arrays (their layouts are not "

@@ -11,7 +11,9 @@ from typing import Any
 from gemmkit import kept
 from gemmkit.components import Component
 from gemmkit.config import Config
+from gemmkit.configure import sizes_given
 from gemmkit.emulator.mode import current_mode, world
+from gemmkit.matrices import Sizes
 from gemmkit.planning import Plan
 from gemmkit.runtime.arrays import alignment, describe
 from gemmkit.runtime.recognition import KEYS, key_of
@@ -113,8 +115,7 @@ def _with_components(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stre
                      otherwise: Otherwise | None) -> Any:
     frozen = {name: kept.frozen(value) for name, value in keywords.items() if isinstance(value, Component)}
     sizes = keywords.get("gemm_shape")
-    if isinstance(sizes, dict):
-        sizes = tuple(sizes.items())
+    sizes = (sizes_given(sizes.gemm_shape), sizes.told) if isinstance(sizes, Sizes) else sizes_given(sizes)
     if set(frozen) != {name for name in keywords if name != "gemm_shape"}:      # None and the like: resolved anew each time
         other = otherwise and otherwise(a, b, c, conf, out, stream, keywords)
         if other is not None:

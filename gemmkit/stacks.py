@@ -16,7 +16,7 @@ import numpy as np
 from gemmkit.layouts import Layout, Plain
 from gemmkit.runtime.array_info import ArrayInfo, steps_of
 
-__all__ = ["check_steps", "first_matrices", "first_matrix", "leading", "seen_stack", "stack_of", "steps_of"]
+__all__ = ["check_steps", "first_matrices", "first_matrix", "leading", "seen_stack", "stack_of", "steps_of", "tuple_text"]
 
 LIMIT = 2**31 - 2**10                  # products are counted in 32 bits
 
@@ -55,9 +55,9 @@ def stack_of(infos: Infos, layouts: Layouts) -> tuple[int, ...] | None:
     shape = (*stack, "M" if M is None else M, "N" if N is None else N)
     c, out = infos.get("c"), infos.get("out")
     if c is not None and (not broadcasts(stacks["c"], stack) or _misfits(c, layouts["c"], M, N)):
-        raise ValueError(f"c has shape {c.shape}, which cannot be broadcast to the result's {_text(shape)}")
+        raise ValueError(f"c has shape {c.shape}, which cannot be broadcast to the result's {tuple_text(shape)}")
     if out is not None and (stacks["out"] != stack or _misfits(out, layouts["out"], M, N)):
-        raise ValueError(f"out has shape {out.shape}; the result has {_text(shape)}")
+        raise ValueError(f"out has shape {out.shape}; the result has {tuple_text(shape)}")
     return stack
 
 
@@ -86,8 +86,9 @@ def _misfits(info: ArrayInfo, layout: Layout | None, M: int | None, N: int | Non
             and info.shape[-2:] != (M, N))
 
 
-def _text(shape: tuple[Any, ...]) -> str:
-    return f"({', '.join(map(str, shape))})"
+def tuple_text(shape: tuple[Any, ...]) -> str:
+    """A shape of which some extents may be letters, as Python writes a tuple."""
+    return f"({', '.join(map(str, shape))}{',' * (len(shape) == 1)})"
 
 
 # -- the first product ------------------------------------------------------------------------------------------------

@@ -5,12 +5,14 @@ A call is planned for the matrices; the arrays that are passed stay vectors, sin
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.runtime.array_info import ArrayInfo
+from gemmkit.stacks import tuple_text
 
 __all__ = ["Vectors"]
 
@@ -28,27 +30,35 @@ class Vectors(NamedTuple):
     b: bool = False
 
     @classmethod
-    def of(cls, a: ArrayInfo, b: ArrayInfo, conf: Any, keywords: dict[str, Any]) -> Vectors:
-        """Those among a call's operands. Of the layouts that the caller gave a `Diagonal` makes a matrix of one dimension in
-        its own way."""
-        fields = "global_a_layout", "global_b_layout"
-        given = [keywords.get(field, getattr(conf, field, None)) for field in fields]
-        return cls(*(len(info.shape) == 1 and (layout is None or type(layout) in (RowMajor, ColMajor))
-                     for info, layout in zip((a, b), given)))
+    def of(cls, a: ArrayInfo, b: ArrayInfo, layouts: Iterable[Any]) -> Vectors:
+        """Those among a call's operands; ``layouts`` are those that the caller gave, or None. An array that has a layout of
+        another kind (`layouts.Diagonal`, the caller's own) is what that layout makes of it."""
+        return cls(*(len(info.shape) == 1 and (layout is None or isinstance(layout, (RowMajor, ColMajor)))
+                     for info, layout in zip((a, b), layouts)))
 
-    def matrices(self, a: ArrayInfo, b: ArrayInfo, c: Info, out: Info) -> tuple[ArrayInfo, ArrayInfo, Info, Info]:
-        """The operands as those of a product of matrices, or of a stack of them.
-
-        Raises ValueError for sizes that do not fit each other, of the arrays as they were given.
-        """
-        if not (self.a or self.b):
-            return a, b, c, out
-        self._check(a, b, c, out)
+    def operands(self, a: ArrayInfo, b: ArrayInfo) -> tuple[ArrayInfo, ArrayInfo]:
+        """A and B as matrices. Raises ValueError for a number beside a vector."""
+        if self.a or self.b:
+            for name, info in (("a", a), ("b", b)):
+                if not info.shape:
+                    raise ValueError(f"{name} has shape (): a number is no operand of a product; multiply by it")
         if self.a:
             a = _row(a)
         if self.b:                                      # contiguous along K, which is what is loaded in vectors
             b = b._replace(shape=(*b.shape, 1), strides=(*b.strides, b.shape[0] * b.strides[0] or 1))
-        return a, b, None if c is None else self.matrix(c), None if out is None else self.matrix(out)
+        return a, b
+
+    def results(self, c: Info, out: Info, stack: tuple[int, ...], M: int | None, N: int | None) -> tuple[Info, Info]:
+        """C and ``out`` as matrices, of a product of ``stack`` x M x N (None: not known yet). Raises ValueError for another
+        number of dimensions; extents are compared with those of all operands."""
+        if not (self.a or self.b):
+            return c, out
+        shape = self.result_shape((*stack, "M" if M is None else M, "N" if N is None else N))     # type: ignore[arg-type]
+        for name, given in (("c", c), ("out", out)):
+            if given is not None and len(given.shape) != len(shape):
+                raise ValueError(f"{name} has shape {given.shape}; the result has {tuple_text(shape)} (an a of one "
+                                 "dimension is a row, a b a column, and the result lacks that dimension)")
+        return None if c is None else self.matrix(c), None if out is None else self.matrix(out)
 
     def matrix(self, out: ArrayInfo) -> ArrayInfo:
         """A result, or a C, as a matrix."""
@@ -61,6 +71,12 @@ class Vectors(NamedTuple):
         *stack, M, N = shape
         return (*stack, *(() if self.a else (M,)), *(() if self.b else (N,)))
 
+    def given_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape that the caller's operand ``name`` has, whose matrix has this one."""
+        if name in ("a", "b"):
+            return (shape[1:] if name == "a" else shape[:1]) if getattr(self, name) else shape
+        return self.result_shape(shape)
+
     def host(self, a: Any, b: Any, c: Any, out: Any) -> tuple[Any, Any, Any, Any]:
         """NumPy's arrays of a call as matrices: views."""
         if not (self.a or self.b):
@@ -72,22 +88,6 @@ class Vectors(NamedTuple):
 
         return (np.asarray(a)[None] if self.a else a, np.asarray(b)[:, None] if self.b else b,
                 None if c is None else of_result(c), of_result(out))
-
-    def _check(self, a: ArrayInfo, b: ArrayInfo, c: Info, out: Info) -> None:
-        if not a.shape or not b.shape:
-            name, info = ("b", b) if a.shape else ("a", a)
-            raise ValueError(f"{name} has shape {info.shape}: a number is no operand of a product; multiply by it")
-        K, rows = a.shape[-1], b.shape[0] if self.b else b.shape[-2]
-        if K != rows:
-            of_a, of_b = "elements" if self.a else "columns", "elements" if self.b else "rows"
-            raise ValueError(f"a has shape {a.shape} and b has shape {b.shape}: a has {K} {of_a} and b {rows} {of_b}; both "
-                             "are K")
-        stack = b.shape[:-2] if self.a else a.shape[:-2]
-        shape = (*stack, *(() if self.a else a.shape[-2:-1]), *(() if self.b else b.shape[-1:]))
-        for name, given in (("c", c), ("out", out)):
-            if given is not None and given.shape != shape:
-                raise ValueError(f"{name} has shape {given.shape}; the result has {shape} (an a of one dimension is a row, "
-                                 "a b a column, and the result lacks that dimension)")
 
 
 def _row(info: ArrayInfo) -> ArrayInfo:

@@ -11,7 +11,7 @@ import pytest
 import gemmkit as gk
 from gemmkit.kernels.common.stack import Steps
 from gemmkit.layouts import ColMajor, RowMajor
-from gemmkit.operators import COMPLEX, MIN_PLUS, FPUOp, MMAOp, WGMMAOp
+from gemmkit.operators import COMPLEX, MIN_PLUS, OR_AND, FPUOp, MMAOp, WGMMAOp
 from gemmkit.runtime.array_info import alignment
 from gemmkit.runtime.array_info import whole as whole_of
 from gemmkit.runtime.arrays import describe
@@ -137,6 +137,24 @@ def test_integers_semirings_and_complex_numbers(machine: Any, rng: np.random.Gen
     u, v = p + 1j * p[::-1], q - 2j * q[::-1]
     u, v = u.astype("c8"), v.astype("c8")
     assert np.array_equal(multiplied(machine, machine.array(u), machine.array(v), (3, 7, 6), "c8"), u @ v)
+
+
+SELECTING = {"min-plus": (MIN_PLUS, np.add, np.minimum), "or-and": (OR_AND, np.bitwise_and, np.bitwise_or)}
+
+
+@pytest.mark.sample(4)
+@on_machines
+@pytest.mark.parametrize("name", SELECTING)
+@pytest.mark.parametrize("stacks", [((3, 1), (2,)), ((3, 2), (3, 2)), ((), (3,)), ((2,), (3, 1)), ((1, 1), (2, 3))], ids=repr)
+def test_semirings_of_stacks_of_any_rank_without_out(machine: Any, rng: np.random.Generator, stacks: Any, name: str) -> None:
+    """(Where one operand alone has a dimension the result is made before shape and dtypes of the operator are chosen.)"""
+    operator, multiply, add = SELECTING[name]
+    a, b = (rng.integers(0, 9, (*stack, *own)).astype("i4") for stack, own in zip(stacks, ((7, 5), (5, 6))))
+    with machine.session():
+        made = gk.matmul(machine.array(a), machine.array(b), operator=operator)
+    wanted = add.reduce(multiply(a[..., :, :, None], b[..., None, :, :]), axis=-2)
+    assert made.shape == wanted.shape and made.dtype == wanted.dtype
+    np.testing.assert_array_equal(machine.numpy(made), wanted)
 
 
 @pytest.mark.kin(5)

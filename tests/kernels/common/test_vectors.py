@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
 import gemmkit as gk
+from gemmkit import layouts
 from gemmkit.ahead import recorded
 from gemmkit.epilogues import Elementwise
-from gemmkit.operators import WGMMAOp
+from gemmkit.operators import COMPLEX, WGMMAOp
+from gemmkit.quantisation import dequantise, quantise
 from gemmkit.runtime.device import H100
 from tests.support.machines import on_machines, poison
 
@@ -61,6 +65,112 @@ def test_booleans_beside_numbers(machine: Any, dtype: str) -> None:
         made = gk.matmul(machine.array(a), machine.array(b))
         assert made.dtype == np.matmul(a, b).dtype
         np.testing.assert_array_equal(machine.numpy(made), np.matmul(a, b))
+
+
+@dataclass(frozen=True)
+class Hankel(layouts.Layout):
+    """Of a vector that has each skew diagonal's element once: it cannot tell its rows and columns."""
+
+    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+        return data[i + j]
+
+
+X = drawn((9, 16), F32)
+MASK = np.array([[True, False], [False, True]])
+SQUARE = drawn((16, 16), F32)
+HANKEL = drawn((24,), F32)
+
+
+# Of each kind: the matrix as an object, made of arrays of the machine's, and as an array.
+STRUCTURED: dict[str, tuple[Callable[[Any], Any], np.ndarray]] = {
+    "own layout": (lambda at: gk.Matrix(at(HANKEL), Hankel(F32), (9, 16)), np.lib.stride_tricks.sliding_window_view(HANKEL, 16)),
+    "generated": (lambda at: gk.Generated(lambda i, j, s: s * (i - j), (9, 16), F32, 2.0),
+                  2 * np.subtract.outer(np.arange(9.0), np.arange(16.0))),
+    "columns joined": (lambda at: gk.Concat(at(X[:, :5]), at(X[:, 5:]), axis=1), X),
+    "rows joined": (lambda at: gk.Concat(at(X[:2]), at(X[2:4]), at(X[4:]), axis=0), X),
+    "gathered": (lambda at: gk.Gather(at(X), at(np.int32([8, 0, 0, 3]))), X[[8, 0, 0, 3]]),
+    "diagonal": (lambda at: gk.Diagonal(at(X[0])), np.diag(X[0])),
+    "diagonals": (lambda at: gk.Diagonal(at(X[:2])), np.stack([np.diag(x) for x in X[:2]])),
+    "triangular": (lambda at: gk.Triangular(at(SQUARE), "upper"), np.triu(SQUARE)),
+    "symmetric": (lambda at: gk.Symmetric(at(SQUARE)), np.tril(SQUARE) + np.tril(SQUARE, -1).T),
+    "sparse": (lambda at: gk.BlockSparse(at(np.tile(SQUARE, (8, 8))), at(MASK), (64, 64)), np.tile(SQUARE, (8, 8))
+               * np.kron(MASK, np.ones((64, 64)))),
+    "plain": (lambda at: gk.Matrix(at(X), layouts.RowMajor(F32)), X),
+}
+
+
+@on_machines
+@pytest.mark.parametrize("with_out", [False, True])
+@pytest.mark.parametrize("is_row", [False, True])
+@pytest.mark.parametrize("kind", STRUCTURED)
+def test_a_vector_beside_a_matrix_with_structure(machine: Any, kind: str, is_row: bool, with_out: bool) -> None:
+    make, matrix = STRUCTURED[kind]
+    vector = drawn((matrix.shape[-2 if is_row else -1],), F32)
+    operands = (vector, matrix) if is_row else (matrix, vector)
+    wanted = np.matmul(*operands)
+    c = drawn(wanted.shape, F32)
+    with machine.session():
+        made, v, given = make(machine.array), machine.array(vector), machine.array(c)
+        ordered = (v, made) if is_row else (made, v)
+        if not with_out:
+            result = gk.matmul(*ordered)
+            assert result.shape == wanted.shape
+            np.testing.assert_array_equal(machine.numpy(result), wanted)
+            return
+        out = machine.array(poison(wanted.shape, F32))
+        assert gk.plan(*ordered, given, out=out)(*ordered, given, out=out) is out
+        np.testing.assert_array_equal(machine.numpy(out), wanted + c)
+
+
+@on_machines
+def test_a_vector_beside_layouts_given_by_keyword(machine: Any) -> None:
+    """A layout of the caller's that cannot tell its extents, and 4-bit weights, of which the array has other rows."""
+    wanted, v = STRUCTURED["own layout"][1], drawn((16,), F32)
+    weights = quantise(np.tile(SQUARE, (2, 1)), group=8)
+    x = drawn((32,), "f2")
+    with machine.session():
+        for sizes in (dict(M=9, N=1, K=16), (9, 1, 16)):
+            made = gk.matmul(machine.array(HANKEL), machine.array(v), global_a_layout=Hankel(F32), gemm_shape=sizes)
+            assert made.shape == (9,)
+            np.testing.assert_array_equal(machine.numpy(made), wanted @ v)
+        words = gk.Matrix(machine.array(weights.array), layouts.GroupQuantised(
+            "float16", machine.array(weights.layout.scales), group=8))                         # type: ignore[attr-defined]
+        made = gk.matmul(machine.array(x), words)
+        assert made.shape == (16,)
+        np.testing.assert_allclose(machine.numpy(made), x.astype("f8") @ dequantise(weights), rtol=2e-3, atol=0.05)
+
+
+@on_machines
+def test_a_row_beside_a_braid(machine: Any) -> None:
+    x, w = drawn((16,), F32), drawn((16, 5), F32)
+    with machine.session():
+        out = machine.array(poison((5,), F32))
+        made = gk.matmul(machine.array(x), gk.Braid(machine.array(w), machine.array(w[::-1].copy())), out=out,
+                         epilogue=gk.epilogues.Fold(lambda one, other: one - 2 * other))
+        assert made is out
+        np.testing.assert_array_equal(machine.numpy(made), x @ w - 2 * (x @ w[::-1]))
+
+
+@pytest.mark.parametrize("columns", [(3,), (2, 16, 3)])
+def test_a_matrix_says_its_shape(columns: tuple[int, ...]) -> None:
+    """(Of `gk.Matrix(array, layout, shape)`, whose layout cannot.)"""
+    b = drawn((16, *columns) if len(columns) == 1 else columns, F32)
+    with gk.emulate():
+        np.testing.assert_array_equal(gk.matmul(gk.Matrix(HANKEL, Hankel(F32), (9, 16)), b), STRUCTURED["own layout"][1] @ b)
+
+
+@pytest.mark.parametrize(("call", "says"), [
+    (lambda m, v: gk.matmul(m, v[1:]), ("a has shape (9, 16) and b has shape (15,)",)),
+    (lambda m, v: gk.matmul(m, v, gemm_shape=dict(M=9, N=1, K=15)), ("a is a matrix of K=16", "gemm_shape says K=15")),
+    (lambda m, v: gk.matmul(m, v, v), ("c has shape (16,), that is M=16 rows, and a says M=9",)),
+    (lambda m, v: gk.matmul(m, v, out=np.zeros((9, 1), F32)), ("out has shape (9, 1)", "one dimension")),
+    (lambda m, v: gk.Matrix(X, layouts.RowMajor(F32), (9, 15)), ("shape=(9, 15)", "9 x 16")),
+    (lambda m, v: gk.matmul(np.ones((3, 4, 2), F32), v[:4], operator=COMPLEX), ("b has one dimension", "b[:, None]")),
+])
+def test_a_matrix_and_a_vector_that_do_not_fit(call: Any, says: tuple[str, ...]) -> None:
+    with gk.emulate(), pytest.raises(ValueError) as error:
+        call(gk.Matrix(HANKEL, Hankel(F32), (9, 16)), drawn((16,), F32))
+    assert all(text in str(error.value) for text in says), error.value
 
 
 def test_a_vector_whose_product_is_computed_transposed() -> None:
