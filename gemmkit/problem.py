@@ -228,9 +228,9 @@ def _layout(name: str, info: ArrayInfo | None, conf: Config | None, keywords: di
     """The layout of operand ``name``: as given, of the configuration, or the plain one of its array."""
     field = f"global_{'d' if name == 'out' else name}_layout"
     if field in keywords:
-        return keywords[field]                                                      # type: ignore[no-any-return]
+        return keywords[field]
     if conf is not None and not (name == "c" and info is not None and isinstance(conf.global_c_layout, Zero)):
-        return getattr(conf, field)                                                 # type: ignore[no-any-return]
+        return getattr(conf, field)
     return None if info is None else layout_of(info, name, keywords.get("operator", getattr(conf, "operator", None)))
 
 
@@ -290,10 +290,10 @@ def _sizes(infos: dict[str, ArrayInfo | None], layouts: dict[str, Layout | None]
     told: tuple[tuple[str, str, int], ...] = ()
     if isinstance(gemm_shape, Sizes):
         gemm_shape, told = gemm_shape
-    for dim, extent in zip("MNK", sizes_given(gemm_shape) or ()):
-        add("gemm_shape", dim, extent, "")
-    for name, dim, extent in told:
-        add(name, dim, extent, f"is a matrix of {dim}={{}}")
+    for dim, size in zip("MNK", sizes_given(gemm_shape) or ()):
+        add("gemm_shape", dim, size, "")
+    for name, dim, size in told:
+        add(name, dim, size, f"is a matrix of {dim}={{}}")
     for name, dims in (("a", "MK"), ("b", "KN"), ("c", "MN"), ("out", "MN")):
         info, layout = infos[name], layouts["d" if name == "out" else name]
         if info is None or layout is None:

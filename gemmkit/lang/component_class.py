@@ -20,6 +20,8 @@ class ComponentClass(ABCMeta):
       when the first instance is made, by name.
     """
 
+    counts_changes = True                # in `guards.class_version`
+
     # ABCMeta's own look for registered classes takes ten times as long, and freezing asks for every value.
     __instancecheck__ = type.__instancecheck__
     __subclasscheck__ = type.__subclasscheck__

@@ -209,9 +209,8 @@ def _type_of_static(ty: ComponentType, attr: str, value: Any) -> Any:
         found = static_type(value)
         mutable = mutable_in_property(ty.skeleton, attr)
         if mutable is not None:
-            raise TypeError(f"the property reads {mutable[0]}, a {mutable[1]}, which can change in place while the kernel "
-                            "keeps the value that it had; take a tuple, an Enum or a types.MappingProxyType, or a gk.Array "
-                            "field that a method reads")
+            raise TypeError(f"the property reads {mutable}, while the kernel keeps the value that it had; take a field (a "
+                            "number, a tuple, an Enum, a types.MappingProxyType), or a gk.Array field that a method reads")
         return found
     except TypeError as error:
         raise TypingError(f"{ty.cls.__qualname__}.{attr}: {error}") from error

@@ -15,9 +15,10 @@ import dataclasses
 import enum
 import hashlib
 import re
+import sys
 from collections.abc import Callable, Collection
 from functools import cached_property, lru_cache
-from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType, NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,16 +29,17 @@ from gemmkit.lang.guards import NOTHING, Fact, Guards
 from gemmkit.lang.later import made_later
 from gemmkit.lang.package_state import of_packages
 from gemmkit.lang.records import record_text
-from gemmkit.lang.references import attributes, globals_of, is_fixed, is_gemmkit, is_host, names_of
+from gemmkit.lang.references import attributes, globals_of, imports_of, is_fixed, is_gemmkit, is_host, names_of, of_process
 
 
 class Reading(NamedTuple):
-    """What was read: the text, whether the user's code still says so, and the names of what can change in place, with what
-    it is."""
+    """What was read: the text, whether the user's code still says so, the names of what can change in place, each with what
+    it is, and of what depends on the process (its environment, clocks, files), each with its module."""
 
     text: str
     guards: Guards
-    mutable: tuple[tuple[str, str], ...]
+    mutable: tuple[tuple[str, str], ...] = ()
+    of_process: tuple[tuple[str, str], ...] = ()
 
 
 def digest(text: str) -> str:
@@ -81,16 +83,19 @@ class Reader:
     def __init__(self) -> None:
         self._user: list[Fact] = []
         self._mutable: dict[str, str] = {}
+        self._of_process: dict[str, str] = {}
         self._open: list[Any] = []                             # what is being read: it may refer to itself
         self.is_cyclic = False
 
     def reading(self, text: str) -> Reading:
-        return Reading(text, Guards(self._user) if self._user else NOTHING, tuple(self._mutable.items()))
+        return Reading(text, Guards(self._user) if self._user else NOTHING, tuple(self._mutable.items()),
+                       tuple(self._of_process.items()))
 
     def add(self, reading: Reading) -> str:
         """Enter what another walk has read; its text."""
         self._user += reading.guards.facts
         self._mutable.update(reading.mutable)
+        self._of_process.update(reading.of_process)
         return reading.text
 
     # -- functions
@@ -134,6 +139,10 @@ class Reader:
             parts.append(name if name in runtime else inner._global(function, name, names_of(code), facts))
         if is_fixed(function):                                 # gemmkit's own tables stay what they are
             inner._mutable.clear()
+            inner._of_process.clear()
+        else:
+            for name in imports_of(code):
+                inner._process(name, sys.modules.get(name), names_of(code))
         found = inner.reading(digest("\n".join(parts)))
         if inner.is_cyclic and len(self._open) > 1:            # the text depends on where the walk began
             self.is_cyclic = True
@@ -154,16 +163,35 @@ class Reader:
         of_packages.append(guards.item(built_in, name))
         return f"{name}:{self._named(name, built_in[name])}" if name in built_in else f"{name} is not there"
 
+    def _process(self, name: str, value: Any, names: Collection[str]) -> None:
+        """Note what a user's function names that depends on the process: of a module, those attributes that it names."""
+        if isinstance(value, ModuleType):
+            if is_fixed(value) and value not in self._open and not is_gemmkit(value):
+                self._open.append(value)
+                for attribute in names & vars(value).keys():
+                    held = vars(value)[attribute]
+                    if isinstance(held, _GROWING) and of_process(value) is not None:                 # sys.argv
+                        self._of_process[f"{name}.{attribute}"] = value.__name__
+                    self._process(f"{name}.{attribute}", held, names)
+                self._open.pop()
+        elif not isinstance(value, _IMMUTABLE):
+            found = of_process(value)
+            if found is not None:
+                self._of_process[name] = found
+
     def _looked_up(self, name: str, value: Any, names: Collection[str]) -> str:
         """The text of what a function's code names; a user's module or class, with the attributes that it may read."""
         if not isinstance(value, (ModuleType, type)) or value in self._open:
             return self._named(name, value)
+        self._process(name, value, names)
         self._open.append(value)
         try:
             text = self._named(name, value)
-            for scope, attribute, found in attributes(value, names):
+            for scope, attribute in attributes(value, names):
                 self._user.append(guards.item(scope, attribute))
-                text += f";{attribute}={self._looked_up(f'{name}.{attribute}', function_of(found) or found, names)}"
+                found = scope.get(attribute, guards.MISSING)
+                if found is not guards.MISSING:
+                    text += f";{attribute}={self._looked_up(f'{name}.{attribute}', function_of(found) or found, names)}"
             return text
         finally:
             self._open.pop()
@@ -177,7 +205,8 @@ class Reader:
         for each in cls.__mro__[:-1]:
             if each is base:
                 continue
-            (of_packages if is_fixed(each) else self._user).append(guards.class_fact(each))
+            facts = of_packages if is_fixed(each) else self._user
+            facts += guards.class_facts(each, is_fixed(each))
             parts += self._members(each)
         return digest("\n".join(parts))
 
@@ -215,7 +244,7 @@ class Reader:
         try:
             for base in cls.__mro__[:-1]:
                 if not is_fixed(base):
-                    self._user += [guards.item(vars(base), name) for name in guards.members(base)]
+                    self._user += guards.class_facts(base)
                     text += ";" + ";".join(self._members(base))
             return text
         finally:
@@ -230,6 +259,7 @@ class Reader:
         own = getattr(type(value), "__reading__", None)
         if own is not None:
             return self.add(own(value))
+        self._process(name, value, ())
         if isinstance(value, Atom):                            # an instruction
             return f"{type(value).__qualname__}:{value!r}"
         if isinstance(value, FunctionType):
@@ -243,6 +273,11 @@ class Reader:
             return "module:" + value.__name__
         if isinstance(value, type):
             return self._class(value)
+        own = getattr(value, "__self__", None)
+        if isinstance(value, MethodType):
+            return f"{self._named(name, value.__func__)} of {self._named(name, own)}"
+        if isinstance(value, BuiltinFunctionType) and not isinstance(own, (ModuleType, type, NoneType)):
+            return f"{value.__qualname__} of {self._named(name, own)}"
         if isinstance(value, (BuiltinFunctionType, np.ufunc)):
             return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}"
         if hasattr(type(value), "__get__"):                    # a property of an enumeration's, a slot: code, not a value

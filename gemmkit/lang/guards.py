@@ -17,7 +17,8 @@ MISSING = object()
 
 
 class Fact(NamedTuple):
-    """One thing that was seen: ``kind`` is "item" (of a mapping), "absent" (a key of it), "cell", "attribute" or "class"."""
+    """One thing that was seen: ``kind`` is "item" (of a mapping), "absent" (a key of it), "length" (of it), "cell",
+    "attribute" or "class"."""
 
     kind: str
     holder: Any
@@ -60,7 +61,8 @@ def code(function: FunctionType) -> list[Fact]:
 
 class_version = [0]                      # counts every attribute set on any class of components (`ComponentClass`)
 
-_UNSEEN = ("__abstractmethods__", "_abc_impl", "__slotnames__", "__doc__", "__annotations__", "__weakref__", "__dict__")
+_UNSEEN = ("__abstractmethods__", "_abc_impl", "__slotnames__", "__doc__", "__annotations__", "__weakref__", "__dict__",
+           "__module__", "__firstlineno__", "__static_attributes__")
 
 
 def members(of: type) -> dict[str, Any]:
@@ -68,9 +70,18 @@ def members(of: type) -> dict[str, Any]:
     return {name: value for name, value in vars(of).items() if name not in _UNSEEN}
 
 
-def class_fact(of: type) -> Fact:
-    """That a class of components defines what it does: looked at only after some such class has changed."""
-    return Fact("class", of, "", members(of))
+def class_facts(of: type, is_fixed: bool = False) -> list[Fact]:
+    """That a class defines what it does.
+
+    A class of components counts its changes (`ComponentClass`), so its fact is looked at only after some such class has
+    changed; so is that of a class which nobody edits, ``is_fixed``. Any other class has a fact for each entry, one for its
+    bases, and one for the number of entries, because a new entry may hide a base's.
+    """
+    if is_fixed or hasattr(type(of), "counts_changes"):
+        return [Fact("class", of, "", members(of))]
+    scope = vars(of)
+    return [Fact("attribute", of, "__bases__", of.__bases__), Fact("length", scope, "", len(scope)),
+            *(item(scope, name) for name in members(of))]
 
 
 def _has_members(fact: Fact) -> bool:
@@ -86,6 +97,8 @@ def holds(fact: Fact) -> bool:
         return getattr(fact.holder, fact.name, MISSING) is fact.value
     if fact.kind == "cell":
         return contents(fact.holder) is fact.value
+    if fact.kind == "length":
+        return len(fact.holder) == fact.value
     return fact.holder.get(fact.name, MISSING) is (MISSING if fact.kind == "absent" else fact.value)
 
 
@@ -145,7 +158,8 @@ def _checker(facts: tuple[Fact, ...]) -> Callable[[], bool]:
             continue
         space[f"h{n}"], space[f"v{n}"] = fact.holder, fact.value
         clauses.append({"item": f"h{n}[{fact.name!r}] is v{n}", "absent": f"{fact.name!r} not in h{n}",
-                        "cell": f"h{n}.cell_contents is v{n}", "attribute": f"h{n}.{fact.name} is v{n}"}[fact.kind])
+                        "length": f"len(h{n}) == v{n}", "cell": f"h{n}.cell_contents is v{n}",
+                        "attribute": f"h{n}.{fact.name} is v{n}"}[fact.kind])
     text = ("def stand():\n    try:\n        return " + "\\\n            and ".join(clauses)
             + "\n    except (KeyError, ValueError, AttributeError):\n        return False\n")
     exec(text, space)
@@ -158,5 +172,5 @@ def _true() -> bool:
 
 NOTHING = Guards(())
 
-__all__ = ["MISSING", "NOTHING", "Fact", "Guards", "cell", "class_fact", "class_version", "code", "contents", "holds",
+__all__ = ["MISSING", "NOTHING", "Fact", "Guards", "cell", "class_facts", "class_version", "code", "contents", "holds",
            "item", "members"]

@@ -137,15 +137,49 @@ def is_host(function: FunctionType) -> bool:
     return function.__code__.co_filename.startswith(_host_folders())
 
 
-def attributes(holder: ModuleType | type, names: Collection[str]) -> Iterator[tuple[Mapping[str, Any], str, Any]]:
-    """(namespace, name, value) of those of ``names`` that a user's module or class has."""
+def attributes(holder: ModuleType | type, names: Collection[str]) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Where those of ``names`` are that a user's module or class has: (namespace, name), and each namespace before, which
+    lacks it and would hide that one."""
     if is_fixed(holder):
         return
     scopes = [vars(holder)] if isinstance(holder, ModuleType) else [vars(base) for base in holder.__mro__[:-1]]
-    for scope in scopes:
-        for name in sorted(names):
-            if name in scope and not name.startswith("__"):
-                yield scope, name, scope[name]
+    for name in sorted(names):
+        found = next((n for n, scope in enumerate(scopes) if name in scope), None)
+        if found is not None and not name.startswith("__"):
+            yield from ((scope, name) for scope in scopes[:found + 1])
 
 
-__all__ = ["Owner", "attributes", "globals_of", "is_fixed", "is_gemmkit", "is_host", "is_library", "names_of", "owner_of"]
+# -- what only the process knows ----------------------------------------------------------------------------------------
+
+#: Of the standard library: what is called with equal values gives equal ones.
+_PURE = frozenset(
+    "abc bisect cmath collections contextlib copy dataclasses decimal enum fractions functools heapq itertools logging math "
+    "numbers operator re statistics string struct textwrap types typing warnings".split())
+_IMPURE_BUILT_INS = frozenset("__import__ breakpoint eval exec globals hash id input locals open".split())
+
+
+def of_process(value: Any) -> str | None:
+    """What a module, function, class or object of others' depends on beside its arguments (the environment, files, clocks,
+    random numbers): the module's name. None where it depends on nothing, and for the user's, whose code is read."""
+    module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    if not isinstance(module, str):                            # a built-in method, or an object
+        holder = getattr(value, "__self__", value)
+        module = holder.__name__ if isinstance(holder, ModuleType) else (
+            holder if isinstance(holder, type) else type(holder)).__module__
+    if module == "builtins":
+        return module if getattr(value, "__name__", "") in _IMPURE_BUILT_INS else None
+    if module.startswith(("numpy.random", "numpy._random")):
+        return module
+    owner = Owner.USER if module not in sys.modules else owner_of(sys.modules[module])
+    return module if owner is Owner.PYTHON and module.lstrip("_").partition(".")[0] not in _PURE else None
+
+
+@lru_cache(maxsize=4096)
+def imports_of(code: CodeType) -> frozenset[str]:
+    """The modules that a code object, or one nested in it, imports."""
+    own = {step.argval for step in dis.get_instructions(code) if step.opname == "IMPORT_NAME"}
+    return frozenset(own).union(*(imports_of(c) for c in code.co_consts if isinstance(c, CodeType)))
+
+
+__all__ = ["Owner", "attributes", "globals_of", "imports_of", "is_fixed", "is_gemmkit", "is_host", "is_library",
+           "names_of", "of_process", "owner_of"]

@@ -53,7 +53,7 @@ def plan_of_call(program: Any, arguments: dict[str, Any], mapping: Mapping | Non
     found = best_planned(program, arguments, mapping, None)
     functions = [program.function, *(x for x in arguments.values() if isinstance(x, FunctionType))]
     readings = [] if key is None else [read(x) for x in functions]
-    if readings and not any(reading.mutable for reading in readings):
+    if readings and not any(reading.mutable or reading.of_process for reading in readings):
         if len(plans) >= LIMIT:
             plans.clear()
         guards = Guards(fact for reading in readings for fact in reading.guards.facts)

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import enum
+import functools
+import math
+import operator
+import os
+import random
+import sys
+import time
 import types
 from dataclasses import InitVar, dataclass
+from datetime import datetime
+from os import environ
 from typing import Any
 
 import numpy as np
@@ -87,6 +96,75 @@ class ByProperty(transforms.Transform):
 def test_a_property_cannot_hide_what_can_change(held: Any) -> None:
     with pytest.raises(gk.ComponentError, match=r"ByProperty.scale: the property reads ByProperty.held, a \w+, which can change"):
         ptx_of(ByProperty(held))
+
+
+def of_process() -> float:
+    return float(len(os.environ))
+
+
+@dataclass(frozen=True)
+class Inner(transforms.Transform):
+    @property
+    def deep(self) -> float:
+        return float(len(sys.argv))
+
+    def __call__(self, x: Any) -> Any:
+        return x
+
+
+# What a property reads, and what the message names.
+OF_THE_PROCESS = {
+    "os.environ": ("os.environ", lambda self: float(os.environ.get("SCALE", "2"))),
+    "environ": ("environ", lambda self: float(environ.get("SCALE", "2"))),
+    "os.getenv": ("os.getenv", lambda self: float(os.getenv("SCALE", "2"))),
+    "time.time": ("time.time", lambda self: time.time()),
+    "random.random": ("random.random", lambda self: random.random()),
+    "np.random": ("np.random", lambda self: float(np.random.rand())),
+    "datetime": ("datetime", lambda self: float(datetime.now().year)),
+    "sys.argv": ("sys.argv", lambda self: float(len(sys.argv))),
+    "open": ("open", lambda self: float(open("scale").read())),
+    "a helper": ("os.environ", lambda self: of_process()),
+    "a property of a field": ("sys.argv", lambda self: self.inner.deep),
+    "a method of an object": ("METHOD", lambda self: METHOD("SCALE", 2.0)),
+}
+METHOD = {"SCALE": 3.0}.get
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("what", OF_THE_PROCESS)
+def test_a_property_cannot_hide_what_is_not_of_the_program(what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scale").write_text("2")
+    named, getter = OF_THE_PROCESS[what]
+
+    @dataclass(frozen=True)
+    class Scaled(transforms.Transform):
+        inner: Any = Inner()
+
+        def __call__(self, x: Any) -> Any:
+            return x * self.scale                                             # type: ignore[attr-defined]
+
+    Scaled.scale = property(getter)                                           # type: ignore[attr-defined]
+    with pytest.raises(gk.ComponentError, match=rf"Scaled.scale: the property reads {named}[^,]*, ") as caught:
+        ptx_of(Scaled())
+    assert f'File "{__file__}", line' in str(caught.value)
+
+
+@pytest.mark.compile
+def test_a_property_may_compute() -> None:
+    """With functions whose results their arguments decide."""
+    @dataclass(frozen=True)
+    class Scaled(transforms.Transform):
+        by: float = 2.5
+
+        @property
+        def scale(self) -> float:
+            return float(np.sqrt(np.float64(math.ceil(self.by)))) + functools.reduce(operator.add, (1, 2)) + max(1, len("ab"))
+
+        def __call__(self, x: Any) -> Any:
+            return x * self.scale
+
+    assert ptx_of(Scaled())
 
 
 @pytest.mark.compile

@@ -35,6 +35,12 @@ class Program:
     jit_constant: str = "1.25"
     kind: str = "4.0"                    # an attribute of a class in a field
     weight: str = "self.kind.WEIGHT"     # a property
+    mixed: str = "1.25"                  # a constant of a mixin, a plain class
+    lift: str = "x * self.MIXED"         # a method of the mixin
+    beneath: str = "0.75"                # a constant of the mixin's base
+    above: str = "pass"                  # what the mixin has that hides it
+    root: str = "2.5"                    # a constant of a named class's base
+    hides: str = "pass"                  # what the class has that hides it
 
     @property
     def source(self) -> str:
@@ -58,8 +64,12 @@ class Pair(NamedTuple):
     {self.order.split(", ")[0]}: Any
     {self.order.split(", ")[1]}: Any
 
-class Names:
+class Roots:
+    ROOT = {self.root}
+
+class Names(Roots):
     OFFSET = {self.namespace}
+    {self.hides}
 
 class Kind:
     WEIGHT = {self.kind}
@@ -77,8 +87,18 @@ def helper(x, shift={self.shift}):
 def size(x):
     return abs(x)
 
+class Base:
+    BENEATH = {self.beneath}
+
+class Mixin(Base):
+    MIXED = {self.mixed}
+    {self.above}
+
+    def lift(self, x):
+        return {self.lift}
+
 @dataclass(frozen=True)
-class Step(transforms.Transform):
+class Step(Mixin, transforms.Transform):
     bound: float = {self.bound}
     kind: Any = Kind
     K = {self.factor}
@@ -99,7 +119,8 @@ class Step(transforms.Transform):
 
     def __call__(self, x):
         pair = Pair(x, x * 2)
-        return self.other({self.body}) + Names.OFFSET * pair.low - size(x) + self.extra + jitted(x) + self.weight
+        return self.other({self.body}) + Names.OFFSET * pair.low - size(x) + self.extra + jitted(x) + self.weight \\
+            + self.lift(x) * self.BENEATH - Names.ROOT
 '''
 
 
@@ -113,7 +134,8 @@ def drawn(rng: random.Random) -> Program:
                    rng.choice(("x * SCALE + shift", "x / SCALE - shift", "SCALE - x * shift")),
                    rng.choice(("x - 1", "x * 2 + 1", "-x")), "helper(x) * self.K + self.limit",
                    rng.choice(("x + 0.25", "x * 1.75")), number(rng), str(rng.randrange(1, 50)),
-                   extra=number(rng), jit_constant=number(rng), kind=number(rng))
+                   extra=number(rng), jit_constant=number(rng), kind=number(rng), mixed=number(rng), beneath=number(rng),
+                   root=number(rng))
 
 
 def load_source(source: str, name: str) -> ModuleType:
@@ -203,6 +225,45 @@ def bind_property(rng: random.Random, program: Program, module: ModuleType) -> P
     return after
 
 
+def constant_of_mixin(rng: random.Random, program: Program, module: ModuleType) -> Program:
+    after = replace(program, mixed=number(rng))
+    module.Mixin.MIXED = float(after.mixed)
+    return after
+
+
+def method_of_mixin(rng: random.Random, program: Program, module: ModuleType) -> Program:
+    after = replace(program, lift=f"x * self.MIXED + {number(rng)}")
+    new = _of_new(after, module).Mixin.lift
+    module.Mixin.lift = type(new)(new.__code__, module.__dict__, "lift")
+    return after
+
+
+def constant_of_mixins_base(rng: random.Random, program: Program, module: ModuleType) -> Program:
+    after = replace(program, beneath=number(rng))
+    module.Base.BENEATH = float(after.beneath)
+    return after
+
+
+def hide_constant_of_mixins_base(rng: random.Random, program: Program, module: ModuleType) -> Program:
+    constant = number(rng)
+    after = replace(program, above=f"BENEATH = {constant}")
+    module.Mixin.BENEATH = float(constant)
+    return after
+
+
+def constant_of_named_base(rng: random.Random, program: Program, module: ModuleType) -> Program:
+    after = replace(program, root=number(rng))
+    module.Roots.ROOT = float(after.root)
+    return after
+
+
+def hide_constant_of_named_base(rng: random.Random, program: Program, module: ModuleType) -> Program:
+    constant = number(rng)
+    after = replace(program, hides=f"ROOT = {constant}")
+    module.Names.ROOT = float(constant)
+    return after
+
+
 def attribute_of_class(rng: random.Random, program: Program, module: ModuleType) -> Program:
     after = replace(program, namespace=number(rng))
     module.Names.OFFSET = float(after.namespace)
@@ -268,6 +329,13 @@ def reload_in_place(rng: random.Random, program: Program, module: ModuleType) ->
         getattr(old["Step"], name).__code__ = getattr(module.Step, name).__code__
     for name in ("K", "bound", "limit", "weight", "__init__"):
         setattr(old["Step"], name, vars(module.Step)[name])
+    for name in ("Base", "Mixin"):
+        mine, new = old[name], vars(getattr(module, name))
+        for entry in [entry for entry in vars(mine) if not entry.startswith("__") and entry not in new]:
+            delattr(mine, entry)
+        for entry in [entry for entry in new if not entry.startswith("__")]:
+            setattr(mine, entry, new[entry])
+        setattr(module, name, mine)
     module.Step = old["Step"]                                                  # type: ignore[attr-defined]
     return after
 
@@ -275,5 +343,6 @@ def reload_in_place(rng: random.Random, program: Program, module: ModuleType) ->
 Edit = Callable[[random.Random, Program, ModuleType], Program]
 EDITS: tuple[Edit, ...] = (
     bind_global, bind_helper, code_of_helper, code_of_deeper, default_of_helper, code_of_method, bind_call, bind_method,
-    class_constant, bind_property, attribute_of_class, class_in_a_field, shadow_built_in, redefine_enumeration,
+    class_constant, constant_of_mixin, method_of_mixin, constant_of_mixins_base, hide_constant_of_mixins_base,
+    constant_of_named_base, hide_constant_of_named_base, bind_property, attribute_of_class, class_in_a_field, shadow_built_in, redefine_enumeration,
     redefine_named_tuple, redefine_component, global_of_jitted, run_the_cell_again, reload_in_place)

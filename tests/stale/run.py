@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
                 print(*difflib.unified_diff(outcome.expected.splitlines(), outcome.ptx.splitlines(), "fresh", "edited",
                                             lineterm="", n=1), sep="\n")
     for name in sorted(done):
-        print(f"{name:24} {done[name]:5} edits {stale[name]:5} stale")
+        print(f"{name:28} {done[name]:5} edits {stale[name]:5} stale")
     print(f"{sum(done.values())} edits, {sum(stale.values())} stale (seed {given.seed})")
     return int(sum(stale.values()) > 0)
 
