@@ -19,14 +19,14 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-from bench import cases, choice, gemm, hopper, host, plot, report
+from bench import cases, choice, hopper, host, plot, report
 from bench.experiments import run
 
 FILES: dict[str, tuple[str, ...]] = {
     "hopper_square": ("square",),
     "hopper_fused": ("fused",),
     "hopper": tuple(group for group in cases.PUBLISHED if group not in ("square", "fused")),
-    "multistage": ("float32", "float64", "complex", "long", "stacks", "grouped", "minplus"),
+    "multistage": ("float32", "float64", "complex", "long", "stacks", "grouped", "experts", "sparse", "minplus", "forced"),
     "decode": ("skinny", "decode"),
     "experiments": tuple(group for group in run.DEFAULT if group not in (*cases.PUBLISHED, "minplus")),
     "stream_k": ("streamk",),
@@ -50,8 +50,8 @@ def later(name: str) -> Callable[[Sequence[str]], int]:
 
 
 OTHERS: dict[str, Callable[[Sequence[str]], int]] = {
-    "choice": choice.main, "gemm": gemm.main, "host": host.main,
-    **{name: later(name) for name in ("derived", "novel", "shares")}}
+    "choice": choice.main, "host": host.main,
+    **{name: later(name) for name in ("derived", "novel", "shares", "row_programs", "training")}}
 NAMES = (*FILES, *OTHERS)
 
 

@@ -112,6 +112,14 @@ RAGGED = (
     (4096, 4096, 64),
     (512, 512, 16384),
 )
+#: Rows that begin at any address, and odd widths: what TMA cannot bring.
+EDGES = (
+    (14, 1447, 55, "tt"), (384, 34, 17, "nt"), (64, 51, 289, "tn"), (448, 448, 4534, "nn"), (4299, 64, 3328, "tn"),
+    (2964, 64, 3167, "nt"), (1001, 1001, 1001, "nn"), (1001, 1001, 1001, "nt"), (648, 5649, 11, "nn"), (1824, 4353, 1, "nt"),
+    (270, 8, 3584, "tt"), (1155, 3807, 64, "nt"), (1496, 6513, 96, "tt"), (192, 218, 29, "nt"), (8, 64, 181, "nt"),
+    (480, 1344, 356, "nt"), (3, 64, 524, "tt"), (2047, 2047, 2047, "nn"), (500, 500, 500, "nn"), (333, 777, 1555, "nn"),
+    (5000, 5000, 129, "nn"), (4097, 4097, 4097, "nn"), (31, 275, 640, "tn"),
+)  # fmt: skip
 Sizes = Sequence[int]
 
 
@@ -125,6 +133,11 @@ def square(sizes: Sizes) -> Iterator[Case]:
 def ragged() -> Iterator[Case]:
     for m, n, k in RAGGED:
         yield Case("ragged", "matmul", "f16", m, n, k, bar=0.90, aim=1.0)
+
+
+def edges() -> Iterator[Case]:
+    for m, n, k, layout in EDGES:
+        yield Case("edges", "matmul", "f16", m, n, k, layout)
 
 
 TYPES = (
@@ -221,7 +234,7 @@ def tuned(sizes: Sizes, kinds: Sequence[str], names: Sequence[str]) -> Iterator[
 
 
 # Measured by bench.hopper; the rest is for tuning.
-PUBLISHED = ("square", "ragged", "types", "fused", "transforms", "table2", "toeplitz")
+PUBLISHED = ("square", "ragged", "edges", "types", "fused", "transforms", "table2", "toeplitz")
 PAPER = ("diagonal", "triangular", "fusion")  # by bench.experiments
 GROUPS = (*PUBLISHED, *PAPER, "decode", "mappings")
 
@@ -253,6 +266,7 @@ def make(
     made = {
         "square": lambda: square(of("square")),
         "ragged": ragged,
+        "edges": edges,
         "types": lambda: types(of("types")),
         "fused": lambda: fused(of("fused")),
         "decode": decode,

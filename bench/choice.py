@@ -212,6 +212,7 @@ def row(lib: Any, product: Product, listed: Sequence[Way]) -> dict[str, Any]:
         peer_us=round(found.ours_us * ratio, 2),
         ratio=round(ratio, 4),
         error=product.error(lib, on.sets[-1]),
+        graph=True,
         best="default" if best is None or best["ratio"] >= 1 else best["name"],
         cublas_us=round(found.peer_us, 2),
         tried=list(tried.values()),

@@ -236,7 +236,7 @@ class Case:
               round(taken["by hand"] / taken["ours"], 3), flush=True)
         return [dict(group="derived", work=self.work, dtype="float16", m=m, n=n, k=k, layout="nn",
                      ours_us=round(taken["ours"], 2), peer=name, peer_us=round(time, 2),
-                     ratio=round(time / taken["ours"], 4), error=errors[0])
+                     ratio=round(time / taken["ours"], 4), error=errors[0], graph=True)
                 for name, time in taken.items() if name != "ours"]
 
 

@@ -125,7 +125,7 @@ def rows_of(work: str, shape: tuple[int, int, int], dtype: str, us: dict[str, fl
     M, N, K = shape
     peers = [name for name in us if name not in ("ours", "alone", "halved")]
     return [dict(work=work, dtype=dtype, m=M, n=N, k=K, layout="nn", ours_us=us["ours"], peer=peer, peer_us=us[peer],
-                 ratio=round(us[peer] / us["ours"], 3), error=error["ours"])
+                 ratio=round(us[peer] / us["ours"], 3), error=error["ours"], graph=False, group=work)
             for peer in (*(name for name in us if name in ("alone", "halved")), *peers)]
 
 

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import backends, report
+from bench.first_call import WORKS
 from bench.harness import Call, Row, WrongResult
 
 SIZE = 64  # M = N = K
@@ -70,7 +71,7 @@ def row(work: str, ours_us: float, peer: str, peer_us: float, error: float, **fu
         raise WrongResult(f"{work}: relative error {error:.3g}, more than {TOLERANCE:.3g}")
     shape = {"dtype": DTYPE, "m": SIZE, "n": SIZE, "k": SIZE, "layout": "nn"}
     times = {"ours_us": ours_us, "peer": peer, "peer_us": peer_us, "ratio": peer_us / ours_us}
-    return {"work": work, **shape, **times, "error": error, **further}
+    return {"work": work, **shape, **times, "error": error, "graph": False, "group": "host", **further}
 
 
 def calls(backend: backends.Backend) -> list[Row]:
@@ -137,13 +138,13 @@ def looking_again(backend: backends.Backend) -> list[Row]:
     return rows
 
 
-def child(backend: backends.Backend, cache: Path) -> dict[str, Any]:
+def child(work: str, cache: Path) -> dict[str, Any]:
     """What `bench.first_call` reports in a process of its own, with its compiled kernels kept in `cache`.
 
     Raises:
         RuntimeError: the process failed; with what it wrote.
     """
-    command = [sys.executable, "-m", "bench.first_call", backend.name, DTYPE, str(SIZE)]
+    command = [sys.executable, "-m", "bench.first_call", work]
     environment = {**os.environ, "GEMMKIT_CACHE_DIR": str(cache)}
     root = Path(__file__).resolve().parent.parent
     done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=600)
@@ -153,7 +154,7 @@ def child(backend: backends.Backend, cache: Path) -> dict[str, Any]:
     return found
 
 
-def first_call(backend: backends.Backend) -> Row:
+def first_call(work: str) -> Row:
     """The row of a second process's first call.
 
     Raises:
@@ -161,13 +162,13 @@ def first_call(backend: backends.Backend) -> Row:
             compiled.
     """
     with tempfile.TemporaryDirectory(prefix="gemmkit-bench-") as cache:
-        cold, warm = child(backend, Path(cache)), child(backend, Path(cache))
+        cold, warm = child(work, Path(cache)), child(work, Path(cache))
     if cold["compiles"] == 0:
         raise RuntimeError("the first process compiled nothing: its cache folder was not fresh")
     if warm["compiles"] != 0:
         raise RuntimeError(f"the second process compiled {warm['compiles']} kernels that were on disk")
     return row(
-        f"first call ({backend.name})",
+        f"first call, {work}",
         warm["first_call_s"] * 1e6,
         "the same with no kernel on disk",
         cold["first_call_s"] * 1e6,
@@ -190,7 +191,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     found = options.backends.split(",") if options.backends else backends.installed()
     chosen = [backends.choose(name) for name in found] or [backends.choose()]
-    rows = [each for backend in chosen for each in (*calls(backend), *looking_again(backend), first_call(backend))]
+    rows = [each for backend in chosen for each in (*calls(backend), *looking_again(backend))]
+    rows += [first_call(work) for work in WORKS if "torch" in found]
     path = report.results_path("host", options.out)
     content = report.document("host", rows, chosen[0].device())
     report.write(content, path)

@@ -85,7 +85,8 @@ def rows(work: str, made: tuple[dict[str, Callable[[], Any]], Any], sizes: tuple
     print(work, sizes, {name: round(time, 1) for name, time in taken.items()}, flush=True)
     m, n, k = sizes
     return [dict(group="novel", work=work, dtype="float16", m=m, n=n, k=k, layout="nn", ours_us=round(taken["ours"], 2),
-                 peer=name, peer_us=round(time, 2), ratio=round(time / taken["ours"], 4), error=errors[name])
+                 peer=name, peer_us=round(time, 2), ratio=round(time / taken["ours"], 4), error=errors[name],
+                 graph=True)
             for name, time in taken.items() if name != "ours"]
 
 

@@ -35,6 +35,9 @@ class Peer(Protocol):
     def half(self, a: Array, half: str) -> Array:
         """A copy of ``a`` with zeros beside its "lower" or "upper" half."""
 
+    def experts(self, tokens: Array, weights: Array, ends: Array) -> Array:
+        """Each expert's tokens, which end before ``ends``, times its weights, by the library's own kernel."""
+
     def einsum(self, spec: str, a: Array, b: Array) -> Array:
         """The contraction, into a new array."""
 
@@ -61,6 +64,9 @@ class Peer(Protocol):
 
     def scaled(self, array: Array, factor: float) -> Array:
         """The array times a power of two."""
+
+    def shown(self, array: Array, shown: Any) -> tuple[Array, Array]:
+        """The array with NaN where ``shown``, a NumPy array, is False; and with zeros there."""
 
     def largest(self, array: Array) -> Array:
         """Of each row."""
@@ -118,6 +124,9 @@ class TorchPeers(Torch):
     def half(self, a: Array, half: str) -> Array:
         return a.tril() if half == "lower" else a.triu()
 
+    def experts(self, tokens: Array, weights: Array, ends: Array) -> Array:
+        return self.torch._grouped_mm(tokens, weights, offs=ends)
+
     def einsum(self, spec: str, a: Array, b: Array) -> Array:
         return self.torch.einsum(spec, a, b)
 
@@ -167,6 +176,10 @@ class TorchPeers(Torch):
 
     def scaled(self, array: Array, factor: float) -> Array:
         return array * factor
+
+    def shown(self, array: Array, shown: Any) -> tuple[Array, Array]:
+        hidden = self.torch.tensor(~shown, device="cuda")
+        return array.masked_fill(hidden, float("nan")), array.masked_fill(hidden, 0)
 
     def largest(self, array: Array) -> Array:
         return array.amax(-1)

@@ -3,8 +3,9 @@
     python -m bench.readme                            the tables
     python -m bench.readme --into docs/measured.md    write them into the text, between its two marks
 
-Each line is one group of rows: their geometric mean, the worst, how many there are, and the file. A loss is a line like any
-other. `tests/unit/bench/test_readme.py` compares the page with what is made here.
+Each line is one group of rows: their geometric mean, the worst, how many are below 1, and the file. Every row of every
+result file belongs to exactly one line, so no group can be left out (`tests/unit/bench/test_readme.py`). If a case was
+measured against several peers, only its fastest peer counts.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the table: what it says, the file of its rows, and which they are."""
+    """A line of the table: its words, the file and group of its rows, and which of the group's they are.
+
+    ``of`` is asked of a row's work, dtype and peer.
+    """
 
     what: str
     file: str
@@ -32,66 +36,143 @@ class Line:
     of: Callable[[Row], bool] = lambda row: True
 
     def rows(self, results: Path) -> list[Row]:
+        """All rows of the line, a row for each peer of a case."""
         rows = report.read(results / f"{self.file}.json")["rows"]
-        return [row for row in rows if row["group"] == self.group and self.of(row)]
+        return [row for row in rows if row.get("group") == self.group and self.of(row)]
+
+    def cases(self, results: Path) -> list[Row]:
+        """Of each case the row against its fastest peer.
+
+        Raises:
+            ValueError: the line has no rows.
+        """
+        found: dict[Any, Row] = {}
+        for row in self.rows(results):
+            case = tuple(row.get(key) for key in ("work", "dtype", "m", "n", "k", "layout", "place"))
+            if case not in found or row["ratio"] < found[case]["ratio"]:
+                found[case] = row
+        if not found:
+            raise ValueError(f"{self.file}.json has no rows of {self.what!r}")
+        return list(found.values())
+
+    def ratios(self, results: Path) -> list[float]:
+        return [row["ratio"] for row in self.cases(results)]
 
 
-def against_plain(row: Row) -> bool:
-    return bool(row["peer"].startswith("gemmkit"))
+def is_own(row: Row) -> bool:
+    """Whether the peer is gemmkit."""
+    return str(row["peer"]).startswith(("gemmkit", "by hand"))
 
 
-LINES = (
-    Line("f16, bf16 squares, 2048 to 16384, all transposes", "hopper_square", "square"),
-    Line("float32 (no tf32), 512 to 8192, all transposes", "multistage", "float32"),
-    Line("float64, 512 to 8192, all transposes", "multistage", "float64"),
-    Line("complex64, 1024 to 4096", "multistage", "complex", lambda row: row["dtype"] == "f32"),
-    Line("complex128, 1024 to 4096", "multistage", "complex", lambda row: row["dtype"] == "f64"),
-    Line("f16, 1 to 32 rows, N and K of 4096 and 14336 (nt)", "decode", "skinny"),
-    Line("the same with bias and ReLU, or GELU and a residual, against cuBLAS and the kernels that it needs beside",
-         "decode", "decode", lambda row: row["bar"] is not None),
-    Line("f16, few tiles and a long K", "multistage", "long", lambda row: row["dtype"] == "f16"),
-    Line("stacks of f16 and f32 in one launch, against `torch.bmm`", "multistage", "stacks"),
-    Line("`grouped`: 32 products of random sizes in one launch, against a loop of cuBLAS", "multistage", "grouped"),
-    Line("f16 4096, bias, ReLU, C, GELU, residual, against PyTorch's fused calls", "hopper_fused", "fused",
-         lambda row: not against_plain(row) and row["work"] != "matmul"),
-    Line("the same, of our own plain product's speed", "hopper_fused", "fused", against_plain),
-    Line("attention, f16, heads of 64 and 128, 384 to 16384 keys, causal and not, against cuDNN", "attention", "attention"),
-    Line("the same of 512 to 2048 keys, heads of 64, 128 and 256", "attention", "attention_short"),
-    Line("the same, 4096 keys, with ALiBi, a soft cap, a window, shared heads, documents, against FlexAttention",
-         "attention_rules", "attention_rules"),
-    Line("softmax, layer norms and RMS norms of rows, f16 and bf16, against PyTorch's and torch.compile's", "rows", "rows"),
-    Line("`mlp`: 4, 8 and 20 layers of width 128 in one launch, f16, against a call of cuBLASLt a layer", "mlp", "mlp"),
-    Line("gated units and LSTM cells, f16, against cuBLAS and element-wise kernels", "composed", "composed",
-         lambda row: row["work"].startswith(("glu", "lstm")) and not against_plain(row)),
-    Line("programs: attention, MLPs, LSTM cells, products, dual and with sums of rows, f16, against our kernels by hand",
-         "derived", "derived", lambda row: row["peer"] == "by hand" and row["work"] != "GEMM, multistage"),
-    Line("attention as a program, heads of 64 to 256, 4096 keys, causal and not, against cuDNN", "derived", "derived",
-         lambda row: row["peer"] == "cuDNN"),
-    Line("two kernels that no library has, as programs, against torch.compile", "novel", "novel",
-         lambda row: row["peer"] == "torch.compile"),
-    Line("TCCG's 48 contractions, f16, against `torch.einsum`", "experiments", "tccg", lambda row: row["dtype"] == "f16"),
-    Line("TCCG's 48 contractions, f32, against `torch.einsum`", "experiments", "tccg", lambda row: row["dtype"] == "f32"),
-    Line("diagonal x dense, against cuBLAS on the whole matrix", "experiments", "diagonal"),
-    Line("triangular x dense, likewise", "experiments", "triangular"),
+def of_library(row: Row) -> bool:
+    return not is_own(row)
+
+
+def is_work(*begins: str, peer: str = "") -> Callable[[Row], bool]:
+    """Rows whose work, and whose peer, begin like one of these."""
+    return lambda row: row["work"].startswith(begins) and row["peer"].startswith(peer)
+
+
+def is_dtype(*dtypes: str) -> Callable[[Row], bool]:
+    return lambda row: row["dtype"] in dtypes
+
+
+MULTISTAGE = "GEMM, multistage"
+
+#: Against other libraries. README's picture has them all.
+LIBRARIES = (
+    Line("f16, bf16 squares, 2048 to 16384", "hopper_square", "square"),
+    Line("f16, not square, K of 64 to 16384", "hopper", "ragged"),
+    Line("f16, rows that begin at any address", "hopper", "edges"),
+    Line("tf32, 4096 and 8192", "hopper", "types", is_dtype("tf32")),
+    Line("int8, 4096 and 8192, against `_int_mm`", "hopper", "types", is_dtype("i8")),
+    Line("fp8, 4096 and 8192, against `_scaled_mm`", "hopper", "types", is_dtype("e4m3", "e4m3 fast")),
+    Line("float32 (no tf32), 512 to 8192", "multistage", "float32"),
+    Line("float64, 512 to 8192", "multistage", "float64"),
+    Line("complex64, 1024 to 4096", "multistage", "complex", is_dtype("f32")),
+    Line("complex128, 1024 to 4096", "multistage", "complex", is_dtype("f64")),
+    Line("f16, 1 to 32 rows, as weights lie", "decode", "skinny"),
+    Line("f16, 1 to 32 rows, plain, beside the next line", "decode", "decode", is_work("matmul")),
+    Line("f16, 1 to 32 rows, with an epilogue", "decode", "decode", lambda row: row["work"] != "matmul"),
+    Line("f16, few tiles and a long K", "multistage", "long", is_dtype("f16")),
+    Line("f32, few tiles and a long K", "multistage", "long", is_dtype("f32")),
+    Line("stacks of f16 and f32, against `torch.bmm`", "multistage", "stacks"),
+    Line("32 products of random sizes, against a loop of cuBLAS", "multistage", "grouped"),
+    Line("experts, bf16, against `torch._grouped_mm`", "multistage", "experts"),
+    Line("blocks that are empty, against the whole matrix", "multistage", "sparse"),
     Line("random sizes, orders and types", "random", "random"),
-    Line("the mapping that is chosen, against the best of a sweep (1 where it is the best), random f16, f32, f64",
-         "choice", "choice"),
+    Line("f16 4096, bias, ReLU, C, GELU, residual, against cuBLASLt", "hopper_fused", "fused", of_library),
+    Line("relu(A+1) @ (B+1) + bias + relu(C)", "hopper", "table2"),
+    Line("the paper's fusions (Table 2)", "experiments", "fusion"),
+    Line("diagonal x dense, against the whole matrix", "experiments", "diagonal"),
+    Line("triangular x dense, against the whole matrix", "experiments", "triangular"),
+    Line("complex and dual numbers of f16, against real products", "experiments", "algebras"),
+    Line("complex64, 4096 (the paper's)", "experiments", "complex64"),
+    Line("the paper's contraction (Table 3)", "experiments", "contraction"),
+    Line("TCCG's contractions, f16, against `torch.einsum`", "experiments", "tccg", is_dtype("f16")),
+    Line("TCCG's contractions, f32, against `torch.einsum`", "experiments", "tccg", is_dtype("f32")),
+    Line("attention, 384 to 16384 keys, against cuDNN", "attention", "attention"),
+    Line("attention, 512 to 2048 keys, against cuDNN", "attention", "attention_short"),
+    Line("attention with scores and masks, against FlexAttention", "attention_rules", "attention_rules"),
+    Line("softmax and norms, against PyTorch and torch.compile", "rows", "rows"),
+    Line("`mlp`, width 128, against cuBLASLt", "mlp", "mlp"),
+    Line("products with norms, gates, LSTM cells", "composed", "composed", of_library),
+    Line("program: attention, against cuDNN", "derived", "derived", is_work("attention", "causal", peer="cuDNN")),
+    Line("program: MLP, against cuBLASLt", "derived", "derived", is_work("MLP", peer="cuBLASLt")),
+    Line("program: LSTM cell, against cuBLAS and PyTorch", "derived", "derived", is_work("LSTM", peer="cuBLAS")),
+    Line("program: products, dual, with row sums", "derived", "derived",
+         lambda row: row["work"].startswith(("GEMM", "dual")) and row["work"] != MULTISTAGE and of_library(row)),
+    Line("program: product by the multistage kernel", "derived", "derived", is_work(MULTISTAGE, peer="cuBLAS")),
+    Line("program: a product in clusters", "programs", "programs"),
+    Line("program: kernels that no library has", "novel", "novel"),
+    Line("program: attention of few queries, against PyTorch", "shares", "shares", is_work("", peer="PyTorch")),
+    Line("schedules: first decompositions, f32", "specs", "decompositions"),
+    Line("schedules: Fireiron's listings", "specs", "listings", of_library),
+    Line("schedules: tiles in shared memory, f16 to f32", "specs", "staged"),
+    Line("schedules and `matmul`, small f16 to f32", "specs", "small"),
+    Line("training in torch.compile, against `nn.Linear`", "training", "training"),
+    Line("host time of a call, against the library's", "host", "host", is_work("plan (", "matmul (")),
+    Line("all-gather and product, two GPUs", "distributed", "all-gather", lambda row: row["peer"] != "alone"),
+    Line("product and reduce-scatter, two GPUs", "distributed", "reduce-scatter", lambda row: row["peer"] != "alone"),
 )  # fmt: skip
 
+#: Against gemmkit's own kernels, or against what the card can do.
+OWN = (
+    Line("epilogues of a product, against the plain product", "hopper_fused", "fused", is_own),
+    Line("transforms of an operand, against the plain product", "hopper", "transforms"),
+    Line("a Toeplitz matrix never stored, against the plain product", "hopper", "toeplitz"),
+    Line("reductions and gates, against the plain product", "composed", "composed", is_own),
+    Line("programs, against the kernels by hand", "derived", "derived",
+         lambda row: is_own(row) and row["work"] != MULTISTAGE),
+    Line("programs by the multistage kernel, against the kernel by hand", "derived", "derived",
+         lambda row: is_own(row) and row["work"] == MULTISTAGE),
+    Line("programs: functions of rows, against the kernels by hand", "row_programs", "row_programs"),
+    Line("programs: a loop split over blocks, against one block", "shares", "shares", is_work("", peer="splits=1")),
+    Line("programs: half of all keys by `stop=`, against all keys", "shares", "lengths"),
+    Line("schedules: listings, against the template of the same tiles", "specs", "listings", is_own),
+    Line("min-plus f32, against the card's limit", "multistage", "minplus"),
+    Line("min-plus f32, as the paper's experiment", "experiments", "minplus"),
+    Line("f16 by mma.sync, against the card's limit", "multistage", "forced"),
+    Line("the chosen mapping, against the best of a sweep", "choice", "choice"),
+    Line("a call that looks at users' code, against one that does not", "host", "host",
+         is_work("plan, users", "matmul, a conf")),
+    Line("a second process's first call, against the first's", "host", "host", is_work("first call")),
+    Line("all-gather and product, against the product alone", "distributed", "all-gather", is_work("", peer="alone")),
+    Line("product and reduce-scatter, against the product alone", "distributed", "reduce-scatter", is_work("", peer="alone")),
+    Line("min-plus on two GPUs, against half of it on one", "distributed", "min-plus"),
+    Line("shares of K as a stream, three ways, against cuBLAS", "stream_k", "streamk"),
+    Line("mappings of the multistage kernel, all of a sweep, against cuBLAS", "multistage_sweep", "sweep"),
+)  # fmt: skip
+LINES = (*LIBRARIES, *OWN)
 
-def summaries(results: Path = RESULTS) -> list[str]:
-    """The table of all lines.
 
-    Raises:
-        ValueError: a line has no rows.
-    """
-    found = ["| ratio to cuBLAS (above 1 gemmkit is faster) | geometric mean | worst | rows | file |", "|" + "---|" * 5]
-    for line in LINES:
-        ratios = [row["ratio"] for row in line.rows(results)]
-        if not ratios:
-            raise ValueError(f"{line.file}.json has no rows of {line.what!r}")
-        mean = verdicts.geometric_mean(ratios)
-        found.append(f"| {line.what} | {mean:.2f} | {min(ratios):.2f} | {len(ratios)} | `{line.file}` |")
+def table(lines: Sequence[Line], title: str, results: Path) -> list[str]:
+    """A table of lines."""
+    found = [f"| {title} | geometric mean | worst | below 1 | cases | file |", "|" + "---|" * 6]
+    for line in lines:
+        ratios = line.ratios(results)
+        mean, below = verdicts.geometric_mean(ratios), sum(ratio < 1 for ratio in ratios)
+        found.append(f"| {line.what} | {mean:.2f} | {min(ratios):.2f} | {below} | {len(ratios)} | `{line.file}` |")
     return found
 
 
@@ -107,18 +188,30 @@ def squares(results: Path = RESULTS) -> list[str]:
     return found
 
 
-def devices(results: Path = RESULTS) -> str:
-    """On what the files of the table were measured, and when."""
-    found: dict[str, list[str]] = {}
-    for file in dict.fromkeys(line.file for line in LINES):
+def first_calls(results: Path = RESULTS) -> list[str]:
+    """Seconds of a process's first call, by work: with an empty cache, and with the kernels on disk."""
+    rows = next(line for line in OWN if "second process" in line.what).rows(results)
+    found = ["| first call of a process, seconds | empty cache | kernels on disk |", "|---|---|---|"]
+    return found + [f"| {row['work'].removeprefix('first call, ')} | {row['peer_us'] * 1e-6:.1f} | {row['ours_us'] * 1e-6:.2f} |"
+                    for row in rows]
+
+
+def devices(results: Path = RESULTS) -> list[str]:
+    """Of each file: the card, the day, the commit that ran, and whether both sides ran from CUDA graphs."""
+    found = ["| file | card | date | commit | launched from |", "|---|---|---|---|---|"]
+    for file in sorted({line.file for line in LINES}):
         content = report.read(results / f"{file}.json")
-        found.setdefault(content["device"], []).append(f"`{file}` ({content['date'][:10]})")
-    return "; ".join(f"{device}: {', '.join(files)}" for device, files in found.items()) + "."
+        graphs = {row["graph"] for row in content["rows"]}
+        launched = " and ".join(name for name, has in (("CUDA graphs", True), ("the host", False)) if has in graphs)
+        found.append(f"| `{file}` | {content['device']} | {content['date'][:10]} | {content['commit']} | {launched} |")
+    return found
 
 
 def text(results: Path = RESULTS) -> str:
     """All that stands between the page's marks."""
-    return "\n".join(["", *squares(results), "", *summaries(results), "", f"Measured on {devices(results)}", ""])
+    parts = [squares(results), table(LIBRARIES, "the fastest peer's time over gemmkit's", results),
+             table(OWN, "gemmkit against itself, or against the card", results), first_calls(results), devices(results)]
+    return "\n".join(["", *(line for part in parts for line in (*part, ""))])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

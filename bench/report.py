@@ -1,7 +1,8 @@
 """The result file of a measurement, its schema, and the table that is printed last.
 
-A file is `{"bench", "date", "device", "driver", "versions", "rows": [...]}`; `ROW` lists what each row has.
-Rows and the file may have further keys. `ratio` is peer / ours: above 1, ours is faster.
+A file is `{"bench", "date", "commit", "device", "driver", "versions", "rows": [...]}`; `ROW` lists what each row has.
+Rows and the file may have further keys. `ratio` is peer / ours: above 1, ours is faster. `commit` is the code that ran, and
+`graph` tells whether both sides were launched from CUDA graphs.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from typing import Any
 Schema = Mapping[str, type | tuple[type, ...]]
 NUMBER = (int, float)
 DOCUMENT: Schema = {
-    "bench": str, "date": str, "device": str, "driver": str, "versions": dict, "rows": list,
+    "bench": str, "date": str, "commit": str, "device": str, "driver": str, "versions": dict, "rows": list,
 }  # fmt: skip
 ROW: Schema = {
     "work": str, "dtype": str, "m": int, "n": int, "k": int, "layout": str,
     "ours_us": NUMBER, "peer": str, "peer_us": NUMBER, "ratio": NUMBER, "error": NUMBER,
+    "graph": bool,
 }  # fmt: skip
 LAYOUTS = ("nn", "nt", "tn", "tt")
 
@@ -35,16 +37,34 @@ PACKAGES = (
 
 
 def document(bench: str, rows: Sequence[Mapping[str, Any]], device: str, **further: Any) -> dict[str, Any]:
-    """A result file's content, with the date (UTC), driver and versions of this run filled in."""
+    """A result file's content, with the date (UTC), commit, driver and versions of this run filled in."""
     return {
         "bench": bench,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": commit(),
         "device": device,
         "driver": driver(),
         "versions": versions(),
         **further,
         "rows": [dict(row) for row in rows],
     }
+
+
+def commit() -> str:
+    """The commit of the code that runs: GEMMKIT_COMMIT where it is set (a copy of the tree has no .git), else git's answer.
+
+    Raises:
+        RuntimeError: neither is there. A result without its commit cannot be repeated.
+    """
+    named = os.environ.get("GEMMKIT_COMMIT", "")
+    if named:
+        return named
+    root = Path(__file__).parent.parent
+    try:
+        command = ["git", "describe", "--always", "--abbrev=8", "--dirty"]
+        return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError) as problem:
+        raise RuntimeError(f"{root} is no git checkout; set GEMMKIT_COMMIT to the commit that is measured") from problem
 
 
 def driver() -> str:
@@ -80,7 +100,7 @@ def validate(content: Mapping[str, Any]) -> None:
             if key not in mapping:
                 raise ValueError(f"{where}: the key {key!r} is missing; it has {sorted(mapping)}")
             value = mapping[key]
-            if not isinstance(value, kind) or isinstance(value, bool):
+            if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
                 raise ValueError(f"{where}: {key!r} is {value!r}, of a wrong type ({type(value).__name__})")
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{where}: {key!r} is {value}, must be finite")

@@ -63,7 +63,8 @@ def measured(lib: Any, work: str, kind: str, rows: int, columns: int, pairs: int
 
     return compare(Work(work, kind, rows, columns, 1), [derived(work, x) for x in sets], [by_hand(work, x) for x in sets],
                    peer_name=f"gemmkit.{work}", clock=lib, poison=poison, error=lambda i: case.error(lib, sets[i]),
-                   tolerance=case.tolerance, pairs=pairs)
+                   tolerance=case.tolerance, pairs=pairs,
+                   further={"group": "row_programs"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -42,7 +42,8 @@ def row(work: str, shape: tuple[int, int, int], calls: dict[str, Callable[[], An
     count, rows, places = shape
     return [dict(work=f"{work}: {count} x {rows} rows, {places} keys", dtype="float16", m=rows, n=places, k=D, layout="nn",
                  ours_us=round(found["ours"], 2), peer=name, peer_us=round(taken, 2), ratio=round(taken / found["ours"], 4),
-                 error=error) for name, taken in found.items() if name != "ours"]
+                 error=error, graph=True, group="lengths" if work.startswith("lengths") else "shares")
+            for name, taken in found.items() if name != "ours"]
 
 
 def heads(count: int, rows: int, places: int) -> tuple[Any, Any, Any]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -98,13 +98,14 @@ def row(work: str, ours: Callable[[], Any], theirs: Callable[[], Any], error: fl
     ratio = statistics.median(b / a for a, b in found)
     print(f"{work}: {one:.0f} us, torch.nn.Linear {other:.0f} us, ratio {ratio:.3f}", flush=True)
     return dict(work=work, dtype="float16", m=ROWS, n=WIDTH, k=WIDTH, layout="nn", ours_us=round(one, 1),
-                peer="torch.nn.Linear", peer_us=round(other, 1), ratio=round(ratio, 4), error=error)
+                peer="torch.nn.Linear", peer_us=round(other, 1), ratio=round(ratio, 4), error=error,
+                graph=work.endswith("graph"), group="training")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     made = argparse.ArgumentParser(prog="python -m bench.training", description=__doc__.splitlines()[0])
     made.add_argument("--out", help="result file or folder (default: $OUT, else bench/results)")
-    options = made.parse_args()
+    options = made.parse_args(arguments)
     x = torch.randn(ROWS, WIDTH, device="cuda", dtype=torch.float16)
     rows = []
     for work, kind, mode in (("forward", forward, None), ("step", step, None), ("step in a graph", step, "reduce-overhead")):
@@ -115,7 +116,8 @@ def main() -> None:
         torch._dynamo.reset()
     content = report.document("training", rows, torch.cuda.get_device_name())
     report.write(content, report.results_path("training", options.out))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

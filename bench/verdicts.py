@@ -17,6 +17,7 @@ from bench import report
 GROUPS = {
     "square": "Square products, f16 and bf16, all transposes",
     "ragged": "Non-square and ragged, f16",
+    "edges": "Rows that begin at any address, f16",
     "types": "Other types",
     "fused": "Fusions, f16 (the plain product over the fused one, and against PyTorch)",
     "transforms": "A transform of one operand, against the plain product",
@@ -32,6 +33,8 @@ GROUPS = {
     "tccg": "The 48 contractions of the TCCG benchmark",
     "stacks": "Stacks of small products against torch.bmm",
     "grouped": "Products of random sizes in one launch, against a loop of cuBLAS",
+    "experts": "Tokens sorted by expert, each expert's rows times its weights, bf16",
+    "sparse": "A matrix of empty blocks, f16, against cuBLAS on the whole matrix",
     "float32": "float32 without tf32, all transposes",
     "float64": "float64, all transposes",
     "complex": "complex64 and complex128, without tf32",
@@ -50,6 +53,7 @@ GROUPS = {
     "programs": "A GEMM as a program, by blocks alone and in clusters, against cuBLAS",
     "decompositions": "Schedules 1 to 3 of docs/specs.md, float32, against cuBLAS",
     "listings": "Fireiron's listings, against the template of the same tiles and against cuBLAS",
+    "staged": "One schedule of tensor cores, its tiles in shared memory plain, padded, swizzled, a step ahead",
     "small": "Small matrices, float16 to float32: the fastest of schedules and matmul, against cuBLAS",
     "mappings": "Mappings (tuning)",
 }

@@ -48,6 +48,8 @@ FURTHER: dict[str, Callable[[], Iterator[Experiment]]] = {
     "tccg": contractions.tccg,
     "stacks": stacks.stacks,
     "grouped": groups.groups,
+    "experts": groups.experts,
+    "sparse": groups.sparse,
     "float32": lambda: (case for case in types.types() if case.group == "float32"),
     "float64": lambda: (case for case in types.types() if case.group == "float64"),
     "complex": types.complex_squares,
@@ -65,18 +67,19 @@ FURTHER: dict[str, Callable[[], Iterator[Experiment]]] = {
     "programs": programs.of_programs,
     "decompositions": specs.named,
     "listings": specs.listings,
+    "staged": specs.staged,
     "small": specs.small,
 }
 MOST_SETS = 2048  # of inputs: a hundred thousand of 8 x 8 x 8 would take minutes to make, and smaller ones stay in the L2
 # Measured when asked for:
 ASKED = (
-    "square", "decode", "stacks", "grouped", "float32", "float64", "complex", "long", "skinny", "random", "streamk",
-    "forced", "rows", "composed", "attention", "attention_short", "attention_rules", "mlp", "programs", "decompositions",
-    "listings", "small",
+    "square", "decode", "stacks", "grouped", "experts", "sparse", "float32", "float64", "complex", "long", "skinny", "random",
+    "streamk", "forced", "rows", "composed", "attention", "attention_short", "attention_rules", "mlp", "programs", "decompositions",
+    "listings", "staged", "small",
 )  # fmt: skip
 DEFAULT = (*cases.PAPER, *(group for group in FURTHER if group not in ASKED))
 GROUPS = ("square", *cases.PAPER, "decode", *FURTHER)
-TOGETHER = {"specs": ("decompositions", "listings", "small")}  # names of several groups
+TOGETHER = {"specs": ("decompositions", "listings", "staged", "small")}  # names of several groups
 
 
 class Bench(hopper.Bench):

@@ -4,6 +4,8 @@
 * listings: both of Fireiron's paper, as printed and with A and B a step ahead (`gemmkit.specs.families`), against the Config
   of the template kernel with the same tiles, and against cuBLAS. The wmma listing's Config is what its ``.config()`` gives.
   The Maxwell listing has none; the nearest has its tile, warps and thread's tile, and the template's copies and stores.
+* staged: one schedule of tensor cores, whose tiles in shared memory are plain, padded or swizzled, and brought a step ahead
+  or not, against cuBLAS: the table of docs/specs.md.
 * small: M = N = 16 to 512, K = 64 to 4096, float16 to float32: the fastest of some schedules and of `gemmkit.matmul` as it
   chooses by itself, against cuBLAS. Which it was is the row's ``config``.
 """
@@ -24,6 +26,26 @@ from gemmkit import layouts, operators
 from gemmkit.specs import decompositions as first
 from gemmkit.specs.families import multiply_adds, tensor_cores
 from gemmkit.specs.listings import cuda_wmma_sample, maxwell_optimized
+from gemmkit.specs.schedule import (
+    FR,
+    GL,
+    RF,
+    SH,
+    XOR,
+    A,
+    B,
+    Block,
+    ColMajor,
+    Init,
+    K,
+    Kernel,
+    M,
+    MatMul,
+    Move,
+    N,
+    Thread,
+    Warp,
+)
 
 SIZES = (1024, 4096)
 SMALL, DEPTHS = (16, 32, 64, 128, 256, 512), (64, 128, 256, 512, 1024, 2048, 4096)
@@ -97,6 +119,32 @@ def maxwell_config() -> gemmkit.Config:
                               warps_per_block=8, compute_warp=gemmkit.Tile(M=64, N=32, K=1), kernel="singlestage")
 
 
+def in_shared_memory(place: str = "", warp: tuple[int, int] = (64, 32)) -> Any:
+    """128 x 128 in steps of 64, sums straight to global memory. ``place`` says what follows the moves to shared memory."""
+    def moved(step: Any) -> Any:
+        step = step.pad(8) if ".pad" in place else step.swizzle(XOR) if ".swizzle" in place else step
+        step = step.prefetch if ".prefetch" in place else step
+        return step.through(RF) if ".through" in place else step
+
+    warps = 128 // warp[0] * (128 // warp[1])
+    a = Move.tile(128 // warps, 64).to(Warp).tile(4, 64).unroll.tile(1, 8).to(Thread).done
+    b = Move.tile(64, 128 // warps).to(Warp).tile(64, 4).unroll.tile(8, 1).to(Thread).layout(ColMajor).done
+    steps = (MatMul(M, N, K)(GL, GL, GL)(Kernel).tile(128, 128).to(Block)
+        .accumulate_in(FR, Init.tile(*warp).to(Warp).tile(16, 16).unroll.done,
+                       Move.tile(*warp).to(Warp).tile(16, 16).unroll.done)
+        .split(64))
+    steps = steps if ".prefetch" in place else steps.sync
+    steps = moved(steps.move(A, SH, a))
+    steps = moved((steps if ".prefetch" in place else steps.no_sync).move(B, SH, b))
+    return (steps.tile(*warp).to(Warp).split(16).unroll
+        .move(A, FR, Move.tile(16, 16).unroll.done)
+        .move(B, FR, Move.tile(16, 16).unroll.done)
+        .tile(16, 16).done)
+
+
+STAGED = ("", ".pad(8)", ".swizzle(XOR)", ".pad(8).prefetch", ".swizzle(XOR).prefetch", ".swizzle(XOR).prefetch.through(RF)")
+LARGE_WARPS = ".swizzle(XOR).prefetch, warps of 64 x 64"
+
 # By name: the schedule, and the Config with its tiles.
 SCHEDULES: dict[str, Callable[[], tuple[Any, Callable[[], gemmkit.Config] | None]]] = {
     "1. scalar": lambda: (first.scalar, None),
@@ -106,6 +154,8 @@ SCHEDULES: dict[str, Callable[[], tuple[Any, Callable[[], gemmkit.Config] | None
     "maxwell, a step ahead": lambda: (multiply_adds((128, 128), 8, ahead=True, occupancy=2), maxwell_config),
     "cuda_wmma_sample": lambda: (cuda_wmma_sample, wmma_config),
     "wmma, a step ahead": lambda: (tensor_cores((128, 128), 64, (64, 32), ahead=True, occupancy=2), wmma_config),
+    **{place or "plain": lambda place=place: (in_shared_memory(place), None) for place in STAGED},
+    LARGE_WARPS: lambda: (in_shared_memory(LARGE_WARPS, (64, 64)), None),
 }
 
 
@@ -159,6 +209,12 @@ def listings() -> Iterator[Listing]:
         for size in SIZES:
             yield Listing("listings", name, kind, size, size, size, 1.0, 1.1, order=order, versus="the template")
             yield Listing("listings", name, kind, size, size, size, order=order)
+
+
+def staged() -> Iterator[Listing]:
+    for name in ("cuda_wmma_sample", *(place or "plain" for place in STAGED), LARGE_WARPS):
+        for size in SIZES:
+            yield Listing("staged", name, "f16", size, size, size, order="nt")
 
 
 # -- small matrices ----------------------------------------------------------------------------------------------------

@@ -176,7 +176,7 @@ class Stub:
 def hopper_row(case: Case, ratio: float = 1.1, **more: Any) -> dict[str, Any]:
     return {
         "work": case.work, "dtype": case.kind, "m": case.m, "n": case.n, "k": case.k, "layout": case.layout,
-        "ours_us": 10.0, "peer": "cuBLAS", "peer_us": 10 * ratio, "ratio": ratio, "error": 1e-4, "spread": 0.01,
+        "ours_us": 10.0, "peer": "cuBLAS", "peer_us": 10 * ratio, "ratio": ratio, "error": 1e-4, "spread": 0.01, "graph": True,
         "tflops": 700.0, "group": case.group, "case": str(case), "config": case.mapping or "default", "bar": case.bar,
         "aim": case.aim, **more,
     }  # fmt: skip
