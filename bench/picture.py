@@ -1,8 +1,8 @@
 """README's picture, from `bench/results` alone: `python -m bench.picture docs/measured.svg`.
 
-The rule: a bar for every line of the first table of docs/measured.md (`bench.readme.LIBRARIES`), sorted by the geometric mean
-of its ratios to the fastest peer, on a logarithmic scale, with a line from the worst case to the best. Bars below 1 have
-another colour. Nothing is chosen by hand.
+The rule: a bar for every line of the first table of docs/measured.md (`bench.readme.LIBRARIES`), sorted by the geometric
+mean of its ratios to the fastest peer, on a logarithmic scale, with a line from the worst case to the best. Bars below 1
+have another colour. Nothing is chosen by hand.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def drawn(results: Path = readme.RESULTS) -> str:
     height = TOP + HIGH * len(rows) + 12
     found = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 {height}" font-family="sans-serif" font-size="12">',
              f'<rect width="800" height="{height}" fill="#ffffff"/>',
-             '<text x="12" y="20" font-weight="bold" font-size="14" fill="#222">Speed of gemmkit over that of the fastest peer '
-             'measured, every group</text>',
+             '<text x="12" y="20" font-weight="bold" font-size="14" fill="#222">'
+             'Speed of gemmkit over that of the fastest peer measured, every group</text>',
              f'<text x="12" y="38" fill="#555">Bar: geometric mean of the group. Line: worst to best case. '
              f'{len(rows) - slower} groups at 1 or above, {slower} below.</text>']
     for tick in TICKS:

@@ -158,7 +158,8 @@ OWN = (
          is_work("plan, users", "matmul, a conf")),
     Line("a second process's first call, against the first's", "host", "host", is_work("first call")),
     Line("all-gather and product, against the product alone", "distributed", "all-gather", is_work("", peer="alone")),
-    Line("product and reduce-scatter, against the product alone", "distributed", "reduce-scatter", is_work("", peer="alone")),
+    Line("product and reduce-scatter, against the product alone", "distributed", "reduce-scatter",
+         is_work("", peer="alone")),
     Line("min-plus on two GPUs, against half of it on one", "distributed", "min-plus"),
     Line("shares of K as a stream, three ways, against cuBLAS", "stream_k", "streamk"),
     Line("mappings of the multistage kernel, all of a sweep, against cuBLAS", "multistage_sweep", "sweep"),
@@ -192,8 +193,10 @@ def first_calls(results: Path = RESULTS) -> list[str]:
     """Seconds of a process's first call, by work: with an empty cache, and with the kernels on disk."""
     rows = next(line for line in OWN if "second process" in line.what).rows(results)
     found = ["| first call of a process, seconds | empty cache | kernels on disk |", "|---|---|---|"]
-    return found + [f"| {row['work'].removeprefix('first call, ')} | {row['peer_us'] * 1e-6:.1f} | {row['ours_us'] * 1e-6:.2f} |"
-                    for row in rows]
+    for row in rows:
+        seconds = f"{row['peer_us'] * 1e-6:.1f} | {row['ours_us'] * 1e-6:.2f}"
+        found.append(f"| {row['work'].removeprefix('first call, ')} | {seconds} |")
+    return found
 
 
 def devices(results: Path = RESULTS) -> list[str]:

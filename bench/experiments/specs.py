@@ -142,6 +142,10 @@ def in_shared_memory(place: str = "", warp: tuple[int, int] = (64, 32)) -> Any:
         .tile(16, 16).done)
 
 
+def _staged(place: str) -> tuple[Any, None]:
+    return in_shared_memory(place), None
+
+
 STAGED = ("", ".pad(8)", ".swizzle(XOR)", ".pad(8).prefetch", ".swizzle(XOR).prefetch", ".swizzle(XOR).prefetch.through(RF)")
 LARGE_WARPS = ".swizzle(XOR).prefetch, warps of 64 x 64"
 
@@ -154,7 +158,7 @@ SCHEDULES: dict[str, Callable[[], tuple[Any, Callable[[], gemmkit.Config] | None
     "maxwell, a step ahead": lambda: (multiply_adds((128, 128), 8, ahead=True, occupancy=2), maxwell_config),
     "cuda_wmma_sample": lambda: (cuda_wmma_sample, wmma_config),
     "wmma, a step ahead": lambda: (tensor_cores((128, 128), 64, (64, 32), ahead=True, occupancy=2), wmma_config),
-    **{place or "plain": lambda place=place: (in_shared_memory(place), None) for place in STAGED},
+    **{place or "plain": functools.partial(_staged, place) for place in STAGED},
     LARGE_WARPS: lambda: (in_shared_memory(LARGE_WARPS, (64, 64)), None),
 }
 
