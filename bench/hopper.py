@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench import cases, mappings, prepare, report, verdicts
-from bench.cases import KINDS, Case
+from bench.cases import DTYPES, KINDS, Case
 from bench.fusions import WORKS, Operands
 from bench.gemm import names
 from bench.harness import Call, Row, Work, WrongResult, compare, input_sets
@@ -43,6 +43,7 @@ from bench.supervise import Outcome, Patience, outcomes
 from gemmkit.tuner.progress import Progress
 
 SAMPLED_ROWS = 64  # of the result, compared with float64
+MOST_BYTES = 2**34  # of the results of all input sets
 SEEDS = {name: n for n, name in enumerate(("a", "b", "out", "peer_out", "c", "bias", "residual", "diagonals", "diagonal"))}
 
 
@@ -82,7 +83,9 @@ class Bench:
         if now != self.last:
             self.arrays.clear()
             self.last = now
+        results = 2 * case.m * case.n * DTYPES[kind.out].itemsize
         count = input_sets(work.elements(case.m, case.n, case.k) * kind.itemsize, backend.l2_bytes())
+        count = max(2, min(count, MOST_BYTES // results))
         sets = [cases.operands(case, functools.partial(self.matrix, i)) for i in range(count)]
         for x in sets:
             work.materialise(x, backend)

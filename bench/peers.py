@@ -84,7 +84,7 @@ class Peer(Protocol):
         """How results call it."""
 
     def of_numbers(self, numbers: Any) -> Array:
-        """A NumPy array's numbers; whole ones as int32."""
+        """A NumPy array's numbers; whole ones as int32, truths as they are."""
 
     def as_numpy(self, array: Array) -> Any:
         """The array on the host, in float64."""
@@ -243,7 +243,7 @@ class TorchPeers(Torch):
         return f"torch._addmm_activation, a call for each layer (torch {self.torch.__version__})"
 
     def of_numbers(self, numbers: Any) -> Array:
-        kind = self.torch.int32 if numbers.dtype.kind in "iu" else self.torch.float32
+        kind = {"i": self.torch.int32, "u": self.torch.int32, "b": self.torch.bool}.get(numbers.dtype.kind, self.torch.float32)
         return self.torch.tensor(numbers, dtype=kind, device="cuda")
 
     def as_numpy(self, array: Array) -> Any:

@@ -83,7 +83,7 @@ class HostArrays:
         return parts.view(np.result_type(parts.dtype, np.complex64))[..., 0]
 
     def of_numbers(self, numbers: np.ndarray) -> np.ndarray:
-        return numbers.astype(np.int32 if numbers.dtype.kind in "iu" else np.float32)
+        return numbers.astype({"i": np.int32, "u": np.int32, "b": np.bool_}.get(numbers.dtype.kind, np.float32))
 
 
 def recorded(call: Callable[[], object]) -> list[Any]:

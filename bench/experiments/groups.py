@@ -202,12 +202,11 @@ class Sparse(Experiment):
 
     def operands(self, lib: Lib, i: int) -> SimpleNamespace:
         """What `gemmkit.BlockSparse` must not read is NaN in its matrix; the peer's has zeros there."""
-        mask = self.mask
+        mask, outs = self.mask, [lib.empty(self.m, self.n, self.kind) for _ in range(2)]
         shown = np.kron(mask, np.ones(self.block, bool))[: self.m, : self.k]
         a, whole = lib.shown(lib.normal(self.m, self.k, self.kind, 2 * i), shown)
-        out, peer_out = (lib.empty(self.m, self.n, self.kind) for _ in range(2))
-        return SimpleNamespace(a=a, whole=whole, mask=mask, b=lib.normal(self.k, self.n, self.kind, 2 * i + 1),
-                               out=out, peer_out=peer_out)
+        b = lib.normal(self.k, self.n, self.kind, 2 * i + 1)
+        return SimpleNamespace(a=a, whole=whole, mask=lib.of_numbers(mask), b=b, out=outs[0], peer_out=outs[1])
 
     def ours(self, lib: Lib, x: Any) -> Call:
         sparse = gemmkit.BlockSparse(x.a, x.mask, self.block)
