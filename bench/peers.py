@@ -243,7 +243,8 @@ class TorchPeers(Torch):
         return f"torch._addmm_activation, a call for each layer (torch {self.torch.__version__})"
 
     def of_numbers(self, numbers: Any) -> Array:
-        kind = {"i": self.torch.int32, "u": self.torch.int32, "b": self.torch.bool}.get(numbers.dtype.kind, self.torch.float32)
+        kinds = {"i": self.torch.int32, "u": self.torch.int32, "b": self.torch.bool}
+        kind = kinds.get(numbers.dtype.kind, self.torch.float32)
         return self.torch.tensor(numbers, dtype=kind, device="cuda")
 
     def as_numpy(self, array: Array) -> Any:

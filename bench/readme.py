@@ -48,7 +48,7 @@ class Line:
         """
         found: dict[Any, Row] = {}
         for row in self.rows(results):
-            case = tuple(row.get(key) for key in ("work", "dtype", "m", "n", "k", "layout", "place"))
+            case = tuple(row.get(key) for key in ("work", "dtype", "m", "n", "k", "layout", "config", "mapping"))
             if case not in found or row["ratio"] < found[case]["ratio"]:
                 found[case] = row
         if not found:
@@ -151,7 +151,6 @@ OWN = (
     Line("programs: half of all keys by `stop=`, against all keys", "shares", "lengths"),
     Line("schedules: listings, against the template of the same tiles", "specs", "listings", is_own),
     Line("min-plus f32, against the card's limit", "multistage", "minplus"),
-    Line("min-plus f32, as the paper's experiment", "experiments", "minplus"),
     Line("f16 by mma.sync, against the card's limit", "multistage", "forced"),
     Line("the chosen mapping, against the best of a sweep", "choice", "choice"),
     Line("a call that looks at users' code, against one that does not", "host", "host",

@@ -32,6 +32,22 @@ def large(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
+def staged(rows: Sequence[Row]) -> list[str]:
+    """One schedule of tensor cores, by how its tiles lie in shared memory: the time at each size, TFLOP/s at the last."""
+    mine = {(row["work"], row["m"]): row for row in rows if row["group"] == "staged"}
+    if not mine:
+        return []
+    sizes = sorted({size for _, size in mine})
+    columns = [*map(str, sizes), f"TFLOP/s at {sizes[-1]}", "cuBLAS's time by ours"]
+    lines = [f"| 128 x 128 tiles in steps of 64 | {' | '.join(columns)} |"]
+    lines.append("|---" * (len(sizes) + 3) + "|")
+    for work in dict.fromkeys(work for work, _ in mine):
+        of = [mine[work, size] for size in sizes]
+        times = " | ".join(f"{row['ours_us']:.1f} us" for row in of)
+        lines.append(f"| {work} | {times} | {of[-1]['tflops']:.0f} | {of[-1]['ratio']:.2f} |")
+    return lines
+
+
 def small(rows: Sequence[Row]) -> list[str]:
     """M = N down, K across: cuBLAS's time by ours. A star stands where a schedule was the fastest."""
     mine = {(row["m"], row["k"]): row for row in rows if row["group"] == "small"}
@@ -62,11 +78,12 @@ def text(path: Path = RESULTS) -> str:
         return "Not measured yet: `python -m bench.experiments specs --out bench/results/specs.json`, on a GPU."
     content = report.read(path)
     rows = content["rows"]
-    head = f"One {content['device']}, {content['date'][:10]}, `bench/results/specs.json`; ratios are of one run, in turns."
+    head = (f"One {content['device']}, {content['date'][:10]}, commit {content['commit']}, `bench/results/specs.json`, "
+            "CUDA graphs; ratios are of one run, in turns.")
     failed = [f"Not measured: {case} ({message})." for case, message in content.get("failed", {}).items()]
     title = ("Small matrices, float16 with a float32 result: cuBLAS's time by that of the fastest of nine schedules\n"
              "(marked *) and `gemmkit.matmul`.")
-    return "\n".join([head, "", *large(rows), "", title, "", *small(rows), *failed])
+    return "\n".join([head, "", *large(rows), "", *staged(rows), "", title, "", *small(rows), *failed])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

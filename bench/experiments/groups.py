@@ -192,9 +192,6 @@ class Sparse(Experiment):
     block: tuple[int, int] = (128, 128)
     empty: float = 0.9
 
-    def __str__(self) -> str:
-        return f"{super().__str__()} blocks of {self.block[0]}x{self.block[1]}"
-
     @property
     def mask(self) -> np.ndarray:
         shape = -(-self.m // self.block[0]), -(-self.k // self.block[1])
@@ -227,4 +224,5 @@ class Sparse(Experiment):
 
 def sparse() -> Iterator[Sparse]:
     for block, share in (((128, 128), 0.9), ((128, 64), 0.9), ((256, 256), 0.9), ((128, 128), 0.5), ((128, 128), 0.0)):
-        yield Sparse("sparse", f"{share:.0%} empty", "f16", 4096, 4096, 4096, block=block, empty=share)
+        work = f"{share:.0%} of blocks of {block[0]}x{block[1]} empty"
+        yield Sparse("sparse", work, "f16", 4096, 4096, 4096, block=block, empty=share)

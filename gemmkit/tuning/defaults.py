@@ -38,7 +38,7 @@ def fill(values: dict[str, Any], operator: Operator, sizes: tuple[int, int, int]
 # -- tiles ------------------------------------------------------------------------------------------------------------
 
 # (block M, N, K), (warp M, N), blocks a multiprocessor: from the fastest on a large problem to the smallest. Measured on an
-# H100 (bench/results/gemm.json): with one stage, latency is hidden by a large tile or by several blocks side by side.
+# H100 (gemm.json of commit 8a81beb4): with one stage, latency is hidden by a large tile or by several blocks side by side.
 TENSOR_TILES = (
     ((128, 256, 128), (64, 64), 1),
     ((128, 128, 128), (64, 32), 2),

@@ -25,7 +25,7 @@ from gemmkit.tuning.hopper_fields import can_share
 from gemmkit.tuning.mappings import ALIGNED, BY_CP_ASYNC, CLUSTERED, LIKELY, MAPPINGS
 from gemmkit.tuning.model import UNALIGNED_LINES, Mapping, choose_mapping, streaming
 
-RESULTS = Path(__file__).parents[3] / "bench/results"
+RESULTS = Path(__file__).parents[3] / "tests/data"
 GIGAHERTZ = 1.47                       # the card's clock at its power limit
 COSTS = {(one.M, one.N, one.schedule): one for one in (*MAPPINGS, *EXTRA, LIKELY)}
 
