@@ -15,7 +15,7 @@ from bench.harness import WrongResult
 ROW: dict[str, Any] = {
     "work": "matmul", "dtype": "f16", "m": 1024, "n": 1024, "k": 1024, "layout": "nn",
     "ours_us": 10.0, "peer": "cuBLAS", "peer_us": 9.0, "ratio": 0.9, "error": 3e-4,
-    "spread": 0.01, "tflops": 214.7,
+    "spread": 0.01, "tflops": 214.7, "graph": True,
 }  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def test_a_document_survives_writing_and_reading(tmp_path: Path) -> None:
     report.write(content, path)
     assert report.read(path) == content
     assert [each.name for each in path.parent.iterdir()] == ["sample.json"]
-    assert list(content)[:5] == ["bench", "date", "device", "driver", "versions"]
+    assert list(content)[:6] == ["bench", "date", "commit", "device", "driver", "versions"]
     assert content["versions"]["numpy"] and content["versions"]["python"]
 
 
