@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.drawn_programs.syntax import Add, Cell, Expr, Let, Loop, Put, Raw, Statement, Store, statements, text_of
+from tests.drawn_programs.syntax import Add, Cell, Expr, Let, Loop, Once, Put, Raw, Statement, Store, statements, text_of
 
 __all__ = ["SLIPS", "slipped"]
 
