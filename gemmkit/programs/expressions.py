@@ -65,12 +65,15 @@ class Function:
 
     # -- expressions --------------------------------------------------------------------------------------------------
 
-    def of(self, x: Value) -> str:
-        """The text of a value; what is used more than once has a line of its own."""
+    def of(self, x: Value, top: bool = False) -> str:
+        """The text of a value, in brackets if it is no ``top``; what is used more than once has a line of its own."""
         if x in self.names:
             return self.names[x]
-        text = self._leaf(x) if not x.args else self._operation(x)
-        if self.uses.get(x, 0) > 1 and (x.args or x.op == "load" or x in self.columns):
+        is_shared = self.uses.get(x, 0) > 1 and (x.args or x.op == "load" or x in self.columns)
+        text = self._operation(x) if x.args else self._leaf(x)
+        if x.op not in CALLS and (x.args or x.op == "coordinate") and (is_shared or not top):
+            text = f"({text})"
+        if is_shared:
             name = f"value_{len(self.names)}"
             self.lines.append(f"{name} = {text}")
             self.names[x] = name
@@ -78,19 +81,21 @@ class Function:
         return text
 
     def _operation(self, x: Value) -> str:
-        args = [self.of(arg) for arg in x.args]
+        args = [self.of(arg, top=x.op in CALLS or (x.op in ("lt", "le") and arg.op == "coordinate")) for arg in x.args]
         if x.op in SIGNS:
-            return f"({args[0]} {SIGNS[x.op]} {args[1]})"
+            return f"{args[0]} {SIGNS[x.op]} {args[1]}"
         if x.op in CALLS:
             self.needs.add(NEEDS.get(x.op, x.op if x.op != "max" else ""))
-            return f"{CALLS[x.op]}({', '.join(map(_bare, args))})"
+            return f"{CALLS[x.op]}({', '.join(args)})"
         if x.op == "neg":
-            return f"(-{args[0]})"
+            return f"-{args[0]}"
+        if x.op == "and":
+            return f"{args[0]} and {args[1]}"
         if x.op == "where":
-            return f"({args[1]} if {args[0]} else {args[2]})"
+            return f"{args[1]} if {args[0]} else {args[2]}"
         if x.op == "finite":
             self.needs.add("math")
-            return f"(0.0 if {args[0]} == -math.inf else {args[0]})"
+            return f"0.0 if {args[0]} == -math.inf else {args[0]}"
         raise refused(ValueError, f"{x.op} where a tile is stored: kernels are derived that compute element by element "
                                   "there; of others there is the reference", x.line)
 
@@ -154,17 +159,7 @@ def function_of(name: str, root: Value, indices: tuple, cells: dict[Value, str],
         if x not in seen:
             seen.add(x)
             pending += x.args
-    made.lines.append(f"return {_bare(made.of(root))}")
+    made.lines.append(f"return {made.of(root, top=True)}")
     if not made.sums:
         raise refused(ValueError, "a result that no sums are in; a product's are needed", root.line)
     return made
-
-
-def _bare(text: str) -> str:
-    """Without the brackets around all of it."""
-    depth = 0
-    for n, letter in enumerate(text):
-        depth += (letter == "(") - (letter == ")")
-        if depth == 0 and n < len(text) - 1:
-            return text
-    return text[1:-1] if text.startswith("(") else text

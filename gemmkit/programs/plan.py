@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from gemmkit.kernels.sm90.maps import Map
 from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.lang.host import View
 from gemmkit.programs.collectives import TmaOut
-from gemmkit.programs.launches import Launches, launches_of
+from gemmkit.programs.launches import Given, Launches, bits_of, launches_of
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.modules import NEEDED, ROWS_NEEDED, module_of
 from gemmkit.programs.printed import Printed
@@ -40,6 +40,8 @@ class ProgramPlan:
     """The kernel of a program for arrays of some kinds. ``text`` is what runs: with ``plan(..., text=edited)`` another.
     ``mapping`` has all that was left open said: it derives the same text.
 
+    ``call``: what it was made for beside arrays. Numbers are a launch's own; all else is in the text.
+
     Where blocks share a tile's rounds, ``merge`` is the kernel behind it, and both have ``spare`` arrays, in memory of the
     stream's (`gemmkit.programs.chains.shares`)."""
 
@@ -49,17 +51,20 @@ class ProgramPlan:
     text: str
     infos: dict[str, ArrayInfo]
     extents: dict[str, int]
-    numbers: dict[str, float]
+    call: Given
     device: DeviceInfo
     spare: tuple[str, ...] = ()
     merge: ProgramPlan | None = None
 
     def run(self, arguments: dict[str, Any], stream: int | None = None) -> None:
-        """Launch it on a GPU's arrays, by name; emulate it on NumPy's within ``with gemmkit.emulate():``.
+        """Launch it on a GPU's arrays, by name; emulate it on NumPy's within ``with gemmkit.emulate():``. Numbers are those
+        of ``arguments``; one that is left out is what the plan was made with.
 
-        Raises ValueError for arrays of another kind than those that the plan was made for, and for a result that shares
-        memory with another array; TypeError for NumPy's elsewhere.
+        Raises ValueError for arrays of another kind than those that the plan was made for, for another component, for a
+        number that is not positive where it was, and for a result that shares memory with another array; TypeError for
+        NumPy's arrays elsewhere.
         """
+        numbers = self.call.again(arguments)
         found = [describe(arguments[name], name) for name in self.given]
         for name, info, kind in zip(self.given, found, self._kinds):
             if _kind(info) != kind:
@@ -78,14 +83,15 @@ class ProgramPlan:
                                 "with gemmkit.emulate(): ...")
             held = {**arguments, **host_arrays({name: plan.infos[name] for plan in self.kernels for name in plan.spare})}
             for plan in self.kernels:
+                plan = replace(plan, call=self.call._replace(numbers=numbers))
                 mode.run_specs(plan, [_Given(held[name], name, name in plan.printed.outs) for name in plan.infos],
                                list(plan.infos.values()))
             return
-        handle, addresses = launch_stream(first, stream), [info.pointer for info in found]
-        if self.launches.spare:
-            addresses.append(stream_memory(first.device, handle, self.launches.spare))
+        handle, spare = launch_stream(first, stream), self.launches.spare
+        begin = stream_memory(first.device, handle, spare) if spare else 0
+        values = *(info.pointer for info in found), begin, *map(bits_of, numbers.values())
         for launch in self._bound:
-            launch(handle, tuple(addresses))
+            launch(handle, values)
 
     @property
     def results(self) -> tuple[str, ...]:
@@ -106,31 +112,30 @@ class ProgramPlan:
     @cached_property
     def sizes(self) -> Any:
         return self.module.Sizes(**{name: self.extents[name] for name in self.printed.sizes},
-                                 **{name: np.float32(self.numbers[name]) for name in self.printed.scalars})
+                                 **{name: np.float32(self.call.numbers[name]) for name in self.printed.scalars})
 
     @cached_property
-    def maps(self) -> dict[str, Map]:
-        """Tensor maps, in the kernel's order: of the operands, and of results that leave by TMA."""
-        module = self.module
-        made: dict[str, Map] = {}
-        for name in self.printed.maps:
-            tile = next(value for key, value in vars(module).items() if key == f"{name}_tile")
-            made[name] = Map(0, len(made), self.infos[name], tile.map_spec.rank - 1, tile.map_spec)
-        for name in () if self.is_of_rows else self.printed.outs:
-            out = getattr(module, f"out_{name}")
-            if isinstance(out, TmaOut):
-                made[name] = Map(0, len(made), self.infos[name], out.map_spec.rank - 1, out.map_spec)
-        return made
+    def taken(self) -> list[Taken]:
+        """What the kernel takes behind the sizes: an array is taken once for each staged block of it, as a tensor map, and
+        once more where threads read or write it."""
+        module, printed, made = self.module, self.printed, list[Taken]()
 
-    @property
-    def names(self) -> list[str]:
-        """The arrays in the order of the kernel's arguments, behind the sizes."""
-        return [*self.printed.maps, *self.printed.operands, *self.printed.outs, *self.printed.arrays]
+        def take(array: str, of: Any) -> None:
+            spec = of.map_spec
+            made.append(Taken(array, Map(0, len(made), self.infos[array], spec.rank - 1, spec)))
+
+        for block, array in printed.maps:
+            take(array, getattr(module, f"{block}_tile"))
+        made += [Taken(array, None) for array in printed.operands]
+        for array in printed.outs:
+            out = None if self.is_of_rows else getattr(module, f"out_{array}")
+            take(array, out) if isinstance(out, TmaOut) else made.append(Taken(array, None))
+        return [*made, *(Taken(array, None) for array in printed.arrays)]
 
     @cached_property
     def arguments(self) -> list[Frozen]:
-        held = [self.maps[name].frozen if name in self.maps else
-                freeze_array(self.infos[name], readonly=name not in self.printed.outs) for name in self.names]
+        held = [freeze_array(self.infos[array], readonly=array not in self.printed.outs) if tensor_map is None else
+                tensor_map.frozen for array, tensor_map in self.taken]
         return [freeze(self.sizes), *held]
 
     @cached_property
@@ -226,8 +231,8 @@ class ProgramPlan:
             how = dict(written=False) if given.is_filled else dict(readonly=True)
             memory = machine.Memory.for_array(given.value, given.name, **how)
             views[given.name] = View(given.value, memory, unit_axis(info), alignment(info))
-        values = [emulated_map(views[name], self.maps[name].spec, self.maps[name].axis) if name in self.maps else views[name]
-                  for name in self.names]
+        values = [views[array] if tensor_map is None else emulated_map(views[array], tensor_map.spec, tensor_map.axis)
+                  for array, tensor_map in self.taken]
         launch = self.launchable
         with np.errstate(all="ignore"):
             machine.launch(launch.kernel, (self.sizes, *values), grid=(launch.blocks, 1, 1), block=(launch.threads, 1, 1),
@@ -253,6 +258,13 @@ def _kind(info: ArrayInfo) -> tuple:
 
 _KEPT = 1024                           # loaded kernels; beyond it the memory starts anew
 _launches: dict[tuple, Any] = {}
+
+
+class Taken(NamedTuple):
+    """An argument of a kernel: an array, or a tensor map of it."""
+
+    array: str
+    map: Map | None
 
 
 class _Given(NamedTuple):

@@ -18,6 +18,7 @@ from gemmkit.programs.chains.text import names_of_ranges
 from gemmkit.programs.expressions import Function, function_of
 from gemmkit.programs.kernels import Kernel, kernel_of
 from gemmkit.programs.lines import refused
+from gemmkit.programs.launches import given_by
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.modules import ROWS_NEEDED, module_of
 from gemmkit.programs.multistage.text import OWN_NAMES as NAMES_OF_MULTISTAGE
@@ -92,11 +93,10 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
         key: _copies(kernel, infos[key]) for key in operands}), title)
     indices = *_tile_indices(places), *(rounds.index for rounds in places.loops)
     extents = {index.name: index.extent.size for index in indices}
-    numbers = {key: float(x) for key, x in arguments.items() if isinstance(x, (float, np.floating))}
     if text is not None:
         module_of(name, text)                          # raises for what is no kernel's text
-    return ProgramPlan(name, said(memory, mapping), printed, printed.text if text is None else text, infos, extents, numbers,
-                       device)
+    return ProgramPlan(name, said(memory, mapping), printed, printed.text if text is None else text, infos, extents,
+                       given_by(arguments), device)
 
 
 def _element(store: Store, root: Value, places: Places, warpgroups: int) -> Function:
@@ -113,7 +113,8 @@ def _element(store: Store, root: Value, places: Places, warpgroups: int) -> Func
 def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict[str, Any], mapping: Mapping,
              text: str | None, device: DeviceInfo, kernel: Kernel) -> ProgramPlan:
     """Of a program whose tiles are whole rows (`gemmkit.programs.chains`)."""
-    numbers = {key: float(x) for key, x in arguments.items() if isinstance(x, (float, np.floating))}
+    call = given_by(arguments)
+    numbers = call.numbers
 
     def leaves(chain: Chain, store: Store, cells: dict[str, ArrayInfo]) -> OutKind:
         info, is_rows = {**infos, **cells}[store.parameter.name], chain.stores_rows(store)
@@ -144,7 +145,7 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
     merge = None if shares is None else _merging(name, shares, infos, arguments, device)
     cells = {} if shares is None else shares.cells
     return ProgramPlan(name, made.choice.said(mapping), printed, printed.text if text is None else text, {**infos, **cells},
-                       extents, numbers, device, tuple(cells), merge)
+                       extents, call, device, tuple(cells), merge)
 
 
 class _NoMerge(Exception):
@@ -175,17 +176,16 @@ def _merging(name: str, shares: Shares, infos: dict[str, ArrayInfo], arguments: 
 def _of_rows(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict[str, Any], mapping: Mapping,
              text: str | None, device: DeviceInfo) -> ProgramPlan:
     """Of a program without products (`gemmkit.programs.rows`)."""
-    numbers = {key: float(x) for key, x in arguments.items() if isinstance(x, (float, np.floating))}
-    program = row_program_of(loop)
-    for key in (*infos, *numbers, *(index.name for index in program.indices)):
+    call, program = given_by(arguments), row_program_of(loop)
+    for key in (*infos, *call.numbers, *(index.name for index in program.indices)):
         if key in NAMES_OF_ROWS or key.startswith(PART):
             raise _taken(key)
     _check_launch(infos, {}, program.indices, [], {}, program.stores)
-    printed = derived_rows(name, program, mapping, infos, list(numbers), early=device.starts_early)
+    printed = derived_rows(name, program, mapping, infos, list(call.numbers), early=device.starts_early)
     if text is not None:
         module_of(name, text, ROWS_NEEDED)
     extents = {**{index.name: index.extent.size for index in program.indices}, "columns": program.columns}
-    return ProgramPlan(name, mapping, printed, printed.text if text is None else text, infos, extents, numbers, device)
+    return ProgramPlan(name, mapping, printed, printed.text if text is None else text, infos, extents, call, device)
 
 
 def _device(infos: dict[str, ArrayInfo]) -> DeviceInfo:
@@ -207,7 +207,7 @@ def _copies(kernel: Kernel, info: ArrayInfo) -> Copies:
 
 def _check_names(infos: dict[str, ArrayInfo], places: Places, arguments: dict[str, Any], kernel: Kernel) -> None:
     """Raises ValueError for names that the text has for its own."""
-    numbers = [key for key, x in arguments.items() if isinstance(x, (float, np.floating))]
+    numbers = given_by(arguments).numbers
     indices = [index.name for index in (*_tile_indices(places), *(rounds.index for rounds in places.loops))]
     _check_own_names([*infos, *numbers, *places.names, *indices], indices, kernel)
 

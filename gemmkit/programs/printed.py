@@ -46,11 +46,11 @@ class OutKind:
 
 @dataclass(frozen=True)
 class Printed:
-    """The text; the names of its kernel's arguments behind the sizes: operands' maps, or operands that threads copy,
-    results, arrays that threads read."""
+    """The text; its kernel's arguments behind the sizes: tensor maps, each of a staged block and of the array that the
+    block is of, or operands that threads copy, results, arrays that threads read."""
 
     text: str
-    maps: tuple[str, ...]
+    maps: tuple[tuple[str, str], ...]
     outs: tuple[str, ...]
     arrays: tuple[str, ...]
     sizes: tuple[str, ...]

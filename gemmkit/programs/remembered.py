@@ -1,7 +1,7 @@
 """Plans of calls, kept: a call of a program finds the plan of an earlier one that is like it.
 
-Deriving takes milliseconds, a launch microseconds. Calls are alike where their arrays are of the same kinds, numbers equal,
-functions the same ones and mappings equal, and where all that the functions' code names still is what it was
+Deriving takes milliseconds, a launch microseconds. Calls are alike where their arrays are of the same kinds, floating point
+numbers positive or not (which ones they are a launch is told), other numbers equal, functions the same ones and mappings equal, and where all that the functions' code names still is what it was
 (`gemmkit.lang.guards`). A call is derived anew where that cannot be told: a function names something that can change in
 place, such as a list, or an argument is neither an array nor a number nor a function. In the emulator all are.
 """
@@ -18,6 +18,7 @@ from gemmkit.emulator.mode import current_mode, world
 from gemmkit.lang.fingerprint import read, when_forgetting
 from gemmkit.lang.guards import Guards
 from gemmkit.products import forgotten_with_plans
+from gemmkit.programs.launches import FLOATS
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.plan import ProgramPlan
 from gemmkit.programs.tuned import best_planned
@@ -27,7 +28,7 @@ from gemmkit.runtime.recognition import KEYS, key_of
 __all__ = ["plan_of_call", "plans"]
 
 LIMIT = 1024                           # plans kept; beyond it the memory starts anew
-CONSTANTS = (type(None), bool, int, float, str, np.number)
+CONSTANTS = (type(None), bool, int, str, np.number)
 
 
 class Kept(NamedTuple):
@@ -65,7 +66,9 @@ def _key(program: Any, arguments: dict[str, Any], mapping: Mapping | None) -> An
     """None for arguments of which it cannot be told whether they are what they were."""
     parts: list[Any] = [program, mapping, world()]
     for name, x in arguments.items():
-        if isinstance(x, CONSTANTS):
+        if isinstance(x, FLOATS):
+            parts.append(x > 0)
+        elif isinstance(x, CONSTANTS):
             parts.append((type(x), x))
         elif isinstance(x, FunctionType):
             parts.append(id(x))

@@ -183,15 +183,15 @@ class Printer:
     def threads(self) -> int:
         return 128 * (1 + self.warpgroups)
 
-    def arguments(self) -> tuple[list[str], list[str], list[str], list[str]]:
-        """Operands that TMA brings, operands that threads copy, results, arrays that threads read."""
+    def arguments(self) -> tuple[list[tuple[str, str]], list[str], list[str], list[str]]:
+        """Blocks that TMA brings and their arrays, operands that threads copy, results, arrays that threads read."""
         functions = [out.function for out in self.outs if out.function is not None]
-        return (_names(self.tiles), [], [out.name for out in self.outs],
+        return ([(tile.name, tile.parameter.name) for tile in self.tiles], [], [out.name for out in self.outs],
                 list(dict.fromkeys(name for made in functions for name in made.arrays)))
 
     def kernel(self) -> None:
         maps, _, names, arrays = self.arguments()
-        operands = [f"map_{name}" for name in maps]
+        operands = [f"map_{block}" for block, _ in maps]
         met = "barrier()" if self.cluster.is_single else "cluster_barrier()"
         self.put(0, "", "", f"def kernel({', '.join(['sizes', *operands, *names, *arrays])}):")
         self.put(1, "group = uniform(udiv(thread_index(), 128))", "if thread_index() == 0:",
@@ -211,7 +211,7 @@ class Printer:
     # -- the producer -------------------------------------------------------------------------------------------------
 
     def produce(self, tiles: list[TilePlace]) -> None:
-        maps = ", ".join(f"map_{name}" for name in _names(tiles))
+        maps = ", ".join(f"map_{tile.name}" for tile in tiles)
         self.put(0, f"def produce(sizes, {maps}):", '    """1. Blocks of the operands: global -> shared."""')
         self.put(1, "zero = thread_index() * 0",
                  *(f"{self.slot(ring)} = Slot(zero, zero + 1)          # fresh rings are empty" for ring in self.distinct),
@@ -220,7 +220,7 @@ class Printer:
             k, name, slot = ring.rounds.index.name, self.ring(ring), self.slot(ring)
             self.put(2, f"{k} = 0 * tile", f"while {k} < sizes.{k}:")
             self.put(3, f"{name}.acquire({slot})", f"{name}.expect({slot}, {ring.filled})",
-                     *(f"{tile.name}_tile.load{'_part' if self.peers(tile) else ''}(map_{tile.parameter.name}, "
+                     *(f"{tile.name}_tile.load{'_part' if self.peers(tile) else ''}(map_{tile.name}, "
                        f"({self.corner(tile)}), {name}, {slot}{', rank)' if self.peers(tile) else ')'}"
                        for tile in ring.rounds.tiles),
                      f"{slot} = {name}.advance({slot})", f"{k} = rolled({k} + {self.memory.blocks[k]})")
@@ -327,10 +327,6 @@ class Printer:
         here = {"row": f"{m} + group * 64 + own_row()", "column": column, f"last_{m}": f"sizes.{m} - 1",
                 f"last_{n}": f"sizes.{n} - 1", **{name: f"sizes.{name}" for name in made.scalars}}
         return [here.get(name, name) for name in made.parameters]
-
-
-def _names(tiles: list[TilePlace]) -> list[str]:
-    return list(dict.fromkeys(tile.parameter.name for tile in tiles))
 
 
 def printed(printer: Printer, title: str) -> Printed:

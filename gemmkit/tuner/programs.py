@@ -29,6 +29,7 @@ from gemmkit.programs.values import Index
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.launchable import Launchable
+from gemmkit.runtime.tensor_maps import Encoder
 from gemmkit.tuner.found import TunedProgram
 from gemmkit.tuner.jobs import Job, Memory, Pointer
 from gemmkit.tuner.subject import Output, Subject
@@ -129,7 +130,7 @@ class Programmed(Subject):
     def _allowed(self, info: ArrayInfo, terms: int) -> float:
         """A chain rounds what it hands over to its operands' dtype, by another maximum where blocks are longer."""
         printed = self.default.printed
-        operands = (*printed.maps, *printed.operands) if is_chained(self._loop) else ()
+        operands = (*(array for _, array in printed.maps), *printed.operands) if is_chained(self._loop) else ()
         handed = [self.default.infos[name].dtype for name in operands]
         return max(tolerance(dtype, F32, terms) for dtype in (info.dtype, *handed))
 
@@ -144,13 +145,13 @@ def _job(launch: KernelLaunch, given: Sequence[int], memory: Memory, cubin: byte
     maps: list[tuple[int, Pointer, tuple[Any, ...]]] = []
     spares: list[tuple[int, int]] = []
     for put in launch.puts:
-        if put.which == len(given):
-            spares.append((put.slot, put.offset))
-        elif put.encoder is None:
-            pointers.append((put.slot, memory.pointer(given[put.which] + put.offset)))
-        else:
+        if isinstance(put.encoder, Encoder):
             values[put.slot] = bytes(128)
             maps.append((put.slot, memory.pointer(given[put.which] + put.offset), put.encoder.arguments))
+        elif put.which == len(given):
+            spares.append((put.slot, put.offset))
+        elif put.encoder is None:                      # numbers stay the plan's
+            pointers.append((put.slot, memory.pointer(given[put.which] + put.offset)))
     varied = tuple(dict.fromkeys(at.buffer for at in (*(at for _, at in pointers), *(at for _, at, _ in maps))))
     return Job(cubin, kernel.blocks, kernel.threads, kernel.shared_bytes, tuple(kernel.formats), tuple(values),
                kernel.cluster, kernel.dependent, kernel.waits, tuple(pointers), tuple(maps), (), varied, (), tuple(spares))

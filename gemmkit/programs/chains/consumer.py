@@ -27,6 +27,7 @@ class Consumer(Role):
     naming: Naming = field(kw_only=True)
     functions: dict[str, str] = field(default_factory=dict)
     scalars: dict[Value, str] = field(default_factory=dict)
+    products: dict[tuple, str] = field(default_factory=dict)
     arrays: dict[str, Value] = field(default_factory=dict)         # that threads read, and what reads them
     old: set[str] = field(default_factory=set)                     # names that a tile's end finds under before_
 
@@ -54,9 +55,16 @@ class Consumer(Role):
         return x.op in ("const", "scalar") or (bool(x.args) and all(map(self._is_constant, x.args)))
 
     def product(self, d: Value) -> str:
-        a = self.places.blocks.get((d, 0))
-        left = self.naming.of(d.args[0]).removesuffix("_as_a") if a is None else a.name
-        return f"{left}_by_{self.places.blocks[d, 1].name}"
+        """The collective of products of the same blocks, taken in the same way."""
+        a, b = self.places.blocks.get((d, 0)), self.places.blocks[d, 1]
+        key = d.args[0] if a is None else a, b, *(x.op == "transpose" for x in d.args[:2])
+        if key not in self.products:
+            left = self.naming.of(d.args[0]).removesuffix("_as_a") if a is None else a.name
+            name = f"{left}_by_{b.name}"
+            while name in self.products.values():
+                name += "_2"
+            self.products[key] = name
+        return self.products[key]
 
     # -- values -------------------------------------------------------------------------------------------------------
 

@@ -49,16 +49,19 @@ def largest(x: Value) -> float:
     return math.prod(sizes) if x.op == "mul" else sum(sizes)
 
 
-def scalar_text(x: Value) -> str:
-    """A number that tiles and rounds do not change, of the kernel's scalars."""
+def scalar_text(x: Value, top: bool = False) -> str:
+    """A number that tiles and rounds do not change, of the kernel's scalars; ``top``: without brackets around all of it."""
     if x.op == "const":
         return repr(float(x.data)) if math.isfinite(x.data) else "math.inf" if x.data > 0 else "-math.inf"
     if x.op == "scalar":
         return f"sizes.{x.data}"
     args = [scalar_text(y) for y in x.args]
-    if x.op in SIGNS:
-        return f"({args[0]} {SIGNS[x.op]} {args[1]})"
-    return f"(-{args[0]})" if x.op == "neg" else f"{CALLS[x.op]}({', '.join(args)})"
+    if x.op in CALLS:
+        given = args if x.op == "max" else [f"convert(F32, {arg})" if y.op == "const" else arg for arg, y in zip(args, x.args)]
+        return f"{CALLS[x.op]}({', '.join(given)})"
+    text = (f"{args[0]} {SIGNS[x.op]} {args[1]}" if x.op in SIGNS else f"-{args[0]}" if x.op == "neg" else
+            f"{args[0]} and {args[1]}" if x.op == "and" else f"{args[1]} if {args[0]} else {args[2]}")
+    return text if top else f"({text})"
 
 
 @dataclass

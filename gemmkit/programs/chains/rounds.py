@@ -276,7 +276,7 @@ class Producer(Role):
         self.put(f"ring_{name}.acquire(at_{name})", f"ring_{name}.expect(at_{name}, {self.choice.stage_bytes(ring)})")
         for block in ring.blocks:
             part, rank = ("_part", ", rank") if self.choice.is_shared(block, self.chain.rows) else ("", "")
-            self.put(f"{block.name}_tile.load{part}(map_{block.parameter.name}, ({self.corner(block, at, of_last)}), "
+            self.put(f"{block.name}_tile.load{part}(map_{block.name}, ({self.corner(block, at, of_last)}), "
                      f"ring_{name}, at_{name}{rank})")
         self.put(f"at_{name} = ring_{name}.advance(at_{name})")
 

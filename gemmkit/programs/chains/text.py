@@ -136,16 +136,14 @@ class ChainPrinter:
                          f"empty_arrivals={self.choice.warpgroups * readers}{more})")
         return lines
 
-    def operands(self) -> list[str]:
-        return list(dict.fromkeys(block.parameter.name for ring in self.places.rings for block in ring.blocks))
-
-    def arguments(self, read: list[str]) -> tuple[list[str], list[str], list[str], list[str]]:
-        """Operands that TMA brings, operands that threads copy, results, arrays that threads ``read``."""
-        return self.operands(), [], list(self.outs), [name for name in read if name not in self.outs]
+    def arguments(self, read: list[str]) -> tuple[list[tuple[str, str]], list[str], list[str], list[str]]:
+        """Blocks that TMA brings and their arrays, operands that threads copy, results, arrays that threads ``read``."""
+        blocks = [(block.name, block.parameter.name) for ring in self.places.rings for block in ring.blocks]
+        return blocks, [], list(self.outs), [name for name in read if name not in self.outs]
 
     def kernel(self, arguments: list[str], consumer: Consumer) -> list[str]:
         rings, length = self.places.rings, self.chain.length
-        takes_maps = [f"map_{name}" for name in self.operands()]
+        takes_maps = [f"map_{block.name}" for ring in rings for block in ring.blocks]
         takes_blocks = ["sizes", *takes_maps, *([] if length is None else [length.data[0].name])]
         takes_all = [name for name in arguments if name not in takes_maps]
         cluster = self.choice.cluster
@@ -193,7 +191,7 @@ class ChainPrinter:
         lines = self.constants(consumer)
         lines += ["", "", "@dataclass(frozen=True)", "class Sizes(Component):",
                   *(f"    {name}: Scalar" for name in (*sizes, *self.scalars)), "", "",
-                  *self.kernel([*(f"map_{name}" for name in maps), *operands, *outs, *others], consumer)]
+                  *self.kernel([*(f"map_{block}" for block, _ in maps), *operands, *outs, *others], consumer)]
         for text, name in consumer.functions.items():
             lines += ["", "", *f"def {name}{text}".rstrip().split("\n")]
         body = "\n".join(lines) + "\n"
@@ -250,7 +248,7 @@ class ChainPrinter:
 
 
 def scalar_lines(consumer: Consumer) -> list[str]:
-    return [f"    {name} = {scalar_text(x).removeprefix('(').removesuffix(')')}" for x, name in consumer.scalars.items()]
+    return [f"    {name} = {scalar_text(x, top=True)}" for x, name in consumer.scalars.items()]
 
 
 def _there_and_back(choice: Choice) -> list[str]:

@@ -143,8 +143,9 @@ class MultistageChainPrinter(ChainPrinter):
     def pipelines(self) -> list[str]:
         return [f"ring = CopyRing(stages={max(self.choice.stages.values())})"]
 
-    def arguments(self, read: list[str]) -> tuple[list[str], list[str], list[str], list[str]]:
-        operands, _, outs, others = super().arguments(read)
+    def arguments(self, read: list[str]) -> tuple[list[tuple[str, str]], list[str], list[str], list[str]]:
+        blocks, _, outs, others = super().arguments(read)
+        operands = list(dict.fromkeys(array for _, array in blocks))
         return [], operands, outs, [name for name in others if name not in operands]
 
     def kernel(self, arguments: list[str], consumer: Consumer) -> list[str]:

@@ -87,8 +87,9 @@ class MultistagePrinter(Printer):
     def threads(self) -> int:
         return 128 * self.warpgroups
 
-    def arguments(self) -> tuple[list[str], list[str], list[str], list[str]]:
-        operands, _, names, arrays = super().arguments()
+    def arguments(self) -> tuple[list[tuple[str, str]], list[str], list[str], list[str]]:
+        blocks, _, names, arrays = super().arguments()
+        operands = list(dict.fromkeys(array for _, array in blocks))
         return [], operands, names, [name for name in arrays if name not in operands]
 
     def copy_blocks(self, ring: Ring) -> str:

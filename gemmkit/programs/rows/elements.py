@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gemmkit.programs.chains.elements import is_whole_number
-from gemmkit.programs.expressions import SIGNS, _bare
+from gemmkit.programs.expressions import SIGNS
 from gemmkit.programs.rows.form import FOLDS, is_column, is_vector
 from gemmkit.programs.rows.steps import Steps
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Axis
 
-__all__ = ["COLUMN", "DTYPES", "PART", "Element"]
+__all__ = ["COLUMN", "DTYPES", "PART", "Element", "bare"]
 
 DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
 #: Functions as the text calls them, and what it imports for that.
@@ -46,7 +46,7 @@ class Element:
         for x in self.steps.within(self.root) if self.is_made or not self._has_name(self.root) else ():
             for y in x.args if not self._has_name(x) else ():
                 self._uses[y] = self._uses.get(y, 0) + (2 if x.op == "finite" else 1)
-        self.text = _bare(self.of(self.root))
+        self.text = bare(self.of(self.root))
 
     def _has_name(self, x: Value) -> bool:
         return (x in self.steps.rows or x in self.steps.named) and not (self.is_made and x is self.root)
@@ -66,7 +66,7 @@ class Element:
         text = self._operation(x)
         if self._uses.get(x, 0) > 1:
             name = f"{PART}{len(self._known)}"
-            self.lines.append(f"{name} = {_bare(text)}")
+            self.lines.append(f"{name} = {bare(text)}")
             self._known[x] = text = name
         return text
 
@@ -89,22 +89,22 @@ class Element:
     def _operation(self, x: Value) -> str:
         if x.op == "where":
             condition, one, other = self.of(x.args[0]), *(self._float(y) for y in x.args[1:])
-            text = f"({_bare(one)} if {_bare(condition)} else {_bare(other)})"
+            text = f"({bare(one)} if {bare(condition)} else {bare(other)})"
             return text if any(map(self.is_float, x.args[1:])) else self._converted(text)
         if x.op == "and":
             return "({} and {})".format(*map(self.of, x.args))
         if x.op == "cast":
             kind = DTYPES[np.dtype(x.data).name]
             self.needs.add(kind)
-            return self._converted(f"convert({kind}, {_bare(self._float(x.args[0]))})")
+            return self._converted(f"convert({kind}, {bare(self._float(x.args[0]))})")
         whole = is_whole_number(x) and all(is_whole_number(y) or (y.op == "const" and float(y.data).is_integer())
                                            for y in x.args)
         if x.op in SIGNS:
             one, other = ([self.of(y, True) for y in x.args] if whole else
                           [self._float(y, x.args[1 - n]) for n, y in enumerate(x.args)])
             binds = [self._binds(y) for y in x.args]
-            one = _bare(one) if binds[0] and (binds[0] == 2 or x.op != "mul") and x.op != "div" else one
-            other = _bare(other) if binds[1] == 2 and x.op != "mul" and x.op != "div" else other
+            one = bare(one) if binds[0] and (binds[0] == 2 or x.op != "mul") and x.op != "div" else one
+            other = bare(other) if binds[1] == 2 and x.op != "mul" and x.op != "div" else other
             return f"({one} {SIGNS[x.op]} {other})"
         args = [self.of(y, True) if whole else self._float(y) for y in x.args]
         if x.op == "neg":
@@ -113,7 +113,7 @@ class Element:
             self.needs.add("math")
             return f"(0.0 if {args[0]} == -math.inf else {args[0]})"
         self.needs |= {"math"} if CALLS[x.op].startswith("math.") else {CALLS[x.op]}
-        return f"{CALLS[x.op]}({', '.join(map(_bare, args))})"
+        return f"{CALLS[x.op]}({', '.join(map(bare, args))})"
 
     def _binds(self, x: Value) -> int:
         """How closely a value's text binds where its brackets may go: 2 a product, 1 a sum, 0 anything else."""
@@ -129,7 +129,7 @@ class Element:
 
     def _converted(self, text: str) -> str:
         self.needs |= {"convert", "F32"}
-        return f"convert(F32, {_bare(text)})"
+        return f"convert(F32, {bare(text)})"
 
     def _widens(self, x: Value) -> bool:
         """Whether what a value meets becomes float32. (`math`'s functions give Python's numbers in the emulator, which do
@@ -147,3 +147,13 @@ class Element:
 
 def is_narrow(x: Value) -> bool:
     return x.op == "load" and is_column(x) and np.dtype(x.data[0].dtype).name != "float32"
+
+
+def bare(text: str) -> str:
+    """Without the brackets around all of it."""
+    depth = 0
+    for n, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if depth == 0 and n < len(text) - 1:
+            return text
+    return text[1:-1] if text.startswith("(") else text

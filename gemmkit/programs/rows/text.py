@@ -8,9 +8,8 @@ import numpy as np
 
 from gemmkit.kernels.rows.row import Held, Source
 from gemmkit.kernels.rows.team import Team, WarpTeam
-from gemmkit.programs.expressions import _bare
 from gemmkit.programs.printed import EARLY, Printed
-from gemmkit.programs.rows.elements import COLUMN, DTYPES, PART, Element
+from gemmkit.programs.rows.elements import COLUMN, DTYPES, PART, Element, bare
 from gemmkit.programs.rows.form import RowProgram, is_row, is_vector
 from gemmkit.programs.rows.steps import Fold, Load, Map, Moments, Named, Put, Step, Steps
 from gemmkit.programs.trace import Value
@@ -182,7 +181,7 @@ class Printer:
             return
         made = self.element(x, False)
         self.needs.add("convert")
-        value = f"convert({DTYPES[kind]}, {_bare(made.text)})"
+        value = f"convert({DTYPES[kind]}, {bare(made.text)})"
         self.lines += [*made.lines, self.call("put_one", self.first, out, value)]
 
 

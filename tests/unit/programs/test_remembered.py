@@ -67,7 +67,7 @@ def test_what_a_plan_depends_on_is_another_plan(change: str) -> None:
     elif change == "alignment":
         arrays[3] = np.zeros(2 * 70 * 64 + 1, F16)[1:].reshape(2, 70, 64)
     elif change == "scale":
-        more["scale"] = 0.25
+        more["scale"] = -0.25                          # which maxima of scores depend on
     elif change == "mapping":
         mapping = gk.Mapping({"n": 32})
     elif change == "function":
@@ -78,7 +78,72 @@ def test_what_a_plan_depends_on_is_another_plan(change: str) -> None:
     with assumed(other):
         second = planned(*arrays, mapping=mapping, **more)
         assert second is not first and planned(*arrays, mapping=mapping, **more) is second
-    assert second.numbers["scale"] == more["scale"] and second.device == other
+    assert second.call.numbers["scale"] == more["scale"] and second.device == other
+
+
+@gk.program
+def scaled_rows(x: Any, y: Any, factor: float, power: int = 1) -> None:
+    for m in gp.parallel(x.rows):
+        y[m] = factor * power * x[m]
+
+
+@gk.program
+def weighted(q: Any, k: Any, v: Any, o: Any, scale: float, factor: float) -> None:
+    """A number of the rounds, and one behind them."""
+    for m in gp.parallel(q.rows):
+        out = gp.zeros(m, v.columns)
+        for n in gp.sequential(k.rows):
+            out += (q[m] @ k[n].T / scale).astype(v.dtype) @ v[n]
+        o[m] = factor * out
+
+
+def halves(*shape: int) -> np.ndarray:
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(F16)
+
+
+CALLS = {"rows": (scaled_rows, lambda: [halves(5, 24), np.full((5, 24), np.nan, np.float32)], dict(factor=0.5), dict(factor=3)),
+         "tiles": (listing.biased, lambda: [halves(20, 24), halves(24, 16), halves(16), halves(20), np.full((20, 16), np.nan, F16)],
+                   dict(alpha=-1.0), dict(alpha=np.float32(2.5))),
+         "chains": (weighted, lambda: [halves(20, 64), halves(40, 64), halves(40, 64), np.full((20, 64), np.nan, F16)],
+                    dict(scale=64.0, factor=-1.0), dict(scale=32.0, factor=2.0))}
+
+
+@pytest.mark.parametrize("name, mapping", [("rows", {}), ("tiles", {}), ("tiles", dict(kernel="multistage")), ("chains", {}),
+                                           ("chains", dict(splits=2, blocks={"n": 16})), ("chains", dict(kernel="multistage"))], ids=str)
+def test_a_plan_computes_with_a_call_s_numbers(name: str, mapping: dict[str, Any]) -> None:
+    program, made, first, then = CALLS[name]
+    arrays = made()
+    plan = program.plan(*arrays, mapping=gk.Mapping(**mapping), **first)
+    for more in (then, first):
+        wanted = program.reference(*arrays, **more)
+        with gk.emulate():
+            plan.run({**program.bound(tuple(arrays), {}), **more} if name == "tiles" else dict(program.bound(tuple(arrays), more)))
+        chains.check_close([arrays[-1]], wanted, lambda got: 2e-3)
+
+
+def test_a_plan_refuses_another_text_s_call() -> None:
+    """What is in its text, and what its text depends on."""
+    arrays = [halves(5, 24), np.zeros((5, 24), np.float32)]
+    plan, given = scaled_rows.plan(*arrays, 0.5), scaled_rows.bound((*arrays, 0.5), {})
+    with pytest.raises(ValueError, match=r"power is 2, and the plan was made for 1, which is in its text"):
+        plan.run({**given, "power": 2})
+    with pytest.raises(ValueError, match=r"factor is 0.0, and the plan was made for a positive number \(0.5\)"):
+        plan.run({**given, "factor": 0.0})
+    with pytest.raises(TypeError, match="factor=None: a number is needed"):
+        plan.run({**given, "factor": None})
+    with pytest.raises(ValueError, match="factor=1e[+]39: numbers of a kernel are float32, up to 3.4e[+]38"):
+        plan.run({**given, "factor": 1e39})
+    with pytest.raises(ValueError, match="factor=-1e[+]39"):
+        scaled_rows.plan(*arrays, -1e39)
+    heads_of = heads()
+    causal = listing.attention.plan(*heads_of, 0.125, visible=chains.causal)
+    with pytest.raises(ValueError, match="visible is .*window.*, and the plan was made for .*causal"):
+        causal.run(listing.attention.bound((*heads_of, 0.125), dict(visible=chains.window)))
+
+
+def test_a_call_with_another_number_derives_nothing() -> None:
+    first = planned(*heads(), visible=chains.causal)
+    assert planned(*heads(), visible=chains.causal, scale=0.25) is first and planned(*heads(), visible=chains.causal, scale=0.0) is not first
 
 
 def test_code_that_changes_is_derived_anew(monkeypatch: pytest.MonkeyPatch) -> None:
