@@ -18,9 +18,9 @@ KERNELS = pytest.mark.parametrize("kernel", ["warp_specialised", "multistage"])
 EXPRESSIONS: list[Any] = [
     lambda s, x, i, j: s / x, lambda s, x, i, j: -s * (1.0 / x), lambda s, x, i, j: s * (x + 1.0) / (x - 4.0) - x,
     lambda s, x, i, j: s * gp.exp(-(x * 0.5)) + gp.sqrt(x) * gp.log(x + 1.5), lambda s, x, i, j: s * gp.maximum(x, 2.5) - gp.minimum(-x, 1.0),
-    lambda s, x, i, j: gp.where(s < x, s, x * x), lambda s, x, i, j: s * gp.where(x <= 1.0, 3.0, x / 7.0), lambda s, x, i, j: s * gp.tanh(x / 3.0),
+    lambda s, x, i, j: gp.where(s < x, s, x * x), lambda s, x, i, j: s * gp.where(s <= x, 3.0, x / 7.0), lambda s, x, i, j: s * gp.tanh(x / 3.0),
     lambda s, x, i, j: (s + gp.exp(0.5)) * gp.sqrt(2.0) / gp.log(3.0), lambda s, x, i, j: s * (i * 2.0 - j) * 0.0625,
-    lambda s, x, i, j: (1.5 - i) * x + s, lambda s, x, i, j: s + x * (j + 1.0) / (i + x), lambda s, x, i, j: -i * 0.5 + -(j - i) * s,
+    lambda s, x, i, j: (1.5 - i) * x + s, lambda s, x, i, j: s + x * (j + 1.0) / (i + x), lambda s, x, i, j: -i * 0.5 + -(i - j) * s,
     lambda s, x, i, j: gp.where((s <= x) & (-x < s), s - j, i), lambda s, x, i, j: gp.sqrt(i + 1.0) * s - gp.sqrt(j),
     lambda s, x, i, j: gp.maximum(s, i - j), lambda s, x, i, j: s / (i + 1.0) + 1.0 / (j + 1.0), lambda s, x, i, j: gp.where(i < j, i, j) + s,
     lambda s, x, i, j: gp.exp(-(0.05 * (i + j))) * s, lambda s, x, i, j: gp.finite(s) - (x - (s - (x - 1.0))),
