@@ -42,7 +42,8 @@ class Given(NamedTuple):
         for name, x in self.components.items():
             other = arguments.get(name, x)
             if other is not x and not (isinstance(x, CONSTANTS) and isinstance(other, CONSTANTS) and other == x):
-                raise ValueError(f"{name} is {other!r}, and the plan was made for {x!r}, which is in its text; make another plan")
+                raise ValueError(f"{name} is {other!r}, and the plan was made for {x!r}, which is in its text; make "
+                                 "another plan")
         numbers = {name: number_of(name, arguments.get(name, x)) for name, x in self.numbers.items()}
         for name, x in self.numbers.items():
             if x > 0 and not numbers[name] > 0:

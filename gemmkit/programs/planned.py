@@ -6,8 +6,6 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-import numpy as np
-
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.algebra import simplified
 from gemmkit.programs.allocate import fitted, said
@@ -17,8 +15,8 @@ from gemmkit.programs.chains.shares import Shares
 from gemmkit.programs.chains.text import names_of_ranges
 from gemmkit.programs.expressions import Function, function_of
 from gemmkit.programs.kernels import Kernel, kernel_of
-from gemmkit.programs.lines import refused
 from gemmkit.programs.launches import given_by
+from gemmkit.programs.lines import refused
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.modules import ROWS_NEEDED, module_of
 from gemmkit.programs.multistage.text import OWN_NAMES as NAMES_OF_MULTISTAGE

@@ -1,9 +1,10 @@
 """Plans of calls, kept: a call of a program finds the plan of an earlier one that is like it.
 
-Deriving takes milliseconds, a launch microseconds. Calls are alike where their arrays are of the same kinds, floating point
-numbers positive or not (which ones they are a launch is told), other numbers equal, functions the same ones and mappings equal, and where all that the functions' code names still is what it was
-(`gemmkit.lang.guards`). A call is derived anew where that cannot be told: a function names something that can change in
-place, such as a list, or an argument is neither an array nor a number nor a function. In the emulator all are.
+Deriving takes milliseconds, a launch microseconds. Calls are alike where their arrays are of the same kinds, their floating
+point numbers positive or not (a launch is told which ones they are), other numbers equal, functions the same ones and
+mappings equal, and where all that the functions' code names still is what it was (`gemmkit.lang.guards`). A call is derived
+anew where that cannot be told: a function names something that can change in place, such as a list, or an argument is
+neither an array nor a number nor a function. In the emulator all are.
 """
 
 from __future__ import annotations

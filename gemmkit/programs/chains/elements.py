@@ -57,8 +57,9 @@ def scalar_text(x: Value, top: bool = False) -> str:
         return f"sizes.{x.data}"
     args = [scalar_text(y) for y in x.args]
     if x.op in CALLS:
-        given = args if x.op == "max" else [f"convert(F32, {arg})" if y.op == "const" else arg for arg, y in zip(args, x.args)]
-        return f"{CALLS[x.op]}({', '.join(given)})"
+        if x.op != "max":                              # which has operands as weak as literals
+            args = [f"convert(F32, {arg})" if y.op == "const" else arg for arg, y in zip(args, x.args)]
+        return f"{CALLS[x.op]}({', '.join(args)})"
     text = (f"{args[0]} {SIGNS[x.op]} {args[1]}" if x.op in SIGNS else f"-{args[0]}" if x.op == "neg" else
             f"{args[0]} and {args[1]}" if x.op == "and" else f"{args[1]} if {args[0]} else {args[2]}")
     return text if top else f"({text})"

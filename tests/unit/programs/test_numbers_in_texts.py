@@ -10,7 +10,6 @@ import pytest
 import gemmkit as gk
 from gemmkit import programs as gp
 from tests.support import chains
-from tests.support import programs as listing
 
 F16, F32 = np.float16, np.float32
 KERNELS = pytest.mark.parametrize("kernel", ["warp_specialised", "multistage"])
