@@ -66,9 +66,10 @@ def number_of(name: str, x: Any) -> float:
     """Raises TypeError for what is no number, ValueError for one that is finite and no float32 is."""
     if not isinstance(x, (int, np.integer, *FLOATS)) or isinstance(x, bool):
         raise TypeError(f"{name}={x!r}: a number is needed")
-    if LARGEST < abs(x) < float("inf"):
+    number = float(x)
+    if LARGEST < abs(number) < float("inf"):
         raise ValueError(f"{name}={x!r}: numbers of a kernel are float32, up to {LARGEST:.3g}")
-    return float(x)
+    return number
 
 
 def bits_of(x: float) -> int:
