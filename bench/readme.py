@@ -2,6 +2,7 @@
 
     python -m bench.readme                            the tables
     python -m bench.readme --into docs/measured.md    write them into the text, between its two marks
+    python -m bench.readme --rows --into docs/measured_rows.md    every case, a table a line
 
 Each line is one group of rows: their geometric mean, the worst, how many are below 1, and the file. Every row of every
 result file belongs to exactly one line, so no group can be left out (`tests/unit/bench/test_readme.py`). If a case was
@@ -10,6 +11,7 @@ measured against several peers, only its fastest peer counts.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,8 +218,31 @@ def text(results: Path = RESULTS) -> str:
     return "\n".join(["", *(line for part in parts for line in (*part, ""))])
 
 
+def rows_text(results: Path = RESULTS) -> str:
+    """Every case of every line, with its fastest peer: what docs/measured_rows.md has between its marks."""
+    found = [""]
+    for line in LINES:
+        content = report.read(results / f"{line.file}.json")
+        found += [f"### {line.what}", "", f"{content['device']}, {content['date'][:10]}, commit {content['commit']}, "
+                  f"`bench/results/{line.file}.json`.", "",
+                  "| work | dtype | M x N x K | order | us | peer | its us | ratio |", "|" + "---|" * 8]
+        for row in line.cases(results):
+            size = f"{row['m']} x {row['n']} x {row['k']}"
+            cells = row["work"], row["dtype"], size, row["layout"], f"{row['ours_us']:.1f}", row["peer"]
+            found.append(f"| {' | '.join(cells)} | {row['peer_us']:.1f} | {row['ratio']:.2f} |")
+        found.append("")
+    return "\n".join(found)
+
+
+ROWS_BEGIN = "<!-- measured: python -m bench.readme --rows --into docs/measured_rows.md -->"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    return marks.command("bench.readme", text, BEGIN, END, arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if "--rows" in given:
+        given.remove("--rows")
+        return marks.command("bench.readme --rows", rows_text, ROWS_BEGIN, END, given)
+    return marks.command("bench.readme", text, BEGIN, END, given)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 | group | what | at least, aim |
 |---|---|---|
-| square | mixed precision, all transposes: rows of `bench.hopper` (Fig. 8; not among the default ones) | 0.96, 1.0 |
+| square | 16-bit squares: rows of `bench.hopper` (Fig. 8 has f32 results; not among the default ones) | 0.96, 1.0 |
 | diagonal | diagonal x dense and dense x diagonal, f16, against cuBLAS on the materialised matrix (Table 1) | 5, 8 |
 | triangular | triangular x dense, f16, against cuBLAS on the matrix with its zeros | 1.6, 1.9 |
 | fusion | the six rows of Table 2 against cuBLAS and element-wise kernels | first 0.98, 1.05; last 1.4, 1.55 |
@@ -16,6 +16,7 @@
 | float32, float64, complex | squares off the 16-bit road, against cuBLAS (not among the default ones) | mean 0.98, 1.05 |
 | long, skinny | few tiles with a long K; 1 to 32 rows (not among the default ones) | mean 0.95, 1.2; 1.0, 1.15 |
 | decode | 1 to 32 rows with an epilogue, against cuBLAS and element-wise kernels (not among the default ones) | 1.0, 1.3 |
+| experts, sparse | against torch._grouped_mm; against cuBLAS on the whole matrix (when asked for) | |
 | forced | f16 by mma.sync against the card's rate of it on registers (not among the default ones) | 0.72, 0.85 |
 | attention, attention_short | attention against cuDNN (not among the default ones) | mean 1.08, 1.2; 0.95, 1.1 |
 | attention_rules | attention with masks and scores against FlexAttention (not among the default ones) | mean 1.2, 1.6 |
@@ -23,6 +24,7 @@
 | programs | a GEMM as a program, by blocks alone and in clusters, against cuBLAS (not among the default ones) | |
 | decompositions | schedules 1 to 3 of docs/specs.md against cuBLAS (not among the default ones) | |
 | listings | both of Fireiron's, against a template of the same tiles, and cuBLAS (not among the default ones) | 1.0, 1.1 |
+| staged | one schedule of tensor cores, tiles in shared memory plain, padded, swizzled, a step ahead (when asked for) | |
 | small | M = N = 16 to 512: schedules and matmul against cuBLAS (not among the default ones) | mean 1.1, 1.3 |
 | streamk | stream-K and the default mapping at sizes of a nearly empty last wave (not among the default ones) | |
 

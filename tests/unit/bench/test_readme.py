@@ -17,6 +17,8 @@ def test_the_page_has_the_figures_of_the_results() -> None:
     """`python -m bench.readme --into docs/measured.md` was run after the last measurement."""
     text = (ROOT / "docs" / "measured.md").read_text()
     assert put(text, readme.text(), readme.BEGIN, readme.END) == text
+    every = (ROOT / "docs" / "measured_rows.md").read_text()
+    assert put(every, readme.rows_text(), readme.ROWS_BEGIN, readme.END) == every
 
 
 def test_the_picture_is_that_of_the_results() -> None:
