@@ -17,7 +17,7 @@ from bench import readme, verdicts
 
 LEAST, MOST = 0.05, 20.0
 TICKS = (0.1, 0.25, 0.5, 1, 2, 4, 8, 16)
-LEFT, WIDE, HIGH, TOP = 340, 380, 19, 62
+LEFT, WIDE, HIGH, TOP = 400, 380, 19, 62
 GAIN, LOSS = "#00897b", "#c2552d"
 
 
@@ -36,8 +36,8 @@ def drawn(results: Path = readme.RESULTS) -> str:
     rows.sort(reverse=True)
     slower = sum(mean < 1 for mean, *_ in rows)
     height = TOP + HIGH * len(rows) + 12
-    found = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 {height}" font-family="sans-serif" font-size="12">',
-             f'<rect width="800" height="{height}" fill="#ffffff"/>',
+    found = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 870 {height}" font-family="sans-serif" font-size="12">',
+             f'<rect width="870" height="{height}" fill="#ffffff"/>',
              '<text x="12" y="20" font-weight="bold" font-size="14" fill="#222">'
              'Speed of gemmkit over that of the fastest peer measured, every group</text>',
              f'<text x="12" y="38" fill="#555">Bar: geometric mean of the group. Line: worst to best case. '
