@@ -2,6 +2,7 @@
 
     python -m tests.support.code_lines          the rows of the tables in docs/components.md and docs/programs.md, and what
                                                 is counted now
+    python -m tests.support.code_lines --write  writes what is counted into the tables
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+import sys
 import tokenize
 from collections.abc import Iterable
 from functools import cache
@@ -115,6 +117,18 @@ def rows(text: str) -> list[Row]:
     return out
 
 
+def counted(text: str) -> str:
+    """The text with the counts of today in its table."""
+    for row in rows(text):
+        before = next(line for line in text.splitlines() if line.startswith(f"| {row.what} |"))
+        cells = before.split("|")
+        text = text.replace(before, "|".join([*cells[:3], f" {count(row.places)} ", *cells[4:]]))
+    return text
+
+
 if __name__ == "__main__":
+    if "--write" in sys.argv[1:]:
+        for page in (DOCUMENT, PROGRAMS):
+            page.write_text(counted(page.read_text(encoding="utf-8")), encoding="utf-8")
     for row in [row for page in (DOCUMENT, PROGRAMS) for row in rows(page.read_text(encoding="utf-8"))]:
         print(f"{row.what:60} paper {row.paper:>4}   said {row.ours:4}   counted {count(row.places):4}")
