@@ -5,8 +5,11 @@ brings a larger one, both are scaled by ``growth``. Four threads share a row and
 the sum of its own weights, and they are added up when the tile ends.
 
 Weights are 2^(c s - c largest), one fma and one ex2 each; c has the scale and log2(e) in it. Maxima and sums go in eight
-chains
-side by side: with four the kernel was 7 % slower at D 128.
+chains side by side: with four the kernel was 7 % slower at D 128.
+
+The fma's c s is exact, and the c largest that it subtracts is rounded: the largest score's weight is 2 to the power of that
+rounding error. Beyond ``LARGE`` the error would show (of scores of -1e9 it is 2^16 and more, which float16 has not), so a
+warp that has such a row subtracts first: an instruction an element, behind a branch that ordinary scores never take.
 """
 
 from __future__ import annotations
@@ -23,10 +26,12 @@ from gemmkit.ptx.approximate import exp2, maximum
 from gemmkit.ptx.arithmetic import fma
 from gemmkit.ptx.pack_fragment import pack_fragment
 from gemmkit.ptx.shuffle import SHUFFLE
+from gemmkit.ptx.vote import any_lane
 
-__all__ = ["begin", "exponent", "finite", "packed", "quad_sum", "rescale", "soften"]
+__all__ = ["begin", "finite", "packed", "quad_sum", "rescale", "soften"]
 
 exchanged = SHUFFLE["bfly"]
+LARGE = 1024.0                         # exponents of 2 up to it are rounded by no more than 2^-15
 
 
 def begin() -> Stats:
@@ -47,8 +52,11 @@ def soften(s: tuple, spec: Any, sizes: Any, stats: Stats) -> tuple:
     m = reduce(larger, groups[0], groups[1:])
     upper = quad_max(maximum(maximum(maximum(m[0], m[1]), maximum(m[4], m[5])), stats.upper))
     lower = quad_max(maximum(maximum(maximum(m[2], m[3]), maximum(m[6], m[7])), stats.lower))
-    over, under = -c * finite(upper), -c * finite(lower)
-    growth = exp2(fma(stats.upper, c, over)), exp2(fma(stats.lower, c, under))
+    first, second = finite(upper), finite(lower)
+    growth = exp2((stats.upper - first) * c), exp2((stats.lower - second) * c)
+    over, under = c * first, c * second
+    if any_lane(maximum(abs(over), abs(under)) > LARGE):
+        s, over, under = apply(lowered, s, first, second), convert(F32, 0.0), convert(F32, 0.0)
     weights = apply(weight, s, c, over, under)
     groups = split(weights, 8)
     t = reduce(added, groups[0], groups[1:])
@@ -74,7 +82,11 @@ def finite(x: Any) -> Any:
 
 
 def weight(x: Any, i: int, c: Any, over: Any, under: Any) -> Any:
-    return exp2(fma(x, c, over if i // 2 % 2 == 0 else under))
+    return exp2(fma(x, c, -(over if i // 2 % 2 == 0 else under)))
+
+
+def lowered(x: Any, i: int, first: Any, second: Any) -> Any:
+    return x - (first if i // 2 % 2 == 0 else second)
 
 
 def quad_max(x: Any) -> Any:

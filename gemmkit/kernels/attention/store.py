@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.components import Component
-from gemmkit.kernels.attention.softmax import exponent, finite, quad_sum, rescale
+from gemmkit.kernels.attention.softmax import finite, quad_sum, rescale
 from gemmkit.kernels.attention.walk import slice_of
 from gemmkit.kernels.attention.work import F32, Outputs, Sums, Tile
 from gemmkit.kernels.sm90.store import own_column, own_row
@@ -51,10 +51,10 @@ class OutStore(Component):
         values = convert_all(spec.dtype, rescale(sums.o, inverse(upper), inverse(lower)))
         row = tile.m + group * 64
         if spec.has_lse:
-            c = exponent(spec, sizes)
+            scale = convert(F32, 1.0) if spec.has_score else sizes.scale
             if lane_index() % 4 == 0:
-                store_lse(spec, outputs.lse, tile, row + own_row(), c * finite(stats.upper) + log2(upper))
-                store_lse(spec, outputs.lse, tile, row + own_row() + 8, c * finite(stats.lower) + log2(lower))
+                store_lse(spec, outputs.lse, tile, row + own_row(), scale * finite(stats.upper), upper)
+                store_lse(spec, outputs.lse, tile, row + own_row() + 8, scale * finite(stats.lower), lower)
         self.put(spec, values, outputs, tile, row, group)
 
     def put(self, spec: Any, values: tuple, outputs: Outputs, tile: Tile, row: int, group: int) -> None:
@@ -69,10 +69,10 @@ def inverse(total: Any) -> Any:
     return reciprocal(total) if total != 0 else convert(F32, 0.0)
 
 
-def store_lse(spec: Any, lse: Any, tile: Tile, row: int, value: Any) -> None:
-    """A row's logarithm of the sum of exponentials; ``value`` is to the base 2."""
+def store_lse(spec: Any, lse: Any, tile: Tile, row: int, largest: Any, total: Any) -> None:
+    """A row's logarithm of the sum of exponentials, of its largest score and the sum of weights relative to it."""
     if row < tile.queries:
-        lse[slice_of(spec, tile), tile.head, tile.first_query + row] = value * convert(F32, LN2)
+        lse[slice_of(spec, tile), tile.head, tile.first_query + row] = largest + log2(total) * convert(F32, LN2)
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import gemmkit as gk
 from gemmkit.kernels.attention.store import QuadOut
 from gemmkit.masks import Causal, Documents, Window
+from gemmkit.runtime.device import H100, assumed
 from tests.support.attention import close, draw, reference, small
 from tests.support.machines import BF16, on_machines, poison
 
@@ -27,6 +30,17 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Any:
             yield
 
     return made
+
+
+@pytest.fixture
+def sessions(session: Any) -> Any:
+    """A machine's kernels of attention one after the other: in the emulator Hopper's, and that of mma.sync."""
+    @contextlib.contextmanager
+    def by_warps(machine: Any) -> Any:
+        with session(machine), assumed(dataclasses.replace(H100, arch=(8, 0), sm_count=2, name="another GPU")):
+            yield
+
+    return lambda machine: (session, by_warps) if machine.emulated else (session,)
 
 
 MASKS: dict[str, Any] = {
@@ -172,6 +186,52 @@ def test_large_scores_do_not_overflow(machine: Any, session: Any, rng: np.random
     with session(machine):
         found = gk.attention(*map(machine.array, (100 * q, 100 * k, v)))
     close(machine.numpy(found), reference(100 * q, 100 * k, v), slack=0.02)
+
+
+LARGE = [*(sign * w for w in (1e3, 1e4, 1e6, 1e8, 1e9, 1e10, 1e12, 1e30, 2.3e38) for sign in (-1, 1)), -3e8, -3e9, -2.4e38,
+         float(ml_dtypes.finfo(BF16).min), float(np.finfo(np.float32).min)]
+
+
+def large_biases(keys: int) -> np.ndarray:
+    """What is added to scores, a row of queries each: one large number for all keys; an ordinary score among such; none but those
+    among the last keys, or the first, which are softened first; sizes that grow from key to key; keys that -inf hides."""
+    w, n = np.array(LARGE, np.float32)[:, None], np.arange(keys)
+    rows = [w + 0 * n, np.where(n == 5, 0, w), np.where(n >= keys // 2, w, 0), np.where(n < keys // 2, w, 0), np.where(n % 3 == 0, -np.inf, w),
+            np.where(n >= keys // 2, -np.inf, w), np.sign(w) * np.minimum(np.abs(w), 1e36) * (1 + n // 4 * np.float32(2**-20))]
+    return np.concatenate(rows).astype(np.float32)
+
+
+@pytest.mark.sample(2)
+@on_machines
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+def test_rows_of_large_scores(machine: Any, sessions: Any, dtype: Any, rng: np.random.Generator) -> None:
+    """Masks of -1e9 and of the least number that there is, added to all scores of a row: the mean of v, as of any equal scores; the
+    logarithm of the sum to float32's spacing. Scores are exact before it."""
+    bias = large_biases(50)
+    q, k = (rng.integers(-2, 3, (1, 1, rows, 64)).astype(dtype) for rows in bias.shape)
+    v, held = draw(rng, (1, 1, 50, 64), dtype), machine.array(bias)
+    expected = reference(q, k, v, score=lambda s, m, n, h, b: (s.astype(np.float32) + bias).astype(np.float64))
+    spacing = np.spacing(np.clip(np.abs(expected[1]), 1, 3e38).astype(np.float32))
+    for made in sessions(machine):
+        with made(machine):
+            found, lse = gk.attention(*map(machine.array, (q, k, v)), score=lambda s, m, n: s + held[m, n], return_lse=True)
+        close(machine.numpy(found), expected, slack=1e-5)
+        assert (np.abs(machine.numpy(lse) - expected[1]) <= spacing).all()
+
+
+@pytest.mark.sample(2)
+@on_machines
+@pytest.mark.parametrize("dtype,size", [(F16, 2.0**15), (BF16, 2.0**40), (BF16, 2.0**63)], ids=str)
+def test_large_products(machine: Any, sessions: Any, dtype: Any, size: float, rng: np.random.Generator) -> None:
+    """No mask and no score, but queries and keys whose products are large, equal or not."""
+    q, k, v = np.zeros((1, 1, 40, 64), dtype), np.zeros((1, 1, 70, 64), dtype), draw(rng, (1, 1, 70, 64), dtype)
+    q[..., 0] = np.array([size, -size, size / 2**20, 1.0] * 10)
+    k[..., 0] = size * (1 + np.arange(70) // 8 % 5 / 128)
+    expected = reference(q, k, v, 0.25, visible=lambda m, n, h, b: n <= m + 30)
+    for made in sessions(machine):
+        with made(machine):
+            found, lse = gk.attention(*map(machine.array, (q, k, v)), mask=Causal(), scale=0.25, return_lse=True)
+        close(machine.numpy(found), expected, machine.numpy(lse), slack=1e-5)
 
 
 @pytest.mark.kin(5)
