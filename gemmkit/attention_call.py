@@ -17,13 +17,15 @@ import numpy as np
 from gemmkit.attention_operands import LAYOUTS, as_heads, check_loadable, check_out, operands_of, sequences_of
 from gemmkit.attention_plans import AttentionCall, run_attention
 from gemmkit.component_arrays import arrays_of, check_held
+from gemmkit.kernels.attention.work import LOG2E
 from gemmkit.masks import Everything, Mask
-from gemmkit.problem import check_places
+from gemmkit.problem import FLOAT32_MAX, check_places, finite_number
 from gemmkit.runtime.arrays import as_stream_handle, describe, empty_like
 from gemmkit.scores import Function, Plain, Score
 
 __all__ = ["attention"]
 
+LARGEST = FLOAT32_MAX / LOG2E                          # as a scale
 EVERYTHING, PLAIN = Everything(), Plain()     # what their properties cost is paid once
 
 
@@ -58,7 +60,7 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
         TypeError: q, k, v or out is no array, of another dtype, or on the host outside of `gemmkit.emulate`; mask or score
             is none.
         ValueError: shapes do not go together, heads do not divide, strides cannot be loaded, out overlaps what is read, a
-            tensor requires a gradient, offsets fall.
+            tensor requires a gradient, offsets fall, scale is not finite or above 2.36e38.
         ConfigError: another head size; a GPU of a compute capability below 8.0.
         ComponentError: code of the mask or the score cannot be compiled.
 
@@ -75,7 +77,7 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
     packed, handle = lengths is not None, None if stream is None else as_stream_handle(stream)
     operands = operands_of(describe(q, "q"), describe(k, "k"), describe(v, "v"), layout, packed)
     sequences = sequences_of(lengths, operands.queries, operands.keys) if packed else None
-    factor = 1 / math.sqrt(operands.head_dim) if scale is None else _number(scale)
+    factor = 1 / math.sqrt(operands.head_dim) if scale is None else _scale(scale)
     if not sequences:
         for part in (rule, change):
             part.check(operands.queries, operands.keys, operands.heads, operands.batch)
@@ -116,12 +118,12 @@ def _score(score: Any) -> Score:
     return made
 
 
-def _number(scale: Any) -> float:
-    if isinstance(scale, bool) or not isinstance(scale, (int, float, np.integer, np.floating)):
-        raise TypeError(f"scale={scale!r}: a real number is needed")
-    if not math.isfinite(scale):
-        raise ValueError(f"scale={scale!r}: a finite number is needed")
-    return float(scale)
+def _scale(scale: Any) -> float:
+    number = finite_number(scale, "scale")
+    if abs(number) > LARGEST:
+        raise ValueError(f"scale={scale!r}: scores are computed in float32, by way of scale log2(e); at most {LARGEST:.3g} is "
+                         "possible")
+    return number
 
 
 def _lse(lse: Any, packed: bool) -> Any:

@@ -176,6 +176,21 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
 
 # -- where the arrays are ---------------------------------------------------------------------------------------------
 
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+def finite_number(value: Any, name: str) -> float:
+    """A run-time number of a call, such as a scale, as a plain float.
+
+    Raises TypeError for what is no real number, ValueError for NaN and infinities.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{name}={value!r}: a real number is needed")
+    if not math.isfinite(value):
+        raise ValueError(f"{name}={value!r}: a finite number is needed")
+    return float(value)
+
+
 def check_places(infos: dict[str, ArrayInfo | None]) -> None:
     """All on one device, or all on the host under emulation."""
     emulating = is_emulating()

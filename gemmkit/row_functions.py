@@ -30,6 +30,9 @@ import numpy as np
 from gemmkit.components import Array, Component, Scalar
 from gemmkit.kernels.common.exponential import power
 from gemmkit.kernels.rows.row import Row, largest, mapped, moments, put, total
+from gemmkit.lang.records import part_dtypes
+from gemmkit.lang.values import convert
+from gemmkit.ptx.arithmetic import difference
 from gemmkit.runtime.arrays import describe
 
 __all__ = ["AffineLayerNorm", "AffineRMSNorm", "LayerNorm", "LogSoftmax", "RMSNorm", "RowFunction", "Softmax"]
@@ -51,11 +54,14 @@ class RowFunction(Component):
         raise NotImplementedError(f"{type(self).__qualname__} has no __call__(row)")
 
     def check(self, rows: int, columns: int) -> None:
-        """Raise ValueError where its arrays do not fit a matrix of ``rows`` x ``columns``."""
+        """Raise ValueError where its arrays do not fit a matrix of ``rows`` x ``columns``, TypeError for numbers of several
+        parts among those along columns."""
         for name in self.along_columns:
-            shape = describe(getattr(self, name), name).shape
-            if shape != (columns,):
-                raise ValueError(f"{name} has shape {shape}; rows of {columns} elements need {(columns,)}")
+            info = describe(getattr(self, name), name)
+            if info.shape != (columns,):
+                raise ValueError(f"{name} has shape {info.shape}; rows of {columns} elements need {(columns,)}")
+            if len(part_dtypes(info.dtype)) > 1:
+                raise TypeError(f"{name} is of {info.dtype}; rows are real, and so must it be")
         for name in self.outputs:
             shape = describe(getattr(self, name), name).shape
             if shape[:1] != (rows,):
@@ -73,7 +79,7 @@ class Softmax(RowFunction):
     def __call__(self, row: Row) -> None:
         spec, scale = row.spec, self.scale
         top = largest(row, lambda x, n: scale * x)
-        raised = mapped(row, lambda x, n: power(spec, scale * x - top))
+        raised = mapped(row, lambda x, n: power(spec, difference(convert(spec.dtype, scale * x), top)))
         share = 1 / total(raised, lambda x, n: x)
         put(raised, lambda x, n: x * share)
 
@@ -87,8 +93,8 @@ class LogSoftmax(RowFunction):
     def __call__(self, row: Row) -> None:
         spec, scale = row.spec, self.scale
         top = largest(row, lambda x, n: scale * x)
-        low = top + math.log(total(row, lambda x, n: power(spec, scale * x - top)))
-        put(row, lambda x, n: scale * x - low)
+        low = math.log(total(row, lambda x, n: power(spec, difference(convert(spec.dtype, scale * x), top))))
+        put(row, lambda x, n: difference(convert(spec.dtype, scale * x), top) - low)
 
 
 def centred(row: Row, eps: Any) -> tuple:

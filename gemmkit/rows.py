@@ -11,12 +11,12 @@ each fold, from the L2 cache where it fits there.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
 from gemmkit.kernels.rows.row import Row, fold, largest, mapped, moments, put, put_one, smallest, total
+from gemmkit.problem import FLOAT32_MAX, finite_number
 from gemmkit.row_functions import (
     AffineLayerNorm,
     AffineRMSNorm,
@@ -27,6 +27,7 @@ from gemmkit.row_functions import (
     Softmax,
 )
 from gemmkit.row_plans import run_rows
+from gemmkit.runtime.arrays import describe
 
 __all__ = ["Row", "RowFunction", "fold", "largest", "layernorm", "log_softmax", "mapped", "moments", "put", "put_one",
            "rmsnorm", "rowwise", "smallest", "softmax", "total"]
@@ -43,19 +44,20 @@ def softmax(x: Any, *, scale: float = 1.0, out: Any = None, stream: Any = None) 
 
     Raises:
         TypeError: x or out is no array of these dtypes, or on the host outside of `gemmkit.emulate`.
-        ValueError: shapes differ, leading axes do not collapse, or out shares memory with x without being it.
+        ValueError: shapes differ, leading axes do not collapse, out shares memory with x without being it, or scale is
+            no finite number of float32 (of float64, where x is of float64).
 
     >>> import numpy as np, gemmkit
     >>> with gemmkit.emulate():
     ...     gemmkit.softmax(np.array([1.0, 1.0], np.float32), scale=2.0).tolist()
     [0.5, 0.5]
     """
-    return rowwise(x, Softmax(_number(scale, "scale")), out=out, stream=stream)
+    return rowwise(x, Softmax(_number(scale, "scale", x)), out=out, stream=stream)
 
 
 def log_softmax(x: Any, *, scale: float = 1.0, out: Any = None, stream: Any = None) -> Any:
     """The logarithm of `softmax`, which does not underflow; the arguments are the same."""
-    return rowwise(x, LogSoftmax(_number(scale, "scale")), out=out, stream=stream)
+    return rowwise(x, LogSoftmax(_number(scale, "scale", x)), out=out, stream=stream)
 
 
 def layernorm(x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5, out: Any = None, stream: Any = None) -> Any:
@@ -63,7 +65,7 @@ def layernorm(x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5,
 
     Args:
         x, out, stream: as of `softmax`.
-        gamma, beta: arrays of N elements, of any float dtype; both or none.
+        gamma, beta: arrays of N elements, of any dtype of real numbers; both or none.
         eps: added to the variance.
 
     Raises:
@@ -76,7 +78,7 @@ def layernorm(x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5,
     """
     if (gamma is None) is not (beta is None):
         raise ValueError(f"{'beta' if gamma is None else 'gamma'} is given alone; give gamma and beta, or none of them")
-    number = _number(eps, "eps")
+    number = _number(eps, "eps", x)
     return rowwise(x, LayerNorm(number) if gamma is None else AffineLayerNorm(number, gamma, beta), out=out, stream=stream)
 
 
@@ -88,7 +90,7 @@ def rmsnorm(x: Any, gamma: Any = None, *, eps: float = 1e-6, out: Any = None, st
     ...     gemmkit.rmsnorm(np.array([2.0, -2.0], np.float32), eps=0.0).tolist()
     [1.0, -1.0]
     """
-    number = _number(eps, "eps")
+    number = _number(eps, "eps", x)
     return rowwise(x, RMSNorm(number) if gamma is None else AffineRMSNorm(number, gamma), out=out, stream=stream)
 
 
@@ -111,9 +113,10 @@ def rowwise(x: Any, function: RowFunction, *, out: Any = None, stream: Any = Non
     return run_rows(x, function, out, stream)
 
 
-def _number(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise TypeError(f"{name}={value!r}: a real number is needed")
-    if not math.isfinite(value):
-        raise ValueError(f"{name}={value!r}: a finite number is needed")
-    return float(value)
+def _number(value: Any, name: str, x: Any) -> float:
+    """A scale or an eps, which the kernel has in float64 for an x of float64, and else in float32."""
+    number = finite_number(value, name)
+    if abs(number) > FLOAT32_MAX and describe(x, "x").dtype != np.float64:
+        raise ValueError(f"{name}={value!r}: a finite number of float32 is needed, in which the rows of an x of "
+                         f"{describe(x, 'x').dtype} are computed")
+    return number

@@ -139,8 +139,8 @@ class SoftCap(Score):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.cap > 0:
-            raise ValueError(f"SoftCap(cap={self.cap!r}): a positive number is needed")
+        if not 0 < self.cap < 2.0**126:                # the reciprocal of a larger one is no normal number
+            raise ValueError(f"SoftCap(cap={self.cap!r}): a positive number below 2**126 is needed")
 
     def __call__(self, s: Any, m: Any, n: Any) -> Any:
         return self.cap * fast.tanh(s * fast.reciprocal(self.cap))

@@ -197,7 +197,7 @@ def mapping(found: Subject, options: argparse.Namespace) -> Iterator[tuple[str, 
     for name, text in (("a", "loads of A"), ("b", "loads of B"), ("cd", "stores of D")):
         yield text, (f"a thread {extents(getattr(conf, f'mem_{name}_thread'))}, "
                      f"a warp {extents(getattr(conf, f'mem_{name}_warp'))}")
-    yield "threads", f"{conf.threads} ({conf.warps_per_block} warps)"
+    yield "threads", f"{conf.threads} ({conf.threads // 32} warps)"
     yield "shared memory", f"{bytes_text(spec.shared_bytes)} a block"
     yield "order", repr(conf.order)
 

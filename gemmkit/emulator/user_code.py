@@ -32,9 +32,10 @@ from gemmkit.lang.runtime_fields import annotated
 
 #: gemmkit's own modules that compute with users' numbers.
 ARITHMETIC_MODULES = frozenset({"gemmkit.activations", "gemmkit.distributed.rank_order", "gemmkit.epilogues.elementwise",
-                                "gemmkit.epilogues.library",
-                                "gemmkit.epilogues.reductions", "gemmkit.glu", "gemmkit.lstm", "gemmkit.masks",
-                                "gemmkit.operators.semiring", "gemmkit.row_functions", "gemmkit.scores"})
+                                "gemmkit.epilogues.library", "gemmkit.epilogues.norms", "gemmkit.epilogues.reductions",
+                                "gemmkit.epilogues.softmax", "gemmkit.glu", "gemmkit.kernels.common.exponential",
+                                "gemmkit.lstm", "gemmkit.masks", "gemmkit.operators.semiring", "gemmkit.row_functions",
+                                "gemmkit.scores"})
 #: Methods whose results kernels compute with.
 GIVES_COORDINATES = frozenset({"block", "column_offset", "free", "k_range", "keys", "offset", "row_offset"})
 

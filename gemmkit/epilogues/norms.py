@@ -11,6 +11,7 @@ import numpy as np
 
 from gemmkit.components import Scalar
 from gemmkit.epilogues.normalise import Normalise, multiplied
+from gemmkit.lang.records import part_dtypes
 from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert, convert_all
 from gemmkit.ptx.memory import load_global
@@ -194,13 +195,15 @@ def check_vector(epilogue: Any, name: str, most: int = 8) -> None:
     if not is_array(value):
         raise TypeError(f"{type(epilogue).__name__}({name}={value!r}): a vector with an element for each column, or None, "
                         "is needed")
-    shape = describe(value, name).shape
-    if not 1 <= len(shape) <= most:
-        raise ValueError(f"{name} of {type(epilogue).__name__} has shape {shape}; a vector of N elements is needed")
+    info = describe(value, name)
+    if not 1 <= len(info.shape) <= most:
+        raise ValueError(f"{name} of {type(epilogue).__name__} has shape {info.shape}; a vector of N elements is needed")
+    if len(part_dtypes(info.dtype)) > 1:
+        raise TypeError(f"{name} of {type(epilogue).__name__} is of {info.dtype}; D's rows are real, and so must it be")
 
 
 def check_eps(epilogue: Any) -> None:
     eps = epilogue.eps
     is_number = isinstance(eps, (int, float, np.integer, np.floating)) and not isinstance(eps, bool)
-    if not is_number or not 0 <= eps < math.inf:
-        raise ValueError(f"{type(epilogue).__name__}(eps={eps!r}): a number from 0 on is needed")
+    if not is_number or not 0 <= eps < 2.0**128:
+        raise ValueError(f"{type(epilogue).__name__}(eps={eps!r}): a number from 0 on that float32 holds is needed")

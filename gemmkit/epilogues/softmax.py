@@ -12,6 +12,7 @@ from gemmkit.epilogues.normalise import Normalise
 from gemmkit.kernels.common.exponential import power
 from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert
+from gemmkit.ptx.arithmetic import difference
 
 __all__ = ["Softmax"]
 
@@ -77,7 +78,7 @@ class Softmax(Normalise):
 
 
 def raised_value(x: Any, n: int, softmax: Any, group: Any, tops: tuple) -> Any:
-    return power(softmax, x - softmax.finite(tops[group.row(n)]))
+    return power(softmax, difference(x, softmax.finite(tops[group.row(n)])))
 
 
 def softmax_state(top: Any, r: int, softmax: Any, totals: tuple) -> Any:

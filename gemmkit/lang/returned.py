@@ -38,7 +38,7 @@ def function_of(component: Any, method: str) -> Any:
     found = getattr(type(component), method, None)
     if isinstance(found, FunctionType) and not is_gemmkit(found):
         return found
-    for name in ("f", "mask", "second", "first"):
+    for name in ("f", "mask", "second", "first", "function"):
         inner = vars(component).get(name) if hasattr(component, "__dict__") else None
         inner = inner.function if isinstance(inner, DeviceFunction) else inner
         if isinstance(inner, FunctionType):

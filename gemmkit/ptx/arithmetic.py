@@ -1,4 +1,4 @@
-"""Fused multiply-add of the ordinary floating-point units."""
+"""Fused multiply-add of the ordinary floating-point units, and a difference that is never fused."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from gemmkit.lang.atoms import atom
 from gemmkit.lang.control import to_and_fro
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.scalars import NarrowFloatType
+from gemmkit.ptx.build import assembly
 
 
 def _typer(context: Any, a: Any, b: Any, c: Any) -> Any:
@@ -48,6 +49,25 @@ def fma(a: Any, b: Any, c: Any) -> Any:
             wrapped = (int(a) * int(b) + int(c)) % (1 << 8 * kind.itemsize)
             return np.array(wrapped, f"u{kind.itemsize}").view(kind)[()]
         return _rounded(np.asarray(a, np.float64) * np.asarray(b, np.float64) + np.asarray(c, np.float64), kind)[()]
+
+
+def _type_difference(context: Any, a: Any, b: Any) -> Any:
+    if a != b or not isinstance(a, types.Float):
+        return None
+    kind = f"f{a.bitwidth}"
+
+    def codegen(ctx: Any, builder: Any, s: Any, v: Any) -> Any:
+        return assembly(builder, f"sub.rn.{kind} $0, $1, $2;", [v[0].type], list(v), pure=True)[0]
+
+    return signature(a, a, b), codegen
+
+
+@atom(_type_difference)
+def difference(a: Any, b: Any) -> Any:
+    """``a - b`` of two float32 or float64, each rounded as it is: a product in ``a`` is not fused with the subtraction. What
+    is the largest of rounded products is then 0 from itself, and not a rounding error that has no bound."""
+    with np.errstate(all="ignore"):
+        return a - b
 
 
 def _rounded(value: np.ndarray, kind: np.dtype) -> np.ndarray:

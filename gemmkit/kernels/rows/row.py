@@ -29,6 +29,7 @@ from gemmkit.components import Component
 from gemmkit.kernels.rows.team import Team
 from gemmkit.lang import control
 from gemmkit.lang.registers import apply, generate
+from gemmkit.lang.returned import converted
 from gemmkit.lang.values import convert, convert_all, fill
 from gemmkit.ptx.memory import load_global, store_global
 
@@ -295,7 +296,7 @@ def map_piece(values: tuple, j: int, spec: Rows, f: Any, beside: tuple) -> tuple
 
 
 def map_element(n: int, values: tuple, j: int, spec: Rows, f: Any, beside: tuple) -> Any:
-    return convert(spec.dtype, f(values[n], j + n, *apply(element_of, beside, n)))
+    return converted(spec, "__call__", f(values[n], j + n, *apply(element_of, beside, n)), spec.dtype)
 
 
 def map_held(values: tuple, p: int, row: Row, f: Any, beside: tuple) -> tuple:
@@ -329,7 +330,8 @@ def fold_piece(own: Any, values: tuple, j: int, row: Row, f: Any, combine: Any, 
 
 
 def fold_element(own: Any, n: int, values: tuple, j: int, spec: Rows, f: Any, combine: Any, beside: tuple) -> Any:
-    return convert(spec.dtype, combine(own, convert(spec.dtype, f(values[n], j + n, *apply(element_of, beside, n)))))
+    given = converted(spec, "__call__", f(values[n], j + n, *apply(element_of, beside, n)), spec.dtype)
+    return convert(spec.dtype, combine(own, given))
 
 
 def put_with_next(now: tuple, p: int, row: Row, f: Any, beside: tuple, out: Any, dtype: np.dtype) -> tuple:
@@ -352,7 +354,7 @@ def beside_own(p: int, row: Row, beside: tuple) -> tuple:
 
 
 def put_piece(values: tuple, j: int, row: Row, f: Any, beside: tuple, out: Any, dtype: np.dtype) -> None:
-    made = generate(row.spec.vector, put_element, values, j, dtype, f, beside)
+    made = generate(row.spec.vector, put_element, values, j, dtype, f, beside, row.spec)
     store_global(out, 1, (row.m, j), (0, 0), made)
 
 
@@ -360,8 +362,8 @@ def piece_of(beside: Row, which: int, p: int, j: int) -> tuple:
     return beside.spec.source.piece(beside, p, j)
 
 
-def put_element(n: int, values: tuple, j: int, dtype: np.dtype, f: Any, beside: tuple) -> Any:
-    return convert(dtype, f(values[n], j + n, *apply(element_of, beside, n)))
+def put_element(n: int, values: tuple, j: int, dtype: np.dtype, f: Any, beside: tuple, spec: Any) -> Any:
+    return converted(spec, "__call__", f(values[n], j + n, *apply(element_of, beside, n)), dtype)
 
 
 def element_of(values: tuple, which: int, n: int) -> Any:

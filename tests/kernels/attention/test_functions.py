@@ -201,6 +201,8 @@ def call(**changed: Any) -> Callable[[], Any]:
     (call(score=ALiBi(np.zeros(3, np.float32))), ValueError, r"slopes of ALiBi has shape \(3,\)"),
     (call(scale="1"), TypeError, "scale='1': a real number"),
     (call(scale=np.inf), ValueError, "scale=inf: a finite number"),
+    (call(scale=1e39), ValueError, r"scale=1e\+39: scores are computed in float32"),
+    (call(scale=-3e38), ValueError, "at most 2.36e"),
     (call(out=X), ValueError, "out overlaps q in memory"),
     (call(out=np.zeros((1, 2, 7, 64), F16)), ValueError, r"out has shape \(1, 2, 7, 64\); q's shape"),
     (call(out=np.zeros(X.shape, np.float32)), TypeError, "out is of float32"),
@@ -221,7 +223,7 @@ def test_bad_input(bad: Callable[[], Any], error: type[Exception], words: str) -
 
 @pytest.mark.parametrize("make,words", [
     (lambda: Causal("left"), "aligned='left'"), (lambda: Window(-1), "left=-1"), (lambda: Window(1, 0.5), "right=0.5"),
-    (lambda: SoftCap(0.0), "cap=0.0"), (lambda: Documents.of([1, 2]), "begin with 0"), (lambda: Documents.of([0, 2, 1]), "never fall"),
+    (lambda: SoftCap(0.0), "cap=0.0"), (lambda: SoftCap(1e39), "cap=1e"), (lambda: Documents.of([1, 2]), "begin with 0"), (lambda: Documents.of([0, 2, 1]), "never fall"),
 ])
 def test_bad_components(make: Callable[[], Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):

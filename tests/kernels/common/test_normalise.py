@@ -249,6 +249,20 @@ def test_plans_say_how(machine: Any) -> None:
     same(found[1], expected("rms", product, 3.0))
 
 
+@pytest.mark.sample(2)
+@on_machines
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("N", [6, 32])
+def test_softmax_of_rows_of_large_numbers(machine: Any, dtype: np.dtype, N: int) -> None:
+    """One number all along a row: each element is one of N, also where e^-x is infinite in lanes without elements, and where the product
+    with a scale is rounded."""
+    x = np.array([-720, -1e4, -1e9, -1e10, -1e30, -3e38, 1e4, 1e10, 3e38])[:, None].astype(dtype)
+    out = machine.array(poison((len(x), N), F32))
+    with machine.session():
+        gk.matmul(machine.array(x), machine.array(np.ones((1, N), dtype)), out=out, epilogue=epilogues.Scale(0.3) | Softmax())
+    same(machine.numpy(out), np.full((len(x), N), 1 / N))
+
+
 @pytest.mark.kin(5)
 @pytest.mark.sample(3)
 @on_machines

@@ -13,6 +13,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import row_plans
+from gemmkit.components import ComponentError
 from gemmkit.emulator.errors import EmulatorError
 from gemmkit.emulator.machine import current
 from gemmkit.kernels.rows import team
@@ -318,9 +319,45 @@ def test_a_missing_barrier_is_found(which: int, function: Any, monkeypatch: pyte
         function(np.zeros((1, 2048), F16))
 
 
+EXTREMES = [-720, -1e4, -1e9, -1e10, -1e30, -2.4e38, -3.4e38, 1e4, 1e10, 3.3e38, -np.inf, np.inf, np.nan, 1e-40, 0.0]
+
+
+@on_machines
+@pytest.mark.sample(7)
+@pytest.mark.parametrize("columns", [6, 32, 129])
+@pytest.mark.parametrize("dtype", [BF16, F32, F64], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 0.3, -0.3], ids=str)
+def test_rows_of_large_numbers(machine: Any, scale: float, dtype: np.dtype, columns: int) -> None:
+    """One number all along a row, or beside ordinary ones: nothing raises, and infinities and NaN are where NumPy has them. Products with
+    the scale are rounded before they are subtracted from each other, so that equal ones leave 0."""
+    x = np.repeat(np.array([EXTREMES, EXTREMES], F64).T.reshape(-1, 1), columns, 1)
+    x[::2, ::3] = np.arange(len(x[0, ::3])) % 4
+    x = np.clip(x, -3.3e38, 3.3e38, out=x, where=np.isfinite(x)).astype(dtype)
+    working = max(F32, dtype, key=lambda d: d.itemsize)
+    with np.errstate(all="ignore"):
+        scaled = (x.astype(working) * working.type(scale)).astype(F64)
+        less = scaled - scaled.max(-1, keepdims=True)
+        total = np.exp(less).sum(-1, keepdims=True)
+    with machine.session():
+        found = machine.numpy(gk.softmax(machine.array(x), scale=scale))
+        logarithms = machine.numpy(gk.log_softmax(machine.array(x), scale=scale))
+    unit = max(epsilon(dtype), 40 * epsilon(working))
+    for made, expected in ((found, np.exp(less) / total), (logarithms, less - np.log(total))):
+        made = made.astype(F64)
+        assert np.array_equal(np.isnan(made), np.isnan(expected))
+        held = np.isfinite(expected) & (np.abs(expected) < 3e38)        # by a number of the dtype
+        assert np.all(np.abs(made[held] - expected[held]) <= 2 * unit * np.maximum(np.abs(expected[held]), 1))
+
+
 # -- bad input ----------------------------------------------------------------------------------------------------------
 
 X = np.zeros((4, 6), F32)
+
+
+@dataclass(frozen=True)
+class Turned(RowFunction):
+    def __call__(self, row: Any) -> None:
+        put(row, lambda x, n: x * 1j)
 
 
 @pytest.mark.parametrize("call,error,words", [
@@ -336,6 +373,11 @@ X = np.zeros((4, 6), F32)
     (lambda: gk.softmax(X, scale="1"), TypeError, "scale='1': a real number is needed"),
     (lambda: gk.softmax(X, scale=True), TypeError, "scale=True"),
     (lambda: gk.layernorm(X, eps=math.nan), ValueError, "eps=nan: a finite number is needed"),
+    (lambda: gk.softmax(X, scale=1e39), ValueError, r"scale=1e\+39: a finite number of float32 is needed.*x of float32"),
+    (lambda: gk.rmsnorm(X.astype(F16), eps=1e39), ValueError, r"eps=1e\+39: a finite number of float32"),
+    (lambda: gk.layernorm(X, X[0] + 2j, X[0]), TypeError, "gamma is of complex64; rows are real"),
+    (lambda: gk.layernorm(X, X[0], X[0] + 2j), TypeError, "beta is of complex64"),
+    (lambda: gk.rowwise(X, Turned()), ComponentError, "Turned.__call__ returned complex64.*\n.*\n.*\n.*a real number is needed"),
     (lambda: gk.layernorm(X, np.ones(6, F32)), ValueError, "gamma is given alone; give gamma and beta"),
     (lambda: gk.layernorm(X, beta=np.ones(6, F32)), ValueError, "beta is given alone"),
     (lambda: gk.layernorm(X, np.ones(5, F32), np.ones(6, F32)), ValueError, r"gamma has shape \(5,\); rows of 6 elements need \(6,\)"),

@@ -57,6 +57,9 @@ CALLS: dict[str, tuple[Any, type[Exception], str]] = {
     "integers": (lambda out: gk.matmul(A, B, out=poison((7, 9), "i4"), epilogue=Softmax()), gk.ConfigError,
                  "its results are no numbers of int32; give an out of float16, bfloat16, float32 or float64"),
     "in a group": (lambda out: grouped([A], [B], epilogue=Softmax()), gk.ConfigError, "the products of a group have rows of their own each"),
+    "a gain of several parts": (lambda out: gk.matmul(A, B, epilogue=RMSNorm(np.ones(9, "c8"))), TypeError,
+                                "gain of RMSNorm is of complex64; D's rows are real"),
+    "an eps that float32 does not hold": (lambda out: gk.matmul(A, B, epilogue=LayerNorm(eps=1e39)), ValueError, "eps=1e"),
     "two passes over what is not plain": (
         lambda out: gk.matmul(A, WIDE, out=poison((7, 900), "f4"), global_d_layout=Reversed("float32"),
                               gemm_shape=dict(M=7, N=900, K=5), epilogue=Softmax()), gk.ConfigError,

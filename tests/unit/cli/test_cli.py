@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -145,6 +146,14 @@ def test_no_cache_on_disk(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 # -- explain -----------------------------------------------------------------------------------------------------------
+
+@pytest.mark.compile
+def test_explain_counts_the_warps_that_fetch(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of Hopper's kernel a warpgroup loads, and does not multiply."""
+    assert main(["explain", "--m", "256", "--n", "512", "--k", "64"]) == 0
+    found = re.search(r"threads[^0-9]+([0-9]+) \(([0-9]+) warps\)", capsys.readouterr().out)
+    assert found and int(found[1]) == 32 * int(found[2]) > 128
+
 
 @pytest.mark.kin(3)
 @pytest.mark.compile
