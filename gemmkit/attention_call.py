@@ -121,8 +121,8 @@ def _score(score: Any) -> Score:
 def _scale(scale: Any) -> float:
     number = finite_number(scale, "scale")
     if abs(number) > LARGEST:
-        raise ValueError(f"scale={scale!r}: scores are computed in float32, by way of scale log2(e); at most {LARGEST:.3g} is "
-                         "possible")
+        raise ValueError(f"scale={scale!r}: scores are computed in float32, by way of scale log2(e); at most {LARGEST:.3g} "
+                         "is possible")
     return number
 
 

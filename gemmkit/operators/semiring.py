@@ -48,12 +48,13 @@ class Semiring(FPUOp):
             empty sum is. Infinite ones stand for the extreme numbers of an integer dtype.
         M, N, K, MB, NB, dtype, b_dtype, accumulator: as of `FPUOp`. Without M, shape and dtypes are chosen by the sizes and
             dtypes of the arrays that it is used for.
-        sample: numbers on which the laws are tried: ``add(zero, x) == x`` and ``add(x, mul(zero, y)) == x``.
+        sample: numbers on which the laws are tried: ``add(zero, x) == x`` and ``add(x, mul(zero, y)) == x``. By default some
+            are negative; ``sample=(1, 2, 3)`` says that operands have none, and of others results are not defined.
 
     Raises ValueError when the laws do not hold on the sample, TypeError for what is no Python function.
 
-    >>> import numpy as np, gemmkit
-    >>> widest = Semiring(max, min, 0.0)                   # of all paths, the one whose narrowest edge is the widest
+    >>> import math, numpy as np, gemmkit
+    >>> widest = Semiring(max, min, -math.inf)             # of all paths, the one whose narrowest edge is the widest
     >>> roads = np.array([[9, 3, 0], [3, 9, 5], [0, 5, 9]], np.float32)
     >>> with gemmkit.emulate():
     ...     gemmkit.matmul(roads, roads, operator=widest).tolist()
@@ -145,7 +146,7 @@ def _function(given: Any, name: str) -> FunctionType:
 def _sample_for(zero: Any) -> tuple:
     if isinstance(zero, (bool, np.bool_)):
         return False, True
-    return (1, 2, 3) if isinstance(zero, (int, np.integer)) else (0.25, 0.5, 0.75)
+    return (1, 2, 3, -1, -2) if isinstance(zero, (int, np.integer)) else (0.25, 0.5, 0.75, -0.25, -2.0)
 
 
 def _is_number(x: Any) -> bool:
@@ -163,8 +164,8 @@ def _check_laws(add: Any, mul: Any, zero: Any, sample: tuple) -> None:
                                  "must return numbers")
             if found != x:
                 raise ValueError(f"Semiring({add.__name__}, {mul.__name__}, zero={zero!r}): {text} is {found!r} for x={x!r} "
-                                 "and must be x: whatever lies beyond an operand's edge counts as zero (where other "
-                                 "numbers are meant, give sample=)")
+                                 "and must be x: whatever lies beyond an operand's edge counts as zero (max and min have "
+                                 "-math.inf and math.inf; where only some numbers are meant, give sample=)")
 
 
 def selects(semiring: Semiring) -> bool:
@@ -207,7 +208,7 @@ _BUILTINS: dict[Any, Any] = {min: minimum, max: maximum}
 
 MIN_PLUS = Semiring(minimum, plus, math.inf)
 MAX_PLUS = Semiring(maximum, plus, -math.inf)
-MAX_TIMES = Semiring(maximum, times, 0.0)
+MAX_TIMES = Semiring(maximum, times, 0.0, sample=(0.25, 0.5, 0.75))
 LOG_SUM_EXP = Semiring(log_sum, plus, -math.inf)
 OR_AND = Semiring(either, both, 0)
 

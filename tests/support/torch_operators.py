@@ -6,6 +6,7 @@ Imported where PyTorch is.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -116,7 +117,7 @@ STRUCTURES: dict[str, tuple[dict[str, Any], Callable[..., Any], tuple[tuple[int,
 SEMIRINGS: dict[str, tuple[Any, Callable[..., Any]]] = {
     "min-plus": (semiring.MIN_PLUS, lambda a, b: (a[:, :, None] + b[None]).amin(1)),
     "max-plus": (semiring.MAX_PLUS, lambda a, b: (a[:, :, None] + b[None]).amax(1)),
-    "widest path": (semiring.Semiring(max, min, 0.0), lambda a, b: torch.minimum(a[:, :, None], b[None]).amax(1).clamp(min=0)),
+    "widest path": (semiring.Semiring(max, min, -math.inf), lambda a, b: torch.minimum(a[:, :, None], b[None]).amax(1)),
     "max-times": (semiring.MAX_TIMES, lambda a, b: (a[:, :, None] * b[None]).amax(1).clamp(min=0)),
 }
 STACKS = {

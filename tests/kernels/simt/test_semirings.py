@@ -141,14 +141,29 @@ def test_or_and(machine: Any, dtype: str, rng: np.random.Generator) -> None:
 @on_machines
 def test_a_users_semiring_with_a_shape_and_a_configuration(machine: Any, rng: np.random.Generator) -> None:
     """Of all paths, the one whose narrowest edge is the widest; as a recipe, and with a shape of its own."""
-    a, b = (rng.integers(1, 90, s).astype("f4") for s in ((19, 23), (23, 18)))
+    a, b = (rng.integers(-90, 5, s).astype("f4") for s in ((19, 23), (23, 18)))
     expected = np.minimum(a[:, :, None], b[None]).max(axis=1)
-    widest = Semiring(max, min, 0.0)
-    shaped = Semiring(max, min, 0.0, M=8, N=16, K=2)
+    widest = Semiring(max, min, -math.inf)
+    shaped = Semiring(max, min, -math.inf, M=8, N=16, K=2)
     conf = gk.get_config(operator=widest, global_a_layout=RowMajor("f4"), gemm_shape=dict(M=19, N=18, K=23))
     with machine.session():
         for how in (dict(operator=widest), dict(operator=shaped), dict(conf=conf)):
             assert np.array_equal(machine.numpy(gk.matmul(machine.array(a), machine.array(b), **how)), expected)
+
+
+@on_machines
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("dtype", ["i1", "u1", "i2", "i4", "f2", "f4", "f8"])
+def test_the_widest_path_of_all_numbers_of_a_type(machine: Any, dtype: str, rng: np.random.Generator) -> None:
+    """Also where all are negative, and of sizes that no tile divides: what is beyond an edge is less than any of them."""
+    limits: Any = np.iinfo(dtype) if np.dtype(dtype).kind in "iu" else np.finfo(dtype)
+    for high in (0, int(limits.max) if np.dtype(dtype).kind in "iu" else 9):
+        low = int(limits.min) + 1 if np.dtype(dtype).kind in "iu" else -9
+        a, b = (rng.integers(min(low, high), max(low, high), size, endpoint=True).astype(dtype) for size in ((7, 5), (5, 9)))
+        out = machine.array(poison((7, 9), dtype))
+        with machine.session():
+            gk.matmul(machine.array(a), machine.array(b), operator=Semiring(max, min, -math.inf), out=out)
+        assert np.array_equal(machine.numpy(out), np.minimum(a[:, :, None], b[None]).max(axis=1))
 
 
 # -- which k ------------------------------------------------------------------------------------------------------------
@@ -193,6 +208,10 @@ def test_a_zero_that_add_does_not_absorb() -> None:
         Semiring(min, lambda x, y: x + y, 0.0)
     with pytest.raises(ValueError, match=r"add\(x, mul\(zero, 0\.5\)\) is 0\.5 for x=0\.25 and must be x"):
         Semiring(max, lambda x, y: y, 0.0)
+    with pytest.raises(ValueError, match=r"add\(zero, x\) is 0\.0 for x=-0\.25 and must be x.*max and min have -math\.inf.*give sample="):
+        Semiring(max, min, 0.0)
+    with pytest.raises(ValueError, match=r"add\(zero, x\) is 0 for x=-1 and must be x"):
+        Semiring(max, lambda x, y: x * y, 0)
     negative = Semiring(min, max, 0.0, sample=(-1.0, -2.0))      # of numbers below zero it is one
     a = -np.arange(12, dtype=np.float32).reshape(3, 4)
     with gk.emulate():
@@ -207,7 +226,7 @@ def test_what_is_no_function() -> None:
 def test_arrays_of_other_dtypes_than_a_shaped_one() -> None:
     a = np.ones((4, 4), np.float64)
     with gk.emulate(), pytest.raises(gk.ConfigError, match="float32"):
-        gk.matmul(a, a, operator=Semiring(max, min, 0.0, M=16, N=16))
+        gk.matmul(a, a, operator=Semiring(max, min, -math.inf, M=16, N=16))
 
 
 # -- machine code -------------------------------------------------------------------------------------------------------
