@@ -9,15 +9,20 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes  # noqa: F401 - makes NumPy know bfloat16 by its name
+import numpy as np
+
 from gemmkit.programs.lines import refused
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Index
 
-__all__ = ["KEPT", "Function", "function_of"]
+__all__ = ["KEPT", "Function", "function_of", "is_converted"]
 
 SIGNS = dict(add="+", sub="-", mul="*", div="/", lt="<", le="<=")
 CALLS = dict(exp2="exp2", log2="log2", reciprocal="reciprocal", tanh="math.tanh", sqrt="math.sqrt", max="max")
 NEEDS = dict(tanh="math", sqrt="math")
+MEETING = frozenset({"add", "sub", "mul", "lt", "le"})         # 16 bits and float32 are float32 in these
+COMPARING = frozenset({"lt", "le", "eq", "ne"})
 KEPT = "kept_"                         # a text's name of a cell of columns in shared memory begins so
 
 
@@ -82,6 +87,10 @@ class Function:
 
     def _operation(self, x: Value) -> str:
         args = [self.of(arg, top=x.op in CALLS or (x.op in ("lt", "le") and arg.op == "coordinate")) for arg in x.args]
+        for n, arg in enumerate(x.args):
+            if is_converted(x, arg):
+                args[n] = f"convert(F32, {args[n]})"
+                self.needs.add("convert")
         if x.op in SIGNS:
             return f"{args[0]} {SIGNS[x.op]} {args[1]}"
         if x.op in CALLS:
@@ -145,6 +154,38 @@ class Function:
         is_row = index is self.indices[0]
         self.needs.add("row_of" if is_row else "column_at")
         return "row + row_of(i)" if is_row else "column + column_at(i)"
+
+
+def is_converted(x: Value, y: Value) -> bool:
+    """Whether an element of an array becomes float32 before an operation: of another dtype, unless it has 16 bits and what
+    it meets is in float32, or whole numbers are compared."""
+    if (load := _load(y)) is None or (dtype := np.dtype(load.data[0].dtype)) == np.float32:
+        return False
+    others = [z for z in x.args if z is not y]
+    if x.op in COMPARING and dtype.kind in "iu":
+        return not all(_is_counted(z) for z in others)
+    return x.op not in MEETING or dtype.name not in ("float16", "bfloat16") or not any(map(_is_float32, others))
+
+
+def _load(x: Value) -> Value | None:
+    """The load of an array that a value's text is, in the array's dtype."""
+    return x if x.op == "load" else x.args[0] if x.op == "read" else None
+
+
+def _is_float32(x: Value) -> bool:
+    load = _load(x)
+    if load is not None:
+        return np.dtype(load.data[0].dtype) == np.float32
+    return x.op not in ("const", "coordinate") and (not x.args or any(_load(y) is not None or _is_float32(y)
+                                                                      for y in x.args))
+
+
+def _is_counted(x: Value) -> bool:
+    load = _load(x)
+    if load is not None:
+        return np.dtype(load.data[0].dtype).kind in "iu"
+    return x.op == "coordinate" or (x.op == "const" and float(x.data).is_integer()) or (
+        x.op in ("add", "sub", "mul", "neg") and all(map(_is_counted, x.args)))
 
 
 def function_of(name: str, root: Value, indices: tuple, cells: dict[Value, str], stack: Index | None,

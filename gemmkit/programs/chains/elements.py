@@ -10,7 +10,7 @@ from typing import Any
 from gemmkit.programs.chains.chain import Chain
 from gemmkit.programs.chains.ranges import bounds_of
 from gemmkit.programs.chains.reads import READ
-from gemmkit.programs.expressions import SIGNS
+from gemmkit.programs.expressions import SIGNS, is_converted
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Axis, Index
 
@@ -128,8 +128,11 @@ class Element:
         are_floats = not whole and x.op != "where"
         args = [self._float(y) if are_floats and is_whole_number(y) and y.op not in ("lt", "le", "and") else
                 self.of(y, whole=whole and _may_be_whole(y)) for y in x.args]
-        if x.op == "fma":                              # of three float32, and nothing weaker
-            args = [a if y.op not in ("const", "load", "coordinate") and self.known(y) is not None else f"convert(F32, {a})"
+        if x.op != "fma":
+            args = [f"convert(F32, {a})" if is_converted(x, y) else a for a, y in zip(args, x.args)]
+        else:                                          # of three float32, and nothing weaker
+            weak = "const", "load", "coordinate", READ
+            args = [a if y.op not in weak and self.known(y) is not None else f"convert(F32, {a})"
                     for a, y in zip(args, x.args)]
         if x.op == "and":
             return f"({args[0]} and {args[1]})"

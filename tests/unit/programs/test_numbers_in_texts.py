@@ -89,3 +89,46 @@ def both_ways(x: Any, w: Any, y: Any) -> None:
 @KERNELS
 def test_products_of_the_same_blocks_are_told_apart(kernel: str) -> None:
     chains.check(both_ways, [drawn(20, 64), drawn(2, 64, 64), np.full((20, 64), np.nan, F32)], gk.Mapping(warpgroups=1, kernel=kernel))
+
+
+# -- elements of arrays ---------------------------------------------------------------------------------------------------------
+
+#: Of an element, one of an array by rows, and one of an array by columns, whose squares are beyond their dtype.
+ELEMENTS: list[Any] = [
+    lambda s, r, c: s + r * r, lambda s, r, c: s + r * c - c * r * 1e-6, lambda s, r, c: s + gp.maximum(r, 1e-3) * gp.minimum(c, 1e3),
+    lambda s, r, c: gp.where(r < c, r * r, c + c) + s, lambda s, r, c: (r - c) * (r + c) * 1e-3 + s, lambda s, r, c: s - -r * c + gp.sqrt(r * r),
+    lambda s, r, c: s * 1e-3 + r / c + gp.tanh(r), lambda s, r, c: gp.where(s < r, gp.where(r <= 3.0, r, s), c), lambda s, r, c: gp.exp(r / 400.0) * s + c,
+]
+
+
+@gk.program
+def tile_of_arrays(a: Any, b: Any, r: Any, c: Any, d: Any, f: Any) -> None:
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc = gp.zeros(m, n)
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k, n]
+        d[m, n] = f(acc, r[m], c[n])
+
+
+@gk.program
+def rounds_of_arrays(q: Any, k: Any, v: Any, r: Any, c: Any, o: Any, y: Any, f: Any) -> None:
+    for m in gp.parallel(q.rows):
+        out = gp.zeros(m, v.columns)
+        for n in gp.sequential(k.rows):
+            s = f(q[m] @ k[n].T, r[m], c[n])
+            out += (s * 1e-4).astype(v.dtype) @ v[n]
+        o[m] = out
+        y[m] = f(out, r[m], r[m])
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "int32", "float64"])
+@pytest.mark.parametrize("n", range(len(ELEMENTS)))
+def test_elements_of_arrays_meet_in_float32(dtype: str, n: int) -> None:
+    rng, most = np.random.default_rng(n), 100 if dtype == "int8" else 300
+    r, c = (rng.integers(-most, most, extent).astype(dtype) for extent in (20, 24))
+    r[r == 0], c[c == 0] = 1, 1
+    chains.check(tile_of_arrays, [drawn(20, 64), drawn(64, 24), r, c, np.full((20, 24), np.nan, F32)], gk.Mapping({"n": 64}, warpgroups=1),
+                 f=ELEMENTS[n])
+    chains.check(rounds_of_arrays, [drawn(20, 64), drawn(24, 64), drawn(24, 64), r, c, np.full((20, 64), np.nan, F32), np.full((20, 64), np.nan, F32)],
+                 gk.Mapping({"n": 16}, warpgroups=1), f=ELEMENTS[n])
