@@ -21,6 +21,7 @@ import numpy as np
 
 from gemmkit.programs.algebra import LEAVES, Rewriter, _is_number
 from gemmkit.programs.chains.chain import Chain
+from gemmkit.programs.chains.monoids import beyond
 from gemmkit.programs.trace import Carried, Store, Value
 from gemmkit.programs.values import joined
 
@@ -157,41 +158,12 @@ def in_order(roots: list[Value]) -> list[Value]:
 
 # -- beyond the end ---------------------------------------------------------------------------------------------------------
 
-def pads(values: list[Value], index: Any, zeros: bool) -> dict[Value, float]:
-    """What each value is where ``index`` is out of range (NaN: it depends), tried with two sets of numbers for all
-    others. ``zeros``: arrays have zeros there, as beyond their ends; behind a length they have anything."""
-    out: dict[Value, float] = {}
-
-    def sampled(x: Value, sample: float) -> float:
-        if x.op == "const":
-            return float(x.data)
-        return out.get(x, math.nan) if index in x.dims else sample
-
-    for x in values:
-        if index not in x.dims or x.op in IDENTITY:
-            continue
-        tries = []
-        for sample in (0.7, 1.3):
-            given = [sampled(y, sample) for y in x.args]
-            if x.op == "dot":
-                tries.append(0.0 if zeros and len(x.args) == 2 else math.nan)
-            elif x.op == "inside":
-                tries.append(given[1])
-            elif x.op == "where":
-                tries.append(given[1] if given[1] == given[2] else math.nan)
-            else:
-                with np.errstate(all="ignore"):
-                    tries.append(float(FUNCTIONS[x.op](*given)) if x.op in FUNCTIONS else math.nan)
-        out[x] = tries[0] if tries[0] == tries[1] else math.nan
-    return out
-
-
-def guard(chain: Chain) -> None:
+def guard(chain: Chain, signs: dict[str, float]) -> None:
     """Before what folds over a block's elements, and before a block that a product sums over: the identity in place of what
     is out of range, if it is not there anyway. As early as it is needed, so that one does for all (exp of -inf is 0)."""
     index = chain.index
     while True:
-        found = pads(chain.body, index, chain.length is None)
+        found = beyond(chain, signs)                    # behind a length arrays have anything, and zeros beyond their ends
 
         def wanted(x: Value) -> tuple[Value, float] | None:
             if x.op in IDENTITY and x.args[0].dims[1] is index:
@@ -201,7 +173,7 @@ def guard(chain: Chain) -> None:
             return None
 
         bad = next(((x, w) for x in chain.body if (w := wanted(x)) is not None
-                    and w[0].op not in LEAVES and found.get(w[0], math.nan) != w[1]), None)
+                    and w[0].op not in LEAVES and found.get(w[0]) != w[1]), None)
         if bad is None:
             return
         old, identity = bad[1]

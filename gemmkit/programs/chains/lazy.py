@@ -15,8 +15,9 @@ a round's 455 instructions. FlashAttention-4 (Zadouri et al., 2026) does so on B
 It takes a comparison and a vote a round, and pays where sums are wide: on an H100 heads of 192 take 0.97 to 0.98 of the time
 (with turns), of 256 0.95 to 0.96, and of 128 1.03. So where nothing is said sums of 192 columns or more are rescaled lazily.
 
-That results do not depend on the reference is not proved, but tried: rounds whose references are moved by drawn numbers
-store the same. Weights are 2^8 times as large at most; of float16 only powers that a maximum bounds by 1 have room for that.
+That results do not depend on the reference is proved (`monoids.is_independent`) and tried: rounds whose references are
+moved by drawn numbers store the same. Weights are 2^8 times as large at most; of float16 only powers that a maximum bounds
+by 1 have room for that.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.chains.algebra import in_order
 from gemmkit.programs.chains.chain import Chain, depends, dots, loaded
 from gemmkit.programs.chains.merging import made_anew
-from gemmkit.programs.chains.trials import SCALES, Trial, same
+from gemmkit.programs.chains.monoids import is_independent
+from gemmkit.programs.chains.trials import Trial, same, trials_of
 from gemmkit.programs.lines import refused
 from gemmkit.programs.trace import Carried, Value
 from gemmkit.programs.values import Axis
@@ -74,13 +76,14 @@ def _refused(chain: Chain, why: str, line: str = "") -> ConfigError:
 
 def _does_not_matter(chain: Chain, cell: Carried, signs: dict[str, float]) -> bool:
     """Whether three rounds whose maxima are moved by drawn numbers store what they store otherwise."""
+    if not is_independent(chain, signs, cell):
+        return False
     by = Value("moved", (), cell.out.dims, None, "", cell.out.line)
     moved = Value("add", (cell.out, by), cell.out.dims, None, "", cell.out.line)
     known = {cell.out: moved}
     other = replace(chain, carried=[replace(c, out=made_anew(c.out, known)) for c in chain.carried])
     with np.errstate(all="ignore"):
-        trials = (Trial(chain, signs, scale) for scale in SCALES)
-        return all(same(_stored(trial), _stored(trial.of(other))) for trial in trials)
+        return all(same(_stored(trial), _stored(trial.of(other))) for trial in trials_of(chain, signs))
 
 
 def _stored(trial: Trial) -> dict[str, Any]:

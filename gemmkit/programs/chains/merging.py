@@ -9,8 +9,8 @@ neighbours' cells become follows from what a round does with a cell:
 | ``total[:] = total * shrink + ...`` | each times ``shrink``, and the sum |
 
 ``shrink`` is computed as in a round, from the share's own cells to the merged ones: in attention exp(best - top), where top
-is the larger of both. That a rule is right is not proved, but tried: a round's cells for drawn operands, merged in either
-grouping, against those of the same rounds in a row. Shares are merged in their order, so rounds need not commute.
+is the larger of both. A rule is right where cells are monoids (`gemmkit.programs.chains.monoids`) and sums begin with 0; and
+it is tried: a round's cells for drawn operands, merged in either grouping, against those of the same rounds in a row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import numpy as np
 
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.chains.chain import Chain
-from gemmkit.programs.chains.trials import SCALES, Trial, ignores_hidden, same
+from gemmkit.programs.chains.monoids import Unproved, monoids
+from gemmkit.programs.chains.trials import Trial, ignores_hidden, same, trials_of
 from gemmkit.programs.lines import refused
 from gemmkit.programs.trace import Value
 
@@ -68,6 +69,14 @@ def merge_of(chain: Chain, signs: dict[str, float]) -> Merge:
                               "finite(...)")
     if not _is_right(chain, merge, signs):
         raise _unsplit(chain, "what two shares' cells become is not what their rounds in a row make of them")
+    try:
+        found = monoids(chain, signs)
+    except Unproved as error:
+        raise _unsplit(chain, f"{error.value!r} makes of a cell what is no sum and no maximum of all rounds in any order",
+                       error.value.line) from None
+    twice = next((c for c in chain.carried if found[c.inside].kind == "sum" and (c.init.op != "const" or c.init.data)), None)
+    if twice is not None:
+        raise _unsplit(chain, f"{twice.inside!r} begins with {twice.init.data}, which each share would add", twice.init.line)
     return merge
 
 
@@ -154,8 +163,7 @@ class _Reader:
 
 def _is_right(chain: Chain, merge: Merge, signs: dict[str, float]) -> bool:
     with np.errstate(all="ignore"):
-        for scale in SCALES:
-            trial = Trial(chain, signs, scale)
+        for trial in trials_of(chain, signs):
             begin = trial.begin()
             a, b, c = (trial.round(begin, turn) for turn in range(3))
             ab, bc = trial.round(a, 1), trial.round(b, 2)

@@ -67,7 +67,7 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
     may = May(may_commute, ranges.grow)
     rewrite(chain, numbers)
     begin_lazily(chain, lazy, mapping.lazy)
-    guard(chain)
+    guard(chain, numbers)
     begun(chain, numbers)
     keep_parts(chain)
     places = placed(chain)

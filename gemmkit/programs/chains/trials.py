@@ -1,14 +1,14 @@
-"""What rounds do, tried with drawn numbers: whether they commute, and what one changes that is shown nothing.
+"""What rounds do: whether they commute, and what one changes that is shown nothing. Proved (`monoids`), and tried.
 
-Both are questions about the mathematics of a round, which a few lines of NumPy answer for any operations: an identity that
-holds at drawn points holds but for a set of points of measure zero. So blocks of which a condition shows nothing are left
-out, and rounds may go from the last block to the first, where the program allows it and not where a mapping claims it.
+Blocks of which a condition shows nothing are left out, and rounds may go from the last block to the first, where the program
+allows it and not where a mapping claims it. The proofs are of real numbers; a few lines of NumPy try the same with drawn
+numbers, infinities and rows that have seen nothing, and around every constant of the program: either can refuse.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -17,29 +17,37 @@ import numpy as np
 from gemmkit.programs import reference
 from gemmkit.programs.chains import algebra
 from gemmkit.programs.chains.chain import Chain
+from gemmkit.programs.chains.monoids import Unproved, monoids, stays, unchanged_by_nothing
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Index
 
-__all__ = ["SCALES", "Trial", "changed_by_nothing", "commutes", "ignores_hidden", "mentions", "same"]
+__all__ = ["Trial", "changed_by_nothing", "commutes", "ignores_hidden", "mentions", "same", "trials_of"]
 
 FUNCTIONS = {**algebra.FUNCTIONS, **reference.FUNCTIONS}               # of programs as they are traced, and rewritten
 
 SIZE = 4                               # of a block, or of a whole axis
 CLOSE = 1e-8
 EVERYTHING: Mapping[Value, Any] = MappingProxyType({})    # is shown
-SCALES = 0.3, 2.0, 8.0                 # of drawn numbers: small ones would not show what a maximum with 1 does
+#: Of drawn numbers: small ones would not show what a maximum with 1 does. And of a constant, what is around it.
+SCALES = (0.3,), (2.0,), (8.0,)
+AROUND = 0.5, 0.99, 1.0, 1.01, 2.0, 30.0
+MOST_CONSTANTS = 6                     # that numbers are drawn around
+NUMBER = 0.7                           # the size of a run-time number
 
 
 class Trial:
-    """A round's values for drawn operands; ``shown``: what conditions are in place of what they would be."""
+    """A round's values for drawn operands, of some ``scales``; ``shown``: what conditions are in place of what they would
+    be. A number that is not known to be positive is negative with ``negative``."""
 
-    def __init__(self, chain: Chain, signs: dict[str, float], scale: float):
-        self.chain, self.signs, self.scale, self.rng = chain, signs, scale, np.random.default_rng(1)
+    def __init__(self, chain: Chain, signs: dict[str, float], scales: tuple[float, ...], negative: bool):
+        self.chain, self.signs, self.scales, self.negative = chain, signs, scales, negative
+        self.rng = np.random.default_rng(1)
         self.drawn: dict[Any, np.ndarray] = {}
 
     def draw(self, key: Any, dims: tuple) -> np.ndarray:
         if key not in self.drawn:
-            self.drawn[key] = self.rng.standard_normal([SIZE] * len(dims)) * self.scale
+            shape = [SIZE] * len(dims)
+            self.drawn[key] = self.rng.standard_normal(shape) * self.rng.choice(self.scales, shape)
         return self.drawn[key]
 
     def begin(self) -> dict[Value, Any]:
@@ -49,7 +57,7 @@ class Trial:
         if x.op == "const":
             return np.full([SIZE] * len(x.dims), x.data)
         if x.op == "scalar":
-            return math.copysign(0.7, self.signs.get(x.data, 1.0))
+            return -NUMBER if self.negative and not self.signs.get(x.data, 1.0) > 0 else NUMBER
         if x.op == "coordinate":
             return np.arange(SIZE) + (SIZE * turn if x.data is self.chain.index else 0)
         if x.op == "load":
@@ -71,7 +79,7 @@ class Trial:
 
     def of(self, chain: Chain) -> Trial:
         """Of other rounds, with the same operands."""
-        other = Trial(chain, self.signs, self.scale)
+        other = Trial(chain, self.signs, self.scales, self.negative)
         other.drawn, other.rng = self.drawn, self.rng
         return other
 
@@ -103,8 +111,38 @@ def _spread(array: Any, x: Value, dims: tuple) -> Any:
     return np.broadcast_to(_over(x, array, dims), [SIZE] * len(dims))
 
 
+def trials_of(chain: Chain, signs: dict[str, float]) -> Iterator[Trial]:
+    """Of numbers of several sizes; and around each constant, as elements, and as products of two that are added up."""
+    scales = list(SCALES)
+    for x in _constants(chain)[:MOST_CONSTANTS]:
+        scales += [tuple(x * by for by in AROUND), tuple(math.sqrt(x * by / 2) for by in AROUND)]
+    for n, some in enumerate(scales):
+        yield Trial(chain, signs, some, n % 2 == 0)
+
+
+def _constants(chain: Chain) -> list[float]:
+    """The sizes of a program's constants, the largest first."""
+    pending: list[Value] = [*(c.out for c in chain.carried), *(c.init for c in chain.carried),
+                            *(store.value for store in chain.stores)]
+    seen, found = set(pending), set[float]()
+    while pending:
+        x = pending.pop()
+        if x.op == "const" and x.data and math.isfinite(x.data):
+            found.add(abs(float(x.data)))
+        more = [y for y in x.args if y not in seen]
+        seen.update(more)
+        pending += more
+    return sorted(found, reverse=True)
+
+
 def same(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
-    return all(np.allclose(one[key], other[key], rtol=CLOSE, atol=CLOSE, equal_nan=True) for key in one)
+    return all(_are_close(np.asarray(one[key]), np.asarray(other[key])) for key in one)
+
+
+def _are_close(x: np.ndarray, y: np.ndarray) -> bool:
+    """To the largest of them: sums of large numbers may be small."""
+    largest = np.abs(x[np.isfinite(x)]).max(initial=1.0)
+    return np.allclose(x, y, rtol=CLOSE, atol=CLOSE * float(largest), equal_nan=True)
 
 
 def mentions(x: Value, index: Index) -> bool:
@@ -115,10 +153,13 @@ def mentions(x: Value, index: Index) -> bool:
 def commutes(chain: Chain, signs: dict[str, float]) -> bool:
     """Whether two rounds give the same cells in either order, at the beginning and behind another round; and so does one in
     which a condition of places shows nothing, which may be a tile's first in one order alone."""
+    try:
+        monoids(chain, signs)
+    except Unproved:
+        return False
     hidden = [{x: np.False_} for x in chain.body if x.op == "where" and mentions(x.args[0], chain.index)]
     with np.errstate(all="ignore"):
-        for scale in SCALES:
-            trial = Trial(chain, signs, scale)
+        for trial in trials_of(chain, signs):
             for begin in (trial.begin(), trial.round(trial.begin(), 2)):
                 for shown in (EVERYTHING, *hidden):
                     forth = trial.round(trial.round(begin, 0, shown), 1)
@@ -130,9 +171,10 @@ def commutes(chain: Chain, signs: dict[str, float]) -> bool:
 def ignores_hidden(chain: Chain, where: Value, signs: dict[str, float], at_first: bool = True) -> bool:
     """Whether a round in which the condition of a ``where`` holds nowhere leaves the cells as they are: later, and
     ``at_first``, before any round has shown a row anything."""
+    if not stays(chain, signs, where, at_first):
+        return False
     with np.errstate(all="ignore"):
-        for scale in SCALES:
-            trial = Trial(chain, signs, scale)
+        for trial in trials_of(chain, signs):
             begin = trial.begin()
             states = [trial.round(begin, 0), *([begin] if at_first else [])]
             if chain.index in where.dims:              # a round that shows a row its first place alone
@@ -146,10 +188,10 @@ def ignores_hidden(chain: Chain, where: Value, signs: dict[str, float], at_first
 def changed_by_nothing(chain: Chain, signs: dict[str, float]) -> list[Value]:
     """The cells (as a round begins) that a tile's first round changes if all of its places are out of range. ``chain`` is
     guarded: what is out of range is a fold's identity."""
-    found: dict[Value, None] = {}
+    kept = unchanged_by_nothing(chain, signs)
+    found = {c.inside: None for c in chain.carried if c.inside not in kept}
     with np.errstate(all="ignore"):
-        for scale in SCALES:
-            trial = Trial(chain, signs, scale)
+        for trial in trials_of(chain, signs):
             begin = trial.begin()
             after = trial.round(begin, 0)
             found.update((cell, None) for cell in begin if not same({cell: begin[cell]}, {cell: after[cell]}))
