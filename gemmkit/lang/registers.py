@@ -118,7 +118,7 @@ class Registers(dict):
 
     def __missing__(self, key: Any) -> Any:
         self._check(key)
-        raise UnboundLocalError(f"element {key} of registers of shape {self.shape}")
+        raise UnboundLocalError(f"registers of shape {self.shape}: {key} was read before anything set it")
 
     def _check(self, key: Any) -> None:
         indices = key if isinstance(key, tuple) else (key,)

@@ -44,7 +44,7 @@ ONCE_MISSED = {
     "sums before their wait": ("wait dropped", "SharedMainloop.run", r"sums = wgmma_wait\(0", "sums = sums", ("half_sums",),
                                "accumulators are used while"),
     "fragments that are not loaded": ("statement dropped", "kernels.sm80.mainloop.Mainloop.begin", "fetch", "pass", ("ring_of_two",),
-                                      r"element \(?0.* of registers of shape"),
+                                      r"registers of shape .*0\)? was read"),
     "stores that collide": ("term dropped", "exchange.place_of", "row =", r"group \* spec.cluster.splits \* ", ("splits",), "race in 16 bytes"),
 }
 

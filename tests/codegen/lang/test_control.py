@@ -242,7 +242,7 @@ def reading_one_of_two_ways(out: Any, x: Any) -> None:
 
 
 @pytest.mark.parametrize("kernel, given, what, line", [
-    (reading_too_soon, Static(), r"element 1 of registers of shape \(2,\)", "out[0] = values[1][0]"),
+    (reading_too_soon, Static(), r"registers of shape \(2,\): 1 was read", "out[0] = values[1][0]"),
     (reading_one_of_two_ways, Runtime(7), "local variable 'seven'", "out[0] = seven")])
 def test_registers_were_written_before_they_are_read(kernel: Any, given: Any, what: str, line: str) -> None:
     with pytest.raises(UninitialisedRead, match=rf"a register is read before anything has set it: .*{what}") as caught:
