@@ -15,7 +15,10 @@
 array([4., 4., 4., 4., 4.])
 """
 
+from typing import Any
+
 from gemmkit.programs.decorated import Program, program
+from gemmkit.programs.lines import refused
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.words import (
     copy,
@@ -38,3 +41,12 @@ from gemmkit.programs.words import (
 
 __all__ = ["Mapping", "Program", "copy", "exp", "finite", "full", "log", "maximum", "minimum", "once", "parallel",
            "place", "program", "rsqrt", "sequential", "sqrt", "tanh", "where", "zeros"]
+
+
+def __getattr__(name: str) -> Any:
+    """Raises AttributeError, with the line that asks for it, for a word that programs have not."""
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    words = ", ".join(word for word in __all__ if word.islower())
+    raise refused(AttributeError, f"gemmkit.programs has no word {name!r}: the words are {words}; and abs(x), x ** 2, x @ "
+                                  "y, x.T, x.max(axis=1), min, sum, mean and astype")

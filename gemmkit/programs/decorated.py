@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from gemmkit.programs.interpreter import entered
+from gemmkit.programs.interpreter import called, entered
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.reference import BLOCK, Reference
-from gemmkit.programs.trace import Loop, Store, trace
-from gemmkit.programs.values import Parameter
+from gemmkit.programs.trace import Loop, stores_of, trace
+from gemmkit.programs.values import Parameter, Term
 from gemmkit.runtime.arrays import describe, is_array
 
 if TYPE_CHECKING:
@@ -65,12 +65,14 @@ class Program:
         for name, x in arguments.items():
             if is_array(x) and describe(x, name).device >= 0:
                 raise TypeError(f"{name} is an array of a GPU, and a reference computes with NumPy; copy it to the host")
-        results = stored(self.traced(arguments))
+        results = {store.parameter.name for store in stores_of(self.traced(arguments))}
         held = {name: np.full(np.shape(x), np.nan) if name in results else np.asarray(x)
                 for name, x in arguments.items() if is_array(x)}
         parameters = {name: Parameter(name, x.shape, x.dtype, x) for name, x in held.items()}
-        with entered(Reference(block)):
-            self.function(**{**arguments, **parameters})
+        with entered(Reference(block)) as reference:
+            numbers = {name: Term(reference.constant(x)) for name, x in arguments.items()
+                       if isinstance(x, (float, np.floating))}
+            called(self.function, {**arguments, **parameters, **numbers}, arguments)
         found = tuple(held[name] for name in arguments if name in results)
         return found if len(found) > 1 else found[0]
 
@@ -125,17 +127,6 @@ class Program:
 
         arguments = self.bound(arrays, components)
         plan_of_call(self, arguments, mapping).run(arguments, stream)
-
-
-def stored(loop: Loop) -> dict[str, None]:
-    """The arrays that a program stores into."""
-    found: dict[str, None] = {}
-    for held in loop.body:
-        if isinstance(held, Store):
-            found[held.parameter.name] = None
-        elif isinstance(held, Loop):
-            found.update(stored(held))
-    return found
 
 
 def program(function: Callable[..., None]) -> Program:

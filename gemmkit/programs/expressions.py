@@ -12,17 +12,18 @@ from typing import Any
 import ml_dtypes  # noqa: F401 - makes NumPy know bfloat16 by its name
 import numpy as np
 
+from gemmkit.programs.interpreter import COMPARISONS
 from gemmkit.programs.lines import refused
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Index
 
-__all__ = ["KEPT", "Function", "function_of", "is_converted"]
+__all__ = ["JOINTS", "KEPT", "SIGNS", "Function", "function_of", "is_converted"]
 
-SIGNS = dict(add="+", sub="-", mul="*", div="/", lt="<", le="<=")
+SIGNS = dict(add="+", sub="-", mul="*", div="/", lt="<", le="<=", eq="==", ne="!=")
+JOINTS = {"and": "{} and {}", "or": "{} or {}", "not": "not {}"}
 CALLS = dict(exp2="exp2", log2="log2", reciprocal="reciprocal", tanh="math.tanh", sqrt="math.sqrt", max="max")
 NEEDS = dict(tanh="math", sqrt="math")
-MEETING = frozenset({"add", "sub", "mul", "lt", "le"})         # 16 bits and float32 are float32 in these
-COMPARING = frozenset({"lt", "le", "eq", "ne"})
+MEETING = COMPARISONS | {"add", "sub", "mul"}                  # 16 bits and float32 are float32 in these
 KEPT = "kept_"                         # a text's name of a cell of columns in shared memory begins so
 
 
@@ -86,20 +87,20 @@ class Function:
         return text
 
     def _operation(self, x: Value) -> str:
-        args = [self.of(arg, top=x.op in CALLS or (x.op in ("lt", "le") and arg.op == "coordinate")) for arg in x.args]
+        args = [self.of(arg, top=x.op in CALLS or (x.op in COMPARISONS and arg.op == "coordinate")) for arg in x.args]
         for n, arg in enumerate(x.args):
             if is_converted(x, arg):
                 args[n] = f"convert(F32, {args[n]})"
                 self.needs.add("convert")
         if x.op in SIGNS:
             return f"{args[0]} {SIGNS[x.op]} {args[1]}"
+        if x.op in JOINTS:
+            return JOINTS[x.op].format(*args)
         if x.op in CALLS:
             self.needs.add(NEEDS.get(x.op, x.op if x.op != "max" else ""))
             return f"{CALLS[x.op]}({', '.join(args)})"
         if x.op == "neg":
             return f"-{args[0]}"
-        if x.op == "and":
-            return f"{args[0]} and {args[1]}"
         if x.op == "where":
             return f"{args[1]} if {args[0]} else {args[2]}"
         if x.op == "finite":
@@ -162,7 +163,7 @@ def is_converted(x: Value, y: Value) -> bool:
     if (load := _load(y)) is None or (dtype := np.dtype(load.data[0].dtype)) == np.float32:
         return False
     others = [z for z in x.args if z is not y]
-    if x.op in COMPARING and dtype.kind in "iu":
+    if x.op in COMPARISONS and dtype.kind in "iu":
         return not all(_is_counted(z) for z in others)
     return x.op not in MEETING or dtype.name not in ("float16", "bfloat16") or not any(map(_is_float32, others))
 

@@ -20,7 +20,7 @@ array([3., 5.])
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -42,9 +42,9 @@ def check_length(stop: Any, extent: Extent) -> Value:
     if isinstance(stop, Parameter):
         raise refused(TypeError, f"sequential(stop={stop.name}): {stop.name} is of shape {stop.shape}, and a tile has one "
                                  f"length; {SUCH}")
-    if getattr(stop, "op", "") != "load":
+    found: Any = getattr(stop, "value", None)
+    if getattr(found, "op", "") != "load":
         raise refused(TypeError, f"sequential(stop={stop!r}): {SUCH}")
-    found: Value = stop
     parameter, key = found.data
     said = f"sequential(stop={parameter.name}[{shown(key)}])"
     if found.dims:
@@ -54,4 +54,4 @@ def check_length(stop: Any, extent: Extent) -> Value:
         raise refused(TypeError, f"{said} is of {parameter.dtype}: lengths of int32 or int64 are counted")
     if extent.stack:
         raise refused(ValueError, f"{said}: the loop goes along {extent}, one by one; rows and columns have lengths")
-    return found
+    return cast("Value", found)

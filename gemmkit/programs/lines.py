@@ -5,26 +5,44 @@ from __future__ import annotations
 import linecache
 import sys
 from pathlib import Path
-from types import CodeType
-from typing import TypeVar
+from types import CodeType, FrameType, TracebackType
+from typing import Any, TypeVar
 
-__all__ = ["line_here", "refused"]
+__all__ = ["explained", "is_ours", "line_here", "name_here", "refused", "users_frame"]
 
 _FOLDER = str(Path(__file__).parent)
 _Error = TypeVar("_Error", bound=Exception)
 
 
-def line_here() -> str:
-    """The line of a program that is being executed: ``file:number``. Frames of this folder are not the user's."""
+def is_ours(code: CodeType) -> bool:
+    """Whether code is of this folder, or the initialiser that `dataclass` has written."""
+    is_generated = code.co_filename == "<string>" and code.co_name == "__init__"
+    return code.co_filename.startswith(_FOLDER) or is_generated
+
+
+def users_frame() -> FrameType:
+    """The frame of the program that is being executed."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and (frame.f_code.co_filename.startswith(_FOLDER) or _is_generated(frame.f_code)):
+    while frame.f_back is not None and is_ours(frame.f_code):
         frame = frame.f_back
+    return frame
+
+
+def line_here() -> str:
+    """The line of a program that is being executed: ``file:number``."""
+    frame = users_frame()
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def _is_generated(code: CodeType) -> bool:
-    """Whether it is the initialiser that `dataclass` has written."""
-    return code.co_filename == "<string>" and code.co_name == "__init__"
+def name_here(x: Any) -> str:
+    """What the program that is being executed calls a thing, or nothing."""
+    frame: FrameType | None = users_frame()
+    while frame is not None and not is_ours(frame.f_code):
+        name = next((name for name, held in frame.f_locals.items() if held is x), "")
+        if name:
+            return name
+        frame = frame.f_back
+    return ""
 
 
 def refused(kind: type[_Error], rule: str, line: str = "") -> _Error:
@@ -32,4 +50,38 @@ def refused(kind: type[_Error], rule: str, line: str = "") -> _Error:
     line = line or line_here()
     file, _, number = line.rpartition(":")
     source = linecache.getline(file, int(number)).strip()
-    return kind(f"{rule}\n  at {line}" + (f"\n    {source}" if source else ""))
+    found = kind(f"{rule}\n  at {line}" + (f"\n    {source}" if source else ""))
+    found.line = line                                  # type: ignore[attr-defined]
+    return found
+
+
+def explained(error: Exception, code: CodeType, arguments: dict[str, Any]) -> Exception:
+    """What is raised for an error of a program's code: the error itself if it names its line, or if the code has raised a
+    kind of its own; else ValueError or TypeError with the line. ``arguments``: of the program."""
+    if hasattr(error, "line") or type(error).__module__ != "builtins":
+        return error
+    at, trace = f"{code.co_filename}:{code.co_firstlineno}", error.__traceback__
+    entered = False
+    while trace is not None:
+        entered = entered or trace.tb_frame.f_code is code
+        if entered and _is_program(trace, code):
+            at = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    kind = ValueError if isinstance(error, ValueError) else TypeError
+    named = "" if isinstance(error, (TypeError, ValueError)) else f"{type(error).__name__}: "
+    return refused(kind, f"{named}{error}{_hint(error, arguments)}", at)
+
+
+def _is_program(trace: TracebackType, code: CodeType) -> bool:
+    """Whether a frame is of the program, or of a function that is written beside it."""
+    return trace.tb_frame.f_code is code or trace.tb_frame.f_code.co_filename == code.co_filename
+
+
+def _hint(error: Exception, arguments: dict[str, Any]) -> str:
+    if isinstance(error, UnboundLocalError):
+        return "; a cell that rounds add to is made before them: acc = gp.zeros(m, n)"
+    if isinstance(error, IndexError):
+        return "; an array that a program reads is an argument of it, f(..., x), and x[m, n] a block"
+    wrong = [f"{name} is {'None' if x is None else f'of type {type(x).__name__}'}" for name, x in arguments.items()
+             if f"{type(x).__name__}' object" in str(error) or f"{type(x).__name__} indices" in str(error)]
+    return f"; {' and '.join(wrong)}, and a program's arrays are needed" if wrong else ""

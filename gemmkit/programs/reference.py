@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 
 from gemmkit.programs.interpreter import Interpreter
-from gemmkit.programs.values import Arithmetic, Axis, Extent, Index, Parameter
+from gemmkit.programs.values import Axis, Extent, Index, Parameter
 
 __all__ = ["Reference"]
 
 BLOCK = 37                             # an odd length shows that a result does not depend on it
 FUNCTIONS: dict[str, Any] = dict(
-    add=np.add, sub=np.subtract, mul=np.multiply, div=np.divide, neg=np.negative, lt=np.less, le=np.less_equal, exp=np.exp,
-    log=np.log, tanh=np.tanh, sqrt=np.sqrt, max=np.maximum, finite=lambda x: np.where(x == -np.inf, 0.0, x),
-    where=np.where, **{"and": np.logical_and})
+    add=np.add, sub=np.subtract, mul=np.multiply, div=np.divide, neg=np.negative, lt=np.less, le=np.less_equal, eq=np.equal,
+    ne=np.not_equal, exp=np.exp, log=np.log, tanh=np.tanh, sqrt=np.sqrt, max=np.maximum,
+    finite=lambda x: np.where(x == -np.inf, 0.0, x), where=np.where,
+    **{"and": np.logical_and, "or": np.logical_or, "not": np.logical_not})
 
 
-class Named(Arithmetic):
+class Named:
     """Numbers with dimensions."""
 
     def __init__(self, dims: tuple, array: Any):
@@ -35,12 +36,27 @@ class Named(Arithmetic):
 class Reference(Interpreter):
     """``block``: how long blocks are."""
 
+    kind = Named
+
     def __init__(self, block: int = BLOCK):
         super().__init__()
-        self.block, self.only = block, None
+        self.block = block
+        self.only: Index | None = None
 
     def constant(self, x: Any) -> Named:
         return Named((), np.float64(x))
+
+    def number(self, value: Named) -> float | None:
+        return None                                    # the trace has looked at constants
+
+    def use(self, index: Index, parameter: Parameter, axis: int, key: tuple) -> None:
+        """The trace has looked at it."""
+
+    def is_condition(self, value: Named) -> bool:
+        return value.array.dtype == np.bool_
+
+    def renamed(self, value: Named, dims: tuple) -> Named:
+        return Named(dims, value.array)
 
     def compute(self, op: str, args: tuple, dims: tuple, data: Any = None) -> Named:
         if op == "dot":
@@ -66,14 +82,15 @@ class Reference(Interpreter):
         return Named(dims, np.asarray(parameter.data[_slices(key)], np.float64))
 
     def store(self, parameter: Parameter, key: tuple, dims: tuple, value: Named) -> None:
-        parameter.data[_slices(key)] = value.over(dims)
+        if self.only is None or self.only.start == 0:
+            parameter.data[_slices(key)] = value.over(dims)
 
     def coordinate(self, dim: Any) -> Named:
         return Named((dim,), np.arange(dim.size) if isinstance(dim, Axis) else np.arange(dim.start, dim.stop))
 
     def loop(self, extents: tuple[Extent, ...], kind: str, stop: Any = None) -> Iterator[Any]:
         if stop is not None:
-            yield from self._blocks(extents[0], min(int(stop.array), extents[0].size))
+            yield from self._blocks(extents[0], min(int(stop.value.array), extents[0].size))
             return
         of_tile = kind == "parallel"
         for blocks in itertools.product(*(self._blocks(extent, extent.size, of_tile) for extent in extents)):

@@ -15,29 +15,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
+from gemmkit.programs.interpreter import Along
 from gemmkit.programs.lines import refused
-from gemmkit.programs.values import Cell, Extent, Index, current
+from gemmkit.programs.values import Cell, Extent, Index, Place, Term, current, term
 
 __all__ = ["copy", "exp", "finite", "full", "log", "maximum", "minimum", "once", "parallel", "place", "rsqrt", "sequential",
            "sqrt", "tanh", "where", "zeros"]
 
 
-def parallel(*extents: Extent) -> Iterator[Any]:
+def parallel(*extents: Extent) -> Along:
     """Blocks of one or several axes, which do not know of each other."""
     if not extents:
         raise refused(TypeError, "parallel() goes along one axis or more")
-    return current().loop(current().extents(extents), "parallel")
+    return Along(current().loop(current().extents(extents), "parallel"))
 
 
-def sequential(extent: Extent, stop: Any = None) -> Iterator[Any]:
+def sequential(extent: Extent, stop: Any = None) -> Along:
     """Blocks of an axis, one after the other: cells keep what a round has put there.
 
     ``stop``: an element of an array of whole numbers, ``lengths[h]``, behind which nothing is there (`lengths`).
     """
-    return current().loop(current().extents((extent,)), "sequential", stop)
+    return Along(current().loop(current().extents((extent,)), "sequential", stop))
 
 
 def zeros(*dims: Any) -> Cell:
@@ -47,7 +47,7 @@ def zeros(*dims: Any) -> Cell:
 
 def full(*dims_and_value: Any) -> Cell:
     """A cell of one value, which stands last: ``full(m, -math.inf)``."""
-    return Cell(current().full(dims_and_value[:-1], float(dims_and_value[-1])))
+    return Cell(current().full(dims_and_value[:-1], dims_and_value[-1] if dims_and_value else None))
 
 
 def copy(x: Any) -> Cell:
@@ -56,52 +56,52 @@ def copy(x: Any) -> Cell:
 
 
 def exp(x: Any) -> Any:
-    return current().make("exp", x)
+    return term("exp", x)
 
 
 def log(x: Any) -> Any:
-    return current().make("log", x)
+    return term("log", x)
 
 
 def tanh(x: Any) -> Any:
-    return current().make("tanh", x)
+    return term("tanh", x)
 
 
 def sqrt(x: Any) -> Any:
-    return current().make("sqrt", x)
+    return term("sqrt", x)
 
 
 def rsqrt(x: Any) -> Any:
     """1 / sqrt(x)."""
-    return current().make("div", 1.0, sqrt(x))
+    return term("div", 1.0, sqrt(x))
 
 
 def finite(x: Any) -> Any:
     """0 in place of -inf."""
-    return current().make("finite", x)
+    return term("finite", x)
 
 
 def maximum(x: Any, y: Any) -> Any:
-    return current().make("max", x, y)
+    return term("max", x, y)
 
 
 def minimum(x: Any, y: Any) -> Any:
-    make = current().make
-    return make("neg", make("max", make("neg", x), make("neg", y)))
+    return term("neg", term("max", term("neg", x), term("neg", y)))
 
 
 def place(index: Index) -> Any:
     """Where each element of a block is along its axis, from 0: ``place(m) - place(n)`` is the distance from the diagonal."""
+    if isinstance(index, Place):
+        return index                                   # a condition's function is given places
     if not isinstance(index, Index) or index.stack:
-        raise refused(TypeError, f"place({index!r}): a variable of parallel(...) or sequential(...) that goes along "
-                                 f"rows or columns "
-                                 "is needed")
-    return current().coordinate(index)
+        raise refused(TypeError, f"place({index!r}): a variable of parallel(...) or sequential(...) that goes along rows or "
+                                 "columns is needed")
+    return current().place(index)
 
 
 def where(condition: Any, x: Any, other: Any) -> Any:
     """Element by element ``x`` or ``other``; ``condition`` is a value, or a function of an element's places."""
-    return current().where(condition, x, other)
+    return Term(current().where(condition, x, other))
 
 
 class once:

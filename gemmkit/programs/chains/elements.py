@@ -10,7 +10,8 @@ from typing import Any
 from gemmkit.programs.chains.chain import Chain
 from gemmkit.programs.chains.ranges import bounds_of
 from gemmkit.programs.chains.reads import READ
-from gemmkit.programs.expressions import SIGNS, is_converted
+from gemmkit.programs.expressions import JOINTS, SIGNS, is_converted
+from gemmkit.programs.interpreter import COMPARISONS, CONDITIONS
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Axis, Index
 
@@ -20,12 +21,12 @@ CALLS = dict(exp2="exp2", log2="log2", reciprocal="reciprocal", tanh="tanh", sqr
              finite="finite", fma="fma")
 EXACT = 2.0**24                        # whole numbers up to it are float32
 BEYOND = 256                           # places that a tile's last block has behind an array's end, at most
-ELEMENTWISE = frozenset({*SIGNS, *CALLS, "neg", "where", "inside", "and"})
+ELEMENTWISE = frozenset({*SIGNS, *JOINTS, *CALLS, "neg", "where", "inside"})
 
 
 def is_whole_number(x: Value) -> bool:
     """Whether a value is a place or made of places, which are counted in whole numbers; a length; or a condition."""
-    if x.op in ("lt", "le", "and", "coordinate", "length"):
+    if x.op in CONDITIONS or x.op in ("coordinate", "length"):
         return True
     if x.op not in ("add", "sub", "mul", "neg", "max"):
         return False
@@ -61,7 +62,7 @@ def scalar_text(x: Value, top: bool = False) -> str:
             args = [f"convert(F32, {arg})" if y.op == "const" else arg for arg, y in zip(args, x.args)]
         return f"{CALLS[x.op]}({', '.join(args)})"
     text = (f"{args[0]} {SIGNS[x.op]} {args[1]}" if x.op in SIGNS else f"-{args[0]}" if x.op == "neg" else
-            f"{args[0]} and {args[1]}" if x.op == "and" else f"{args[1]} if {args[0]} else {args[2]}")
+            JOINTS[x.op].format(*args) if x.op in JOINTS else f"{args[1]} if {args[0]} else {args[2]}")
     return text if top else f"({text})"
 
 
@@ -124,9 +125,9 @@ class Element:
             compared = self._compared(x)
             if compared is not None:
                 return compared
-        whole = is_whole_number(x) and (x.op not in ("lt", "le") or all(map(_may_be_whole, x.args)))
+        whole = is_whole_number(x) and (x.op not in COMPARISONS or all(map(_may_be_whole, x.args)))
         are_floats = not whole and x.op != "where"
-        args = [self._float(y) if are_floats and is_whole_number(y) and y.op not in ("lt", "le", "and") else
+        args = [self._float(y) if are_floats and is_whole_number(y) and y.op not in CONDITIONS else
                 self.of(y, whole=whole and _may_be_whole(y)) for y in x.args]
         if x.op != "fma":
             args = [f"convert(F32, {a})" if is_converted(x, y) else a for a, y in zip(args, x.args)]
@@ -134,8 +135,8 @@ class Element:
             weak = "const", "load", "coordinate", READ
             args = [a if y.op not in weak and self.known(y) is not None else f"convert(F32, {a})"
                     for a, y in zip(args, x.args)]
-        if x.op == "and":
-            return f"({args[0]} and {args[1]})"
+        if x.op in JOINTS:
+            return JOINTS[x.op].format(*args) if top else f"({JOINTS[x.op].format(*args)})"
         if x.op in SIGNS:
             return f"{args[0]} {SIGNS[x.op]} {args[1]}" if top else f"({args[0]} {SIGNS[x.op]} {args[1]})"
         if x.op == "neg":

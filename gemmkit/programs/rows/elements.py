@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gemmkit.programs.chains.elements import is_whole_number
-from gemmkit.programs.expressions import SIGNS
+from gemmkit.programs.expressions import JOINTS, SIGNS
 from gemmkit.programs.rows.form import FOLDS, is_column, is_vector
 from gemmkit.programs.rows.steps import Steps
 from gemmkit.programs.trace import Value
@@ -91,8 +91,8 @@ class Element:
             condition, one, other = self.of(x.args[0]), *(self._float(y) for y in x.args[1:])
             text = f"({bare(one)} if {bare(condition)} else {bare(other)})"
             return text if any(map(self.is_float, x.args[1:])) else self._converted(text)
-        if x.op == "and":
-            return "({} and {})".format(*map(self.of, x.args))
+        if x.op in JOINTS:
+            return f"({JOINTS[x.op].format(*map(self.of, x.args))})"
         if x.op == "cast":
             kind = DTYPES[np.dtype(x.data).name]
             self.needs.add(kind)

@@ -78,8 +78,6 @@ def row_program_of(loop: Loop) -> RowProgram:
     stack, rows = (None, loop.indices[0]) if len(loop.indices) == 1 else loop.indices
     stores = [held for held in loop.body if isinstance(held, Store)]
     made = RowProgram(stack, rows, 0, stores, {}, loop.line)
-    if not stores:
-        raise refused(ValueError, "nothing is stored; a program's results are arguments, y[m] = ...", loop.line)
     lengths: dict[int, str] = {}
     for x in walked([store.value for store in stores]):
         _check(x, made, lengths)
@@ -89,8 +87,6 @@ def row_program_of(loop: Loop) -> RowProgram:
             raise refused(ValueError, f"{name}[{shown(store.key)}] is stored: of functions of rows kernels are derived that "
                                       f"store rows or a value of each, [{shown(made.indices)}], and without once(...); of "
                                       "others there is the reference", store.line)
-        if name in made.reads:
-            raise refused(ValueError, f"{name} is read and stored; a result needs an array of its own", made.reads[name])
         if rank > len(made.indices):
             lengths.setdefault(store.parameter.shape[-1], store.line)
     if len(lengths) > 1:

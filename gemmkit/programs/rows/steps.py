@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from gemmkit.programs.interpreter import CONDITIONS
 from gemmkit.programs.rows.form import FOLDS, RowProgram, is_row, is_vector, walked
 from gemmkit.programs.trace import Store, Value
 
 __all__ = ["Fold", "Load", "Map", "Moments", "Named", "Put", "Step", "Steps", "steps_of"]
 
 COSTLY = frozenset({"exp2", "log2", "tanh", "sqrt", "reciprocal"})
-NEVER = frozenset({"load", "lt", "le", "and"})         # an array's row is one anyway, and a condition is no number
+NEVER = CONDITIONS | {"load"}                   # an array's row is one anyway, and a condition is no number
 
 
 @dataclass(frozen=True, eq=False)

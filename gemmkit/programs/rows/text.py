@@ -8,6 +8,7 @@ import numpy as np
 
 from gemmkit.kernels.rows.row import Held, Source
 from gemmkit.kernels.rows.team import Team, WarpTeam
+from gemmkit.programs.interpreter import CONDITIONS
 from gemmkit.programs.printed import EARLY, Printed
 from gemmkit.programs.rows.elements import COLUMN, DTYPES, PART, Element, bare
 from gemmkit.programs.rows.form import RowProgram, is_row, is_vector
@@ -141,7 +142,7 @@ class Printer:
             return [f"{self.name(x)} = convert(F32, {x.data[0].name}[{at}])"]
         made = self.element(x, True)
         text = made.text
-        if x.op not in ("lt", "le", "and") and not made.is_float(x):
+        if x.op not in CONDITIONS and not made.is_float(x):
             self.needs |= {"convert", "F32"}
             text = f"convert(F32, {text})"
         return [*made.lines, f"{self.name(x)} = {text}"]

@@ -1,0 +1,399 @@
+"""The language of programs: what compares, what is refused, and with which words; each error names the program's line."""
+
+from __future__ import annotations
+
+import linecache
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit import programs as gp
+from gemmkit.programs.axes import Axes
+from gemmkit.programs.values import Axis
+
+SQUARE, VECTOR = np.zeros((64, 64), np.float16), np.zeros(64, np.float32)
+SEGMENTS = np.arange(64)               # an array that a program names and does not take
+
+
+def written(text: str) -> tuple[gp.Program, str]:
+    """A program from its text, and the name of the file that errors give."""
+    file = f"<program {hash(text)}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+    held: dict[str, Any] = dict(gp=gp, gk=gk, np=np, math=math, segments=SEGMENTS)
+    exec(compile(text, file, "exec"), held)
+    return gk.program(held["f"]), file
+
+
+def check_refused(text: str, words: str, call: Callable[[gp.Program], Any]) -> None:
+    """``text`` is refused at its line that ends in a comment, if there is one, with these words."""
+    program, file = written(text)
+    lines = text.splitlines()
+    with pytest.raises((ValueError, TypeError, AttributeError), match=words) as error:
+        call(program)
+    assert hasattr(error.value, "line")
+    at = next((n for n, line in enumerate(lines, 1) if line.endswith("#")), None)
+    assert at is None or f"at {file}:{at}\n" in str(error.value), error.value
+
+
+END = """def f(a, b, d, y, flag, labels, alpha=1.0):
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc = gp.zeros(m, n)
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k, n]
+        {}  #
+        d[m, n] = acc
+"""
+ENDS = [
+    # what depends on a value before there is one
+    ("x = -acc if acc > 0 else acc", "control flow"), ("x = acc in (0.0, 1.0)", "control flow"), ("x = acc and acc", "control flow"),
+    ("x = -acc if flag[m] == 1.0 else acc", r"control flow.*where\(condition"), ("x = not acc", "control flow"),
+    ("x = 0 < acc < 1", "control flow"), ("x = max(acc, 0.0)", "control flow"), ("assert acc != acc", "control flow"),
+    ("x = m == n", r"gp.place\(m\)"), ("x = m <= n", r"gp.place\(m\)"), ("x = a.rows == b.rows", r"a.shape\[0\]"),
+    # conditions and numbers
+    ("x = acc * (acc > 0)", r"where\(condition, 1.0, 0.0\)"), ("x = gp.where(acc, acc, 0)", "x != 0.0"), ("x = ~acc", "x != 0.0"),
+    ("d[m, n] = acc != acc", r"where\(condition, 1.0, 0.0\)"), ("x = acc & 3", "is no condition"), ("x = 3 & acc", "& with what"),
+    ("x = (acc > 0).sum(axis=1)", "a condition is no number"), ("x = (acc > 0) == (acc > 1)", "a condition is no number"),
+    ("x = gp.where(True, acc, 0)", "a condition compares values"), ("x = acc == 0.1", "no float32"), ("x = acc != 2**24 + 1", "no float32"),
+    # NumPy, math, Python
+    ("x = np.exp(acc)", r"write gp.exp\(x\)"), ("x = np.maximum(acc, 0)", r"write gp.maximum\(x, y\)"), ("x = np.sum(acc)", "x.sum"),
+    ("x = np.where(acc > 0, acc, 0)", "write gp.where"), ("x = np.arctan(acc)", "functions of values are exp"),
+    ("x = np.float32(2) ** acc", "write x"), ("x = np.asarray(acc)", "no number before"), ("x = math.erf(acc)", "no number before"),
+    ("x = float(acc)", "functions are exp"), ("x = int(acc)", "functions are exp"), ("x = round(acc)", "functions are exp"),
+    ("x = acc ** 0.5", r"gp.sqrt\(x\)"), ("x = acc ** acc", "powers are whole"), ("x = 2.0 ** acc", r"gp.exp\(x \* math.log"),
+    ("x = acc // 2", "have no //"), ("x = 7 % acc", "have no %"), ("x = divmod(acc, 2)", "have no divmod"), ("x = acc ^ 1", r"have no \^"),
+    ("x = len(acc)", "no elements to go through"), ("x = list(acc)", "no elements"), ("x = sum(acc)", "no elements"),
+    ("x = acc[0]", "no elements to choose"), ("x = acc.shape", "a value of a program has no shape"), ("x = [v for v in a]", "no elements"),
+    ("x = acc.sum()", "axis"), ("x = acc.astype('float61')", "a dtype is needed"), ("x = acc.astype(complex)", "real numbers"),
+    ("x = gp.exp(acc, acc)", "positional argument"), ("x = undefined", "NameError: name 'undefined'"),
+    ("x = gp.softmax(acc)", "no word 'softmax': the words are copy, exp"), ("x = gp.erf(acc)", "no word 'erf'"),
+    # arrays
+    ("x = range(a.rows)", "loops are for m, n in gp.parallel"), ("x = acc * a.columns", r"a.shape\[1\]"), ("x = a.columns / 2", "shape"),
+    ("x = a.columns in (1, 2)", "shape"), ("x = [v for v in a.rows]", "gp.sequential"), ("x = segments[m]", "is an argument of it"),
+    ("x = gp.where(lambda i, j: segments[i] <= segments[j], acc, 0.0)", "is an argument"), ("x = acc + segments", "are its arguments"),
+    ("x = segments * acc", "are its arguments"), ("x = acc @ segments", "are its arguments"), ("x = acc + 'a'", "'a' is no value"),
+    ("x = acc + None", "None is no value"), ("x = acc + True", "True is no value"), ("x = labels[0]", "index 0 is 0"),
+    ("x = flag * acc", "three dimensions"), ("x = a * 2", "without indices"), ("alpha[m] = acc", "results are array arguments"),
+    # stores
+    ("y = acc", r"y = \.\.\. gives the name to a value.*write y\[m, n\]"),
+    ("d[m, n] += acc", "d is read and stored"), ("d[m, m] = acc", "stands there twice"),
+    ("d[m, n] = acc + d[m, n]", "d is read and stored.*acc \\+ c\\[m, n\\]"), ("acc[m, n] = 1.0", "assigned as a whole"),
+    ("y[n] = flag[m]", "each element must get one value"), ("with gp.once(m): y[m] = flag[m]", "would be stored alone"),
+    ("x = gp.full(m, n, acc)", r"copy\(x\)"), ("x = gp.zeros(m, m)", "two blocks, of two loops"), ("x = gp.full()", "one or two blocks")]
+
+
+@pytest.mark.parametrize("end, words", ENDS, ids=[end for end, _ in ENDS])
+def test_a_mistake_at_a_tiles_end(end: str, words: str) -> None:
+    check_refused(END.format(end), words, lambda f: f.plan(SQUARE, SQUARE, SQUARE.copy(), VECTOR.copy(), VECTOR, VECTOR))
+
+
+ROUNDS = """def f(a, b, d):
+    for m, n in gp.parallel(a.rows, b.columns):
+        {}
+        for k in gp.sequential(a.columns):
+            {}
+        d[m, n] = acc
+"""
+FORGOTTEN = ROUNDS.replace("d[m, n] = acc", "d = acc  #")
+CELL = "acc = gp.zeros(m, n)"
+OF_ROUNDS = [
+    (CELL, "acc = acc + a[m, k] @ b[k, n]  #", r"write acc = gp.zeros\(m, n\) before the loop, and acc \+= "),
+    ("acc = 0", "acc += a[m, k] @ b[k, n]  #", r"acc is no cell.*write acc = gp.zeros\(m, n\)"),
+    ("acc = 0.0", "acc = acc + a[m, k] @ b[k, n]  #", "acc is no cell"), ("pass", "acc += a[m, k] @ b[k, n]  #", "acc = gp.zeros"),
+    ("pass", "acc = a[m, k] @ b[k, n]", "acc is of one round of k, which is over"),
+    (CELL + "; i = 1", "acc += i * (a[m, k] @ b[k, n]); i += 1  #", "i is no cell"),
+    (CELL, "acc += a[m, k] @ b[n, k]  #", "the sum goes over k of the one and n of the other"),
+    (CELL, "acc += (acc < 1.0)  #", "a condition is no number"), (CELL, "a = a[m, k]; acc += a @ b[k, n]  #", "a is an array argument"),
+    (CELL, "acc += a[m, k] @ b[k, n]\n        acc += a[m, k] @ b[k, n]  #", "the loop of k is over")]
+
+
+@pytest.mark.parametrize("begin, body, words", OF_ROUNDS, ids=[f"{begin}; {body}" for begin, body, _ in OF_ROUNDS])
+def test_a_mistake_in_rounds(begin: str, body: str, words: str) -> None:
+    check_refused(ROUNDS.format(begin, body), words, lambda f: f.plan(SQUARE, SQUARE, SQUARE.copy()))
+
+
+def test_a_store_into_a_name() -> None:
+    check_refused(FORGOTTEN.format(CELL, "acc += a[m, k] @ b[k, n]"), r"d is an array argument: .*write d\[m, n\] = ",
+                  lambda f: f.reference(SQUARE, SQUARE, SQUARE.copy()))
+
+
+WHOLE = """def f(x, w, y):
+    for m in gp.parallel(x.rows):
+        {}
+"""
+WHOLES = [
+    ("y = x[m]  #", r"y is an array argument.*write y\[m\] = "), ("h = x[m]", "nothing is stored"),
+    ("y[m] = y[m] * x[m]  #", "y is read and stored"), ("y = y[m] * x[m]  #", "y is an array argument"),
+    ("y[m] = x[m]; w = x[m]  #", "w = ... gives the name to a value"),
+    ("h = gp.zeros(m, w.columns)\n        for n in list(gp.sequential(w.rows)):  #\n            h += (x[m] @ w[n].T) @ w[n]", "enumerate"),
+    ("h = gp.zeros(m, w.columns)\n        for i, n in enumerate(gp.sequential(w.rows)):  #\n            h += x[m]", "gone along by for"),
+    ("y[m] = x[m]\n    for m in gp.parallel(x.rows):\n        y[m] = x[m]", "2 parallel loops")]
+
+
+@pytest.mark.parametrize("body, words", WHOLES, ids=[body for body, _ in WHOLES])
+def test_a_mistake_in_tiles_of_whole_rows(body: str, words: str) -> None:
+    for call in (lambda f: f.plan(SQUARE, SQUARE, SQUARE.copy()), lambda f: f.reference(SQUARE, SQUARE, SQUARE.copy())):
+        check_refused(WHOLE.format(body), words, call)
+
+
+def test_a_cell_from_outside_of_the_tiles() -> None:
+    text = """def f(x, w, y):
+    total = gp.zeros(x.columns)
+    for m in gp.parallel(x.rows):
+        total += 1.0
+        y[m] = x[m]
+"""
+    check_refused(text, "do not know of each other", lambda f: f.plan(SQUARE, SQUARE, SQUARE.copy()))
+
+
+def test_a_result_of_a_stack_has_a_place_for_each() -> None:
+    text = """def f(x, w, y):
+    for h, m in gp.parallel(x.count, x.rows):
+        y[m] = x[h, m]  #
+"""
+    stack = np.zeros((3, 64, 64), np.float16)
+    check_refused(text, r"stored for each h .* one over the other.*y\[h, m\]", lambda f: f.reference(stack, SQUARE, SQUARE.copy()))
+
+
+@pytest.mark.parametrize("given, words", [
+    ((SQUARE.tolist(), SQUARE, SQUARE), "AttributeError: 'list'.*a is of type list, and a program's arrays are needed"),
+    ((None, SQUARE, SQUARE), "a is None"), ((SQUARE, SQUARE, None), "d is None"), ((SQUARE, SQUARE, 3), "d is of type int"),
+    ((SQUARE, SQUARE, 3.0), "results are array arguments"), ((SQUARE, SQUARE, SQUARE.tolist()), "d is of type list"),
+    ((SQUARE, SQUARE, {}), "nothing is stored"), ((SQUARE, "b", SQUARE), "b is of type str"), ((1.0, SQUARE, SQUARE), "has no rows")])
+def test_arguments_of_another_kind(given: tuple, words: str) -> None:
+    text = ROUNDS.format(CELL, "acc += a[m, k] @ b[k, n]")
+    for call in (lambda f: f.plan(*given), lambda f: f.reference(*given)):
+        check_refused(text, words, call)
+
+
+def test_an_error_of_the_programs_own_stays_as_it_is() -> None:
+    class Own(Exception):
+        pass
+
+    def component(x: Any) -> Any:
+        raise Own("mine")
+
+    program, _ = written("def f(x, y, g):\n    for m in gp.parallel(x.rows):\n        y[m] = g(x[m])\n")
+    with pytest.raises(Own, match="^mine$"):
+        program.plan(SQUARE, SQUARE.copy(), component)
+
+
+def test_values_are_shown_with_their_dimensions(capsys: pytest.CaptureFixture) -> None:
+    text = """def f(x, w, y):
+    for m in gp.parallel(x.rows):
+        h = gp.zeros(m, w.columns)
+        print(repr(h), x[m].sum(axis=1), repr(gp.exp(1.0)), sep="; ")
+        y[m] = h
+"""
+    program, _ = written(text)
+    program.reference(SQUARE[:2], SQUARE, SQUARE[:2].copy())
+    shown = capsys.readouterr().out.splitlines()
+    assert shown == ["<cell of (m, all of axis 1 of w (64))>; <value of (m)>; <value>",
+                     "<cell of (m, all of axis 1 of w (64))>; <value of (m)>[0. 0.]; <value>"]
+
+
+# -- axes are symbols -------------------------------------------------------------------------------------------------------
+
+#: Programs of square arrays: what they go along, what they add up, and what is said of a slip.
+SQUARES = [
+    ("a.rows, a.columns", "a.columns", "a[m, k] @ a[k, n]", ""), ("a.rows, a.columns", "a.rows", "a[m, k] @ a[k, n]", ""),
+    ("d.rows, d.columns", "a.columns", "a[m, k] @ a[k, n]", ""), ("a.rows, a.rows", "a.columns", "a[m, k] @ a[n, k].T", ""),
+    ("a.rows, b.columns", "b.rows", "a[m, k] @ b[k, n]", ""), ("a.rows, b.rows", "a.columns", "a[m, k] @ b[n, k].T", ""),
+    ("a.rows, b.columns", "a.rows", "a[m, k] @ b[k, n]", "k goes along axis 0 of a .*axis 1 of a is another one"),
+    ("a.rows, b.columns", "a.columns", "a[k, m].T @ b[k, n]", "k goes along axis 1 of a .*axis 0 of a is another one"),
+    ("a.rows, b.columns", "a.columns", "a[m, k] @ b[n, k].T", "n goes along axis 1 of b .*axis 0 of b is another one"),
+    ("a.rows, a.rows", "a.columns", "a[m, k] @ a[k, n]", "n goes along axis 0 of a"),
+    ("a.rows, a.rows", "a.rows", "a[m, k] @ a[n, k].T", "k goes along axis 0 of a"),
+    ("a.rows, a.columns", "b.rows", "a[m, k] @ a[k, n]", "k stands on two axes of a.*make it of a.rows or a.columns")]
+
+
+@pytest.mark.parametrize("tile, rounds, product, words", SQUARES, ids=[" ".join(case[:3]) for case in SQUARES])
+def test_an_index_goes_along_the_axis_that_it_is_made_of(tile: str, rounds: str, product: str, words: str) -> None:
+    """Square arrays are taken where the program says that they are square, and a slip is refused as for other lengths."""
+    text = f"""def f(a, b, d):
+    for m, n in gp.parallel({tile}):
+        acc = gp.zeros(m, n)
+        for k in gp.sequential({rounds}):
+            acc += {product}{"  #" if words else ""}
+        d[m, n] = acc
+"""
+    if words:
+        check_refused(text, words, lambda f: f.plan(SQUARE, SQUARE, SQUARE.copy()))
+        check_refused(text, words, lambda f: f.reference(SQUARE, SQUARE, SQUARE.copy()))
+        return
+    program, _ = written(text)
+    rng = np.random.default_rng(1)
+    a, b = rng.standard_normal((50, 50)), rng.standard_normal((50, 50))
+    wanted = {"a[m, k] @ a[k, n]": a @ a, "a[m, k] @ a[n, k].T": a @ a.T, "a[m, k] @ b[k, n]": a @ b, "a[m, k] @ b[n, k].T": a @ b.T}
+    np.testing.assert_allclose(program.reference(a, b, np.empty((50, 50))), wanted[product])
+
+
+def test_an_index_is_of_another_arrays_axis() -> None:
+    """A bias by rows and columns, a transposed result: the program says which axes are the same."""
+    @gk.program
+    def transposed_square(a: Any, bias: Any, d: Any) -> None:
+        for m, n in gp.parallel(a.rows, a.rows):
+            acc = gp.zeros(m, n)
+            for k in gp.sequential(a.columns):
+                acc += a[m, k] @ a[n, k].T
+            d[n, m] = acc + bias[m] * bias[n]
+
+    a, bias = np.random.default_rng(1).standard_normal((50, 40)), np.arange(50.0)
+    got = transposed_square.reference(a, bias, np.empty((50, 50)))
+    np.testing.assert_allclose(got, a @ a.T + bias[:, None] * bias)
+    with pytest.raises(ValueError, match=r"bias\[m\]: m goes along axis 0 of a \(50\), and axis 0 of bias has 49 elements"):
+        transposed_square.reference(a, bias[1:], np.empty((50, 50)))
+
+
+@pytest.mark.parametrize("begin, round, words", [
+    ("gp.zeros(m, w.columns)", "(x[m] @ w[n].T) @ w[n]", ""),
+    ("gp.zeros(m, w.rows)", "(x[m] @ w[n].T) @ w[n]", "axis 0 of w .* meets all of axis 1 of w .*equal lengths"),
+    ("gp.copy(x[m])", "(x[m] @ w[n].T) @ w[n]", ""), ("gp.zeros(m, w.columns)", "x[m] * w[n]", "three dimensions"),
+    ("gp.zeros(m, w.columns)", "gamma * x[m]", ""), ("gp.zeros(m, w.columns)", "u * x[m]", "three dimensions")])
+def test_whole_axes_meet_where_the_program_has_them_meet(begin: str, round: str, words: str) -> None:
+    text = f"""def f(x, w, gamma, u, y):
+    for m in gp.parallel(x.rows):
+        h = {begin}
+        for n in gp.sequential(w.rows):
+            h += {round}{"  #" if words else ""}
+        y[m] = h
+"""
+    given = SQUARE, SQUARE, VECTOR, VECTOR[1:], SQUARE.copy()
+    if words:
+        check_refused(text, words, lambda f: f.reference(*given))
+    else:
+        written(text)[0].reference(*given)
+
+
+def test_layers_of_a_stack_say_that_they_are_square() -> None:
+    text = """def f(x, w, y):
+    for m in gp.parallel(x.rows):
+        h = gp.copy(x[m])
+        for layer in gp.sequential(w.count):
+            h[:] = h @ (2.0 * w[layer])
+        y[m] = h
+"""
+    x, w = np.random.default_rng(1).standard_normal((41, 5)), np.random.default_rng(2).standard_normal((3, 5, 5))
+    wanted = x @ (2 * w[0]) @ (2 * w[1]) @ (2 * w[2])
+    np.testing.assert_allclose(written(text)[0].reference(x, w, np.empty_like(x)), wanted)
+
+
+def test_two_whole_axes_of_an_array_meet_through_others() -> None:
+    axes, w = Axes(), [Axis(5, ("w", axis)) for axis in (1, 2)]
+    with pytest.raises(ValueError, match="add: all of axis 1 of w .5. meets all of axis 2 of w"):
+        axes.meet("add", w[0], w[1])
+    axes.meet("dot", w[0], Axis(5, ("x", 1)), is_contracted=True)
+    axes.meet("add", Axis(5, ("x", 1)), w[1])
+    axes.meet("add", w[0], w[1])
+    assert axes.are_same(("w", 1), ("w", 2))
+
+
+# -- conditions -------------------------------------------------------------------------------------------------------------
+
+@gk.program
+def of_tiles(a: Any, b: Any, flag: Any, labels: Any, c: Any, d: Any) -> None:
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc = gp.zeros(m, n)
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k, n]
+        x = gp.where(flag[m] == 1.0, acc, -abs(acc) ** 3)
+        x = gp.where((gp.place(n) == labels[m]) | ~(c[m, n] != c[m, n]), x, 7.0)
+        d[m, n] = gp.where((acc != acc) & (flag[m] != 0.0), 0.0, x)
+
+
+@gk.program
+def of_rows(x: Any, flag: Any, seen: Any, y: Any, count: Any) -> None:
+    for m in gp.parallel(x.rows):
+        t = gp.where((x[m] == 1.0) | (flag[m] != 1.0), x[m] * 2.0, x[m])
+        y[m] = gp.where(~(t == t), -1.0, abs(t) ** 2)
+        count[m] = gp.where(lambda i, j: (j != i) & ~(seen[i] == j), gp.where(t != 0.0, 1.0, 0.0), 0.0).sum(axis=1)
+
+
+@gk.program
+def of_rounds(a: Any, b: Any, c: Any, left: Any, right: Any, labels: Any, d: Any, e: Any, alpha: float) -> None:
+    """A product of what is in the same segment, and the score of a label."""
+    for m in gp.parallel(a.rows):
+        out, hits = gp.zeros(m, c.columns), gp.zeros(m)
+        for n in gp.sequential(b.rows):
+            s = a[m] @ b[n].T
+            p = gp.where((left[m] == right[n]) | (s != s), s, 0.0)
+            hits += gp.where(gp.place(n) == labels[m], s, 0.0).sum(axis=1)
+            out += gp.where(alpha == 2.0, p, abs(p)).astype(a.dtype) @ c[n]
+        d[m] = gp.where(hits != 0.0, out, -out)
+        e[m] = hits
+
+
+KERNELS = "warp_specialised", "multistage"
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_conditions_at_a_tiles_end(kernel: str) -> None:
+    rng = np.random.default_rng(1)
+    a, b, c = (rng.standard_normal(shape).astype(np.float16) for shape in ((33, 24), (24, 40), (33, 40)))
+    flag, labels = rng.integers(0, 3, 33).astype(np.float32), rng.integers(0, 40, 33).astype(np.int32)
+    c[::3, ::2], a[5] = np.nan, np.nan
+    acc = a.astype(float) @ b.astype(float)
+    x = np.where(flag[:, None] == 1.0, acc, -np.abs(acc) ** 3)
+    x = np.where((np.arange(40) == labels[:, None]) | ~(c != c), x, 7.0)
+    x = np.where((acc != acc) & (flag[:, None] != 0.0), 0.0, x)
+    d = np.full((33, 40), 9.0, np.float32)
+    np.testing.assert_allclose(of_tiles.reference(a, b, flag, labels, c, d), x)
+    with gk.emulate():
+        of_tiles(a, b, flag, labels, c, d, mapping=gk.Mapping({"n": 64}, warpgroups=1, kernel=kernel))
+    np.testing.assert_allclose(d, x, rtol=1e-3, atol=1e-3)
+
+
+def test_conditions_in_rows() -> None:
+    rng = np.random.default_rng(1)
+    x = rng.integers(-2, 3, (9, 70)).astype(np.float16)
+    flag, seen = rng.integers(0, 3, 9).astype(np.float32), rng.integers(0, 70, 9).astype(np.float32)
+    x[2:5, ::7] = np.nan
+    x[5:7, ::6] = -0.0
+    t = np.where((x == 1.0) | (flag[:, None] != 1.0), 2.0 * x, x)
+    hides = (np.arange(70) == np.arange(9)[:, None]) | (np.arange(70) == seen[:, None])
+    wanted = np.where(t != t, -1.0, t * t), np.where(~hides & (t != 0), 1.0, 0.0).sum(1)
+    y, count = np.full((9, 70), 9.0, np.float32), np.full(9, 9.0, np.float32)
+    for got, exact in zip(of_rows.reference(x, flag, seen, y, count), wanted):
+        np.testing.assert_array_equal(got, exact)
+    with gk.emulate():
+        of_rows(x, flag, seen, y, count)
+    np.testing.assert_array_equal(y, wanted[0])
+    np.testing.assert_array_equal(count, wanted[1])
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("alpha", [2.0, 3.0])
+def test_conditions_in_rounds(kernel: str, alpha: float) -> None:
+    rng = np.random.default_rng(1)
+    a, b, c = (rng.standard_normal(shape).astype(np.float16) for shape in ((20, 64), (90, 64), (90, 64)))
+    left, right = rng.integers(0, 3, 20).astype(np.int32), rng.integers(0, 3, 90).astype(np.int32)
+    labels = rng.integers(0, 90, 20).astype(np.int32)
+    a[3] = 0.0                                         # its hits are 0
+    s = a.astype(float) @ b.astype(float).T
+    p, hits = np.where(left[:, None] == right, s, 0.0), s[np.arange(20), labels]
+    out = (p if alpha == 2.0 else np.abs(p)) @ c.astype(float)
+    out = np.where(hits[:, None] != 0.0, out, -out)
+    d, e = np.full((20, 64), np.nan, np.float32), np.full(20, np.nan, np.float32)
+    for got, exact in zip(of_rounds.reference(a, b, c, left, right, labels, d, e, alpha), (out, hits)):
+        np.testing.assert_allclose(got, exact, rtol=1e-2, atol=0.05)               # p is rounded to float16
+    with gk.emulate():
+        of_rounds(a, b, c, left, right, labels, d, e, alpha, mapping=gk.Mapping({"n": 64}, warpgroups=1, kernel=kernel))
+    np.testing.assert_allclose(d, out, rtol=1e-2, atol=0.05)
+    np.testing.assert_allclose(e, hits, rtol=1e-3, atol=1e-3)
+
+
+def test_signs_of_zero() -> None:
+    """abs(-0.0) is 0.0, so that 1 / abs(x) is inf."""
+    @gk.program
+    def inverse(x: Any, y: Any) -> None:
+        for m in gp.parallel(x.rows):
+            y[m] = 1.0 / abs(x[m])
+
+    x, y = np.array([[-0.0, 0.0, -2.0, np.nan]] * 2, np.float32), np.empty((2, 4), np.float32)
+    with gk.emulate():
+        inverse(x, y)
+    np.testing.assert_array_equal(y, [[np.inf, np.inf, 0.5, np.nan]] * 2)
+    np.testing.assert_array_equal(inverse.reference(x, y), y)
