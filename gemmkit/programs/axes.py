@@ -92,7 +92,7 @@ class Axes:
 
     def renamed(self, what: str, dims: tuple, other: tuple) -> tuple:
         """``other`` with the whole axes of ``dims`` in place of those that meet them: one that is the same already, or else
-        the last of that length, which is along columns."""
+        the last of that length, which is along columns. A block that is columns of its own rows meets the rows."""
         found: list[Any] = []
         for d in other:
             if isinstance(d, Axis) and d not in dims:
@@ -103,5 +103,7 @@ class Axes:
                     e = (known or fits)[0]
                     self.meet(what, e, d)
                     d = e
+            elif isinstance(d, Index) and d.twin is not None and d not in dims and d.twin in dims and d.twin not in other:
+                d = d.twin
             found.append(d)
         return tuple(found)

@@ -6,6 +6,7 @@ import dis
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes  # noqa: F401 - makes NumPy know bfloat16 by its name
@@ -151,14 +152,21 @@ class Interpreter:
         inner = a.dims[1], b.dims[0]
         if isinstance(inner[0], Axis) and isinstance(inner[1], Axis) and inner[0].size == inner[1].size:
             self.axes.meet(said, *inner, is_contracted=True)
-        elif inner[0] != inner[1]:
+        elif inner[0] != inner[1] and not (isinstance(inner[0], Index) and inner[0].is_block_of(inner[1])):
             raise refused(ValueError, f"{said}: the sum goes over {inner[0]} of the one and {inner[1]} of the other, which "
                                       "must be the same")
         refuse_parts(said, a.dims[1])
-        if a.dims[0] == b.dims[1]:
-            raise refused(ValueError, f"{said}: rows and columns of the product are the same block; go along them by two "
-                                      "loops")
-        return self.compute("dot", (a, b), (a.dims[0], b.dims[1]))
+        rows, columns = a.dims[0], b.dims[1]
+        if rows == columns:
+            if isinstance(rows, Axis) or rows.of_tile:
+                raise refused(ValueError, f"{said}: rows and columns of the product are the same block of {rows}; go along "
+                                          "them by two loops, or take the array as two arguments")
+            columns = self.twin(rows)
+        return self.compute("dot", (a, b), (rows, columns))
+
+    def twin(self, index: Index) -> Index:
+        """The columns of a product whose rows are the same block of a round."""
+        return replace(index, name=f"{index!r}'", twin=index)
 
     def transpose(self, x: Any) -> Any:
         x = self.lift(x)

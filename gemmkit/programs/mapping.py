@@ -73,8 +73,11 @@ class Mapping:
     kernel: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("blocks", "cluster", "places"):
-            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+        for name, such in (("blocks", {"m": 128}), ("cluster", {"m": 2}), ("places", {"p": REGISTERS})):
+            value = getattr(self, name)
+            if not isinstance(value, Names):
+                raise ConfigError(f"Mapping({name}={value!r}): a dict is needed, such as {such}")
+            object.__setattr__(self, name, MappingProxyType(dict(value)))
         bounds = [("warpgroups", 0, MOST_WARPGROUPS), ("shared_bytes", 0, 2**20), ("splits", 0, MOST_SPLITS),
                   ("band", 0, MOST_BAND)]
         if isinstance(self.stages, Names):

@@ -46,6 +46,9 @@ __all__ = ["planned"]
 def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str | None) -> ProgramPlan:
     """All passes. Raises ValueError, TypeError and ConfigError before anything is compiled."""
     loop, name = program.traced(arguments), program.function.__name__
+    if loop.twice:
+        raise refused(ValueError, "rows and columns of a product are the same block of a round: such programs have a "
+                                  "reference, and no kernel yet", loop.twice)
     infos = {key: describe(x, key) for key, x in arguments.items() if is_array(x)}
     device = _device(infos)
     if has_rows_alone(loop):

@@ -69,6 +69,7 @@ class Loop:
     carried: list[Carried] = field(default_factory=list)
     stop: Value | None = None
     line: str = field(default_factory=line_here)
+    twice: str = ""                    # the line of a product of a block with itself, which no kernel has
 
 
 class Tracer(Interpreter):
@@ -79,6 +80,7 @@ class Tracer(Interpreter):
         self.bodies: list[list] = [[]]
         self.only: Index | None = None
         self.over: dict[Value, Loop] = {}              # what rounds that are over have computed
+        self.twice = ""                                # where rows and columns of a product are one block
         self.reads: dict[str, str] = {}                # of arrays, the lines where they are read first
 
     def emit(self, made: Any) -> Any:
@@ -109,6 +111,10 @@ class Tracer(Interpreter):
 
     def filled(self, dims: tuple, value: float) -> Value:
         return Value("const", (), dims, value)
+
+    def twin(self, index: Index) -> Index:
+        self.twice = self.twice or line_here()
+        return super().twin(index)
 
     def load(self, parameter: Parameter, key: tuple, dims: tuple) -> Value:
         self.reads.setdefault(parameter.name, line_here())
@@ -246,6 +252,7 @@ def trace(function: Any, arguments: dict[str, Any]) -> Loop:
                                   "make it within the loop", loop.line)
     _check_stores(loop, code, [name for name, x in given.items() if isinstance(x, Parameter)], tracer.reads)
     _forget_axes(loop)
+    loop.twice = tracer.twice
     return loop
 
 

@@ -287,7 +287,8 @@ class Axis:
 @dataclass(eq=False)
 class Index(Symbol):
     """A loop's variable: a block of an axis, from ``start`` to ``stop`` where numbers are computed; ``of_tile`` where tiles
-    go along the axis, and not rounds. ``is_over``: its loop is."""
+    go along the axis, and not rounds. ``is_over``: its loop is. ``twin``: the index of the same blocks, where one block is
+    rows and columns of a product."""
 
     extent: Extent
     name: str = ""
@@ -295,6 +296,10 @@ class Index(Symbol):
     stop: int = 0
     of_tile: bool = False
     is_over: bool = False
+    twin: Index | None = None
+
+    def is_block_of(self, other: Any) -> bool:
+        return other is self or other is self.twin or (isinstance(other, Index) and other.twin is self)
 
     @property
     def stack(self) -> bool:

@@ -9,6 +9,7 @@
 | ``x @ y``, ``.T`` | of matrices |
 | ``x.max(axis=1)``, ``min``, ``sum``, ``mean`` | of a matrix's rows; with ``axis=0`` of its columns |
 | ``exp``, ``log``, ``tanh``, ``sqrt``, ``rsqrt``, ``finite``, ``maximum``, ``minimum``, ``where`` | element by element |
+| ``x == y``, ``!=``, ``<``, ``<=``, ``c & d``, ``c | d``, ``~c`` | conditions, for ``where`` |
 | ``place(m)`` | where the elements of a block are |
 | ``with once(n)`` | what is stored by the first block along ``n`` alone |
 """

@@ -14,6 +14,7 @@ import gemmkit as gk
 from gemmkit import programs as gp
 from gemmkit.programs.axes import Axes
 from gemmkit.programs.values import Axis
+from tests.ptx_machine.launch import Ptx
 
 SQUARE, VECTOR = np.zeros((64, 64), np.float16), np.zeros(64, np.float32)
 SEGMENTS = np.arange(64)               # an array that a program names and does not take
@@ -385,6 +386,27 @@ def test_conditions_in_rounds(kernel: str, alpha: float) -> None:
     np.testing.assert_allclose(e, hits, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.compile
+def test_conditions_as_compiled() -> None:
+    """The PTX of comparisons and of what joins them, NaN among their numbers."""
+    rng = np.random.default_rng(1)
+    x = rng.integers(-2, 3, (5, 40)).astype(np.float16)
+    x[2:4, ::7] = np.nan
+    flag, seen = rng.integers(0, 3, 5).astype(np.float32), rng.integers(0, 40, 5).astype(np.float32)
+    y, count = np.full((5, 40), 9.0, np.float32), np.full(5, 9.0, np.float32)
+    with Ptx().session():
+        of_rows.plan(x, flag, seen, y, count).run(dict(x=x, flag=flag, seen=seen, y=y, count=count))
+    for got, exact in zip((y, count), of_rows.reference(x, flag, seen, y, count)):
+        np.testing.assert_array_equal(got, exact)
+    a, b, c = (rng.standard_normal(shape).astype(np.float16) for shape in ((33, 24), (24, 40), (33, 40)))
+    flag, labels = rng.integers(0, 3, 33).astype(np.float32), rng.integers(0, 40, 33).astype(np.int32)
+    c[::3, ::2], a[5], d = np.nan, np.nan, np.full((33, 40), 9.0, np.float32)
+    plan = of_tiles.plan(a, b, flag, labels, c, d, mapping=gk.Mapping({"n": 64}, warpgroups=1, kernel="multistage"))
+    with Ptx().session():
+        plan.run(dict(a=a, b=b, flag=flag, labels=labels, c=c, d=d))
+    np.testing.assert_allclose(d, of_tiles.reference(a, b, flag, labels, c, d), rtol=1e-3, atol=1e-3)
+
+
 def test_signs_of_zero() -> None:
     """abs(-0.0) is 0.0, so that 1 / abs(x) is inf."""
     @gk.program
@@ -397,3 +419,48 @@ def test_signs_of_zero() -> None:
         inverse(x, y)
     np.testing.assert_array_equal(y, [[np.inf, np.inf, 0.5, np.nan]] * 2)
     np.testing.assert_array_equal(inverse.reference(x, y), y)
+
+
+# -- what has a reference alone ---------------------------------------------------------------------------------------------
+
+@gk.program
+def chunks(q: Any, k: Any, v: Any, o: Any, last: Any) -> None:
+    """Linear attention in chunks: a causal product within a block, and a state that rounds carry."""
+    for h in gp.parallel(q.count):
+        state = gp.zeros(k.columns, v.columns)
+        for n in gp.sequential(q.rows):
+            s = gp.where(lambda i, j: j <= i, q[h, n] @ k[h, n].T, 0.0)
+            o[h, n] = s @ v[h, n] + q[h, n] @ state
+            state += k[h, n].T @ v[h, n]
+        last[h] = state
+
+
+@pytest.mark.parametrize("block", [37, 100, 8])
+def test_rows_and_columns_of_a_product_may_be_one_block_of_a_round(block: int) -> None:
+    rng = np.random.default_rng(1)
+    (q, k), v = rng.standard_normal((2, 2, 100, 8)), rng.standard_normal((2, 100, 5))
+    o, last = chunks.reference(q, k, v, np.empty((2, 100, 5)), np.empty((2, 8, 5)), block=block)
+    np.testing.assert_allclose(o, np.tril(q @ k.transpose(0, 2, 1)) @ v, atol=1e-12)
+    np.testing.assert_allclose(last, k.transpose(0, 2, 1) @ v, atol=1e-12)
+
+
+def test_a_block_with_itself_has_no_kernel() -> None:
+    x = np.zeros((2, 64, 64), np.float16)
+    with pytest.raises(ValueError, match=r"the same block of a round: such programs have a reference.*\n  at .*test_language.py"):
+        chunks.plan(x, x.copy(), x.copy(), x.copy(), x.copy())
+    text = """def f(x, y):
+    for m in gp.parallel(x.rows):
+        y[m] = (x[m] @ x[m].T) @ x[m]  #
+"""
+    check_refused(text, "the same block of m", lambda f: f.reference(SQUARE, SQUARE.copy()))
+
+
+def test_once_is_the_first_block() -> None:
+    @gk.program
+    def first(x: Any, y: Any) -> None:
+        for h, m in gp.parallel(x.count, x.rows):
+            with gp.once(h):
+                y[m] = x[h, m]
+
+    x = np.random.default_rng(1).standard_normal((3, 80, 4))
+    np.testing.assert_array_equal(first.reference(x, np.empty((80, 4))), x[0])

@@ -159,7 +159,8 @@ def test_words_and_calls_out_of_place() -> None:
 
 
 @pytest.mark.parametrize("given", [dict(stages=-1), dict(warpgroups=4), dict(blocks={"m": 0}), dict(blocks={3: 64}),
-                                   dict(shared_bytes=1.5), dict(stages=True)])
+                                   dict(shared_bytes=1.5), dict(stages=True), dict(blocks="f4"), dict(blocks=3),
+                                   dict(blocks=[("m", 64)]), dict(cluster=2), dict(places="p"), dict(stages="3")])
 def test_a_mapping_out_of_range(given: dict[str, Any]) -> None:
     with pytest.raises(gk.ConfigError, match=f"Mapping\\({next(iter(given))}="):
         gk.Mapping(**given)

@@ -230,7 +230,7 @@ def two_lengths(x: Any, y: Any) -> None:
 
 def product(x: Any, y: Any) -> None:
     for m in gp.parallel(x.rows):
-        y[m] = x[m] @ gp.zeros(x.columns, x.columns)   # here
+        y[m] = x[m] @ gp.zeros(x.columns, y.columns)   # here
 
 
 def read_and_stored(x: Any, y: Any) -> None:
@@ -278,7 +278,7 @@ def in_double(x: Any, y: Any) -> None:
 REFUSED = [
     (over_rows, r"sum\(axis=0\) goes over .*of which a tile has a part"), (over_the_block, "rows are computed as they lie|goes over"),
     (product, "products of whole rows are taken in rounds"), (read_and_stored, "y is read and stored"),
-    (stored_once, "without once"), (stored_twice, "stored twice"), (nothing_stored, "nothing is stored"),
+    (stored_once, "would be stored alone"), (stored_twice, "stored twice"), (nothing_stored, "nothing is stored"),
     (nothing_read, "no row of an array that is read"), (a_mean_of_blocks, "the mean of a row is of all of it"),
     (a_matrix_without_indices, r"of others blocks are, x\[m\]"), (in_double, "computed in float32")]
 
