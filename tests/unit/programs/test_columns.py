@@ -287,7 +287,7 @@ def by_lines_and_by_columns(a: Any, b: Any, d: Any, y: Any) -> None:
             acc += a[m, k] @ b[k, n]
             sums += b[k, n].sum(axis=0)
         for j in gp.sequential(y.columns):
-            acc += d[m, j] @ y[n, j].T
+            acc += a[m, j] @ y[n, j].T
             sums += y[n, j].sum(axis=1)                # here
         d[m, n] = acc
 
@@ -297,7 +297,7 @@ def by_lines_and_by_columns(a: Any, b: Any, d: Any, y: Any) -> None:
     (by_every_tile, r"columns' within once\(m\)", None),
     (before_the_last, "a later loop adds to them", None), (sums_alone, "a result that no sums are in", None),
     (of_a_left_operand, "a sum of rows in rounds", ((48, 40), (48, 56), (40, 56), (56,))),
-    (by_lines_and_by_columns, "of columns and of lines", ((40, 48), (48, 56), (40, 56), (56, 56)))],
+    (by_lines_and_by_columns, "of columns and of lines", ((40, 48), (48, 56), (40, 56), (56, 48)))],
     ids=lambda x: getattr(x, "__name__", ""))
 def test_what_has_no_kernel_names_the_line(function: Any, words: str, shapes: Any) -> None:
     source, first = inspect.getsourcelines(function)
