@@ -11,8 +11,6 @@ from gemmkit.ptx.build import assembly
 
 __all__ = ["any_lane"]
 
-i32 = ir.IntType(32)
-
 
 def _type_any(context: Any, condition: Any) -> Any:
     if not isinstance(condition, types.Boolean):
@@ -21,6 +19,7 @@ def _type_any(context: Any, condition: Any) -> Any:
             "selp.u32 $0, 1, 0, there; }")
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        i32 = ir.IntType(32)
         found = assembly(b, text, [i32], [b.zext(v[0], i32)], convergent=True)[0]
         return b.icmp_unsigned("!=", found, i32(0))
 

@@ -19,7 +19,7 @@ import pytest
 import gemmkit
 from bench import asked, cases, hopper, plot, prepare, report, verdicts
 from bench.cases import Case
-from bench.experiments import algebras, attention, contractions, limit, minplus, specs, stacks, tensor_limit
+from bench.experiments import algebras, attention, contractions, groups, limit, minplus, specs, stacks, tensor_limit
 from bench.experiments import run as experiments
 from bench.experiments.experiment import Experiment
 from bench.fusions import WORKS
@@ -101,8 +101,11 @@ def small(case: Experiment) -> Experiment:
     if isinstance(case, attention.Attention):
         return dataclasses.replace(case, batch=1, heads=2, m=2 * 16, n=16, k=32)
     if isinstance(case, specs.Scheduled):                    # what the schedules' tiles divide
-        m, k = {"listings": (128, 64 if case.kind == "f16" else 8), "decompositions": (32, 16), "small": (16, 64)}[case.group]
+        m, k = {"listings": (128, 64 if case.kind == "f16" else 8), "staged": (128, 128), "decompositions": (32, 16),
+                "small": (16, 64)}[case.group]
         return tiny(case, m, m, k)
+    if isinstance(case, groups.Sparse):
+        case = dataclasses.replace(case, block=(8, 8))
     return tiny(case)
 
 
@@ -113,7 +116,7 @@ def is_left_out(case: Any) -> bool:
 
 def first_of_each() -> list[Experiment]:
     found = [case for make in experiments.FURTHER.values() for case in make()
-             if case.group not in ("tccg", "grouped") and not (isinstance(case, specs.Scheduled) and is_left_out(case))]
+             if case.group not in ("tccg", "grouped", "experts") and not (isinstance(case, specs.Scheduled) and is_left_out(case))]
     return [*found, next(case for case in contractions.tccg() if case.work == "abcijk-ijmb-mkac" and case.kind == "f32")]
 
 

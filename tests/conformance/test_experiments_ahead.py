@@ -112,6 +112,21 @@ def test_groups() -> None:
     assert prepare.build(case).error is None
 
 
+@pytest.mark.parametrize("work", ["3 ragged experts", "3 equal experts"])
+def test_experts(work: str) -> None:
+    """Shares of tokens are the same in every run, some are empty where they are ragged, and both peers are right."""
+    for versus in ("_grouped_mm", "a loop"):
+        case = groups.Experts("experts", work, "bf16", 21, 16, 32, count=3, versus=versus)
+        assert case.ends == case.ends and case.ends[-1] == 21 and sorted(case.ends) == case.ends
+        host = Host()
+        x = case.operands(host, 0)
+        x.out[...] = np.nan
+        with gemmkit.emulate():
+            case.ours(host, x)()
+        case.peers(host, x)()
+        assert case.error(host, x) < case.tolerance and case.peer_error(host, x) < case.tolerance
+
+
 def keys_of(groups: tuple[str, ...]) -> dict[str, str]:
     rows = [case for group in groups for case in experiments.make([group], "f16|f32")]
     return {str(case): repr(prepare.key(case)) for case in rows}

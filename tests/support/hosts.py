@@ -42,6 +42,14 @@ class Host:
     def half(self, a: np.ndarray, half: str) -> np.ndarray:
         return np.tril(a) if half == "lower" else np.triu(a)
 
+    def shown(self, array: np.ndarray, shown: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return np.where(shown, array, np.asarray(np.nan, array.dtype)), np.where(shown, array, np.asarray(0, array.dtype))
+
+    def experts(self, tokens: np.ndarray, weights: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        starts = [0, *ends[:-1]]
+        return np.concatenate([(tokens[i:j].astype(np.float32) @ w.astype(np.float32)).astype(tokens.dtype)
+                               for i, j, w in zip(starts, ends, weights)])
+
     def complex_view(self, parts: np.ndarray) -> np.ndarray:
         return parts.view(np.result_type(parts.dtype, np.complex64))[..., 0]
 
@@ -117,7 +125,7 @@ class Host:
         return "NumPy: products, biases, ReLU"
 
     def of_numbers(self, numbers: np.ndarray) -> np.ndarray:
-        return numbers.astype(np.int32 if numbers.dtype.kind in "iu" else np.float32)
+        return numbers.astype({"i": np.int32, "u": np.int32, "b": np.bool_}.get(numbers.dtype.kind, np.float32))
 
     def as_numpy(self, array: np.ndarray) -> np.ndarray:
         return array.astype(np.float64)

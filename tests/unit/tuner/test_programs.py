@@ -180,7 +180,8 @@ def test_a_job_is_the_plans_launch(folder: Path) -> None:
     kernel = plan.launchable
     assert (job.blocks, job.threads, job.shared_bytes) == (kernel.blocks, kernel.threads, kernel.shared_bytes)
     slots = {slot: memory.buffers[at.buffer].start + at.offset for slot, at in job.pointers}
-    assert slots == {kernel.slot(plan.names.index(name) + 1): describe(array, name).pointer
+    taken = [argument.array for argument in plan.taken]
+    assert slots == {kernel.slot(taken.index(name) + 1): describe(array, name).pointer
                      for name, array in zip(("bias", "scale", "d"), arrays[2:])}
     assert [slot for slot, _, _ in job.maps] == [kernel.slot(1), kernel.slot(2)]
     others = [n for n in range(len(job.values)) if n not in slots and n not in dict((slot, 0) for slot, _, _ in job.maps)]
@@ -237,7 +238,8 @@ def test_a_job_of_two_kernels(folder: Path) -> None:
     assert (job.cubin, merging.cubin) == (b"rounds", b"merging") and len(job.varied) == 4
     assert job.spare_bytes == 4 * 8 * 16 * 16 * (128 + 2) and merging.spare_bytes == 0 and merging.then == ()
     for one, kernel in ((job, plan), (merging, plan.merge)):
-        offsets = {kernel.launchable.slot(kernel.names.index(name) + 1): kernel.infos[name].pointer - BEGIN for name in kernel.spare}
+        taken = [argument.array for argument in kernel.taken]
+        offsets = {kernel.launchable.slot(taken.index(name) + 1): kernel.infos[name].pointer - BEGIN for name in kernel.spare}
         assert dict(one.spares) == offsets and max(offsets.values()) < job.spare_bytes
         assert (one.blocks, one.threads) == (kernel.launchable.blocks, kernel.launchable.threads)
     assert len(merging.spares) == 3 * 16 and [name for name, *_ in subject.outputs()] == ["o"]
