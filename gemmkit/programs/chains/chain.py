@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from gemmkit.programs.lines import refused
 from gemmkit.programs.trace import Carried, Loop, Store, Value
 from gemmkit.programs.values import Index, shown
@@ -93,7 +95,36 @@ def chain_of(loop: Loop) -> Chain:
                                       f"kernels are "
                                       f"derived that store rows, [{shown(chain.indices)}]; of others there is the reference",
                           store.line)
+    for dot in dots(chain.body):
+        _check_rounded(dot, {c.inside: c for c in chain.carried})
     return chain
+
+
+def _check_rounded(dot: Value, cells: dict[Value, Carried]) -> None:
+    """Raises TypeError for a computed left operand that the program does not round to the right operand's dtype, which
+    tensor cores take."""
+    right = loaded(dot.args[1])
+    if right is None or loaded(dot.args[0]) is not None:
+        return
+    wanted = np.dtype(right.data[0].dtype)
+    other = next((dtype for dtype in _dtypes(dot.args[0], cells) if dtype != wanted), None)
+    if other is not None:
+        name, array = dot.args[0].name or "x", right.data[0].name
+        raise refused(TypeError, f"the left operand of a product, {name}, is {other}, and {array} is {wanted}, in which "
+                                 f"tensor cores multiply: round it, {name}.astype({array}.dtype)", dot.line)
+
+
+def _dtypes(x: Value, cells: dict[Value, Carried]) -> list[np.dtype]:
+    """Of a value, or of what a cell holds from round to round."""
+    if x.op == "transpose":
+        return _dtypes(x.args[0], cells)
+    if x.op in ("load", "cast"):
+        return [np.dtype(x.data[0].dtype if x.op == "load" else x.data)]
+    c = cells.get(x)
+    if c is None:
+        return [np.dtype(np.float32)]
+    parts = [y for y in (c.init, c.out) if y.op != "const" and y is not x]
+    return [dtype for y in parts for dtype in ([np.dtype(np.float32)] if y in cells else _dtypes(y, {}))]
 
 
 def dots(values: list[Value]) -> list[Value]:

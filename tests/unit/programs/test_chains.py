@@ -279,7 +279,7 @@ def begins_elsewhere(q: Any, k: Any, v: Any, o: Any) -> None:
     for m in gp.parallel(q.rows):
         out = gp.copy(q[m])
         for n in gp.sequential(k.rows):
-            s = out @ k[n].T
+            s = out.astype(k.dtype) @ k[n].T
             out += s.astype(v.dtype) @ v[n]            # here
         o[m] = out
 

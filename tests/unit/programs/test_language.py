@@ -196,6 +196,45 @@ def test_values_are_shown_with_their_dimensions(capsys: pytest.CaptureFixture) -
                      "<cell of (m, all of axis 1 of w (64))>; <value of (m)>[0. 0.]; <value>"]
 
 
+ROUNDED = """def f(a, b, c, d):
+    for m in gp.parallel(a.rows):
+        out, h = gp.zeros(m, c.columns), gp.copy(a[m])
+        for n in gp.sequential(b.rows):
+            {}
+        d[m] = out
+"""
+
+
+@pytest.mark.parametrize("round, words", [
+    ("p = a[m] @ b[n].T; out += p @ c[n]  #", r"p, is float32, and c is float16.*p.astype\(c.dtype\)"),
+    ("out += gp.exp(a[m] @ b[n].T) @ c[n]  #", "is float32, and c is float16"),
+    ("p = (a[m] @ b[n].T).astype('bfloat16'); out += p @ c[n]  #", "p, is bfloat16, and c is float16"),
+    ("p = (a[m] @ b[n].T).astype(c.dtype); out += p @ c[n]", "")])
+def test_a_computed_operand_is_rounded_by_the_program(round: str, words: str) -> None:
+    """The kernel rounds it anyway, and a reference that does not would be another result."""
+    text = ROUNDED.format(round)
+    if words:
+        check_refused(text, words, lambda f: f.plan(SQUARE, SQUARE, SQUARE, SQUARE.copy()))
+    else:
+        written(text)[0].plan(SQUARE, SQUARE, SQUARE, SQUARE.copy())
+
+
+LAYERS = """def f(x, w, y):
+    for m in gp.parallel(x.rows):
+        h = gp.copy(x[m])
+        for layer in gp.sequential(w.count):
+            h[:] = {}
+        y[m] = h
+"""
+
+
+def test_a_cell_of_layers_is_rounded_by_the_program() -> None:
+    stack = np.zeros((3, 64, 64), np.float16)
+    written(LAYERS.format("gp.maximum(h @ w[layer], 0.0).astype(w.dtype)"))[0].plan(SQUARE, stack, SQUARE.copy())
+    check_refused(LAYERS.format("gp.maximum(h @ w[layer], 0.0)  #"), r"h, is float32, and w is float16.*h.astype\(w.dtype\)",
+                  lambda f: f.plan(SQUARE, stack, SQUARE.copy()))
+
+
 # -- axes are symbols -------------------------------------------------------------------------------------------------------
 
 #: Programs of square arrays: what they go along, what they add up, and what is said of a slip.
