@@ -106,8 +106,9 @@ class Function:
         if x.op == "finite":
             self.needs.add("math")
             return f"0.0 if {args[0]} == -math.inf else {args[0]}"
-        raise refused(ValueError, f"{x.op} where a tile is stored: kernels are derived that compute element by element "
-                                  "there; of others there is the reference", x.line)
+        what = "astype" if x.op == "cast" else {"dot": "a product"}.get(x.op, x.op)
+        raise refused(ValueError, f"{what} where a tile is stored: kernels are derived that compute element by element "
+                                  "there, and round to the result's dtype; of others there is the reference", x.line)
 
     def _leaf(self, x: Value) -> str:
         if x.op == "const":

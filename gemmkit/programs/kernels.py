@@ -94,7 +94,11 @@ class Kernel:
         axis = len(info.shape) - 1
         if self.uses_tma:
             reason = why_not(info, axis)
-            return None if reason is None else f"TMA cannot bring it: {reason}"
+            if reason is None:
+                return None
+            other = KERNELS[MULTISTAGE].why_not(info)
+            more = f" (Mapping(kernel={MULTISTAGE!r}) takes it)" if other is None else ""
+            return f"TMA cannot bring it: {reason}{more}"
         if info.strides[axis] != 1 and info.shape[axis] > 1:
             return (f"cp.async cannot copy it: its elements are not contiguous along axis {axis} (stride "
                     f"{info.strides[axis]})")

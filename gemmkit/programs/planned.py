@@ -250,10 +250,10 @@ def _check_launch(infos: dict[str, ArrayInfo], operands: dict[str, str], tile: t
     for store in stores:
         info = infos[store.parameter.name]
         if info.readonly:
-            raise ValueError(f"{store.parameter.name} is a result, and read-only")
+            raise refused(ValueError, f"{store.parameter.name} is a result, and read-only", store.line)
         if info.dtype.name not in ("float16", "bfloat16", "float32"):
-            raise TypeError(f"{store.parameter.name} is of {info.dtype}; results of float16, bfloat16 and "
-                            "float32 are stored")
+            raise refused(TypeError, f"{store.parameter.name} is of {info.dtype}; results of float16, bfloat16 and float32 "
+                                     "are stored", store.line)
     for (one, x), (other, y) in combinations(infos.items(), 2):
         if (one in results or other in results) and shares_memory(x, y):
             raise shared(one, other)

@@ -170,6 +170,15 @@ def test_arguments_of_another_kind(given: tuple, words: str) -> None:
         check_refused(text, words, call)
 
 
+@pytest.mark.parametrize("a, d, words", [
+    (np.zeros((64, 70), np.float16)[:, :64], SQUARE.copy(), r"a is an operand .*TMA cannot bring it.*kernel='multistage'\) takes it"),
+    (np.zeros((64, 65), np.float16)[:, :64], SQUARE.copy(), "a is an operand .*TMA cannot bring it.*[^t]\n"),
+    (SQUARE, SQUARE.astype(np.int8), "d is of int8"), (SQUARE, np.broadcast_to(SQUARE[:1], SQUARE.shape), "read-only"),
+    (SQUARE.astype(np.float32), SQUARE.copy(), "a is of float32")])
+def test_arrays_that_have_no_kernel(a: Any, d: Any, words: str) -> None:
+    check_refused(ROUNDS.format(CELL, "acc += a[m, k] @ b[k, n]"), words, lambda f: f.plan(a, SQUARE, d))
+
+
 def test_an_error_of_the_programs_own_stays_as_it_is() -> None:
     class Own(Exception):
         pass
