@@ -18,7 +18,7 @@ from gemmkit.matmul import matmul
 from gemmkit.matrices import Matrix, arrays, transposed
 from gemmkit.operators import Operator, dual
 from gemmkit.problem import check_places, has_parts, layout_of
-from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like, overlaps, overlaps_itself
+from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like, overlaps_itself, shares_memory
 from gemmkit.stacks import seen_stack
 from gemmkit.transforms import Elementwise
 
@@ -31,7 +31,7 @@ def gemmEx(transa: str | int, transb: str | int, alpha: Any, a: Any, b: Any, bet
 
     Args:
         transa, transb: "N" (as it is), "T" (transposed) or "C" (conjugate transposed, conjugated on the way in; for
-            real and dual numbers that is "T"); or cuBLAS's constants for these, 0, 1 and 2.
+            real and dual numbers that is "T"), in capital or small letters; or cuBLAS's constants for these, 0, 1 and 2.
         alpha, beta: numbers (complex ones for a complex C, whole ones for an integer C, real ones otherwise), applied in the
             accumulator's precision. For a C of an algebra's numbers also one of these: a tuple or array of its parts, a
             `gemmkit.Dual` of shape (); it multiplies from the left. A 0-d array in the GPU's memory stays there, and the
@@ -118,7 +118,7 @@ def gemm(transa: str | int, transb: str | int, a: Any, b: Any, out: Any = None, 
     ...     gemm("N", "T", a, a).tolist()
     [[5.0, 11.0], [11.0, 25.0]]
     """
-    transa, transb = (_letter("C" if isinstance(t, str) and t == "H" else t, name)
+    transa, transb = (_letter("C" if isinstance(t, str) and t in ("H", "h") else t, name)
                       for name, t in (("transa", transa), ("transb", transb)))
     if out is None:
         a_info, b_info = _operated(transa, a, "a")[1], _operated(transb, b, "b")[1]
@@ -139,12 +139,13 @@ class _Operand(NamedTuple):
 
 
 def _letter(trans: Any, argument: str) -> str:
-    """"N", "T" or "C", also of CUBLAS_OP_N, CUBLAS_OP_T and CUBLAS_OP_C: 0, 1 and 2. Raises ValueError for another."""
+    """"N", "T" or "C", also of small letters, which BLAS takes, and of CUBLAS_OP_N, CUBLAS_OP_T and CUBLAS_OP_C: 0, 1 and 2.
+    Raises ValueError for another."""
     if isinstance(trans, (int, np.integer)) and not isinstance(trans, bool) and 0 <= trans < 3:
         return "NTC"[trans]
-    if not isinstance(trans, str) or trans not in ("N", "T", "C"):
+    if not isinstance(trans, str) or trans.upper() not in ("N", "T", "C"):
         raise ValueError(f'{argument} is {trans!r}; "N", "T" or "C" is needed')
-    return trans
+    return trans.upper()
 
 
 def _operated(trans: str, x: Any, name: str, operator: Any = None) -> tuple[Any, _Operand]:
@@ -202,7 +203,7 @@ def _check(shape: tuple[int, ...], a: _Operand, b: _Operand, c: ArrayInfo) -> No
         raise ValueError(f"c has strides {c.strides}: several of its elements share memory, and each is written; give a c "
                          "where they do not")
     for name, other in (("a", a), ("b", b)):
-        if other.info is not None and overlaps(c, other.info):
+        if other.info is not None and shares_memory(c, other.info):
             raise ValueError(f"c overlaps {name} in memory; every thread block reads {name} while others write c")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gemmkit.component_arrays import ALONGSIDE, Held
-from gemmkit.runtime.arrays import ArrayInfo, byte_range
+from gemmkit.runtime.arrays import ArrayInfo, byte_range, shares_memory
 
 __all__ = ["fitting", "sharing"]
 
@@ -29,8 +29,16 @@ def fitting(infos: Sequence[ArrayInfo | None], alignments: Sequence[int]) -> Que
                 at % align for at, align in zip((at_a, at_b, at_c, at_out), alignments)):
             return False
         low, high = at_out + d0, at_out + d1
-        return not ((at_a + a0 < high and low < at_a + a1) or (at_b + b0 < high and low < at_b + b1)
-                    or (has_c and at_c + c0 < high and low < at_c + c1 and not (at_c == at_out and may_be_c)))
+        return not ((at_a + a0 < high and low < at_a + a1 and share(0, at_a, at_out))
+                    or (at_b + b0 < high and low < at_b + b1 and share(1, at_b, at_out))
+                    or (has_c and at_c + c0 < high and low < at_c + c1 and not (at_c == at_out and may_be_c)
+                        and share(2, at_c, at_out)))
+
+    def share(n: int, at: int, at_out: int) -> bool:
+        """Whether arrays whose bytes lie among each other have one in common."""
+        x = infos[n]
+        assert x is not None and out is not None
+        return shares_memory(x._replace(pointer=at), out._replace(pointer=at_out))
 
     return fits
 

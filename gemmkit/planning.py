@@ -86,6 +86,7 @@ class Plan:
         self._compiled = Compiled(problem, problem.seen_out(self._infos[3]))
         seen = problem.a, problem.b, problem.c, self._compiled.out
         self._align = tuple(1 if i is None else alignment(i) for i in seen)
+        self._fits = fitting(self._infos, self._align)
         self._held = problem.held
         self._writes = any(held.is_output for _, held in self._held)
         self._has_work = problem.products > 0 and (bool(self._compiled.behind) or (problem.M > 0 and problem.N > 0))
@@ -258,7 +259,7 @@ class Plan:
         match_a, match_b, match_c, match_out = self._match
         without_c = self._infos[2] is None
         has_work, allocate, find_stream = self._has_work, self._allocate, self._find_stream
-        fits, shares = fitting(self._infos, self._align), sharing(self._infos, self._held)
+        fits, shares = self._fits, sharing(self._infos, self._held)
         fit: set[tuple[int, ...]] = set()
         launches: Any = None
 
@@ -360,7 +361,8 @@ class Plan:
         infos = dict(zip(("a", "b", "c", "out"), describe_all(a, b, c, out)))
         check_places(infos)
         if any((i is None) != (p is None) or (i is not None and p is not None and i[1:4] != p[1:4])
-               for i, p in zip(infos.values(), self._infos)):
+               for i, p in zip(infos.values(), self._infos)) or not self._fits(
+                   *(0 if info is None else info.pointer for info in infos.values())):
             self._refuse((("a", a), ("b", b), ("c", c), ("out", out)))
         assert infos["out"] is not None
         check_out(infos["out"], infos)

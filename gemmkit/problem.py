@@ -25,7 +25,7 @@ from gemmkit.layouts import ColMajor, Interleaved, Layout, Plain, RowMajor, Zero
 from gemmkit.matrices import Sizes
 from gemmkit.operators import Algebra, Operator
 from gemmkit.runtime.array_info import are_the_same
-from gemmkit.runtime.arrays import ArrayInfo, describe, flipped, is_array, overlaps, overlaps_itself, whole
+from gemmkit.runtime.arrays import ArrayInfo, describe, flipped, is_array, overlaps_itself, shares_memory, whole
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.stacks import check_steps, first_matrices, first_matrix, leading, stack_of
 from gemmkit.transforms import Transform
@@ -407,7 +407,7 @@ def check_out(out: ArrayInfo, infos: dict[str, ArrayInfo | None]) -> None:
         raise ValueError(f"out has strides {out.strides}: several of its elements share memory")
     for name in ("a", "b", "c"):
         info = infos.get(name)
-        if info is None or not overlaps(out, info) or (name == "c" and are_the_same(info, out)):
+        if info is None or not shares_memory(out, info) or (name == "c" and are_the_same(info, out)):
             continue
         raise ValueError(f"out overlaps {name} in memory; every thread block reads {name} while others write out")
 

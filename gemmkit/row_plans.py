@@ -24,7 +24,7 @@ from gemmkit.runtime.arrays import (
     as_stream_handle,
     describe,
     empty_like,
-    overlaps,
+    shares_memory,
 )
 from gemmkit.runtime.compile import CodeChanged
 from gemmkit.runtime.device import target
@@ -84,7 +84,7 @@ def _check_out(x: ArrayInfo, out: ArrayInfo) -> None:
     if out.shape != x.shape:
         raise ValueError(f"out has shape {out.shape}; x has {x.shape}, and the result has one element for each of its")
     check_out(out, {})
-    if overlaps(x, out) and not are_the_same(x, out):
+    if shares_memory(x, out) and not are_the_same(x, out):
         raise ValueError("out overlaps x in memory; it may be x itself (the same address, shape, strides and dtype), but no "
                          "other part of it")
 

@@ -200,10 +200,18 @@ class Case:
             assert is_poison(args["c"])
 
 
-@pytest.mark.parametrize("trans", ["n", "X", "", "H", None, 3, b"N"])
+@pytest.mark.parametrize("trans", ["nn", "X", "", "H", None, 3, b"N", True])
 @pytest.mark.parametrize("which", ["transa", "transb"])
 def test_an_unknown_trans_character(which: str, trans: Any) -> None:
     Case().refused(ValueError, which, repr(trans), '"N", "T" or "C" is needed', **{which: trans})
+
+
+def test_small_letters_as_blas_takes_them() -> None:
+    a, b = (np.arange(6, dtype="c8") + 1j).reshape(2, 3), np.ones((3, 2), "c8") * (2 - 1j)
+    with gk.emulate():
+        np.testing.assert_array_equal(gk.blas.gemm("n", "n", a, b), a @ b)
+        np.testing.assert_array_equal(gk.blas.gemm("t", "c", a, b), a.T @ b.conj().T)
+        np.testing.assert_array_equal(gk.blas.gemm("h", "t", a, b), a.conj().T @ b.T)
 
 
 @pytest.mark.parametrize("which", ["alpha", "beta"])
