@@ -6,6 +6,7 @@ import numpy as np
 
 from tests.bad_calls.calls import CALLS, Argument, Call, commands, methods
 from tests.bad_calls.judge import Case
+from tests.bad_calls.public import drawn
 from tests.bad_calls.values import METHODS, broken
 
 WEIGHTS = np.array([call.weight for call in CALLS], float)
@@ -19,6 +20,8 @@ def draw(seed: int, number: int) -> Case:
         return _command(rng)
     if way < 0.15:
         return _method(rng)
+    if way < 0.5:
+        return drawn(rng)
     return _broken_call(CALLS[int(rng.choice(len(CALLS), p=WEIGHTS / WEIGHTS.sum()))], rng)
 
 

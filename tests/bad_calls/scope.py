@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import math
 import operator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from gemmkit import blas, epilogues, inspection, layouts, operators, transforms
 from gemmkit.cli import main
 from gemmkit.kernels.rasterisation import Columns, Grouped, Hilbert, Order
 from gemmkit.kernels.spec import Condition
+from gemmkit.quantisation import quantise
 from gemmkit.runtime.device import H100
 
 DROP = object()
@@ -140,9 +142,23 @@ def of(seed: int, *shape: int, dtype: Any = "f4") -> np.ndarray:
     return np.random.default_rng(seed).integers(-2, 3, shape).astype(dtype)
 
 
+@gk.program
+def users_program(a: Any, b: Any, d: Any) -> None:
+    for m, n in gk.programs.parallel(a.rows, b.columns):
+        acc = gk.programs.zeros(m, n)
+        for k in gk.programs.sequential(a.columns):
+            acc += a[m, k] @ b[k, n]
+        d[m, n] = acc
+
+
+users_product = users_program.function
+PROGRAMS = (of(1, 64, 64, dtype="f2"), of(2, 64, 64, dtype="f2"), np.zeros((64, 64), np.float32))
+
+
 def scope() -> dict[str, Any]:
     names = (Callable, Columns, Condition, DLPack, DROP, Grouped, H100, Hilbert, Interface, NoCall, Order, Raising, SMALL, Stateful, Thawed, apart,
-             blas, epilogues, functools, gk, inspection, layouts, main, math, method, misaligned, ml_dtypes, np, of, operator, operators,
-             readonly, transforms)
+             blas, epilogues, functools, gk, inspection, layouts, main, math, method, misaligned, ml_dtypes, np, of, operator, operators, PROGRAMS, quantise,
+             readonly, transforms, users_product, users_program)
     by_value = {id(value): name for name, value in globals().items()}
-    return {by_value[id(value)]: value for value in names}
+    torch = {"torch": importlib.import_module("torch")} if importlib.util.find_spec("torch") is not None else {}
+    return {**{by_value[id(value)]: value for value in names}, **torch}
