@@ -71,7 +71,7 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
     >>> out[0, 0, :, :2].tolist(), lse.round(4).tolist()
     ([[0.5, 0.5], [0.5, 0.5]], [[[0.6930999755859375, 0.6930999755859375]]])
     """
-    if layout not in LAYOUTS:
+    if not isinstance(layout, str) or layout not in LAYOUTS:
         raise ValueError(f'layout={layout!r}: "bhnd" or "bnhd" is needed')
     rule, change = _mask(mask), _score(score)
     packed, handle = lengths is not None, None if stream is None else as_stream_handle(stream)

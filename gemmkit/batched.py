@@ -13,7 +13,7 @@ from gemmkit.config import Config
 from gemmkit.contraction import einsum
 from gemmkit.lang.given import check_dtype
 from gemmkit.layouts import RowMajor
-from gemmkit.operators import Algebra
+from gemmkit.operators import Algebra, Operator
 from gemmkit.problem import check_places
 from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like
 from gemmkit.runtime.device import target
@@ -27,7 +27,9 @@ __all__ = ["folded"]
 def folded(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any, keywords: dict[str, Any]) -> Any:
     """The product of stacks of which a or b alone has a dimension (the other lacks it, or is 1 there); None of any other
     call, and of one with a c, a conf or components, whose coordinates would change."""
-    if c is not None or conf is not None or set(keywords) - {"operator"} or isinstance(keywords.get("operator"), Algebra):
+    operator = keywords.get("operator")
+    if (c is not None or conf is not None or set(keywords) - {"operator"} or isinstance(operator, Algebra)
+            or not isinstance(operator, (Operator, type(None)))):
         return None
     infos = {"a": describe(a, "a"), "b": describe(b, "b")}
     spec = _with_a_vector(infos["a"], infos["b"], None if out is None else describe(out, "out").shape)
@@ -44,8 +46,7 @@ def folded(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any, k
     if out is None:
         dtypes = infos["a"].dtype, infos["b"].dtype
         sizes, device = (1, 1, 1), target(infos["a"].device)
-        operator = keywords.get("operator") or operator_for(*dtypes, sizes, device)
-        operator = sized(operator, *dtypes, sizes, device)
+        operator = operator_for(*dtypes, sizes, device) if operator is None else sized(operator, *dtypes, sizes, device)
         out = empty_like(a, shape, result_dtype(*dtypes, None, operator))
     of_out = describe(out, "out")
     if of_out.shape != shape:

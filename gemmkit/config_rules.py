@@ -83,7 +83,8 @@ def check_fields(fields: dict[str, Any]) -> None:
                  "gemmkit.observers.RowSum(sums)")
         elif name in KINDS:
             rule(isinstance(value, KINDS[name]), name, value, f"an instance of {KINDS[name].__name__} is needed (not the "
-                  "class itself)")
+                  "class itself)" + ("; wrap a function of the result's elements: epilogues.Elementwise(f)"
+                                     if name == "epilogue" and callable(value) and not isinstance(value, type) else ""))
         elif name.startswith("global_"):
             _check_global_layout(name, value)
         elif name.startswith("shared_"):

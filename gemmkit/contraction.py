@@ -41,7 +41,7 @@ __all__ = ["as_product", "einsum"]
 
 
 def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None = None, epilogue: Epilogue | None = None,
-           stream: Any = None, optimize: Any = "auto") -> Any:
+           stream: Any = None, optimize: Any = "auto", **others: Any) -> Any:
     """Sum of products of tensors' elements, as `numpy.einsum` has it.
 
     Args:
@@ -79,6 +79,9 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
     ...     einsum("aij->j", a).tolist(), float(einsum("...ii->", a[0, :, :3]))
     ([60.0, 66.0, 72.0, 78.0], 15.0)
     """
+    if others:
+        raise TypeError(f"einsum() got unknown keywords {', '.join(sorted(others))}; it takes out, operator, epilogue, "
+                        "stream and optimize, and no transforms: give what one makes of the operand (x.conj()), or call matmul")
     terms, result, infos, of_out, operands = _checked(spec, operands, out)
     if len(operands) == 1:
         return _of_one(spec, terms[0], result, operands[0], infos[0], out, of_out, operator, epilogue, stream)

@@ -9,13 +9,16 @@ from gemmkit.activations import silu
 from gemmkit.epilogues import Epilogue, Fold
 from gemmkit.joined import Braid
 from gemmkit.lang.given import function_given
+from gemmkit.lang.returned import number
 from gemmkit.matmul import matmul
+from gemmkit.transforms import Elementwise
 
 __all__ = ["glu"]
 
 
 def _fold(activation: Any) -> Fold:
-    return Fold(lambda gate, up: activation(gate) * up)
+    own = Elementwise(activation)                # which names the activation where it returns no number
+    return Fold(lambda gate, up: number(own, "__call__", activation(gate), gate) * up)
 
 
 _known_fold = lru_cache(maxsize=64)(_fold)       # kept: a call looks at it in place of reading its code (`gemmkit.kept`)

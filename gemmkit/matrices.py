@@ -198,7 +198,8 @@ def unwrapped(a: Any, b: Any, others: tuple, keywords: dict[str, Any],
             keywords[field] = x.layout
     found = condition_of(a, b)
     if found is not None:
-        if keywords.get("condition") is not None or (conf is not None and not conf.condition.is_always):
+        if keywords.get("condition") is not None or not getattr(
+                getattr(conf, "condition", None), "is_always", True):
             raise TypeError("condition is given beside an operand that has one, a BlockSparse; give the mask alone, or the "
                             "array and a condition that reads the mask")
         keywords["condition"] = found

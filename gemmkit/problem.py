@@ -17,6 +17,7 @@ import numpy as np
 from gemmkit.component_arrays import Held, arrays_of, check_held
 from gemmkit.components import Component, field_values
 from gemmkit.config import TRANSFORMS, Config, ConfigError, of_transpose
+from gemmkit.config_rules import check_fields
 from gemmkit.configure import get_config, sizes_given
 from gemmkit.emulator.mode import is_emulating
 from gemmkit.epilogues import parts, result_layout
@@ -117,6 +118,7 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
             raise ConfigError(f"{name}={keywords[name]!r}: a Layout is needed, for example RowMajor('float16')")
     if "operator" in keywords and not isinstance(keywords["operator"], Operator):
         raise ConfigError(f"operator={keywords['operator']!r}: an instance of Operator is needed (not the class itself)")
+    check_fields({name: keywords[name] for name in ("epilogue", "condition", "observe_a") if name in keywords})
     if conf is None and "order" in keywords:
         raise ConfigError("order: it is a part of a mapping; give it beside conf, or to get_config")
     if conf is not None and not isinstance(conf, Config):

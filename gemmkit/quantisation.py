@@ -60,9 +60,10 @@ def dequantise(matrix: Matrix) -> np.ndarray:
     >>> dequantise(quantise(np.tile(np.float32([[-8], [7]]), (4, 1)), bits=4, group=8))[:2].tolist()
     [[-8.0], [7.0]]
     """
-    layout, (rows, columns) = matrix.layout, matrix.shape
-    if not isinstance(layout, GroupQuantised):
-        raise TypeError(f"matrix has the layout {layout!r}; a GroupQuantised one is needed")
+    layout = getattr(matrix, "layout", None)
+    if not isinstance(matrix, Matrix) or not isinstance(layout, GroupQuantised):
+        raise TypeError(f"matrix={matrix!r}: a Matrix of a GroupQuantised layout is needed, as quantise makes it")
+    rows, columns = matrix.shape
     shifts = np.arange(0, WORD_BITS, layout.bits, dtype=np.uint32)[:, None]
     integers = (matrix.array[:, None] >> shifts) & np.uint32((1 << layout.bits) - 1)
     grouped = integers.reshape(rows // layout.group, layout.group, columns).astype(np.float32)

@@ -30,6 +30,9 @@ class Gathered(Layout):
     array_names = MappingProxyType({"index": "index of Gather"})
 
     def __init__(self, layout: Plain, index: Any, count: int):
+        if not isinstance(layout, Plain):
+            raise TypeError(f"{type(self).__name__}(layout={layout!r}): the RowMajor or ColMajor layout of the array is "
+                            "needed")
         for name, value in dict(dtype=layout.dtype, layout=layout, index=index, count=count).items():
             object.__setattr__(self, name, value)
 

@@ -35,10 +35,10 @@ def outcomes(seed: int, numbers: range, accepted: bool = False) -> tuple[Counter
     faults = []
     for number in numbers:
         case = draw(seed, number)
-        start = time.monotonic()
+        start = time.process_time()
         outcome = run(case)
-        if time.monotonic() - start > 10:
-            print(f"case {number} took {time.monotonic() - start:.0f} s: {case.code}"[:200], flush=True)
+        if time.process_time() - start > 2:
+            print(f"case {number} took {time.process_time() - start:.0f} s: {case.code}"[:200], flush=True)
         went[outcome.kind] += 1
         fault = outcome.fault or (good_call() if number % 20 == 0 else None)
         if fault is not None:
@@ -67,6 +67,7 @@ def main() -> int:
     for counted, found in in_parts(partial(outcomes, accepted=options.accepted), options):
         went += counted
         for number, fault in found:
+            print(f"case {number}: {fault}"[:300], flush=True)
             faults[re.sub(r": .*", "", fault, count=1, flags=re.DOTALL)].append((number, draw(options.seed, number), fault))
     for what, cases in sorted(faults.items(), key=lambda item: -len(item[1])):
         number, case, fault = cases[0]

@@ -187,7 +187,12 @@ def drawn(rng: np.random.Generator) -> Case:
             by_keyword = True
         elif not by_keyword or not is_positional:
             given.append(value)
-    return Case(f"{function.code}({', '.join(given)})", function.after, (*names, *NAMED), None, " and ".join(broken_ones))
+    code, after = f"{function.code}({', '.join(given)})", function.after
+    if rng.random() < 0.3:                                     # on tensor cores
+        code = code.replace("of(1, 5, 7)", "of(1, 5, 7, dtype='f2')").replace("of(2, 7, 3)", "of(2, 7, 3, dtype='f2')")
+    if after == "result" and rng.random() < 0.8:
+        code = f"resolved(lambda: {code})"
+    return Case(code, after, (*names, *NAMED), None, " and ".join(broken_ones))
 
 
 def _of_program(rng: np.random.Generator) -> Case:
@@ -198,7 +203,8 @@ def _of_program(rng: np.random.Generator) -> Case:
     code = str(rng.choice(OF_PROGRAMS)).format(", ".join(given))
     if rng.random() < 0.15 and code.startswith("users_program("):
         code, given[n] = f"users_program({', '.join(good)}, mapping={broken('any', '', rng)})", "mapping"
-    return Case(code, "result", ("a", "b", "d", "mapping", "users_program"), None, f"{'abd'[n]}={given[n]}")
+    return Case(code if "reference" in code else f"resolved(lambda: {code})", "result", ("a", "b", "d", "mapping", "users_program"), None,
+                f"{'abd'[n]}={given[n]}")
 
 
 #: What messages may name beside a parameter: how a component was given to the call that uses it, and what is asked of arrays.

@@ -14,6 +14,7 @@ import numpy as np
 
 import gemmkit as gk
 from gemmkit import blas, epilogues, inspection, layouts, operators, transforms
+from gemmkit.ahead import recorded
 from gemmkit.cli import main
 from gemmkit.kernels.rasterisation import Columns, Grouped, Hilbert, Order
 from gemmkit.kernels.spec import Condition
@@ -155,10 +156,17 @@ users_product = users_program.function
 PROGRAMS = (of(1, 64, 64, dtype="f2"), of(2, 64, 64, dtype="f2"), np.zeros((64, 64), np.float32))
 
 
+def resolved(call: Any) -> Any:
+    """What a call returns that is resolved for an H100 and not computed."""
+    returned: list[Any] = []
+    recorded(lambda: returned.append(call()), H100)
+    return returned[0]
+
+
 def scope() -> dict[str, Any]:
     names = (Callable, Columns, Condition, DLPack, DROP, Grouped, H100, Hilbert, Interface, NoCall, Order, Raising, SMALL, Stateful, Thawed, apart,
              blas, epilogues, functools, gk, inspection, layouts, main, math, method, misaligned, ml_dtypes, np, of, operator, operators, PROGRAMS, quantise,
-             readonly, transforms, users_product, users_program)
+             readonly, resolved, transforms, users_product, users_program)
     by_value = {id(value): name for name, value in globals().items()}
     torch = {"torch": importlib.import_module("torch")} if importlib.util.find_spec("torch") is not None else {}
     return {**{by_value[id(value)]: value for value in names}, **torch}

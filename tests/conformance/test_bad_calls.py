@@ -12,6 +12,7 @@ import pytest
 from tests.bad_calls.calls import CALLS, Call
 from tests.bad_calls.draw import draw
 from tests.bad_calls.judge import Case, good_call, run
+from tests.bad_calls.public import public
 
 COUNT, PART = int(os.environ.get("GEMMKIT_BAD_CALLS", 300)), 50
 
@@ -26,6 +27,13 @@ def test_a_bad_call_says_what_is_wrong(first: int) -> None:
         if fault is not None:
             faults.append(f"case {number} of seed 5, {case.broken}: {fault}\n{case}")
     assert not faults, "\n\n".join(faults)
+
+
+def test_each_parameter_of_the_public_surface_has_a_good_value() -> None:
+    """So that whatever is public is drawn."""
+    missing = [f"{each.code}({x.name})" for each in public() for x in each.parameters if x.is_required and each.good(x.name) is None]
+    assert not missing, f"tests.bad_calls.public.GOOD lacks {', '.join(missing)}"
+    assert len(public()) > 80
 
 
 CHEAP = [call for call in CALLS if "matmul(" not in call.after and not call.function.startswith(("gk.matmul", "gk.plan", "blas", "gk.einsum",

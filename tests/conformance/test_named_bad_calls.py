@@ -45,8 +45,22 @@ INTERFACES = ("shape=DROP", "shape=None", "shape=7", "shape=('5', 7)", "shape=(-
               "data=(3.5, False)", "data=5", "strides='ab'", "strides=(4,)", "strides=('4', 4)", "strides=(28, None)", "version=DROP",
               "version='new'", "version=None")
 
+HALVES = "gk.matmul(of(1, 5, 7, dtype='f2'), of(2, 7, 3, dtype='f2'), {})"
+
 # name: the call, the words of which one is in a right error's text, and NumPy's result where there is one
 CALLS: dict[str, tuple[str, tuple[str, ...], str | None]] = {
+    # values of other kinds
+    **{f"condition={value} of float16": (HALVES.format(f"condition={value}"), ("condition",), None)
+       for value in ("3", "'x'", "epilogues.ReLU()")},
+    "a function as an epilogue": (HALVES.format("epilogue=lambda x: x * 2"), ("epilogues.Elementwise",), None),
+    "a list as a layout": ("gk.attention(of(1, 1, 2, 5, 16, dtype='f2'), of(2, 1, 2, 5, 16, dtype='f2'), of(3, 1, 2, 5, 16, dtype='f2'), "
+                           "layout=[[]])", ("layout",), None),
+    "a transform of einsum's": (f"gk.einsum('ij,jk->ik', {A}, {B}, transform_global_to_shared_b=transforms.Identity())",
+                                ("transform_global_to_shared_b",), None),
+    "a tuple as sizes": (f"gk.matmul({A}, {B}, gemm_shape=(5, 3, 7))", (), SUM),
+    "a word as an operator of stacks": ("gk.matmul(of(1, 2, 5, 7), of(2, 7, 3), operator='x')", ("operator",), None),
+    "dequantised": ("gk.quantisation.dequantise(of(1, 3))", ("matrix",), None),
+    "an activation that returns bytes": ("gk.glu(of(1, 5, 7), of(2, 7, 3), of(3, 7, 3), lambda x: b'x')", ("lambda",), None),
     # functions
     "math.exp as an epilogue": (multiplied(epilogue="epilogues.Elementwise(math.exp)"), ("exp",), f"np.exp({SUM})"),
     "math.exp as a transform": (multiplied(transform_regs_to_shared_d="transforms.Elementwise(math.exp)"), ("exp",), f"np.exp({SUM})"),

@@ -137,7 +137,7 @@ TRANSFORMED = "transforms.Elementwise(lambda x: x * 2)"
 PLACES = ("transform_global_to_shared_a", "transform_global_to_shared_b", "transform_regs_to_shared_d", "transform_shared_to_global_d")
 
 
-def epilogue(draw: Drawing, M: int, N: int, result: str) -> str:
+def epilogue(draw: Drawing, M: int, N: int, result: str, stack: tuple[int, ...] = ()) -> str:
     way = draw.rng.random()
     if way < 0.45:
         return str(draw.one(EPILOGUES))
@@ -148,7 +148,7 @@ def epilogue(draw: Drawing, M: int, N: int, result: str) -> str:
     if way < 0.85 and M and N:
         kind = draw.one(("sum", "max", "min", "logsumexp"))
         reduced, along = draw.one((("RowReduce", M), ("ColumnReduce", N)))
-        return f"epilogues.{reduced}({draw.view('f4', (along,), True)}, {kind!r})"
+        return f"epilogues.{reduced}({draw.view('f4', (*stack, along), True)}, {kind!r})"
     return str(draw.one(ROWS)).format(N=N)
 
 
@@ -222,7 +222,7 @@ def stacked(draw: Drawing) -> Case:
     if draw.chance(0.5):
         given.append(f"out={draw.view(wider(draw, result), (*whole, M, N), True)}")
     if draw.chance(0.3) and a in FLOATS and b in FLOATS:
-        given.append(f"epilogue={epilogue(draw, M, N, result)}" if draw.chance(0.5) else f"{draw.one(PLACES)}={TRANSFORMED}")
+        given.append(f"epilogue={epilogue(draw, M, N, result, whole)}" if draw.chance(0.5) else f"{draw.one(PLACES)}={TRANSFORMED}")
     return Case("stack", call(draw.one(("gk.matmul", "gk.plan")), given))
 
 
