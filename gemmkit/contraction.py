@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gemmkit.config_rules import check_fields
 from gemmkit.emulator.mode import current_mode
 from gemmkit.epilogues import Epilogue
 from gemmkit.lang.given import check_dtype
@@ -81,7 +82,9 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
     """
     if others:
         raise TypeError(f"einsum() got unknown keywords {', '.join(sorted(others))}; it takes out, operator, epilogue, "
-                        "stream and optimize, and no transforms: give what one makes of the operand (x.conj()), or call matmul")
+                        "stream and optimize, and no transforms: give what one makes of the operand (x.conj()), or call "
+                        "matmul")
+    check_fields({} if operator is None else {"operator": operator})
     terms, result, infos, of_out, operands = _checked(spec, operands, out)
     if len(operands) == 1:
         return _of_one(spec, terms[0], result, operands[0], infos[0], out, of_out, operator, epilogue, stream)

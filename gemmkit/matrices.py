@@ -30,7 +30,7 @@ from gemmkit.layouts import Symmetric as SymmetricLayout
 from gemmkit.layouts import Triangular as TriangularLayout
 from gemmkit.runtime.arrays import describe, empty_like
 from gemmkit.runtime.views import strided
-from gemmkit.stacks import leading
+from gemmkit.stacks import check_dimensions, leading
 
 __all__ = ["Diagonal", "Generated", "Matrix", "Symmetric", "Triangular"]
 
@@ -63,6 +63,7 @@ class Matrix:
         count = 0 if info is None else leading(info, layout)
         told: Any = None
         if info is not None:
+            check_dimensions(info, layout, "array")
             told = layout.extents(info._replace(shape=info.shape[count:], strides=info.strides[count:]))
         found: Any = told if shape is None else shape
         if found is None or not isinstance(found, tuple) or len(found) != 2 or not all(map(_is_extent, found)):

@@ -28,7 +28,7 @@ from gemmkit.operators import Algebra, Operator
 from gemmkit.runtime.array_info import are_the_same
 from gemmkit.runtime.arrays import ArrayInfo, describe, flipped, is_array, overlaps_itself, shares_memory, whole
 from gemmkit.runtime.device import DeviceInfo, target
-from gemmkit.stacks import check_steps, first_matrices, first_matrix, leading, stack_of
+from gemmkit.stacks import check_dimensions, check_steps, first_matrices, first_matrix, leading, stack_of
 from gemmkit.transforms import Transform
 from gemmkit.tuning import algebras, store, swapped, tables
 from gemmkit.tuning.candidates import Candidate
@@ -116,9 +116,7 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     for name in set(keywords) & set(LAYOUTS):
         if not isinstance(keywords[name], Layout):
             raise ConfigError(f"{name}={keywords[name]!r}: a Layout is needed, for example RowMajor('float16')")
-    if "operator" in keywords and not isinstance(keywords["operator"], Operator):
-        raise ConfigError(f"operator={keywords['operator']!r}: an instance of Operator is needed (not the class itself)")
-    check_fields({name: keywords[name] for name in ("epilogue", "condition", "observe_a") if name in keywords})
+    check_fields({name: keywords[name] for name in ("operator", "epilogue", "condition", "observe_a") if name in keywords})
     if conf is None and "order" in keywords:
         raise ConfigError("order: it is a part of a mapping; give it beside conf, or to get_config")
     if conf is not None and not isinstance(conf, Config):
@@ -237,7 +235,9 @@ def _rows_and_columns(name: str, info: ArrayInfo, conf: Config | None,
     layout = _layout(name, info, conf, keywords)
     assert layout is not None
     count = leading(info, layout)
-    found = layout.extents(layout.seen(first_matrix(info, count, info.shape[:count])))
+    seen = _seen(first_matrix(info, count, info.shape[:count]), layout, name)
+    assert seen is not None
+    found = layout.extents(seen)
     return info.shape[:count], *(found if isinstance(found, tuple) and len(found) == 2 else (None, None))
 
 
@@ -265,6 +265,8 @@ def _layouts(infos: dict[str, ArrayInfo | None], conf: Config | None, keywords: 
 def _seen(info: ArrayInfo | None, layout: Layout | None, name: str) -> ArrayInfo | None:
     if info is None or layout is None:
         return info
+    if not isinstance(layout, Plain):
+        check_dimensions(info, layout, name)
     try:
         return layout.seen(info)
     except ValueError as error:

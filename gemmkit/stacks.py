@@ -16,7 +16,7 @@ import numpy as np
 from gemmkit.layouts import Layout, Plain
 from gemmkit.runtime.array_info import ArrayInfo, steps_of
 
-__all__ = ["check_steps", "first_matrices", "first_matrix", "leading", "seen_stack", "stack_of", "steps_of", "tuple_text"]
+__all__ = ["check_dimensions", "check_steps", "first_matrices", "first_matrix", "leading", "seen_stack", "stack_of", "steps_of", "tuple_text"]
 
 LIMIT = 2**31 - 2**10                  # products are counted in 32 bits
 
@@ -28,6 +28,13 @@ def leading(info: ArrayInfo, layout: Layout | None) -> int:
     """How many dimensions of an array are a stack's: those before a matrix's."""
     own = None if layout is None else layout.dimensions_of(info)
     return 0 if own is None else max(0, len(info.shape) - own)
+
+
+def check_dimensions(info: ArrayInfo, layout: Layout, name: str) -> None:
+    """Raise ValueError for an array of fewer dimensions than its layout's matrices have."""
+    own = layout.dimensions_of(info)
+    if own is not None and len(info.shape) < own:
+        raise ValueError(f"{name} has shape {info.shape}; its layout {layout!r} takes arrays of {own} dimensions")
 
 
 def stack_of(infos: Infos, layouts: Layouts) -> tuple[int, ...] | None:

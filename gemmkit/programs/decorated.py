@@ -27,6 +27,11 @@ __all__ = ["Program", "program"]
 OWN = "mapping", "stream", "text", "block", "mappings", "effort", "budget", "keep", "jobs", "progress"
 
 
+def _check_mapping(mapping: Any) -> None:
+    if mapping is not None and not isinstance(mapping, Mapping):
+        raise TypeError(f"mapping={mapping!r}: a gemmkit.Mapping is needed, such as Mapping({{'m': 128}}), or None")
+
+
 class Program:
     """A decorated function. Its arguments are arrays, floating point numbers, and whatever else the function calls: a gate,
     a score. Arrays that it stores into are its results, given by the caller."""
@@ -84,6 +89,7 @@ class Program:
         """
         from gemmkit.programs.tuned import best_planned
 
+        _check_mapping(mapping)
         return best_planned(self, self.bound(arrays, components), mapping, text)
 
     def tune(self, *arrays: Any, mappings: Iterable[Mapping] | None = None, effort: str = "quick",
@@ -125,6 +131,7 @@ class Program:
         an earlier one finds its plan (`gemmkit.programs.remembered`)."""
         from gemmkit.programs.remembered import plan_of_call
 
+        _check_mapping(mapping)
         arguments = self.bound(arrays, components)
         plan_of_call(self, arguments, mapping).run(arguments, stream)
 

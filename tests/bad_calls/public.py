@@ -208,7 +208,7 @@ def _of_program(rng: np.random.Generator) -> Case:
 
 
 #: What messages may name beside a parameter: how a component was given to the call that uses it, and what is asked of arrays.
-NAMED = ("a", "b", "c", "epilogue", "mask", "score", "mapping", "blocks", "global_a_layout", "global_b_layout", "block_shape", "array",
+NAMED = ("Layout", "a", "b", "c", "epilogue", "mask", "score", "mapping", "blocks", "global_a_layout", "global_b_layout", "block_shape", "array",
          "transform_regs_to_shared_d", "operator", "x", "q", "k", "v", "numbers", "coordinate", "coordinates", "bias", "weight", "operands")
 
 __all__ = ["GOOD", "drawn", "public"]
