@@ -280,6 +280,50 @@ def test_an_index_goes_along_the_axis_that_it_is_made_of(tile: str, rounds: str,
     np.testing.assert_allclose(program.reference(a, b, np.empty((50, 50))), wanted[product])
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_drawn_indices_are_taken_or_refused_whatever_lengths_are(seed: int) -> None:
+    """Programs of axes drawn at random, of square arrays and of axes that are as long as the program says and no other: both
+    are right, or both are refused."""
+    rng, taken = np.random.default_rng(seed), 0
+    for _ in range(40):
+        extents = [(str(rng.choice(list("abcd"))), int(rng.integers(2))) for _ in range(3)]
+        blocks = {"P": (str(rng.choice(list("ab"))), "mk"), "Q": (str(rng.choice(list("ab"))), "kn"), "C": ("c", "mn"), "D": ("d", "mn")}
+        turned = {name: bool(rng.integers(2)) for name in blocks}
+        keys = {name: of[::-1] if turned[name] else of for name, (_, of) in blocks.items()}
+        said = {name: f"{array}[{', '.join(keys[name])}]" + (".T" if turned[name] and name in "PQ" else "")
+                for name, (array, _) in blocks.items()}
+        x, y, z = (f"{array}.{('rows', 'columns')[axis]}" for array, axis in extents)
+        program, _ = written(f"""def f(a, b, c, d):
+    for m, n in gp.parallel({x}, {y}):
+        acc = gp.zeros(m, n)
+        for k in gp.sequential({z}):
+            acc += {said["P"]} @ {said["Q"]}
+        {said["D"]} = acc + {said["C"]}
+""")
+        same = {(array, axis): (array, axis) for array in "abcd" for axis in range(2)}         # by where indices stand
+        for index, extent in zip("mnk", extents):
+            for at in [extent, *((array, keys[name].index(index)) for name, (array, of) in blocks.items() if index in of)]:
+                old, new = same[at], same[extent]
+                same = {axis: new if found == old else found for axis, found in same.items()}
+        lengths = dict(zip(sorted(set(same.values())), (3, 41, 5, 7, 2, 4, 6, 8)))
+        outcomes = []
+        for size in (lambda axis: 41), (lambda axis: lengths[same[axis]]):
+            a, b, c, d = (rng.standard_normal((size((array, 0)), size((array, 1)))) for array in "abcd")
+            given = {"a": a, "b": b, "c": c}
+            wanted = {name: given[array].T if turned[name] else given[array] for name, (array, _) in blocks.items() if name != "D"}
+            try:
+                got = program.reference(a, b, c, d)
+            except ValueError as error:
+                outcomes.append(str(error).split(":")[0])
+                continue
+            outcomes.append("")
+            exact = wanted["P"] @ wanted["Q"] + wanted["C"]
+            np.testing.assert_allclose(got, exact.T if turned["D"] else exact, atol=1e-9)
+        assert outcomes[0] == outcomes[1], (said, extents, outcomes)
+        taken += outcomes[0] == ""
+    assert 3 <= taken <= 37
+
+
 def test_an_index_is_of_another_arrays_axis() -> None:
     """A bias by rows and columns, a transposed result: the program says which axes are the same."""
     @gk.program
