@@ -16,6 +16,7 @@ element by element, and are not the same through other arrays.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from gemmkit.programs.lines import line_here, refused
@@ -26,12 +27,16 @@ __all__ = ["Axes"]
 Symbol = tuple[str, int]
 
 
+def _stands(index: Index, at: Symbol, key: tuple) -> str:
+    return f"{at[0]}[{shown(key)}]: {index} goes along {index.extent}, and axis {at[1]} of {at[0]}"
+
+
 class Axes:
     """What a program has said so far."""
 
     def __init__(self) -> None:
         self._parents: dict[Symbol, Symbol] = {}
-        self._uses: dict[Index, dict[Symbol, tuple[str, str]]] = {}    # where indices stand: what is said, and the line
+        self._uses: dict[Index, dict[Symbol, tuple[tuple, str]]] = {}  # where indices stand: among which, and the line
 
     def _first(self, x: Symbol) -> Symbol:
         while x in self._parents:
@@ -50,47 +55,44 @@ class Axes:
     def use(self, index: Index, parameter: Parameter, axis: int, key: tuple) -> None:
         """An index stands on an axis of an array. Raises ValueError for a length that differs, an index twice, and for one
         that stands on two axes of an array that it is not of."""
-        extent, size = index.extent, parameter.shape[axis]
+        extent, name, at = index.extent, parameter.name, (parameter.name, axis)
         if index.is_over:
-            raise refused(ValueError, f"{parameter.name}[{shown(key)}]: the loop of {index} is over")
+            raise refused(ValueError, f"{name}[{shown(key)}]: the loop of {index} is over")
         if sum(other is index for other in key) > 1:
-            raise refused(ValueError, f"{parameter.name}[{shown(key)}]: {index} stands there twice, and a block has rows "
-                                      "and columns of its own; go along them by two loops")
-        said = f"{parameter.name}[{shown(key)}]: {index} goes along {extent}, and axis {axis} of {parameter.name}"
-        if extent.size != size:
-            raise refused(ValueError, f"{said} has {size} elements")
-        uses, at = self._uses.setdefault(index, {}), (parameter.name, axis)
-        uses.setdefault(at, (said, line_here()))
-        if parameter.name != extent.parameter:
-            if any(name == parameter.name and where != axis for name, where in uses):
-                raise refused(ValueError, f"{parameter.name}[{shown(key)}]: {index} stands on two axes of {parameter.name}, "
-                                          f"and goes along {extent}; where {parameter.name} is square, make it of "
-                                          f"{parameter.name}.rows or {parameter.name}.columns")
+            raise refused(ValueError, f"{name}[{shown(key)}]: {index} stands there twice, and a block has rows and columns "
+                                      "of its own; go along them by two loops")
+        if extent.size != parameter.shape[axis]:
+            raise refused(ValueError, f"{_stands(index, at, key)} has {parameter.shape[axis]} elements")
+        uses = self._uses.setdefault(index, {})
+        if at not in uses:
+            uses[at] = key, line_here()
+        if name != extent.parameter:
+            if any(other == name and where != axis for other, where in uses):
+                raise refused(ValueError, f"{name}[{shown(key)}]: {index} stands on two axes of {name}, and goes along "
+                                          f"{extent}; where {name} is square, make it of {name}.rows or {name}.columns")
             self.join((extent.parameter, extent.axis), at)
 
     def check(self) -> None:
         """Raises ValueError, with the line, for an index that stands on other axes of its array alone."""
         for index, uses in self._uses.items():
             own = index.extent.parameter, index.extent.axis
-            for (name, axis), (said, line) in uses.items():
-                if name == own[0] and axis != own[1] and own not in uses:
-                    raise refused(ValueError, f"{said} is another one: equal lengths do not make them the same", line)
+            for at, (key, line) in uses.items():
+                if at[0] == own[0] and at != own and own not in uses:
+                    raise refused(ValueError, f"{_stands(index, at, key)} is another one: equal lengths do not make them "
+                                              "the same", line)
 
     # -- whole axes ---------------------------------------------------------------------------------------------------
 
-    def may_meet(self, x: Axis, y: Axis) -> bool:
-        return x.size == y.size
-
-    def meet(self, what: str, x: Axis, y: Axis, is_contracted: bool = False) -> None:
+    def meet(self, what: Callable[[], str], x: Axis, y: Axis, is_contracted: bool = False) -> None:
         """Two whole axes of a length are the same. Raises ValueError where they are two of one array, which only a product
         that sums over both makes the same."""
         if x.of is None or y.of is None or x == y:
             return
         if x.of[0] == y.of[0] and not is_contracted and not self.are_same(x.of, y.of):
-            raise refused(ValueError, f"{what}: {x} meets {y}, and equal lengths do not make them the same")
+            raise refused(ValueError, f"{what()}: {x} meets {y}, and equal lengths do not make them the same")
         self.join(x.of, y.of)
 
-    def renamed(self, what: str, dims: tuple, other: tuple) -> tuple:
+    def renamed(self, what: Callable[[], str], dims: tuple, other: tuple) -> tuple:
         """``other`` with the whole axes of ``dims`` in place of those that meet them: one that is the same already, or else
         the last of that length, which is along columns. A block that is columns of its own rows meets the rows."""
         found: list[Any] = []

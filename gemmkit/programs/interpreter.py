@@ -135,32 +135,35 @@ class Interpreter:
         """An element-wise operation of values, which meet along the dimensions that they share. Its own are in the order of
         those of the value that has most, ``first`` among them."""
         longest = max([first, *(x.dims for x in args)], key=len)
-        met = [self.met(op, longest, x) for x in args]
+        met = [self.met(lambda: op, longest, x) for x in args]
         dims = list(dict.fromkeys([longest, *(new for _, new in met)]))
         return self.compute(op, tuple(x for x, _ in met), joined(op, dims))
 
-    def met(self, what: str, dims: tuple, x: Any) -> tuple[Any, tuple]:
+    def met(self, what: Callable[[], str], dims: tuple, x: Any) -> tuple[Any, tuple]:
         """A value and its dimensions, whose whole axes are those of ``dims`` where they meet."""
         new = self.axes.renamed(what, dims, x.dims)
         return (x if new == x.dims else self.renamed(x, new)), new
 
     def dot(self, a: Any, b: Any) -> Any:
         a, b = self.lift(a), self.lift(b)
-        said = f"({shown(a.dims)}) @ ({shown(b.dims)})"
+
+        def said() -> str:
+            return f"({shown(a.dims)}) @ ({shown(b.dims)})"
+
         if len(a.dims) != 2 or len(b.dims) != 2:
-            raise refused(ValueError, f"{said}: matrices are multiplied")
+            raise refused(ValueError, f"{said()}: matrices are multiplied")
         inner = a.dims[1], b.dims[0]
         if isinstance(inner[0], Axis) and isinstance(inner[1], Axis) and inner[0].size == inner[1].size:
             self.axes.meet(said, *inner, is_contracted=True)
         elif inner[0] != inner[1] and not (isinstance(inner[0], Index) and inner[0].is_block_of(inner[1])):
-            raise refused(ValueError, f"{said}: the sum goes over {inner[0]} of the one and {inner[1]} of the other, which "
-                                      "must be the same")
+            raise refused(ValueError, f"{said()}: the sum goes over {inner[0]} of the one and {inner[1]} of the other, "
+                                      "which must be the same")
         refuse_parts(said, a.dims[1])
         rows, columns = a.dims[0], b.dims[1]
         if rows == columns:
             if isinstance(rows, Axis) or rows.of_tile:
-                raise refused(ValueError, f"{said}: rows and columns of the product are the same block of {rows}; go along "
-                                          "them by two loops, or take the array as two arguments")
+                raise refused(ValueError, f"{said()}: rows and columns of the product are the same block of {rows}; go "
+                                          "along them by two loops, or take the array as two arguments")
             columns = self.twin(rows)
         return self.compute("dot", (a, b), (rows, columns))
 
@@ -179,7 +182,7 @@ class Interpreter:
         if len(x.dims) != 2 or axis not in (0, 1, -1):
             raise refused(ValueError, f"{op}(axis={axis}) of a value of ({shown(x.dims)}): rows of a matrix are reduced, "
                                       "axis=1, or its columns, axis=0")
-        refuse_parts(f"{op}(axis={axis})", x.dims[axis])
+        refuse_parts(lambda: f"{op}(axis={axis})", x.dims[axis])
         x = self.transpose(x) if axis == 0 else x
         return self.compute("row" + op, (x,), x.dims[:1])
 
@@ -259,11 +262,11 @@ def called(function: Callable[..., None], given: dict[str, Any], arguments: dict
         raise explained(error, function.__code__, arguments) from error
 
 
-def refuse_parts(what: str, dim: Any) -> None:
+def refuse_parts(what: Callable[[], str], dim: Any) -> None:
     """Raises ValueError for a sum over the columns or rows that a tile has of an array: other tiles have the others."""
     if isinstance(dim, Index) and dim.of_tile:
-        raise refused(ValueError, f"{what} goes over {dim}, of which a tile has a part: what goes over all of an axis goes "
-                                  "along it in rounds, sequential(...), or has tiles of whole rows")
+        raise refused(ValueError, f"{what()} goes over {dim}, of which a tile has a part: what goes over all of an axis "
+                                  "goes along it in rounds, sequential(...), or has tiles of whole rows")
 
 
 @contextmanager

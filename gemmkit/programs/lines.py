@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import sys
+from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any, TypeVar
@@ -14,10 +15,15 @@ _FOLDER = str(Path(__file__).parent)
 _Error = TypeVar("_Error", bound=Exception)
 
 
+@lru_cache(maxsize=4096)
+def _is_of_this_folder(file: str) -> bool:
+    return file.startswith(_FOLDER)
+
+
 def is_ours(code: CodeType) -> bool:
     """Whether code is of this folder, or the initialiser that `dataclass` has written."""
-    is_generated = code.co_filename == "<string>" and code.co_name == "__init__"
-    return code.co_filename.startswith(_FOLDER) or is_generated
+    file = code.co_filename
+    return _is_of_this_folder(file) or (file == "<string>" and code.co_name == "__init__")
 
 
 def users_frame() -> FrameType:

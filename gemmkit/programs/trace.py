@@ -81,7 +81,7 @@ class Tracer(Interpreter):
         self.only: Index | None = None
         self.over: dict[Value, Loop] = {}              # what rounds that are over have computed
         self.twice = ""                                # where rows and columns of a product are one block
-        self.reads: dict[str, str] = {}                # of arrays, the lines where they are read first
+        self.reads: set[str] = set()                   # the names of arrays that are read
 
     def emit(self, made: Any) -> Any:
         self.bodies[-1].append(made)
@@ -103,7 +103,7 @@ class Tracer(Interpreter):
         if loop is not None or index is not None:
             name, along = name_here(said) or "acc", index if loop is None else shown(loop.indices)
             raise refused(ValueError, f"{name_here(said) or 'a value'} is of one round of {along}, which is over: what "
-                                      f"rounds  carry is a cell, {name} = gp.zeros(m, n) before the loop, and "
+                                      f"rounds carry is a cell, {name} = gp.zeros(m, n) before the loop, and "
                                       f"{name} += ... or {name}[:] = ... in it")
 
     def compute(self, op: str, args: tuple, dims: tuple, data: Any = None) -> Value:
@@ -117,7 +117,7 @@ class Tracer(Interpreter):
         return super().twin(index)
 
     def load(self, parameter: Parameter, key: tuple, dims: tuple) -> Value:
-        self.reads.setdefault(parameter.name, line_here())
+        self.reads.add(parameter.name)
         return Value("load", (), dims, (parameter, key), parameter.name)
 
     def store(self, parameter: Parameter, key: tuple, dims: tuple, value: Value) -> None:
@@ -261,7 +261,7 @@ def stores_of(loop: Loop) -> list[Store]:
     return [x for held in loop.body for x in (stores_of(held) if isinstance(held, Loop) else [held]) if isinstance(x, Store)]
 
 
-def _check_stores(loop: Loop, code: CodeType, arrays: list[str], reads: dict[str, str]) -> None:
+def _check_stores(loop: Loop, code: CodeType, arrays: list[str], reads: set[str]) -> None:
     """Raises ValueError where nothing is stored, a name of an array is bound in place of a store, a result is read, or one
     of a stack's matrices would be stored for all."""
     stores = stores_of(loop)

@@ -383,10 +383,13 @@ class Parameter(Arithmetic):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         key, dims = self.place(key)
-        said = f"{self.name}[{shown(key)}]"
+
+        def said() -> str:
+            return f"{self.name}[{shown(key)}]"
+
         value, meets = current().met(said, dims, current().lift(value))
         if set(meets) - set(dims):
-            raise refused(ValueError, f"{said} has the dimensions ({shown(dims)}), and is given a value of "
+            raise refused(ValueError, f"{said()} has the dimensions ({shown(dims)}), and is given a value of "
                                       f"({shown(value.dims)}): each element must get one value")
         current().store(self, key, dims, value)
 
@@ -449,7 +452,7 @@ class Cell(Term):
         return self
 
     def _put(self, value: Any) -> None:
-        value, meets = current().met("a cell", self.value.dims, value)
+        value, meets = current().met(lambda: "a cell", self.value.dims, value)
         if set(meets) - set(self.value.dims):
             raise refused(ValueError, f"a cell of ({shown(self.value.dims)}) is given a value of ({shown(value.dims)}): "
                                       "what rounds carry keeps its dimensions")

@@ -377,10 +377,10 @@ def test_layers_of_a_stack_say_that_they_are_square() -> None:
 def test_two_whole_axes_of_an_array_meet_through_others() -> None:
     axes, w = Axes(), [Axis(5, ("w", axis)) for axis in (1, 2)]
     with pytest.raises(ValueError, match="add: all of axis 1 of w .5. meets all of axis 2 of w"):
-        axes.meet("add", w[0], w[1])
-    axes.meet("dot", w[0], Axis(5, ("x", 1)), is_contracted=True)
-    axes.meet("add", Axis(5, ("x", 1)), w[1])
-    axes.meet("add", w[0], w[1])
+        axes.meet(lambda: "add", w[0], w[1])
+    axes.meet(lambda: "dot", w[0], Axis(5, ("x", 1)), is_contracted=True)
+    axes.meet(lambda: "add", Axis(5, ("x", 1)), w[1])
+    axes.meet(lambda: "add", w[0], w[1])
     assert axes.are_same(("w", 1), ("w", 2))
 
 
