@@ -63,6 +63,9 @@ def log_softmax(x: Any, *, scale: float = 1.0, out: Any = None, stream: Any = No
 def layernorm(x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5, out: Any = None, stream: Any = None) -> Any:
     """(x - mean) / sqrt(variance + eps) gamma + beta along the last axis (Ba et al., 2016).
 
+    The kernel sums squares in float32 (of float64 in float64), which overflow where deviations exceed about 1e19: such a
+    row is beta, or zeros, as NumPy computes it in float32. `rmsnorm` does the same.
+
     Args:
         x, out, stream: as of `softmax`.
         gamma, beta: arrays of N elements, of any dtype of real numbers; both or none.
