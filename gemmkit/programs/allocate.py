@@ -73,7 +73,7 @@ def sized(places: Places, mapping: Mapping, kernel: Kernel) -> dict[str, int]:
     most = kernel.most_sums[mapping.warpgroups] // parts // len(places.starts) // 64 * 64
     if most == 0:
         raise ConfigError(f"{len(places.starts)} cells of sums do not fit in the registers of {mapping.warpgroups} "
-                          "warpgroups; take fewer warpgroups")
+                          f"warpgroups; {kernel.most_sums[1] // 64} do at most")
     blocks = {m.name: rows, n.name: 64, **{r.index.name: kernel.depth for r in places.loops}}
     blocks.update(mapping.blocks)
     if blocks[m.name] != parts * rows:

@@ -63,7 +63,7 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
                 raise error.reason from None
             return planned(program, arguments, replace(mapping, splits=1), text)
     places = places_of(loop)
-    n_is_said = places.indices[1].name in mapping.blocks
+    n_is_said, said_of_all = places.indices[1].name in mapping.blocks, mapping
     mapping = laid_out(places, mapping, kernel, device.sm_count)
     _check_names(infos, places, arguments, kernel)
     _check_arrays(infos, places, kernel)
@@ -84,7 +84,12 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
         outs.append(Out(store, info.dtype, kind, kind == "DirectOut" and _in_pairs(info), None if plain else made,
                         made.sums[0]))
     by_tma = {out.name: out.dtype for out in outs if out.kind == "TmaOut"}
-    mapping, memory = fitted(places, mapping, n_is_said, by_tma, device, kernel)
+    try:
+        mapping, memory = fitted(places, mapping, n_is_said, by_tma, device, kernel)
+    except ConfigError:
+        if said_of_all.warpgroups or places.indices[0].name in said_of_all.blocks or mapping.warpgroups == 1:
+            raise
+        return planned(program, arguments, replace(said_of_all, warpgroups=1), text)      # half of A's rows
     shown = ", ".join(f"{key} {size}" for key, size in memory.blocks.items())
     together = "" if memory.cluster.is_single else f"; clusters of {memory.cluster.m} x {memory.cluster.n}"
     title = f"{name}: blocks of {shown}; {mapping.warpgroups} warpgroups; {memory.rings[0].stages} stages{together}."

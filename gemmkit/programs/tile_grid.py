@@ -33,7 +33,7 @@ def laid_out(places: Places, mapping: Mapping, kernel: Kernel, processors: int) 
     """The mapping with its warpgroups, its tiles' columns and rows, and its band."""
     m, n = places.indices
     found, warpgroups = dict(mapping.blocks), mapping.warpgroups
-    if not warpgroups and m.name not in found and kernel.parts == 2 and _may_double(places):
+    if not warpgroups and m.name not in found and kernel.parts == 2 and _may_double(places, kernel):
         warpgroups, found[m.name] = 1, 2 * ROWS
     warpgroups = warpgroups or WARPGROUPS
     own = ROWS * warpgroups
@@ -53,8 +53,11 @@ def laid_out(places: Places, mapping: Mapping, kernel: Kernel, processors: int) 
     return replace(mapping, blocks=found, warpgroups=warpgroups, band=band)
 
 
-def _may_double(places: Places) -> bool:
-    """Whether nothing takes registers beside the sums: sums of rows and columns, matrices that a tile's end reads."""
+def _may_double(places: Places, kernel: Kernel) -> bool:
+    """Whether there is room for the sums of twice the rows, and nothing takes registers beside them: sums of rows and
+    columns, matrices that a tile's end reads."""
+    if kernel.most_sums[1] // 2 // len(places.starts) < STEP:
+        return False
     read = walked([store.value for store in places.stores])
     return not (places.row_starts or places.column_starts or any(x.op == "load" and len(x.dims) == 2 for x in read))
 

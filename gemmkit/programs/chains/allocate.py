@@ -28,6 +28,8 @@ from gemmkit.runtime.device import DeviceInfo
 __all__ = ["Choice", "May", "chosen", "room_left"]
 
 MOST = {1: 4, 2: 4, 3: 4}
+SHORTEST = 16                          # of a round's blocks
+MOST_LINES = 256                       # of a block that TMA brings at once
 SPECIAL = "exp2", "log2", "tanh", "reciprocal", "sqrt"
 ON_THE_WAY = 256
 READING = 80                           # for addresses of a matrix that threads read in rounds
@@ -95,24 +97,26 @@ class Choice:
 def chosen(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, outs: dict[str, np.dtype], device: DeviceInfo,
            kernel: Kernel) -> Choice:
     """``outs``: the dtypes of results that leave by TMA. Raises ConfigError for a mapping that cannot be, with the
-    reason."""
+    reason: of what is left open all has been tried, and the reason is the smallest one's."""
     _check_names(chain, places, mapping, kernel)
     limit = device.shared_memory_per_block
     bound, share = min(limit, mapping.shared_bytes or limit), mapping.shared_bytes or kernel.share(device)
-    reasons = []
+    reason, tried, last = "", 0, ""
     for given, length, across in _candidates(chain, mapping, kernel, device.sm_count):
         choice = _orders(chain, places, given, may, length, across)
         choice.kernel = kernel.said
-        reason = _registers(chain, choice, kernel)
-        if reason is None:                             # results leave from the registers where memory is short
+        found = _registers(chain, choice, kernel) or _shapes(places, choice, chain, kernel, given)
+        if found is None:                              # results leave from the registers where memory is short
             room = Room(bound, share, kernel)
-            reason = _memory(places, mapping, choice, outs, room, chain)
-            if reason is not None and outs:
-                reason = _memory(places, mapping, choice, {}, room, chain)
-        if reason is None:
+            found = _memory(places, given, choice, outs, room, chain)
+            if found is not None and outs:
+                found = _memory(places, given, choice, {}, room, chain)
+        if found is None:
             return choice
-        reasons.append(reason)
-    raise ConfigError(reasons[-1])
+        reason, tried = found, tried + 1
+        last = f"blocks of {length} along {chain.index}, warpgroups={given.warpgroups}"
+        last += ", stages=1" if given.stages == 1 else ""
+    raise ConfigError(reason if tried == 1 else f"no lengths of blocks fit, down to {last}: {reason}")
 
 
 class Room(NamedTuple):
@@ -124,7 +128,10 @@ class Room(NamedTuple):
 
 
 def _candidates(chain: Chain, mapping: Mapping, kernel: Kernel, processors: int) -> Iterator[tuple[Mapping, int, bool]]:
-    """Three warpgroups where the longest blocks fit and waves of tiles take less time so, else two: heads of 64 took 0.75 of
+    """The mapping, how long a round's blocks are, and whether tiles are joined: the best first. What does not fit takes
+    shorter blocks, then one warpgroup, then one stage.
+
+    Three warpgroups where the longest blocks fit and waves of tiles take less time so, else two: heads of 64 took 0.75 of
     the time with three, in turns. One where there are 64 rows or fewer: 8 heads of one row over 8192 keys took 0.70 of the
     rounds' time (H200). Of a multistage kernel one, so that a multiprocessor has several blocks, which wait at
     barriers of their own."""
@@ -148,10 +155,17 @@ def _candidates(chain: Chain, mapping: Mapping, kernel: Kernel, processors: int)
     if three:
         for across in joins:
             yield replace(mapping, warpgroups=3), lengths[0], bool(across)
+    may_shrink = not (mapping.warpgroups or mapping.turns)
     mapping = replace(mapping, warpgroups=mapping.warpgroups or 2)
-    for length in lengths:
-        for across in joins:
-            yield mapping, length, bool(across)
+    if len(lengths) > 1 and lengths[-1] > SHORTEST:
+        lengths = *lengths, SHORTEST
+    fewer = [replace(mapping, warpgroups=1)] if may_shrink and mapping.warpgroups > 1 else []
+    may_wait = kernel.uses_tma and not mapping.stages and not only_adds(chain)
+    fewest = [replace((mapping, *fewer)[-1], stages=1)] if may_wait else []
+    for smaller in (mapping, *fewer, *fewest):
+        for length in lengths:
+            for across in joins:
+                yield smaller, length, bool(across)
 
 
 def _time(chain: Chain, warpgroups: int, processors: int) -> int:
@@ -284,22 +298,31 @@ def _registers(chain: Chain, choice: Choice, kernel: Kernel) -> str | None:
     return None
 
 
-def _memory(places: ChainPlaces, mapping: Mapping, choice: Choice, outs: dict[str, np.dtype], room: Room,
-            chain: Chain) -> str | None:
-    """Lay out shared memory; why it does not fit."""
-    bound, share, kernel = room
+def _shapes(places: ChainPlaces, choice: Choice, chain: Chain, kernel: Kernel, mapping: Mapping) -> str | None:
+    """Why blocks cannot be brought."""
     for ring in places.rings:
         for block in ring.blocks:
             lines, columns = map(choice.size, block.dims)
             if columns % kernel.line or lines % 8:
-                raise refused(ConfigError, f"blocks of {block.name} are {lines} x {columns}: multiples of 8 rows and "
-                                           f"of {kernel.line} "
-                                           f"columns are needed ({2 * kernel.line} bytes, the swizzle's line)", chain.line)
+                why = (f"multiples of 8 rows and of {kernel.line} columns are needed ({2 * kernel.line} bytes, the "
+                       "swizzle's line)")
+                return str(refused(ConfigError, f"blocks of {block.name} are {lines} x {columns}: {why}", chain.line))
             parts = choice.cluster.m if choice.is_shared(block, chain.rows) else 1
             if columns // kernel.line % parts and lines % (8 * parts):
                 return (f"Mapping(cluster={dict(mapping.cluster)!r}): {parts} blocks bring a part each of {block.name}'s "
                         f"blocks of {lines} x {columns}: columns of {kernel.line * parts} or lines of {8 * parts} are "
                         f"needed; take other blocks along {chain.index}")
+            brought = lines if columns // kernel.line % parts == 0 else lines // parts
+            if kernel.uses_tma and brought > MOST_LINES:
+                return str(refused(ConfigError, f"blocks of {block.name} are {lines} x {columns}: TMA brings {MOST_LINES} "
+                                                "lines at most", chain.line))
+    return None
+
+
+def _memory(places: ChainPlaces, mapping: Mapping, choice: Choice, outs: dict[str, np.dtype], room: Room,
+            chain: Chain) -> str | None:
+    """Lay out shared memory; why it does not fit."""
+    bound, share, kernel = room
     choice.stages.clear()
     lags = only_adds(chain) or not kernel.uses_tma
     least = {ring: 2 if (ring.index is None and choice.across) or (ring.index is not None and lags) else 1

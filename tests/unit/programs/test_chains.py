@@ -210,7 +210,7 @@ def test_signs_of_numbers_are_a_plan_s() -> None:
 @pytest.mark.parametrize("mapping, words", [
     (gk.Mapping({"k": 64}), "indices are m, n"), (gk.Mapping({"m": 64}, warpgroups=2), "128 are needed"), (gk.Mapping({"m": 72}), "64, 128 or 192 are needed"), (gk.Mapping({"n": 72}), "multiple of 16"),
     (gk.Mapping(stages={"w": 2}), "the arrays in stages are q, k, v"), (gk.Mapping({"n": 128}, stages=16), "bytes of shared memory"),
-    (gk.Mapping({"n": 256}), "registers of a thread"), (gk.Mapping(shared_bytes=20_000), "20000 are there"),
+    (gk.Mapping({"n": 256}), "registers of a thread"), (gk.Mapping(shared_bytes=10_000), "10000 are there"),
     (gk.Mapping(warpgroups=1, turns=True), "2 or 3 are needed"), (gk.Mapping(ahead=False, across=True), "ahead is False"),
     (gk.Mapping(stages={"q": 1}, across=True), "q has 1 stage, and 2 are needed"),
     (gk.Mapping(places={"k": "registers"}), "an operand, which TMA brings"), (gk.Mapping(places={"z": "registers"}), "values are")])
@@ -359,3 +359,64 @@ def test_a_block_that_two_products_take_is_not_taken_a_round_later() -> None:
         assert np.abs(arrays[-1] - exact).max() <= 3e-3 * np.abs(exact).max()
     with pytest.raises(gk.ConfigError, match="a block of b is an operand of two products, of which one would run in the next round"):
         scored.plan(*arrays, mapping=gk.Mapping(ahead=True))
+
+
+# -- defaults -------------------------------------------------------------------------------------------------------------------
+
+WIDTHS = 64, 192, 320, 512, 768, 1024, 1280, 1536, 2048
+
+
+def wide(width: int) -> list[np.ndarray]:
+    """Of a chain whose left operand has so many columns."""
+    return [np.zeros(shape, F16) for shape in ((4096, width), (1000, width), (4096,), (1000, 128), (4096, 128))]
+
+
+@pytest.mark.parametrize("kernel", ["warp_specialised", "multistage"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_default_fits_where_a_mapping_does(width: int, kernel: str) -> None:
+    """And has the longest blocks that fit; said, it derives the same text."""
+    arrays, given = wide(width), [gk.Mapping({"n": n}, warpgroups=groups, stages=stages, kernel=kernel)
+                                  for n in (16, 32, 64) for groups in (1, 2) for stages in (1, 2)]
+
+    def fits(mapping: gk.Mapping) -> bool:
+        try:
+            chains.gated_chain.plan(*arrays, mapping=mapping)
+        except gk.ConfigError:
+            return False
+        return True
+
+    with assumed(H100):
+        try:
+            plan = chains.gated_chain.plan(*arrays, mapping=gk.Mapping(kernel=kernel))
+        except gk.ConfigError as error:
+            assert not any(map(fits, given)) and "no lengths of blocks fit, down to blocks of 16 along n, warpgroups=1" in str(error)
+            assert "bytes of shared memory" in str(error) and width > 1024
+            return
+        assert width <= 1280 and chains.gated_chain.plan(*arrays, mapping=plan.mapping).text == plan.text
+        stages = {name: n for name, n in plan.mapping.stages.items() if name != "a"}       # type: ignore[union-attr]
+        longer = [gk.Mapping({"n": n}, warpgroups=plan.mapping.warpgroups, stages=stages, kernel=kernel)
+                  for n in range(plan.mapping.blocks["n"] + 16, 129, 16) if n <= (128 if kernel == "warp_specialised" else 64)]
+        assert not any(map(fits, longer[1:]))          # of lengths that defaults have
+
+
+@pytest.mark.parametrize("kernel", ["warp_specialised", "multistage"])
+def test_wide_left_operands_compute(kernel: str) -> None:
+    rng = np.random.default_rng(1)
+    q, k, gate, v = (rng.standard_normal(shape).astype(F16) / F16(16) for shape in ((5, 1024), (40, 1024), (5,), (40, 64)))
+    plan = check(chains.gated_chain, [q, k, gate, v, np.full((5, 64), np.nan, F16)], gk.Mapping(kernel=kernel))
+    assert plan.mapping.warpgroups == 1 and plan.mapping.blocks["n"] in (16, 32)
+
+
+def test_a_block_is_no_longer_than_tma_brings() -> None:
+    x, w, y = np.zeros((128, 320), F16), np.zeros((3, 320, 64), F16), np.zeros((128, 64), F16)
+
+    @gk.program
+    def summed(x: Any, w: Any, y: Any) -> None:
+        for m in gp.parallel(x.rows):
+            out = gp.zeros(m, w.columns)
+            for layer in gp.sequential(w.count):
+                out += gp.tanh(x[m] @ w[layer])
+            y[m] = out
+
+    with assumed(H100), pytest.raises(gk.ConfigError, match="blocks of w are 320 x 64: TMA brings 256 lines at most"):
+        summed.plan(x, w, y)

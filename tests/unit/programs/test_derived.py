@@ -363,3 +363,33 @@ def test_arrays_that_cannot_be() -> None:
     turing = dataclasses.replace(device.H100, arch=(7, 5))
     with device.assumed(turing), pytest.raises(gk.ConfigError, match="compute capability 8.0 and above"):
         listing.gemm.plan(A, B, D)
+
+
+@gk.program
+def three_products(a: Any, b: Any, c: Any, e: Any, f: Any, g: Any, d: Any, y: Any, sums: bool) -> None:
+    """Three products of six operands, in two loops; ``sums``: and of the first one's rows."""
+    for m, n in gp.parallel(a.rows, b.columns):
+        one, two, three, total = gp.zeros(m, n), gp.zeros(m, n), gp.zeros(m, n), gp.zeros(m)
+        for k in gp.sequential(a.columns):
+            one += a[m, k] @ b[k, n]
+            two += c[m, k] @ e[k, n]
+            three += f[m, k] @ g[k, n]
+            if sums:
+                total += a[m, k].sum(axis=1)
+        for j in gp.sequential(a.columns):
+            one += c[m, j] @ b[j, n]
+            two += f[m, j] @ e[j, n]
+            three += a[m, j] @ g[j, n]
+        d[m, n] = one + two * three
+        if sums:
+            with gp.once(n):
+                y[m] = total
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("sums", [False, True])
+@pytest.mark.parametrize("kernel", ["warp_specialised", "multistage"])
+def test_the_default_fits_where_a_mapping_does(drawn: Drawn, sums: bool, kernel: str) -> None:
+    """With one warpgroup, or 64 rows of it, if there is no room for more."""
+    operands = [drawn(24, 40, scale=0.2) if n % 2 == 0 else drawn(40, 24, scale=0.2) for n in range(6)]
+    check(three_products, *operands, empty(24, 24, dtype=F32), empty(24, dtype=F32), mapping=gk.Mapping(kernel=kernel), sums=sums)
