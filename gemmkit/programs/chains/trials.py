@@ -113,7 +113,7 @@ def _spread(array: Any, x: Value, dims: tuple) -> Any:
 
 def trials_of(chain: Chain, signs: dict[str, float]) -> Iterator[Trial]:
     """Of numbers of several sizes; and around each constant, as elements, and as products of two that are added up."""
-    scales = list(SCALES)
+    scales: list[tuple[float, ...]] = list(SCALES)
     for x in _constants(chain)[:MOST_CONSTANTS]:
         scales += [tuple(x * by for by in AROUND), tuple(math.sqrt(x * by / 2) for by in AROUND)]
     for n, some in enumerate(scales):
