@@ -63,7 +63,7 @@ def gemmEx(transa: str | int, transb: str | int, alpha: Any, a: Any, b: Any, bet
     transa, transb = _letter(transa, "transa"), _letter(transb, "transb")
     if isinstance(c, Dual):
         return _dual(transa, transb, alpha, a, b, beta, c, operator, conf, stream)
-    multiplies = operator if operator is not None or conf is None else conf.operator
+    multiplies = operator if operator is not None else getattr(conf, "operator", None)      # another conf is refused later
     op_a, a_info = _operated(transa, a, "a", multiplies)
     op_b, b_info = _operated(transb, b, "b", multiplies)
     c_info = describe(c, "c")

@@ -136,6 +136,9 @@ def _matrix(x: Any, name: str) -> ArrayInfo:
 def _check_shapes(about: dict[str, ArrayInfo], gates: int, c: ArrayInfo | None) -> None:
     (M, X), (_, H) = about["x"].shape, about["h"].shape
     times = "" if gates == 1 else f"{gates} x "
+    for name, like in (("h", "x"), ("u", "w")):
+        if about[name].dtype != about[like].dtype:
+            raise ValueError(f"{name} has dtype {about[name].dtype} and {like} {about[like].dtype}; convert one of them")
     needed = {"h": (M, H), "w": (X, gates * H), "u": (H, gates * H), **({} if c is None else {"c": (M, H)})}
     for name, wanted in needed.items():
         info = c if name == "c" else about[name]

@@ -16,8 +16,8 @@ import numpy as np
 from gemmkit.layouts import Layout, Plain
 from gemmkit.runtime.array_info import ArrayInfo, steps_of
 
-__all__ = ["check_dimensions", "check_steps", "first_matrices", "first_matrix", "leading", "seen_stack", "stack_of", "steps_of",
-           "tuple_text"]
+__all__ = ["check_dimensions", "check_steps", "first_matrices", "first_matrix", "leading", "seen_stack", "stack_of",
+           "steps_of", "tuple_text"]
 
 LIMIT = 2**31 - 2**10                  # products are counted in 32 bits
 

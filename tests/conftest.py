@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import glob
 import os
-import random
 import secrets
 import zlib
 from collections import Counter
@@ -20,7 +19,7 @@ import numpy as np
 import pytest
 
 from tests.support.ranks import ALL_GPUS
-from tests.support.replaced import forget_plans_of_all, forget_replaced
+from tests.support.replaced import forget_replaced
 
 # Examples are the same in every run, so that a red run can be looked into; no deadline: kernels compile in
 # seconds.
@@ -35,8 +34,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sample", action="store_true",
                      help="what `make test` runs: no tests marked thorough, every n-th case of each function marked sample(n), "
                           "every n-th of a module's functions that are marked kin(n)")
-    parser.addoption("--shuffle", type=int, metavar="SEED",
-                     help="the tests in an order drawn from SEED: what one leaves behind shows in another")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -113,8 +110,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         without = set(_left_out(items))
         config.hook.pytest_deselected(items=list(without))
         items[:] = [item for item in items if item not in without]
-    if (seed := config.getoption("shuffle")) is not None:
-        random.Random(seed).shuffle(items)
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu:
         return
@@ -156,13 +151,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         os._exit(3)
 
 
-@pytest.fixture(autouse=True)
-def nothing_stays(request: pytest.FixtureRequest) -> Generator[None, None, None]:
-    """Set up before all other fixtures, and so the last to go: by then whatever a test has replaced is what it was."""
-    yield
-    forget_plans_of_all()
-    if "monkeypatch" in request.fixturenames:
-        forget_replaced()
+@pytest.fixture
+def monkeypatch(monkeypatch: pytest.MonkeyPatch) -> Generator[pytest.MonkeyPatch, None, None]:
+    """pytest's own, behind which nothing is known of gemmkit as it was meanwhile."""
+    yield monkeypatch
+    monkeypatch.undo()
+    forget_replaced()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -79,7 +79,7 @@ def in_range(cls: Any, value: int) -> Coordinate:
     return cls(value)
 
 
-def fault(message: str) -> NoReturn:
+def fault(message: str) -> None:
     """Raise CoordinateError with the line of the user's code."""
     from gemmkit.emulator.machine import current
 

@@ -94,8 +94,8 @@ class UninitialisedRead(EmulatorError):
 
 
 class CoordinateError(EmulatorError):
-    """Arithmetic of coordinates that the device has no result for: in user code one that leaves its 32 bits, and anywhere a
-    division by zero."""
+    """Arithmetic of coordinates in user code that the device has no result for: one that leaves its 32 bits, or a division
+    by zero."""
 
 
 class ReadOnlyError(EmulatorError):

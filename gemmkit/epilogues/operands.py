@@ -109,6 +109,9 @@ class _WithArray(Epilogue):
             object.__setattr__(self, "layout", (ColMajor if column_major else RowMajor)(info.dtype))
         elif not isinstance(self.layout, Layout):
             raise TypeError(f"{kind}(layout={self.layout!r}): a Layout is needed, for example RowMajor('float16')")
+        elif (self.layout.dimensions_of(info) or 2) != 2:
+            raise ValueError(f"{kind}(layout={self.layout!r}): the layout of a matrix of 2 dimensions is needed, as its "
+                             f"array of shape {info.shape} is")
 
     @property
     def reads_tiles(self) -> bool:

@@ -73,6 +73,8 @@ class Semiring(FPUOp):
                  b_dtype: Any = None, sample: Iterable[Any] | None = None):
         if not isinstance(zero, (bool, int, float, np.bool_, np.integer, np.floating)):
             raise TypeError(f"Semiring(zero={zero!r}): a number is needed")
+        if isinstance(sample, type) or not isinstance(sample, (Iterable, type(None))):
+            raise TypeError(f"Semiring(sample={sample!r}): a tuple of numbers is needed")
         sample = _sample_for(zero) if sample is None else tuple(sample)
         fields = dict(add=_function(add, "add"), mul=_function(mul, "mul"), zero=zero, sample=sample, M=M or _NONE,
                       N=N or _NONE, K=K, MB=MB, NB=NB, dtype=dtype, accumulator=accumulator, b_dtype=b_dtype)

@@ -156,22 +156,12 @@ class Tracer(Interpreter):
             out = cell.value
             if out is began:
                 cell.value = init
-                _replace(loop.body, began, init)               # what does not change is not carried
+                for held in loop.body:                         # what does not change is not carried
+                    if isinstance(held, Value):
+                        held.args = tuple(init if arg is began else arg for arg in held.args)
             else:
                 cell.value = Value("after", (), init.dims, name=began.name, line=began.line)
                 loop.carried.append(Carried(cell, init, began, out, cell.value))
-
-
-def _replace(body: list, old: Value, new: Value) -> None:
-    for held in body:
-        if isinstance(held, Value):
-            held.args = tuple(new if arg is old else arg for arg in held.args)
-        elif isinstance(held, Store):
-            held.value = new if held.value is old else held.value
-        else:
-            _replace(held.body, old, new)
-            for carried in held.carried:
-                carried.init = new if carried.init is old else carried.init
 
 
 @lru_cache(maxsize=256)

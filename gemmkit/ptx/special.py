@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmkit.emulator.coordinates import fault
 from gemmkit.emulator.machine import current
 from gemmkit.lang.atoms import Atom, atom
 from gemmkit.lang.numba_hooks import cgutils, ir, signature, types
@@ -77,10 +76,7 @@ def _type_udiv(context: Any, a: Any, b: Any) -> Any:
 @atom(_type_udiv)
 def udiv(a: int, b: int) -> int:
     """``a // b`` of non-negative coordinates, in 32 bits and without a sign to mind."""
-    try:
-        return a // b
-    except ZeroDivisionError:
-        fault(f"{a} is divided by zero, of which the device makes any number")
+    return a // b
 
 
 def _type_carried(context: Any, value: Any) -> Any:

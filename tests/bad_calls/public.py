@@ -89,7 +89,7 @@ GOOD: dict[str, tuple[str, str]] = {
     "scores.bias": ("array", "np.ones((5, 5), 'f4')"), "scores.f": ("function:4", "lambda x, m, n, h: x"),
     "in_features": ("count", "16"), "out_features": ("count", "3"), "torch.bias": ("any", "True"), "name": ("word", "'tests::drawn'"),
     "torch.a": ("array", "torch.ones(5, 7)"), "torch.b": ("array", "torch.ones(7, 3)"), "op.a": ("function:1", "None"),
-    "op.b": ("function:1", "None"), "torch.activation": ("word", "None"), "torch.dtype": ("any", "None"), "torch.device": ("any", "None"),
+    "op.b": ("function:1", "None"), "torch.activation": ("word", "None"),
     "GroupQuantised.zeros": ("array", "None"),
 }
 
@@ -144,9 +144,10 @@ def _walked() -> Iterator[Public]:
             made = getattr(module, name)
             if not callable(made) or name in LEFT_OUT or isinstance(made, Component):
                 continue
+            left_out = {"self", *SET_BY_CALLS, *(("device", "dtype") if namespace == "torch" and name != "op" else ())}     # PyTorch's own
             signature = inspect.signature(made.__init__ if isinstance(made, type) else made)
             found = [Parameter(x.name, x.default is x.empty and x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD), x.kind)
-                     for x in signature.parameters.values() if x.name != "self" and x.name not in SET_BY_CALLS]
+                     for x in signature.parameters.values() if x.name not in left_out]
             if any(x.how == inspect.Parameter.VAR_KEYWORD for x in found) and name in ("matmul", "plan", "glu", "grouped", "plan_grouped"):
                 found += [Parameter(x, False, inspect.Parameter.KEYWORD_ONLY) for x in KEYWORDS]
             yield Public(f"gk.{namespace}.{name}".replace("..", "."), name,
@@ -208,7 +209,7 @@ def _of_program(rng: np.random.Generator) -> Case:
 
 
 #: What messages may name beside a parameter: how a component was given to the call that uses it, and what is asked of arrays.
-NAMED = ("Layout", "a", "b", "c", "epilogue", "mask", "score", "mapping", "blocks", "global_a_layout", "global_b_layout", "block_shape", "array",
+NAMED = ("Layout", "lambda", "a", "b", "c", "epilogue", "mask", "score", "mapping", "blocks", "global_a_layout", "global_b_layout", "block_shape", "array",
          "transform_regs_to_shared_d", "operator", "x", "q", "k", "v", "numbers", "coordinate", "coordinates", "bias", "weight", "operands")
 
 __all__ = ["GOOD", "drawn", "public"]

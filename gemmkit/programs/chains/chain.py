@@ -8,7 +8,7 @@ import numpy as np
 
 from gemmkit.programs.lines import refused
 from gemmkit.programs.trace import Carried, Loop, Store, Value
-from gemmkit.programs.values import Axis, Index, shown
+from gemmkit.programs.values import Index, shown
 
 __all__ = ["Chain", "chain_of", "depends", "dots", "is_chained", "late_values", "loaded", "only_adds",
            "why_not_across", "why_not_ahead", "zero_values"]
@@ -95,18 +95,9 @@ def chain_of(loop: Loop) -> Chain:
                                       f"kernels are "
                                       f"derived that store rows, [{shown(chain.indices)}]; of others there is the reference",
                           store.line)
-        columns = () if chain.stores_rows(store) else (Axis(store.parameter.shape[-1]),)
-        store.value = _filled(store.value, (rows, *columns), store.line)
     for dot in dots(chain.body):
         _check_rounded(dot, {c.inside: c for c in chain.carried})
     return chain
-
-
-def _filled(x: Value, dims: tuple, line: str) -> Value:
-    """A value of rows or columns, or a number, as what is stored has it: an element for each place."""
-    if len(x.dims) == len(dims) and x.op != "coordinate":
-        return x
-    return Value("add", (x, Value("const", (), dims, -0.0, "", line)), dims, None, x.name, line)
 
 
 def _check_rounded(dot: Value, cells: dict[Value, Carried]) -> None:

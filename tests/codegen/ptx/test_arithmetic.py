@@ -342,14 +342,3 @@ def test_a_warp_that_does_not_meet_races() -> None:
 def test_a_warp_meets_in_one_instruction() -> None:
     ptx = compiled(neighbours_kernel, Out((64,), "i4"), True, threads=64)
     assert len(lines_with(ptx, "bar.warp.sync")) == 1 and leaves_nothing(ptx)
-
-
-def dividing_by_nothing(out: Any) -> None:
-    out[0] = udiv(thread_index() + 7, thread_index())
-
-
-def test_a_division_by_zero_is_a_fault() -> None:
-    with pytest.raises(errors.CoordinateError, match="7 is divided by zero") as caught:
-        emulated(dividing_by_nothing, Out((1,), np.int32), threads=1)
-    line = caught.value.kernel_line
-    assert caught.value.thread == ((0, 0, 0), 0) and line is not None and line.text.startswith("out[0] = udiv(")

@@ -499,41 +499,6 @@ def test_conditions_as_compiled() -> None:
     np.testing.assert_allclose(d, of_tiles.reference(a, b, flag, labels, c, d), rtol=1e-3, atol=1e-3)
 
 
-#: What is stored without a product in it: as rows, and as a value of each row.
-ALONE = ["2.0", "c", "s[m]", "alpha * 2.0", "gp.place(m)", "gp.where(gp.place(m) < 3, 1.0, 0.0)", "g", "g * s[m] + 1.0", "-outside"]
-OF_EACH_ROW = ["2.0", "s[m]", "gp.exp(s[m])", "alpha", "gp.place(m)", "gp.where(alpha == s[m], 1.0, -0.0)"]
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_what_is_stored_has_an_element_for_each_place(kernel: str) -> None:
-    """Also where it is a number, a value of each row, or of each column, in tiles of whole rows."""
-    names = [f"e{n}" for n in range(len(ALONE) + len(OF_EACH_ROW))]
-    stores = "".join(f"        {name}[m] = {value}\n" for name, value in zip(names, ALONE + OF_EACH_ROW))
-    program, _ = written(f"""def f(a, b, s, g, d, {", ".join(names)}, alpha):
-    outside = gp.full(b.columns, 2.0)
-    for m in gp.parallel(a.rows):
-        out, c = gp.zeros(m, b.columns), gp.full(m, b.columns, 2.0)
-        for k in gp.sequential(a.columns):
-            out += a[m, k] @ b[k]
-        d[m] = out
-{stores}""")
-    rng = np.random.default_rng(1)
-    a, b = rng.standard_normal((8, 64)).astype(np.float16), rng.standard_normal((64, 64)).astype(np.float16)
-    s, g = rng.standard_normal(8).astype(np.float32), rng.standard_normal(64).astype(np.float32)
-    s[1] = alpha = 0.5
-    results = [np.full((8, 64), 9.0, np.float32) for _ in range(1 + len(ALONE))] + [np.full(8, 9.0, np.float32) for _ in OF_EACH_ROW]
-    wanted = program.reference(a, b, s, g, *results, alpha)
-    with gk.emulate():
-        program(a, b, s, g, *results, alpha, mapping=gk.Mapping(warpgroups=1, kernel=kernel))
-    for got, exact in zip(results, wanted):
-        np.testing.assert_allclose(got, exact, rtol=1e-3, atol=1e-2)
-    place, full = np.arange(8.0), np.ones((8, 64))
-    numpys = (2.0 * full, 2.0 * full, s[:, None] * full, full, place[:, None] * full, (place < 3)[:, None] * full, g * full,
-              g * s[:, None] + 1.0, -2.0 * full, np.full(8, 2.0), s, np.exp(s), np.full(8, 0.5), place, 1.0 * (s == 0.5))
-    for got, exact in zip(results[1:], numpys, strict=True):
-        np.testing.assert_allclose(got, exact, rtol=1e-3)
-
-
 def test_signs_of_zero() -> None:
     """abs(-0.0) is 0.0, so that 1 / abs(x) is inf."""
     @gk.program
