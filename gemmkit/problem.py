@@ -199,10 +199,11 @@ def check_places(infos: dict[str, ArrayInfo | None]) -> None:
         if info is None:
             continue
         if info.device == HOST and not emulating:
-            raise TypeError(f"{name} is a host array (NumPy); put it on the GPU (cupy.asarray), or compute in the emulator: "
-                            "with gemmkit.emulate(): ...")
+            what = ("tensor on cpu; move it to the GPU with .cuda()" if info.library == "torch" else
+                    "host array (NumPy); put it on the GPU (cupy.asarray)")
+            raise TypeError(f"{name} is a {what}, or compute in the emulator: with gemmkit.emulate(): ...")
         if info.device != HOST and emulating:
-            raise TypeError(f"{name} is on GPU {info.device}, and the emulator works on NumPy arrays")
+            raise TypeError(f"{name} is on GPU {info.device}, and the emulator works on NumPy arrays and tensors on the CPU")
         if first is None:
             first = name, info.device
         elif info.device != first[1]:

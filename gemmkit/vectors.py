@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.runtime.array_info import ArrayInfo
+from gemmkit.runtime.arrays import on_host
 from gemmkit.stacks import tuple_text
 
 __all__ = ["Vectors"]
@@ -83,10 +82,10 @@ class Vectors(NamedTuple):
             return a, b, c, out
 
         def of_result(x: Any) -> Any:
-            x = np.asarray(x)[..., None] if self.b else np.asarray(x)
+            x = on_host(x)[..., None] if self.b else on_host(x)
             return x[..., None, :] if self.a else x
 
-        return (np.asarray(a)[None] if self.a else a, np.asarray(b)[:, None] if self.b else b,
+        return (on_host(a)[None] if self.a else a, on_host(b)[:, None] if self.b else b,
                 None if c is None else of_result(c), of_result(out))
 
 

@@ -18,6 +18,7 @@ from gemmkit.component_arrays import arrays_of
 from gemmkit.components import Component
 from gemmkit.lang.errors import ComponentError
 from gemmkit.lang.functions import DeviceFunction
+from gemmkit.lang.guards import contents
 from gemmkit.lang.references import globals_of, is_fixed, names_of
 from gemmkit.runtime.arrays import is_array
 
@@ -38,8 +39,8 @@ class Captures:
         key = function, in_field
         if key in self._made:
             return self._made[key]
-        if is_fixed(function):
-            return value
+        if is_fixed(function) and not (in_field and any(is_array(contents(of)) for of in function.__closure__ or ())):
+            return value                                       # gemmkit's own capture arrays in `lstm_cell` alone
         self._made[key] = value                                # what it calls may call it again
         cells = [self._cell(cell, name, function, in_field)
                  for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ())]

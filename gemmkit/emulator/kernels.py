@@ -23,7 +23,7 @@ from gemmkit.lang.kinds import ViewKind
 from gemmkit.lang.members import Members
 from gemmkit.ptx.map_table import MapTable
 from gemmkit.ptx.tma import emulated_map
-from gemmkit.runtime.arrays import alignment, describe, is_array, shares_memory, unit_axis, whole
+from gemmkit.runtime.arrays import alignment, describe, is_array, on_host, shares_memory, unit_axis, whole
 from gemmkit.runtime.device import H100
 
 
@@ -51,7 +51,7 @@ class Arena:
         return found
 
     def view(self, array: Any, name: str, unit: int | None, align: int, **how: Any) -> View:
-        array = np.asarray(array)
+        array = on_host(array)
         return View(array, self.memory(array, name, **how), unit, align)
 
     def component(self, component: Component) -> Component:
@@ -87,7 +87,7 @@ class Arena:
 
 def _seen(array: Any, layout: Any, info: Any) -> Any:
     """An operand as the kernel takes it: of a stack all matrices, each as its layout sees it."""
-    array = np.asarray(array)
+    array = on_host(array)
     own = layout.dimensions_of(describe(array))
     first = layout.host_view(array if own is None else array[(0,) * max(0, array.ndim - own)])
     if info is None or not info.steps:
@@ -109,7 +109,7 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, seed: int | None = None
     call, names = compiled.computed, dict(a="a", b="b", c="c", out="out")
     infos = call.a, call.b, call.c, compiled.out
     if compiled.problem.is_transposed:             # a fault is told of the caller's arrays
-        a, b, c, out = (x if x is None else np.asarray(x).T for x in (b, a, c, out))
+        a, b, c, out = (x if x is None else on_host(x).T for x in (b, a, c, out))
         infos, names = (*infos[:3], describe(out, "out")), dict(names, a="b", b="a")
     a, b, c, out = (array if array is None else _seen(array, getattr(conf, f"global_{name}_layout"), info)
                     for name, array, info in zip("abcd", (a, b, c, out), infos))
@@ -165,7 +165,7 @@ def run_group(compiled: Any, products: list[tuple], places: np.ndarray, seed: in
             continue
         how = dict(written=products[0][2] is not None) if name == "out" else dict(readonly=True)
         members = [arena.view(of[at], f"{name}[{n}]", kind.unit, kind.alignment, **how) for n, of in enumerate(products)]
-        views.append(Members(np.asarray(products[0][at]), members[0].memory, kind.unit, kind.alignment, members))
+        views.append(Members(on_host(products[0][at]), members[0].memory, kind.unit, kind.alignment, members))
     spec = arena.component(compiled.spec_on_host(places))
     shape = arena.component(with_fields(compiled.shape, {"sizes": compiled.tables.sizes}))
     out, a, b, c = views
@@ -181,7 +181,7 @@ def run_rows(made: Any, x: Any, out: Any, seed: int | None = None) -> None:
     dialect.check(made.spec)
     views = {}
     for name, array, frozen in (("out", out, made.out), ("x", x, made.x)):
-        kind, array = frozen.kind, np.asarray(array)
+        kind, array = frozen.kind, on_host(array)
         as_matrix = np.lib.stride_tricks.as_strided(
             array, made.shape, [stride * array.dtype.itemsize for stride in frozen.arrays[0].strides],
             writeable=array.flags.writeable)
@@ -202,7 +202,7 @@ def run_attention(made: Any, arrays: dict[str, Any], seed: int | None = None) ->
     for name, info in made.infos.items():              # the results first: they say what has been written
         if info is None:
             continue
-        array = np.asarray(arrays[name])
+        array = on_host(arrays[name])
         seen = np.lib.stride_tricks.as_strided(array, info.shape, [stride * array.dtype.itemsize for stride in info.strides],
                                                writeable=name in ("out", "lse"))
         how = dict(written=False) if name in ("out", "lse") else dict(readonly=True)
@@ -224,7 +224,7 @@ def run_mlp(made: Any, arrays: dict[str, Any], seed: int | None = None) -> None:
     dialect.check(made.spec)
 
     def seen(array: Any, info: Any) -> np.ndarray:
-        array = np.asarray(array)
+        array = on_host(array)
         return np.lib.stride_tricks.as_strided(array, info.shape, [stride * array.dtype.itemsize for stride in info.strides],
                                                writeable=array.flags.writeable)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmkit.lang.errors import ConfigError
 from gemmkit.layouts.base import Layout
-from gemmkit.runtime.arrays import ArrayInfo
+from gemmkit.runtime.arrays import ArrayInfo, info_of
 
 __all__ = ["WORD_BITS", "GroupQuantised"]
 
@@ -19,13 +19,13 @@ WORD_BITS = 32
 @dataclass(frozen=True)
 class GroupQuantised(Layout):
     """B (K x N) of integers of ``bits`` bits. Its array has K * bits / 32 rows of N uint32: a word holds consecutive rows of
-    one column, the first in its lowest bits. ``scales`` and ``zeros`` are K / group x N. An element is
+    one column, the first in its lowest bits. ``scales`` (float16) and ``zeros`` (uint8) are K / group x N. An element is
     ``(q - zero) * scale``, computed in float32; without ``zeros`` the zero is ``2 ** (bits - 1)``.
 
     `gemmkit.quantisation.quantise` makes the arrays, and an object that `matmul` takes for B.
 
     Raises ConfigError for other bits than 2 and 4 and for a group that is no multiple of a word's rows, ValueError for
-    arrays whose shapes do not fit.
+    arrays whose shapes do not fit, TypeError for arrays of other dtypes.
     """
 
     scales: Any
@@ -77,7 +77,12 @@ class GroupQuantised(Layout):
         wanted = rows // self.group, columns
         if rows % self.group:
             raise ValueError(f"{name} has {rows} rows; a multiple of group={self.group} is needed")
-        for field in ("scales", "zeros") if self.has_zeros else ("scales",):
-            if tuple(getattr(self, field).shape) != wanted:
-                raise ValueError(f"{field} has shape {tuple(getattr(self, field).shape)}; {wanted} is needed for {name}, "
-                                 f"which is {rows} x {columns} in groups of {self.group} rows")
+        for field, dtype in (("scales", np.float16), ("zeros", np.uint8)) if self.has_zeros else (("scales", np.float16),):
+            info = info_of(getattr(self, field), field)
+            if info.shape != wanted:
+                raise ValueError(f"{field} has shape {info.shape}; {wanted} is needed for {name}, which is {rows} x "
+                                 f"{columns} in groups of {self.group} rows")
+            if info.dtype != dtype:
+                raise TypeError(f"{field} has dtype {info.dtype}; {np.dtype(dtype)} is needed: kernels read its bits")
+        if array is not None and array.dtype != self.storage:
+            raise TypeError(f"{name} has dtype {array.dtype}; words of {self.storage} are needed")

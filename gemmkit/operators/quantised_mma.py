@@ -1,4 +1,4 @@
-"""``QuantisedMMAOp``: mma.sync for a B of packed integers, which become float16 in registers.
+"""``QuantisedMMAOp``: mma.sync for a B of packed integers, which become float16 or bfloat16 in registers.
 
 D^T = B^T A^T is computed: columns of B are the 16 rows of an instruction, rows of A its 8 columns, of which few are then
 left empty. Any term of K may stand in any place of an operation as long as A and B agree, and any column of B in any place
@@ -22,9 +22,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from gemmkit.lang.control import fold
+from gemmkit.lang.given import dtype_given
 from gemmkit.lang.registers import Fragment, generate
 from gemmkit.operators.base import Operator
 from gemmkit.operators.warp_fragments import store_elements
@@ -34,22 +36,24 @@ from gemmkit.ptx.words import unpack_narrow
 
 __all__ = ["QuantisedMMAOp"]
 
-F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
+F16, BF16, F32 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
 COLUMNS = 4                            # of B that a lane has: instructions side by side
 
 
 @dataclass(frozen=True)
 class QuantisedMMAOp(Operator):
-    """Products on tensor cores of a float16 A and a B of integers of ``bits`` bits in `layouts.GroupQuantised`, with float32
-    sums; sm_80+. For kernel="quantised" alone.
+    """Products on tensor cores of an A of ``dtype``, float16 or bfloat16, and a B of integers of ``bits`` bits in
+    `layouts.GroupQuantised`, with float32 sums; sm_80+. For kernel="quantised" alone. Weights become float16, and then
+    bfloat16 where A is, for three instructions more a pair.
 
-    Raises ValueError for other bits than 2 and 4.
+    Raises ValueError for other bits than 2 and 4 and for another dtype.
 
     >>> QuantisedMMAOp(bits=4).shape
     (8, 32, 32)
     """
 
     bits: int = 4
+    dtype: Any = np.float16
 
     M, N = 8, 32
     merges = True
@@ -58,6 +62,9 @@ class QuantisedMMAOp(Operator):
         super().__post_init__()
         if self.bits not in (2, 4):
             raise ValueError(f"QuantisedMMAOp(bits={self.bits!r}): 2 or 4 is needed")
+        object.__setattr__(self, "dtype", dtype_given(self.dtype, "QuantisedMMAOp"))
+        if self.dtype not in (F16, BF16):
+            raise ValueError(f"QuantisedMMAOp(dtype={self.dtype}): float16 or bfloat16 is needed")
 
     @property
     def K(self) -> int:
@@ -70,8 +77,12 @@ class QuantisedMMAOp(Operator):
 
     @property
     def pairs(self) -> int:
-        """Words of float16 that a word of integers becomes."""
+        """Words of float16, or bfloat16, that a word of integers becomes."""
         return self.rows // 2
+
+    @property
+    def is_bfloat16(self) -> bool:
+        return bool(self.dtype == BF16)
 
     @cached_property
     def minimum_arch(self) -> tuple[int, int]:
@@ -82,7 +93,7 @@ class QuantisedMMAOp(Operator):
 
     @cached_property
     def instruction(self) -> Any:
-        return MMA[16, 16, F16, F16, F32]
+        return MMA[16, 16, self.dtype, self.dtype, F32]
 
     @cached_property
     def map_c(self) -> FragmentMap:
@@ -90,11 +101,11 @@ class QuantisedMMAOp(Operator):
 
     @cached_property
     def fragment_a(self) -> Fragment:
-        return Fragment(F16, self.rows)
+        return Fragment(self.dtype, self.rows)
 
     @cached_property
     def fragment_b(self) -> Fragment:
-        return Fragment(F16, COLUMNS * self.rows)
+        return Fragment(self.dtype, COLUMNS * self.rows)
 
     @cached_property
     def fragment_c(self) -> Fragment:
@@ -127,5 +138,5 @@ def two_columns(h: int, operator: Any, a: tuple, b: tuple, c: tuple) -> tuple:
 
 
 def along_k(sums: tuple, s: int, operator: Any, a: tuple, near: tuple, far: tuple) -> tuple:
-    return operator.instruction(unpack_narrow(F16, (near[2 * s], far[2 * s], near[2 * s + 1], far[2 * s + 1])),
-                                unpack_narrow(F16, (a[2 * s], a[2 * s + 1])), sums)
+    return operator.instruction(unpack_narrow(operator.dtype, (near[2 * s], far[2 * s], near[2 * s + 1], far[2 * s + 1])),
+                                unpack_narrow(operator.dtype, (a[2 * s], a[2 * s + 1])), sums)

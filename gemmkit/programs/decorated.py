@@ -14,7 +14,7 @@ from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.reference import BLOCK, Reference
 from gemmkit.programs.trace import Loop, stores_of, trace
 from gemmkit.programs.values import Parameter, Term
-from gemmkit.runtime.arrays import describe, is_array
+from gemmkit.runtime.arrays import describe, is_array, on_host
 
 if TYPE_CHECKING:
     from gemmkit.programs.plan import ProgramPlan
@@ -71,7 +71,7 @@ class Program:
             if is_array(x) and describe(x, name).device >= 0:
                 raise TypeError(f"{name} is an array of a GPU, and a reference computes with NumPy; copy it to the host")
         results = {store.parameter.name for store in stores_of(self.traced(arguments))}
-        held = {name: np.full(np.shape(x), np.nan) if name in results else np.asarray(x)
+        held = {name: np.full(np.shape(x), np.nan) if name in results else on_host(x)
                 for name, x in arguments.items() if is_array(x)}
         parameters = {name: Parameter(name, x.shape, x.dtype, x) for name, x in held.items()}
         with entered(Reference(block)) as reference:

@@ -57,7 +57,8 @@ class ProgramPlan:
     merge: ProgramPlan | None = None
 
     def run(self, arguments: dict[str, Any], stream: int | None = None) -> None:
-        """Launch it on a GPU's arrays, by name; emulate it on NumPy's within ``with gemmkit.emulate():``. Numbers are those
+        """Launch it on a GPU's arrays, by name; emulate it on those in host memory within
+        ``with gemmkit.emulate():``. Numbers are those
         of ``arguments``; one that is left out is what the plan was made with.
 
         Raises ValueError for arrays of another kind than those that the plan was made for, for another component, for a
@@ -76,10 +77,10 @@ class ProgramPlan:
         first = found[0]
         if 0 in (self.extents[name] for name in self.printed.tile):
             return                                     # no tiles
-        if first.library == "numpy":
+        if first.device < 0:
             mode = current_mode()
             if mode is None:
-                raise TypeError(f"{next(iter(self.infos))} is a host array (NumPy); emulate its kernel: "
+                raise TypeError(f"{next(iter(self.infos))} is a host array; emulate its kernel: "
                                 "with gemmkit.emulate(): ...")
             held = {**arguments, **host_arrays({name: plan.infos[name] for plan in self.kernels for name in plan.spare})}
             for plan in self.kernels:

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.ptx.build import assembly
 
-__all__ = ["dequantise_word", "zero_words"]
+__all__ = ["as_bfloat16", "dequantise_word", "zero_words"]
 
 i32 = ir.IntType(32)
 MANTISSA, THOUSAND = 10, 0x64006400    # bits; 1024 in both halves
@@ -104,4 +105,29 @@ def dequantise_word(bits: int, word: int, zeros: tuple, scale: int) -> tuple:
     factor = np.array([scale], np.uint32).view(np.float16)[0].astype(np.float32)
     with np.errstate(all="ignore"):
         values = ((integers.astype(np.float32) - zero) * factor).astype(np.float16)
+    return tuple(values.view(np.uint32).reshape(-1))
+
+
+def _type_as_bfloat16(context: Any, words: Any) -> Any:
+    if not isinstance(words, types.UniTuple) or words.dtype != types.uint32:
+        return None
+    text = ("{ .reg .b16 low, high; .reg .f32 x, y; mov.b32 {low, high}, $1; cvt.f32.f16 x, low; cvt.f32.f16 y, high; "
+            "cvt.rn.bf16x2.f32 $0, y, x; }")                                     # the first source is the upper half
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        out = [assembly(b, text, [i32], [b.extract_value(v[0], n)], pure=True)[0] for n in range(words.count)]
+        return c.make_tuple(b, words, out)
+
+    return signature(words, words), codegen
+
+
+@atom(_type_as_bfloat16)
+def as_bfloat16(words: tuple) -> tuple:
+    """Pairs of float16 in words as pairs of bfloat16, rounded to the nearest; sm_80+.
+
+    >>> [hex(word) for word in as_bfloat16((np.uint32(0x40003C00),))]
+    ['0x40003f80']
+    """
+    with np.errstate(all="ignore"):
+        values = np.array(words, np.uint32).view(np.float16).astype(np.float32).astype(ml_dtypes.bfloat16)
     return tuple(values.view(np.uint32).reshape(-1))

@@ -7,8 +7,8 @@ device arrays are read through their own attributes, which is several times fast
 share; everything else through ``__cuda_array_interface__``, else DLPack. Nothing is copied, cast or
 synchronised.
 
-NumPy arrays (and DLPack objects in host memory) are described with device -1: whether host memory will do is
-the caller's decision.
+NumPy arrays, tensors on the CPU and DLPack objects in host memory are described with device -1: whether host
+memory will do is the caller's decision.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ __all__ = [
     "info_of",
     "is_array",
     "offers",
+    "on_host",
     "overlaps",
     "overlaps_itself",
     "part_bytes",
@@ -65,7 +66,7 @@ __all__ = [
 ]
 
 _ACCEPTED = (
-    "a CuPy array, a PyTorch CUDA tensor, a Numba device array, a NumPy array, or an object with "
+    "a CuPy array, a PyTorch tensor, a Numba device array, a NumPy array, or an object with "
     "__cuda_array_interface__ or __dlpack__"
 )
 _HOST = -1
@@ -127,7 +128,7 @@ def _read_cupy(x: Any, name: str) -> ArrayInfo:
 
 def _read_torch(x: Any, name: str) -> ArrayInfo:
     torch = sys.modules["torch"]
-    if not x.is_cuda:
+    if not x.is_cuda and str(x.device) != "cpu":
         raise ValueError(f"{name} is a tensor on {x.device}; move it to the GPU with .cuda()")
     if x.layout is not torch.strided:
         raise ValueError(f"{name} is a tensor of layout {x.layout}; make it dense with .to_dense()")
@@ -146,7 +147,14 @@ def _read_torch(x: Any, name: str) -> ArrayInfo:
         raise ValueError(
             f"{name} has dtype {x.dtype}, which NumPy and ml_dtypes do not know; convert it with .to()"
         )
-    return ArrayInfo(x.data_ptr(), tuple(x.shape), x.stride(), dtype, x.get_device(), False, "torch")
+    try:
+        pointer = x.data_ptr()
+    except RuntimeError as error:  # of torch.func.vmap, or of torch.compile
+        raise ValueError(
+            f"{name} is a {type(x).__name__} without memory of its own; take gemmkit.torch.matmul, or make an "
+            "operator of the call (gemmkit.torch.op)"
+        ) from error
+    return ArrayInfo(pointer, tuple(x.shape), x.stride(), dtype, x.get_device(), False, "torch")
 
 
 def _read_numba(x: Any, name: str) -> ArrayInfo:
@@ -260,6 +268,18 @@ def _device_of(pointer: int) -> int:
     return int(ordinal) if int(status) == 0 else device.current_ordinal()
 
 
+def on_host(x: Any) -> np.ndarray[Any, Any]:
+    """NumPy's view of an array in host memory, of the same bytes: also of a tensor whose dtype ``Tensor.numpy``
+    does not know (bfloat16, fp8)."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(x, torch.Tensor):
+        return np.asarray(x)
+    dtype, x = _from_torch()[x.dtype], x.detach()
+    if dtype.kind != "V":
+        return np.asarray(x.numpy())
+    return np.asarray(x.view(torch.int16 if dtype.itemsize == 2 else torch.int8).numpy().view(dtype))
+
+
 # -- new arrays ----------------------------------------------------------------------------------------------
 
 
@@ -281,7 +301,7 @@ def empty_like(like: Any, shape: Sequence[int], dtype: Any) -> Any:
     """
     info = info_of(like, "like")
     shape, dtype = tuple(shape), np.dtype(dtype)
-    if info.device == _HOST:
+    if info.device == _HOST and info.library != "torch":
         return np.empty(shape, dtype)
     library = info.library if info.library in ("cupy", "torch", "numba") else _any_library()
     if library == "torch":
@@ -293,7 +313,8 @@ def empty_like(like: Any, shape: Sequence[int], dtype: Any) -> Any:
                 f"PyTorch has no dtype {dtype} for the result; "
                 "choose another, or pass an out= of another library"
             )
-        return torch.empty(shape, dtype=torch_dtype, device=torch.device("cuda", info.device))
+        place = torch.device("cpu") if info.device == _HOST else torch.device("cuda", info.device)
+        return torch.empty(shape, dtype=torch_dtype, device=place)
     if library == "cupy":
         import cupy
 

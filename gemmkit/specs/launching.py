@@ -16,7 +16,7 @@ from gemmkit.lang.freezing import freeze_array
 from gemmkit.lang.host import View
 from gemmkit.runtime import device
 from gemmkit.runtime.array_info import ArrayInfo, alignment, unit_axis
-from gemmkit.runtime.arrays import describe
+from gemmkit.runtime.arrays import describe, on_host
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.streams import as_stream_handle, current_stream
 
@@ -67,10 +67,10 @@ class Kernel:
         places = {info.device for info in infos}
         if len(places) != 1:
             raise ValueError(f"{', '.join(array.name for array in arrays)} are in different places; put them on one GPU")
-        if infos[0].library == "numpy":
+        if infos[0].device < 0:
             mode = current_mode()
             if mode is None:
-                raise TypeError(f"{arrays[0].name} is a host array (NumPy); emulate its kernel: with gemmkit.emulate(): ...")
+                raise TypeError(f"{arrays[0].name} is a host array; emulate its kernel: with gemmkit.emulate(): ...")
             mode.run_specs(self, arrays, infos)
         else:
             self._launch(arrays, infos, stream)
@@ -78,9 +78,9 @@ class Kernel:
     def emulate(self, arrays: Sequence[Array], infos: Sequence[ArrayInfo], seed: int | None) -> None:
         """Run it on NumPy arrays, every access checked. Raises the emulator's errors."""
         dialect.check(self.component)                         # what the compiler would refuse is refused here
-        views = [View(array.value, machine.Memory.for_array(array.value, array.name, readonly=array.is_readonly,
-                                                            written=not array.is_filled), unit_axis(info), alignment(info))
-                 for array, info in zip(arrays, infos)]
+        seen = [on_host(array.value) for array in arrays]
+        views = [View(x, machine.Memory.for_array(x, array.name, readonly=array.is_readonly, written=not array.is_filled),
+                      unit_axis(info), alignment(info)) for x, array, info in zip(seen, arrays, infos)]
         with np.errstate(all="ignore"):
             machine.launch(self.function, (self.component, *views), grid=(self.blocks, 1, 1), block=(self.threads, 1, 1),
                            shared_memory=self.shared_bytes, schedule_seed=seed)

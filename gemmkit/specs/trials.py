@@ -58,7 +58,7 @@ def explored(rows: Sequence[Variant], a: Any, b: Any, out: Any, budget: float, j
              progress: bool | None) -> Explored:
     """Try the variants: see `gemmkit.specs.exploring.Variants`."""
     mode = current_mode()
-    on_host = describe(a, "a").library == "numpy"
+    on_host = describe(a, "a").device < 0
     if on_host and mode is None:
         raise TypeError("a is a host array (NumPy); explore in the emulator, without times: with gemmkit.emulate(): ...")
     infos, out = described(a, b, out)

@@ -10,15 +10,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["batched_by", "register_vmap"]
-
-
-def register_vmap(name: str, rule: Callable[..., Any]) -> None:
-    """``rule(size, in_dims, *args, **keywords)`` for ``torch.func.vmap`` of an operator."""
-    def registered(info: Any, in_dims: Any, *args: Any, **keywords: Any) -> Any:
-        return rule(info.batch_size, in_dims, *args, **keywords)
-
-    torch.library.register_vmap(name, registered)
+__all__ = ["batched_by"]
 
 
 def batched_by(operator: Callable[..., Any], size: int, in_dims: Sequence[int | None], tensors: Sequence[Any],
@@ -29,11 +21,8 @@ def batched_by(operator: Callable[..., Any], size: int, in_dims: Sequence[int | 
     """
     batched = [n for n, (dim, x) in enumerate(zip(in_dims, tensors)) if dim is not None and x is not None]
     if any(cores[n] is None for n in batched):
-        made = [operator(*(x if n not in batched else x.select(in_dims[n], one) for n, x in enumerate(tensors)), **keywords)
-                for one in range(size)]
-        if not isinstance(made[0], tuple):
-            return torch.stack(made), 0
-        return tuple(torch.stack(found) for found in zip(*made)), (0,) * len(made[0])
+        return _one_after_the_other(operator, size, in_dims, tensors, batched, keywords)
+
     def stack_ndim(n: int) -> int:
         return tensors[n].dim() - (n in batched) - (cores[n] or 0)
 
@@ -42,5 +31,16 @@ def batched_by(operator: Callable[..., Any], size: int, in_dims: Sequence[int | 
     for n in batched:
         x, missing = tensors[n].movedim(in_dims[n], 0), most - stack_ndim(n)
         given[n] = x[(slice(None), *(None,) * missing)]
+    if not {0, 1}.intersection(batched):                   # the stack is that of A and B
+        given[0] = tensors[0].expand(size, *(1,) * (most - stack_ndim(0)), *tensors[0].shape)
     found = operator(*given, **keywords)
     return found, (0,) * len(found) if isinstance(found, tuple) else 0
+
+
+def _one_after_the_other(operator: Callable[..., Any], size: int, in_dims: Sequence[int | None], tensors: Sequence[Any],
+                         batched: Sequence[int], keywords: dict[str, Any]) -> tuple[Any, Any]:
+    made = [operator(*(x if n not in batched else x.select(in_dims[n], one) for n, x in enumerate(tensors)), **keywords)
+            for one in range(size)]
+    if not isinstance(made[0], tuple):
+        return torch.stack(made), 0
+    return tuple(torch.stack(found) for found in zip(*made)), (0,) * len(made[0])

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gemmkit.torch.library import define
+from gemmkit.torch.library import Differentiable, define
 
 __all__ = ["biased"]
 
@@ -54,5 +54,11 @@ def _backward(ctx: Any, grad: Any) -> Any:
     return grad.expand(ctx.shape)
 
 
-_SUM = define("gemmkit::sum_of_rows", "(Tensor x) -> Tensor", _compute, _allocate)
-torch.library.register_autograd("gemmkit::sum_of_rows", _backward, setup_context=_keep)
+def _in_batches(size: int, in_dims: tuple, x: Any) -> tuple[Any, int]:
+    """One sum of rows that are a batch long."""
+    rows = x.movedim(in_dims[0], 1).flatten(1)
+    return _SUM(rows).unflatten(0, (size, -1)), 0
+
+
+_SUM = Differentiable(define("gemmkit::sum_of_rows", "(Tensor x) -> Tensor", _compute, _allocate), _backward, _keep,
+                      _in_batches)

@@ -148,9 +148,16 @@ def _times(grad: Any, partial: Any, dtype: Any) -> Any:
 # -- semirings --------------------------------------------------------------------------------------------------------
 
 def _selected(semiring: Semiring, grad: Any, index: Any, a: Any, b: Any) -> list[Any]:
-    """The gradients of A and B in a semiring that selects, where ``index`` says which k is D's; -1 is none."""
+    """The gradients of A and B in a semiring that selects, where ``index`` says which k is D's; -1 is none.
+
+    All are stacks (..., M, K), (..., K, N) and (..., M, N), of which a and b may be broadcast along D's.
+    """
     if grad is None:
         return [None, None]
+    if not a.shape[-1]:                                    # no k is any element's
+        return [torch.zeros_like(a), torch.zeros_like(b)]
+    stack = index.shape[:-2]
+    of_all_a, of_all_b = a.expand(*stack, *a.shape[-2:]), b.expand(*stack, *b.shape[-2:])
     k = index.to(torch.int64)
     grad = torch.where(k < 0, torch.zeros_like(grad), grad)
     k = k.clamp(min=0)
@@ -158,8 +165,16 @@ def _selected(semiring: Semiring, grad: Any, index: Any, a: Any, b: Any) -> list
         of_a = of_b = grad
     else:
         of_a, of_b = (torch.zeros_like(grad) if t is None else grad * t
-                      for t in _of_factors(semiring.mul, torch.gather(a, 1, k), torch.gather(b, 0, k)))
-    return [torch.zeros_like(a).scatter_add(1, k, of_a.to(a.dtype)), torch.zeros_like(b).scatter_add(0, k, of_b.to(b.dtype))]
+                      for t in _of_factors(semiring.mul, of_all_a.gather(-1, k), of_all_b.gather(-2, k)))
+    return [_scattered(of_a, -1, k, of_all_a, a), _scattered(of_b, -2, k, of_all_b, b)]
+
+
+def _scattered(gradient: Any, dim: int, k: Any, of_all: Any, operand: Any) -> Any:
+    """The gradient of an operand: each element of D's goes to the k that decided, and stacks that it was broadcast along
+    are summed."""
+    dtype = _wide(gradient)
+    found = torch.zeros(of_all.shape, dtype=dtype, device=operand.device).scatter_add(dim, k, gradient.to(dtype))
+    return summed_to(found, operand.shape).to(operand.dtype)
 
 
 def _of_factors(mul: Callable[[Any, Any], Any], x: Any, y: Any) -> list[Any]:

@@ -13,10 +13,8 @@ import numpy as np
 import torch
 
 from gemmkit import layouts, matrices
-from gemmkit.emulator.mode import is_emulating
-from gemmkit.runtime.arrays import dtype_from_torch
 
-__all__ = ["FORMS", "PLAIN", "array_of", "check_form", "dtype_of", "form_of", "form_of_layout", "gradient_of_stored",
+__all__ = ["FORMS", "PLAIN", "check_form", "form_of", "form_of_layout", "gradient_of_stored",
            "matrix_of", "shape_of", "transposed"]
 
 PLAIN = "plain"
@@ -113,28 +111,3 @@ def gradient_of_stored(gradient: Any, form: str) -> Any:
         return half(gradient) + half(gradient.mT, strictly)
     strictly = 0 if not form.startswith("unit") else -1 if form.endswith("lower") else 1
     return half(gradient, strictly)
-
-
-# -- tensors as arrays ------------------------------------------------------------------------------------------------
-
-def dtype_of(dtype: Any, name: str) -> np.dtype:
-    """A dtype of PyTorch's as NumPy's; raises TypeError where there is none."""
-    found = dtype_from_torch(dtype)
-    if found is None:
-        raise TypeError(f"{name} has dtype {dtype}, which NumPy and ml_dtypes do not know; convert it with .to()")
-    return found
-
-
-def array_of(x: Any, name: str) -> Any:
-    """What gemmkit's calls take for a tensor: itself on a GPU; under `gemmkit.emulate()` a NumPy view of one in host
-    memory."""
-    if x.is_cuda:
-        return x
-    if x.device.type != "cpu" or not is_emulating():
-        raise TypeError(f"{name} is a tensor on {x.device}; move it to the GPU with .cuda(), or compute one on the CPU in "
-                        "the emulator: with gemmkit.emulate(): ...")
-    dtype = dtype_of(x.dtype, name)
-    x = x.detach()
-    if dtype.kind in "biufc":
-        return x.numpy()
-    return x.view(torch.int16 if dtype.itemsize == 2 else torch.int8).numpy().view(dtype)

@@ -13,19 +13,20 @@ from torch.nn import functional as F
 from gemmkit.epilogues import GELU, Bias, Epilogue, ReLU, SiLU, Tanh
 from gemmkit.torch.biased import biased
 from gemmkit.torch.operators import Product, op
+from gemmkit.torch.product import autocast
 from gemmkit.torch.recorded import matmul
 
-__all__ = ["ACTIVATIONS", "Linear"]
+__all__ = ["ACTIVATIONS", "FUNCTIONS", "Linear", "check_width"]
 
 #: What `Linear` takes for ``activation``.
 ACTIVATIONS: dict[str, Epilogue] = {"relu": ReLU(), "gelu": GELU(), "gelu_tanh": GELU("tanh"), "silu": SiLU(),
                                     "tanh": Tanh()}
 
 
-#: The same by PyTorch.
-_BY_PYTORCH: dict[str, Callable[[Any], Any]] = {"relu": F.relu, "gelu": F.gelu,
-                                                "gelu_tanh": functools.partial(F.gelu, approximate="tanh"), "silu": F.silu,
-                                                "tanh": torch.tanh}
+#: The same by PyTorch, for where a gradient is wanted.
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {"relu": F.relu, "gelu": F.gelu,
+                                              "gelu_tanh": functools.partial(F.gelu, approximate="tanh"), "silu": F.silu,
+                                              "tanh": torch.tanh}
 
 
 @functools.cache
@@ -40,6 +41,12 @@ def _operator(activation: str | None, has_bias: bool) -> Product | None:
     return op(name=name, epilogue=lambda bias: Bias(bias) | after)
 
 
+def check_width(x: Any, in_features: int) -> None:
+    """Raise ValueError for an x whose last dimension is not ``in_features``."""
+    if not x.dim() or x.shape[-1] != in_features:
+        raise ValueError(f"x has shape {tuple(x.shape)}; (..., {in_features}) is needed, as in_features={in_features}")
+
+
 class Linear(torch.nn.Module):
     """``activation(x W^T + bias)`` of (..., in_features) to (..., out_features), one kernel forward where no gradient is
     wanted.
@@ -49,7 +56,10 @@ class Linear(torch.nn.Module):
     gradient; 8192 rows, 4096 to 4096, float16, GELU, on an H200, 2026-11-24), so the latter is what is recorded.
 
     Parameters and how they start are those of ``torch.nn.Linear`` (its ``state_dict`` fits): weight (out, in), bias (out,).
-    ``activation`` is None, "relu", "gelu", "gelu_tanh", "silu" or "tanh". Raises ValueError for another one.
+    ``activation`` is None, "relu", "gelu", "gelu_tanh", "silu" or "tanh". ``torch.autocast`` casts x and the parameters, as
+    those of ``torch.nn.Linear``.
+
+    Raises ValueError for another activation and for an x of another width, TypeError for an x of another dtype than weight.
 
     >>> import torch, gemmkit as gk, gemmkit.torch
     >>> layer = gk.torch.Linear(3, 2, activation="relu")
@@ -66,9 +76,20 @@ class Linear(torch.nn.Module):
         self.in_features, self.out_features, self.activation = in_features, out_features, activation
         self.weight = torch.nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
         self.bias = torch.nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
-        self._multiply = _operator(activation, bias)
-        self._before_activation = _operator(None, bias)
+        self._find_operators()
         self.reset_parameters()
+
+    def _find_operators(self) -> None:
+        self._multiply = _operator(self.activation, self.bias is not None)
+        self._before_activation = _operator(None, self.bias is not None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the operators, which are this process's: a layer is pickled, copied and sent to other processes."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_multiply", "_before_activation")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._find_operators()
 
     def reset_parameters(self) -> None:
         """Draw the parameters as ``torch.nn.Linear`` does."""
@@ -78,27 +99,32 @@ class Linear(torch.nn.Module):
             torch.nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: Any) -> Any:
-        rows, weight = x.reshape(-1, self.in_features), self.weight.mT
+        check_width(x, self.in_features)
+        x, weight, bias = autocast(x, self.weight, self.bias)
+        if x.dtype != weight.dtype:
+            raise TypeError(f"x has dtype {x.dtype} and the layer's weight {weight.dtype}; convert one with .to(), or "
+                            "compute under torch.autocast")
+        rows, weight = x.reshape(math.prod(x.shape[:-1]), self.in_features), weight.mT
         if self.activation is not None and self._is_recorded(x):
-            found = _BY_PYTORCH[self.activation](self._biased(rows, weight))
+            found = FUNCTIONS[self.activation](self._biased(rows, weight, bias))
         elif self._multiply is None:
             found = matmul(rows, weight)
-        elif self.bias is None:
+        elif bias is None:
             found = self._multiply(rows, weight)
         else:
-            found = self._multiply(rows, weight, self.bias)
+            found = self._multiply(rows, weight, bias)
         return found.view(*x.shape[:-1], self.out_features)
 
     def _is_recorded(self, x: Any) -> bool:
         return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, self.weight, self.bias))
 
-    def _biased(self, rows: Any, weight: Any) -> Any:
+    def _biased(self, rows: Any, weight: Any, bias: Any) -> Any:
         """What comes before the activation. torch.compile adds the bias in the activation's kernel."""
         if self._before_activation is None:
             return matmul(rows, weight)
         if torch.compiler.is_compiling():
-            return biased(matmul(rows, weight), self.bias)
-        return self._before_activation(rows, weight, self.bias)
+            return biased(matmul(rows, weight), bias)
+        return self._before_activation(rows, weight, bias)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, activation={self.activation!r}"

@@ -17,10 +17,10 @@ from gemmkit.problem import KEYWORDS
 from gemmkit.runtime.arrays import dtype_to_torch
 from gemmkit.selection import select
 from gemmkit.torch import forms
-from gemmkit.torch.batching import batched_by, register_vmap
+from gemmkit.torch.batching import batched_by
 from gemmkit.torch.derivative import Derivative
-from gemmkit.torch.library import define, qualified
-from gemmkit.torch.product import check_together, result_dtype, result_shape
+from gemmkit.torch.library import Differentiable, define, qualified
+from gemmkit.torch.product import autocast, check_dtypes, check_together, result_dtype, result_shape
 from gemmkit.torch.replay import Recipe
 
 __all__ = ["Product", "op"]
@@ -45,6 +45,9 @@ def op(conf: Config | None = None, *, name: str, epilogue: Any = None, a: Any = 
             x (..., M, N), or a tuple of it and those by what it reads of the operands. None takes them from the epilogue's
             own code, by dual numbers.
         components: what `gemmkit.matmul` takes: ``operator``, ``transform_...``, ``condition``.
+
+    a and b have one dtype (TypeError), and ``torch.autocast`` casts all operands, unless ``conf`` or ``operator`` says what
+    is multiplied.
 
     Returns:
         A `Product`: ``f(a, b, *operands, c=None)`` of tensors (..., M, K), (..., K, N), the operands and (M, N). What has no
@@ -87,11 +90,13 @@ class Product:
         self.conf, self.components, self.dtype = conf, components, dtype
         self.recipe = Recipe.of(getattr(conf, "epilogue", None) if epilogue is None else epilogue)
         self._has_epilogue = epilogue is not None
+        self._says_dtypes = conf is not None or operator is not None
         self._of_parameters: dict[tuple[int, ...], Any] = {}
         self._constant: Epilogue | None = None if self.recipe.names else self.recipe.model
         self.forms = self._form("a", a), self._form("b", b)
         self.derivative = Derivative.of(conf, components, self.recipe, self.forms, derivative)
         self._define()
+        _operators[self.name] = self
 
     def _form(self, name: str, made: Any) -> str:
         layout = self.components.get(f"global_{name}_layout", getattr(self.conf, f"global_{name}_layout", None))
@@ -104,11 +109,17 @@ class Product:
         if len(operands) != len(self.recipe.names):
             raise TypeError(f"{self.name} takes a, b{''.join(', ' + name for name in self.recipe.names)} and c=; got "
                             f"{len(operands)} operands behind a and b")
+        if not self._says_dtypes:
+            a, b, c, *operands = autocast(a, b, c, *operands)
         if self._keeping is not None and torch.is_grad_enabled():
             for x in (a, b, c, *operands):
                 if x is not None and x.requires_grad:
                     return self._keeping(a, b, c, *operands)[0]
         return self._plain(a, b, c, *operands)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its name: the process that unpickles it must have made an operator of this name."""
+        return _named, (self.name,)
 
     def __repr__(self) -> str:
         return f"<torch operator {self.name}(a, b{''.join(', ' + name for name in self.recipe.names)}, c=None)>"
@@ -120,19 +131,21 @@ class Product:
         if taken:
             raise TypeError(f"epilogue: its operand {taken.pop()} has the name of one of the product's; name it otherwise")
         given = "".join(f", Tensor {name}" for name in self.recipe.names)
-        self._plain = define(self.name, f"(Tensor a, Tensor b, Tensor? c{given}) -> Tensor", self._compute, self._allocate)
-        torch.library.register_autograd(self.name, self._backward, setup_context=self._setup)
-        register_vmap(self.name, self._in_batches(self._plain))
+        plain = define(self.name, f"(Tensor a, Tensor b, Tensor? c{given}) -> Tensor", self._compute, self._allocate)
+        self._plain = Differentiable(plain, self._backward, self._setup,
+                                     lambda *batch: self._in_batches(self._plain, *batch))
         self._keeping: Any = None
         if self.derivative.keeps:
-            name = f"{self.name}_keeping_{self.derivative.keeps}"
-            self._keeping = define(name, f"(Tensor a, Tensor b, Tensor? c{given}) -> (Tensor, Tensor)",
-                                   self._compute_keeping, self._allocate_keeping)
-            torch.library.register_autograd(name, self._backward_keeping, setup_context=self._setup)
-            register_vmap(name, self._in_batches(self._keeping))
+            keeping = define(f"{self.name}_keeping_{self.derivative.keeps}",
+                             f"(Tensor a, Tensor b, Tensor? c{given}) -> (Tensor, Tensor)",
+                             self._compute_keeping, self._allocate_keeping)
+            self._keeping = Differentiable(keeping, self._backward_keeping, self._setup,
+                                           lambda *batch: self._in_batches(self._keeping, *batch))
 
     def _allocate(self, a: Any, b: Any, c: Any, *operands: Any) -> Any:
         check_together(a, b=b, c=c, **dict(zip(self.recipe.names, operands)))
+        if not self._says_dtypes and self.dtype is None:
+            check_dtypes(a, b=b)
         shape = result_shape(a, b, *self.forms)
         if c is not None and tuple(c.shape[-2:]) != tuple(shape[-2:]):
             raise ValueError(f"c has shape {tuple(c.shape)}; the result is {tuple(shape)}")
@@ -170,10 +183,9 @@ class Product:
             if c is not None:
                 raise ValueError(f"c of {self.name}: what was there before may decide an element, which has no k; take "
                                  "the minimum or maximum of C and the product by PyTorch")
-            select(forms.array_of(a, "a"), forms.array_of(b, "b"), operator=self.derivative.semiring,
-                   out=forms.array_of(out, "out"), index=forms.array_of(kept, "index"))
+            select(a, b, operator=self.derivative.semiring, out=out, index=kept)
         else:
-            self._launch(a, b, c, out, Store(forms.array_of(kept, "the product")) | self._epilogue(operands))
+            self._launch(a, b, c, out, Store(kept) | self._epilogue(operands))
         return out, kept
 
     def _epilogue(self, operands: tuple) -> Epilogue:
@@ -191,15 +203,15 @@ class Product:
         return made
 
     def _made_of(self, operands: tuple) -> Epilogue:
-        return self.recipe.make(*(forms.array_of(x.detach(), name) for x, name in zip(operands, self.recipe.names)))
+        return self.recipe.make(*(x.detach() for x in operands))
 
     def _launch(self, a: Any, b: Any, c: Any, out: Any, epilogue: Epilogue | None) -> None:
-        of_a, of_b = (forms.array_of(x, name) for x, name in ((a, "a"), (b, "b")))
+        of_a, of_b = a, b
         for name, form in zip("ab", self.forms):
             if form != forms.PLAIN and f"global_{name}_layout" not in self.components and self.conf is None:
                 of_a, of_b = ((forms.matrix_of(of_a, form), of_b) if name == "a" else (of_a, forms.matrix_of(of_b, form)))
         more = self.components if epilogue is None else {**self.components, "epilogue": epilogue}
-        matmul(of_a, of_b, None if c is None else forms.array_of(c, "c"), self.conf, out=forms.array_of(out, "out"), **more)
+        matmul(of_a, of_b, c, self.conf, out=out, **more)
 
     # -- autograd ---------------------------------------------------------------------------------------------------
 
@@ -218,10 +230,10 @@ class Product:
         return a, b, c, more[:count], more[count:]
 
     def _backward(self, ctx: Any, grad: Any) -> tuple[Any, ...]:
+        """Of a call that kept nothing (by ``torch.ops``, or within ``torch.func.vmap``): what is needed is computed anew."""
         a, b, c, operands, _ = self._saved(ctx)
-        if self.derivative.keeps == "index":
-            raise NotImplementedError(f"torch.ops of {self.name} keeps no index; call the object that op() returned")
-        return tuple(self.derivative(grad, None, None, a, b, c, operands, ctx.needs_input_grad))
+        index = self._keeping(a, b, c, *operands)[1] if self.derivative.keeps == "index" else None
+        return tuple(self.derivative(grad, None, index, a, b, c, operands, ctx.needs_input_grad))
 
     def _backward_keeping(self, ctx: Any, grad: Any, of_kept: Any) -> tuple[Any, ...]:
         a, b, c, operands, (kept,) = self._saved(ctx)
@@ -229,16 +241,18 @@ class Product:
 
     # -- batches ----------------------------------------------------------------------------------------------------
 
-    def _in_batches(self, operator: Any) -> Callable[..., Any]:
-        is_stack = self.conf is None and operator is not None and not (
-            operator is not self._plain and self.derivative.keeps == "index")
-        cores = [forms.own_ndim(form) if is_stack else None for form in self.forms]
-        cores += [2 if is_stack else None]
-        cores += [self.recipe.own_ndim(n) if is_stack else None for n in range(len(self.recipe.names))]
-
-        def rule(size: int, in_dims: tuple, *tensors: Any) -> tuple[Any, Any]:
-            return batched_by(operator, size, in_dims, tensors, cores, {})
-
-        return rule
+    def _in_batches(self, operator: Differentiable, size: int, in_dims: tuple, *tensors: Any) -> tuple[Any, Any]:
+        if self.conf is not None:
+            cores: list[int | None] = [None] * len(tensors)
+        else:
+            cores = [*map(forms.own_ndim, self.forms), 2, *map(self.recipe.own_ndim, range(len(self.recipe.names)))]
+        return batched_by(operator, size, in_dims, tensors, cores, {})
 
 
+_operators: dict[str, Product] = {}    # by name, each for as long as PyTorch has it: until the process ends
+
+
+def _named(name: str) -> Product:
+    if name not in _operators:
+        raise ValueError(f"this process has no operator {name}; call gemmkit.torch.op(name={name!r}, ...) before unpickling")
+    return _operators[name]

@@ -16,10 +16,10 @@ import torch
 from gemmkit.blas import CONJUGATE
 from gemmkit.matmul import matmul
 from gemmkit.torch import forms
-from gemmkit.torch.batching import batched_by, register_vmap
-from gemmkit.torch.library import define
+from gemmkit.torch.batching import batched_by
+from gemmkit.torch.library import Differentiable, define
 
-__all__ = ["check_together", "gradients", "product", "result_dtype", "result_shape", "summed_to"]
+__all__ = ["autocast", "check_dtypes", "check_together", "gradients", "product", "result_dtype", "result_shape", "summed_to"]
 
 _SCHEMA = ('(Tensor a, Tensor b, *, str a_form="plain", str b_form="plain", bool conj_a=False, bool conj_b=False, '
            "ScalarType? dtype=None) -> Tensor")
@@ -39,6 +39,25 @@ def result_shape(a: Any, b: Any, a_form: str, b_form: str) -> tuple[Any, ...]:
         raise ValueError(f"a has shape {tuple(a.shape)} and b has shape {tuple(b.shape)}: the stacks {tuple(of_a[:-2])} and "
                          f"{tuple(of_b[:-2])} cannot be broadcast together") from None
     return (*stack, of_a[-2], of_b[-1])
+
+
+def autocast(*tensors: Any) -> tuple[Any, ...]:
+    """Operands as ``torch.autocast`` casts those of ``torch.matmul``: floating-point ones to its dtype, except float64. None
+    stays None; outside ``torch.autocast`` all stay as they are."""
+    kind = tensors[0].device.type
+    if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(x if x is None or not x.is_floating_point() or x.dtype == torch.float64 or x.device.type != kind
+                 else x.to(dtype) for x in tensors)
+
+
+def check_dtypes(a: Any, **others: Any) -> None:
+    """Raise TypeError for operands of several dtypes, as PyTorch does: a forgotten cast would cost speed or digits."""
+    for name, x in others.items():
+        if x is not None and x.dtype != a.dtype:
+            raise TypeError(f"a has dtype {a.dtype} and {name} has dtype {x.dtype}; operands must have one dtype: convert "
+                            "one with .to(), or compute under torch.autocast")
 
 
 def check_together(a: Any, **others: Any) -> None:
@@ -64,8 +83,7 @@ def _compute(a: Any, b: Any, *, a_form: str = forms.PLAIN, b_form: str = forms.P
     for name, conjugated, x in (("a", conj_a, a), ("b", conj_b, b)):
         if conjugated and x.is_complex():
             more[f"transform_global_to_shared_{name}"] = CONJUGATE
-    matmul(forms.matrix_of(forms.array_of(a, "a"), a_form), forms.matrix_of(forms.array_of(b, "b"), b_form),
-           out=forms.array_of(out, "out"), **more)
+    matmul(forms.matrix_of(a, a_form), forms.matrix_of(b, b_form), out=out, **more)
     return out
 
 
@@ -162,9 +180,7 @@ def product(a: Any, b: Any, a_form: str = forms.PLAIN, b_form: str = forms.PLAIN
 
 def _in_batches(size: int, in_dims: tuple, a: Any, b: Any, **told: Any) -> tuple[Any, int]:
     cores = forms.own_ndim(told.get("a_form")), forms.own_ndim(told.get("b_form"))
-    return batched_by(torch.ops.gemmkit.product, size, in_dims[:2], (a, b), cores, told)
+    return batched_by(_OPERATOR, size, in_dims[:2], (a, b), cores, told)
 
 
-_OPERATOR = define("gemmkit::product", _SCHEMA, _compute, _allocate)
-torch.library.register_autograd("gemmkit::product", _backward, setup_context=_keep)
-register_vmap("gemmkit::product", _in_batches)
+_OPERATOR = Differentiable(define("gemmkit::product", _SCHEMA, _compute, _allocate), _backward, _keep, _in_batches)

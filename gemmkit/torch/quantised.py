@@ -10,6 +10,8 @@ B is dequantised as it is read in both.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,27 +22,30 @@ from gemmkit.layouts import GroupQuantised
 from gemmkit.matmul import matmul
 from gemmkit.matrices import Matrix
 from gemmkit.quantisation import quantise
-from gemmkit.torch import forms
-from gemmkit.torch.library import define
-from gemmkit.torch.linear import ACTIVATIONS
+from gemmkit.runtime.arrays import dtype_from_torch
+from gemmkit.torch.batching import batched_by
+from gemmkit.torch.library import Differentiable, define
+from gemmkit.torch.linear import ACTIVATIONS, FUNCTIONS, check_width
+from gemmkit.torch.product import autocast, summed_to
 
 __all__ = ["QuantisedLinear"]
 
-#: What PyTorch computes where a gradient is wanted, for the functions of `ACTIVATIONS`.
-FUNCTIONS = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu, "tanh": torch.tanh,
-              "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh")}
+_DTYPES = torch.float16, torch.bfloat16
 
 
 class QuantisedLinear(torch.nn.Module):
-    """``activation(x W^T + bias)`` of float16 (..., in_features) to (..., out_features); W has integers of ``bits`` bits.
+    """``activation(x W^T + bias)`` of float16 or bfloat16 (..., in_features) to (..., out_features); W has integers of
+    ``bits`` bits.
 
     Each ``group`` input features of an output share a float16 scale (`gemmkit.quantisation.quantise`). `from_linear` makes
     a layer of a trained one; a new layer has weights of zero, which a ``state_dict`` replaces. The buffers are ``words``
     (int32, in_features * bits / 32 x out_features), ``scales`` (float16, in_features / group x out_features) and, where not
-    ``symmetric``, ``zeros`` (uint8); the parameter is ``bias``. Weights have no gradient.
+    ``symmetric``, ``zeros`` (uint8); the parameter is ``bias``. Weights have no gradient. ``to(dtype)``, ``half()`` and the
+    like convert ``bias`` alone: buffers are bits, and keep their dtypes. ``torch.autocast`` casts x and ``bias``.
 
-    Raises ConfigError for other bits and groups than `GroupQuantised` takes, ValueError for ``in_features`` that is no
-    multiple of ``group`` and for another activation than `gemmkit.torch.Linear` has.
+    A call raises TypeError for an x of another dtype, ValueError for one of another width. The constructor raises
+    ConfigError for other bits and groups than `GroupQuantised` takes, ValueError for ``in_features`` that is no multiple of
+    ``group`` and for another activation than `gemmkit.torch.Linear` has.
 
     >>> import torch, gemmkit as gk, gemmkit.torch
     >>> linear = torch.nn.Linear(32, 2, bias=False)
@@ -97,17 +102,25 @@ class QuantisedLinear(torch.nn.Module):
                 layer.bias.copy_(linear.bias)
         return layer
 
+    def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+        """As ``torch.nn.Module`` has it, of buffers without a change of dtype."""
+        def moved(x: Any) -> Any:
+            found = fn(x)
+            is_bits = found.dtype != x.dtype and any(x is buffer for buffer in self._buffers.values())
+            return x.to(found.device) if is_bits else found
+
+        return super()._apply(moved, recurse)
+
     def forward(self, x: Any) -> Any:
-        if x.dtype != torch.float16:
-            raise TypeError(f"x has dtype {x.dtype}; weights become float16, and x must be: x.half()")
-        if not x.dim() or x.shape[-1] != self.in_features:
-            raise ValueError(f"x has shape {tuple(x.shape)}; (..., {self.in_features}) is needed")
-        bias = self.bias
-        rows = x.reshape(-1, self.in_features)
+        check_width(x, self.in_features)
+        x, bias = autocast(x, self.bias)
+        if x.dtype not in _DTYPES:
+            raise TypeError(f"x has dtype {x.dtype}; weights become float16 or bfloat16, and x must be one of them: "
+                            "x.half() or x.bfloat16()")
+        rows = x.reshape(math.prod(x.shape[:-1]), self.in_features)
         is_recorded = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
         fused = None if is_recorded else self.activation
-        found = torch.ops.gemmkit.quantised_linear(rows, self.words, self.scales, self.zeros, bias, self.bits, self.group,
-                                                   fused)
+        found = _LINEAR(rows, self.words, self.scales, self.zeros, bias, self.bits, self.group, fused)
         if is_recorded and self.activation is not None:
             found = FUNCTIONS[self.activation](found)
         return found.view(*x.shape[:-1], self.out_features)
@@ -119,21 +132,18 @@ class QuantisedLinear(torch.nn.Module):
 
 # -- the operators ----------------------------------------------------------------------------------------------------
 
-def _weights(words: Any, scales: Any, zeros: Any, bits: int, group: int) -> Matrix:
-    """B, of tensors on a GPU, or in host memory under `gemmkit.emulate()`."""
-    array = forms.array_of(words, "words")
-    array = array.view(np.uint32) if isinstance(array, np.ndarray) else array.view(torch.uint32)
-    of_zeros = None if zeros is None else forms.array_of(zeros, "zeros")
-    return Matrix(array, GroupQuantised("float16", forms.array_of(scales, "scales"), bits, group, of_zeros))
+def _weights(x: Any, words: Any, scales: Any, zeros: Any, bits: int, group: int) -> Matrix:
+    """B, whose elements are of x's dtype."""
+    return Matrix(words.view(torch.uint32), GroupQuantised(dtype_from_torch(x.dtype), scales, bits, group, zeros))
 
 
 def _compute(x: Any, words: Any, scales: Any, zeros: Any, bias: Any, bits: int, group: int, activation: str | None) -> Any:
     out = _allocate(x, words, scales, zeros, bias, bits, group, activation)
     more: dict[str, Any] = {} if activation is None else {"epilogue": ACTIVATIONS[activation]}
     if bias is not None:
-        of_bias = Bias(forms.array_of(bias, "bias"))
+        of_bias = Bias(bias.detach())
         more["epilogue"] = of_bias | more["epilogue"] if more else of_bias
-    matmul(forms.array_of(x, "x"), _weights(words, scales, zeros, bits, group), out=forms.array_of(out, "out"), **more)
+    matmul(x, _weights(x, words, scales, zeros, bits, group), out=out, **more)
     return out
 
 
@@ -143,7 +153,7 @@ def _allocate(x: Any, words: Any, scales: Any, zeros: Any, bias: Any, bits: int,
 
 def _compute_gradient(grad: Any, words: Any, scales: Any, zeros: Any, bits: int, group: int) -> Any:
     out = _allocate_gradient(grad, words, scales, zeros, bits, group)
-    matmul(_weights(words, scales, zeros, bits, group), forms.array_of(grad.mT, "grad"), out=forms.array_of(out.mT, "out"))
+    matmul(_weights(grad, words, scales, zeros, bits, group), grad.mT, out=out.mT)
     return out
 
 
@@ -152,7 +162,8 @@ def _allocate_gradient(grad: Any, words: Any, scales: Any, zeros: Any, bits: int
 
 
 def _keep(ctx: Any, inputs: tuple, output: Any) -> None:
-    _, words, scales, zeros, _, ctx.bits, ctx.group, ctx.activation = inputs
+    _, words, scales, zeros, bias, ctx.bits, ctx.group, ctx.activation = inputs
+    ctx.of_bias = None if bias is None else (bias.shape, bias.dtype)
     ctx.save_for_backward(words, scales, zeros)
 
 
@@ -163,15 +174,16 @@ def _backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
     words, scales, zeros = ctx.saved_tensors
     of_x = of_bias = None
     if ctx.needs_input_grad[0]:
-        of_x = torch.ops.gemmkit.quantised_linear_gradient(grad, words, scales, zeros, ctx.bits, ctx.group)
+        of_x = _GRADIENT(grad, words, scales, zeros, ctx.bits, ctx.group)
     if ctx.needs_input_grad[4]:
-        of_bias = grad.sum(0)
+        shape, dtype = ctx.of_bias
+        of_bias = summed_to(grad, shape, torch.float32).to(dtype)
     return of_x, None, None, None, of_bias, None, None, None
 
 
 def _backward_of_gradient(ctx: Any, grad: Any) -> tuple[Any, ...]:
     words, scales, zeros = ctx.saved_tensors
-    found = torch.ops.gemmkit.quantised_linear(grad, words, scales, zeros, None, ctx.bits, ctx.group, None)
+    found = _LINEAR(grad, words, scales, zeros, None, ctx.bits, ctx.group, None)
     return found, None, None, None, None, None
 
 
@@ -180,9 +192,20 @@ def _keep_of_gradient(ctx: Any, inputs: tuple, output: Any) -> None:
     ctx.save_for_backward(words, scales, zeros)
 
 
-define("gemmkit::quantised_linear", "(Tensor x, Tensor words, Tensor scales, Tensor? zeros, Tensor? bias, int bits, "
-       "int group, str? activation) -> Tensor", _compute, _allocate)
-torch.library.register_autograd("gemmkit::quantised_linear", _backward, setup_context=_keep)
-define("gemmkit::quantised_linear_gradient", "(Tensor grad, Tensor words, Tensor scales, Tensor? zeros, int bits, "
-       "int group) -> Tensor", _compute_gradient, _allocate_gradient)
-torch.library.register_autograd("gemmkit::quantised_linear_gradient", _backward_of_gradient, setup_context=_keep_of_gradient)
+def _in_batches(operator: Differentiable, size: int, in_dims: tuple, x: Any, *rest: Any) -> tuple[Any, int]:
+    """A batch of x is more rows; of weights or a bias there is a launch for each."""
+    if any(dim is not None for dim in in_dims[1:]):
+        found: tuple[Any, int] = batched_by(operator, size, in_dims, (x, *rest), (None,) * len(in_dims), {})
+        return found
+    rows = x.movedim(in_dims[0], 0)
+    return operator(rows.flatten(0, 1), *rest).unflatten(0, (size, rows.shape[1])), 0
+
+
+_LINEAR = Differentiable(
+    define("gemmkit::quantised_linear", "(Tensor x, Tensor words, Tensor scales, Tensor? zeros, Tensor? bias, int bits, "
+           "int group, str? activation) -> Tensor", _compute, _allocate),
+    _backward, _keep, lambda *batch: _in_batches(_LINEAR, *batch))
+_GRADIENT = Differentiable(
+    define("gemmkit::quantised_linear_gradient", "(Tensor grad, Tensor words, Tensor scales, Tensor? zeros, int bits, "
+           "int group) -> Tensor", _compute_gradient, _allocate_gradient),
+    _backward_of_gradient, _keep_of_gradient, lambda *batch: _in_batches(_GRADIENT, *batch))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import numpy as np
 import torch
 
 from gemmkit.config import Config
@@ -13,8 +12,9 @@ from gemmkit.epilogues import Store
 from gemmkit.matmul import matmul as multiply_matrices
 from gemmkit.selection import select
 from gemmkit.torch import forms
+from gemmkit.torch.batching import batched_by
 from gemmkit.torch.derivative import Derivative
-from gemmkit.torch.product import product, result_shape
+from gemmkit.torch.product import autocast, check_dtypes, product, result_shape
 from gemmkit.torch.replay import Recipe
 
 __all__ = ["matmul", "recorded"]
@@ -22,7 +22,9 @@ __all__ = ["matmul", "recorded"]
 
 def matmul(a: Any, b: Any, c: Any = None) -> Any:
     """A B + C of tensors (..., M, K), (..., K, N) and (..., M, N), as an operator: autograd, compile, vmap, export. An A or
-    a B of one dimension is a row or a column, which the result lacks.
+    a B of one dimension is a row or a column, which the result lacks. ``torch.autocast`` casts a, b and c.
+
+    Raises ValueError for shapes that do not fit and TypeError for tensors of several dtypes.
 
     >>> import torch, gemmkit as gk, gemmkit.torch
     >>> a = torch.ones(2, 3, requires_grad=True)
@@ -31,6 +33,12 @@ def matmul(a: Any, b: Any, c: Any = None) -> Any:
     >>> a.grad.tolist()
     [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]
     """
+    a, b, c = autocast(a, b, c)
+    check_dtypes(a, b=b, c=c)
+    return _matmul(a, b, c)
+
+
+def _matmul(a: Any, b: Any, c: Any) -> Any:
     found = _of_vectors(product, a, b) if 1 in (a.dim(), b.dim()) else product(a, b)
     return found if c is None else found + c
 
@@ -60,14 +68,14 @@ def recorded(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
             raise TypeError(f"{name} is {type(x).__name__}, and beside it is a tensor that requires a gradient; give "
                             "tensors of PyTorch's (a matrix with structure: make an operator by gemmkit.torch.op)")
     if conf is None and not keywords and c is None:
-        return matmul(a, b)
+        return _matmul(a, b, None)
     derivative = _derivative(conf, keywords)
     derivative.check("gemmkit.matmul")
     if 1 in (a.dim(), b.dim()) and derivative.a_form == derivative.b_form == forms.PLAIN:
         if c is not None:
             c = c[..., None, :] if a.dim() == 1 and b.dim() > 1 else c[..., None] if a.dim() > 1 else c[None, None]
-        return _of_vectors(lambda a, b: _Recorded.apply(derivative, conf, keywords, a, b, c), a, b)
-    return _Recorded.apply(derivative, conf, keywords, a, b, c)
+        return _of_vectors(lambda a, b: _Recorded.apply(derivative, conf, keywords, a, b, c)[0], a, b)
+    return _Recorded.apply(derivative, conf, keywords, a, b, c)[0]
 
 
 def _derivative(conf: Config | None, keywords: dict[str, Any]) -> Derivative:
@@ -84,38 +92,44 @@ def _recipe(epilogue: Any) -> Recipe:
 
 
 class _Recorded(torch.autograd.Function):
-    """A product by components of one call, which is no operator by name."""
+    """A product by components of one call, which is no operator by name. What is kept of it is a result, too, through which
+    second derivatives go."""
 
     @staticmethod
-    def forward(ctx: Any, derivative: Derivative, conf: Any, keywords: dict[str, Any], a: Any, b: Any, c: Any) -> Any:
-        ctx.derivative, ctx.has_c = derivative, c is not None
-        ctx.set_materialize_grads(False)
-        of_a, of_b = forms.array_of(a, "a"), forms.array_of(b, "b")
-        of_c = None if c is None else forms.array_of(c, "c")
-        kept: Any = None
+    def forward(derivative: Derivative, conf: Any, keywords: dict[str, Any], a: Any, b: Any, c: Any) -> Any:
         if derivative.keeps == "index":
             if c is not None:
                 raise ValueError("c is given with a semiring: what was there before may decide an element, which has no k")
-            out, kept = select(of_a, of_b, operator=derivative.semiring)
-        elif derivative.keeps == "product":
-            shape = result_shape(a, b, derivative.a_form, derivative.b_form)
+            return select(a, b, operator=derivative.semiring)
+        if derivative.keeps == "product":
+            stack, sizes = _split(result_shape(a, b, derivative.a_form, derivative.b_form))
+            shape = (*(stack if c is None else torch.broadcast_shapes(stack, c.shape[:-2])), *sizes)
             kept = a.new_empty(shape, dtype=torch.promote_types(a.dtype, b.dtype))
-            after = Store(forms.array_of(kept, "the product")) | derivative.recipe.model
-            out = multiply_matrices(of_a, of_b, of_c, conf, **{**keywords, "epilogue": after})
-        else:
-            out = multiply_matrices(of_a, of_b, of_c, conf, **keywords)
-        out, kept = (torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in (out, kept))
-        ctx.save_for_backward(*(x for x in (a, b, c, kept) if x is not None))
-        return out
+            after = Store(kept) | derivative.recipe.model
+            return multiply_matrices(a, b, c, conf, **{**keywords, "epilogue": after}), kept
+        return (multiply_matrices(a, b, c, conf, **keywords),)
 
     @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        if ctx.derivative.keeps == "product" and torch.is_grad_enabled():
-            raise NotImplementedError("a second derivative (create_graph=True) of gemmkit.matmul with an epilogue: what was "
-                                      "kept of the product is no result of the call; make an operator of it, whose second "
-                                      "derivative is known: gemmkit.torch.op(name=..., epilogue=...)")
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        ctx.derivative, _, _, a, b, c = inputs
+        ctx.has_c = c is not None
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*(x for x in (a, b, c, *output[1:]) if x is not None))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any, of_kept: Any = None) -> Any:
         a, b, *more = ctx.saved_tensors
         c = more.pop(0) if ctx.has_c else None
         kept = more[0] if more else None
         needed = ctx.needs_input_grad[3:]
-        return (None, None, None, *ctx.derivative(grad, None, kept, a, b, c, (), needed)[:3])
+        return (None, None, None, *ctx.derivative(grad, of_kept, kept, a, b, c, (), needed)[:3])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, derivative: Derivative, conf: Any, keywords: dict[str, Any], *tensors: Any) -> Any:
+        """A launch for each of the batch: components may have arrays, which all share."""
+        return batched_by(lambda *one: _Recorded.apply(derivative, conf, keywords, *one), info.batch_size, in_dims[3:],
+                          tensors, (None, None, None), {})
+
+
+def _split(shape: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    return shape[:-2], shape[-2:]

@@ -24,7 +24,7 @@ from typing import Any
 from gemmkit.kernels.quantised.rules import refusal
 from gemmkit.layouts import GroupQuantised, Layout, RowMajor
 from gemmkit.operators import Operator
-from gemmkit.operators.quantised_mma import F16, QuantisedMMAOp
+from gemmkit.operators.quantised_mma import BF16, F16, QuantisedMMAOp
 from gemmkit.runtime.arrays import ArrayInfo, alignment
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
@@ -41,7 +41,7 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
            device: DeviceInfo, products: int) -> tuple[Operator, dict[str, Any]] | None:
     """The operator and the fields of the mapping; None for what stays with the layout's own dequantisation."""
     M, N, K = sizes
-    if not isinstance(b, GroupQuantised) or type(a) is not RowMajor or a.dtype != F16 or b.dtype != F16:
+    if not isinstance(b, GroupQuantised) or type(a) is not RowMajor or a.dtype not in (F16, BF16) or b.dtype != a.dtype:
         return None
     if device.arch < (9, 0) or products != 1 or M == 0 or not _is_alone(infos, fields):
         return None
@@ -50,7 +50,7 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
         return None
     if any(info is None or alignment(info) % VECTOR for info in (infos["a"], infos["b"])):
         return None
-    return QuantisedMMAOp(b.bits), _mapping(M, N, K, b.bits, part, device)
+    return QuantisedMMAOp(b.bits, a.dtype), _mapping(M, N, K, b.bits, part, device)
 
 
 def _is_alone(infos: dict[str, ArrayInfo | None], fields: dict[str, Any]) -> bool:

@@ -177,8 +177,8 @@ def check(case: Case, device: str, fast: bool, opcheck: bool) -> float:
                                         nondet_tol=1e-12)
     if opcheck:
         for operator in (f._plain, f._keeping):
-            if operator is not None and not (operator is f._plain and f.derivative.keeps == "index"):
-                torch.library.opcheck(operator, (given[0], given[1], c, *given[2:]), atol=1e-2 if not case.is_exact else 1e-8,
+            if operator is not None:
+                torch.library.opcheck(operator.operator, (given[0], given[1], c, *given[2:]), atol=1e-2 if not case.is_exact else 1e-8,
                                       rtol=1e-2 if not case.is_exact else 1e-8)
     return worst
 

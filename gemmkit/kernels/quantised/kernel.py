@@ -1,5 +1,5 @@
 """The kernel for a B of packed integers and a few rows of A: words go from global memory to registers, become float16
-there, and are multiplied by ``mma.sync``.
+(or bfloat16, as A is) there, and are multiplied by ``mma.sync``.
 
 All time goes to B, which is read once. A block computes a tile of D; its warps divide the columns and K, and blocks of a
 cluster divide K further. A warp's loads do not depend on other warps: there is no barrier before the sums meet, and

@@ -17,13 +17,13 @@ import numpy as np
 from gemmkit.kernels.common.work import Work
 from gemmkit.lang.control import fold, join
 from gemmkit.lang.registers import generate, registers
-from gemmkit.ptx.dequantise import dequantise_word, zero_words
+from gemmkit.ptx.dequantise import as_bfloat16, dequantise_word, zero_words
 from gemmkit.ptx.special import lane_index, rolled, udiv
 from gemmkit.ptx.words import load_words, weave_words
 
 __all__ = ["run"]
 
-VECTOR = 8                             # float16 in 16 bytes
+VECTOR = 8                             # elements of A in 16 bytes
 
 
 class Source(NamedTuple):
@@ -177,7 +177,8 @@ def dequantised(fragment: int, spec: Any, ring: Ring, slab: int, zeros: tuple, s
 
 
 def dequantised_column(column: int, spec: Any, words: tuple, zeros: tuple, scales: tuple) -> tuple:
-    return dequantise_word(spec.operator.bits, words[column], zeros[column], scales[column])
+    found = dequantise_word(spec.operator.bits, words[column], zeros[column], scales[column])
+    return as_bfloat16(found) if spec.operator.is_bfloat16 else found
 
 
 def one_fragment(_: int, m: int, spec: Any, ring: Ring, accumulators: Any, b: tuple, slab: int) -> int:

@@ -32,6 +32,8 @@ def validate(config: Config) -> None:
     rule(b.bits == operator.bits, "operator", operator, f"B has integers of {b.bits} bits")
     rule(type(config.global_a_layout) is RowMajor, "global_a_layout", config.global_a_layout, "rows of A are loaded as they "
          "lie; a RowMajor is needed")
+    for name, layout in (("global_a_layout", config.global_a_layout), ("global_b_layout", b)):
+        rule(layout.dtype == operator.dtype, name, layout, f"{operator!r} multiplies {operator.dtype}")
     for name in UNTOUCHED:
         rule(getattr(config, name).is_identity, name, getattr(config, name), f"kernel={config.kernel!r} multiplies operands "
              "as they are; transform with the default kernel")

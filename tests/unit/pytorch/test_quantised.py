@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -125,3 +128,75 @@ def test_what_is_refused() -> None:
         layer(torch.randn(3, 64))
     with pytest.raises(ValueError, match=r"x has shape \(3, 63\); \(\.\.\., 64\)"):
         layer(torch.randn(3, 63, dtype=torch.float16))
+
+
+# -- dtypes ---------------------------------------------------------------------------------------------------------------
+
+CONVERSIONS: dict[str, Any] = {
+    "bfloat16": lambda x: x.bfloat16(), "half": lambda x: x.half(), "float": lambda x: x.float(), "double": lambda x: x.double(),
+    "to": lambda x: x.to(torch.bfloat16), "to a device": lambda x: x.to("cpu", torch.float32), "type": lambda x: x.type(torch.bfloat16)}
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_conversions_keep_the_weights(name: str, symmetric: bool) -> None:
+    """Of a model with such a layer: `bias` is converted, and buffers, which are bits, are not."""
+    layer, weights = layers(symmetric=symmetric)
+    before = {name: x.clone() for name, x in layer.named_buffers()}
+    dtype = CONVERSIONS[name](torch.nn.Linear(1, 1)).weight.dtype
+    model = CONVERSIONS[name](torch.nn.Sequential(layer))
+    assert model[0] is layer and layer.bias.dtype == dtype
+    assert all(x.dtype == before[n].dtype and torch.equal(x, before[n]) for n, x in layer.named_buffers())
+    x = torch.randn(3, 64)
+    for narrow in (torch.float16, torch.bfloat16):
+        found = model(x.to(narrow)).detach()
+        assert found.dtype == narrow
+        assert torch.allclose(found.double(), expected(layer, weights, x.to(narrow).double()), atol=4e-2)
+    with pytest.raises(TypeError, match="x has dtype torch.float32"):
+        model(x)
+
+
+@pytest.mark.parametrize("bits", [4, 2])
+@pytest.mark.parametrize("activation", [None, "gelu"])
+def test_bfloat16(bits: int, activation: Any) -> None:
+    layer, weights = layers(bits, False, activation=activation)
+    layer.bfloat16()
+    x = torch.randn(2, 3, 64, dtype=torch.bfloat16)
+    with torch.no_grad():
+        found = layer(x)
+    assert found.dtype == torch.bfloat16 and torch.allclose(found.double(), expected(layer, weights, x.double()), atol=4e-2)
+    x64, toward = x.double().requires_grad_(), torch.randn(2, 3, 8, dtype=torch.bfloat16)
+    layer(x.requires_grad_()).backward(toward)
+    expected(layer, weights, x64).backward(toward.double())
+    assert torch.allclose(x.grad.double(), x64.grad, atol=4e-2)
+    assert layer.bias.grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("way", ["state_dict", "deepcopy", "pickle", "save"])
+def test_round_trips(way: str) -> None:
+    layer, _ = layers(symmetric=False, activation="silu")
+    layer.bfloat16()
+    if way == "state_dict":
+        other = QuantisedLinear(64, 8, 4, 32, activation="silu", symmetric=False)
+        other.load_state_dict(layer.state_dict())
+        other.bfloat16()
+    elif way == "save":
+        file = io.BytesIO()
+        torch.save(layer, file)
+        other = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+    else:
+        other = copy.deepcopy(layer) if way == "deepcopy" else pickle.loads(pickle.dumps(layer))
+    x = torch.randn(3, 64, dtype=torch.bfloat16)
+    assert torch.equal(other(x), layer(x)) and other.scales.data_ptr() != layer.scales.data_ptr()
+
+
+def test_autocast_and_batches() -> None:
+    layer, weights = layers()
+    x = torch.randn(2, 3, 64, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = layer(x)
+    y.sum().backward()
+    assert (y.dtype, x.grad.dtype, layer.bias.grad.dtype) == (torch.bfloat16, torch.float32, torch.float16)
+    x16 = x.detach().half()
+    assert torch.equal(torch.func.vmap(layer, in_dims=1, out_dims=1)(x16), layer(x16))
+    assert torch.allclose(torch.func.grad(lambda x: layer(x).float().sum())(x16).double(), weights.sum(1).expand(2, 3, 64), atol=8e-3)

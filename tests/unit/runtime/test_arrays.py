@@ -233,7 +233,7 @@ def test_torch_tensors(torch, name, dtype):
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({"is_cuda": False, "device": "cpu"}, r"a is a tensor on cpu; .*\.cuda\(\)"),
+        ({"is_cuda": False, "device": "meta"}, r"a is a tensor on meta; .*\.cuda\(\)"),
         ({"requires_grad": True}, r"a requires a gradient.*a\.detach\(\)"),
         ({"conjugated": True}, r"conjugated view.*a\.resolve_conj\(\)"),
         ({"negated": True}, r"negated view.*a\.resolve_neg\(\)"),

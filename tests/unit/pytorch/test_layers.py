@@ -1,0 +1,186 @@
+"""`gemmkit.torch.Linear`, and what layers share with `matmul` and `op`: autocast, dtypes, widths, pickles."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import multiprocessing
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+import gemmkit as gk  # noqa: E402
+import gemmkit.torch  # noqa: E402
+from gemmkit.epilogues import Bias, SiLU  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("small_tiles")
+
+F = torch.nn.functional
+Linear = gk.torch.Linear
+BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+scaled = gk.torch.op(name="tests::layers_silu", epilogue=lambda bias: Bias(bias) | SiLU())
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "cuda":
+        yield "cuda"
+    else:
+        with gk.emulate():
+            yield "cpu"
+
+
+on_devices = pytest.mark.parametrize("device", DEVICES, indirect=True)
+
+
+def layers(device: str, activation: str | None = "gelu", bias: bool = True, dtype: Any = F32) -> tuple[Any, Callable[..., Any]]:
+    """A layer, and PyTorch's with the same parameters."""
+    torch.manual_seed(0)
+    ours = Linear(5, 8, bias=bias, activation=activation, device=device, dtype=dtype)
+    theirs = torch.nn.Linear(5, 8, bias=bias, device=device, dtype=dtype)
+    theirs.load_state_dict(ours.state_dict())
+    return ours, torch.nn.Sequential(theirs, *({"gelu": [torch.nn.GELU()], None: []}[activation]))
+
+
+def near(x: Any, y: Any) -> None:
+    """One dtype, and equal but for the roundings of a narrow one."""
+    assert x.dtype == y.dtype and x.shape == y.shape
+    loose = 2e-2 if x.dtype in (BF16, torch.float16) else 2e-2 if x.dtype == F32 else 1e-9
+    torch.testing.assert_close(x, y, rtol=loose, atol=loose)
+
+
+# -- autocast -------------------------------------------------------------------------------------------------------------
+
+@on_devices
+@pytest.mark.parametrize(("activation", "bias", "narrow"), [("gelu", True, BF16), (None, True, torch.float16), (None, False, BF16)])
+def test_autocast_of_a_layer(activation: str | None, bias: bool, narrow: Any, device: str) -> None:
+    """Results in its dtype, gradients in the parameters', as `torch.nn.Linear` has them."""
+    found = []
+    for layer in layers(device, activation, bias):
+        x = torch.linspace(-1, 1, 15, device=device).view(3, 5).requires_grad_()
+        with torch.autocast(device, dtype=narrow):
+            y = layer(x)
+            with torch.no_grad():
+                near(layer(x), y)
+            with torch.autocast(device, enabled=False):
+                assert layer(x).dtype == F32
+            assert layer(x.to(narrow)).dtype == narrow
+        y.float().square().sum().backward()
+        found.append([y, x.grad, *(p.grad for p in layer.parameters())])
+    for ours, theirs in zip(*found, strict=True):
+        near(ours, theirs)
+    assert found[0][0].dtype == narrow and all(x.dtype == F32 for x in found[0][1:])
+
+
+@on_devices
+def test_autocast_of_products(device: str) -> None:
+    a, b, c, bias = (torch.randn(*shape, device=device, requires_grad=True) for shape in ((3, 5), (5, 4), (3, 4), (4,)))
+    with torch.autocast(device, dtype=BF16):
+        near(gk.torch.matmul(a, b), torch.matmul(a, b))
+        assert gk.torch.matmul(a, b.to(BF16), c).dtype == BF16
+        near(gk.torch.matmul(a[0], b), torch.matmul(a[0], b))
+        y = scaled(a, b, bias)
+        near(y, F.silu(F.linear(a, b.mT, bias)))
+        near(gk.torch.matmul(a.double(), b.double()), a.double() @ b.double())           # float64 stays
+        with pytest.raises(TypeError, match=r"a has dtype torch\.float64 and b has dtype torch\.bfloat16"):
+            gk.torch.matmul(a.double(), b)
+    y.sum().backward()
+    assert {x.grad.dtype for x in (a, b, bias)} == {F32}
+
+
+def test_autocast_leaves_what_says_its_operator() -> None:
+    f = gk.torch.op(name="tests::layers_min_plus", operator=gk.operators.MIN_PLUS)
+    a, b = torch.randn(2, 3), torch.randn(3, 2)
+    with gk.emulate(), torch.autocast("cpu", dtype=BF16):
+        near(f(a, b), (a[:, :, None] + b).amin(1))
+
+
+def test_autocast_within_a_compiled_model() -> None:
+    ours, theirs = layers("cpu")
+    x = torch.randn(3, 5)
+
+    def step(layer: Any, x: Any) -> Any:
+        with torch.autocast("cpu", dtype=BF16):
+            return layer(x)
+
+    with gk.emulate():
+        compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+        y = compiled(ours, x)
+        near(y, step(theirs, x))
+        y.float().sum().backward()
+    assert ours.weight.grad.dtype == F32
+    torch._dynamo.reset()
+
+
+# -- pickles --------------------------------------------------------------------------------------------------------------
+
+def saved(layer: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize(("activation", "bias"), [*itertools.product([None, *gk.torch.linear.ACTIVATIONS], (True, False))])
+@pytest.mark.parametrize("way", [saved, lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy], ids=["save", "pickle", "copy"])
+def test_a_layer_is_pickled(way: Callable[[Any], Any], activation: str | None, bias: bool) -> None:
+    model = torch.nn.Sequential(Linear(3, 4, bias=bias, activation=activation))
+    other, x = way(model), torch.randn(2, 3)
+    assert repr(other) == repr(model) and other[0].weight is not model[0].weight
+    with gk.emulate(), torch.no_grad():
+        assert torch.equal(other(x), model(x))
+
+
+def computed(layer: Any, x: Any) -> Any:
+    with gk.emulate(), torch.no_grad():
+        return layer(x).numpy()
+
+
+def test_a_layer_goes_to_a_new_process() -> None:
+    layer, x = Linear(3, 4, activation="relu"), torch.randn(2, 3)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found = pool.apply(computed, (layer, x))
+    torch.testing.assert_close(torch.from_numpy(found), F.relu(F.linear(x, layer.weight, layer.bias)).detach())
+
+
+def test_an_operator_is_pickled_by_its_name() -> None:
+    assert pickle.loads(pickle.dumps(scaled)) is scaled and copy.deepcopy(scaled) is scaled
+    unknown = pickle.dumps(scaled).replace(b"tests::layers_silu", b"tests::layers_what")
+    with pytest.raises(ValueError, match=r"no operator tests::layers_what; call gemmkit\.torch\.op\(name="):
+        pickle.loads(unknown)
+
+
+# -- what is given --------------------------------------------------------------------------------------------------------
+
+def test_layers_without_features() -> None:
+    with gk.emulate(), pytest.warns(UserWarning, match="zero-element"):
+        for layer in (Linear(0, 4), Linear(0, 4, activation="relu"), Linear(3, 0)):
+            x = torch.randn(2, 3, layer.in_features, requires_grad=True)
+            y = layer(x)
+            y.sum().backward()
+            assert y.shape == (2, 3, layer.out_features) and x.grad.shape == x.shape
+        assert layer(torch.randn(0, 3)).shape == (0, 0) and layer(torch.randn(3)).shape == (0,)
+
+
+@pytest.mark.parametrize("shape", [(2, 10), (4, 6), (), (5, 1)])
+def test_a_wrong_width_is_refused_before_anything_runs(shape: tuple[int, ...]) -> None:
+    """(No emulation: what ran would be refused otherwise.)"""
+    with pytest.raises(ValueError, match=rf"x has shape \({', '.join(map(str, shape))}\); \(\.\.\., 5\) is needed, as in_features=5"):
+        Linear(5, 4)(torch.randn(shape))
+
+
+def test_dtypes_are_not_mixed() -> None:
+    a, b, bias = torch.randn(3, 5), torch.randn(5, 4), torch.randn(4)
+    with gk.emulate():
+        for call in (lambda: gk.torch.matmul(a.to(BF16), b), lambda: gk.torch.matmul(a, b, torch.ones(3, 4, dtype=F64)),
+                     lambda: scaled(a.half(), b, bias), lambda: gk.torch.matmul(a, b.to(torch.complex64)),
+                     lambda: Linear(5, 4)(a.to(BF16)), lambda: Linear(5, 4, activation="relu")(a.double())):
+            with pytest.raises(TypeError, match=r"has dtype torch\.\w+ and .* under torch\.autocast"):
+                call()
