@@ -110,7 +110,7 @@ class Product:
             raise TypeError(f"{self.name} takes a, b{''.join(', ' + name for name in self.recipe.names)} and c=; got "
                             f"{len(operands)} operands behind a and b")
         if not self._says_dtypes:
-            a, b, c, *operands = autocast(a, b, c, *operands)
+            (a, b, c), operands = (found := autocast(a, b, c, *operands))[:3], found[3:]
         if self._keeping is not None and torch.is_grad_enabled():
             for x in (a, b, c, *operands):
                 if x is not None and x.requires_grad:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -22,17 +23,17 @@ from tests.support.machines import MACHINES, on_machines, poison, whole
 
 pytestmark = pytest.mark.sample(8)
 
-F16, F32 = np.dtype("f2"), np.dtype("f4")
+F16, BF16, F32 = np.dtype("f2"), np.dtype(ml_dtypes.bfloat16), np.dtype("f4")
 WORD = 32
 _EMULATOR = MACHINES["emulator"]
 
 
-def weights(rng: np.random.Generator, k: int, n: int, bits: int, group: int, symmetric: bool) -> Matrix:
+def weights(rng: np.random.Generator, k: int, n: int, bits: int, group: int, symmetric: bool, dtype: Any = F16) -> Matrix:
     """All words, scales of 1/2, 1 and 2, and any zeros."""
     scales = rng.choice([0.5, 1, 2], (k // group, n)).astype(F16)
     zeros = None if symmetric else rng.integers(0, 1 << bits, (k // group, n)).astype(np.uint8)
     words = rng.integers(0, 2**32, (k * bits // WORD, n), dtype=np.uint32)
-    return Matrix(words, GroupQuantised(F16, scales, bits, group, zeros))
+    return Matrix(words, GroupQuantised(dtype, scales, bits, group, zeros))
 
 
 def at(machine: Any, b: Matrix) -> Matrix:
@@ -92,6 +93,29 @@ def test_products_as_compiled(bits: int, symmetric: bool, m: int, rng: np.random
     """By the PTX of the kernel."""
     b, a = weights(rng, 256, 36, bits, 64, symmetric), whole(rng, (m, 256), F16, 2)
     assert np.array_equal(product(PTX, a, b), expected(a, b))
+
+
+@on_machines
+@pytest.mark.parametrize(("m", "n", "k", "bits", "symmetric"), [(1, 32, 128, 4, True), (16, 36, 128, 4, False), (17, 36, 192, 2, True)])
+def test_bfloat16(machine: Any, m: int, n: int, k: int, bits: int, symmetric: bool, rng: np.random.Generator) -> None:
+    b, a = weights(rng, k, n, bits, 64, symmetric, BF16), whole(rng, (m, k), BF16, 2)
+    with gk.emulate():
+        assert gk.plan(a, b, out=poison((m, n), F32)).config.operator == QuantisedMMAOp(bits, BF16)
+    assert np.array_equal(product(machine, a, b), expected(a, b))
+
+
+@pytest.mark.compile
+def test_bfloat16_as_compiled(rng: np.random.Generator) -> None:
+    b, a = weights(rng, 128, 36, 4, 64, False, BF16), whole(rng, (3, 128), BF16, 2)
+    assert np.array_equal(product(PTX, a, b), expected(a, b))
+
+
+def test_a_weight_is_rounded_as_float16_and_then_as_bfloat16(rng: np.random.Generator) -> None:
+    b = weights(rng, 64, 32, 4, 64, True, BF16)
+    layout: Any = b.layout
+    layout.scales[:] = (rng.random((1, 32)) * 3).astype(F16)
+    wanted = dequantise(b).astype(F16).astype(F32).astype(BF16).astype(F32)
+    assert np.array_equal(product(_EMULATOR, np.eye(64, dtype=BF16), b), wanted)
 
 
 # -- as a call chooses ----------------------------------------------------------------------------------------------------
@@ -156,6 +180,8 @@ def test_special_values(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(("fields", "said"), [
     (dict(operator=MMAOp()), "operator=.*QuantisedMMAOp"),
     (dict(operator=QuantisedMMAOp(2)), r"operator=QuantisedMMAOp\(2\).*4 bits"),
+    (dict(global_a_layout=RowMajor(BF16)), r"global_a_layout=.*QuantisedMMAOp\(\) multiplies float16"),
+    (dict(operator=QuantisedMMAOp(4, BF16), global_a_layout=RowMajor(BF16)), "(?s)global_b_layout=.*multiplies bfloat16"),
     (dict(global_a_layout=ColMajor(F16)), "global_a_layout=.*RowMajor"),
     (dict(global_c_layout=RowMajor(F32)), "global_c_layout=.*Residual"),
     (dict(stages=0), "stages=0"),
@@ -177,12 +203,27 @@ def test_problems(rng: np.random.Generator) -> None:
             product(_EMULATOR, np.ones((1, k), F16), b, mapping(b, 16, 32, 32, 32))
 
 
+@pytest.mark.parametrize(("changed", "said"), [
+    (dict(scales=np.ones((2, 36), F32)), "scales has dtype float32; float16 is needed"),
+    (dict(scales=np.ones((2, 36), BF16)), "scales has dtype bfloat16; float16 is needed"),
+    (dict(zeros=np.ones((2, 36), np.int32)), "zeros has dtype int32; uint8 is needed")])
+def test_dtypes_of_its_arrays(changed: dict[str, Any], said: str, rng: np.random.Generator) -> None:
+    b, a = weights(rng, 128, 36, 4, 64, False), whole(rng, (3, 128), F16, 2)
+    for of_a in (a, np.asfortranarray(a)):                                    # by this kernel, and by another one
+        with gk.emulate(), pytest.raises(TypeError, match=said):
+            gk.matmul(of_a, Matrix(b.array, replace(b.layout, **changed)))
+    with gk.emulate(), pytest.raises(TypeError, match="b has dtype int32; words of uint32"):
+        gk.matmul(a, Matrix(b.array.view(np.int32), b.layout))
+
+
 def test_other_kernels_refuse_the_operator() -> None:
     for kernel in ("singlestage", "multistage"):
         with pytest.raises(gk.ConfigError, match="kernel='quantised'"):
             gk.get_config(operator=QuantisedMMAOp(), kernel=kernel, global_a_layout=RowMajor(F16), device=H100)
     with pytest.raises(ValueError, match="bits=3"):
         QuantisedMMAOp(3)
+    with pytest.raises(ValueError, match=r"QuantisedMMAOp\(dtype=float32\)"):
+        QuantisedMMAOp(4, F32)
 
 
 # -- machine code ---------------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
 on_devices = pytest.mark.parametrize("device", DEVICES, indirect=True)
 
 
-def layers(device: str, activation: str | None = "gelu", bias: bool = True, dtype: Any = F32) -> tuple[Any, Callable[..., Any]]:
+def layers(device: str, activation: str | None = "gelu", bias: bool = True, dtype: Any = F32) -> tuple[Any, Any]:
     """A layer, and PyTorch's with the same parameters."""
     torch.manual_seed(0)
     ours = Linear(5, 8, bias=bias, activation=activation, device=device, dtype=dtype)

@@ -85,7 +85,7 @@ CALLS: dict[str, Callable[[Made], Any]] = {
     "plan": planned,
     "captured": captured,
     "diagonal": lambda t: gk.matmul(gk.Diagonal(t(of(5))), t(of(5, 3))),
-    "rows by index": lambda t: gk.matmul(gk.Gather(t(of(5, 7)), t(np.int32([4, 0, 4]))), t(of(7, 3))),
+    "rows by index": lambda t: gk.matmul(gk.Gather(t(of(5, 7)), t(np.array([4, 0, 4], np.int32))), t(of(7, 3))),
     "concat": lambda t: gk.matmul(gk.Concat(t(of(5, 3)), t(of(5, 4)), axis=1), t(of(7, 3))),
     "gemmEx": gemm,
     "einsum": lambda t: gk.einsum("bij,jk,kl->bil", t(of(2, 3, 4)), t(of(4, 5)), t(of(5, 2))),

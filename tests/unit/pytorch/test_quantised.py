@@ -16,8 +16,7 @@ torch: Any = pytest.importorskip("torch")
 import gemmkit as gk  # noqa: E402
 import gemmkit.torch  # noqa: E402
 from gemmkit.quantisation import dequantise, quantise  # noqa: E402
-from gemmkit.torch.linear import ACTIVATIONS  # noqa: E402
-from gemmkit.torch.quantised import FUNCTIONS  # noqa: E402
+from gemmkit.torch.linear import ACTIVATIONS, FUNCTIONS  # noqa: E402
 
 pytestmark = pytest.mark.sample(8)
 QuantisedLinear = gk.torch.QuantisedLinear
