@@ -25,7 +25,7 @@ from gemmkit.programs.spare import host_arrays, stream_memory
 from gemmkit.ptx.tma import emulated_map
 from gemmkit.row_plans import RESIDENT
 from gemmkit.runtime.array_info import ArrayInfo, alignment, byte_range, shares_memory, unit_axis
-from gemmkit.runtime.arrays import describe
+from gemmkit.runtime.arrays import describe, on_host
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.streams import launch_stream
@@ -58,8 +58,7 @@ class ProgramPlan:
 
     def run(self, arguments: dict[str, Any], stream: int | None = None) -> None:
         """Launch it on a GPU's arrays, by name; emulate it on those in host memory within
-        ``with gemmkit.emulate():``. Numbers are those
-        of ``arguments``; one that is left out is what the plan was made with.
+        ``with gemmkit.emulate():``. Numbers are those of ``arguments``; one that is left out is what the plan was made with.
 
         Raises ValueError for arrays of another kind than those that the plan was made for, for another component, for a
         number that is not positive where it was, and for a result that shares memory with another array; TypeError for
@@ -230,8 +229,9 @@ class ProgramPlan:
         for given in arrays:
             info = self.infos[given.name]
             how = dict(written=False) if given.is_filled else dict(readonly=True)
-            memory = machine.Memory.for_array(given.value, given.name, **how)
-            views[given.name] = View(given.value, memory, unit_axis(info), alignment(info))
+            array = on_host(given.value)
+            memory = machine.Memory.for_array(array, given.name, **how)
+            views[given.name] = View(array, memory, unit_axis(info), alignment(info))
         values = [views[array] if tensor_map is None else emulated_map(views[array], tensor_map.spec, tensor_map.axis)
                   for array, tensor_map in self.taken]
         launch = self.launchable
