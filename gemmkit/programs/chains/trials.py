@@ -112,27 +112,35 @@ def _spread(array: Any, x: Value, dims: tuple) -> Any:
 
 
 def trials_of(chain: Chain, signs: dict[str, float]) -> Iterator[Trial]:
-    """Of numbers of several sizes; and around each constant, as elements, and as products of two that are added up."""
-    scales: list[tuple[float, ...]] = list(SCALES)
-    for x in _constants(chain)[:MOST_CONSTANTS]:
-        scales += [tuple(x * by for by in AROUND), tuple(math.sqrt(x * by / 2) for by in AROUND)]
-    for n, some in enumerate(scales):
-        yield Trial(chain, signs, some, n % 2 == 0)
+    """Of numbers of several sizes."""
+    for n, scales in enumerate(SCALES):
+        yield Trial(chain, signs, scales, n % 2 == 0)
+
+
+def around_constants(chain: Chain, signs: dict[str, float]) -> Iterator[Trial]:
+    """Of numbers around each constant, as elements, and as products of two that are added up."""
+    for n, x in enumerate(_constants(chain)[:MOST_CONSTANTS]):
+        yield Trial(chain, signs, tuple(x * by for by in AROUND), n % 2 == 0)
+        yield Trial(chain, signs, tuple(math.sqrt(x * by / 2) for by in AROUND), n % 2 == 1)
 
 
 def _constants(chain: Chain) -> list[float]:
-    """The sizes of a program's constants, the largest first."""
-    pending: list[Value] = [*(c.out for c in chain.carried), *(c.init for c in chain.carried),
-                            *(store.value for store in chain.stores)]
+    """The sizes of a program's constants that cells or values meet, the largest first: not those of places alone."""
+    pending: list[Value] = [x for c in chain.carried for x in (c.out, c.init)]
     seen, found = set(pending), set[float]()
     while pending:
         x = pending.pop()
         if x.op == "const" and x.data and math.isfinite(x.data):
             found.add(abs(float(x.data)))
-        more = [y for y in x.args if y not in seen]
+        more = [y for y in x.args if y not in seen and not _is_of_places(x)]
         seen.update(more)
         pending += more
     return sorted(found, reverse=True)
+
+
+def _is_of_places(x: Value) -> bool:
+    return x.op == "coordinate" or (bool(x.args) and all(y.op == "const" or _is_of_places(y) for y in x.args)
+                                    and any(map(_is_of_places, x.args)))
 
 
 def same(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
@@ -165,6 +173,10 @@ def commutes(chain: Chain, signs: dict[str, float]) -> bool:
                     forth = trial.round(trial.round(begin, 0, shown), 1)
                     if not same(forth, trial.round(trial.round(begin, 1), 0, shown)):
                         return False
+        for trial in around_constants(chain, signs):
+            begin = trial.begin()
+            if not same(trial.round(trial.round(begin, 0), 1), trial.round(trial.round(begin, 1), 0)):
+                return False
     return True
 
 
