@@ -6,6 +6,7 @@ take is there once.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,6 +92,7 @@ class Places:
     row_starts: dict[str, float] = field(default_factory=dict)
     columns: dict[Value, str] = field(default_factory=dict)        # of cells that have one for each column
     column_starts: dict[str, float] = field(default_factory=dict)
+    arguments: frozenset[str] = frozenset()
 
     @property
     def names(self) -> list[str]:
@@ -102,8 +104,9 @@ class Places:
         return [x for rounds in self.loops for x in rounds.column_sums if self.columns[x.carried.after] == name]
 
 
-def places_of(loop: Loop) -> Places:
-    """Raises ValueError and TypeError, with the user's line, for what has no place yet."""
+def places_of(loop: Loop, arguments: Iterable[str]) -> Places:
+    """Of a program with ``arguments``, whose names cells do not have. Raises ValueError and TypeError, with the user's line,
+    for what has no place yet."""
     if [index.stack for index in loop.indices] not in ([False, False], [True, False, False]):
         raise refused(ValueError, f"parallel({shown(index.extent for index in loop.indices)}): kernels are derived of rows "
                                   "and columns, parallel(a.rows, b.columns), with one stack before them or none; of others "
@@ -111,6 +114,7 @@ def places_of(loop: Loop) -> Places:
                       loop.line)
     out = Places((loop.indices[-2], loop.indices[-1]), [], [], loop.indices[0] if len(loop.indices) == 3 else None)
     taken: set[str] = set()
+    out.arguments = frozenset(arguments)
     for held in loop.body:
         if isinstance(held, Store):
             out.stores.append(_checked(held, out))
@@ -143,7 +147,11 @@ def _rounds(loop: Loop, out: Places, taken: set[str]) -> Rounds:
     if loop.stop is not None:
         raise refused(ValueError, f"{loop.indices[0]} goes to a length (stop=): kernels are derived of lengths of the "
                                   "rounds of whole rows, parallel(a.rows); of others there is the reference", loop.line)
-    made = Rounds(loop.indices[0], [], [], loop.line)
+    index = loop.indices[0]
+    others = [*out.indices, *([] if out.stack is None else [out.stack]), *(rounds.index for rounds in out.loops)]
+    while index.name in [x.name for x in others]:
+        index.name += "_2"                             # of two loops that a program calls by one name
+    made = Rounds(index, [], [], loop.line)
     tiles: dict[Any, TilePlace] = {}
     used: set[Value] = set()
     waiting: list[tuple[Value, Carried]] = []              # sums of rows, until all products have their blocks
@@ -218,7 +226,7 @@ def _cell(carried: Carried, out: Places) -> None:
         name = cells[carried.init]
     elif carried.init.op == "const":
         name = carried.inside.name or "acc"
-        while name in out.names:
+        while name in out.names or name in out.arguments:
             name += "_2"
         starts[name] = carried.init.data
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -62,7 +63,7 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
             if mapping.splits:
                 raise error.reason from None
             return planned(program, arguments, replace(mapping, splits=1), text)
-    places = places_of(loop)
+    places = places_of(loop, arguments)
     n_is_said, said_of_all = places.indices[1].name in mapping.blocks, mapping
     mapping = laid_out(places, mapping, kernel, device.sm_count)
     _check_names(infos, places, arguments, kernel)
@@ -183,6 +184,8 @@ def _of_rows(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
              text: str | None, device: DeviceInfo) -> ProgramPlan:
     """Of a program without products (`gemmkit.programs.rows`)."""
     call, program = given_by(arguments), row_program_of(loop)
+    own = [index.name for index in program.indices]
+    _check_indices([*infos, *call.numbers, *own], own)
     for key in (*infos, *call.numbers, *(index.name for index in program.indices)):
         if key in NAMES_OF_ROWS or key.startswith(PART):
             raise _taken(key)
@@ -219,10 +222,19 @@ def _check_names(infos: dict[str, ArrayInfo], places: Places, arguments: dict[st
 
 
 def _check_own_names(names: list[str], indices: list[str], kernel: Kernel) -> None:
+    _check_indices(names, indices)
     own = OWN_NAMES if kernel.uses_tma else OWN_NAMES | NAMES_OF_MULTISTAGE
     for name in names:
         is_made = name.startswith(OWN_STARTS) or name.endswith("_tile") or "_by_" in name
         if name in own or is_made or (name == "i" and name not in indices):
+            raise _taken(name)
+
+
+def _check_indices(names: Iterable[str], indices: list[str]) -> None:
+    """Raises ValueError for an index with the name of an array, a number or a cell."""
+    others = list(names)
+    for name in dict.fromkeys(indices):
+        if others.count(name) > indices.count(name):
             raise _taken(name)
 
 

@@ -12,6 +12,7 @@ from gemmkit.runtime.device import assumed
 from tests.ptx_machine.launch import Ptx
 from tests.support import chains
 from tests.support import programs as listing
+from tests.unit.programs import test_roles as roles
 from tests.unit.programs.test_multistage import A100, RTX, aligned, drawn, empty, heads
 
 F32 = np.float32
@@ -46,6 +47,8 @@ CASES: dict[str, tuple[Any, Any, gk.Mapping, dict[str, Any]]] = {
     "stack": (listing.batched, lambda: [drawn(2, 70, 72), drawn(72, 72), drawn(2), drawn(2, 72), empty(2, 70, 72), empty(2, 70, dtype=F32)],
               SMALL, {}),
     "residual": (listing.residual, lambda: [drawn(70, 72), drawn(72, 72), drawn(70, 72), empty(70, 72), empty(70, 72, dtype=F32)], SMALL, {}),
+    "both operands, and added": (roles.polynomial, roles.TILES["polynomial"][1], SMALL, {}),
+    "self attention": (roles.self_attention, roles.CHAINS["attention"][1], gk.Mapping({"n": 32}), dict(scale=0.2)),
     "attention": (listing.attention, lambda: heads(2, 70, 90), gk.Mapping(stages=2), dict(scale=0.125)),
     "causal by two": (listing.attention, lambda: heads(1, 140, 90), gk.Mapping({"n": 48}, warpgroups=2), dict(scale=0.125, visible=chains.causal)),
     "heads of 96": (listing.attention, lambda: heads(1, 33, 70, 96), gk.Mapping(), dict(scale=0.125, visible=chains.window)),

@@ -15,6 +15,7 @@ from gemmkit.runtime import cache
 from tests.support import chains, row_programs
 from tests.support import programs as listing
 from tests.support.machines import MACHINES
+from tests.unit.programs import test_roles as roles
 
 pytestmark = pytest.mark.gpu
 
@@ -381,6 +382,26 @@ def close(got: np.ndarray, exact: np.ndarray) -> None:
     largest, rounding = max(1.0, np.abs(exact).max(initial=0.0)), {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 1e-4}
     assert np.array_equal(np.isnan(got), np.isnan(exact))
     assert np.nanmax(np.abs(got.astype(float) - exact), initial=0.0) <= rounding[got.dtype.name] * largest
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("kernel", ["warp_specialised", "multistage"])
+@pytest.mark.parametrize("name", [*roles.TILES, *roles.CHAINS])
+def test_one_array_in_several_roles(name: str, kernel: str) -> None:
+    program, made, more = roles.CHAINS[name] if name in roles.CHAINS else (*roles.TILES[name], {})
+    checked((program, made(), roles.either(kernel, gk.Mapping()), more))
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_a_plan_computes_with_a_call_s_numbers(splits: int) -> None:
+    """A number's bits are what a launch brings, and what a kernel without a new one still has."""
+    q, k, v = (chains.half(np.random.default_rng(n), 2, 100, 64) for n in range(3))
+    arrays = [q, k, v, chains.empty(2, 100, 64)]
+    given = listing.attention.bound((*map(there, arrays), 0.125), {})
+    plan = listing.attention.plan(*given.values(), mapping=gk.Mapping({"n": 32}, splits=splits))
+    for scale in (0.5, 0.125, 0.5, 1.0):
+        plan.run({**given, "scale": scale})
+        chains.check_close([given["o"].get()], listing.attention.reference(*arrays, scale), lambda got: 3e-3)
 
 
 @pytest.mark.sample(20)

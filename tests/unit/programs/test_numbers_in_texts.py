@@ -132,3 +132,47 @@ def test_elements_of_arrays_meet_in_float32(dtype: str, n: int) -> None:
                  f=ELEMENTS[n])
     chains.check(rounds_of_arrays, [drawn(20, 64), drawn(24, 64), drawn(24, 64), r, c, np.full((20, 64), np.nan, F32), np.full((20, 64), np.nan, F32)],
                  gk.Mapping({"n": 16}, warpgroups=1), f=ELEMENTS[n])
+
+
+# -- names ----------------------------------------------------------------------------------------------------------------------
+
+@gk.program
+def cell_of_an_array(a: Any, b: Any, c: Any, d: Any) -> None:
+    e = c
+    for m, n in gp.parallel(a.rows, b.columns):
+        c = gp.zeros(m, n)
+        for k in gp.sequential(a.columns):
+            c += a[m, k] @ b[k, n]
+        d[m, n] = c + e[m, n]
+
+
+@gk.program
+def one_name_twice(a: Any, b: Any, x: Any, y: Any, d: Any) -> None:
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc = gp.zeros(m, n)
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k, n]
+        for k in gp.sequential(x.columns):
+            acc += x[m, k] @ y[k, n]
+        d[m, n] = acc
+
+
+@gk.program
+def index_of_an_array(a: Any, b: Any, m: Any, d: Any) -> None:
+    c = m
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc = gp.zeros(m, n)
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k, n]
+        d[m, n] = acc + c[m]
+
+
+@KERNELS
+def test_names_that_a_program_has_twice(kernel: str) -> None:
+    mapping = gk.Mapping({"n": 64}, warpgroups=1, kernel=kernel)
+    chains.check(cell_of_an_array, [drawn(20, 40), drawn(40, 24), drawn(20, 24), np.full((20, 24), np.nan, F32)], mapping)
+    for one, other in ((40, 200), (200, 40), (40, 40)):
+        chains.check(one_name_twice, [drawn(20, one), drawn(one, 24), drawn(20, other), drawn(other, 24), np.full((20, 24), np.nan, F32)],
+                     mapping)
+    with pytest.raises(ValueError, match="m: the derived text has this name for its own"):
+        index_of_an_array.plan(drawn(20, 40), drawn(40, 24), drawn(20), np.zeros((20, 24), F32), mapping=mapping)

@@ -164,3 +164,13 @@ def test_a_block_has_a_map_of_its_own() -> None:
         boxes = {taken.map.spec.box for taken in plan.taken if taken.map is not None and taken.array == "a"}
         assert boxes == {(64, plan.mapping.blocks["m"]), (64, plan.mapping.blocks["n"])} and len(boxes) == 2
         assert "def kernel(sizes, map_a, map_a_2, d, y):" in plan.text
+
+
+@pytest.mark.compile
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", [*TILES, *CHAINS])
+def test_compiles_for_hopper(name: str) -> None:
+    """Maps and arrays are arguments of their own."""
+    program, made, more = CHAINS[name] if name in CHAINS else (*TILES[name], {})
+    with assumed(H100):
+        assert program.plan(*made(), **more).launchable.entry().cubin
