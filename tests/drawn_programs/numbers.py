@@ -19,7 +19,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tests.drawn_programs.syntax import Add, Cell, Expr, Let, Loop, Once, Over, Put, Source, Statement, Store
+from tests.drawn_programs.syntax import Add, Cell, Expr, Let, Loop, Once, Over, Put, Source, Statement, Store, expressions
 
 __all__ = ["Bounded", "Numbers", "computed", "rounding"]
 
@@ -211,6 +211,8 @@ class Numbers:
             at = self.at.get(x.data)
             begin, end = (at.start, at.stop) if isinstance(at, slice) else (0, self.length(x.data))
             return Bounded((x.data,), np.arange(begin, end, dtype=float), np.zeros(end - begin))
+        if x.op == "dot":
+            return self.product(*x.args)
         return self.operation(x.op, [self.of_expression(y) for y in x.args], x.data)
 
     def load(self, name: str, indices: tuple[str, ...]) -> Bounded:
@@ -222,9 +224,15 @@ class Numbers:
         dims = (*(index for index in indices if isinstance(self.at[index], slice)), *(f"*{c}" for c in array.dims[len(indices):]))
         return Bounded(dims, value, np.zeros_like(value))
 
+    def product(self, x: Expr, y: Expr) -> Bounded:
+        """What was computed is rounded to the other operand's type, whether a program says so or not."""
+        left, right = self.of_expression(x), self.of_expression(y)
+        if x.op not in ("load", "transpose", "cast"):
+            dtype = next(self.given[z.data[0]].dtype for z in expressions(y) if z.op == "load")
+            left = self.operation("cast", [left], ("", dtype))
+        return self.dot(left, right)
+
     def operation(self, op: str, args: list[Bounded], data: Any = None) -> Bounded:
-        if op == "dot":
-            return self.dot(*args)
         if op == "transpose":
             return Bounded(args[0].dims[::-1], args[0].value.T, args[0].error.T)
         if op in ("sum", "rowmax", "rowmin", "mean"):
