@@ -66,7 +66,7 @@ def _smaller(case: Case) -> Iterator[Case]:
         yield replace(case, source=_trimmed(replace(case.source, loop=loop)))
     for name, size in case.sizes.items():
         for less in (1, 8, 64, size // 2):
-            if less < size:
+            if 0 < less < size:
                 yield replace(case, sizes={**case.sizes, name: less})
     for n, array in enumerate(case.source.arrays):
         for change in ({"dtype": "float16"}, {"pitch": 8}, {"style": "normal"}):
@@ -109,10 +109,21 @@ def _simpler(loop: Loop) -> Iterator[Loop]:
             for inner in _simpler(held):                                                # type: ignore[arg-type]
                 yield replace(loop, body=(*loop.body[:n], inner, *loop.body[n + 1:]))
         elif isinstance(held, (Let, Add, Put, Store)):
+            if isinstance(held, Let):
+                yield replace(loop, body=(*loop.body[:n], *(_put_in(x, held) for x in loop.body[n + 1:])))
             for value in _less(held.value):
                 yield replace(loop, body=(*loop.body[:n], replace(held, value=value), *loop.body[n + 1:]))
         if isinstance(held, Cell) and isinstance(held.begin, float) and held.begin:
             yield replace(loop, body=(*loop.body[:n], replace(held, begin=0.0), *loop.body[n + 1:]))
+
+
+def _put_in(x: Any, let: Let) -> Any:
+    """A statement or an expression with a local name's value in its place."""
+    if isinstance(x, Expr):
+        return let.value if x.op == "name" and x.data == let.name else replace(x, args=tuple(_put_in(y, let) for y in x.args))
+    if isinstance(x, (Loop, Once)):
+        return replace(x, body=tuple(_put_in(y, let) for y in x.body))
+    return replace(x, value=_put_in(x.value, let)) if isinstance(x, (Let, Add, Put, Store)) else x
 
 
 def _less(x: Expr) -> Iterator[Expr]:
