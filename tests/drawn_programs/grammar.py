@@ -107,7 +107,7 @@ class Drawing:
         name = pool[0] if pool else f"more{len(self.arrays)}"
         if role == "element" and self.chance(0.006):
             name = self.pick(*(x for x in STRANGE if x not in [held.name for held in self.arrays]))
-        pitch = 8 if role == "operand" and not self.chance(0.02) else self.pick(1, 8)
+        pitch = 8 if role == "operand" and not self.chance(0.02) else int(self.pick(1, 1, 8, 8, 8, 0, -2))
         made = Array(name, dims, dtype, style, scale, pitch, role)
         self.arrays.append(made)
         return made
@@ -207,7 +207,7 @@ class Drawing:
             return make("le", make("mul", at_n, at_n), make("add", make("mul", at_m, at_m), number(5.0)))
         if kind == 5:
             self.tags.add("== of arrays")
-            one, other = (self.element((x,), style="whole", scale=1.0) if not x.startswith("*") else None for x in (m, n))
+            one, other = (self.element((x,), style="whole", scale=1.0, dtype=self.pick("int32", "float32", "float16")) if not x.startswith("*") else None for x in (m, n))
             if one is not None and other is not None:
                 return make(self.pick("eq", "ne"), one, other)
         if kind == 6:
@@ -379,7 +379,7 @@ def operand(of: Drawing, one: str, other: str, before: list[Expr]) -> Expr:
 
 
 def chain_program(of: Drawing) -> Source:
-    kind = of.pick(*["online"] * 5, *["plain"] * 4, *["saturating"] * 2, "decaying", "normalised", "mlp", "gemm", "gemm", "last")
+    kind = of.pick(*["online"] * 5, *["plain"] * 4, *["saturating"] * 2, "backward", "decaying", "normalised", "mlp", "gemm", "gemm", "last")
     of.tags.add(f"chain: {kind}")
     if kind == "mlp":
         return mlp_program(of)
@@ -491,7 +491,14 @@ def chain_program(of: Drawing) -> Source:
     if least is not None:
         inside.append(Put("least", make("min", least, Expr("rowmin", (s if kind != "online" else p,), 1, ("m",)))))
     second = None
-    if out is not None and of.chance(0.12):
+    if kind == "backward" and out is not None:               # an operand of one product is another's, and what it is made of a third's
+        do = block("n", of.of("C"), 1.0)
+        more = Expr("dot", (block("m", of.of("C"), 0.25), Expr("transpose", (do,), None, do.dims[::-1])), None, ("m", "n"))
+        ds = of.let(inside, make("mul", p, make("sub", of.let(inside, more), of.element(("n",)))), "ds")
+        k = block("n", "D", 0.25)
+        second = of.cell(body, "second", ("m", "*D"))
+        inside.append(Add("second", Expr("dot", (make("cast", ds, data=(f"{k.data[0]}.dtype", of.dtype)), k), None, ("m", "*D"))))
+    elif out is not None and of.chance(0.12):
         second = of.cell(body, "second", out.dims)
         inside.append(Add("second", by_values(make("mul", p, number(0.5)) if of.chance(0.5) else p)))
     stop = None
@@ -519,7 +526,7 @@ def chain_end(of: Drawing, body: list[Statement], tile: tuple[str, ...], kind: s
             value = make(of.pick("add", "add", "mul"), value, x)
         body.append(of.store(tile, (c,), value))
     if second is not None:
-        body.append(of.store(tile, (c,), second))
+        body.append(of.store(tile, (second.dims[1][1:],), second))
     for x in rows:
         if out is None or of.chance(0.35):
             value = x

@@ -24,7 +24,7 @@ import gemmkit as gk
 from gemmkit.runtime.device import H100, assumed
 from tests.drawn_programs.grammar import Case
 from tests.drawn_programs.numbers import Bounded, computed
-from tests.drawn_programs.syntax import Array, printed
+from tests.drawn_programs.syntax import Array, Loop, printed, statements
 from tests.ptx_machine.launch import Ptx
 from tests.support.machines import MACHINES
 
@@ -58,8 +58,9 @@ class Outcome:
 # -- arguments --------------------------------------------------------------------------------------------------------------
 
 
-def filled(seed, shape, dtype, style, scale, pitch):                    # type: ignore[no-untyped-def]
-    """An array of drawn elements, whose rows begin at multiples of ``pitch`` elements: what it is a view of, and how long its rows are."""
+def filled(seed, shape, dtype, style, scale, pitch, put=lambda x: x):   # type: ignore[no-untyped-def]
+    """An array of drawn elements, whose rows begin at multiples of ``pitch`` elements; of 0 it lies by columns, of -2 every other element
+    is another's."""
     rng = np.random.default_rng(seed)
     normal = rng.standard_normal(shape)
     if style == "growing" and len(shape) > 1:
@@ -67,16 +68,20 @@ def filled(seed, shape, dtype, style, scale, pitch):                    # type: 
     values = {"normal": normal, "growing": normal, "positive": 0.25 + rng.random(shape), "whole": rng.integers(-1, 2, shape) / scale,
               "places": rng.integers(0, 100, shape) / scale, "lengths": rng.choice([0, -3, 1, 7, 20, 33, 64, 100, 400], shape) / scale,
               "result": np.full(shape, np.nan)}[style] * scale
-    wide = np.zeros((*shape[:-1], shape[-1] + -shape[-1] % pitch), dtype)
-    wide[..., :shape[-1]] = values
-    return wide[..., :shape[-1]]
+    if pitch == 0 and len(shape) > 1:
+        return put(np.ascontiguousarray(values.swapaxes(-1, -2)).astype(dtype)).swapaxes(-1, -2)
+    step = 2 if pitch == -2 else 1
+    wide = np.zeros((*shape[:-1], step * shape[-1] + -shape[-1] % max(1, pitch)), dtype)
+    wide[..., :step * shape[-1]:step] = values
+    return put(wide)[..., :step * shape[-1]:step]
 
 
-def arrays_of(case: Case) -> dict[str, np.ndarray]:
-    return {x.name: filled(*_drawn_by(case, n, x)) for n, x in enumerate(case.source.arrays)}
+def arrays_of(case: Case, put: Callable[[np.ndarray], Any] = lambda x: x) -> dict[str, Any]:
+    """The arguments; ``put`` brings them where they are computed with."""
+    return {x.name: filled(*_drawn_by(case, x), put=put) for x in case.source.arrays}
 
 
-def _drawn_by(case: Case, n: int, x: Array) -> tuple[Any, ...]:
+def _drawn_by(case: Case, x: Array) -> tuple[Any, ...]:
     dtype = ml_dtypes.bfloat16 if x.dtype == "bfloat16" else np.dtype(x.dtype)
     shape = tuple(case.sizes[dim] for dim in x.dims)
     return (case.seed, sum(map(ord, x.name))), shape, dtype, "result" if x.role == "result" else x.style, x.scale, x.pitch
@@ -85,8 +90,8 @@ def _drawn_by(case: Case, n: int, x: Array) -> tuple[Any, ...]:
 def script(case: Case, outcome: Outcome | None = None) -> str:
     """The case as a program of its own."""
     lines = ["import ml_dtypes", *printed(case.source).splitlines(), "", "", *_unannotated(filled), ""]
-    for n, x in enumerate(case.source.arrays):
-        seed, shape, _, style, scale, pitch = _drawn_by(case, n, x)
+    for x in case.source.arrays:
+        seed, shape, _, style, scale, pitch = _drawn_by(case, x)
         dtype = "ml_dtypes.bfloat16" if x.dtype == "bfloat16" else f"np.{x.dtype}"
         lines.append(f"{x.name} = filled({seed}, {shape}, {dtype}, {style!r}, {x.scale}, {pitch})")
     arrays = ", ".join(f"{x.name}={x.name}" for x in case.source.arrays)
@@ -159,7 +164,7 @@ def judged(case: Case, machine: Any = None, tamper: Callable[[dict[str, np.ndarr
 
 def _judged(case: Case, machine: Any, name: str, lines: int, program: Any, tamper: Any, interpreted: Any) -> Outcome:
     arrays, source = arrays_of(case), case.source
-    given = {key: _moved(machine, x) for key, x in arrays.items()} if not machine.emulated else arrays
+    given = arrays if machine.emulated else arrays_of(case, machine.array)
     blocks: dict[str, int] = {}
     stage = "plan"
     try:
@@ -175,9 +180,9 @@ def _judged(case: Case, machine: Any, name: str, lines: int, program: Any, tampe
     except (KeyboardInterrupt, GeneratorExit, MemoryError):
         raise
     except BaseException as error:
-        if stage == "run" and source.told is not None and isinstance(error, ValueError) and _named(error, source.names) is not None:
+        if stage == "run" and source.told is not None and isinstance(error, ValueError) and _named(error, case) is not None:
             return Outcome("refused", said=_first_words(error))                 # a plan's numbers may be its own
-        fault = _refusal(error, name, lines, source.names)
+        fault = _refusal(error, name, lines, case)
         if fault is not None:
             return Outcome("fault", f"{stage}: {fault}", f"{fault}\n{_shown(error)}")
         if stage == "run":
@@ -199,11 +204,6 @@ def _judged(case: Case, machine: Any, name: str, lines: int, program: Any, tampe
     return Outcome("right", weak=weak)
 
 
-def _moved(machine: Any, x: np.ndarray) -> Any:
-    wide = x if x.base is None else x.base
-    return machine.array(np.ascontiguousarray(wide))[..., :x.shape[-1]]
-
-
 def _of_reference(case: Case, program: Any, arrays: dict[str, np.ndarray], name: str, lines: int, refused: BaseException | None, interpreted: Any,
                   blocks: dict[str, int] | None = None) -> Outcome:
     """What `Program.reference` says of a program, that has a kernel or has none."""
@@ -213,7 +213,7 @@ def _of_reference(case: Case, program: Any, arrays: dict[str, np.ndarray], name:
     except (KeyboardInterrupt, GeneratorExit, MemoryError):
         raise
     except BaseException as error:
-        fault = _refusal(error, name, lines, case.source.names)
+        fault = _refusal(error, name, lines, case)
         if fault is None and refused is None:
             fault = f"a program with a kernel has no reference: {_first_words(error)}"
         if fault is not None:
@@ -251,13 +251,17 @@ def _compared(found: dict[str, np.ndarray], wanted: dict[str, Bounded]) -> tuple
     return "", weak / max(1, total)
 
 
-def _named(error: BaseException, names: list[str]) -> str | None:
-    """Which argument, or the mapping, the text of an error names."""
-    found = re.search(rf"(?<![A-Za-z0-9_])({'|'.join([*map(re.escape, names), 'Mapping', 'drawn', 'acc', 'm', 'n', 'k'])})(?![A-Za-z0-9_])", str(error))
+def _named(error: BaseException, case: Case) -> str | None:
+    """Which argument, cell or index, or what of the mapping, the text of an error names. What a mapping leaves open must fit."""
+    known = [getattr(x, "name", "") for x in statements(case.source.loop)] + [o.index for x in statements(case.source.loop) if isinstance(x, Loop)
+                                                                              for o in x.over]
+    said = [] if case.mapping is None else ["stages", "blocks", "warpgroups"]
+    words = {*case.source.names, *filter(None, known), "Mapping", *said}
+    found = re.search(rf"(?<![A-Za-z0-9_])({'|'.join(map(re.escape, sorted(words)))})(?![A-Za-z0-9_])", str(error))
     return found[0] if found else None
 
 
-def _refusal(error: BaseException, name: str, lines: int, names: list[str]) -> str | None:
+def _refusal(error: BaseException, name: str, lines: int, case: Case) -> str | None:
     """What is wrong with an error as a refusal; None if it is one."""
     kind = type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
@@ -270,7 +274,7 @@ def _refusal(error: BaseException, name: str, lines: int, names: list[str]) -> s
     at = re.search(rf"{re.escape(name)}:(\d+)", str(error))
     if at is not None and 1 <= int(at[1]) <= lines:
         return None
-    if _named(error, names) is not None:
+    if _named(error, case) is not None:
         return None
     return f"{kind} that names no line and no argument, at {where}: {_first_words(error)}"
 
