@@ -161,26 +161,41 @@ def in_order(roots: list[Value]) -> list[Value]:
 def guard(chain: Chain, signs: dict[str, float]) -> None:
     """Before what folds over a block's elements, and before a block that a product sums over: the identity in place of what
     is out of range, if it is not there anyway. As early as it is needed, so that one does for all (exp of -inf is 0)."""
-    index = chain.index
+    _own_maxima(chain)
     while True:
         found = beyond(chain, signs)                    # behind a length arrays have anything, and zeros beyond their ends
-
-        def wanted(x: Value) -> tuple[Value, float] | None:
-            if x.op in IDENTITY and x.args[0].dims[1] is index:
-                return x.args[0], IDENTITY[x.op]
-            if x.op == "dot" and x.args[0].op != "load" and x.args[0].dims[1] is index:
-                return x.args[0], 0.0              # B is filled up with zeros; A must not have infinities and NaN there
-            return None
-
-        bad = next(((x, w) for x in chain.body if (w := wanted(x)) is not None
+        bad = next((w for x in chain.body if (w := _wanted(x, chain)) is not None
                     and w[0].op not in LEAVES and found.get(w[0]) != w[1]), None)
         if bad is None:
             return
-        old, identity = bad[1]
-        new = Value("inside", (old, number(identity)), old.dims, index, old.name, old.line)
+        old, identity = bad
+        new = Value("inside", (old, number(identity)), old.dims, chain.index, old.name, old.line)
         for x in chain.body:
             x.args = tuple(new if y is old else y for y in x.args)
         chain.body.insert(chain.body.index(old) + 1, new)
+
+
+def _wanted(x: Value, chain: Chain) -> tuple[Value, float] | None:
+    """Which operand an operation wants to be what where it is out of range."""
+    if x.op in IDENTITY and x.args[0].dims[1] is chain.index:
+        return x.args[0], IDENTITY[x.op]
+    if x.op == "dot" and x.args[0].op != "load" and x.args[0].dims[1] is chain.index:
+        return x.args[0], 0.0                          # B is filled up with zeros; A must not have infinities and NaN there
+    return None
+
+
+def _own_maxima(chain: Chain) -> None:
+    """A maximum of what is added up or multiplied, too, has a copy of it: it wants -inf beyond the end, and the others 0."""
+    def uncast(x: Value) -> Value:
+        return uncast(x.args[0]) if x.op == "cast" else x
+
+    wanted = [(x, *w) for x in chain.body if (w := _wanted(x, chain)) is not None]
+    for x, old, identity in wanted:
+        others = [other for _, value, other in wanted if uncast(value) is uncast(old) and other != identity]
+        if identity and others and old.op not in LEAVES:
+            new = Value("mul", (old, number(1.0)), old.dims, None, "", x.line)
+            chain.body.insert(chain.body.index(old) + 1, new)
+            x.args = (new,)
 
 
 # -- sums that threads have parts of --------------------------------------------------------------------------------------

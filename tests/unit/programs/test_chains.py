@@ -71,6 +71,29 @@ def test_rows_that_see_nothing() -> None:
     check(listing.attention, heads(1, 150, 20), SMALL, scale=0.125, visible=chains.window)
 
 
+@gk.program
+def sums_and_maxima(a: Any, b: Any, c: Any, d: Any, best: Any, total: Any) -> None:
+    for m in gp.parallel(a.rows):
+        out, sums, top = gp.zeros(m, c.columns), gp.zeros(m), gp.full(m, -math.inf)
+        for n in gp.sequential(b.rows):
+            p = gp.tanh(a[m] @ b[n].T) - 2.0
+            out += p.astype(c.dtype) @ c[n]
+            sums += p.sum(axis=1)
+            top[:] = gp.maximum(top, p.max(axis=1))
+        d[m] = out
+        best[m] = top
+        total[m] = sums
+
+
+@pytest.mark.parametrize("mapping", [SMALL, gk.Mapping({"n": 32}, warpgroups=1, kernel="multistage")], ids=lambda mapping: mapping.kernel or "tma")
+def test_a_sum_and_a_maximum_of_one_value(mapping: gk.Mapping) -> None:
+    """Beyond the last place the sum wants 0 and the maximum -inf of the same value: deriving took one for the other without end."""
+    rng = np.random.default_rng(1)
+    arrays = [*(chains.half(rng, *shape) for shape in ((33, 64), (40, 64), (40, 64))), chains.empty(33, 64, dtype=F32),
+              chains.empty(33, dtype=F32), chains.empty(33, dtype=F32)]
+    check(sums_and_maxima, arrays, mapping)
+
+
 # -- what a mapping says ------------------------------------------------------------------------------------------------------
 
 def text(mapping: gk.Mapping, **components: Any) -> str:
