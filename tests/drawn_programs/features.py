@@ -9,7 +9,7 @@ from tests.drawn_programs.syntax import Cell, Expr, Loop, Once, Put, Store, expr
 
 __all__ = ["features"]
 
-NAMES = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "and": "&", "rowmax": "max of rows", "rowmin": "min of rows",
+NAMES = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "and": "&", "or": "|", "not": "~", "abs": "abs", "power": "**", "rowmax": "max of rows", "rowmin": "min of rows",
          "div": "a division", "max": "maximum", "min": "minimum", "sum": "sums", "cast": "astype", "place": "a place in an expression"}
 
 

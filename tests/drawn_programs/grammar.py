@@ -144,7 +144,7 @@ class Drawing:
         if depth <= 0 or self.chance(0.15):
             return self.pick(*leaves)()
         x = self.computed(leaves, depth - 1, dims)
-        kind = self.rng.integers(14)
+        kind = self.rng.integers(16)
         make, constant = self.make, self.constant
         if kind < 5:
             y = self.computed(leaves, depth - 2, dims)
@@ -162,7 +162,8 @@ class Drawing:
             return make("div", self.scalar(), make("add", make("mul", x, x), number(0.5)))
         return [lambda: make("exp", make("min", x, constant(1.0, 2.0, 0.0))), lambda: make("tanh", x),
                 lambda: make(self.pick("sqrt", "rsqrt", "log"), make("add", make("mul", x, x), constant(0.5, 1.0, 0.25))),
-                lambda: make("neg", x), lambda: make("max", x, number(0.0))][kind - 9]()
+                lambda: make("neg", x), lambda: make("max", x, number(0.0)),
+                lambda: make("abs", x), lambda: make("power", make("min", make("max", x, number(-2.0)), number(2.0)), data=int(self.pick(2, 2, 3, 4)))][kind - 9]()
 
     def condition(self, x: Expr, leaves: list[Callable[[], Expr]], dims: tuple[str, ...]) -> Expr:
         """Of values, and of places, which are written as such where ``x`` is not all of a tile."""
@@ -172,7 +173,8 @@ class Drawing:
         if kind == 0 and len(dims) == 2 and not dims[1].startswith("*"):
             return self.seen(*dims)
         if kind == 1:
-            return self.make("and", self.condition(x, leaves, dims), self.condition(x, leaves, dims))
+            made = self.make(self.pick("and", "and", "or"), self.condition(x, leaves, dims), self.condition(x, leaves, dims))
+            return self.make("not", made) if self.chance(0.15) else made
         op = self.pick("lt", "le", "gt", "ge")
         if kind == 2:
             place = [dim for dim in dims if not dim.startswith("*")]

@@ -78,7 +78,7 @@ def filled(seed, shape, dtype, style, scale, pitch, put=lambda x: x):   # type: 
 
 def arrays_of(case: Case, put: Callable[[np.ndarray], Any] = lambda x: x) -> dict[str, Any]:
     """The arguments; ``put`` brings them where they are computed with."""
-    return {x.name: filled(*_drawn_by(case, x), put=put) for x in case.source.arrays}
+    return {x.name: filled(*(*_drawn_by(case, x), put)) for x in case.source.arrays}
 
 
 def _drawn_by(case: Case, x: Array) -> tuple[Any, ...]:

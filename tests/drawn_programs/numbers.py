@@ -97,7 +97,7 @@ BINARY: dict[str, Callable[..., tuple[Any, Any]]] = {
     "max": lambda x, ex, y, ey: (np.maximum(x, y), np.maximum(ex, ey)),
     "min": lambda x, ex, y, ey: (np.minimum(x, y), np.maximum(ex, ey))}
 UNARY: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
-    "neg": lambda x, ex: (-x, ex), "exp": _exp, "log": _log, "sqrt": _sqrt,
+    "neg": lambda x, ex: (-x, ex), "abs": lambda x, ex: (np.abs(x), ex), "exp": _exp, "log": _log, "sqrt": _sqrt,
     "tanh": lambda x, ex: (np.tanh(x), np.minimum(ex, 2.0) + TANH * np.abs(np.tanh(x)) + LEAST),
     "finite": lambda x, ex: (np.where(x == -np.inf, 0.0, x), ex)}
 COMPARED: dict[str, Callable[[Any, Any], Any]] = {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
@@ -245,10 +245,20 @@ class Numbers:
         first = (args[1], args[0], *args[2:]) if op == "where" else args
         dims = tuple(dict.fromkeys(dim for x in sorted(first, key=lambda x: -len(x.dims)) for dim in x.dims))
         pairs = [x.over(dims) for x in args]
+        if op == "power":
+            made = args[0]
+            for _ in range(data - 1):
+                made = self.operation("mul", [made, args[0]])
+            return made
+        if op == "not":
+            return Bounded(dims, ~pairs[0][0], pairs[0][1])
         if op in UNARY:
             return _settled(dims, *UNARY[op](*pairs[0]))
         if op in BINARY:
             return _settled(dims, *BINARY[op](*pairs[0], *pairs[1]))
+        if op == "or":
+            (one, may_one), (other, may_other) = pairs
+            return Bounded(dims, one | other, (may_one | ~one) & (may_other | ~other) & (may_one | may_other))
         if op == "and":
             (one, may_one), (other, may_other) = pairs
             return Bounded(dims, one & other, (may_one | one) & (may_other | other) & (may_one | may_other))

@@ -128,9 +128,9 @@ def _put_in(x: Any, let: Let) -> Any:
 
 def _less(x: Expr) -> Iterator[Expr]:
     for y in x.args:
-        if y.dims == x.dims and y.op not in ("lt", "le", "gt", "ge", "eq", "ne", "and"):
+        if y.dims == x.dims and y.op not in ("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not"):
             yield y
-    if x.op not in ("number", "lt", "le", "gt", "ge", "eq", "ne", "and", "dot", "load", "transpose", "cast") and not x.dims:
+    if x.op not in ("number", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "dot", "load", "transpose", "cast") and not x.dims:
         yield number(1.0)
     for n, y in enumerate(x.args):
         for less in _less(y):

@@ -21,7 +21,9 @@ class Expr:
     | load | (array, indices) |
     | place | the index |
     | add, sub, mul, div, neg, exp, log, tanh, sqrt, rsqrt, max, min, finite, dot, transpose | |
-    | lt, le, gt, ge, eq, ne, and | |
+    | lt, le, gt, ge, eq, ne, and, or, not | |
+    | abs | |
+    | power | the exponent |
     | where | whether its condition is written as a function of places |
     | sum, rowmax, rowmin, mean | the axis |
     | cast | (as it is written, the dtype's name) |
@@ -172,7 +174,7 @@ def expressions(x: Any) -> Iterator[Expr]:
                     yield from expressions(found)
 
 
-SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "and": "&",
+SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "and": "&", "or": "|",
          "dot": "@"}
 CALLS = {"exp": "exp", "log": "log", "tanh": "tanh", "sqrt": "sqrt", "rsqrt": "rsqrt", "max": "maximum", "min": "minimum", "finite": "finite"}
 FOLDS = {"sum": "sum", "rowmax": "max", "rowmin": "min", "mean": "mean"}
@@ -195,6 +197,12 @@ def text_of(x: Expr, places: dict[str, str] | None = None, top: bool = True) -> 
         return made if top else f"({made})"
     if x.op == "neg":
         return f"-{args[0]}" if top else f"(-{args[0]})"
+    if x.op == "not":
+        return f"(~{args[0]})"
+    if x.op == "abs":
+        return f"abs({text_of(x.args[0], places)})"
+    if x.op == "power":
+        return f"{args[0]} ** {x.data}" if top else f"({args[0]} ** {x.data})"
     if x.op in CALLS:
         return f"gp.{CALLS[x.op]}({', '.join(text_of(y, places) for y in x.args)})"
     if x.op == "where":
