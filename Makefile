@@ -4,8 +4,8 @@
 #   make demo                          the examples, on real data; in the emulator where there is no GPU
 #   make test [PYTEST_ARGS=...]        tests that need no GPU: of those with many cases, a sample (six
 #                                      minutes on two cores)
-#   make test-all [PYTEST_ARGS=...]    all of them, and all that is drawn: edited programs, expressions, bad calls, seeded
-#                                      faults, compiled kernels (hours on two cores)
+#   make test-all [PYTEST_ARGS=...]    all of them, and all that is drawn: edited programs, programs, expressions, bad calls,
+#                                      seeded faults, compiled kernels (hours on two cores)
 #   make test-gpu [PYTEST_ARGS=...]    the tests that need one (ten minutes on 16 cores, for compiling)
 #   make test-gpu-smoke                a sample of these, before each landing (minutes)
 #   make sanitize                      a sample of kernels under compute-sanitizer (GPU)
@@ -66,6 +66,7 @@ test-all: $(READY)
 	GEMMKIT_DRAWN_EXPRESSIONS=5000 $(PY) -m pytest -q -m "not gpu" -n 2 tests/codegen/lang/test_drawn_expressions.py
 	$(PY) -m tests.bad_calls --count 10000 --seed 11 --jobs 2
 	$(PY) -m tests.resolved_calls --count 20000 --seed 1 --jobs 2
+	$(PY) -m tests.drawn_programs --count 1000 --seed 1 --jobs 2
 	$(PY) -m tests.mutation
 	$(PY) -m tests.ptx_machine --cases 60 --seed 1 --jobs 2
 
