@@ -101,7 +101,7 @@ def chosen(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, outs: 
     _check_names(chain, places, mapping, kernel)
     limit = device.shared_memory_per_block
     bound, share = min(limit, mapping.shared_bytes or limit), mapping.shared_bytes or kernel.share(device)
-    reason, tried, last = "", 0, ""
+    reasons, last = list[str](), ""
     for given, length, across in _candidates(chain, mapping, kernel, device.sm_count):
         choice = _orders(chain, places, given, may, length, across)
         choice.kernel = kernel.said
@@ -113,10 +113,11 @@ def chosen(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, outs: 
                 found = _memory(places, given, choice, {}, room, chain)
         if found is None:
             return choice
-        reason, tried = found, tried + 1
+        reasons.append(found)
         last = f"blocks of {length} along {chain.index}, warpgroups={given.warpgroups}"
         last += ", stages=1" if given.stages == 1 else ""
-    raise ConfigError(reason if tried == 1 else f"no lengths of blocks fit, down to {last}: {reason}")
+    is_one = len(set(reasons)) == 1                    # that no length of blocks changes
+    raise ConfigError(reasons[-1] if is_one else f"no lengths of blocks fit, down to {last}: {reasons[-1]}")
 
 
 class Room(NamedTuple):
