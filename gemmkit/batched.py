@@ -14,12 +14,12 @@ from gemmkit.contraction import einsum
 from gemmkit.lang.given import check_dtype
 from gemmkit.layouts import RowMajor
 from gemmkit.operators import Algebra, Operator
-from gemmkit.problem import check_places
+from gemmkit.problem import asked_dtype, check_places
 from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like
 from gemmkit.runtime.device import target
 from gemmkit.runtime.views import strided
 from gemmkit.stacks import stack_of
-from gemmkit.tuning.operators import operator_for, result_dtype, sized
+from gemmkit.tuning.operators import new_dtype
 
 __all__ = ["folded"]
 
@@ -28,7 +28,7 @@ def folded(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any, k
     """The product of stacks of which a or b alone has a dimension (the other lacks it, or is 1 there); None of any other
     call, and of one with a c, a conf or components, whose coordinates would change."""
     operator = keywords.get("operator")
-    if (c is not None or conf is not None or set(keywords) - {"operator"} or isinstance(operator, Algebra)
+    if (c is not None or conf is not None or set(keywords) - {"operator", "dtype"} or isinstance(operator, Algebra)
             or not isinstance(operator, (Operator, type(None)))):
         return None
     infos = {"a": describe(a, "a"), "b": describe(b, "b")}
@@ -38,6 +38,8 @@ def folded(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any, k
     if min(len(info.shape) for info in infos.values()) < 2 or not _folds(*infos.values()):
         return None
     check_places(dict(infos))
+    keywords = dict(keywords)
+    dtype = asked_dtype(keywords, None, None if out is None else describe(out, "out"))
     for name, info in infos.items():
         check_dtype(info.dtype, name)
     stack = stack_of(infos, {name: RowMajor(info.dtype) for name, info in infos.items()})
@@ -45,9 +47,7 @@ def folded(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any, k
     shape = (*stack, infos["a"].shape[-2], infos["b"].shape[-1])
     if out is None:
         dtypes = infos["a"].dtype, infos["b"].dtype
-        sizes, device = (1, 1, 1), target(infos["a"].device)
-        operator = operator_for(*dtypes, sizes, device) if operator is None else sized(operator, *dtypes, sizes, device)
-        out = empty_like(a, shape, result_dtype(*dtypes, None, operator))
+        out = empty_like(a, shape, new_dtype(*dtypes, operator, target(infos["a"].device), dtype))
     of_out = describe(out, "out")
     if of_out.shape != shape:
         raise ValueError(f"out has shape {of_out.shape}; the result has {shape}")

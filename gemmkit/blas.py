@@ -9,24 +9,28 @@ import numpy as np
 from gemmkit.config import Config
 from gemmkit.dual import Dual, real_operand
 from gemmkit.epilogues import LinearCombination
-from gemmkit.epilogues.factors import InMemory, factor
+from gemmkit.epilogues.factors import InMemory, Parts, factor
 from gemmkit.joined import Braid
 from gemmkit.lang.given import check_dtype
 from gemmkit.lang.record_types import conjugate
 from gemmkit.layouts import Layout
 from gemmkit.matmul import matmul
 from gemmkit.matrices import Matrix, arrays, transposed
-from gemmkit.operators import Operator, dual
+from gemmkit.operators import Algebra, Operator, dual
 from gemmkit.problem import check_places, has_parts, layout_of
 from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like, overlaps_itself, shares_memory
+from gemmkit.runtime.device import target
+from gemmkit.runtime.views import strided
 from gemmkit.stacks import seen_stack
 from gemmkit.transforms import Elementwise
+from gemmkit.tuning.operators import new_dtype
 
 __all__ = ["gemm", "gemmEx"]
 
 
 def gemmEx(transa: str | int, transb: str | int, alpha: Any, a: Any, b: Any, beta: Any, c: Any, *,
-           operator: Operator | None = None, conf: Config | None = None, stream: Any = None) -> Any:
+           operator: Operator | None = None, conf: Config | None = None, precision: str | None = None,
+           stream: Any = None) -> Any:
     """``C := alpha op(A) op(B) + beta C``, in place; returns c.
 
     Args:
@@ -37,14 +41,18 @@ def gemmEx(transa: str | int, transb: str | int, alpha: Any, a: Any, b: Any, bet
             `gemmkit.Dual` of shape (); it multiplies from the left. A 0-d array in the GPU's memory stays there, and the
             kernel loads it when it runs, without synchronisation (cuBLAS's pointer mode "device"); a host array is read at
             the call.
-            With beta = 0, C is not read: it may hold NaN.
+            With beta = 0, C is not read: it may hold NaN. With alpha = 0 (a number of the host's) A and B are not read; with
+            an alpha in the GPU's memory that is 0 then, what they hold does not count. (BLAS's rules, which
+            `epilogues.LinearCombination` has for beta alone.)
         a, b: op(A) is (M, K) and op(B) is (K, N): arrays, or matrices with structure (`gemmkit.Diagonal(x)` and the
             like). c: (M, N), any strides. Of arrays of more dimensions the last two are the matrices, and those before are a
             stack's, whose products are one launch; ``trans`` turns each matrix. The stacks of a and b are broadcast as NumPy
             does, and c, which is written, has that shape in full: (..., M, N).
-        operator: what multiplies; None chooses one by dtypes and sizes. With an `operators.Algebra` arrays of more than two
+        operator: what multiplies; None chooses one by dtypes and sizes, whose sums hold what c holds: int8 into an int32 or
+            float32 c is exact. With an `operators.Algebra` arrays of more than two
             dimensions have a last axis, the parts of its numbers, behind those of the matrices (unless they are complex).
         conf: a configuration for op(A), op(B) and c, whose epilogue gives way to alpha and beta.
+        precision: "tf32" or "fast", as of `gemmkit.matmul`.
         stream: None is the current stream of a's library.
 
     Raises ValueError, TypeError and ConfigError as `gemmkit.matmul`, and ValueError for another ``trans`` character, for
@@ -77,11 +85,17 @@ def gemmEx(transa: str | int, transb: str | int, alpha: Any, a: Any, b: Any, bet
     _check(_result((transa, transb), a_info, b_info), a_info, b_info, seen)
     held = c if seen is c_info else seen if c_info.device >= 0 else layout.host_view(c)
     epilogue = LinearCombination(alpha, beta, held, layout)
+    if alpha.is_not_zero == 0 if isinstance(alpha, Parts) else not isinstance(alpha, InMemory) and alpha == 0:
+        kept: dict[str, Any] = {"operator": multiplies} if isinstance(multiplies, Algebra) else {}
+        op_a, op_b = _without_k(c, c_info, has_parts(c_info, multiplies))
+        return matmul(op_a, op_b, out=c, epilogue=epilogue, stream=stream, **kept)
     more: dict[str, Any] = {f"transform_global_to_shared_{name}": CONJUGATE
                             for name, trans, info in (("a", transa, a_info), ("b", transb, b_info))
                             if trans == "C" and info.dtype.kind in "cV"}
     if operator is not None:
         more["operator"] = operator
+    if precision is not None:
+        more["precision"] = precision
     return matmul(op_a, op_b, conf=conf, out=c, epilogue=epilogue, stream=stream, **more)
 
 
@@ -126,7 +140,8 @@ def gemm(transa: str | int, transb: str | int, a: Any, b: Any, out: Any = None, 
         for name, dtype in (("a", a_info.dtype), ("b", b_info.dtype)):
             check_dtype(dtype, name)
         shape = _result((transa, transb), a_info, b_info)
-        out, beta = empty_like(arrays(a, b, ())[0], shape, np.result_type(a_info.dtype, b_info.dtype)), 0.0
+        where = next(x.info.device for x in (a_info, b_info) if x.info is not None)
+        out, beta = empty_like(arrays(a, b, ())[0], shape, new_dtype(a_info.dtype, b_info.dtype, None, target(where))), 0.0
     return gemmEx(transa, transb, alpha, a, b, beta, out)
 
 
@@ -205,6 +220,13 @@ def _check(shape: tuple[int, ...], a: _Operand, b: _Operand, c: ArrayInfo) -> No
     for name, other in (("a", a), ("b", b)):
         if other.info is not None and shares_memory(c, other.info):
             raise ValueError(f"c overlaps {name} in memory; every thread block reads {name} while others write c")
+
+
+def _without_k(c: Any, info: ArrayInfo, in_parts: bool) -> tuple[Any, Any]:
+    """Operands of no elements whose product has c's shape."""
+    end = len(info.shape) - in_parts
+    a, b = (strided(c, info, (*info.shape[:at], 0, *info.shape[at + 1:]), info.strides) for at in (end - 1, end - 2))
+    return a, b
 
 
 def _conjugate(x: Any) -> Any:

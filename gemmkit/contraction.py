@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from gemmkit.config_rules import check_fields
 from gemmkit.emulator.mode import current_mode
 from gemmkit.epilogues import Epilogue
@@ -28,7 +30,7 @@ from gemmkit.matrices import Matrix, unwrapped
 from gemmkit.modes import Mode, ordered
 from gemmkit.operators import Algebra, Operator
 from gemmkit.planning import Plan, plan
-from gemmkit.problem import check_places, layout_of
+from gemmkit.problem import asked_dtype, check_places, layout_of
 from gemmkit.products import forgotten_with_plans, multiply
 from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, empty_like
 from gemmkit.runtime.device import target
@@ -36,13 +38,13 @@ from gemmkit.runtime.views import strided
 from gemmkit.strides import NOTHING, merged
 from gemmkit.subscripts import sizes_of, subscripts
 from gemmkit.sums import check_matrix, ones, view_of
-from gemmkit.tuning.operators import algebra_of, check_multiplied, operator_for, result_dtype, sized
+from gemmkit.tuning.operators import Sums, algebra_of, check_multiplied, new_dtype
 
 __all__ = ["as_product", "einsum"]
 
 
 def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None = None, epilogue: Epilogue | None = None,
-           stream: Any = None, optimize: Any = "auto", **others: Any) -> Any:
+           stream: Any = None, optimize: Any = "auto", dtype: Any = None, **others: Any) -> Any:
     """Sum of products of tensors' elements, as `numpy.einsum` has it.
 
     Args:
@@ -55,12 +57,14 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
             are contracted two at a time along `opt_einsum`'s path, intermediates in the result's dtype. Of a single one
             the result is a view of it where nothing is summed over and there is no ``out``, as NumPy has it, else the
             product with a generated vector of ones.
-        out: where the result goes (any strides); None allocates it in C order, of NumPy's result type.
+        out: where the result goes (any strides); None allocates it in C order, of ``dtype``, or of NumPy's result type.
         operator: what multiplies and sums; None chooses one by dtypes and sizes.
         epilogue: an element-wise function of the result. Its coordinates are the row and column of the matrix product,
             not the tensor's.
         stream: None is the current stream of the operands' library.
         optimize: for three operands and more: a path, or how `opt_einsum.contract_path` is to find one.
+        dtype: the result's, which the sums hold, as they hold out's: int8 into int32 is exact. Without both, integers wrap
+            in NumPy's result type.
 
     Returns:
         out.
@@ -81,25 +85,27 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
     ([60.0, 66.0, 72.0, 78.0], 15.0)
     """
     if others:
-        raise TypeError(f"einsum() got unknown keywords {', '.join(sorted(others))}; it takes out, operator, epilogue, "
-                        "stream and optimize, and no transforms: give what one makes of the operand (x.conj()), or call "
+        raise TypeError(f"einsum() got unknown keywords {', '.join(sorted(others))}; it takes out, dtype, operator, "
+                        "epilogue, stream and optimize, and no transforms: give what one makes of the operand (x.conj()), or call "
                         "matmul")
     check_fields({} if operator is None else {"operator": operator})
     terms, result, infos, of_out, operands = _checked(spec, operands, out)
+    asked = None if dtype is None else asked_dtype({"dtype": dtype}, None, of_out, "einsum")
     if len(operands) == 1:
-        return _of_one(spec, terms[0], result, operands[0], infos[0], out, of_out, operator, epilogue, stream)
+        return _of_one(spec, terms[0], result, operands[0], infos[0], out, of_out, operator, epilogue, stream, asked)
     if len(operands) > 2:                  # which are a and b of products that the caller did not write
         for n, info in enumerate(infos):
-            if operator is None and algebra_of(info.dtype) is None:
+            if operator is None and algebra_of(info.dtype) is None and info.dtype.kind != "b":
                 check_multiplied(info.dtype, f"operand {n}")
-        return _chain(terms, result, operands, infos, out, operator, epilogue, stream, optimize)
-    recipe, views, keywords, out = _as_matrices(spec, terms, result, operands, infos, out, of_out, operator, epilogue)
+        asked = asked if of_out is None else of_out.dtype
+        return _chain(terms, result, operands, infos, out, operator, epilogue, stream, optimize, asked)
+    recipe, views, keywords, out = _as_matrices(spec, terms, result, operands, infos, out, of_out, operator, epilogue, asked)
     _launch(recipe, views[0], views[1], views[2], stream, keywords)
     return out
 
 
 def as_product(spec: str, *operands: Any, out: Any = None, operator: Operator | None = None,
-               epilogue: Epilogue | None = None) -> tuple[Any, Any, Any, dict[str, Any]]:
+               epilogue: Epilogue | None = None, dtype: Any = None) -> tuple[Any, Any, Any, dict[str, Any]]:
     """The product of matrices that an `einsum` of two operands is: a, b, out (None makes a new one) and the keywords of
     `gemmkit.matmul`, layouts among them. Nothing is computed. Raises what `einsum` raises, and ValueError for more operands.
 
@@ -114,7 +120,9 @@ def as_product(spec: str, *operands: Any, out: Any = None, operator: Operator | 
     if len(operands) != 2:
         which = "no product" if len(operands) == 1 else "several products; give each of them by itself"
         raise ValueError(f"einsum({spec!r}) of {len(operands)} operands is {which}")
-    recipe, (a, b, d), keywords, _ = _as_matrices(spec, terms, result, operands, infos, out, of_out, operator, epilogue)
+    asked = None if dtype is None else asked_dtype({"dtype": dtype}, None, of_out, "einsum")
+    made = _as_matrices(spec, terms, result, operands, infos, out, of_out, operator, epilogue, asked)
+    recipe, (a, b, d), keywords, _ = made
     return a, b, d, {**keywords, **_layouts(recipe, _described(a, b, d), keywords)}
 
 
@@ -159,17 +167,17 @@ def _array_of(x: Any, operands: tuple, spec: str) -> Any:
 
 
 def _as_matrices(spec: str, terms: tuple[str, ...], result: str, operands: tuple, infos: tuple[ArrayInfo, ...], out: Any,
-                 of_out: ArrayInfo | None, operator: Operator | None,
-                 epilogue: Epilogue | None) -> tuple[Recipe, list[Any], dict[str, Any], Any]:
+                 of_out: ArrayInfo | None, operator: Operator | None, epilogue: Epilogue | None,
+                 dtype: np.dtype | None = None) -> tuple[Recipe, list[Any], dict[str, Any], Any]:
     """A contraction of two operands: its recipe, the views of A, B and D, the components, and the result."""
     a, b = operands
     if of_out is None:
         sizes = sizes_of(terms, [info.shape for info in infos])
         shape = tuple(sizes[label] for label in result)
         dtypes = infos[0].dtype, infos[1].dtype
-        device = target(infos[0].device)
-        chosen = operator_for(*dtypes, (1, 1, 1), device) if operator is None else sized(operator, *dtypes, None, device)
-        out = empty_like(_array_of(a, (b,), spec), shape, result_dtype(*dtypes, None, chosen))
+        K = math.prod(extent for label, extent in sizes.items() if label not in result)
+        out = empty_like(_array_of(a, (b,), spec), shape,
+                         new_dtype(*dtypes, operator, target(infos[0].device), dtype, epilogue, K))
         of_out = describe(out, "out")
     if operator is None and epilogue is None and _lies_across(terms, result, of_out):
         a, b, infos, terms = b, a, infos[::-1], terms[::-1]
@@ -187,20 +195,19 @@ def _as_matrices(spec: str, terms: tuple[str, ...], result: str, operands: tuple
 
 
 def _of_one(spec: str, term: str, result: str, x: Any, info: ArrayInfo, out: Any, of_out: ArrayInfo | None,
-            operator: Operator | None, epilogue: Epilogue | None, stream: Any) -> Any:
+            operator: Operator | None, epilogue: Epilogue | None, stream: Any, dtype: np.dtype | None = None) -> Any:
     """`einsum` of one operand: a view, or a product with a column of ones."""
     if operator is not None:
         raise ValueError(f"operator={operator!r}: einsum({spec!r}) of one operand multiplies by one, which an operator does "
                          "not say; leave it out, or contract with an operand of its ones")
-    if out is None and epilogue is None and set(term) == set(result):
+    if out is None and epilogue is None and set(term) == set(result) and dtype in (None, info.dtype):
         return view_of(x, info, term, result)
     if info.dtype.kind != "b":
         check_multiplied(info.dtype, "operand 0")
     sizes = sizes_of((term,), (info.shape,))
     if of_out is None:
-        chosen = operator_for(info.dtype, info.dtype, (1, 1, 1), target(info.device))
-        dtype = result_dtype(info.dtype, info.dtype, None, chosen)
-        out = empty_like(x, tuple(sizes[label] for label in result), dtype)
+        out = empty_like(x, tuple(sizes[label] for label in result),
+                         new_dtype(info.dtype, info.dtype, None, target(info.device), dtype, epilogue))
         of_out = describe(out, "out")
     summed = "".join(label for label in term if label not in result)
     column = tuple(sizes[label] for label in summed), (0,) * len(summed), info.dtype.itemsize
@@ -339,7 +346,7 @@ def _joined(modes: list[tuple[int, int]]) -> list[tuple[int, int]]:
 # -- three operands and more ------------------------------------------------------------------------------------------
 
 def _chain(terms: tuple[str, ...], result: str, operands: tuple, infos: tuple[ArrayInfo, ...], out: Any,
-           operator: Operator | None, epilogue: Epilogue | None, stream: Any, optimize: Any) -> Any:
+           operator: Operator | None, epilogue: Epilogue | None, stream: Any, optimize: Any, dtype: np.dtype | None) -> Any:
     import opt_einsum
 
     text = f"{','.join(terms)}->{result}"
@@ -362,8 +369,18 @@ def _chain(terms: tuple[str, ...], result: str, operands: tuple, infos: tuple[Ar
         is_last = step == len(path) - 1
         needed = set(result).union(*left)
         kept = result if is_last else "".join(x for x in dict.fromkeys(here + there) if x in needed)
+        held = (dtype if out is None else None) if is_last else _held(*arguments, operator, dtype)
         made = einsum(f"{here},{there}->{kept}", *arguments, out=out if is_last else None, operator=operator,
-                      epilogue=epilogue if is_last else None, stream=stream)
+                      epilogue=epilogue if is_last else None, stream=stream, dtype=held)
         left.append(kept)
         arrays.append(made)
     return arrays[0]
+
+
+def _held(a: Any, b: Any, operator: Operator | None, dtype: np.dtype | None) -> np.dtype | None:
+    """The dtype of an intermediate where the result is to hold ``dtype``; None: NumPy's result type."""
+    of_a, of_b = (x.dtype if isinstance(x, Matrix) else describe(x).dtype for x in (a, b))
+    if dtype is None or any(x.names is not None for x in (dtype, of_a, of_b)) or np.result_type(of_a, of_b) == dtype:
+        return None
+    sums = Sums(of_a, of_b, dtype)
+    return sums.accumulator if operator is None else sums.of_semiring

@@ -14,7 +14,7 @@ from gemmkit.emulator.mode import current_mode, world
 from gemmkit.groups import CompiledGroup, Infos, Tables, check_outputs
 from gemmkit.kernels.select import FAMILIES
 from gemmkit.operators import MMAOp, Operator
-from gemmkit.problem import HOST, Call, _configure, _layouts, check_places, resolve
+from gemmkit.problem import HOST, Call, _configure, _layouts, asked_dtype, by_precision, check_places, resolve
 from gemmkit.products import forgotten_with_plans
 from gemmkit.runtime import workspace
 from gemmkit.runtime.arrays import ArrayInfo, alignment, as_stream_handle, current_stream, describe, describe_all, empty_like
@@ -25,7 +25,7 @@ from gemmkit.tuning import store
 from gemmkit.tuning.candidates import Candidate
 from gemmkit.tuning.multistage import stages_on
 from gemmkit.tuning.multistage_mappings import shared_bytes
-from gemmkit.tuning.operators import algebra_of, operator_for
+from gemmkit.tuning.operators import Sums, algebra_of, operator_for
 
 __all__ = ["GroupPlan", "grouped", "largest", "plan_grouped", "resolved"]
 
@@ -156,8 +156,8 @@ def grouped(a_list: Arrays, b_list: Arrays, c_list: Arrays | None = None, out: A
         may be its product's c.
         conf: a configuration of `gemmkit.get_config` with kernel="multistage" or "singlestage"; None chooses one.
         stream: where to launch; None is the current stream of the arrays' library.
-        keywords: an ``operator``, ``epilogue``, ``condition`` or transforms, as `gemmkit.matmul` takes them: the same for
-        all products. A function may ask which product it is for (``batch``, its place in the lists).
+        keywords: a ``dtype``, ``operator``, ``epilogue``, ``condition`` or transforms, as `gemmkit.matmul` takes them: the
+        same for all products. A function may ask which product it is for (``batch``, its place in the lists).
 
     Returns: The results, as a list. No matrix is copied or cast, and nothing is synchronised; a table of addresses is copied
     to the device in front of the launch. With keywords a plan is made in each call: keep one (`plan_grouped`) where that
@@ -297,11 +297,17 @@ def _completed(infos: Sequence[Any], keywords: dict[str, Any], device: DeviceInf
     a, b, _, _ = of_largest = largest(infos)
     sizes = a.shape[0], b.shape[1], a.shape[1]
     arrays = dict(zip(("a", "b", "c", "out"), of_largest))
-    layouts = _layouts(arrays, None, keywords)
+    keywords = dict(keywords)
+    layouts = _layouts(arrays, None, keywords, asked_dtype(keywords, None, arrays["out"]))
     if candidate is not None:
         return _configure(arrays, layouts, sizes, keywords, device, len(infos), candidate)[0]
+    precision = keywords.pop("precision", None)
+    if precision is not None:
+        others = {**keywords, "kernel": "multistage"}
+        keywords["operator"] = by_precision(precision, layouts, arrays, others, sizes, device, len(infos))
     operator = keywords.get("operator") or (algebra_of(a.dtype) if a.dtype == b.dtype else None)
-    operator = operator or operator_for(a.dtype, b.dtype, sizes, device, len(infos))
+    sums = Sums.of(layouts, keywords, max(of[0].shape[1] for of in infos))
+    operator = operator or operator_for(a.dtype, b.dtype, sizes, device, len(infos), sums)
     if not isinstance(operator, Operator):
         raise ConfigError(f"operator={operator!r}: an instance of Operator is needed (not the class itself)")
     fields = {**_mapping(operator, infos, device), **keywords, "operator": operator}

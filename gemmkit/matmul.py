@@ -14,8 +14,8 @@ from gemmkit.runtime.arrays import RequiresGradient
 __all__ = ["matmul"]
 
 
-def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any = None, stream: Any = None,
-           **keywords: Any) -> Any:
+def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any = None, dtype: Any = None,
+           precision: str | None = None, stream: Any = None, **keywords: Any) -> Any:
     """D = A B + C, or what the components make of it.
 
     Args:
@@ -28,9 +28,14 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
             out (and c) lacks that dimension: (N,), (M,), or () for two of them. Of booleans a product is whether any k has
             both (`operators.OR_AND`).
         conf: a configuration of `gemmkit.get_config`; None chooses one by dtypes and sizes.
-        out: (M, N), written and returned; None allocates one of a's library, in C order, of NumPy's result type of a
-            and b (of c's type if there is a c). It may be c itself, and may overlap nothing else;
-            or a `gemmkit.Scatter`, whose array is written and returned.
+        out: (M, N), written and returned; None allocates one of a's library, in C order, of ``dtype``. It may be c itself,
+            and may overlap nothing else; or a `gemmkit.Scatter`, whose array is written and returned.
+        dtype: the result's, where there is no out; None is NumPy's result type of a and b, or c's type if there is a c.
+            **The sums hold what the result is asked to hold**, by out, by c or by this: int8 into int32 is exact, float32
+            into float64 is summed in float64. If nothing is asked for, integers wrap in NumPy's result type. An epilogue
+            gets sums of 8 and 16 bits' integers in int32 or int64, which hold them, and the result has that type.
+        precision: "tf32" multiplies float32 operands on tensor cores, with 10 bits of their mantissas; "fast" sums float8
+            operands with the 14 bits that Hopper's tensor cores keep. None is exact float32, and float8 summed in float32.
         stream: where to launch; None is the current stream of a's library.
         keywords: an ``operator``, ``epilogue``, ``condition``, any of the eight ``transform_...`` of `Config`, a
             ``global_{a,b,c,d}_layout`` for operands that are not plain matrices, and ``gemm_shape=dict(M=, N=, K=)``
@@ -57,6 +62,7 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
     ...     gemmkit.matmul(a, np.ones(3, np.float32)).tolist()                      # a matrix and a vector
     [3.0, 12.0]
     """
+    keywords.update({name: x for name, x in (("dtype", dtype), ("precision", precision)) if x is not None})
     if isinstance(a, Matrix) or isinstance(b, Matrix):
         product = next((x.product for x in (a, b) if isinstance(x, Matrix) and hasattr(x, "product")), None)
         if product is not None:                                       # it multiplies in its own way

@@ -377,10 +377,12 @@ def _no_array(x: Any) -> int | None:
     return 0 if x is None else None
 
 
-def plan(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any = None, **keywords: Any) -> Plan:
+def plan(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any = None, dtype: Any = None,
+         precision: str | None = None, **keywords: Any) -> Plan:
     """Resolve a product once; calling the plan then costs microseconds.
 
-    Takes what `gemmkit.matmul` takes, stacks and matrices with structure among it. The arrays are examples of their kind:
+    Takes what `gemmkit.matmul` takes, stacks and matrices with structure among it; results that the plan makes have
+    ``dtype``, and its sums hold that, or out's dtype. The arrays are examples of their kind:
     the plan accepts others of the same library, shape, strides, dtype and device. The kernel is compiled (or found in the
     cache) and loaded here.
 
@@ -395,6 +397,7 @@ def plan(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any 
     ...     run, run(gemmkit.Diagonal(np.full((5, 3), 2, np.float32)), a).shape
     (<plan of (5,) products of 3 x 4 x 3>, (5, 3, 4))
     """
+    keywords.update({name: x for name, x in (("dtype", dtype), ("precision", precision)) if x is not None})
     made = Plan(a, b, c, out, conf, keywords)
     if made._device >= 0 and made._has_work:
         made._bind()

@@ -21,26 +21,46 @@ from gemmkit.config_rules import check_fields
 from gemmkit.configure import get_config, sizes_given
 from gemmkit.emulator.mode import is_emulating
 from gemmkit.epilogues import parts, result_layout
-from gemmkit.lang.given import check_dtype, check_methods
+from gemmkit.lang.given import check_dtype, check_methods, dtype_given
 from gemmkit.layouts import ColMajor, Interleaved, Layout, Plain, RowMajor, Zero
 from gemmkit.matrices import Sizes
-from gemmkit.operators import Algebra, Operator
+from gemmkit.operators import Algebra, MMAOp, Operator
 from gemmkit.runtime.array_info import are_the_same
-from gemmkit.runtime.arrays import ArrayInfo, describe, flipped, is_array, overlaps_itself, shares_memory, whole
+from gemmkit.runtime.arrays import (
+    ArrayInfo,
+    describe,
+    dtype_from_torch,
+    flipped,
+    is_array,
+    overlaps_itself,
+    shares_memory,
+    whole,
+)
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.stacks import check_dimensions, check_steps, first_matrices, first_matrix, leading, stack_of
 from gemmkit.transforms import Transform
-from gemmkit.tuning import algebras, store, swapped, tables
+from gemmkit.tuning import algebras, hopper, store, swapped, tables
 from gemmkit.tuning.candidates import Candidate
-from gemmkit.tuning.operators import algebra_of, embed, new_layout, operator_for, result_dtype, sized
+from gemmkit.tuning.operators import (
+    EIGHT,
+    Sums,
+    algebra_of,
+    embed,
+    new_layout,
+    of_bytes,
+    operator_for,
+    result_dtype,
+    sized,
+)
 from gemmkit.vectors import Vectors
 
 HOST = -1
+F32 = np.dtype(np.float32)
 LIMIT = 2**31 - 2**10                  # coordinates are 32 bits wide
 
 FUNCTIONS = (*TRANSFORMS, "observe_a", "epilogue", "condition")
 LAYOUTS = tuple(f"global_{name}_layout" for name in "abcd")
-KEYWORDS = (*FUNCTIONS, *LAYOUTS, "operator", "order", "gemm_shape")
+KEYWORDS = (*FUNCTIONS, *LAYOUTS, "operator", "order", "gemm_shape", "dtype", "precision")
 
 
 @dataclass
@@ -119,26 +139,33 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     check_fields({name: keywords[name] for name in ("operator", "epilogue", "condition", "observe_a") if name in keywords})
     if conf is None and "order" in keywords:
         raise ConfigError("order: it is a part of a mapping; give it beside conf, or to get_config")
+    precision = keywords.pop("precision", None)
+    if precision is not None and (conf is not None or "operator" in keywords):
+        beside = "operator" if conf is None else "conf"
+        raise ConfigError(f"precision={precision!r}: it is given beside {beside}, which says what multiplies; leave one out")
     if conf is not None and not isinstance(conf, Config):
         raise TypeError(f"conf={conf!r}: a configuration of gemmkit.get_config is needed")
-    gemm_shape = keywords.pop("gemm_shape", None)
+    gemm_shape, dtype = keywords.pop("gemm_shape", None), asked_dtype(keywords, conf, out)
     vectors = Vectors.of(a, b, [keywords.get(field, getattr(conf, field, None)) for field in LAYOUTS[:2]])
     check_places({"a": a, "b": b, "c": c, "out": out})
     if any(vectors):
         a, b, c, out = _matrices(vectors, a, b, c, out, conf, keywords)
     given = infos = {"a": a, "b": b, "c": c, "out": out}
-    layouts = _layouts(infos, conf, keywords)
+    layouts = _layouts(infos, conf, keywords, dtype)
     stack = stack_of(infos, {**layouts, "out": layouts["d"]})
     infos = first_matrices(infos, {**layouts, "out": layouts["d"]}, stack)
     infos = {name: _seen(info, layouts["d" if name == "out" else name], name) for name, info in infos.items()}
     M, N, K = _sizes(infos, layouts, gemm_shape, vectors)
     device = target(a.device)
     products = math.prod(stack or ())
+    if precision is not None:
+        keywords["operator"] = by_precision(precision, layouts, infos, keywords, (M, N, K), device, products)
     key = partial(store.digest_of, infos, layouts, (M, N, K), keywords, device, products)
     tuned = store.find(device, key) if conf is None and candidate is None else None
     candidate, chosen = tuned or candidate, "conf"
     turned = (swapped.fields(infos, layouts, keywords, (M, N, K), device)
-              if conf is None and stack is None and candidate is None else None)
+              if conf is None and stack is None and candidate is None and not Sums.of(layouts, keywords, K).widens
+              else None)
     if turned is not None:
         transposed = {"a": flipped(infos["b"]), "b": flipped(infos["a"]), "c": flipped(c), "out": flipped(out)}
         conf, _ = _configure(transposed, swapped.of_transposed(layouts), (N, M, K), turned, device, new=ColMajor)
@@ -252,12 +279,31 @@ def _layout(name: str, info: ArrayInfo | None, conf: Config | None, keywords: di
     return None if info is None else layout_of(info, name, keywords.get("operator", getattr(conf, "operator", None)))
 
 
-def _layouts(infos: dict[str, ArrayInfo | None], conf: Config | None, keywords: dict[str, Any]) -> dict[str, Layout | None]:
+def asked_dtype(keywords: dict[str, Any], conf: Config | None, out: ArrayInfo | None,
+                what: str = "matmul") -> np.dtype | None:
+    """Take ``dtype`` out of the keywords: what a new D is to hold."""
+    if "dtype" not in keywords:
+        return None
+    dtype = keywords.pop("dtype")
+    dtype = dtype_given((dtype_from_torch(dtype) if type(dtype).__module__ == "torch" else None) or dtype, what)
+    given = out.dtype if out is not None else getattr(keywords.get("global_d_layout"), "dtype", None)
+    if conf is not None:
+        raise ConfigError(f"dtype={dtype}: it is given beside conf, whose layout of D has one; leave it out")
+    if given is not None and given != dtype:
+        raise ValueError(f"dtype={dtype} and out has dtype {given}; out's dtype is the result's, so leave dtype out")
+    return dtype
+
+
+def _layouts(infos: dict[str, ArrayInfo | None], conf: Config | None, keywords: dict[str, Any],
+             dtype: np.dtype | None = None) -> dict[str, Layout | None]:
+    """The layouts of A, B, C and D; ``dtype`` is that of a D which the call makes, None where it is open."""
     out: dict[str, Layout | None] = {}
     for name in ("a", "b", "c", "out"):
         out["d" if name == "out" else name] = _layout(name, infos[name], conf, keywords)
     if conf is None:
         embed(out, keywords.get("operator"))
+    if out["d"] is None and dtype is not None and out["a"] is not None and out["b"] is not None:
+        out["d"] = new_layout(out["a"], out["b"], dtype, RowMajor)
     if isinstance(out["b"], Layout) and isinstance(out["d"], Layout):
         out["d"] = result_layout(out["b"], keywords.get("epilogue", getattr(conf, "epilogue", None)), out["d"])
     return out
@@ -359,6 +405,11 @@ def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: 
     if observes:
         fields.setdefault("splits", 1)
     by = "units" if operator is None else "operator"
+    sums = Sums.of(layouts, fields, sizes[2])
+    if operator is None and sums.is_of_bytes:
+        return _configure_bytes(infos, layouts, sizes, keywords, device, products, sums), by
+    if operator is None and sums.widens:               # the tables are of products whose operands alone decide
+        operator = fields["operator"] = operator_for(a.dtype, b.dtype, sizes, device, products, sums)
     table = tables.chosen(layouts, infos, fields, sizes, device, products, candidate)
     if table is not None:
         by, (operator, completed) = table
@@ -371,18 +422,50 @@ def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: 
     algebras.take(fields, a, b, sizes, device, products)
     operator = fields.pop("operator")
     if operator is None:
-        operator = operator_for(a.dtype, b.dtype, sizes, device, products)
-    operator = sized(operator, a.dtype, b.dtype, sizes, device, products)
+        operator = operator_for(a.dtype, b.dtype, sizes, device, products, sums)
+    operator = sized(operator, a.dtype, b.dtype, sizes, device, products, sums)
     fields["global_a_layout"], fields["global_b_layout"] = a, b
     fields["global_c_layout"] = c if c is not None else Zero(operator.fragment_c.dtype)
     if layouts["d"] is not None:
         fields["global_d_layout"] = layouts["d"]
     elif "global_d_layout" not in fields:
         own = getattr(fields.get("epilogue"), "result_dtype", None)
-        dtype = result_dtype(a.dtype, b.dtype, c, operator) if own is None else own
-        fields["global_d_layout"] = new_layout(a, b, dtype, new)
+        fields["global_d_layout"] = new_layout(a, b, result_dtype(a.dtype, b.dtype, c, operator, own), new)
     shape = dict(zip("MNK", sizes), batch=products)
     return get_config(operator=operator, gemm_shape=shape, device=device, **fields), by
+
+
+def _configure_bytes(infos: dict[str, Any], layouts: dict[str, Any], sizes: tuple[int, int, int], keywords: dict[str, Any],
+                     device: DeviceInfo, products: int, sums: Sums) -> Config:
+    """The configuration of a product of 8-bit operands: on tensor cores, or on the ordinary units."""
+    refused: ConfigError | None = None
+    for find in (lambda: [hopper.narrow(layouts["a"], layouts["b"], infos, keywords, sizes, device, products)],
+                 lambda: of_bytes(sums, sizes, device, products)):
+        try:
+            for operator in filter(None, find()):
+                try:
+                    return _configure(infos, layouts, sizes, {**keywords, "operator": operator}, device, products)[0]
+                except ConfigError as error:
+                    refused = error
+        except ConfigError as error:
+            refused = error
+    assert refused is not None
+    raise refused
+
+
+def by_precision(precision: Any, layouts: dict[str, Any], infos: dict[str, Any], fields: dict[str, Any],
+                 sizes: tuple[int, int, int], device: DeviceInfo, products: int) -> Operator:
+    """The operator of a product for which ``precision=`` is given. Raises ValueError and ConfigError where there is none."""
+    dtypes = layouts["a"].dtype, layouts["b"].dtype
+    of = {"tf32": ((F32,), "float32"), "fast": (EIGHT, "float8")}
+    if not isinstance(precision, str) or precision not in of:
+        raise ValueError(f"precision={precision!r}: 'tf32' (of float32 operands) or 'fast' (of float8 ones) is needed")
+    if not {*dtypes} <= {*of[precision][0]}:
+        raise ValueError(f"precision={precision!r}: {of[precision][1]} operands are needed; a is {dtypes[0]}, b {dtypes[1]}")
+    if Sums.of(layouts, fields, sizes[2]).accumulator != F32:
+        raise ConfigError(f"precision={precision!r}: sums are float32, and the result is asked to hold more; leave it out")
+    made = hopper.narrow(layouts["a"], layouts["b"], infos, fields, sizes, device, products, promote=False)
+    return made or MMAOp(dtype=dtypes[0], b_dtype=dtypes[1])
 
 
 def _check_operands(infos: dict[str, ArrayInfo | None], conf: Config, M: int, N: int, K: int) -> None:

@@ -24,6 +24,7 @@ _plans: dict[Any, tuple[Plan, Any]] = {}        # by what decides how a call is 
 _seen: dict[Any, tuple[Plan, Any]] = {}         # the same plans by what is quickly seen of device arrays
 _kinds: dict[Any, Any] = {}                     # of arrays that have been described
 _elsewhere: list[dict[Any, Any]] = []           # of contractions and groups
+PLAIN = "gemm_shape", "dtype", "precision"                   # keywords that are no components
 _LIMIT = 4096                                   # plans kept in each; beyond it the memory starts anew
 
 Otherwise = Callable[[Any, Any, Any, Any, Any, Any, dict[str, Any]], Any]
@@ -116,7 +117,8 @@ def _with_components(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stre
     frozen = {name: kept.frozen(value) for name, value in keywords.items() if isinstance(value, Component)}
     sizes = keywords.get("gemm_shape")
     sizes = (sizes_given(sizes.gemm_shape), sizes.told) if isinstance(sizes, Sizes) else sizes_given(sizes)
-    if set(frozen) != {name for name in keywords if name != "gemm_shape"}:      # None and the like: resolved anew each time
+    plain = sizes, *(repr(keywords.get(name)) for name in PLAIN[1:])
+    if set(frozen) != set(keywords) - set(PLAIN):      # None and the like: resolved anew each time
         other = otherwise and otherwise(a, b, c, conf, out, stream, keywords)
         if other is not None:
             return other
@@ -124,7 +126,7 @@ def _with_components(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stre
     kinds = _kind(a, "a"), _kind(b, "b")
     key: tuple[Any, ...] = (
         *kinds, c is not None and _kind(c, "c"), out is not None and _kind(out, "out"),
-        id(conf), world(), sizes,
+        id(conf), world(), plain,
         # A component's arrays may be stacks, which are merged by their strides, or have a tensor map, which has them.
         tuple((name, f.kind, f.fingerprint, tuple((i.shape, i.strides, i.device) for i in f.arrays))
               for name, f in frozen.items()))

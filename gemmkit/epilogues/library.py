@@ -14,7 +14,7 @@ from gemmkit.epilogues.base import Epilogue
 from gemmkit.epilogues.factors import computed_in, factor
 from gemmkit.lang.narrowing import fitting
 from gemmkit.lang.registers import apply
-from gemmkit.lang.values import convert_all
+from gemmkit.lang.values import convert_all, fill
 from gemmkit.layouts import Layout
 from gemmkit.runtime.arrays import ArrayInfo, describe, info_of, is_array
 from gemmkit.stacks import leading
@@ -124,6 +124,9 @@ class LinearCombination(Epilogue):
 
     def finish_held(self, values: tuple, tile: Any, shape: Any) -> tuple:
         """`finish` with a factor in memory, or of several parts: each is loaded once for a tile."""
+        if self.is_alpha_held:
+            if self.alpha.is_zero():                       # whatever the product is, NaN too
+                return self.finish_without(values, tile, shape)
         alpha = self.alpha.value() if self.is_alpha_held else self.alpha
         multiples = apply(multiple, fitting("c", self.layout.dtype, values), alpha, self.is_alpha_left)
         if not self.reads_alongside():
@@ -131,6 +134,14 @@ class LinearCombination(Epilogue):
         beta = self.beta.value() if self.is_beta_held else self.beta
         c = convert_all(self.computed, self.layout.load(self.c, tile, shape))
         return convert_all(self.layout.dtype, apply(plus_multiple, multiples, c, beta, self.is_beta_left))
+
+    def finish_without(self, values: tuple, tile: Any, shape: Any) -> tuple:
+        """beta C, where alpha is 0."""
+        if not self.reads_alongside():
+            return fill(self.layout.dtype, len(values), 0)
+        beta = self.beta.value() if self.is_beta_held else self.beta
+        c = convert_all(self.computed, self.layout.load(self.c, tile, shape))
+        return convert_all(self.layout.dtype, apply(multiple, c, beta, self.is_beta_left))
 
     @property
     def is_alpha_held(self) -> bool:

@@ -42,5 +42,9 @@ class Saturate(Epilogue):
     def __call__(self, x: Any, m: int, n: int) -> Any:
         return saturate(self.dtype, x)
 
+    @property
+    def result_dtype(self) -> Any:
+        return self.dtype
+
 
 __all__ = ["Saturate"]

@@ -12,7 +12,8 @@ shipped ones:
 | `OR_AND` | or | and | 0 | reachability: of booleans, or of every bit of integers at once |
 
 **Integers have no infinity**: the largest number of the accumulator's type stands for it (the smallest for -infinity), in
-A and B as in D: what it is added to stays it. Sums of other numbers wrap when they overflow, as integers do.
+A and B as in D: what it is added to stays it. Sums of other numbers wrap when they overflow, as integers do. The accumulator
+holds what the result is asked to hold, so that of int8 into int32 no number of A or B is infinite.
 
 **NaN**: ``min`` and ``max`` pass it on, as everywhere in device code: what meets a NaN becomes NaN. (From compute capability
 8.0 on that costs nothing, but for float64.)
@@ -96,9 +97,15 @@ class Semiring(FPUOp):
         return self.M != _NONE
 
     def sized(self, shape: dict[str, int], a: np.dtype, b: np.dtype, accumulator: np.dtype) -> Semiring:
-        """This semiring with a shape, and with dtypes where it has none."""
-        return dataclasses.replace(self, **shape, dtype=self.dtype or a, b_dtype=self.b_dtype or b,
+        """This semiring with a shape, and with dtypes where it has none. Operands whose dtype lacks the stand-in for an
+        infinite zero are read in the accumulator's."""
+        made = dataclasses.replace(self, **shape, dtype=self.dtype or a, b_dtype=self.b_dtype or b,
                                    accumulator=self.accumulator or accumulator)
+        dtypes = made.dtype, made.b_dtype
+        if not math.isinf(made.zero) or any(x.kind not in "iub" for x in dtypes) or {*dtypes} == {made.accumulator}:
+            return made
+        return dataclasses.replace(made, **{name: made.accumulator for name in ("dtype", "b_dtype")
+                                            if getattr(self, name) is None})
 
     @cached_property
     def identity(self) -> Any:

@@ -25,6 +25,7 @@ from gemmkit.tuner.subject import Output, Subject
 from gemmkit.tuner.verifying import tolerance
 from gemmkit.tuning import store
 from gemmkit.tuning.candidates import Candidate, candidates
+from gemmkit.tuning.operators import Sums
 
 __all__ = ["subject_of"]
 
@@ -98,7 +99,7 @@ class Product(Called):
         call, config = self.call, self.call.config
         a, b = (config.global_b_layout, config.global_a_layout) if call.is_transposed else (
             config.global_a_layout, config.global_b_layout)
-        return candidates(a, b, self._keywords.get("operator"), (call.M, call.N, call.K), call.device, call.products,
+        return candidates(a, b, _operator(self._keywords, call), (call.M, call.N, call.K), call.device, call.products,
                           (call.a, call.b))
 
     def tried(self, candidate: Candidate) -> Compiled:
@@ -165,7 +166,7 @@ class Group(Called):
         """Those of the largest product, of the kernels that compute groups, without shares of K."""
         a, b, *_ = largest(self._given)
         config = self.call.config
-        listed = candidates(config.global_a_layout, config.global_b_layout, self._keywords.get("operator"),
+        listed = candidates(config.global_a_layout, config.global_b_layout, _operator(self._keywords, self.call),
                             (a.shape[0], b.shape[1], a.shape[1]), self.call.device, len(self._given), (a, b))
         return [one for one in listed if one.kernel != "warp_specialised" and one.splits == 1]
 
@@ -188,6 +189,14 @@ class Group(Called):
 
     def key(self) -> str:
         return store.digest_of_group(self._given, self._keywords)
+
+
+def _operator(keywords: dict[str, Any], call: Any) -> Any:
+    """The caller's operator, or the default one where the result's dtype decides it; None: mappings may choose theirs."""
+    layouts = {name: getattr(call.config, f"global_{name}_layout") for name in "abcd"}
+    sums = Sums.of(layouts, keywords, call.K)
+    decides = sums.widens or sums.is_of_bytes or "precision" in keywords
+    return keywords.get("operator") or (call.config.operator if decides else None)
 
 
 def _allowed(config: Config, info: ArrayInfo, k: int) -> float:

@@ -10,10 +10,18 @@ import numpy as np
 from gemmkit.config_rules import check_stream_k
 from gemmkit.epilogues import result_layout
 from gemmkit.layouts import ColMajor, Layout, RowMajor, Zero
-from gemmkit.operators import WMMAOp
+from gemmkit.operators import Semiring, WMMAOp
 from gemmkit.runtime.device import DeviceInfo
+from gemmkit.transforms import Elementwise
 from gemmkit.tuning import algebras, defaults, hopper, multistage
-from gemmkit.tuning.operators import sized
+from gemmkit.tuning.operators import LARGE, Sums, sized
+
+
+def _itself(x: Any) -> Any:
+    return x
+
+
+AS_IT_IS = Elementwise(_itself)
 
 
 def complete(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo, products: int = 1) -> None:
@@ -21,7 +29,13 @@ def complete(values: dict[str, Any], sizes: tuple[int, int, int] | None, device:
     a_layout = values["global_a_layout"]
     b_layout = values.get("global_b_layout", a_layout)
     algebras.take(values, a_layout, b_layout, sizes, device, products)
-    operator = values["operator"] = sized(values["operator"], a_layout.dtype, b_layout.dtype, sizes, device, products)
+    layouts = {"a": a_layout, "b": b_layout, **{name: values.get(f"global_{name}_layout") for name in "cd"}}
+    sums = Sums.of(layouts, values, sizes[2] if sizes else LARGE)
+    operator = values["operator"] = sized(values["operator"], a_layout.dtype, b_layout.dtype, sizes, device, products, sums)
+    if isinstance(operator, Semiring):                 # what its zero is not a number of is converted on the way
+        for name, layout, fragment in (("a", a_layout, operator.fragment_a), ("b", b_layout, operator.fragment_b)):
+            if fragment.dtype != layout.dtype and np.can_cast(layout.dtype, fragment.dtype, "safe"):
+                values.setdefault(f"transform_global_to_shared_{name}", AS_IT_IS)
     is_wgmma = operator.threads == 128
     check_stream_k(values.get("kernel", "warp_specialised" if is_wgmma else "singlestage"), values.get("splits"))
     accumulator = operator.fragment_c.dtype

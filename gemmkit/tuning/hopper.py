@@ -21,11 +21,12 @@ from gemmkit.tiling import Tile
 from gemmkit.tuning import algebras
 from gemmkit.tuning.copied import Copies
 from gemmkit.tuning.hopper_fields import LEAST_STAGES, assumed_spec, can_share, complete
-from gemmkit.tuning.mappings import BY_ELEMENTS, LIKELY, PROMOTED, Table, table_of
+from gemmkit.tuning.mappings import BY_ELEMENTS, LIKELY, MAPPING_FIELDS, PROMOTED, Table, table_of
 from gemmkit.tuning.model import LINE, Mapping, by_workspace, choose_mapping, smallest, with_rows_exchanged, with_second_pass
-from gemmkit.tuning.operators import result_dtype
+from gemmkit.tuning.operators import EIGHT, result_dtype
 
 MOST_STAGES = 8
+PROMOTION = 128                        # elements along K after which sums of float8 are added to others in float32
 
 
 def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int, int, int],
@@ -63,6 +64,25 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
     if table.halves_stages and sizes[2] * a.dtype.itemsize <= LINE // 2:
         mapping = dataclasses.replace(mapping, depth=LINE // 2)
     return WGMMAOp(mapping.N, dtype=a.dtype), mapping.fields
+
+
+def narrow(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int, int, int],
+             device: DeviceInfo, products: int, promote: bool = True) -> WGMMAOp | None:
+    """The operator of a product of 8-bit operands, or of float32 as tf32, as wide as the mapping with the least modelled
+    time; None where Hopper's kernel is not the one to take. Sums of float8 are promoted to float32 unless ``promote`` is
+    False. Raises ConfigError where the kernel does not take what is given."""
+    epilogue = fields.get("epilogue")
+    stores_blocks = isinstance(epilogue, Epilogue) and epilogue.stores_blocks
+    if device.arch[0] != 9 or stores_blocks or set(fields) & MAPPING_FIELDS:
+        return None
+    is_float = a.dtype in EIGHT
+    made = WGMMAOp(LIKELY.N, dtype=a.dtype, b_dtype=b.dtype, promote=PROMOTION if is_float and promote else 0)
+    of_a, of_b = infos["a"], infos["b"]
+    given = dict(fields, operator=made, global_a_layout=a, global_b_layout=b)
+    arrays = None if of_a is None or of_b is None else Arrays(of_a, of_b, None, *sizes)
+    listed = PROMOTED if made.promote else _table(given, arrays).mappings
+    mapping = choose_mapping(sizes, device, itemsize=a.dtype.itemsize, mappings=listed, products=products)
+    return dataclasses.replace(made, N=mapping.N)
 
 
 def _in_blocks(listed: tuple[Mapping, ...], condition: Condition, itemsize: int) -> tuple[Mapping, ...]:
@@ -175,4 +195,4 @@ def _table(values: dict[str, Any], arrays: Arrays | None = None) -> Table:
     return table_of(assumed_spec(values, LIKELY, arrays), arrays)
 
 
-__all__ = ["choice", "fill", "table_for"]
+__all__ = ["choice", "fill", "narrow", "table_for"]

@@ -33,7 +33,7 @@ from gemmkit.runtime.array_info import ArrayInfo, alignment
 from gemmkit.runtime.cache import default_cache
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tuning.candidates import Candidate
-from gemmkit.tuning.operators import operator_for, result_dtype, sized
+from gemmkit.tuning.operators import Sums, operator_for, result_dtype, sized
 
 if sys.platform != "win32":
     import fcntl
@@ -55,8 +55,10 @@ def digest_of(infos: Mapping[str, ArrayInfo | None], layouts: Mapping[str, Any],
               keywords: Mapping[str, Any], device: DeviceInfo, products: int) -> str:
     """What a product's mapping is kept under. An ``out`` like the one that a call would make is told as such."""
     a, b = layouts["a"].dtype, layouts["b"].dtype
-    operator = keywords.get("operator") or operator_for(a, b, sizes, device, products)
-    result = result_dtype(a, b, layouts["c"], sized(operator, a, b, sizes, device, products))
+    sums = Sums.of(dict(layouts), dict(keywords), sizes[2])
+    operator = keywords.get("operator") or operator_for(a, b, sizes, device, products, sums)
+    asked = None if infos.get("out") is not None or layouts["d"] is None else layouts["d"].dtype
+    result = result_dtype(a, b, layouts["c"], sized(operator, a, b, sizes, device, products, sums), asked)
     parts = [f"{sizes}x{products}"]
     for name in ("a", "b", "c", "out"):
         info, layout = infos.get(name), layouts.get("d" if name == "out" else name)
@@ -90,6 +92,9 @@ def digest_of_program(text: str, infos: Mapping[str, ArrayInfo]) -> str:
 def _of_components(keywords: Mapping[str, Any]) -> Iterator[str]:
     for name, value in sorted(keywords.items()):
         if value is None:                                      # as if it were not there
+            continue
+        if name in ("dtype", "precision"):
+            yield f"{name}: {value}"
             continue
         frozen = freeze(value)
         yield f"{name}: {frozen.kind} {frozen.fingerprint} {[info.shape for info in frozen.arrays]}"

@@ -25,7 +25,7 @@ def chosen(layouts: dict[str, Layout | None], infos: dict[str, ArrayInfo | None]
     given = a, b, infos, fields, sizes, device, products
     is_open = fields.get("operator") is None and mappings.applies(a.dtype, b.dtype, fields, device)
     asked: dict[str, Callable[[], Any]] = {
-        "winners": lambda: winners.choice(*given),
+        "winners": lambda: winners.choice(*given) if layouts["d"] is None or layouts["d"].dtype == a.dtype else None,
         "boxes": lambda: boxes.choice(*given),
         "quantised": lambda: quantised.choice(*given),
         "multistage": lambda: multistage_mappings.choice(a, b, fields, sizes, device, products),
