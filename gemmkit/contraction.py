@@ -86,8 +86,8 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
     """
     if others:
         raise TypeError(f"einsum() got unknown keywords {', '.join(sorted(others))}; it takes out, dtype, operator, "
-                        "epilogue, stream and optimize, and no transforms: give what one makes of the operand (x.conj()), or call "
-                        "matmul")
+                        "epilogue, stream and optimize, and no transforms: give what one makes of the operand (x.conj()), "
+                        "or call matmul")
     check_fields({} if operator is None else {"operator": operator})
     terms, result, infos, of_out, operands = _checked(spec, operands, out)
     asked = None if dtype is None else asked_dtype({"dtype": dtype}, None, of_out, "einsum")
