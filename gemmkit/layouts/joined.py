@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from gemmkit.components import Array, Component, Scalar
 from gemmkit.lang.control import join
 from gemmkit.lang.registers import generate
@@ -76,7 +78,9 @@ class Joined(Layout):
             raise ValueError(f"Joined: first has dtype {first.dtype} and second {second.dtype}; convert one of the arrays")
         if axis not in (0, 1):
             raise ValueError(f"Joined(axis={axis!r}): 0 (rows above rows) or 1 (columns beside columns) is needed")
-        grain = math.gcd(GRAIN, boundary, first.grain if isinstance(first, Joined) else 0)
+        if isinstance(boundary, bool) or not isinstance(boundary, (int, np.integer)) or boundary < 0:
+            raise TypeError(f"Joined(boundary={boundary!r}): a number of rows or columns is needed, 0 or more")
+        grain = math.gcd(GRAIN, int(boundary), first.grain if isinstance(first, Joined) else 0)
         fields = dict(dtype=first.dtype, first=first, second=second, part=Part(array), axis=axis, boundary=boundary,
                       grain=grain)
         for name, value in fields.items():

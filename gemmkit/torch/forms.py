@@ -47,6 +47,9 @@ def form_of(made: Any, name: str) -> str:
             found = made(np.zeros(shape, np.float32))
         except ValueError:
             continue
+        except TypeError as error:
+            raise TypeError(f"{name}={made!r}: {error}; None or a function that makes a matrix with structure of an array "
+                            "is needed, such as gemmkit.Triangular") from None
         if isinstance(found, matrices.Matrix) and found.condition(name) is not None:
             raise TypeError(f"{name}={made!r} makes a {type(found).__name__}, whose mask an operator of PyTorch does "
                             "not take; give it to gemmkit.matmul")

@@ -47,6 +47,13 @@ def check_width(x: Any, in_features: int) -> None:
         raise ValueError(f"x has shape {tuple(x.shape)}; (..., {in_features}) is needed, as in_features={in_features}")
 
 
+def check_features(in_features: Any, out_features: Any) -> None:
+    """Raise ValueError for what is no number of features."""
+    for name, count in (("in_features", in_features), ("out_features", out_features)):
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < 2**31:
+            raise ValueError(f"{name}={count!r}: a whole number is needed, 0 or more")
+
+
 class Linear(torch.nn.Module):
     """``activation(x W^T + bias)`` of (..., in_features) to (..., out_features), one kernel forward where no gradient is
     wanted.
@@ -73,6 +80,7 @@ class Linear(torch.nn.Module):
         super().__init__()
         if activation is not None and activation not in ACTIVATIONS:
             raise ValueError(f"activation={activation!r}: None or one of {', '.join(map(repr, ACTIVATIONS))} is needed")
+        check_features(in_features, out_features)
         self.in_features, self.out_features, self.activation = in_features, out_features, activation
         self.weight = torch.nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
         self.bias = torch.nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None

@@ -84,6 +84,8 @@ class Product:
         operator = components.get("operator")
         if operator is not None and not isinstance(operator, Operator):
             raise ConfigError(f"operator={operator!r}: an instance of Operator is needed (not the class itself)")
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise TypeError(f"dtype={dtype!r}: a torch.dtype is needed")
         if derivative is not None and not callable(derivative):
             raise TypeError(f"derivative={derivative!r}: a function of the product's tensor and the operands is needed")
         self.name = qualified(name)

@@ -25,7 +25,7 @@ from gemmkit.quantisation import quantise
 from gemmkit.runtime.arrays import dtype_from_torch
 from gemmkit.torch.batching import batched_by
 from gemmkit.torch.library import Differentiable, define
-from gemmkit.torch.linear import ACTIVATIONS, FUNCTIONS, check_width
+from gemmkit.torch.linear import ACTIVATIONS, FUNCTIONS, check_features, check_width
 from gemmkit.torch.product import autocast, summed_to
 
 __all__ = ["QuantisedLinear"]
@@ -66,6 +66,7 @@ class QuantisedLinear(torch.nn.Module):
         if activation is not None and activation not in ACTIVATIONS:
             raise ValueError(f"activation={activation!r}: None or one of {', '.join(map(repr, ACTIVATIONS))} is needed")
         layout = GroupQuantised("float16", np.empty((0, 0), np.float16), bits, group)
+        check_features(in_features, out_features)
         if in_features % group:
             raise ValueError(f"in_features={in_features}: a multiple of group={group} is needed")
         self.in_features, self.out_features, self.activation = in_features, out_features, activation

@@ -33,6 +33,9 @@ def matmul(a: Any, b: Any, c: Any = None) -> Any:
     >>> a.grad.tolist()
     [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]
     """
+    for name, x in (("a", a), ("b", b), ("c", c)):
+        if not isinstance(x, torch.Tensor) and not (name == "c" and x is None):
+            raise TypeError(f"{name} is a {type(x).__name__}; gemmkit.torch.matmul takes tensors, gemmkit.matmul any array")
     a, b, c = autocast(a, b, c)
     check_dtypes(a, b=b, c=c)
     return _matmul(a, b, c)
