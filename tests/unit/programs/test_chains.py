@@ -103,7 +103,7 @@ def text(mapping: gk.Mapping, **components: Any) -> str:
 @pytest.mark.parametrize("mapping", [gk.Mapping({"n": 64}, anchored=True), gk.Mapping({"n": 32}, warpgroups=1, anchored=True),
                                      gk.Mapping({"n": 64}, anchored=True, turns=True, lazy=True, splits=2)], ids=str)
 def test_anchors_change_nothing_but_the_order(mapping: gk.Mapping) -> None:
-    arrays = heads(2, 130, 200)
+    arrays = heads(1, 130, 200)
     plan = chains.check(listing.attention, arrays, mapping, 1, scale=0.125, visible=chains.causal)
     assert "anchor(ring_q.empty(), total[0] + total[1])" in plan.text or "anchor(ring_q.empty(), row_sum[0] + row_sum[1])" in plan.text
     with pytest.raises(gk.ConfigError, match=r"anchored=True\): no values of rows are computed while a product runs"):
@@ -162,6 +162,7 @@ def test_blocks_that_a_mask_hides_are_not_visited() -> None:
 @pytest.mark.parametrize("visible, leaves_out", [(chains.causal, True), (lambda m, n: n <= 2 * m + 3, True), (lambda m, n: n < 40, True),
                                                  (lambda m, n: n < m, False)],
                          ids=["causal", "twice the row", "the first 40", "none of row 0"])
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("across", [False, True])
 def test_what_no_guard_protects_leaves_blocks_out_behind_the_first(visible: Any, leaves_out: bool, across: bool) -> None:
     """A round that shows a row nothing makes NaN of cells that have seen nothing, exp(-inf + inf). Where every row sees the first
@@ -181,7 +182,7 @@ def test_what_no_guard_protects_leaves_blocks_out_behind_the_first(visible: Any,
                 best[:] = top
             o[h, m] = out
 
-    arrays = heads(2, 150, 230)
+    arrays = heads(1, 150, 140)
     mapping = gk.Mapping({"n": 32}, warpgroups=1, across=across)
     with assumed(ONE):
         plan = check(unguarded, arrays, mapping, 3)

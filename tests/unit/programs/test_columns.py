@@ -73,7 +73,7 @@ def drawn(seed: int) -> tuple[gp.Program, tuple, gk.Mapping, dict[str, float]]:
     return listing.zero_points_of_weights, arrays, mapping, dict(of_all=0.25)
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("seed", range(80))
 def test_drawn(seed: int) -> None:
     program, arrays, mapping, more = drawn(seed)
@@ -86,7 +86,7 @@ def test_drawn(seed: int) -> None:
         assert program.plan(*arrays, mapping=plan.mapping, **more).text == plan.text
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("seed", range(60))
 def test_drawn_multistage(seed: int) -> None:
     """Of blocks that threads copy, by all of them; with 32 columns a line is half as long."""
