@@ -1,4 +1,4 @@
-"""``python -m tests.mutation [--sample N --seed S] [--every] [--jobs J] [--json FILE] [--only TEXT ...]``"""
+"""``python -m tests.mutation [--derived] [--sample N --seed S] [--every] [--jobs J] [--json FILE] [--only TEXT ...]``"""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import random
 import sys
 from pathlib import Path
 
-from tests.mutation import report, running, seeding
+from tests.mutation import derived, report, running, seeding
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("python -m tests.mutation", description="Seeds faults in the kernels' syntax trees and says "
-                                     "which of them the emulator finds, and how.")
+    parser = argparse.ArgumentParser("python -m tests.mutation", description="Seeds faults in the kernels' syntax trees, and in "
+                                     "derived texts, and says which of them the emulator finds, and how.")
     parser.add_argument("--sample", type=int, metavar="N", help="so many of the faults, drawn")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draw (0)")
+    parser.add_argument("--derived", action="store_true", help="faults in derived texts alone (tests/mutation/derived.py)")
     parser.add_argument("--every", action="store_true", help="at every place where an operator finds something (hours)")
     parser.add_argument("--only", action="append", metavar="TEXT", help="faults whose description has this text (or another: it may "
                         "be given more than once)")
@@ -26,6 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found there")
     parser.add_argument("--coverage", type=Path, metavar="FILE", help="keep there what each product runs, for the next time")
     options = parser.parse_args(arguments)
+    if options.derived:
+        return derived.report(options.only or [], options.jobs)
     faults = [fault for fault in seeding.faults(options.every) if any(text in str(fault) for text in options.only or [""])]
     is_whole = options.sample is None and not options.only
     if options.sample is not None:
@@ -40,7 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"\r{len(findings)} of {len(faults)}", end="", file=sys.stderr, flush=True)
     if options.json:
         report.write(findings, costs, options.json)
-    return report.show(findings, is_whole)
+    missed = report.show(findings, is_whole)
+    return missed or (derived.report([], options.jobs) if is_whole else 0)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from gemmkit.operators import COMPLEX, DUAL, Algebra, WGMMAOp
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
 from tests.kernels.sm90 import test_algebras, test_cp_async, test_fragments
-from tests.mutation import moves, ring, shares, single
+from tests.mutation import families, moves, ring, shares, single
 from tests.mutation.products import (
     CASES,
     EMULATOR,
@@ -32,7 +32,7 @@ from tests.mutation.products import (
     WrongResult,
     case,
     equal,
-    few_blocks,
+    multiprocessors,
     operands,
     pairs,
     plain,
@@ -458,4 +458,10 @@ def numbers_by_warps() -> None:
     numbers(DUAL, (33, 15, 37), test_algebras.small(DUAL))
 
 
-__all__ = ["CASES", "WrongResult", "few_blocks", "moves", "ring", "shares", "single"]
+def run(name: str) -> None:
+    """A case, by one multiprocessor: its blocks go on from tile to tile."""
+    with multiprocessors():
+        CASES[name]()
+
+
+__all__ = ["CASES", "WrongResult", "families", "moves", "multiprocessors", "ring", "run", "shares", "single"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,14 @@ import numpy as np
 import gemmkit as gk
 from gemmkit.kernels.sm90 import fragments
 from gemmkit.kernels.sm90.routes import rewrite, staged
-from gemmkit.kernels.sm90.spec import Sm90Spec
 from gemmkit.kernels.spec import Condition
+from gemmkit.runtime.device import assumed
+from gemmkit.runtime.gpus import gpu
 from tests.support.machines import MACHINES, poison, whole
 from tests.support.sm90 import F16, F32, mapping, ordered, product
 
 EMULATOR = MACHINES["emulator"]
 CASES: dict[str, Callable[[], None]] = {}
-LAUNCHED = Sm90Spec.blocks
 
 
 class WrongResult(Exception):
@@ -30,12 +30,9 @@ def case(function: Callable[[], None]) -> Callable[[], None]:
     return function
 
 
-def few_blocks(clusters: int = 1) -> None:
-    """So many clusters do everything, where there would be more."""
-    def blocks(spec: Sm90Spec, M: int, N: int, sm_count: int) -> int:
-        return min(LAUNCHED(spec, M, N, sm_count), clusters * spec.cluster.size)
-
-    Sm90Spec.blocks = blocks                       # type: ignore[method-assign]
+def multiprocessors(count: int = 1) -> AbstractContextManager[None]:
+    """Within it so many do everything, where there would be more."""
+    return assumed(gpu(f"sm_90a:{count}"))
 
 
 def equal(d: np.ndarray, expected: np.ndarray) -> None:

@@ -46,7 +46,7 @@ class Finding:
 
 def run_all(faults: Iterable[Fault], costs: dict[str, Cost], jobs: int) -> Iterator[Finding]:
     """The findings, as they come."""
-    for fault, answer in _forked(faults, lambda fault: _run(fault, costs), jobs):
+    for fault, answer in in_processes(faults, lambda fault: _run(fault, costs), jobs):
         if isinstance(answer, Finding):
             yield answer
         else:
@@ -64,7 +64,7 @@ def coverage(jobs: int, known: Path | None = None, cases: Iterable[str] = tuple(
         if kept == sources:
             return costs                               # type: ignore[no-any-return]
     costs = {}
-    for name, answer in _forked(cases, _cover, jobs):
+    for name, answer in in_processes(cases, _cover, jobs):
         if not isinstance(answer, Cost):
             raise RuntimeError(f"the case {name} fails without a fault: {answer}")
         costs[name] = answer
@@ -76,10 +76,9 @@ def coverage(jobs: int, known: Path | None = None, cases: Iterable[str] = tuple(
 def _cover(name: str) -> Any:
     seen: set[tuple[str, int]] = set()
     seeding.instrument(seen)
-    battery.few_blocks()
     start = time.process_time()
     try:
-        battery.CASES[name]()
+        battery.run(name)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return Cost(name, frozenset(seen), time.process_time() - start)
@@ -90,7 +89,6 @@ def _run(fault: Fault, costs: dict[str, Cost]) -> Finding:
     if not covering:
         return Finding(fault, "not run", "", "", (), 0.0)
     after = seeding.put_in(fault)
-    battery.few_blocks()
     left = BRIEF if verdicts.reason(fault, after) else BUDGET
     tried, start = [], time.process_time()
     for cost in covering:
@@ -101,7 +99,7 @@ def _run(fault: Fault, costs: dict[str, Cost]) -> Finding:
         resource.setrlimit(resource.RLIMIT_CPU, (int(limit) + 1, resource.RLIM_INFINITY))     # then SIGXCPU ends it
         tried.append(cost.case)
         try:
-            battery.CASES[cost.case]()
+            battery.run(cost.case)
         except battery.WrongResult as error:
             found, message = "wrong result", str(error)
         except EmulatorError as error:
@@ -126,7 +124,7 @@ def in_turn(costs: list[Cost]) -> list[Cost]:
     return out
 
 
-def _forked(items: Iterable[Any], work: Callable[[Any], Any], jobs: int) -> Iterator[tuple[Any, Any]]:
+def in_processes(items: Iterable[Any], work: Callable[[Any], Any], jobs: int) -> Iterator[tuple[Any, Any]]:
     """(item, what ``work`` returned for it in a process of its own, or the seconds after which that died), in any order."""
     todo, running = iter(items), {}
     while True:

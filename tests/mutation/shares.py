@@ -16,7 +16,7 @@ from gemmkit.layouts import ColMajor, RowMajor, Triangular
 from gemmkit.operators import FPUOp, MMAOp, WGMMAOp
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
-from tests.mutation.products import case, equal, few_blocks, operands
+from tests.mutation.products import case, equal, multiprocessors, operands
 from tests.mutation.ring import ring
 from tests.support import sm80 as multistage
 from tests.support import sm90 as hopper
@@ -72,39 +72,39 @@ def streamed() -> None:
 
 @case
 def clusters_share() -> None:
-    few_blocks(8)                                          # all that wait for each other
-    twice(hopper.mapping("one", WGMMAOp(16), depth=16, stages=2, splits=3), (70, 14, 84))
-    twice(hopper.mapping("one", WGMMAOp(16), depth=16, stages=2, splits=3, block_shape=Tile(M=128, N=16, K=16)), (120, 14, 52))
-    twice(hopper.mapping("two", WGMMAOp(32), depth=16, stages=2, splits=5), (100, 30, 84))
+    with multiprocessors(16):                                 # all that wait for each other
+        twice(hopper.mapping("one", WGMMAOp(16), depth=16, stages=2, splits=3), (70, 14, 84))
+        twice(hopper.mapping("one", WGMMAOp(16), depth=16, stages=2, splits=3, block_shape=Tile(M=128, N=16, K=16)), (120, 14, 52))
+        twice(hopper.mapping("two", WGMMAOp(32), depth=16, stages=2, splits=5), (100, 30, 84))
 
 
 @case
 def clusters_of_two_share() -> None:
-    few_blocks(8)
-    twice(hopper.mapping("one-2x1", WGMMAOp(32), depth=16, stages=2, splits=3), (130, 30, 84))
+    with multiprocessors(16):
+        twice(hopper.mapping("one-2x1", WGMMAOp(32), depth=16, stages=2, splits=3), (130, 30, 84))
 
 
 @case
 def clusters_stream() -> None:
     """By two consumers that hand over one by one, in clusters, and by consumers that play ping-pong; tiles of three parts."""
-    few_blocks(8)
-    twice(hopper.mapping("two", WGMMAOp(16), depth=16, stages=2, splits=gk.StreamK(3)), (250, 14, 84))
-    twice(hopper.mapping("one-2x1", WGMMAOp(32), depth=16, stages=2, splits=gk.StreamK(6)), (120, 30, 84))
-    twice(hopper.mapping("pingpong", WGMMAOp(16), depth=16, stages=2, splits=gk.StreamK(2)), (190, 14, 52))
+    with multiprocessors(16):
+        twice(hopper.mapping("two", WGMMAOp(16), depth=16, stages=2, splits=gk.StreamK(3)), (250, 14, 84))
+        twice(hopper.mapping("one-2x1", WGMMAOp(32), depth=16, stages=2, splits=gk.StreamK(6)), (120, 30, 84))
+        twice(hopper.mapping("pingpong", WGMMAOp(16), depth=16, stages=2, splits=gk.StreamK(2)), (190, 14, 52))
 
 
 @case
 def c_comes_ahead_of_what_clusters_finish() -> None:
     """By TMA, into D's subtiles: none comes for a part that is handed over."""
-    few_blocks(8)
-    a, b, _ = operands(190, 16, 52)
-    c = np.arange(190 * 16, dtype=F32).reshape(190, 16)
-    for schedule in ("one", "pingpong"):
-        out = poison((190, 16), F32)
-        conf = hopper.mapping(schedule, WGMMAOp(16), depth=16, stages=2, splits=gk.StreamK(2), global_c_layout=RowMajor(F32))
-        with gk.emulate():
-            gk.matmul(a, b, c, conf, out=out)
-        equal(out, a.astype("f8") @ b + c)
+    with multiprocessors(16):
+        a, b, _ = operands(190, 16, 52)
+        c = np.arange(190 * 16, dtype=F32).reshape(190, 16)
+        for schedule in ("one", "pingpong"):
+            out = poison((190, 16), F32)
+            conf = hopper.mapping(schedule, WGMMAOp(16), depth=16, stages=2, splits=gk.StreamK(2), global_c_layout=RowMajor(F32))
+            with gk.emulate():
+                gk.matmul(a, b, c, conf, out=out)
+            equal(out, a.astype("f8") @ b + c)
 
 
 @case

@@ -100,6 +100,9 @@ EQUIVALENT: list[Equivalent] = [
     Equivalent("constant changed", r"place_[ab]\(layout.plane, tile, leading\[0\]\) -> .*leading\[1\]", "Planes of a layout have lines of one length."),
     Equivalent("bound shifted|sign changed|constant changed", r"row = i if j % 2 == 0 else .* -> row = i if j % 2 != 0", "The order of products of different sums."),
     Equivalent("sign changed", r"\(step \+ 1\) % 2.* -> .*\(step - 1\) % 2", "There are two sets of fragments: either is the other one."),
+    Equivalent("order changed", r"wait\(\w*slot\) -> \S+ring\.wait\(\w*slot\) \S+ring\.wait\(\w*slot\)$", "Two waits, and the product behind both."),
+    Equivalent("constant changed", r"max\(keys - 1, 0\).* -> .*max\(keys - 1, 1\)", "Of one key, as of two, the last block is the first."),
+    Equivalent("term dropped", r"Slot\(zero, zero \+ 1\).* -> .*Slot\(zero, 1\)", "A constant in place of a run-time one."),
     Equivalent("constant changed", r"type\(layout\).load is Plain.load .* % 4 == 1\)",
                "Lines go as elements in place of words: slower, the same values."),
 ]

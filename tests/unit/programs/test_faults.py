@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.emulator.errors import UninitialisedRead
+from gemmkit.emulator.errors import RaceError, UninitialisedRead
 from gemmkit.runtime.device import H100, assumed
-from tests.support import program_faults
+from tests.mutation import derived
 from tests.support import programs as listing
 
 F16, F32 = np.float16, np.float32
-COUNTS = {"dual": 20, "clusters": 28, "columns": 28, "loops": 37, "attention": 76, "attention in turns": 51, "MLP": 31,    # one-line faults in each text
-          "multistage GEMM": 13, "multistage loops": 26, "multistage attention": 25, "multistage MLP": 22}
 ONE, TWO = (dataclasses.replace(H100, sm_count=count) for count in (1, 2))     # blocks go on from tile to tile
 
 
@@ -40,39 +38,47 @@ def test_drawn(seed: int) -> None:
 
 def test_a_value_that_is_not_there() -> None:
     """A cell that does not begin: the line of the text that reads it, and who does."""
-    text = program_faults.planned("multistage GEMM").text
+    text = derived.planned("multistage GEMM").text
     begins = next(line for line in text.splitlines() if line.strip().startswith("acc = "))
     edited = text.replace(begins, begins.replace("acc =", "other ="), 1)
-    program, arrays, _, _ = program_faults.TEXTS["multistage GEMM"]
+    program, (arrays, *_), *_ = derived.TEXTS["multistage GEMM"]
     with pytest.raises(UninitialisedRead, match="read before anything has set it: .*'acc'") as caught, gk.emulate():
-        program_faults.planned("multistage GEMM", edited).run(program.bound(tuple(arrays), {}))
+        derived.planned("multistage GEMM", edited).run(program.bound(tuple(arrays), {}))
     line = caught.value.kernel_line
     assert line is not None and "acc" in edited.splitlines()[line.number - 1] and caught.value.thread is not None
 
 
 # -- faults ---------------------------------------------------------------------------------------------------------------
 
-FAULTS = [(name, n) for name in program_faults.TEXTS for n in range(COUNTS[name])]
-
-
-def faults_of(name: str) -> list[program_faults.Fault]:
-    return list(program_faults.faults(program_faults.planned(name).text))
+KINDS = {"dropped", "not added", "one group less", "not advanced", "too early", "one arrival less", "one arrival more", "reaches no peer",
+         "for itself", "one copy less", "no barrier", "the barrier alone", "the stage that is read", "another phase", "another stage",
+         "one round more, less", "a block more"}
+PARTS = 24                             # of a text's faults
 
 
 def test_texts_have_all_kinds_of_faults() -> None:
-    """And what is said to be harmless is in them."""
-    known = {name: faults_of(name) for name in program_faults.TEXTS}
-    assert {name: len(found) for name, found in known.items()} == COUNTS
-    assert {fault.kind for found in known.values() for fault in found} == {
-        "dropped", "not added", "one group less", "not advanced", "too early", "one arrival less", "one arrival more", "reaches no peer",
-        "for itself", "one copy less", "no barrier", "the barrier alone", "the stage that is read"}
-    for name, kind, said, nth in program_faults.HARMLESS:
+    """And what is said to be harmless is in them; every run of a text is one of that text."""
+    known = {name: list(derived.faults(derived.planned(name).text)) for name in derived.TEXTS}
+    assert {fault.kind for found in known.values() for fault in found} == KINDS
+    assert sum(map(len, known.values())) > 700
+    for name, kind, said, nth in derived.HARMLESS:
         assert any((fault.kind, fault.said, fault.nth) == (kind, said, nth) for fault in known[name])
+    for name, text in derived.TEXTS.items():
+        assert len({derived.planned(name, run=run).text for run in range(len(text.runs))}) == 1
 
 
-@pytest.mark.sample(30)
-@pytest.mark.parametrize("name, n", FAULTS)
-def test_a_fault_is_found(name: str, n: int) -> None:
-    """All of those that would do harm (`python -m tests.support.program_faults` reports them)."""
-    fault = faults_of(name)[n]
-    assert program_faults.is_found(name, fault) == (fault.harmless(name) is None)
+@pytest.mark.sample(45)
+@pytest.mark.parametrize("name, part", [(name, part) for name in derived.TEXTS for part in range(PARTS)])
+def test_faults_are_found(name: str, part: int) -> None:
+    """All of those that would do harm (`python -m tests.mutation --derived` reports them)."""
+    for fault in list(derived.faults(derived.planned(name).text))[part::PARTS]:
+        assert derived.is_found(name, fault) == (fault.harmless(name) is None), fault[:4]
+
+
+def test_the_next_tile_is_fetched_when_the_one_before_has_been_read() -> None:
+    """With one round a tile no other ring holds the producer back: it would write over rows that a product reads."""
+    text = derived.planned("attention").text
+    (fault,) = (x for x in derived.faults(text) if (x.kind, x.said, x.nth) == ("dropped", "ring_q.acquire(at_q)", 1))
+    program, runs, *_ = derived.TEXTS["attention"]
+    with pytest.raises(RaceError, match="a write by TMA"), gk.emulate():
+        derived.planned("attention", fault.text, run=2).run(program.bound(tuple(runs[2]), derived.SCALE))
