@@ -145,7 +145,7 @@ TEXTS: dict[str, Text] = {
                       gk.Mapping({"n": 32}, warpgroups=1, stages=2), SCALE),
     "attention in turns": Text(listing.attention, [heads(*MANY), heads(*ONE_ROUND)],
                                gk.Mapping({"n": 32}, warpgroups=2, stages=2, turns=True, ahead=False), SCALE),
-    "attention of 192": Text(listing.attention, [heads(*FEW, 192), heads(*ONE_ROUND, 192)],
+    "attention of 192": Text(listing.attention, [heads(70, 140, 192), heads(*ONE_ROUND, 192)],
                              gk.Mapping({"n": 32}, warpgroups=1, stages=2, ahead=False), SCALE),
     "multistage GEMM": Text(listing.gemm, [gemm(100, 72, 200), gemm(40, 72, 64)],
                             gk.Mapping({"n": 64}, warpgroups=1, stages=3, **BY_COPIES)),
