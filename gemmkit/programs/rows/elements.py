@@ -89,7 +89,9 @@ class Element:
     def _operation(self, x: Value) -> str:
         if x.op == "where":
             condition, one, other = self.of(x.args[0]), *(self._float(y) for y in x.args[1:])
-            text = f"({bare(one)} if {bare(condition)} else {bare(other)})"
+            if x.args[1].op != "where":                # within another's first choice it keeps its brackets
+                one = bare(one)
+            text = f"({one} if {bare(condition)} else {bare(other)})"
             return text if any(map(self.is_float, x.args[1:])) else self._converted(text)
         if x.op in JOINTS:
             return f"({JOINTS[x.op].format(*map(self.of, x.args))})"

@@ -326,3 +326,19 @@ def test_arrays_that_cannot_be() -> None:
         listing.softmax.plan(X, np.broadcast_to(Y[:1], Y.shape))
     with pytest.raises(TypeError, match="with gemmkit.emulate"):
         listing.softmax(X, Y)
+
+
+@gk.program
+def nested_choices(x: Any, gamma: Any, y: Any) -> None:
+    for m in gp.parallel(x.rows):
+        inner = gp.where(gamma < x[m], 2.0, 3.0)
+        y[m] = gp.where(lambda i, j: i != j, gp.where(gamma < x[m], x[m], 0.5), -1.0) + gp.where(x[m] < 0.0, 5.0, inner)
+
+
+def test_a_choice_within_a_choice() -> None:
+    """The inner one's brackets: without them the outer condition chose nothing where the inner one held."""
+    x, gamma = np.random.default_rng(1).standard_normal((7, 40)).astype(np.float32), np.full(40, -0.5, np.float16)
+    y = np.full((7, 40), np.nan, np.float32)
+    with gk.emulate():
+        nested_choices(x, gamma, y)
+    assert np.abs(y - nested_choices.reference(x, gamma, y)).max() < 1e-6
