@@ -132,6 +132,11 @@ class Mapping:
         switches = (getattr(self, switch) for switch in SWITCHES)
         return hash((*names, self.warpgroups, stages, self.shared_bytes, self.splits, self.band, self.kernel, *switches))
 
+    def __reduce__(self) -> Any:
+        """Views of dicts are neither pickled nor copied."""
+        values = (getattr(self, part.name) for part in fields(self))
+        return Mapping, tuple(dict(value) if isinstance(value, Names) else value for value in values)
+
     # -- asked by the passes -------------------------------------------------------------------------------------------
 
     def check_arrays(self, names: list[str]) -> None:

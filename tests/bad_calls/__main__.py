@@ -3,49 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import re
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
-from tests.bad_calls.draw import draw
-from tests.bad_calls.judge import Case, good_call, run
-
-PART = 50                              # cases that a process takes at a time
-
-
-def in_parts(work: Callable[[int, range], Any], options: argparse.Namespace) -> Iterator[Any]:
-    """``work(seed, numbers)`` of all cases that a command's options ask for, in as many processes as ``jobs``."""
-    numbers = range(options.first, options.first + options.count)
-    parts = [numbers[n:n + PART] for n in range(0, len(numbers), PART)]
-    if options.jobs == 1:
-        yield from (work(options.seed, part) for part in parts)
-        return
-    with multiprocessing.Pool(options.jobs) as pool:
-        yield from pool.imap(partial(work, options.seed), parts)
-
-
-def outcomes(seed: int, numbers: range, accepted: bool = False) -> tuple[Counter[str], list[tuple[int, str]]]:
-    """How the calls went, and the faults of those numbers."""
-    went: Counter[str] = Counter()
-    faults = []
-    for number in numbers:
-        case = draw(seed, number)
-        start = time.process_time()
-        outcome = run(case)
-        if time.process_time() - start > 2:
-            print(f"case {number} took {time.process_time() - start:.0f} s: {case.code}"[:200], flush=True)
-        went[outcome.kind] += 1
-        fault = outcome.fault or (good_call() if number % 20 == 0 else None)
-        if fault is not None:
-            faults.append((number, fault))
-        elif accepted and outcome.kind == "accepted":
-            print(f"accepted {number}: {case.broken}    {case.code}"[:300])
-    return went, faults
+from tests.bad_calls.draw import draw, outcomes
+from tests.bad_calls.judge import Case, run
+from tests.support.jobs import in_parts
 
 
 def main() -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+
 import numpy as np
 
 from tests.bad_calls.calls import CALLS, Argument, Call, commands, methods
-from tests.bad_calls.judge import Case
+from tests.bad_calls.judge import Case, good_call, run
 from tests.bad_calls.public import drawn
 from tests.bad_calls.values import METHODS, broken
 
@@ -23,6 +26,25 @@ def draw(seed: int, number: int) -> Case:
     if way < 0.5:
         return drawn(rng)
     return _broken_call(CALLS[int(rng.choice(len(CALLS), p=WEIGHTS / WEIGHTS.sum()))], rng)
+
+
+def outcomes(seed: int, numbers: range, accepted: bool = False) -> tuple[Counter[str], list[tuple[int, str]]]:
+    """How the calls went, and the faults of those numbers."""
+    went: Counter[str] = Counter()
+    faults = []
+    for number in numbers:
+        case = draw(seed, number)
+        start = time.process_time()
+        outcome = run(case)
+        if time.process_time() - start > 2:
+            print(f"case {number} took {time.process_time() - start:.0f} s: {case.code}"[:200], flush=True)
+        went[outcome.kind] += 1
+        fault = outcome.fault or (good_call() if number % 20 == 0 else None)
+        if fault is not None:
+            faults.append((number, fault))
+        elif accepted and outcome.kind == "accepted":
+            print(f"accepted {number}: {case.broken}    {case.code}"[:300])
+    return went, faults
 
 
 def _broken_call(call: Call, rng: np.random.Generator) -> Case:
@@ -87,4 +109,4 @@ def _method(rng: np.random.Generator) -> Case:
                 (name, "Mine", base.rpartition(".")[2], *(("a",) if name == "extents" else ())), None, f"{base}.{name}({changed}): {body}")
 
 
-__all__ = ["draw"]
+__all__ = ["draw", "outcomes"]

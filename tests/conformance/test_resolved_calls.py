@@ -10,8 +10,8 @@ import os
 import numpy as np
 import pytest
 
-from tests.resolved_calls.__main__ import refusals
 from tests.resolved_calls.draw import draw, view
+from tests.resolved_calls.resolve import refusals
 
 COUNT, PART = int(os.environ.get("GEMMKIT_RESOLVED_CALLS", 300)), 50
 

@@ -3,42 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import multiprocessing
 import os
 import sys
 import time
 from collections import Counter, defaultdict
 from functools import partial
-from typing import NamedTuple
 
 from tests.drawn_programs.features import features
-from tests.drawn_programs.grammar import Case, drawn
-from tests.drawn_programs.judge import Outcome, judged, script
-from tests.drawn_programs.numbers import Unbound
+from tests.drawn_programs.judge import Judged, fails_so, judge_number, judged, script
 from tests.drawn_programs.shrink import shrunk
 from tests.drawn_programs.syntax import statements
-
-
-class Judged(NamedTuple):
-    number: int
-    case: Case
-    outcome: Outcome
-    seconds: float
-
-
-def judge_number(seed: int, number: int) -> Judged:
-    began = time.process_time()
-    case = drawn(seed, number)
-    return Judged(number, case, judged(case), time.process_time() - began)
-
-
-def fails_so(cause: str, case: Case) -> bool:
-    """Whether a case fails by this cause. What was shrunk too far has no numbers, and does not."""
-    try:
-        return judged(case).cause == cause
-    except (Unbound, KeyError, AttributeError, ValueError, IndexError):
-        return False
+from tests.support.jobs import in_jobs
 
 
 def main() -> int:
@@ -54,26 +29,23 @@ def main() -> int:
     said, ran, drew, slips = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     faults = defaultdict[str, list[Judged]](list)
     seconds = weak = 0.0
-    with contextlib.ExitStack() as stack:
-        numbers = range(given.first, given.first + given.count)
-        each = map if given.jobs == 1 else partial(stack.enter_context(multiprocessing.get_context("spawn").Pool(given.jobs)).imap, chunksize=2)
-        for made in each(partial(judge_number, given.seed), numbers):
-            outcome, case = made.outcome, made.case
-            went["slips refused" if case.slip and not outcome.is_fault else outcome.kind] += 1
-            seconds, weak = seconds + made.seconds, weak + outcome.weak
-            drew.update(features(case))
-            if outcome.kind == "right":
-                ran.update(features(case))
-            elif outcome.kind == "refused" and not case.slip:
-                said[outcome.said] += 1
-            elif outcome.kind == "refused":
-                slips[case.slip] += 1
-            else:
-                if outcome.cause not in faults:
-                    print(f"program {made.number}: {outcome.cause}", flush=True)
-                faults[outcome.cause].append(made)
-            if given.show:
-                print(f"# {made.number}: {outcome.kind} {outcome.said}{outcome.text} ({made.seconds:.1f} s)\n{script(case)}", flush=True)
+    for made in in_jobs(partial(judge_number, given.seed), range(given.first, given.first + given.count), given.jobs):
+        outcome, case = made.outcome, made.case
+        went["slips refused" if case.slip and not outcome.is_fault else outcome.kind] += 1
+        seconds, weak = seconds + made.seconds, weak + outcome.weak
+        drew.update(features(case))
+        if outcome.kind == "right":
+            ran.update(features(case))
+        elif outcome.kind == "refused" and not case.slip:
+            said[outcome.said] += 1
+        elif outcome.kind == "refused":
+            slips[case.slip] += 1
+        else:
+            if outcome.cause not in faults:
+                print(f"program {made.number}: {outcome.cause}", flush=True)
+            faults[outcome.cause].append(made)
+        if given.show:
+            print(f"# {made.number}: {outcome.kind} {outcome.said}{outcome.text} ({made.seconds:.1f} s)\n{script(case)}", flush=True)
     wanted = given.count - sum(slips.values())
     print("\nrefused, by their first words:")
     for words, count in said.most_common():

@@ -10,25 +10,26 @@ import linecache
 import os
 import re
 import signal
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 import gemmkit as gk
 from gemmkit.runtime.device import H100, assumed
-from tests.drawn_programs.grammar import Case
-from tests.drawn_programs.numbers import Bounded, computed
+from tests.drawn_programs.grammar import Case, drawn
+from tests.drawn_programs.numbers import Bounded, Unbound, computed
 from tests.drawn_programs.syntax import Array, Loop, printed, statements
 from tests.ptx_machine.launch import Ptx
 from tests.support.machines import MACHINES
 
-__all__ = ["LIMIT", "Outcome", "arrays_of", "judged", "script"]
+__all__ = ["LIMIT", "Judged", "Outcome", "arrays_of", "fails_so", "judge_number", "judged", "script"]
 
 ROOT = os.path.dirname(os.path.abspath(gk.__file__)) + os.sep
 LIMIT = 120                            # seconds of the processor
@@ -299,3 +300,27 @@ def _shown(error: BaseException) -> str:
     frames = [x for x in traceback.extract_tb(error.__traceback__) if "drawn_programs" not in x.filename]
     return "\n".join([f"{type(error).__name__}: {error}"[:1500], *(f"  {os.path.relpath(x.filename, ROOT) if x.filename[0] == '/' else x.filename}"
                                                                      f":{x.lineno} {x.name}" for x in frames[-6:])])
+
+
+# -- cases by their numbers --------------------------------------------------------------------------------------------------
+
+
+class Judged(NamedTuple):
+    number: int
+    case: Case
+    outcome: Outcome
+    seconds: float
+
+
+def judge_number(seed: int, number: int) -> Judged:
+    began = time.process_time()
+    case = drawn(seed, number)
+    return Judged(number, case, judged(case), time.process_time() - began)
+
+
+def fails_so(cause: str, case: Case) -> bool:
+    """Whether a case fails by this cause. What was shrunk too far has no numbers, and does not."""
+    try:
+        return judged(case).cause == cause
+    except (Unbound, KeyError, AttributeError, ValueError, IndexError):
+        return False

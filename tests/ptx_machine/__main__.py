@@ -4,12 +4,11 @@ with NumPy in float64. Ends with 1 if one is wrong; each can be repeated by the 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import multiprocessing
 import time
 from collections import defaultdict
 
 from tests.ptx_machine.compare import Outcome, outcomes
+from tests.support.jobs import in_jobs
 
 
 def main() -> int:
@@ -21,16 +20,14 @@ def main() -> int:
     given = parser.parse_args()
     keys = [f"ptx {given.seed} {n}" for n in range(given.first, given.first + -(-given.cases // 2))]
     begin, rows = time.time(), defaultdict[str, list[Outcome]](list)
-    with contextlib.ExitStack() as stack:
-        each = map if given.jobs == 1 else stack.enter_context(multiprocessing.get_context("spawn").Pool(given.jobs)).imap
-        for n, made in enumerate(each(outcomes, keys)):
-            for outcome in made:
-                rows[outcome.family.operator[0]].append(outcome)
-                p = outcome.problem
-                print(f"{given.first + n:4} {outcome.family.operator} {p.M} x {p.N} x {p.K}: {outcome.differing} of {outcome.elements} differ, "
-                      f"by {outcome.most:.2g} of the bound; {outcome.seconds:.1f} s", flush=True)
-                if outcome.fault:
-                    print(f"WRONG: {outcome.fault}\n{outcome.repeat}\n", flush=True)
+    for n, made in enumerate(in_jobs(outcomes, keys, given.jobs)):
+        for outcome in made:
+            rows[outcome.family.operator[0]].append(outcome)
+            p = outcome.problem
+            print(f"{given.first + n:4} {outcome.family.operator} {p.M} x {p.N} x {p.K}: {outcome.differing} of {outcome.elements} differ, "
+                  f"by {outcome.most:.2g} of the bound; {outcome.seconds:.1f} s", flush=True)
+            if outcome.fault:
+                print(f"WRONG: {outcome.fault}\n{outcome.repeat}\n", flush=True)
     print(f"\n{'operator':<10} {'cases':>6} {'wrong':>6} {'bits differ':>12} {'elements':>9} {'of them differ':>15} {'most':>6}")
     for kind, of in sorted(rows.items()):
         print(f"{kind:<10} {len(of):>6} {sum(bool(o.fault) for o in of):>6} {sum(o.differing > 0 for o in of):>12} "

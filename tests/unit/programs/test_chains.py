@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import math
+import pickle
 from typing import Any
 
 import ml_dtypes
@@ -266,6 +268,8 @@ def test_fields_out_of_range(given: dict[str, Any], words: str) -> None:
     with pytest.raises(gk.ConfigError, match=words):
         gk.Mapping(**given)
     assert hash(gk.Mapping(stages={"k": 2}, places={"p": "registers"})) == hash(gk.Mapping(stages={"k": 2}, places={"p": "registers"}))
+    mapping = gk.Mapping({"m": 64}, stages={"k": 2}, cluster={"m": 2}, places={"p": "registers"}, ahead=False)
+    assert pickle.loads(pickle.dumps(mapping)) == copy.deepcopy(mapping) == mapping
 
 
 # -- refused ----------------------------------------------------------------------------------------------------------------

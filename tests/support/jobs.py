@@ -1,0 +1,32 @@
+"""The processes of the commands that judge drawn cases (``--jobs``)."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, TypeVar
+
+Item, Result = TypeVar("Item"), TypeVar("Result")
+
+PART = 50                              # short cases that a process takes at a time
+
+
+def in_jobs(work: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iterator[Result]:
+    """``work`` of each item, in their order, in so many processes. Processes import ``work`` by the name of its module, so it
+    is no function of a package's ``__main__``, which they never import; one job refuses that too."""
+    function: Any = work.func if isinstance(work, partial) else work
+    if function.__module__.rpartition(".")[2] == "__main__":
+        raise TypeError(f"{function.__name__} lies in {function.__module__}, where other processes do not find it; move it to another module")
+    if jobs == 1:
+        yield from map(work, items)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap(work, items)
+
+
+def in_parts(work: Callable[[int, range], Result], options: argparse.Namespace) -> Iterator[Result]:
+    """``work(seed, numbers)`` of all cases that a command's options ask for."""
+    numbers = range(options.first, options.first + options.count)
+    return in_jobs(partial(work, options.seed), [numbers[n:n + PART] for n in range(0, len(numbers), PART)], options.jobs)
