@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gemmkit.component_arrays import ALONGSIDE, Held
+from gemmkit.runtime.array_info import are_the_same
 from gemmkit.runtime.arrays import ArrayInfo, byte_range, shares_memory
 
 __all__ = ["fitting", "sharing"]
@@ -21,7 +22,7 @@ def fitting(infos: Sequence[ArrayInfo | None], alignments: Sequence[int]) -> Que
     It may be c itself. An array that is not there is at address 0."""
     (a0, a1), (b0, b1), (c0, c1), (d0, d1) = map(_extent, infos)
     c, out = infos[2:]
-    has_c, may_be_c = c is not None, c is not None and out is not None and c[1:4] == out[1:4]
+    has_c, may_be_c = c is not None, c is not None and out is not None and _are_alike(c, out)
     mask = max(alignments) - 1
 
     def fits(at_a: int, at_b: int, at_c: int, at_out: int) -> bool:
@@ -51,7 +52,7 @@ def sharing(infos: Sequence[ArrayInfo | None], held: Sequence[tuple[str, Held]])
     (a0, a1), (b0, b1), (c0, c1), (d0, d1) = map(_extent, infos)
     out = infos[3]
     assert out is not None
-    read = [(*byte_range(x.info), x.info.pointer if field in ALONGSIDE and x.info[1:4] == out[1:4] else -1)
+    read = [(*byte_range(x.info), x.info.pointer if field in ALONGSIDE and _are_alike(x.info, out) else -1)
             for field, x in held]
     written = [byte_range(x.info) for _, x in held if x.is_output]
 
@@ -67,6 +68,11 @@ def sharing(infos: Sequence[ArrayInfo | None], held: Sequence[tuple[str, Held]])
         return False
 
     return shares
+
+
+def _are_alike(x: ArrayInfo, out: ArrayInfo) -> bool:
+    """Whether an array at out's address is out."""
+    return are_the_same(x._replace(pointer=out.pointer), out)
 
 
 def _extent(info: ArrayInfo | None) -> tuple[int, int]:

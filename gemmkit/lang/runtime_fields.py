@@ -15,7 +15,7 @@ if typing.TYPE_CHECKING:                # to a type checker they are what they h
     Scalar = Any
 else:
     class Array:
-        """Annotation of a runtime array field: a CuPy array, PyTorch CUDA tensor, NumPy array (emulated), ..."""
+        """Annotation of a runtime array field: a CuPy array, PyTorch tensor, NumPy array (emulated), ..."""
 
     class Scalar:
         """Annotation of a runtime scalar field: a number. Python numbers are weak (NEP 50), NumPy scalars keep their

@@ -187,7 +187,7 @@ def test_foreign_byte_order():
 
 @pytest.mark.parametrize("x", [[1.0, 2.0], 3.0, None, "a", np.ndarray, Interface])
 def test_what_is_no_array_is_named_with_what_would_do(x):
-    with pytest.raises(TypeError, match=r"b must be a CuPy array, a PyTorch CUDA tensor.*; got builtins\."):
+    with pytest.raises(TypeError, match=r"b must be a CuPy array, a PyTorch tensor, .* or an object with .*; got builtins\."):
         describe(x, "b")
 
 
