@@ -13,13 +13,11 @@ from gemmkit.config import TRANSFORMS
 from gemmkit.distributed.ranks import GPU, Ranks
 from gemmkit.distributed.statements import gpu_text, statement_of
 from gemmkit.matmul import matmul
-from gemmkit.matrices import Matrix
 from gemmkit.planning import Plan, plan
 from gemmkit.problem import FUNCTIONS, LAYOUTS
 from gemmkit.runtime.arrays import dtype_to_torch
-from gemmkit.torch.forms import array_of
 
-__all__ = ["BEFORE_SUM", "array_or_none", "check_keywords", "meet", "multiply", "new", "planned"]
+__all__ = ["BEFORE_SUM", "check_keywords", "meet", "multiply", "new", "planned"]
 
 Made = TypeVar("Made")
 
@@ -62,30 +60,14 @@ def meet(ranks: Ranks, call: str, tensor: Any, facts: Callable[[], dict[str, Any
     return made
 
 
-def array_or_none(x: Any, name: str) -> Any:
-    return None if x is None else array_of(x, name)
-
-
 def planned(a: Any, b: Any, c: Any, out: Any, conf: Any, components: dict[str, Any]) -> Plan:
     """The plan of a product of tensors, compiled: it raises all that is wrong with one."""
-    return plan(a if isinstance(a, Matrix) else array_of(a, "a"), array_of(b, "b"), array_or_none(c, "c"), conf,
-                out=array_or_none(out, "out"), **components)
+    return plan(a, b, c, conf, out=out, **components)
 
 
 def multiply(a: Any, b: Any, c: Any, out: Any, conf: Any, components: dict[str, Any]) -> Any:
     """`gemmkit.matmul` of tensors, as a tensor."""
-    found = matmul(a if isinstance(a, Matrix) else array_of(a, "a"), array_of(b, "b"), array_or_none(c, "c"), conf,
-                   out=array_or_none(out, "out"), **components)
-    if out is not None:
-        return out
-    return found if b.is_cuda else _tensor_of(found)
-
-
-def _tensor_of(x: np.ndarray) -> Any:
-    """A tensor of an array in host memory, which is not copied."""
-    if x.dtype.kind in "biufc":
-        return torch.from_numpy(x)
-    return torch.from_numpy(x.view(f"int{8 * x.dtype.itemsize}")).view(dtype_to_torch(x.dtype))
+    return matmul(a, b, c, conf, out=out, **components)
 
 
 def new(like: Any, shape: tuple[int, ...], dtype: np.dtype | torch.dtype) -> Any:

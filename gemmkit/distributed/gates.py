@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from gemmkit.distributed.calls import array_or_none, planned
+from gemmkit.distributed.calls import planned
 from gemmkit.distributed.ranks import Ranks
 from gemmkit.distributed.shards import even_lengths
 from gemmkit.kernels.gated import Gated, arrivals
@@ -59,8 +59,8 @@ class Gates:
 
         Raises what `gemmkit.plan` raises.
         """
-        key = tuple(None if x is None else (describe(x, "x")[1:4], x.data_ptr() & 15) for x in
-                    (array_or_none(a, "a"), array_or_none(b, "b"), array_or_none(c, "c"), array_or_none(out, "out")))
+        key = tuple(None if x is None else (describe(x, name)[1:4], x.data_ptr() & 15)
+                    for x, name in ((a, "a"), (b, "b"), (c, "c"), (out, "out")))
         if key not in self._known:
             self._known[key] = self._made(planned(a, b, c, out, conf, components), a)
         return self._known[key]

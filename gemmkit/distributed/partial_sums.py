@@ -8,7 +8,6 @@ import numpy as np
 
 from gemmkit.distributed.calls import BEFORE_SUM, new
 from gemmkit.distributed.rank_order import InRankOrder, OfTransform, WithOther
-from gemmkit.torch.forms import array_of
 
 __all__ = ["Reduction", "before_sum", "finishing", "given", "is_fused", "nothing", "sees_rows", "with_own"]
 
@@ -53,7 +52,7 @@ def in_rank_order(parts: Any, how: Reduction, own: int | None, follows: bool = F
     """The epilogue that merges the ranks' partial sums; ``own`` is the rank whose sums the product itself has."""
     travels = None if own is None else how.travels
     ranks, rows, columns = parts.shape
-    return InRankOrder(array_of(parts.view(ranks * rows, columns), "parts"), rows, how.rule, how.adds, ranks, follows,
+    return InRankOrder(parts.view(ranks * rows, columns), rows, how.rule, how.adds, ranks, follows,
                        travels, -1 if own is None else own)
 
 
@@ -61,7 +60,7 @@ def with_own(parts: Any, how: Reduction, own: int, components: dict[str, Any]) -
     """The components of a product of this rank's own rows that takes the others' partial sums."""
     epilogue: Any = components.get("epilogue")
     if parts.shape[0] == 2:
-        merging: Any = WithOther(array_of(parts[1 - own], "parts"), how.rule, how.adds, how.travels, own == 0)
+        merging: Any = WithOther(parts[1 - own], how.rule, how.adds, how.travels, own == 0)
     else:
         merging = in_rank_order(parts, how, own)
     return {**given(components), "epilogue": merging if epilogue is None else merging | epilogue}

@@ -13,7 +13,6 @@ from gemmkit.distributed.partial_sums import Reduction, before_sum, sees_rows
 from gemmkit.distributed.shards import even_lengths
 from gemmkit.problem import resolve
 from gemmkit.runtime.arrays import ArrayInfo, describe
-from gemmkit.torch.forms import array_of
 
 __all__ = ["Sending", "alone", "chunks_of", "sending_of"]
 
@@ -58,7 +57,7 @@ def alone(rows: int, a: Any, b: Any, ranks: int, how: Reduction, components: dic
     with the model's mapping for half of K (128 x 128 in turns); one of 8192^3 807, and 859 with that of all ranks' rows,
     whose tiles of 192 columns leave the sixth wave of a chunk a fifth full.
     """
-    of_a, of_b = (describe(array_of(x, name), name) for x, name in ((a, "a"), (b, "b")))
+    of_a, of_b = (describe(x, name) for x, name in ((a, "a"), (b, "b")))
     out = of_a._replace(pointer=_ELSEWHERE, shape=(rows, b.shape[1]), strides=(b.shape[1], 1), dtype=how.travels)
     found = resolve(_longer(of_a, (rows, a.shape[1] * ranks), ranks), _longer(of_b, (b.shape[0] * ranks, b.shape[1]), ranks),
                     None, out, None, before_sum(components))
