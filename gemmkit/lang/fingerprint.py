@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Collection
 from functools import cached_property, lru_cache
 from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType, NoneType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -159,7 +159,7 @@ class Reader:
             return f"{name}:{type(scope[name]).__name__}"      # what a process remembers: what fills it is in the key
         if name in scope:
             return f"{name}={self._looked_up(name, scope[name], names)}"
-        built_in = function.__builtins__
+        built_in = cast(Any, function).__builtins__            # which typeshed does not know
         of_packages.append(guards.item(built_in, name))
         return f"{name}:{self._named(name, built_in[name])}" if name in built_in else f"{name} is not there"
 
