@@ -122,7 +122,7 @@ class ProgramPlan:
 
         def take(array: str, of: Any) -> None:
             spec = of.map_spec
-            made.append(Taken(array, Map(0, len(made), self.infos[array], spec.rank - 1, spec)))
+            made.append(Taken(array, Map(0, sum(one.map is not None for one in made), self.infos[array], spec.rank - 1, spec)))
 
         for block, array in printed.maps:
             take(array, getattr(module, f"{block}_tile"))

@@ -136,6 +136,14 @@ class Drawn:
         return own + 4 * (2.0**-52 if is_wide and not (self.has_c and dtype.itemsize < 8) else 2.0**-22)
 
 
+@pytest.mark.parametrize("b_dtype", ["?", "i1", "i2"])
+def test_bools_are_compiled_as_bytes(b_dtype: str) -> None:
+    """In a group, whose multistage kernel packs fragments into words."""
+    a, b = np.ones((64, 64), "?"), np.ones((64, 64), b_dtype)
+    (made,) = recorded(lambda: gk.grouped([a], [b], dtype="i4"), GPUS["sm_90a"], zeros=False)
+    assert made.problem.config.kernel == "multistage" and made.launchable.entry().cubin
+
+
 def wrapped(exact: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Python's integers in a dtype that may not hold them."""
     return (exact % 2 ** (8 * dtype.itemsize)).astype(np.uint64).astype(dtype)

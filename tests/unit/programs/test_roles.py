@@ -174,3 +174,26 @@ def test_compiles_for_hopper(name: str) -> None:
     program, made, more = CHAINS[name] if name in CHAINS else (*TILES[name], {})
     with assumed(H100):
         assert program.plan(*made(), **more).launchable.entry().cubin
+
+
+@gk.program
+def weights(a: Any, b: Any, largest: Any, y: Any) -> None:
+    """A result that threads store, in front of one that leaves by TMA."""
+    for m in gp.parallel(a.rows):
+        acc = gp.zeros(m, b.columns)
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k]
+        top = acc.max(axis=1)
+        largest[m] = top
+        y[m] = gp.exp(acc - top)
+
+
+@pytest.mark.compile
+def test_maps_are_counted_among_maps() -> None:
+    """The kernel's parameters that are tensor maps have a numbering of their own, whatever lies between them."""
+    with assumed(H100):
+        plan = weights.plan(np.zeros((128, 192), F16), np.zeros((192, 64), F16), np.zeros((128, 2), F32)[:, 0],
+                            np.zeros((128, 64), F16))
+        maps = [taken.map for taken in plan.taken if taken.map is not None]
+        assert [taken.map is None for taken in plan.taken] == [False, False, True, False]
+        assert [one.ordinal for one in maps] == [0, 1, 2] and plan.launchable.entry().cubin
