@@ -118,12 +118,13 @@ def rows(text: str) -> list[Row]:
 
 
 def counted(text: str) -> str:
-    """The text with the counts of today in its table."""
+    """The text with the counts of today in the table under `HEADING`; other tables may have rows of the same names."""
+    head, section = text[:text.index(HEADING)], text[text.index(HEADING):]
     for row in rows(text):
-        before = next(line for line in text.splitlines() if line.startswith(f"| {row.what} |"))
+        before = next(line for line in section.splitlines() if line.startswith(f"| {row.what} |"))
         cells = before.split("|")
-        text = text.replace(before, "|".join([*cells[:3], f" {count(row.places)} ", *cells[4:]]))
-    return text
+        section = section.replace(before, "|".join([*cells[:3], f" {count(row.places)} ", *cells[4:]]), 1)
+    return head + section
 
 
 if __name__ == "__main__":
