@@ -14,7 +14,17 @@ from gemmkit.emulator.mode import current_mode, world
 from gemmkit.groups import CompiledGroup, Infos, Tables, check_outputs
 from gemmkit.kernels.select import FAMILIES
 from gemmkit.operators import MMAOp, Operator
-from gemmkit.problem import HOST, Call, _configure, _layouts, asked_dtype, by_precision, check_places, resolve
+from gemmkit.problem import (
+    HOST,
+    Call,
+    _configure,
+    _layouts,
+    asked_dtype,
+    by_precision,
+    check_places,
+    checked_keywords,
+    resolve,
+)
 from gemmkit.products import forgotten_with_plans
 from gemmkit.runtime import workspace
 from gemmkit.runtime.arrays import ArrayInfo, alignment, as_stream_handle, current_stream, describe, describe_all, empty_like
@@ -261,6 +271,7 @@ def _problems(lists: list[list[Any]], conf: Config | None, keywords: dict[str, A
 def resolved(infos: Sequence[Any], conf: Config | None, keywords: dict[str, Any],
              candidate: Candidate | None = None) -> list[Call]:
     """Each product checked, by one configuration: ``conf``, or that of ``candidate``, or the tuned one, or the tables'."""
+    keywords = checked_keywords(keywords, "grouped")
     if conf is None:
         conf, keywords = _chosen(infos, keywords, candidate), {}
     problems = []

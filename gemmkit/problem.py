@@ -119,15 +119,11 @@ class Call:
         return layout.seen(first_matrix(out, leading(out, layout), self.stack))
 
 
-def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | None, conf: Config | None,
-            keywords: dict[str, Any], candidate: Candidate | None = None) -> Call:
-    """Check a call and complete what it leaves open. Raises ValueError, TypeError or ConfigError; see `matmul`.
-
-    ``candidate`` is the mapping to take where there is no ``conf``; None takes the tuned one, or the tables'.
-    """
+def checked_keywords(keywords: dict[str, Any], what: str = "matmul") -> dict[str, Any]:
+    """Those that are given, each of its kind; ``what`` is the function that got them."""
     unknown = set(keywords) - set(KEYWORDS)
     if unknown:
-        raise TypeError(f"matmul() got unknown keywords {', '.join(sorted(unknown))}; it takes out, stream, "
+        raise TypeError(f"{what}() got unknown keywords {', '.join(sorted(unknown))}; it takes out, stream, "
                         + ", ".join(KEYWORDS))
     keywords = {name: value for name, value in keywords.items() if value is not None}
     for name in set(keywords) & set(TRANSFORMS):
@@ -137,6 +133,16 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
         if not isinstance(keywords[name], Layout):
             raise ConfigError(f"{name}={keywords[name]!r}: a Layout is needed, for example RowMajor('float16')")
     check_fields({name: keywords[name] for name in ("operator", "epilogue", "condition", "observe_a") if name in keywords})
+    return keywords
+
+
+def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | None, conf: Config | None,
+            keywords: dict[str, Any], candidate: Candidate | None = None) -> Call:
+    """Check a call and complete what it leaves open. Raises ValueError, TypeError or ConfigError; see `matmul`.
+
+    ``candidate`` is the mapping to take where there is no ``conf``; None takes the tuned one, or the tables'.
+    """
+    keywords = checked_keywords(keywords)
     if conf is None and "order" in keywords:
         raise ConfigError("order: it is a part of a mapping; give it beside conf, or to get_config")
     precision = keywords.pop("precision", None)

@@ -33,7 +33,7 @@ NOBODY = -1                            # the index where no product is better th
 
 
 def select(a: Any, b: Any, *, operator: Semiring = MIN_PLUS, out: Any = None, index: Any = None,
-           stream: Any = None) -> tuple[Any, Any]:
+           stream: Any = None, **others: Any) -> tuple[Any, Any]:
     """A B in a semiring, and for each element the k whose product it is.
 
     Args:
@@ -48,7 +48,7 @@ def select(a: Any, b: Any, *, operator: Semiring = MIN_PLUS, out: Any = None, in
 
     Raises:
         ValueError: an ``add`` that makes new numbers (log-sum-exp), or shapes that do not fit; what `matmul` raises.
-        TypeError: dtypes that differ or have another size.
+        TypeError: dtypes that differ or have another size; other keywords (there are no transforms).
 
     >>> import numpy as np, gemmkit
     >>> roads = np.array([[0, 1, 9], [9, 0, 2], [9, 9, 0]], np.float32)
@@ -57,6 +57,9 @@ def select(a: Any, b: Any, *, operator: Semiring = MIN_PLUS, out: Any = None, in
     >>> float(lengths[0, 2]), int(via[0, 2])               # from 0 to 2 it is 1 + 2 = 3, through 1
     (3.0, 1)
     """
+    if others:
+        raise TypeError(f"select() got unknown keywords {', '.join(sorted(others))}; it takes operator, out, index "
+                        "and stream, and no transforms: give what one makes of the operand (x.T, abs(x))")
     a_info, b_info = describe(a, "a"), describe(b, "b")
     if a_info.dtype != b_info.dtype or a_info.dtype.itemsize not in (4, 8) or a_info.dtype.kind not in "iuf":
         raise TypeError(f"a has dtype {a_info.dtype} and b {b_info.dtype}; both must be float32, float64, or integers of 4 "

@@ -51,8 +51,8 @@ class Sums:
     def of(cls, layouts: dict[str, Any], fields: dict[str, Any], K: int) -> Sums:
         """Of operands in these layouts, of which D's is None where the call leaves its dtype open; ``fields`` are the
         components."""
-        given: list[Any] = [None if isinstance(layouts[name], Zero) else layouts[name] for name in "abcd"]
-        a, b, c, d = given
+        a, b, c, d = (layouts[name] for name in "abcd")
+        c = None if isinstance(c, Zero) else c
         epilogue = fields.get("epilogue")
         result = getattr(epilogue, "result_dtype", None) if d is None else d.dtype
         return cls(_of_part(a.dtype), _of_part(b.dtype), None if result is None else _of_part(result),

@@ -265,6 +265,14 @@ BAD: dict[str, tuple[Any, type, str]] = {
 }
 
 
+@pytest.mark.parametrize("name", "abcd")
+@pytest.mark.parametrize("given", [gk.epilogues.Epilogue(), FPUOp, MMAOp()], ids=["epilogue", "class", "operator"])
+def test_what_is_no_layout_is_refused_by_its_name(name: str, given: Any) -> None:
+    """Before an accumulator is chosen by the layouts' dtypes."""
+    with gk.emulate(), pytest.raises(gk.ConfigError, match=f"global_{name}_layout=.* a Layout is needed"):
+        gk.plan_grouped(*pair(), **{f"global_{name}_layout": given})
+
+
 @pytest.mark.parametrize("what", BAD)
 def test_bad_input(what: str) -> None:
     call, error, said = BAD[what]

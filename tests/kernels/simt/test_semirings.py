@@ -199,6 +199,8 @@ def test_select_refuses_what_it_cannot() -> None:
             gk.select(a, a, index=np.zeros((4, 4), np.int64))
         with pytest.raises(ValueError, match="matrices of 2 dimensions"):
             gk.select(a[0], a)
+        with pytest.raises(TypeError, match="select.. got unknown keywords epilogue; it takes operator, out, index and stream, and no tr"):
+            gk.select(a, a, epilogue=None)
 
 
 # -- bad input ----------------------------------------------------------------------------------------------------------

@@ -108,13 +108,14 @@ def test_two_loops_go_around_one_ring(drawn: Drawn) -> None:
 
 
 def test_tiles_are_as_wide_as_they_fit() -> None:
-    """Two results of 128 x 256 and two stages need 224 KB; a width that is said is kept, or refused."""
+    """Two results of 128 x 256 and two stages need 224 KB; a width that is said is kept, with fewer rows, or refused."""
     a = [np.zeros((4096, 4096), np.float16) for _ in range(5)]
     assert listing.residual.plan(*a).mapping.blocks["n"] == 256
     assert listing.residual.plan(*a, mapping=gk.Mapping(shared_bytes=200_000)).mapping.blocks["n"] == 192
+    lower = listing.residual.plan(*a, mapping=gk.Mapping({"n": 256}, shared_bytes=200_000)).mapping
+    assert lower.blocks["n"] == 256 and lower.blocks["m"] == 64
     with pytest.raises(gk.ConfigError, match="bytes of shared memory"):
-        listing.residual.plan(*a, mapping=gk.Mapping({"n": 256}, shared_bytes=200_000))
-
+        listing.residual.plan(*a, mapping=gk.Mapping({"m": 128, "n": 256}, shared_bytes=200_000))
 
 
 def test_arrays_and_scalars_at_the_end_of_a_tile(drawn: Drawn) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -180,7 +181,7 @@ def test_a_budget_that_ends(folder: Path, measured: Any, monkeypatch: pytest.Mon
         return 80.0
 
     measured(time_of)
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     a, b, out = arrays()
     found = tune(a, b, out=out, budget=9)
     assert found.kept and sum(row.error == "not timed within the budget" for row in found.rows) > 5
@@ -196,7 +197,7 @@ def test_compiling_takes_half_of_the_budget(folder: Path, measured: Any, monkeyp
             now[0] += 1.0
             yield Made(kernel, error="ptxas said no") if n == 2 else Made(kernel, USAGE)
 
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(module, "compiled", compiled)
     found = tune(*arrays()[:2], out=arrays()[2], budget=10)
     errors = [row.error for row in found.rows if row.error]
