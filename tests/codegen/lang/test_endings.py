@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import dis
 import inspect
 import linecache
@@ -28,6 +29,10 @@ def copied(function: Callable[..., Any]) -> Callable[..., Any]:
     last, behind = found.body[at], found.body[at + 1:]
     assert isinstance(last, ast.If) and behind
     last.body, last.orelse, found.body = last.body + behind, last.orelse + behind, found.body[:at + 1]
+    return _made(function, tree)
+
+
+def _made(function: Callable[..., Any], tree: ast.Module) -> Callable[..., Any]:
     name = f"<copied {function.__qualname__}>"
     linecache.cache[name] = (0, None, inspect.getsource(function).splitlines(keepends=True), name)
     made: dict[str, Any] = {}
@@ -142,3 +147,50 @@ def test_other_values_are_no_copies() -> None:
     exec(compile(code, __file__, "exec"), globals(), made)
     ptx = compiled(made["two_ends"], Out((1,), np.int32), np.zeros(2, np.int32))
     assert ptx.count("st.global") == 2 or "selp" in ptx
+
+
+def met(out: Any) -> None:
+    i = thread_index()
+    out[i] = chosen_in_turn(i)
+
+
+def chosen_in_turn(i: int) -> int:
+    return twice(i + 1 if i < 3 else i)
+
+
+def copied_choice(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as Python 3.12 compiles it: each side of the choice in its last call has a copy of the call, at its place."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    definition: Any = tree.body[0]
+    last = definition.body[-1]
+    choice = last.value.args[0]
+    ways = [copy.deepcopy(last) for _ in range(2)]
+    for way, value in zip(ways, (choice.body, choice.orelse)):
+        way.value.args[0] = value
+    definition.body[-1] = ast.copy_location(ast.If(choice.test, [ways[0]], [ways[1]]), last)
+    return _made(function, tree)
+
+
+def of_either(out: Any, x: Any) -> None:
+    out[thread_index()] = either(x[0])
+
+
+def either(x: Any) -> Any:
+    return widened(x) if thread_index() == 0 else widened(1.5)
+
+
+def widened(x: Any) -> Any:
+    return float(x) * 2
+
+
+def test_an_end_takes_what_differs_from_way_to_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collective whose argument is chosen in front of it, as a row's reductions are."""
+    monkeypatch.setitem(globals(), "chosen_in_turn", copied_choice(chosen_in_turn))
+    assert compiled(met, Out((32,), np.int32)).count("bar.sync") == 1
+    out, *_ = emulated(met, Out((4,), np.int32), threads=4)
+    assert list(out) == [2, 4, 6, 6]
+
+
+def test_two_calls_in_one_line_are_two() -> None:
+    """They are no copies, and their arguments are of two types."""
+    assert "cvt.rn.f64.s32" in compiled(of_either, Out((32,), np.float64), np.zeros(32, np.int32))
