@@ -47,8 +47,10 @@ def check_width(x: Any, in_features: int) -> None:
         raise ValueError(f"x has shape {tuple(x.shape)}; (..., {in_features}) is needed, as in_features={in_features}")
 
 
-def check_features(in_features: Any, out_features: Any) -> None:
-    """Raise ValueError for what is no number of features."""
+def check_layer(in_features: Any, out_features: Any, activation: Any) -> None:
+    """Raise ValueError for what is no number of features, and for another activation than those of `ACTIVATIONS`."""
+    if activation is not None and not (isinstance(activation, str) and activation in ACTIVATIONS):
+        raise ValueError(f"activation={activation!r}: None or one of {', '.join(map(repr, ACTIVATIONS))} is needed")
     for name, count in (("in_features", in_features), ("out_features", out_features)):
         if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < 2**31:
             raise ValueError(f"{name}={count!r}: a whole number is needed, 0 or more")
@@ -78,9 +80,7 @@ class Linear(torch.nn.Module):
     def __init__(self, in_features: int, out_features: int, bias: bool = True, activation: str | None = None,
                  device: Any = None, dtype: Any = None):
         super().__init__()
-        if activation is not None and activation not in ACTIVATIONS:
-            raise ValueError(f"activation={activation!r}: None or one of {', '.join(map(repr, ACTIVATIONS))} is needed")
-        check_features(in_features, out_features)
+        check_layer(in_features, out_features, activation)
         self.in_features, self.out_features, self.activation = in_features, out_features, activation
         self.weight = torch.nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
         self.bias = torch.nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None

@@ -25,7 +25,7 @@ from gemmkit.quantisation import quantise
 from gemmkit.runtime.arrays import dtype_from_torch
 from gemmkit.torch.batching import batched_by
 from gemmkit.torch.library import Differentiable, define
-from gemmkit.torch.linear import ACTIVATIONS, FUNCTIONS, check_features, check_width
+from gemmkit.torch.linear import ACTIVATIONS, FUNCTIONS, check_layer, check_width
 from gemmkit.torch.product import autocast, summed_to
 
 __all__ = ["QuantisedLinear"]
@@ -63,10 +63,8 @@ class QuantisedLinear(torch.nn.Module):
     def __init__(self, in_features: int, out_features: int, bits: int = 4, group: int = 128, bias: bool = True,
                  activation: str | None = None, symmetric: bool = True, device: Any = None):
         super().__init__()
-        if activation is not None and activation not in ACTIVATIONS:
-            raise ValueError(f"activation={activation!r}: None or one of {', '.join(map(repr, ACTIVATIONS))} is needed")
+        check_layer(in_features, out_features, activation)
         layout = GroupQuantised("float16", np.empty((0, 0), np.float16), bits, group)
-        check_features(in_features, out_features)
         if in_features % group:
             raise ValueError(f"in_features={in_features}: a multiple of group={group} is needed")
         self.in_features, self.out_features, self.activation = in_features, out_features, activation

@@ -176,6 +176,16 @@ def test_a_wrong_width_is_refused_before_anything_runs(shape: tuple[int, ...]) -
         Linear(5, 4)(torch.randn(shape))
 
 
+@pytest.mark.parametrize("layer", [Linear, gk.torch.QuantisedLinear])
+def test_values_of_wrong_kinds(layer: Any) -> None:
+    for told, words in ((dict(in_features=-128), "in_features=-128: a whole"), (dict(out_features=2.0), r"out_features=2\.0: a whole"),
+                        (dict(in_features=2**70), "in_features=1180591620717411303424: a whole"),
+                        (dict(in_features=[3]), r"in_features=\[3\]: a whole"), (dict(activation=["relu"]), r"activation=\['relu'\]: None or"),
+                        (dict(activation=3), "activation=3: None or")):
+        with pytest.raises(ValueError, match=words):
+            layer(**{**dict(in_features=128, out_features=2), **told})
+
+
 def test_dtypes_are_not_mixed() -> None:
     a, b, bias = torch.randn(3, 5), torch.randn(5, 4), torch.randn(4)
     with gk.emulate():
