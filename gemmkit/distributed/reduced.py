@@ -28,12 +28,12 @@ from gemmkit.distributed.partial_sums import (
 from gemmkit.distributed.pushed import AllReduce, ReduceScatter
 from gemmkit.distributed.rank_order import accumulator_of, rule_of
 from gemmkit.distributed.ranks import Ranks, ranks_of
-from gemmkit.distributed.sending import sending_of
+from gemmkit.distributed.sending import sending_of, single
 from gemmkit.distributed.shards import check_tensors, dtypes, even_lengths, lengths_of, offsets
 from gemmkit.distributed.transport import Sent, all_gather, check_sends, send_and_receive
 from gemmkit.distributed.ways import check_way, inbox_for
 from gemmkit.epilogues import Default
-from gemmkit.runtime.arrays import dtype_from_torch
+from gemmkit.runtime.arrays import describe, dtype_from_torch
 
 __all__ = ["matmul_all_reduce", "matmul_reduce_scatter"]
 
@@ -56,8 +56,9 @@ def matmul_reduce_scatter(a: Any, b_shard: Any, c: Any = None, *, group: Any = N
         conf: a configuration of the partial products, without C, transforms of D and an epilogue: give these beside it.
         combine: an associative function of two partial sums, ``min`` or ``max``; None: the operator's own
             (`Operator.merge`: min for min-plus).
-        reduce_dtype: in which dtype partial sums travel, ``torch.float32`` say; None: in D's. They are added up in the
-            accumulator's dtype, from rank 0 to the last: the same bits in every call.
+        reduce_dtype: in which dtype partial sums travel, ``torch.float32`` say; None: in D's, but integers in the
+            accumulator's, which is that of the product of one GPU. They are added up in the accumulator's dtype, from rank 0
+            to the last: the same bits in every call.
         way: as of `all_gather_matmul`; "symmetric" computes the peers' rows first, which copy engines push while the rest is
             computed.
         components: as of `gemmkit.matmul`. Those of A and B see the rank's own operands, whose k begins at 0; those of the
@@ -67,7 +68,8 @@ def matmul_reduce_scatter(a: Any, b_shard: Any, c: Any = None, *, group: Any = N
         D's rows, (M_r, N).
 
     Raises:
-        As `all_gather_matmul`; ConfigError where the operator does not say how sums over parts of K are combined.
+        As `all_gather_matmul`; TypeError for a reduce_dtype that does not hold sums of integers; ConfigError where the
+        operator does not say how sums over parts of K are combined.
 
     >>> import torch, torch.distributed as dist, gemmkit
     >>> from gemmkit import distributed
@@ -192,11 +194,21 @@ def _reduction(a: Any, b: Any, c: Any, out: Any, conf: Any, combine: Any, reduce
             raise ConfigError(f"conf has {', '.join(acting)}, which act on sums; conf is of the partial products here: give "
                               "them as arguments")
     before = {name: value for name, value in components.items() if name in BEFORE_SUM}
-    made = planned(a, b, None, None, conf, before)
-    given = c if out is None else out
-    result = np.dtype(made.config.global_d_layout.storage) if given is None else _numpy_dtype(given.dtype)
-    travels = result if reduce_dtype is None else _numpy_dtype(reduce_dtype)
-    how = Reduction(travels, accumulator_of(made.config, result), rule_of(made.config.operator, combine), result)
+    of_c, of_out = (None if x is None else describe(x, name) for x, name in ((c, "c"), (out, "out")))
+    if conf is None:
+        one = single(rows, a, b, of_c, of_out, ranks, components).config
+    else:
+        one = planned(a, b, None, None, conf, before).config
+    given = of_c if of_out is None else of_out
+    result = np.dtype(one.global_d_layout.storage) if given is None else given.dtype
+    adds = accumulator_of(one, result)
+    if reduce_dtype is None:                                      # what an integer does not hold is lost, not rounded
+        travels = adds if result.kind in "iu" else result
+    else:
+        travels = _numpy_dtype(reduce_dtype)
+        if adds.kind in "iu" and not np.can_cast(adds, travels):
+            raise TypeError(f"reduce_dtype={reduce_dtype}: it does not hold partial sums, which are {adds}; leave it out")
+    how = Reduction(travels, adds, rule_of(one.operator, combine), result)
     planned(a, b, None, new(a, (a.shape[0], b.shape[1]), travels), conf, before_sum(components))
     parts = new(a, (ranks, rows, b.shape[1]), travels)
     _finish(planned, parts, c, new(a, (rows, b.shape[1]), result) if out is None else out, how, components)

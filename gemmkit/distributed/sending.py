@@ -11,10 +11,10 @@ from gemmkit.config import Config
 from gemmkit.distributed.inbox import CHUNKS
 from gemmkit.distributed.partial_sums import Reduction, before_sum, sees_rows
 from gemmkit.distributed.shards import even_lengths
-from gemmkit.problem import resolve
+from gemmkit.problem import Call, resolve
 from gemmkit.runtime.arrays import ArrayInfo, describe
 
-__all__ = ["Sending", "alone", "chunks_of", "sending_of"]
+__all__ = ["Sending", "alone", "chunks_of", "sending_of", "single"]
 
 _SMALL = 32 << 20                      # bytes for a peer
 _TILE = 128, 256                       # of D: what `chunks_of` counts in
@@ -57,11 +57,17 @@ def alone(rows: int, a: Any, b: Any, ranks: int, how: Reduction, components: dic
     with the model's mapping for half of K (128 x 128 in turns); one of 8192^3 807, and 859 with that of all ranks' rows,
     whose tiles of 192 columns leave the sixth wave of a chunk a fifth full.
     """
-    of_a, of_b = (describe(x, name) for x, name in ((a, "a"), (b, "b")))
-    out = of_a._replace(pointer=_ELSEWHERE, shape=(rows, b.shape[1]), strides=(b.shape[1], 1), dtype=how.travels)
-    found = resolve(_longer(of_a, (rows, a.shape[1] * ranks), ranks), _longer(of_b, (b.shape[0] * ranks, b.shape[1]), ranks),
-                    None, out, None, before_sum(components))
+    out = describe(a, "a")._replace(pointer=_ELSEWHERE, shape=(rows, b.shape[1]), strides=(b.shape[1], 1), dtype=how.travels)
+    found = single(rows, a, b, None, out, ranks, before_sum(components))
     return None if found.is_transposed else found.config
+
+
+def single(rows: int, a: Any, b: Any, c: ArrayInfo | None, out: ArrayInfo | None, ranks: int,
+           components: dict[str, Any]) -> Call:
+    """The product that gives ``rows`` of D without other ranks, of all of K. Raises what `gemmkit.matmul` raises."""
+    of_a, of_b = describe(a, "a"), describe(b, "b")
+    return resolve(_longer(of_a, (rows, a.shape[1] * ranks), ranks), _longer(of_b, (b.shape[0] * ranks, b.shape[1]), ranks),
+                   c, out, None, components)
 
 
 def _longer(info: ArrayInfo, shape: tuple[int, int], ranks: int) -> ArrayInfo:

@@ -4,9 +4,9 @@ What a k-tile takes to be copied depends on how rows begin: at multiples of 16 b
 anywhere: threads load single elements then, and a block's k-tile takes as long as one thread's loads. So does storing D.
 
 The constants were fitted to 804 times of 93 products, f16 on an H200 (choice_*.json of commit a48a9ead, 2026-11-24); they
-are off by 12 % in the mean. Fitted without 20, 26, 21 and 19 of these products, the choice by them (`gemmkit.tuning.gathered`)
-reaches 0.965, 0.969, 0.924 and 0.972 of the best mapping for those; what was chosen when they were timed reached 0.903,
-0.894, 0.835 and 0.917.
+are off by 12 % in the mean. Fitted without 20, 26, 21 and 19 of these products, the choice by them
+(`gemmkit.tuning.gathered`) reaches 0.965, 0.969, 0.924 and 0.972 of the best mapping for those; what was chosen when they
+were timed reached 0.903, 0.894, 0.835 and 0.917.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from examples import distributed_mlp, distributed_paths
 from gemmkit import distributed as gd
 from gemmkit.distributed import checking
 from gemmkit.distributed.ranks import GPU, ranks_of
-from gemmkit.epilogues import Bias, Elementwise, ReLU, Residual, Scale
+from gemmkit.epilogues import Bias, Elementwise, ReLU, Residual, Saturate, Scale
 from gemmkit.operators import MIN_PLUS
 
 
@@ -160,6 +160,29 @@ def check_reduce_of_other_dtypes(rank: int) -> None:
     a = torch.complex(whole(0, 2, 4), whole(2, 2, 4))
     b = torch.complex(whole(1, 4, 2), whole(3, 4, 2))
     assert torch.equal(gd.matmul_all_reduce(a.split(2, 1)[rank], b.split(2)[rank]), a @ b)
+
+
+def check_reduce_of_integers(rank: int) -> None:
+    """What the result holds, sums of ranks hold: as in the product of one GPU, also before they are added up."""
+    a, b = torch.full((4, 6), 300, dtype=torch.int16), torch.full((6, 3), 150, dtype=torch.int16)
+    a[1], a[2, :3] = -317, 7
+    own, exact = (a.split(3, 1)[rank], b.split(3)[rank]), a.int() @ b.int()
+    c = whole(0, 4, 3, dtype=torch.int32)
+    assert torch.equal(gd.matmul_reduce_scatter(*own, c.split(2)[rank]), (exact + c).split(2)[rank])
+    assert torch.equal(gd.matmul_all_reduce(*own, out=torch.full((4, 3), 7.0)), exact.float())
+    wrapped = exact.to(torch.int16)                                                            # alone they wrap, as NumPy's do
+    assert torch.equal(gd.matmul_all_reduce(*own), wrapped) and not torch.equal(wrapped, exact)
+    d = gd.matmul_reduce_scatter(*own, epilogue=Scale(0.001) | Saturate("int16"))              # of sums that int16 does not hold
+    assert d.dtype == torch.int16 and torch.equal(d, (exact * 0.001).round().to(torch.int16).split(2)[rank])
+    refused(TypeError, "reduce_dtype=torch.uint8: it does not hold", lambda: gd.matmul_all_reduce(*own, c, reduce_dtype=torch.uint8))
+    shortest = gd.matmul_all_reduce(*(x * 100 for x in own), operator=MIN_PLUS, out=torch.full((4, 3), 7, dtype=torch.int32))
+    assert torch.equal(shortest, ((a * 100).int()[:, :, None] + (b * 100).int()[None]).amin(1))
+    small = [x.clamp(-100, 100).to(torch.int8) for x in own]
+    d = gd.matmul_all_reduce(*small, out=torch.full((4, 3), 7, dtype=torch.int32))
+    assert torch.equal(d, a.clamp(-100, 100).int() @ b.clamp(-100, 100).int())
+    large, wide = torch.full((2, 2), 1e30), torch.full((2, 2), 1e10)
+    d = gd.matmul_all_reduce(large.split(1, 1)[rank], wide.split(1)[rank], out=torch.zeros(2, 2, dtype=torch.float64))
+    torch.testing.assert_close(d, large.double() @ wide.double())
 
 
 # -- operands that stay shared out ------------------------------------------------------------------------------------
