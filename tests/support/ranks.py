@@ -35,7 +35,7 @@ def scenarios(module: Any) -> list[str]:
     return [name for name in vars(module) if name.startswith("check_")]
 
 
-def run_all(module: str, folder: Path, timeout: float = 120.0, backend: str = "gloo",
+def run_all(module: str, folder: Path, timeout: float = 300.0, backend: str = "gloo",
             apart: bool = False) -> dict[str, list[str]]:
     """What each rank says of each scenario: nothing where all is right. After ``timeout`` seconds the ranks are ended, and
     what they have not said is not lost on what they have.
