@@ -50,4 +50,8 @@ def glu(x: Any, w: Any, v: Any, activation: Any = silu, *, epilogue: Epilogue | 
     """
     given = function_given(activation, "glu", "activation", (1,), "f(x), a function of one number,")
     fold = _known_fold(given) if getattr(given, "__closure__", ()) is None else _fold(given)
-    return matmul(x, Braid(w, v), epilogue=fold if epilogue is None else fold | epilogue, **keywords)
+    try:
+        both = Braid(w, v)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"glu: {error} (part 0 is w, part 1 is v)") from None
+    return matmul(x, both, epilogue=fold if epilogue is None else fold | epilogue, **keywords)

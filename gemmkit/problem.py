@@ -291,7 +291,8 @@ def asked_dtype(keywords: dict[str, Any], conf: Config | None, out: ArrayInfo | 
     if "dtype" not in keywords:
         return None
     dtype = keywords.pop("dtype")
-    dtype = dtype_given((dtype_from_torch(dtype) if type(dtype).__module__ == "torch" else None) or dtype, what)
+    is_torchs = getattr(type(dtype), "__module__", "") == "torch"          # classes may have none
+    dtype = dtype_given((dtype_from_torch(dtype) if is_torchs else None) or dtype, what)
     given = out.dtype if out is not None else getattr(keywords.get("global_d_layout"), "dtype", None)
     if conf is not None:
         raise ConfigError(f"dtype={dtype}: it is given beside conf, whose layout of D has one; leave it out")

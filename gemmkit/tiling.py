@@ -337,7 +337,8 @@ def _moved(tile: Tile, position: tuple, distances: tuple[int, ...], by: dict[str
 def _check_distances(tile: Tile, distances: tuple, by: dict[str, Any]) -> None:
     """Raise ValueError unless these distances, by position or by name, are a tile's."""
     if distances and (by or len(distances) != len(tile.names)):
-        raise ValueError(f"translate: give one distance for each of {', '.join(tile.names)}, or name them")
+        raise ValueError(f"translate: {len(distances)} distances; give one distance for each of "
+                         f"{', '.join(tile.names)}, or name them")
     unknown = set(by) - set(tile.names)
     if unknown:
         raise ValueError(f"translate: {', '.join(sorted(unknown))} is not among the dimensions {', '.join(tile.names)}")
@@ -347,7 +348,7 @@ def _not_moved(tile: Any, distances: tuple, by: dict[str, Any]) -> str:
     if not isinstance(tile, Tile):
         return f"translate: tile={tile!r}; a Tile is needed"
     given = ", ".join([*map(repr, distances), *(f"{name}={value!r}" for name, value in by.items())])
-    return f"translate: the distance {given}; a whole number for each of {', '.join(tile.names)} is needed"
+    return f"translate: distances {given}; a whole number for each of {', '.join(tile.names)} is needed"
 
 
 def _translate(tile: Tile, *distances: int, **by: int) -> Tile:

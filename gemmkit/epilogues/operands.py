@@ -112,6 +112,11 @@ class _WithArray(Epilogue):
         elif (self.layout.dimensions_of(info) or 2) != 2:
             raise ValueError(f"{kind}(layout={self.layout!r}): the layout of a matrix of 2 dimensions is needed, as its "
                              f"array of shape {info.shape} is")
+        elif self.outputs and not self.layout.writable:
+            raise TypeError(f"{kind}(layout={self.layout!r}): it has neither store_element nor store, so the array cannot be "
+                            "written")
+        elif not self.outputs and not self.layout.readable:
+            raise TypeError(f"{kind}(layout={self.layout!r}): it has neither element nor load, so the array cannot be read")
 
     @property
     def reads_tiles(self) -> bool:

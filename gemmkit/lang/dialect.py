@@ -153,7 +153,8 @@ def is_numpy(value: Any) -> bool:
     """Whether a value is a function of NumPy's."""
     if not callable(value) or isinstance(value, type):
         return False
-    of_type = type(value).__module__ if not isinstance(value, (FunctionType, BuiltinFunctionType)) else value.__module__
+    holder = value if isinstance(value, (FunctionType, BuiltinFunctionType)) else type(value)
+    of_type = getattr(holder, "__module__", "")               # classes may have none
     return str(of_type).partition(".")[0] == "numpy"
 
 

@@ -308,7 +308,7 @@ class Reader:
             return f"{kind.__name__}({','.join(parts if isinstance(value, list) else sorted(parts))})"
         if isinstance(value, dict):
             return "{" + ",".join(f"{self._named(name, k)}:{self._named(name, v)}" for k, v in value.items()) + "}"
-        return f"{kind.__module__}.{kind.__qualname__}:{_ADDRESS.sub('', repr(value))}"
+        return f"{getattr(kind, '__module__', '')}.{kind.__qualname__}:{_ADDRESS.sub('', repr(value))}"
 
     def _each(self, name: str, values: tuple) -> str:
         return "(" + ",".join(self._named(name, v) for v in values) + ")"

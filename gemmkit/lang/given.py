@@ -94,7 +94,7 @@ def _why_not(f: Any) -> str:
         return f"NumPy's functions are no device code, use {instead}"
     if isinstance(f, type):
         return "a class is no function"
-    if inspect.ismethod(f) or module == "functools" or type(f).__module__ == "functools":
+    if inspect.ismethod(f) or module == "functools" or getattr(type(f), "__module__", "") == "functools":
         return f"a {type(f).__name__} holds values that device code does not see; write a function that calls it with them"
     return f"{type(f).__name__} is no Python function"
 

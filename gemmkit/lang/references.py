@@ -164,8 +164,8 @@ def of_process(value: Any) -> str | None:
     module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
     if not isinstance(module, str):                            # a built-in method, or an object
         holder = getattr(value, "__self__", value)
-        module = holder.__name__ if isinstance(holder, ModuleType) else (
-            holder if isinstance(holder, type) else type(holder)).__module__
+        module = holder.__name__ if isinstance(holder, ModuleType) else getattr(
+            holder if isinstance(holder, type) else type(holder), "__module__", "")          # classes may have none
     if module == "builtins":
         return module if getattr(value, "__name__", "") in _IMPURE_BUILT_INS else None
     if module.startswith(("numpy.random", "numpy._random")):

@@ -57,6 +57,8 @@ class Braided(Layout):
             raise TypeError(f"Braided(layout={layout!r}): a Layout is needed, for example RowMajor('float16')")
         if not isinstance(parts, int) or not 2 <= parts <= MOST:
             raise ValueError(f"Braided(parts={parts!r}): 2 to {MOST} are needed")
+        if isinstance(columns, bool) or not isinstance(columns, (int, np.integer)) or columns < 0:
+            raise TypeError(f"Braided(columns={columns!r}): the number of columns of each part is needed, 0 or more")
         is_even = columns % OCTET == 0 if is_even is None else is_even
         for name, value in dict(dtype=layout.dtype, layout=layout, columns=columns, parts=parts, is_even=is_even).items():
             object.__setattr__(self, name, value)

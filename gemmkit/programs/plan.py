@@ -70,6 +70,9 @@ class ProgramPlan:
             if _kind(info) != kind:
                 raise ValueError(f"{name} is another kind of array ({_kind(info)}) than the plan was made for ({kind}): "
                                  "shape, strides, dtype, device and alignment are a plan's")
+        for name, place in self._stored:
+            if found[place].readonly:
+                raise ValueError(f"{name} is a result, and read-only; give a writable array")
         for one, other in self._apart:
             if _meet(found[one], found[other], *self._ranges[one], *self._ranges[other]):
                 raise shared(self._names[one], self._names[other])
@@ -97,6 +100,12 @@ class ProgramPlan:
     def results(self) -> tuple[str, ...]:
         """The arrays that the program stores into."""
         return self.kernels[-1].printed.outs
+
+    @cached_property
+    def _stored(self) -> list[tuple[str, int]]:
+        """The results, and their places among the arrays that a call gives."""
+        stored = {name for plan in self.kernels for name in plan.printed.outs}
+        return [(name, place) for place, name in enumerate(self.given) if name in stored]
 
     @property
     def kernels(self) -> tuple[ProgramPlan, ...]:

@@ -78,11 +78,12 @@ def as_stream_handle(stream: Any, name: str = "stream") -> int:
         handle = getattr(stream, attribute, None)
         if isinstance(handle, int):
             return handle
-    if type(stream).__module__.startswith("numba.cuda"):
+    module = getattr(type(stream), "__module__", "")          # classes may have none
+    if module.startswith("numba.cuda"):
         return int(stream)
     raise TypeError(
         f"{name} must be a CUDA stream: an int handle, a CuPy, PyTorch, Numba or cuda.core stream, or an "
-        f"object with __cuda_stream__; got {type(stream).__module__}.{type(stream).__qualname__}"
+        f"object with __cuda_stream__; got {module}.{type(stream).__qualname__}"
     )
 
 

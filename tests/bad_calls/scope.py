@@ -110,22 +110,28 @@ class Stateful(epilogues.Epilogue):
         return x + self.table
 
 
-def readonly(x: np.ndarray) -> np.ndarray:
+def readonly(x: Any) -> Any:
+    if not isinstance(x, np.ndarray):
+        return type(x)(map(readonly, x))
     x = x.copy()
     x.flags.writeable = False
     return x
 
 
-def misaligned(x: np.ndarray) -> np.ndarray:
+def misaligned(x: Any) -> Any:
     """At an address that is no multiple of the element's size."""
+    if not isinstance(x, np.ndarray):
+        return type(x)(map(misaligned, x))
     memory = np.zeros(x.nbytes + 1, np.uint8)[1:]
     out = memory.view(x.dtype).reshape(x.shape)
     out[...] = x
     return out
 
 
-def apart(x: np.ndarray) -> np.ndarray:
+def apart(x: Any) -> Any:
     """With strides that are no multiples of the element's size."""
+    if not isinstance(x, np.ndarray):
+        return type(x)(map(apart, x))
     record = np.zeros(x.shape, [("value", x.dtype), ("flag", "u1")])
     record["value"] = x
     return record["value"]

@@ -125,6 +125,18 @@ CALLS: dict[str, tuple[str, tuple[str, ...], str | None]] = {
     "an uneven tile of a thread": ("gk.get_config(operator=operators.FPUOp(M=16, N=16), global_a_layout=layouts.RowMajor('float32'), "
                                    "mem_cd_thread=gk.Tile(M=3, N=5), kernel='singlestage')", ("mem_cd_thread",), None),
     "a misaligned operand": ("gk.einsum('ij,jk->ik', misaligned(of(1, 5, 7)), of(2, 7, 3))", ("operand 0",), None),
+    # what a layout of an array beside D must do, classes without a module, results that became read-only
+    "a residual that is not read": ("epilogues.Residual(of(1, 5, 3), layouts.Padded(layouts.RowMajor('float32'), 4))", ("layout",), None),
+    "a store that is not written": ("epilogues.Store(of(1, 5, 3), layouts.Padded(layouts.RowMajor('float32'), 4))", ("layout",), None),
+    "columns of a braid": ("layouts.Braided(layouts.RowMajor('float32'), (1,), 2)", ("columns",), None),
+    "a stream of no module": ("gk.matmul(of(1, 5, 7), of(2, 7, 3), stream=type('A', (), {})())", ("stream",), None),
+    "a dtype of no module": ("gk.matmul(of(1, 5, 7), of(2, 7, 3), dtype=type('A', (), {})())", ("dtype",), None),
+    "an epilogue's dtype of no module": ("gk.matmul(of(1, 5, 7), of(2, 7, 3), conf=SMALL, epilogue=epilogues.Softmax(dtype=type('A', (), {})()))",
+                                         ("Softmax", "epilogue"), None),
+    "a plan's result that is read-only": ("users_program.plan(*PROGRAMS).run(dict(zip('abd', (*PROGRAMS[:2], readonly(PROGRAMS[2])))))", ("d",), None),
+    "parts of a gated unit": ("gk.glu(of(1, 5, 7), of(2, 7, 3), of(3, 7, 2))", ("v",), None),
+    "splits beyond all sizes": ("gk.get_config(operator=operators.WGMMAOp(64), global_a_layout=layouts.RowMajor('float16'), "
+                                "kernel='warp_specialised', splits=2**31, device=H100)", ("splits",), None),
     # a user's own finish
     **{f"finish: {body}": (finishing(body), ("finish",), None) for body in (
         "return values[0]", "return values[:1]", "pass", "return None", "return values, values", "return (values[0],) * 99", "return ()",

@@ -65,7 +65,7 @@ class SharedK:
         """
         if not self.by_workspace:
             return self.shares
-        return next((n for n in range(self.shares, 0, -1) if N % n == 0 and N // n % least == 0), 1)
+        return next((n for n in range(min(self.shares, N // least), 0, -1) if N % n == 0 and N // n % least == 0), 1)
 
     @property
     def reduction(self) -> Reduction:
