@@ -131,7 +131,8 @@ class ProgramPlan:
 
         def take(array: str, of: Any) -> None:
             spec = of.map_spec
-            made.append(Taken(array, Map(0, sum(one.map is not None for one in made), self.infos[array], spec.rank - 1, spec)))
+            number = sum(one.map is not None for one in made)
+            made.append(Taken(array, Map(0, number, self.infos[array], spec.rank - 1, spec)))
 
         for block, array in printed.maps:
             take(array, getattr(module, f"{block}_tile"))
