@@ -113,8 +113,8 @@ class _WithArray(Epilogue):
             raise ValueError(f"{kind}(layout={self.layout!r}): the layout of a matrix of 2 dimensions is needed, as its "
                              f"array of shape {info.shape} is")
         elif self.outputs and not self.layout.writable:
-            raise TypeError(f"{kind}(layout={self.layout!r}): it has neither store_element nor store, so the array cannot be "
-                            "written")
+            raise TypeError(f"{kind}(layout={self.layout!r}): it has neither store_element nor store, so the array cannot "
+                            "be written")
         elif not self.outputs and not self.layout.readable:
             raise TypeError(f"{kind}(layout={self.layout!r}): it has neither element nor load, so the array cannot be read")
 
