@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -53,6 +54,9 @@ def _prefix(x: Any) -> str:
 def _line(kind: str, x: Any, loop: Loop, case: Any, pick: Callable[..., Any]) -> tuple[Statement, ...] | None:
     """The statements that take the place of ``x``; None where it cannot have this slip."""
     if kind in VALUES:
+        if isinstance(x, Let) and not any(x.name in re.findall(r"\w+", text_of(other.value)) for other in statements(loop)
+                                          if other is not x and hasattr(other, "value")):
+            return None                                        # nothing reads it, so that it may be anything
         return (Raw(_prefix(x) + VALUES[kind](text_of(x.value))),) if hasattr(x, "value") else None
     if kind == "a cell is bound anew":
         if isinstance(x, Add):

@@ -102,10 +102,10 @@ class Consumer(Role):
         return x.op == "mul" and x.args[1] in self.chain.factors and self.name(x) == self.name(x.args[0])
 
     def values(self, x: Value) -> int:
-        """A thread's: of two rows, of a quarter of the columns, of both."""
+        """A thread's: of two rows, of a quarter of the columns, of both, in whichever order the program met them."""
         if x.op == READ:
             return self.choice.size(x.dims[0]) // 4
-        return 2 if len(x.dims) == 1 else self.choice.size(x.dims[1]) // 2
+        return 2 if len(x.dims) == 1 else self.choice.size(next(dim for dim in x.dims if dim is not self.chain.rows)) // 2
 
     def lowered(self, x: Value) -> str | None:
         """The line of an exponential of which a row's largest number is subtracted; before it, what is subtracted from what

@@ -448,3 +448,25 @@ def test_a_block_is_no_longer_than_tma_brings() -> None:
 
     with assumed(H100), pytest.raises(gk.ConfigError, match="blocks of w are 320 x 64: TMA brings 256 lines at most"):
         summed.plan(x, w, y)
+
+
+@gk.program
+def chosen_by_row(a: Any, b: Any, bias: Any, c: Any, d: Any) -> None:
+    for m in gp.parallel(a.rows):
+        out = gp.zeros(m, c.columns)
+        for n in gp.sequential(b.rows):
+            s = a[m] @ b[n].T + gp.where(gp.place(m) < 3, bias[n], 0.5)
+            out += s.astype(c.dtype) @ c[n]
+        d[m] = out
+
+
+@pytest.mark.parametrize("rows", [40, 150])
+def test_a_value_that_meets_columns_before_rows(rows: int) -> None:
+    """A thread has as many of them as of any other value of rows and columns."""
+    rng = np.random.default_rng(rows)
+    a, b, c = (rng.standard_normal(shape).astype(np.float16) for shape in ((rows, 64), (96, 64), (96, 64)))
+    bias, d = rng.standard_normal(96).astype(np.float16), np.full((rows, 64), np.nan, np.float32)
+    with gk.emulate():
+        chosen_by_row(a, b, bias, c, d, mapping=gk.Mapping({"n": 64}))
+    s = a.astype(float) @ b.T.astype(float) + np.where(np.arange(rows)[:, None] < 3, bias.astype(float), 0.5)
+    assert np.abs(d - s @ c.astype(float)).max() < 4e-3 * np.abs(s).max() * 10
