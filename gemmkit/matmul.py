@@ -62,7 +62,10 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
     ...     gemmkit.matmul(a, np.ones(3, np.float32)).tolist()                      # a matrix and a vector
     [3.0, 12.0]
     """
-    keywords.update({name: x for name, x in (("dtype", dtype), ("precision", precision)) if x is not None})
+    if dtype is not None:
+        keywords["dtype"] = dtype
+    if precision is not None:
+        keywords["precision"] = precision
     if isinstance(a, Matrix) or isinstance(b, Matrix):
         product = next((x.product for x in (a, b) if isinstance(x, Matrix) and hasattr(x, "product")), None)
         if product is not None:                                       # it multiplies in its own way
