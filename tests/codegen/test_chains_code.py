@@ -63,7 +63,7 @@ CASES: dict[str, tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any], Any]] 
     "attention 128, lazy": (listing.attention, heads(128), gk.Mapping(lazy=True), SCALED, 480),
     "attention 192, lazy": (listing.attention, heads(192), gk.Mapping(), SCALED, 475),
     "attention 256, lazy": (listing.attention, heads(256), gk.Mapping(lazy=True), SCALED, 510),
-    "attention 128, lazy, lengths": (chains.bounded, bounded(128), gk.Mapping(lazy=True), SCALED, 481),     # 480 without the vote
+    "attention 128, lazy, lengths": (chains.bounded, bounded(128), gk.Mapping(lazy=True), SCALED, 480),
     "attention 128, clusters": (listing.attention, heads(128), gk.Mapping(cluster={"m": 2}), SCALED, 490),
     "attention 128, clusters, causal": (listing.attention, heads(128), gk.Mapping(cluster={"m": 2}, longest_first=False),
                                         dict(SCALED, visible=chains.causal), 510),
