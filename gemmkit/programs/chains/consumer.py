@@ -156,11 +156,8 @@ class Consumer(Role):
     def applied(self, x: Value, of: Value | None = None, names: dict[Value, str] | None = None) -> str:
         """The expression that makes a value, which stands for ``of``; ``names``: of values that the rounds have not."""
         own = names or {}
-        def known(y: Value) -> str | None:
-            is_new = y.op in ELEMENTWISE and y not in self.naming.users
-            return own.get(y) or (None if is_new else self.known(y))
-
-        made = Element(self.chain, x, known, self.of_tile)
+        made = Element(self.chain, x, lambda y: own.get(y) or (self.known(y) if y in self.naming.users else None),
+                       self.of_tile)
         text, call = made.printed(self.values(x))
         for name in made.arrays:
             self.arrays.setdefault(name, x)
