@@ -15,19 +15,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from gemmkit.kernels.attention.softmax import LARGE
 from gemmkit.programs.algebra import LEAVES, Rewriter, _is_number
 from gemmkit.programs.chains.chain import Chain
 from gemmkit.programs.chains.monoids import beyond
 from gemmkit.programs.trace import Carried, Store, Value
 from gemmkit.programs.values import joined
 
-__all__ = ["IDENTITY", "factor_of_rows", "guard", "is_bounded", "keep_parts", "lowered", "rewrite"]
+__all__ = ["IDENTITY", "guard", "keep_parts", "rewrite"]
 
 LOG2E = math.log2(math.e)
 #: What a fold over a row begins with.
@@ -86,7 +84,7 @@ class ChainRewriter(Rewriter):
         if x.op == "fma" and not x.args[1].dims and len(x.args[2].dims) < len(x.dims):
             factor, shift = (make("mul", part, y, near=like) for part in x.args[1:])
             return make("fma", x.args[0], factor, shift, near=like)
-        if x.op == "sub" and len(x.dims) == 2 and len(x.args[1].dims) < 2:     # of rows alone a difference stays exact
+        if x.op == "sub" and x.dims and len(x.args[1].dims) < 2:
             return make("sub", make("mul", x.args[0], y, near=like), make("mul", x.args[1], y, near=like), near=like)
         return None
 
@@ -119,72 +117,6 @@ class ChainRewriter(Rewriter):
         if x.op == "mul" and self.is_positive(x.args[1]) and y.op == "const" and y.data in (0.0, math.inf, -math.inf):
             return self.make("mul", self.build("where", (c, x.args[0], y), like), x.args[1], near=like)
         return None
-
-
-@dataclass(frozen=True, eq=False)
-class Lowered:
-    """What stands for s, the factor and the shift of a fused exponent: these, or where the shift is ``steep``
-    ``less``, ``by`` (None: the factor) and 0."""
-
-    fused: Value
-    less: Value
-    by: float | None
-    s: Value
-    factor: Value
-    shift: Value
-
-
-def lowered(x: Value) -> tuple[Value, Lowered | None]:
-    """exp2(fma(s, scale log2 e, -top log2 e)) with other values in the places of these three, and what they are. The fma's
-    product is exact and what it adds is rounded: where top is the largest scale s, the exponent is a rounding error, 16 and
-    more of numbers of 1e9. There scale s - top is computed first, as it is written. None for other values."""
-    fused = x.args[0] if x.op == "exp2" else x
-    if fused.op != "fma" or len(fused.dims) != 2:
-        return x, None
-    s, factor, shift = fused.args
-    scale: Value | None
-    by: Value | None
-    scale, by = factor.args if factor.op == "mul" else (None, factor)
-    if len(shift.dims) != 1 or factor.dims or shift.op != "mul" or not _is_number(by):
-        return x, None
-    top, minus = shift.args
-    if minus.op == "mul" and minus.args[0] is scale and _is_number(minus.args[1]) and minus.args[1].data == -by.data:
-        scale, by = None, None                                       # the program scales the difference
-    elif not _is_number(minus) or not minus.data < 0 or (scale is not None and by.data != -minus.data):
-        return x, None
-    elif scale is None and by.data != -minus.data:                   # it has a number in the place of a scale
-        scale, by = number(-by.data / minus.data), number(-minus.data)
-    elif scale is None:
-        by = None
-    scaled = s if scale is None else Value("mul", (s, scale), s.dims, None, "", x.line)
-    less = Value("difference", (scaled, top), fused.dims, None, "", x.line)
-    made = Lowered(fused, less, None if by is None else float(by.data),
-                   *(Value("lowered", (), y.dims, None, "", x.line) for y in fused.args))
-    other = Value("fma", (made.s, made.factor, made.shift), fused.dims, None, "", x.line)
-    return other if x is fused else Value(x.op, (other,), x.dims, None, "", x.line), made
-
-
-def factor_of_rows(x: Value, shift: Value | None = None) -> Value | None:
-    """exp2((best - top) log2 e) of rows, as one fma of ``shift``, -top log2 e: an instruction less, and right wherever the
-    shift is not ``steep``. None for other values."""
-    if x.op != "exp2" or len(x.dims) != 1 or x.args[0].op != "mul" or x.args[0].args[0].op != "sub":
-        return None
-    less, by = x.args[0].args
-    if not _is_number(by) or (shift is not None and not (_is_number(shift.args[1]) and by.data == -shift.args[1].data)):
-        return None
-    parts = less.args[0], by, less.args[1] if shift is None else shift
-    return Value("exp2", (Value("fma", parts, x.dims, None, "", x.line),), x.dims, None, "", x.line)
-
-
-def is_bounded(x: Value) -> bool:
-    """Whether an exponent's product is of a hyperbolic tangent and small: what is subtracted of it is never ``steep``."""
-    def is_small(s: Value) -> bool:
-        if s.op == "const":
-            return abs(s.data) <= 1 or s.data == -math.inf
-        return s.op == "tanh" or (s.op in ("inside", "where") and all(map(is_small, s.args[s.op == "where":])))
-
-    s, factor, _ = x.args[0].args
-    return is_small(s) and _is_number(factor) and abs(factor.data) <= LARGE
 
 
 def _rank(x: Value) -> tuple[int, bool]:

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from gemmkit.components import Component
-from gemmkit.kernels.attention.softmax import LARGE, added, larger, quad_max, quad_sum
+from gemmkit.kernels.attention.softmax import added, larger, quad_max, quad_sum
 from gemmkit.kernels.attention.store import octets
 from gemmkit.kernels.common.hand_over import HandOver
 from gemmkit.kernels.sm90.store import own_row
@@ -33,8 +33,8 @@ from gemmkit.ptx.vote import any_lane
 from gemmkit.ptx.words import pack_narrow, unpack_narrow
 from gemmkit.tiling import Tile
 
-__all__ = ["HandedProduct", "OctetOut", "changes", "column_of", "column_value", "is_large", "lane_value", "limits",
-           "own_sum", "rescales", "row_max", "row_value", "steep", "whole_sum"]
+__all__ = ["HandedProduct", "OctetOut", "column_of", "column_value", "lane_value", "limits", "own_sum", "rescales",
+           "row_max", "row_value", "whole_sum"]
 
 
 @dataclass(frozen=True)
@@ -172,21 +172,6 @@ def limits(row: int, place: int, slope: int, shift: int) -> tuple:
 def rescales(factors: tuple) -> bool:
     """Whether a row of the warp's has another factor than 1."""
     return any_lane((factors[0] != 1.0) | (factors[1] != 1.0))
-
-
-def changes(factors: tuple, large: bool) -> bool:
-    """`rescales`, or numbers are ``large`` in a lane of the warp: one vote for both."""
-    return any_lane(large | (factors[0] != 1.0) | (factors[1] != 1.0))
-
-
-def is_large(shifts: tuple) -> bool:
-    """Whether what is subtracted of a row of this lane's is so large that its rounding would show (`softmax.LARGE`)."""
-    return maximum(abs(shifts[0]), abs(shifts[1])) > LARGE
-
-
-def steep(shifts: tuple) -> bool:
-    """Whether it is in any lane of the warp."""
-    return any_lane(is_large(shifts))
 
 
 def row_max(values: tuple) -> tuple:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gemmkit.programs.chains.algebra import factor_of_rows, is_bounded, lowered
 from gemmkit.programs.chains.elements import ELEMENTWISE, Element, scalar_text
 from gemmkit.programs.chains.lengths import LENGTH
 from gemmkit.programs.chains.names import Naming
@@ -30,11 +29,6 @@ class Consumer(Role):
     scalars: dict[Value, str] = field(default_factory=dict)
     products: dict[tuple, str] = field(default_factory=dict)
     arrays: dict[str, Value] = field(default_factory=dict)         # that threads read, and what reads them
-    exponents: dict[Value, tuple[str, ...]] = field(default_factory=dict)      # what `lowered` calls its parts
-    bounded: dict[Value, Value] = field(default_factory=dict)      # the shifts that are never steep, by what is subtracted
-    kept_factor: Value | None = None                               # of a lazy round, which has computed it
-    rare: str | None = None                                        # the vote that its two branches share
-    held: list[Value] = field(default_factory=list)                # factors of rows that may share an exponential's branch
     old: set[str] = field(default_factory=set)                     # names that a tile's end finds under before_
 
     kind = CONSUMER
@@ -78,24 +72,17 @@ class Consumer(Role):
         naming = self.naming
         if not x.dims or naming.is_inlined(x) or (x in naming.tests and not guarded):
             return
-        if any(self._reads(x, y) for y in self.held):
-            self.let_go()
-        if factor_of_rows(x) is not None:
-            self.held.append(x)
-        elif x.op in ROW_CALLS:
+        if x.op in ROW_CALLS:
             self.put(f"{self.name(x)} = {ROW_CALLS[x.op]}({self.name(x.args[0])})")
         elif x.op == "handover":
             dot = next(d for d in naming.users[x] if d.op == "dot")
             packed = "rectified" if x.data == RECTIFIED else "fragments"
             self.put(f"{self.name(x)} = {self.product(dot)}.{packed}({self.name(x.args[0])})")
         elif self.is_rescaled(x):
-            asked = self.rare or f"rescales({self.name(x.args[1])})"
-            self.put(f"if {asked}:", f"    {self.name(x)} = {self.applied(x)}")
+            self.put(f"if rescales({self.name(x.args[1])}):", f"    {self.name(x)} = {self.applied(x)}")
         else:
             assert x.op in ELEMENTWISE or x.op == READ, x.op
-            self.put(f"{self.name(x)} = {self.lowered(x) or self.applied(x)}")
-            if x in self.chain.factors and self.shares_vote:
-                self.kept_factor = x
+            self.put(f"{self.name(x)} = {self.applied(x)}")
 
     def is_rescaled(self, x: Value) -> bool:
         """Whether a value becomes itself times a factor that is 1 in most rounds."""
@@ -107,63 +94,14 @@ class Consumer(Role):
             return self.choice.size(x.dims[0]) // 4
         return 2 if len(x.dims) == 1 else self.choice.size(next(dim for dim in x.dims if dim is not self.chain.rows)) // 2
 
-    def lowered(self, x: Value) -> str | None:
-        """The line of an exponential of which a row's largest number is subtracted; before it, what is subtracted from what
-        where that number is large."""
-        other, made = lowered(x)
-        if made is None or (s := self.known(made.fused.args[0])) is None:
-            return None
-        shift = made.fused.args[2]
-        if x.op == "exp2" and is_bounded(x):
-            self.bounded[shift.args[0]] = shift
-            return None
-        if x not in self.exponents:
-            self.exponents[x] = tuple(map(self.naming.fresh, ("exponent", "by", "less")))
-        names = self.exponents[x]
-        known = dict(zip((made.s, made.factor, made.shift), names))
-        factors = [y for y in self.held if y.args[0].args[0].args[1] is shift.args[0]]
-        self.held = [y for y in self.held if y not in factors]
-        for y in factors:
-            self.put(f"{self.name(y)} = {self.applied(factor_of_rows(y, shift) or y, y)}")
-        self.put(f"{', '.join(names)} = {s}, convert(F32, {self.number(made.fused.args[1])}), {self.name(shift)}")
-        less = [f"    {names[0]} = {self.applied(made.less)}",
-                f"    {names[2]} = fill(F32, 2, 0.0)" if made.by is None else
-                f"    {', '.join(names[1:])} = convert(F32, {made.by}), fill(F32, 2, 0.0)",
-                *(f"    {self.name(y)} = {self.applied(y)}" for y in factors)]
-        if self.kept_factor is not None and self.rare is None:
-            self.rare = "rare"
-            self.put(f"rare = changes({self.name(self.kept_factor)}, large)", "if rare:",
-                     f"    large = is_large({self.name(shift)})", "    if any_lane(large):",
-                     *(f"    {line}" for line in less))
-        else:
-            self.put(f"if steep({self.name(shift)}):", *less)
-        return self.applied(other, x, known)
-
-    def let_go(self) -> None:
-        """Factors that no exponential has taken into its branch are computed as they are written."""
-        held, self.held = self.held, []
-        for y in held:
-            shift = self.bounded.get(y.args[0].args[0].args[1])
-            made = None if shift is None else factor_of_rows(y, shift)
-            self.put(f"{self.name(y)} = {self.applied(made or y, y)}")
-
-    def _reads(self, x: Value, y: Value) -> bool:
-        return any(z is y or (self.naming.is_inlined(z) and self._reads(z, y)) for z in x.args)
-
-    def number(self, x: Value) -> str:
-        return scalar_text(x) if x.op == "const" else self.known(x) or ""
-
-    def applied(self, x: Value, of: Value | None = None, names: dict[Value, str] | None = None) -> str:
-        """The expression that makes a value, which stands for ``of``; ``names``: of values that the rounds have not."""
-        own = names or {}
-        made = Element(self.chain, x, lambda y: own.get(y) or (self.known(y) if y in self.naming.users else None),
-                       self.of_tile)
+    def applied(self, x: Value) -> str:
+        made = Element(self.chain, x, self.known, self.of_tile)
         text, call = made.printed(self.values(x))
         for name in made.arrays:
             self.arrays.setdefault(name, x)
         function = self.functions.get(text)
         if function is None:
-            function = self.functions[text] = self.naming.fresh(f"make_{self.naming.of(x if of is None else of)}")
+            function = self.functions[text] = self.naming.fresh(f"make_{self.naming.of(x)}")
         return call(function)
 
     # -- events -------------------------------------------------------------------------------------------------------
@@ -175,15 +113,12 @@ class Consumer(Role):
             Pass: lambda e: self.put(f"turns.give((group + 1) % {self.choice.warpgroups})"),
             Start: lambda e: self.start(e, part is self.order.before and self.order.lags), Wait: self.wait,
             Release: self.release, Anchor: self.anchor}
-        self.kept_factor = self.rare = None
         for event in part:
             if isinstance(event, Compute):
                 for x in event.values:
                     self.compute(x, guarded)
             else:
-                self.let_go()
                 print_of[type(event)](event)
-        self.let_go()
         self.move(part)
         if self.order.lags and part is not self.order.after:
             for ring in [event.ring for event in part if isinstance(event, Full)]:
@@ -241,16 +176,7 @@ class Consumer(Role):
 
     # -- tiles --------------------------------------------------------------------------------------------------------
 
-    @property
-    def shares_vote(self) -> bool:
-        """Of a lazy round, in which the largest number changes where rows are scaled, and what is ``large`` with it."""
-        made = [x for x in self.chain.body if not self.naming.is_inlined(x) and lowered(x)[1] is not None
-                and not (x.op == "exp2" and is_bounded(x))]
-        return len(self.chain.factors) == 1 and len(made) == 1
-
     def begin_tile(self, joined: bool) -> None:
-        if self.shares_vote:
-            self.put("large = True")
         for c in self.chain.carried:
             if c.init.op == "const" and not (joined and len(c.init.dims) == 2):
                 self.fill(c)
@@ -258,8 +184,6 @@ class Consumer(Role):
             self.put(f"ring_{ring.name}.wait(at_{ring.name})")
 
     def begin_again(self) -> None:
-        if self.shares_vote:
-            self.put("large = True")
         for c in self.chain.carried:
             if c.init.op == "const" and len(c.init.dims) == 2:
                 self.fill(c)
@@ -290,10 +214,8 @@ class Consumer(Role):
         return [*kept, self.chain.stop] if begins else kept
 
     def finish_tile(self) -> None:
-        self.kept_factor = self.rare = None
         for x in self.chain.end:
             self.compute(x, False)
-        self.let_go()
         stack = "0" if self.chain.stack is None else self.of_tile(self.chain.stack)
         if self.chain.splits > 1:
             stack = f"before_{self.outer}" if self.before else self.outer

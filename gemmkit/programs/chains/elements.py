@@ -18,7 +18,7 @@ from gemmkit.programs.values import Axis, Index
 __all__ = ["ELEMENTWISE", "Element", "is_whole_number", "scalar_text"]
 
 CALLS = dict(exp2="exp2", log2="log2", reciprocal="reciprocal", tanh="tanh", sqrt="math.sqrt", max="maximum",
-             finite="finite", fma="fma", difference="difference")
+             finite="finite", fma="fma")
 EXACT = 2.0**24                        # whole numbers up to it are float32
 BEYOND = 256                           # places that a tile's last block has behind an array's end, at most
 ELEMENTWISE = frozenset({*SIGNS, *JOINTS, *CALLS, "neg", "where", "inside"})
@@ -129,7 +129,7 @@ class Element:
         are_floats = not whole and x.op != "where"
         args = [self._float(y) if are_floats and is_whole_number(y) and y.op not in CONDITIONS else
                 self.of(y, whole=whole and _may_be_whole(y)) for y in x.args]
-        if x.op not in ("fma", "difference"):
+        if x.op != "fma":
             args = [f"convert(F32, {a})" if is_converted(x, y) else a for a, y in zip(args, x.args)]
         else:                                          # of three float32, and nothing weaker
             weak = "const", "load", "coordinate", READ

@@ -18,8 +18,8 @@ from gemmkit.programs.trace import Value
 
 __all__ = ["Naming"]
 
-DEFAULT = dict(mul="scaled", difference="lowered", rowmax="row_top", rowsum="row_sum", neg="minus", reciprocal="over",
-               where="chosen", max="larger", fma="value", inside="value", add="value", sub="value", dot="s")
+DEFAULT = dict(mul="scaled", rowmax="row_top", rowsum="row_sum", neg="minus", reciprocal="over", where="chosen",
+               max="larger", fma="value", inside="value", add="value", sub="value", dot="s")
 
 
 class Naming:

@@ -36,24 +36,23 @@ IMPORTS = [
     ("gemmkit.lang.control", "interleave"), ("gemmkit.lang.control", "split"), ("gemmkit.lang.registers", "apply"),
     ("gemmkit.lang.registers", "generate"), ("gemmkit.lang.values", "convert"), ("gemmkit.lang.values", "fill"),
     *(("gemmkit.programs.chains.collectives", name) for name in (
-        "HandedProduct", "OctetOut", "changes", "column_of", "column_value", "is_large", "lane_value", "limits", "own_sum",
-        "rescales", "row_max", "row_value", "steep", "whole_sum")),
+        "HandedProduct", "OctetOut", "column_of", "column_value", "lane_value", "limits", "own_sum", "rescales", "row_max",
+        "row_value", "whole_sum")),
     *(("gemmkit.programs.collectives", name) for name in (
         "F32", "DirectOut", "Part", "Product", "RowsOut", "Staged", "TmaOut", "blocks", "row_of")),
     *(("gemmkit.ptx.approximate", name) for name in ("exp2", "log2", "maximum", "reciprocal", "tanh")),
-    ("gemmkit.ptx.anchor", "anchor"), ("gemmkit.ptx.arithmetic", "difference"), ("gemmkit.ptx.arithmetic", "fma"),
+    ("gemmkit.ptx.anchor", "anchor"), ("gemmkit.ptx.arithmetic", "fma"),
     *(("gemmkit.ptx.cluster", name) for name in ("cluster_barrier", "cluster_rank")),
     ("gemmkit.ptx.mbarrier", "mbarrier_fence_init"),
     *(("gemmkit.ptx.special", name) for name in (
         "barrier", "block_x", "carried", "grid_x", "rolled", "thread_index", "udiv", "uniform")),
-    ("gemmkit.ptx.vote", "any_lane"),
     *(("gemmkit.ptx.warpgroup", name) for name in ("grid_launch_dependents", "grid_wait")),
     *(("gemmkit.ptx.wgmma", name) for name in ("wgmma_commit", "wgmma_fence", "wgmma_wait")),
 ]
 
 #: What a text calls its own things, beside `OWN_NAMES`.
-TAKEN = ("begins", "end_seen", "ends", "first_seen", "following", "free_from", "free_to", "i", "large", "place", "rare",
-         "room", "section", "turns", "values")
+TAKEN = ("begins", "end_seen", "ends", "first_seen", "following", "free_from", "free_to", "i", "place", "room", "section",
+         "turns", "values")
 
 
 def names_of_ranges(chain: Chain) -> list[str]:
