@@ -19,7 +19,7 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
     """D = A B + C, or what the components make of it.
 
     Args:
-        a: (M, K), b: (K, N), c: (M, N) or None. CuPy arrays, PyTorch CUDA tensors, Numba device arrays, anything with
+        a: (M, K), b: (K, N), c: (M, N) or None. CuPy arrays, PyTorch tensors, Numba device arrays, anything with
             ``__cuda_array_interface__`` or DLPack; NumPy arrays under ``with gemmkit.emulate():``. Any strides: a
             transposed or sliced view is read in place, on the arrays' own device (which need not be the current one).
             a and b may also be matrices with structure (`gemmkit.Diagonal(x)`, `Triangular`, `Symmetric`, `Generated`). Of

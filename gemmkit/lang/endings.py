@@ -149,12 +149,9 @@ def _join(blocks: dict[int, Any], first: int, other: int, count: int, uses: list
         at = block.body[-count].loc
         block.body[-count:] = [ir.Jump(label, at)]
     for n, use in enumerate(uses):
+        name = f"$end{label}.{n}"
         for block, value in ((blocks[first], use.ours), (blocks[other], use.theirs)):
             at = block.body[-1].loc
-            block.body.insert(-1, ir.Assign(value, _variable(block.scope, f"$end{label}.{n}", at), at))
-        use.holder[use.key] = _variable(end.scope, f"$end{label}.{n}", end.loc)
+            block.body.insert(-1, ir.Assign(value, block.scope.get_or_define(name, at), at))
+        use.holder[use.key] = end.scope.get_or_define(name, end.loc)
     return label
-
-
-def _variable(scope: Any, name: str, at: Any) -> Any:
-    return scope.get_or_define(name, at)

@@ -9,11 +9,8 @@ import io
 import linecache
 import os
 import re
-import signal
 import traceback
 import warnings
-from collections.abc import Iterator
-from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +18,7 @@ import numpy as np
 import gemmkit as gk
 from gemmkit.emulator.errors import EmulatorError
 from tests.bad_calls.scope import SMALL, scope
+from tests.support.jobs import limited
 
 ROOT = os.path.dirname(os.path.abspath(gk.__file__)) + os.sep
 BROKEN_INSIDE = (AttributeError, LookupError, StopIteration, AssertionError, RecursionError, ArithmeticError, NameError,
@@ -55,7 +53,7 @@ def run(case: Case) -> Outcome:
     names = dict(scope(), emulated=_emulated)
     try:
         with (warnings.catch_warnings(), gk.emulate(), contextlib.redirect_stdout(io.StringIO()),
-              contextlib.redirect_stderr(io.StringIO()), _time_limit()):
+              contextlib.redirect_stderr(io.StringIO()), limited(LIMIT)):
             warnings.simplefilter("ignore")
             names["result"] = eval(case.code, names)
             result = eval(case.after, names)
@@ -117,24 +115,6 @@ def good_call() -> str | None:
     with gk.emulate():
         found = gk.matmul(a, b, conf=SMALL)
     return None if gk.emulator.mode.current_mode() is None and np.array_equal(found, a @ b) else f"an ordinary call gives {found}"
-
-
-class TooLong(BaseException):
-    """A call that does not end."""
-
-
-@contextlib.contextmanager
-def _time_limit() -> Iterator[None]:
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        raise TooLong(f"over {LIMIT} s")
-
-    before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, LIMIT)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
 
 
 def _emulated(seed: Any) -> Any:

@@ -9,13 +9,11 @@ import inspect
 import linecache
 import os
 import re
-import signal
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from types import FrameType
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -27,6 +25,7 @@ from tests.drawn_programs.grammar import Case, drawn
 from tests.drawn_programs.numbers import Bounded, Unbound, computed
 from tests.drawn_programs.syntax import Array, Loop, printed, statements
 from tests.ptx_machine.launch import Ptx
+from tests.support.jobs import limited
 from tests.support.machines import MACHINES
 
 __all__ = ["LIMIT", "Judged", "Outcome", "arrays_of", "fails_so", "judge_number", "judged", "script"]
@@ -122,24 +121,6 @@ def _unannotated(function: Callable[..., Any]) -> list[str]:
 # -- judgement --------------------------------------------------------------------------------------------------------------
 
 
-class TooLong(BaseException):
-    """A program that does not end."""
-
-
-@contextlib.contextmanager
-def _limited(seconds: int) -> Iterator[None]:
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        raise TooLong(f"over {seconds} s")
-
-    before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
-
-
 @contextlib.contextmanager
 def _module(case: Case) -> Iterator[tuple[str, int, Any]]:
     """The program, from source that tracebacks can show; with its file's name and its number of lines."""
@@ -158,7 +139,7 @@ def judged(case: Case, machine: Any = None, tamper: Callable[[dict[str, np.ndarr
            interpreted: Callable[..., dict[str, Bounded]] = computed) -> Outcome:
     """Run a case. ``machine``: a GPU's in place of the emulator; ``tamper`` changes results before they are looked at, and
     ``interpreted`` is what they are compared with, for tests of the judge."""
-    with warnings.catch_warnings(), _module(case) as (name, lines, program), _limited(LIMIT):
+    with warnings.catch_warnings(), _module(case) as (name, lines, program), limited(LIMIT):
         warnings.simplefilter("ignore")
         return _judged(case, machine or MACHINES["emulator"], name, lines, program, tamper, interpreted)
 

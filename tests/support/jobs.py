@@ -1,11 +1,14 @@
-"""The processes of the commands that judge drawn cases (``--jobs``)."""
+"""The processes of the commands that judge drawn cases (``--jobs``), and the time that a case may take."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from types import FrameType
 from typing import Any, TypeVar
 
 Item, Result = TypeVar("Item"), TypeVar("Result")
@@ -30,3 +33,22 @@ def in_parts(work: Callable[[int, range], Result], options: argparse.Namespace) 
     """``work(seed, numbers)`` of all cases that a command's options ask for."""
     numbers = range(options.first, options.first + options.count)
     return in_jobs(partial(work, options.seed), [numbers[n:n + PART] for n in range(0, len(numbers), PART)], options.jobs)
+
+
+class TooLong(BaseException):
+    """A case that does not end. (No Exception: nothing that a case does may catch it.)"""
+
+
+@contextlib.contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    """Raises TooLong behind so many seconds of the processor, not of a busy machine."""
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        raise TooLong(f"over {seconds} s")
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
