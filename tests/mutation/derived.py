@@ -262,7 +262,7 @@ def _run_finds(name: str, text: str, run: int) -> bool:
         result[...] = np.nan
         with gk.emulate(seed=1):
             plan.run(given)
-    except (EmulatorError, gk.ConfigError, TypeError, ValueError):
+    except Exception:                                  # the emulator, a rule of configurations, or Python itself
         return True
     return not np.abs(result - exact).max() <= 3e-3 * np.abs(exact).max()
 
