@@ -69,12 +69,12 @@ def _calls(statement: Any) -> bool:
 
 def _places(code: Any) -> Callable[[Any], Any]:
     """What tells where in the source a statement is: lines and columns, by the bytecode's offset in an intermediate's name.
-    Python 3.10 has no columns, and copies nothing."""
+    Numba counts offsets from 2 on. Python 3.10 has no columns, and copies nothing."""
     positions = list(code.co_positions()) if hasattr(code, "co_positions") else []
 
     def place(statement: Any) -> Any:
         found = re.match(r"\$(\d+)", statement.target.name) if isinstance(statement, ir.Assign) else None
-        at = int(found[1]) // 2 if found else len(positions)
+        at = int(found[1]) // 2 - 1 if found else len(positions)
         return positions[at] if at < len(positions) else statement.loc.line
 
     return place
