@@ -83,8 +83,6 @@ def _left_out(items: list[pytest.Item]) -> list[pytest.Item]:
             key = item.nodeid.partition("[")[0], item.get_closest_marker("gpu") is not None, _every(item)
             functions.setdefault(key, []).append(item)
     for (name, on_gpu, every), cases in functions.items():
-        if every == 2 and len(cases) < 4 and not cases[0].get_closest_marker("sample"):
-            every = 1
         if on_gpu and name in emulated:
             every = len(cases)
         kept = zlib.crc32(name.encode()) % min(every, len(cases))
@@ -92,9 +90,10 @@ def _left_out(items: list[pytest.Item]) -> list[pytest.Item]:
     return out
 
 
-#: Where cases emulate or compile kernels: a sample has a third of what `sample(n)` says, and half of the cases of other functions
-#: with four or more. On a slow machine of two cores it took 20 minutes without. (`sample(1)` keeps all.)
-SLOW = "tests/unit/programs/", "tests/kernels/", "tests/codegen/"
+#: Where cases emulate or compile kernels: a sample has a quarter of what `sample(n)` says, and half of the cases of other
+#: functions. On a slow machine of two cores it took 24 minutes with a third. (`sample(1)` keeps all.)
+SLOW = ("tests/unit/programs/", "tests/unit/pytorch/", "tests/unit/distributed/", "tests/unit/tuner/", "tests/kernels/", "tests/codegen/",
+        "tests/conformance/test_experiments")
 
 
 def _every(item: pytest.Item) -> int:
@@ -103,7 +102,7 @@ def _every(item: pytest.Item) -> int:
     every = mark.args[0] if mark else 1
     if not item.nodeid.startswith(SLOW) or (mark and every == 1):
         return every
-    return 3 * every if mark else 2
+    return 4 * every if mark else 2
 
 
 def _kin_left_out(items: list[pytest.Item]) -> list[pytest.Item]:
