@@ -11,7 +11,8 @@ from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
-Item, Result = TypeVar("Item"), TypeVar("Result")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 PART = 50                              # short cases that a process takes at a time
 
