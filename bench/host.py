@@ -4,6 +4,12 @@ Rows (one problem, small enough that the device always keeps up):
 
     plan          run(a, b, out=d) of a planned product; the peer is the library's product with out=
     matmul        gemmkit.matmul(a, b), everything looked up; the peer is the library's product that allocates
+    attention, softmax, rmsnorm, bias and relu
+                  calls of PyTorch tensors that come again, outputs allocated; the peer is PyTorch's own function (of a
+                  product with a bias and ReLU: ``relu(addmm(...))``, two calls)
+    torch.matmul, torch.Linear
+                  `gemmkit.torch`'s operator and layer (a bias and GELU), without a gradient and with one that is recorded;
+                  the peer is PyTorch's product or layers
     first call    a second process's first product, with the kernels that the first compiled on disk; the peer
                   is that first process. `compiles` and `peer_compiles` count the kernels that each compiled;
                   the time is that of the first product alone, with the libraries imported and the device's
@@ -99,6 +105,43 @@ def calls(backend: backends.Backend) -> list[Row]:
     return rows
 
 
+def doors(backend: backends.Backend) -> list[Row]:
+    """The rows of functions and layers, of PyTorch's tensors."""
+    import torch
+    from torch.nn import functional
+
+    import gemmkit
+    import gemmkit.torch
+    from gemmkit.epilogues import Bias, ReLU
+
+    a, b = (backend.normal(SIZE, SIZE, DTYPE, seed) for seed in (0, 1))
+    q, k, v = (backend.normal(2 * SIZE, SIZE, DTYPE, seed).reshape(1, 2, SIZE, SIZE) for seed in (2, 3, 4))
+    gamma, bias = (backend.normal(1, SIZE, DTYPE, seed)[0] for seed in (5, 6))
+    w = b.clone().requires_grad_()
+    ours = gemmkit.torch.Linear(SIZE, SIZE, activation="gelu", device=a.device, dtype=a.dtype)
+    theirs = torch.nn.Linear(SIZE, SIZE, device=a.device, dtype=a.dtype)
+    theirs.load_state_dict(ours.state_dict())
+    works: list[tuple[str, Callable[[], Any], Callable[[], Any], bool]] = [
+        ("attention", lambda: gemmkit.attention(q, k, v), lambda: functional.scaled_dot_product_attention(q, k, v), False),
+        ("softmax", lambda: gemmkit.softmax(a), lambda: torch.softmax(a, -1), False),
+        ("rmsnorm", lambda: gemmkit.rmsnorm(a, gamma, eps=1e-6),
+         lambda: functional.rms_norm(a, (SIZE,), gamma, 1e-6), False),
+        ("bias and relu", lambda: gemmkit.matmul(a, b, epilogue=Bias(bias) | ReLU()),
+         lambda: torch.relu(torch.addmm(bias, a, b)), False),
+        ("torch.matmul", lambda: gemmkit.torch.matmul(a, b), lambda: torch.matmul(a, b), False),
+        ("torch.matmul, recorded", lambda: gemmkit.torch.matmul(a, w), lambda: torch.matmul(a, w), True),
+        ("torch.Linear, gelu", lambda: ours(a), lambda: functional.gelu(theirs(a)), False),
+        ("torch.Linear, gelu, recorded", lambda: ours(a), lambda: functional.gelu(theirs(a)), True),
+    ]
+    rows = []
+    for work, own, peer, records in works:
+        with torch.set_grad_enabled(records):
+            error = backend.relative_error(own().detach().reshape(-1, SIZE), peer().detach().double().reshape(-1, SIZE))
+            ours_us, peer_us = host_us(own, backend.synchronise), host_us(peer, backend.synchronise)
+        rows.append(row(work, ours_us, f"torch {torch.__version__}", peer_us, error))
+    return rows
+
+
 SCALE = 2.0
 
 
@@ -187,12 +230,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--backends", help="array libraries, separated by commas (default: all that are installed)"
     )
     parser.add_argument("--out", help="result file or folder (default: $OUT, else bench/results)")
+    parser.add_argument("--no-first-calls", action="store_true", help="calls that are known alone")
     options = parser.parse_args(arguments)
 
     found = options.backends.split(",") if options.backends else backends.installed()
     chosen = [backends.choose(name) for name in found] or [backends.choose()]
     rows = [each for backend in chosen for each in (*calls(backend), *looking_again(backend))]
-    rows += [first_call(work) for work in WORKS if "torch" in found]
+    rows += [each for backend in chosen if backend.name == "torch" for each in doors(backend)]
+    rows += [first_call(work) for work in WORKS if "torch" in found and not options.no_first_calls]
     path = report.results_path("host", options.out)
     content = report.document("host", rows, chosen[0].device())
     report.write(content, path)

@@ -321,7 +321,7 @@ def contraction(draw: Drawing) -> Case:
 def groups(draw: Drawing) -> Case:
     """Lists of one order each (row- or column-major), as `gk.grouped` asks for."""
     a = draw.one(("f2", "f2", "bf2", "f4"))
-    shapes = []
+    shapes: list[tuple[int, ...]] = []
     while len(shapes) < 4 and (not shapes or draw.chance(0.8)):
         M, N, K = draw.sizes()
         shapes.append((max(2, M), max(2, N), max(2, K)))
