@@ -112,12 +112,19 @@ class Registers:
         self._warps = -(-threads // 32)
         self._each = min(_MOST, _REGISTERS // (32 * self._warps) // 8 * 8)
         self._of: dict[int, int] = {}
+        self._giving: dict[int, int] = {}              # threads of a warp that have come to give
 
     def give(self, thread: Thread, n: int) -> None:
-        """The thread's warp keeps `n` a thread. Raises ProtocolError when it has fewer."""
-        if n > self._has(thread.warp):
-            raise fault(thread, f"give_registers({n}) by a warp that has {self._has(thread.warp)} registers a thread")
-        self._of[thread.warp] = n
+        """The thread's warp keeps `n` a thread, when all its threads have come. Raises ProtocolError when it has fewer."""
+        warp = thread.warp
+        if n > self._has(warp):
+            raise fault(thread, f"give_registers({n}) by a warp that has {self._has(warp)} registers a thread")
+        lanes = min(32, thread.block.size - 32 * warp)
+        came = self._giving[warp] = self._giving.get(warp, 0) + 1
+        wanted = -(-came // lanes) * lanes
+        thread.wait_until(lambda: self._giving[warp] >= wanted, lambda: f"give_registers({n}): {self._giving[warp]} of "
+                          f"{wanted} threads of warp {warp} have come")
+        self._of[warp] = n
 
     def take(self, thread: Thread, n: int) -> None:
         """The thread's warp waits for `n` a thread. Raises ProtocolError when it has more."""

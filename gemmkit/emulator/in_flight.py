@@ -83,7 +83,7 @@ def given(thread: Thread, accumulators: Any, shape: str) -> tuple:
     if accumulators.__class__ is Accumulators:
         if accumulators.shape == shape or thread.register_fences > thread.touched:
             return accumulators.values
-    elif thread.register_fences > thread.touched:
+    elif thread.register_fences > thread.touched_a:    # numbers of instructions that may have come behind the last commit
         return accumulators
     raise fault(thread, "wgmma takes accumulators that other instructions may have touched since the last wgmma_fence; call "
                         "it before the first wgmma, and after every wait that is followed by one with other accumulators")

@@ -2,7 +2,7 @@
 
 Each is computed by one cluster (or two) that has several tiles and goes around its ring of stages more than once. Values are small
 whole numbers, so every result is exactly right or wrong; what is not written is NaN. Those of the single-stage kernel, and what is
-refused, are in `single`.
+refused, are in `single`; those that lanes, warps and blocks finish together in `finishing`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gemmkit.operators import COMPLEX, DUAL, Algebra, WGMMAOp
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
 from tests.kernels.sm90 import test_algebras, test_cp_async, test_fragments
-from tests.mutation import families, moves, ring, shares, single
+from tests.mutation import families, finishing, moves, ring, shares, single
 from tests.mutation.products import (
     CASES,
     EMULATOR,
@@ -156,11 +156,12 @@ def promoted_portions() -> None:
 @case
 def epilogue() -> None:
     """C, transforms of C and D, a bias; N is odd."""
+    t = np.arange(67).astype(F32) % 3
     for n in (16, 13):
         a, b, c = operands(67, n, 16)
         c, bias = c.astype(F32), np.arange(n, dtype=F32)
         conf = mapping("one", WGMMAOp(16), depth=16, stages=2, global_c_layout=RowMajor(F32), epilogue=Bias(bias) | ReLU(),
-                       transform_regs_to_shared_d=Elementwise(lambda x, i, j: x + i % 3 - j % 5))
+                       transform_regs_to_shared_d=Elementwise(lambda x, i, j: x + t[i] - j % 5))
         i, j = np.indices((67, n))
         equal(product(EMULATOR, conf, a, b, c), (a.astype("f8") @ b + c + i % 3 - j % 5 + bias).clip(0))
 
@@ -179,6 +180,33 @@ def c_ahead() -> None:
         c = c.astype(F16) if beta else np.full_like(c, np.nan, F16)
         conf = mapping("one", depth=16, stages=2, d=RowMajor(F16), epilogue=ReLU() | LinearCombination(3.0, beta, c, RowMajor(F16)))
         equal(product(EMULATOR, conf, a, b), 3 * (a.astype("f8") @ b).clip(0) + (beta * c if beta else 0))
+
+
+@case
+def c_ahead_of_nothing() -> None:
+    """A fragment out of range, and a subtile that begins where D ends: what comes for them counts as stored, tile after tile."""
+    for schedule, m in (("one", 40), ("three", 140)):
+        a, b, c = operands(m, 128, 16)
+        conf = mapping(schedule, WGMMAOp(96), block_shape=Tile(M=128 if m == 40 else 192, N=96, K=16), stages=2, d=RowMajor(F16),
+                       global_c_layout=RowMajor(F16))
+        equal(product(EMULATOR, conf, a, b, c.astype(F16), seed=1), a.astype("f8") @ b + c)
+    a, b, c = operands(140, 96, 16)                    # two subtiles a tile: the next tile's first one may follow one that is left out
+    conf = mapping("one", WGMMAOp(64), depth=16, stages=2,
+                   epilogue=ReLU() | LinearCombination(3.0, 0.0, np.full_like(c, np.nan, F32), RowMajor(F32)))
+    equal(product(EMULATOR, conf, a, b), 3 * (a.astype("f8") @ b).clip(0))
+
+
+@case
+def c_of_fragments_out_of_range() -> None:
+    """C is D; a consumer, and a consumer's second fragment, have no rows: they do not read what others store."""
+    for schedule, rows in (("two", 128), ("one", 128)):
+        a, b, c = operands(40, 14, 16)
+        c = c.astype(F32)
+        expected = a.astype("f8") @ b + c
+        conf = mapping(schedule, WGMMAOp(16), block_shape=Tile(M=rows, N=16, K=16), stages=2, global_c_layout=RowMajor(F32))
+        with gk.emulate():
+            gk.matmul(a, b, c, conf, out=c)
+        equal(c, expected)
 
 
 @case
@@ -278,9 +306,10 @@ def by_triangle() -> None:
 
 @case
 def in_place() -> None:
-    a, b, _ = operands(40, 40, 56)
+    """Two tiles, whose last subtile leaves from in front of the barriers."""
+    a, b, _ = operands(72, 40, 56)
     t, u = np.arange(56).astype(F16) % 3, np.arange(40).astype(F16) % 2
-    conf = mapping("one", depth=16, stages=4, transform_global_to_shared_b=Elementwise(lambda x, k, n: x + t[k] - u[n]))
+    conf = mapping("one", WGMMAOp(64), depth=16, stages=4, transform_global_to_shared_b=Elementwise(lambda x, k, n: x + t[k] - u[n]))
     equal(product(EMULATOR, conf, a, b), a.astype("f8") @ (b.astype("f8") + t[:, None] - u))
 
 
@@ -356,6 +385,14 @@ def gathered_beside_tma() -> None:
 def by_registers() -> None:
     a, b, _ = operands(40, 32, 144)
     conf = mapping("one", WGMMAOp(16), depth=64, stages=2, transform_global_to_shared_a=Elementwise(lambda x: x + 1))
+    equal(product(EMULATOR, conf, a, b), (a.astype("f8") + 1) @ b)
+
+
+@case
+def by_registers_in_a_cluster() -> None:
+    """Warps tell the blocks that share B when they have read A."""
+    a, b, _ = operands(130, 32, 40)
+    conf = mapping("one-2x1", WGMMAOp(32), depth=16, stages=2, transform_global_to_shared_a=Elementwise(lambda x: x + 1))
     equal(product(EMULATOR, conf, a, b), (a.astype("f8") + 1) @ b)
 
 
@@ -464,4 +501,4 @@ def run(name: str) -> None:
         CASES[name]()
 
 
-__all__ = ["CASES", "WrongResult", "families", "moves", "multiprocessors", "ring", "run", "shares", "single"]
+__all__ = ["CASES", "WrongResult", "families", "finishing", "moves", "multiprocessors", "ring", "run", "shares", "single"]

@@ -5,8 +5,10 @@ Rings go around several times a tile, or are longer than a tile's rounds; head s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -14,13 +16,17 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import attention_plans
+from gemmkit import attention_plans, row_plans
 from gemmkit.kernels.attention.store import QuadOut
 from gemmkit.kernels.mlp import mapping as mlp_mapping
-from gemmkit.masks import Causal, Window
+from gemmkit.masks import Causal, Documents, Mask, Window
+from gemmkit.rows import RowFunction, mapped, put
 from gemmkit.scores import SoftCap
+from gemmkit.tiling import Tile
+from gemmkit.transforms import Elementwise
 from tests.kernels import test_quantised_kernel as quantised
-from tests.kernels.rows.test_rows import FUNCTIONS
+from tests.kernels.rows import test_rows
+from tests.kernels.rows.test_rows import FUNCTIONS, layernorm
 from tests.kernels.rows.test_rows import close as close_rows
 from tests.mutation.products import EMULATOR, WrongResult, case, equal
 from tests.support import attention as heads
@@ -43,24 +49,33 @@ def patched() -> Iterator[pytest.MonkeyPatch]:
         yield patch
 
 
-def attend(queries: int, keys: int, head: int = 64, mask: Any = None, visible: Any = None, by_warps: bool = False, count: int = 1,
-           soft_cap: float = 0.0, wide: bool = False, **fields: Any) -> None:
-    """Attention and its logarithms, by one multiprocessor; ``fields`` of the mapping. ``wide``: into rows that TMA cannot store."""
+def attend(queries: int, keys: int, head: int = 64, mask: Any = None, visible: Any = None, by_warps: bool = False, batch: int = 1,
+           count: int = 1, score: Any = None, scored: Any = None, wide: bool = False, **fields: Any) -> None:
+    """Attention and its logarithms, by one multiprocessor; ``fields`` of the mapping. ``scored`` is the score for arrays of places.
+    ``wide``: into rows that TMA cannot store."""
     rng = np.random.default_rng(queries + keys)
-    q, k, v = (heads.draw(rng, (1, count, rows, head), F16) for rows in (queries, keys, keys))
-    out = poison((1, count, queries, head + 3 * wide), F16)[..., :head]
-    capped = (lambda s, *_: soft_cap * np.tanh(s / soft_cap)) if soft_cap else None
+    q, k, v = (heads.draw(rng, (batch, count, rows, head), F16) for rows in (queries, keys, keys))
+    out = poison((batch, count, queries, head + 3 * wide), F16)[..., :head]
     with patched() as patch:
         if by_warps:
             patch.setattr(attention_plans, "HOPPER", (0, 0))
             patch.setattr(attention_plans, "_bound", {})
         with heads.small(patch, blocks=1, **fields), gk.emulate():
-            _, lse = gk.attention(q, k, v, mask=mask, score=SoftCap(soft_cap) if soft_cap else None, out=out, return_lse=True)
-    right(heads.close, out, heads.reference(q, k, v, visible=visible, score=capped), lse, 1e-4)
+            _, lse = gk.attention(q, k, v, mask=mask, score=score, out=out, return_lse=True)
+    right(heads.close, out, heads.reference(q, k, v, visible=visible, score=scored), lse, 1e-4)
+
+
+@dataclass(frozen=True)
+class Thirds(Mask):
+    """Asked of every query and key."""
+
+    def visible(self, m: int, n: int) -> bool:
+        return (m + n) % 3 > 0
 
 
 APART: dict[str, Any] = dict(joins_tiles=False, q_stages=1, store=QuadOut())
 CAUSAL: dict[str, Any] = dict(mask=Causal(), visible=lambda m, n, h, b: n <= m)
+CAPPED: dict[str, Any] = dict(score=SoftCap(2.0), scored=lambda s, *_: 2 * np.tanh(s / 2))
 
 
 @case
@@ -69,8 +84,8 @@ def attention() -> None:
 
 
 @case
-def attention_of_two_consumers() -> None:
-    attend(270, 90, consumers=2)
+def attention_of_three_consumers() -> None:
+    attend(270, 100, consumers=3)
 
 
 @case
@@ -82,7 +97,12 @@ def attention_of_few_keys() -> None:
 @case
 def attention_apart() -> None:
     attend(150, 100, **APART)
-    attend(100, 40, wide=True, **APART)
+
+
+@case
+def attention_apart_of_few_keys() -> None:
+    """One block of keys a tile: the first one gives Q back before any round."""
+    attend(200, 30, wide=True, **APART)
 
 
 @case
@@ -92,7 +112,10 @@ def attention_in_turns() -> None:
 
 @case
 def attention_that_skips() -> None:
-    attend(130, 130, **{**APART, "skips": True, "block_n": 16}, **CAUSAL)
+    """Consumers whose rows see nothing of a tile's last keys; of documents, where the second consumer has no rows of the last tile."""
+    skipping = {**APART, "skips": True, "consumers": 2}
+    attend(130, 130, **skipping, **CAUSAL)
+    attend(60, 60, mask=Documents.of([0, 20, 60]), visible=lambda m, n, h, b: (m < 20) == (n < 20), **skipping)
 
 
 @case
@@ -107,36 +130,68 @@ def attention_by_window() -> None:
 
 
 @case
+def attention_of_places() -> None:
+    """A mask that is asked of every place, in two batches."""
+    attend(40, 40, batch=2, mask=Thirds(), visible=lambda m, n, h, b: (m + n) % 3 > 0)
+
+
+@case
 def attention_of_scores() -> None:
-    attend(70, 70, soft_cap=2.0)
+    attend(70, 70, **CAPPED)
+
+
+@case
+def attention_of_large_scores() -> None:
+    """Exponents that float32 does not round to less than 1."""
+    attend(40, 40, score=lambda s, m, n: s * 0 - 3e9, scored=lambda s, *_: s * 0 - 3e9)
 
 
 @case
 def attention_by_warps() -> None:
     attend(100, 100, by_warps=True, **CAUSAL)
-    attend(40, 60, head=192, by_warps=True, soft_cap=2.0)
+    attend(40, 60, head=192, by_warps=True, **CAPPED)
+
+
+@case
+def attention_by_warps_of_many_keys() -> None:
+    """Stages are filled again while other warps may read them."""
+    attend(20, 200, by_warps=True)
 
 
 @case
 def attention_of_packed_sequences() -> None:
-    """One of them empty."""
-    rng, begins = np.random.default_rng(0), [0, 70, 70, 83, 150]
-    q, k, v = (heads.draw(rng, (2, 150, 64), F16) for _ in range(3))
+    """One of them empty, and one without keys, whose score asks for an array's element all the same."""
+    rng, of_q, of_k = np.random.default_rng(0), [0, 70, 70, 83, 90], [0, 40, 40, 40, 110]
+    q, k, v = (heads.draw(rng, (2, begins[-1], 64), F16) for begins in (of_q, of_k, of_k))
+    by_key = rng.standard_normal(70).astype(np.float32)
     with patched() as patch, heads.small(patch, blocks=1), gk.emulate():
-        found = gk.attention(q, k, v, lengths=(begins, begins))
-    for begin, end in pairwise(begins):
-        one = [x[None, :, begin:end] for x in (q, k, v)]
-        right(heads.close, found[None, :, begin:end], heads.reference(*one))
+        found = gk.attention(q, k, v, lengths=(of_q, of_k), score=lambda s, m, n: s + by_key[n])
+    for (begin, end), (first, last) in zip(pairwise(of_q), pairwise(of_k)):
+        one = q[None, :, begin:end], k[None, :, first:last], v[None, :, first:last]
+        right(heads.close, found[None, :, begin:end], heads.reference(*one, score=lambda s, m, n, h, b: s + by_key[n]))
 
 
-def perceive(rows: int, widths: list[int], by_warps: bool = False) -> None:
+def perceive(rows: int, widths: list[int], by_warps: bool = False, with_biases: bool = True, last: Any = None) -> None:
     """An MLP of whole numbers."""
     x, weights, biases = layers.whole(np.random.default_rng(0), rows, widths, F16)
+    found = perceived(x, weights, biases if with_biases else None, by_warps, last=last)
+    equal(found, layers.reference(x, weights, biases if with_biases else None, last=last or layers.identity)[0])
+
+
+def perceived(x: np.ndarray, weights: Any, biases: Any, by_warps: bool, **functions: Any) -> np.ndarray:
     with patched() as patch:
         patch.setattr(mlp_mapping, "MOST_STAGES", 3)
         with layers.small(patch, 1, by_warps), gk.emulate():
-            out = gk.mlp(x, weights, biases)
-    equal(out, layers.reference(x, weights, biases)[0])
+            return np.asarray(gk.mlp(x, weights, biases, **functions))
+
+
+def narrower(by_warps: bool) -> None:
+    """Layers that are padded, and an activation of which the padding makes infinity: no other sum is 0."""
+    x, weights, biases = layers.whole(np.random.default_rng(0), 40, [64, 32, 64, 32, 64, 32], F16)
+    for n, bias in enumerate(biases):
+        bias += F16.type(0.5 ** (n + 1))
+    found = perceived(x, weights, biases, by_warps, activation=lambda x: math.inf if x == 0 else x)
+    equal(found, layers.reference(x, weights, biases, layers.identity)[0])
 
 
 @case
@@ -151,8 +206,41 @@ def one_layer() -> None:
 
 
 @case
+def layers_that_stay() -> None:
+    """All weights have a stage."""
+    perceive(300, [64, 64, 64])
+
+
+@case
+def one_tile_of_layers() -> None:
+    """No cluster, no biases, and a function of the last layer."""
+    perceive(100, [64, 64], with_biases=False, last=lambda x: x + x)
+
+
+@case
+def layers_that_are_padded() -> None:
+    narrower(False)
+
+
+@case
+def many_layers() -> None:
+    """More tensor maps than a warp has lanes, and than warps and lanes together."""
+    perceive(10, [32] * 23)
+
+
+@case
 def layers_by_warps() -> None:
     perceive(70, [64, 32, 64, 32], by_warps=True)
+
+
+@case
+def one_layer_by_warps() -> None:
+    perceive(20, [32, 32], by_warps=True, with_biases=False, last=lambda x: x + x)
+
+
+@case
+def layers_by_warps_that_are_padded() -> None:
+    narrower(True)
 
 
 @case
@@ -168,14 +256,62 @@ def functions_of_rows() -> None:
 
 
 @case
+def rows_of_wide_numbers() -> None:
+    """Exponentials to the last bits."""
+    x = np.random.default_rng(0).standard_normal((3, 33)) * 9
+    with gk.emulate():
+        right(close_rows, gk.softmax(x), FUNCTIONS["softmax"][1](x), x.dtype, x.dtype)
+
+
+@case
+def rows_beside_arrays() -> None:
+    """Elements beside a row's, of pieces that lanes have in part; rows of several warps, some without an element, whose moments are
+    asked for twice; and rows that are loaded anew each time."""
+    rng = np.random.default_rng(0)
+    x, gamma, beta = rng.integers(-9, 9, (5, 41)).astype(F16), *rng.standard_normal((2, 41)).astype(np.float32)
+    with gk.emulate():
+        right(close_rows, gk.layernorm(x, gamma, beta), layernorm(x.astype("f8"), gamma, beta), F16)
+    with patched() as patch:
+        patch.setattr(row_plans, "MOST_PIECES", 1)
+        right(test_rows.test_moments, EMULATOR, np.dtype("f4"), 131, rng)
+    with patched() as patch:
+        right(test_rows.test_rows_that_no_block_can_hold_are_streamed, EMULATOR, "log_softmax", "streamed", rng, patch)
+    right(test_rows.test_functions_of_the_users, EMULATOR, rng)
+    with gk.emulate():
+        equal(gk.rowwise(x, Placed()), x + np.arange(41))
+
+
+class Placed(RowFunction):
+    """Elements and their places."""
+
+    def __call__(self, row: Any) -> None:
+        put(mapped(row, lambda x, n: x + n), lambda x, n: x)
+
+
+def dequantise(m: int, bits: int, part: int, group: int, symmetric: bool, warps: tuple[int, int], k: int = 5 * 128,
+               warp_n: int = 32, **fields: Any) -> None:
+    rng = np.random.default_rng(m)
+    b, a = quantised.weights(rng, k, 36, bits, group, symmetric), quantised.whole(rng, (m, k), F16, 2)
+    conf = quantised.mapping(b, 8 if m <= 8 else 16, warp_n * warps[0], part * warps[1], part, **{
+        "compute_warp": Tile(M=8 if m <= 8 else 16, N=warp_n, K=part), "warps_per_block": warps[0] * warps[1], **fields})
+    change = conf.transform_regs_to_shared_d
+    i, j = np.indices((m, 36))
+    equal(quantised.product(EMULATOR, a, b, conf), quantised.expected(a, b) + (0 if change.is_identity else i % 3 - j % 2))
+
+
+@case
 def quantised_weights() -> None:
     """Warps along N and K, rounds of the ring that end within it, blocks that share K; columns and rows beyond the last."""
-    for m, bits, part, group, symmetric, warps, stages, splits in (
-            (3, 4, 32, 8, False, (1, 2), 1, 1), (19, 2, 64, 16, True, (2, 1), 3, 1), (8, 4, 64, 64, False, (1, 2), 2, 2)):
-        rng = np.random.default_rng(m)
-        b, a = quantised.weights(rng, 5 * 128, 36, bits, group, symmetric), quantised.whole(rng, (m, 5 * 128), F16, 2)
-        conf = quantised.mapping(b, 8 if m <= 8 else 16, 32 * warps[0], part * warps[1], part, stages=stages, splits=splits)
-        equal(quantised.product(EMULATOR, a, b, conf), quantised.expected(a, b))
+    dequantise(3, 4, 32, 8, False, (1, 2), stages=1)
+    dequantise(19, 2, 64, 16, True, (2, 1), stages=3)
+    dequantise(8, 4, 64, 64, False, (1, 2), stages=2, splits=2)
+
+
+@case
+def quantised_fragments() -> None:
+    """Two fragments a warp, a ring that is longer than K, and a transform of D by place."""
+    dequantise(19, 4, 64, 64, False, (1, 2), k=128, warp_n=64, stages=3,
+               transform_regs_to_shared_d=Elementwise(lambda x, i, j: x + i % 3 - j % 2))
 
 
 __all__ = ["attend", "perceive"]

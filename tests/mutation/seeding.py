@@ -18,14 +18,14 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import gemmkit
-from tests.mutation.operators import OPERATORS, SYNCHRONISATION, Place, places
+from tests.mutation.operators import OPERATORS, SYNCHRONISATION, Place, name_of, places
 
 ROOT = Path(gemmkit.__file__).parent
 LAYERS = ("layouts/swizzled.py", "operators/wgmma.py", "operators/algebra.py", "operators/mma.py", "operators/fpu.py")
 ATOMS = ("gemmkit.ptx.cluster", "gemmkit.ptx.mbarrier", "gemmkit.ptx.tma", "gemmkit.ptx.warpgroup")      # run, and not changed
 # Files and functions that run on the host alone, and the order of tiles, of which any is right: these have tests of their own.
 HOST = {"rasterisation.py", "select.py", "family.py", "rules.py", "specialise.py", "maps.py", "arrays.py", "request.py",
-        "shared_memory.py"}
+        "shared_memory.py", "mapping.py"}
 HOST_FUNCTIONS = {"of", "refuses", "refuses_array", "refuses_tma", "goes_with", "map_spec", "dealt", "in_panels", "whole",
                   "store_of", "vector_length", "rows_apart", "tiles", "grid", "blocks", "laid_out", "permutable",
                   "permuted_along_k", "is_whole", "bytes_of", "at_once", "_widths", "copies_of", "route", "division", "resident", "streamed",
@@ -77,15 +77,43 @@ def path_of(module: str) -> Path:
 
 
 def functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
-    """Functions and methods, by qualified name; without those that build and describe objects on the host."""
+    """Functions and methods, by qualified name; without those that build and describe objects on the host, or decide what is
+    refused, and those that only prefetch: a hint, without which only time is lost."""
+    left_out = _deciding(tree)
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name not in HOST_FUNCTIONS:
-            yield node.name, node
-        if isinstance(node, ast.ClassDef):
-            for member in node.body:
-                if (isinstance(member, ast.FunctionDef) and not member.name.startswith("__")
-                        and member.name not in HOST_FUNCTIONS):
-                    yield f"{node.name}.{member.name}", member
+        members = node.body if isinstance(node, ast.ClassDef) else [node]
+        for member in members:
+            if not isinstance(member, ast.FunctionDef) or member.name in HOST_FUNCTIONS or member.name.startswith("prefetch"):
+                continue
+            if node is member:
+                if member.name not in left_out:
+                    yield member.name, member
+            elif not member.name.startswith("__") and not _decides(member):
+                yield f"{node.name}.{member.name}", member             # type: ignore[attr-defined]
+
+
+def _decides(function: ast.FunctionDef) -> bool:
+    """Whether it says why something is refused: returns a sentence or None, or raises ConfigError."""
+    says = function.returns is not None and ast.unparse(function.returns) == "str | None"
+    return says or any(isinstance(node, ast.Raise) and node.exc is not None and name_of(node.exc) == "ConfigError"
+                       for node in ast.walk(function))
+
+
+def _deciding(tree: ast.Module) -> set[str]:
+    """The functions of a module that decide what is refused, and those that only these name."""
+    known = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    deciding = {name for name, function in known.items() if _decides(function)}
+    while True:
+        others = {name for node in tree.body if getattr(node, "name", "") not in deciding for name in _names(node)}
+        more = {name for function in deciding for name in _names(known[function]) & known.keys()} - others - deciding
+        if not more:
+            return deciding
+        deciding |= more
+
+
+def _names(node: ast.AST) -> set[str]:
+    """What a statement refers to; a list of what is exported does not count."""
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
 
 
 def _found(function: ast.FunctionDef, operator: str) -> Iterator[tuple[Place, ast.AST]]:

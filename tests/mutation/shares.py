@@ -49,9 +49,9 @@ def last_share_finishes() -> None:
 @case
 def staged_shares() -> None:
     """One operand by registers: the other alone knows how many k-tiles of the last share are whole."""
-    a, b, _ = operands(20, 14, 100)
+    a, b, _ = operands(20, 16, 100)
     conf = multistage.mapping(MMAOp(), splits=2, transform_global_to_shared_a=Elementwise(lambda x: x + 1), **WARP)
-    out = poison((20, 14), F32)
+    out = poison((20, 16), F32)
     with gk.emulate():
         gk.matmul(a, b, None, conf, out=out)
     equal(out, (a.astype("f8") + 1) @ b.astype("f8"))

@@ -135,6 +135,14 @@ def fpu_across() -> None:
 
 
 @case
+def fpu_vectors() -> None:
+    """A lane has four rows, and four columns: neighbours in shared memory, or across it."""
+    for fields in ({}, dict(shared_a_layout=Padded(RowMajor(F32), 4), shared_b_layout=Padded(ColMajor(F32), 4))):
+        single(FPUOp(16, 32, MB=4, NB=8), (17, 33, 6), F32, block_shape=Tile(M=16, N=32, K=4),
+               compute_warp=Tile(M=16, N=32, K=4), **fields)
+
+
+@case
 def fused() -> None:
     """Products are rounded with the sum: (1 + e) (1 + e) - (1 + 2 e) is e e, and 0 if they are rounded before."""
     e = 2.0 ** -12

@@ -113,6 +113,17 @@ def test_registers_that_nobody_gives_are_waited_for_in_vain() -> None:
         emulated(share_out, 40, 240, threads=384)
 
 
+def test_a_warp_gives_registers_when_all_its_threads_have_come() -> None:
+    def kernel() -> None:
+        if thread_index() >= 128:
+            take_registers(240)
+        elif thread_index() > 0:
+            give_registers(24)
+
+    with pytest.raises(errors.DeadlockError, match=r"give_registers\(24\): 31 of 32 threads of warp 0 have come"):
+        emulated(kernel, threads=384)
+
+
 def test_registers_that_a_role_forgets() -> None:
     planned = (24,) * 4 + (240,) * 8
     run(share_out, 24, 240, threads=384, registers=planned)

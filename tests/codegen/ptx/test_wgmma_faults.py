@@ -187,3 +187,34 @@ def test_registers_out_of_order(name: str) -> None:
     a_registers, changes, message = FAULTY[name]
     with pytest.raises(ProtocolError, match=message):
         run_registers(a_registers, **changes)
+
+
+def fresh_kernel(d: Any, a: Any, b: Any, case: Any) -> None:
+    """Two groups, the second with sums of its own, which instructions behind the first one's fence may have made."""
+    copy_in(case.a, a, 0, case)
+    copy_in(case.b, b, case.b_start, case)
+    fence_async()
+    barrier()
+    left = descriptor_of_a(case, a)
+    right = matrix_descriptor(shared(case.word, case.b_start), 0, case.b.leading_bytes, case.b.stride_bytes, case.width)
+    wgmma_fence()
+    first = case.instruction(fill(case.map_dtype, case.count, 0), left, right, 0)
+    wgmma_commit()
+    if case.fence == "every group":
+        wgmma_fence()
+    second = case.instruction(fill(case.map_dtype, case.count, 0), left, right, 0)
+    wgmma_commit()
+    first, second = wgmma_wait(0, (first, second))
+    each(put, second, d, case.map_c)
+
+
+def test_sums_of_a_group_of_their_own_need_a_fence() -> None:
+    ones = np.ones(64 * 32, F16).view(np.uint32)
+    for fence in ("every group", "once"):
+        case = Registers(WgmmaSpec(8, F16, F16, F32), 32, fence=fence)
+        if fence == "once":
+            with pytest.raises(ProtocolError, match="accumulators that other instructions"):
+                emulated(fresh_kernel, Out((64, 8), F32), ones, ones, case, threads=128, shared=case.shared)
+        else:
+            (d,) = emulated(fresh_kernel, Out((64, 8), F32), ones, ones, case, threads=128, shared=case.shared)
+            assert (d == 16).all()

@@ -1,0 +1,171 @@
+"""The battery's products that lanes, warps and blocks finish together, and those of operands of several parts.
+
+They are those of the kernels' own tests, which say what is right: a reduction of rows and columns, rows that are normalised, A
+observed, braids and their folds, parts that the blocks of a cluster rewrite for each other, operands that arrive meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import gemmkit as gk
+from tests.kernels import test_gated
+from tests.kernels.common import test_normalise, test_observers, test_reduce
+from tests.kernels.sm80 import test_boxes
+from tests.kernels.sm80 import test_joined as joined_by_copies
+from tests.kernels.sm90 import test_joined, test_part_rewrite, test_row_exchange
+from tests.mutation.families import right
+from tests.mutation.products import EMULATOR, case, equal
+from tests.support import joined, programs
+from tests.support.machines import poison, whole
+from tests.support.sm90 import F16, F32, mapping
+
+
+def checked(check: Callable[..., None], *given: Any) -> None:
+    """A test, by the emulator."""
+    right(check, EMULATOR, *given)
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+# -- rows and columns -----------------------------------------------------------------------------------------------------
+
+@case
+def reductions() -> None:
+    for kind, op in (("rows", "argmax"), ("columns", "sum")):
+        checked(test_reduce.test_reductions, "warp_specialised", kind, op, (70, 37, 16))
+    checked(test_reduce.test_reductions, "singlestage", "rows", "max", (37, 37, 8))
+    checked(test_reduce.test_reductions, "singlestage", "columns", "argmax", (37, 29, 8))
+
+
+@case
+def rows_in_one_tile() -> None:
+    checked(test_normalise.test_rows, "warp_specialised", "layer", (70, 29, 16))
+    checked(test_normalise.test_rows, "singlestage", "softmax", (35, 29, 16))
+
+
+@case
+def rows_in_two_passes() -> None:
+    checked(test_normalise.test_rows, "warp_specialised", "softmax", (9, 67, 8))
+    checked(test_normalise.test_rows, "singlestage", "layer", (9, 67, 8))
+
+
+@case
+def rows_of_a_cluster() -> None:
+    for schedule, kind in (("one", "layer"), ("pingpong", "softmax")):
+        right(test_row_exchange.test_tile_after_tile, schedule, kind, None)
+
+
+@case
+def observed() -> None:
+    checked(test_observers.test_reductions_of_rows, "singlestage", "argmax", test_observers.RowMajor, (37, 29, 33))
+    a, b, product = test_observers.operands((140, 40, 40), F16)
+    for schedule in ("two", "two-2x2"):
+        d, found = test_observers.observed(EMULATOR, "sum", a, b, mapping(schedule, test_observers.WGMMAOp(32), depth=16, stages=2))
+        equal(d, product)
+        equal(found, a.astype("f8").sum(1))
+
+
+# -- parts ----------------------------------------------------------------------------------------------------------------
+
+@case
+def folds() -> None:
+    for count, order, d in ((2, "C", test_reduce.RowMajor(F32)), (4, "F", test_reduce.RowMajor(F16)), (3, "C", test_reduce.ColMajor(F32))):
+        equal(*joined.folded_product(EMULATOR, "warp_specialised", count, (40, 32, 40), order, d=d, coordinates=True))
+    equal(*joined.folded_product(EMULATOR, "multistage", 2, (37, 29, 33)))
+
+
+@case
+def joined_along_k() -> None:
+    for family in ("warp_specialised", "multistage"):
+        equal(*joined.joined_product(EMULATOR, family, "K in three"))
+
+
+@case
+def braids() -> None:
+    for schedule, order in (("one", "C"), ("one-2x1", "F")):
+        conf = mapping(schedule, test_joined.WGMMAOp(64), stages=2, depth=16, **test_joined.braid_of(64, 2, order))
+        equal(*test_joined.braided(EMULATOR, conf, (136, 40, 72), 2, order)[1:])
+
+
+@case
+def joined_by_cp_async() -> None:
+    """Lines of three arrays along K, whose boundaries are none of the k-tile's."""
+    rows, columns = (24, 8, 40), (40,) * 3
+    x = joined_by_copies.parts(rng(), columns, rows, F16, "C")
+    w = joined_by_copies.parts(rng(), rows, columns, F16, "C")
+    out = poison((40, 40), F32)
+    with gk.emulate():
+        gk.matmul(gk.Concat(*x, axis=1), gk.Concat(*w, axis=0), conf=joined_by_copies.config("f16", joined_by_copies.RowMajor), out=out)
+    equal(out, np.concatenate(x, 1).astype("f8") @ np.concatenate(w).astype("f8"))
+
+
+@case
+def boxes() -> None:
+    x, y = test_boxes.operands(rng(), 18, 9, 2, 16, F16)
+    equal(test_boxes.product(EMULATOR, x, y, test_boxes.BoxMMAOp(N=8), warps=(1, 1), stages=2), test_boxes.expected(x, y))
+
+
+# -- of a cluster, and of other ranks -------------------------------------------------------------------------------------
+
+@case
+def parts_rewritten() -> None:
+    """Each block a part, for all of them: of both operands, and of a triangle, which leaves some as they are."""
+    for schedule in ("two-2x2", "pingpong-1x2"):
+        fields = {f"transform_global_to_shared_{which}": test_part_rewrite.Elementwise(lambda x, i, j: x + (i + 2 * j) % 3)
+                  for which in test_part_rewrite.MORE[schedule]}
+        a, b = whole(rng(), (144, 72), F16), whole(rng(), (72, 40), F16)
+        conf = mapping(schedule, test_part_rewrite.WGMMAOp(32), depth=16, stages=3, **fields)
+        i, j = (np.indices(x.shape) for x in (a, b))
+        left = a.astype(F32) + (i[0] + 2 * i[1]) % 3
+        right_ = b.astype(F32) + ((j[0] + 2 * j[1]) % 3 if "b" in test_part_rewrite.MORE[schedule] else 0)
+        equal(test_part_rewrite.product(EMULATOR, conf, a, b), left @ right_)
+
+
+@case
+def a_triangle_in_parts() -> None:
+    """Parts that are as they are stored are sent, too."""
+    a, b, out = whole(rng(), (70, 72), F16), whole(rng(), (72, 72), F16), poison((70, 72), F32)
+    conf = mapping("one-2x1", test_part_rewrite.WGMMAOp(32), depth=16, stages=2,
+                   b=lambda dtype: test_part_rewrite.Triangular(test_part_rewrite.ColMajor(dtype), "lower"))
+    with gk.emulate():
+        gk.matmul(a, np.asfortranarray(b), None, conf, out=out)
+    equal(out, a.astype(F32) @ np.tril(b.astype(F32)))
+
+
+@case
+def sums_of_a_cluster() -> None:
+    """A derived kernel whose warps read both operands beside the tensor cores: of a stage each tells those blocks that fill it."""
+    a, b = whole(rng(), (128, 40), F16), whole(rng(), (40, 72), F16)
+    of_a, of_b, scale, d = np.ones(128, F16), np.zeros(72, F16), np.ones(72, F16), poison((128, 72), F32)
+    with gk.emulate():
+        programs.zero_points(a, b, of_a, of_b, scale, d, mapping=gk.Mapping({"n": 64}, warpgroups=1, stages=2, cluster={"m": 2, "n": 2}))
+    equal(d, (a.astype("f8") - 1) @ b)
+
+
+@case
+def operands_that_arrive() -> None:
+    for schedule in ("one", "pingpong"):
+        a, b, d = test_gated.run(mapping(schedule, depth=16, stages=2), (64, 64, 20), 1, rng(), depth=24)
+        equal(d, a.astype("f8") @ b.astype("f8"))
+
+
+@case
+def operands_of_another_rank() -> None:
+    """A rank without rows of its own waits for its first tile; what is added to D arrives, too."""
+    for schedule in ("one", "pingpong"):
+        a, b = whole(rng(), (130, 32), F16), whole(rng(), (32, 32), F16)
+        conf = mapping(schedule, test_part_rewrite.WGMMAOp(32), depth=16, stages=2, d=test_reduce.RowMajor(F16),
+                       global_c_layout=test_reduce.RowMajor(F16))
+        own, d = test_gated.Rank(conf, a, (130, 0), 1, 32), poison((130, 32), F16)
+        with gk.emulate(), test_gated.beside(*own.pushes()):
+            gk.matmul(own.a, b, own.a, own.conf, out=d)
+        equal(d, a.astype("f8") @ b + a)
+
+
+__all__ = ["checked"]
