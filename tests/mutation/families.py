@@ -112,9 +112,9 @@ def attention_in_turns() -> None:
 
 @case
 def attention_that_skips() -> None:
-    """Consumers whose rows see nothing of a tile's last keys; of documents, where the second consumer has no rows of the last tile."""
+    """Consumers whose rows see nothing of a tile's last keys, in tile after tile; of documents, where the second consumer has no rows of the last tile."""
     skipping = {**APART, "skips": True, "consumers": 2}
-    attend(130, 130, **skipping, **CAUSAL)
+    attend(260, 260, **skipping, block_n=64, stages=2, **CAUSAL)
     attend(60, 60, mask=Documents.of([0, 20, 60]), visible=lambda m, n, h, b: (m < 20) == (n < 20), **skipping)
 
 

@@ -16,7 +16,7 @@ from tests.kernels import test_gated
 from tests.kernels.common import test_normalise, test_observers, test_reduce
 from tests.kernels.sm80 import test_boxes
 from tests.kernels.sm80 import test_joined as joined_by_copies
-from tests.kernels.sm90 import test_joined, test_part_rewrite, test_row_exchange
+from tests.kernels.sm90 import test_comb_store, test_joined, test_part_rewrite, test_row_exchange
 from tests.mutation.families import right
 from tests.mutation.products import EMULATOR, case, equal
 from tests.support import joined, programs
@@ -53,6 +53,19 @@ def rows_in_one_tile() -> None:
 def rows_in_two_passes() -> None:
     checked(test_normalise.test_rows, "warp_specialised", "softmax", (9, 67, 8))
     checked(test_normalise.test_rows, "singlestage", "layer", (9, 67, 8))
+
+
+@case
+def rows_of_columns_in_two_passes() -> None:
+    """D's lines lie along M; and no two of its elements are neighbours."""
+    a, b, product = test_normalise.operands((9, 67, 8), F16)
+    conf = joined.config("warp_specialised", d=test_reduce.ColMajor(F32))
+    right(test_normalise.same, test_normalise.normalised(EMULATOR, "softmax", a, b, conf), test_normalise.expected("softmax", product))
+    wide = poison((9, 48), F32)
+    with gk.emulate():
+        gk.matmul(a, b[:, :24], out=wide[:, ::2], conf=joined.config("warp_specialised"),
+                  epilogue=test_normalise.QUARTER | test_normalise.Softmax())
+    right(test_normalise.same, wide[:, ::2], test_normalise.expected("softmax", product[:, :24]))
 
 
 @case
@@ -94,6 +107,25 @@ def braids() -> None:
 
 
 @case
+def joined_by_tma() -> None:
+    x, w = ([whole(np.random.default_rng(n), shape, F16) for n in range(2)] for shape in ((70, 32), (32, 40)))
+    out, conf = poison((70, 40), F32), mapping("one", depth=16, stages=2)
+    with gk.emulate():
+        gk.matmul(gk.Concat(*x, axis=1), gk.Concat(*w, axis=0), conf=conf, out=out)
+    equal(out, np.concatenate(x, 1).astype("f8") @ np.concatenate(w).astype("f8"))
+
+
+@case
+def a_comb_of_columns() -> None:
+    flat, out = test_comb_store.combed(EMULATOR, 70, 256, 8, F16)
+    a, b = whole(rng(), (70, 24), F16), whole(rng(), (24, 256), F16)
+    conf = mapping("one", test_comb_store.OPERATOR, depth=16, stages=2,
+                   d=test_comb_store.Tensor.of(test_comb_store.describe(out), 1))
+    test_comb_store.computed(EMULATOR, conf, a, b, out)
+    equal(test_comb_store.in_order(flat, 0, 70, 256, 8), a.astype("f8") @ b)
+
+
+@case
 def joined_by_cp_async() -> None:
     """Lines of three arrays along K, whose boundaries are none of the k-tile's."""
     rows, columns = (24, 8, 40), (40,) * 3
@@ -128,6 +160,15 @@ def parts_rewritten() -> None:
 
 
 @case
+def parts_beside_registers() -> None:
+    """A by the registers of the consumers, to which parts of B are sent by the other block's threads."""
+    a, b = whole(rng(), (130, 40), F16), whole(rng(), (40, 40), F16)
+    both = {f"transform_global_to_shared_{x}": test_part_rewrite.Elementwise(lambda x: x + 1) for x in "ab"}
+    conf = mapping("one-2x1", test_part_rewrite.WGMMAOp(32), depth=16, stages=2, **both)
+    equal(test_part_rewrite.product(EMULATOR, conf, a, b), (a.astype("f8") + 1) @ (b.astype("f8") + 1))
+
+
+@case
 def a_triangle_in_parts() -> None:
     """Parts that are as they are stored are sent, too."""
     a, b, out = whole(rng(), (70, 72), F16), whole(rng(), (72, 72), F16), poison((70, 72), F32)
@@ -153,6 +194,8 @@ def operands_that_arrive() -> None:
     for schedule in ("one", "pingpong"):
         a, b, d = test_gated.run(mapping(schedule, depth=16, stages=2), (64, 64, 20), 1, rng(), depth=24)
         equal(d, a.astype("f8") @ b.astype("f8"))
+    a, b, d = test_gated.run(test_gated.threads("singlestage"), (20, 7), 1, rng(), depth=8)
+    equal(d, a.astype("f8") @ b.astype("f8"))
 
 
 @case

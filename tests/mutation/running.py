@@ -17,7 +17,7 @@ from gemmkit.emulator.errors import EmulatorError
 from tests.mutation import battery, seeding, verdicts
 from tests.mutation.seeding import Fault
 
-BUDGET = 300.0                                         # seconds of CPU that a survivor's cases may take: all of them
+BUDGET = 600.0                                         # seconds of CPU that a survivor's cases may take: all of them
 BRIEF = 2.0                                            # and those of one that is said to be none
 SLACK, ENDLESS = 4, 6                                  # seconds, and times of a sound case's, after which a mutant does not end
 

@@ -93,10 +93,9 @@ def functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
 
 
 def _decides(function: ast.FunctionDef) -> bool:
-    """Whether it says why something is refused: returns a sentence or None, or raises ConfigError."""
+    """Whether it says why something is refused: returns a sentence or None, or raises ConfigError (`rule` does)."""
     says = function.returns is not None and ast.unparse(function.returns) == "str | None"
-    return says or any(isinstance(node, ast.Raise) and node.exc is not None and name_of(node.exc) == "ConfigError"
-                       for node in ast.walk(function))
+    return says or any(name_of(node) in ("ConfigError", "rule") for node in ast.walk(function))
 
 
 def _deciding(tree: ast.Module) -> set[str]:

@@ -60,8 +60,9 @@ def staged_shares() -> None:
 @case
 def all_shares_finish() -> None:
     """Slices of the sums: of a tile with as many shares as k-tiles, of which a thread adds up eight, and of one with more."""
-    twice(multistage.mapping(MMAOp(), splits=16, **WIDE), (20, 30, 16 * 16))
-    twice(multistage.mapping(MMAOp(), splits=9, steps=1, warps=(2, 1), stages=2), (20, 6, 40))
+    with multiprocessors(16):                                 # all blocks are there at once
+        twice(multistage.mapping(MMAOp(), splits=16, **WIDE), (20, 30, 16 * 16))
+        twice(multistage.mapping(MMAOp(), splits=9, steps=1, warps=(2, 1), stages=2), (20, 6, 40))
 
 
 @case

@@ -94,6 +94,7 @@ EQUIVALENT: list[Equivalent] = [
                "Panels of half the width, for copies and products alike: there are more of them."),
     Equivalent("constant changed", r"Turns\(self.consumers, 1 \+ self.consumers.* -> .*2 \+ self.consumers", "Other named barriers, which nobody uses."),
     Equivalent("never", r"if not self.by_workspace: -> if False: return self.shares", "N divides among the blocks of a cluster: the rules see to it."),
+    Equivalent("sign changed", r"\(self.row\(rank\) \+ n\) % self.m -> .*\(self.row\(rank\) - n\) % self.m", "All other blocks, in another order."),
     Equivalent("bound shifted", r"return self.sent_bytes > 0 -> return self.sent_bytes >= 0", "A fence more than is needed."),
     Equivalent("never", r"^if length == operand.thread.extents\[axis\] .* -> if False", "How lanes are dealt out over D's tile: each of its parts still has one lane."),
     Equivalent("bound shifted", r"^following = beside_own\(.* -> .* <= row\.spec\.source\.pieces",
