@@ -1,7 +1,8 @@
-"""Coordinates in user code: integers that are weak beside NumPy's scalars, and a fault when they leave their 32 bits.
+"""The weak numbers of emulated code: coordinates, plain floats and plain complex numbers.
 
-Kernels compute with Python's own integers. Where they call a user's method or function (`gemmkit.emulator.user_code`), these
-become coordinates.
+Coordinates are integers that report a fault when they leave their 32 bits. Kernels compute with Python's integers, which
+become coordinates where a kernel calls a user's method or function (`gemmkit.emulator.user_code`). Plain floats and complex
+numbers are `Real` and `Complex`: Python raises errors where a GPU has infinities and NaN.
 """
 
 from __future__ import annotations
@@ -70,6 +71,73 @@ class LongCoordinate(Coordinate):
 CLASSES = {Weak.COORDINATE: Coordinate, Weak.LONG_COORDINATE: LongCoordinate}
 
 
+class Real(float):
+    """A plain float (``Weak.FLOAT``) whose operators never raise: they give what NumPy's float64 gives.
+
+    >>> import numpy as np
+    >>> with np.errstate(all="ignore"):
+    ...     1 / Real(0.0), Real(10.0) ** 400, Real(-8.0) ** 0.5, type(Real(0.1) * np.float32(2))
+    (inf, inf, nan, <class 'numpy.float32'>)
+    """
+
+    __array_ufunc__ = None                # NumPy's scalars would take it for a float64
+    real = property(lambda self: self)
+    imag = property(lambda self: Real(0.0))
+
+    def __neg__(self) -> Real:
+        return Real(-float(self))
+
+    def __pos__(self) -> Real:
+        return self
+
+    def __abs__(self) -> Real:
+        return Real(abs(float(self)))
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
+    __hash__ = float.__hash__
+
+
+class Complex(complex):
+    """A plain complex number (``Weak.COMPLEX``) whose operators never raise: they give what NumPy's complex128 gives."""
+
+    __array_ufunc__ = None
+    real = property(lambda self: Real(complex(self).real))
+    imag = property(lambda self: Real(complex(self).imag))
+
+    def conjugate(self) -> Complex:
+        return Complex(complex(self).conjugate())
+
+    def __neg__(self) -> Complex:
+        return Complex(-complex(self))
+
+    def __pos__(self) -> Complex:
+        return self
+
+    def __abs__(self) -> Real:
+        return Real(abs(np.complex128(self)))
+
+    __hash__ = complex.__hash__
+
+
+def plain(value: Any) -> Any:
+    """A number of Python's as emulated code computes with it: floats and complex numbers, and those in tuples."""
+    made = _PLAIN.get(type(value))
+    if made is not None:
+        return made(value)
+    if type(value) is tuple:
+        parts = tuple(map(plain, value))
+        return value if all(map(operator.is_, parts, value)) else parts
+    return value
+
+
+_PLAIN: dict[type, type] = {float: Real, complex: Complex}
+
+
 def in_range(cls: Any, value: int) -> Coordinate:
     """A coordinate of a class; raises CoordinateError where its bits do not hold the value."""
     if not cls.least <= value <= cls.most:
@@ -100,7 +168,10 @@ def kind_of(value: Any) -> Kind | None:
         return number_rules.BOOL
     if type(value) is int:
         return value
-    return {float: Weak.FLOAT, complex: Weak.COMPLEX}.get(type(value))
+    return _WEAK.get(type(value))
+
+
+_WEAK = {float: Weak.FLOAT, Real: Weak.FLOAT, complex: Weak.COMPLEX, Complex: Weak.COMPLEX}
 
 
 def as_kind(value: Any, kind: Kind) -> Any:
@@ -114,9 +185,9 @@ def as_kind(value: Any, kind: Kind) -> Any:
             return np.array(int(value) % (1 << 8 * kind.itemsize), f"u{kind.itemsize}").view(kind)[()]
         return np.asarray(value).astype(kind)[()]
     if kind is Weak.FLOAT or isinstance(kind, float):
-        return float(value)
+        return Real(value)
     if kind is Weak.COMPLEX:
-        return complex(value)
+        return Complex(value)
     if number_rules.is_coordinate(kind):
         return in_range(CLASSES[kind], int(value))
     return value
@@ -134,12 +205,10 @@ def _compute(op: str, a: Any, b: Any, mine: Any, other: Any) -> Any:
     kind = number_rules.result(op, left, right)
     if isinstance(kind, np.dtype):
         return python(as_kind(a, kind), as_kind(b, kind))
-    if op in ("/", "//", "%") and b == 0:
+    if op in ("/", "//", "%") and b == 0 and not (number_rules.is_float(theirs) or kind is Weak.COMPLEX):
         fault("a coordinate is divided by zero")
-    if kind is Weak.FLOAT and op == "**":
-        return float(np.power(np.float64(a), np.float64(b)))  # Python's own is complex of a negative number
     if kind is Weak.FLOAT or kind is Weak.COMPLEX:
-        return python(*(int(x) if isinstance(x, int) else x for x in (a, b)))
+        return python(as_kind(a, kind), as_kind(b, kind))
     if op in ("<<", ">>") and not 0 <= int(b) < kind.value:
         fault(f"a coordinate of {kind.value} bits is shifted by {int(b)}")
     return in_range(CLASSES[kind], python(int(a), int(b)))
@@ -172,4 +241,44 @@ for _op, _name in _METHODS.items():
     if _op not in number_rules.COMPARISONS:
         setattr(Coordinate, f"__r{_name}__", _backward)
 
-__all__ = ["CLASSES", "Coordinate", "LongCoordinate", "as_kind", "in_range", "kind_of"]
+_OF_ML_DTYPES = frozenset(dtype.type for dtype in number_rules.OF_ML_DTYPES)
+_RAISES = "/", "//", "%", "**"            # of Python's own floats and complex numbers
+
+
+def _plain_methods(op: str, cls: Any, numbers: tuple[type, ...],
+                   exact: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The methods of ``cls`` for an operator, beside ``numbers`` of Python's; ``exact`` is NumPy's type of its own. All else
+    meets Python's own number; ml_dtypes' floats are float32 beside it, as `number_rules` says."""
+    python, own, narrow = _PYTHON[op], cls.__base__, np.float32 if exact is np.float64 else np.complex64
+    of_own = np.bool_ if op in number_rules.COMPARISONS else cls
+
+    def forward(self: Any, other: Any) -> Any:
+        if isinstance(other, np.generic) or not isinstance(other, numbers):
+            if type(other) in _OF_ML_DTYPES:
+                return python(narrow(self), np.float32(other))
+            return python(own(self), other)
+        return made(self, other)
+
+    def backward(self: Any, other: Any) -> Any:
+        if isinstance(other, np.generic) or not isinstance(other, numbers):
+            if type(other) in _OF_ML_DTYPES:
+                return python(np.float32(other), narrow(self))
+            return python(other, own(self))
+        return made(other, self)
+
+    def made(a: Any, b: Any) -> Any:
+        return of_own(python(exact(a), exact(b)) if op in _RAISES else python(own(a), own(b)))
+
+    return forward, backward
+
+
+for _op, _name in _METHODS.items():
+    for _cls, _numbers, _exact in ((Real, (int, float), np.float64), (Complex, (int, float, complex), np.complex128)):
+        if not hasattr(_cls.__base__, f"__{_name}__") or (_cls is Complex and _op in ("<", "<=", ">", ">=")):
+            continue
+        _forward, _backward = _plain_methods(_op, _cls, _numbers, _exact)
+        setattr(_cls, f"__{_name}__", _forward)
+        if _op not in number_rules.COMPARISONS:
+            setattr(_cls, f"__r{_name}__", _backward)
+
+__all__ = ["CLASSES", "Complex", "Coordinate", "LongCoordinate", "Real", "as_kind", "in_range", "kind_of", "plain"]

@@ -94,8 +94,8 @@ class UninitialisedRead(EmulatorError):
 
 
 class CoordinateError(EmulatorError):
-    """Arithmetic of coordinates in user code that the device has no result for: one that leaves its 32 bits, or a division
-    by zero."""
+    """Arithmetic of whole numbers that the device has no result for: a coordinate that leaves its 32 bits, a division by
+    zero, a negative exponent, an integer made of NaN or of a float that its type does not hold."""
 
 
 class ReadOnlyError(EmulatorError):

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.emulator.coordinates import Coordinate, as_kind, kind_of
+from gemmkit.emulator.coordinates import Complex, Coordinate, Real, as_kind, fault, kind_of, plain
 from gemmkit.lang import number_rules
 from gemmkit.lang.number_rules import Kind, Weak
 
@@ -40,7 +40,7 @@ def _extremum(name: str, python: Callable[..., Any]) -> Callable[..., Any]:
             raise TypeError(f"{name} of one argument: device code takes two numbers or more")
         for other in others:
             cls = first.__class__
-            if cls is not other.__class__ or cls is int or cls is float:
+            if cls is not other.__class__ or cls is int or cls is float or cls is Real:
                 first, other = alike(first, other)
             if not is_better(first, other) and first == first:       # else it is NaN
                 first = other
@@ -64,14 +64,18 @@ def _int(value: Any) -> Any:
     kind = _kind(value, "int")
     if number_rules.converted("int", kind) is kind:
         return value
-    whole = int(value)                                          # Python's errors for NaN and infinity
-    return _whole(whole) if number_rules.is_float(kind) else as_kind(whole, number_rules.INT64)
+    if number_rules.is_float(kind):
+        return _whole("int", value, number_rules.INT64)
+    return as_kind(int(value), number_rules.INT64)
 
 
-def _whole(value: int) -> Any:
-    if not -2**63 <= value < 2**63:
-        raise OverflowError(f"int of {value}: int64 does not hold it")
-    return np.int64(value)
+def _whole(name: str, value: Any, dtype: np.dtype, whole: Callable[[Any], int] = int) -> Any:
+    """A float as a number of an integer type; a fault for one that it does not hold, of which a GPU makes any number."""
+    limits: Any = np.iinfo(dtype)
+    made = whole(float(value)) if math.isfinite(value) else None
+    if made is None or not limits.min <= made <= limits.max:
+        fault(f"{name} of {value}: {dtype} holds {limits.min} to {limits.max}")
+    return as_kind(made, dtype)
 
 
 def _float(value: Any) -> Any:
@@ -82,7 +86,7 @@ def _float(value: Any) -> Any:
 def _complex(*parts: Any) -> Any:
     """Of one number or of two parts, by `number_rules.of_parts`."""
     if not parts:
-        return 0j
+        return Complex(0)
     kind = number_rules.of_parts(*[_kind(x, "complex") for x in parts])
     return as_kind(complex(*parts), kind)
 
@@ -97,7 +101,7 @@ def _round(value: Any, *digits: Any) -> Any:
         raise TypeError("round(x, digits) has no rule in device code; scale, round and scale back")
     kind = _kind(value, "round")
     wanted = number_rules.converted("round", kind)
-    return value if wanted is kind or wanted == kind else _whole(float(value).__round__())
+    return value if wanted is kind or wanted == kind else _whole("round", value, number_rules.INT64, round)
 
 
 def _divmod(a: Any, b: Any) -> Any:
@@ -135,10 +139,7 @@ class Conversion:
     def __call__(self, value: Any) -> Any:
         kind = _kind(value, self.__name__)
         if number_rules.is_integer(self.dtype) and number_rules.is_float(kind):
-            limits: Any = np.iinfo(self.dtype)
-            whole = int(value)   # Python's errors for NaN and infinity
-            if not limits.min <= whole <= limits.max:
-                raise OverflowError(f"{self.__name__} of {value}: it holds {limits.min} to {limits.max}")
+            return _whole(self.__name__, value, self.dtype)
         return as_kind(value, self.dtype)
 
     def __repr__(self) -> str:
@@ -147,30 +148,8 @@ class Conversion:
 
 # -- math -------------------------------------------------------------------------------------------------------------
 
-_ARRAY = {"acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan", "atan2": "arctan2",
-          "atanh": "arctanh", "pow": "power"}
-
-
-def _erf_like(function: Callable[[float], float], pole: float) -> Callable[[Any], Any]:
-    """A function that NumPy has not, without Python's errors."""
-    def f(x: Any) -> Any:
-        try:
-            return function(float(x))
-        except OverflowError:
-            return math.inf
-        except ValueError:                                      # a pole, or minus infinity
-            return pole
-
-    return f
-
-
-_gamma = _erf_like(math.gamma, math.nan)
-_OWN: dict[str, Any] = {"erf": math.erf, "erfc": math.erfc, "lgamma": _erf_like(math.lgamma, math.inf),
-                        "gamma": lambda x: math.copysign(math.inf, x) if x == 0 else _gamma(x)}
-
-
 def _of_math(name: str) -> Callable[..., Any]:
-    compute: Any = _OWN.get(name) or getattr(np, _ARRAY.get(name, name))
+    compute = number_rules.computed(name)
     count = 2 if name in number_rules.MATH_OF_TWO else 1
 
     def of(values: tuple) -> Callable[..., Any]:
@@ -181,7 +160,7 @@ def _of_math(name: str) -> Callable[..., Any]:
         kind = number_rules.of_math(name, *kinds)
         if name in number_rules.MATH_TO_WHOLE and number_rules.is_integer(kind):
             return lambda x: x
-        made = kind.type if isinstance(kind, np.dtype) else float
+        made = kind.type if isinstance(kind, np.dtype) else Real
         if len(kinds) == 1:
             return lambda x: made(compute(np.float64(x)))
         common = number_rules.of_math("fabs", *kinds)           # a plain float beside a float32 is one
@@ -210,7 +189,7 @@ def _not_in_the_table(name: str) -> Any:
 
 def _of_cmath(name: str) -> Callable[..., Any]:
     python = getattr(cmath, name)
-    compute: Any = np.angle if name == "phase" else getattr(np, _ARRAY.get(name, name))
+    compute = np.angle if name == "phase" else number_rules.computed(name)
 
     def function(value: Any) -> Any:
         kind = number_rules.of_cmath(name, _kind(value, f"cmath.{name}"))
@@ -227,10 +206,10 @@ class _Math(SimpleNamespace):
 
 _MATH_NAMES = (*number_rules.MATH_OF_ONE, *number_rules.MATH_OF_TWO, *number_rules.MATH_TO_WHOLE, *number_rules.MATH_TESTS)
 MATH = _Math(**{name: _of_math(name) for name in _MATH_NAMES}, ldexp=_ldexp,
-             **{name: getattr(math, name) for name in ("pi", "e", "tau", "inf", "nan")})
+             **{name: plain(getattr(math, name)) for name in ("pi", "e", "tau", "inf", "nan")})
 
 CMATH = _Math(**{name: _of_cmath(name) for name in number_rules.CMATH},
-              **{name: getattr(cmath, name) for name in ("pi", "e", "tau", "inf", "nan")})
+              **{name: plain(getattr(cmath, name)) for name in ("pi", "e", "tau", "inf", "nan")})
 
 #: The built-in names of user code.
 BUILTINS = {**vars(builtins), "max": _extremum("max", max), "min": _extremum("min", min), "int": _int, "float": _float,
@@ -242,6 +221,23 @@ FUNCTIONS = {getattr(builtins, name): BUILTINS[name]
              for name in ("max", "min", "int", "float", "complex", "bool", "round", "divmod", "pow", "range", "enumerate")}
 FUNCTIONS.update({getattr(math, name): getattr(MATH, name) for name in (*_MATH_NAMES, "ldexp")})
 FUNCTIONS.update({getattr(cmath, name): getattr(CMATH, name) for name in number_rules.CMATH})
+
+
+def _of_gemmkit(name: str, python: Callable[..., Any]) -> Callable[..., Any]:
+    """``max`` or ``min`` in gemmkit's own code, which has them of whole numbers, tuples and lists as well."""
+    device = BUILTINS[name]
+
+    def extremum(*given: Any, **how: Any) -> Any:
+        plainly = how or len(given) == 1 or given[0].__class__ is int is given[1].__class__ or kind_of(given[0]) is None
+        return python(*given, **how) if plainly else device(*given)
+
+    return extremum
+
+
+#: What gemmkit's own code sees under names of Python's: where numbers alone differ.
+OF_GEMMKIT = {name: _of_gemmkit(name, getattr(builtins, name)) for name in ("max", "min")}
+MATH_NAMES = frozenset((*_MATH_NAMES, "ldexp"))
+MATH_OF_GEMMKIT = SimpleNamespace(**{**vars(math), **{name: getattr(MATH, name) for name in MATH_NAMES}})
 
 
 def conversion(scalar: type) -> Any:
@@ -266,4 +262,5 @@ class Names:
         return repr(self._holder)
 
 
-__all__ = ["BUILTINS", "CMATH", "FUNCTIONS", "MATH", "Conversion", "Names", "conversion"]
+__all__ = ["BUILTINS", "CMATH", "FUNCTIONS", "MATH", "MATH_NAMES", "MATH_OF_GEMMKIT", "OF_GEMMKIT", "Conversion", "Names",
+           "conversion"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
@@ -15,7 +15,7 @@ from gemmkit.emulator import machine
 from gemmkit.emulator.captures import Captures
 from gemmkit.emulator.errors import EmulatorError
 from gemmkit.emulator.fault_page import Launched
-from gemmkit.emulator.user_code import arguments
+from gemmkit.emulator.user_code import arguments, kernel_code
 from gemmkit.lang import dialect
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.host import View
@@ -124,16 +124,19 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, seed: int | None = None
     # Integers wrap and floats overflow, as on the device.
     with np.errstate(all="ignore"), _told(Launched(compiled.spec, {names[name]: view for name, view in made.items()})):
         if compiled.blocks:
-            machine.launch(conf.family.kernel, arguments((spec, *views, compiled.shape, *maps), arena.originals),
-                           grid=(compiled.blocks, 1, 1),
-                           block=(conf.threads, 1, 1), cluster=(conf.peers, 1, 1),
-                           shared_memory=compiled.spec.shared_bytes, max_shared_memory=H100.shared_memory_per_block,
-                           schedule_seed=seed, dependent=compiled.launchable.dependent,
-                           registers=conf.family.registers(compiled.spec))
+            _launch(conf.family.kernel, (spec, *views, compiled.shape, *maps), arena, grid=(compiled.blocks, 1, 1),
+                    block=(conf.threads, 1, 1), cluster=(conf.peers, 1, 1), shared_memory=compiled.spec.shared_bytes,
+                    schedule_seed=seed, dependent=compiled.launchable.dependent,
+                    registers=conf.family.registers(compiled.spec))
         for behind in compiled.behind:             # kernels of their own: what the first has written they see
-            machine.launch(behind.launchable.kernel, arguments(behind.emulated(spec, views[3]), arena.originals),
-                           grid=(behind.blocks, 1, 1), block=(behind.threads, 1, 1), shared_memory=behind.shared_bytes,
-                           max_shared_memory=H100.shared_memory_per_block, schedule_seed=seed)
+            _launch(behind.launchable.kernel, behind.emulated(spec, views[3]), arena, grid=(behind.blocks, 1, 1),
+                    block=(behind.threads, 1, 1), shared_memory=behind.shared_bytes, schedule_seed=seed)
+
+
+def _launch(kernel: Any, given: Sequence[Any], arena: Arena, **how: Any) -> None:
+    """Run a kernel with the device's arithmetic (`gemmkit.emulator.user_code`)."""
+    machine.launch(kernel_code(kernel), arguments(given, arena.originals), **how,
+                   max_shared_memory=H100.shared_memory_per_block)
 
 
 @contextmanager
@@ -170,9 +173,8 @@ def run_group(compiled: Any, products: list[tuple], places: np.ndarray, seed: in
     shape = arena.component(with_fields(compiled.shape, {"sizes": compiled.tables.sizes}))
     out, a, b, c = views
     with np.errstate(all="ignore"):
-        machine.launch(conf.family.kernel, arguments((spec, a, b, c, out, shape), arena.originals),
-                       grid=(compiled.blocks, 1, 1), block=(conf.threads, 1, 1), shared_memory=compiled.spec.shared_bytes,
-                       max_shared_memory=H100.shared_memory_per_block, schedule_seed=seed)
+        _launch(conf.family.kernel, (spec, a, b, c, out, shape), arena, grid=(compiled.blocks, 1, 1),
+                block=(conf.threads, 1, 1), shared_memory=compiled.spec.shared_bytes, schedule_seed=seed)
 
 
 def run_rows(made: Any, x: Any, out: Any, seed: int | None = None) -> None:
@@ -188,10 +190,9 @@ def run_rows(made: Any, x: Any, out: Any, seed: int | None = None) -> None:
         how = dict(readonly=True) if name == "x" and not made.in_place else dict(written=made.in_place)
         views[name] = arena.view(as_matrix, name, kind.unit, kind.alignment, **how)
     with np.errstate(all="ignore"):
-        machine.launch(launch.kernel, arguments((arena.component(made.spec), views["x"], views["out"], *made.shape),
-                                                arena.originals),
-                       grid=(launch.blocks, 1, 1), block=(launch.threads, 1, 1), shared_memory=launch.shared_bytes,
-                       max_shared_memory=H100.shared_memory_per_block, schedule_seed=seed, dependent=launch.dependent)
+        _launch(launch.kernel, (arena.component(made.spec), views["x"], views["out"], *made.shape), arena,
+                grid=(launch.blocks, 1, 1), block=(launch.threads, 1, 1), shared_memory=launch.shared_bytes,
+                schedule_seed=seed, dependent=launch.dependent)
 
 
 def run_attention(made: Any, arrays: dict[str, Any], seed: int | None = None) -> None:
@@ -212,10 +213,9 @@ def run_attention(made: Any, arrays: dict[str, Any], seed: int | None = None) ->
     maps += [None] * (len(made.spec.map_specs) - len(maps))
     values = (arena.component(made.spec), made.sizes, order, *(name and views[name] for name in made.views), *maps)
     with np.errstate(all="ignore"):
-        machine.launch(launch.kernel, arguments(values, arena.originals), grid=(launch.blocks, 1, 1),
-                       block=(launch.threads, 1, 1), shared_memory=launch.shared_bytes,
-                       max_shared_memory=H100.shared_memory_per_block, schedule_seed=seed, dependent=launch.dependent,
-                       registers=made.spec.warpgroups.warp_registers)
+        _launch(launch.kernel, values, arena, grid=(launch.blocks, 1, 1), block=(launch.threads, 1, 1),
+                shared_memory=launch.shared_bytes, schedule_seed=seed, dependent=launch.dependent,
+                registers=made.spec.warpgroups.warp_registers)
 
 
 def run_mlp(made: Any, arrays: dict[str, Any], seed: int | None = None) -> None:
@@ -251,7 +251,6 @@ def run_mlp(made: Any, arrays: dict[str, Any], seed: int | None = None) -> None:
                    Members(b[0], biases[0].memory, 1, int(made.spec.bias_dtype.itemsize), biases) if biases else None]
         values = (spec, made.sizes, arena.view(made.places, "places", 1, 8, readonly=True), shapes, out, x, *members)
     with np.errstate(all="ignore"):
-        machine.launch(launch.kernel, arguments(values, arena.originals), grid=(launch.blocks, 1, 1),
-                       block=(launch.threads, 1, 1), cluster=(launch.cluster, 1, 1), shared_memory=launch.shared_bytes,
-                       max_shared_memory=H100.shared_memory_per_block, schedule_seed=seed, dependent=launch.dependent,
-                       registers=made.spec.warpgroups.warp_registers)
+        _launch(launch.kernel, values, arena, grid=(launch.blocks, 1, 1), block=(launch.threads, 1, 1),
+                cluster=(launch.cluster, 1, 1), shared_memory=launch.shared_bytes, schedule_seed=seed,
+                dependent=launch.dependent, registers=made.spec.warpgroups.warp_registers)

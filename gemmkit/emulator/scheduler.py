@@ -18,7 +18,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from gemmkit.emulator import sites
 from gemmkit.emulator.clusters import leave
-from gemmkit.emulator.errors import DeadlockError, UninitialisedRead, Waiter
+from gemmkit.emulator.errors import CoordinateError, DeadlockError, UninitialisedRead, Waiter
 
 if TYPE_CHECKING:
     from gemmkit.emulator.machine import Block, Thread
@@ -171,6 +171,9 @@ class Scheduler:
             raise UninitialisedRead(f"a register is read before anything has set it: {error}", thread=thread.id,
                                     site=sites.of_traceback(error.__traceback__)) from None
         except BaseException as error:
+            if _is_of_whole_numbers(error):
+                raise CoordinateError(f"a GPU has no result for this: {error}", thread=thread.id,
+                                      site=sites.of_traceback(error.__traceback__)) from None
             if hasattr(error, "add_note"):  # Python 3.11
                 error.add_note(f"in {thread.id} of the emulated kernel {_name(self._kernel)}")
             raise
@@ -209,6 +212,13 @@ class Scheduler:
             if gone:
                 lines.append(f"block {block.index}: {_listed(gone, 'have left the kernel')}")
         return DeadlockError("\n  ".join(lines), waiting, self.site(threads[0]))
+
+
+def _is_of_whole_numbers(error: BaseException) -> bool:
+    """Whether arithmetic of whole numbers raised it, Python's or NumPy's: plain floats have infinities and NaN
+    (`gemmkit.emulator.user_code`)."""
+    is_power = isinstance(error, ValueError) and "negative integer powers" in str(error)
+    return is_power or isinstance(error, (ZeroDivisionError, OverflowError))
 
 
 def _name(kernel: Callable[..., None]) -> str:

@@ -1,13 +1,20 @@
-"""Users' methods and functions in the emulator: with the device's arithmetic, and coordinates that know when they overflow.
+"""Code in the emulator computes as the device does: one rule for a kernel, its components and users' functions.
 
-A kernel's own code runs as it is. Of a user's component a twin takes its place for the launch: an object of a subclass whose
-methods are the same code with other names around it. ``max``, ``min``, ``int``, ``float``, ``bool``, ``round``, ``divmod``,
-``pow``, ``range``, the module ``math`` and NumPy's scalar classes are those of `gemmkit.emulator.functions`; helpers that
-the code names, directly or in a module, are treated alike. Where a kernel calls such a method or function, whole numbers
-become coordinates (`gemmkit.emulator.coordinates`).
+Python's arithmetic raises where a GPU's gives infinities and NaN, and Python's `max` drops NaN. So every plain float and
+complex number that reaches a kernel (an argument, a field, an attribute of a class, a captured value, a default, a literal
+of a user's code) is a `Real` or a `Complex` (`gemmkit.emulator.coordinates`), and code that names ``math``, ``max`` or
+``min`` sees those of `gemmkit.emulator.functions`. A twin takes the place of such code for the launch: the same code with
+other names around it. Code that names none of these is run as it is.
 
-The code objects are the user's, so lines, `print` and `breakpoint` are what they were. Global names are read when the launch
-begins. After its first call each is compiled once, and refused if the compiler refuses it (`gemmkit.emulator.trial`).
+gemmkit's own code computes places with Python's integers. ``max`` and ``min`` of whole numbers are Python's there, and those
+of the template kernels (`gemmkit.kernels`) are not looked at.
+
+Users' code has more around it: ``int``, ``float``, ``bool``, ``round``, ``divmod``, ``pow``, ``range`` and NumPy's scalar
+classes are the device's, too, and literals weak. Helpers that the code names, directly or in a module, are treated alike.
+Where a kernel calls a user's method or function, whole numbers become coordinates.
+
+Lines, `print` and `breakpoint` are what they were. Global names are read when the launch begins. After its first call a
+user's function is compiled once, and refused if the compiler refuses it (`gemmkit.emulator.trial`).
 """
 
 from __future__ import annotations
@@ -15,27 +22,32 @@ from __future__ import annotations
 import cmath
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, wraps
-from types import BuiltinFunctionType, CellType, FunctionType, ModuleType
+from functools import cached_property, lru_cache, wraps
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from gemmkit.components import Component, Scalar, field_values
-from gemmkit.emulator.coordinates import Coordinate
-from gemmkit.emulator.functions import BUILTINS, CMATH, FUNCTIONS, MATH, Names, conversion
+from gemmkit.emulator.coordinates import Complex, Coordinate, Real, plain
+from gemmkit.emulator.functions import (
+    BUILTINS,
+    CMATH,
+    FUNCTIONS,
+    MATH,
+    MATH_NAMES,
+    MATH_OF_GEMMKIT,
+    OF_GEMMKIT,
+    Names,
+    conversion,
+)
+from gemmkit.emulator.sites import INTERNAL_PATHS, TEMPLATE_PATHS
 from gemmkit.emulator.trial import Unknown, tried
 from gemmkit.kernels.spec import Shape, StackShape
 from gemmkit.lang.functions import DeviceFunction
-from gemmkit.lang.references import globals_of, is_gemmkit, is_library
+from gemmkit.lang.references import Owner, globals_of, is_gemmkit, is_host, is_library, names_of, owner_of
 from gemmkit.lang.runtime_fields import annotated
 
-#: gemmkit's own modules that compute with users' numbers.
-ARITHMETIC_MODULES = frozenset({"gemmkit.activations", "gemmkit.distributed.rank_order", "gemmkit.epilogues.elementwise",
-                                "gemmkit.epilogues.library", "gemmkit.epilogues.norms", "gemmkit.epilogues.reductions",
-                                "gemmkit.epilogues.softmax", "gemmkit.glu", "gemmkit.kernels.common.exponential",
-                                "gemmkit.lstm", "gemmkit.masks", "gemmkit.operators.semiring", "gemmkit.row_functions",
-                                "gemmkit.scores"})
 #: Methods whose results kernels compute with.
 GIVES_COORDINATES = frozenset({"block", "column_offset", "free", "k_range", "keys", "offset", "row_offset"})
 
@@ -45,6 +57,12 @@ def arguments(given: Sequence[Any], originals: Mapping[int, Any] | None = None) 
     place of arrays) ``originals`` has these, by the id of what stands for them."""
     twins = _Twins(originals or {})
     return [twins.outermost(value) for value in given]
+
+
+def kernel_code(kernel: Callable[..., None]) -> Any:
+    """A kernel's function with the device's names around it, and so around the functions that it calls."""
+    function = kernel.function if isinstance(kernel, DeviceFunction) else kernel
+    return _Twins({}).own(function) if isinstance(function, FunctionType) else kernel
 
 
 def _is_users(thing: FunctionType | ModuleType | type) -> bool:
@@ -60,7 +78,8 @@ class _Twins:
     def __init__(self, originals: Mapping[int, Any]) -> None:
         self._originals = originals
         self._stands_for: dict[int, Any] = {}             # components alone; they live as long as the launch
-        self._functions: dict[FunctionType, FunctionType] = {}
+        self._functions: dict[FunctionType, FunctionType] = {}     # users'
+        self._own: dict[FunctionType, FunctionType] = {}           # gemmkit's
         self._boundaries: dict[FunctionType, Any] = {}
         self._classes: dict[type, type] = {}
 
@@ -70,13 +89,13 @@ class _Twins:
             return self.component(value)
         if isinstance(value, DeviceFunction):
             value = value.function
-        if isinstance(value, FunctionType) and self._is_ours(value):
-            return self.boundary(value)
+        if isinstance(value, FunctionType):
+            return self.boundary(value) if _is_users(value) else self.own(value)
         if isinstance(value, BuiltinFunctionType | type) and value in FUNCTIONS:
             return FUNCTIONS[value]
         if type(value) is tuple:
             return tuple(self.outermost(v) for v in value)
-        return value
+        return plain(value)
 
     # -- components -----------------------------------------------------------------------------------------------------
 
@@ -84,7 +103,7 @@ class _Twins:
         cls: Any = type(component)
         if issubclass(cls, Shape):
             return component
-        changed = {}
+        changed: dict[str, Any] = {}
         scalars = annotated(cls) if _is_users(cls) else {}
         for field, value in field_values(component).items():
             if scalars.get(field) is Scalar and type(value) is int and -2**31 <= value < 2**31:
@@ -136,16 +155,73 @@ class _Twins:
         if name.startswith("__") and name != "__call__":
             return None
         function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
-        if not isinstance(function, FunctionType) or not self._is_ours(function):
+        if not isinstance(function, FunctionType):
+            number = plain(value)
+            return None if number is value else number
+        twin = self.boundary(function) if _is_users(function) else self.own(function)
+        if twin is function:
             return None
-        twin = self.boundary(function) if _is_users(function) else self.function(function)
         return type(value)(twin) if value is not function else twin
 
-    # -- functions ------------------------------------------------------------------------------------------------------
+    # -- gemmkit's functions --------------------------------------------------------------------------------------------
 
-    @staticmethod
-    def _is_ours(function: FunctionType) -> bool:
-        return _is_users(function) or function.__module__ in ARITHMETIC_MODULES
+    def own(self, function: FunctionType) -> FunctionType:
+        """A function of gemmkit's, or a kernel's, with the device's names; itself where it names none."""
+        found = self._own.get(function)
+        if found is not None:
+            return found
+        if function in _SAME or _is_machinery(function):
+            return function
+        self._own[function] = function                    # before what it names, which may name it
+        code, names = function.__code__, function.__globals__
+        changed = {}
+        for name in globals_of(code):
+            if name in names:
+                value = names[name]
+                twin = self._own_named(value, code)
+            elif name in OF_GEMMKIT and not code.co_filename.startswith(TEMPLATE_PATHS):
+                value, twin = None, OF_GEMMKIT[name]
+            else:
+                continue
+            if twin is not value:
+                changed[name] = twin
+        cells = [self._own_cell(cell, code) for cell in function.__closure__ or ()]
+        if changed or any(cell is not given for cell, given in zip(cells, function.__closure__ or ())):
+            found = FunctionType(code, {**names, **changed}, function.__name__, function.__defaults__, tuple(cells) or None)
+            found.__kwdefaults__, found.__qualname__, found.__module__ = (
+                function.__kwdefaults__, function.__qualname__, function.__module__)
+            self._own[function] = found
+            return found
+        if is_gemmkit(function) and function.__closure__ is None:
+            _SAME.add(function)
+        return function
+
+    def _own_cell(self, cell: CellType, code: CodeType) -> CellType:
+        try:
+            value = cell.cell_contents
+        except ValueError:                                # not bound yet
+            return cell
+        twin = self._own_named(value, code)
+        return cell if twin is value else CellType(twin)
+
+    def _own_named(self, value: Any, code: CodeType) -> Any:
+        if isinstance(value, FunctionType):
+            return self.own(value)
+        if isinstance(value, DeviceFunction):
+            twin = self.own(value.function)
+            return value if twin is value.function else twin
+        if value is math:
+            return value if MATH_NAMES.isdisjoint(names_of(code)) else MATH_OF_GEMMKIT
+        if value is cmath:
+            return CMATH
+        if isinstance(value, ModuleType) and is_gemmkit(value):
+            held = {name: vars(value)[name] for name in names_of(code) if name in vars(value)}
+            changed = {name: twin for name, given in held.items()
+                       if not isinstance(given, ModuleType) and (twin := self._own_named(given, code)) is not given}
+            return SimpleNamespace(**{**vars(value), **changed}) if changed else value
+        return FUNCTIONS.get(value, value) if isinstance(value, BuiltinFunctionType) else value
+
+    # -- users' functions -----------------------------------------------------------------------------------------------
 
     def boundary(self, function: FunctionType) -> Any:
         """The function as a kernel calls it: whole numbers become coordinates."""
@@ -165,7 +241,7 @@ class _Twins:
         names = globals_of(function.__code__)
         scope: dict[str, Any] = {"__builtins__": BUILTINS, "__name__": function.__globals__.get("__name__")}
         cells = tuple(CellType() for _ in function.__closure__ or ())
-        twin = FunctionType(function.__code__, scope, function.__name__, None, cells or None)
+        twin = FunctionType(_with_plain_literals(function.__code__), scope, function.__name__, None, cells or None)
         self._functions[function] = twin                  # before what it names, which may name it
         twin.__qualname__, twin.__module__ = function.__qualname__, function.__module__
         scope.update({name: self.named(function.__globals__[name]) for name in names if name in function.__globals__})
@@ -176,7 +252,8 @@ class _Twins:
                 continue
         defaults = function.__defaults__
         twin.__defaults__ = None if defaults is None else tuple(self.named(value) for value in defaults)
-        twin.__kwdefaults__ = function.__kwdefaults__
+        keywords = function.__kwdefaults__
+        twin.__kwdefaults__ = keywords and {name: self.named(value) for name, value in keywords.items()}
         return twin
 
     def named(self, value: Any) -> Any:
@@ -184,7 +261,7 @@ class _Twins:
         if isinstance(value, DeviceFunction):
             value = value.function
         if isinstance(value, FunctionType):
-            return self.function(value) if self._is_ours(value) else value
+            return self.function(value) if _is_users(value) else self.own(value)
         if isinstance(value, ModuleType):
             if value is math or value is cmath:
                 return MATH if value is math else CMATH
@@ -193,7 +270,7 @@ class _Twins:
             return self._class(value)
         if isinstance(value, BuiltinFunctionType):
             return FUNCTIONS.get(value, value)
-        return self.component(value) if isinstance(value, Component) else value
+        return self.component(value) if isinstance(value, Component) else plain(value)
 
     def _class(self, cls: type) -> Any:
         if cls in FUNCTIONS:
@@ -203,6 +280,29 @@ class _Twins:
         if issubclass(cls, Component):
             return self.twin_class(cls)
         return cls
+
+
+#: Functions of gemmkit's that name nothing of the device's, and so in every launch.
+_SAME: set[FunctionType] = set()
+
+
+def _is_machinery(function: FunctionType) -> bool:
+    """Whether a function is of a package, of gemmkit's host or of its language, which computes as the device does."""
+    file = function.__code__.co_filename
+    is_known = is_host(function) or any(path in file for path in INTERNAL_PATHS) or owner_of(function) in _FOREIGN
+    if is_known and function.__closure__ is None:
+        _SAME.add(function)
+    return is_known
+
+
+_FOREIGN = Owner.PACKAGE, Owner.PYTHON
+
+
+@lru_cache(maxsize=4096)
+def _with_plain_literals(code: CodeType) -> CodeType:
+    """A user's code, whose literals are weak numbers that do not raise."""
+    literals = tuple(_with_plain_literals(x) if isinstance(x, CodeType) else plain(x) for x in code.co_consts)
+    return code if all(x is y for x, y in zip(literals, code.co_consts)) else code.replace(co_consts=literals)
 
 
 def _boundary(twin: FunctionType, gives_coordinates: bool, tried: Callable[[tuple, dict], None]) -> Callable[..., Any]:
@@ -245,7 +345,8 @@ def _shape(shape: Shape) -> Shape:
 
 
 #: What becomes of a kernel's values, by their classes; the others stay.
-_CHANGES: dict[type, Callable[[Any], Any]] = {int: _coordinate, Shape: _shape, StackShape: _shape}
+_CHANGES: dict[type, Callable[[Any], Any]] = {int: _coordinate, float: Real, complex: Complex, Shape: _shape,
+                                              StackShape: _shape}
 _CHANGED = frozenset(_CHANGES)
 
 
@@ -261,4 +362,4 @@ def _outwards(value: Any) -> Any:
     return tuple(_outwards(v) for v in value) if type(value) is tuple else value
 
 
-__all__ = ["ARITHMETIC_MODULES", "arguments"]
+__all__ = ["arguments", "kernel_code"]

@@ -83,21 +83,29 @@ _COMPARISON = {op: name for op, name in _NAMES.items() if name in number_rules.C
 
 
 def _fold(op: Any, a: Any, b: Any) -> Any:
-    """Two constants: the result is a constant again; TypeError where Python itself would raise."""
+    """Two constants: the result is a constant again. Floats have infinities and NaN, as at run time; TypeError where Python
+    raises for integers."""
     weak = (WeakIntLiteral, WeakFloatLiteral)
     if not (isinstance(a, weak) and isinstance(b, weak)):
         return None
+    x, y = a.literal_value, b.literal_value
+    of_float = isinstance(x, float) or isinstance(y, float)
     try:
-        value = op(a.literal_value, b.literal_value)
+        with np.errstate(all="ignore"):
+            value = op(np.float64(x), np.float64(y)).item() if of_float and op in _RAISES else op(x, y)
     except TypeError:
         return None
     except (ArithmeticError, ValueError) as error:
-        raise TypeError(f"{a.literal_value} {_NAMES[op]} {b.literal_value}: {error}") from None
+        raise TypeError(f"{x} {_NAMES[op]} {y}: {error}") from None
+    if op in (max, min) and (x != x or y != y):
+        value = math.nan
     if isinstance(value, bool):
         return signature(types.literal(value), a, b), lambda c, builder, s, v: ir.Constant(i1, value)
-    of = {int: WeakIntLiteral, float: WeakFloatLiteral}.get(type(value + 0), complex_scalars.WeakComplexLiteral)
-    result: Any = of(value)
+    result: Any = {int: WeakIntLiteral, float: WeakFloatLiteral}[type(value + 0)](value)
     return signature(result, a, b), lambda c, builder, s, v: c.get_constant_generic(builder, result, value)
+
+
+_RAISES = operator.truediv, operator.floordiv, operator.mod, operator.pow      # of Python's own floats
 
 
 def _register_binary(op: Any, key: Any) -> None:

@@ -9,6 +9,8 @@ import math
 import operator
 from typing import Any
 
+import numpy as np
+
 from gemmkit.lang import number_rules
 from gemmkit.lang.arithmetic import of_two
 from gemmkit.lang.complex_scalars import kind_of
@@ -213,7 +215,7 @@ def _register_math(name: str, count: int) -> None:
         if name in number_rules.MATH_TO_WHOLE and number_rules.is_integer(kind):
             return signature(args[0], args[0]), lambda c, b, s, v: v[0]
         if kind is Weak.FLOAT and all(isinstance(a, (WeakIntLiteral, WeakFloatLiteral)) for a in args):
-            return _folded(key, args)
+            return _folded(name, args)
         given = number_rules.of_math("fabs", *kinds)           # what it is computed in
         compute = types.float64 if given is Weak.FLOAT else type_of_kind(given)
         if all(a == compute for a in args):
@@ -231,12 +233,10 @@ def _register_math(name: str, count: int) -> None:
         return signature(result, *args), codegen
 
 
-def _folded(key: Any, args: tuple) -> Any:
-    """Of literals: a literal, or nothing where Python raises."""
-    try:
-        value = float(key(*[a.literal_value for a in args]))
-    except (ArithmeticError, ValueError) as error:
-        raise TypeError(f"math.{key.__name__} of {', '.join(repr(a.literal_value) for a in args)}: {error}") from None
+def _folded(name: str, args: tuple) -> Any:
+    """Of literals: a literal."""
+    with np.errstate(all="ignore"):
+        value = float(number_rules.computed(name)(*[np.float64(a.literal_value) for a in args]))
     result = WeakFloatLiteral(value)
     return signature(result, *args), lambda c, b, s, v: c.get_constant_generic(b, result, value)
 

@@ -18,6 +18,9 @@ TypeError: 300 beside a uint8, which holds 0 to 255; convert one of them
 from __future__ import annotations
 
 import enum
+import math
+import operator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -268,6 +271,36 @@ def of_range(*kinds: Kind) -> Kind:
     return INT32 if all(np.can_cast(kind, INT32) for kind in strong) else INT64
 
 
+# -- what is computed -------------------------------------------------------------------------------------------------
+
+_ARRAY = {"acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan", "atan2": "arctan2",
+          "atanh": "arctanh", "pow": "power"}
+
+
+def _without_errors(function: Callable[[float], float], pole: float) -> Callable[[Any], Any]:
+    def f(x: Any) -> Any:
+        try:
+            return function(float(x))
+        except OverflowError:
+            return math.inf
+        except ValueError:                                      # a pole, or minus infinity
+            return pole
+
+    return f
+
+
+_gamma = _without_errors(math.gamma, math.nan)
+_OWN: dict[str, Any] = {"erf": math.erf, "erfc": math.erfc, "lgamma": _without_errors(math.lgamma, math.inf),
+                        "pow": operator.pow,             # np.power is sqrt for 0.5: NaN of -inf
+                        "gamma": lambda x: math.copysign(math.inf, x) if x == 0 else _gamma(x)}
+
+
+def computed(name: str) -> Callable[..., Any]:
+    """A function of `math` or `cmath` on NumPy's float64 or complex128, with infinities and NaN where Python raises."""
+    made: Any = _OWN.get(name) or getattr(np, _ARRAY.get(name, name))
+    return made
+
+
 # -- how exact it is --------------------------------------------------------------------------------------------------
 
 #: How far the device's result of one operation may be from NumPy's, in units of the last place of the result: what NVIDIA
@@ -299,6 +332,7 @@ __all__ = [
     "Weak",
     "check_literal",
     "common",
+    "computed",
     "converted",
     "is_complex",
     "is_coordinate",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gemmkit.emulator.user_code import arguments
 from gemmkit.lang import number_rules as rules
 from gemmkit.lang.number_rules import BOOL, FLOAT32, FLOAT64, INT32, INT64, OF_ML_DTYPES, Weak
 
@@ -107,10 +109,13 @@ FUNCTIONS: dict[tuple[str, str], Callable[[], bool] | None] = {
             rules.of_math(name, kind) == kind if rules.is_integer(kind) else rules.is_float(rules.of_math(name, kind))
             for name in WHOLE for kind in EVERY),
     ("the other functions of `math`", "float32 of float32 and narrower, float64 of float64 and integers, a plain float of plain "
-     "numbers; NaN and infinities where Python raises"):
+     "numbers"):
         lambda: all(rules.of_math(name, kind) == (
             Weak.FLOAT if rules.is_weak(kind) else FLOAT64 if kind == FLOAT64 or not rules.is_float(kind) else FLOAT32)
             for name in rules.MATH_OF_ONE for kind in EVERY),
+    ("floats where Python raises: `x / 0.0`, `x % 0.0`, `10.0 ** 400`, `0.0 ** -1`, `math.exp(1e3)`, `math.log(-1.0)`",
+     "infinity or NaN, of plain floats and literals, too"): lambda: [str(x) for x in where_python_raises()] == [
+         "inf", "nan", "inf", "inf", "inf", "nan"],
     ("`np.float32(x)` and its like", "that type; integers wrap"): None,
     ("`range`", "coordinates; int32 or int64 where NumPy's integers are among its limits"):
         lambda: [rules.of_range(5), rules.of_range(Weak.LONG_COORDINATE)] == COORDINATES and {
@@ -126,6 +131,16 @@ FUNCTIONS: dict[tuple[str, str], Callable[[], bool] | None] = {
     ("`t.count(x)`, `t.index(x)`, `n.bit_count()`", "a coordinate (`index` of what is not there: nothing defined on the GPU)"): None,
     ("`t[i]`, by a run-time number", "the tuple's one type; of literals a coordinate, a plain float"): None,
 }
+
+
+def where_python_raises() -> tuple:
+    (function,) = arguments([of_literals])
+    with np.errstate(all="ignore"):
+        return function(1.0)                                   # type: ignore[no-any-return]
+
+
+def of_literals(x: Any) -> tuple:
+    return x / 0.0, x % 0.0, 10.0 ** 400, 0.0 ** -1, math.exp(1e3), math.log(-1.0)
 
 
 def test_functions() -> None:

@@ -31,6 +31,7 @@ from gemmkit.lang import control
 from gemmkit.lang.registers import apply, generate
 from gemmkit.lang.returned import converted
 from gemmkit.lang.values import convert, convert_all, fill
+from gemmkit.operators.semiring import maximum, minimum
 from gemmkit.ptx.memory import load_global, store_global
 
 __all__ = ["Held", "Row", "Rows", "RowsSpec", "Streamed", "along", "fold", "largest", "mapped", "moments", "put", "put_into",
@@ -64,12 +65,12 @@ def total(row: Row, f: Any, beside: tuple = ()) -> Any:
 
 def largest(row: Row, f: Any, beside: tuple = ()) -> Any:
     """The largest ``f(x, n)``, NaN where one is."""
-    return fold(row, f, _larger, -np.inf, beside)
+    return fold(row, f, maximum, -np.inf, beside)
 
 
 def smallest(row: Row, f: Any, beside: tuple = ()) -> Any:
     """The smallest ``f(x, n)``, NaN where one is."""
-    return fold(row, f, _smaller, np.inf, beside)
+    return fold(row, f, minimum, np.inf, beside)
 
 
 def moments(row: Row) -> tuple:
@@ -115,14 +116,6 @@ def as_row(array: Any, which: int, row: Row) -> Row:
 
 def _sum(a: Any, b: Any) -> Any:
     return a + b
-
-
-def _larger(a: Any, b: Any) -> Any:
-    return max(a, b)                      # NaN where one is, as everywhere in device code
-
-
-def _smaller(a: Any, b: Any) -> Any:
-    return min(a, b)
 
 
 # -- where its elements are -----------------------------------------------------------------------------------------------

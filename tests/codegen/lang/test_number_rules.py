@@ -13,7 +13,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import epilogues, layouts, operators, transforms
-from gemmkit.emulator.coordinates import Coordinate, LongCoordinate
+from gemmkit.emulator.coordinates import Coordinate, LongCoordinate, Real
 from gemmkit.emulator.errors import CoordinateError
 from gemmkit.emulator.user_code import arguments
 from gemmkit.lang import number_rules as rules
@@ -139,8 +139,8 @@ def in_emulator(function: Any, *given: Any) -> Any:
     (lambda x, m: x * m, (np.int8(100), 200), Coordinate(20000)), (lambda x: math.exp(x), (np.float16(0),), np.float32(1)),
     (lambda x: max(x, 0), (np.float32(-1),), np.float32(0)), (lambda x: min(1, x), (np.uint8(3),), np.uint8(1)),
     (lambda x, m: x + m, (np.uint32(1), -2), np.uint32(2**32 - 1)), (lambda x: round(x), (np.float32(2.5),), np.int64(2)),
-    (lambda m, n: m / n, (1, 2), 0.5), (lambda m: np.uint8(m), (300,), np.uint8(44)),
-    (lambda x: math.log(x), (np.float32(0),), np.float32(-np.inf)), (lambda x: math.exp(x), (1000.0,), math.inf),
+    (lambda m, n: m / n, (1, 2), Real(0.5)), (lambda m: np.uint8(m), (300,), np.uint8(44)),
+    (lambda x: math.log(x), (np.float32(0),), np.float32(-np.inf)), (lambda x: math.exp(x), (1000.0,), Real(math.inf)),
     (lambda x: math.floor(x), (np.float32(2.5),), np.float32(2)), (lambda n: sum_to(n), (5,), Coordinate(10)),
     (lambda x, y: (x > 0) + (y > 0), (np.float32(1), np.float32(1)), np.bool_(True)),
 ])
