@@ -104,7 +104,7 @@ def matmul_rows(make: Callable[..., Any]) -> Iterator[tuple[str, float]]:
     a, b = (make(SIZE, SIZE) for _ in range(2))
     for _ in range(2):
         gemmkit.matmul(a, b)
-    ((made, _),) = _plans.values()
+    ((made, *_),) = _plans.values()
     keyed, allocate, launches, find_stream = KEYS[type(a)], made._allocate, made._launches, made._find_stream
     assert launches is not None and find_stream is not None
     start = launches.planned

@@ -73,5 +73,6 @@ def __getattr__(name: str) -> _Any:
     if name in _LATER:
         from importlib import import_module
 
-        return getattr(import_module(f"gemmkit.{_LATER[name]}"), name)
+        found = globals()[name] = getattr(import_module(f"gemmkit.{_LATER[name]}"), name)    # asked for once
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

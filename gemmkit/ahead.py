@@ -30,28 +30,9 @@ class Recording(Mode):
     zeros: bool = True
     found: list[Any] = field(default_factory=list, compare=False)
 
-    def run(self, compiled: Any, a: Any, b: Any, c: Any, out: Any) -> None:
-        self._record(compiled, [out])
-        self.found.extend(compiled.behind)                    # kernels of their own
-
-    def run_rows(self, made: Any, x: Any, out: Any) -> None:
-        self._record(made, [out])
-
-    def run_attention(self, made: Any, arrays: dict[str, Any]) -> None:
-        self._record(made, [arrays[name] for name in ("out", "lse") if arrays[name] is not None])
-
-    def run_mlp(self, made: Any, arrays: dict[str, Any]) -> None:
-        self._record(made, [arrays["out"]])
-
-    def run_specs(self, kernel: Any, arrays: Any, infos: Any) -> None:
-        self._record(kernel.ahead(arrays, infos), [array.value for array in arrays if array.is_filled])
-
-    def run_group(self, compiled: Any, products: list[tuple], places: Any) -> None:
-        self._record(compiled, [out for *_, out in products])
-
-    def _record(self, compiled: Any, outs: list[Any]) -> None:
-        self.found.append(compiled)
-        for out in outs if self.zeros else ():
+    def run(self, made: Any, arrays: Any) -> None:
+        self.found.extend(made.launched())
+        for out in made.filled(arrays) if self.zeros else ():
             out[...] = 0
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from gemmkit import kept
 from gemmkit.attention_operands import Operands, Sequences
 from gemmkit.compiled import Nothing
 from gemmkit.component_arrays import arrays_of
-from gemmkit.components import anew, freeze
+from gemmkit.components import freeze
 from gemmkit.config import ConfigError
 from gemmkit.emulator.mode import current_mode
 from gemmkit.kernels.attention.kernel import attention
@@ -25,22 +27,36 @@ from gemmkit.kernels.attention.work import LOG2E, Sizes
 from gemmkit.kernels.sm90.maps import Map
 from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.lang.references import is_gemmkit
+from gemmkit.launch import Call, Calls, Launch, Put, Table, launch_of
 from gemmkit.masks import Everything, Mask, check_ranges
+from gemmkit.problem import FLOAT32_MAX
 from gemmkit.runtime import workspace
+from gemmkit.runtime.allocation import allocator
 from gemmkit.runtime.arrays import ArrayInfo
-from gemmkit.runtime.compile import CodeChanged
 from gemmkit.runtime.device import target
 from gemmkit.runtime.launchable import Launchable
+from gemmkit.runtime.recognition import KEYS, key_of
 from gemmkit.runtime.streams import launch_stream
 from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.scores import Plain, Score
 
-__all__ = ["AttentionCall", "AttentionLaunch", "run_attention"]
+__all__ = ["LARGEST", "UNKNOWN", "AttentionCall", "AttentionLaunch", "again", "quickly", "run_attention"]
 
 HOPPER, LEAST = (9, 0), (8, 0)
 NOWHERE = 2**30                        # a row beyond all: what TMA brings from there is 0
-_LIMIT = 1024                          # launches kept; beyond it the memory starts anew
-_TRIES = 3                             # compilations that a change of code may interrupt
+LARGEST = FLOAT32_MAX / LOG2E          # as a scale
+
+
+class Quick(NamedTuple):
+    """What is quickly seen of a call: what it is known by (None: it has to be described), what it brings, and an array like
+    its result."""
+
+    key: Any
+    brought: tuple[Any, ...]
+    like: Any = None
+
+
+UNKNOWN = Quick(None, ())
 
 
 class AttentionCall(NamedTuple):
@@ -55,17 +71,18 @@ class AttentionCall(NamedTuple):
     sequences: Sequences | None
 
 
-def run_attention(call: AttentionCall, arrays: dict[str, Any], stream: int | None) -> None:
-    """Compute a call that has a result, on a stream; None: the library's current one."""
+def run_attention(call: AttentionCall, arrays: dict[str, Any], stream: int | None, quick: Quick = UNKNOWN) -> None:
+    """Compute a call that has a result, on a stream (None: the library's current one), which is known as ``quick`` from then
+    on."""
     if not call.operands.keys:                         # nothing to ask about: every row is empty
         call = call._replace(mask=Everything(), score=Plain())
     elif call.score.is_plain and call.scale <= 0:      # the largest score is not that of the largest product then
         call = call._replace(score=Plain(exact=True))
     mode = current_mode()
     if mode is not None:
-        mode.run_attention(AttentionLaunch(call), arrays)
+        mode.run(AttentionLaunch(call), arrays)
         return
-    _launch(launch_stream(call.operands.q, stream), call)
+    _launch(launch_stream(call.operands.q, stream), call, quick)
 
 
 class AttentionLaunch:
@@ -102,6 +119,20 @@ class AttentionLaunch:
         self.arguments = [freeze(self.spec), freeze(self.sizes), freeze_array(table, 1, 4, readonly=True), *views, *maps]
         self.launchable = Launchable(attention if by_tma else attention_by_warps, self.arguments, self.spec.threads,
                                      self.blocks, device, operands.q.device, self.spec.shared_bytes, dependent=by_tma)
+
+    # -- without a GPU (`gemmkit.emulator.mode`) -----------------------------------------------------------------------
+
+    def launched(self) -> list[Any]:
+        return [self]
+
+    def filled(self, arrays: dict[str, Any]) -> list[Any]:
+        return [arrays[name] for name in ("out", "lse") if arrays[name] is not None]
+
+    def emulate(self, arrays: dict[str, Any], seed: int | None) -> None:
+        from gemmkit.emulator.kernels import run_attention
+
+        self.check_mask()
+        run_attention(self, arrays, seed)
 
     def check_mask(self) -> None:
         """Ask a mask of the user's about every query and key (`gemmkit.masks.check_ranges`)."""
@@ -164,10 +195,10 @@ def tiles_of(call: AttentionCall, spec: HeadSpec) -> list[Head]:
         return [Head(lengths, (head, batch)) for batch in range(operands.batch) for head in range(operands.heads)]
     heads = []
     ranges = zip(call.sequences.queries, call.sequences.queries[1:], call.sequences.keys, call.sequences.keys[1:])
-    for number, (q_begin, q_end, k_begin, k_end) in enumerate(ranges):
+    for sequence, (q_begin, q_end, k_begin, k_end) in enumerate(ranges):
         queries, keys = q_end - q_begin, k_end - k_begin
         lengths = _lengths(call.mask, spec, queries, keys)
-        heads += [Head(lengths, (head, number, queries, keys, q_begin, k_begin if keys else NOWHERE))
+        heads += [Head(lengths, (head, sequence, queries, keys, q_begin, k_begin if keys else NOWHERE))
                   for head in range(operands.heads)]
     return heads
 
@@ -187,66 +218,91 @@ def _lengths(mask: Mask, spec: HeadSpec, queries: int, keys: int) -> list[float]
 
 # -- on a GPU -------------------------------------------------------------------------------------------------------------
 
-@dataclass(frozen=True, eq=False)
-class Bound:
-    """A loaded kernel: its arguments, and where those stand that a call puts in. It stands for its table of tiles, too."""
-
-    launch: Any
-    values: tuple
-    functions: slice                   # the mask's and the score's own values
-    sizes: slice
-    table: int
-    order: np.ndarray
-    arrays: tuple[tuple[int, str], ...]
-    maps: tuple[tuple[int, str, Any], ...]
+ARRAYS = "q", "k", "v", "out", "lse"   # what a call brings, in this order; then the scale, times 1 and log2(e)
 
 
-_bound: dict[Any, Bound] = {}
-
-
-def _launch(stream: int, call: AttentionCall) -> None:
-    rules = freeze(call.mask), freeze(call.score)
-    leaves = [value for rule in rules for _, value in rule.leaves]
-    arrays = {"q": call.operands.q, "k": call.operands.k, "v": call.operands.v, "out": call.out, "lse": call.lse}
-    key = (tuple(info and (*info[1:6], info.pointer % 16) for info in arrays.values()), call.sequences, call.scale > 0,
-           tuple((rule.kind, rule.fingerprint, tuple((info.shape, info.device) for info in rule.arrays)) for rule in rules),
-           None if rules[0].arrays else tuple(value for _, value in rules[0].leaves))       # what the table rests on
-    found = _bound.get(key)
-    if found is None:
-        if len(_bound) >= _LIMIT:
-            _bound.clear()
-        found = _bound[key] = _bind(call)
-    values = list(found.values)
-    values[found.functions] = leaves
-    at = found.sizes.start + 2                         # the scale, and what takes scores to powers of 2
-    values[at:at + 2] = float(np.float32(call.scale)), float(np.float32(call.scale * LOG2E))
-    pointers = {name: info.pointer for name, info in arrays.items() if info is not None}
+def _launch(stream: int, call: AttentionCall, quick: Quick) -> None:
+    frozen = [kept.frozen(rule) for rule in (call.mask, call.score)]
+    own, held = [0], list[Any]()
+    for rule, of in zip((call.mask, call.score), frozen):
+        leaves = [value for _, value in of.leaves]
+        slots = range(len(leaves)) if quick.key is None else kept.slots_of(rule)
+        own += [own[0] + slot for slot in slots]
+        own[0] += len(leaves)
+        held += [kept.exact(leaves[slot]) for slot in slots]
+    own = own[1:]
+    given = call.operands.q, call.operands.k, call.operands.v, call.out, call.lse
+    pointers = [0 if info is None else info.pointer for info in given]
     if not call.operands.keys:
-        pointers["k"] = pointers["v"] = pointers["q"]
-    for slot, name in found.arrays:
-        values[slot] = pointers[name]
-    for slot, name, encoder in found.maps:
-        values[slot] = encoder(pointers[name])
-    with workspace.tables:
-        values[found.table] = workspace.table(call.operands.q.device, stream, found, found.order)
-        found.launch(stream, values)
+        pointers[1:3] = pointers[0], pointers[0]
 
-
-def _bind(call: AttentionCall) -> Bound:
-    for _ in range(_TRIES):
-        made = AttentionLaunch(call)
-        try:
-            bound = made.launchable.bind()
-        except CodeChanged:
-            call = call._replace(mask=anew(call.mask), score=anew(call.score))
-            continue
-        made.launchable.forget_code()
-        slots = [made.launchable.slot(n) for n in range(len(made.arguments))]
-        arrays = tuple((slot, name) for slot, name in zip(slots[3:], made.views) if slot is not None and name is not None)
-        maps = tuple((slot, name, one.encoder) for slot, (name, _), one in
-                     zip(slots[3 + len(made.views):], made.maps, made.tensor_maps) if slot is not None)
+    def made(current: Callable[[Any], Any]) -> Launch:
+        launch = AttentionLaunch(call._replace(mask=current(call.mask), score=current(call.score)))
+        slots = [launch.launchable.slot(n) for n in range(len(launch.arguments))]
         assert slots[1] is not None and slots[2] is not None
-        return Bound(bound.launch, tuple(made.launchable.values), slice(0, slots[1]), slice(slots[1], slots[2]), slots[2],
-                     made.order, arrays, maps)
-    raise RuntimeError(f"code of {type(call.mask).__qualname__} or of the score changed {_TRIES} times while it was "
-                       "compiled")
+        views = zip(slots[3:], launch.views)
+        maps = zip(slots[3 + len(launch.views):], launch.maps, launch.tensor_maps)
+        puts = [Put(slot, ARRAYS.index(name)) for slot, name in views if slot is not None and name is not None]
+        puts += [Put(slot, ARRAYS.index(name), encoder=one.encoder) for slot, (name, _), one in maps if slot is not None]
+        numbers = slots[1] + 2, slots[1] + 3, *own                 # the scale, and what takes scores to powers of 2
+        puts += [Put(slot, n, encoder=kept.number) for n, slot in enumerate(numbers, len(ARRAYS))]
+        return Launch(launch.launchable, [*puts, Put(slots[2], len(ARRAYS) + len(numbers))], Table(launch.order))
+
+    key = (attention, tuple(info and (*info[1:6], info.pointer % 16) for info in given), call.sequences, call.scale > 0,
+           tuple((rule.kind, rule.fingerprint, tuple((info.shape, info.device) for info in rule.arrays)) for rule in frozen),
+           None if frozen[0].arrays else tuple(value for _, value in frozen[0].leaves),        # what the table rests on
+           quick.key is None)
+    what = f"{type(call.mask).__qualname__} or of the score"
+    launch = launch_of(key, made, what)
+    launch.run(stream, (*pointers, call.scale, call.scale * LOG2E, *held))
+    if quick.key is not None and call.operands.keys:
+        known = _calls.get(quick.key)
+        if known is None:
+            like = quick.like
+            known = _calls.keep(quick.key, Call.of(launch, like, allocator(like, like.shape, like.dtype)))
+        known.allow(quick.brought)
+
+
+_calls = Calls()
+
+
+def quickly(q: Any, k: Any, v: Any, out: Any, mask: Any, score: Any, scale: Any, layout: str) -> Quick:
+    """Of a call without packed sequences and sums."""
+    if current_mode() is not None:
+        return UNKNOWN
+    at_q, of_q = KEYS.get(type(q), key_of)(q, "q")
+    at_k, of_k = KEYS.get(type(k), key_of)(k, "k")
+    at_v, of_v = KEYS.get(type(v), key_of)(v, "v")
+    at_out, of_out = (0, None) if out is None else KEYS.get(type(out), key_of)(out, "out")
+    key: list[Any] = [layout, of_q, of_k, of_v, of_out, at_q & 15, at_k & 15, at_v & 15, at_out & 15]
+    held: list[Any] = []
+    for rule in (mask, score):
+        if rule is None:
+            key.append(None)
+        elif not isinstance(rule, (Mask, Score)):
+            return UNKNOWN
+        else:
+            kept.seen(rule, key, held)
+            if rule is mask:
+                key += held            # numbers of a mask decide which blocks are visited
+    if scale is None:
+        scale = 1 / math.sqrt(q.shape[-1] if q.shape and q.shape[-1] else 1)
+    elif type(scale) is not float or not -LARGEST <= scale <= LARGEST:
+        return UNKNOWN
+    key.append(scale > 0)
+    return Quick(tuple(key), (at_q, at_k, at_v, at_out, 0, scale or abs(scale), scale * LOG2E or 0.0, *held))
+
+
+def again(quick: Quick, q: Any, out: Any, stream: Any) -> Any:
+    """The result of a call that is known; None for another one."""
+    known = _calls.get(quick.key)
+    if known is None:
+        return None
+    brought = quick.brought
+    if out is None:
+        out, at_out = known.allocate()
+        brought = *brought[:3], at_out, *brought[4:]
+    elif brought not in known.fit:
+        return None
+    known.start(known.stream(q, stream), brought)
+    return out

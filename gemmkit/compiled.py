@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 
 from gemmkit.completing import Behind, Completion, Rescaling, normaliser_of, reductions_of, reserve, reserved
 from gemmkit.components import Component, at_path, freeze, with_at_path
+from gemmkit.kept import number
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.spec import Shape, Spec, StackShape
 from gemmkit.lang.freezing import Frozen, freeze_array
@@ -56,6 +57,8 @@ class Launches(NamedTuple):
 
     planned: Callable[[int, tuple[int, ...]], None]                     # with the values that were there at its making
     with_values: Callable[[int, tuple[int, ...], tuple], None]          # with others of the same kinds
+    #: ``bringing(slots)(stream, addresses, values)``: with others at these slots alone. None where kernels come behind.
+    bringing: Callable[[tuple[int, ...]], Callable[[int, tuple[int, ...], tuple], None]] | None = None
 
 
 class Compiled:
@@ -194,7 +197,34 @@ class Compiled:
                 put[slot] = value                                             # type: ignore[index]
             bound.launch(stream, put)
 
-        return Launches(in_workspaces if spaces else planned, with_values)
+        def bringing(more: tuple[int, ...]) -> Callable[[int, tuple[int, ...], tuple], None]:
+            count = 4 + len(spaces)
+            held = [(one.slot, count + more.index(one.pointer), one.map.encoder) for one in self.held_maps
+                    if one.pointer in more]
+
+            def expand_all(at: tuple[Any, ...]) -> tuple[Any, ...]:
+                return *expand(at[:count]), *map(number, at[count:]), *[encode(at[which]) for _, which, encode in held]
+
+            start = bound.prepare(self.with_held_maps(values), [*slots, *more, *(slot for slot, *_ in held)], expand_all)
+            if spaces:
+                return lambda stream, at, brought: start(stream, (*at, *addresses(device, stream, spaces), *brought))
+            return lambda stream, at, brought: start(stream, at + brought)
+
+        return Launches(in_workspaces if spaces else planned, with_values, bringing)
+
+    # -- without a GPU (`gemmkit.emulator.mode`) -----------------------------------------------------------------------
+
+    def launched(self) -> list[Any]:
+        """What it launches, in order: each has a ``launchable``."""
+        return [self, *self.behind]
+
+    def filled(self, arrays: tuple[Any, ...]) -> list[Any]:
+        return [arrays[3]]
+
+    def emulate(self, arrays: tuple[Any, Any, Any, Any], seed: int | None) -> None:
+        from gemmkit.emulator.kernels import run
+
+        run(self, *arrays, seed)
 
     @cached_property
     def spec_on_host(self) -> Spec:

@@ -143,7 +143,7 @@ class GroupPlan:
             raise TypeError("a_list has host arrays (NumPy), and this plan was made in the emulator; call it inside "
                             "with gemmkit.emulate(): ...")
         if self._compiled.blocks:
-            mode.run_group(self._compiled, list(zip(*lists[:3], outs)), Tables.places(infos))
+            mode.run(self._compiled, (list(zip(*lists[:3], outs)), Tables.places(infos)))
 
 
 def plan_grouped(a_list: Arrays, b_list: Arrays, c_list: Arrays | None = None, *, out: Arrays | None = None,

@@ -115,6 +115,20 @@ class CompiledGroup:
                                      problems[0].a.device, self.spec.shared_bytes, 1, conf.blocks_per_sm)
         self.spaces = spaces_of(self.launchable.values, self.arguments[0].arrays + self.arguments[-1].arrays)
 
+    # -- without a GPU (`gemmkit.emulator.mode`) -----------------------------------------------------------------------
+
+    def launched(self) -> list[Any]:
+        return [self]
+
+    def filled(self, arrays: tuple[list[tuple[Any, ...]], np.ndarray]) -> list[Any]:
+        return [out for *_, out in arrays[0]]
+
+    def emulate(self, arrays: tuple[list[tuple[Any, ...]], np.ndarray], seed: int | None) -> None:
+        """Of each product (a, b, c, out), and the table of their places."""
+        from gemmkit.emulator.kernels import run_group
+
+        run_group(self, *arrays, seed)
+
     def spec_on_host(self, places: np.ndarray) -> Spec:
         """The specialisation as the emulator takes it, with the tables themselves."""
         return with_tables(self.spec, self.tables.sizes, places, self.tables.products)

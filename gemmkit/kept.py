@@ -1,4 +1,7 @@
-"""Components that come with call after call: frozen once, and looked at in each call.
+"""Components that come with call after call: what a call is known by, and what it brings (`seen`).
+
+Of gemmkit's own components, whose code nobody changes, the fields are read. Components with code of the user's are `frozen`
+once, and looked at in each call.
 
 Freezing reads all of a component's code and constants: 10 to 20 us for each one nested in it. What that rests on takes a
 look: code and constants at their guards (`gemmkit.lang.guards`), arrays at what identifies them
@@ -9,19 +12,26 @@ dataclass, and do not change. Of gemmkit's own part of a call that leaves 15 us 
 
 from __future__ import annotations
 
+import math
 import weakref
-from functools import partial
+from dataclasses import fields, is_dataclass
+from functools import lru_cache, partial
+from types import FunctionType
 from typing import Any
+
+import numpy as np
 
 from gemmkit.component_arrays import held_values
 from gemmkit.components import Component, freeze
 from gemmkit.lang.fingerprint import when_forgetting
-from gemmkit.lang.freezing import Frozen
+from gemmkit.lang.freezing import Frozen, freeze_runtime
 from gemmkit.lang.guards import Guards
+from gemmkit.lang.references import is_gemmkit
+from gemmkit.lang.runtime_fields import Scalar, annotated
 from gemmkit.runtime.arrays import is_array
 from gemmkit.runtime.recognition import KEYS, key_of
 
-__all__ = ["frozen"]
+__all__ = ["exact", "frozen", "number", "seen", "slots_of"]
 
 _LIMIT = 1024                          # components that are remembered
 
@@ -63,6 +73,105 @@ def frozen(component: Component, name: str = "value") -> Frozen:
     arrays = [(x, KEYS.get(type(x), key_of)(x)) for _, x, _ in held_values(component) if is_array(x)] if found.arrays else []
     _kept[id(component)] = _Kept(_reference(component), found, arrays)
     return found
+
+
+# -- what a call is known by, and what it brings ------------------------------------------------------------------------
+
+def seen(component: Component, key: list[Any], brought: list[Any]) -> None:
+    """Add to ``key`` what decides how a component is computed with, and to ``brought`` its run-time values that calls with
+    that key differ in: addresses of arrays and numbers, as `exact` says (`slots_of` tells where they stand).
+
+    >>> from gemmkit.epilogues import ReLU, Scale
+    >>> key, brought = [], []
+    >>> seen(Scale(2.0) | ReLU(), key, brought)
+    >>> brought, slots_of(Scale(2.0) | ReLU())
+    ([2.0], [0])
+    """
+    known, count = len(key), len(brought)
+    if not _read(component, key, brought):
+        del key[known:], brought[count:]
+        found = frozen(component)
+        key += found.kind, found.fingerprint, tuple((info.shape, info.strides, info.device) for info in found.arrays)
+        brought += [exact(value) for _, value in found.leaves]
+
+
+def slots_of(component: Component) -> list[int]:
+    """Where among its leaves each of what `seen` says that it brings stands."""
+    return _read_slots(component) if _read(component, [], []) else list(range(len(frozen(component).leaves)))
+
+
+#: What stands for -0.0 among what a call brings: that is compared, and zeros compare equal and differ.
+NEGATIVE_ZERO = "-0.0"
+
+
+def exact(value: Any) -> Any:
+    """A number as a call brings it."""
+    return NEGATIVE_ZERO if type(value) is float and not value and math.copysign(1.0, value) < 0 else value
+
+
+def number(value: Any) -> Any:
+    """The number that was brought as `exact` says."""
+    return -0.0 if value is NEGATIVE_ZERO else value
+
+
+def _read(component: Component, key: list[Any], brought: list[Any]) -> bool:
+    """`seen` of a component of gemmkit's own, whose code nobody changes. False, with both half done, for one with code of
+    the user's, or with values that cannot be told from others so quickly."""
+    read = _fields_of(type(component))
+    if read is None:
+        return False
+    key.append(type(component))
+    for name, is_scalar in read:
+        value = getattr(component, name)
+        kind = type(value)
+        if kind is float and is_scalar:
+            key.append(kind)
+            brought.append(value if value else exact(value))
+        elif kind in KEYS or is_array(value):
+            at, of_array = KEYS.get(kind, key_of)(value, name)
+            key += of_array, at & 15
+            brought.append(at)
+        elif isinstance(value, Component):
+            if not _read(value, key, brought):
+                return False
+        elif value is None or isinstance(value, (np.dtype, type)):
+            key.append(value)
+        elif (kind in _CONSTANTS and not is_scalar) or (kind is FunctionType and _is_constant(value)):
+            key += kind, value
+        else:
+            return False
+    return True
+
+
+_CONSTANTS = frozenset((bool, int, str))
+
+
+@lru_cache(maxsize=1024)
+def _fields_of(cls: type) -> list[tuple[str, bool]] | None:
+    """The names of the fields of one of gemmkit's own components, and which have a run-time number."""
+    if not is_gemmkit(cls) or not is_dataclass(cls):
+        return None
+    runtime = annotated(cls)
+    return [(field.name, runtime.get(field.name) is Scalar) for field in fields(cls)]
+
+
+@lru_cache(maxsize=1024)
+def _is_constant(function: FunctionType) -> bool:
+    return is_gemmkit(function) and function.__closure__ is None and not function.__defaults__
+
+
+def _read_slots(component: Component) -> list[int]:
+    slots: list[int] = []
+    at = 0
+    for name, is_scalar in _fields_of(type(component)) or ():
+        value = getattr(component, name)
+        if isinstance(value, Component):
+            slots += [at + slot for slot in _read_slots(value)]
+            at += len(freeze(value).leaves)
+        elif is_array(value) or (type(value) is float and is_scalar):
+            slots.append(at)
+            at += 1 if type(value) is float else len(freeze_runtime(value, name).leaves)
+    return slots
 
 
 def _reference(component: Component) -> weakref.ref[Any]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from gemmkit import kept
 from gemmkit.compiled import Nothing
-from gemmkit.components import anew, freeze
+from gemmkit.components import freeze
 from gemmkit.config import ConfigError
 from gemmkit.emulator.mode import current_mode
 from gemmkit.kernels.mlp.kernel import mlp
@@ -21,11 +22,11 @@ from gemmkit.kernels.mlp.work import F32, Sizes
 from gemmkit.kernels.sm90.maps import Map
 from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.lang.members import EXTENTS, PLACES, PLACES_DTYPE, SIZES_DTYPE
+from gemmkit.launch import Launch, Put, Table, launch_of
 from gemmkit.mlp_operands import Layers, Stack, copied_at_once, order_of, padded
 from gemmkit.ptx.map_table import WORDS
 from gemmkit.runtime import workspace
 from gemmkit.runtime.arrays import ArrayInfo
-from gemmkit.runtime.compile import CodeChanged
 from gemmkit.runtime.device import target
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.streams import launch_stream
@@ -34,9 +35,7 @@ from gemmkit.runtime.tensor_maps import Encoder, why_not
 __all__ = ["MlpCall", "MlpLaunch", "run_mlp"]
 
 HOPPER, LEAST = (9, 0), (8, 0)
-_LIMIT = 1024                          # launches kept; beyond it the memory starts anew
-_KEPT = 64                             # of each, tables of other addresses
-_TRIES = 3                             # compilations that a change of code may interrupt
+_KEPT = 1024                           # tables of layers at given addresses
 
 
 class MlpCall(NamedTuple):
@@ -52,7 +51,7 @@ def run_mlp(call: MlpCall, arrays: dict[str, Any], stream: int | None) -> None:
     """Compute a call that has a result, on a stream; None: the library's current one."""
     mode = current_mode()
     if mode is not None:
-        mode.run_mlp(MlpLaunch(call), arrays)
+        mode.run(MlpLaunch(call), arrays)
         return
     _launch(launch_stream(call.layers.x, stream), call)
 
@@ -155,6 +154,19 @@ class MlpLaunch:
             table[n, PLACES:] = info.pointer, *info.strides
         return table
 
+    # -- without a GPU (`gemmkit.emulator.mode`) -----------------------------------------------------------------------
+
+    def launched(self) -> list[Any]:
+        return [self]
+
+    def filled(self, arrays: dict[str, Any]) -> list[Any]:
+        return [arrays["out"]]
+
+    def emulate(self, arrays: dict[str, Any], seed: int | None) -> None:
+        from gemmkit.emulator.kernels import run_mlp
+
+        run_mlp(self, arrays, seed)
+
     def written(self) -> bytes:
         """What the tables hold on a device: the maps, or the places, and behind them the shapes."""
         if not self.by_tma:
@@ -186,83 +198,42 @@ def _why_no_tma(layers: Layers, k_major: bool) -> str | None:
 
 # -- on a GPU -------------------------------------------------------------------------------------------------------------
 
-@dataclass(frozen=True, eq=False)
-class Bound:
-    """A loaded kernel: its arguments, and where those stand that a call puts in. ``tables``: what stands in device memory of
-    layers at given addresses."""
+ARRAYS = "x", "out", "w", "b"          # what a call brings, in this order; then the activations' own values
 
-    launch: Any
-    values: tuple
-    functions: slice                   # the activations' own values
-    places: int
-    shapes: int
-    shapes_offset: int
-    arrays: tuple[tuple[int, str], ...]
-    maps: tuple[tuple[int, str, Any], ...]
-    tables: dict[Stack, Table] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, eq=False)
-class Table:
-    """The bytes of the tables, which stand for themselves."""
-
-    data: np.ndarray
-
-
-_bound: dict[Any, Bound] = {}
+_tables: dict[tuple[Any, Stack], Table] = {}
 
 
 def _launch(stream: int, call: MlpCall) -> None:
-    layers, rules = call.layers, (freeze(call.activation), freeze(call.last))
-    x, out = ((*info[1:6], info.pointer % 16) for info in (layers.x, call.out))
-    key = (layers.stack.kind, x, out,
-           tuple((rule.kind, rule.fingerprint, tuple((info.shape, info.device) for info in rule.arrays)) for rule in rules))
-    found = _bound.get(key)
-    if found is None:
-        if len(_bound) >= _LIMIT:
-            _bound.clear()
-        found = _bound[key] = _bind(call)
-    values = list(found.values)
-    values[found.functions] = [value for rule in rules for _, value in rule.leaves]
-    pointers = {"x": layers.x.pointer, "out": call.out.pointer, "w": layers.weights[0].pointer,
-                "b": layers.biases[0].pointer if layers.biases else 0}
-    for slot, name in found.arrays:
-        values[slot] = pointers[name]
-    for slot, name, encoder in found.maps:
-        values[slot] = encoder(pointers[name])
-    table = _table_for(found, call)
-    with workspace.tables:
-        address = workspace.table(layers.x.device, stream, table, table.data)
-        values[found.places], values[found.shapes] = address, address + found.shapes_offset
-        found.launch(stream, values)
+    layers, rules = call.layers, (kept.frozen(call.activation), kept.frozen(call.last))
+    own = [value for rule in rules for _, value in rule.leaves]
+    pointers = (layers.x.pointer, call.out.pointer, layers.weights[0].pointer,
+                layers.biases[0].pointer if layers.biases else 0)
 
-
-def _table_for(bound: Bound, call: MlpCall) -> Table:
-    found = bound.tables.get(call.layers.stack)
-    if found is None:
-        if len(bound.tables) >= _KEPT:
-            bound.tables.clear()
-        found = bound.tables[call.layers.stack] = Table(np.frombuffer(MlpLaunch(call).written(), np.uint8))
-    return found
-
-
-def _bind(call: MlpCall) -> Bound:
-    for _ in range(_TRIES):
-        made = MlpLaunch(call)
-        try:
-            bound = made.launchable.bind()
-        except CodeChanged:
-            call = call._replace(activation=anew(call.activation), last=anew(call.last))
-            continue
-        made.launchable.forget_code()
-        slots = [made.launchable.slot(n) for n in range(len(made.launchable.arguments))]
+    def made(current: Callable[[Any], Any]) -> Launch:
+        launch = MlpLaunch(call._replace(activation=current(call.activation), last=current(call.last)))
+        kernel = launch.launchable
+        slots = [kernel.slot(n) for n in range(len(kernel.arguments))]
         assert slots[1] is not None and slots[2] is not None and slots[3] is not None
-        names = ["out"] if made.by_tma else ["out", "x", "w", "b"]
-        arrays = tuple((slot, name) for slot, name in zip(slots[4:], names) if slot is not None)
-        maps: tuple = ()
-        if made.by_tma:
-            maps = tuple((slot, name, one.encoder) for slot, name, one in zip(slots[5:], ("x", "out"), made.maps)
-                         if slot is not None)
-        return Bound(bound.launch, tuple(made.launchable.values), slice(0, slots[1]), slots[2], slots[3], made.shapes_offset,
-                     arrays, maps)
-    raise RuntimeError(f"code of the activation changed {_TRIES} times while it was compiled")
+        names = ["out"] if launch.by_tma else ["out", "x", "w", "b"]
+        puts = [Put(slot, ARRAYS.index(name)) for slot, name in zip(slots[4:], names) if slot is not None]
+        if launch.by_tma:
+            puts += [Put(slot, ARRAYS.index(name), encoder=one.encoder)
+                     for slot, name, one in zip(slots[5:], ("x", "out"), launch.maps) if slot is not None]
+        puts += [Put(slot, len(ARRAYS) + slot, encoder=kept.number) for slot in range(slots[1])]
+        behind = len(ARRAYS) + slots[1]
+        return Launch(kernel, [*puts, Put(slots[2], behind), Put(slots[3], behind, launch.shapes_offset)])
+
+    x, out = ((*info[1:6], info.pointer % 16) for info in (layers.x, call.out))
+    key = (mlp, layers.stack.kind, x, out,
+           tuple((rule.kind, rule.fingerprint, tuple((info.shape, info.device) for info in rule.arrays)) for rule in rules))
+    launch_of(key, made, "the activation").run(stream, (*pointers, *map(kept.exact, own)), _table_of(key, call))
+
+
+def _table_of(key: Any, call: MlpCall) -> Table:
+    """What stands in device memory of layers at given addresses."""
+    found = _tables.get((key, call.layers.stack))
+    if found is None:
+        if len(_tables) >= _KEPT:
+            _tables.clear()
+        found = _tables[key, call.layers.stack] = Table(np.frombuffer(MlpLaunch(call).written(), np.uint8))
+    return found

@@ -13,6 +13,7 @@ from gemmkit.component_arrays import ALONGSIDE, Held, arrays_of, check_held
 from gemmkit.components import anew, freeze, without_arrays
 from gemmkit.config import Config
 from gemmkit.emulator.mode import current_mode
+from gemmkit.kept import slots_of
 from gemmkit.lang.freezing import Frozen
 from gemmkit.lang.guards import Guards
 from gemmkit.matrices import Matrix, arrays, components_of, frozen_components, result, unwrapped
@@ -93,6 +94,7 @@ class Plan:
         norm = normaliser_of(self._compiled.config.epilogue)
         self._row_passes = None if norm is None else norm.passes
         self._launches: Launches | None = None
+        self._starts: dict[tuple[int, ...], Any] = {}
         self.values = tuple(self._compiled.values)
         parts = {name: freeze(getattr(self._compiled.config, name)) for name in PARTS}
         self.ranges = {problem.given_as(name): found for name, found in leaf_ranges(parts).items()}
@@ -238,8 +240,9 @@ class Plan:
         if self._has_work:
             (self._launches or self._bind()).planned(stream, at)
 
-    def launch_new(self, a: Any, at_a: int, at_b: int) -> Any:
-        """The product of operands at these addresses, known to be of the plan's kind, into a new array of a's library."""
+    def launch_new(self, a: Any, at_a: int, at_b: int, slots: tuple[int, ...] = (), brought: tuple[Any, ...] = ()) -> Any:
+        """The product of operands at these addresses, known to be of the plan's kind, into a new array of a's library; with
+        what components bring at ``slots`` (`slots_of`)."""
         if self._writes:
             of_a, of_b = self._infos[:2]
             check_held(self._held, {"a": of_a._replace(pointer=at_a), "b": of_b._replace(pointer=at_b)})
@@ -247,8 +250,37 @@ class Plan:
         if self._has_work:
             find = self._find_stream
             stream = self._stream_of(a) if find is None else find()
-            (self._launches or self._bind()).planned(stream, (at_a, at_b, 0, at_out))
+            if slots:
+                self.launch_with(stream, (at_a, at_b, 0, at_out), slots, brought)
+            else:
+                (self._launches or self._bind()).planned(stream, (at_a, at_b, 0, at_out))
         return out
+
+    def launch_with(self, stream: int, at: tuple[int, int, int, int], slots: tuple[int, ...],
+                    brought: tuple[Any, ...]) -> None:
+        """`launch` with what components bring."""
+        if self._has_work:
+            start = self._starts.get(slots)
+            if start is None:
+                launches = self._launches or self._bind()
+                assert launches.bringing is not None
+                start = self._starts[slots] = launches.bringing(slots)
+            start(stream, at, brought)
+
+    def slots_of(self, components: dict[str, Any], brought: tuple[Any, ...]) -> tuple[int, ...] | None:
+        """Where among the kernel's values what components bring (`gemmkit.kept.seen`) is put. None where a call with them
+        needs more than that: kernels behind the product, or components that are adapted."""
+        compiled, slots = self._compiled, list[int]()
+        if self._writes or self._device < 0 or compiled.behind:
+            return None
+        for name, component in components.items():
+            adapted = component_for_products(component, compiled.problem.stack)
+            if name in ("epilogue", "observe_a"):
+                adapted = compiled.reserved(name, adapted)
+            if adapted is not component:
+                return None
+            slots += [self.ranges[name].start + slot for slot in slots_of(component)]
+        return tuple(slots) if len(slots) == len(brought) else None
 
     def _call_on_device(self) -> Any:
         """The checks and the launch of a call, as a closure: its variables cost less than attributes.
@@ -336,6 +368,12 @@ class Plan:
         check_out(out, infos)
         raise ValueError("an array is of another library than the plan's; make another plan, or call matmul")
 
+    def stream(self, a: Any, given: Any) -> int:
+        """The handle of a call's stream: a given one, or what a's library uses now."""
+        if given is not None:
+            return self._stream(given)
+        return self._stream_of(a) if self._find_stream is None else self._find_stream()
+
     def _stream(self, stream: Any) -> int:
         handle = as_stream_handle(stream)
         check_stream(handle, self._device)
@@ -368,7 +406,7 @@ class Plan:
         check_out(infos["out"], infos)
         check_held(held_by(compiled.problem.config), infos, (self._seen(infos["out"]),))
         if self._has_work:
-            mode.run(compiled, a, b, c, out)
+            mode.run(compiled, (a, b, c, out))
         return out
 
 

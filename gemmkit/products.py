@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from gemmkit import kept
 from gemmkit.components import Component
@@ -15,13 +17,24 @@ from gemmkit.configure import sizes_given
 from gemmkit.emulator.mode import current_mode, world
 from gemmkit.matrices import Sizes
 from gemmkit.planning import Plan
+from gemmkit.problem import KEYWORDS
 from gemmkit.runtime.arrays import alignment, describe
 from gemmkit.runtime.recognition import KEYS, key_of
 
 __all__ = ["forget_plans", "forgotten_with_plans", "multiply"]
 
-_plans: dict[Any, tuple[Plan, Any]] = {}        # by what decides how a call is computed
-_seen: dict[Any, tuple[Plan, Any]] = {}         # the same plans by what is quickly seen of device arrays
+class Known(NamedTuple):
+    """A plan, what is kept so that ids in its key stay its own, where a call's components are put, and the addresses of
+    arrays that were found to share no memory that they must not."""
+
+    plan: Plan
+    conf: Any
+    slots: tuple[int, ...] = ()
+    fit: set[tuple[int, ...]] = set()              # noqa: RUF012  (of calls with components alone)
+
+
+_plans: dict[Any, Known] = {}                   # by what decides how a call is computed
+_seen: dict[Any, Known] = {}                    # the same plans by what is quickly seen of device arrays and components
 _kinds: dict[Any, Any] = {}                     # of arrays that have been described
 _elsewhere: list[dict[Any, Any]] = []           # of contractions and groups
 PLAIN = "gemm_shape", "dtype", "precision"                   # keywords that are no components
@@ -37,20 +50,35 @@ def multiply(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
     Where there is no plan yet ``otherwise`` is asked first, with the same arguments: what it returns is the result, unless
     that is None.
     """
-    if keywords:
-        return _with_components(a, b, c, conf, out, stream, keywords, otherwise)
     if current_mode() is not None:
+        if keywords:
+            return _with_components(None, a, b, c, conf, out, stream, keywords, otherwise)
         return _planned(None, a, b, c, conf, out, stream, otherwise)
     at_a, key_a = KEYS.get(type(a), key_of)(a, "a")
     at_b, key_b = KEYS.get(type(b), key_of)(b, "b")
-    if c is None and out is None:
+    if not keywords and c is None and out is None:
         key: Any = key_a, at_a & 15, key_b, at_b & 15, id(conf)                  # & 15: the alignment's class
     else:
-        key = key_a, at_a & 15, key_b, at_b & 15, id(conf), _quick(c, "c"), _quick(out, "out")
+        at_c, key_c = _quick(c, "c")
+        at_out, key_out = _quick(out, "out")
+        key = key_a, at_a & 15, key_b, at_b & 15, id(conf), key_c, at_c & 15, key_out, at_out & 15
+        if keywords:
+            more, brought = _quick_components(keywords)
+            key = None if more is None else (*key, *more)
+            known = _seen.get(key)
+            if known is None or (known.plan.stands is not None and not known.plan.stands()):
+                return _with_components(key, a, b, c, conf, out, stream, keywords, otherwise)
+            if out is None and c is None and stream is None:
+                return known.plan.launch_new(a, at_a, at_b, known.slots, brought)
+            at = at_a, at_b, at_c, at_out
+            if out is None or (*at, *brought) not in known.fit:
+                return _with_components(key, a, b, c, conf, out, stream, keywords, otherwise)
+            known.plan.launch_with(known.plan.stream(a, stream), at, known.slots, brought)
+            return out
     known = _seen.get(key)
     if known is None:
         return _planned(key, a, b, c, conf, out, stream, otherwise)
-    made = known[0]
+    made = known.plan
     if made.stands is not None:
         made.current()                                                           # the conf's code may not be what it was
     if c is None and out is None and stream is None:
@@ -58,11 +86,23 @@ def multiply(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
     return made.run(None, a, b, c, out, stream)
 
 
-def _quick(x: Any, name: str) -> Any:
-    if x is None:
-        return None
-    at, key = KEYS.get(type(x), key_of)(x, name)
-    return key, at & 15
+def _quick(x: Any, name: str) -> tuple[int, Any]:
+    return (0, None) if x is None else KEYS.get(type(x), key_of)(x, name)
+
+
+def _quick_components(keywords: dict[str, Any]) -> tuple[list[Any] | None, tuple[Any, ...]]:
+    """What keywords are known by, and what their components bring; None where one says more than that."""
+    key: list[Any] = []
+    brought: list[Any] = []
+    for name, value in keywords.items():
+        key.append(name)
+        if isinstance(value, Component):
+            kept.seen(value, key, brought)
+        elif value is None or (name in PLAIN and isinstance(value, (str, type, np.dtype))):
+            key.append(value)
+        else:
+            return None, ()
+    return key, tuple(brought)
 
 
 def _planned(key: Any, a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
@@ -75,10 +115,10 @@ def _planned(key: Any, a: Any, b: Any, c: Any, conf: Config | None, out: Any, st
         other = otherwise and otherwise(a, b, c, conf, out, stream, {})
         if other is not None:
             return other
-        known = _remember(_plans, kind, Plan(a, b, c, out, conf, {}), conf)
+        known = _remember(_plans, kind, Known(Plan(a, b, c, out, conf, {}), conf))
     if key is not None:
-        _remember(_seen, key, *known)
-    return known[0](a, b, c, out=out, stream=stream)              # which looks whether the conf's code is what it was
+        _remember(_seen, key, known)
+    return known.plan(a, b, c, out=out, stream=stream)           # which looks whether the conf's code is what it was
 
 
 def forget_plans() -> None:
@@ -105,20 +145,23 @@ def _kind(x: Any, name: str) -> Any:
     return found
 
 
-def _remember(plans: dict[Any, tuple[Plan, Any]], key: Any, made: Plan, conf: Any) -> tuple[Plan, Any]:
+def _remember(plans: dict[Any, Known], key: Any, known: Known) -> Known:
     if len(plans) >= _LIMIT:
         plans.clear()
-    plans[key] = found = (made, conf)               # conf is kept, so that its id stays its own
-    return found
+    plans[key] = known                              # with the conf, so that its id stays its own
+    return known
 
 
-def _with_components(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any, keywords: dict[str, Any],
-                     otherwise: Otherwise | None) -> Any:
+def _with_components(quick: Any, a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
+                     keywords: dict[str, Any], otherwise: Otherwise | None) -> Any:
+    """A call with components, which are frozen; it is known by the key ``quick`` from then on, where that says all of it."""
+    given = keywords
+    keywords = {name: value for name, value in keywords.items() if value is not None or name not in KEYWORDS}
     frozen = {name: kept.frozen(value) for name, value in keywords.items() if isinstance(value, Component)}
     sizes = keywords.get("gemm_shape")
     sizes = (sizes_given(sizes.gemm_shape), sizes.told) if isinstance(sizes, Sizes) else sizes_given(sizes)
     plain = sizes, *(repr(keywords.get(name)) for name in PLAIN[1:])
-    if set(frozen) != set(keywords) - set(PLAIN):      # None and the like: resolved anew each time
+    if set(frozen) != set(keywords) - set(PLAIN):      # what is no component: resolved anew each time, or refused
         other = otherwise and otherwise(a, b, c, conf, out, stream, keywords)
         if other is not None:
             return other
@@ -131,14 +174,14 @@ def _with_components(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stre
         tuple((name, f.kind, f.fingerprint, tuple((i.shape, i.strides, i.device) for i in f.arrays))
               for name, f in frozen.items()))
     known = None if current_mode() is not None else _plans.get(key)
-    if known is None or (known[0].stands is not None and not known[0].stands()):
+    if known is None or (known.plan.stands is not None and not known.plan.stands()):
         other = otherwise and otherwise(a, b, c, conf, out, stream, keywords)
         if other is not None:
             return other
-        known = _remember(_plans, key, Plan(a, b, c, out, conf, keywords), conf)
+        known = _remember(_plans, key, Known(Plan(a, b, c, out, conf, keywords), conf))
         if current_mode() is None:
-            known[0].forget_arrays(frozen)      # those of the conf are kept by the conf
-    made = known[0]
+            known.plan.forget_arrays(frozen)        # those of the conf are kept by the conf
+    made = known.plan
     made.check_components(frozen, keywords, a, b, c, out)
     values: list[Any] | None = None
     for name, f in frozen.items():
@@ -146,4 +189,23 @@ def _with_components(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stre
         if leaves:
             values = values or list(made.values)
             values[made.ranges[name]] = leaves
-    return made.run(None if values is None else tuple(values), a, b, c, out, stream)
+    found = made.run(None if values is None else tuple(values), a, b, c, out, stream)
+    if quick is not None:
+        _recognise(quick, known, keywords, given, a, b, c, out)
+    return found
+
+
+def _recognise(quick: Any, known: Known, keywords: dict[str, Any], given: dict[str, Any], a: Any, b: Any, c: Any,
+               out: Any) -> None:
+    """Have a call found by ``quick``, and its addresses known to be right."""
+    _, brought = _quick_components(given)
+    found = _seen.get(quick)
+    if found is None or found.plan is not known.plan:
+        slots = known.plan.slots_of({name: x for name, x in keywords.items() if isinstance(x, Component)}, brought)
+        if slots is None:
+            return
+        found = _remember(_seen, quick, Known(known.plan, known.conf, slots, set()))
+    if out is not None:
+        if len(found.fit) >= _LIMIT:
+            found.fit.clear()
+        found.fit.add((*(_quick(x, name)[0] for x, name in ((a, "a"), (b, "b"), (c, "c"), (out, "out"))), *brought))

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from gemmkit import kept
 from gemmkit.component_arrays import arrays_of, check_held
-from gemmkit.components import anew, freeze
+from gemmkit.components import freeze
 from gemmkit.emulator.mode import current_mode
 from gemmkit.kernels.rows.kernel import rows
 from gemmkit.kernels.rows.row import Held, RowsSpec, Source, Streamed
 from gemmkit.kernels.rows.team import BlockTeam, Team, WarpTeam
 from gemmkit.lang.freezing import Frozen, freeze_array, freeze_scalar
+from gemmkit.launch import Call, Calls, Launch, Put, launch_of
 from gemmkit.problem import check_out, check_places
 from gemmkit.row_functions import RowFunction
+from gemmkit.runtime.allocation import allocator
 from gemmkit.runtime.array_info import are_the_same
 from gemmkit.runtime.arrays import (
     ArrayInfo,
@@ -26,9 +29,9 @@ from gemmkit.runtime.arrays import (
     empty_like,
     shares_memory,
 )
-from gemmkit.runtime.compile import CodeChanged
 from gemmkit.runtime.device import target
 from gemmkit.runtime.launchable import Launchable
+from gemmkit.runtime.recognition import KEYS, key_of
 from gemmkit.runtime.streams import launch_stream
 
 __all__ = ["RowsLaunch", "dealt", "run_rows"]
@@ -40,12 +43,20 @@ MOST_AT_ONCE = 48                      # of all rows: elements, and two values o
 MOST_PIECES = 4                        # of these that a thread holds: with more, blocks of 1,024 threads spill
 ROWS_PER_BLOCK = 4                     # where a warp has a row
 RESIDENT = 1024                        # threads of a multiprocessor: while some fold their rows, others wait for theirs
-_LIMIT = 1024                          # launches kept; beyond it the memory starts anew
-_TRIES = 3                             # compilations that a change of code may interrupt
 
 
 def run_rows(x: Any, function: RowFunction, out: Any, stream: Any) -> Any:
     """`gemmkit.rows.rowwise`."""
+    key, brought = _quickly(x, function, out)
+    known = _calls.get(key)
+    if known is not None:
+        if out is None:
+            out, at_out = known.allocate()
+            known.start(known.stream(x, stream), (brought[0], at_out, *brought[2:]))
+            return out
+        if brought in known.fit:
+            known.start(known.stream(x, stream), brought)
+            return out
     info = describe(x, "x")
     _check_dtype(info, "x")
     if not info.shape:
@@ -66,9 +77,9 @@ def run_rows(x: Any, function: RowFunction, out: Any, stream: Any) -> Any:
         return out
     mode = current_mode()
     if mode is not None:
-        mode.run_rows(RowsLaunch(of_x, of_out, function), x, out)
+        mode.run(RowsLaunch(of_x, of_out, function), (x, out))
         return out
-    _launch(launch_stream(info, handle), of_x, of_out, function)
+    _launch(launch_stream(info, handle), of_x, of_out, function, key, brought, info)
     return out
 
 
@@ -154,51 +165,62 @@ class RowsLaunch:
                                      dependent=self.spec.starts_early)
 
 
+    # -- without a GPU (`gemmkit.emulator.mode`) -----------------------------------------------------------------------
+
+    def launched(self) -> list[Any]:
+        return [self]
+
+    def filled(self, arrays: tuple[Any, Any]) -> list[Any]:
+        return [arrays[1]]
+
+    def emulate(self, arrays: tuple[Any, Any], seed: int | None) -> None:
+        from gemmkit.emulator.kernels import run_rows
+
+        run_rows(self, *arrays, seed)
+
+
 def _frozen(info: ArrayInfo, readonly: bool) -> Frozen:
     return freeze_array(info, 1 if info.strides[1] == 1 or info.shape[1] == 1 else None, readonly=readonly)
 
 
 # -- on a GPU -------------------------------------------------------------------------------------------------------------
 
-@dataclass(frozen=True)
-class Bound:
-    """A loaded kernel: its arguments, and where those stand that a call puts in."""
-
-    launch: Any
-    values: tuple
-    function: slice
-    x: int
-    out: int
+_calls = Calls()
 
 
-_bound: dict[Any, Bound] = {}
+def _launch(stream: int, x: ArrayInfo, out: ArrayInfo, function: RowFunction, key: Any, brought: tuple[Any, ...],
+            library: ArrayInfo) -> None:
+    """Launch it, and have the call found by ``key`` from then on: None for a function that has to be frozen each time."""
+    frozen = kept.frozen(function)
+    own = kept.slots_of(function) if key is not None else list(range(len(frozen.leaves)))
+    numbers = brought[2:] if key is not None else tuple(kept.exact(value) for _, value in frozen.leaves)
 
-
-def _launch(stream: int, x: ArrayInfo, out: ArrayInfo, function: RowFunction) -> None:
-    frozen = freeze(function)
-    key = (x[1:6], out[1:6], x.pointer % WORDS, out.pointer % WORDS, are_the_same(x, out), frozen.kind, frozen.fingerprint,
-           tuple((info.shape, info.device) for info in frozen.arrays))
-    found = _bound.get(key)
-    if found is None:
-        if len(_bound) >= _LIMIT:
-            _bound.clear()
-        found = _bound[key] = _bind(x, out, function)
-    values = list(found.values)
-    values[found.function] = [value for _, value in frozen.leaves]
-    values[found.x], values[found.out] = x.pointer, out.pointer
-    found.launch(stream, values)
-
-
-def _bind(x: ArrayInfo, out: ArrayInfo, function: RowFunction) -> Bound:
-    for _ in range(_TRIES):
-        made = RowsLaunch(x, out, function)
-        try:
-            bound = made.launchable.bind()
-        except CodeChanged:
-            function = anew(function)
-            continue
-        made.launchable.forget_code()
-        at_x, at_out = made.launchable.slot(1), made.launchable.slot(2)
+    def made(current: Callable[[Any], Any]) -> Launch:
+        kernel = RowsLaunch(x, out, current(function)).launchable
+        at_x, at_out = kernel.slot(1), kernel.slot(2)
         assert at_x is not None and at_out is not None
-        return Bound(bound.launch, tuple(made.launchable.values), slice(0, at_x), at_x, at_out)
-    raise RuntimeError(f"code of {type(function).__qualname__} changed {_TRIES} times while it was compiled")
+        puts = [Put(at_x, 0), Put(at_out, 1), *(Put(slot, n, encoder=kept.number) for n, slot in enumerate(own, 2))]
+        return Launch(kernel, puts)
+
+    kind = (rows, x[1:6], out[1:6], x.pointer % WORDS, out.pointer % WORDS, are_the_same(x, out), frozen.kind,
+            frozen.fingerprint, tuple((info.shape, info.device) for info in frozen.arrays), key is None)
+    launch = launch_of(kind, made, type(function).__qualname__)
+    launch.run(stream, (x.pointer, out.pointer, *numbers))
+    if key is not None:
+        known = _calls.get(key)
+        if known is None:
+            known = _calls.keep(key, Call.of(launch, library, allocator(library, library.shape, library.dtype)))
+        known.allow(brought)
+
+
+def _quickly(x: Any, function: RowFunction, out: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What a call is known by, and what it brings: addresses of x and out (0: a new one), and what the function holds. None
+    for a call whose arguments have to be described."""
+    if function.outputs or current_mode() is not None:
+        return None, ()
+    at, of_x = KEYS.get(type(x), key_of)(x, "x")
+    at_out, of_out = (0, None) if out is None else KEYS.get(type(out), key_of)(out, "out")
+    key: list[Any] = []
+    held: list[Any] = []
+    kept.seen(function, key, held)
+    return (of_x, at & 15, of_out, at_out & 15, at == at_out, *key), (at, at_out, *held)

@@ -118,6 +118,8 @@ def rowwise(x: Any, function: RowFunction, *, out: Any = None, stream: Any = Non
 
 def _number(value: Any, name: str, x: Any) -> float:
     """A scale or an eps, which the kernel has in float64 for an x of float64, and else in float32."""
+    if type(value) is float and -FLOAT32_MAX <= value <= FLOAT32_MAX:
+        return value
     number = finite_number(value, name)
     if abs(number) > FLOAT32_MAX and describe(x, "x").dtype != np.float64:
         raise ValueError(f"{name}={value!r}: a finite number of float32 is needed, in which the rows of an x of "

@@ -20,41 +20,10 @@ class Mode:
 
     seed: int | None = None
 
-    def run(self, compiled: Any, a: Any, b: Any, c: Any, out: Any) -> None:
-        """Compute a product (`gemmkit.compiled.Compiled`) into ``out``."""
-        from gemmkit.emulator.kernels import run
-
-        run(compiled, a, b, c, out, self.seed)
-
-    def run_group(self, compiled: Any, products: list[tuple], places: Any) -> None:
-        """Compute the products of a group, of each (a, b, c, out)."""
-        from gemmkit.emulator.kernels import run_group
-
-        run_group(compiled, products, places, self.seed)
-
-    def run_rows(self, made: Any, x: Any, out: Any) -> None:
-        """Compute a function of rows (`gemmkit.row_plans.RowsLaunch`)."""
-        from gemmkit.emulator.kernels import run_rows
-
-        run_rows(made, x, out, self.seed)
-
-    def run_attention(self, made: Any, arrays: dict[str, Any]) -> None:
-        """Compute attention (`gemmkit.attention_plans.AttentionLaunch`) of q, k and v into out and lse."""
-        from gemmkit.emulator.kernels import run_attention
-
-        made.check_mask()
-
-        run_attention(made, arrays, self.seed)
-
-    def run_mlp(self, made: Any, arrays: dict[str, Any]) -> None:
-        """Compute an MLP (`gemmkit.mlp_plans.MlpLaunch`) of x, weights and biases into out."""
-        from gemmkit.emulator.kernels import run_mlp
-
-        run_mlp(made, arrays, self.seed)
-
-    def run_specs(self, kernel: Any, arrays: Any, infos: Any) -> None:
-        """Run a kernel of tensors and specs (`gemmkit.specs.launching.Kernel`)."""
-        kernel.emulate(arrays, infos, self.seed)
+    def run(self, made: Any, arrays: Any) -> None:
+        """Run a kernel on host arrays. Each family of kernels describes one by an object that has ``emulate(arrays, seed)``,
+        ``filled(arrays)``, the arrays that it fills, and ``launched()``, each of which has a ``launchable``."""
+        made.emulate(arrays, self.seed)
 
 
 _mode: ContextVar[Mode | None] = ContextVar("gemmkit_emulation", default=None)

@@ -239,7 +239,7 @@ def _is_scalar(x: Any) -> bool:
 def _is_array(x: Any) -> bool:
     from gemmkit.runtime.arrays import ArrayInfo, is_array
 
-    return is_array(x) or isinstance(x, ArrayInfo)
+    return type(x) is ArrayInfo or is_array(x)
 
 
 _NUMBER = "a number that a kernel can take"

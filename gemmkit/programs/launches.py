@@ -4,27 +4,26 @@ A call brings the addresses of the arrays that the caller gives (`ProgramPlan.gi
 kernel leaves its cells for the next (`gemmkit.programs.spare`; 0 without any), and its numbers. All of a plan's arrays of
 that memory follow from this one address, so that a call looks up as many addresses as it has arrays.
 
-Launches are described here alone: a plan's run binds them, and the tuner makes of them what its process launches.
+Launches are described here: a plan's run binds them, and the tuner makes of them what its process launches.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from gemmkit.launch import Launch, Put
 from gemmkit.programs.spare import BEGIN, spare_bytes
 from gemmkit.runtime.arrays import is_array
-from gemmkit.runtime.launchable import Launchable
-from gemmkit.runtime.tensor_maps import Encoder
 
 if TYPE_CHECKING:
     from gemmkit.programs.plan import ProgramPlan
 
-__all__ = ["Given", "KernelLaunch", "Launches", "Put", "bits_of", "given_by", "launches_of"]
+__all__ = ["Given", "Launches", "bits_of", "given_by", "launches_of"]
 
 LARGEST = float(np.finfo(np.float32).max)
 FLOATS = float, np.floating                    # arguments that a program's kernel has as run-time numbers
@@ -83,41 +82,11 @@ def _of_bits(bits: int) -> float:
     return number
 
 
-class Put(NamedTuple):
-    """What stands at a ``slot`` of a kernel's values: what a call brings at place ``which``, ``offset`` bytes further on; or
-    what an ``encoder`` makes of it, a tensor map or a number."""
-
-    slot: int
-    which: int
-    offset: int
-    encoder: Callable[[int], Any] | None
-
-
-class KernelLaunch(NamedTuple):
-    kernel: Launchable
-    puts: tuple[Put, ...]
-
-    def bound(self, launch: Any) -> Callable[[int, tuple[int, ...]], None]:
-        """``f(stream, what a call brings)``, of the kernel as it is loaded."""
-        puts = self.puts
-
-        def expand(brought: tuple[int, ...]) -> list[Any]:
-            at = [brought[which] + offset for _, which, offset, _ in puts]
-            return [value if put.encoder is None else put.encoder(value) for put, value in zip(puts, at)]
-
-        values = list(self.kernel.values)
-        for put in puts:
-            if isinstance(put.encoder, Encoder):
-                values[put.slot] = bytes(128)
-        prepared: Callable[[int, tuple[int, ...]], None] = launch.prepare(values, [put.slot for put in puts], expand)
-        return prepared
-
-
 class Launches(NamedTuple):
     """``spare``: bytes of the memory between kernels, 0 without any."""
 
     spare: int
-    kernels: tuple[KernelLaunch, ...]
+    kernels: tuple[Launch, ...]
 
 
 def launches_of(plans: tuple[ProgramPlan, ...]) -> Launches:
@@ -128,7 +97,7 @@ def launches_of(plans: tuple[ProgramPlan, ...]) -> Launches:
     return Launches(spare_bytes(own), tuple(_of_kernel(plan, which, numbers) for plan in plans))
 
 
-def _of_kernel(plan: ProgramPlan, which: Mapping[str, int], numbers: Mapping[str, int]) -> KernelLaunch:
+def _of_kernel(plan: ProgramPlan, which: Mapping[str, int], numbers: Mapping[str, int]) -> Launch:
     """``which``, ``numbers``: where a call brings arrays and numbers."""
     kernel, sizes = plan.launchable, [field.name for field in fields(plan.sizes)]
     puts = [Put(sizes.index(name), numbers[name], 0, _of_bits) for name in plan.printed.scalars]
@@ -138,4 +107,4 @@ def _of_kernel(plan: ProgramPlan, which: Mapping[str, int], numbers: Mapping[str
             encoder = None if tensor_map is None else tensor_map.encoder
             offset = 0 if name in which else plan.infos[name].pointer - BEGIN
             puts.append(Put(slot, which.get(name, len(which)), offset, encoder))
-    return KernelLaunch(kernel, tuple(puts))
+    return Launch(kernel, puts)

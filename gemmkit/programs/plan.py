@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.sm90.maps import Map
 from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.lang.host import View
+from gemmkit.launch import Launch, launch_of
 from gemmkit.programs.collectives import TmaOut
 from gemmkit.programs.launches import Given, Launches, bits_of, launches_of
 from gemmkit.programs.mapping import Mapping
@@ -87,8 +88,7 @@ class ProgramPlan:
             held = {**arguments, **host_arrays({name: plan.infos[name] for plan in self.kernels for name in plan.spare})}
             for plan in self.kernels:
                 plan = replace(plan, call=self.call._replace(numbers=numbers))
-                mode.run_specs(plan, [_Given(held[name], name, name in plan.printed.outs) for name in plan.infos],
-                               list(plan.infos.values()))
+                mode.run(plan, [_Given(held[name], name, name in plan.printed.outs) for name in plan.infos])
             return
         handle, spare = launch_stream(first, stream), self.launches.spare
         begin = stream_memory(first.device, handle, spare) if spare else 0
@@ -214,27 +214,25 @@ class ProgramPlan:
 
     @cached_property
     def _bound(self) -> list[Callable[[int, tuple[int, ...]], None]]:
-        return [launch.bound(plan._loaded) for plan, launch in zip(self.kernels, self.launches.kernels)]
+        return [plan._loaded(launch).start for plan, launch in zip(self.kernels, self.launches.kernels)]
 
-    @property
-    def _loaded(self) -> Any:
+    def _loaded(self, launch: Launch) -> Launch:
         """The kernel on the device: a program that is called derives a plan anew, and loads nothing twice."""
-        key = self.name, self.text, self.blocks, *(_kind(info) for info in self.infos.values())
-        found = _launches.get(key)
-        if found is None:
-            if len(_launches) >= _KEPT:
-                _launches.clear()
-            found = _launches[key] = self.launchable.bind()
-        return found
+        key = (self.name, self.text, self.blocks, *(_kind(info) for info in self.infos.values()),
+               *(put[:3] for put in launch.puts))
+        return launch_of(key, lambda _: launch, self.name)
 
     # -- without a GPU ------------------------------------------------------------------------------------------------
 
-    def ahead(self, arrays: Any, infos: Any) -> ProgramPlan:
-        """What `gemmkit.ahead` compiles."""
-        return self
+    def launched(self) -> list[Any]:
+        return [self]
 
-    def emulate(self, arrays: Any, infos: Any, seed: int | None) -> None:
-        """Run it on NumPy arrays, every access checked. Raises the emulator's errors."""
+    def filled(self, arrays: Sequence[_Given]) -> list[Any]:
+        """Of the arrays of its kernel, those that the kernel fills."""
+        return [array.value for array in arrays if array.is_filled]
+
+    def emulate(self, arrays: Sequence[_Given], seed: int | None) -> None:
+        """Run its kernel on NumPy arrays, every access checked. Raises the emulator's errors."""
         views = {}
         for given in arrays:
             info = self.infos[given.name]
@@ -265,10 +263,6 @@ def _meet(one: ArrayInfo, other: ArrayInfo, low: int, high: int, other_low: int,
 def _kind(info: ArrayInfo) -> tuple:
     """What a plan depends on of an array."""
     return info.shape, info.strides, info.dtype, info.device, info.pointer % 16
-
-
-_KEPT = 1024                           # loaded kernels; beyond it the memory starts anew
-_launches: dict[tuple, Any] = {}
 
 
 class Taken(NamedTuple):

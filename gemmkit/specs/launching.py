@@ -14,6 +14,7 @@ from gemmkit.emulator.mode import current_mode
 from gemmkit.lang import dialect
 from gemmkit.lang.freezing import freeze_array
 from gemmkit.lang.host import View
+from gemmkit.launch import Launch, Put, launch_of
 from gemmkit.runtime import device
 from gemmkit.runtime.array_info import ArrayInfo, alignment, unit_axis
 from gemmkit.runtime.arrays import describe, on_host
@@ -38,12 +39,6 @@ class Code(NamedTuple):
     ptx: str
     cubin: bytes
     usage: Any
-
-
-class Ahead(NamedTuple):
-    """A call whose kernel is compiled ahead, and not launched."""
-
-    launchable: Launchable
 
 
 @dataclass(frozen=True)
@@ -71,29 +66,15 @@ class Kernel:
             mode = current_mode()
             if mode is None:
                 raise TypeError(f"{arrays[0].name} is a host array; emulate its kernel: with gemmkit.emulate(): ...")
-            mode.run_specs(self, arrays, infos)
+            mode.run(Emulated(self, infos, tuple(array.is_readonly for array in arrays)), arrays)
         else:
             self._launch(arrays, infos, stream)
-
-    def emulate(self, arrays: Sequence[Array], infos: Sequence[ArrayInfo], seed: int | None) -> None:
-        """Run it on NumPy arrays, every access checked. Raises the emulator's errors."""
-        dialect.check(self.component)                         # what the compiler would refuse is refused here
-        seen = [on_host(array.value) for array in arrays]
-        views = [View(x, machine.Memory.for_array(x, array.name, readonly=array.is_readonly, written=not array.is_filled),
-                      unit_axis(info), alignment(info)) for x, array, info in zip(seen, arrays, infos)]
-        with np.errstate(all="ignore"):
-            machine.launch(self.function, (self.component, *views), grid=(self.blocks, 1, 1), block=(self.threads, 1, 1),
-                           shared_memory=self.shared_bytes, schedule_seed=seed)
 
     def launchable(self, readonly: Sequence[bool], infos: Sequence[ArrayInfo], target: Any, ordinal: int = 0) -> Launchable:
         """The kernel with its arguments, to be compiled and launched."""
         frozen = [freeze_array(info, readonly=only) for info, only in zip(infos, readonly)]
         return Launchable(self.function, [freeze(self.component), *frozen], self.threads, self.blocks, target, ordinal,
                           self.shared_bytes, blocks_per_sm=self.blocks_per_sm)
-
-    def ahead(self, arrays: Sequence[Array], infos: Sequence[ArrayInfo]) -> Ahead:
-        """What `gemmkit.ahead` compiles for a call on host arrays."""
-        return Ahead(self.launchable([array.is_readonly for array in arrays], infos, device.target()))
 
     def compile(self, readonly: Sequence[bool], infos: Sequence[ArrayInfo]) -> Code:
         """PTX and machine code for an H100, without a GPU."""
@@ -109,27 +90,45 @@ class Kernel:
     def _launch(self, arrays: Sequence[Array], infos: Sequence[ArrayInfo], stream: Any) -> None:
         ordinal = infos[0].device
         readonly = tuple(array.is_readonly for array in arrays)
-        key = self, ordinal, readonly, tuple((info.shape, info.strides, info.dtype, alignment(info)) for info in infos)
-        bound = _bound.get(key)
-        if bound is None:
+
+        def made(_current: Any) -> Launch:
             with device.made_current(ordinal):
-                made = self.launchable(readonly, infos, device.current(), ordinal)
-            bound = _bound[key] = _Bound(made.bind(), list(made.values), [made.slot(n + 1) for n in range(len(arrays))])
-        values = list(bound.values)
-        for slot, info in zip(bound.slots, infos):
-            if slot is not None:
-                values[slot] = info.pointer
+                kernel = self.launchable(readonly, infos, device.current(), ordinal)
+            slots = enumerate(kernel.slot(n + 1) for n in range(len(arrays)))
+            return Launch(kernel, [Put(slot, n) for n, slot in slots if slot is not None])
+
+        key = self, ordinal, readonly, tuple((info.shape, info.strides, info.dtype, alignment(info)) for info in infos)
         where = current_stream(infos[0].library, ordinal, infos[0].stream) if stream is None else as_stream_handle(stream)
-        bound.launch.launch(where, values)
+        launch_of(key, made, self.function.__qualname__).run(where, tuple(info.pointer for info in infos))
 
 
-class _Bound(NamedTuple):
-    launch: Any
-    values: list
-    slots: list
+class Emulated(NamedTuple):
+    """A call on NumPy arrays (`gemmkit.emulator.mode`)."""
 
+    kernel: Kernel
+    infos: Sequence[ArrayInfo]
+    readonly: tuple[bool, ...]
 
-_bound: dict[tuple, _Bound] = {}
+    @property
+    def launchable(self) -> Launchable:
+        return self.kernel.launchable(self.readonly, self.infos, device.target())
+
+    def launched(self) -> list[Any]:
+        return [self]
+
+    def filled(self, arrays: Sequence[Array]) -> list[Any]:
+        return [array.value for array in arrays if array.is_filled]
+
+    def emulate(self, arrays: Sequence[Array], seed: int | None) -> None:
+        """Run the kernel, every access checked. Raises the emulator's errors."""
+        kernel = self.kernel
+        dialect.check(kernel.component)                       # what the compiler would refuse is refused here
+        seen = [on_host(array.value) for array in arrays]
+        views = [View(x, machine.Memory.for_array(x, array.name, readonly=array.is_readonly, written=not array.is_filled),
+                      unit_axis(info), alignment(info)) for x, array, info in zip(seen, arrays, self.infos)]
+        with np.errstate(all="ignore"):
+            machine.launch(kernel.function, (kernel.component, *views), grid=(kernel.blocks, 1, 1),
+                           block=(kernel.threads, 1, 1), shared_memory=kernel.shared_bytes, schedule_seed=seed)
 
 
 def example(shape: Sequence[int], dtype: Any, order: str = "row") -> ArrayInfo:

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from gemmkit.lang.errors import ConfigError
+from gemmkit.launch import Launch
 from gemmkit.programs.chains.chain import is_chained
 from gemmkit.programs.collectives import ROWS
 from gemmkit.programs.kernels import ORDERS, Kernel, kernel_of
-from gemmkit.programs.launches import KernelLaunch
 from gemmkit.programs.mapping import SWITCHES, Mapping
 from gemmkit.programs.plan import ProgramPlan
 from gemmkit.programs.planned import planned
@@ -138,7 +138,7 @@ class Programmed(Subject):
         return key_of(self.default)
 
 
-def _job(launch: KernelLaunch, given: Sequence[int], memory: Memory, cubin: bytes) -> Job:
+def _job(launch: Launch, given: Sequence[int], memory: Memory, cubin: bytes) -> Job:
     """Of one kernel of a plan whose arrays have the addresses ``given``, and lie in ``memory``."""
     kernel, values = launch.kernel, list(launch.kernel.values)
     pointers: list[tuple[int, Pointer]] = []

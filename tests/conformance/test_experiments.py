@@ -25,6 +25,7 @@ from bench.experiments.experiment import Experiment
 from bench.fusions import WORKS
 from bench.harness import WrongResult
 from bench.supervise import Patience
+from gemmkit.compiled import Compiled
 from gemmkit.emulator.mode import Mode
 from gemmkit.operators import MAX_PLUS, MIN_PLUS
 from gemmkit.planning import Plan
@@ -47,8 +48,7 @@ class Emulated(Host):
 
     @contextmanager
     def launches(self) -> Iterator[None]:
-        product, of_rows, of_attention, of_mlp = Plan._emulate, Mode.run_rows, Mode.run_attention, Mode.run_mlp
-        of_specs = Mode.run_specs
+        product, others = Plan._emulate, Mode.run
 
         def launch(compute: Any, out: Any) -> Any:
             self.now += 1.0
@@ -62,21 +62,13 @@ class Emulated(Host):
         def plan(made: Any, a: Any, b: Any, c: Any, out: Any) -> Any:
             return launch(lambda: product(made, a, b, c, out), out)
 
-        def rows(mode: Any, made: Any, x: Any, out: Any) -> None:
-            launch(lambda: of_rows(mode, made, x, out), out)
+        def kernel(mode: Any, made: Any, arrays: Any) -> None:
+            if isinstance(made, Compiled):                         # within `product`
+                others(mode, made, arrays)
+            else:
+                launch(lambda: others(mode, made, arrays), made.filled(arrays)[0])
 
-        def heads(mode: Any, made: Any, arrays: Any) -> None:
-            launch(lambda: of_attention(mode, made, arrays), arrays["out"])
-
-        def schedules(mode: Any, kernel: Any, arrays: Any, infos: Any) -> None:
-            launch(lambda: of_specs(mode, kernel, arrays, infos), arrays[-1].value)
-
-        def layers(mode: Any, made: Any, arrays: Any) -> None:
-            launch(lambda: of_mlp(mode, made, arrays), arrays["out"])
-
-        with (mock.patch.object(Plan, "_emulate", plan), mock.patch.object(Mode, "run_rows", rows),
-              mock.patch.object(Mode, "run_attention", heads), mock.patch.object(Mode, "run_mlp", layers),
-              mock.patch.object(Mode, "run_specs", schedules), gemmkit.emulate()):
+        with mock.patch.object(Plan, "_emulate", plan), mock.patch.object(Mode, "run", kernel), gemmkit.emulate():
             yield
 
 

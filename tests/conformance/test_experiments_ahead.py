@@ -80,7 +80,7 @@ def test_a_call_on_the_device_finds_what_was_compiled_ahead(case: Experiment, mo
 
     monkeypatch.setattr(Plan, "_bind", bind)
     monkeypatch.setattr(row_plans, "_bind", bind_rows)
-    monkeypatch.setattr(row_plans, "_bound", {})
+    monkeypatch.setattr("gemmkit.launch._launches", {})
     monkeypatch.setattr(attention_plans, "_launch",
                         lambda stream, call: found.append(attention_plans.AttentionLaunch(call)))
     monkeypatch.setattr(mlp_plans, "_launch", lambda stream, call: found.append(mlp_plans.MlpLaunch(call)))

@@ -10,10 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.compiled import Compiled
 from gemmkit.components import Component, field_values
 from gemmkit.emulator.mode import Mode, computed_by
 from gemmkit.kernels.select import KERNELS
 from gemmkit.lang.memory import ViewType
+from gemmkit.mlp_plans import MlpLaunch
+from gemmkit.programs.plan import ProgramPlan
+from gemmkit.row_plans import RowsLaunch
 from gemmkit.runtime.arrays import ArrayInfo, is_array
 from gemmkit.runtime.compile import to_ptx
 from gemmkit.runtime.launch_config import PARAMETER_FORMATS
@@ -189,17 +193,17 @@ class _At:
 class Interpreted(Mode):
     """Products of host arrays are computed by their kernels' PTX."""
 
-    def run(self, compiled: Any, a: Any, b: Any, c: Any, out: Any) -> None:
-        run_compiled(compiled, a, b, c, out)
-
-    def run_rows(self, made: Any, x: Any, out: Any) -> None:
-        run_rows(made, x, out)
-
-    def run_mlp(self, made: Any, arrays: dict[str, Any]) -> None:
-        run_mlp(made, arrays)
-
-    def run_specs(self, kernel: Any, arrays: Any, infos: Any) -> None:
-        run_row_program(kernel, arrays)
+    def run(self, made: Any, arrays: Any) -> None:
+        if isinstance(made, Compiled):
+            run_compiled(made, *arrays)
+        elif isinstance(made, RowsLaunch):
+            run_rows(made, *arrays)
+        elif isinstance(made, MlpLaunch):
+            run_mlp(made, arrays)
+        elif isinstance(made, ProgramPlan):
+            run_row_program(made, arrays)
+        else:
+            super().run(made, arrays)
 
 
 class Ptx(Emulator):

@@ -38,21 +38,26 @@ class Seen:
         """See the launches of a module of plans, which knows of none yet."""
         launch = plans._launch
 
-        def launched(stream: int, call: Any) -> None:
+        def launched(stream: int, call: Any, *how: Any) -> None:
             self.calls.append(call)
-            launch(stream, call)
+            launch(stream, call, *how)
 
         def bind(made: Any) -> Any:
             self.bound += 1
             packing, _ = parameter_struct(made.formats)
 
-            def launch(stream: int, values: list[Any]) -> None:
-                packing.pack(*values)
-                self.launches.append((stream, values))
+            def prepare(values: list[Any], slots: list[int], expand: Any) -> Any:
+                def start(stream: int, brought: tuple[Any, ...]) -> None:
+                    put = list(values)
+                    for slot, value in zip(slots, expand(brought), strict=True):
+                        put[slot] = value
+                    self.launches.append((stream, list(packing.unpack(packing.pack(*put)))))      # numbers as the kernel has them
 
-            return SimpleNamespace(launch=launch)
+                return start
+
+            return SimpleNamespace(prepare=prepare)
 
         patch.setattr(plans, "_launch", launched)
-        patch.setattr(plans, "_bound", {})
+        patch.setattr("gemmkit.launch._launches", {})
         patch.setattr(workspace, "table", self.table)
         patch.setattr(launchable.Launchable, "bind", bind)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.sample(18)
 def by_warps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hopper counts as any GPU; few keys at a time in the emulator are few enough."""
     monkeypatch.setattr(attention_plans, "HOPPER", (0, 0))
-    monkeypatch.setattr(attention_plans, "_bound", {})
+    monkeypatch.setattr("gemmkit.launch._launches", {})
 
 
 MASKS: dict[str, Any] = {

@@ -22,7 +22,7 @@ KERNELS = pytest.mark.parametrize("by_warps", [False, True], ids=["wgmma", "mma"
 
 @pytest.fixture(autouse=True)
 def own_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mlp_plans, "_bound", {})
+    monkeypatch.setattr("gemmkit.launch._launches", {})
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ class Bound:
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     log: list[Any] = []
-    monkeypatch.setattr(module, "_launches", {})
+    monkeypatch.setattr("gemmkit.launch._launches", {})
     monkeypatch.setattr("gemmkit.runtime.device.available", lambda: False)
     monkeypatch.setattr(Launchable, "bind", lambda self: Bound(self, log))
     monkeypatch.setattr(Encoder, "__call__", lambda self, address: address.to_bytes(128, "little"))

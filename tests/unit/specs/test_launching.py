@@ -28,8 +28,14 @@ class Recorder:
         self.bound.append(made)
         return self
 
-    def launch(self, stream: int, values: list) -> None:
-        self.launches.append((stream, values))
+    def prepare(self, values: list, slots: list[int], expand: Any) -> Any:
+        def start(stream: int, brought: tuple) -> None:
+            put = list(values)
+            for slot, value in zip(slots, expand(brought), strict=True):
+                put[slot] = value
+            self.launches.append((stream, put))
+
+        return start
 
 
 def array(pointer: int, rows: int = 16, columns: int = 16, device: int = 0) -> ArrayInfo:
@@ -43,7 +49,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     monkeypatch.setattr(launching.Launchable, "bind", lambda launchable: made.bind(launchable))
     monkeypatch.setattr(launching.device, "made_current", lambda ordinal: nullcontext())
     monkeypatch.setattr(launching.device, "current", lambda: launching.device.H100)
-    monkeypatch.setattr(launching, "_bound", {})
+    monkeypatch.setattr("gemmkit.launch._launches", {})
     return made
 
 
