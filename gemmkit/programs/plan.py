@@ -12,6 +12,7 @@ import numpy as np
 from gemmkit.components import freeze
 from gemmkit.emulator import machine
 from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator.user_code import kernel_code
 from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.sm90.maps import Map
 from gemmkit.lang.freezing import Frozen, freeze_array
@@ -244,8 +245,9 @@ class ProgramPlan:
                   for array, tensor_map in self.taken]
         launch = self.launchable
         with np.errstate(all="ignore"):
-            machine.launch(launch.kernel, (self.sizes, *values), grid=(launch.blocks, 1, 1), block=(launch.threads, 1, 1),
-                           cluster=(launch.cluster, 1, 1), shared_memory=launch.shared_bytes, dependent=launch.dependent,
+            machine.launch(kernel_code(launch.kernel), (self.sizes, *values), grid=(launch.blocks, 1, 1),
+                           block=(launch.threads, 1, 1), cluster=(launch.cluster, 1, 1),
+                           shared_memory=launch.shared_bytes, dependent=launch.dependent,
                            max_shared_memory=self.device.shared_memory_per_block, schedule_seed=seed,
                            registers=None if self.is_of_rows else self.module.WARPGROUPS.warp_registers)
 

@@ -11,6 +11,7 @@ import numpy as np
 from gemmkit.components import freeze
 from gemmkit.emulator import machine
 from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator.user_code import arguments, kernel_code
 from gemmkit.lang import dialect
 from gemmkit.lang.freezing import freeze_array
 from gemmkit.lang.host import View
@@ -127,7 +128,7 @@ class Emulated(NamedTuple):
         views = [View(x, machine.Memory.for_array(x, array.name, readonly=array.is_readonly, written=not array.is_filled),
                       unit_axis(info), alignment(info)) for x, array, info in zip(seen, arrays, self.infos)]
         with np.errstate(all="ignore"):
-            machine.launch(kernel.function, (kernel.component, *views), grid=(kernel.blocks, 1, 1),
+            machine.launch(kernel_code(kernel.function), arguments((kernel.component, *views)), grid=(kernel.blocks, 1, 1),
                            block=(kernel.threads, 1, 1), shared_memory=kernel.shared_bytes, schedule_seed=seed)
 
 

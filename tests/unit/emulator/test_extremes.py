@@ -13,6 +13,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import activations, epilogues, operators
+from gemmkit import programs as gp
 from gemmkit.components import Component, Scalar
 from gemmkit.emulator import user_code
 from gemmkit.emulator.errors import CoordinateError
@@ -318,3 +319,22 @@ def test_index_arithmetic_stays_pythons() -> None:
     index = Index(3)
     assert arguments([index, 7]) == [index, 7] and arguments([index])[0] is index
     assert kernel_code(multistage) is multistage and kernel_code(warp_specialised) is warp_specialised
+
+
+# -- derived kernels --------------------------------------------------------------------------------------------------
+
+@gk.program
+def roots(x: Any, y: Any, scale: float) -> None:
+    for m in gp.parallel(x.rows):
+        y[m] = gp.sqrt(x[m]) / scale + gp.tanh(x[m].max(axis=1))
+
+
+@pytest.mark.parametrize("scale", [0.0, 3.0])
+def test_derived_rows(scale: float, rng: np.random.Generator) -> None:
+    x = rng.choice(extremes(np.dtype("f4")), (9, 8))
+    y = np.full_like(x, 7.0)
+    with gk.emulate():
+        roots(x, y, scale)
+    with np.errstate(all="ignore"):
+        exact = np.sqrt(x) / np.float32(scale) + np.tanh(x.max(axis=1, keepdims=True))
+    np.testing.assert_allclose(y, exact, rtol=1e-5)
