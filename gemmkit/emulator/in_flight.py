@@ -6,7 +6,7 @@ Python's values have no registers, so a few things stand for them:
   those that are handed to it, once their group is done.
 * A thread counts its fences (`Thread.register_fences`), and remembers how many there were when ordinary instructions could
   last touch what a wgmma takes (`touched`, `touched_a`). A fence must have followed. Accumulators that go straight from one
-  wgmma to another of the same shape need none.
+  wgmma to another of the same shape need none. Numbers may have been put into their registers since the last commit.
 * A's fragments are `Settled` in registers of which each is named by the way that led to the instruction: the functions that
   called each other (all of them are inlined), and the number of an unrolled round. A loop of the kernel's that comes there
   again writes the same registers. It must have waited for the groups that read them.

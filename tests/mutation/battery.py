@@ -207,6 +207,9 @@ def c_of_fragments_out_of_range() -> None:
         with gk.emulate():
             gk.matmul(a, b, c, conf, out=c)
         equal(c, expected)
+    a, b, _ = operands(40, 96, 16)                     # the next tile's first subtile may follow one that is left out
+    conf = mapping("one", WGMMAOp(32), block_shape=Tile(M=128, N=32, K=16), stages=2, epilogue=Bias(np.ones(96, F32)))
+    equal(product(EMULATOR, conf, a, b), a.astype("f8") @ b + 1)
 
 
 @case
@@ -337,6 +340,12 @@ def turned() -> None:
 def turned_in_several_tiles() -> None:
     """A thread has several tiles of its warp's."""
     plain("one", (64, 40, 40), WGMMAOp(32, F32), F32, depth=32, stages=2, mem_b_thread=Tile(K=4, N=1), mem_b_warp=Tile(K=16, N=16))
+
+
+@case
+def turned_a() -> None:
+    """A of 32-bit elements across K goes by the consumers' registers."""
+    plain("one", (72, 32, 72), WGMMAOp(32, F32), F32, depth=32, stages=2, a=ColMajor, b=ColMajor)
 
 
 @case

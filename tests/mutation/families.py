@@ -239,6 +239,15 @@ def one_layer_by_warps() -> None:
 
 
 @case
+def layers_into_odd_places() -> None:
+    """The result's pairs begin at no multiple of 4 bytes."""
+    x, weights, _ = layers.whole(np.random.default_rng(0), 20, [32, 32], F16)
+    out = poison((20, 33), F16)[:, 1:]
+    perceived(x, weights, None, True, out=out)
+    equal(out, layers.reference(x, weights)[0])
+
+
+@case
 def layers_by_warps_that_are_padded() -> None:
     narrower(True)
 
@@ -274,6 +283,10 @@ def rows_beside_arrays() -> None:
     with patched() as patch:
         patch.setattr(row_plans, "MOST_PIECES", 1)
         right(test_rows.test_moments, EMULATOR, np.dtype("f4"), 131, rng)
+    with patched() as patch, gk.emulate():
+        patch.setattr(row_plans, "MOST_PIECES", 1)
+        patch.setattr(row_plans, "MOST_WARPS", 1)
+        equal(gk.rowwise(x, Placed()), x + np.arange(41))
     with patched() as patch:
         right(test_rows.test_rows_that_no_block_can_hold_are_streamed, EMULATOR, "log_softmax", "streamed", rng, patch)
     right(test_rows.test_functions_of_the_users, EMULATOR, rng)

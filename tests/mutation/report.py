@@ -42,16 +42,22 @@ def show(findings: list[Finding], is_whole: bool) -> int:
         print(f"{operator:22}{sum(counts.values()):8}  " + ", ".join(f"{counts[c]} {c}" for c in columns if counts[c]))
     totals = Counter(map(verdict, findings))
     print(f"{'all':22}{len(findings):8}  " + ", ".join(f"{totals[c]} {c}" for c in columns))
-    for kind in ("missed", "not run", "equivalent"):
+    for kind in ("missed", "equivalent"):
         for finding in (f for f in findings if verdict(f) == kind):
             entry = reason_of(finding)
             print(f"{kind}: {finding.fault} -> {finding.after}" + (f"\n    {entry.reason}" if entry else ""))
+    not_run: dict[str, list[str]] = defaultdict(list)
+    for finding in (f for f in findings if verdict(f) == "not run"):
+        not_run[finding.fault.module].append(f"{finding.fault.function}:{finding.fault.line}")
+    for module, lines in sorted(not_run.items()):
+        print(f"no case runs: {module.removeprefix('gemmkit.')}: {', '.join(dict.fromkeys(lines))}")
     if is_whole:
         for entry in EQUIVALENT:
             if not any(reason_of(finding) is entry for finding in findings):
                 print(f"nothing is covered by {entry}")
     found, judged = rate(findings)
-    print(f"found {found} of {judged} mutants that are not equivalent ({found / max(judged, 1):.1%}; the bar is {BAR:.0%})")
+    print(f"found {found} of {judged} mutants that are not equivalent ({found / max(judged, 1):.1%}; the bar is {BAR:.0%}); no case "
+          f"runs {totals['not run']}")
     return 0 if found >= BAR * judged else 1
 
 
