@@ -54,6 +54,13 @@ class _Copy(Agent):
         return TmaId(self.block.index, 0)
 
 
+class _Sent(_Copy):
+    """A store that is on its way to another block (st.async): it reaches memory as threads do, not by TMA's proxy."""
+
+    asynchronous = False
+    __slots__ = ()
+
+
 class AsyncUnit(Agent):
     """An agent that knows what the thread that started it knew, and makes its own accesses known.
 
@@ -78,10 +85,10 @@ class AsyncUnit(Agent):
         self.foreign = {**(thread.foreign or {}), thread.block: own}
         self.fenced, self.pages = thread.fenced, thread.pages
 
-    def copy(self, thread: Thread) -> Agent:
+    def copy(self, thread: Thread, is_sent: bool = False) -> Agent:
         """The agent of one copy that `thread` has started: of the other copies it knows those alone that the
         thread knows of, for nothing orders copies among themselves."""
-        copy = _Copy(self.block, 0, [self.known_to(thread)], self.pages)
+        copy = (_Sent if is_sent else _Copy)(self.block, 0, [self.known_to(thread)], self.pages)
         copy.clock, copy.foreign = self.clock, self.foreign
         return copy
 

@@ -98,11 +98,11 @@ def load(thread: Thread, tensor_map: EmulatedTensorMap, coordinates: Sequence[in
 def send(thread: Thread, offset: int, data: Bytes, barrier: int, rank: int) -> None:
     """Bytes to `offset` of the shared memory of block `rank` of the cluster; they are given to its mbarrier at `barrier`."""
     end = _end(thread, barrier, rank, "store")
-    _put(thread, end, offset, data, len(data))
+    _put(thread, end, offset, data, len(data), is_sent=True)
 
 
-def _put(thread: Thread, end: Mbarrier, offset: int, data: Bytes, alignment: int) -> None:
-    copy = end.unit.copy(thread)
+def _put(thread: Thread, end: Mbarrier, offset: int, data: Bytes, alignment: int, is_sent: bool = False) -> None:
+    copy = end.unit.copy(thread, is_sent)
     copy.write(end.block.shared, offset, data, alignment)
     end.touched[end.unit] = copy, copy.clock, here()
     end.complete(end.unit, len(data))
