@@ -61,4 +61,4 @@ def _in_batches(size: int, in_dims: tuple, x: Any) -> tuple[Any, int]:
 
 
 _SUM = Differentiable(define("gemmkit::sum_of_rows", "(Tensor x) -> Tensor", _compute, _allocate), _backward, _keep,
-                      _in_batches)
+                      _in_batches, _compute)

@@ -108,12 +108,16 @@ class Linear(torch.nn.Module):
 
     def forward(self, x: Any) -> Any:
         check_width(x, self.in_features)
-        x, weight, bias = autocast(x, self.weight, self.bias)
+        own = self._parameters                                 # (an attribute takes 1 us; parametrised ones are no such)
+        weight, bias = own.get("weight", None), own.get("bias", None)
+        weight, bias = self.weight if weight is None else weight, self.bias if bias is None else bias
+        x, weight, bias = autocast(x, weight, bias)
         if x.dtype != weight.dtype:
             raise TypeError(f"x has dtype {x.dtype} and the layer's weight {weight.dtype}; convert one with .to(), or "
                             "compute under torch.autocast")
-        rows, weight = x.reshape(math.prod(x.shape[:-1]), self.in_features), weight.mT
-        if self.activation is not None and self._is_recorded(x):
+        rows, weight = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), self.in_features), weight.mT
+        if self.activation is not None and torch.is_grad_enabled() and (
+                x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)):
             found = FUNCTIONS[self.activation](self._biased(rows, weight, bias))
         elif self._multiply is None:
             found = matmul(rows, weight)
@@ -121,10 +125,7 @@ class Linear(torch.nn.Module):
             found = self._multiply(rows, weight)
         else:
             found = self._multiply(rows, weight, bias)
-        return found.view(*x.shape[:-1], self.out_features)
-
-    def _is_recorded(self, x: Any) -> bool:
-        return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, self.weight, self.bias))
+        return found if x.dim() == 2 else found.view(*x.shape[:-1], self.out_features)
 
     def _biased(self, rows: Any, weight: Any, bias: Any) -> Any:
         """What comes before the activation. torch.compile adds the bias in the activation's kernel."""

@@ -96,6 +96,8 @@ class Product:
         self._of_parameters: dict[tuple[int, ...], Any] = {}
         self._constant: Epilogue | None = None if self.recipe.names else self.recipe.model
         self.forms = self._form("a", a), self._form("b", b)
+        self._is_plain = (conf is None and dtype is None and not components and self.forms == (forms.PLAIN, forms.PLAIN)
+                          and self.recipe.model.result_dtype is None)
         self.derivative = Derivative.of(conf, components, self.recipe, self.forms, derivative)
         self._define()
         _operators[self.name] = self
@@ -135,14 +137,14 @@ class Product:
         given = "".join(f", Tensor {name}" for name in self.recipe.names)
         plain = define(self.name, f"(Tensor a, Tensor b, Tensor? c{given}) -> Tensor", self._compute, self._allocate)
         self._plain = Differentiable(plain, self._backward, self._setup,
-                                     lambda *batch: self._in_batches(self._plain, *batch))
+                                     lambda *batch: self._in_batches(self._plain, *batch), self._compute_eagerly)
         self._keeping: Any = None
         if self.derivative.keeps:
             keeping = define(f"{self.name}_keeping_{self.derivative.keeps}",
                              f"(Tensor a, Tensor b, Tensor? c{given}) -> (Tensor, Tensor)",
                              self._compute_keeping, self._allocate_keeping)
             self._keeping = Differentiable(keeping, self._backward_keeping, self._setup,
-                                           lambda *batch: self._in_batches(self._keeping, *batch))
+                                           lambda *batch: self._in_batches(self._keeping, *batch), self._compute_keeping)
 
     def _allocate(self, a: Any, b: Any, c: Any, *operands: Any) -> Any:
         check_together(a, b=b, c=c, **dict(zip(self.recipe.names, operands)))
@@ -178,6 +180,13 @@ class Product:
         out = self._allocate(a, b, c, *operands)
         self._launch(a, b, c, out, self._epilogue(operands) if self._has_epilogue else None)
         return out
+
+    def _compute_eagerly(self, a: Any, b: Any, c: Any, *operands: Any) -> Any:
+        """`_compute`, by way of calls of `gemmkit.matmul` that are known, which make the result themselves."""
+        if (self._is_plain and c is None and a.is_floating_point() and a.dim() >= 2 and b.dim() >= 2
+                and a.shape[-1] == b.shape[-2] and all(x.dtype == a.dtype for x in (b, *operands))):
+            return matmul(a, b, epilogue=self._epilogue(operands)) if self._has_epilogue else matmul(a, b)
+        return self._compute(a, b, c, *operands)
 
     def _compute_keeping(self, a: Any, b: Any, c: Any, *operands: Any) -> tuple[Any, Any]:
         out, kept = self._allocate_keeping(a, b, c, *operands)

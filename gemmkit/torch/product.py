@@ -183,4 +183,13 @@ def _in_batches(size: int, in_dims: tuple, a: Any, b: Any, **told: Any) -> tuple
     return batched_by(_OPERATOR, size, in_dims[:2], (a, b), cores, told)
 
 
-_OPERATOR = Differentiable(define("gemmkit::product", _SCHEMA, _compute, _allocate), _backward, _keep, _in_batches)
+def _compute_eagerly(a: Any, b: Any, **told: Any) -> Any:
+    """`_compute`, by way of calls of `gemmkit.matmul` that are known, which make the result themselves."""
+    if (not told and a.dtype == b.dtype and a.is_floating_point() and a.dim() >= 2 and b.dim() >= 2
+            and a.shape[-1] == b.shape[-2]):
+        return matmul(a, b)
+    return _compute(a, b, **told)
+
+
+_OPERATOR = Differentiable(define("gemmkit::product", _SCHEMA, _compute, _allocate), _backward, _keep, _in_batches,
+                           _compute_eagerly)

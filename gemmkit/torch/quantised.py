@@ -203,8 +203,8 @@ def _in_batches(operator: Differentiable, size: int, in_dims: tuple, x: Any, *re
 _LINEAR: Differentiable = Differentiable(
     define("gemmkit::quantised_linear", "(Tensor x, Tensor words, Tensor scales, Tensor? zeros, Tensor? bias, int bits, "
            "int group, str? activation) -> Tensor", _compute, _allocate),
-    _backward, _keep, lambda *batch: _in_batches(_LINEAR, *batch))
+    _backward, _keep, lambda *batch: _in_batches(_LINEAR, *batch), _compute)
 _GRADIENT: Differentiable = Differentiable(
     define("gemmkit::quantised_linear_gradient", "(Tensor grad, Tensor words, Tensor scales, Tensor? zeros, int bits, "
            "int group) -> Tensor", _compute_gradient, _allocate_gradient),
-    _backward_of_gradient, _keep_of_gradient, lambda *batch: _in_batches(_GRADIENT, *batch))
+    _backward_of_gradient, _keep_of_gradient, lambda *batch: _in_batches(_GRADIENT, *batch), _compute_gradient)
