@@ -63,7 +63,8 @@ CASES: dict[str, tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any], Any]] 
     "attention 128, lazy": (listing.attention, heads(128), gk.Mapping(lazy=True), SCALED, 480),
     "attention 192, lazy": (listing.attention, heads(192), gk.Mapping(), SCALED, 475),
     "attention 256, lazy": (listing.attention, heads(256), gk.Mapping(lazy=True), SCALED, 510),
-    "attention 128, lazy, lengths": (chains.bounded, bounded(128), gk.Mapping(lazy=True), SCALED, 480),
+    "attention 128, lazy, lengths": (chains.bounded, bounded(128), gk.Mapping(lazy=True), SCALED, 481),     # 480, and
+    # the vote asks whether scores are large
     "attention 128, clusters": (listing.attention, heads(128), gk.Mapping(cluster={"m": 2}), SCALED, 490),
     "attention 128, clusters, causal": (listing.attention, heads(128), gk.Mapping(cluster={"m": 2}, longest_first=False),
                                         dict(SCALED, visible=chains.causal), 510),
@@ -91,7 +92,8 @@ CASES: dict[str, tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any], Any]] 
 
 
 def rounds_of(launch: Any) -> list[list[str]]:
-    return loops(disassemble(launch.launchable.entry().cubin))
+    """What an ordinary round executes: no warp of it has scores so large that it subtracts first."""
+    return loops(disassemble(launch.launchable.entry().cubin), ordinary=True)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -105,7 +107,7 @@ def test_machine_code(name: str) -> None:
     assert not [line for line in instructions(sass) if line.startswith(("LDL", "STL", "CALL"))]
     rounds = loops(sass)
     assert rounds and not [line for one in rounds for line in written_in_flight(one)]
-    least = min(map(len, rounds))
+    least = min(map(len, loops(sass, ordinary=True)))
     assert least <= (most if isinstance(most, int) else MORE * min(map(len, rounds_of(most()))))
 
 
@@ -120,7 +122,8 @@ def test_shares_have_the_rounds_of_whole_tiles(splits: int, d: int, components: 
         usage = plan.launchable.entry().meta["usage"]
         assert usage["spill_stores"] == usage["spill_loads"] == usage["stack_bytes"] == 0
     found, wanted = (min(map(len, rounds_of(plan))) for plan in (shares, whole))
-    assert found <= MORE * wanted and not [line for one in rounds_of(shares) for line in written_in_flight(one)]
+    assert found <= MORE * wanted
+    assert not [line for one in loops(disassemble(shares.launchable.entry().cubin)) for line in written_in_flight(one)]
 
 
 @pytest.mark.parametrize("d, sums", [(128, 64), (256, 128)])
@@ -128,7 +131,7 @@ def test_lazy_rounds_leave_multiplications_out(d: int, sums: int) -> None:
     """The branch is one for the warp, by a vote, and jumps over all that rescales."""
     (plan,) = recorded(lambda: listing.attention(*heads(d), mapping=gk.Mapping(lazy=True), **SCALED), H100, zeros=False)
     least = min(rounds_of(plan), key=len)
-    vote = next(n for n, line in enumerate(least) if line.startswith("VOTE.ANY"))
+    vote = max(n for n, line in enumerate(least) if line.startswith("VOTE.ANY"))       # the first is for large scores
     jump = next(n for n, line in enumerate(least) if n > vote and "BRA" in line)
     scaled = [n for n, line in enumerate(least) if line.startswith("FMUL") and n > jump]
     assert len(scaled) >= sums and all(not line.startswith("FMUL") for line in least[vote:jump])

@@ -2,10 +2,14 @@
 
 | written | computed | instead of |
 |---|---|---|
-| exp(scale s - top) | exp2(fma(s, scale log2 e, -top log2 e)) | a multiplication and a subtraction an element more |
+| exp(scale s - top) | exp2(fma(s, scale log2 e, -top log2 e)), `LOWERED` | two operations an element more |
 | max over a row of scale s, scale > 0 | scale (max over a row of s) | a multiplication an element |
 | x + a @ b | the product on top of x | an addition an element |
 | a sum of rows, carried | each thread's own part of it (`keep_parts`) | two exchanges a round |
+
+Such an fma's product is exact, and what it subtracts is rounded: the largest exponent of scores of 1e9 is a rounding error
+of 64. So it keeps what it was written as, (scale s - top) log2 e, and a warp that has a row with large numbers computes
+that (`gemmkit.programs.chains.consumer`). Every other difference in an exponent is computed as it is written, not fused.
 
 Beyond the end of an array stand zeros, as TMA fills up, and behind a length what the array has there; `guard` sees to it
 that what folds over a row finds its identity there.
@@ -19,21 +23,27 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.kernels.attention.softmax import LARGE
 from gemmkit.programs.algebra import LEAVES, Rewriter, _is_number
 from gemmkit.programs.chains.chain import Chain
 from gemmkit.programs.chains.monoids import beyond
+from gemmkit.programs.interpreter import CONDITIONS
 from gemmkit.programs.trace import Carried, Store, Value
 from gemmkit.programs.values import joined
 
-__all__ = ["IDENTITY", "guard", "keep_parts", "rewrite"]
+__all__ = ["IDENTITY", "LOWERED", "as_written", "guard", "in_order", "keep_parts", "rewrite", "settle"]
 
 LOG2E = math.log2(math.e)
+#: An operation: a part of an exponent from which a number of each row is subtracted, of s, a factor and a shift, whose fma
+#: it is; and of scale s - top, which it was written as, and what that is multiplied by.
+LOWERED = "lowered"
 #: What a fold over a row begins with.
 IDENTITY = {"rowmax": -math.inf, "rowsum": 0.0}
 FUNCTIONS: dict[str, Callable[..., Any]] = dict(
     add=np.add, sub=np.subtract, mul=np.multiply, neg=np.negative, exp2=np.exp2, log2=np.log2, max=np.maximum, tanh=np.tanh,
     sqrt=np.sqrt, finite=lambda x: np.where(x == -np.inf, 0.0, x), fma=lambda x, a, b: x * a + b,
-    reciprocal=lambda x: 1 / x, cast=lambda x: x)
+    reciprocal=lambda x: 1 / x, cast=lambda x: x, difference=np.subtract,
+    lowered=lambda s, factor, shift, *_: s * factor + shift)
 
 
 def number(x: float) -> Value:
@@ -43,15 +53,19 @@ def number(x: float) -> Value:
 class ChainRewriter(Rewriter):
     """``signs``: of the scalars' names, the numbers that a plan is made for: what depends on them is their sign."""
 
-    def __init__(self, signs: dict[str, float]):
+    def __init__(self, chain: Chain, signs: dict[str, float]):
         super().__init__()
-        self.signs = signs
+        self.rows, self.signs = chain.rows, signs
+        self.cells = {x: cell for cell in chain.carried for x in (cell.inside, cell.after)}
 
     def of(self, x: Value) -> Value:
         new = super().of(x)
         if x.name and not new.name and new.op not in LEAVES:
             new.name = x.name
         return new
+
+    def number(self, x: float) -> Value:
+        return self._leaf(number(x))
 
     def make(self, op: str, *args: Value, near: Value) -> Value:
         """An element-wise operation of the widest dimensions."""
@@ -65,33 +79,94 @@ class ChainRewriter(Rewriter):
         return (x.op == "const" and x.data > 0) or (x.op == "scalar" and self.signs.get(x.data, 0.0) > 0)
 
     def _of_exp(self, like: Value, x: Value) -> Value:
-        return self.make("exp2", self.make("mul", x, number(LOG2E), near=like), near=like)
+        return self.make("exp2", self.exponent(x, self.number(LOG2E)), near=like)
+
+    def exponent(self, x: Value, by: Value) -> Value:
+        """x times a number, as an exponent: its differences leave no rounding error where large numbers cancel."""
+        make = self.make
+        if _is_of_places(x):
+            return make("mul", x, by, near=x)
+        if x.op == "neg":
+            return self.exponent(x.args[0], make("neg", by, near=x))
+        if x.op == "mul" and not x.args[1].dims:
+            return self.exponent(x.args[0], make("mul", x.args[1], by, near=x))
+        if x.op == "fma" and (self.rows in x.args[2].dims or _is_subtracted(x.args[2])) and len(x.args[2].dims) < 2:
+            s, scale, shift = x.args
+            if scale.dims:
+                s, scale = Value("mul", (s, scale), x.dims, None, "", x.line), self.number(1.0)
+            return self.difference(s, scale, make("neg", shift, near=x), by, x)
+        if x.op == "sub" and min(len(y.dims) for y in x.args) < 2:
+            s, top = x.args
+            if len(s.dims) < len(top.dims):
+                s, top, by = top, s, make("neg", by, near=x)
+            s, scale = s.args if s.op == "mul" and not s.args[1].dims else (s, self.number(1.0))
+            return self.difference(s, scale, top, by, x)
+        if x.op in ("add", "finite", "max", "where"):
+            one = self.number(1.0)
+            x = self.build(x.op, tuple(y if y.op in CONDITIONS else self.exponent(y, one) for y in x.args), x)
+        return make("mul", x, by, near=x)
+
+    def difference(self, s: Value, scale: Value, top: Value, by: Value, like: Value) -> Value:
+        """(scale s - top) by; top has no more dimensions than s."""
+        make = self.make
+        minus, exact = make("neg", top, near=like), make("difference", make("mul", s, scale, near=like), top, near=like)
+        factor, shift = make("mul", scale, by, near=like), make("mul", minus, by, near=like)
+        if by.op == "const" and self.bound(top) * abs(by.data) <= LARGE:
+            return make("fma", s, factor, shift, near=like)
+        has_name = s.op not in ("load", "const") and not _is_place(s)
+        if not has_name or top.dims != (self.rows,) or len(s.dims) < len(top.dims):
+            return make("mul", exact, by, near=like)
+        return make(LOWERED, s, factor, shift, exact, by, near=like)
+
+    def bound(self, x: Value, within: tuple[Value, ...] = (), grows: bool = False) -> float:
+        """The size of what a value is where it is finite; infinity where no bound is seen. ``within``: cells whose bound is
+        being looked for, which no maximum of them exceeds; ``grows``: a product of them may."""
+        if x.op == "const":
+            return 0.0 if x.data == -math.inf else abs(x.data)
+        if x in within:
+            return math.inf if grows else 0.0
+        if x in self.cells:
+            cell = self.cells[x]
+            return max(self.bound(y, (*within, x), grows) for y in (cell.init, cell.out))
+        if x.op == "mul" and "const" in (x.args[0].op, x.args[1].op):
+            return self.bound(x.args[0], within, True) * self.bound(x.args[1], within, True)
+        if x.op in ("finite", "inside", "max", "neg", "rowmax", "where"):
+            return max(self.bound(y, within, grows) for y in x.args[x.op == "where":])
+        return 1.0 if x.op == "tanh" else math.inf
 
     def _of_mul(self, like: Value, x: Value, y: Value) -> Value | None:
         if _rank(x) < _rank(y):
             return self.build("mul", (y, x), like)
         if x.op == y.op == "const" and not x.dims:
-            return number(x.data * y.data)
+            return self.number(x.data * y.data)
         if y.op == "const" and y.data == 1:
             return x
         if y.dims or x.op in LEAVES:
             return None
         make = self.make
         if x.op == "neg" and y.op == "const":
-            return make("mul", x.args[0], number(-y.data), near=like)
+            return make("mul", x.args[0], self.number(-y.data), near=like)
         if x.op == "mul" and not x.args[1].dims:
             return make("mul", x.args[0], make("mul", x.args[1], y, near=like), near=like)
-        if x.op == "fma" and not x.args[1].dims and len(x.args[2].dims) < len(x.dims):
+        if x.op == "fma" and not x.args[1].dims and self.may_distribute(x):
             factor, shift = (make("mul", part, y, near=like) for part in x.args[1:])
             return make("fma", x.args[0], factor, shift, near=like)
-        if x.op == "sub" and x.dims and len(x.args[1].dims) < 2:
+        if x.op == "sub" and x.dims and (not x.args[1].dims or (_is_of_places(x) and len(x.args[1].dims) < 2)):
             return make("sub", make("mul", x.args[0], y, near=like), make("mul", x.args[1], y, near=like), near=like)
         return None
 
+    def may_distribute(self, x: Value) -> bool:
+        """Whether a factor of a sum goes to both of its parts: not where a number of rows may cancel what it is added to."""
+        shift = x.args[2]
+        return _is_of_places(x) or not shift.dims or (
+            len(shift.dims) < len(x.dims) and self.rows not in shift.dims and not _is_subtracted(shift))
+
     def _of_neg(self, like: Value, x: Value) -> Value | None:
+        if x.op == "neg":
+            return x.args[0]
         if x.op == "mul" and _is_number(x.args[1]):
-            return self.make("mul", x.args[0], number(-x.args[1].data), near=like)
-        return number(-x.data) if _is_number(x) else None
+            return self.make("mul", x.args[0], self.number(-x.args[1].data), near=like)
+        return self.number(-x.data) if _is_number(x) else None
 
     def _of_sub(self, like: Value, x: Value, y: Value) -> Value | None:
         if x.op == "mul" and x.dims and not _is_place(x):
@@ -123,22 +198,49 @@ def _rank(x: Value) -> tuple[int, bool]:
     return len(x.dims), x.op != "const"
 
 
+def _is_subtracted(shift: Value) -> bool:
+    """Whether what is added has the sign of what was subtracted."""
+    return shift.op == "neg" or (shift.op == "mul" and _is_number(shift.args[1]) and shift.args[1].data < 0)
+
+
+def _is_of_places(x: Value) -> bool:
+    """Places, times numbers."""
+    return x.op == "coordinate" or (bool(x.args) and all(y.op in ("const", "scalar") or _is_of_places(y) for y in x.args)
+                                    and any(y.dims for y in x.args))
+
+
 def _is_place(x: Value) -> bool:
     """Whole numbers, which have no fused multiply-add."""
     return x.op == "coordinate" or (bool(x.args) and all(y.op == "const" or _is_place(y) for y in x.args))
 
 
 def rewrite(chain: Chain, signs: dict[str, float]) -> None:
-    again = ChainRewriter(signs)
+    again = ChainRewriter(chain, signs)
     for carried in chain.carried:
         name, carried.out = carried.out.name, again.of(carried.out)
         carried.out.name = carried.out.name or name
     chain.body = in_order([carried.out for carried in chain.carried])
-    again = ChainRewriter(signs)
+    again = ChainRewriter(chain, signs)
     roots = [again.of(store.value) for store in chain.stores]
     chain.stores = [Store(store.parameter, store.key, root, store.only, store.line)
                     for store, root in zip(chain.stores, roots)]
     chain.end = in_order(roots)
+
+
+def settle(chain: Chain) -> None:
+    """Exponents of rows alone are differences, unless exponents of elements have the shift anyway."""
+    for values in (chain.body, chain.end):
+        shifts = {x.args[2] for x in values if x.op == LOWERED and len(x.dims) == 2}
+        known = {x: as_written(x) for x in values if x.op == LOWERED and x.args[2] not in shifts}
+        for x in values:
+            x.args = tuple(known.get(y, y) for y in x.args)
+    chain.body = in_order([carried.out for carried in chain.carried])
+    chain.end = in_order([store.value for store in chain.stores])
+
+
+def as_written(x: Value) -> Value:
+    """An exponent as the difference that it was."""
+    return Value("mul", x.args[3:], x.dims, None, x.name, x.line) if x.op == LOWERED else x
 
 
 def in_order(roots: list[Value]) -> list[Value]:

@@ -19,7 +19,7 @@ class Chain:
     """``body``: what a round computes, in order; ``carried``: its cells; ``end``: what is computed behind the loop, and
     ``stores``: what becomes of it. ``length``: the load of what bounds a tile's rounds, where not the array does.
     ``splits``: how many blocks share a tile's rounds (`gemmkit.programs.chains.shares`). ``factors``: of rows, which are 1
-    in most rounds (`gemmkit.programs.chains.lazy`)."""
+    in most rounds, and what they go to (`gemmkit.programs.chains.lazy`)."""
 
     stack: Index | None
     rows: Index
@@ -31,7 +31,7 @@ class Chain:
     line: str
     length: Value | None = None
     splits: int = 1
-    factors: set[Value] = field(default_factory=set)
+    factors: dict[Value, Value] = field(default_factory=dict)
 
     @property
     def values(self) -> list[Value]:

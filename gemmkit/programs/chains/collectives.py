@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from gemmkit.components import Component
-from gemmkit.kernels.attention.softmax import added, larger, quad_max, quad_sum
+from gemmkit.kernels.attention.softmax import LARGE, added, larger, quad_max, quad_sum
 from gemmkit.kernels.attention.store import octets
 from gemmkit.kernels.common.hand_over import HandOver
 from gemmkit.kernels.sm90.store import own_row
@@ -33,8 +33,10 @@ from gemmkit.ptx.vote import any_lane
 from gemmkit.ptx.words import pack_narrow, unpack_narrow
 from gemmkit.tiling import Tile
 
-__all__ = ["HandedProduct", "OctetOut", "column_of", "column_value", "lane_value", "limits", "own_sum", "rescales",
-           "row_max", "row_value", "whole_sum"]
+__all__ = ["DROP", "HandedProduct", "OctetOut", "changes", "column_of", "column_value", "lane_value", "limits",
+           "own_sum", "rescales", "row_max", "row_value", "steep", "whole_sum"]
+
+DROP = -8.0                            # the least exponent of a factor for which rows are left as they are
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,17 @@ def limits(row: int, place: int, slope: int, shift: int) -> tuple:
 def rescales(factors: tuple) -> bool:
     """Whether a row of the warp's has another factor than 1."""
     return any_lane((factors[0] != 1.0) | (factors[1] != 1.0))
+
+
+def changes(drops: tuple, large: bool) -> bool:
+    """Whether a row of the warp's does not stay as it is (`gemmkit.programs.chains.lazy`): NaN does not, and what is
+    ``large`` is looked at in every round."""
+    return any_lane(large | (not ((DROP <= drops[0]) & (DROP <= drops[1]))))
+
+
+def steep(shifts: tuple) -> bool:
+    """Whether what exponents of a row of the warp's are shifted by is so large that its rounding would show."""
+    return any_lane(maximum(abs(shifts[0]), abs(shifts[1])) > LARGE)
 
 
 def row_max(values: tuple) -> tuple:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+from gemmkit.programs.chains.algebra import LOWERED
 from gemmkit.programs.chains.elements import ELEMENTWISE, Element, scalar_text
 from gemmkit.programs.chains.lengths import LENGTH
 from gemmkit.programs.chains.names import Naming
@@ -29,6 +31,11 @@ class Consumer(Role):
     scalars: dict[Value, str] = field(default_factory=dict)
     products: dict[tuple, str] = field(default_factory=dict)
     arrays: dict[str, Value] = field(default_factory=dict)         # that threads read, and what reads them
+    lowered: dict[Value, tuple[str, ...]] = field(default_factory=dict)        # what exponents call their operands
+    extra: dict[Any, tuple[str, ...]] = field(default_factory=dict)
+    rare: dict[Value, str] = field(default_factory=dict)           # votes of a lazy round, by the references
+    left: list[Value] = field(default_factory=list)                # of what is computed together
+    done: set[Value] = field(default_factory=set)                  # of it, before its turn
     old: set[str] = field(default_factory=set)                     # names that a tile's end finds under before_
 
     kind = CONSUMER
@@ -68,6 +75,12 @@ class Consumer(Role):
 
     # -- values -------------------------------------------------------------------------------------------------------
 
+    def compute_all(self, values: Iterable[Value], guarded: bool) -> None:
+        self.left, self.done = list(values), set()
+        while self.left:
+            self.compute(self.left[0], guarded)
+            self.left.pop(0)
+
     def compute(self, x: Value, guarded: bool) -> None:
         naming = self.naming
         if not x.dims or naming.is_inlined(x) or (x in naming.tests and not guarded):
@@ -79,14 +92,99 @@ class Consumer(Role):
             packed = "rectified" if x.data == RECTIFIED else "fragments"
             self.put(f"{self.name(x)} = {self.product(dot)}.{packed}({self.name(x.args[0])})")
         elif self.is_rescaled(x):
-            self.put(f"if rescales({self.name(x.args[1])}):", f"    {self.name(x)} = {self.applied(x)}")
+            asked = self.rare.get(self.chain.factors[x.args[1]]) or f"rescales({self.name(x.args[1])})"
+            self.put(f"if {asked}:", f"    {self.name(x)} = {self.applied(x)}")
+        elif x in self.chain.factors:
+            self.rescale(x)
         else:
             assert x.op in ELEMENTWISE or x.op == READ, x.op
-            self.put(f"{self.name(x)} = {self.applied(x)}")
+            for part in self.exponents(x):
+                if part not in self.done:
+                    self.lower(part.args[2], guarded)
+            if x not in self.done:
+                self.put(f"{self.name(x)} = {self.applied(x)}")
 
     def is_rescaled(self, x: Value) -> bool:
         """Whether a value becomes itself times a factor that is 1 in most rounds."""
         return x.op == "mul" and x.args[1] in self.chain.factors and self.name(x) == self.name(x.args[0])
+
+    def rescale(self, x: Value) -> None:
+        """A factor that is 1 in most rounds, and the vote for what is done in the others."""
+        reference = self.chain.factors[x]
+        rare = self.rare[reference] = self.names_of(reference, "rare")[0]
+        large = self.large[reference][0] if reference in self.large else "False"
+        self.put(f"{self.name(x)} = {self.applied(x)}", f"{rare} = changes({self.name(x.args[0].args[1])}, {large})")
+
+    # -- exponents ----------------------------------------------------------------------------------------------------
+
+    def names_of(self, x: Value, *wanted: str) -> tuple[str, ...]:
+        """Names of its own that are not the name of a value: the same ones wherever it is printed."""
+        key = x, wanted
+        if key not in self.extra:
+            self.extra[key] = tuple(map(self.naming.fresh, wanted))
+        return self.extra[key]
+
+    @cached_property
+    def large(self) -> dict[Value, tuple[str, Value]]:
+        """By references of lazy rounds: the name of whether what is made of one, a shift of exponents, is large, which is so
+        until the reference changes; and the shift."""
+        shifts = dict.fromkeys(x.args[2] for x in self.chain.body if x.op == LOWERED and len(x.dims) == 2)
+        made = {r: [x for x in shifts if _is_made_of(x, r)] for r in self.chain.factors.values()}
+        return {r: (*self.names_of(r, "large"), found[0]) for r, found in made.items() if len(found) == 1}
+
+    def begin_large(self) -> None:
+        for name, _ in self.large.values():
+            self.put(f"{name} = True")
+
+    def exponents(self, x: Value) -> list[Value]:
+        """Parts of exponents that are written where a value is."""
+        own = [x] if x.op == LOWERED else []
+        return own + [part for y in x.args if self.naming.is_inlined(y) for part in self.exponents(y)]
+
+    def lower(self, shift: Value, guarded: bool) -> None:
+        """What is made of a shift. An exponent's fma is of s, its factor and the shift; or, where that is large, of the
+        difference as it is written, what is left of the factor, and nothing. A value of rows is computed again there."""
+        lines: list[str] = []
+        exact: list[str] = []
+        for y in [y for y in self.left if not self.naming.is_inlined(y) and (guarded or y not in self.naming.tests)]:
+            for part in [part for part in self.exponents(y) if part.args[2] is shift]:
+                s, factor, _, difference, by = part.args
+                if not self._is_there(part if len(y.dims) == 2 else y):
+                    continue
+                self.done.add(part)
+                if len(y.dims) == 2:
+                    takes = [self.name(s), self.number(factor), self.name(shift)]
+                    made = [self.known(difference) or self.applied(difference, LOWERED), self.number(by),
+                            "fill(F32, 2, 0.0)"]
+                    names = self.names_of(part, "exponent", "by", "less")
+                    if factor is by:
+                        names = names[0], "", names[2]
+                    self.lowered[part] = names
+                    further = [n for n in names[1:] if n]
+                    lines.append(f"{', '.join((names[0], *further))} = {', '.join(v for n, v in zip(names, takes) if n)}")
+                    exact += [f"{names[0]} = {made[0]}",
+                              f"{', '.join(further)} = {', '.join(v for n, v in zip(names[1:], made[1:]) if n)}"]
+                else:
+                    self.done.add(y)
+                    exact.append(f"{self.name(y)} = {self.applied(y)}")
+                    self.lowered[part] = self.name(s), "", self.name(shift)
+                    lines.append(f"{self.name(y)} = {self.applied(y)}")
+                    del self.lowered[part]
+        reference = next((r for r, (_, x) in self.large.items() if x is shift and r in self.rare), None)
+        asked = f"steep({self.name(shift)})"
+        if reference is None:
+            self.put(*lines, f"if {asked}:", *(f"    {line}" for line in exact))
+        else:
+            large = self.large[reference][0]
+            self.put(*lines, f"if {self.rare[reference]}:", f"    {large} = {asked}", f"    if {large}:",
+                     *(f"        {line}" for line in exact))
+
+    def _is_there(self, x: Value) -> bool:
+        """Whether all that a value is made of has been computed."""
+        return all(self._is_there(y) if self.naming.is_inlined(y) else y not in self.left or y in self.done for y in x.args)
+
+    def number(self, x: Value) -> str:
+        return f"convert(F32, {scalar_text(x) if x.op == 'const' else self.known(x)})"
 
     def values(self, x: Value) -> int:
         """A thread's: of two rows, of a quarter of the columns, of both, in whichever order the program met them."""
@@ -94,14 +192,14 @@ class Consumer(Role):
             return self.choice.size(x.dims[0]) // 4
         return 2 if len(x.dims) == 1 else self.choice.size(next(dim for dim in x.dims if dim is not self.chain.rows)) // 2
 
-    def applied(self, x: Value) -> str:
-        made = Element(self.chain, x, self.known, self.of_tile)
+    def applied(self, x: Value, name: str = "") -> str:
+        made = Element(self.chain, x, self.known, self.of_tile, self.lowered)
         text, call = made.printed(self.values(x))
-        for name in made.arrays:
-            self.arrays.setdefault(name, x)
+        for array in made.arrays:
+            self.arrays.setdefault(array, x)
         function = self.functions.get(text)
         if function is None:
-            function = self.functions[text] = self.naming.fresh(f"make_{self.naming.of(x)}")
+            function = self.functions[text] = self.naming.fresh(f"make_{name or self.naming.of(x)}")
         return call(function)
 
     # -- events -------------------------------------------------------------------------------------------------------
@@ -113,10 +211,10 @@ class Consumer(Role):
             Pass: lambda e: self.put(f"turns.give((group + 1) % {self.choice.warpgroups})"),
             Start: lambda e: self.start(e, part is self.order.before and self.order.lags), Wait: self.wait,
             Release: self.release, Anchor: self.anchor}
+        self.rare = {}
         for event in part:
             if isinstance(event, Compute):
-                for x in event.values:
-                    self.compute(x, guarded)
+                self.compute_all(event.values, guarded)
             else:
                 print_of[type(event)](event)
         self.move(part)
@@ -177,6 +275,7 @@ class Consumer(Role):
     # -- tiles --------------------------------------------------------------------------------------------------------
 
     def begin_tile(self, joined: bool) -> None:
+        self.begin_large()
         for c in self.chain.carried:
             if c.init.op == "const" and not (joined and len(c.init.dims) == 2):
                 self.fill(c)
@@ -214,8 +313,7 @@ class Consumer(Role):
         return [*kept, self.chain.stop] if begins else kept
 
     def finish_tile(self) -> None:
-        for x in self.chain.end:
-            self.compute(x, False)
+        self.compute_all(self.chain.end, False)
         stack = "0" if self.chain.stack is None else self.of_tile(self.chain.stack)
         if self.chain.splits > 1:
             stack = f"before_{self.outer}" if self.before else self.outer
@@ -228,3 +326,7 @@ class Consumer(Role):
             text = self.applied(value) if value.op in ("const", "scalar", "load") else self.name(value)
             self.put(f"out_{name}.store({text}, {name}, {part}, group)")
 
+
+def _is_made_of(x: Value, reference: Value) -> bool:
+    """Whether a value of rows is made of another one and of numbers."""
+    return x is reference or (all(not y.dims or _is_made_of(y, reference) for y in x.args) and any(y.dims for y in x.args))

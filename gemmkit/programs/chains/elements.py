@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gemmkit.programs.chains.algebra import LOWERED
 from gemmkit.programs.chains.chain import Chain
 from gemmkit.programs.chains.ranges import bounds_of
 from gemmkit.programs.chains.reads import READ
@@ -18,10 +19,10 @@ from gemmkit.programs.values import Axis, Index
 __all__ = ["ELEMENTWISE", "Element", "is_whole_number", "scalar_text"]
 
 CALLS = dict(exp2="exp2", log2="log2", reciprocal="reciprocal", tanh="tanh", sqrt="math.sqrt", max="maximum",
-             finite="finite", fma="fma")
+             finite="finite", fma="fma", difference="difference")
 EXACT = 2.0**24                        # whole numbers up to it are float32
 BEYOND = 256                           # places that a tile's last block has behind an array's end, at most
-ELEMENTWISE = frozenset({*SIGNS, *JOINTS, *CALLS, "neg", "where", "inside"})
+ELEMENTWISE = frozenset({*SIGNS, *JOINTS, *CALLS, LOWERED, "neg", "where", "inside"})
 
 
 def is_whole_number(x: Value) -> bool:
@@ -69,12 +70,14 @@ def scalar_text(x: Value, top: bool = False) -> str:
 @dataclass
 class Element:
     """``known``: the name of a value that is computed elsewhere, None for one that is written here. ``place``: where a tile
-    or a round is, by its index."""
+    or a round is, by its index. ``lowered``: what parts of exponents call the three
+    operands of their fma ("": by their own names); others are written as differences."""
 
     chain: Chain
     root: Value
     known: Callable[[Value], str | None]
     place: Callable[[Index], str]
+    lowered: Mapping[Value, tuple[str, ...]]
     zips: list[str] = field(default_factory=list)
     extra: dict[str, str] = field(default_factory=dict)
     arrays: set[str] = field(default_factory=set)
@@ -121,6 +124,12 @@ class Element:
     def _operation(self, x: Value, top: bool) -> str:
         if x.op == READ:
             return self.of(x.args[0])
+        if x.op == LOWERED and x not in self.lowered:
+            return f"({self.of(x.args[3])} * {self.of(x.args[4])})"
+        if x.op == LOWERED:
+            args = [self._outside(y, name) if name else f"convert(F32, {self.of(y)})"
+                    for y, name in zip(x.args, self.lowered[x])]
+            return f"fma({', '.join(args)})"
         if x.op in ("lt", "le") and not self.is_rows and len(self.root.dims) == 2:
             compared = self._compared(x)
             if compared is not None:
@@ -129,9 +138,9 @@ class Element:
         are_floats = not whole and x.op != "where"
         args = [self._float(y) if are_floats and is_whole_number(y) and y.op not in CONDITIONS else
                 self.of(y, whole=whole and _may_be_whole(y)) for y in x.args]
-        if x.op != "fma":
+        if x.op not in ("fma", "difference"):
             args = [f"convert(F32, {a})" if is_converted(x, y) else a for a, y in zip(args, x.args)]
-        else:                                          # of three float32, and nothing weaker
+        else:                                          # of float32, and nothing weaker
             weak = "const", "load", "coordinate", READ
             args = [a if y.op not in weak and self.known(y) is not None else f"convert(F32, {a})"
                     for a, y in zip(args, x.args)]

@@ -28,8 +28,9 @@ from typing import Any
 import numpy as np
 
 from gemmkit.lang.errors import ConfigError
-from gemmkit.programs.chains.algebra import in_order
+from gemmkit.programs.chains.algebra import as_written, in_order
 from gemmkit.programs.chains.chain import Chain, depends, dots, loaded
+from gemmkit.programs.chains.collectives import DROP
 from gemmkit.programs.chains.merging import made_anew
 from gemmkit.programs.chains.monoids import is_independent
 from gemmkit.programs.chains.trials import Trial, same, trials_of
@@ -37,9 +38,8 @@ from gemmkit.programs.lines import refused
 from gemmkit.programs.trace import Carried, Value
 from gemmkit.programs.values import Axis
 
-__all__ = ["DROP", "begin_lazily", "references"]
+__all__ = ["begin_lazily", "references"]
 
-DROP = -8.0                            # the least exponent of a factor for which rows are left as they are
 WIDE = 192                             # columns of sums
 
 
@@ -120,7 +120,7 @@ def _one(chain: Chain, cell: Carried) -> None:
         raise _refused(chain, f"{len(factors)} factors of rows go from the old {best!r} to the new one; one is needed, such "
                               "as exp(best - top)", highest.line)
     (shrink,), dims, line = factors, highest.dims, highest.line
-    drop = shrink.args[0]
+    drop = as_written(shrink.args[0])
 
     def made(op: str, *args: Value, name: str = "") -> Value:
         return Value(op, args, dims, None, name, line)
@@ -134,12 +134,13 @@ def _one(chain: Chain, cell: Carried) -> None:
         raise _refused(chain, f"no sums of a tile are multiplied by {factor!r}, so that nothing is left out", line)
     for c, out in zip(chain.carried, outs):
         c.out = out
+    chain.factors = {made_anew(f, known): made_anew(r, known) for f, r in chain.factors.items()}
     for x in rows:                                     # what the exponent alone is made of has no name of the user's
         if depends(drop, {x}, rows) and depends(x, {highest}, rows):
             x.name = ""
     highest.name, drop.name = "highest", "drop"
     chain.body = in_order(outs)
-    chain.factors.add(factor)
+    chain.factors[factor] = top
 
 
 def _check_room(chain: Chain) -> None:

@@ -223,11 +223,16 @@ class Forms:
     def _of_sub(self, x: Value, f: Form, g: Form) -> Form:
         return self._sum(x, f, self._of_neg(x, g))
 
+    _of_difference = _of_sub
+
     def _of_mul(self, x: Value, f: Form, g: Form) -> Form:
         return self._product(x, f, g)
 
     def _of_fma(self, x: Value, f: Form, g: Form, h: Form) -> Form:
         return self._sum(x, self._product(x, f, g), h)
+
+    def _of_lowered(self, x: Value, s: Form, factor: Form, shift: Form, *_: Form) -> Form:
+        return self._of_fma(x, s, factor, shift)
 
     def _of_div(self, x: Value, f: Form, g: Form) -> Form:
         return self._product(x, f, self._of_reciprocal(x, g))

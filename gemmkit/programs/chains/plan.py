@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.programs.chains.algebra import guard, keep_parts, rewrite
+from gemmkit.programs.chains.algebra import guard, keep_parts, rewrite, settle
 from gemmkit.programs.chains.allocate import Choice, May, chosen
 from gemmkit.programs.chains.chain import Chain, chain_of
 from gemmkit.programs.chains.lazy import begin_lazily, references
@@ -67,6 +67,7 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
     may = May(may_commute, ranges.grow)
     rewrite(chain, numbers)
     begin_lazily(chain, lazy, mapping.lazy)
+    settle(chain)
     guard(chain, numbers)
     begun(chain, numbers)
     keep_parts(chain)

@@ -36,12 +36,12 @@ IMPORTS = [
     ("gemmkit.lang.control", "interleave"), ("gemmkit.lang.control", "split"), ("gemmkit.lang.registers", "apply"),
     ("gemmkit.lang.registers", "generate"), ("gemmkit.lang.values", "convert"), ("gemmkit.lang.values", "fill"),
     *(("gemmkit.programs.chains.collectives", name) for name in (
-        "HandedProduct", "OctetOut", "column_of", "column_value", "lane_value", "limits", "own_sum", "rescales", "row_max",
-        "row_value", "whole_sum")),
+        "HandedProduct", "OctetOut", "changes", "column_of", "column_value", "lane_value", "limits", "own_sum",
+        "rescales", "row_max", "row_value", "steep", "whole_sum")),
     *(("gemmkit.programs.collectives", name) for name in (
         "F32", "DirectOut", "Part", "Product", "RowsOut", "Staged", "TmaOut", "blocks", "row_of")),
     *(("gemmkit.ptx.approximate", name) for name in ("exp2", "log2", "maximum", "reciprocal", "tanh")),
-    ("gemmkit.ptx.anchor", "anchor"), ("gemmkit.ptx.arithmetic", "fma"),
+    ("gemmkit.ptx.anchor", "anchor"), ("gemmkit.ptx.arithmetic", "difference"), ("gemmkit.ptx.arithmetic", "fma"),
     *(("gemmkit.ptx.cluster", name) for name in ("cluster_barrier", "cluster_rank")),
     ("gemmkit.ptx.mbarrier", "mbarrier_fence_init"),
     *(("gemmkit.ptx.special", name) for name in (

@@ -65,12 +65,12 @@ class MultistageConsumer(Consumer):
     def events(self, part: list[Event], guarded: bool, joined: bool = False) -> None:
         if not part:
             return
+        self.rare = {}
         self.put("ring.wait()")
         self.copy_round(f"{self.ahead * self.step}", "before")
         for event in part:
             if isinstance(event, Compute):
-                for x in event.values:
-                    self.compute(x, guarded)
+                self.compute_all(event.values, guarded)
             elif isinstance(event, Start):
                 self.start(event, False)
         self.move(part)
@@ -110,6 +110,7 @@ class MultistageConsumer(Consumer):
         self.finish_tile()
 
     def begin_tile(self, joined: bool) -> None:
+        self.begin_large()
         for c in self.chain.carried:
             if c.init.op == "const":
                 self.fill(c)

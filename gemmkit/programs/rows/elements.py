@@ -101,6 +101,10 @@ class Element:
             return self._converted(f"convert({kind}, {bare(self._float(x.args[0]))})")
         whole = is_whole_number(x) and all(is_whole_number(y) or (y.op == "const" and float(y.data).is_integer())
                                            for y in x.args)
+        if x.op == "sub" and not whole and "mul" in (x.args[0].op, x.args[1].op):
+            one, other = (self.of(y) if self.is_float(y) else self._converted(self.of(y)) for y in x.args)
+            self.needs.add("difference")               # a GPU would fuse the product: a row's largest is 0 from itself
+            return f"difference({bare(one)}, {bare(other)})"
         if x.op in SIGNS:
             one, other = ([self.of(y, True) for y in x.args] if whole else
                           [self._float(y, x.args[1 - n]) for n, y in enumerate(x.args)])

@@ -24,7 +24,8 @@ IMPORTS = [
     *(("gemmkit.kernels.rows.row", word) for word in WORDS),
     ("gemmkit.kernels.rows.team", "BlockTeam"), ("gemmkit.kernels.rows.team", "WarpTeam"),
     ("gemmkit.lang.products", "matrix_of"), ("gemmkit.lang.values", "convert"), ("gemmkit.programs.collectives", "blocks"),
-    *(("gemmkit.ptx.approximate", name) for name in ("exp2", "log2", "reciprocal")), ("gemmkit.ptx.special", "udiv"),
+    *(("gemmkit.ptx.approximate", name) for name in ("exp2", "log2", "reciprocal")),
+    ("gemmkit.ptx.arithmetic", "difference"), ("gemmkit.ptx.special", "udiv"),
     *(("gemmkit.ptx.warpgroup", name) for name in ("grid_launch_dependents", "grid_wait"))]
 FOLDED = dict(rowsum="total", rowmean="total", rowmax="largest", rowmin="smallest")
 CALLED = dict(rowsum="whole", rowmean="mean", rowmax="top", rowmin="low", variance="variance", reciprocal="over")

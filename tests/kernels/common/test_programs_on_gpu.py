@@ -12,7 +12,7 @@ import pytest
 import gemmkit as gk
 from gemmkit.programs import remembered
 from gemmkit.runtime import cache
-from tests.support import chains, row_programs
+from tests.support import chains, large_scores, row_programs
 from tests.support import programs as listing
 from tests.support.machines import MACHINES
 from tests.unit.programs import test_roles as roles
@@ -62,6 +62,15 @@ def test_drawn(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(240))
 def test_drawn_chains(seed: int) -> None:
     checked(chains.drawn_case(seed))
+
+
+@pytest.mark.sample(20)
+@pytest.mark.parametrize("seed", range(360))
+def test_drawn_large_scores(seed: int) -> None:
+    program, arrays, mapping, components, close = large_scores.drawn(seed)
+    given = program.bound(tuple(there(x) for x in arrays), components)
+    program.plan(*given.values(), mapping=mapping).run(given)
+    assert close(given["o"].get())
 
 
 @pytest.mark.sample(20)

@@ -16,7 +16,7 @@ import pytest
 import gemmkit as gk
 from gemmkit import programs as gp
 from gemmkit.runtime.device import H100, assumed
-from tests.support import chains
+from tests.support import chains, large_scores
 from tests.support import programs as listing
 from tests.support.checks import named_functions_run
 
@@ -470,3 +470,43 @@ def test_a_value_that_meets_columns_before_rows(rows: int) -> None:
         chosen_by_row(a, b, bias, c, d, mapping=gk.Mapping({"n": 64}))
     s = a.astype(float) @ b.T.astype(float) + np.where(np.arange(rows)[:, None] < 3, bias.astype(float), 0.5)
     assert np.abs(d - s @ c.astype(float)).max() < 4e-3 * np.abs(s).max() * 10
+
+
+@pytest.mark.sample(30)
+@pytest.mark.parametrize("seed", range(180))
+def test_drawn_large_scores(seed: int) -> None:
+    """Rows whose scores are all large: weights are those of scores that are computed as the program is written."""
+    program, arrays, mapping, components, close = large_scores.drawn(seed)
+    with gk.emulate():
+        program(*arrays, mapping=mapping, **components)
+    assert close(arrays[-1])
+
+
+@pytest.mark.parametrize("kernel", ["warp_specialised", "multistage"])
+def test_large_scores_at_the_end_of_a_tile(kernel: str) -> None:
+    """Rows become weights where they are stored."""
+    sizes = np.array([3.0, -6e4, 6e4, 1e3] * 5)
+    a, b = np.zeros((20, 64), F16), np.zeros((64, 64), F16)
+    a[:, 0], a[:, 1] = sizes, sizes
+    b[:2] = 6e4
+    b[0, :5] = 59968
+    d, largest = np.full((20, 64), np.nan, F16), np.full(20, np.nan, F32)
+    with gk.emulate():
+        chains.softmax_gemm(a, b, d, largest, mapping=gk.Mapping(kernel=kernel))
+    exact, _ = chains.softmax_gemm.reference(a, b, d, largest)
+    assert np.abs(d.astype(float) - exact).max() <= 1e-3
+
+
+def test_lines_for_large_scores() -> None:
+    """A round has one branch; a score that is bounded has none, and a vote of a lazy round serves both."""
+    def text(score: Any, **mapping: Any) -> str:
+        q, k, v, o = (np.zeros((1, 64, 64), F16) for _ in range(4))
+        return listing.attention.plan(q, k, v, o, 0.125, score=score, mapping=gk.Mapping({"n": 64}, **mapping)).text
+
+    loop = text(None, ahead=False)
+    loop = loop[loop.index("        while n ", loop.index("def consume")):]
+    assert loop.count("if steep(") == loop.count("while n ") and "difference(convert(F32, (s * scale))" in loop
+    assert "steep" not in text(chains.soft_cap) and "difference" not in text(chains.soft_cap)
+    for kernel in ("warp_specialised", "multistage"):
+        lazy = text(None, lazy=True, kernel=kernel)
+        assert "if steep(" not in lazy and "changes(drop, large)" in lazy and "    large = True" in lazy

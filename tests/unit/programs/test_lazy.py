@@ -30,7 +30,7 @@ def test_drawn(seed: int) -> None:
     except gk.ConfigError as error:
         assert any(reason is not None and reason in str(error) for reason in why), str(error)
         return
-    assert "lazy" in plan.text.splitlines()[0] and "rescales" in plan.text
+    assert "lazy" in plan.text.splitlines()[0] and "rare = changes(" in plan.text
     assert program.plan(*arrays, mapping=plan.mapping, **more).text == plan.text
 
 
@@ -73,8 +73,8 @@ def test_rows_are_left_as_they_are() -> None:
 
 def test_the_text_has_a_branch() -> None:
     plan = listing.attention.plan(*heads(1.0), 1.0, mapping=LAZY)
-    assert re.search(r"if rescales\(shrink\):\n +out = apply\(make_out, out, shrink\)", plan.text)
-    assert "rescales" not in listing.attention.plan(*heads(1.0), 1.0, mapping=gk.Mapping({"n": 32}, lazy=False)).text
+    assert re.search(r"rare = changes\(drop, large\)(?s:.*?)if rare:\n +out = apply\(make_out, out, shrink\)", plan.text)
+    assert "rare" not in listing.attention.plan(*heads(1.0), 1.0, mapping=gk.Mapping({"n": 32}, lazy=False)).text
 
 
 @gk.program

@@ -342,3 +342,29 @@ def test_a_choice_within_a_choice() -> None:
     with gk.emulate():
         nested_choices(x, gamma, y)
     assert np.abs(y - nested_choices.reference(x, gamma, y)).max() < 1e-6
+
+
+@gk.program
+def scaled_softmax(x: Any, y: Any, z: Any, scale: float) -> None:
+    for m in gp.parallel(x.rows):
+        top = (scale * x[m]).max(axis=1)
+        p = gp.exp(scale * x[m] - top)
+        y[m] = p / p.sum(axis=1)
+        z[m] = scale * x[m] - top - gp.log(p.sum(axis=1))
+
+
+def test_large_rows() -> None:
+    """A GPU would fuse a product with the subtraction of its largest, which leaves a rounding error of thousands."""
+    most = np.finfo(np.float32).max
+    rows = [1e9, -1e9, 1e30, -1e30, most, -most, 3.0]
+    x = np.array([[size] * 9 for size in rows] + [[1e9, -1e9, 0.0] * 3, [1e9, 1e9 - 64, 1e9 + 64] * 3,
+                                                   [-np.inf] * 4 + [-1e9] * 5, [-np.inf] * 8 + [most]], np.float32)
+    y, z = np.full_like(x, np.nan), np.full_like(x, np.nan)
+    with gk.emulate():
+        scaled_softmax(x, y, z, 0.3)
+    below = (np.float32(0.3) * x).astype(float)
+    below -= below.max(axis=1, keepdims=True)
+    total = np.exp(below).sum(axis=1, keepdims=True)
+    assert np.allclose(y, np.exp(below) / total, rtol=1e-5, atol=1e-7)
+    assert np.allclose(z, below - np.log(total), rtol=1e-6, atol=1e-5)
+    assert scaled_softmax.plan(x, y, z, 0.3).text.count("difference(scale * x, top)") == 2
