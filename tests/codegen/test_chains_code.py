@@ -134,7 +134,8 @@ def test_lazy_rounds_leave_multiplications_out(d: int, sums: int) -> None:
     vote = max(n for n, line in enumerate(least) if line.startswith("VOTE.ANY"))       # the first is for large scores
     jump = next(n for n, line in enumerate(least) if n > vote and "BRA" in line)
     scaled = [n for n, line in enumerate(least) if line.startswith("FMUL") and n > jump]
-    assert len(scaled) >= sums and all(not line.startswith("FMUL") for line in least[vote:jump])
+    between = sum(line.startswith("FMUL") for line in least[vote:jump])
+    assert len(scaled) >= sums and between <= 2        # the shifts of two rows
 
 
 def test_clusters_spill_at_the_ends_of_tiles_alone() -> None:
