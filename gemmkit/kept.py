@@ -127,17 +127,19 @@ def _read(component: Component, key: list[Any], brought: list[Any]) -> bool:
         if kind is float and is_scalar:
             key.append(kind)
             brought.append(value if value else exact(value))
+        elif kind in _CONSTANTS and not is_scalar:
+            key += kind, value
+        elif isinstance(value, Component):
+            if not _read(value, key, brought):
+                return False
         elif kind in KEYS or is_array(value):
             at, of_array = KEYS.get(kind, key_of)(value, name)
             key += of_array, at & 15
             brought.append(at)
-        elif isinstance(value, Component):
-            if not _read(value, key, brought):
-                return False
         elif value is None or isinstance(value, (np.dtype, type)):
             key.append(value)
-        elif (kind in _CONSTANTS and not is_scalar) or (kind is FunctionType and _is_constant(value)):
-            key += kind, value
+        elif kind is FunctionType and _is_constant(value):
+            key.append(value)
         else:
             return False
     return True

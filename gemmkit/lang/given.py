@@ -238,8 +238,9 @@ def _is_scalar(x: Any) -> bool:
 
 def _is_array(x: Any) -> bool:
     from gemmkit.runtime.arrays import ArrayInfo, is_array
+    from gemmkit.runtime.recognition import KEYS
 
-    return type(x) is ArrayInfo or is_array(x)
+    return type(x) in KEYS or type(x) is ArrayInfo or is_array(x)
 
 
 _NUMBER = "a number that a kernel can take"

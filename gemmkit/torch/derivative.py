@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -110,20 +111,31 @@ class Derivative:
     def _shapes(self, operands: Sequence[Any]) -> list[Any]:
         """Of each operand its shape as it lies along D, by the field ``along`` of what reads it."""
         out = []
-        for operand, placeholder in zip(operands, self.recipe.placeholders):
-            along, own = "N", operand.dim()
+        for operand, (along, own) in zip(operands, self._lie):
+            shape = operand.shape
+            own = own or operand.dim()
+            out.append(shape if own != 1 else (*shape[:-1], 1, shape[-1]) if along == "N" else (*shape, 1))
+        return out
+
+    @cached_property
+    def _lie(self) -> list[tuple[str, int | None]]:
+        """Of each operand along what it lies, and its dimensions (None: all that it has)."""
+        out: list[tuple[str, int | None]] = []
+        for placeholder in self.recipe.placeholders:
+            found: tuple[str, int | None] = "N", None
             for stage in self.recipe.model.stages():
                 for field, dimensions in stage.array_dimensions().items():
                     if getattr(stage, field) is placeholder:
-                        along, own = getattr(stage, "along", "N"), dimensions
-            shape = operand.shape
-            out.append(shape if own != 1 else (*shape[:-1], 1, shape[-1]) if along == "N" else (*shape, 1))
+                        found = getattr(stage, "along", "N"), dimensions
+            out.append(found)
         return out
 
 
 def _of_operand(full: Any, operand: Any, shape: Any) -> Any:
     """The gradient of an operand of an epilogue, which lies along D in this shape: summed along what it was broadcast
     along."""
+    if full.dim() == 2 and operand.dim() == 1 and shape == (1, full.shape[1]) and full.dtype == operand.dtype:
+        return full.sum(0)                                 # adds up in float32, and rounds once
     full = full.expand(torch.broadcast_shapes(full.shape, shape))
     return summed_to(full, shape, _wide(full)).reshape(operand.shape).to(operand.dtype)
 

@@ -58,7 +58,7 @@ class Differentiable:
         self._defaults = {x.name: x.default_value for x in arguments if x.kwarg_only}
         count, names = len(arguments) - len(self._defaults), tuple(self._defaults)
         self._recorded = _function(self, count, names, backward, setup, rule)
-        self._eager = _eager_function(compute, count, names, backward, setup)
+        self._eager = _eager_function(compute, count, self._defaults, backward, setup)
 
     def __call__(self, *args: Any, **told: Any) -> Any:
         if is_eager(args):
@@ -73,12 +73,16 @@ class Differentiable:
 _PLAIN = torch.Tensor, torch.nn.Parameter
 
 
+_transforms = torch._C._are_functorch_transforms_active
+_dispatching, _overriding = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+_tracing, _profiling = torch._C._get_tracing_state, torch.autograd._profiler_enabled
+
+
 def is_eager(args: tuple[Any, ...]) -> bool:
     """Whether nothing but autograd looks at a call: no transform, mode, tracer, compiler, profiler, subclass of tensors, and
     no tensor without data or whose data stand for others (lazily conjugated)."""
-    if (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack()
-            or torch._C._len_torch_function_stack() or torch._C._get_tracing_state() is not None
-            or torch.autograd._profiler_enabled() or forward_ad._current_level >= 0):
+    if (torch.compiler.is_compiling() or _transforms() or _dispatching() or _overriding() or _tracing() is not None
+            or _profiling() or forward_ad._current_level >= 0):
         return False
     for x in args:
         if type(x) in _PLAIN:
@@ -89,21 +93,25 @@ def is_eager(args: tuple[Any, ...]) -> bool:
     return True
 
 
-def _eager_function(compute: Callable[..., Any], count: int, names: tuple[str, ...], backward: Callable[..., Any],
+def _eager_function(compute: Callable[..., Any], count: int, defaults: dict[str, Any], backward: Callable[..., Any],
                     setup: Callable[..., None]) -> Any:
     """The autograd function of eager calls. Saved with the forward pass: a `setup_context` of its own takes 5 us more."""
     class Eager(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
-            told = dict(zip(names, args[count:]))
-            output = compute(*args[:count], **told)
-            setup(ctx, inputs=args[:count], output=output, **({"keyword_only_inputs": told} if names else {}))
+            if not defaults:
+                output = compute(*args)
+                setup(ctx, inputs=args, output=output)
+                return output
+            told = dict(zip(defaults, args[count:]))
+            output = compute(*args[:count], **{name: value for name, value in told.items() if value != defaults[name]})
+            setup(ctx, inputs=args[:count], output=output, keyword_only_inputs=told)
             return output
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:
             found = backward(ctx, *grads)
-            return (*(found if isinstance(found, tuple) else (found,)), *(None for _ in names))
+            return (*(found if isinstance(found, tuple) else (found,)), *(None for _ in defaults))
 
     return Eager
 

@@ -127,6 +127,10 @@ def gradients(grad: Any, a: Any, b: Any, needed: tuple[bool, ...], a_form: str =
 
 def _like(operand: Any, operand_form: str, a: Any, b: Any, a_form: str, b_form: str, conj_a: bool, conj_b: bool) -> Any:
     """The gradient of what is stored of an operand, of its shape and dtype: a product of a and b."""
+    if (a_form == b_form == operand_form == forms.PLAIN and operand.dim() == a.dim() == b.dim() == 2
+            and a.dtype == b.dtype == operand.dtype and not operand.is_complex()):      # no view more than it needs
+        lies_in_columns = operand.stride(0) == 1 and operand.stride(1) != 1
+        return product(b.mT, a.mT).mT if lies_in_columns else product(a, b)
     a, b = _of_one_dtype(a, b)
     if operand_form == forms.PLAIN and operand.dim() == 2:
         a, b = _folded(a, b, a_form, b_form, operand)

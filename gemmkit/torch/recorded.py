@@ -38,7 +38,7 @@ def matmul(a: Any, b: Any, c: Any = None) -> Any:
             raise TypeError(f"{name} is a {type(x).__name__}; gemmkit.torch.matmul takes tensors, gemmkit.matmul any array")
     a, b, c = autocast(a, b, c)
     check_dtypes(a, b=b, c=c)
-    return _matmul(a, b, c)
+    return product(a, b) if c is None and a.dim() == b.dim() == 2 else _matmul(a, b, c)
 
 
 def _matmul(a: Any, b: Any, c: Any) -> Any:

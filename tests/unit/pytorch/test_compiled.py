@@ -77,7 +77,8 @@ def test_a_compiled_layers_bias(emulated: None) -> None:
 
     from torch._dynamo.backends.common import aot_autograd
 
-    compiled = torch.compile(ours, fullgraph=True, backend=aot_autograd(fw_compiler=seen, bw_compiler=seen))
+    compiled, plain = (torch.compile(model, fullgraph=True, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep))
+                       for model, keep in ((ours, seen), (theirs, lambda graph, inputs: graph.forward)))
     for needs, anew in itertools.product(((True, True), (False, True), (True, False)), (False, True)):
         if anew:                                               # a process, or a cache, may know these graphs from before
             torch._dynamo.reset()
@@ -90,7 +91,7 @@ def test_a_compiled_layers_bias(emulated: None) -> None:
         graphs.clear()
         (compiled(x) - y).square().sum().backward()
         found, x.grad = x.grad, None
-        (theirs(x) - y).square().sum().backward()
+        (plain(x) - y).square().sum().backward()            # PyTorch 2.11 does not see that parameters need one again
         torch.testing.assert_close(found, x.grad)
         for layer, other in zip(ours, theirs[::2]):
             for name in ("weight", "bias"):
