@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,13 +18,14 @@ from bench import prepare
 from bench.experiments import groups, minplus
 from bench.experiments import run as experiments
 from bench.experiments.experiment import Experiment
-from gemmkit import attention_plans, mlp_plans, products, row_plans
+from gemmkit import products
 from gemmkit.ahead import kernel_of
 from gemmkit.compiled import Launches
+from gemmkit.launch import Launch, forget_launches
 from gemmkit.operators.algebra import units
 from gemmkit.planning import Plan
 from gemmkit.programs.plan import ProgramPlan
-from gemmkit.specs import launching
+from gemmkit.runtime import device, workspace
 from tests.conformance.test_experiments import first_of_each
 from tests.support.hosts import Host
 from tests.support.on_device import OnDevice
@@ -65,10 +68,10 @@ def test_a_call_on_the_device_finds_what_was_compiled_ahead(case: Experiment, mo
         def of_numbers(self, numbers: np.ndarray) -> OnDevice:  # type: ignore[override]
             return OnDevice(super().of_numbers(numbers))
 
-    def bind_rows(*given: Any) -> row_plans.Bound:
-        found.append(row_plans.RowsLaunch(*given))
-        values = tuple(found[-1].launchable.values)
-        return row_plans.Bound(lambda *arguments: None, values, slice(0, 0), len(values) - 1, len(values) - 1)
+    def bind_launch(launch: Launch, bound: Any = None) -> Launch:
+        found.append(SimpleNamespace(launchable=launch.kernel))
+        launch.start = lambda *given: None
+        return launch
 
     of_host = ProgramPlan.run
 
@@ -79,14 +82,13 @@ def test_a_call_on_the_device_finds_what_was_compiled_ahead(case: Experiment, mo
             found.append(plan)
 
     monkeypatch.setattr(Plan, "_bind", bind)
-    monkeypatch.setattr(row_plans, "_bind", bind_rows)
-    monkeypatch.setattr("gemmkit.launch._launches", {})
-    monkeypatch.setattr(attention_plans, "_launch",
-                        lambda stream, call: found.append(attention_plans.AttentionLaunch(call)))
-    monkeypatch.setattr(mlp_plans, "_launch", lambda stream, call: found.append(mlp_plans.MlpLaunch(call)))
-    monkeypatch.setattr(launching.Kernel, "_launch", lambda kernel, arrays, infos, stream: found.append(kernel.ahead(arrays, infos)))
+    monkeypatch.setattr(Launch, "bind", bind_launch)
+    monkeypatch.setattr(workspace, "table", lambda *given: 0)
+    monkeypatch.setattr(device, "made_current", lambda ordinal: contextlib.nullcontext())
+    monkeypatch.setattr(device, "current", lambda: device.H100)
     monkeypatch.setattr(ProgramPlan, "run", run_program)
-    products.forget_plans()                                  # another row's product of the same arrays has been bound
+    products.forget_plans()                                  # another row's call of the same arrays has been bound
+    forget_launches()
     x = case.operands(prepare.HostArrays(), 0)
     for name, value in vars(x).items():
         if isinstance(value, np.ndarray):

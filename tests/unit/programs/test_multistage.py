@@ -63,7 +63,8 @@ def test_drawn(seed: int) -> None:
         try:
             checked(program, arrays, mapping, seed, **more)
         except gk.ConfigError as error:                # stages of two loops, or of wide blocks, may be too much
-            assert "bytes of shared memory" in str(error)
+            sums_up = seed % 2 and "where rounds add up rows or columns" in str(error)
+            assert sums_up or "bytes of shared memory" in str(error)
 
 
 @pytest.mark.sample(80)
@@ -74,7 +75,8 @@ def test_drawn_chains(draw: Any, seed: int) -> None:
     try:
         checked(program, arrays, listing.multistage(mapping), seed, **more)
     except gk.ConfigError as error:
-        assert mapping.splits and "splits=" in str(error) and program.function.__name__ in chains.NO_SHARES
+        if not (mapping.blocks and "registers of a thread" in str(error)):             # blocks that are Hopper's
+            assert mapping.splits and "splits=" in str(error) and program.function.__name__ in chains.NO_SHARES
 
 
 @pytest.mark.sample(4)
