@@ -31,7 +31,6 @@ from gemmkit.launch import Call, Calls, Launch, Put, Table, launch_of
 from gemmkit.masks import Everything, Mask, check_ranges
 from gemmkit.problem import FLOAT32_MAX
 from gemmkit.runtime import workspace
-from gemmkit.runtime.allocation import allocator
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.device import target
 from gemmkit.runtime.launchable import Launchable
@@ -258,8 +257,7 @@ def _launch(stream: int, call: AttentionCall, quick: Quick) -> None:
     if quick.key is not None and call.operands.keys:
         known = _calls.get(quick.key)
         if known is None:
-            like = quick.like
-            known = _calls.keep(quick.key, Call.of(launch, like, allocator(like, like.shape, like.dtype)))
+            known = _calls.keep(quick.key, Call.of(launch, quick.like))
         known.allow(quick.brought)
 
 
@@ -296,13 +294,4 @@ def quickly(q: Any, k: Any, v: Any, out: Any, mask: Any, score: Any, scale: Any,
 def again(quick: Quick, q: Any, out: Any, stream: Any) -> Any:
     """The result of a call that is known; None for another one."""
     known = _calls.get(quick.key)
-    if known is None:
-        return None
-    brought = quick.brought
-    if out is None:
-        out, at_out = known.allocate()
-        brought = *brought[:3], at_out, *brought[4:]
-    elif brought not in known.fit:
-        return None
-    known.start(known.stream(q, stream), brought)
-    return out
+    return None if known is None else known.again(q, quick.brought, ARRAYS.index("out"), out, stream)

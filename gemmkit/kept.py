@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import weakref
 from dataclasses import fields, is_dataclass
-from functools import lru_cache, partial
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -148,18 +148,21 @@ def _read(component: Component, key: list[Any], brought: list[Any]) -> bool:
 _CONSTANTS = frozenset((bool, int, str))
 
 
-@lru_cache(maxsize=1024)
+_fields: dict[type, list[tuple[str, bool]]] = {}
+
+
 def _fields_of(cls: type) -> list[tuple[str, bool]] | None:
-    """The names of the fields of one of gemmkit's own components, and which have a run-time number."""
-    if not is_gemmkit(cls) or not is_dataclass(cls):
-        return None
-    runtime = annotated(cls)
-    return [(field.name, runtime.get(field.name) is Scalar) for field in fields(cls)]
+    """The names of the fields of one of gemmkit's own components, and which have a run-time number. (A user's class, and a
+    function with what it captured, are not kept alive here.)"""
+    found = _fields.get(cls)
+    if found is None and is_gemmkit(cls) and is_dataclass(cls):
+        runtime = annotated(cls)
+        found = _fields[cls] = [(field.name, runtime.get(field.name) is Scalar) for field in fields(cls)]
+    return found
 
 
-@lru_cache(maxsize=1024)
 def _is_constant(function: FunctionType) -> bool:
-    return is_gemmkit(function) and function.__closure__ is None and not function.__defaults__
+    return function.__closure__ is None and not function.__defaults__ and is_gemmkit(function)
 
 
 def _read_slots(component: Component) -> list[int]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from gemmkit.components import anew
 from gemmkit.runtime import workspace
-from gemmkit.runtime.allocation import Allocate
+from gemmkit.runtime.allocation import Allocate, allocator
 from gemmkit.runtime.arrays import ArrayInfo, as_stream_handle, current_stream, producer_stream
 from gemmkit.runtime.compile import CodeChanged
 from gemmkit.runtime.launchable import Launchable
@@ -127,11 +127,10 @@ def forget_launches() -> None:
 # -- calls that come again ------------------------------------------------------------------------------------------------
 
 class Call(NamedTuple):
-    """What is known of calls that are alike: their launch, how a result is made, and what calls with a given result brought
-    that was found to share no memory that it must not."""
+    """What is known of calls that are alike: how they are launched, how a result is made, and what calls with a given result
+    brought that was found to share no memory that it must not."""
 
-    launch: Launch | None              # None: there is nothing to do
-    table: Table | None
+    start: Callable[[int, tuple[Any, ...]], None]
     allocate: Allocate
     library: str
     device: int
@@ -139,23 +138,31 @@ class Call(NamedTuple):
     fit: set[tuple[Any, ...]]
 
     @classmethod
-    def of(cls, launch: Launch | None, like: ArrayInfo, allocate: Allocate, table: Table | None = None) -> Call:
-        """Of a launch on the device of an array, whose library's stream it takes."""
-        return cls(launch, table, allocate, like.library, like.device, stream_finder(like.library, like.device), set())
+    def of(cls, launch: Launch, like: ArrayInfo) -> Call:
+        """Of a launch whose result is like an array, on the stream of whose library it is launched."""
+        start = launch.start if launch.table is None else launch.run
+        return cls(start, allocator(like, like.shape, like.dtype), like.library, like.device,
+                   stream_finder(like.library, like.device), set())
 
-    def stream(self, x: Any, given: Any) -> int:
-        """The handle of a call's stream: a given one, or the one that the library of ``x`` uses now."""
-        if given is not None:
-            handle = as_stream_handle(given)
-            check_stream(handle, self.device)
-            return handle
-        if self.find_stream is not None:
-            return self.find_stream()
-        return current_stream(self.library, self.device, producer_stream(x, self.library))
+    def again(self, x: Any, brought: tuple[Any, ...], place: int, out: Any, stream: Any) -> Any:
+        """The result of a call that is like this one, where it is known to be right: a new one, whose address is put at
+        ``place`` of what the call brings, or ``out``, if that was given before. Else None."""
+        find = self.find_stream
+        handle = find() if stream is None and find is not None else self._stream(x, stream)
+        if out is None:
+            out, at = self.allocate()
+            brought = (*brought[:place], at, *brought[place + 1:])
+        elif brought not in self.fit:
+            return None
+        self.start(handle, brought)
+        return out
 
-    def start(self, stream: int, brought: tuple[Any, ...]) -> None:
-        if self.launch is not None:
-            self.launch.run(stream, brought, self.table)
+    def _stream(self, x: Any, given: Any) -> int:
+        if given is None:
+            return current_stream(self.library, self.device, producer_stream(x, self.library))
+        handle = as_stream_handle(given)
+        check_stream(handle, self.device)
+        return handle
 
     def allow(self, brought: tuple[Any, ...]) -> None:
         """What a call brings has been checked."""

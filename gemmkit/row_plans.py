@@ -20,7 +20,6 @@ from gemmkit.lang.freezing import Frozen, freeze_array, freeze_scalar
 from gemmkit.launch import Call, Calls, Launch, Put, launch_of
 from gemmkit.problem import check_out, check_places
 from gemmkit.row_functions import RowFunction
-from gemmkit.runtime.allocation import allocator
 from gemmkit.runtime.array_info import are_the_same
 from gemmkit.runtime.arrays import (
     ArrayInfo,
@@ -50,13 +49,9 @@ def run_rows(x: Any, function: RowFunction, out: Any, stream: Any) -> Any:
     key, brought = _quickly(x, function, out)
     known = _calls.get(key)
     if known is not None:
-        if out is None:
-            out, at_out = known.allocate()
-            known.start(known.stream(x, stream), (brought[0], at_out, *brought[2:]))
-            return out
-        if brought in known.fit:
-            known.start(known.stream(x, stream), brought)
-            return out
+        result = known.again(x, brought, 1, out, stream)
+        if result is not None:
+            return result
     info = describe(x, "x")
     _check_dtype(info, "x")
     if not info.shape:
@@ -189,7 +184,7 @@ _calls = Calls()
 
 
 def _launch(stream: int, x: ArrayInfo, out: ArrayInfo, function: RowFunction, key: Any, brought: tuple[Any, ...],
-            library: ArrayInfo) -> None:
+            like: ArrayInfo) -> None:
     """Launch it, and have the call found by ``key`` from then on: None for a function that has to be frozen each time."""
     frozen = kept.frozen(function)
     own = kept.slots_of(function) if key is not None else list(range(len(frozen.leaves)))
@@ -209,7 +204,7 @@ def _launch(stream: int, x: ArrayInfo, out: ArrayInfo, function: RowFunction, ke
     if key is not None:
         known = _calls.get(key)
         if known is None:
-            known = _calls.keep(key, Call.of(launch, library, allocator(library, library.shape, library.dtype)))
+            known = _calls.keep(key, Call.of(launch, like))
         known.allow(brought)
 
 

@@ -124,7 +124,7 @@ class Linear(torch.nn.Module):
         elif bias is None:
             found = self._multiply(rows, weight)
         else:
-            found = self._multiply(rows, weight, bias)
+            found = self._multiply.of_one_dtype(rows, weight, None, bias)
         return found if x.dim() == 2 else found.view(*x.shape[:-1], self.out_features)
 
     def _biased(self, rows: Any, weight: Any, bias: Any) -> Any:
@@ -133,7 +133,7 @@ class Linear(torch.nn.Module):
             return matmul(rows, weight)
         if torch.compiler.is_compiling():
             return biased(matmul(rows, weight), bias)
-        return self._before_activation(rows, weight, bias)
+        return self._before_activation.of_one_dtype(rows, weight, None, bias)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, activation={self.activation!r}"

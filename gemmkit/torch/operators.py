@@ -115,6 +115,10 @@ class Product:
                             f"{len(operands)} operands behind a and b")
         if not self._says_dtypes:
             (a, b, c), operands = (found := autocast(a, b, c, *operands))[:3], found[3:]
+        return self.of_one_dtype(a, b, c, *operands)
+
+    def of_one_dtype(self, a: Any, b: Any, c: Any, *operands: Any) -> Any:
+        """`__call__` of tensors that need no cast, all of them given."""
         if self._keeping is not None and torch.is_grad_enabled():
             for x in (a, b, c, *operands):
                 if x is not None and x.requires_grad:

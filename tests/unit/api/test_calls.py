@@ -22,6 +22,7 @@ from gemmkit.products import forget_plans
 from gemmkit.runtime import device
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.launch_config import CTYPES, PARAMETER_FORMATS
+from gemmkit.transforms import Elementwise
 from tests.support.checks import functions_run
 
 LIBRARIES = pytest.mark.parametrize("library", stand_ins.LIBRARIES)
@@ -129,6 +130,22 @@ def test_components_that_are_kept_are_looked_at_alone(library: str, make: Any) -
         call(), call()
         found = functions_run(call)
         assert "_freeze_component" not in found and len(found) <= 110, (len(found), found)
+
+
+@LIBRARIES
+def test_known_calls_keep_no_array_alive(library: str, make: Any) -> None:
+    """Neither those that components hold, nor what functions captured."""
+    def alive() -> list[Any]:
+        a, bias, table, gamma = make(64, 64), make(64), make(64), make(64)
+        for _ in range(2):
+            gk.matmul(a, a, epilogue=gk.epilogues.Bias(bias),
+                      transform_shared_to_global_d=Elementwise(lambda x, i, j: x * table[j]))
+            gk.rmsnorm(a, gamma)
+        return [weakref.ref(x) for x in (a, bias, table, gamma)]
+
+    references = alive()
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 4
 
 
 # -- what reaches the driver -------------------------------------------------------------------------------------------
