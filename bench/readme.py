@@ -134,6 +134,8 @@ LIBRARIES = (
     Line("schedules and `matmul`, small f16 to f32", "specs", "small"),
     Line("training in torch.compile, against `nn.Linear`", "training", "training"),
     Line("host time of a call, against the library's", "host", "host", is_work("plan (", "matmul (")),
+    Line("host time of functions and layers, against PyTorch", "host", "host",
+         is_work("attention", "softmax", "rmsnorm", "bias", "torch.")),
     Line("all-gather and product, two GPUs", "distributed", "all-gather", lambda row: row["peer"] != "alone"),
     Line("product and reduce-scatter, two GPUs", "distributed", "reduce-scatter", lambda row: row["peer"] != "alone"),
 )  # fmt: skip
