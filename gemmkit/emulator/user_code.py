@@ -310,13 +310,16 @@ def _boundary(twin: FunctionType, gives_coordinates: bool, tried: Callable[[tupl
 
     @wraps(twin)
     def called(*given: Any, **named: Any) -> Any:
-        if not named and not gives_coordinates and _CHANGED.isdisjoint(map(type, given)):
-            out = twin(*given)                            # elements alone, as a semiring has them
-        else:
+        if named or gives_coordinates or not _CHANGED.isdisjoint(map(type, given)):
             if named:
                 named = {name: _inwards(value) for name, value in named.items()}
             given = tuple([change(value) if (change := change_of(value.__class__)) else value for value in given])
+        try:
             out = twin(*given, **named)
+        except TypeError:
+            if first:                                     # what the compiler would refuse is said in its words
+                tried(given, named)
+            raise
         if first:
             first.clear()
             tried(given, named)

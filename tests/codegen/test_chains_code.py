@@ -111,6 +111,7 @@ def test_machine_code(name: str) -> None:
     assert least <= (most if isinstance(most, int) else MORE * min(map(len, rounds_of(most()))))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("splits, d, components", [(4, 128, SCALED), (16, 128, dict(SCALED, visible=chains.between)), (16, 256, SCALED)])
 def test_shares_have_the_rounds_of_whole_tiles(splits: int, d: int, components: dict[str, Any]) -> None:
     """And in the kernel that merges them nothing spills, of up to 16 rows that are added up."""

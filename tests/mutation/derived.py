@@ -19,7 +19,7 @@ rings have stages, and with so few that producers come to the next tile first.
 | the stage that is read | is filled, in place of the one that has been; or read, where it is not yet full |
 | another phase | a wait or an `acquire` takes the other parity; or a ring's first phase is the other one |
 | another stage | what is expected, loaded, waited for, multiplied or released is the next stage's |
-| one round more, less | a bound of a loop, or a mask's, takes one place more or one less |
+| <= in place of <, and alike | a bound of a loop, or a mask's, takes one place more or one less |
 | a block more | `blocks(...) - 1` is `blocks(...)` |
 
 A fault is found where the emulator raises, the text is refused, or the result is wrong. One that changes nothing on a GPU either
@@ -69,7 +69,7 @@ HARMLESS: dict[tuple[str, str, str, int], str] = {
     ("attention", "too early", "ring_v.release(at_v.stage)", 2): ENDS,
     ("attention", "not advanced", "at_v = ring_v.advance(at_v)", 5): ENDS,
     ("multistage attention", "a block more", "n = (blocks(sizes.n, 32) - 1) * 32", 0): MASKED,
-    **{(name, "one round more, less", "while n >= 0 and n + 32 > sizes.n:", 0): MASKED
+    **{(name, ">= in place of >", "while n >= 0 and n + 32 > sizes.n:", 0): MASKED
        for name in ("attention in turns", "attention of 192", "multistage attention")},
 }
 
@@ -239,7 +239,7 @@ def _places(text: str, n: int, line: str, said: str, nth: int, changed: Callable
         for old, new in BOUNDS.items():
             # (Of copies by threads one block more is zeros that nobody reads.)
             if old in line and not (said.startswith("if ") and old == " < " and "CopyRing" in text):
-                yield Fault(n, "one round more, less", said, nth, changed(new.join(line.rsplit(old, 1))))
+                yield Fault(n, f"{new.strip()} in place of {old.strip()}", said, nth, changed(new.join(line.rsplit(old, 1))))
     if " - 1) * " in line and "blocks(" in line:
         yield Fault(n, "a block more", said, nth, changed(line.replace(" - 1) * ", ") * ")))
 

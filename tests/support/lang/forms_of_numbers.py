@@ -6,6 +6,8 @@ Each is the body of a function of the operands in `tests.support.lang.forms_on_h
 from __future__ import annotations
 
 TAKEN = {
+    "math.sqrt lit neg": "return math.sqrt(-1)",
+    "logsumexp": "m = max(values)\ns = 0\nfor v in values:\n    s += math.exp(v - m)\nreturn m + math.log(s)",
     "pow": "return pow(values[0], 2)",
     "divmod neg": "return divmod(k, 2)",
     "divmod neg2": "return divmod(7, k)",

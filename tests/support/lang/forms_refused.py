@@ -113,7 +113,6 @@ REFUSED = {
     "math.dist": ("return math.dist(values, values)", "math.dist has no device code"),
     "math.isqrt": ("return math.isqrt(i)", "math.isqrt has no device code"),
     "math.comb": ("return math.comb(i, 1)", "math.comb has no device code"),
-    "math.sqrt lit neg": ("return math.sqrt(-1)", "math.sqrt of -1: math domain error"),
     "type()": ("return values[0] if type(i) is int else values[1]", "type makes objects of class type, which has"),
     "isinstance": ("return values[0] if isinstance(i, int) else values[1]", "Python's isinstance has no device code"),
     "callable": ("return values[0] if callable(doubled) else values[1]", "Python's callable has no device code"),
@@ -144,8 +143,6 @@ REFUSED = {
     "mixed in helper": ((
         "def g(t):\n    s = values[0]\n    for v in t:\n        s += v\n    return s\nreturn g((k, h))"), "a loop over Tuple(int32, gemmkit.float16),"),
     "causal2": ("return values[0] if i >= 1 else float('-inf')", "device code makes no numbers of strings;"),
-    "logsumexp": ((
-        "m = max(values)\ns = 0\nfor v in values:\n    s += math.exp(v - m)\nreturn m + math.log(s)"), "math.log of 0: math domain error"),
     "cplx kw": ("return complex(real=values[0], imag=values[1])", "complex takes no arguments by name in device"),
     "def in def arg": ((
         "def apply(f, *x):\n    return f(*x)\nreturn apply(lambda a: a, values[0])"), "it takes any number of arguments; device code"),
