@@ -76,13 +76,14 @@ _PLAIN = torch.Tensor, torch.nn.Parameter
 _transforms = torch._C._are_functorch_transforms_active
 _dispatching, _overriding = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 _tracing, _profiling = torch._C._get_tracing_state, torch.autograd._profiler_enabled
+_overridden = torch._C._has_torch_function
 
 
 def is_eager(args: tuple[Any, ...]) -> bool:
     """Whether nothing but autograd looks at a call: no transform, mode, tracer, compiler, profiler, subclass of tensors, and
     no tensor without data or whose data stand for others (lazily conjugated)."""
     if (torch.compiler.is_compiling() or _transforms() or _dispatching() or _overriding() or _tracing() is not None
-            or _profiling() or forward_ad._current_level >= 0):
+            or _profiling() or forward_ad._current_level >= 0 or _overridden(args)):
         return False
     for x in args:
         if type(x) in _PLAIN:

@@ -20,7 +20,7 @@ from gemmkit.torch import forms
 from gemmkit.torch.batching import batched_by
 from gemmkit.torch.derivative import Derivative
 from gemmkit.torch.library import Differentiable, define, qualified
-from gemmkit.torch.product import autocast, check_dtypes, check_together, result_dtype, result_shape
+from gemmkit.torch.product import KEPT, autocast, check_dtypes, check_together, result_dtype, result_shape
 from gemmkit.torch.replay import Recipe
 
 __all__ = ["Product", "op"]
@@ -187,8 +187,8 @@ class Product:
 
     def _compute_eagerly(self, a: Any, b: Any, c: Any, *operands: Any) -> Any:
         """`_compute`, by way of calls of `gemmkit.matmul` that are known, which make the result themselves."""
-        if (self._is_plain and c is None and a.is_floating_point() and a.dim() >= 2 and b.dim() >= 2
-                and a.shape[-1] == b.shape[-2] and all(x.dtype == a.dtype for x in (b, *operands))):
+        if (self._is_plain and c is None and a.dtype in KEPT and min(a.dim(), b.dim()) >= 2 and a.shape[-1] == b.shape[-2]
+                and all(x.dtype == a.dtype for x in (b, *operands))):
             return matmul(a, b, epilogue=self._epilogue(operands)) if self._has_epilogue else matmul(a, b)
         return self._compute(a, b, c, *operands)
 

@@ -19,7 +19,8 @@ from gemmkit.torch import forms
 from gemmkit.torch.batching import batched_by
 from gemmkit.torch.library import Differentiable, define
 
-__all__ = ["autocast", "check_dtypes", "check_together", "gradients", "product", "result_dtype", "result_shape", "summed_to"]
+__all__ = ["KEPT", "autocast", "check_dtypes", "check_together", "gradients", "product", "result_dtype", "result_shape",
+           "summed_to"]
 
 _SCHEMA = ('(Tensor a, Tensor b, *, str a_form="plain", str b_form="plain", bool conj_a=False, bool conj_b=False, '
            "ScalarType? dtype=None) -> Tensor")
@@ -187,10 +188,13 @@ def _in_batches(size: int, in_dims: tuple, a: Any, b: Any, **told: Any) -> tuple
     return batched_by(_OPERATOR, size, in_dims[:2], (a, b), cores, told)
 
 
+#: Of whose products `gemmkit.matmul` makes results as the operator does, of the operands' own dtype.
+KEPT = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
+
+
 def _compute_eagerly(a: Any, b: Any, **told: Any) -> Any:
     """`_compute`, by way of calls of `gemmkit.matmul` that are known, which make the result themselves."""
-    if (not told and a.dtype == b.dtype and a.is_floating_point() and a.dim() >= 2 and b.dim() >= 2
-            and a.shape[-1] == b.shape[-2]):
+    if not told and a.dtype == b.dtype and a.dtype in KEPT and min(a.dim(), b.dim()) >= 2 and a.shape[-1] == b.shape[-2]:
         return matmul(a, b)
     return _compute(a, b, **told)
 

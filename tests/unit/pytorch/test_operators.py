@@ -16,6 +16,7 @@ import gemmkit as gk  # noqa: E402
 import gemmkit.torch  # noqa: E402
 from gemmkit.epilogues import GELU, Bias, Elementwise, Scale, SiLU, Softmax, Tanh  # noqa: E402
 from gemmkit.matrices import unwrapped  # noqa: E402
+from gemmkit.torch.library import is_eager  # noqa: E402
 from gemmkit.torch.product import product, summed_to  # noqa: E402
 from gemmkit.torch.recorded import recorded  # noqa: E402
 from gemmkit.torch.replay import Recipe, partials  # noqa: E402
@@ -380,3 +381,40 @@ def test_operands_of_one_dimension(of_a: tuple[int, ...], of_b: tuple[int, ...],
         assert made.shape == wanted.shape and torch.allclose(made, wanted, atol=1e-5)
         for found, known in zip(torch.autograd.grad(made.sum(), (a, b)), gradients):
             assert found.shape == known.shape and torch.allclose(found, known, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.complex64,
+                                   torch.int8, torch.int32], ids=str)
+def test_eager_calls_give_what_the_operator_gives(dtype: Any, emulated: None) -> None:
+    a, b = (torch.arange(12).reshape(shape).to(dtype) for shape in ((3, 4), (4, 3)))
+    eager, by_operator = gk.torch.matmul(a, b), torch.ops.gemmkit.product(a, b)
+    assert is_eager((a, b)) and eager.dtype == by_operator.dtype
+    torch.testing.assert_close(eager.to(torch.complex128), by_operator.to(torch.complex128))
+
+
+def test_what_else_looks_at_a_call_has_the_operator(emulated: None) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    class Own(torch.Tensor):
+        pass
+
+    a = torch.ones(3, 3)
+    assert is_eager((a, None, "plain", torch.nn.Parameter(a)))
+    assert not any(map(is_eager, ((a.to("meta"),), (a.as_subclass(Own),), (torch.ones(3, 3, dtype=torch.complex64).conj(),))))
+    seen: list[bool] = []
+
+    def looked(x: Any) -> Any:
+        seen.append(is_eager((x,)))
+        return x * 1
+
+    torch.func.vmap(looked)(a)
+    with torch.profiler.profile():
+        looked(a)
+    with FakeTensorMode():
+        looked(torch.ones(3, 3))
+    with torch.device("cpu"):
+        looked(a)
+    with torch.autograd.forward_ad.dual_level():
+        looked(a)
+    torch.jit.trace(looked, (a,), check_trace=False)
+    assert seen == [False] * 6 and is_eager((a,))
