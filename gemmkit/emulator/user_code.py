@@ -44,6 +44,7 @@ from gemmkit.emulator.functions import (
 from gemmkit.emulator.sites import INTERNAL_PATHS, TEMPLATE_PATHS
 from gemmkit.emulator.trial import Unknown, tried
 from gemmkit.kernels.spec import Shape, StackShape
+from gemmkit.lang.errors import ComponentError
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.references import Owner, globals_of, is_gemmkit, is_host, is_library, names_of, owner_of
 from gemmkit.lang.runtime_fields import annotated
@@ -316,8 +317,8 @@ def _boundary(twin: FunctionType, gives_coordinates: bool, tried: Callable[[tupl
             given = tuple([change(value) if (change := change_of(value.__class__)) else value for value in given])
         try:
             out = twin(*given, **named)
-        except TypeError:
-            if first:                                     # what the compiler would refuse is said in its words
+        except TypeError as error:
+            if first and not isinstance(error, ComponentError):    # what the compiler would refuse is said in its words
                 tried(given, named)
             raise
         if first:

@@ -90,6 +90,8 @@ def _judged(case: Case, error: BaseException) -> Outcome:
         return Outcome(kind, None)                            # the bad value itself says which class it cannot be made of
     if isinstance(error, gk.ComponentError) and text.partition(" returned ")[0] in case.broken:
         return Outcome(kind, None)                            # the bad value is the function that is named
+    if isinstance(error, EmulatorError) and re.search(r"^  at <string>:\d+$", text, re.MULTILINE):
+        return Outcome(kind, None)                            # the line of the user's code that a GPU has no result for
     if not any(re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", text) for name in case.names):
         return Outcome(kind, f"{kind} names none of {', '.join(case.names)}, at {_place(last)}: {text}")
     return Outcome(kind, None)
