@@ -31,7 +31,7 @@ class Recording(Mode):
     found: list[Any] = field(default_factory=list, compare=False)
 
     def run(self, made: Any, arrays: Any) -> None:
-        self.found.extend(made.launched())
+        self.found.extend((made, *getattr(made, "behind", ())))    # kernels of their own
         for out in made.filled(arrays) if self.zeros else ():
             out[...] = 0
 

@@ -34,7 +34,7 @@ from gemmkit.runtime import workspace
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.device import target
 from gemmkit.runtime.launchable import Launchable
-from gemmkit.runtime.recognition import KEYS, key_of
+from gemmkit.runtime.recognition import KEYS, key_if_given, key_of
 from gemmkit.runtime.streams import launch_stream
 from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.scores import Plain, Score
@@ -120,9 +120,6 @@ class AttentionLaunch:
                                      self.blocks, device, operands.q.device, self.spec.shared_bytes, dependent=by_tma)
 
     # -- without a GPU (`gemmkit.emulator.mode`) -----------------------------------------------------------------------
-
-    def launched(self) -> list[Any]:
-        return [self]
 
     def filled(self, arrays: dict[str, Any]) -> list[Any]:
         return [arrays[name] for name in ("out", "lse") if arrays[name] is not None]
@@ -221,15 +218,8 @@ ARRAYS = "q", "k", "v", "out", "lse"   # what a call brings, in this order; then
 
 
 def _launch(stream: int, call: AttentionCall, quick: Quick) -> None:
-    frozen = [kept.frozen(rule) for rule in (call.mask, call.score)]
-    own, held = [0], list[Any]()
-    for rule, of in zip((call.mask, call.score), frozen):
-        leaves = [value for _, value in of.leaves]
-        slots = range(len(leaves)) if quick.key is None else kept.slots_of(rule)
-        own += [own[0] + slot for slot in slots]
-        own[0] += len(leaves)
-        held += [kept.exact(leaves[slot]) for slot in slots]
-    own = own[1:]
+    held = kept.given_by(call.mask, call.score)
+    of_mask = held.frozen[0]
     given = call.operands.q, call.operands.k, call.operands.v, call.out, call.lse
     pointers = [0 if info is None else info.pointer for info in given]
     if not call.operands.keys:
@@ -243,17 +233,15 @@ def _launch(stream: int, call: AttentionCall, quick: Quick) -> None:
         maps = zip(slots[3 + len(launch.views):], launch.maps, launch.tensor_maps)
         puts = [Put(slot, ARRAYS.index(name)) for slot, name in views if slot is not None and name is not None]
         puts += [Put(slot, ARRAYS.index(name), encoder=one.encoder) for slot, (name, _), one in maps if slot is not None]
-        numbers = slots[1] + 2, slots[1] + 3, *own                 # the scale, and what takes scores to powers of 2
+        numbers = slots[1] + 2, slots[1] + 3, *held.slots                 # the scale, and what takes scores to powers of 2
         puts += [Put(slot, n, encoder=kept.number) for n, slot in enumerate(numbers, len(ARRAYS))]
         return Launch(launch.launchable, [*puts, Put(slots[2], len(ARRAYS) + len(numbers))], Table(launch.order))
 
     key = (attention, tuple(info and (*info[1:6], info.pointer % 16) for info in given), call.sequences, call.scale > 0,
-           tuple((rule.kind, rule.fingerprint, tuple((info.shape, info.device) for info in rule.arrays)) for rule in frozen),
-           None if frozen[0].arrays else tuple(value for _, value in frozen[0].leaves),        # what the table rests on
-           quick.key is None)
+           held.key, None if of_mask.arrays else tuple(value for _, value in of_mask.leaves))  # what the table rests on
     what = f"{type(call.mask).__qualname__} or of the score"
     launch = launch_of(key, made, what)
-    launch.run(stream, (*pointers, call.scale, call.scale * LOG2E, *held))
+    launch.run(stream, (*pointers, call.scale, call.scale * LOG2E, *held.brought))
     if quick.key is not None and call.operands.keys:
         known = _calls.get(quick.key)
         if known is None:
@@ -271,7 +259,7 @@ def quickly(q: Any, k: Any, v: Any, out: Any, mask: Any, score: Any, scale: Any,
     at_q, of_q = KEYS.get(type(q), key_of)(q, "q")
     at_k, of_k = KEYS.get(type(k), key_of)(k, "k")
     at_v, of_v = KEYS.get(type(v), key_of)(v, "v")
-    at_out, of_out = (0, None) if out is None else KEYS.get(type(out), key_of)(out, "out")
+    at_out, of_out = key_if_given(out, "out")
     key: list[Any] = [layout, of_q, of_k, of_v, of_out, at_q & 15, at_k & 15, at_v & 15, at_out & 15]
     held: list[Any] = []
     for rule in (mask, score):

@@ -214,10 +214,6 @@ class Compiled:
 
     # -- without a GPU (`gemmkit.emulator.mode`) -----------------------------------------------------------------------
 
-    def launched(self) -> list[Any]:
-        """What it launches, in order: each has a ``launchable``."""
-        return [self, *self.behind]
-
     def filled(self, arrays: tuple[Any, ...]) -> list[Any]:
         return [arrays[3]]
 

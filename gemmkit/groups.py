@@ -117,9 +117,6 @@ class CompiledGroup:
 
     # -- without a GPU (`gemmkit.emulator.mode`) -----------------------------------------------------------------------
 
-    def launched(self) -> list[Any]:
-        return [self]
-
     def filled(self, arrays: tuple[list[tuple[Any, ...]], np.ndarray]) -> list[Any]:
         return [out for *_, out in arrays[0]]
 

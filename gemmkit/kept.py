@@ -17,7 +17,7 @@ import weakref
 from dataclasses import fields, is_dataclass
 from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from gemmkit.lang.runtime_fields import Scalar, annotated
 from gemmkit.runtime.arrays import is_array
 from gemmkit.runtime.recognition import KEYS, key_of
 
-__all__ = ["exact", "frozen", "number", "seen", "slots_of"]
+__all__ = ["Given", "exact", "frozen", "given_by", "number", "seen", "slots_of"]
 
 _LIMIT = 1024                          # components that are remembered
 
@@ -100,6 +100,32 @@ def slots_of(component: Component) -> list[int]:
     return _read_slots(component) if _read(component, [], []) else list(range(len(frozen(component).leaves)))
 
 
+class Given(NamedTuple):
+    """Components as they are frozen, where among the leaves of all of them a launch puts what they bring, and what that is
+    (`seen`)."""
+
+    frozen: list[Frozen]
+    slots: list[int]
+    brought: list[Any]
+
+    @property
+    def key(self) -> Any:
+        """What decides, of them, which launch a call has."""
+        return (tuple((one.kind, one.fingerprint, tuple((info.shape, info.device) for info in one.arrays))
+                      for one in self.frozen), tuple(self.slots))
+
+
+def given_by(*components: Component) -> Given:
+    found, before = Given([], [], []), 0
+    for component in components:
+        one, own = frozen(component), slots_of(component)
+        found.frozen.append(one)
+        found.slots.extend(before + slot for slot in own)
+        found.brought.extend(exact(one.leaves[slot][1]) for slot in own)
+        before += len(one.leaves)
+    return found
+
+
 #: What stands for -0.0 among what a call brings: that is compared, and zeros compare equal and differ.
 NEGATIVE_ZERO = "-0.0"
 
@@ -146,8 +172,6 @@ def _read(component: Component, key: list[Any], brought: list[Any]) -> bool:
 
 
 _CONSTANTS = frozenset((bool, int, str))
-
-
 _fields: dict[type, list[tuple[str, bool]]] = {}
 
 

@@ -59,9 +59,8 @@ class Launch:
     table: Table | None = None         # of all its calls
     start: Callable[[int, tuple[Any, ...]], None] = field(init=False, repr=False)
 
-    def bind(self, bound: Any = None) -> Launch:
-        """Compile and load the kernel, or take it as it is loaded (``bound``). Raises what `Launchable.bind` raises."""
-        bound = self.kernel.bind() if bound is None else bound
+    def bind(self) -> Launch:
+        """Compile and load the kernel. Raises what `Launchable.bind` raises."""
         puts, values = tuple(self.puts), list(self.kernel.values)
         for put in puts:
             if isinstance(put.encoder, Encoder):
@@ -71,7 +70,7 @@ class Launch:
             at = [brought[which] + offset if offset else brought[which] for _, which, offset, _ in puts]
             return [value if put.encoder is None else put.encoder(value) for put, value in zip(puts, at)]
 
-        self.start = bound.prepare(values, [put.slot for put in puts], expand)
+        self.start = self.kernel.bind().prepare(values, [put.slot for put in puts], expand)
         return self
 
     def run(self, stream: int, brought: tuple[Any, ...], table: Table | None = None) -> None:

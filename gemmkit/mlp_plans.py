@@ -156,9 +156,6 @@ class MlpLaunch:
 
     # -- without a GPU (`gemmkit.emulator.mode`) -----------------------------------------------------------------------
 
-    def launched(self) -> list[Any]:
-        return [self]
-
     def filled(self, arrays: dict[str, Any]) -> list[Any]:
         return [arrays["out"]]
 
@@ -204,8 +201,8 @@ _tables: dict[tuple[Any, Stack], Table] = {}
 
 
 def _launch(stream: int, call: MlpCall) -> None:
-    layers, rules = call.layers, (kept.frozen(call.activation), kept.frozen(call.last))
-    own = [value for rule in rules for _, value in rule.leaves]
+    layers = call.layers
+    held = kept.given_by(call.activation, call.last)
     pointers = (layers.x.pointer, call.out.pointer, layers.weights[0].pointer,
                 layers.biases[0].pointer if layers.biases else 0)
 
@@ -219,14 +216,13 @@ def _launch(stream: int, call: MlpCall) -> None:
         if launch.by_tma:
             puts += [Put(slot, ARRAYS.index(name), encoder=one.encoder)
                      for slot, name, one in zip(slots[5:], ("x", "out"), launch.maps) if slot is not None]
-        puts += [Put(slot, len(ARRAYS) + slot, encoder=kept.number) for slot in range(slots[1])]
-        behind = len(ARRAYS) + slots[1]
+        puts += [Put(slot, n, encoder=kept.number) for n, slot in enumerate(held.slots, len(ARRAYS))]
+        behind = len(ARRAYS) + len(held.slots)
         return Launch(kernel, [*puts, Put(slots[2], behind), Put(slots[3], behind, launch.shapes_offset)])
 
     x, out = ((*info[1:6], info.pointer % 16) for info in (layers.x, call.out))
-    key = (mlp, layers.stack.kind, x, out,
-           tuple((rule.kind, rule.fingerprint, tuple((info.shape, info.device) for info in rule.arrays)) for rule in rules))
-    launch_of(key, made, "the activation").run(stream, (*pointers, *map(kept.exact, own)), _table_of(key, call))
+    key = mlp, layers.stack.kind, x, out, held.key
+    launch_of(key, made, "the activation").run(stream, (*pointers, *held.brought), _table_of(key, call))
 
 
 def _table_of(key: Any, call: MlpCall) -> Table:

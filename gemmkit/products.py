@@ -19,7 +19,7 @@ from gemmkit.matrices import Sizes
 from gemmkit.planning import Plan
 from gemmkit.problem import KEYWORDS
 from gemmkit.runtime.arrays import alignment, describe
-from gemmkit.runtime.recognition import KEYS, key_of
+from gemmkit.runtime.recognition import KEYS, key_if_given, key_of
 
 __all__ = ["forget_plans", "forgotten_with_plans", "multiply"]
 
@@ -29,8 +29,8 @@ class Known(NamedTuple):
 
     plan: Plan
     conf: Any
-    slots: tuple[int, ...] = ()
-    fit: set[tuple[int, ...]] = set()              # noqa: RUF012  (of calls with components alone)
+    slots: tuple[int, ...]                      # both of calls with components alone
+    fit: set[tuple[Any, ...]]
 
 
 _plans: dict[Any, Known] = {}                   # by what decides how a call is computed
@@ -59,8 +59,8 @@ def multiply(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
     if not keywords and c is None and out is None:
         key: Any = key_a, at_a & 15, key_b, at_b & 15, id(conf)                  # & 15: the alignment's class
     else:
-        at_c, key_c = _quick(c, "c")
-        at_out, key_out = _quick(out, "out")
+        at_c, key_c = key_if_given(c, "c")
+        at_out, key_out = key_if_given(out, "out")
         key = key_a, at_a & 15, key_b, at_b & 15, id(conf), key_c, at_c & 15, key_out, at_out & 15
         if keywords:
             more, brought = _quick_components(keywords)
@@ -84,10 +84,6 @@ def multiply(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
     if c is None and out is None and stream is None:
         return made.launch_new(a, at_a, at_b)
     return made.run(None, a, b, c, out, stream)
-
-
-def _quick(x: Any, name: str) -> tuple[int, Any]:
-    return (0, None) if x is None else KEYS.get(type(x), key_of)(x, name)
 
 
 def _quick_components(keywords: dict[str, Any]) -> tuple[list[Any] | None, tuple[Any, ...]]:
@@ -115,7 +111,7 @@ def _planned(key: Any, a: Any, b: Any, c: Any, conf: Config | None, out: Any, st
         other = otherwise and otherwise(a, b, c, conf, out, stream, {})
         if other is not None:
             return other
-        known = _remember(_plans, kind, Known(Plan(a, b, c, out, conf, {}), conf))
+        known = _remember(_plans, kind, Known(Plan(a, b, c, out, conf, {}), conf, (), set()))
     if key is not None:
         _remember(_seen, key, known)
     return known.plan(a, b, c, out=out, stream=stream)           # which looks whether the conf's code is what it was
@@ -178,7 +174,7 @@ def _with_components(quick: Any, a: Any, b: Any, c: Any, conf: Config | None, ou
         other = otherwise and otherwise(a, b, c, conf, out, stream, keywords)
         if other is not None:
             return other
-        known = _remember(_plans, key, Known(Plan(a, b, c, out, conf, keywords), conf))
+        known = _remember(_plans, key, Known(Plan(a, b, c, out, conf, keywords), conf, (), set()))
         if current_mode() is None:
             known.plan.forget_arrays(frozen)        # those of the conf are kept by the conf
     made = known.plan
@@ -208,4 +204,4 @@ def _recognise(quick: Any, known: Known, keywords: dict[str, Any], given: dict[s
     if out is not None:
         if len(found.fit) >= _LIMIT:
             found.fit.clear()
-        found.fit.add((*(_quick(x, name)[0] for x, name in ((a, "a"), (b, "b"), (c, "c"), (out, "out"))), *brought))
+        found.fit.add((*(key_if_given(x, name)[0] for x, name in ((a, "a"), (b, "b"), (c, "c"), (out, "out"))), *brought))

@@ -30,7 +30,7 @@ from gemmkit.runtime.arrays import (
 )
 from gemmkit.runtime.device import target
 from gemmkit.runtime.launchable import Launchable
-from gemmkit.runtime.recognition import KEYS, key_of
+from gemmkit.runtime.recognition import KEYS, key_if_given, key_of
 from gemmkit.runtime.streams import launch_stream
 
 __all__ = ["RowsLaunch", "dealt", "run_rows"]
@@ -159,11 +159,7 @@ class RowsLaunch:
                                      team.shared_bytes, blocks_per_sm=max(1, RESIDENT // team.block),
                                      dependent=self.spec.starts_early)
 
-
     # -- without a GPU (`gemmkit.emulator.mode`) -----------------------------------------------------------------------
-
-    def launched(self) -> list[Any]:
-        return [self]
 
     def filled(self, arrays: tuple[Any, Any]) -> list[Any]:
         return [arrays[1]]
@@ -185,22 +181,19 @@ _calls = Calls()
 
 def _launch(stream: int, x: ArrayInfo, out: ArrayInfo, function: RowFunction, key: Any, brought: tuple[Any, ...],
             like: ArrayInfo) -> None:
-    """Launch it, and have the call found by ``key`` from then on: None for a function that has to be frozen each time."""
-    frozen = kept.frozen(function)
-    own = kept.slots_of(function) if key is not None else list(range(len(frozen.leaves)))
-    numbers = brought[2:] if key is not None else tuple(kept.exact(value) for _, value in frozen.leaves)
+    """Launch it, and have the call found by ``key`` from then on; None for one whose arrays are checked each time."""
+    held = kept.given_by(function)
 
     def made(current: Callable[[Any], Any]) -> Launch:
         kernel = RowsLaunch(x, out, current(function)).launchable
         at_x, at_out = kernel.slot(1), kernel.slot(2)
         assert at_x is not None and at_out is not None
-        puts = [Put(at_x, 0), Put(at_out, 1), *(Put(slot, n, encoder=kept.number) for n, slot in enumerate(own, 2))]
+        puts = [Put(at_x, 0), Put(at_out, 1), *(Put(slot, n, encoder=kept.number) for n, slot in enumerate(held.slots, 2))]
         return Launch(kernel, puts)
 
-    kind = (rows, x[1:6], out[1:6], x.pointer % WORDS, out.pointer % WORDS, are_the_same(x, out), frozen.kind,
-            frozen.fingerprint, tuple((info.shape, info.device) for info in frozen.arrays), key is None)
+    kind = rows, x[1:6], out[1:6], x.pointer % WORDS, out.pointer % WORDS, are_the_same(x, out), held.key
     launch = launch_of(kind, made, type(function).__qualname__)
-    launch.run(stream, (x.pointer, out.pointer, *numbers))
+    launch.run(stream, (x.pointer, out.pointer, *held.brought))
     if key is not None:
         known = _calls.get(key)
         if known is None:
@@ -214,7 +207,7 @@ def _quickly(x: Any, function: RowFunction, out: Any) -> tuple[Any, tuple[Any, .
     if function.outputs or current_mode() is not None:
         return None, ()
     at, of_x = KEYS.get(type(x), key_of)(x, "x")
-    at_out, of_out = (0, None) if out is None else KEYS.get(type(out), key_of)(out, "out")
+    at_out, of_out = key_if_given(out, "out")
     key: list[Any] = []
     held: list[Any] = []
     kept.seen(function, key, held)

@@ -21,8 +21,8 @@ class Mode:
     seed: int | None = None
 
     def run(self, made: Any, arrays: Any) -> None:
-        """Run a kernel on host arrays. Each family of kernels describes one by an object that has ``emulate(arrays, seed)``,
-        ``filled(arrays)``, the arrays that it fills, and ``launched()``, each of which has a ``launchable``."""
+        """Run a kernel on host arrays. Each family of kernels describes one by an object that has a ``launchable``,
+        ``emulate(arrays, seed)`` and ``filled(arrays)``, the arrays that it fills; kernels of their own come ``behind``."""
         made.emulate(arrays, self.seed)
 
 

@@ -225,9 +225,6 @@ class ProgramPlan:
 
     # -- without a GPU ------------------------------------------------------------------------------------------------
 
-    def launched(self) -> list[Any]:
-        return [self]
-
     def filled(self, arrays: Sequence[_Given]) -> list[Any]:
         """Of the arrays of its kernel, those that the kernel fills."""
         return [array.value for array in arrays if array.is_filled]

@@ -13,7 +13,7 @@ from typing import Any
 
 from gemmkit.runtime.arrays import describe
 
-__all__ = ["KEYS", "key_of", "matcher"]
+__all__ = ["KEYS", "key_if_given", "key_of", "matcher"]
 
 Key = tuple[Any, ...]
 
@@ -33,6 +33,11 @@ def key_of(x: Any, name: str = "a") -> tuple[int, Key]:
         return info.pointer, (kind, *info[1:7])
     keyed = KEYS[kind] = make()
     return keyed(x)
+
+
+def key_if_given(x: Any, name: str) -> tuple[int, Key | None]:
+    """`key_of` of an array that may be left out: 0 and None for None."""
+    return (0, None) if x is None else KEYS.get(type(x), key_of)(x, name)
 
 
 def _cupy_keys() -> Callable[..., tuple[int, Key]]:

@@ -114,9 +114,6 @@ class Emulated(NamedTuple):
     def launchable(self) -> Launchable:
         return self.kernel.launchable(self.readonly, self.infos, device.target())
 
-    def launched(self) -> list[Any]:
-        return [self]
-
     def filled(self, arrays: Sequence[Array]) -> list[Any]:
         return [array.value for array in arrays if array.is_filled]
 

@@ -68,7 +68,7 @@ def test_a_call_on_the_device_finds_what_was_compiled_ahead(case: Experiment, mo
         def of_numbers(self, numbers: np.ndarray) -> OnDevice:  # type: ignore[override]
             return OnDevice(super().of_numbers(numbers))
 
-    def bind_launch(launch: Launch, bound: Any = None) -> Launch:
+    def bind_launch(launch: Launch) -> Launch:
         found.append(SimpleNamespace(launchable=launch.kernel))
         launch.start = lambda *given: None
         return launch

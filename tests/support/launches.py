@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,20 @@ from gemmkit.runtime import launchable, workspace
 from gemmkit.runtime.launch_config import parameter_struct
 
 TABLE = 0x7000_0000
+
+
+def preparing(launched: Callable[[int, tuple[Any, ...], list[Any]], None]) -> Callable[..., Any]:
+    """Stands for `BoundLaunch.prepare`: tells of each launch the stream, what its call brought, and all of its values."""
+    def prepare(values: list[Any], slots: list[int], expand: Any) -> Any:
+        def start(stream: int, brought: tuple[Any, ...]) -> None:
+            put = list(values)
+            for slot, value in zip(slots, expand(brought), strict=True):
+                put[slot] = value
+            launched(stream, brought, put)
+
+        return start
+
+    return prepare
 
 
 class Seen:
@@ -46,16 +61,10 @@ class Seen:
             self.bound += 1
             packing, _ = parameter_struct(made.formats)
 
-            def prepare(values: list[Any], slots: list[int], expand: Any) -> Any:
-                def start(stream: int, brought: tuple[Any, ...]) -> None:
-                    put = list(values)
-                    for slot, value in zip(slots, expand(brought), strict=True):
-                        put[slot] = value
-                    self.launches.append((stream, list(packing.unpack(packing.pack(*put)))))      # numbers as the kernel has them
+            def started(stream: int, brought: tuple[Any, ...], put: list[Any]) -> None:
+                self.launches.append((stream, list(packing.unpack(packing.pack(*put)))))      # numbers as the kernel has them
 
-                return start
-
-            return SimpleNamespace(prepare=prepare)
+            return SimpleNamespace(prepare=preparing(started))
 
         patch.setattr(plans, "_launch", launched)
         patch.setattr("gemmkit.launch._launches", {})

@@ -18,6 +18,7 @@ from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.tensor_maps import Encoder
 from tests.support import programs as listing
+from tests.support.launches import preparing
 from tests.support.on_device import OnDevice
 
 AT = 5 * 2**30
@@ -28,16 +29,8 @@ class Bound:
     """Stands for a kernel that is loaded: it keeps what it is launched with."""
 
     def __init__(self, kernel: Launchable, log: list[Any]):
-        self.kernel, self.log = kernel, log
-
-    def prepare(self, values: list[Any], slots: list[int], expand: Any) -> Any:
-        def launch(stream: int, addresses: tuple[int, ...]) -> None:
-            held = list(values)
-            for slot, value in zip(slots, expand(addresses), strict=True):
-                held[slot] = value
-            self.log.append((self, stream, addresses, held))
-
-        return launch
+        self.kernel = kernel
+        self.prepare = preparing(lambda *launched: log.append((self, *launched)))
 
 
 @pytest.fixture

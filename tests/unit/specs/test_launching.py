@@ -15,6 +15,7 @@ from gemmkit.specs.nodes import scheduled
 from gemmkit.specs.run import kernel_of, matrix_of
 from gemmkit.specs.schedule import GL, RF, A, B, Block, Init, K, M, MatMul, Move, N, Thread
 from gemmkit.specs.schedule import Kernel as AtKernel
+from tests.support.launches import preparing
 
 
 class Recorder:
@@ -23,19 +24,12 @@ class Recorder:
     def __init__(self) -> None:
         self.bound: list[Any] = []
         self.launches: list[tuple] = []
+        self.prepare = preparing(lambda stream, brought, put: self.launches.append((stream, put)))
 
     def bind(self, made: Any) -> Any:
         self.bound.append(made)
         return self
 
-    def prepare(self, values: list, slots: list[int], expand: Any) -> Any:
-        def start(stream: int, brought: tuple) -> None:
-            put = list(values)
-            for slot, value in zip(slots, expand(brought), strict=True):
-                put[slot] = value
-            self.launches.append((stream, put))
-
-        return start
 
 
 def array(pointer: int, rows: int = 16, columns: int = 16, device: int = 0) -> ArrayInfo:
