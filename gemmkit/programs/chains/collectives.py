@@ -176,10 +176,10 @@ def rescales(factors: tuple) -> bool:
     return any_lane((factors[0] != 1.0) | (factors[1] != 1.0))
 
 
-def changes(drops: tuple, large: bool) -> bool:
-    """Whether a row of the warp's does not stay as it is (`gemmkit.programs.chains.lazy`): NaN does not, and what is
-    ``large`` is looked at in every round."""
-    return any_lane(large | (not ((DROP <= drops[0]) & (DROP <= drops[1]))))
+def changes(drops: tuple, least: float) -> bool:
+    """Whether a row of the warp's does not stay as it is (`gemmkit.programs.chains.lazy`): NaN does not, and nothing does
+    where ``least`` is infinite."""
+    return any_lane(not ((least <= drops[0]) & (least <= drops[1])))
 
 
 def steep(shifts: tuple) -> bool:

@@ -50,6 +50,8 @@ class Consumer(Role):
         """What a value is called that is computed elsewhere."""
         if x.op == LENGTH:
             return f"before_{self.chain.stop}" if self.before else self.chain.stop
+        if x.op == "const":
+            return self.least.get(x)
         if not x.dims and x.op != "const" and self._is_constant(x):
             if x.op == "scalar":
                 return f"sizes.{x.data}"
@@ -112,8 +114,9 @@ class Consumer(Role):
         """A factor that is 1 in most rounds, and the vote for what is done in the others."""
         reference = self.chain.factors[x]
         rare = self.rare[reference] = self.names_of(reference, "rare")[0]
-        large = self.large[reference][0] if reference in self.large else "False"
-        self.put(f"{self.name(x)} = {self.applied(x)}", f"{rare} = changes({self.name(x.args[0].args[1])}, {large})")
+        bound = x.args[0].args[0]
+        least = self.least.get(bound) or scalar_text(bound)
+        self.put(f"{self.name(x)} = {self.applied(x)}", f"{rare} = changes({self.name(x.args[0].args[1])}, {least})")
 
     # -- exponents ----------------------------------------------------------------------------------------------------
 
@@ -125,16 +128,21 @@ class Consumer(Role):
         return self.extra[key]
 
     @cached_property
-    def large(self) -> dict[Value, tuple[str, Value]]:
-        """By references of lazy rounds: the name of whether what is made of one, a shift of exponents, is large, which is so
-        until the reference changes; and the shift."""
+    def shifts(self) -> dict[Value, Value]:
+        """The factors of lazy rounds, by the shift of exponents that is made of the reference alone."""
         shifts = dict.fromkeys(x.args[2] for x in self.chain.body if x.op == LOWERED and len(x.dims) == 2)
-        made = {r: [x for x in shifts if _is_made_of(x, r)] for r in self.chain.factors.values()}
-        return {r: (*self.names_of(r, "large"), found[0]) for r, found in made.items() if len(found) == 1}
+        made = {f: [x for x in shifts if _is_made_of(x, r)] for f, r in self.chain.factors.items()}
+        return {found[0]: f for f, found in made.items() if len(found) == 1}
 
-    def begin_large(self) -> None:
-        for name, _ in self.large.values():
-            self.put(f"{name} = True")
+    @cached_property
+    def least(self) -> dict[Value, str]:
+        """What exponents of factors are compared with, `collectives.DROP`, is a register where a shift may be large: no drop
+        is as small as infinity, so the reference is the largest score, and each round asks."""
+        return {f.args[0].args[0]: self.naming.fresh("least") for f in self.shifts.values()}
+
+    def begin_least(self) -> None:
+        for name in self.least.values():
+            self.put(f"{name} = convert(F32, math.inf)")
 
     def exponents(self, x: Value) -> list[Value]:
         """Parts of exponents that are written where a value is."""
@@ -170,13 +178,15 @@ class Consumer(Role):
                     self.lowered[part] = self.name(s), "", self.name(shift)
                     lines.append(f"{self.name(y)} = {self.applied(y)}")
                     del self.lowered[part]
-        reference = next((r for r, (_, x) in self.large.items() if x is shift and r in self.rare), None)
+        rescaled = self.shifts.get(shift)
+        rare = self.rare.get(self.chain.factors[rescaled]) if rescaled else None
         asked = f"steep({self.name(shift)})"
-        if reference is None:
+        if rescaled is None or rare is None:
             self.put(*lines, f"if {asked}:", *(f"    {line}" for line in exact))
         else:
-            large = self.large[reference][0]
-            self.put(*lines, f"if {self.rare[reference]}:", f"    {large} = {asked}", f"    if {large}:",
+            bound = rescaled.args[0].args[0]
+            self.put(*lines, f"if {rare}:", f"    {self.least[bound]} = convert(F32, {scalar_text(bound)})",
+                     f"    if {asked}:", f"        {self.least[bound]} = convert(F32, math.inf)",
                      *(f"        {line}" for line in exact))
 
     def _is_there(self, x: Value) -> bool:
@@ -275,7 +285,7 @@ class Consumer(Role):
     # -- tiles --------------------------------------------------------------------------------------------------------
 
     def begin_tile(self, joined: bool) -> None:
-        self.begin_large()
+        self.begin_least()
         for c in self.chain.carried:
             if c.init.op == "const" and not (joined and len(c.init.dims) == 2):
                 self.fill(c)

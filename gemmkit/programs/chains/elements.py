@@ -94,12 +94,12 @@ class Element:
         return len(self.root.dims) == 1
 
     def of(self, x: Value, top: bool = False, whole: bool = False) -> str:
-        if x.op == "const":
-            return str(int(x.data)) if whole else scalar_text(x)
         if x.op == "coordinate":
             return f"({self._place(x.data)})"
         if x.op == "load":
             return self._load(x)
+        if x.op == "const" and self.known(x) is None:
+            return str(int(x.data)) if whole else scalar_text(x)
         name = None if x is self.root else self.known(x)
         if name is not None:
             return self._outside(x, name)

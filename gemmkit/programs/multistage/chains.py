@@ -110,7 +110,7 @@ class MultistageConsumer(Consumer):
         self.finish_tile()
 
     def begin_tile(self, joined: bool) -> None:
-        self.begin_large()
+        self.begin_least()
         for c in self.chain.carried:
             if c.init.op == "const":
                 self.fill(c)

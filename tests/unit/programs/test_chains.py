@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import math
 import pickle
+import re
 from typing import Any
 
 import ml_dtypes
@@ -509,4 +510,6 @@ def test_lines_for_large_scores() -> None:
     assert "steep" not in text(chains.soft_cap) and "difference" not in text(chains.soft_cap)
     for kernel in ("warp_specialised", "multistage"):
         lazy = text(None, lazy=True, kernel=kernel)
-        assert "if steep(" not in lazy and "changes(drop, large)" in lazy and "    large = True" in lazy
+        assert "changes(drop, least)" in lazy and "    least = convert(F32, math.inf)" in lazy
+        behind = re.findall(r"if rare:\n +least = convert\(F32, -8\.0\)\n +if steep\(", lazy)
+        assert len(behind) == lazy.count("if steep(") > 0

@@ -73,7 +73,7 @@ def test_rows_are_left_as_they_are() -> None:
 
 def test_the_text_has_a_branch() -> None:
     plan = listing.attention.plan(*heads(1.0), 1.0, mapping=LAZY)
-    assert re.search(r"rare = changes\(drop, large\)(?s:.*?)if rare:\n +out = apply\(make_out, out, shrink\)", plan.text)
+    assert re.search(r"rare = changes\(drop, least\)(?s:.*?)if rare:\n +out = apply\(make_out, out, shrink\)", plan.text)
     assert "rare" not in listing.attention.plan(*heads(1.0), 1.0, mapping=gk.Mapping({"n": 32}, lazy=False)).text
 
 
