@@ -6,43 +6,13 @@
 """
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
-from typing import Any as _Any
 
+import ml_dtypes as _ml_dtypes  # noqa: F401 (NumPy knows bfloat16 by its name from then on)
 import numpy as _np
 
-from gemmkit.components import Array, Component, ComponentError, Scalar
-from gemmkit.emulator.mode import emulate
-from gemmkit.tiling import Tile, linearise, parallelise, subdivide, translate, translate_base, translate_offset
+from gemmkit.lang import package_state as _package_state  # noqa: F401 (it sees what files of gemmkit there are now)
+from gemmkit.lang.later import public_names as _public_names
 
-from gemmkit import epilogues, layouts, operators, transforms  # isort: skip
-from gemmkit.block_sparse import BlockSparse
-from gemmkit.config import Config, ConfigError
-from gemmkit.configure import get_config
-from gemmkit.contraction import einsum
-from gemmkit.gather import Gather, Scatter
-from gemmkit.glu import glu
-from gemmkit.grouped import GroupPlan, grouped, plan_grouped
-from gemmkit.joined import Braid, Concat
-from gemmkit.kernels.common.stream_k import StreamK
-from gemmkit.lstm import lstm_cell
-from gemmkit.matmul import matmul
-from gemmkit.matrices import Diagonal, Generated, Matrix, Symmetric, Triangular
-from gemmkit.planning import Plan, plan
-from gemmkit.selection import select
-
-from gemmkit.dual import Dual  # isort: skip
-from gemmkit import blas  # isort: skip
-from gemmkit.lang.later import imported as _imported
-
-if _TYPE_CHECKING:
-    from gemmkit import fast, masks, programs, scores
-    from gemmkit.attention_call import attention
-    from gemmkit.programs import Mapping, program
-    from gemmkit.report.explained import Explanation, explain
-    from gemmkit.rows import layernorm, log_softmax, rmsnorm, rowwise, softmax
-    from gemmkit.tuner import Tuned, tune
-
-_imported()
 float16, float32, float64 = _np.float16, _np.float32, _np.float64
 __version__ = "0.1.0"
 
@@ -56,23 +26,40 @@ __all__ = [
     "translate_offset", "tune",
 ]
 
-
-_MODULES = "cupy", "fast", "masks", "programs", "scores", "torch"
-_LATER = {"Mapping": "programs", "Tuned": "tuner", "attention": "attention_call", "explain": "report.explained",
-          "Explanation": "report.explained", "mlp": "mlp_call", "program": "programs",
-          "tune": "tuner",
-          **dict.fromkeys(("layernorm", "log_softmax", "rmsnorm", "rowwise", "softmax"), "rows")}
-
-
-def __getattr__(name: str) -> _Any:
-    """What no product needs is loaded when it is asked for: the tuner, attention, MLPs, and functions of rows."""
-    if name in _MODULES:
-        from importlib import import_module
-
-        return import_module(f"gemmkit.{name}")
-    if name in _LATER:
-        from importlib import import_module
-
-        found = globals()[name] = getattr(import_module(f"gemmkit.{_LATER[name]}"), name)    # asked for once
-        return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if _TYPE_CHECKING:
+    from gemmkit import blas, epilogues, fast, layouts, masks, operators, programs, scores, transforms
+    from gemmkit.attention_call import attention
+    from gemmkit.block_sparse import BlockSparse
+    from gemmkit.components import Array, Component, ComponentError, Scalar
+    from gemmkit.config import Config, ConfigError
+    from gemmkit.configure import get_config
+    from gemmkit.contraction import einsum
+    from gemmkit.dual import Dual
+    from gemmkit.emulator.mode import emulate
+    from gemmkit.gather import Gather, Scatter
+    from gemmkit.glu_call import glu
+    from gemmkit.grouped_call import GroupPlan, grouped, plan_grouped
+    from gemmkit.joined import Braid, Concat
+    from gemmkit.kernels.common.stream_k import StreamK
+    from gemmkit.lstm import lstm_cell
+    from gemmkit.matmul_call import matmul
+    from gemmkit.matrices import Diagonal, Generated, Matrix, Symmetric, Triangular
+    from gemmkit.mlp_call import mlp
+    from gemmkit.planning import Plan, plan
+    from gemmkit.programs import Mapping, program
+    from gemmkit.report.explained import Explanation, explain
+    from gemmkit.rows import layernorm, log_softmax, rmsnorm, rowwise, softmax
+    from gemmkit.selection import select
+    from gemmkit.tiling import Tile, linearise, parallelise, subdivide, translate, translate_base, translate_offset
+    from gemmkit.tuner import Tuned, tune
+else:
+    __getattr__, __dir__ = _public_names(globals(), {
+        "attention_call": "attention", "block_sparse": "BlockSparse", "components": "Array Component ComponentError Scalar",
+        "config": "Config ConfigError", "configure": "get_config", "contraction": "einsum", "dual": "Dual",
+        "emulator.mode": "emulate", "gather": "Gather Scatter", "glu_call": "glu",
+        "grouped_call": "GroupPlan grouped plan_grouped", "joined": "Braid Concat",
+        "kernels.common.stream_k": "StreamK", "lstm": "lstm_cell", "matmul_call": "matmul",
+        "matrices": "Diagonal Generated Matrix Symmetric Triangular", "mlp_call": "mlp", "planning": "Plan plan",
+        "programs": "Mapping program", "report.explained": "Explanation explain",
+        "rows": "layernorm log_softmax rmsnorm rowwise softmax", "selection": "select",
+        "tiling": "Tile linearise parallelise subdivide translate translate_base translate_offset", "tuner": "Tuned tune"})

@@ -14,7 +14,7 @@ from gemmkit.joined import Braid
 from gemmkit.lang.given import check_dtype
 from gemmkit.lang.record_types import conjugate
 from gemmkit.layouts import Layout
-from gemmkit.matmul import matmul
+from gemmkit.matmul_call import matmul
 from gemmkit.matrices import Matrix, arrays, transposed
 from gemmkit.operators import Algebra, Operator, dual
 from gemmkit.problem import check_places, has_parts, layout_of

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.matmul import matmul
+from gemmkit.matmul_call import matmul
 from gemmkit.matrices import Matrix, plain_layout
 from gemmkit.operators.algebra import MOST_TANGENTS, dual
 from gemmkit.runtime.arrays import describe, empty_like

@@ -20,7 +20,7 @@ from gemmkit.lang.given import check_dtype, function_given
 from gemmkit.lang.narrowing import fitting
 from gemmkit.lang.registers import apply
 from gemmkit.layouts import Braided
-from gemmkit.matmul import matmul
+from gemmkit.matmul_call import matmul
 from gemmkit.matrices import Matrix
 from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like
 from gemmkit.runtime.views import strided

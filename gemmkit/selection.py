@@ -19,7 +19,7 @@ import numpy as np
 
 from gemmkit.components import Array
 from gemmkit.epilogues import Epilogue
-from gemmkit.matmul import matmul
+from gemmkit.matmul_call import matmul
 from gemmkit.operators import FPUOp
 from gemmkit.operators.semiring import MIN_PLUS, Semiring, selects
 from gemmkit.runtime.arrays import describe, empty_like

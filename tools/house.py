@@ -83,11 +83,14 @@ def _members(tree: ast.Module) -> int:
 # -- imports ----------------------------------------------------------------------------------------------------------
 
 def imports(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
-    """The files that each file imports: within functions, too (that hides a cycle, it ends none), not for types alone."""
+    """The files that each file imports: within functions, too (that hides a cycle, it ends none), not for types alone.
+
+    What a package imports for types are its public names, which are imported when they are asked for."""
     files = {_module(path): path for path in trees}
     out: dict[str, set[str]] = {}
     for path, tree in trees.items():
-        names = {name for node in _statements(tree.body) for name in _imported(node, path, files)}
+        statements = ast.walk(tree) if PurePosixPath(path).name == "__init__.py" else _statements(tree.body)
+        names = {name for node in statements for name in _imported(node, path, files)}
         out[path] = {files[name] for name in names if name in files} - {path}
     return out
 
@@ -109,7 +112,7 @@ def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
                                        [statement for handler in inner for statement in handler.body])
 
 
-def _imported(node: ast.stmt, path: str, modules: Collection[str]) -> Iterator[str]:
+def _imported(node: ast.AST, path: str, modules: Collection[str]) -> Iterator[str]:
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):

@@ -16,7 +16,7 @@ import numpy as np
 
 from gemmkit.blas import gemm as blas_gemm
 from gemmkit.contraction import einsum as contract
-from gemmkit.matmul import matmul as multiply
+from gemmkit.matmul_call import matmul as multiply
 from gemmkit.runtime.arrays import describe, overlaps, overlaps_itself
 from gemmkit.subscripts import sizes_of, subscripts
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from gemmkit.config import TRANSFORMS
 from gemmkit.distributed.ranks import GPU, Ranks
 from gemmkit.distributed.statements import gpu_text, statement_of
-from gemmkit.matmul import matmul
+from gemmkit.matmul_call import matmul
 from gemmkit.planning import Plan, plan
 from gemmkit.problem import FUNCTIONS, LAYOUTS
 from gemmkit.runtime.arrays import dtype_to_torch

@@ -68,7 +68,7 @@ def _text(value: Any, is_runtime: bool = False) -> str:
 
 def statement_of(call: str, tensor: Any, facts: dict[str, Any], components: dict[str, Any]) -> dict[str, str]:
     """The statement of a call: its name, versions, the kind of a tensor's device, ``facts`` and its components' texts."""
-    said = {"the call": call, "gemmkit's version": gemmkit.__version__, "gemmkit's source": package_digest(),
+    said = {"the call": call, "gemmkit's version": gemmkit.__version__, "gemmkit's source": package_digest(of_process=False),
             "PyTorch's version": str(torch.__version__), "Python's version": platform.python_version(),
             "the device": _device_text(tensor.device)}
     said |= {name: str(fact) for name, fact in facts.items()}

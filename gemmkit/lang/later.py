@@ -1,10 +1,13 @@
-"""Numba, loaded at the first compilation: until then, what modules do with it is written down.
+"""What is loaded when it is needed: the modules behind a package's public names, and Numba.
+
+`public_names` gives a package a ``__getattr__`` that imports a name's module when the name is asked for first, so that a
+program loads what it uses.
 
 Importing Numba takes longer than all of gemmkit, and a program that makes configurations, or runs the emulator, never needs
-it. While ``import gemmkit`` is under way, `later` gives a stand-in for a module of Numba's or a name in it. What a module
-body does with a stand-in (an attribute, a call, a class that inherits from it) makes another, and is done when it is needed:
-`load` imports, does in order all that was written down, and puts the real objects where stand-ins were. So modules are
-written as if Numba were there. From then on no stand-in is left in gemmkit, and none is in the way.
+it. Until it is loaded, `later` gives a stand-in for a module of Numba's or a name in it. What the body of one of gemmkit's
+modules does with a stand-in (an attribute, a call, a class that inherits from it) makes another, and is done when it is
+needed: `load` imports, does in order all that was written down, and puts the real objects where stand-ins were. So modules
+are written as if Numba were there. From then on no stand-in is left in gemmkit, and none is in the way.
 
 Any other use of a stand-in loads, too: no function has to ask for it.
 """
@@ -15,25 +18,25 @@ import importlib
 import operator
 import sys
 import threading
-from collections.abc import Callable
-from types import ModuleType, prepare_class
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from types import FunctionType, ModuleType, prepare_class
 from typing import Any, ClassVar
 
 from gemmkit.lang.garbage import without_collections
 from gemmkit.lang.installed import require, toolkit
 
-__all__ = ["Later", "at_load", "imported", "later", "load", "made_later"]
+__all__ = ["Later", "at_load", "later", "load", "made_later", "public_names"]
 
 _MISSING = object()
 _PACKAGE = __name__.partition(".")[0]
 
 
 class _State:
-    importing = True                                          # the package itself: module bodies run, and nothing else
     busy = False                                              # loading, in the thread that has the lock
     loaded = False
     lock = threading.RLock()
-    names: ClassVar[set[tuple[int, str]]] = set()             # where stand-ins were: modules' namespaces, and names in them
+    unfinished: ClassVar[list[ModuleType]] = []               # of the package, whose bodies ran while Numba was loaded
     steps: ClassVar[list[Callable[[], Any]]] = []             # what was written down, in order
 
 
@@ -57,7 +60,7 @@ class Later:
 
     def _is_recorded(self) -> bool:
         """Whether what is done with it is written down, not done."""
-        return _State.importing and not _State.busy and self._value is _MISSING
+        return not _State.loaded and not _State.busy and self._value is _MISSING and _in_a_body()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and self._value is _MISSING:
@@ -69,7 +72,7 @@ class Later:
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         if self._is_recorded():
             return Later(lambda: self._real()(*_real(args), **_real(keywords)))
-        return self._real()(*args, **keywords)
+        return self._real()(*_real(args), **_real(keywords))
 
     def __setitem__(self, key: Any, value: Any) -> None:
         at_load(operator.setitem, self, key, value)
@@ -127,16 +130,24 @@ def at_load(function: Callable[..., Any], *args: Any) -> None:
     function(*args)
 
 
-def imported() -> None:
-    """The package is imported: from now on a use of Numba loads it."""
-    _State.importing = False
+def _in_a_body() -> bool:
+    """Whether this thread is importing one of the package's modules: what its body does with Numba can wait."""
+    frame = sys._getframe(2)
+    while frame is not None and not (frame.f_code.co_name == "<module>" and _is_ours(frame.f_globals.get("__name__", ""))):
+        frame = frame.f_back                                  # type: ignore[assignment]
+    return frame is not None
 
 
 def load() -> None:
     """Load Numba, and do all that was written down for it. What raises (Numba may not be importable) is tried again by the
     next call. NotInstalledError where it is not installed."""
+    if _State.loaded and not _State.unfinished:
+        return
     with _State.lock:
-        if _State.loaded or _State.busy:
+        if _State.busy:
+            return
+        if _State.loaded:
+            _put_the_rest()
             return
         require()
         _State.busy = True
@@ -150,24 +161,56 @@ def load() -> None:
 
 def _make_all() -> None:
     """Do what was written down, and put the real objects where stand-ins were."""
+    _State.unfinished[:] = _half_imported()
     places = _places()
     while _State.steps:
         made = _State.steps[0]()
         for scope, name in places.pop(_State.steps.pop(0), ()):
-            _put(scope, name, made)
+            scope[name] = made
     for scope, name, container in _containers():
-        _put(scope, name, _real(container))
+        scope[name] = _real(container)
+
+
+def _half_imported() -> list[ModuleType]:
+    """The package's modules whose bodies run now, in any thread: one may be about to store a stand-in."""
+    return [module for name, module in list(sys.modules.items())
+            if _is_ours(name) and getattr(getattr(module, "__spec__", None), "_initializing", False)]
+
+
+def _put_the_rest() -> None:
+    """Put the real objects where bodies that ran while Numba was loaded have stored stand-ins."""
+    still = _half_imported()
+    for module in [module for module in _State.unfinished if module not in still]:
+        scope = vars(module)
+        scope.update({name: _real(value) for name, value in scope.items() if name != "__builtins__" and _has_later(value)})
+        _State.unfinished.remove(module)
 
 
 def made_later(scope: dict[str, Any], name: str) -> bool:
-    """Whether a name of a module stands for what is made when Numba is loaded, or stood for it."""
-    return (id(scope), name) in _State.names or (not _State.loaded and _has_later(scope.get(name)))
+    """Whether a name of a module is one that Numba makes: a stand-in, or, of gemmkit's own, what stands for one now."""
+    value = scope.get(name)
+    if _is_ours(scope.get("__name__", "")):                   # whether its module was imported before Numba or after it
+        return _has_later(value) or _is_made_with_numba(value)
+    return not _State.loaded and _has_later(value)
 
 
-def _put(scope: dict[str, Any], name: str, made: Any) -> None:
-    if _is_ours(scope.get("__name__", "")):
-        _State.names.add((id(scope), name))                   # before the name has another value: `made_later` has no lock
-    scope[name] = made
+def _is_made_with_numba(value: Any) -> bool:
+    if type(value) is dict:
+        return any(map(_is_made_with_numba, value)) or any(map(_is_made_with_numba, value.values()))
+    if type(value) in (tuple, list):
+        return any(map(_is_made_with_numba, value))
+    if isinstance(value, (ModuleType, FunctionType)):
+        return _is_numbas(value.__name__ if isinstance(value, ModuleType) else value.__module__)
+    return _inherits_from_numba(value if isinstance(value, type) else type(value))
+
+
+@lru_cache(maxsize=4096)
+def _inherits_from_numba(cls: type) -> bool:
+    return any(_is_numbas(base.__module__) for base in cls.__mro__)
+
+
+def _is_numbas(module: str | None) -> bool:
+    return (module or "").partition(".")[0] in ("numba", "numba_cuda", "llvmlite")
 
 
 def _is_ours(module: str) -> bool:
@@ -204,3 +247,42 @@ def _real(value: Any) -> Any:
     if type(value) in (tuple, list):
         return type(value)(map(_real, value))
     return {_real(k): _real(v) for k, v in value.items()} if type(value) is dict else value
+
+
+# -- public names ------------------------------------------------------------------------------------------------------
+
+def public_names(scope: dict[str, Any], where: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a package: a name's module is imported when the name is asked for first.
+
+    ``scope`` is the package's namespace, ``where`` the names of each of its modules. A package's modules can be asked for,
+    too. Editors and type checkers read the same names as imports ``if TYPE_CHECKING``.
+
+    >>> import gemmkit as gk
+    >>> gk.layouts.ColMayor
+    Traceback (most recent call last):
+    AttributeError: module 'gemmkit.layouts' has no attribute 'ColMayor'; the nearest is 'ColMajor'
+    """
+    package = scope["__name__"]
+    homes = {name: module for module, names in where.items() for name in names.split()}
+
+    def get(name: str) -> Any:
+        if name in homes:
+            found = scope[name] = getattr(importlib.import_module(f"{package}.{homes[name]}"), name)    # asked for once
+            return found
+        if name.startswith("_"):                              # what Python asks of any module
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        try:
+            return importlib.import_module(f"{package}.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"{package}.{name}":
+                raise                                         # it is there, and imports what is not
+        from difflib import get_close_matches
+
+        nearest = get_close_matches(name, names(), 1)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}"
+                             + "".join(f"; the nearest is {near!r}" for near in nearest)) from None
+
+    def names() -> list[str]:
+        return sorted({*scope, *scope.get("__all__", ())})
+
+    return get, names

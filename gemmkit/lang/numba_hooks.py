@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from gemmkit.lang.later import at_load, later
+from gemmkit.lang.later import at_load, later, load
 from gemmkit.lang.references import Owner, owner_of
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ _pipelines = threading.local()
 def rules_hold_in(pipeline: type) -> None:
     """Let `compiles_ours` be true while a compiler of this class runs, from type inference to code, and not in one of
     Numba's that runs inside it (for a ``cuda.jit`` helper, or a library function of Numba's)."""
+    load()
     run = CompilerBase._compile_core
 
     def run_and_note(self: Any) -> Any:

@@ -1,14 +1,24 @@
 """Operators: the arithmetic of a warp (or warpgroup) on tiles in shared memory."""
 
-from gemmkit.operators.algebra import COMPLEX, DUAL, QUATERNION, SPLIT_COMPLEX, Algebra, dual
-from gemmkit.operators.base import Operator
-from gemmkit.operators.box_mma import BoxMMAOp
-from gemmkit.operators.fpu import FPUOp
-from gemmkit.operators.mma import MMAOp
-from gemmkit.operators.quantised_mma import QuantisedMMAOp
-from gemmkit.operators.semiring import LOG_SUM_EXP, MAX_PLUS, MAX_TIMES, MIN_PLUS, OR_AND, Semiring
-from gemmkit.operators.wgmma import WGMMAOp
-from gemmkit.operators.wmma import WMMAOp
+from typing import TYPE_CHECKING
+
+from gemmkit.lang.later import public_names
 
 __all__ = ["COMPLEX", "DUAL", "LOG_SUM_EXP", "MAX_PLUS", "MAX_TIMES", "MIN_PLUS", "OR_AND", "QUATERNION", "SPLIT_COMPLEX",
            "Algebra", "BoxMMAOp", "FPUOp", "MMAOp", "Operator", "QuantisedMMAOp", "Semiring", "WGMMAOp", "WMMAOp", "dual"]
+
+if TYPE_CHECKING:
+    from gemmkit.operators.algebra import COMPLEX, DUAL, QUATERNION, SPLIT_COMPLEX, Algebra, dual
+    from gemmkit.operators.base import Operator
+    from gemmkit.operators.box_mma import BoxMMAOp
+    from gemmkit.operators.fpu import FPUOp
+    from gemmkit.operators.mma import MMAOp
+    from gemmkit.operators.quantised_mma import QuantisedMMAOp
+    from gemmkit.operators.semiring import LOG_SUM_EXP, MAX_PLUS, MAX_TIMES, MIN_PLUS, OR_AND, Semiring
+    from gemmkit.operators.wgmma import WGMMAOp
+    from gemmkit.operators.wmma import WMMAOp
+else:
+    __getattr__, __dir__ = public_names(globals(), {
+        "algebra": "COMPLEX DUAL QUATERNION SPLIT_COMPLEX Algebra dual", "base": "Operator", "box_mma": "BoxMMAOp",
+        "fpu": "FPUOp", "mma": "MMAOp", "quantised_mma": "QuantisedMMAOp",
+        "semiring": "LOG_SUM_EXP MAX_PLUS MAX_TIMES MIN_PLUS OR_AND Semiring", "wgmma": "WGMMAOp", "wmma": "WMMAOp"})

@@ -17,7 +17,7 @@ from gemmkit.emulator.mode import Mode, computed_by
 from gemmkit.emulator.recording import Event, recorded
 from gemmkit.epilogues import Default
 from gemmkit.inspection import CompiledKernel, compiled_kernel
-from gemmkit.matmul import matmul
+from gemmkit.matmul_call import matmul
 from gemmkit.matrices import arrays
 from gemmkit.planning import Plan
 from gemmkit.problem import HOST

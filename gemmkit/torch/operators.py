@@ -11,7 +11,7 @@ import torch
 from gemmkit.config import Config, ConfigError
 from gemmkit.epilogues import Epilogue, Store
 from gemmkit.layouts import ColMajor
-from gemmkit.matmul import matmul
+from gemmkit.matmul_call import matmul
 from gemmkit.operators import Operator
 from gemmkit.problem import KEYWORDS
 from gemmkit.runtime.arrays import dtype_to_torch

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from gemmkit.blas import CONJUGATE
-from gemmkit.matmul import matmul
+from gemmkit.matmul_call import matmul
 from gemmkit.torch import forms
 from gemmkit.torch.batching import batched_by
 from gemmkit.torch.library import Differentiable, define

@@ -19,7 +19,7 @@ import torch
 
 from gemmkit.epilogues import Bias
 from gemmkit.layouts import GroupQuantised
-from gemmkit.matmul import matmul
+from gemmkit.matmul_call import matmul
 from gemmkit.matrices import Matrix
 from gemmkit.quantisation import quantise
 from gemmkit.runtime.arrays import dtype_from_torch

@@ -9,7 +9,7 @@ import torch
 
 from gemmkit.config import Config
 from gemmkit.epilogues import Store
-from gemmkit.matmul import matmul as multiply_matrices
+from gemmkit.matmul_call import matmul as multiply_matrices
 from gemmkit.selection import select
 from gemmkit.torch import forms
 from gemmkit.torch.batching import batched_by

@@ -1,5 +1,13 @@
 """Transforms: element-wise functions on the way between global memory, shared memory and registers."""
 
-from gemmkit.transforms.base import Composed, Elementwise, Identity, Staged, Transform
+from typing import TYPE_CHECKING
+
+from gemmkit.lang.later import public_names
 
 __all__ = ["Composed", "Elementwise", "Identity", "Staged", "Transform"]
+
+if TYPE_CHECKING:
+    from gemmkit.transforms.base import Composed, Elementwise, Identity, Staged, Transform
+else:
+    __getattr__, __dir__ = public_names(globals(), {
+        "base": "Composed Elementwise Identity Staged Transform"})

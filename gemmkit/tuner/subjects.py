@@ -12,9 +12,9 @@ from typing import Any
 from gemmkit.compiled import Compiled
 from gemmkit.config import Config
 from gemmkit.contraction import as_product, einsum
-from gemmkit.grouped import GroupPlan, grouped, largest, resolved
+from gemmkit.grouped_call import GroupPlan, grouped, largest, resolved
 from gemmkit.groups import CompiledGroup
-from gemmkit.matmul import matmul
+from gemmkit.matmul_call import matmul
 from gemmkit.matrices import Matrix, unwrapped
 from gemmkit.planning import Plan
 from gemmkit.problem import Call, held_by, resolve

@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-HEAVY = "numba", "numba_cuda", "llvmlite", "scipy", "asyncio"
+HEAVY = "numba", "numba_cuda", "llvmlite", "scipy", "asyncio", "torch", "cupy"
 
 
 def loaded(*programs: str) -> list[set[str]]:
@@ -46,6 +46,9 @@ EMULATED = """
         assert (gk.matmul(a.astype("c8"), b.astype("c8")) == 40).all()
         assert (gk.einsum("ik,kj->ij", a, b) == 40).all()
         gk.plan(a, b)(a, b)
+        assert np.allclose(gk.softmax(np.zeros((4, 8), "f4")), 1 / 8)
+        q = np.ones((1, 1, 8, 64), np.float16)
+        assert (gk.attention(q, q, q) == 1).all()
 """
 
 #: Types are asked for before anything is compiled, as `compile_config` with shapes that layouts leave open does.
@@ -79,6 +82,23 @@ COMPILED = """
     conf = gk.get_config(operator=gk.operators.FPUOp(M=16, N=16), global_a_layout=gk.layouts.RowMajor("float32"))
     assert compile_config(conf).usage.spill_stores == 0
 """
+
+
+#: How many of gemmkit's modules there may be after ``import gemmkit``. A name that is asked for loads its own.
+IMPORTED = 8
+
+COUNTED = """
+    import sys
+    import gemmkit, numpy
+    numpy.dtype("bfloat16")                                        # which NumPy knows by name from then on
+    print(*[name for name in sys.modules if name.partition(".")[0] == "gemmkit"])
+"""
+
+
+def test_an_import_loads_no_more_than_names() -> None:
+    """Plans, kernels, layouts, the emulator and the tuner are loaded with the first name that needs them."""
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(COUNTED)], capture_output=True, text=True, check=True)
+    assert len(done.stdout.split()) <= IMPORTED, done.stdout
 
 
 def test_without_compiling_nothing_heavy_is_loaded() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
+import textwrap
 import types
 from pathlib import Path
 from typing import Any
@@ -257,14 +260,34 @@ def test_all_compilers_are_in_the_key() -> None:
 def test_a_newer_source_on_disk_than_was_imported_is_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     from gemmkit.lang import package_state
 
-    package_state.package_digest.cache_clear()
     before = package_state.package_digest()
     with monkeypatch.context() as patch:
         patch.setattr(package_state, "_imported", (("edited.py", 1, 2),))
-        package_state.package_digest.cache_clear()
-        assert package_state.package_digest() != before
-    package_state.package_digest.cache_clear()
+        newer = package_state.package_digest()
+        assert len({before, newer, package_state.package_digest(of_process=False)}) == 3
+        patch.setattr(package_state, "_PROCESS", b"another")
+        assert package_state.package_digest() not in (before, newer)
     assert package_state.package_digest() == before
+
+
+def test_a_module_that_is_loaded_from_a_newer_file_changes_the_key(tmp_path: Path) -> None:
+    """Modules are loaded when they are used: what a process compiled before a file changed has another key than later."""
+    copy = tmp_path / "gemmkit"
+    shutil.copytree(Path(compiling.__file__).parents[1], copy, ignore=shutil.ignore_patterns("__pycache__"))
+    program = """
+        import os, gemmkit
+        from gemmkit.lang.package_state import package_digest
+        first = package_digest()
+        file = os.path.join(os.path.dirname(gemmkit.__file__), "fast.py")
+        assert file.startswith(os.getcwd())
+        open(file, "a").write("tanh = None\\n")
+        kept = package_digest()                          # nothing that could have the newer text is loaded
+        assert gemmkit.fast.tanh is None
+        print(first == kept, first == package_digest())
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, cwd=tmp_path,
+                          env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert done.stdout.split() == ["True", "False"], done.stderr[-2000:]
 
 
 # -- what it costs --------------------------------------------------------------------------------------------------------------

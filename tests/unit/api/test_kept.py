@@ -103,7 +103,7 @@ def test_what_dies_is_forgotten_with_its_arrays() -> None:
 
 def test_a_gated_unit_keeps_the_fold_of_a_plain_function_alone() -> None:
     """One with a closure is made anew in every call, and would fill the memory."""
-    from gemmkit.glu import _known_fold
+    from gemmkit.glu_call import _known_fold
 
     x, w = np.ones((2, 3), "f4"), np.ones((3, 2), "f4")
     _known_fold.cache_clear()

@@ -14,7 +14,7 @@ import gemmkit as gk
 from bench.stand_ins import STREAM, CupyArray, gpu, library
 from gemmkit import ahead
 from gemmkit.epilogues import Fold, LayerNorm, Residual, RMSNorm, RowReduce, Scale, Softmax
-from gemmkit.grouped import grouped
+from gemmkit.grouped_call import grouped
 from gemmkit.layouts import Layout, RowMajor
 from gemmkit.operators import WGMMAOp
 from gemmkit.runtime.device import H100

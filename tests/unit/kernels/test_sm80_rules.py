@@ -12,7 +12,7 @@ import pytest
 import gemmkit as gk
 from gemmkit import operators
 from gemmkit.epilogues import ReLU
-from gemmkit.grouped import _mapping as grouped_mapping
+from gemmkit.grouped_call import _mapping as grouped_mapping
 from gemmkit.inspection import compile_config
 from gemmkit.layouts import ColMajor, Padded, RowMajor
 from gemmkit.operators import MIN_PLUS, FPUOp, MMAOp, WGMMAOp, WMMAOp

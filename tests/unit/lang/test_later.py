@@ -1,10 +1,15 @@
-"""Stand-ins for what is made when Numba is loaded: none is left, in any thread, and a failure is no end."""
+"""Public names are imported when they are asked for, and Numba when it is used: no stand-in for what it makes is left, in any
+thread, and a failure is no end."""
 
 from __future__ import annotations
 
+import ast
+import importlib
+import pickle
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +26,7 @@ def test_no_stand_in_is_left() -> None:
     """One in a closure, a default or a class would be unequal to what it stands for."""
     text = run("""
         import gc
-        import gemmkit
+        import gemmkit.matmul_call
         from gemmkit.kernels.select import KERNELS
         from gemmkit.lang import later
 
@@ -124,7 +129,8 @@ def test_readings_are_the_same_before_and_after() -> None:
     """A kernel's key is made before Numba is loaded, or after: it is one key, and what was read still holds."""
     before = run(READINGS + "    first = texts(); later.load(); assert packages_stand() and texts() == first; print(first)")
     after = run(READINGS + "    later.load(); print(texts())")
-    assert before == after
+    first = run("    from gemmkit.lang import later; later.load()\n" + READINGS + "    print(texts())")
+    assert before == after == first
 
 
 def test_names_are_told_by_name() -> None:
@@ -136,3 +142,112 @@ def test_names_are_told_by_name() -> None:
     index = 3
     assert function_text(lambda: index) != function_text(lambda: gk)
     assert read_value(number_types.numba_type, "f").text
+
+
+def test_a_stand_in_that_is_stored_while_another_thread_loads_is_put_right(tmp_path: Path) -> None:
+    (tmp_path / "probe.py").write_text(textwrap.dedent("""
+        import sys
+        from gemmkit.lang.numba_hooks import types
+
+        def late(made):
+            sys.entered.set()
+            assert sys.loaded.wait(60)
+            return made
+
+        value, pair = late(types.int32), (types.int64, 1)
+    """))
+    text = run(f"""
+        import importlib, sys, threading
+        import gemmkit
+        from gemmkit.lang import later
+
+        entered, loaded = sys.entered, sys.loaded = threading.Event(), threading.Event()
+        gemmkit.__path__.append({str(tmp_path)!r})
+        thread = threading.Thread(target=importlib.import_module, args=("gemmkit.probe",))
+        thread.start()
+        assert entered.wait(60)
+        later.load()
+        loaded.set()
+        thread.join()
+        from gemmkit.probe import value
+        print(type(value) is later.Later, value.bitwidth)
+        later.load()
+        from gemmkit.probe import pair, value
+        from numba.cuda import types
+        print(value is types.int32, pair[0] is types.int64, later._State.unfinished)
+    """)
+    assert text == "True 32\nTrue True []\n"
+
+
+# -- public names ------------------------------------------------------------------------------------------------------
+
+PACKAGES = "gemmkit", "gemmkit.layouts", "gemmkit.epilogues", "gemmkit.operators", "gemmkit.transforms"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_names_are_what_type_checkers_and_editors_read(package: str) -> None:
+    """A name that is asked for is what the import of it under ``if TYPE_CHECKING`` gives, and all are in ``__all__``."""
+    module = importlib.import_module(package)
+    tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+    read = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert set(module.__all__) == set(read) | ({"float16", "float32", "float64"} if package == "gemmkit" else set())
+    assert set(module.__all__) <= set(dir(module)) and dir(module) == sorted(set(dir(module)))
+    for name, home in read.items():
+        wanted = importlib.import_module(f"{package}.{name}") if home == package else getattr(importlib.import_module(home), name)
+        assert getattr(module, name) is wanted, name
+        assert not isinstance(wanted, type) or pickle.loads(pickle.dumps(wanted)) is wanted
+    names: dict[str, object] = {}
+    exec(f"from {package} import *", names)
+    assert set(module.__all__) <= set(names)
+
+
+@pytest.mark.parametrize("package, name, said", [
+    ("gemmkit", "matmull", "module 'gemmkit' has no attribute 'matmull'; the nearest is 'matmul'"),
+    ("gemmkit.layouts", "RowMayor", "module 'gemmkit.layouts' has no attribute 'RowMayor'; the nearest is 'RowMajor'"),
+    ("gemmkit", "zzzz", "module 'gemmkit' has no attribute 'zzzz'"),
+    ("gemmkit", "__wrapped__", "module 'gemmkit' has no attribute '__wrapped__'")])
+def test_a_name_that_is_not_there(package: str, name: str, said: str) -> None:
+    module = importlib.import_module(package)
+    assert not hasattr(module, name)
+    with pytest.raises(AttributeError) as refused:
+        getattr(module, name)
+    assert str(refused.value) == said
+
+
+def test_modules_are_attributes_and_what_they_lack_is_told() -> None:
+    """A module is imported when it is asked for, whether it was before or not. Its own failure is no missing attribute."""
+    text = run("""
+        import sys
+        sys.modules["torch"] = None
+        import gemmkit as gk
+        print(gk.inspection.__name__, gk.layouts.tensor.__name__, callable(gk.glu), callable(gk.grouped), callable(gk.matmul))
+        try:
+            hasattr(gk, "torch")
+        except ModuleNotFoundError as error:
+            print(error.name)
+    """)
+    assert text == "gemmkit.inspection gemmkit.layouts.tensor True True True\ntorch\n"
+
+
+def test_threads_that_ask_for_names_at_once() -> None:
+    text = run("""
+        import sys, threading
+        import gemmkit as gk
+
+        sys.setswitchinterval(1e-5)
+        names = [name for name in gk.__all__ if not name.startswith("float")]
+        start, wrong, found = threading.Barrier(8), [], [{} for _ in range(8)]
+        def work(n):
+            start.wait()
+            try:
+                for name in names[n * 7:] + names[:n * 7]:
+                    found[n][name] = getattr(gk, name)
+            except BaseException as error:
+                wrong.append(error)
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        print(wrong, all(each == found[0] for each in found), callable(gk.matmul), "numba" in sys.modules)
+    """)
+    assert text == "[] True True False\n"

@@ -11,7 +11,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import contraction, operators
-from gemmkit.grouped import GroupPlan
+from gemmkit.grouped_call import GroupPlan
 from gemmkit.lang.members import PLACES
 from gemmkit.planning import Plan
 from gemmkit.tuner.jobs import group_job_of, group_memory_of

@@ -10,7 +10,7 @@ from gemmkit.epilogues import Epilogue, Fold
 from gemmkit.joined import Braid
 from gemmkit.lang.given import function_given
 from gemmkit.lang.returned import number
-from gemmkit.matmul import matmul
+from gemmkit.matmul_call import matmul
 from gemmkit.transforms import Elementwise
 
 __all__ = ["glu"]
