@@ -234,7 +234,7 @@ def _warp_specialised(a: Layout, b: Layout, given: Operator | None, sizes: Sizes
     if widths is not None and not any(one.N in widths for one in tiles):
         tiles = [dataclasses.replace(one, N=width) for one in mappings.MAPPINGS for width in widths]
     for one in (*table.streamed, *table.streamed_clustered) if len(parts) == 1 else ():
-        if (widths is None or one.N in widths) and (a.dtype not in SIXTEEN or can_share(one, a, b)):
+        if (widths is None or one.N in widths) and (a.dtype not in SIXTEEN or can_share([one], a, b)):
             cost = one.cycles((max(1, sizes[0]), max(1, sizes[1]), max(1, sizes[2])), device, itemsize, supply, products)
             if cost < math.inf:                        # something is streamed
                 yield Candidate("warp_specialised", (one.M, one.N, 128 // parts[0].itemsize), splits="stream",
@@ -245,7 +245,7 @@ def _warp_specialised(a: Layout, b: Layout, given: Operator | None, sizes: Sizes
             continue
         for cluster, group, depth in itertools.product(CLUSTERS if one.splits == 1 else (one.cluster,), GROUPS, DEPTHS):
             tried = dataclasses.replace(one, cluster=cluster)
-            if a.dtype in SIXTEEN and not can_share(tried, a, b):
+            if a.dtype in SIXTEEN and not can_share([tried], a, b):
                 continue
             cost = tried.cycles(tuple(max(1, size) for size in sizes), device, itemsize, supply, products)
             usual = (cluster == (1, 1) or supply is not None) + (group == 8) + (depth == 1)

@@ -45,7 +45,7 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
     elif always:
         listed += by_workspace(sizes, device, products, table.workspace, table.least_shared)
         listed += table.aligned if supply is None else table.clustered
-    listed = tuple(one for one in listed if can_share(one, a, b))
+    listed = can_share(listed, a, b)
     if not always:
         listed = _in_blocks(listed, fields["condition"], a.dtype.itemsize)
     reads_late = _reads_late(a, b, c, d, infos, fields, sizes)
@@ -57,7 +57,7 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
     if isinstance(epilogue, Epilogue) and epilogue.is_last and epilogue.reduces:
         together = (with_rows_exchanged(one, sizes) for one in listed) if _has_short_states(d) and always else ()
         listed = tuple(with_second_pass(one, sizes, products, a.dtype.itemsize) for one in listed)
-        listed += tuple(one for one in together if one is not None and can_share(one, a, b))
+        listed += can_share(filter(None, together), a, b)
     mapping = choose_mapping(sizes, device, mappings=listed, supply=supply, is_tall=reads_late, products=products)
     if table.orders_few:
         mapping = mapping.ordered(sizes, products)

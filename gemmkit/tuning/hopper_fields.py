@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,6 @@ from gemmkit.kernels.spec import Condition
 from gemmkit.lang.records import part_dtypes
 from gemmkit.layouts import Braided, ColMajor, Interleaved, Joined, Plain, Planar, RowMajor, Swizzled, Tensor, Zero
 from gemmkit.operators.algebra import units
-from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.tiling import Tile
 from gemmkit.tuning.model import Mapping
 
@@ -76,20 +76,62 @@ def assumed_spec(values: dict[str, Any], mapping: Mapping, arrays: Arrays | None
 
 # -- fields -----------------------------------------------------------------------------------------------------------
 
-def can_share(mapping: Mapping, a: Any, b: Any) -> bool:
-    """Whether the blocks of a mapping's cluster can each load a part of what they share of operands in these layouts.
+@dataclass(frozen=True)
+class Lying:
+    """How an operand lies in shared memory in tiles of any extents: along ``k_axis`` where it ``is_along``, else across K
+    where its tile is wide enough; of a braid's ``slots`` TMA brings parts."""
+
+    k_axis: int
+    dtype: np.dtype
+    is_along: bool
+    slots: int
+
+    @classmethod
+    def of(cls, layout: Any, k_axis: int, dtype: np.dtype) -> Lying:
+        axis = layout.vector_axis
+        lines = isinstance(layout, (Braided, Joined, Plain, Planar, Tensor)) or layout.stored is not None
+        # Only 16-bit operands can be contiguous across K.
+        return cls(k_axis, dtype, axis in (None, k_axis) or dtype.itemsize != 2 or not lines, getattr(layout, "slots", 1))
+
+    def axis_and_width(self, across: int, depth: int) -> tuple[int, int]:
+        """The axis of its lines, and the width in bytes of the swizzle, in a tile with ``across`` rows of A, or columns of
+        B."""
+        size = self.dtype.itemsize
+        if self.is_along or across * size % 32:
+            return self.k_axis, _width(depth * size)
+        return 1 - self.k_axis, _width(across // self.slots * size)
+
+    def layout(self, across: int, depth: int) -> Swizzled:
+        axis, width = self.axis_and_width(across, depth)
+        return _swizzled(axis, self.dtype, width)
+
+    def divides(self, across: int, depth: int, peers: int) -> bool:
+        """Whether so many blocks of a cluster can each load a part of the tile."""
+        axis, width = self.axis_and_width(across, depth)
+        return are_parts(across, axis == self.k_axis, width // self.dtype.itemsize, peers)
+
+
+def are_parts(across: int, is_along: bool, line: int, peers: int) -> bool:
+    """Whether a tile of so many rows of A, or columns of B, in lines of ``line`` elements, is in ``peers`` parts: some lines
+    of each panel where lines lie along K, else some of the panels."""
+    return (across // 8 if is_along else across // line) % peers == 0
+
+
+def can_share(mappings: Iterable[Mapping], a: Any, b: Any) -> tuple[Mapping, ...]:
+    """Those of the mappings of which the blocks of a cluster can each load a part of what they share of operands in these
+    layouts.
 
     >>> from gemmkit.layouts import ColMajor, RowMajor
     >>> pair = Mapping(128, 64, "cooperative", 8, (2, 1), 300, 3000, 0)       # two blocks share 64 columns of B
-    >>> can_share(pair, RowMajor("float16"), ColMajor("float16")), can_share(pair, RowMajor("float16"), RowMajor("float16"))
-    (True, False)
+    >>> can_share([pair], RowMajor("float16"), ColMajor("float16")) == (pair,)
+    True
+    >>> can_share([pair], RowMajor("float16"), RowMajor("float16"))
+    ()
     """
-    if mapping.cluster == (1, 1):
-        return True
-    values = dict(block_shape=Tile(M=mapping.M, N=mapping.N, K=mapping.depth // a.dtype.itemsize), global_a_layout=a,
-                  global_b_layout=b)
-    _fill_shared(values, WGMMAOp(mapping.N, dtype=a.dtype))
-    return _divides(values, mapping.cluster)
+    size = a.dtype.itemsize
+    of_a, of_b = Lying.of(a, 1, a.dtype), Lying.of(b, 0, a.dtype)
+    return tuple(one for one in mappings if one.cluster == (1, 1) or (
+        of_a.divides(one.M, one.depth // size, one.cluster[1]) and of_b.divides(one.N, one.depth // size, one.cluster[0])))
 
 
 def _fill_tiles(values: dict[str, Any], operator: Any, mapping: Mapping) -> None:
@@ -108,13 +150,9 @@ def _fill_tiles(values: dict[str, Any], operator: Any, mapping: Mapping) -> None
 def _fill_shared(values: dict[str, Any], operator: Any) -> None:
     block = values["block_shape"].size
     for name, k_axis, across, dtype in (("a", 1, block.M, operator.dtype), ("b", 0, block.N, operator.b_dtype)):
-        layout = values[f"global_{name}_layout"]
-        axis = layout.vector_axis
-        lines = isinstance(layout, (Braided, Joined, Plain, Planar, Tensor)) or layout.stored is not None
-        if axis is None or dtype.itemsize != 2 or not lines or across * dtype.itemsize % 32:
-            axis = k_axis                                 # only 16-bit operands can be contiguous across K
-        extent = block.K if axis == k_axis else across // getattr(layout, "slots", 1)          # of a braid TMA brings parts
-        values.setdefault(f"shared_{name}_layout", _swizzled(axis, dtype, extent))
+        if f"shared_{name}_layout" not in values:
+            lying = Lying.of(values[f"global_{name}_layout"], k_axis, dtype)
+            values[f"shared_{name}_layout"] = lying.layout(across, block.K)
 
 
 def _fill_d(values: dict[str, Any]) -> None:
@@ -124,22 +162,27 @@ def _fill_d(values: dict[str, Any]) -> None:
     axis = 0 if d.vector_axis == 0 and d.is_separable else 1
     N //= d.folds
     columns = N // SharedK(values["splits"], values["cluster"]).slices(N, max(COLUMNS, NARROWEST // d.dtype.itemsize))
-    values.setdefault("shared_d_layout", _swizzled(axis, d.dtype, columns if axis == 1 else 64))
+    if "shared_d_layout" not in values:
+        values["shared_d_layout"] = _swizzled(axis, d.dtype, _width((columns if axis == 1 else 64) * d.dtype.itemsize))
 
 
 def _divides(values: dict[str, Any], cluster: tuple[int, int]) -> bool:
     """Whether the blocks of a cluster can each load a part of the operand that they share."""
     block = values["block_shape"].size
-    for name, k_axis, across, peers in (("a", 1, block.M, cluster[1]), ("b", 0, block.N, cluster[0])):
-        layout = values[f"shared_{name}_layout"]
-        if (across // 8 if layout.axis == k_axis else across // layout.line) % peers:
-            return False
-    return True
+    layouts = values["shared_a_layout"], values["shared_b_layout"]
+    return all(are_parts(across, layout.axis == k_axis, 0 if layout.axis == k_axis else layout.line, peers)
+               for layout, k_axis, across, peers in zip(layouts, (1, 0), (block.M, block.N), reversed(cluster)))
 
 
-def _swizzled(axis: int, dtype: np.dtype, extent: int) -> Swizzled:
-    """The widest swizzle whose panels divide a tile."""
-    width = next((w for w in WIDTHS if extent * dtype.itemsize % w == 0), NARROWEST)
+def _width(nbytes: int) -> int:
+    """Of the widest swizzle whose panels divide lines of so many bytes."""
+    for width in WIDTHS:
+        if nbytes % width == 0:
+            return width
+    return NARROWEST
+
+
+def _swizzled(axis: int, dtype: np.dtype, width: int) -> Swizzled:
     plain = Interleaved(dtype, ("col", "row")[axis]) if dtype.names else (ColMajor, RowMajor)[axis](dtype)
     return Swizzled(plain, width)
 

@@ -7,10 +7,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from gemmkit.kernels.common.cluster import Cluster
+from gemmkit.kernels.common.cluster import at_once
 from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.kernels.rasterisation import Grouped, Hilbert, Order
-from gemmkit.kernels.sm90.shared_k import SharedK
+from gemmkit.kernels.sm90.shared_k import in_one_cluster
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
 from gemmkit.tuning import stream_k
@@ -87,39 +87,46 @@ class Mapping:
     depth: int = LINE                  # bytes of K in a stage
 
     @property
-    def sharing(self) -> SharedK:
-        """By which way blocks share K."""
-        return SharedK(self.splits, Tile(M=self.cluster[0], N=self.cluster[1]))
+    def tiles(self) -> int:
+        """Of a cluster."""
+        return self.cluster[0] * self.cluster[1]
+
+    @property
+    def shares(self) -> int:
+        """Into how many equal shares the K of every tile is divided."""
+        return 1 if isinstance(self.splits, StreamK) else self.splits
+
+    @property
+    def by_workspace(self) -> bool:
+        """Whether the shares of every tile meet in global memory."""
+        return self.shares > in_one_cluster(self.shares, self.tiles)
 
     def clusters(self, sizes: tuple[int, int, int], products: int) -> int:
         """Clusters of tiles."""
-        return math.ceil(sizes[0] / (self.M * self.cluster[0])) * math.ceil(sizes[1] / (self.N * self.cluster[1])) * products
-
-    def at_once(self, device: DeviceInfo) -> int:
-        """Clusters that a device holds at once."""
-        return Cluster(*self.cluster, self.sharing.in_cluster).at_once(device.sm_count)
+        return (-(-sizes[0] // (self.M * self.cluster[0]))) * (-(-sizes[1] // (self.N * self.cluster[1]))) * products
 
     def cycles(self, sizes: tuple[int, int, int], device: DeviceInfo, itemsize: int, supply: Supply | None,
                products: int) -> float:
         """The estimated time of a launch; without a ``supply`` the L2 limits nothing."""
-        clusters, lines = self.clusters(sizes, products), math.ceil(sizes[2] * itemsize / self.depth) * self.depth / LINE
-        start = self.start + CLUSTERING * math.log2(self.cluster[0] * self.cluster[1])
-        shares = self.sharing.shares
-        if self.sharing.by_workspace:                  # all blocks at once, each with its share
-            moved = clusters * lines * LINE * (self.M * self.cluster[0] + self.N * self.cluster[1])
+        (m, n), streams = self.cluster, isinstance(self.splits, StreamK)
+        tiles, shares = m * n, 1 if streams else self.splits
+        clusters, k_tiles = self.clusters(sizes, products), -(-sizes[2] * itemsize // self.depth)
+        lines = k_tiles * self.depth / LINE
+        within = in_one_cluster(shares, tiles)
+        if shares > within:                            # by way of a workspace: all blocks at once, each with its share
+            moved = clusters * lines * LINE * (self.M * m + self.N * n)
             return max(math.ceil(lines / shares) * self.step, moved / SHARED_BYTES) + self.finish + self.start
-        if self.sharing.streams:
-            k_tiles, step = math.ceil(sizes[2] * itemsize / self.depth), self.step * self.depth / LINE
-            cycles = start + stream_k.cycles(clusters, k_tiles, self.M * self.N * SUM, step, self.finish,
-                                             self.at_once(device), self.cluster[0] * self.cluster[1],
-                                             self.schedule == "pingpong")
+        start = self.start + CLUSTERING * math.log2(tiles)
+        side_by_side = at_once(tiles * within, device.sm_count)
+        if streams:
+            cycles = start + stream_k.cycles(clusters, k_tiles, self.M * self.N * SUM, self.step * self.depth / LINE,
+                                             self.finish, side_by_side, tiles, self.schedule == "pingpong")
         else:
-            waves = math.ceil(clusters / self.at_once(device))
+            waves = -(-clusters // side_by_side)
             cycles = waves * (math.ceil(lines / shares) * self.step + self.finish) + start
         if supply is None:
             return cycles if shares == 1 else max(cycles, clusters * lines * LINE * (self.M + self.N) / CLUSTER_BYTES)
-        m, n = self.cluster                            # m blocks share the columns of B, n the rows of A
-        fetched = n * (self.N / supply.of(supply.b)) + m * (self.M / supply.of(supply.a))
+        fetched = n * (self.N / supply.of(supply.b)) + m * (self.M / supply.of(supply.a))    # m blocks share B's columns
         return supply.joined(cycles, clusters * lines * LINE * fetched)
 
     def ordered(self, sizes: tuple[int, int, int], products: int) -> Mapping:
@@ -155,11 +162,9 @@ def choose_mapping(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: in
         return fit[0]
     m, n, k = (max(1, size) for size in sizes)
 
-    def time(mapping: Mapping) -> float:
-        return mapping.cycles((m, n, k), device, itemsize, supply, products)
-
-    least = min(map(time, fit))
-    equal = [mapping for mapping in fit if time(mapping) <= 1.01 * least]
+    times = [mapping.cycles((m, n, k), device, itemsize, supply, products) for mapping in fit]
+    least = 1.01 * min(times)
+    equal = [mapping for mapping, time in zip(fit, times) if time <= least]
     return max(equal, key=lambda mapping: mapping.M) if is_tall else equal[0]
 
 
@@ -200,11 +205,11 @@ def by_workspace(sizes: tuple[int, int, int], device: DeviceInfo, products: int,
         m, n = one.cluster
         if m * one.M >= sizes[0] + one.M or n * one.N >= sizes[1] + one.N:       # tiles would be empty
             continue
-        most = min(Cluster(m, n).at_once(device.sm_count) // one.clusters(sizes, products), lines // 2)
+        most = min(at_once(one.tiles, device.sm_count) // one.clusters(sizes, products), lines // 2)
         for shares in sorted({most, most // 2, most // 4}, reverse=True):
             if shares > 1:
                 shared = dataclasses.replace(one, splits=shares, finish=one.finish + SHARE * shares)
-                found += [shared] if shared.sharing.by_workspace else []
+                found += [shared] if shared.by_workspace else []
     return tuple(found)
 
 

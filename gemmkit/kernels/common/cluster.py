@@ -64,13 +64,8 @@ class Cluster(Component):
         return (1 << self.m) - 1
 
     def at_once(self, sm_count: int) -> int:
-        """Clusters that a device of so many multiprocessors holds at once, with a block on each.
-
-        The blocks of a cluster stand in one GPC, and GPCs differ: clusters of four and more leave multiprocessors idle. An
-        H200 holds 30 clusters of four on its 132; with 31 the last ones took a second round, and the product twice the time
-        (f16, 5000^3: 0.93 of cuBLAS with 30, 0.60 with 31 to 33).
-        """
-        return max(1, sm_count * 10 // 11 // self.size if self.size > 2 else sm_count // self.size)
+        """Clusters that a device of so many multiprocessors holds at once, with a block on each."""
+        return at_once(self.size, sm_count)
 
     # -- in device code -------------------------------------------------------------------------------------------------
 
@@ -108,4 +103,14 @@ class Cluster(Component):
         return self.row(rank) == self.row(other) or self.column(rank) == self.column(other)
 
 
-__all__ = ["Cluster"]
+def at_once(size: int, sm_count: int) -> int:
+    """Clusters of ``size`` blocks that a device of so many multiprocessors holds at once, with a block on each.
+
+    The blocks of a cluster stand in one GPC, and GPCs differ: clusters of four and more leave multiprocessors idle. An H200
+    holds 30 clusters of four on its 132; with 31 the last ones took a second round, and the product twice the time (f16,
+    5000^3: 0.93 of cuBLAS with 30, 0.60 with 31 to 33).
+    """
+    return max(1, sm_count * 10 // 11 // size if size > 2 else sm_count // size)
+
+
+__all__ = ["Cluster", "at_once"]

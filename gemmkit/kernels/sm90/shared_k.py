@@ -41,7 +41,7 @@ class SharedK:
     @property
     def in_cluster(self) -> int:
         """Blocks of a cluster that share the K of a tile."""
-        return self.shares if self.cluster.count == 1 and self.shares in SPLITS else 1
+        return in_one_cluster(self.shares, self.cluster.count)
 
     @property
     def shares(self) -> int:
@@ -81,6 +81,11 @@ class SharedK:
             cure = f"take splits={fits} or fewer" if fits > 1 else "take splits=1, or larger tiles"
             raise ConfigError(f"splits={self.splits}: {clusters} clusters of {m}x{n} blocks wait for each other, and the "
                               f"device holds {most} at once; {cure}")
+
+
+def in_one_cluster(shares: int, tiles: int) -> int:
+    """How many of ``shares`` blocks that share the K of a tile stand in its cluster, of so many tiles."""
+    return shares if tiles == 1 and shares in SPLITS else 1
 
 
 def least_columns(layout: Any, folds: int) -> int:
@@ -123,4 +128,4 @@ class ClustersShareK(Reduction):
         return self.shares
 
 
-__all__ = ["COLUMNS", "ClustersShareK", "SharedK", "least_columns"]
+__all__ = ["COLUMNS", "ClustersShareK", "SharedK", "in_one_cluster", "least_columns"]

@@ -152,7 +152,7 @@ def test_the_tuner_tries_what_may_be_chosen(columns: int) -> None:
     found = candidates(layout, layout, None, (4096, columns, columns), H100, infos=(a, b))
     tiles = {(one.block[:2], one.schedule, one.cluster) for one in found}
     for one in (*MAPPINGS, *(ALIGNED if columns % 64 == 0 else CLUSTERED)):
-        assert not can_share(one, layout, layout) or ((one.M, one.N), one.schedule, one.cluster) in tiles
+        assert not can_share([one], layout, layout) or ((one.M, one.N), one.schedule, one.cluster) in tiles
 
 
 def test_what_a_stream_is_modelled_to_cost() -> None:
