@@ -207,8 +207,9 @@ class Config(Problem, Mapping):
             return spec
         return dataclasses.replace(spec, scheduler=Batched.of(spec.scheduler, arrays))      # type: ignore[arg-type]
 
-    def check_device(self, device: DeviceInfo) -> None:
-        """Raise ConfigError when the kernel does not fit the device."""
+    def check_device(self, device: DeviceInfo, needed: int | None = None) -> None:
+        """Raise ConfigError when the kernel does not fit the device. ``needed`` bytes of shared memory are the most that any
+        problem takes; None: the kernel is asked."""
         has = f"{device.name} has {device.arch[0]}.{device.arch[1]}"
         least = min(family.minimum_arch for family in FAMILIES.values())
         rule(device.arch >= least, "device", device.name, f"every kernel needs compute capability {least[0]}.{least[1]}, "
@@ -222,7 +223,7 @@ class Config(Problem, Mapping):
         rule(self.family.in_cluster(self.splits, self.cluster) == 1 or device.arch >= (9, 0), "splits", self.splits,
               f"blocks share K in a cluster, which needs compute capability 9.0, and {has}; take splits=1, or "
               "kernel='multistage'")
-        needed = self.spec().shared_bytes
+        needed = self.spec().shared_bytes if needed is None else needed
         if needed > device.shared_memory_per_block:
             raise ConfigError(f"block_shape={self.block_shape!r} needs {needed} bytes of shared memory with these "
                               f"layouts, and {device.name} has {device.shared_memory_per_block} a block; take smaller tiles")

@@ -42,11 +42,7 @@ def get_config(*, operator: Operator, global_a_layout: Layout, gemm_shape: Any =
                         + ", ".join(sorted(known)))
     values = dict(fields, operator=operator, global_a_layout=global_a_layout)
     check_fields(values)
-    device = device_given(device)
-    complete(values, sizes_given(gemm_shape), device, products_given(gemm_shape))
-    config = Config(**values)
-    config.check_device(device)
-    return config
+    return complete(values, sizes_given(gemm_shape), device_given(device), products_given(gemm_shape))
 
 
 def device_given(device: Any) -> DeviceInfo:

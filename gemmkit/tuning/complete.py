@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.config import Config
 from gemmkit.config_rules import check_stream_k
 from gemmkit.epilogues import result_layout
 from gemmkit.layouts import ColMajor, Layout, RowMajor, Zero
@@ -24,8 +25,11 @@ def _itself(x: Any) -> Any:
 AS_IT_IS = Elementwise(_itself)
 
 
-def complete(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo, products: int = 1) -> None:
-    """Complete the fields of a Config in place, for ``products`` of these sizes."""
+def complete(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo, products: int = 1) -> Config:
+    """The configuration of these fields, which are completed in place, for ``products`` of these sizes, on a device.
+
+    Raises ConfigError for a combination that no kernel can carry out, or that does not fit the device.
+    """
     a_layout = values["global_a_layout"]
     b_layout = values.get("global_b_layout", a_layout)
     algebras.take(values, a_layout, b_layout, sizes, device, products)
@@ -43,8 +47,9 @@ def complete(values: dict[str, Any], sizes: tuple[int, int, int] | None, device:
     values.setdefault("global_d_layout", _plain_like(a_layout, accumulator))
     values["global_d_layout"] = result_layout(values["global_b_layout"], values.get("epilogue"), values["global_d_layout"])
     values.setdefault("global_c_layout", Zero(accumulator))
+    made: tuple[Config | None, int | None] = (None, None)
     if is_wgmma:
-        hopper.fill(values, sizes, device, products)
+        made = hopper.fill(values, sizes, device, products) or made
     elif values.get("kernel") == "multistage":
         multistage.fill(values, sizes, device, products)
     else:
@@ -52,6 +57,10 @@ def complete(values: dict[str, Any], sizes: tuple[int, int, int] | None, device:
     if isinstance(operator, WMMAOp):
         orders: dict[str, Any] = {f"{name}_order": ("col", "row")[values[f"shared_{name}_layout"].axis] for name in "ab"}
         values["operator"] = dataclasses.replace(operator, **orders)
+    config, needed = made
+    config = config or Config(**values)
+    config.check_device(device, needed)
+    return config
 
 
 def _plain_like(layout: Layout, dtype: np.dtype) -> Layout:

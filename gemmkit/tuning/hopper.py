@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from gemmkit.components import with_fields
 from gemmkit.config import Config
 from gemmkit.epilogues import Epilogue
 from gemmkit.kernels.common.arrays import Arrays
@@ -21,7 +22,7 @@ from gemmkit.tiling import Tile
 from gemmkit.tuning import algebras
 from gemmkit.tuning.copied import Copies
 from gemmkit.tuning.hopper_fields import LEAST_STAGES, assumed_spec, can_share, complete
-from gemmkit.tuning.mappings import BY_ELEMENTS, LIKELY, MAPPING_FIELDS, PROMOTED, Table, table_of
+from gemmkit.tuning.mappings import BY_ELEMENTS, LIKELY, MAPPING_FIELDS, PROMOTED, Table, table_by_arrays, table_of
 from gemmkit.tuning.model import LINE, Mapping, by_workspace, choose_mapping, smallest, with_rows_exchanged, with_second_pass
 from gemmkit.tuning.operators import EIGHT, result_dtype
 
@@ -128,8 +129,10 @@ def _has_short_states(d: Layout | None) -> bool:
 _OF_A_MAPPING = {"block_shape", "compute_warp", "warps_per_block", "schedule", "cluster", "stages", "shared_d_layout"}
 
 
-def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo, products: int = 1) -> None:
-    """Complete the mapping of a Config for WGMMAOp in place; layouts are given."""
+def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo,
+         products: int = 1) -> tuple[Config, int] | None:
+    """Complete the mapping of a Config for WGMMAOp in place; layouts are given. Where that made the configuration, to ask
+    what it takes: it, and the bytes of shared memory that it needs at most."""
     whole: Any = values["operator"]
     operator = units(whole)
     is_algebra = whole is not operator
@@ -146,14 +149,14 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
         completed = dict(values)
         completed.setdefault("splits", mapping.splits if shares else 1)
         try:
-            _fit(completed, mapping, device, sizes)
+            made = _fit(completed, mapping, device, sizes)
         except ConfigError as error:                           # with what is given, that mapping is none
             refused = refused or error
             others = [one for one in listed if one.N == operator.N and one is not mapping]
             listed = others or [one for one in (smallest(operator.N),) if mapping != one]
             continue
         values.update(completed)
-        return
+        return made
     assert refused is not None
     raise refused
 
@@ -166,18 +169,21 @@ def _agreeing(listed: list[Mapping], values: dict[str, Any]) -> list[Mapping]:
     return listed
 
 
-def _fit(values: dict[str, Any], mapping: Mapping, device: DeviceInfo, sizes: tuple[int, int, int] | None) -> None:
+def _fit(values: dict[str, Any], mapping: Mapping, device: DeviceInfo,
+         sizes: tuple[int, int, int] | None) -> tuple[Config, int] | None:
     """A mapping's fields and those that follow from them, with as many stages as fit beside what else the kernel keeps in
     shared memory: the kernel itself says how much that is. Raises ConfigError where it does not take them."""
     complete(values, mapping)
     if "stages" in values:
-        return
+        return None
     least = Config(**values, stages=LEAST_STAGES)
     spec: Any = least.spec()
     if spec.shared_bytes > device.shared_memory_per_block:
         least.check_device(device)                             # says so
     more = (device.shared_memory_per_block - spec.shared_bytes - spec.row_bytes(sizes)) // spec.bytes_per_stage
-    values["stages"] = min(MOST_STAGES, LEAST_STAGES + more)
+    more = max(0, min(MOST_STAGES - LEAST_STAGES, more))
+    values["stages"] = LEAST_STAGES + more
+    return with_fields(least, {"stages": values["stages"]}), spec.shared_bytes + more * spec.bytes_per_stage
 
 
 # -- what the kernel is asked -----------------------------------------------------------------------------------------
@@ -192,7 +198,7 @@ def table_for(a: Layout, b: Layout, of_a: ArrayInfo | None, of_b: ArrayInfo | No
 def _table(values: dict[str, Any], arrays: Arrays | None = None) -> Table:
     """The mappings to choose among, by the routes that operands take in the kernel on a likely mapping. Without ``arrays``
     all suit TMA."""
-    return table_of(assumed_spec(values, LIKELY, arrays), arrays)
+    return table_by_arrays(values, arrays) or table_of(assumed_spec(values, LIKELY, arrays), arrays)
 
 
 __all__ = ["choice", "fill", "narrow", "table_for"]

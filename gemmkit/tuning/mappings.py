@@ -237,13 +237,24 @@ BY_THREADS = Table(STAGED, halves_stages=True)
 BY_ELEMENTS = Table(UNALIGNED, UNALIGNED_WORKSPACE)
 
 
+def table_by_arrays(values: dict[str, Any], arrays: Arrays | None) -> Table | None:
+    """The table of plain operands where these alone tell it: TMA brings both as tensor cores read them, or takes an array not
+    at all. None where the kernel is to be asked (`table_of`). Without ``arrays`` all suit TMA."""
+    operator, suit = values["operator"], True
+    for name, k_axis, dtype in (("a", 1, operator.dtype), ("b", 0, operator.b_dtype)):
+        layout = values[f"global_{name}_layout"]
+        if isinstance(layout, Plain) and arrays is not None and why_not(getattr(arrays, name), layout.axis) is not None:
+            return BY_ELEMENTS
+        suit = (suit and isinstance(layout, Plain) and layout.is_plain and layout.dtype == dtype
+                and (dtype.itemsize == 2 or layout.axis == k_axis) and is_untouched(name, values)
+                and f"shared_{name}_layout" not in values)
+    return BY_TMA if suit else None
+
+
 def table_of(spec: Any, arrays: Arrays | None) -> Table:
-    """The table for a specialisation of `warp_specialised`, by what produces its stages. Without ``arrays``, those that suit
-    the layouts' best route are assumed."""
+    """The table for a specialisation of `warp_specialised`, by what produces its stages, of operands that TMA does not bring
+    as they are (`table_by_arrays`). Without ``arrays``, those that suit the layouts' best route are assumed."""
     operands = {"a": spec.a, "b": spec.b}
-    if arrays is not None and any(isinstance(x.layout, Plain) and why_not(getattr(arrays, name), x.layout.axis) is not None
-                                  for name, x in operands.items()):
-        return BY_ELEMENTS
     if any(x.is_masked for x in operands.values()):           # as measured: a triangle's tiles are 128 x 256
         return BY_THREADS
     if isinstance(spec.producer, RewriteProducer):
@@ -299,5 +310,6 @@ __all__ = [
     "applies",
     "is_unaligned",
     "is_untouched",
+    "table_by_arrays",
     "table_of",
 ]

@@ -77,10 +77,9 @@ def _mainloop(spec: Sm90Spec) -> Mainloop:
 
 def _with_routes(spec: Sm90Spec, a: Request, b: Request) -> Sm90Spec:
     """The first pair of routes of which none is refused, and which go together."""
-    legal_a, legal_b = ([route for route in ROUTES if route.refuses(request) is None] for request in (a, b))
-    for of_a in legal_a:
-        for of_b in legal_b:
-            if of_a.goes_with(of_b) and of_b.goes_with(of_a):
+    for of_a in (route for route in ROUTES if route.refuses(a) is None):
+        for of_b in ROUTES:                                       # (of most operands the first are the ones)
+            if of_a.goes_with(of_b) and of_b.goes_with(of_a) and of_b.refuses(b) is None:
                 chosen = dataclasses.replace(spec, a=_sent(a, of_a), b=_sent(b, of_b))
                 if _fits(chosen):
                     return chosen
