@@ -27,7 +27,8 @@ import copy
 import dataclasses
 import inspect
 import typing
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import repeat
 from types import FunctionType
 from typing import Any
 
@@ -47,6 +48,7 @@ from gemmkit.lang.numba_hooks import typeof_impl, types
 from gemmkit.lang.runtime_fields import Array, Scalar, annotated
 from gemmkit.lang.values import static_maker
 from gemmkit.runtime.arrays import ArrayInfo, describe, is_array
+from gemmkit.tiling import Tile
 
 __all__ = ["Array", "Component", "ComponentError", "Frozen", "Scalar", "freeze"]
 
@@ -98,9 +100,13 @@ def _same(value: Any, default: Any) -> bool:
 
 
 def field_values(component: Any) -> dict[str, Any]:
-    if not dataclasses.is_dataclass(component):
-        return {}
-    return {field.name: getattr(component, field.name) for field in dataclasses.fields(component)}
+    names = _field_names(type(component))
+    return dict(zip(names, map(getattr, repeat(component), names)))
+
+
+@lru_cache(maxsize=4096)
+def _field_names(cls: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(cls)) if dataclasses.is_dataclass(cls) else ()
 
 
 def without_arrays(component: Any) -> Any:
@@ -196,24 +202,24 @@ def freeze(value: Any, name: str = "value", readonly: bool = False) -> Frozen:
     return Frozen(kind(("static", text), lambda: Kind(text, make)), text, [], [], (reading.guards,))
 
 
-def _freeze_field(component: Component, field: str, value: Any, path: str) -> tuple[bool, Frozen | None]:
-    """(runtime?, frozen); None for a static field."""
+def _freeze_field(component: Component, field: str, value: Any, path: str) -> Frozen | None:
+    """None for a constant."""
     cls: Any = type(component)
-    kind = annotated(cls).get(field)
-    where = f"{path}.{field}"
+    kind, where = annotated(cls).get(field), f"{path}.{field}"
     if kind is Scalar and value is not None and not isinstance(value, Component):
         try:
-            return True, freeze_scalar(value)
+            return freeze_scalar(value)
         except TypeError as error:
             raise TypeError(f"{where}: {error}") from None
     if kind is Array and value is not None and not is_array(value) and not isinstance(value, ArrayInfo):
         raise TypeError(f"{where}: got {type(value).__name__}; an array (CuPy, PyTorch, NumPy under emulation) is needed")
     if is_runtime(value):
-        return True, freeze_runtime(value, where, field not in getattr(cls, "outputs", ()))
-    if isinstance(value, (Component, FunctionType)):
-        frozen = freeze(value, where)
-        return bool(frozen.leaves), frozen
-    return False, None
+        return freeze_runtime(value, where, field not in getattr(cls, "outputs", ()))
+    return freeze(value, where) if isinstance(value, (Component, FunctionType)) else None
+
+
+#: Constants that are their text.
+_CONSTANTS = frozenset((bool, int, float, complex, str, bytes, type(None)))
 
 
 def _freeze_component(component: Component, path: str) -> Frozen:
@@ -225,28 +231,40 @@ def _freeze_component(component: Component, path: str) -> Frozen:
     path = cls.__qualname__ if path == "value" else path
     runtime: dict[str, Any] = {}
     static: dict[str, Any] = {}
-    reading = read_class(cls, Component)
-    texts, made = [reading.text], Frozen(None, "", [], [], (reading.guards,))
-    for field, value in {**field_values(component), **further_state(component)}.items():
-        is_runtime, frozen = _freeze_field(component, field, value, path)
-        if frozen is not None:
-            made.guards += frozen.guards
-            made.captures += frozen.captures
-            made.places += frozen.places
-        if is_runtime and frozen is not None:
-            runtime[field] = frozen.kind
-            made.leaves += frozen.leaves
-            made.arrays += frozen.arrays
-            texts.append(f"{field}:{frozen.fingerprint}")
-            continue
-        static[field] = value
-        if frozen is None:
-            found = read_value(value, f"{path}.{field}")
-            texts.append(f"{field}={found.text}")
-            if found.guards:
-                made.guards += (found.guards,)
+    reading, kinds = read_class(cls, Component), annotated(cls)
+    texts, made = [reading.text], Frozen(None, "", [], [], (reading.guards,) if reading.guards.facts else ())
+    values = field_values(component)
+    if not vars(component).keys() <= values.keys():
+        values.update(further_state(component))
+    for field, value in values.items():
+        frozen: Frozen | None = None
+        if field not in kinds and type(value) in _CONSTANTS:
+            text = f"{type(value).__name__}:{value!r}"
+        elif field not in kinds and type(value) is Tile:
+            text = f"Tile:{value!r}"
         else:
-            texts.append(f"{field}={frozen.fingerprint}")
+            if field not in kinds and isinstance(value, Component):
+                frozen = _freeze_component(value, f"{path}.{field}")
+            else:
+                frozen = _freeze_field(component, field, value, path)
+            if frozen is None:
+                found = read_value(value, f"{path}.{field}")
+                text = found.text
+                if found.guards.facts:
+                    made.guards += (found.guards,)
+            else:
+                text = frozen.fingerprint
+                made.guards += frozen.guards
+                made.captures += frozen.captures
+                made.places += frozen.places
+                if frozen.leaves or not isinstance(value, (Component, FunctionType)):
+                    runtime[field] = frozen.kind
+                    made.leaves += frozen.leaves
+                    made.arrays += frozen.arrays
+                    texts.append(f"{field}:{text}")
+                    continue
+        static[field] = value
+        texts.append(f"{field}={text}")
     made.fingerprint = digest("\n".join(texts))
     made.kind = component_kind(cls, made.fingerprint, made.places, runtime, static, component)
     return made

@@ -94,10 +94,11 @@ def _text(names: Sequence[str], extents: Sequence[int]) -> str:
 class _Form:
     """What tiles of one size have in common, made once: a thread of the emulator goes through thousands of tiles."""
 
-    __slots__ = ("coord", "extents", "names", "projections", "size")
+    __slots__ = ("coord", "extents", "names", "projections", "size", "text")
 
     def __init__(self, names: tuple[str, ...], extents: tuple[int, ...]):
         self.names, self.extents = names, extents
+        self.text = f"Tile({', '.join(f'{n}={s}' for n, s in zip(names, extents))})"
         self.coord = _coord_class(names)
         self.size = Coord(names, extents)
         self.projections: dict[str, tuple[_Form, Callable[[tuple], tuple]]] = {}
@@ -128,10 +129,12 @@ class Tile(Extent, Aggregate):
     def __init__(self, **extents: int):
         if not extents:
             raise ValueError("Tile() got no dimensions; write for example Tile(M=64, N=32)")
-        for name in extents:
+        for name, extent in extents.items():
             if name in RESERVED:
                 raise ValueError(f"Tile({name}=...): {name!r} is an attribute of every tile; choose another name")
-        self._form = _form(tuple(extents), tuple(_extent(name, extent) for name, extent in extents.items()))
+            if type(extent) is not int or extent < 1:
+                extents[name] = _extent(name, extent)
+        self._form = _form(tuple(extents), tuple(extents.values()))
         self._base = self._offset = (0,) * len(extents)
 
     @classmethod
@@ -206,10 +209,9 @@ class Tile(Extent, Aggregate):
         return self.names, self.extents, self._base, self._offset
 
     def __repr__(self) -> str:
-        size = ", ".join(f"{n}={s}" for n, s in zip(self.names, self.extents))
         if any(self._base) or any(self._offset):
-            return f"Tile({size}) at {self.index!r}"
-        return f"Tile({size})"
+            return f"{self._form.text} at {self.index!r}"
+        return self._form.text
 
     def __device_type__(self) -> Any:
         if any(self._base) or any(self._offset):
