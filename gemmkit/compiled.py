@@ -15,7 +15,7 @@ from gemmkit.kernels.spec import Shape, Spec, StackShape
 from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.layouts import Layout, Plain
 from gemmkit.per_product import for_products
-from gemmkit.problem import Call, held_by
+from gemmkit.problem import Call
 from gemmkit.runtime.arrays import ArrayInfo, flipped, info_of, unit_axis, whole
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.workspace import addresses, on_host, spaces_of
@@ -76,7 +76,8 @@ class Compiled:
         c = problem.c if conf.has_c else None
         conf = for_products(conf, problem.stack)
         conf = for_transpose(conf) if call.is_transposed else conf
-        conf = self.config = widened(conf, {"a": problem.a, "b": problem.b, "c": c, "out": out}, (M, N, K))
+        conf = self.config = widened(conf, {"a": problem.a, "b": problem.b, "c": c, "out": out}, (M, N, K),
+                                     [held for _, held in call.held])
         is_stack = problem.products != 1
         assert out is not None
         arrays = Arrays(problem.a, problem.b, out, M, N, K, c, problem.products if is_stack else None,
@@ -91,10 +92,11 @@ class Compiled:
         self.behind = self._behind(is_stack)
         self.shape = StackShape(M, N, K, 0) if is_stack else Shape(M, N, K)
         spec, shape = freeze(self.spec), freeze(self.shape)
-        for name, held in held_by(conf):
-            if held.info.library != "workspace" and held.info.device != problem.a.device:
-                raise ValueError(f"{call.given_as(name)}={type(getattr(conf, name)).__qualname__}(...): {held.name} is on "
-                                 f"device {held.info.device} and a on device {problem.a.device}")
+        for name, held in call.held:
+            if held.info.device != problem.a.device:
+                kind = type(getattr(call.config, call.given_as(name)))
+                raise ValueError(f"{name}={kind.__qualname__}(...): {held.name} is on device {held.info.device} and a on "
+                                 f"device {problem.a.device}")
         self.maps = conf.family.maps(self.spec, arrays)
         self.arguments = [spec, *self.operands, shape, *(freeze(Nothing()) if m is None else m.frozen for m in self.maps)]
         self.blocks = self.spec.blocks(M, N, problem.device.sm_count)
@@ -229,8 +231,9 @@ class Compiled:
 
 
 def leaf_ranges(parts: dict[str, Frozen]) -> dict[str, slice]:
-    """Where the runtime values of a configuration's components, in the order of PARTS, lie among the kernel's arguments."""
-    ranges, at = {}, 0
+    """Where the runtime values of a configuration's components, in the order of PARTS, lie among the kernel's arguments;
+    without ``parts`` there are none."""
+    ranges, at = dict.fromkeys(PARTS, slice(0, 0)), 0
     for name, frozen in parts.items():
         ranges[name] = slice(at, at + len(frozen.leaves))
         at += len(frozen.leaves)

@@ -6,11 +6,11 @@ at any time, so that those which the product writes must be memory of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from gemmkit.components import Component, field_values
+from gemmkit.components import CONSTANTS, Component, field_values
 from gemmkit.lang.closures import captured
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.runtime.array_info import are_the_same
@@ -32,24 +32,25 @@ class Held(NamedTuple):
     is_output: bool
 
 
-def arrays_of(component: Any) -> Iterator[Held]:
+def arrays_of(component: Any) -> list[Held]:
     """The arrays of a component, of those nested in it and of the functions among its fields, in the order of its leaves."""
-    return (Held(name, info_of(x, name), is_output) for name, x, is_output in held_values(component))
+    found = held_values(component)
+    return [Held(name, info_of(x, name), is_output) for name, x, is_output in found] if found else []
 
 
-def held_values(component: Any) -> Iterator[tuple[str, Any, bool]]:
+def held_values(component: Any) -> list[tuple[str, Any, bool]]:
     """The arrays themselves, or what describes them, with their names and whether the kernel writes them."""
-    kind = type(component)
+    kind, found = type(component), list[tuple[str, Any, bool]]()
     for field, value in field_values(component).items():
         if isinstance(value, Component):
-            yield from held_values(value)
+            found += held_values(value)
         elif isinstance(value, (FunctionType, DeviceFunction)):
-            for name, x in captured(value).items():
-                if is_array(x) or isinstance(x, ArrayInfo):
-                    yield f"{name}, captured by {value.__name__} of {kind.__qualname__},", x, False
-        elif is_array(value) or isinstance(value, ArrayInfo):
+            found += [(f"{name}, captured by {value.__name__} of {kind.__qualname__},", x, False)
+                      for name, x in captured(value).items() if is_array(x) or isinstance(x, ArrayInfo)]
+        elif type(value) not in CONSTANTS and (is_array(value) or isinstance(value, ArrayInfo)):
             name = getattr(kind, "array_names", {}).get(field, f"{field} of {kind.__qualname__}")
-            yield name, value, field in getattr(kind, "outputs", ())
+            found.append((name, value, field in getattr(kind, "outputs", ())))
+    return found
 
 
 def check_held(held: Iterable[tuple[str, Held]], infos: dict[str, ArrayInfo | None],

@@ -34,6 +34,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.lang.aggregates import Aggregate
 from gemmkit.lang.closures import captured, is_runtime, without_captures
 from gemmkit.lang.component_class import ComponentClass
 from gemmkit.lang.component_types import component_kind
@@ -48,7 +49,6 @@ from gemmkit.lang.numba_hooks import typeof_impl, types
 from gemmkit.lang.runtime_fields import Array, Scalar, annotated
 from gemmkit.lang.values import static_maker
 from gemmkit.runtime.arrays import ArrayInfo, describe, is_array
-from gemmkit.tiling import Tile
 
 __all__ = ["Array", "Component", "ComponentError", "Frozen", "Scalar", "freeze"]
 
@@ -100,7 +100,8 @@ def _same(value: Any, default: Any) -> bool:
 
 
 def field_values(component: Any) -> dict[str, Any]:
-    names = _field_names(type(component))
+    cls: Any = type(component)
+    names = _field_names(cls)
     return dict(zip(names, map(getattr, repeat(component), names)))
 
 
@@ -219,7 +220,7 @@ def _freeze_field(component: Component, field: str, value: Any, path: str) -> Fr
 
 
 #: Constants that are their text.
-_CONSTANTS = frozenset((bool, int, float, complex, str, bytes, type(None)))
+CONSTANTS = frozenset((bool, int, float, complex, str, bytes, type(None)))
 
 
 def _freeze_component(component: Component, path: str) -> Frozen:
@@ -238,10 +239,10 @@ def _freeze_component(component: Component, path: str) -> Frozen:
         values.update(further_state(component))
     for field, value in values.items():
         frozen: Frozen | None = None
-        if field not in kinds and type(value) in _CONSTANTS:
+        if field not in kinds and type(value) in CONSTANTS:
             text = f"{type(value).__name__}:{value!r}"
-        elif field not in kinds and type(value) is Tile:
-            text = f"Tile:{value!r}"
+        elif field not in kinds and isinstance(value, Aggregate) and hasattr(type(value), "__device_type__"):     # a tile
+            text = f"{type(value).__qualname__}:{value!r}"
         else:
             if field not in kinds and isinstance(value, Component):
                 frozen = _freeze_component(value, f"{path}.{field}")

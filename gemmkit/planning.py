@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import threading
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -96,7 +97,8 @@ class Plan:
         self._launches: Launches | None = None
         self._starts: dict[tuple[int, ...], Any] = {}
         self.values = tuple(self._compiled.values)
-        parts = {name: freeze(getattr(self._compiled.config, name)) for name in PARTS}
+        spec = self._compiled.arguments[0]                    # of which nothing is looked at again where it says so
+        parts = {name: freeze(getattr(self._compiled.config, name)) for name in PARTS} if spec.leaves or spec.facts else {}
         self.ranges = {problem.given_as(name): found for name, found in leaf_ranges(parts).items()}
         self._watch(parts)
         self._call: Any = self._call_on_host if self._device < 0 else self._call_on_device()
@@ -338,8 +340,8 @@ class Plan:
                     try:
                         self._launches = self._compiled.launches(self._compiled.launchable.bind(), self.values)
                     except CodeChanged:
-                        self._compiled.problem.config = anew(self._compiled.problem.config)
-                        self._prepare(self._compiled.problem)
+                        problem = self._compiled.problem
+                        self._prepare(dataclasses.replace(problem, config=anew(problem.config)))
         if self._launches is None:
             raise RuntimeError(f"code of this plan's components changed {_TRIES} times while it was compiled")
         self._compiled.launchable.forget_code()

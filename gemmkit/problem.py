@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -102,7 +102,7 @@ class Call:
         """The field in which the caller gave what ``config`` has in ``field``."""
         return of_transpose(field) if self.is_transposed else field
 
-    @property
+    @cached_property
     def held(self) -> list[tuple[str, Held]]:
         """`held_by` the configuration, by the fields in which the caller gave it."""
         return [(self.given_as(field), held) for field, held in held_by(self.config)]

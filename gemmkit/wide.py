@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, cast
 
-from gemmkit.component_arrays import arrays_of
+from gemmkit.component_arrays import Held, arrays_of
 from gemmkit.components import Component, field_values, with_fields
 from gemmkit.config import Config
 from gemmkit.epilogues import Composed, Epilogue, Fold
@@ -136,9 +136,9 @@ class WideCondition(Condition):
 
 # -- which are needed -------------------------------------------------------------------------------------------------
 
-def widened(conf: Config, infos: dict[str, ArrayInfo | None], sizes: tuple[int, int, int]) -> Config:
+def widened(conf: Config, infos: dict[str, ArrayInfo | None], sizes: tuple[int, int, int], held: Iterable[Held]) -> Config:
     """The configuration with adapters where an operand has 2^31 elements or more, by its array or by its rows and columns,
-    or a component an array of that size; itself where none has.
+    or a component an array of that size; itself where none has. ``held`` are the arrays of its components.
 
     Raises ValueError, naming the operand, its elements and the method, for user code that works on tiles and so cannot be
     given 64-bit coordinates.
@@ -146,6 +146,8 @@ def widened(conf: Config, infos: dict[str, ArrayInfo | None], sizes: tuple[int, 
     M, N, K = sizes
     extents = {"a": M * K, "b": K * N, "c": M * N, "out": M * N}
     counts = {name: max(extents[name], 0 if info is None else math.prod(info.shape)) for name, info in infos.items()}
+    if max(*counts.values(), *(math.prod(one.info.shape) for one in held)) < COUNT:
+        return conf
     changed: dict[str, Any] = {}
     for name, count in counts.items():
         short = "d" if name == "out" else name

@@ -238,8 +238,8 @@ BY_ELEMENTS = Table(UNALIGNED, UNALIGNED_WORKSPACE)
 
 
 def table_by_arrays(values: dict[str, Any], arrays: Arrays | None) -> Table | None:
-    """The table of plain operands where these alone tell it: TMA brings both as tensor cores read them, or takes an array not
-    at all. None where the kernel is to be asked (`table_of`). Without ``arrays`` all suit TMA."""
+    """The table of plain operands where these alone tell it: TMA brings both as tensor cores read them, or cannot take an
+    array. None where the kernel is to be asked (`table_of`). Without ``arrays`` all suit TMA."""
     operator, suit = values["operator"], True
     for name, k_axis, dtype in (("a", 1, operator.dtype), ("b", 0, operator.b_dtype)):
         layout = values[f"global_{name}_layout"]

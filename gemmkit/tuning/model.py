@@ -108,8 +108,8 @@ class Mapping:
     def cycles(self, sizes: tuple[int, int, int], device: DeviceInfo, itemsize: int, supply: Supply | None,
                products: int) -> float:
         """The estimated time of a launch; without a ``supply`` the L2 limits nothing."""
-        (m, n), streams = self.cluster, isinstance(self.splits, StreamK)
-        tiles, shares = m * n, 1 if streams else self.splits
+        (m, n), tiles = self.cluster, self.tiles
+        shares = 1 if isinstance(self.splits, StreamK) else self.splits
         clusters, k_tiles = self.clusters(sizes, products), -(-sizes[2] * itemsize // self.depth)
         lines = k_tiles * self.depth / LINE
         within = in_one_cluster(shares, tiles)
@@ -118,7 +118,7 @@ class Mapping:
             return max(math.ceil(lines / shares) * self.step, moved / SHARED_BYTES) + self.finish + self.start
         start = self.start + CLUSTERING * math.log2(tiles)
         side_by_side = at_once(tiles * within, device.sm_count)
-        if streams:
+        if isinstance(self.splits, StreamK):
             cycles = start + stream_k.cycles(clusters, k_tiles, self.M * self.N * SUM, self.step * self.depth / LINE,
                                              self.finish, side_by_side, tiles, self.schedule == "pingpong")
         else:
