@@ -10,7 +10,6 @@ import string
 from typing import Any
 
 from gemmkit.config import Config
-from gemmkit.contraction import einsum
 from gemmkit.lang.given import check_dtype
 from gemmkit.layouts import RowMajor
 from gemmkit.operators import Algebra, Operator
@@ -34,7 +33,7 @@ def folded(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any, k
     infos = {"a": describe(a, "a"), "b": describe(b, "b")}
     spec = _with_a_vector(infos["a"], infos["b"], None if out is None else describe(out, "out").shape)
     if spec is not None:
-        return einsum(spec, a, b, out=out, stream=stream, **keywords)
+        return _einsum(spec, a, b, out=out, stream=stream, **keywords)
     if min(len(info.shape) for info in infos.values()) < 2 or not _folds(*infos.values()):
         return None
     check_places(dict(infos))
@@ -56,8 +55,14 @@ def folded(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any, k
     kept = [n for n, label in enumerate(labels) if label in in_a + in_b]         # both are 1 along the others
     axes = [*kept, len(stack), len(stack) + 1]
     view = strided(out, of_out, tuple(shape[n] for n in axes), tuple(of_out.strides[n] for n in axes))
-    einsum(f"{in_a}MK,{in_b}KN->{''.join(labels[n] for n in kept)}MN", a, b, out=view, stream=stream, **keywords)
+    _einsum(f"{in_a}MK,{in_b}KN->{''.join(labels[n] for n in kept)}MN", a, b, out=view, stream=stream, **keywords)
     return out
+
+
+def _einsum(spec: str, *operands: Any, **keywords: Any) -> Any:
+    from gemmkit.contraction import einsum  # which a product of two matrices needs not
+
+    return einsum(spec, *operands, **keywords)
 
 
 def _with_a_vector(a: ArrayInfo, b: ArrayInfo, out: tuple[int, ...] | None) -> str | None:

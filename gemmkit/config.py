@@ -211,9 +211,10 @@ class Config(Problem, Mapping):
         """Raise ConfigError when the kernel does not fit the device. ``needed`` bytes of shared memory are the most that any
         problem takes; None: the kernel is asked."""
         has = f"{device.name} has {device.arch[0]}.{device.arch[1]}"
-        least = min(family.minimum_arch for family in FAMILIES.values())
-        rule(device.arch >= least, "device", device.name, f"every kernel needs compute capability {least[0]}.{least[1]}, "
-              f"and {has}")
+        if device.arch < self.family.minimum_arch:
+            least = min(family.minimum_arch for family in FAMILIES.values())
+            rule(device.arch >= least, "device", device.name, f"every kernel needs compute capability {least[0]}."
+                 f"{least[1]}, and {has}")
         least = self.operator.minimum_arch
         rule(device.arch >= least, "operator", self.operator, f"its instructions need compute capability {least[0]}."
               f"{least[1]}, and {has}; take {self.operator.instead(device.arch)}")

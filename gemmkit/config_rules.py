@@ -53,9 +53,11 @@ def validate(config: Config) -> None:
 
 def check_stream_k(kernel: str, splits: Any) -> None:
     """Raise ConfigError where a kernel whose blocks do not stay is to stream K."""
-    may = FAMILIES[kernel].streams_k or not isinstance(splits, StreamK)
-    named = " and ".join(f"{name!r}" for name, family in FAMILIES.items() if family.streams_k)
-    rule(may, "splits", splits, f"blocks of the kernels {named} stream K; with kernel={kernel!r} it is a number")
+    def said() -> str:
+        named = " and ".join(f"{name!r}" for name, family in FAMILIES.items() if family.streams_k)
+        return f"blocks of the kernels {named} stream K; with kernel={kernel!r} it is a number"
+
+    rule(not isinstance(splits, StreamK) or FAMILIES[kernel].streams_k, "splits", splits, said)
 
 
 #: Kernels with an observer of A, in the order in which they are preferred.

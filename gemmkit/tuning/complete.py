@@ -14,7 +14,7 @@ from gemmkit.layouts import ColMajor, Layout, RowMajor, Zero
 from gemmkit.operators import Semiring, WMMAOp
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.transforms import Elementwise
-from gemmkit.tuning import algebras, defaults, hopper, multistage
+from gemmkit.tuning import algebras, defaults, hopper
 from gemmkit.tuning.operators import LARGE, Sums, sized
 
 
@@ -51,6 +51,8 @@ def complete(values: dict[str, Any], sizes: tuple[int, int, int] | None, device:
     if is_wgmma:
         made = hopper.fill(values, sizes, device, products) or made
     elif values.get("kernel") == "multistage":
+        from gemmkit.tuning import multistage
+
         multistage.fill(values, sizes, device, products)
     else:
         defaults.fill(values, operator, sizes, device, products)

@@ -21,7 +21,6 @@ import numpy as np
 
 from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.kernels.select import FAMILIES
-from gemmkit.kernels.sm80.copies import copies_of
 from gemmkit.layouts import Layout
 from gemmkit.operators import COMPLEX, FPUOp, Operator
 from gemmkit.runtime.device import DeviceInfo
@@ -109,6 +108,8 @@ class Multistage:
 
     def on(self, device: DeviceInfo) -> Multistage:
         """The mapping as a device has it: with no more stages than are of use there, and the blocks that this leaves."""
+        from gemmkit.kernels.sm80.copies import copies_of  # on Hopper 16-bit floats ask for none
+
         copies = copies_of(device)
         one = dataclasses.replace(self, stages=min(self.stages, copies.useful_stages))
         return dataclasses.replace(one, blocks=copies.blocks(one.blocks, device.shared_memory_per_sm // one.nbytes))
@@ -241,8 +242,9 @@ def applies(a: Layout, b: Layout, fields: dict[str, Any], device: DeviceInfo) ->
     of real numbers in any layout and with any transform (f32 4096^3 on an H200: relu of A 2.82 ms, 3.20 by the single-stage
     kernel; a Toeplitz A 2.79, 3.16), of others plain ones."""
     plain = _are_copied(a, b, fields)
-    return (device.arch >= FAMILIES["multistage"].minimum_arch and a.dtype == b.dtype and a.dtype in TABLES
-            and not set(fields) & MAPPING_FIELDS and (plain or a.dtype in (F32, F64)))
+    return (a.dtype == b.dtype and a.dtype in TABLES and not set(fields) & MAPPING_FIELDS
+            and (plain or a.dtype in (F32, F64))
+            and (device.arch[0] == 9 or device.arch >= FAMILIES["multistage"].minimum_arch))  # which loads the family
 
 
 def _are_copied(a: Layout, b: Layout, fields: dict[str, Any]) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.kernels.common.operand import bytes_of
-from gemmkit.kernels.simt.spec import ALIGNMENT
+from gemmkit.kernels.common.shared_memory import ALIGNMENT
 from gemmkit.runtime.device import DeviceInfo
 
 SHALLOW = 16                           # along K, below which no tile is narrowed

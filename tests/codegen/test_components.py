@@ -16,7 +16,7 @@ import pytest
 import gemmkit as gk
 from gemmkit import epilogues, layouts, operators, transforms
 from gemmkit.components import freeze
-from gemmkit.kernels.select import KERNELS
+from gemmkit.kernels.select import FAMILIES
 from gemmkit.ptx.special import thread_index
 from gemmkit.runtime import cache as cache_module
 from gemmkit.runtime import compile as compile_module
@@ -129,7 +129,7 @@ def test_the_users_classes_compile_without_a_gpu() -> None:
     # Toeplitz reads a vector: its operand is one-dimensional.
     conf = compact(global_a_layout=Toeplitz(F4))
     spec, _, b, c, d, shape = arguments(conf)
-    ptx = compile_module.to_ptx(KERNELS[conf.kernel], (spec.type, freeze(np.zeros(511, F4)).type, b.type, c.type, d.type,
+    ptx = compile_module.to_ptx(FAMILIES[conf.kernel].kernel, (spec.type, freeze(np.zeros(511, F4)).type, b.type, c.type, d.type,
                                                        shape.type), conf.threads, H100)
     assert leaves_nothing(ptx)
 
@@ -278,7 +278,7 @@ def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def kernel_of(conf: gk.Config) -> Any:
     """Compile (or find) a configuration's kernel, as a plan does."""
     given = arguments(conf)
-    return compile_module.cubin_of(KERNELS[conf.kernel], given, conf.threads, H100)
+    return compile_module.cubin_of(FAMILIES[conf.kernel].kernel, given, conf.threads, H100)
 
 
 @pytest.mark.kin(4)

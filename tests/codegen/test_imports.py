@@ -112,3 +112,29 @@ def test_compiling_loads_the_compiler(program: str) -> None:
     """The names above are those of the packages that a compiler is. The emulator asks it about functions of the user's."""
     (found,) = loaded(program)
     assert {"numba", "llvmlite"} <= found
+
+
+#: What a plain product, planned for an H100, has no use for.
+UNUSED = ("attention_call", "attention_plans", "mlp_call", "mlp_plans", "rows", "row_plans", "lstm", "glu_call", "grouped_call", "groups",
+          "programs", "specs", "tuner", "cli", "report", "distributed", "torch", "cupy", "inspection", "dual", "selection", "blas",
+          "block_sparse", "masks", "scores", "fast", "kernels.rows", "kernels.attention", "kernels.mlp", "kernels.simt.family",
+          "kernels.sm80.family", "kernels.quantised.family")
+PLANNED = """
+    import sys
+    import numpy as np
+    import gemmkit as gk
+    from gemmkit.ahead import recorded
+    from gemmkit.runtime.device import H100
+
+    a = np.ones((256, 256), np.float16)
+    (found,) = recorded(lambda: gk.matmul(a, a), H100)
+    assert found.problem.config.kernel == "warp_specialised"
+    print(*[name for name in sys.modules if name.partition(".")[0] == "gemmkit"])
+"""
+
+
+def test_a_product_loads_what_it_needs() -> None:
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(PLANNED)], capture_output=True, text=True, check=True)
+    found = set(done.stdout.split())
+    assert not found & {f"gemmkit.{name}" for name in UNUSED}
+    assert len(found) <= 287

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
 import gemmkit as gk
-from gemmkit.kernels.select import KERNELS
+from gemmkit.kernels.select import FAMILIES as KERNELS
 from gemmkit.runtime.assemble import assemble
 from gemmkit.runtime.compile import to_ptx
 from gemmkit.runtime.device import H100
@@ -96,7 +96,7 @@ def test_a_drawn_family_compiles(kernel: str, number: int) -> None:
             a, b, c = (case.given[name].array if name in case.given else None for name in "abc")
             compiled = gk.plan(a, b, c, case.config(), out=case.out.array, **case.fields)._compiled
         conf = compiled.problem.config
-        ptx = to_ptx(KERNELS[conf.kernel], tuple(x.type for x in compiled.arguments), conf.threads, H100, conf.blocks_per_sm)
+        ptx = to_ptx(KERNELS[conf.kernel].kernel, tuple(x.type for x in compiled.arguments), conf.threads, H100, conf.blocks_per_sm)
         assert assemble(ptx).usage.registers > 0, family
 
     drawn(Reach(False), 1, f"compiled {kernel} {number}", kernel, act)

@@ -13,7 +13,7 @@ import numpy as np
 from gemmkit.compiled import Compiled
 from gemmkit.components import Component, field_values
 from gemmkit.emulator.mode import Mode, computed_by
-from gemmkit.kernels.select import KERNELS
+from gemmkit.kernels.select import FAMILIES
 from gemmkit.lang.memory import ViewType
 from gemmkit.mlp_plans import MlpLaunch
 from gemmkit.programs.plan import ProgramPlan
@@ -78,7 +78,7 @@ def ptx_of(compiled: Any) -> str:
     conf, device = compiled.problem.config, compiled.problem.device
     key = conf.kernel, tuple(x.type for x in compiled.arguments), conf.threads, conf.blocks_per_sm, device.arch_name
     if key not in _ptx:
-        _ptx[key] = to_ptx(KERNELS[conf.kernel], key[1], conf.threads, device, conf.blocks_per_sm)
+        _ptx[key] = to_ptx(FAMILIES[conf.kernel].kernel, key[1], conf.threads, device, conf.blocks_per_sm)
     return _ptx[key]
 
 

@@ -11,7 +11,7 @@ import gemmkit as gk
 from gemmkit.compiled import Nothing
 from gemmkit.components import freeze
 from gemmkit.kernels.common.arrays import Arrays
-from gemmkit.kernels.select import KERNELS
+from gemmkit.kernels.select import FAMILIES
 from gemmkit.kernels.spec import Shape
 from gemmkit.runtime.assemble import ResourceUsage, assemble, disassemble, instruction_counts
 from gemmkit.runtime.compile import cubin_of, to_ptx
@@ -32,7 +32,7 @@ def arguments(conf: gk.Config, whole: bool = True, size: int = 256) -> list[Any]
 def entry(conf: gk.Config, **how: Any) -> Any:
     """The kernel's cache entry, compiled if it has to be."""
     given = arguments(conf, **how)
-    return cubin_of(KERNELS[conf.kernel], given, conf.threads, H100, conf.blocks_per_sm)
+    return cubin_of(FAMILIES[conf.kernel].kernel, given, conf.threads, H100, conf.blocks_per_sm)
 
 
 class MachineCode(NamedTuple):
@@ -50,6 +50,6 @@ class MachineCode(NamedTuple):
 
 def machine_code(conf: gk.Config, **how: Any) -> MachineCode:
     given = arguments(conf, **how)
-    ptx = to_ptx(KERNELS[conf.kernel], tuple(x.type for x in given), conf.threads, H100, conf.blocks_per_sm)
+    ptx = to_ptx(FAMILIES[conf.kernel].kernel, tuple(x.type for x in given), conf.threads, H100, conf.blocks_per_sm)
     assembled = assemble(ptx)
     return MachineCode(ptx, assembled.usage, instruction_counts(disassemble(assembled.cubin), full=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+ALIGNMENT = 128                        # bytes: where the next operand may start in the singlestage kernel's shared memory
 NAMED = 16                             # barriers of a block; 0 is that of `barrier()`
 
 

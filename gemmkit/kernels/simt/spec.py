@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
+from gemmkit.kernels.common.shared_memory import ALIGNMENT
 from gemmkit.kernels.spec import Spec
 
 S = TypeVar("S", bound="SimtSpec")
-ALIGNMENT = 128                        # bytes: where the next operand may start in shared memory
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from gemmkit.kernels.simt.spec import ALIGNMENT, SimtSpec
+from gemmkit.kernels.common.shared_memory import ALIGNMENT
+from gemmkit.kernels.simt.spec import SimtSpec
 from gemmkit.kernels.sm80.copies import AsyncCopies, Copies
 from gemmkit.kernels.sm80.mainloop import Mainloop
 from gemmkit.kernels.sm80.reach import ANYWHERE, AT_EDGES, Reach

@@ -19,7 +19,7 @@ from bench.prepare import recorded
 from gemmkit import inspection, layouts
 from gemmkit.contraction import _lies_across, _recipe
 from gemmkit.epilogues import ReLU, Scale
-from gemmkit.kernels.select import KERNELS
+from gemmkit.kernels.select import FAMILIES
 from gemmkit.operators import FPUOp, MMAOp, WGMMAOp
 from gemmkit.ptx.division import divided, reciprocal
 from gemmkit.runtime.arrays import describe
@@ -312,7 +312,7 @@ def test_lines_across_k_are_moved_at_once_on_hopper(spec: str) -> None:
     a, b, out = (np.zeros([sizes[label] for label in term], F16) for term in terms)
     (made,) = recorded(lambda: gk.einsum(spec, a, b, out=out, operator=WGMMAOp(128)))
     conf = made.problem.config
-    ptx = to_ptx(KERNELS[conf.kernel], tuple(argument.type for argument in made.arguments), conf.threads, H100, conf.blocks_per_sm)
+    ptx = to_ptx(FAMILIES[conf.kernel].kernel, tuple(argument.type for argument in made.arguments), conf.threads, H100, conf.blocks_per_sm)
     kernel = inspection.CompiledKernel(conf, H100, ptx, assemble(ptx, H100.arch_name))
     assert "LDGSTS.E.BYPASS.LTC128B.128" in kernel.sass and "LDG.E" not in kernel.sass
     assert kernel.usage.stack_bytes == kernel.usage.spill_stores == 0

@@ -11,7 +11,7 @@ import pytest
 import gemmkit as gk
 from bench.experiments.contractions import Contraction, tccg
 from bench.prepare import HostArrays, products, recorded
-from gemmkit.kernels.select import KERNELS
+from gemmkit.kernels.select import FAMILIES
 from gemmkit.layouts import Plain, RowMajor, Tensor
 from gemmkit.modes import FEW
 from gemmkit.operators import FPUOp, MMAOp, WGMMAOp
@@ -196,7 +196,7 @@ def test_the_benchmark_has_combs() -> None:
 
 def machine_code(made: Any) -> MachineCode:
     conf = made.problem.config
-    ptx = to_ptx(KERNELS[conf.kernel], tuple(argument.type for argument in made.arguments), conf.threads, H100, conf.blocks_per_sm)
+    ptx = to_ptx(FAMILIES[conf.kernel].kernel, tuple(argument.type for argument in made.arguments), conf.threads, H100, conf.blocks_per_sm)
     assembled = assemble(ptx)
     return MachineCode(ptx, assembled.usage, instruction_counts(disassemble(assembled.cubin), full=True))
 

@@ -27,7 +27,7 @@ def test_no_stand_in_is_left() -> None:
     text = run("""
         import gc
         import gemmkit.matmul_call
-        from gemmkit.kernels.select import KERNELS
+        from gemmkit.kernels.select import FAMILIES
         from gemmkit.lang import later
 
         before = sum(type(x) is later.Later for x in gc.get_objects())
@@ -114,14 +114,14 @@ def test_what_failed_is_tried_again() -> None:
 READINGS = """
     import gemmkit as gk
     from gemmkit.components import freeze
-    from gemmkit.kernels.select import KERNELS
+    from gemmkit.kernels.select import FAMILIES
     from gemmkit.lang import later
     from gemmkit.lang.fingerprint import function_text
     from gemmkit.lang.package_state import package_digest, packages_stand
 
     conf = gk.get_config(operator=gk.operators.WGMMAOp(), global_a_layout=gk.layouts.RowMajor("float16"))
     def texts():
-        return [function_text(KERNELS[conf.kernel]), freeze(conf.spec()).fingerprint, package_digest()]
+        return [function_text(FAMILIES[conf.kernel].kernel), freeze(conf.spec()).fingerprint, package_digest()]
 """
 
 
