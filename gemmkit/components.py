@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 import typing
 from functools import cached_property, lru_cache
 from itertools import repeat
@@ -43,7 +42,7 @@ from gemmkit.lang.fingerprint import Reading, digest, read_class, read_value
 from gemmkit.lang.freezing import Frozen, freeze_function, freeze_runtime, freeze_scalar
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.given import check_fields
-from gemmkit.lang.guards import Guards
+from gemmkit.lang.guards import Guards, class_version
 from gemmkit.lang.kinds import Kind, kind
 from gemmkit.lang.numba_hooks import typeof_impl, types
 from gemmkit.lang.runtime_fields import Array, Scalar, annotated
@@ -153,13 +152,16 @@ def with_at_path(component: Any, path: tuple[str, ...], value: Any) -> Any:
 
 
 def remembered(component: Any) -> list[str]:
-    """The names of the cached properties that a component has computed. (Every emulated thread asks for every tile, so
-    the classes' dictionaries are read: by `inspect.getattr_static` a stack of six products in Hopper's kernel took 3.1 s
-    instead of 2.2.)"""
-    cls = type(component)
-    fields, bases = getattr(cls, "__dataclass_fields__", ()), [vars(base) for base in cls.__mro__]
-    return [name for name in vars(component) if name not in fields
-            and isinstance(next((own[name] for own in bases if name in own), None), cached_property)]
+    """The names of the cached properties that a component has computed."""
+    cls: Any = type(component)
+    return list(_cached_properties(cls, class_version[0]) & vars(component).keys())
+
+
+@lru_cache(maxsize=4096)
+def _cached_properties(cls: type, _version: int) -> frozenset[str]:
+    found = {name: value for base in reversed(cls.__mro__) for name, value in vars(base).items()}
+    fields = getattr(cls, "__dataclass_fields__", ())
+    return frozenset(name for name, value in found.items() if isinstance(value, cached_property) and name not in fields)
 
 
 def anew(component: Any) -> Any:
@@ -274,9 +276,8 @@ def _freeze_component(component: Component, path: str) -> Frozen:
 def further_state(component: Any) -> dict[str, Any]:
     """What an object holds beside its fields: attributes that ``__post_init__`` set. They are compile-time constants. An
     array among them raises TypeError: it is to be a field."""
-    fields = getattr(component, "__dataclass_fields__", ())
-    found = {name: value for name, value in vars(component).items()
-             if name not in fields and not isinstance(inspect.getattr_static(type(component), name, None), cached_property)}
+    beside = vars(component).keys() - getattr(component, "__dataclass_fields__", {}).keys()
+    found = {name: vars(component)[name] for name in sorted(beside.difference(remembered(component)))}
     for name, value in found.items():
         if is_array(value):
             raise TypeError(f"{type(component).__qualname__}.{name}: an array beside the fields would be a constant, and "

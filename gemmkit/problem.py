@@ -18,7 +18,7 @@ from gemmkit.component_arrays import Held, arrays_of, check_held
 from gemmkit.components import Component, field_values
 from gemmkit.config import TRANSFORMS, Config, ConfigError, of_transpose
 from gemmkit.config_rules import check_fields
-from gemmkit.configure import get_config, sizes_given
+from gemmkit.configure import sizes_given
 from gemmkit.emulator.mode import is_emulating
 from gemmkit.epilogues import parts, result_layout
 from gemmkit.lang.given import check_dtype, check_methods, dtype_given
@@ -41,6 +41,7 @@ from gemmkit.stacks import check_dimensions, check_steps, first_matrices, first_
 from gemmkit.transforms import Transform
 from gemmkit.tuning import algebras, hopper, store, swapped, tables
 from gemmkit.tuning.candidates import Candidate
+from gemmkit.tuning.complete import complete
 from gemmkit.tuning.operators import (
     EIGHT,
     Sums,
@@ -60,7 +61,8 @@ LIMIT = 2**31 - 2**10                  # coordinates are 32 bits wide
 
 FUNCTIONS = (*TRANSFORMS, "observe_a", "epilogue", "condition")
 LAYOUTS = tuple(f"global_{name}_layout" for name in "abcd")
-KEYWORDS = (*FUNCTIONS, *LAYOUTS, "operator", "order", "gemm_shape", "dtype", "precision")
+PLAIN = "gemm_shape", "dtype", "precision"                     # keywords that are no fields of a configuration
+KEYWORDS = (*FUNCTIONS, *LAYOUTS, "operator", "order", *PLAIN)
 
 
 @dataclass
@@ -132,7 +134,7 @@ def checked_keywords(keywords: dict[str, Any], what: str = "matmul") -> dict[str
     for name in set(keywords) & set(LAYOUTS):
         if not isinstance(keywords[name], Layout):
             raise ConfigError(f"{name}={keywords[name]!r}: a Layout is needed, for example RowMajor('float16')")
-    check_fields({name: keywords[name] for name in ("operator", "epilogue", "condition", "observe_a") if name in keywords})
+    check_fields({name: value for name, value in keywords.items() if name not in PLAIN})
     return keywords
 
 
@@ -438,8 +440,7 @@ def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: 
     elif "global_d_layout" not in fields:
         own = getattr(fields.get("epilogue"), "result_dtype", None)
         fields["global_d_layout"] = new_layout(a, b, result_dtype(a.dtype, b.dtype, c, operator, own), new)
-    shape = dict(zip("MNK", sizes), batch=products)
-    return get_config(operator=operator, gemm_shape=shape, device=device, **fields), by
+    return complete({"operator": operator, **fields}, sizes, device, products), by
 
 
 def _configure_bytes(infos: dict[str, Any], layouts: dict[str, Any], sizes: tuple[int, int, int], keywords: dict[str, Any],

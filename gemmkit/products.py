@@ -17,7 +17,7 @@ from gemmkit.configure import sizes_given
 from gemmkit.emulator.mode import current_mode, world
 from gemmkit.matrices import Sizes
 from gemmkit.planning import Plan
-from gemmkit.problem import KEYWORDS
+from gemmkit.problem import KEYWORDS, PLAIN
 from gemmkit.runtime.arrays import alignment, describe
 from gemmkit.runtime.recognition import KEYS, key_if_given, key_of
 
@@ -37,7 +37,6 @@ _plans: dict[Any, Known] = {}                   # by what decides how a call is 
 _seen: dict[Any, Known] = {}                    # the same plans by what is quickly seen of device arrays and components
 _kinds: dict[Any, Any] = {}                     # of arrays that have been described
 _elsewhere: list[dict[Any, Any]] = []           # of contractions and groups
-PLAIN = "gemm_shape", "dtype", "precision"                   # keywords that are no components
 _LIMIT = 4096                                   # plans kept in each; beyond it the memory starts anew
 
 Otherwise = Callable[[Any, Any, Any, Any, Any, Any, dict[str, Any]], Any]

@@ -156,19 +156,21 @@ def _takes(function: FunctionType, count: int) -> str | None:
 
 def dtype_given(dtype: Any, what: str, field: str = "dtype") -> np.dtype:
     """The dtype that an argument names. Raises TypeError for what is none, or none that device code has."""
-    said = f"{what}({field}={dtype!r})"
+    def said() -> str:                             # (NumPy writes a dtype in as long as all the rest takes)
+        return f"{what}({field}={dtype!r})"
+
     if dtype is None or isinstance(dtype, np.ndarray) or (isinstance(dtype, (dict, list)) and not dtype):
-        raise TypeError(f"{said}: the dtype of a number is needed, for example 'float16'")
+        raise TypeError(f"{said()}: the dtype of a number is needed, for example 'float16'")
     try:
         found = np.dtype(dtype)
     except Exception as error:                     # NumPy raises what it likes
-        raise TypeError(f"{said}: no dtype of this name ({error}); for example 'float16'") from None
+        raise TypeError(f"{said()}: no dtype of this name ({error}); for example 'float16'") from None
     if found.subdtype is not None or not found.isnative:
-        raise TypeError(f"{said}: the dtype of a number, of this machine's byte order, is needed")
+        raise TypeError(f"{said()}: the dtype of a number, of this machine's byte order, is needed")
     try:
         device_dtype(found)
     except TypeError as error:
-        raise TypeError(f"{said}: {error}") from None
+        raise TypeError(f"{said()}: {error}") from None
     return found
 
 

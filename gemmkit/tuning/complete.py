@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,16 @@ import numpy as np
 from gemmkit.config import Config
 from gemmkit.config_rules import check_stream_k
 from gemmkit.epilogues import result_layout
+from gemmkit.kernels.common.stream_k import StreamK
+from gemmkit.kernels.rasterisation import Grouped, Hilbert
+from gemmkit.lang.fingerprint import when_forgetting
 from gemmkit.layouts import ColMajor, Layout, RowMajor, Zero
-from gemmkit.operators import Semiring, WMMAOp
+from gemmkit.operators import FPUOp, MMAOp, Semiring, WGMMAOp, WMMAOp
 from gemmkit.runtime.device import DeviceInfo
+from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
 from gemmkit.tuning import algebras, defaults, hopper
+from gemmkit.tuning.mappings import LIKELY
 from gemmkit.tuning.operators import LARGE, Sums, sized
 
 
@@ -26,10 +32,32 @@ AS_IT_IS = Elementwise(_itself)
 
 
 def complete(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo, products: int = 1) -> Config:
-    """The configuration of these fields, which are completed in place, for ``products`` of these sizes, on a device.
+    """The configuration of these fields, completed for ``products`` of these sizes, on a device.
 
     Raises ConfigError for a combination that no kernel can carry out, or that does not fit the device.
     """
+    tiles = LIKELY.fields.keys() if type(values["operator"]) is WGMMAOp else TILES
+    if values.keys() >= tiles and all(type(value) in CONSTANT for value in values.values()):
+        return _of_tiles(frozenset(values.items()), device)
+    return _complete(dict(values), sizes, device, products)
+
+
+#: With these fields given (of Hopper's kernel with all of a mapping), sizes decide nothing more. Constants of these types
+#: are gemmkit's own, and hold no array.
+TILES = {"block_shape", "warps_per_block"}
+CONSTANT = {RowMajor, ColMajor, Zero, WGMMAOp, MMAOp, FPUOp, Tile, Grouped, Hilbert, StreamK, int, str}
+
+
+@lru_cache(maxsize=1024)
+def _of_tiles(values: frozenset[tuple[str, Any]], device: DeviceInfo) -> Config:
+    """The configuration of plain operands on tiles that a table chose: products of other sizes have the same one."""
+    return _complete(dict(values), None, device, 1)
+
+
+when_forgetting(_of_tiles.cache_clear)
+
+
+def _complete(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo, products: int) -> Config:
     a_layout = values["global_a_layout"]
     b_layout = values.get("global_b_layout", a_layout)
     algebras.take(values, a_layout, b_layout, sizes, device, products)

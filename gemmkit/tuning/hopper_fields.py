@@ -93,28 +93,29 @@ class Lying:
         # Only 16-bit operands can be contiguous across K.
         return cls(k_axis, dtype, axis in (None, k_axis) or dtype.itemsize != 2 or not lines, getattr(layout, "slots", 1))
 
-    def axis_and_width(self, across: int, depth: int) -> tuple[int, int]:
-        """The axis of its lines, and the width in bytes of the swizzle, in a tile with ``across`` rows of A, or columns of
-        B."""
-        size = self.dtype.itemsize
-        if self.is_along or across * size % 32:
-            return self.k_axis, _width(depth * size)
-        return 1 - self.k_axis, _width(across // self.slots * size)
+    def lies_along(self, across: int) -> bool:
+        """Whether its lines lie along K in a tile with ``across`` rows of A, or columns of B."""
+        return self.is_along or bool(across * self.dtype.itemsize % 32)
+
+    def width(self, across: int, depth: int) -> int:
+        """Bytes of the swizzle's lines."""
+        return _width((depth if self.lies_along(across) else across // self.slots) * self.dtype.itemsize)
 
     def layout(self, across: int, depth: int) -> Swizzled:
-        axis, width = self.axis_and_width(across, depth)
-        return _swizzled(axis, self.dtype, width)
+        axis = self.k_axis if self.lies_along(across) else 1 - self.k_axis
+        return _swizzled(axis, self.dtype, self.width(across, depth))
 
     def divides(self, across: int, depth: int, peers: int) -> bool:
         """Whether so many blocks of a cluster can each load a part of the tile."""
-        axis, width = self.axis_and_width(across, depth)
-        return are_parts(across, axis == self.k_axis, width // self.dtype.itemsize, peers)
+        if peers == 1 or self.lies_along(across):
+            return are_parts(across, None, peers)
+        return are_parts(across, self.width(across, depth) // self.dtype.itemsize, peers)
 
 
-def are_parts(across: int, is_along: bool, line: int, peers: int) -> bool:
-    """Whether a tile of so many rows of A, or columns of B, in lines of ``line`` elements, is in ``peers`` parts: some lines
-    of each panel where lines lie along K, else some of the panels."""
-    return (across // 8 if is_along else across // line) % peers == 0
+def are_parts(across: int, line: int | None, peers: int) -> bool:
+    """Whether a tile of so many rows of A, or columns of B, is in ``peers`` parts: some of the panels of lines of ``line``
+    elements, or where lines lie along K (None) some lines of each panel."""
+    return across // (line or 8) % peers == 0
 
 
 def can_share(mappings: Iterable[Mapping], a: Any, b: Any) -> tuple[Mapping, ...]:
@@ -170,7 +171,7 @@ def _divides(values: dict[str, Any], cluster: tuple[int, int]) -> bool:
     """Whether the blocks of a cluster can each load a part of the operand that they share."""
     block = values["block_shape"].size
     layouts = values["shared_a_layout"], values["shared_b_layout"]
-    return all(are_parts(across, layout.axis == k_axis, 0 if layout.axis == k_axis else layout.line, peers)
+    return all(are_parts(across, None if layout.axis == k_axis else layout.line, peers)
                for layout, k_axis, across, peers in zip(layouts, (1, 0), (block.M, block.N), reversed(cluster)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from gemmkit.kernels.common.cluster import at_once
@@ -49,8 +50,14 @@ class Supply:
 
     ALIGNED = 64 * 132                 # a multiprocessor takes 64 a cycle
 
-    def of(self, unaligned: bool) -> float:
-        return self.bytes if unaligned else self.ALIGNED
+    @cached_property
+    def of_a(self) -> float:
+        """Bytes a cycle of A."""
+        return self.bytes if self.a else self.ALIGNED
+
+    @cached_property
+    def of_b(self) -> float:
+        return self.bytes if self.b else self.ALIGNED
 
     def joined(self, multiplying: float, fetching: float) -> float:
         """Cycles of both."""
@@ -108,7 +115,8 @@ class Mapping:
     def cycles(self, sizes: tuple[int, int, int], device: DeviceInfo, itemsize: int, supply: Supply | None,
                products: int) -> float:
         """The estimated time of a launch; without a ``supply`` the L2 limits nothing."""
-        (m, n), tiles = self.cluster, self.tiles
+        m, n = self.cluster
+        tiles = m * n
         shares = 1 if isinstance(self.splits, StreamK) else self.splits
         clusters, k_tiles = self.clusters(sizes, products), -(-sizes[2] * itemsize // self.depth)
         lines = k_tiles * self.depth / LINE
@@ -126,7 +134,7 @@ class Mapping:
             cycles = waves * (math.ceil(lines / shares) * self.step + self.finish) + start
         if supply is None:
             return cycles if shares == 1 else max(cycles, clusters * lines * LINE * (self.M + self.N) / CLUSTER_BYTES)
-        fetched = n * (self.N / supply.of(supply.b)) + m * (self.M / supply.of(supply.a))    # m blocks share B's columns
+        fetched = n * (self.N / supply.of_b) + m * (self.M / supply.of_a)    # m blocks share B's columns
         return supply.joined(cycles, clusters * lines * LINE * fetched)
 
     def ordered(self, sizes: tuple[int, int, int], products: int) -> Mapping:
