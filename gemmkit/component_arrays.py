@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from gemmkit.components import CONSTANTS, Component, field_values
+from gemmkit.components import NO_ARRAYS, Component, field_values
 from gemmkit.lang.closures import captured
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.runtime.array_info import are_the_same
@@ -47,7 +47,7 @@ def held_values(component: Any) -> list[tuple[str, Any, bool]]:
         elif isinstance(value, (FunctionType, DeviceFunction)):
             found += [(f"{name}, captured by {value.__name__} of {kind.__qualname__},", x, False)
                       for name, x in captured(value).items() if is_array(x) or isinstance(x, ArrayInfo)]
-        elif type(value) not in CONSTANTS and (is_array(value) or isinstance(value, ArrayInfo)):
+        elif not isinstance(value, NO_ARRAYS) and (is_array(value) or isinstance(value, ArrayInfo)):
             name = getattr(kind, "array_names", {}).get(field, f"{field} of {kind.__qualname__}")
             found.append((name, value, field in getattr(kind, "outputs", ())))
     return found

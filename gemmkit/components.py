@@ -122,7 +122,7 @@ def without_arrays(component: Any) -> Any:
             held = {name: describe(x, name) for name, x in captured(value).items() if is_array(x)}
             if held:
                 changed[field] = without_captures(value, held, held.__getitem__)
-        elif is_array(value):
+        elif not isinstance(value, NO_ARRAYS) and is_array(value):
             changed[field] = describe(value, field)
     return with_fields(component, changed)
 
@@ -181,6 +181,11 @@ def anew(component: Any) -> Any:
     return out
 
 
+#: Constants that are their text; and, with them, what is quickly seen to be no array.
+CONSTANTS = frozenset((bool, int, float, complex, str, bytes, type(None)))
+NO_ARRAYS = (*CONSTANTS, np.dtype, Aggregate)
+
+
 # -- freezing ---------------------------------------------------------------------------------------------------------
 
 def freeze(value: Any, name: str = "value", readonly: bool = False) -> Frozen:
@@ -219,10 +224,6 @@ def _freeze_field(component: Component, field: str, value: Any, path: str) -> Fr
     if is_runtime(value):
         return freeze_runtime(value, where, field not in getattr(cls, "outputs", ()))
     return freeze(value, where) if isinstance(value, (Component, FunctionType)) else None
-
-
-#: Constants that are their text.
-CONSTANTS = frozenset((bool, int, float, complex, str, bytes, type(None)))
 
 
 def _freeze_component(component: Component, path: str) -> Frozen:

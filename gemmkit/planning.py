@@ -100,7 +100,8 @@ class Plan:
         spec = self._compiled.arguments[0]                    # of which nothing is looked at again where it says so
         parts = {name: freeze(getattr(self._compiled.config, name)) for name in PARTS} if spec.leaves or spec.facts else {}
         self.ranges = {problem.given_as(name): found for name, found in leaf_ranges(parts).items()}
-        self._watch(parts)
+        self._parts = {problem.given_as(name): frozen for name, frozen in parts.items()}
+        self._watch(self._parts)
         self._call: Any = self._call_on_host if self._device < 0 else self._call_on_device()
 
     def _watch(self, parts: dict[str, Frozen]) -> None:
@@ -132,13 +133,13 @@ class Plan:
     def forget_arrays(self, names: Collection[str] = ()) -> None:
         """Keep no array of a component alive: for a plan that gets the components ``names`` with every call."""
         self._origin = None
-        self._watch({name: freeze(getattr(self.config, name)) for name in PARTS
-                     if self._compiled.problem.given_as(name) not in names})
-        self.config = without_arrays(self.config)
-        self._compiled.problem.config = self.config
+        self._watch({name: frozen for name, frozen in self._parts.items() if name not in names})
+        self._parts = {}
         self._compiled.problem.tuning_key = None             # it is made of the components themselves
-        self._compiled.config = without_arrays(self._compiled.config)
-        self._compiled.spec = without_arrays(self._compiled.spec)
+        if self._compiled.arguments[0].arrays:
+            self.config = self._compiled.problem.config = without_arrays(self.config)
+            self._compiled.config = without_arrays(self._compiled.config)
+            self._compiled.spec = without_arrays(self._compiled.spec)
         for behind in self._compiled.behind:
             behind.forget_arrays()
 

@@ -37,15 +37,19 @@ def complete(values: dict[str, Any], sizes: tuple[int, int, int] | None, device:
     Raises ConfigError for a combination that no kernel can carry out, or that does not fit the device.
     """
     tiles = LIKELY.fields.keys() if type(values["operator"]) is WGMMAOp else TILES
-    if values.keys() >= tiles and all(type(value) in CONSTANT for value in values.values()):
+    if values.keys() >= tiles and all(map(_is_constant, values.values())):
         return _of_tiles(frozenset(values.items()), device)
     return _complete(dict(values), sizes, device, products)
 
 
 #: With these fields given (of Hopper's kernel with all of a mapping), sizes decide nothing more. Constants of these types
-#: are gemmkit's own, and hold no array.
+#: are gemmkit's own, and hold no array. (NumPy's equality of dtypes leaves out an algebra's table.)
 TILES = {"block_shape", "warps_per_block"}
 CONSTANT = {RowMajor, ColMajor, Zero, WGMMAOp, MMAOp, FPUOp, Tile, Grouped, Hilbert, StreamK, int, str}
+
+
+def _is_constant(value: Any) -> bool:
+    return type(value) in CONSTANT and getattr(getattr(value, "dtype", None), "names", None) is None
 
 
 @lru_cache(maxsize=1024)

@@ -10,10 +10,18 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import layouts, operators, transforms
+from gemmkit.ahead import recorded
+from gemmkit.config import Config
+from gemmkit.kernels.common.arrays import Arrays
+from gemmkit.kernels.sm90.mainloop import SharedMainloop
+from gemmkit.kernels.sm90.routes.tma import Tma
+from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import H100
+from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tiling import Tile
-from gemmkit.tuning import mappings
+from gemmkit.tuning import complete, mappings
 from gemmkit.tuning.hopper import MOST_STAGES, _table
+from gemmkit.tuning.hopper_fields import assumed_spec
 from tests.support.machines import E4M3, whole
 from tests.support.user_layouts import Packed
 
@@ -79,3 +87,73 @@ def test_mappings_are_those_of_the_routes(name: str) -> None:
     operator, a, b, fields, table = ROUTES[name]
     values = dict(fields, operator=OPERATORS[operator](128), global_a_layout=a, global_b_layout=b)
     assert _table(values) is table
+
+
+# -- decided without asking the kernel ------------------------------------------------------------------------------------
+
+def drawn_operand(random: np.random.Generator, rows: int, columns: int) -> tuple[Any, ArrayInfo]:
+    """A matrix of 1, 2 or 4 bytes an element, in either order, whose rows begin anywhere."""
+    dtype = np.dtype(random.choice(["int8", "float16", "float32"]))
+    order = str(random.choice(list(ORDERS)))
+    length, lines = (columns, rows) if order == "row" else (rows, columns)
+    apart = length + int(random.choice([0, 0, 0, 1, 2, 16]))
+    strides = (apart, 1) if order == "row" else (1, apart)
+    pointer = 4096 + int(random.choice([0, 0, 0, 0, 4, 8]))
+    return ORDERS[order](dtype), ArrayInfo(pointer, (rows, columns), strides, dtype, 0, False, "cai")
+
+
+def test_tables_by_arrays_are_those_of_the_routes() -> None:
+    """Where arrays alone tell a table, the kernel on a likely mapping says the same: TMA brings both operands as they are,
+    or one of the arrays cannot be brought by TMA at all."""
+    random, told = np.random.default_rng(42), set()
+    for _ in range(200):
+        M, N, K = (int(random.choice([1, 32, 64, 128, 130])) for _ in range(3))
+        (a, of_a), (b, of_b) = drawn_operand(random, M, K), drawn_operand(random, K, N)
+        if a.dtype != b.dtype:
+            continue
+        values = dict(operator=operators.WGMMAOp(128, a.dtype), global_a_layout=a, global_b_layout=b)
+        if random.random() < 0.3:
+            values["transform_global_to_shared_a"] = DOUBLED
+        arrays = Arrays(of_a, of_b, None, M, N, K)
+        found = mappings.table_by_arrays(values, arrays)
+        spec: Any = assumed_spec(values, mappings.LIKELY, arrays)
+        by_tma = type(spec.a.route) is type(spec.b.route) is Tma and type(spec.mainloop) is SharedMainloop
+        refused = any(why_not(info, layout.axis) is not None for layout, info in ((a, of_a), (b, of_b)))
+        assert found is (mappings.BY_ELEMENTS if refused else mappings.BY_TMA if by_tma else None), (values, of_a, of_b)
+        told.add(id(found))
+    assert len(told) == 3
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_shared_memory_is_what_the_kernel_asks_for(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A default's stages are counted from those of the least: the bytes are those of its own specialisation."""
+    found = []
+
+    def check_device(self: Config, device: Any, needed: int | None = None) -> None:
+        found.append((needed, self.spec().shared_bytes))
+
+    monkeypatch.setattr(Config, "check_device", check_device)
+    for N, given in itertools.product((48, 64, 128, 256), ({}, dict(splits=3), dict(transform_global_to_shared_b=DOUBLED))):
+        operator = OPERATORS[kind](N)
+        gk.get_config(operator=operator, global_a_layout=ROW if kind == "f16" else layouts.RowMajor(operator.dtype),
+                      global_b_layout=layouts.ColMajor(operator.dtype), device=H100, **given)
+    assert len(found) == 12 and all(needed == asked for needed, asked in found)
+
+
+def test_configurations_that_are_known_are_those_of_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is remembered of plain operands on a table's tiles is what is made for each size."""
+    def chosen() -> list[str]:
+        found = []
+        for dtype, orders, (M, N, K) in itertools.product(
+                ("float16", "float32", "float64"), ("nn", "tn", "nt"),
+                ((500, 500, 500), (512, 512, 512), (520, 512, 4096), (64, 4096, 64), (33, 7, 2500))):
+            a = np.zeros((M, K) if orders[0] == "n" else (K, M), dtype)
+            b = np.zeros((K, N) if orders[1] == "n" else (N, K), dtype)
+            a, b = a if orders[0] == "n" else a.T, b if orders[1] == "n" else b.T
+            of, = recorded(lambda a=a, b=b: gk.matmul(a, b), H100, zeros=False)                        # type: ignore[misc]
+            found.append(repr(of.problem.config))
+        return found
+
+    known = chosen()
+    monkeypatch.setattr(complete, "CONSTANT", set())
+    assert chosen() == known
