@@ -182,7 +182,7 @@ def anew(component: Any) -> Any:
 
 
 #: Constants that are their text; and, with them, what is quickly seen to be no array.
-CONSTANTS = frozenset((bool, int, float, complex, str, bytes, type(None)))
+CONSTANTS: frozenset[type] = frozenset((bool, int, float, complex, str, bytes, type(None)))
 NO_ARRAYS: tuple[type, ...] = (*CONSTANTS, np.dtype, Aggregate)
 
 
