@@ -6,7 +6,7 @@ multiplied. Tiles are as the mapping has them, so a tile must lie in one block, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from gemmkit.components import Array
 from gemmkit.kernels.common.rules import rule
 from gemmkit.kernels.rasterisation import Order
 from gemmkit.kernels.spec import Condition
+from gemmkit.lang.component_class import dataclass
 from gemmkit.matrices import Matrix, plain_layout, transposed
 from gemmkit.ptx.special import udiv
 from gemmkit.runtime.arrays import describe

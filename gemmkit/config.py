@@ -8,7 +8,6 @@ to rounding. `gemmkit.configure.get_config` fills in what is not given; what is 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.components import Component
@@ -22,6 +21,7 @@ from gemmkit.kernels.family import KernelFamily
 from gemmkit.kernels.rasterisation import Grouped, Order
 from gemmkit.kernels.select import FAMILIES
 from gemmkit.kernels.spec import Condition, Spec
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.given import check_methods
 from gemmkit.layouts import Layout, Zero

@@ -8,7 +8,6 @@ The product's inputs are read where they are: ``x`` beside ``h`` as A, ``w`` abo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from gemmkit.activations import relu, sigmoid
 from gemmkit.epilogues import Bias, Elementwise, Epilogue, Fold, Store
 from gemmkit.joined import Concat
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.given import check_dtype, function_given
 from gemmkit.lang.narrowing import fitting
 from gemmkit.lang.registers import apply

@@ -5,7 +5,7 @@ A mask is a component. `visible` says of one query and one key whether they meet
 neighbouring queries: others are neither loaded nor multiplied. `free` says which of these every one of the queries sees:
 there nothing is tested. A mask with `visible` alone is right, and visits and tests all keys.
 
->>> from dataclasses import dataclass
+>>> from gemmkit.lang.component_class import dataclass
 >>> import numpy as np, gemmkit as gk
 >>> @dataclass(frozen=True)
 ... class EverySecond(gk.masks.Mask):

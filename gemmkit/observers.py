@@ -9,11 +9,11 @@ observe A of the transposed product: ``matmul(b.T, a.T, observe_a=RowSum(sums), 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.components import Array
 from gemmkit.epilogues.reduce import States
+from gemmkit.lang.component_class import dataclass
 
 __all__ = ["Observer", "RowReduce", "RowSum"]
 

@@ -7,7 +7,6 @@ the component as it is for two matrices.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, cast
 
 from gemmkit.components import Component, Scalar, field_values, with_fields
@@ -16,6 +15,7 @@ from gemmkit.epilogues import Composed as ComposedEpilogue
 from gemmkit.epilogues import Epilogue, Fold
 from gemmkit.epilogues.base import Alongside
 from gemmkit.kernels.common.stack import Steps
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.products import with_matrix, with_number
 from gemmkit.lang.returned import number
 from gemmkit.layouts import Layout

@@ -3,7 +3,7 @@
 A function of rows is a component with one method of device code, ``__call__(row)``. It folds the row as often as it wants
 and stores its result once (`gemmkit.kernels.rows.row`):
 
->>> from dataclasses import dataclass
+>>> from gemmkit.lang.component_class import dataclass
 >>> import math
 >>> import numpy as np
 >>> import gemmkit as gk

@@ -3,7 +3,7 @@
 A plain function ``f(s, m, n)``, ``f(s, m, n, head)`` or ``f(s, m, n, head, batch)`` of a scaled score, its query and its key
 will do. Arrays and NumPy scalars that it captured are arguments of the kernel. A `Score` is the same as a component.
 
->>> from dataclasses import dataclass
+>>> from gemmkit.lang.component_class import dataclass
 >>> import gemmkit as gk
 >>> @dataclass(frozen=True)
 ... class Distance(gk.scores.Score):

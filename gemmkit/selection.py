@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 
 from gemmkit.components import Array
 from gemmkit.epilogues import Epilogue
+from gemmkit.lang.component_class import dataclass
 from gemmkit.matmul_call import matmul
 from gemmkit.operators import FPUOp
 from gemmkit.operators.semiring import MIN_PLUS, Semiring, selects

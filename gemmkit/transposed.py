@@ -8,13 +8,13 @@ with those of its operand.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, cast
 
 from gemmkit.components import with_fields
 from gemmkit.config import TRANSFORMS, Config
 from gemmkit.epilogues.base import ELEMENT
 from gemmkit.kernels.common.elements import column_of, row_of
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.products import with_number
 from gemmkit.lang.registers import apply
 from gemmkit.lang.returned import number, numbers

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, cast
 
@@ -23,6 +22,7 @@ from gemmkit.epilogues import Composed, Epilogue, Fold
 from gemmkit.epilogues.pack import Pack
 from gemmkit.epilogues.pairs import Pairs, Pairwise
 from gemmkit.kernels.spec import Condition
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.references import is_gemmkit
 from gemmkit.lang.returned import number

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, ClassVar
 
@@ -11,6 +10,7 @@ import numpy as np
 from gemmkit.components import Array, Component, Scalar
 from gemmkit.config import ConfigError
 from gemmkit.epilogues import Epilogue
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert
 from gemmkit.layouts import RowMajor

@@ -9,7 +9,6 @@ An epilogue that needs whole tiles overrides ``tile``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,6 +17,7 @@ from gemmkit.kernels.common.elements import column_of, delivered, row_of, transf
 from gemmkit.kernels.common.lanes import store_together
 from gemmkit.kernels.common.tile_copy import inside
 from gemmkit.kernels.common.work import Place
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each
 from gemmkit.lang.given import required
 from gemmkit.lang.registers import apply

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gemmkit.components import Component, with_fields
 from gemmkit.kernels.common.rules import rule
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.given import function_given, required
 from gemmkit.lang.records import device_dtype, part_dtypes
 from gemmkit.lang.returned import number

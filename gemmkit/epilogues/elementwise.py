@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit import activations
 from gemmkit.components import Scalar
 from gemmkit.epilogues.base import Epilogue
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.given import function_given, required
 from gemmkit.lang.returned import truth
 from gemmkit.transforms.base import check_of_elements, takes_coordinates

@@ -7,12 +7,12 @@ earlier kernel of the stream writes there is what counts, in a CUDA graph too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from gemmkit.components import Array, Component, Scalar
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.records import REAL_IMAG, SIGNS, TABLE, Record, metadata_of, number_dtype, part_dtypes, to_dtype
 from gemmkit.lang.registers import generate
 from gemmkit.lang.values import convert

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.epilogues.base import Composed, Default, Epilogue, finish_edge_element, finished
@@ -10,6 +9,7 @@ from gemmkit.kernels.common.elements import delivered
 from gemmkit.kernels.common.lanes import store_together
 from gemmkit.kernels.common.tile_copy import inside
 from gemmkit.kernels.common.work import Place
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each
 from gemmkit.lang.given import function_given, required
 from gemmkit.lang.products import with_number

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from gemmkit.components import Array, Component, Scalar
 from gemmkit.epilogues.base import Epilogue
 from gemmkit.epilogues.factors import computed_in, factor
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.narrowing import fitting
 from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert_all, fill

@@ -18,7 +18,7 @@ bfloat16.)
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,6 +26,7 @@ import numpy as np
 from gemmkit.components import Component, with_fields
 from gemmkit.epilogues.partial import Kept, Reducing
 from gemmkit.kernels.common.rules import rule
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.records import part_dtypes
 from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert, convert_all

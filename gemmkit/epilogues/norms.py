@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from gemmkit.components import Scalar
 from gemmkit.epilogues.normalise import Normalise, multiplied
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.records import part_dtypes
 from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert, convert_all

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from gemmkit.components import Array, Component, Scalar
 from gemmkit.epilogues.base import Epilogue
 from gemmkit.epilogues.factors import InMemory, in_memory
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.given import check_dtype
 from gemmkit.lang.narrowing import fitting
 from gemmkit.lang.registers import apply

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gemmkit.epilogues.pairs import Pairwise
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import split
 from gemmkit.lang.given import dtype_given, function_given, required
 from gemmkit.lang.registers import apply

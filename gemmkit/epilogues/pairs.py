@@ -6,12 +6,12 @@ kernels a thread takes lines of D's tile from shared memory, of eight columns wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from gemmkit.components import Array
 from gemmkit.epilogues.base import Epilogue
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import join, split
 from gemmkit.lang.given import function_given, required
 from gemmkit.lang.registers import apply

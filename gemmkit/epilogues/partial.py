@@ -3,11 +3,11 @@ the epilogues that have them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gemmkit.components import Array, Component, Scalar
 from gemmkit.epilogues.base import Epilogue
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.records import part_dtypes
 from gemmkit.ptx.memory import load_global, store_global
 

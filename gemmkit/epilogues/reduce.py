@@ -7,7 +7,6 @@ them stores the tile's state into a workspace. A small kernel behind the product
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -18,6 +17,7 @@ from gemmkit.epilogues.combine import Combine
 from gemmkit.epilogues.partial import Partial, Reducing
 from gemmkit.epilogues.reductions import NAMES, combine_named
 from gemmkit.kernels.common.rules import rule
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.narrowing import fitting, narrows, refusal
 from gemmkit.lang.values import convert

@@ -14,12 +14,12 @@ These are NumPy's answers: ``max`` and ``argmax`` of a row with a NaN are NaN an
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gemmkit.epilogues.combine import Combine, working
+from gemmkit.lang.component_class import dataclass
 
 __all__ = ["NAMES", "combine_named"]
 

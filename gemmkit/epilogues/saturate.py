@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gemmkit.epilogues.base import Epilogue
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.records import device_dtype
 from gemmkit.ptx.saturate import saturate
 

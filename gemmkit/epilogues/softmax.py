@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gemmkit.epilogues.normalise import Normalise
 from gemmkit.kernels.common.exponential import power
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert
 from gemmkit.ptx.arithmetic import difference

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 
 from gemmkit.components import Array, Scalar
 from gemmkit.kernels.rasterisation import Order
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.members import number_of
 from gemmkit.ptx.flags import await_flag
 from gemmkit.ptx.special import rolled

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -15,6 +14,7 @@ from gemmkit.kernels.common.operand import Operand
 from gemmkit.kernels.common.reduction import Reduction
 from gemmkit.kernels.common.scheduler import TileScheduler
 from gemmkit.kernels.common.watch import Watch, watch_of
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.narrowing import narrows
 from gemmkit.lang.products import with_number
 from gemmkit.operators import Operator

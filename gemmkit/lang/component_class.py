@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import sys
 from abc import ABCMeta
-from typing import Any
+from collections.abc import Callable
+from functools import cache
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 from gemmkit.lang.guards import class_version
 from gemmkit.lang.references import is_fixed, names_of
@@ -44,6 +47,48 @@ class ComponentClass(ABCMeta):
             check_class(cls)
             _sound.add(cls)
         return super().__call__(*args, **kwargs)
+
+
+# -- gemmkit's own classes --------------------------------------------------------------------------------------------
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass as dataclass
+else:
+    def dataclass(cls=None, /, **how):
+        """`dataclasses.dataclass` for gemmkit's own components, which makes the same class in half of the time.
+
+        Python compiles methods for each class. What tells components apart is the same code for all of them, and they have a
+        ``__repr__`` already: a quarter of what the import for a first product took.
+        """
+        if cls is None:
+            return lambda cls: dataclass(cls, **how)
+        if not isinstance(cls, ComponentClass) or not how.get("frozen") or not how.get("eq", True):
+            return dataclasses.dataclass(cls, **how)
+        dataclasses.dataclass(cls, **{**how, "repr": False, "eq": False})
+        own = vars(cls)
+        if own.get("__hash__") is None:                       # as Python has it: where the class says nothing of its own
+            cls.__hash__ = _hash
+        if "__eq__" not in own:
+            cls.__eq__ = _equal
+        return cls
+
+
+@cache
+def _fields_of(cls: type) -> Callable[[Any], Any]:
+    """What gets the fields of a component that tell it from another: a tuple, or the only one."""
+    names = [field.name for field in dataclasses.fields(cls) if field.compare]
+    return attrgetter(*names) if names else lambda component: ()
+
+
+def _equal(self: Any, other: Any) -> Any:
+    if other.__class__ is not self.__class__:
+        return NotImplemented
+    fields = _fields_of(self.__class__)
+    return (fields(self),) == (fields(other),)                # tuples: what is the same object is equal
+
+
+def _hash(self: Any) -> int:
+    return hash(_fields_of(self.__class__)(self))
 
 
 _sound: set[type] = set()

@@ -13,13 +13,13 @@ are both.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
 
 from gemmkit.components import Component
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each
 from gemmkit.lang.given import dtype_given
 from gemmkit.lang.registers import generate

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from gemmkit.lang.component_class import dataclass
 from gemmkit.layouts.plain import Padded
 
 RUN = 8                                # neighbours in the tensor's memory: 16 bytes of 16-bit elements

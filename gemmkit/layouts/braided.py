@@ -9,12 +9,12 @@ elements are 16 bytes besides: what a thread loads at a time comes from one part
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gemmkit.components import Scalar
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.values import convert, convert_all, fill
 from gemmkit.layouts.base import Layout, load_elements

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gemmkit.components import with_fields
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.given import dtype_given
 from gemmkit.lang.records import part_dtypes
 from gemmkit.lang.values import convert, convert_all

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from gemmkit.lang.component_class import dataclass
 from gemmkit.layouts.base import Layout
 from gemmkit.runtime.arrays import ArrayInfo
 

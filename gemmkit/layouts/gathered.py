@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from gemmkit.components import Array, Scalar
+from gemmkit.lang.component_class import dataclass
 from gemmkit.layouts.base import Layout, load_elements, store_elements
 from gemmkit.layouts.plain import LINE, Plain
 from gemmkit.ptx.copy_async import offset_of

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from gemmkit.lang.atoms import atom
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.dtypes import DTypeType
 from gemmkit.lang.given import function_given, required
 from gemmkit.lang.numba_hooks import TypingError, signature, types

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from gemmkit.components import Array, Component, Scalar
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import join
 from gemmkit.lang.registers import generate
 from gemmkit.lang.values import convert, convert_all

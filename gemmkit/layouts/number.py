@@ -7,11 +7,11 @@ for real numbers can load.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each
 from gemmkit.lang.given import dtype_given
 from gemmkit.lang.record_types import numbers_of, planes_of

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, join
 from gemmkit.lang.registers import generate
 from gemmkit.lang.values import fill

@@ -12,10 +12,10 @@ not skipped where a transform acts on the operand: it might make something of no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.components import with_fields
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert, convert_all
 from gemmkit.layouts.base import Layout, load_elements

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from gemmkit.lang import static  # noqa: F401  (how a Swizzle is compiled)
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, join, split
 from gemmkit.lang.registers import generate
 from gemmkit.layouts.base import Layout, element_tile

@@ -8,12 +8,12 @@ extents (a multiplication and a shift each), and the array's own strides do the 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gemmkit.components import Component, Scalar
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import deal, each, interleave, join
 from gemmkit.lang.registers import generate
 from gemmkit.lang.values import fill

@@ -15,12 +15,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, fold
 from gemmkit.lang.record_types import numbers_of, planes_of
 from gemmkit.lang.records import number_dtype, terms

@@ -14,13 +14,13 @@ at ``start``, make up that of all of K by ``merge``: then blocks may share the K
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
 from gemmkit.components import Component
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.registers import Fragment
 from gemmkit.ptx.fragments import FragmentMap
 

@@ -23,10 +23,10 @@ for all lanes, four of the other operand's words would lie in each bank. No valu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import join
 from gemmkit.lang.registers import Fragment, generate
 from gemmkit.layouts.boxed import BOX, RUN, Boxed

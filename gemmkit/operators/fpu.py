@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import outer
 from gemmkit.lang.given import dtype_given
 from gemmkit.lang.registers import Fragment

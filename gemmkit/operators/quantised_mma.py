@@ -18,13 +18,13 @@ passes through shared memory, and no value goes from lane to lane.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import fold
 from gemmkit.lang.given import dtype_given
 from gemmkit.lang.registers import Fragment, generate

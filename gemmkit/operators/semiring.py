@@ -25,13 +25,13 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cached_property
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.given import required
 from gemmkit.operators.fpu import FPUOp
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.given import dtype_given
 from gemmkit.lang.registers import Fragment
 from gemmkit.operators.base import Operator

@@ -6,7 +6,6 @@ Rings, roles and swizzles are those of the kernels that are written by hand (`ge
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.mlp.store import put_pair
 from gemmkit.kernels.sm90.panels import Panels
 from gemmkit.kernels.sm90.store import own_column, own_row
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, fold, split
 from gemmkit.lang.given import dtype_given
 from gemmkit.lang.products import matrix_of

@@ -7,12 +7,12 @@ From there every thread takes those of its columns, whichever warpgroup it is in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from gemmkit.components import Component
 from gemmkit.kernels.attention.softmax import quad_sum
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, fold, join, split
 from gemmkit.lang.registers import apply, generate
 from gemmkit.lang.values import convert, convert_all, fill

@@ -12,7 +12,6 @@ transforms see, and a picture:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +20,7 @@ import numpy as np
 from gemmkit.components import Component
 from gemmkit.lang.aggregates import Number
 from gemmkit.lang.atoms import atom
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.component_types import ComponentType
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.scalars import i32, index

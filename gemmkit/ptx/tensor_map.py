@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from gemmkit.components import Component
+from gemmkit.lang.component_class import dataclass
 
 SWIZZLES = (0, 32, 64, 128)
 

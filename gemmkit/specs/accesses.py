@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from gemmkit.components import Component
 from gemmkit.lang.atoms import atom
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, join, split
 from gemmkit.lang.memory import coordinates_of
 from gemmkit.lang.numba_hooks import ir, signature, types

@@ -7,10 +7,10 @@ loads to each thread's registers (`Held`), which are stored behind the step's pr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.components import Component
+from gemmkit.lang.component_class import dataclass
 from gemmkit.ptx.memory import repoint, shared
 from gemmkit.ptx.special import barrier
 from gemmkit.shapes import ALL, local

@@ -8,11 +8,11 @@ holds which element is known, so that sums go to any memory, and over a matrix's
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
+from gemmkit.lang.component_class import dataclass
 from gemmkit.ptx.ldmatrix import by_columns, by_rows, ldmatrix
 from gemmkit.ptx.mma import MMA as MMA_SYNC
 from gemmkit.ptx.mma import map_c

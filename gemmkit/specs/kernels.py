@@ -25,10 +25,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gemmkit.components import Component
+from gemmkit.lang.component_class import dataclass
 from gemmkit.runtime.arrays import describe
 from gemmkit.shapes import ALL, Shape
 from gemmkit.specs.forms import GL, Form

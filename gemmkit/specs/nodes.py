@@ -7,10 +7,10 @@ tree nothing is left in the machine code but what its leaves are. ``operands`` i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gemmkit.components import Component
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.static import traced
 from gemmkit.ptx.special import barrier, block_x, thread_index, udiv, uniform
 from gemmkit.shapes import ALL

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import FunctionType, MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
 
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import fold
 from gemmkit.lang.registers import Fragment, apply
 from gemmkit.lang.values import fill

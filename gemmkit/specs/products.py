@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.registers import generate
 from gemmkit.ptx import wmma
 from gemmkit.ptx.arithmetic import fma, outer_fma

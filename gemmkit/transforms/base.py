@@ -7,12 +7,12 @@ stack, too (0 without one). Its result is converted to the type of where it goes
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from gemmkit.components import Component
 from gemmkit.lang.atoms import atom
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.component_types import ComponentType
 from gemmkit.lang.given import dtype_given, function_given, required
 from gemmkit.lang.numba_hooks import signature

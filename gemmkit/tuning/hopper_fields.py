@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from gemmkit.epilogues import result_layout
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.sm90.shared_k import COLUMNS, SharedK
 from gemmkit.kernels.spec import Condition
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.records import part_dtypes
 from gemmkit.layouts import Braided, ColMajor, Interleaved, Joined, Plain, Planar, RowMajor, Swizzled, Tensor, Zero
 from gemmkit.operators.algebra import units

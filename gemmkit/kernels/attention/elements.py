@@ -12,11 +12,11 @@ columns on. Functions of the user's get places in range: beyond the last query o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.components import Component
 from gemmkit.kernels.attention.work import F32, Limits, Place, Tile
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.registers import apply
 from gemmkit.lang.returned import converted
 from gemmkit.lang.values import convert

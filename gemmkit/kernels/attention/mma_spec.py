@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -10,6 +9,7 @@ from gemmkit.kernels.attention.spec import ROWS, HeadSpec
 from gemmkit.kernels.attention.work import F32
 from gemmkit.kernels.common.hand_over import HandOver
 from gemmkit.kernels.sm90.warpgroups import Warpgroups
+from gemmkit.lang.component_class import dataclass
 from gemmkit.operators import MMAOp
 
 __all__ = ["BLOCK_N", "MmaAttentionSpec"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +15,7 @@ from gemmkit.kernels.common.pipeline import Pipeline
 from gemmkit.kernels.sm90.panels import Panels
 from gemmkit.kernels.sm90.producer import STARTING
 from gemmkit.kernels.sm90.warpgroups import Turns, Warpgroups
+from gemmkit.lang.component_class import dataclass
 from gemmkit.masks import Mask
 from gemmkit.operators import WGMMAOp
 from gemmkit.ptx.tensor_map import TensorMapSpec

@@ -12,7 +12,6 @@ A row that saw no key has the sum 0: its O is 0 and its logarithm -inf.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.components import Component
@@ -20,6 +19,7 @@ from gemmkit.kernels.attention.softmax import finite, quad_sum, rescale
 from gemmkit.kernels.attention.walk import slice_of
 from gemmkit.kernels.attention.work import F32, Outputs, Sums, Tile
 from gemmkit.kernels.sm90.store import own_column, own_row
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, split
 from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert, convert_all

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gemmkit.components import Component, Scalar
+from gemmkit.lang.component_class import dataclass
 
 __all__ = ["F32", "LOG2E", "Blocks", "Limits", "Outputs", "Place", "Sizes", "State", "Stats", "Sums", "Tile"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.components import Scalar
@@ -12,6 +11,7 @@ from gemmkit.kernels.common.many_products import ManyProducts
 from gemmkit.kernels.common.scheduler import TileScheduler
 from gemmkit.kernels.common.stack import Stack, Steps
 from gemmkit.kernels.common.work import Work
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.products import of_product
 from gemmkit.ptx.division import divided, reciprocal
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 from gemmkit.components import Component
+from gemmkit.lang.component_class import dataclass
 from gemmkit.ptx.special import udiv
 
 

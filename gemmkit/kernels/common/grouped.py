@@ -7,11 +7,11 @@ Products with the longest K come first, so that the last blocks to end are short
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.components import Array, Component
 from gemmkit.kernels.common.many_products import ManyProducts
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.members import FIRST, K, M, N, entry_of, member_of, number_of
 from gemmkit.lang.products import with_number
 

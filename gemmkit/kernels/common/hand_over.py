@@ -9,10 +9,10 @@ on the host, before anything is compiled.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from gemmkit.components import Component
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.errors import ConfigError
 from gemmkit.operators.base import Operator
 from gemmkit.ptx.fragments import FragmentMap

@@ -9,7 +9,6 @@ memory (`singlestage`, `multistage`): a warp, whose lanes hold ``m`` by ``n`` ti
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from gemmkit.components import Component
 from gemmkit.kernels.common.elements import column_of, delivered, row_of
 from gemmkit.kernels.common.tile_copy import inside
 from gemmkit.kernels.common.work import Place
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, fold
 from gemmkit.lang.registers import apply, generate
 from gemmkit.lang.returned import numbers

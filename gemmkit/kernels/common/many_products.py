@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.components import Component
@@ -10,6 +9,7 @@ from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.common.reduction import Reduction
 from gemmkit.kernels.common.scheduler import TileScheduler
 from gemmkit.kernels.rasterisation import Order
+from gemmkit.lang.component_class import dataclass
 from gemmkit.tiling import Tile
 
 

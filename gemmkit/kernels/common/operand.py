@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from gemmkit.components import Component
 from gemmkit.kernels.common.work import KTile, Place, Slot
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.registers import Fragment
 from gemmkit.layouts import ColMajor, Layout, Plain, RowMajor, Swizzled
 from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis

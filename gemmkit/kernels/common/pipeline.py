@@ -13,7 +13,6 @@ Names are CUTLASS's: a producer acquires a stage and commits it, a consumer wait
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ import numpy as np
 from gemmkit.components import Component
 from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.common.work import Slot
+from gemmkit.lang.component_class import dataclass
 from gemmkit.ptx.cluster import cluster_rank
 from gemmkit.ptx.mbarrier import mbarrier_arrive, mbarrier_arrive_at, mbarrier_expect, mbarrier_init, mbarrier_wait
 from gemmkit.ptx.memory import shared

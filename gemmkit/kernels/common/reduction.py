@@ -22,10 +22,10 @@ Whatever the kind, the order of additions depends on the number of shares alone:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.components import Component
+from gemmkit.lang.component_class import dataclass
 from gemmkit.ptx.special import udiv
 
 

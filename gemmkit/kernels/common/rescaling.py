@@ -11,11 +11,11 @@ All loads of a warp's piece go out together. Warps of one row combine its states
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gemmkit.components import Component, Scalar
 from gemmkit.kernels.common.lanes import exchanged
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, fold
 from gemmkit.lang.products import of_product
 from gemmkit.lang.registers import generate

@@ -5,7 +5,6 @@ Producer and consumers iterate over the same tiles and stages without communicat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.components import Component
@@ -15,6 +14,7 @@ from gemmkit.kernels.common.reduction import Reduction
 from gemmkit.kernels.common.stack import ALONE, Stack
 from gemmkit.kernels.common.work import Work
 from gemmkit.kernels.rasterisation import Order
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.returned import pair
 from gemmkit.ptx.special import block_x, grid_x, udiv
 from gemmkit.tiling import Tile

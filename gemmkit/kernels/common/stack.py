@@ -8,11 +8,11 @@ the host (`gemmkit.stacks`), so that most have one, and the count itself is the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from gemmkit.components import Component, Scalar
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import join
 from gemmkit.lang.products import matrix_of
 from gemmkit.ptx.division import divided, reciprocal

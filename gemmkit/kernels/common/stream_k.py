@@ -29,7 +29,6 @@ before.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +36,7 @@ import numpy as np
 from gemmkit.components import Scalar
 from gemmkit.kernels.common.scheduler import TileScheduler
 from gemmkit.kernels.common.workspace_sums import WorkspaceSums, fetch_piece, merge, put_piece
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, join, split
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.products import with_number

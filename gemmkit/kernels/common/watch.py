@@ -9,12 +9,12 @@ tile is a partial state, as one of `gemmkit.epilogues.reduce`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from gemmkit.components import Component
 from gemmkit.kernels.common.work import Place
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import fold
 from gemmkit.ptx.special import udiv
 from gemmkit.tiling import Tile, translate

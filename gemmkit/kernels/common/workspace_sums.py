@@ -18,13 +18,13 @@ what it knows of; the one that finds the last number has acquired all, and its b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gemmkit.components import Array, Scalar
 from gemmkit.kernels.common.reduction import Reduction, dealt
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, join, split
 from gemmkit.lang.registers import apply, generate
 from gemmkit.ptx.atomics import atomic_add, await_counter, set_counter

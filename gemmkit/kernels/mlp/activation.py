@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.activations import relu
 from gemmkit.components import Component
 from gemmkit.kernels.mlp.work import F32
 from gemmkit.kernels.sm90.store import own_column
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import split
 from gemmkit.lang.given import function_given
 from gemmkit.lang.members import EXTENTS, number_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +14,7 @@ from gemmkit.kernels.mlp.store import OutStore
 from gemmkit.kernels.mlp.work import F32
 from gemmkit.kernels.sm90.panels import line_of
 from gemmkit.kernels.sm90.warpgroups import Warpgroups
+from gemmkit.lang.component_class import dataclass
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.layouts.swizzled import Swizzled
 from gemmkit.operators import MMAOp

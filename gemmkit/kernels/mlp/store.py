@@ -8,13 +8,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.components import Component
 from gemmkit.kernels.mlp.activation import finished
 from gemmkit.kernels.mlp.work import Outputs, Rows
 from gemmkit.kernels.sm90.store import own_column, own_row
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, split
 from gemmkit.lang.values import convert_all
 from gemmkit.ptx.memory import shared, store_global

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gemmkit.components import Component, Scalar
+from gemmkit.lang.component_class import dataclass
 
 __all__ = ["F32", "Outputs", "Rows", "Sizes", "Tables"]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from gemmkit.kernels.simt.spec import SimtSpec
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.registers import Fragment
 
 __all__ = ["QuantisedSpec"]

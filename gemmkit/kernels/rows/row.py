@@ -20,7 +20,6 @@ hold it (`Held`), else once for each fold and for `put` (`Streamed`); a function
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +27,7 @@ import numpy as np
 from gemmkit.components import Component
 from gemmkit.kernels.rows.team import Team
 from gemmkit.lang import control
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.registers import apply, generate
 from gemmkit.lang.returned import converted
 from gemmkit.lang.values import convert, convert_all, fill

@@ -6,12 +6,12 @@ the same order. Warps of a block meet in shared memory, where every warp reads w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gemmkit.components import Component
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import fold
 from gemmkit.lang.values import convert
 from gemmkit.ptx.memory import load_shared, shared, store_shared

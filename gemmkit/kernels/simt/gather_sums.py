@@ -7,10 +7,10 @@ as the operator says. Nothing goes through global memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.kernels.common.reduction import Reduction
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, join, split
 from gemmkit.lang.registers import apply, generate
 from gemmkit.ptx.cluster import cluster_barrier, cluster_rank, cluster_size, load_shared_of

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
 from gemmkit.kernels.common.shared_memory import ALIGNMENT
 from gemmkit.kernels.spec import Spec
+from gemmkit.lang.component_class import dataclass
 
 S = TypeVar("S", bound="SimtSpec")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gemmkit.kernels.common.operand import Operand
@@ -10,6 +9,7 @@ from gemmkit.kernels.common.rules import rule
 from gemmkit.kernels.common.work import KTile
 from gemmkit.kernels.sm80.routes import Piece
 from gemmkit.kernels.sm80.separable import CpAsyncSeparable
+from gemmkit.lang.component_class import dataclass
 from gemmkit.layouts import Boxed, Tensor
 from gemmkit.layouts.boxed import BOX, RUN
 from gemmkit.operators import Algebra, BoxMMAOp

@@ -5,7 +5,6 @@ GPUs before sm_80 have no cp.async: `StagedCopies` leaves the route through regi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gemmkit.components import Component
@@ -15,6 +14,7 @@ from gemmkit.kernels.sm80.boxes import CpAsyncBoxes
 from gemmkit.kernels.sm80.joined import CpAsyncJoined
 from gemmkit.kernels.sm80.routes import CpAsync, Staged, StageRoute
 from gemmkit.kernels.sm80.separable import CpAsyncSeparable
+from gemmkit.lang.component_class import dataclass
 from gemmkit.layouts import Boxed
 from gemmkit.ptx.copy_async import commit_copies, wait_copies
 from gemmkit.runtime.arrays import ArrayInfo

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.kernels.common.operand import Operand
 from gemmkit.kernels.common.work import KTile
 from gemmkit.kernels.sm80.routes import CpAsync, Piece
+from gemmkit.lang.component_class import dataclass
 from gemmkit.layouts import Braided, Joined
 from gemmkit.ptx.copy_async import copy_async, offset_of
 from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis

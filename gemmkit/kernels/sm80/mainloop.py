@@ -14,7 +14,6 @@ whether there is a next k-tile. A tile at an edge of M or N has none of these, t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +23,7 @@ from gemmkit.kernels.common.elements import transform_input
 from gemmkit.kernels.common.k_tiles import holds, k_steps
 from gemmkit.kernels.common.work import Inputs, KTile, Work
 from gemmkit.kernels.sm80.reach import ANYWHERE, INSIDE, Reach
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import fold
 from gemmkit.lang.registers import Fragment, registers
 from gemmkit.ptx.memory import shared

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gemmkit.components import Component
+from gemmkit.lang.component_class import dataclass
 
 
 @dataclass(frozen=True)

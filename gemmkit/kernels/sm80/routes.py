@@ -14,7 +14,6 @@ and stored behind them. Which of these ways a GPU has is `copies`' to say.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -22,6 +21,7 @@ import numpy as np
 from gemmkit.kernels.common.operand import Operand, Route, unit_of
 from gemmkit.kernels.common.tile_copy import copy_in_turn, put_moved, read_moved
 from gemmkit.kernels.common.work import KTile
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.registers import Fragment
 from gemmkit.lang.values import fill
 from gemmkit.layouts import Plain

@@ -7,12 +7,12 @@ pieces. What the position along K adds is found anew in every round, and is the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.kernels.common.operand import Operand
 from gemmkit.kernels.common.work import KTile
 from gemmkit.kernels.sm80.routes import CpAsync, Piece, piece_of
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.registers import Fragment
 from gemmkit.layouts import Plain
 from gemmkit.ptx.copy_async import copy_async

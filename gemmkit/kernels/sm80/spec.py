@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -12,6 +11,7 @@ from gemmkit.kernels.simt.spec import SimtSpec
 from gemmkit.kernels.sm80.copies import AsyncCopies, Copies
 from gemmkit.kernels.sm80.mainloop import Mainloop
 from gemmkit.kernels.sm80.reach import ANYWHERE, AT_EDGES, Reach
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.registers import Fragment
 
 FULL = 64                              # 32-bit registers of a thread's sums, from which on there is little room for others

@@ -7,12 +7,12 @@ transposed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gemmkit.kernels.sm90.fragments import Transformed
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.registers import apply
 from gemmkit.ptx.memory import load_shared, shared
 from gemmkit.ptx.special import lane_index, udiv

@@ -8,12 +8,12 @@ and no thread waits for another.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.kernels.common.work import Outputs
 from gemmkit.kernels.sm90.store import Part, Store, finished, own_column, own_row
 from gemmkit.kernels.sm90.store_choice import vector_length
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import deal, each, split
 from gemmkit.layouts import Tensor
 from gemmkit.layouts.braided import OCTET

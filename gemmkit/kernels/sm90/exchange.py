@@ -14,12 +14,12 @@ block is first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.components import Component
 from gemmkit.kernels.common.pipeline import BARRIER, BARRIERS
 from gemmkit.kernels.sm90.elements import add_value
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, fold, join, split
 from gemmkit.lang.registers import apply, generate
 from gemmkit.ptx.cluster import store_async

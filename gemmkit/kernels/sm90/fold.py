@@ -10,7 +10,6 @@ as the sums of a product with a narrower tile do: the stores of `gemmkit.kernels
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.kernels.common.work import Outputs
@@ -27,6 +26,7 @@ from gemmkit.kernels.sm90.store import (
     store_fragment,
 )
 from gemmkit.kernels.sm90.store_choice import store_of
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, join, split
 from gemmkit.lang.products import with_number
 from gemmkit.lang.registers import apply, generate

@@ -13,7 +13,6 @@ filled. What is fetched is a source's affair:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +22,7 @@ from gemmkit.components import Component
 from gemmkit.kernels.common.elements import transform_within
 from gemmkit.kernels.common.work import KTile, Slot, Work
 from gemmkit.kernels.sm90.mainloop import Mainloop, descriptor_b, nothing, values_of
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import fold, join
 from gemmkit.lang.pairs import is_pairwise, transform_pairs
 from gemmkit.lang.registers import apply, generate

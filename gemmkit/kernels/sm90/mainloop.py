@@ -10,12 +10,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.components import Component
 from gemmkit.kernels.common.work import Slot, Work
 from gemmkit.kernels.sm90.elements import add_value
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import split
 from gemmkit.lang.record_types import numbers_of
 from gemmkit.lang.registers import apply, generate

@@ -7,7 +7,6 @@ threads of the consumer meet before the stage is released: one of them does so f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.kernels.common.work import Place, Slot, Work
@@ -19,6 +18,7 @@ from gemmkit.kernels.sm90.mainloop import (
     start_stage,
     values_of,
 )
+from gemmkit.lang.component_class import dataclass
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import thread_index
 from gemmkit.ptx.warpgroup import named_barrier

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from gemmkit.components import Component
+from gemmkit.lang.component_class import dataclass
 from gemmkit.layouts import RowMajor
 from gemmkit.layouts.swizzled import Swizzled
 from gemmkit.ptx.tensor_map import TensorMapSpec

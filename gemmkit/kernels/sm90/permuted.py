@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.kernels.common.operand import Operand
+from gemmkit.lang.component_class import dataclass
 from gemmkit.layouts import Interleaved, Planes, Swizzled
 from gemmkit.tiling import Tile, translate
 

@@ -13,12 +13,12 @@ The routes of A and B decide together which producer it is; each stands in the f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.components import Component
 from gemmkit.kernels.common.k_tiles import first_k_tile, following_k_tile
 from gemmkit.kernels.common.work import Input, Inputs, KTile, Place, Slot, Work
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.products import of_part, of_product
 from gemmkit.ptx.cluster import cluster_rank
 from gemmkit.ptx.flags import fence_async_global

@@ -13,13 +13,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gemmkit.components import Component
 from gemmkit.kernels.common.pipeline import BARRIER, BARRIERS
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, fold
 from gemmkit.lang.registers import generate
 from gemmkit.ptx.cluster import cluster_rank, store_async

@@ -13,12 +13,12 @@ With a workspace all blocks of a launch wait for others, so they must be on mult
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.kernels.common.reduction import ALONE, Reduction, dealt
 from gemmkit.kernels.common.rules import SPLITS
 from gemmkit.kernels.common.stream_k import StreamK
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.errors import ConfigError
 from gemmkit.ptx.special import block_x, udiv
 from gemmkit.tiling import Tile

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 from gemmkit.epilogues import Default
@@ -17,6 +16,7 @@ from gemmkit.kernels.sm90.store import DirectStore, Store
 from gemmkit.kernels.sm90.together import Fragments
 from gemmkit.kernels.sm90.warpgroups import Turns, Warpgroups
 from gemmkit.kernels.spec import Spec
+from gemmkit.lang.component_class import dataclass
 from gemmkit.layouts.braided import OCTET
 from gemmkit.layouts.swizzled import pattern_of
 from gemmkit.runtime.device import H100

@@ -16,7 +16,6 @@ and D, and the epilogue) work on these pairs, with global coordinates. Then D le
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from gemmkit.kernels.common.shared_memory import SharedMemory
 from gemmkit.kernels.common.work import Outputs
 from gemmkit.kernels.sm90.elements import add_c_masked, finish_pair
 from gemmkit.kernels.sm90.together import finish_together, store_together
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, join, split
 from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert_all

@@ -17,7 +17,6 @@ counter for each of its consumers.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from gemmkit.kernels.common.reduction import Reduction
 from gemmkit.kernels.common.scheduler import TileScheduler
 from gemmkit.kernels.common.stream_k import Streamed, StreamK, streamed_in_shares
 from gemmkit.kernels.sm90.workspace_exchange import WIDTH, WorkspaceExchange, add_fragment, put_fragment
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.registers import apply

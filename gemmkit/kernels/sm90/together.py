@@ -7,7 +7,6 @@ columns of the fragment: two states, whatever its width. (Of columns it has as m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from gemmkit.kernels.common.lanes import combined, exchanged, finish_in_range, s
 from gemmkit.kernels.common.tile_copy import inside
 from gemmkit.kernels.common.work import Outputs
 from gemmkit.kernels.sm90.elements import add_c_masked
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, fold, join, split
 from gemmkit.lang.registers import apply, generate
 from gemmkit.lang.returned import convertible, numbers

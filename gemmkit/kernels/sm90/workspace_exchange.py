@@ -14,7 +14,6 @@ The counter goes from 0 to ``shares``, and on by 1 for each block that has seen 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.sm90.elements import add_value
 from gemmkit.kernels.sm90.exchange import Exchange
 from gemmkit.kernels.sm90.shared_k import SharedK
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, fold, join, split
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.registers import apply, generate

@@ -7,7 +7,6 @@ meet.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +15,7 @@ from gemmkit.kernels.attention.softmax import LARGE, added, larger, quad_max, qu
 from gemmkit.kernels.attention.store import octets
 from gemmkit.kernels.common.hand_over import HandOver
 from gemmkit.kernels.sm90.store import own_row
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, fold, split
 from gemmkit.lang.products import matrix_of
 from gemmkit.lang.reductions import reduce

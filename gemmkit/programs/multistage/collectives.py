@@ -11,7 +11,6 @@ next.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +18,7 @@ from gemmkit.components import Component
 from gemmkit.kernels.common.hand_over import HandOver
 from gemmkit.kernels.common.work import Slot
 from gemmkit.kernels.sm90.panels import line_of
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import fold, join, split
 from gemmkit.lang.registers import apply, generate
 from gemmkit.lang.values import fill

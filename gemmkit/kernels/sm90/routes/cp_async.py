@@ -11,7 +11,6 @@ The copies write as threads do: consumers fence (`fence_async`) before tensor co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.kernels.common.operand import Route, unit_of
@@ -19,6 +18,7 @@ from gemmkit.kernels.common.work import Inputs, KTile, Slot, Work
 from gemmkit.kernels.sm90.producer import WORKING, Producer, Registers, acquire, fill_stages, place_of, stage_of
 from gemmkit.kernels.sm90.routes.request import Request
 from gemmkit.kernels.sm90.routes.tma import Tma
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.registers import registers
 from gemmkit.ptx.copy_async import SIZES, copies_arrive, copy_async
 from gemmkit.ptx.special import lane_index, thread_index, udiv, uniform

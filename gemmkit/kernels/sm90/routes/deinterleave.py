@@ -16,7 +16,6 @@ warps take A and half B, each at their own pace; or all take B, and the consumer
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from gemmkit.kernels.sm90.producer import WORKING, Producer, Registers, place_of
 from gemmkit.kernels.sm90.routes.request import Request
 from gemmkit.kernels.sm90.routes.staged import put_held
 from gemmkit.kernels.sm90.routes.tma import Copy, Tma
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import join
 from gemmkit.lang.products import of_product
 from gemmkit.lang.registers import apply, generate, registers

@@ -12,13 +12,13 @@ columns of every octet anyway.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.kernels.common.operand import Operand
 from gemmkit.kernels.common.work import KTile, Slot
 from gemmkit.kernels.sm90.routes.request import Request
 from gemmkit.kernels.sm90.routes.tma import Copy, Fill, Tma
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each
 from gemmkit.layouts import Braided, Joined
 from gemmkit.ptx.special import udiv

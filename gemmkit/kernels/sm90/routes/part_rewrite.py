@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from gemmkit.kernels.sm90.producer import place_of
 from gemmkit.kernels.sm90.routes.request import Request
 from gemmkit.kernels.sm90.routes.rewrite import Rewrite, Share
 from gemmkit.kernels.sm90.routes.tma import Copy
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, split
 from gemmkit.layouts.base import element_tile
 from gemmkit.ptx.cluster import store_async

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gemmkit.kernels.common.elements import column_of, row_of, transform_element_into, transform_into
@@ -34,6 +33,7 @@ from gemmkit.kernels.sm90.producer import (
 )
 from gemmkit.kernels.sm90.routes.request import Request
 from gemmkit.kernels.sm90.routes.tma import Copy, Tma
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.pairs import is_pairwise, transform_pairs
 from gemmkit.lang.products import of_product
 from gemmkit.lang.registers import apply, registers

@@ -7,7 +7,6 @@ this one's: another team does.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.kernels.common.elements import transform_into
@@ -25,6 +24,7 @@ from gemmkit.kernels.common.work import Inputs, KTile, Place, Slot
 from gemmkit.kernels.sm90.producer import Producer, acquire, place_of, stage_of
 from gemmkit.kernels.sm90.routes.request import Request
 from gemmkit.kernels.sm90.routes.tma import Tma
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.pairs import is_pairwise, transform_pairs
 from gemmkit.lang.registers import registers
 from gemmkit.ptx.special import lane_index, thread_index, udiv, uniform

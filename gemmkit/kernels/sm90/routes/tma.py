@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gemmkit.components import Component
@@ -11,6 +10,7 @@ from gemmkit.kernels.common.operand import Operand, Route
 from gemmkit.kernels.common.work import Inputs, KTile, Slot
 from gemmkit.kernels.sm90.producer import STARTING, STREAMING, Producer, Registers, fill_stages, start_copies
 from gemmkit.kernels.sm90.routes.request import Request
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import join
 from gemmkit.layouts import Planar
 from gemmkit.ptx.memory import shared
