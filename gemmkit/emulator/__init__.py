@@ -12,3 +12,19 @@
     errors      the faults
     recording   what a launch did, event by event, where it is asked for; kinds: by which classes
 """
+
+from typing import TYPE_CHECKING
+
+from gemmkit.lang.later import public_names
+
+if TYPE_CHECKING:
+    from gemmkit.emulator import clusters as clusters
+    from gemmkit.emulator import copies as copies
+    from gemmkit.emulator import counters as counters
+    from gemmkit.emulator import early as early
+    from gemmkit.emulator import in_flight as in_flight
+    from gemmkit.emulator import mbarriers as mbarriers
+    from gemmkit.emulator import tensor_cores as tensor_cores
+    from gemmkit.emulator import thread_copies as thread_copies
+else:
+    __getattr__, __dir__ = public_names(globals(), {})         # instructions ask for modules when they are emulated

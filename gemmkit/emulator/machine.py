@@ -21,8 +21,6 @@ from operator import mod
 from random import Random
 from typing import Any
 
-from greenlet import getcurrent
-
 from gemmkit.emulator import shadow
 from gemmkit.emulator.agent import Agent, Bytes
 from gemmkit.emulator.clocks import Clock, Vector, join
@@ -34,7 +32,7 @@ from gemmkit.emulator.kinds import Kinds, chosen
 from gemmkit.emulator.mbarriers import Mbarrier
 from gemmkit.emulator.memory import Memory, for_array
 from gemmkit.emulator.scheduler import Scheduler
-from gemmkit.emulator.sites import Site, here, is_same_place
+from gemmkit.emulator.sites import Site, current, here, is_same_place
 from gemmkit.emulator.streams import running
 from gemmkit.emulator.tensor_cores import TensorCores
 from gemmkit.emulator.thread_copies import Copies
@@ -301,19 +299,6 @@ class Block:
 
 #: What a launch that nothing records is made of.
 PLAIN = Kinds(Thread, Mbarrier, TensorCores, Stores)
-
-
-def current() -> Thread:
-    """The emulated thread that runs now.
-
-    Raises:
-        RuntimeError: no kernel is being emulated in this operating-system thread.
-    """
-    try:
-        return getcurrent().thread
-    except AttributeError:
-        raise RuntimeError("not inside an emulated kernel: device code runs under emulator.machine.launch, "
-                           "or compiled on a GPU") from None
 
 
 def launch(kernel: Callable[..., None], args: Sequence[Any], *, grid: Index, block: Index, shared_memory: int,

@@ -11,7 +11,12 @@ import os
 import sys
 from collections.abc import Sequence
 from types import CodeType, FrameType, TracebackType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from greenlet import getcurrent
+
+if TYPE_CHECKING:
+    from gemmkit.emulator.machine import Thread
 
 Site = tuple[CodeType, int, CodeType | None, int]
 
@@ -28,6 +33,19 @@ _internal, _template = INTERNAL_PATHS, TEMPLATE_PATHS
 _HAS_COPIES = sys.version_info < (3, 11)
 _LANGUAGE = os.path.join(_ROOT, "lang") + os.sep
 _kinds: dict[str, int] = {}  # by file name, because hashing a code object is slow and a string's hash is kept
+
+
+def current() -> Thread:
+    """The emulated thread that runs now.
+
+    Raises:
+        RuntimeError: no kernel is being emulated in this operating-system thread.
+    """
+    try:
+        return getcurrent().thread
+    except AttributeError:
+        raise RuntimeError("not inside an emulated kernel: device code runs under emulator.machine.launch, "
+                           "or compiled on a GPU") from None
 
 
 class Line(NamedTuple):

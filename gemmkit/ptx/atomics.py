@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.emulator import counters
-from gemmkit.emulator.machine import current
+from gemmkit import emulator
+from gemmkit.emulator.sites import current
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.host import View
 from gemmkit.lang.memory import ViewType, coordinates_of, global_pointer, proxy
@@ -56,7 +56,7 @@ def _type_add(context: Any, view: Any, at: Any, number: Any, order: Any) -> Any:
 @atom(_type_add)
 def atomic_add(view: View, at: int, number: int, order: str) -> int:
     """Add to the counter ``at`` of a view of uint32; what it was before."""
-    return counters.add(current(), view.memory, view.locate((at,)), int(number), order)
+    return emulator.counters.add(current(), view.memory, view.locate((at,)), int(number), order)
 
 
 def _type_set(context: Any, view: Any, at: Any, number: Any) -> Any:
@@ -74,7 +74,7 @@ def _type_set(context: Any, view: Any, at: Any, number: Any) -> Any:
 @atom(_type_set)
 def set_counter(view: View, at: int, number: int) -> None:
     """Set the counter ``at`` of a view of uint32, ordering nothing else."""
-    counters.put(current(), view.memory, view.locate((at,)), int(number))
+    emulator.counters.put(current(), view.memory, view.locate((at,)), int(number))
 
 
 def _type_await(context: Any, view: Any, at: Any, number: Any, order: Any) -> Any:
@@ -97,7 +97,7 @@ def await_counter(view: View, at: int, number: int, order: str) -> None:
 
     Who is awaited must run: a block that waits for one that finds no multiprocessor waits for ever.
     """
-    counters.wait(current(), view.memory, view.locate((at,)), int(number), order)
+    emulator.counters.wait(current(), view.memory, view.locate((at,)), int(number), order)
 
 
 __all__ = ["ORDERS", "atomic_add", "await_counter", "set_counter"]

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.emulator import clusters, copies
-from gemmkit.emulator.machine import current
+from gemmkit import emulator
+from gemmkit.emulator.sites import current
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.host import piece_bytes
 from gemmkit.lang.memory import SharedType, coordinates_of
@@ -96,7 +96,7 @@ def store_async(pointer: Any, position: int, values: tuple, barriers: Any, n: in
     place that ``position`` of ``pointer`` (a multiple of their number) is here. Their bytes are given to that block's
     barrier ``n`` of ``barriers``."""
     data = np.array(values, pointer.dtype).view(np.uint8)
-    copies.send(current(), place(pointer, position), data, place(barriers, n), int(rank))
+    emulator.copies.send(current(), place(pointer, position), data, place(barriers, n), int(rank))
 
 
 def _type_load(context: Any, rank: Any, pointer: Any, base: Any, offset: Any, count: Any) -> Any:
@@ -134,5 +134,5 @@ def load_shared_of(rank: int, pointer: Any, base: int, offset: int, count: int) 
     """``count`` elements (4 bytes or more) from the shared memory of block ``rank`` of the cluster, from where
     ``base + offset`` of ``pointer`` is there; the position must be aligned to the access. The cluster meets after they are
     written, and again before that block ends."""
-    return scalars(clusters.read(current(), int(rank), place(pointer, int(base) + int(offset)),
+    return scalars(emulator.clusters.read(current(), int(rank), place(pointer, int(base) + int(offset)),
                                  int(count) * pointer.dtype.itemsize), pointer.dtype)

@@ -12,8 +12,8 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from gemmkit.emulator import mbarriers, thread_copies
-from gemmkit.emulator.machine import current
+from gemmkit import emulator
+from gemmkit.emulator.sites import current
 from gemmkit.lang.atoms import Atom, atom
 from gemmkit.lang.memory import SharedType, coordinates_of, global_pointer, near_bytes, proxy, shared_pointer
 from gemmkit.lang.numba_hooks import ir, signature, types
@@ -90,13 +90,13 @@ def copy_async(pointer: Any, base: int, ahead: int, view: Any, offset: int, coun
     ``offset`` is a multiple of the size, and the position too. What of the position is known when the kernel is compiled
     stands in ``ahead``: it becomes the immediate of the address.
     """
-    thread_copies.start(current(), place(pointer, int(base) + int(ahead)), view.memory,
+    emulator.thread_copies.start(current(), place(pointer, int(base) + int(ahead)), view.memory,
                         view.address + int(offset) if is_there else None, int(count) * pointer.dtype.itemsize)
 
 
 def _commit() -> None:
     """The copies that this thread has started since the last one are a group."""
-    thread_copies.commit(current())
+    emulator.thread_copies.commit(current())
 
 
 commit_copies = Atom("commit_copies", plain("cp.async.commit_group;"), _commit)
@@ -123,7 +123,7 @@ def copy_async_clipped(pointer: Any, base: int, ahead: int, view: Any, offset: i
     """`copy_async` of ``count`` elements, of which the first ``there`` are in memory: zeros in place of the others, and no
     memory of theirs is looked at. It costs some instructions more."""
     nbytes = int(there) * pointer.dtype.itemsize
-    thread_copies.start(current(), place(pointer, int(base) + int(ahead)), view.memory,
+    emulator.thread_copies.start(current(), place(pointer, int(base) + int(ahead)), view.memory,
                         view.address + int(offset) if nbytes else None, int(count) * pointer.dtype.itemsize, nbytes)
 
 
@@ -142,7 +142,7 @@ def _type_wait(context: Any, pending: Any) -> Any:
 @atom(_type_wait)
 def wait_copies(pending: int) -> None:
     """Wait until all groups of this thread's copies are done but the newest ``pending`` (a constant)."""
-    thread_copies.wait(current(), int(pending))
+    emulator.thread_copies.wait(current(), int(pending))
 
 
 def _type_arrive(context: Any, pointer: Any, n: Any) -> Any:
@@ -161,7 +161,7 @@ def _type_arrive(context: Any, pointer: Any, n: Any) -> Any:
 def copies_arrive(barriers: Any, n: int) -> None:
     """Have an arrival at barrier ``n`` follow when all copies that this thread has started are done."""
     thread = current()
-    thread_copies.arrive(thread, mbarriers.find(thread, place(barriers, n)))
+    emulator.thread_copies.arrive(thread, emulator.mbarriers.find(thread, place(barriers, n)))
 
 
 __all__ = ["SIZES", "commit_copies", "copies_arrive", "copy_async", "copy_async_clipped", "offset_of", "wait_copies"]

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.emulator import counters
-from gemmkit.emulator.machine import current
+from gemmkit import emulator
+from gemmkit.emulator.sites import current
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.host import View
 from gemmkit.lang.memory import ViewType, coordinates_of, global_pointer, proxy
@@ -54,7 +54,7 @@ def await_flag(view: View, at: int, value: int, patience: int) -> None:
     After ``patience`` milliseconds the kernel traps: the launch fails, where a writer that has gone would have it wait for
     ever. (In the emulator a flag that nothing will write is a DeadlockError at once.)
     """
-    counters.meet(current(), view.memory, view.locate((at,)), int(value))
+    emulator.counters.meet(current(), view.memory, view.locate((at,)), int(value))
 
 
 @atom(plain("fence.proxy.async.global;"))

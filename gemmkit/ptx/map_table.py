@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.emulator import copies
-from gemmkit.emulator.machine import current
-from gemmkit.emulator.mbarriers import fault
+from gemmkit import emulator
+from gemmkit.emulator.sites import current
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.memory import ViewType, coordinates_of, global_pointer, proxy
 from gemmkit.lang.numba_hooks import ir, models, register_model, signature, types
@@ -48,7 +47,7 @@ map_address = MapAddressType()
 class MapTable:
     """A table of maps in the emulator, which knows the blocks that have acquired each."""
 
-    def __init__(self, maps: Sequence[copies.EmulatedTensorMap]) -> None:
+    def __init__(self, maps: Sequence[emulator.copies.EmulatedTensorMap]) -> None:
         self.maps = list(maps)
         self.acquired: set[tuple[int, int]] = set()
 
@@ -95,7 +94,8 @@ def _type_map_at(context: Any, table: Any, row: Any) -> Any:
 def map_at(table: Any, row: int) -> Any:
     """The ``row``-th map of a table, for `gemmkit.ptx.tma`."""
     if not 0 <= int(row) < len(table.maps):
-        raise fault(current(), f"map {int(row)} of a table of {len(table.maps)}")
+        raise emulator.mbarriers.fault(current(), f"map {int(row)} of a table of {len(table.maps)}")
     if (id(current().block), int(row)) not in table.acquired:
-        raise fault(current(), f"map {int(row)} of a table is used, and this block has not acquired it (acquire_map)")
+        raise emulator.mbarriers.fault(current(), f"map {int(row)} of a table is used, and this block has not acquired it "
+                                       "(acquire_map)")
     return table.maps[int(row)]

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmkit.emulator import mbarriers, thread_copies
-from gemmkit.emulator.machine import current
+from gemmkit import emulator
+from gemmkit.emulator.sites import current
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.host import SharedPointer
 from gemmkit.lang.memory import SharedType, coordinates_of
@@ -56,14 +56,14 @@ def _instruction(text: str, operands: int) -> Any:
 @atom(_instruction("mbarrier.init.shared::cta.b64 [$0], $1;", 1))
 def mbarrier_init(barriers: Any, n: int, count: int) -> None:
     """Make a barrier whose phases take ``count`` arrivals. One thread does it, before a barrier of the block."""
-    mbarriers.make(current(), place(barriers, n), int(count))
+    emulator.mbarriers.make(current(), place(barriers, n), int(count))
 
 
 @atom(_instruction("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", 1))
 def mbarrier_expect(barriers: Any, n: int, nbytes: int) -> None:
     """Arrive, and have the phase wait for ``nbytes`` bytes of copies as well."""
     thread = current()
-    barrier = mbarriers.find(thread, place(barriers, n))
+    barrier = emulator.mbarriers.find(thread, place(barriers, n))
     barrier.expect(thread, int(nbytes))
     barrier.arrive(thread)
 
@@ -72,8 +72,8 @@ def mbarrier_expect(barriers: Any, n: int, nbytes: int) -> None:
 def mbarrier_arrive(barriers: Any, n: int) -> None:
     """Arrive at a barrier of this block."""
     thread = current()
-    thread_copies.check_told(thread)
-    mbarriers.find(thread, place(barriers, n)).arrive(thread)
+    emulator.thread_copies.check_told(thread)
+    emulator.mbarriers.find(thread, place(barriers, n)).arrive(thread)
 
 
 # Not mbarrier.arrive.release.cluster: its release costs a MEMBAR of the whole GPU each time, a third of a kernel's speed.
@@ -82,7 +82,7 @@ def mbarrier_arrive(barriers: Any, n: int) -> None:
 def mbarrier_arrive_at(barriers: Any, n: int, rank: int) -> None:
     """Arrive at the barrier at the same place in the shared memory of block ``rank`` of the cluster."""
     thread = current()
-    mbarriers.find(thread, place(barriers, n), int(rank)).arrive(thread)
+    emulator.mbarriers.find(thread, place(barriers, n), int(rank)).arrive(thread)
 
 
 # The braces make the labels local, so that the text may stand in a function many times.
@@ -91,10 +91,10 @@ def mbarrier_arrive_at(barriers: Any, n: int, rank: int) -> None:
 def mbarrier_wait(barriers: Any, n: int, parity: int) -> None:
     """Wait until the last phase of this parity (0 or 1) is complete."""
     thread = current()
-    mbarriers.find(thread, place(barriers, n)).wait(thread, int(parity))
+    emulator.mbarriers.find(thread, place(barriers, n)).wait(thread, int(parity))
 
 
 @atom(plain("fence.mbarrier_init.release.cluster;"))
 def mbarrier_fence_init() -> None:
     """Let copies and other blocks of the cluster see the barriers that this thread has made."""
-    mbarriers.fence(current())
+    emulator.mbarriers.fence(current())

@@ -24,7 +24,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from gemmkit.emulator.machine import current
+from gemmkit.emulator.sites import current
 from gemmkit.lang.atoms import Atom
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.number_types import numba_type

@@ -11,8 +11,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from gemmkit.emulator import in_flight
-from gemmkit.emulator.machine import current
+from gemmkit import emulator
+from gemmkit.emulator.sites import current
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.dtypes import DTypeType
 from gemmkit.lang.numba_hooks import ir, signature, types
@@ -51,7 +51,7 @@ def pack_fragment(dtype: np.dtype, values: tuple) -> tuple:
     earlier nor later, as `gemmkit.ptx.wgmma.settle` makes them."""
     with np.errstate(all="ignore"):
         words = np.array(values, np.float32).astype(dtype).view(np.uint32)
-    return in_flight.settled(current(), tuple(words))
+    return emulator.in_flight.settled(current(), tuple(words))
 
 
 @atom(_packing(".relu"))
@@ -60,4 +60,4 @@ def pack_relu(dtype: np.dtype, values: tuple) -> tuple:
     given = np.array(values, np.float32)
     with np.errstate(all="ignore"):
         words = np.where(given < 0, np.float32(0), given).astype(dtype).view(np.uint32)
-    return in_flight.settled(current(), tuple(words))
+    return emulator.in_flight.settled(current(), tuple(words))

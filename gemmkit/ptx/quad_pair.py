@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.emulator.machine import current
+from gemmkit.emulator.sites import current
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.number_types import numba_type

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
-from gemmkit.emulator.machine import current
+from gemmkit.emulator.sites import current
 from gemmkit.lang.atoms import Atom
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.number_types import numpy_dtype

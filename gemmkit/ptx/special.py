@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmkit.emulator.machine import current
+from gemmkit.emulator.sites import current
 from gemmkit.lang.atoms import Atom, atom
 from gemmkit.lang.numba_hooks import cgutils, ir, signature, types
 from gemmkit.lang.scalars import index

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.emulator.machine import current
+from gemmkit.emulator.sites import current
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.memory import SharedType, coordinates_of
 from gemmkit.lang.numba_hooks import ir, signature, types

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmkit.emulator import copies
-from gemmkit.emulator.machine import current
+from gemmkit import emulator
+from gemmkit.emulator.sites import current
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.host import View
 from gemmkit.lang.memory import SharedType, coordinate_count, coordinates_of
@@ -30,7 +30,7 @@ i8, i16, i64 = ir.IntType(8), ir.IntType(16), ir.IntType(64)
 BYTES = 128
 
 
-def emulated_map(view: View, spec: TensorMapSpec, axis: int | None = None) -> copies.EmulatedTensorMap:
+def emulated_map(view: View, spec: TensorMapSpec, axis: int | None = None) -> emulator.copies.EmulatedTensorMap:
     """The tensor map of a view in the emulator; ``axis`` is the contiguous one (the view's own, if it has one).
 
     Raises ValueError where `gemmkit.runtime.tensor_maps.why_not` has an objection, or the elements differ in size.
@@ -48,7 +48,7 @@ def emulated_map(view: View, spec: TensorMapSpec, axis: int | None = None) -> co
     if size != spec.dtype.itemsize:
         raise ValueError(f"{view.memory.name} has elements of {view.dtype}, which does not go with {spec!r}")
     dims, steps = dimensions(view.shape, view.steps, along)
-    return copies.EmulatedTensorMap(view.memory, view.address, dims, steps, spec)
+    return emulator.copies.EmulatedTensorMap(view.memory, view.address, dims, steps, spec)
 
 
 class TensorMapType(types.Type):
@@ -126,7 +126,7 @@ def tma_load(map: Any, coordinates: tuple, pointer: Any, position: int, barriers
     The bytes of the whole box are given to barrier ``n`` of ``barriers``; elements out of the tensor are zeros. The first
     coordinate is a multiple of 16 bytes (or the instruction is illegal); coordinates may be negative.
     """
-    copies.load(current(), map, coordinates, place(pointer, position), place(barriers, n), None)
+    emulator.copies.load(current(), map, coordinates, place(pointer, position), place(barriers, n), None)
 
 
 def _type_multicast(context: Any, map: Any, coordinates: Any, pointer: Any, position: Any, barriers: Any, n: Any,
@@ -140,7 +140,7 @@ def _type_multicast(context: Any, map: Any, coordinates: Any, pointer: Any, posi
 def tma_load_multicast(map: Any, coordinates: tuple, pointer: Any, position: int, barriers: Any, n: int,
                        mask: int) -> None:
     """`tma_load` into every block of the cluster whose bit in ``mask`` is set, at the same place and for its own barrier."""
-    copies.load(current(), map, coordinates, place(pointer, position), place(barriers, n), int(mask))
+    emulator.copies.load(current(), map, coordinates, place(pointer, position), place(barriers, n), int(mask))
 
 
 def _type_store(context: Any, map: Any, coordinates: Any, pointer: Any, position: Any) -> Any:
@@ -167,13 +167,13 @@ def tma_store(map: Any, coordinates: tuple, pointer: Any, position: int) -> None
     first. `tma_commit` closes the group that the copy belongs to.
     """
     thread = current()
-    copies.stores(thread).store(thread, map, coordinates, place(pointer, position))
+    emulator.copies.stores(thread).store(thread, map, coordinates, place(pointer, position))
 
 
 @atom(plain("cp.async.bulk.commit_group;"))
 def tma_commit() -> None:
     """Close this thread's group of stores."""
-    copies.stores(current()).commit()
+    emulator.copies.stores(current()).commit()
 
 
 def _wait(suffix: str) -> Any:
@@ -195,14 +195,14 @@ def _wait(suffix: str) -> Any:
 def tma_wait_read(pending: int) -> None:
     """Wait until all but the last ``pending`` (a constant) groups of stores have read their shared memory."""
     thread = current()
-    copies.stores(thread).wait(thread, pending, done=False)
+    emulator.copies.stores(thread).wait(thread, pending, done=False)
 
 
 @atom(_wait(""))
 def tma_wait(pending: int) -> None:
     """Wait until all but the last ``pending`` (a constant) groups of stores are done."""
     thread = current()
-    copies.stores(thread).wait(thread, pending, done=True)
+    emulator.copies.stores(thread).wait(thread, pending, done=True)
 
 
 def _type_prefetch(context: Any, map: Any) -> Any:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmkit.emulator import early
-from gemmkit.emulator.machine import current
+from gemmkit import emulator
+from gemmkit.emulator.sites import current
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.scalars import index
@@ -85,7 +85,7 @@ def fence_async() -> None:
 @atom(plain("griddepcontrol.wait;"))
 def grid_wait() -> None:
     """Wait until the kernels before in the stream have ended, if this one was launched early; nothing otherwise."""
-    early.wait(current())
+    emulator.early.wait(current())
 
 
 @atom(plain("griddepcontrol.launch_dependents;"))

@@ -19,9 +19,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from gemmkit.emulator import in_flight, tensor_cores
-from gemmkit.emulator.machine import current
-from gemmkit.emulator.tensor_cores import WARPGROUP
+from gemmkit import emulator
+from gemmkit.emulator.sites import current
 from gemmkit.lang.atoms import Atom, atom
 from gemmkit.lang.numba_hooks import TypingError, ir, signature, types
 from gemmkit.lang.number_types import numba_type
@@ -218,38 +217,39 @@ def _typer(spec: WgmmaSpec) -> Any:
 def _emulation(spec: WgmmaSpec) -> Any:
     def wgmma(acc: tuple, a: Any, b: int, accumulate: int) -> tuple:
         thread = current()
-        values = in_flight.given(thread, acc, spec.name)
+        values = emulator.in_flight.given(thread, acc, spec.name)
         if spec.a_registers:
-            in_flight.check_fragment(thread, a)
+            emulator.in_flight.check_fragment(thread, a)
         operands = (thread, values, a if spec.a_registers else int(a), int(b), bool(accumulate))
-        return thread.collective(spec.name, operands, multiply, WARPGROUP, sync=False)
+        return thread.collective(spec.name, operands, multiply, emulator.tensor_cores.WARPGROUP, sync=False)
 
     def multiply(operands: list) -> list:
         threads, accs, a, b, accumulate = zip(*operands)
         thread = threads[0]
-        unit = tensor_cores.of(thread)
+        unit = emulator.tensor_cores.of(thread)
         unit.starts_for_all(threads)
-        if spec.a_registers and isinstance(a[0], in_flight.Settled):
+        if spec.a_registers and isinstance(a[0], emulator.in_flight.Settled):
             unit.readings[a[0].registers] = unit.clock
         left = (_from_registers(spec, list(a)) if spec.a_registers
                 else _from_shared(thread, "a", a, 64, spec.a, spec.a_major))
         right = _from_shared(thread, "b", b, spec.N, spec.b, spec.b_major)
         packed = isinstance(accs[0][0], np.uint32)
         old = None
-        if tensor_cores.same(thread, "accumulate", accumulate):
+        if emulator.tensor_cores.same(thread, "accumulate", accumulate):
             old = spec.c.gather([halves(words) for words in accs] if packed else list(accs))
         new = spec.c.scatter(spec.compute(left, right, old))
         if packed:
             new = [tuple(np.array(values, F16).view(np.uint32)) for values in new]
-        return [in_flight.Accumulators(thread, values, unit.clock, spec.name) for thread, values in zip(threads, new)]
+        return [emulator.in_flight.Accumulators(thread, values, unit.clock, spec.name)
+                for thread, values in zip(threads, new)]
 
     return wgmma
 
 
 def _from_shared(thread: Any, name: str, descriptors: tuple, lines: int, dtype: np.dtype, major: str) -> np.ndarray:
     """The operand, lines by K, that the threads' descriptors say."""
-    where = decode(tensor_cores.same(thread, f"the descriptor {name}", descriptors)).addresses(lines, major)
-    chunks = tensor_cores.of(thread).gather(thread, where)
+    where = decode(emulator.tensor_cores.same(thread, f"the descriptor {name}", descriptors)).addresses(lines, major)
+    chunks = emulator.tensor_cores.of(thread).gather(thread, where)
     if major == "K":
         return chunks.reshape(lines, -1).view(dtype)
     return chunks.view(dtype).transpose(0, 2, 1).reshape(lines, -1)
@@ -320,7 +320,7 @@ def settle(fragment: tuple) -> tuple:
     To be called before `wgmma_fence`: where the compiler makes a register between the fence and its wgmma, ptxas puts a
     fence of its own there, and ends the group.
     """
-    return in_flight.settled(current(), pack_words(fragment))
+    return emulator.in_flight.settled(current(), pack_words(fragment))
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------
@@ -328,19 +328,19 @@ def settle(fragment: tuple) -> tuple:
 @atom(plain("wgmma.fence.sync.aligned;", convergent=True))
 def wgmma_fence() -> None:
     """Before the first wgmma, and before any that uses registers which other instructions have written since."""
-    in_flight.fence(current())
+    emulator.in_flight.fence(current())
 
 
 @atom(plain("wgmma.commit_group.sync.aligned;", convergent=True))
 def wgmma_commit() -> None:
     """Close the group of the wgmmas so far."""
     thread = current()
-    in_flight.committed(thread)
-    thread.collective("wgmma.commit_group", thread, _commit, WARPGROUP, sync=False)
+    emulator.in_flight.committed(thread)
+    thread.collective("wgmma.commit_group", thread, _commit, emulator.tensor_cores.WARPGROUP, sync=False)
 
 
 def _commit(threads: list) -> list:
-    tensor_cores.of(threads[0]).commit()
+    emulator.tensor_cores.of(threads[0]).commit()
     return [None] * len(threads)
 
 
@@ -374,4 +374,4 @@ def wgmma_wait(pending: int, accs: tuple) -> tuple:
     ``accs`` is a tuple of accumulators, of which each is a tuple. All whose groups are pending must be in it: what is not
     might be moved to other registers while the hardware still writes to it.
     """
-    return in_flight.wait(current(), pending, accs)
+    return emulator.in_flight.wait(current(), pending, accs)

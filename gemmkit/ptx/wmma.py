@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.emulator.machine import current
-from gemmkit.emulator.mbarriers import fault
+from gemmkit import emulator
+from gemmkit.emulator.sites import current
 from gemmkit.lang.atoms import Atom
 from gemmkit.lang.memory import SharedType, coordinates_of, global_pointer, proxy
 from gemmkit.lang.numba_hooks import ir, signature, types
@@ -205,7 +205,8 @@ def store_global_atom(spec: WmmaSpec, layout: str) -> Atom:
         i, j = (int(x) + int(y) for x, y in zip(base, offset))
         for line, at in ([(view.steps[1 - unit], view.locate((i, j)))] if thread.lane == 0 else []):
             if at % 16 or line % 16:
-                raise fault(thread, f"wmma.store.d at {at:#x}, of lines {line} bytes apart: multiples of 16 are needed")
+                raise emulator.mbarriers.fault(
+                    thread, f"wmma.store.d at {at:#x}, of lines {line} bytes apart: multiples of 16 are needed")
         line, along = divmod(thread.lane * len(mine), spec.extents("c")[unit])
         view.store(unit, (i + line, j + along) if unit else (i + along, j + line), tuple(mine))
 
