@@ -160,7 +160,10 @@ def coordinate_count(ty: types.Type) -> int:
 # -- indexing ---------------------------------------------------------------------------------------------------------
 
 def proxy(context: Any, builder: Any, ty: types.Type, value: Any) -> Any:
-    return cgutils.create_struct_proxy(ty)(context, builder, value=value)
+    """A view's fields, in a slot: as values they change the loops of float64 (tools.sass_gate)."""
+    slot = (cgutils.alloca_once(builder, context.get_value_type(ty), zfill=True) if value is None else
+            cgutils.alloca_once_value(builder, value))
+    return cgutils.create_struct_proxy(ty)(context, builder, ref=slot)
 
 
 @operation(operator.getitem)

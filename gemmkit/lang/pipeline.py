@@ -39,7 +39,7 @@ from numba.cuda.core.typed_passes import NopythonRewrites
 from numba.cuda.core.untyped_passes import InlineClosureLikes
 from numba.cuda.target import CUDATargetContext
 
-from gemmkit.lang.lowering import Lines, Lower, plain_slots
+from gemmkit.lang.lowering import Lines, Lower, in_values
 from gemmkit.lang.shortcuts import install, value_types
 from gemmkit.lang.ways import unify_ways
 
@@ -169,7 +169,7 @@ def analysed_once() -> Iterator[None]:
     """Functions are compiled with few analyses; the caller holds Numba's compiler lock."""
     before, PostProcessor.run = PostProcessor.run, _tidy       # compilations nest
     try:
-        with plain_slots():
+        with in_values():
             yield
     finally:
         PostProcessor.run = before

@@ -91,10 +91,14 @@ _TESTS = {f"__nv_{name}": ctypes.CFUNCTYPE(ctypes.c_int32, kind)(test) for names
 _ready: list[Any] = []
 
 
+def _machine() -> Any:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.Target.from_default_triple().create_target_machine(opt=1, codemodel="large", jit=True)
+
+
 def _engine() -> Any:
     if not _ready:
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
         libm = ctypes.CDLL(util.find_library("m"))
         for name in ("acos acosh asin asinh atan atan2 atanh copysign cos cosh erf erfc exp expm1 fabs floor ceil trunc fmod hypot "
                      "ldexp lgamma llrint tgamma log log10 log1p log2 pow rint sin sinh sqrt tan tanh round").split():
@@ -102,8 +106,7 @@ def _engine() -> Any:
                 llvm.add_symbol(f"__nv_{name}{suffix}", ctypes.cast(getattr(libm, name + suffix), ctypes.c_void_p).value)
         for name, callback in (_HALF | _TESTS).items():
             llvm.add_symbol(name, ctypes.cast(callback, ctypes.c_void_p).value)
-        machine = llvm.Target.from_default_triple().create_target_machine(opt=1, codemodel="large", jit=True)
-        _ready.extend([llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine), libm])
+        _ready.extend([llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine()), libm])
     return _ready[0]
 
 
@@ -131,6 +134,15 @@ def _field(dtype: np.dtype) -> Any:
     return found if found is not None else ctypes.c_uint16    # narrow floats, as their bits
 
 
+def host_function(text: str, name: str, count: int) -> Callable[..., int]:
+    """A function of LLVM's code, of so many integers, as one of Python's."""
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(text), _machine())
+    engine.finalize_object()
+    call = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_int32] * count)(engine.get_function_address(name))
+    call.engine = engine                                      # type: ignore[attr-defined]
+    return call
+
+
 def on_host(function: Callable[..., tuple], types: Sequence[Any], operands: Sequence[np.dtype],
             results: Sequence[np.dtype]) -> Callable[..., list]:
     """The device code of a function that returns a tuple, callable with NumPy scalars of ``operands``; it gives those of
@@ -148,13 +160,13 @@ def on_host(function: Callable[..., tuple], types: Sequence[Any], operands: Sequ
     engine.finalize_object()
     address = engine.get_function_address(compiled.fndesc.llvm_func_name)
     record = type("Results", (ctypes.Structure,), {"_fields_": [(f"r{n}", _field(d)) for n, d in enumerate(results)]})
-    call = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, *[_field(d) for d in operands])(address)
+    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *[_field(d) for d in operands])(address)
 
     def run(*values: Any) -> list:
         out = record()
         given = [int(v) if d == BOOL or (_field(d) is not ctypes.c_uint16 and d.kind in "iu") else
                  float(v) if d.str[1:] in ("f4", "f8") else int(np.asarray(v, d).view(np.uint16)) for v, d in zip(values, operands)]
-        assert call(ctypes.addressof(out), *given) == 0
+        call(ctypes.addressof(out), *given)
         return [_scalar(getattr(out, f"r{n}"), d) for n, d in enumerate(results)]
 
     run.module = module                                       # type: ignore[attr-defined]
