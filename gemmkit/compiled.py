@@ -222,7 +222,11 @@ class Compiled:
     def emulate(self, arrays: tuple[Any, Any, Any, Any], seed: int | None) -> None:
         from gemmkit.emulator.kernels import run
 
-        run(self, *arrays, seed)
+        try:
+            run(self, *arrays, seed)
+        except BaseException:
+            vars(self).pop("spec_on_host", None)              # blocks that were stopped have not set counters back
+            raise
 
     @cached_property
     def spec_on_host(self) -> Spec:

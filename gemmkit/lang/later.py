@@ -258,9 +258,9 @@ def public_names(scope: dict[str, Any], where: Mapping[str, str]) -> tuple[Calla
     too. Editors and type checkers read the same names as imports ``if TYPE_CHECKING``.
 
     >>> import gemmkit as gk
-    >>> gk.layouts.ColMayor
+    >>> gk.layouts.ColMayor                                   # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    AttributeError: module 'gemmkit.layouts' has no attribute 'ColMayor'; the nearest is 'ColMajor'
+    AttributeError: module 'gemmkit.layouts' has no attribute 'ColMayor'; the nearest is 'ColMajor'...
     """
     package = scope["__name__"]
     homes = {name: module for module, names in where.items() for name in names.split()}

@@ -114,7 +114,7 @@ def _fitting(candidates: Sequence[Any], room: Room, unit: int) -> Sequence[Any]:
 def _splits(block: tuple, blocks: int, sizes: tuple[int, int, int], device: DeviceInfo, products: int) -> int:
     """How many blocks share the K of a tile: as many as run side by side, each with enough of K."""
     M, N, K = sizes
-    tiles = math.ceil(max(1, M) / block[0]) * math.ceil(max(1, N) / block[1]) * products
+    tiles = math.ceil(max(1, M) / block[0]) * math.ceil(max(1, N) / block[1]) * max(1, products)
     side_by_side = SIDE_BY_SIDE.get(block, blocks) * device.sm_count
     most = min(shares_of(K, block[2], device), side_by_side // tiles)
     return next(splits for splits in (8, 4, 2, 1) if splits <= max(1, most))

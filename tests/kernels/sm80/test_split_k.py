@@ -273,6 +273,19 @@ def test_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         run_small(9)
 
 
+def test_what_stops_a_launch_is_no_fault_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    conf = mapped(9, warps_per_block=1)
+    a, b = np.ones((16, 300), F16), np.ones((300, 16), F16)
+    with gk.emulate():
+        plan = gk.plan(a, b, None, conf)
+        for _ in range(2):
+            with monkeypatch.context() as patch:
+                patch.setattr(workspace_sums, "await_counter", lambda view, at, n, how: None)
+                with pytest.raises((errors.RaceError, errors.UninitialisedRead)):
+                    plan(a, b)
+            assert (plan(a, b) == 300).all()
+
+
 def test_a_block_that_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     real = workspace_sums.await_counter
     monkeypatch.setattr(workspace_sums, "await_counter", lambda view, at, n, how: real(view, at, n + 1, how))
