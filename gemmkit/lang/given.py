@@ -238,11 +238,19 @@ def _is_scalar(x: Any) -> bool:
     return isinstance(x, float) or (isinstance(x, int) and -2**63 <= x < 2**64)
 
 
+_arrays: set[type] = set()                         # types whose objects all are: components are made anew for a call
+
+
 def _is_array(x: Any) -> bool:
+    if type(x) in _arrays:
+        return True
     from gemmkit.runtime.arrays import ArrayInfo, is_array
     from gemmkit.runtime.recognition import KEYS
 
-    return type(x) in KEYS or type(x) is ArrayInfo or is_array(x)
+    if type(x) in KEYS or type(x) in (ArrayInfo, np.ndarray):
+        _arrays.add(type(x))
+        return True
+    return is_array(x)
 
 
 _NUMBER = "a number that a kernel can take"
