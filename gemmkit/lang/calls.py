@@ -103,10 +103,7 @@ class Calls(CUDACallConv):
         result = builder.load(place)
         if isinstance(resty, types.Optional):                 # Numba puts it together again
             made = self.context.make_helper(builder, resty, value=result)
-            return _status(builder.not_(cgutils.as_bool_bit(builder, made.valid))), made.data
+            is_none = builder.not_(cgutils.as_bool_bit(builder, made.valid))
+            return Status(code=None, is_error=cgutils.false_bit, is_ok=None, is_none=is_none, is_stop_iteration=None,
+                          is_python_exc=None, is_user_exc=None, excinfoptr=None), made.data
         return None, self.context.get_returned_value(builder, resty, result)
-
-
-def _status(is_none: Any) -> Any:
-    return Status(code=None, is_error=cgutils.false_bit, is_ok=None, is_none=is_none, is_stop_iteration=None,
-                  is_python_exc=None, is_user_exc=None, excinfoptr=None)

@@ -1,14 +1,13 @@
 """From typed intermediate code to LLVM's: Numba's lowering, in values in place of slots on the stack.
 
-A kernel is a hundred small functions, and NVVM inlines all of them before it simplifies any. What a function says too much
-is said again in each of its places: of a float32 kernel NVVM met 253,000 lines with 18,700 slots, and took them apart for 5
+A kernel is a hundred small functions, and NVVM inlines all of them before it simplifies any. NVVM meets what a function says
+too much again in each of its places: of a float32 kernel NVVM met 253,000 lines with 18,700 slots, and took them apart for 5
 of a first call's 12 seconds. Now they are 92,000 lines with 4,000 slots, and the machine code is the same (tools.sass_gate).
 
 * A variable that is assigned once, on all ways to what reads it, is a value (Numba: within one block alone).
 * A struct's fields are taken from a value and put into one (Numba: through a slot that is zeroed twice).
-* What is taken from a struct that was put together here is what was put into it; what nothing reads is left out.
-* Of each variable that lives in several blocks Numba reads what its slot held, to drop a reference, before each assignment,
-  and describes it to a debugger.
+* A field of a struct that was put together here is the value that was put in; parts that nothing reads are left out.
+* A slot is not read before each assignment, nor described to a debugger. (Numba does both: it would drop a reference.)
 
 The zeroes where a function begins, and what is done when a slot is gone, stay: without them LLVM makes other code of some
 kernels.

@@ -116,8 +116,7 @@ class Mapping:
                products: int) -> float:
         """The estimated time of a launch; without a ``supply`` the L2 limits nothing."""
         m, n = self.cluster
-        tiles = m * n
-        shares = 1 if isinstance(self.splits, StreamK) else self.splits
+        tiles, shares = self.tiles, self.shares
         clusters, k_tiles = self.clusters(sizes, products), -(-sizes[2] * itemsize // self.depth)
         lines = k_tiles * self.depth / LINE
         within = in_one_cluster(shares, tiles)

@@ -52,7 +52,7 @@ class Consumer(Role):
             return f"before_{self.chain.stop}" if self.before else self.chain.stop
         if x.op == "const":
             return self.least.get(x)
-        if not x.dims and x.op != "const" and self._is_constant(x):
+        if not x.dims and self._is_constant(x):
             if x.op == "scalar":
                 return f"sizes.{x.data}"
             if x not in self.scalars:
@@ -114,7 +114,7 @@ class Consumer(Role):
         """A factor that is 1 in most rounds, and the vote for what is done in the others."""
         reference = self.chain.factors[x]
         rare = self.rare[reference] = self.names_of(reference, "rare")[0]
-        bound = x.args[0].args[0]
+        bound = _bound_of(x)
         least = self.least.get(bound) or scalar_text(bound)
         self.put(f"{self.name(x)} = {self.applied(x)}", f"{rare} = changes({self.name(x.args[0].args[1])}, {least})")
 
@@ -138,7 +138,7 @@ class Consumer(Role):
     def least(self) -> dict[Value, str]:
         """What exponents of factors are compared with, `collectives.DROP`, is a register where a shift may be large: no drop
         is as small as infinity, so the reference is the largest score, and each round asks."""
-        return {f.args[0].args[0]: self.naming.fresh("least") for f in self.shifts.values()}
+        return {_bound_of(f): self.naming.fresh("least") for f in self.shifts.values()}
 
     def begin_least(self) -> None:
         for name in self.least.values():
@@ -184,7 +184,7 @@ class Consumer(Role):
         if rescaled is None or rare is None:
             self.put(*lines, f"if {asked}:", *(f"    {line}" for line in exact))
         else:
-            bound = rescaled.args[0].args[0]
+            bound = _bound_of(rescaled)
             self.put(*lines, f"if {rare}:", f"    {self.least[bound]} = convert(F32, {scalar_text(bound)})",
                      f"    if {asked}:", f"        {self.least[bound]} = convert(F32, math.inf)",
                      *(f"        {line}" for line in exact))
@@ -335,6 +335,11 @@ class Consumer(Role):
             value = store.value
             text = self.applied(value) if value.op in ("const", "scalar", "load") else self.name(value)
             self.put(f"out_{name}.store({text}, {name}, {part}, group)")
+
+
+def _bound_of(factor: Value) -> Value:
+    """What the exponent of a lazy round's factor is compared with (`gemmkit.programs.chains.lazy`)."""
+    return factor.args[0].args[0]
 
 
 def _is_made_of(x: Value, reference: Value) -> bool:

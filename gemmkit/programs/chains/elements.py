@@ -98,11 +98,11 @@ class Element:
             return f"({self._place(x.data)})"
         if x.op == "load":
             return self._load(x)
-        if x.op == "const" and self.known(x) is None:
-            return str(int(x.data)) if whole else scalar_text(x)
         name = None if x is self.root else self.known(x)
         if name is not None:
             return self._outside(x, name)
+        if x.op == "const":
+            return str(int(x.data)) if whole else scalar_text(x)
         return self._operation(x, top)
 
     def _outside(self, x: Value, name: str) -> str:
