@@ -1,24 +1,59 @@
-"""Figures of the source tree that a redesign is judged by: lines, long parameter lists, specs, `choose`, import cycles.
+"""Figures of the source tree that a redesign is judged by: lines, rooms, imports that run upwards, long parameter lists,
+launches, and what a process loads and calls.
 
     python -m tools.house                    of this tree
     python -m tools.house --commit REV       of this tree beside a commit's
+    python -m tools.house --upwards          the imports that run upwards, too
 
-Nothing is imported from what is counted: a commit's files are read from git.
+Files are read, a commit's from git. What an import loads and a first product calls is counted in processes of this tree.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import json
+import os
+import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Libraries below the framework: a compiler, an instruction set, a machine and a driver layer.
 BELOW = ("lang", "device", "ptx", "emulator", "runtime")
 MOST_LINES, MANY_PARAMETERS = 400, 8
+
+#: The rooms of the house, from the top: imports run down. Files lie in the room that names them or their folder.
+ROOMS: dict[str, tuple[str, ...]] = {
+    "torch, cupy, distributed": ("torch/", "cupy/", "distributed/"),
+    "tools": ("cli/", "report/"),
+    "specs": ("specs/",),
+    "tuner": ("tuner/",),
+    "programs": ("programs/",),
+    "functions": ("blas", "matmul_call", "products", "batched", "contraction", "subscripts", "sums", "modes", "grouped_call",
+                  "selection", "attention_call", "mlp_call", "rows", "glu_call", "lstm", "dual"),
+    "plans": ("ahead", "inspection", "planning", "compiled", "launch", "completing", "groups", "row_functions", "row_plans",
+              "attention_plans", "mlp_plans", "attention_operands", "mlp_operands", "problem", "configure", "placement",
+              "stacks", "vectors", "per_product", "wide", "transposed"),
+    "tuning": ("tuning/",),
+    "epilogues": ("epilogues/", "observers"),
+    "kernels": ("kernels/", "config", "config_rules", "block_sparse"),
+    "scores, activations": ("masks", "scores", "activations", "fast"),
+    "operators": ("operators/",),
+    "transforms": ("transforms/",),
+    "layouts": ("layouts/", "matrices", "gather", "joined", "quantisation"),
+    "tiling": ("tiling", "extents", "tile_division"),
+    "ptx": ("ptx/",),
+    "emulator": ("emulator/",),
+    "components": ("components", "component_arrays", "kept"),
+    "runtime": ("runtime/", "drawing"),
+    "shapes": ("shapes", "strides", "swizzles"),
+    "lang": ("lang/",),
+}
 
 Sources = Mapping[str, str]                                # by path, from the root of the repository
 
@@ -58,7 +93,56 @@ def figures(sources: Sources) -> dict[str, int]:
         "calls of choose in kernels": calls.count("choose"),
         "files that import each other": sum(map(len, cycles(imports(trees)))),
         "largest group of them": max(map(len, cycles(imports(trees))), default=0),
+        "imports that run upwards": len(upwards(imports(trees))),
+        "implementations of a launch": sum(map(_binds, trees.values())),
+        "functions that choose a mapping": sum(_choosers(tree) for path, tree in trees.items() if _may_choose(path)),
+        "loops that compile again where code has changed": sum(map(_compiles_again, trees.values())),
+        **{f"lines in the room {room}": sum(n for path, n in lines.items() if room_of(path) == room) for room in ROOMS},
     }
+
+
+def room_of(path: str) -> str | None:
+    """The room of a file; None for what has none: public names."""
+    parts = path.removeprefix("gemmkit/").removesuffix(".py").split("/")
+    return _PLACES.get("/".join(parts)) or _PLACES.get(f"{parts[0]}/")
+
+
+_PLACES = {place: room for room, places in ROOMS.items() for place in places}
+
+
+def upwards(graph: Mapping[str, Collection[str]]) -> list[tuple[str, str]]:
+    """The imports that run from a room to one above it, of files that have rooms."""
+    rank = {room: place for place, room in enumerate(ROOMS)}
+    return [(path, other) for path in sorted(graph) for other in sorted(graph[path])
+            if (room := room_of(path)) and (above := room_of(other)) and rank[room] > rank[above]]
+
+
+def _binds(tree: ast.Module) -> int:
+    """Whether a file has kernels of its own bound: it calls a `Launchable`'s ``bind()``, and no `Launch` does it."""
+    bound = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+             and node.func.attr == "bind" and not node.args and not node.keywords]
+    return int(bool(bound))
+
+
+def _compiles_again(tree: ast.Module) -> int:
+    """Handlers of `CodeChanged`."""
+    return sum(isinstance(node, ast.ExceptHandler) and node.type is not None and "CodeChanged" in ast.unparse(node.type)
+               for node in ast.walk(tree))
+
+
+CHOOSERS = re.compile(r"_?(choice|choose\w*|mapping|mapping_of|dealt|allocate)$")
+
+
+def _may_choose(path: str) -> bool:
+    """Whether functions that are called so choose mappings: in what plans and tunes, in programs and in families of kernels;
+    neither in device code nor in what shows a choice."""
+    return (room_of(path) in ("functions", "plans", "tuning", "tuner", "programs")
+            or (path.startswith("gemmkit/kernels/") and PurePosixPath(path).stem in ("mapping", "family", "select")))
+
+
+def _choosers(tree: ast.Module) -> int:
+    return sum(CHOOSERS.match(node.name) is not None for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
+               and not any(isinstance(one, ast.Name) and one.id.endswith("property") for one in node.decorator_list))
 
 
 def parameters_of(function: ast.FunctionDef) -> list[str]:
@@ -152,21 +236,81 @@ def cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
     return sorted(found)
 
 
+# -- what a process does -------------------------------------------------------------------------------------------------
+
+LOADS = """
+    import json, sys, time
+    import numpy
+    begin = time.process_time()
+    import gemmkit
+    spent = time.process_time() - begin
+    loaded = [name for name in sys.modules if name.partition(".")[0] == "gemmkit"]
+    print(json.dumps({"modules loaded by import gemmkit": len(loaded),
+                      "milliseconds of it, NumPy being there": round(spent * 1e3)}))
+"""
+CALLS = """
+    import importlib, json, sys
+    import gemmkit
+    from bench import stand_ins
+
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
+    files, calls = set(), 0
+
+    def count(frame, event, argument):
+        global calls
+        name = frame.f_code.co_filename
+        if event == "call" and "/gemmkit/" in name:
+            calls += 1
+            files.add(name)
+
+    with stand_ins.gpu(), stand_ins.library("cupy") as make:
+        a, b = make(512, 512), make(512, 512)
+        sys.setprofile(count)
+        gemmkit.matmul(a, b)
+        sys.setprofile(None)
+        loaded = [name for name in sys.modules if name.partition(".")[0] == "gemmkit"]
+    print(json.dumps({"loaded": loaded, "files": len(files), "calls": calls}))
+"""
+
+
+def measured() -> dict[str, int]:
+    """What processes of this tree load and call, where there is no GPU: stand-ins take its place.
+
+    Calls are counted with all modules loaded that they need: else the making of classes is among them."""
+    first = _run(CALLS)
+    again = _run(CALLS, *first["loaded"])
+    return {**_run(LOADS), "modules loaded by a first f16 matmul": len(first["loaded"]),
+            "files that it passes through": again["files"], "calls into gemmkit that it makes": again["calls"]}
+
+
+def _run(program: str, *arguments: str) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program), *arguments], cwd=ROOT, check=True, text=True,
+                          stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
 # -- the command ------------------------------------------------------------------------------------------------------
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("house", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--commit", help="show this commit's figures beside")
     parser.add_argument("--cycles", action="store_true", help="list the files that import each other")
+    parser.add_argument("--upwards", action="store_true", help="list the imports that run upwards")
     parser.add_argument("--parameters", action="store_true", help="list the functions in kernels that have many parameters")
     given = parser.parse_args(arguments)
     now = of_tree()
     columns = [figures(sources) for sources in (*([of_commit(given.commit)] if given.commit else ()), now)]
+    columns[-1] |= measured()
     for name in columns[-1]:
-        print(f"{name:58s}" + "".join(f"{column[name]:10,}" for column in columns))
+        print(f"{name:58s}" + "".join(f"{column[name]:10,}" if name in column else f"{'-':>10s}" for column in columns))
     if given.cycles:
         for group in cycles(imports({path: ast.parse(text) for path, text in now.items()})):
             print(" <-> ".join(group))
+    if given.upwards:
+        for path, other in upwards(imports({path: ast.parse(text) for path, text in now.items()})):
+            print(f"{path} ({room_of(path)}) imports {other} ({room_of(other)})")
     if given.parameters:
         print(*long_lists(now), sep="\n")
     return 0

@@ -171,6 +171,22 @@ def test_imports_run_down_the_picture() -> None:
     assert checked > 500
 
 
+#: How many imports run from a room of `tools.house` to one above it. This number only falls.
+UPWARDS = 33
+
+
+def test_no_more_imports_run_upwards() -> None:
+    """Which they are: `python -m tools.house --upwards`."""
+    import ast
+
+    from tools import house
+
+    graph = house.imports({path: ast.parse(text) for path, text in house.of_tree().items()})
+    assert {path for path in graph if house.room_of(path) is None} == {"gemmkit/__init__.py", "gemmkit/__main__.py"}
+    found = house.upwards(graph)
+    assert len(found) == UPWARDS, "\n".join(f"{path} imports {other}" for path, other in found)
+
+
 def test_no_files_import_each_other() -> None:
     """A circle of imports is one room with several doors: what its files share belongs into a file below them."""
     import ast
