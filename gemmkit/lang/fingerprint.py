@@ -3,7 +3,8 @@
 The text is the key of compiled kernels, in the process and on disk, so it has to cover all that compiling looks at: code,
 defaults, captured variables, the globals and the attributes of modules and classes that the code names, and the same of
 every helper. A `Reader` collects in one walk the text and the facts that it rests on (:mod:`gemmkit.lang.guards`): what is
-in the key is what is guarded.
+in the key is what is guarded. gemmkit's own functions and classes are their names, because a kernel's key holds a digest of
+gemmkit's source (:mod:`gemmkit.lang.package_state`).
 
 A value that can change in place (a list, an array, an object with state) has no text that stays true. It is noted by name
 (`Reading.mutable`), and refused where device code uses it, not before: a component may have fields for the host alone.
@@ -17,7 +18,7 @@ import hashlib
 import re
 import sys
 from collections.abc import Callable, Collection
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType, NoneType
 from typing import Any, NamedTuple, cast
 
@@ -25,11 +26,11 @@ import numpy as np
 
 from gemmkit.lang import guards
 from gemmkit.lang.atoms import Atom
-from gemmkit.lang.guards import NOTHING, Fact, Guards
+from gemmkit.lang.guards import NOTHING, Fact, Guards, function_of
 from gemmkit.lang.later import made_later
-from gemmkit.lang.package_state import of_packages
+from gemmkit.lang.package_state import look_anew, mark, of_packages
 from gemmkit.lang.records import record_text
-from gemmkit.lang.references import attributes, globals_of, imports_of, is_fixed, is_gemmkit, is_host, names_of, of_process
+from gemmkit.lang.references import attributes, globals_of, imports_of, is_fixed, is_gemmkit, names_of, of_process
 
 
 class Reading(NamedTuple):
@@ -47,6 +48,20 @@ def digest(text: str) -> str:
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
+
+def shipped_name(thing: FunctionType | type) -> str | None:
+    """The name that stands for a function or a class of gemmkit's. None for others', and for what is not found under its
+    name: a lambda, or a function that another one made."""
+    if not is_gemmkit(thing):
+        return None
+    found: Any = sys.modules.get(thing.__module__)
+    for name in thing.__qualname__.split("."):
+        found = getattr(found, "__dict__", {}).get(name)
+    found = function_of(found) or found
+    if found is not thing and getattr(found, "__wrapped__", None) is not thing:
+        return None
+    return f"{thing.__module__}.{thing.__qualname__}{mark()}"
+
 
 @lru_cache(maxsize=8192)
 def code_text(code: CodeType) -> str:
@@ -103,8 +118,9 @@ class Reader:
     def function(self, function: FunctionType, runtime: Collection[str] = ()) -> str:
         """A function with all that it refers to. Of the names in ``runtime`` the values do not matter: they become arguments
         (:mod:`gemmkit.lang.closures`)."""
-        if is_host(function):
-            return f"host:{function.__module__}.{function.__qualname__}"
+        name = shipped_name(function)
+        if name is not None:
+            return name
         if function in self._open:
             self.is_cyclic = True
             return f"recursive:{function.__qualname__}"
@@ -135,9 +151,11 @@ class Reader:
         inner._open = list(self._open)
         facts = of_packages if is_fixed(function) else inner._user
         parts = [code_text(code)]
+        if is_gemmkit(function):                               # the digest of gemmkit's source says what its globals are
+            return digest(f"{scope.get('__name__')}.{parts[0]}{mark()}")
         for name in sorted(globals_of(code)):
             parts.append(name if name in runtime else inner._global(function, name, names_of(code), facts))
-        if is_fixed(function):                                 # gemmkit's own tables stay what they are
+        if is_fixed(function):                                 # a package's own tables stay what they are
             inner._mutable.clear()
             inner._of_process.clear()
         else:
@@ -155,8 +173,6 @@ class Reader:
         if made_later(scope, name):                            # by gemmkit and Numba, whose sources are in the key
             return name
         facts.append(guards.item(scope, name))
-        if isinstance(scope.get(name), _GROWING) and is_gemmkit(function):
-            return f"{name}:{type(scope[name]).__name__}"      # what a process remembers: what fills it is in the key
         if name in scope:
             return f"{name}={self._looked_up(name, scope[name], names)}"
         built_in = cast(Any, function).__builtins__            # which typeshed does not know
@@ -204,6 +220,10 @@ class Reader:
         parts = [f"{cls.__module__}.{cls.__qualname__}"]
         for each in cls.__mro__[:-1]:
             if each is base:
+                continue
+            name = shipped_name(each)
+            if name is not None:
+                parts.append(name)
                 continue
             facts = of_packages if is_fixed(each) else self._user
             facts += guards.class_facts(each, is_fixed(each))
@@ -334,17 +354,6 @@ def is_slot(value: Any) -> bool:
     return type(value).__name__ in ("member_descriptor", "getset_descriptor", "wrapper_descriptor", "method_descriptor")
 
 
-def function_of(value: Any) -> FunctionType | None:
-    """The function in an entry of a class: a method, a static method or a property's getter."""
-    if isinstance(value, (staticmethod, classmethod)):
-        value = value.__func__
-    elif isinstance(value, cached_property):
-        value = value.func
-    elif isinstance(value, property):
-        value = value.fget
-    return value if isinstance(value, FunctionType) else None
-
-
 # -- what was read before ---------------------------------------------------------------------------------------------
 
 class _Memory(dict):
@@ -409,7 +418,8 @@ def function_text(function: Any) -> str:
 
 def forget_readings() -> None:
     """Read everything anew, and compile anew what was compiled: some code changed that is not the user's."""
-    for memory in (_readings, _outsides, of_packages):
+    look_anew()
+    for memory in (_readings, _outsides):
         memory.clear()
     for forget in _forgetting:
         forget()
@@ -422,6 +432,6 @@ def when_forgetting(forget: Callable[[], None]) -> Callable[[], None]:
 
 
 __all__ = [
-    "Reader", "Reading", "code_text", "digest", "forget_readings", "function_of", "function_text", "is_slot", "read",
-    "read_class", "read_closure", "read_value", "when_forgetting",
+    "Reader", "Reading", "code_text", "digest", "forget_readings", "function_text", "is_slot", "read", "read_class",
+    "read_closure", "read_value", "shipped_name", "when_forgetting",
 ]

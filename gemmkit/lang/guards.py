@@ -10,6 +10,7 @@ for its graphs, under the same name.)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from types import CellType, FunctionType
 from typing import Any, NamedTuple, cast
 
@@ -49,6 +50,17 @@ def contents(of: CellType) -> Any:
         return MISSING
 
 
+def function_of(value: Any) -> FunctionType | None:
+    """The function in an entry of a class: a method, a static method or a property's getter."""
+    if isinstance(value, (staticmethod, classmethod)):
+        value = value.__func__
+    elif isinstance(value, cached_property):
+        value = value.func
+    elif isinstance(value, property):
+        value = value.fget
+    return value if isinstance(value, FunctionType) else None
+
+
 def code(function: FunctionType) -> list[Fact]:
     """That a function has the code and the defaults that it has."""
     names = ["__code__", "__defaults__"] + ["__kwdefaults__"] * (function.__code__.co_kwonlyargcount > 0)
@@ -61,13 +73,13 @@ def code(function: FunctionType) -> list[Fact]:
 
 class_version = [0]                      # counts every attribute set on any class of components (`ComponentClass`)
 
-_UNSEEN = ("__abstractmethods__", "_abc_impl", "__slotnames__", "__doc__", "__annotations__", "__weakref__", "__dict__",
+UNSEEN = ("__abstractmethods__", "_abc_impl", "__slotnames__", "__doc__", "__annotations__", "__weakref__", "__dict__",
            "__module__", "__firstlineno__", "__static_attributes__")
 
 
 def members(of: type) -> dict[str, Any]:
     """What a class itself defines."""
-    return {name: value for name, value in vars(of).items() if name not in _UNSEEN}
+    return {name: value for name, value in vars(of).items() if name not in UNSEEN}
 
 
 def class_facts(of: type, is_fixed: bool = False) -> list[Fact]:
@@ -172,5 +184,5 @@ def _true() -> bool:
 
 NOTHING = Guards(())
 
-__all__ = ["MISSING", "NOTHING", "Fact", "Guards", "cell", "class_facts", "class_version", "code", "contents", "holds",
-           "item", "members"]
+__all__ = ["MISSING", "NOTHING", "UNSEEN", "Fact", "Guards", "cell", "class_facts", "class_version", "code", "contents",
+           "function_of", "holds", "item", "members"]

@@ -19,8 +19,7 @@ import operator
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from functools import lru_cache
-from types import FunctionType, ModuleType, prepare_class
+from types import ModuleType, prepare_class
 from typing import Any, ClassVar
 
 from gemmkit.lang.garbage import without_collections
@@ -182,35 +181,13 @@ def _put_the_rest() -> None:
     still = _half_imported()
     for module in [module for module in _State.unfinished if module not in still]:
         scope = vars(module)
-        scope.update({name: _real(value) for name, value in scope.items() if name != "__builtins__" and _has_later(value)})
+        scope.update({name: _real(value) for name, value in scope.items() if name != "__builtins__" and has_later(value)})
         _State.unfinished.remove(module)
 
 
 def made_later(scope: dict[str, Any], name: str) -> bool:
-    """Whether a name of a module is one that Numba makes: a stand-in, or, of gemmkit's own, what stands for one now."""
-    value = scope.get(name)
-    if _is_ours(scope.get("__name__", "")):                   # whether its module was imported before Numba or after it
-        return _has_later(value) or _is_made_with_numba(value)
-    return not _State.loaded and _has_later(value)
-
-
-def _is_made_with_numba(value: Any) -> bool:
-    if type(value) is dict:
-        return any(map(_is_made_with_numba, value)) or any(map(_is_made_with_numba, value.values()))
-    if type(value) in (tuple, list):
-        return any(map(_is_made_with_numba, value))
-    if isinstance(value, (ModuleType, FunctionType)):
-        return _is_numbas(value.__name__ if isinstance(value, ModuleType) else value.__module__)
-    return _inherits_from_numba(value if isinstance(value, type) else type(value))
-
-
-@lru_cache(maxsize=4096)
-def _inherits_from_numba(cls: type) -> bool:
-    return any(_is_numbas(base.__module__) for base in cls.__mro__)
-
-
-def _is_numbas(module: str | None) -> bool:
-    return (module or "").partition(".")[0] in ("numba", "numba_cuda", "llvmlite")
+    """Whether a name of a module is one that Numba makes, and has not made yet."""
+    return not _State.loaded and has_later(scope.get(name))
 
 
 def _is_ours(module: str) -> bool:
@@ -231,13 +208,13 @@ def _containers() -> list[tuple[dict[str, Any], str, Any]]:
     """The package's tuples, lists and dicts that have stand-ins in them."""
     scopes = [vars(module) for name, module in list(sys.modules.items()) if _is_ours(name)]
     return [(scope, name, value) for scope in scopes for name, value in list(scope.items())
-            if type(value) in (tuple, list, dict) and name != "__builtins__" and _has_later(value)]
+            if type(value) in (tuple, list, dict) and name != "__builtins__" and has_later(value)]
 
 
-def _has_later(value: Any) -> bool:
+def has_later(value: Any) -> bool:
     if type(value) is dict:
-        return any(map(_has_later, value)) or any(map(_has_later, value.values()))
-    return type(value) is Later or (type(value) in (tuple, list) and any(map(_has_later, value)))
+        return any(map(has_later, value)) or any(map(has_later, value.values()))
+    return type(value) is Later or (type(value) in (tuple, list) and any(map(has_later, value)))
 
 
 def _real(value: Any) -> Any:

@@ -6,7 +6,8 @@ import inspect
 from functools import cached_property
 from typing import Any
 
-from gemmkit.lang.fingerprint import Reading, function_of, is_slot, read, read_value
+from gemmkit.lang.fingerprint import Reading, is_slot, read, read_value
+from gemmkit.lang.guards import function_of
 from gemmkit.lang.references import is_fixed, names_of
 
 

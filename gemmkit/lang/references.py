@@ -126,15 +126,23 @@ def is_library(thing: Any) -> bool:
     return owner_of(thing) in (Owner.GEMMKIT, Owner.PACKAGE)
 
 
+_HOST = ("runtime", "emulator", "cli", "tuning")
+
+
 @lru_cache(maxsize=1)
 def _host_folders() -> tuple[str, ...]:
-    return tuple(os.path.join(path, name, "") for path in _locations("gemmkit")
-                 for name in ("runtime", "emulator", "cli", "tuning"))
+    return tuple(os.path.join(path, name, "") for path in _locations("gemmkit") for name in _HOST)
 
 
 def is_host(function: FunctionType) -> bool:
     """Whether a function is gemmkit's own and never device code: the driver's, the emulator's, the tuner's."""
     return function.__code__.co_filename.startswith(_host_folders())
+
+
+def is_device(module: str) -> bool:
+    """Whether a module of this name is gemmkit's and may hold device code."""
+    package, _, rest = module.partition(".")
+    return package == "gemmkit" and rest.partition(".")[0] not in _HOST
 
 
 def attributes(holder: ModuleType | type, names: Collection[str]) -> Iterator[tuple[Mapping[str, Any], str]]:
@@ -181,5 +189,5 @@ def imports_of(code: CodeType) -> frozenset[str]:
     return frozenset(own).union(*(imports_of(c) for c in code.co_consts if isinstance(c, CodeType)))
 
 
-__all__ = ["Owner", "attributes", "globals_of", "imports_of", "is_fixed", "is_gemmkit", "is_host", "is_library",
+__all__ = ["Owner", "attributes", "globals_of", "imports_of", "is_device", "is_fixed", "is_gemmkit", "is_host", "is_library",
            "names_of", "of_process", "owner_of"]

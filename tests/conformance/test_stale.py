@@ -17,6 +17,7 @@ import pytest
 import gemmkit as gk
 from gemmkit import activations, epilogues, layouts, operators, transforms
 from gemmkit.components import Component, freeze
+from gemmkit.lang import package_state
 from gemmkit.lang.fingerprint import forget_readings
 from gemmkit.runtime import compile as compiling
 from gemmkit.runtime.compile import bytes_digest
@@ -213,6 +214,72 @@ def test_a_patched_function_of_gemmkits_is_not_kept_under_the_unpatched_key(monk
             continue
 
 
+def _with_another_code(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(activations.relu, "__code__", activations.gelu.__code__)
+
+
+def _with_another_default(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(activations.relu, "__defaults__", (1,))
+
+
+def _with_another_name(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(activations, "relu", activations.gelu)
+
+
+def _with_another_method(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(epilogues.Default, "__call__", lambda *_: None)
+
+
+def _with_another_attribute(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(epilogues.Default, "unheard_of", 1, raising=False)
+
+
+def _with_a_hidden_built_in(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(activations, "max", min, raising=False)
+
+
+_REPLACED = [_with_another_code, _with_another_default, _with_another_name, _with_another_method, _with_another_attribute,
+             _with_a_hidden_built_in]
+
+
+@pytest.mark.parametrize("replace", _REPLACED)
+def test_whatever_of_gemmkit_is_replaced_has_a_key_of_its_own(replace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts and keys hold gemmkit's code by name and by the digest of its source: none is that of the unreplaced code."""
+    def texts() -> list[str]:
+        return [freeze(epilogues.Default()).fingerprint, freeze(transforms.Elementwise(activations.silu)).fingerprint,
+                package_state.package_digest()]
+
+    if not package_state.packages_stand():
+        forget_readings()
+    before = texts()
+    with monkeypatch.context() as patch:
+        replace(patch)
+        assert not package_state.packages_stand()
+        forget_readings()
+        assert package_state.packages_stand() and not set(texts()) & set(before)
+    assert not package_state.packages_stand()
+    forget_readings()
+    assert package_state.packages_stand() and texts() == before
+
+
+def test_what_was_replaced_before_the_first_kernel_is_seen() -> None:
+    """A cubin under the unreplaced code's key would be what other processes find on disk."""
+    program = """
+        import gemmkit as gk
+        from gemmkit.kernels.simt import kernel
+        from gemmkit.lang import package_state
+
+        before = package_state.packages_stand(), package_state.package_digest()
+        kernel.registers = range
+        from gemmkit.lang.fingerprint import forget_readings
+        seen = package_state.packages_stand()
+        forget_readings()
+        print(before[0], seen, package_state.package_digest() == before[1])
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "False", "False"], done.stderr[-2000:]
+
+
 def test_what_gemmkit_remembers_is_in_no_key() -> None:
     """The divisions of tiles that a process has asked for stood in the text of every kernel that may ask for one, so that
     another process compiled it again (seen at 224fc6a: what was emulated before decided on the key)."""
@@ -258,8 +325,6 @@ def test_all_compilers_are_in_the_key() -> None:
 
 
 def test_a_newer_source_on_disk_than_was_imported_is_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gemmkit.lang import package_state
-
     before = package_state.package_digest()
     with monkeypatch.context() as patch:
         patch.setattr(package_state, "_imported", (("edited.py", 1, 2),))
