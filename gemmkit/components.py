@@ -128,10 +128,13 @@ def without_arrays(component: Any) -> Any:
 
 
 def with_fields(component: Any, changed: dict[str, Any]) -> Any:
-    """The component with other values in some fields, which nothing checks: itself if there are none."""
+    """The component with other values in some fields, which nothing checks, and without what its cached properties remember:
+    itself if there are none."""
     if not changed:
         return component
     out = copy.copy(component)
+    for name in remembered(component):
+        del vars(out)[name]
     for field, value in changed.items():
         object.__setattr__(out, field, value)
     return out

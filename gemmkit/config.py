@@ -8,6 +8,7 @@ to rounding. `gemmkit.configure.get_config` fills in what is not given; what is 
 from __future__ import annotations
 
 import dataclasses
+from functools import cached_property
 from typing import Any
 
 from gemmkit.components import Component
@@ -199,13 +200,25 @@ class Config(Problem, Mapping):
         tiles = {"a": block.MK, "b": block.KN, "c": block.MN, "out": block.MN}
         extents = {name: (rows, operands[name][0].finished_columns(columns)) for name in operands if arrays is not None
                    for rows, columns in (arrays.extents(name),)}
-        a, b, c, d = (Operand(*fields, name in extents and is_whole(extents[name], fields[-1]), tiles[name], warps,
-                              observer=self.observe_a if name == "a" else None)
-                      for name, fields in operands.items())
+        whole = tuple(name in extents and is_whole(extents[name], fields[-1]) for name, fields in operands.items())
+        known = self._by_class.get(whole)
+        if known is not None and arrays is not None and self.family.is_specialised(known, self, arrays):
+            return known
+        a, b, c, d = (Operand(*fields, is_whole, tiles[name], warps, observer=self.observe_a if name == "a" else None)
+                      for is_whole, (name, fields) in zip(whole, operands.items()))
         spec = self.family.specialise(self, (a, b, c, d), arrays)
-        if arrays is None or arrays.products is None:
+        if arrays is None:
+            return spec
+        if self.family.is_specialised(spec, self, arrays):
+            self._by_class[whole] = spec
+        if arrays.products is None:
             return spec
         return dataclasses.replace(spec, scheduler=Batched.of(spec.scheduler, arrays))      # type: ignore[arg-type]
+
+    @cached_property
+    def _by_class(self) -> dict[tuple[bool, ...], Spec]:
+        """A specialisation for each class of problems (by which operands are whole) that others of the class may have."""
+        return {}
 
     def check_device(self, device: DeviceInfo, needed: int | None = None) -> None:
         """Raise ConfigError when the kernel does not fit the device. ``needed`` bytes of shared memory are the most that any

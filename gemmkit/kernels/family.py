@@ -40,6 +40,11 @@ class KernelFamily(ABC):
                    arrays: Arrays | None) -> Spec:
         """What the kernel is specialised by for a class of problems; see `Config.spec`."""
 
+    def is_specialised(self, spec: Any, config: Config, arrays: Arrays) -> bool:
+        """Whether ``spec``, made for these arrays or for others whose operands were whole where these are, is what
+        `specialise` makes for all such arrays of which this is true. False where that is not known."""
+        return False
+
     def maps(self, spec: Any, arrays: Arrays) -> tuple[Any, ...]:
         """The tensor maps of a problem, None for operands that TMA does not move."""
         return ()

@@ -14,10 +14,12 @@ import gemmkit as gk
 from gemmkit import epilogues, layouts, operators, transforms
 from gemmkit.components import freeze
 from gemmkit.config import TRANSFORMS, Config
+from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.rasterisation import Columns, Grouped
 from gemmkit.kernels.spec import Condition
 from gemmkit.layouts import ColMajor, Padded, RowMajor, Zero
 from gemmkit.operators import FPUOp, MMAOp, WMMAOp
+from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
 from gemmkit.tuning.operators import operator_for
@@ -259,3 +261,33 @@ def test_repr_names_fields_in_one_order() -> None:
     names = re.findall(r"^    (\w+)=", repr(config), re.M)
     assert names[:6] == ["global_a_layout", "global_b_layout", "global_c_layout", "global_d_layout", "operator", "block_shape"]
     assert names[-1] == "epilogue"
+
+
+@pytest.mark.parametrize("fields", [
+    dict(), dict(splits=2), dict(splits=8), dict(stages=3), dict(global_b_layout=ColMajor("float16")),
+    dict(global_a_layout=ColMajor("float16"), global_d_layout=RowMajor("float32")),
+    dict(operator=operators.WGMMAOp(128, dtype="float32"), global_a_layout=RowMajor("float32"), global_b_layout=ColMajor("float32")),
+    dict(operator=operators.WGMMAOp(64, dtype="int8"), global_a_layout=RowMajor("int8"), global_b_layout=ColMajor("int8")),
+    dict(global_c_layout=RowMajor("float16")), dict(epilogue=epilogues.ReLU()), dict(splits=gk.StreamK())],
+    ids=lambda fields: ",".join(fields) or "plain")
+def test_a_specialisation_of_another_problem_is_taken_where_it_is_the_same(fields: dict[str, Any]) -> None:
+    """Drawn arrays, of which many have the class of others: each gets what a fresh configuration makes for it."""
+    conf = gk.get_config(**{**dict(operator=operators.WGMMAOp(), global_a_layout=RowMajor("float16"), device=H100), **fields})
+    rng = np.random.default_rng(42)
+    found = []
+    for _ in range(60):
+        M, N, K = (int(rng.integers(1, 40)) * int(rng.choice([1, 8, 8, 64, 64, 64])) for _ in range(3))
+
+        def drawn(layout: Any, rows: int, columns: int) -> ArrayInfo:
+            pad, shift = int(rng.choice([0, 0, 0, 1, 16])), int(rng.choice([0] * 9 + [2, 8]))
+            strides = (columns + pad, 1) if layout.axis == 1 else (1, rows + pad)
+            return ArrayInfo(4096 + shift * layout.dtype.itemsize, (rows, columns), strides, layout.dtype, 0, False, "cupy")
+
+        c = drawn(conf.global_c_layout, M, N) if conf.has_c else None
+        arrays = Arrays(drawn(conf.global_a_layout, M, K), drawn(conf.global_b_layout, K, N),
+                        drawn(conf.global_d_layout, M, N), M, N, K, c, None, H100)
+        fresh = dataclasses.replace(conf).spec(arrays)
+        found.append(conf.spec(arrays))
+        assert found[-1] == fresh and freeze(found[-1]).fingerprint == freeze(fresh).fingerprint
+    shares = len(set(map(id, found))) < 60
+    assert shares or not (set(fields) <= {"operator", "stages", *(f"global_{name}_layout" for name in "abd")})
