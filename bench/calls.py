@@ -72,10 +72,9 @@ def plan_rows(make: Callable[..., Any]) -> Iterator[tuple[str, float]]:
     a, b, d = (make(SIZE, SIZE) for _ in range(3))
     run = gemmkit.plan(a, b)
     match_a, match_b, _, match_out = run._match
-    launches, find_stream = run._launches, run._find_stream
-    assert launches is not None and find_stream is not None
-    start = launches.planned
-    addresses = tuple(describe(x).pointer if x is not None else 0 for x in (a, b, None, d))
+    start, find_stream = run.start(), run._find_stream
+    assert find_stream is not None
+    addresses = tuple(describe(x).pointer if x is not None else 0 for x in (d, a, b, None))
     total = microseconds(lambda: run(a, b, out=d))
     parts = {
         "three arrays recognised": microseconds(lambda: (match_a(a), match_b(b), match_out(d))),
@@ -105,11 +104,10 @@ def matmul_rows(make: Callable[..., Any]) -> Iterator[tuple[str, float]]:
     for _ in range(2):
         gemmkit.matmul(a, b)
     ((made, *_),) = _plans.values()
-    keyed, allocate, launches, find_stream = KEYS[type(a)], made._allocate, made._launches, made._find_stream
-    assert launches is not None and find_stream is not None
-    start = launches.planned
+    keyed, allocate, start, find_stream = KEYS[type(a)], made._allocate, made.start(), made._find_stream
+    assert find_stream is not None
     d, at_d = allocate()
-    addresses = keyed(a)[0], keyed(b)[0], 0, at_d
+    addresses = at_d, keyed(a)[0], keyed(b)[0], 0
     dtype = d.dtype
     library = microseconds(lambda: type(d)((SIZE, SIZE), dtype))
     total = microseconds(lambda: gemmkit.matmul(a, b)) - library
@@ -149,16 +147,16 @@ def program_rows() -> Iterator[str]:
 
 
 def main() -> int:
-    from gemmkit.products import forget_plans
+    from gemmkit.launch import forget
 
     for name in stand_ins.LIBRARIES:
         with stand_ins.gpu(), stand_ins.library(name) as make:
-            forget_plans()
+            forget()
             print(f"arrays like those of {name}; host time of gemmkit's own part, in microseconds")
             for row, us in (*plan_rows(make), *matmul_rows(make)):
                 is_whole = row.startswith(("plan", "matmul"))
                 print(f"{'' if is_whole else '    of that, '}{row:{44 if is_whole else 32}} {us:6.2f}")
-            forget_plans()
+            forget()
             print()
     with device.assumed(device.H100):
         print("programs, of an H100", *program_rows(), sep="\n")

@@ -155,12 +155,26 @@ LIBRARIES: dict[str, tuple[Callable[[], ModuleType], Callable[..., Any]]] = {
 
 
 @contextmanager
+def _installed(name: str, module: ModuleType) -> Iterator[None]:
+    """(`mock.patch.dict` of all modules would drop those of gemmkit that are loaded within, and load them again.)"""
+    there = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        yield
+    finally:
+        if there is None:
+            del sys.modules[name]
+        else:
+            sys.modules[name] = there
+
+
+@contextmanager
 def library(name: str) -> Iterator[Callable[..., Any]]:
     """Within it the library is there, and what this gives makes an array of a shape."""
     module, make = LIBRARIES[name]
     asked = arrays._from_torch, arrays._to_torch, arrays._any_library
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.dict(sys.modules, {name: module()}))
+        stack.enter_context(_installed(name, module()))
         for known in (arrays._READERS, KEYS):
             stack.enter_context(mock.patch.dict(known, clear=True))
         for remembered in asked:

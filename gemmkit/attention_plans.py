@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from gemmkit.kernels.attention.work import LOG2E, Sizes
 from gemmkit.kernels.sm90.maps import Map
 from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.lang.references import is_gemmkit
-from gemmkit.launch import Call, Calls, Launch, Put, Table, launch_of
+from gemmkit.launch import Current, KnownCall, Launch, Put, Table, cache, launch_of
 from gemmkit.masks import Everything, Mask, check_ranges
 from gemmkit.problem import FLOAT32_MAX
 from gemmkit.runtime import workspace
@@ -47,15 +47,16 @@ LARGEST = FLOAT32_MAX / LOG2E          # as a scale
 
 
 class Quick(NamedTuple):
-    """What is quickly seen of a call: what it is known by (None: it has to be described), what it brings, and an array like
-    its result."""
+    """What is quickly seen of a call: what it is known by (None: it has to be described), the address of out (0: a new one),
+    what else it brings, and an array like its result."""
 
     key: Any
+    at_out: int
     brought: tuple[Any, ...]
     like: Any = None
 
 
-UNKNOWN = Quick(None, ())
+UNKNOWN = Quick(None, 0, ())
 
 
 class AttentionCall(NamedTuple):
@@ -117,18 +118,27 @@ class AttentionLaunch:
             maps.append(freeze(Nothing()))
         self.arguments = [freeze(self.spec), freeze(self.sizes), freeze_array(table, 1, 4, readonly=True), *views, *maps]
         self.launchable = Launchable(attention if by_tma else attention_by_warps, self.arguments, self.spec.threads,
-                                     self.blocks, device, operands.q.device, self.spec.shared_bytes, dependent=by_tma)
+                                     self.blocks, device, operands.q.device, self.spec.shared_bytes, dependent=by_tma,
+                                     registers=self.spec.warpgroups.warp_registers)
 
     # -- without a GPU (`gemmkit.emulator.mode`) -----------------------------------------------------------------------
 
     def filled(self, arrays: dict[str, Any]) -> list[Any]:
         return [arrays[name] for name in ("out", "lse") if arrays[name] is not None]
 
-    def emulate(self, arrays: dict[str, Any], seed: int | None) -> None:
-        from gemmkit.emulator.kernels import run_attention
-
+    def emulated(self, arrays: dict[str, Any], arena: Any) -> Iterator[tuple[Launchable, tuple[Any, ...]]]:
+        """Of q, k, v, out, and lse or None."""
         self.check_mask()
-        run_attention(self, arrays, seed)
+        views: dict[str, Any] = {}
+        for name, info in self.infos.items():              # the results first: they say what has been written
+            if info is not None:
+                how = dict(written=False) if name in ("out", "lse") else dict(readonly=True)
+                views[name] = arena.view_of(info, arrays[name], name, **how)
+        order = arena.view(self.order, "order", 1, 4, readonly=True)
+        maps: list[Any] = [arena.map(one, views[name]) for (name, _), one in zip(self.maps, self.tensor_maps)]
+        maps += [None] * (len(self.spec.map_specs) - len(maps))
+        given = [name and views[name] for name in self.views]
+        yield self.launchable, (arena.component(self.spec), self.sizes, order, *given, *maps)
 
     def check_mask(self) -> None:
         """Ask a mask of the user's about every query and key (`gemmkit.masks.check_ranges`)."""
@@ -214,18 +224,18 @@ def _lengths(mask: Mask, spec: HeadSpec, queries: int, keys: int) -> list[float]
 
 # -- on a GPU -------------------------------------------------------------------------------------------------------------
 
-ARRAYS = "q", "k", "v", "out", "lse"   # what a call brings, in this order; then the scale, times 1 and log2(e)
+ARRAYS = "out", "q", "k", "v", "lse"   # what a call brings, in this order; then the scale, times 1 and log2(e)
 
 
 def _launch(stream: int, call: AttentionCall, quick: Quick) -> None:
     held = kept.given_by(call.mask, call.score)
     of_mask = held.frozen[0]
-    given = call.operands.q, call.operands.k, call.operands.v, call.out, call.lse
+    given = call.out, call.operands.q, call.operands.k, call.operands.v, call.lse
     pointers = [0 if info is None else info.pointer for info in given]
     if not call.operands.keys:
-        pointers[1:3] = pointers[0], pointers[0]
+        pointers[2:4] = pointers[1], pointers[1]
 
-    def made(current: Callable[[Any], Any]) -> Launch:
+    def made(current: Current) -> Launch:
         launch = AttentionLaunch(call._replace(mask=current(call.mask), score=current(call.score)))
         slots = [launch.launchable.slot(n) for n in range(len(launch.arguments))]
         assert slots[1] is not None and slots[2] is not None
@@ -239,17 +249,14 @@ def _launch(stream: int, call: AttentionCall, quick: Quick) -> None:
 
     key = (attention, tuple(info and (*info[1:6], info.pointer % 16) for info in given), call.sequences, call.scale > 0,
            held.key, None if of_mask.arrays else tuple(value for _, value in of_mask.leaves))  # what the table rests on
-    what = f"{type(call.mask).__qualname__} or of the score"
-    launch = launch_of(key, made, what)
-    launch.run(stream, (*pointers, call.scale, call.scale * LOG2E, *held.brought))
+    start = launch_of(key, made, f"{type(call.mask).__qualname__} or of the score").start
+    start(stream, (*pointers, call.scale, call.scale * LOG2E, *held.brought))
     if quick.key is not None and call.operands.keys:
-        known = _calls.get(quick.key)
-        if known is None:
-            known = _calls.keep(quick.key, Call.of(launch, quick.like))
-        known.allow(quick.brought)
+        known = _calls.get(quick.key) or _calls.keep(quick.key, KnownCall(start, quick.like))
+        known.allow(quick.at_out, *quick.brought)
 
 
-_calls = Calls()
+_calls = cache()
 
 
 def quickly(q: Any, k: Any, v: Any, out: Any, mask: Any, score: Any, scale: Any, layout: str) -> Quick:
@@ -276,10 +283,10 @@ def quickly(q: Any, k: Any, v: Any, out: Any, mask: Any, score: Any, scale: Any,
     elif type(scale) is not float or not -LARGEST <= scale <= LARGEST:
         return UNKNOWN
     key.append(scale > 0)
-    return Quick(tuple(key), (at_q, at_k, at_v, at_out, 0, scale or abs(scale), scale * LOG2E or 0.0, *held))
+    return Quick(tuple(key), at_out, (at_q, at_k, at_v, 0, scale or abs(scale), scale * LOG2E or 0.0, *held))
 
 
 def again(quick: Quick, q: Any, out: Any, stream: Any) -> Any:
     """The result of a call that is known; None for another one."""
-    known = _calls.get(quick.key)
-    return None if known is None else known.again(q, quick.brought, ARRAYS.index("out"), out, stream)
+    known: KnownCall | None = _calls.get(quick.key)
+    return None if known is None else known.again(q, quick.at_out, quick.brought, out, stream)

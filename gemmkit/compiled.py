@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cached_property
-from operator import itemgetter
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterator
+from typing import Any, cast
+
+import numpy as np
 
 from gemmkit.completing import Behind, Completion, Rescaling, normaliser_of, reductions_of, reserve, reserved
+from gemmkit.component_arrays import arrays_of
 from gemmkit.components import Component, at_path, freeze, with_at_path
 from gemmkit.kept import number
 from gemmkit.kernels.common.arrays import Arrays
-from gemmkit.kernels.spec import Shape, Spec, StackShape
+from gemmkit.kernels.spec import Shape, StackShape
 from gemmkit.lang.freezing import Frozen, freeze_array
+from gemmkit.lang.kinds import ViewKind
+from gemmkit.launch import Launch, Put
 from gemmkit.layouts import Layout, Plain
 from gemmkit.per_product import for_products
 from gemmkit.problem import Call
-from gemmkit.runtime.arrays import ArrayInfo, flipped, info_of, unit_axis, whole
+from gemmkit.runtime.arrays import ArrayInfo, describe, flipped, info_of, shares_memory, unit_axis, whole
+from gemmkit.runtime.arrays import on_host as as_numpy
 from gemmkit.runtime.launchable import Launchable
-from gemmkit.runtime.workspace import addresses, on_host, spaces_of
+from gemmkit.runtime.workspace import on_host, spaces_of
 from gemmkit.transposed import for_transpose
 from gemmkit.wide import widened
 
-__all__ = ["PARTS", "Compiled", "Launches", "Nothing"]
+__all__ = ["OPERANDS", "PARTS", "Compiled", "Nothing"]
 
+OPERANDS = "out", "a", "b", "c"        # what a call of a product brings, in this order; then values of components
 
 PARTS = ("operator",
          "global_a_layout", "shared_a_layout", "transform_global_to_shared_a", "transform_shared_to_regs_a",
@@ -37,34 +42,15 @@ PARTS = ("operator",
 ELSEWHERE = 2**60                      # from an address to one as aligned that no array has
 
 
-class HeldMap(NamedTuple):
-    """The tensor map of an array that a component holds: where it and the array's address stand among a kernel's values."""
-
-    slot: int
-    pointer: int
-    map: Any
-
-
 class Nothing(Component):
     """Stands for an operand that is not there."""
-
-
-class Launches(NamedTuple):
-    """The launches of a kernel on a stream, for arrays at these addresses of a, b, c (0: none) and out.
-
-    Workspaces are the stream's, and tensor maps those of the addresses.
-    """
-
-    planned: Callable[[int, tuple[int, ...]], None]                     # with the values that were there at its making
-    with_values: Callable[[int, tuple[int, ...], tuple], None]          # with others of the same kinds
-    #: ``bringing(slots)(stream, addresses, values)``: with others at these slots alone. None where kernels come behind.
-    bringing: Callable[[tuple[int, ...]], Callable[[int, tuple[int, ...], tuple], None]] | None = None
 
 
 class Compiled:
     """A kernel for a class of problems, and where its arguments lie: shared by all plans of the class.
 
-    The kernel's operands are those of `Call.computed`; ``pointers`` are the slots of the call's a, b, c and out.
+    The kernel's operands are those of `Call.computed`. ``puts`` say where those of the call go, and ``ranges`` where among
+    the kernel's values are those of each component of the configuration, if any has some.
     """
 
     def __init__(self, call: Call, given: ArrayInfo):
@@ -103,17 +89,32 @@ class Compiled:
         self.launchable = Launchable(
             conf.family.kernel, self.arguments, conf.threads, self.blocks or conf.peers, problem.device, problem.a.device,
             self.spec.shared_bytes, conf.peers, conf.blocks_per_sm,
-            conf.family.is_dependent and not self.spec.reduction.waits, self.spec.reduction.waits)
+            conf.family.is_dependent and not self.spec.reduction.waits, self.spec.reduction.waits,
+            conf.family.registers(self.spec))
         self.values = self.launchable.values
         self.spaces = spaces_of(self.values, spec.arrays)
-        first = 1 + len(self.operands) + 1             # of the maps
         self.order = (1, 0, 2, 3) if call.is_transposed else (0, 1, 2, 3)
-        self.pointers = [self.launchable.slot(1 + n) for n in self.order]
-        slots = [self.launchable.slot(first + n) for n in range(len(self.maps))]
-        placed = [(slot + n, one) for slot, m in zip(slots, self.maps) if slot is not None for n, one in enumerate(m.maps)]
-        self.map_slots = {slot: m for slot, m in placed if isinstance(m.which, int)}
-        self.held_maps = [HeldMap(slot, self._slot_of(m.which, spec), m) for slot, m in placed
-                          if not isinstance(m.which, int)]
+        self.puts, self.held_maps = self._places(spec)
+        names = PARTS if spec.leaves or spec.facts else ()
+        self.parts = {name: freeze(getattr(conf, name)) for name in names}
+        at = 0
+        self.ranges = {name: slice(at, at := at + len(part.leaves)) for name, part in self.parts.items()}
+
+    def _places(self, spec: Frozen) -> tuple[list[Put], list[Put]]:
+        """Where the call's operands go, and their tensor maps. And the tensor maps of arrays that components hold, each with
+        the slot of the array's address for ``which``."""
+        names = [("a", "b", "c", "out")[n] for n in self.order]            # of the kernel's operands, in their order
+        slots = [self.launchable.slot(n) for n in range(len(self.arguments))]
+        operands, maps = slots[1:1 + len(names)], slots[2 + len(names):]
+        puts = [Put(slot, OPERANDS.index(name)) for slot, name in zip(operands, names) if slot is not None]
+        held = []
+        for slot, several in zip(maps, self.maps):
+            for at, one in () if slot is None or several is None else enumerate(several.maps, slot):
+                if isinstance(one.which, int):
+                    puts.append(Put(at, OPERANDS.index(names[one.which]), encoder=one.encoder))
+                else:
+                    held.append(Put(at, self._slot_of(one.which, spec), encoder=one.encoder))
+        return puts, held
 
     def _slot_of(self, path: tuple[str, ...], spec: Frozen) -> int:
         """Where the address of an array that the specialisation holds stands among the values: the one that another address
@@ -123,14 +124,19 @@ class Compiled:
         (slot,) = (n for n, (old, new) in enumerate(zip(spec.leaves, other.leaves)) if old != new)
         return slot
 
-    def with_held_maps(self, values: Sequence[Any]) -> Sequence[Any]:
-        """The kernel's values with the tensor maps of arrays that components hold, which lie where the values say."""
-        if not self.held_maps:
-            return values
-        out = list(values)
+    def launch(self, slots: tuple[int, ...] = ()) -> Launch:
+        """The kernel and those behind it, as a call brings `OPERANDS` and values of components at these ``slots``."""
+        own = {slot: n for n, slot in enumerate(slots, len(OPERANDS))}
+        places = {space.role: n for n, space in enumerate(self.spaces, len(OPERANDS) + len(slots))}
+        brought = [Put(slot, n, encoder=number) for slot, n in own.items()]
+        brought += [one._replace(which=own[one.which]) for one in self.held_maps if one.which in own]
+        spaces = [Put(space.slot, places[space.role]) for space in self.spaces]
+        launches = [Launch(self.launchable, [*self.puts, *brought, *spaces])] if self.blocks else []
         for one in self.held_maps:
-            out[one.slot] = one.map.encoder(out[one.pointer])
-        return out
+            self.values[one.slot] = cast(Any, one.encoder)(self.values[one.which])
+        launches += [behind.launch(self.ranges, own, places) for behind in self.behind]
+        launches[0].spaces, launches[0].behind = self.spaces, launches[1:]
+        return launches[0]
 
     def _behind(self, is_stack: bool) -> list[Behind]:
         """The kernels behind the product, in their order."""
@@ -153,95 +159,58 @@ class Compiled:
         """Another epilogue or observer of the planned kind, with workspaces for its reductions."""
         return reserve(name, component, self.config, self.spec, self._of_d(), self.computed.products)
 
-    def launches(self, bound: Any, values: tuple) -> Launches:
-        """Those of the kernel, ``bound`` on the device, and of those behind it."""
-        product = self._product(bound, values)
-        if not self.behind:
-            return product
-        at, own = 0, {}
-        for name in PARTS:
-            own[name] = slice(at, at := at + len(freeze(getattr(self.config, name)).leaves))
-        behind = [one.launches(own) for one in self.behind]
-        device, spaces = self.problem.a.device, self.spaces
-
-        def with_values(stream: int, given: tuple[int, ...], others: tuple) -> None:
-            found = addresses(device, stream, spaces)
-            if self.blocks:
-                put = list(self.with_held_maps(others))
-                for slot, value in zip(self._slots, self._expand((*given, *found))):
-                    put[slot] = value                                         # type: ignore[index]
-                bound.launch(stream, put)
-            places = {space.role: place for space, place in zip(spaces, found)}
-            for launch in behind:
-                launch(stream, others, places, given[3])
-
-        return Launches(lambda stream, given: with_values(stream, given, values), with_values)
-
-    def _product(self, bound: Any, values: tuple) -> Launches:
-        operands = [n for n, slot in enumerate(self.pointers) if slot is not None]
-        maps = [(self.order[m.which], m.encoder) for m in self.map_slots.values()]
-        spaces, device = self.spaces, self.problem.a.device
-        slots = [*(self.pointers[n] for n in operands), *self.map_slots, *(space.slot for space in spaces)]
-        pointers_in: Any = itemgetter(*operands)
-
-        def expand(at: tuple[int, ...]) -> tuple[Any, ...]:
-            return *pointers_in(at), *[encode(at[which]) for which, encode in maps], *at[4:]
-
-        self._slots, self._expand = slots, expand
-        planned = bound.prepare(self.with_held_maps(values), slots, expand if maps or spaces else pointers_in)
-
-        def in_workspaces(stream: int, at: tuple[int, ...]) -> None:
-            planned(stream, (*at, *addresses(device, stream, spaces)))
-
-        def with_values(stream: int, at: tuple[int, ...], others: tuple) -> None:
-            put = list(self.with_held_maps(others))
-            for slot, value in zip(slots, expand((*at, *addresses(device, stream, spaces)))):
-                put[slot] = value                                             # type: ignore[index]
-            bound.launch(stream, put)
-
-        def bringing(more: tuple[int, ...]) -> Callable[[int, tuple[int, ...], tuple], None]:
-            count = 4 + len(spaces)
-            held = [(one.slot, count + more.index(one.pointer), one.map.encoder) for one in self.held_maps
-                    if one.pointer in more]
-
-            def expand_all(at: tuple[Any, ...]) -> tuple[Any, ...]:
-                return *expand(at[:count]), *map(number, at[count:]), *[encode(at[which]) for _, which, encode in held]
-
-            start = bound.prepare(self.with_held_maps(values), [*slots, *more, *(slot for slot, *_ in held)], expand_all)
-            if spaces:
-                return lambda stream, at, brought: start(stream, (*at, *addresses(device, stream, spaces), *brought))
-            return lambda stream, at, brought: start(stream, at + brought)
-
-        return Launches(in_workspaces if spaces else planned, with_values, bringing)
-
     # -- without a GPU (`gemmkit.emulator.mode`) -----------------------------------------------------------------------
 
     def filled(self, arrays: tuple[Any, ...]) -> list[Any]:
         return [arrays[3]]
 
-    def emulate(self, arrays: tuple[Any, Any, Any, Any], seed: int | None) -> None:
-        from gemmkit.emulator.kernels import run
+    def emulated(self, arrays: tuple[Any, Any, Any, Any], arena: Any) -> Iterator[tuple[Launchable, tuple[Any, ...]]]:
+        """Of a, b, c and out."""
+        conf = self.problem.config
+        a, b, c, out = self.problem.vectors.host(*arrays)
+        given = describe(out, "out")
+        others = [held.info for held in arrays_of(self.spec)] + ([] if c is None else [describe(c, "c")])
+        reads_out = any(shares_memory(info, given) for info in others)
+        call, names = self.computed, dict(a="a", b="b", c="c", out="out")
+        infos = call.a, call.b, call.c, self.out
+        if self.problem.is_transposed:             # a fault is told of the caller's arrays
+            a, b, c, out = (x if x is None else as_numpy(x).T for x in (b, a, c, out))
+            infos, names = (*infos[:3], describe(out, "out")), dict(names, a="b", b="a")
+        seen = {name: array if array is None else _seen(array, getattr(conf, f"global_{letter}_layout"), info)
+                for name, letter, array, info in zip(names, "abcd", (a, b, c, out), infos)}
+        views: dict[str, Any] = {}
+        for name, operand in zip(("out", "a", "b", "c"), (self.operands[3], *self.operands[:3])):     # what is written first
+            how = dict(written=reads_out) if name == "out" else dict(readonly=True)
+            kind = operand.kind
+            views[name] = arena.view(seen[name], names[name], kind.unit, kind.alignment, **how) if isinstance(
+                kind, ViewKind) else None
+        # Its workspaces are kept for the next run: one that is stopped has not set its counters back.
+        kept = vars(self).pop("spec_on_host", None) or on_host(self.spec)
+        spec = arena.component(kept)
+        arena.tell(self.spec, {names[name]: view for name, view in views.items()})
+        operands = [views[name] for name in names]
+        if self.blocks:
+            def view(of: Any) -> Any:
+                return operands[of.which] if isinstance(of.which, int) else at_path(spec, of.which)
 
-        try:
-            run(self, *arrays, seed)
-        except BaseException:
-            vars(self).pop("spec_on_host", None)              # blocks that were stopped have not set counters back
-            raise
-
-    @cached_property
-    def spec_on_host(self) -> Spec:
-        """The specialisation as the emulator takes it, with workspaces of its own."""
-        return cast(Spec, on_host(self.spec))
+            maps = [None if several is None else tuple(arena.map(one, view(one)) for one in several.maps)
+                    for several in self.maps]
+            yield self.launchable, (spec, *operands, self.shape, *(one[0] if one and len(one) == 1 else one for one in maps))
+        for behind in self.behind:                 # kernels of their own: what the first has written they see
+            yield behind.launchable, behind.emulated(spec, views["out"])
+        self.spec_on_host = kept
 
 
-def leaf_ranges(parts: dict[str, Frozen]) -> dict[str, slice]:
-    """Where the runtime values of a configuration's components, in the order of PARTS, lie among the kernel's arguments;
-    without ``parts`` there are none."""
-    ranges, at = dict.fromkeys(PARTS, slice(0, 0)), 0
-    for name, frozen in parts.items():
-        ranges[name] = slice(at, at + len(frozen.leaves))
-        at += len(frozen.leaves)
-    return ranges
+def _seen(array: Any, layout: Any, info: Any) -> Any:
+    """An operand as the kernel takes it: of a stack all matrices, each as its layout sees it."""
+    array = as_numpy(array)
+    own = layout.dimensions_of(describe(array))
+    first = layout.host_view(array if own is None else array[(0,) * max(0, array.ndim - own)])
+    if info is None or not info.steps:
+        return first
+    stack = whole(info)
+    steps = tuple(stride * info.dtype.itemsize for stride in stack.strides)
+    return np.lib.stride_tricks.as_strided(first, stack.shape, steps, writeable=array.flags.writeable)
 
 
 def _operand(info: ArrayInfo | None, layout: Layout, readonly: bool) -> Frozen:

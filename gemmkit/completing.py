@@ -4,6 +4,7 @@ behind it."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, cast
@@ -13,10 +14,12 @@ from gemmkit.config import Config
 from gemmkit.epilogues import Composed, Default, Epilogue, Fold
 from gemmkit.epilogues.normalise import Normalise
 from gemmkit.epilogues.reduce import Reduce
+from gemmkit.kept import number
 from gemmkit.kernels.common.completion import LANES, Team, complete_reductions, warps_for
 from gemmkit.kernels.common.rescaling import PIECES, STEP, WARP, WARPS, Rescaler, rescale_rows
 from gemmkit.kernels.spec import Shape, Spec, StackShape
 from gemmkit.lang.freezing import Frozen
+from gemmkit.launch import Launch, Put
 from gemmkit.per_product import Adapted
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.workspace import spaces_of
@@ -123,34 +126,21 @@ class Behind:
         return Launchable(type(self).kernel, self.arguments(), self.threads, self.blocks, self.target, self.ordinal,
                           self.shared_bytes)
 
-    def launches(self, own: dict[str, slice]) -> Any:
-        """``launch(stream, values, places, out)``: with the numbers of the epilogue and the observer from ``values`` of the
-        product's kernel, in which they are ``own``; workspaces are at ``places``, by their roles, and D at ``out``."""
-        launchable = self.launchable
-        bound = launchable.bind()
-        launchable.forget_code()
-        planned, arrays = list(launchable.values), [info for argument in launchable.arguments for info in argument.arrays]
-        spaces, at = spaces_of(planned, arrays), 0
-        puts, d = [], None
-        for argument, source in zip(launchable.arguments, self.sources()):
+    def launch(self, ranges: Mapping[str, slice], own: Mapping[int, int], places: Mapping[str, int]) -> Launch:
+        """With what the product's launch brings: ``own`` says which of these goes to a slot of the product's values, among
+        which those of its components are in ``ranges``; ``places`` says which are the workspaces, by their roles."""
+        kernel, at = self.launchable, 0
+        puts = []
+        for argument, source in zip(kernel.arguments, self.sources()):
             count = len(argument.leaves)
             if source == "out":
-                d = at
-            elif source and count:
-                puts.append((slice(at, at + count), own[source]))
+                puts.append(Put(at, 0))
+            elif source is not None and count:
+                first = ranges[source].start
+                puts += [Put(at + n, own[first + n], encoder=number) for n in range(count) if first + n in own]
             at += count
-
-        def launch(stream: int, values: Any, places: dict[str, int], out: int) -> None:
-            put = list(planned)
-            for to, source in puts:
-                put[to] = values[source]
-            if d is not None:
-                put[d] = out
-            for space in spaces:
-                put[space.slot] = places[space.role]
-            bound.launch(stream, put)
-
-        return launch
+        arrays = [info for argument in kernel.arguments for info in argument.arrays]
+        return Launch(kernel, [*puts, *(Put(one.slot, places[one.role]) for one in spaces_of(kernel.values, arrays))])
 
     def forget_arrays(self) -> None:
         """Keep none alive."""

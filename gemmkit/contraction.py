@@ -25,13 +25,14 @@ from gemmkit.config_rules import check_fields
 from gemmkit.emulator.mode import current_mode
 from gemmkit.epilogues import Epilogue
 from gemmkit.lang.given import check_dtype
+from gemmkit.launch import cache
 from gemmkit.layouts import Tensor
 from gemmkit.matrices import Matrix, unwrapped
 from gemmkit.modes import Mode, ordered
 from gemmkit.operators import Algebra, Operator
-from gemmkit.planning import Plan, plan
+from gemmkit.planning import plan
 from gemmkit.problem import asked_dtype, check_places, layout_of
-from gemmkit.products import forgotten_with_plans, multiply
+from gemmkit.products import multiply
 from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, empty_like
 from gemmkit.runtime.device import target
 from gemmkit.runtime.views import strided
@@ -240,10 +241,7 @@ def _launch(recipe: Recipe, a: Any, b: Any, out: Any, stream: Any, keywords: dic
     if key is None:
         multiply(a, b, None, None, out, stream, {**keywords, **layouts})
         return
-    if len(_plans) >= _LIMIT:
-        _plans.clear()
-    _plans[key] = made = plan(a, b, out=out, **layouts)
-    made(a, b, out=out, stream=stream)
+    _plans.keep(key, plan(a, b, out=out, **layouts))(a, b, out=out, stream=stream)
 
 
 def _described(a: Any, b: Any, out: Any) -> list[ArrayInfo | None]:
@@ -263,9 +261,7 @@ def _layouts(recipe: Recipe, infos: Sequence[ArrayInfo | None], keywords: dict[s
     return layouts
 
 
-_plans: dict[Any, Plan] = {}
-forgotten_with_plans(_plans)
-_LIMIT = 4096                                   # plans kept; beyond it the memory starts anew
+_plans = cache()
 
 
 # -- which operand comes first ----------------------------------------------------------------------------------------

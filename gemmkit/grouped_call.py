@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
+from gemmkit.components import anew
 from gemmkit.config import Config, ConfigError
 from gemmkit.emulator.mode import current_mode, world
 from gemmkit.groups import CompiledGroup, Infos, Tables, check_outputs
 from gemmkit.kernels.select import FAMILIES
+from gemmkit.lang.guards import Guards
+from gemmkit.launch import Cache, Current, Launch, Table, bound, cache
 from gemmkit.operators import MMAOp, Operator
 from gemmkit.problem import (
     HOST,
@@ -25,8 +26,6 @@ from gemmkit.problem import (
     checked_keywords,
     resolve,
 )
-from gemmkit.products import forgotten_with_plans
-from gemmkit.runtime import workspace
 from gemmkit.runtime.arrays import ArrayInfo, alignment, as_stream_handle, current_stream, describe, describe_all, empty_like
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.runtime.streams import check_stream
@@ -40,9 +39,8 @@ from gemmkit.tuning.operators import Sums, algebra_of, operator_for
 __all__ = ["GroupPlan", "grouped", "largest", "plan_grouped", "resolved"]
 
 Arrays = Sequence[Any]
-_plans: dict[Any, tuple[GroupPlan, Any]] = {}
-forgotten_with_plans(_plans)
-_LIMIT = 256                           # plans kept, and tables of a plan, on the host
+_plans = cache()                       # with the configuration whose id is in the key
+_TABLES = 256                          # of a plan, that are kept on the host
 
 
 class GroupPlan:
@@ -57,19 +55,25 @@ class GroupPlan:
     def __init__(self, a_list: Arrays, b_list: Arrays, c_list: Arrays | None, out: Arrays | None, conf: Config | None,
                  keywords: dict[str, Any]):
         lists = _checked(a_list, b_list, c_list, out)
+        self._origin = conf, keywords
         problems = _problems(lists, conf, keywords)
-        self.config = problems[0].config
-        dtype = self.config.global_d_layout.storage
-        self._shapes, self._dtype = [(p.M, p.N) for p in problems], dtype
+        self._shapes, self._dtype = [(p.M, p.N) for p in problems], problems[0].config.global_d_layout.storage
         outs = self._made(lists) if out is None else out
-        infos = [(p.a, p.b, p.c, describe(x, f"out[{n}]")) for n, (p, x) in enumerate(zip(problems, outs))]
-        check_outputs(infos, self.config)
-        self.infos = infos
-        self._compiled = CompiledGroup(problems, [of[3] for of in infos])
-        self._kinds = [_kinds(of) for of in infos]
+        self.infos = [(p.a, p.b, p.c, describe(x, f"out[{n}]")) for n, (p, x) in enumerate(zip(problems, outs))]
+        self._kinds = [_kinds(of) for of in self.infos]
         self._library, self._device, self._producer = problems[0].a.library, problems[0].a.device, problems[0].a.stream
-        self._lock, self._bound = threading.Lock(), None
-        self._known: dict[tuple[int, ...], tuple[np.ndarray, dict[str, int]]] = {}
+        self._lock = threading.Lock()
+        self._prepare(problems)
+
+    def _prepare(self, problems: list[Call]) -> None:
+        """All that depends on the components' code."""
+        self.config = problems[0].config
+        check_outputs(self.infos, self.config)
+        self._compiled = CompiledGroup(problems, [of[3] for of in self.infos])
+        self._launch: Launch | None = None
+        self._known = Cache(_TABLES)
+        guards = Guards(fact for argument in self._compiled.arguments for fact in argument.facts)
+        self._stands = guards.ready() if guards else None
 
     def __repr__(self) -> str:
         return f"<plan of a group of {len(self._shapes)} products>"
@@ -80,6 +84,9 @@ class GroupPlan:
 
         Raises ValueError for arrays that are not of the plan's kinds, before anything is launched.
         """
+        if self._stands is not None and not self._stands():
+            with self._lock:
+                self._prepare_anew()
         lists = _checked(a_list, b_list, c_list, out)
         outs = self._made(lists) if out is None else list(out)
         infos = [_described(n, *of) for n, of in enumerate(zip(*lists[:3], outs))]
@@ -95,47 +102,36 @@ class GroupPlan:
         if stream is not None:
             check_stream(handle, self._device)
         if self._compiled.blocks:
-            launch, values = self._bind().launch, list(self._compiled.launchable.values)
-            with workspace.tables:
-                addresses = self._tables(handle, infos)
-                for space in self._compiled.spaces:
-                    values[space.slot] = addresses[space.role]
-                launch(handle, values)
+            self.bound().run(handle, (), self._table(infos))
         return outs
 
     def _made(self, lists: Sequence[Arrays]) -> list[Any]:
         return [empty_like(a, shape, self._dtype) for a, shape in zip(lists[0], self._shapes)]
 
-    def _bind(self) -> Any:
-        with self._lock:
-            if self._bound is None:
-                self._bound = self._compiled.launchable.bind()
-        return self._bound
+    def bound(self) -> Launch:
+        """The launch, compiled and loaded; anew where code of its components has changed."""
+        if self._launch is None:
+            with self._lock:
+                self._launch = bound(self._described, "this group's components")
+        return self._launch
 
-    def _packed(self, infos: Sequence[Infos]) -> tuple[np.ndarray, dict[str, int]]:
-        """The tables of these arrays as bytes, and where each begins."""
-        made = self._compiled.tables
-        data = {"places": Tables.places(infos), "sizes": made.sizes, "products": made.products}
-        starts, at = {}, 0
-        for role, part in data.items():
-            starts[role], at = at, at + -(-part.nbytes // 256) * 256
-        packed = np.zeros(max(at, 1), np.uint8)
-        for role, part in data.items():
-            packed[starts[role]:starts[role] + part.nbytes] = part.reshape(-1).view(np.uint8)
-        return packed, starts
+    def _described(self, current: Current) -> Launch:
+        if current is anew:
+            self._prepare_anew()
+        return self._compiled.launch
 
-    def _tables(self, handle: int, infos: Sequence[Infos]) -> dict[str, int]:
-        """Where the tables of these arrays are, in device memory."""
+    def _prepare_anew(self) -> None:
+        conf, keywords = self._origin
+        self._prepare(resolved(self.infos, anew(conf), {name: anew(value) for name, value in keywords.items()}))
+
+    def _table(self, infos: Sequence[Infos]) -> Table:
+        """The tables of these arrays, whose outputs have been checked."""
         pointers = tuple(0 if info is None else info.pointer for of in infos for info in of)
-        found = self._known.get(pointers)
+        found: Table | None = self._known.get(pointers)
         if found is None:
             check_outputs(infos, self.config)
-            if len(self._known) >= _LIMIT:
-                self._known.clear()
-            found = self._known[pointers] = self._packed(infos)
-        packed, starts = found
-        base = workspace.table(self._device, handle, (self._compiled, pointers), packed)
-        return {role: base + start for role, start in starts.items()}
+            found = self._known.keep(pointers, Table(self._compiled.tables.packed(Tables.places(infos))))
+        return found
 
     def _emulate(self, lists: Sequence[Arrays], outs: Arrays, infos: Sequence[Infos]) -> None:
         mode = current_mode()
@@ -151,7 +147,7 @@ def plan_grouped(a_list: Arrays, b_list: Arrays, c_list: Arrays | None = None, *
     """Resolve a group of products once. Takes what `grouped` takes; the kernel is compiled (or found in the cache) here."""
     made = GroupPlan(a_list, b_list, c_list, out, conf, keywords)
     if made._device != HOST and made._compiled.blocks:
-        made._bind()
+        made.bound()
     return made
 
 
@@ -193,9 +189,7 @@ def grouped(a_list: Arrays, b_list: Arrays, c_list: Arrays | None = None, out: A
     key = kinds, id(conf), world()
     known = _plans.get(key)
     if known is None:
-        if len(_plans) >= _LIMIT:
-            _plans.clear()
-        known = _plans[key] = GroupPlan(a_list, b_list, c_list, out, conf, {}), conf
+        known = _plans.keep(key, (GroupPlan(a_list, b_list, c_list, out, conf, {}), conf))
     return known[0](a_list, b_list, c_list, out=out, stream=stream)
 
 

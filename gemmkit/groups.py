@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,15 @@ import numpy as np
 
 from gemmkit.compiled import Nothing
 from gemmkit.component_arrays import check_held
-from gemmkit.components import freeze
+from gemmkit.components import freeze, with_fields
 from gemmkit.config import Config, ConfigError
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.common.grouped import Group, Grouped, GroupShape, Member
 from gemmkit.kernels.spec import Spec, StackShape
 from gemmkit.lang.freezing import Frozen, freeze_array
+from gemmkit.lang.kinds import ViewKind
 from gemmkit.lang.members import EXTENTS, PLACES, PLACES_DTYPE, SIZES_DTYPE
+from gemmkit.launch import Launch, Put
 from gemmkit.layouts import Plain
 from gemmkit.per_product import for_products
 from gemmkit.problem import Call, check_out, held_by
@@ -67,6 +69,23 @@ class Tables:
                     row[PLACES * at:PLACES * at + PLACES] = info.pointer, *info.strides
         return out
 
+    def packed(self, places: np.ndarray) -> np.ndarray:
+        """The tables as bytes, with the ``places`` of arrays, each where `starts` says."""
+        starts, total = self.starts
+        packed = np.zeros(total, np.uint8)
+        for role, part in (("places", places), ("sizes", self.sizes), ("products", self.products)):
+            packed[starts[role]:starts[role] + part.nbytes] = part.reshape(-1).view(np.uint8)
+        return packed
+
+    @property
+    def starts(self) -> tuple[dict[str, int], int]:
+        """Where each begins among these bytes, by the role of its workspace; and how many there are."""
+        found, at = {}, 0
+        places = len(self.sizes) * PLACES * len(OPERANDS) * PLACES_DTYPE.itemsize
+        for role, nbytes in (("places", places), ("sizes", self.sizes.nbytes), ("products", self.products.nbytes)):
+            found[role], at = at, at + -(-nbytes // 256) * 256
+        return found, max(at, 1)
+
 
 def typical(infos: Sequence[ArrayInfo | None]) -> ArrayInfo | None:
     """One array for a class: what holds of its alignment, contiguous axis and extents holds of all."""
@@ -111,24 +130,34 @@ class CompiledGroup:
         self.operands = [_frozen(info, name != "out") for name, info in zip(OPERANDS, (a, b, c, out))]
         self.problem, self.arguments = problems[0], [freeze(self.spec), *self.operands, freeze(self.shape)]
         self.launchable = Launchable(conf.family.kernel, self.arguments, conf.threads, max(1, self.blocks),
-                                     problems[0].device,
-                                     problems[0].a.device, self.spec.shared_bytes, 1, conf.blocks_per_sm)
+                                     problems[0].device, problems[0].a.device, self.spec.shared_bytes, 1, conf.blocks_per_sm)
         self.spaces = spaces_of(self.launchable.values, self.arguments[0].arrays + self.arguments[-1].arrays)
+
+    @property
+    def launch(self) -> Launch:
+        """What a call brings is the address of its table alone."""
+        starts, _ = self.tables.starts
+        return Launch(self.launchable, [Put(space.slot, 0, starts[space.role]) for space in self.spaces])
 
     # -- without a GPU (`gemmkit.emulator.mode`) -----------------------------------------------------------------------
 
     def filled(self, arrays: tuple[list[tuple[Any, ...]], np.ndarray]) -> list[Any]:
         return [out for *_, out in arrays[0]]
 
-    def emulate(self, arrays: tuple[list[tuple[Any, ...]], np.ndarray], seed: int | None) -> None:
+    def emulated(self, arrays: tuple[list[tuple[Any, ...]], np.ndarray],
+                 arena: Any) -> Iterator[tuple[Launchable, tuple[Any, ...]]]:
         """Of each product (a, b, c, out), and the table of their places."""
-        from gemmkit.emulator.kernels import run_group
-
-        run_group(self, *arrays, seed)
-
-    def spec_on_host(self, places: np.ndarray) -> Spec:
-        """The specialisation as the emulator takes it, with the tables themselves."""
-        return with_tables(self.spec, self.tables.sizes, places, self.tables.products)
+        products, places = arrays
+        seen: dict[str, Any] = {}
+        for at in (3, 0, 1, 2):                            # outputs first: they say what has been written
+            name, kind = OPERANDS[at], self.operands[at].kind
+            how = dict(written=products[0][2] is not None) if name == "out" else dict(readonly=True)
+            views = [arena.view(of[at], f"{name}[{n}]", kind.unit, kind.alignment, **how)
+                     for n, of in enumerate(products)] if isinstance(kind, ViewKind) else []
+            seen[name] = arena.members(views, products[0][at], getattr(kind, "alignment", 0))
+        spec = arena.component(with_tables(self.spec, self.tables.sizes, places, self.tables.products))
+        shape = arena.component(with_fields(self.shape, {"sizes": self.tables.sizes}))
+        yield self.launchable, (spec, *(seen[name] for name in OPERANDS), shape)
 
 
 def _frozen(info: ArrayInfo | None, readonly: bool) -> Frozen:

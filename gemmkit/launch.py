@@ -1,13 +1,14 @@
 """Launches: a kernel with its arguments, bound once, and what a call puts among them.
 
 A family of kernels describes a call's kernel and what stands where (`Launch`); `launch_of` finds one that is known, or
-binds it. What a call *brings* is a tuple: addresses of arrays first, then numbers and addresses that components hold. Where
-the kernel reads a table of the host's, the address of its copy in the stream's memory comes last.
+binds it. What a call *brings* is a tuple: the result's address first, then addresses of other arrays, then numbers and
+addresses that components hold. The addresses of the stream's own memory come behind them: of its workspaces, and of its copy
+of a table of the host's.
 
     launch = launch_of(key, lambda current: Launch(kernel, [Put(slot, 0), Put(other, 1, encoder=tensor_map)]), "softmax")
-    launch.run(stream, (x.pointer, out.pointer))
+    launch.start(stream, (out.pointer, x.pointer))
 
-`Calls` remembers calls of one function by what is quickly seen of their arguments: one look-up and one launch.
+A `KnownCall` is found by what is quickly seen of its arguments: one look-up and one launch.
 """
 
 from __future__ import annotations
@@ -20,17 +21,49 @@ import numpy as np
 
 from gemmkit.components import anew
 from gemmkit.runtime import workspace
-from gemmkit.runtime.allocation import Allocate, allocator
+from gemmkit.runtime.allocation import allocator
 from gemmkit.runtime.arrays import ArrayInfo, as_stream_handle, current_stream, producer_stream
 from gemmkit.runtime.compile import CodeChanged
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.streams import check_stream, stream_finder
 from gemmkit.runtime.tensor_maps import Encoder
+from gemmkit.runtime.workspace import Space
 
-__all__ = ["Call", "Calls", "Launch", "Put", "Table", "forget_launches", "launch_of"]
+__all__ = ["Cache", "KnownCall", "Launch", "Put", "Start", "Table", "bound", "cache", "forget", "launch_of"]
 
-_LIMIT = 1024                          # launches, and calls of a function, that are kept; beyond it the memory starts anew
 _TRIES = 3                             # compilations that a change of code may interrupt
+
+Start = Callable[[int, tuple[Any, ...]], None]             # on a stream's handle, with what a call brings
+Current = Callable[[Any], Any]                             # a component by the code that is there now
+
+
+class Cache(dict[Any, Any]):
+    """A dictionary of at most ``limit`` entries: beyond them it starts anew."""
+
+    def __init__(self, limit: int = 4096):
+        super().__init__()
+        self.limit = limit
+
+    def keep(self, key: Any, value: Any) -> Any:
+        if len(self) >= self.limit:
+            self.clear()
+        self[key] = value
+        return value
+
+
+_caches: list[Cache] = []
+
+
+def cache() -> Cache:
+    """A module's cache of what rests on gemmkit's choices, which `forget` empties."""
+    _caches.append(Cache())
+    return _caches[-1]
+
+
+def forget() -> None:
+    """Choose, plan and bind everything anew: mappings have been tuned."""
+    for one in _caches:
+        one.clear()
 
 
 class Put(NamedTuple):
@@ -52,15 +85,21 @@ class Table:
 
 @dataclass(eq=False)
 class Launch:
-    """A kernel, and where its values come from: what a call brings, and else what it was made with."""
+    """A kernel, and where its values come from: what a call brings, and else what it was made with.
+
+    ``spaces`` are workspaces: the stream's own memory, whose addresses stand behind what a call brings. The launches
+    ``behind`` it follow in the same stream, with the same call's.
+    """
 
     kernel: Launchable
     puts: Sequence[Put]
     table: Table | None = None         # of all its calls
-    start: Callable[[int, tuple[Any, ...]], None] = field(init=False, repr=False)
+    spaces: Sequence[Space] = ()
+    behind: Sequence[Launch] = ()
+    start: Start = field(init=False, repr=False)
 
     def bind(self) -> Launch:
-        """Compile and load the kernel. Raises what `Launchable.bind` raises."""
+        """Compile and load the kernel, and those behind it. Raises what `Launchable.bind` raises."""
         puts, values = tuple(self.puts), list(self.kernel.values)
         for put in puts:
             if isinstance(put.encoder, Encoder):
@@ -71,35 +110,59 @@ class Launch:
             return [value if put.encoder is None else put.encoder(value) for put, value in zip(puts, at)]
 
         self.start = self.kernel.bind().prepare(values, [put.slot for put in puts], expand)
+        if self.behind:
+            self.start = _in_order([self.start, *(one.bind().start for one in self.behind)])
+        if self.spaces:
+            self.start = _in_workspaces(self.start, self.kernel.ordinal, self.spaces)
+        if self.table is not None:
+            self.start = _with_table(self.start, self.kernel.ordinal, self.table)
         return self
 
-    def run(self, stream: int, brought: tuple[Any, ...], table: Table | None = None) -> None:
-        """Launch it on a stream's handle; the address of its table, or the call's, comes behind what a call brings."""
-        table = table or self.table
-        if table is None:
-            self.start(stream, brought)
-            return
+    def run(self, stream: int, brought: tuple[Any, ...], table: Table) -> None:
+        """Launch it with a table of this call alone."""
+        _with_table(self.start, self.kernel.ordinal, table)(stream, brought)
+
+    def forget_code(self) -> None:
+        """Keep no function of a component alive: what was compiled is not looked at again."""
+        for one in (self, *self.behind):
+            one.kernel.forget_code()
+
+
+def _in_order(starts: Sequence[Start]) -> Start:
+    def start(stream: int, brought: tuple[Any, ...]) -> None:
+        for one in starts:
+            one(stream, brought)
+
+    return start
+
+
+def _in_workspaces(inner: Start, ordinal: int, spaces: Sequence[Space]) -> Start:
+    addresses = workspace.addresses
+    return lambda stream, brought: inner(stream, (*brought, *addresses(ordinal, stream, spaces)))
+
+
+def _with_table(inner: Start, ordinal: int, table: Table) -> Start:
+    def start(stream: int, brought: tuple[Any, ...]) -> None:
         with workspace.tables:
-            self.start(stream, (*brought, workspace.table(self.kernel.ordinal, stream, table, table.data)))
+            inner(stream, (*brought, workspace.table(ordinal, stream, table, table.data)))
+
+    return start
 
 
-_launches: dict[Any, Launch] = {}      # by the family and what decides which kernel a call has
-_calls: list[dict[Any, Call]] = []
+_launches = cache()                    # by the family and what decides which kernel a call has
 
 
-def launch_of(key: Any, make: Callable[[Callable[[Any], Any]], Launch], what: str) -> Launch:
-    """The launch that is known by ``key``, or the one that ``make`` describes, bound. ``make(current)`` is asked again when
-    code has changed while it was compiled, and then takes components by ``current(component)``. ``what`` has that code."""
-    found = _launches.get(key)
-    if found is None:
-        if len(_launches) >= _LIMIT:
-            _launches.clear()
-        found = _launches[key] = _bound(make, what)
-    return found
+def launch_of(key: Any, make: Callable[[Current], Launch], what: str) -> Launch:
+    """The launch that is known by ``key``, or the one that ``make`` describes, `bound`."""
+    found: Launch | None = _launches.get(key)
+    return _launches.keep(key, bound(make, what)) if found is None else found
 
 
-def _bound(make: Callable[[Callable[[Any], Any]], Launch], what: str) -> Launch:
-    current: Callable[[Any], Any] = _as_it_is
+def bound(make: Callable[[Current], Launch], what: str) -> Launch:
+    """The launch that ``make(current)`` describes, compiled and loaded. Where code has changed while it was compiled, it is
+    asked again, and takes components by ``current(component)``, which is `gemmkit.components.anew` then. ``what`` has that
+    code."""
+    current: Current = _as_it_is
     for _ in range(_TRIES):
         made = make(current)
         try:
@@ -107,7 +170,7 @@ def _bound(make: Callable[[Callable[[Any], Any]], Launch], what: str) -> Launch:
         except CodeChanged:
             current = anew
             continue
-        made.kernel.forget_code()
+        made.forget_code()
         return made
     raise RuntimeError(f"code of {what} changed {_TRIES} times while it was compiled")
 
@@ -116,69 +179,49 @@ def _as_it_is(component: Any) -> Any:
     return component
 
 
-def forget_launches() -> None:
-    """Bind every kernel anew: gemmkit's own choices have changed."""
-    _launches.clear()
-    for calls in _calls:
-        calls.clear()
-
-
 # -- calls that come again ------------------------------------------------------------------------------------------------
 
-class Call(NamedTuple):
-    """What is known of calls that are alike: how they are launched, how a result is made, and what calls with a given result
-    brought that was found to share no memory that it must not."""
+class KnownCall:
+    """Calls that are alike: the result of ``start`` is ``like`` an array, and made by its library.
 
-    start: Callable[[int, tuple[Any, ...]], None]
-    allocate: Allocate
-    library: str
-    device: int
-    find_stream: Callable[[], int] | None
-    fit: set[tuple[Any, ...]]
+    ``again(x, at_out, brought, out, stream)`` is the result of one more call, of arrays of x's library, that brings
+    ``brought`` behind the result's address: a new array, or ``out``, if that was ``fit`` with them before. It returns None
+    where the call has to be looked at: for other addresses, and where ``stands`` says that code is not what it was.
+    ``keeps`` has what ids in its key are of.
+    """
 
-    @classmethod
-    def of(cls, launch: Launch, like: ArrayInfo) -> Call:
-        """Of a launch whose result is like an array, on the stream of whose library it is launched."""
-        start = launch.start if launch.table is None else launch.run
-        return cls(start, allocator(like, like.shape, like.dtype), like.library, like.device,
-                   stream_finder(like.library, like.device), set())
+    __slots__ = ("again", "fit", "keeps", "stands")
 
-    def again(self, x: Any, brought: tuple[Any, ...], place: int, out: Any, stream: Any) -> Any:
-        """The result of a call that is like this one, where it is known to be right: a new one, whose address is put at
-        ``place`` of what the call brings, or ``out``, if that was given before. Else None."""
-        find = self.find_stream
-        handle = find() if stream is None and find is not None else self._stream(x, stream)
-        if out is None:
-            out, at = self.allocate()
-            brought = (*brought[:place], at, *brought[place + 1:])
-        elif brought not in self.fit:
+    def __init__(self, start: Start, like: ArrayInfo, stands: Callable[[], bool] | None = None, keeps: Any = None):
+        self.fit, self.keeps, self.stands = Cache(), keeps, stands
+        self.again = _again(start, like, self.fit, stands)
+
+    def allow(self, *brought: Any) -> None:
+        """Such a call into a given result has been checked."""
+        self.fit.keep(brought, True)
+
+
+def _again(start: Start, like: ArrayInfo, fit: Cache, stands: Callable[[], bool] | None) -> Callable[..., Any]:
+    """`KnownCall.again`, as a closure: its variables cost less than attributes."""
+    allocate, find_stream = allocator(like, like.shape, like.dtype), stream_finder(like.library, like.device)
+
+    def again(x: Any, at_out: int, brought: tuple[Any, ...], out: Any, stream: Any) -> Any:
+        if stands is not None and not stands():
             return None
-        self.start(handle, brought)
+        if stream is None:
+            handle = find_stream() if find_stream is not None else current_stream(
+                like.library, like.device, producer_stream(x, like.library))
+        else:
+            handle = as_stream_handle(stream)
+            check_stream(handle, like.device)
+        if out is None:
+            out, at_out = allocate()
+            start(handle, (at_out, *brought))
+            return out
+        given = at_out, *brought
+        if given not in fit:
+            return None
+        start(handle, given)
         return out
 
-    def _stream(self, x: Any, given: Any) -> int:
-        if given is None:
-            return current_stream(self.library, self.device, producer_stream(x, self.library))
-        handle = as_stream_handle(given)
-        check_stream(handle, self.device)
-        return handle
-
-    def allow(self, brought: tuple[Any, ...]) -> None:
-        """What a call brings has been checked."""
-        if len(self.fit) >= _LIMIT:
-            self.fit.clear()
-        self.fit.add(brought)
-
-
-class Calls(dict[Any, Call]):
-    """The calls of one function that are known, by what is quickly seen of their arguments."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        _calls.append(self)
-
-    def keep(self, key: Any, call: Call) -> Call:
-        if len(self) >= _LIMIT:
-            self.clear()
-        self[key] = call
-        return call
+    return again

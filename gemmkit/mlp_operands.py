@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from gemmkit.config import ConfigError
+from gemmkit.launch import Cache
 from gemmkit.problem import check_places
 from gemmkit.runtime.array_info import byte_range
 from gemmkit.runtime.arrays import ArrayInfo, describe, overlaps_itself, shares_memory
@@ -93,21 +94,15 @@ def layers_of(x: Any, weights: Any, biases: Any) -> Layers:
 
 # -- the layers of a call, which mostly are those of the call before ------------------------------------------------------
 
-_stacks: dict[tuple, Stack] = {}
+_stacks = Cache()
 _kinds: dict[tuple, int] = {}
-_REMEMBERED = 1024
 
 
 def stack_of(weights: Any, biases: Any) -> Stack:
     """The layers, described and checked where they are not those of an earlier call."""
     key = _key(weights, "weights"), None if biases is None else _key(biases, "biases")
-    found = _stacks.get(key)
-    if found is None:
-        made = _stack(weights, biases)
-        if len(_stacks) >= _REMEMBERED:
-            _stacks.clear()
-        found = _stacks[key] = made
-    return found
+    found: Stack | None = _stacks.get(key)
+    return found or _stacks.keep(key, _stack(weights, biases))
 
 
 def _key(arrays: Any, name: str) -> tuple:

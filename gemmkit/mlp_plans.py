@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -22,9 +22,9 @@ from gemmkit.kernels.mlp.work import F32, Sizes
 from gemmkit.kernels.sm90.maps import Map
 from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.lang.members import EXTENTS, PLACES, PLACES_DTYPE, SIZES_DTYPE
-from gemmkit.launch import Launch, Put, Table, launch_of
-from gemmkit.mlp_operands import Layers, Stack, copied_at_once, order_of, padded
-from gemmkit.ptx.map_table import WORDS
+from gemmkit.launch import Current, Launch, Put, Table, cache, launch_of
+from gemmkit.mlp_operands import Layers, copied_at_once, order_of, padded
+from gemmkit.ptx.map_table import WORDS, MapTable
 from gemmkit.runtime import workspace
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.device import target
@@ -35,7 +35,6 @@ from gemmkit.runtime.tensor_maps import Encoder, why_not
 __all__ = ["MlpCall", "MlpLaunch", "run_mlp"]
 
 HOPPER, LEAST = (9, 0), (8, 0)
-_KEPT = 1024                           # tables of layers at given addresses
 
 
 class MlpCall(NamedTuple):
@@ -77,7 +76,8 @@ class MlpLaunch:
         self.sizes = Sizes(rows, layers.columns, layers.depth)
         self.launchable = Launchable(mlp if self.by_tma else mlp_by_warps, self.arguments, self.spec.threads, self.blocks,
                                      device, layers.x.device, self.spec.shared_bytes,
-                                     cluster=self.spec.cluster.size if self.by_tma else 1, dependent=self.by_tma)
+                                     cluster=self.spec.cluster.size if self.by_tma else 1, dependent=self.by_tma,
+                                     registers=self.spec.warpgroups.warp_registers)
 
     def _fields(self) -> dict[str, Any]:
         """Those of `LayersSpec`."""
@@ -159,10 +159,29 @@ class MlpLaunch:
     def filled(self, arrays: dict[str, Any]) -> list[Any]:
         return [arrays["out"]]
 
-    def emulate(self, arrays: dict[str, Any], seed: int | None) -> None:
-        from gemmkit.emulator.kernels import run_mlp
+    def emulated(self, arrays: dict[str, Any], arena: Any) -> Iterator[tuple[Launchable, tuple[Any, ...]]]:
+        """Of x, weights, biases or None, and out."""
+        layers, axis = self.layers, 0 if self.spec.k_major else 1
 
-        run_mlp(self, arrays, seed)
+        def several(name: str, infos: tuple[ArrayInfo, ...], unit: int) -> list[Any]:
+            return [arena.view_of(info, array, f"{name}[{n}]", unit, readonly=True)
+                    for n, (array, info) in enumerate(zip(arrays[name] or (), infos))]
+
+        out = arena.view_of(self.call.out, arrays["out"], "out", written=False)      # first: it says what has been written
+        x = arena.view_of(layers.x, arrays["x"], "x", 1, readonly=True)
+        weights, biases = several("weights", layers.weights, axis), several("biases", layers.biases, 1)
+        shapes = arena.view(self.shapes, "shapes", 1, 4, readonly=True)
+        spec = arena.component(self.spec)
+        if self.by_tma:
+            table = MapTable([arena.map(one, view) for one, view in zip(self.table, weights + biases)])
+            maps = [arena.map(one, view) for one, view in zip(self.maps, (x, out))]
+            direct = None if self.spec.store.uses_tma else out
+            yield self.launchable, (spec, self.sizes, table, shapes, direct, *maps, *[None] * (2 - len(maps)))
+            return
+        members = [arena.members(views, arrays[name] and arrays[name][0], align) for name, views, align in (
+            ("weights", weights, 2 * self.spec.run), ("biases", biases, int(self.spec.bias_dtype.itemsize)))]
+        places = arena.view(self.places, "places", 1, 8, readonly=True)
+        yield self.launchable, (spec, self.sizes, places, shapes, out, x, *members)
 
     def written(self) -> bytes:
         """What the tables hold on a device: the maps, or the places, and behind them the shapes."""
@@ -195,18 +214,18 @@ def _why_no_tma(layers: Layers, k_major: bool) -> str | None:
 
 # -- on a GPU -------------------------------------------------------------------------------------------------------------
 
-ARRAYS = "x", "out", "w", "b"          # what a call brings, in this order; then the activations' own values
+ARRAYS = "out", "x", "w", "b"          # what a call brings, in this order; then the activations' own values
 
-_tables: dict[tuple[Any, Stack], Table] = {}
+_tables = cache()                      # of layers at given addresses
 
 
 def _launch(stream: int, call: MlpCall) -> None:
     layers = call.layers
     held = kept.given_by(call.activation, call.last)
-    pointers = (layers.x.pointer, call.out.pointer, layers.weights[0].pointer,
+    pointers = (call.out.pointer, layers.x.pointer, layers.weights[0].pointer,
                 layers.biases[0].pointer if layers.biases else 0)
 
-    def made(current: Callable[[Any], Any]) -> Launch:
+    def made(current: Current) -> Launch:
         launch = MlpLaunch(call._replace(activation=current(call.activation), last=current(call.last)))
         kernel = launch.launchable
         slots = [kernel.slot(n) for n in range(len(kernel.arguments))]
@@ -227,9 +246,5 @@ def _launch(stream: int, call: MlpCall) -> None:
 
 def _table_of(key: Any, call: MlpCall) -> Table:
     """What stands in device memory of layers at given addresses."""
-    found = _tables.get((key, call.layers.stack))
-    if found is None:
-        if len(_tables) >= _KEPT:
-            _tables.clear()
-        found = _tables[key, call.layers.stack] = Table(np.frombuffer(MlpLaunch(call).written(), np.uint8))
-    return found
+    found: Table | None = _tables.get((key, call.layers.stack))
+    return found or _tables.keep((key, call.layers.stack), Table(np.frombuffer(MlpLaunch(call).written(), np.uint8)))

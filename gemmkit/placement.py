@@ -18,14 +18,14 @@ Question = Callable[[int, int, int, int], bool]
 
 
 def fitting(infos: Sequence[ArrayInfo | None], alignments: Sequence[int]) -> Question:
-    """``f(a, b, c, out)``: whether arrays at these addresses are as aligned as a plan's, and out shares memory with none.
+    """``f(out, a, b, c)``: whether arrays at these addresses are as aligned as a plan's, and out shares memory with none.
     It may be c itself. An array that is not there is at address 0."""
     (a0, a1), (b0, b1), (c0, c1), (d0, d1) = map(_extent, infos)
     c, out = infos[2:]
     has_c, may_be_c = c is not None, c is not None and out is not None and _are_alike(c, out)
     mask = max(alignments) - 1
 
-    def fits(at_a: int, at_b: int, at_c: int, at_out: int) -> bool:
+    def fits(at_out: int, at_a: int, at_b: int, at_c: int) -> bool:
         if (at_a | at_b | at_c | at_out) & mask and any(
                 at % align for at, align in zip((at_a, at_b, at_c, at_out), alignments)):
             return False
@@ -45,7 +45,7 @@ def fitting(infos: Sequence[ArrayInfo | None], alignments: Sequence[int]) -> Que
 
 
 def sharing(infos: Sequence[ArrayInfo | None], held: Sequence[tuple[str, Held]]) -> Question | None:
-    """``f(a, b, c, out)``: whether arrays at these addresses may share memory with the components', where one of them is
+    """``f(out, a, b, c)``: whether arrays at these addresses may share memory with the components', where one of them is
     written; None where the components have no arrays."""
     if not held:
         return None
@@ -56,7 +56,7 @@ def sharing(infos: Sequence[ArrayInfo | None], held: Sequence[tuple[str, Held]])
             for field, x in held]
     written = [byte_range(x.info) for _, x in held if x.is_output]
 
-    def shares(at_a: int, at_b: int, at_c: int, at_out: int) -> bool:
+    def shares(at_out: int, at_a: int, at_b: int, at_c: int) -> bool:
         low, high = at_out + d0, at_out + d1
         for first, last, itself in read:
             if first < high and low < last and itself != at_out:

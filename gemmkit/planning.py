@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import threading
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
-from gemmkit.compiled import PARTS, Compiled, Launches, leaf_ranges
+from gemmkit.compiled import OPERANDS, Compiled
 from gemmkit.completing import normaliser_of
 from gemmkit.component_arrays import ALONGSIDE, Held, arrays_of, check_held
 from gemmkit.components import anew, freeze, without_arrays
 from gemmkit.config import Config
 from gemmkit.emulator.mode import current_mode
-from gemmkit.kept import slots_of
+from gemmkit.kept import exact, slots_of
 from gemmkit.lang.freezing import Frozen
 from gemmkit.lang.guards import Guards
+from gemmkit.launch import Cache, Current, KnownCall, Launch, Start, bound
 from gemmkit.matrices import Matrix, arrays, components_of, frozen_components, result, unwrapped
 from gemmkit.per_product import component_for_products
 from gemmkit.placement import fitting, sharing
@@ -35,15 +35,17 @@ from gemmkit.runtime.arrays import (
     producer_stream,
     whole,
 )
-from gemmkit.runtime.compile import CodeChanged
 from gemmkit.runtime.recognition import matcher
 from gemmkit.runtime.streams import check_stream, stream_finder
 
 __all__ = ["Plan", "plan"]
 
 
-_TRIES = 3                             # compilations that a change of code may interrupt
-_REMEMBERED = 64                       # calls' addresses that a plan keeps
+class Brought(NamedTuple):
+    """Values of components that a call brings in place of the plan's, and where they stand among the kernel's."""
+
+    slots: tuple[int, ...]
+    values: tuple[Any, ...]
 
 
 class Plan:
@@ -94,13 +96,9 @@ class Plan:
         self._has_work = problem.products > 0 and (bool(self._compiled.behind) or (problem.M > 0 and problem.N > 0))
         norm = normaliser_of(self._compiled.config.epilogue)
         self._row_passes = None if norm is None else norm.passes
-        self._launches: Launches | None = None
-        self._starts: dict[tuple[int, ...], Any] = {}
-        self.values = tuple(self._compiled.values)
-        spec = self._compiled.arguments[0]                    # of which nothing is looked at again where it says so
-        parts = {name: freeze(getattr(self._compiled.config, name)) for name in PARTS} if spec.leaves or spec.facts else {}
-        self.ranges = {problem.given_as(name): found for name, found in leaf_ranges(parts).items()}
-        self._parts = {problem.given_as(name): frozen for name, frozen in parts.items()}
+        self._starts: dict[tuple[int, ...], Start] = {}
+        self._parts = {problem.given_as(name): part for name, part in self._compiled.parts.items()}
+        self.ranges = {problem.given_as(name): found for name, found in self._compiled.ranges.items()}
         self._watch(self._parts)
         self._call: Any = self._call_on_host if self._device < 0 else self._call_on_device()
 
@@ -108,13 +106,6 @@ class Plan:
         """Make `stands`: None where these components have no code of the user's, and captured nothing."""
         guards = Guards(fact for frozen in parts.values() for fact in frozen.facts)
         self.stands: Any = guards.ready() if guards else None
-
-    def leaves(self, name: str, component: Any, frozen: Frozen) -> list[Any]:
-        """The runtime values of a component in the field ``name``, as the kernel takes them."""
-        adapted = component_for_products(component, self._compiled.problem.stack)
-        if name in ("epilogue", "observe_a"):
-            adapted = self._compiled.reserved(name, adapted)
-        return [value for _, value in (frozen if adapted is component else freeze(adapted)).leaves]
 
     def current(self) -> Plan:
         """The plan, prepared anew if code or constants of its components are not what they were.
@@ -134,7 +125,7 @@ class Plan:
         """Keep no array of a component alive: for a plan that gets the components ``names`` with every call."""
         self._origin = None
         self._watch({name: frozen for name, frozen in self._parts.items() if name not in names})
-        self._parts = {}
+        self._parts = self._compiled.parts = {}
         self._compiled.problem.tuning_key = None             # it is made of the components themselves
         if self._compiled.arguments[0].arrays:
             self.config = self._compiled.problem.config = without_arrays(self.config)
@@ -177,27 +168,39 @@ class Plan:
             return self._call_of_matrices(None, a, b, c, out, stream)
         return self._call(None, a, b, c, out, stream)
 
-    def _call_of_matrices(self, values: tuple | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
+    def _call_of_matrices(self, brought: Brought | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
         """A call with operands that have layouts, of which these may have arrays and numbers of their own."""
         layouts = components_of(a, b, out)
         out = out.array if isinstance(out, Matrix) else out
         a, b = arrays(a, b, (c, out))
         frozen = frozen_components(self.config, layouts, self._joined)
-        if frozen:
-            return self._run_with(frozen, layouts, a, b, c, out, stream)
-        return self._call(values, a, b, c, out, stream)
-
-    def _run_with(self, frozen: dict[str, Frozen], layouts: dict[str, Any], a: Any, b: Any, c: Any, out: Any,
-                  stream: Any) -> Any:
-        """`__call__` with the arrays and numbers of other layouts of the planned kinds."""
+        if not frozen:
+            return self._call(brought, a, b, c, out, stream)
         if self._device < 0:
             infos, conf, keywords = self._origin
             return self._emulate(a, b, c, out, self._resolve(infos, conf, {**keywords, **layouts}))
-        self.check_components(frozen, layouts, a, b, c, out)
-        values = list(self.values)
+        return self._call(self.with_components(frozen, layouts, a, b, c, out), a, b, c, out, stream)
+
+    def with_components(self, frozen: dict[str, Frozen], components: dict[str, Any], a: Any, b: Any, c: Any,
+                        out: Any) -> Brought:
+        """What `run` takes for a call with other components of the planned kinds, ``frozen`` as they are, whose arrays are
+        checked here.
+
+        Raises ValueError where one of these shares memory with what the call writes."""
+        self._check_components(frozen, components, a, b, c, out)
+        slots, values = list[int](), list[Any]()
         for name, found in frozen.items():
-            values[self.ranges[name]] = self.leaves(name, layouts[name], found)
-        return self.run(tuple(values), a, b, c, out, stream)
+            adapted = self._adapted(name, components[name])
+            leaves = (found if adapted is components[name] else freeze(adapted)).leaves
+            first = self.ranges[name].start if leaves else 0
+            slots += range(first, first + len(leaves))
+            values += [exact(value) for _, value in leaves]
+        return Brought(tuple(slots), tuple(values))
+
+    def _adapted(self, name: str, component: Any) -> Any:
+        """A component of the field ``name`` as the kernel takes it."""
+        adapted = component_for_products(component, self._compiled.problem.stack)
+        return self._compiled.reserved(name, adapted) if name in ("epilogue", "observe_a") else adapted
 
     def check_held(self, held: Iterable[tuple[str, Held]], a: Any, b: Any, c: Any, out: Any) -> None:
         """Raise ValueError where arrays of components share memory with what a call writes. A new out shares none."""
@@ -209,8 +212,8 @@ class Plan:
         """The result as the kernel sees it, all of a stack."""
         return whole(self._compiled.problem.seen_out(out))
 
-    def check_components(self, frozen: dict[str, Frozen], components: dict[str, Any], a: Any, b: Any, c: Any,
-                         out: Any) -> None:
+    def _check_components(self, frozen: dict[str, Frozen], components: dict[str, Any], a: Any, b: Any, c: Any,
+                          out: Any) -> None:
         """`check_held` for a call with other components in the fields ``frozen``."""
         fixed = [(field, held) for field, held in self._held if field not in frozen]
         if not self._writes:
@@ -224,66 +227,31 @@ class Plan:
         theirs = [of for of in held_by(components) if of[0] in frozen]
         self.check_held([*theirs, *fixed], a, b, c, out)
 
-    def run(self, values: tuple | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
-        """`__call__` with other runtime values of the components (None: the plan's), whose code has been looked at."""
-        return self._call(values, a, b, c, out, stream)
-
-    def fixed(self, values: tuple, names: tuple[str, ...]) -> Any:
-        """`run` with these values, of other components in the fields ``names``, whose arrays have been checked. A function
-        of (a, b, c, out) that costs what a call of the plan does."""
-        made = copy.copy(self)
-        made.values, made._launches = values, None
-        made._held = [held for held in self._held if held[0] not in names]
-        made._call = made._call_on_device()
-        return lambda a, b, c, out: made._call(None, a, b, c, out, None)
+    def run(self, brought: Brought | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
+        """`__call__` with values of components (`with_components`; None: the plan's), whose code has been looked
+        at."""
+        return self._call(brought, a, b, c, out, stream)
 
     def launch(self, stream: int, at: tuple[int, int, int, int]) -> None:
-        """The product of arrays at these addresses (a, b, c, out; 0: none), known to be of the plan's kind and to overlap
+        """The product of arrays at these addresses (out, a, b, c; 0: none), known to be of the plan's kind and to overlap
         nothing, on a stream's handle."""
         if self._has_work:
-            (self._launches or self._bind()).planned(stream, at)
+            self.start()(stream, at)
 
-    def launch_new(self, a: Any, at_a: int, at_b: int, slots: tuple[int, ...] = (), brought: tuple[Any, ...] = ()) -> Any:
-        """The product of operands at these addresses, known to be of the plan's kind, into a new array of a's library; with
-        what components bring at ``slots`` (`slots_of`)."""
-        if self._writes:
-            of_a, of_b = self._infos[:2]
-            check_held(self._held, {"a": of_a._replace(pointer=at_a), "b": of_b._replace(pointer=at_b)})
-        out, at_out = self._allocate()
-        if self._has_work:
-            find = self._find_stream
-            stream = self._stream_of(a) if find is None else find()
-            if slots:
-                self.launch_with(stream, (at_a, at_b, 0, at_out), slots, brought)
-            else:
-                (self._launches or self._bind()).planned(stream, (at_a, at_b, 0, at_out))
-        return out
-
-    def launch_with(self, stream: int, at: tuple[int, int, int, int], slots: tuple[int, ...],
-                    brought: tuple[Any, ...]) -> None:
-        """`launch` with what components bring."""
-        if self._has_work:
-            start = self._starts.get(slots)
-            if start is None:
-                launches = self._launches or self._bind()
-                assert launches.bringing is not None
-                start = self._starts[slots] = launches.bringing(slots)
-            start(stream, at, brought)
-
-    def slots_of(self, components: dict[str, Any], brought: tuple[Any, ...]) -> tuple[int, ...] | None:
-        """Where among the kernel's values what components bring (`gemmkit.kept.seen`) is put. None where a call with them
-        needs more than that: kernels behind the product, or components that are adapted."""
-        compiled, slots = self._compiled, list[int]()
-        if self._writes or self._device < 0 or compiled.behind:
+    def known(self, components: dict[str, Any], brought: tuple[Any, ...], keeps: Any) -> KnownCall | None:
+        """Calls with these components, by what they bring (`gemmkit.kept.seen`). None where they need more than a launch:
+        components that are adapted, or that write."""
+        if self._writes or self._device < 0:
             return None
+        slots = list[int]()
         for name, component in components.items():
-            adapted = component_for_products(component, compiled.problem.stack)
-            if name in ("epilogue", "observe_a"):
-                adapted = compiled.reserved(name, adapted)
-            if adapted is not component:
+            if self._adapted(name, component) is not component:
                 return None
             slots += [self.ranges[name].start + slot for slot in slots_of(component)]
-        return tuple(slots) if len(slots) == len(brought) else None
+        if len(slots) != len(brought):
+            return None
+        like = self._infos[0]._replace(shape=self._shape, dtype=self._dtype)
+        return KnownCall(self.start(tuple(slots)) if self._has_work else _no_launch, like, self.stands, keeps)
 
     def _call_on_device(self) -> Any:
         """The checks and the launch of a call, as a closure: its variables cost less than attributes.
@@ -295,58 +263,57 @@ class Plan:
         without_c = self._infos[2] is None
         has_work, allocate, find_stream = self._has_work, self._allocate, self._find_stream
         fits, shares = self._fits, sharing(self._infos, self._held)
-        fit: set[tuple[int, ...]] = set()
-        launches: Any = None
+        fit = Cache()                          # with the plan's own components, and with what others bring
+        fit_alone = fit if shares is None else Cache()
+        starts, planned = self._starts, self._starts.get(())
 
-        def call(values: tuple | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
-            nonlocal launches
+        def call(brought: Brought | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
+            nonlocal planned
             at_out: Any
             if out is None:
                 out, at_out = allocate()
             else:
                 at_out = match_out(out)
-            given: Any = match_a(a), match_b(b), 0 if without_c and c is None else match_c(c), at_out
-            if given not in fit:
+            given: Any = at_out, match_a(a), match_b(b), 0 if without_c and c is None else match_c(c)
+            if given not in (fit if brought is None else fit_alone):
                 if isinstance(a, Matrix) or isinstance(b, Matrix):
-                    return self._call_of_matrices(values, a, b, c, out, stream)
+                    return self._call_of_matrices(brought, a, b, c, out, stream)
                 if None in given or not fits(*given):
                     self._refuse((("a", a), ("b", b), ("c", c), ("out", out)))
-                if shares is not None and values is None and shares(*given):
+                if brought is None and shares is not None and shares(*given):
                     self.check_held(self._held, a, b, c, out)
-                if shares is None or values is None:
-                    if len(fit) >= _REMEMBERED:
-                        fit.clear()
-                    fit.add(given)
+                (fit if brought is None else fit_alone).keep(given, True)
             if stream is not None:
                 handle = self._stream(stream)
             else:
                 handle = self._stream_of(a) if find_stream is None else find_stream()
             if has_work:
-                if launches is None:
-                    launches = self._bind()
+                start = planned if brought is None else starts.get(brought.slots)
+                if start is None:
+                    start = self.start(() if brought is None else brought.slots)
                     if self._call is not call:                   # code has changed, and with it the plan
-                        return self._call(values, a, b, c, out, stream)
-                if values is None:
-                    launches.planned(handle, given)
-                else:
-                    launches.with_values(handle, given, values)
+                        return self._call(brought, a, b, c, out, stream)
+                    planned = starts.get(())
+                start(handle, given if brought is None else given + brought.values)
             return out
 
         return call
 
-    def _bind(self) -> Launches:
-        with self._lock:
-            for _ in range(_TRIES):
-                if self._launches is None:
-                    try:
-                        self._launches = self._compiled.launches(self._compiled.launchable.bind(), self.values)
-                    except CodeChanged:
-                        problem = self._compiled.problem
-                        self._prepare(dataclasses.replace(problem, config=anew(problem.config)))
-        if self._launches is None:
-            raise RuntimeError(f"code of this plan's components changed {_TRIES} times while it was compiled")
-        self._compiled.launchable.forget_code()
-        return self._launches
+    def start(self, slots: tuple[int, ...] = ()) -> Start:
+        """The launch of calls that bring (out, a, b, c) and values of components at these slots: compiled and loaded
+        once."""
+        found = self._starts.get(slots)
+        if found is None:
+            with self._lock:
+                launch = bound(lambda current: self._launch(slots, current), "this plan's components")
+                found = self._starts[slots] = launch.start
+        return found
+
+    def _launch(self, slots: tuple[int, ...], current: Current) -> Launch:
+        if current is anew:
+            problem = self._compiled.problem
+            self._prepare(dataclasses.replace(problem, config=anew(problem.config)))
+        return self._compiled.launch(slots)
 
     def _refuse(self, arrays: tuple) -> None:
         """Say why these arrays do not fit the plan."""
@@ -371,12 +338,6 @@ class Plan:
         check_out(out, infos)
         raise ValueError("an array is of another library than the plan's; make another plan, or call matmul")
 
-    def stream(self, a: Any, given: Any) -> int:
-        """The handle of a call's stream: a given one, or what a's library uses now."""
-        if given is not None:
-            return self._stream(given)
-        return self._stream_of(a) if self._find_stream is None else self._find_stream()
-
     def _stream(self, stream: Any) -> int:
         handle = as_stream_handle(stream)
         check_stream(handle, self._device)
@@ -386,9 +347,9 @@ class Plan:
         """The stream of a library that has no current one: what the array itself asks for, if it does."""
         return current_stream(self._library, self._device, producer_stream(a, self._library))
 
-    def _call_on_host(self, values: tuple | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
+    def _call_on_host(self, brought: Brought | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
         if isinstance(a, Matrix) or isinstance(b, Matrix):
-            return self._call_of_matrices(values, a, b, c, out, stream)
+            return self._call_of_matrices(brought, a, b, c, out, stream)
         return self._emulate(a, b, c, out)
 
     def _emulate(self, a: Any, b: Any, c: Any, out: Any, problem: Call | None = None) -> Any:
@@ -403,7 +364,7 @@ class Plan:
         check_places(infos)
         if any((i is None) != (p is None) or (i is not None and p is not None and i[1:4] != p[1:4])
                for i, p in zip(infos.values(), self._infos)) or not self._fits(
-                   *(0 if info is None else info.pointer for info in infos.values())):
+                   *(0 if x is None else x.pointer for x in map(infos.get, OPERANDS))):
             self._refuse((("a", a), ("b", b), ("c", c), ("out", out)))
         assert infos["out"] is not None
         check_out(infos["out"], infos)
@@ -411,6 +372,10 @@ class Plan:
         if self._has_work:
             mode.run(compiled, (a, b, c, out))
         return out
+
+
+def _no_launch(stream: int, brought: tuple[Any, ...]) -> None:
+    """Of a product without work."""
 
 
 def _no_array(x: Any) -> int | None:
@@ -441,5 +406,5 @@ def plan(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any 
     keywords.update({name: x for name, x in (("dtype", dtype), ("precision", precision)) if x is not None})
     made = Plan(a, b, c, out, conf, keywords)
     if made._device >= 0 and made._has_work:
-        made._bind()
+        made.start()
     return made

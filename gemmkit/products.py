@@ -15,29 +15,26 @@ from gemmkit.components import Component
 from gemmkit.config import Config
 from gemmkit.configure import sizes_given
 from gemmkit.emulator.mode import current_mode, world
+from gemmkit.launch import KnownCall, cache
 from gemmkit.matrices import Sizes
 from gemmkit.planning import Plan
 from gemmkit.problem import KEYWORDS, PLAIN
 from gemmkit.runtime.arrays import alignment, describe
 from gemmkit.runtime.recognition import KEYS, key_if_given, key_of
 
-__all__ = ["forget_plans", "forgotten_with_plans", "multiply"]
+__all__ = ["multiply"]
+
 
 class Known(NamedTuple):
-    """A plan, what is kept so that ids in its key stay its own, where a call's components are put, and the addresses of
-    arrays that were found to share no memory that they must not."""
+    """A plan, and the configuration whose id is in its key."""
 
     plan: Plan
     conf: Any
-    slots: tuple[int, ...]                      # both of calls with components alone
-    fit: set[tuple[Any, ...]]
 
 
-_plans: dict[Any, Known] = {}                   # by what decides how a call is computed
-_seen: dict[Any, Known] = {}                    # the same plans by what is quickly seen of device arrays and components
-_kinds: dict[Any, Any] = {}                     # of arrays that have been described
-_elsewhere: list[dict[Any, Any]] = []           # of contractions and groups
-_LIMIT = 4096                                   # plans kept in each; beyond it the memory starts anew
+_plans = cache()                                # by what decides how a call is computed
+_seen = cache()                                 # calls of these plans, by what is quickly seen of arrays and components
+_kinds = cache()                                # of arrays that have been described
 
 Otherwise = Callable[[Any, Any, Any, Any, Any, Any, dict[str, Any]], Any]
 
@@ -55,6 +52,8 @@ def multiply(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
         return _planned(None, a, b, c, conf, out, stream, otherwise)
     at_a, key_a = KEYS.get(type(a), key_of)(a, "a")
     at_b, key_b = KEYS.get(type(b), key_of)(b, "b")
+    at_c = at_out = 0
+    brought: tuple[Any, ...] = ()
     if not keywords and c is None and out is None:
         key: Any = key_a, at_a & 15, key_b, at_b & 15, id(conf)                  # & 15: the alignment's class
     else:
@@ -64,25 +63,14 @@ def multiply(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
         if keywords:
             more, brought = _quick_components(keywords)
             key = None if more is None else (*key, *more)
-            known = _seen.get(key)
-            if known is None or (known.plan.stands is not None and not known.plan.stands()):
-                return _with_components(key, a, b, c, conf, out, stream, keywords, otherwise)
-            if out is None and c is None and stream is None:
-                return known.plan.launch_new(a, at_a, at_b, known.slots, brought)
-            at = at_a, at_b, at_c, at_out
-            if out is None or (*at, *brought) not in known.fit:
-                return _with_components(key, a, b, c, conf, out, stream, keywords, otherwise)
-            known.plan.launch_with(known.plan.stream(a, stream), at, known.slots, brought)
-            return out
-    known = _seen.get(key)
-    if known is None:
-        return _planned(key, a, b, c, conf, out, stream, otherwise)
-    made = known.plan
-    if made.stands is not None:
-        made.current()                                                           # the conf's code may not be what it was
-    if c is None and out is None and stream is None:
-        return made.launch_new(a, at_a, at_b)
-    return made.run(None, a, b, c, out, stream)
+    known: KnownCall | None = _seen.get(key)
+    if known is not None:
+        found = known.again(a, at_out, (at_a, at_b, at_c, *brought), out, stream)
+        if found is not None:
+            return found
+    if keywords:
+        return _with_components(key, a, b, c, conf, out, stream, keywords, otherwise)
+    return _planned(key, a, b, c, conf, out, stream, otherwise)
 
 
 def _quick_components(keywords: dict[str, Any]) -> tuple[list[Any] | None, tuple[Any, ...]]:
@@ -105,26 +93,16 @@ def _planned(key: Any, a: Any, b: Any, c: Any, conf: Config | None, out: Any, st
     """A call that is not known by the ``key`` of what is quickly seen, which finds its plan from then on."""
     kind = (_kind(a, "a"), _kind(b, "b"), c is not None and _kind(c, "c"), out is not None and _kind(out, "out"),
             id(conf), world())
-    known = _plans.get(kind)
+    known: Known | None = _plans.get(kind)
     if known is None:
         other = otherwise and otherwise(a, b, c, conf, out, stream, {})
         if other is not None:
             return other
-        known = _remember(_plans, kind, Known(Plan(a, b, c, out, conf, {}), conf, (), set()))
-    if key is not None:
-        _remember(_seen, key, known)
-    return known.plan(a, b, c, out=out, stream=stream)           # which looks whether the conf's code is what it was
-
-
-def forget_plans() -> None:
-    """Plan every product anew: mappings have been tuned."""
-    for plans in (_plans, _seen, *_elsewhere):
-        plans.clear()
-
-
-def forgotten_with_plans(plans: dict[Any, Any]) -> None:
-    """Have `forget_plans` clear another memory of plans, too."""
-    _elsewhere.append(plans)
+        known = _plans.keep(kind, Known(Plan(a, b, c, out, conf, {}), conf))
+    assert known is not None
+    found = known.plan(a, b, c, out=out, stream=stream)          # which looks whether the conf's code is what it was
+    _recognise(key, known, {}, {}, a, b, c, out)
+    return found
 
 
 def _kind(x: Any, name: str) -> Any:
@@ -133,18 +111,9 @@ def _kind(x: Any, name: str) -> Any:
     found = _kinds.get((key, at & 15))
     if found is None:
         info = describe(x, name)
-        found = type(x), info[1:7], alignment(info) if len(info.shape) == 2 else info[0] & 15
-        if len(_kinds) >= _LIMIT:
-            _kinds.clear()
-        _kinds[key, at & 15] = found
+        found = _kinds.keep((key, at & 15), (
+            type(x), info[1:7], alignment(info) if len(info.shape) == 2 else info[0] & 15))
     return found
-
-
-def _remember(plans: dict[Any, Known], key: Any, known: Known) -> Known:
-    if len(plans) >= _LIMIT:
-        plans.clear()
-    plans[key] = known                              # with the conf, so that its id stays its own
-    return known
 
 
 def _with_components(quick: Any, a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
@@ -173,34 +142,27 @@ def _with_components(quick: Any, a: Any, b: Any, c: Any, conf: Config | None, ou
         other = otherwise and otherwise(a, b, c, conf, out, stream, keywords)
         if other is not None:
             return other
-        known = _remember(_plans, key, Known(Plan(a, b, c, out, conf, keywords), conf, (), set()))
+        known = _plans.keep(key, Known(Plan(a, b, c, out, conf, keywords), conf))
         if current_mode() is None:
             known.plan.forget_arrays(frozen)        # those of the conf are kept by the conf
-    made = known.plan
-    made.check_components(frozen, keywords, a, b, c, out)
-    values: list[Any] | None = None
-    for name, f in frozen.items():
-        leaves = made.leaves(name, keywords[name], f)
-        if leaves:
-            values = values or list(made.values)
-            values[made.ranges[name]] = leaves
-    found = made.run(None if values is None else tuple(values), a, b, c, out, stream)
-    if quick is not None:
-        _recognise(quick, known, keywords, given, a, b, c, out)
+    brought = known.plan.with_components(frozen, keywords, a, b, c, out)
+    found = known.plan.run(brought, a, b, c, out, stream)
+    _recognise(quick, known, keywords, given, a, b, c, out)
     return found
 
 
 def _recognise(quick: Any, known: Known, keywords: dict[str, Any], given: dict[str, Any], a: Any, b: Any, c: Any,
                out: Any) -> None:
-    """Have a call found by ``quick``, and its addresses known to be right."""
+    """Have a call found by ``quick`` from then on, and its addresses known to be right."""
+    if quick is None:
+        return
     _, brought = _quick_components(given)
-    found = _seen.get(quick)
-    if found is None or found.plan is not known.plan:
-        slots = known.plan.slots_of({name: x for name, x in keywords.items() if isinstance(x, Component)}, brought)
-        if slots is None:
+    found: KnownCall | None = _seen.get(quick)
+    if found is None or found.stands is not known.plan.stands:
+        found = known.plan.known({name: x for name, x in keywords.items() if isinstance(x, Component)}, brought, known.conf)
+        if found is None:
             return
-        found = _remember(_seen, quick, Known(known.plan, known.conf, slots, set()))
+        _seen.keep(quick, found)
     if out is not None:
-        if len(found.fit) >= _LIMIT:
-            found.fit.clear()
-        found.fit.add((*(key_if_given(x, name)[0] for x, name in ((a, "a"), (b, "b"), (c, "c"), (out, "out"))), *brought))
+        at_out, *others = (key_if_given(x, name)[0] for name, x in (("out", out), ("a", a), ("b", b), ("c", c)))
+        found.allow(at_out, *others, *brought)

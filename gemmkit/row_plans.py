@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +17,7 @@ from gemmkit.kernels.rows.kernel import rows
 from gemmkit.kernels.rows.row import Held, RowsSpec, Source, Streamed
 from gemmkit.kernels.rows.team import BlockTeam, Team, WarpTeam
 from gemmkit.lang.freezing import Frozen, freeze_array, freeze_scalar
-from gemmkit.launch import Call, Calls, Launch, Put, launch_of
+from gemmkit.launch import Current, KnownCall, Launch, Put, Start, cache, launch_of
 from gemmkit.problem import check_out, check_places
 from gemmkit.row_functions import RowFunction
 from gemmkit.runtime.array_info import are_the_same
@@ -46,10 +46,10 @@ RESIDENT = 1024                        # threads of a multiprocessor: while some
 
 def run_rows(x: Any, function: RowFunction, out: Any, stream: Any) -> Any:
     """`gemmkit.rows.rowwise`."""
-    key, brought = _quickly(x, function, out)
-    known = _calls.get(key)
+    key, at_out, brought = _quickly(x, function, out)
+    known: KnownCall | None = _calls.get(key)
     if known is not None:
-        result = known.again(x, brought, 1, out, stream)
+        result = known.again(x, at_out, brought, out, stream)
         if result is not None:
             return result
     info = describe(x, "x")
@@ -74,7 +74,10 @@ def run_rows(x: Any, function: RowFunction, out: Any, stream: Any) -> Any:
     if mode is not None:
         mode.run(RowsLaunch(of_x, of_out, function), (x, out))
         return out
-    _launch(launch_stream(info, handle), of_x, of_out, function, key, brought, info)
+    start = _launch(launch_stream(info, handle), of_x, of_out, function)
+    if key is not None:
+        known = _calls.get(key) or _calls.keep(key, KnownCall(start, info))
+        known.allow(at_out, *brought)
     return out
 
 
@@ -164,10 +167,13 @@ class RowsLaunch:
     def filled(self, arrays: tuple[Any, Any]) -> list[Any]:
         return [arrays[1]]
 
-    def emulate(self, arrays: tuple[Any, Any], seed: int | None) -> None:
-        from gemmkit.emulator.kernels import run_rows
-
-        run_rows(self, *arrays, seed)
+    def emulated(self, arrays: tuple[Any, Any], arena: Any) -> Iterator[tuple[Launchable, tuple[Any, ...]]]:
+        views = {}
+        for name, array, frozen in (("out", arrays[1], self.out), ("x", arrays[0], self.x)):
+            how = dict(readonly=True) if name == "x" and not self.in_place else dict(written=self.in_place)
+            kind = frozen.kind
+            views[name] = arena.view_of(frozen.arrays[0], array, name, kind.unit, kind.alignment, **how)
+        yield self.launchable, (arena.component(self.spec), views["x"], views["out"], *self.shape)
 
 
 def _frozen(info: ArrayInfo, readonly: bool) -> Frozen:
@@ -176,39 +182,33 @@ def _frozen(info: ArrayInfo, readonly: bool) -> Frozen:
 
 # -- on a GPU -------------------------------------------------------------------------------------------------------------
 
-_calls = Calls()
+_calls = cache()
 
 
-def _launch(stream: int, x: ArrayInfo, out: ArrayInfo, function: RowFunction, key: Any, brought: tuple[Any, ...],
-            like: ArrayInfo) -> None:
-    """Launch it, and have the call found by ``key`` from then on; None for one whose arrays are checked each time."""
+def _launch(stream: int, x: ArrayInfo, out: ArrayInfo, function: RowFunction) -> Start:
     held = kept.given_by(function)
 
-    def made(current: Callable[[Any], Any]) -> Launch:
+    def made(current: Current) -> Launch:
         kernel = RowsLaunch(x, out, current(function)).launchable
         at_x, at_out = kernel.slot(1), kernel.slot(2)
         assert at_x is not None and at_out is not None
-        puts = [Put(at_x, 0), Put(at_out, 1), *(Put(slot, n, encoder=kept.number) for n, slot in enumerate(held.slots, 2))]
+        puts = [Put(at_out, 0), Put(at_x, 1), *(Put(slot, n, encoder=kept.number) for n, slot in enumerate(held.slots, 2))]
         return Launch(kernel, puts)
 
-    kind = rows, x[1:6], out[1:6], x.pointer % WORDS, out.pointer % WORDS, are_the_same(x, out), held.key
-    launch = launch_of(kind, made, type(function).__qualname__)
-    launch.run(stream, (x.pointer, out.pointer, *held.brought))
-    if key is not None:
-        known = _calls.get(key)
-        if known is None:
-            known = _calls.keep(key, Call.of(launch, like))
-        known.allow(brought)
+    key = rows, x[1:6], out[1:6], x.pointer % WORDS, out.pointer % WORDS, are_the_same(x, out), held.key
+    start = launch_of(key, made, type(function).__qualname__).start
+    start(stream, (out.pointer, x.pointer, *held.brought))
+    return start
 
 
-def _quickly(x: Any, function: RowFunction, out: Any) -> tuple[Any, tuple[Any, ...]]:
-    """What a call is known by, and what it brings: addresses of x and out (0: a new one), and what the function holds. None
-    for a call whose arguments have to be described."""
+def _quickly(x: Any, function: RowFunction, out: Any) -> tuple[Any, int, tuple[Any, ...]]:
+    """What a call is known by, the address of out (0: a new one), and what else the call brings: x's, and what the function
+    holds. None for a call whose arguments have to be described."""
     if function.outputs or current_mode() is not None:
-        return None, ()
+        return None, 0, ()
     at, of_x = KEYS.get(type(x), key_of)(x, "x")
     at_out, of_out = key_if_given(out, "out")
     key: list[Any] = []
     held: list[Any] = []
     kept.seen(function, key, held)
-    return (of_x, at & 15, of_out, at_out & 15, at == at_out, *key), (at, at_out, *held)
+    return (of_x, at & 15, of_out, at_out & 15, at == at_out, *key), at_out, (at, *held)

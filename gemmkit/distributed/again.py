@@ -20,12 +20,12 @@ from gemmkit.distributed.ranks import Ranks
 from gemmkit.emulator.mode import current_mode
 from gemmkit.joined import Concat
 from gemmkit.lang.freezing import Frozen
+from gemmkit.launch import Cache
 from gemmkit.planning import Plan, plan
 from gemmkit.runtime.recognition import KEYS
 
 __all__ = ["JoinedProduct", "Product", "Repeated", "key_of_call", "known_call", "remember"]
 
-_CALLS, _PLACES = 64, 256              # what is kept of a group, and of a product: beyond it the memory starts anew
 _A_LAYOUT = "global_a_layout"
 
 
@@ -80,10 +80,7 @@ def remember(ranks: Ranks, key: tuple[Any, ...] | None, call: Any) -> Any:
     """The call, which `known_call` finds from then on."""
     if key is None:
         return call
-    if len(ranks.repeated) >= _CALLS:
-        ranks.repeated.clear()
-    ranks.repeated[key] = call
-    return call
+    return ranks.repeated.keep(key, call)
 
 
 class Product:
@@ -108,8 +105,8 @@ class Product:
         if self._plan is None:
             self(a[begin:end], b, None, out[first:first + end - begin])
         else:
-            self._plan.launch(stream, (a.data_ptr() + begin * a.stride(0) * a.element_size(), b.data_ptr(), 0,
-                                       out.data_ptr() + first * out.stride(0) * out.element_size()))
+            self._plan.launch(stream, (out.data_ptr() + first * out.stride(0) * out.element_size(),
+                                       a.data_ptr() + begin * a.stride(0) * a.element_size(), b.data_ptr(), 0))
 
 
 class JoinedProduct(Product):
@@ -117,7 +114,7 @@ class JoinedProduct(Product):
 
     def __init__(self, conf: Config | None, components: dict[str, Any]):
         super().__init__(conf, components)
-        self._at: dict[tuple[int, ...], Any] = {}
+        self._at = Cache()
 
     def of_parts(self, parts: tuple[Any, ...], b: Any, c: Any, out: Any) -> Any:
         places = (*(part.data_ptr() for part in parts), 0 if out is None else out.data_ptr())
@@ -128,9 +125,7 @@ class JoinedProduct(Product):
                 self._is_known = True
                 return multiply(a, b, c, out, self.conf, self.components)
             found = self._planned_at(a, b, c, out)
-            if len(self._at) >= _PLACES:
-                self._at.clear()
-            self._at[places] = found
+            self._at.keep(places, found)
         return found(parts[0], b, c, out)
 
     def _planned_at(self, a: Concat, b: Any, c: Any, out: Any) -> Any:
@@ -139,7 +134,5 @@ class JoinedProduct(Product):
             self._plan = plan(a, b, c, self.conf, out=out, **self.components)
             self._plan.forget_arrays((_A_LAYOUT,))               # a part's memory is the caller's to free
         frozen = {_A_LAYOUT: kept.frozen(a.layout, _A_LAYOUT)}
-        self._plan.check_components(frozen, {_A_LAYOUT: a.layout}, a.array, b, c, out)
-        values = list(self._plan.values)
-        values[self._plan.ranges[_A_LAYOUT]] = self._plan.leaves(_A_LAYOUT, a.layout, frozen[_A_LAYOUT])
-        return self._plan.fixed(tuple(values), (_A_LAYOUT,))
+        brought = self._plan.with_components(frozen, {_A_LAYOUT: a.layout}, a.array, b, c, out)
+        return lambda first, b, c, out: self._plan.run(brought, first, b, c, out, None)

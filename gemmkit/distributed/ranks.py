@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from gemmkit.launch import Cache
+
 __all__ = ["GPU", "Ranks", "ranks_of"]
 
 Statement = dict[str, str]
@@ -34,7 +36,7 @@ class Ranks:
         self.store: Any = dist.PrefixStore("gemmkit/", c10d._get_process_group_store(group))
         self.agreed: dict[tuple[tuple[str, str], ...], Any] = {}        # statements, and what was made for them
         self.inboxes: dict[Any, Any] = {}                               # in symmetric memory, by device and size
-        self.repeated: dict[Any, Any] = {}                              # calls over them (`again.Repeated`), by their keys
+        self.repeated = Cache(64)                                       # calls over them (`again.Repeated`), by their keys
         self.why_plain: str | None = None                               # why the last call did not use one
         self._facts: dict[str, str | None] = {}
         self._met = 0

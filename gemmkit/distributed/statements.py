@@ -21,12 +21,12 @@ from gemmkit.lang.closures import captured
 from gemmkit.lang.fingerprint import digest, read_class, read_closure, read_value
 from gemmkit.lang.package_state import package_digest
 from gemmkit.lang.runtime_fields import Scalar, annotated
+from gemmkit.launch import Cache
 from gemmkit.runtime.arrays import info_of, is_array
 
 __all__ = ["component_text", "gpu_text", "statement_of"]
 
-_texts: dict[str, str] = {}                          # by the fingerprint, which has more in it (alignment)
-_LIMIT = 1024
+_texts = Cache()                                  # by the fingerprint, which has more in it (alignment)
 
 
 def component_text(value: Any) -> str:
@@ -41,12 +41,8 @@ def component_text(value: Any) -> str:
     if not isinstance(value, Component):
         return digest(_text(value))
     key = frozen(value).fingerprint
-    found = _texts.get(key)
-    if found is None:
-        if len(_texts) >= _LIMIT:
-            _texts.clear()
-        found = _texts[key] = digest(_text(value))
-    return found
+    found: str | None = _texts.get(key)
+    return found or _texts.keep(key, digest(_text(value)))
 
 
 def _text(value: Any, is_runtime: bool = False) -> str:

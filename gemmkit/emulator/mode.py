@@ -21,9 +21,12 @@ class Mode:
     seed: int | None = None
 
     def run(self, made: Any, arrays: Any) -> None:
-        """Run a kernel on host arrays. Each family of kernels describes one by an object that has a ``launchable``,
-        ``emulate(arrays, seed)`` and ``filled(arrays)``, the arrays that it fills; kernels of their own come ``behind``."""
-        made.emulate(arrays, self.seed)
+        """Compute on host arrays what a family of kernels describes by an object. The object has a ``launchable``,
+        ``emulated(arrays, arena)`` (`gemmkit.emulator.kernels.run`) and ``filled(arrays)``, the arrays that it fills;
+        kernels of their own come ``behind``."""
+        from gemmkit.emulator.kernels import run
+
+        run(made, arrays, self.seed)
 
 
 _mode: ContextVar[Mode | None] = ContextVar("gemmkit_emulation", default=None)

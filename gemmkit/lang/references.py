@@ -126,7 +126,7 @@ def is_library(thing: Any) -> bool:
     return owner_of(thing) in (Owner.GEMMKIT, Owner.PACKAGE)
 
 
-_HOST = ("runtime", "emulator", "cli", "tuning")
+_HOST = ("runtime", "emulator", "cli", "report", "tuner", "tuning")
 
 
 @lru_cache(maxsize=1)

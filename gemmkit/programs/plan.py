@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -10,24 +10,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmkit.components import freeze
-from gemmkit.emulator import machine
 from gemmkit.emulator.mode import current_mode
-from gemmkit.emulator.user_code import kernel_code
 from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.sm90.maps import Map
 from gemmkit.lang.freezing import Frozen, freeze_array
-from gemmkit.lang.host import View
-from gemmkit.launch import Launch, launch_of
+from gemmkit.launch import Launch, Start, launch_of
 from gemmkit.programs.collectives import TmaOut
 from gemmkit.programs.launches import Given, Launches, bits_of, launches_of
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.modules import NEEDED, ROWS_NEEDED, module_of
 from gemmkit.programs.printed import Printed
 from gemmkit.programs.spare import host_arrays, stream_memory
-from gemmkit.ptx.tma import emulated_map
 from gemmkit.row_plans import RESIDENT
 from gemmkit.runtime.array_info import ArrayInfo, alignment, byte_range, shares_memory, unit_axis
-from gemmkit.runtime.arrays import describe, on_host
+from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.streams import launch_stream
@@ -119,6 +115,11 @@ class ProgramPlan:
     def module(self) -> Any:
         return module_of(self.name, self.text, ROWS_NEEDED if self.is_of_rows else NEEDED)
 
+    @property
+    def spec(self) -> Any:
+        """The component that its kernel takes."""
+        return self.sizes
+
     @cached_property
     def sizes(self) -> Any:
         return self.module.Sizes(**{name: self.extents[name] for name in self.printed.sizes},
@@ -181,7 +182,8 @@ class ProgramPlan:
         resident = RESIDENT // 2 if self.spare else RESIDENT       # what merges 16 shares has some 60 values of a row
         per_sm = max(1, resident // threads) if self.is_of_rows else int(getattr(module, "RESIDENT", 1))
         return Launchable(module.kernel, self.arguments, threads, self.blocks, self.device, ordinal, module.SHARED_BYTES,
-                          cluster=self.cluster.size, blocks_per_sm=per_sm, dependent=hasattr(module, "grid_wait"))
+                          cluster=self.cluster.size, blocks_per_sm=per_sm, dependent=hasattr(module, "grid_wait"),
+                          registers=None if self.is_of_rows else module.WARPGROUPS.warp_registers)
 
     @cached_property
     def given(self) -> dict[str, ArrayInfo]:
@@ -214,7 +216,7 @@ class ProgramPlan:
                 if one in self.results or other in self.results]
 
     @cached_property
-    def _bound(self) -> list[Callable[[int, tuple[int, ...]], None]]:
+    def _bound(self) -> list[Start]:
         return [plan._loaded(launch).start for plan, launch in zip(self.kernels, self.launches.kernels)]
 
     def _loaded(self, launch: Launch) -> Launch:
@@ -229,24 +231,14 @@ class ProgramPlan:
         """Of the arrays of its kernel, those that the kernel fills."""
         return [array.value for array in arrays if array.is_filled]
 
-    def emulate(self, arrays: Sequence[_Given], seed: int | None) -> None:
-        """Run its kernel on NumPy arrays, every access checked. Raises the emulator's errors."""
+    def emulated(self, arrays: Sequence[_Given], arena: Any) -> Iterator[tuple[Launchable, tuple[Any, ...]]]:
         views = {}
         for given in arrays:
             info = self.infos[given.name]
             how = dict(written=False) if given.is_filled else dict(readonly=True)
-            array = on_host(given.value)
-            memory = machine.Memory.for_array(array, given.name, **how)
-            views[given.name] = View(array, memory, unit_axis(info), alignment(info))
-        values = [views[array] if tensor_map is None else emulated_map(views[array], tensor_map.spec, tensor_map.axis)
-                  for array, tensor_map in self.taken]
-        launch = self.launchable
-        with np.errstate(all="ignore"):
-            machine.launch(kernel_code(launch.kernel), (self.sizes, *values), grid=(launch.blocks, 1, 1),
-                           block=(launch.threads, 1, 1), cluster=(launch.cluster, 1, 1),
-                           shared_memory=launch.shared_bytes, dependent=launch.dependent,
-                           max_shared_memory=self.device.shared_memory_per_block, schedule_seed=seed,
-                           registers=None if self.is_of_rows else self.module.WARPGROUPS.warp_registers)
+            views[given.name] = arena.view(given.value, given.name, unit_axis(info), alignment(info), **how)
+        yield self.launchable, (self.sizes, *(views[name] if one is None else arena.map(one, views[name])
+                                              for name, one in self.taken))
 
 
 def shared(one: str, other: str) -> ValueError:

@@ -18,7 +18,7 @@ import numpy as np
 from gemmkit.emulator.mode import current_mode, world
 from gemmkit.lang.fingerprint import read, when_forgetting
 from gemmkit.lang.guards import Guards
-from gemmkit.products import forgotten_with_plans
+from gemmkit.launch import cache
 from gemmkit.programs.launches import FLOATS
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.plan import ProgramPlan
@@ -28,7 +28,6 @@ from gemmkit.runtime.recognition import KEYS, key_of
 
 __all__ = ["plan_of_call", "plans"]
 
-LIMIT = 1024                           # plans kept; beyond it the memory starts anew
 CONSTANTS = (type(None), bool, int, str, np.number)
 
 
@@ -41,9 +40,8 @@ class Kept(NamedTuple):
     functions: list[FunctionType]
 
 
-plans: dict[Any, Kept] = {}            # by what decides how a call is computed
+plans = cache()                        # by what decides how a call is computed
 when_forgetting(plans.clear)           # gemmkit's own code has changed
-forgotten_with_plans(plans)            # mappings have been tuned
 
 
 def plan_of_call(program: Any, arguments: dict[str, Any], mapping: Mapping | None) -> ProgramPlan:
@@ -56,10 +54,8 @@ def plan_of_call(program: Any, arguments: dict[str, Any], mapping: Mapping | Non
     functions = [program.function, *(x for x in arguments.values() if isinstance(x, FunctionType))]
     readings = [] if key is None else [read(x) for x in functions]
     if readings and not any(reading.mutable or reading.of_process for reading in readings):
-        if len(plans) >= LIMIT:
-            plans.clear()
         guards = Guards(fact for reading in readings for fact in reading.guards.facts)
-        plans[key] = Kept(found, guards.ready(), functions)
+        plans.keep(key, Kept(found, guards.ready(), functions))
     return found
 
 

@@ -30,6 +30,7 @@ class Launchable:
     ``target`` is what it is compiled for, and ``ordinal`` the device that it is loaded on. With ``dependent`` a launch may
     begin before the kernel before it in the stream has ended; the kernel waits for that itself (``griddepcontrol.wait``).
     With ``waits`` blocks wait for each other: all must be on the device's multiprocessors at once, or `bind` refuses.
+    ``registers`` says how many a thread of each warp ends with, where warps give and take some.
     """
 
     kernel: Callable[..., None]
@@ -43,8 +44,10 @@ class Launchable:
     blocks_per_sm: int = 1
     dependent: bool = False
     waits: bool = False
+    registers: Sequence[int] | None = None
     formats: list[str] = field(init=False)
     values: list[Any] = field(init=False)
+    _bound: Any = field(init=False, default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         leaves = [leaf for argument in self.arguments for leaf in argument.leaves]
@@ -68,10 +71,12 @@ class Launchable:
         return cubin_of(self.kernel, self.arguments, self.threads, self.target, self.blocks_per_sm)
 
     def bind(self) -> Any:
-        """The kernel as a `gemmkit.runtime.launch.BoundLaunch`: compiled, or found in the cache, and loaded.
+        """The kernel as a `gemmkit.runtime.launch.BoundLaunch`: compiled, or found in the cache, and loaded, once.
 
         Raises CodeChanged where code has changed since the arguments were frozen, and what compiling and loading raise.
         """
+        if self._bound is not None:
+            return self._bound
         cluster = (self.cluster, 1, 1) if self.cluster > 1 else None
         with device.made_current(self.ordinal):
             kernel = _loaded(self.entry().cubin)
@@ -80,6 +85,7 @@ class Launchable:
             if self.waits:
                 workspace.check_residency(kernel, self.ordinal, self.blocks, self.threads, self.shared_bytes,
                                           self.cluster)
+            self._bound = bound
             return bound
 
 

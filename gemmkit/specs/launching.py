@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gemmkit.components import freeze
-from gemmkit.emulator import machine
 from gemmkit.emulator.mode import current_mode
-from gemmkit.emulator.user_code import arguments, kernel_code
-from gemmkit.lang import dialect
 from gemmkit.lang.freezing import freeze_array
-from gemmkit.lang.host import View
 from gemmkit.launch import Launch, Put, launch_of
 from gemmkit.runtime import device
 from gemmkit.runtime.array_info import ArrayInfo, alignment, unit_axis
-from gemmkit.runtime.arrays import describe, on_host
+from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.streams import as_stream_handle, current_stream
 
@@ -100,7 +96,7 @@ class Kernel:
 
         key = self, ordinal, readonly, tuple((info.shape, info.strides, info.dtype, alignment(info)) for info in infos)
         where = current_stream(infos[0].library, ordinal, infos[0].stream) if stream is None else as_stream_handle(stream)
-        launch_of(key, made, self.function.__qualname__).run(where, tuple(info.pointer for info in infos))
+        launch_of(key, made, self.function.__qualname__).start(where, tuple(info.pointer for info in infos))
 
 
 class Emulated(NamedTuple):
@@ -111,22 +107,20 @@ class Emulated(NamedTuple):
     readonly: tuple[bool, ...]
 
     @property
+    def spec(self) -> Any:
+        return self.kernel.component
+
+    @property
     def launchable(self) -> Launchable:
         return self.kernel.launchable(self.readonly, self.infos, device.target())
 
     def filled(self, arrays: Sequence[Array]) -> list[Any]:
         return [array.value for array in arrays if array.is_filled]
 
-    def emulate(self, arrays: Sequence[Array], seed: int | None) -> None:
-        """Run the kernel, every access checked. Raises the emulator's errors."""
-        kernel = self.kernel
-        dialect.check(kernel.component)                       # what the compiler would refuse is refused here
-        seen = [on_host(array.value) for array in arrays]
-        views = [View(x, machine.Memory.for_array(x, array.name, readonly=array.is_readonly, written=not array.is_filled),
-                      unit_axis(info), alignment(info)) for x, array, info in zip(seen, arrays, self.infos)]
-        with np.errstate(all="ignore"):
-            machine.launch(kernel_code(kernel.function), arguments((kernel.component, *views)), grid=(kernel.blocks, 1, 1),
-                           block=(kernel.threads, 1, 1), shared_memory=kernel.shared_bytes, schedule_seed=seed)
+    def emulated(self, arrays: Sequence[Array], arena: Any) -> Iterator[tuple[Launchable, tuple[Any, ...]]]:
+        views = [arena.view(x.value, x.name, unit_axis(info), alignment(info), readonly=x.is_readonly,
+                            written=not x.is_filled) for x, info in zip(arrays, self.infos)]
+        yield self.launchable, (self.spec, *views)
 
 
 def example(shape: Sequence[int], dtype: Any, order: str = "row") -> ArrayInfo:

@@ -117,17 +117,18 @@ def memory_of(compiled: Any) -> Memory:
 
 def job_of(compiled: Any, memory: Memory, cubin: bytes) -> Job:
     """The launch of a product whose arrays lie in ``memory``."""
-    kernel = compiled.launchable
-    infos = [compiled.problem.a, compiled.problem.b, compiled.problem.c, compiled.out]
+    kernel, problem = compiled.launchable, compiled.problem
+    infos = compiled.out, problem.a, problem.b, problem.c              # as `OPERANDS` are
     at = [None if info is None else memory.pointer(info.pointer) for info in infos]
-    pointers = {slot: pointer for slot, pointer in zip(compiled.pointers, at) if slot is not None and pointer is not None}
-    pointers.update(_of_components(compiled, memory))
-    maps = []
-    for slot, tensor_map in compiled.map_slots.items():
-        pointer = at[compiled.order[tensor_map.which]]
+    pointers, maps = _of_components(compiled, memory), list[tuple[int, Pointer, tuple[Any, ...]]]()
+    for slot, which, _, encoder in compiled.puts:
+        pointer = at[which]
         assert pointer is not None
-        maps.append((slot, pointer, tensor_map.encoder.arguments))
-    maps += [(one.slot, pointers[one.pointer], one.map.encoder.arguments) for one in compiled.held_maps]
+        if encoder is None:
+            pointers[slot] = pointer
+        else:
+            maps.append((slot, pointer, encoder.arguments))
+    maps += [(one.slot, pointers[one.which], one.encoder.arguments) for one in compiled.held_maps]
     values = list(kernel.values)
     for slot, _, _ in maps:
         values[slot] = bytes(128)

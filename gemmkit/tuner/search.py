@@ -13,7 +13,7 @@ from typing import Any
 from gemmkit.ahead import Kernel, compiled, kernel_of
 from gemmkit.emulator.mode import is_emulating
 from gemmkit.lang.errors import ConfigError
-from gemmkit.products import forget_plans
+from gemmkit.launch import forget
 from gemmkit.tuner.found import Tried, Tuned
 from gemmkit.tuner.jobs import Memory, contents_of
 from gemmkit.tuner.measuring import Failed, Measuring
@@ -276,7 +276,7 @@ class _Search:
         except OSError as error:
             self.notes.append(f"the result could not be kept: {error}")
             return False
-        forget_plans()
+        forget()
         return True
 
 

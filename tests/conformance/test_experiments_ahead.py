@@ -87,7 +87,7 @@ def test_a_call_on_the_device_finds_what_was_compiled_ahead(case: Experiment, mo
     monkeypatch.setattr(device, "made_current", lambda ordinal: contextlib.nullcontext())
     monkeypatch.setattr(device, "current", lambda: device.H100)
     monkeypatch.setattr(ProgramPlan, "run", run_program)
-    products.forget_plans()                                  # another row's call of the same arrays has been bound
+    products.forget()                                  # another row's call of the same arrays has been bound
     forget_launches()
     x = case.operands(prepare.HostArrays(), 0)
     for name, value in vars(x).items():

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.compiled import Compiled
+from gemmkit.compiled import OPERANDS, Compiled
 from gemmkit.components import Component, field_values
 from gemmkit.emulator.mode import Mode, computed_by
 from gemmkit.kernels.select import FAMILIES
@@ -88,9 +88,9 @@ def parameters_of(compiled: Any, arrays: Sequence[Any], workspaces: Mapping[str,
     for space in compiled.spaces:
         if space.role in workspaces:
             values[space.slot] = _bits(workspaces[space.role])
-    for slot, array in zip(compiled.pointers, arrays):
-        if slot is not None:
-            values[slot] = _bits(np.asarray(array))
+    for slot, which, _, encoder in compiled.puts:
+        if encoder is None:
+            values[slot] = _bits(np.asarray(arrays[("a", "b", "c", "out").index(OPERANDS[which])]))
     return _packed(compiled.launchable, values)
 
 

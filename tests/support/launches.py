@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bench.stand_ins import STREAM
+from gemmkit.launch import Cache
 from gemmkit.runtime import launchable, workspace
 from gemmkit.runtime.launch_config import parameter_struct
 
@@ -53,9 +54,9 @@ class Seen:
         """See the launches of a module of plans, which knows of none yet."""
         launch = plans._launch
 
-        def launched(stream: int, call: Any, *how: Any) -> None:
+        def launched(stream: int, call: Any, *how: Any) -> Any:
             self.calls.append(call)
-            launch(stream, call, *how)
+            return launch(stream, call, *how)
 
         def bind(made: Any) -> Any:
             self.bound += 1
@@ -67,6 +68,6 @@ class Seen:
             return SimpleNamespace(prepare=preparing(started))
 
         patch.setattr(plans, "_launch", launched)
-        patch.setattr("gemmkit.launch._launches", {})
+        patch.setattr("gemmkit.launch._launches", Cache())
         patch.setattr(workspace, "table", self.table)
         patch.setattr(launchable.Launchable, "bind", bind)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from gemmkit.products import forget_plans
+from gemmkit.launch import forget
 from gemmkit.tuning import multistage_mappings
 
 #: The tile of each dtype's only mapping; a warp's is as large.
@@ -29,6 +29,6 @@ def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         smallest = multistage_mappings.TABLES[np.dtype(name)][-1]
         monkeypatch.setitem(multistage_mappings.TABLES, np.dtype(name),
                             (dataclasses.replace(smallest, block=block, warp=block[:2]),))
-    forget_plans()
+    forget()
     yield
-    forget_plans()
+    forget()

@@ -12,6 +12,7 @@ import gemmkit as gk
 from gemmkit import attention_plans
 from gemmkit.emulator.errors import EmulatorError
 from gemmkit.kernels.attention import mma_kernel
+from gemmkit.launch import Cache
 from gemmkit.masks import Causal, Window
 from gemmkit.scores import SoftCap
 from tests.support.attention import close, draw, reference
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.sample(18)
 def by_warps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hopper counts as any GPU; few keys at a time in the emulator are few enough."""
     monkeypatch.setattr(attention_plans, "HOPPER", (0, 0))
-    monkeypatch.setattr("gemmkit.launch._launches", {})
+    monkeypatch.setattr("gemmkit.launch._launches", Cache())
 
 
 MASKS: dict[str, Any] = {

@@ -11,6 +11,7 @@ import pytest
 import gemmkit as gk
 from gemmkit import activations, mlp_plans
 from gemmkit.kernels.mlp import mapping
+from gemmkit.launch import Cache
 from tests.support.machines import BF16, on_machines, poison
 from tests.support.mlp import close, draw, reference, relu, small, whole
 
@@ -22,7 +23,7 @@ KERNELS = pytest.mark.parametrize("by_warps", [False, True], ids=["wgmma", "mma"
 
 @pytest.fixture(autouse=True)
 def own_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gemmkit.launch._launches", {})
+    monkeypatch.setattr("gemmkit.launch._launches", Cache())
 
 
 @pytest.fixture

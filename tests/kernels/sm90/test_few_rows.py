@@ -165,9 +165,9 @@ def test_another_array_of_an_epilogue_compiles_nothing() -> None:
     other = epilogues.Bias(np.arange(136, dtype="f4"))
     from gemmkit.components import freeze
 
-    leaves = made.leaves("epilogue", other, freeze(other))
+    slots, leaves = made.with_components({"epilogue": freeze(other)}, {"epilogue": other}, a, b, None, None)
     assert leaves[0] == other.bias.__array_interface__["data"][0]
-    assert made.ranges["epilogue"].stop - made.ranges["epilogue"].start == len(leaves)
+    assert slots == tuple(range(made.ranges["epilogue"].start, made.ranges["epilogue"].stop))
     with gk.emulate():
         d = gk.matmul(a, b, epilogue=other)
     assert np.array_equal(d.astype(F64), product + np.arange(136))

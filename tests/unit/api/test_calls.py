@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +18,9 @@ import pytest
 
 import gemmkit as gk
 from bench import stand_ins
+from gemmkit.compiled import OPERANDS
 from gemmkit.lang.guards import Fact
-from gemmkit.products import forget_plans
+from gemmkit.launch import forget
 from gemmkit.runtime import device
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.launch_config import CTYPES, PARAMETER_FORMATS
@@ -49,9 +51,9 @@ class Launches:
 def launches() -> Iterator[Launches]:
     made = Launches()
     with stand_ins.gpu(made):
-        forget_plans()
+        forget()
         yield made
-        forget_plans()
+        forget()
 
 
 @pytest.fixture
@@ -67,10 +69,9 @@ def operands(make: Callable[..., Any]) -> tuple[Any, Any, Any]:
 def addresses(run: Any, values: list[int]) -> dict[str, Any]:
     """The addresses of a, b, c and out, and those that the stand-ins' tensor maps are of, by the operand."""
     compiled = run._compiled
-    found: dict[str, Any] = {name: None if slot is None else values[slot]
-                             for name, slot in zip(("a", "b", "c", "out"), compiled.pointers)}
-    for slot, m in compiled.map_slots.items():
-        found[f"map of {('a', 'b', 'c', 'out')[compiled.order[m.which]]}"] = values[slot]
+    found: dict[str, Any] = dict.fromkeys(OPERANDS)
+    for slot, which, _, encoder in compiled.puts:
+        found[OPERANDS[which] if encoder is None else f"map of {OPERANDS[which]}"] = values[slot]
     return found
 
 
@@ -155,7 +156,7 @@ def test_each_launch_has_the_addresses_of_its_call(library: str, make: Any, laun
     sets = [operands(make) for _ in range(3)]
     run = gk.plan(*sets[0][:2])
     launches.formats = run._compiled.launchable.formats
-    assert run.config.kernel == "warp_specialised" and len(run._compiled.map_slots) == 3
+    assert run.config.kernel == "warp_specialised" and sum(put.encoder is not None for put in run._compiled.puts) == 3
     for n in (0, 0, 1, 2, 0, 1, 1):
         a, b, out = sets[n]
         for call in (lambda: run(a, b, out=out), lambda: gk.matmul(a, b, out=out), lambda: gk.matmul(a, b)):
@@ -174,7 +175,7 @@ def test_a_launch_has_the_values_of_the_calls_components(library: str, make: Any
     biases = [make(N, dtype="float32") for _ in range(3)]
     run = gk.plan(a, b, epilogue=gk.epilogues.Bias(biases[0]))
     launches.formats = run._compiled.launchable.formats
-    (slot,) = [n for n, value in enumerate(run.values) if value == describe(biases[0]).pointer]
+    (slot,) = [n for n, value in enumerate(run._compiled.values) if value == describe(biases[0]).pointer]
     for n in (0, 1, 1, 2, 0):
         gk.matmul(a, b, out=out, epilogue=gk.epilogues.Bias(biases[n]))
         _, values = launches.seen[-1]
@@ -201,7 +202,7 @@ def test_a_launch_has_the_tensor_maps_of_the_calls_components(library: str, make
     for n, m in ((0, 0), (1, 2), (2, 1), (0, 0), (1, 1)):
         gk.matmul(a, b, out=out, epilogue=epilogue(others[n], others[m]))
         _, values = launches.seen[-1]
-        assert values[held.slot] == values[held.pointer] == describe(others[n]).pointer
+        assert values[held.slot] == values[held.which] == describe(others[n]).pointer
         assert addresses(run, values) == expected(a, b, out)
         run(a, b, out=out)
         assert launches.seen[-1][1][held.slot] == describe(others[0]).pointer
@@ -401,11 +402,44 @@ def test_code_that_changes_during_the_first_compilation(launches: Launches, monk
     with stand_ins.library("cupy") as make:
         a, b, out = operands(make)
         for call in (lambda: gk.matmul(a, b), lambda: gk.matmul(a, b, out=out)):
-            forget_plans()
+            forget()
             failures[:] = [CodeChanged(Fact("item", {}, "", None))]
             call()
             assert not failures
     assert len(launches.seen) == 2
+
+
+FACTOR = 2.0
+
+
+def test_a_group_is_bound_anew_when_code_changes(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+    """During its first compilation, and between calls of one configuration or of one plan."""
+    from gemmkit.runtime.compile import CodeChanged
+    from gemmkit.runtime.launchable import Launchable
+
+    bind, failures, bound = Launchable.bind, [CodeChanged(Fact("item", {}, "", None))], []
+
+    def seen(self: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        bound.append(self.arguments[0].fingerprint)
+        return bind(self)
+
+    monkeypatch.setattr(Launchable, "bind", seen)
+    monkeypatch.setattr("gemmkit.runtime.workspace.table", lambda ordinal, stream, key, data: 0x7000)
+    with stand_ins.library("cupy") as make:
+        a, b, out = operands(make)
+        conf = gk.plan_grouped([a], [b], epilogue=gk.epilogues.Elementwise(lambda x: x * FACTOR)).config
+        run = gk.plan_grouped([a], [b], conf=conf)
+        gk.grouped([a], [b], conf=conf)
+        assert not failures and len(set(bound)) == 1
+        for factor in (3.0, 4.0):
+            monkeypatch.setattr(sys.modules[__name__], "FACTOR", factor)
+            count = len(bound)
+            for call in (run, partial(gk.grouped, conf=conf)):
+                for _ in range(2):
+                    call([a], [b], out=[out])
+            assert len(bound) == count + 2 and len(set(bound)) == factor - 1
 
 
 # -- new arrays --------------------------------------------------------------------------------------------------------

@@ -12,10 +12,9 @@ import pytest
 
 import gemmkit as gk
 from bench.stand_ins import STREAM, gpu, library
-from gemmkit import compiled
 from gemmkit.epilogues import ColumnReduce, ReLU, RowReduce
 from gemmkit.observers import RowSum
-from gemmkit.runtime import launchable
+from gemmkit.runtime import launchable, workspace
 from gemmkit.runtime.launch_config import parameter_struct
 
 PLACE = 0x7000_0000
@@ -45,7 +44,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, int, l
         return SimpleNamespace(launch=launch, prepare=prepare)
 
     monkeypatch.setattr(launchable.Launchable, "bind", bind)
-    monkeypatch.setattr(compiled, "addresses", lambda device, stream, spaces: tuple(PLACE + 2**20 * n for n in range(len(spaces))))
+    monkeypatch.setattr(workspace, "addresses", lambda device, stream, spaces: tuple(PLACE + 2**20 * n for n in range(len(spaces))))
     yield found
 
 

@@ -17,6 +17,7 @@ from gemmkit import epilogues, layouts, operators, transforms  # noqa: E402
 from gemmkit.distributed import again  # noqa: E402
 from gemmkit.distributed.again import Repeated, key_of_call, known_call, remember  # noqa: E402
 from gemmkit.distributed.pushed import joins, parts_of  # noqa: E402
+from gemmkit.launch import Cache  # noqa: E402
 from gemmkit.runtime import recognition  # noqa: E402
 from gemmkit.runtime.device import H100  # noqa: E402
 from gemmkit.tiling import Tile  # noqa: E402
@@ -35,7 +36,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(recognition.KEYS, torch.Tensor, recognition._torch_keys())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    return SimpleNamespace(repeated={}, why_plain="of another call")
+    return SimpleNamespace(repeated=Cache(64), why_plain="of another call")
 
 
 def keyed(*arrays: Any, conf: Any = None, **components: Any) -> Any:
@@ -114,7 +115,7 @@ def test_a_component_whose_memory_is_another(ranks: Any) -> None:
 
 
 def test_a_bounded_memory(ranks: Any) -> None:
-    for n in range(again._CALLS + 1):
+    for n in range(ranks.repeated.limit + 1):
         remembered(ranks, torch.zeros(n + 1, 2))
     assert len(ranks.repeated) == 1
 
@@ -130,7 +131,7 @@ class Launched:
         self.calls: list[Any] = []
 
     def __call__(self, a: Any, b: Any, c: Any, out: Any) -> Any:
-        self.calls.append((a.data_ptr(), b.data_ptr(), 0, out.data_ptr()))
+        self.calls.append((out.data_ptr(), a.data_ptr(), b.data_ptr(), 0))
         return out
 
     def launch(self, stream: int, at: Any) -> None:
@@ -141,7 +142,7 @@ def test_rows_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first time they are multiplied, the second time planned, and launched from then on: of the same addresses."""
     made, first = Launched(), []
     monkeypatch.setattr(again, "multiply", lambda a, b, c, out, conf, components: first.append(
-        (a.data_ptr(), b.data_ptr(), 0, out.data_ptr())))
+        (out.data_ptr(), a.data_ptr(), b.data_ptr(), 0)))
     monkeypatch.setattr(again, "plan", lambda *arrays, **keywords: made)
     for a in (torch.zeros(10, 6), torch.zeros(6, 10).T, torch.zeros(10, 16)[:, :6]):
         b, out = torch.zeros(6, 4, dtype=torch.float16), torch.zeros(8, 4, dtype=torch.float16)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
+from gemmkit.launch import Cache
 from gemmkit.programs import plan as module
 from gemmkit.programs.launches import bits_of
 from gemmkit.programs.spare import BEGIN
@@ -36,7 +37,7 @@ class Bound:
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     log: list[Any] = []
-    monkeypatch.setattr("gemmkit.launch._launches", {})
+    monkeypatch.setattr("gemmkit.launch._launches", Cache())
     monkeypatch.setattr("gemmkit.runtime.device.available", lambda: False)
     monkeypatch.setattr(Launchable, "bind", lambda self: Bound(self, log))
     monkeypatch.setattr(Encoder, "__call__", lambda self, address: address.to_bytes(128, "little"))

@@ -12,7 +12,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import programs as gp
-from gemmkit.products import forget_plans
+from gemmkit.launch import forget
 from gemmkit.programs import remembered
 from gemmkit.runtime.device import H100, assumed
 from tests.support import chains
@@ -202,9 +202,9 @@ def test_what_can_change_in_place_is_not_kept() -> None:
 
 def test_tuned_mappings_and_many_calls_forget(monkeypatch: pytest.MonkeyPatch) -> None:
     first = planned(*heads())
-    forget_plans()
+    forget()
     assert planned(*heads()) is not first
-    monkeypatch.setattr(remembered, "LIMIT", 3)
+    monkeypatch.setattr(remembered.plans, "limit", 3)
     for rows in range(1, 9):
         planned(*heads(rows))
         assert len(remembered.plans) <= 3

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gemmkit.launch import Cache
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.specs import launching
 from gemmkit.specs.launching import Array, Kernel
@@ -43,7 +44,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     monkeypatch.setattr(launching.Launchable, "bind", lambda launchable: made.bind(launchable))
     monkeypatch.setattr(launching.device, "made_current", lambda ordinal: nullcontext())
     monkeypatch.setattr(launching.device, "current", lambda: launching.device.H100)
-    monkeypatch.setattr("gemmkit.launch._launches", {})
+    monkeypatch.setattr("gemmkit.launch._launches", Cache())
     return made
 
 

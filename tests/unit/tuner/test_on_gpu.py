@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.products import forget_plans
+from gemmkit.launch import forget
 from gemmkit.runtime import cache
 from gemmkit.tuner import subjects
 from gemmkit.tuner.jobs import Job
@@ -24,10 +24,10 @@ pytestmark = pytest.mark.gpu
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("GEMMKIT_CACHE_DIR", str(tmp_path))
     cache.default_cache.cache_clear()
-    forget_plans()
+    forget()
     yield tmp_path
     cache.default_cache.cache_clear()
-    forget_plans()
+    forget()
 
 
 @pytest.mark.sample(4)

@@ -12,6 +12,7 @@ import pytest
 import gemmkit as gk
 from gemmkit import contraction, operators
 from gemmkit.grouped_call import GroupPlan
+from gemmkit.groups import Tables
 from gemmkit.lang.members import PLACES
 from gemmkit.planning import Plan
 from gemmkit.tuner.jobs import group_job_of, group_memory_of
@@ -118,7 +119,7 @@ def test_a_job_of_a_group_is_its_launch(folder: Path) -> None:
     job = group_job_of(made, memory, b"cubin")
     assert (job.blocks, job.threads, job.values) == (made.blocks, made.config.threads, tuple(made.launchable.values))
     assert sorted(slot for table in job.tables for slot in table.slots) == sorted(space.slot for space in made.spaces)
-    packed, starts = plan._packed(plan.infos)
+    packed, (starts, _) = made.tables.packed(Tables.places(plan.infos)), made.tables.starts
     for role, table in zip(starts, job.tables, strict=True):
         content = bytearray(table.content)
         for offset, pointer in table.addresses:
