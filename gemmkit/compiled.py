@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from gemmkit.adapters import for_products, for_transpose, widened
 from gemmkit.completing import Behind, Completion, Rescaling, normaliser_of, reductions_of, reserve, reserved
 from gemmkit.component_arrays import arrays_of
 from gemmkit.components import Component, at_path, freeze, with_at_path
@@ -17,14 +18,11 @@ from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.lang.kinds import ViewKind
 from gemmkit.launch import Launch, Put
 from gemmkit.layouts import Layout, Plain
-from gemmkit.per_product import for_products
 from gemmkit.problem import Call
 from gemmkit.runtime.arrays import ArrayInfo, describe, flipped, info_of, shares_memory, unit_axis, whole
 from gemmkit.runtime.arrays import on_host as as_numpy
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.workspace import on_host, spaces_of
-from gemmkit.transposed import for_transpose
-from gemmkit.wide import widened
 
 __all__ = ["OPERANDS", "PARTS", "Compiled", "Nothing"]
 

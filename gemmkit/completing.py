@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, cast
 
+from gemmkit.adapters import Adapted
 from gemmkit.components import Component, freeze, with_fields, without_arrays
 from gemmkit.config import Config
-from gemmkit.epilogues import Composed, Default, Epilogue, Fold
+from gemmkit.epilogues import Default, Epilogue
 from gemmkit.epilogues.normalise import Normalise
 from gemmkit.epilogues.reduce import Reduce
 from gemmkit.kept import number
@@ -20,7 +21,6 @@ from gemmkit.kernels.common.rescaling import PIECES, STEP, WARP, WARPS, Rescaler
 from gemmkit.kernels.spec import Shape, Spec, StackShape
 from gemmkit.lang.freezing import Frozen
 from gemmkit.launch import Launch, Put
-from gemmkit.per_product import Adapted
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.workspace import spaces_of
 
@@ -68,13 +68,11 @@ def reserve(name: str, component: Any, conf: Config, spec: Spec, sizes: tuple[in
             return part.reserved(next(counted), slots, across, products, accumulator)
         if isinstance(part, Normalise):
             return part.reserved(len(reductions_of(component)), spec, sizes[:2], products, accumulator, conf.global_d_layout)
-        if isinstance(part, Composed):
-            return with_fields(part, {name: of(getattr(part, name)) for name in ("first", "second")})
-        if isinstance(part, Fold):
-            return with_fields(part, {"then": of(part.then)})
-        return with_fields(part, {"epilogue": of(part.epilogue)}) if isinstance(part, Adapted) and part.reduces else part
+        if isinstance(part, Adapted) and part.reduces:
+            return with_fields(part, {"epilogue": part.epilogue.mapped(of)})
+        return part
 
-    return of(component)
+    return component.mapped(of)
 
 
 @dataclass

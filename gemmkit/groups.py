@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.adapters import for_products
 from gemmkit.compiled import Nothing
 from gemmkit.component_arrays import check_held
 from gemmkit.components import freeze, with_fields
@@ -24,7 +25,6 @@ from gemmkit.lang.kinds import ViewKind
 from gemmkit.lang.members import EXTENTS, PLACES, PLACES_DTYPE, SIZES_DTYPE
 from gemmkit.launch import Launch, Put
 from gemmkit.layouts import Plain
-from gemmkit.per_product import for_products
 from gemmkit.problem import Call, check_out, held_by
 from gemmkit.runtime.arrays import ArrayInfo, alignment, byte_range, overlaps, shares_memory, unit_axis
 from gemmkit.runtime.launchable import Launchable

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
+from gemmkit.adapters import component_for_products
 from gemmkit.compiled import OPERANDS, Compiled
 from gemmkit.completing import normaliser_of
 from gemmkit.component_arrays import ALONGSIDE, Held, arrays_of, check_held
@@ -18,7 +19,6 @@ from gemmkit.lang.freezing import Frozen
 from gemmkit.lang.guards import Guards
 from gemmkit.launch import Cache, Current, KnownCall, Launch, Start, bound
 from gemmkit.matrices import Matrix, arrays, components_of, frozen_components, result, unwrapped
-from gemmkit.per_product import component_for_products
 from gemmkit.placement import fitting, sharing
 from gemmkit.problem import Call, check_out, check_places, held_by, resolve
 from gemmkit.runtime.allocation import allocator

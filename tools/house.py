@@ -38,7 +38,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
                   "selection", "attention_call", "mlp_call", "rows", "glu_call", "lstm", "dual"),
     "plans": ("ahead", "inspection", "planning", "compiled", "launch", "completing", "groups", "row_functions", "row_plans",
               "attention_plans", "mlp_plans", "attention_operands", "mlp_operands", "problem", "configure", "placement",
-              "stacks", "vectors", "per_product", "wide", "transposed"),
+              "stacks", "vectors", "adapters"),
     "tuning": ("tuning/",),
     "epilogues": ("epilogues/", "observers"),
     "kernels": ("kernels/", "config", "config_rules", "block_sparse"),

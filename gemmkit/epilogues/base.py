@@ -8,11 +8,11 @@ An epilogue that needs whole tiles overrides ``tile``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
-from gemmkit.components import Component
+from gemmkit.components import Component, with_fields
 from gemmkit.kernels.common.elements import column_of, delivered, row_of, transform_within
 from gemmkit.kernels.common.lanes import store_together
 from gemmkit.kernels.common.tile_copy import inside
@@ -26,6 +26,7 @@ from gemmkit.ptx.special import lane_index
 from gemmkit.tiling import Tile, parallelise, translate
 
 ELEMENT = Tile(M=1, N=1)
+E = TypeVar("E")
 
 
 class Alongside(NamedTuple):
@@ -182,6 +183,10 @@ class Epilogue(Component):
         """The epilogues that it is composed of, in their order."""
         return (self,)
 
+    def mapped(self, change: Callable[[Epilogue], Epilogue]) -> Epilogue:
+        """The epilogue with ``change(stage)`` for each that it is composed of; itself where all stay as they are."""
+        return change(self)
+
     @property
     def stores_itself(self) -> bool:
         """Whether it has its own way of storing tiles: then the kernel may not store D for it."""
@@ -235,6 +240,16 @@ class Epilogue(Component):
     def writes(self) -> bool:
         """Whether it writes anything beside D: then it must not be asked for an element that is out of range."""
         return bool(self.outputs)
+
+
+def answered_by(field: str, *names: str) -> Callable[[type[E]], type[E]]:
+    """A class's properties ``names`` (and host methods) are those of the epilogue in its ``field``."""
+    def answering(cls: type[E]) -> type[E]:
+        for name in names:
+            setattr(cls, name, property(lambda self, name=name: getattr(getattr(self, field), name)))      # type: ignore[misc]
+        return cls
+
+    return answering
 
 
 def finish_element(x: Any, n: int, epilogue: Any, tile: Any) -> Any:
@@ -313,6 +328,11 @@ class Composed(Epilogue):
 
     def stages(self) -> tuple[Epilogue, ...]:
         return (*self.first.stages(), *self.second.stages())
+
+    def mapped(self, change: Callable[[Epilogue], Epilogue]) -> Epilogue:
+        first, second = self.first.mapped(change), self.second.mapped(change)
+        same = first is self.first and second is self.second
+        return self if same else cast(Epilogue, with_fields(self, {"first": first, "second": second}))
 
     @property
     def reduces(self) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
-from gemmkit.epilogues.base import Composed, Default, Epilogue, finish_edge_element, finished
+from gemmkit.components import with_fields
+from gemmkit.epilogues.base import Composed, Default, Epilogue, answered_by, finish_edge_element, finished
 from gemmkit.kernels.common.elements import delivered
 from gemmkit.kernels.common.lanes import store_together
 from gemmkit.kernels.common.tile_copy import inside
@@ -23,6 +25,7 @@ LINE = Tile(M=1, N=OCTET)              # of each part, and of D
 
 
 @dataclass(frozen=True)
+@answered_by("then", "finishes_blocks", "is_last", "neighbours", "of_result", "reads_tiles", "reduces", "writes")
 class Fold(Epilogue):
     """D's element (m, n) is ``f`` of the parts' at (m, n): ``f(gate, up)``, or with the coordinates ``f(gate, up, m, n)``.
 
@@ -125,35 +128,12 @@ class Fold(Epilogue):
     def passes_on(self) -> bool:
         return False
 
-    @property
-    def reads_tiles(self) -> bool:
-        return self.then.reads_tiles
-
-    @property
-    def reduces(self) -> bool:
-        return self.then.reduces
-
-    def of_result(self, layout: Any) -> Any:
-        return self.then.of_result(layout)
-
-    @property
-    def finishes_blocks(self) -> bool:
-        return self.then.finishes_blocks
-
-    @property
-    def neighbours(self) -> int:
-        return self.then.neighbours
-
-    @property
-    def is_last(self) -> bool:
-        return self.then.is_last
-
-    @property
-    def writes(self) -> bool:
-        return self.then.writes
-
     def stages(self) -> tuple[Epilogue, ...]:
         return (self, *self.then.stages())
+
+    def mapped(self, change: Callable[[Epilogue], Epilogue]) -> Epilogue:
+        then = self.then.mapped(change)
+        return change(self if then is self.then else cast(Fold, with_fields(self, {"then": then})))
 
     def check(self, M: int, N: int) -> None:
         check = getattr(self.then, "check", None)

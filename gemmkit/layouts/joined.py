@@ -25,7 +25,7 @@ GRAIN = 256                            # elements: the longest tile of a block a
 @dataclass(frozen=True)
 class Part(Component):
     """An array that a layout holds beside the operand's own: of a stack's products each has a matrix of it
-    (`gemmkit.per_product`)."""
+    (`gemmkit.adapters`)."""
 
     array: Array
 

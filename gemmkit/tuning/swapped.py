@@ -42,7 +42,7 @@ def fields(infos: Infos, layouts: Layouts, given: dict[str, Any], sizes: tuple[i
     """The fields of a configuration of the transposed product; None where it is not the one to compute.
 
     ``given`` are the caller's components, which see coordinates of A, B and D. An epilogue that finishes elements and
-    transforms of B are asked with them (`gemmkit.transposed`); with any other component a product is computed as it is.
+    transforms of B are asked with them (`gemmkit.adapters`); with any other component a product is computed as it is.
     """
     if device.arch[0] != 9 or not _sees_elements(given) or not _suit_tma(infos, layouts):
         return None

@@ -12,11 +12,11 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import Tile, inspection, layouts
+from gemmkit.adapters import component_for_products
 from gemmkit.emulator import machine as emulated
 from gemmkit.epilogues import Bias, Elementwise, Epilogue, ReLU, Residual, Scale, Store
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import FPUOp, MMAOp, WGMMAOp
-from gemmkit.per_product import component_for_products
 from gemmkit.runtime.device import H100
 from gemmkit.transforms import Elementwise as Transformed
 from gemmkit.tuning.mappings import MAPPINGS

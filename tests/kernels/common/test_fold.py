@@ -219,16 +219,16 @@ def test_complex_numbers(machine: Any, dtype: str) -> None:
 @pytest.mark.parametrize("machine", [MACHINES["emulator"], PTX], ids=str)
 def test_functions_of_large_results_get_wide_coordinates(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 2^31 elements; here every size counts as such. A place that is computed does not fit 32 bits."""
-    from gemmkit import wide
+    from gemmkit import adapters
 
-    monkeypatch.setattr(wide, "COUNT", 1)
+    monkeypatch.setattr(adapters, "COUNT", 1)
     rng = np.random.default_rng(11)
     x, w, v = (whole(rng, shape, "f4") for shape in ((9, 8), (8, 13), (8, 13)))
     with machine.session():
         run = gk.plan(x, gk.Braid(w, v), epilogue=Fold(lambda gate, up, m, n: gate - up + ((m + 1) * 4_000_000_000 + n) // 4_000_000_000)
                       | epilogues.Elementwise(lambda y, m, n: y + (m * 3_000_000_000) // 3_000_000_000))
         got = run(x, gk.Braid(w, v))
-    assert isinstance(run._compiled.config.epilogue, wide.WideFold)
+    assert isinstance(run._compiled.config.epilogue, adapters.WideFold)
     m, _ = np.indices((9, 13))
     np.testing.assert_array_equal(got, x @ w - x @ v + 2 * m + 1)
 

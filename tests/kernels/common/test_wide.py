@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import epilogues, inspection, layouts, operators, transforms
+from gemmkit import adapters, epilogues, inspection, layouts, operators, transforms
+from gemmkit.adapters import WideLayout, coordinate_bits
 from gemmkit.components import freeze
 from gemmkit.kernels.spec import Condition
 from gemmkit.lang.wide import COUNT
 from gemmkit.planning import plan
 from gemmkit.runtime.arrays import ArrayInfo
-from gemmkit.wide import WideEpilogue, WideLayout, coordinate_bits
 from tests.support.checks import assert_close
 
 ROW = layouts.RowMajor("float32")
@@ -146,8 +146,20 @@ def test_a_large_array_of_a_component_makes_it_wide(monkeypatch: pytest.MonkeyPa
     sizes = (65, 64, 64)
     small, large = (spec_of(sizes, {}, monkeypatch, epilogue=Noise(Array(count)) | epilogues.ReLU())[0].skeleton.epilogue
                     for count in (COUNT - 1, COUNT))
-    assert coordinate_bits(small.first) == 32 and isinstance(large.first, WideEpilogue)
+    assert coordinate_bits(small.first) == 32 and coordinate_bits(large.first) == 64
     assert type(large.second) is epilogues.ReLU
+
+
+def test_reductions_of_a_large_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An array for each product: what is asked of a reduction is asked of the one in the adapter."""
+    monkeypatch.setattr(adapters, "COUNT", 1)
+    a, sums = np.ones((3, 8, 4), np.float32), np.empty((3, 8), np.float32)
+    with gk.emulate():
+        gk.matmul(a, a.transpose(0, 2, 1), epilogue=epilogues.RowReduce(sums, "sum"))
+        placed = epilogues.Combine(lambda x, y: x + y, 0, of=lambda x, m, n: x + m * n)
+        with pytest.raises(ValueError, match=r"out or an array of RowReduce has .*op.of\(x, m, n\)"):
+            gk.matmul(a, a.transpose(0, 2, 1), epilogue=epilogues.RowReduce(sums, placed))
+    assert (sums == 32).all()
 
 
 @dataclass(frozen=True)

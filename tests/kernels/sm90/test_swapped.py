@@ -122,6 +122,23 @@ def test_tf32_with_a_transform_and_an_epilogue(machine: Any, order: str, rng: np
     assert is_swapped(made) == (order == "nn")
 
 
+@pytest.mark.kin(5)
+@on_machines
+def test_functions_of_large_results_get_wide_coordinates(machine: Any, monkeypatch: pytest.MonkeyPatch,
+                                                         rng: np.random.Generator) -> None:
+    """Of 2^31 elements; here every size counts as such. A place that is computed does not fit 32 bits."""
+    from gemmkit import adapters
+
+    monkeypatch.setattr(adapters, "COUNT", 1)
+    M, N, K = 70, 41, 37
+    a, b = few(rng, (M, K), F32), few(rng, (K, N), F32)
+    k, n, m = np.arange(K)[:, None], np.arange(N), np.arange(M)[:, None]
+    d, made = multiplied(machine, a, b, "nn", operator=TF32,
+                         transform_global_to_shared_b=Elementwise(lambda x, k, n: x + (k * 3_000_000_000 + n) // 3_000_000_000),
+                         epilogue=ReLU() | epilogues.Elementwise(lambda x, m, n: x + (m * 3_000_000_000 + n) // 3_000_000_000))
+    assert np.array_equal(d, (a @ (b + k)).clip(0) + m) and is_swapped(made)
+
+
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("rows, depth", [(64, 32), (128, 32), (256, 32), (128, 64), (64, 16), (64, 8)], ids=str)
 def test_fragments_meet_in_no_bank(rows: int, depth: int, rng: np.random.Generator) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gemmkit
-from gemmkit import wide
+from gemmkit import adapters
 from gemmkit.emulator.user_code import arguments
 from gemmkit.lang.dialect import check
 from gemmkit.lang.errors import ComponentError
@@ -105,5 +105,5 @@ def test_a_module_named_like_gemmkit_is_the_users(tmp_path, monkeypatch):
         check(layers.Raising("float32"))
     with pytest.raises(ComponentError, match="takes 2 arguments"):
         check_methods(layers.Short("float32"), "global_a_layout")
-    assert wide._computes(layers.Raising("float32")) and not wide._computes(RowMajor("float32"))
+    assert adapters._computes(layers.Raising("float32")) and not adapters._computes(RowMajor("float32"))
     assert type(arguments([layers.Rooted()])[0]) is not layers.Rooted
