@@ -40,7 +40,7 @@ from gemmkit.lang.registers import apply
 from gemmkit.lang.returned import number, numbers
 from gemmkit.lang.wide import COUNT, NARROW, WIDE, narrowed
 from gemmkit.lang.wide import widened as wide
-from gemmkit.layouts import Layout
+from gemmkit.layouts import ArrayLayout, GlobalLayout, ResultLayout
 from gemmkit.layouts.joined import Part
 from gemmkit.problem import described
 from gemmkit.runtime.arrays import ArrayInfo, whole
@@ -212,14 +212,14 @@ class PartOfStack(Part):
 
 
 @dataclass(frozen=True)
-class WideLayout(Layout):
+class WideLayout(GlobalLayout, ResultLayout):
     """A layout whose methods get 64-bit coordinates. Tiles are loaded and stored element by element: a ``load`` or ``store``
     of its own, which are there for speed alone, would get the coordinates of tiles, of 32 bits."""
 
-    layout: Layout
+    layout: Any
     coordinate_bits = WIDE
 
-    def __init__(self, layout: Layout):
+    def __init__(self, layout: ArrayLayout):
         object.__setattr__(self, "layout", layout)
         object.__setattr__(self, "dtype", layout.dtype)
 
@@ -227,7 +227,7 @@ class WideLayout(Layout):
         return self.layout.element(data, wide(i), wide(j), wide(shape))
 
     def store_element(self, data: Any, i: int, j: int, value: Any, shape: Any) -> None:
-        self.layout.store_element(data, wide(i), wide(j), value, wide(shape))       # type: ignore[attr-defined]
+        self.layout.store_element(data, wide(i), wide(j), value, wide(shape))
 
     def k_range(self, begin: int, end: int, shape: Any) -> tuple:
         first, last = self.layout.k_range(wide(begin), wide(end), wide(shape))
@@ -275,7 +275,7 @@ def for_products(conf: Config, stack: tuple[int, ...] | None) -> Config:
 
 def component_for_products(component: Component, stack: tuple[int, ...] | None) -> Component:
     """A transform, an epilogue or a layout as kernels of a stack take it; any other component as it is."""
-    if isinstance(component, Layout):
+    if isinstance(component, ArrayLayout):
         return component if stack is None else _layout_for_products(component, stack)
     if isinstance(component, Epilogue):
         return component.mapped(lambda stage: _epilogue_for_products(stage, stack))
@@ -396,8 +396,8 @@ def _computes(component: Component) -> bool:
                for value in field_values(component).values())
 
 
-def _wide_layout(layout: Layout, name: str, size: int) -> WideLayout:
-    if layout.packed > 1:
+def _wide_layout(layout: ArrayLayout, name: str, size: int) -> WideLayout:
+    if isinstance(layout, ResultLayout) and layout.packed > 1:
         raise ValueError(f"{name} or an operand has {size} elements; packed results are of products below {COUNT}: compute "
                          "the rows in several calls")
     if name == "out" and not hasattr(layout, "store_element"):

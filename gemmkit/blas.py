@@ -13,7 +13,7 @@ from gemmkit.epilogues.factors import InMemory, Parts, factor
 from gemmkit.joined import Braid
 from gemmkit.lang.given import check_dtype
 from gemmkit.lang.record_types import conjugate
-from gemmkit.layouts import Layout
+from gemmkit.layouts import ArrayLayout
 from gemmkit.matmul_call import matmul
 from gemmkit.matrices import Matrix, arrays, transposed
 from gemmkit.operators import Algebra, Operator, dual
@@ -181,7 +181,7 @@ def _operated(trans: str, x: Any, name: str, operator: Any = None) -> tuple[Any,
     return x if trans == "N" else transposed(x, int(in_parts)), _Operand(seen.shape, seen.dtype, info)
 
 
-def _numbers(info: ArrayInfo, layout: Layout, name: str) -> ArrayInfo:
+def _numbers(info: ArrayInfo, layout: ArrayLayout, name: str) -> ArrayInfo:
     """An array, described as one of numbers: those whose parts lie along a last axis count as one element each."""
     try:
         return seen_stack(info, layout)

@@ -17,7 +17,7 @@ from gemmkit.kernels.spec import Shape, StackShape
 from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.lang.kinds import ViewKind
 from gemmkit.launch import Launch, Put
-from gemmkit.layouts import Layout, Plain
+from gemmkit.layouts import ArrayLayout, Plain
 from gemmkit.problem import Call
 from gemmkit.runtime.arrays import ArrayInfo, describe, flipped, info_of, shares_memory, unit_axis, whole
 from gemmkit.runtime.arrays import on_host as as_numpy
@@ -211,7 +211,7 @@ def _seen(array: Any, layout: Any, info: Any) -> Any:
     return np.lib.stride_tricks.as_strided(first, stack.shape, steps, writeable=array.flags.writeable)
 
 
-def _operand(info: ArrayInfo | None, layout: Layout, readonly: bool) -> Frozen:
+def _operand(info: ArrayInfo | None, layout: ArrayLayout, readonly: bool) -> Frozen:
     if info is None:
         return freeze(Nothing())
     axis = layout.axis if isinstance(layout, Plain) else unit_axis(info)

@@ -25,7 +25,7 @@ from gemmkit.kernels.spec import Condition, Spec
 from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.given import check_methods
-from gemmkit.layouts import Layout, Zero
+from gemmkit.layouts import GlobalLayout, ResultLayout, Zero
 from gemmkit.operators import Operator
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
@@ -49,10 +49,10 @@ def of_transpose(field: str) -> str:
 class Problem(Component):
     """What decides the result."""
 
-    global_a_layout: Layout
-    global_b_layout: Layout
-    global_c_layout: Layout
-    global_d_layout: Layout
+    global_a_layout: GlobalLayout
+    global_b_layout: GlobalLayout
+    global_c_layout: GlobalLayout
+    global_d_layout: ResultLayout
     operator: Operator
     transform_global_to_shared_a: Transform = Identity()
     transform_global_to_shared_b: Transform = Identity()
@@ -70,14 +70,14 @@ class Problem(Component):
         for name in "ab":
             layout = getattr(self, f"global_{name}_layout")
             ways = (getattr(self, f"transform_{way}_{name}") for way in ("global_to_shared", "shared_to_regs"))
-            if isinstance(layout, Layout):
+            if isinstance(layout, GlobalLayout):
                 transformed = any(not getattr(way, "is_identity", False) for way in ways)
                 check_methods(layout, f"global_{name}_layout")
                 seen = layout.as_operand(name, transformed)
-                rule(isinstance(seen, Layout), f"global_{name}_layout", layout, f"its as_operand returned {seen!r}; a "
+                rule(isinstance(seen, GlobalLayout), f"global_{name}_layout", layout, f"its as_operand returned {seen!r}; a "
                       "Layout is needed")
                 object.__setattr__(self, f"global_{name}_layout", seen)
-        if isinstance(self.global_b_layout, Layout) and isinstance(self.global_d_layout, Layout):
+        if isinstance(self.global_b_layout, GlobalLayout) and isinstance(self.global_d_layout, ResultLayout):
             stored = result_layout(self.global_b_layout, self.epilogue, self.global_d_layout)
             object.__setattr__(self, "global_d_layout", stored)
 
@@ -198,8 +198,9 @@ class Config(Problem, Mapping):
             "out": (self.global_d_layout, self.shared_d_layout, self.transform_shared_to_global_d,
                     self.transform_regs_to_shared_d, self.mem_cd_warp, self.mem_cd_thread)}
         tiles = {"a": block.MK, "b": block.KN, "c": block.MN, "out": block.MN}
-        extents = {name: (rows, operands[name][0].finished_columns(columns)) for name in operands if arrays is not None
-                   for rows, columns in (arrays.extents(name),)}
+        extents = {} if arrays is None else {name: arrays.extents(name) for name in operands}
+        if arrays is not None:
+            extents["out"] = extents["out"][0], self.global_d_layout.finished_columns(extents["out"][1])
         whole = tuple(name in extents and is_whole(extents[name], fields[-1]) for name, fields in operands.items())
         known = self._by_class.get(whole)
         if known is not None and arrays is not None and self.family.is_specialised(known, self, arrays):

@@ -18,7 +18,7 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.given import check_methods
 from gemmkit.lang.narrowing import narrows, refusal
 from gemmkit.lang.records import part_dtypes
-from gemmkit.layouts import Braided, Layout, Plain
+from gemmkit.layouts import ArrayLayout, Braided, Plain
 from gemmkit.layouts.braided import OCTET
 from gemmkit.observers import Observer
 from gemmkit.operators import Operator
@@ -109,7 +109,7 @@ def check_fields(fields: dict[str, Any]) -> None:
 
 
 def _check_global_layout(name: str, layout: Any) -> None:
-    rule(isinstance(layout, Layout), name, layout, "a Layout is needed, for example RowMajor('float16')")
+    rule(isinstance(layout, ArrayLayout), name, layout, "a Layout is needed, for example RowMajor('float16')")
     if name == "global_d_layout":
         rule(layout.writable, name, layout, "it has neither store_element nor store, so D cannot be written with it")
     else:

@@ -10,7 +10,7 @@ from gemmkit.config import Config
 from gemmkit.config_rules import check_fields
 from gemmkit.kernels.common.rules import rule
 from gemmkit.lang.errors import ConfigError
-from gemmkit.layouts import Layout
+from gemmkit.layouts import GlobalLayout
 from gemmkit.operators import Operator
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.tiling import Tile
@@ -19,8 +19,8 @@ from gemmkit.tuning.complete import complete
 __all__ = ["device_given", "get_config", "products_given", "sizes_given"]
 
 
-def get_config(*, operator: Operator, global_a_layout: Layout, gemm_shape: Any = None, device: DeviceInfo | None = None,
-               **fields: Any) -> Config:
+def get_config(*, operator: Operator, global_a_layout: GlobalLayout, gemm_shape: Any = None,
+               device: DeviceInfo | None = None, **fields: Any) -> Config:
     """A complete configuration from an operator, A's layout and whatever else is given.
 
     ``gemm_shape`` (a dict or Tile of M, N, K, or a tuple of the three; a dict may have ``batch``, the number of products of

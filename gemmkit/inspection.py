@@ -23,7 +23,7 @@ from gemmkit.compiled import Compiled
 from gemmkit.components import freeze
 from gemmkit.config import Config
 from gemmkit.configure import device_given, products_given, sizes_given
-from gemmkit.layouts import Layout, Plain, Zero
+from gemmkit.layouts import ArrayLayout, Plain, Zero
 from gemmkit.problem import HOST, Call
 from gemmkit.runtime.arrays import ArrayInfo, describe
 from gemmkit.runtime.assemble import Assembled, ResourceUsage, assemble, disassemble, instruction_counts
@@ -124,7 +124,7 @@ def compiled_kernel(compiled: Compiled, device: DeviceInfo) -> CompiledKernel:
     return CompiledKernel(conf, device, ptx, assemble(ptx, device.arch_name))
 
 
-def _imagined(name: str, layout: Layout, rows: int, columns: int, place: int) -> ArrayInfo | None:
+def _imagined(name: str, layout: ArrayLayout, rows: int, columns: int, place: int) -> ArrayInfo | None:
     """A dense array in a plain layout, as the compiler sees one."""
     if isinstance(layout, Zero):
         return None if name == "c" else ArrayInfo(_ADDRESS, (rows, columns), (columns, 1), np.dtype(layout.dtype), place,

@@ -11,7 +11,7 @@ from typing import Any
 
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.given import check_dtype
-from gemmkit.layouts import Braided, ColMajor, Joined, Layout, RowMajor
+from gemmkit.layouts import Braided, ColMajor, GlobalLayout, Joined, RowMajor
 from gemmkit.layouts.braided import MOST
 from gemmkit.matrices import Matrix, transposed
 from gemmkit.runtime.arrays import ArrayInfo, describe
@@ -96,7 +96,7 @@ class Braid(Matrix):
         return f"<Braid of {len(self.parts)} matrices of shape {shape}, {self.dtype}>"
 
 
-def joined(arrays: tuple, infos: list[ArrayInfo], axis: int) -> Layout:
+def joined(arrays: tuple, infos: list[ArrayInfo], axis: int) -> GlobalLayout:
     """The layout of matrices joined along an axis of the last two, from the first on."""
     layout, boundary = _plain(infos[0]), infos[0].shape[axis - 2]
     for array, info in zip(arrays[1:], infos[1:]):
@@ -105,7 +105,7 @@ def joined(arrays: tuple, infos: list[ArrayInfo], axis: int) -> Layout:
     return layout
 
 
-def _plain(info: ArrayInfo) -> Layout:
+def _plain(info: ArrayInfo) -> GlobalLayout:
     rows, columns = info.strides[-2:]
     return (ColMajor if rows == 1 and columns != 1 else RowMajor)(info.dtype)
 

@@ -8,7 +8,7 @@ The product's inputs are read where they are: ``x`` beside ``h`` as A, ``w`` abo
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.given import check_dtype, function_given
 from gemmkit.lang.narrowing import fitting
 from gemmkit.lang.registers import apply
-from gemmkit.layouts import Braided
+from gemmkit.layouts import Braided, Joined
 from gemmkit.matmul_call import matmul
 from gemmkit.matrices import Matrix
 from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like
@@ -106,7 +106,7 @@ def lstm_cell(x: Any, h: Any, c: Any, w: Any, u: Any, b: Any = None, *, activati
     if state is None:
         info = describe(c, "c")
         state = empty_like(c, info.shape, info.dtype)
-    braid = Matrix(w, Braided(weights.layout, about["h"].shape[1], GATES))
+    braid = Matrix(w, Braided(cast(Joined, weights.layout), about["h"].shape[1], GATES))
     matmul(inputs, braid, out=out, epilogue=Fold(_cell(c, vector)) | KeptState(state), **keywords)
     return out, state
 

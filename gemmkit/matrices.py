@@ -23,7 +23,7 @@ import numpy as np
 from gemmkit import kept
 from gemmkit.components import Component, Frozen
 from gemmkit.lang.given import check_dtype
-from gemmkit.layouts import ColMajor, Layout, Plain, RowMajor
+from gemmkit.layouts import ArrayLayout, ColMajor, Plain, RowMajor
 from gemmkit.layouts import Diagonal as DiagonalLayout
 from gemmkit.layouts import Generated as GeneratedLayout
 from gemmkit.layouts import Symmetric as SymmetricLayout
@@ -55,8 +55,8 @@ class Matrix:
     [5.0, 7.0]
     """
 
-    def __init__(self, array: Any, layout: Layout, shape: tuple[int, ...] | None = None):
-        if not isinstance(layout, Layout):
+    def __init__(self, array: Any, layout: ArrayLayout, shape: tuple[int, ...] | None = None):
+        if not isinstance(layout, ArrayLayout):
             raise TypeError(f"layout={layout!r}: a Layout is needed, for example RowMajor('float16')")
         self.array, self.layout = array, layout
         info = None if array is None else describe(array, "array")
@@ -164,7 +164,7 @@ class Generated(Matrix):
     """
 
     def __init__(self, f: Any, shape: tuple[int, int], dtype: Any, *arguments: Any):
-        from gemmkit.layouts.generated import MOST
+        from gemmkit.layouts.structured import MOST
 
         if len(arguments) > MOST:
             raise TypeError(f"Generated() got {len(arguments)} arguments for its function; {MOST} are the most: put numbers "

@@ -22,7 +22,7 @@ from gemmkit.configure import sizes_given
 from gemmkit.emulator.mode import is_emulating
 from gemmkit.epilogues import parts, result_layout
 from gemmkit.lang.given import check_dtype, check_methods, dtype_given
-from gemmkit.layouts import ColMajor, Interleaved, Layout, Plain, RowMajor, Zero
+from gemmkit.layouts import ArrayLayout, ColMajor, GlobalLayout, Interleaved, Plain, ResultLayout, RowMajor, Zero
 from gemmkit.matrices import Sizes
 from gemmkit.operators import Algebra, MMAOp, Operator
 from gemmkit.runtime.array_info import are_the_same
@@ -132,7 +132,7 @@ def checked_keywords(keywords: dict[str, Any], what: str = "matmul") -> dict[str
         if not isinstance(keywords[name], Transform):
             raise TypeError(f"{name}={keywords[name]!r}: a Transform is needed; wrap a function in transforms.Elementwise")
     for name in set(keywords) & set(LAYOUTS):
-        if not isinstance(keywords[name], Layout):
+        if not isinstance(keywords[name], ArrayLayout):
             raise ConfigError(f"{name}={keywords[name]!r}: a Layout is needed, for example RowMajor('float16')")
     check_fields({name: value for name, value in keywords.items() if name not in PLAIN})
     return keywords
@@ -277,7 +277,7 @@ def _rows_and_columns(name: str, info: ArrayInfo, conf: Config | None,
     return info.shape[:count], *(found if isinstance(found, tuple) and len(found) == 2 else (None, None))
 
 
-def _layout(name: str, info: ArrayInfo | None, conf: Config | None, keywords: dict[str, Any]) -> Layout | None:
+def _layout(name: str, info: ArrayInfo | None, conf: Config | None, keywords: dict[str, Any]) -> ArrayLayout | None:
     """The layout of operand ``name``: as given, of the configuration, or the plain one of its array."""
     field = f"global_{'d' if name == 'out' else name}_layout"
     if field in keywords:
@@ -304,21 +304,21 @@ def asked_dtype(keywords: dict[str, Any], conf: Config | None, out: ArrayInfo | 
 
 
 def _layouts(infos: dict[str, ArrayInfo | None], conf: Config | None, keywords: dict[str, Any],
-             dtype: np.dtype | None = None) -> dict[str, Layout | None]:
+             dtype: np.dtype | None = None) -> dict[str, ArrayLayout | None]:
     """The layouts of A, B, C and D; ``dtype`` is that of a D which the call makes, None where it is open."""
-    out: dict[str, Layout | None] = {}
+    out: dict[str, ArrayLayout | None] = {}
     for name in ("a", "b", "c", "out"):
         out["d" if name == "out" else name] = _layout(name, infos[name], conf, keywords)
     if conf is None:
         embed(out, keywords.get("operator"))
     if out["d"] is None and dtype is not None and out["a"] is not None and out["b"] is not None:
         out["d"] = new_layout(out["a"], out["b"], dtype, RowMajor)
-    if isinstance(out["b"], Layout) and isinstance(out["d"], Layout):
+    if isinstance(out["b"], GlobalLayout) and isinstance(out["d"], ResultLayout):
         out["d"] = result_layout(out["b"], keywords.get("epilogue", getattr(conf, "epilogue", None)), out["d"])
     return out
 
 
-def _seen(info: ArrayInfo | None, layout: Layout | None, name: str) -> ArrayInfo | None:
+def _seen(info: ArrayInfo | None, layout: ArrayLayout | None, name: str) -> ArrayInfo | None:
     if info is None or layout is None:
         return info
     if not isinstance(layout, Plain):
@@ -336,7 +336,7 @@ def has_parts(info: ArrayInfo, operator: Operator | None) -> bool:
             and info.dtype.kind != "c" and info.dtype.names is None)
 
 
-def layout_of(info: ArrayInfo, name: str, operator: Operator | None = None) -> Layout:
+def layout_of(info: ArrayInfo, name: str, operator: Operator | None = None) -> Plain:
     """The plain layout of a matrix, or of each of a stack: column-major if only its first axis is contiguous.
 
     Where it `has_parts` they are the last axis.
@@ -352,7 +352,7 @@ def layout_of(info: ArrayInfo, name: str, operator: Operator | None = None) -> L
     return (ColMajor if rows == 1 and columns != 1 and info.shape[-2] > 1 else RowMajor)(info.dtype)
 
 
-def _sizes(infos: dict[str, ArrayInfo | None], layouts: dict[str, Layout | None], gemm_shape: Any,
+def _sizes(infos: dict[str, ArrayInfo | None], layouts: dict[str, ArrayLayout | None], gemm_shape: Any,
            vectors: Vectors) -> tuple[int, int, int]:
     found: dict[str, tuple[str, int]] = {}
 
@@ -401,7 +401,7 @@ def _sizes(infos: dict[str, ArrayInfo | None], layouts: dict[str, Layout | None]
 
 # -- configuration ----------------------------------------------------------------------------------------------------
 
-def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: tuple[int, int, int],
+def _configure(infos: dict[str, Any], layouts: dict[str, ArrayLayout | None], sizes: tuple[int, int, int],
                keywords: dict[str, Any], device: DeviceInfo, products: int = 1,
                candidate: Candidate | None = None, new: type[Plain] = RowMajor) -> tuple[Config, str]:
     """The configuration of a product, and what chose its mapping (`Call`); ``new`` is how a D lies that the call makes."""

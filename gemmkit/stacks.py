@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.layouts import Layout, Plain
+from gemmkit.layouts import ArrayLayout, Plain
 from gemmkit.runtime.array_info import ArrayInfo, steps_of
 
 __all__ = ["check_dimensions", "check_steps", "first_matrices", "first_matrix", "leading", "seen_stack", "stack_of",
@@ -21,17 +21,17 @@ __all__ = ["check_dimensions", "check_steps", "first_matrices", "first_matrix", 
 
 LIMIT = 2**31 - 2**10                  # products are counted in 32 bits
 
-Layouts = Mapping[str, Layout | None]
+Layouts = Mapping[str, ArrayLayout | None]
 Infos = Mapping[str, ArrayInfo | None]
 
 
-def leading(info: ArrayInfo, layout: Layout | None) -> int:
+def leading(info: ArrayInfo, layout: ArrayLayout | None) -> int:
     """How many dimensions of an array are a stack's: those before a matrix's."""
     own = None if layout is None else layout.dimensions_of(info)
     return 0 if own is None else max(0, len(info.shape) - own)
 
 
-def check_dimensions(info: ArrayInfo, layout: Layout, name: str) -> None:
+def check_dimensions(info: ArrayInfo, layout: ArrayLayout, name: str) -> None:
     """Raise ValueError for an array of fewer dimensions than its layout's matrices have."""
     own = layout.dimensions_of(info)
     if own is not None and len(info.shape) < own:
@@ -89,7 +89,7 @@ def _extents(infos: Infos, layouts: Layouts) -> tuple[int | None, ...]:
     return tuple(found)
 
 
-def _misfits(info: ArrayInfo, layout: Layout | None, M: int | None, N: int | None) -> bool:
+def _misfits(info: ArrayInfo, layout: ArrayLayout | None, M: int | None, N: int | None) -> bool:
     return (isinstance(layout, Plain) and layout.dimensions_of(info) == 2 and None not in (M, N)
             and info.shape[-2:] != (M, N))
 
@@ -115,7 +115,7 @@ def first_matrix(info: ArrayInfo, count: int, stack: tuple[int, ...] | None) -> 
     return info._replace(shape=info.shape[count:], strides=info.strides[count:], steps=steps)
 
 
-def seen_stack(info: ArrayInfo, layout: Layout) -> ArrayInfo:
+def seen_stack(info: ArrayInfo, layout: ArrayLayout) -> ArrayInfo:
     """All matrices of an array as ``layout`` sees them, in the stack's own dimensions.
 
     Raises ValueError for an array that the layout does not take.

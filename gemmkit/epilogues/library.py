@@ -15,7 +15,7 @@ from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.narrowing import fitting
 from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert_all, fill
-from gemmkit.layouts import Layout
+from gemmkit.layouts import ArrayLayout, GlobalLayout
 from gemmkit.runtime.arrays import ArrayInfo, describe, info_of, is_array
 from gemmkit.stacks import leading
 
@@ -72,15 +72,15 @@ class LinearCombination(Epilogue):
     alpha: Scalar
     beta: Scalar
     c: Array
-    layout: Layout
+    layout: GlobalLayout
 
     beside = "c"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.layout, Layout):
+        if not isinstance(self.layout, ArrayLayout):
             raise TypeError(f"LinearCombination(layout={self.layout!r}): a Layout is needed, for example "
                             "RowMajor('float16')")
-        if type(self.layout).element is Layout.element:
+        if not isinstance(self.layout, GlobalLayout) or type(self.layout).element is GlobalLayout.element:
             raise TypeError(f"LinearCombination(layout={self.layout!r}): it has no element(data, i, j, shape), so c cannot "
                             "be read")
         for name in ("alpha", "beta"):

@@ -14,7 +14,7 @@ from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.given import check_dtype
 from gemmkit.lang.narrowing import fitting
 from gemmkit.lang.registers import apply
-from gemmkit.layouts import ColMajor, Layout, RowMajor
+from gemmkit.layouts import ArrayLayout, ColMajor, RowMajor
 from gemmkit.runtime.arrays import ArrayInfo, describe, info_of, is_array
 
 
@@ -107,7 +107,7 @@ class _WithArray(Epilogue):
         if self.layout is None:
             column_major = info.strides[-2] == 1 and info.strides[-1] != 1
             object.__setattr__(self, "layout", (ColMajor if column_major else RowMajor)(info.dtype))
-        elif not isinstance(self.layout, Layout):
+        elif not isinstance(self.layout, ArrayLayout):
             raise TypeError(f"{kind}(layout={self.layout!r}): a Layout is needed, for example RowMajor('float16')")
         elif (self.layout.dimensions_of(info) or 2) != 2:
             raise ValueError(f"{kind}(layout={self.layout!r}): the layout of a matrix of 2 dimensions is needed, as its "

@@ -12,8 +12,8 @@ from gemmkit.lang.control import split
 from gemmkit.lang.given import dtype_given, function_given, required
 from gemmkit.lang.registers import apply
 from gemmkit.lang.returned import number
-from gemmkit.layouts.base import Layout
-from gemmkit.layouts.packed import Packed
+from gemmkit.layouts.base import ResultLayout
+from gemmkit.layouts.plain import Packed
 
 __all__ = ["Pack"]
 
@@ -71,7 +71,7 @@ class Pack(Pairwise):
     def is_last(self) -> bool:
         return True
 
-    def of_result(self, layout: Layout) -> Layout:
+    def of_result(self, layout: ResultLayout) -> ResultLayout:
         return layout if isinstance(layout, Packed) else Packed(layout)
 
     @property

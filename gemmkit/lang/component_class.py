@@ -123,11 +123,12 @@ def has_fields(cls: Any) -> bool:
 def _check_contract(cls: Any) -> None:
     """A kind of component says which methods a kernel asks for (`device_methods`); a user's class overrides one of them, and
     has none that is one letter off."""
-    kinds = [base for base in cls.__mro__ if isinstance(base, ComponentClass)]
-    if len(kinds) < 3 or "device_methods" not in vars(kinds[-2]):              # of no kind that a kernel asks
+    kinds = [base for base in cls.__mro__ if isinstance(base, ComponentClass)][:-1]
+    if len(kinds) < 2 or "device_methods" not in vars(kinds[-1]):              # of no kind that a kernel asks
         return
-    kind, contract = kinds[-2], cls.device_methods
-    classes = kinds[:-2]
+    contracts = [base for base in kinds if base is kinds[-1] or "is_contract" in vars(base)]
+    kind, contract = contracts[0], cls.device_methods
+    classes = [base for base in kinds if base not in contracts]
     defined = {name for base in classes for name in vars(base)}
     of_user = {name for base in classes if not is_fixed(base) for name in vars(base)}
     used = {name for base in classes for value in vars(base).values() if hasattr(value, "__code__")
@@ -140,7 +141,7 @@ def _check_contract(cls: Any) -> None:
     if not defined & set(contract):
         raise TypeError(f"{cls.__qualname__} defines none of the methods of {kind.__qualname__} that a kernel asks for: "
                         f"{', '.join(contract)}")
-    for name, other in vars(kind).get("needs", {}).items():
+    for name, other in getattr(kind, "needs", {}).items():
         if name in defined and other not in defined:
             raise TypeError(f"{cls.__qualname__} has {name} and not {other}, which edges and other kernels ask for; write "
                             f"{other}, too")

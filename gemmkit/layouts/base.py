@@ -1,14 +1,18 @@
-"""The contract of layouts, and what a layout gets for free.
+"""The contracts of layouts: what an operand is read through, how a tile is staged, how a result is written.
 
-A **global layout** says where an operand's elements come from (and go to). ``element(data, i, j, shape)`` is enough: (i,
-j) are the row and the column in the whole operand, ``data`` the array as the user passed it, and ``shape`` has the
-run-time ``M``, ``N``, ``K``. An element out of range is never asked for.
+| role | a kernel asks | enough is |
+|---|---|---|
+| `GlobalLayout` | for elements and tiles of A, B and C, and which part of K matters | ``element(data, i, j, shape)`` |
+| `ResultLayout` | to store elements and tiles of D | ``store_element(data, i, j, value, shape)`` |
+| `SharedLayout` | where a tile's elements lie in shared memory | `SharedLayout` names its methods |
 
-Of a stack of products they get the array of one product, if the layout says how many dimensions that has
-(``array_ndim``), and ``shape.batch`` is the product's number in any case.
+(i, j) are the row and the column in the whole operand, ``data`` the array as the user passed it, and ``shape`` has the
+run-time ``M``, ``N``, ``K``. An element out of range is never asked for. Of a stack of products the methods get the array of
+one product, if the layout says how many dimensions that has (``array_ndim``), and ``shape.batch`` is the product's number in
+any case.
 
-A **shared layout** says where a tile's elements lie in shared memory. The plain layouts (:mod:`gemmkit.layouts.plain`)
-are both.
+A class has the roles that it serves in: the plain layouts (:mod:`gemmkit.layouts.plain`) have all, a swizzled tile has one.
+`Layout` has all, for layouts of your own.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gemmkit.components import Component
-from gemmkit.lang.component_class import dataclass
+from gemmkit.lang.component_class import ComponentClass, dataclass
 from gemmkit.lang.control import each
 from gemmkit.lang.given import dtype_given
 from gemmkit.lang.registers import generate
@@ -31,53 +35,57 @@ WIDE = 16                              # bytes of the widest access of a thread
 
 
 @dataclass(frozen=True)
-class Layout(Component):
-    """Base class of layouts: ``dtype`` is the type of the elements that ``element`` returns.
-
-    Ten lines are a layout (a Toeplitz matrix that is never materialised):
-
-    >>> @dataclass(frozen=True)
-    ... class Toeplitz(Layout):
-    ...     def element(self, data, m, k, shape):
-    ...         return data[m - k + shape.K - 1]
-    """
+class AnyLayout(Component):
+    """What layouts of all roles have: ``dtype`` is the type of the elements."""
 
     dtype: Any
 
+    is_contract = True
     device_methods = ("element", "load", "store_element", "store", "k_range", "row_offset", "column_offset",
                       "of_stored", "is_as_stored",
                       "leading", "position", "load_shared", "store_shared", "store_words")         # of shared layouts
     needs = MappingProxyType({"load": "element"})            # what edges and other kernels ask for beside
     without_value = ("store_element", "store", "store_shared", "store_words")
 
-    in_planes = False                    # whether a shared tile has numbers part by part (`Planes`)
-    array_ndim: ClassVar[int | None] = None
-    near = False                         # whether all elements lie within 2**31 bytes of the array's first
-    packed = 1                           # columns that an epilogue makes one of, where it is D's layout
-    folds = 1                            # columns that a kernel computes for one of D, where it is D's layout
-    comb = 1                             # how far apart along ``vector_axis`` the neighbours in memory are
-
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "dtype", dtype_given(self.dtype, type(self).__qualname__))
 
-    # -- device methods ---------------------------------------------------------------------------------------------
+    @property
+    def vector_axis(self) -> int | None:
+        """The axis along which neighbours are neighbours in memory, or None."""
+        return None
 
-    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
-        """The element in row ``i``, column ``j`` of the operand."""
-        raise TypeError(f"{type(self).__qualname__} has no element(data, i, j, shape): it cannot be read")
 
-    def load(self, data: Any, tile: Any, shape: Any) -> tuple:
-        """All elements of a tile that lies inside the operand, first dimension fastest."""
-        return load_elements(self, data, tile, shape)
+@dataclass(frozen=True)
+class SharedLayout(AnyLayout):
+    """How a tile is staged in shared memory.
 
-    def store(self, data: Any, tile: Any, values: tuple, shape: Any) -> None:
-        """Store a tile's elements, first dimension fastest."""
-        store_elements(self, data, tile, values, shape)
+    Device methods: ``position(coord, leading)`` is where an element lies, in elements; ``leading(size)`` what it is told of
+    the tile; ``load_shared(pointer, tile, leading)``, ``store_shared(pointer, tile, values, leading)`` and ``store_words``
+    (of 32-bit words) move a thread's tile. On the host ``physical_size(rows, columns)`` is how many elements a tile takes.
+    """
 
-    def k_range(self, begin: int, end: int, shape: Any) -> tuple:
-        """The range of K in which rows (of A) or columns (of B) ``begin`` to ``end`` can be other than nothing."""
-        return 0, shape.K
+    is_contract = True
+    in_planes = False                    # whether a tile has numbers part by part (`Planes`)
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether `position` of a sum of coordinates is the sum of their positions, where tiles begin at multiples of their
+        extents. A swizzle is not."""
+        return True
+
+
+@dataclass(frozen=True)
+class ArrayLayout(AnyLayout):
+    """What operands and results have in common: an array in global memory, and how a matrix lies in it."""
+
+    is_contract = True
+    array_ndim: ClassVar[int | None] = None
+    near = False                         # whether all elements lie within 2**31 bytes of the array's first
+    comb = 1                             # how far apart along ``vector_axis`` the neighbours in memory are
+
+    readable = writable = False
 
     def row_offset(self, data: Any, i: int) -> int:
         """How many bytes behind the first element of the array row ``i`` begins, where `is_separable`: in 64 bits, or, where
@@ -97,41 +105,15 @@ class Layout(Component):
         return False
 
     @property
-    def is_linear(self) -> bool:
-        """Of a shared layout: whether `position` of a sum of coordinates is the sum of their positions, where tiles begin at
-        multiples of their extents. A swizzle is not."""
-        return True
-
-    @property
-    def neighbours(self) -> int:
-        """How many neighbours along `vector_axis`, from a multiple of as many on, are neighbours in memory for certain."""
-        return 1
-
-    @property
-    def readable(self) -> bool:
-        return type(self).element is not Layout.element or type(self).load is not Layout.load
-
-    @property
-    def writable(self) -> bool:
-        return hasattr(self, "store_element") or type(self).store is not Layout.store
-
-    @property
     def is_plain(self) -> bool:
         """Whether its elements are those of a strided matrix as they lie in memory, and nothing of its own is done to read
         them: raw words can then stand for them, and TMA can move them."""
         return False
 
     @property
-    def stored(self) -> Layout | None:
-        """The plain layout of the array, where an element is a function of the array's element at its place: its method
-        ``of_stored(value, i, j)``. TMA can then bring tiles, and the function be applied in place, but to those
-        blocks that ``is_as_stored(i, j, rows, columns)`` says it would not change."""
-        return self if self.is_plain else None
-
-    @property
-    def vector_axis(self) -> int | None:
-        """The axis along which neighbours are neighbours in memory, or None."""
-        return None
+    def neighbours(self) -> int:
+        """How many neighbours along `vector_axis`, from a multiple of as many on, are neighbours in memory for certain."""
+        return 1
 
     @property
     def contiguous_axis(self) -> int | None:
@@ -142,26 +124,6 @@ class Layout(Component):
     def run(self) -> int:
         """How many elements along ``vector_axis`` a thread should move: what makes its accesses 16 bytes wide."""
         return max(1, WIDE // self.dtype.itemsize)
-
-    def packs(self, tile: Any) -> bool:
-        """Whether ``load_packed(data, tile, shape)`` loads tiles of threads such as this, as 32-bit words."""
-        return False
-
-    def as_operand(self, name: str, transformed: bool) -> Layout:
-        """The layout where it stands for operand ``name`` ("a" or "b"): `k_range` may differ between them.
-
-        ``transformed`` says that a transform acts on the elements; it may make something of nothing, so that no part of
-        K can be skipped.
-        """
-        return self
-
-    def of_result(self, layout: Layout) -> Layout:
-        """How D is stored where this is the layout of B and D's array has ``layout``."""
-        return layout
-
-    def finished_columns(self, columns: int) -> int:
-        """Columns of D, where this is its layout and the kernel computes so many."""
-        return columns
 
     def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
         """The operand's rows and columns as far as the array says."""
@@ -192,6 +154,136 @@ class Layout(Component):
 
     def check(self, array: ArrayInfo | None, rows: int, columns: int, name: str) -> None:
         """Raise ValueError when the array cannot be an operand of ``rows`` x ``columns`` in this layout."""
+
+
+@dataclass(frozen=True)
+class GlobalLayout(ArrayLayout):
+    """What an operand is read through."""
+
+    is_contract = True
+
+    # -- device methods ---------------------------------------------------------------------------------------------
+
+    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+        """The element in row ``i``, column ``j`` of the operand."""
+        raise TypeError(f"{type(self).__qualname__} has no element(data, i, j, shape): it cannot be read")
+
+    def load(self, data: Any, tile: Any, shape: Any) -> tuple:
+        """All elements of a tile that lies inside the operand, first dimension fastest."""
+        return load_elements(self, data, tile, shape)
+
+    def k_range(self, begin: int, end: int, shape: Any) -> tuple:
+        """The range of K in which rows (of A) or columns (of B) ``begin`` to ``end`` can be other than nothing."""
+        return 0, shape.K
+
+    # -- host methods -----------------------------------------------------------------------------------------------
+
+    @property
+    def readable(self) -> bool:                          # type: ignore[override]
+        return type(self).element is not GlobalLayout.element or type(self).load is not GlobalLayout.load
+
+    @property
+    def stored(self) -> ArrayLayout | None:
+        """The plain layout of the array, where an element is a function of the array's element at its place: its method
+        ``of_stored(value, i, j)``. TMA can then bring tiles, and the function be applied in place, but to those
+        blocks that ``is_as_stored(i, j, rows, columns)`` says it would not change."""
+        return self if self.is_plain else None
+
+    def packs(self, tile: Any) -> bool:
+        """Whether ``load_packed(data, tile, shape)`` loads tiles of threads such as this, as 32-bit words."""
+        return False
+
+    def as_operand(self, name: str, transformed: bool) -> GlobalLayout:
+        """The layout where it stands for operand ``name`` ("a" or "b"): `k_range` may differ between them.
+
+        ``transformed`` says that a transform acts on the elements; it may make something of nothing, so that no part of
+        K can be skipped.
+        """
+        return self
+
+    def of_result(self, layout: ResultLayout) -> ResultLayout:
+        """How D is stored where this is the layout of B and D's array has ``layout``."""
+        return layout
+
+
+@dataclass(frozen=True)
+class ResultLayout(ArrayLayout):
+    """How a result is written: by ``store_element(data, i, j, value, shape)``, or `store` of tiles."""
+
+    is_contract = True
+    packed = 1                           # columns that an epilogue makes one of
+    folds = 1                            # columns that a kernel computes for one of D
+
+    def store(self, data: Any, tile: Any, values: tuple, shape: Any) -> None:
+        """Store a tile's elements, first dimension fastest."""
+        store_elements(self, data, tile, values, shape)
+
+    @property
+    def writable(self) -> bool:                          # type: ignore[override]
+        return hasattr(self, "store_element") or type(self).store is not ResultLayout.store
+
+    def finished_columns(self, columns: int) -> int:
+        """Columns of D, where the kernel computes so many."""
+        return columns
+
+
+class LayoutClass(ComponentClass):
+    """Layouts of every role are instances of `Layout`, whichever roles their classes have."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return type.__instancecheck__(AnyLayout if cls is Layout else cls, instance)
+
+
+@dataclass(frozen=True)
+class Layout(GlobalLayout, ResultLayout, SharedLayout, metaclass=LayoutClass):
+    """Base class of layouts of your own, in whatever role: ``dtype`` is the type of the elements that ``element`` returns.
+
+    Ten lines are a layout (a Toeplitz matrix that is never materialised):
+
+    >>> @dataclass(frozen=True)
+    ... class Toeplitz(Layout):
+    ...     def element(self, data, m, k, shape):
+    ...         return data[m - k + shape.K - 1]
+    """
+
+    is_contract = True
+
+
+@dataclass(frozen=True)
+class OfArray(ArrayLayout):
+    """Base class of layouts whose array is one of ``layout``, which says what it is."""
+
+    layout: Any
+
+    @property
+    def vector_axis(self) -> int | None:
+        return self.layout.vector_axis
+
+    @property
+    def contiguous_axis(self) -> int | None:
+        return self.layout.contiguous_axis
+
+    @property
+    def storage(self) -> np.dtype:
+        return self.layout.storage
+
+    def dimensions_of(self, array: ArrayInfo) -> int | None:
+        return self.layout.dimensions_of(array)
+
+    def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
+        return self.layout.extents(array)
+
+    def array_shape(self, rows: int, columns: int) -> tuple[int, ...]:
+        return self.layout.array_shape(rows, columns)
+
+    def seen(self, info: ArrayInfo) -> ArrayInfo:
+        return self.layout.seen(info)
+
+    def host_view(self, array: np.ndarray) -> np.ndarray:
+        return self.layout.host_view(array)
+
+    def check(self, array: ArrayInfo | None, rows: int, columns: int, name: str) -> None:
+        self.layout.check(array, rows, columns, name)
 
 
 def load_elements(layout: Any, data: Any, tile: Any, shape: Any) -> tuple:

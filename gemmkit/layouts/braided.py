@@ -17,10 +17,9 @@ from gemmkit.components import Scalar
 from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.values import convert, convert_all, fill
-from gemmkit.layouts.base import Layout, load_elements
-from gemmkit.layouts.fewer import FewerColumns
+from gemmkit.layouts.base import GlobalLayout, ResultLayout, load_elements
 from gemmkit.layouts.joined import Joined
-from gemmkit.layouts.plain import Plain
+from gemmkit.layouts.plain import FewerColumns, Plain
 from gemmkit.ptx.special import udiv
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.tiling import translate
@@ -31,7 +30,7 @@ MOST = 4                               # parts: the smallest tiles have 32 colum
 
 
 @dataclass(frozen=True)
-class Braided(Layout):
+class Braided(GlobalLayout):
     """B of ``parts`` matrices of ``columns`` columns each, which ``layout`` has side by side.
 
     The kernel multiplies by ``slots`` parts, the next power of two, so that a tile holds all parts of its columns. Where a
@@ -52,8 +51,8 @@ class Braided(Layout):
     parts: int
     is_even: bool = False                        # whether the columns are a multiple of eight
 
-    def __init__(self, layout: Layout, columns: int, parts: int, is_even: bool | None = None):
-        if not isinstance(layout, Layout):
+    def __init__(self, layout: GlobalLayout, columns: int, parts: int, is_even: bool | None = None):
+        if not isinstance(layout, GlobalLayout):
             raise TypeError(f"Braided(layout={layout!r}): a Layout is needed, for example RowMajor('float16')")
         if not isinstance(parts, int) or not 2 <= parts <= MOST:
             raise ValueError(f"Braided(parts={parts!r}): 2 to {MOST} are needed")
@@ -167,12 +166,12 @@ class Braided(Layout):
     def dimensions_of(self, array: ArrayInfo) -> int | None:
         return self.layout.dimensions_of(array)
 
-    def as_operand(self, name: str, transformed: bool) -> Layout:
+    def as_operand(self, name: str, transformed: bool) -> GlobalLayout:
         if name != "b":
             raise ConfigError(f"global_{name}_layout={self!r}: a braid's columns become columns of D: it can be B alone")
         return self
 
-    def of_result(self, layout: Layout) -> Layout:
+    def of_result(self, layout: ResultLayout) -> ResultLayout:
         return layout if isinstance(layout, Folded) else Folded(layout, self.columns, self.slots)
 
     def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
@@ -195,7 +194,7 @@ class Folded(FewerColumns):
     columns: Scalar
     folds: int
 
-    def __init__(self, layout: Layout, columns: int, folds: int):
+    def __init__(self, layout: ResultLayout, columns: int, folds: int):
         if not isinstance(layout, Plain):
             raise TypeError(f"out (global_d_layout={layout!r}) of a folded product: RowMajor or ColMajor is needed")
         for name, value in dict(dtype=layout.dtype, layout=layout, columns=columns, folds=folds).items():

@@ -7,7 +7,7 @@ from typing import Any
 
 from gemmkit.components import Array, Scalar
 from gemmkit.lang.component_class import dataclass
-from gemmkit.layouts.base import Layout, load_elements, store_elements
+from gemmkit.layouts.base import GlobalLayout, ResultLayout, load_elements, store_elements
 from gemmkit.layouts.plain import LINE, Plain
 from gemmkit.ptx.copy_async import offset_of
 from gemmkit.ptx.memory import load_global, store_global
@@ -15,7 +15,7 @@ from gemmkit.runtime.arrays import ArrayInfo, info_of
 
 
 @dataclass(frozen=True)
-class Gathered(Layout):
+class Gathered(GlobalLayout):
     """The ``count`` rows ``index[0]``, ``index[1]``, ... of an array in a plain ``layout``: any of them, in any order, as
     often as the index names them. `gemmkit.Gather` makes one.
 
@@ -83,7 +83,7 @@ class Gathered(Layout):
 
 
 @dataclass(frozen=True, init=False)
-class Scattered(Gathered):
+class Scattered(Gathered, ResultLayout):
     """The ``count`` rows ``index[0]``, ``index[1]``, ... of an array that a product writes. Other rows stay as they are.
     `gemmkit.Scatter` makes one."""
 

@@ -14,7 +14,7 @@ from gemmkit.lang.control import join
 from gemmkit.lang.registers import generate
 from gemmkit.lang.values import convert, convert_all
 from gemmkit.lang.views import either
-from gemmkit.layouts.base import WIDE, Layout, load_elements
+from gemmkit.layouts.base import WIDE, GlobalLayout, load_elements
 from gemmkit.ptx.words import load_words
 from gemmkit.runtime.arrays import ArrayInfo, info_of
 from gemmkit.tiling import Tile, translate
@@ -43,7 +43,7 @@ class Part(Component):
 
 
 @dataclass(frozen=True)
-class Joined(Layout):
+class Joined(GlobalLayout):
     """A matrix whose first ``boundary`` rows (``axis`` 0) or columns (1) are ``first``'s and the others ``second``'s.
 
     ``first`` reads the operand's own array, ``second`` reads that of ``part``, which is a run-time argument as the operand's
@@ -70,9 +70,9 @@ class Joined(Layout):
     boundary: Scalar
     grain: int
 
-    def __init__(self, first: Layout, second: Layout, array: Any, axis: int, boundary: int):
+    def __init__(self, first: GlobalLayout, second: GlobalLayout, array: Any, axis: int, boundary: int):
         for name, part in (("first", first), ("second", second)):
-            if not isinstance(part, Layout):
+            if not isinstance(part, GlobalLayout):
                 raise TypeError(f"Joined({name}={part!r}): a Layout is needed, for example RowMajor('float16')")
         if first.dtype != second.dtype:
             raise ValueError(f"Joined: first has dtype {first.dtype} and second {second.dtype}; convert one of the arrays")
@@ -173,7 +173,7 @@ class Joined(Layout):
         return isinstance(self.first, Joined)
 
     @property
-    def leaf(self) -> Layout:
+    def leaf(self) -> GlobalLayout:
         """The layout of the first part's array."""
         return self.first.leaf if isinstance(self.first, Joined) else self.first
 

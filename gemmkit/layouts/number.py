@@ -1,4 +1,4 @@
-"""Layouts of numbers of several parts: complex, dual, quaternion, or of a user's algebra.
+"""Layouts of numbers of several parts (complex, dual, quaternion, or of a user's algebra), and of real ones among them.
 
 In global memory they are interleaved (one number's parts side by side, as NumPy and CuPy store complex numbers) or planar
 (all first parts, then all second parts, ...). In shared memory they are always `Planes`, since that is what instructions
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.components import with_fields
 from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each
 from gemmkit.lang.given import dtype_given
@@ -18,7 +19,7 @@ from gemmkit.lang.record_types import numbers_of, planes_of
 from gemmkit.lang.records import part_dtypes
 from gemmkit.lang.registers import generate
 from gemmkit.lang.values import convert, convert_all
-from gemmkit.layouts.base import Layout, load_elements, store_elements
+from gemmkit.layouts.base import GlobalLayout, OfArray, ResultLayout, SharedLayout, element_of, load_elements, store_elements
 from gemmkit.layouts.plain import Plain
 from gemmkit.ptx.memory import load_global, repoint, store_global
 from gemmkit.ptx.words import unpack_words
@@ -107,7 +108,7 @@ class Interleaved(Plain):
 
 
 @dataclass(frozen=True)
-class Planar(Layout):
+class Planar(GlobalLayout, ResultLayout):
     """A matrix of numbers as an array of shape (parts, rows, columns): every part a matrix of its own.
 
     ``order`` says whether rows ("row") or columns ("col") of the planes are contiguous; any strides are right.
@@ -182,10 +183,58 @@ def _set_part(plane: tuple, n: int, data: Any, i: int, j: int) -> None:
     data[n, i, j] = plane[0]
 
 
+@dataclass(frozen=True)
+class Embedded(OfArray, GlobalLayout):
+    """A matrix of real numbers in any ``layout``, structured ones among them, as one of numbers of several parts.
+
+    An operator that is an `operators.Algebra` multiplies numbers of one kind. Where one operand has parts and the other one
+    is real, the call puts this layout around the real one's: the array is read as it is, and threads complete its elements
+    on their way to shared memory. All real products are issued, those with the parts that are 0 among them. (complex64 and
+    complex128 beside real matrices need no algebra: without ``operator=`` the ordinary units multiply the two kinds as they
+    are.)
+
+    Raises TypeError for a layout whose elements are no real numbers.
+
+    >>> import numpy as np, gemmkit as gk
+    >>> a, b = np.float16([[1, 2], [3, 4]]), np.zeros((2, 1, 2), np.float16)
+    >>> b[:, 0, 1] = 1                                                     # a column of i
+    >>> with gk.emulate():
+    ...     gk.matmul(a, b, operator=gk.operators.COMPLEX).tolist()
+    [[[0.0, 3.0]], [[0.0, 7.0]]]
+    """
+
+    def __init__(self, dtype: Any, layout: GlobalLayout):
+        if not isinstance(layout, GlobalLayout) or len(part_dtypes(layout.dtype)) > 1:
+            raise TypeError(f"Embedded(layout={layout!r}): the layout of a real matrix is needed, for example "
+                            "RowMajor('float16')")
+        object.__setattr__(self, "dtype", dtype_given(dtype, "Embedded"))
+        object.__setattr__(self, "layout", layout)
+
+    def __repr__(self) -> str:
+        return f"Embedded({dtype_text(self.dtype)}, {self.layout!r})"
+
+    # -- device methods ---------------------------------------------------------------------------------------------
+
+    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+        return convert(self.dtype, element_of(self.layout, data, i, j, shape))
+
+    def load(self, data: Any, tile: Any, shape: Any) -> tuple:
+        return convert_all(self.dtype, self.layout.load(data, tile, shape))
+
+    def k_range(self, begin: int, end: int, shape: Any) -> tuple:
+        return self.layout.k_range(begin, end, shape)
+
+    # -- host -------------------------------------------------------------------------------------------------------
+
+    def as_operand(self, name: str, transformed: bool) -> GlobalLayout:
+        layout = self.layout.as_operand(name, transformed)
+        return self if layout is self.layout else with_fields(self, {"layout": layout})
+
+
 # -- shared memory ----------------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
-class Planes(Layout):
+class Planes(SharedLayout):
     """A shared tile of numbers, part by part: ``plane`` is the layout of each plane, and one follows the other.
 
     ``dtype`` is the numbers'; ``plane.dtype`` that of one part.
@@ -256,4 +305,4 @@ class Planes(Layout):
              planes_of(values))
 
 
-__all__ = ["Interleaved", "Planar", "Planes"]
+__all__ = ["Embedded", "Interleaved", "Planar", "Planes"]

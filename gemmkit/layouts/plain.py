@@ -1,4 +1,4 @@
-"""Strided matrices, in global and in shared memory: row-major, column-major, padded, and the zero matrix."""
+"""Strided matrices, in global and in shared memory: row-major, column-major, padded, packed, and the zero matrix."""
 
 from __future__ import annotations
 
@@ -6,19 +6,29 @@ from typing import Any
 
 from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, join
+from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.registers import generate
 from gemmkit.lang.values import fill
-from gemmkit.layouts.base import Layout, element_tile, load_elements, store_elements
+from gemmkit.layouts.base import (
+    GlobalLayout,
+    OfArray,
+    ResultLayout,
+    SharedLayout,
+    element_tile,
+    load_elements,
+    store_elements,
+)
 from gemmkit.ptx.copy_async import offset_of
 from gemmkit.ptx.memory import load_global, load_shared, store_global, store_shared
 from gemmkit.ptx.words import store_words
 from gemmkit.runtime.arrays import ArrayInfo
 
 LINE = 16                              # elements, and more, that lie side by side
+PAIR = 2                               # neighbours that a thread of every kernel holds, and `Packed` makes one
 
 
 @dataclass(frozen=True)
-class Plain(Layout):
+class Plain(GlobalLayout, ResultLayout, SharedLayout):
     """A strided matrix: what row- and column-major have in common. ``axis`` is the one whose neighbours are adjacent."""
 
     axis = 0
@@ -136,7 +146,7 @@ class ColMajor(Plain):
 
 
 @dataclass(frozen=True)
-class Padded(Layout):
+class Padded(SharedLayout):
     """A shared layout whose lines are ``padding`` elements longer, which moves them to other banks.
 
     >>> Padded(RowMajor("float16"), 8).physical_size(64, 32)
@@ -186,7 +196,7 @@ class Padded(Layout):
 
 
 @dataclass(frozen=True)
-class Zero(Layout):
+class Zero(GlobalLayout):
     """A matrix of zeros that is nowhere in memory: the C of a product without C. Reads nothing."""
 
     def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
@@ -194,6 +204,59 @@ class Zero(Layout):
 
     def load(self, data: Any, tile: Any, shape: Any) -> tuple:
         return fill(self.dtype, tile.count, 0)
+
+
+@dataclass(frozen=True)
+class FewerColumns(OfArray, GlobalLayout, ResultLayout):
+    """Base class of D's layouts whose array has fewer columns than the kernel computes, because an epilogue makes one value
+    of several: elements are stored in the order of ``layout``, at coordinates of the array."""
+
+    # -- device methods ---------------------------------------------------------------------------------------------
+
+    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+        return self.layout.element(data, i, j, shape)
+
+    def store_element(self, data: Any, i: int, j: int, value: Any, shape: Any) -> None:
+        self.layout.store_element(data, i, j, value, shape)
+
+    def store(self, data: Any, tile: Any, values: tuple, shape: Any) -> None:
+        self.layout.store(data, tile, values, shape)
+
+    # -- host -------------------------------------------------------------------------------------------------------
+
+    def stored_columns(self, columns: int) -> int:
+        """Columns of the array, of so many that the kernel computes."""
+        raise NotImplementedError
+
+    def array_shape(self, rows: int, columns: int) -> tuple[int, ...]:
+        return self.layout.array_shape(rows, self.stored_columns(columns))
+
+    def check(self, array: ArrayInfo | None, rows: int, columns: int, name: str) -> None:
+        self.layout.check(array, rows, self.stored_columns(columns), name)
+
+
+@dataclass(frozen=True)
+class Packed(FewerColumns):
+    """D of half as many columns as the kernel computes, stored in the order of ``layout``: coordinates are those of the
+    array. A configuration whose epilogue is a `gemmkit.epilogues.Pack` makes one of its ``global_d_layout``.
+
+    Raises ConfigError for a layout that is not plain.
+    """
+
+    packed = PAIR
+
+    def __init__(self, layout: ResultLayout):
+        if not isinstance(layout, Plain):
+            raise ConfigError(f"global_d_layout={layout!r}: packed results go into a plain matrix (RowMajor, ColMajor); "
+                              "those of a fold are packed by the fold's function")
+        for name, value in dict(dtype=layout.dtype, layout=layout).items():
+            object.__setattr__(self, name, value)
+
+    def stored_columns(self, columns: int) -> int:
+        return columns // PAIR
+
+    def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
+        return array.shape[0], array.shape[1] * PAIR
 
 
 def _load_shared_element(layout: Any, pointer: Any, at: Any, leading: int) -> tuple:
@@ -204,4 +267,4 @@ def _store_shared_element(value: Any, layout: Any, pointer: Any, at: Any, leadin
     store_shared(pointer, layout.position(at.base, leading), layout.position(at.offset, leading), (value,))
 
 
-__all__ = ["ColMajor", "Padded", "Plain", "RowMajor", "Zero"]
+__all__ = ["PAIR", "ColMajor", "FewerColumns", "Packed", "Padded", "Plain", "RowMajor", "Zero"]

@@ -8,7 +8,7 @@ import numpy as np
 
 from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.errors import ConfigError
-from gemmkit.layouts.base import Layout
+from gemmkit.layouts.base import GlobalLayout
 from gemmkit.runtime.arrays import ArrayInfo, info_of
 
 __all__ = ["WORD_BITS", "GroupQuantised"]
@@ -17,7 +17,7 @@ WORD_BITS = 32
 
 
 @dataclass(frozen=True)
-class GroupQuantised(Layout):
+class GroupQuantised(GlobalLayout):
     """B (K x N) of integers of ``bits`` bits. Its array has K * bits / 32 rows of N uint32: a word holds consecutive rows of
     one column, the first in its lowest bits. ``scales`` (float16) and ``zeros`` (uint8) are K / group x N. An element is
     ``(q - zero) * scale``, computed in float32; without ``zeros`` the zero is ``2 ** (bits - 1)``.

@@ -9,12 +9,14 @@ from gemmkit.lang import static  # noqa: F401  (how a Swizzle is compiled)
 from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, join, split
 from gemmkit.lang.registers import generate
-from gemmkit.layouts.base import Layout, element_tile
-from gemmkit.layouts.plain import Plain
+from gemmkit.layouts.base import SharedLayout, element_tile
+from gemmkit.layouts.plain import Padded, Plain
 from gemmkit.ptx.memory import load_shared, store_shared
 from gemmkit.ptx.words import store_words
 from gemmkit.swizzles import CHUNK, Swizzle, lines
 
+RUN = 8                                # neighbours in the tensor's memory: 16 bytes of 16-bit elements
+BOX = RUN * RUN
 PATTERN = 1024                                 # bytes of the widest swizzle's pattern: tiles that begin there suit any
 
 
@@ -24,7 +26,7 @@ def pattern_of(size: int) -> int:
 
 
 @dataclass(frozen=True)
-class Swizzled(Layout):
+class Swizzled(SharedLayout):
     """A shared tile in panels of ``width`` bytes (32, 64 or 128) along the contiguous axis of ``layout``.
 
     A panel holds all lines of the tile, ``width`` bytes of each, one after the other; within a panel the 16-byte chunks of
@@ -139,4 +141,29 @@ def _ahead(layout: Any, tile: Any, n: int, leading: int) -> int:
     return layout.position(element_tile(tile, n).index, leading)
 
 
-__all__ = ["Swizzled"]
+@dataclass(frozen=True)
+class Boxed(Padded):
+    """A padded shared tile of a tensor whose neighbours in memory are eight apart along K (`Tensor`, ``comb`` = 8).
+
+    K is cut into boxes of 64: element ``64 r + 8 q + p`` of K, with p and q below 8, stands at ``64 r + 8 p + q`` of its
+    line. So 16 bytes of the tensor's memory are 16 bytes of the tile. `operators.BoxMMAOp` reads such a tile, and
+    `gemmkit.kernels.sm80.boxes.CpAsyncBoxes` fills it; coordinates along K are positions in the line.
+
+    >>> from gemmkit.layouts import ColMajor
+    >>> [Boxed(ColMajor("float16"), 8).element_at(n) for n in (0, 1, 8, 64)]
+    [0, 8, 1, 64]
+
+    Raises what `Padded` raises.
+    """
+
+    __init__ = Padded.__init__
+
+    def element_at(self, n: int) -> int:
+        """Which element of K stands at position ``n`` of a line."""
+        return n // BOX * BOX + n % RUN * RUN + n // RUN % RUN
+
+    def __repr__(self) -> str:
+        return f"Boxed({self.layout!r}, {self.padding})"
+
+
+__all__ = ["BOX", "RUN", "Boxed", "Swizzled"]

@@ -17,7 +17,7 @@ from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import deal, each, interleave, join
 from gemmkit.lang.registers import generate
 from gemmkit.lang.values import fill
-from gemmkit.layouts.base import Layout, load_elements, store_elements
+from gemmkit.layouts.base import GlobalLayout, ResultLayout, load_elements, store_elements
 from gemmkit.ptx.copy_async import offset_of
 from gemmkit.ptx.division import divided, reciprocal
 from gemmkit.ptx.memory import load_global, near, store_global
@@ -70,7 +70,7 @@ class Modes(Component):
 
 
 @dataclass(frozen=True)
-class Tensor(Layout):
+class Tensor(GlobalLayout, ResultLayout):
     """A matrix that lies in an array of several dimensions: first those of its rows, then those of its columns.
 
     Row i is ``i = r0 + rows[0] * (r1 + rows[1] * (r2 + ...))``, in the array at ``[r0, r1, ..., c0, c1, ...]``: the first

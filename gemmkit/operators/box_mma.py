@@ -29,7 +29,7 @@ from typing import Any
 from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import join
 from gemmkit.lang.registers import Fragment, generate
-from gemmkit.layouts.boxed import BOX, RUN, Boxed
+from gemmkit.layouts.swizzled import BOX, RUN, Boxed
 from gemmkit.operators.mma import MMAOp
 from gemmkit.ptx.memory import load_shared, repoint
 from gemmkit.ptx.special import lane_index

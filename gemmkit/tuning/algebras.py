@@ -10,7 +10,7 @@ from gemmkit.kernels.rasterisation import Grouped
 from gemmkit.kernels.sm90.fragments import RegisterMainloop
 from gemmkit.kernels.sm90.routes.tma import Tma
 from gemmkit.lang.records import part_dtypes
-from gemmkit.layouts import Layout
+from gemmkit.layouts import ArrayLayout
 from gemmkit.operators.algebra import Algebra, units
 from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.runtime.device import DeviceInfo
@@ -30,7 +30,7 @@ PEAK = 2048                            # real multiply-accumulates of a multipro
 SHARED = 128.0                         # bytes that go in or out of a multiprocessor's shared memory in a cycle
 
 
-def take(values: dict[str, Any], a: Layout, b: Layout, sizes: tuple[int, int, int] | None, device: DeviceInfo,
+def take(values: dict[str, Any], a: ArrayLayout, b: ArrayLayout, sizes: tuple[int, int, int] | None, device: DeviceInfo,
          products: int = 1) -> None:
     """Give an algebra that leaves its base open Hopper's tensor cores, in place, if they are the ones to take."""
     algebra = values["operator"]

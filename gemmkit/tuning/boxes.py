@@ -34,8 +34,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmkit.layouts import Layout, Tensor
-from gemmkit.layouts.boxed import RUN
+from gemmkit.layouts import ArrayLayout, Tensor
+from gemmkit.layouts.swizzled import RUN
 from gemmkit.operators import BoxMMAOp, Operator
 from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis
 from gemmkit.runtime.device import DeviceInfo
@@ -54,8 +54,8 @@ TABLE = (
 )
 
 
-def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int, int, int],
-           device: DeviceInfo, products: int) -> tuple[Operator, dict[str, Any]] | None:
+def choice(a: ArrayLayout, b: ArrayLayout, infos: dict[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int,
+           int, int], device: DeviceInfo, products: int) -> tuple[Operator, dict[str, Any]] | None:
     """The operator and the mapping's fields; None for other products."""
     if device.arch < (8, 0) or fields.get("operator") is not None or set(fields) & MAPPING_FIELDS:
         return None
@@ -75,7 +75,7 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
     return BoxMMAOp(N=16, dtype=a.dtype, combed=combed), dict(one.fields, splits=splits)
 
 
-def combed_operand(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None]) -> str | None:
+def combed_operand(a: ArrayLayout, b: ArrayLayout, infos: dict[str, ArrayInfo | None]) -> str | None:
     """Which operand is the combed one; None unless the other has its neighbours along K, both in pieces of 16 bytes."""
     if a.dtype != b.dtype or a.dtype not in SIXTEEN:
         return None
@@ -87,12 +87,12 @@ def combed_operand(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None]) -> 
     return None
 
 
-def _is_combed(layout: Layout, info: ArrayInfo | None, k_axis: int) -> bool:
+def _is_combed(layout: ArrayLayout, info: ArrayInfo | None, k_axis: int) -> bool:
     return (isinstance(layout, Tensor) and layout.is_separable and layout.axis == k_axis and layout.comb == RUN
             and layout.vector % RUN == 0 and _is_aligned(layout, info))
 
 
-def _is_along(layout: Layout, info: ArrayInfo | None, k_axis: int) -> bool:
+def _is_along(layout: ArrayLayout, info: ArrayInfo | None, k_axis: int) -> bool:
     return (layout.is_separable and layout.vector_axis == k_axis and layout.neighbours % RUN == 0
             and _is_aligned(layout, info))
 

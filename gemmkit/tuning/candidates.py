@@ -20,7 +20,7 @@ import numpy as np
 from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.kernels.rasterisation import Grouped, Hilbert
 from gemmkit.lang.records import part_dtypes
-from gemmkit.layouts import Layout, Plain
+from gemmkit.layouts import ArrayLayout, Plain
 from gemmkit.operators import Algebra, BoxMMAOp, FPUOp, MMAOp, Operator
 from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.runtime.array_info import ArrayInfo
@@ -122,7 +122,7 @@ class Candidate:
         return multistage_mappings.Multistage(self.block, self.warp, self.stages or 2, self.blocks_per_sm or 1, (0,) * 4,
                                               solo=0, start=0, lanes=self.lanes or (4, 8))
 
-    def choice(self, a: Layout, b: Layout, fields: dict[str, Any],
+    def choice(self, a: ArrayLayout, b: ArrayLayout, fields: dict[str, Any],
                device: DeviceInfo) -> tuple[Operator | None, dict[str, Any]]:
         """The operator and the fields for operands in these layouts; ``fields`` are the caller's."""
         return self.operator(a.dtype, b.dtype, fields.get("operator"), device), self.fields()
@@ -176,7 +176,7 @@ ANOTHER = 0.15                         # of the modelled time, for each mapping 
 UNUSUAL = 0.04                         # of the modelled time, for each field that is not the tables': other tiles come first
 
 
-def candidates(a: Layout, b: Layout, given: Operator | None, sizes: Sizes, device: DeviceInfo,
+def candidates(a: ArrayLayout, b: ArrayLayout, given: Operator | None, sizes: Sizes, device: DeviceInfo,
                products: int = 1, infos: tuple[ArrayInfo | None, ArrayInfo | None] = (None, None)) -> list[Candidate]:
     """Mappings for a product of these operands, of all families, each once: the best of each family as the tables model it,
     then the others in the order of their modelled time. ``infos`` are the operands' arrays; None: rows are aligned.
@@ -188,7 +188,7 @@ def candidates(a: Layout, b: Layout, given: Operator | None, sizes: Sizes, devic
     return first + sorted((one for family in families for one in family[1:]), key=_modelled)
 
 
-def modelled(a: Layout, b: Layout, given: Operator | None, sizes: Sizes, device: DeviceInfo, products: int = 1,
+def modelled(a: ArrayLayout, b: ArrayLayout, given: Operator | None, sizes: Sizes, device: DeviceInfo, products: int = 1,
              infos: tuple[ArrayInfo | None, ArrayInfo | None] = (None, None)) -> list[dict[Candidate, None]]:
     """The mappings of each family as the tables model them, each once."""
     return [dict.fromkeys(found) for found in (
@@ -213,7 +213,7 @@ def _diverse(found: Iterable[Candidate]) -> list[Candidate]:
     return sorted(ranked, key=_modelled)
 
 
-def _warp_specialised(a: Layout, b: Layout, given: Operator | None, sizes: Sizes, device: DeviceInfo,
+def _warp_specialised(a: ArrayLayout, b: ArrayLayout, given: Operator | None, sizes: Sizes, device: DeviceInfo,
                       products: int, infos: tuple[ArrayInfo | None, ArrayInfo | None]) -> Iterator[Candidate]:
     parts = part_dtypes(a.dtype)
     is_ours = given is None or isinstance(given, Algebra)
@@ -263,7 +263,7 @@ EXTRA = (
 )
 
 
-def _multistage(a: Layout, b: Layout, given: Operator | None, sizes: Sizes, device: DeviceInfo, products: int,
+def _multistage(a: ArrayLayout, b: ArrayLayout, given: Operator | None, sizes: Sizes, device: DeviceInfo, products: int,
                 infos: tuple[ArrayInfo | None, ArrayInfo | None]) -> Iterator[Candidate]:
     table = multistage_mappings.TABLES.get(a.dtype, ()) if a.dtype == b.dtype else ()
     if given is not None and (getattr(given, "is_sized", True) or isinstance(given, Algebra)):
@@ -297,7 +297,7 @@ def _multistage(a: Layout, b: Layout, given: Operator | None, sizes: Sizes, devi
                                     nanoseconds=cost * (1 + UNUSUAL * unusual))
 
 
-def _singlestage(a: Layout, b: Layout, given: Operator | None, sizes: Sizes, device: DeviceInfo,
+def _singlestage(a: ArrayLayout, b: ArrayLayout, given: Operator | None, sizes: Sizes, device: DeviceInfo,
                  products: int) -> Iterator[Candidate]:
     operator = operator_for(a.dtype, b.dtype, sizes, device, products) if given is None else given
     if not getattr(operator, "is_sized", True) or operator.threads == 128:

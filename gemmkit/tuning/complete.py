@@ -14,7 +14,7 @@ from gemmkit.epilogues import result_layout
 from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.kernels.rasterisation import Grouped, Hilbert
 from gemmkit.lang.fingerprint import when_forgetting
-from gemmkit.layouts import ColMajor, Layout, RowMajor, Zero
+from gemmkit.layouts import ArrayLayout, ColMajor, RowMajor, Zero
 from gemmkit.operators import FPUOp, MMAOp, Semiring, WGMMAOp, WMMAOp
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
@@ -97,5 +97,5 @@ def _complete(values: dict[str, Any], sizes: tuple[int, int, int] | None, device
     return config
 
 
-def _plain_like(layout: Layout, dtype: np.dtype) -> Layout:
+def _plain_like(layout: ArrayLayout, dtype: np.dtype) -> ArrayLayout:
     return ColMajor(dtype) if layout.vector_axis == 0 else RowMajor(dtype)

@@ -16,7 +16,7 @@ import numpy as np
 
 from gemmkit.kernels.common.rules import divides
 from gemmkit.lang.records import part_dtypes
-from gemmkit.layouts import ColMajor, Layout, Padded, RowMajor
+from gemmkit.layouts import ArrayLayout, ColMajor, Padded, RowMajor
 from gemmkit.operators import Algebra, FPUOp, MMAOp, Operator
 from gemmkit.operators.algebra import units
 from gemmkit.runtime.device import DeviceInfo
@@ -266,7 +266,7 @@ def fill_moves(values: dict[str, Any]) -> None:
             values[f"mem_{name}_warp"] = warp if given == thread else _warp_around(tile, given)
 
 
-def _move(tile: Tile, layout: Layout, shared: Any, warps: int) -> tuple[Tile, Tile]:
+def _move(tile: Tile, layout: ArrayLayout, shared: Any, warps: int) -> tuple[Tile, Tile]:
     """The tiles that a warp and a thread move: a thread what makes its accesses 16 bytes wide, whole lines a warp."""
     axis = layout.vector_axis if layout.vector_axis is not None else shared.axis
     along, across = tile.extents[axis], tile.extents[1 - axis]

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmkit.layouts import Layout
+from gemmkit.layouts import ArrayLayout
 from gemmkit.operators import WGMMAOp
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
@@ -35,7 +35,7 @@ SLICE = 8                              # columns of D^T that a block of a cluste
 RING = 170 * 1024                      # bytes of stages: what is on its way hides the latency of memory
 
 
-def fields(infos: dict[str, ArrayInfo | None], layouts: dict[str, Layout | None], sizes: tuple[int, int, int],
+def fields(infos: dict[str, ArrayInfo | None], layouts: dict[str, ArrayLayout | None], sizes: tuple[int, int, int],
            device: DeviceInfo) -> dict[str, Any] | None:
     """The fields of a configuration of the transposed product of plain operands of one dtype that suit TMA; None where it is
     not the one to compute (`gemmkit.tuning.swapped`)."""

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmkit.layouts import Layout, Plain
+from gemmkit.layouts import ArrayLayout, Plain
 from gemmkit.operators import Operator
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
@@ -61,8 +61,8 @@ LONGEST = 2048                         # along K: above it few tiles are streame
 FEWEST = 32                            # if they keep the multiprocessors busy
 
 
-def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int, int, int],
-           device: DeviceInfo, products: int) -> tuple[Operator | None, dict[str, Any]] | None:
+def choice(a: ArrayLayout, b: ArrayLayout, infos: dict[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int,
+           int, int], device: DeviceInfo, products: int) -> tuple[Operator | None, dict[str, Any]] | None:
     """The operator (None: the default one) and the fields of the mapping; None for what stays with Hopper's kernel."""
     M, N, K = sizes
     if device.arch[0] != 9 or products != 1 or a.dtype != b.dtype or a.dtype not in SIXTEEN or 0 in sizes:
@@ -92,7 +92,7 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
     return None
 
 
-def _are_plain(a: Layout, b: Layout, fields: dict[str, Any]) -> bool:
+def _are_plain(a: ArrayLayout, b: ArrayLayout, fields: dict[str, Any]) -> bool:
     return all(isinstance(layout, Plain) and layout.is_plain and is_untouched(name, fields)
                for name, layout in (("a", a), ("b", b)))
 

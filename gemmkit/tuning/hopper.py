@@ -12,7 +12,7 @@ from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.kernels.spec import Condition
 from gemmkit.lang.errors import ConfigError
-from gemmkit.layouts import Layout, Plain, RowMajor
+from gemmkit.layouts import ArrayLayout, Plain, RowMajor
 from gemmkit.operators.algebra import units
 from gemmkit.operators.base import Operator
 from gemmkit.operators.wgmma import WGMMAOp
@@ -30,9 +30,9 @@ MOST_STAGES = 8
 PROMOTION = 128                        # elements along K after which sums of float8 are added to others in float32
 
 
-def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int, int, int],
-           device: DeviceInfo, products: int = 1, c: Layout | None = None,
-           d: Layout | None = None) -> tuple[Operator, dict[str, Any]]:
+def choice(a: ArrayLayout, b: ArrayLayout, infos: dict[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int,
+           int, int], device: DeviceInfo, products: int = 1, c: ArrayLayout | None = None,
+           d: ArrayLayout | None = None) -> tuple[Operator, dict[str, Any]]:
     """The operator for a product of 16-bit floats in these layouts (``c`` and ``d`` where they are given), and the fields of
     its mapping."""
     of_a, of_b = infos["a"], infos["b"]
@@ -67,8 +67,8 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
     return WGMMAOp(mapping.N, dtype=a.dtype), mapping.fields
 
 
-def narrow(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int, int, int],
-             device: DeviceInfo, products: int, promote: bool = True) -> WGMMAOp | None:
+def narrow(a: ArrayLayout, b: ArrayLayout, infos: dict[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int,
+           int, int], device: DeviceInfo, products: int, promote: bool = True) -> WGMMAOp | None:
     """The operator of a product of 8-bit operands, or of float32 as tf32, as wide as the mapping with the least modelled
     time; None where Hopper's kernel is not the one to take. Sums of float8 are promoted to float32 unless ``promote`` is
     False. Raises ConfigError where the kernel does not take what is given."""
@@ -99,8 +99,8 @@ def _in_blocks(listed: tuple[Mapping, ...], condition: Condition, itemsize: int)
     return tuple(filter(is_asked, listed)) or listed
 
 
-def _reads_late(a: Layout, b: Layout, c: Layout | None, d: Layout | None, infos: dict[str, ArrayInfo | None],
-                fields: dict[str, Any], sizes: tuple[int, int, int]) -> bool:
+def _reads_late(a: ArrayLayout, b: ArrayLayout, c: ArrayLayout | None, d: ArrayLayout | None, infos: dict[str,
+                ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int, int, int]) -> bool:
     """Whether consumers read C, or as many elements for the epilogue, from global memory at a tile's end: what does not come
     to D's subtiles ahead of time, where there is room for one array (`gemmkit.kernels.sm90.ahead`)."""
     epilogue, of_c, out = fields.get("epilogue"), infos.get("c"), infos.get("out")
@@ -121,7 +121,7 @@ def _reads_late(a: Layout, b: Layout, c: Layout | None, d: Layout | None, infos:
     return not spec.store.reads_ahead
 
 
-def _has_short_states(d: Layout | None) -> bool:
+def _has_short_states(d: Any) -> bool:
     """Whether rows of D are normalised in float32."""
     return d is None or (d.dtype.itemsize < 8 and d.folds == 1)
 
@@ -188,7 +188,7 @@ def _fit(values: dict[str, Any], mapping: Mapping, device: DeviceInfo,
 
 # -- what the kernel is asked -----------------------------------------------------------------------------------------
 
-def table_for(a: Layout, b: Layout, of_a: ArrayInfo | None, of_b: ArrayInfo | None, fields: dict[str, Any],
+def table_for(a: ArrayLayout, b: ArrayLayout, of_a: ArrayInfo | None, of_b: ArrayInfo | None, fields: dict[str, Any],
               sizes: tuple[int, int, int]) -> Table:
     """The mappings to choose among for 16-bit operands in these layouts and arrays; ``fields`` are the caller's."""
     given = dict(fields, operator=WGMMAOp(LIKELY.N, dtype=a.dtype), global_a_layout=a, global_b_layout=b)

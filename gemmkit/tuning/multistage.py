@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from gemmkit.kernels.sm80.copies import copies_of
-from gemmkit.layouts import Boxed, ColMajor, Layout, Padded, RowMajor
-from gemmkit.layouts.boxed import BOX, RUN
+from gemmkit.layouts import ArrayLayout, Boxed, ColMajor, Padded, RowMajor
+from gemmkit.layouts.swizzled import BOX, RUN
 from gemmkit.operators import Algebra, BoxMMAOp, FPUOp, Operator
 from gemmkit.operators.algebra import units
 from gemmkit.ptx.copy_async import SIZES
@@ -91,7 +91,7 @@ def _padded_numbers(axis: int, dtype: np.dtype, along_k: bool) -> Any:
 
 def _is_copied(values: dict[str, Any], name: str, dtype: np.dtype) -> bool:
     """Whether cp.async takes an operand as it is, if need be element by element."""
-    layout: Layout = values[f"global_{name}_layout"]
+    layout: ArrayLayout = values[f"global_{name}_layout"]
     transform = values.get(f"transform_global_to_shared_{name}")
     return (layout.is_separable and layout.dtype == dtype and dtype.itemsize in SIZES
             and (transform is None or transform.is_identity))
@@ -123,7 +123,7 @@ def _fill_moves(values: dict[str, Any]) -> None:
     defaults.fill_moves(values)
 
 
-def by_element(tile: Tile, layout: Layout, shared: Any) -> tuple[Tile, Tile]:
+def by_element(tile: Tile, layout: ArrayLayout, shared: Any) -> tuple[Tile, Tile]:
     """A warp's tile of single elements: along the contiguous axis, by as many lines as there are lanes left; no more than a
     sector where lines of shared memory lie across, or half a sector of each tooth of a comb."""
     axis = shared.axis if layout.contiguous_axis is None else layout.contiguous_axis

@@ -21,7 +21,7 @@ import numpy as np
 
 from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.kernels.select import FAMILIES
-from gemmkit.layouts import Layout
+from gemmkit.layouts import ArrayLayout
 from gemmkit.operators import COMPLEX, FPUOp, Operator
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
@@ -177,7 +177,7 @@ F16, BF16 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 TABLES = {F32: ORDINARY, F64: DOUBLE, C64: COMPLEX64, C128: COMPLEX128, F16: HALF, BF16: HALF}
 
 
-def choice(a: Layout, b: Layout, fields: dict[str, Any], sizes: tuple[int, int, int], device: DeviceInfo,
+def choice(a: ArrayLayout, b: ArrayLayout, fields: dict[str, Any], sizes: tuple[int, int, int], device: DeviceInfo,
            products: int = 1) -> tuple[Operator, dict[str, Any]] | None:
     """The operator and the mapping's fields of a product that the multistage kernel computes fastest; None for others.
 
@@ -207,8 +207,8 @@ def choice(a: Layout, b: Layout, fields: dict[str, Any], sizes: tuple[int, int, 
     return units, mapping if units.refuses_to_merge is None else best.fields
 
 
-def of_half(mappings: tuple[Multistage, ...], a: Layout, b: Layout, sizes: tuple[int, int, int], device: DeviceInfo,
-            most: float = math.inf) -> tuple[Operator | None, dict[str, Any]] | None:
+def of_half(mappings: tuple[Multistage, ...], a: ArrayLayout, b: ArrayLayout, sizes: tuple[int, int, int],
+            device: DeviceInfo, most: float = math.inf) -> tuple[Operator | None, dict[str, Any]] | None:
     """The same of 16-bit floats by mma.sync among these mappings, wherever wgmma may be had. None where it takes longer than
     ``most`` ns by the model."""
     found = fastest(mappings, a, b, sizes, device, 1, may_stream=True)
@@ -221,8 +221,8 @@ def of_half(mappings: tuple[Multistage, ...], a: Layout, b: Layout, sizes: tuple
     return None if made is None or time > most else (made[0], dict(made[1], splits=splits))
 
 
-def fastest(mappings: tuple[Multistage, ...], a: Layout, b: Layout, sizes: tuple[int, int, int], device: DeviceInfo,
-            products: int, may_stream: bool) -> tuple[Multistage, int | StreamK] | None:
+def fastest(mappings: tuple[Multistage, ...], a: ArrayLayout, b: ArrayLayout, sizes: tuple[int, int, int],
+            device: DeviceInfo, products: int, may_stream: bool) -> tuple[Multistage, int | StreamK] | None:
     """The mapping with the least modelled time, as the device has it, of those that fit a block's shared memory, if any; and
     its shares of K. ``may_stream``: all k-tiles take as long, so that equal numbers of them are equal shares."""
     across, sm_count = copied_across(a, b), device.sm_count
@@ -237,7 +237,7 @@ def fastest(mappings: tuple[Multistage, ...], a: Layout, b: Layout, sizes: tuple
     return (stream, StreamK()) if stream.streamed(sizes, products, across, sm_count) < least else best
 
 
-def applies(a: Layout, b: Layout, fields: dict[str, Any], device: DeviceInfo) -> bool:
+def applies(a: ArrayLayout, b: ArrayLayout, fields: dict[str, Any], device: DeviceInfo) -> bool:
     """Whether a product for which nothing but these fields is given may go to the multistage kernel: operands of one dtype;
     of real numbers in any layout and with any transform (f32 4096^3 on an H200: relu of A 2.82 ms, 3.20 by the single-stage
     kernel; a Toeplitz A 2.79, 3.16), of others plain ones."""
@@ -247,13 +247,13 @@ def applies(a: Layout, b: Layout, fields: dict[str, Any], device: DeviceInfo) ->
             and (device.arch[0] == 9 or device.arch >= FAMILIES["multistage"].minimum_arch))  # which loads the family
 
 
-def _are_copied(a: Layout, b: Layout, fields: dict[str, Any]) -> bool:
+def _are_copied(a: ArrayLayout, b: ArrayLayout, fields: dict[str, Any]) -> bool:
     """Whether A and B are matrices or tensors that nothing acts on."""
     return all(layout.is_separable and is_untouched(name, fields)
                for name, layout in (("a", a), ("b", b)))
 
 
-def _is_skinny(a: Layout, b: Layout, sizes: tuple[int, int, int]) -> bool:
+def _is_skinny(a: ArrayLayout, b: ArrayLayout, sizes: tuple[int, int, int]) -> bool:
     """A few rows of A and columns of B that are contiguous along K: B is all that takes time, and wgmma's 64 rows none of it
     sooner. (Without components of the caller's the transpose is computed, which is faster: `few_rows`.) Microseconds on an
     H200, and by the warp-specialised kernel, which wider products with more rows stay with:
@@ -287,7 +287,7 @@ def operator(dtype: np.dtype, one: Multistage, device: DeviceInfo) -> Operator |
     return COMPLEX.with_base(doubles) if dtype == C128 else doubles
 
 
-def copied_across(a: Layout, b: Layout) -> int:
+def copied_across(a: ArrayLayout, b: ArrayLayout) -> int:
     """Which operands are copied across on the ordinary units: 1 for A, 2 for B."""
     return (a.contiguous_axis == 1) + 2 * (b.contiguous_axis == 0)
 

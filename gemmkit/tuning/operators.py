@@ -12,7 +12,7 @@ import numpy as np
 from gemmkit.epilogues import Bias, Epilogue, LinearCombination, Residual, parts
 from gemmkit.lang.narrowing import narrows
 from gemmkit.lang.records import SIGNS, TABLE, metadata_of, part_dtypes
-from gemmkit.layouts import Embedded, Interleaved, Layout, Plain, Planar, Zero
+from gemmkit.layouts import ArrayLayout, Embedded, Interleaved, Plain, Planar, Zero
 from gemmkit.operators import COMPLEX, OR_AND, Algebra, FPUOp, MMAOp, Operator
 from gemmkit.runtime.device import DeviceInfo
 
@@ -256,7 +256,7 @@ def embed(layouts: dict[str, Any], operator: Operator | None) -> None:
             layouts[name] = Embedded(operator.number_dtype(layout.dtype), layout)
 
 
-def new_layout(a: Layout, b: Layout, dtype: np.dtype, plain: type[Plain]) -> Layout:
+def new_layout(a: ArrayLayout, b: ArrayLayout, dtype: np.dtype, plain: type[Plain]) -> ArrayLayout:
     """The layout of a D that the call makes: numbers of several parts lie as A's do, or as B's where A is real, side by side
     or in planes; all else is ``plain``."""
     like = b if isinstance(a, Embedded) else a
@@ -302,7 +302,8 @@ def accumulator_for(a: np.dtype, b: np.dtype) -> np.dtype:
     return np.dtype(np.float32) if common in SIXTEEN else common
 
 
-def result_dtype(a: np.dtype, b: np.dtype, c: Layout | None, operator: Operator, asked: np.dtype | None = None) -> np.dtype:
+def result_dtype(a: np.dtype, b: np.dtype, c: ArrayLayout | None, operator: Operator,
+                 asked: np.dtype | None = None) -> np.dtype:
     """The dtype of a result that the call makes: what is ``asked`` for; else C's if there is one, else NumPy's result type
     of a and b, or the accumulator's where that type does not hold its sums."""
     if asked is not None:

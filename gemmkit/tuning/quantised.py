@@ -22,7 +22,7 @@ import math
 from typing import Any
 
 from gemmkit.kernels.quantised.rules import refusal
-from gemmkit.layouts import GroupQuantised, Layout, RowMajor
+from gemmkit.layouts import ArrayLayout, GroupQuantised, RowMajor
 from gemmkit.operators import Operator
 from gemmkit.operators.quantised_mma import BF16, F16, QuantisedMMAOp
 from gemmkit.runtime.arrays import ArrayInfo, alignment
@@ -37,8 +37,8 @@ FEW, SOME = 16, 64                     # rows of A: mappings differ
 VECTOR = 16                            # bytes at whose multiples rows must begin for loads of that many
 
 
-def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int, int, int],
-           device: DeviceInfo, products: int) -> tuple[Operator, dict[str, Any]] | None:
+def choice(a: ArrayLayout, b: ArrayLayout, infos: dict[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int,
+           int, int], device: DeviceInfo, products: int) -> tuple[Operator, dict[str, Any]] | None:
     """The operator and the fields of the mapping; None for what stays with the layout's own dequantisation."""
     M, N, K = sizes
     if not isinstance(b, GroupQuantised) or type(a) is not RowMajor or a.dtype not in (F16, BF16) or b.dtype != a.dtype:

@@ -21,7 +21,7 @@ import numpy as np
 
 from gemmkit.config import of_transpose
 from gemmkit.epilogues import Default, Epilogue
-from gemmkit.layouts import ColMajor, Layout, Plain, RowMajor
+from gemmkit.layouts import ArrayLayout, ColMajor, Plain, RowMajor
 from gemmkit.operators import WGMMAOp
 from gemmkit.runtime.arrays import ArrayInfo, flipped
 from gemmkit.runtime.device import DeviceInfo
@@ -30,7 +30,7 @@ from gemmkit.tuning import few_rows, hopper
 from gemmkit.tuning.operators import SIXTEEN
 
 Infos = dict[str, ArrayInfo | None]
-Layouts = dict[str, Layout | None]
+Layouts = dict[str, ArrayLayout | None]
 
 OF_B = {"transform_global_to_shared_b", "transform_shared_to_regs_b"}
 F32 = np.dtype(np.float32)
@@ -112,7 +112,7 @@ def of_transposed(layouts: Layouts) -> Layouts:
     return {name: layouts[other] and _flipped(layouts[other]) for name, other in zip("abcd", "bacd")}
 
 
-def _flipped(layout: Layout | None) -> Plain:
+def _flipped(layout: ArrayLayout | None) -> Plain:
     """The layout of a plain matrix's transpose."""
     assert isinstance(layout, Plain)
     return (ColMajor, RowMajor)[1 - layout.axis](layout.dtype)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from gemmkit.layouts import Layout
+from gemmkit.layouts import ArrayLayout
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tuning import boxes, gathered, hopper, mappings, multistage_mappings, quantised, winners
@@ -15,7 +15,7 @@ from gemmkit.tuning.candidates import Candidate
 __all__ = ["chosen"]
 
 
-def chosen(layouts: dict[str, Layout | None], infos: dict[str, ArrayInfo | None], fields: dict[str, Any],
+def chosen(layouts: dict[str, ArrayLayout | None], infos: dict[str, ArrayInfo | None], fields: dict[str, Any],
            sizes: tuple[int, int, int], device: DeviceInfo, products: int,
            candidate: Candidate | None) -> tuple[str, Any] | None:
     """The table's name and its operator and fields, for what is given in ``fields``; None where `get_config` completes them.

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gemmkit.layouts import Layout, Plain
+from gemmkit.layouts import ArrayLayout, Plain
 from gemmkit.operators import Operator
 from gemmkit.runtime.array_info import ArrayInfo, alignment
 from gemmkit.runtime.device import DeviceInfo
@@ -92,8 +92,8 @@ def nearest(entries: Sequence[Winner], kind: str, sizes: tuple[int, int, int]) -
     return min(found, key=lambda one: one.distance(sizes), default=None)
 
 
-def choice(a: Layout, b: Layout, infos: Mapping[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int, int, int],
-           device: DeviceInfo, products: int) -> tuple[Operator | None, dict[str, Any]] | None:
+def choice(a: ArrayLayout, b: ArrayLayout, infos: Mapping[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int,
+           int, int], device: DeviceInfo, products: int) -> tuple[Operator | None, dict[str, Any]] | None:
     """The operator (None: the default one) and the fields of a winner's mapping, for a product of two matrices for which
     nothing else is given; None where there is none."""
     out = infos.get("out")

@@ -13,7 +13,7 @@ from gemmkit.components import Component
 from gemmkit.kernels.common.work import KTile, Place, Slot
 from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.registers import Fragment
-from gemmkit.layouts import ColMajor, Layout, Plain, RowMajor, Swizzled
+from gemmkit.layouts import ColMajor, Plain, RowMajor, Swizzled
 from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis
 from gemmkit.tiling import Tile, division
 from gemmkit.transforms import Transform
@@ -56,8 +56,8 @@ class Operand(Component):
     ``clipped``: threads load tiles at the edges as words, too, without a branch (`gemmkit.kernels.common.clipping`).
     """
 
-    layout: Layout
-    shared: Layout
+    layout: Any
+    shared: Any
     to_shared: Transform
     to_registers: Transform
     warp: Tile
@@ -110,14 +110,14 @@ class Operand(Component):
                 and tile.count * layout.dtype.itemsize % 4 == 0)
 
     @cached_property
-    def brought(self) -> Layout:
+    def brought(self) -> Any:
         """How TMA brings a tile: as it is to lie in shared memory, or across, where global memory has it so; or
         as interleaved numbers in swizzled panels."""
         if self.numbers is not None:
             return self.numbers
         shared, axis = cast(Any, self.shared), self.layout.vector_axis
         if not isinstance(shared, Swizzled) or axis in (shared.axis, None):
-            return cast(Layout, self.plane)
+            return self.plane
         return Swizzled((ColMajor, RowMajor)[axis](self.layout.dtype), shared.width)
 
     @cached_property
@@ -133,7 +133,7 @@ class Operand(Component):
     @cached_property
     def same_axis(self) -> bool:
         """Whether a thread's line is one in shared memory, too."""
-        return self.thread.extents[self.shared.axis] == self.thread.count        # type: ignore[attr-defined]
+        return self.thread.extents[self.shared.axis] == self.thread.count
 
     @cached_property
     def plane(self) -> Any:
@@ -223,7 +223,7 @@ class Operand(Component):
 
     def leading(self) -> Any:
         """The leading dimension of the block's tile in shared memory."""
-        return self.shared.leading(self.tile.size)                                             # type: ignore[attr-defined]
+        return self.shared.leading(self.tile.size)
 
     def place(self, m: int, n: int, k: int, shape: Any) -> Place:
         """Where the block's tile begins in A or B, and where the matrix ends."""

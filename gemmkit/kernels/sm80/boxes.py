@@ -11,7 +11,7 @@ from gemmkit.kernels.sm80.routes import Piece
 from gemmkit.kernels.sm80.separable import CpAsyncSeparable
 from gemmkit.lang.component_class import dataclass
 from gemmkit.layouts import Boxed, Tensor
-from gemmkit.layouts.boxed import BOX, RUN
+from gemmkit.layouts.swizzled import BOX, RUN
 from gemmkit.operators import Algebra, BoxMMAOp
 from gemmkit.ptx.copy_async import SIZES, copy_async
 from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis

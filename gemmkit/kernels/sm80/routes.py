@@ -126,7 +126,7 @@ class CpAsync(StageRoute):
     def _widths(cls, operand: Operand, info: ArrayInfo | None, extents: tuple[int, int]) -> list[int]:
         """How many elements a copy may take."""
         layout, to, thread = operand.layout, operand.shared, operand.thread
-        size, axis = layout.dtype.itemsize, to.axis                                            # type: ignore[attr-defined]
+        size, axis = layout.dtype.itemsize, to.axis
         along = (thread.extents[axis] == thread.count and layout.vector_axis == axis
                  and (info is None or unit_axis(info) == unit_of(layout, info)))
         limit = thread.count if along else 1

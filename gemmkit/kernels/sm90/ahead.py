@@ -32,7 +32,7 @@ from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, join, split
 from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert_all
-from gemmkit.layouts import Layout, RowMajor, Swizzled
+from gemmkit.layouts import ArrayLayout, GlobalLayout, RowMajor, Swizzled
 from gemmkit.ptx.mbarrier import mbarrier_expect, mbarrier_init, mbarrier_wait
 from gemmkit.ptx.memory import load_shared, shared
 from gemmkit.ptx.special import thread_index, udiv
@@ -83,7 +83,7 @@ class OfEpilogue(Source):
 
 
 @dataclass(frozen=True)
-class InSubtiles(Layout):
+class InSubtiles(GlobalLayout):
     """A matrix of D's form, of which each consumer finds the elements of its tile in D's subtiles (see `SubtileStore`)."""
 
     lines: Swizzled                    # of a subtile
@@ -262,7 +262,7 @@ def candidates(spec: Any, arrays: Arrays) -> Any:
         yield OfEpilogue(path, (*path, one.field), where=one.where, steps=one.steps), one.layout, info
 
 
-def refuses(spec: Any, arrays: Arrays, layout: Layout, info: ArrayInfo) -> str | None:
+def refuses(spec: Any, arrays: Arrays, layout: ArrayLayout, info: ArrayInfo) -> str | None:
     """Why an array cannot come by TMA into D's subtiles, in words; None where it can."""
     if type(spec.store) is not TmaStore:
         return "D is not stored by TMA, or it is folded"

@@ -63,7 +63,7 @@ def in_panels(operand: Operand) -> Operand:
 
 def permuted_along_k(b: Operand) -> Operand:
     """B, written in the order of A's registers; where its lines go along K, a thread takes eight numbers of one."""
-    b = dataclasses.replace(b, shared=PermutedPlanes(b.shared.plane, b.shared.dtype))           # type: ignore[attr-defined]
+    b = dataclasses.replace(b, shared=PermutedPlanes(b.shared.plane, b.shared.dtype))
     if b.plane.axis != 0:
         return b
     lanes = math.gcd(32, b.tile.extents[b.k_axis] // EIGHT)

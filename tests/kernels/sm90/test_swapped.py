@@ -132,7 +132,7 @@ def test_functions_of_large_results_get_wide_coordinates(machine: Any, monkeypat
     monkeypatch.setattr(adapters, "COUNT", 1)
     M, N, K = 70, 41, 37
     a, b = few(rng, (M, K), F32), few(rng, (K, N), F32)
-    k, n, m = np.arange(K)[:, None], np.arange(N), np.arange(M)[:, None]
+    k, m = np.arange(K)[:, None], np.arange(M)[:, None]
     d, made = multiplied(machine, a, b, "nn", operator=TF32,
                          transform_global_to_shared_b=Elementwise(lambda x, k, n: x + (k * 3_000_000_000 + n) // 3_000_000_000),
                          epilogue=ReLU() | epilogues.Elementwise(lambda x, m, n: x + (m * 3_000_000_000 + n) // 3_000_000_000))

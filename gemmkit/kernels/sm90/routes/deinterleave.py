@@ -58,11 +58,11 @@ class Deinterleave(Tma):
         layout, shared = request.operand.layout, request.operand.shared
         if not hasattr(shared, "plane"):
             return "it is not multiplied as planes"
-        if not layout.is_plain or layout.axis != shared.axis:                                  # type: ignore[attr-defined]
+        if not layout.is_plain or layout.axis != shared.axis:
             return "its numbers do not lie side by side along the planes' lines"
         if not request.spec.cluster.is_single:
             return "the blocks of a cluster would each have a part of it"
-        return request.why_no_tma(shared.axis)                                                 # type: ignore[attr-defined]
+        return request.why_no_tma(shared.axis)
 
     @classmethod
     def goes_with(cls, other: type[Route]) -> bool:

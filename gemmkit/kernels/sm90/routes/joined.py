@@ -98,7 +98,7 @@ class BraidedTma(JoinedTma):
             return "blocks that share K exchange neighbouring columns, which are of one part"
         if braid.slots % spec.cluster.m:
             return f"{spec.cluster.m} blocks cannot share {braid.slots} parts"
-        least = ATOM if request.read_axis == request.operand.k_axis else shared.line             # type: ignore[attr-defined]
+        least = ATOM if request.read_axis == request.operand.k_axis else shared.line
         width = request.operand.tile.extents[1] // braid.slots
         if width % least:
             return f"a tile has {width} columns of a part, and {least} are a line or a pattern"
