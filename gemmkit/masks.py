@@ -209,9 +209,7 @@ class Everything(Mask):
 
     free_from_first = True
 
-    @cached_property
-    def is_everything(self) -> bool:
-        return True
+    is_everything = True
 
     def free(self, begin: int, end: int, keys: int) -> tuple[int, int]:
         return 0, keys

@@ -107,9 +107,7 @@ class InRankOrder(Epilogue):
     def takes_own(self) -> bool:
         return self.travels is not None
 
-    @property
-    def reads_tiles(self) -> bool:
-        return True
+    reads_tiles = True
 
 
 def as_sum(x: Any, n: int, merging: Any) -> Any:
@@ -161,9 +159,7 @@ class WithOther(Epilogue):
     def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
         return apply(merge_other, values, self.layout.load(self.other, tile, shape), self)
 
-    @property
-    def reads_tiles(self) -> bool:
-        return True
+    reads_tiles = True
 
 
 def merge_other(x: Any, n: int, others: tuple, merging: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Epilogues: how a block's tile of D goes from shared to global memory.
+"""Epilogues: how a block's tile of D goes from shared to global memory. `Epilogue` has three roles: `ElementEpilogue`,
+`CrossLaneEpilogue` and `StoreEpilogue`.
 
 ``__call__(self, x, m, n)`` is enough for anything element-wise: it gets a value of D and its **global** row and column.
 With ``__call__(self, x, m, n, batch)`` it is told which product of a stack the value is of, counted in C order; without a
@@ -71,28 +72,11 @@ class InSecond(Here):
 
 
 @dataclass(frozen=True)
-class Epilogue(Component):
-    """Base class of epilogues.
+class ElementEpilogue(Component):
+    """What an epilogue makes of an element of D, and what it reads and writes beside it."""
 
-    >>> from gemmkit import Scalar
-    >>> @dataclass(frozen=True)
-    ... class Clamp(Epilogue):
-    ...     low: Scalar
-    ...     high: Scalar
-    ...     def __call__(self, x, m, n):
-    ...         return min(max(x, self.low), self.high)
-    >>> Clamp(0.0, 1.0)(3.5, 0, 0)
-    1.0
-    """
+    is_contract = True
 
-    device_methods = ("__call__", "finish", "tile", "store")
-    without_value = ("tile", "store")
-
-    #: Why one that stores D itself stands for itself.
-    alone: ClassVar[str] = ("stores D in its own way (it overrides tile or store) and cannot be composed; override finish "
-                            "instead")
-    #: Why nothing can follow one that `is_last`.
-    ends: ClassVar[str] = "finishes whole rows, so that nothing can follow it"
     outputs: ClassVar[tuple[str, ...]] = ()                # fields that are arrays which it writes, beside D
     #: Fields that are arrays, of which each product of a stack may have its own, and how many dimensions that has.
     array_ndims: ClassVar[Mapping[str, int]] = MappingProxyType({})
@@ -105,59 +89,17 @@ class Epilogue(Component):
     def __call__(self, x: Any, m: int, n: int) -> Any:
         return x
 
-    def store(self, spec: Any, d: Any, pointer: Any, block_m: int, block_n: int, warp: int, shape: Any) -> None:
-        """Step 6 of the kernel: every thread takes its tiles of D from shared memory and hands them to `tile`."""
-        if self.finishes_blocks:
-            store_together(self, spec, d, pointer, Place(block_m, block_n, shape.M, shape.N), warp, shape)
-        else:
-            self.store_tiles(spec, d, pointer, block_m, block_n, warp, shape)
-
-    def store_tiles(self, spec: Any, d: Any, pointer: Any, block_m: int, block_n: int, warp: int, shape: Any) -> None:
-        block = spec.block.MN
-        warp_tiles = parallelise(block, spec.d.warp, warp, spec.warps)
-        for i in range(len(warp_tiles)):
-            thread_tiles = parallelise(warp_tiles[i], spec.d.thread, lane_index(), 32, spec.d.order)
-            for j in range(len(thread_tiles)):
-                tile = thread_tiles[j]
-                values = spec.d.shared.load_shared(pointer, tile, spec.d.shared.leading(block.size))
-                place = translate(tile, block_m, block_n)
-                self.tile(spec, d, place, transform_within(spec.d.to_shared, values, place, shape.M, shape.N), shape)
+    def in_product(self, x: Any, m: int, n: int, batch: int) -> Any:
+        """The epilogue of an element, for one that asks for the number of the product."""
+        return self(x, m, n, batch)                                            # type: ignore[call-arg]
 
     def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
         """The finished values of a thread's tile that lies wholly in range, first dimension fastest."""
         return apply(finish_element, values, self, tile)
 
-    def finish_block(self, values: tuple, group: Any, at: Any) -> tuple:
-        """The finished values that a thread holds of what ``group`` (`gemmkit.kernels.common.lanes`) holds together, at
-        ``at``, some of them out of range: for one that `finishes_blocks`. All threads of the group come here."""
-        return group.finish(self, values, at)
-
-    def values_at(self, spec: Any, pointer: Any, tile: Any, place: Any, shape: Any) -> tuple:
-        """The values that it finishes of a tile of D, which lies at ``tile`` in shared memory and at ``place`` in D."""
-        values = spec.d.shared.load_shared(pointer, tile, spec.d.shared.leading(spec.block.size))
-        return transform_within(spec.d.to_shared, values, place, shape.M, shape.N)
-
-    def complete(self, team: Any, shape: Any) -> None:
-        """Behind the product, in a kernel of its own: what is left to do of reductions."""
-
-    def ending(self) -> Any:
-        """The last epilogue of a chain."""
-        return self
-
-    def tile(self, spec: Any, d: Any, tile: Any, values: tuple, shape: Any) -> None:
-        """Finish and store a thread's tile of D. ``tile`` is where it lies globally; parts of it may be out of range."""
-        if inside(tile, shape.M, shape.N):
-            spec.d.layout.store(d, tile, delivered(spec, finished(self, values, spec.d.layout, tile, shape)), shape)
-        elif not spec.d.whole:                             # it straddles an edge: element by element, those in range
-            each(finish_edge_element, values, self, spec, d, tile, shape)
-
     def reads_alongside(self) -> bool:
         """Whether this launch reads the array ``beside``, the same for all elements."""
         return True
-
-    def in_product(self, x: Any, m: int, n: int, batch: int) -> Any:
-        """The epilogue of an element, for one that asks for the number of the product."""
-        return self(x, m, n, batch)                                            # type: ignore[call-arg]
 
     # -- host -------------------------------------------------------------------------------------------------------
 
@@ -166,9 +108,25 @@ class Epilogue(Component):
         """Whether ``__call__`` wants the number of the product, too: ``__call__(self, x, m, n, batch)``."""
         return required(type(self).__call__) == 5
 
-    def __or__(self, other: Any) -> Epilogue:
-        """``self | other``: this epilogue, then the other."""
-        return Composed(self, other)
+    @property
+    def passes_on(self) -> bool:
+        """Whether it finishes nothing: values of D stay what they are."""
+        return type(self).__call__ is ElementEpilogue.__call__ and type(self).finish is ElementEpilogue.finish
+
+    @property
+    def reads_tiles(self) -> bool:
+        """Whether it reads as many elements as D has: that takes a time which only large tiles hide."""
+        return False
+
+    @property
+    def writes(self) -> bool:
+        """Whether it writes anything beside D: then it must not be asked for an element that is out of range."""
+        return bool(self.outputs)
+
+    @property
+    def result_dtype(self) -> Any:
+        """D's dtype where no out is given; None: what the product gives."""
+        return None
 
     def array_dimensions(self) -> Mapping[str, int]:
         """`array_ndims` of this epilogue: overridden where they depend on its fields."""
@@ -179,23 +137,25 @@ class Epilogue(Component):
         field = vars(type(self)).get("beside")
         return () if field is None else (Alongside((), field, getattr(self, field), vars(self)["layout"], Here()),)
 
-    def stages(self) -> tuple[Epilogue, ...]:
-        """The epilogues that it is composed of, in their order."""
-        return (self,)
 
-    def mapped(self, change: Callable[[Epilogue], Epilogue]) -> Epilogue:
-        """The epilogue with ``change(stage)`` for each that it is composed of; itself where all stay as they are."""
-        return change(self)
+@dataclass(frozen=True)
+class CrossLaneEpilogue(Component):
+    """What an epilogue makes of values that several threads hold of D."""
 
-    @property
-    def stores_itself(self) -> bool:
-        """Whether it has its own way of storing tiles: then the kernel may not store D for it."""
-        return type(self).tile is not Epilogue.tile or self.stores_blocks
+    is_contract = True
 
-    @property
-    def reads_tiles(self) -> bool:
-        """Whether it reads as many elements as D has: that takes a time which only large tiles hide."""
-        return False
+    #: Why nothing can follow one that `is_last`.
+    ends: ClassVar[str] = "finishes whole rows, so that nothing can follow it"
+
+    def finish_block(self, values: tuple, group: Any, at: Any) -> tuple:
+        """The finished values that a thread holds of what ``group`` (`gemmkit.kernels.common.lanes`) holds together, at
+        ``at``, some of them out of range: for one that `finishes_blocks`. All threads of the group come here."""
+        return group.finish(self, values, at)
+
+    def complete(self, team: Any, shape: Any) -> None:
+        """Behind the product, in a kernel of its own: what is left to do of reductions."""
+
+    # -- host -------------------------------------------------------------------------------------------------------
 
     @property
     def reduces(self) -> bool:
@@ -217,29 +177,99 @@ class Epilogue(Component):
         """Whether nothing can follow it: it finishes whole rows (`gemmkit.epilogues.normalise`), or packs values."""
         return False
 
-    def of_result(self, layout: Any) -> Any:
-        """How D is stored behind this epilogue where D's array has ``layout``."""
-        return layout
+
+@dataclass(frozen=True)
+class StoreEpilogue(Component):
+    """How an epilogue brings D from shared to global memory."""
+
+    is_contract = True
+
+    #: Why one that stores D itself stands for itself.
+    alone: ClassVar[str] = ("stores D in its own way (it overrides tile or store) and cannot be composed; override finish "
+                            "instead")
+
+    def store(self, spec: Any, d: Any, pointer: Any, block_m: int, block_n: int, warp: int, shape: Any) -> None:
+        """Step 6 of the kernel: every thread takes its tiles of D from shared memory and hands them to `tile`."""
+        if self.finishes_blocks:                                               # type: ignore[attr-defined]
+            store_together(self, spec, d, pointer, Place(block_m, block_n, shape.M, shape.N), warp, shape)
+        else:
+            self.store_tiles(spec, d, pointer, block_m, block_n, warp, shape)
+
+    def store_tiles(self, spec: Any, d: Any, pointer: Any, block_m: int, block_n: int, warp: int, shape: Any) -> None:
+        block = spec.block.MN
+        warp_tiles = parallelise(block, spec.d.warp, warp, spec.warps)
+        for i in range(len(warp_tiles)):
+            thread_tiles = parallelise(warp_tiles[i], spec.d.thread, lane_index(), 32, spec.d.order)
+            for j in range(len(thread_tiles)):
+                tile = thread_tiles[j]
+                values = spec.d.shared.load_shared(pointer, tile, spec.d.shared.leading(block.size))
+                place = translate(tile, block_m, block_n)
+                self.tile(spec, d, place, transform_within(spec.d.to_shared, values, place, shape.M, shape.N), shape)
+
+    def values_at(self, spec: Any, pointer: Any, tile: Any, place: Any, shape: Any) -> tuple:
+        """The values that it finishes of a tile of D, which lies at ``tile`` in shared memory and at ``place`` in D."""
+        values = spec.d.shared.load_shared(pointer, tile, spec.d.shared.leading(spec.block.size))
+        return transform_within(spec.d.to_shared, values, place, shape.M, shape.N)
+
+    def tile(self, spec: Any, d: Any, tile: Any, values: tuple, shape: Any) -> None:
+        """Finish and store a thread's tile of D. ``tile`` is where it lies globally; parts of it may be out of range."""
+        if inside(tile, shape.M, shape.N):
+            spec.d.layout.store(d, tile, delivered(spec, finished(self, values, spec.d.layout, tile, shape)), shape)
+        elif not spec.d.whole:                             # it straddles an edge: element by element, those in range
+            each(finish_edge_element, values, self, spec, d, tile, shape)
+
+    # -- host -------------------------------------------------------------------------------------------------------
 
     @property
-    def result_dtype(self) -> Any:
-        """D's dtype where no out is given; None: what the product gives."""
-        return None
-
-    @property
-    def passes_on(self) -> bool:
-        """Whether it finishes nothing: values of D stay what they are."""
-        return type(self).__call__ is Epilogue.__call__ and type(self).finish is Epilogue.finish
+    def stores_itself(self) -> bool:
+        """Whether it has its own way of storing tiles: then the kernel may not store D for it."""
+        return type(self).tile is not StoreEpilogue.tile or self.stores_blocks
 
     @property
     def stores_blocks(self) -> bool:
         """Whether it takes whole blocks from shared memory."""
-        return type(self).store is not Epilogue.store
+        return type(self).store is not StoreEpilogue.store
 
-    @property
-    def writes(self) -> bool:
-        """Whether it writes anything beside D: then it must not be asked for an element that is out of range."""
-        return bool(self.outputs)
+    def of_result(self, layout: Any) -> Any:
+        """How D is stored behind this epilogue where D's array has ``layout``."""
+        return layout
+
+
+@dataclass(frozen=True)
+class Epilogue(ElementEpilogue, CrossLaneEpilogue, StoreEpilogue):
+    """Base class of epilogues. A kernel asks each in three roles: what it makes of an element, what of values that several
+    threads hold, and how it stores D. By default an epilogue passes elements on, and kernels store tiles as they do for all.
+
+    >>> from gemmkit import Scalar
+    >>> @dataclass(frozen=True)
+    ... class Clamp(Epilogue):
+    ...     low: Scalar
+    ...     high: Scalar
+    ...     def __call__(self, x, m, n):
+    ...         return min(max(x, self.low), self.high)
+    >>> Clamp(0.0, 1.0)(3.5, 0, 0)
+    1.0
+    """
+
+    is_contract = True
+    device_methods = ("__call__", "finish", "tile", "store")
+    without_value = ("tile", "store")
+
+    def __or__(self, other: Any) -> Epilogue:
+        """``self | other``: this epilogue, then the other."""
+        return Composed(self, other)
+
+    def ending(self) -> Any:
+        """The last epilogue of a chain."""
+        return self
+
+    def stages(self) -> tuple[Epilogue, ...]:
+        """The epilogues that it is composed of, in their order."""
+        return (self,)
+
+    def mapped(self, change: Callable[[Epilogue], Epilogue]) -> Epilogue:
+        """The epilogue with ``change(stage)`` for each that it is composed of; itself where all stay as they are."""
+        return change(self)
 
 
 def answered_by(field: str, *names: str) -> Callable[[type[E]], type[E]]:

@@ -32,9 +32,7 @@ class Parts(Component):
 
     stands_for_number: ClassVar[bool] = True
 
-    @property
-    def is_left(self) -> bool:
-        return True
+    is_left = True
 
     def value(self) -> Any:
         return self.number

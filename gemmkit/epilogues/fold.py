@@ -116,17 +116,9 @@ class Fold(Epilogue):
         """How many arguments f takes."""
         return int(required(self.f))
 
-    @property
-    def stores_itself(self) -> bool:
-        return True
-
-    @property
-    def stores_blocks(self) -> bool:
-        return False
-
-    @property
-    def passes_on(self) -> bool:
-        return False
+    stores_itself = True
+    stores_blocks = False
+    passes_on = False
 
     def stages(self) -> tuple[Epilogue, ...]:
         return (self, *self.then.stages())

@@ -183,9 +183,7 @@ class Normalise(Reducing):
     #: Of a state that is sent to another block, in float32 (`words_of`).
     words: ClassVar[int]
 
-    @property
-    def is_last(self) -> bool:
-        return True
+    is_last = True
 
     def check(self, M: int, N: int) -> None:
         """Raise ValueError unless the vectors have an element for each column."""

@@ -118,9 +118,7 @@ class _WithArray(Epilogue):
         elif not self.outputs and not self.layout.readable:
             raise TypeError(f"{kind}(layout={self.layout!r}): it has neither element nor load, so the array cannot be read")
 
-    @property
-    def reads_tiles(self) -> bool:
-        return True
+    reads_tiles = True
 
     def check(self, M: int, N: int) -> None:
         """Raise ValueError unless the array has the shape of D."""

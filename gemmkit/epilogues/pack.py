@@ -67,9 +67,7 @@ class Pack(Pairwise):
 
     # -- host -------------------------------------------------------------------------------------------------------
 
-    @property
-    def is_last(self) -> bool:
-        return True
+    is_last = True
 
     def of_result(self, layout: ResultLayout) -> ResultLayout:
         return layout if isinstance(layout, Packed) else Packed(layout)

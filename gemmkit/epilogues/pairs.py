@@ -34,17 +34,9 @@ class Pairwise(Epilogue):
 
     # -- host -------------------------------------------------------------------------------------------------------
 
-    @property
-    def finishes_blocks(self) -> bool:
-        return True
-
-    @property
-    def neighbours(self) -> int:
-        return 2
-
-    @property
-    def passes_on(self) -> bool:
-        return False
+    finishes_blocks = True
+    neighbours = 2
+    passes_on = False
 
     def check(self, M: int, N: int) -> None:
         """Raise ValueError unless columns come in pairs."""

@@ -53,15 +53,6 @@ class Kept(Partial):
 class Reducing(Epilogue):
     """Base class of epilogues that combine values of several threads, by `finish_block`."""
 
-    @property
-    def reduces(self) -> bool:
-        return True
-
-    @property
-    def writes(self) -> bool:
-        """What it stores is not stored when an element is finished."""
-        return False
-
-    @property
-    def passes_on(self) -> bool:
-        return False
+    reduces = True
+    passes_on = False
+    writes = False                     # what it stores is not stored when an element is finished

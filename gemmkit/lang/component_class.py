@@ -122,9 +122,9 @@ def has_fields(cls: Any) -> bool:
 
 def _check_contract(cls: Any) -> None:
     """A kind of component says which methods a kernel asks for (`device_methods`); a user's class overrides one of them, and
-    has none that is one letter off."""
+    has none that is one letter off. A kind of several roles is made of classes that say ``is_contract``."""
     kinds = [base for base in cls.__mro__ if isinstance(base, ComponentClass)][:-1]
-    if len(kinds) < 2 or "device_methods" not in vars(kinds[-1]):              # of no kind that a kernel asks
+    if len(kinds) < 2 or not vars(kinds[-1]).keys() & {"device_methods", "is_contract"}:      # of no kind that kernels ask
         return
     contracts = [base for base in kinds if base is kinds[-1] or "is_contract" in vars(base)]
     kind, contract = contracts[0], cls.device_methods

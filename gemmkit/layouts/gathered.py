@@ -56,9 +56,7 @@ class Gathered(GlobalLayout):
     def is_row_major(self) -> bool:
         return self.layout.axis == 1
 
-    @property
-    def is_separable(self) -> bool:
-        return True
+    is_separable = True
 
     @property
     def neighbours(self) -> int:

@@ -104,9 +104,7 @@ class Plain(GlobalLayout, ResultLayout, SharedLayout):
     def vector_axis(self) -> int | None:
         return self.axis
 
-    @property
-    def padding(self) -> int:
-        return 0
+    padding = 0
 
     def physical_size(self, rows: int, columns: int) -> int:
         """Elements of shared memory that a tile takes."""

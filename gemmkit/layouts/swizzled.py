@@ -81,13 +81,8 @@ class Swizzled(SharedLayout):
         """How the elements of a panel change places: whole chunks of them."""
         return lines(self.width, self.itemsize)
 
-    @property
-    def is_linear(self) -> bool:
-        return False
-
-    @property
-    def padding(self) -> int:
-        return 0
+    is_linear = False
+    padding = 0
 
     def leading(self, size: Any) -> int:
         """Lines of a tile: what tells where the next panel starts."""

@@ -184,12 +184,10 @@ class Staged(Composed):
 class Identity(Transform):
     """Passes every element on."""
 
+    is_identity = True
+
     def __call__(self, x: Any) -> Any:
         return x
-
-    @cached_property
-    def is_identity(self) -> bool:
-        return True
 
 
 @dataclass(frozen=True)

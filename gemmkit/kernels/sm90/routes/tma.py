@@ -198,9 +198,7 @@ class TmaProducer(Producer):
     def squeezed_registers(self) -> Registers:
         return self.registers
 
-    @property
-    def full_arrivals(self) -> int:
-        return 1
+    full_arrivals = 1
 
     @classmethod
     def of(cls, spec: Any) -> TmaProducer:
