@@ -3,6 +3,7 @@
     python -m tools.wheel                      build, check, and try with the emulator alone (no package of CUDA)
     python -m tools.wheel --extra cu13         try with the compiler's wheels, too: `explain` compiles a kernel
     python -m tools.wheel --out dist           keep what was built
+    python -m tools.wheel --cubins sm_90a      with compiled kernels for these GPUs (`tools.cubins`)
 
 What is checked: `twine check --strict` on both; every module of gemmkit and every example is in the wheel, and nothing else;
 the source distribution has all that git has; from the wheel alone, away from the sources, `info` and an example run, a
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -22,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+SHIPPED = ROOT / "gemmkit/cubins"
 
 PRODUCT = """
 import numpy as np, gemmkit as gk
@@ -56,12 +59,16 @@ def tracked(*folders: str) -> set[str]:
     return set(said(["git", "ls-files", *folders], ROOT).split())
 
 
-def check_contents(wheel: Path, sources: Path) -> None:
+def check_contents(wheel: Path, sources: Path, has_kernels: bool) -> None:
     """Raise SystemExit where a distribution lacks a file, or has one that it should not have."""
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     due = {name for name in tracked("gemmkit") if name.endswith((".py", ".json", "py.typed"))}
     due |= {f"gemmkit_{name}" for name in tracked("examples") if name.endswith(".py")}
+    kernels = {name for name in names if name.startswith("gemmkit/cubins/") and name.endswith(".kernel")}
+    if bool(kernels) != has_kernels:
+        raise SystemExit(f"the wheel has {len(kernels)} compiled kernels")
+    names -= kernels
     if names != due:
         raise SystemExit(f"the wheel lacks {sorted(due - names)[:9]} and has {sorted(names - due)[:9]} besides")
     with tarfile.open(sources) as archive:
@@ -69,7 +76,7 @@ def check_contents(wheel: Path, sources: Path) -> None:
     missing = tracked() - inside
     if missing:
         raise SystemExit(f"the source distribution lacks {sorted(missing)[:9]} ({len(missing)} files)")
-    print(f"{len(names)} files in the wheel, {len(inside)} in the source distribution")
+    print(f"{len(names)} files and {len(kernels)} kernels in the wheel, {len(inside)} files in the source distribution")
 
 
 def check_use(python: Path, away: Path, compiles: bool) -> None:
@@ -86,16 +93,26 @@ def check_use(python: Path, away: Path, compiles: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.wheel", description="Builds and checks the distributions.")
     parser.add_argument("--extra", help="an extra to install the wheel with: cu12, cu13")
+    parser.add_argument("--cubins", nargs="+", default=[], metavar="ARCH",
+                        help="GPUs that the wheel has compiled kernels for")
     parser.add_argument("--out", type=Path, help="a folder to keep the distributions in")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         out = (options.out or work / "dist").resolve()
         tools = environment(work / "tools", "build>=1.2", "twine>=6")
-        said([tools, "-m", "build", "--outdir", out, ROOT])
+        if SHIPPED.exists():
+            raise SystemExit(f"{SHIPPED} is there: kernels of other sources would be in the wheel")
+        try:
+            if options.cubins:
+                said([sys.executable, "-m", "tools.cubins", "--into", SHIPPED, "--arch", *options.cubins], ROOT)
+            for kind in ("--sdist", "--wheel"):              # a wheel made of the source distribution would have no kernels
+                said([tools, "-m", "build", kind, "--outdir", out, ROOT])
+        finally:
+            shutil.rmtree(SHIPPED, ignore_errors=True)
         (wheel,), (sources,) = out.glob("gemmkit-*.whl"), out.glob("gemmkit-*.tar.gz")
         said([tools, "-m", "twine", "check", "--strict", wheel, sources])
-        check_contents(wheel, sources)
+        check_contents(wheel, sources, bool(options.cubins))
         extra = f"[{options.extra}]" if options.extra else ""
         away = work / "away"
         away.mkdir()

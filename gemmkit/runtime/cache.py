@@ -9,6 +9,9 @@ others wait for its entry.
 Which files are the cache's own, and whose are believed: :mod:`gemmkit.runtime.cache_folder`. Where nothing can
 be kept on disk, kernels are kept in memory, and a warning says so once.
 
+A wheel brings entries of much used kernels in `SHIPPED`, a folder of the package (`tools.cubins` makes it). Their keys name
+no compiler and no version of Python, for they are compiled already; a source file that differs makes them useless.
+
 Environment: ``GEMMKIT_CACHE_DIR`` (the folder), ``GEMMKIT_CACHE=0`` (nothing on disk),
 ``GEMMKIT_CACHE_MAX_MB`` (the entries used longest ago go when the folder outgrows it; 512).
 """
@@ -30,7 +33,9 @@ from typing import Any, NamedTuple
 
 from gemmkit.runtime.cache_folder import Folder
 
-__all__ = ["CacheInfo", "CacheStats", "CubinCache", "Entry", "default_cache", "default_folder"]
+__all__ = ["SHIPPED", "CacheInfo", "CacheStats", "CubinCache", "Entry", "default_cache", "default_folder", "ship", "shipped"]
+
+SHIPPED = Path(__file__).resolve().parents[1] / "cubins"
 
 _FORMAT = 1
 _MEGABYTE = 2**20
@@ -213,15 +218,8 @@ class CubinCache:
             if self._homeless is not None:
                 self._warn(self._homeless)
             return
-        head = {
-            "format": _FORMAT,
-            "key": key,
-            "bytes": len(cubin),
-            "sha256": _digest(cubin, meta),
-            "meta": meta,
-        }
         try:
-            self._disk.write(digest, json.dumps(head).encode() + b"\n" + cubin)
+            self._disk.write(digest, _content(key, cubin, meta))
         except OSError as error:
             self._warn(str(error))
 
@@ -265,6 +263,30 @@ def _limit_bytes() -> int:
     if not 0 < megabytes < float("inf"):
         raise ValueError(f"GEMMKIT_CACHE_MAX_MB={text!r} must be a number of megabytes above 0, e.g. 512")
     return int(megabytes * _MEGABYTE)
+
+
+@functools.lru_cache(maxsize=256)
+def shipped(key: str) -> Entry | None:
+    """The entry of a kernel that came with gemmkit; None for another kernel. (The folder is trusted as gemmkit's sources
+    are.)"""
+    try:
+        content = (SHIPPED / f"{hashlib.sha256(key.encode()).hexdigest()}.kernel").read_bytes()
+    except OSError:
+        return None
+    return _parse(content, key)
+
+
+def ship(key: str, entry: Entry, folder: Path = SHIPPED) -> None:
+    """Write an entry for `shipped`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = _content(key, entry.cubin, entry.meta)
+    (folder / f"{hashlib.sha256(key.encode()).hexdigest()}.kernel").write_bytes(content)
+
+
+def _content(key: str, cubin: bytes, meta: dict[str, Any]) -> bytes:
+    """A file's content."""
+    head = {"format": _FORMAT, "key": key, "bytes": len(cubin), "sha256": _digest(cubin, meta), "meta": meta}
+    return json.dumps(head).encode() + b"\n" + cubin
 
 
 def _digest(cubin: bytes, meta: Any) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 
 from gemmkit.lang.installed import require, toolkit
 from gemmkit.runtime.assemble import assemble, candidates
-from gemmkit.runtime.cache import Entry, default_cache
+from gemmkit.runtime.cache import Entry, default_cache, shipped
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.nvvm import to_asm
 
@@ -143,22 +143,33 @@ class CodeChanged(Exception):
     """A function was replaced, or a name bound anew, between the reading of the code and the end of its compilation."""
 
 
+def key_of(kernel: Any, arguments: Sequence[Any], threads: int, device: DeviceInfo, blocks_per_sm: int = 1) -> str:
+    """What a kernel's machine code depends on, but for the versions of what compiles it."""
+    from gemmkit.lang.fingerprint import function_text
+    from gemmkit.lang.package_state import package_digest
+
+    return "\n".join((function_text(kernel), *(a.fingerprint for a in arguments), *(str(a.kind) for a in arguments),
+                      package_digest(), device.arch_name, f"threads={threads},{blocks_per_sm}"))
+
+
 def cubin_of(kernel: Any, arguments: Sequence[Any], threads: int, device: DeviceInfo, blocks_per_sm: int = 1) -> Entry:
-    """The assembled kernel for frozen ``arguments``, from memory, from disk or compiled now. ``meta["usage"]`` holds its
-    registers and spills.
+    """The assembled kernel for frozen ``arguments``: from memory, from what came with gemmkit, from disk, or compiled now.
+    ``meta["usage"]`` holds its registers and spills.
 
     Raises CodeChanged when the code that was compiled is not the code that the arguments were frozen with: nothing is kept
     then, and they are to be frozen anew.
     """
-    from gemmkit.lang.fingerprint import forget_readings, function_text
-    from gemmkit.lang.package_state import package_digest, packages_stand
+    from gemmkit.lang.fingerprint import forget_readings
+    from gemmkit.lang.package_state import packages_stand
 
     if not packages_stand():
         forget_readings()
         raise CodeChanged("a function of gemmkit was replaced")
     guards = [g for a in arguments for g in a.guards]
-    key = "\n".join((function_text(kernel), *(a.fingerprint for a in arguments), *(str(a.kind) for a in arguments),
-                     package_digest(), versions(), device.arch_name, f"threads={threads},{blocks_per_sm}"))
+    key = key_of(kernel, arguments, threads, device, blocks_per_sm)
+    came = shipped(key)
+    if came is not None:
+        return came
 
     def build() -> tuple[bytes, dict[str, Any]]:
         ptx = to_ptx(kernel, tuple(a.type for a in arguments), threads, device, blocks_per_sm)
@@ -167,4 +178,4 @@ def cubin_of(kernel: Any, arguments: Sequence[Any], threads: int, device: Device
         assembled = assemble(ptx, device.arch_name)
         return assembled.cubin, {"usage": asdict(assembled.usage), "assembler": assembled.assembler}
 
-    return default_cache().get_or_build(key, build)
+    return default_cache().get_or_build(f"{key}\n{versions()}", build)
