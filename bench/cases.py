@@ -21,7 +21,7 @@ from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.problem import layout_of
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import target
-from gemmkit.tuning.mappings import ACROSS, MAPPINGS, PROMOTED, TRANSPOSED
+from gemmkit.tuning.hopper import ACROSS, MAPPINGS, PROMOTED, TRANSPOSED
 from gemmkit.tuning.model import Mapping, choose_mapping
 
 DTYPES = {

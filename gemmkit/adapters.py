@@ -7,7 +7,7 @@ with instead, and an adapter around the component asks so:
 |---|---|---|
 | `for_products` | it takes ``f(x, i, j, batch)`` | with the product's number, too (`OfProduct`) |
 | `for_products` | it holds an array of a stack | with the product's matrix in it (`EpilogueOfStack`, `PartOfStack`) |
-| `for_transpose` | D^T = B^T A^T is computed (`gemmkit.tuning.swapped`) | with rows and columns exchanged (`Transposed`) |
+| `for_transpose` | D^T = B^T A^T is computed (`gemmkit.tuning.choose`) | with rows and columns exchanged (`Transposed`) |
 | `widened` | an operand has 2^31 elements or more | with 64-bit coordinates (`Wide`) |
 
 An adapter with a device method ``of_product(batch)`` becomes at the beginning of a tile what that returns

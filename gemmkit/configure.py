@@ -14,7 +14,7 @@ from gemmkit.layouts import GlobalLayout
 from gemmkit.operators import Operator
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.tiling import Tile
-from gemmkit.tuning.complete import complete
+from gemmkit.tuning.choose import complete
 
 __all__ = ["device_given", "get_config", "products_given", "sizes_given"]
 

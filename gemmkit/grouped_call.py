@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from gemmkit.components import anew
-from gemmkit.config import Config, ConfigError
+from gemmkit.config import Config
 from gemmkit.emulator.mode import current_mode, world
 from gemmkit.groups import CompiledGroup, Infos, Tables, check_outputs
-from gemmkit.kernels.select import FAMILIES
 from gemmkit.lang.guards import Guards
 from gemmkit.launch import Cache, Current, Launch, Table, bound, cache
-from gemmkit.operators import MMAOp, Operator
-from gemmkit.problem import (
-    HOST,
-    Call,
-    _configure,
-    _layouts,
-    asked_dtype,
-    by_precision,
-    check_places,
-    checked_keywords,
-    resolve,
-)
+from gemmkit.problem import HOST, Call, _layouts, asked_dtype, check_places, checked_keywords, resolve
 from gemmkit.runtime.arrays import ArrayInfo, alignment, as_stream_handle, current_stream, describe, describe_all, empty_like
-from gemmkit.runtime.device import DeviceInfo, target
+from gemmkit.runtime.device import target
 from gemmkit.runtime.streams import check_stream
-from gemmkit.tiling import Tile
 from gemmkit.tuning import store
 from gemmkit.tuning.candidates import Candidate
-from gemmkit.tuning.multistage import stages_on
-from gemmkit.tuning.multistage_mappings import shared_bytes
-from gemmkit.tuning.operators import Sums, algebra_of, operator_for
+from gemmkit.tuning.choose import Asked, by_precision, choose
 
 __all__ = ["GroupPlan", "grouped", "largest", "plan_grouped", "resolved"]
 
@@ -288,47 +274,13 @@ def largest(infos: Sequence[Any]) -> Any:
 def _chosen(infos: Sequence[Any], keywords: dict[str, Any], candidate: Candidate | None) -> Config:
     """A configuration for all: the candidate's, the tuned one, or one for the largest product and the number of them."""
     device = target(infos[0][0].device)
-    tuned = None if candidate is not None else store.find(device, partial(store.digest_of_group, infos, keywords))
-    if tuned is not None:
-        try:
-            return _completed(infos, keywords, device, tuned)
-        except ConfigError as error:
-            store.refused(device, tuned, error)
-    return _completed(infos, keywords, device, candidate)
-
-
-def _completed(infos: Sequence[Any], keywords: dict[str, Any], device: DeviceInfo, candidate: Candidate | None) -> Config:
-    """The configuration of a candidate; None takes the tables' mapping."""
+    key = partial(store.digest_of_group, infos, keywords)
     a, b, _, _ = of_largest = largest(infos)
-    sizes = a.shape[0], b.shape[1], a.shape[1]
-    arrays = dict(zip(("a", "b", "c", "out"), of_largest))
-    keywords = dict(keywords)
+    arrays, keywords = dict(zip(("a", "b", "c", "out"), of_largest)), dict(keywords)
     layouts = _layouts(arrays, None, keywords, asked_dtype(keywords, None, arrays["out"]))
-    if candidate is not None:
-        return _configure(arrays, layouts, sizes, keywords, device, len(infos), candidate)[0]
     precision = keywords.pop("precision", None)
+    asked = Asked(arrays, layouts, (a.shape[0], b.shape[1], a.shape[1]), keywords, len(infos), key, group=infos)
     if precision is not None:
-        others = {**keywords, "kernel": "multistage"}
-        keywords["operator"] = by_precision(precision, layouts, arrays, others, sizes, device, len(infos))
-    operator = keywords.get("operator") or (algebra_of(a.dtype) if a.dtype == b.dtype else None)
-    sums = Sums.of(layouts, keywords, max(of[0].shape[1] for of in infos))
-    operator = operator or operator_for(a.dtype, b.dtype, sizes, device, len(infos), sums)
-    if not isinstance(operator, Operator):
-        raise ConfigError(f"operator={operator!r}: an instance of Operator is needed (not the class itself)")
-    fields = {**_mapping(operator, infos, device), **keywords, "operator": operator}
-    return _configure(arrays, layouts, sizes, fields, device, len(infos))[0]
-
-
-def _mapping(operator: Operator, infos: Sequence[Any], device: DeviceInfo) -> dict[str, Any]:
-    """The kernel, and tiles of tensor cores: the larger ones where there are enough to fill the device."""
-    if device.arch < FAMILIES["multistage"].minimum_arch:
-        return {"kernel": "singlestage", "splits": 1}
-    fields: dict[str, Any] = {"kernel": "multistage", "splits": 1}
-    if isinstance(operator, MMAOp) and operator.fragment_a.dtype is not None:
-        large = sum(-(-a.shape[0] // 128) * -(-b.shape[1] // 128) for a, b, _, _ in infos) >= device.sm_count
-        itemsize, sums = operator.fragment_a.dtype.itemsize, operator.fragment_c.dtype.itemsize
-        depth, stages = max(128 // itemsize, operator.shape[2]), stages_on(device)
-        large &= shared_bytes((128, 128, depth), stages, itemsize, sums) <= device.shared_memory_per_block
-        size = 128 if large else 64
-        fields["block_shape"] = Tile(M=size, N=size, K=depth)
-    return fields
+        others = dataclasses.replace(asked, fields={**keywords, "kernel": "multistage"})
+        keywords["operator"] = by_precision(precision, others, device)
+    return choose(asked, device, candidate).config

@@ -24,7 +24,7 @@ from gemmkit.epilogues import parts, result_layout
 from gemmkit.lang.given import check_dtype, check_methods, dtype_given
 from gemmkit.layouts import ArrayLayout, ColMajor, GlobalLayout, Interleaved, Plain, ResultLayout, RowMajor, Zero
 from gemmkit.matrices import Sizes
-from gemmkit.operators import Algebra, MMAOp, Operator
+from gemmkit.operators import Algebra, Operator
 from gemmkit.runtime.array_info import are_the_same
 from gemmkit.runtime.arrays import (
     ArrayInfo,
@@ -39,20 +39,10 @@ from gemmkit.runtime.arrays import (
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.stacks import check_dimensions, check_steps, first_matrices, first_matrix, leading, stack_of
 from gemmkit.transforms import Transform
-from gemmkit.tuning import algebras, hopper, store, swapped, tables
+from gemmkit.tuning import store
 from gemmkit.tuning.candidates import Candidate
-from gemmkit.tuning.complete import complete
-from gemmkit.tuning.operators import (
-    EIGHT,
-    Sums,
-    algebra_of,
-    embed,
-    new_layout,
-    of_bytes,
-    operator_for,
-    result_dtype,
-    sized,
-)
+from gemmkit.tuning.choose import Asked, Choice, by_precision, choose
+from gemmkit.tuning.operators import embed, new_layout
 from gemmkit.vectors import Vectors
 
 HOST = -1
@@ -74,7 +64,7 @@ class Call:
     With ``is_transposed`` the kernel computes D^T = B^T A^T (`computed`), and ``config`` is of that product.
     ``chosen_by`` names what chose the mapping: "conf" or "operator" (the caller's), "tuned" (`gemmkit.tuning.store`),
     "candidate" (one that is tried), a table of `gemmkit.tuning` ("winners", "boxes", "multistage", "gathered", "hopper",
-    "swapped"), or "units": the operator for the dtypes, in the tiles of `gemmkit.tuning.defaults`.
+    "swap_ab"), or "units": the operator for the dtypes, in the tiles of `gemmkit.tuning.defaults`.
     """
 
     M: int
@@ -166,45 +156,30 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     M, N, K = _sizes(infos, layouts, gemm_shape, vectors)
     device = target(a.device)
     products = math.prod(stack or ())
-    if precision is not None:
-        keywords["operator"] = by_precision(precision, layouts, infos, keywords, (M, N, K), device, products)
     key = partial(store.digest_of, infos, layouts, (M, N, K), keywords, device, products)
-    tuned = store.find(device, key) if conf is None and candidate is None else None
-    candidate, chosen = tuned or candidate, "conf"
-    turned = (swapped.fields(infos, layouts, keywords, (M, N, K), device)
-              if conf is None and stack is None and candidate is None and not Sums.of(layouts, keywords, K).widens
-              else None)
-    if turned is not None:
-        transposed = {"a": flipped(infos["b"]), "b": flipped(infos["a"]), "c": flipped(c), "out": flipped(out)}
-        conf, _ = _configure(transposed, swapped.of_transposed(layouts), (N, M, K), turned, device, new=ColMajor)
-        chosen = "swapped"
-    elif conf is None:
-        try:
-            conf, chosen = _configure(infos, layouts, (M, N, K), keywords, device, products, candidate)
-            chosen = "tuned" if tuned is not None else chosen
-        except ConfigError as error:
-            if tuned is None:
-                raise
-            store.refused(device, tuned, error)
-            conf, chosen = _configure(infos, layouts, (M, N, K), keywords, device, products)
+    asked = Asked(infos, layouts, (M, N, K), keywords, products, key, stack is not None)
+    if precision is not None:
+        keywords["operator"] = by_precision(precision, asked, device)
+    if conf is None:
+        choice = choose(asked, device, candidate)
     else:
         if "operator" in keywords:
             raise ConfigError("operator: it is given beside conf, which has one; give it to get_config")
-        changes = {**{k: v for k, v in keywords.items()}, **({"global_c_layout": layouts["c"]} if c is not None else {})}
-        if changes:
-            conf = dataclasses.replace(conf, **changes)
-        conf.check_device(device)
+        changes = {**keywords, **({"global_c_layout": layouts["c"]} if c is not None else {})}
+        choice = Choice(dataclasses.replace(conf, **changes) if changes else conf, "conf")
+        choice.config.check_device(device)
+    conf = choice.config
     if any(vectors) and len(conf.global_d_layout.array_shape(M, N)) > 2:
         raise ValueError(("a" if vectors.a else "b") + " has one dimension, and the other operand an axis for the parts of "
                          "its numbers: give a matrix of one " + ("row, a[None]" if vectors.a else "column, b[:, None]"))
-    if turned is None:
+    if not choice.swap_ab:
         _check_operands(infos, conf, M, N, K)
     if out is not None:
         check_out(*((infos["out"], infos) if stack is None else (out, given)))                 # type: ignore[arg-type]
     _check_functions(conf, M, N, K, stack)
     assert infos["a"] is not None and infos["b"] is not None
-    call = Call(M, N, K, conf, infos["a"], infos["b"], infos["c"], infos["out"], device, stack, turned is not None, key,
-                vectors, chosen)
+    call = Call(M, N, K, conf, infos["a"], infos["b"], infos["c"], infos["out"], device, stack, choice.swap_ab,
+                key, vectors, choice.by)
     check_held(call.held, {name: info and whole(info) for name, info in infos.items()}, () if out is None else (out,))
     return call
 
@@ -400,81 +375,6 @@ def _sizes(infos: dict[str, ArrayInfo | None], layouts: dict[str, ArrayLayout | 
 
 
 # -- configuration ----------------------------------------------------------------------------------------------------
-
-def _configure(infos: dict[str, Any], layouts: dict[str, ArrayLayout | None], sizes: tuple[int, int, int],
-               keywords: dict[str, Any], device: DeviceInfo, products: int = 1,
-               candidate: Candidate | None = None, new: type[Plain] = RowMajor) -> tuple[Config, str]:
-    """The configuration of a product, and what chose its mapping (`Call`); ``new`` is how a D lies that the call makes."""
-    a, b = layouts["a"], layouts["b"]
-    assert a is not None and b is not None
-    c = layouts["c"]
-    operator = keywords.get("operator")
-    fields = dict(keywords)
-    observes = fields.get("observe_a") is not None
-    if observes:
-        fields.setdefault("splits", 1)
-    by = "units" if operator is None else "operator"
-    sums = Sums.of(layouts, fields, sizes[2])
-    if operator is None and sums.is_of_bytes:
-        return _configure_bytes(infos, layouts, sizes, keywords, device, products, sums), by
-    if operator is None and sums.widens:               # the tables are of products whose operands alone decide
-        operator = fields["operator"] = operator_for(a.dtype, b.dtype, sizes, device, products, sums)
-    table = tables.chosen(layouts, infos, fields, sizes, device, products, candidate)
-    if table is not None:
-        by, (operator, completed) = table
-        fields = {**completed, **fields}
-    elif observes:
-        fields.setdefault("kernel", "singlestage")
-    if operator is None and algebra_of(a.dtype) is not None and a.dtype == b.dtype:
-        operator = algebra_of(a.dtype)
-    fields["operator"] = operator
-    algebras.take(fields, a, b, sizes, device, products)
-    operator = fields.pop("operator")
-    if operator is None:
-        operator = operator_for(a.dtype, b.dtype, sizes, device, products, sums)
-    operator = sized(operator, a.dtype, b.dtype, sizes, device, products, sums)
-    fields["global_a_layout"], fields["global_b_layout"] = a, b
-    fields["global_c_layout"] = c if c is not None else Zero(operator.fragment_c.dtype)
-    if layouts["d"] is not None:
-        fields["global_d_layout"] = layouts["d"]
-    elif "global_d_layout" not in fields:
-        own = getattr(fields.get("epilogue"), "result_dtype", None)
-        fields["global_d_layout"] = new_layout(a, b, result_dtype(a.dtype, b.dtype, c, operator, own), new)
-    return complete({"operator": operator, **fields}, sizes, device, products), by
-
-
-def _configure_bytes(infos: dict[str, Any], layouts: dict[str, Any], sizes: tuple[int, int, int], keywords: dict[str, Any],
-                     device: DeviceInfo, products: int, sums: Sums) -> Config:
-    """The configuration of a product of 8-bit operands: on tensor cores, or on the ordinary units."""
-    refused: ConfigError | None = None
-    for find in (lambda: [hopper.narrow(layouts["a"], layouts["b"], infos, keywords, sizes, device, products)],
-                 lambda: of_bytes(sums, sizes, device, products)):
-        try:
-            for operator in filter(None, find()):
-                try:
-                    return _configure(infos, layouts, sizes, {**keywords, "operator": operator}, device, products)[0]
-                except ConfigError as error:
-                    refused = error
-        except ConfigError as error:
-            refused = error
-    assert refused is not None
-    raise refused
-
-
-def by_precision(precision: Any, layouts: dict[str, Any], infos: dict[str, Any], fields: dict[str, Any],
-                 sizes: tuple[int, int, int], device: DeviceInfo, products: int) -> Operator:
-    """The operator of a product for which ``precision=`` is given. Raises ValueError and ConfigError where there is none."""
-    dtypes = layouts["a"].dtype, layouts["b"].dtype
-    of = {"tf32": ((F32,), "float32"), "fast": (EIGHT, "float8")}
-    if not isinstance(precision, str) or precision not in of:
-        raise ValueError(f"precision={precision!r}: 'tf32' (of float32 operands) or 'fast' (of float8 ones) is needed")
-    if not {*dtypes} <= {*of[precision][0]}:
-        raise ValueError(f"precision={precision!r}: {of[precision][1]} operands are needed; a is {dtypes[0]}, b {dtypes[1]}")
-    if Sums.of(layouts, fields, sizes[2]).accumulator != F32:
-        raise ConfigError(f"precision={precision!r}: sums are float32, and the result is asked to hold more; leave it out")
-    made = hopper.narrow(layouts["a"], layouts["b"], infos, fields, sizes, device, products, promote=False)
-    return made or MMAOp(dtype=dtypes[0], b_dtype=dtypes[1])
-
 
 def _check_operands(infos: dict[str, ArrayInfo | None], conf: Config, M: int, N: int, K: int) -> None:
     shapes = {"a": (M, K), "b": (K, N), "c": (M, N), "out": (M, N)}

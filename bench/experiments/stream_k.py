@@ -3,7 +3,7 @@
 Sizes are those whose last wave of tiles is nearly empty on 132 multiprocessors, by the model. Each has a row as
 `gemmkit.matmul` chooses, and one for each number of waves streamed, on the tile that the model takes for a stream. Of
 float16 all rows are of the multistage kernel but the first, which is wgmma's. Nothing here has been measured yet: what wins
-goes to `gemmkit.tuning.stream_k.CHOSEN`.
+goes to `gemmkit.tuning.model.STREAMING`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bench.harness import Call
 from gemmkit.layouts import Interleaved, RowMajor
 from gemmkit.operators import Algebra
 from gemmkit.runtime.device import target
-from gemmkit.tuning import multistage_mappings
+from gemmkit.tuning import multistage
 
 DTYPES = {"f16": "f2", "f32": "f4", "f64": "f8", "complex128": "c16"}
 SIZES = {
@@ -36,9 +36,9 @@ SIZES = {
 def configuration(kind: str, m: int, n: int, k: int, waves: int) -> gemmkit.Config:
     """The tile with the least modelled time of those that leave registers for merging, streamed."""
     dtype, device = np.dtype(DTYPES[kind]), target()
-    tiles = [one.on(device) for one in multistage_mappings.TABLES[dtype] if one.merges]
+    tiles = [one.on(device) for one in multistage.TABLES[dtype] if one.merges]
     best = min(tiles, key=lambda one: one.streamed((m, n, k), 1, 1, device.sm_count))
-    units: Any = multistage_mappings.operator(dtype, best, device)
+    units: Any = multistage.operator(dtype, best, device)
     layout: Any = Interleaved(dtype) if isinstance(units, Algebra) else RowMajor(dtype)
     return gemmkit.get_config(operator=units, global_a_layout=layout, global_b_layout=layout, global_d_layout=layout,
                               splits=gemmkit.StreamK(waves=waves), gemm_shape=dict(M=m, N=n, K=k), device=device,

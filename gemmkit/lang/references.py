@@ -126,7 +126,9 @@ def is_library(thing: Any) -> bool:
     return owner_of(thing) in (Owner.GEMMKIT, Owner.PACKAGE)
 
 
-_HOST = ("runtime", "emulator", "cli", "report", "tuner", "tuning")
+#: Packages and modules of gemmkit without device code.
+_HOST = ("runtime", "emulator", "cli", "report", "tuning", "tuner", "ahead", "inspection", "launch", "planning", "products",
+         "attention_plans", "mlp_plans", "row_plans")
 
 
 @lru_cache(maxsize=1)

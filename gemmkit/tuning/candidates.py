@@ -1,6 +1,6 @@
 """Mappings to try for a product: of every kernel family, each with its modelled time, as plain data that a file can keep.
 
-A `Candidate` is what the tables (`mappings`, `multistage_mappings`, `defaults`) have one of, and what a store of tuned
+A `Candidate` is what the tables (`gemmkit.tuning.tables`) have one of, and what a store of tuned
 mappings (`gemmkit.tuning.store`) keeps: a tile, how warps share it, and how blocks share the product. All else of a
 configuration follows from it by `get_config`, which refuses what is not legal.
 """
@@ -26,9 +26,9 @@ from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
-from gemmkit.tuning import boxes, copied, defaults, hopper, mappings, multistage_mappings
-from gemmkit.tuning.hopper_fields import can_share
-from gemmkit.tuning.model import CLOCK, Mapping, by_workspace
+from gemmkit.tuning import defaults, hopper, multistage, tables
+from gemmkit.tuning.hopper import can_share
+from gemmkit.tuning.model import CLOCK, by_workspace
 from gemmkit.tuning.operators import SIXTEEN, accumulator_for, algebra_of, operator_for
 
 __all__ = ["Candidate", "candidates", "modelled"]
@@ -110,16 +110,16 @@ class Candidate:
             return sized
         if given is not None or (self.kernel == "singlestage" and self.lanes is None):
             return given
-        if self.kernel == "multistage" and a == b and self.warp is not None and a in multistage_mappings.TABLES:
-            return multistage_mappings.operator(a, self._multistage(), device)
+        if self.kernel == "multistage" and a == b and self.warp is not None and a in multistage.TABLES:
+            return multistage.operator(a, self._multistage(), device)
         if self.lanes is None or self.warp is None:
             return None
         return FPUOp(M=self.warp[0], N=self.warp[1], MB=self.lanes[0], NB=self.lanes[1], dtype=a, b_dtype=b,
                      accumulator=accumulator_for(a, b))
 
-    def _multistage(self) -> multistage_mappings.Multistage:
+    def _multistage(self) -> multistage.Multistage:
         assert self.warp is not None
-        return multistage_mappings.Multistage(self.block, self.warp, self.stages or 2, self.blocks_per_sm or 1, (0,) * 4,
+        return multistage.Multistage(self.block, self.warp, self.stages or 2, self.blocks_per_sm or 1, (0,) * 4,
                                               solo=0, start=0, lanes=self.lanes or (4, 8))
 
     def choice(self, a: ArrayLayout, b: ArrayLayout, fields: dict[str, Any],
@@ -226,16 +226,17 @@ def _warp_specialised(a: ArrayLayout, b: ArrayLayout, given: Operator | None, si
     else:
         return
     itemsize = parts[0].itemsize * len(parts)
-    table = mappings.BY_TMA if given is not None else hopper.table_for(a, b, *infos, {}, sizes)
+    table = hopper.BY_TMA if given is not None else hopper.table_for(a, b, *infos, {}, sizes)
     supply = table.supply_of(*infos)
     shared = by_workspace(sizes, device, products, table.workspace, table.least_shared)
     beside = (dataclasses.replace(one, cluster=(1, 1)) for one in (*table.aligned, *table.clustered))
     tiles = list(dict.fromkeys((*table.mappings, *shared, *beside, *(EXTRA if table.tries_more else ()))))
     if widths is not None and not any(one.N in widths for one in tiles):
-        tiles = [dataclasses.replace(one, N=width) for one in mappings.MAPPINGS for width in widths]
+        tiles = [dataclasses.replace(one, N=width) for one in hopper.MAPPINGS for width in widths]
+    least = max(1, sizes[0]), max(1, sizes[1]), max(1, sizes[2])
     for one in (*table.streamed, *table.streamed_clustered) if len(parts) == 1 else ():
         if (widths is None or one.N in widths) and (a.dtype not in SIXTEEN or can_share([one], a, b)):
-            cost = one.cycles((max(1, sizes[0]), max(1, sizes[1]), max(1, sizes[2])), device, itemsize, supply, products)
+            cost = one.cycles(least, device, itemsize, supply, products)
             if cost < math.inf:                        # something is streamed
                 yield Candidate("warp_specialised", (one.M, one.N, 128 // parts[0].itemsize), splits="stream",
                                 schedule=one.schedule, warps=one.warps, cluster=one.cluster,
@@ -247,39 +248,34 @@ def _warp_specialised(a: ArrayLayout, b: ArrayLayout, given: Operator | None, si
             tried = dataclasses.replace(one, cluster=cluster)
             if a.dtype in SIXTEEN and not can_share([tried], a, b):
                 continue
-            cost = tried.cycles(tuple(max(1, size) for size in sizes), device, itemsize, supply, products)
+            cost = tried.cycles(least, device, itemsize, supply, products)
             usual = (cluster == (1, 1) or supply is not None) + (group == 8) + (depth == 1)
-            yield Candidate("warp_specialised", (one.M, one.N, depth * 128 // parts[0].itemsize), splits=one.splits,
+            yield Candidate("warp_specialised", (one.M, one.N, depth * 128 // parts[0].itemsize), splits=one.shares,
                             schedule=one.schedule, warps=one.warps, cluster=tried.cluster, producer_warps=one.producer_warps,
                             group=group, nanoseconds=cost / CLOCK * (1 + UNUSUAL * (3 - usual)))
 
 
-#: Beside the tables' for operands by TMA: tiles that were the fastest of none of the shapes they were fitted to.
-EXTRA = (
-    Mapping(256, 64, "cooperative", 8, (1, 1), 560, 4000, 0),
-    Mapping(128, 64, "pingpong", 8, (1, 1), 300, 1200, 2000),
-    Mapping(64, 256, "pingpong", 8, (1, 1), 560, 1800, 2000),
-    Mapping(64, 256, "cooperative", 4, (1, 1), 560, 4000, 0),
-)
+#: Beside the tables' for operands by TMA.
+EXTRA = hopper.mappings_of(tables.EXTRA)
 
 
 def _multistage(a: ArrayLayout, b: ArrayLayout, given: Operator | None, sizes: Sizes, device: DeviceInfo, products: int,
                 infos: tuple[ArrayInfo | None, ArrayInfo | None]) -> Iterator[Candidate]:
-    table = multistage_mappings.TABLES.get(a.dtype, ()) if a.dtype == b.dtype else ()
+    table = multistage.TABLES.get(a.dtype, ()) if a.dtype == b.dtype else ()
     if given is not None and (getattr(given, "is_sized", True) or isinstance(given, Algebra)):
         return
     if a.dtype in SIXTEEN:
         of_a, of_b = infos
         if (device.arch[0] == 9 and isinstance(a, Plain) and isinstance(b, Plain) and of_a is not None and of_b is not None
-                and copied.is_copied(of_a, of_b)):
-            table = copied.Copies.of(a, b, of_a, of_b, None, sizes[1]).multistage()
+                and hopper.is_copied(of_a, of_b)):
+            table = multistage.copied(hopper.Copies.of(a, b, of_a, of_b, None, sizes[1]))
         else:
-            table = (*table, multistage_mappings.SKINNY)
-    boxed = None if given is not None else boxes.combed_operand(a, b, dict(zip("ab", infos)))
+            table = (*table, multistage.SKINNY)
+    boxed = None if given is not None else multistage.combed_operand(a, b, dict(zip("ab", infos)))
     if boxed is not None:
-        table = boxes.TABLE
+        table = multistage.BOXES
     M, N, K = (max(1, size) for size in sizes)
-    across = multistage_mappings.copied_across(a, b)
+    across = multistage.copied_across(a, b)
     for one in table:
         lanes = one.lanes if a.dtype.itemsize in (4, 8) else None
         for stages in sorted({one.stages, max(2, one.stages - 1), one.stages + 1}):
@@ -320,10 +316,6 @@ def _units(operator: Operator, given: Operator | None) -> Iterator[tuple[Operato
         yield operator, None
         return
     widest = max(fragment.dtype.itemsize for fragment in (operator.fragment_a, operator.fragment_b, operator.fragment_c))
-    for (m, n), lanes in SHAPES.items():
+    for (m, n), lanes in tables.LANES.items():
         if m * n * widest <= 64 * 32 * 4:
             yield dataclasses.replace(operator, M=m, N=n, MB=lanes[0], NB=lanes[1]), lanes
-
-
-#: Of a warp's operation on the ordinary units: a thread's part.
-SHAPES = {(64, 32): (8, 4), (32, 16): (8, 4), (32, 32): (8, 4), (16, 16): (4, 8)}

@@ -10,19 +10,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from gemmkit.kernels.common.operand import bytes_of
 from gemmkit.kernels.common.rules import divides
+from gemmkit.kernels.common.shared_memory import ALIGNMENT
 from gemmkit.lang.records import part_dtypes
 from gemmkit.layouts import ArrayLayout, ColMajor, Padded, RowMajor
 from gemmkit.operators import Algebra, FPUOp, MMAOp, Operator
 from gemmkit.operators.algebra import units
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
+from gemmkit.tuning import tables
 from gemmkit.tuning.operators import SHORT, shares_of
-from gemmkit.tuning.room import Room
+
+__all__ = ["Room", "candidates", "fill", "fill_moves", "fill_shared", "fill_tiles", "warp_of"]
 
 
 def fill(values: dict[str, Any], operator: Operator, sizes: tuple[int, int, int] | None, device: DeviceInfo,
@@ -37,36 +42,11 @@ def fill(values: dict[str, Any], operator: Operator, sizes: tuple[int, int, int]
 
 # -- tiles ------------------------------------------------------------------------------------------------------------
 
-# (block M, N, K), (warp M, N), blocks a multiprocessor: from the fastest on a large problem to the smallest. Measured on an
-# H100 (gemm.json of commit 8a81beb4): with one stage, latency is hidden by a large tile or by several blocks side by side.
-TENSOR_TILES = (
-    ((128, 256, 128), (64, 64), 1),
-    ((128, 128, 128), (64, 32), 2),
-    ((64, 128, 128), (32, 64), 2),
-    ((64, 64, 128), (32, 32), 4),
-    ((32, 64, 64), (16, 32), 4),
-    ((32, 32, 64), (16, 16), 4),
-)
-# Of float64, whose elements take four times the room: warps of 32 x 32, and as many of them as registers allow.
-DOUBLE_TILES = (
-    ((64, 64, 32), (32, 32), 3),
-    ((64, 32, 32), (32, 16), 4),
-    ((32, 32, 32), (16, 16), 4),
-)
 LINE = 256                             # bytes of a line of those tiles along K, of elements that are wider than 16 bits
 SHARED = 200 * 1024                    # bytes of shared memory that the blocks of a multiprocessor may take
 DEPTHS = 24, 16                        # of k-tiles on the ordinary units, where K is no longer than LONG
 LONG = 512
 BRIEF = 6                              # blocks a multiprocessor where K is SHORT: stores of D are to overlap
-SIDE_BY_SIDE = {(64, 64, 64): 3}       # blocks a multiprocessor where blocks share K, if not those listed
-# On the ordinary units a warp's tile is the operator's, and the block's follows from it.
-FPU_TILES = {
-    (64, 32): (((64, 128, 32), 4),),
-    (32, 16): (((64, 64, 64), 2),),
-    (32, 32): (((64, 64, 32), 4), ((32, 32, 32), 4)),
-    (16, 16): (((32, 32, 32), 4),),
-}
-
 
 # With none of these given, K may be shared out.
 _OF_A_MAPPING = {"block_shape", "compute_warp", "warps_per_block", "blocks_per_sm", "order", "stages", "schedule", "cluster",
@@ -84,7 +64,7 @@ def fill_tiles(values: dict[str, Any], operator: Operator, sizes: tuple[int, int
         listed = _fitting(candidates(operator), room, operator.shape[2])
         block, warp, blocks = _choose(listed, sizes, device, shares and isinstance(operator, FPUOp), products)
         if sizes is not None and shares and values.setdefault("splits", _splits(block, blocks, sizes, device, products)) > 1:
-            blocks = SIDE_BY_SIDE.get(block, blocks)
+            blocks = tables.SIDE_BY_SIDE.get(block, blocks)
         if sizes is not None and sizes[2] <= 64 < block[2]:               # a short K would leave half of it empty
             block = (*block[:2], math.lcm(64, operator.shape[2]))
         if sizes is not None and block == (64, 64, 32) and _is_brief(operator, sizes[2]):
@@ -115,7 +95,7 @@ def _splits(block: tuple, blocks: int, sizes: tuple[int, int, int], device: Devi
     """How many blocks share the K of a tile: as many as run side by side, each with enough of K."""
     M, N, K = sizes
     tiles = math.ceil(max(1, M) / block[0]) * math.ceil(max(1, N) / block[1]) * max(1, products)
-    side_by_side = SIDE_BY_SIDE.get(block, blocks) * device.sm_count
+    side_by_side = tables.SIDE_BY_SIDE.get(block, blocks) * device.sm_count
     most = min(shares_of(K, block[2], device), side_by_side // tiles)
     return next(splits for splits in (8, 4, 2, 1) if splits <= max(1, most))
 
@@ -142,13 +122,14 @@ def _is_small(operator: Operator) -> bool:
 def candidates(operator: Operator) -> list:
     m, n, k = operator.shape
     size = part_dtypes(operator.fragment_a.dtype)[0].itemsize
-    listed: Any = DOUBLE_TILES if size == 8 else [((M, N, min(K, LINE // size)), *rest) for (M, N, K), *rest in TENSOR_TILES]
+    listed: Any = tables.DOUBLE_TILES if size == 8 else [((M, N, min(K, LINE // size)), *rest)
+                                                         for (M, N, K), *rest in tables.TENSOR_TILES]
     if size == 1 and operator.fragment_a.dtype.kind not in "iu":
         listed = [(block, warp, 1) for block, warp, _ in listed[1:]]    # sm_90 makes float16 of them first, in registers
     if isinstance(operator, Algebra):
         listed = [_shrunk(block, warp, blocks, operator.parts, size) for block, warp, blocks in listed]
     if isinstance(units(operator), FPUOp):      # one operation a warp: a second would double what its threads hold
-        known = FPU_TILES.get((m, n), (((2 * m, 2 * n, 32), 1),))
+        known = tables.FPU_TILES.get((m, n), (((2 * m, 2 * n, 32), 1),))
         listed = tuple((block, (m, n), blocks) for block, blocks in known)
     fit = []
     for block, warp, blocks in listed:
@@ -295,4 +276,53 @@ def _tile(names: tuple[str, ...], extents: list[int]) -> Tile:
     return Tile(**dict(zip(names, extents)))
 
 
-__all__ = ["fill", "fill_moves", "fill_shared", "fill_tiles", "units", "warp_of"]
+# -- room -------------------------------------------------------------------------------------------------------------
+
+SHALLOW = 16                           # along K, below which no tile is narrowed
+
+
+@dataclass(frozen=True)
+class Room:
+    """``limit`` bytes, which hold ``stages`` tiles of A and of B, and at other times a tile of sums in each of ``sums``: C
+    and D. ``a`` and ``b`` are the shared layouts of A and B."""
+
+    limit: int
+    stages: int
+    a: Any
+    b: Any
+    sums: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, device: DeviceInfo, values: dict[str, Any], stages: int = 1) -> Room:
+        """That of a device, for the shared layouts of a configuration's fields."""
+        return cls(device.shared_memory_per_block, stages, values["shared_a_layout"], values["shared_b_layout"],
+                   (values["shared_c_layout"], values["shared_d_layout"]))
+
+    def nbytes(self, block: tuple[int, int, int]) -> int:
+        """What a block's tile takes."""
+        m, n, k = block
+        stage = _aligned(_aligned(bytes_of(self.a, m, k)) + bytes_of(self.b, k, n))
+        return max(self.stages * stage, *(bytes_of(layout, m, n) for layout in self.sums))
+
+    def holds(self, block: tuple[int, int, int]) -> bool:
+        return self.nbytes(block) <= self.limit
+
+    def shallower(self, block: tuple[int, int, int], unit: int) -> tuple[int, int, int]:
+        """The tile halved along K, where it stays a multiple of ``unit``, until it fits; as far as that is of use."""
+        m, n, k = block
+        sums = max(bytes_of(layout, m, n) for layout in self.sums)
+        while sums <= self.limit < self.nbytes((m, n, k)) and k > SHALLOW and k % (2 * unit) == 0:
+            k //= 2
+        return m, n, k
+
+    def smaller(self, block: tuple[int, int, int], warp: tuple[int, int]) -> tuple[int, int, int]:
+        """The tile halved along M or N, where it is several of the warps' tiles, until it fits."""
+        m, n, k = block
+        while not self.holds((m, n, k)) and (m > warp[0] or n > warp[1]):
+            m, n = (m // 2, n) if (m >= n and m > warp[0]) or n == warp[1] else (m, n // 2)
+        return m, n, k
+
+
+def _aligned(nbytes: int) -> int:
+    """Where the next tile may begin."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

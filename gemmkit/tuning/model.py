@@ -1,4 +1,22 @@
-"""What a mapping of Hopper's kernel costs, and the choice among mappings."""
+"""What mappings cost, and the choice among those of Hopper's kernel: the mapping with the least modelled time.
+
+**Shares of K.** Tiles alone leave multiprocessors idle where they are few; shares fill them. A share costs its block a walk
+through the pipeline and the sums a way through memory, so each has some k-tiles to multiply. Where the number is free (the
+multistage kernel's workspace) it is `shares_to_try`'s with the least time. Costs are nanoseconds on an H200 (2026-11-22: f32
+64 x 64 x 65536 with 66 to 512 shares, 4096 x 64 x 4096 with 2 to 12, complex64 1024^3 with 2; 2026-11-23: f32 8 x 8 x 7584
+with 8 and 16, f64 67 x 1 x 636 with 3 and 4, by whose small tiles counting is seen to cost less).
+
+**Streams of K** (`gemmkit.kernels.common.stream_k`). The time of whole tiles goes up by a step with each wave, however few
+tiles the last one has; streamed, it is that of the k-tiles of all. A launch pays for it with hand-overs: a block writes the
+sums of one tile and reads those of another. On an H200 (2026-11-23, f32 and f64, sizes from 768 to 3072, three tiles each)
+the model was within 6 % of what was measured, and streams took 0.55 to 1.0 of the time of the same tile's waves. With two
+waves in the stream most were as fast as with one or faster (f64 2560^3, 128x128 tiles: 558 us, 658 with one). complex128 was
+no faster (0.95 to 1.02 of the time), and float16 is wgmma's.
+
+Hopper's kernel streams by clusters. Its model counts cycles (`streamed_cycles`), with hand-overs as bytes by what the L2
+gives, and is there for the order in which the tuner tries streams. It does not choose them: blocks of a stream stand at
+different k-tiles and share nothing in the L2, so that some take 0.9 of the default's time and some 1.4 (docs/schedulers.md).
+"""
 
 from __future__ import annotations
 
@@ -8,13 +26,23 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from gemmkit.kernels.common.cluster import at_once
-from gemmkit.kernels.common.stream_k import StreamK
+from gemmkit.kernels.common.stream_k import LEAST, StreamK, division
+from gemmkit.kernels.common.workspace_sums import takes_slices
 from gemmkit.kernels.rasterisation import Grouped, Hilbert, Order
 from gemmkit.kernels.sm90.shared_k import in_one_cluster
+from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
-from gemmkit.tuning import stream_k
+
+__all__ = ["CLOCK", "ENOUGH", "LINE", "SHARED_WORTH", "SHORT_LINES", "STREAMED_WORTH", "STREAMING", "UNALIGNED_LINES",
+           "Infos", "Mapping", "Sizes", "Supply", "by_workspace", "choose_mapping", "shared_nanoseconds", "shares_to_try",
+           "smallest", "streamed_cycles", "streamed_nanoseconds", "streaming", "with_rows_exchanged", "with_second_pass"]
+
+Infos = dict[str, ArrayInfo | None]   # of a, b, c and out
+Sizes = tuple[int, int, int]          # M, N and K
 
 CLOCK = 1.7                            # cycles a ns, roughly
 LINE = 128                             # bytes of K in a stage: a line of the widest swizzle
@@ -126,7 +154,7 @@ class Mapping:
         start = self.start + CLUSTERING * math.log2(tiles)
         side_by_side = at_once(tiles * within, device.sm_count)
         if isinstance(self.splits, StreamK):
-            cycles = start + stream_k.cycles(clusters, k_tiles, self.M * self.N * SUM, self.step * self.depth / LINE,
+            cycles = start + streamed_cycles(clusters, k_tiles, self.M * self.N * SUM, self.step * self.depth / LINE,
                                              self.finish, side_by_side, tiles, self.schedule == "pingpong")
         else:
             waves = -(-clusters // side_by_side)
@@ -226,5 +254,105 @@ def streaming(mappings: tuple[Mapping, ...]) -> tuple[Mapping, ...]:
                  if one.splits == 1 and one.M * one.N >= LEAST_STREAMED)
 
 
-__all__ = ["CLOCK", "LINE", "SHORT_LINES", "UNALIGNED_LINES", "Mapping", "Supply", "by_workspace", "choose_mapping",
-           "smallest", "streaming", "with_rows_exchanged", "with_second_pass"]
+# -- shares of K ------------------------------------------------------------------------------------------------------
+
+ENOUGH = 4                             # k-tiles of a share, at least
+LONG = 16                              # k-tiles of a product whose K is shared at all
+COUNTING, WRITTEN = 1000, 5.5          # ns: finding out which block is the last; bytes a ns: writing a share's sums
+LATE = 4000                            # ns: both, at most
+BYTES = 64                             # a ns: what the last block reads
+SLICES = 5300                          # ns: where all blocks wait for each other and sum slices
+KEPT, TRAFFIC = 40e6, 2000             # bytes of sums that the L2 keeps; bytes a ns, of those that go to memory and back
+SHARED_WORTH = 0.9                            # of the time without shares: what sharing has to come down to
+
+
+def shares_to_try(tiles: int, k_tiles: int, sm_count: int, blocks: int) -> list[int]:
+    """Numbers of shares worth trying: 1, small ones, and those that fill the multiprocessors with a block each, or with as
+    many as run side by side.
+
+    >>> shares_to_try(1, 4096, 132, 4), shares_to_try(64, 256, 132, 4), shares_to_try(1, 8, 132, 4)
+    ([1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 132, 528], [1, 2, 3, 4, 5, 6, 7, 8], [1])
+    """
+    if tiles == 0 or k_tiles < LONG:
+        return [1]
+    some = (n for n in (12, 16, 24, 32) if n * tiles <= sm_count * blocks)
+    found = {*range(1, 9), *some, sm_count // tiles, sm_count * blocks // tiles}
+    return sorted(n for n in found if 1 <= n <= max(1, k_tiles // ENOUGH))
+
+
+def shared_nanoseconds(splits: int, tiles: int, nbytes: int, sm_count: int) -> float:
+    """What the sums of ``splits`` shares of a tile's accumulators (``nbytes``) cost a launch of so many tiles.
+
+    >>> shared_nanoseconds(1, 64, 2**17, 132), shared_nanoseconds(2, 64, 2**17, 132), shared_nanoseconds(132, 1, 2**14, 132)
+    (0.0, 8096.0, 5300.0)
+    """
+    if splits == 1:
+        return 0.0
+    moved = max(0.0, 2 * tiles * splits * nbytes - KEPT) / TRAFFIC
+    if takes_slices(splits, tiles, sm_count):
+        return SLICES + moved
+    return min(LATE, COUNTING + nbytes / WRITTEN) + splits * nbytes / BYTES + moved
+
+
+# -- streams of K -----------------------------------------------------------------------------------------------------
+
+#: Dtypes of A whose products stream K where the model says so: the switch.
+STREAMING = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
+
+STREAMED_WORTH = 0.95                           # of the best time without: what it has to come down to
+STREAM = 1.02                          # times the step of whole tiles: parts begin and end anywhere
+HANDED = 1000                          # ns: writing the sums of a part; the block that needs them is rarely done before
+#: ns: waiting for one block more and adding its sums, where more than two meet (one tile of f32, whose 237 k-tiles are 59
+#: parts, takes 32.7 us on an H200; 26 of them are this).
+FURTHER = 450
+PART = 2.0                             # k-tiles: filling the ring anew for a tile that is begun within
+
+
+def streamed_nanoseconds(tiles: int, k_tiles: int, nbytes: int, step: float, sm_count: int, blocks: int) -> float:
+    """The modelled time of a launch by ``blocks`` blocks a multiprocessor, which take ``step`` ns for a k-tile each (all at
+    a time), with sums of ``nbytes`` a tile; without the launch itself. Infinite where nothing would be streamed.
+
+    133 tiles of 100 k-tiles on 132 multiprocessors, 1000 ns each, are two waves, or 1.01 and the hand-over:
+
+    >>> round(streamed_nanoseconds(133, 100, 2**16, 1000.0, 132, 1)), streamed_nanoseconds(132, 100, 2**16, 1000.0, 132, 1)
+    (106837, inf)
+    """
+    launched, streamed = division(tiles, k_tiles, sm_count * blocks, least=LEAST)
+    if not streamed:
+        return math.inf
+    share = streamed * k_tiles / launched
+    meet = math.ceil(k_tiles / share)                  # blocks whose sums the one that finishes reads
+    moved = max(0.0, 2 * launched * nbytes - KEPT) / TRAFFIC
+    whole = (tiles - streamed) // launched * k_tiles
+    handed = HANDED + FURTHER * max(0, meet - 2) + meet * nbytes / BYTES
+    return STREAM * (share + whole + PART) * step + handed + moved
+
+
+#: Of Hopper's kernel: bytes a cycle that a block hands over, since first parts end at different times; bytes a cycle that
+#: the L2 gives all blocks, which take over at about the same time; cycles until a block sees that it may; and cycles that a
+#: cooperative launch begins later, which waits for the end of the kernel before it.
+HANDED_BYTES, TAKEN_BYTES, SEEN, COOPERATIVE = 64, 4000, 1500, 3000
+
+
+def streamed_cycles(tiles: int, k_tiles: int, nbytes: int, step: float, finish: float, at_once: int, blocks: int,
+           takes_turns: bool = False) -> float:
+    """The modelled cycles of a launch of Hopper's kernel with ``at_once`` clusters of ``blocks`` blocks, which take ``step``
+    for a k-tile and ``finish`` for a tile's end, with sums of ``nbytes`` a block. Infinite where nothing would be streamed.
+    With ``takes_turns`` (ping-pong) one consumer multiplies while the other hands over, or takes over before whole tiles.
+
+    400 tiles of 79 k-tiles on 66 clusters are seven waves of 620,000 cycles, or 6.06 and the hand-over:
+
+    >>> round(streamed_cycles(400, 79, 2**17, 1046, 6000, 66, 2)), streamed_cycles(396, 79, 2**17, 1046, 6000, 66, 2)
+    (565836, inf)
+    """
+    launched, streamed = division(tiles, k_tiles, at_once, least=LEAST)
+    if not streamed:
+        return math.inf
+    share = streamed * k_tiles / launched
+    finished = math.ceil(streamed / launched) + (tiles - streamed) // launched
+    others = math.ceil(k_tiles / share)                # clusters whose sums the one that finishes reads
+    handed = 0 if takes_turns else nbytes / HANDED_BYTES
+    if not takes_turns or tiles == streamed:
+        handed += others * (launched * blocks * nbytes / TAKEN_BYTES + SEEN)
+    multiplying = STREAM * (share + (tiles - streamed) // launched * k_tiles + PART) * step
+    return multiplying + finished * finish + handed + COOPERATIVE

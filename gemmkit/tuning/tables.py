@@ -1,42 +1,251 @@
-"""Which table chooses the mapping of a product: the first that has one for it."""
+"""The mappings that are chosen among, as numbers: tiles, how warps share them, and what they cost, as measured.
+
+`gemmkit.tuning.hopper` reads rows of Hopper's kernel as `gemmkit.tuning.model.Mapping`, `gemmkit.tuning.multistage` those of
+the multistage kernel as `Multistage`, and `gemmkit.tuning.defaults` those of the single-stage kernel.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+# -- Hopper's kernel --------------------------------------------------------------------------------------------------
+#
+# A row: M, N, schedule, warps that multiply, cluster; cycles of a k-tile, of a tile's end, and of the kernel's beginning.
 
-from gemmkit.layouts import ArrayLayout
-from gemmkit.runtime.arrays import ArrayInfo
-from gemmkit.runtime.device import DeviceInfo
-from gemmkit.tuning import boxes, gathered, hopper, mappings, multistage_mappings, quantised, winners
-from gemmkit.tuning.candidates import Candidate
+#: What stands for all of them where the kernel is asked how operands travel.
+LIKELY = (128, 128, "cooperative", 8, (1, 1), 560, 6500, 0)
 
-__all__ = ["chosen"]
+# Roughly from the fastest on a large problem to the smallest.
+MAPPINGS = (
+    (128, 192, "pingpong", 8, (1, 1), 790, 2500, 2000),
+    (128, 256, "cooperative", 8, (1, 1), 1046, 6000, 0),
+    # (4096^3 nn, tn, nt on an H200, 2026-11-24: 128x256 takes 0.97, 0.97 and 0.99 of its time.)
+    (128, 128, "pingpong", 8, (1, 1), 545, 1200, 2000),
+    (256, 128, "cooperative", 8, (1, 1), 1046, 6000, 0),
+    (64, 128, "pingpong", 8, (1, 1), 300, 1200, 2000),
+    (64, 64, "cooperative", 4, (1, 1), 200, 2500, 0),
+    (64, 32, "cooperative", 4, (1, 1), 160, 2200, 0),
+)
+# Behind them, with stages of two lines. A line of so small a tile takes a warpgroup less time than the hand-over of its
+# stage: two a stage (384 x 320 x 944, clusters of 2x2: 3.65 us, 4.34 with one; 192 x 192 x 321: 2.10, 2.31). Along a long K
+# it is no gain: 33 x 64 x 2504 takes 6.06 us, and 4.30 in 8 shares of 64 x 128.
+DEEP = ((64, 32, "cooperative", 4, (1, 1), 145, 2200, 0),)
 
+# Cycles that a braid of two adds to a tile's end. Consumers that multiply together wait for what is folded: 4096^3 takes 458
+# us by 128x256, 415 by 128x128 in turns; and of those in turns large tiles fold longer (433 by 128x192; H200, 2026-11-26).
+FOLDING = {(128, 256): 7000, (256, 128): 7000, (128, 192): 2000}
 
-def chosen(layouts: dict[str, ArrayLayout | None], infos: dict[str, ArrayInfo | None], fields: dict[str, Any],
-           sizes: tuple[int, int, int], device: DeviceInfo, products: int,
-           candidate: Candidate | None) -> tuple[str, Any] | None:
-    """The table's name and its operator and fields, for what is given in ``fields``; None where `get_config` completes them.
-    A ``candidate`` that is being tried goes before all tables."""
-    a, b = layouts["a"], layouts["b"]
-    assert a is not None and b is not None
-    given = a, b, infos, fields, sizes, device, products
-    is_open = fields.get("operator") is None and mappings.applies(a.dtype, b.dtype, fields, device)
-    asked: dict[str, Callable[[], Any]] = {
-        "winners": lambda: winners.choice(*given) if layouts["d"] is None or layouts["d"].dtype == a.dtype else None,
-        "boxes": lambda: boxes.choice(*given),
-        "quantised": lambda: quantised.choice(*given),
-        "multistage": lambda: multistage_mappings.choice(a, b, fields, sizes, device, products),
-        "gathered": lambda: gathered.choice(*given),
-        "hopper": lambda: hopper.choice(*given, c=layouts["c"], d=layouts["d"]) if is_open else None}
-    if candidate is not None:
-        asked = {"candidate": partial(candidate.choice, a, b, fields, device)}
-    elif fields.get("observe_a") is not None:
-        asked = {"hopper": asked["hopper"]}
-    for name, ask in asked.items():
-        found = ask()
-        if found is not None:
-            return name, found
-    return None
+# Beside them where rows begin at lines of the L2: tiles between those above, for what fills a wave of neither. Three
+# consumers share 192 rows. (f16 squares on an H200, 2026-11-24: 1536 takes 13.3 us by 128 tiles of 192x96 and 15.3 by 96 of
+# 128x192, 1152 7.14 by 64x192 and 8.46, 1792 20.7 by 128x224 and 21.1, 768 4.12 by 64x96 and 4.20.) Most have panels of B or
+# D that are 32 elements wide: between lines of the L2, TMA fetches these at two thirds of the speed (12992 x 384 x 1811 tn,
+# 128x224: 58 us where 42 are modelled).
+ALIGNED = (
+    (128, 224, "cooperative", 8, (1, 1), 940, 5500, 0),
+    (192, 96, "cooperative", 12, (1, 1), 700, 3500, 0),
+    (64, 192, "pingpong", 8, (1, 1), 440, 1300, 2500),
+    (64, 96, "cooperative", 4, (1, 1), 300, 2700, 0),
+)
+
+# Beside them where rows do not begin at lines of the L2, so that an operand's tile is two lines a row: blocks of a cluster
+# share what is fetched. Where rows do begin there, waiting for each other costs more than it saves.
+# (On an H200, 2026-11-23: 1216 x 406 x 1544 takes 14.5 us by tiles of 64 x 128 and 9.1 by clusters of 2x2 of 128 x 64;
+# 224 x 7312 x 7560 52.4 and 46.9 by 2x2 of 128 x 128; 384 x 320 x 944 4.4 and 3.65 by 2x2 of 64 x 32.)
+NARROW = ((128, 64, "cooperative", 8, (1, 1), 300, 3000, 0),)
+# Three consumers fetch less for a tile of 192x192 (3000^3 nt: 95 us, 99 by two), and have the rows of 10000 x 128 x 10000 nn
+# in one wave (192x64: 61.9 us, 67.9 in shares of K).
+THREE = (
+    (192, 192, "cooperative", 12, (1, 1), 1180, 6000, 0),
+    (192, 64, "cooperative", 12, (1, 1), 400, 4500, 0),
+)
+# The clusters of these tiles, by M, N and lines of a stage; of the others all three.
+CLUSTERS = {(128, 192, 1): ((1, 2),), (128, 256, 1): ((2, 2), (2, 1)), (256, 128, 1): ((2, 2), (1, 2)),
+            (64, 32, 1): (), (64, 32, 2): ((2, 2),), (192, 192, 1): ((1, 2), (2, 1)), (192, 64, 1): ((1, 2),)}
+ALL_CLUSTERS = (1, 2), (2, 1), (2, 2)
+
+# Where K is long and there are few tiles, the blocks of a cluster share it, and exchange their sums at the end.
+SHARES = 2, 4, 8
+SPLIT = (
+    (128, 128, "cooperative", 8, (1, 1), 560, 6500, 0),
+    (64, 128, "cooperative", 4, (1, 1), 330, 5500, 0),
+)
+# Cycles of a k-tile of 128 and of 64 rows of them where producer warps stage or rewrite an operand, or start copies.
+STAGED_STEPS, COPIED_STEPS = {128: 1300, 64: 1000}, {128: 1265, 64: 1000}
+
+# The same by way of a workspace, with any number of shares, from so many k-tiles on; clusters multicast operands
+# (`by_workspace` says how many). Fitted to an H200 (2026-11-22): f16 512 x 512 x 16384, 256 x 256 x 32768, 64 x 64 x 65536,
+# 128 x 128 x 16384, and 96 x 2048 x 8192, each with 3 to 132 shares; to 15 % on average.
+LEAST_SHARED = 32
+WORKSPACE = tuple((M, N, "cooperative", warps, cluster, step, 8000, 0)
+                  for M, N, warps, step in ((128, 128, 8, 560), (64, 128, 4, 330), (64, 64, 4, 200))
+                  for cluster in ((1, 1), (2, 1), (1, 2), (2, 2)) if N == 128 or cluster == (1, 1))
+# The same of operands that TMA cannot take as they lie in memory (64 x 29 x 3653, nt: 108 us without shares), with eight
+# producer warps. (In groups of 8, not along Hilbert's curve: seven products of `choice_before.json` take 0.81 to 0.98 of the
+# time, 128 x 1128 x 9591 in 14 shares 55 us and 68.)
+UNALIGNED_WORKSPACE = (
+    (128, 128, "cooperative", 8, (1, 1), 3600, 8000, 0, 8),
+    (64, 64, "cooperative", 4, (1, 1), 2800, 8000, 0, 8),
+)
+
+# Where producer warps stage an operand in registers: it is in a layout of the user's, or transformed on the way;
+STAGED = (
+    (128, 256, "cooperative", 8, (1, 1), 1750, 6000, 0),
+    (128, 128, "cooperative", 8, (1, 1), 1150, 4000, 0),
+    (64, 64, "cooperative", 4, (1, 1), 700, 2500, 0),
+    (64, 32, "cooperative", 4, (1, 1), 550, 2200, 0),
+)
+# or B is rewritten in place (and A perhaps transformed in the consumers' registers);
+REWRITTEN = (
+    (256, 128, "cooperative", 8, (1, 1), 1370, 6000, 0),
+    (128, 256, "cooperative", 8, (1, 1), 1490, 6000, 0),
+    (128, 128, "cooperative", 8, (1, 1), 880, 4000, 0),
+    (64, 64, "cooperative", 4, (1, 1), 500, 2500, 0),
+    (64, 32, "cooperative", 4, (1, 1), 420, 2200, 0),
+)
+# or A alone is transformed, in the consumers' registers;
+TRANSFORMED = (
+    (128, 256, "cooperative", 8, (1, 1), 1090, 6000, 0),
+    (256, 128, "cooperative", 8, (1, 1), 1280, 6000, 0),
+    (128, 128, "cooperative", 8, (1, 1), 720, 4000, 0),
+    (64, 128, "cooperative", 4, (1, 1), 480, 3000, 0),
+    (64, 64, "cooperative", 4, (1, 1), 430, 2500, 0),
+    (64, 32, "cooperative", 4, (1, 1), 380, 2200, 0),
+)
+# or A, of 32-bit elements across K, is fetched by consumers as it lies (f32 4096^3 and 8192^3 on an H200, 2026-11-23: of
+# cuBLAS's speed 1.05 and 1.03 by 128x256 tiles, 0.84 and 0.95 by 128x192, 0.79 and 0.78 by 256x128, 0.69 and 0.67 by
+# 128x128; tiles of 64 rows are not measured);
+ACROSS = (
+    (128, 256, "cooperative", 8, (1, 1), 1060, 6000, 0),
+    (256, 128, "cooperative", 8, (1, 1), 1400, 6000, 0),
+    (128, 192, "cooperative", 8, (1, 1), 880, 5000, 0),
+    (128, 128, "cooperative", 8, (1, 1), 800, 4000, 0),
+    (64, 64, "cooperative", 4, (1, 1), 430, 2500, 0),
+    (64, 32, "cooperative", 4, (1, 1), 380, 2200, 0),
+)
+# or threads start cp.async copies of it (of equal times the tall tile is the first: a contraction of 2048^3 took 55.6 us by
+# it and 68.8 by 128x256, six of TCCG of 6048 and 7056 0.91 to 0.96 of the other's time);
+CP_ASYNC = (
+    (256, 128, "cooperative", 8, (1, 1), 1700, 3700, 0),
+    (128, 256, "cooperative", 8, (1, 1), 1700, 4000, 0),
+    (128, 128, "pingpong", 8, (1, 1), 1265, 1800, 2000),
+    (64, 256, "pingpong", 8, (1, 1), 1400, 2000, 2000),
+    (64, 128, "pingpong", 8, (1, 1), 1000, 1500, 2000),
+    (64, 64, "cooperative", 4, (1, 1), 700, 2500, 0),
+    (64, 32, "cooperative", 4, (1, 1), 550, 2200, 0),
+)
+# or its tiles are transposed in place, because tensor cores read 8- and 32-bit operands along K alone;
+TRANSPOSED = (
+    (256, 128, "cooperative", 8, (1, 1), 1300, 6000, 0),
+    (128, 128, "cooperative", 8, (1, 1), 800, 4000, 0),
+    (128, 256, "cooperative", 8, (1, 1), 1500, 6000, 0),
+    (64, 64, "cooperative", 4, (1, 1), 500, 2500, 0),
+    (64, 32, "cooperative", 4, (1, 1), 400, 2200, 0),
+)
+# or TMA cannot take it as it lies in memory, and it comes element by element, by eight producer warps.
+UNALIGNED = (
+    (128, 192, "cooperative", 8, (1, 1), 3600, 5000, 0, 8),
+    (128, 128, "cooperative", 8, (1, 1), 2800, 4000, 0, 8),
+    (64, 64, "cooperative", 4, (1, 1), 1500, 2500, 0, 8),
+)
+# Sums that are promoted take three times the registers.
+PROMOTED = (
+    (128, 128, "cooperative", 8, (1, 2), 600, 4000, 0),
+    (64, 128, "cooperative", 4, (1, 2), 400, 3000, 0),
+    (64, 64, "cooperative", 4, (1, 1), 300, 2500, 0),
+)
+# Beside these, for the tuner: tiles by TMA that were the fastest of none of the shapes that the others were fitted to.
+EXTRA = (
+    (256, 64, "cooperative", 8, (1, 1), 560, 4000, 0),
+    (128, 64, "pingpong", 8, (1, 1), 300, 1200, 2000),
+    (64, 256, "pingpong", 8, (1, 1), 560, 1800, 2000),
+    (64, 256, "cooperative", 4, (1, 1), 560, 4000, 0),
+)
+# An algebra's kernel is asked on this one how its operands travel.
+LIKELY_OF_ALGEBRAS = (64, 32, "cooperative", 4, (1, 1), 0, 0, 0)
+
+# -- the multistage kernel --------------------------------------------------------------------------------------------
+#
+# A row: a block's tile (M, N, K), a warp's (M, N), stages, blocks a multiprocessor; nanoseconds of a k-tile where as many
+# blocks as fit share the multiprocessor (neither operand is copied across, A is, B is, both are), of a block that is alone,
+# and of a launch; 0 where no registers are left to merge sums of blocks that share K, 1 where there are, 2 where they are
+# left to stream K, too; and a thread's part on the ordinary units where it is not (4, 8).
+
+ORDINARY = (                           # float32
+    ((128, 128, 16), (64, 32), 3, 2, (1254, 1326, 1340, 1375), 1330, 10500, 0, (8, 4)),
+    ((64, 128, 16), (32, 64), 4, 3, (639, 665, 696, 758), 720, 11000, 2),
+    ((128, 64, 16), (64, 32), 4, 3, (638, 727, 667, 763), 730, 11000, 2, (8, 4)),
+    ((64, 64, 16), (32, 32), 4, 4, (355, 395, 438, 438), 450, 3500, 2),
+    ((32, 64, 32), (16, 32), 3, 4, (420, 479, 511, 572), 535, 2400, 2),
+    ((64, 32, 32), (32, 16), 3, 4, (416, 533, 471, 592), 620, 2400, 2, (8, 4)),
+    ((32, 32, 32), (16, 16), 3, 6, (269, 350, 334, 404), 355, 2300, 2),
+)
+DOUBLE = (                             # float64, by DMMA: nothing is copied across, yet the order of A decides how warps lie
+    ((128, 128, 32), (32, 64), 3, 1, (2270, 2310, 2270, 2310), 2270, 4000, 0),
+    ((128, 128, 32), (64, 32), 3, 1, (2310, 2270, 2310, 2270), 2270, 4000, 0),
+    ((64, 128, 32), (32, 32), 3, 1, (1173,) * 4, 1173, 2600, 2),
+    ((64, 64, 16), (32, 32), 4, 3, (302,) * 4, 380, 2500, 1),
+    ((32, 64, 32), (16, 32), 3, 3, (418,) * 4, 430, 2900, 2),
+    ((32, 32, 32), (16, 16), 3, 4, (230,) * 4, 390, 2000, 2),
+)
+COMPLEX64 = (
+    ((128, 128, 8), (32, 64), 4, 1, (2550, 2550, 2550, 2680), 2550, 8000, 0),
+    ((64, 64, 16), (32, 32), 3, 3, (1530, 1530, 1530, 1580), 2290, 4700, 2),
+    ((32, 64, 16), (16, 32), 3, 4, (710, 710, 710, 735), 740, 5000, 2),
+    ((32, 32, 16), (16, 16), 3, 4, (385, 385, 385, 400), 390, 2000, 2),
+)
+COMPLEX128 = (
+    ((64, 64, 8), (16, 64), 4, 2, (565,) * 4, 720, 4500, 0),
+    ((32, 64, 16), (16, 32), 3, 2, (611,) * 4, 800, 2300, 2),
+    ((32, 32, 16), (16, 16), 3, 3, (348,) * 4, 430, 2200, 2),
+)
+HALF = (                               # float16 and bfloat16 by mma.sync, where there is no wgmma
+    ((128, 256, 64), (64, 64), 3, 1, (1220,) * 4, 1220, 4000, 2),
+    ((128, 128, 32), (64, 64), 4, 2, (397,) * 4, 500, 3500, 2),
+    ((64, 64, 64), (32, 32), 3, 4, (240,) * 4, 400, 2500, 2),
+    ((32, 64, 64), (16, 32), 3, 4, (160,) * 4, 350, 2500, 2),
+    ((16, 64, 128), (16, 16), 5, 2, (200,) * 4, 400, 2500, 2),
+)
+SKINNY = (((16, 32, 256), (16, 8), 4, 1, (1900,) * 4, 1900, 2500, 2),)       # of a few rows of A
+# Of 16-bit floats on Hopper whose rows TMA cannot take, as fast as they multiply (`gemmkit.tuning.other_kernels`).
+GATHERED = (
+    ((128, 256, 64), (64, 64), 3, 1, (1370,) * 4, 1370, 1310, 2),
+    ((128, 128, 32), (64, 64), 4, 2, (351,) * 4, 442, 1310, 2),
+    ((64, 64, 64), (32, 32), 3, 4, (288,) * 4, 480, 1310, 2),
+    ((32, 64, 64), (16, 32), 3, 4, (171,) * 4, 375, 1310, 2),
+    ((16, 64, 128), (16, 16), 5, 2, (226,) * 4, 452, 1310, 2),
+    ((16, 32, 256), (16, 8), 4, 1, (460,) * 4, 460, 1310, 0),
+)
+# Of contractions in boxes of K. The first two steps were measured, the others follow from the number of their pieces.
+BOXES = (
+    ((128, 256, 64), (64, 64), 3, 1, (2420,) * 4, 2420, 4000, 1),
+    ((128, 192, 64), (64, 48), 4, 1, (2100,) * 4, 2100, 4000, 2),
+    ((128, 128, 64), (64, 32), 3, 1, (1690,) * 4, 1690, 4000, 1),
+    ((64, 64, 64), (32, 32), 3, 4, (845,) * 4, 1000, 2500, 2),
+)
+
+# -- the single-stage kernel ------------------------------------------------------------------------------------------
+
+# (block M, N, K), (warp M, N), blocks a multiprocessor: from the fastest on a large problem to the smallest. Measured on an
+# H100 (gemm.json of commit 8a81beb4): with one stage, latency is hidden by a large tile or by several blocks side by side.
+TENSOR_TILES = (
+    ((128, 256, 128), (64, 64), 1),
+    ((128, 128, 128), (64, 32), 2),
+    ((64, 128, 128), (32, 64), 2),
+    ((64, 64, 128), (32, 32), 4),
+    ((32, 64, 64), (16, 32), 4),
+    ((32, 32, 64), (16, 16), 4),
+)
+# Of float64, whose elements take four times the room: warps of 32 x 32, and as many of them as registers allow.
+DOUBLE_TILES = (
+    ((64, 64, 32), (32, 32), 3),
+    ((64, 32, 32), (32, 16), 4),
+    ((32, 32, 32), (16, 16), 4),
+)
+SIDE_BY_SIDE = {(64, 64, 64): 3}       # blocks a multiprocessor where blocks share K, if not those listed
+# On the ordinary units a warp's tile is the operator's, and the block's follows from it.
+FPU_TILES = {
+    (64, 32): (((64, 128, 32), 4),),
+    (32, 16): (((64, 64, 64), 2),),
+    (32, 32): (((64, 64, 32), 4), ((32, 32, 32), 4)),
+    (16, 16): (((32, 32, 32), 4),),
+}
+# A thread's part of an operation of a warp there.
+LANES = {(64, 32): (8, 4), (32, 16): (8, 4), (32, 32): (8, 4), (16, 16): (4, 8)}

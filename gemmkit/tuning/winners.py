@@ -24,7 +24,7 @@ from gemmkit.operators import Operator
 from gemmkit.runtime.array_info import ArrayInfo, alignment
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tuning.candidates import Candidate
-from gemmkit.tuning.mappings import is_unaligned
+from gemmkit.tuning.hopper import is_unaligned
 from gemmkit.tuning.model import LINE
 from gemmkit.tuning.operators import SIXTEEN
 from gemmkit.tuning.store import is_as_new
@@ -92,8 +92,8 @@ def nearest(entries: Sequence[Winner], kind: str, sizes: tuple[int, int, int]) -
     return min(found, key=lambda one: one.distance(sizes), default=None)
 
 
-def choice(a: ArrayLayout, b: ArrayLayout, infos: Mapping[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int,
-           int, int], device: DeviceInfo, products: int) -> tuple[Operator | None, dict[str, Any]] | None:
+def choice(a: ArrayLayout, b: ArrayLayout, infos: Mapping[str, ArrayInfo | None], fields: dict[str, Any],
+           sizes: tuple[int, int, int], device: DeviceInfo, products: int) -> tuple[Operator | None, dict[str, Any]] | None:
     """The operator (None: the default one) and the fields of a winner's mapping, for a product of two matrices for which
     nothing else is given; None where there is none."""
     out = infos.get("out")

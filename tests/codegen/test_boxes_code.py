@@ -16,13 +16,13 @@ from gemmkit.operators import BoxMMAOp
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import H100
 from gemmkit.runtime.gpus import A100
-from gemmkit.tuning.boxes import TABLE
+from gemmkit.tuning.multistage import BOXES
 from tests.codegen.test_sm80_code import count
 from tests.support.banks import conflicts, recorded, within
 from tests.support.boxes import F16, as_matrices, mapping, operands, views
 
 DEVICES = {"sm_90a": H100, "sm_80": A100}
-TILES = {"x".join(map(str, one.block)): one for one in TABLE}
+TILES = {"x".join(map(str, one.block)): one for one in BOXES}
 
 
 def passes(where: str, combed: str, rng: np.random.Generator, k: int, **fields: Any) -> int:

@@ -16,7 +16,7 @@ from gemmkit.kernels.sm80.mainloop import InStepMainloop
 from gemmkit.layouts import ColMajor, Interleaved, RowMajor
 from gemmkit.operators import MMAOp
 from gemmkit.runtime.device import H100, target
-from gemmkit.tuning import multistage_mappings, stream_k
+from gemmkit.tuning import model, multistage
 from gemmkit.tuning.operators import operator_for
 from tests.support.dmma_waits import hex_listing, in_text, listing, unwaited_products
 
@@ -60,14 +60,14 @@ def test_the_other_shapes_of_hopper(K: int, trans: str) -> None:
     assert found.usage.spill_stores == 0 and unwaited_products(found.assembled.cubin) == []
 
 
-RINGS = [(np.dtype(dtype), one) for dtype in ("f8", "c16") for one in multistage_mappings.TABLES[np.dtype(dtype)]]
+RINGS = [(np.dtype(dtype), one) for dtype in ("f8", "c16") for one in multistage.TABLES[np.dtype(dtype)]]
 FITTING = [(device, dtype, one) for device in DEVICES for dtype, one in RINGS
            if one.nbytes <= DEVICES[device].shared_memory_per_block]
 
 
 def ring(dtype: np.dtype, one: Any, trans: str, device: Any) -> gk.Config:
     a, b = (order(dtype) for order in ORDERS[trans])
-    return gk.get_config(operator=multistage_mappings.operator(dtype, one, device), global_a_layout=a, global_b_layout=b,
+    return gk.get_config(operator=multistage.operator(dtype, one, device), global_a_layout=a, global_b_layout=b,
                          global_d_layout=RowMajor(dtype), device=device, gemm_shape=dict(M=4096, N=4096, K=4096), **one.fields)
 
 
@@ -83,7 +83,7 @@ def test_every_mapping_of_the_multistage_kernel(device: str, dtype: np.dtype, on
     assert unwaited_products(found.assembled.cubin) == []
 
 
-STREAMING = [(device, dtype, one) for device, dtype, one in FITTING if dtype in stream_k.CHOSEN and one.merges and one.streams]
+STREAMING = [(device, dtype, one) for device, dtype, one in FITTING if dtype in model.STREAMING and one.merges and one.streams]
 
 
 @pytest.mark.thorough

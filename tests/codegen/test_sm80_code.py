@@ -18,8 +18,8 @@ from gemmkit.operators.algebra import units
 from gemmkit.runtime.device import H100
 from gemmkit.runtime.gpus import GPUS
 from gemmkit.tiling import Tile
-from gemmkit.tuning.multistage_mappings import TABLES
-from gemmkit.tuning.multistage_mappings import operator as operator_of
+from gemmkit.tuning.multistage import TABLES
+from gemmkit.tuning.multistage import operator as operator_of
 from tests.support.dmma_waits import unwaited_products
 from tests.support.machines import BF16, E4M3
 

@@ -11,14 +11,14 @@ import gemmkit as gk
 from gemmkit.inspection import compile_config
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.runtime.device import H100
-from gemmkit.tuning import multistage_mappings
+from gemmkit.tuning import multistage
 
 pytestmark = pytest.mark.compile
 
 STREAMING = [(code, n) for code in ("f4", "f8")
-             for n, one in enumerate(multistage_mappings.TABLES[np.dtype(code)]) if one.merges and one.streams]
+             for n, one in enumerate(multistage.TABLES[np.dtype(code)]) if one.merges and one.streams]
 MERGING = [(code, n) for code in ("f4", "f8", "c8", "c16")
-           for n, one in enumerate(multistage_mappings.TABLES[np.dtype(code)]) if one.merges]
+           for n, one in enumerate(multistage.TABLES[np.dtype(code)]) if one.merges]
 
 
 @pytest.mark.thorough
@@ -42,16 +42,16 @@ def test_nothing_spills_where_k_is_streamed(code: str, n: int, order: str, shape
 
 def check_spills(code: str, n: int, order: str, splits: Any, shape: tuple[int, int, int]) -> None:
     dtype, sizes = np.dtype(code), dict(zip("MNK", shape))
-    one: Any = multistage_mappings.TABLES[dtype][n]
+    one: Any = multistage.TABLES[dtype][n]
     a, b = (RowMajor(dtype) if o == "n" else ColMajor(dtype) for o in order)
-    conf = gk.get_config(operator=multistage_mappings.operator(dtype, one, H100), global_a_layout=a, global_b_layout=b,
+    conf = gk.get_config(operator=multistage.operator(dtype, one, H100), global_a_layout=a, global_b_layout=b,
                          global_d_layout=RowMajor(dtype), device=H100, gemm_shape=sizes, splits=splits, **one.fields)
     usage = compile_config(conf, device=H100, gemm_shape=sizes).usage
     assert (usage.spill_stores, usage.spill_loads, usage.stack_bytes) == (0, 0, 0)
 
 
 def test_a_mapping_without_registers_for_it_is_not_shared() -> None:
-    for table in multistage_mappings.TABLES.values():
+    for table in multistage.TABLES.values():
         for one in table:
             if not one.merges:
                 assert one.splits((64, 64, 65536), 1, 0, H100.sm_count) == 1

@@ -18,7 +18,7 @@ from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import WGMMAOp
 from gemmkit.runtime.device import H100
 from gemmkit.transforms import Elementwise
-from gemmkit.tuning.mappings import (
+from gemmkit.tuning.hopper import (
     ACROSS,
     ALIGNED,
     CLUSTERED,

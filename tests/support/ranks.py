@@ -86,12 +86,12 @@ def _lines(path: Path) -> list[str]:
 
 def _small_tiles() -> None:
     """As the fixture of that name has it."""
-    from gemmkit.tuning import multistage_mappings
+    from gemmkit.tuning import multistage
     from tests.support.small_tiles import TILES
 
     for name, block in TILES.items():
-        smallest = multistage_mappings.TABLES[np.dtype(name)][-1]
-        multistage_mappings.TABLES[np.dtype(name)] = (dataclasses.replace(smallest, block=block, warp=block[:2]),)
+        smallest = multistage.TABLES[np.dtype(name)][-1]
+        multistage.TABLES[np.dtype(name)] = (dataclasses.replace(smallest, block=block, warp=block[:2]),)
 
 
 def main(module: str, folder: str, backend: str, *names: str) -> None:

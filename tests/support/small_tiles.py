@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gemmkit.launch import forget
-from gemmkit.tuning import multistage_mappings
+from gemmkit.tuning import multistage
 
 #: The tile of each dtype's only mapping; a warp's is as large.
 TILES = {"f4": (16, 16, 16), "f8": (16, 16, 16), "c8": (16, 16, 8), "c16": (16, 16, 8)}
@@ -26,8 +26,8 @@ def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         yield
         return
     for name, block in TILES.items():
-        smallest = multistage_mappings.TABLES[np.dtype(name)][-1]
-        monkeypatch.setitem(multistage_mappings.TABLES, np.dtype(name),
+        smallest = multistage.TABLES[np.dtype(name)][-1]
+        monkeypatch.setitem(multistage.TABLES, np.dtype(name),
                             (dataclasses.replace(smallest, block=block, warp=block[:2]),))
     forget()
     yield

@@ -19,7 +19,7 @@ from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import FPUOp, MMAOp, WGMMAOp
 from gemmkit.runtime.device import H100
 from gemmkit.transforms import Elementwise as Transformed
-from gemmkit.tuning.mappings import MAPPINGS
+from gemmkit.tuning.hopper import MAPPINGS
 from gemmkit.tuning.model import choose_mapping
 from tests.support.machines import on_machines, poison, whole
 from tests.support.sm90 import mapping

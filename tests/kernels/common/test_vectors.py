@@ -174,7 +174,7 @@ def test_a_matrix_and_a_vector_that_do_not_fit(call: Any, says: tuple[str, ...])
 
 
 def test_a_vector_whose_product_is_computed_transposed() -> None:
-    """(`gemmkit.tuning.swapped`: the vector is then the second operand's column.)"""
+    """(`gemmkit.tuning.choose`: the vector is then the second operand's column.)"""
     a, b = drawn((32,), F32), drawn((32, 64), F32)
     with gk.emulate():
         run = gk.plan(a, b, operator=WGMMAOp(8, dtype=F32), epilogue=Elementwise(lambda x, i, j: x + j))

@@ -22,7 +22,7 @@ from gemmkit.runtime.device import assumed
 from gemmkit.runtime.gpus import A100, T4
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
-from gemmkit.tuning import boxes
+from gemmkit.tuning import multistage
 from tests.ptx_machine.compare import PTX
 from tests.support.boxes import F16, F32, as_matrices, expected, mapping, operands, product, views
 from tests.support.machines import BF16, MACHINES, on_machines, poison, whole
@@ -31,9 +31,9 @@ from tests.support.machines import BF16, MACHINES, on_machines, poison, whole
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One mapping, of 32 x 32, for products of any size."""
-    monkeypatch.setattr(boxes, "SHORTEST", 1)
-    monkeypatch.setattr(boxes, "NARROWEST", 1)
-    monkeypatch.setattr(boxes, "TABLE", (replace(boxes.TABLE[-1], block=(32, 32, 64), warp=(16, 16)),))
+    monkeypatch.setattr(multistage, "SHORTEST", 1)
+    monkeypatch.setattr(multistage, "NARROWEST", 1)
+    monkeypatch.setattr(multistage, "BOXES", (replace(multistage.BOXES[-1], block=(32, 32, 64), warp=(16, 16)),))
     contraction._plans.clear()
     yield
     contraction._plans.clear()

@@ -21,8 +21,8 @@ from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import COMPLEX, MIN_PLUS, FPUOp, MMAOp
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
-from gemmkit.tuning import multistage_mappings
-from gemmkit.tuning.split_k import ENOUGH, candidates
+from gemmkit.tuning import multistage
+from gemmkit.tuning.model import ENOUGH, shares_to_try
 from tests.support.machines import on_machines, poison, whole
 
 F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
@@ -210,7 +210,7 @@ def test_an_operator_that_cannot_merge() -> None:
 ])
 def test_products_of_few_tiles_and_a_long_k_are_split(dtype: str, shape: tuple, expected: bool) -> None:
     layout = RowMajor(dtype)
-    found = multistage_mappings.choice(layout, layout, {}, shape, H100)
+    found = multistage.choice(layout, layout, {}, shape, H100)
     assert found is not None and (found[1]["splits"] > 1) == expected
 
 
@@ -224,7 +224,7 @@ def test_the_choice_of_shares_reaches_a_plan() -> None:
 def test_shares_have_k_tiles_to_multiply() -> None:
     for tiles in (0, 1, 2, 7, 100, 1000):
         for k_tiles in (0, 1, 16, 63, 4096):
-            found = candidates(tiles, k_tiles, 132, 4)
+            found = shares_to_try(tiles, k_tiles, 132, 4)
             assert found[0] == 1 and all(n == 1 or n * ENOUGH <= k_tiles for n in found)
 
 

@@ -26,7 +26,7 @@ from gemmkit.operators import MIN_PLUS, FPUOp, MMAOp
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
-from gemmkit.tuning import multistage_mappings
+from gemmkit.tuning import multistage
 from tests.support.machines import on_machines, poison, whole
 from tests.support.sm80 import KINDS, expected, mapping, operands
 
@@ -248,7 +248,7 @@ def test_rules() -> None:
 
 def chosen(dtype: Any, sizes: tuple[int, int, int], **fields: Any) -> Any:
     layout = fields.pop("layout", RowMajor(dtype))
-    found = multistage_mappings.choice(layout, RowMajor(dtype), fields, sizes, H100)
+    found = multistage.choice(layout, RowMajor(dtype), fields, sizes, H100)
     assert found is not None
     return found[1]["splits"]
 

@@ -20,7 +20,8 @@ from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import WGMMAOp
 from gemmkit.runtime.device import H100
 from gemmkit.transforms import Elementwise
-from gemmkit.tuning.mappings import MAPPINGS, Mapping
+from gemmkit.tuning.hopper import MAPPINGS
+from gemmkit.tuning.model import Mapping
 from tests.support.machines import MACHINES, on_machines, poison, whole
 from tests.support.sm90 import F16, F32, mapping
 

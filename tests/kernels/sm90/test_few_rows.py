@@ -14,7 +14,7 @@ from gemmkit.emulator import errors
 from gemmkit.epilogues import ReLU
 from gemmkit.operators import WGMMAOp
 from gemmkit.tiling import Tile
-from gemmkit.tuning import few_rows
+from gemmkit.tuning import choose
 
 F16, BF16, F64 = np.dtype("f2"), np.dtype(ml_dtypes.bfloat16), np.dtype("f8")
 
@@ -22,7 +22,7 @@ F16, BF16, F64 = np.dtype("f2"), np.dtype(ml_dtypes.bfloat16), np.dtype("f8")
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes that the emulator computes in a second."""
-    monkeypatch.setattr(few_rows, "LEAST", 128)
+    monkeypatch.setattr(choose, "LEAST", 128)
 
 
 def operands(M: int, N: int, K: int, order: str, dtype: Any = F16) -> tuple[np.ndarray, np.ndarray]:
@@ -58,7 +58,7 @@ def test_which_problem_is_computed() -> None:
     computed = made._compiled.computed
     assert (computed.M, computed.N, computed.K) == (1024, 5, 1024)
     assert computed.a.strides == (1024, 1) and computed.out is None and made._compiled.order[:2] == (1, 0)
-    assert made.config.kernel == "warp_specialised" and made.config.block_shape.size.M == few_rows.ROWS
+    assert made.config.kernel == "warp_specialised" and made.config.block_shape.size.M == choose.ROWS
 
 
 @pytest.mark.parametrize("M, N, K, why", [

@@ -12,7 +12,6 @@ import pytest
 import gemmkit as gk
 from gemmkit import operators
 from gemmkit.epilogues import ReLU
-from gemmkit.grouped_call import _mapping as grouped_mapping
 from gemmkit.inspection import compile_config
 from gemmkit.layouts import ColMajor, Padded, RowMajor
 from gemmkit.operators import MIN_PLUS, FPUOp, MMAOp, WGMMAOp, WMMAOp
@@ -20,6 +19,7 @@ from gemmkit.runtime.device import H100, assumed
 from gemmkit.runtime.gpus import A10, GPUS, T4
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
+from gemmkit.tuning.choose import _mapping_of_group as grouped_mapping
 from gemmkit.tuning.operators import operator_for
 from tests.support.machines import BF16
 from tests.support.sm80 import F16, F32, mapping

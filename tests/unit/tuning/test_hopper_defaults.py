@@ -19,9 +19,8 @@ from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import H100
 from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tiling import Tile
-from gemmkit.tuning import complete, mappings
-from gemmkit.tuning.hopper import MOST_STAGES, _table
-from gemmkit.tuning.hopper_fields import assumed_spec
+from gemmkit.tuning import choose, hopper
+from gemmkit.tuning.hopper import MOST_STAGES, _table, assumed_spec
 from tests.support.machines import E4M3, whole
 from tests.support.user_layouts import Packed
 
@@ -65,20 +64,20 @@ TRANSFORM_A, TRANSFORM_B = dict(transform_global_to_shared_a=DOUBLED), dict(tran
 
 
 E4M3_ROW, E4M3_COLUMN = layouts.RowMajor(E4M3), layouts.ColMajor(E4M3)
-ROUTES: dict[str, tuple[str, Any, Any, dict[str, Any], mappings.Table]] = {
-    "as they lie": ("f16", ROW, ROW, {}, mappings.BY_TMA),
-    "A along M": ("f16", COLUMN, ROW, {}, mappings.BY_TMA),
-    "A transformed": ("f16", ROW, ROW, TRANSFORM_A, mappings.BY_REGISTERS),
-    "A transformed in clusters": ("f16", ROW, ROW, dict(TRANSFORM_A, cluster=Tile(M=2, N=1)), mappings.BY_REGISTERS),
-    "A transformed and shared": ("f16", ROW, ROW, dict(TRANSFORM_A, cluster=Tile(M=1, N=2)), mappings.BY_REWRITES),
-    "B transformed": ("f16", ROW, ROW, TRANSFORM_B, mappings.BY_REWRITES),
-    "both transformed": ("f16", ROW, ROW, TRANSFORM_A | TRANSFORM_B, mappings.BY_REWRITES),
-    "a layout of the user's": ("f16", Packed(F16), ROW, {}, mappings.BY_THREADS),
-    "a triangle": ("f16", layouts.Triangular(ROW), ROW, {}, mappings.BY_THREADS),
-    "bytes along K": ("e4m3", E4M3_ROW, E4M3_COLUMN, {}, mappings.BY_TMA),
-    "bytes across K": ("e4m3", E4M3_ROW, E4M3_ROW, {}, mappings.BY_TRANSPOSES),
+ROUTES: dict[str, tuple[str, Any, Any, dict[str, Any], hopper.Table]] = {
+    "as they lie": ("f16", ROW, ROW, {}, hopper.BY_TMA),
+    "A along M": ("f16", COLUMN, ROW, {}, hopper.BY_TMA),
+    "A transformed": ("f16", ROW, ROW, TRANSFORM_A, hopper.BY_REGISTERS),
+    "A transformed in clusters": ("f16", ROW, ROW, dict(TRANSFORM_A, cluster=Tile(M=2, N=1)), hopper.BY_REGISTERS),
+    "A transformed and shared": ("f16", ROW, ROW, dict(TRANSFORM_A, cluster=Tile(M=1, N=2)), hopper.BY_REWRITES),
+    "B transformed": ("f16", ROW, ROW, TRANSFORM_B, hopper.BY_REWRITES),
+    "both transformed": ("f16", ROW, ROW, TRANSFORM_A | TRANSFORM_B, hopper.BY_REWRITES),
+    "a layout of the user's": ("f16", Packed(F16), ROW, {}, hopper.BY_THREADS),
+    "a triangle": ("f16", layouts.Triangular(ROW), ROW, {}, hopper.BY_THREADS),
+    "bytes along K": ("e4m3", E4M3_ROW, E4M3_COLUMN, {}, hopper.BY_TMA),
+    "bytes across K": ("e4m3", E4M3_ROW, E4M3_ROW, {}, hopper.BY_TRANSPOSES),
     # A would be transformed in registers, were B not transposed in place.
-    "bytes across K, A transformed": ("e4m3", E4M3_ROW, E4M3_ROW, TRANSFORM_A, mappings.BY_REWRITES),
+    "bytes across K, A transformed": ("e4m3", E4M3_ROW, E4M3_ROW, TRANSFORM_A, hopper.BY_REWRITES),
 }
 
 
@@ -115,11 +114,11 @@ def test_tables_by_arrays_are_those_of_the_routes() -> None:
         if random.random() < 0.3:
             values["transform_global_to_shared_a"] = DOUBLED
         arrays = Arrays(of_a, of_b, None, M, N, K)
-        found = mappings.table_by_arrays(values, arrays)
-        spec: Any = assumed_spec(values, mappings.LIKELY, arrays)
+        found = hopper.table_by_arrays(values, arrays)
+        spec: Any = assumed_spec(values, hopper.LIKELY, arrays)
         by_tma = type(spec.a.route) is type(spec.b.route) is Tma and type(spec.mainloop) is SharedMainloop
         refused = any(why_not(info, layout.axis) is not None for layout, info in ((a, of_a), (b, of_b)))
-        assert found is (mappings.BY_ELEMENTS if refused else mappings.BY_TMA if by_tma else None), (values, of_a, of_b)
+        assert found is (hopper.BY_ELEMENTS if refused else hopper.BY_TMA if by_tma else None), (values, of_a, of_b)
         told.add(id(found))
     assert len(told) == 3
 
@@ -155,5 +154,5 @@ def test_configurations_that_are_known_are_those_of_the_sizes(monkeypatch: pytes
         return found
 
     known = chosen()
-    monkeypatch.setattr(complete, "CONSTANT", set())
+    monkeypatch.setattr(choose, "CONSTANT", set())
     assert chosen() == known

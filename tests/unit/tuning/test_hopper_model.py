@@ -21,8 +21,7 @@ from gemmkit.layouts import RowMajor
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import H100
 from gemmkit.tuning.candidates import EXTRA, candidates
-from gemmkit.tuning.hopper_fields import can_share
-from gemmkit.tuning.mappings import ALIGNED, BY_CP_ASYNC, CLUSTERED, LIKELY, MAPPINGS
+from gemmkit.tuning.hopper import ALIGNED, BY_CP_ASYNC, CLUSTERED, LIKELY, MAPPINGS, can_share
 from gemmkit.tuning.model import UNALIGNED_LINES, Mapping, choose_mapping, streaming
 
 RESULTS = Path(__file__).parents[3] / "tests/data"

@@ -1,0 +1,451 @@
+"""The mapping of a product or a group, chosen in one place: `choose`.
+
+The first that has one for a product is taken: what `gemmkit.tune` found (`gemmkit.tuning.store`), then swap-AB where that is
+faster, then the first table that has the product, then the operator for the dtypes in default tiles. `complete` gives a
+configuration the fields that are not given.
+
+**Swap-AB.** Hopper's kernel computes some products as their transpose, D^T = B^T A^T: B is then the first operand. The
+kernel's two operands are not alike. The first has 64 rows a wgmma, and may come from registers, where threads transform it,
+or pick its elements in any order. The second lies in shared memory, where producer warps have to rewrite it: it is read and
+written once more there, which is what limits such products.
+
+| product | computed as it is | with swap-AB |
+|---|---|---|
+| of a few rows | most rows of a tile are padding | B's columns are the rows of tiles |
+| float32 as tf32, A and B contiguous along rows (nn) | B is transposed in place | B comes through registers as it lies |
+| 16-bit, with a transform of B alone | B is rewritten in place | B is transformed in registers |
+
+With A contiguous along its columns (tt) it is the operand that has to be transposed, and comes through registers as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gemmkit.config import Config, ConfigError, of_transpose
+from gemmkit.config_rules import check_stream_k
+from gemmkit.epilogues import Default, Epilogue, result_layout
+from gemmkit.kernels.common.stream_k import StreamK
+from gemmkit.kernels.rasterisation import Grouped, Hilbert
+from gemmkit.kernels.select import FAMILIES
+from gemmkit.lang.fingerprint import when_forgetting
+from gemmkit.layouts import ArrayLayout, ColMajor, Plain, RowMajor, Zero
+from gemmkit.operators import FPUOp, MMAOp, Operator, Semiring, WGMMAOp, WMMAOp
+from gemmkit.runtime.arrays import flipped
+from gemmkit.runtime.device import DeviceInfo
+from gemmkit.runtime.tensor_maps import why_not
+from gemmkit.tiling import Tile
+from gemmkit.transforms import Elementwise
+from gemmkit.tuning import defaults, hopper, multistage, other_kernels, store, winners
+from gemmkit.tuning.candidates import Candidate
+from gemmkit.tuning.model import Infos, Sizes
+from gemmkit.tuning.operators import (
+    EIGHT,
+    LARGE,
+    SIXTEEN,
+    Sums,
+    algebra_of,
+    new_layout,
+    of_bytes,
+    operator_for,
+    result_dtype,
+    sized,
+)
+
+__all__ = ["Asked", "Choice", "by_precision", "choose", "complete"]
+
+Layouts = dict[str, ArrayLayout | None]
+F32 = np.dtype(np.float32)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a mapping is chosen for.
+
+    ``infos`` are the arrays a, b, c and out, ``layouts`` those of a, b, c and d (None: what is open), ``sizes`` M, N and K,
+    ``fields`` the components that the caller gives, and ``products`` how many of these sizes are one launch. ``key()`` is
+    what a tuned mapping is found by. Of a group all these are of its largest product, and ``group`` has the arrays of all. A
+    D that the call makes is ``new``.
+    """
+
+    infos: Infos
+    layouts: Layouts
+    sizes: Sizes
+    fields: dict[str, Any]
+    products: int = 1
+    key: Callable[[], str] = str
+    is_stack: bool = False
+    group: Sequence[Any] | None = None
+    new: type[Plain] = RowMajor
+
+    def sums(self) -> Sums:
+        return Sums.of(self.layouts, self.fields, self.sizes[2])
+
+
+class Choice(NamedTuple):
+    """A configuration, what chose its mapping (`gemmkit.problem.Call`), and whether it is of D^T = B^T A^T."""
+
+    config: Config
+    by: str
+    swap_ab: bool = False
+
+
+def choose(asked: Asked, device: DeviceInfo, candidate: Candidate | None = None) -> Choice:
+    """The configuration of a product or a group: of a ``candidate`` that is tried, else the tuned one, else the tables'.
+
+    Raises ConfigError for what no kernel can carry out, or what does not fit the device.
+    """
+    if candidate is not None:
+        return Choice(*_configured(asked, device, candidate))
+    tuned = store.find(device, asked.key)
+    if tuned is not None:
+        try:
+            return Choice(_configured(asked, device, tuned)[0], "tuned")
+        except ConfigError as error:
+            store.refused(device, tuned, error)
+    if asked.group is not None:
+        return Choice(*_configured(_with_kernel_of_group(asked, device), device))
+    swapped = _swap_ab(asked, device)
+    if swapped is not None:
+        return Choice(_configured(swapped, device)[0], "swap_ab", True)
+    return Choice(*_configured(asked, device))
+
+
+def _configured(asked: Asked, device: DeviceInfo, candidate: Candidate | None = None) -> tuple[Config, str]:
+    """The configuration, and what chose its mapping."""
+    layouts, sizes, products = asked.layouts, asked.sizes, asked.products
+    a, b, c = layouts["a"], layouts["b"], layouts["c"]
+    assert a is not None and b is not None
+    fields = dict(asked.fields)
+    operator = fields.get("operator")
+    observes = fields.get("observe_a") is not None
+    if observes:
+        fields.setdefault("splits", 1)
+    by = "units" if operator is None else "operator"
+    sums = Sums.of(layouts, fields, sizes[2])
+    if operator is None and sums.is_of_bytes:
+        return _configured_for_bytes(asked, device, sums), by
+    if operator is None and sums.widens:               # the tables are of products whose operands alone decide
+        operator = fields["operator"] = operator_for(a.dtype, b.dtype, sizes, device, products, sums)
+    for name, ask in _tables(asked, a, b, fields, device, candidate):
+        found = ask()
+        if found is not None:
+            by, (operator, completed) = name, found
+            fields = {**completed, **fields}
+            break
+    else:
+        if observes:
+            fields.setdefault("kernel", "singlestage")
+    if operator is None and algebra_of(a.dtype) is not None and a.dtype == b.dtype:
+        operator = algebra_of(a.dtype)
+    fields["operator"] = operator
+    hopper.give_algebra(fields, a, b, sizes, device, products)
+    operator = fields.pop("operator")
+    if operator is None:
+        operator = operator_for(a.dtype, b.dtype, sizes, device, products, sums)
+    operator = sized(operator, a.dtype, b.dtype, sizes, device, products, sums)
+    fields["global_a_layout"], fields["global_b_layout"] = a, b
+    fields["global_c_layout"] = c if c is not None else Zero(operator.fragment_c.dtype)
+    if layouts["d"] is not None:
+        fields["global_d_layout"] = layouts["d"]
+    elif "global_d_layout" not in fields:
+        own = getattr(fields.get("epilogue"), "result_dtype", None)
+        fields["global_d_layout"] = new_layout(a, b, result_dtype(a.dtype, b.dtype, c, operator, own), asked.new)
+    return complete({"operator": operator, **fields}, sizes, device, products), by
+
+
+def _tables(asked: Asked, a: ArrayLayout, b: ArrayLayout, fields: dict[str, Any], device: DeviceInfo,
+            candidate: Candidate | None) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """The tables that may have a product for which ``fields`` are given, by name and in their order: each gives an operator
+    and the fields of a mapping, or None. A ``candidate`` that is being tried stands for all."""
+    infos, sizes, products, d = asked.infos, asked.sizes, asked.products, asked.layouts["d"]
+    given = a, b, infos, fields, sizes, device, products
+    if candidate is not None:
+        yield "candidate", lambda: candidate.choice(a, b, fields, device)
+        return
+    if fields.get("observe_a") is None:
+        if d is None or d.dtype == a.dtype:
+            yield "winners", lambda: winners.choice(*given)
+        yield "boxes", lambda: multistage.boxed_choice(*given)
+        yield "quantised", lambda: other_kernels.quantised_choice(*given)
+        yield "multistage", lambda: multistage.choice(a, b, fields, sizes, device, products)
+        yield "gathered", lambda: other_kernels.gathered_choice(*given)
+    if fields.get("operator") is None and hopper.applies(a.dtype, b.dtype, fields, device):
+        yield "hopper", lambda: hopper.choice(*given, c=asked.layouts["c"], d=d)
+
+
+def _configured_for_bytes(asked: Asked, device: DeviceInfo, sums: Sums) -> Config:
+    """The configuration of a product of 8-bit operands: on tensor cores, or on the ordinary units."""
+    refused: ConfigError | None = None
+    for find in (lambda: [_narrow(asked, device)], lambda: of_bytes(sums, asked.sizes, device, asked.products)):
+        try:
+            for operator in filter(None, find()):
+                try:
+                    return _configured(dataclasses.replace(asked, fields={**asked.fields, "operator": operator}), device)[0]
+                except ConfigError as error:
+                    refused = error
+        except ConfigError as error:
+            refused = error
+    assert refused is not None
+    raise refused
+
+
+def _narrow(asked: Asked, device: DeviceInfo, promote: bool = True) -> WGMMAOp | None:
+    a, b = asked.layouts["a"], asked.layouts["b"]
+    assert a is not None and b is not None
+    return hopper.narrow(a, b, asked.infos, asked.fields, asked.sizes, device, asked.products, promote)
+
+
+def by_precision(precision: Any, asked: Asked, device: DeviceInfo) -> Operator:
+    """The operator of a product for which ``precision=`` is given. Raises ValueError and ConfigError where there is none."""
+    a, b = asked.layouts["a"], asked.layouts["b"]
+    assert a is not None and b is not None
+    dtypes = a.dtype, b.dtype
+    of = {"tf32": ((F32,), "float32"), "fast": (EIGHT, "float8")}
+    if not isinstance(precision, str) or precision not in of:
+        raise ValueError(f"precision={precision!r}: 'tf32' (of float32 operands) or 'fast' (of float8 ones) is needed")
+    if not {*dtypes} <= {*of[precision][0]}:
+        raise ValueError(f"precision={precision!r}: {of[precision][1]} operands are needed; a is {dtypes[0]}, b {dtypes[1]}")
+    if asked.sums().accumulator != F32:
+        raise ConfigError(f"precision={precision!r}: sums are float32, and the result is asked to hold more; leave it out")
+    return _narrow(asked, device, promote=False) or MMAOp(dtype=dtypes[0], b_dtype=dtypes[1])
+
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+
+def _with_kernel_of_group(asked: Asked, device: DeviceInfo) -> Asked:
+    """What is asked for a group, with a kernel that computes groups, and the operator for its largest product."""
+    a, b = asked.infos["a"], asked.infos["b"]
+    assert asked.group is not None and a is not None and b is not None
+    sums = Sums.of(asked.layouts, asked.fields, max(of[0].shape[1] for of in asked.group))
+    operator = asked.fields.get("operator") or (algebra_of(a.dtype) if a.dtype == b.dtype else None)
+    operator = operator or operator_for(a.dtype, b.dtype, asked.sizes, device, asked.products, sums)
+    if not isinstance(operator, Operator):
+        raise ConfigError(f"operator={operator!r}: an instance of Operator is needed (not the class itself)")
+    fields = {**_mapping_of_group(operator, asked.group, device), **asked.fields, "operator": operator}
+    return dataclasses.replace(asked, fields=fields)
+
+
+def _mapping_of_group(operator: Operator, infos: Sequence[Any], device: DeviceInfo) -> dict[str, Any]:
+    """The kernel, and tiles of tensor cores: the larger ones where there are enough to fill the device."""
+    if device.arch < FAMILIES["multistage"].minimum_arch:
+        return {"kernel": "singlestage", "splits": 1}
+    fields: dict[str, Any] = {"kernel": "multistage", "splits": 1}
+    if isinstance(operator, MMAOp) and operator.fragment_a.dtype is not None:
+        large = sum(-(-a.shape[0] // 128) * -(-b.shape[1] // 128) for a, b, _, _ in infos) >= device.sm_count
+        itemsize, sums = operator.fragment_a.dtype.itemsize, operator.fragment_c.dtype.itemsize
+        depth, stages = max(128 // itemsize, operator.shape[2]), multistage.stages_on(device)
+        large &= multistage.shared_bytes((128, 128, depth), stages, itemsize, sums) <= device.shared_memory_per_block
+        size = 128 if large else 64
+        fields["block_shape"] = Tile(M=size, N=size, K=depth)
+    return fields
+
+
+# -- swap-AB ----------------------------------------------------------------------------------------------------------
+
+OF_B = {"transform_global_to_shared_b", "transform_shared_to_regs_b"}
+MOST_ROWS = 64                         # of so many, where tiles are too few to fill the multiprocessors; else of
+FEW_ROWS = 32                          # these, whatever the tiles
+LEAST = 1024                           # columns, and elements along K
+LEAST_ROWS = MOST_ROWS + 1             # of A, where B is transformed: of fewer nothing is measured
+
+
+def _swap_ab(asked: Asked, device: DeviceInfo) -> Asked | None:
+    """The transposed product with its mapping's fields; None where it is not the one to compute.
+
+    The caller's components see coordinates of A, B and D. An epilogue that finishes elements and transforms of B are asked
+    with them (`gemmkit.adapters`); with any other component a product is computed as it is.
+    """
+    given, layouts, infos = asked.fields, asked.layouts, asked.infos
+    if device.arch[0] != 9 or asked.is_stack or not _sees_elements(given) or not _suit_tma(infos, layouts):
+        return None
+    if asked.sums().widens:
+        return None
+    mapping = _of_few_rows(asked, device) if set(given) <= {"epilogue"} else None
+    if mapping is None and not _is_rewritten(asked):
+        return None
+    M, N, K = asked.sizes
+    # The transposed arrays do not tell their layouts: the strides of one row, (1, 1) or (1, 9), are a row's in both orders.
+    of = dict(zip("abcd", "bacd"))
+    swapped = Asked({name: flipped(infos[of.get(name, name)]) for name in infos},
+                    {name: _transposed(layouts[of[name]]) for name in layouts}, (N, M, K),
+                    {of_transpose(name): value for name, value in given.items()}, asked.products, asked.key, new=ColMajor)
+    if mapping is None and "operator" not in given:
+        a, b = swapped.layouts["a"], swapped.layouts["b"]
+        assert a is not None and b is not None
+        arrays = {**swapped.infos, "c": None}
+        operator, mapping = hopper.choice(a, b, arrays, swapped.fields, swapped.sizes, device)
+        mapping = dict(mapping, operator=operator, kernel="warp_specialised")
+    return dataclasses.replace(swapped, fields={**(mapping or {}), **swapped.fields})
+
+
+def _transposed(layout: ArrayLayout | None) -> Plain | None:
+    """The layout of a plain matrix's transpose."""
+    return (ColMajor, RowMajor)[1 - layout.axis](layout.dtype) if isinstance(layout, Plain) else None
+
+
+def _sees_elements(given: dict[str, Any]) -> bool:
+    """Whether the epilogue sees single elements: one that stores tiles in its own way, or sees more of a row, would have to
+    be told of the other dimension."""
+    epilogue = given.get("epilogue")
+    return epilogue is None or (isinstance(epilogue, Epilogue) and not (epilogue.stores_itself or epilogue.finishes_blocks))
+
+
+def _suit_tma(infos: Infos, layouts: Layouts) -> bool:
+    """Whether all matrices are plain, and TMA takes A and B, of one dtype."""
+    if any(layout is not None and not (isinstance(layout, Plain) and layout.is_plain) for layout in layouts.values()):
+        return False
+    dtypes = set()
+    for name in "ab":
+        info, layout = infos[name], layouts[name]
+        assert info is not None and isinstance(layout, Plain)
+        if why_not(info, layout.axis) is not None:
+            return False
+        dtypes |= {info.dtype, layout.dtype}
+    return len(dtypes) == 1
+
+
+def _is_rewritten(asked: Asked) -> bool:
+    """Whether producer warps would rewrite B and leave A alone, and consumers of the transpose can do it on the way.
+
+    C, and an array that an epilogue reads beside D, come ahead of time to a D that is contiguous along rows alone, and an
+    epilogue that writes stores pairs of a row: with these a product is computed as it is.
+    """
+    given, layouts, sizes = asked.fields, asked.layouts, asked.sizes
+    epilogue = given.get("epilogue", Default())
+    if not set(given) <= {"epilogue", "operator", *OF_B}:
+        return False
+    if 0 in sizes or asked.infos["c"] is not None or epilogue.reads_tiles or epilogue.writes:
+        return False
+    transforms = [given[name] for name in OF_B & set(given) if not given[name].is_identity]
+    if any(transform.with_batch for transform in transforms):
+        return False
+    a, b, operator = layouts["a"], layouts["b"], given.get("operator")
+    assert isinstance(a, Plain) and isinstance(b, Plain)
+    if a.dtype == F32:
+        return (isinstance(operator, WGMMAOp) and operator.dtype == operator.b_dtype == F32
+                and a.axis == b.axis == 1)
+    return a.dtype in SIXTEEN and operator is None and bool(transforms) and sizes[0] >= LEAST_ROWS
+
+
+# Products of a few rows (decoding). All time goes to B, which is read once. A tile of wgmma's has 64 rows at least: of A
+# most would be padding, and few tiles would be left to read B. So D^T = B^T A^T is computed: B's columns are the rows of
+# tiles, 64 each, and A's rows their 16 columns or more. Blocks of a cluster share K until the multiprocessors are filled.
+#
+# Microseconds on an H200, f16, B contiguous along K (nt), and cuBLAS's (2026-11-22):
+#
+# | N x K | 1 row | 8 | 16 | 32 |
+# |---|---|---|---|---|
+# | 4096 x 4096 | 10.3, 12.3 | 10.4, 12.8 | 10.5, 12.6 | 10.7, 13.1 |
+# | 4096 x 14336 | 30.2, 30.3 | 30.0, 33.4 | 30.0, 31.4 | 30.3, 31.9 |
+# | 14336 x 4096 | 31.3, 29.7 | 31.1, 30.1 | 31.1, 30.0 | 31.2, 30.4 |
+#
+# As it is, the product of 1 to 32 rows took 11.5 to 62 us there; of 48 or 64 rows it gains from this up to 4096 columns
+# (64 x 4096 x 4096: 11.2 us, 12.5; 64 x 8192 x 1024: 7.4, 6.5).
+
+ROWS, DEPTH = 64, 128                  # of a tile: B's columns, and along K
+SLICE = 8                              # columns of D^T that a block of a cluster finishes, at least
+RING = 170 * 1024                      # bytes of stages: what is on its way hides the latency of memory
+
+
+def _of_few_rows(asked: Asked, device: DeviceInfo) -> dict[str, Any] | None:
+    """The fields of the transposed product's mapping, of plain operands of one dtype that suit TMA; None for others."""
+    M, N, K = asked.sizes
+    a, d = asked.infos["a"], asked.layouts["d"]
+    assert a is not None
+    if a.dtype not in SIXTEEN or not 0 < M <= MOST_ROWS or N < LEAST or K < LEAST:
+        return None
+    if d is not None and d.vector_axis != 1:           # of rows of D^T a block would finish 16 columns or more
+        return None
+    tiles = -(-N // ROWS)
+    if M > FEW_ROWS and 2 * tiles > device.sm_count:
+        return None
+    splits = next((n for n in (8, 4) if tiles * n <= device.sm_count), 2)
+    columns = max(-(-M // SLICE), splits)              # in slices; a power of two, so that all blocks finish as many
+    columns = SLICE * (1 << (columns - 1).bit_length())
+    stage = (ROWS + columns) * DEPTH * a.dtype.itemsize
+    return dict(kernel="warp_specialised", operator=WGMMAOp(columns, dtype=a.dtype), splits=splits, schedule="cooperative",
+                block_shape=Tile(M=ROWS, N=columns, K=DEPTH), warps_per_block=4, stages=RING // stage)
+
+
+# -- what is not given of a configuration -----------------------------------------------------------------------------
+
+def _itself(x: Any) -> Any:
+    return x
+
+
+AS_IT_IS = Elementwise(_itself)
+
+
+def complete(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo, products: int = 1) -> Config:
+    """The configuration of these fields, completed for ``products`` of these sizes, on a device.
+
+    Raises ConfigError for a combination that no kernel can carry out, or that does not fit the device.
+    """
+    tiles = hopper.LIKELY.fields.keys() if type(values["operator"]) is WGMMAOp else TILES
+    if values.keys() >= tiles and all(map(_is_constant, values.values())):
+        return _of_tiles(frozenset(values.items()), device)
+    return _complete(dict(values), sizes, device, products)
+
+
+#: With these fields given (of Hopper's kernel with all of a mapping), sizes decide nothing more. Constants of these types
+#: are gemmkit's own, and hold no array. (NumPy's equality of dtypes leaves out an algebra's table.)
+TILES = {"block_shape", "warps_per_block"}
+CONSTANT = {RowMajor, ColMajor, Zero, WGMMAOp, MMAOp, FPUOp, Tile, Grouped, Hilbert, StreamK, int, str}
+
+
+def _is_constant(value: Any) -> bool:
+    return type(value) in CONSTANT and getattr(getattr(value, "dtype", None), "names", None) is None
+
+
+@lru_cache(maxsize=1024)
+def _of_tiles(values: frozenset[tuple[str, Any]], device: DeviceInfo) -> Config:
+    """The configuration of plain operands on tiles that a table chose: products of other sizes have the same one."""
+    return _complete(dict(values), None, device, 1)
+
+
+when_forgetting(_of_tiles.cache_clear)
+
+
+def _complete(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo, products: int) -> Config:
+    a_layout = values["global_a_layout"]
+    b_layout = values.get("global_b_layout", a_layout)
+    hopper.give_algebra(values, a_layout, b_layout, sizes, device, products)
+    layouts = {"a": a_layout, "b": b_layout, **{name: values.get(f"global_{name}_layout") for name in "cd"}}
+    sums = Sums.of(layouts, values, sizes[2] if sizes else LARGE)
+    operator = values["operator"] = sized(values["operator"], a_layout.dtype, b_layout.dtype, sizes, device, products, sums)
+    if isinstance(operator, Semiring):                 # what its zero is not a number of is converted on the way
+        for name, layout, fragment in (("a", a_layout, operator.fragment_a), ("b", b_layout, operator.fragment_b)):
+            if fragment.dtype != layout.dtype and np.can_cast(layout.dtype, fragment.dtype, "safe"):
+                values.setdefault(f"transform_global_to_shared_{name}", AS_IT_IS)
+    is_wgmma = operator.threads == 128
+    check_stream_k(values.get("kernel", "warp_specialised" if is_wgmma else "singlestage"), values.get("splits"))
+    accumulator = operator.fragment_c.dtype
+    values.setdefault("global_b_layout", a_layout)
+    values.setdefault("global_d_layout", _plain_like(a_layout, accumulator))
+    values["global_d_layout"] = result_layout(values["global_b_layout"], values.get("epilogue"), values["global_d_layout"])
+    values.setdefault("global_c_layout", Zero(accumulator))
+    made: tuple[Config | None, int | None] = (None, None)
+    if is_wgmma:
+        made = hopper.fill(values, sizes, device, products) or made
+    elif values.get("kernel") == "multistage":
+        multistage.fill(values, sizes, device, products)
+    else:
+        defaults.fill(values, operator, sizes, device, products)
+    if isinstance(operator, WMMAOp):
+        orders: dict[str, Any] = {f"{name}_order": ("col", "row")[values[f"shared_{name}_layout"].axis] for name in "ab"}
+        values["operator"] = dataclasses.replace(operator, **orders)
+    config, needed = made
+    config = config or Config(**values)
+    config.check_device(device, needed)
+    return config
+
+
+def _plain_like(layout: ArrayLayout, dtype: np.dtype) -> ArrayLayout:
+    return ColMajor(dtype) if layout.vector_axis == 0 else RowMajor(dtype)
