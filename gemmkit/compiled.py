@@ -11,7 +11,7 @@ from gemmkit.adapters import for_products, for_transpose, widened
 from gemmkit.completing import Behind, Completion, Rescaling, normaliser_of, reductions_of, reserve, reserved
 from gemmkit.component_arrays import arrays_of
 from gemmkit.components import Component, at_path, freeze, with_at_path
-from gemmkit.kept import number
+from gemmkit.kept import frozen, number
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.spec import Shape, StackShape
 from gemmkit.lang.freezing import Frozen, freeze_array
@@ -75,7 +75,7 @@ class Compiled:
             (c, conf.global_c_layout, True), (out, conf.global_d_layout, False))]
         self.behind = self._behind(is_stack)
         self.shape = StackShape(M, N, K, 0) if is_stack else Shape(M, N, K)
-        spec, shape = freeze(self.spec), freeze(self.shape)
+        spec, shape = frozen(self.spec), freeze(self.shape)
         for name, held in call.held:
             if held.info.device != problem.a.device:
                 kind = type(getattr(call.config, call.given_as(name)))

@@ -72,13 +72,19 @@ def _start(info: ArrayInfo | None) -> int:
 
 def table() -> tuple[Winner, ...]:
     """The entries of the file."""
-    return _read(FILE)
+    return tuple(one for kind in dict.fromkeys(one["class"] for one in _read(FILE)) for one in of_class(FILE, kind))
 
 
 @cache
-def _read(file: Path) -> tuple[Winner, ...]:
-    return tuple(Winner(one["class"], tuple(one["sizes"]), Candidate.of_plain(one["mapping"]), one["ratio"])
-                 for one in json.loads(file.read_text())["winners"])
+def of_class(file: Path, kind: str) -> tuple[Winner, ...]:
+    """The entries of a shape class."""
+    return tuple(Winner(kind, tuple(one["sizes"]), Candidate.of_plain(one["mapping"]), one["ratio"])
+                 for one in _read(file) if one["class"] == kind)
+
+
+@cache
+def _read(file: Path) -> list[dict[str, Any]]:
+    return list(json.loads(file.read_text())["winners"])
 
 
 def nearest(entries: Sequence[Winner], kind: str, sizes: tuple[int, int, int]) -> Winner | None:
@@ -105,7 +111,8 @@ def choice(a: ArrayLayout, b: ArrayLayout, infos: Mapping[str, ArrayInfo | None]
         return None
     if out is not None and not is_as_new(out, a.dtype, sizes, products):
         return None
-    found = nearest(table(), class_of(infos, a, b, sizes[1]), sizes)
+    kind = class_of(infos, a, b, sizes[1])
+    found = nearest(of_class(FILE, kind), kind, sizes)
     return None if found is None else found.candidate.choice(a, b, fields, device)
 
 

@@ -49,7 +49,7 @@ def test_each_entry_is_what_its_product_takes_and_the_model_does_not(one: Winner
 
 @pytest.fixture
 def only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(winners, "table", lambda: (ONE,))
+    monkeypatch.setattr(winners, "of_class", lambda file, kind: (ONE,))
 
 
 def test_a_product_takes_the_nearest_entry_of_its_class(only: None) -> None:
