@@ -14,6 +14,7 @@ from typing import Any
 
 from gemmkit.emulator.mode import Mode, computed_by
 from gemmkit.lang import later
+from gemmkit.lang.fingerprint import look_again
 from gemmkit.runtime.cache import Entry
 from gemmkit.runtime.device import DeviceInfo, assumed
 from gemmkit.runtime.forked import Failure, forked
@@ -47,6 +48,7 @@ def recorded(call: Callable[[], object], device: DeviceInfo | None = None, zeros
     >>> [found.problem.config.kernel for found in recorded(lambda: gemmkit.matmul(a, a))]
     ['warp_specialised']
     """
+    look_again()
     mode = Recording(zeros=zeros)
     with computed_by(mode):
         if device is None:

@@ -28,7 +28,7 @@ from gemmkit.lang import guards
 from gemmkit.lang.atoms import Atom
 from gemmkit.lang.guards import NOTHING, Fact, Guards, function_of
 from gemmkit.lang.later import made_later
-from gemmkit.lang.package_state import look_anew, mark, of_packages
+from gemmkit.lang.package_state import look_anew, mark, of_packages, packages_stand
 from gemmkit.lang.records import record_text
 from gemmkit.lang.references import attributes, globals_of, imports_of, is_fixed, is_gemmkit, names_of, of_process
 
@@ -425,6 +425,13 @@ def forget_readings() -> None:
         forget()
 
 
+def look_again() -> None:
+    """`forget_readings` if some code did change: before kernels are described that other processes are to compile, for these
+    cannot have them described anew."""
+    if not packages_stand():
+        forget_readings()
+
+
 def when_forgetting(forget: Callable[[], None]) -> Callable[[], None]:
     """Have ``forget()`` called by `forget_readings`."""
     _forgetting.append(forget)
@@ -432,6 +439,6 @@ def when_forgetting(forget: Callable[[], None]) -> Callable[[], None]:
 
 
 __all__ = [
-    "Reader", "Reading", "code_text", "digest", "forget_readings", "function_text", "is_slot", "read", "read_class",
-    "read_closure", "read_value", "shipped_name", "when_forgetting",
+    "Reader", "Reading", "code_text", "digest", "forget_readings", "function_text", "is_slot", "look_again", "read",
+    "read_class", "read_closure", "read_value", "shipped_name", "when_forgetting",
 ]

@@ -16,6 +16,7 @@ import numpy as np
 from gemmkit.components import ComponentError
 from gemmkit.emulator.mode import Mode, current_mode
 from gemmkit.lang import later
+from gemmkit.lang.fingerprint import look_again
 from gemmkit.runtime import device
 from gemmkit.runtime.array_info import ArrayInfo, alignment
 from gemmkit.runtime.arrays import describe
@@ -106,6 +107,7 @@ class _Search:
 
     def fit(self) -> None:
         """Lower each schedule for the matrices: what does not fit is refused here, before anything is compiled."""
+        look_again()
         for number, row in enumerate(self.rows):
             if row.schedule is None:
                 continue

@@ -13,6 +13,7 @@ from typing import Any
 from gemmkit.ahead import Kernel, compiled, kernel_of
 from gemmkit.emulator.mode import is_emulating
 from gemmkit.lang.errors import ConfigError
+from gemmkit.lang.fingerprint import look_again
 from gemmkit.launch import forget
 from gemmkit.tuner.found import Tried, Tuned
 from gemmkit.tuner.jobs import Memory, contents_of
@@ -134,6 +135,7 @@ class _Search:
     # -- the search
 
     def run(self, keep: bool, jobs: int | None, shown: Any) -> Tuned:
+        look_again()
         subject, effort = self._subject, self._effort
         if subject.is_empty:
             raise ValueError(f"{subject.what}: there is nothing to compute")

@@ -18,12 +18,9 @@ from bench import prepare
 from bench.experiments import groups, minplus
 from bench.experiments import run as experiments
 from bench.experiments.experiment import Experiment
-from gemmkit import products
 from gemmkit.ahead import kernel_of
-from gemmkit.compiled import Launches
-from gemmkit.launch import Launch, forget_launches
+from gemmkit.launch import Launch, forget
 from gemmkit.operators.algebra import units
-from gemmkit.planning import Plan
 from gemmkit.programs.plan import ProgramPlan
 from gemmkit.runtime import device, workspace
 from tests.conformance.test_experiments import first_of_each
@@ -57,10 +54,6 @@ def test_sixteen_bit_products_take_the_tensor_cores_of_hopper(case: Any) -> None
 def test_a_call_on_the_device_finds_what_was_compiled_ahead(case: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Any] = []
 
-    def bind(plan: Any) -> Any:
-        found.append(plan._compiled)
-        return Launches(lambda *arguments: None, lambda *arguments: None)
-
     class OnTheDevice(prepare.HostArrays):
         def complex_view(self, parts: OnDevice) -> OnDevice:  # type: ignore[override]
             return OnDevice(super().complex_view(parts.array))
@@ -69,7 +62,7 @@ def test_a_call_on_the_device_finds_what_was_compiled_ahead(case: Experiment, mo
             return OnDevice(super().of_numbers(numbers))
 
     def bind_launch(launch: Launch) -> Launch:
-        found.append(SimpleNamespace(launchable=launch.kernel))
+        found.extend(SimpleNamespace(launchable=one.kernel) for one in (launch, *launch.behind))
         launch.start = lambda *given: None
         return launch
 
@@ -81,21 +74,18 @@ def test_a_call_on_the_device_finds_what_was_compiled_ahead(case: Experiment, mo
         else:
             found.append(plan)
 
-    monkeypatch.setattr(Plan, "_bind", bind)
     monkeypatch.setattr(Launch, "bind", bind_launch)
     monkeypatch.setattr(workspace, "table", lambda *given: 0)
     monkeypatch.setattr(device, "made_current", lambda ordinal: contextlib.nullcontext())
     monkeypatch.setattr(device, "current", lambda: device.H100)
     monkeypatch.setattr(ProgramPlan, "run", run_program)
-    products.forget()                                  # another row's call of the same arrays has been bound
-    forget_launches()
+    forget()                                           # another row's call of the same arrays has been bound
     x = case.operands(prepare.HostArrays(), 0)
     for name, value in vars(x).items():
         if isinstance(value, np.ndarray):
             setattr(x, name, OnDevice(value))
     case.ours(OnTheDevice(), x)()
-    behind = [one for compiled in found for one in getattr(compiled, "behind", ())]
-    assert {kernel_of(one.launchable) for one in (*found, *behind)} == set(prepare.key(case)[0])
+    assert {kernel_of(one.launchable) for one in found} == set(prepare.key(case)[0])
 
 
 def test_groups() -> None:
