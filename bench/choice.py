@@ -84,13 +84,13 @@ def ways(product: Product, most: int) -> list[Way]:
         default = recorded(lambda: gemmkit.matmul(x.a, x.b, out=x.out))[0]
     found = [Way(None, default.problem.config, default.launchable)]
     call = default.problem
-    seen = set() if call.is_transposed else {(call.config.mapping, call.config.operator)}
+    seen = set() if call.swap_ab else {(call.config.mapping, call.config.operator)}
     with gemmkit.emulate():
         infos = describe_all(x.a, x.b, None, x.out)
         out = describe(x.out, "out")
         a, b = (
             (call.config.global_b_layout, call.config.global_a_layout)
-            if call.is_transposed
+            if call.swap_ab
             else (call.config.global_a_layout, call.config.global_b_layout)
         )
         for candidate in candidates(a, b, None, (product.m, product.n, product.k), call.device, 1, (infos[0], infos[1])):

@@ -7,7 +7,7 @@ with instead, and an adapter around the component asks so:
 |---|---|---|
 | `for_products` | it takes ``f(x, i, j, batch)`` | with the product's number, too (`OfProduct`) |
 | `for_products` | it holds an array of a stack | with the product's matrix in it (`EpilogueOfStack`, `PartOfStack`) |
-| `for_transpose` | D^T = B^T A^T is computed (`gemmkit.tuning.choose`) | with rows and columns exchanged (`Transposed`) |
+| `for_swap_ab` | D^T = B^T A^T is computed (`gemmkit.tuning.choose`) | with rows and columns exchanged (`Transposed`) |
 | `widened` | an operand has 2^31 elements or more | with 64-bit coordinates (`Wide`) |
 
 An adapter with a device method ``of_product(batch)`` becomes at the beginning of a tile what that returns
@@ -52,7 +52,7 @@ from gemmkit.transforms.base import Composed as ComposedTransform
 from gemmkit.transforms.base import transformed
 
 __all__ = ["Adapted", "AdaptedTransform", "WideLayout", "component_for_products", "coordinate_bits", "for_products",
-           "for_transpose", "widened"]
+           "for_swap_ab", "widened"]
 
 
 def coordinate_bits(component: Any) -> int:
@@ -329,7 +329,7 @@ def _epilogue_for_products(epilogue: Epilogue, stack: tuple[int, ...] | None) ->
 
 # -- of the transpose -------------------------------------------------------------------------------------------------
 
-def for_transpose(conf: Config) -> Config:
+def for_swap_ab(conf: Config) -> Config:
     """The configuration of a transposed product, with adapters around components that ask for coordinates; else itself.
     Nothing of the transpose is seen by the caller."""
     changed: dict[str, Any] = {name: AdaptedTransform(value, Transposed()) for name in TRANSFORMS

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 
-from gemmkit.adapters import for_products, for_transpose, widened
+from gemmkit.adapters import for_products, for_swap_ab, widened
 from gemmkit.completing import Behind, Completion, Rescaling, normaliser_of, reductions_of, reserve, reserved
 from gemmkit.component_arrays import arrays_of
 from gemmkit.components import Component, at_path, freeze, with_at_path
@@ -19,7 +20,7 @@ from gemmkit.lang.kinds import ViewKind
 from gemmkit.launch import Launch, Put
 from gemmkit.layouts import ArrayLayout, Plain
 from gemmkit.problem import Call
-from gemmkit.runtime.arrays import ArrayInfo, describe, flipped, info_of, shares_memory, unit_axis, whole
+from gemmkit.runtime.arrays import ArrayInfo, describe, info_of, shares_memory, unit_axis, whole
 from gemmkit.runtime.arrays import on_host as as_numpy
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.workspace import on_host, spaces_of
@@ -53,13 +54,13 @@ class Compiled:
 
     def __init__(self, call: Call, given: ArrayInfo):
         self.problem, self.out = call, given
-        problem = self.computed = call.computed
-        out = flipped(given) if call.is_transposed else given
+        problem = self.computed = replace(call, out=given).computed
+        out = problem.out
         conf = problem.config
         M, N, K = problem.M, problem.N, problem.K
         c = problem.c if conf.has_c else None
         conf = for_products(conf, problem.stack)
-        conf = for_transpose(conf) if call.is_transposed else conf
+        conf = for_swap_ab(conf) if call.swap_ab else conf
         conf = self.config = widened(conf, {"a": problem.a, "b": problem.b, "c": c, "out": out}, (M, N, K),
                                      [held for _, held in call.held])
         is_stack = problem.products != 1
@@ -91,7 +92,7 @@ class Compiled:
             conf.family.registers(self.spec))
         self.values = self.launchable.values
         self.spaces = spaces_of(self.values, spec.arrays)
-        self.order = (1, 0, 2, 3) if call.is_transposed else (0, 1, 2, 3)
+        self.order = call.order
         self.puts, self.held_maps = self._places(spec)
         names = PARTS if spec.leaves or spec.facts else ()
         self.parts = {name: freeze(getattr(conf, name)) for name in names}
@@ -171,7 +172,7 @@ class Compiled:
         reads_out = any(shares_memory(info, given) for info in others)
         call, names = self.computed, dict(a="a", b="b", c="c", out="out")
         infos = call.a, call.b, call.c, self.out
-        if self.problem.is_transposed:             # a fault is told of the caller's arrays
+        if self.problem.swap_ab:                   # a fault is told of the caller's arrays
             a, b, c, out = (x if x is None else as_numpy(x).T for x in (b, a, c, out))
             infos, names = (*infos[:3], describe(out, "out")), dict(names, a="b", b="a")
         seen = {name: array if array is None else _seen(array, getattr(conf, f"global_{letter}_layout"), info)

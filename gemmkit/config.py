@@ -31,15 +31,15 @@ from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Identity, Staged, Transform
 
-__all__ = ["TRANSFORMS", "Config", "ConfigError", "Mapping", "Problem", "of_transpose"]
+__all__ = ["TRANSFORMS", "Config", "ConfigError", "Mapping", "Problem", "with_swap_ab"]
 
 _A_AND_B = {"a": "b", "b": "a"}
 
 
-def of_transpose(field: str) -> str:
-    """The field of a product's transpose, D^T = B^T A^T, for what a product has in ``field``.
+def with_swap_ab(field: str) -> str:
+    """The field in which D^T = B^T A^T has what a product has in ``field``.
 
-    >>> of_transpose("transform_global_to_shared_b"), of_transpose("global_a_layout"), of_transpose("epilogue")
+    >>> with_swap_ab("transform_global_to_shared_b"), with_swap_ab("global_a_layout"), with_swap_ab("epilogue")
     ('transform_global_to_shared_a', 'global_b_layout', 'epilogue')
     """
     return "_".join(_A_AND_B.get(part, part) for part in field.split("_"))

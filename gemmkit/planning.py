@@ -135,9 +135,9 @@ class Plan:
             behind.forget_arrays()
 
     @property
-    def is_transposed(self) -> bool:
+    def swap_ab(self) -> bool:
         """Whether the kernel computes the transpose of the product, by a configuration for that."""
-        return self._compiled.problem.is_transposed
+        return self._compiled.problem.swap_ab
 
     @property
     def tiles(self) -> tuple[int, int]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from gemmkit.component_arrays import Held, arrays_of, check_held
 from gemmkit.components import Component, field_values
-from gemmkit.config import TRANSFORMS, Config, ConfigError, of_transpose
+from gemmkit.config import TRANSFORMS, Config, ConfigError, with_swap_ab
 from gemmkit.config_rules import check_fields
 from gemmkit.configure import sizes_given
 from gemmkit.emulator.mode import is_emulating
@@ -61,7 +61,8 @@ class Call:
 
     Of a stack of products the operands are those of the first; ``stack`` is its shape, None for a single product.
 
-    With ``is_transposed`` the kernel computes D^T = B^T A^T (`computed`), and ``config`` is of that product.
+    With ``swap_ab``, which `gemmkit.tuning.choose` decides, the kernel computes D^T = B^T A^T (`computed`, `order`), and
+    ``config`` is of that product.
     ``chosen_by`` names what chose the mapping: "conf" or "operator" (the caller's), "tuned" (`gemmkit.tuning.store`),
     "candidate" (one that is tried), a table of `gemmkit.tuning` ("winners", "boxes", "multistage", "gathered", "hopper",
     "swap_ab"), or "units": the operator for the dtypes, in the tiles of `gemmkit.tuning.defaults`.
@@ -77,22 +78,27 @@ class Call:
     out: ArrayInfo | None
     device: DeviceInfo
     stack: tuple[int, ...] | None = None
-    is_transposed: bool = False
+    swap_ab: bool = False
     tuning_key: Callable[[], str] | None = None                        # (`gemmkit.tuning.store`)
     vectors: Vectors = Vectors()                                       # among a and b; they are matrices here
     chosen_by: str = "conf"
 
     @property
     def computed(self) -> Call:
-        """What the kernel computes: the call itself, or its transpose."""
-        if not self.is_transposed:
+        """What the kernel computes: the call itself, or with swap-AB its transpose."""
+        if not self.swap_ab:
             return self
         return dataclasses.replace(self, M=self.N, N=self.M, a=flipped(self.b), b=flipped(self.a), c=flipped(self.c),
-                                   out=flipped(self.out), is_transposed=False)
+                                   out=flipped(self.out), swap_ab=False)
+
+    @property
+    def order(self) -> tuple[int, int, int, int]:
+        """Where the kernel's a, b, c and out stand among the call's."""
+        return (1, 0, 2, 3) if self.swap_ab else (0, 1, 2, 3)
 
     def given_as(self, field: str) -> str:
         """The field in which the caller gave what ``config`` has in ``field``."""
-        return of_transpose(field) if self.is_transposed else field
+        return with_swap_ab(field) if self.swap_ab else field
 
     @cached_property
     def held(self) -> list[tuple[str, Held]]:

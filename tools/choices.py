@@ -74,7 +74,7 @@ def _of_launch(made: Any) -> str:
     problem = getattr(made, "problem", None)
     if problem is None:
         return f"{kernel.kernel.__qualname__}: {shape}"
-    order = "the transpose; " if problem.is_transposed else ""
+    order = "the transpose; " if problem.swap_ab else ""
     return f"{order}{shape}; {plain(repr(without_arrays(problem.config)))}"
 
 

@@ -66,7 +66,7 @@ class Gates:
         return self._known[key]
 
     def _made(self, made: Plan, a: Any) -> Gate | None:
-        if made.is_transposed or 0 in made.shape:
+        if made.swap_ab or 0 in made.shape:
             return None
         table = torch.from_numpy(self._table(made)).to(a.device)
         return Gate(made.config, table, {})

@@ -59,7 +59,7 @@ def alone(rows: int, a: Any, b: Any, ranks: int, how: Reduction, components: dic
     """
     out = describe(a, "a")._replace(pointer=_ELSEWHERE, shape=(rows, b.shape[1]), strides=(b.shape[1], 1), dtype=how.travels)
     found = single(rows, a, b, None, out, ranks, before_sum(components))
-    return None if found.is_transposed else found.config
+    return None if found.swap_ab else found.config
 
 
 def single(rows: int, a: Any, b: Any, c: ArrayInfo | None, out: ArrayInfo | None, ranks: int,

@@ -97,7 +97,7 @@ class Product(Called):
 
     def candidates(self) -> Sequence[Candidate]:
         call, config = self.call, self.call.config
-        a, b = (config.global_b_layout, config.global_a_layout) if call.is_transposed else (
+        a, b = (config.global_b_layout, config.global_a_layout) if call.swap_ab else (
             config.global_a_layout, config.global_b_layout)
         return candidates(a, b, _operator(self._keywords, call), (call.M, call.N, call.K), call.device, call.products,
                           (call.a, call.b))
@@ -108,7 +108,7 @@ class Product(Called):
         return Compiled(call, call.seen_out(self._out))
 
     def is_known(self, tried: Any) -> bool:
-        return super().is_known(tried) and not self.call.is_transposed
+        return super().is_known(tried) and not self.call.swap_ab
 
     def memory(self) -> Memory:
         return memory_of(self.default)

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmkit.config import Config, ConfigError, of_transpose
+from gemmkit.config import Config, ConfigError, with_swap_ab
 from gemmkit.config_rules import check_stream_k
 from gemmkit.epilogues import Default, Epilogue, result_layout
 from gemmkit.kernels.common.stream_k import StreamK
@@ -275,7 +275,7 @@ def _swap_ab(asked: Asked, device: DeviceInfo) -> Asked | None:
     of = dict(zip("abcd", "bacd"))
     swapped = Asked({name: flipped(infos[of.get(name, name)]) for name in infos},
                     {name: _transposed(layouts[of[name]]) for name in layouts}, (N, M, K),
-                    {of_transpose(name): value for name, value in given.items()}, asked.products, asked.key, new=ColMajor)
+                    {with_swap_ab(name): value for name, value in given.items()}, asked.products, asked.key, new=ColMajor)
     if mapping is None and "operator" not in given:
         a, b = swapped.layouts["a"], swapped.layouts["b"]
         assert a is not None and b is not None

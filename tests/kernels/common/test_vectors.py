@@ -179,7 +179,7 @@ def test_a_vector_whose_product_is_computed_transposed() -> None:
     with gk.emulate():
         run = gk.plan(a, b, operator=WGMMAOp(8, dtype=F32), epilogue=Elementwise(lambda x, i, j: x + j))
         made = run(a, b, out=poison((64,), F32))
-    assert run._compiled.problem.is_transposed
+    assert run._compiled.problem.swap_ab
     np.testing.assert_array_equal(made, a @ b + np.arange(64))
 
 

@@ -55,7 +55,7 @@ def multiplied(machine: Any, a: np.ndarray, b: np.ndarray, order: str, out: np.n
 
 
 def is_swapped(made: Any) -> bool:
-    swapped = made._compiled.problem.is_transposed
+    swapped = made._compiled.problem.swap_ab
     assert not swapped or isinstance(made._compiled.spec.mainloop, RegisterMainloop)
     return bool(swapped)
 
@@ -236,12 +236,12 @@ def chosen(order: str, dtype: Any, size: tuple[int, int, int], **keywords: Any) 
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_measured_mappings(order: str) -> None:
     tf32 = chosen(order, F32, (4096, 4096, 4096), operator=WGMMAOp(256, dtype=F32))
-    assert tf32.is_transposed == (order == "nn")
+    assert tf32.swap_ab == (order == "nn")
     assert tf32.config.block_shape.size[:2] == (128, 256) or order == "tn"
     narrow = chosen(order, F32, (4096, 4096, 4096), operator=WGMMAOp(128, dtype=F32))
-    assert narrow.is_transposed == (order == "nn")
+    assert narrow.swap_ab == (order == "nn")
     changed = chosen(order, F16, (4096, 4096, 4096), transform_global_to_shared_b=PLUS)
-    assert changed.is_transposed and changed.config.block_shape.size[:2] == (128, 256)
+    assert changed.swap_ab and changed.config.block_shape.size[:2] == (128, 256)
     assert changed.computed.M == 4096 and changed.config.transform_global_to_shared_a == PLUS
     assert changed.config.transform_global_to_shared_b.is_identity
 
@@ -265,14 +265,14 @@ AS_THEY_ARE: dict[str, Any] = {
 
 @pytest.mark.parametrize("why", AS_THEY_ARE)
 def test_what_is_computed_as_it_is(why: str) -> None:
-    assert not chosen("nn", F16, (256, 256, 256), **AS_THEY_ARE[why]()).is_transposed
+    assert not chosen("nn", F16, (256, 256, 256), **AS_THEY_ARE[why]()).swap_ab
 
 
 def test_arrays_that_are_computed_as_they_are() -> None:
     a, b, c = (np.zeros((256, 256), F16) for _ in "abc")
 
     def swapped(*operands: Any, **keywords: Any) -> bool:
-        return bool(recorded(lambda: gk.matmul(*operands, **keywords), H100)[0].problem.is_transposed)
+        return bool(recorded(lambda: gk.matmul(*operands, **keywords), H100)[0].problem.swap_ab)
 
     changed = dict(transform_global_to_shared_b=PLUS)
     assert swapped(a, b, **changed)
