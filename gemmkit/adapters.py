@@ -11,8 +11,8 @@ with instead, and an adapter around the component asks so:
 | `widened` | an operand has 2^31 elements or more | with 64-bit coordinates (`Wide`) |
 
 An adapter with a device method ``of_product(batch)`` becomes at the beginning of a tile what that returns
-(`gemmkit.lang.products.of_product`). gemmkit's own components compute no places, so that they need no wide coordinates: they
-index arrays by row and column, and displacements are 64 bits wide in every kernel.
+(`gemmkit.component_products.of_product`). gemmkit's own components compute no places, so that they need no wide coordinates:
+they index arrays by row and column, and displacements are 64 bits wide in every kernel.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from types import FunctionType
 from typing import Any, ClassVar, cast
 
 from gemmkit.component_arrays import Held, arrays_of
+from gemmkit.component_products import with_matrix, with_number
 from gemmkit.components import Component, Scalar, field_values, with_fields
 from gemmkit.config import TRANSFORMS, Config
 from gemmkit.epilogues import Epilogue, Fold
@@ -34,7 +35,6 @@ from gemmkit.kernels.common.stack import Steps
 from gemmkit.kernels.spec import Condition
 from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.functions import DeviceFunction
-from gemmkit.lang.products import with_matrix, with_number
 from gemmkit.lang.references import is_gemmkit
 from gemmkit.lang.registers import apply
 from gemmkit.lang.returned import number, numbers

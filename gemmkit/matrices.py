@@ -28,9 +28,9 @@ from gemmkit.layouts import Diagonal as DiagonalLayout
 from gemmkit.layouts import Generated as GeneratedLayout
 from gemmkit.layouts import Symmetric as SymmetricLayout
 from gemmkit.layouts import Triangular as TriangularLayout
+from gemmkit.layouts.base import check_dimensions, leading
 from gemmkit.runtime.arrays import describe, empty_like
 from gemmkit.runtime.views import strided
-from gemmkit.stacks import check_dimensions, leading
 
 __all__ = ["Diagonal", "Generated", "Matrix", "Symmetric", "Triangular"]
 

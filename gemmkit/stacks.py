@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.layouts import ArrayLayout, Plain
+from gemmkit.layouts.base import check_dimensions, leading
 from gemmkit.runtime.array_info import ArrayInfo, steps_of
 
 __all__ = ["check_dimensions", "check_steps", "first_matrices", "first_matrix", "leading", "seen_stack", "stack_of",
@@ -23,19 +24,6 @@ LIMIT = 2**31 - 2**10                  # products are counted in 32 bits
 
 Layouts = Mapping[str, ArrayLayout | None]
 Infos = Mapping[str, ArrayInfo | None]
-
-
-def leading(info: ArrayInfo, layout: ArrayLayout | None) -> int:
-    """How many dimensions of an array are a stack's: those before a matrix's."""
-    own = None if layout is None else layout.dimensions_of(info)
-    return 0 if own is None else max(0, len(info.shape) - own)
-
-
-def check_dimensions(info: ArrayInfo, layout: ArrayLayout, name: str) -> None:
-    """Raise ValueError for an array of fewer dimensions than its layout's matrices have."""
-    own = layout.dimensions_of(info)
-    if own is not None and len(info.shape) < own:
-        raise ValueError(f"{name} has shape {info.shape}; its layout {layout!r} takes arrays of {own} dimensions")
 
 
 def stack_of(infos: Infos, layouts: Layouts) -> tuple[int, ...] | None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gemmkit.emulator import errors, shadow
 from gemmkit.emulator.clocks import Foreign, Vector
 from gemmkit.emulator.memory import Memory
-from gemmkit.emulator.sites import Site, here, kernel_line, template_line
+from gemmkit.lang.sites import Site, here, kernel_line, template_line
 
 if TYPE_CHECKING:
     from gemmkit.emulator.machine import Block

@@ -12,7 +12,7 @@ from gemmkit.emulator.clocks import Clock
 from gemmkit.emulator.errors import ProtocolError
 from gemmkit.emulator.mbarriers import fault, peer
 from gemmkit.emulator.shadow import Record
-from gemmkit.emulator.sites import here
+from gemmkit.lang.sites import here
 
 if TYPE_CHECKING:
     from gemmkit.emulator.machine import Block, Thread

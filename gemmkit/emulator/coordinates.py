@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from gemmkit.emulator import errors
-from gemmkit.emulator.sites import here
 from gemmkit.lang import number_rules
 from gemmkit.lang.number_rules import Kind, Weak
+from gemmkit.lang.sites import here
+from gemmkit.lang.wide import emulate_with
 
 _PYTHON: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
@@ -69,6 +70,7 @@ class LongCoordinate(Coordinate):
 
 
 CLASSES = {Weak.COORDINATE: Coordinate, Weak.LONG_COORDINATE: LongCoordinate}
+emulate_with(LongCoordinate)
 
 
 class Real(float):

@@ -12,12 +12,15 @@ from gemmkit.emulator.agent import Bytes
 from gemmkit.emulator.async_unit import AsyncUnit
 from gemmkit.emulator.errors import ProtocolError
 from gemmkit.emulator.mbarriers import Mbarrier, fault, find
-from gemmkit.emulator.sites import Site, here
+from gemmkit.lang.sites import Site, here
+from gemmkit.runtime.array_info import ArrayInfo
+from gemmkit.runtime.tensor_maps import TensorMapSpec, dimensions, why_not
 from gemmkit.swizzles import CHUNK, lines
 
 if TYPE_CHECKING:
     from gemmkit.emulator.machine import Thread
     from gemmkit.emulator.memory import Memory
+    from gemmkit.lang.host import View
 
 _SHARED_ALIGNMENT = 128
 
@@ -28,7 +31,7 @@ class EmulatedTensorMap:
     Args:
         memory: of the tensor; address: of its first element.
         dims, strides: elements, and bytes of all dimensions but the first; the fastest first.
-        spec: a `gemmkit.ptx.tma.TensorMapSpec`.
+        spec: a `gemmkit.runtime.tensor_maps.TensorMapSpec`.
 
     Raises:
         ValueError: what `gemmkit.runtime.tensor_maps.encode` would not take.
@@ -46,6 +49,24 @@ class EmulatedTensorMap:
         for extent, step in zip(self.dims[1:], self.strides):
             if extent > 1 and (step <= 0 or step % CHUNK):
                 raise ValueError(f"strides={self.strides}: TMA takes positive multiples of {CHUNK} bytes")
+
+    @classmethod
+    def of(cls, view: View, spec: TensorMapSpec, axis: int | None = None) -> EmulatedTensorMap:
+        """The tensor map of a view; ``axis`` is the contiguous one (the view's own, if it has one).
+
+        Raises ValueError where `gemmkit.runtime.tensor_maps.why_not` has an objection, or the elements differ in size.
+        """
+        size = view.dtype.itemsize
+        strides = tuple(step // size for step in view.steps)
+        along = view.unit if axis is None else axis
+        info = ArrayInfo(view.address, view.shape, strides, view.dtype, -1, view.memory.readonly, "numpy")
+        reason = "no axis is contiguous" if along is None else why_not(info, along)
+        if along is None or reason is not None:
+            raise ValueError(f"{view.memory.name} cannot be moved by TMA: {reason}")
+        if size != spec.dtype.itemsize:
+            raise ValueError(f"{view.memory.name} has elements of {view.dtype}, which does not go with {spec!r}")
+        dims, steps = dimensions(view.shape, view.steps, along)
+        return cls(view.memory, view.address, dims, steps, spec)
 
     def rows(self, coordinates: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         """(address, first byte in the box, bytes) of each row of the box at `coordinates`, as far as the tensor reaches."""
@@ -196,7 +217,7 @@ def stores(thread: Thread) -> Stores:
 
 def _checked(thread: Thread, tensor_map: Any, coordinates: Sequence[int]) -> tuple[int, ...]:
     if not isinstance(tensor_map, EmulatedTensorMap):
-        raise TypeError(f"map is {tensor_map!r}; in the emulator it is made by gemmkit.ptx.tma.emulated_map")
+        raise TypeError(f"map is {tensor_map!r}; in the emulator it is made by EmulatedTensorMap.of")
     if len(coordinates) != tensor_map.spec.rank:
         raise fault(thread, f"{len(coordinates)} coordinates are given for {tensor_map!r}")
     if int(coordinates[0]) * tensor_map.spec.dtype.itemsize % CHUNK:

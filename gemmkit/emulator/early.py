@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from gemmkit.emulator.errors import ProtocolError
 from gemmkit.emulator.shadow import Pages
-from gemmkit.emulator.sites import here
+from gemmkit.lang.sites import here
 
 if TYPE_CHECKING:
     from gemmkit.emulator.machine import Thread

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from gemmkit.emulator.sites import Line, Site, kernel_line, template_line
+from gemmkit.lang.sites import Line, Site, kernel_line, template_line
 
 
 class ThreadId(NamedTuple):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from gemmkit.emulator import tensor_cores
 from gemmkit.emulator.mbarriers import fault
-from gemmkit.emulator.sites import is_unrolled
+from gemmkit.lang.sites import is_unrolled
 
 if TYPE_CHECKING:
     from gemmkit.emulator.machine import Thread

@@ -10,6 +10,7 @@ import numpy as np
 from gemmkit.components import Component, field_values, with_fields
 from gemmkit.emulator import machine
 from gemmkit.emulator.captures import Captures
+from gemmkit.emulator.copies import EmulatedTensorMap
 from gemmkit.emulator.errors import EmulatorError
 from gemmkit.emulator.fault_page import Launched
 from gemmkit.emulator.user_code import arguments, kernel_code
@@ -17,7 +18,6 @@ from gemmkit.lang import dialect
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.host import View
 from gemmkit.lang.members import Members
-from gemmkit.ptx.tma import emulated_map
 from gemmkit.runtime.arrays import ArrayInfo, alignment, describe, is_array, on_host, unit_axis
 
 
@@ -64,7 +64,7 @@ class Arena:
 
     def map(self, made: Any, view: View) -> Any:
         """A tensor map (`gemmkit.kernels.sm90.maps.Map`) of a view."""
-        return emulated_map(view, made.spec, made.axis)
+        return EmulatedTensorMap.of(view, made.spec, made.axis)
 
     def tell(self, spec: Any, arrays: dict[str, Any]) -> None:
         """What a fault knows of the launch."""

@@ -32,10 +32,10 @@ from gemmkit.emulator.kinds import Kinds, chosen
 from gemmkit.emulator.mbarriers import Mbarrier
 from gemmkit.emulator.memory import Memory, for_array
 from gemmkit.emulator.scheduler import Scheduler
-from gemmkit.emulator.sites import Site, current, here, is_same_place
 from gemmkit.emulator.streams import running
 from gemmkit.emulator.tensor_cores import TensorCores
 from gemmkit.emulator.thread_copies import Copies
+from gemmkit.lang.sites import Site, current, here, is_same_place
 
 __all__ = ["Block", "Clock", "Memory", "Thread", "current", "for_array", "launch"]
 

@@ -7,7 +7,7 @@ from gemmkit.emulator.async_unit import AsyncUnit
 from gemmkit.emulator.clocks import Clock
 from gemmkit.emulator.errors import ProtocolError
 from gemmkit.emulator.shadow import Record
-from gemmkit.emulator.sites import here
+from gemmkit.lang.sites import here
 
 if TYPE_CHECKING:
     from gemmkit.emulator.agent import Agent

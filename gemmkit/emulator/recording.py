@@ -23,8 +23,8 @@ from gemmkit.emulator.copies import Stores
 from gemmkit.emulator.kinds import Kinds, chosen
 from gemmkit.emulator.mbarriers import Mbarrier
 from gemmkit.emulator.memory import Memory
-from gemmkit.emulator.sites import TEMPLATE_PATHS, Site, here
 from gemmkit.emulator.tensor_cores import TensorCores
+from gemmkit.lang.sites import TEMPLATE_PATHS, Site, here
 
 MOST = 2_000_000                       # events of a launch; the rest is left out (`Recording.is_cut`)
 _FINISHED = "_finish"                  # the function of `thread_copies` that writes a copy a second time, at its end

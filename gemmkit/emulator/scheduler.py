@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from gemmkit.emulator import sites
 from gemmkit.emulator.clusters import leave
 from gemmkit.emulator.errors import CoordinateError, DeadlockError, UninitialisedRead, Waiter
+from gemmkit.lang import sites
 
 if TYPE_CHECKING:
     from gemmkit.emulator.machine import Block, Thread

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from gemmkit.emulator.sites import Site, here
+from gemmkit.lang.sites import Site, here
 
 if TYPE_CHECKING:
     from gemmkit.emulator.agent import Agent

@@ -9,7 +9,7 @@ import numpy as np
 from gemmkit.emulator.async_unit import AsyncUnit
 from gemmkit.emulator.clocks import Foreign, past
 from gemmkit.emulator.errors import ProtocolError, ThreadId
-from gemmkit.emulator.sites import here
+from gemmkit.lang.sites import here
 
 if TYPE_CHECKING:
     from gemmkit.emulator.machine import Thread

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.component_products import Shape, StackShape
 from gemmkit.components import Component, Scalar, field_values
 from gemmkit.emulator.coordinates import Complex, Coordinate, Real, plain
 from gemmkit.emulator.functions import (
@@ -41,13 +42,12 @@ from gemmkit.emulator.functions import (
     Names,
     conversion,
 )
-from gemmkit.emulator.sites import INTERNAL_PATHS, TEMPLATE_PATHS
 from gemmkit.emulator.trial import Unknown, tried
-from gemmkit.kernels.spec import Shape, StackShape
 from gemmkit.lang.errors import ComponentError
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.references import Owner, globals_of, is_gemmkit, is_host, is_library, names_of, owner_of
 from gemmkit.lang.runtime_fields import annotated
+from gemmkit.lang.sites import INTERNAL_PATHS, TEMPLATE_PATHS
 
 #: Methods whose results kernels compute with.
 GIVES_COORDINATES = frozenset({"block", "column_offset", "free", "k_range", "keys", "offset", "row_offset"})

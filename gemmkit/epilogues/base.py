@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 from gemmkit.components import Component, with_fields
-from gemmkit.kernels.common.elements import column_of, delivered, row_of, transform_within
+from gemmkit.kernels.common.elements import column_of, delivered, finished, row_of, transform_within
 from gemmkit.kernels.common.lanes import store_together
 from gemmkit.kernels.common.tile_copy import inside
 from gemmkit.kernels.common.work import Place
@@ -22,7 +22,7 @@ from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each
 from gemmkit.lang.given import required
 from gemmkit.lang.registers import apply
-from gemmkit.lang.returned import convertible, number, numbers
+from gemmkit.lang.returned import number, numbers
 from gemmkit.ptx.special import lane_index
 from gemmkit.tiling import Tile, parallelise, translate
 
@@ -114,6 +114,11 @@ class ElementEpilogue(Component):
         return type(self).__call__ is ElementEpilogue.__call__ and type(self).finish is ElementEpilogue.finish
 
     @property
+    def is_default(self) -> bool:
+        """Whether D is what the product gives."""
+        return False
+
+    @property
     def reads_tiles(self) -> bool:
         """Whether it reads as many elements as D has: that takes a time which only large tiles hide."""
         return False
@@ -146,6 +151,8 @@ class CrossLaneEpilogue(Component):
 
     #: Why nothing can follow one that `is_last`.
     ends: ClassVar[str] = "finishes whole rows, so that nothing can follow it"
+    #: Words of a row's state that blocks of a cluster exchange, where it finishes whole rows (`Normalise`).
+    row_words: ClassVar[int] = 0
 
     def finish_block(self, values: tuple, group: Any, at: Any) -> tuple:
         """The finished values that a thread holds of what ``group`` (`gemmkit.kernels.common.lanes`) holds together, at
@@ -287,12 +294,6 @@ def finish_element(x: Any, n: int, epilogue: Any, tile: Any) -> Any:
     return number(epilogue, "__call__", epilogue(x, row_of(tile, n), column_of(tile, n)), x)
 
 
-def finished(epilogue: Any, values: tuple, layout: Any, tile: Any, shape: Any) -> tuple:
-    """What an epilogue made of a tile's values, fit to be stored in D's layout."""
-    made = numbers(epilogue, "finish", epilogue.finish(values, tile, shape), values)
-    return convertible(epilogue, "finish", made, layout.dtype) if layout.is_plain else made    # a user's may take anything
-
-
 def finish_edge_element(x: Any, n: int, epilogue: Any, spec: Any, data: Any, tile: Any, shape: Any) -> None:
     i, j = row_of(tile, n), column_of(tile, n)
     if i < shape.M and j < shape.N:
@@ -303,6 +304,10 @@ def finish_edge_element(x: Any, n: int, epilogue: Any, spec: Any, data: Any, til
 @dataclass(frozen=True)
 class Default(Epilogue):
     """Stores D."""
+
+    @property
+    def is_default(self) -> bool:
+        return type(self) is Default
 
 
 # -- one after the other ------------------------------------------------------------------------------------------------

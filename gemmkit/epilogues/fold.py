@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+from gemmkit.component_products import with_number
 from gemmkit.components import with_fields
-from gemmkit.epilogues.base import Composed, Default, Epilogue, answered_by, finish_edge_element, finished
-from gemmkit.kernels.common.elements import delivered
+from gemmkit.epilogues.base import Composed, Default, Epilogue, answered_by, finish_edge_element
+from gemmkit.kernels.common.elements import delivered, finished
 from gemmkit.kernels.common.lanes import store_together
 from gemmkit.kernels.common.tile_copy import inside
 from gemmkit.kernels.common.work import Place
 from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each
 from gemmkit.lang.given import function_given, required
-from gemmkit.lang.products import with_number
 from gemmkit.lang.registers import generate
 from gemmkit.lang.returned import number
 from gemmkit.layouts.braided import MOST, OCTET

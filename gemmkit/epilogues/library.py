@@ -16,8 +16,8 @@ from gemmkit.lang.narrowing import fitting
 from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert_all, fill
 from gemmkit.layouts import ArrayLayout, GlobalLayout
+from gemmkit.layouts.base import leading
 from gemmkit.runtime.arrays import ArrayInfo, describe, info_of, is_array
-from gemmkit.stacks import leading
 
 
 @dataclass(frozen=True)

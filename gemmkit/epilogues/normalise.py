@@ -180,9 +180,6 @@ class Normalise(Reducing):
         """How rows are finished, in words (`Plan.row_passes`)."""
         return "two passes" if self.is_in_two_passes else "one cluster" if self.across > 1 else "one tile"
 
-    #: Of a state that is sent to another block, in float32 (`words_of`).
-    words: ClassVar[int]
-
     is_last = True
 
     def check(self, M: int, N: int) -> None:
@@ -209,7 +206,7 @@ class Normalise(Reducing):
         (M, N), width = sizes, spec.parts[1]
         if N <= width:
             return with_fields(self, fields)
-        blocks = 1 if wide else spec.blocks_of_a_row(sizes, self.words)
+        blocks = 1 if wide else spec.blocks_of_a_row(sizes, self.row_words)
         if blocks > 1:
             return with_fields(self, dict(fields, across=blocks))
         plain = getattr(layout, "layout", layout)      # of a folded product

@@ -57,7 +57,7 @@ class RMSNorm(Norm):
     """
 
     array_ndims = MappingProxyType({"gain": 1})
-    words = 1
+    row_words = 1
 
     gain: Any = None
     eps: Scalar = 1e-5
@@ -104,7 +104,7 @@ class LayerNorm(Norm):
     [[-1.0, 1.0]]
     """
 
-    words = 4
+    row_words = 4
 
     gain: Any = None
     bias: Any = None

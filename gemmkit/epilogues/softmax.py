@@ -38,7 +38,7 @@ class Softmax(Normalise):
     [[0.5, 0.5], [0.5, 0.5]]
     """
 
-    words = 2
+    row_words = 2
 
     axis: str = "rows"
 

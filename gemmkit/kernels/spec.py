@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from gemmkit.components import Component, Scalar
-from gemmkit.epilogues import Epilogue
+from gemmkit.component_products import Shape, StackShape
+from gemmkit.components import Component
 from gemmkit.kernels.common.batched import Batched
 from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.common.lanes import BESIDE, Lanes, lanes_of
@@ -16,30 +16,11 @@ from gemmkit.kernels.common.scheduler import TileScheduler
 from gemmkit.kernels.common.watch import Watch, watch_of
 from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.narrowing import narrows
-from gemmkit.lang.products import with_number
 from gemmkit.operators import Operator
 from gemmkit.tiling import Tile
 
-
-@dataclass(frozen=True)
-class Shape(Component):
-    """The run-time sizes of a problem: what layouts get as ``shape``. Without a stack ``batch`` is 0."""
-
-    M: Scalar
-    N: Scalar
-    K: Scalar
-
-    batch = 0
-
-
-@dataclass(frozen=True)
-class StackShape(Shape):
-    """The run-time sizes of a product of a stack, and which product it is, counted in C order."""
-
-    batch: Scalar = 0
-
-    def of_product(self, batch: int) -> Any:
-        return with_number(self, "batch", batch)
+if TYPE_CHECKING:
+    from gemmkit.epilogues import Epilogue
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,7 @@ def _float_extremum(name: str, ty: Any, a: Any, b: Any) -> Any:
     compute = types.float64 if ty == weak_float64 else ty
 
     def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
-        from gemmkit.ptx.extrema import extremum, selected
+        from gemmkit.lang.conversions import extremum, selected
 
         values = [c.cast(builder, x, t, compute) for x, t in zip(v, s.args)]
         instruction = _INSTRUCTION.get(compute)
@@ -303,7 +303,7 @@ def _narrow_operation(context: Any, op: Any, a: Any, b: Any, result: Any) -> Any
     native = _F16_INSTRUCTIONS.get(op) if result == float16 else None
 
     def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
-        from gemmkit.ptx.convert import f16_arithmetic
+        from gemmkit.lang.conversions import f16_arithmetic
 
         values: list[Any] = []
         for x, t in zip(v, s.args):

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.emulator.sites import current
 from gemmkit.lang.narrowing import check_stored
 from gemmkit.lang.records import Record, part_size, scalars, to_dtype
+from gemmkit.lang.sites import current
 from gemmkit.runtime.arrays import part_bytes
 
 

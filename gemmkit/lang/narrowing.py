@@ -101,7 +101,7 @@ def check_stored(value: Any, dtype: np.dtype) -> None:
     """In the emulator: raise ComponentError, with the line that stores it, for a value that an array does not hold."""
     got = misfit(value, dtype)
     if got is not None:
-        from gemmkit.emulator.sites import here, kernel_line
+        from gemmkit.lang.sites import here, kernel_line
 
         site = here()
         line = kernel_line(site)

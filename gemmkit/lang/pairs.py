@@ -60,7 +60,7 @@ def _binary(name: str) -> Callable[..., Any]:
         pair = pairs[0]
 
         def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
-            from gemmkit.ptx.convert import pair_arithmetic
+            from gemmkit.lang.conversions import pair_arithmetic
 
             given = [x if t == pair else _constant(pair, t.literal_value) for x, t in zip(v, s.args)]
             return pair_arithmetic(builder, f"{name}.rn.{_SUFFIX[pair.element]}", given)
@@ -80,7 +80,7 @@ def _extremum(name: str) -> Callable[..., Any]:
         at = 0 if isinstance(args[0], PairType) else 1
 
         def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
-            from gemmkit.ptx.convert import pair_arithmetic
+            from gemmkit.lang.conversions import pair_arithmetic
 
             given = [v[at], _constant(pair, constant.literal_value)]
             return pair_arithmetic(builder, f"{name}.NaN.{_SUFFIX[pair.element]}", given)
@@ -96,7 +96,7 @@ def _unary(name: str) -> Callable[..., Any]:
             return None
 
         def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
-            from gemmkit.ptx.convert import pair_arithmetic
+            from gemmkit.lang.conversions import pair_arithmetic
 
             return pair_arithmetic(builder, f"{name}.{_SUFFIX[args[0].element]}", list(v))
 

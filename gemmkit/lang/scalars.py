@@ -211,7 +211,7 @@ def _is_number(value: Any) -> bool:
 
 def widen(builder: Any, ty: NarrowFloatType, value: Any) -> Any:
     """A narrow float's bits to an LLVM float."""
-    from gemmkit.ptx.convert import f32_from_f8, f32_from_f16
+    from gemmkit.lang.conversions import f32_from_f8, f32_from_f16
 
     if isinstance(value, ir.Constant) and isinstance(value.constant, int):
         return ir.Constant(f32, float(np.array(value.constant, f"u{ty.dtype.itemsize}").view(ty.dtype)))
@@ -224,7 +224,7 @@ def widen(builder: Any, ty: NarrowFloatType, value: Any) -> Any:
 
 def narrow(builder: Any, ty: NarrowFloatType, value: Any) -> Any:
     """An LLVM float to a narrow float's bits, round to nearest even."""
-    from gemmkit.ptx.convert import bf16_from_f32, f8_from_f32, f16_from_f32
+    from gemmkit.lang.conversions import bf16_from_f32, f8_from_f32, f16_from_f32
 
     if _is_number(value):
         return ir.Constant(ty.bits, int(np.float32(value.constant).astype(ty.dtype).view(f"u{ty.dtype.itemsize}")))
@@ -241,7 +241,7 @@ def _narrow_to_float(context: Any, builder: Any, fromty: Any, toty: Any, value: 
 
 @lowering_registry.lower_cast(types.Float, NarrowFloatType)
 def _float_to_narrow(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
-    from gemmkit.ptx.convert import f16_from_f64
+    from gemmkit.lang.conversions import f16_from_f64
 
     if fromty == types.float64 and _is_number(value):
         return _narrow_constant(context, builder, toty, value.constant)

@@ -52,7 +52,7 @@ def _integer_unary(op: Any, builder: Any, value: Any, signed: bool, coordinate: 
     if op is operator.neg:
         return negative
     if not coordinate:
-        from gemmkit.ptx.extrema import absolute
+        from gemmkit.lang.conversions import absolute
 
         return absolute(builder, value)
     return builder.select(builder.icmp_signed("<", value, ir.Constant(value.type, 0)), negative, value)

@@ -11,7 +11,6 @@ import dataclasses
 from functools import cache
 from typing import Any, cast
 
-from gemmkit.emulator.coordinates import LongCoordinate
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.component_types import ComponentType
 from gemmkit.lang.numba_hooks import signature, types
@@ -56,12 +55,21 @@ def _type_widened(context: Any, value: Any) -> Any:
     return signature(to, value), codegen
 
 
+_long: type[int] = int                 # a coordinate of 64 bits on the host
+
+
+def emulate_with(long_coordinate: type[int]) -> None:
+    """What a coordinate of 64 bits is in emulated code: the emulator says so."""
+    global _long
+    _long = long_coordinate
+
+
 @atom(_type_widened)
 def widened(value: Any) -> Any:
     """A coordinate, or the sizes of a problem, as 64-bit ones."""
     if isinstance(value, int):
-        return LongCoordinate(value)
-    return type(value)(*(LongCoordinate(getattr(value, field.name)) for field in dataclasses.fields(value)))
+        return _long(value)
+    return type(value)(*(_long(getattr(value, field.name)) for field in dataclasses.fields(value)))
 
 
 def _type_narrowed(context: Any, value: Any) -> Any:

@@ -286,6 +286,19 @@ class OfArray(ArrayLayout):
         self.layout.check(array, rows, columns, name)
 
 
+def leading(info: ArrayInfo, layout: ArrayLayout | None) -> int:
+    """How many dimensions of an array are a stack's: those before a matrix's."""
+    own = None if layout is None else layout.dimensions_of(info)
+    return 0 if own is None else max(0, len(info.shape) - own)
+
+
+def check_dimensions(info: ArrayInfo, layout: ArrayLayout, name: str) -> None:
+    """Raise ValueError for an array of fewer dimensions than its layout's matrices have."""
+    own = layout.dimensions_of(info)
+    if own is not None and len(info.shape) < own:
+        raise ValueError(f"{name} has shape {info.shape}; its layout {layout!r} takes arrays of {own} dimensions")
+
+
 def load_elements(layout: Any, data: Any, tile: Any, shape: Any) -> tuple:
     """A tile's elements one by one, first dimension fastest, in the layout's dtype."""
     return generate(tile.count, element_of_tile, layout, data, tile, shape)

@@ -25,7 +25,7 @@ from gemmkit.lang.control import each, fold
 from gemmkit.lang.record_types import numbers_of, planes_of
 from gemmkit.lang.records import number_dtype, terms
 from gemmkit.lang.registers import Fragment, generate
-from gemmkit.layouts import ArrayLayout, Planes
+from gemmkit.layouts import Planes, SharedLayout
 from gemmkit.operators.base import Operator
 from gemmkit.operators.fpu import FPUOp
 from gemmkit.operators.mma import MMAOp
@@ -209,7 +209,7 @@ class Algebra(Operator):
     def loads_numbers(self, operand: str, layout: Any) -> bool:
         """Whether A's or B's numbers may lie in shared memory as they are in memory, in a layout of their dtype: of complex
         numbers whose base loads each lane's elements, real and imaginary parts come at once."""
-        if not isinstance(layout, ArrayLayout) or layout.dtype.kind != "c":
+        if not isinstance(layout, SharedLayout) or layout.dtype.kind != "c":
             return False
         axis = layout.axis                                                                  # type: ignore[attr-defined]
         return isinstance(self.base, FPUOp) or (isinstance(self.base, MMAOp) and not self.base.by_matrices(operand, axis))

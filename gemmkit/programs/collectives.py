@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gemmkit.component_products import matrix_of
 from gemmkit.components import Component
 from gemmkit.kernels.attention.softmax import quad_sum
 from gemmkit.kernels.attention.store import put_matrix
@@ -21,7 +22,6 @@ from gemmkit.kernels.sm90.store import own_column, own_row
 from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, fold, split
 from gemmkit.lang.given import dtype_given
-from gemmkit.lang.products import matrix_of
 from gemmkit.lang.values import convert, convert_all, fill
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.layouts.swizzled import Swizzled
@@ -31,9 +31,9 @@ from gemmkit.ptx.descriptors import advance, matrix_descriptor
 from gemmkit.ptx.ldmatrix import ldmatrix
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import lane_index, thread_index, udiv
-from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.ptx.tma import tma_commit, tma_load, tma_load_multicast, tma_store, tma_wait, tma_wait_read
 from gemmkit.ptx.warpgroup import fence_async, named_barrier
+from gemmkit.runtime.tensor_maps import TensorMapSpec
 from gemmkit.tiling import Tile
 
 __all__ = ["F32", "LINE", "ROWS", "DirectOut", "Part", "Product", "RowSums", "RowsOut", "Staged", "TmaOut", "blocks",

@@ -122,7 +122,7 @@ class Program:
 
     def tuning_subject(self, *arrays: Any, **keywords: Any) -> Subject:
         """What `gemmkit.tune` asks of a program with arguments."""
-        from gemmkit.tuner.programs import Programmed
+        from gemmkit.programs.subject import Programmed
 
         return Programmed(self, *arrays, **keywords)
 

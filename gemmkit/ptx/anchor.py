@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemmkit.lang.assembly import assembly
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.memory import SharedType
 from gemmkit.lang.numba_hooks import signature, types
-from gemmkit.ptx.build import assembly
 from gemmkit.ptx.ldmatrix import shared_address
 
 __all__ = ["anchor"]

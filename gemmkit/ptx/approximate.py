@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.lang.assembly import assembly
 from gemmkit.lang.atoms import Atom
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.number_types import kind_of_type
-from gemmkit.ptx.build import assembly
 
 __all__ = ["exp2", "log2", "maximum", "reciprocal", "tanh"]
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.lang.assembly import assembly
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.control import to_and_fro
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.scalars import NarrowFloatType
-from gemmkit.ptx.build import assembly
 
 
 def _typer(context: Any, a: Any, b: Any, c: Any) -> Any:

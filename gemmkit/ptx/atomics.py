@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from gemmkit import emulator
-from gemmkit.emulator.sites import current
+from gemmkit.lang.assembly import assembly
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.host import View
 from gemmkit.lang.memory import ViewType, coordinates_of, global_pointer, proxy
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.scalars import index
-from gemmkit.ptx.build import assembly
+from gemmkit.lang.sites import current
 
 i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 ORDERS = ("relaxed", "release", "acquire", "acq_rel")

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.lang.assembly import assembly
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.host import View
 from gemmkit.lang.memory import coordinates_of, global_pointer, proxy
 from gemmkit.lang.numba_hooks import ir, signature, types
-from gemmkit.ptx.build import assembly
 from gemmkit.ptx.memory import is_position
 from gemmkit.ptx.words import LINE, words_from
 

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from gemmkit import emulator
-from gemmkit.emulator.sites import current
+from gemmkit.lang.assembly import assembly, braces, plain
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.host import piece_bytes
 from gemmkit.lang.memory import SharedType, coordinates_of
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.records import part_size, scalars
 from gemmkit.lang.scalars import index
-from gemmkit.ptx.build import assembly, braces, plain
+from gemmkit.lang.sites import current
 from gemmkit.ptx.ldmatrix import shared_address
 from gemmkit.ptx.mbarrier import element_address, is_barrier, place
 from gemmkit.ptx.memory import as_words, unit_type, unpack

@@ -13,12 +13,12 @@ import operator
 from typing import Any
 
 from gemmkit import emulator
-from gemmkit.emulator.sites import current
+from gemmkit.lang.assembly import assembly, plain
 from gemmkit.lang.atoms import Atom, atom
 from gemmkit.lang.memory import SharedType, coordinates_of, global_pointer, near_bytes, proxy, shared_pointer
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.scalars import index
-from gemmkit.ptx.build import assembly, plain
+from gemmkit.lang.sites import current
 from gemmkit.ptx.mbarrier import element_address, is_barrier, place
 from gemmkit.ptx.memory import is_position
 

@@ -18,9 +18,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from gemmkit.lang.assembly import assembly
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.numba_hooks import ir, signature, types
-from gemmkit.ptx.build import assembly
 
 __all__ = ["as_bfloat16", "dequantise_word", "zero_words"]
 

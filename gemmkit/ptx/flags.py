@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from gemmkit import emulator
-from gemmkit.emulator.sites import current
+from gemmkit.lang.assembly import assembly, plain
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.host import View
 from gemmkit.lang.memory import ViewType, coordinates_of, global_pointer, proxy
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.scalars import index
-from gemmkit.ptx.build import assembly, plain
+from gemmkit.lang.sites import current
 
 i8, i64 = ir.IntType(8), ir.IntType(64)
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.lang.assembly import assembly
 from gemmkit.lang.atoms import Atom
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.number_types import numba_type
-from gemmkit.ptx.build import assembly
 from gemmkit.ptx.registers import elements, from_registers, to_registers
 
 F16 = np.dtype(np.float16)

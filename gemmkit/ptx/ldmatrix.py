@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.emulator.sites import current
+from gemmkit.lang.assembly import assembly, braces
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.memory import SharedType, coordinates_of
 from gemmkit.lang.numba_hooks import ir, signature, types
+from gemmkit.lang.sites import current
 from gemmkit.lang.static import traced
-from gemmkit.ptx.build import assembly, braces
 from gemmkit.ptx.fragments import FragmentMap, places
 from gemmkit.ptx.pinned import pointer_at
 from gemmkit.ptx.registers import from_registers

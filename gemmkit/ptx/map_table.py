@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from gemmkit import emulator
-from gemmkit.emulator.sites import current
+from gemmkit.lang.assembly import assembly
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.memory import ViewType, coordinates_of, global_pointer, proxy
 from gemmkit.lang.numba_hooks import ir, models, register_model, signature, types
-from gemmkit.ptx.build import assembly
+from gemmkit.lang.sites import current
 
 __all__ = ["WORDS", "MapAddressType", "MapTable", "acquire_map", "map_at"]
 

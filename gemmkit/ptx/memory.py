@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.lang.assembly import assembly
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.dtypes import DTypeType
 from gemmkit.lang.errors import ConfigError
@@ -39,7 +40,6 @@ from gemmkit.lang.numba_hooks import TypingError, ir, signature, types
 from gemmkit.lang.number_types import PackedType, RecordType
 from gemmkit.lang.record_types import of_parts, part_of
 from gemmkit.lang.records import part_size
-from gemmkit.ptx.build import assembly
 from gemmkit.ptx.pinned import pointer_at
 
 i16, i32 = ir.IntType(16), ir.IntType(32)

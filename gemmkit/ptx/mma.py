@@ -24,14 +24,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from gemmkit.emulator.sites import current
+from gemmkit.lang.assembly import assembly, braces
 from gemmkit.lang.atoms import Atom
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.number_types import numba_type
-from gemmkit.ptx.build import assembly, braces
-from gemmkit.ptx.convert import rounded_to_tf32, tf32_from_f32, truncated_to_tf32
+from gemmkit.lang.sites import current
 from gemmkit.ptx.fragments import FragmentMap, places
 from gemmkit.ptx.registers import elements, from_registers, to_registers
+from gemmkit.ptx.tf32 import rounded_to_tf32, tf32_from_f32, truncated_to_tf32
 
 F16, BF16, F32, F64 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32), np.dtype(np.float64)
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)

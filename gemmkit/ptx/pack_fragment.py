@@ -12,12 +12,12 @@ import ml_dtypes
 import numpy as np
 
 from gemmkit import emulator
-from gemmkit.emulator.sites import current
+from gemmkit.lang.assembly import assembly
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.dtypes import DTypeType
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.number_types import numpy_dtype
-from gemmkit.ptx.build import assembly
+from gemmkit.lang.sites import current
 
 __all__ = ["pack_fragment", "pack_relu"]
 

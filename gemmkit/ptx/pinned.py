@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.lang.assembly import assembly
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.dtypes import DTypeType
 from gemmkit.lang.host import PinnedPointer, SharedPointer
 from gemmkit.lang.memory import SHARED, SharedType, shared_pointer, shared_symbol
 from gemmkit.lang.numba_hooks import ir, signature, types
-from gemmkit.ptx.build import assembly
 
 i32 = ir.IntType(32)
 

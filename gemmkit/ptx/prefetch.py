@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemmkit.lang.assembly import assembly
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.host import View
 from gemmkit.lang.memory import coordinates_of, global_pointer, proxy
 from gemmkit.lang.numba_hooks import ir, signature, types
-from gemmkit.ptx.build import assembly
 from gemmkit.ptx.memory import is_position
 
 __all__ = ["prefetch"]

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.emulator.sites import current
+from gemmkit.lang.assembly import assembly, braces
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.number_types import numba_type
-from gemmkit.ptx.build import assembly, braces
+from gemmkit.lang.sites import current
 from gemmkit.ptx.fragments import FragmentMap, places
 from gemmkit.ptx.registers import elements, to_registers
 from gemmkit.shapes import shape

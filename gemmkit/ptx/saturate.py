@@ -8,12 +8,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from gemmkit.lang.assembly import assembly
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.dtypes import DTypeType
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.number_types import numpy_dtype
 from gemmkit.lang.scalars import NarrowFloatType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral, index
-from gemmkit.ptx.build import assembly
 
 f32, f64, i32, i64 = ir.FloatType(), ir.DoubleType(), ir.IntType(32), ir.IntType(64)
 REAL = "Saturate takes real numbers; it got {}"

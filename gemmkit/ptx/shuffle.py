@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
-from gemmkit.emulator.sites import current
+from gemmkit.lang.assembly import assembly
 from gemmkit.lang.atoms import Atom
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.number_types import numpy_dtype
 from gemmkit.lang.scalars import NarrowFloatType, index
-from gemmkit.ptx.build import assembly
+from gemmkit.lang.sites import current
 
 i32 = ir.IntType(32)
 

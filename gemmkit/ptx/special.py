@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmkit.emulator.sites import current
+from gemmkit.lang.assembly import plain
 from gemmkit.lang.atoms import Atom, atom
 from gemmkit.lang.numba_hooks import cgutils, ir, signature, types
 from gemmkit.lang.scalars import index
-from gemmkit.ptx.build import plain
+from gemmkit.lang.sites import current
 
 i32 = ir.IntType(32)
 

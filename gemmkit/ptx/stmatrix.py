@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.emulator.sites import current
+from gemmkit.lang.assembly import assembly, braces
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.memory import SharedType, coordinates_of
 from gemmkit.lang.numba_hooks import ir, signature, types
-from gemmkit.ptx.build import assembly, braces
+from gemmkit.lang.sites import current
 from gemmkit.ptx.ldmatrix import ROWS_8X8, shared_address
 from gemmkit.ptx.registers import elements, to_registers
 

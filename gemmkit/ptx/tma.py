@@ -14,41 +14,18 @@ from __future__ import annotations
 from typing import Any
 
 from gemmkit import emulator
-from gemmkit.emulator.sites import current
+from gemmkit.lang.assembly import assembly, plain
 from gemmkit.lang.atoms import atom
-from gemmkit.lang.host import View
 from gemmkit.lang.memory import SharedType, coordinate_count, coordinates_of
 from gemmkit.lang.numba_hooks import ir, models, register_model, signature, types
 from gemmkit.lang.scalars import index
-from gemmkit.ptx.build import assembly, plain
+from gemmkit.lang.sites import current
 from gemmkit.ptx.map_table import MapAddressType
 from gemmkit.ptx.mbarrier import element_address, is_barrier, place
-from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.runtime.compile import PLACEHOLDER
 
 i8, i16, i64 = ir.IntType(8), ir.IntType(16), ir.IntType(64)
 BYTES = 128
-
-
-def emulated_map(view: View, spec: TensorMapSpec, axis: int | None = None) -> emulator.copies.EmulatedTensorMap:
-    """The tensor map of a view in the emulator; ``axis`` is the contiguous one (the view's own, if it has one).
-
-    Raises ValueError where `gemmkit.runtime.tensor_maps.why_not` has an objection, or the elements differ in size.
-    """
-    from gemmkit.runtime.arrays import ArrayInfo
-    from gemmkit.runtime.tensor_maps import dimensions, why_not
-
-    size = view.dtype.itemsize
-    strides = tuple(step // size for step in view.steps)
-    along = view.unit if axis is None else axis
-    reason = ("no axis is contiguous" if along is None else
-              why_not(ArrayInfo(view.address, view.shape, strides, view.dtype, -1, view.memory.readonly, "numpy"), along))
-    if along is None or reason is not None:
-        raise ValueError(f"{view.memory.name} cannot be moved by TMA: {reason}")
-    if size != spec.dtype.itemsize:
-        raise ValueError(f"{view.memory.name} has elements of {view.dtype}, which does not go with {spec!r}")
-    dims, steps = dimensions(view.shape, view.steps, along)
-    return emulator.copies.EmulatedTensorMap(view.memory, view.address, dims, steps, spec)
 
 
 class TensorMapType(types.Type):

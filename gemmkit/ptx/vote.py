@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmkit.emulator.sites import current
+from gemmkit.lang.assembly import assembly
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.numba_hooks import ir, signature, types
-from gemmkit.ptx.build import assembly
+from gemmkit.lang.sites import current
 
 __all__ = ["any_lane"]
 

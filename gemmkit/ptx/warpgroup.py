@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from gemmkit import emulator
-from gemmkit.emulator.sites import current
+from gemmkit.lang.assembly import assembly, plain
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.scalars import index
-from gemmkit.ptx.build import assembly, plain
+from gemmkit.lang.sites import current
 
 
 def _set_registers(action: str) -> Any:

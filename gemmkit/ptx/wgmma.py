@@ -20,13 +20,13 @@ import ml_dtypes
 import numpy as np
 
 from gemmkit import emulator
-from gemmkit.emulator.sites import current
+from gemmkit.lang.assembly import assembly, braces, plain
 from gemmkit.lang.atoms import Atom, atom
 from gemmkit.lang.numba_hooks import TypingError, ir, signature, types
 from gemmkit.lang.number_types import numba_type
 from gemmkit.lang.registers import Fragment
 from gemmkit.lang.scalars import index
-from gemmkit.ptx.build import assembly, braces, plain
+from gemmkit.lang.sites import current
 from gemmkit.ptx.descriptors import decode
 from gemmkit.ptx.fragments import FragmentMap, places
 from gemmkit.ptx.registers import elements, from_registers, to_registers

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from gemmkit import emulator
-from gemmkit.emulator.sites import current
+from gemmkit.lang.assembly import assembly, braces
 from gemmkit.lang.atoms import Atom
 from gemmkit.lang.memory import SharedType, coordinates_of, global_pointer, proxy
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.number_types import numba_type
-from gemmkit.ptx.build import assembly, braces
+from gemmkit.lang.sites import current
 from gemmkit.ptx.ldmatrix import shared_address
 from gemmkit.ptx.memory import is_position
 from gemmkit.ptx.mma import BF16, F16, F32, PTX_NAME

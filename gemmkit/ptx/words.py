@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.lang.assembly import assembly
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.dtypes import DTypeType
 from gemmkit.lang.host import SharedPointer, View, access_alignment, narrowed, piece_bytes
@@ -20,7 +21,6 @@ from gemmkit.lang.memory import GLOBAL, SharedType, coordinates_of, global_point
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.number_types import PackedType, RecordType
 from gemmkit.lang.records import Record, part_size, scalars
-from gemmkit.ptx.build import assembly
 from gemmkit.ptx.memory import (
     as_words,
     cast_elements,

@@ -1,4 +1,4 @@
-"""What a search asks of what is tuned (`gemmkit.tuner.subjects`, `gemmkit.tuner.programs`)."""
+"""What a search asks of what is tuned (`gemmkit.tuner.subjects`, `gemmkit.programs.subject`)."""
 
 from __future__ import annotations
 

@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 
 from gemmkit.emulator import machine
+from gemmkit.emulator.copies import EmulatedTensorMap
 from gemmkit.emulator.memory import Memory
 from gemmkit.emulator.user_code import arguments as twins
 from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.lang.host import View
-from gemmkit.ptx.tensor_map import TensorMapSpec
-from gemmkit.ptx.tma import TensorMapType, emulated_map
+from gemmkit.ptx.tma import TensorMapType
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.assemble import assemble
 from gemmkit.runtime.compile import ENTRY, to_ptx
 from gemmkit.runtime.device import H100, current
-from gemmkit.runtime.tensor_maps import Encoder
+from gemmkit.runtime.tensor_maps import Encoder, TensorMapSpec
 from tests.support.harness import Out, Runtime, _frozen, aligned
 
 POISON = 0xFF
@@ -80,7 +80,7 @@ def emulated(kernel: Callable[..., None], *arguments: Any, threads: int = 128, s
             memory = Memory.for_array(array, f"argument {n}", readonly=True)
         ty = freeze_array(describe(array)).type
         view = View(array, memory, ty.unit, ty.alignment)
-        given.append(emulated_map(view, argument.spec, argument.axis % array.ndim) if isinstance(argument, Tensor) else view)
+        given.append(EmulatedTensorMap.of(view, argument.spec, argument.axis % array.ndim) if isinstance(argument, Tensor) else view)
     machine.launch(kernel, twins(given), grid=(blocks, 1, 1), block=(threads, 1, 1), shared_memory=shared, cluster=(cluster, 1, 1),
                    schedule_seed=seed, dependent=dependent)
     return outputs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from gemmkit.component_products import of_product
 from gemmkit.components import Scalar
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.common.many_products import ManyProducts
@@ -12,7 +13,6 @@ from gemmkit.kernels.common.scheduler import TileScheduler
 from gemmkit.kernels.common.stack import Stack, Steps
 from gemmkit.kernels.common.work import Work
 from gemmkit.lang.component_class import dataclass
-from gemmkit.lang.products import of_product
 from gemmkit.ptx.division import divided, reciprocal
 
 LIMIT = 2**31                          # thread blocks and tiles are counted in 32 bits

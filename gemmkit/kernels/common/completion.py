@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemmkit.component_products import of_product
 from gemmkit.components import Component
 from gemmkit.lang.component_class import dataclass
-from gemmkit.lang.products import of_product
 from gemmkit.ptx.memory import load_shared, shared, store_shared
 from gemmkit.ptx.special import barrier, block_x, lane_index, thread_index, udiv
 

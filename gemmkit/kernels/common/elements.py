@@ -7,7 +7,7 @@ from typing import Any
 from gemmkit.kernels.common.work import Place
 from gemmkit.lang.narrowing import fitting
 from gemmkit.lang.registers import apply
-from gemmkit.lang.returned import all_converted, converted
+from gemmkit.lang.returned import all_converted, converted, convertible, numbers
 from gemmkit.lang.values import convert, convert_all
 from gemmkit.ptx.fragments import fragment_coordinate
 from gemmkit.ptx.special import lane_index
@@ -21,6 +21,14 @@ def row_of(tile: Any, n: int) -> int:
 
 def column_of(tile: Any, n: int) -> int:
     return tile.index[1] + n // tile.size[0]
+
+
+# -- epilogues of tiles ------------------------------------------------------------------------------------------------
+
+def finished(epilogue: Any, values: tuple, layout: Any, tile: Any, shape: Any) -> tuple:
+    """What an epilogue made of a tile's values, fit to be stored in D's layout."""
+    made = numbers(epilogue, "finish", epilogue.finish(values, tile, shape), values)
+    return convertible(epilogue, "finish", made, layout.dtype) if layout.is_plain else made    # a user's may take anything
 
 
 # -- tiles -------------------------------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemmkit.component_products import with_number
 from gemmkit.components import Array, Component
 from gemmkit.kernels.common.many_products import ManyProducts
 from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.members import FIRST, K, M, N, entry_of, member_of, number_of
-from gemmkit.lang.products import with_number
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from gemmkit.component_products import of_product
 from gemmkit.components import Component, Scalar
 from gemmkit.kernels.common.lanes import exchanged
 from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, fold
-from gemmkit.lang.products import of_product
 from gemmkit.lang.registers import generate
 from gemmkit.lang.values import convert_all
 from gemmkit.ptx.memory import load_global, store_global

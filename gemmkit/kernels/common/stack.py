@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+from gemmkit.component_products import matrix_of
 from gemmkit.components import Component, Scalar
 from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import join
-from gemmkit.lang.products import matrix_of
 from gemmkit.ptx.division import divided, reciprocal
 
 

@@ -33,13 +33,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gemmkit.component_products import with_number
 from gemmkit.components import Scalar
 from gemmkit.kernels.common.scheduler import TileScheduler
 from gemmkit.kernels.common.workspace_sums import WorkspaceSums, fetch_piece, merge, put_piece
 from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, join, split
 from gemmkit.lang.errors import ConfigError
-from gemmkit.lang.products import with_number
 from gemmkit.lang.registers import apply
 from gemmkit.ptx.atomics import atomic_add, await_counter, set_counter
 from gemmkit.ptx.division import divided, reciprocal

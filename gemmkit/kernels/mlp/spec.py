@@ -18,7 +18,7 @@ from gemmkit.kernels.sm90.warpgroups import Turns, Warpgroups
 from gemmkit.lang.component_class import dataclass
 from gemmkit.layouts.swizzled import pattern_of
 from gemmkit.operators import WGMMAOp
-from gemmkit.ptx.tensor_map import TensorMapSpec
+from gemmkit.runtime.tensor_maps import TensorMapSpec
 
 __all__ = ["CHUNK", "ROWS", "LayersSpec", "MlpSpec", "Weights"]
 

@@ -23,13 +23,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemmkit.component_products import of_product
 from gemmkit.kernels.common.elements import kept_in_shared, transform_registers
 from gemmkit.kernels.common.work import Place, Work
 from gemmkit.kernels.quantised.ahead import prefetch_b
 from gemmkit.kernels.quantised.mainloop import run
 from gemmkit.kernels.quantised.sums import add_warps
 from gemmkit.kernels.simt.kernel import start_from_nothing
-from gemmkit.lang.products import of_product
 from gemmkit.lang.registers import registers
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import barrier, thread_index, udiv, uniform

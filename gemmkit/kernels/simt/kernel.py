@@ -22,13 +22,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from gemmkit.component_products import of_product
 from gemmkit.kernels.common.elements import kept_in_shared, transform_fragment, transform_input, transform_registers
 from gemmkit.kernels.common.k_tiles import holds
 from gemmkit.kernels.common.scheduler import k_range_of
 from gemmkit.kernels.common.tile_copy import copy_to_shared
 from gemmkit.kernels.common.work import Place
 from gemmkit.kernels.simt.gather_sums import own_share
-from gemmkit.lang.products import of_product
 from gemmkit.lang.registers import registers
 from gemmkit.lang.values import fill
 from gemmkit.ptx.memory import shared

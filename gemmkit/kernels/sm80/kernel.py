@@ -24,9 +24,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemmkit.component_products import of_part, of_product
 from gemmkit.kernels.common.work import Input, Inputs, Place, Work
 from gemmkit.kernels.simt.kernel import load_c, start_from_nothing, store_d
-from gemmkit.lang.products import of_part, of_product
 from gemmkit.lang.registers import registers
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.opaque import opaque

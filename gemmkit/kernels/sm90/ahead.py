@@ -36,11 +36,10 @@ from gemmkit.layouts import ArrayLayout, GlobalLayout, RowMajor, Swizzled
 from gemmkit.ptx.mbarrier import mbarrier_expect, mbarrier_init, mbarrier_wait
 from gemmkit.ptx.memory import load_shared, shared
 from gemmkit.ptx.special import thread_index, udiv
-from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.ptx.tma import tma_commit, tma_load, tma_wait, tma_wait_read
 from gemmkit.ptx.warpgroup import named_barrier
 from gemmkit.runtime.arrays import ArrayInfo, info_of
-from gemmkit.runtime.tensor_maps import why_not
+from gemmkit.runtime.tensor_maps import TensorMapSpec, why_not
 
 # -- what is read -----------------------------------------------------------------------------------------------------
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemmkit.component_products import of_part, of_product
 from gemmkit.kernels.common.k_tiles import k_steps
 from gemmkit.kernels.common.work import Outputs, Slot, Work
 from gemmkit.kernels.sm90.mainloop import numbers_of_parts
 from gemmkit.kernels.sm90.store import Part
-from gemmkit.lang.products import of_part, of_product
 from gemmkit.ptx.flags import fence_async_global
 from gemmkit.ptx.special import thread_index
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmkit.epilogues.base import finished as finished_tile
+from gemmkit.kernels.common.elements import finished as finished_tile
 from gemmkit.kernels.common.elements import transform_tile, transform_within
 from gemmkit.kernels.common.tile_copy import read_inside, read_tile
 from gemmkit.kernels.common.work import Outputs, Place

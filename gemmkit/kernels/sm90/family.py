@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gemmkit.epilogues import Default
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.common.operand import Operand
@@ -59,7 +58,7 @@ class Sm90(KernelFamily):
         a, b, out = arrays.a, arrays.b, arrays.out
         return (type(spec.store) is TmaStore and type(spec.a.route) is type(spec.b.route) is Tma
                 and type(config.splits) is int and type(spec.exchange) in (Exchange, ClusterExchange)
-                and arrays.products is None and not config.has_c and type(config.epilogue) is Default
+                and arrays.products is None and not config.has_c and config.epilogue.is_default
                 and a is not None and b is not None and out is not None
                 and isinstance(config.global_a_layout, Plain) and isinstance(config.global_b_layout, Plain)
                 and why_not(a, config.global_a_layout.axis) is None and why_not(b, config.global_b_layout.axis) is None

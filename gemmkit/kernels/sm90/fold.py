@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from gemmkit.component_products import with_number
 from gemmkit.kernels.common.work import Outputs
 from gemmkit.kernels.sm90.comb_store import CombStore
 from gemmkit.kernels.sm90.store import (
@@ -28,7 +29,6 @@ from gemmkit.kernels.sm90.store import (
 from gemmkit.kernels.sm90.store_choice import store_of
 from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, join, split
-from gemmkit.lang.products import with_number
 from gemmkit.lang.registers import apply, generate
 from gemmkit.layouts import Folded
 from gemmkit.layouts.braided import OCTET

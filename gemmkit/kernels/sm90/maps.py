@@ -15,10 +15,9 @@ from gemmkit.kernels.sm90.store import TmaStore
 from gemmkit.lang.freezing import Frozen
 from gemmkit.lang.kinds import Kind, kind
 from gemmkit.lang.numba_hooks import types
-from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.ptx.tma import TensorMapType
 from gemmkit.runtime.arrays import ArrayInfo, info_of, whole
-from gemmkit.runtime.tensor_maps import BYTES, Encoder
+from gemmkit.runtime.tensor_maps import BYTES, Encoder, TensorMapSpec
 
 NO_MAP = bytes(BYTES)
 

@@ -10,7 +10,7 @@ from gemmkit.components import Component
 from gemmkit.lang.component_class import dataclass
 from gemmkit.layouts import RowMajor
 from gemmkit.layouts.swizzled import Swizzled
-from gemmkit.ptx.tensor_map import TensorMapSpec
+from gemmkit.runtime.tensor_maps import TensorMapSpec
 
 __all__ = ["Panels", "line_of"]
 

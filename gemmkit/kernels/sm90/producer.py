@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemmkit.component_products import of_part, of_product
 from gemmkit.components import Component
 from gemmkit.kernels.common.k_tiles import first_k_tile, following_k_tile
 from gemmkit.kernels.common.work import Input, Inputs, KTile, Place, Slot, Work
 from gemmkit.lang.component_class import dataclass
-from gemmkit.lang.products import of_part, of_product
 from gemmkit.ptx.cluster import cluster_rank
 from gemmkit.ptx.flags import fence_async_global
 from gemmkit.ptx.memory import shared

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from gemmkit.epilogues import Default
-from gemmkit.epilogues.normalise import Normalise
 from gemmkit.kernels.common.pipeline import Pipeline
 from gemmkit.kernels.common.watch import Watch, watch_of
 from gemmkit.kernels.sm90.exchange import Exchange
@@ -102,7 +100,7 @@ class Sm90Spec(Spec):
     @cached_property
     def has_epilogue(self) -> bool:
         """Whether anything happens to a value between the sum and D."""
-        return bool(self.has_c or type(self.epilogue) is not Default or not self.d.to_registers.is_identity
+        return bool(self.has_c or not self.epilogue.is_default or not self.d.to_registers.is_identity
                     or not self.d.to_shared.is_identity)
 
     @cached_property
@@ -139,12 +137,12 @@ class Sm90Spec(Spec):
         """Shared memory that the states of rows of D of ``sizes`` take, where an epilogue normalises rows across a
         cluster."""
         last = self.epilogue.stages()[-1]
-        if sizes is None or not isinstance(last, Normalise):
+        if sizes is None or not last.row_words:
             return 0
-        blocks = self.blocks_of_a_row(sizes, last.words)
+        blocks = self.blocks_of_a_row(sizes, last.row_words)
         if blocks == 1:
             return 0
-        made = self.exchange_of_rows(blocks, last.words)
+        made = self.exchange_of_rows(blocks, last.row_words)
         return made.nbytes + made.barrier_bytes + ALIGNMENT
 
     def exchange_of_rows(self, blocks: int, words: int) -> ClusterRowExchange:

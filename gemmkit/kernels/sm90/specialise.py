@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from gemmkit.epilogues.normalise import Normalise
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.common.clipping import clipped
 from gemmkit.kernels.common.cluster import Cluster
@@ -193,9 +192,9 @@ def _laid_out(spec: Sm90Spec, arrays: Arrays | None) -> Sm90Spec:
 
 def _row_exchange(spec: Sm90Spec) -> RowExchange:
     """Of states of rows that an epilogue normalises, where a cluster's blocks have them together."""
-    last = spec.epilogue.stages()[-1]
-    if isinstance(last, Normalise) and last.across > 1:
-        return spec.exchange_of_rows(last.across, last.words)
+    last: Any = spec.epilogue.stages()[-1]
+    if last.row_words and last.across > 1:
+        return spec.exchange_of_rows(last.across, last.row_words)
     return RowExchange()
 
 

@@ -33,10 +33,10 @@ from gemmkit.ptx.ldmatrix import by_columns, by_rows
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import lane_index, thread_index, udiv
 from gemmkit.ptx.stmatrix import stmatrix
-from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.ptx.tma import tma_commit, tma_store, tma_wait, tma_wait_read
 from gemmkit.ptx.warpgroup import fence_async, named_barrier
 from gemmkit.runtime.arrays import ArrayInfo
+from gemmkit.runtime.tensor_maps import TensorMapSpec
 from gemmkit.tiling import Tile, parallelise, translate
 
 BUFFERS = 2                            # subtiles of D that a warpgroup has on their way out

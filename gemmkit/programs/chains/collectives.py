@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
+from gemmkit.component_products import matrix_of
 from gemmkit.components import Component
 from gemmkit.kernels.attention.softmax import LARGE, added, larger, quad_max, quad_sum
 from gemmkit.kernels.attention.store import octets
@@ -17,7 +18,6 @@ from gemmkit.kernels.common.hand_over import HandOver
 from gemmkit.kernels.sm90.store import own_row
 from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import each, fold, split
-from gemmkit.lang.products import matrix_of
 from gemmkit.lang.reductions import reduce
 from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert_all, fill

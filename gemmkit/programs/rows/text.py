@@ -23,7 +23,8 @@ IMPORTS = [
     ("gemmkit.kernels.rows.row", "Rows"), ("gemmkit.kernels.rows.row", "Streamed"),
     *(("gemmkit.kernels.rows.row", word) for word in WORDS),
     ("gemmkit.kernels.rows.team", "BlockTeam"), ("gemmkit.kernels.rows.team", "WarpTeam"),
-    ("gemmkit.lang.products", "matrix_of"), ("gemmkit.lang.values", "convert"), ("gemmkit.programs.collectives", "blocks"),
+    ("gemmkit.component_products", "matrix_of"), ("gemmkit.lang.values", "convert"),
+    ("gemmkit.programs.collectives", "blocks"),
     *(("gemmkit.ptx.approximate", name) for name in ("exp2", "log2", "reciprocal")),
     ("gemmkit.ptx.arithmetic", "difference"), ("gemmkit.ptx.special", "udiv"),
     *(("gemmkit.ptx.warpgroup", name) for name in ("grid_launch_dependents", "grid_wait"))]

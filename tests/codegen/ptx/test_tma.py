@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from gemmkit.emulator import errors
+from gemmkit.emulator.copies import EmulatedTensorMap
 from gemmkit.ptx.cluster import cluster_barrier, cluster_rank
 from gemmkit.ptx.mbarrier import mbarrier_expect, mbarrier_fence_init, mbarrier_init, mbarrier_wait
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import barrier, block_x, thread_index
 from gemmkit.ptx.tma import (
     TensorMapSpec,
-    emulated_map,
     tma_commit,
     tma_load,
     tma_load_multicast,
@@ -259,4 +259,4 @@ def test_a_view_that_cannot_be_moved() -> None:
 
     array = np.zeros((8, 9), F16)
     with pytest.raises(ValueError, match="operand cannot be moved by TMA: its stride along axis 0 is 18 bytes"):
-        emulated_map(View(array, Memory.for_array(array, "operand"), 1, 2), SPEC)
+        EmulatedTensorMap.of(View(array, Memory.for_array(array, "operand"), 1, 2), SPEC)

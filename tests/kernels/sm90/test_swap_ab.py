@@ -15,7 +15,7 @@ from gemmkit.epilogues import Bias, ReLU
 from gemmkit.kernels.sm90.across import Across
 from gemmkit.kernels.sm90.fragments import RegisterMainloop
 from gemmkit.operators import WGMMAOp
-from gemmkit.ptx.convert import rounded_to_tf32, truncated_to_tf32
+from gemmkit.ptx.tf32 import rounded_to_tf32, truncated_to_tf32
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise

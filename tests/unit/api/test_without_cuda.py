@@ -112,7 +112,7 @@ def test_what_compiles_says_what_to_install() -> None:
     """One error wherever it is asked for: it names what is missing, the extras, and the emulator."""
     done = run("""
         from gemmkit.inspection import compile_config
-        from gemmkit.lang.installed import NotInstalledError
+        from gemmkit.runtime.installed import NotInstalledError
         from gemmkit.lang.later import load
         from gemmkit.runtime.compile import versions
         from gemmkit.runtime.device import current
@@ -136,8 +136,7 @@ def test_no_toolkit(monkeypatch: pytest.MonkeyPatch) -> None:
     from cuda import pathfinder
     from numba.cuda.cudadrv import libs  # while its own libraries are to be found
 
-    from gemmkit.lang import installed
-    from gemmkit.runtime import compile
+    from gemmkit.runtime import compile, installed
 
     def nowhere(name: str, *rest: object) -> None:
         raise pathfinder.DynamicLibNotFoundError(f"{name}: nowhere")

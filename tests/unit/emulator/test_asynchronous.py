@@ -20,9 +20,9 @@ from gemmkit.ptx.mbarrier import (
 )
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import barrier, thread_index
-from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.ptx.tma import tma_load
 from gemmkit.ptx.warpgroup import grid_wait, named_barrier
+from gemmkit.runtime.tensor_maps import TensorMapSpec
 from tests.support.emulated import as_bytes, run
 from tests.support.launching import Tensor, emulated
 

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.runtime import tensor_maps
 from gemmkit.runtime.arrays import ArrayInfo
-from gemmkit.runtime.tensor_maps import BYTES, Encoder, dimensions, encode, why_not
+from gemmkit.runtime.tensor_maps import BYTES, Encoder, TensorMapSpec, dimensions, encode, why_not
 
 F16 = np.dtype("f2")
 

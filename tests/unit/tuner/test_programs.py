@@ -13,11 +13,11 @@ import gemmkit as gk
 from gemmkit.ahead import Made
 from gemmkit.programs.kernels import KERNELS
 from gemmkit.programs.spare import BEGIN
+from gemmkit.programs.subject import Programmed, listed
 from gemmkit.runtime.arrays import describe
 from gemmkit.tuner import TunedProgram
 from gemmkit.tuner import search as module
 from gemmkit.tuner.measuring import Failed
-from gemmkit.tuner.programs import Programmed, listed
 from gemmkit.tuner.search import Effort, tune
 from gemmkit.tuning import store
 from tests.support import chains, row_programs

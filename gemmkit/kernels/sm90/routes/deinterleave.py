@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.component_products import of_product
 from gemmkit.kernels.common.elements import column_of, row_of, transform_within
 from gemmkit.kernels.common.k_tiles import holds
 from gemmkit.kernels.common.operand import Route
@@ -31,7 +32,6 @@ from gemmkit.kernels.sm90.routes.staged import put_held
 from gemmkit.kernels.sm90.routes.tma import Copy, Tma
 from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.control import join
-from gemmkit.lang.products import of_product
 from gemmkit.lang.registers import apply, generate, registers
 from gemmkit.lang.values import convert, convert_all
 from gemmkit.ptx.memory import load_shared, shared

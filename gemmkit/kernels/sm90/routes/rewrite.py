@@ -17,6 +17,7 @@ import dataclasses
 import math
 from typing import Any, NamedTuple
 
+from gemmkit.component_products import of_product
 from gemmkit.kernels.common.elements import column_of, row_of, transform_element_into, transform_into
 from gemmkit.kernels.common.operand import Operand, Route
 from gemmkit.kernels.common.tile_copy import put_elements, put_words
@@ -35,7 +36,6 @@ from gemmkit.kernels.sm90.routes.request import Request
 from gemmkit.kernels.sm90.routes.tma import Copy, Tma
 from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.pairs import is_pairwise, transform_pairs
-from gemmkit.lang.products import of_product
 from gemmkit.lang.registers import apply, registers
 from gemmkit.lang.values import convert
 from gemmkit.ptx.special import lane_index, rolled, thread_index, udiv, uniform

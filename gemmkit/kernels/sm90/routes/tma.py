@@ -15,9 +15,9 @@ from gemmkit.lang.control import join
 from gemmkit.layouts import Planar
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import thread_index
-from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.ptx.tma import tma_load, tma_load_multicast, tma_prefetch
 from gemmkit.runtime.arrays import ArrayInfo
+from gemmkit.runtime.tensor_maps import TensorMapSpec
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""16- and 8-bit floats, and tf32: conversions and arithmetic.
+"""Instructions that operators of numbers need: 16- and 8-bit floats (conversions, arithmetic), extrema, absolute values.
 
 LLVM's ``half`` is not used. Its loops of vectors end in NVVM's "unsupported operation", and a rounded product that is
 added to something becomes a fused multiply-add, which rounds once where Python's two operators round twice.
@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
+from gemmkit.lang.assembly import assembly
 from gemmkit.lang.numba_hooks import ir
 from gemmkit.lang.target import target_arch
-from gemmkit.ptx.build import assembly
 
 
 def bf16_from_f32(builder: Any, value: Any) -> Any:
@@ -95,23 +93,30 @@ def pair_arithmetic(builder: Any, instruction: str, operands: list) -> Any:
     return builder.call(ir.InlineAsm(function, f"{instruction} {places};", constraints), operands)
 
 
-# -- tf32: float32 with 10 bits of the mantissa, what tensor cores look at -------------------------------------------------
+# -- extrema and absolute values ------------------------------------------------------------------------------------------
 
-_TF32_BITS, _TF32_HALF = np.uint32(0xFFFFE000), np.uint32(0x1000)
-
-
-def tf32_from_f32(builder: Any, value: Any) -> Any:
-    """float32 to a register of tf32, round to nearest, ties away from zero (sm_80+)."""
-    return assembly(builder, "cvt.rna.tf32.f32 $0, $1;", [ir.IntType(32)], [value], pure=True)[0]
+#: The types that have the instruction, from compute capability 8.0 on, and the LLVM types of their registers.
+NATIVE = {"f32": ir.FloatType(), "f16": ir.IntType(16), "bf16": ir.IntType(16)}
 
 
-def rounded_to_tf32(values: Any) -> np.ndarray:
-    """What `tf32_from_f32` gives, as float32. (Infinities stay; a carry out of the mantissa is one into the exponent.)"""
-    given = np.asarray(values, np.float32)
-    rounded = truncated_to_tf32((given.view(np.uint32) + _TF32_HALF).view(np.float32))
-    return np.where(np.isfinite(given), rounded, given)
+def extremum(builder: Any, name: str, kind: str, a: Any, b: Any) -> Any:
+    """``max`` or ``min`` of two numbers of a type of `NATIVE`, in one instruction (compute capability 8.0)."""
+    return assembly(builder, f"{name}.NaN.{kind} $0, $1, $2;", [NATIVE[kind]], [a, b], pure=True)[0]
 
 
-def truncated_to_tf32(values: Any) -> np.ndarray:
-    """What tensor cores see of a float32 that nobody rounded."""
-    return np.bitwise_and(np.asarray(values, np.float32).view(np.uint32), _TF32_BITS).view(np.float32)
+def selected(builder: Any, name: str, a: Any, b: Any) -> Any:
+    """The same of LLVM floats, by two comparisons and a select (of a float64: one for each half)."""
+    better = builder.fcmp_ordered(">" if name == "max" else "<", a, b)
+    return builder.select(builder.or_(better, builder.fcmp_unordered("uno", a, a)), a, b)
+
+
+def absolute(builder: Any, value: Any) -> Any:
+    """An integer's absolute value; of the most negative one itself, as in NumPy.
+
+    PTX's ``abs`` does not say what it gives there, and ptxas takes its result for positive: ``abs(x) < 0`` becomes False
+    (13.0). LLVM's select of ``x`` and ``-x`` becomes that ``abs`` too. So it is the larger of both.
+    """
+    bits, width = value.type, max(value.type.width, 32)
+    wide = value if width == bits.width else builder.sext(value, ir.IntType(width))
+    larger = assembly(builder, f"max.s{width} $0, $1, $2;", [wide.type], [wide, builder.neg(wide)], pure=True)[0]
+    return larger if width == bits.width else builder.trunc(larger, bits)

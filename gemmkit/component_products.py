@@ -1,4 +1,4 @@
-"""One product of a stack: views of its matrices, and components that know which product they are asked about.
+"""One product of a stack: views of its matrices, components that know which product they are asked about, and its sizes.
 
 A kernel takes whole stacks and computes one product at a time. At the beginning of a tile of D it asks for that product's
 matrices (`matrix_of`) and components (`of_product`); all that it calls then sees a product of two matrices.
@@ -12,8 +12,9 @@ from functools import cached_property
 from typing import Any
 from weakref import WeakValueDictionary
 
-from gemmkit.components import Component, field_values, remembered, with_fields
+from gemmkit.components import Component, Scalar, field_values, remembered, with_fields
 from gemmkit.lang.atoms import atom
+from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.component_types import ComponentType
 from gemmkit.lang.fingerprint import digest
 from gemmkit.lang.host import View
@@ -212,4 +213,28 @@ def _without_known(component: Any, changed: dict[str, Any]) -> Any:
     return out
 
 
-__all__ = ["matrix_of", "of_part", "of_product", "with_matrix", "with_number"]
+
+# -- sizes ------------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Shape(Component):
+    """The run-time sizes of a problem: what layouts get as ``shape``. Without a stack ``batch`` is 0."""
+
+    M: Scalar
+    N: Scalar
+    K: Scalar
+
+    batch = 0
+
+
+@dataclass(frozen=True)
+class StackShape(Shape):
+    """The run-time sizes of a product of a stack, and which product it is, counted in C order."""
+
+    batch: Scalar = 0
+
+    def of_product(self, batch: int) -> Any:
+        return with_number(self, "batch", batch)
+
+
+__all__ = ["Shape", "StackShape", "matrix_of", "of_part", "of_product", "with_matrix", "with_number"]
