@@ -16,7 +16,6 @@ from gemmkit.ptx.mbarrier import mbarrier_expect, mbarrier_fence_init, mbarrier_
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import barrier, block_x, thread_index
 from gemmkit.ptx.tma import (
-    TensorMapSpec,
     tma_commit,
     tma_load,
     tma_load_multicast,
@@ -25,6 +24,7 @@ from gemmkit.ptx.tma import (
     tma_wait,
 )
 from gemmkit.runtime.assemble import assemble, disassemble, instruction_counts
+from gemmkit.runtime.tensor_maps import TensorMapSpec
 from tests.support.harness import Out, Runtime, instructions, leaves_nothing, lines_with, same_bits
 from tests.support.launching import POISON, Tensor, compiled, emulated, on_device
 

@@ -12,7 +12,6 @@ from gemmkit.ptx.mbarrier import mbarrier_arrive, mbarrier_expect, mbarrier_init
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import barrier, thread_index
 from gemmkit.ptx.tma import (
-    TensorMapSpec,
     tma_commit,
     tma_load,
     tma_store,
@@ -20,6 +19,7 @@ from gemmkit.ptx.tma import (
     tma_wait_read,
 )
 from gemmkit.ptx.warpgroup import fence_async
+from gemmkit.runtime.tensor_maps import TensorMapSpec
 from tests.codegen.ptx.test_tma import BARRIERS, F16, SHARED, U32, U64, at, begin, source
 from tests.support.harness import Out, Runtime, same_bits
 from tests.support.launching import Tensor, emulated
