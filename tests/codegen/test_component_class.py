@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gemmkit as gk
 from gemmkit import epilogues, layouts, operators, transforms
+from gemmkit.epilogues.base import CrossLaneEpilogue, Default, ElementEpilogue, StoreEpilogue
 from gemmkit.kernels.rasterisation import Order
+from gemmkit.layouts.base import AnyLayout
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ def class_with(base: type, *names: str) -> Any:
 
 
 MISSPELT = [(transforms.Transform, "__cal__", "__call__"), (layouts.Layout, "elment", "element"),
+            (layouts.GlobalLayout, "k_rnge", "k_range"), (layouts.SharedLayout, "positon", "position"),
             (epilogues.Epilogue, "finsh", "finish"), (operators.FPUOp, "mutliply", "multiply"), (Order, "blokc", "block")]
 
 
@@ -54,7 +58,7 @@ MISSPELT = [(transforms.Transform, "__cal__", "__call__"), (layouts.Layout, "elm
 def test_misspelt_methods_are_refused_with_the_nearest_name(base: type, name: str, meant: str) -> None:
     made = class_with(base, name)
     with pytest.raises(TypeError, match=rf"Users.{name}: .*did you mean {meant}\?"):
-        made(np.float32) if base is layouts.Layout else made()
+        made(np.float32) if issubclass(base, AnyLayout) else made()
 
 
 def test_a_misspelt_method_beside_a_right_one() -> None:
@@ -103,3 +107,60 @@ def test_components_may_be_abstract_and_have_defaults_that_are_made() -> None:
     with pytest.raises(TypeError, match="abstract"):
         Abstract()                                                            # type: ignore[abstract]
     assert Concrete()(2.0) == 4.0
+
+
+# -- roles ------------------------------------------------------------------------------------------------------------------
+
+ROW = layouts.RowMajor("float32")
+ROLES: dict[str, tuple[Any, set[type]]] = {
+    "plain": (ROW, {layouts.GlobalLayout, layouts.SharedLayout, layouts.ResultLayout}),
+    "swizzled": (layouts.Swizzled(ROW), {layouts.SharedLayout}), "padded": (layouts.Padded(ROW, 4), {layouts.SharedLayout}),
+    "diagonal": (layouts.Diagonal("float32"), {layouts.GlobalLayout}),
+    "tensor": (layouts.Tensor("float32", (2,), (3,)), {layouts.GlobalLayout, layouts.ResultLayout}),
+}
+
+
+@pytest.mark.parametrize("name", ROLES)
+def test_a_layout_has_the_roles_that_it_serves_in_and_is_a_layout_by_any(name: str) -> None:
+    layout, roles = ROLES[name]
+    assert {role for role in (layouts.GlobalLayout, layouts.SharedLayout, layouts.ResultLayout) if isinstance(layout, role)} == roles
+    assert isinstance(layout, layouts.Layout) and not isinstance(layout, class_with(layouts.Layout, "element"))
+
+
+@dataclass(frozen=True)
+class Reversed(layouts.GlobalLayout):
+    """Rows from the last to the first."""
+
+    array_ndim = 2
+
+    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+        return data[shape.M - 1 - i, j]
+
+
+@dataclass(frozen=True)
+class Stored(Reversed, layouts.ResultLayout):
+    def store_element(self, data: Any, i: int, j: int, value: Any, shape: Any) -> None:
+        data[shape.M - 1 - i, j] = value
+
+
+def test_layouts_of_one_role_and_of_two(rng: np.random.Generator) -> None:
+    a, b = rng.standard_normal((5, 7)).astype(np.float32), rng.standard_normal((7, 4)).astype(np.float32)
+    with gk.emulate():
+        read = gk.matmul(a, b, global_a_layout=Reversed("float32"), gemm_shape={"M": 5, "N": 4, "K": 7})
+        out = np.full((5, 4), np.nan, np.float32)
+        gk.matmul(a, b, out=out, global_d_layout=Stored("float32"))
+        with pytest.raises(gk.ConfigError, match="it has neither store_element nor store"):
+            gk.matmul(a, b, out=out, global_d_layout=Reversed("float32"))
+        with pytest.raises(gk.ConfigError, match="global_a_layout=Swizzled.*a Layout is needed"):
+            gk.matmul(a, b, global_a_layout=layouts.Swizzled(ROW))
+    wanted = (a.astype("f8") @ b)[::-1]
+    assert np.allclose(read, wanted, atol=1e-5) and np.allclose(out, wanted, atol=1e-5)
+
+
+def test_an_epilogue_answers_in_three_roles() -> None:
+    roles = ElementEpilogue, CrossLaneEpilogue, StoreEpilogue
+    plain: Any = Default()
+    assert all(isinstance(plain, role) for role in roles) and plain.is_default and plain.passes_on
+    own = class_with(epilogues.Epilogue, "__call__")()
+    assert not (own.is_default or own.passes_on or own.stores_itself or own.finishes_blocks)
+    assert class_with(epilogues.Epilogue, "tile")().stores_itself and class_with(epilogues.Epilogue, "store")().stores_blocks
