@@ -28,8 +28,7 @@ from gemmkit.components import Component, Scalar, field_values, with_fields
 from gemmkit.config import TRANSFORMS, Config
 from gemmkit.epilogues import Epilogue, Fold
 from gemmkit.epilogues.base import ELEMENT, Alongside, answered_by
-from gemmkit.epilogues.pack import Pack
-from gemmkit.epilogues.pairs import Pairs, Pairwise
+from gemmkit.epilogues.pairs import Pack, Pairs, Pairwise
 from gemmkit.kernels.common.elements import column_of, row_of
 from gemmkit.kernels.common.stack import Steps
 from gemmkit.kernels.spec import Condition

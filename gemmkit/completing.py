@@ -13,8 +13,8 @@ from gemmkit.adapters import Adapted
 from gemmkit.components import Component, freeze, with_fields, without_arrays
 from gemmkit.config import Config
 from gemmkit.epilogues import Default, Epilogue
-from gemmkit.epilogues.normalise import Normalise
-from gemmkit.epilogues.reduce import Reduce
+from gemmkit.epilogues.norms import Normalise
+from gemmkit.epilogues.reductions import Reduce
 from gemmkit.kept import number
 from gemmkit.kernels.common.completion import LANES, Team, complete_reductions, warps_for
 from gemmkit.kernels.common.rescaling import PIECES, STEP, WARP, WARPS, Rescaler, rescale_rows

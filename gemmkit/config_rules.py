@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemmkit.components import Component
 from gemmkit.epilogues import Bias, Default, Epilogue, Fold, LinearCombination, Residual, Scale, Store, parts
-from gemmkit.epilogues.pack import Pack
+from gemmkit.epilogues.pairs import Pack
 from gemmkit.kernels.common.rules import rule
 from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.kernels.rasterisation import Order

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from gemmkit.components import Array
-from gemmkit.epilogues.reduce import States
+from gemmkit.epilogues.reductions import States
 from gemmkit.lang.component_class import dataclass
 
 __all__ = ["Observer", "RowReduce", "RowSum"]

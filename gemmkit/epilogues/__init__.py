@@ -12,21 +12,15 @@ __all__ = [
 
 if TYPE_CHECKING:
     from gemmkit.epilogues.base import Composed, Default, Epilogue, parts, result_layout
-    from gemmkit.epilogues.combine import Combine
-    from gemmkit.epilogues.elementwise import GELU, Causal, Clamp, Elementwise, ReLU, SiLU, Tanh, Where
+    from gemmkit.epilogues.elementwise import GELU, Causal, Clamp, Elementwise, ReLU, Saturate, SiLU, Tanh, Where
     from gemmkit.epilogues.fold import Fold
-    from gemmkit.epilogues.library import Bias, LinearCombination
-    from gemmkit.epilogues.norms import LayerNorm, RMSNorm
-    from gemmkit.epilogues.operands import Residual, Scale, Store
-    from gemmkit.epilogues.pack import Pack
-    from gemmkit.epilogues.pairs import Pairs, Rotary
-    from gemmkit.epilogues.reduce import ColumnReduce, RowReduce
-    from gemmkit.epilogues.saturate import Saturate
-    from gemmkit.epilogues.softmax import Softmax
+    from gemmkit.epilogues.norms import LayerNorm, RMSNorm, Softmax
+    from gemmkit.epilogues.operands import Bias, LinearCombination, Residual, Scale, Store
+    from gemmkit.epilogues.pairs import Pack, Pairs, Rotary
+    from gemmkit.epilogues.reductions import ColumnReduce, Combine, RowReduce
 else:
     __getattr__, __dir__ = public_names(globals(), {
-        "base": "Composed Default Epilogue parts result_layout", "combine": "Combine",
-        "elementwise": "GELU Causal Clamp Elementwise ReLU SiLU Tanh Where", "fold": "Fold",
-        "library": "Bias LinearCombination", "norms": "LayerNorm RMSNorm", "operands": "Residual Scale Store",
-        "pack": "Pack", "pairs": "Pairs Rotary", "reduce": "ColumnReduce RowReduce", "saturate": "Saturate",
-        "softmax": "Softmax"})
+        "base": "Composed Default Epilogue parts result_layout",
+        "elementwise": "GELU Causal Clamp Elementwise ReLU Saturate SiLU Tanh Where", "fold": "Fold",
+        "norms": "LayerNorm RMSNorm Softmax", "operands": "Bias LinearCombination Residual Scale Store",
+        "pairs": "Pack Pairs Rotary", "reductions": "ColumnReduce Combine RowReduce"})

@@ -166,7 +166,7 @@ class CrossLaneEpilogue(Component):
 
     @property
     def reduces(self) -> bool:
-        """Whether it combines values of several threads (`gemmkit.epilogues.reduce`)."""
+        """Whether it combines values of several threads (`gemmkit.epilogues.reductions`)."""
         return False
 
     @property
@@ -181,7 +181,7 @@ class CrossLaneEpilogue(Component):
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing can follow it: it finishes whole rows (`gemmkit.epilogues.normalise`), or packs values."""
+        """Whether nothing can follow it: it finishes whole rows (`gemmkit.epilogues.norms`), or packs values."""
         return False
 
 

@@ -1,4 +1,10 @@
-"""Reductions with names: what they are made of, and in which types.
+"""`RowReduce` and `ColumnReduce`: sums, extremes and other reductions of D's rows and columns, beside D.
+
+Threads combine the finished values that they hold of a row (or column) of D's tile, lanes exchange what each has, and one of
+them stores the tile's state into a workspace. A small kernel behind the product combines the states of all tiles
+(`gemmkit.kernels.common.completion`). Nothing is added by atomics: every run combines in the same order.
+
+A reduction is an associative function of two states (`Combine`). Those with names:
 
 | name | state | combine | result |
 |---|---|---|---|
@@ -14,15 +20,161 @@ These are NumPy's answers: ``max`` and ``argmax`` of a row with a NaN are NaN an
 from __future__ import annotations
 
 import math
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import numpy as np
 
-from gemmkit.epilogues.combine import Combine, working
+from gemmkit.components import Array, Component, Scalar, with_fields
+from gemmkit.epilogues.base import Epilogue
+from gemmkit.kernels.common.rules import rule
 from gemmkit.lang.component_class import dataclass
+from gemmkit.lang.errors import ConfigError
+from gemmkit.lang.given import function_given, required
+from gemmkit.lang.narrowing import fitting, narrows, refusal
+from gemmkit.lang.records import device_dtype, part_dtypes
+from gemmkit.lang.returned import number
+from gemmkit.lang.values import convert
+from gemmkit.ptx.memory import load_global, store_global
+from gemmkit.runtime.arrays import describe
+from gemmkit.runtime.workspace import PARTIALS as ROLES
+from gemmkit.runtime.workspace import described
 
-__all__ = ["NAMES", "combine_named"]
+__all__ = ["NAMES", "ColumnReduce", "Combine", "Kept", "Partial", "Reduce", "Reducing", "RowReduce", "States",
+           "combine_named", "working"]
 
+
+MOST_PARTS = 4                         # of a state
+
+
+@dataclass(frozen=True)
+class Combine(Component):
+    """A reduction of one's own: ``combine(a, b)`` of two states is a state.
+
+    Args:
+        combine: device code; associative and commutative, for values meet in the order of the kernel's threads (which is
+            the same every time).
+        identity: what changes nothing, a number or a tuple of a state's parts: what an empty row gives. Where states are
+            whole numbers, infinity is their type's largest and -infinity its smallest.
+        of: the state of one value, ``of(x)`` or ``of(x, m, n)``; by default x itself.
+        result: what is stored of the last state, ``result(state)``; by default the state itself.
+        dtype: of a state. Of several parts, a structured dtype of up to 4 numbers of one size,
+            ``[("largest", "f4"), ("place", "i4")]``: states are then read by number or name, ``a[0]`` or ``a.largest``, and
+            made as tuples. By default the accumulator's type or that of ``out``, the wider of them.
+
+    Raises TypeError for what is no function of as many arguments, ValueError for a dtype or an identity of other parts.
+
+    The product of a row's values:
+
+    >>> import numpy as np, gemmkit as gk
+    >>> a, product = np.float32([[1, 2], [3, 4]]), np.empty(2, np.float32)
+    >>> times = gk.epilogues.Combine(lambda a, b: a * b, 1)
+    >>> with gk.emulate():
+    ...     gk.matmul(a, np.eye(2, dtype=np.float32), epilogue=gk.epilogues.RowReduce(product, times)).tolist()
+    [[1.0, 2.0], [3.0, 4.0]]
+    >>> product.tolist()
+    [2.0, 12.0]
+    """
+
+    combine: Any
+    identity: Any
+    of: Any = None
+    result: Any = None
+    dtype: Any = None
+
+    def __post_init__(self) -> None:
+        fields = dict(combine=function_given(self.combine, "Combine", "combine", (2,), "f(a, b), a function of two states,"))
+        if self.of is not None:
+            fields["of"] = function_given(self.of, "Combine", "of", (1, 3), "f(x) or f(x, m, n), a function of a value,")
+        if self.result is not None:
+            fields["result"] = function_given(self.result, "Combine", "result", (1,), "f(state)")
+        if self.dtype is not None:
+            fields["dtype"] = _state_dtype(self.dtype)
+        count = len(self.identity) if isinstance(self.identity, tuple) else 1
+        parts = 1 if self.dtype is None else len(part_dtypes(fields["dtype"]))
+        if count != parts:
+            raise ValueError(f"Combine(identity={self.identity!r}): it has {count} parts, and a state of "
+                             f"dtype={self.dtype!r} has {parts}; give both of one kind, for example identity=(0.0, 0) with "
+                             'dtype=[("value", "f4"), ("place", "i4")]')
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    # -- device methods -----------------------------------------------------------------------------------------------
+
+    def state_of(self, dtype: Any, x: Any, m: int, n: int) -> Any:
+        """The state of a value."""
+        if self.of is None:
+            return convert(dtype, x)
+        if self.has_coordinates:
+            return convert(dtype, self.of(x, m, n))
+        return convert(dtype, self.of(x))
+
+    def both(self, dtype: Any, a: Any, b: Any) -> Any:
+        """The state of two."""
+        return convert(dtype, self.combine(a, b))
+
+    def value_of(self, state: Any) -> Any:
+        """What is stored of a state."""
+        if self.result is None:
+            return state
+        return number(self, "result", self.result(state), state)
+
+    # -- host -------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_coordinates(self) -> bool:
+        return required(self.of) == 3
+
+    def state(self, accumulator: np.dtype, out: np.dtype) -> np.dtype:
+        """The dtype of states for sums of ``accumulator`` and an array of ``out``."""
+        return self.dtype if self.dtype is not None else working(accumulator, out)
+
+    def made(self, state: np.dtype) -> np.dtype | None:
+        """The dtype of what is stored; None where only the function knows."""
+        return state if self.result is None else None
+
+    def of_states(self, state: np.dtype) -> Combine:
+        """The reduction, with its identity as states of a dtype have it: of whole numbers infinity is the largest.
+
+        Raises ConfigError where a state cannot hold it.
+        """
+        given = self.identity if isinstance(self.identity, tuple) else (self.identity,)
+        held = tuple(self._held(part, dtype, state) for part, dtype in zip(given, part_dtypes(state), strict=True))
+        return with_fields(self, dict(identity=held if isinstance(self.identity, tuple) else held[0]))
+
+    def _held(self, part: Any, dtype: np.dtype, state: np.dtype) -> Any:
+        if dtype.kind not in "iu":
+            return part
+        limits = np.iinfo(dtype)
+        if part in (math.inf, -math.inf):
+            return int(limits.max if part > 0 else limits.min)
+        rule(part == part and part == int(part) and limits.min <= part <= limits.max, "epilogue", self,
+             f"its identity {self.identity!r} is no value of states of {state}; a whole number from {limits.min} to "
+             f"{limits.max}, infinity for the largest, or dtype= of floats is needed")
+        return int(part)
+
+
+def _state_dtype(given: Any) -> np.dtype:
+    try:
+        dtype = device_dtype(given)
+    except TypeError as error:
+        raise TypeError(f"Combine(dtype={given!r}): {error}") from None
+    if len(part_dtypes(dtype)) > MOST_PARTS or part_dtypes(dtype)[0].itemsize not in (2, 4, 8):
+        raise ValueError(f"Combine(dtype={given!r}): 1 to {MOST_PARTS} numbers of 2, 4 or 8 bytes are needed")
+    return dtype
+
+
+def working(accumulator: np.dtype, out: np.dtype) -> np.dtype:
+    """The type in which values are combined: NumPy's common one, of narrower floats float32, of narrower integers int32."""
+    wide = np.dtype(np.float32) if accumulator.itemsize < 4 and accumulator.kind not in "iub" else accumulator
+    if out.names is not None or wide.names is not None:
+        return wide
+    holds = out.kind in "fc" or (out.kind in "iu" and wide.kind in "iu")
+    common = np.result_type(wide, out) if holds and out.itemsize >= wide.itemsize else wide
+    return np.dtype(np.int32) if common.kind in "iub" and common.itemsize < 4 else common
+
+
+# -- reductions with names ------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
 class Named(Combine):
@@ -143,3 +295,190 @@ def combine_named(name: str, along_m: bool) -> Combine:
     if name in ("max", "min"):
         return Extreme(*((larger, -infinity) if name == "max" else (smaller, infinity)), name=name)
     return Named(add, 0, square if name == "sumsq" else None, name=name)
+
+
+# -- states in a workspace ------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Partial(Component):
+    """What a component may do with its workspace ``partials``: states of the dtype ``state``, ``slots`` of each row."""
+
+    def keep(self, state: Any, i: int, slot: int, shape: Any) -> None:
+        """A part's state of row (or column) ``i``: neighbours of one slot are neighbours in memory."""
+        store_global(self.partials, 0, (self.place(i, slot, shape),), (0,), (state,))          # type: ignore[attr-defined]
+
+    def kept(self, i: int, slot: int, shape: Any) -> Any:
+        return load_global(self.partials, 0, (self.place(i, slot, shape),), (0,), 1)[0]        # type: ignore[attr-defined]
+
+    def place(self, i: int, slot: int, shape: Any) -> int:
+        return (shape.batch * self.slots + slot) * self.extent(shape) + i                      # type: ignore[attr-defined]
+
+    @property
+    def state_parts(self) -> int:
+        return len(part_dtypes(self.state))                                                    # type: ignore[attr-defined]
+
+    def extent(self, shape: Any) -> Any:
+        """How many rows (or columns) have states."""
+        return shape.M
+
+
+@dataclass(frozen=True)
+class Kept(Partial):
+    """States of rows, each of ``width`` columns."""
+
+    partials: Array
+    state: Any
+    slots: Scalar
+    width: int
+
+    outputs: ClassVar[tuple[str, ...]] = ("partials",)
+
+
+@dataclass(frozen=True)
+class Reducing(Epilogue):
+    """Base class of epilogues that combine values of several threads, by `finish_block`."""
+
+    reduces = True
+    passes_on = False
+    writes = False                     # what it stores is not stored when an element is finished
+
+
+# -- of rows and columns --------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class States(Partial):
+    """A reduction along one dimension of a matrix. Beside ``out`` and ``op`` all is the kernel's own (`reserved`): dtypes
+    of states and of ``out``, the workspace of partial states and how many a row has."""
+
+    out: Array
+    op: Any
+    state: Any = None
+    stored: Any = None
+    partials: Array = None
+    slots: Scalar = None
+
+    outputs: ClassVar[tuple[str, ...]] = ("out", "partials")
+    along_m = False                    # whether it runs down columns
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.op, str) and self.op in NAMES:
+            object.__setattr__(self, "op", combine_named(self.op, self.along_m))
+        elif not isinstance(self.op, Combine):
+            raise TypeError(f"{type(self).__name__}(op={self.op!r}): one of {', '.join(map(repr, NAMES))}, or an "
+                            "epilogues.Combine(combine, identity), is needed")
+
+    # -- device methods -----------------------------------------------------------------------------------------------
+
+    def nothing(self) -> Any:
+        """The identity."""
+        return convert(self.state, self.op.identity)
+
+    def state_of(self, x: Any, m: int, n: int) -> Any:
+        return self.op.state_of(self.state, x, m, n)
+
+    def combine(self, a: Any, b: Any) -> Any:
+        return self.op.both(self.state, a, b)
+
+    def extent(self, shape: Any) -> int:
+        """How many rows (or columns) are reduced."""
+        return shape.N if self.along_m else shape.M
+
+    def complete(self, team: Any, shape: Any) -> None:
+        """All slots of this thread's row, combined and stored."""
+        i = team.index()
+        state = self.nothing()
+        if i < self.extent(shape):
+            slot = team.first()
+            while slot < self.slots:
+                state = self.combine(state, self.kept(i, slot, shape))
+                slot += team.warps
+        state = team.gather(self, state)
+        if team.is_first() and i < self.extent(shape):
+            self.out[i] = fitting(OUT, self.stored, (self.op.value_of(state),))[0]
+
+    # -- host -------------------------------------------------------------------------------------------------------
+
+    def check_out(self, count: int, length: int, said: str, line: str) -> None:
+        """Raise ValueError unless out has ``count`` elements, and each can have a value of ``length`` ones."""
+        name, shape = type(self).__name__, describe(self.out, f"out of {type(self).__name__}").shape
+        if shape[-1:] != (count,):
+            raise ValueError(f"out of {name} has shape {shape}; {said} need {(count,)}")
+        if getattr(self.op, "has_place", False) and count and not length:
+            raise ValueError(f"{name}(op='argmax') with {said}: a {line} of no elements has no largest one")
+
+    def reserved(self, number: int, slots: int, across: int, products: int, accumulator: np.dtype) -> Any:
+        """The reduction with its workspace, the ``number``-th of a launch: of ``across`` rows of ``slots`` partial states.
+
+        Raises ConfigError where ``out`` cannot hold what comes of it, or states are too many.
+        """
+        name, stored = type(self).__name__, describe(self.out, "out").dtype
+        state = self.op.state(accumulator, stored)
+        made = self.op.made(state)
+        if made is not None and narrows(made, stored):
+            raise ConfigError(refusal(f"out of {name}", made.name, stored))
+        rule(number < len(ROLES), "epilogue", self, f"a launch may have {len(ROLES)} reductions; this is one more")
+        count = products * slots * across
+        rule(count < 2**31, "epilogue", self, f"its {count} partial states are 2**31 or more; reduce fewer rows at a time")
+        return with_fields(self, dict(op=self.op.of_states(state), state=state, stored=stored, slots=slots,
+                                      partials=described(ROLES[number], count, state)))
+
+
+@dataclass(frozen=True)
+class Reduce(States, Reducing):
+    """A reduction of D."""
+
+    array_ndims = MappingProxyType({"out": 1})
+
+    def finish_block(self, values: tuple, group: Any, at: Any) -> tuple:
+        if self.along_m:
+            group.reduce_columns(self, values, at)
+        else:
+            group.reduce_rows(self, values, at)
+        return values
+
+    def check(self, M: int, N: int) -> None:
+        """Raise ValueError unless out has an element for each row (or column) of a D of M x N, and each can have one."""
+        line = "column" if self.along_m else "row"
+        self.check_out(*((N, M) if self.along_m else (M, N)), f"the {line}s of a {M} x {N} result", line)
+
+
+OUT = "out of RowReduce or ColumnReduce"
+
+
+@dataclass(frozen=True)
+class RowReduce(Reduce):
+    """Reduces every row of D into ``out[m]``, beside D, which is stored as without it.
+
+    Args:
+        out: M elements, written; of a stack of products with the stack's dimensions before.
+        op: "sum", "sumsq" (of squares), "max", "min", "argmax", "logsumexp", or a `Combine` of your own.
+
+    Values are those at its place in the chain, before they are converted to D's type: ``ReLU() | RowReduce(sums, "sum") |
+    Scale(2.0)`` sums what the ReLU gives. They are combined in the accumulator's type (float32 of narrower ones) or that of
+    ``out``, the wider of the two, in an order that depends on the kernel's tiles alone. NaN in a row makes its sum, max, min
+    and logsumexp NaN, and is its argmax; an empty row gives 0, -inf, inf, and raises ValueError for argmax.
+
+    >>> import numpy as np, gemmkit as gk
+    >>> a, squares = np.float32([[1, 2], [3, 4]]), np.empty(2, np.float32)
+    >>> with gk.emulate():
+    ...     gk.matmul(a, np.eye(2, dtype=np.float32), epilogue=RowReduce(squares, "sumsq")).tolist()
+    [[1.0, 2.0], [3.0, 4.0]]
+    >>> squares.tolist()
+    [5.0, 25.0]
+    """
+
+
+@dataclass(frozen=True)
+class ColumnReduce(Reduce):
+    """Reduces every column of D into ``out[n]``: `RowReduce` of the other dimension.
+
+    >>> import numpy as np, gemmkit as gk
+    >>> a, largest = np.float32([[1, 5], [3, 4]]), np.empty(2, np.float32)
+    >>> with gk.emulate():
+    ...     _ = gk.matmul(a, np.eye(2, dtype=np.float32), epilogue=ColumnReduce(largest, "max"))
+    >>> largest.tolist()
+    [3.0, 5.0]
+    """
+
+    along_m = True

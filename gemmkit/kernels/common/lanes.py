@@ -1,6 +1,6 @@
 """Threads that hold a part of D together: how they finish it, and combine what they hold of its rows and columns.
 
-An epilogue that finishes blocks (`gemmkit.epilogues.reduce`, `.normalise`, `.pairs`) sees more than an element: its
+An epilogue that finishes blocks (`gemmkit.epilogues.reductions`, `.normalise`, `.pairs`) sees more than an element: its
 `finish_block` gets the group of threads that hold neighbouring values. `Lanes` is that group where D's tile is in shared
 memory (`singlestage`, `multistage`): a warp, whose lanes hold ``m`` by ``n`` tiles of ``piece``.
 `gemmkit.kernels.sm90.together` has Hopper's.

@@ -1,4 +1,4 @@
-"""``rescale_rows``: the second pass over rows of D that an epilogue normalises (`gemmkit.epilogues.normalise`).
+"""``rescale_rows``: the second pass over rows of D that an epilogue normalises (`gemmkit.epilogues.norms`).
 
 The product has stored values that are standard in their part of a row, and each part's state.
 

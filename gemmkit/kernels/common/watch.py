@@ -3,7 +3,7 @@
 Each k-tile of a row of blocks is looked at once: by block n of its tiles, of which the number of k-tile k is n modulo their
 count. So every block has as much of this work, whatever the tiles' order, and A is read from shared memory once beside the
 product's own reads: with 32 tiles along N a block looks at two of 64 k-tiles. What a thread has of its row at the end of a
-tile is a partial state, as one of `gemmkit.epilogues.reduce`.
+tile is a partial state, as one of `gemmkit.epilogues.reductions`.
 """
 
 from __future__ import annotations
