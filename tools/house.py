@@ -54,7 +54,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "components": ("components", "component_arrays", "component_products", "kept"),
     "shapes": ("shapes", "swizzles"),
     "lang": ("lang/",),
-    "arrays, devices": ("runtime/allocation", "runtime/array_info", "runtime/arrays", "runtime/device", "runtime/installed",
+    "arrays, devices": ("lang/installed", "runtime/allocation", "runtime/array_info", "runtime/arrays", "runtime/device",
                         "runtime/protocols", "runtime/recognition", "runtime/streams", "runtime/views", "strides"),
 }
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from gemmkit.cli import cache, compile, demo, explain, info, tune
-from gemmkit.runtime.installed import NotInstalledError
+from gemmkit.lang.installed import NotInstalledError
 
 __all__ = ["main"]
 

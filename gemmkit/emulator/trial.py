@@ -22,6 +22,7 @@ from gemmkit.lang.component_types import MethodType
 from gemmkit.lang.errors import ComponentError
 from gemmkit.lang.functions import device
 from gemmkit.lang.host import View
+from gemmkit.lang.installed import NotInstalledError
 from gemmkit.lang.later import load
 from gemmkit.lang.memory import ViewType
 from gemmkit.lang.numba_hooks import types
@@ -30,7 +31,6 @@ from gemmkit.lang.records import Record
 from gemmkit.lang.scalars import index, weak_float64, wide_index
 from gemmkit.lang.values import static_type
 from gemmkit.lang.wide import wide_type
-from gemmkit.runtime.installed import NotInstalledError
 
 
 class Unknown(Exception):

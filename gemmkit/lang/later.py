@@ -23,7 +23,7 @@ from types import ModuleType, prepare_class
 from typing import Any, ClassVar
 
 from gemmkit.lang.garbage import without_collections
-from gemmkit.runtime.installed import require, toolkit
+from gemmkit.lang.installed import require, toolkit
 
 __all__ = ["Later", "at_load", "later", "load", "made_later", "public_names"]
 

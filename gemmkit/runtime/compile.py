@@ -19,10 +19,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from gemmkit.lang.installed import require, toolkit
 from gemmkit.runtime.assemble import assemble, candidates
 from gemmkit.runtime.cache import Entry, default_cache, shipped
 from gemmkit.runtime.device import DeviceInfo
-from gemmkit.runtime.installed import require, toolkit
 from gemmkit.runtime.nvvm import to_asm
 
 PLACEHOLDER = "GEMMKIT_TENSOR_MAP_"                          # gemmkit.ptx.tma writes it where a map's address is wanted

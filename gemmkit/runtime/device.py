@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from gemmkit.runtime.installed import missing, require
+from gemmkit.lang.installed import missing, require
 
 __all__ = [
     "H100",

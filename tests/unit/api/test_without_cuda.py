@@ -112,7 +112,7 @@ def test_what_compiles_says_what_to_install() -> None:
     """One error wherever it is asked for: it names what is missing, the extras, and the emulator."""
     done = run("""
         from gemmkit.inspection import compile_config
-        from gemmkit.runtime.installed import NotInstalledError
+        from gemmkit.lang.installed import NotInstalledError
         from gemmkit.lang.later import load
         from gemmkit.runtime.compile import versions
         from gemmkit.runtime.device import current
