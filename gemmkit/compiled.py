@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -20,7 +19,7 @@ from gemmkit.lang.kinds import ViewKind
 from gemmkit.launch import Launch, Put
 from gemmkit.layouts import ArrayLayout, Plain
 from gemmkit.problem import Call
-from gemmkit.runtime.arrays import ArrayInfo, describe, info_of, shares_memory, unit_axis, whole
+from gemmkit.runtime.arrays import ArrayInfo, describe, flipped, info_of, shares_memory, unit_axis, whole
 from gemmkit.runtime.arrays import on_host as as_numpy
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.workspace import on_host, spaces_of
@@ -54,8 +53,8 @@ class Compiled:
 
     def __init__(self, call: Call, given: ArrayInfo):
         self.problem, self.out = call, given
-        problem = self.computed = replace(call, out=given).computed
-        out = problem.out
+        problem = self.computed = call.computed
+        out = flipped(given) if call.swap_ab else given
         conf = problem.config
         M, N, K = problem.M, problem.N, problem.K
         c = problem.c if conf.has_c else None

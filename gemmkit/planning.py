@@ -128,7 +128,7 @@ class Plan:
         self._parts = self._compiled.parts = {}
         self._compiled.problem.tuning_key = None             # it is made of the components themselves
         if self._compiled.arguments[0].arrays:
-            self.config = self._compiled.problem.config = without_arrays(self.config)
+            self.config = self._compiled.problem.config = self._compiled.computed.config = without_arrays(self.config)
             self._compiled.config = without_arrays(self._compiled.config)
             self._compiled.spec = without_arrays(self._compiled.spec)
         for behind in self._compiled.behind:

@@ -89,7 +89,7 @@ class Call:
         if not self.swap_ab:
             return self
         return dataclasses.replace(self, M=self.N, N=self.M, a=flipped(self.b), b=flipped(self.a), c=flipped(self.c),
-                                   out=flipped(self.out), swap_ab=False)
+                                   out=flipped(self.out), swap_ab=False, tuning_key=None)
 
     @property
     def order(self) -> tuple[int, int, int, int]:

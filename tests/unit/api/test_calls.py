@@ -135,18 +135,21 @@ def test_components_that_are_kept_are_looked_at_alone(library: str, make: Any) -
 
 @LIBRARIES
 def test_known_calls_keep_no_array_alive(library: str, make: Any) -> None:
-    """Neither those that components hold, nor what functions captured."""
+    """Neither those that components hold, nor what functions captured; nor, with swap-AB, those of the transposed product."""
     def alive() -> list[Any]:
         a, bias, table, gamma = make(64, 64), make(64), make(64), make(64)
+        few, many, wide = make(8, 1024), make(1024, 1024), make(1024)
         for _ in range(2):
+            gk.matmul(few, many, epilogue=gk.epilogues.Bias(wide))
             gk.matmul(a, a, epilogue=gk.epilogues.Bias(bias),
                       transform_shared_to_global_d=Elementwise(lambda x, i, j: x * table[j]))
             gk.rmsnorm(a, gamma)
-        return [weakref.ref(x) for x in (a, bias, table, gamma)]
+        assert gk.plan(few, many, epilogue=gk.epilogues.Bias(wide))._compiled.problem.swap_ab
+        return [weakref.ref(x) for x in (a, bias, table, gamma, few, many, wide)]
 
     references = alive()
     gc.collect()
-    assert [reference() for reference in references] == [None] * 4
+    assert [reference() for reference in references] == [None] * 7
 
 
 # -- what reaches the driver -------------------------------------------------------------------------------------------
