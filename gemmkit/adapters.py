@@ -50,9 +50,6 @@ from gemmkit.transforms import Transform
 from gemmkit.transforms.base import Composed as ComposedTransform
 from gemmkit.transforms.base import transformed
 
-__all__ = ["Adapted", "AdaptedTransform", "WideLayout", "component_for_products", "coordinate_bits", "for_products",
-           "for_swap_ab", "widened"]
-
 
 def coordinate_bits(component: Any) -> int:
     """How wide the coordinates are that a component's user code gets: 32, or 64 in the class of large operands.

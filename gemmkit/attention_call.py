@@ -22,8 +22,6 @@ from gemmkit.problem import check_places, finite_number
 from gemmkit.runtime.arrays import as_stream_handle, describe, empty_like
 from gemmkit.scores import Function, Plain, Score
 
-__all__ = ["attention"]
-
 EVERYTHING, PLAIN = Everything(), Plain()     # what their properties cost is paid once
 
 

@@ -15,8 +15,6 @@ from gemmkit.problem import check_places
 from gemmkit.runtime.arrays import ArrayInfo, overlaps_itself, shares_memory
 from gemmkit.runtime.tensor_maps import why_not
 
-__all__ = ["LAYOUTS", "Operands", "Sequences", "check_out", "operands_of", "sequences_of"]
-
 LAYOUTS = {"bhnd": (0, 1, 2, 3), "bnhd": (0, 2, 1, 3)}
 DTYPES = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 LIMIT = 2**30                          # rows: coordinates are 32 bits wide, and masks add to them

@@ -39,8 +39,6 @@ from gemmkit.runtime.streams import launch_stream
 from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.scores import Plain, Score
 
-__all__ = ["LARGEST", "UNKNOWN", "AttentionCall", "AttentionLaunch", "again", "quickly", "run_attention"]
-
 HOPPER, LEAST = (9, 0), (8, 0)
 NOWHERE = 2**30                        # a row beyond all: what TMA brings from there is 0
 LARGEST = FLOAT32_MAX / LOG2E          # as a scale

@@ -20,8 +20,6 @@ from gemmkit.runtime.views import strided
 from gemmkit.stacks import stack_of
 from gemmkit.tuning.operators import new_dtype
 
-__all__ = ["folded"]
-
 
 def folded(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any, keywords: dict[str, Any]) -> Any:
     """The product of stacks of which a or b alone has a dimension (the other lacks it, or is 1 there); None of any other

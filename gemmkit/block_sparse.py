@@ -25,8 +25,6 @@ from gemmkit.tiling import Tile
 if TYPE_CHECKING:
     from gemmkit.config import Config
 
-__all__ = ["BlockSparse", "Blocks", "LongestFirst"]
-
 
 @dataclass(frozen=True)
 class Blocks(Condition):

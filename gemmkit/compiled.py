@@ -24,8 +24,6 @@ from gemmkit.runtime.arrays import on_host as as_numpy
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.workspace import on_host, spaces_of
 
-__all__ = ["OPERANDS", "PARTS", "Compiled", "Nothing"]
-
 OPERANDS = "out", "a", "b", "c"        # what a call of a product brings, in this order; then values of components
 
 PARTS = ("operator",

@@ -26,8 +26,6 @@ from gemmkit.runtime.workspace import spaces_of
 
 BYTES = 16                             # of neighbours in D that a lane moves at a time
 
-__all__ = ["Behind", "Completion", "Rescaling", "normaliser_of", "reductions_of", "reserve", "reserved"]
-
 
 def reductions_of(epilogue: Epilogue) -> list[Reduce]:
     """The reductions of a chain, in their order."""

@@ -16,8 +16,6 @@ from gemmkit.lang.functions import DeviceFunction
 from gemmkit.runtime.array_info import are_the_same
 from gemmkit.runtime.arrays import ArrayInfo, info_of, is_array, overlaps, overlaps_itself, shares_memory
 
-__all__ = ["ALONGSIDE", "Held", "arrays_of", "check_held", "held_values"]
-
 #: The components that are asked for an element of C or D where that element is read or written, by the same block: an array
 #: of theirs may be out itself, as c may.
 ALONGSIDE = frozenset({"epilogue", "transform_global_to_shared_c", "transform_shared_to_regs_c",

@@ -235,6 +235,3 @@ class StackShape(Shape):
 
     def of_product(self, batch: int) -> Any:
         return with_number(self, "batch", batch)
-
-
-__all__ = ["Shape", "StackShape", "matrix_of", "of_part", "of_product", "with_matrix", "with_number"]

@@ -41,8 +41,6 @@ from gemmkit.subscripts import sizes_of, subscripts
 from gemmkit.sums import check_matrix, ones, view_of
 from gemmkit.tuning.operators import Sums, algebra_of, check_multiplied, new_dtype
 
-__all__ = ["as_product", "einsum"]
-
 
 def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None = None, epilogue: Epilogue | None = None,
            stream: Any = None, optimize: Any = "auto", dtype: Any = None, **others: Any) -> Any:

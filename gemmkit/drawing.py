@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-__all__ = ["attribute", "document", "figure", "framed", "hue", "legend", "rect", "table", "text"]
-
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b2330; --soft: #5b6675; --paper: #ffffff; --panel: #f5f7fa; --line: #d3dae3;
         --light: 78%; --deep: 46%; --hot: #c62839; --accent: #2563c9; }

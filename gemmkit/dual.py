@@ -24,8 +24,6 @@ from gemmkit.matrices import Matrix, plain_layout
 from gemmkit.operators.algebra import MOST_TANGENTS, dual
 from gemmkit.runtime.arrays import describe, empty_like
 
-__all__ = ["Dual"]
-
 
 class Dual(Matrix):
     """An array of dual numbers.

@@ -6,8 +6,6 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Extent"]
-
 
 def _operated(f: Callable[[Any, Any], Any]) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
     """An operator of an extent and a number, and the reflected one."""

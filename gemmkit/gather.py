@@ -10,8 +10,6 @@ from gemmkit.layouts import Gathered, Scattered
 from gemmkit.matrices import Matrix, plain_layout
 from gemmkit.runtime.arrays import describe
 
-__all__ = ["Gather", "Scatter"]
-
 
 class Gather(Matrix):
     """The matrix of the rows ``array[index]``: its row i is the array's row ``index[i]``. Nothing is copied.

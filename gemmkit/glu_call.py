@@ -13,8 +13,6 @@ from gemmkit.lang.returned import number
 from gemmkit.matmul_call import matmul
 from gemmkit.transforms import Elementwise
 
-__all__ = ["glu"]
-
 
 def _fold(activation: Any) -> Fold:
     own = Elementwise(activation)                # which names the activation where it returns no number

@@ -22,8 +22,6 @@ from gemmkit.tuning import store
 from gemmkit.tuning.candidates import Candidate
 from gemmkit.tuning.choose import Asked, by_precision, choose
 
-__all__ = ["GroupPlan", "grouped", "largest", "plan_grouped", "resolved"]
-
 Arrays = Sequence[Any]
 _plans = cache()                       # with the configuration whose id is in the key
 _TABLES = 256                          # of a plan, that are kept on the host

@@ -30,8 +30,6 @@ from gemmkit.runtime.arrays import ArrayInfo, alignment, byte_range, overlaps, s
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.workspace import described, spaces_of
 
-__all__ = ["CompiledGroup", "Tables", "check_outputs"]
-
 OPERANDS = ("a", "b", "c", "out")
 Infos = tuple[ArrayInfo, ArrayInfo, "ArrayInfo | None", ArrayInfo]
 

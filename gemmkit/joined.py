@@ -16,8 +16,6 @@ from gemmkit.layouts.braided import MOST
 from gemmkit.matrices import Matrix, transposed
 from gemmkit.runtime.arrays import ArrayInfo, describe
 
-__all__ = ["Braid", "Concat"]
-
 
 class Concat(Matrix):
     """Matrices side by side (``axis`` 1) or one above the other (``axis`` 0), as `numpy.concatenate` has them, uncopied.

@@ -31,8 +31,6 @@ from gemmkit.lang.runtime_fields import Scalar, annotated
 from gemmkit.runtime.arrays import is_array
 from gemmkit.runtime.recognition import KEYS, key_of
 
-__all__ = ["Given", "exact", "frozen", "given_by", "number", "seen", "slots_of"]
-
 _LIMIT = 1024                          # components that are remembered
 
 

@@ -29,8 +29,6 @@ from gemmkit.runtime.streams import check_stream, stream_finder
 from gemmkit.runtime.tensor_maps import Encoder
 from gemmkit.runtime.workspace import Space
 
-__all__ = ["Cache", "KnownCall", "Launch", "Put", "Start", "Table", "bound", "cache", "forget", "launch_of"]
-
 _TRIES = 3                             # compilations that a change of code may interrupt
 
 Start = Callable[[int, tuple[Any, ...]], None]             # on a stream's handle, with what a call brings

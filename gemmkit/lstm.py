@@ -25,8 +25,6 @@ from gemmkit.matrices import Matrix
 from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like
 from gemmkit.runtime.views import strided
 
-__all__ = ["KeptState", "lstm_cell"]
-
 GATES = 4                              # input, forget, cell and output, in PyTorch's order
 
 

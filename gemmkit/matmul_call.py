@@ -11,8 +11,6 @@ from gemmkit.matrices import Matrix, result, unwrapped
 from gemmkit.products import multiply
 from gemmkit.runtime.arrays import RequiresGradient
 
-__all__ = ["matmul"]
-
 
 def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any = None, dtype: Any = None,
            precision: str | None = None, stream: Any = None, **keywords: Any) -> Any:

@@ -32,8 +32,6 @@ from gemmkit.layouts.base import check_dimensions, leading
 from gemmkit.runtime.arrays import describe, empty_like
 from gemmkit.runtime.views import strided
 
-__all__ = ["Diagonal", "Generated", "Matrix", "Symmetric", "Triangular"]
-
 
 class Matrix:
     """A matrix as an array and the layout that makes a matrix of it; or a stack of them, if the array has more dimensions.

@@ -21,8 +21,6 @@ from gemmkit.problem import check_places
 from gemmkit.row_plans import matrix
 from gemmkit.runtime.arrays import as_stream_handle, describe, empty_like
 
-__all__ = ["mlp"]
-
 IDENTITY, RELU = Identity(), Relu()
 
 

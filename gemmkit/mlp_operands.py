@@ -16,8 +16,6 @@ from gemmkit.runtime.array_info import byte_range
 from gemmkit.runtime.arrays import ArrayInfo, describe, overlaps_itself, shares_memory
 from gemmkit.runtime.recognition import KEYS, key_of
 
-__all__ = ["WIDEST", "Layers", "Stack", "check_out", "copied_at_once", "layers_of", "order_of", "padded"]
-
 DTYPES = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 WIDEST = 256
 CHUNK = 8                              # elements that a thread copies at a time, at most

@@ -32,8 +32,6 @@ from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.streams import launch_stream
 from gemmkit.runtime.tensor_maps import Encoder, why_not
 
-__all__ = ["MlpCall", "MlpLaunch", "run_mlp"]
-
 HOPPER, LEAST = (9, 0), (8, 0)
 
 

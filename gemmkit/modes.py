@@ -114,6 +114,3 @@ def sorted_by(which: int, modes: Sequence[Mode]) -> list[Mode]:
 def merged(modes: Sequence[Mode]) -> list[Mode]:
     """The modes, those made one that follow each other and lie in each other's stride in both tensors."""
     return Mode.all_of(strides.merged((mode.extent, Step(mode[1:])) for mode in modes))
-
-
-__all__ = ["FEW", "LARGER", "Mode", "ordered"]

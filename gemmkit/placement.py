@@ -12,8 +12,6 @@ from gemmkit.component_arrays import ALONGSIDE, Held
 from gemmkit.runtime.array_info import are_the_same
 from gemmkit.runtime.arrays import ArrayInfo, byte_range, shares_memory
 
-__all__ = ["fitting", "sharing"]
-
 Question = Callable[[int, int, int, int], bool]
 
 

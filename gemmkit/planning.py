@@ -38,8 +38,6 @@ from gemmkit.runtime.arrays import (
 from gemmkit.runtime.recognition import matcher
 from gemmkit.runtime.streams import check_stream, stream_finder
 
-__all__ = ["Plan", "plan"]
-
 
 class Brought(NamedTuple):
     """Values of components that a call brings in place of the plan's, and where they stand among the kernel's."""

@@ -22,8 +22,6 @@ from gemmkit.problem import KEYWORDS, PLAIN
 from gemmkit.runtime.arrays import alignment, describe
 from gemmkit.runtime.recognition import KEYS, key_if_given, key_of
 
-__all__ = ["multiply"]
-
 
 class Known(NamedTuple):
     """A plan, and the configuration whose id is in its key."""

@@ -35,8 +35,6 @@ from gemmkit.lang.values import convert
 from gemmkit.ptx.arithmetic import difference
 from gemmkit.runtime.arrays import describe
 
-__all__ = ["AffineLayerNorm", "AffineRMSNorm", "LayerNorm", "LogSoftmax", "RMSNorm", "RowFunction", "Softmax"]
-
 
 @dataclass(frozen=True)
 class RowFunction(Component):

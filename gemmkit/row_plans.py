@@ -33,8 +33,6 @@ from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.recognition import KEYS, key_if_given, key_of
 from gemmkit.runtime.streams import launch_stream
 
-__all__ = ["RowsLaunch", "dealt", "run_rows"]
-
 FLOATS = "float16", "bfloat16", "float32", "float64"
 WORDS = 16                             # bytes that a thread loads at a time
 WARP, MOST_WARPS = 32, 32

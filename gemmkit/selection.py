@@ -27,8 +27,6 @@ from gemmkit.runtime.device import target
 from gemmkit.transforms import Transform
 from gemmkit.tuning.operators import fpu_shape
 
-__all__ = ["Selecting", "Split", "WithIndex", "select"]
-
 NOBODY = -1                            # the index where no product is better than the semiring's zero
 
 

@@ -12,8 +12,6 @@ import string
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-__all__ = ["Subscripts", "View", "sizes_of", "subscripts"]
-
 DOTS = "..."
 
 

@@ -16,8 +16,6 @@ from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.views import strided
 from gemmkit.subscripts import Subscripts
 
-__all__ = ["check_matrix", "ones", "view_of"]
-
 
 def view_of(x: Any, info: ArrayInfo, term: str, result: str) -> Any:
     """An operand's dimensions in the order of the result's indices."""

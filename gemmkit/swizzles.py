@@ -24,8 +24,6 @@ from typing import Any
 from gemmkit.lang.statics import Static
 from gemmkit.strides import ShapeError
 
-__all__ = ["CHUNK", "NONE", "Swizzle", "lines", "of_function"]
-
 CHUNK = 16                                                    # bytes that the hardware's swizzles keep together
 
 

@@ -8,8 +8,6 @@ from typing import Any
 from gemmkit.lang.aggregates import Number
 from gemmkit.strides import Mode, Modes, ShapeError, Step, composed, walk
 
-__all__ = ["Division", "division"]
-
 
 class Division:
     """How a tile divides into sub-tiles for ``count`` workers.
@@ -99,5 +97,3 @@ def division(tile: Any, tiling: Any, count: int, order: str = "column") -> Divis
                              f"{', '.join(tiling.names)}; project one of them")
         found = _divisions.setdefault(key, Division(tile.names, tile.extents, tiling.extents, count, order))
     return found
-
-

@@ -13,8 +13,6 @@ from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.arrays import on_host
 from gemmkit.stacks import tuple_text
 
-__all__ = ["Vectors"]
-
 Info = ArrayInfo | None
 
 

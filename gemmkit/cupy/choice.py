@@ -20,8 +20,6 @@ from gemmkit.matmul_call import matmul as multiply
 from gemmkit.runtime.arrays import describe, overlaps, overlaps_itself
 from gemmkit.subscripts import sizes_of, subscripts
 
-__all__ = ["NotTaken", "Product", "dot", "einsum", "gemm", "matmul", "tensordot"]
-
 DTYPES = "?bBhHiIlLqQefdFD"            # of which gemmkit's product of two has CuPy's dtype
 GEMM_DTYPES = "fdFD"                   # cupy.cublas.gemm's own
 CONSTANTS = {0: "N", 1: "T", 2: "C"}   # cublasOperation_t

@@ -12,8 +12,6 @@ from typing import Any
 from gemmkit.config import ConfigError
 from gemmkit.cupy import choice
 
-__all__ = ["Using", "use"]
-
 # Where CuPy keeps each function: its own code calls some of them by these names, too.
 PLACES: dict[str, tuple[tuple[str, str], ...]] = {
     "matmul": (("cupy", "matmul"), ("cupy.linalg._product", "matmul")),

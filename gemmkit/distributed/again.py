@@ -24,8 +24,6 @@ from gemmkit.launch import Cache
 from gemmkit.planning import Plan, plan
 from gemmkit.runtime.recognition import KEYS
 
-__all__ = ["JoinedProduct", "Product", "Repeated", "key_of_call", "known_call", "remember"]
-
 _A_LAYOUT = "global_a_layout"
 
 

@@ -17,8 +17,6 @@ from gemmkit.planning import Plan, plan
 from gemmkit.problem import FUNCTIONS, LAYOUTS
 from gemmkit.runtime.arrays import dtype_to_torch
 
-__all__ = ["BEFORE_SUM", "check_keywords", "meet", "multiply", "new", "planned"]
-
 Made = TypeVar("Made")
 
 #: Components that act on operands, before sums are made; all others act on the sums.

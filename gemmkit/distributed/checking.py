@@ -18,8 +18,6 @@ from gemmkit.distributed.reduced import matmul_all_reduce, matmul_reduce_scatter
 from gemmkit.distributed.ring import ring_matmul
 from gemmkit.distributed.shards import even_lengths
 
-__all__ = ["of_group", "of_host"]
-
 _TIMES = 5
 
 

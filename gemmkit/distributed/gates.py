@@ -15,8 +15,6 @@ from gemmkit.kernels.gated import Gated, arrivals
 from gemmkit.planning import Plan
 from gemmkit.runtime.arrays import describe
 
-__all__ = ["Gate", "Gates", "beside", "by_chunks", "by_shards", "gated"]
-
 _SOON = 2**31 - 1                      # milliseconds: the longest that a kernel waits
 
 Table = Callable[[Plan], np.ndarray]

@@ -17,8 +17,6 @@ from gemmkit.distributed.transport import all_gather
 from gemmkit.distributed.ways import check_way, inbox_for
 from gemmkit.joined import Concat
 
-__all__ = ["all_gather_matmul", "gather_rows"]
-
 
 def all_gather_matmul(a_shard: Any, b: Any, c: Any = None, *, group: Any = None, lengths: Any = None, out: Any = None,
                       conf: Config | None = None, return_a: bool = False, way: str | None = None, **components: Any) -> Any:

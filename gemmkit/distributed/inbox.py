@@ -23,8 +23,6 @@ from gemmkit.distributed.ranks import Ranks
 from gemmkit.runtime.stream_commands import copy, new_event, record, wait_event, wait_value, write_value
 from gemmkit.runtime.streams import stream_finder
 
-__all__ = ["CHUNKS", "SLOTS", "Inbox", "size_class"]
-
 _FLAG = 4
 _ALIGNED = 1024                        # bytes: where slots begin
 CHUNKS = 4                             # of a rank's part, at most

@@ -16,8 +16,6 @@ from gemmkit.distributed.ring import ring_matmul
 from gemmkit.distributed.shards import check_tensors, even_lengths, offsets
 from gemmkit.matrices import Matrix
 
-__all__ = ["DistributedMatrix", "Explanation", "explain"]
-
 #: Rows of D up to which every rank gets all of them (decoding).
 FEW_ROWS = 128
 _AXES = {"rows": 0, "columns": 1}

@@ -9,8 +9,6 @@ import numpy as np
 from gemmkit.distributed.calls import BEFORE_SUM, new
 from gemmkit.distributed.rank_order import InRankOrder, OfTransform, WithOther
 
-__all__ = ["Reduction", "before_sum", "finishing", "given", "is_fused", "nothing", "sees_rows", "with_own"]
-
 #: Components that see a row's number, or rows together: A is then multiplied as a whole, not rank by rank.
 _OF_ROWS = tuple(name for name in BEFORE_SUM if name.endswith("_a") or name in ("condition", "global_a_layout"))
 #: Transforms of D, in the order in which a kernel applies them.

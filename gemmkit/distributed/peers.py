@@ -8,8 +8,6 @@ import torch
 
 from gemmkit.distributed.ranks import Ranks
 
-__all__ = ["Peers", "symmetric_peers", "why_not_symmetric"]
-
 
 class Peers(NamedTuple):
     """``buffers[r]`` is rank r's memory, of as many bytes on each (uint8), zero when it is new. ``keeps`` holds it."""

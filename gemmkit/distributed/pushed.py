@@ -17,8 +17,6 @@ from gemmkit.distributed.shards import even_lengths, offsets
 from gemmkit.layouts import RowMajor
 from gemmkit.runtime.arrays import dtype_to_torch
 
-__all__ = ["AllGather", "AllReduce", "ReduceScatter", "joins", "parts_of"]
-
 _OF_A = tuple(name for name in TRANSFORMS if name.endswith("_a"))
 _TMA = 16                              # bytes: where arrays begin that TMA reads
 

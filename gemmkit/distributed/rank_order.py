@@ -19,8 +19,6 @@ from gemmkit.runtime.arrays import info_of
 from gemmkit.tiling import translate
 from gemmkit.transforms.base import transformed
 
-__all__ = ["InRankOrder", "OfTransform", "Rule", "WithOther", "accumulator_of", "rule_of"]
-
 
 def plus(x: Any, y: Any) -> Any:
     return x + y

@@ -13,8 +13,6 @@ from torch.distributed import distributed_c10d as c10d
 
 from gemmkit.launch import Cache
 
-__all__ = ["GPU", "Ranks", "ranks_of"]
-
 Statement = dict[str, str]
 
 #: The entry of a statement that no two ranks may have alike: which GPU it is, where the group's backend needs one for each.

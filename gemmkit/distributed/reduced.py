@@ -35,8 +35,6 @@ from gemmkit.distributed.ways import check_way, inbox_for
 from gemmkit.epilogues import Default
 from gemmkit.runtime.arrays import describe, dtype_from_torch
 
-__all__ = ["matmul_all_reduce", "matmul_reduce_scatter"]
-
 _AFTER = tuple(name for name in TRANSFORMS if name not in BEFORE_SUM)
 
 

@@ -15,8 +15,6 @@ from gemmkit.distributed.ranks import ranks_of
 from gemmkit.distributed.shards import check_tensors, dtypes, lengths_of, offsets
 from gemmkit.distributed.transport import Sent, check_sends, pass_on
 
-__all__ = ["ring_matmul"]
-
 #: Components that see a k or a whole operand: a turn has a part of K.
 _OF_K = "condition", "observe_a", "global_a_layout", "global_b_layout"
 

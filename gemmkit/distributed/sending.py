@@ -14,8 +14,6 @@ from gemmkit.distributed.shards import even_lengths
 from gemmkit.problem import Call, resolve
 from gemmkit.runtime.arrays import ArrayInfo, describe
 
-__all__ = ["Sending", "alone", "chunks_of", "sending_of", "single"]
-
 _SMALL = 32 << 20                      # bytes for a peer
 _TILE = 128, 256                       # of D: what `chunks_of` counts in
 _ELSEWHERE = 1 << 56                   # an address that no operand has

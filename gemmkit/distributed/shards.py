@@ -9,8 +9,6 @@ import torch
 
 from gemmkit.matrices import Matrix
 
-__all__ = ["check_tensors", "dtypes", "even_lengths", "lengths_of", "offsets"]
-
 
 def even_lengths(extent: int, ranks: int) -> tuple[int, ...]:
     """Shards as ``torch.chunk`` and `DTensor` make them: all of one length but the last ones.

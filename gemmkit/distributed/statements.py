@@ -24,8 +24,6 @@ from gemmkit.lang.runtime_fields import Scalar, annotated
 from gemmkit.launch import Cache
 from gemmkit.runtime.arrays import info_of, is_array
 
-__all__ = ["component_text", "gpu_text", "statement_of"]
-
 _texts = Cache()                                  # by the fingerprint, which has more in it (alignment)
 
 

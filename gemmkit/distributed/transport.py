@@ -10,8 +10,6 @@ import torch.distributed as dist
 
 from gemmkit.distributed.ranks import Ranks
 
-__all__ = ["Sent", "all_gather", "as_bytes", "check_sends", "pass_on", "send_and_receive"]
-
 
 def as_bytes(x: Any) -> Any:
     """A dense tensor's bytes, without a copy: gloo knows no bfloat16, and NCCL no complex numbers."""

@@ -13,8 +13,6 @@ from gemmkit.distributed.inbox import Inbox, size_class
 from gemmkit.distributed.peers import symmetric_peers, why_not_symmetric
 from gemmkit.distributed.ranks import Ranks
 
-__all__ = ["WAYS", "check_way", "inbox_for"]
-
 WAYS = "plain", "symmetric"
 _TRIAL = 20                            # seconds that a new inbox's first call may take
 

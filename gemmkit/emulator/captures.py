@@ -22,8 +22,6 @@ from gemmkit.lang.guards import contents
 from gemmkit.lang.references import globals_of, is_fixed, names_of
 from gemmkit.runtime.arrays import is_array
 
-__all__ = ["Captures"]
-
 
 class Captures:
     """Makes functions anew: ``view(array, name)`` stands for an array that one captured."""

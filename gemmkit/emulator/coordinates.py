@@ -282,5 +282,3 @@ for _op, _name in _METHODS.items():
         setattr(_cls, f"__{_name}__", _forward)
         if _op not in number_rules.COMPARISONS:
             setattr(_cls, f"__r{_name}__", _backward)
-
-__all__ = ["CLASSES", "Complex", "Coordinate", "LongCoordinate", "Real", "as_kind", "in_range", "kind_of", "plain"]

@@ -10,8 +10,6 @@ import numpy as np
 from gemmkit.drawing import document, figure, hue, rect, table, text
 from gemmkit.emulator.memory import BANKS, WORD
 
-__all__ = ["Launched", "fault_page"]
-
 LINES = 3  # lines of 128 bytes that are drawn on each side of an access
 SIDE = 260.0  # pixels of a tile's longer side
 LEAST = 5.0  # pixels of a side of an access

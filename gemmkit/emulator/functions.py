@@ -260,7 +260,3 @@ class Names:
 
     def __repr__(self) -> str:
         return repr(self._holder)
-
-
-__all__ = ["BUILTINS", "CMATH", "FUNCTIONS", "MATH", "MATH_NAMES", "MATH_OF_GEMMKIT", "OF_GEMMKIT", "Conversion", "Names",
-           "conversion"]

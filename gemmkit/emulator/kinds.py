@@ -17,5 +17,3 @@ class Kinds(NamedTuple):
 
 #: Asked once a launch, so that a launch which nothing records runs the machine's own methods and no test besides.
 chosen: ContextVar[Callable[[], Kinds] | None] = ContextVar("gemmkit_recording", default=None)
-
-__all__ = ["Kinds", "chosen"]

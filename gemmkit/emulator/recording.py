@@ -195,6 +195,3 @@ def _way(frame: FrameType | None) -> tuple[str, ...]:
             names.append(frame.f_code.co_name)
         frame = frame.f_back
     return tuple(names)
-
-
-__all__ = ["MOST", "Event", "Recording", "recorded"]

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from gemmkit.emulator.machine import Block
     from gemmkit.emulator.shadow import Pages
 
-__all__ = ["Stream", "acquire", "beside", "running"]
-
 
 class _Place:
     """Stands for a block in vector clocks, with a copy engine as its only thread."""

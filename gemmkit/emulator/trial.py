@@ -103,6 +103,3 @@ def _type_of(value: Any, original: Callable[[Any], Any]) -> Any:
         return static_type(value)
     except (TypeError, ValueError):
         raise Unknown from None
-
-
-__all__ = ["tried"]

@@ -364,6 +364,3 @@ def _outwards(value: Any) -> Any:
     if isinstance(value, Coordinate):
         return int(value)
     return tuple(_outwards(v) for v in value) if type(value) is tuple else value
-
-
-__all__ = ["arguments", "kernel_code"]

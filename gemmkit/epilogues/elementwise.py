@@ -16,8 +16,6 @@ from gemmkit.lang.returned import truth
 from gemmkit.ptx.saturate import saturate
 from gemmkit.transforms.base import check_of_elements, takes_coordinates
 
-__all__ = ["GELU", "Causal", "Clamp", "Elementwise", "ReLU", "Saturate", "SiLU", "Tanh", "Where"]
-
 
 @dataclass(frozen=True)
 class Elementwise(Epilogue):

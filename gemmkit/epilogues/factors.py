@@ -20,8 +20,6 @@ from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.arrays import describe, is_array
 from gemmkit.runtime.views import strided
 
-__all__ = ["InMemory", "Parts", "computed_in", "factor", "in_memory"]
-
 
 @dataclass(frozen=True)
 class Parts(Component):

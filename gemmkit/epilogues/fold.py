@@ -148,6 +148,3 @@ def fold_line(n: int, fold: Any, parts: tuple, place: Any, shape: Any) -> Any:
     """The ``n``-th of eight values of D. Beyond D's edge f gets the coordinates of the nearest element in range."""
     values = generate(len(parts), lambda part: parts[part][n])
     return fold.fold(values, min(place.index[0], shape.M - 1), min(place.index[1] + n, shape.N - 1))
-
-
-__all__ = ["Fold"]

@@ -36,9 +36,6 @@ from gemmkit.runtime.arrays import ArrayInfo, describe, is_array
 from gemmkit.runtime.workspace import PARTIALS as ROLES
 from gemmkit.runtime.workspace import described
 
-__all__ = ["Largest", "LayerNorm", "Normalise", "RMSNorm", "Softmax", "Squares", "Total", "multiplied"]
-
-
 FLOATS = "float16", "bfloat16", "float32", "float64"
 
 

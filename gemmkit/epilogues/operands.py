@@ -21,8 +21,6 @@ from gemmkit.layouts import ArrayLayout, ColMajor, GlobalLayout, RowMajor
 from gemmkit.layouts.base import leading
 from gemmkit.runtime.arrays import ArrayInfo, describe, info_of, is_array
 
-__all__ = ["Bias", "LinearCombination", "Residual", "Scale", "Store"]
-
 
 @dataclass(frozen=True)
 class Number(Component):

@@ -22,8 +22,6 @@ from gemmkit.layouts.base import ResultLayout
 from gemmkit.layouts.plain import Packed
 from gemmkit.runtime.arrays import describe, info_of
 
-__all__ = ["Pack", "Pairs", "Pairwise", "Rotary"]
-
 
 @dataclass(frozen=True)
 class Pairwise(Epilogue):

@@ -40,10 +40,6 @@ from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.workspace import PARTIALS as ROLES
 from gemmkit.runtime.workspace import described
 
-__all__ = ["NAMES", "ColumnReduce", "Combine", "Kept", "Partial", "Reduce", "Reducing", "RowReduce", "States",
-           "combine_named", "working"]
-
-
 MOST_PARTS = 4                         # of a state
 
 

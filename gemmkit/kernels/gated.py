@@ -22,8 +22,6 @@ from gemmkit.lang.members import number_of
 from gemmkit.ptx.flags import await_flag
 from gemmkit.ptx.special import rolled
 
-__all__ = ["SHARDS", "Gated", "arrivals"]
-
 SHARDS = 2**15                         # flags are fewer
 
 

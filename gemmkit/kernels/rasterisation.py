@@ -106,6 +106,3 @@ class Hilbert(Order):
         if turned == (wide > 1):
             return m + distance, n
         return m, n + distance
-
-
-__all__ = ["Columns", "Grouped", "Hilbert", "Order"]

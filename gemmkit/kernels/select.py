@@ -8,8 +8,6 @@ from typing import Any, cast
 
 from gemmkit.kernels.family import KernelFamily
 
-__all__ = ["FAMILIES"]
-
 
 class Families(UserDict[str, Any]):
     """Families, or where they are: a family's kernel, rules and specialisation are loaded when it is asked for.

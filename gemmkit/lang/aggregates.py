@@ -31,8 +31,6 @@ from gemmkit.lang.numba_hooks import (
 from gemmkit.lang.scalars import WeakIntLiteral, i32, index
 from gemmkit.lang.static_branches import Of, Unknown
 
-__all__ = ["Aggregate", "AggregateType", "Number", "traced"]
-
 
 class Number:
     """A run-time coordinate in a method that is traced: operators emit instructions; without a builder, types alone count.

@@ -51,6 +51,3 @@ def forget_unreached(blocks: dict[int, Any]) -> None:
             left += blocks[label].body[-1].get_targets()
     for label in set(blocks) - reached:
         del blocks[label]
-
-
-__all__ = ["Assertions", "forget_unreached"]

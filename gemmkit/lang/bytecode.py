@@ -65,6 +65,3 @@ def region(steps: list[Step], start: int) -> int:
         if steps[n].after <= base + 1 and steps[n].name.startswith("CALL"):
             return n
     return start
-
-
-__all__ = ["Step", "region", "steps_of"]

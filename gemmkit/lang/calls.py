@@ -17,8 +17,6 @@ from llvmlite import ir
 from numba.cuda import cgutils, itanium_mangler, types
 from numba.cuda.core.callconv import CUDACallConv, Status
 
-__all__ = ["Calls", "is_empty"]
-
 _MANY = 32                             # numbers of an array
 
 

@@ -92,6 +92,3 @@ def _bind(func_ir: Any, names: tuple[str, ...]) -> None:
     func_ir.arg_names = (ARGUMENT, *func_ir.arg_names)
     func_ir.arg_count += 1
     func_ir._definitions = build_definitions(func_ir.blocks)       # or branches on them would be decided by what cells held
-
-
-__all__ = ["Captures", "CapturesType"]

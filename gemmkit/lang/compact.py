@@ -10,8 +10,6 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
-__all__ = ["CompactModule", "compacted"]
-
 
 class CompactModule:
     """Stands for an llvmlite module whose text is final."""

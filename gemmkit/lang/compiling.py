@@ -80,6 +80,3 @@ def _run_pipeline(function: FunctionType, args: tuple, flags: Any, typing_contex
 
 def _first_line(function: FunctionType) -> int:
     return function.__code__.co_firstlineno
-
-
-__all__ = ["compile_function"]

@@ -287,5 +287,3 @@ def _register_cmath(name: str) -> None:
 
 for _name in number_rules.CMATH:
     _register_cmath(_name)
-
-__all__ = ["WEAK_COMPLEX", "WeakComplex128Type", "WeakComplexLiteral", "is_complex", "of_two", "weak_complex128"]

@@ -29,8 +29,6 @@ from gemmkit.lang.properties import mutable_in_property
 from gemmkit.lang.static_branches import Unknown, asked, of_type
 from gemmkit.lang.values import static_type, static_value
 
-__all__ = ["ComponentType", "component_kind"]
-
 
 class ComponentType(types.Callable):
     """Numba's view of a component: static fields in the type, runtime fields in the value."""

@@ -280,6 +280,3 @@ def _callee(steps: list[Step], call: int) -> int:
     base = steps[call].after - 1
     start = next((k for k in range(call - 1, -1, -1) if steps[k].before == base), call)
     return start + 1 if steps[start].name == "PUSH_NULL" else start
-
-
-__all__ = ["Contents", "Name", "contents"]

@@ -273,6 +273,3 @@ def _component_types(args: tuple) -> Iterator[Any]:
         if hasattr(ty, "skeleton") and ty not in _checked:
             yield ty
             _checked.add(ty)
-
-
-__all__ = ["check", "check_compiled"]

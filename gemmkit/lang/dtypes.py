@@ -19,8 +19,6 @@ from gemmkit.lang.numba_hooks import (
 )
 from gemmkit.lang.number_types import numba_type
 
-__all__ = ["DTypeType"]
-
 
 class DTypeType(types.Callable, types.Opaque):
     """A dtype in device code: calling it converts."""

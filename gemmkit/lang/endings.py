@@ -22,8 +22,6 @@ from typing import Any, NamedTuple
 from gemmkit.lang.numba_hooks import FunctionPass, register_pass
 from gemmkit.lang.numba_hooks import numba_ir as ir
 
-__all__ = ["Endings"]
-
 
 class Use(NamedTuple):
     """Where one end takes a variable and the other end another one: an element of an expression of the one's."""

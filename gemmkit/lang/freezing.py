@@ -14,8 +14,6 @@ from gemmkit.lang.kinds import number_kind, scalar_kind, view_kind
 from gemmkit.lang.records import Record
 from gemmkit.runtime.arrays import ArrayInfo, alignment, check_aligned, info_of, part_bytes, unit_axis
 
-__all__ = ["Frozen", "freeze_array", "freeze_function", "freeze_runtime", "freeze_scalar"]
-
 
 @dataclasses.dataclass
 class Frozen:

@@ -9,8 +9,6 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-__all__ = ["without_collections"]
-
 
 @contextlib.contextmanager
 def without_collections() -> Iterator[None]:

@@ -263,6 +263,3 @@ _CHECKS = {
     "Scalar": (_is_argument, _NUMBER),
     "Array": (_is_array, _ARRAY),
 }
-
-
-__all__ = ["check_dtype", "check_fields", "check_methods", "dtype_given", "function_given", "required"]

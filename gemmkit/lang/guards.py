@@ -183,6 +183,3 @@ def _true() -> bool:
 
 
 NOTHING = Guards(())
-
-__all__ = ["MISSING", "NOTHING", "UNSEEN", "Fact", "Guards", "cell", "class_facts", "class_version", "code", "contents",
-           "function_of", "holds", "item", "members"]

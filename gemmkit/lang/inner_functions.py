@@ -77,6 +77,3 @@ def _source(func_ir: Any, variable: Any) -> str:
     """The variable that a captured one is read from."""
     definitions = func_ir._definitions[variable.name]
     return definitions[0].name if len(definitions) == 1 and isinstance(definitions[0], ir.Var) else variable.name
-
-
-__all__ = ["InnerFunctions"]

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-__all__ = ["NotInstalledError", "advice", "missing", "require", "toolkit"]
-
 #: By the module that each one gives, the distribution. (``numba.cuda`` is no sign of numba-cuda: Numba has one of its own.)
 _OF_CUDA = {"llvmlite": "llvmlite", "numba": "numba", "numba_cuda": "numba-cuda", "cuda.bindings": "cuda-bindings",
             "cuda.core": "cuda-core"}

@@ -19,8 +19,6 @@ from gemmkit.lang.number_types import numba_type
 from gemmkit.lang.records import device_dtype, record_text
 from gemmkit.lang.scalars import index, weak_float64
 
-__all__ = ["Kind", "ViewKind", "kind", "number_kind", "scalar_kind", "view_kind"]
-
 
 class Kind:
     """A type of device code that may not be made yet: `type` makes it; ``text`` tells it from others of its sort."""

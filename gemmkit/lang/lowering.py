@@ -31,8 +31,6 @@ from numba.cuda.lowering import CUDALower
 
 from gemmkit.lang.calls import is_empty
 
-__all__ = ["Lines", "Lower", "in_values"]
-
 
 class Lower(CUDALower):
     """Lowering without a debugger's variables, and with one look at each assignment."""

@@ -122,6 +122,3 @@ class Members(View):
     def __init__(self, array: np.ndarray, memory: Any, unit: int | None, alignment: int, members: list[View]):
         super().__init__(array, memory, unit, alignment)
         self.members = members
-
-
-__all__ = ["Members", "entry_of", "member_of", "number_of"]

@@ -79,6 +79,3 @@ def _module(func_ir: Any, variable: Any) -> ModuleType | type | enum.Enum | None
 
 
 register_pass(mutates_CFG=False, analysis_only=False)(ModuleAttributes)
-
-
-__all__ = ["ModuleAttributes"]

@@ -106,6 +106,3 @@ def check_stored(value: Any, dtype: np.dtype) -> None:
         site = here()
         line = kernel_line(site)
         raise refused_at(site[0].co_name, line.file, line.number, refusal("this array", got, dtype))
-
-
-__all__ = ["check_stored", "fitting", "misfit", "misfit_of_type", "narrows", "refusal"]

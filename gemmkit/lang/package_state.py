@@ -188,6 +188,3 @@ def look_anew() -> None:
 def mark() -> str:
     """What tells code of gemmkit's that is replaced from the code in its files: empty where all is as imported."""
     return f"replaced {_seen[1]}" if _seen[0] else ""
-
-
-__all__ = ["look_anew", "mark", "of_packages", "package_digest", "packages_stand"]

@@ -174,6 +174,3 @@ def transform_pairs(transform: Any, dtype: np.dtype, words: tuple) -> tuple:
     """A transform of elements of ``dtype`` in 32-bit words, two at a time (see `is_pairwise`)."""
     values = np.array(words, np.uint32).view(dtype)
     return tuple(np.array([transform.of(x) for x in values], dtype).view(np.uint32))
-
-
-__all__ = ["PairType", "is_pairwise", "transform_pairs"]

@@ -43,8 +43,6 @@ from gemmkit.lang.lowering import Lines, Lower, in_values
 from gemmkit.lang.shortcuts import install, value_types
 from gemmkit.lang.ways import unify_ways
 
-__all__ = ["Passes", "Translation", "analysed_once", "contexts"]
-
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class _ClosureLikes(InlineClosureLikes):

@@ -56,6 +56,3 @@ def _clause(reading: Reading) -> str | None:
         name, module = reading.of_process[0]
         return f"{name}, which is not of the program (of {module}) and may be another at each call"
     return None
-
-
-__all__ = ["mutable_in_property"]

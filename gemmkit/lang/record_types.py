@@ -321,6 +321,3 @@ def _type_numbers(context: Any, dtype: Any, planes: Any) -> Any:
 def numbers_of(dtype: np.dtype, planes: tuple) -> tuple:
     """The inverse of `planes_of`: numbers of ``dtype``."""
     return tuple(to_dtype(dtype, p) for p in zip(*planes))
-
-
-__all__ = ["conjugate", "numbers_of", "of_parts", "part_of", "part_types", "planes_of"]

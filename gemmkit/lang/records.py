@@ -212,7 +212,3 @@ def scalars(data: np.ndarray, dtype: np.dtype) -> tuple:
     if dtype.names is None:
         return tuple(values)
     return tuple(Record(dtype, row) for row in zip(*(values[name] for name in dtype.names)))
-
-
-__all__ = ["REAL_IMAG", "SIGNS", "TABLE", "Record", "device_dtype", "like", "metadata_of", "number_dtype", "part_dtypes",
-           "part_size", "record_text", "scalars", "terms", "to_dtype"]

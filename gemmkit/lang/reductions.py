@@ -16,8 +16,6 @@ from gemmkit.lang.atoms import atom
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.registers import call_function
 
-__all__ = ["reduce", "together"]
-
 
 def _type_reduce(context: Any, function: Any, value: Any, values: Any, *args: Any) -> Any:
     if not isinstance(values, types.UniTuple) or not isinstance(function, types.Callable):

@@ -189,7 +189,3 @@ def imports_of(code: CodeType) -> frozenset[str]:
     """The modules that a code object, or one nested in it, imports."""
     own = {step.argval for step in dis.get_instructions(code) if step.opname == "IMPORT_NAME"}
     return frozenset(own).union(*(imports_of(c) for c in code.co_consts if isinstance(c, CodeType)))
-
-
-__all__ = ["Owner", "attributes", "globals_of", "imports_of", "is_device", "is_fixed", "is_gemmkit", "is_host", "is_library",
-           "names_of", "of_process", "owner_of"]

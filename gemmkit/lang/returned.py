@@ -312,6 +312,3 @@ def truth(component: Any, method: str, value: Any) -> Any:
     if not isinstance(value, np.bool_) and not _is_whole(value):
         raise refusal(component, method, told(value), TRUTH)
     return value
-
-
-__all__ = ["all_converted", "converted", "convertible", "counted", "number", "numbers", "pair", "refusal", "truth"]

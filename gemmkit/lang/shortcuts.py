@@ -22,8 +22,6 @@ from numba.cuda.core import base, ir
 
 from gemmkit.lang.atoms import Atom
 
-__all__ = ["install", "value_types"]
-
 _NOTHING = {str, int, float, bool, NoneType, ir.Loc, ir.Scope}             # what names no variable
 
 

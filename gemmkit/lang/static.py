@@ -43,9 +43,6 @@ from gemmkit.lang.scalars import WeakIntLiteral, index
 from gemmkit.lang.statics import Static
 from gemmkit.lang.values import static_type, static_value
 
-__all__ = ["Held", "NotKnown", "Split", "SplitType", "Static", "StaticType", "known", "lowered", "object_of",
-           "traced", "type_of"]
-
 i32 = ir.IntType(32)
 
 

@@ -229,6 +229,3 @@ def _truth(value: Any) -> bool:
     if value is None or isinstance(value, (bool, int, float, np.bool_)):
         return bool(value)
     raise Unknown
-
-
-__all__ = ["Of", "StaticBranches", "Unknown", "asked", "of_type"]

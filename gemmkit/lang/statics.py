@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = ["Static"]
-
 
 class Static:
     """Base class of host objects that device code may hold. The ``repr`` of one must say all that it is: kernels are

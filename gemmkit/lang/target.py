@@ -47,6 +47,3 @@ def _answer_for_the_device() -> None:
 
 
 at_load(_answer_for_the_device)
-
-
-__all__ = ["compiling", "set_target_arch", "target_arch"]

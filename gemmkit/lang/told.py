@@ -53,6 +53,3 @@ def in_words(text: str) -> str:
         if found:
             return words.format(*found.groups())
     return text
-
-
-__all__ = ["in_words"]

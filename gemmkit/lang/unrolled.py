@@ -141,6 +141,3 @@ def _redirected(last: Any, targets: dict[int, int]) -> Any:
     if isinstance(last, ir.Branch):
         return ir.Branch(last.cond, targets.get(last.truebr, last.truebr), targets.get(last.falsebr, last.falsebr), last.loc)
     return last
-
-
-__all__ = ["unroll"]

@@ -45,6 +45,3 @@ def either(condition: bool, one: Any, other: Any) -> Any:
     """The view ``one`` where the condition holds, else ``other``: two views of one dtype and as many dimensions. Accesses
     are as wide as both allow."""
     return one if condition else other
-
-
-__all__ = ["either"]

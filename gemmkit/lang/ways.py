@@ -15,8 +15,6 @@ from gemmkit.lang.complex_scalars import WEAK_COMPLEX
 from gemmkit.lang.numba_hooks import compiles_users
 from gemmkit.lang.scalars import WEAK_FLOATS, IndexType, NarrowFloatType, WeakIntLiteral
 
-__all__ = ["unify_ways"]
-
 _NUMBERS = (types.Number, types.Boolean, NarrowFloatType, *WEAK_FLOATS, *WEAK_COMPLEX)
 
 

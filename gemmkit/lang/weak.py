@@ -34,6 +34,3 @@ def weaken(value: Any) -> Any:
 def weaken_code(code: CodeType) -> CodeType:
     return code.replace(co_consts=tuple(
         weaken_code(c) if isinstance(c, CodeType) else weaken(c) for c in code.co_consts))
-
-
-__all__ = ["WeakComplex", "WeakFloat", "WeakInt", "weaken", "weaken_code"]

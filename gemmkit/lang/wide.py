@@ -82,6 +82,3 @@ def _type_narrowed(context: Any, value: Any) -> Any:
 def narrowed(value: int) -> int:
     """A coordinate as kernels count, in 32 bits; it fits."""
     return int(value)
-
-
-__all__ = ["COUNT", "NARROW", "WIDE", "narrowed", "wide_type", "widened"]

@@ -230,6 +230,3 @@ def braided_columns(columns: int, slots: int) -> int:
     (16, 0)
     """
     return -(-columns // OCTET) * OCTET * slots
-
-
-__all__ = ["OCTET", "Braided", "Folded"]

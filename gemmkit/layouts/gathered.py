@@ -98,6 +98,3 @@ class Scattered(Gathered, ResultLayout):
 
     def __repr__(self) -> str:
         return f"Scattered({self.layout!r}, <index of {self.count} rows>)"
-
-
-__all__ = ["Gathered", "Scattered"]

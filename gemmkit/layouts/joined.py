@@ -249,6 +249,3 @@ class Joined(GlobalLayout):
         self.first.check(array, begin[0], begin[1], name)
         self.second.check(self.part.info, rest[0], rest[1], f"the part of {name} behind {self.boundary} "
                           f"{'rows' if self.is_above else 'columns'}")
-
-
-__all__ = ["Joined"]

@@ -303,6 +303,3 @@ class Planes(SharedLayout):
     def store_shared(self, pointer: Any, tile: Any, values: tuple, leading: Any) -> None:
         each(lambda plane, n: self.plane.store_shared(self.plane_at(n, pointer, leading), tile, plane, leading[0]),
              planes_of(values))
-
-
-__all__ = ["Embedded", "Interleaved", "Planar", "Planes"]

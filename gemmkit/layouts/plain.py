@@ -263,6 +263,3 @@ def _load_shared_element(layout: Any, pointer: Any, at: Any, leading: int) -> tu
 
 def _store_shared_element(value: Any, layout: Any, pointer: Any, at: Any, leading: int) -> None:
     store_shared(pointer, layout.position(at.base, leading), layout.position(at.offset, leading), (value,))
-
-
-__all__ = ["PAIR", "ColMajor", "FewerColumns", "Packed", "Padded", "Plain", "RowMajor", "Zero"]

@@ -11,8 +11,6 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.layouts.base import GlobalLayout
 from gemmkit.runtime.arrays import ArrayInfo, info_of
 
-__all__ = ["WORD_BITS", "GroupQuantised"]
-
 WORD_BITS = 32
 
 

@@ -372,6 +372,3 @@ def _mismatch(f: Any, got: Any, wanted: Any) -> str:
     return (f"{code.co_qualname if hasattr(code, 'co_qualname') else code.co_name} ({code.co_filename}, line "
             f"{code.co_firstlineno}) returns {got}, and its Generated layout declares dtype {wanted}; convert what it "
             f"returns{f', or declare {got}' if isinstance(got, np.dtype) else ''}")
-
-
-__all__ = ["Diagonal", "Generated", "Structured", "Symmetric", "Triangular"]

@@ -159,6 +159,3 @@ class Boxed(Padded):
 
     def __repr__(self) -> str:
         return f"Boxed({self.layout!r}, {self.padding})"
-
-
-__all__ = ["BOX", "RUN", "Boxed", "Swizzled"]

@@ -281,6 +281,3 @@ def _span(array: ArrayInfo) -> int:
 def _towards(layout: Any, tooth: int) -> tuple:
     """How far tooth number ``tooth`` lies from the first along each dimension: constants."""
     return generate(layout.ndim, lambda dimension: tooth if dimension == layout.teeth else 0)
-
-
-__all__ = ["Modes", "Tensor"]

@@ -153,6 +153,3 @@ def load_piece(piece: int, n: int, k_axis: int, layout: Any, pointer: Any, tile:
     along, across = tile.offset[k_axis] // BOX * BOX + piece * RUN, tile.offset[1 - k_axis] + 8 * n
     ahead = (across, along) if k_axis == 1 else (along, across)
     return pack_narrow(load_shared(pointer, layout.position(tile.base, leading), layout.position(ahead, leading), 2))
-
-
-__all__ = ["BoxMMAOp"]

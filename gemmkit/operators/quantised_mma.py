@@ -34,8 +34,6 @@ from gemmkit.ptx.fragments import FragmentMap, places
 from gemmkit.ptx.mma import MMA
 from gemmkit.ptx.words import unpack_narrow
 
-__all__ = ["QuantisedMMAOp"]
-
 F16, BF16, F32 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
 COLUMNS = 4                            # of B that a lane has: instructions side by side
 

@@ -220,5 +220,3 @@ MAX_PLUS = Semiring(maximum, plus, -math.inf)
 MAX_TIMES = Semiring(maximum, times, 0.0, sample=(0.25, 0.5, 0.75))
 LOG_SUM_EXP = Semiring(log_sum, plus, -math.inf)
 OR_AND = Semiring(either, both, 0)
-
-__all__ = ["LOG_SUM_EXP", "MAX_PLUS", "MAX_TIMES", "MIN_PLUS", "OR_AND", "Semiring"]

@@ -119,7 +119,3 @@ def b_across(operator: Any, tile: Any) -> Any:
 def load_matrices(layout: Any, pointer: Any, tile: Any, leading: int, count: int, trans: bool) -> tuple:
     """``ldmatrix``; ``tile`` lies where this lane's row does."""
     return ldmatrix(pointer, layout.position(tile.base, leading), layout.position(tile.offset, leading), count, trans)
-
-
-__all__ = ["LINE", "a_across", "a_along", "b_across", "b_along", "element_place", "load_apart", "load_elements",
-           "load_matrices", "own_place", "store_elements"]

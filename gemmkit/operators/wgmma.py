@@ -163,6 +163,3 @@ def within(layout: Any, coord: Any, size: Any) -> int:
     along, across = coord[layout.axis], coord[1 - layout.axis]
     return (along // layout.line * size[1 - layout.axis] * layout.line + across * layout.line
             + along % layout.line) * layout.itemsize
-
-
-__all__ = ["WGMMAOp", "within"]

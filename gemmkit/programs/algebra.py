@@ -17,8 +17,6 @@ from typing import Any
 
 from gemmkit.programs.trace import Value
 
-__all__ = ["simplified"]
-
 LEAVES = ("const", "scalar", "carried", "after", "load", "coordinate")
 
 

@@ -17,8 +17,6 @@ from gemmkit.programs.places import Places, Rounds
 from gemmkit.programs.values import Index
 from gemmkit.runtime.device import DeviceInfo
 
-__all__ = ["Allocation", "Ring", "allocated", "fitted", "out_bytes", "said", "sized"]
-
 MOST = 4                               # stages where the mapping does not say how many
 STEP = 64                              # of a tile's columns
 COLUMN_BYTES = 4                       # of a column's value in shared memory

@@ -22,8 +22,6 @@ from typing import Any
 from gemmkit.programs.lines import line_here, refused
 from gemmkit.programs.values import Axis, Index, Parameter, shown
 
-__all__ = ["Axes"]
-
 Symbol = tuple[str, int]
 
 

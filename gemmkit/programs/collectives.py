@@ -36,9 +36,6 @@ from gemmkit.ptx.warpgroup import fence_async, named_barrier
 from gemmkit.runtime.tensor_maps import TensorMapSpec
 from gemmkit.tiling import Tile
 
-__all__ = ["F32", "LINE", "ROWS", "DirectOut", "Part", "Product", "RowSums", "RowsOut", "Staged", "TmaOut", "blocks",
-           "row_of"]
-
 F32 = np.dtype(np.float32)
 ROWS = 64                              # of a product, which a warpgroup has
 LINE = 64                              # elements of a swizzled line of 128 bytes

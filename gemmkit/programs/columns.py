@@ -23,8 +23,6 @@ from gemmkit.ptx.shuffle import SHUFFLE
 from gemmkit.ptx.special import lane_index, thread_index, udiv
 from gemmkit.ptx.warpgroup import named_barrier
 
-__all__ = ["ColumnSums", "Columns", "ColumnsOut"]
-
 OCTET = 8                              # columns of a matrix that ldmatrix loads, and its lines
 AT_ONCE = 32                           # lines of four such matrices one below the other, or columns side by side
 exchanged = SHUFFLE["bfly"]

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from gemmkit.tuner.found import TunedProgram
     from gemmkit.tuner.subject import Subject
 
-__all__ = ["Program", "program"]
-
 #: Arguments of a program's calls.
 OWN = "mapping", "stream", "text", "block", "mappings", "effort", "budget", "keep", "jobs", "progress"
 

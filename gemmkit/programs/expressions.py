@@ -17,8 +17,6 @@ from gemmkit.programs.lines import refused
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Index
 
-__all__ = ["JOINTS", "KEPT", "SIGNS", "Function", "function_of", "is_converted"]
-
 SIGNS = dict(add="+", sub="-", mul="*", div="/", lt="<", le="<=", eq="==", ne="!=")
 JOINTS = {"and": "{} and {}", "or": "{} or {}", "not": "not {}"}
 CALLS = dict(exp2="exp2", log2="log2", reciprocal="reciprocal", tanh="math.tanh", sqrt="math.sqrt", max="max")

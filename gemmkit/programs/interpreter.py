@@ -16,8 +16,6 @@ from gemmkit.programs.axes import Axes
 from gemmkit.programs.lines import explained, refused
 from gemmkit.programs.values import Axis, Cell, Extent, Index, Parameter, Place, Term, _current, joined, shown
 
-__all__ = ["COMPARISONS", "CONDITIONS", "Along", "Interpreter", "called", "entered"]
-
 #: Operations that make conditions: of numbers, and of conditions.
 COMPARISONS, CONNECTIVES = frozenset({"lt", "le", "eq", "ne"}), frozenset({"and", "or", "not"})
 CONDITIONS = COMPARISONS | CONNECTIVES

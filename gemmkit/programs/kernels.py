@@ -22,8 +22,6 @@ from gemmkit.runtime.array_info import ArrayInfo, alignment
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.tensor_maps import why_not
 
-__all__ = ["KERNELS", "ORDERS", "Kernel", "kernel_of"]
-
 HOPPER, AMPERE = (9, 0), (8, 0)
 #: Of a mapping, what a multistage kernel has not, and why.
 ORDERS = dict(ahead="products are done where they stand, and none runs ahead",

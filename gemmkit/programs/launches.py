@@ -23,8 +23,6 @@ from gemmkit.runtime.arrays import is_array
 if TYPE_CHECKING:
     from gemmkit.programs.plan import ProgramPlan
 
-__all__ = ["Given", "Launches", "bits_of", "given_by", "launches_of"]
-
 LARGEST = float(np.finfo(np.float32).max)
 FLOATS = float, np.floating                    # arguments that a program's kernel has as run-time numbers
 

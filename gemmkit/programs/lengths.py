@@ -30,8 +30,6 @@ from gemmkit.programs.values import Extent, Parameter, shown
 if TYPE_CHECKING:
     from gemmkit.programs.trace import Value
 
-__all__ = ["check_length"]
-
 COUNTED = np.dtype(np.int32), np.dtype(np.int64)
 SUCH = "an element of an array of int32 or int64 is needed, such as stop=lengths[h]"
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any, TypeVar
 
-__all__ = ["explained", "is_ours", "line_here", "name_here", "refused", "users_frame"]
-
 _FOLDER = str(Path(__file__).parent)
 _Error = TypeVar("_Error", bound=Exception)
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from gemmkit.lang.errors import ConfigError
 
-__all__ = ["MULTISTAGE", "WARP_SPECIALISED", "Mapping"]
-
 MOST_STAGES, MOST_WARPGROUPS, MOST_BLOCKS, MOST_SPLITS, MOST_BAND = 16, 3, 4, 16, 64
 REGISTERS = "registers"
 WARP_SPECIALISED, MULTISTAGE = "warp_specialised", "multistage"          # as `gemmkit.get_config` calls them

@@ -8,8 +8,6 @@ import linecache
 import sys
 from types import ModuleType
 
-__all__ = ["NEEDED", "ROWS_NEEDED", "module_of"]
-
 NEEDED = "kernel", "Sizes", "WARPGROUPS", "SHARED_BYTES", "tiles"
 ROWS_NEEDED = "kernel", "Sizes", "ROWS", "SHARED_BYTES", "tiles"         # of a function of rows
 

@@ -18,8 +18,6 @@ from typing import NamedTuple
 
 from gemmkit.programs.places import ColumnSum, Multiply, Rounds, RowSum
 
-__all__ = ["LEAST_STAGES", "Await", "Event", "Fill", "Ordered", "Read", "Release", "Start", "Wait", "ordered"]
-
 LEAST_STAGES = 2                       # a stage is released when the next one is in use
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from gemmkit.programs.expressions import KEPT
 
-__all__ = ["IMPORTS", "OWN_NAMES", "OWN_STARTS"]
-
 IMPORTS = [
     ("dataclasses", "dataclass", ()), ("gemmkit.components", "Component", ()), ("gemmkit.components", "Scalar", ()),
     ("gemmkit.kernels.attention.elements", "column_at", ("column_at",)),

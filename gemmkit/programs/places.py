@@ -17,8 +17,6 @@ from gemmkit.programs.lines import refused
 from gemmkit.programs.trace import Carried, Loop, Store, Value
 from gemmkit.programs.values import Index, Parameter, shown
 
-__all__ = ["ColumnSum", "Multiply", "Places", "Rounds", "RowSum", "TilePlace", "places_of"]
-
 TAKEN = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 
 

@@ -28,8 +28,6 @@ from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.streams import launch_stream
 
-__all__ = ["ProgramPlan"]
-
 ALONE = Cluster()
 
 

@@ -41,8 +41,6 @@ from gemmkit.runtime.arrays import describe, is_array
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.runtime.tensor_maps import why_not
 
-__all__ = ["planned"]
-
 
 def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str | None) -> ProgramPlan:
     """All passes. Raises ValueError, TypeError and ConfigError before anything is compiled."""

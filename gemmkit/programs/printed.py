@@ -10,8 +10,6 @@ from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.programs.expressions import Function
 from gemmkit.programs.trace import Store
 
-__all__ = ["EARLY", "Out", "OutKind", "Printed", "of_blocks"]
-
 #: Statements before a kernel first touches what others write, on GPUs where a launch may begin before the kernel before it
 #: has ended (compute capability 9.0 and above): the next one may begin, and this one waits for the one before. What begins a
 #: kernel is done under the end of another: 2048^3 takes 23.9 us in place of 25.8 (H200).

@@ -11,8 +11,6 @@ import numpy as np
 from gemmkit.programs.interpreter import Interpreter
 from gemmkit.programs.values import Axis, Extent, Index, Parameter
 
-__all__ = ["Reference"]
-
 BLOCK = 37                             # an odd length shows that a result does not depend on it
 FUNCTIONS: dict[str, Any] = dict(
     add=np.add, sub=np.subtract, mul=np.multiply, div=np.divide, neg=np.negative, lt=np.less, le=np.less_equal, eq=np.equal,

@@ -26,8 +26,6 @@ from gemmkit.programs.tuned import best_planned
 from gemmkit.runtime.arrays import is_array
 from gemmkit.runtime.recognition import KEYS, key_of
 
-__all__ = ["plan_of_call", "plans"]
-
 CONSTANTS = (type(None), bool, int, str, np.number)
 
 

@@ -13,8 +13,6 @@ import numpy as np
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.workspace import PLACES, Space, addresses
 
-__all__ = ["BEGIN", "host_arrays", "spare", "spare_bytes", "stream_memory"]
-
 ROLE = "sums"
 BEGIN = PLACES[ROLE]
 F32 = np.dtype(np.float32)

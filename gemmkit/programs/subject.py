@@ -35,8 +35,6 @@ from gemmkit.tuner.jobs import Job, Memory, Pointer
 from gemmkit.tuner.subject import Output, Subject
 from gemmkit.tuner.verifying import tolerance
 
-__all__ = ["Programmed"]
-
 TOGETHER = 3                           # things in which a mapping differs from the default
 WARPGROUPS, STAGES = (1, 2, 3), (2, 3, 4, 5, 6)
 COLUMNS, DEPTHS, SPLITS = (64, 128, 192, 256), (32, 64, 128), (1, 2, 4, 8, 16)

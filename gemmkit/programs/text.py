@@ -16,8 +16,6 @@ from gemmkit.programs.own_names import IMPORTS
 from gemmkit.programs.places import Multiply, Places, RowSum, TilePlace
 from gemmkit.programs.printed import EARLY, Out, Printed, of_blocks
 
-__all__ = ["Printer", "printed"]
-
 REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}      # of a thread that produces, and of one that consumes
 
 

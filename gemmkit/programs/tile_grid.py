@@ -24,8 +24,6 @@ from gemmkit.programs.mapping import MOST_BAND, Mapping
 from gemmkit.programs.places import Places
 from gemmkit.programs.rows.form import walked
 
-__all__ = ["laid_out"]
-
 BEGINNING, WARPGROUPS = 64, 2
 
 

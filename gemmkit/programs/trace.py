@@ -17,8 +17,6 @@ from gemmkit.programs.lengths import check_length
 from gemmkit.programs.lines import line_here, name_here, refused
 from gemmkit.programs.values import Arithmetic, Axis, Cell, Extent, Index, Parameter, Term, shown
 
-__all__ = ["Carried", "Loop", "Store", "Value", "stores_of", "trace"]
-
 
 @dataclass(eq=False)
 class Value:

@@ -17,8 +17,6 @@ from gemmkit.programs.plan import ProgramPlan
 from gemmkit.programs.planned import planned
 from gemmkit.tuning import store
 
-__all__ = ["Laid", "best_planned", "key_of"]
-
 
 @dataclass(frozen=True)
 class Laid:

@@ -19,8 +19,6 @@ import numpy as np
 
 from gemmkit.programs.lines import is_ours, name_here, refused
 
-__all__ = ["Arithmetic", "Axis", "Cell", "Extent", "Index", "Parameter", "Place", "Term", "current", "joined", "shown"]
-
 _current: ContextVar[Any] = ContextVar("gemmkit_program", default=None)
 
 #: NumPy's functions of two numbers, which `np.float32(2) * x` calls, by the operation that they are.

@@ -22,9 +22,6 @@ from gemmkit.programs.interpreter import Along
 from gemmkit.programs.lines import refused
 from gemmkit.programs.values import Cell, Extent, Index, Place, Term, current, term
 
-__all__ = ["copy", "exp", "finite", "full", "log", "maximum", "minimum", "once", "parallel", "place", "rsqrt", "sequential",
-           "sqrt", "tanh", "where", "zeros"]
-
 
 def parallel(*extents: Extent) -> Along:
     """Blocks of one or several axes, which do not know of each other."""

@@ -146,6 +146,3 @@ def accumulate_terms(algebra: Any, sums: tuple, function: Any, *args: Any) -> tu
     for at, m, i, j, negative, first in _steps(algebra, len(sums)):
         out[at] = function(out[at], m, i, j, negative, first, *args)
     return tuple(out)
-
-
-__all__ = ["accumulate_terms", "multiply_planes"]

@@ -10,8 +10,6 @@ from gemmkit.lang.memory import SharedType
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.ptx.ldmatrix import shared_address
 
-__all__ = ["anchor"]
-
 #: The bits of a NaN that no arithmetic gives: results that are none are 0x7fffffff.
 NEVER = 0x7fbadbad
 

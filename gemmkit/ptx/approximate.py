@@ -23,8 +23,6 @@ from gemmkit.lang.atoms import Atom
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.number_types import kind_of_type
 
-__all__ = ["exp2", "log2", "maximum", "reciprocal", "tanh"]
-
 F32 = np.float32
 
 

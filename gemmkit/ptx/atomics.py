@@ -98,6 +98,3 @@ def await_counter(view: View, at: int, number: int, order: str) -> None:
     Who is awaited must run: a block that waits for one that finds no multiprocessor waits for ever.
     """
     emulator.counters.wait(current(), view.memory, view.locate((at,)), int(number), order)
-
-
-__all__ = ["ORDERS", "atomic_add", "await_counter", "set_counter"]

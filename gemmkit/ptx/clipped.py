@@ -82,6 +82,3 @@ def load_words_within(view: View, axis: int, base: Any, offset: Any, count: int,
     if kept:
         data[:kept * view.dtype.itemsize] = view.load_bytes(axis, tuple(map(operator.add, base, offset)), kept)
     return tuple(data.view(np.uint32))
-
-
-__all__ = ["load_words_within"]

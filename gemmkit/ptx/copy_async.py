@@ -162,6 +162,3 @@ def copies_arrive(barriers: Any, n: int) -> None:
     """Have an arrival at barrier ``n`` follow when all copies that this thread has started are done."""
     thread = current()
     emulator.thread_copies.arrive(thread, emulator.mbarriers.find(thread, place(barriers, n)))
-
-
-__all__ = ["SIZES", "commit_copies", "copies_arrive", "copy_async", "copy_async_clipped", "offset_of", "wait_copies"]

@@ -22,8 +22,6 @@ from gemmkit.lang.assembly import assembly
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.numba_hooks import ir, signature, types
 
-__all__ = ["as_bfloat16", "dequantise_word", "zero_words"]
-
 i32 = ir.IntType(32)
 MANTISSA, THOUSAND = 10, 0x64006400    # bits; 1024 in both halves
 

@@ -42,6 +42,3 @@ def _type_divided(context: Any, n: Any, multiplier: Any, shift: Any) -> Any:
 def divided(n: int, multiplier: int, shift: int) -> int:
     """n // d of a coordinate n, by d's `reciprocal`."""
     return (int(n) * int(multiplier)) >> int(shift)
-
-
-__all__ = ["divided", "reciprocal"]

@@ -61,6 +61,3 @@ def await_flag(view: View, at: int, value: int, patience: int) -> None:
 def fence_async_global() -> None:
     """Let TMA copies that this thread starts from here on read what it has acquired in global memory (sm_90)."""
     current().fence_proxy()
-
-
-__all__ = ["await_flag", "fence_async_global"]

@@ -27,8 +27,6 @@ from gemmkit.lang.scalars import i32, index
 from gemmkit.shapes import Shape
 from gemmkit.strides import Modes, Step, walk
 
-__all__ = ["FragmentMap", "fragment_coordinate", "places"]
-
 
 def places(*modes: tuple[int, tuple[int, int]]) -> Shape:
     """A number's place in a matrix: (extent, (rows, columns)) of its digits, the fastest first.

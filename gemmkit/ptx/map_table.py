@@ -19,8 +19,6 @@ from gemmkit.lang.memory import ViewType, coordinates_of, global_pointer, proxy
 from gemmkit.lang.numba_hooks import ir, models, register_model, signature, types
 from gemmkit.lang.sites import current
 
-__all__ = ["WORDS", "MapAddressType", "MapTable", "acquire_map", "map_at"]
-
 BYTES = 128                            # of a tensor map
 WORDS_DTYPE = np.dtype(np.int64)
 WORDS = BYTES // WORDS_DTYPE.itemsize  # columns of a table

@@ -35,6 +35,3 @@ def _type_opaque(context: Any, view: Any) -> Any:
 def opaque(view: Any) -> Any:
     """The view, with strides of which LLVM knows nothing; another operand (none, say) as it is."""
     return view
-
-
-__all__ = ["opaque"]

@@ -19,8 +19,6 @@ from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.number_types import numpy_dtype
 from gemmkit.lang.sites import current
 
-__all__ = ["pack_fragment", "pack_relu"]
-
 NAMES = {np.dtype(np.float16): "f16x2", np.dtype(ml_dtypes.bfloat16): "bf16x2"}
 
 

@@ -91,6 +91,3 @@ def pointer_at(builder: Any, pointer: SharedType, value: Any, terms: list, llvm_
     for term in terms[1:]:
         place = builder.gep(place, [builder.mul(term, i32(pointer.dtype.itemsize))], inbounds=True)
     return builder.bitcast(place, ir.PointerType(llvm_type, addrspace=SHARED))
-
-
-__all__ = ["is_pinned", "pinned", "pointer_at", "shared_place"]

@@ -11,8 +11,6 @@ from gemmkit.lang.memory import coordinates_of, global_pointer, proxy
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.ptx.memory import is_position
 
-__all__ = ["prefetch"]
-
 i8, i64 = ir.IntType(8), ir.IntType(64)
 
 

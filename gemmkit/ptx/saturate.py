@@ -104,6 +104,3 @@ def saturate(dtype: np.dtype, value: Any) -> Any:
     with np.errstate(all="ignore"):
         clamped = wide(limit) if given > limit else wide(-limit) if given < -limit else given
         return np.asarray(clamped).astype(dtype)[()]
-
-
-__all__ = ["saturate"]

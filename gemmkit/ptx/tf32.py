@@ -44,6 +44,3 @@ def round_word(word: Any) -> Any:
     '0x3f802000'
     """
     return np.uint32(rounded_to_tf32(np.uint32(word).view(np.float32)).view(np.uint32))
-
-
-__all__ = ["round_word", "rounded_to_tf32", "tf32_from_f32", "truncated_to_tf32"]

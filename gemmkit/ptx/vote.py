@@ -9,8 +9,6 @@ from gemmkit.lang.atoms import atom
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.sites import current
 
-__all__ = ["any_lane"]
-
 
 def _type_any(context: Any, condition: Any) -> Any:
     if not isinstance(condition, types.Boolean):

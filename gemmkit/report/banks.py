@@ -16,8 +16,6 @@ import numpy as np
 from gemmkit.emulator.memory import BANKS, WORD
 from gemmkit.emulator.recording import Event
 
-__all__ = ["Lane", "Row", "count", "extra_passes"]
-
 WARP, SERVED = 32, 128
 
 

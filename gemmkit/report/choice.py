@@ -9,8 +9,6 @@ from gemmkit.config import Config
 from gemmkit.lang.errors import ConfigError
 from gemmkit.tuning.candidates import Candidate, modelled
 
-__all__ = ["REASONS", "Choice", "choice_of", "microseconds_text"]
-
 SHOWN = 8                              # mappings beside the one that was chosen
 #: By `gemmkit.problem.Call.chosen_by`: the reason, and the file that owns it.
 REASONS = {

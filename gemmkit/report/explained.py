@@ -12,8 +12,6 @@ from gemmkit.report.choice import Choice, choice_of, microseconds_text
 from gemmkit.report.page import page, title
 from gemmkit.report.subject import Subject, of_call
 
-__all__ = ["Explanation", "explain"]
-
 
 class Explanation:
     """What `explain` returns. A notebook shows the page; ``print`` shows what was chosen, and why.

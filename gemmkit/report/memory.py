@@ -12,8 +12,6 @@ from gemmkit.emulator.memory import BANKS, WORD
 from gemmkit.report.banks import Row, count
 from gemmkit.report.subject import Run
 
-__all__ = ["banks_of", "drawn"]
-
 LINES, WORDS = 16, 32  # of a tile's contiguous axis: how many lines, and words of each
 
 

@@ -12,8 +12,6 @@ from gemmkit.report.choice import choice_of, microseconds_text
 from gemmkit.report.subject import Run, Subject
 from gemmkit.runtime.assemble import AssemblerError
 
-__all__ = ["page"]
-
 OPCODES = 16  # that are listed
 #: By the beginning of an opcode: what such instructions do.
 KINDS = {

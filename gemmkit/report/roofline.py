@@ -17,8 +17,6 @@ from gemmkit.report.choice import choice_of, microseconds_text
 from gemmkit.report.subject import Subject
 from gemmkit.runtime.device import DeviceInfo
 
-__all__ = ["Roof", "drawn", "roof_of"]
-
 #: Operations (a multiplication and an addition are two) of a multiprocessor a cycle: tensor cores, by the operands' dtype.
 TENSOR = {
     (9, 0): {

@@ -24,8 +24,6 @@ from gemmkit.problem import HOST
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import DeviceInfo, assumed, target
 
-__all__ = ["Run", "Subject", "of_call"]
-
 AHEAD = 2                              # k-tiles that a small product has beside those that fill the stages
 
 

@@ -12,8 +12,6 @@ from gemmkit.ptx.fragments import FragmentMap
 from gemmkit.report.subject import Subject
 from gemmkit.tiling import parallelise
 
-__all__ = ["fragment", "plan_drawn", "warp_tiles"]
-
 SIDE = 300  # pixels of a figure's longer side
 MOST_BLOCKS = 4096  # of D's grid: more are told by their number alone
 WINDOW = 32, 32  # rows and columns of a fragment that are drawn

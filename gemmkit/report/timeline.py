@@ -17,8 +17,6 @@ from gemmkit.drawing import figure, hue, legend, rect, table, text
 from gemmkit.emulator.recording import Event
 from gemmkit.report.subject import Run
 
-__all__ = ["Bar", "Timeline", "drawn"]
-
 TILE, LATENCY, FINISH, ISSUE = 1.0, 2.0, 1.0, 0.12
 MOST = 6  # roles that are drawn
 UNIT = 34  # pixels of a k-tile's products

@@ -15,8 +15,6 @@ import numpy as np
 from gemmkit.runtime import arrays, device
 from gemmkit.runtime.array_info import ArrayInfo
 
-__all__ = ["allocator"]
-
 Allocate = Callable[[], tuple[Any, int]]
 
 

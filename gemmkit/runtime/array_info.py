@@ -9,23 +9,6 @@ import numpy as np
 
 from gemmkit.strides import merged
 
-__all__ = [
-    "ArrayInfo",
-    "Extents",
-    "alignment",
-    "are_the_same",
-    "byte_range",
-    "check_aligned",
-    "flipped",
-    "overlaps",
-    "overlaps_itself",
-    "part_bytes",
-    "shares_memory",
-    "steps_of",
-    "unit_axis",
-    "whole",
-]
-
 Extents = tuple[int, ...]
 _MAX_ALIGNMENT = 16  # bytes of the widest load or store
 

@@ -24,18 +24,6 @@ from pathlib import Path
 
 from gemmkit.runtime import device
 
-__all__ = [
-    "Assembled",
-    "AssemblerError",
-    "ResourceUsage",
-    "assemble",
-    "candidates",
-    "disassemble",
-    "instruction_counts",
-    "parse_usage",
-    "release",
-]
-
 
 class AssemblerError(RuntimeError):
     """PTX that no assembler took, or an assembler or disassembler that is missing."""

@@ -33,8 +33,6 @@ from typing import Any, NamedTuple
 
 from gemmkit.runtime.cache_folder import Folder
 
-__all__ = ["SHIPPED", "CacheInfo", "CacheStats", "CubinCache", "Entry", "default_cache", "default_folder", "ship", "shipped"]
-
 SHIPPED = Path(__file__).resolve().parents[1] / "cubins"
 
 _FORMAT = 1

@@ -35,8 +35,6 @@ from typing import Any
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["Distrusted", "Folder"]
-
 _ENTRY = ".kernel"
 _TEMPORARY = ".gemmkit-tmp"
 _LOCK = ".gemmkit-lock"

@@ -15,22 +15,6 @@ from typing import Any
 
 from gemmkit.lang.installed import missing, require
 
-__all__ = [
-    "H100",
-    "DeviceInfo",
-    "absence",
-    "assumed",
-    "assumed_device",
-    "available",
-    "count",
-    "current",
-    "current_ordinal",
-    "ensure_context",
-    "made_current",
-    "target",
-    "value_of",
-]
-
 
 @dataclass(frozen=True)
 class DeviceInfo:

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-__all__ = ["Failure", "forked", "processors"]
-
 
 @dataclass(frozen=True)
 class Failure:

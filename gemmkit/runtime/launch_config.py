@@ -9,18 +9,6 @@ from typing import Any
 
 from gemmkit.runtime.device import DeviceInfo
 
-__all__ = [
-    "CTYPES",
-    "PARAMETER_FORMATS",
-    "Attribute",
-    "Config",
-    "Dim3",
-    "attributes",
-    "dim3",
-    "parameter_struct",
-    "validate",
-]
-
 #: Format codes of kernel parameters -> (struct format, alignment in bytes). Half-precision values are raw
 #: 16-bit patterns; ``tensor_map`` is the 128 bytes of a CUtensorMap, passed by value.
 PARAMETER_FORMATS: dict[str, tuple[str, int]] = {

@@ -20,8 +20,6 @@ from gemmkit.runtime import device, workspace
 if TYPE_CHECKING:
     from gemmkit.lang.freezing import Frozen
 
-__all__ = ["Launchable"]
-
 
 @dataclass
 class Launchable:

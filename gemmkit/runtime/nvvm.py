@@ -11,8 +11,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["to_asm"]
-
 _OPTIONS = {"opt": 3}
 
 

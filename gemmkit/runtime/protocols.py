@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["interface_of", "is_array", "offers"]
-
 
 def offers(x: Any, attribute: str) -> bool:
     """Whether an object has an attribute of an array protocol; one that raises is there."""

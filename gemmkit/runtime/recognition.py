@@ -13,8 +13,6 @@ from typing import Any
 
 from gemmkit.runtime.arrays import describe
 
-__all__ = ["KEYS", "key_if_given", "key_of", "matcher"]
-
 Key = tuple[Any, ...]
 
 

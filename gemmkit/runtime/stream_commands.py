@@ -13,8 +13,6 @@ import sys
 from functools import cache
 from typing import Any
 
-__all__ = ["copy", "new_event", "record", "wait_event", "wait_value", "write_value"]
-
 _AT_LEAST = 0                          # CU_STREAM_WAIT_VALUE_GEQ: the difference as a signed number, so that epochs may wrap
 _WITHOUT_TIME = 2                      # CU_EVENT_DISABLE_TIMING
 _HANDLE, _ADDRESS, _WORD = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint

@@ -7,9 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-__all__ = ["as_stream_handle", "check_stream", "current_stream", "is_capturing", "launch_stream",
-           "stream_finder"]
-
 _PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
 
 

@@ -227,6 +227,3 @@ class Encoder:
                 self._known.clear()
             self._known[address] = out = _bytes_of(self._map)
         return out
-
-
-__all__ = ["BYTES", "Encoder", "dimensions", "encode", "why_not"]

@@ -9,8 +9,6 @@ import numpy as np
 
 from gemmkit.runtime.arrays import ArrayInfo
 
-__all__ = ["strided"]
-
 
 def strided(x: Any, info: ArrayInfo, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
     """The elements of ``x``, described by ``info``, from its first one on, with another shape and other strides (in

@@ -33,8 +33,6 @@ from gemmkit.runtime import device
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.streams import is_capturing
 
-__all__ = ["Space", "addresses", "check_residency", "cluster_config", "described", "on_host", "spaces_of", "table", "tables"]
-
 #: What reductions of a chain of epilogues keep their partial states in, each its own.
 PARTIALS = "partials", "second partials", "third partials", "fourth partials"
 #: Addresses that no array has, for arrays that get theirs with a launch.

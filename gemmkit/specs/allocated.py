@@ -15,8 +15,6 @@ from gemmkit.specs.forms import FR, SH, WMMA, Form, Role
 from gemmkit.specs.placed import layout_of, swizzle_of
 from gemmkit.specs.steps import HOME, LEVELS
 
-__all__ = ["Operand", "Place", "State", "place_of"]
-
 
 class Operand(NamedTuple):
     """An operand on the way down: its form, and the order in which its matrix lies."""

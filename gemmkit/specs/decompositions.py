@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from gemmkit.specs.schedule import GL, RF, SH, A, B, Block, ColMajor, Init, K, Kernel, M, MatMul, Move, N, Thread
 
-__all__ = ["registers", "scalar", "shared"]
-
 scalar = (MatMul(M, N, K)(GL, GL, GL)(Kernel)
     .tile(16, 16).to(Block)
     .tile(1, 1).to(Thread)

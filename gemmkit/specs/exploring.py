@@ -27,8 +27,6 @@ from typing import Any
 from gemmkit.specs.trials import explored
 from gemmkit.specs.variants import Explored, Variant
 
-__all__ = ["Variants"]
-
 MOST = 4096                            # variants of an exploration
 
 

@@ -34,8 +34,6 @@ from gemmkit.specs.schedule import (
     Warp,
 )
 
-__all__ = ["multiply_adds", "tensor_cores"]
-
 
 def tensor_cores(block: tuple[int, int], k: int, warp: tuple[int, int], ahead: bool = False, occupancy: int = 1) -> Any:
     """``cuda_wmma_sample`` with other tiles: A row-major and B column-major, 16-bit floats; C row-major, float32.

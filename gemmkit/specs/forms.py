@@ -21,12 +21,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from gemmkit.lang.static import Static
+from gemmkit.lang.statics import Static
 from gemmkit.shapes import Shape, ShapeError, Step, local
 from gemmkit.strides import NOTHING, span
 from gemmkit.swizzles import NONE, Swizzle
-
-__all__ = ["FR", "GL", "RF", "SH", "Form", "Role", "T"]
 
 #: Global memory, shared memory, a thread's registers (register file), a warp's fragments in registers.
 GL, SH, RF, FR = "GL", "SH", "RF", "FR"

@@ -18,8 +18,6 @@ from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.streams import as_stream_handle, current_stream
 
-__all__ = ["Array", "Code", "Kernel"]
-
 
 class Array(NamedTuple):
     """An array argument: what it is called, whether the kernel only reads it, or fills it before it reads it."""

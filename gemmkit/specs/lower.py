@@ -22,8 +22,6 @@ from gemmkit.specs.steps import THREAD as AT_THREAD
 from gemmkit.specs.steps import WARP as AT_WARP
 from gemmkit.specs.threads import THREAD, WARP
 
-__all__ = ["Lowered", "Matrix", "lower"]
-
 NAMES = {"MatMul": ("a", "b", "c"), "Move": ("the source", "the target"), "Init": ("the target",)}
 PARTS = {"MatMul": nodes.parts_of_matmul, "Move": nodes.parts_of_move, "Init": nodes.parts_of_init}
 WORKERS = {(KERNEL, BLOCK): nodes.block_number, (BLOCK, AT_WARP): nodes.warp_number, (AT_WARP, AT_THREAD): nodes.lane_number,

@@ -29,8 +29,6 @@ from gemmkit.lang.static import NotKnown, SplitType, known
 from gemmkit.specs.forms import MMA, Form, Line, line_of
 from gemmkit.specs.threads import Threads
 
-__all__ = ["Instruction", "NoAtom", "instruction", "spec"]
-
 NEAREST = 3                                                   # instructions that an error lists
 
 

@@ -17,8 +17,6 @@ from gemmkit.specs import steps
 from gemmkit.strides import span
 from gemmkit.swizzles import CHUNK, NONE, Swizzle
 
-__all__ = ["XOR", "layout_of", "swizzle_of"]
-
 #: The swizzle by the numbers of lines.
 XOR = "xor"
 BANKS = 128                                                   # bytes that shared memory serves at a time

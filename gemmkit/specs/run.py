@@ -14,8 +14,6 @@ from gemmkit.specs.launching import Array, Code, Kernel, example
 from gemmkit.specs.lower import Lowered, Matrix, lower
 from gemmkit.specs.nodes import scheduled
 
-__all__ = ["READ_ONLY", "compile_schedule", "described", "explain", "kernel_of", "matrix_of", "prepared", "run"]
-
 #: Which of A, B and C a kernel only reads.
 READ_ONLY = (True, True, False)
 #: What sums are of, where no ``out`` says it.

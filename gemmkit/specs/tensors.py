@@ -29,8 +29,6 @@ from gemmkit.ptx.memory import shared
 from gemmkit.shapes import ShapeError
 from gemmkit.specs.forms import FR, GL, RF, SH, WMMA, Form
 
-__all__ = ["Tensor", "TensorError", "allocate", "on"]
-
 
 class TensorError(ValueError):
     """A tensor that its storage cannot be, or an index outside of it."""

@@ -14,11 +14,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from gemmkit.lang.static import Static
+from gemmkit.lang.statics import Static
 from gemmkit.ptx.special import block_x, thread_index
 from gemmkit.shapes import Shape, shape
-
-__all__ = ["THREAD", "WARP", "Blocks", "Threads", "blocks", "threads"]
 
 
 class Threads(Static):

@@ -17,8 +17,6 @@ from gemmkit.specs import steps
 from gemmkit.specs.forms import FR, SH
 from gemmkit.specs.run import matrix_of
 
-__all__ = ["config"]
-
 _PLAIN = {steps.ROW_MAJOR: layouts.RowMajor, steps.COLUMN_MAJOR: layouts.ColMajor}
 
 

@@ -31,8 +31,6 @@ from gemmkit.tuner.measuring import Failed, Measuring
 from gemmkit.tuner.progress import Progress
 from gemmkit.tuner.verifying import difference, elements, tolerance
 
-__all__ = ["explored"]
-
 PAIRS, MICROSECONDS = 5, 1000.0        # each variant is timed, in turns with gemmkit.matmul
 FINALISTS, FINAL_PAIRS = 3, 15         # the fastest again: the first of many is the luckiest, too
 DEFAULT_S = 300.0                      # that gemmkit.matmul may take to load and to run once

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-__all__ = ["Explored", "Variant"]
-
 
 @dataclass(frozen=True)
 class Variant:

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["batched_by"]
-
 
 def batched_by(operator: Callable[..., Any], size: int, in_dims: Sequence[int | None], tensors: Sequence[Any],
                cores: Sequence[int | None], keywords: dict[str, Any]) -> tuple[Any, Any]:

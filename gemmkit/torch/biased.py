@@ -13,8 +13,6 @@ import torch
 
 from gemmkit.torch.library import Differentiable, define
 
-__all__ = ["biased"]
-
 
 def biased(x: Any, bias: Any) -> Any:
     """x (M, N) plus a bias (N,), recorded."""

@@ -23,8 +23,6 @@ from gemmkit.torch.dual_tensors import DualTensor, Paths, tangents
 from gemmkit.torch.product import gradients, product, summed_to
 from gemmkit.torch.replay import Recipe, partials
 
-__all__ = ["Derivative"]
-
 _ORDINARY = FPUOp, MMAOp, WGMMAOp, WMMAOp
 _WHAT_WOULD_DO = "; take it apart into operators that have derivatives, or detach its operands"
 

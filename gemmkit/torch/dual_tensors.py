@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["ONE", "DualTensor", "Paths", "functions", "tangents"]
-
 MOST_WAYS = 64                         # through a function
 ONE = 1.0                              # the tangent of a variable itself: by any other variable it is the same object
 _TWO_OVER_ROOT_PI = 2 / math.sqrt(math.pi)

@@ -14,9 +14,6 @@ import torch
 
 from gemmkit import layouts, matrices
 
-__all__ = ["FORMS", "PLAIN", "check_form", "form_of", "form_of_layout", "gradient_of_stored",
-           "matrix_of", "shape_of", "transposed"]
-
 PLAIN = "plain"
 #: The forms, and what makes a matrix of an array.
 FORMS: dict[str, Callable[[Any], Any]] = {

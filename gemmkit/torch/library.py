@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-__all__ = ["Differentiable", "define", "is_eager", "qualified"]
-
 _NAME = re.compile(r"[A-Za-z_]\w*(::[A-Za-z_]\w*)?")
 
 

@@ -16,8 +16,6 @@ from gemmkit.torch.operators import Product, op
 from gemmkit.torch.product import autocast
 from gemmkit.torch.recorded import matmul
 
-__all__ = ["ACTIVATIONS", "FUNCTIONS", "Linear", "check_width"]
-
 #: What `Linear` takes for ``activation``.
 ACTIVATIONS: dict[str, Epilogue] = {"relu": ReLU(), "gelu": GELU(), "gelu_tanh": GELU("tanh"), "silu": SiLU(),
                                     "tanh": Tanh()}

@@ -23,8 +23,6 @@ from gemmkit.torch.library import Differentiable, define, qualified
 from gemmkit.torch.product import KEPT, autocast, check_dtypes, check_together, result_dtype, result_shape
 from gemmkit.torch.replay import Recipe
 
-__all__ = ["Product", "op"]
-
 
 def op(conf: Config | None = None, *, name: str, epilogue: Any = None, a: Any = None, b: Any = None, dtype: Any = None,
        derivative: Callable[..., Any] | None = None, **components: Any) -> Product:

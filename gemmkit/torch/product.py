@@ -19,9 +19,6 @@ from gemmkit.torch import forms
 from gemmkit.torch.batching import batched_by
 from gemmkit.torch.library import Differentiable, define
 
-__all__ = ["KEPT", "autocast", "check_dtypes", "check_together", "gradients", "product", "result_dtype", "result_shape",
-           "summed_to"]
-
 _SCHEMA = ('(Tensor a, Tensor b, *, str a_form="plain", str b_form="plain", bool conj_a=False, bool conj_b=False, '
            "ScalarType? dtype=None) -> Tensor")
 

@@ -28,8 +28,6 @@ from gemmkit.torch.library import Differentiable, define
 from gemmkit.torch.linear import ACTIVATIONS, FUNCTIONS, check_layer, check_width
 from gemmkit.torch.product import autocast, summed_to
 
-__all__ = ["QuantisedLinear"]
-
 _DTYPES = torch.float16, torch.bfloat16
 
 

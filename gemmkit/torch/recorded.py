@@ -17,8 +17,6 @@ from gemmkit.torch.derivative import Derivative
 from gemmkit.torch.product import autocast, check_dtypes, product, result_shape
 from gemmkit.torch.replay import Recipe
 
-__all__ = ["matmul", "recorded"]
-
 
 def matmul(a: Any, b: Any, c: Any = None) -> Any:
     """A B + C of tensors (..., M, K), (..., K, N) and (..., M, N), as an operator: autograd, compile, vmap, export. An A or

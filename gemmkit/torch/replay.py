@@ -23,8 +23,6 @@ from gemmkit.lang.functions import DeviceFunction
 from gemmkit.runtime.arrays import is_array
 from gemmkit.torch.dual_tensors import ONE, DualTensor, Paths, functions, tangents
 
-__all__ = ["Recipe", "partials"]
-
 X = 0                                  # the variable that is the product itself; operands follow
 
 

@@ -10,8 +10,6 @@ from gemmkit.config import Config
 if TYPE_CHECKING:
     from gemmkit.programs.mapping import Mapping
 
-__all__ = ["Tried", "Tuned", "TunedProgram"]
-
 
 @dataclass(frozen=True)
 class Tried:

@@ -17,9 +17,6 @@ from gemmkit.problem import held_by
 from gemmkit.runtime import device
 from gemmkit.runtime.array_info import ArrayInfo, byte_range, whole
 
-__all__ = ["Buffer", "Job", "Memory", "Pointer", "Table", "contents_of", "group_job_of", "group_memory_of", "job_of",
-           "memory_of"]
-
 ALIGNMENT = 256                        # bytes: an address in the measuring process is the caller's modulo this
 
 

@@ -17,8 +17,6 @@ from typing import Any
 
 from gemmkit.tuner.jobs import Job, Memory
 
-__all__ = ["Failed", "Measuring"]
-
 START_S = 120.0                        # to start, and to copy arrays
 MODULE = "gemmkit.tuner.device_process"
 

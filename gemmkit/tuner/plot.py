@@ -7,8 +7,6 @@ from typing import Any
 
 from gemmkit.tuner.found import Tuned
 
-__all__ = ["sweep", "tiles"]
-
 
 def tiles(found: Tuned) -> dict[tuple[int, int], float]:
     """The least time of each tile's (M, N), in microseconds."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-__all__ = ["Progress"]
-
 
 class Progress:
     """A bar for each part, where it is to be shown: ``is_shown`` None says where standard error is a terminal. ``console``

@@ -24,8 +24,6 @@ from gemmkit.tuner.subjects import subject_of
 from gemmkit.tuner.verifying import difference, elements
 from gemmkit.tuning import store
 
-__all__ = ["tune"]
-
 
 @dataclass(frozen=True)
 class Effort:

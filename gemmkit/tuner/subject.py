@@ -11,8 +11,6 @@ from gemmkit.runtime.launchable import Launchable
 from gemmkit.tuner.found import Tuned
 from gemmkit.tuner.jobs import Job, Memory
 
-__all__ = ["Output", "Subject"]
-
 
 class Output(NamedTuple):
     """An array that a launch writes, and how far a candidate's may lie from the default's (`verifying.difference`)."""

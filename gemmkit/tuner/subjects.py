@@ -27,8 +27,6 @@ from gemmkit.tuning import store
 from gemmkit.tuning.candidates import Candidate, candidates
 from gemmkit.tuning.operators import Sums
 
-__all__ = ["subject_of"]
-
 
 def subject_of(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Subject:
     """Of the arguments of `gemmkit.tune`: those of `matmul`, or a function of gemmkit's and its own.

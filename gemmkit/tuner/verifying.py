@@ -10,8 +10,6 @@ import numpy as np
 from gemmkit.lang.records import part_dtypes
 from gemmkit.runtime.array_info import ArrayInfo, whole
 
-__all__ = ["difference", "elements", "tolerance"]
-
 
 def elements(content: bytes, start: int, info: ArrayInfo) -> np.ndarray:
     """An array's elements in the bytes of a buffer that begins at the address ``start``."""

@@ -32,8 +32,6 @@ from gemmkit.lang.values import fill
 from gemmkit.ptx.special import carried, rolled, thread_index, uniform
 from gemmkit.ptx.wgmma import wgmma_wait
 
-__all__ = ["consume"]
-
 
 def consume(spec: Any, sizes: Any, order: Any, outputs: Outputs, group: int) -> None:
     zero = thread_index() * 0

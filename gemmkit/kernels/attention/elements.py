@@ -21,8 +21,6 @@ from gemmkit.lang.registers import apply
 from gemmkit.lang.returned import converted
 from gemmkit.lang.values import convert
 
-__all__ = ["FREE", "TESTED"]
-
 
 @dataclass(frozen=True)
 class Free(Component):

@@ -31,8 +31,6 @@ from gemmkit.ptx.special import barrier, thread_index, udiv, uniform
 from gemmkit.ptx.tma import tma_prefetch
 from gemmkit.ptx.warpgroup import grid_launch_dependents, grid_wait
 
-__all__ = ["attention"]
-
 
 def attention(spec: Any, sizes: Any, order: Any, out: Any, lse: Any, map_q: Any, map_k: Any, map_v: Any,
               map_out: Any) -> None:

@@ -52,8 +52,6 @@ from typing import NamedTuple
 from gemmkit.kernels.attention.store import OutStore, QuadOut, TmaOut
 from gemmkit.scores import Score
 
-__all__ = ["HEADS", "MAPPINGS", "Mapping", "mapping_of"]
-
 
 class Mapping(NamedTuple):
     """The fields of `AttentionSpec` that say how a head is computed, not what."""

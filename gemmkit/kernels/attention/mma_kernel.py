@@ -30,8 +30,6 @@ from gemmkit.ptx.ldmatrix import ldmatrix
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import barrier, lane_index, rolled, thread_index, udiv
 
-__all__ = ["attention_by_warps"]
-
 CHUNK = 8                              # elements that a thread copies at a time
 
 

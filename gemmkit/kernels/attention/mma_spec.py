@@ -12,8 +12,6 @@ from gemmkit.kernels.sm90.warpgroups import Warpgroups
 from gemmkit.lang.component_class import dataclass
 from gemmkit.operators import MMAOp
 
-__all__ = ["BLOCK_N", "MmaAttentionSpec"]
-
 STAGES = 2                             # of K and V
 BLOCK_N = {32: 64, 64: 64, 96: 64, 128: 64, 192: 32, 256: 32}         # by head size: 96 KiB of shared memory at most
 

@@ -15,8 +15,6 @@ from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import rolled, thread_index, udiv
 from gemmkit.ptx.tma import tma_load
 
-__all__ = ["produce"]
-
 
 def produce(spec: Any, sizes: Any, order: Any, map_q: Any, map_k: Any, map_v: Any) -> None:
     zero = thread_index() * 0

@@ -22,9 +22,6 @@ from gemmkit.ptx.descriptors import advance, matrix_descriptor
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
 
-__all__ = ["Operands", "multiply_alone", "operands_of", "release_last", "release_q", "start_alone", "start_both",
-           "start_first", "start_next", "with_q"]
-
 
 class Operands(NamedTuple):
     """Descriptors of a consumer's rows of Q, and of the first stages of K and V; which consumer it is. Of a tile, the

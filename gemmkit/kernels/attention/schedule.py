@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Head", "schedule"]
-
 OVERHEAD = 0.5                         # of a tile, in blocks of keys
 L2 = 24 << 20                          # bytes of K and V that a section may have
 

@@ -28,8 +28,6 @@ from gemmkit.ptx.pack_fragment import pack_fragment
 from gemmkit.ptx.shuffle import SHUFFLE
 from gemmkit.ptx.vote import any_lane
 
-__all__ = ["begin", "finite", "packed", "quad_sum", "rescale", "soften"]
-
 exchanged = SHUFFLE["bfly"]
 LARGE = 1024.0                         # exponents of 2 up to it are rounded by no more than 2^-15
 

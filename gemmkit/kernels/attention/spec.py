@@ -21,8 +21,6 @@ from gemmkit.operators import WGMMAOp
 from gemmkit.runtime.tensor_maps import TensorMapSpec
 from gemmkit.scores import Score
 
-__all__ = ["ROWS", "AttentionSpec", "HeadSpec", "Ring"]
-
 ROWS = 64                              # of Q, which a consumer multiplies at a time
 
 

@@ -32,8 +32,6 @@ from gemmkit.ptx.tma import tma_commit, tma_store, tma_wait, tma_wait_read
 from gemmkit.ptx.warpgroup import fence_async, named_barrier
 from gemmkit.ptx.words import pack_narrow, unpack_narrow
 
-__all__ = ["DirectOut", "OutStore", "QuadOut", "TmaOut"]
-
 LN2 = math.log(2)
 exchanged = SHUFFLE["bfly"]
 

@@ -14,8 +14,6 @@ from gemmkit.ptx.special import block_x, grid_x, udiv
 
 ROWS = 64                              # of a consumer
 
-__all__ = ["consumer_blocks", "key_blocks", "slice_of", "tile_at"]
-
 
 def tile_at(spec: Any, sizes: Any, order: Any, turn: int) -> Tile:
     """The block's ``turn``-th tile; of the one behind the last m is -1."""

@@ -10,8 +10,6 @@ import numpy as np
 from gemmkit.components import Component, Scalar
 from gemmkit.lang.component_class import dataclass
 
-__all__ = ["F32", "LOG2E", "Blocks", "Limits", "Outputs", "Place", "Sizes", "State", "Stats", "Sums", "Tile"]
-
 F32 = np.dtype(np.float32)
 LOG2E = math.log2(math.e)
 

@@ -30,6 +30,3 @@ class Arrays:
     def extents(self, name: str) -> tuple[int, int]:
         """Rows and columns of "a", "b", "c" or "out"."""
         return {"a": (self.M, self.K), "b": (self.K, self.N)}.get(name, (self.M, self.N))
-
-
-__all__ = ["Arrays"]

@@ -62,6 +62,3 @@ class Batched(ManyProducts):
 
     def grid(self, M: int, N: int) -> tuple[int, int]:
         return self.one.grid(M, N)
-
-
-__all__ = ["Batched"]

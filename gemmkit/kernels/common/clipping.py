@@ -44,6 +44,3 @@ def clipped_inputs(config: Config, a: Operand, b: Operand, arrays: Arrays) -> tu
     if all(operand.moves for operand in marked) and A_WORD * words <= limit - sums - OTHERS:
         return found
     return a, b
-
-
-__all__ = ["clipped", "clipped_inputs"]

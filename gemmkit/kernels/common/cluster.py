@@ -111,6 +111,3 @@ def at_once(size: int, sm_count: int) -> int:
     5000^3: 0.93 of cuBLAS with 30, 0.60 with 31 to 33).
     """
     return max(1, sm_count * 10 // 11 // size if size > 2 else sm_count // size)
-
-
-__all__ = ["Cluster", "at_once"]

@@ -18,8 +18,6 @@ from gemmkit.lang.component_class import dataclass
 from gemmkit.ptx.memory import load_shared, shared, store_shared
 from gemmkit.ptx.special import barrier, block_x, lane_index, thread_index, udiv
 
-__all__ = ["LANES", "Team", "complete_reductions", "warps_for"]
-
 LANES, MOST_WARPS, SLOTS = 32, 32, 4   # of a block's warps, and slots of a lane for which another warp is taken
 
 

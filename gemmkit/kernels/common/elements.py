@@ -134,7 +134,3 @@ def masked_element(x: Any, n: int, operand: Any, fragment_map: Any, tile: Any, p
     if tile.index[operand.k_axis] + fragment_coordinate(fragment_map, lane_index(), n, operand.k_axis) < end:
         return x
     return nothing
-
-
-__all__ = ["column_of", "delivered", "kept_in_shared", "row_of", "transform_element_into", "transform_fragment",
-           "transform_input", "transform_into", "transform_registers", "transform_tile", "transform_within"]

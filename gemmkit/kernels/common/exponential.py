@@ -8,8 +8,6 @@ from typing import Any
 from gemmkit.lang.values import convert
 from gemmkit.ptx.approximate import exp2
 
-__all__ = ["power"]
-
 LOG2E = math.log2(math.e)
 
 

@@ -62,6 +62,3 @@ class Grouped(ManyProducts):
     def product(self, tile: int) -> tuple:
         batch = entry_of(self.products, tile)
         return batch, tile - number_of(self.sizes, batch, FIRST)
-
-
-__all__ = ["Group", "GroupShape", "Grouped", "Member"]

@@ -17,8 +17,6 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.operators.base import Operator
 from gemmkit.ptx.fragments import FragmentMap
 
-__all__ = ["HandOver"]
-
 REGISTER = 4                           # bytes; an element of 8 has two of them
 PARTS = {1: ("",), 2: (" (its lower half)", " (its upper half)"), 4: tuple(f" (its byte {n})" for n in range(4))}
 

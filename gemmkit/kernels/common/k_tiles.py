@@ -88,6 +88,3 @@ def trailing_zeros(word: np.uint32) -> int:
 def holds(spec: Any, m: int, n: int, k: int) -> bool:
     """Whether the condition leaves a k-tile in."""
     return truth(spec.condition, "__call__", spec.condition(m, n, k))
-
-
-__all__ = ["KTiles", "first_k_tile", "following_k_tile", "holds", "k_steps"]

@@ -25,8 +25,6 @@ from gemmkit.ptx.shuffle import SHUFFLE
 from gemmkit.ptx.special import lane_index, udiv
 from gemmkit.tiling import Tile, translate
 
-__all__ = ["BESIDE", "At", "Lanes", "exchanged", "lanes_of", "store_masked", "store_together"]
-
 WARP = 32
 DOWN = 8                               # lanes below each other where columns are reduced, too
 BESIDE = 16                            # and beside each other, where rows of a column-major D are normalised

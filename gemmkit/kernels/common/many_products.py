@@ -79,6 +79,3 @@ class ManyProducts(Component):
 
     def k_tiles(self, spec: Any, m: int, n: int, rank: int, shape: Any) -> tuple:
         return self.one.k_tiles(spec, m, n, rank, shape)
-
-
-__all__ = ["ManyProducts"]

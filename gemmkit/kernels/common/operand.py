@@ -273,6 +273,3 @@ def is_whole(extents: tuple[int, int], thread: Tile) -> bool:
 def bytes_of(layout: Any, rows: int, columns: int) -> int:
     """What a tile takes in shared memory."""
     return int(layout.physical_size(rows, columns) * layout.dtype.itemsize)
-
-
-__all__ = ["CHUNK", "Operand", "Route", "bytes_of", "is_whole", "stored_by_neighbours", "unit_of"]

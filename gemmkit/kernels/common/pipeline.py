@@ -130,6 +130,3 @@ class Pipeline(Component):
                 mbarrier_arrive(self.empty(), stage)
         elif thread_index() % 128 == 0:
             mbarrier_arrive(self.empty(), stage)
-
-
-__all__ = ["BARRIER", "BARRIERS", "CLUSTER", "CLUSTER_WARPS", "THREAD", "WARPS", "Pipeline"]

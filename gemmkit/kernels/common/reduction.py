@@ -81,5 +81,3 @@ def dealt(count: int, shares: int, rank: int) -> tuple:
 
 
 ALONE = Reduction()
-
-__all__ = ["ALONE", "Reduction", "dealt"]

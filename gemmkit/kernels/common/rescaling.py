@@ -23,8 +23,6 @@ from gemmkit.lang.values import convert_all
 from gemmkit.ptx.memory import load_global, store_global
 from gemmkit.ptx.special import block_x, lane_index, thread_index, udiv
 
-__all__ = ["PIECES", "STEP", "WARP", "WARPS", "Rescaler", "rescale_rows"]
-
 WARP, EXCHANGES, WARPS = 32, 5, 4      # lanes, exchanges among them, and warps of a block
 PIECES = 4                             # that a lane loads at a time
 STEP = 128                             # columns of a column-major D that a warp takes

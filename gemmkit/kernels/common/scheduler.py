@@ -180,6 +180,3 @@ def k_range_of(layout: Any, begin: int, end: int, shape: Any) -> tuple:
     """The part of K that a layout says matters to some rows or columns, of what there is of K."""
     first, last = pair(layout, "k_range", layout.k_range(begin, end, shape))
     return max(first, 0), min(last, shape.K)
-
-
-__all__ = ["OneTilePerBlock", "Persistent", "TileScheduler", "k_range_of"]

@@ -41,6 +41,3 @@ class NamedBarriers:
         if self.next > NAMED:
             raise ValueError(f"{self.next - 1} named barriers are asked for, and a block has {NAMED - 1}")
         return first
-
-
-__all__ = ["NamedBarriers", "SharedMemory"]

@@ -79,5 +79,3 @@ class Stack(Component):
 
 
 ALONE = Stack()                        # one product: its operands are the matrices themselves
-
-__all__ = ["ALONE", "Stack", "Steps"]

@@ -288,7 +288,3 @@ def most_blocks(how: StreamK, device: DeviceInfo | None, threads: int, shared_by
         raise ConfigError(f"splits={how!r}: blocks wait for each other, and {device.name} holds {device.sm_count * held} of "
                           f"{threads} threads and {shared_bytes} bytes of shared memory at once; take fewer blocks")
     return how.blocks
-
-
-__all__ = ["LEAST", "HandedOver", "StreamK", "Streamed", "division", "most_blocks", "resident", "streamed",
-           "streamed_in_shares"]

@@ -137,7 +137,3 @@ def read_edge_element(n: int, operand: Any, data: Any, tile: Any, place: Place, 
     if i < place.rows and j < place.columns:
         return transform_element_into(operand, element_of(operand.layout, data, i, j, shape), i, j)
     return convert(operand.shared.dtype, nothing)
-
-
-__all__ = ["copy_in_turn", "copy_to_shared", "inside", "put_elements", "put_words", "read_inside", "read_line",
-           "read_packed", "read_tile", "read_words"]

@@ -19,8 +19,6 @@ from gemmkit.lang.control import fold
 from gemmkit.ptx.special import udiv
 from gemmkit.tiling import Tile, translate
 
-__all__ = ["Watch", "watch_of"]
-
 CHUNK = 16                             # bytes that a thread reads together
 
 

@@ -69,6 +69,3 @@ class Outputs(NamedTuple):
     map_d: Any
     batch: Any
     shape: Any
-
-
-__all__ = ["Input", "Inputs", "KTile", "Outputs", "Place", "Slot", "Work"]

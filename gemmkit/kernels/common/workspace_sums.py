@@ -237,6 +237,3 @@ def reduction_of(spec: Any, shares: int, tiles: int, sm_count: int) -> Workspace
     kind = SlicedSums if takes_slices(shares, tiles, sm_count) else WorkspaceSums
     return kind(shares, described("sums", elements, spec.operator.fragment_c.dtype),
                 described("counts", tiles * COUNTERS, np.dtype(np.uint32)))
-
-
-__all__ = ["MANY", "SlicedSums", "WorkspaceSums", "reduction_of", "takes_slices"]

@@ -17,8 +17,6 @@ from gemmkit.lang.returned import converted
 from gemmkit.lang.values import convert
 from gemmkit.ptx.pack_fragment import pack_fragment, pack_relu
 
-__all__ = ["Activation", "Identity", "Relu", "columns_of", "finished", "fragments"]
-
 
 @dataclass(frozen=True)
 class Activation(Component):

@@ -17,8 +17,6 @@ from gemmkit.ptx.memory import load_shared, shared
 from gemmkit.ptx.special import rolled, thread_index
 from gemmkit.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
 
-__all__ = ["consume"]
-
 STEPS = 4                              # of 16 rows of weights, in a chunk
 
 
@@ -123,4 +121,3 @@ def bias_of(n: int, spec: Any, at: int) -> tuple:
     pair = load_shared(shared(spec.bias_dtype, spec.bias_offset), at, n * 8, 2)
     first, second = convert(F32, pair[0]), convert(F32, pair[1])
     return first, second, first, second
-

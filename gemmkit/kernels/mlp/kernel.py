@@ -33,8 +33,6 @@ from gemmkit.ptx.special import barrier, lane_index, rolled, thread_index, udiv,
 from gemmkit.ptx.tma import tma_prefetch
 from gemmkit.ptx.warpgroup import grid_launch_dependents, grid_wait
 
-__all__ = ["mlp"]
-
 
 def mlp(spec: Any, sizes: Any, maps: Any, shapes: Any, out: Any, map_x: Any, map_out: Any) -> None:
     """Launched with ``spec.threads`` threads, in clusters of ``spec.cluster.size``; see the module's tables."""

@@ -19,8 +19,6 @@ from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.mlp.spec import ROWS, MlpSpec
 from gemmkit.kernels.mlp.store import OutStore
 
-__all__ = ["CLUSTER", "CONSUMERS", "blocks_of", "hopper_spec"]
-
 CONSUMERS, CLUSTER, TURNS = 2, 2, True
 MOST_STAGES = 16
 ENOUGH = 6                             # stages of weights, beside which a second tile of x has room

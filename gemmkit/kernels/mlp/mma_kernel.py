@@ -31,8 +31,6 @@ from gemmkit.ptx.memory import load_shared, shared, store_shared
 from gemmkit.ptx.special import barrier, block_x, lane_index, rolled, thread_index, udiv
 from gemmkit.ptx.words import pack_words, unpack_words
 
-__all__ = ["mlp_by_warps"]
-
 STEPS = CHUNK // 16                    # of 16 rows of weights, in a stage
 
 
@@ -220,4 +218,3 @@ def bias_pair(n: int, spec: Any, at: int) -> tuple:
     """Of two columns, in both of a thread's rows."""
     pair = load_shared(shared(F32, spec.bias_offset), at, n * 8, 2)
     return pair[0], pair[1], pair[0], pair[1]
-

@@ -19,8 +19,6 @@ from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.layouts.swizzled import Swizzled
 from gemmkit.operators import MMAOp
 
-__all__ = ["CHUNK", "ROWS", "Chunks", "MmaMlpSpec", "warps_spec"]
-
 ROWS = 64                              # of x: four warps of 16
 STAGES = 2                             # of weights
 CHUNK = 32                             # rows of weights in a stage: 32 KiB for both stages at most

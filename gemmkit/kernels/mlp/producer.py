@@ -12,8 +12,6 @@ from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import rolled, thread_index
 from gemmkit.ptx.tma import tma_load, tma_load_multicast
 
-__all__ = ["produce"]
-
 
 def produce(spec: Any, sizes: Any, maps: Any, map_x: Any, rank: int) -> None:
     zero = thread_index() * 0

@@ -20,8 +20,6 @@ from gemmkit.layouts.swizzled import pattern_of
 from gemmkit.operators import WGMMAOp
 from gemmkit.runtime.tensor_maps import TensorMapSpec
 
-__all__ = ["CHUNK", "ROWS", "LayersSpec", "MlpSpec", "Weights"]
-
 ROWS = 64                              # of x, which a consumer has
 CHUNK = 64                             # rows of weights that a stage has
 REGISTERS = 40, 232                    # of a producer's and a consumer's thread: with 24 the producer spilled

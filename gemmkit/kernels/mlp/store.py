@@ -23,8 +23,6 @@ from gemmkit.ptx.stmatrix import stmatrix
 from gemmkit.ptx.tma import tma_commit, tma_store, tma_wait, tma_wait_read
 from gemmkit.ptx.warpgroup import fence_async, named_barrier
 
-__all__ = ["DirectOut", "OutStore", "TmaOut"]
-
 
 @dataclass(frozen=True)
 class OutStore(Component):

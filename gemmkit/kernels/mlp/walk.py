@@ -6,8 +6,6 @@ from typing import Any
 
 from gemmkit.ptx.special import block_x, grid_x
 
-__all__ = ["first_row", "has_tile"]
-
 
 def first_row(spec: Any, turn: int) -> int:
     """Of the block's ``turn``-th tile."""

@@ -9,8 +9,6 @@ import numpy as np
 from gemmkit.components import Component, Scalar
 from gemmkit.lang.component_class import dataclass
 
-__all__ = ["F32", "Outputs", "Rows", "Sizes", "Tables"]
-
 F32 = np.dtype(np.float32)
 
 

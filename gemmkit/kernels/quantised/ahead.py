@@ -12,8 +12,6 @@ from gemmkit.kernels.common.work import Work
 from gemmkit.ptx.prefetch import prefetch
 from gemmkit.ptx.special import rolled, thread_index, udiv
 
-__all__ = ["prefetch_b"]
-
 LINE = 32                              # words in 128 bytes
 
 

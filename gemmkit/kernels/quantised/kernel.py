@@ -36,8 +36,6 @@ from gemmkit.ptx.special import barrier, thread_index, udiv, uniform
 from gemmkit.ptx.warpgroup import grid_launch_dependents, grid_wait
 from gemmkit.tiling import parallelise, translate, translate_offset
 
-__all__ = ["quantised"]
-
 
 def quantised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
     """D = A B for one tile of D; see the module's table. Launched with ``spec.cluster.splits`` blocks of ``spec.threads`` a

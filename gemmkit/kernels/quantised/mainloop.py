@@ -21,8 +21,6 @@ from gemmkit.ptx.dequantise import as_bfloat16, dequantise_word, zero_words
 from gemmkit.ptx.special import lane_index, rolled, udiv
 from gemmkit.ptx.words import load_words, weave_words
 
-__all__ = ["run"]
-
 VECTOR = 8                             # elements of A in 16 bytes
 
 

@@ -10,8 +10,6 @@ from gemmkit.kernels.simt.spec import SimtSpec
 from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.registers import Fragment
 
-__all__ = ["QuantisedSpec"]
-
 WORD = np.dtype(np.uint32)
 
 

@@ -15,8 +15,6 @@ from gemmkit.lang.registers import apply, generate
 from gemmkit.ptx.memory import load_shared, shared, store_shared
 from gemmkit.ptx.special import barrier, lane_index, rolled, udiv
 
-__all__ = ["add_warps"]
-
 
 def add_warps(spec: Any, accumulators: Any, warp: int) -> None:
     """Warps below ``warps_n`` have the sums of all; shared memory may be used anew."""

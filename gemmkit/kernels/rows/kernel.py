@@ -13,8 +13,6 @@ from typing import Any
 from gemmkit.kernels.rows.row import Row
 from gemmkit.ptx.warpgroup import grid_launch_dependents, grid_wait
 
-__all__ = ["rows"]
-
 
 def rows(spec: Any, x: Any, y: Any, count: int, columns: int) -> None:
     if spec.starts_early:

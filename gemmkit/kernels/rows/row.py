@@ -34,9 +34,6 @@ from gemmkit.lang.values import convert, convert_all, fill
 from gemmkit.operators.semiring import maximum, minimum
 from gemmkit.ptx.memory import load_global, store_global
 
-__all__ = ["Held", "Row", "Rows", "RowsSpec", "Streamed", "along", "fold", "largest", "mapped", "moments", "put", "put_into",
-           "put_one", "row_of", "smallest", "total"]
-
 
 class Row(NamedTuple):
     """A row on its way: its number ``m``, how many ``columns`` it has, and what the kernel needs to get at it."""

@@ -18,8 +18,6 @@ from gemmkit.ptx.memory import load_shared, shared, store_shared
 from gemmkit.ptx.shuffle import SHUFFLE
 from gemmkit.ptx.special import barrier, block_x, lane_index, thread_index, udiv
 
-__all__ = ["BlockTeam", "Team", "WarpTeam"]
-
 LANES, BUTTERFLIES = 32, 5
 LEFT = 2                               # values that a warp leaves for the others, at most
 exchanged = SHUFFLE["bfly"]

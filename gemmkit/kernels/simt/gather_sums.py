@@ -83,6 +83,3 @@ def place_of(n: int, i: int, j: int, spec: Any) -> int:
     """Where the threads' n-th pieces of a fragment begin: neighbours in a warp are neighbours in memory."""
     pieces = spec.operator.fragment_c.count // spec.sums_width
     return ((i * spec.fragments_n + j) * pieces + n) * spec.threads * spec.sums_width
-
-
-__all__ = ["ClusterSums", "gather_sums", "own_share"]

@@ -184,6 +184,3 @@ def store_d(spec: Any, accumulators: Any, pointer: Any, place: Place, warp: int)
             values = transform_registers(spec.operator, spec.d.to_registers, spec.operator.map_c, accumulators[i, j],
                                          translate(tile, place.i, place.j), place)
             spec.operator.store_d(spec.d.shared, pointer, tile, spec.d.leading(), kept_in_shared(spec, values))
-
-
-__all__ = ["singlestage"]

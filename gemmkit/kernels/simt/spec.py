@@ -50,6 +50,3 @@ class SimtSpec(Spec):
         inputs = self.b.offset + self.b.nbytes
         addend = self.c.nbytes if self.has_c else 0
         return max(inputs, self.d.nbytes, addend, self.reduction.shared_bytes(self))
-
-
-__all__ = ["SimtSpec"]

@@ -73,6 +73,3 @@ def validate(config: Config) -> None:
         transform = getattr(config, field)
         rule(transform.is_identity, field, transform, f"{operator!r} has values of several places of K in one operation; "
              f"give it as transform_global_to_shared_{name}, of the operand that is not {operator.combed!r}")
-
-
-__all__ = ["CpAsyncBoxes", "validate"]

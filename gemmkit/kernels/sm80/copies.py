@@ -91,6 +91,3 @@ def copies_of(device: DeviceInfo | None) -> Copies:
     """The copies of a device. One that is not known has all; one that is too old for the kernel, which `Config.check_device`
     refuses, the last."""
     return next((copies for copies in COPIES if device is None or device.arch >= copies.minimum_arch), COPIES[-1])
-
-
-__all__ = ["COPIES", "AsyncCopies", "Copies", "StagedCopies", "copies_of"]

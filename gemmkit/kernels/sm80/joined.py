@@ -50,6 +50,3 @@ class CpAsyncJoined(CpAsync):
         copy_async(pointer, operand.shared.position(tile.base, operand.leading()),
                    operand.shared.position(tile.offset, operand.leading()), view, offset_of(view, (row, column)), self.width,
                    is_there)
-
-
-__all__ = ["CpAsyncJoined"]

@@ -90,6 +90,3 @@ def compute_tile(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, tile: in
 
         # 6. D: shared -> global.
         spec.epilogue.store(spec, d, d_shared, work.m, work.n, warp, shape)
-
-
-__all__ = ["multistage"]

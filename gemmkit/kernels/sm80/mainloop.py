@@ -347,6 +347,3 @@ def fragment_b(spec: Any, kept: Kept, n: int) -> tuple:
     if spec.packs_b:
         return unpack_narrow(spec.operator.fragment_b.dtype, kept.b[n])
     return kept.b[n]
-
-
-__all__ = ["InStepMainloop", "Mainloop"]

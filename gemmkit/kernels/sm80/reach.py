@@ -16,5 +16,3 @@ class Reach(Component):
 
 
 INSIDE, AT_EDGES, ANYWHERE = Reach(inside=True), Reach(), Reach(asks=True)
-
-__all__ = ["ANYWHERE", "AT_EDGES", "INSIDE", "Reach"]

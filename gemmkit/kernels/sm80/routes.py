@@ -256,6 +256,3 @@ class Staged(StageRoute):
                 thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
                 for j in range(len(thread_tiles)):
                     put_moved(operand, pointer, thread_tiles[j], moved.held[i * len(thread_tiles) + j])
-
-
-__all__ = ["CpAsync", "Piece", "StageRoute", "Staged", "piece_of"]

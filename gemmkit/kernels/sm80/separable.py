@@ -59,6 +59,3 @@ class CpAsyncSeparable(CpAsync):
         copy_async(pointer, operand.shared.position(tile.base, operand.leading()),
                    operand.shared.position(tile.offset, operand.leading()), moved.data,
                    moved.cursor[piece.number][0] + along, self.width, is_there)
-
-
-__all__ = ["CpAsyncSeparable"]

@@ -83,6 +83,3 @@ def _packs(fragment: Fragment) -> bool:
 
 def _kept(fragment: Fragment) -> Fragment:
     return Fragment(np.dtype(np.uint32), fragment.count * fragment.dtype.itemsize // 4) if _packs(fragment) else fragment
-
-
-__all__ = ["Sm80Spec"]

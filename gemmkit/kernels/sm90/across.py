@@ -57,6 +57,3 @@ def fetch_word(spec: Any, stage: int, i: int, j: int, k: int) -> tuple:
 
 def round_one(word: Any, n: int) -> Any:
     return round_word(word)
-
-
-__all__ = ["Across"]

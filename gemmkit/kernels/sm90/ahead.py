@@ -276,6 +276,3 @@ def refuses(spec: Any, arrays: Arrays, layout: ArrayLayout, info: ArrayInfo) -> 
     if tuple(info.shape[-2:]) != arrays.extents("out"):
         return f"it is {info.shape}, and D {arrays.extents('out')}"
     return why_not(info, len(info.shape) - 1)
-
-
-__all__ = ["AheadStore", "InSubtiles", "Source", "refuses", "with_ahead"]

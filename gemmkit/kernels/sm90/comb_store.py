@@ -58,6 +58,3 @@ def store_neighbours(values: tuple, n: int, spec: Any, outputs: Outputs, row: in
     at = column + n * (spec.store.comb * spec.store.length)
     if row < outputs.shape.M and at < outputs.shape.N:
         spec.d.layout.store_neighbours(outputs.d, row, at, values)
-
-
-__all__ = ["CombStore"]

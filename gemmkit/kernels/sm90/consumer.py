@@ -97,6 +97,3 @@ def multiply_tile(spec: Any, group: int, slot: Slot, steps: int, work: Work, sha
     if spec.has_parts:
         return numbers_of_parts(sums, spec), slot
     return sums, slot
-
-
-__all__ = ["await_arrivals", "consume_in_turns", "consume_together"]

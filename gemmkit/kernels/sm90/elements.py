@@ -61,6 +61,3 @@ def add_c_masked(values: tuple, spec: Any, outputs: Outputs, place: Any) -> tupl
     added = read_tile(spec.c, outputs.c, place, Place(place.index[0], place.index[1], shape.M, shape.N), 0, shape)
     added = transform_within(spec.c.to_registers, added, place, shape.M, shape.N)
     return apply(add_value, values, convert_all(spec.operator.fragment_c.dtype, added))
-
-
-__all__ = ["add_c_masked", "add_value", "finish_pair"]

@@ -142,6 +142,3 @@ def place_of(spec: Any, group: int, source: int, i: int, j: int) -> int:
     """Where this thread's four elements from a block lie: neighbours in a warp are neighbours in memory."""
     row = ((group * spec.cluster.splits + source) * spec.fragments_m + i) * spec.exchange.pieces + j
     return (row * 128 + thread_index() % 128) * 4
-
-
-__all__ = ["ClusterExchange", "Exchange"]

@@ -102,6 +102,3 @@ def store_for(spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barri
     if isinstance(store, SubtileStore) and alike.block.size.N // spec.exchange.slices % store.columns:
         store = DirectStore(barrier)                       # the columns that are left are fewer than a panel's
     return FOLDING[type(store)](**{field.name: getattr(store, field.name) for field in dataclasses.fields(store)})
-
-
-__all__ = ["FoldingDirectStore", "FoldingTmaStore", "FoldingVectorStore", "store_for"]

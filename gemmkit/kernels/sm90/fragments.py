@@ -271,6 +271,3 @@ def first_parts(parts: tuple, half: int) -> tuple:
 
 def second_parts(parts: tuple, half: int) -> tuple:
     return parts[1], parts[3], parts[5], parts[7]
-
-
-__all__ = ["Deinterleaved", "RegisterMainloop", "Source", "Transformed"]

@@ -85,6 +85,3 @@ def warp_specialised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, map_
     # A block's shared memory must last until its peers have read and signalled all they will.
     if not spec.cluster.is_single:
         cluster_barrier()
-
-
-__all__ = ["warp_specialised"]

@@ -170,7 +170,3 @@ def descriptor(operand: Any) -> int:
     """The matrix descriptor of an operand's tile in stage 0."""
     pointer = shared(operand.plane.dtype, operand.offset)
     return matrix_descriptor(pointer, 0, operand.panel_bytes, operand.pattern_bytes, operand.plane.width)
-
-
-__all__ = ["Mainloop", "PairMainloop", "PortionMainloop", "SharedMainloop", "add_fragment", "descriptor_b", "nothing",
-           "numbers_of_parts", "values_of"]

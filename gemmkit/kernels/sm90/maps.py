@@ -96,6 +96,3 @@ def _ahead(spec: Sm90Spec, store: AheadStore, arrays: Arrays) -> tuple[Any, Arra
     if path is None:
         return 2, arrays.c
     return path, info_of(at_path(spec, path))
-
-
-__all__ = ["Map", "Maps", "maps"]

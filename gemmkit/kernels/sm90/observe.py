@@ -24,8 +24,6 @@ from gemmkit.ptx.special import thread_index
 from gemmkit.ptx.warpgroup import named_barrier
 from gemmkit.ptx.wgmma import wgmma_wait
 
-__all__ = ["ObservedMainloop"]
-
 
 @dataclass(frozen=True)
 class ObservedMainloop(SharedMainloop):

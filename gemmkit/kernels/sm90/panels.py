@@ -12,8 +12,6 @@ from gemmkit.layouts import RowMajor
 from gemmkit.layouts.swizzled import Swizzled
 from gemmkit.runtime.tensor_maps import TensorMapSpec
 
-__all__ = ["Panels", "line_of"]
-
 
 def line_of(width: int) -> int:
     """Elements of a swizzled line: 128 bytes where the width is made of these, else 64.

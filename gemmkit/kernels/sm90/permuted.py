@@ -68,6 +68,3 @@ def permuted_along_k(b: Operand) -> Operand:
         return b
     lanes = math.gcd(32, b.tile.extents[b.k_axis] // EIGHT)
     return dataclasses.replace(in_panels(b), thread=Tile(K=EIGHT, N=1), warp=Tile(K=EIGHT * lanes, N=32 // lanes))
-
-
-__all__ = ["PermutedPlanes", "in_panels", "permutable", "permuted", "permuted_along_k"]

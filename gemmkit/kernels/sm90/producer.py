@@ -148,7 +148,3 @@ def stage_of(spec: Any, operand: Any, slot: Slot) -> Any:
 def place_of(operand: Any, at: KTile) -> Place:
     """Where an operand's tile of a stage begins in A or B, and where the matrix ends."""
     return operand.place(at.m, at.n, at.k, at.shape)
-
-
-__all__ = ["STARTING", "STREAMING", "WORKING", "Producer", "Registers", "acquire", "fill_stages", "inputs_of",
-           "place_of", "rank_of", "stage_of", "start_copies"]

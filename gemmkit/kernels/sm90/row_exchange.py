@@ -27,8 +27,6 @@ from gemmkit.ptx.mbarrier import mbarrier_arrive_at, mbarrier_expect, mbarrier_i
 from gemmkit.ptx.memory import load_shared, shared
 from gemmkit.ptx.special import lane_index, thread_index, warp_barrier
 
-__all__ = ["ClusterRowExchange", "RowExchange"]
-
 WORDS = np.dtype(np.float32)
 ROWS, OWN, QUAD, WARPS = 64, 2, 4, 4   # of a fragment; of a lane; lanes of a row; warps of a consumer
 

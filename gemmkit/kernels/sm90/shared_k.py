@@ -126,6 +126,3 @@ class ClustersShareK(Reduction):
     @property
     def blocks_of_a_tile(self) -> int:
         return self.shares
-
-
-__all__ = ["COLUMNS", "ClustersShareK", "SharedK", "in_one_cluster", "least_columns"]

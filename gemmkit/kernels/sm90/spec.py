@@ -173,6 +173,3 @@ class Sm90Spec(Spec):
     def tma_bytes(self) -> int:
         """What TMA brings a stage."""
         return sum(operand.route.brought_bytes(operand) for operand in (self.a, self.b))
-
-
-__all__ = ["PINGPONG", "Sm90Spec"]

@@ -221,6 +221,3 @@ def _pipeline(spec: Sm90Spec, memory: SharedMemory) -> Pipeline:
     pipeline = Pipeline(spec.stages, 0, spec.producer.full_arrivals, empty_arrivals, spec.producer.rewrites, readers,
                         spec.cluster)
     return dataclasses.replace(pipeline, offset=memory.take(pipeline.nbytes))
-
-
-__all__ = ["specialise"]

@@ -339,7 +339,3 @@ def store_pair(pair: tuple, n: int, spec: Any, outputs: Outputs, row: int, colum
     values = transform_within(spec.d.to_registers, values, place, shape.M, shape.N)
     values = transform_within(spec.d.to_shared, values, place, shape.M, shape.N)
     spec.epilogue.tile(spec, outputs.d, place, values, shape)
-
-
-__all__ = ["BUFFERS", "DirectStore", "Part", "Store", "SubtileStore", "TmaStore", "VectorStore", "finished", "own_column",
-           "own_row"]

@@ -68,6 +68,3 @@ def rows_apart(spec: Any, info: ArrayInfo) -> tuple[int, bool]:
     is_cut = depth > 1 and rows[0] in APART and 0 < info.strides[1] < info.strides[0]
     is_piece = layout.columns.depth > 1 and layout.columns.extents()[0] * size < SECTOR
     return rows[0] if is_cut else 1, bool(is_piece and 0 < info.strides[0] * size <= LINE)
-
-
-__all__ = ["refuses_tma", "rows_apart", "store_of", "vector_length"]

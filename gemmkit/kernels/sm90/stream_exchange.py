@@ -118,6 +118,3 @@ def stream_exchange_of(spec: Any) -> StreamExchange:
     return StreamExchange(1, 0, count, shares=1, total=count, fragments=spec.fragments_m,
                           sums=described("sums", places * spec.fragments_m * count * 128, fragment.dtype),
                           counts=described("counts", places, np.dtype(np.uint32)))
-
-
-__all__ = ["ClustersStreamK", "StreamExchange", "stream_exchange_of", "streamed_clusters"]

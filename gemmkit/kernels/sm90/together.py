@@ -23,8 +23,6 @@ from gemmkit.lang.returned import convertible, numbers
 from gemmkit.ptx.special import lane_index, udiv
 from gemmkit.tiling import Tile, translate
 
-__all__ = ["Fragments", "finish_together", "store_together"]
-
 ROWS, QUAD, OCTET = 2, 4, 8            # rows of a lane, lanes of a row, columns from a pair to the next
 PAIR, SINGLE = Tile(M=1, N=2), Tile(M=1, N=1)
 

@@ -8,8 +8,6 @@ from gemmkit.components import Component
 from gemmkit.lang.component_class import dataclass
 from gemmkit.ptx.warpgroup import give_registers, named_arrive, named_barrier, take_registers
 
-__all__ = ["Turns", "Warpgroups"]
-
 
 @dataclass(frozen=True)
 class Warpgroups(Component):

@@ -151,6 +151,3 @@ def exchange_of(spec: Any, slices: int, sharing: SharedK, arrays: Arrays | None)
                              fragments=spec.fragments_m,
                              sums=described("sums", elements, spec.operator.fragment_c.dtype),
                              counts=described("counts", consumers, np.dtype(np.uint32)))
-
-
-__all__ = ["WorkspaceExchange", "exchange_of"]

@@ -31,8 +31,6 @@ from gemmkit.programs.interpreter import CONDITIONS
 from gemmkit.programs.trace import Carried, Store, Value
 from gemmkit.programs.values import joined
 
-__all__ = ["IDENTITY", "LOWERED", "as_written", "guard", "in_order", "keep_parts", "rewrite", "settle"]
-
 LOG2E = math.log2(math.e)
 #: An operation: a part of an exponent from which a number of each row is subtracted, of s, a factor and a shift, whose fma
 #: it is; and of scale s - top, which it was written as, and what that is multiplied by.

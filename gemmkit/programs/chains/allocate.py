@@ -25,8 +25,6 @@ from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.values import Axis, Index
 from gemmkit.runtime.device import DeviceInfo
 
-__all__ = ["Choice", "May", "chosen", "room_left"]
-
 MOST = {1: 4, 2: 4, 3: 4}
 SHORTEST = 16                          # of a round's blocks
 MOST_LINES = 256                       # of a block that TMA brings at once

@@ -10,9 +10,6 @@ from gemmkit.programs.lines import refused
 from gemmkit.programs.trace import Carried, Loop, Store, Value
 from gemmkit.programs.values import Index, shown
 
-__all__ = ["Chain", "chain_of", "depends", "dots", "is_chained", "late_values", "loaded", "only_adds",
-           "why_not_across", "why_not_ahead", "zero_values"]
-
 
 @dataclass(eq=False)
 class Chain:

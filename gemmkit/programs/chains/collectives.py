@@ -33,9 +33,6 @@ from gemmkit.ptx.vote import any_lane
 from gemmkit.ptx.words import pack_narrow, unpack_narrow
 from gemmkit.tiling import Tile
 
-__all__ = ["DROP", "HandedProduct", "OctetOut", "changes", "column_of", "column_value", "lane_value", "limits",
-           "own_sum", "rescales", "row_max", "row_value", "steep", "whole_sum"]
-
 DROP = -8.0                            # the least exponent of a factor for which rows are left as they are
 
 

@@ -17,8 +17,6 @@ from gemmkit.programs.chains.reads import READ
 from gemmkit.programs.chains.rounds import CONSUMER, Role
 from gemmkit.programs.trace import Carried, Value
 
-__all__ = ["Consumer"]
-
 ROW_CALLS = dict(rowmax="row_max", rowsum="own_sum", whole="whole_sum")
 
 

@@ -16,8 +16,6 @@ from gemmkit.programs.interpreter import COMPARISONS, CONDITIONS
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Axis, Index
 
-__all__ = ["ELEMENTWISE", "Element", "is_whole_number", "scalar_text"]
-
 CALLS = dict(exp2="exp2", log2="log2", reciprocal="reciprocal", tanh="tanh", sqrt="math.sqrt", max="maximum",
              finite="finite", fma="fma", difference="difference")
 EXACT = 2.0**24                        # whole numbers up to it are float32

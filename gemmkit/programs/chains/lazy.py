@@ -38,8 +38,6 @@ from gemmkit.programs.lines import refused
 from gemmkit.programs.trace import Carried, Value
 from gemmkit.programs.values import Axis
 
-__all__ = ["begin_lazily", "references"]
-
 WIDE = 192                             # columns of sums
 
 

@@ -25,8 +25,6 @@ from gemmkit.programs.chains.trials import changed_by_nothing
 from gemmkit.programs.lines import refused
 from gemmkit.programs.trace import Value
 
-__all__ = ["begun", "check_bounded"]
-
 LENGTH = "length"
 
 

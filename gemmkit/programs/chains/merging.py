@@ -27,8 +27,6 @@ from gemmkit.programs.chains.trials import Trial, ignores_hidden, same, trials_o
 from gemmkit.programs.lines import refused
 from gemmkit.programs.trace import Value
 
-__all__ = ["Merge", "made_anew", "merge_of"]
-
 _OF_A_BLOCK = "load", "dot", "rowmax", "rowsum", "transpose", "coordinate", "inside", "carried"
 
 

@@ -25,8 +25,6 @@ from typing import Any, NamedTuple
 from gemmkit.programs.chains.chain import Chain
 from gemmkit.programs.trace import Carried, Value
 
-__all__ = ["Monoid", "Unproved", "beyond", "is_independent", "monoids", "stays", "unchanged_by_nothing"]
-
 #: A number times constants (their names, sorted); None: any number that no cell is in.
 Coefficient = tuple[float, tuple[str, ...]] | None
 #: Powers of atoms, and what their exponentials' exponents are multiplied by. An atom is a value, or the logarithm of one.

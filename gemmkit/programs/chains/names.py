@@ -17,8 +17,6 @@ from gemmkit.programs.chains.order import Compute, Event
 from gemmkit.programs.chains.places import ChainPlaces
 from gemmkit.programs.trace import Value
 
-__all__ = ["Naming"]
-
 DEFAULT = dict(mul="scaled", rowmax="row_top", rowsum="row_sum", neg="minus", reciprocal="over", where="chosen",
                max="larger", fma="value", inside="value", add="value", sub="value", dot="s")
 

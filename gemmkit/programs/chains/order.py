@@ -28,8 +28,6 @@ from gemmkit.programs.chains.places import ChainPlaces, RingPlace
 from gemmkit.programs.chains.reads import READ
 from gemmkit.programs.trace import Value
 
-__all__ = ["Anchor", "Compute", "Event", "Full", "Ordered", "Pass", "Release", "Start", "Turn", "Wait", "arrange", "ordered"]
-
 
 class Full(NamedTuple):
     """The producer fills a stage; a consumer goes on when it is full."""

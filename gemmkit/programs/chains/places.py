@@ -23,8 +23,6 @@ from gemmkit.programs.lines import refused
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Index, Parameter, shown
 
-__all__ = ["RECTIFIED", "Block", "ChainPlaces", "RingPlace", "placed"]
-
 RECTIFIED = "rectified"                # a hand-over's data where it takes max(x, 0) as it packs
 TAKEN = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 

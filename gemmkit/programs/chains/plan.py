@@ -29,7 +29,6 @@ from gemmkit.programs.printed import OutKind, Printed
 from gemmkit.programs.trace import Loop, Value
 from gemmkit.runtime.device import DeviceInfo
 
-__all__ = ["Derived", "derived"]
 
 class Derived:
     """What the passes make of a program: the parts that a launch and its checks need."""

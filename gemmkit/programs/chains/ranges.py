@@ -15,8 +15,6 @@ from gemmkit.programs.chains.trials import ignores_hidden, mentions
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Index
 
-__all__ = ["Bound", "Ranges", "bounds_of", "ranges_of"]
-
 
 @dataclass(frozen=True)
 class Bound:

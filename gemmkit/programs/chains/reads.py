@@ -14,8 +14,6 @@ from gemmkit.programs.chains.chain import Chain, only_adds
 from gemmkit.programs.kernels import Kernel
 from gemmkit.programs.trace import Value
 
-__all__ = ["READ", "read_early"]
-
 READ = "read"                          # the operation
 
 

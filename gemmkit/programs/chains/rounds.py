@@ -12,8 +12,6 @@ from gemmkit.programs.chains.ranges import Ranges
 from gemmkit.programs.printed import of_blocks
 from gemmkit.programs.values import Axis, Index
 
-__all__ = ["CONSUMER", "PRODUCER", "Producer", "Role"]
-
 PRODUCER, CONSUMER = "producer", "consumer"
 
 
@@ -291,4 +289,3 @@ class Producer(Role):
 
         stack = [] if block.stack is None else [place(block.stack)]
         return ", ".join([place(block.dims[1]), place(block.dims[0]), *stack])
-

@@ -29,8 +29,6 @@ from gemmkit.programs.trace import Loop, Store, Value
 from gemmkit.programs.values import Parameter
 from gemmkit.runtime.array_info import ArrayInfo
 
-__all__ = ["Shares", "shares_of"]
-
 F32 = np.dtype(np.float32)
 LEAST = 4                              # rounds of a share, where the number of shares is left open
 ALIGNED = 256                          # bytes

@@ -24,8 +24,6 @@ from gemmkit.programs.own_names import OWN_NAMES
 from gemmkit.programs.printed import EARLY, OutKind, Printed, of_blocks
 from gemmkit.programs.trace import Value
 
-__all__ = ["IMPORTS", "ChainPrinter", "names_of_ranges", "scalar_lines"]
-
 IMPORTS = [
     ("dataclasses", "dataclass"), ("gemmkit.components", "Component"), ("gemmkit.components", "Scalar"),
     ("gemmkit.kernels.attention.elements", "column_at"), ("gemmkit.kernels.attention.softmax", "finite"),

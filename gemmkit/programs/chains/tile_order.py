@@ -20,8 +20,6 @@ import numpy as np
 
 from gemmkit.kernels.attention.schedule import L2, OVERHEAD
 
-__all__ = ["section_of"]
-
 CROWDED = 0.02                         # time more where the operands of a section are twice as large as what L2 has for them
 
 

@@ -21,8 +21,6 @@ from gemmkit.programs.chains.monoids import Unproved, monoids, stays, unchanged_
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Index
 
-__all__ = ["Trial", "changed_by_nothing", "commutes", "ignores_hidden", "mentions", "same", "trials_of"]
-
 FUNCTIONS = {**algebra.FUNCTIONS, **reference.FUNCTIONS}               # of programs as they are traced, and rewritten
 
 SIZE = 4                               # of a block, or of a whole axis

@@ -16,8 +16,6 @@ from gemmkit.programs.chains.text import IMPORTS, ChainPrinter, scalar_lines
 from gemmkit.programs.multistage.text import HOPPERS, OWN_NAMES, Copies
 from gemmkit.programs.values import Axis, Index
 
-__all__ = ["MultistageChainPrinter"]
-
 
 @dataclass
 class MultistageConsumer(Consumer):

@@ -34,8 +34,6 @@ from gemmkit.ptx.pinned import pinned, shared_place
 from gemmkit.ptx.special import barrier, lane_index, rolled, thread_index, udiv
 from gemmkit.ptx.words import unpack_words
 
-__all__ = ["Copied", "CopyRing", "HandedMmaProduct", "MmaProduct"]
-
 WARP_ROWS = STEP = 16                  # of a product's rows; of its K that an instruction takes
 PATTERN_LINES = 8                      # after which the swizzle begins anew
 

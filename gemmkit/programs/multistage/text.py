@@ -17,8 +17,6 @@ from gemmkit.programs.places import TilePlace
 from gemmkit.programs.rows.form import walked
 from gemmkit.programs.text import Printer
 
-__all__ = ["OWN_NAMES", "Copies", "MultistagePrinter"]
-
 HOPPERS = ("gemmkit.kernels.common.cluster", "gemmkit.kernels.common.pipeline", "gemmkit.ptx.cluster",
            "gemmkit.ptx.mbarrier", "gemmkit.ptx.warpgroup", "gemmkit.ptx.wgmma")       # modules
 #: Of a multiprocessor; of a thread beside its sums: of rounds, of each product more, of an end that reads matrices.

@@ -16,8 +16,6 @@ from gemmkit.programs.algebra import LEAVES, Rewriter
 from gemmkit.programs.rows.form import RowProgram
 from gemmkit.programs.trace import Value
 
-__all__ = ["rewritten"]
-
 
 def rewritten(program: RowProgram) -> list[Value]:
     """What is stored, in the order of the stores."""

@@ -15,8 +15,6 @@ from gemmkit.programs.rows.steps import Steps
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Axis
 
-__all__ = ["COLUMN", "DTYPES", "PART", "Element", "bare"]
-
 DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
 #: Functions as the text calls them, and what it imports for that.
 CALLS = dict(exp2="exp2", log2="log2", reciprocal="reciprocal", tanh="math.tanh", sqrt="math.sqrt", max="max", min="min")

@@ -10,8 +10,6 @@ from gemmkit.programs.lines import refused
 from gemmkit.programs.trace import Loop, Store, Value
 from gemmkit.programs.values import Axis, Index, shown
 
-__all__ = ["FLOATS", "FOLDS", "RowProgram", "has_rows_alone", "is_column", "is_row", "is_vector", "row_program_of", "walked"]
-
 FLOATS = "float16", "bfloat16", "float32"
 #: What all of a row becomes one value by. ``rowmean`` and ``variance`` are made by the algebra.
 FOLDS = frozenset({"rowsum", "rowmax", "rowmin", "rowmean", "variance"})

@@ -18,8 +18,6 @@ from gemmkit.programs.rows.text import printed
 from gemmkit.row_plans import dealt
 from gemmkit.runtime.array_info import ArrayInfo
 
-__all__ = ["derived"]
-
 F32 = np.dtype(np.float32)
 
 

@@ -14,8 +14,6 @@ from gemmkit.programs.interpreter import CONDITIONS
 from gemmkit.programs.rows.form import FOLDS, RowProgram, is_row, is_vector, walked
 from gemmkit.programs.trace import Store, Value
 
-__all__ = ["Fold", "Load", "Map", "Moments", "Named", "Put", "Step", "Steps", "steps_of"]
-
 COSTLY = frozenset({"exp2", "log2", "tanh", "sqrt", "reciprocal"})
 NEVER = CONDITIONS | {"load"}                   # an array's row is one anyway, and a condition is no number
 

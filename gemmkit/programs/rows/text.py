@@ -15,8 +15,6 @@ from gemmkit.programs.rows.form import RowProgram, is_row, is_vector
 from gemmkit.programs.rows.steps import Fold, Load, Map, Moments, Named, Put, Step, Steps
 from gemmkit.programs.trace import Value
 
-__all__ = ["OWN_NAMES", "printed"]
-
 WORDS = ("along", "largest", "mapped", "moments", "put_into", "put_one", "row_of", "smallest", "total")
 IMPORTS = [
     ("gemmkit.components", "Component"), ("gemmkit.components", "Scalar"), ("gemmkit.kernels.rows.row", "Held"),

@@ -132,6 +132,3 @@ def copy_lines(spec: Any, operand: Any, lines: Any, data: Any, slot: Slot, at: K
             along = operand.distance(data, column if operand.k_axis == 1 else row, operand.k_axis)
             copy_async(pointer, operand.shared.position(tile.index, operand.leading()), 0, data,
                        lines[i * len(thread_tiles) + j][0] + along, tile.count, row < place.rows and column < place.columns)
-
-
-__all__ = ["CpAsync", "CpAsyncProducer"]

@@ -220,6 +220,3 @@ def split_stage(spec: Any, slot: Slot, at: KTile) -> None:
         spec.a.route.split(spec, spec.a, slot, at, 0)
     else:
         spec.b.route.split(spec, spec.b, slot, at, 0)
-
-
-__all__ = ["Deinterleave", "DeinterleaveProducer"]

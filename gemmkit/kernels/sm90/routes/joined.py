@@ -143,6 +143,3 @@ def start_share(tensor_map: Any, n: int, route: Any, spec: Any, operand: Any, fi
             route.start_boxes(spec, operand, tensor_map, fill, n * route.apart)
     else:
         route.start_boxes(spec, operand, tensor_map, fill, n * route.apart)
-
-
-__all__ = ["BraidedTma", "JoinedTma"]

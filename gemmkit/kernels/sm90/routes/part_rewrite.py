@@ -134,6 +134,3 @@ def send(spec: Any, operand: Any, share: Share, tile: Any, words: tuple) -> None
     for n in range(1, operand.tile.count // operand.route.tile.count):
         store_async(pointer, udiv(at, WORD), words, spec.pipeline.full(), share.stage,
                     spec.cluster.peer(operand.k_axis, share.rank, n))
-
-
-__all__ = ["PartRewrite"]

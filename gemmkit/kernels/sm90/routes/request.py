@@ -62,6 +62,3 @@ class Request:
         operand = self.operand
         return (operand.tile.count % (operand.warp.count * self.spec.producer_warps) == 0
                 and operand.warp.count % (32 * operand.thread.count) == 0)
-
-
-__all__ = ["Request"]

@@ -309,6 +309,3 @@ def rewrite_stage(spec: Any, slot: Slot, at: KTile) -> None:
     spec.b.route.transpose(spec, spec.b, slot, at, warp)
     fence_async()                                      # tensor cores read through another proxy than threads write
     spec.pipeline.commit(slot)
-
-
-__all__ = ["Rewrite", "RewriteProducer", "Transpose"]

@@ -196,6 +196,3 @@ def copy_inside(operand: Any, data: Any, pointer: Any, place: Place, warp: int, 
         for j in range(len(thread_tiles)):
             put_elements(operand, pointer, thread_tiles[j],
                          read_inside(operand, data, translate(thread_tiles[j], place.i, place.j), shape))
-
-
-__all__ = ["Staged", "StagedProducer", "put_held"]

@@ -217,6 +217,3 @@ class TmaProducer(Producer):
         spec.pipeline.expect(slot, self.tma_bytes)
         start_copies(spec, inputs, spec.pipeline.full(), slot, at)
         return state
-
-
-__all__ = ["Copy", "Fill", "Tma", "TmaProducer"]
