@@ -53,13 +53,4 @@ if _TYPE_CHECKING:
     from gemmkit.tiling import Tile, linearise, parallelise, subdivide, translate, translate_base, translate_offset
     from gemmkit.tuner import Tuned, tune
 else:
-    __getattr__, __dir__ = _public_names(globals(), {
-        "attention_call": "attention", "block_sparse": "BlockSparse", "components": "Array Component ComponentError Scalar",
-        "config": "Config ConfigError", "configure": "get_config", "contraction": "einsum", "dual": "Dual",
-        "emulator.mode": "emulate", "gather": "Gather Scatter", "glu_call": "glu",
-        "grouped_call": "GroupPlan grouped plan_grouped", "joined": "Braid Concat",
-        "kernels.common.stream_k": "StreamK", "lstm": "lstm_cell", "matmul_call": "matmul",
-        "matrices": "Diagonal Generated Matrix Symmetric Triangular", "mlp_call": "mlp", "planning": "Plan plan",
-        "programs": "Mapping program", "report.explained": "Explanation explain",
-        "rows": "layernorm log_softmax rmsnorm rowwise softmax", "selection": "select",
-        "tiling": "Tile linearise parallelise subdivide translate translate_base translate_offset", "tuner": "Tuned tune"})
+    __getattr__, __dir__ = _public_names(globals())

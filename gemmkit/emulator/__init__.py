@@ -8,7 +8,7 @@
     clusters    the barrier of a cluster, the registers of a block
     shadow      history of accesses, in which races are found
     clocks      what is ordered before what
-    sites       kernel lines
+    lang.sites  kernel lines
     errors      the faults
     recording   what a launch did, event by event, where it is asked for; kinds: by which classes
 """
@@ -27,4 +27,4 @@ if TYPE_CHECKING:
     from gemmkit.emulator import tensor_cores as tensor_cores
     from gemmkit.emulator import thread_copies as thread_copies
 else:
-    __getattr__, __dir__ = public_names(globals(), {})         # instructions ask for modules when they are emulated
+    __getattr__, __dir__ = public_names(globals())             # instructions ask for modules when they are emulated

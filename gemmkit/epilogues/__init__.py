@@ -19,8 +19,4 @@ if TYPE_CHECKING:
     from gemmkit.epilogues.pairs import Pack, Pairs, Rotary
     from gemmkit.epilogues.reductions import ColumnReduce, Combine, RowReduce
 else:
-    __getattr__, __dir__ = public_names(globals(), {
-        "base": "Composed Default Epilogue parts result_layout",
-        "elementwise": "GELU Causal Clamp Elementwise ReLU Saturate SiLU Tanh Where", "fold": "Fold",
-        "norms": "LayerNorm RMSNorm Softmax", "operands": "Bias LinearCombination Residual Scale Store",
-        "pairs": "Pack Pairs Rotary", "reductions": "ColumnReduce Combine RowReduce"})
+    __getattr__, __dir__ = public_names(globals())

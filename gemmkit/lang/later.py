@@ -14,11 +14,13 @@ Any other use of a stand-in loads, too: no function has to ask for it.
 
 from __future__ import annotations
 
+import dis
 import importlib
 import operator
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import cache
 from types import ModuleType, prepare_class
 from typing import Any, ClassVar
 
@@ -228,26 +230,36 @@ def _real(value: Any) -> Any:
 
 # -- public names ------------------------------------------------------------------------------------------------------
 
-def public_names(scope: dict[str, Any], where: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package: a name's module is imported when the name is asked for first.
+def public_names(scope: dict[str, Any]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a package, which calls this: a name's module is imported when the name is asked for
+    first. A package's modules can be asked for, too.
 
-    ``scope`` is the package's namespace, ``where`` the names of each of its modules. A package's modules can be asked for,
-    too. Editors and type checkers read the same names as imports ``if TYPE_CHECKING``.
+    ``scope`` is the package's namespace. Its imports ``if TYPE_CHECKING``, which editors and type checkers read, say which
+    module has a name: these statements do not run, and are in the code of the package's body all the same.
 
     >>> import gemmkit as gk
     >>> gk.layouts.ColMayor                                   # doctest: +ELLIPSIS
     Traceback (most recent call last):
     AttributeError: module 'gemmkit.layouts' has no attribute 'ColMayor'; the nearest is 'ColMajor'...
     """
-    package = scope["__name__"]
-    homes = {name: module for module, names in where.items() for name in names.split()}
+    package, body = scope["__name__"], sys._getframe(1).f_code
+
+    @cache
+    def homes() -> dict[str, str]:
+        found, module = {}, ""
+        for one in dis.get_instructions(body):
+            if one.opname == "IMPORT_NAME":
+                module = one.argval
+            elif one.opname == "IMPORT_FROM" and module != package and one.argval in scope.get("__all__", ()):
+                found[one.argval] = module
+        return found
 
     def get(name: str) -> Any:
-        if name in homes:
-            found = scope[name] = getattr(importlib.import_module(f"{package}.{homes[name]}"), name)    # asked for once
-            return found
         if name.startswith("_"):                              # what Python asks of any module
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if name in homes():
+            found = scope[name] = getattr(importlib.import_module(homes()[name]), name)    # asked for once
+            return found
         try:
             return importlib.import_module(f"{package}.{name}")
         except ModuleNotFoundError as error:

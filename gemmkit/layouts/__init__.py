@@ -21,8 +21,4 @@ if TYPE_CHECKING:
     from gemmkit.layouts.swizzled import Boxed, Swizzled
     from gemmkit.layouts.tensor import Tensor
 else:
-    __getattr__, __dir__ = public_names(globals(), {
-        "base": "ArrayLayout GlobalLayout Layout ResultLayout SharedLayout", "braided": "Braided Folded",
-        "gathered": "Gathered Scattered", "joined": "Joined", "number": "Embedded Interleaved Planar Planes",
-        "plain": "ColMajor Packed Padded Plain RowMajor Zero", "quantised": "GroupQuantised",
-        "structured": "Diagonal Generated Symmetric Triangular", "swizzled": "Boxed Swizzled", "tensor": "Tensor"})
+    __getattr__, __dir__ = public_names(globals())

@@ -18,7 +18,4 @@ if TYPE_CHECKING:
     from gemmkit.operators.wgmma import WGMMAOp
     from gemmkit.operators.wmma import WMMAOp
 else:
-    __getattr__, __dir__ = public_names(globals(), {
-        "algebra": "COMPLEX DUAL QUATERNION SPLIT_COMPLEX Algebra dual", "base": "Operator", "box_mma": "BoxMMAOp",
-        "fpu": "FPUOp", "mma": "MMAOp", "quantised_mma": "QuantisedMMAOp",
-        "semiring": "LOG_SUM_EXP MAX_PLUS MAX_TIMES MIN_PLUS OR_AND Semiring", "wgmma": "WGMMAOp", "wmma": "WMMAOp"})
+    __getattr__, __dir__ = public_names(globals())

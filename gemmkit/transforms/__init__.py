@@ -9,5 +9,4 @@ __all__ = ["Composed", "Elementwise", "Identity", "Staged", "Transform"]
 if TYPE_CHECKING:
     from gemmkit.transforms.base import Composed, Elementwise, Identity, Staged, Transform
 else:
-    __getattr__, __dir__ = public_names(globals(), {
-        "base": "Composed Elementwise Identity Staged Transform"})
+    __getattr__, __dir__ = public_names(globals())
