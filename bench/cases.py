@@ -22,7 +22,7 @@ from gemmkit.problem import layout_of
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import target
 from gemmkit.tuning.hopper import ACROSS, MAPPINGS, PROMOTED, TRANSPOSED
-from gemmkit.tuning.model import Mapping, choose_mapping
+from gemmkit.tuning.model import Mapping, fastest
 
 DTYPES = {
     "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32),
@@ -320,7 +320,7 @@ def plan_arguments(case: Case, x: Operands) -> tuple[tuple[Any, ...], dict[str, 
     name = case.mapping or kind.mapping
     if name is None:
         if kind.operator is not None:
-            n = choose_mapping(sizes, target(), itemsize=kind.itemsize, mappings=kind.mappings(case.layout)).N
+            n = fastest(sizes, target(), itemsize=kind.itemsize, mappings=kind.mappings(case.layout)).N
             keywords["operator"] = WGMMAOp(n, **kind.operator)
         return (a, b, work.added(x), None), keywords
     mapping = mappings.parse(name)

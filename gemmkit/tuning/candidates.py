@@ -28,12 +28,11 @@ from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
 from gemmkit.tuning import defaults, hopper, multistage, tables
 from gemmkit.tuning.hopper import can_share
-from gemmkit.tuning.model import CLOCK, by_workspace
+from gemmkit.tuning.model import CLOCK, Asked, Proposal, Sizes, by_workspace
 from gemmkit.tuning.operators import SIXTEEN, accumulator_for, algebra_of, operator_for
 
 __all__ = ["Candidate", "candidates", "modelled"]
 
-Sizes = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -122,10 +121,10 @@ class Candidate:
         return multistage.Multistage(self.block, self.warp, self.stages or 2, self.blocks_per_sm or 1, (0,) * 4,
                                               solo=0, start=0, lanes=self.lanes or (4, 8))
 
-    def choice(self, a: ArrayLayout, b: ArrayLayout, fields: dict[str, Any],
-               device: DeviceInfo) -> tuple[Operator | None, dict[str, Any]]:
-        """The operator and the fields for operands in these layouts; ``fields`` are the caller's."""
-        return self.operator(a.dtype, b.dtype, fields.get("operator"), device), self.fields()
+    def proposal(self, asked: Asked, device: DeviceInfo) -> Proposal:
+        """The operator and the fields for a product."""
+        a, b = asked.operands
+        return self.operator(a.dtype, b.dtype, asked.fields.get("operator"), device), self.fields()
 
     # -- in files
 

@@ -21,8 +21,7 @@ With A contiguous along its columns (tt) it is the operand that has to be transp
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -44,7 +43,7 @@ from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
 from gemmkit.tuning import defaults, hopper, multistage, other_kernels, store, winners
 from gemmkit.tuning.candidates import Candidate
-from gemmkit.tuning.model import Infos, Sizes
+from gemmkit.tuning.model import Asked, Infos, Layouts
 from gemmkit.tuning.operators import (
     EIGHT,
     LARGE,
@@ -60,32 +59,7 @@ from gemmkit.tuning.operators import (
 
 __all__ = ["Asked", "Choice", "by_precision", "choose", "complete"]
 
-Layouts = dict[str, ArrayLayout | None]
 F32 = np.dtype(np.float32)
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a mapping is chosen for.
-
-    ``infos`` are the arrays a, b, c and out, ``layouts`` those of a, b, c and d (None: what is open), ``sizes`` M, N and K,
-    ``fields`` the components that the caller gives, and ``products`` how many of these sizes are one launch. ``key()`` is
-    what a tuned mapping is found by. Of a group all these are of its largest product, and ``group`` has the arrays of all. A
-    D that the call makes is ``new``.
-    """
-
-    infos: Infos
-    layouts: Layouts
-    sizes: Sizes
-    fields: dict[str, Any]
-    products: int = 1
-    key: Callable[[], str] = str
-    is_stack: bool = False
-    group: Sequence[Any] | None = None
-    new: type[Plain] = RowMajor
-
-    def sums(self) -> Sums:
-        return Sums.of(self.layouts, self.fields, self.sizes[2])
 
 
 class Choice(NamedTuple):
@@ -120,21 +94,20 @@ def choose(asked: Asked, device: DeviceInfo, candidate: Candidate | None = None)
 def _configured(asked: Asked, device: DeviceInfo, candidate: Candidate | None = None) -> tuple[Config, str]:
     """The configuration, and what chose its mapping."""
     layouts, sizes, products = asked.layouts, asked.sizes, asked.products
-    a, b, c = layouts["a"], layouts["b"], layouts["c"]
-    assert a is not None and b is not None
+    (a, b), c = asked.operands, layouts["c"]
     fields = dict(asked.fields)
     operator = fields.get("operator")
     observes = fields.get("observe_a") is not None
     if observes:
         fields.setdefault("splits", 1)
     by = "units" if operator is None else "operator"
-    sums = Sums.of(layouts, fields, sizes[2])
+    sums = asked.sums
     if operator is None and sums.is_of_bytes:
         return _configured_for_bytes(asked, device, sums), by
     if operator is None and sums.widens:               # the tables are of products whose operands alone decide
         operator = fields["operator"] = operator_for(a.dtype, b.dtype, sizes, device, products, sums)
-    for name, ask in _tables(asked, a, b, fields, device, candidate):
-        found = ask()
+    for name, propose in _families(asked, candidate):
+        found = propose(dataclasses.replace(asked, fields=fields), device)
         if found is not None:
             by, (operator, completed) = name, found
             fields = {**completed, **fields}
@@ -160,30 +133,24 @@ def _configured(asked: Asked, device: DeviceInfo, candidate: Candidate | None = 
     return complete({"operator": operator, **fields}, sizes, device, products), by
 
 
-def _tables(asked: Asked, a: ArrayLayout, b: ArrayLayout, fields: dict[str, Any], device: DeviceInfo,
-            candidate: Candidate | None) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """The tables that may have a product for which ``fields`` are given, by name and in their order: each gives an operator
-    and the fields of a mapping, or None. A ``candidate`` that is being tried stands for all."""
-    infos, sizes, products, d = asked.infos, asked.sizes, asked.products, asked.layouts["d"]
-    given = a, b, infos, fields, sizes, device, products
+def _families(asked: Asked, candidate: Candidate | None) -> Sequence[tuple[str, Callable[..., Any]]]:
+    """Who is asked for a mapping, by name, in this order: each gives an operator and fields, or None. A ``candidate`` that
+    is being tried stands for all."""
     if candidate is not None:
-        yield "candidate", lambda: candidate.choice(a, b, fields, device)
-        return
-    if fields.get("observe_a") is None:
-        if d is None or d.dtype == a.dtype:
-            yield "winners", lambda: winners.choice(*given)
-        yield "boxes", lambda: multistage.boxed_choice(*given)
-        yield "quantised", lambda: other_kernels.quantised_choice(*given)
-        yield "multistage", lambda: multistage.choice(a, b, fields, sizes, device, products)
-        yield "gathered", lambda: other_kernels.gathered_choice(*given)
-    if fields.get("operator") is None and hopper.applies(a.dtype, b.dtype, fields, device):
-        yield "hopper", lambda: hopper.choice(*given, c=asked.layouts["c"], d=d)
+        return [("candidate", candidate.proposal)]
+    return OBSERVING if asked.fields.get("observe_a") is not None else PROPOSALS
+
+
+PROPOSALS = (("winners", winners.propose), ("boxes", multistage.propose_boxes),
+                  ("quantised", other_kernels.propose_quantised), ("multistage", multistage.propose),
+                  ("gathered", other_kernels.propose_gathered), ("hopper", hopper.propose))
+OBSERVING = PROPOSALS[-1:]
 
 
 def _configured_for_bytes(asked: Asked, device: DeviceInfo, sums: Sums) -> Config:
     """The configuration of a product of 8-bit operands: on tensor cores, or on the ordinary units."""
     refused: ConfigError | None = None
-    for find in (lambda: [_narrow(asked, device)], lambda: of_bytes(sums, asked.sizes, device, asked.products)):
+    for find in (lambda: [hopper.narrow(asked, device)], lambda: of_bytes(sums, asked.sizes, device, asked.products)):
         try:
             for operator in filter(None, find()):
                 try:
@@ -196,25 +163,17 @@ def _configured_for_bytes(asked: Asked, device: DeviceInfo, sums: Sums) -> Confi
     raise refused
 
 
-def _narrow(asked: Asked, device: DeviceInfo, promote: bool = True) -> WGMMAOp | None:
-    a, b = asked.layouts["a"], asked.layouts["b"]
-    assert a is not None and b is not None
-    return hopper.narrow(a, b, asked.infos, asked.fields, asked.sizes, device, asked.products, promote)
-
-
 def by_precision(precision: Any, asked: Asked, device: DeviceInfo) -> Operator:
     """The operator of a product for which ``precision=`` is given. Raises ValueError and ConfigError where there is none."""
-    a, b = asked.layouts["a"], asked.layouts["b"]
-    assert a is not None and b is not None
-    dtypes = a.dtype, b.dtype
+    a, b = (layout.dtype for layout in asked.operands)
     of = {"tf32": ((F32,), "float32"), "fast": (EIGHT, "float8")}
     if not isinstance(precision, str) or precision not in of:
         raise ValueError(f"precision={precision!r}: 'tf32' (of float32 operands) or 'fast' (of float8 ones) is needed")
-    if not {*dtypes} <= {*of[precision][0]}:
-        raise ValueError(f"precision={precision!r}: {of[precision][1]} operands are needed; a is {dtypes[0]}, b {dtypes[1]}")
-    if asked.sums().accumulator != F32:
+    if not {a, b} <= {*of[precision][0]}:
+        raise ValueError(f"precision={precision!r}: {of[precision][1]} operands are needed; a is {a}, b {b}")
+    if asked.sums.accumulator != F32:
         raise ConfigError(f"precision={precision!r}: sums are float32, and the result is asked to hold more; leave it out")
-    return _narrow(asked, device, promote=False) or MMAOp(dtype=dtypes[0], b_dtype=dtypes[1])
+    return hopper.narrow(asked, device, promote=False) or MMAOp(dtype=a, b_dtype=b)
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------
@@ -265,7 +224,7 @@ def _swap_ab(asked: Asked, device: DeviceInfo) -> Asked | None:
     given, layouts, infos = asked.fields, asked.layouts, asked.infos
     if device.arch[0] != 9 or asked.is_stack or not _sees_elements(given) or not _suit_tma(infos, layouts):
         return None
-    if asked.sums().widens:
+    if asked.sums.widens:
         return None
     mapping = _of_few_rows(asked, device) if set(given) <= {"epilogue"} else None
     if mapping is None and not _is_rewritten(asked):
@@ -277,11 +236,9 @@ def _swap_ab(asked: Asked, device: DeviceInfo) -> Asked | None:
                     {name: _transposed(layouts[of[name]]) for name in layouts}, (N, M, K),
                     {with_swap_ab(name): value for name, value in given.items()}, asked.products, asked.key, new=ColMajor)
     if mapping is None and "operator" not in given:
-        a, b = swapped.layouts["a"], swapped.layouts["b"]
-        assert a is not None and b is not None
-        arrays = {**swapped.infos, "c": None}
-        operator, mapping = hopper.choice(a, b, arrays, swapped.fields, swapped.sizes, device)
-        mapping = dict(mapping, operator=operator, kernel="warp_specialised")
+        without_results = {**swapped.layouts, "c": None, "d": None}
+        operator, mapping = hopper.propose(dataclasses.replace(swapped, layouts=without_results), device) or (None, None)
+        mapping = mapping and dict(mapping, operator=operator, kernel="warp_specialised")
     return dataclasses.replace(swapped, fields={**(mapping or {}), **swapped.fields})
 
 

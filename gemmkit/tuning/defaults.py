@@ -62,7 +62,7 @@ def fill_tiles(values: dict[str, Any], operator: Operator, sizes: tuple[int, int
     given_block, given_warp, warps = (values.get(n) for n in ("block_shape", "compute_warp", "warps_per_block"))
     if given_block is None:
         listed = _fitting(candidates(operator), room, operator.shape[2])
-        block, warp, blocks = _choose(listed, sizes, device, shares and isinstance(operator, FPUOp), products)
+        block, warp, blocks = _fastest(listed, sizes, device, shares and isinstance(operator, FPUOp), products)
         if sizes is not None and shares and values.setdefault("splits", _splits(block, blocks, sizes, device, products)) > 1:
             blocks = tables.SIDE_BY_SIDE.get(block, blocks)
         if sizes is not None and sizes[2] <= 64 < block[2]:               # a short K would leave half of it empty
@@ -154,7 +154,7 @@ def _shrunk(block: tuple, warp: tuple, blocks: int, parts: int, size: int) -> tu
     return (M, N, K), (m, n), blocks
 
 
-def _choose(candidates: Sequence[Any], sizes: tuple[int, int, int] | None, device: DeviceInfo, shares: bool,
+def _fastest(candidates: Sequence[Any], sizes: tuple[int, int, int] | None, device: DeviceInfo, shares: bool,
             products: int) -> Any:
     """The candidate with the least estimated time: waves of blocks, each as long as its tile is large (and its share of K).
 

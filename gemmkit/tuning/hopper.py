@@ -1,7 +1,7 @@
 """Default mappings of Hopper's warp-specialised kernel: when it is the one to take, which tables its mapping is chosen from,
 and what follows from a mapping.
 
-A table (`Table`) belongs to a way in which operands travel. `choice` takes the mapping with the least modelled time of the
+A table (`Table`) belongs to a way in which operands travel. `propose` takes the mapping with the least modelled time of the
 product's table; `complete` and `fill` give the other fields of a configuration; `assumed_spec` asks the kernel itself how
 operands travel.
 """
@@ -49,7 +49,6 @@ from gemmkit.layouts import (
     Zero,
 )
 from gemmkit.operators.algebra import Algebra, units
-from gemmkit.operators.base import Operator
 from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.runtime.array_info import ArrayInfo, alignment
 from gemmkit.runtime.device import DeviceInfo
@@ -60,12 +59,14 @@ from gemmkit.tuning.model import (
     LINE,
     SHORT_LINES,
     UNALIGNED_LINES,
+    Asked,
     Infos,
     Mapping,
+    Proposal,
     Sizes,
     Supply,
     by_workspace,
-    choose_mapping,
+    fastest,
     smallest,
     streaming,
     with_rows_exchanged,
@@ -73,28 +74,9 @@ from gemmkit.tuning.model import (
 )
 from gemmkit.tuning.operators import EIGHT, SIXTEEN, result_dtype
 
-__all__ = [
-    "BY_ELEMENTS",
-    "BY_TMA",
-    "LEAST_STAGES",
-    "LIKELY",
-    "MAPPINGS",
-    "MAPPING_FIELDS",
-    "Copies",
-    "Table",
-    "applies",
-    "assumed_spec",
-    "can_share",
-    "choice",
-    "complete",
-    "fill",
-    "give_algebra",
-    "is_copied",
-    "is_unaligned",
-    "is_untouched",
-    "narrow",
-    "table_for",
-]
+__all__ = ["BY_ELEMENTS", "BY_TMA", "LEAST_STAGES", "LIKELY", "MAPPINGS", "MAPPING_FIELDS", "Copies", "Table", "applies",
+           "assumed_spec", "can_share", "complete", "fill", "give_algebra", "is_copied", "is_unaligned", "is_untouched",
+           "narrow", "propose", "table_for"]
 
 MOST_STAGES = 8
 PROMOTION = 128                        # elements along K after which sums of float8 are added to others in float32
@@ -246,12 +228,12 @@ def is_untouched(name: str, fields: dict[str, Any]) -> bool:
 
 # -- which mapping of them --------------------------------------------------------------------------------------------
 
-def choice(a: ArrayLayout, b: ArrayLayout, infos: Infos, fields: dict[str, Any], sizes: Sizes, device: DeviceInfo,
-           products: int = 1, c: ArrayLayout | None = None,
-           d: ArrayLayout | None = None) -> tuple[Operator, dict[str, Any]]:
-    """The operator for a product of 16-bit floats in these layouts (``c`` and ``d`` where they are given), and the fields of
-    its mapping."""
-    of_a, of_b = infos["a"], infos["b"]
+def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
+    """The operator for a product of 16-bit floats, and the fields of its mapping; None for others."""
+    (a, b), infos, fields, sizes, products = asked.operands, asked.infos, asked.fields, asked.sizes, asked.products
+    if fields.get("operator") is not None or not applies(a.dtype, b.dtype, fields, device):
+        return None
+    c, d, of_a, of_b = asked.layouts["c"], asked.layouts["d"], infos["a"], infos["b"]
     table = table_for(a, b, of_a, of_b, fields, sizes)
     always = getattr(fields.get("condition"), "is_always", True)
     supply = table.supply_of(of_a, of_b)
@@ -275,7 +257,7 @@ def choice(a: ArrayLayout, b: ArrayLayout, infos: Infos, fields: dict[str, Any],
         together = (with_rows_exchanged(one, sizes) for one in listed) if _has_short_states(d) and always else ()
         listed = tuple(with_second_pass(one, sizes, products, a.dtype.itemsize) for one in listed)
         listed += can_share(filter(None, together), a, b)
-    mapping = choose_mapping(sizes, device, mappings=listed, supply=supply, is_tall=reads_late, products=products)
+    mapping = fastest(sizes, device, mappings=listed, supply=supply, is_tall=reads_late, products=products)
     if table.orders_few:
         mapping = mapping.ordered(sizes, products)
     if table.halves_stages and sizes[2] * a.dtype.itemsize <= LINE // 2:
@@ -306,11 +288,11 @@ def _shareable_of(table: Table, is_aligned: bool, a: Any, b: Any) -> tuple[tuple
     return can_share(table.mappings, a, b), can_share(table.aligned if is_aligned else table.clustered, a, b)
 
 
-def narrow(a: ArrayLayout, b: ArrayLayout, infos: Infos, fields: dict[str, Any], sizes: Sizes, device: DeviceInfo,
-           products: int, promote: bool = True) -> WGMMAOp | None:
+def narrow(asked: Asked, device: DeviceInfo, promote: bool = True) -> WGMMAOp | None:
     """The operator of a product of 8-bit operands, or of float32 as tf32, as wide as the mapping with the least modelled
     time; None where Hopper's kernel is not the one to take. Sums of float8 are promoted to float32 unless ``promote`` is
     False. Raises ConfigError where the kernel does not take what is given."""
+    (a, b), infos, fields, sizes = asked.operands, asked.infos, asked.fields, asked.sizes
     epilogue = fields.get("epilogue")
     stores_blocks = isinstance(epilogue, Epilogue) and epilogue.stores_blocks
     if device.arch[0] != 9 or stores_blocks or set(fields) & MAPPING_FIELDS:
@@ -321,7 +303,7 @@ def narrow(a: ArrayLayout, b: ArrayLayout, infos: Infos, fields: dict[str, Any],
     given = dict(fields, operator=made, global_a_layout=a, global_b_layout=b)
     arrays = None if of_a is None or of_b is None else Arrays(of_a, of_b, None, *sizes)
     listed = PROMOTED if made.promote else _table(given, arrays).mappings
-    mapping = choose_mapping(sizes, device, itemsize=a.dtype.itemsize, mappings=listed, products=products)
+    mapping = fastest(sizes, device, itemsize=a.dtype.itemsize, mappings=listed, products=asked.products)
     return dataclasses.replace(made, N=mapping.N)
 
 
@@ -383,7 +365,7 @@ def fill(values: dict[str, Any], sizes: Sizes | None, device: DeviceInfo, produc
     listed = _agreeing([one for one in table if shares or one.splits in (1, values.get("splits"))], values)
     refused: ConfigError | None = None
     while listed:
-        mapping = choose_mapping(sizes, device, operator.N, operator.dtype.itemsize, tuple(listed), products=products)
+        mapping = fastest(sizes, device, operator.N, operator.dtype.itemsize, tuple(listed), products=products)
         completed = dict(values)
         completed.setdefault("splits", mapping.splits if shares else 1)
         try:
@@ -732,7 +714,7 @@ def give_algebra(values: dict[str, Any], a: ArrayLayout, b: ArrayLayout, sizes: 
     of_a, of_b = part_dtypes(a.dtype), part_dtypes(b.dtype)
     if len(of_a) == len(of_b) == algebra.parts <= MOST_PARTS and applies(of_a[0], of_b[0], values, device):
         listed = algebra_mappings(algebra, dict(values, global_a_layout=a, global_b_layout=b))
-        mapping = choose_mapping(sizes, device, mappings=listed, products=products)
+        mapping = fastest(sizes, device, mappings=listed, products=products)
         values["operator"] = algebra.with_base(WGMMAOp(mapping.N, dtype=of_a[0]))
         for name, value in mapping.fields.items():                # what the user gives of a mapping stays
             values.setdefault(name, value)

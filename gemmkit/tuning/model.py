@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -33,16 +34,54 @@ from gemmkit.kernels.common.stream_k import LEAST, StreamK, division
 from gemmkit.kernels.common.workspace_sums import takes_slices
 from gemmkit.kernels.rasterisation import Grouped, Hilbert, Order
 from gemmkit.kernels.sm90.shared_k import in_one_cluster
+from gemmkit.layouts import ArrayLayout, Plain, RowMajor
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
+from gemmkit.tuning.operators import Sums
 
 __all__ = ["CLOCK", "ENOUGH", "LINE", "SHARED_WORTH", "SHORT_LINES", "STREAMED_WORTH", "STREAMING", "UNALIGNED_LINES",
-           "Infos", "Mapping", "Sizes", "Supply", "by_workspace", "choose_mapping", "shared_nanoseconds", "shares_to_try",
-           "smallest", "streamed_cycles", "streamed_nanoseconds", "streaming", "with_rows_exchanged", "with_second_pass"]
+           "Asked", "Infos", "Layouts", "Mapping", "Proposal", "Sizes", "Supply", "by_workspace", "fastest",
+           "shared_nanoseconds", "shares_to_try", "smallest", "streamed_cycles", "streamed_nanoseconds", "streaming",
+           "with_rows_exchanged", "with_second_pass"]
 
 Infos = dict[str, ArrayInfo | None]   # of a, b, c and out
+Layouts = dict[str, ArrayLayout | None]         # of a, b, c and d
 Sizes = tuple[int, int, int]          # M, N and K
+Proposal = tuple[Any, dict[str, Any]]           # an operator (None: the default one), and fields of a mapping
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a mapping is chosen for.
+
+    ``infos`` are the arrays a, b, c and out, ``layouts`` those of a, b, c and d (None: what is open), ``sizes`` M, N and K,
+    ``fields`` the components that the caller gives, and ``products`` how many of these sizes are one launch. ``key()`` is
+    what a tuned mapping is found by. Of a group all these are of its largest product, and ``group`` has the arrays of all. A
+    D that the call makes is ``new``.
+    """
+
+    infos: Infos
+    layouts: Layouts
+    sizes: Sizes
+    fields: dict[str, Any]
+    products: int = 1
+    key: Callable[[], str] = str
+    is_stack: bool = False
+    group: Sequence[Any] | None = None
+    new: type[Plain] = RowMajor
+
+    @property
+    def operands(self) -> tuple[ArrayLayout, ArrayLayout]:
+        """The layouts of A and B."""
+        a, b = self.layouts["a"], self.layouts["b"]
+        assert a is not None and b is not None
+        return a, b
+
+    @cached_property
+    def sums(self) -> Sums:
+        return Sums.of(self.layouts, self.fields, self.sizes[2])
+
 
 CLOCK = 1.7                            # cycles a ns, roughly
 LINE = 128                             # bytes of K in a stage: a line of the widest swizzle
@@ -180,7 +219,7 @@ class Mapping:
                     cluster=Tile(M=self.cluster[0], N=self.cluster[1]), order=self.order)
 
 
-def choose_mapping(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: int | None = None, itemsize: int = 2,
+def fastest(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: int | None = None, itemsize: int = 2,
                    mappings: tuple[Mapping, ...] = (), supply: Supply | None = None, is_tall: bool = False,
                    products: int = 1) -> Mapping:
     """The mapping with the least estimated time: full waves of clusters, each as long as its tiles take. Of those that are

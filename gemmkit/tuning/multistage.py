@@ -40,7 +40,9 @@ from gemmkit.tuning.model import (
     SHARED_WORTH,
     STREAMED_WORTH,
     STREAMING,
+    Asked,
     Infos,
+    Proposal,
     Sizes,
     shared_nanoseconds,
     shares_to_try,
@@ -48,8 +50,8 @@ from gemmkit.tuning.model import (
 )
 from gemmkit.tuning.operators import SIXTEEN, tensor_cores
 
-__all__ = ["BOXES", "GATHERED", "SKINNY", "TABLES", "Multistage", "applies", "boxed_choice", "choice", "combed_operand",
-           "copied", "copied_across", "fill", "multistages_of", "of_half", "operator", "shared_bytes", "stages_on"]
+__all__ = ["BOXES", "GATHERED", "SKINNY", "TABLES", "Multistage", "applies", "combed_operand", "copied", "copied_across",
+           "fill", "multistages_of", "of_half", "operator", "propose", "propose_boxes", "shared_bytes", "stages_on"]
 
 RESERVED = 1024                        # bytes of shared memory that the driver takes of a block's
 PADDING = 32                           # bytes that a line is padded by
@@ -172,12 +174,12 @@ SKINNY, = multistages_of(tables.SKINNY, 2)
 GATHERED, BOXES = multistages_of(tables.GATHERED, 2), multistages_of(tables.BOXES, 2)
 
 
-def choice(a: ArrayLayout, b: ArrayLayout, fields: dict[str, Any], sizes: Sizes, device: DeviceInfo,
-           products: int = 1) -> tuple[Operator, dict[str, Any]] | None:
+def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
     """The operator and the mapping's fields of a product that the multistage kernel computes fastest; None for others.
 
     A semiring that leaves its shape open (the ``operator`` of ``fields``) gets that of the mapping.
     """
+    (a, b), fields, sizes, products = asked.operands, asked.fields, asked.sizes, asked.products
     if not applies(a, b, fields, device):
         return None
     given = fields.get("operator")
@@ -203,7 +205,7 @@ def choice(a: ArrayLayout, b: ArrayLayout, fields: dict[str, Any], sizes: Sizes,
 
 
 def of_half(mappings: tuple[Multistage, ...], a: ArrayLayout, b: ArrayLayout, sizes: Sizes, device: DeviceInfo,
-            most: float = math.inf) -> tuple[Operator | None, dict[str, Any]] | None:
+            most: float = math.inf) -> Proposal | None:
     """The same of 16-bit floats by mma.sync among these mappings, wherever wgmma may be had. None where it takes longer than
     ``most`` ns by the model."""
     found = fastest(mappings, a, b, sizes, device, 1, may_stream=True)
@@ -264,7 +266,7 @@ def _is_skinny(a: ArrayLayout, b: ArrayLayout, sizes: Sizes) -> bool:
     return rows and N >= 1024 and K >= 1024 and K % 8 == 0 and a.vector_axis == 1 and b.vector_axis == 0
 
 
-def _usual(dtype: np.dtype, one: Multistage, device: DeviceInfo) -> tuple[Operator, dict[str, Any]] | None:
+def _usual(dtype: np.dtype, one: Multistage, device: DeviceInfo) -> Proposal | None:
     """A mapping's fields with the operator for them, if there is one."""
     made = operator(dtype, one, device)
     return None if made is None else (made, one.fields)
@@ -475,9 +477,9 @@ SHORTEST, NARROWEST = 1024, 64         # along K; rows and columns of D
 MOST_SHARES = 16                       # of K
 
 
-def boxed_choice(a: ArrayLayout, b: ArrayLayout, infos: Infos, fields: dict[str, Any], sizes: Sizes, device: DeviceInfo,
-                 products: int) -> tuple[Operator, dict[str, Any]] | None:
+def propose_boxes(asked: Asked, device: DeviceInfo) -> Proposal | None:
     """The operator and the mapping's fields; None for other products."""
+    (a, b), infos, fields, sizes = asked.operands, asked.infos, asked.fields, asked.sizes
     if device.arch < (8, 0) or fields.get("operator") is not None or set(fields) & MAPPING_FIELDS:
         return None
     if min(sizes[:2]) < NARROWEST or sizes[2] < SHORTEST:
@@ -487,7 +489,7 @@ def boxed_choice(a: ArrayLayout, b: ArrayLayout, infos: Infos, fields: dict[str,
     combed = combed_operand(a, b, infos)
     if combed is None:
         return None
-    found = fastest(BOXES, a, b, sizes, device, products, may_stream=True)
+    found = fastest(BOXES, a, b, sizes, device, asked.products, may_stream=True)
     if found is None:
         return None
     one, splits = found

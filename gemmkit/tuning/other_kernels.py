@@ -7,7 +7,6 @@ from typing import Any
 
 from gemmkit.kernels.quantised.rules import refusal
 from gemmkit.layouts import ArrayLayout, GroupQuantised, Plain, RowMajor
-from gemmkit.operators import Operator
 from gemmkit.operators.quantised_mma import BF16, F16, QuantisedMMAOp
 from gemmkit.runtime.arrays import alignment
 from gemmkit.runtime.device import DeviceInfo
@@ -15,11 +14,11 @@ from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tiling import Tile
 from gemmkit.tuning.candidates import Candidate
 from gemmkit.tuning.hopper import ELEMENTS, MAPPING_FIELDS, VECTORS, WORDS, Copies, is_untouched
-from gemmkit.tuning.model import CLOCK, Infos, Sizes
+from gemmkit.tuning.model import CLOCK, Asked, Infos, Proposal
 from gemmkit.tuning.multistage import copied, of_half
 from gemmkit.tuning.operators import SIXTEEN
 
-__all__ = ["gathered_choice", "quantised_choice"]
+__all__ = ["propose_gathered", "propose_quantised"]
 
 
 # -- rows that TMA cannot take ----------------------------------------------------------------------------------------
@@ -71,11 +70,10 @@ LONGEST = 2048                         # along K: above it few tiles are streame
 FEWEST = 32                            # if they keep the multiprocessors busy
 
 
-def gathered_choice(a: ArrayLayout, b: ArrayLayout, infos: Infos, fields: dict[str, Any], sizes: Sizes, device: DeviceInfo,
-                    products: int) -> tuple[Operator | None, dict[str, Any]] | None:
+def propose_gathered(asked: Asked, device: DeviceInfo) -> Proposal | None:
     """The operator (None: the default one) and the fields of the mapping; None for what stays with Hopper's kernel."""
-    M, N, K = sizes
-    if device.arch[0] != 9 or products != 1 or a.dtype != b.dtype or a.dtype not in SIXTEEN or 0 in sizes:
+    (a, b), infos, fields, (M, N, K) = asked.operands, asked.infos, asked.fields, asked.sizes
+    if device.arch[0] != 9 or asked.products != 1 or a.dtype != b.dtype or a.dtype not in SIXTEEN or 0 in asked.sizes:
         return None
     if fields.get("operator") is not None or set(fields) & MAPPING_FIELDS or not _are_plain(a, b, fields):
         return None
@@ -89,16 +87,17 @@ def gathered_choice(a: ArrayLayout, b: ArrayLayout, infos: Infos, fields: dict[s
     is_stored = copies.of_d == VECTORS and M * N >= WIDE
     is_hidden = is_stored and (K <= HIDDEN[any(by_tma)] or (M * N >= WIDEST and worst == WORDS))
     if K >= LEAST and worst != ELEMENTS and not is_hidden:
-        return of_half(copied(copies), a, b, sizes, device)
+        return of_half(copied(copies), a, b, asked.sizes, device)
     tiles = -(-M // SIDE) * -(-N // SIDE)
     blocks = -(-M // SHORT.block[0]) * -(-N // SHORT.block[1])
     if K <= SHORT.block[2] and blocks <= MOST_BLOCKS * device.sm_count:
-        return SHORT.choice(a, b, fields, device)
+        return SHORT.proposal(asked, device)
     if min(M, N) <= SIDE and FEWEST <= tiles <= device.sm_count and K > LONGEST:
-        return STREAMED.choice(a, b, fields, device)
+        return STREAMED.proposal(asked, device)
     if worst == ELEMENTS and K > SHORT.block[2]:
-        hoppers = min(one.cycles(sizes, device, a.dtype.itemsize, None, 1) for one in copies.hoppers(sizes, device, 1))
-        return of_half(copied(copies), a, b, sizes, device, WORTH * hoppers / CLOCK)
+        found = copies.hoppers(asked.sizes, device, 1)
+        cycles = min(one.cycles(asked.sizes, device, a.dtype.itemsize, None, 1) for one in found)
+        return of_half(copied(copies), a, b, asked.sizes, device, WORTH * cycles / CLOCK)
     return None
 
 
@@ -131,13 +130,12 @@ FEW, SOME = 16, 64                     # rows of A: mappings differ
 VECTOR = 16                            # bytes at whose multiples rows must begin for loads of that many
 
 
-def quantised_choice(a: ArrayLayout, b: ArrayLayout, infos: Infos, fields: dict[str, Any], sizes: Sizes, device: DeviceInfo,
-                     products: int) -> tuple[Operator, dict[str, Any]] | None:
+def propose_quantised(asked: Asked, device: DeviceInfo) -> Proposal | None:
     """The operator and the fields of the mapping; None for what stays with the layout's own dequantisation."""
-    M, N, K = sizes
+    (a, b), infos, fields, (M, N, K) = asked.operands, asked.infos, asked.fields, asked.sizes
     if not isinstance(b, GroupQuantised) or type(a) is not RowMajor or a.dtype not in (F16, BF16) or b.dtype != a.dtype:
         return None
-    if device.arch < (9, 0) or products != 1 or M == 0 or not _is_alone(infos, fields):
+    if device.arch < (9, 0) or asked.products != 1 or M == 0 or not _is_alone(infos, fields):
         return None
     part = _part(b, M)
     if K == 0 or refusal(N, K, part) is not None:

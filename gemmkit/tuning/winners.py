@@ -19,17 +19,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gemmkit.layouts import ArrayLayout, Plain
-from gemmkit.operators import Operator
+from gemmkit.layouts import Plain
 from gemmkit.runtime.array_info import ArrayInfo, alignment
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tuning.candidates import Candidate
 from gemmkit.tuning.hopper import is_unaligned
-from gemmkit.tuning.model import LINE
+from gemmkit.tuning.model import LINE, Asked, Proposal
 from gemmkit.tuning.operators import SIXTEEN
 from gemmkit.tuning.store import is_as_new
 
-__all__ = ["Winner", "choice", "class_of", "nearest", "table", "without"]
+__all__ = ["Winner", "class_of", "nearest", "propose", "table", "without"]
 
 FILE = Path(__file__).with_name("winners.json")
 ARCH, SM_COUNT = (9, 0), 132           # of an H200 and of an H100 alike
@@ -98,22 +97,22 @@ def nearest(entries: Sequence[Winner], kind: str, sizes: tuple[int, int, int]) -
     return min(found, key=lambda one: one.distance(sizes), default=None)
 
 
-def choice(a: ArrayLayout, b: ArrayLayout, infos: Mapping[str, ArrayInfo | None], fields: dict[str, Any],
-           sizes: tuple[int, int, int], device: DeviceInfo, products: int) -> tuple[Operator | None, dict[str, Any]] | None:
+def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
     """The operator (None: the default one) and the fields of a winner's mapping, for a product of two matrices for which
     nothing else is given; None where there is none."""
+    (a, b), infos, sizes, d = asked.operands, asked.infos, asked.sizes, asked.layouts["d"]
     out = infos.get("out")
-    if fields or products != 1 or 0 in sizes or infos.get("c") is not None or _is_without.get():
+    if asked.fields or asked.products != 1 or 0 in sizes or infos.get("c") is not None or _is_without.get():
         return None
-    if device.arch != ARCH or device.sm_count != SM_COUNT or a.dtype != b.dtype:
+    if device.arch != ARCH or device.sm_count != SM_COUNT or not a.dtype == b.dtype == (a if d is None else d).dtype:
         return None
     if not (isinstance(a, Plain) and a.is_plain and isinstance(b, Plain) and b.is_plain):
         return None
-    if out is not None and not is_as_new(out, a.dtype, sizes, products):
+    if out is not None and not is_as_new(out, a.dtype, sizes, 1):
         return None
     kind = class_of(infos, a, b, sizes[1])
     found = nearest(of_class(FILE, kind), kind, sizes)
-    return None if found is None else found.candidate.choice(a, b, fields, device)
+    return None if found is None else found.candidate.proposal(asked, device)
 
 
 @contextlib.contextmanager

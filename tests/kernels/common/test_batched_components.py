@@ -20,7 +20,7 @@ from gemmkit.operators import FPUOp, MMAOp, WGMMAOp
 from gemmkit.runtime.device import H100
 from gemmkit.transforms import Elementwise as Transformed
 from gemmkit.tuning.hopper import MAPPINGS
-from gemmkit.tuning.model import choose_mapping
+from gemmkit.tuning.model import fastest
 from tests.support.machines import on_machines, poison, whole
 from tests.support.sm90 import mapping
 
@@ -293,9 +293,9 @@ def test_a_stack_is_one_launch(call: str, monkeypatch: pytest.MonkeyPatch, rng: 
 
 
 def test_tiles_are_chosen_for_all_products() -> None:
-    one, many = (choose_mapping((1024, 1024, 1024), H100, mappings=MAPPINGS, products=n) for n in (1, 16))
+    one, many = (fastest((1024, 1024, 1024), H100, mappings=MAPPINGS, products=n) for n in (1, 16))
     assert many.M * many.N >= one.M * one.N
-    small = choose_mapping((128, 128, 128), H100, mappings=MAPPINGS, products=64)
+    small = fastest((128, 128, 128), H100, mappings=MAPPINGS, products=64)
     assert small.M * small.N <= 128 * 128 and small.splits == 1
     conf = gk.get_config(operator=FPUOp(32, 16), global_a_layout=RowMajor(F32), gemm_shape=dict(M=64, N=64, K=2048, batch=512))
     assert conf.splits == 1

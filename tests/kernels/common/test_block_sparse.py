@@ -18,6 +18,7 @@ from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
 from gemmkit.tuning import hopper
+from gemmkit.tuning.model import Asked
 from tests.support import sm80, sm90
 from tests.support.machines import on_machines, poison, whole
 
@@ -259,7 +260,10 @@ def test_the_mapping_is_chosen_by_the_blocks(block: tuple[int, int], of_b: bool)
     n, layout = 1024, RowMajor(F16)
     condition = Blocks(np.ones((n // block[0], n // block[1]), bool), *block, of_b)
     info = describe(np.zeros((n, n), F16))
-    _, fields = hopper.choice(layout, layout, dict(a=info, b=info, out=info, c=None), dict(condition=condition), (n, n, n), H100)
+    layouts = dict(a=layout, b=layout, c=None, d=None)
+    found = hopper.propose(Asked(dict(a=info, b=info, out=info, c=None), layouts, (n, n, n), dict(condition=condition)), H100)
+    assert found is not None
+    _, fields = found
     condition.check_tiles(fields["block_shape"])                               # raises where a tile lies in two blocks
 
 

@@ -22,7 +22,7 @@ from gemmkit.operators import COMPLEX, MIN_PLUS, FPUOp, MMAOp
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
 from gemmkit.tuning import multistage
-from gemmkit.tuning.model import ENOUGH, shares_to_try
+from gemmkit.tuning.model import ENOUGH, Asked, shares_to_try
 from tests.support.machines import on_machines, poison, whole
 
 F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
@@ -210,7 +210,7 @@ def test_an_operator_that_cannot_merge() -> None:
 ])
 def test_products_of_few_tiles_and_a_long_k_are_split(dtype: str, shape: tuple, expected: bool) -> None:
     layout = RowMajor(dtype)
-    found = multistage.choice(layout, layout, {}, shape, H100)
+    found = multistage.propose(Asked({}, dict(a=layout, b=layout, c=None, d=None), shape, {}), H100)
     assert found is not None and (found[1]["splits"] > 1) == expected
 
 

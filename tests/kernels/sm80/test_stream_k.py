@@ -27,6 +27,7 @@ from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
 from gemmkit.tuning import multistage
+from gemmkit.tuning.model import Asked
 from tests.support.machines import on_machines, poison, whole
 from tests.support.sm80 import KINDS, expected, mapping, operands
 
@@ -248,7 +249,7 @@ def test_rules() -> None:
 
 def chosen(dtype: Any, sizes: tuple[int, int, int], **fields: Any) -> Any:
     layout = fields.pop("layout", RowMajor(dtype))
-    found = multistage.choice(layout, RowMajor(dtype), fields, sizes, H100)
+    found = multistage.propose(Asked({}, dict(a=layout, b=RowMajor(dtype), c=None, d=None), sizes, fields), H100)
     assert found is not None
     return found[1]["splits"]
 

@@ -22,7 +22,7 @@ from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import H100
 from gemmkit.tuning.candidates import EXTRA, candidates
 from gemmkit.tuning.hopper import ALIGNED, BY_CP_ASYNC, CLUSTERED, LIKELY, MAPPINGS, can_share
-from gemmkit.tuning.model import UNALIGNED_LINES, Mapping, choose_mapping, streaming
+from gemmkit.tuning.model import UNALIGNED_LINES, Asked, Mapping, fastest, streaming
 
 RESULTS = Path(__file__).parents[3] / "tests/data"
 GIGAHERTZ = 1.47                       # the card's clock at its power limit
@@ -62,7 +62,7 @@ def test_unaligned_rows_take_clusters() -> None:
     """5000^3 in clusters of 2x2: 0.93 of cuBLAS, where a tile alone reaches 0.66 (`clusters.json`)."""
     for size, cluster in ((5000, (2, 2)), (4096, (1, 1))):
         supply = UNALIGNED_LINES if size % 64 else None
-        found = choose_mapping((size,) * 3, H100, mappings=MAPPINGS + CLUSTERED * (supply is not None), supply=supply)
+        found = fastest((size,) * 3, H100, mappings=MAPPINGS + CLUSTERED * (supply is not None), supply=supply)
         assert found.cluster == cluster
 
 
@@ -170,7 +170,7 @@ def test_what_a_stream_is_modelled_to_cost() -> None:
 @pytest.mark.parametrize("sizes", [(2048, 2048, 2048), (6048, 7056, 6048), (6048, 6048, 7056)])
 def test_of_equal_tiles_by_cp_async_the_tall_one_is_chosen(sizes: tuple[int, int, int]) -> None:
     """Contractions of these sizes took 0.81 (2048) and 0.91 to 0.96 of 128x256's time by 256x128."""
-    chosen = choose_mapping(sizes, H100, mappings=BY_CP_ASYNC.mappings, supply=BY_CP_ASYNC.supply)
+    chosen = fastest(sizes, H100, mappings=BY_CP_ASYNC.mappings, supply=BY_CP_ASYNC.supply)
     assert (chosen.M, chosen.N) == (256, 128)
 
 
@@ -179,7 +179,7 @@ def test_the_tuner_tries_streams() -> None:
     found = candidates(layout, layout, None, (1728, 640, 15936), H100)
     streams = [one for one in found if one.kernel == "warp_specialised" and one.splits == "stream"]
     assert streams and found[0] == streams[0]
-    operator, fields = streams[0].choice(layout, layout, {}, H100)
+    operator, fields = streams[0].proposal(Asked({}, dict(a=layout, b=layout, c=None, d=None), (1728, 640, 15936), {}), H100)
     conf = gk.get_config(operator=operator, global_a_layout=layout, global_d_layout=layout, device=H100, **fields)
     assert conf.splits == gk.StreamK() and "streamed K" in streams[0].name
     assert not [one for one in candidates(layout, layout, None, (1024, 1024, 2**14), H100)
