@@ -87,7 +87,11 @@ def _paste_able(component: Any) -> str:
         if not is_array(value) and field.default is not dataclasses.MISSING and _same(value, field.default):
             leading = leading and bool(field.kw_only)      # such a field has no place
             continue
-        text = repr(value.name) if isinstance(value, np.dtype) else repr(value)
+        if is_array(value) and not isinstance(value, np.ndarray):      # its elements may lie on a device
+            shape = getattr(value, "shape", None)
+            text = f"<array{'' if shape is None else f' of shape {tuple(shape)}'}, {type(value).__qualname__}>"
+        else:
+            text = repr(value.name) if isinstance(value, np.dtype) else repr(value)
         parts.append(text if leading and not field.kw_only else f"{field.name}={text}")
     return f"{type(component).__qualname__}({', '.join(parts)})"
 

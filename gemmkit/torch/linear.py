@@ -12,8 +12,9 @@ from torch.nn import functional as F
 
 from gemmkit.epilogues import GELU, Bias, Epilogue, ReLU, SiLU, Tanh
 from gemmkit.torch.biased import biased
+from gemmkit.torch.library import is_eager
 from gemmkit.torch.operators import Product, op
-from gemmkit.torch.product import autocast
+from gemmkit.torch.product import are_matrices, autocast, layer, records
 from gemmkit.torch.recorded import matmul
 
 #: What `Linear` takes for ``activation``.
@@ -113,25 +114,20 @@ class Linear(torch.nn.Module):
         if x.dtype != weight.dtype:
             raise TypeError(f"x has dtype {x.dtype} and the layer's weight {weight.dtype}; convert one with .to(), or "
                             "compute under torch.autocast")
-        rows, weight = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), self.in_features), weight.mT
-        if self.activation is not None and torch.is_grad_enabled() and (
-                x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)):
-            found = FUNCTIONS[self.activation](self._biased(rows, weight, bias))
-        elif self._multiply is None:
-            found = matmul(rows, weight)
-        elif bias is None:
-            found = self._multiply(rows, weight)
+        rows = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), self.in_features)
+        is_split = self.activation is not None and records(x, weight, bias)      # the activation is recorded by itself
+        operator = self._before_activation if is_split else self._multiply
+        if are_matrices(rows, weight) and (bias is None or bias.dtype == x.dtype) and is_eager((rows, weight, bias)):
+            epilogue = None if operator is None else operator.epilogue_of(() if bias is None else (bias,))
+            found = layer(rows, weight, bias, epilogue)
+        elif is_split and bias is not None and torch.compiler.is_compiling():    # which fuses the bias and the activation
+            found = biased(matmul(rows, weight.mT), bias)
+        elif operator is None:
+            found = matmul(rows, weight.mT)
         else:
-            found = self._multiply.of_one_dtype(rows, weight, None, bias)
+            found = operator.of_one_dtype(rows, weight.mT, None, *(() if bias is None else (bias,)))
+        found = FUNCTIONS[self.activation or ""](found) if is_split else found
         return found if x.dim() == 2 else found.view(*x.shape[:-1], self.out_features)
-
-    def _biased(self, rows: Any, weight: Any, bias: Any) -> Any:
-        """What comes before the activation. torch.compile adds the bias in the activation's kernel."""
-        if self._before_activation is None:
-            return matmul(rows, weight)
-        if torch.compiler.is_compiling():
-            return biased(matmul(rows, weight), bias)
-        return self._before_activation.of_one_dtype(rows, weight, None, bias)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, activation={self.activation!r}"

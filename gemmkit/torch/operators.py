@@ -180,14 +180,14 @@ class Product:
 
     def _compute(self, a: Any, b: Any, c: Any, *operands: Any) -> Any:
         out = self._allocate(a, b, c, *operands)
-        self._launch(a, b, c, out, self._epilogue(operands) if self._has_epilogue else None)
+        self._launch(a, b, c, out, self.epilogue_of(operands) if self._has_epilogue else None)
         return out
 
     def _compute_eagerly(self, a: Any, b: Any, c: Any, *operands: Any) -> Any:
         """`_compute`, by way of calls of `gemmkit.matmul` that are known, which make the result themselves."""
         if (self._is_plain and c is None and a.dtype in KEPT and min(a.dim(), b.dim()) >= 2 and a.shape[-1] == b.shape[-2]
                 and all(x.dtype == a.dtype for x in (b, *operands))):
-            return matmul(a, b, epilogue=self._epilogue(operands)) if self._has_epilogue else matmul(a, b)
+            return matmul(a, b, epilogue=self.epilogue_of(operands)) if self._has_epilogue else matmul(a, b)
         return self._compute(a, b, c, *operands)
 
     def _compute_keeping(self, a: Any, b: Any, c: Any, *operands: Any) -> tuple[Any, Any]:
@@ -198,10 +198,11 @@ class Product:
                                  "the minimum or maximum of C and the product by PyTorch")
             select(a, b, operator=self.derivative.semiring, out=out, index=kept)
         else:
-            self._launch(a, b, c, out, Store(kept) | self._epilogue(operands))
+            self._launch(a, b, c, out, Store(kept) | self.epilogue_of(operands))
         return out, kept
 
-    def _epilogue(self, operands: tuple) -> Epilogue:
+    def epilogue_of(self, operands: tuple) -> Epilogue:
+        """The epilogue with these operands; one of parameters is kept."""
         if self._constant is not None:
             return self._constant
         if not all(type(x) is torch.nn.Parameter for x in operands):

@@ -17,7 +17,7 @@ from gemmkit.blas import CONJUGATE
 from gemmkit.matmul_call import matmul
 from gemmkit.torch import forms
 from gemmkit.torch.batching import batched_by
-from gemmkit.torch.library import Differentiable, define
+from gemmkit.torch.library import Differentiable, define, is_eager
 
 _SCHEMA = ('(Tensor a, Tensor b, *, str a_form="plain", str b_form="plain", bool conj_a=False, bool conj_b=False, '
            "ScalarType? dtype=None) -> Tensor")
@@ -127,8 +127,7 @@ def _like(operand: Any, operand_form: str, a: Any, b: Any, a_form: str, b_form: 
     """The gradient of what is stored of an operand, of its shape and dtype: a product of a and b."""
     if (a_form == b_form == operand_form == forms.PLAIN and operand.dim() == a.dim() == b.dim() == 2
             and a.dtype == b.dtype == operand.dtype and not operand.is_complex()):      # no view more than it needs
-        lies_in_columns = operand.stride(0) == 1 and operand.stride(1) != 1
-        return product(b.mT, a.mT).mT if lies_in_columns else product(a, b)
+        return _gradient(product, operand, a, b)
     a, b = _of_one_dtype(a, b)
     if operand_form == forms.PLAIN and operand.dim() == 2:
         a, b = _folded(a, b, a_form, b_form, operand)
@@ -176,8 +175,59 @@ def product(a: Any, b: Any, a_form: str = forms.PLAIN, b_form: str = forms.PLAIN
             dtype: Any = None) -> Any:
     """A B by the operator ``gemmkit::product``, of (..., M, K) and (..., K, N)."""
     if a_form == b_form == forms.PLAIN and dtype is None and not (conj_a or conj_b):
+        if are_matrices(a, b) and a.shape[1] == b.shape[0] and is_eager((a, b)):
+            return _Eager.apply(a, b, False, None, None) if records(a, b) else matmul(a, b)
         return _OPERATOR(a, b)                             # (the five by name take 2 us)
     return _OPERATOR(a, b, a_form=a_form, b_form=b_form, conj_a=conj_a, conj_b=conj_b, dtype=dtype)
+
+
+def are_matrices(a: Any, b: Any) -> bool:
+    """Whether both are matrices, of one dtype of `KEPT`."""
+    return a.dim() == b.dim() == 2 and a.dtype == b.dtype and a.dtype in KEPT
+
+
+def records(*tensors: Any) -> bool:
+    """Whether autograd records what is computed of tensors."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def layer(x: Any, weight: Any, bias: Any, epilogue: Any) -> Any:
+    """x W^T of matrices (`are_matrices`) that nothing but autograd looks at (`is_eager`), with an epilogue: None, or one
+    that adds ``bias`` and nothing more where a gradient is wanted."""
+    if records(x, weight, bias):
+        return _Eager.apply(x, weight, True, epilogue, bias)
+    return matmul(x, weight.mT) if epilogue is None else matmul(x, weight.mT, epilogue=epilogue)
+
+
+class _Eager(torch.autograd.Function):
+    """A B of matrices, where B's transpose may be what is stored, and a bias that an epilogue adds: what autograd runs is
+    this alone, no view and no operator, and each gradient is one launch."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Any, b: Any, is_stored_by_rows: bool, epilogue: Any, bias: Any) -> Any:
+        ctx.save_for_backward(a, b)
+        ctx.is_stored_by_rows = is_stored_by_rows
+        b = b.mT if is_stored_by_rows else b
+        return matmul(a, b) if epilogue is None else matmul(a, b, epilogue=epilogue)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+        a, b = ctx.saved_tensors
+        of_a, of_b, _, _, of_bias = ctx.needs_input_grad
+        multiply = product if torch.is_grad_enabled() else matmul          # a gradient of the gradient is recorded, too
+        if ctx.is_stored_by_rows:
+            found = (_gradient(multiply, a, grad, b) if of_a else None,
+                     _gradient(multiply, b, grad.mT, a) if of_b else None)
+        else:
+            found = (_gradient(multiply, a, grad, b.mT) if of_a else None,
+                     _gradient(multiply, b, a.mT, grad) if of_b else None)
+        return (*found, None, None, grad.sum(0) if of_bias else None)
+
+
+def _gradient(multiply: Any, operand: Any, a: Any, b: Any) -> Any:
+    """The gradient of an operand: a product, which lies as the operand does, so that nothing is copied where it adds up."""
+    lies_in_columns = operand.stride(0) == 1 and operand.stride(1) != 1
+    return multiply(b.mT, a.mT).mT if lies_in_columns else multiply(a, b)
 
 
 def _in_batches(size: int, in_dims: tuple, a: Any, b: Any, **told: Any) -> tuple[Any, int]:

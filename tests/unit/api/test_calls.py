@@ -290,6 +290,18 @@ def test_no_array_is_kept_alive(library: str, make: Any) -> None:
     assert not any(reference() for reference in references)
 
 
+@LIBRARIES
+def test_the_elements_of_an_array_are_never_looked_at(library: str, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for a message that nobody reads either: an array's text is copied from the device, and waits for it."""
+    a, b, out = operands(make)
+    bias, table = make(N, dtype="float32"), make(M, N)
+    monkeypatch.setattr(type(a), "__repr__", lambda self: pytest.fail("elements were looked at"))
+    added = gk.epilogues.Bias(bias) | gk.epilogues.ReLU()
+    for epilogue in (added, gk.epilogues.Residual(table), gk.epilogues.Store(table) | added):
+        gk.matmul(a, b, out=out, epilogue=epilogue)
+        assert f"array of shape {(M, N) if epilogue is not added else (N,)}" in repr(gk.plan(a, b, epilogue=epilogue).config)
+
+
 # -- what is refused, however known the call is ------------------------------------------------------------------------
 
 @LIBRARIES
