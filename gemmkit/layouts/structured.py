@@ -270,16 +270,23 @@ class Generated(GlobalLayout):
         """Whether f wants the number of the product, too."""
         return required(self.f) == self.count + 3
 
-    @property
-    def caller(self) -> Any:
-        """How f is called with as many arguments as there are."""
-        return (_BATCH_CALLERS if self.with_batch else _CALLERS)[self.count]
+    def given(self) -> tuple:
+        """The run-time arguments."""
+        if self.count == 0:
+            return ()
+        if self.count == 1:
+            return (self.first,)
+        if self.count == 2:
+            return self.first, self.second
+        if self.count == 3:
+            return self.first, self.second, self.third
+        return self.first, self.second, self.third, self.fourth
 
     def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
         i, j = (j, i) if self.transposed else (i, j)
         if self.with_batch:
-            return declared(self.dtype, self.caller(self, i, j, shape.batch), self.f)
-        return declared(self.dtype, self.caller(self, i, j), self.f)
+            return declared(self.dtype, self.f(i, j, *self.given(), shape.batch), self.f)
+        return declared(self.dtype, self.f(i, j, *self.given()), self.f)
 
 
 _NAMES = ("first", "second", "third", "fourth")
@@ -296,52 +303,6 @@ def _argument(value: Any, name: str, dtype: np.dtype) -> Any:
 
 
 # -- device code ------------------------------------------------------------------------------------------------------
-
-def _call0(layout: Any, i: int, j: int) -> Any:
-    return layout.f(i, j)
-
-
-def _call1(layout: Any, i: int, j: int) -> Any:
-    return layout.f(i, j, layout.first)
-
-
-def _call2(layout: Any, i: int, j: int) -> Any:
-    return layout.f(i, j, layout.first, layout.second)
-
-
-def _call3(layout: Any, i: int, j: int) -> Any:
-    return layout.f(i, j, layout.first, layout.second, layout.third)
-
-
-def _call4(layout: Any, i: int, j: int) -> Any:
-    return layout.f(i, j, layout.first, layout.second, layout.third, layout.fourth)
-
-
-_CALLERS = (_call0, _call1, _call2, _call3, _call4)
-
-
-def _batch0(layout: Any, i: int, j: int, batch: int) -> Any:
-    return layout.f(i, j, batch)
-
-
-def _batch1(layout: Any, i: int, j: int, batch: int) -> Any:
-    return layout.f(i, j, layout.first, batch)
-
-
-def _batch2(layout: Any, i: int, j: int, batch: int) -> Any:
-    return layout.f(i, j, layout.first, layout.second, batch)
-
-
-def _batch3(layout: Any, i: int, j: int, batch: int) -> Any:
-    return layout.f(i, j, layout.first, layout.second, layout.third, batch)
-
-
-def _batch4(layout: Any, i: int, j: int, batch: int) -> Any:
-    return layout.f(i, j, layout.first, layout.second, layout.third, layout.fourth, batch)
-
-
-_BATCH_CALLERS = (_batch0, _batch1, _batch2, _batch3, _batch4)
-
 
 def _type_declared(context: Any, dtype: Any, value: Any, f: Any) -> Any:
     if not isinstance(dtype, DTypeType):
