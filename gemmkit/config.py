@@ -11,7 +11,8 @@ import dataclasses
 from functools import cached_property
 from typing import Any
 
-from gemmkit.components import Component
+from gemmkit.component_arrays import arrays_of
+from gemmkit.components import Component, field_values
 from gemmkit.config_rules import TRANSFORMS, validate
 from gemmkit.epilogues import Default, Epilogue, result_layout
 from gemmkit.kernels.common.arrays import Arrays
@@ -215,6 +216,11 @@ class Config(Problem, Mapping):
         if arrays.products is None:
             return spec
         return dataclasses.replace(spec, scheduler=Batched.of(spec.scheduler, arrays))      # type: ignore[arg-type]
+
+    @cached_property
+    def holds_nothing(self) -> bool:
+        """Whether no component has an array."""
+        return not any(arrays_of(value) for value in field_values(self).values() if isinstance(value, Component))
 
     @cached_property
     def _by_class(self) -> dict[tuple[bool, ...], Spec]:

@@ -449,6 +449,8 @@ def described(value: Any) -> ArrayInfo | None:
 def held_by(conf: Config | dict[str, Any]) -> list[tuple[str, Held]]:
     """The arrays of a configuration's components, or of those in some of its fields, each with the field that its component
     is in. Those of a layout are named with their operand."""
+    if not isinstance(conf, dict) and conf.holds_nothing:
+        return []
     components = conf if isinstance(conf, dict) else field_values(conf)
     return [(field, held._replace(name=f"{held.name} ({field[7]})") if field in LAYOUTS else held)
             for field, value in components.items() if isinstance(value, Component) for held in arrays_of(value)]

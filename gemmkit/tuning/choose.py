@@ -106,8 +106,9 @@ def _configured(asked: Asked, device: DeviceInfo, candidate: Candidate | None = 
         return _configured_for_bytes(asked, device, sums), by
     if operator is None and sums.widens:               # the tables are of products whose operands alone decide
         operator = fields["operator"] = operator_for(a.dtype, b.dtype, sizes, device, products, sums)
+    given = dataclasses.replace(asked, fields=dict(fields))
     for name, propose in _families(asked, candidate):
-        found = propose(dataclasses.replace(asked, fields=fields), device)
+        found = propose(given, device)
         if found is not None:
             by, (operator, completed) = name, found
             fields = {**completed, **fields}

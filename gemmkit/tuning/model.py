@@ -160,20 +160,25 @@ class Mapping:
     order: Order = Grouped(8)
     depth: int = LINE                  # bytes of K in a stage
 
-    @property
+    @cached_property
     def tiles(self) -> int:
         """Of a cluster."""
         return self.cluster[0] * self.cluster[1]
 
-    @property
+    @cached_property
     def shares(self) -> int:
         """Into how many equal shares the K of every tile is divided."""
         return 1 if isinstance(self.splits, StreamK) else self.splits
 
+    @cached_property
+    def within(self) -> int:
+        """How many of them are those of one cluster."""
+        return in_one_cluster(self.shares, self.tiles)
+
     @property
     def by_workspace(self) -> bool:
         """Whether the shares of every tile meet in global memory."""
-        return self.shares > in_one_cluster(self.shares, self.tiles)
+        return self.shares > self.within
 
     def clusters(self, sizes: tuple[int, int, int], products: int) -> int:
         """Clusters of tiles."""
@@ -186,7 +191,7 @@ class Mapping:
         tiles, shares = self.tiles, self.shares
         clusters, k_tiles = self.clusters(sizes, products), -(-sizes[2] * itemsize // self.depth)
         lines = k_tiles * self.depth / LINE
-        within = in_one_cluster(shares, tiles)
+        within = self.within
         if shares > within:                            # by way of a workspace: all blocks at once, each with its share
             moved = clusters * lines * LINE * (self.M * m + self.N * n)
             return max(math.ceil(lines / shares) * self.step, moved / SHARED_BYTES) + self.finish + self.start

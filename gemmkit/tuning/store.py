@@ -151,12 +151,11 @@ def store_of(device: DeviceInfo) -> Store | None:
     folder = default_cache().folder
     if folder is None:
         return None
-    name = re.sub(r"[^A-Za-z0-9]+", "-", device.name).strip("-").lower()
-    file = folder / "tuned" / f"{name}-{device.arch_name}.json"
     with _lock:
-        found = _stores.get(file)
+        found = _stores.get((folder, device))
         if found is None:
-            found = _stores[file] = Store(file, device)
+            name = re.sub(r"[^A-Za-z0-9]+", "-", device.name).strip("-").lower()
+            found = _stores[folder, device] = Store(folder / "tuned" / f"{name}-{device.arch_name}.json", device)
         return found
 
 
@@ -240,4 +239,4 @@ class Store:
             os.close(handle)
 
 
-_stores: dict[Path, Store] = {}
+_stores: dict[tuple[Path, DeviceInfo], Store] = {}
