@@ -136,7 +136,8 @@ def test_no_toolkit(monkeypatch: pytest.MonkeyPatch) -> None:
     from cuda import pathfinder
     from numba.cuda.cudadrv import libs  # while its own libraries are to be found
 
-    from gemmkit.runtime import compile, installed
+    from gemmkit.lang import installed
+    from gemmkit.runtime import compile
 
     def nowhere(name: str, *rest: object) -> None:
         raise pathfinder.DynamicLibNotFoundError(f"{name}: nowhere")
