@@ -32,7 +32,6 @@ if _TYPE_CHECKING:
     from gemmkit.block_sparse import BlockSparse
     from gemmkit.components import Array, Component, ComponentError, Scalar
     from gemmkit.config import Config, ConfigError
-    from gemmkit.configure import get_config
     from gemmkit.contraction import einsum
     from gemmkit.dual import Dual
     from gemmkit.emulator.mode import emulate
@@ -52,5 +51,6 @@ if _TYPE_CHECKING:
     from gemmkit.selection import select
     from gemmkit.tiling import Tile, linearise, parallelise, subdivide, translate, translate_base, translate_offset
     from gemmkit.tuner import Tuned, tune
+    from gemmkit.tuning.choose import get_config
 else:
     __getattr__, __dir__ = _public_names(globals())

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.config_rules import check_fields
+from gemmkit.config import check_fields
 from gemmkit.emulator.mode import current_mode
 from gemmkit.epilogues import Epilogue
 from gemmkit.lang.given import check_dtype

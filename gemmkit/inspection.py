@@ -21,8 +21,7 @@ import numpy as np
 
 from gemmkit.compiled import Compiled
 from gemmkit.components import freeze
-from gemmkit.config import Config
-from gemmkit.configure import device_given, products_given, sizes_given
+from gemmkit.config import Config, device_given, products_given, sizes_given
 from gemmkit.layouts import ArrayLayout, Plain, Zero
 from gemmkit.problem import HOST, Call
 from gemmkit.runtime.arrays import ArrayInfo, describe

@@ -16,9 +16,7 @@ import numpy as np
 
 from gemmkit.component_arrays import Held, arrays_of, check_held
 from gemmkit.components import Component, field_values
-from gemmkit.config import TRANSFORMS, Config, ConfigError, with_swap_ab
-from gemmkit.config_rules import check_fields
-from gemmkit.configure import sizes_given
+from gemmkit.config import TRANSFORMS, Config, ConfigError, check_fields, sizes_given, with_swap_ab
 from gemmkit.emulator.mode import is_emulating
 from gemmkit.epilogues import parts, result_layout
 from gemmkit.lang.given import check_dtype, check_methods, dtype_given

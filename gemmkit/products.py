@@ -12,8 +12,7 @@ import numpy as np
 
 from gemmkit import kept
 from gemmkit.components import Component
-from gemmkit.config import Config
-from gemmkit.configure import sizes_given
+from gemmkit.config import Config, sizes_given
 from gemmkit.emulator.mode import current_mode, world
 from gemmkit.launch import KnownCall, cache
 from gemmkit.matrices import Sizes

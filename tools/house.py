@@ -40,7 +40,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
               "attention_plans", "mlp_plans", "attention_operands", "mlp_operands", "problem", "configure", "placement",
               "stacks", "vectors", "adapters"),
     "tuning": ("tuning/",),
-    "configurations": ("config", "config_rules"),
+    "configurations": ("config",),
     "epilogues": ("epilogues/", "observers"),
     "kernels": ("kernels/", "block_sparse"),
     "scores, activations": ("masks", "scores", "activations", "fast"),

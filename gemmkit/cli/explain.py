@@ -14,7 +14,6 @@ import numpy as np
 
 from gemmkit.cli.console import bytes_text, console, grid, no_gpu, pairs
 from gemmkit.config import Config
-from gemmkit.configure import get_config
 from gemmkit.inspection import CompiledKernel, compiled_kernel
 from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.lang.given import check_dtype
@@ -26,6 +25,7 @@ from gemmkit.report.subject import Subject, of_call
 from gemmkit.runtime.assemble import AssemblerError
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.tiling import Tile
+from gemmkit.tuning.choose import get_config
 from gemmkit.tuning.operators import accumulator_for, operator_for, result_dtype
 
 SHORT = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64"}

@@ -27,14 +27,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmkit.config import Config, ConfigError, with_swap_ab
-from gemmkit.config_rules import check_stream_k
+from gemmkit.config import (
+    Config,
+    ConfigError,
+    check_fields,
+    check_stream_k,
+    device_given,
+    products_given,
+    sizes_given,
+    with_swap_ab,
+)
 from gemmkit.epilogues import Default, Epilogue, result_layout
 from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.kernels.rasterisation import Grouped, Hilbert
 from gemmkit.kernels.select import FAMILIES
 from gemmkit.lang.fingerprint import when_forgetting
-from gemmkit.layouts import ArrayLayout, ColMajor, Plain, RowMajor, Zero
+from gemmkit.layouts import ArrayLayout, ColMajor, GlobalLayout, Plain, RowMajor, Zero
 from gemmkit.operators import FPUOp, MMAOp, Operator, Semiring, WGMMAOp, WMMAOp
 from gemmkit.runtime.arrays import flipped
 from gemmkit.runtime.device import DeviceInfo
@@ -57,7 +65,7 @@ from gemmkit.tuning.operators import (
     sized,
 )
 
-__all__ = ["Asked", "Choice", "by_precision", "choose", "complete"]
+__all__ = ["Asked", "Choice", "by_precision", "choose", "get_config"]
 
 F32 = np.dtype(np.float32)
 
@@ -339,6 +347,32 @@ def _itself(x: Any) -> Any:
 
 
 AS_IT_IS = Elementwise(_itself)
+
+
+def get_config(*, operator: Operator, global_a_layout: GlobalLayout, gemm_shape: Any = None,
+               device: DeviceInfo | None = None, **fields: Any) -> Config:
+    """A complete configuration from an operator, A's layout and whatever else is given.
+
+    ``gemm_shape`` (a dict or Tile of M, N, K, or a tuple of the three; a dict may have ``batch``, the number of products of
+    a stack) helps to choose tiles and decides nothing else. Every field of `Config` may be given; missing ones get: B's
+    layout that of A, no C, D's layout that of A in the accumulator's dtype, a block shape by `gemmkit.tuning`, shared
+    layouts in the order of the global ones, padded by 16 bytes.
+
+    Raises ConfigError for a combination that no kernel can carry out, TypeError for an unknown field.
+
+    >>> from gemmkit import layouts, operators
+    >>> config = get_config(operator=operators.MMAOp(), global_a_layout=layouts.RowMajor("float16"))
+    >>> config.block_shape, config.warps_per_block
+    (Tile(M=128, N=256, K=128), 8)
+    """
+    known = {field.name for field in Config.fields()}
+    unknown = set(fields) - known
+    if unknown:
+        raise TypeError(f"get_config() got unknown fields {', '.join(sorted(unknown))}; the fields are "
+                        + ", ".join(sorted(known)))
+    values = dict(fields, operator=operator, global_a_layout=global_a_layout)
+    check_fields(values)
+    return complete(values, sizes_given(gemm_shape), device_given(device), products_given(gemm_shape))
 
 
 def complete(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo, products: int = 1) -> Config:

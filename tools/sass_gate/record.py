@@ -11,11 +11,11 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from gemmkit.configure import get_config
 from gemmkit.inspection import compile_config
 from gemmkit.runtime.assemble import candidates, release
 from gemmkit.runtime.compile import versions
 from gemmkit.runtime.device import H100
+from gemmkit.tuning.choose import get_config
 from tools.sass_gate.cases import CASES, Case
 from tools.sass_gate.listing import Listing, digest, histogram, main_loops
 
