@@ -346,6 +346,8 @@ def check_fields(fields: dict[str, Any]) -> None:
 def _check_global_layout(name: str, layout: Any) -> None:
     rule(isinstance(layout, ArrayLayout), name, layout, "a Layout is needed, for example RowMajor('float16')")
     if name == "global_d_layout":
+        rule(isinstance(layout, ResultLayout) or not hasattr(layout, "store_element"), name, layout,
+             "it has store_element and is no ResultLayout; name layouts.ResultLayout among the bases of its class")
         rule(layout.writable, name, layout, "it has neither store_element nor store, so D cannot be written with it")
     else:
         rule(layout.readable, name, layout, "it has neither element nor load, so it cannot be read")

@@ -138,9 +138,14 @@ class Reversed(layouts.GlobalLayout):
 
 
 @dataclass(frozen=True)
-class Stored(Reversed, layouts.ResultLayout):
+class StoredAlone(Reversed):
     def store_element(self, data: Any, i: int, j: int, value: Any, shape: Any) -> None:
         data[shape.M - 1 - i, j] = value
+
+
+@dataclass(frozen=True)
+class Stored(StoredAlone, layouts.ResultLayout):
+    """In the role that a result needs."""
 
 
 def test_layouts_of_one_role_and_of_two(rng: np.random.Generator) -> None:
@@ -151,6 +156,8 @@ def test_layouts_of_one_role_and_of_two(rng: np.random.Generator) -> None:
         gk.matmul(a, b, out=out, global_d_layout=Stored("float32"))
         with pytest.raises(gk.ConfigError, match="it has neither store_element nor store"):
             gk.matmul(a, b, out=out, global_d_layout=Reversed("float32"))
+        with pytest.raises(gk.ConfigError, match=r"name layouts\.ResultLayout among the bases"):
+            gk.matmul(a, b, out=out, global_d_layout=StoredAlone("float32"))
         with pytest.raises(gk.ConfigError, match="global_a_layout=Swizzled.*a Layout is needed"):
             gk.matmul(a, b, global_a_layout=layouts.Swizzled(ROW))
     wanted = (a.astype("f8") @ b)[::-1]
