@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+__all__ = ["gelu", "gelu_tanh", "relu", "sigmoid", "silu", "tanh"]
+
 
 def relu(x: Any) -> Any:
     """max(x, 0).

@@ -20,6 +20,8 @@ from gemmkit.runtime.device import DeviceInfo, assumed
 from gemmkit.runtime.forked import Failure, forked
 from gemmkit.runtime.launchable import Launchable
 
+__all__ = ["Kernel", "Made", "Recording", "compiled", "kernel_of", "recorded"]
+
 
 @dataclass(frozen=True)
 class Recording(Mode):

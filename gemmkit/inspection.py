@@ -30,6 +30,8 @@ from gemmkit.runtime.compile import to_ptx
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.stacks import first_matrix, leading
 
+__all__ = ["CompiledKernel", "Occupancy", "compile_config", "compiled_kernel", "imagined", "occupancy"]
+
 _ADDRESS = 2**20                       # of the operands that are not there: as aligned as an allocation
 
 

@@ -15,6 +15,8 @@ from gemmkit.components import Array
 from gemmkit.epilogues.reductions import States
 from gemmkit.lang.component_class import dataclass
 
+__all__ = ["Observer", "RowReduce", "RowSum"]
+
 
 @dataclass(frozen=True)
 class Observer(States):

@@ -9,6 +9,8 @@ import numpy as np
 from gemmkit.layouts.quantised import WORD_BITS, GroupQuantised
 from gemmkit.matrices import Matrix
 
+__all__ = ["dequantise", "quantise"]
+
 
 def quantise(weights: Any, bits: int = 4, group: int = 128, symmetric: bool = True) -> Matrix:
     """A NumPy matrix B (K x N, float16 or float32) as integers of ``bits`` bits, for B of `matmul` with a float16 A.
