@@ -162,19 +162,20 @@ class CpAsync(StageRoute):
         """In range, without predicates: with them f64 4096^3 took 5 % more, and f32 2 % more instructions. A branch between
         products would part them (f16 4096^3: 0.55 of cuBLAS's wgmma, and 0.51 with it), so there pieces have predicates."""
         if this.reach.inside:
-            self.copy_whole(operand, moved, this, share)
+            self.copy_whole(operand, moved, this.write, this.ahead, share)
         elif this.reach.asks and share.parts == 1:
             place = operand.place(this.ahead.m, this.ahead.n, this.ahead.k, this.ahead.shape)
             if place.i + operand.tile.size[0] <= place.rows and place.j + operand.tile.size[1] <= place.columns:
-                self.copy_whole(operand, moved, this, share)
+                self.copy_whole(operand, moved, this.write, this.ahead, share)
             else:
-                self.copy_edge(spec, operand, moved, this, share)
+                self.copy_edge(spec, operand, moved, this.write, this.ahead, share)
         else:
-            self.copy_edge(spec, operand, moved, this, share)
+            self.copy_edge(spec, operand, moved, this.write, this.ahead, share)
 
-    def copy_whole(self, operand: Any, moved: Any, this: Any, share: Any) -> None:
-        """A tile in range."""
-        pointer = shared(operand.shared.dtype, operand.offset + this.write)
+    def copy_whole(self, operand: Any, moved: Any, write: int, at: KTile, share: Any) -> None:
+        """A tile in range. (It gets no more of a round than it needs: what is known of rounds would make it a function for
+        each kind of them, and it is a twentieth of a float32 kernel's compilation.)"""
+        pointer = shared(operand.shared.dtype, operand.offset + write)
         warp_tiles = parallelise(operand.tile, operand.warp, moved.warp, operand.warps)
         for i in range(len(warp_tiles)):
             thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
@@ -183,12 +184,12 @@ class CpAsync(StageRoute):
                     for piece in range(self.pieces(operand)):
                         tile = piece_of(thread_tiles[j], operand, piece)
                         n = (i * len(thread_tiles) + j) * self.pieces(operand) + piece
-                        self.copy_piece(operand, moved, pointer, Piece(tile, n), this.ahead, True)
+                        self.copy_piece(operand, moved, pointer, Piece(tile, n), at, True)
 
-    def copy_edge(self, spec: Any, operand: Any, moved: Any, this: Any, share: Any) -> None:
+    def copy_edge(self, spec: Any, operand: Any, moved: Any, write: int, at: KTile, share: Any) -> None:
         """A tile that reaches beyond an edge: pieces are wholly in range, or wholly out."""
-        place = operand.place(this.ahead.m, this.ahead.n, this.ahead.k, this.ahead.shape)
-        pointer = shared(operand.shared.dtype, operand.offset + this.write)
+        place = operand.place(at.m, at.n, at.k, at.shape)
+        pointer = shared(operand.shared.dtype, operand.offset + write)
         warp_tiles = parallelise(operand.tile, operand.warp, moved.warp, operand.warps)
         for i in range(len(warp_tiles)):
             thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
@@ -199,9 +200,9 @@ class CpAsync(StageRoute):
                         n = (i * len(thread_tiles) + j) * self.pieces(operand) + piece
                         is_there = place.i + tile.index[0] < place.rows and place.j + tile.index[1] < place.columns
                         if spec.operator.identity == 0:
-                            self.copy_piece(operand, moved, pointer, Piece(tile, n), this.ahead, is_there)
+                            self.copy_piece(operand, moved, pointer, Piece(tile, n), at, is_there)
                         elif is_there:
-                            self.copy_piece(operand, moved, pointer, Piece(tile, n), this.ahead, True)
+                            self.copy_piece(operand, moved, pointer, Piece(tile, n), at, True)
                         else:
                             store_shared(pointer, operand.shared.position(tile.base, operand.leading()),
                                          operand.shared.position(tile.offset, operand.leading()),
