@@ -11,7 +11,7 @@ import pytest
 from gemmkit.inspection import compile_config
 from gemmkit.kernels.common.scheduler import Persistent
 from gemmkit.kernels.select import FAMILIES
-from gemmkit.kernels.sm90.specialise import ROUTES
+from gemmkit.kernels.sm90.family import ROUTES
 from gemmkit.kernels.spec import Shape
 from tests.support import markdown
 

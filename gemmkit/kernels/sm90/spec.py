@@ -30,7 +30,7 @@ class Sm90Spec(Spec):
 
     ``schedule`` is "cooperative" (consumers share a tile of D, each its rows) or "pingpong" (each has tiles of its own, in
     turn; ``turns`` orders them at the tensor cores).
-    The other fields are the kernel's parts (`gemmkit.kernels.sm90.specialise` chooses them), and the ``nbytes`` of shared
+    The other fields are the kernel's parts (`gemmkit.kernels.sm90.family` chooses them), and the ``nbytes`` of shared
     memory that they need.
     """
 

@@ -7,36 +7,41 @@ and D, and the epilogue) work on these pairs, with global coordinates. Then D le
 |---|---|---|
 | `TmaStore` | through swizzled subtiles of shared memory, by TMA, which clips what is out of range | plain D |
 | `VectorStore` | through subtiles of shared memory, which threads read in lines and store as vectors | runs in D |
-| `CombStore` (`comb_store.py`) | from the registers, in vectors | D's neighbours are eight columns apart, or a multiple |
+| `CombStore` | from the registers, in vectors | D's neighbours are eight columns apart, or a multiple |
 | `DirectStore` | from the registers, pair by pair | any layout; epilogues that store or write themselves |
 
-`gemmkit.kernels.sm90.store_choice` chooses.
+`store_of` says which: TMA where it can, else the longest vectors. A folded product's leaves by any of them (`Folding`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from gemmkit.component_products import with_number
 from gemmkit.components import Component
 from gemmkit.kernels.common.elements import delivered, transform_within
+from gemmkit.kernels.common.operand import unit_of
 from gemmkit.kernels.common.shared_memory import SharedMemory
 from gemmkit.kernels.common.work import Outputs
 from gemmkit.kernels.sm90.elements import add_c_masked, finish_pair
 from gemmkit.kernels.sm90.together import finish_together, store_together
 from gemmkit.lang.component_class import dataclass
-from gemmkit.lang.control import each, join, split
-from gemmkit.lang.registers import apply
+from gemmkit.lang.control import deal, each, join, split
+from gemmkit.lang.registers import apply, generate
 from gemmkit.lang.values import convert_all
+from gemmkit.layouts import Folded, Plain, Tensor
+from gemmkit.layouts.braided import OCTET
 from gemmkit.ptx.ldmatrix import by_columns, by_rows
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import lane_index, thread_index, udiv
 from gemmkit.ptx.stmatrix import stmatrix
 from gemmkit.ptx.tma import tma_commit, tma_store, tma_wait, tma_wait_read
 from gemmkit.ptx.warpgroup import fence_async, named_barrier
-from gemmkit.runtime.arrays import ArrayInfo
-from gemmkit.runtime.tensor_maps import TensorMapSpec
+from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis
+from gemmkit.runtime.tensor_maps import TensorMapSpec, why_not
 from gemmkit.tiling import Tile, parallelise, translate
 
 BUFFERS = 2                            # subtiles of D that a warpgroup has on their way out
@@ -339,3 +344,190 @@ def store_pair(pair: tuple, n: int, spec: Any, outputs: Outputs, row: int, colum
     values = transform_within(spec.d.to_registers, values, place, shape.M, shape.N)
     values = transform_within(spec.d.to_shared, values, place, shape.M, shape.N)
     spec.epilogue.tile(spec, outputs.d, place, values, shape)
+
+
+# -- a D with teeth ---------------------------------------------------------------------------------------------------
+#
+# The store of a tensor whose neighbours in memory are ``comb`` columns apart in D: from the registers, in vectors.
+#
+# Of an octet of columns a consumer's thread has two, in each of its rows the same two. Columns that are a multiple of eight
+# apart are therefore one thread's, and with a comb of 8 or 16 the neighbours of one tooth: nothing goes through shared
+# memory, and no thread waits for another.
+
+WIDE = 16                              # bytes of the widest store
+
+
+@dataclass(frozen=True)
+class CombStore(Store):
+    """Threads store ``length`` neighbours of a tooth of ``comb`` at a time, wholly in or out of bounds."""
+
+    comb: int = OCTET
+    length: int = 1
+
+    @classmethod
+    def of(cls, spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barrier: int) -> CombStore | None:
+        """None where D is no such tensor, or has vectors as long along the lines of a subtile."""
+        layout: Any = spec.d.layout
+        if info is None or not isinstance(layout, Tensor) or layout.axis != 1 or layout.comb % OCTET:
+            return None
+        others = vector_length(spec, info, extents) // layout.comb    # none where the epilogue stores D itself
+        width, size = spec.block.size.N // spec.exchange.slices, info.dtype.itemsize
+        if width % layout.comb or extents[1] % layout.comb:
+            return None
+        length = math.gcd(WIDE // size, layout.vector, width // layout.comb, alignment(info) // size)
+        return cls(barrier, layout.comb, length) if length > others > 0 else None
+
+    def fragment(self, sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
+        """A thread's values are pairs, of two rows in turn: those of one row and tooth are dealt out."""
+        values = finished(sums, i, spec, outputs, part)
+        each(store_tooth, deal(values, self.comb // 2), spec, outputs, part.m + own_row(), part.n + own_column())
+
+
+def store_tooth(tooth: tuple, n: int, spec: Any, outputs: Outputs, row: int, column: int) -> None:
+    each(store_neighbours, split(tooth, spec.store.length), spec, outputs, row + udiv(n, 2) % 2 * 8,
+         column + n % 2 + udiv(n, 4) * OCTET)
+
+
+def store_neighbours(values: tuple, n: int, spec: Any, outputs: Outputs, row: int, column: int) -> None:
+    at = column + n * (spec.store.comb * spec.store.length)
+    if row < outputs.shape.M and at < outputs.shape.N:
+        spec.d.layout.store_neighbours(outputs.d, row, at, values)
+
+
+# -- folded products --------------------------------------------------------------------------------------------------
+#
+# Stores of folded products in `warp_specialised`: a consumer's sums of several parts become one fragment, which leaves as
+# any other.
+#
+# A fragment of wgmma is octets of columns, and a thread has two columns of each. Those of a braid
+# (`gemmkit.layouts.Braided`) are the parts' in turn, or all of one part before those of the next where TMA brings them
+# (`gemmkit.kernels.sm90.routes.joined`): either way a thread folds values of its own. What comes of it lies in registers
+# as the sums of a product with a narrower tile do: the stores of `gemmkit.kernels.sm90.store` take it, at D's coordinates.
+
+HELD = 4                               # values of a thread in an octet of columns: two rows of two
+
+
+@dataclass(frozen=True)
+class Folding(Store):
+    """A store whose fragments are folded first."""
+
+    def run(self, spec: Any, sums: tuple, outputs: Outputs, part: Part) -> None:
+        shape = with_number(outputs.shape, "N", spec.d.layout.columns)
+        own = Outputs(outputs.c, outputs.d, outputs.map_c, outputs.map_d, outputs.batch, shape)
+        place = Part(part.group, part.m, udiv(part.n, spec.b.layout.slots), part.turn)
+        each(store_fragment, apply(fold_fragment, sums, spec, own, place), spec, own, place)
+
+
+def fold_fragment(sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> tuple:
+    """The ``i``-th fragment of D; ``part`` is where the first begins."""
+    return join(generate(spec.folded_octets, fold_octets, split(sums, HELD), spec, outputs, part.m + i * 64 + own_row(),
+                         part.n + own_column()))
+
+
+def fold_octets(octet: int, sums: tuple, spec: Any, outputs: Outputs, row: int, column: int) -> tuple:
+    """A thread's values of an octet of D's columns, from those of the same octet of each part."""
+    if spec.b.route.parts_apart:
+        parts = generate(spec.b.layout.parts, lambda part: sums[part * spec.folded_octets + octet])
+    else:
+        parts = generate(spec.b.layout.parts, lambda part: sums[octet * spec.b.layout.slots + part])
+    return generate(HELD, fold_sum, parts, spec, outputs, row, column + octet * OCTET)
+
+
+def fold_sum(n: int, parts: tuple, spec: Any, outputs: Outputs, row: int, column: int) -> Any:
+    """Beyond D's edge f gets the coordinates of the nearest element in range."""
+    values = generate(spec.b.layout.parts, lambda part: parts[part][n])
+    return spec.epilogue.fold(values, min(row + n // 2 * 8, outputs.shape.M - 1), min(column + n % 2, outputs.shape.N - 1))
+
+
+@dataclass(frozen=True)
+class FoldingTmaStore(Folding, TmaStore):
+    """TMA stores the folded subtiles."""
+
+
+@dataclass(frozen=True)
+class FoldingVectorStore(Folding, VectorStore):
+    """Threads store lines of the folded subtiles."""
+
+
+@dataclass(frozen=True)
+class FoldingDirectStore(Folding, DirectStore):
+    """Threads store folded pairs from their registers."""
+
+
+FOLDING: dict[type[Store], Any] = {TmaStore: FoldingTmaStore, VectorStore: FoldingVectorStore,
+                                   DirectStore: FoldingDirectStore}
+
+
+def store_for(spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barrier: int) -> Store:
+    """How D leaves: a folded one as that of a product with D's own columns and what follows the fold would."""
+    if not isinstance(spec.d.layout, Folded):
+        return CombStore.of(spec, info, extents, barrier) or store_of(spec, info, extents, barrier)
+    folded: Folded = spec.d.layout
+    m, n, k = spec.block.extents
+    alike = dataclasses.replace(spec, block=Tile(M=m, N=n // folded.folds, K=k), epilogue=spec.epilogue.then,
+                                d=dataclasses.replace(spec.d, layout=folded.layout))
+    store = store_of(alike, info, (extents[0], folded.finished_columns(extents[1])), barrier)
+    if isinstance(store, SubtileStore) and alike.block.size.N // spec.exchange.slices % store.columns:
+        store = DirectStore(barrier)                       # the columns that are left are fewer than a panel's
+    return FOLDING[type(store)](**{field.name: getattr(store, field.name) for field in dataclasses.fields(store)})
+
+
+# -- which of them ----------------------------------------------------------------------------------------------------
+
+CHUNK = 16                             # bytes that TMA moves together
+SECTOR, LINE = 32, 128                 # bytes that memory moves together, and that a warp's access asks for together
+APART = 2, 4, 8, 16, 32
+
+
+def store_of(spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barrier: int) -> Store:
+    """How D, a matrix of ``extents`` in the array ``info`` (None: one that suits TMA), leaves."""
+    layout: Any = spec.d.shared
+    if info is not None and refuses_tma(spec, info) is not None and vector_length(spec, info, extents) == 0:
+        return DirectStore(barrier)
+    width = spec.block.size.N // spec.exchange.slices    # of what this block finishes
+    columns = int(layout.line) if layout.axis == 1 else math.gcd(width, min(64, LINE // layout.dtype.itemsize))
+    fields = dict(consumers=spec.consumers, columns=columns, lines=columns if layout.vector_axis == 0 else 64,
+                  count=width // columns, fragments=spec.fragments_m, itemsize=layout.dtype.itemsize)
+    if info is None or refuses_tma(spec, info) is None:
+        return TmaStore(barrier, **fields)
+    apart, down = rows_apart(spec, info)
+    return VectorStore(barrier, **fields, run_length=vector_length(spec, info, extents), apart=apart, down=down,
+                       axis=layout.vector_axis)
+
+
+def refuses_tma(spec: Any, info: ArrayInfo) -> str | None:
+    """Why TMA cannot store D. It clips to bounds, so the epilogue also runs on elements that are out of them: one with side
+    outputs must not use TMA. It clips 16 bytes at a time: a line of another length would be overrun."""
+    layout, shared = spec.d.layout, spec.d.shared
+    if not isinstance(layout, Plain) or type(layout).store is not Plain.store or layout.axis != shared.axis:
+        return "it is not a plain matrix"
+    if spec.epilogue.stores_itself or spec.epilogue.writes:
+        return "the epilogue stores or writes itself"
+    if info.shape[layout.axis] * info.dtype.itemsize % CHUNK:
+        return f"a line is no multiple of {CHUNK} bytes"
+    return why_not(info, layout.axis)
+
+
+def vector_length(spec: Any, info: ArrayInfo, extents: tuple[int, int]) -> int:
+    """Vector length of D's global stores in elements (a vector is wholly in or out of bounds); 0 where the epilogue stores D
+    itself, or no lines are to be had. Single elements pay, too: lanes then store neighbours (`stored_by_neighbours`)."""
+    layout, shared = spec.d.layout, spec.d.shared
+    if (not layout.is_separable or layout.vector_axis != shared.vector_axis or spec.epilogue.stores_itself
+            or spec.epilogue.writes or unit_axis(info) != unit_of(layout, info)):
+        return 0
+    extent = 64 if shared.axis == 0 else shared.line
+    line = math.gcd(layout.run, extent, extents[shared.axis]) // layout.comb
+    nbytes = math.gcd(CHUNK, line * shared.itemsize, alignment(info))
+    return int(layout.comb * nbytes // shared.itemsize) if nbytes >= shared.itemsize else 0
+
+
+def rows_apart(spec: Any, info: ArrayInfo) -> tuple[int, bool]:
+    """How far apart rows of a subtile of a tensor are that lie next to each other in memory, and whether they are nearer to
+    each other than a row's own pieces."""
+    layout = spec.d.layout
+    if not isinstance(layout, Tensor) or layout.vector_axis != 1:
+        return 1, False
+    size, depth, rows = info.dtype.itemsize, layout.rows.depth, layout.rows.extents()
+    is_cut = depth > 1 and rows[0] in APART and 0 < info.strides[1] < info.strides[0]
+    is_piece = layout.columns.depth > 1 and layout.columns.extents()[0] * size < SECTOR
+    return rows[0] if is_cut else 1, bool(is_piece and 0 < info.strides[0] * size <= LINE)

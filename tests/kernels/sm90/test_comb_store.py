@@ -13,8 +13,8 @@ from bench.experiments.contractions import PAPER, Contraction
 from bench.prepare import products
 from gemmkit import contraction
 from gemmkit.epilogues import Bias, ReLU
-from gemmkit.kernels.sm90.comb_store import CombStore
 from gemmkit.kernels.sm90.routes.cp_async import CpAsync
+from gemmkit.kernels.sm90.store import CombStore
 from gemmkit.layouts import RowMajor, Tensor
 from gemmkit.operators import WGMMAOp
 from gemmkit.runtime.arrays import describe
