@@ -37,7 +37,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "functions": ("blas", "matmul_call", "products", "batched", "contraction", "subscripts", "sums", "modes", "grouped_call",
                   "selection", "attention_call", "mlp_call", "rows", "glu_call", "lstm", "dual"),
     "plans": ("ahead", "inspection", "planning", "compiled", "launch", "completing", "groups", "row_functions", "row_plans",
-              "attention_plans", "mlp_plans", "attention_operands", "mlp_operands", "problem", "configure", "placement",
+              "attention_plans", "mlp_plans", "attention_operands", "mlp_operands", "problem", "placement",
               "stacks", "vectors", "adapters"),
     "tuning": ("tuning/",),
     "configurations": ("config",),

@@ -17,7 +17,7 @@ from gemmkit.components import Scalar
 from gemmkit.lang.component_class import dataclass
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.values import convert, convert_all, fill
-from gemmkit.layouts.base import GlobalLayout, ResultLayout, load_elements
+from gemmkit.layouts.base import GlobalLayout, OfArray, ResultLayout, load_elements
 from gemmkit.layouts.joined import Joined
 from gemmkit.layouts.plain import FewerColumns, Plain
 from gemmkit.ptx.special import udiv
@@ -30,7 +30,7 @@ MOST = 4                               # parts: the smallest tiles have 32 colum
 
 
 @dataclass(frozen=True)
-class Braided(GlobalLayout):
+class Braided(OfArray, GlobalLayout):
     """B of ``parts`` matrices of ``columns`` columns each, which ``layout`` has side by side.
 
     The kernel multiplies by ``slots`` parts, the next power of two, so that a tile holds all parts of its columns. Where a
@@ -46,7 +46,6 @@ class Braided(GlobalLayout):
     [0.0, 7.0, 100.0, 107.0]
     """
 
-    layout: Any
     columns: Scalar
     parts: int
     is_even: bool = False                        # whether the columns are a multiple of eight
@@ -152,19 +151,8 @@ class Braided(GlobalLayout):
         return self.parts == self.slots
 
     @property
-    def vector_axis(self) -> int | None:
-        return self.layout.vector_axis
-
-    @property
-    def contiguous_axis(self) -> int | None:
-        return self.layout.contiguous_axis
-
-    @property
     def run(self) -> int:
         return min(OCTET, super().run) if self.vector_axis == 1 else super().run
-
-    def dimensions_of(self, array: ArrayInfo) -> int | None:
-        return self.layout.dimensions_of(array)
 
     def as_operand(self, name: str, transformed: bool) -> GlobalLayout:
         if name != "b":

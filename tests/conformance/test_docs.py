@@ -179,6 +179,9 @@ def test_no_imports_run_upwards() -> None:
     graph = house.imports({path: ast.parse(text) for path, text in house.of_tree().items()})
     assert {path for path in graph if house.room_of(path) is None} == {"gemmkit/__init__.py", "gemmkit/__main__.py"}
     assert house.upwards(graph) == []
+    for places in house.ROOMS.values():
+        for place in places:
+            assert (markdown.ROOT / "gemmkit" / (place if place.endswith("/") else f"{place}.py")).exists(), place
 
 
 def test_no_files_import_each_other() -> None:
