@@ -26,7 +26,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import typing
-from functools import cached_property, lru_cache
+import weakref
+from functools import cached_property, lru_cache, partial
 from itertools import repeat
 from types import FunctionType
 from typing import Any
@@ -38,7 +39,7 @@ from gemmkit.lang.closures import captured, is_runtime, without_captures
 from gemmkit.lang.component_class import ComponentClass
 from gemmkit.lang.component_types import component_kind
 from gemmkit.lang.errors import ComponentError
-from gemmkit.lang.fingerprint import Reading, digest, read_class, read_value
+from gemmkit.lang.fingerprint import Reading, digest, read_class, read_value, when_forgetting
 from gemmkit.lang.freezing import Frozen, freeze_function, freeze_runtime, freeze_scalar
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.given import check_fields
@@ -203,7 +204,7 @@ def freeze(value: Any, name: str = "value", readonly: bool = False) -> Frozen:
     field, for what device code cannot hold, and ValueError for an array whose address is no multiple of its elements'.
     """
     if isinstance(value, Component):
-        return _freeze_component(value, name)
+        return _frozen_part(value, name)
     if isinstance(value, (FunctionType, DeviceFunction)):
         return freeze_function(value, name)
     if is_runtime(value):
@@ -255,7 +256,7 @@ def _freeze_component(component: Component, path: str) -> Frozen:
             text = f"{type(value).__qualname__}:{value!r}"
         else:
             if field not in kinds and isinstance(value, Component):
-                frozen = _freeze_component(value, f"{path}.{field}")
+                frozen = _frozen_part(value, f"{path}.{field}")
             else:
                 frozen = _freeze_field(component, field, value, path)
             if frozen is None:
@@ -279,6 +280,25 @@ def _freeze_component(component: Component, path: str) -> Frozen:
     made.fingerprint = digest("\n".join(texts))
     made.kind = component_kind(cls, made.fingerprint, made.places, runtime, static, component)
     return made
+
+
+#: What components are that hold nothing but constants, by their ids: configurations have them in common.
+_parts: dict[int, tuple[weakref.ref[Any], Frozen]] = {}
+_PARTS = 4096
+when_forgetting(_parts.clear)
+
+
+def _frozen_part(component: Component, path: str) -> Frozen:
+    """A component, alone or in a field of another. One without arrays, numbers and code of the user's stays what it is."""
+    known = _parts.get(id(component))
+    if known is not None and known[0]() is component:
+        return known[1]
+    found = _freeze_component(component, path)
+    if not (found.leaves or found.arrays or found.guards or found.captures or found.places):
+        if len(_parts) >= _PARTS:
+            _parts.clear()
+        _parts[id(component)] = weakref.ref(component, partial(_parts.pop, id(component))), found
+    return found
 
 
 def further_state(component: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import kept
+from gemmkit import components, kept
 from gemmkit.components import freeze
 from gemmkit.epilogues import Elementwise, Fold, Residual, Scale
 
@@ -114,3 +114,15 @@ def test_a_gated_unit_keeps_the_fold_of_a_plain_function_alone() -> None:
                 gk.glu(x, w, w, activation)
     assert _known_fold.cache_info().currsize == 1 and _known_fold.cache_info().hits == 1
     assert isinstance(_known_fold(gk.activations.silu), Fold)
+
+
+def test_components_of_constants_alone_are_frozen_once() -> None:
+    """Not what holds an array or a number, or code of the user's; and nothing is known of one that has gone."""
+    layout = gk.layouts.RowMajor("float16")
+    assert freeze(layout) is freeze(layout) and freeze(layout) is not freeze(gk.layouts.RowMajor("float16"))
+    for other in (gk.epilogues.Scale(2.0), gk.epilogues.Bias(np.ones(4, np.float32)),
+                  gk.epilogues.Elementwise(lambda x: x * 2)):
+        assert freeze(other) is not freeze(other)
+    at = id(layout)
+    del layout
+    assert at not in components._parts
