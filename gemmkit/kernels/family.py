@@ -56,6 +56,3 @@ class KernelFamily(ABC):
     def registers(self, spec: Any) -> tuple[int, ...] | None:
         """Registers of a thread of each warp, where warps deal them out anew."""
         return None
-
-
-__all__ = ["KernelFamily"]

@@ -436,9 +436,3 @@ def when_forgetting(forget: Callable[[], None]) -> Callable[[], None]:
     """Have ``forget()`` called by `forget_readings`."""
     _forgetting.append(forget)
     return forget
-
-
-__all__ = [
-    "Reader", "Reading", "code_text", "digest", "forget_readings", "function_text", "is_slot", "look_again", "read",
-    "read_class", "read_closure", "read_value", "shipped_name", "when_forgetting",
-]

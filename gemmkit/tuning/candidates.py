@@ -31,9 +31,6 @@ from gemmkit.tuning.hopper import can_share
 from gemmkit.tuning.model import CLOCK, Asked, Proposal, Sizes, by_workspace
 from gemmkit.tuning.operators import SIXTEEN, accumulator_for, algebra_of, operator_for
 
-__all__ = ["Candidate", "candidates", "modelled"]
-
-
 
 @dataclass(frozen=True)
 class Candidate:

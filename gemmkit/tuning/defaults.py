@@ -27,8 +27,6 @@ from gemmkit.tiling import Tile
 from gemmkit.tuning import tables
 from gemmkit.tuning.operators import SHORT, shares_of
 
-__all__ = ["Room", "candidates", "fill", "fill_moves", "fill_shared", "fill_tiles", "warp_of"]
-
 
 def fill(values: dict[str, Any], operator: Operator, sizes: tuple[int, int, int] | None, device: DeviceInfo,
          products: int) -> None:

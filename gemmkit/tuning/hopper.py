@@ -74,10 +74,6 @@ from gemmkit.tuning.model import (
 )
 from gemmkit.tuning.operators import EIGHT, SIXTEEN, result_dtype
 
-__all__ = ["BY_ELEMENTS", "BY_TMA", "LEAST_STAGES", "LIKELY", "MAPPINGS", "MAPPING_FIELDS", "Copies", "Table", "applies",
-           "assumed_spec", "can_share", "complete", "fill", "give_algebra", "is_copied", "is_unaligned", "is_untouched",
-           "narrow", "propose", "table_for"]
-
 MOST_STAGES = 8
 PROMOTION = 128                        # elements along K after which sums of float8 are added to others in float32
 

@@ -40,11 +40,6 @@ from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
 from gemmkit.tuning.operators import Sums
 
-__all__ = ["CLOCK", "ENOUGH", "LINE", "SHARED_WORTH", "SHORT_LINES", "STREAMED_WORTH", "STREAMING", "UNALIGNED_LINES",
-           "Asked", "Infos", "Layouts", "Mapping", "Proposal", "Sizes", "Supply", "by_workspace", "fastest",
-           "shared_nanoseconds", "shares_to_try", "smallest", "streamed_cycles", "streamed_nanoseconds", "streaming",
-           "with_rows_exchanged", "with_second_pass"]
-
 Infos = dict[str, ArrayInfo | None]   # of a, b, c and out
 Layouts = dict[str, ArrayLayout | None]         # of a, b, c and d
 Sizes = tuple[int, int, int]          # M, N and K

@@ -50,9 +50,6 @@ from gemmkit.tuning.model import (
 )
 from gemmkit.tuning.operators import SIXTEEN, tensor_cores
 
-__all__ = ["BOXES", "GATHERED", "SKINNY", "TABLES", "Multistage", "applies", "combed_operand", "copied", "copied_across",
-           "fill", "multistages_of", "of_half", "operator", "propose", "propose_boxes", "shared_bytes", "stages_on"]
-
 RESERVED = 1024                        # bytes of shared memory that the driver takes of a block's
 PADDING = 32                           # bytes that a line is padded by
 SHARED_START = 5000                    # ns of a launch, at most, whose blocks share tiles: there is no last wave to wait for

@@ -333,7 +333,3 @@ def new_dtype(a: np.dtype, b: np.dtype, operator: Operator | None, device: Devic
     chosen = (operator_for(a, b, (1, 1, 1), device, sums=sums) if operator is None
               else sized(operator, a, b, None, device, sums=sums))
     return result_dtype(a, b, None, chosen)
-
-
-__all__ = ["Sums", "accumulator_for", "algebra_of", "embed", "fpu_shape", "new_dtype", "new_layout", "operator_for",
-           "result_dtype", "sized"]

@@ -18,9 +18,6 @@ from gemmkit.tuning.model import CLOCK, Asked, Infos, Proposal
 from gemmkit.tuning.multistage import copied, of_half
 from gemmkit.tuning.operators import SIXTEEN
 
-__all__ = ["propose_gathered", "propose_quantised"]
-
-
 # -- rows that TMA cannot take ----------------------------------------------------------------------------------------
 #
 # Products of 16-bit floats on Hopper whose rows TMA cannot take, by other kernels than Hopper's.

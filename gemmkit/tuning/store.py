@@ -38,9 +38,6 @@ from gemmkit.tuning.operators import Sums, operator_for, result_dtype, sized
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["Store", "digest_of", "digest_of_group", "digest_of_program", "find", "is_as_new", "refused", "store_of",
-           "unread"]
-
 _FORMAT = 1
 _LARGEST = 2**26                       # bytes of a file that is read
 _PATIENCE_S = 30.0                     # to wait for another process that writes

@@ -28,8 +28,6 @@ from gemmkit.tuning.model import LINE, Asked, Proposal
 from gemmkit.tuning.operators import SIXTEEN
 from gemmkit.tuning.store import is_as_new
 
-__all__ = ["Winner", "class_of", "nearest", "propose", "table", "without"]
-
 FILE = Path(__file__).with_name("winners.json")
 ARCH, SM_COUNT = (9, 0), 132           # of an H200 and of an H100 alike
 NEAR = 0.25                            # octaves between a size and an entry's, at most

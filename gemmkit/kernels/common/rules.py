@@ -30,6 +30,3 @@ def divides(small: Tile, large: Tile, field: str, said: str, value: Any = None) 
 
 def check_splits(splits: int) -> None:
     rule(splits in SPLITS, "splits", splits, f"blocks of a cluster that share K are one of {', '.join(map(str, SPLITS))}")
-
-
-__all__ = ["check_splits", "divides", "rule"]

@@ -18,7 +18,6 @@ from gemmkit.kernels.simt.gather_sums import ClusterSums
 if TYPE_CHECKING:
     from gemmkit.config import Config
 
-__all__ = ["FAMILY"]
 
 class Quantised(KernelFamily):
     """One tile a block; warps and blocks of a cluster divide K."""

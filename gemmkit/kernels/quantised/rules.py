@@ -14,8 +14,6 @@ from gemmkit.tiling import Tile
 if TYPE_CHECKING:
     from gemmkit.config import Config
 
-__all__ = ["check_sizes", "refusal", "validate"]
-
 STAGES = 1, 8
 UNTOUCHED = tuple(f"transform_{way}_{name}" for name in "ab" for way in ("global_to_shared", "shared_to_regs"))
 

@@ -37,5 +37,3 @@ class Simt(KernelFamily):
 
 
 FAMILY = Simt("singlestage", singlestage, (5, 0))
-
-__all__ = ["FAMILY"]

@@ -82,6 +82,3 @@ def validate_transforms(config: Config) -> None:
         rule(transform.is_identity or not transform.with_coordinates, field, transform,
               f"{config.operator!r} does not say which element a register holds, so a transform on registers cannot have "
               "coordinates; transform between global and shared memory, or use MMAOp")
-
-
-__all__ = ["validate", "validate_lines", "validate_tiles", "validate_transforms"]

@@ -92,5 +92,3 @@ def _copy_parts(spec: Sm80Spec) -> int:
 
 
 FAMILY = Sm80("multistage", multistage, min(copies.minimum_arch for copies in COPIES))
-
-__all__ = ["FAMILY"]

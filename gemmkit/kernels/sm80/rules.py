@@ -33,6 +33,3 @@ def validate(config: Config) -> None:
           f"all of a k-tile: K must be that of block_shape={config.block_shape!r}")
     validate_lines(config)
     validate_transforms(config)
-
-
-__all__ = ["validate"]

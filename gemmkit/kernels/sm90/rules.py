@@ -150,6 +150,3 @@ def _validate_d(config: Config) -> None:
     N = config.block_shape.size.N
     rule(layout.axis == 0 or N % layout.line == 0, "shared_d_layout", layout, f"its panels are {layout.line} elements "
          f"wide, and N={N} of the block must be a multiple of that")
-
-
-__all__ = ["validate"]
