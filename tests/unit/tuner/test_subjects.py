@@ -11,13 +11,15 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import contraction, operators
-from gemmkit.grouped_call import GroupPlan
+from gemmkit.grouped_call import GroupPlan, resolved
 from gemmkit.groups import Tables
 from gemmkit.lang.members import PLACES
 from gemmkit.planning import Plan
+from gemmkit.runtime.arrays import describe_all
 from gemmkit.tuner.jobs import group_job_of, group_memory_of
 from gemmkit.tuner.search import tune
 from gemmkit.tuner.subjects import subject_of
+from gemmkit.tuning.candidates import Candidate
 from tests.support.on_device import OnDevice
 from tests.unit.tuner.test_search import Measured, folder, measured
 
@@ -161,3 +163,14 @@ def test_matmul_by_name(folder: Path) -> None:
     a, b = (OnDevice(np.zeros((64, 64), F16)) for _ in "ab")
     out = OnDevice(np.zeros((64, 64), F16))
     assert subject_of((gk.matmul, a, b), dict(out=out)).key() == subject_of((a, b), dict(out=out)).key()
+
+
+def test_a_group_with_a_precision_takes_a_candidate() -> None:
+    """Candidates of a group for which ``precision=`` is given were refused with a TypeError."""
+    a = np.ones((64, 64), np.float32)
+    tried = Candidate("multistage", (64, 64, 32), (32, 32), stages=3)
+    with gk.emulate():
+        infos = [describe_all(a, a, None, None)] * 2
+        taken, usual = (resolved(infos, None, {"precision": "tf32"}, one)[0].config for one in (tried, None))
+    assert taken.block_shape.extents == (64, 64, 32) and taken.stages == 3
+    assert taken.operator == usual.operator == operators.MMAOp(dtype="float32")
