@@ -47,27 +47,44 @@ def multiply(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
         if keywords:
             return _with_components(None, a, b, c, conf, out, stream, keywords, otherwise)
         return _planned(None, a, b, c, conf, out, stream, otherwise)
-    at_a, key_a = KEYS.get(type(a), key_of)(a, "a")
-    at_b, key_b = KEYS.get(type(b), key_of)(b, "b")
-    at_c = at_out = 0
-    brought: tuple[Any, ...] = ()
-    if not keywords and c is None and out is None:
+    if not keywords and c is None and out is None:                               # (a function less)
+        at_a, key_a = KEYS.get(type(a), key_of)(a, "a")
+        at_b, key_b = KEYS.get(type(b), key_of)(b, "b")
         key: Any = key_a, at_a & 15, key_b, at_b & 15, id(conf)                  # & 15: the alignment's class
+        at_out, brought = 0, (at_a, at_b, 0)
     else:
-        at_c, key_c = key_if_given(c, "c")
-        at_out, key_out = key_if_given(out, "out")
-        key = key_a, at_a & 15, key_b, at_b & 15, id(conf), key_c, at_c & 15, key_out, at_out & 15
-        if keywords:
-            more, brought = _quick_components(keywords)
-            key = None if more is None else (*key, *more)
+        key, at_out, brought = _quickly(a, b, c, conf, out, keywords)
     known: KnownCall | None = _seen.get(key)
     if known is not None:
-        found = known.again(a, at_out, (at_a, at_b, at_c, *brought), out, stream)
+        found = known.again(a, at_out, brought, out, stream)
         if found is not None:
             return found
     if keywords:
         return _with_components(key, a, b, c, conf, out, stream, keywords, otherwise)
     return _planned(key, a, b, c, conf, out, stream, otherwise)
+
+
+def known_call(a: Any, b: Any, keywords: dict[str, Any]) -> tuple[KnownCall | None, tuple[Any, ...]]:
+    """What is known of such a call of device arrays (None where it has to be looked at), and what it brings."""
+    key, _, brought = _quickly(a, b, None, None, None, keywords)
+    return _seen.get(key), brought
+
+
+def _quickly(a: Any, b: Any, c: Any, conf: Config | None, out: Any,
+             keywords: dict[str, Any]) -> tuple[Any, int, tuple[Any, ...]]:
+    """What a call is known by (None where a component says more than that), out's address, and what else it brings."""
+    at_a, key_a = KEYS.get(type(a), key_of)(a, "a")
+    at_b, key_b = KEYS.get(type(b), key_of)(b, "b")
+    key: Any = key_a, at_a & 15, key_b, at_b & 15, id(conf)
+    if not keywords and c is None and out is None:
+        return key, 0, (at_a, at_b, 0)
+    at_c, key_c = key_if_given(c, "c")
+    at_out, key_out = key_if_given(out, "out")
+    key = *key, key_c, at_c & 15, key_out, at_out & 15
+    if not keywords:
+        return key, at_out, (at_a, at_b, at_c)
+    more, brought = _quick_components(keywords)
+    return None if more is None else (*key, *more), at_out, (at_a, at_b, at_c, *brought)
 
 
 def _quick_components(keywords: dict[str, Any]) -> tuple[list[Any] | None, tuple[Any, ...]]:

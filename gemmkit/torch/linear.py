@@ -118,8 +118,7 @@ class Linear(torch.nn.Module):
         is_split = self.activation is not None and records(x, weight, bias)      # the activation is recorded by itself
         operator = self._before_activation if is_split else self._multiply
         if are_matrices(rows, weight) and (bias is None or bias.dtype == x.dtype) and is_eager((rows, weight, bias)):
-            epilogue = None if operator is None else operator.epilogue_of(() if bias is None else (bias,))
-            found = layer(rows, weight, bias, epilogue)
+            found = layer(rows, weight, bias, operator)
         elif is_split and bias is not None and torch.compiler.is_compiling():    # which fuses the bias and the activation
             found = biased(matmul(rows, weight.mT), bias)
         elif operator is None:

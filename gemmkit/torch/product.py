@@ -14,7 +14,11 @@ from typing import Any
 import torch
 
 from gemmkit.blas import CONJUGATE
+from gemmkit.emulator.mode import current_mode
+from gemmkit.launch import KnownCall, cache
 from gemmkit.matmul_call import matmul
+from gemmkit.products import known_call
+from gemmkit.runtime.recognition import KEYS, key_if_given, key_of
 from gemmkit.torch import forms
 from gemmkit.torch.batching import batched_by
 from gemmkit.torch.library import Differentiable, define, is_eager
@@ -191,31 +195,52 @@ def records(*tensors: Any) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
-def layer(x: Any, weight: Any, bias: Any, epilogue: Any) -> Any:
-    """x W^T of matrices (`are_matrices`) that nothing but autograd looks at (`is_eager`), with an epilogue: None, or one
-    that adds ``bias`` and nothing more where a gradient is wanted."""
+def layer(x: Any, weight: Any, bias: Any, operator: Any) -> Any:
+    """x W^T of matrices (`are_matrices`) that nothing but autograd looks at (`is_eager`), with the epilogue of an operator
+    (`gemmkit.torch.op`; None: none), which adds ``bias`` and nothing more where a gradient is wanted."""
     if records(x, weight, bias):
-        return _Eager.apply(x, weight, True, epilogue, bias)
-    return matmul(x, weight.mT) if epilogue is None else matmul(x, weight.mT, epilogue=epilogue)
+        return _Eager.apply(x, weight, True, operator, bias)
+    return _of_layer(x, weight, bias, operator)
+
+
+_layers = cache()                                          # known calls, by what is quickly seen of x, W, bias and operator
+
+
+def _of_layer(x: Any, weight: Any, bias: Any, operator: Any) -> Any:
+    """`layer` without autograd. A layer's epilogue is its operator's, so that a known call needs to look at no component."""
+    if current_mode() is None:
+        (at_x, of_x), (at_w, of_w) = KEYS.get(type(x), key_of)(x, "x"), KEYS.get(type(weight), key_of)(weight, "weight")
+        at_bias, of_bias = key_if_given(bias, "bias")
+        key = of_x, at_x & 15, of_w, at_w & 15, of_bias, at_bias & 15, operator
+        known: KnownCall | None = _layers.get(key)
+        found = known and known.again(x, 0, (at_x, at_w, 0) if bias is None else (at_x, at_w, 0, at_bias), None, None)
+        if found is not None:
+            return found
+    keywords = {} if operator is None else {"epilogue": operator.epilogue_of(() if bias is None else (bias,))}
+    found = matmul(x, weight.mT, **keywords)
+    if current_mode() is None:
+        known, brought = known_call(x, weight.mT, keywords)
+        if known is not None and brought == ((at_x, at_w, 0) if bias is None else (at_x, at_w, 0, at_bias)):
+            _layers.keep(key, known)
+    return found
 
 
 class _Eager(torch.autograd.Function):
-    """A B of matrices, where B's transpose may be what is stored, and a bias that an epilogue adds: what autograd runs is
-    this alone, no view and no operator, and each gradient is one launch."""
+    """A B of matrices, or a layer, whose B is stored by rows and whose operator adds a bias: what autograd runs is this
+    alone, no view and no operator, and each gradient is one launch."""
 
     @staticmethod
-    def forward(ctx: Any, a: Any, b: Any, is_stored_by_rows: bool, epilogue: Any, bias: Any) -> Any:
+    def forward(ctx: Any, a: Any, b: Any, is_layer: bool, operator: Any, bias: Any) -> Any:
         ctx.save_for_backward(a, b)
-        ctx.is_stored_by_rows = is_stored_by_rows
-        b = b.mT if is_stored_by_rows else b
-        return matmul(a, b) if epilogue is None else matmul(a, b, epilogue=epilogue)
+        ctx.is_layer = is_layer
+        return _of_layer(a, b, bias, operator) if is_layer else matmul(a, b)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
         a, b = ctx.saved_tensors
         of_a, of_b, _, _, of_bias = ctx.needs_input_grad
         multiply = product if torch.is_grad_enabled() else matmul          # a gradient of the gradient is recorded, too
-        if ctx.is_stored_by_rows:
+        if ctx.is_layer:
             found = (_gradient(multiply, a, grad, b) if of_a else None,
                      _gradient(multiply, b, grad.mT, a) if of_b else None)
         else:

@@ -55,6 +55,44 @@ def near(x: Any, y: Any) -> None:
     torch.testing.assert_close(x, y, rtol=loose, atol=loose)
 
 
+# -- calls that come again ------------------------------------------------------------------------------------------------
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", F32), *(pytest.param("cuda", dtype, marks=pytest.mark.gpu)
+                                                               for dtype in (BF16, F32, F64))], indirect=["device"])
+@pytest.mark.parametrize(("activation", "bias"), [("gelu", True), (None, True), ("gelu", False), (None, False)])
+def test_a_known_layer_computes_with_what_is_there(activation: str | None, bias: bool, dtype: Any, device: str) -> None:
+    """Its parameters are changed, replaced and moved, and x is a view, of other strides or misaligned: results and gradients
+    are PyTorch's, and so are second ones."""
+    ours, theirs = layers(device, activation, bias, dtype)
+    room = torch.linspace(-1, 1, 400, device=device, dtype=dtype)
+    views = [room[:15].view(3, 5), room[1:16].view(3, 5), room[:30].view(3, 10)[:, ::2], room[:15].view(5, 3).T, room[:30].view(2, 3, 5),
+             room[:0].view(0, 5), room[:5].expand(3, 5)][::1 if device == "cuda" else 3]
+
+    def agree(x: Any, is_twice: bool = False) -> None:
+        found = []
+        for layer in (ours, theirs):
+            given = x.detach().requires_grad_()
+            wanted = [given, *layer.parameters()]
+            first = torch.autograd.grad(layer(given).square().sum(), wanted, create_graph=is_twice)
+            second = torch.autograd.grad(sum(g.square().sum() for g in first), wanted) if is_twice else ()
+            with torch.no_grad():
+                found.append([layer(x), *first, *second])
+        for one, other in zip(*found):
+            near(one, other)
+
+    for x in (*views, views[0]):
+        agree(x)
+    agree(views[0], is_twice=True)
+    for change in (lambda p: p.data.mul_(-0.5), lambda p: setattr(p, "data", p.data.flip(0).contiguous()),
+                   lambda p: setattr(p, "data", torch.cat([p.data.flatten()[:1], p.data.flatten()])[1:].view(p.shape)),
+                   lambda p: setattr(p, "data", p.data.mT.contiguous().mT if p.dim() == 2 else p.data)):
+        with torch.no_grad():
+            for p in (*ours.parameters(), *theirs.parameters()):
+                change(p)
+        agree(views[0])
+
+
 # -- autocast -------------------------------------------------------------------------------------------------------------
 
 @on_devices
