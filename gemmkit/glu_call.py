@@ -10,7 +10,7 @@ from gemmkit.epilogues import Epilogue, Fold
 from gemmkit.joined import Braid
 from gemmkit.lang.given import function_given
 from gemmkit.lang.returned import number
-from gemmkit.matmul_call import matmul
+from gemmkit.matmul_call import Door, matmul
 from gemmkit.transforms import Elementwise
 
 
@@ -47,9 +47,20 @@ def glu(x: Any, w: Any, v: Any, activation: Any = silu, *, epilogue: Epilogue | 
     [[15.0]]
     """
     given = function_given(activation, "glu", "activation", (1,), "f(x), a function of one number,")
-    fold = _known_fold(given) if getattr(given, "__closure__", ()) is None else _fold(given)
-    try:
-        both = Braid(w, v)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"glu: {error} (part 0 is w, part 1 is v)") from None
-    return matmul(x, both, epilogue=fold if epilogue is None else fold | epilogue, **keywords)
+    is_kept = getattr(given, "__closure__", ()) is None
+    fold = _known_fold(given) if is_kept else _fold(given)
+
+    def described() -> tuple[Any, Any, dict[str, Any]]:
+        try:
+            both = Braid(w, v)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"glu: {error} (part 0 is w, part 1 is v)") from None
+        return x, both, {"epilogue": fold if epilogue is None else fold | epilogue}
+
+    if is_kept and epilogue is None and not keywords.keys() - {"out", "stream"}:
+        return _glu(given, (x, w, v), keywords.get("out"), keywords.get("stream"), described)
+    a, b, components = described()
+    return matmul(a, b, **components, **keywords)
+
+
+_glu = Door()

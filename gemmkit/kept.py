@@ -151,6 +151,9 @@ def _read(component: Component, key: list[Any], brought: list[Any]) -> bool:
         if kind is float and is_scalar:
             key.append(kind)
             brought.append(value if value else exact(value))
+        elif kind is int and is_scalar and -2**31 <= value < 2**31:         # others are of another type in a kernel
+            key.append(kind)
+            brought.append(value)
         elif kind in _CONSTANTS and not is_scalar:
             key += kind, value
         elif isinstance(value, Component):
@@ -195,9 +198,12 @@ def _read_slots(component: Component) -> list[int]:
         if isinstance(value, Component):
             slots += [at + slot for slot in _read_slots(value)]
             at += len(freeze(value).leaves)
-        elif is_array(value) or (type(value) is float and is_scalar):
+        elif is_scalar and type(value) in (float, int):
             slots.append(at)
-            at += 1 if type(value) is float else len(freeze_runtime(value, name).leaves)
+            at += 1
+        elif is_array(value):
+            slots.append(at)
+            at += len(freeze_runtime(value, name).leaves)
     return slots
 
 

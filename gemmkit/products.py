@@ -64,9 +64,9 @@ def multiply(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
     return _planned(key, a, b, c, conf, out, stream, otherwise)
 
 
-def known_call(a: Any, b: Any, keywords: dict[str, Any]) -> tuple[KnownCall | None, tuple[Any, ...]]:
+def known_call(a: Any, b: Any, out: Any, keywords: dict[str, Any]) -> tuple[KnownCall | None, tuple[Any, ...]]:
     """What is known of such a call of device arrays (None where it has to be looked at), and what it brings."""
-    key, _, brought = _quickly(a, b, None, None, None, keywords)
+    key, _, brought = _quickly(a, b, None, None, out, keywords)
     return _seen.get(key), brought
 
 

@@ -14,11 +14,7 @@ from typing import Any
 import torch
 
 from gemmkit.blas import CONJUGATE
-from gemmkit.emulator.mode import current_mode
-from gemmkit.launch import KnownCall, cache
-from gemmkit.matmul_call import matmul
-from gemmkit.products import known_call
-from gemmkit.runtime.recognition import KEYS, key_if_given, key_of
+from gemmkit.matmul_call import Door, matmul
 from gemmkit.torch import forms
 from gemmkit.torch.batching import batched_by
 from gemmkit.torch.library import Differentiable, define, is_eager
@@ -203,26 +199,16 @@ def layer(x: Any, weight: Any, bias: Any, operator: Any) -> Any:
     return _of_layer(x, weight, bias, operator)
 
 
-_layers = cache()                                          # known calls, by what is quickly seen of x, W, bias and operator
+_layer = Door()
 
 
 def _of_layer(x: Any, weight: Any, bias: Any, operator: Any) -> Any:
-    """`layer` without autograd. A layer's epilogue is its operator's, so that a known call needs to look at no component."""
-    if current_mode() is None:
-        (at_x, of_x), (at_w, of_w) = KEYS.get(type(x), key_of)(x, "x"), KEYS.get(type(weight), key_of)(weight, "weight")
-        at_bias, of_bias = key_if_given(bias, "bias")
-        key = of_x, at_x & 15, of_w, at_w & 15, of_bias, at_bias & 15, operator
-        known: KnownCall | None = _layers.get(key)
-        found = known and known.again(x, 0, (at_x, at_w, 0) if bias is None else (at_x, at_w, 0, at_bias), None, None)
-        if found is not None:
-            return found
-    keywords = {} if operator is None else {"epilogue": operator.epilogue_of(() if bias is None else (bias,))}
-    found = matmul(x, weight.mT, **keywords)
-    if current_mode() is None:
-        known, brought = known_call(x, weight.mT, keywords)
-        if known is not None and brought == ((at_x, at_w, 0) if bias is None else (at_x, at_w, 0, at_bias)):
-            _layers.keep(key, known)
-    return found
+    """`layer` without autograd."""
+    def described() -> tuple[Any, Any, dict[str, Any]]:
+        epilogue = None if operator is None else operator.epilogue_of(() if bias is None else (bias,))
+        return x, weight.mT, {} if epilogue is None else {"epilogue": epilogue}
+
+    return _layer(operator, (x, weight, bias), None, None, described)
 
 
 class _Eager(torch.autograd.Function):

@@ -215,6 +215,30 @@ def test_a_launch_has_the_tensor_maps_of_the_calls_components(library: str, make
     assert launches.seen[-1][1][held.slot] == describe(others[1]).pointer
 
 
+@LIBRARIES
+def test_a_known_unit_has_the_addresses_of_its_call(library: str, make: Any, launches: Launches) -> None:
+    """`gk.glu` is known by its arrays alone: also where two are one, and where ``out`` would overlap one."""
+    sets = [(make(M, K), make(K, N), make(K, N), make(M, N)) for _ in range(3)]
+    x, w, v, out = sets[0]
+    launches.formats = gk.plan(x, gk.Braid(w, v), epilogue=gk.epilogues.Fold(lambda a, b: a * b))._compiled.launchable.formats
+    at = {id(array): describe(array).pointer for arrays in sets for array in arrays}
+    for n in (0, 0, 1, 2, 0, 1, 1):
+        x, w, v, out = sets[n]
+        for given in ((x, w, v), (x, v, w), (x, w, w), (x, v, v)):
+            for how in ({"out": out}, {}):
+                gk.glu(*given, **how)
+                _, values = launches.seen[-1]
+                assert {at[id(array)] for array in given} == set(values) & {at[id(x)], at[id(w)], at[id(v)]}
+                assert (at[id(out)] in values) == bool(how)
+    count = len(functions_run(lambda: gk.glu(x, w, v, out=out)))
+    assert count <= PLAN[library] + 12, count
+    launched = len(launches.seen)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"shares? memory|overlaps"):
+            gk.glu(x, w, v, out=part_of(v, M, N))
+    assert len(launches.seen) == launched
+
+
 def strided_row(x: Any) -> Any:
     """The beginning of an array's memory, as a bias."""
     return part_of(x, N)
