@@ -14,7 +14,7 @@ from gemmkit.launch import KnownCall, cache
 from gemmkit.matrices import Matrix, result, unwrapped
 from gemmkit.products import known_call, multiply
 from gemmkit.runtime.arrays import RequiresGradient
-from gemmkit.runtime.recognition import KEYS
+from gemmkit.runtime.recognition import KEYS, key_of
 
 
 def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any = None, dtype: Any = None,
@@ -116,24 +116,24 @@ class Door:
 
     @staticmethod
     def _quickly(rest: Any, arrays: tuple[Any, ...], out: Any) -> tuple[Any, int, tuple[int, ...]] | None:
-        """What a call is known by, and the addresses of out and of the arrays; None for types that are not known yet."""
+        """What a call is known by, and the addresses of out and of the arrays. None for what is no array."""
         key: list[Any] = [rest]
         at: list[int] = []
-        for x in (out, *arrays):
-            if x is None:
-                address, of_x = 0, None
-            else:
-                keyed = KEYS.get(type(x))
-                if keyed is None:
-                    return None
-                address, of_x = keyed(x)
-            key += of_x, address & 15
-            at.append(address)
-        return tuple(key), at[0], tuple(at[1:])
+        try:
+            for x in (out, *arrays):
+                address, of_x = (0, None) if x is None else KEYS.get(type(x), key_of)(x, "")
+                key += of_x, address & 15
+                at.append(address)
+        except (TypeError, ValueError):
+            return None
+        at_out, *others = at
+        if len({*others}) < len(others):                   # which of them are one array
+            key += map(others.index, others)
+        return tuple(key), at_out, tuple(others)
 
     def _keep(self, key: Any, at: tuple[int, ...], known: KnownCall | None, brought: tuple[Any, ...]) -> None:
-        """Know a call from now on, if each address among what it brings is that of one of the arrays."""
-        if known is None or any(at.count(value) > 1 for value in brought):
+        """Know a call from now on: each address among what it brings is that of one of the arrays."""
+        if known is None:
             return
         constants = tuple(value for value in brought if value not in at)
         places = [at.index(value) if value in at else len(at) + constants.index(value) for value in brought]

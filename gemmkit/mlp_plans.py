@@ -158,12 +158,13 @@ class MlpLaunch:
         return [arrays["out"]]
 
     def emulated(self, arrays: dict[str, Any], arena: Any) -> Iterator[tuple[Launchable, tuple[Any, ...]]]:
-        """Of x, weights, biases or None, and out."""
+        """Of x, weights, biases or None, and out. (Weights and biases are lists, or arrays of one dimension more.)"""
         layers, axis = self.layers, 0 if self.spec.k_major else 1
+        given = {name: [] if arrays[name] is None else list(arrays[name]) for name in ("weights", "biases")}
 
         def several(name: str, infos: tuple[ArrayInfo, ...], unit: int) -> list[Any]:
             return [arena.view_of(info, array, f"{name}[{n}]", unit, readonly=True)
-                    for n, (array, info) in enumerate(zip(arrays[name] or (), infos))]
+                    for n, (array, info) in enumerate(zip(given[name], infos))]
 
         out = arena.view_of(self.call.out, arrays["out"], "out", written=False)      # first: it says what has been written
         x = arena.view_of(layers.x, arrays["x"], "x", 1, readonly=True)
@@ -176,7 +177,7 @@ class MlpLaunch:
             direct = None if self.spec.store.uses_tma else out
             yield self.launchable, (spec, self.sizes, table, shapes, direct, *maps, *[None] * (2 - len(maps)))
             return
-        members = [arena.members(views, arrays[name] and arrays[name][0], align) for name, views, align in (
+        members = [arena.members(views, given[name][0], align) if views else None for name, views, align in (
             ("weights", weights, 2 * self.spec.run), ("biases", biases, int(self.spec.bias_dtype.itemsize)))]
         places = arena.view(self.places, "places", 1, 8, readonly=True)
         yield self.launchable, (spec, self.sizes, places, shapes, out, x, *members)
