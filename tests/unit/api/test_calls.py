@@ -139,17 +139,19 @@ def test_known_calls_keep_no_array_alive(library: str, make: Any) -> None:
     def alive() -> list[Any]:
         a, bias, table, gamma = make(64, 64), make(64), make(64), make(64)
         few, many, wide = make(8, 1024), make(1024, 1024), make(1024)
-        for _ in range(2):
+        gate, up = make(64, 64), make(64, 64)
+        for _ in range(3):
+            gk.glu(a, gate, up)
             gk.matmul(few, many, epilogue=gk.epilogues.Bias(wide))
             gk.matmul(a, a, epilogue=gk.epilogues.Bias(bias),
                       transform_shared_to_global_d=Elementwise(lambda x, i, j: x * table[j]))
             gk.rmsnorm(a, gamma)
         assert gk.plan(few, many, epilogue=gk.epilogues.Bias(wide))._compiled.problem.swap_ab
-        return [weakref.ref(x) for x in (a, bias, table, gamma, few, many, wide)]
+        return [weakref.ref(x) for x in (a, bias, table, gamma, few, many, wide, gate, up)]
 
     references = alive()
     gc.collect()
-    assert [reference() for reference in references] == [None] * 7
+    assert [reference() for reference in references] == [None] * 9
 
 
 # -- what reaches the driver -------------------------------------------------------------------------------------------
