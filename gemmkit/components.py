@@ -85,10 +85,11 @@ def _paste_able(component: Any) -> str:
     leading = True
     for field in dataclasses.fields(component) if dataclasses.is_dataclass(component) else ():
         value = getattr(component, field.name)
-        if not is_array(value) and field.default is not dataclasses.MISSING and _same(value, field.default):
+        holds_array = is_array(value)
+        if not holds_array and field.default is not dataclasses.MISSING and _same(value, field.default):
             leading = leading and bool(field.kw_only)      # such a field has no place
             continue
-        if is_array(value) and not isinstance(value, np.ndarray):      # its elements may lie on a device
+        if holds_array and not isinstance(value, np.ndarray):          # its elements may lie on a device
             shape = getattr(value, "shape", None)
             text = f"<array{'' if shape is None else f' of shape {tuple(shape)}'}, {type(value).__qualname__}>"
         else:

@@ -27,7 +27,7 @@ import numpy as np
 
 import gemmkit as gk
 from gemmkit.ahead import Kernel, compiled
-from gemmkit.cli.compile import wanted
+from gemmkit.cli.compile import product, wanted
 from gemmkit.epilogues import GELU, Bias, ReLU, SiLU
 from gemmkit.operators import MAX_PLUS, MIN_PLUS
 from gemmkit.runtime.cache import ship
@@ -43,9 +43,9 @@ WIDTHS = 768, 1024, 2048, 4096, 8192
 Calls = Iterator[tuple[str, Callable[[], object]]]
 
 
-def array(*shape: int, dtype: Any = F16, column_major: bool = False) -> np.ndarray:
+def array(*shape: int, dtype: Any) -> np.ndarray:
     """An array that nothing is written to, so that it takes no memory."""
-    return np.empty(shape[::-1], dtype).T if column_major else np.empty(shape, dtype)
+    return np.empty(shape, dtype)
 
 
 def products() -> Calls:
@@ -53,14 +53,12 @@ def products() -> Calls:
     for dtype in (F16, BF16, F32, F64, np.dtype(np.complex64)):
         for size in SQUARES:
             for order in ("nn", "nt", "tn"):
-                a, b = (array(size, size, dtype=dtype, column_major=letter == "t") for letter in order)
-                yield f"{dtype} {order} {size}", partial(gk.matmul, a, b)
+                yield f"{dtype} {order} {size}", product((size, size, size), dtype, order)
     for dtype in (F16, BF16):
         for rows in ROWS:
             for inputs, outputs in LAYERS:
                 name, bias = f"{dtype} layer {rows}x{inputs}x{outputs}", Bias(np.empty(outputs, dtype))
-                layer = partial(gk.matmul, array(rows, inputs, dtype=dtype),
-                                array(inputs, outputs, dtype=dtype, column_major=True))
+                layer = partial(gk.matmul, array(rows, inputs, dtype=dtype), array(outputs, inputs, dtype=dtype).T)
                 yield name, layer
                 for epilogue in (bias, bias | ReLU(), bias | GELU(), SiLU()):
                     yield f"{name} {epilogue}", partial(layer, epilogue=epilogue)

@@ -151,8 +151,8 @@ def _families(asked: Asked, candidate: Candidate | None) -> Sequence[tuple[str, 
 
 
 PROPOSALS = (("winners", winners.propose), ("boxes", multistage.propose_boxes),
-                  ("quantised", other_kernels.propose_quantised), ("multistage", multistage.propose),
-                  ("gathered", other_kernels.propose_gathered), ("hopper", hopper.propose))
+             ("quantised", other_kernels.propose_quantised), ("multistage", multistage.propose),
+             ("gathered", other_kernels.propose_gathered), ("hopper", hopper.propose))
 OBSERVING = PROPOSALS[-1:]
 
 
