@@ -5,10 +5,11 @@
     ... --every 40 --jobs 2                  every 40th case alone; processes
 
 A case is a measured work of ``bench`` (for an H100), or a call that `tests.resolved_calls` drew, for an H100, an A100 or a
-T4 in turn. It is kept as code, so that what it asks for stays the same when the drawing changes. Its choice is the
-configuration of each kernel that it would launch, without the arrays that components hold, and how many blocks of how many
-threads that is; of kernels without a configuration the latter alone. Public names are recorded beside it: every name in
-``__all__`` of each module that users import.
+T4 in turn: products, and what has kernels of its own (attention, MLPs, functions of rows, programs). It is kept as code, so
+that what it asks for stays the same when the drawing changes. Its choice is, of each kernel that it would launch, how many
+blocks of how many threads that is, and the configuration, the spec or the program's mapping, without the arrays that
+components hold; or why it is refused. Public names are recorded beside it: every name in ``__all__`` of each module that
+users import.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tests.support.jobs import in_jobs
 
 ROOT = Path(__file__).resolve().parents[1]
 STORED = Path(__file__).with_name("choices.json")
-SEED, DRAWN = 42, 2000
+SEED, DRAWN, FUSED = 42, 2000, 700
 PART = 25                              # cases that a process takes at a time
 PUBLIC = ("__init__", "blas", "cupy/__init__", "distributed/__init__", "epilogues/__init__", "fast", "layouts/__init__",
           "masks", "operators/__init__", "programs/__init__", "rows", "scores", "specs/__init__", "tiling", "torch/__init__",
@@ -41,12 +42,14 @@ Record = dict[str, Any]
 
 def drawn() -> Iterator[tuple[str, str]]:
     """Calls as code, each with the GPU that it is resolved for."""
-    from tests.resolved_calls.draw import draw
+    from tests.resolved_calls import draw
     from tests.resolved_calls.resolve import DEVICES
 
     names = list(DEVICES)
     for number in range(DRAWN):
-        yield names[number % len(names)], draw(SEED, number).code
+        yield names[number % len(names)], draw.draw(SEED, number).code
+    for number in range(FUSED):                        # a T4 has most of these not
+        yield ("H100", "A100", "H100", "A100", "H100", "T4")[number % 6], draw.draw(SEED, number, draw.FUSED).code
 
 
 def measured() -> dict[str, Any]:
@@ -73,9 +76,20 @@ def _of_launch(made: Any) -> str:
              f"{kernel.shared_bytes} bytes shared")
     problem = getattr(made, "problem", None)
     if problem is None:
-        return f"{kernel.kernel.__qualname__}: {shape}"
+        return f"{kernel.kernel.__qualname__}: {shape}{_how(made)}"
     order = "the transpose; " if problem.swap_ab else ""
     return f"{order}{shape}; {plain(repr(without_arrays(problem.config)))}"
+
+
+def _how(made: Any) -> str:
+    """Of a kernel without a configuration: its spec, or of a program the mapping and who has a row."""
+    from gemmkit.components import without_arrays
+    from gemmkit.programs.plan import ProgramPlan
+
+    if isinstance(made, ProgramPlan):
+        return f"; {made.mapping!r}; {next(line for line in made.text.splitlines() if made.name in line)}"
+    spec = getattr(made, "spec", None)
+    return "" if spec is None else f"; {plain(repr(without_arrays(spec)))}"
 
 
 def plain(text: str) -> str:
@@ -85,10 +99,17 @@ def plain(text: str) -> str:
 
 def of_calls(calls: Sequence[tuple[str, str]]) -> list[str]:
     from gemmkit.ahead import recorded
+    from gemmkit.config import ConfigError
     from tests.resolved_calls.draw import scope
     from tests.resolved_calls.resolve import DEVICES
 
-    return [choice_of(recorded(partial(eval, code, scope()), DEVICES[device], zeros=False)) for device, code in calls]
+    def said(device: str, code: str) -> str:
+        try:
+            return choice_of(recorded(partial(eval, code, scope()), DEVICES[device], zeros=False))
+        except (ConfigError, TypeError, ValueError) as error:
+            return f"{type(error).__name__}: {error}".replace("\n", " ")
+
+    return [said(device, code) for device, code in calls]
 
 
 def of_works(names: Sequence[str]) -> list[str]:

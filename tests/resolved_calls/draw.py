@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import linecache
 import math
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -12,6 +16,8 @@ import numpy as np
 import gemmkit as gk
 from gemmkit import blas, epilogues, layouts, operators, transforms
 from gemmkit.quantisation import quantise
+from tests.drawn_programs import grammar as programs
+from tests.drawn_programs.syntax import printed
 
 FLOATS, OTHERS = ("f2", "bf2", "f4", "f8"), ("i1", "u1", "i2", "i4", "i8", "?", "c8", "c16")
 FEW = (0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65)
@@ -45,7 +51,7 @@ def view(dtype: str, *shape: int, order: tuple[int, ...] = (), steps: tuple[int,
 
 def scope() -> dict[str, Any]:
     return dict(view=view, gk=gk, np=np, blas=blas, epilogues=epilogues, layouts=layouts, operators=operators, quantise=quantise,
-                transforms=transforms, Hankel=Hankel)
+                transforms=transforms, Hankel=Hankel, program=program)
 
 
 @dataclass(frozen=True)
@@ -342,8 +348,108 @@ KINDS = ((product, 0.34), (with_components, 0.16), (stacked, 0.12), (structured,
          (gemm, 0.07), (contraction, 0.05), (groups, 0.02))
 
 
-def draw(seed: int, number: int) -> Case:
-    """The case of a number: the same for the same seed."""
+# -- kernels of their own: attention, MLPs, functions of rows, programs -----------------------------------------------------
+
+MASKS = ("gk.masks.Causal()", "gk.masks.Window(100)", "gk.masks.Causal() & gk.masks.Window(64)")
+SCORES = ("gk.scores.ALiBi(view('f4', {heads}))", "gk.scores.SoftCap(30.0)", "lambda s, m, n: s + 0.1 * (m - n)", "lambda s, m, n: gk.fast.tanh(s)")
+
+
+def attention(draw: Drawing) -> Case:
+    head, dtype, dense = draw.one((32, 64, 64, 96, 128, 128, 192, 256)), draw.one(("f2", "bf2")), draw.chance(0.85)
+    batch, shared, times = draw.one((1, 1, 2, 5)), draw.one((1, 2, 3)), draw.one((1, 1, 4))
+    queries, keys = (max(1, min(draw.size(0.4), 4104)) for _ in "qk")
+    heads, count = shared * times, 1 if not dense else batch
+    start = (count,) if dense else ()
+    given = [draw_rows(draw, dtype, (*start, n, rows, head)) for n, rows in ((heads, queries), (shared, keys), (shared, keys))]
+    if not dense:
+        given.append(f"lengths=([0, {queries // 3}, {queries}], [0, {keys // 2}, {keys}])")
+    if draw.chance(0.4):
+        given.append(f"mask={draw.one(MASKS)}")
+    if draw.chance(0.4):
+        given.append(f"score={draw.one(SCORES).format(heads=heads)}")
+    given += draw.one(((), (), ("scale=-0.5",), ("return_lse=True",)))
+    if draw.chance(0.3):
+        given.append(f"out={draw.view(dtype, (*start, heads, queries, head), True)}")
+    return Case("attention", call("gk.attention", given))
+
+
+def draw_rows(draw: Drawing, dtype: str, shape: tuple[int, ...]) -> str:
+    """An array whose rows begin at multiples of 16 bytes."""
+    return f"view({dtype!r}, {', '.join(map(str, shape))}{draw.one(('', '', ', pad=8'))})"
+
+
+def mlp(draw: Drawing) -> Case:
+    dtype, depth = draw.one(("f2", "bf2")), draw.one((1, 2, 3, 4, 8, 20))
+    even = draw.chance(0.3)
+    widths = [draw.one((16, 32, 64, 64, 128, 128, 160, 256) if not even else (2, 10, 34, 62, 100, 130, 254)) for _ in range(depth + 1)]
+    if draw.chance(0.5):
+        widths[1:-1] = [draw.one((32, 64, 128, 224))] * (depth - 1)
+    order = draw.one(((0, 1), (1, 0)))
+    rows = max(1, draw.size(0.3))
+    given = [f"view({dtype!r}, {rows}, {widths[0]})",
+             f"[{', '.join(f'view({dtype!r}, {k}, {n}, order={order})' for k, n in pairwise(widths))}]"]
+    if draw.chance(0.5):
+        kind = draw.one((dtype, "f4"))
+        given.append(f"[{', '.join(f'view({kind!r}, {n})' for n in widths[1:])}]")
+    if draw.chance(0.3):
+        given.append("activation=lambda x: gk.fast.tanh(x)")
+    if draw.chance(0.2):
+        given.append("last=lambda x: max(x, 0)")
+    if draw.chance(0.3):
+        given.append(f"out=view({dtype!r}, {rows}, {widths[-1]}, pad={draw.one((0, 1, 2, 8))})")
+    return Case("mlp", call("gk.mlp", given))
+
+
+def rows(draw: Drawing) -> Case:
+    dtype, count, columns = draw.one(FLOATS), draw.size(0.4), draw.size(0.3)
+    x = f"view({dtype!r}, {count}, {columns}, pad={draw.one((0, 0, 0, 1, 2, 8))}, offset={draw.one((0, 0, 0, 1, 4))})"
+    if draw.chance(0.1):
+        x = f"view({dtype!r}, {count}, {columns}, order=(1, 0))"
+    name = draw.one(("gk.softmax", "gk.log_softmax", "gk.layernorm", "gk.rmsnorm"))
+    given = [x, *[f"view('f4', {columns})"] * draw.one({"gk.layernorm": (0, 2), "gk.rmsnorm": (0, 1)}.get(name, (0,)))]
+    if draw.chance(0.4):
+        given.append(f"out=view({draw.one((dtype, 'f4', 'f2'))!r}, {count}, {columns})")
+    return Case("rows", call(name, given))
+
+
+def programmed(draw: Drawing) -> Case:
+    """What `tests.drawn_programs` draws, without slips; half of those with a mapping without it."""
+    while True:
+        case = programs.drawn(int(draw.rng.integers(2**31)), 0, large=draw.chance(0.7))
+        if not case.slip:
+            break
+    given = [repr(printed(case.source))]
+    for x in case.source.arrays:
+        shape = [case.sizes[dim] for dim in x.dims]
+        dtype = {"float16": "f2", "bfloat16": "bf2", "float32": "f4"}.get(x.dtype, np.dtype(x.dtype).str[1:])
+        lies = ""
+        if x.pitch == 0 and len(shape) > 1:
+            lies = f", order={(*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)}"
+        elif x.pitch == -2:
+            lies = f", steps={(*[1] * (len(shape) - 1), 2)}"
+        elif x.pitch > 1:
+            lies = f", pad={-shape[-1] % x.pitch}"
+        given.append(f"{x.name}=view({dtype!r}, {', '.join(map(str, shape))}{lies})")
+    given += [f"{name}={value!r}" for name, value in case.source.numbers.items()]
+    if case.mapping is not None and draw.chance(0.5):
+        given.append(f"mapping=gk.{case.mapping!r}")
+    return Case("program", call("program", given))
+
+
+def program(text: str, **given: Any) -> None:
+    """Run the program of a source."""
+    name = f"<drawn {zlib.crc32(text.encode())}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+    held: dict[str, Any] = {"__name__": "drawn"}
+    exec(compile(text, name, "exec"), held)
+    held["drawn"](**given)
+
+
+FUSED = ((attention, 0.25), (mlp, 0.2), (rows, 0.15), (programmed, 0.4))
+
+
+def draw(seed: int, number: int, kinds: Sequence[tuple[Callable[[Drawing], Case], float]] = KINDS) -> Case:
+    """The case of a number: the same for the same seed. ``kinds``: what is drawn, and how often."""
     drawing = Drawing(seed, number)
-    weights = np.array([weight for _, weight in KINDS])
-    return KINDS[int(drawing.rng.choice(len(KINDS), p=weights / weights.sum()))][0](drawing)
+    weights = np.array([weight for _, weight in kinds])
+    return kinds[int(drawing.rng.choice(len(kinds), p=weights / weights.sum()))][0](drawing)
