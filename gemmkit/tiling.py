@@ -31,7 +31,7 @@ import numpy as np
 
 from gemmkit.extents import Extent
 from gemmkit.lang.aggregates import Aggregate, AggregateType, Number, traced
-from gemmkit.lang.numba_hooks import typeof_impl
+from gemmkit.lang.numba_hooks import join_numba, typeof_impl
 from gemmkit.tile_division import Division, division
 
 __all__ = ["Coord", "Division", "Tile", "Tiles", "division", "linearise", "parallelise", "project", "subdivide",
@@ -217,6 +217,12 @@ class Tile(Extent, Aggregate):
         if any(self._base) or any(self._offset):
             raise TypeError(f"{self!r} cannot be a compile-time value: only a tile at the origin can")
         return AggregateType(Tile, self._form, 2 * len(self.names))
+
+    @property
+    def _numba_type_(self) -> Any:
+        """What Numba asks for in a kernel of ``cuda.jit``, until gemmkit's types are registered with it."""
+        join_numba()
+        return self.__device_type__()
 
 
 _new_tuple, _new_tile = tuple.__new__, object.__new__

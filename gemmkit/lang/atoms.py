@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from gemmkit.lang.numba_hooks import global_callable, typeof_impl, types
+from gemmkit.lang.numba_hooks import global_callable, join_numba, typeof_impl, types
 
 
 class Atom:
@@ -37,6 +37,12 @@ class Atom:
     def device_type(self) -> types.Type:
         """Its type in device code."""
         return vars(self).setdefault("device_type", global_callable(self, self._typer, self.emulate))
+
+    @property
+    def _numba_type_(self) -> types.Type:
+        """What Numba asks for in a kernel of ``cuda.jit``, until gemmkit's types are registered with it."""
+        join_numba()
+        return self.device_type
 
     def __repr__(self) -> str:
         return f"<atom {self.__name__}>"

@@ -39,6 +39,15 @@ class DTypeType(types.Callable, types.Opaque):
         return _conversion(sig)
 
 
+def dtype_type(ty: Any) -> DTypeType | None:
+    """The type of a dtype that device code names: also by NumPy's class (``np.float32``), as kernels of ``cuda.jit`` do."""
+    if isinstance(ty, types.NumberClass):
+        from numba.cuda.np.numpy_support import as_dtype
+
+        return DTypeType(numba_type(as_dtype(ty.instance_type)))
+    return ty if isinstance(ty, DTypeType) else None
+
+
 register_model(DTypeType)(OpaqueModel)
 _conversions: dict[Any, Any] = {}
 

@@ -85,6 +85,7 @@ __all__ = [
     "global_compiler_lock",
     "ir",
     "iternext_impl",
+    "join_numba",
     "lowering_registry",
     "models",
     "numba_ir",
@@ -108,6 +109,16 @@ def target_context() -> Any:
     from numba.cuda.descriptor import cuda_target
 
     return cuda_target.target_context
+
+
+def join_numba() -> None:
+    """Register gemmkit's types and operations, while Numba compiles a kernel of ``cuda.jit`` that refers to one of them."""
+    load()
+    from gemmkit.lang import values as _values  # noqa: F401  (registers the arithmetic of coordinates)
+    from gemmkit.lang.pipeline import contexts
+
+    typing_context, _ = contexts()
+    typing_context.refresh()
 
 
 _pipelines = threading.local()

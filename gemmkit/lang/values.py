@@ -20,7 +20,7 @@ from gemmkit.lang import record_types as _record_types  # noqa: F401  (registers
 from gemmkit.lang import tuples as _tuples  # noqa: F401  (and what tuples have: `t[0]`, `len(t)`, `t.index(x)`)
 from gemmkit.lang import unary as _unary  # noqa: F401  (registers - and abs of one number)
 from gemmkit.lang.atoms import Atom, atom
-from gemmkit.lang.dtypes import DTypeType
+from gemmkit.lang.dtypes import DTypeType, dtype_type
 from gemmkit.lang.numba_hooks import (
     global_callable,
     signature,
@@ -128,12 +128,13 @@ def convert_all(dtype: np.dtype, values: tuple) -> tuple:
 
 
 def _type_fill(context: Any, dtype: Any, count: Any, value: Any) -> Any:
-    if not isinstance(dtype, DTypeType) or not isinstance(count, types.IntegerLiteral):
+    named = dtype_type(dtype)
+    if named is None or not isinstance(count, types.IntegerLiteral):
         return None
-    result = types.UniTuple(dtype.target, int(count.literal_value))
+    result = types.UniTuple(named.target, int(count.literal_value))
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-        return c.make_tuple(b, result, [c.cast(b, v[2], value, dtype.target)] * result.count)
+        return c.make_tuple(b, result, [c.cast(b, v[2], value, named.target)] * result.count)
 
     return signature(result, dtype, count, value), codegen
 
@@ -141,7 +142,7 @@ def _type_fill(context: Any, dtype: Any, count: Any, value: Any) -> Any:
 @atom(_type_fill)
 def fill(dtype: np.dtype, count: int, value: Any) -> tuple:
     """``count`` times one value, as ``dtype``."""
-    return (convert(dtype, value),) * count
+    return (convert(np.dtype(dtype), value),) * count
 
 
 __all__ = ["DTypeType", "WeakFloatLiteral", "WeakIntLiteral", "global_callable", "static_type", "static_value"]

@@ -14,7 +14,7 @@ import numpy as np
 
 from gemmkit.lang.assembly import assembly
 from gemmkit.lang.atoms import atom
-from gemmkit.lang.dtypes import DTypeType
+from gemmkit.lang.dtypes import DTypeType, dtype_type
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.host import (
     SharedPointer,
@@ -289,12 +289,13 @@ def near(view: View) -> View:
 # -- shared -----------------------------------------------------------------------------------------------------------
 
 def _type_shared(context: Any, dtype: Any, offset: Any) -> Any:
-    if not isinstance(dtype, DTypeType) or not isinstance(offset, types.Integer):
+    named = dtype_type(dtype)
+    if named is None or not isinstance(offset, types.Integer):
         return None
     from gemmkit.lang.number_types import numpy_dtype
     from gemmkit.lang.scalars import index
 
-    return (signature(SharedType(numpy_dtype(dtype.target)), dtype, offset),
+    return (signature(SharedType(numpy_dtype(named.target)), dtype, offset),
             lambda c, b, s, v: c.cast(b, v[1], offset, index))
 
 
