@@ -40,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """One seed for the drawn cases of all workers: xdist's inherit it. A sample has the same in every run: a change that
     is right must not fail by chance. All tests draw anew."""
     os.environ.setdefault("GEMMKIT_SEED", SAMPLE if config.getoption("sample") else str(secrets.randbelow(10**9)))
+    gc.set_threshold(50_000, 20, 1000)                         # collecting tests makes 500,000 objects that stay
     _take_a_gpu()
 
 
@@ -177,11 +178,3 @@ def monkeypatch(monkeypatch: pytest.MonkeyPatch) -> Generator[pytest.MonkeyPatch
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """Random numbers by the test's name and parameters: the same in every run."""
     return np.random.default_rng(zlib.crc32(request.node.name.encode()))
-
-
-@pytest.fixture
-def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
-    """Products in the emulator that name no mapping have small tiles (tests/support/small_tiles.py)."""
-    from tests.support.small_tiles import small_tiles
-
-    yield from small_tiles(request, monkeypatch)

@@ -15,10 +15,12 @@ from gemmkit.runtime.device import assumed_device
 class Mode:
     """How products of host arrays are computed: in the emulator.
 
-    ``seed`` shuffles the order in which threads and blocks run (None: in order).
+    ``seed`` shuffles the order in which threads and blocks run (None: in order). ``mapping`` is "device" or "small", as in
+    `emulate`.
     """
 
     seed: int | None = None
+    mapping: str = "device"
 
     def run(self, made: Any, arrays: Any) -> None:
         """Compute on host arrays what a family of kernels describes by an object. The object has a ``launchable``,
@@ -33,8 +35,17 @@ _mode: ContextVar[Mode | None] = ContextVar("gemmkit_emulation", default=None)
 
 
 @contextmanager
-def emulate(seed: int | None = None) -> Iterator[None]:
+def emulate(seed: int | None = None, *, mapping: str = "small") -> Iterator[None]:
     """Compute gemmkit's products on NumPy arrays by emulating the kernels, thread by thread, with every access checked.
+
+    Args:
+        seed: runs threads and blocks in a random order, which finds faults that depend on it. None keeps their order.
+        mapping: what a product takes for which no mapping is named. "small" keeps the kernel and the operator that a GPU
+            would have, in a tile that fits the problem and takes few threads. "device" is the mapping that the GPU takes.
+
+    Raises:
+        TypeError: the seed is no whole number.
+        ValueError: another ``mapping``.
 
     >>> import numpy as np, gemmkit
     >>> a = np.eye(4, dtype=np.float32)
@@ -42,12 +53,13 @@ def emulate(seed: int | None = None) -> Iterator[None]:
     ...     float(gemmkit.matmul(a, a).sum())
     4.0
 
-    ``seed`` runs threads and blocks in a random order, which finds faults that depend on it. Slow: thousands of
-    multiplications a millisecond, not billions.
+    Slow: thousands of multiplications a millisecond, not billions.
     """
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise TypeError(f"seed={seed!r}: a whole number, or None for the order of threads, is needed")
-    with computed_by(Mode(seed)):
+    if mapping not in ("small", "device"):
+        raise ValueError(f"mapping={mapping!r}: 'small' (a tile that fits the problem) or 'device' (the GPU's) is needed")
+    with computed_by(Mode(seed, mapping)):
         yield
 
 
@@ -69,6 +81,14 @@ def is_emulating() -> bool:
     return _mode.get() is not None
 
 
+def takes_small_mappings() -> bool:
+    """Whether a product for which nobody names a mapping takes one that is quickly emulated."""
+    mode = _mode.get()
+    return mode is not None and mode.mapping == "small"
+
+
 def world() -> Any:
-    """What plans of equal calls differ in: where they compute, and for which device host arrays are planned."""
-    return is_emulating(), assumed_device()
+    """What plans of equal calls differ in: where they compute, by which mappings, and for which device host arrays are
+    planned."""
+    mode = _mode.get()
+    return mode and mode.mapping, assumed_device()

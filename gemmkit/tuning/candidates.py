@@ -22,6 +22,7 @@ from gemmkit.kernels.rasterisation import Grouped, Hilbert
 from gemmkit.lang.records import part_dtypes
 from gemmkit.layouts import ArrayLayout, Plain
 from gemmkit.operators import Algebra, BoxMMAOp, FPUOp, MMAOp, Operator
+from gemmkit.operators.algebra import units
 from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
@@ -315,3 +316,52 @@ def _units(operator: Operator, given: Operator | None) -> Iterator[tuple[Operato
     for (m, n), lanes in tables.LANES.items():
         if m * n * widest <= 64 * 32 * 4:
             yield dataclasses.replace(operator, M=m, N=n, MB=lanes[0], NB=lanes[1]), lanes
+
+
+# -- in the emulator --------------------------------------------------------------------------------------------------
+#
+# A thread costs the emulator about a millisecond, and each k-step its loads. How large its part of a tile is hardly matters,
+# because NumPy computes it. So few threads with large parts are quick, in tiles no larger than the problem: f32 64 x 64 x 64
+# takes 1.3 s by two warps, and 7.7 s by the GPU's four blocks of four warps. There are two warps because one alone would
+# hide what a component of the caller's gets wrong between warps.
+
+LANES = 4, 8                           # of a warp on the ordinary units
+LEAST_TILE, MOST_TILE = (8, 16, 8), (64, 64, 16)                 # M, N, K of a block of warps
+MOST_OF_HOPPER = 128, 256              # rows and columns of a tile by wgmma
+
+
+def small_candidates(asked: Asked, config: Any) -> Iterator[Candidate]:
+    """Mappings by a configuration's kernel and operator that are quickly emulated, the first one preferred; none where the
+    caller named a part of the mapping."""
+    given = asked.fields.get("operator")
+    if set(asked.fields) & _OF_MAPPINGS or (given is not None and getattr(given, "is_sized", True)):
+        return
+    sizes = tuple(1 << (max(1, size) - 1).bit_length() for size in asked.sizes)
+    whole, base = config.operator, units(config.operator)
+    parts = getattr(whole, "parts", 1)
+    if whole.threads == 128:
+        m, n = (max(least, min(most // share, size)) for least, most, size, share in
+                zip((64, 32), MOST_OF_HOPPER, sizes, (1, parts)))
+        depth = 128 // base.dtype.itemsize
+        while n >= 32:
+            yield Candidate("warp_specialised", (m, n, depth), schedule="cooperative", warps=m // 16)
+            n //= 2
+        return
+    if config.kernel not in ("multistage", "singlestage"):
+        return
+    is_fpu = isinstance(base, FPUOp)
+    shape = (*LANES, base.shape[2]) if is_fpu else whole.shape
+    m, n, k = (math.lcm(max(least, min(most, size)), unit)
+               for least, most, size, unit in zip(LEAST_TILE, MOST_TILE, sizes, shape))
+    stages = config.stages if config.kernel == "multistage" else None
+    for _ in range(3):
+        if m >= 2 * shape[0]:
+            block, warp = (m, n, k), (m // 2, n)
+        else:
+            block, warp = (m, max(n, 2 * shape[1]), k), (m, max(n // 2, shape[1]))
+        yield Candidate(config.kernel, block, warp, LANES if is_fpu else None, stages=stages, blocks_per_sm=1)
+        m, n = max(m // 2, shape[0]), max(n // 2, shape[1])            # of less shared memory
+
+
+#: Fields by which a caller names a part of a mapping.
+_OF_MAPPINGS = hopper.MAPPING_FIELDS | {"splits", "stages", "schedule", "cluster", "order", "producer_warps"}

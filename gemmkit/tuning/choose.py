@@ -37,6 +37,7 @@ from gemmkit.config import (
     sizes_given,
     with_swap_ab,
 )
+from gemmkit.emulator.mode import takes_small_mappings
 from gemmkit.epilogues import Default, Epilogue, result_layout
 from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.kernels.rasterisation import Grouped, Hilbert
@@ -50,7 +51,7 @@ from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
 from gemmkit.tuning import defaults, hopper, multistage, other_kernels, store, winners
-from gemmkit.tuning.candidates import Candidate
+from gemmkit.tuning.candidates import Candidate, small_candidates
 from gemmkit.tuning.model import Asked, Infos, Layouts
 from gemmkit.tuning.operators import (
     EIGHT,
@@ -85,6 +86,13 @@ def choose(asked: Asked, device: DeviceInfo, candidate: Candidate | None = None)
     """
     if candidate is not None:
         return Choice(*_configured(asked, device, candidate))
+    if takes_small_mappings():
+        return _in_small_tiles(asked, _chosen(asked, device), device)
+    return _chosen(asked, device)
+
+
+def _chosen(asked: Asked, device: DeviceInfo) -> Choice:
+    """What a GPU takes."""
     tuned = store.find(device, asked.key)
     if tuned is not None:
         try:
@@ -97,6 +105,23 @@ def choose(asked: Asked, device: DeviceInfo, candidate: Candidate | None = None)
     if swapped is not None:
         return Choice(_configured(swapped, device)[0], "swap_ab", True)
     return Choice(*_configured(asked, device))
+
+
+def _in_small_tiles(asked: Asked, choice: Choice, device: DeviceInfo) -> Choice:
+    """The choice in tiles that are quickly emulated: its kernel and its operator's arithmetic stay. The choice itself where
+    the caller named a part of the mapping, and where the kernel does not take such tiles."""
+    if choice.by in ("boxes", "quantised", "swap_ab"):
+        return choice
+    operator = choice.config.operator
+    for small in small_candidates(asked, choice.config):
+        try:
+            made = _configured(asked, device, small)[0]
+        except ConfigError:
+            continue
+        if type(made.operator) is type(operator) and all(
+                getattr(made.operator, f"fragment_{x}").dtype == getattr(operator, f"fragment_{x}").dtype for x in "abc"):
+            return Choice(made, choice.by)
+    return choice
 
 
 def _configured(asked: Asked, device: DeviceInfo, candidate: Candidate | None = None) -> tuple[Config, str]:

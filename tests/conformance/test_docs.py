@@ -10,8 +10,6 @@ import pytest
 
 from tests.support import markdown
 
-pytestmark = pytest.mark.usefixtures("small_tiles")
-
 DOCS = markdown.ROOT / "docs"
 
 
@@ -73,7 +71,6 @@ def test_rows(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None
 
 
 @pytest.mark.kin(4)
-@pytest.mark.shipped                                  # a braid of four needs 32 columns
 @pytest.mark.sample(PARTS)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_fusion(part: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:

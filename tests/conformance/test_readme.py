@@ -10,8 +10,6 @@ import pytest
 from tests.support import markdown
 from tests.support.checks import assert_close
 
-pytestmark = pytest.mark.usefixtures("small_tiles")
-
 README, COMMAND_LINE = markdown.ROOT / "README.md", markdown.ROOT / "docs" / "command_line.md"
 
 
@@ -40,7 +38,6 @@ def test_it_names_every_command() -> None:
         assert f"make {target}" in text
 
 
-@pytest.mark.shipped
 def test_what_it_shows_of_explain_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     """The rows that it shows are rows of the real answer; their figures are one compiler's."""
     from gemmkit.cli import main

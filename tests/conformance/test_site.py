@@ -15,8 +15,6 @@ import pytest
 
 from tests.support import markdown
 
-pytestmark = pytest.mark.usefixtures("small_tiles")
-
 DOCS = markdown.ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")

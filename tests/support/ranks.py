@@ -7,7 +7,6 @@ scenarios: importing PyTorch takes longer than they do.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import faulthandler
 import importlib
 import json
@@ -20,8 +19,6 @@ import traceback
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 RANKS = 2
@@ -84,23 +81,12 @@ def _lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
-def _small_tiles() -> None:
-    """As the fixture of that name has it."""
-    from gemmkit.tuning import multistage
-    from tests.support.small_tiles import TILES
-
-    for name, block in TILES.items():
-        smallest = multistage.TABLES[np.dtype(name)][-1]
-        multistage.TABLES[np.dtype(name)] = (dataclasses.replace(smallest, block=block, warp=block[:2]),)
-
-
 def main(module: str, folder: str, backend: str, *names: str) -> None:
     import torch
     import torch.distributed as dist
 
     import gemmkit as gk
 
-    _small_tiles()
     faulthandler.dump_traceback_later(HANGS, exit=False)           # where a rank that does not come to an end is
     rank = int(os.environ["RANK"])
     found = importlib.import_module(module)

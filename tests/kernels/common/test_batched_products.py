@@ -21,8 +21,6 @@ from gemmkit.tiling import Tile
 from tests.support.machines import on_machines, poison, whole
 from tests.support.sm90 import SCHEDULES, mapping
 
-pytestmark = pytest.mark.usefixtures("small_tiles")
-
 F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
 DEPTH = 64
 

@@ -24,8 +24,6 @@ from tests.support import sm80 as multistage
 from tests.support import sm90 as hopper
 from tests.support.machines import is_poison, on_machines, poison, whole
 
-pytestmark = pytest.mark.usefixtures("small_tiles")
-
 F16, F32, F64, C64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8"), np.dtype("c8")
 
 

@@ -13,8 +13,6 @@ from gemmkit import epilogues, inspection, layouts, operators, transforms
 from gemmkit.emulator import errors
 from gemmkit.kernels.spec import Condition
 
-pytestmark = pytest.mark.usefixtures("small_tiles")
-
 M, N, K = 5, 7, 6
 TABLE = np.arange(8, dtype=np.float32)
 

@@ -16,8 +16,6 @@ from gemmkit.operators import MAX_PLUS
 from tests.support.joined import FAMILIES, JOINS, dtype_of, joined_product, parts
 from tests.support.machines import on_machines, whole
 
-pytestmark = pytest.mark.usefixtures("small_tiles")
-
 
 @pytest.mark.sample(32)
 @on_machines
@@ -66,7 +64,6 @@ def test_with_transforms_and_an_epilogue(machine: Any, family: str) -> None:
 
 
 @pytest.mark.kin(3)
-@pytest.mark.shipped
 @pytest.mark.sample(10)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8"])

@@ -31,8 +31,6 @@ from gemmkit.tiling import Tile
 from tests.support.checks import assert_close
 from tests.support.machines import on_machines, poison, random, whole
 
-pytestmark = pytest.mark.usefixtures("small_tiles")
-
 F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
 CASES = tccg_cases()
 

@@ -118,7 +118,6 @@ def test_int8(machine: Any, rng: np.random.Generator) -> None:
 
 @pytest.mark.kin(4)
 @pytest.mark.sample(3)
-@pytest.mark.usefixtures("small_tiles")
 @on_machines
 @pytest.mark.parametrize("kernel", ["f16 on Hopper", "f16", "f32"])
 def test_a_comb_transformed(machine: Any, kernel: str, rng: np.random.Generator) -> None:

@@ -16,7 +16,7 @@ from gemmkit.operators import COMPLEX, QUATERNION, Algebra, FPUOp, MMAOp, WGMMAO
 from gemmkit.runtime.device import H100
 from tests.support.machines import on_machines, poison, whole
 
-pytestmark = [pytest.mark.usefixtures("small_tiles"), pytest.mark.sample(8)]
+pytestmark = pytest.mark.sample(8)
 
 F16, F32, F64, C64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8"), np.dtype("c8")
 M, N, K = 7, 5, 3

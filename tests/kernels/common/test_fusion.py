@@ -32,8 +32,6 @@ from gemmkit.tiling import Tile
 from tests.support.checks import assert_close
 from tests.support.machines import on_machines, poison, random, reference
 
-pytestmark = pytest.mark.usefixtures("small_tiles")
-
 F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
 M, N, K = 21, 35, 13
 OPERATORS = {"mma": MMAOp(), "fpu": FPUOp(M=16, N=16)}

@@ -17,7 +17,7 @@ from gemmkit.runtime.device import H100
 from tests.support.machines import BF16, on_machines, poison, whole
 from tests.support.on_device import OnDevice
 
-pytestmark = [pytest.mark.usefixtures("small_tiles"), pytest.mark.sample(6)]
+pytestmark = pytest.mark.sample(6)
 
 F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
 N = 9

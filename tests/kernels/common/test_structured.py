@@ -20,8 +20,6 @@ from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
 from tests.support.machines import on_machines, poison, reference, whole
 
-pytestmark = pytest.mark.usefixtures("small_tiles")
-
 F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
 OPERATORS = {"mma": MMAOp(), "fpu": FPUOp(M=16, N=16)}
 SQUARE, OTHER = 35, 18

@@ -16,7 +16,7 @@ from gemmkit.contraction import as_product
 from gemmkit.subscripts import subscripts
 from tests.support.machines import on_machines, poison
 
-pytestmark = [pytest.mark.sample(3), pytest.mark.usefixtures("small_tiles")]
+pytestmark = pytest.mark.sample(3)
 
 F32 = np.dtype("f4")
 

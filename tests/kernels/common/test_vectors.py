@@ -18,7 +18,7 @@ from gemmkit.quantisation import dequantise, quantise
 from gemmkit.runtime.device import H100
 from tests.support.machines import on_machines, poison
 
-pytestmark = [pytest.mark.sample(4), pytest.mark.usefixtures("small_tiles")]
+pytestmark = pytest.mark.sample(4)
 
 F32 = np.dtype("f4")
 SHAPES = [((5,), (5,)), ((5,), (5, 3)), ((3, 5), (5,)), ((2, 3, 5), (5,)), ((5,), (2, 5, 3)), ((0,), (0,)), ((1,), (1,)),

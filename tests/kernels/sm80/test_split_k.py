@@ -216,7 +216,7 @@ def test_products_of_few_tiles_and_a_long_k_are_split(dtype: str, shape: tuple, 
 
 def test_the_choice_of_shares_reaches_a_plan() -> None:
     a, b = np.ones((64, 4096), "f4"), np.ones((4096, 64), "f4")
-    with gk.emulate():
+    with gk.emulate(mapping="device"):
         made = gk.plan(a, b)
     assert made.config.kernel == "multistage" and made.config.splits > 1
 

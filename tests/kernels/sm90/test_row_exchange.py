@@ -132,7 +132,7 @@ def test_the_choice(sizes: tuple[int, int, int], said: str) -> None:
     """By the estimated times of mappings: an exchange for those whose clusters have rows of D, a second pass for those without."""
     M, N, K = sizes
     a, b, d = (np.empty(shape, F16) for shape in ((M, K), (K, N), (M, N)))
-    with assumed(H100), gk.emulate():
+    with assumed(H100), gk.emulate(mapping="device"):
         plan = gk.plan(a, b, out=d, epilogue=gk.epilogues.Softmax())
     assert plan.row_passes == said
     assert (tuple(plan.config.cluster.extents)[1] > 1) == (said == "one cluster")

@@ -11,7 +11,7 @@ import gemmkit as gk
 from gemmkit.cupy import choice
 from tests.support.machines import poison
 
-pytestmark = [pytest.mark.sample(3), pytest.mark.usefixtures("small_tiles")]
+pytestmark = pytest.mark.sample(3)
 
 F32 = np.dtype("f4")
 

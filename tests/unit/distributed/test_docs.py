@@ -12,8 +12,6 @@ pytest.importorskip("torch")
 
 from tests.support import markdown
 
-pytestmark = pytest.mark.usefixtures("small_tiles")
-
 
 def test_the_page(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     path = markdown.ROOT / "docs" / "distributed.md"

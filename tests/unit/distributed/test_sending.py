@@ -51,7 +51,7 @@ def test_large_ones_are_copied_by_one_ranks_mapping(turned: bool) -> None:
     a, b, d = np.zeros((4096, 8192), F16), np.zeros((8192, 8192), F16), np.zeros((4096, 8192), F16)
     if turned:
         a, b = np.asfortranarray(a), np.asfortranarray(b)
-    with gk.emulate():
+    with gk.emulate(mapping="device"):
         whole = resolve(describe(a, "a"), describe(b, "b"), None, describe(d, "out"), None, {})
     assert repr(found.conf) == repr(whole.config)
     assert found.conf.block_shape == Tile(M=128, N=256, K=64) and found.conf.schedule == "cooperative"

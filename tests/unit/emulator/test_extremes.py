@@ -202,7 +202,7 @@ class Plain(Epilogue):
 
 
 @pytest.mark.parametrize("run_time", [0.0, -0.0, 1e-310])
-def test_plain_floats(run_time: float, small_tiles: None) -> None:
+def test_plain_floats(run_time: float) -> None:
     """Compiled by `tried`, too: literals are folded as the emulator computes them."""
     a, b = np.ones((3, 1), np.float32), np.ones((1, 9), np.float32)
     with gk.emulate():
@@ -225,7 +225,7 @@ REDUCED = {"sum": lambda x: x.sum(1), "sumsq": lambda x: np.square(x).sum(1), "m
 
 
 @pytest.mark.parametrize("name", REDUCED)
-def test_reductions(name: str, rng: np.random.Generator, small_tiles: None, quick: None) -> None:
+def test_reductions(name: str, rng: np.random.Generator, quick: None) -> None:
     x = rng.choice(extremes(np.dtype("f4")), (16, 5))
     found = np.zeros(16, np.int64 if name == "argmax" else np.float32)
     product(np.float32, x, epilogues.RowReduce(found, name))
@@ -255,7 +255,7 @@ def test_rows(call: Callable[..., Any], dtype: str, rng: np.random.Generator) ->
 
 
 @pytest.mark.parametrize("name", ["MIN_PLUS", "MAX_PLUS", "MAX_TIMES", "LOG_SUM_EXP"])
-def test_semirings(name: str, rng: np.random.Generator, small_tiles: None) -> None:
+def test_semirings(name: str, rng: np.random.Generator) -> None:
     a, b = (rng.choice(extremes(np.dtype("f4")), shape) for shape in ((9, 4), (4, 7)))
     if name == "MAX_TIMES":                                    # of numbers that are not negative: 0 is its zero
         a, b = np.abs(a), np.abs(b)
@@ -272,7 +272,7 @@ def test_semirings(name: str, rng: np.random.Generator, small_tiles: None) -> No
     epilogues.GELU(), epilogues.GELU("tanh"), epilogues.SiLU(), epilogues.Tanh(), epilogues.ReLU(), epilogues.Clamp(-1e38, 6.0),
     epilogues.Scale(0.0), epilogues.Scale(3e38), epilogues.Softmax(), epilogues.RMSNorm(), epilogues.LayerNorm(),
     epilogues.Causal() | epilogues.Softmax()], ids=repr)
-def test_epilogues(epilogue: Any, rng: np.random.Generator, small_tiles: None, quick: None) -> None:
+def test_epilogues(epilogue: Any, rng: np.random.Generator, quick: None) -> None:
     x = rng.choice(extremes(np.dtype("f4")), (16, 3))
     found = product(np.float32, x, epilogue)
     assert np.isnan(found[np.isnan(x[:, 0]), 0]).all()         # NaN is passed on: `max` drops none
@@ -287,7 +287,7 @@ def test_epilogues(epilogue: Any, rng: np.random.Generator, small_tiles: None, q
     (lambda x, m, n: x + int(x / 0), "int of inf"), (lambda x, m, n: x + np.int8(x * 1000), "int8 of 1000"),
     (lambda x, m, n: x + round(x * math.nan), "round of nan"), (lambda x, m, n: np.int32(2) ** np.int32(n - 1), "negative"),
 ])
-def test_whole_numbers_that_no_device_has(function: Any, words: str, small_tiles: None) -> None:
+def test_whole_numbers_that_no_device_has(function: Any, words: str) -> None:
     one = np.ones((1, 1), np.float32)
     with gk.emulate(), pytest.raises(CoordinateError, match=words) as fault:
         gk.matmul(one, one, epilogue=epilogues.Elementwise(function))

@@ -54,7 +54,7 @@ def ranges_of_rows(a: Any, b: Any, low: Any, high: Any, sums: Any) -> None:
         sums[m] = out
 
 
-@pytest.mark.parametrize("rows, places, splits", [(1, 300, 2), (70, 129, 7), (100, 31, 16)])
+@pytest.mark.parametrize("rows, places, splits", [(1, 300, 2), (70, 129, 7), (40, 31, 16)])
 def test_cells_of_several_kinds(rows: int, places: int, splits: int) -> None:
     rng = np.random.default_rng(rows)
     a, b = chains.half(rng, rows, 64) / F16(8), chains.half(rng, places, 64)
@@ -107,8 +107,8 @@ def test_names() -> None:
     """Indices called ``share`` and ``outer`` were taken for the text's own, and results were wrong. Of a name that the text
     needs for shares they are refused where they are asked for, and else there are none."""
     rng = np.random.default_rng(6)
-    q, k, v = (chains.half(rng, 2, extent, 64, scale=0.3) for extent in (70, 300, 300))
-    arrays = [q, k, v, rng.random((2, 70)).astype(F32), chains.empty(2, 70, 64)]
+    q, k, v = (chains.half(rng, 2, extent, 64, scale=0.3) for extent in (40, 300, 300))
+    arrays = [q, k, v, rng.random((2, 40)).astype(F32), chains.empty(2, 40, 64)]
     open_ = gk.Mapping({"n": 16}, warpgroups=1)
     for mapping in (SPLIT, open_):
         assert check(called_as_the_text, arrays, mapping).merge is not None

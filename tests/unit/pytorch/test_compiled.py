@@ -17,8 +17,6 @@ from gemmkit.epilogues import Bias, SiLU  # noqa: E402
 from gemmkit.runtime.compile import stats  # noqa: E402
 from gemmkit.torch.biased import biased  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("small_tiles")
-
 F = torch.nn.functional
 
 

@@ -11,8 +11,6 @@ from tests.support import markdown
 
 torch: Any = pytest.importorskip("torch")
 
-pytestmark = pytest.mark.usefixtures("small_tiles")
-
 
 def test_pytorch(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     def check(block: markdown.Block, names: dict[str, Any], said: str) -> None:

@@ -15,8 +15,6 @@ import gemmkit.torch  # noqa: E402
 from gemmkit.torch.recorded import recorded  # noqa: E402
 from tests.support.torch_operators import EPILOGUES, SEMIRINGS, STRUCTURES  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("small_tiles")
-
 func: Any = torch.func
 NAMES = [("epilogue", name) for name in EPILOGUES] + [("structure", name) for name in STRUCTURES] + 4 * [
     ("semiring", name) for name in SEMIRINGS]

@@ -19,8 +19,6 @@ import gemmkit.torch  # noqa: E402
 from gemmkit.epilogues import Bias, SiLU  # noqa: E402
 from tests.support.checks import functions_run  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("small_tiles")
-
 F = torch.nn.functional
 Linear = gk.torch.Linear
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64

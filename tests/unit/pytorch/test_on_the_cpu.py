@@ -17,7 +17,7 @@ from gemmkit.epilogues import Bias, Elementwise, ReLU, RowReduce  # noqa: E402
 from gemmkit.runtime.arrays import on_host  # noqa: E402
 from tests.support.machines import poison  # noqa: E402
 
-pytestmark = [pytest.mark.usefixtures("small_tiles"), pytest.mark.sample(2)]
+pytestmark = pytest.mark.sample(2)
 
 F32, F16, BF16 = np.dtype("f4"), np.dtype("f2"), np.dtype(ml_dtypes.bfloat16)
 Made = Callable[[Any], Any]
@@ -110,7 +110,7 @@ def listed(found: Any) -> list[Any]:
     return list(found) if isinstance(found, tuple) else [found]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.shipped] if name == "lstm_cell" else []) for name in CALLS])
+@pytest.mark.parametrize("name", CALLS)
 def test_tensors_on_the_cpu(name: str) -> None:
     with gk.emulate():
         found, expected = CALLS[name](tensor), CALLS[name](lambda x: x)

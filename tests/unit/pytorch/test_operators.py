@@ -22,7 +22,7 @@ from gemmkit.torch.recorded import recorded  # noqa: E402
 from gemmkit.torch.replay import Recipe, partials  # noqa: E402
 from tests.support import torch_operators  # noqa: E402
 
-pytestmark = [pytest.mark.usefixtures("small_tiles"), pytest.mark.sample(12)]
+pytestmark = pytest.mark.sample(12)
 
 CASES = torch_operators.cases()
 COUNTER = itertools.count()

@@ -110,7 +110,7 @@ def test_explain_is_of_the_plan_that_runs(monkeypatch: pytest.MonkeyPatch, tmp_p
     no_assembler(monkeypatch)
     a, b = np.empty((128, 64), np.float16), np.empty((64, 256), np.float16)
     said = gk.explain(a, b)
-    with gk.emulate():
+    with gk.emulate(mapping="device"):
         plan = gk.plan(a, b)
     assert repr(said.config) == repr(plan.config)
     assert said.choice.owner in repr(said) and "D (128 x 256)" in repr(said)

@@ -16,7 +16,7 @@ from gemmkit.tuning import winners
 def kernel_of(sizes: tuple[int, int, int], orders: str = "nn", dtype: str = "f2", **keywords: object) -> str:
     M, N, K = sizes
     a, b = (np.empty(shape if order == "n" else shape[::-1], dtype) for shape, order in zip(((M, K), (K, N)), orders))
-    with gk.emulate():
+    with gk.emulate(mapping="device"):
         plan = gk.plan(a if orders[0] == "n" else a.T, b if orders[1] == "n" else b.T, **keywords)
     return str(plan.config.kernel)
 

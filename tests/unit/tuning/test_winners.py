@@ -29,7 +29,7 @@ def operands(dtype: Any, orders: str, sizes: tuple[int, int, int]) -> tuple[Any,
 
 def config_of(a: Any, b: Any, device: DeviceInfo = H100, **keywords: Any) -> Any:
     """What is chosen now: `gemmkit.matmul` keeps the plan of a call before."""
-    with assumed(device), gk.emulate():
+    with assumed(device), gk.emulate(mapping="device"):
         return gk.plan(a, b, **keywords).config
 
 
