@@ -13,13 +13,14 @@ from typing import Any
 import gemmkit
 from gemmkit.cli.console import console, no_gpu
 
-NEEDS: dict[str, str | None] = {                 # of each example: what it takes its data from
+#: Of each example: what it takes its data from. The quickest comes first, so that there is soon something to read.
+NEEDS: dict[str, str | None] = {
+    "hydrogen_chain": None,                     # computed
     "digits": "sklearn.datasets",
     "shortest_paths": "networkx",
     "sensitivities": "sklearn.datasets",
     "attention": "sklearn.datasets",
     "transformer": "sklearn.datasets",
-    "hydrogen_chain": None,                     # computed
 }
 EXAMPLES = tuple(NEEDS)
 GET_DATA = "pip install 'gemmkit[demo]'"

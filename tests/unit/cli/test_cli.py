@@ -239,7 +239,7 @@ def test_demo_of_some_examples(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert main(["demo", "attention", "digits", "--emulate"]) == 0
     assert {name for name, e in examples.items() if e.emulate != "not called"} == {"attention", "digits"}
     assert main(["demo", "atention"]) == 2
-    assert "example 'atention' is none of digits, shortest_paths, " in capsys.readouterr().err
+    assert "example 'atention' is none of hydrogen_chain, digits, " in capsys.readouterr().err
 
 
 def test_demo_says_when_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -281,7 +281,7 @@ def test_demo_without_the_data(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         patch.setattr(demo, "_example", lambda name: ran.append(name) or Example(True))
         assert main(["demo", "--emulate"]) == 0
     said = capsys.readouterr().out.replace("\n", " ")
-    assert ran == ["shortest_paths", "hydrogen_chain"]
+    assert ran == ["hydrogen_chain", "shortest_paths"]
     assert "Left out: digits (sklearn is not installed), " in said and "pip install 'gemmkit[demo]'" in said
     assert main(["demo", "digits", "--emulate"]) == 2
     assert "pip install 'gemmkit[demo]'" in capsys.readouterr().err
