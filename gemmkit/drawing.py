@@ -7,8 +7,9 @@ and hues by `hue`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from html import escape
+from html import escape, unescape
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b2330; --soft: #5b6675; --paper: #ffffff; --panel: #f5f7fa; --line: #d3dae3;
@@ -24,6 +25,7 @@ h3 { font-size: .95rem; margin: .8rem 0 .2rem; } p { margin: .4rem 0; max-width:
 nav a { margin-right: 1rem; color: var(--accent); text-decoration: none; white-space: nowrap; }
 table { border-collapse: collapse; margin: .6rem 0; } th, td { border-bottom: 1px solid var(--line); padding: .2rem .7rem;
         text-align: left; vertical-align: top; } td.n { text-align: right; font-variant-numeric: tabular-nums; }
+@media (max-width: 40em) { table { display: block; overflow-x: auto; } }
 tr.own td { font-weight: 600; } pre { overflow-x: auto; background: var(--panel); padding: .6rem; font-size: 13px; }
 .row { display: flex; flex-wrap: wrap; gap: 1.6rem; align-items: flex-start; } figure { margin: .4rem 0; max-width: 100%; }
 figcaption { font-size: 13px; color: var(--soft); max-width: 62ch; } .wide { overflow-x: auto; }
@@ -119,12 +121,29 @@ def text(x: float, y: float, said: str, anchor: str = "start", kind: str | None 
 
 
 def figure(width: float, height: float, parts: Iterable[str], caption: str = "", wide: bool = False) -> str:
-    """A drawing with its caption; a ``wide`` one is scrolled rather than shrunk."""
+    """A drawing with its caption, as wide as its labels need; a ``wide`` one is scrolled rather than shrunk."""
+    drawing = "".join(parts)
+    labels = [_reach(*found) for found in _LABEL.findall(drawing)]
+    low, high = min([0.0, *(low for low, _ in labels)]), max([width, *(high for _, high in labels)])
     said = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
     return (
-        f"<figure{' class=wide' if wide else ''}><svg{attribute(width=width, height=height, role='img')}"
-        f'{attribute(aria_label=caption or None)} viewBox="0 0 {width:g} {height:g}">{"".join(parts)}</svg>{said}</figure>'
+        f"<figure{' class=wide' if wide else ''}><svg{attribute(width=high - low, height=height, role='img')}"
+        f'{attribute(aria_label=caption or None)} viewBox="{low:g} 0 {high - low:g} {height:g}">{drawing}</svg>'
+        f"{said}</figure>"
     )
+
+
+#: A label as `text` writes it, that is not turned: x, its attributes, what it says.
+_LABEL = re.compile(r'<text x="([^"]+)"((?: (?!transform)[\w-]+="[^"]*")*)>([^<]*)</text>')
+_EACH = 0.63                           # of the font's size: a character of DejaVu Sans, which is wide, on average
+
+
+def _reach(x: str, attributes: str, said: str) -> tuple[float, float]:
+    """From where to where a label reaches."""
+    size = re.search(r'font-size="(\d+)"', attributes)
+    wide = len(unescape(said)) * _EACH * (int(size[1]) if size else 11)
+    before = 1.0 if '"end"' in attributes else 0.5 if '"middle"' in attributes else 0.0
+    return float(x) - before * wide, float(x) + (1 - before) * wide
 
 
 def legend(names: Iterable[tuple[str, int]]) -> str:

@@ -21,7 +21,11 @@ def drawn(run: Run) -> str:
     parts = "".join(
         f"<h3>{name.upper()}'s tile</h3><div class=row>{_pair(getattr(run.spec, name), run.spec)}</div>" for name in "ab"
     )
-    return counted(rows) + parts
+    said = (
+        "A square is a word of 4 bytes, and its colour is the bank that it lies in. Lanes that read a column of squares of "
+        "one colour wait for each other. Hover lights all words of a bank."
+    )
+    return counted(rows) + f"<p class=soft>{said}</p>" + parts
 
 
 def counted(rows: list[Row]) -> str:
@@ -68,17 +72,9 @@ def _window(operand: Any, layout: Any) -> str:
                 f"byte {address} of the tile, bank {bank}"
             )
             parts.append(rect(word * wide, 17 + line * high, wide, high, tip, f"b{bank}", hue(bank, BANKS)))
-    said = (
-        f"{names[0]}s downwards, {names[1]}s to the right, a word of 4 bytes a square; a colour is a bank, and one that "
-        f"stands "
-        f"below itself is a conflict for lanes that read {names[0]}s. Hover lights all words of a bank."
-    )
-    shown = (
-        ""
-        if (min(lines, LINES), words * each) >= (lines, along)
-        else f" Shown: {min(lines, LINES)} of {lines} x {words * each} of {along}."
-    )
-    return figure(words * wide, 20 + min(lines, LINES) * high, parts, said + shown)
+    shown = min(lines, LINES), words * each
+    said = f"{names[0]}s downwards, {names[1]}s to the right: {shown[0]} of {lines}, {shown[1]} of {along}"
+    return figure(words * wide, 20 + shown[0] * high, parts, said)
 
 
 def banks_of(layout: Any, size: Any, item: int) -> Any:

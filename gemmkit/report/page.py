@@ -45,11 +45,51 @@ def page(subject: Subject) -> str:
         ("resources", "The compiled kernel", _resources),
         ("roofline", "Roofline", roofline.drawn),
     )
-    links = "".join(f'<a href="#{name}">{escape(head)}</a>' for name, head, _ in sections)
+    links = " ".join(f'<a href="#{name}">{escape(head)}</a>' for name, head, _ in sections)
     body = "".join(
         f'<section id="{name}"><h2>{escape(head)}</h2>{content(subject)}</section>' for name, head, content in sections
     )
-    return document(title(subject), f"<nav>{links}</nav>{body}")
+    return document(title(subject), f"{summary(subject)}<nav>{links}</nav>{body}")
+
+
+def summary(subject: Subject) -> str:
+    """Three lines: what bounds the product, its share of the roof, what to try."""
+    found = roofline.standing(subject)
+    if isinstance(found, str):
+        bound, share = f"not known: {found}", "not known"
+    else:
+        bound = f"{found.bound}: {found.intensity:,.4g} operations a byte, and the ridge is at {found.roof.ridge:,.4g}"
+        most = f"{found.most / 1e12:,.4g} TFLOP/s at most"
+        share = f"not modelled; {most}" if found.modelled is None else (
+            f"{found.share}, modelled: {found.modelled / 1e12:,.4g} TFLOP/s of {most}")
+    rows = (("Bound by", bound), ("Share of the roof", share), ("To try", advice(subject)))
+    return '<table id="summary">' + table((), rows).removeprefix("<table>")
+
+
+def advice(subject: Subject) -> str:
+    """The first thing that is worth trying, and why."""
+    conf, spec, (M, N, K) = subject.conf, subject.spec, subject.sizes
+    rows, columns = spec.scheduler.tiles(M, N)
+    tiles, slots = rows * columns * subject.compiled.computed.products, subject.device.sm_count
+    kernel = subject.kernel
+    if isinstance(kernel, CompiledKernel) and kernel.usage.spill_stores:
+        return f"a smaller tile of a block: this one spills {kernel.usage.spill_stores} bytes a thread"
+    if 4 * tiles < 3 * slots and conf.splits == 1:
+        steps = -(-K // spec.block.size.K)
+        deeper = f", or splits= of its {steps} k-tiles" if steps >= 4 else ""
+        return f"a smaller tile of a block{deeper}: {tiles} of {slots} multiprocessors have a tile"
+    waves = -(-tiles // slots)
+    last = tiles - (waves - 1) * slots
+    if conf.splits == 1 and waves <= 4 and last < slots / 2:
+        return (f"another tile of a block, by gemmkit.tune: in the last of {waves} waves {last} of {slots} multiprocessors "
+                "have a tile")
+    found = roofline.standing(subject)
+    if not isinstance(found, str) and tiles <= slots and found.modelled is not None and 2 * found.modelled < found.most:
+        return ("several products in one launch (a stack, gemmkit.grouped), or fusing what follows: the latency of one tile "
+                "takes most of the time")
+    if not isinstance(found, str) and found.bound == "global memory":
+        return "to fuse what comes before or after it (transforms, epilogues): its time is that of reading and writing"
+    return "gemmkit.tune(a, b), which measures the other mappings on your GPU"
 
 
 def title(subject: Subject) -> str:

@@ -99,28 +99,58 @@ def work_of(subject: Subject) -> tuple[float, float, float]:
     return each * M * N * K * many, float(once), float(fetched)
 
 
-def drawn(subject: Subject) -> str:
-    """The figure, and its numbers."""
+@dataclass(frozen=True)
+class Standing:
+    """Where a product stands: its roof, operations, operations a byte, and modelled operations a second (None: no model)."""
+
+    roof: Roof
+    operations: float
+    intensity: float
+    modelled: float | None
+
+    @property
+    def bound(self) -> str:
+        return "the " + self.roof.units if self.intensity >= self.roof.ridge else "global memory"
+
+    @property
+    def most(self) -> float:
+        """Operations a second that can be had at most."""
+        return self.roof.at(self.intensity)
+
+    @property
+    def share(self) -> str | None:
+        return None if self.modelled is None else f"{100 * self.modelled / self.most:.0f} % of the roof"
+
+
+def standing(subject: Subject) -> Standing | str:
+    """Where a product stands, or what is not known of its roof."""
     roof = roof_of(subject.spec.operator, subject.device)
     if isinstance(roof, str):
-        return f"<p>No roofline: {roof}.</p>"
+        return roof
+    operations, once, _ = work_of(subject)
+    microseconds = choice_of(subject.compiled).microseconds
+    return Standing(roof, operations, operations / once, None if microseconds is None else operations / microseconds * 1e6)
+
+
+def drawn(subject: Subject) -> str:
+    """The figure, and its numbers."""
+    found = standing(subject)
+    if isinstance(found, str):
+        return f"<p>No roofline: {found}.</p>"
     operations, once, fetched = work_of(subject)
-    intensity = operations / once
-    bound = "the " + roof.units if intensity >= roof.ridge else "global memory"
+    roof, intensity, modelled = found.roof, found.intensity, found.modelled
     rows: list[tuple[str, object]] = [
         ("operations (2 M N K, of complex numbers 8)", f"{operations:.4g}"),
         ("bytes, each operand once", f"{once / 1e6:,.4g} MB"),
         ("operations a byte", f"{intensity:,.4g}"),
         ("the ridge is at", f"{roof.ridge:,.4g} operations a byte"),
-        ("bound by", bound),
-        ("at most", f"{roof.at(intensity) / 1e12:.4g} TFLOP/s: {operations / roof.at(intensity) * 1e6:.4g} us"),
+        ("bound by", found.bound),
+        ("at most", f"{found.most / 1e12:.4g} TFLOP/s: {operations / found.most * 1e6:.4g} us"),
         ("bytes that blocks fetch from the L2", f"{fetched / 1e6:,.5g} MB ({operations / fetched:.3g} operations a byte)"),
     ]
-    microseconds = choice_of(subject.compiled).microseconds
-    modelled = None if microseconds is None else operations / microseconds * 1e6
-    if microseconds is not None and modelled is not None:
-        share = f"{100 * modelled / roof.at(intensity):.0f} % of the roof"
-        rows.append(("modelled", f"{modelled / 1e12:.4g} TFLOP/s: {microseconds_text(microseconds)}, {share}"))
+    if modelled is not None:
+        time = microseconds_text(operations / modelled * 1e6)
+        rows.append(("modelled", f"{modelled / 1e12:.4g} TFLOP/s: {time}, {found.share}"))
     return f"<div class=row>{_figure(roof, intensity, modelled)}{table((), rows)}</div>"
 
 

@@ -31,13 +31,15 @@ AHEAD = 2                              # k-tiles that a small product has beside
 class Run:
     """A small product that was emulated: its sizes, its specialisation, and what happened in its launch.
 
-    ``left_out`` says what of the configuration it had to do without, and why.
+    ``left_out`` says what of the configuration it had to do without, and why. ``asked`` are the sizes of the product that it
+    is a part of.
     """
 
     sizes: tuple[int, int, int]
     spec: Any
     events: list[Event]
     left_out: str = ""
+    asked: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -73,29 +75,44 @@ class Subject:
     def run(self) -> Run | str:
         """A small product by the same mapping, or why there is none."""
         try:
-            return small_run(self.conf, self.device)
+            return small_run(self.conf, self.device, self.sizes, self.compiled.computed.products)
         except (ValueError, TypeError, EmulatorError) as error:
             reason = str(error).splitlines()[0]
         plain = dataclasses.replace(self.conf, epilogue=Default(), observe_a=None)
         try:
-            made = small_run(plain, self.device)
+            made = small_run(plain, self.device, self.sizes, self.compiled.computed.products)
         except (ValueError, TypeError, EmulatorError) as error:
             return str(error).splitlines()[0]
         return dataclasses.replace(made, left_out=f"without the epilogue, which does not go with the small sizes: {reason}")
 
 
-def small_sizes(conf: Config) -> tuple[int, int, int]:
-    """One tile of D a block of a cluster (two of Hopper's kernel, whose blocks stay), and K to go around the ring."""
+def small_sizes(conf: Config, device: DeviceInfo, sizes: tuple[int, int, int] | None = None,
+                products: int = 1) -> tuple[int, int, int]:
+    """What one cluster computes of ``products`` products of these ``sizes`` (None: of a large one), as far as it is new.
+
+    That is a tile of D for each block, two of Hopper's kernel if its blocks have several; and K, up to where the ring has
+    gone round: `AHEAD` k-tiles beyond its stages.
+    """
     block = conf.block_shape.extents
-    rows, columns = conf.cluster.extents
+    rows, columns = (tile * count for tile, count in zip(block, conf.cluster.extents))
     shares = conf.splits if isinstance(conf.splits, int) else 1
-    tiles = 2 if conf.is_pipeline and shares == 1 else 1
-    return block[0] * rows, block[1] * columns * tiles, block[2] * (conf.stages + AHEAD) * shares
+    most = rows, columns, block[2] * (conf.stages + AHEAD) * shares
+    stays = conf.is_pipeline and shares == 1
+    if sizes is None:
+        return (rows, 2 * columns, most[2]) if stays else most
+    M, N, K = sizes
+    clusters = -(-M // rows) * -(-N // columns) * products
+    if stays and clusters > max(1, device.sm_count // conf.peers):
+        if N > columns:
+            return min(M, rows), min(N, 2 * columns), min(K, most[2])
+        return min(M, 2 * rows), N, min(K, most[2])
+    return min(M, rows), min(N, columns), min(K, most[2])
 
 
-def small_run(conf: Config, device: DeviceInfo) -> Run:
-    """Emulate a small product; raises ValueError or TypeError where the configuration does not go with small sizes."""
-    M, N, K = small_sizes(conf)
+def small_run(conf: Config, device: DeviceInfo, sizes: tuple[int, int, int] | None = None, products: int = 1) -> Run:
+    """Emulate what one cluster does (`small_sizes`); raises ValueError or TypeError where the configuration does not go with
+    small sizes."""
+    M, N, K = small_sizes(conf, device, sizes, products)
     alone = dataclasses.replace(device, sm_count=conf.peers)            # so that its tiles are one cluster's, in turn
 
     def zeros(layout: Any, rows: int, columns: int) -> np.ndarray:
@@ -108,7 +125,7 @@ def small_run(conf: Config, device: DeviceInfo) -> Run:
     with computed_by(Mode()), assumed(alone), recorded() as seen:
         plan = Plan(a, b, c, out, conf, dict(gemm_shape=dict(M=M, N=N, K=K)))
         plan(a, b, c, out=out)
-    return Run((M, N, K), plan._compiled.spec, seen.launches[0])
+    return Run((M, N, K), plan._compiled.spec, seen.launches[0], asked=sizes)
 
 
 def of_call(a: Any, b: Any, c: Any = None, conf: Config | None = None, out: Any = None,

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from html import escape
 from typing import Any
 
-from gemmkit.drawing import figure, hue, rect, text
+from gemmkit.drawing import figure, hue, legend, rect, text
 from gemmkit.ptx.fragments import FragmentMap
 from gemmkit.report.subject import Subject
 from gemmkit.tiling import parallelise
 
 SIDE = 300  # pixels of a figure's longer side
 MOST_BLOCKS = 4096  # of D's grid: more are told by their number alone
+MOST_WAVES = 6  # that the legend names
 WINDOW = 32, 32  # rows and columns of a fragment that are drawn
 
 
@@ -56,6 +57,7 @@ def grid(subject: Subject) -> str:
     size, cluster = spec.block.size, spec.cluster
     rows, columns = math.ceil(M / (size.M * cluster.m)), math.ceil(N / (size.N * cluster.n))
     scale = SIDE / max(M, N)
+    keys = ""
     parts = [rect(30, 16, max(N * scale, 4), max(M * scale, 4), kind="frame", fill="var(--panel)")]
     caption = f"D in {rows * cluster.m} x {columns * cluster.n} blocks of {size.M} x {size.N}" + (
         f", in clusters of {cluster.m} x {cluster.n}" if cluster.size > 1 else ""
@@ -85,9 +87,12 @@ def grid(subject: Subject) -> str:
             )
             if min(wide, high) >= 22:
                 parts.append(text(x + wide / 2, y + high / 2 + 4, str(number), "middle"))
+        waves = math.ceil(len(order) / at_once)
+        keys = legend([(_wave(n, at_once, len(order)), hue(n, max(4, waves))) for n in range(min(waves, MOST_WAVES))])
+        more = f" The first {MOST_WAVES} of {waves} waves are named." if waves > MOST_WAVES else ""
         caption += (
-            f". Colours: waves over {subject.device.sm_count} multiprocessors, in the order "
-            f"{spec.scheduler.order!r}; hover tells a tile's number."
+            f". A wave is what {subject.device.sm_count} multiprocessors compute at one time, in the order "
+            f"{spec.scheduler.order!r}; hover tells a tile's number.{more}"
         )
     else:
         caption += f"; more than {MOST_BLOCKS:,} are not drawn one by one. Order: {spec.scheduler.order!r}."
@@ -95,7 +100,12 @@ def grid(subject: Subject) -> str:
             rect(30, 16, max(size.N * cluster.n * scale, 2), max(size.M * cluster.m * scale, 2), "the first tile", None, 210)
         )
     parts += [text(30, 11, f"N = {N}", kind="soft"), _upright(22, 16 + M * scale / 2, f"M = {M}")]
-    return figure(44 + max(N * scale, 4), 24 + max(M * scale, 4), parts, caption)
+    return f"<div>{keys}{figure(44 + max(N * scale, 4), 24 + max(M * scale, 4), parts, caption)}</div>"
+
+
+def _wave(n: int, at_once: int, count: int) -> str:
+    first, last = n * at_once, min(count, (n + 1) * at_once) - 1
+    return f"wave {n + 1}: tile{f's {first} to {last}' if last > first else f' {first}'}"
 
 
 # -- the block ------------------------------------------------------------------------------------------------------------
@@ -210,6 +220,7 @@ def fragment(name: str, found: FragmentMap) -> str:
                 held.setdefault(place, []).append((thread, value))
     wide, high = min(20, 640 / columns), min(13, 420 / rows)
     parts = [text(0, 11, f"{name}: {found.rows} x {found.columns}", kind="soft")]
+    runs: set[int] = set()  # how many columns a rectangle is
     for m in range(rows):
         n = 0
         while n < columns:
@@ -217,6 +228,7 @@ def fragment(name: str, found: FragmentMap) -> str:
             end = n + 1
             while end < columns and [t for t, _ in held.get((m, end), [])] == [t for t, _ in of]:
                 end += 1
+            runs.add(end - n)
             owners = ", ".join(str(t) for t, _ in of) or "none"
             values = ", ".join(str(v) for at in range(n, end) for _, v in held.get((m, at), [])[:1])
             lane = of[0][0] if of else 0
@@ -234,15 +246,17 @@ def fragment(name: str, found: FragmentMap) -> str:
         if (rows, columns) == (found.rows, found.columns)
         else f" Shown are its first {rows} row{'s' * (rows > 1)} and {columns} column{'s' * (columns > 1)}."
     )
-    return figure(
-        max(columns * wide, 110),
-        18 + rows * high,
-        parts,
-        f"{found.threads} threads hold {found.values} values each of {name}'s {found.rows} x {found.columns}; a colour "
-        f"is a lane"
-        f"{' (of an element that several hold, the first)' if shared else ''}. Hover lights all that the thread "
-        f"holds.{part}",
+    across = f"{runs.pop()} neighbouring columns" if len(runs) == 1 and max(runs) > 1 else "one column" if runs == {1} else (
+        "neighbouring columns of one thread")
+    threads = min(found.threads, 1 + max(t for of in held.values() for t, _ in of))
+    lanes = sorted({*range(0, min(32, threads), 4)})
+    caption = (
+        f"{found.threads} threads hold {found.values} values each of {name}'s {found.rows} x {found.columns}. A rectangle "
+        f"is {across}; its number is the thread{' (of several, the first)' if shared else ''}. Hover lights all that the "
+        f"thread holds.{part}"
     )
+    keys = legend([(f"lane {n}", hue(n, 32)) for n in lanes])
+    return f"<div>{keys}{figure(max(columns * wide, 110), 18 + rows * high, parts, caption)}</div>"
 
 
 def _upright(x: float, y: float, said: str) -> str:

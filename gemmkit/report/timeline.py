@@ -274,7 +274,7 @@ def drawn(run: Run) -> str:
     hidden = {bar.role for bar in found.bars} - set(roles)
     more = f" {len(hidden)} more warps do alike." if hidden else ""
     caption = (
-        f"A block of {' x '.join(map(str, run.sizes))}, emulated; the axis counts k-tiles' products. What waits for what is "
+        f"{_of_what(run)}; the axis counts k-tiles' products. What waits for what is "
         f"the run's. Lengths are assumed: a copy takes {LATENCY:g} k-tiles, the end of a tile {FINISH:g}.{more}"
     )
     keys = [(f"stage {n}", hue(n, stages)) for n in range(stages)]
@@ -291,6 +291,18 @@ def drawn(run: Run) -> str:
         "grey: the tile's end. Hover tells the barrier and its phase.</p>"
     )
     return legend(keys) + figure(left + found.end * unit + 10, y + 18, [hatch, *parts], caption, wide=True) + said + shown
+
+
+def _of_what(run: Run) -> str:
+    """What part of the product that was asked about a figure shows."""
+    depth, shown = run.spec.block.size.K, " x ".join(map(str, run.sizes))
+    if run.asked is None:
+        return f"A block of {shown}, emulated"
+    steps, drawn = (-(-size[2] // depth) for size in (run.asked, run.sizes))
+    which = f"all of its {steps} k-tiles"
+    if steps > drawn:
+        which = f"the first {drawn} of its {steps} k-tiles, which the others repeat"
+    return f"A block's part of the product, {shown}, emulated: {which}"
 
 
 def _bar(bar: Bar, x: float, y: float, wide: float, high: float, stages: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 
 import numpy as np
@@ -10,9 +11,9 @@ import pytest
 import gemmkit as gk
 from gemmkit.layouts import RowMajor
 from gemmkit.operators import MMAOp, WGMMAOp
-from gemmkit.report.subject import Run, small_run
+from gemmkit.report.subject import Run, small_run, small_sizes
 from gemmkit.report.tiles import warp_tiles
-from gemmkit.report.timeline import FINISH, ISSUE, LATENCY, TILE, Timeline, _lanes
+from gemmkit.report.timeline import FINISH, ISSUE, LATENCY, TILE, Timeline, _lanes, drawn
 from gemmkit.runtime.device import H100
 from tests.support.sm90 import mapping
 
@@ -45,6 +46,27 @@ def test_a_stage_is_filled_again_after_it_was_read(hopper: Run) -> None:
     assert all(copies[n + stages].start >= used[n].end - 1e-9 for n in range(len(copies) - stages))
     assert found.roles == ["producer", "TMA copies", "consumer 0"]
     assert any(bar.what.startswith("waits for empty[") for bar in found.bars if bar.role == "producer")
+
+
+@pytest.mark.parametrize("sizes, products, wanted", [
+    ((40, 72, 200), 1, (40, 72, 200)),                             # less than a tile, and less than once round the ring
+    ((4096, 4096, 4096), 1, (64, 256, 384)),                       # a block has several tiles, and K goes round
+    ((4096, 128, 128), 1, (64, 128, 128)),                         # one tile a block
+    ((4096, 128, 128), 9, (128, 128, 128))])
+def test_the_run_is_the_products_own(sizes: tuple[int, int, int], products: int, wanted: tuple[int, int, int]) -> None:
+    conf = mapping("one", WGMMAOp(128), block_shape=gk.Tile(M=64, N=128, K=64), stages=4)
+    assert small_sizes(conf, H100, sizes, products) == wanted
+    if products == 1 and sizes[0] < 64:
+        run = small_run(conf, H100, sizes)
+        found = Timeline(run)
+        assert sum(bar.kind == "multiply" for bar in found.bars if bar.role == "consumer 0") == -(-sizes[2] // 64)
+        assert f"all of its {-(-sizes[2] // 64)} k-tiles" in drawn(run)
+
+
+def test_a_part_of_a_product_is_said_to_be_one(hopper: Run) -> None:
+    steps = hopper.sizes[2] // hopper.spec.block.size.K
+    part = dataclasses.replace(hopper, asked=(hopper.sizes[0], hopper.sizes[1], 9 * hopper.sizes[2]))
+    assert f"the first {steps} of its {9 * steps} k-tiles, which the others repeat" in drawn(part)
 
 
 def test_bars_of_one_role_do_not_overlap(hopper: Run) -> None:
