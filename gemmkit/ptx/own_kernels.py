@@ -138,10 +138,15 @@ def launch(kernel: Any, *arguments: Any, grid: int | tuple[int, ...], block: int
             cannot have, the kernel is allowed them first.
         stream: Numba's; 0 is the default stream. The emulator ignores it.
 
-    Raises TypeError if ``kernel`` is no kernel of Numba's; in the emulator, a fault of the kernel with its line.
+    Raises TypeError if ``kernel`` is no kernel of Numba's, or takes another number of arguments; in the emulator, a fault of
+    the kernel with its line.
     """
     if not hasattr(kernel, "py_func"):
         raise TypeError(f"launch: kernel is {kernel!r}; a function that numba.cuda.jit returned is needed")
+    code = kernel.py_func.__code__
+    if len(arguments) != code.co_argcount:
+        names = ", ".join(code.co_varnames[:code.co_argcount])
+        raise TypeError(f"launch: {len(arguments)} arguments; {code.co_name}({names}) takes {code.co_argcount}")
     x, y, z = (grid, 1, 1) if isinstance(grid, int) else (*grid, 1, 1)[:3]
     blocks = (x, y, z)
     mode = current_mode()
@@ -149,7 +154,8 @@ def launch(kernel: Any, *arguments: Any, grid: int | tuple[int, ...], block: int
         _emulate(kernel.py_func, arguments, blocks, block, shared_memory, mode.seed)
         return
     if shared_memory > _WITHOUT_ASKING:
-        _allow_shared_memory(kernel.compile(tuple(map(kernel.typeof_pyval, arguments))), shared_memory)
+        kernel = kernel if kernel.specialized else kernel.specialize(*arguments)          # the one that is launched
+        _allow_shared_memory(next(iter(kernel.overloads.values())), shared_memory)
     kernel[blocks, block, stream, shared_memory](*arguments)
 
 

@@ -284,6 +284,8 @@ def test_bad_calls() -> None:
     with gk.emulate():
         with pytest.raises(TypeError, match=r"launch: kernel is .*; a function that numba\.cuda\.jit returned is needed"):
             launch(plus, a, grid=1, block=32)
+        with pytest.raises(TypeError, match=r"launch: 2 arguments; copied\(out, a, factor\) takes 3"):
+            launch(copied, a, a, grid=1, block=32)
         for maps, message in (((a[:, 1:], (4, 4), 0), "multiple of 16"), ((a.T, (4, 4), 0), "stride along axis 0 is 4 bytes"),
                               ((a, (3, 4), 0), "12 bytes; a multiple of 16"), ((a, (16, 4), 128), "rows of 128 bytes")):
             with pytest.raises(ValueError, match=message):
