@@ -17,7 +17,8 @@ from gemmkit.components import freeze
 from gemmkit.config import ConfigError
 from gemmkit.emulator.mode import current_mode
 from gemmkit.kernels.attention.kernel import attention
-from gemmkit.kernels.attention.mapping import mapping_of
+from gemmkit.kernels.attention.mapping import Mapping, mappings
+from gemmkit.kernels.attention.mapping import why_not as why_not_mapped
 from gemmkit.kernels.attention.mma_kernel import attention_by_warps
 from gemmkit.kernels.attention.mma_spec import BLOCK_N, MmaAttentionSpec
 from gemmkit.kernels.attention.schedule import L2, Head, schedule
@@ -32,12 +33,13 @@ from gemmkit.masks import Everything, Mask, check_ranges
 from gemmkit.problem import FLOAT32_MAX
 from gemmkit.runtime import workspace
 from gemmkit.runtime.arrays import ArrayInfo
-from gemmkit.runtime.device import target
+from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.recognition import KEYS, key_if_given, key_of
 from gemmkit.runtime.streams import launch_stream
 from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.scores import Plain, Score
+from gemmkit.tuning.problems import Choice, MappingProblem, choose
 
 HOPPER, LEAST = (9, 0), (8, 0)
 NOWHERE = 2**30                        # a row beyond all: what TMA brings from there is 0
@@ -93,7 +95,7 @@ class AttentionLaunch:
                               f"{device.arch[0]}.{device.arch[1]}; there gemmkit.matmul and gemmkit.softmax compute it in "
                               "steps")
         self.call = call
-        self.spec = _hopper_spec(call) if device.arch == HOPPER else _warps_spec(call)
+        self.spec: AttentionSpec | MmaAttentionSpec = choose(AttentionProblem(call), device).spec
         heads = tiles_of(call, self.spec)
         tiles = sum(len(head.lengths) for head in heads)
         by_tma = isinstance(self.spec, AttentionSpec)
@@ -169,19 +171,30 @@ class AttentionLaunch:
         return made
 
 
-def _hopper_spec(call: AttentionCall) -> AttentionSpec:
-    mapping = mapping_of(call.operands.head_dim, call.score, call.sequences is not None)
-    by_tma = call.sequences is None and why_not(call.out, 3) is None
-    store = mapping.store if by_tma or not mapping.store.uses_tma else DirectOut()
-    return AttentionSpec(call.mask, call.score, store, call.operands.q.dtype, call.operands.head_dim, mapping.block_n,
-                         call.lse is not None, call.sequences is not None, mapping.consumers, mapping.stages,
-                         mapping.q_stages, mapping.turns, mapping.joins_tiles, mapping.skips)
+class AttentionProblem(MappingProblem):
+    """Mappings are Hopper's, or of other GPUs how many keys are taken at a time."""
 
+    def __init__(self, call: AttentionCall):
+        self.call = call
 
-def _warps_spec(call: AttentionCall) -> MmaAttentionSpec:
-    head_dim = call.operands.head_dim
-    return MmaAttentionSpec(call.mask, call.score, DirectOut(), call.operands.q.dtype, head_dim, BLOCK_N[head_dim],
-                            call.lse is not None, call.sequences is not None)
+    def candidates(self, device: DeviceInfo) -> list[Any]:
+        head_dim = self.call.operands.head_dim
+        return mappings(head_dim, self.call.score) if device.arch == HOPPER else [BLOCK_N[head_dim]]
+
+    def specialise(self, mapping: Mapping | int, device: DeviceInfo) -> Choice:
+        call, is_packed = self.call, self.call.sequences is not None
+        asked = call.mask, call.score
+        heads = call.operands.q.dtype, call.operands.head_dim
+        if isinstance(mapping, int):
+            return Choice(MmaAttentionSpec(*asked, DirectOut(), *heads, mapping, call.lse is not None, is_packed))
+        reason = why_not_mapped(mapping, call.score, is_packed)
+        if reason is not None:
+            raise ConfigError(reason)
+        by_tma = not is_packed and why_not(call.out, 3) is None
+        store = mapping.store if by_tma or not mapping.store.uses_tma else DirectOut()
+        return Choice(AttentionSpec(*asked, store, *heads, mapping.block_n, call.lse is not None, is_packed,
+                                    mapping.consumers, mapping.stages, mapping.q_stages, mapping.turns, mapping.joins_tiles,
+                                    mapping.skips))
 
 
 def _frozen(info: ArrayInfo | None, name: str) -> Frozen:

@@ -20,7 +20,8 @@ from gemmkit.runtime.device import target
 from gemmkit.runtime.streams import check_stream
 from gemmkit.tuning import store
 from gemmkit.tuning.candidates import Candidate
-from gemmkit.tuning.choose import Asked, by_precision, choose
+from gemmkit.tuning.choose import ProductProblem, by_precision
+from gemmkit.tuning.problems import choose
 
 Arrays = Sequence[Any]
 _plans = cache()                       # with the configuration whose id is in the key
@@ -277,8 +278,9 @@ def _chosen(infos: Sequence[Any], keywords: dict[str, Any], candidate: Candidate
     arrays, keywords = dict(zip(("a", "b", "c", "out"), of_largest)), dict(keywords)
     layouts = _layouts(arrays, None, keywords, asked_dtype(keywords, None, arrays["out"]))
     precision = keywords.pop("precision", None)
-    asked = Asked(arrays, layouts, (a.shape[0], b.shape[1], a.shape[1]), keywords, len(infos), key, group=infos)
+    asked = ProductProblem(arrays, layouts, (a.shape[0], b.shape[1], a.shape[1]), keywords, len(infos), key, group=infos)
     if precision is not None:
         others = dataclasses.replace(asked, fields={**keywords, "kernel": "multistage"})
         keywords["operator"] = by_precision(precision, others, device)
-    return choose(asked, device, candidate).config
+    config: Config = choose(asked, device, candidate).spec
+    return config

@@ -14,9 +14,10 @@ from gemmkit.components import freeze
 from gemmkit.config import ConfigError
 from gemmkit.emulator.mode import current_mode
 from gemmkit.kernels.mlp.kernel import mlp
-from gemmkit.kernels.mlp.mapping import blocks_of, hopper_spec
+from gemmkit.kernels.mlp.mapping import Mapping, blocks_of, mappings, spec_of
 from gemmkit.kernels.mlp.mma_kernel import mlp_by_warps
-from gemmkit.kernels.mlp.mma_spec import ROWS, warps_spec
+from gemmkit.kernels.mlp.mma_spec import ROWS, MmaMlpSpec
+from gemmkit.kernels.mlp.spec import MlpSpec
 from gemmkit.kernels.mlp.store import DirectOut, OutStore, TmaOut
 from gemmkit.kernels.mlp.work import F32, Sizes
 from gemmkit.kernels.sm90.maps import Map
@@ -27,10 +28,11 @@ from gemmkit.mlp_operands import Layers, copied_at_once, order_of, padded
 from gemmkit.ptx.map_table import WORDS, MapTable
 from gemmkit.runtime import workspace
 from gemmkit.runtime.arrays import ArrayInfo
-from gemmkit.runtime.device import target
+from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.streams import launch_stream
 from gemmkit.runtime.tensor_maps import Encoder, why_not
+from gemmkit.tuning.problems import Choice, MappingProblem, choose
 
 HOPPER, LEAST = (9, 0), (8, 0)
 
@@ -62,37 +64,15 @@ class MlpLaunch:
             raise ConfigError(f"mlp runs on GPUs of compute capability 8.0 and later, and {device.name} has "
                               f"{device.arch[0]}.{device.arch[1]}; there gemmkit.matmul computes it layer by layer")
         self.call, self.layers = call, layers
-        self.by_tma = device.arch == HOPPER and _why_no_tma(layers, order_of(layers)) is None
-        fields = self._fields()
+        self.spec: Any = choose(MlpProblem(call), device).spec
+        self.by_tma = isinstance(self.spec, MlpSpec)
         rows = layers.x.shape[0]
-        if self.by_tma:
-            self.spec: Any = hopper_spec(fields, self._store(), rows, layers.depth, device)
-            self.blocks = blocks_of(self.spec, rows, device.sm_count)
-        else:
-            self.spec = warps_spec(fields, self._store(), copied_at_once(layers, order_of(layers)))
-            self.blocks = -(-rows // ROWS)
+        self.blocks = blocks_of(self.spec, rows, device.sm_count) if self.by_tma else -(-rows // ROWS)
         self.sizes = Sizes(rows, layers.columns, layers.depth)
         self.launchable = Launchable(mlp if self.by_tma else mlp_by_warps, self.arguments, self.spec.threads, self.blocks,
                                      device, layers.x.device, self.spec.shared_bytes,
                                      cluster=self.spec.cluster.size if self.by_tma else 1, dependent=self.by_tma,
                                      registers=self.spec.warpgroups.warp_registers)
-
-    def _fields(self) -> dict[str, Any]:
-        """Those of `LayersSpec`."""
-        layers, call = self.layers, self.call
-        widths = [info.shape[1] for info in layers.weights[:-1]]
-        hidden = padded(max(widths, default=0))
-        has_padding = not call.activation.is_relu and any(width != hidden for width in widths)
-        return dict(activation=call.activation, last=call.last, dtype=layers.x.dtype,
-                    bias_dtype=layers.biases[0].dtype if layers.biases else F32, has_bias=bool(layers.biases),
-                    k_major=order_of(layers), k=padded(layers.inputs), hidden=hidden, n=padded(layers.columns),
-                    single=layers.depth == 1, has_padding=has_padding)
-
-    def _store(self) -> OutStore:
-        out = self.call.out
-        if self.by_tma and out.shape[1] * out.dtype.itemsize % 16 == 0 and why_not(out, 1) is None:
-            return TmaOut()
-        return DirectOut(out.shape[1] % 2 == 0)
 
     # -- arguments ------------------------------------------------------------------------------------------------------
 
@@ -192,6 +172,44 @@ class MlpLaunch:
     def shapes_offset(self) -> int:
         """Where the shapes begin among these bytes."""
         return len(self.table) * WORDS * PLACES_DTYPE.itemsize if self.by_tma else self.places.nbytes
+
+
+class MlpProblem(MappingProblem):
+    """Mappings are Hopper's, or of other GPUs, and of what TMA cannot load, how many elements are copied at a time."""
+
+    def __init__(self, call: MlpCall):
+        self.call = call
+
+    def candidates(self, device: DeviceInfo) -> Iterator[Any]:
+        layers = self.call.layers
+        if device.arch == HOPPER and _why_no_tma(layers, order_of(layers)) is None:
+            yield from mappings(self._fields(), self._store(True), layers.x.shape[0], layers.depth,
+                                device.shared_memory_per_block)
+        else:
+            yield copied_at_once(layers, order_of(layers))
+
+    def specialise(self, mapping: Mapping | int, device: DeviceInfo) -> Choice:
+        layers, fields = self.call.layers, self._fields()
+        if isinstance(mapping, int):
+            return Choice(MmaMlpSpec(**fields, store=self._store(False), run=mapping))
+        return Choice(spec_of(mapping, fields, self._store(True), layers.x.shape[0], layers.depth))
+
+    def _fields(self) -> dict[str, Any]:
+        """Those of `LayersSpec`."""
+        call, layers = self.call, self.call.layers
+        widths = [info.shape[1] for info in layers.weights[:-1]]
+        hidden = padded(max(widths, default=0))
+        has_padding = not call.activation.is_relu and any(width != hidden for width in widths)
+        return dict(activation=call.activation, last=call.last, dtype=layers.x.dtype,
+                    bias_dtype=layers.biases[0].dtype if layers.biases else F32, has_bias=bool(layers.biases),
+                    k_major=order_of(layers), k=padded(layers.inputs), hidden=hidden, n=padded(layers.columns),
+                    single=layers.depth == 1, has_padding=has_padding)
+
+    def _store(self, by_tma: bool) -> OutStore:
+        out = self.call.out
+        if by_tma and out.shape[1] * out.dtype.itemsize % 16 == 0 and why_not(out, 1) is None:
+            return TmaOut()
+        return DirectOut(out.shape[1] % 2 == 0)
 
 
 def _encoded(one: Map) -> bytes:

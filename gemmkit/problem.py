@@ -39,8 +39,9 @@ from gemmkit.stacks import check_dimensions, check_steps, first_matrices, first_
 from gemmkit.transforms import Transform
 from gemmkit.tuning import store
 from gemmkit.tuning.candidates import Candidate
-from gemmkit.tuning.choose import Asked, Choice, by_precision, choose
+from gemmkit.tuning.choose import ProductProblem, by_precision
 from gemmkit.tuning.operators import embed, new_layout
+from gemmkit.tuning.problems import Choice, choose
 from gemmkit.vectors import Vectors
 
 HOST = -1
@@ -161,7 +162,7 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     device = target(a.device)
     products = math.prod(stack or ())
     key = partial(store.digest_of, infos, layouts, (M, N, K), keywords, device, products)
-    asked = Asked(infos, layouts, (M, N, K), keywords, products, key, stack is not None)
+    asked = ProductProblem(infos, layouts, (M, N, K), keywords, products, key, stack is not None)
     if precision is not None:
         keywords["operator"] = by_precision(precision, asked, device)
     if conf is None:
@@ -171,8 +172,8 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
             raise ConfigError("operator: it is given beside conf, which has one; give it to get_config")
         changes = {**keywords, **({"global_c_layout": layouts["c"]} if c is not None else {})}
         choice = Choice(dataclasses.replace(conf, **changes) if changes else conf, "conf")
-        choice.config.check_device(device)
-    conf = choice.config
+        choice.spec.check_device(device)
+    conf = choice.spec
     if any(vectors) and len(conf.global_d_layout.array_shape(M, N)) > 2:
         raise ValueError(("a" if vectors.a else "b") + " has one dimension, and the other operand an axis for the parts of "
                          "its numbers: give a matrix of one " + ("row, a[None]" if vectors.a else "column, b[:, None]"))

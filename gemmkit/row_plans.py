@@ -16,6 +16,7 @@ from gemmkit.emulator.mode import current_mode
 from gemmkit.kernels.rows.kernel import rows
 from gemmkit.kernels.rows.row import Held, RowsSpec, Source, Streamed
 from gemmkit.kernels.rows.team import BlockTeam, Team, WarpTeam
+from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.freezing import Frozen, freeze_array, freeze_scalar
 from gemmkit.launch import Current, KnownCall, Launch, Put, Start, cache, launch_of
 from gemmkit.problem import check_out, check_places
@@ -28,10 +29,11 @@ from gemmkit.runtime.arrays import (
     empty_like,
     shares_memory,
 )
-from gemmkit.runtime.device import target
+from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.recognition import KEYS, key_if_given, key_of
 from gemmkit.runtime.streams import launch_stream
+from gemmkit.tuning.problems import Choice, MappingProblem, choose
 
 FLOATS = "float16", "bfloat16", "float32", "float64"
 WORDS = 16                             # bytes that a thread loads at a time
@@ -119,28 +121,40 @@ def matrix(info: ArrayInfo, name: str) -> ArrayInfo:
 
 # -- which threads --------------------------------------------------------------------------------------------------------
 
-def dealt(columns: int, itemsize: int, dtype: np.dtype, held_at_once: int = 1) -> tuple[Team, Source, int]:
-    """The threads of a row of so many elements, how they get at it, and how many elements they load at a time.
+class RowsProblem(MappingProblem):
+    """Rows of so many ``columns`` of ``itemsize`` bytes, computed in ``dtype``: the threads of a row, how they get at it,
+    and how many elements they load at a time. Mappings are how many warps have a row, and whether they hold it: as few
+    warps as can, else rows are streamed. Of rows ``held_at_once``, a thread has fewer pieces of each.
 
-    A warp takes a row that its lanes can hold, as few warps as can one that a block can; others are streamed. Of
-    ``held_at_once`` rows, a thread has fewer pieces of each.
-
-    >>> team, source, vector = dealt(768, 2, np.dtype(np.float32))
+    >>> from gemmkit.runtime.device import H100
+    >>> team, source, vector = choose(RowsProblem(768, 2, np.dtype(np.float32)), H100).spec
     >>> team.warps, source.pieces, source.whole, vector
     (1, 3, 3, 8)
     """
-    vector = math.gcd(columns, WORDS // itemsize) or 1
-    while vector > 1 and (vector + 2) * held_at_once > MOST_AT_ONCE:
-        vector //= 2
-    pieces = -(-columns // vector)
-    most = min(MOST_PIECES, MOST_PIECES * WORDS // 2 // (vector * held_at_once))
-    warps = 1
-    while warps < MOST_WARPS and pieces > warps * WARP * max(most, 1):
-        warps *= 2
-    threads = warps * WARP
-    held = -(-pieces // threads)
-    source = Held(held, pieces // threads) if 0 < held <= most else Streamed()
-    return (WarpTeam(1, dtype, ROWS_PER_BLOCK) if warps == 1 else BlockTeam(warps, dtype)), source, vector
+
+    def __init__(self, columns: int, itemsize: int, dtype: np.dtype, held_at_once: int = 1):
+        self.dtype, self.vector = dtype, math.gcd(columns, WORDS // itemsize) or 1
+        while self.vector > 1 and (self.vector + 2) * held_at_once > MOST_AT_ONCE:
+            self.vector //= 2
+        self.pieces = -(-columns // self.vector)
+        self.most = min(MOST_PIECES, MOST_PIECES * WORDS // 2 // (self.vector * held_at_once))      # of a thread
+
+    def candidates(self, device: DeviceInfo) -> Iterator[tuple[int, bool]]:
+        for is_held in (True, False):
+            for warps in (1, 2, 4, 8, 16, 32)[:MOST_WARPS.bit_length()]:
+                yield warps, is_held
+
+    def specialise(self, mapping: tuple[int, bool], device: DeviceInfo) -> Choice:
+        warps, is_held = mapping
+        threads = warps * WARP
+        held = -(-self.pieces // threads)
+        if is_held and not 0 < held <= self.most:
+            raise ConfigError(f"{warps} warps hold {self.most * threads} pieces of a row, and not {self.pieces}")
+        if held > max(1, self.most) and warps < MOST_WARPS:
+            raise ConfigError(f"{self.pieces} pieces of a row are streamed by more than {warps} warps")
+        team: Team = WarpTeam(1, self.dtype, ROWS_PER_BLOCK) if warps == 1 else BlockTeam(warps, self.dtype)
+        source: Source = Held(held, self.pieces // threads) if is_held else Streamed()
+        return Choice((team, source, self.vector))
 
 
 class RowsLaunch:
@@ -149,8 +163,9 @@ class RowsLaunch:
     def __init__(self, x: ArrayInfo, out: ArrayInfo, function: RowFunction):
         working = x.dtype if x.dtype.itemsize >= 4 else np.dtype(np.float32)
         count, columns = x.shape
-        team, source, vector = dealt(columns, max(x.dtype.itemsize, out.dtype.itemsize), working)
         device = target(x.device)
+        wider = max(x.dtype.itemsize, out.dtype.itemsize)
+        team, source, vector = choose(RowsProblem(columns, wider, working), device).spec
         self.spec = RowsSpec(team, source, vector, working, function, out.dtype, device.starts_early)
         self.shape = count, columns
         self.in_place = are_the_same(x, out)           # what is written cannot be read as what never changes

@@ -133,19 +133,42 @@ def _compiles_again(tree: ast.Module) -> int:
                for node in ast.walk(tree))
 
 
-CHOOSERS = re.compile(r"_?(choice|choose\w*|mapping|mapping_of|dealt|allocate)$")
+CHOOSERS = re.compile(r"_?(choice|choos\w*|chosen\w*|mapping|\w*mapping_of\w*|best_\w+|dealt|allocate)$")
 
 
 def _may_choose(path: str) -> bool:
-    """Whether functions that are called so choose mappings: in what plans and tunes, in programs and in families of kernels;
-    neither in device code nor in what shows a choice."""
-    return (room_of(path) in ("functions", "plans", "tuning", "tuner", "programs")
+    """Whether functions choose mappings there: in what plans and tunes, in programs and in families of kernels; neither in
+    device code, nor in what shows a choice, nor in the tuner, which times all."""
+    return (room_of(path) in ("functions", "plans", "tuning", "programs")
             or (path.startswith("gemmkit/kernels/") and PurePosixPath(path).stem in ("mapping", "family", "select")))
 
 
 def _choosers(tree: ast.Module) -> int:
-    return sum(CHOOSERS.match(node.name) is not None for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
-               and not any(isinstance(one, ast.Name) and one.id.endswith("property") for one in node.decorator_list))
+    """Functions that are called as if they chose, and ask no `choose`; and those that go on to another mapping where one is
+    refused."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
+                 and not any(isinstance(one, ast.Name) and one.id.endswith("property") for one in node.decorator_list)]
+    return sum((CHOOSERS.match(node.name) is not None and not _asks(node)) or _goes_on(node) for node in functions)
+
+
+def _asks(function: ast.FunctionDef) -> bool:
+    return any(isinstance(node, ast.Call) and ast.unparse(node.func) == "choose" for node in ast.walk(function))
+
+
+def _goes_on(function: ast.FunctionDef) -> bool:
+    """Whether a handler of ConfigError calls something in its place, or lets a loop go on with more than an error that is
+    told."""
+    loops = [node for node in ast.walk(function) if isinstance(node, (ast.For, ast.While))]
+    tries = {node: any(node in ast.walk(loop) for loop in loops) for node in ast.walk(function) if isinstance(node, ast.Try)}
+    for tried, is_in_loop in tries.items():
+        for handler in tried.handlers:
+            if handler.type is None or "ConfigError" not in ast.unparse(handler.type):
+                continue
+            rest = [one for one in handler.body if not isinstance(one, ast.Raise)
+                    and not (isinstance(one, ast.If) and all(isinstance(x, ast.Raise) for x in one.body))]
+            if any((isinstance(one, ast.Return) and isinstance(one.value, ast.Call)) or is_in_loop for one in rest):
+                return True
+    return False
 
 
 def parameters_of(function: ast.FunctionDef) -> list[str]:

@@ -89,21 +89,6 @@ def sized(places: Places, mapping: Mapping, kernel: Kernel) -> dict[str, int]:
     return blocks
 
 
-def fitted(places: Places, mapping: Mapping, n_is_said: bool, outs: dict[str, np.dtype], device: DeviceInfo,
-           kernel: Kernel) -> tuple[Mapping, Allocation]:
-    """The mapping with tiles as wide as they fit in shared memory, where it does not say how wide, and how they lie there.
-    ``outs``: the dtypes of results that leave by shared memory. Raises ConfigError for what does not fit."""
-    name = places.indices[1].name
-    while True:
-        nbytes = {key: out_bytes(places, mapping, dtype, kernel) for key, dtype in outs.items()}
-        try:
-            return mapping, allocated(places, mapping, nbytes, device, kernel)
-        except ConfigError:
-            if n_is_said or mapping.blocks[name] <= STEP:
-                raise
-            mapping = replace(mapping, blocks={**mapping.blocks, name: mapping.blocks[name] - STEP})
-
-
 def allocated(places: Places, mapping: Mapping, outs: dict[str, int], device: DeviceInfo,
               kernel: Kernel) -> Allocation:
     """``outs``: the bytes that results need on their way out. Raises ConfigError for what does not fit."""

@@ -85,10 +85,10 @@ class Program:
 
         Raises ConfigError for a mapping that cannot be, ValueError and TypeError for a program that has no kernel yet.
         """
-        from gemmkit.programs.tuned import best_planned
+        from gemmkit.programs.tuned import ProgramProblem
 
         _check_mapping(mapping)
-        return best_planned(self, self.bound(arrays, components), mapping, text)
+        return ProgramProblem(self, self.bound(arrays, components), text).plan(mapping)
 
     def tune(self, *arrays: Any, mappings: Iterable[Mapping] | None = None, effort: str = "quick",
              budget: float | None = None, keep: bool = True, jobs: int | None = None, progress: bool | None = None,

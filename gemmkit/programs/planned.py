@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.algebra import simplified
-from gemmkit.programs.allocate import fitted, said
+from gemmkit.programs.allocate import STEP, allocated, out_bytes, said
 from gemmkit.programs.chains.chain import Chain, is_chained
 from gemmkit.programs.chains.plan import derived
 from gemmkit.programs.chains.shares import Shares
@@ -40,6 +40,7 @@ from gemmkit.runtime.array_info import ArrayInfo, shares_memory, unit_axis
 from gemmkit.runtime.arrays import describe, is_array
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.runtime.tensor_maps import why_not
+from gemmkit.tuning.problems import Choice, MappingProblem, choose
 
 
 def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str | None) -> ProgramPlan:
@@ -49,7 +50,7 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
         raise refused(ValueError, "rows and columns of a product are the same block of a round: such programs have a "
                                   "reference, and no kernel yet", loop.twice)
     infos = {key: describe(x, key) for key, x in arguments.items() if is_array(x)}
-    device = _device(infos)
+    device = device_of(infos)
     if has_rows_alone(loop):
         return _of_rows(name, loop, infos, arguments, mapping, text, device)
     kernel = kernel_of(mapping, device)
@@ -62,33 +63,9 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
                 raise error.reason from None
             return planned(program, arguments, replace(mapping, splits=1), text)
     places = places_of(loop, arguments)
-    n_is_said, said_of_all = places.indices[1].name in mapping.blocks, mapping
-    mapping = laid_out(places, mapping, kernel, device.sm_count)
     _check_names(infos, places, arguments, kernel)
     _check_arrays(infos, places, kernel)
-    stores, outs = places.stores, []
-    roots = simplified([store.value for store in stores])
-    stale = {carried.init for rounds in loop.body if hasattr(rounds, "carried") for carried in rounds.carried}
-    for store, root in zip(stores, roots):
-        made = _element(store, root, places, mapping.warpgroups)
-        if stale & set(made.uses):
-            raise refused(ValueError, "sums are read here, and a later loop adds to them: store them when all is "
-                                      "added", store.line)
-        info = infos[store.parameter.name]
-        plain = root.op == "after"
-        for array in made.arrays:
-            _check_read(array, infos[array], store.line)
-        kind = {None: kernel.whole_rows if _leaves_by_tma(info) else "DirectOut", places.indices[0]: "ColumnsOut",
-                places.indices[1]: "RowsOut"}[store.only]
-        outs.append(Out(store, info.dtype, kind, kind == "DirectOut" and _in_pairs(info), None if plain else made,
-                        made.sums[0]))
-    by_tma = {out.name: out.dtype for out in outs if out.kind == "TmaOut"}
-    try:
-        mapping, memory = fitted(places, mapping, n_is_said, by_tma, device, kernel)
-    except ConfigError:
-        if said_of_all.warpgroups or places.indices[0].name in said_of_all.blocks or mapping.warpgroups == 1:
-            raise
-        return planned(program, arguments, replace(said_of_all, warpgroups=1), text)      # half of A's rows
+    mapping, memory, outs = choose(GridProblem(loop, places, infos, mapping, kernel), device).spec
     shown = ", ".join(f"{key} {size}" for key, size in memory.blocks.items())
     together = "" if memory.cluster.is_single else f"; clusters of {memory.cluster.m} x {memory.cluster.n}"
     title = f"{name}: blocks of {shown}; {mapping.warpgroups} warpgroups; {memory.rings[0].stages} stages{together}."
@@ -102,6 +79,48 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
         module_of(name, text)                          # raises for what is no kernel's text
     return ProgramPlan(name, said(memory, mapping), printed, printed.text if text is None else text, infos, extents,
                        given_by(arguments), device)
+
+
+@dataclass(frozen=True)
+class GridProblem(MappingProblem):
+    """A program whose tiles have rows and columns: its mapping, how it lies in memory, and how results leave. Where the
+    mapping does not say how wide tiles are, they are as wide as waves of them take the least time; where these do not fit
+    in shared memory, they are narrower, or have half of A's rows."""
+
+    loop: Loop
+    places: Places
+    infos: dict[str, ArrayInfo]
+    mapping: Mapping
+    kernel: Kernel
+
+    def candidates(self, device: DeviceInfo) -> Iterator[Mapping]:
+        m, n = (index.name for index in self.places.indices)
+        for given in (self.mapping, replace(self.mapping, warpgroups=1)):
+            made = laid_out(self.places, given, self.kernel, device.sm_count)
+            yield made
+            while n not in given.blocks and made.blocks[n] > STEP:
+                made = replace(made, blocks={**made.blocks, n: made.blocks[n] - STEP})
+                yield made
+            if given.warpgroups or m in given.blocks or made.warpgroups == 1:
+                return
+
+    def specialise(self, mapping: Mapping, device: DeviceInfo) -> Choice:
+        places, stores, outs = self.places, self.places.stores, list[Out]()
+        stale = {carried.init for held in self.loop.body if isinstance(held, Loop) for carried in held.carried}
+        for store, root in zip(stores, simplified([store.value for store in stores])):
+            made = _element(store, root, places, mapping.warpgroups)
+            if stale & set(made.uses):
+                raise refused(ValueError, "sums are read here, and a later loop adds to them: store them when all is "
+                                          "added", store.line)
+            info = self.infos[store.parameter.name]
+            for array in made.arrays:
+                _check_read(array, self.infos[array], store.line)
+            kind = {None: self.kernel.whole_rows if _leaves_by_tma(info) else "DirectOut", places.indices[0]: "ColumnsOut",
+                    places.indices[1]: "RowsOut"}[store.only]
+            outs.append(Out(store, info.dtype, kind, kind == "DirectOut" and _in_pairs(info),
+                            None if root.op == "after" else made, made.sums[0]))
+        nbytes = {out.name: out_bytes(places, mapping, out.dtype, self.kernel) for out in outs if out.kind == "TmaOut"}
+        return Choice((mapping, allocated(places, mapping, nbytes, device, self.kernel), outs))
 
 
 def _element(store: Store, root: Value, places: Places, warpgroups: int) -> Function:
@@ -188,14 +207,14 @@ def _of_rows(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
         if key in NAMES_OF_ROWS or key.startswith(PART):
             raise _taken(key)
     _check_launch(infos, {}, program.indices, [], {}, program.stores)
-    printed = derived_rows(name, program, mapping, infos, list(call.numbers), early=device.starts_early)
+    printed = derived_rows(name, program, mapping, infos, list(call.numbers), device)
     if text is not None:
         module_of(name, text, ROWS_NEEDED)
     extents = {**{index.name: index.extent.size for index in program.indices}, "columns": program.columns}
     return ProgramPlan(name, mapping, printed, printed.text if text is None else text, infos, extents, call, device)
 
 
-def _device(infos: dict[str, ArrayInfo]) -> DeviceInfo:
+def device_of(infos: dict[str, ArrayInfo]) -> DeviceInfo:
     places = {info.device for info in infos.values()}
     if len(places) != 1:
         raise ValueError(f"{', '.join(infos)} are in different places; put them on one GPU")

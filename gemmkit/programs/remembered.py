@@ -22,7 +22,7 @@ from gemmkit.launch import cache
 from gemmkit.programs.launches import FLOATS
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.plan import ProgramPlan
-from gemmkit.programs.tuned import best_planned
+from gemmkit.programs.tuned import ProgramProblem
 from gemmkit.runtime.arrays import is_array
 from gemmkit.runtime.recognition import KEYS, key_of
 
@@ -43,12 +43,12 @@ when_forgetting(plans.clear)           # gemmkit's own code has changed
 
 
 def plan_of_call(program: Any, arguments: dict[str, Any], mapping: Mapping | None) -> ProgramPlan:
-    """The plan of a call with these arguments, by their names. Raises what `best_planned` raises."""
+    """The plan of a call with these arguments, by their names. Raises what `gemmkit.programs.planned.planned` raises."""
     key = None if current_mode() is not None else _key(program, arguments, mapping)
     known = None if key is None else plans.get(key)
     if known is not None and known.stands():
         return known.plan
-    found = best_planned(program, arguments, mapping, None)
+    found = ProgramProblem(program, arguments).plan(mapping)
     functions = [program.function, *(x for x in arguments.values() if isinstance(x, FunctionType))]
     readings = [] if key is None else [read(x) for x in functions]
     if readings and not any(reading.mutable or reading.of_process for reading in readings):

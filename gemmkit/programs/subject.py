@@ -22,9 +22,8 @@ from gemmkit.programs.collectives import ROWS
 from gemmkit.programs.kernels import ORDERS, Kernel, kernel_of
 from gemmkit.programs.mapping import SWITCHES, Mapping
 from gemmkit.programs.plan import ProgramPlan
-from gemmkit.programs.planned import planned
 from gemmkit.programs.trace import Loop
-from gemmkit.programs.tuned import Laid, key_of
+from gemmkit.programs.tuned import Laid, ProgramProblem
 from gemmkit.programs.values import Index
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
@@ -51,16 +50,17 @@ class Programmed(Subject):
         if components.get("mapping") is not None:
             raise TypeError("tune: mapping= is what is looked for; leave it out, or give mappings=[...] to try")
         components.pop("mapping", None)
-        self._program, self._arguments = program, program.bound(arrays, components)
+        arguments = program.bound(arrays, components)
+        self._problem = ProgramProblem(program, arguments)
         self._mappings = None if mappings is None else _checked(mappings)
-        self.default: ProgramPlan = planned(program, self._arguments, Mapping(), None)
+        self.default = self._problem.default
         if self.default.is_of_rows:
             raise ConfigError(f"{self.default.name}: a function of rows has one mapping, which its rows' length decides, so "
                               "that nothing is to be tuned")
         host = next((name for name, info in self.default.given.items() if info.device < 0), None)
         if host is not None:
             raise TypeError(f"{host} is a host array (NumPy); mappings are timed on a GPU")
-        self._loop, self._texts = program.traced(self._arguments), {self.default.text}
+        self._loop, self._texts = program.traced(arguments), {self.default.text}
 
     @property
     def what(self) -> str:
@@ -89,13 +89,13 @@ class Programmed(Subject):
         merges what they make."""
         own = self.default.mapping.splits or 1
         try:
-            planned(self._program, self._arguments, Mapping(splits=own if own > 1 else SPLITS[1]), None)
+            self._problem.plan(Mapping(splits=own if own > 1 else SPLITS[1]))
         except (ConfigError, ValueError):
             return []
         return sorted((count for count in SPLITS if count != own), key=lambda count: abs(math.log2(count / own)))
 
     def tried(self, candidate: Laid) -> ProgramPlan:
-        return planned(self._program, self._arguments, candidate.mapping, None)
+        return self._problem.plan(candidate.mapping)
 
     def is_known(self, tried: ProgramPlan) -> bool:
         known = tried.text in self._texts
@@ -133,7 +133,7 @@ class Programmed(Subject):
         return max(tolerance(dtype, F32, terms) for dtype in (info.dtype, *handed))
 
     def key(self) -> str:
-        return key_of(self.default)
+        return self._problem.key()
 
 
 def _job(launch: Launch, given: Sequence[int], memory: Memory, cubin: bytes) -> Job:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping as Names
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
-from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.plan import ProgramPlan
-from gemmkit.programs.planned import planned
+from gemmkit.programs.planned import device_of, planned
+from gemmkit.runtime.arrays import describe, is_array
+from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tuning import store
+from gemmkit.tuning.problems import Choice, MappingProblem, choose
 
 
 @dataclass(frozen=True)
@@ -47,22 +50,38 @@ class Laid:
             raise ValueError(f"{plain!r} is no mapping of a program: {error}") from None
 
 
-def key_of(plan: ProgramPlan) -> str:
-    """What the mapping of a program is kept under; ``plan`` is the default one."""
-    return store.digest_of_program(plan.printed.text, plan.infos)
+class ProgramProblem(MappingProblem):
+    """A call of a program, or a plan; mappings are `Laid`. ``text``: what runs in place of the derived kernel."""
+
+    read = staticmethod(Laid.of_plain)
+
+    def __init__(self, program: Any, arguments: dict[str, Any], text: str | None = None):
+        self.program, self.arguments, self.text = program, arguments, text
+
+    @cached_property
+    def device(self) -> DeviceInfo:
+        return device_of({name: describe(x, name) for name, x in self.arguments.items() if is_array(x)})
+
+    @cached_property
+    def default(self) -> ProgramPlan:
+        """By the passes alone. Raises what `gemmkit.programs.planned.planned` raises."""
+        return planned(self.program, self.arguments, DEFAULT.mapping, self.text)
+
+    def key(self) -> str:
+        return store.digest_of_program(self.default.printed.text, self.default.infos)
+
+    def candidates(self, device: DeviceInfo) -> list[Laid]:
+        return [DEFAULT]
+
+    def specialise(self, mapping: Laid, device: DeviceInfo) -> Choice:
+        """A `ProgramPlan`. Raises what `gemmkit.programs.planned.planned` raises."""
+        return Choice(self.default if mapping is DEFAULT else
+                      planned(self.program, self.arguments, mapping.mapping, self.text))
+
+    def plan(self, mapping: Mapping | None) -> ProgramPlan:
+        """That of a mapping; None: of the one that the tuner has kept, or the default."""
+        found: ProgramPlan = choose(self, self.device, mapping and Laid(mapping)).spec
+        return found
 
 
-def best_planned(program: Any, arguments: dict[str, Any], mapping: Mapping | None, text: str | None) -> ProgramPlan:
-    """The plan of a call. Raises what `gemmkit.programs.plan.planned` raises; for an entry that no kernel takes there is a
-    warning, and the default."""
-    if mapping is not None:
-        return planned(program, arguments, mapping, text)
-    default = planned(program, arguments, Mapping(), text)
-    found = store.find(default.device, lambda: key_of(default), Laid.of_plain)
-    if found is None:
-        return default
-    try:
-        return planned(program, arguments, found.mapping, text)
-    except ConfigError as error:
-        store.refused(default.device, found, error)
-        return default
+DEFAULT = Laid(Mapping())

@@ -1,8 +1,7 @@
-"""The mapping of a product or a group, chosen in one place: `choose`.
+"""What `gemmkit.tuning.problems.choose` may take for a product or a group, and the configuration that becomes of it.
 
-The first that has one for a product is taken: what `gemmkit.tune` found (`gemmkit.tuning.store`), then swap-AB where that is
-faster, then the first table that has the product, then the operator for the dtypes in default tiles. `complete` gives a
-configuration the fields that are not given.
+Swap-AB is taken where it is faster, else the first table that has the product, else the operator for the dtypes in default
+tiles. `complete` gives a configuration the fields that are not given.
 
 **Swap-AB.** Hopper's kernel computes some products as their transpose, D^T = B^T A^T: B is then the first operand. The
 kernel's two operands are not alike. The first has 64 rows a wgmma, and may come from registers, where threads transform it,
@@ -21,9 +20,10 @@ With A contiguous along its columns (tt) it is the operand that has to be transp
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +50,7 @@ from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
-from gemmkit.tuning import defaults, hopper, multistage, other_kernels, store, winners
+from gemmkit.tuning import defaults, hopper, multistage, other_kernels, winners
 from gemmkit.tuning.candidates import Candidate, small_candidates
 from gemmkit.tuning.model import Asked, Infos, Layouts
 from gemmkit.tuning.operators import (
@@ -65,63 +65,76 @@ from gemmkit.tuning.operators import (
     result_dtype,
     sized,
 )
+from gemmkit.tuning.problems import Choice, MappingProblem, choose
 
-__all__ = ["Asked", "Choice", "by_precision", "choose", "get_config"]
+__all__ = ["Asked", "ProductProblem", "by_precision", "get_config"]
 
 F32 = np.dtype(np.float32)
 
 
-class Choice(NamedTuple):
-    """A configuration, what chose its mapping (`gemmkit.problem.Call`), and whether it is of D^T = B^T A^T."""
+@dataclasses.dataclass(frozen=True)
+class ProductProblem(Asked, MappingProblem):
+    """A product or a group, as `choose` asks for its mapping. Mappings are what is asked with more of its fields said, or
+    a `Candidate`: a tuned one, or one that is tried."""
 
-    config: Config
-    by: str
-    swap_ab: bool = False
+    read = staticmethod(Candidate.of_plain)
+
+    def candidates(self, device: DeviceInfo) -> Iterator[Asked]:
+        if self.group is not None:
+            yield from _of_group(self, device)
+        elif not _is_of_bytes(self):
+            yield _swap_ab(self, device) or self
+        else:                                          # on tensor cores, or on the ordinary units
+            with suppress(ConfigError):
+                narrow = hopper.narrow(self, device)
+                if narrow is not None:
+                    yield _with_operator(self, narrow)
+            for operator in of_bytes(self.sums, self.sizes, device, self.products):
+                yield _with_operator(self, operator)
+
+    def specialise(self, mapping: Asked | Candidate, device: DeviceInfo) -> Choice:
+        if isinstance(mapping, Asked):
+            config, by = _configured(mapping, device)
+            if mapping.new is ColMajor:                # of D^T
+                return Choice(config, "swap_ab", True)
+            return Choice(config, "units" if _is_of_bytes(self) else by)
+        if _is_of_bytes(self):                         # what keeps their sums is decided for all mappings
+            return choose(dataclasses.replace(self, key=None), device)
+        return Choice(*_configured(self, device, mapping))
+
+    def settled(self, choice: Choice, device: DeviceInfo) -> Choice:
+        """In the emulator tiles are small, unless the kernel's way rests on them."""
+        if not takes_small_mappings() or choice.by in ("boxes", "quantised", "swap_ab") or _is_of_bytes(self):
+            return choice
+        return choose(SmallTiles(self, choice), device)
 
 
-def choose(asked: Asked, device: DeviceInfo, candidate: Candidate | None = None) -> Choice:
-    """The configuration of a product or a group: of a ``candidate`` that is tried, else the tuned one, else the tables'.
-
-    Raises ConfigError for what no kernel can carry out, or what does not fit the device.
-    """
-    if candidate is not None:
-        return Choice(*_configured(asked, device, candidate))
-    if takes_small_mappings():
-        return _in_small_tiles(asked, _chosen(asked, device), device)
-    return _chosen(asked, device)
+def _is_of_bytes(asked: Asked) -> bool:
+    return asked.fields.get("operator") is None and asked.sums.is_of_bytes
 
 
-def _chosen(asked: Asked, device: DeviceInfo) -> Choice:
-    """What a GPU takes."""
-    tuned = store.find(device, asked.key)
-    if tuned is not None:
-        try:
-            return Choice(_configured(asked, device, tuned)[0], "tuned")
-        except ConfigError as error:
-            store.refused(device, tuned, error)
-    if asked.group is not None:
-        return Choice(*_configured(_with_kernel_of_group(asked, device), device))
-    swapped = _swap_ab(asked, device)
-    if swapped is not None:
-        return Choice(_configured(swapped, device)[0], "swap_ab", True)
-    return Choice(*_configured(asked, device))
+def _with_operator(asked: Asked, operator: Operator) -> Asked:
+    return dataclasses.replace(asked, fields={**asked.fields, "operator": operator})
 
 
-def _in_small_tiles(asked: Asked, choice: Choice, device: DeviceInfo) -> Choice:
-    """The choice in tiles that are quickly emulated: its kernel and its operator's arithmetic stay. The choice itself where
-    the caller named a part of the mapping, and where the kernel does not take such tiles."""
-    if choice.by in ("boxes", "quantised", "swap_ab"):
-        return choice
-    operator = choice.config.operator
-    for small in small_candidates(asked, choice.config):
-        try:
-            made = _configured(asked, device, small)[0]
-        except ConfigError:
-            continue
-        if type(made.operator) is type(operator) and all(
-                getattr(made.operator, f"fragment_{x}").dtype == getattr(operator, f"fragment_{x}").dtype for x in "abc"):
-            return Choice(made, choice.by)
-    return choice
+class SmallTiles(MappingProblem):
+    """A product in tiles that are quickly emulated: the kernel of its choice and its operator's arithmetic stay. The last
+    mapping, None, is the choice itself: for what the caller names of a mapping, and kernels that take no such tiles."""
+
+    def __init__(self, asked: Asked, choice: Choice):
+        self.asked, self.choice = asked, choice
+
+    def candidates(self, device: DeviceInfo) -> list[Candidate | None]:
+        return [*small_candidates(self.asked, self.choice.spec), None]
+
+    def specialise(self, mapping: Candidate | None, device: DeviceInfo) -> Choice:
+        if mapping is None:
+            return self.choice
+        made, operator = _configured(self.asked, device, mapping)[0], self.choice.spec.operator
+        if type(made.operator) is not type(operator) or any(
+                getattr(made.operator, f"fragment_{x}").dtype != getattr(operator, f"fragment_{x}").dtype for x in "abc"):
+            raise ConfigError(f"{made.operator!r} computes otherwise than {operator!r}")
+        return Choice(made, self.choice.by)
 
 
 def _configured(asked: Asked, device: DeviceInfo, candidate: Candidate | None = None) -> tuple[Config, str]:
@@ -135,8 +148,6 @@ def _configured(asked: Asked, device: DeviceInfo, candidate: Candidate | None = 
         fields.setdefault("splits", 1)
     by = "units" if operator is None else "operator"
     sums = asked.sums
-    if operator is None and sums.is_of_bytes:
-        return _configured_for_bytes(asked, device, sums), by
     if operator is None and sums.widens:               # the tables are of products whose operands alone decide
         operator = fields["operator"] = operator_for(a.dtype, b.dtype, sizes, device, products, sums)
     given = dataclasses.replace(asked, fields=dict(fields))
@@ -181,22 +192,6 @@ PROPOSALS = (("winners", winners.propose), ("boxes", multistage.propose_boxes),
 OBSERVING = PROPOSALS[-1:]
 
 
-def _configured_for_bytes(asked: Asked, device: DeviceInfo, sums: Sums) -> Config:
-    """The configuration of a product of 8-bit operands: on tensor cores, or on the ordinary units."""
-    refused: ConfigError | None = None
-    for find in (lambda: [hopper.narrow(asked, device)], lambda: of_bytes(sums, asked.sizes, device, asked.products)):
-        try:
-            for operator in filter(None, find()):
-                try:
-                    return _configured(dataclasses.replace(asked, fields={**asked.fields, "operator": operator}), device)[0]
-                except ConfigError as error:
-                    refused = error
-        except ConfigError as error:
-            refused = error
-    assert refused is not None
-    raise refused
-
-
 def by_precision(precision: Any, asked: Asked, device: DeviceInfo) -> Operator:
     """The operator of a product for which ``precision=`` is given. Raises ValueError and ConfigError where there is none."""
     a, b = (layout.dtype for layout in asked.operands)
@@ -212,8 +207,9 @@ def by_precision(precision: Any, asked: Asked, device: DeviceInfo) -> Operator:
 
 # -- groups -----------------------------------------------------------------------------------------------------------
 
-def _with_kernel_of_group(asked: Asked, device: DeviceInfo) -> Asked:
-    """What is asked for a group, with a kernel that computes groups, and the operator for its largest product."""
+def _of_group(asked: Asked, device: DeviceInfo) -> Iterator[Asked]:
+    """What is asked for a group, with a kernel that computes groups, the operator for its largest product, and tiles of
+    tensor cores: the larger ones where there are enough to fill the device."""
     a, b = asked.infos["a"], asked.infos["b"]
     assert asked.group is not None and a is not None and b is not None
     sums = Sums.of(asked.layouts, asked.fields, max(of[0].shape[1] for of in asked.group))
@@ -221,23 +217,24 @@ def _with_kernel_of_group(asked: Asked, device: DeviceInfo) -> Asked:
     operator = operator or operator_for(a.dtype, b.dtype, asked.sizes, device, asked.products, sums)
     if not isinstance(operator, Operator):
         raise ConfigError(f"operator={operator!r}: an instance of Operator is needed (not the class itself)")
-    fields = {**_mapping_of_group(operator, asked.group, device), **asked.fields, "operator": operator}
-    return dataclasses.replace(asked, fields=fields)
+    for mapping in _tiles_of_group(operator, asked.group, device):
+        yield dataclasses.replace(asked, fields={**mapping, **asked.fields, "operator": operator})
 
 
-def _mapping_of_group(operator: Operator, infos: Sequence[Any], device: DeviceInfo) -> dict[str, Any]:
-    """The kernel, and tiles of tensor cores: the larger ones where there are enough to fill the device."""
+def _tiles_of_group(operator: Operator, infos: Sequence[Any], device: DeviceInfo) -> Iterator[dict[str, Any]]:
     if device.arch < FAMILIES["multistage"].minimum_arch:
-        return {"kernel": "singlestage", "splits": 1}
+        yield {"kernel": "singlestage", "splits": 1}
+        return
     fields: dict[str, Any] = {"kernel": "multistage", "splits": 1}
-    if isinstance(operator, MMAOp) and operator.fragment_a.dtype is not None:
-        large = sum(-(-a.shape[0] // 128) * -(-b.shape[1] // 128) for a, b, _, _ in infos) >= device.sm_count
-        itemsize, sums = operator.fragment_a.dtype.itemsize, operator.fragment_c.dtype.itemsize
-        depth, stages = max(128 // itemsize, operator.shape[2]), multistage.stages_on(device)
-        large &= multistage.shared_bytes((128, 128, depth), stages, itemsize, sums) <= device.shared_memory_per_block
-        size = 128 if large else 64
-        fields["block_shape"] = Tile(M=size, N=size, K=depth)
-    return fields
+    if not (isinstance(operator, MMAOp) and operator.fragment_a.dtype is not None):
+        yield fields
+        return
+    itemsize, sums = operator.fragment_a.dtype.itemsize, operator.fragment_c.dtype.itemsize
+    depth, stages = max(128 // itemsize, operator.shape[2]), multistage.stages_on(device)
+    large = sum(-(-a.shape[0] // 128) * -(-b.shape[1] // 128) for a, b, _, _ in infos) >= device.sm_count
+    if large and multistage.shared_bytes((128, 128, depth), stages, itemsize, sums) <= device.shared_memory_per_block:
+        yield fields | {"block_shape": Tile(M=128, N=128, K=depth)}
+    yield fields | {"block_shape": Tile(M=64, N=64, K=depth)}
 
 
 # -- swap-AB ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass as plain_dataclass
 from functools import lru_cache
 from typing import Any
@@ -73,6 +73,7 @@ from gemmkit.tuning.model import (
     with_second_pass,
 )
 from gemmkit.tuning.operators import EIGHT, SIXTEEN, result_dtype
+from gemmkit.tuning.problems import Choice, MappingProblem, choose
 
 MOST_STAGES = 8
 PROMOTION = 128                        # elements along K after which sums of float8 are added to others in float32
@@ -359,22 +360,39 @@ def fill(values: dict[str, Any], sizes: Sizes | None, device: DeviceInfo, produc
     table = (algebra_mappings(whole, values) if is_algebra else PROMOTED if operator.promote
              else _table(values).mappings)
     listed = _agreeing([one for one in table if shares or one.splits in (1, values.get("splits"))], values)
-    refused: ConfigError | None = None
-    while listed:
-        mapping = fastest(sizes, device, operator.N, operator.dtype.itemsize, tuple(listed), products=products)
-        completed = dict(values)
-        completed.setdefault("splits", mapping.splits if shares else 1)
-        try:
-            made = _fit(completed, mapping, device, sizes)
-        except ConfigError as error:                           # with what is given, that mapping is none
-            refused = refused or error
-            others = [one for one in listed if one.N == operator.N and one is not mapping]
-            listed = others or [one for one in (smallest(operator.N),) if mapping != one]
-            continue
-        values.update(completed)
-        return made
-    assert refused is not None
-    raise refused
+    completed, made = choose(WgmmaProblem(values, operator, tuple(listed), shares, sizes, products), device).spec
+    values.update(completed)
+    found: tuple[Config, int] | None = made
+    return found
+
+
+@plain_dataclass(frozen=True)
+class WgmmaProblem(MappingProblem):
+    """What is left open of a mapping for WGMMAOp: of the ``listed`` mappings the one that costs least."""
+
+    values: dict[str, Any]
+    operator: WGMMAOp
+    listed: tuple[Mapping, ...]
+    shares: bool
+    sizes: Sizes | None
+    products: int
+
+    def candidates(self, device: DeviceInfo) -> Iterator[Mapping]:
+        listed, N = self.listed, self.operator.N
+        while listed:
+            mapping = fastest(self.sizes, device, N, self.operator.dtype.itemsize, listed, products=self.products)
+            yield mapping
+            others = tuple(one for one in listed if one.N == N and one is not mapping)
+            listed = others or tuple(one for one in (smallest(N),) if mapping != one)
+
+    def specialise(self, mapping: Mapping, device: DeviceInfo) -> Choice:
+        values = dict(self.values)
+        values.setdefault("splits", mapping.splits if self.shares else 1)
+        made = _fit(values, mapping, device, self.sizes)
+        return Choice((values, made))
+
+    def refusal(self, refused: list[ConfigError], last: Mapping) -> ConfigError:
+        return refused[0]                              # with what is given, the others are no mappings either
 
 
 def _agreeing(listed: list[Mapping], values: dict[str, Any]) -> list[Mapping]:

@@ -61,7 +61,7 @@ class Asked:
     sizes: Sizes
     fields: dict[str, Any]
     products: int = 1
-    key: Callable[[], str] = str
+    key: Callable[[], str] | None = None
     is_stack: bool = False
     group: Sequence[Any] | None = None
     new: type[Plain] = RowMajor

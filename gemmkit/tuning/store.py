@@ -32,7 +32,6 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.runtime.array_info import ArrayInfo, alignment
 from gemmkit.runtime.cache import default_cache
 from gemmkit.runtime.device import DeviceInfo
-from gemmkit.tuning.candidates import Candidate
 from gemmkit.tuning.operators import Sums, operator_for, result_dtype, sized
 
 if sys.platform != "win32":
@@ -104,7 +103,7 @@ def is_as_new(info: ArrayInfo, dtype: Any, sizes: tuple[int, int, int], products
             and info.steps in ((), ((products, M * N),)))
 
 
-def find(device: DeviceInfo, key: Any, read: Callable[[Any], Any] = Candidate.of_plain) -> Any:
+def find(device: DeviceInfo, key: Any, read: Callable[[Any], Any]) -> Any:
     """The tuned mapping of a product, or None; ``key()`` is its digest, asked for where there is a store alone. ``read``
     makes a mapping of an entry's plain data, or raises ValueError."""
     if _is_unread.get() or os.environ.get("GEMMKIT_TUNED", "").strip().lower() in ("0", "off", "no", "false"):

@@ -65,12 +65,12 @@ def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.nda
 def small(monkeypatch: pytest.MonkeyPatch, block_n: int = 32, blocks: int = 2, **fields: Any) -> Iterator[None]:
     """Within it the emulated kernel has one consumer and takes few keys at a time, and few blocks compute all tiles: what takes
     thousands of rows otherwise, several blocks of keys and several tiles for a block, takes a hundred."""
-    shipped = attention_plans.mapping_of
+    shipped = attention_plans.mappings
     with ExitStack() as stack:
         stack.enter_context(assumed(dataclasses.replace(H100, sm_count=blocks)))
         patch = stack.enter_context(monkeypatch.context())
-        patch.setattr(attention_plans, "mapping_of",
-                      lambda *given: shipped(*given)._replace(**{"consumers": 1, "turns": False, "block_n": block_n, **fields}))
+        changed = {"consumers": 1, "turns": False, "block_n": block_n, **fields}
+        patch.setattr(attention_plans, "mappings", lambda *given: [one._replace(**changed) for one in shipped(*given)])
         yield
 
 

@@ -66,26 +66,31 @@ class Mapping(NamedTuple):
     skips: bool = False                # consumers skip a tile's first block of keys where it shows their rows nothing
 
 
+#: By head size, the fastest first.
 MAPPINGS = {
-    32: Mapping(3, 128, 4, 2, True, TmaOut(), True),
-    64: Mapping(3, 128, 4, 2, True, TmaOut(), True),
-    96: Mapping(2, 128, 3, 2, False, TmaOut(), True),
-    128: Mapping(2, 128, 2, 2, False, TmaOut(), True),
-    192: Mapping(2, 96, 2, 1, False, QuadOut(), False, True),
-    256: Mapping(2, 80, 2, 1, False, QuadOut(), False),
+    32: (Mapping(3, 128, 4, 2, True, TmaOut(), True), Mapping(2, 128, 4, 2, True, TmaOut(), True)),
+    64: (Mapping(3, 128, 4, 2, True, TmaOut(), True), Mapping(2, 128, 4, 2, True, TmaOut(), True)),
+    96: (Mapping(2, 128, 3, 2, False, TmaOut(), True),),
+    128: (Mapping(2, 128, 2, 2, False, TmaOut(), True),),
+    192: (Mapping(2, 96, 2, 1, False, QuadOut(), False, True),),
+    256: (Mapping(2, 80, 2, 1, False, QuadOut(), False),),
 }
 HEADS = tuple(MAPPINGS)
 
 
-def mapping_of(head_dim: int, score: Score, is_packed: bool) -> Mapping:
-    """The mapping of a head size.
+def mappings(head_dim: int, score: Score) -> list[Mapping]:
+    """Those of a head size, the fastest first.
 
     With a score the softmax is longer than the products: turns put it under the other consumers' (ALiBi, S 4096, D 128:
-    1213 us with turns, 1286 us without). A function of the user's, or the sizes of packed sequences, take registers that
-    three consumers do not have: there are two then. A light score needs few (ALiBi, 4 x 16 x 4096 x 64: 760 us with three,
-    874 with two).
+    1213 us with turns, 1286 us without).
     """
-    found = MAPPINGS[head_dim]
-    if found.consumers == 3 and (is_packed or not (score.is_plain or score.is_light)):
-        found = found._replace(consumers=2)
-    return found if score.is_plain else found._replace(turns=True)
+    return [one if score.is_plain else one._replace(turns=True) for one in MAPPINGS[head_dim]]
+
+
+def why_not(mapping: Mapping, score: Score, is_packed: bool) -> str | None:
+    """Why a mapping is none for a score, or for packed sequences: a function of the user's, or the sequences' sizes, take
+    registers that three consumers do not have. A light score needs few (ALiBi, 4 x 16 x 4096 x 64: 760 us with three, 874
+    with two)."""
+    if mapping.consumers == 3 and (is_packed or not (score.is_plain or score.is_light)):
+        return "three consumers have no registers for packed sequences, or for a score that is not light"
+    return None

@@ -12,8 +12,9 @@ take less. The weights of a layer are read by every block (16384 rows, width 128
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.mlp.spec import ROWS, MlpSpec
@@ -24,25 +25,29 @@ MOST_STAGES = 16
 ENOUGH = 6                             # stages of weights, beside which a second tile of x has room
 
 
-def hopper_spec(fields: dict[str, Any], store: OutStore, rows: int, layers: int, device: Any) -> MlpSpec:
-    """The spec with as many stages as fit; a single tile of rows has no cluster."""
+class Mapping(NamedTuple):
+    """The fields of `MlpSpec` that are chosen: tiles of x, and chunks of weights."""
+
+    x_stages: int
+    stages: int
+
+
+def mappings(fields: dict[str, Any], store: OutStore, rows: int, layers: int, room: int) -> Iterator[Mapping]:
+    """Those with as many stages of weights as fit in ``room`` bytes: beside two tiles of x if these are enough, and beside
+    one."""
+    for x_stages in (2, 1):
+        one, two = (spec_of(Mapping(x_stages, stages), fields, store, rows, layers).shared_bytes for stages in (1, 2))
+        stages = min(MOST_STAGES, 1 + (room - one) // (two - one))
+        if x_stages == 1 or stages >= ENOUGH:
+            yield Mapping(x_stages, stages)
+
+
+def spec_of(mapping: Mapping, fields: dict[str, Any], store: OutStore, rows: int, layers: int) -> MlpSpec:
+    """The spec of a mapping; a single tile of rows has no cluster."""
     cluster = Cluster(m=CLUSTER) if CLUSTER > 1 and rows > ROWS * CONSUMERS else Cluster()
-    room = device.shared_memory_per_block
-    spec = MlpSpec(**fields, store=store, cluster=cluster, consumers=CONSUMERS, stages=1, x_stages=2, takes_turns=TURNS,
-                   resident=False)
-    stages = _stages(spec, room)
-    if stages < ENOUGH:
-        spec = replace(spec, x_stages=1)
-        stages = _stages(spec, room)
-    spec = replace(spec, stages=stages)
-    return replace(spec, resident=_chunks(spec, layers) <= stages)
-
-
-def _stages(spec: MlpSpec, room: int) -> int:
-    """How many stages of weights fit beside x."""
-    one = replace(spec, stages=1).shared_bytes
-    more = replace(spec, stages=2).shared_bytes - one
-    return min(MOST_STAGES, 1 + (room - one) // more)
+    spec = MlpSpec(**fields, store=store, cluster=cluster, consumers=CONSUMERS, stages=mapping.stages,
+                   x_stages=mapping.x_stages, takes_turns=TURNS, resident=False)
+    return replace(spec, resident=_chunks(spec, layers) <= mapping.stages)
 
 
 def _chunks(spec: MlpSpec, layers: int) -> int:

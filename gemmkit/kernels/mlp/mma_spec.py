@@ -113,7 +113,3 @@ class MmaMlpSpec(LayersSpec):
     def shared_bytes(self) -> int:
         """With two layers' biases in float32."""
         return self.bias_offset + 2 * 4 * self.bias_columns * self.threads
-
-
-def warps_spec(fields: dict[str, Any], store: OutStore, run: int) -> MmaMlpSpec:
-    return MmaMlpSpec(**fields, store=store, run=run)

@@ -24,6 +24,7 @@ from gemmkit.programs.lines import refused
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.values import Axis, Index
 from gemmkit.runtime.device import DeviceInfo
+from gemmkit.tuning import problems
 
 MOST = {1: 4, 2: 4, 3: 4}
 SHORTEST = 16                          # of a round's blocks
@@ -92,30 +93,52 @@ class Choice:
         return self.cluster.shares_b and rows not in block.dims
 
 
-def chosen(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, outs: dict[str, np.dtype], device: DeviceInfo,
-           kernel: Kernel) -> Choice:
-    """``outs``: the dtypes of results that leave by TMA. Raises ConfigError for a mapping that cannot be, with the
-    reason: of what is left open all has been tried, and the reason is the smallest one's."""
-    _check_names(chain, places, mapping, kernel)
-    limit = device.shared_memory_per_block
-    bound, share = min(limit, mapping.shared_bytes or limit), mapping.shared_bytes or kernel.share(device)
-    reasons, last = list[str](), ""
-    for given, length, across in _candidates(chain, mapping, kernel, device.sm_count):
-        choice = _orders(chain, places, given, may, length, across)
+class Candidate(NamedTuple):
+    """A mapping with its warpgroups said, how long a round's blocks are, and whether tiles are joined."""
+
+    mapping: Mapping
+    length: int
+    across: bool
+
+
+@dataclass(frozen=True)
+class ChainProblem(problems.MappingProblem):
+    """``outs``: the dtypes of results that leave by TMA. What is chosen is a `Choice`. Of what is left open all is tried,
+    and the reason why nothing fits is the smallest one's."""
+
+    chain: Chain
+    places: ChainPlaces
+    mapping: Mapping
+    may: May
+    outs: dict[str, np.dtype]
+    kernel: Kernel
+
+    def candidates(self, device: DeviceInfo) -> Iterator[Candidate]:
+        _check_names(self.chain, self.places, self.mapping, self.kernel)
+        return _candidates(self.chain, self.mapping, self.kernel, device.sm_count)
+
+    def specialise(self, mapping: Candidate, device: DeviceInfo) -> problems.Choice:
+        given, length, across = mapping
+        chain, places, kernel = self.chain, self.places, self.kernel
+        limit, said = device.shared_memory_per_block, self.mapping.shared_bytes
+        room = Room(min(limit, said or limit), said or kernel.share(device), kernel)
+        choice = _orders(chain, places, given, self.may, length, across)
         choice.kernel = kernel.said
-        found = _registers(chain, choice, kernel) or _shapes(places, choice, chain, kernel, given)
-        if found is None:                              # results leave from the registers where memory is short
-            room = Room(bound, share, kernel)
-            found = _memory(places, given, choice, outs, room, chain)
-            if found is not None and outs:
-                found = _memory(places, given, choice, {}, room, chain)
-        if found is None:
-            return choice
-        reasons.append(found)
-        last = f"blocks of {length} along {chain.index}, warpgroups={given.warpgroups}"
-        last += ", stages=1" if given.stages == 1 else ""
-    is_one = len(set(reasons)) == 1                    # that no length of blocks changes
-    raise ConfigError(reasons[-1] if is_one else f"no lengths of blocks fit, down to {last}: {reasons[-1]}")
+        reason = _registers(chain, choice, kernel) or _shapes(places, choice, chain, kernel, given)
+        if reason is None:                             # results leave from the registers where memory is short
+            reason = _memory(places, given, choice, self.outs, room, chain)
+            if reason is not None and self.outs:
+                reason = _memory(places, given, choice, {}, room, chain)
+        if reason is not None:
+            raise ConfigError(reason)
+        return problems.Choice(choice)
+
+    def refusal(self, refused: list[ConfigError], last: Candidate) -> ConfigError:
+        if len(set(map(str, refused))) == 1:           # that no length of blocks changes
+            return refused[-1]
+        smallest = f"blocks of {last.length} along {self.chain.index}, warpgroups={last.mapping.warpgroups}"
+        smallest += ", stages=1" if last.mapping.stages == 1 else ""
+        return ConfigError(f"no lengths of blocks fit, down to {smallest}: {refused[-1]}")
 
 
 class Room(NamedTuple):
@@ -126,8 +149,8 @@ class Room(NamedTuple):
     kernel: Kernel
 
 
-def _candidates(chain: Chain, mapping: Mapping, kernel: Kernel, processors: int) -> Iterator[tuple[Mapping, int, bool]]:
-    """The mapping, how long a round's blocks are, and whether tiles are joined: the best first. What does not fit takes
+def _candidates(chain: Chain, mapping: Mapping, kernel: Kernel, processors: int) -> Iterator[Candidate]:
+    """The best first. What does not fit takes
     shorter blocks, then one warpgroup, then one stage.
 
     Three warpgroups where the longest blocks fit and waves of tiles take less time so, else two: heads of 64 took 0.75 of
@@ -153,7 +176,7 @@ def _candidates(chain: Chain, mapping: Mapping, kernel: Kernel, processors: int)
         chain, 2, processors)
     if three:
         for across in joins:
-            yield replace(mapping, warpgroups=3), lengths[0], bool(across)
+            yield Candidate(replace(mapping, warpgroups=3), lengths[0], bool(across))
     may_shrink = not (mapping.warpgroups or mapping.turns)
     mapping = replace(mapping, warpgroups=mapping.warpgroups or 2)
     if len(lengths) > 1 and lengths[-1] > SHORTEST:
@@ -164,7 +187,7 @@ def _candidates(chain: Chain, mapping: Mapping, kernel: Kernel, processors: int)
     for smaller in (mapping, *fewer, *fewest):
         for length in lengths:
             for across in joins:
-                yield smaller, length, bool(across)
+                yield Candidate(smaller, length, bool(across))
 
 
 def _time(chain: Chain, warpgroups: int, processors: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.programs.chains.algebra import guard, keep_parts, rewrite, settle
-from gemmkit.programs.chains.allocate import Choice, May, chosen
+from gemmkit.programs.chains.allocate import ChainProblem, Choice, May
 from gemmkit.programs.chains.chain import Chain, chain_of
 from gemmkit.programs.chains.lazy import begin_lazily, references
 from gemmkit.programs.chains.lengths import begun, check_bounded
@@ -28,6 +28,7 @@ from gemmkit.programs.multistage.text import Copies
 from gemmkit.programs.printed import OutKind, Printed
 from gemmkit.programs.trace import Loop, Value
 from gemmkit.runtime.device import DeviceInfo
+from gemmkit.tuning.problems import choose
 
 
 class Derived:
@@ -72,7 +73,7 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
     keep_parts(chain)
     places = placed(chain)
     by_tma = {key: np.dtype(kind.dtype) for key, kind in kinds.items() if kind.kind == "TmaOut"}
-    choice = chosen(chain, places, mapping, may, by_tma, device, kernel)
+    choice: Choice = choose(ChainProblem(chain, places, mapping, may, by_tma, kernel), device).spec
     kinds = {key: replace(kind, kind="OctetOut") if key in by_tma and key not in choice.outs else kind
              for key, kind in kinds.items()}
     read_early(chain, choice, kernel)

@@ -15,16 +15,18 @@ from gemmkit.programs.rows.algebra import rewritten
 from gemmkit.programs.rows.form import RowProgram, is_vector
 from gemmkit.programs.rows.steps import Steps, steps_of
 from gemmkit.programs.rows.text import printed
-from gemmkit.row_plans import dealt
+from gemmkit.row_plans import RowsProblem
 from gemmkit.runtime.array_info import ArrayInfo
+from gemmkit.runtime.device import DeviceInfo
+from gemmkit.tuning.problems import choose
 
 F32 = np.dtype(np.float32)
 
 
 def derived(name: str, program: RowProgram, mapping: Mapping, infos: Names[str, ArrayInfo], numbers: list[str],
-            early: bool) -> Printed:
-    """``numbers``: the names of the run-time scalars. ``early``: a launch may begin before the kernel before it has ended.
-    Raises ConfigError for a mapping of products, and ValueError, with the user's line, for more rows than can be counted."""
+            device: DeviceInfo) -> Printed:
+    """``numbers``: the names of the run-time scalars. Raises ConfigError for a mapping of products, and ValueError, with the
+    user's line, for more rows than can be counted."""
     _refuse_blocks(mapping)
     count = program.rows.extent.size * (1 if program.stack is None else program.stack.extent.size)
     if count >= 2**31 or program.columns >= 2**31:
@@ -33,13 +35,15 @@ def derived(name: str, program: RowProgram, mapping: Mapping, infos: Names[str, 
     steps = steps_of(program, rewritten(program))
     whole = {x.data[0].name for x in steps.rows if x.op == "load"}
     whole |= {store.parameter.name for store in program.stores if len(store.parameter.shape) > len(program.indices)}
-    team, source, vector = dealt(program.columns, max(infos[key].dtype.itemsize for key in whole), F32, steps.at_once)
+    widest = max(infos[key].dtype.itemsize for key in whole)
+    found = choose(RowsProblem(program.columns, widest, F32, steps.at_once), device).spec
+    team, source, _ = found
     _check_places(mapping, steps, isinstance(source, Held))
     threads = "a warp" if team.warps == 1 else f"a block of {team.warps} warps"
     title = (f"{name}: {threads} a row; rows are "
              f"{'held in registers' if isinstance(source, Held) else 'loaded anew for each fold and store'}.")
     used = {key: info.dtype for key, info in infos.items()}
-    return printed(title, program, steps, (team, source, vector), used, numbers, early)
+    return printed(title, program, steps, found, used, numbers, device.starts_early)
 
 
 def _refuse_blocks(mapping: Mapping) -> None:

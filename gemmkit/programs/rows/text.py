@@ -186,11 +186,11 @@ class Printer:
         self.lines += [*made.lines, self.call("put_one", self.first, out, value)]
 
 
-def printed(title: str, program: RowProgram, steps: Steps, dealt: tuple[Team, Source, int], dtypes: dict[str, np.dtype],
+def printed(title: str, program: RowProgram, steps: Steps, threads: tuple[Team, Source, int], dtypes: dict[str, np.dtype],
             scalars: list[str], early: bool) -> Printed:
     """Print the kernel. ``dtypes``: of all arrays, by their names. ``early``: its launch may begin before the kernel before
     has ended."""
-    team, source, vector = dealt
+    team, source, vector = threads
     rows, stack = program.rows.name, program.stack
     tile = [index.name for index in program.indices]
     printer = Printer(program, steps, dtypes, {*OWN_NAMES, *dtypes, *scalars, *tile})

@@ -19,6 +19,8 @@ from gemmkit.emulator.machine import current
 from gemmkit.kernels.rows import team
 from gemmkit.kernels.rows.row import Held, Streamed
 from gemmkit.rows import RowFunction, fold, largest, moments, put, put_one, smallest, total
+from gemmkit.runtime.device import H100
+from gemmkit.tuning.problems import choose
 from tests.support.machines import BF16, epsilon, on_machines, poison
 
 F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
@@ -86,7 +88,7 @@ def test_rows_that_no_block_can_hold_are_streamed(machine: Any, name: str, sourc
         monkeypatch.setattr(row_plans, "MOST_PIECES", 2 if source == "held" else 1)
     elif source == "held":
         columns = 32_768
-    _, kind, vector = row_plans.dealt(columns, 2, F32)
+    _, kind, vector = choose(row_plans.RowsProblem(columns, 2, F32), H100).spec
     assert isinstance(kind, Held if source == "held" else Streamed) and vector > 1
     x = rng.standard_normal((2, columns)).astype(F16)
     given = machine.array(x)

@@ -19,15 +19,14 @@ from gemmkit.kernels.attention.spec import AttentionSpec
 from gemmkit.kernels.attention.store import DirectOut
 from gemmkit.kernels.common.hand_over import HandOver
 from gemmkit.kernels.mlp.activation import Activation, Identity
-from gemmkit.kernels.mlp.mapping import hopper_spec
-from gemmkit.kernels.mlp.mma_spec import warps_spec
+from gemmkit.kernels.mlp.mapping import Mapping, spec_of
+from gemmkit.kernels.mlp.mma_spec import MmaMlpSpec
 from gemmkit.kernels.mlp.store import DirectOut as MlpOut
 from gemmkit.masks import Everything
 from gemmkit.operators import COMPLEX, FPUOp, MMAOp, Operator, WGMMAOp, WMMAOp
 from gemmkit.ptx.fragments import FragmentMap, places
 from gemmkit.ptx.mma import MmaSpec
 from gemmkit.ptx.wgmma import WgmmaSpec
-from gemmkit.runtime.device import H100
 from gemmkit.scores import Plain
 from tests.support.machines import BF16, E4M3, is_poison, poison
 
@@ -53,7 +52,7 @@ def is_right(given: HandOver) -> bool:
 
 def attention_specs(dtype: np.dtype, head_dim: int) -> list[Any]:
     rules = dict(mask=Everything(), score=Plain(), store=DirectOut(), dtype=dtype, head_dim=head_dim, has_lse=False, packed=False)
-    on = MAPPINGS[head_dim]
+    on = MAPPINGS[head_dim][0]
     return [AttentionSpec(**rules, block_n=on.block_n, consumers=on.consumers, stages=on.stages, q_stages=on.q_stages,
                           takes_turns=on.turns, joins_tiles=on.joins_tiles),
             MmaAttentionSpec(**rules, block_n=BLOCK_N[head_dim])]
@@ -71,7 +70,7 @@ def test_attention(head_dim: int, dtype: np.dtype) -> None:
 def mlp_specs(dtype: np.dtype, hidden: int, **fields: Any) -> list[Any]:
     given = dict(activation=Activation(silu), last=Identity(), dtype=dtype, bias_dtype=F32, has_bias=True, k_major=False, k=64,
                  hidden=hidden, n=96, single=False, has_padding=False) | fields
-    return [hopper_spec(given, MlpOut(True), 1000, 4, H100), warps_spec(given, MlpOut(True), 8)]
+    return [spec_of(Mapping(2, 6), given, MlpOut(True), 1000, 4), MmaMlpSpec(**given, store=MlpOut(True), run=8)]
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)

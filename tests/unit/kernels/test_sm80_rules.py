@@ -19,7 +19,7 @@ from gemmkit.runtime.device import H100, assumed
 from gemmkit.runtime.gpus import A10, GPUS, T4
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
-from gemmkit.tuning.choose import _mapping_of_group as grouped_mapping
+from gemmkit.tuning.choose import _tiles_of_group
 from gemmkit.tuning.operators import operator_for
 from tests.support.machines import BF16
 from tests.support.sm80 import F16, F32, mapping
@@ -142,7 +142,7 @@ def test_tiles_of_groups_fit(name: str) -> None:
     matrix = np.zeros((128, 128))
     for dtype, (a, b) in itertools.product(DTYPES, ORDERS):
         operator = operator_for(dtype, dtype, (128, 128, 128), GPUS[name], 400)
-        fields = grouped_mapping(operator, [(matrix, matrix, None, None)] * 400, GPUS[name])
+        fields = next(_tiles_of_group(operator, [(matrix, matrix, None, None)] * 400, GPUS[name]))
         conf = gk.get_config(operator=operator, global_a_layout=a(dtype), global_b_layout=b(dtype), device=GPUS[name], **fields)
         assert conf.kernel == "multistage"
 
