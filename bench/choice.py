@@ -85,7 +85,7 @@ def ways(product: Product, most: int) -> list[Way]:
     found = [Way(None, default.problem.config, default.launchable)]
     call = default.problem
     seen = set() if call.swap_ab else {(call.config.mapping, call.config.operator)}
-    with gemmkit.emulate():
+    with gemmkit.emulate(mapping="device"):
         infos = describe_all(x.a, x.b, None, x.out)
         out = describe(x.out, "out")
         a, b = (

@@ -54,7 +54,7 @@ def resolve(case: Case) -> Any:
 
     (a, b, c, conf), keywords = plan_arguments(case, operands(case, host_array))
     out = keywords.pop("out")
-    with gemmkit.emulate():
+    with gemmkit.emulate(mapping="device"):
         infos = describe_all(a, b, c, out)
         assert infos[3] is not None
         problem = resolved(*infos, conf, keywords)

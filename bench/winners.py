@@ -52,7 +52,7 @@ def entry(row: dict[str, Any], timed: Sequence[dict[str, Any]], best: dict[str, 
     x = product.operands(HostArrays(), 0)
 
     def config(mapping: dict[str, Any]) -> Any:
-        with assumed(H100), winners.without(), gemmkit.emulate():
+        with assumed(H100), winners.without(), gemmkit.emulate(mapping="device"):
             return resolve(*describe_all(x.a, x.b, None, x.out), None, {}, Candidate.of_plain(mapping)).config
 
     with assumed(H100), winners.without():
@@ -80,7 +80,7 @@ def kind_of(row: dict[str, Any]) -> str:
     """The shape class of a row's product."""
     product = product_of(row)
     x = product.operands(HostArrays(), 0)
-    with assumed(H100), gemmkit.emulate():
+    with assumed(H100), gemmkit.emulate(mapping="device"):
         infos = describe_all(x.a, x.b, None, x.out)
     a, b = (LAYOUTS[order](info.dtype) for order, info in zip(row["layout"], infos[:2]))
     return winners.class_of({"a": infos[0], "b": infos[1]}, a, b, product.n)
