@@ -95,13 +95,15 @@ def convert(dtype: np.dtype, value: Any) -> Any:
         return value
     if dtype.names is not None or type(value) in (Record, tuple):
         return to_dtype(dtype, value)
-    if isinstance(value, _FLOATS) and dtype.char in "efd" and (1e-4 < abs(value) < 6e4 or value == 0):
+    if isinstance(value, _FLOATS) and dtype.char in "efd" and (
+            1e-4 < abs(value) < 6e4 or value == 0 or abs(value) == np.inf or value != value):
         return dtype.type(value)
     with np.errstate(all="ignore"):
         return np.asarray(value).astype(dtype)[()]
 
 
-#: What float16 holds, too, no conversion warns of: NumPy need not be told to be silent, which takes longer than to convert.
+#: No conversion warns of what float16 holds, too, nor of infinities and NaN. NumPy need not be told to be silent there: that
+#: takes longer than to convert.
 _FLOATS: Any = (np.float32, float, np.float16)
 
 

@@ -27,9 +27,9 @@ F32 = np.float32
 
 
 def _of_floats(name: str, text: str, count: int, compute: Callable[..., Any], doc: str, low: float = 1.0,
-               high: float = 100.0) -> Atom:
-    """``low``, ``high``: between them float32 arguments set off no warning, and NumPy need not be told to be silent.
-    That takes longer than to compute, and attention has this for every score."""
+               high: float = 100.0, also: float = 1.0) -> Atom:
+    """``low``, ``high``: from one to the other, and at ``also``, float32 arguments set off no warning, and NumPy need not be
+    told to be silent. That takes longer than to compute, and attention has this for every score."""
 
     def typer(context: Any, *args: Any) -> Any:
         if len(args) != count or any(kind_of_type(t) is None or isinstance(t, types.Complex) for t in args):
@@ -43,7 +43,7 @@ def _of_floats(name: str, text: str, count: int, compute: Callable[..., Any], do
 
     def emulate(*given: Any) -> Any:
         for x in given:
-            if type(x) is not F32 or not low < x < high:
+            if type(x) is not F32 or not (low <= x <= high or x == also):
                 break
         else:
             return compute(*given)
@@ -53,7 +53,8 @@ def _of_floats(name: str, text: str, count: int, compute: Callable[..., Any], do
     return Atom(name, typer, emulate, doc)
 
 
-exp2 = _of_floats("exp2", "ex2.approx.ftz.f32 $0, $1;", 1, np.exp2, "2 to the power of x.", low=-100.0)
+exp2 = _of_floats("exp2", "ex2.approx.ftz.f32 $0, $1;", 1, np.exp2, "2 to the power of x.", low=-100.0,
+                  also=-np.inf)                                # a score that a mask hides
 log2 = _of_floats("log2", "lg2.approx.ftz.f32 $0, $1;", 1, np.log2, "The logarithm to the base 2; of 0 it is -inf.")
 reciprocal = _of_floats("reciprocal", "rcp.approx.ftz.f32 $0, $1;", 1, np.reciprocal, "1 / x.")
 tanh = _of_floats("tanh", "tanh.approx.f32 $0, $1;", 1, np.tanh, "The hyperbolic tangent.", low=-100.0)

@@ -41,7 +41,8 @@ def fma(a: Any, b: Any, c: Any) -> Any:
     """
     if type(a) is type(b) is type(c) is np.float32:
         value = float(a) * float(b) + float(c)
-        if 1e-37 < abs(value) < 3e38:                      # NumPy warns of no such number: it need not be told to be silent
+        # NumPy warns of no such number, nor of infinities and NaN: it need not be told to be silent.
+        if 1e-37 < abs(value) < 3e38 or value == 0 or value - value != 0:
             return np.float32(value)
     kind = np.asarray(c).dtype
     with np.errstate(all="ignore"):

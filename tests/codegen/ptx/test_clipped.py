@@ -102,7 +102,7 @@ def test_operands_that_are_clipped() -> None:
 
 def test_hopper_loads_edges_as_what_is_within() -> None:
     """By both operands' registers at once where these are few; what is wholly in range is not asked about."""
-    with gk.emulate(), assumed(H100):
+    with gk.emulate(mapping="device"), assumed(H100):
         for M, N, K in ((1001, 1001, 1001), (333, 777, 455), (4097, 4097, 4097)):
             plan = gk.plan(np.empty((M, K), F16), np.empty((K, N), F16))
             producer: Any = plan._compiled.spec.producer
