@@ -72,27 +72,26 @@ def choose(problem: MappingProblem, device: DeviceInfo, mapping: Any = None) -> 
     """
     if mapping is not None:
         return problem.specialise(mapping, device)
-    return problem.settled(_found(problem, device), device)
-
-
-def _found(problem: MappingProblem, device: DeviceInfo) -> Choice:
-    """What a GPU takes."""
     if problem.key is not None:
         from gemmkit.tuning import store  # loads what digests of products need, and rows have none
 
         tuned = store.find(device, problem.key, problem.read)
         if tuned is not None:
             try:
-                return problem.specialise(tuned, device)._replace(by="tuned")
+                choice = problem.specialise(tuned, device)._replace(by="tuned")
             except ConfigError as error:
                 store.refused(device, tuned, error)
+            else:
+                return problem.settled(choice, device)
     refused: list[ConfigError] = []
     try:
         for one in problem.candidates(device):
             try:
-                return problem.specialise(one, device)
+                choice = problem.specialise(one, device)
             except ConfigError as error:
                 refused.append(error)
+            else:
+                return problem.settled(choice, device)
         raise problem.refusal(refused, one)
     finally:
         refused.clear()                                # what they were raised for would live as long as they
