@@ -97,8 +97,8 @@ def plan_rows(make: Callable[..., Any]) -> Iterator[tuple[str, float]]:
 
 def matmul_rows(make: Callable[..., Any]) -> Iterator[tuple[str, float]]:
     import gemmkit
-    from gemmkit.products import _plans
-    from gemmkit.runtime.recognition import KEYS
+    from gemmkit.plans.plan import _plans
+    from gemmkit.runtime.arrays import KEYS
 
     a, b = (make(SIZE, SIZE) for _ in range(2))
     for _ in range(2):
@@ -129,7 +129,7 @@ def matmul_rows(make: Callable[..., Any]) -> Iterator[tuple[str, float]]:
 
 def program_rows() -> Iterator[str]:
     """Deriving, in milliseconds; then the look-up of a plan that is kept."""
-    from gemmkit.programs.remembered import plan_of_call
+    from gemmkit.programs.tuned import plan_of_call
 
     half = np.float16
     x, vector = np.zeros((512, 1024), half), np.zeros(1024, half)
@@ -147,7 +147,7 @@ def program_rows() -> Iterator[str]:
 
 
 def main() -> int:
-    from gemmkit.launch import forget
+    from gemmkit.plans.launch import forget
 
     for name in stand_ins.LIBRARIES:
         with stand_ins.gpu(), stand_ins.library(name) as make:

@@ -18,11 +18,11 @@ import gemmkit
 from bench import mappings
 from bench.fusions import WORKS, Operands
 from gemmkit.operators.wgmma import WGMMAOp
-from gemmkit.problem import layout_of
+from gemmkit.plans.problem import layout_of
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import target
-from gemmkit.tuning.hopper import ACROSS, MAPPINGS, PROMOTED, TRANSPOSED
 from gemmkit.tuning.model import Mapping, fastest
+from gemmkit.tuning.sm90 import ACROSS, MAPPINGS, PROMOTED, TRANSPOSED
 
 DTYPES = {
     "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32),

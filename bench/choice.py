@@ -31,10 +31,10 @@ from bench.experiments.random_shapes import drawn_size
 from bench.experiments.types import ORDERS, Product
 from bench.harness import Call, input_sets, interleave, summarise
 from bench.prepare import HostArrays, recorded
-from gemmkit.ahead import Kernel, compiled, kernel_of
-from gemmkit.compiled import Compiled
 from gemmkit.lang.errors import ConfigError
-from gemmkit.problem import resolve
+from gemmkit.plans.ahead import Kernel, compiled, kernel_of
+from gemmkit.plans.compiled import Compiled
+from gemmkit.plans.problem import resolve
 from gemmkit.runtime.arrays import describe, describe_all
 from gemmkit.tuning import store
 from gemmkit.tuning.candidates import Candidate, candidates

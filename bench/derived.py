@@ -31,11 +31,10 @@ from bench import report
 from bench.experiments.forced import Forced
 from bench.experiments.programs import gemm
 from bench.turns import times
-from gemmkit import observers
 from gemmkit import programs as gp
-from gemmkit.activations import relu
-from gemmkit.masks import Causal
-from gemmkit.scores import SoftCap
+from gemmkit.epilogues import observers
+from gemmkit.epilogues.elementwise import relu
+from gemmkit.kernels.masks import Causal, SoftCap
 
 CAP, TOLERANCE = 30.0, 1e-2
 Calls = dict[str, Callable[[], Any]]

@@ -70,8 +70,8 @@ class Clock:
 
 def watched() -> Clock:
     """A clock at the places where the parts of a first call begin."""
-    from gemmkit import planning
-    from gemmkit.lang import later
+    from gemmkit.lang import deferred as later
+    from gemmkit.plans import plan as planning
     from gemmkit.runtime import compile, launch
 
     clock = Clock()
@@ -118,7 +118,7 @@ def compiled_alone(dtype: str, n: int) -> dict[str, Any]:
     """The same for an H100 that is not here, without a launch."""
     import numpy as np
 
-    from gemmkit import planning
+    from gemmkit.plans import plan as planning
     from gemmkit.runtime.array_info import ArrayInfo
     from gemmkit.runtime.compile import cubin_of
 

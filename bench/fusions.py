@@ -29,7 +29,7 @@ from typing import Any
 from gemmkit import transforms
 from gemmkit.epilogues import GELU, Bias, ReLU, Residual
 from gemmkit.layouts import Diagonal, Layout, Triangular
-from gemmkit.problem import layout_of
+from gemmkit.plans.problem import layout_of
 from gemmkit.runtime.arrays import describe
 
 Wide = Callable[..., Any]  # wide(array, rows=None): the array, or some of its rows, in float64

@@ -40,7 +40,7 @@ from bench.fusions import WORKS, Operands
 from bench.gemm import names
 from bench.harness import Call, Row, Work, WrongResult, compare, input_sets
 from bench.supervise import Outcome, Patience, outcomes
-from gemmkit.tuner.progress import Progress
+from gemmkit.tuner.tuner import Progress
 
 SAMPLED_ROWS = 64  # of the result, compared with float64
 MOST_BYTES = 2**34  # of the results of all input sets

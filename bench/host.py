@@ -152,7 +152,7 @@ def helper(x: Any) -> Any:
 def looking_again(backend: backends.Backend) -> list[Row]:
     """What it costs that a plan, and `matmul` with a conf, look whether the components' code is what it was."""
     import gemmkit
-    from gemmkit.products import _plans
+    from gemmkit.plans.plan import _plans
 
     a, b = (backend.normal(SIZE, SIZE, DTYPE, seed) for seed in (0, 1))
     d = backend.empty(SIZE, SIZE, DTYPE)

@@ -14,9 +14,9 @@ from typing import Any
 
 from bench.host import host_us
 from gemmkit.runtime import arrays, device
-from gemmkit.runtime.assemble import assemble
+from gemmkit.runtime.arrays import matcher
+from gemmkit.runtime.compile import assemble
 from gemmkit.runtime.launch import LoadedKernel, launch_arguments, load, parameter_struct
-from gemmkit.runtime.recognition import matcher
 
 COUNTS = (4, 8, 16, 32)
 

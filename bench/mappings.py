@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmkit import Tile
-from gemmkit.kernels.rasterisation import Grouped, Hilbert, Order
+from gemmkit.kernels.collectives.scheduler import Grouped, Hilbert, Order
 
 NAME = re.compile(r"(\d+)x(\d+)([cp])-(\d+)x(\d+)-(?:g(\d+)|h)(?:-s(\d+))?(?:-w(\d+))?(?:-p(\d+))?(?:-k(\d+))?")
 LINE = 128  # bytes of K in a stage

@@ -19,7 +19,7 @@ import numpy as np
 
 from bench.cases import DTYPES, Case, operands, plan_arguments
 from bench.experiments.experiment import Experiment
-from gemmkit import ahead
+from gemmkit.plans import ahead
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ def host_array(name: str, rows: int, columns: int, dtype: str) -> np.ndarray:
 
 
 def resolve(case: Case) -> Any:
-    """The kernel's specialisation and arguments for a case (`gemmkit.planning.Compiled`)."""
+    """The kernel's specialisation and arguments for a case (`gemmkit.plans.plan.Compiled`)."""
     import gemmkit
-    from gemmkit.compiled import Compiled
-    from gemmkit.problem import resolve as resolved
+    from gemmkit.plans.compiled import Compiled
+    from gemmkit.plans.problem import resolve as resolved
     from gemmkit.runtime.arrays import describe_all
 
     (a, b, c, conf), keywords = plan_arguments(case, operands(case, host_array))

@@ -17,8 +17,9 @@ from unittest import mock
 
 import numpy as np
 
-from gemmkit.runtime import arrays, device, launch, launchable, tensor_maps
-from gemmkit.runtime.recognition import KEYS
+from gemmkit.runtime import arrays, device, launch, tensor_maps
+from gemmkit.runtime import launch as launchable
+from gemmkit.runtime.arrays import KEYS
 
 STREAM = 77  # what both libraries say is their current stream
 _PAGE = 1 << 20  # bytes between two arrays

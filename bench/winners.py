@@ -1,4 +1,4 @@
-"""The table of measured mappings that ships (`gemmkit.tuning.winners`), made of results of `bench.choice`.
+"""The table of measured mappings that ships (`gemmkit.tuning.candidates`), made of results of `bench.choice`.
 
     python -m bench.winners bench/results/choice.json ...     writes gemmkit/tuning/winners.json
 
@@ -22,12 +22,11 @@ from bench.choice import ways
 from bench.experiments.types import Product
 from bench.prepare import HostArrays
 from gemmkit.layouts import ColMajor, RowMajor
-from gemmkit.problem import resolve
+from gemmkit.plans.problem import resolve
 from gemmkit.runtime.arrays import describe_all
 from gemmkit.runtime.device import H100, assumed
-from gemmkit.tuning import winners
-from gemmkit.tuning.candidates import Candidate
-from gemmkit.tuning.winners import Winner
+from gemmkit.tuning import candidates
+from gemmkit.tuning.candidates import Candidate, Winner
 
 WORTH = 0.93  # of the default's time: what a mapping has to come down to
 LAYOUTS = {"n": RowMajor, "t": ColMajor}
@@ -52,10 +51,10 @@ def entry(row: dict[str, Any], timed: Sequence[dict[str, Any]], best: dict[str, 
     x = product.operands(HostArrays(), 0)
 
     def config(mapping: dict[str, Any]) -> Any:
-        with assumed(H100), winners.without(), gemmkit.emulate(mapping="device"):
+        with assumed(H100), candidates.without(), gemmkit.emulate(mapping="device"):
             return resolve(*describe_all(x.a, x.b, None, x.out), None, {}, Candidate.of_plain(mapping)).config
 
-    with assumed(H100), winners.without():
+    with assumed(H100), candidates.without():
         default = ways(product, 0)[0].config
     mine = config(best["mapping"])
     if default.global_d_layout.vector_axis != mine.global_d_layout.vector_axis:
@@ -83,7 +82,7 @@ def kind_of(row: dict[str, Any]) -> str:
     with assumed(H100), gemmkit.emulate(mapping="device"):
         infos = describe_all(x.a, x.b, None, x.out)
     a, b = (LAYOUTS[order](info.dtype) for order, info in zip(row["layout"], infos[:2]))
-    return winners.class_of({"a": infos[0], "b": infos[1]}, a, b, product.n)
+    return candidates.class_of({"a": infos[0], "b": infos[1]}, a, b, product.n)
 
 
 def holds(one: Winner, rows: Iterable[dict[str, Any]]) -> bool:
@@ -92,7 +91,7 @@ def holds(one: Winner, rows: Iterable[dict[str, Any]]) -> bool:
         lost = any(
             tried.get("ratio", 0) > LOSES and Candidate.of_plain(tried["mapping"]) == one.candidate for tried in row["tried"]
         )
-        if lost and one.distance((row["m"], row["n"], row["k"])) <= winners.NEAR and kind_of(row) == one.kind:
+        if lost and one.distance((row["m"], row["n"], row["k"])) <= candidates.NEAR and kind_of(row) == one.kind:
             return False
     return True
 
@@ -101,7 +100,7 @@ def apart(found: Iterable[Winner]) -> list[Winner]:
     """Those of which none is near another that gains more, in the order of their classes and sizes."""
     kept: list[Winner] = []
     for one in sorted(found, key=lambda one: one.ratio):
-        if winners.nearest(kept, one.kind, one.sizes) is None:
+        if candidates.nearest(kept, one.kind, one.sizes) is None:
             kept.append(one)
     return sorted(kept, key=lambda one: (one.kind, one.sizes))
 
@@ -109,7 +108,7 @@ def apart(found: Iterable[Winner]) -> list[Winner]:
 def main(arguments: Sequence[str] | None = None) -> int:
     made = argparse.ArgumentParser(prog="python -m bench.winners", description="The table of measured mappings.")
     made.add_argument("files", nargs="+", type=Path, help="results of bench.choice")
-    made.add_argument("--into", type=Path, default=winners.FILE)
+    made.add_argument("--into", type=Path, default=candidates.FILE)
     options = made.parse_args(arguments)
     contents = [report.read(file) for file in options.files]
     rows = [row for content in contents for row in content["rows"]]

@@ -153,8 +153,7 @@ def forward(network: Network, features: np.ndarray, where: machine.Machine) -> n
 def session(where: machine.Machine) -> Iterator[None]:
     """What the products must run inside. The emulator takes one thread after the other, and the kernels for GPUs before
     Hopper have fewer of them."""
-    from gemmkit.runtime.device import assumed
-    from gemmkit.runtime.gpus import A100
+    from gemmkit.runtime.device import A100, assumed
 
     with where.session(), assumed(A100) if where.emulated else contextlib.nullcontext():
         yield

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 import ml_dtypes as _ml_dtypes  # noqa: F401 (NumPy knows bfloat16 by its name from then on)
 import numpy as _np
 
-from gemmkit.lang import package_state as _package_state  # noqa: F401 (it sees what files of gemmkit there are now)
-from gemmkit.lang.later import public_names as _public_names
+from gemmkit.lang import fingerprint as _package_state  # noqa: F401 (it sees what files of gemmkit there are now)
+from gemmkit.lang.deferred import public_names as _public_names
 
 float16, float32, float64 = _np.float16, _np.float32, _np.float64
 __version__ = "0.1.0"
@@ -27,29 +27,32 @@ __all__ = [
 ]
 
 if _TYPE_CHECKING:
-    from gemmkit import blas, epilogues, fast, layouts, masks, operators, programs, scores, transforms
-    from gemmkit.attention_call import attention
-    from gemmkit.block_sparse import BlockSparse
+    from gemmkit import blas, epilogues, layouts, operators, programs, transforms
     from gemmkit.components import Array, Component, ComponentError, Scalar
-    from gemmkit.config import Config, ConfigError
-    from gemmkit.contraction import einsum
-    from gemmkit.dual import Dual
     from gemmkit.emulator.mode import emulate
-    from gemmkit.gather import Gather, Scatter
-    from gemmkit.glu_call import glu
-    from gemmkit.grouped_call import GroupPlan, grouped, plan_grouped
-    from gemmkit.joined import Braid, Concat
-    from gemmkit.kernels.common.stream_k import StreamK
-    from gemmkit.lstm import lstm_cell
-    from gemmkit.matmul_call import matmul
-    from gemmkit.matrices import Diagonal, Generated, Matrix, Symmetric, Triangular
-    from gemmkit.mlp_call import mlp
-    from gemmkit.planning import Plan, plan
+    from gemmkit.epilogues import fast
+    from gemmkit.functions.attention import attention
+    from gemmkit.functions.block_sparse import BlockSparse
+    from gemmkit.functions.dual import Dual
+    from gemmkit.functions.einsum import einsum
+    from gemmkit.functions.glu import glu, lstm_cell
+    from gemmkit.functions.grouped import GroupPlan, grouped, plan_grouped
+    from gemmkit.functions.matmul import matmul
+    from gemmkit.functions.mlp import mlp
+    from gemmkit.functions.rows import layernorm, log_softmax, rmsnorm, rowwise, softmax
+    from gemmkit.functions.semiring import select
+    from gemmkit.kernels import masks
+    from gemmkit.kernels import masks as scores
+    from gemmkit.kernels.collectives.split_k import StreamK
+    from gemmkit.kernels.config import Config
+    from gemmkit.lang.errors import ConfigError
+    from gemmkit.layouts.gather import Gather, Scatter
+    from gemmkit.layouts.joined import Braid, Concat
+    from gemmkit.layouts.matrices import Diagonal, Generated, Matrix, Symmetric, Triangular
+    from gemmkit.plans.plan import Plan, plan
     from gemmkit.programs import Mapping, program
-    from gemmkit.report.explained import Explanation, explain
-    from gemmkit.rows import layernorm, log_softmax, rmsnorm, rowwise, softmax
-    from gemmkit.selection import select
     from gemmkit.tiling import Tile, linearise, parallelise, subdivide, translate, translate_base, translate_offset
+    from gemmkit.tools.explain import Explanation, explain
     from gemmkit.tuner import Tuned, tune
     from gemmkit.tuning.choose import get_config
 else:

@@ -1,5 +1,5 @@
-"""``python -m gemmkit``: see `gemmkit.cli`."""
+"""``python -m gemmkit``: see `gemmkit.tools.cli`."""
 
-from gemmkit.cli import main
+from gemmkit.tools.cli import main
 
 raise SystemExit(main())

@@ -6,22 +6,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmkit.config import Config
-from gemmkit.dual import Dual, real_operand
 from gemmkit.epilogues import LinearCombination
-from gemmkit.epilogues.factors import InMemory, Parts, factor
-from gemmkit.joined import Braid
-from gemmkit.lang.given import check_dtype
-from gemmkit.lang.record_types import conjugate
+from gemmkit.epilogues.elementwise import InMemory, Parts, factor
+from gemmkit.functions.dual import Dual, real_operand
+from gemmkit.functions.matmul import matmul
+from gemmkit.kernels.config import Config
+from gemmkit.lang.checks import check_dtype
+from gemmkit.lang.records import conjugate
 from gemmkit.layouts import ArrayLayout
-from gemmkit.matmul_call import matmul
-from gemmkit.matrices import Matrix, arrays, transposed
+from gemmkit.layouts.joined import Braid
+from gemmkit.layouts.matrices import Matrix, arrays, transposed
 from gemmkit.operators import Algebra, Operator, dual
-from gemmkit.problem import check_places, has_parts, layout_of
-from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like, overlaps_itself, shares_memory
+from gemmkit.plans.problem import check_places, has_parts, layout_of, seen_stack
+from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like, overlaps_itself, shares_memory, strided
 from gemmkit.runtime.device import target
-from gemmkit.runtime.views import strided
-from gemmkit.stacks import seen_stack
 from gemmkit.transforms import Elementwise
 from gemmkit.tuning.operators import new_dtype
 

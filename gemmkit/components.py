@@ -25,32 +25,53 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import typing
 import weakref
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import repeat
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmkit.lang.aggregates import Aggregate
-from gemmkit.lang.closures import captured, is_runtime, without_captures
-from gemmkit.lang.component_class import ComponentClass
-from gemmkit.lang.component_types import component_kind
+from gemmkit.lang.aggregates import Aggregate, static_maker
+from gemmkit.lang.checks import check_fields
+from gemmkit.lang.components import ComponentClass, component_kind
 from gemmkit.lang.errors import ComponentError
-from gemmkit.lang.fingerprint import Reading, digest, read_class, read_value, when_forgetting
-from gemmkit.lang.freezing import Frozen, freeze_function, freeze_runtime, freeze_scalar
-from gemmkit.lang.functions import DeviceFunction
-from gemmkit.lang.given import check_fields
-from gemmkit.lang.guards import Guards, class_version
-from gemmkit.lang.kinds import Kind, kind
+from gemmkit.lang.fingerprint import Array, Reading, Scalar, annotated, digest, read_class, read_value, when_forgetting
+from gemmkit.lang.functions import (
+    DeviceFunction,
+    Frozen,
+    Kind,
+    captured,
+    freeze_function,
+    freeze_runtime,
+    freeze_scalar,
+    is_runtime,
+    kind,
+    without_captures,
+)
 from gemmkit.lang.numba_hooks import typeof_impl, types
-from gemmkit.lang.runtime_fields import Array, Scalar, annotated
-from gemmkit.lang.values import static_maker
-from gemmkit.runtime.arrays import ArrayInfo, describe, is_array
+from gemmkit.lang.references import Guards, class_version, is_gemmkit
+from gemmkit.runtime.array_info import are_the_same
+from gemmkit.runtime.arrays import (
+    KEYS,
+    ArrayInfo,
+    describe,
+    info_of,
+    is_array,
+    key_of,
+    overlaps,
+    overlaps_itself,
+    shares_memory,
+)
 
-__all__ = ["Array", "Component", "ComponentError", "Frozen", "Scalar", "freeze"]
+__all__ = [
+    "Array", "Component", "ComponentError", "Frozen", "Scalar", "freeze",
+]
 
 
 class Component(metaclass=ComponentClass):
@@ -319,3 +340,276 @@ def further_state(component: Any) -> dict[str, Any]:
 @typeof_impl.register(Component)
 def _typeof(value: Component, c: Any) -> types.Type:
     return freeze(value).type
+
+
+# --------------------------------------------------------------------------------------------------
+# The arrays that components hold, in fields and in the functions among them, and what may share their memory.
+#
+# Operands are checked by name where they come in (`gemmkit.plans.problem`). A component's arrays are read, or written,
+# by any block at any time, so that those which the product writes must be memory of their own.
+
+#: The components that are asked for an element of C or D where that element is read or written, by the same block: an array
+#: of theirs may be out itself, as c may.
+ALONGSIDE = frozenset({"epilogue", "transform_global_to_shared_c", "transform_shared_to_regs_c",
+                       "transform_regs_to_shared_d", "transform_shared_to_global_d"})
+
+
+class Held(NamedTuple):
+    """An array of a component: what messages call it, the array, and whether the kernel writes it."""
+
+    name: str
+    info: ArrayInfo
+    is_output: bool
+
+
+def arrays_of(component: Any) -> list[Held]:
+    """The arrays of a component, of those nested in it and of the functions among its fields, in the order of its leaves."""
+    found = held_values(component)
+    return [Held(name, info_of(x, name), is_output) for name, x, is_output in found] if found else []
+
+
+def held_values(component: Any) -> list[tuple[str, Any, bool]]:
+    """The arrays themselves, or what describes them, with their names and whether the kernel writes them."""
+    kind, found = type(component), list[tuple[str, Any, bool]]()
+    for field, value in field_values(component).items():
+        if isinstance(value, Component):
+            found += held_values(value)
+        elif isinstance(value, (FunctionType, DeviceFunction)):
+            found += [(f"{name}, captured by {value.__name__} of {kind.__qualname__},", x, False)
+                      for name, x in captured(value).items() if is_array(x) or isinstance(x, ArrayInfo)]
+        elif not isinstance(value, NO_ARRAYS) and (is_array(value) or isinstance(value, ArrayInfo)):
+            name = getattr(kind, "array_names", {}).get(field, f"{field} of {kind.__qualname__}")
+            found.append((name, value, field in getattr(kind, "outputs", ())))
+    return found
+
+
+def check_held(held: Iterable[tuple[str, Held]], infos: dict[str, ArrayInfo | None],
+               same: tuple[ArrayInfo, ...] = ()) -> None:
+    """Raise ValueError where arrays of components share memory with what is written.
+
+    Args:
+        held: the arrays, each with the name of its component's place in a configuration.
+        infos: a, b, c and out.
+        same: out as it may be described otherwise: an array that equals one of these is out itself. How the dimensions of
+            a stack are counted does not matter.
+    """
+    arrays, out = list(held), infos.get("out")
+    written = [(part, x) for part, x in arrays if x.is_output]
+    for _, x in written:
+        if x.info.readonly:
+            raise ValueError(f"{x.name} is read-only, and values are stored into it")
+        if overlaps_itself(x.info):
+            raise ValueError(f"{x.name} has strides {x.info.strides}: several of its elements share memory")
+        for other, operand in infos.items():
+            if operand is not None and overlaps(x.info, operand):
+                raise ValueError(f"{x.name} overlaps {other} in memory; give it memory of its own")
+    for part, x in arrays:
+        if out is not None and not x.is_output:
+            is_out = any(are_the_same(x.info, one) for one in (out, *same))
+            if not (is_out and part in ALONGSIDE) and shares_memory(x.info, out):
+                why = ("it is read at other elements than those that a block writes" if is_out or part not in ALONGSIDE else
+                       "it may be out itself (the same address, shape, strides and dtype), but no other part of it")
+                raise ValueError(f"{x.name} overlaps out in memory, and {why}; give it memory of its own")
+        for _, output in written:
+            if x is not output and shares_memory(x.info, output.info):
+                raise ValueError(f"{output.name} overlaps {x.name} in memory; give it memory of its own")
+
+
+# --------------------------------------------------------------------------------------------------
+# Components that come with call after call: what a call is known by, and what it brings (`seen`).
+#
+# Of gemmkit's own components, whose code nobody changes, the fields are read. Components with code of the user's are
+# `frozen` once, and looked at in each call.
+#
+# Freezing reads all of a component's code and constants: 10 to 20 us for each one nested in it. What that rests on takes
+# a look: code and constants at their guards (`gemmkit.lang.references`), arrays at what identifies them
+# (`gemmkit.runtime.arrays`), since an array's memory may be another in the next call. Fields are those of a frozen
+# dataclass, and do not change. Of gemmkit's own part of a call that leaves 15 us in place of 190 (a plan with a braid),
+# 14 of 49 (`matmul` with a residual).
+
+_LIMIT = 1024                          # components that are remembered
+
+
+class _Kept:
+    """What is known of a component. Its guards are made when it comes a second time: most that come once are made anew in
+    every call."""
+
+    __slots__ = ("_guards", "arrays", "frozen", "of")
+
+    def __init__(self, of: weakref.ref[Any], found: Frozen, arrays: list[tuple[Any, Any]]):
+        self.of, self.frozen, self.arrays = of, found, arrays
+        self._guards: Guards | None = None
+
+    def stands(self) -> bool:
+        if self._guards is None:
+            self._guards = Guards(self.frozen.facts)
+        return self._guards.stand() and all(KEYS.get(type(x), key_of)(x) == seen for x, seen in self.arrays)
+
+
+_kept: dict[int, _Kept] = {}
+when_forgetting(_kept.clear)
+
+
+def frozen(component: Component, name: str = "value") -> Frozen:
+    """`gemmkit.components.freeze` of a component, by what is known of this very one where that still holds.
+
+    >>> from gemmkit.epilogues import Scale
+    >>> twice = Scale(2.0)
+    >>> frozen(twice) is frozen(twice), frozen(twice) is frozen(Scale(2.0))
+    (True, False)
+    """
+    known = _kept.get(id(component))
+    if known is not None and known.of() is component and known.stands():
+        return known.frozen
+    found = freeze(component, name)
+    if len(_kept) >= _LIMIT:
+        _kept.clear()
+    arrays = [(x, KEYS.get(type(x), key_of)(x)) for _, x, _ in held_values(component) if is_array(x)] if found.arrays else []
+    _kept[id(component)] = _Kept(_reference(component), found, arrays)
+    return found
+
+
+# -- what a call is known by, and what it brings ------------------------------------------------------------------------
+
+def seen(component: Component, key: list[Any], brought: list[Any]) -> None:
+    """Add to ``key`` what decides how a component is computed with, and to ``brought`` its run-time values that calls with
+    that key differ in: addresses of arrays and numbers, as `exact` says (`slots_of` tells where they stand).
+
+    >>> from gemmkit.epilogues import ReLU, Scale
+    >>> key, brought = [], []
+    >>> seen(Scale(2.0) | ReLU(), key, brought)
+    >>> brought, slots_of(Scale(2.0) | ReLU())
+    ([2.0], [0])
+    """
+    known, count = len(key), len(brought)
+    if not _read(component, key, brought):
+        del key[known:], brought[count:]
+        found = frozen(component)
+        key += found.kind, found.fingerprint, tuple((info.shape, info.strides, info.device) for info in found.arrays)
+        brought += [exact(value) for _, value in found.leaves]
+
+
+def slots_of(component: Component) -> list[int]:
+    """Where among its leaves each of what `seen` says that it brings stands."""
+    return _read_slots(component) if _read(component, [], []) else list(range(len(frozen(component).leaves)))
+
+
+class Given(NamedTuple):
+    """Components as they are frozen, where among the leaves of all of them a launch puts what they bring, and what that is
+    (`seen`)."""
+
+    frozen: list[Frozen]
+    slots: list[int]
+    brought: list[Any]
+
+    @property
+    def key(self) -> Any:
+        """What decides, of them, which launch a call has."""
+        return (tuple((one.kind, one.fingerprint, tuple((info.shape, info.device) for info in one.arrays))
+                      for one in self.frozen), tuple(self.slots))
+
+
+def given_by(*components: Component) -> Given:
+    found, before = Given([], [], []), 0
+    for component in components:
+        one, own = frozen(component), slots_of(component)
+        found.frozen.append(one)
+        found.slots.extend(before + slot for slot in own)
+        found.brought.extend(exact(one.leaves[slot][1]) for slot in own)
+        before += len(one.leaves)
+    return found
+
+
+#: What stands for -0.0 among what a call brings: that is compared, and zeros compare equal and differ.
+NEGATIVE_ZERO = "-0.0"
+
+
+def exact(value: Any) -> Any:
+    """A number as a call brings it."""
+    return NEGATIVE_ZERO if type(value) is float and not value and math.copysign(1.0, value) < 0 else value
+
+
+def number(value: Any) -> Any:
+    """The number that was brought as `exact` says."""
+    return -0.0 if value is NEGATIVE_ZERO else value
+
+
+def _read(component: Component, key: list[Any], brought: list[Any]) -> bool:
+    """`seen` of a component of gemmkit's own, whose code nobody changes. False, with both half done, for one with code of
+    the user's, or with values that cannot be told from others so quickly."""
+    read = _fields_of(type(component))
+    if read is None:
+        return False
+    key.append(type(component))
+    for name, is_scalar in read:
+        value = getattr(component, name)
+        kind = type(value)
+        if kind is float and is_scalar:
+            key.append(kind)
+            brought.append(value if value else exact(value))
+        elif kind is int and is_scalar and -2**31 <= value < 2**31:         # others are of another type in a kernel
+            key.append(kind)
+            brought.append(value)
+        elif kind in _CONSTANTS and not is_scalar:
+            key += kind, value
+        elif isinstance(value, Component):
+            if not _read(value, key, brought):
+                return False
+        elif kind in KEYS or is_array(value):
+            at, of_array = KEYS.get(kind, key_of)(value, name)
+            key += of_array, at & 15
+            brought.append(at)
+        elif value is None or isinstance(value, (np.dtype, type)):
+            key.append(value)
+        elif kind is FunctionType and _is_constant(value):
+            key.append(value)
+        else:
+            return False
+    return True
+
+
+_CONSTANTS = frozenset((bool, int, str))
+_fields: dict[type, list[tuple[str, bool]]] = {}
+
+
+def _fields_of(cls: type) -> list[tuple[str, bool]] | None:
+    """The names of the fields of one of gemmkit's own components, and which have a run-time number. (A user's class, and a
+    function with what it captured, are not kept alive here.)"""
+    found = _fields.get(cls)
+    if found is None and is_gemmkit(cls) and is_dataclass(cls):
+        runtime = annotated(cls)
+        found = _fields[cls] = [(field.name, runtime.get(field.name) is Scalar) for field in fields(cls)]
+    return found
+
+
+def _is_constant(function: FunctionType) -> bool:
+    return function.__closure__ is None and not function.__defaults__ and is_gemmkit(function)
+
+
+def _read_slots(component: Component) -> list[int]:
+    slots: list[int] = []
+    at = 0
+    for name, is_scalar in _fields_of(type(component)) or ():
+        value = getattr(component, name)
+        if isinstance(value, Component):
+            slots += [at + slot for slot in _read_slots(value)]
+            at += len(freeze(value).leaves)
+        elif is_scalar and type(value) in (float, int):
+            slots.append(at)
+            at += 1
+        elif is_array(value):
+            slots.append(at)
+            at += len(freeze_runtime(value, name).leaves)
+    return slots
+
+
+def _reference(component: Component) -> weakref.ref[Any]:
+    """Of a component that, when it dies, is forgotten with its arrays."""
+    return weakref.ref(component, partial(_forget, _kept, id(component)))
+
+
+def _forget(known: dict[int, _Kept], at: int, of: weakref.ref[Any]) -> None:
+    """(At the end of the process this module's names are gone before the last components are.)"""
+    found = known.get(at)
+    if found is not None and found.of is of:
+        del known[at]

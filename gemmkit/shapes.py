@@ -27,30 +27,185 @@ from __future__ import annotations
 import ast
 import itertools
 import math
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Callable, Iterable
+from functools import lru_cache, reduce
+from operator import or_, xor
 from typing import Any
 
-from gemmkit.lang.statics import Static
-from gemmkit.strides import (
-    NOTHING,
-    Mode,
-    Modes,
-    ShapeError,
-    Step,
-    backwards,
-    complement,
-    composed,
-    flat,
-    is_number,
-    merged,
-    plus,
-    row_major,
-    said,
-    walk,
-)
+from gemmkit.lang.references import Static
 
-__all__ = ["ALL", "Shape", "ShapeError", "Step", "local", "shape"]
+__all__ = [
+    "ALL", "Shape", "ShapeError", "Step", "local", "shape",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Strides, and the modes of one dimension: (extent, stride) pairs, the fastest first.
+#
+# What `gemmkit.shapes` says of dimensions is computed here: which modes visit every second element of a dimension, and
+# where tiles of one begin.
+
+Mode = tuple[Any, Any]                                        # (extent, stride)
+Modes = tuple[Mode, ...]                                      # of one dimension, the fastest first
+NOTHING: Modes = ((1, 0),)                                    # a dimension of one element
+
+
+class ShapeError(ValueError):
+    """Shapes, tiles or coordinates that do not go together."""
+
+
+class Step(tuple):
+    """A stride of several parts: how far one coordinate leads along each dimension of what is indexed.
+
+    >>> Step((1, 0)) * 3 + Step((0, 2))
+    (3, 2)
+    """
+
+    __slots__ = ()
+
+    def __mul__(self, count: Any) -> Step:
+        return Step(0 if is_number(part, 0) else count if is_number(part, 1) else part * count for part in self)
+
+    __rmul__ = __mul__
+
+    def __add__(self, other: Any) -> Step:
+        return self if is_number(other, 0) else Step(map(plus, self, other))
+
+    __radd__ = __add__
+
+
+def walk(dim: Modes, i: Any) -> Any:
+    """The offset of one dimension's coordinate: its digits, the first the fastest, times their strides."""
+    total: Any = 0
+    for extent, stride in dim[:-1]:
+        total, i = total + stride * (i % extent), i // extent
+    return total + (i if is_number(dim[-1][1], 1) else dim[-1][1] * i)        # a Step multiplies, not a number
+
+
+# -- the algebra of one dimension -----------------------------------------------------------------------------------------
+
+def composed(dim: Modes, inner: Modes) -> Modes:
+    return merged([mode for extent, stride in inner for mode in every(dim, extent, stride)])
+
+
+def every(dim: Modes, count: Any, apart: int) -> list[Mode]:
+    """The modes that visit ``count`` coordinates of a dimension, ``apart`` from each other, from the first on."""
+    out, refused = [], f"{count} elements {apart} apart are none of its own strides"
+    left, skip = count, apart
+    for extent, stride in dim:
+        if left == 1:
+            break
+        if extent is not None and skip >= extent:
+            if skip % extent:
+                raise ShapeError(refused)
+            skip //= extent
+            continue
+        if extent is None:
+            out.append((left, stride * skip))
+            left = 1
+            break
+        if extent % skip:
+            raise ShapeError(refused)
+        there = extent // skip
+        take = there if left is None else min(left, there)
+        if left is not None and (left % take or (left < there and there % take)):
+            raise ShapeError(refused)
+        out.append((take, stride * skip))
+        left, skip = None if left is None else left // take, 1
+    if left not in (1, None):
+        raise ShapeError(f"{count} elements {apart} apart are more than there are")
+    return out
+
+
+def complement(tiler: Modes, extent: int | None) -> Modes:
+    out, at = [], 1
+    for count, stride in sorted((m for m in tiler if m[0] != 1), key=lambda mode: mode[1]):
+        if stride < at or stride % at:
+            raise ShapeError("such tiles overlap")
+        if stride > at:
+            out.append((stride // at, at))
+        at = count * stride
+    if extent is not None and extent % at:
+        raise ShapeError(f"{at} elements (a tile, and what lies between its elements) do not divide {extent}")
+    return (*out, (None if extent is None else extent // at, at))
+
+
+def merged(modes: Iterable[Mode]) -> Modes:
+    out: list[Mode] = []
+    for extent, stride in modes:
+        if extent == 1:
+            continue
+        if out and out[-1][0] is not None and out[-1][1] * out[-1][0] == stride:
+            out[-1] = (None if extent is None else out[-1][0] * extent, out[-1][1])
+        else:
+            out.append((extent, stride))
+    return tuple(out) or NOTHING
+
+
+def span(modes: Iterable[Mode]) -> int:
+    """How far the last element lies from the first, whichever way the strides lead; none from no element.
+
+    >>> span([(4, 1), (2, -8)])
+    11
+    """
+    return sum((extent - 1) * abs(stride) for extent, stride in modes if extent > 1)
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+def is_number(value: Any, number: int) -> bool:
+    """Whether it is this number, and no run-time number, of which nothing is known."""
+    return type(value) is int and value == number
+
+
+def plus(a: Any, b: Any) -> Any:
+    return b if is_number(a, 0) else a if is_number(b, 0) else a + b
+
+
+def backwards(items: Any) -> tuple:
+    return tuple(reversed(items))
+
+
+def flat(dim: Any, stride: Any) -> Iterable[Mode]:
+    if isinstance(dim, tuple):
+        if type(stride) is not tuple or len(stride) != len(dim):
+            raise ShapeError(f"the dimension {dim} has the strides {stride}; give one for each of its {len(dim)} parts")
+        for d, s in zip(dim, stride):
+            yield from flat(d, s)
+        return
+    if dim is not None and (isinstance(dim, bool) or not isinstance(dim, int) or dim < 1):
+        raise ShapeError(f"an extent is {dim!r}; give a whole number of at least 1, or None where it is known at run time")
+    if isinstance(stride, tuple) and type(stride) is not Step:
+        raise ShapeError(f"the dimension {dim} has the strides {stride}; give one number, or a Step")
+    yield dim, stride
+
+
+def row_major(dims: tuple) -> tuple:
+    """Strides with the last dimension fastest; within a hierarchical one the first part is."""
+    strides: list[Any] = []
+    at = 1
+    for dim in reversed(dims):
+        made, at = runs(dim, at)
+        strides.insert(0, made)
+    return tuple(strides)
+
+
+def runs(dim: Any, at: Any) -> tuple[Any, Any]:
+    if not isinstance(dim, tuple):
+        if dim is None:
+            raise ShapeError("a dimension that is known at run time needs strides")
+        return at, at * dim
+    made = []
+    for part in dim:
+        stride, at = runs(part, at)
+        made.append(stride)
+    return tuple(made), at
+
+
+def said(numbers: tuple) -> str:
+    parts = ["?" if n is None else str(n).replace(" ", "") for n in numbers]
+    return parts[0] if len(parts) == 1 else f"({','.join(parts)})"
+
 
 class Shape(Static):
     """Dimensions with their strides: ``Shape(dims, strides)``, in the paper's notation ``[dims:strides]``.
@@ -290,3 +445,112 @@ def _tiled(of: Shape, tilers: tuple) -> tuple[Shape, Shape]:
         except ShapeError as error:
             raise ShapeError(f"tile size {tiler} of dimension {number} of {of}: {error}") from None
     return Shape.of_modes(outer), Shape.of_modes(inner)
+
+
+# --------------------------------------------------------------------------------------------------
+# Swizzles: permutations of offsets that XOR bits of an offset with bits further up, so that columns meet in no bank.
+#
+# Shared memory of a GPU has 32 banks of 4 bytes. Rows that begin in the same bank are read one after the other where
+# threads read a column of them. A swizzle moves what a row has in a place that depends on the row's number, and takes no
+# memory for it, as padding would. TMA's and wgmma's are of this kind (PTX ISA, "Shared memory matrix layout"; CUTLASS's
+# ``Swizzle<bits, base, shift>`` is ``Swizzle((shift, mask))`` with ``mask = (2**bits - 1) << base``):
+#
+# >>> swizzle = lines(128, itemsize=2)                          # rows of 128 bytes, of elements of 2 bytes
+# >>> swizzle
+# Swizzle((3, 56))
+# >>> [swizzle(64 * row) for row in range(4)]                   # chunks of 8 elements change places
+# [0, 72, 144, 216]
+# >>> swizzle.run, swizzle.period
+# (8, 512)
+
+CHUNK = 16                                                    # bytes that the hardware's swizzles keep together
+
+
+class Swizzle(Static):
+    """``i ^ ((i >> shift) & mask) ^ ...``, a term for each ``(shift, mask)``; a negative shift is one to the left.
+
+    Device code as it stands. Of other terms than `lines` and `of_function` give, the caller sees to it that no two offsets
+    meet.
+    """
+
+    def __init__(self, *terms: tuple[int, int]):
+        self.terms = terms
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Swizzle) and self.terms == other.terms
+
+    def __hash__(self) -> int:
+        return hash(self.terms)
+
+    def __repr__(self) -> str:
+        return f"Swizzle({', '.join(map(str, self.terms))})"
+
+    def __call__(self, offset: Any) -> Any:
+        """Where an offset goes: a number, an array of them, a run-time number."""
+        out = offset
+        for shift, mask in self.terms:
+            out = out ^ ((offset >> shift if shift >= 0 else offset << -shift) & mask)
+        return out
+
+    @property
+    def _bits(self) -> int:
+        """All bits that are changed, or that say how others are."""
+        return reduce(or_, (mask | (mask << shift if shift >= 0 else mask >> -shift) for shift, mask in self.terms), 0)
+
+    @property
+    def run(self) -> int:
+        """How many offsets, from a multiple of the number on, stay neighbours: a power of two; of no terms 0."""
+        return self._bits & -self._bits
+
+    @property
+    def period(self) -> int:
+        """A power of two of which multiples move on unchanged: ``swizzle(i + period) == swizzle(i) + period``."""
+        return 1 << self._bits.bit_length()
+
+
+NONE = Swizzle()
+
+
+def lines(width: int, itemsize: int = 1) -> Swizzle:
+    """The hardware's swizzle of lines of ``width`` bytes (32, 64 or 128; 0: none), of elements of ``itemsize`` bytes: chunks
+    of 16 bytes change places, by the line's number in a pattern of 1024 bytes.
+
+    >>> lines(64)
+    Swizzle((3, 48))
+    """
+    return Swizzle((3, (width - CHUNK) // itemsize)) if width else NONE
+
+
+def of_function(function: Callable[[int], int], count: int) -> Swizzle:
+    """The swizzle that a function of an offset is, checked at all of ``count`` offsets.
+
+    Raises ShapeError where two offsets meet or one leaves, and for a permutation that is no XOR of bits: of that the machine
+    code would be as long as the function.
+
+    >>> of_function(lambda i: i ^ (i >> 2 & 3), 16)
+    Swizzle((2, 3))
+    >>> of_function(lambda i: i // 2, 16)
+    Traceback (most recent call last):
+    ...
+    gemmkit.shapes.ShapeError: it is no permutation of 16 offsets: 0 and 1 both go to 0
+    """
+    places = [int(function(i)) for i in range(count)]
+    first: dict[int, int] = {}
+    for i, place in enumerate(places):
+        if not 0 <= place < count:
+            raise ShapeError(f"it is no permutation of {count} offsets: {i} goes to {place}")
+        if place in first:
+            raise ShapeError(f"it is no permutation of {count} offsets: {first[place]} and {i} both go to {place}")
+        first[place] = i
+    masks: dict[int, int] = {}
+    bits = [1 << n for n in range((count - 1).bit_length())]
+    for n, bit in enumerate(bits):
+        changed = places[bit] ^ bit
+        for at in (m for m in range(changed.bit_length()) if changed >> m & 1):
+            masks[n - at] = masks.get(n - at, 0) | 1 << at
+    found = Swizzle(*sorted(masks.items()))
+    odd = next((i for i in range(count) if found(i) != places[i]), None)
+    if odd is not None:
+        parts = reduce(xor, (places[bit] for bit in bits if odd & bit), 0)
+        raise ShapeError(f"it is no XOR of an offset's bits: {odd} goes to {places[odd]}, its bits one by one to {parts}")
+    return found

@@ -1,23 +1,4 @@
-"""Tiles: named, recursive blocking of an iteration space (papers: Faingnaert et al., section 3).
-
-A `Tile` has a compile-time size, named dimensions, and a position split in two: a run-time ``base`` (what depends on the
-thread) and an ``offset`` (what does not). Addresses computed from the two apart become register + immediate.
-
-* **project**: ``tile.MN``, ``tile.KM`` keep (and order) dimensions;
-* **parallelise**: ``parallelise(tile, tiling, index, count)`` divides a tile among ``count`` workers;
-* **translate**: ``translate(tile, M=i, N=j)`` moves the base, ``translate_offset`` the offset;
-* **linearise**: ``linearise(tile.base, (rows, columns))`` is the position in memory.
-
->>> block = Tile(M=8, N=4)
->>> tiles = parallelise(block, Tile(M=4, N=1), index=3, count=4)     # worker 3 of 4; 2 x 4 sub-tiles
->>> [tuple(t.index) for t in tiles]
-[(4, 1), (4, 3)]
->>> linearise(translate(tiles[0], M=16, N=0).index, (64, 64))
-84
-
-The same functions are device code (:mod:`gemmkit.lang.aggregates`); there a loop over tiles is ``for i in
-range(len(tiles))``, which the compiler unrolls.
-"""
+"""Arithmetic of what has an extent: ``conf.block_shape.M`` as a number, on the host."""
 
 from __future__ import annotations
 
@@ -29,14 +10,180 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gemmkit.extents import Extent
 from gemmkit.lang.aggregates import Aggregate, AggregateType, Number, traced
 from gemmkit.lang.numba_hooks import join_numba, typeof_impl
-from gemmkit.tile_division import Division, division
+from gemmkit.shapes import Mode, Modes, ShapeError, Step, composed, walk
 
-__all__ = ["Coord", "Division", "Tile", "Tiles", "division", "linearise", "parallelise", "project", "subdivide",
-           "translate", "translate_base", "translate_offset"]
+__all__ = [
+    "Coord", "Division", "Tile", "Tiles", "division", "linearise", "parallelise", "project", "subdivide",
+    "translate", "translate_base", "translate_offset",
+]
 
+
+def _operated(f: Callable[[Any, Any], Any]) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
+    """An operator of an extent and a number, and the reflected one."""
+    def left(self: Any, other: Any) -> Any:
+        number = _number(other)
+        return NotImplemented if number is None else f(self.__index__(), number)
+
+    def right(self: Any, other: Any) -> Any:
+        number = _number(other)
+        return NotImplemented if number is None else f(number, self.__index__())
+
+    return left, right
+
+
+def _number(x: Any) -> Any:
+    return x if isinstance(x, (int, float)) else x.__index__() if hasattr(x, "__index__") else None
+
+
+class Extent:
+    """What has one extent computes as that number does; the results are plain numbers.
+
+    >>> from gemmkit import Tile
+    >>> block = Tile(M=64, N=32)
+    >>> int(block.M), block.M * block.N, -(-1000 // block.M), block.M == 64, block.M < 100
+    (64, 2048, 16, True, True)
+    """
+
+    __slots__ = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        raise NotImplementedError
+
+    def __index__(self) -> int:
+        if len(self.extents) != 1:
+            raise TypeError(f"{self!r} has {len(self.extents)} dimensions; one alone is a number: {self!r}.{self.names[0]}")
+        return self.extents[0]
+
+    __add__, __radd__ = _operated(operator.add)
+    __sub__, __rsub__ = _operated(operator.sub)
+    __mul__, __rmul__ = _operated(operator.mul)
+    __floordiv__, __rfloordiv__ = _operated(operator.floordiv)
+    __truediv__, __rtruediv__ = _operated(operator.truediv)
+    __mod__, __rmod__ = _operated(operator.mod)
+    __lt__, __gt__ = _operated(operator.lt)
+    __le__, __ge__ = _operated(operator.le)
+
+
+# --------------------------------------------------------------------------------------------------
+# How a tile divides among workers, and where each one's sub-tiles lie.
+
+class Division:
+    """How a tile divides into sub-tiles for ``count`` workers.
+
+    ``split`` is true when a worker's sub-tiles all lie at (position of its first) + (a compile-time offset), so that
+    base and offset can be told apart. That holds when the workers fill whole leading dimensions of the grid, the last
+    one evenly (mixed-radix addition without carries); otherwise the whole position is computed at run time.
+    """
+
+    def __init__(self, names: tuple[str, ...], extents: tuple[int, ...], tiling: tuple[int, ...], count: int,
+                 order: str = "column"):
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise ValueError(f"parallelise: count is {count!r}; at least one worker is needed")
+        if not isinstance(order, str) or order not in ("column", "row"):
+            raise ValueError(f'parallelise: order is {order!r}; it is "column" or "row"')
+        for name, extent, step in zip(names, extents, tiling):
+            if extent % step:
+                raise ValueError(f"parallelise: {name}={extent} is not a multiple of the tiling's {name}={step}")
+        self.tiling, self.count, self.order = tiling, count, order
+        self.grid = tuple(extent // step for extent, step in zip(extents, tiling))
+        self.axes = tuple(range(len(names))) if order == "column" else tuple(reversed(range(len(names))))
+        self.total = math.prod(self.grid)
+        self.even = self.total % count == 0
+        self.modes: Modes = tuple((self.grid[axis], Step(n if at == axis else 0 for at, n in enumerate(tiling)))
+                                  for axis in self.axes)
+        self.split = self._carry_free()
+        self._places: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
+
+    def _carry_free(self) -> bool:
+        """Whether the workers have a shape in the grid of their own: then so have the places where each one goes on."""
+        try:
+            return self.count % self.total == 0 or bool(composed(self.modes, ((self.count, 1),)))
+        except ShapeError:
+            return False
+
+    def steps(self, worker: Any) -> Any:
+        """How many sub-tiles the worker gets."""
+        rounds, rest = divmod(self.total, self.count)
+        return rounds + (worker < rest) if rest else rounds
+
+    def position(self, linear: Any, bound: int) -> tuple:
+        """Where the sub-tile of a linear number lies. It is below ``bound``: what follows from that is not computed."""
+        digits: list[Mode] = []
+        for extent, step in self.modes:
+            if 1 == extent < bound:
+                continue
+            digits.append((extent, step))
+            if bound <= extent:
+                break
+            bound = -(-bound // extent)
+        else:                                                 # a number beyond begins anew
+            digits.append((None, Step((0,) * len(self.grid))))
+        return tuple(walk(tuple(digits), linear))
+
+    def place(self, worker: Any, step: Any) -> tuple[tuple, tuple]:
+        """Base and offset of a worker's sub-tile; raises IndexError where it has none, if both are known."""
+        found = self._places.get((worker, step))
+        if found is None:
+            if isinstance(worker, Number) or isinstance(step, Number):
+                return self._place(worker, step)
+            if not 0 <= step < self.steps(worker):
+                raise IndexError(f"sub-tile {step} of {self.steps(worker)}")
+            found = self._places[worker, step] = self._place(worker, step)
+        return found
+
+    def _place(self, worker: Any, step: Any) -> tuple[tuple, tuple]:
+        ahead = step * self.count
+        if self.split:
+            return self.position(worker, self.count), self.position(ahead, self.total)
+        return self.position(worker + ahead, self.total), (0,) * len(self.grid)
+
+
+_divisions: dict[tuple, Division] = {}
+
+
+def division(tile: Any, tiling: Any, count: int, order: str = "column") -> Division:
+    """The division of a tile (or its device type); raises ValueError when there is none."""
+    try:
+        key = (tile.names, tile.extents, tiling.names, tiling.extents, count, order)
+        found = _divisions.get(key)
+    except TypeError:
+        raise TypeError(f"parallelise: count={count!r}, order={order!r}; a number of workers and a word are "
+                        "needed") from None
+    if found is None:
+        if tile.names != tiling.names:
+            raise ValueError(f"parallelise: the tile has dimensions {', '.join(tile.names)} and the tiling "
+                             f"{', '.join(tiling.names)}; project one of them")
+        found = _divisions.setdefault(key, Division(tile.names, tile.extents, tiling.extents, count, order))
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+# Tiles: named, recursive blocking of an iteration space (papers: Faingnaert et al., section 3).
+#
+# A `Tile` has a compile-time size, named dimensions, and a position split in two: a run-time ``base`` (what depends on
+# the thread) and an ``offset`` (what does not). Addresses computed from the two apart become register + immediate.
+#
+# * **project**: ``tile.MN``, ``tile.KM`` keep (and order) dimensions;
+# * **parallelise**: ``parallelise(tile, tiling, index, count)`` divides a tile among ``count`` workers;
+# * **translate**: ``translate(tile, M=i, N=j)`` moves the base, ``translate_offset`` the offset;
+# * **linearise**: ``linearise(tile.base, (rows, columns))`` is the position in memory.
+#
+# >>> block = Tile(M=8, N=4)
+# >>> tiles = parallelise(block, Tile(M=4, N=1), index=3, count=4)     # worker 3 of 4; 2 x 4 sub-tiles
+# >>> [tuple(t.index) for t in tiles]
+# [(4, 1), (4, 3)]
+# >>> linearise(translate(tiles[0], M=16, N=0).index, (64, 64))
+# 84
+#
+# The same functions are device code (:mod:`gemmkit.lang.aggregates`); there a loop over tiles is ``for i in
+# range(len(tiles))``, which the compiler unrolls.
 
 class Coord(tuple[Any, ...], Aggregate):
     """A named position or extent: ``coord.M``, ``coord[0]``, iterable in dimension order."""

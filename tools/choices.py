@@ -64,7 +64,7 @@ def measured() -> dict[str, Any]:
 # -- choices ----------------------------------------------------------------------------------------------------------
 
 def choice_of(found: Sequence[Any]) -> str:
-    """What `gemmkit.ahead.recorded` found, as text."""
+    """What `gemmkit.plans.ahead.recorded` found, as text."""
     return "\n".join(map(_of_launch, found))
 
 
@@ -98,8 +98,8 @@ def plain(text: str) -> str:
 
 
 def of_calls(calls: Sequence[tuple[str, str]]) -> list[str]:
-    from gemmkit.ahead import recorded
-    from gemmkit.config import ConfigError
+    from gemmkit.lang.errors import ConfigError
+    from gemmkit.plans.ahead import recorded
     from tests.resolved_calls.draw import scope
     from tests.resolved_calls.resolve import DEVICES
 
@@ -114,8 +114,7 @@ def of_calls(calls: Sequence[tuple[str, str]]) -> list[str]:
 
 def of_works(names: Sequence[str]) -> list[str]:
     from bench.prepare import products
-    from gemmkit.runtime.device import assumed
-    from gemmkit.runtime.gpus import H100
+    from gemmkit.runtime.device import H100, assumed
 
     works, found = measured(), []
     for name in names:

@@ -26,13 +26,13 @@ import ml_dtypes
 import numpy as np
 
 import gemmkit as gk
-from gemmkit.ahead import Kernel, compiled
-from gemmkit.cli.compile import product, wanted
 from gemmkit.epilogues import GELU, Bias, ReLU, SiLU
 from gemmkit.operators import MAX_PLUS, MIN_PLUS
+from gemmkit.plans.ahead import Kernel, compiled
 from gemmkit.runtime.cache import ship
 from gemmkit.runtime.compile import key_of
-from gemmkit.runtime.gpus import gpu
+from gemmkit.runtime.device import gpu
+from gemmkit.tools.cli import product, wanted
 
 ARCHITECTURES = "sm_80", "sm_89", "sm_90a", "sm_120"
 F16, BF16, F32, F64 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32), np.dtype(np.float64)

@@ -22,7 +22,8 @@ from typing import Any
 import gemmkit
 from bench.experiments.experiment import ITEMSIZES, Experiment, Lib
 from bench.harness import Call
-from gemmkit import epilogues, observers
+from gemmkit import epilogues
+from gemmkit.epilogues import observers
 
 SAMPLED_ROWS = 256
 NORMALISED = ("softmax", "rmsnorm")

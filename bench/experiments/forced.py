@@ -17,7 +17,7 @@ from bench.experiments.types import Product
 from bench.harness import Call
 from gemmkit.layouts import RowMajor
 from gemmkit.runtime.device import target
-from gemmkit.tuning import multistage
+from gemmkit.tuning import sm80
 
 F16 = np.dtype(np.float16)
 SIZES = (4096, 8192)
@@ -34,8 +34,8 @@ class Forced(Product):
     @cached_property
     def configuration(self) -> gemmkit.Config:
         """The largest tile of the kernel's list for float16."""
-        one, device, layout = multistage.TABLES[F16][0], target(), RowMajor(F16)
-        units: Any = multistage.operator(F16, one, device)
+        one, device, layout = sm80.TABLES[F16][0], target(), RowMajor(F16)
+        units: Any = sm80.operator(F16, one, device)
         return gemmkit.get_config(operator=units, global_a_layout=layout,
                                   global_b_layout=layout, global_d_layout=layout, device=device, **one.fields)
 

@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 
 from gemmkit.components import freeze
-from gemmkit.lang.control import each, fold
-from gemmkit.lang.freezing import Frozen, freeze_array, freeze_scalar
-from gemmkit.lang.registers import apply, generate
+from gemmkit.lang.functions import Frozen, freeze_array, freeze_scalar
+from gemmkit.lang.registers import apply, each, fold, generate
 from gemmkit.operators import Semiring
 from gemmkit.ptx.special import block_x, thread_index
 from gemmkit.runtime.arrays import ArrayInfo, current_stream, describe

@@ -1,7 +1,7 @@
 """Schedules (`gemmkit.specs`) on a GPU: rows of `bench.experiments`.
 
 * decompositions: the first three of docs/specs.md against cuBLAS; 4 and 5 are the listings.
-* listings: both of Fireiron's paper, as printed and with A and B a step ahead (`gemmkit.specs.families`), against the Config
+* listings: both of Fireiron's paper, as printed and with A and B a step ahead (`gemmkit.specs.products`), against the Config
   of the template kernel with the same tiles, and against cuBLAS. The wmma listing's Config is what its ``.config()`` gives.
   The Maxwell listing has none; the nearest has its tile, warps and thread's tile, and the template's copies and stores.
 * staged: one schedule of tensor cores, whose tiles in shared memory are plain, padded or swizzled, and brought a step ahead
@@ -23,9 +23,8 @@ from bench.experiments.algebras import SAMPLED_ROWS
 from bench.experiments.experiment import Experiment, Lib
 from bench.harness import Call
 from gemmkit import layouts, operators
-from gemmkit.specs import decompositions as first
-from gemmkit.specs.families import multiply_adds, tensor_cores
-from gemmkit.specs.listings import cuda_wmma_sample, maxwell_optimized
+from gemmkit.specs import products as first
+from gemmkit.specs.products import cuda_wmma_sample, maxwell_optimized, multiply_adds, tensor_cores
 from gemmkit.specs.schedule import (
     FR,
     GL,
@@ -153,7 +152,7 @@ LARGE_WARPS = ".swizzle(XOR).prefetch, warps of 64 x 64"
 SCHEDULES: dict[str, Callable[[], tuple[Any, Callable[[], gemmkit.Config] | None]]] = {
     "1. scalar": lambda: (first.scalar, None),
     "2. registers": lambda: (first.registers, None),
-    "3. shared": lambda: (first.shared, None),
+    "3. shared": lambda: (first.shared_tile, None),
     "maxwell_optimized": lambda: (maxwell_optimized, maxwell_config),
     "maxwell, a step ahead": lambda: (multiply_adds((128, 128), 8, ahead=True, occupancy=2), maxwell_config),
     "cuda_wmma_sample": lambda: (cuda_wmma_sample, wmma_config),

@@ -23,7 +23,7 @@ from bench.harness import Call
 from gemmkit.layouts import Interleaved, RowMajor
 from gemmkit.operators import Algebra
 from gemmkit.runtime.device import target
-from gemmkit.tuning import multistage
+from gemmkit.tuning import sm80
 
 DTYPES = {"f16": "f2", "f32": "f4", "f64": "f8", "complex128": "c16"}
 SIZES = {
@@ -36,9 +36,9 @@ SIZES = {
 def configuration(kind: str, m: int, n: int, k: int, waves: int) -> gemmkit.Config:
     """The tile with the least modelled time of those that leave registers for merging, streamed."""
     dtype, device = np.dtype(DTYPES[kind]), target()
-    tiles = [one.on(device) for one in multistage.TABLES[dtype] if one.merges]
+    tiles = [one.on(device) for one in sm80.TABLES[dtype] if one.merges]
     best = min(tiles, key=lambda one: one.streamed((m, n, k), 1, 1, device.sm_count))
-    units: Any = multistage.operator(dtype, best, device)
+    units: Any = sm80.operator(dtype, best, device)
     layout: Any = Interleaved(dtype) if isinstance(units, Algebra) else RowMajor(dtype)
     return gemmkit.get_config(operator=units, global_a_layout=layout, global_b_layout=layout, global_d_layout=layout,
                               splits=gemmkit.StreamK(waves=waves), gemm_shape=dict(M=m, N=n, K=k), device=device,

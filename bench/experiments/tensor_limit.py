@@ -16,9 +16,9 @@ import numpy as np
 
 from bench.experiments.limit import bound_call
 from gemmkit.components import freeze
-from gemmkit.lang.freezing import Frozen, freeze_array, freeze_scalar
+from gemmkit.lang.aggregates import fill
+from gemmkit.lang.functions import Frozen, freeze_array, freeze_scalar
 from gemmkit.lang.registers import registers
-from gemmkit.lang.values import fill
 from gemmkit.operators import MMAOp
 from gemmkit.ptx.special import block_x, thread_index
 from gemmkit.runtime.arrays import ArrayInfo, describe

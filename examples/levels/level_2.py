@@ -15,13 +15,7 @@ import numpy as np
 from numba import cuda
 
 from gemmkit.ptx.arithmetic import outer_fma
-from gemmkit.ptx.memory import (
-    load_global,
-    load_shared,
-    shared,
-    store_global,
-    store_shared,
-)
+from gemmkit.ptx.memory import load_global, load_shared, shared, store_global, store_shared
 from gemmkit.ptx.own_kernels import deal, device, each, fill, join, launch, split, view
 from gemmkit.ptx.special import barrier, block_x, block_y, thread_index
 from gemmkit.tiling import Tile, linearise, subdivide, translate

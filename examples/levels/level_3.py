@@ -14,23 +14,11 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from gemmkit.ptx.fragments import fragment_coordinate
-from gemmkit.ptx.ldmatrix import ldmatrix
 from gemmkit.ptx.memory import load_global, shared, store_global, store_shared
-from gemmkit.ptx.mma import C_16X8, MMA
-from gemmkit.ptx.own_kernels import (
-    apply,
-    device,
-    each,
-    fill,
-    generate,
-    join,
-    launch,
-    split,
-    view,
-)
+from gemmkit.ptx.mma import C_16X8, MMA, fragment_coordinate, ldmatrix
+from gemmkit.ptx.own_kernels import apply, device, each, fill, generate, join, launch, split, view
 from gemmkit.ptx.special import barrier, block_x, block_y, lane_index, thread_index
-from gemmkit.swizzles import Swizzle
+from gemmkit.shapes import Swizzle
 from gemmkit.tiling import Tile, linearise, parallelise, subdivide, translate
 
 DTYPE = np.float16

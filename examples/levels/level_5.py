@@ -15,26 +15,13 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from gemmkit.ptx.descriptors import advance, matrix_descriptor
-from gemmkit.ptx.fragments import fragment_coordinate
-from gemmkit.ptx.map_table import acquire_map, map_at
-from gemmkit.ptx.mbarrier import (
-    mbarrier_expect,
-    mbarrier_fence_init,
-    mbarrier_init,
-    mbarrier_wait,
-)
+from gemmkit.ptx.barriers import mbarrier_expect, mbarrier_fence_init, mbarrier_init, mbarrier_wait
 from gemmkit.ptx.memory import shared, store_global
+from gemmkit.ptx.mma import fragment_coordinate
 from gemmkit.ptx.own_kernels import device, each, fill, launch, split, tensor_maps, view
 from gemmkit.ptx.special import barrier, block_x, block_y, thread_index, udiv
-from gemmkit.ptx.tma import tma_load
-from gemmkit.ptx.wgmma import (
-    WgmmaSpec,
-    instruction,
-    wgmma_commit,
-    wgmma_fence,
-    wgmma_wait,
-)
+from gemmkit.ptx.tma import acquire_map, map_at, tma_load
+from gemmkit.ptx.wgmma import WgmmaSpec, advance, instruction, matrix_descriptor, wgmma_commit, wgmma_fence, wgmma_wait
 from gemmkit.tiling import Tile, translate
 
 DTYPE = np.float16

@@ -26,19 +26,12 @@ from examples.levels.level_5 import (
     start_stage,
     store_pair,
 )
-from gemmkit.ptx.descriptors import advance, matrix_descriptor
-from gemmkit.ptx.map_table import acquire_map
-from gemmkit.ptx.mbarrier import (
-    mbarrier_arrive,
-    mbarrier_fence_init,
-    mbarrier_init,
-    mbarrier_wait,
-)
+from gemmkit.ptx.barriers import mbarrier_arrive, mbarrier_fence_init, mbarrier_init, mbarrier_wait
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.own_kernels import device, each, fill, launch, split, tensor_maps, view
 from gemmkit.ptx.special import barrier, block_x, grid_x, thread_index, udiv, uniform
-from gemmkit.ptx.warpgroup import give_registers, take_registers
-from gemmkit.ptx.wgmma import WgmmaSpec, instruction, wgmma_wait
+from gemmkit.ptx.tma import acquire_map
+from gemmkit.ptx.wgmma import WgmmaSpec, advance, give_registers, instruction, matrix_descriptor, take_registers, wgmma_wait
 from gemmkit.tiling import Tile, translate
 
 DTYPE = np.float16

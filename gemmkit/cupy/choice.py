@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from gemmkit.blas import gemm as blas_gemm
-from gemmkit.contraction import einsum as contract
-from gemmkit.matmul_call import matmul as multiply
+from gemmkit.functions.einsum import einsum as contract
+from gemmkit.functions.einsum import sizes_of, subscripts
+from gemmkit.functions.matmul import matmul as multiply
 from gemmkit.runtime.arrays import describe, overlaps, overlaps_itself
-from gemmkit.subscripts import sizes_of, subscripts
 
 DTYPES = "?bBhHiIlLqQefdFD"            # of which gemmkit's product of two has CuPy's dtype
 GEMM_DTYPES = "fdFD"                   # cupy.cublas.gemm's own

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from gemmkit.config import ConfigError
 from gemmkit.cupy import choice
+from gemmkit.lang.errors import ConfigError
 
 # Where CuPy keeps each function: its own code calls some of them by these names, too.
 PLACES: dict[str, tuple[tuple[str, str], ...]] = {

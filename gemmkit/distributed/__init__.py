@@ -11,9 +11,7 @@ Processes are started by ``torchrun``. Imported on demand: PyTorch is needed. Te
 (``with gemmkit.emulate():``), over gloo, so that programs of several ranks are tested without a GPU.
 """
 
-from gemmkit.distributed.gathered import all_gather_matmul
-from gemmkit.distributed.matrix import DistributedMatrix, explain
-from gemmkit.distributed.reduced import matmul_all_reduce, matmul_reduce_scatter
-from gemmkit.distributed.ring import ring_matmul
+from gemmkit.distributed.matmul import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
+from gemmkit.distributed.matrix import DistributedMatrix, explain, ring_matmul
 
 __all__ = ["DistributedMatrix", "all_gather_matmul", "explain", "matmul_all_reduce", "matmul_reduce_scatter", "ring_matmul"]

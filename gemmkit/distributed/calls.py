@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from gemmkit.config import TRANSFORMS
-from gemmkit.distributed.ranks import GPU, Ranks
-from gemmkit.distributed.statements import gpu_text, statement_of
-from gemmkit.matmul_call import matmul
-from gemmkit.planning import Plan, plan
-from gemmkit.problem import FUNCTIONS, LAYOUTS
-from gemmkit.runtime.arrays import dtype_to_torch
+from gemmkit import components as kept
+from gemmkit.components import Component
+from gemmkit.distributed.ranks import GPU, InRankOrder, OfTransform, Ranks, WithOther, gpu_text, statement_of
+from gemmkit.emulator.mode import current_mode
+from gemmkit.functions.matmul import matmul
+from gemmkit.kernels.config import TRANSFORMS, Config
+from gemmkit.lang.functions import Frozen
+from gemmkit.layouts.joined import Concat
+from gemmkit.plans.compiled import PARTS
+from gemmkit.plans.launch import Cache
+from gemmkit.plans.plan import Plan, plan
+from gemmkit.plans.problem import FUNCTIONS, LAYOUTS
+from gemmkit.runtime.arrays import KEYS, dtype_to_torch
 
 Made = TypeVar("Made")
 
@@ -71,3 +77,195 @@ def multiply(a: Any, b: Any, c: Any, out: Any, conf: Any, components: dict[str, 
 def new(like: Any, shape: tuple[int, ...], dtype: np.dtype | torch.dtype) -> Any:
     """An uninitialised tensor on the device of another."""
     return torch.empty(shape, dtype=dtype if isinstance(dtype, torch.dtype) else dtype_to_torch(dtype), device=like.device)
+
+
+# --------------------------------------------------------------------------------------------------
+# Calls that come again: of arrays of the same kinds, with the same components.
+#
+# The ranks have agreed on such a call, and it is planned: what is left are the launches and the stream's commands. Looked
+# up so, a call of two ranks takes a fifth of the host's time.
+
+_A_LAYOUT = "global_a_layout"
+
+
+class Repeated:
+    """One call with all that it rests on: these components are read anew when their code or their arrays' memory change."""
+
+    def __init__(self, device: Any, conf: Config | None, components: dict[str, Any], rule: Any = None):
+        self.device, self.conf, self._rule = device, conf, rule
+        self.components = {name: value for name, value in components.items() if value is not None}
+        self._frozen = self._read()
+
+    def stands(self) -> bool:
+        return all(found is known for found, known in zip(self._read(), self._frozen))
+
+    def _read(self) -> list[Frozen]:
+        """What is known of the components. (Looked at, not read: one that stands is the same object again.)"""
+        of_conf = {} if self.conf is None else {name: getattr(self.conf, name) for name in PARTS}
+        given = *self.components.items(), *of_conf.items(), ("combine", self._rule)
+        return [kept.frozen(value, name) for name, value in given if isinstance(value, Component)]
+
+
+def key_of_call(arrays: tuple[Any, ...], conf: Any, components: dict[str, Any], *more: Any) -> tuple[Any, ...] | None:
+    """What a call of device arrays is known by; None where an array is of no type that was multiplied yet, or something
+    cannot be looked up. `Repeated` keeps the components, so that their ids stay their own."""
+    kinds: list[Any] = []
+    if any(isinstance(x, list) for x in more):           # lengths
+        return None
+    for x in arrays:
+        keyed = None if x is None else KEYS.get(type(x))
+        if keyed is None and x is not None:
+            return None
+        at, kind = (0, None) if keyed is None else keyed(x)
+        kinds.append((kind, at & 15))
+    return (*kinds, id(conf), *more, *((name, id(value)) for name, value in components.items()))
+
+
+def known_call(ranks: Ranks, key: tuple[Any, ...] | None) -> Any:
+    """The call of this key, where nothing has to be asked: neither the other ranks, nor what its components are now."""
+    found = ranks.repeated.get(key)
+    if found is None or current_mode() is not None or torch.cuda.is_current_stream_capturing():
+        return None
+    if found.device.index != torch.cuda.current_device() or dist.get_debug_level() != dist.DebugLevel.OFF:
+        return None
+    if not found.stands():
+        del ranks.repeated[key]
+        return None
+    ranks.why_plain = None
+    return found
+
+
+def remember(ranks: Ranks, key: tuple[Any, ...] | None, call: Any) -> Any:
+    """The call, which `known_call` finds from then on."""
+    if key is None:
+        return call
+    return ranks.repeated.keep(key, call)
+
+
+class Product:
+    """A product of a call, of operands of one kind: planned when it is computed a second time."""
+
+    def __init__(self, conf: Config | None, components: dict[str, Any]):
+        self.conf, self.components = conf, components
+        self._plan: Plan | None = None
+        self._is_known = False
+
+    def __call__(self, a: Any, b: Any, c: Any, out: Any) -> Any:
+        if self._plan is None:
+            if not self._is_known:
+                self._is_known = True
+                return multiply(a, b, c, out, self.conf, self.components)
+            self._plan = plan(a, b, c, self.conf, out=out, **self.components)
+        return self._plan(a, b, c, out=out)
+
+    def into(self, stream: int, a: Any, b: Any, out: Any, begin: int, end: int, first: int) -> None:
+        """Rows ``begin`` to ``end`` of A into as many of ``out``, from ``first`` on, on a stream's handle. ``out`` is the
+        call's own, and the rows are always these. (Slices cost the host as much as launches.)"""
+        if self._plan is None:
+            self(a[begin:end], b, None, out[first:first + end - begin])
+        else:
+            self._plan.launch(stream, (out.data_ptr() + first * out.stride(0) * out.element_size(),
+                                       a.data_ptr() + begin * a.stride(0) * a.element_size(), b.data_ptr(), 0))
+
+
+class JoinedProduct(Product):
+    """The same, of an A whose rows lie in several arrays (`gemmkit.Concat`), wherever these lie."""
+
+    def __init__(self, conf: Config | None, components: dict[str, Any]):
+        super().__init__(conf, components)
+        self._at = Cache()
+
+    def of_parts(self, parts: tuple[Any, ...], b: Any, c: Any, out: Any) -> Any:
+        places = (*(part.data_ptr() for part in parts), 0 if out is None else out.data_ptr())
+        found = self._at.get(places)
+        if found is None:
+            a = Concat(*parts, axis=0)
+            if not self._is_known:
+                self._is_known = True
+                return multiply(a, b, c, out, self.conf, self.components)
+            found = self._planned_at(a, b, c, out)
+            self._at.keep(places, found)
+        return found(parts[0], b, c, out)
+
+    def _planned_at(self, a: Concat, b: Any, c: Any, out: Any) -> Any:
+        """The plan with A's parts where they are now, which may overlap nothing that is written."""
+        if self._plan is None:
+            self._plan = plan(a, b, c, self.conf, out=out, **self.components)
+            self._plan.forget_arrays((_A_LAYOUT,))               # a part's memory is the caller's to free
+        frozen = {_A_LAYOUT: kept.frozen(a.layout, _A_LAYOUT)}
+        brought = self._plan.with_components(frozen, {_A_LAYOUT: a.layout}, a.array, b, c, out)
+        return lambda first, b, c, out: self._plan.run(brought, first, b, c, out, None)
+
+
+# --------------------------------------------------------------------------------------------------
+# Partial sums of ranks that share out K, and how they become rows of D: merged in the order of ranks, then finished.
+
+#: Components that see a row's number, or rows together: A is then multiplied as a whole, not rank by rank.
+_OF_ROWS = tuple(name for name in BEFORE_SUM if name.endswith("_a") or name in ("condition", "global_a_layout"))
+#: Transforms of D, in the order in which a kernel applies them.
+_OF_D = "transform_regs_to_shared_d", "transform_shared_to_global_d"
+
+
+class Reduction(NamedTuple):
+    """How a call's partial sums are merged: of which dtype they travel, in which they are added, and by which rule."""
+
+    travels: np.dtype
+    adds: np.dtype
+    rule: Any
+    result: np.dtype
+    gates: Any = None                  # of this rank's own rows, where peers may push theirs
+
+
+def before_sum(components: dict[str, Any]) -> dict[str, Any]:
+    """The components of the partial products."""
+    return {name: value for name, value in components.items() if name in BEFORE_SUM}
+
+
+def given(components: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in components.items() if value is not None}
+
+
+def sees_rows(conf: Any, components: dict[str, Any]) -> bool:
+    """Whether a component before the sum sees rows of the whole A."""
+    return conf is not None or any(components.get(name) is not None for name in _OF_ROWS)
+
+
+def is_fused(a: Any, c: Any, conf: Any, components: dict[str, Any]) -> bool:
+    """Whether this rank's own rows are one product with the merge in its epilogue, behind a gate: nothing stands between
+    sums and epilogue, and every tile has a k-tile that waits."""
+    between = any(components.get(name) is not None for name in (*_OF_D, "global_b_layout"))
+    return c is None and a.shape[1] > 0 and not between and not sees_rows(conf, components)
+
+
+def in_rank_order(parts: Any, how: Reduction, own: int | None, follows: bool = False) -> InRankOrder:
+    """The epilogue that merges the ranks' partial sums; ``own`` is the rank whose sums the product itself has."""
+    travels = None if own is None else how.travels
+    ranks, rows, columns = parts.shape
+    return InRankOrder(parts.view(ranks * rows, columns), rows, how.rule, how.adds, ranks, follows,
+                       travels, -1 if own is None else own)
+
+
+def with_own(parts: Any, how: Reduction, own: int, components: dict[str, Any]) -> dict[str, Any]:
+    """The components of a product of this rank's own rows that takes the others' partial sums."""
+    epilogue: Any = components.get("epilogue")
+    if parts.shape[0] == 2:
+        merging: Any = WithOther(parts[1 - own], how.rule, how.adds, how.travels, own == 0)
+    else:
+        merging = in_rank_order(parts, how, own)
+    return {**given(components), "epilogue": merging if epilogue is None else merging | epilogue}
+
+
+def finishing(parts: Any, how: Reduction, follows: bool, components: dict[str, Any]) -> dict[str, Any]:
+    """The components of a product of K = 0 that merges partial sums and finishes them; ``follows``: a C."""
+    after = {name: value for name, value in given(components).items() if name not in BEFORE_SUM}
+    merging: Any = in_rank_order(parts, how, None, follows)
+    for name in _OF_D:                                   # in a kernel they stand before the epilogue, which merges here
+        if name in after:
+            merging = merging | OfTransform(after.pop(name))
+    epilogue = after.pop("epilogue", None)
+    return {**after, "epilogue": merging if epilogue is None else merging | epilogue}
+
+
+def nothing(parts: Any, how: Reduction) -> tuple[Any, Any]:
+    """Operands of K = 0, of which the merge is the epilogue."""
+    return new(parts, (parts.shape[1], 0), how.adds), new(parts, (0, parts.shape[2]), how.adds)

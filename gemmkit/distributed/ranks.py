@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import platform
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from types import FunctionType
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from gemmkit.launch import Cache
+import gemmkit
+from gemmkit.components import Array, Component, field_values, frozen, further_state
+from gemmkit.emulator.mode import is_emulating
+from gemmkit.epilogues import Epilogue
+from gemmkit.lang.aggregates import convert
+from gemmkit.lang.components import dataclass
+from gemmkit.lang.errors import ConfigError
+from gemmkit.lang.fingerprint import Scalar, annotated, digest, package_digest, read_class, read_closure, read_value
+from gemmkit.lang.functions import captured
+from gemmkit.lang.registers import apply
+from gemmkit.layouts import RowMajor
+from gemmkit.layouts.matrices import Matrix
+from gemmkit.operators import Algebra, FPUOp, MMAOp, WGMMAOp, WMMAOp
+from gemmkit.plans.launch import Cache
+from gemmkit.runtime.arrays import info_of, is_array
+from gemmkit.tiling import translate
+from gemmkit.transforms.base import transformed
 
 Statement = dict[str, str]
 
@@ -128,3 +147,336 @@ def ranks_of(group: Any = None) -> Ranks:
     if known is None or known.group is not group:
         known = _known[group.group_name] = Ranks(group)
     return known
+
+
+# --------------------------------------------------------------------------------------------------
+# Sums over ranks, in the order of ranks: the same bits in every call, and on every rank.
+
+def plus(x: Any, y: Any) -> Any:
+    return x + y
+
+
+def least(x: Any, y: Any) -> Any:
+    return min(x, y)
+
+
+def most(x: Any, y: Any) -> Any:
+    return max(x, y)
+
+
+@dataclass(frozen=True)
+class Rule(Component):
+    """An associative function of two sums, called as an operator's own `merge`."""
+
+    device_methods: ClassVar[tuple[str, ...]] = ("merge",)
+
+    function: Any
+
+    def merge(self, x: Any, y: Any) -> Any:
+        return self.function(x, y)
+
+
+@dataclass(frozen=True)
+class InRankOrder(Epilogue):
+    """Merges the partial sums of all ``ranks``, from the first to the last, in ``dtype``; with ``follows`` behind the value
+    of D that is there already (a C).
+
+    ``parts`` has ``rows`` rows from each rank, one rank's below the other's. With ``travels`` the value of D is rank
+    ``own``'s partial sum, which was not sent, and is rounded to that dtype as the others were. ``rule`` has the
+    ``merge(x, y)``: an operator, or a `Rule`.
+
+    >>> parts = np.arange(6, dtype=np.float32).reshape(3, 2)                      # a row from each of three ranks
+    >>> float(InRankOrder(parts, 1, Rule(plus), np.dtype(np.float32), 3)(np.float32(0), 0, 1))
+    9.0
+    """
+
+    parts: Array
+    rows: Scalar
+    rule: Any
+    dtype: Any
+    ranks: int
+    follows: bool = False
+    travels: Any = None
+    own: int = -1                      # static: a kernel for each rank, which loads nothing for its own
+    layout: Any = None                 # of ``parts``: row-major, as ranks send them
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layout is None:
+            object.__setattr__(self, "layout", RowMajor(info_of(self.parts, "parts").dtype))
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        total = self.part(0, x, m, n)
+        if self.follows:
+            total = convert(self.dtype, self.rule.merge(convert(self.dtype, x), total))
+        for rank in range(1, self.ranks):
+            total = convert(self.dtype, self.rule.merge(total, self.part(rank, x, m, n)))
+        return total
+
+    def part(self, rank: int, x: Any, m: int, n: int) -> Any:
+        """A rank's partial sum: what it sent, or of its own the product's, rounded as if it had been sent."""
+        if self.takes_own and rank == self.own:
+            return convert(self.dtype, convert(self.travels, x))
+        return convert(self.dtype, self.parts[rank * self.rows + m, n])
+
+    def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
+        """The same of a thread's tile, whose parts it loads in vectors."""
+        total = self.parts_at(0, values, tile, shape)
+        if self.follows:
+            total = apply(merge_parts, apply(as_sum, values, self), total, self)
+        for rank in range(1, self.ranks):
+            total = apply(merge_parts, total, self.parts_at(rank, values, tile, shape), self)
+        return total
+
+    def parts_at(self, rank: int, values: tuple, tile: Any, shape: Any) -> tuple:
+        if self.takes_own and rank == self.own:
+            return apply(as_sent, values, self)
+        return apply(as_sum, self.layout.load(self.parts, translate(tile, rank * self.rows, 0), shape), self)
+
+    @property
+    def takes_own(self) -> bool:
+        return self.travels is not None
+
+    reads_tiles = True
+
+
+def as_sum(x: Any, n: int, merging: Any) -> Any:
+    return convert(merging.dtype, x)
+
+
+def as_sent(x: Any, n: int, merging: Any) -> Any:
+    return convert(merging.dtype, convert(merging.travels, x))
+
+
+def merge_parts(x: Any, n: int, others: tuple, merging: Any) -> Any:
+    return convert(merging.dtype, merging.rule.merge(x, others[n]))
+
+
+@dataclass(frozen=True)
+class WithOther(Epilogue):
+    """`InRankOrder` of two ranks, whose own partial sums the product has. ``other`` are the other rank's, in an array of D's
+    form, which Hopper's kernel fetches ahead of time; ``is_second``: they are rank 1's.
+
+    >>> others = np.float32([[1, 2]])
+    >>> float(WithOther(others, Rule(plus), np.dtype(np.float32), np.dtype(np.float32), True)(np.float32(3), 0, 1))
+    5.0
+    """
+
+    other: Array
+    rule: Any
+    dtype: Any
+    travels: Any
+    is_second: bool
+    layout: Any = None
+
+    beside = "other"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layout is None:
+            object.__setattr__(self, "layout", RowMajor(info_of(self.other, "other").dtype))
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        return self.merged(x, self.other[m, n])
+
+    def merged(self, x: Any, other: Any) -> Any:
+        """The product's sum, rounded as if it had been sent, and the other rank's, the first rank's first."""
+        own, sent = convert(self.dtype, convert(self.travels, x)), convert(self.dtype, other)
+        if self.is_second:
+            return convert(self.dtype, self.rule.merge(own, sent))
+        return convert(self.dtype, self.rule.merge(sent, own))
+
+    def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
+        return apply(merge_other, values, self.layout.load(self.other, tile, shape), self)
+
+    reads_tiles = True
+
+
+def merge_other(x: Any, n: int, others: tuple, merging: Any) -> Any:
+    return merging.merged(x, others[n])
+
+
+@dataclass(frozen=True)
+class OfTransform(Epilogue):
+    """A transform of D as a part of the epilogue.
+
+    >>> from gemmkit.transforms import Elementwise
+    >>> OfTransform(Elementwise(lambda x, m, n: x + 10 * m))(0.5, 1, 2)
+    10.5
+    """
+
+    transform: Any
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        return transformed(self.transform, x, m, n)
+
+
+def rule_of(operator: Any, combine: Any) -> Component:
+    """How two ranks' sums become one: by ``combine``, or by what the operator says of sums over parts of K.
+
+    Raises TypeError for a ``combine`` that is no plain function, ConfigError where none is given and the operator says
+    nothing.
+    """
+    if combine is not None:
+        found = least if combine is min else most if combine is max else combine
+        if not isinstance(found, FunctionType):
+            raise TypeError(f"combine={combine!r}: a plain Python function of two numbers is needed, or min, or max")
+        return Rule(found)
+    base = operator.base if isinstance(operator, Algebra) else operator
+    if isinstance(base, (MMAOp, WGMMAOp, WMMAOp)):                # tensor cores add, and a Rule adds numbers of any parts
+        return Rule(plus)
+    if not base.merges:
+        raise ConfigError(f"combine: {type(base).__name__} does not say that sums over parts of K may be combined; say "
+                          "merges = True in its class where combine is associative and start its neutral element, or give "
+                          "combine=")
+    if isinstance(base, FPUOp) and base.is_ordinary:
+        return Rule(plus)
+    if isinstance(operator, Algebra):
+        raise ConfigError(f"combine: give it beside {operator!r}: numbers of several parts, whose base has a combine of its "
+                          "own")
+    return base
+
+
+def accumulator_of(config: Any, dtype: np.dtype) -> np.dtype:
+    """The dtype in which results of ``dtype`` are added up: the accumulator's, or complex numbers of two float32 or more."""
+    if dtype.names is not None:
+        return dtype
+    if dtype.kind == "c":
+        return np.result_type(dtype, np.complex64)
+    return np.dtype(config.operator.fragment_c.dtype)
+
+
+# --------------------------------------------------------------------------------------------------
+# How an extent is shared out over ranks, and the checks of shards that each rank makes of its own.
+
+def even_lengths(extent: int, ranks: int) -> tuple[int, ...]:
+    """Shards as ``torch.chunk`` and `DTensor` make them: all of one length but the last ones.
+
+    >>> even_lengths(10, 4), even_lengths(2, 3)
+    ((3, 3, 3, 1), (1, 1, 0))
+    """
+    length = -(-extent // ranks)
+    return tuple(min(length, max(0, extent - rank * length)) for rank in range(ranks))
+
+
+def offsets(lengths: Sequence[int]) -> list[int]:
+    """Where each shard begins, and where the last one ends.
+
+    >>> offsets((3, 4, 0))
+    [0, 3, 7, 7]
+    """
+    found = [0]
+    for length in lengths:
+        found.append(found[-1] + length)
+    return found
+
+
+def lengths_of(ranks: Any, own: int, lengths: Any, name: str, what: str) -> tuple[int, ...]:
+    """The lengths of all ranks' shards: those given, or this rank's for all. Raises ValueError for what is no length for
+    each rank, and where this rank's shard has another."""
+    if lengths is None:
+        return (own,) * int(ranks.size)
+    try:
+        found = tuple(lengths)
+    except TypeError:
+        found = ()
+    if len(found) != ranks.size or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in found):
+        raise ValueError(f"lengths={lengths!r}: a length for each of the group's {ranks.size} ranks is needed, for example "
+                         f"{even_lengths(10, ranks.size)}")
+    if found[ranks.rank] != own:
+        raise ValueError(f"lengths={found}: rank {ranks.rank} has {found[ranks.rank]} {what} by it, and {name} has {own}")
+    return found
+
+
+def dtypes(**tensors: Any) -> dict[str, Any]:
+    """What a statement says of tensors that a call may lack."""
+    return {f"the dtype of {name}": "none" if x is None else x.dtype for name, x in tensors.items()}
+
+
+def check_tensors(**tensors: Any) -> None:
+    """Raise TypeError for what is no tensor (None is left out), ValueError for one that is no matrix, requires a gradient,
+    or is on another device than the first."""
+    first = None
+    for name, x in tensors.items():
+        if x is None:
+            continue
+        if isinstance(x, Matrix):
+            raise TypeError(f"{name} is a {type(x).__name__}; shards are plain matrices (torch.Tensor)")
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name}: got {type(x).__name__}; a torch.Tensor is needed, since torch.distributed moves it")
+        if x.dim() != 2:
+            raise ValueError(f"{name} has {x.dim()} dimensions; a shard of a matrix has 2")
+        if x.requires_grad and torch.is_grad_enabled():
+            raise ValueError(f"{name} requires a gradient, and products over several ranks record none; call it under "
+                             f"torch.no_grad(), or give {name}.detach()")
+        if first is None:
+            first = name, x.device
+        elif x.device != first[1]:
+            raise ValueError(f"{name} is on {x.device} and {first[0]} on {first[1]}; a rank's operands are on one device")
+
+
+# --------------------------------------------------------------------------------------------------
+# What the ranks of a call have to have alike, as text.
+#
+# A statement holds what is the same on all ranks by the call's meaning. An array's values, address and strides are a
+# rank's own matter, and so is the length of what is not shared out; they must not decide whether ranks meet, or one rank
+# would wait for others that do not.
+
+_texts = Cache()                                  # by the fingerprint, which has more in it (alignment)
+
+
+def component_text(value: Any) -> str:
+    """A component's class, code and constants; of arrays and run-time numbers only dtypes and dimensions.
+
+    >>> import numpy as np
+    >>> from gemmkit.epilogues import Bias, Scale
+    >>> component_text(Scale(2.0)) == component_text(Scale(3.0)), component_text(Scale(2.0)) == component_text(
+    ...     Bias(np.zeros(4, np.float32)))
+    (True, False)
+    """
+    if not isinstance(value, Component):
+        return digest(_text(value))
+    key = frozen(value).fingerprint
+    found: str | None = _texts.get(key)
+    return found or _texts.keep(key, digest(_text(value)))
+
+
+def _text(value: Any, is_runtime: bool = False) -> str:
+    if isinstance(value, Component):
+        kinds = annotated(type(value))
+        parts = [f"{name}={_text(field, kinds.get(name) is Scalar)}"
+                 for name, field in {**field_values(value), **further_state(value)}.items()]
+        return "\n".join((read_class(type(value), Component).text, *parts))
+    if is_array(value):
+        info = info_of(value)
+        return f"array of {info.dtype}, {len(info.shape)} dimensions"
+    if is_runtime or isinstance(value, np.generic):
+        return f"number of {type(value).__name__}"
+    if callable(value) and hasattr(value, "__code__"):
+        held = captured(value)
+        return "\n".join((read_closure(value, held.keys()).text, *(f"{name}={_text(x)}" for name, x in held.items())))
+    return read_value(value, "value").text
+
+
+def statement_of(call: str, tensor: Any, facts: dict[str, Any], components: dict[str, Any]) -> dict[str, str]:
+    """The statement of a call: its name, versions, the kind of a tensor's device, ``facts`` and its components' texts."""
+    said = {"the call": call, "gemmkit's version": gemmkit.__version__, "gemmkit's source": package_digest(of_process=False),
+            "PyTorch's version": str(torch.__version__), "Python's version": platform.python_version(),
+            "the device": _device_text(tensor.device)}
+    said |= {name: str(fact) for name, fact in facts.items()}
+    for name in sorted(components):
+        if components[name] is not None:
+            said[name] = f"{type(components[name]).__name__} {component_text(components[name])[:16]}"
+    return said
+
+
+def _device_text(device: Any) -> str:
+    if device.type != "cuda":
+        return f"{device.type}{', emulated' if is_emulating() else ''}"
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{torch.cuda.get_device_name(device)} (sm_{major}{minor})"
+
+
+def gpu_text(device: Any) -> str:
+    """Which GPU it is, of all hosts."""
+    return f"{platform.node()}, {torch.cuda.get_device_properties(device).uuid}"

@@ -15,16 +15,12 @@
 
 from typing import TYPE_CHECKING
 
-from gemmkit.lang.later import public_names
+from gemmkit.lang.deferred import public_names
 
 if TYPE_CHECKING:
-    from gemmkit.emulator import clusters as clusters
+    from gemmkit.emulator import agents as agents
+    from gemmkit.emulator import barriers as barriers
     from gemmkit.emulator import copies as copies
-    from gemmkit.emulator import counters as counters
-    from gemmkit.emulator import early as early
-    from gemmkit.emulator import in_flight as in_flight
-    from gemmkit.emulator import mbarriers as mbarriers
     from gemmkit.emulator import tensor_cores as tensor_cores
-    from gemmkit.emulator import thread_copies as thread_copies
 else:
     __getattr__, __dir__ = public_names(globals())             # instructions ask for modules when they are emulated

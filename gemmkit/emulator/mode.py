@@ -24,9 +24,9 @@ class Mode:
 
     def run(self, made: Any, arrays: Any) -> None:
         """Compute on host arrays what a family of kernels describes by an object. The object has a ``launchable``,
-        ``emulated(arrays, arena)`` (`gemmkit.emulator.kernels.run`) and ``filled(arrays)``, the arrays that it fills;
+        ``emulated(arrays, arena)`` (`gemmkit.emulator.launch.run`) and ``filled(arrays)``, the arrays that it fills;
         kernels of their own come ``behind``."""
-        from gemmkit.emulator.kernels import run
+        from gemmkit.emulator.launch import run
 
         run(made, arrays, self.seed)
 

@@ -19,12 +19,12 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from gemmkit.emulator import machine
+from gemmkit.emulator.barriers import Mbarrier
 from gemmkit.emulator.copies import Stores
-from gemmkit.emulator.kinds import Kinds, chosen
-from gemmkit.emulator.mbarriers import Mbarrier
+from gemmkit.emulator.machine import Kinds, chosen
 from gemmkit.emulator.memory import Memory
 from gemmkit.emulator.tensor_cores import TensorCores
-from gemmkit.lang.sites import TEMPLATE_PATHS, Site, here
+from gemmkit.lang.host import TEMPLATE_PATHS, Site, here
 
 MOST = 2_000_000                       # events of a launch; the rest is left out (`Recording.is_cut`)
 _FINISHED = "_finish"                  # the function of `thread_copies` that writes a copy a second time, at its end
@@ -107,7 +107,7 @@ def _kinds(note: Any) -> Kinds:
         if memory is not thread.block.shared:
             note(Event(far, thread.block.number, thread.index, at, nbytes, 0, way, here(2), memory.name))
             return
-        caller = frame.f_code.co_name if frame.f_code.co_filename.endswith("thread_copies.py") else ""
+        caller = frame.f_code.co_name if frame.f_code.co_filename.endswith("copies.py") else ""
         kind = shared if not caller else "landed" if caller == _FINISHED else "copy"
         note(Event(kind, thread.block.number, thread.index, at, nbytes, 0, way, here(2), memory.name))
 

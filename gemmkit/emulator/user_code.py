@@ -2,7 +2,7 @@
 
 Python's arithmetic raises where a GPU's gives infinities and NaN, and Python's `max` drops NaN. So every plain float and
 complex number that reaches a kernel (an argument, a field, an attribute of a class, a captured value, a default, a literal
-of a user's code) is a `Real` or a `Complex` (`gemmkit.emulator.coordinates`), and code that names ``math``, ``max`` or
+of a user's code) is a `Real` or a `Complex` (`gemmkit.emulator.functions`), and code that names ``math``, ``max`` or
 ``min`` sees those of `gemmkit.emulator.functions`. A twin takes the place of such code for the launch: the same code with
 other names around it. Code that names none of these is run as it is.
 
@@ -14,7 +14,7 @@ classes are the device's, too, and literals weak. Helpers that the code names, d
 Where a kernel calls a user's method or function, whole numbers become coordinates.
 
 Lines, `print` and `breakpoint` are what they were. Global names are read when the launch begins. After its first call a
-user's function is compiled once, and refused if the compiler refuses it (`gemmkit.emulator.trial`).
+user's function is compiled once, and refused if the compiler refuses it (`gemmkit.emulator.functions`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.component_products import Shape, StackShape
 from gemmkit.components import Component, Scalar, field_values
-from gemmkit.emulator.coordinates import Complex, Coordinate, Real, plain
 from gemmkit.emulator.functions import (
     BUILTINS,
     CMATH,
@@ -39,15 +37,21 @@ from gemmkit.emulator.functions import (
     MATH_NAMES,
     MATH_OF_GEMMKIT,
     OF_GEMMKIT,
+    Complex,
+    Coordinate,
     Names,
+    Real,
+    Unknown,
     conversion,
+    plain,
+    tried,
 )
-from gemmkit.emulator.trial import Unknown, tried
+from gemmkit.lang.component_products import Shape, StackShape
 from gemmkit.lang.errors import ComponentError
+from gemmkit.lang.fingerprint import annotated
 from gemmkit.lang.functions import DeviceFunction
+from gemmkit.lang.host import INTERNAL_PATHS, TEMPLATE_PATHS
 from gemmkit.lang.references import Owner, globals_of, is_gemmkit, is_host, is_library, names_of, owner_of
-from gemmkit.lang.runtime_fields import annotated
-from gemmkit.lang.sites import INTERNAL_PATHS, TEMPLATE_PATHS
 
 #: Methods whose results kernels compute with.
 GIVES_COORDINATES = frozenset({"block", "column_offset", "free", "k_range", "keys", "offset", "row_offset"})
@@ -68,7 +72,7 @@ def kernel_code(kernel: Callable[..., None]) -> Any:
 
 def _is_users(thing: FunctionType | ModuleType | type) -> bool:
     """Whether users' numbers may meet Python's arithmetic there: in their code, and what it calls of the standard library.
-    (`gemmkit.lang.given` writes functions of built-ins, which are not looked into.)"""
+    (`gemmkit.lang.checks` writes functions of built-ins, which are not looked into.)"""
     module = thing.__name__ if isinstance(thing, ModuleType) else thing.__module__
     return not is_library(thing) and module != "builtins"
 

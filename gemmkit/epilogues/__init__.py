@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from gemmkit.lang.later import public_names
+from gemmkit.lang.deferred import public_names
 
 __all__ = [
     "GELU", "Bias", "Causal", "Clamp", "ColumnReduce", "Combine", "Composed", "Default", "Elementwise", "Epilogue", "Fold",
@@ -12,11 +12,24 @@ __all__ = [
 
 if TYPE_CHECKING:
     from gemmkit.epilogues.base import Composed, Default, Epilogue, parts, result_layout
-    from gemmkit.epilogues.elementwise import GELU, Causal, Clamp, Elementwise, ReLU, Saturate, SiLU, Tanh, Where
-    from gemmkit.epilogues.fold import Fold
+    from gemmkit.epilogues.elementwise import (
+        GELU,
+        Bias,
+        Causal,
+        Clamp,
+        Elementwise,
+        LinearCombination,
+        ReLU,
+        Residual,
+        Saturate,
+        Scale,
+        SiLU,
+        Store,
+        Tanh,
+        Where,
+    )
     from gemmkit.epilogues.norms import LayerNorm, RMSNorm, Softmax
-    from gemmkit.epilogues.operands import Bias, LinearCombination, Residual, Scale, Store
-    from gemmkit.epilogues.pairs import Pack, Pairs, Rotary
+    from gemmkit.epilogues.pairs import Fold, Pack, Pairs, Rotary
     from gemmkit.epilogues.reductions import ColumnReduce, Combine, RowReduce
 else:
     __getattr__, __dir__ = public_names(globals())

@@ -14,15 +14,12 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 from gemmkit.components import Component, with_fields
-from gemmkit.kernels.common.elements import column_of, delivered, finished, row_of, transform_within
-from gemmkit.kernels.common.lanes import store_together
-from gemmkit.kernels.common.tile_copy import inside
-from gemmkit.kernels.common.work import Place
-from gemmkit.lang.component_class import dataclass
-from gemmkit.lang.control import each
-from gemmkit.lang.given import required
-from gemmkit.lang.registers import apply
-from gemmkit.lang.returned import number, numbers
+from gemmkit.kernels.collectives.lanes import store_together
+from gemmkit.kernels.collectives.operand import column_of, delivered, finished, inside, row_of, transform_within
+from gemmkit.kernels.collectives.scheduler import Place
+from gemmkit.lang.checks import number, numbers, required
+from gemmkit.lang.components import dataclass
+from gemmkit.lang.registers import apply, each
 from gemmkit.ptx.special import lane_index
 from gemmkit.tiling import Tile, parallelise, translate
 
@@ -33,7 +30,7 @@ E = TypeVar("E")
 class Alongside(NamedTuple):
     """An array of D's form that a stage of an epilogue reads element by element, at the places that it is asked for:
     ``path`` are the fields to the stage, which reads its ``field`` by its ``layout``; ``where`` finds it in device code, and
-    ``steps`` are those of a stack (`gemmkit.kernels.common.stack`), None where all products share a matrix."""
+    ``steps`` are those of a stack (`gemmkit.kernels.collectives.scheduler`), None where all products share a matrix."""
 
     path: tuple[str, ...]
     field: str
@@ -155,7 +152,7 @@ class CrossLaneEpilogue(Component):
     row_words: ClassVar[int] = 0
 
     def finish_block(self, values: tuple, group: Any, at: Any) -> tuple:
-        """The finished values that a thread holds of what ``group`` (`gemmkit.kernels.common.lanes`) holds together, at
+        """The finished values that a thread holds of what ``group`` (`gemmkit.kernels.collectives.lanes`) holds together, at
         ``at``, some of them out of range: for one that `finishes_blocks`. All threads of the group come here."""
         return group.finish(self, values, at)
 

@@ -2,19 +2,585 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import numpy as np
 
-from gemmkit import activations
-from gemmkit.components import Scalar
+from gemmkit.components import Array, Component, Scalar
 from gemmkit.epilogues.base import Epilogue
-from gemmkit.lang.component_class import dataclass
-from gemmkit.lang.given import function_given, required
-from gemmkit.lang.records import device_dtype
-from gemmkit.lang.returned import truth
-from gemmkit.ptx.saturate import saturate
+from gemmkit.lang.aggregates import convert, convert_all, fill
+from gemmkit.lang.checks import check_dtype, function_given, required, truth
+from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import fitting
+from gemmkit.lang.number_rules import (
+    REAL_IMAG,
+    SIGNS,
+    TABLE,
+    Record,
+    device_dtype,
+    metadata_of,
+    number_dtype,
+    part_dtypes,
+    to_dtype,
+)
+from gemmkit.lang.registers import apply, generate
+from gemmkit.layouts import ArrayLayout, ColMajor, GlobalLayout, RowMajor
+from gemmkit.layouts.base import leading
+from gemmkit.ptx.arithmetic import saturate
+from gemmkit.runtime.array_info import ArrayInfo
+from gemmkit.runtime.arrays import describe, info_of, is_array, strided
 from gemmkit.transforms.base import check_of_elements, takes_coordinates
+
+__all__ = [
+    "gelu", "gelu_tanh", "relu", "sigmoid", "silu", "tanh",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Factors of a result, alpha and beta: numbers, numbers of several parts, and those in the GPU's memory.
+#
+# A number goes to the kernel as an argument. One in the GPU's memory stays there, and the epilogue loads it when the
+# kernel runs: nothing is copied to the host, and no stream is waited for (cuBLAS's pointer mode "device" does the same).
+# What an earlier kernel of the stream writes there is what counts, in a CUDA graph too.
+
+@dataclass(frozen=True)
+class Parts(Component):
+    """A number of several parts as an argument; ``is_not_zero`` is 0 if all of them are."""
+
+    number: Scalar
+    is_not_zero: Scalar
+
+    stands_for_number: ClassVar[bool] = True
+
+    is_left = True
+
+    def value(self) -> Any:
+        return self.number
+
+    def is_zero(self) -> Any:
+        return self.is_not_zero == 0
+
+
+@dataclass(frozen=True)
+class InMemory(Component):
+    """A number in memory: ``array`` has its parts, one of a real or complex number. ``dtype`` is computed with.
+
+    >>> held = InMemory(np.float32([2.5]), 1, np.dtype(np.float32))
+    >>> float(held.value()), bool(held.is_zero())
+    (2.5, False)
+    """
+
+    array: Array
+    count: int
+    dtype: Any
+
+    stands_for_number: ClassVar[bool] = True
+
+    @property
+    def is_left(self) -> bool:
+        """Whether it has parts, so that it stands at the left of what it multiplies."""
+        return self.count > 1 and self.dtype.names is not None
+
+    def value(self) -> Any:
+        if self.count == 1:
+            return convert(self.dtype, self.array[0])
+        return convert(self.dtype, generate(self.count, part_of, self.array))
+
+    def is_zero(self) -> Any:
+        for n in range(self.count):
+            if self.array[n] != 0:
+                return False
+        return True
+
+
+def part_of(n: int, array: Any) -> Any:
+    return array[n]
+
+
+def factor(value: Any, name: str, dtype: np.dtype, device: int) -> Any:
+    """Alpha or beta, the argument ``name``, as an epilogue of a C of ``dtype`` takes it: a number, `Parts` or `InMemory`.
+
+    C is on ``device``, -1 for the host. A host array beside a C on a GPU is read here; one beside a host C, in the emulator,
+    stands for one in the GPU's memory.
+
+    Raises TypeError for what is no number of C's kind, ValueError for an array of another shape, and for a number that an
+    integer C does not hold.
+    """
+    if isinstance(value, (int, float, complex, np.generic)):
+        return _number(value, name, dtype)
+    if isinstance(value, (Parts, InMemory)):
+        return value
+    value = getattr(value, "parts", value)                                # of a dual number
+    if is_array(value):
+        if isinstance(value, np.ndarray) and device >= 0:
+            value = _checked(value, describe(value, name), name, dtype)[()]
+            value = tuple(value) if isinstance(value, np.ndarray) else value
+        elif getattr(getattr(value, "device", None), "type", None) == "cpu":                  # a tensor's
+            value = value.tolist()
+        else:
+            return in_memory(value, name, dtype)
+    if isinstance(value, (tuple, list, Record)):
+        return _parts(value, name, dtype)
+    return _number(value, name, dtype)
+
+
+def computed_in(dtype: np.dtype) -> np.dtype:
+    """The dtype that a factor of a C of ``dtype`` has: C's own, with parts of float32 at least where they are floats."""
+    part = part_dtypes(dtype)[0]
+    wide = part if part.kind in "iu" or part == np.float64 else np.dtype(np.float32)
+    if dtype.kind == "c" or dtype.names is None:
+        return dtype if dtype.kind == "c" else wide
+    metadata = metadata_of(dtype)
+    return number_dtype(dtype.names, wide, metadata.get(TABLE), metadata.get(SIGNS))
+
+
+def _is_complex(dtype: np.dtype) -> bool:
+    return dtype.kind == "c" or dtype.names == REAL_IMAG
+
+
+def _wanted(dtype: np.dtype) -> str:
+    if _is_complex(dtype):
+        return "a number"
+    if dtype.names is not None:
+        return f"a real number, or one of {len(dtype.names)} parts ({', '.join(dtype.names)}),"
+    return "a real number"
+
+
+def _checked(value: Any, info: ArrayInfo, name: str, dtype: np.dtype) -> Any:
+    """An array that may be a factor: of one number, or of a number's parts. Raises ValueError or TypeError for another."""
+    count = len(part_dtypes(dtype))
+    if info.shape != () and (info.shape != (count,) or count == 1):
+        of_parts = "" if count == 1 else f" or, of its parts, ({count},)"
+        raise ValueError(f"{name} is an array of shape {info.shape}; {_wanted(dtype)} is needed for a C of {dtype}: one "
+                         f"of shape (){of_parts}")
+    kinds = "iu" if part_dtypes(dtype)[0].kind in "iu" else "iuf"
+    is_number = info.dtype.kind in kinds or (info.dtype.name == "bfloat16" and kinds != "iu")
+    if not is_number and not (info.dtype.kind == "c" and _is_complex(dtype) and info.shape == ()):
+        raise TypeError(f"{name} is an array of dtype {info.dtype}; {_wanted(dtype)} is needed for a C of {dtype}")
+    return value
+
+
+def in_memory(value: Any, name: str, dtype: np.dtype) -> InMemory:
+    """A factor of results of ``dtype`` in an array that stays where it is; raises as `factor` does."""
+    info = describe(value, name)
+    _checked(value, info, name, dtype)
+    count = info.shape[0] if info.shape else 1
+    real = part_dtypes(computed_in(dtype))[0]
+    of_one = computed_in(dtype) if info.dtype.kind == "c" else real
+    return InMemory(strided(value, info, (count,), info.strides or (1,)), count, computed_in(dtype) if count > 1 else of_one)
+
+
+def _parts(value: Any, name: str, dtype: np.dtype) -> Any:
+    """A tuple of parts as one number."""
+    given, count = tuple(value), len(part_dtypes(dtype))
+    if (dtype.names is None and not _is_complex(dtype)) or len(given) != count:
+        raise TypeError(f"{name} is {value!r}; {_wanted(dtype)} is needed for a C of {dtype}")
+    real = part_dtypes(dtype)[0]
+    checked = tuple(_number(part, name, real) for part in given)
+    if _is_complex(dtype):
+        return _number(complex(*checked), name, dtype)
+    made = to_dtype(computed_in(dtype), checked)
+    return Parts(made, int(any(part != 0 for part in made)))
+
+
+def _number(value: Any, name: str, dtype: np.dtype) -> Any:
+    """A number: complex ones in the precision of C."""
+    kinds: tuple = (int, float, np.integer, np.floating)
+    is_complex = _is_complex(dtype)
+    if is_complex:
+        kinds = (*kinds, complex, np.complexfloating)
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, kinds):
+        raise TypeError(f"{name} is {value!r}; {_wanted(dtype)} is needed for a C of {dtype}")
+    if dtype.kind in "iu":
+        return _integer(value, name, dtype)
+    if is_complex:
+        return dtype.type(value) if dtype.kind == "c" else np.complex64(value)
+    return float(value) if isinstance(value, int) else value           # 2 and 2.0 are one kernel
+
+
+def _integer(value: Any, name: str, dtype: np.dtype) -> Any:
+    """A number in the dtype of an integer C: 2.0 is 2, and 0.5 is an error."""
+    limits = np.iinfo(dtype)
+    if value != value or value in (np.inf, -np.inf) or int(value) != value or not limits.min <= int(value) <= limits.max:
+        raise ValueError(f"{name} is {value!r} and c holds {dtype}: a whole number from {limits.min} to {limits.max} is "
+                         "needed")
+    return dtype.type(int(value))
+
+
+# --------------------------------------------------------------------------------------------------
+# Epilogues with operands of their own: scaling by a number or a vector, a residual, a second output, a bias, and BLAS's
+# linear combination with C.
+
+@dataclass(frozen=True)
+class Number(Component):
+    """A run-time number as weak as a literal."""
+
+    value: Scalar
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+@dataclass(frozen=True)
+class Scale(Epilogue):
+    """Multiplies by a run-time number, or by a vector: every column by its own element (``along="N"``: by[n]), or every
+    row (``"M"``: by[m]). A 0-d array is a number in the GPU's memory, which the kernel loads when it runs.
+
+    >>> import numpy as np
+    >>> Scale(2.0)(1.5, 0, 0), float(Scale(np.array([1.0, 10.0]), along="M")(1.5, 1, 0))
+    (3.0, 15.0)
+    """
+
+    by: Any
+    along: str = "N"
+
+    array_ndims = MappingProxyType({"by": 1})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.along not in ("M", "N"):
+            raise ValueError(f'Scale(along={self.along!r}): "N" (one element a column) or "M" (one a row) is needed')
+        if isinstance(self.by, (float, np.integer, np.floating)) or (
+                isinstance(self.by, int) and not isinstance(self.by, bool) and abs(self.by) < 2**63):
+            object.__setattr__(self, "by", Number(self.by))
+        elif not isinstance(self.by, (Number, InMemory)):
+            describe_vector(self.by, "Scale(by=...)")
+            info = info_of(self.by, "by of Scale")
+            if not info.shape:
+                object.__setattr__(self, "by", in_memory(self.by, "by of Scale", info.dtype))
+
+    @property
+    def is_number(self) -> bool:
+        return isinstance(self.by, Number)
+
+    @property
+    def is_in_memory(self) -> bool:
+        return isinstance(self.by, InMemory)
+
+    @property
+    def is_along_m(self) -> bool:
+        return self.along == "M"
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        if self.is_number:
+            return x * self.by.value
+        if self.is_in_memory:
+            return x * self.by.value()
+        return x * self.by[m if self.is_along_m else n]
+
+    def check(self, M: int, N: int) -> None:
+        """Raise ValueError unless the vector fits a D of M x N."""
+        if not self.is_number and not self.is_in_memory:
+            shape, wanted = describe(self.by, "by").shape, (M if self.is_along_m else N,)
+            if shape[-1:] != wanted:
+                raise ValueError(f"by of Scale has shape {shape}; along={self.along!r} of a {M} x {N} result needs {wanted}")
+
+
+def describe_vector(x: Any, name: str) -> None:
+    if not is_array(x) and not isinstance(x, ArrayInfo):
+        raise TypeError(f"{name}: got {type(x).__name__}; a number or a vector is needed")
+
+
+@dataclass(frozen=True)
+class _WithArray(Epilogue):
+    """An epilogue with an array of D's shape, of any strides and dtype; of a stack of products, of the stack's (broadcast as
+    NumPy does) or of one product's."""
+
+    array: Array
+    layout: Any = None                  # of the array; found by its strides
+
+    array_ndims = MappingProxyType({"array": 2})
+
+    def __post_init__(self) -> None:
+        kind = type(self).__name__
+        info = info_of(self.array, f"array of {kind}")
+        check_dtype(info.dtype, f"array of {kind}")
+        if len(info.shape) < 2:
+            raise ValueError(f"array of {kind} has {len(info.shape)} dimensions; a matrix of 2 is needed")
+        if self.layout is None:
+            column_major = info.strides[-2] == 1 and info.strides[-1] != 1
+            object.__setattr__(self, "layout", (ColMajor if column_major else RowMajor)(info.dtype))
+        elif not isinstance(self.layout, ArrayLayout):
+            raise TypeError(f"{kind}(layout={self.layout!r}): a Layout is needed, for example RowMajor('float16')")
+        elif (self.layout.dimensions_of(info) or 2) != 2:
+            raise ValueError(f"{kind}(layout={self.layout!r}): the layout of a matrix of 2 dimensions is needed, as its "
+                             f"array of shape {info.shape} is")
+        elif self.outputs and not self.layout.writable:
+            raise TypeError(f"{kind}(layout={self.layout!r}): it has neither store_element nor store, so the array cannot "
+                            "be written")
+        elif not self.outputs and not self.layout.readable:
+            raise TypeError(f"{kind}(layout={self.layout!r}): it has neither element nor load, so the array cannot be read")
+
+    reads_tiles = True
+
+    def check(self, M: int, N: int) -> None:
+        """Raise ValueError unless the array has the shape of D."""
+        shape = describe(self.array, "array").shape
+        if shape[-2:] != (M, N):
+            raise ValueError(f"array of {type(self).__name__} has shape {shape}; the result is {M} x {N}")
+
+
+@dataclass(frozen=True)
+class Residual(_WithArray):
+    """Adds an array of D's shape. It may be D's own memory: every element is read and written by one thread.
+
+    The sum is taken in NumPy's common type of the array and the values.
+
+    >>> import numpy as np
+    >>> float(Residual(np.array([[1.0, 2.0]]))(0.5, 0, 1))
+    2.5
+    """
+
+    beside = "array"
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        return x + self.array[m, n]
+
+    def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
+        others = self.layout.load(self.array, tile, shape)
+        return apply(lambda x, n: x + others[n], values)
+
+
+@dataclass(frozen=True)
+class Store(_WithArray):
+    """Stores the values into an array of D's shape as well, converted to its dtype, and passes them on unchanged.
+
+    ``Store(before) | GELU()`` keeps what a backward pass needs. The array may overlap no operand and no other output.
+    """
+
+    outputs = ("array",)
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        self.array[m, n] = x
+        return x
+
+    def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
+        self.layout.store(self.array, tile, fitting("array of Store", self.layout.dtype, values), shape)
+        return values
+
+
+@dataclass(frozen=True)
+class Bias(Epilogue):
+    """Adds a vector to every row of D (``along="N"``: bias[n], N elements) or to every column (``"M"``: bias[m]).
+
+    Of a stack of products each may have its own, in an array with the stack's dimensions before the vector's (broadcast as
+    NumPy does). The vector may have any dtype; the sum is taken in NumPy's common type of it and the accumulator.
+
+    >>> import numpy as np
+    >>> float(Bias(np.array([1.0, 2.0]))(0.5, 0, 1))
+    2.5
+    """
+
+    bias: Array
+    along: str = "N"
+
+    array_ndims = MappingProxyType({"bias": 1})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.along not in ("M", "N"):
+            raise ValueError(f'Bias(along={self.along!r}): "N" (one element a column) or "M" (one a row) is needed')
+
+    @property
+    def is_along_m(self) -> bool:
+        return self.along == "M"
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        return x + self.bias[m if self.is_along_m else n]
+
+    def check(self, M: int, N: int) -> None:
+        """Raise ValueError unless the vector fits a D of M x N."""
+        shape, wanted = describe(self.bias, "bias").shape, (M if self.is_along_m else N,)
+        if shape[-1:] != wanted:
+            raise ValueError(f"bias has shape {shape}; along={self.along!r} of a {M} x {N} result needs {wanted}")
+
+
+@dataclass(frozen=True)
+class LinearCombination(Epilogue):
+    """``alpha * x + beta * C``, with run-time alpha and beta; C is not read when beta is 0 (BLAS's rule).
+
+    C may be the same array as D: every element is read and written by one thread. ``layout`` is C's, and its dtype is the
+    result's. The arithmetic is the accumulator's, or float32's. Of an integer C, alpha and beta are integers, and sums that
+    it cannot hold are refused (ConfigError). Of a stack of products each may have its own C, in an array with the stack's
+    dimensions before a matrix's (broadcast as NumPy does); alpha and beta are those of all.
+
+    alpha and beta may be 0-d arrays in the GPU's memory, which the kernel loads, and of an algebra's C numbers of its parts,
+    as a tuple or an array (`gemmkit.epilogues.elementwise`). Such a number multiplies from the left.
+    """
+
+    alpha: Scalar
+    beta: Scalar
+    c: Array
+    layout: GlobalLayout
+
+    beside = "c"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.layout, ArrayLayout):
+            raise TypeError(f"LinearCombination(layout={self.layout!r}): a Layout is needed, for example "
+                            "RowMajor('float16')")
+        if not isinstance(self.layout, GlobalLayout) or type(self.layout).element is GlobalLayout.element:
+            raise TypeError(f"LinearCombination(layout={self.layout!r}): it has no element(data, i, j, shape), so c cannot "
+                            "be read")
+        for name in ("alpha", "beta"):
+            value = getattr(self, name)
+            if is_array(value) or isinstance(value, (tuple, list)):
+                object.__setattr__(self, name, factor(value, name, self.layout.dtype, self._described().device))
+            if self.layout.dtype.kind in "iu" and isinstance(value, (float, np.floating)):
+                raise TypeError(f"LinearCombination({name}={value!r}): C holds {self.layout.dtype}, and its multiple by a "
+                                "float is none; give an integer")
+        super().__post_init__()
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        raise TypeError("LinearCombination works on tiles")
+
+    def check(self, M: int, N: int) -> None:
+        """Raise ValueError unless C, or each of a stack, has the shape of D."""
+        c = self._described()
+        count = leading(c, self.layout)
+        first = c._replace(shape=c.shape[count:], strides=c.strides[count:])
+        self.layout.check(self.layout.seen(first), M, N, "c")
+
+    def array_dimensions(self) -> Mapping[str, int]:
+        own = self.layout.dimensions_of(self._described())
+        return {} if own is None else {"c": own}
+
+    def _described(self) -> ArrayInfo:
+        return info_of(self.c, "c")          # a plan keeps no array
+
+    def reads_alongside(self) -> bool:
+        if self.is_beta_held:
+            return not self.beta.is_zero()
+        return self.beta != 0
+
+    def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
+        if self.is_alpha_held or self.is_beta_held:
+            return self.finish_held(values, tile, shape)
+        if self.beta == 0:
+            return convert_all(self.layout.dtype, apply(scaled, fitting("c", self.layout.dtype, values), self))
+        c = convert_all(self.wide, self.layout.load(self.c, tile, shape))
+        return convert_all(self.layout.dtype, apply(combined, fitting("c", self.layout.dtype, values), self, c))
+
+    def finish_held(self, values: tuple, tile: Any, shape: Any) -> tuple:
+        """`finish` with a factor in memory, or of several parts: each is loaded once for a tile."""
+        if self.is_alpha_held:
+            if self.alpha.is_zero():                       # whatever the product is, NaN too
+                return self.finish_without(values, tile, shape)
+        alpha = self.alpha.value() if self.is_alpha_held else self.alpha
+        multiples = apply(multiple, fitting("c", self.layout.dtype, values), alpha, self.is_alpha_left)
+        if not self.reads_alongside():
+            return convert_all(self.layout.dtype, multiples)
+        beta = self.beta.value() if self.is_beta_held else self.beta
+        c = convert_all(self.computed, self.layout.load(self.c, tile, shape))
+        return convert_all(self.layout.dtype, apply(plus_multiple, multiples, c, beta, self.is_beta_left))
+
+    def finish_without(self, values: tuple, tile: Any, shape: Any) -> tuple:
+        """beta C, where alpha is 0."""
+        if not self.reads_alongside():
+            return fill(self.layout.dtype, len(values), 0)
+        beta = self.beta.value() if self.is_beta_held else self.beta
+        c = convert_all(self.computed, self.layout.load(self.c, tile, shape))
+        return convert_all(self.layout.dtype, apply(multiple, c, beta, self.is_beta_left))
+
+    @property
+    def is_alpha_held(self) -> bool:
+        return isinstance(self.alpha, Component)
+
+    @property
+    def is_beta_held(self) -> bool:
+        return isinstance(self.beta, Component)
+
+    @property
+    def computed(self) -> np.dtype:
+        """What C is multiplied in by a beta in memory, or of several parts."""
+        return computed_in(self.layout.dtype)
+
+    @property
+    def is_alpha_left(self) -> bool:
+        """Whether alpha's place matters: it is a number of several parts, and complex ones commute."""
+        return self.is_alpha_held and self.alpha.is_left
+
+    @property
+    def is_beta_left(self) -> bool:
+        return self.is_beta_held and self.beta.is_left
+
+    reads_tiles = True
+
+    @property
+    def wide(self) -> np.dtype:
+        """What C is multiplied by beta in: float32 for the narrow floats, which beta, a plain number, would not widen."""
+        dtype = self.layout.dtype
+        is_narrow = dtype.names is None and dtype.kind not in "iub" and dtype.itemsize < 4
+        return np.dtype(np.float32) if is_narrow else dtype
+
+
+def first(m: int, n: int) -> int:
+    return m
+
+
+def second(m: int, n: int) -> int:
+    return n
+
+
+def scaled(x: Any, n: int, epilogue: Any) -> Any:
+    return x * epilogue.alpha
+
+
+def combined(x: Any, n: int, epilogue: Any, c: tuple) -> Any:
+    return x * epilogue.alpha + c[n] * epilogue.beta
+
+
+def multiple(x: Any, n: int, alpha: Any, is_left: bool) -> Any:
+    if is_left:
+        return alpha * x
+    return x * alpha
+
+
+def plus_multiple(x: Any, n: int, c: tuple, beta: Any, is_left: bool) -> Any:
+    return x + multiple(c[n], n, beta, is_left)
+
+
+# --------------------------------------------------------------------------------------------------
+# Activation functions, as plain functions of one number: for epilogues, transforms and functions of your own.
+#
+# They compute in the type of what they are given and are right over its whole range: none overflows, NaN stays NaN.
+
+def relu(x: Any) -> Any:
+    """max(x, 0).
+
+    >>> relu(-2.0), relu(3.0)
+    (0, 3.0)
+    """
+    return 0 if x < 0 else x
+
+
+def gelu(x: Any) -> Any:
+    """x Phi(x), Phi the normal distribution: GELU itself, by the error function."""
+    return 0.5 * x * (1 + math.erf(x * 0.7071067811865476))
+
+
+def gelu_tanh(x: Any) -> Any:
+    """The approximation of GELU by the hyperbolic tangent (PyTorch's ``approximate="tanh"``)."""
+    return 0.5 * x * (1 + math.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+
+
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + exp(-x)), by the exponential of a negative number: it cannot overflow."""
+    small = math.exp(-abs(x))
+    return (small if x < 0 else 1) / (1 + small)
+
+
+def silu(x: Any) -> Any:
+    """x sigmoid(x), also known as swish."""
+    return x * sigmoid(x)
+
+
+def tanh(x: Any) -> Any:
+    """The hyperbolic tangent."""
+    return math.tanh(x)
 
 
 @dataclass(frozen=True)
@@ -54,7 +620,7 @@ class ReLU(Epilogue):
     """max(x, 0)."""
 
     def __call__(self, x: Any, m: int, n: int) -> Any:
-        return activations.relu(x)
+        return relu(x)
 
 
 @dataclass(frozen=True)
@@ -73,7 +639,7 @@ class GELU(Epilogue):
         return self.form == "erf"
 
     def __call__(self, x: Any, m: int, n: int) -> Any:
-        return activations.gelu(x) if self.is_exact else activations.gelu_tanh(x)
+        return gelu(x) if self.is_exact else gelu_tanh(x)
 
 
 @dataclass(frozen=True)
@@ -81,7 +647,7 @@ class SiLU(Epilogue):
     """x / (1 + exp(-x))."""
 
     def __call__(self, x: Any, m: int, n: int) -> Any:
-        return activations.silu(x)
+        return silu(x)
 
 
 @dataclass(frozen=True)
@@ -89,7 +655,7 @@ class Tanh(Epilogue):
     """The hyperbolic tangent."""
 
     def __call__(self, x: Any, m: int, n: int) -> Any:
-        return activations.tanh(x)
+        return tanh(x)
 
 
 @dataclass(frozen=True)

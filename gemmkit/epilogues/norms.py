@@ -4,9 +4,9 @@
    what is stored is near 1, whatever the values were.
 2. Where the part has all columns of D (*one tile*), a factor (and a shift) for the row finishes the values in registers. So
    it does where the blocks of a cluster have them together (*one cluster*, in Hopper's kernel): blocks exchange their states
-   of each row first (`gemmkit.kernels.sm90.row_exchange`).
+   of each row first (`gemmkit.kernels.sm90.exchange`).
 3. Else (*two passes*) the part's state of each row is kept in a workspace, and D gets the standard values. A second small
-   kernel (`gemmkit.kernels.common.rescaling`) combines the states of a row, and multiplies each part of it in place.
+   kernel (`gemmkit.kernels.collectives.lanes`) combines the states of a row, and multiplies each part of it in place.
 
 In two passes values are rounded to D's dtype twice. Of exp(x - largest) and the like both roundings are relative to the
 result: at most two units in its last place. (If x itself were stored, the error would be x times that: 3 % of 10 in
@@ -24,17 +24,17 @@ import numpy as np
 
 from gemmkit.components import Component, Scalar, with_fields
 from gemmkit.epilogues.reductions import Kept, Reducing
-from gemmkit.kernels.common.exponential import power
-from gemmkit.kernels.common.rules import rule
-from gemmkit.lang.component_class import dataclass
-from gemmkit.lang.records import part_dtypes
+from gemmkit.kernels.collectives.lanes import power
+from gemmkit.kernels.spec import rule
+from gemmkit.lang.aggregates import convert, convert_all
+from gemmkit.lang.components import dataclass
+from gemmkit.lang.number_rules import part_dtypes
 from gemmkit.lang.registers import apply
-from gemmkit.lang.values import convert, convert_all
 from gemmkit.ptx.arithmetic import difference
 from gemmkit.ptx.memory import load_global
 from gemmkit.runtime.arrays import ArrayInfo, describe, is_array
-from gemmkit.runtime.workspace import PARTIALS as ROLES
-from gemmkit.runtime.workspace import described
+from gemmkit.runtime.launch import PARTIALS as ROLES
+from gemmkit.runtime.launch import described
 
 FLOATS = "float16", "bfloat16", "float32", "float64"
 

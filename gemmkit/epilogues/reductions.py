@@ -2,7 +2,7 @@
 
 Threads combine the finished values that they hold of a row (or column) of D's tile, lanes exchange what each has, and one of
 them stores the tile's state into a workspace. A small kernel behind the product combines the states of all tiles
-(`gemmkit.kernels.common.completion`). Nothing is added by atomics: every run combines in the same order.
+(`gemmkit.kernels.collectives.lanes`). Nothing is added by atomics: every run combines in the same order.
 
 A reduction is an associative function of two states (`Combine`). Those with names:
 
@@ -27,18 +27,17 @@ import numpy as np
 
 from gemmkit.components import Array, Component, Scalar, with_fields
 from gemmkit.epilogues.base import Epilogue
-from gemmkit.kernels.common.rules import rule
-from gemmkit.lang.component_class import dataclass
+from gemmkit.kernels.spec import rule
+from gemmkit.lang.aggregates import convert
+from gemmkit.lang.checks import function_given, number, required
+from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
-from gemmkit.lang.given import function_given, required
-from gemmkit.lang.narrowing import fitting, narrows, refusal
-from gemmkit.lang.records import device_dtype, part_dtypes
-from gemmkit.lang.returned import number
-from gemmkit.lang.values import convert
+from gemmkit.lang.host import fitting, narrows, refusal
+from gemmkit.lang.number_rules import device_dtype, part_dtypes
 from gemmkit.ptx.memory import load_global, store_global
 from gemmkit.runtime.arrays import describe
-from gemmkit.runtime.workspace import PARTIALS as ROLES
-from gemmkit.runtime.workspace import described
+from gemmkit.runtime.launch import PARTIALS as ROLES
+from gemmkit.runtime.launch import described
 
 MOST_PARTS = 4                         # of a state
 

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
+from abc import ABC, abstractmethod
+from collections import UserDict
+from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from gemmkit.component_products import Shape, StackShape
 from gemmkit.components import Component
-from gemmkit.kernels.common.batched import Batched
-from gemmkit.kernels.common.cluster import Cluster
-from gemmkit.kernels.common.lanes import BESIDE, Lanes, lanes_of
-from gemmkit.kernels.common.operand import Operand
-from gemmkit.kernels.common.reduction import Reduction
-from gemmkit.kernels.common.scheduler import TileScheduler
-from gemmkit.kernels.common.watch import Watch, watch_of
-from gemmkit.lang.component_class import dataclass
-from gemmkit.lang.narrowing import narrows
+from gemmkit.kernels.collectives.batched import Batched
+from gemmkit.kernels.collectives.lanes import BESIDE, Lanes, Watch, lanes_of, watch_of
+from gemmkit.kernels.collectives.operand import Arrays, Operand
+from gemmkit.kernels.collectives.scheduler import Cluster, Reduction, TileScheduler
+from gemmkit.lang.component_products import Shape, StackShape
+from gemmkit.lang.components import dataclass
+from gemmkit.lang.errors import ConfigError
+from gemmkit.lang.host import narrows
 from gemmkit.operators import Operator
 from gemmkit.tiling import Tile
 
 if TYPE_CHECKING:
     from gemmkit.epilogues import Epilogue
+    from gemmkit.kernels.config import Config
+
+__all__ = [
+    "Both", "Condition", "Shape", "Spec", "StackShape",
+]
 
 
 @dataclass(frozen=True)
@@ -166,4 +174,98 @@ class Spec(Component):
         return self.scheduler.blocks(M, N, sm_count)
 
 
-__all__ = ["Both", "Condition", "Shape", "Spec", "StackShape"]
+# --------------------------------------------------------------------------------------------------
+# How configurations are refused, and the rules that kernel families share.
+
+SPLITS = (1, 2, 4, 8)                  # blocks of a cluster; more than 8 not every GPU has side by side
+
+
+def rule(condition: bool, field: str, value: Any, said: str | Callable[[], str]) -> None:
+    """Raise ConfigError, naming the field and its value, unless the condition holds.
+
+    ``said`` is what would do, or makes that: to write components takes longer than to check them.
+    """
+    if not condition:
+        raise ConfigError(f"{field}={value!r}: {said if isinstance(said, str) else said()}")
+
+
+def divides(small: Tile, large: Tile, field: str, said: str, value: Any = None) -> None:
+    """The rule that one tile divides another."""
+    for name in small.names:
+        part, whole = getattr(small.size, name), getattr(large.size, name)
+        rule(whole % part == 0, field, small if value is None else value,
+             f"{said} ({name}={whole} is not a multiple of {part})")
+
+
+def check_splits(splits: int) -> None:
+    rule(splits in SPLITS, "splits", splits, f"blocks of a cluster that share K are one of {', '.join(map(str, SPLITS))}")
+
+
+# --------------------------------------------------------------------------------------------------
+# A kernel family: a template kernel, and all that is decided of it on the host.
+
+@dataclasses.dataclass(frozen=True)
+class KernelFamily(ABC):
+    """``kernel`` is the device code, ``name`` what `Config.kernel` calls it. `gemmkit.kernels.spec` lists the families."""
+
+    name: str
+    kernel: Callable[..., None]
+    minimum_arch: tuple[int, int]
+
+    #: Whether a launch may begin before the kernel before it has ended: the kernel waits for that itself.
+    is_dependent = False
+    #: Whether transforms between shared memory and registers stand before shared memory, behind those on the way to it.
+    joins_transforms = False
+    #: Whether its blocks may stay and stream K (`gemmkit.kernels.collectives.split_k`).
+    streams_k = False
+
+    @abstractmethod
+    def validate(self, config: Config) -> None:
+        """Raise ConfigError for the first rule of this family that a configuration breaks."""
+
+    @abstractmethod
+    def specialise(self, config: Config, operands: tuple[Operand, Operand, Operand, Operand],
+                   arrays: Arrays | None) -> Spec:
+        """What the kernel is specialised by for a class of problems; see `Config.spec`."""
+
+    def is_specialised(self, spec: Any, config: Config, arrays: Arrays) -> bool:
+        """Whether ``spec``, made for these arrays or for others whose operands were whole where these are, is what
+        `specialise` makes for all such arrays of which this is true. False where that is not known."""
+        return False
+
+    def maps(self, spec: Any, arrays: Arrays) -> tuple[Any, ...]:
+        """The tensor maps of a problem, None for operands that TMA does not move."""
+        return ()
+
+    def in_cluster(self, splits: Any, cluster: Tile) -> int:
+        """How many of ``splits`` blocks that share the K of a tile are those of one cluster, of ``cluster`` tiles."""
+        return splits
+
+    def registers(self, spec: Any) -> tuple[int, ...] | None:
+        """Registers of a thread of each warp, where warps deal them out anew."""
+        return None
+
+
+# --------------------------------------------------------------------------------------------------
+# The kernel families by name: the list to which a new one is added.
+
+class Families(UserDict[str, Any]):
+    """Families, or where they are: a family's kernel, rules and specialisation are loaded when it is asked for.
+
+    >>> Families(singlestage="gemmkit.kernels.simt")["singlestage"].minimum_arch
+    (5, 0)
+    """
+
+    def __getitem__(self, name: str) -> KernelFamily:
+        found = self.data[name]
+        if isinstance(found, str):
+            found = self.data[name] = import_module(found).FAMILY
+        return cast(KernelFamily, found)
+
+
+FAMILIES = Families(
+    singlestage="gemmkit.kernels.simt",
+    multistage="gemmkit.kernels.sm80.kernel",
+    warp_specialised="gemmkit.kernels.sm90.family",
+    quantised="gemmkit.kernels.quantised",
+)

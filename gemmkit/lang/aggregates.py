@@ -12,13 +12,25 @@ import inspect
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
-from gemmkit.lang.atoms import Atom
+import numpy as np
+
+from gemmkit.lang import (
+    arithmetic,  # noqa: F401  (registers + and its like)
+    builtins,  # noqa: F401  (and `max`, `int`, `math.exp`)
+    records,  # noqa: F401  (registers the arithmetic of records)
+)
+from gemmkit.lang.arithmetic import of_two
 from gemmkit.lang.numba_hooks import (
+    AbstractTemplate,
+    Atom,
     AttributeTemplate,
     TypingError,
+    atom,
     cgutils,
+    compiles_ours,
+    global_callable,
     ir,
     lowering_registry,
     models,
@@ -28,8 +40,13 @@ from gemmkit.lang.numba_hooks import (
     types,
     typing_registry,
 )
-from gemmkit.lang.scalars import WeakIntLiteral, i32, index
-from gemmkit.lang.static_branches import Of, Unknown
+from gemmkit.lang.number_rules import Record, device_dtype, to_dtype
+from gemmkit.lang.passes import Of, Unknown
+from gemmkit.lang.scalars import DTypeType, WeakFloatLiteral, WeakIntLiteral, dtype_type, i1, i32, index, numba_type, weaken
+
+__all__ = [
+    "DTypeType", "WeakFloatLiteral", "WeakIntLiteral", "global_callable", "static_type", "static_value",
+]
 
 
 class Number:
@@ -135,7 +152,7 @@ class AggregateType(types.Type):
         return self.cls.__of_parts__(self.static, numbers)
 
     def known_attribute(self, name: str) -> Any:
-        """What is known before types are inferred (:mod:`gemmkit.lang.static_branches`)."""
+        """What is known before types are inferred (:mod:`gemmkit.lang.passes`)."""
         try:
             return _known(getattr(self.example, name))
         except AttributeError:
@@ -279,3 +296,270 @@ def _getitem(context: Any, *args: Any) -> Any:
 @operation(len)
 def _len(context: Any, *args: Any) -> Any:                      # not `len`, which would have a number of Python's
     return _traced(lambda x: x.__len__(), args) if len(args) == 1 and isinstance(args[0], AggregateType) else None
+
+
+# --------------------------------------------------------------------------------------------------
+# Tuples in device code: their length, values, copies, what is found in them.
+
+@operation(operator.getitem)
+def _tuple_item(context: Any, *args: Any) -> Any:
+    """``values[n]`` of any tuple with a compile-time number: no run-time switch, and the parts may differ in type."""
+    if len(args) != 2 or not isinstance(args[0], types.BaseTuple) or not isinstance(args[1], WeakIntLiteral):
+        return None
+    count, n = len(args[0].types), args[1].literal_value
+    if not -count <= n < count:
+        return None
+    return signature(args[0].types[n], *args), lambda c, b, s, v: b.extract_value(v[0], n % count)
+
+
+@operation(len)
+def _tuple_length(context: Any, *args: Any) -> Any:
+    """``len`` of a tuple, or of a word, is a literal, as in Python."""
+    if len(args) != 1 or not isinstance(args[0], (types.BaseTuple, types.StringLiteral)) or not compiles_ours():
+        return None
+    of = args[0]
+    result = WeakIntLiteral(len(of.types if isinstance(of, types.BaseTuple) else of.literal_value))
+    return signature(result, args[0]), lambda c, b, s, v: c.get_constant_generic(b, result, result.literal_value)
+
+
+@operation(operator.not_)
+def _is_empty(context: Any, *args: Any) -> Any:
+    if len(args) != 1 or not isinstance(args[0], types.BaseTuple) or not compiles_ours():
+        return None
+    answer = not args[0].types
+    return signature(types.boolean, args[0]), lambda c, b, s, v: ir.Constant(i1, answer)
+
+
+def _repeated(context: Any, *args: Any) -> Any:
+    """``(x,) * 4``: as many as a literal says, on either side."""
+    at = 0 if args and isinstance(args[0], types.BaseTuple) else 1
+    if len(args) != 2 or not isinstance(args[at], types.BaseTuple) or not compiles_ours():
+        return None
+    if not isinstance(args[1 - at], WeakIntLiteral):
+        raise TypeError(f"a tuple times {args[1 - at]}: its length is part of its type; multiply it by a literal")
+    times, count = max(args[1 - at].literal_value, 0), len(args[at].types)
+    result = types.BaseTuple.from_types(tuple(args[at].types) * times)
+
+    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+        return c.make_tuple(builder, result, cgutils.unpack_tuple(builder, v[at], count) * times)
+
+    return signature(result, *args), codegen
+
+
+for _op in (operator.mul, operator.imul):
+    operation(_op)(_repeated)
+
+
+# -- what is found in them --------------------------------------------------------------------------------------------
+
+def _equals(context: Any, values: Any, wanted: Any) -> Any:
+    """Code for whether each value is a number that is looked for; None where one cannot be compared."""
+    steps = []
+    for ty in values.types:
+        step = of_two(context, operator.eq, ty, wanted)
+        if step is None:
+            sig = context.resolve_function_type(operator.eq, (ty, wanted), {})
+            if sig is None:
+                return None
+            step = sig, lambda c, b, s, v: c.get_function(c.typing_context.resolve_value_type(operator.eq), s)(b, v)
+        steps.append((ty, *step))
+
+    def code(c: Any, builder: Any, given: Any, number: Any) -> list:
+        out = []
+        for n, (ty, sig, emit) in enumerate(steps):
+            pair = [c.cast(builder, x, t, to) for x, t, to in zip(
+                (builder.extract_value(given, n), number), (ty, wanted), sig.args)]
+            out.append(c.cast(builder, emit(c, builder, sig, pair), sig.return_type, types.boolean))
+        return out
+
+    return code
+
+
+@operation(operator.contains)
+def _contains(context: Any, *args: Any) -> Any:
+    """``x in t`` of numbers of several types."""
+    if len(args) != 2 or not isinstance(args[0], types.Tuple) or not args[0].types or not compiles_ours():
+        return None
+    if any(isinstance(t, types.BaseTuple) for t in (*args[0].types, args[1])):
+        return None
+    code = _equals(context, *args)
+    if code is None:
+        return None
+
+    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+        out = ir.Constant(i1, False)
+        for same in code(c, builder, *v):
+            out = builder.or_(out, same)
+        return out
+
+    return signature(types.boolean, *args), codegen
+
+
+class _Method(AbstractTemplate):
+    """``t.count(x)`` and ``t.index(x)``: coordinates."""
+
+    metadata: ClassVar[dict[str, str]] = {"target": "cuda"}       # before Numba's own, which are for any target
+
+    def generic(self, args: tuple, kws: dict) -> Any:
+        if kws or len(args) != 1 or _equals(self.context, self.this, args[0]) is None:
+            raise TypeError(f"{self.key} takes one number, which the tuple's values can be compared with")
+        return signature(index, *args, recvr=self.this)
+
+
+class _Count(_Method):
+    key = "gemmkit tuple.count"
+
+
+class _Index(_Method):
+    key = "gemmkit tuple.index"
+
+
+@typing_registry.register_attr
+class _Methods(AttributeTemplate):
+    key, metadata = types.BaseTuple, _Method.metadata
+
+    def generic_resolve(self, ty: Any, attr: str) -> Any:
+        if attr not in ("count", "index") or not compiles_ours() or attr in getattr(ty, "fields", ()):
+            return None
+        return types.BoundFunction(_Count if attr == "count" else _Index, ty)
+
+
+@lowering_registry.lower("gemmkit tuple.count", types.BaseTuple, types.Any)
+def _count(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    same = _equals(context.typing_context, *sig.args)(context, builder, *args)
+    out = i32(0)
+    for one in same:
+        out = builder.add(out, builder.zext(one, i32))
+    return out
+
+
+@lowering_registry.lower("gemmkit tuple.index", types.BaseTuple, types.Any)
+def _index(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    """The first, and 0 where there is none: Python raises there."""
+    same = _equals(context.typing_context, *sig.args)(context, builder, *args)
+    out = i32(0)
+    for n, one in reversed(list(enumerate(same))):
+        out = builder.select(one, i32(n), out)
+    return out
+
+
+# --------------------------------------------------------------------------------------------------
+# Compile-time values: how a Python object that does not change becomes a constant of device code.
+#
+# ``static_type(value)`` is the Numba type that carries the value itself: numbers become weak constants, dtypes become
+# conversions (``self.dtype(x)``), and any object with ``__device_type__()`` says its own (tiles, components, device
+# functions).
+
+def static_type(value: Any) -> types.Type:
+    """The type that carries a compile-time value; raises TypeError for what has none."""
+    made: types.Type = static_maker(value)()
+    return made
+
+
+def static_maker(value: Any) -> Callable[[], types.Type]:
+    """What makes the type that carries a compile-time value; raises TypeError for what has none."""
+    own = getattr(value, "__device_type__", None)
+    if own is not None and not isinstance(value, type):
+        return own
+    if isinstance(value, bool):
+        return lambda: types.literal(value)
+    if isinstance(value, (int, float, complex)) and not isinstance(value, np.generic):
+        return lambda: types.literal(weaken(value))
+    if isinstance(value, np.dtype):
+        return _dtype_maker(value)
+    if isinstance(value, Atom):
+        return lambda: value.device_type
+    if isinstance(value, str):
+        return lambda: types.literal(value)
+    if value is None:
+        return lambda: types.none
+    if isinstance(value, np.generic):
+        dtype = device_dtype(value.dtype)
+        return lambda: numba_type(dtype)
+    if isinstance(value, tuple):
+        makers = [static_maker(v) for v in value]
+        return lambda: types.BaseTuple.from_types([make() for make in makers])
+    if isinstance(value, type) and issubclass(value, np.generic):
+        return _dtype_maker(np.dtype(value))
+    raise TypeError(f"{value!r} ({type(value).__name__}) cannot be a compile-time value of device code")
+
+
+def _dtype_maker(dtype: np.dtype) -> Callable[[], types.Type]:
+    found = device_dtype(dtype)
+    return lambda: DTypeType(numba_type(found))
+
+
+def static_value(context: Any, builder: Any, ty: types.Type, value: Any) -> Any:
+    """The LLVM constant of a compile-time value."""
+    if isinstance(value, type) and issubclass(value, np.generic):
+        value = np.dtype(value)
+    if isinstance(ty, types.BaseTuple):
+        return context.make_tuple(builder, ty, [static_value(context, builder, t, v) for t, v in zip(ty, value)])
+    if isinstance(ty, (types.BooleanLiteral, types.NoneType)):
+        return context.get_dummy_value() if value is None else context.get_constant(types.boolean, value)
+    return context.get_constant_generic(builder, ty, value)
+
+
+def _type_convert(context: Any, dtype: Any, value: Any) -> Any:
+    if not isinstance(dtype, DTypeType):
+        return None
+    return signature(dtype.target, dtype, value), lambda c, b, s, v: c.cast(b, v[1], value, dtype.target)
+
+
+@atom(_type_convert)
+def convert(dtype: np.dtype, value: Any) -> Any:
+    """``value`` as a scalar of ``dtype``: what ``dtype.type(value)`` is in NumPy."""
+    if type(value) is dtype.type or (type(value) is Record and value.dtype is dtype):
+        return value
+    if dtype.names is not None or type(value) in (Record, tuple):
+        return to_dtype(dtype, value)
+    if isinstance(value, _FLOATS) and dtype.char in "efd" and (
+            1e-4 < abs(value) < 6e4 or value == 0 or abs(value) == np.inf or value != value):
+        return dtype.type(value)
+    with np.errstate(all="ignore"):
+        return np.asarray(value).astype(dtype)[()]
+
+
+#: No conversion warns of what float16 holds, too, nor of infinities and NaN. NumPy need not be told to be silent there: that
+#: takes longer than to convert.
+_FLOATS: Any = (np.float32, float, np.float16)
+
+
+def _type_convert_all(context: Any, dtype: Any, values: Any) -> Any:
+    if not isinstance(dtype, DTypeType) or not isinstance(values, types.BaseTuple):
+        return None
+    result = types.UniTuple(dtype.target, len(values.types))
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        parts = [c.cast(b, b.extract_value(v[1], n), t, dtype.target) for n, t in enumerate(values.types)]
+        return c.make_tuple(b, result, parts)
+
+    return signature(result, dtype, values), codegen
+
+
+@atom(_type_convert_all)
+def convert_all(dtype: np.dtype, values: tuple) -> tuple:
+    """Every element of a tuple as a scalar of ``dtype``."""
+    kind = dtype.type
+    for value in values:
+        if type(value) is not kind:
+            return tuple(convert(dtype, value) for value in values)
+    return values
+
+
+def _type_fill(context: Any, dtype: Any, count: Any, value: Any) -> Any:
+    named = dtype_type(dtype)
+    if named is None or not isinstance(count, types.IntegerLiteral):
+        return None
+    result = types.UniTuple(named.target, int(count.literal_value))
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        return c.make_tuple(b, result, [c.cast(b, v[2], value, named.target)] * result.count)
+
+    return signature(result, dtype, count, value), codegen
+
+
+@atom(_type_fill)
+def fill(dtype: np.dtype, count: int, value: Any) -> tuple:
+    """``count`` times one value, as ``dtype``."""
+    return (convert(np.dtype(dtype), value),) * count

@@ -8,14 +8,25 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from gemmkit.lang import complex_scalars, integer_code, number_rules
-from gemmkit.lang.numba_hooks import compiles_ours, ir, operation, signature, types
+from gemmkit.lang import complex, number_rules
+from gemmkit.lang.numba_hooks import (
+    AbstractTemplate,
+    AttributeTemplate,
+    TypingError,
+    compiles_ours,
+    ir,
+    lowering_registry,
+    operation,
+    signature,
+    target_arch,
+    types,
+    typing_registry,
+)
 from gemmkit.lang.number_rules import BOOL
-from gemmkit.lang.number_types import index_of, kind_of_type, numba_type, type_of_kind
 from gemmkit.lang.scalars import (
     IndexType,
     NarrowFloatType,
@@ -25,12 +36,150 @@ from gemmkit.lang.scalars import (
     bfloat16,
     float16,
     i1,
+    i32,
     index,
+    index_of,
+    kind_of_type,
+    numba_type,
     number_constant,
+    type_of_kind,
     weak_float64,
     wide_index,
 )
-from gemmkit.lang.target import target_arch
+
+# --------------------------------------------------------------------------------------------------
+# LLVM code of integers that wrap around in their own width, with NumPy's results where hardware has none: a division by
+# zero is 0, and a shift by the width or more leaves nothing but the sign.
+
+_COMPARE = {"<": "<", "<=": "<=", ">": ">", ">=": ">=", "==": "==", "!=": "!="}
+_HELD_BY_SMALLER = {"<": True, "<=": True, ">": False, ">=": False, "==": False, "!=": True}
+
+
+def emit(builder: Any, op: str, a: Any, b: Any, signed: bool, literal: int | None = None) -> Any:
+    """``a op b`` of two integers of one LLVM type; ``literal`` is b's value where it is known."""
+    plain = _PLAIN.get(op)
+    if plain is not None:
+        return plain(builder, a, b)
+    if op in ("max", "min"):
+        compare = builder.icmp_signed if signed else builder.icmp_unsigned
+        return builder.select(compare(">" if op == "max" else "<", a, b), a, b)
+    if op in ("<<", ">>"):
+        return _shifted(builder, op, a, b, signed, literal)
+    if op == "**":
+        return _power(builder, a, b, literal)
+    return _divided(builder, op, a, b, signed, literal)
+
+
+_PLAIN = {"+": lambda b, x, y: b.add(x, y), "-": lambda b, x, y: b.sub(x, y), "*": lambda b, x, y: b.mul(x, y),
+          "&": lambda b, x, y: b.and_(x, y), "|": lambda b, x, y: b.or_(x, y), "^": lambda b, x, y: b.xor(x, y)}
+
+
+def emit_bool(builder: Any, op: str, a: Any, b: Any) -> Any:
+    """Of booleans: + is or, * is and."""
+    if op in ("+", "|", "max"):
+        return builder.or_(a, b)
+    return builder.xor(a, b) if op == "^" else builder.and_(a, b)
+
+
+def _divided(builder: Any, op: str, a: Any, b: Any, signed: bool, literal: int | None) -> Any:
+    kind = a.type
+    zero, one = ir.Constant(kind, 0), ir.Constant(kind, 1)
+    if literal == 0:
+        return zero
+    if not signed:
+        if literal is not None:
+            return builder.udiv(a, b) if op == "//" else builder.urem(a, b)
+        is_zero = builder.icmp_unsigned("==", b, zero)
+        by = builder.select(is_zero, one, b)
+        out = builder.udiv(a, by) if op == "//" else builder.urem(a, by)
+        return builder.select(is_zero, zero, out)
+    if literal is not None and literal > 0 and literal & (literal - 1) == 0:
+        shift = literal.bit_length() - 1
+        return builder.ashr(a, ir.Constant(kind, shift)) if op == "//" else builder.and_(a, ir.Constant(kind, literal - 1))
+    # the smallest number divided by -1 has no result in hardware; NumPy's wraps around
+    negated = builder.icmp_signed("==", b, ir.Constant(kind, -1))
+    is_zero = builder.icmp_signed("==", b, zero)
+    by = builder.select(builder.or_(negated, is_zero), one, b)
+    quotient = builder.sdiv(a, by)
+    remainder = builder.sub(a, builder.mul(quotient, by))
+    adjust = builder.and_(builder.icmp_signed("!=", remainder, zero),
+                          builder.icmp_signed("<", builder.xor(remainder, by), zero))
+    if op == "//":
+        out = builder.sub(quotient, builder.zext(adjust, kind))
+        out = builder.select(negated, builder.neg(a), out)
+    else:
+        out = builder.select(adjust, builder.add(remainder, by), remainder)
+    return builder.select(is_zero, zero, out)
+
+
+def _shifted(builder: Any, op: str, a: Any, b: Any, signed: bool, literal: int | None) -> Any:
+    kind = a.type
+    zero, most = ir.Constant(kind, 0), ir.Constant(kind, kind.width - 1)
+    arithmetic = op == ">>" and signed
+    if literal is not None:
+        if not 0 <= literal < kind.width:
+            return builder.ashr(a, most) if arithmetic else zero
+        return builder.shl(a, b) if op == "<<" else builder.ashr(a, b) if signed else builder.lshr(a, b)
+    outside = builder.icmp_unsigned(">", b, most)              # negative counts, too
+    if arithmetic:
+        return builder.ashr(a, builder.select(outside, most, b))
+    count = builder.select(outside, zero, b)
+    out = builder.shl(a, count) if op == "<<" else builder.lshr(a, count)
+    return builder.select(outside, zero, out)
+
+
+def _power(builder: Any, a: Any, b: Any, literal: int | None) -> Any:
+    """By squaring."""
+    kind = a.type
+    one, zero = ir.Constant(kind, 1), ir.Constant(kind, 0)
+    if literal is not None:
+        out = one
+        while literal:
+            if literal & 1:
+                out = a if out is one else builder.mul(out, a)
+            literal >>= 1
+            a = builder.mul(a, a) if literal else a
+        return out
+    before = builder.block
+    header, body, after = (builder.append_basic_block(f"power_{name}") for name in ("header", "body", "after"))
+    builder.branch(header)
+    builder.position_at_end(header)
+    exponent, base, product = (builder.phi(kind) for _ in range(3))
+    for value, start in ((exponent, b), (base, a), (product, one)):
+        value.add_incoming(start, before)
+    builder.cbranch(builder.icmp_unsigned("!=", exponent, zero), body, after)
+    builder.position_at_end(body)
+    is_odd = builder.icmp_unsigned("!=", builder.and_(exponent, one), zero)
+    multiplied = builder.select(is_odd, builder.mul(product, base), product)
+    further = (builder.lshr(exponent, one), builder.mul(base, base), multiplied)
+    for value, then in zip((exponent, base, product), further):
+        value.add_incoming(then, body)
+    builder.branch(header)
+    builder.position_at_end(after)
+    return product
+
+
+def compare(builder: Any, op: str, a: Any, b: Any, a_signed: bool, b_signed: bool) -> Any:
+    """A comparison of integers of any widths and signs, exact as in Python."""
+    width = max(a.type.width, b.type.width)
+    if a_signed != b_signed and (a if b_signed else b).type.width >= width and width < 64:
+        width = 64                                             # where both fit
+    kind = ir.IntType(width)
+    wide = [_extended(builder, x, kind, signed) for x, signed in ((a, a_signed), (b, b_signed))]
+    unsigned_fits = a_signed == b_signed or (a if b_signed else b).type.width < width
+    if unsigned_fits:
+        ask = builder.icmp_signed if a_signed or b_signed else builder.icmp_unsigned
+        return ask(_COMPARE[op], *wide)
+    # a uint64 and a signed number: a negative one is the smaller
+    smaller = _HELD_BY_SMALLER[op] if a_signed or op in ("==", "!=") else not _HELD_BY_SMALLER[op]
+    negative = builder.icmp_signed("<", wide[0 if a_signed else 1], ir.Constant(kind, 0))
+    return builder.select(negative, ir.Constant(ir.IntType(1), smaller), builder.icmp_unsigned(_COMPARE[op], *wide))
+
+
+def _extended(builder: Any, value: Any, kind: Any, signed: bool) -> Any:
+    if value.type.width == kind.width:
+        return value
+    return builder.sext(value, kind) if signed else builder.zext(value, kind)
 
 
 def _index_pair(a: Any, b: Any) -> bool:
@@ -120,8 +269,8 @@ def of_two(context: Any, op: Any, a: Any, b: Any) -> Any:
     folded = _fold(op, a, b)
     if folded is not None:
         return folded
-    if complex_scalars.is_complex(a) or complex_scalars.is_complex(b):
-        return complex_scalars.of_two(context, op, _NAMES[op], a, b)
+    if complex.is_complex(a) or complex.is_complex(b):
+        return complex.of_two(context, op, _NAMES[op], a, b)
     kinds = kind_of_type(a), kind_of_type(b)
     if any(kind is None for kind in kinds):                    # not ``None in kinds``: float64's dtype equals None
         return None
@@ -138,7 +287,7 @@ def of_two(context: Any, op: Any, a: Any, b: Any) -> Any:
         return _narrow_operation(context, op, a, b, type_of_kind(kind))
     if kind == BOOL and op not in _COMPARISON:
         return (signature(types.boolean, types.boolean, types.boolean),
-                lambda c, builder, s, v: integer_code.emit_bool(builder, name, *v))
+                lambda c, builder, s, v: emit_bool(builder, name, *v))
     if number_rules.is_integer(kind):
         return _integer_operation(name, kind, a, b, kinds[1])
     # what Numba computes in a float type: of comparisons the one that both are converted to
@@ -157,7 +306,7 @@ def _integer_operation(name: str, kind: np.dtype, a: Any, b: Any, of_b: Any) -> 
 
     def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
         left, right = (c.cast(builder, x, t, ty) for x, t in zip(v, s.args))
-        return integer_code.emit(builder, name, left, right, signed, literal)
+        return emit(builder, name, left, right, signed, literal)
 
     return signature(ty, a, b), codegen
 
@@ -181,7 +330,7 @@ def _integer_comparison(name: str, a: Any, b: Any, left: Any, right: Any) -> Any
                 x = builder.zext(x, ir.IntType(8)) if isinstance(t, types.Boolean) else x
             values.append(x)
             signs.append(signed)
-        return integer_code.compare(builder, name, *values, *signs)
+        return compare(builder, name, *values, *signs)
 
     return signature(types.boolean, a, b), codegen
 
@@ -194,7 +343,7 @@ def _float_extremum(name: str, ty: Any, a: Any, b: Any) -> Any:
     compute = types.float64 if ty == weak_float64 else ty
 
     def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
-        from gemmkit.lang.conversions import extremum, selected
+        from gemmkit.lang.scalars import extremum, selected
 
         values = [c.cast(builder, x, t, compute) for x, t in zip(v, s.args)]
         instruction = _INSTRUCTION.get(compute)
@@ -247,7 +396,7 @@ def _floor(builder: Any, ty: Any) -> Any:
 def _index_operation(op: Any, ty: IndexType, a: Any, b: Any) -> Any:
     if op is operator.pow:
         exponent = b.literal_value
-        return (signature(ty, a, b), lambda c, builder, s, v: integer_code.emit(
+        return (signature(ty, a, b), lambda c, builder, s, v: emit(
             builder, "**", c.cast(builder, v[0], a, ty), c.cast(builder, v[1], b, ty), True, exponent))
     shift = _power_of_two(b)
     # Numba finds code by the signature's types, so code that depends on a constant keeps the constant in its signature.
@@ -303,7 +452,7 @@ def _narrow_operation(context: Any, op: Any, a: Any, b: Any, result: Any) -> Any
     native = _F16_INSTRUCTIONS.get(op) if result == float16 else None
 
     def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
-        from gemmkit.lang.conversions import f16_arithmetic
+        from gemmkit.lang.scalars import f16_arithmetic
 
         values: list[Any] = []
         for x, t in zip(v, s.args):
@@ -323,7 +472,7 @@ def _narrow_operation(context: Any, op: Any, a: Any, b: Any, result: Any) -> Any
 
 
 def _identity(context: Any, *args: Any) -> Any:
-    if len(args) == 2 and compiles_ours() and all(complex_scalars.kind_of(t) is not None for t in args):
+    if len(args) == 2 and compiles_ours() and all(complex.kind_of(t) is not None for t in args):
         raise TypeError("is, and a pattern of True or False, compares objects, and device code's numbers are none; write ==")
     return None
 
@@ -337,3 +486,111 @@ for _op in _NAMES:
     _in_place = getattr(operator, f"i{_op.__name__.rstrip('_')}", None)
     if _op not in _COMPARISON and _in_place is not None:
         _register_binary(_op, _in_place)
+
+
+# --------------------------------------------------------------------------------------------------
+# Methods of numbers: ``n.bit_count()``. (Numba's own counts the bits of a negative number's complement.)
+
+_CUDA = {"target": "cuda"}                                    # before Numba's own
+
+
+class _BitCount(AbstractTemplate):
+    key = "gemmkit int.bit_count"
+    metadata: ClassVar[dict[str, str]] = _CUDA
+
+    def generic(self, args: tuple, kws: dict) -> Any:
+        return None if args or kws else signature(index, recvr=types.unliteral(self.this))
+
+
+@typing_registry.register_attr
+class _OfIntegers(AttributeTemplate):
+    key, metadata = types.Integer, _CUDA
+
+    def generic_resolve(self, ty: Any, attr: str) -> Any:
+        return types.BoundFunction(_BitCount, types.unliteral(ty)) if attr == "bit_count" and compiles_ours() else None
+
+
+@typing_registry.register_attr
+class _OfNumbers(AttributeTemplate):
+    key, metadata = types.Number, _CUDA
+
+    def generic_resolve(self, ty: Any, attr: str) -> Any:
+        if attr == "item" and compiles_ours():
+            raise TypingError("item() makes a Python number, which device code has none of; write the number itself")
+
+
+@lowering_registry.lower("gemmkit int.bit_count", types.Integer)
+def _bit_count(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    """Of the absolute value, as in Python."""
+    (ty,), (value,) = sig.args, args
+    if ty.signed:
+        value = builder.select(builder.icmp_signed("<", value, value.type(0)), builder.neg(value), value)
+    count = builder.ctpop(value)
+    return builder.trunc(count, i32) if ty.bitwidth > 32 else count if ty.bitwidth == 32 else builder.zext(count, i32)
+
+
+__all__: list[str] = []
+
+
+# --------------------------------------------------------------------------------------------------
+# Arithmetic of one number in device code: its negative, its complement, its absolute value.
+
+_UNARY = {operator.neg: "neg", operator.pos: "pos", operator.invert: "invert", abs: "abs"}
+
+
+def _register_unary(op: Any) -> None:
+    name = _UNARY[op]
+
+    @operation(op)
+    def typer(context: Any, *args: Any) -> Any:
+        if len(args) != 1:
+            return None
+        (a,) = args
+        kind = kind_of_type(a)
+        if kind is None:
+            return None
+        if isinstance(a, (WeakIntLiteral, WeakFloatLiteral)):
+            value = op(a.literal_value)
+            result = WeakIntLiteral(value) if isinstance(value, int) else WeakFloatLiteral(value)
+            return signature(result, a), lambda c, b, s, v: c.get_constant_generic(b, result, value)
+        if not isinstance(a, (IndexType, NarrowFloatType, WeakFloat64Type)) and not compiles_ours():
+            return None
+        number_rules.unary(name, kind)
+        if isinstance(a, NarrowFloatType):
+            return signature(a, a), lambda c, b, s, v: _narrow_unary(op, b, v[0], a.bits, a.bitwidth)
+        if isinstance(a, WeakFloat64Type):
+            inner = context.resolve_function_type(op, (types.float64,), {})
+            return signature(a, a), lambda c, b, s, v: c.get_function(context.resolve_value_type(op), inner)(b, v)
+        if isinstance(a, (types.Integer, types.Boolean)):
+            ty = types.unliteral(a)
+            signed, coordinate = isinstance(ty, types.Integer) and ty.signed, isinstance(a, IndexType)
+            return signature(ty, ty), lambda c, b, s, v: _integer_unary(op, b, v[0], signed, coordinate)
+        return None
+
+
+def _integer_unary(op: Any, builder: Any, value: Any, signed: bool, coordinate: bool) -> Any:
+    if op is operator.invert:
+        return builder.not_(value)
+    if op is operator.pos or (op is abs and not signed):
+        return value
+    negative = builder.neg(value)
+    if op is operator.neg:
+        return negative
+    if not coordinate:
+        from gemmkit.lang.scalars import absolute
+
+        return absolute(builder, value)
+    return builder.select(builder.icmp_signed("<", value, ir.Constant(value.type, 0)), negative, value)
+
+
+def _narrow_unary(op: Any, builder: Any, value: Any, bits: Any, width: int) -> Any:
+    sign = 1 << (width - 1)
+    if op is operator.neg:
+        return builder.xor(value, ir.Constant(bits, sign))
+    if op is operator.pos:
+        return value
+    return builder.and_(value, ir.Constant(bits, sign - 1))
+
+
+for _unary in _UNARY:
+    _register_unary(_unary)

@@ -2,9 +2,10 @@
 
 The text is the key of compiled kernels, in the process and on disk, so it has to cover all that compiling looks at: code,
 defaults, captured variables, the globals and the attributes of modules and classes that the code names, and the same of
-every helper. A `Reader` collects in one walk the text and the facts that it rests on (:mod:`gemmkit.lang.guards`): what is
+every helper. A `Reader` collects in one walk the text and the facts that it rests on (:mod:`gemmkit.lang.references`):
+what is
 in the key is what is guarded. gemmkit's own functions and classes are their names, because a kernel's key holds a digest of
-gemmkit's source (:mod:`gemmkit.lang.package_state`).
+gemmkit's source (:mod:`gemmkit.lang.fingerprint`).
 
 A value that can change in place (a list, an array, an object with state) has no text that stays true. It is noted by name
 (`Reading.mutable`), and refused where device code uses it, not before: a component may have fields for the host alone.
@@ -12,25 +13,223 @@ A value that can change in place (a list, an array, an object with state) has no
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
+import dis
 import enum
 import hashlib
+import inspect
+import operator
+import os
 import re
 import sys
-from collections.abc import Callable, Collection
-from functools import lru_cache
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cached_property, lru_cache
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType, NoneType
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from gemmkit.lang import guards
-from gemmkit.lang.atoms import Atom
-from gemmkit.lang.guards import NOTHING, Fact, Guards, function_of
-from gemmkit.lang.later import made_later
-from gemmkit.lang.package_state import look_anew, mark, of_packages, packages_stand
-from gemmkit.lang.records import record_text
-from gemmkit.lang.references import attributes, globals_of, imports_of, is_fixed, is_gemmkit, names_of, of_process
+from gemmkit.lang import references
+from gemmkit.lang.deferred import Later, has_later, made_later
+from gemmkit.lang.numba_hooks import Atom
+from gemmkit.lang.number_rules import record_text
+from gemmkit.lang.references import (
+    NOTHING,
+    UNSEEN,
+    Fact,
+    Guards,
+    attributes,
+    class_version,
+    function_of,
+    globals_of,
+    imports_of,
+    is_device,
+    is_fixed,
+    is_gemmkit,
+    names_of,
+    of_process,
+)
+
+__all__ = [
+    "Array", "Scalar", "annotated",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Whether gemmkit's own code, on disk and in the process, is what a kernel's key says that it is.
+#
+# The key holds a digest of gemmkit's source files, and so says nothing more of gemmkit's own functions and classes than
+# their names. Nobody edits them while a process runs. Whoever does (a test, a patch at run time) must not store the
+# result under the unpatched code's key, so what each module defines is noted when its body has run, and compared around
+# each compilation.
+
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+def _files(folder: str) -> Iterator[tuple[str, int, int]]:
+    with os.scandir(folder) as entries:                       # a third of the time of Path.rglob
+        for entry in entries:
+            if entry.is_dir():
+                yield from _files(entry.path)
+            elif entry.name.endswith(".py"):
+                yield entry.path, (stat := entry.stat()).st_mtime_ns, stat.st_size
+
+
+def _source_state() -> tuple:
+    """Name, time and size of every file of gemmkit's source."""
+    return tuple(sorted(_files(str(_ROOT))))
+
+
+_imported = _source_state()               # when gemmkit was imported: its modules are loaded from then on, as they are used
+_PROCESS = os.urandom(16)
+
+
+@lru_cache(maxsize=1)
+def _state_with(modules: int) -> tuple:
+    """`_source_state` when so many of gemmkit's modules were loaded: more may come from other files."""
+    return _source_state()
+
+
+@lru_cache(maxsize=2)
+def _digest(state: tuple) -> str:
+    """A digest of all files' text. ``state`` tells one text from another."""
+    found = hashlib.sha256()
+    for path, *_ in state:
+        found.update(os.path.relpath(path, _ROOT).encode() + b"\0" + Path(path).read_bytes())
+    return found.hexdigest()
+
+
+def package_digest(of_process: bool = True) -> str:
+    """A digest of gemmkit's own source: a new version of any file invalidates every compiled kernel.
+
+    A process whose modules are loaded while files change has old code and new, and would store what it compiles under the
+    newer files' key: its digest is of this process alone, or, unless ``of_process``, of the files' times, too. So is the
+    digest of a process in which code of gemmkit's is replaced.
+    """
+    state = _state_with(sum(name.startswith("gemmkit.") for name in list(sys.modules)))
+    if state == _imported and not mark():
+        return _digest(state)
+    text = repr((_digest(state), _imported, mark(), _PROCESS if of_process else None))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# -- in the process ---------------------------------------------------------------------------------------------------
+
+#: What other packages' functions and classes, and the built-ins, were when they were read.
+of_packages: list[Fact] = []
+
+_BUILT_INS = frozenset(vars(builtins))
+_OF_PYTHON = {*UNSEEN, "__builtins__", "__spec__", "__loader__", "__cached__", "__file__", "__name__", "__package__",
+              "__all__", "__path__"}
+
+
+class _Defined:
+    """What a module, and each class of components in it, defines when the module's body has run; and its functions' code."""
+
+    def __init__(self, module: ModuleType):
+        scope, name = vars(module), module.__name__
+        own = [vars(value) for value in scope.values()
+               if hasattr(type(value), "counts_changes") and value.__module__ == name]
+        self.spaces: list[tuple[Mapping[str, Any], frozenset[str], dict[str, Any]]] = [
+            (space, frozenset(space), {name: value for name, value in space.items() if name not in _OF_PYTHON and (
+                type(value) is not Later and (type(value) not in _CONTAINERS or not has_later(value)))})
+            for space in (scope, *own)]
+        self.functions: list[FunctionType] = []
+        for value in [value for *_, held in self.spaces for value in held.values() if value is not None]:
+            kind = type(value)
+            if kind is not FunctionType:                       # what a method, a device function or `lru_cache` wraps
+                wrapper = _WRAPPERS.get(kind, "__wrapped__")
+                value = None if kind in (ModuleType, type) else getattr(value, wrapper, None)
+            if type(value) is FunctionType and value.__module__ == name:
+                self.functions.append(value)
+        self.code = [list(map(part, self.functions)) for part in _CODE]
+
+    def replaced(self) -> Iterator[tuple[str, Any]]:
+        """The names and values of what is something else now."""
+        for scope, names, held in self.spaces:
+            if not all(map(operator.is_, map(scope.get, held), held.values())):
+                for name, value in list(held.items()):
+                    now = scope.get(name)
+                    if now is not value and not any(_binds(code, name) for code in self.code[0]):
+                        yield name, now
+            if len(scope) != len(names):                       # a new name hides a built-in function, or a base's attribute
+                hides = _BUILT_INS if type(scope) is dict else scope.keys()
+                yield from ((name, scope[name]) for name in (scope.keys() - names - _OF_PYTHON) & hides)
+        for part, parts in zip(_CODE, self.code):
+            if not all(map(operator.is_, map(part, self.functions), parts)):
+                yield from ((function.__qualname__, part(function)) for function, was in zip(self.functions, parts)
+                            if part(function) is not was)
+
+
+_CONTAINERS = (tuple, list, dict)         # (whose stand-ins Numba's real objects replace)
+_WRAPPERS = {staticmethod: "__func__", classmethod: "__func__", property: "fget", cached_property: "func"}
+_CODE = [operator.attrgetter(part) for part in ("__code__", "__defaults__", "__kwdefaults__")]
+_STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
+
+
+def _binds(code: CodeType, name: str) -> bool:
+    return name in code.co_names and _STORE_GLOBAL in code.co_code[::2]
+
+
+_defined: dict[str, _Defined] = {}
+
+
+class _Loader(SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        known = _defined.get(module.__name__)
+        if known is None or known.spaces[0][0] is not vars(module):        # a module that is loaded again is another
+            _defined[module.__name__] = _Defined(module)
+
+
+class _Finder:
+    """Finds gemmkit's modules as Python does, and has noted what they define."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if not is_device(name):
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and type(spec.loader) is SourceFileLoader:
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+sys.meta_path.insert(0, _Finder)
+
+
+_seen: list[Any] = [[], 0]                # what was replaced when it was last looked at, and how many times that was another
+
+
+def _replaced() -> list[tuple[str, str, Any]]:
+    return [(module, *found) for module, defined in list(_defined.items()) for found in defined.replaced()]
+
+
+def _is_as_seen() -> bool:
+    now, then = _replaced(), _seen[0]
+    return len(now) == len(then) and all(x[:2] == y[:2] and x[2] is y[2] for x, y in zip(now, then))
+
+
+def packages_stand() -> bool:
+    """Whether gemmkit's own code, and what was read of other packages, is what it was. Looked at once a kernel: 2 ms."""
+    unique = {fact.key: fact for fact in of_packages}
+    of_packages[:] = unique.values()
+    return _is_as_seen() and all(map(references.holds, unique.values()))
+
+
+def look_anew() -> None:
+    """Take what is replaced now for what gemmkit is, under a `mark` of its own."""
+    _seen[:] = _replaced(), _seen[1] + 1
+    of_packages.clear()
+
+
+def mark() -> str:
+    """What tells code of gemmkit's that is replaced from the code in its files: empty where all is as imported."""
+    return f"replaced {_seen[1]}" if _seen[0] else ""
 
 
 class Reading(NamedTuple):
@@ -117,7 +316,7 @@ class Reader:
 
     def function(self, function: FunctionType, runtime: Collection[str] = ()) -> str:
         """A function with all that it refers to. Of the names in ``runtime`` the values do not matter: they become arguments
-        (:mod:`gemmkit.lang.closures`)."""
+        (:mod:`gemmkit.lang.functions`)."""
         name = shipped_name(function)
         if name is not None:
             return name
@@ -127,14 +326,14 @@ class Reader:
         self._open.append(function)
         try:
             facts = of_packages if is_fixed(function) else self._user
-            facts += guards.code(function)
+            facts += references.code(function)
             parts = [self._outside(function, frozenset(runtime)), self._each("a default", function.__defaults__ or ()),
                      *(f"{name}={self._named(name, value)}" for name, value in (function.__kwdefaults__ or {}).items())]
             names = names_of(function.__code__)
             for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
                 if name not in runtime:
-                    facts.append(guards.cell(cell))
-                    parts.append(self._looked_up(name, guards.contents(cell), names))
+                    facts.append(references.cell(cell))
+                    parts.append(self._looked_up(name, references.contents(cell), names))
             return digest("\n".join(parts))
         finally:
             self._open.pop()
@@ -172,11 +371,11 @@ class Reader:
         scope = function.__globals__
         if made_later(scope, name):                            # by gemmkit and Numba, whose sources are in the key
             return name
-        facts.append(guards.item(scope, name))
+        facts.append(references.item(scope, name))
         if name in scope:
             return f"{name}={self._looked_up(name, scope[name], names)}"
         built_in = cast(Any, function).__builtins__            # which typeshed does not know
-        of_packages.append(guards.item(built_in, name))
+        of_packages.append(references.item(built_in, name))
         return f"{name}:{self._named(name, built_in[name])}" if name in built_in else f"{name} is not there"
 
     def _process(self, name: str, value: Any, names: Collection[str]) -> None:
@@ -204,9 +403,9 @@ class Reader:
         try:
             text = self._named(name, value)
             for scope, attribute in attributes(value, names):
-                self._user.append(guards.item(scope, attribute))
-                found = scope.get(attribute, guards.MISSING)
-                if found is not guards.MISSING:
+                self._user.append(references.item(scope, attribute))
+                found = scope.get(attribute, references.MISSING)
+                if found is not references.MISSING:
                     text += f";{attribute}={self._looked_up(f'{name}.{attribute}', function_of(found) or found, names)}"
             return text
         finally:
@@ -226,7 +425,7 @@ class Reader:
                 parts.append(name)
                 continue
             facts = of_packages if is_fixed(each) else self._user
-            facts += guards.class_facts(each, is_fixed(each))
+            facts += references.class_facts(each, is_fixed(each))
             parts += self._members(each)
         return digest("\n".join(parts))
 
@@ -264,7 +463,7 @@ class Reader:
         try:
             for base in cls.__mro__[:-1]:
                 if not is_fixed(base):
-                    self._user += guards.class_facts(base)
+                    self._user += references.class_facts(base)
                     text += ";" + ";".join(self._members(base))
             return text
         finally:
@@ -357,7 +556,7 @@ def is_slot(value: Any) -> bool:
 # -- what was read before ---------------------------------------------------------------------------------------------
 
 class _Memory(dict):
-    """No plain dict, in which `gemmkit.lang.later` looks for stand-ins: it would copy the namespaces in here."""
+    """No plain dict, in which `gemmkit.lang.deferred` looks for stand-ins: it would copy the namespaces in here."""
 
 
 _readings: dict[int, tuple[Any, Reading]] = _Memory()                   # by the id of what was read, which is kept beside it
@@ -436,3 +635,93 @@ def when_forgetting(forget: Callable[[], None]) -> Callable[[], None]:
     """Have ``forget()`` called by `forget_readings`."""
     _forgetting.append(forget)
     return forget
+
+
+# --------------------------------------------------------------------------------------------------
+# Properties that a kernel takes for constants: whether what they read can change in place.
+
+def mutable_in_property(component: Any, name: str) -> str | None:
+    """What a property, a constant of a kernel, reads that can change while its text stays: a clause, or None."""
+    entry = inspect.getattr_static(type(component), name, None)
+    getter = function_of(entry)
+    if getter is None or is_fixed(getter) or not isinstance(entry, (property, cached_property)):
+        return None
+    return _found(component, {name}, [])
+
+
+def _found(holder: Any, names: set[str], looked_at: list[Any]) -> str | None:
+    """`mutable_in_property`, of the attributes ``names`` of an object, and of what these read."""
+    if any(holder is other for other in looked_at):
+        return None
+    looked_at.append(holder)
+    cls, seen = type(holder), set[str]()
+    names = set(names)
+    held: list[Any] = []
+    while names - seen:                                       # the attributes of self that it reads, by way of others
+        each = (names - seen).pop()
+        seen.add(each)
+        entry = inspect.getattr_static(cls, each, None)
+        function = function_of(entry)
+        clause = None
+        if function is not None:
+            if not is_fixed(function):
+                names |= names_of(function.__code__)
+                clause = _clause(read(function))
+        elif each in getattr(holder, "__dict__", ()) or entry is not None:
+            value = getattr(holder, "__dict__", {}).get(each, entry)
+            clause = None if is_slot(value) else _clause(read_value(value, f"{cls.__qualname__}.{each}"))
+            if not isinstance(value, type) and not is_fixed(type(value)):
+                held.append(value)                            # with properties of its own
+        if clause is not None:
+            return clause
+    return next((clause for value in held if (clause := _found(value, names, looked_at)) is not None), None)
+
+
+def _clause(reading: Reading) -> str | None:
+    if reading.mutable:
+        name, kind = reading.mutable[0]
+        return f"{name}, a {kind}, which can change in place"
+    if reading.of_process:
+        name, module = reading.of_process[0]
+        return f"{name}, which is not of the program (of {module}) and may be another at each call"
+    return None
+
+
+# --------------------------------------------------------------------------------------------------
+# Which fields of a component are runtime by their annotation: `Array` and `Scalar`.
+
+if typing.TYPE_CHECKING:                # to a type checker they are what they hold: anything array- or number-like
+    Array = Any
+    Scalar = Any
+else:
+    class Array:
+        """Annotation of a runtime array field: a CuPy array, PyTorch tensor, NumPy array (emulated), ..."""
+
+    class Scalar:
+        """Annotation of a runtime scalar field: a number. Python numbers are weak (NEP 50), NumPy scalars keep their
+        type."""
+
+
+def annotated(cls: type) -> dict[str, Any]:
+    """Fields whose annotation says that they are runtime."""
+    return _annotated(cls, class_version[0])
+
+
+@lru_cache(maxsize=4096)
+def _annotated(cls: type, _version: int) -> dict[str, Any]:
+    try:
+        hints = typing.get_type_hints(cls)
+    except Exception:                     # names that only a type checker can see: read the text of the annotation
+        hints = {}
+        for base in reversed(cls.__mro__):
+            for name, text in getattr(base, "__annotations__", {}).items():
+                last = str(text).rpartition(".")[2]
+                hints[name] = {"Array": Array, "Scalar": Scalar}.get(last)
+    out = {}
+    for name, hint in hints.items():
+        kinds = set(typing.get_args(hint)) | {hint}
+        if Array in kinds:
+            out[name] = Array
+        elif Scalar in kinds:
+            out[name] = Scalar
+    return out

@@ -6,16 +6,265 @@ thread's access is unordered with it.
 
 from __future__ import annotations
 
+import linecache
 import math
-from collections.abc import Iterator
-from typing import Any
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cache
+from types import CodeType, FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from greenlet import getcurrent
 
-from gemmkit.lang.narrowing import check_stored
-from gemmkit.lang.records import Record, part_size, scalars, to_dtype
-from gemmkit.lang.sites import current
+from gemmkit.lang.errors import ConfigError, refused_at
+from gemmkit.lang.numba_hooks import atom, signature, types
+from gemmkit.lang.number_rules import Record, part_dtypes, part_size, scalars, to_dtype
+from gemmkit.lang.scalars import DTypeType, IndexType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral, numpy_dtype
 from gemmkit.runtime.arrays import part_bytes
+
+if TYPE_CHECKING:
+    from gemmkit.emulator.machine import Thread
+
+
+# --------------------------------------------------------------------------------------------------
+# Where in the kernel something happened, noted cheaply and resolved to a line only when it is to be shown.
+#
+# A site is (code object, instruction offset) of the *kernel line*: the innermost frame that is not machinery (instruction
+# atoms, device language, this emulator). When that line stands in a user's component, the line of the template kernel
+# that called it is noted as well.
+
+Site = tuple[CodeType, int, CodeType | None, int]
+
+_MACHINERY, _USER, _TEMPLATE = 0, 1, 2
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+#: Path fragments of files that are never a kernel line.
+INTERNAL_PATHS: tuple[str, ...] = tuple(
+    os.path.join(_ROOT, name) + end for name in ("ptx", "lang", "emulator") for end in (os.sep, ".py"))
+#: Path fragments of the template kernels.
+TEMPLATE_PATHS: tuple[str, ...] = (os.path.join(_ROOT, "kernels") + os.sep,)
+
+_internal, _template = INTERNAL_PATHS, TEMPLATE_PATHS
+_HAS_COPIES = sys.version_info < (3, 11)
+_LANGUAGE = os.path.join(_ROOT, "lang") + os.sep
+_kinds: dict[str, int] = {}  # by file name, because hashing a code object is slow and a string's hash is kept
+
+
+def current() -> Thread:
+    """The emulated thread that runs now.
+
+    Raises:
+        RuntimeError: no kernel is being emulated in this operating-system thread.
+    """
+    try:
+        return getcurrent().thread
+    except AttributeError:
+        raise RuntimeError("not inside an emulated kernel: device code runs under emulator.machine.launch, "
+                           "or compiled on a GPU") from None
+
+
+class Line(NamedTuple):
+    """A line of source: file, number (from 1) and stripped text; ``str(line)`` is ``"file:number: text"``."""
+
+    file: str
+    number: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number}: {self.text}" if self.text else f"{self.file}:{self.number}"
+
+
+def configure(*, internal: Sequence[str] = INTERNAL_PATHS, templates: Sequence[str] = TEMPLATE_PATHS) -> None:
+    """Sets which files are machinery and which hold template kernels, as fragments of their paths.
+
+    Example: ``configure(internal=(*sites.INTERNAL_PATHS, "my_library/"))``; ``configure()`` restores the
+        defaults.
+    """
+    global _internal, _template
+    for name, fragments in (("internal", internal), ("templates", templates)):
+        if isinstance(fragments, str):
+            raise TypeError(f"{name} is {fragments!r}; pass a sequence of fragments, as ({fragments!r},)")
+    _internal, _template = tuple(internal), tuple(templates)
+    _kinds.clear()
+
+
+def is_unrolled(code: CodeType) -> bool:
+    """Whether this is a function of the device language that calls others once for each of some values (`lang`)."""
+    return code.co_filename.startswith(_LANGUAGE)
+
+
+def _classify(file: str) -> int:
+    if any(fragment in file for fragment in _internal):
+        kind = _MACHINERY
+    elif any(fragment in file for fragment in _template):
+        kind = _TEMPLATE
+    else:
+        kind = _USER
+    _kinds[file] = kind
+    return kind
+
+
+def of_frame(frame: FrameType | None) -> Site:
+    """The site of a running or suspended stack, given its innermost frame."""
+    outermost = frame
+    code: CodeType | None = None
+    offset = 0
+    while frame is not None:
+        here_code = frame.f_code
+        kind = _kinds.get(here_code.co_filename)
+        if kind is None:
+            kind = _classify(here_code.co_filename)
+        if kind == _TEMPLATE:
+            if code is None:
+                return here_code, frame.f_lasti, None, 0
+            return code, offset, here_code, frame.f_lasti
+        if kind == _USER and code is None:
+            code, offset = here_code, frame.f_lasti
+        outermost, frame = frame, frame.f_back
+    if code is None:  # machinery alone, as when an atom itself is the kernel
+        assert outermost is not None
+        return outermost.f_code, outermost.f_lasti, None, 0
+    return code, offset, None, 0
+
+
+def of_traceback(trace: TracebackType | None) -> Site:
+    """The site where an exception was raised."""
+    stack: list[tuple[CodeType, int]] = []
+    while trace is not None:
+        stack.append((trace.tb_frame.f_code, trace.tb_lasti))
+        trace = trace.tb_next
+    lines = [(_classify(code.co_filename), code, offset) for code, offset in reversed(stack)]
+    innermost = next(((code, offset) for kind, code, offset in lines if kind != _MACHINERY), stack[0])
+    template = next(((code, offset) for kind, code, offset in lines if kind == _TEMPLATE), innermost)
+    return *innermost, *((None, 0) if template == innermost else template)
+
+
+def here(skip: int = 0) -> Site:
+    """The site of the caller's stack; the `skip` innermost frames are known to be machinery."""
+    return of_frame(sys._getframe(1 + skip))
+
+
+def _line(code: CodeType, offset: int) -> Line:
+    number = code.co_firstlineno
+    for start, end, candidate in code.co_lines():
+        if start <= offset < end and candidate is not None:
+            number = candidate
+            break
+    return Line(code.co_filename, number, linecache.getline(code.co_filename, number).strip())
+
+
+def is_same_place(first: Site, second: Site) -> bool:
+    """Whether two sites are one place of the source. Python 3.10 may compile what follows ``f() if x else None`` twice,
+    a copy for each way, and tells columns of neither: two sites of one line are one place there."""
+    if first == second or not _HAS_COPIES:
+        return first == second
+    return kernel_line(first) == kernel_line(second) and template_line(first) == template_line(second)
+
+
+def kernel_line(site: Site) -> Line:
+    """The innermost line that is not machinery."""
+    return _line(site[0], site[1])
+
+
+def template_line(site: Site) -> Line | None:
+    """The template kernel's line that led there; None if that is the kernel line itself, or there is none."""
+    return None if site[2] is None else _line(site[2], site[3])
+
+
+# --------------------------------------------------------------------------------------------------
+# Results that their array cannot hold: refused, unless they are converted by name.
+#
+# Stricter than NumPy's ``same_kind``: a float result does not go into an integer array, a wide integer not into a narrow
+# one, and signed and unsigned ones only where every value has room. A float may go into a narrower float, which is what a
+# product in float16 with float32 sums does, and any number into a float. ``np.int8(x)`` in a function, or
+# ``epilogues.Saturate("int8")``, asks for what is refused here.
+
+_FLOAT = np.dtype(np.float64)
+
+
+@cache
+def narrows(given: np.dtype, wanted: np.dtype) -> bool:
+    """Whether numbers of ``given`` do not fit an array of ``wanted``.
+
+    >>> [narrows(np.dtype(x), np.dtype(y)) for x, y in (("f4", "i4"), ("i4", "i1"), ("u1", "i1"))]
+    [True, True, True]
+    >>> [narrows(np.dtype(x), np.dtype(y)) for x, y in (("f4", "f2"), ("i8", "f2"), ("u1", "i2"))]
+    [False, False, False]
+    """
+    if given.names is not None and wanted.names is not None:
+        return any(map(narrows, part_dtypes(given), part_dtypes(wanted)))
+    if given.names is not None or wanted.names is not None or wanted.kind not in "iub":
+        return given.kind == "c" and wanted.kind != "c" and wanted.names is None
+    return given.kind not in "iub" or not np.can_cast(given, wanted, "safe")
+
+
+def misfit_of_type(ty: Any, wanted: np.dtype) -> str | None:
+    """What a value of a device type is that does not fit, or None if it does."""
+    if isinstance(ty, WeakIntLiteral):
+        return misfit(int(ty.literal_value), wanted)
+    if isinstance(ty, IndexType):                          # a coordinate, or a function's literal: it takes the array's type
+        return "int" if wanted.kind == "b" else None
+    if isinstance(ty, (WeakFloatLiteral, WeakFloat64Type)):
+        return "float" if narrows(_FLOAT, wanted) else None
+    if isinstance(ty, types.BaseTuple) or not (isinstance(ty, (types.Number, types.Boolean)) or hasattr(ty, "dtype")):
+        return None                                        # no number: the conversion itself says what is wrong
+    given = numpy_dtype(ty)
+    return str(given) if narrows(given, wanted) else None
+
+
+def misfit(value: Any, wanted: np.dtype) -> str | None:
+    """The same of a value in the emulator."""
+    if isinstance(value, np.generic):
+        return str(value.dtype) if narrows(value.dtype, wanted) else None
+    if isinstance(value, int) and not isinstance(value, bool) and wanted.kind in "iu":
+        limits = np.iinfo(wanted)
+        return None if limits.min <= value <= limits.max else str(value)
+    if isinstance(value, (bool, Record, tuple)):
+        return "bool" if isinstance(value, bool) and narrows(np.dtype(bool), wanted) else None
+    given = np.dtype(np.int32) if isinstance(value, int) else _FLOAT if isinstance(value, float) else None
+    return type(value).__name__ if given is not None and narrows(given, wanted) else None
+
+
+def refusal(what: str, got: str, wanted: np.dtype) -> str:
+    """What would do, too."""
+    name = wanted.name
+    return (f"{what} holds {name} and would get {got} values, which it cannot hold; nothing is narrowed silently: take "
+            f"epilogues.Saturate({name!r}), which rounds and clamps, convert by name where the value is made "
+            f"(np.{name}(x)), or give an array that holds {got}")
+
+
+def _type_fitting(context: Any, what: Any, dtype: Any, values: Any) -> Any:
+    if not isinstance(dtype, DTypeType) or not isinstance(values, types.BaseTuple):
+        return None
+    wanted = numpy_dtype(dtype.target)
+    for ty in dict.fromkeys(values.types):
+        got = misfit_of_type(ty, wanted)
+        if got is not None:
+            raise ConfigError(refusal(what.literal_value, got, wanted))
+    return signature(values, what, dtype, values), lambda c, b, s, v: v[2]
+
+
+@atom(_type_fitting)
+def fitting(what: str, dtype: np.dtype, values: tuple) -> tuple:
+    """The values, unchanged; raises ConfigError where an array of ``dtype``, called ``what``, cannot hold them."""
+    if {*map(type, values)} != {dtype.type}:
+        for value in values:
+            got = misfit(value, dtype)
+            if got is not None:
+                raise ConfigError(refusal(what, got, dtype))
+    return values
+
+
+def check_stored(value: Any, dtype: np.dtype) -> None:
+    """In the emulator: raise ComponentError, with the line that stores it, for a value that an array does not hold."""
+    got = misfit(value, dtype)
+    if got is not None:
+
+        site = here()
+        line = kernel_line(site)
+        raise refused_at(site[0].co_name, line.file, line.number, refusal("this array", got, dtype))
 
 
 class View:

@@ -8,11 +8,25 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from importlib import import_module
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from gemmkit.lang.later import at_load, later, load
+from gemmkit.lang.deferred import at_load, later, load
 from gemmkit.lang.references import Owner, owner_of
+
+__all__ = [
+    "AbstractTemplate", "AttributeTemplate", "Conversion", "FunctionPass", "NumbaError", "OpaqueModel", "RefType",
+    "Signature", "TypingError", "build_definitions", "call_iternext", "cgutils", "compiles_ours", "compiles_users",
+    "compute_cfg_from_blocks", "fold_arguments", "global_callable", "global_compiler_lock", "ir", "iternext_impl",
+    "join_numba", "lowering_registry", "models", "numba_ir", "operation", "register_model", "register_pass",
+    "replace_vars", "rules_hold_in", "signature", "target_context", "typeof_impl", "types", "typing_registry",
+    "unify_weakly",
+]
+
 
 if TYPE_CHECKING:
     from llvmlite import ir
@@ -34,7 +48,7 @@ if TYPE_CHECKING:
     from numba.cuda.typeconv import Conversion
     from numba.cuda.typing.templates import AbstractTemplate, AttributeTemplate, Signature, fold_arguments, signature
 else:
-    # Imported at the first compilation (gemmkit.lang.later); until then a name stands for what it will be.
+    # Imported at the first compilation (gemmkit.lang.deferred); until then a name stands for what it will be.
     ir = later("llvmlite.ir")
     NumbaError = later("numba.core.errors", "NumbaError")     # the base of numba.cuda's errors; its types raise these, too
     cgutils = later("numba.cuda.cgutils")
@@ -64,43 +78,6 @@ else:
     fold_arguments = later("numba.cuda.typing.templates", "fold_arguments")
     signature = later("numba.cuda.typing.templates", "signature")
 
-__all__ = [
-    "AbstractTemplate",
-    "AttributeTemplate",
-    "Conversion",
-    "FunctionPass",
-    "NumbaError",
-    "OpaqueModel",
-    "RefType",
-    "Signature",
-    "TypingError",
-    "build_definitions",
-    "call_iternext",
-    "cgutils",
-    "compiles_ours",
-    "compiles_users",
-    "compute_cfg_from_blocks",
-    "fold_arguments",
-    "global_callable",
-    "global_compiler_lock",
-    "ir",
-    "iternext_impl",
-    "join_numba",
-    "lowering_registry",
-    "models",
-    "numba_ir",
-    "operation",
-    "register_model",
-    "register_pass",
-    "replace_vars",
-    "rules_hold_in",
-    "signature",
-    "target_context",
-    "typeof_impl",
-    "types",
-    "typing_registry",
-    "unify_weakly",
-]
 
 Typer = Callable[..., Any]
 
@@ -114,8 +91,8 @@ def target_context() -> Any:
 def join_numba() -> None:
     """Register gemmkit's types and operations, while Numba compiles a kernel of ``cuda.jit`` that refers to one of them."""
     load()
-    from gemmkit.lang import values as _values  # noqa: F401  (registers the arithmetic of coordinates)
-    from gemmkit.lang.pipeline import contexts
+    import_module("gemmkit.lang.aggregates")                # which registers the arithmetic of coordinates
+    contexts = import_module("gemmkit.lang.compile").contexts      # (both import this file)
 
     typing_context, _ = contexts()
     typing_context.refresh()
@@ -263,3 +240,99 @@ def unify_weakly(weak: tuple[type, ...]) -> None:
         return ask(self, typing_context, other)
 
     types.Number.unify = unify
+
+
+# --------------------------------------------------------------------------------------------------
+# The device that is compiled for: of the thread that compiles.
+
+_target = threading.local()
+
+
+def target_arch() -> tuple[int, int, str] | tuple[int, int]:
+    """The compute capability that is compiled for, as Numba writes it: ``(9, 0, "a")``."""
+    return getattr(_target, "cc", (9, 0, "a"))
+
+
+def set_target_arch(cc: tuple) -> None:
+    _target.cc = cc
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """While Numba compiles, the device that it asks for is the one that is compiled for."""
+    _target.compiling = getattr(_target, "compiling", 0) + 1
+    try:
+        yield
+    finally:
+        _target.compiling -= 1
+
+
+def _answer_for_the_device() -> None:
+    """Numba's own library functions ask which device is current while they compile; without one, ours is the answer."""
+    from numba.cuda import dispatcher
+
+    asked = dispatcher.get_current_device
+
+    def get_current_device() -> Any:
+        if getattr(_target, "compiling", 0):
+            return SimpleNamespace(compute_capability=target_arch())
+        return asked()
+
+    dispatcher.get_current_device = get_current_device
+
+
+at_load(_answer_for_the_device)
+
+
+# --------------------------------------------------------------------------------------------------
+# An atom: one operation that hardware does, described once for both worlds.
+#
+# ``Atom(name, typer, emulate)`` is a callable. In device code, ``typer(context, *types)`` gives its signature and code;
+# in Python, and so in the emulator, ``emulate(*values)`` does what the hardware would.
+
+class Atom:
+    """A hardware operation: its device code and its emulation."""
+
+    def __new__(cls, name: str, typer: Callable[..., Any], emulate: Callable[..., Any], doc: str = "") -> Atom:
+        # A class of its own, so that a call goes straight to the emulation: kernels call little else.
+        return object.__new__(type(cls.__name__, (cls,), {"__call__": staticmethod(emulate)}))
+
+    #: ``decided(context, *arguments)``: a result that follows from arguments' types, before types are inferred
+    #: (`gemmkit.lang.passes`). Arguments are constants, or `Of` their types.
+    decided: Callable[..., Any] | None = None
+
+    def __init__(self, name: str, typer: Callable[..., Any], emulate: Callable[..., Any], doc: str = ""):
+        self.__name__ = name
+        self.__doc__ = doc or emulate.__doc__
+        self.emulate = emulate
+        self._typer = typer
+
+    if TYPE_CHECKING:
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    @cached_property
+    def device_type(self) -> types.Type:
+        """Its type in device code."""
+        return vars(self).setdefault("device_type", global_callable(self, self._typer, self.emulate))
+
+    @property
+    def _numba_type_(self) -> types.Type:
+        """What Numba asks for in a kernel of ``cuda.jit``, until gemmkit's types are registered with it."""
+        join_numba()
+        return self.device_type
+
+    def __repr__(self) -> str:
+        return f"<atom {self.__name__}>"
+
+
+def atom(typer: Callable[..., Any]) -> Callable[[Callable[..., Any]], Atom]:
+    """Decorate the emulation with its typer: ``@atom(typer) def fma(a, b, c): ...``"""
+    def wrap(emulate: Callable[..., Any]) -> Atom:
+        return Atom(emulate.__name__, typer, emulate)
+
+    return wrap
+
+
+@typeof_impl.register(Atom)
+def _typeof_atom(value: Atom, c: Any) -> types.Type:
+    return value.device_type

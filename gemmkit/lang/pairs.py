@@ -14,12 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.atoms import atom
-from gemmkit.lang.dtypes import DTypeType
-from gemmkit.lang.numba_hooks import ir, models, operation, register_model, signature, types
+from gemmkit.lang.numba_hooks import atom, ir, models, operation, register_model, signature, types
+from gemmkit.lang.passes import Of, Unknown
 from gemmkit.lang.registers import call_function
-from gemmkit.lang.scalars import NarrowFloatType, WeakFloatLiteral, WeakIntLiteral, bfloat16, float16
-from gemmkit.lang.static_branches import Of, Unknown
+from gemmkit.lang.scalars import DTypeType, NarrowFloatType, WeakFloatLiteral, WeakIntLiteral, bfloat16, float16
 
 i32 = ir.IntType(32)
 _SUFFIX = {float16: "f16x2", bfloat16: "bf16x2"}
@@ -60,7 +58,7 @@ def _binary(name: str) -> Callable[..., Any]:
         pair = pairs[0]
 
         def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
-            from gemmkit.lang.conversions import pair_arithmetic
+            from gemmkit.lang.scalars import pair_arithmetic
 
             given = [x if t == pair else _constant(pair, t.literal_value) for x, t in zip(v, s.args)]
             return pair_arithmetic(builder, f"{name}.rn.{_SUFFIX[pair.element]}", given)
@@ -80,7 +78,7 @@ def _extremum(name: str) -> Callable[..., Any]:
         at = 0 if isinstance(args[0], PairType) else 1
 
         def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
-            from gemmkit.lang.conversions import pair_arithmetic
+            from gemmkit.lang.scalars import pair_arithmetic
 
             given = [v[at], _constant(pair, constant.literal_value)]
             return pair_arithmetic(builder, f"{name}.NaN.{_SUFFIX[pair.element]}", given)
@@ -96,7 +94,7 @@ def _unary(name: str) -> Callable[..., Any]:
             return None
 
         def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
-            from gemmkit.lang.conversions import pair_arithmetic
+            from gemmkit.lang.scalars import pair_arithmetic
 
             return pair_arithmetic(builder, f"{name}.{_SUFFIX[args[0].element]}", list(v))
 
@@ -115,7 +113,7 @@ for _make, _functions in _MAKERS:
 
 def _pairwise(context: Any, transform: Any, element: Any) -> Any:
     """How a transform is called with a pair, if it can be and gives one; else None."""
-    from gemmkit.lang.component_types import ComponentType
+    from gemmkit.lang.components import ComponentType
 
     if element not in PAIRS or not isinstance(transform, ComponentType) or transform.skeleton.with_coordinates:
         return None
@@ -143,8 +141,8 @@ def is_pairwise(transform: Any, dtype: np.dtype) -> bool:
 
 
 def _decided(context: Any, transform: Any, dtype: Any) -> bool:
-    """`is_pairwise` before types are inferred (`gemmkit.lang.static_branches`)."""
-    from gemmkit.lang.values import static_type
+    """`is_pairwise` before types are inferred (`gemmkit.lang.passes`)."""
+    from gemmkit.lang.aggregates import static_type
 
     if not isinstance(dtype, np.dtype):
         raise Unknown

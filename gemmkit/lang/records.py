@@ -1,214 +1,313 @@
-"""Records: scalars of several parts, such as a dual number or a (value, index) pair.
-
-Their dtype is a NumPy structured dtype whose fields are parts of one size. In device code a record is a struct that lives
-in registers; in Python, and so in the emulator, it is a `Record`. Parts are read by number or by name, ``x[0]`` or
-``x.value``; wherever a record is wanted, a tuple of parts will do, and a plain number x stands for (x, 0, ...).
-
-A dtype of `number_dtype` carries an algebra's multiplication table, and its records compute: ``+ - *`` among each other
-and with numbers, ``/`` by numbers, `conjugate`. Complex numbers of float32 or float64 are NumPy's (and Numba's) own.
-"""
+"""Arithmetic of records (structs that live in registers) in device code, and numbers as planes of parts."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.number_rules import OF_ML_DTYPES
+from gemmkit.lang.numba_hooks import (
+    AttributeTemplate,
+    atom,
+    ir,
+    lowering_registry,
+    operation,
+    signature,
+    types,
+    typing_registry,
+)
+from gemmkit.lang.number_rules import SIGNS, Record, metadata_of, number_dtype, parts, terms, to_dtype
+from gemmkit.lang.scalars import REAL_TYPES, DTypeType, NarrowFloatType, PackedType, RecordType, numba_type, numpy_dtype
 
-TABLE, SIGNS = "gemmkit.table", "gemmkit.conjugate"            # in a dtype's metadata
-REAL_IMAG = "real", "imag"
-_COMPLEX = {np.dtype(np.float32): np.dtype(np.complex64), np.dtype(np.float64): np.dtype(np.complex128)}
-
-
-# -- dtypes -----------------------------------------------------------------------------------------------------------
-
-@cache
-def number_dtype(names: tuple[str, ...], part: np.dtype, table: Any, signs: tuple[int, ...]) -> np.dtype:
-    """The dtype of an algebra's numbers: ``table[i][j][k]`` of e_k in e_i e_j, ``signs`` those of a conjugate's parts."""
-    if names == REAL_IMAG and part in _COMPLEX:
-        return cast(np.dtype, _COMPLEX[part])
-    return np.dtype(np.dtype([(name, part) for name in names]), metadata={TABLE: table, SIGNS: signs})
-
-
-def metadata_of(dtype: np.dtype) -> dict[str, Any]:
-    return dict(dtype.metadata or {})
+_PAIR = ir.VectorType(ir.IntType(16), 2)
 
 
-@cache
-def part_dtypes(dtype: np.dtype) -> tuple[np.dtype, ...]:
-    """The dtypes of a scalar's parts: of a complex number two, of a real one itself."""
-    if dtype.names is not None:
-        return tuple(dtype[name] for name in dtype.names)
-    if dtype.kind == "c":
-        return (np.dtype(f"f{dtype.itemsize // 2}"),) * 2
-    return (dtype,)
+def part_of(builder: Any, ty: types.Type, value: Any, n: int) -> Any:
+    """Part ``n`` of a record or complex value."""
+    if isinstance(ty, PackedType):
+        return builder.extract_element(builder.bitcast(value, _PAIR), ir.IntType(32)(n))
+    return builder.extract_value(value, n)
 
 
-@cache
-def _part_classes(dtype: np.dtype) -> tuple[type, ...]:
-    return tuple(part.type for part in part_dtypes(dtype))
+def of_parts(context: Any, builder: Any, ty: types.Type, values: list) -> Any:
+    """A record or complex value from its parts."""
+    if isinstance(ty, PackedType):
+        pair = ir.Constant(_PAIR, ir.Undefined)
+        for n, value in enumerate(values):
+            pair = builder.insert_element(pair, value, ir.IntType(32)(n))
+        return builder.bitcast(pair, ir.IntType(32))
+    out = context.get_constant_undef(ty)
+    for n, value in enumerate(values):
+        out = builder.insert_value(out, value, n)
+    return out
 
 
-def part_size(dtype: np.dtype) -> int:
-    """Bytes of one part; an access is never narrower."""
-    return part_dtypes(dtype)[0].itemsize if dtype.names is not None else dtype.itemsize
+def part_types(ty: types.Type) -> tuple | None:
+    """The types of a value's parts, or None for what is no number of parts."""
+    if isinstance(ty, RecordType):
+        return ty.parts
+    if isinstance(ty, types.Complex):
+        return ty.underlying_float, ty.underlying_float
+    return None
 
 
-def device_dtype(dtype: Any) -> np.dtype:
-    """The dtype of numbers that device code has; raises TypeError for another."""
-    dtype = np.dtype(dtype)
-    if dtype.names is not None:
-        kinds = [device_dtype(kind) for kind in part_dtypes(dtype)]
-        if len({kind.itemsize for kind in kinds}) != 1 or dtype.itemsize != sum(kind.itemsize for kind in kinds):
-            raise TypeError(f"dtype {dtype} has no device type: the fields of a record must be packed numbers of one size")
-        return dtype
-    if dtype in OF_ML_DTYPES or (dtype.kind in "biufc" and dtype.itemsize <= (16 if dtype.kind == "c" else 8)):
-        return dtype
-    raise TypeError(f"dtype {dtype} has no device type; bool, integers, float8_e4m3fn, float8_e5m2, float16, bfloat16, "
-                    "float32, float64, complex64 and complex128 have")
+def _values(builder: Any, ty: types.Type, value: Any) -> list:
+    count = len(part_types(ty) or ())
+    return [part_of(builder, ty, value, n) for n in range(count)]
 
 
-def record_text(dtype: np.dtype) -> str:
-    """What tells one record dtype from another (NumPy's equality does not look at the table)."""
-    metadata = metadata_of(dtype)
-    return f"{[(name, dtype[name].name) for name in dtype.names or ()]}:{metadata.get(TABLE)}:{metadata.get(SIGNS)}"
+def _cast_parts(context: Any, builder: Any, given: Any, values: list, to: types.Type) -> Any:
+    wanted = part_types(to)
+    assert wanted is not None
+    if len(values) > len(wanted):
+        raise TypeError(f"{len(values)} parts do not fit {to}")
+    made = [context.cast(builder, v, t, p) for v, t, p in zip(values, given, wanted)]
+    zero = [context.cast(builder, context.get_constant(types.int32, 0), types.int32, p) for p in wanted[len(made):]]
+    return of_parts(context, builder, to, made + zero)
 
 
-# -- in Python --------------------------------------------------------------------------------------------------------
-
-class Record:
-    """A scalar of several parts."""
-
-    __slots__ = ("dtype", "parts")
-
-    def __init__(self, dtype: np.dtype, parts: Sequence[Any]):
-        self.dtype, self.parts = dtype, tuple(parts)
-
-    def __getitem__(self, n: int) -> Any:
-        return self.parts[n]
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    def __getattr__(self, name: str) -> Any:
-        names = self.dtype.names or ()
-        if name not in names:
-            raise AttributeError(f"a number of parts {', '.join(names)} has no {name!r}")
-        return self.parts[names.index(name)]
-
-    def __repr__(self) -> str:
-        return "(" + ", ".join(f"{name}={part}" for name, part in zip(self.dtype.names or (), self.parts)) + ")"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, (Record, tuple)) and self.parts == tuple(other)
-
-    def __hash__(self) -> int:
-        return hash(self.parts)
-
-    def __iter__(self) -> Any:
-        return iter(self.parts)
-
-    def __add__(self, other: Any) -> Any:
-        return _combined(operator.add, self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return _combined(operator.add, other, self)
-
-    def __sub__(self, other: Any) -> Any:
-        return _combined(operator.sub, self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return _combined(operator.sub, other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        if is_scalar(other):
-            return like(self.dtype, [x * other for x in self.parts])
-        return _product(self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        if is_scalar(other):
-            return like(self.dtype, [other * x for x in self.parts])
-        return _product(other, self)
-
-    def __truediv__(self, other: Any) -> Any:
-        return like(self.dtype, [x / other for x in self.parts]) if is_scalar(other) else NotImplemented
-
-    def __neg__(self) -> Record:
-        return Record(self.dtype, [-x for x in self.parts])
-
-
-def is_scalar(x: Any) -> bool:
-    return not isinstance(x, (Record, tuple, complex, np.complexfloating))
-
-
-def parts(x: Any) -> tuple:
-    """A scalar's parts; of a real one, itself."""
-    if isinstance(x, (Record, tuple)):
-        return tuple(x)
-    if isinstance(x, (complex, np.complexfloating)):
-        return x.real, x.imag
-    return (x,)
-
-
-def like(dtype: np.dtype, values: Sequence[Any]) -> Any:
-    """Parts as a number of the same algebra, with the part type that they have."""
-    metadata, names = metadata_of(dtype), dtype.names
-    kind = np.result_type(*(np.asarray(v).dtype for v in values))
-    if names is None or dtype[names[0]] != dtype[names[-1]]:
-        return to_dtype(dtype, tuple(values))
-    return to_dtype(number_dtype(names, kind, metadata.get(TABLE), metadata.get(SIGNS)), tuple(values))
-
-
-def _combined(op: Any, a: Any, b: Any) -> Any:
-    dtype = a.dtype if isinstance(a, Record) else b.dtype
-    count = len(dtype.names or ())
-    x, y = (parts(v) + (None,) * (count - len(parts(v))) for v in (a, b))
-    return like(dtype, [p if q is None else (q if op is operator.add else -q) if p is None else op(p, q)
-                        for p, q in zip(x, y)])
-
-
-def _product(a: Any, b: Any) -> Any:
-    dtype = a.dtype if isinstance(a, Record) else b.dtype
-    table, x, y = metadata_of(dtype)[TABLE], parts(a), parts(b)
-    out: list[Any] = [None] * len(x)
-    for i, j, k, factor in terms(table):
-        term = scaled(x[i] * y[j], factor)
-        out[k] = term if out[k] is None else out[k] + term
-    return like(dtype, [x[0] * y[0] * 0 if v is None else v for v in out])
-
-
-def scaled(value: Any, factor: Any) -> Any:
-    return value if factor == 1 else -value if factor == -1 else value * factor
-
-
-@cache
-def terms(table: Any) -> tuple[tuple[int, int, int, Any], ...]:
-    """(i, j, k, factor) of every product that the table asks for."""
-    return tuple((i, j, k, factor) for i, row in enumerate(table) for j, sums in enumerate(row)
-                 for k, factor in enumerate(sums) if factor != 0)
-
-
-def to_dtype(dtype: np.dtype, value: Any) -> Any:
-    """A number, record or tuple of parts as a scalar of a record or complex dtype."""
-    if isinstance(value, Record) and value.dtype is dtype:
+def _cast_numbers(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
+    if fromty == toty:
         return value
-    made = parts(value)
-    if tuple(map(type, made)) != _part_classes(dtype):
-        kinds, made = part_dtypes(dtype), made + (0,) * (len(part_dtypes(dtype)) - len(made))
-        if len(made) != len(kinds):
-            raise TypeError(f"{value!r} has {len(made)} parts, and {len(kinds)} are needed")
-        with np.errstate(all="ignore"):
-            made = tuple(v if type(v) is kind.type else np.asarray(v).astype(kind)[()] for kind, v in zip(kinds, made))
-    return Record(dtype, made) if dtype.names is not None else dtype.type(complex(*map(float, made)))
+    return _cast_parts(context, builder, part_types(fromty), _values(builder, fromty, value), toty)
 
 
-def scalars(data: np.ndarray, dtype: np.dtype) -> tuple:
-    """Bytes as scalars of a dtype."""
-    values = data.view(dtype)
-    if dtype.names is None:
-        return tuple(values)
-    return tuple(Record(dtype, row) for row in zip(*(values[name] for name in dtype.names)))
+def _cast_tuple(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
+    values = [builder.extract_value(value, n) for n in range(len(fromty.types))]
+    return _cast_parts(context, builder, fromty.types, values, toty)
+
+
+def _cast_scalar(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
+    return _cast_parts(context, builder, [fromty], [value], toty)
+
+
+for _from, _to in ((RecordType, RecordType), (RecordType, types.Complex), (types.Complex, RecordType)):
+    lowering_registry.lower_cast(_from, _to)(_cast_numbers)
+for _to in (RecordType, types.Complex):
+    for _from in (types.UniTuple, types.Tuple):
+        lowering_registry.lower_cast(_from, _to)(_cast_tuple)
+for _from in REAL_TYPES:
+    lowering_registry.lower_cast(_from, RecordType)(_cast_scalar)
+lowering_registry.lower_cast(NarrowFloatType, types.Complex)(_cast_scalar)
+
+
+@typing_registry.register_attr
+class _Attributes(AttributeTemplate):
+    key = RecordType
+
+    def generic_resolve(self, ty: RecordType, attr: str) -> Any:
+        return ty.parts[ty.names.index(attr)] if attr in ty.names else None
+
+
+@lowering_registry.lower_getattr_generic(RecordType)
+def _getattr(context: Any, builder: Any, ty: RecordType, value: Any, attr: str) -> Any:
+    return part_of(builder, ty, value, ty.names.index(attr))
+
+
+@operation(operator.getitem)
+def _getitem(context: Any, *args: Any) -> Any:
+    if len(args) != 2 or not isinstance(args[0], RecordType) or not isinstance(args[1], types.IntegerLiteral):
+        return None
+    n = args[1].literal_value
+    if not 0 <= n < len(args[0].parts):
+        return None
+    return signature(args[0].parts[n], *args), lambda c, b, s, v: part_of(b, args[0], v[0], n)
+
+
+def _record_of(ty: RecordType, kinds: list) -> types.Type:
+    """The type of a number of the same algebra with these parts."""
+    dtypes = [numpy_dtype(kind) for kind in kinds]
+    metadata = metadata_of(ty.dtype)
+    return numba_type(number_dtype(ty.names, np.result_type(*dtypes), ty.table, metadata.get(SIGNS)))
+
+
+def _apply(context: Any, op: Any, *kinds: types.Type) -> Any:
+    """The signature and code of a scalar operation."""
+    inner = context.resolve_function_type(op, kinds, {})
+    if inner is None:
+        return None, None
+
+    def emit(c: Any, b: Any, *values: Any) -> Any:
+        given = [c.cast(b, v, t, to) for v, t, to in zip(values, kinds, inner.args)]
+        return c.get_function(context.resolve_value_type(op), inner)(b, given)
+
+    return types.unliteral(inner.return_type), emit
+
+
+def _type_sum(op: Any) -> Any:
+    def typer(context: Any, *args: Any) -> Any:
+        record = next((t for t in args if isinstance(t, RecordType)), None)
+        if record is None or len(args) != 2:
+            return None
+        sides = [part_types(t) or (t,) for t in args]
+        count = len(record.parts)
+        if any(len(side) not in (1, count) or isinstance(side[0], types.BaseTuple) for side in sides):
+            return None
+        steps = []
+        for n in range(count):
+            mine = [side[n] if n < len(side) else None for side in sides]
+            steps.append(_apply(context, op, *mine) if None not in mine
+                         else _apply(context, operator.neg, mine[1]) if mine[0] is None and op is operator.sub
+                         else (mine[0] or mine[1], None))
+        if any(kind is None for kind, _ in steps):
+            return None
+        result = _record_of(record, [kind for kind, _ in steps])
+
+        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+            given = [_values(b, t, x) or [x] for t, x in zip(args, v)]
+            out = []
+            for n, (kind, emit) in enumerate(steps):
+                values = [side[n] for side in given if n < len(side)]
+                out.append((kind, emit(c, b, *values) if emit else values[0]))
+            return _cast_parts(c, b, [k for k, _ in out], [x for _, x in out], result)
+
+        return signature(result, *args), codegen
+
+    return typer
+
+
+operation(operator.add)(_type_sum(operator.add))
+operation(operator.sub)(_type_sum(operator.sub))
+operation(operator.iadd)(_type_sum(operator.add))
+operation(operator.isub)(_type_sum(operator.sub))
+
+
+def _type_scale(context: Any, op: Any, args: Any, at: int) -> Any:
+    """A record (argument ``at``) and a scalar: part by part."""
+    record, scalar = args[at], args[1 - at]
+    if isinstance(scalar, (types.BaseTuple, types.Complex)):
+        return None
+    steps = [_apply(context, op, *((p, scalar) if at == 0 else (scalar, p))) for p in record.parts]
+    if any(kind is None for kind, _ in steps):
+        return None
+    result = _record_of(record, [kind for kind, _ in steps])
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        out = [emit(c, b, *((p, v[1]) if at == 0 else (v[0], p)))
+               for (_, emit), p in zip(steps, _values(b, record, v[at]))]
+        return _cast_parts(c, b, [kind for kind, _ in steps], out, result)
+
+    return signature(result, *args), codegen
+
+
+def _type_product(context: Any, *args: Any) -> Any:
+    if len(args) != 2 or not any(isinstance(t, RecordType) for t in args):
+        return None
+    sides = [part_types(t) for t in args]
+    if sides[0] is None or sides[1] is None:
+        return _type_scale(context, operator.mul, args, 0 if sides[0] is not None else 1)
+    record = args[0] if isinstance(args[0], RecordType) else args[1]
+    if record.table is None or len(sides[0]) != len(sides[1]):
+        return None
+    kind, multiply = _apply(context, operator.mul, sides[0][0], sides[1][0])
+    _, add = _apply(context, operator.add, kind, kind)
+    _, negate = _apply(context, operator.neg, kind)
+    result = _record_of(record, [kind])
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        x, y = (_values(b, t, value) for t, value in zip(args, v))
+        out: list[Any] = [None] * len(x)
+        for i, j, k, factor in terms(record.table):
+            term = multiply(c, b, x[i], y[j])
+            if factor == -1:
+                term = negate(c, b, term)
+            elif factor != 1:
+                _, scale = _apply(context, operator.mul, kind, kind)
+                weight = c.cast(b, c.get_constant(types.float64, float(factor)), types.float64, kind)
+                term = scale(c, b, term, weight)
+            out[k] = term if out[k] is None else add(c, b, out[k], term)
+        zero = c.cast(b, c.get_constant(types.int32, 0), types.int32, kind)
+        return _cast_parts(c, b, [kind] * len(out), [zero if term is None else term for term in out], result)
+
+    return signature(result, *args), codegen
+
+
+operation(operator.mul)(_type_product)
+operation(operator.imul)(_type_product)
+
+
+@operation(operator.truediv)
+def _type_quotient(context: Any, *args: Any) -> Any:
+    if len(args) != 2 or not isinstance(args[0], RecordType) or part_types(args[1]) is not None:
+        return None
+    return _type_scale(context, operator.truediv, args, 0)
+
+
+def _signed(context: Any, ty: types.Type, signs: Any) -> Any:
+    steps = [_apply(context, operator.neg, p) for p in part_types(ty) or ()]
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        out = [emit(c, b, x) if sign < 0 else x for (_, emit), x, sign in zip(steps, _values(b, ty, v[0]), signs)]
+        return of_parts(c, b, ty, out)
+
+    return signature(ty, ty), codegen
+
+
+@operation(operator.neg)
+def _type_negative(context: Any, *args: Any) -> Any:
+    if len(args) != 1 or not isinstance(args[0], RecordType):
+        return None
+    return _signed(context, args[0], [-1] * len(args[0].parts))
+
+
+def _type_conjugate(context: Any, x: Any) -> Any:
+    if isinstance(x, types.Complex):
+        return _signed(context, x, (1, -1))
+    if isinstance(x, RecordType):
+        return _signed(context, x, metadata_of(x.dtype).get(SIGNS) or (1,) * len(x.parts))
+    return signature(x, x), lambda c, b, s, v: v[0]
+
+
+@atom(_type_conjugate)
+def conjugate(x: Any) -> Any:
+    """A number's conjugate, as its algebra has it; a real number is its own."""
+    if isinstance(x, Record):
+        signs = metadata_of(x.dtype).get(SIGNS) or (1,) * len(x.parts)
+        return Record(x.dtype, [p if sign > 0 else -p for p, sign in zip(x.parts, signs)])
+    return x.conjugate() if isinstance(x, (complex, np.complexfloating)) else x
+
+
+# -- planes -----------------------------------------------------------------------------------------------------------
+
+def _type_planes(context: Any, values: Any) -> Any:
+    if not isinstance(values, types.UniTuple):
+        return None
+    kinds = part_types(values.dtype) or (values.dtype,)
+    result = types.BaseTuple.from_types([types.UniTuple(kind, values.count) for kind in kinds])
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        given = [b.extract_value(v[0], n) for n in range(values.count)]
+        split = [_values(b, values.dtype, x) or [x] for x in given]
+        planes = [c.make_tuple(b, types.UniTuple(kind, values.count), [x[p] for x in split]) for p, kind in enumerate(kinds)]
+        return c.make_tuple(b, result, planes)
+
+    return signature(result, values), codegen
+
+
+@atom(_type_planes)
+def planes_of(values: tuple) -> tuple:
+    """The parts of some numbers, one tuple a part: all first parts, all second parts, ..."""
+    return tuple(zip(*map(parts, values)))
+
+
+def _type_numbers(context: Any, dtype: Any, planes: Any) -> Any:
+    if not isinstance(dtype, DTypeType) or not isinstance(planes, types.BaseTuple):
+        return None
+    count = len(planes.types[0].types)
+    result = types.UniTuple(dtype.target, count)
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        split = [b.extract_value(v[1], p) for p in range(len(planes.types))]
+        kinds = [plane.types for plane in planes.types]
+        made = [_cast_parts(c, b, [k[n] for k in kinds], [b.extract_value(x, n) for x in split], dtype.target)
+                for n in range(count)]
+        return c.make_tuple(b, result, made)
+
+    return signature(result, dtype, planes), codegen
+
+
+@atom(_type_numbers)
+def numbers_of(dtype: np.dtype, planes: tuple) -> tuple:
+    """The inverse of `planes_of`: numbers of ``dtype``."""
+    return tuple(to_dtype(dtype, p) for p in zip(*planes))

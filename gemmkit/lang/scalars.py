@@ -9,23 +9,64 @@
 
 from __future__ import annotations
 
+from types import CodeType
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from gemmkit.lang.later import at_load
+from gemmkit.lang import number_rules
+from gemmkit.lang.deferred import at_load
 from gemmkit.lang.numba_hooks import (
+    AttributeTemplate,
     Conversion,
+    OpaqueModel,
     ir,
     lowering_registry,
     models,
     register_model,
+    signature,
+    target_arch,
+    target_context,
     typeof_impl,
     types,
+    typing_registry,
     unify_weakly,
 )
-from gemmkit.lang.weak import WeakFloat, WeakInt
+from gemmkit.lang.number_rules import BOOL, TABLE, Weak, device_dtype, metadata_of, part_dtypes, record_text
+
+# --------------------------------------------------------------------------------------------------
+# Constants that take the type of what they meet, as NumPy has it (NEP 50): ``x + 1.0`` is of the type of ``x``.
+
+class WeakInt(int):
+    """An integer constant that takes the type of what it meets."""
+
+
+class WeakFloat(float):
+    """A float constant that takes the type of what it meets."""
+
+
+class WeakComplex(complex):
+    """A complex constant that takes the type of what it meets."""
+
+
+def weaken(value: Any) -> Any:
+    """A constant as the code of a device function should hold it."""
+    if type(value) is int:
+        return WeakInt(value)
+    if type(value) is float:
+        return WeakFloat(value)
+    if type(value) is complex:
+        return WeakComplex(value)
+    if type(value) is tuple:
+        return tuple(weaken(v) for v in value)
+    return value
+
+
+def weaken_code(code: CodeType) -> CodeType:
+    return code.replace(co_consts=tuple(
+        weaken_code(c) if isinstance(c, CodeType) else weaken(c) for c in code.co_consts))
+
 
 i1, i16, i32, i64 = (ir.IntType(n) for n in (1, 16, 32, 64))
 f32, f64 = ir.FloatType(), ir.DoubleType()
@@ -211,7 +252,6 @@ def _is_number(value: Any) -> bool:
 
 def widen(builder: Any, ty: NarrowFloatType, value: Any) -> Any:
     """A narrow float's bits to an LLVM float."""
-    from gemmkit.lang.conversions import f32_from_f8, f32_from_f16
 
     if isinstance(value, ir.Constant) and isinstance(value.constant, int):
         return ir.Constant(f32, float(np.array(value.constant, f"u{ty.dtype.itemsize}").view(ty.dtype)))
@@ -224,7 +264,6 @@ def widen(builder: Any, ty: NarrowFloatType, value: Any) -> Any:
 
 def narrow(builder: Any, ty: NarrowFloatType, value: Any) -> Any:
     """An LLVM float to a narrow float's bits, round to nearest even."""
-    from gemmkit.lang.conversions import bf16_from_f32, f8_from_f32, f16_from_f32
 
     if _is_number(value):
         return ir.Constant(ty.bits, int(np.float32(value.constant).astype(ty.dtype).view(f"u{ty.dtype.itemsize}")))
@@ -241,7 +280,6 @@ def _narrow_to_float(context: Any, builder: Any, fromty: Any, toty: Any, value: 
 
 @lowering_registry.lower_cast(types.Float, NarrowFloatType)
 def _float_to_narrow(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
-    from gemmkit.lang.conversions import f16_from_f64
 
     if fromty == types.float64 and _is_number(value):
         return _narrow_constant(context, builder, toty, value.constant)
@@ -325,3 +363,327 @@ def number_constant(context: Any, builder: Any, ty: types.Type, v: Any) -> Any:
 #: The classes of device types that are real numbers, each that code is registered for by name.
 REAL_TYPES = (types.Integer, types.IntegerLiteral, IndexType, WeakIntLiteral, types.Float, WeakFloatLiteral, WeakFloat64Type,
               NarrowFloatType, types.Boolean, types.BooleanLiteral)
+
+
+# --------------------------------------------------------------------------------------------------
+# Which device type a number has: of a NumPy dtype, of a kind of `gemmkit.lang.number_rules`, and back.
+
+# -- numbers of several parts -----------------------------------------------------------------------------------------
+
+class RecordType(types.Type):
+    """A struct of parts."""
+
+    def __init__(self, dtype: np.dtype):
+        self.dtype, self.names = dtype, dtype.names or ()
+        self.parts = tuple(numba_type(kind) for kind in part_dtypes(dtype))
+        self.table = metadata_of(dtype).get(TABLE)
+        super().__init__(f"record {record_text(dtype)}")
+
+
+@register_model(RecordType)
+class _RecordModel(models.StructModel):
+    def __init__(self, dmm: Any, fe_type: RecordType):
+        super().__init__(dmm, fe_type, [(f"part{n}", ty) for n, ty in enumerate(fe_type.parts)])
+
+
+class PackedType(RecordType):
+    """A record of two 16-bit parts: one 32-bit register, as memory has it; moving it takes nothing apart."""
+
+
+@register_model(PackedType)
+class _PackedModel(models.PrimitiveModel):
+    def __init__(self, dmm: Any, fe_type: PackedType):
+        super().__init__(dmm, fe_type, ir.IntType(32))
+
+
+def record_type(dtype: np.dtype) -> RecordType:
+    """The device type of a record dtype."""
+    kinds = part_dtypes(dtype)
+    return PackedType(dtype) if len(kinds) == 2 and kinds[0].itemsize == 2 else RecordType(dtype)
+
+
+# -- of a dtype, and back ---------------------------------------------------------------------------------------------
+
+_NUMBA = {np.dtype(dtype): ty for dtype, ty in (
+    (np.float16, float16), (ml_dtypes.bfloat16, bfloat16), (ml_dtypes.float8_e4m3fn, float8_e4m3fn),
+    (ml_dtypes.float8_e5m2, float8_e5m2))}
+
+
+def numba_type(dtype: Any) -> types.Type:
+    """The device type of a NumPy dtype; raises TypeError where there is none."""
+    dtype = device_dtype(dtype)
+    if dtype.names is not None:
+        return record_type(dtype)         # Numba keeps one of each name; a memory here would be part of every fingerprint
+    return _NUMBA.get(dtype) or getattr(types, dtype.name if dtype.kind != "b" else "boolean")
+
+
+def numpy_dtype(ty: types.Type) -> np.dtype:
+    """The NumPy dtype of a device number type."""
+    if isinstance(ty, (NarrowFloatType, RecordType)):
+        return ty.dtype
+    if isinstance(ty, IndexType):
+        return np.dtype(f"i{ty.bitwidth // 8}")
+    if isinstance(ty, types.Literal):
+        ty = types.unliteral(ty)
+    return np.dtype(bool) if isinstance(ty, types.Boolean) else np.dtype(ty.name)
+
+
+# -- of a kind, and back ----------------------------------------------------------------------------------------------
+
+def kind_of_type(t: Any) -> Any:
+    """The kind of a device type's numbers (`number_rules`); None for what is no real number."""
+    if isinstance(t, types.Boolean):
+        return BOOL
+    if isinstance(t, (WeakFloatLiteral, types.IntegerLiteral)):
+        return t.literal_value
+    if isinstance(t, IndexType):
+        return Weak(t.bitwidth)
+    if isinstance(t, WeakFloat64Type):
+        return Weak.FLOAT
+    if isinstance(t, NarrowFloatType):
+        return t.dtype
+    return np.dtype(t.name) if isinstance(t, (types.Integer, types.Float)) else None
+
+
+def type_of_kind(kind: Any) -> Any:
+    """The device type of a kind."""
+    if isinstance(kind, np.dtype):
+        return numba_type(kind)
+    if isinstance(kind, int):
+        return WeakIntLiteral(kind)
+    if number_rules.is_coordinate(kind):
+        return index_of(kind)
+    return weak_float64
+
+
+def index_of(kind: Weak) -> IndexType:
+    """The device type of a kind of coordinates."""
+    return index if kind is Weak.COORDINATE else wide_index
+
+
+# --------------------------------------------------------------------------------------------------
+# Dtypes in device code: conversions.
+
+class DTypeType(types.Callable, types.Opaque):
+    """A dtype in device code: calling it converts."""
+
+    def __init__(self, target: types.Type):
+        self.target = target
+        super().__init__(f"dtype({target})")
+
+    def get_call_type(self, context: Any, args: tuple, kws: dict) -> Any:
+        if len(args) != 1 or kws:
+            return None
+        return signature(self.target, types.unliteral(args[0]))
+
+    def get_call_signatures(self) -> Any:
+        return [], True
+
+    def get_impl_key(self, sig: Any) -> Any:
+        return _conversion(sig)
+
+
+def dtype_type(ty: Any) -> DTypeType | None:
+    """The type of a dtype that device code names: also by NumPy's class (``np.float32``), as kernels of ``cuda.jit`` do."""
+    if isinstance(ty, types.NumberClass):
+        from numba.cuda.np.numpy_support import as_dtype
+
+        return DTypeType(numba_type(as_dtype(ty.instance_type)))
+    return ty if isinstance(ty, DTypeType) else None
+
+
+register_model(DTypeType)(OpaqueModel)
+_conversions: dict[Any, Any] = {}
+
+
+def _conversion(sig: Any) -> Any:
+    key = (sig.return_type, sig.args)
+    if key not in _conversions:
+        def convert(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            return context.cast(builder, args[0], sig.args[0], sig.return_type)
+
+        _conversions[key] = convert
+        target_context().insert_func_defn([(convert, convert, sig.args)])
+    return _conversions[key]
+
+
+@typing_registry.register_attr
+class _DTypeAttributes(AttributeTemplate):
+    key = DTypeType
+
+    def generic_resolve(self, ty: DTypeType, attr: str) -> Any:
+        return ty if attr == "type" else None                 # ``dtype.type(x)`` is how Python converts
+
+
+@lowering_registry.lower_getattr(DTypeType, "type")
+def _dtype_type(context: Any, builder: Any, ty: Any, value: Any) -> Any:
+    return value
+
+
+@lowering_registry.lower_constant(DTypeType)
+def _dtype_constant(context: Any, builder: Any, ty: Any, value: Any) -> Any:
+    return context.get_dummy_value()
+
+
+@typeof_impl.register(np.dtype)
+def _typeof_dtype(value: np.dtype, c: Any) -> Any:
+    return DTypeType(numba_type(value))
+
+
+# --------------------------------------------------------------------------------------------------
+# Inline assembly from a text and operand types: the one place that knows how LLVM wants it.
+
+_LETTER = {ir.IntType(32): "r", ir.IntType(64): "l", ir.IntType(16): "h", ir.FloatType(): "f", ir.DoubleType(): "d"}
+
+
+def assembly(builder: Any, text: str, results: list, operands: list, *, memory: bool = False,
+             pure: bool = False, convergent: bool = False, tied: bool = False) -> list:
+    """Emit ``text`` (operands ``$0`` ... : results first) and return its results.
+
+    ``memory`` says that it reads or writes memory: the compiler then keeps it in order with other accesses. ``pure``
+    says that its results depend on its operands alone: the compiler may then move, merge or drop it. ``convergent`` says
+    that the threads of a warp execute it together: the compiler then never copies it into two branches. ``tied`` says
+    that the first operands are the results' old values, in the same registers.
+    """
+    outputs = [f"={_LETTER[t]}" for t in results]
+    inputs = [str(n) if tied and n < len(results) else _LETTER[v.type] for n, v in enumerate(operands)]
+    constraints = ",".join(outputs + inputs + (["~{memory}"] if memory else []))
+    returns = ir.VoidType() if not results else results[0] if len(results) == 1 else ir.LiteralStructType(results)
+    function = ir.FunctionType(returns, [v.type for v in operands])
+    value = builder.call(ir.InlineAsm(function, text, constraints, side_effect=not pure), operands,
+                         attrs=("convergent",) if convergent else ())
+    if not results:
+        return []
+    return [value] if len(results) == 1 else [builder.extract_value(value, n) for n in range(len(results))]
+
+
+def plain(text: str, convergent: bool = False) -> Any:
+    """The typer of an atom without operands or result that orders memory; ``convergent`` as for `assembly`."""
+    def typer(context: Any) -> Any:
+        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+            assembly(b, text, [], [], memory=True, convergent=convergent)
+            return c.get_dummy_value()
+
+        return signature(types.none), codegen
+
+    return typer
+
+
+def braces(first: int, count: int) -> str:
+    """``{$4, $5}``: a vector operand."""
+    return "{" + ", ".join(f"${n}" for n in range(first, first + count)) + "}"
+
+
+# --------------------------------------------------------------------------------------------------
+# Instructions that operators of numbers need: 16- and 8-bit floats (conversions, arithmetic), extrema, absolute values.
+#
+# LLVM's ``half`` is not used. Its loops of vectors end in NVVM's "unsupported operation", and a rounded product that is
+# added to something becomes a fused multiply-add, which rounds once where Python's two operators round twice.
+
+def bf16_from_f32(builder: Any, value: Any) -> Any:
+    """float32 to the bits of a bfloat16, round to nearest even: an instruction from sm_80 on, and a few before."""
+    if tuple(target_arch())[:2] < (8, 0):
+        return _bf16_by_integers(builder, value)
+    function = ir.FunctionType(ir.IntType(16), [ir.FloatType()])
+    return builder.call(ir.InlineAsm(function, "cvt.rn.bf16.f32 $0, $1;", "=h,f"), [value])
+
+
+def _bf16_by_integers(builder: Any, value: Any) -> Any:
+    """The upper half of the bits, one more where the lower half is over a half of it, or is a half and the upper one odd."""
+    i16, i32 = ir.IntType(16), ir.IntType(32)
+    word = builder.bitcast(value, i32)
+    odd = builder.and_(builder.lshr(word, i32(16)), i32(1))
+    upper = builder.lshr(builder.add(builder.add(word, i32(0x7FFF)), odd), i32(16))
+    return builder.select(builder.fcmp_unordered("uno", value, value), i16(0x7FFF), builder.trunc(upper, i16))
+
+
+def f16_from_f32(builder: Any, value: Any) -> Any:
+    """float32 to the bits of a float16, round to nearest even."""
+    function = ir.FunctionType(ir.IntType(16), [ir.FloatType()])
+    return builder.call(ir.InlineAsm(function, "cvt.rn.f16.f32 $0, $1;", "=h,f"), [value])
+
+
+def f16_from_f64(builder: Any, value: Any) -> Any:
+    """float64 to the bits of a float16, rounded once to nearest even."""
+    function = ir.FunctionType(ir.IntType(16), [ir.DoubleType()])
+    return builder.call(ir.InlineAsm(function, "cvt.rn.f16.f64 $0, $1;", "=h,d"), [value])
+
+
+def f32_from_f16(builder: Any, bits: Any) -> Any:
+    """The bits of a float16 to float32."""
+    function = ir.FunctionType(ir.FloatType(), [ir.IntType(16)])
+    return builder.call(ir.InlineAsm(function, "cvt.f32.f16 $0, $1;", "=f,h"), [bits])
+
+
+def f16_arithmetic(builder: Any, name: str, a: Any, b: Any) -> Any:
+    """``add``, ``sub`` or ``mul`` on the bits of two float16, rounded; never fused with another."""
+    function = ir.FunctionType(ir.IntType(16), [ir.IntType(16)] * 2)
+    return builder.call(ir.InlineAsm(function, f"{name}.rn.f16 $0, $1, $2;", "=h,h,h"), [a, b])
+
+
+# -- 8-bit floats (sm_89+) ------------------------------------------------------------------------------------------------
+# The instructions saturate. What is too large becomes what ml_dtypes makes of it: a NaN of float8_e4m3fn, which has no
+# infinities, an infinity of float8_e5m2.
+
+_FLOAT8_LIMITS = {"e4m3": (464.0, False, 0x7F), "e5m2": (61440.0, True, 0x7C)}  # limit, whether it is too large itself, bits
+
+
+def f8_from_f32(builder: Any, kind: str, value: Any) -> Any:
+    """float32 to the bits of an 8-bit float (``kind``: "e4m3" or "e5m2"), round to nearest even."""
+    i8, i16, i32, f32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType()
+    text = f"cvt.rn.satfinite.{kind}x2.f32 $0, $2, $1;"                         # the second operand is the lower half
+    pair = builder.call(ir.InlineAsm(ir.FunctionType(i16, [f32, f32]), text, "=h,f,f"), [value, ir.Constant(f32, 0.0)])
+    limit, inclusive, bits = _FLOAT8_LIMITS[kind]
+    word = builder.bitcast(value, i32)
+    magnitude = builder.bitcast(builder.and_(word, i32(0x7FFFFFFF)), f32)
+    is_large = builder.fcmp_ordered(">=" if inclusive else ">", magnitude, ir.Constant(f32, limit))
+    sign = builder.trunc(builder.lshr(builder.and_(word, i32(0x80000000)), i32(24)), i8)
+    return builder.select(is_large, builder.or_(sign, i8(bits)), builder.trunc(pair, i8))
+
+
+def f32_from_f8(builder: Any, kind: str, bits: Any) -> Any:
+    """The bits of an 8-bit float to float32."""
+    i16 = ir.IntType(16)
+    text = (f"{{ .reg .b32 pair; .reg .b16 low, high; cvt.rn.f16x2.{kind}x2 pair, $1; mov.b32 {{low, high}}, pair; "
+            "cvt.f32.f16 $0, low; }")
+    return builder.call(ir.InlineAsm(ir.FunctionType(ir.FloatType(), [i16]), text, "=f,h"), [builder.zext(bits, i16)])
+
+
+# -- two at once (float16: sm_80+; bfloat16: sm_90) ---------------------------------------------------------------------
+
+def pair_arithmetic(builder: Any, instruction: str, operands: list) -> Any:
+    """An instruction on 16-bit floats in pairs; one that rounds is never fused with another."""
+    i32 = ir.IntType(32)
+    places = ", ".join(f"${n}" for n in range(len(operands) + 1))
+    function = ir.FunctionType(i32, [i32] * len(operands))
+    constraints = ",".join(["=r"] + ["r"] * len(operands))
+    return builder.call(ir.InlineAsm(function, f"{instruction} {places};", constraints), operands)
+
+
+# -- extrema and absolute values ------------------------------------------------------------------------------------------
+
+#: The types that have the instruction, from compute capability 8.0 on, and the LLVM types of their registers.
+NATIVE = {"f32": ir.FloatType(), "f16": ir.IntType(16), "bf16": ir.IntType(16)}
+
+
+def extremum(builder: Any, name: str, kind: str, a: Any, b: Any) -> Any:
+    """``max`` or ``min`` of two numbers of a type of `NATIVE`, in one instruction (compute capability 8.0)."""
+    return assembly(builder, f"{name}.NaN.{kind} $0, $1, $2;", [NATIVE[kind]], [a, b], pure=True)[0]
+
+
+def selected(builder: Any, name: str, a: Any, b: Any) -> Any:
+    """The same of LLVM floats, by two comparisons and a select (of a float64: one for each half)."""
+    better = builder.fcmp_ordered(">" if name == "max" else "<", a, b)
+    return builder.select(builder.or_(better, builder.fcmp_unordered("uno", a, a)), a, b)
+
+
+def absolute(builder: Any, value: Any) -> Any:
+    """An integer's absolute value; of the most negative one itself, as in NumPy.
+
+    PTX's ``abs`` does not say what it gives there, and ptxas takes its result for positive: ``abs(x) < 0`` becomes False
+    (13.0). LLVM's select of ``x`` and ``-x`` becomes that ``abs`` too. So it is the larger of both.
+    """
+    bits, width = value.type, max(value.type.width, 32)
+    wide = value if width == bits.width else builder.sext(value, ir.IntType(width))
+    larger = assembly(builder, f"max.s{width} $0, $1, $2;", [wide.type], [wide, builder.neg(wide)], pure=True)[0]
+    return larger if width == bits.width else builder.trunc(larger, bits)

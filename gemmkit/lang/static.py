@@ -19,11 +19,11 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from gemmkit.lang.aggregates import Number
-from gemmkit.lang.atoms import Atom
-from gemmkit.lang.component_types import ComponentType, MethodType
+from gemmkit.lang.aggregates import Number, static_type, static_value
+from gemmkit.lang.components import ComponentType, MethodType
 from gemmkit.lang.functions import device
 from gemmkit.lang.numba_hooks import (
+    Atom,
     AttributeTemplate,
     OpaqueModel,
     TypingError,
@@ -39,9 +39,8 @@ from gemmkit.lang.numba_hooks import (
     types,
     typing_registry,
 )
+from gemmkit.lang.references import Static
 from gemmkit.lang.scalars import WeakIntLiteral, index
-from gemmkit.lang.statics import Static
-from gemmkit.lang.values import static_type, static_value
 
 i32 = ir.IntType(32)
 

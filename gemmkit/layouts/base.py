@@ -23,11 +23,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gemmkit.components import Component
-from gemmkit.lang.component_class import ComponentClass, dataclass
-from gemmkit.lang.control import each
-from gemmkit.lang.given import dtype_given
-from gemmkit.lang.registers import generate
-from gemmkit.lang.returned import converted, number
+from gemmkit.lang.checks import converted, dtype_given, number
+from gemmkit.lang.components import ComponentClass, dataclass
+from gemmkit.lang.registers import each, generate
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.tiling import translate_offset
 

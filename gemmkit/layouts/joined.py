@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
+import operator
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from gemmkit.components import Array, Component, Scalar
-from gemmkit.lang.component_class import dataclass
-from gemmkit.lang.control import join
-from gemmkit.lang.registers import generate
-from gemmkit.lang.values import convert, convert_all
-from gemmkit.lang.views import either
-from gemmkit.layouts.base import WIDE, GlobalLayout, load_elements
-from gemmkit.ptx.words import load_words
-from gemmkit.runtime.arrays import ArrayInfo, info_of
+from gemmkit.lang.aggregates import convert, convert_all, fill
+from gemmkit.lang.checks import check_dtype
+from gemmkit.lang.components import dataclass
+from gemmkit.lang.errors import ConfigError
+from gemmkit.lang.memory import either
+from gemmkit.lang.registers import generate, join
+from gemmkit.layouts.base import WIDE, GlobalLayout, OfArray, ResultLayout, load_elements
+from gemmkit.layouts.matrices import Matrix, transposed
+from gemmkit.layouts.plain import ColMajor, FewerColumns, Plain, RowMajor
+from gemmkit.ptx.memory import load_words
+from gemmkit.ptx.special import udiv
+from gemmkit.runtime.arrays import ArrayInfo, describe, info_of
 from gemmkit.tiling import Tile, translate
 
 GRAIN = 256                            # elements: the longest tile of a block along a boundary
@@ -25,7 +30,7 @@ GRAIN = 256                            # elements: the longest tile of a block a
 @dataclass(frozen=True)
 class Part(Component):
     """An array that a layout holds beside the operand's own: of a stack's products each has a matrix of it
-    (`gemmkit.adapters`)."""
+    (`gemmkit.plans.adapters`)."""
 
     array: Array
 
@@ -249,3 +254,355 @@ class Joined(GlobalLayout):
         self.first.check(array, begin[0], begin[1], name)
         self.second.check(self.part.info, rest[0], rest[1], f"the part of {name} behind {self.boundary} "
                           f"{'rows' if self.is_above else 'columns'}")
+
+
+# --------------------------------------------------------------------------------------------------
+# Several matrices as one whose columns are interleaved, so that one product computes those of all; and D of such a
+# product.
+#
+# Columns are interleaved eight by eight: eight of the first part, the same eight of the second, and so on, then the next
+# eight of the first. Why eight: the accumulators of every tensor-core instruction (mma.sync, wgmma) are fragments of
+# eight columns, of which a thread has the same two in each. So the thread that has column j of one part has column j of
+# all parts in registers of its own, and a function of them needs no exchange (`gemmkit.epilogues.Fold`). Eight columns
+# of 16-bit elements are 16 bytes besides: what a thread loads at a time comes from one part.
+
+WORD = np.dtype(np.uint32)
+OCTET = 8                              # neighbouring columns of a part, and of an accumulator's fragment
+MOST = 4                               # parts: the smallest tiles have 32 columns, eight of each
+
+
+@dataclass(frozen=True)
+class Braided(OfArray, GlobalLayout):
+    """B of ``parts`` matrices of ``columns`` columns each, which ``layout`` has side by side.
+
+    The kernel multiplies by ``slots`` parts, the next power of two, so that a tile holds all parts of its columns. Where a
+    slot has no part, and in the last eight columns beyond a part's end, elements are 0. D is stored by `Folded`.
+
+    Raises ValueError for fewer than 2 or more than 4 parts. `gemmkit.Braid` makes one from arrays.
+
+    >>> import numpy as np
+    >>> from gemmkit.layouts import RowMajor
+    >>> side_by_side = np.float32([[*range(8), *range(100, 108)]])
+    >>> braid = Braided(RowMajor("float32"), 8, 2)
+    >>> [float(braid.element(side_by_side, 0, n, None)) for n in (0, 7, 8, 15)]
+    [0.0, 7.0, 100.0, 107.0]
+    """
+
+    columns: Scalar
+    parts: int
+    is_even: bool = False                        # whether the columns are a multiple of eight
+
+    def __init__(self, layout: GlobalLayout, columns: int, parts: int, is_even: bool | None = None):
+        if not isinstance(layout, GlobalLayout):
+            raise TypeError(f"Braided(layout={layout!r}): a Layout is needed, for example RowMajor('float16')")
+        if not isinstance(parts, int) or not 2 <= parts <= MOST:
+            raise ValueError(f"Braided(parts={parts!r}): 2 to {MOST} are needed")
+        if isinstance(columns, bool) or not isinstance(columns, (int, np.integer)) or columns < 0:
+            raise TypeError(f"Braided(columns={columns!r}): the number of columns of each part is needed, 0 or more")
+        is_even = columns % OCTET == 0 if is_even is None else is_even
+        for name, value in dict(dtype=layout.dtype, layout=layout, columns=columns, parts=parts, is_even=is_even).items():
+            object.__setattr__(self, name, value)
+
+    # -- device methods ---------------------------------------------------------------------------------------------
+
+    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+        part, column = self.part_of(j), self.column_of(j)
+        if part < self.parts and column < self.columns:
+            return convert(self.dtype, self.layout.element(data, i, part * self.columns + column, shape))
+        return convert(self.dtype, 0)
+
+    def load(self, data: Any, tile: Any, shape: Any) -> tuple:
+        if self.begins_anywhere:
+            return load_elements(self, data, tile, shape)
+        if OCTET % tile.size[1] == 0:
+            part, column = self.part_of(tile.index[1]), self.column_of(tile.index[1])
+            own = translate(tile, 0, part * self.columns + column - tile.index[1])
+            if self.is_full and self.is_even:
+                return convert_all(self.dtype, self.layout.load(data, own, shape))
+            if part < self.parts and column + tile.size[1] <= self.columns:
+                return convert_all(self.dtype, self.layout.load(data, own, shape))
+            if self.is_even:
+                return fill(self.dtype, tile.count, 0)
+        return load_elements(self, data, tile, shape)
+
+    def load_packed(self, data: Any, tile: Any, shape: Any) -> tuple:
+        """What `load` gives, in 32-bit words, of a tile that it `packs`."""
+        part, column = self.part_of(tile.index[1]), self.column_of(tile.index[1])
+        own = translate(tile, 0, part * self.columns + column - tile.index[1])
+        if self.is_full:
+            return self.layout.load_packed(data, own, shape)
+        if part < self.parts:
+            return self.layout.load_packed(data, own, shape)
+        return fill(WORD, tile.count * self.itemsize // 4, 0)
+
+    def found(self, data: Any, i: int, j: int) -> tuple:
+        """The array that has an element, and the element's row and column in it."""
+        return self.layout.found(data, i, self.part_of(j) * self.columns + self.column_of(j))
+
+    def part_of(self, j: int) -> int:
+        """Which part column ``j`` is of: ``parts`` or more where it is of none."""
+        return udiv(j, OCTET) % self.slots
+
+    def column_of(self, j: int) -> int:
+        """Which of its part's columns it is."""
+        return udiv(j, OCTET * self.slots) * OCTET + j % OCTET
+
+    # -- host -------------------------------------------------------------------------------------------------------
+
+    @property
+    def slots(self) -> int:
+        return slots_of(self.parts)
+
+    @property
+    def is_found(self) -> bool:
+        """Whether `found` finds any element: there is none without a part."""
+        return self.is_full and self.is_even and isinstance(self.layout, Joined) and self.layout.is_found
+
+    @property
+    def infos(self) -> list[ArrayInfo]:
+        return list(self.layout.infos)
+
+    @property
+    def paths(self) -> list[tuple[str, ...]]:
+        """The fields to the arrays behind the operand's own."""
+        return [("layout", *path) for path in self.layout.paths]
+
+    @property
+    def line_axis(self) -> int:
+        return int(self.layout.line_axis)
+
+    @property
+    def neighbours(self) -> int:
+        return OCTET
+
+    def packs(self, tile: Any) -> bool:
+        return self.is_even and OCTET % tile.extents[1] == 0 and self.layout.packs(tile)
+
+    @property
+    def begins_anywhere(self) -> bool:
+        """Whether parts of one array begin where no vector does. (Joined ones know what boundaries are multiples of.)"""
+        return not self.is_even and not (isinstance(self.layout, Joined) and self.layout.axis == 1)
+
+    @property
+    def itemsize(self) -> int:
+        return int(self.dtype.itemsize)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every slot has a part."""
+        return self.parts == self.slots
+
+    @property
+    def run(self) -> int:
+        return min(OCTET, super().run) if self.vector_axis == 1 else super().run
+
+    def as_operand(self, name: str, transformed: bool) -> GlobalLayout:
+        if name != "b":
+            raise ConfigError(f"global_{name}_layout={self!r}: a braid's columns become columns of D: it can be B alone")
+        return self
+
+    def of_result(self, layout: ResultLayout) -> ResultLayout:
+        return layout if isinstance(layout, Folded) else Folded(layout, self.columns, self.slots)
+
+    def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
+        return self.layout.extents(array)[0], braided_columns(self.columns, self.slots)
+
+    def check(self, array: ArrayInfo | None, rows: int, columns: int, name: str) -> None:
+        self.layout.check(array, rows, self.parts * self.columns, name)
+
+
+@dataclass(frozen=True)
+class Folded(FewerColumns):
+    """D of a product by a `Braided` B, of ``columns`` columns in the array; ``folds`` columns are computed for each.
+
+    What is stored is one value for all parts of a column, in the order of ``layout``; coordinates are those of D. A
+    configuration whose B is braided makes one of its ``global_d_layout``.
+
+    Raises TypeError for a layout that is not plain.
+    """
+
+    columns: Scalar
+    folds: int
+
+    def __init__(self, layout: ResultLayout, columns: int, folds: int):
+        if not isinstance(layout, Plain):
+            raise TypeError(f"out (global_d_layout={layout!r}) of a folded product: RowMajor or ColMajor is needed")
+        for name, value in dict(dtype=layout.dtype, layout=layout, columns=columns, folds=folds).items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def is_separable(self) -> bool:
+        return self.layout.is_separable
+
+    def finished_columns(self, columns: int) -> int:
+        return self.columns
+
+    def stored_columns(self, columns: int) -> int:
+        return self.columns
+
+    def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
+        return array.shape[0], braided_columns(self.columns, self.folds)
+
+
+def slots_of(parts: int) -> int:
+    """Parts that a tile has room for: the next power of two.
+
+    >>> [slots_of(parts) for parts in (2, 3, 4)]
+    [2, 4, 4]
+    """
+    return 1 << (parts - 1).bit_length()
+
+
+def braided_columns(columns: int, slots: int) -> int:
+    """Columns that a kernel computes of parts of ``columns`` each.
+
+    >>> braided_columns(5, 2), braided_columns(0, 4)
+    (16, 0)
+    """
+    return -(-columns // OCTET) * OCTET * slots
+
+
+# --------------------------------------------------------------------------------------------------
+# Operands of several arrays: matrices joined along an axis (`Concat`), or column by column for a fold (`Braid`).
+#
+# Nothing is copied together. The kernel gets all arrays, and the operand's layout says from which of them an element
+# comes (`gemmkit.layouts.Joined`), so that every kernel, transform and epilogue takes them as it takes one matrix.
+
+class Concat(Matrix):
+    """Matrices side by side (``axis`` 1) or one above the other (``axis`` 0), as `numpy.concatenate` has them, uncopied.
+
+    As A or B of `gemmkit.matmul`, `gemmkit.plan` and `gemmkit.blas.gemmEx`, joined along M, N or K. The parts are arrays of
+    any strides, of one library, dtype and device, with as many rows (or columns) each along the other axis; of stacks, of
+    the same leading dimensions, the matrices are joined (``axis`` -2 or -1). ``T`` is the transpose, of the parts' views.
+
+    Raises TypeError for a part that is no array, ValueError for fewer than two parts, an ``axis`` that is none of a
+    matrix's, and parts of which dtypes, devices, dimensions or extents do not fit each other.
+
+    An LSTM cell's product: ``x w + h u``, with one accumulator.
+
+    >>> import numpy as np, gemmkit as gk
+    >>> x, h = np.float32([[1, 2]]), np.float32([[10]])
+    >>> w, u = np.float32([[1, 0], [0, 1]]), np.float32([[3, -3]])
+    >>> with gk.emulate():
+    ...     gk.matmul(Concat(x, h, axis=1), Concat(w, u, axis=0), epilogue=gk.epilogues.ReLU()).tolist()
+    [[31.0, 0.0]]
+    """
+
+    def __init__(self, *arrays: Any, axis: int):
+        infos = _parts(arrays, "Concat")
+        self.parts, self.axis = arrays, _axis(axis, infos[0])
+        for n, info in enumerate(infos[1:], 1):
+            _check_part(info, n, infos[0], 1 - self.axis, "Concat")
+        super().__init__(arrays[0], joined(arrays, infos, self.axis))
+
+    @property
+    def T(self) -> Concat:
+        return Concat(*(transposed(part) for part in self.parts), axis=-1 - self.axis)
+
+
+class Braid(Matrix):
+    """Matrices of one shape as B of one product, which computes those by all of them: D = Fold(f) of A W, A V, ...
+
+    Of 2 to 4 arrays of (K, N), or stacks of them, of any strides, and one library, dtype and device. Columns are interleaved
+    in the kernel (`gemmkit.layouts.Braided` says how), so its products can be had by ``epilogue=epilogues.Fold(f)`` alone:
+    any other epilogue is refused. ``Concat(w, v, axis=1)`` gives the products side by side.
+
+    Raises TypeError for a part that is no array and for its transpose (braid the parts' transposes), ValueError for a number
+    of parts other than 2 to 4 and for parts of which dtypes, devices or shapes differ.
+
+    A gated linear unit, ``relu(x w) * (x v)``, in one kernel:
+
+    >>> import numpy as np, gemmkit as gk
+    >>> x, w, v = np.float32([[1, 2]]), np.float32([[1], [1]]), np.float32([[5], [0]])
+    >>> with gk.emulate():
+    ...     gk.matmul(x, gk.Braid(w, v), epilogue=gk.epilogues.Fold(lambda gate, up: max(gate, 0) * up)).tolist()
+    [[15.0]]
+    """
+
+    def __init__(self, *arrays: Any):
+        infos = _parts(arrays, "Braid")
+        if len(arrays) > MOST:
+            raise ValueError(f"Braid() got {len(arrays)} arrays; {MOST} are the most")
+        for n, info in enumerate(infos):
+            for axis in (0, 1):
+                _check_part(info, n, infos[0], axis, "Braid")
+        self.parts = arrays
+        super().__init__(arrays[0], Braided(joined(arrays, infos, 1), infos[0].shape[-1], len(arrays)))
+
+    def check_place(self, name: str, c: Any) -> None:
+        if c is not None:
+            raise ConfigError("c is given beside a Braid, and a folded product has no C; add it behind the fold, by "
+                              "epilogue=Fold(f) | Residual(c)")
+        if name != "b":
+            raise TypeError(f"{name} is a Braid, whose columns become columns of D: it can be b alone")
+
+    @property
+    def T(self) -> Matrix:
+        raise TypeError("a Braid has no transpose, since its columns become columns of D; braid the parts' transposes")
+
+    def __repr__(self) -> str:
+        shape = (*self.shape[:-1], describe(self.array).shape[-1])
+        return f"<Braid of {len(self.parts)} matrices of shape {shape}, {self.dtype}>"
+
+
+def joined(arrays: tuple, infos: list[ArrayInfo], axis: int) -> GlobalLayout:
+    """The layout of matrices joined along an axis of the last two, from the first on."""
+    layout, boundary = _plain(infos[0]), infos[0].shape[axis - 2]
+    for array, info in zip(arrays[1:], infos[1:]):
+        layout = Joined(layout, _plain(info), array, axis, boundary)
+        boundary += info.shape[axis - 2]
+    return layout
+
+
+def _plain(info: ArrayInfo) -> GlobalLayout:
+    rows, columns = info.strides[-2:]
+    return (ColMajor if rows == 1 and columns != 1 else RowMajor)(info.dtype)
+
+
+# -- checks -----------------------------------------------------------------------------------------------------------
+
+def _parts(arrays: tuple, what: str) -> list[ArrayInfo]:
+    """The parts, described."""
+    if len(arrays) < 2:
+        raise ValueError(f"{what}() got {len(arrays)} arrays; two or more are needed")
+    infos = []
+    for n, array in enumerate(arrays):
+        if isinstance(array, Matrix):
+            raise TypeError(f"part {n} of {what} is a {type(array).__name__}; an array is needed")
+        info = describe(array, f"part {n} of {what}")
+        check_dtype(info.dtype, f"part {n} of {what}")
+        if len(info.shape) < 2:
+            raise ValueError(f"part {n} of {what} has {len(info.shape)} dimensions; a matrix of 2 is needed (a vector v: "
+                             "v[:, None] or v[None, :])")
+        infos.append(info)
+    return infos
+
+
+def _axis(axis: Any, info: ArrayInfo) -> int:
+    """0 to join rows, 1 to join columns, of an axis counted as NumPy does."""
+    ndim = len(info.shape)
+    try:
+        number = operator.index(axis)
+    except TypeError:
+        raise TypeError(f"axis={axis!r} of Concat: a whole number is needed") from None
+    if not -ndim <= number < ndim or isinstance(axis, bool):
+        raise ValueError(f"axis={axis!r} of Concat: its parts have {ndim} dimensions; axis=-2 joins rows, axis=-1 columns")
+    if number % ndim < ndim - 2:
+        raise ValueError(f"axis={axis!r} of Concat would join stacks of matrices; axis=-2 joins rows, axis=-1 columns")
+    return number % ndim - (ndim - 2)
+
+
+def _check_part(info: ArrayInfo, n: int, first: ArrayInfo, across: int, what: str) -> None:
+    """Part ``n`` fits the first one, ``across`` being the axis along which both are as long."""
+    said = f"part {n} of {what} has"
+    if info.dtype != first.dtype:
+        raise ValueError(f"{said} dtype {info.dtype} and part 0 {first.dtype}; convert one of them")
+    if info.device != first.device:
+        raise ValueError(f"{said} its memory on device {info.device} and part 0 on device {first.device}; all parts must be "
+                         "on one device")
+    if len(info.shape) != len(first.shape) or info.shape[:-2] != first.shape[:-2]:
+        raise ValueError(f"{said} shape {info.shape} and part 0 {first.shape}; the dimensions before the last two must be "
+                         "the same")
+    if info.shape[across - 2] != first.shape[across - 2]:
+        raise ValueError(f"{said} shape {info.shape} and part 0 {first.shape}; both need as many "
+                         f"{('rows', 'columns')[across]}")

@@ -6,10 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.component_class import dataclass
+from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
 from gemmkit.layouts.base import GlobalLayout
+from gemmkit.layouts.matrices import Matrix
 from gemmkit.runtime.arrays import ArrayInfo, info_of
+
+__all__ = [
+    "dequantise", "quantise",
+]
+
 
 WORD_BITS = 32
 
@@ -20,7 +26,7 @@ class GroupQuantised(GlobalLayout):
     one column, the first in its lowest bits. ``scales`` (float16) and ``zeros`` (uint8) are K / group x N. An element is
     ``(q - zero) * scale``, computed in float32; without ``zeros`` the zero is ``2 ** (bits - 1)``.
 
-    `gemmkit.quantisation.quantise` makes the arrays, and an object that `matmul` takes for B.
+    `gemmkit.layouts.quantised.quantise` makes the arrays, and an object that `matmul` takes for B.
 
     Raises ConfigError for other bits than 2 and 4 and for a group that is no multiple of a word's rows, ValueError for
     arrays whose shapes do not fit, TypeError for arrays of other dtypes.
@@ -84,3 +90,66 @@ class GroupQuantised(GlobalLayout):
                 raise TypeError(f"{field} has dtype {info.dtype}; {np.dtype(dtype)} is needed: kernels read its bits")
         if array is not None and array.dtype != self.storage:
             raise TypeError(f"{name} has dtype {array.dtype}; words of {self.storage} are needed")
+
+
+# --------------------------------------------------------------------------------------------------
+# Weights of 2 and 4 bits with group scales: quantised and dequantised on the host.
+
+def quantise(weights: Any, bits: int = 4, group: int = 128, symmetric: bool = True) -> Matrix:
+    """A NumPy matrix B (K x N, float16 or float32) as integers of ``bits`` bits, for B of `matmul` with a float16 A.
+
+    Each ``group`` rows of a column share a float16 scale, rounded to nearest: symmetric around zero, or from the least
+    to the greatest with a zero point of its own, kept as uint8.
+
+    Raises TypeError for what is no such matrix, ConfigError for other bits and groups than `GroupQuantised` takes,
+    ValueError for K that is no multiple of ``group``, for numbers that are not finite and for scales that float16 does
+    not hold.
+
+    >>> import gemmkit as gk
+    >>> b = quantise(np.tile(np.float32([[-8], [7]]), (4, 1)), bits=4, group=8)
+    >>> with gk.emulate():
+    ...     gk.matmul(np.ones((1, 8), np.float16), b).tolist()
+    [[-4.0]]
+    """
+    if not isinstance(weights, np.ndarray) or weights.ndim != 2 or weights.dtype not in (np.float16, np.float32):
+        raise TypeError("weights: a NumPy matrix of float16 or float32 is needed")
+    layout = GroupQuantised("float16", np.empty((0, 0), np.float16), bits, group)
+    rows, columns = weights.shape
+    if rows % group:
+        raise ValueError(f"weights has {rows} rows; a multiple of group={group} is needed")
+    if not np.isfinite(weights).all():
+        raise ValueError("weights has elements that are not finite")
+    grouped = weights.astype(np.float64).reshape(rows // group, group, columns)
+    top = (1 << bits) - 1
+    low, high = grouped.min(axis=1, initial=0.0), grouped.max(axis=1, initial=0.0)
+    with np.errstate(over="ignore"):
+        exact = np.maximum(-low / layout.middle, high / (layout.middle - 1)) if symmetric else (high - low) / top
+        scales = np.maximum(exact, np.finfo(np.float16).smallest_subnormal).astype(np.float16)
+    if not np.isfinite(scales).all():
+        raise ValueError("weights has a group whose scale is too large for float16")
+    steps = scales.astype(np.float64)
+    zeros = None if symmetric else np.clip(np.rint(-low / steps), 0, top).astype(np.uint8)
+    middle = layout.middle if zeros is None else zeros[:, None]
+    integers = np.clip(np.rint(grouped / steps[:, None]) + middle, 0, top).astype(np.uint32)
+    integers = integers.reshape(rows // layout.rows, layout.rows, columns)
+    shifts = np.arange(0, WORD_BITS, bits, dtype=np.uint32)[:, None]
+    words = np.bitwise_or.reduce(integers << shifts, axis=1)
+    return Matrix(words, GroupQuantised("float16", scales, bits, group, zeros))
+
+
+def dequantise(matrix: Matrix) -> np.ndarray:
+    """What `quantise` gave as a float32 matrix: the reference of `GroupQuantised`.
+
+    >>> dequantise(quantise(np.tile(np.float32([[-8], [7]]), (4, 1)), bits=4, group=8))[:2].tolist()
+    [[-8.0], [7.0]]
+    """
+    layout = getattr(matrix, "layout", None)
+    if not isinstance(matrix, Matrix) or not isinstance(layout, GroupQuantised):
+        raise TypeError(f"matrix={matrix!r}: a Matrix of a GroupQuantised layout is needed, as quantise makes it")
+    rows, columns = matrix.shape
+    shifts = np.arange(0, WORD_BITS, layout.bits, dtype=np.uint32)[:, None]
+    integers = (matrix.array[:, None] >> shifts) & np.uint32((1 << layout.bits) - 1)
+    grouped = integers.reshape(rows // layout.group, layout.group, columns).astype(np.float32)
+    middle = np.float32(layout.middle) if layout.zeros is None else layout.zeros[:, None].astype(np.float32)
+    values: np.ndarray = (grouped - middle) * layout.scales[:, None].astype(np.float32)
+    return values.reshape(rows, columns)

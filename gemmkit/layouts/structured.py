@@ -19,15 +19,12 @@ from typing import Any
 import numpy as np
 
 from gemmkit.components import with_fields
-from gemmkit.lang.atoms import atom
-from gemmkit.lang.component_class import dataclass
-from gemmkit.lang.dtypes import DTypeType
-from gemmkit.lang.given import function_given, required
-from gemmkit.lang.numba_hooks import TypingError, signature, types
+from gemmkit.lang.aggregates import convert, convert_all
+from gemmkit.lang.checks import function_given, required, told
+from gemmkit.lang.components import dataclass
+from gemmkit.lang.numba_hooks import TypingError, atom, signature, types
 from gemmkit.lang.registers import apply
-from gemmkit.lang.returned import told
-from gemmkit.lang.scalars import IndexType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral
-from gemmkit.lang.values import convert, convert_all
+from gemmkit.lang.scalars import DTypeType, IndexType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral
 from gemmkit.layouts.base import ArrayLayout, GlobalLayout, load_elements
 from gemmkit.layouts.plain import Plain
 from gemmkit.runtime.arrays import ArrayInfo, is_array

@@ -13,17 +13,15 @@ from typing import Any
 import numpy as np
 
 from gemmkit.components import Component, Scalar
-from gemmkit.lang.component_class import dataclass
-from gemmkit.lang.control import deal, each, interleave, join
-from gemmkit.lang.registers import generate
-from gemmkit.lang.values import fill
+from gemmkit.lang.aggregates import fill
+from gemmkit.lang.components import dataclass
+from gemmkit.lang.registers import deal, each, generate, interleave, join
 from gemmkit.layouts.base import GlobalLayout, ResultLayout, load_elements, store_elements
+from gemmkit.ptx.arithmetic import divided, divisor_reciprocal
 from gemmkit.ptx.copy_async import offset_of
-from gemmkit.ptx.division import divided, reciprocal
-from gemmkit.ptx.memory import load_global, near, store_global
-from gemmkit.ptx.words import load_words, weave_words
+from gemmkit.ptx.memory import load_global, load_words, near, store_global, weave_words
 from gemmkit.runtime.arrays import ArrayInfo
-from gemmkit.strides import span
+from gemmkit.shapes import span
 
 INDEX = np.dtype(np.int32)
 COMBS = 1, 2, 4, 8, 16                  # teeth that a thread's registers can put in order
@@ -63,7 +61,7 @@ class Modes(Component):
     def of(extents: tuple[int, ...]) -> Modes:
         """Of run-time extents: others compile nothing."""
         rest = Modes.of(extents[1:]) if len(extents) > 1 else None
-        return Modes(int(extents[0]), *reciprocal(max(1, int(extents[0]))), rest)
+        return Modes(int(extents[0]), *divisor_reciprocal(max(1, int(extents[0]))), rest)
 
     def extents(self) -> tuple[int, ...]:
         return (self.extent, *(() if self.rest is None else self.rest.extents()))

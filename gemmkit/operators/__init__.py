@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from gemmkit.lang.later import public_names
+from gemmkit.lang.deferred import public_names
 
 __all__ = ["COMPLEX", "DUAL", "LOG_SUM_EXP", "MAX_PLUS", "MAX_TIMES", "MIN_PLUS", "OR_AND", "QUATERNION", "SPLIT_COMPLEX",
            "Algebra", "BoxMMAOp", "FPUOp", "MMAOp", "Operator", "QuantisedMMAOp", "Semiring", "WGMMAOp", "WMMAOp", "dual"]
@@ -10,10 +10,9 @@ __all__ = ["COMPLEX", "DUAL", "LOG_SUM_EXP", "MAX_PLUS", "MAX_TIMES", "MIN_PLUS"
 if TYPE_CHECKING:
     from gemmkit.operators.algebra import COMPLEX, DUAL, QUATERNION, SPLIT_COMPLEX, Algebra, dual
     from gemmkit.operators.base import Operator
-    from gemmkit.operators.box_mma import BoxMMAOp
     from gemmkit.operators.fpu import FPUOp
-    from gemmkit.operators.mma import MMAOp
-    from gemmkit.operators.quantised_mma import QuantisedMMAOp
+    from gemmkit.operators.mma import BoxMMAOp, MMAOp
+    from gemmkit.operators.quantised import QuantisedMMAOp
     from gemmkit.operators.semiring import LOG_SUM_EXP, MAX_PLUS, MAX_TIMES, MIN_PLUS, OR_AND, Semiring
     from gemmkit.operators.wgmma import WGMMAOp
     from gemmkit.operators.wmma import WMMAOp

@@ -20,20 +20,18 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.component_class import dataclass
-from gemmkit.lang.control import each, fold
-from gemmkit.lang.record_types import numbers_of, planes_of
-from gemmkit.lang.records import number_dtype, terms
-from gemmkit.lang.registers import Fragment, generate
+from gemmkit.lang.components import dataclass
+from gemmkit.lang.number_rules import number_dtype, terms
+from gemmkit.lang.records import numbers_of, planes_of
+from gemmkit.lang.registers import Fragment, each, fold, generate
 from gemmkit.layouts import Planes, SharedLayout
 from gemmkit.operators.base import Operator
 from gemmkit.operators.fpu import FPUOp
-from gemmkit.operators.mma import MMAOp
-from gemmkit.operators.warp_fragments import element_place, load_elements
+from gemmkit.operators.mma import MMAOp, element_place, load_elements
 from gemmkit.operators.wgmma import within
-from gemmkit.ptx.algebra import accumulate_terms, multiply_planes
-from gemmkit.ptx.descriptors import advance
-from gemmkit.ptx.fragments import FragmentMap
+from gemmkit.ptx.arithmetic import accumulate_terms, multiply_planes
+from gemmkit.ptx.mma import FragmentMap
+from gemmkit.ptx.wgmma import advance
 
 MOST_TANGENTS = 127                    # a multiplication table has the cube of as many entries
 Table = tuple[tuple[tuple[Any, ...], ...], ...]

@@ -20,9 +20,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gemmkit.components import Component
-from gemmkit.lang.component_class import dataclass
+from gemmkit.lang.components import dataclass
 from gemmkit.lang.registers import Fragment
-from gemmkit.ptx.fragments import FragmentMap
+from gemmkit.ptx.mma import FragmentMap
 
 
 @dataclass(frozen=True)

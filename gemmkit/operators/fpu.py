@@ -8,16 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.component_class import dataclass
-from gemmkit.lang.control import outer
-from gemmkit.lang.given import dtype_given
-from gemmkit.lang.registers import Fragment
-from gemmkit.lang.returned import converted, number
-from gemmkit.lang.values import convert_all
+from gemmkit.lang.aggregates import convert_all
+from gemmkit.lang.checks import converted, dtype_given, number
+from gemmkit.lang.components import dataclass
+from gemmkit.lang.registers import Fragment, outer
 from gemmkit.operators.base import Operator
-from gemmkit.operators.warp_fragments import element_place, load_apart, load_elements, store_elements
+from gemmkit.operators.mma import element_place, load_apart, load_elements, store_elements
 from gemmkit.ptx.arithmetic import outer_fma
-from gemmkit.ptx.fragments import FragmentMap, places
+from gemmkit.ptx.mma import FragmentMap, places
 
 
 @dataclass(frozen=True)

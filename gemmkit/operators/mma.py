@@ -8,23 +8,126 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.component_class import dataclass
-from gemmkit.lang.given import dtype_given
-from gemmkit.lang.registers import Fragment
+from gemmkit.lang.checks import dtype_given
+from gemmkit.lang.components import dataclass
+from gemmkit.lang.registers import Fragment, each, generate, join
+from gemmkit.layouts.plain import BOX, RUN, Boxed
 from gemmkit.operators.base import Operator
-from gemmkit.operators.warp_fragments import (
-    LINE,
-    a_across,
-    a_along,
-    b_across,
-    b_along,
-    element_place,
-    load_elements,
-    load_matrices,
-    store_elements,
-)
-from gemmkit.ptx.fragments import FragmentMap
-from gemmkit.ptx.mma import MMA, SPECS, MmaSpec, map_b, map_c
+from gemmkit.ptx.memory import load_shared, pack_narrow, repoint, store_shared, unpack_narrow, weave_words
+from gemmkit.ptx.mma import MMA, SPECS, FragmentMap, MmaSpec, fragment_coordinate, ldmatrix, map_b, map_c
+from gemmkit.ptx.pinned import is_pinned
+from gemmkit.ptx.special import lane_index
+from gemmkit.tiling import translate, translate_offset
+
+# --------------------------------------------------------------------------------------------------
+# Between shared memory and the fragments of a warp: by each lane its own values, or by ``ldmatrix``.
+#
+# A lane loads and stores neighbours at once where its map has some and the layout has them side by side. ``ldmatrix`` is
+# for matrix instructions (`gemmkit.ptx.mma`): it gives a lane 32 bits of a row of 16 bytes, as they lie where a row (of
+# B: a column) is contiguous along K, transposed where 16-bit elements lie across.
+
+LINE = 16                              # bytes of a row of ldmatrix
+
+
+def own_place(fragment_map: Any, tile: Any, n: int) -> Any:
+    """The tile moved to where this lane's n-th value lies."""
+    lane = lane_index()
+    return translate(tile, fragment_coordinate(fragment_map, lane, n, 0), fragment_coordinate(fragment_map, lane, n, 1))
+
+
+def pinned_place(fragment_map: Any, tile: Any, n: int) -> Any:
+    """The same with what is known when a kernel is compiled apart: the base is the same for all of a lane's values."""
+    return translate_offset(own_place(fragment_map, tile, 0), fragment_coordinate(fragment_map, 0, n, 0),
+                            fragment_coordinate(fragment_map, 0, n, 1))
+
+
+# -- element by element -----------------------------------------------------------------------------------------------
+
+def load_elements(fragment_map: Any, width: int, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    """A fragment, ``width`` neighbours at a time."""
+    return join(generate(fragment_map.values // width, _load_group, width, 1, fragment_map, layout, pointer, tile, leading))
+
+
+def load_apart(fragment_map: Any, width: int, apart: int, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    """A fragment, ``width`` neighbours at a time, which are ``apart`` values from each other in it."""
+    groups = generate(fragment_map.values // width, _load_group, width, apart, fragment_map, layout, pointer, tile, leading)
+    return generate(fragment_map.values, _value_of, groups, width, apart)
+
+
+def _load_group(n: int, width: int, apart: int, fragment_map: Any, layout: Any, pointer: Any, tile: Any,
+                leading: int) -> tuple:
+    if is_pinned(pointer):
+        at = pinned_place(fragment_map, tile, _first(n, width, apart))
+    else:                              # apart, FFMA loops of the single-stage kernel would be unrolled once, not four times
+        at = own_place(fragment_map, tile, _first(n, width, apart))
+    return load_shared(pointer, layout.position(at.base, leading), layout.position(at.offset, leading), width)
+
+
+def _value_of(n: int, groups: tuple, width: int, apart: int) -> Any:
+    """The inverse of `_first`: which group has the n-th value, and where in it."""
+    return groups[n % apart + n // (apart * width) * apart][n // apart % width]
+
+
+def store_elements(fragment_map: Any, width: int, apart: int, layout: Any, pointer: Any, tile: Any, leading: int,
+                   values: tuple) -> None:
+    """A fragment, ``width`` neighbours at a time, which are ``apart`` values from each other in it."""
+    groups = generate(fragment_map.values // width, _neighbours, values, width, apart)
+    each(_store, groups, width, apart, fragment_map, layout, pointer, tile, leading)
+
+
+def _first(n: int, width: int, apart: int) -> int:
+    """Which value the n-th group of neighbours begins with."""
+    return n % apart + n // apart * apart * width
+
+
+def _neighbours(n: int, values: tuple, width: int, apart: int) -> tuple:
+    return generate(width, _neighbour, values, _first(n, width, apart), apart)
+
+
+def _neighbour(k: int, values: tuple, first: int, apart: int) -> Any:
+    return values[first + k * apart]
+
+
+def _store(values: tuple, n: int, width: int, apart: int, fragment_map: Any, layout: Any, pointer: Any, tile: Any,
+           leading: int) -> None:
+    at = own_place(fragment_map, tile, _first(n, width, apart))
+    store_shared(pointer, layout.position(at.base, leading), layout.position(at.offset, leading), values)
+
+
+def element_place(fragment_map: Any, layout: Any, tile: Any, leading: int) -> int:
+    """Where a lane's elements begin."""
+    return layout.position(own_place(fragment_map, tile, 0).base, leading)
+
+
+# -- matrices ---------------------------------------------------------------------------------------------------------
+
+def a_along(operator: Any, tile: Any) -> Any:
+    """A, contiguous along K: lane l addresses row l % 16, 16 bytes further along K from lane 16 on."""
+    return translate(tile, lane_index() % 16, lane_index() // 16 * operator.line)
+
+
+def a_across(operator: Any, tile: Any) -> Any:
+    """A of 16-bit elements, contiguous along M: lane l addresses column l % 8 of one of four 8 x 8 matrices (of K = 8:
+    of two)."""
+    return translate(tile, lane_index() // 8 % 2 * 8, lane_index() % 8 + lane_index() // 16 * 8)
+
+
+def b_along(operator: Any, tile: Any) -> Any:
+    """B, contiguous along K: lane l addresses column l % 8, further along K and then 8 columns on in turn."""
+    return translate(tile, lane_index() // 8 % operator.lines * operator.line,
+                     lane_index() % 8 + lane_index() // (8 * operator.lines) * operator.further)
+
+
+def b_across(operator: Any, tile: Any) -> Any:
+    """B of 16-bit elements, contiguous along N: lane l addresses row l % 16 (of K = 8: l % 8), and then 8 columns on."""
+    rows = 8 * operator.lines
+    return translate(tile, lane_index() % rows, lane_index() // rows * operator.further)
+
+
+def load_matrices(layout: Any, pointer: Any, tile: Any, leading: int, count: int, trans: bool) -> tuple:
+    """``ldmatrix``; ``tile`` lies where this lane's row does."""
+    return ldmatrix(pointer, layout.position(tile.base, leading), layout.position(tile.offset, leading), count, trans)
+
 
 _SUMS = {"i": np.dtype(np.int32), "u": np.dtype(np.int32)}
 
@@ -258,3 +361,146 @@ def _load_c_rows(operator: Any, layout: Any, pointer: Any, tile: Any, leading: i
 
 def _load_c_columns(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
     return load_elements(operator.map_c, 1, layout, pointer, tile, leading)
+
+
+# --------------------------------------------------------------------------------------------------
+# ``BoxMMAOp``: mma.sync for operands that are contiguous along different indices of K.
+#
+# In a contraction K may stand for two indices, p and q, of which A has neighbours along p and B along q. An operation of
+# m16n8k16 sums over 16 places, and any term of K may stand in any place, as long as A and B agree. K is taken in boxes of
+# 8 p's by 8 q's, four operations each. Lane (g, t) = (lane / 4, lane % 4) supplies, in operation s of a box, with u = s
+# XOR t:
+#
+# | places of the operation | p | q |
+# |---|---|---|
+# | 2 t, 2 t + 1 | 2 u | 2 t, 2 t + 1 |
+# | 2 t + 8, 2 t + 9 | 2 u + 1 | 2 t, 2 t + 1 |
+#
+# The places of t = 0 to 3 have all eight q's and, over s, all eight p's: the four operations sum the box. Both operands
+# stand in shared memory as in global memory, in pieces of 16 bytes:
+#
+# * the *combed* operand, contiguous along q, has a piece for each p. The lane loads word t of pieces 2 u and 2 u + 1, the
+#   operation's registers as they are;
+# * the other, contiguous along p, has a piece for each q. The lane loads word u of pieces 2 t and 2 t + 1, the pairs
+#   (2 u, 2 u + 1) of two q's, which two PRMTs make pairs of q's.
+#
+# u differs among the four t's. With lines padded by 16 bytes the 32 words of a load then lie in 32 banks; with the same
+# p's for all lanes, four of the other operand's words would lie in each bank. No value goes from lane to lane.
+
+PIECE, WORD = 16, 4                    # bytes
+
+
+@dataclass(frozen=True)
+class BoxMMAOp(MMAOp):
+    """Products on tensor cores of 16-bit operands that are contiguous along different indices of K; sm_80+.
+
+    ``combed`` is "a" or "b": the operand whose neighbours in memory are eight apart along K (a `layouts.Tensor` with
+    ``comb`` = 8), which stands `layouts.Boxed` in shared memory. The other is contiguous along K, from wherever it comes.
+    Other fields are those of `MMAOp`. For kernel="multistage", with k-tiles of multiples of 64; elements are not transformed
+    between shared memory and registers.
+
+    Raises ValueError for dtypes that are not of 16 bits, another K, or no such operand.
+
+    >>> BoxMMAOp(N=16, combed="a")
+    BoxMMAOp(N=16, combed='a')
+    """
+
+    combed: str = "b"
+
+    __repr__ = MMAOp.__repr__
+
+    def _check(self) -> None:
+        super()._check()
+        if self.dtype.itemsize != 2 or self.K != 16:
+            raise ValueError(f"BoxMMAOp(dtype={self.dtype}, K={self.K}): float16 or bfloat16 and K=16 are needed")
+        if self.combed not in ("a", "b"):
+            raise ValueError(f"BoxMMAOp(combed={self.combed!r}): 'a' or 'b' is needed")
+
+    def instead(self, arch: tuple[int, int]) -> str:
+        return MMAOp(N=self.N, dtype=self.dtype, accumulator=self.accumulator).instead(arch)
+
+    # -- which lane holds what: of A and B that depends on the operation
+
+    @cached_property
+    def map_a(self) -> Any:
+        return None
+
+    @cached_property
+    def map_b(self) -> Any:
+        return None
+
+    @cached_property
+    def fragment_a(self) -> Fragment:
+        return Fragment(self.dtype, 8)
+
+    @cached_property
+    def fragment_b(self) -> Fragment:
+        return Fragment(self.dtype, 4 * self.columns)
+
+    # -- shared memory
+
+    def refuses(self, operand: str, layout: Any) -> str | None:
+        if operand not in ("a", "b"):
+            return None
+        along_k = 1 if operand == "a" else 0
+        if layout.axis != along_k:
+            order = ("ColMajor", "RowMajor")[along_k]
+            return f"{self!r} loads lines along K; take Padded({order}(...), {RUN})"
+        if isinstance(layout, Boxed) != (operand == self.combed):
+            return f"{self!r} reads boxes of {self.combed!r} alone: that operand's shared layout, and no other, is Boxed"
+        return None
+
+    def line_alignment(self, operand: str, layout: Any) -> int:
+        return WORD if operand in ("a", "b") else super().line_alignment(operand, layout)
+
+    def shared_axis(self, operand: str, axis: int) -> int:
+        return {"a": 1, "b": 0}.get(operand, axis)
+
+    def padding(self, operand: str, axis: int) -> int:
+        return PIECE
+
+    def place_a(self, layout: Any, tile: Any, leading: int) -> int:
+        return layout.position(lane_place(tile, 1, self.combed == "a").base, leading)
+
+    def place_b(self, layout: Any, tile: Any, leading: int) -> int:
+        return layout.position(lane_place(tile, 0, self.combed == "b").base, leading)
+
+    def load_a(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+        near, far = load_lines(self, 1, self.combed == "a", 2, layout, pointer, tile, leading)
+        return unpack_narrow(self.dtype, (near[0], far[0], near[1], far[1]))
+
+    def load_b(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+        return unpack_narrow(self.dtype, join(load_lines(self, 0, self.combed == "b", self.columns, layout, pointer, tile,
+                                                         leading)))
+
+
+# -- device code ------------------------------------------------------------------------------------------------------
+
+def lane_place(tile: Any, k_axis: int, is_combed: bool) -> Any:
+    """The tile moved to this lane's line (g), and to word t of the line's pieces or to piece 2 t."""
+    g, t = lane_index() // 4, lane_index() % 4
+    along = 2 * t if is_combed else 2 * RUN * t
+    return translate(tile, g, along) if k_axis == 1 else translate(tile, along, g)
+
+
+def load_lines(operator: Any, k_axis: int, is_combed: bool, lines: int, layout: Any, pointer: Any, tile: Any,
+               leading: int) -> tuple:
+    """The two words of an operation of each of a lane's lines, which are eight apart."""
+    u = tile.offset[k_axis] // 16 % 4 ^ lane_index() % 4
+    moved = repoint(pointer, operator.dtype, u * 2 * PIECE if is_combed else u * WORD)
+    return generate(lines, load_line, k_axis, is_combed, layout, moved, lane_place(tile, k_axis, is_combed), leading)
+
+
+def load_line(n: int, k_axis: int, is_combed: bool, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    first = load_piece(0, n, k_axis, layout, pointer, tile, leading)
+    second = load_piece(1, n, k_axis, layout, pointer, tile, leading)
+    if is_combed:
+        return first[0], second[0]
+    return weave_words((first, second))
+
+
+def load_piece(piece: int, n: int, k_axis: int, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    """A word of the box's piece ``piece`` behind the lane's first, of the n-th line."""
+    along, across = tile.offset[k_axis] // BOX * BOX + piece * RUN, tile.offset[1 - k_axis] + 8 * n
+    ahead = (across, along) if k_axis == 1 else (along, across)
+    return pack_narrow(load_shared(pointer, layout.position(tile.base, leading), layout.position(ahead, leading), 2))

@@ -31,8 +31,8 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.component_class import dataclass
-from gemmkit.lang.given import required
+from gemmkit.lang.checks import required
+from gemmkit.lang.components import dataclass
 from gemmkit.operators.fpu import FPUOp
 
 LOG_2 = math.log(2.0)

@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.component_class import dataclass
-from gemmkit.lang.control import fold
-from gemmkit.lang.given import dtype_given
-from gemmkit.lang.registers import Fragment, apply
+from gemmkit.lang.checks import dtype_given
+from gemmkit.lang.components import dataclass
+from gemmkit.lang.registers import Fragment, apply, fold
 from gemmkit.operators.base import Operator
-from gemmkit.ptx.descriptors import advance
-from gemmkit.ptx.fragments import FragmentMap
-from gemmkit.ptx.wgmma import WgmmaSpec, instruction
+from gemmkit.ptx.mma import FragmentMap
+from gemmkit.ptx.wgmma import WgmmaSpec, advance, instruction
 
 _DEFAULT_ACCUMULATOR = {"i": np.dtype(np.int32), "u": np.dtype(np.int32)}
 

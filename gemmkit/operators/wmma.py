@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.component_class import dataclass
-from gemmkit.lang.given import dtype_given
+from gemmkit.lang.checks import dtype_given
+from gemmkit.lang.components import dataclass
 from gemmkit.lang.registers import Fragment
 from gemmkit.operators.base import Operator
 from gemmkit.ptx.wmma import LOAD, MMA, SHAPES, SPECS, STORE, WmmaSpec

@@ -17,10 +17,8 @@ array([4., 4., 4., 4., 4.])
 
 from typing import Any
 
-from gemmkit.programs.decorated import Program, program
-from gemmkit.programs.lines import refused
-from gemmkit.programs.mapping import Mapping
-from gemmkit.programs.words import (
+from gemmkit.programs.decorated import (
+    Program,
     copy,
     exp,
     finite,
@@ -31,6 +29,7 @@ from gemmkit.programs.words import (
     once,
     parallel,
     place,
+    program,
     rsqrt,
     sequential,
     sqrt,
@@ -38,6 +37,8 @@ from gemmkit.programs.words import (
     where,
     zeros,
 )
+from gemmkit.programs.mapping import Mapping
+from gemmkit.programs.values import refused
 
 __all__ = ["Mapping", "Program", "copy", "exp", "finite", "full", "log", "maximum", "minimum", "once", "parallel",
            "place", "program", "rsqrt", "sequential", "sqrt", "tanh", "where", "zeros"]

@@ -1,7 +1,8 @@
-"""What derived kernels call, as constants of their text: tiles in the stages of a ring, products, ways out.
+"""What chained kernels call beside `gemmkit.programs.collectives`: products of what registers hold, and values of rows.
 
-Rings, roles and swizzles are those of the kernels that are written by hand (`gemmkit.kernels.common.pipeline`,
-`gemmkit.kernels.sm90.warpgroups`, `gemmkit.kernels.sm90.panels`), and so is what becomes of a warpgroup's sums.
+A thread's values of a tile lie in two rows, 8 apart, by pairs: (row, c), (row, c + 1), (row + 8, c), (row + 8, c + 1), then
+the same 8 columns on. Four threads share a row; of a row's value each has one, of a sum along it its own part until they
+meet.
 """
 
 from __future__ import annotations
@@ -11,30 +12,35 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmkit.component_products import matrix_of
 from gemmkit.components import Component
-from gemmkit.kernels.attention.softmax import quad_sum
-from gemmkit.kernels.attention.store import put_matrix
-from gemmkit.kernels.common.cluster import Cluster
-from gemmkit.kernels.mlp.store import put_pair
-from gemmkit.kernels.sm90.panels import Panels
-from gemmkit.kernels.sm90.store import own_column, own_row
-from gemmkit.lang.component_class import dataclass
-from gemmkit.lang.control import each, fold, split
-from gemmkit.lang.given import dtype_given
-from gemmkit.lang.values import convert, convert_all, fill
+from gemmkit.kernels.collectives.operand import HandOver
+from gemmkit.kernels.collectives.scheduler import Cluster
+from gemmkit.kernels.collectives.softmax import LARGE, added, larger, octets, put_matrix, quad_max, quad_sum
+from gemmkit.kernels.mlp.spec import put_pair
+from gemmkit.kernels.sm90.store import Panels, own_column, own_row
+from gemmkit.lang.aggregates import convert, convert_all, fill
+from gemmkit.lang.checks import dtype_given
+from gemmkit.lang.component_products import matrix_of
+from gemmkit.lang.components import dataclass
+from gemmkit.lang.registers import apply, each, fold, generate, join, reduce, split
 from gemmkit.layouts import ColMajor, RowMajor
-from gemmkit.layouts.swizzled import Swizzled
+from gemmkit.layouts.plain import Swizzled
 from gemmkit.operators import WGMMAOp
 from gemmkit.operators.wgmma import within
-from gemmkit.ptx.descriptors import advance, matrix_descriptor
-from gemmkit.ptx.ldmatrix import ldmatrix
-from gemmkit.ptx.memory import shared
-from gemmkit.ptx.special import lane_index, thread_index, udiv
+from gemmkit.ptx.arithmetic import maximum
+from gemmkit.ptx.memory import load_shared, pack_narrow, shared, store_global, store_shared, unpack_narrow
+from gemmkit.ptx.mma import ldmatrix, pack_fragment, pack_relu
+from gemmkit.ptx.special import SHUFFLE, any_lane, lane_index, thread_index, udiv
 from gemmkit.ptx.tma import tma_commit, tma_load, tma_load_multicast, tma_store, tma_wait, tma_wait_read
-from gemmkit.ptx.warpgroup import fence_async, named_barrier
+from gemmkit.ptx.wgmma import advance, fence_async, matrix_descriptor, named_barrier
 from gemmkit.runtime.tensor_maps import TensorMapSpec
 from gemmkit.tiling import Tile
+
+# --------------------------------------------------------------------------------------------------
+# What derived kernels call, as constants of their text: tiles in the stages of a ring, products, ways out.
+#
+# Rings, roles and swizzles are those of the kernels that are written by hand (`gemmkit.kernels.collectives.pipeline`,
+# `gemmkit.kernels.collectives.pipeline`, `gemmkit.kernels.sm90.store`), and so is what becomes of a warpgroup's sums.
 
 F32 = np.dtype(np.float32)
 ROWS = 64                              # of a product, which a warpgroup has
@@ -321,3 +327,345 @@ def blocks(extent: int, size: int) -> int:
 def row_of(i: int) -> int:
     """Of a thread's i-th sum: rows below the thread's first."""
     return i // 2 % 2 * 8
+
+
+DROP = -8.0                            # the least exponent of a factor for which rows are left as they are
+
+
+@dataclass(frozen=True)
+class HandedProduct(Component):
+    """64 rows of what a warpgroup has computed times ``b``: the sums of one product are A of this one, in the registers that
+    they are in."""
+
+    b: Staged
+    b_transposed: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.hand_over                                 # noqa: B018  (raises where the sums are no A fragments)
+
+    @cached_property
+    def block(self) -> Tile:
+        b = self.b
+        n, k = (b.lines, b.columns) if self.b_transposed else (b.columns, b.lines)
+        return Tile(M=ROWS, N=n, K=k)
+
+    @cached_property
+    def b_layout(self) -> Swizzled:
+        return self.b.transposed_layout if self.b_transposed else self.b.layout
+
+    @cached_property
+    def operator(self) -> WGMMAOp:
+        return WGMMAOp(self.block.size.N, self.b.dtype, F32, b_major="K" if self.b_transposed else "MN")
+
+    @cached_property
+    def hand_over(self) -> HandOver:
+        return HandOver(WGMMAOp(self.block.size.K, self.b.dtype, F32), self.operator, self.block.size.K)
+
+    @cached_property
+    def values(self) -> int:
+        """A thread's sums."""
+        return self.block.size.N // 2
+
+    def begin(self, value: float) -> tuple:
+        return fill(F32, self.values, value)
+
+    def fragments(self, values: tuple) -> tuple:
+        """Values as A, rounded to its dtype."""
+        return apply(packed, split(values, self.hand_over.values), self.b.dtype)
+
+    def rectified(self, values: tuple) -> tuple:
+        """`fragments` of max(x, 0) of each: in the same instructions."""
+        return apply(packed_rectified, split(values, self.hand_over.values), self.b.dtype)
+
+    def multiply(self, sums: tuple, fragments: tuple, slot: Any, accumulate: int) -> tuple:
+        """Start the product with a stage, on top of the sums or (``accumulate`` 0) in their place. It is done after a
+        wait."""
+        b = advance(self.b.descriptor(), slot.stage * self.b.stage_bytes)
+        sums = multiply_step(sums, 0, self, fragments, b, accumulate)
+        return fold(self.hand_over.fragments - 1, next_step, sums, self, fragments, b)
+
+
+def packed(values: tuple, n: int, dtype: Any) -> tuple:
+    return pack_fragment(dtype, values)
+
+
+def packed_rectified(values: tuple, n: int, dtype: Any) -> tuple:
+    return pack_relu(dtype, values)
+
+
+def next_step(sums: tuple, n: int, product: Any, fragments: tuple, b: int) -> tuple:
+    return multiply_step(sums, n + 1, product, fragments, b, 1)
+
+
+def multiply_step(sums: tuple, n: int, product: Any, fragments: tuple, b: int, accumulate: int) -> tuple:
+    return product.operator.multiply_fragments((sums,), (fragments[n],), b, product.b_layout, product.block, n,
+                                               accumulate)[0]
+
+
+# -- results ---------------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class OctetOut(Typed):
+    """A warpgroup's whole rows from the registers, where shared memory has no room for them: the four lanes of a row
+    exchange pairs, so that each stores 16 bytes at once (pairs made attention with heads of 256 take 1.2 times as long).
+    Columns are a multiple of 32, and rows begin at multiples of 16 bytes. ``clipped``: tiles have columns beyond the
+    array's, which are a multiple of 8."""
+
+    stacked: bool = False
+    clipped: bool = False
+
+    def store(self, values: tuple, out: Any, part: Part, group: int) -> None:
+        words = apply(octets, split(pack_narrow(convert_all(self.dtype, values)), 8))
+        if self.stacked:
+            each(put_row_of_octets, (0, 1), self, part, matrix_of(out, (part.stack,)), words)
+        else:
+            each(put_row_of_octets, (0, 1), self, part, out, words)
+
+    def finish(self) -> None:
+        """Nothing is under way."""
+
+
+def put_row_of_octets(half: int, n: int, store: Any, part: Part, out: Any, words: tuple) -> None:
+    row = part.m + own_row() + n * 8
+    if row < part.rows:
+        each(put_octet, words, n, store, part, out, (row, part.n + lane_index() % 4 * 8))
+
+
+def put_octet(words: tuple, n: int, half: int, store: Any, part: Part, out: Any, place: tuple) -> None:
+    if not store.clipped or place[1] + n * 32 < part.columns:
+        store_global(out, 1, place, (0, n * 32), unpack_narrow(store.dtype, words[half]))
+
+
+# -- values of rows -------------------------------------------------------------------------------------------------------
+
+def row_value(rows: tuple, i: int) -> Any:
+    """Of the row that a thread's i-th value of a tile is in."""
+    return rows[0] if i // 2 % 2 == 0 else rows[1]
+
+
+def column_value(columns: tuple, i: int) -> Any:
+    """Of the column that a thread's i-th value of a tile is in."""
+    return columns[i // 4 * 2 + i % 2]
+
+
+def column_of(i: int) -> int:
+    """Where the i-th of a thread's columns is, from the first on."""
+    return i // 2 * 8 + i % 2
+
+
+def lane_value(rows: tuple, i: int) -> Any:
+    """Of the i-th of a thread's two rows."""
+    return rows[0] if i == 0 else rows[1]
+
+
+def limits(row: int, place: int, slope: int, shift: int) -> tuple:
+    """Of a thread's two rows slope * row + shift, counted from its first place on."""
+    return slope * row + shift - place, slope * (row + 8) + shift - place
+
+
+def rescales(factors: tuple) -> bool:
+    """Whether a row of the warp's has another factor than 1."""
+    return any_lane((factors[0] != 1.0) | (factors[1] != 1.0))
+
+
+def changes(drops: tuple, least: float) -> bool:
+    """Whether a row of the warp's does not stay as it is (`gemmkit.programs.chains.merging`): NaN does not, and nothing does
+    where ``least`` is infinite."""
+    return any_lane(not ((least <= drops[0]) & (least <= drops[1])))
+
+
+def steep(shifts: tuple) -> bool:
+    """Whether what exponents of a row of the warp's are shifted by is so large that its rounding would show."""
+    return any_lane(maximum(abs(shifts[0]), abs(shifts[1])) > LARGE)
+
+
+def row_max(values: tuple) -> tuple:
+    """The largest of each row, in eight chains side by side."""
+    groups = split(values, 8)
+    m = reduce(larger, groups[0], groups[1:])
+    return (quad_max(maximum(maximum(m[0], m[1]), maximum(m[4], m[5]))),
+            quad_max(maximum(maximum(m[2], m[3]), maximum(m[6], m[7]))))
+
+
+def own_sum(values: tuple) -> tuple:
+    """Of each row what this thread has of its sum."""
+    groups = split(values, 8)
+    t = reduce(added, groups[0], groups[1:])
+    return (t[0] + t[1]) + (t[4] + t[5]), (t[2] + t[3]) + (t[6] + t[7])
+
+
+def whole_sum(own: tuple) -> tuple:
+    return quad_sum(own[0]), quad_sum(own[1])
+
+
+# --------------------------------------------------------------------------------------------------
+# Sums of the columns of a product's right operand, which threads read where it is staged for the product.
+#
+# Each warp of the consumers adds up columns of its own, eight at a time, over all lines of a stage. A thread's sums are
+# parts: when the rounds are over, lanes that have parts of one column add them up, and the sums of all columns go to
+# shared memory. From there every thread takes those of its columns, whichever warpgroup it is in.
+
+OCTET = 8                              # columns of a matrix that ldmatrix loads, and its lines
+AT_ONCE = 32                           # lines of four such matrices one below the other, or columns side by side
+exchanged = SHUFFLE["bfly"]
+MEETING = 4                            # a named barrier; those of the consumers' ways out are 1 to 3
+
+
+@dataclass(frozen=True)
+class ColumnSums(Component):
+    """Sums of the columns of ``tile``, by ``consumers`` warpgroups; ``transposed``: by its lines, which are columns of the
+    product."""
+
+    tile: Staged
+    consumers: int
+    transposed: bool = False
+
+    @cached_property
+    def columns(self) -> int:
+        return self.tile.lines if self.transposed else self.tile.columns
+
+    @cached_property
+    def warps(self) -> int:
+        """Those that read: all, or those of two warpgroups where three cannot share the columns evenly."""
+        warps = 4 * self.consumers
+        return warps if self.columns // OCTET % warps == 0 else 8
+
+    @cached_property
+    def octets(self) -> int:
+        """Of a warp."""
+        return self.columns // OCTET // self.warps
+
+    @cached_property
+    def parts(self) -> int:
+        """A thread's sums of an octet: two neighbours, or one line."""
+        return 1 if self.transposed else 2
+
+    @cached_property
+    def steps(self) -> int:
+        """Groups of four matrices that have all of a stage's elements of an octet."""
+        return (self.tile.columns if self.transposed else self.tile.lines) // AT_ONCE
+
+    def begin(self, value: float) -> tuple:
+        """The value once a column: the first of the lanes that have parts of it begins with it."""
+        if self.transposed:
+            return fill(F32, self.octets, value if lane_index() % 4 == 0 else 0.0)
+        return fill(F32, 2 * self.octets, value if lane_index() < 4 else 0.0)
+
+    def add(self, sums: tuple, slot: Any, group: int) -> tuple:
+        if self.warps == 4 * self.consumers:
+            return self.added(sums, slot.stage, group)
+        if group * 4 < self.warps:
+            return self.added(sums, slot.stage, group)
+        return sums
+
+    def added(self, sums: tuple, stage: int, group: int) -> tuple:
+        return join(apply(add_octet, split(sums, self.parts), self, stage, self.first(group)))
+
+    def first(self, group: int) -> int:
+        """The warp's first octet."""
+        return (group * 4 + udiv(thread_index() % 128, 32)) * self.octets
+
+    def whole(self, sums: tuple) -> tuple:
+        """Of all lanes that have parts of a column."""
+        return apply(met, sums, self)
+
+
+def add_octet(sums: tuple, n: int, of: Any, stage: int, first: int) -> tuple:
+    at = stage * (of.tile.stage_bytes // 2)
+    if of.transposed:
+        return fold(of.steps, add_lines, sums, of.tile, at, first + n)
+    return fold(of.steps, add_columns, sums, of.tile, at, first + n)
+
+
+def add_columns(sums: tuple, n: int, tile: Any, stage: int, octet: int) -> tuple:
+    """32 lines of eight columns, of which a lane addresses one; the swizzle of a line is that of the 32nd behind it."""
+    at = tile.layout.position((lane_index(), octet * OCTET), tile.lines)
+    x = convert_all(F32, ldmatrix(shared(tile.dtype, tile.offset), stage + n * AT_ONCE * tile.line, at, 4, False))
+    return sums[0] + ((x[0] + x[2]) + (x[4] + x[6])), sums[1] + ((x[1] + x[3]) + (x[5] + x[7]))
+
+
+def add_lines(sums: tuple, n: int, tile: Any, stage: int, octet: int) -> tuple:
+    """Eight lines, 32 elements of each."""
+    lane = lane_index()
+    at = tile.layout.position((octet * OCTET + lane % 8, n * AT_ONCE + udiv(lane, 8) * 8), tile.lines)
+    x = convert_all(F32, ldmatrix(shared(tile.dtype, tile.offset), stage, at, 4, False))
+    return (sums[0] + (((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]))),)
+
+
+def met(x: Any, n: int, of: Any) -> Any:
+    if of.transposed:
+        return quad_sum(x)
+    x = x + exchanged(x, 4)
+    x = x + exchanged(x, 8)
+    return x + exchanged(x, 16)
+
+
+@dataclass(frozen=True)
+class Columns(Component):
+    """A value of each of a tile's columns, in shared memory from ``offset`` on: ``sums`` are put there, and read."""
+
+    sums: ColumnSums
+    offset: int
+
+    @cached_property
+    def threads(self) -> int:
+        """Of the consumers."""
+        return 128 * self.sums.consumers
+
+    def put(self, whole: tuple, group: int) -> None:
+        """When all have read the last tile's; all can read these when it returns."""
+        named_barrier(MEETING, self.threads)
+        if group * 4 < self.sums.warps:
+            each(put_value, whole, self, self.sums.first(group))
+        named_barrier(MEETING, self.threads)
+
+    def at(self, column: int) -> Any:
+        """Of a column of the tile."""
+        return load_shared(shared(F32, self.offset), column, 0, 1)[0]
+
+    def own(self, group: int) -> tuple:
+        """Of the columns that a thread stores: its own number's, and those that are ``threads`` further on."""
+        return generate(-(-self.sums.columns // self.threads), own_value, self, number(group))
+
+
+def put_value(value: Any, n: int, to: Any, first: int) -> None:
+    lane, pointer = lane_index(), shared(F32, to.offset)
+    if to.sums.transposed:
+        if lane % 4 == 0:
+            store_shared(pointer, (first + n) * OCTET + udiv(lane, 4), 0, (value,))
+    elif lane < 4:
+        store_shared(pointer, (first + n // 2) * OCTET + lane * 2, n % 2, (value,))
+
+
+def own_value(n: int, of: Any, thread: int) -> Any:
+    return of.at(min(thread + n * of.threads, of.sums.columns - 1))
+
+
+def number(group: int) -> int:
+    """Of a thread among the consumers."""
+    return group * 128 + thread_index() % 128
+
+
+@dataclass(frozen=True)
+class ColumnsOut(Typed):
+    """A value of each of a tile's ``columns``, each by one of the consumers' ``threads``."""
+
+    columns: int
+    threads: int
+    stacked: bool = False
+
+    def store(self, values: tuple, out: Any, part: Part, group: int) -> None:
+        each(put_column, values, self, part, out, number(group))
+
+    def finish(self) -> None:
+        """Nothing is under way."""
+
+
+def put_column(value: Any, n: int, store: Any, part: Part, out: Any, thread: int) -> None:
+    column = thread + n * store.threads
+    if column < store.columns and part.n + column < part.columns:
+        if store.stacked:
+            out[part.stack, part.n + column] = convert(store.dtype, value)
+        else:
+            out[part.n + column] = convert(store.dtype, value)

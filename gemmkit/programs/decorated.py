@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from gemmkit.programs.interpreter import called, entered
 from gemmkit.programs.mapping import Mapping
-from gemmkit.programs.reference import BLOCK, Reference
-from gemmkit.programs.trace import Loop, stores_of, trace
-from gemmkit.programs.values import Parameter, Term
+from gemmkit.programs.trace import BLOCK, Along, Loop, Reference, called, entered, stores_of, trace
+from gemmkit.programs.values import Cell, Extent, Index, Parameter, Place, Term, current, refused, term
 from gemmkit.runtime.arrays import describe, is_array, on_host
 
 if TYPE_CHECKING:
     from gemmkit.programs.plan import ProgramPlan
-    from gemmkit.tuner.found import TunedProgram
-    from gemmkit.tuner.subject import Subject
+    from gemmkit.tuner.subjects import Subject, TunedProgram
+
 
 #: Arguments of a program's calls.
 OWN = "mapping", "stream", "text", "block", "mappings", "effort", "budget", "keep", "jobs", "progress"
@@ -120,14 +118,14 @@ class Program:
 
     def tuning_subject(self, *arrays: Any, **keywords: Any) -> Subject:
         """What `gemmkit.tune` asks of a program with arguments."""
-        from gemmkit.programs.subject import Programmed
+        from gemmkit.programs.tuned import Programmed
 
         return Programmed(self, *arrays, **keywords)
 
     def __call__(self, *arrays: Any, mapping: Mapping | None = None, stream: int | None = None, **components: Any) -> None:
         """Run the derived kernel on arrays of a GPU, or on NumPy's within ``with gemmkit.emulate():``. A call that is like
-        an earlier one finds its plan (`gemmkit.programs.remembered`)."""
-        from gemmkit.programs.remembered import plan_of_call
+        an earlier one finds its plan (`gemmkit.programs.tuned`)."""
+        from gemmkit.programs.tuned import plan_of_call
 
         _check_mapping(mapping)
         arguments = self.bound(arrays, components)
@@ -144,3 +142,113 @@ def program(function: Callable[..., None]) -> Program:
         raise TypeError(f"{function.__name__}({taken}): the call has an argument of this name ({', '.join(OWN)}); call the "
                         "program's own otherwise")
     return Program(function)
+
+
+# --------------------------------------------------------------------------------------------------
+# The words that programs are written in.
+#
+# | word | what |
+# |---|---|
+# | ``for m, n in parallel(a.rows, b.columns)`` | tiles, in no order: each is one thread block's |
+# | ``for k in sequential(a.columns)`` | rounds, one after the other |
+# | ``for n in sequential(k.rows, stop=lengths[h])`` | the same, up to a length of the tile's own |
+# | ``zeros(m, n)``, ``full(m, value)``, ``copy(x)`` | cells, whose values rounds carry |
+# | ``x @ y``, ``.T`` | of matrices |
+# | ``x.max(axis=1)``, ``min``, ``sum``, ``mean`` | of a matrix's rows; with ``axis=0`` of its columns |
+# | ``exp``, ``log``, ``tanh``, ``sqrt``, ``rsqrt``, ``finite``, ``maximum``, ``minimum``, ``where`` | element by element |
+# | ``x == y``, ``!=``, ``<``, ``<=``, ``c & d``, ``c | d``, ``~c`` | conditions, for ``where`` |
+# | ``place(m)`` | where the elements of a block are |
+# | ``with once(n)`` | what is stored by the first block along ``n`` alone |
+
+def parallel(*extents: Extent) -> Along:
+    """Blocks of one or several axes, which do not know of each other."""
+    if not extents:
+        raise refused(TypeError, "parallel() goes along one axis or more")
+    return Along(current().loop(current().extents(extents), "parallel"))
+
+
+def sequential(extent: Extent, stop: Any = None) -> Along:
+    """Blocks of an axis, one after the other: cells keep what a round has put there.
+
+    ``stop``: an element of an array of whole numbers, ``lengths[h]``, behind which nothing is there (`lengths`).
+    """
+    return Along(current().loop(current().extents((extent,)), "sequential", stop))
+
+
+def zeros(*dims: Any) -> Cell:
+    """A cell of zeros; its dimensions are blocks, ``zeros(m, n)``, or whole axes, ``zeros(m, v.columns)``."""
+    return Cell(current().full(dims, 0.0))
+
+
+def full(*dims_and_value: Any) -> Cell:
+    """A cell of one value, which stands last: ``full(m, -math.inf)``."""
+    return Cell(current().full(dims_and_value[:-1], dims_and_value[-1] if dims_and_value else None))
+
+
+def copy(x: Any) -> Cell:
+    """A cell that begins with a value."""
+    return Cell(current().lift(x))
+
+
+def exp(x: Any) -> Any:
+    return term("exp", x)
+
+
+def log(x: Any) -> Any:
+    return term("log", x)
+
+
+def tanh(x: Any) -> Any:
+    return term("tanh", x)
+
+
+def sqrt(x: Any) -> Any:
+    return term("sqrt", x)
+
+
+def rsqrt(x: Any) -> Any:
+    """1 / sqrt(x)."""
+    return term("div", 1.0, sqrt(x))
+
+
+def finite(x: Any) -> Any:
+    """0 in place of -inf."""
+    return term("finite", x)
+
+
+def maximum(x: Any, y: Any) -> Any:
+    return term("max", x, y)
+
+
+def minimum(x: Any, y: Any) -> Any:
+    return term("neg", term("max", term("neg", x), term("neg", y)))
+
+
+def place(index: Index) -> Any:
+    """Where each element of a block is along its axis, from 0: ``place(m) - place(n)`` is the distance from the diagonal."""
+    if isinstance(index, Place):
+        return index                                   # a condition's function is given places
+    if not isinstance(index, Index) or index.stack:
+        raise refused(TypeError, f"place({index!r}): a variable of parallel(...) or sequential(...) that goes along rows or "
+                                 "columns is needed")
+    return current().place(index)
+
+
+def where(condition: Any, x: Any, other: Any) -> Any:
+    """Element by element ``x`` or ``other``; ``condition`` is a value, or a function of an element's places."""
+    return Term(current().where(condition, x, other))
+
+
+class once:
+    """What is stored within it is stored by the first block along an index alone: the others have the same."""
+
+    def __init__(self, index: Index):
+        if not isinstance(index, Index):
+            raise refused(TypeError, f"once({index!r}): a variable of parallel(...) is needed")
+        self.index = index
+
+    def __enter__(self) -> None:
+        current().only = self.index
+
+    def __exit__(self, *error: object) -> None:
+        current().only = None

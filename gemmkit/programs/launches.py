@@ -1,7 +1,7 @@
 """How the kernels of a plan are launched: one after the other in one stream, with what a call brings among their values.
 
 A call brings the addresses of the arrays that the caller gives (`ProgramPlan.given`), where the memory begins in which one
-kernel leaves its cells for the next (`gemmkit.programs.spare`; 0 without any), and its numbers. All of a plan's arrays of
+kernel leaves its cells for the next (`gemmkit.programs.launches`; 0 without any), and its numbers. All of a plan's arrays of
 that memory follow from this one address, so that a call looks up as many addresses as it has arrays.
 
 Launches are described here: a plan's run binds them, and the tuner makes of them what its process launches.
@@ -9,19 +9,98 @@ Launches are described here: a plan's run binds them, and the tuner makes of the
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import linecache
+import math
 import struct
-from collections.abc import Mapping
-from dataclasses import fields
+import sys
+from collections.abc import Mapping as MappingABC
+from dataclasses import fields, replace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gemmkit.launch import Launch, Put
-from gemmkit.programs.spare import BEGIN, spare_bytes
+from gemmkit.plans.launch import Launch, Put
+from gemmkit.programs.collectives import ROWS
+from gemmkit.programs.mapping import MOST_BAND, Kernel, Mapping
+from gemmkit.programs.places import STEP, Places
+from gemmkit.programs.rows import walked
+from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.arrays import is_array
+from gemmkit.runtime.launch import PLACES, Space, addresses
 
 if TYPE_CHECKING:
     from gemmkit.programs.plan import ProgramPlan
+
+
+# --------------------------------------------------------------------------------------------------
+# Text becomes a module: its kernel, its sizes and its tiles are what they are called in it.
+
+NEEDED = "kernel", "Sizes", "WARPGROUPS", "SHARED_BYTES", "tiles"
+ROWS_NEEDED = "kernel", "Sizes", "ROWS", "SHARED_BYTES", "tiles"         # of a function of rows
+
+
+@functools.lru_cache(maxsize=256)
+def module_of(name: str, text: str, needed: tuple[str, ...] = NEEDED) -> ModuleType:
+    """The module of a text, whose lines errors and debuggers find. Raises ValueError for a text that is no kernel's."""
+    key = f"gemmkit_program_{name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    file = f"<{key}>"
+    try:
+        code = compile(text, file, "exec")
+    except SyntaxError as error:
+        raise ValueError(f"text: line {error.lineno} is no Python: {error.msg}") from error
+    module = ModuleType(key)
+    module.__file__ = file
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    sys.modules[key] = module                          # dataclasses look their module up
+    exec(code, vars(module))
+    missing = next((name for name in needed if not hasattr(module, name)), None)
+    if missing is not None:
+        raise ValueError(f"text: it has no {missing}; a derived kernel's text has {', '.join(needed)}")
+    return module
+
+
+# --------------------------------------------------------------------------------------------------
+# Arrays of a program's own, in memory of the stream's: what its first kernel leaves for the second.
+#
+# They are described by places from `BEGIN` on, which no array has (`gemmkit.runtime.launch`), and have addresses with a
+# launch; in the emulator they are NumPy arrays of NaNs.
+
+ROLE = "sums"
+BEGIN = PLACES[ROLE]
+F32 = np.dtype(np.float32)
+
+
+def spare(first: int, shape: tuple[int, ...]) -> ArrayInfo:
+    """An array of float32, ``first`` bytes from the beginning.
+
+    >>> spare(256, (4, 2)).strides
+    (2, 1)
+    """
+    strides = tuple(math.prod(shape[n + 1:]) for n in range(len(shape)))
+    return ArrayInfo(BEGIN + first, shape, strides, F32, -1, False, "workspace")
+
+
+def stream_memory(ordinal: int, stream: int, nbytes: int) -> int:
+    """Where a stream has memory for so many bytes of such arrays."""
+    (begin,) = addresses(ordinal, stream, [Space(0, ROLE, nbytes)])
+    return begin
+
+
+def host_arrays(infos: dict[str, ArrayInfo]) -> dict[str, np.ndarray]:
+    """NumPy arrays in one memory, as they lie on the GPU."""
+    memory = np.full(spare_bytes(list(infos.values())) // F32.itemsize, np.nan, F32)
+    return {name: np.lib.stride_tricks.as_strided(memory[(info.pointer - BEGIN) // F32.itemsize:], info.shape,
+                                                  [F32.itemsize * stride for stride in info.strides])
+            for name, info in infos.items()}
+
+
+def spare_bytes(infos: list[ArrayInfo]) -> int:
+    """From the beginning to the last array's end."""
+    return max((info.pointer - BEGIN + F32.itemsize * math.prod(info.shape) for info in infos), default=0)
+
 
 LARGEST = float(np.finfo(np.float32).max)
 FLOATS = float, np.floating                    # arguments that a program's kernel has as run-time numbers
@@ -34,7 +113,7 @@ class Given(NamedTuple):
     numbers: dict[str, float]
     components: dict[str, Any]
 
-    def again(self, arguments: Mapping[str, Any]) -> dict[str, float]:
+    def again(self, arguments: MappingABC[str, Any]) -> dict[str, float]:
         """The numbers of another call with this one's text. Raises ValueError and TypeError where it needs another one."""
         for name, x in self.components.items():
             other = arguments.get(name, x)
@@ -52,7 +131,7 @@ class Given(NamedTuple):
 CONSTANTS = bool, int, str, *FLOATS, np.integer, np.bool_
 
 
-def given_by(arguments: Mapping[str, Any]) -> Given:
+def given_by(arguments: MappingABC[str, Any]) -> Given:
     """Raises ValueError for a number that is no float32."""
     others = {name: x for name, x in arguments.items() if not is_array(x)}
     numbers = {name: number_of(name, x) for name, x in others.items() if isinstance(x, FLOATS)}
@@ -95,7 +174,7 @@ def launches_of(plans: tuple[ProgramPlan, ...]) -> Launches:
     return Launches(spare_bytes(own), tuple(_of_kernel(plan, which, numbers) for plan in plans))
 
 
-def _of_kernel(plan: ProgramPlan, which: Mapping[str, int], numbers: Mapping[str, int]) -> Launch:
+def _of_kernel(plan: ProgramPlan, which: MappingABC[str, int], numbers: MappingABC[str, int]) -> Launch:
     """``which``, ``numbers``: where a call brings arrays and numbers."""
     kernel, sizes = plan.launchable, [field.name for field in fields(plan.sizes)]
     puts = [Put(sizes.index(name), numbers[name], 0, _of_bits) for name in plan.printed.scalars]
@@ -106,3 +185,62 @@ def _of_kernel(plan: ProgramPlan, which: Mapping[str, int], numbers: Mapping[str
             offset = 0 if name in which else plan.infos[name].pointer - BEGIN
             puts.append(Put(slot, which.get(name, len(which)), offset, encoder))
     return Launch(kernel, puts)
+
+
+# --------------------------------------------------------------------------------------------------
+# What a mapping leaves open of the grid of tiles of rows and columns: how large tiles are, and in which order they come.
+# Both follow from how many multiprocessors there are for how many tiles.
+#
+# | left open | chosen |
+# |---|---|
+# | warpgroups | 2; of multistage kernels 1 with twice 64 rows, so that what warps load of B serves both halves |
+# | columns of a tile | those with which waves of tiles take the least time, ``waves * (columns + 64)`` |
+# | band | as many tile rows as make what a wave reads of both operands alike, and so least |
+#
+# A tile takes time by its columns, and some for its beginning and end, as much as 64 columns take. 132 multiprocessors
+# take 4096 x 4096 in four waves of 128 x 256, and 1024 x 1024 in one of 128 x 64 (0.49 of the time of 128 x 256, H100).
+# In bands a product of 4096 x 14336 x 4096 takes 0.78 of the time, and a dual one of 8192 0.69: operands are read from
+# the L2.
+
+BEGINNING, WARPGROUPS = 64, 2
+
+
+def laid_out(places: Places, mapping: Mapping, kernel: Kernel, processors: int) -> Mapping:
+    """The mapping with its warpgroups, its tiles' columns and rows, and its band."""
+    m, n = places.indices
+    found, warpgroups = dict(mapping.blocks), mapping.warpgroups
+    if not warpgroups and m.name not in found and kernel.parts == 2 and _may_double(places, kernel):
+        warpgroups, found[m.name] = 1, 2 * ROWS
+    warpgroups = warpgroups or WARPGROUPS
+    own = ROWS * warpgroups
+    height = max(1, found.get(m.name, own))
+    down = max(1, -(-m.extent.size // height)) * (1 if places.stack is None else max(1, places.stack.extent.size))
+    if n.name not in found:
+        room = kernel.usual_sums[warpgroups] if height <= own else kernel.most_sums[warpgroups] * own // height
+        usual = max(STEP, room // len(places.starts) // STEP * STEP)
+        widest = min(usual, max(STEP, -(-n.extent.size // STEP) * STEP))
+
+        def time(columns: int) -> int:
+            tiles = down * max(1, -(-n.extent.size // columns))
+            return -(-tiles // processors) * (columns + BEGINNING)
+
+        found[n.name] = min(range(widest, 0, -STEP), key=time)
+    band = mapping.band or _band(places, height, max(1, found[n.name]), processors)
+    return replace(mapping, blocks=found, warpgroups=warpgroups, band=band)
+
+
+def _may_double(places: Places, kernel: Kernel) -> bool:
+    """Whether there is room for the sums of twice the rows, and nothing takes registers beside them: sums of rows and
+    columns, matrices that a tile's end reads."""
+    if kernel.most_sums[1] // 2 // len(places.starts) < STEP:
+        return False
+    read = walked([store.value for store in places.stores])
+    return not (places.row_starts or places.column_starts or any(x.op == "load" and len(x.dims) == 2 for x in read))
+
+
+def _band(places: Places, height: int, columns: int, processors: int) -> int:
+    """Tile rows of a wave of tiles that reads the least: as many bytes of A as of B."""
+    m, n = places.indices
+    taken = [tile for rounds in places.loops for tile in rounds.tiles]
+    of_a, of_b = (max(1, sum(index in tile.dims for tile in taken)) for index in (m, n))
+    return max(1, min(MOST_BAND, round(math.sqrt(processors * columns * of_b / (height * of_a)))))

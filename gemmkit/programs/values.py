@@ -2,7 +2,7 @@
 
 A dimension is a block of an array's axis (`Index`), or all of it (`Axis`). Two values meet where their dimensions are the
 same: a value of rows meets a tile of these rows along the rows, whatever place the dimension has. The program says which
-axes are the same, and not their lengths (`gemmkit.programs.axes`).
+axes are the same, and not their lengths (`gemmkit.programs.values`).
 
 Passes compute with an interpreter's own values, which compare by identity. A `Term` holds one of these for the program's
 code, where ``==`` makes a condition.
@@ -10,14 +10,102 @@ code, where ``==`` makes a condition.
 
 from __future__ import annotations
 
+import linecache
 import sys
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from functools import lru_cache
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from gemmkit.programs.lines import is_ours, name_here, refused
+# --------------------------------------------------------------------------------------------------
+# Errors of programs, with the line of the user's that they are about.
+
+_FOLDER = str(Path(__file__).parent)
+_Error = TypeVar("_Error", bound=Exception)
+
+
+@lru_cache(maxsize=4096)
+def _is_of_this_folder(file: str) -> bool:
+    return file.startswith(_FOLDER)
+
+
+def is_ours(code: CodeType) -> bool:
+    """Whether code is of this folder, or the initialiser that `dataclass` has written."""
+    file = code.co_filename
+    return _is_of_this_folder(file) or (file == "<string>" and code.co_name == "__init__")
+
+
+def users_frame() -> FrameType:
+    """The frame of the program that is being executed."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and is_ours(frame.f_code):
+        frame = frame.f_back
+    return frame
+
+
+def line_here() -> str:
+    """The line of a program that is being executed: ``file:number``."""
+    frame = users_frame()
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def name_here(x: Any) -> str:
+    """What the program that is being executed calls a thing, or nothing."""
+    frame: FrameType | None = users_frame()
+    while frame is not None and not is_ours(frame.f_code):
+        name = next((name for name, held in frame.f_locals.items() if held is x), "")
+        if name:
+            return name
+        frame = frame.f_back
+    return ""
+
+
+def refused(kind: type[_Error], rule: str, line: str = "") -> _Error:
+    """An error that says the rule, the place, and what is written there: ``raise refused(ValueError, ...)``."""
+    line = line or line_here()
+    file, _, number = line.rpartition(":")
+    source = linecache.getline(file, int(number)).strip()
+    found = kind(f"{rule}\n  at {line}" + (f"\n    {source}" if source else ""))
+    found.line = line                                  # type: ignore[attr-defined]
+    return found
+
+
+def explained(error: Exception, code: CodeType, arguments: dict[str, Any]) -> Exception:
+    """What is raised for an error of a program's code: the error itself if it names its line, or if the code has raised a
+    kind of its own; else ValueError or TypeError with the line. ``arguments``: of the program."""
+    if hasattr(error, "line") or type(error).__module__ != "builtins":
+        return error
+    at, trace = f"{code.co_filename}:{code.co_firstlineno}", error.__traceback__
+    entered = False
+    while trace is not None:
+        entered = entered or trace.tb_frame.f_code is code
+        if entered and _is_program(trace, code):
+            at = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    kind = ValueError if isinstance(error, ValueError) else TypeError
+    named = "" if isinstance(error, (TypeError, ValueError)) else f"{type(error).__name__}: "
+    return refused(kind, f"{named}{error}{_hint(error, arguments)}", at)
+
+
+def _is_program(trace: TracebackType, code: CodeType) -> bool:
+    """Whether a frame is of the program, or of a function that is written beside it."""
+    return trace.tb_frame.f_code is code or trace.tb_frame.f_code.co_filename == code.co_filename
+
+
+def _hint(error: Exception, arguments: dict[str, Any]) -> str:
+    if isinstance(error, UnboundLocalError):
+        return "; a cell that rounds add to is made before them: acc = gp.zeros(m, n)"
+    if isinstance(error, IndexError):
+        return "; an array that a program reads is an argument of it, f(..., x), and x[m, n] a block"
+    wrong = [f"{name} is {'None' if x is None else f'of type {type(x).__name__}'}" for name, x in arguments.items()
+             if f"{type(x).__name__}' object" in str(error) or f"{type(x).__name__} indices" in str(error)]
+    return f"; {' and '.join(wrong)}, and a program's arrays are needed" if wrong else ""
+
 
 _current: ContextVar[Any] = ContextVar("gemmkit_program", default=None)
 
@@ -39,7 +127,7 @@ WORDS = "exp, log, tanh, sqrt, rsqrt, maximum, minimum, where, finite of gemmkit
 
 
 def current() -> Any:
-    """The interpreter that a program is being called under (`gemmkit.programs.interpreter`)."""
+    """The interpreter that a program is being called under (`gemmkit.programs.trace`)."""
     found = _current.get()
     if found is None:
         raise refused(TypeError, "a word of programs is used outside of one: decorate the function with @gk.program")
@@ -455,3 +543,106 @@ class Cell(Term):
             raise refused(ValueError, f"a cell of ({shown(self.value.dims)}) is given a value of ({shown(value.dims)}): "
                                       "what rounds carry keeps its dimensions")
         self.value = current().fitted(value, self.value.dims)
+
+
+# --------------------------------------------------------------------------------------------------
+# Which axes of arrays are the same: a program says it, and lengths that happen to be equal do not.
+#
+# An axis is a symbol, (array, axis). An index goes along the axis that it is made of, ``a.columns``; lengths of axes that
+# a program makes the same must agree.
+#
+# | a program | says |
+# |---|---|
+# | an index stands on an axis of another array: ``b[k, n]`` with ``k`` of ``a.columns`` | b's rows are a's columns |
+# | an index stands on both axes of the array that it is of: ``a[m, k] @ a[k, n]`` | a is square |
+# | whole axes meet in a sum, a product, a cell or a store: ``x[m] + y[m]`` | their axes are the same |
+#
+# So these are slips, whatever lengths are: an index that stands on another axis of its own array and never on its own,
+# ``a[m, k]`` with ``k`` of ``a.rows``; one that stands on two axes of another array; and two whole axes of one array that
+# meet element by element, and are not the same through other arrays.
+
+AxisSymbol = tuple[str, int]
+
+
+def _stands(index: Index, at: AxisSymbol, key: tuple) -> str:
+    return f"{at[0]}[{shown(key)}]: {index} goes along {index.extent}, and axis {at[1]} of {at[0]}"
+
+
+class Axes:
+    """What a program has said so far."""
+
+    def __init__(self) -> None:
+        self._parents: dict[AxisSymbol, AxisSymbol] = {}
+        self._uses: dict[Index, dict[AxisSymbol, tuple[tuple, str]]] = {}  # where indices stand: among which, and the line
+
+    def _first(self, x: AxisSymbol) -> AxisSymbol:
+        while x in self._parents:
+            x = self._parents[x]
+        return x
+
+    def are_same(self, x: AxisSymbol, y: AxisSymbol) -> bool:
+        return self._first(x) == self._first(y)
+
+    def join(self, x: AxisSymbol, y: AxisSymbol) -> None:
+        if not self.are_same(x, y):
+            self._parents[self._first(y)] = self._first(x)
+
+    # -- indices ------------------------------------------------------------------------------------------------------
+
+    def use(self, index: Index, parameter: Parameter, axis: int, key: tuple) -> None:
+        """An index stands on an axis of an array. Raises ValueError for a length that differs, an index twice, and for one
+        that stands on two axes of an array that it is not of."""
+        extent, name, at = index.extent, parameter.name, (parameter.name, axis)
+        if index.is_over:
+            raise refused(ValueError, f"{name}[{shown(key)}]: the loop of {index} is over")
+        if sum(other is index for other in key) > 1:
+            raise refused(ValueError, f"{name}[{shown(key)}]: {index} stands there twice, and a block has rows and columns "
+                                      "of its own; go along them by two loops")
+        if extent.size != parameter.shape[axis]:
+            raise refused(ValueError, f"{_stands(index, at, key)} has {parameter.shape[axis]} elements")
+        uses = self._uses.setdefault(index, {})
+        if at not in uses:
+            uses[at] = key, line_here()
+        if name != extent.parameter:
+            if any(other == name and where != axis for other, where in uses):
+                raise refused(ValueError, f"{name}[{shown(key)}]: {index} stands on two axes of {name}, and goes along "
+                                          f"{extent}; where {name} is square, make it of {name}.rows or {name}.columns")
+            self.join((extent.parameter, extent.axis), at)
+
+    def check(self) -> None:
+        """Raises ValueError, with the line, for an index that stands on other axes of its array alone."""
+        for index, uses in self._uses.items():
+            own = index.extent.parameter, index.extent.axis
+            for at, (key, line) in uses.items():
+                if at[0] == own[0] and at != own and own not in uses:
+                    raise refused(ValueError, f"{_stands(index, at, key)} is another one: equal lengths do not make them "
+                                              "the same", line)
+
+    # -- whole axes ---------------------------------------------------------------------------------------------------
+
+    def meet(self, what: Callable[[], str], x: Axis, y: Axis, is_contracted: bool = False) -> None:
+        """Two whole axes of a length are the same. Raises ValueError where they are two of one array, which only a product
+        that sums over both makes the same."""
+        if x.of is None or y.of is None or x == y:
+            return
+        if x.of[0] == y.of[0] and not is_contracted and not self.are_same(x.of, y.of):
+            raise refused(ValueError, f"{what()}: {x} meets {y}, and equal lengths do not make them the same")
+        self.join(x.of, y.of)
+
+    def renamed(self, what: Callable[[], str], dims: tuple, other: tuple) -> tuple:
+        """``other`` with the whole axes of ``dims`` in place of those that meet them: one that is the same already, or else
+        the last of that length, which is along columns. A block that is columns of its own rows meets the rows."""
+        found: list[Any] = []
+        for d in other:
+            if isinstance(d, Axis) and d not in dims:
+                fits = [e for e in reversed(dims) if isinstance(e, Axis) and e.size == d.size and e not in other
+                        and e not in found]
+                known = [e for e in fits if d.of and e.of and self.are_same(d.of, e.of)]
+                if fits:
+                    e = (known or fits)[0]
+                    self.meet(what, e, d)
+                    d = e
+            elif isinstance(d, Index) and d.twin is not None and d not in dims and d.twin in dims and d.twin not in other:
+                d = d.twin
+            found.append(d)
+        return tuple(found)

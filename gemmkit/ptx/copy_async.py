@@ -13,13 +13,11 @@ import operator
 from typing import Any
 
 from gemmkit import emulator
-from gemmkit.lang.assembly import assembly, plain
-from gemmkit.lang.atoms import Atom, atom
+from gemmkit.lang.host import View, current
 from gemmkit.lang.memory import SharedType, coordinates_of, global_pointer, near_bytes, proxy, shared_pointer
-from gemmkit.lang.numba_hooks import ir, signature, types
-from gemmkit.lang.scalars import index
-from gemmkit.lang.sites import current
-from gemmkit.ptx.mbarrier import element_address, is_barrier, place
+from gemmkit.lang.numba_hooks import Atom, atom, ir, signature, types
+from gemmkit.lang.scalars import assembly, index, plain
+from gemmkit.ptx.barriers import element_address, is_barrier, place
 from gemmkit.ptx.memory import is_position
 
 i1, i8, i32, i64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
@@ -90,13 +88,13 @@ def copy_async(pointer: Any, base: int, ahead: int, view: Any, offset: int, coun
     ``offset`` is a multiple of the size, and the position too. What of the position is known when the kernel is compiled
     stands in ``ahead``: it becomes the immediate of the address.
     """
-    emulator.thread_copies.start(current(), place(pointer, int(base) + int(ahead)), view.memory,
+    emulator.copies.start(current(), place(pointer, int(base) + int(ahead)), view.memory,
                         view.address + int(offset) if is_there else None, int(count) * pointer.dtype.itemsize)
 
 
 def _commit() -> None:
     """The copies that this thread has started since the last one are a group."""
-    emulator.thread_copies.commit(current())
+    emulator.copies.commit(current())
 
 
 commit_copies = Atom("commit_copies", plain("cp.async.commit_group;"), _commit)
@@ -123,7 +121,7 @@ def copy_async_clipped(pointer: Any, base: int, ahead: int, view: Any, offset: i
     """`copy_async` of ``count`` elements, of which the first ``there`` are in memory: zeros in place of the others, and no
     memory of theirs is looked at. It costs some instructions more."""
     nbytes = int(there) * pointer.dtype.itemsize
-    emulator.thread_copies.start(current(), place(pointer, int(base) + int(ahead)), view.memory,
+    emulator.copies.start(current(), place(pointer, int(base) + int(ahead)), view.memory,
                         view.address + int(offset) if nbytes else None, int(count) * pointer.dtype.itemsize, nbytes)
 
 
@@ -142,7 +140,7 @@ def _type_wait(context: Any, pending: Any) -> Any:
 @atom(_type_wait)
 def wait_copies(pending: int) -> None:
     """Wait until all groups of this thread's copies are done but the newest ``pending`` (a constant)."""
-    emulator.thread_copies.wait(current(), int(pending))
+    emulator.copies.wait(current(), int(pending))
 
 
 def _type_arrive(context: Any, pointer: Any, n: Any) -> Any:
@@ -161,4 +159,26 @@ def _type_arrive(context: Any, pointer: Any, n: Any) -> Any:
 def copies_arrive(barriers: Any, n: int) -> None:
     """Have an arrival at barrier ``n`` follow when all copies that this thread has started are done."""
     thread = current()
-    emulator.thread_copies.arrive(thread, emulator.mbarriers.find(thread, place(barriers, n)))
+    emulator.copies.arrive(thread, emulator.barriers.find(thread, place(barriers, n)))
+
+
+# --------------------------------------------------------------------------------------------------
+# Lines of global memory into the L2, ahead of the loads that will read them.
+
+def _type_prefetch(context: Any, view: Any, position: Any) -> Any:
+    if not is_position(view, position):
+        return None
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        at = coordinates_of(c, b, position, v[1], view.coordinate)
+        address = b.ptrtoint(global_pointer(b, view, proxy(c, b, view, v[0]), [at], i8), i64)
+        assembly(b, "prefetch.global.L2 [$0];", [], [address])
+        return c.get_dummy_value()
+
+    return signature(types.none, view, position), codegen
+
+
+@atom(_type_prefetch)
+def prefetch(view: View, position: Any) -> None:
+    """Bring the line of an element into the L2. No value is read, so it may stand before `grid_wait`: what a kernel before
+    still writes goes through the same L2."""

@@ -7,22 +7,24 @@ makes it the immediate of the address.
 
 from __future__ import annotations
 
+import itertools
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.assembly import assembly
-from gemmkit.lang.atoms import atom
-from gemmkit.lang.dtypes import DTypeType, dtype_type
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.host import (
     SharedPointer,
     View,
     access_alignment,
+    misfit_of_type,
+    narrowed,
     piece_bytes,
     piece_elements,
     record_accesses,
+    refusal,
 )
 from gemmkit.lang.memory import (
     GLOBAL,
@@ -35,11 +37,11 @@ from gemmkit.lang.memory import (
     proxy,
     shared_pointer,
 )
-from gemmkit.lang.narrowing import misfit_of_type, refusal
-from gemmkit.lang.numba_hooks import TypingError, ir, signature, types
-from gemmkit.lang.number_types import PackedType, RecordType
-from gemmkit.lang.record_types import of_parts, part_of
-from gemmkit.lang.records import part_size
+from gemmkit.lang.numba_hooks import TypingError, atom, ir, signature, types
+from gemmkit.lang.number_rules import Record, part_size, scalars
+from gemmkit.lang.records import of_parts, part_of
+from gemmkit.lang.scalars import DTypeType, PackedType, RecordType, assembly, dtype_type
+from gemmkit.ptx.convert import elements, from_registers, to_registers
 from gemmkit.ptx.pinned import pointer_at
 
 i16, i32 = ir.IntType(16), ir.IntType(32)
@@ -292,8 +294,7 @@ def _type_shared(context: Any, dtype: Any, offset: Any) -> Any:
     named = dtype_type(dtype)
     if named is None or not isinstance(offset, types.Integer):
         return None
-    from gemmkit.lang.number_types import numpy_dtype
-    from gemmkit.lang.scalars import index
+    from gemmkit.lang.scalars import index, numpy_dtype
 
     return (signature(SharedType(numpy_dtype(named.target)), dtype, offset),
             lambda c, b, s, v: c.cast(b, v[1], offset, index))
@@ -308,8 +309,7 @@ def shared(dtype: np.dtype, offset: int) -> SharedPointer:
 def _type_repoint(context: Any, pointer: Any, dtype: Any, distance: Any) -> Any:
     if not isinstance(pointer, SharedType) or not isinstance(dtype, DTypeType) or not isinstance(distance, types.Integer):
         return None
-    from gemmkit.lang.number_types import numpy_dtype
-    from gemmkit.lang.scalars import index
+    from gemmkit.lang.scalars import index, numpy_dtype
 
     return (signature(SharedType(numpy_dtype(dtype.target), pointer.pinned), pointer, dtype, distance),
             lambda c, b, s, v: b.add(v[0], c.cast(b, v[2], distance, index)))
@@ -372,3 +372,354 @@ def _type_store_shared(context: Any, pointer: Any, base: Any, offset: Any, value
 def store_shared(pointer: SharedPointer, base: int, offset: int, values: tuple) -> None:
     """Store consecutive elements from ``base + offset``, converted to the pointer's dtype."""
     pointer.store(int(base) + int(offset), values)
+
+
+# --------------------------------------------------------------------------------------------------
+# Words: elements that only pass through.
+#
+# Between a load and a store with nothing in between, 16- and 8-bit elements travel as 32-bit words: merging them one by
+# one where a tile is out of range would cost two instructions an element.
+
+i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+LINE = 16                              # bytes that are loaded together
+
+
+def _word_count(itemsize: int, count: int) -> int:
+    return count * itemsize // 4
+
+
+def _type_load_words(context: Any, view: Any, axis: Any, base: Any, offset: Any, count: Any) -> Any:
+    if not is_position(view, base, offset) or not isinstance(count, types.IntegerLiteral):
+        return None
+    n, along, size = int(count.literal_value), int(axis.literal_value), view.dtype.itemsize
+
+    def records(c: Any, b: Any, s: Any, v: Any) -> Any:
+        words: list = []
+        for pointer, parts in record_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
+            value = b.load(pointer)
+            value.align = parts * part_size(view.dtype)
+            words += [value] if value.align < 4 else as_words(b, value)
+        while words[0].type.width < 32:
+            wider = ir.IntType(2 * words[0].type.width)
+            words = [b.or_(b.zext(low, wider), b.shl(b.zext(high, wider), wider(wider.width // 2)))
+                     for low, high in zip(words[::2], words[1::2])]
+        return c.make_tuple(b, s.return_type, words)
+
+    def across_words(c: Any, b: Any, s: Any, v: Any) -> Any:
+        words: list = []
+        for at in range(0, n, LINE // size):
+            start = [coordinates_of(c, b, ty, value, view.coordinate) for ty, value in ((base, v[2]), (offset, v[3]))]
+            start[-1] = [b.add(x, x.type(at if axis == along else 0)) for axis, x in enumerate(start[-1])]
+            words += _sixteen_bytes(b, global_pointer(b, view, proxy(c, b, view, v[0]), start, i8))
+        return c.make_tuple(b, s.return_type, words)
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        if isinstance(view.element, RecordType):
+            return records(c, b, s, v)
+        if view.unit == along and view.alignment < 4 and n * size % LINE == 0:
+            return across_words(c, b, s, v)
+        words: list = []
+        for at, width, pointer, _unit in global_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
+            value = b.load(pointer)
+            value.align = access_alignment(view, width)
+            if width * size >= 4:
+                words += as_words(b, value)
+            else:
+                shifted = b.shl(b.zext(value, i32), i32(8 * (at * size % 4)))
+                if at * size % 4:
+                    words[-1] = b.or_(words[-1], shifted)
+                else:
+                    words.append(shifted)
+        return c.make_tuple(b, s.return_type, words)
+
+    return signature(types.UniTuple(types.uint32, _word_count(size, n)), view, axis, base, offset, count), codegen
+
+
+def _sixteen_bytes(b: Any, pointer: Any) -> list:
+    """16 bytes that begin anywhere, as four words: of the five aligned words that have them.
+
+    What else is in these words may lie outside the array, but in no word without an element of it: memory is handed out in
+    larger pieces, so it can be read, and it is dropped. (Two loads of 16 bytes would keep eight registers waiting.)
+    """
+    address = b.ptrtoint(pointer, i64)
+
+    def load(n: int) -> Any:
+        ahead = min(4 * n, LINE - 1)                       # at an aligned address the last is the fourth again
+        word = b.load(b.inttoptr(b.and_(b.add(address, i64(ahead)), i64(-4)), ir.PointerType(i32, addrspace=GLOBAL)))
+        word.align = 4
+        return word
+
+    return words_from(b, address, load)
+
+
+def words_from(b: Any, address: Any, load: Callable[[int], Any]) -> list:
+    """The four words that begin at ``address``: ``load`` gives the aligned word that it lies in, and the four after it."""
+    words = [load(n) for n in range(LINE // 4 + 1)]
+    bits = b.shl(b.trunc(address, i32), i32(3))            # shf takes it modulo 32: of the last two bits of the address
+    return [assembly(b, "shf.r.wrap.b32 $0, $1, $2, $3;", [i32], [near, far, bits], pure=True)[0]
+            for near, far in itertools.pairwise(words)]
+
+
+@atom(_type_load_words)
+def load_words(view: View, axis: int, base: Any, offset: Any, count: int) -> tuple:
+    """`load_global` of ``count`` elements (a multiple of 4 bytes) as 32-bit words, not to be looked at."""
+    return tuple(view.load_bytes(axis, tuple(map(operator.add, base, offset)), count).view(np.uint32))
+
+
+def _type_pack_words(context: Any, values: Any) -> Any:
+    if not isinstance(values, types.UniTuple):
+        return None
+    from gemmkit.lang.scalars import numpy_dtype
+
+    size = numpy_dtype(values.dtype).itemsize
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        given, element, width = cast_elements(c, b, values, v[0], values.dtype), values.dtype, size
+        if isinstance(element, RecordType):
+            given, element = words_of_records(c, b, element, given), _part_word(element)
+            width = element.bitwidth // 8
+        per, words = max(1, 4 // width), []
+        for at in range(0, len(given), per):
+            words += as_words(b, pack(c, b, element, given[at:at + per], unit_type(max(4, width), width)))
+        return c.make_tuple(b, s.return_type, words)
+
+    return signature(types.UniTuple(types.uint32, _word_count(size, values.count)), values), codegen
+
+
+@atom(_type_pack_words)
+def pack_words(values: tuple) -> tuple:
+    """Elements (a multiple of 4 bytes, of one type) as 32-bit words."""
+    data = narrowed(values, values[0].dtype) if isinstance(values[0], Record) else np.array(values)
+    return tuple(data.view(np.uint8).view(np.uint32))
+
+
+def _part_word(element: RecordType) -> Any:
+    """The integer that a record's part is in memory."""
+    return getattr(types, f"uint{8 * part_size(element.dtype)}")
+
+
+def _type_unpack_words(context: Any, dtype: Any, words: Any) -> Any:
+    if not isinstance(dtype, DTypeType) or not isinstance(words, types.UniTuple) or words.dtype != types.uint32:
+        return None
+    from gemmkit.lang.scalars import numpy_dtype
+
+    size = numpy_dtype(dtype.target).itemsize
+    per = max(1, 4 // size)
+    step = max(1, size // 4)
+    result = types.UniTuple(dtype.target, 4 * words.count // size)
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        given = [b.extract_value(v[1], n) for n in range(words.count)]
+        out: list = []
+        if isinstance(dtype.target, PackedType):
+            return c.make_tuple(b, result, given)
+        if isinstance(dtype.target, RecordType):
+            part = _part_word(dtype.target)
+            for word in given:
+                out += unpack(c, b, part, word, 32 // part.bitwidth) if part.bitwidth <= 32 else [word]
+            return c.make_tuple(b, result, records_of_words(c, b, dtype.target, out))
+        for at in range(0, words.count, step):
+            value = given[at] if step == 1 else pack(c, b, types.uint32, given[at:at + step], ir.VectorType(i32, step))
+            out += unpack(c, b, dtype.target, b.bitcast(value, unit_type(4 * step, size)), per)
+        return c.make_tuple(b, result, out)
+
+    return signature(result, dtype, words), codegen
+
+
+@atom(_type_unpack_words)
+def unpack_words(dtype: np.dtype, words: tuple) -> tuple:
+    """The elements in 32-bit words: the inverse of `pack_words`."""
+    return scalars(np.array(words, np.uint32).view(np.uint8), dtype)
+
+
+def _type_pack_narrow(context: Any, values: Any) -> Any:
+    if not isinstance(values, types.UniTuple) or element_size(values.dtype) not in (1, 2):
+        return None
+    words, rest = divmod(values.count * element_size(values.dtype), 4)
+    if rest:
+        return None
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        return c.make_tuple(b, s.return_type, to_registers(b, elements(b, v[0], values.count)))
+
+    return signature(types.UniTuple(types.uint32, words), values), codegen
+
+
+@atom(_type_pack_narrow)
+def pack_narrow(values: tuple) -> tuple:
+    """`pack_words` of 16- or 8-bit elements that LLVM can look through: of a fragment that instructions take in 32-bit
+    registers, nothing is left of packing and unpacking."""
+    return tuple(np.array(values).view(np.uint8).view(np.uint32))
+
+
+def _type_unpack_narrow(context: Any, dtype: Any, words: Any) -> Any:
+    if not isinstance(dtype, DTypeType) or not isinstance(words, types.UniTuple) or words.dtype != types.uint32:
+        return None
+    result = types.UniTuple(dtype.target, 4 * words.count // element_size(dtype.target))
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        return c.make_tuple(b, result, from_registers(b, elements(b, v[1], words.count), c.get_value_type(dtype.target)))
+
+    return signature(result, dtype, words), codegen
+
+
+@atom(_type_unpack_narrow)
+def unpack_narrow(dtype: np.dtype, words: tuple) -> tuple:
+    """The inverse of `pack_narrow`."""
+    return scalars(np.array(words, np.uint32).view(np.uint8), dtype)
+
+
+def element_size(element: Any) -> int:
+    """Bytes of an element of device code."""
+    from gemmkit.lang.scalars import numpy_dtype
+
+    return int(numpy_dtype(element).itemsize)
+
+
+def _type_weave_words(context: Any, teeth: Any) -> Any:
+    if not isinstance(teeth, types.UniTuple) or not isinstance(teeth.dtype, types.UniTuple) or teeth.count % 2:
+        return None
+    if teeth.dtype.dtype != types.uint32:
+        return None
+    result = types.UniTuple(types.uint32, teeth.count * teeth.dtype.count)
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        given = [b.extract_value(v[0], n) for n in range(teeth.count)]
+        out: list = []
+        for n in range(teeth.dtype.count):
+            words = [b.extract_value(tooth, n) for tooth in given]
+            for halves in ("0x5410", "0x7632"):                       # the low ones of two words, the high ones
+                out += [assembly(b, f"prmt.b32 $0, $1, $2, {halves};", [i32], list(pair), pure=True)[0]
+                        for pair in zip(words[::2], words[1::2])]
+        return c.make_tuple(b, result, out)
+
+    return signature(result, teeth), codegen
+
+
+@atom(_type_weave_words)
+def weave_words(teeth: tuple) -> tuple:
+    """`interleave` of 16-bit elements in 32-bit words: the first element of each tuple, then the second of each, and so on.
+    One instruction a word; an even number of tuples."""
+    halves = [np.array(words, np.uint32).view(np.uint16) for words in teeth]
+    return tuple(np.stack(halves, axis=1).reshape(-1).view(np.uint32))
+
+
+def _type_first_elements(context: Any, dtype: Any, word: Any, count: Any) -> Any:
+    if not isinstance(dtype, DTypeType) or word != types.uint32 or not isinstance(count, types.Integer):
+        return None
+    from gemmkit.lang.scalars import numpy_dtype
+
+    bits = 8 * numpy_dtype(dtype.target).itemsize
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        most, left = 32 // bits, c.cast(b, v[2], count, types.int32)
+        some = b.icmp_signed(">", left, i32(0))
+        kept = b.select(b.icmp_signed("<", left, i32(most)), left, i32(most))
+        mask = b.lshr(i32(-1), b.and_(b.mul(b.sub(i32(most), kept), i32(bits)), i32(31)))    # of none it does not matter
+        return b.select(some, b.and_(v[1], mask), i32(0))
+
+    return signature(types.uint32, dtype, word, count), codegen
+
+
+@atom(_type_first_elements)
+def first_elements(dtype: np.dtype, word: Any, count: int) -> Any:
+    """The first ``count`` elements in a 32-bit word and zeros in place of the others: of all if there are no more, of none
+    if ``count`` is not positive.
+
+    >>> hex(first_elements(np.dtype(np.float16), np.uint32(0x3C003C00), 1))
+    '0x3c00'
+    """
+    kept = min(max(int(count), 0) * 8 * dtype.itemsize, 32)
+    return np.uint32(int(word) & ((1 << kept) - 1))
+
+
+def _type_store_words(context: Any, pointer: Any, base: Any, offset: Any, words: Any) -> Any:
+    if not isinstance(pointer, SharedType) or not isinstance(words, types.UniTuple):
+        return None
+    size = pointer.dtype.itemsize
+    step = piece_bytes(4 * words.count, 16) // 4
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, offset, v[2])
+        given = [b.extract_value(v[3], n) for n in range(words.count)]
+        unit = ir.VectorType(i32, step) if step > 1 else i32
+        for at in range(0, words.count, step):
+            value = pack(c, b, types.uint32, given[at:at + step], unit)
+            ahead = i32(4 * at // size) if size <= 4 else i32(at // (size // 4))
+            b.store(value, shared_pointer(b, pointer, v[0], [*terms, ahead], unit), align=4 * step)
+        return c.get_dummy_value()
+
+    return signature(types.none, pointer, base, offset, words), codegen
+
+
+@atom(_type_store_words)
+def store_words(pointer: SharedPointer, base: int, offset: int, words: tuple) -> None:
+    """Store 32-bit words of elements that `load_words` or `pack_words` gave, from element ``base + offset``."""
+    pointer.store_bytes(int(base) + int(offset), np.array(words, np.uint32).view(np.uint8))
+
+
+# --------------------------------------------------------------------------------------------------
+# Words of a line of memory that ends: the load of a tile at an edge of a matrix whose rows begin anywhere.
+#
+# A branch about the edge would keep each load behind the arrival of the one before, in every thread of a warp that has an
+# edge in one of them. So there is none: the loads themselves are predicated, and what is beyond the end becomes zero.
+
+def _type_load_words_within(context: Any, view: Any, axis: Any, base: Any, offset: Any, count: Any, left: Any) -> Any:
+    if not is_position(view, base, offset) or not isinstance(count, types.IntegerLiteral):
+        return None
+    if not isinstance(left, types.Integer):
+        return None
+    n, along, size = int(count.literal_value), int(axis.literal_value), view.dtype.itemsize
+    if view.unit != along or n * size % LINE or size > 8:
+        return None
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        array = proxy(c, b, view, v[0])
+        some = c.cast(b, v[5], left, types.int64)
+        some = b.trunc(b.select(b.icmp_signed("<", some, i64(n)), some, i64(n)), i32)
+        words: list = []
+        for at in range(0, n, LINE // size):
+            start = [coordinates_of(c, b, ty, value, view.coordinate) for ty, value in ((base, v[2]), (offset, v[3]))]
+            start[-1] = [b.add(x, x.type(at if dimension == along else 0)) for dimension, x in enumerate(start[-1])]
+            here = b.sub(some, i32(at))
+            first = b.ptrtoint(global_pointer(b, view, array, start, i8), i64)
+            loaded = words_from(b, first, _words(b, first, here, size))
+            words += [_kept(b, word, here, k, size) for k, word in enumerate(loaded)]
+        return c.make_tuple(b, s.return_type, words)
+
+    return signature(types.UniTuple(types.uint32, n * size // 4), view, axis, base, offset, count, left), codegen
+
+
+def _words(b: Any, first: Any, here: Any, size: int) -> Callable[[int], Any]:
+    """Loads the n-th aligned word from an address on, if it has bytes of the ``here`` elements there; else it is zero."""
+    aligned, most = b.and_(first, i64(-4)), i32(LINE // size)
+    nbytes = b.mul(b.select(b.icmp_signed("<", here, most), here, most), i32(size))
+    nbytes = b.select(b.icmp_signed(">", here, i32(0)), b.add(nbytes, b.and_(b.trunc(first, i32), i32(3))), i32(0))
+
+    def load(n: int) -> Any:
+        text = (f"{{ .reg .pred there; setp.gt.s32 there, $2, {4 * n}; mov.b32 $0, 0; "
+                f"@there ld.global.b32 $0, [$1+{4 * n}]; }}")
+        return assembly(b, text, [i32], [aligned, nbytes])[0]
+
+    return load
+
+
+def _kept(b: Any, word: Any, here: Any, k: int, size: int) -> Any:
+    """The ``k``-th word of a line of which ``here`` elements are there, zeros in place of the others."""
+    per = max(1, 4 // size)
+    left = b.sub(here, i32(k * 4 // size))
+    kept = word
+    for n in range(1, per):                                # the least that is enough: a mask for each number of elements
+        kept = b.select(b.icmp_signed("<=", left, i32(per - n)), b.and_(word, i32((1 << 8 * size * (per - n)) - 1)), kept)
+    return b.select(b.icmp_signed(">", left, i32(0)), kept, i32(0))
+
+
+@atom(_type_load_words_within)
+def load_words_within(view: View, axis: int, base: Any, offset: Any, count: int, left: int) -> tuple:
+    """`load_words` of ``count`` elements along a contiguous ``axis`` (a multiple of 16 bytes), the first ``left`` of which
+    are in the array; zeros in place of the others, none of which is read. ``left`` may be any number."""
+    kept = min(max(int(left), 0), count)
+    data = np.zeros(count * view.dtype.itemsize, np.uint8)
+    if kept:
+        data[:kept * view.dtype.itemsize] = view.load_bytes(axis, tuple(map(operator.add, base, offset)), kept)
+    return tuple(data.view(np.uint32))

@@ -23,15 +23,13 @@ from typing import Any
 import numpy as np
 
 from gemmkit.emulator.mode import current_mode
-from gemmkit.lang.atoms import atom
-from gemmkit.lang.control import deal, each, join, split
+from gemmkit.lang.aggregates import fill
 from gemmkit.lang.functions import device
 from gemmkit.lang.host import View
 from gemmkit.lang.memory import ViewType, proxy
-from gemmkit.lang.numba_hooks import TypingError, ir, signature, types
-from gemmkit.lang.registers import apply, generate
-from gemmkit.lang.values import fill
-from gemmkit.ptx.map_table import WORDS, WORDS_DTYPE, MapTable
+from gemmkit.lang.numba_hooks import TypingError, atom, ir, signature, types
+from gemmkit.lang.registers import apply, deal, each, generate, join, split
+from gemmkit.ptx.tma import WORDS, WORDS_DTYPE, MapTable
 from gemmkit.runtime.arrays import ArrayInfo, alignment, describe, unit_axis
 from gemmkit.runtime.tensor_maps import Encoder, TensorMapSpec
 

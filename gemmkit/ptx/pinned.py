@@ -12,12 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.assembly import assembly
-from gemmkit.lang.atoms import atom
-from gemmkit.lang.dtypes import DTypeType
 from gemmkit.lang.host import PinnedPointer, SharedPointer
-from gemmkit.lang.memory import SHARED, SharedType, shared_pointer, shared_symbol
-from gemmkit.lang.numba_hooks import ir, signature, types
+from gemmkit.lang.memory import SHARED, SharedType, ViewType, proxy, shared_pointer, shared_symbol
+from gemmkit.lang.numba_hooks import atom, ir, signature, types
+from gemmkit.lang.scalars import DTypeType, assembly
 
 i32 = ir.IntType(32)
 
@@ -25,8 +23,7 @@ i32 = ir.IntType(32)
 def _type_shared_place(context: Any, dtype: Any, position: Any) -> Any:
     if not isinstance(dtype, DTypeType) or not isinstance(position, types.Integer):
         return None
-    from gemmkit.lang.number_types import numpy_dtype
-    from gemmkit.lang.scalars import index
+    from gemmkit.lang.scalars import index, numpy_dtype
 
     size = numpy_dtype(dtype.target).itemsize
 
@@ -76,7 +73,7 @@ def is_pinned(pointer: SharedPointer) -> bool:
 
 
 def _pinned_decided(context: Any, pointer: Any) -> bool:
-    """`is_pinned` before types are inferred (`gemmkit.lang.static_branches`)."""
+    """`is_pinned` before types are inferred (`gemmkit.lang.passes`)."""
     return bool(pointer.ty.pinned)
 
 
@@ -91,3 +88,34 @@ def pointer_at(builder: Any, pointer: SharedType, value: Any, terms: list, llvm_
     for term in terms[1:]:
         place = builder.gep(place, [builder.mul(term, i32(pointer.dtype.itemsize))], inbounds=True)
     return builder.bitcast(place, ir.PointerType(llvm_type, addrspace=SHARED))
+
+
+# --------------------------------------------------------------------------------------------------
+# Views whose strides the compiler does not know to be those of the round before.
+#
+# A loop over tiles reads the same arrays in each round. LLVM computes in front of it what does not change, such as the
+# address of an array plus k rows for each of a thread's rows: two registers each, through the loop that multiplies (f64,
+# 128 x 128 x 32: 30 registers, and 8 spilled). An `opaque` view has its strides from an instruction that stays where it is.
+
+i64 = ir.IntType(64)
+
+
+def _type_opaque(context: Any, view: Any) -> Any:
+    if not isinstance(view, ViewType):
+        return signature(view, view), lambda c, b, s, v: v[0]
+    hidden = ir.InlineAsm(ir.FunctionType(i64, [i64]), "mov.b64 $0, $1;", "=l,l", side_effect=True)
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        out = proxy(c, b, view, v[0])
+        for axis in range(view.ndim):
+            if axis != view.unit:
+                setattr(out, f"stride{axis}", b.call(hidden, [getattr(out, f"stride{axis}")]))
+        return out._getvalue()
+
+    return signature(view, view), codegen
+
+
+@atom(_type_opaque)
+def opaque(view: Any) -> Any:
+    """The view, with strides of which LLVM knows nothing; another operand (none, say) as it is."""
+    return view

@@ -1,17 +1,67 @@
-"""Where a thread is, and where threads meet."""
+"""Values of other lanes of the warp: shfl.sync, of elements of 16, 32 and (in two halves) 64 bits."""
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
-from gemmkit.lang.assembly import plain
-from gemmkit.lang.atoms import Atom, atom
-from gemmkit.lang.numba_hooks import cgutils, ir, signature, types
-from gemmkit.lang.scalars import index
-from gemmkit.lang.sites import current
+from gemmkit.lang.host import current
+from gemmkit.lang.numba_hooks import Atom, atom, cgutils, ir, signature, types
+from gemmkit.lang.scalars import NarrowFloatType, assembly, index, numpy_dtype, plain
 
 i32 = ir.IntType(32)
 
+
+def _from(mode: str, lane: int, n: int) -> int:
+    """The lane of which ``lane`` gets the value: its own where there is none."""
+    found = {"bfly": lane ^ n, "idx": n, "up": lane - n, "down": lane + n}[mode]
+    return found % 32 if mode == "idx" else found if 0 <= found < 32 else lane
+
+
+def _shuffle(mode: str, doc: str) -> Atom:
+    text = f"shfl.sync.{mode}.b32 $0, $1, $2, {'0x0' if mode == 'up' else '0x1f'}, 0xffffffff;"
+
+    def typer(context: Any, value: Any, n: Any) -> Any:
+        if not isinstance(value, (types.Integer, types.Float, NarrowFloatType)) or not isinstance(n, types.Integer):
+            return None
+        bits = 8 * numpy_dtype(value).itemsize
+        if bits not in (16, 32, 64):
+            return None
+
+        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+            lane = c.cast(b, v[1], n, index)
+            word = b.bitcast(v[0], ir.IntType(bits))
+            if bits == 64:
+                halves = b.trunc(word, i32), b.trunc(b.lshr(word, word.type(32)), i32)
+                low, high = (b.zext(assembly(b, text, [i32], [half, lane], convergent=True)[0], word.type)
+                             for half in halves)
+                return b.bitcast(b.or_(low, b.shl(high, word.type(32))), v[0].type)
+            word = b.zext(word, i32) if bits < 32 else word
+            out = assembly(b, text, [i32], [word, lane], convergent=True)[0]
+            return b.bitcast(b.trunc(out, ir.IntType(bits)) if bits < 32 else out, v[0].type)
+
+        return signature(types.unliteral(value), value, n), codegen
+
+    def emulate(value: Any, n: int) -> Any:
+        def exchange(given: list) -> list:
+            return [given[_from(mode, lane, step)][0] for lane, (_, step) in enumerate(given)]
+
+        return current().collective(f"shfl.{mode}", (value, int(n)), exchange, sync=False)
+
+    return Atom(f"shfl_{mode}", typer, emulate, doc)
+
+
+#: ``SHUFFLE[mode](value, n)``, executed by all lanes of a warp.
+SHUFFLE = MappingProxyType({
+    "bfly": _shuffle("bfly", "The value of lane ``lane ^ n``."),
+    "idx": _shuffle("idx", "The value of lane ``n``."),
+    "up": _shuffle("up", "The value of lane ``lane - n``; the own where there is none."),
+    "down": _shuffle("down", "The value of lane ``lane + n``; the own where there is none."),
+})
+
+
+# --------------------------------------------------------------------------------------------------
+# Where a thread is, and where threads meet.
 
 def _read_register(name: str, emulate: Any, doc: str) -> Atom:
     def typer(context: Any) -> Any:
@@ -115,3 +165,26 @@ def rolled(value: int) -> int:
     """The value, of which LLVM knows nothing: it does not unroll a loop that counts with it (``n = rolled(n + 1)``). The
     assembler still may, where it finds registers for it."""
     return value
+
+
+# --------------------------------------------------------------------------------------------------
+# What the lanes of a warp agree on: vote.sync.
+
+def _type_any(context: Any, condition: Any) -> Any:
+    if not isinstance(condition, types.Boolean):
+        return None
+    text = ("{ .reg .pred there; setp.ne.u32 there, $1, 0; vote.sync.any.pred there, there, 0xffffffff; "
+            "selp.u32 $0, 1, 0, there; }")
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        i32 = ir.IntType(32)
+        found = assembly(b, text, [i32], [b.zext(v[0], i32)], convergent=True)[0]
+        return b.icmp_unsigned("!=", found, i32(0))
+
+    return signature(types.boolean, condition), codegen
+
+
+@atom(_type_any)
+def any_lane(condition: bool) -> bool:
+    """Whether a condition holds in any lane of the warp, all of which execute it: a branch on it is the whole warp's."""
+    return current().collective("vote.any", bool(condition), lambda given: [any(given)] * len(given), sync=False)

@@ -1,37 +1,277 @@
-"""``wgmma``: a warpgroup (128 threads) multiplies matrices that lie in shared memory (PTX ISA, wgmma.mma_async; sm_90a).
-
-The instruction is asynchronous. It begins to read shared memory, and to change its accumulators, and the threads go on:
-
-    wgmma_fence()                                        # the accumulators are as other instructions left them
-    sums = wgmma(sums, a, b, 1)                          # a, b: descriptors (`gemmkit.ptx.descriptors`)
-    sums = wgmma(sums, advance(a, 32), advance(b, 32), 1)
-    wgmma_commit()                                       # these two are a group
-    (sums,) = wgmma_wait(0, (sums,))                     # until no group is pending: only now the sums are there, and
-                                                         # only now may anyone write to what the group has read
-"""
+"""A point in the code that a value is computed before, and that the assembler moves no wait for wgmma over."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import Any
+from functools import cache, cached_property, lru_cache
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
-from gemmkit import emulator
-from gemmkit.lang.assembly import assembly, braces, plain
-from gemmkit.lang.atoms import Atom, atom
-from gemmkit.lang.numba_hooks import TypingError, ir, signature, types
-from gemmkit.lang.number_types import numba_type
+from gemmkit import emulator, shapes
+from gemmkit.lang.host import current
+from gemmkit.lang.memory import SharedType, coordinates_of
+from gemmkit.lang.numba_hooks import Atom, TypingError, atom, ir, signature, types
 from gemmkit.lang.registers import Fragment
-from gemmkit.lang.scalars import index
-from gemmkit.lang.sites import current
-from gemmkit.ptx.descriptors import decode
-from gemmkit.ptx.fragments import FragmentMap, places
-from gemmkit.ptx.registers import elements, from_registers, to_registers
-from gemmkit.ptx.words import pack_words
-from gemmkit.shapes import Shape
+from gemmkit.lang.scalars import assembly, braces, index, numba_type, plain
+from gemmkit.ptx.convert import elements, from_registers, to_registers
+from gemmkit.ptx.memory import pack_words
+from gemmkit.ptx.mma import FragmentMap, places, shared_address
+from gemmkit.shapes import CHUNK, Shape
+
+#: The bits of a NaN that no arithmetic gives: results that are none are 0x7fffffff.
+NEVER = 0x7fbadbad
+
+
+def _type_anchor(context: Any, pointer: Any, value: Any) -> Any:
+    if not isinstance(pointer, SharedType) or value != types.float32:
+        return None
+    text = (f"{{ .reg .pred never; .reg .b32 bits; mov.b32 bits, $1; setp.eq.b32 never, bits, {NEVER:#x}; "
+            "@never mbarrier.arrive.shared::cta.b64 _, [$0]; }")
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        assembly(b, text, [], [shared_address(b, pointer, v[0], []), v[1]], memory=True)
+        return c.get_dummy_value()
+
+    return signature(types.none, pointer, value), codegen
+
+
+@atom(_type_anchor)
+def anchor(barriers: Any, value: float) -> None:
+    """Nothing, when ``value`` (a float32) is computed: two instructions of which the second is never executed.
+
+    ptxas moves the wait for a group of wgmma over arithmetic that does not need its results, so that what is to run under
+    the products comes behind them. It does not move it over an arrival at a barrier, and one that needs a value keeps what
+    the value is made of before it. ``barriers`` is any pointer to barriers of the block's.
+    """
+
+
+# --------------------------------------------------------------------------------------------------
+# Matrix descriptors: how ``wgmma`` is told where an operand lies in shared memory (PTX ISA, "Matrix-descriptor format").
+#
+# 64 bits: where the operand starts, how it is swizzled, and two distances. The instruction reads its operand in blocks of
+# 8 lines (of rows of A or columns of B, when the operand is K-major) by one swizzle width:
+#
+# * K-major: the next 8 lines are ``stride_bytes`` on. Along K an instruction stays within the width, except without a
+# swizzle:
+#   there the width is 16 bytes, and the second half of K is ``leading_bytes`` on.
+# * MN-major: lines run along M or N, and 8 of them are 8 steps of K. The next 8 steps of K are ``stride_bytes`` on, the next
+#   swizzle width along M or N is ``leading_bytes`` on. (Without a swizzle the two change places.)
+
+i32, i64 = ir.IntType(32), ir.IntType(64)
+_FIELD = 0x3FFF
+_SWIZZLES = {0: 0, 128: 1, 64: 2, 32: 3}
+
+
+class Descriptor(NamedTuple):
+    """What a descriptor says, in bytes; ``swizzle`` is its width (0: none)."""
+
+    address: int
+    leading_bytes: int
+    stride_bytes: int
+    swizzle: int
+
+    def addresses(self, lines: int, major: str) -> np.ndarray:
+        """Where the hardware looks for the chunks of ``lines`` lines by 32 bytes of K.
+
+        K-major: of line i the chunks [i, 0] and [i, 1]. MN-major: [i, k] are 8 lines from 8 i on, at k (0 to 15).
+        """
+        logical = self.address + _offsets(lines, major, self.leading_bytes, self.stride_bytes, self.swizzle)
+        return np.asarray(shapes.lines(self.swizzle)(logical))
+
+
+@lru_cache
+def _offsets(lines: int, major: str, leading: int, stride: int, width: int) -> np.ndarray:
+    """The addresses without a swizzle, from the start of the operand on (the canonical layouts of the PTX ISA)."""
+    first, second = (lines, 2) if major == "K" else (lines // 8, 16)
+    offsets = _blocks(lines, major, leading, stride, width)(np.arange(first)[:, None], np.arange(second))
+    return np.zeros((first, second), int) + offsets
+
+
+def _blocks(lines: int, major: str, leading: int, stride: int, width: int) -> Shape:
+    """From (line, chunk) of a K-major operand, or (chunk of 8 lines, k) of an MN-major one, to bytes."""
+    if major == "K":
+        return Shape(((8, lines // 8), 2), ((width or CHUNK, stride), CHUNK if width else leading))
+    if not width:
+        return Shape((lines // 8, (8, 2)), (stride, (CHUNK, leading)))
+    across = width // CHUNK
+    return Shape(((across, -(-lines // 8 // across)), (8, 2)), ((CHUNK, leading), (width, stride)))
+
+
+def constant_bits(leading_bytes: int, stride_bytes: int, swizzle: int) -> int:
+    """A descriptor without its address.
+
+    Raises ValueError for a distance that is no multiple of 16 from 0 to 262128, and for an unknown swizzle.
+    """
+    for name, value in (("leading_bytes", leading_bytes), ("stride_bytes", stride_bytes)):
+        if value % CHUNK or not 0 <= value // CHUNK <= _FIELD:
+            raise ValueError(f"matrix_descriptor: {name} is {value}; a multiple of {CHUNK} from 0 to {_FIELD * CHUNK} is "
+                             "needed")
+    if swizzle not in _SWIZZLES:
+        raise ValueError(f"matrix_descriptor: swizzle is {swizzle}; 0, 32, 64 and 128 bytes are known")
+    return leading_bytes // CHUNK << 16 | stride_bytes // CHUNK << 32 | _SWIZZLES[swizzle] << 62
+
+
+def decode(descriptor: int) -> Descriptor:
+    """What the bits of a descriptor say.
+
+    >>> decode(1 << 62 | 64 << 32 | 1 << 16 | 128)
+    Descriptor(address=2048, leading_bytes=16, stride_bytes=1024, swizzle=128)
+    """
+    address, leading, stride = ((int(descriptor) >> at & _FIELD) * CHUNK for at in (0, 16, 32))
+    code = int(descriptor) >> 62 & 3
+    return Descriptor(address, leading, stride, next(width for width, c in _SWIZZLES.items() if c == code))
+
+
+def _type_descriptor(context: Any, pointer: Any, position: Any, leading: Any, stride: Any, swizzle: Any) -> Any:
+    if not isinstance(pointer, SharedType) or not isinstance(position, types.Integer):
+        return None
+    for name, ty in (("leading_bytes", leading), ("stride_bytes", stride), ("swizzle", swizzle)):
+        if not isinstance(ty, types.IntegerLiteral):
+            raise TypingError(f"matrix_descriptor: {name} must be a compile-time number in device code")
+    try:
+        bits = constant_bits(leading.literal_value, stride.literal_value, swizzle.literal_value)
+    except ValueError as error:
+        raise TypingError(str(error)) from None
+    bits -= bits >> 63 << 64                   # as a signed number
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        address = shared_address(b, pointer, v[0], coordinates_of(c, b, position, v[1]))
+        chunk = b.and_(b.lshr(address, i32(4)), i32(_FIELD))
+        return b.or_(b.zext(chunk, i64), i64(bits))
+
+    return signature(types.int64, pointer, position, leading, stride, swizzle), codegen
+
+
+@atom(_type_descriptor)
+def matrix_descriptor(pointer: Any, position: int, leading_bytes: int, stride_bytes: int, swizzle: int) -> int:
+    """The descriptor of an operand that starts at element ``position`` of ``pointer``; the rest are constants.
+
+    Raises ValueError for distances that are no multiples of 16, an unknown swizzle, or a start between chunks of 16 bytes.
+    """
+    address = pointer.offset + int(position) * pointer.dtype.itemsize
+    if address % CHUNK:
+        raise ValueError(f"matrix_descriptor: the operand starts at byte {address} of shared memory; it must be at a "
+                         f"multiple of {CHUNK}")
+    return constant_bits(leading_bytes, stride_bytes, swizzle) | (address // CHUNK & _FIELD)
+
+
+def _type_advance(context: Any, descriptor: Any, nbytes: Any) -> Any:
+    if not (isinstance(descriptor, types.Integer) and isinstance(nbytes, types.Integer)):
+        return None
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        if isinstance(nbytes, types.IntegerLiteral):
+            chunks = i64(nbytes.literal_value >> 4)
+        else:
+            chunks = b.sext(b.ashr(c.cast(b, v[1], nbytes, index), i32(4)), i64)
+        return b.add(c.cast(b, v[0], descriptor, types.int64), chunks)
+
+    return signature(types.int64, descriptor, nbytes), codegen
+
+
+@atom(_type_advance)
+def advance(descriptor: int, nbytes: int) -> int:
+    """The descriptor of what lies ``nbytes`` (a multiple of 16) further on in shared memory."""
+    return descriptor + (int(nbytes) >> 4)
+
+
+# --------------------------------------------------------------------------------------------------
+# What the warpgroups (128 threads) of a kernel with roles tell the hardware and each other (sm_90).
+
+def _set_registers(action: str) -> Any:
+    def typer(context: Any, n: Any) -> Any:
+        if not isinstance(n, types.IntegerLiteral) or n.literal_value % 8 or not 24 <= n.literal_value <= 256:
+            return None
+        text = f"setmaxnreg.{action}.sync.aligned.u32 {n.literal_value};"
+
+        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+            assembly(b, text, [], [], memory=True, convergent=True)
+            return c.get_dummy_value()
+
+        return signature(types.none, n), codegen
+
+    return typer
+
+
+@atom(_set_registers("dec"))
+def give_registers(n: int) -> None:
+    """Keep ``n`` registers a thread (a constant, a multiple of 8 from 24 to 256) of this warpgroup and release the rest."""
+    thread = current()
+    thread.block.registers.give(thread, n)
+
+
+@atom(_set_registers("inc"))
+def take_registers(n: int) -> None:
+    """Wait until the block has registers to spare for ``n`` a thread of this warpgroup, and take them."""
+    thread = current()
+    thread.block.registers.take(thread, n)
+
+
+def _at_barrier(instruction: str) -> Any:
+    def typer(context: Any, number: Any, threads: Any) -> Any:
+        if not (isinstance(number, types.Integer) and isinstance(threads, types.Integer)):
+            return None
+
+        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+            texts: list[str] = []
+            operands: list[Any] = []
+            for ty, value in zip((number, threads), v):
+                if isinstance(ty, types.IntegerLiteral):     # with a number in a register, ptxas assumes all 16 barriers
+                    texts.append(str(ty.literal_value))
+                else:
+                    texts.append(f"${len(operands)}")
+                    operands.append(c.cast(b, value, ty, index))
+            assembly(b, f"{instruction} {', '.join(texts)};", [], operands, memory=True, convergent=True)
+            return c.get_dummy_value()
+
+        return signature(types.none, number, threads), codegen
+
+    return typer
+
+
+@atom(_at_barrier("bar.sync"))
+def named_barrier(number: int, threads: int) -> None:
+    """Meet at barrier ``number`` (1 to 15; 0 is the whole block's) until ``threads`` of the block have come."""
+    current().barrier(int(number), int(threads))
+
+
+@atom(_at_barrier("bar.arrive"))
+def named_arrive(number: int, threads: int) -> None:
+    """Be counted at barrier ``number`` and go on: threads that wait there see what was written before."""
+    current().arrive(int(number), int(threads))
+
+
+# Not the unqualified fence.proxy.async: it orders global memory as well, and waits for it.
+@atom(plain("fence.proxy.async.shared::cta;"))
+def fence_async() -> None:
+    """Let copies and wgmma, which reach shared memory by another way than threads, see what this thread wrote there."""
+    current().fence_proxy()
+
+
+@atom(plain("griddepcontrol.wait;"))
+def grid_wait() -> None:
+    """Wait until the kernels before in the stream have ended, if this one was launched early; nothing otherwise."""
+    emulator.agents.wait(current())
+
+
+@atom(plain("griddepcontrol.launch_dependents;"))
+def grid_launch_dependents() -> None:
+    """Let the next kernel in the stream start, if it is one that may start early (it calls `grid_wait` first)."""
+
+
+# --------------------------------------------------------------------------------------------------
+# ``wgmma``: a warpgroup (128 threads) multiplies matrices that lie in shared memory (PTX ISA, wgmma.mma_async; sm_90a).
+#
+# The instruction is asynchronous. It begins to read shared memory, and to change its accumulators, and the threads go on:
+#
+#     wgmma_fence()                                        # the accumulators are as other instructions left them
+#     sums = wgmma(sums, a, b, 1)                          # a, b: descriptors (`gemmkit.ptx.wgmma`)
+#     sums = wgmma(sums, advance(a, 32), advance(b, 32), 1)
+#     wgmma_commit()                                       # these two are a group
+#     (sums,) = wgmma_wait(0, (sums,))                     # until no group is pending: only now the sums are there, and
+#                                                          # only now may anyone write to what the group has read
 
 i16, i32 = ir.IntType(16), ir.IntType(32)
 F16, BF16, F32 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
@@ -217,9 +457,9 @@ def _typer(spec: WgmmaSpec) -> Any:
 def _emulation(spec: WgmmaSpec) -> Any:
     def wgmma(acc: tuple, a: Any, b: int, accumulate: int) -> tuple:
         thread = current()
-        values = emulator.in_flight.given(thread, acc, spec.name)
+        values = emulator.tensor_cores.given(thread, acc, spec.name)
         if spec.a_registers:
-            emulator.in_flight.check_fragment(thread, a)
+            emulator.tensor_cores.check_fragment(thread, a)
         operands = (thread, values, a if spec.a_registers else int(a), int(b), bool(accumulate))
         return thread.collective(spec.name, operands, multiply, emulator.tensor_cores.WARPGROUP, sync=False)
 
@@ -228,7 +468,7 @@ def _emulation(spec: WgmmaSpec) -> Any:
         thread = threads[0]
         unit = emulator.tensor_cores.of(thread)
         unit.starts_for_all(threads)
-        if spec.a_registers and isinstance(a[0], emulator.in_flight.Settled):
+        if spec.a_registers and isinstance(a[0], emulator.tensor_cores.Settled):
             unit.readings[a[0].registers] = unit.clock
         left = (_from_registers(spec, list(a)) if spec.a_registers
                 else _from_shared(thread, "a", a, 64, spec.a, spec.a_major))
@@ -240,7 +480,7 @@ def _emulation(spec: WgmmaSpec) -> Any:
         new = spec.c.scatter(spec.compute(left, right, old))
         if packed:
             new = [tuple(np.array(values, F16).view(np.uint32)) for values in new]
-        return [emulator.in_flight.Accumulators(thread, values, unit.clock, spec.name)
+        return [emulator.tensor_cores.Accumulators(thread, values, unit.clock, spec.name)
                 for thread, values in zip(threads, new)]
 
     return wgmma
@@ -320,7 +560,7 @@ def settle(fragment: tuple) -> tuple:
     To be called before `wgmma_fence`: where the compiler makes a register between the fence and its wgmma, ptxas puts a
     fence of its own there, and ends the group.
     """
-    return emulator.in_flight.settled(current(), pack_words(fragment))
+    return emulator.tensor_cores.settled(current(), pack_words(fragment))
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------
@@ -328,14 +568,14 @@ def settle(fragment: tuple) -> tuple:
 @atom(plain("wgmma.fence.sync.aligned;", convergent=True))
 def wgmma_fence() -> None:
     """Before the first wgmma, and before any that uses registers which other instructions have written since."""
-    emulator.in_flight.fence(current())
+    emulator.tensor_cores.fence(current())
 
 
 @atom(plain("wgmma.commit_group.sync.aligned;", convergent=True))
 def wgmma_commit() -> None:
     """Close the group of the wgmmas so far."""
     thread = current()
-    emulator.in_flight.committed(thread)
+    emulator.tensor_cores.committed(thread)
     thread.collective("wgmma.commit_group", thread, _commit, emulator.tensor_cores.WARPGROUP, sync=False)
 
 
@@ -374,4 +614,4 @@ def wgmma_wait(pending: int, accs: tuple) -> tuple:
     ``accs`` is a tuple of accumulators, of which each is a tuple. All whose groups are pending must be in it: what is not
     might be moved to other registers while the hardware still writes to it.
     """
-    return emulator.in_flight.wait(current(), pending, accs)
+    return emulator.tensor_cores.wait(current(), pending, accs)

@@ -13,16 +13,13 @@ from typing import Any
 import numpy as np
 
 from gemmkit import emulator
-from gemmkit.lang.assembly import assembly, braces
-from gemmkit.lang.atoms import Atom
+from gemmkit.lang.host import current
 from gemmkit.lang.memory import SharedType, coordinates_of, global_pointer, proxy
-from gemmkit.lang.numba_hooks import ir, signature, types
-from gemmkit.lang.number_types import numba_type
-from gemmkit.lang.sites import current
-from gemmkit.ptx.ldmatrix import shared_address
+from gemmkit.lang.numba_hooks import Atom, ir, signature, types
+from gemmkit.lang.scalars import assembly, braces, numba_type
+from gemmkit.ptx.convert import elements, from_registers, to_registers
 from gemmkit.ptx.memory import is_position
-from gemmkit.ptx.mma import BF16, F16, F32, PTX_NAME
-from gemmkit.ptx.registers import elements, from_registers, to_registers
+from gemmkit.ptx.mma import BF16, F16, F32, PTX_NAME, shared_address
 
 i32 = ir.IntType(32)
 SHAPES = ((16, 16, 16), (8, 32, 16), (32, 8, 16))
@@ -205,7 +202,7 @@ def store_global_atom(spec: WmmaSpec, layout: str) -> Atom:
         i, j = (int(x) + int(y) for x, y in zip(base, offset))
         for line, at in ([(view.steps[1 - unit], view.locate((i, j)))] if thread.lane == 0 else []):
             if at % 16 or line % 16:
-                raise emulator.mbarriers.fault(
+                raise emulator.barriers.fault(
                     thread, f"wmma.store.d at {at:#x}, of lines {line} bytes apart: multiples of 16 are needed")
         line, along = divmod(thread.lane * len(mine), spec.extents("c")[unit])
         view.store(unit, (i + line, j + along) if unit else (i + along, j + line), tuple(mine))

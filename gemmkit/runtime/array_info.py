@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from gemmkit.strides import merged
+from gemmkit.shapes import merged
 
 Extents = tuple[int, ...]
 _MAX_ALIGNMENT = 16  # bytes of the widest load or store

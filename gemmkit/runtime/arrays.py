@@ -1,14 +1,7 @@
-"""Arrays of any library as pointer, shape, strides and dtype; their streams; new arrays of the caller's own
-kind.
+"""New arrays of one kind, by the shortest way that their library offers.
 
-No array library is imported here: an array's library has been imported by whoever made the array, so it is
-found in ``sys.modules`` by the array's type, once for each type. CuPy arrays, PyTorch tensors and Numba
-device arrays are read through their own attributes, which is several times faster than the interfaces they
-share; everything else through ``__cuda_array_interface__``, else DLPack. Nothing is copied, cast or
-synchronised.
-
-NumPy arrays, tensors on the CPU and DLPack objects in host memory are described with device -1: whether host
-memory will do is the caller's decision.
+`gemmkit.runtime.arrays.empty_like` makes any array like any other; a plan makes the same array at every call, so that all
+but the allocation itself is settled beforehand.
 """
 
 from __future__ import annotations
@@ -35,35 +28,99 @@ from gemmkit.runtime.array_info import (
     unit_axis,
     whole,
 )
-from gemmkit.runtime.protocols import interface_of, is_array, offers
 from gemmkit.runtime.streams import as_stream_handle, current_stream
 
 __all__ = [
-    "ArrayInfo",
-    "RequiresGradient",
-    "alignment",
-    "as_stream_handle",
-    "byte_range",
-    "check_aligned",
-    "current_stream",
-    "describe",
-    "describe_all",
-    "dtype_from_torch",
-    "dtype_to_torch",
-    "empty_like",
-    "flipped",
-    "info_of",
-    "is_array",
-    "offers",
-    "on_host",
-    "overlaps",
-    "overlaps_itself",
-    "part_bytes",
-    "producer_stream",
-    "shares_memory",
-    "unit_axis",
-    "whole",
+    "ArrayInfo", "RequiresGradient", "alignment", "as_stream_handle", "byte_range", "check_aligned",
+    "current_stream", "describe", "describe_all", "dtype_from_torch", "dtype_to_torch", "empty_like", "flipped",
+    "info_of", "is_array", "offers", "on_host", "overlaps", "overlaps_itself", "part_bytes", "producer_stream",
+    "shares_memory", "unit_axis", "whole",
 ]
+
+
+# --------------------------------------------------------------------------------------------------
+# The protocols by which objects of any library offer an array: whether one is there, and ``__cuda_array_interface__``.
+
+def offers(x: Any, attribute: str) -> bool:
+    """Whether an object has an attribute of an array protocol; one that raises is there."""
+    try:
+        getattr(x, attribute)
+    except AttributeError:
+        return False
+    except Exception:
+        return True
+    return True
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is an array of some library (and not a NumPy scalar)."""
+    if isinstance(value, (np.generic, int, float, complex, str, bytes, type(None), np.dtype, type)):
+        return False
+    return isinstance(value, np.ndarray) or offers(value, "__cuda_array_interface__") or offers(value, "__dlpack__")
+
+
+def interface_of(x: Any, name: str) -> dict[str, Any]:
+    """The entries of ``__cuda_array_interface__``, each of its type. Raises ValueError for an entry that is not."""
+    where = f"{name}.__cuda_array_interface__"
+    try:
+        entries = x.__cuda_array_interface__
+    except Exception as error:
+        raise ValueError(f"{where} cannot be read: it raised {type(error).__name__}: {error}") from error
+    if not isinstance(entries, dict):
+        raise ValueError(f"{where} is of type {type(entries).__name__}; a dictionary is needed")
+    missing = [entry for entry in ("shape", "typestr", "data", "version") if entry not in entries]
+    if missing:
+        raise ValueError(f"{where} lacks {', '.join(missing)}")
+    for entry, (fits, wanted) in _ENTRIES.items():
+        if not fits(entries.get(entry)):
+            raise ValueError(f"{where} has {entry}={entries.get(entry)!r}; {wanted} is needed")
+    strides = entries.get("strides")
+    if strides is not None and len(strides) != len(entries["shape"]):
+        raise ValueError(f"{where} has shape={entries['shape']!r} and strides={strides!r}; they must be of one length")
+    return entries
+
+
+def _is_whole(x: Any) -> bool:
+    return isinstance(x, (int, np.integer)) and not isinstance(x, bool) and abs(int(x)) < 2**64
+
+
+def _are_whole(x: Any) -> bool:
+    return isinstance(x, (tuple, list)) and all(map(_is_whole, x))
+
+
+def _is_typestr(x: Any) -> bool:
+    try:
+        return isinstance(x, str) and np.dtype(x) is not None
+    except Exception:  # NumPy raises what it likes
+        return False
+
+
+_ENTRIES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "version": (_is_whole, "a whole number"),
+    "shape": (lambda x: _are_whole(x) and all(extent >= 0 for extent in x), "a tuple of extents, 0 or more,"),
+    "strides": (lambda x: x is None or _are_whole(x), "None or a tuple of numbers of bytes"),
+    "typestr": (_is_typestr, "a NumPy typestr such as '<f4'"),
+    "data": (
+        lambda x: isinstance(x, (tuple, list)) and len(x) == 2 and (x[0] is None or _is_whole(x[0])),
+        "a tuple of the address and whether it is read-only",
+    ),
+    "stream": (
+        lambda x: x is None or (_is_whole(x) and x >= 0),
+        "None or a stream's handle",
+    ),
+}
+
+
+# --------------------------------------------------------------------------------------------------
+# Arrays of any library as pointer, shape, strides and dtype; their streams; new arrays of the caller's own kind.
+#
+# No array library is imported here: an array's library has been imported by whoever made the array, so it is found in
+# ``sys.modules`` by the array's type, once for each type. CuPy arrays, PyTorch tensors and Numba device arrays are read
+# through their own attributes, which is several times faster than the interfaces they share; everything else through
+# ``__cuda_array_interface__``, else DLPack. Nothing is copied, cast or synchronised.
+#
+# NumPy arrays, tensors on the CPU and DLPack objects in host memory are described with device -1: whether host memory
+# will do is the caller's decision.
 
 _ACCEPTED = (
     "a CuPy array, a PyTorch tensor, a Numba device array, a NumPy array, or an object with "
@@ -392,3 +449,207 @@ def dtype_to_torch(dtype: np.dtype[Any]) -> Any:
 @functools.lru_cache(maxsize=1)
 def _to_torch() -> dict[np.dtype[Any], Any]:
     return {dtype: torch_dtype for torch_dtype, dtype in _from_torch().items()}
+
+
+Allocate = Callable[[], tuple[Any, int]]
+
+
+def allocator(like: ArrayInfo, shape: tuple[int, ...], dtype: Any) -> Allocate:
+    """A function that makes an array as ``empty_like(like, shape, dtype)`` does, and returns it with its pointer.
+
+    Raises nothing; what the function cannot make it says when it is called.
+    """
+    shape, dtype, is_alone = tuple(map(int, shape)), np.dtype(dtype), device.count() < 2
+    if like.library == "cupy" and is_alone:  # else its current device may be another
+        return _of_cupy(shape, dtype)
+    if like.library == "torch":
+        torch_dtype = _to_torch().get(dtype)
+        if torch_dtype is not None:
+            return _of_torch(shape, torch_dtype, None if is_alone else like.device)
+
+    def allocate() -> tuple[Any, int]:
+        made = empty_like(like, shape, dtype)
+        return made, describe(made).pointer
+
+    return allocate
+
+
+def _of_cupy(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Allocate:
+    ndarray = sys.modules["cupy"].ndarray  # what cupy.empty calls
+
+    def allocate() -> tuple[Any, int]:
+        made = ndarray(shape, dtype)
+        return made, made.data.ptr
+
+    return allocate
+
+
+def _of_torch(shape: tuple[int, ...], dtype: Any, ordinal: int | None) -> Allocate:
+    torch = sys.modules["torch"]
+    guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+    short: Any = getattr(guards, "_empty_strided_cuda", None)
+    strides, place = _contiguous(shape), torch.device("cuda", ordinal or 0)
+
+    def allocate_shortly() -> tuple[Any, int]:
+        made = short(shape, strides, dtype)
+        return made, made.data_ptr()
+
+    def allocate() -> tuple[Any, int]:
+        made = torch.empty(shape, dtype=dtype, device=place)
+        return made, made.data_ptr()
+
+    # What PyTorch's own compiler calls takes less than half the time, and the current device.
+    return allocate if short is None or ordinal is not None else allocate_shortly
+
+
+# --------------------------------------------------------------------------------------------------
+# Recognising arrays: whether one is like another, or like any that was seen before, without describing it.
+#
+# A call that is known asks this of each of its arrays. The attributes that `describe` makes a description of are compared
+# as the library gives them: a tuple of them is made and compared faster than an `ArrayInfo` is made. What is asked of
+# CuPy and of PyTorch is what their readers in `gemmkit.runtime.arrays` ask; arrays of all else are described.
+
+Key = tuple[Any, ...]
+
+
+# -- among all that were seen --------------------------------------------------------------------------------
+
+def key_of(x: Any, name: str = "a") -> tuple[int, Key]:
+    """The pointer of an array, and a key: arrays with one key have one description, pointer and stream apart.
+
+    A function that does the same for arrays of this type, faster, may then be found in `KEYS`. Raises what ``describe(x,
+    name)`` raises.
+    """
+    kind = type(x)
+    info = describe(x, name)
+    make = _MAKERS.get(info.library)
+    if make is None:
+        return info.pointer, (kind, *info[1:7])
+    keyed = KEYS[kind] = make()
+    return keyed(x)
+
+
+def key_if_given(x: Any, name: str) -> tuple[int, Key | None]:
+    """`key_of` of an array that may be left out: 0 and None for None."""
+    return (0, None) if x is None else KEYS.get(type(x), key_of)(x, name)
+
+
+def _cupy_keys() -> Callable[..., tuple[int, Key]]:
+    def keyed(x: Any, name: str = "") -> tuple[int, Key]:
+        data = x.data
+        return data.ptr, (type(x), x.shape, x.strides, x.dtype, data.device_id)
+
+    return keyed
+
+
+def _torch_keys() -> Callable[..., tuple[int, Key]]:
+    """A tensor that `describe` refuses has a key too, which is no other's."""
+    recording = sys.modules["torch"].is_grad_enabled
+
+    def keyed(x: Any, name: str = "") -> tuple[int, Key]:
+        try:
+            return x.data_ptr(), (type(x), x.shape, x.stride(), x.dtype, x.device, x.is_neg(), x.is_conj(),
+                                  x.requires_grad and recording())
+        except RuntimeError:  # a sparse tensor: it has neither strides nor one pointer
+            return 0, (type(x), x.layout)
+
+    return keyed
+
+
+#: Type of an array -> what `key_of` is for arrays of that type.
+KEYS: dict[type, Callable[..., tuple[int, Key]]] = {}
+_MAKERS = {"cupy": _cupy_keys, "torch": _torch_keys}
+
+
+# -- like one array ------------------------------------------------------------------------------------------
+
+def matcher(x: Any, name: str = "a") -> Callable[[Any], int | None]:
+    """A function that returns the pointer of any array which ``describe`` would describe as it does ``x``,
+    pointer and stream apart; and None for every other object. It costs less than half of ``describe``.
+
+    Raises what ``describe(x, name)`` raises.
+
+    >>> import numpy as np
+    >>> pointer_of = matcher(np.zeros((2, 3)))
+    >>> pointer_of(np.ones((2, 3))) is None, pointer_of(np.ones((3, 2))) is None
+    (False, True)
+    """
+    info, kind = describe(x, name), type(x)
+    if info.library == "cupy":
+        in_cupy = x.shape, x.strides, x.dtype, info.device
+
+        def cupy_pointer(y: Any) -> int | None:
+            if type(y) is kind:
+                data = y.data
+                if (y.shape, y.strides, y.dtype, data.device_id) == in_cupy:
+                    return data.ptr
+            return None
+
+        return cupy_pointer
+    if info.library == "torch":
+        in_torch = x.shape, x.stride(), x.dtype, x.device
+        recording, may_be_conjugated = sys.modules["torch"].is_grad_enabled, info.dtype.kind == "c"
+
+        def torch_pointer(y: Any) -> int | None:
+            if (
+                type(y) is kind
+                and not y.is_neg()
+                and not (y.requires_grad and recording())
+                and not (may_be_conjugated and y.is_conj())
+            ):
+                try:
+                    if (y.shape, y.stride(), y.dtype, y.device) == in_torch:
+                        return y.data_ptr()
+                except RuntimeError:  # a sparse tensor: it has neither strides nor one pointer
+                    return None
+            return None
+
+        return torch_pointer
+    wanted = info[1:7]
+
+    def pointer(y: Any) -> int | None:
+        if type(y) is not kind:
+            return None
+        other = describe(y, name)
+        return other.pointer if other[1:7] == wanted else None
+
+    return pointer
+
+
+# --------------------------------------------------------------------------------------------------
+# Views of an array with other shapes and strides, in the array's own library. Nothing is copied.
+
+def strided(x: Any, info: ArrayInfo, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+    """The elements of ``x``, described by ``info``, from its first one on, with another shape and other strides (in
+    elements). They must stay within the array.
+
+    >>> from gemmkit.runtime.arrays import describe
+    >>> x = np.arange(6)
+    >>> strided(x, describe(x), (2, 2), (3, 1)).tolist()
+    [[0, 1], [3, 4]]
+    """
+    if (shape, strides) == (info.shape, info.strides):
+        return x
+    size = info.dtype.itemsize
+    if info.library == "numpy":
+        return np.lib.stride_tricks.as_strided(x, shape, [s * size for s in strides], writeable=not info.readonly)
+    if info.library == "cupy":
+        return sys.modules["cupy"].lib.stride_tricks.as_strided(x, shape, [s * size for s in strides])
+    if info.library == "torch":
+        return x.as_strided(shape, strides)
+    return _View(x, info, shape, strides, info.pointer)
+
+
+class _View:
+    """A view behind ``__cuda_array_interface__``, of an array whose library makes none."""
+
+    def __init__(self, owner: Any, info: ArrayInfo, shape: tuple[int, ...], strides: tuple[int, ...], pointer: int):
+        self.owner, self.info, self.shape, self.strides, self.dtype = owner, info, shape, strides, info.dtype
+        self.pointer = pointer
+        self.__cuda_array_interface__ = {
+            "version": 3, "shape": shape, "typestr": info.dtype.str, "data": (pointer, info.readonly),
+            "strides": tuple(stride * info.dtype.itemsize for stride in strides), "stream": info.stream}
+
+    def __getitem__(self, at: tuple[int, ...]) -> _View:
+        pointer = self.pointer + self.dtype.itemsize * sum(i * stride for i, stride in zip(at, self.strides))
+        return _View(self.owner, self.info, self.shape[len(at):], self.strides[len(at):], pointer)

@@ -6,14 +6,27 @@ only ``ensure_context()`` makes a context current (the device's primary one, whi
 
 from __future__ import annotations
 
+import ctypes
+import dataclasses
 import functools
-from collections.abc import Iterator
+import multiprocessing
+import os
+import re
+import signal
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from gemmkit.lang.installed import missing, require
+from gemmkit.lang.deferred import missing, require
+
+__all__ = [
+    "A10", "A100", "B200", "GPUS", "H100", "L4", "RTX_5090", "T4", "gpu",
+]
 
 
 @dataclass(frozen=True)
@@ -48,7 +61,7 @@ class DeviceInfo:
     @property
     def starts_early(self) -> bool:
         """Whether a launch may begin before the kernel before it has ended (programmatic dependent launch): from Hopper on.
-        Its kernel calls `gemmkit.ptx.warpgroup.grid_wait` before it touches what that one may write."""
+        Its kernel calls `gemmkit.ptx.wgmma.grid_wait` before it touches what that one may write."""
         return self.arch >= (9, 0)
 
 
@@ -241,3 +254,261 @@ def made_current(ordinal: int) -> Iterator[None]:
     finally:
         if not there:                          # (no context, and device 0 wanted: that is what comes to be current anyway)
             value_of(driver.cuCtxSetCurrent(before))
+
+
+# --------------------------------------------------------------------------------------------------
+# GPUs that need not be here: what the driver says of one of each architecture.
+#
+# A mapping is chosen by a GPU's limits and its number of multiprocessors, so a kernel that is compiled on another machine
+# is found by a GPU of the same architecture and number. ``sm_90a:114`` is the GPU of sm_90a below with 114
+# multiprocessors.
+
+KIB, MIB = 2**10, 2**20
+T4 = DeviceInfo("a T4", (7, 5), 40, 64 * KIB, 64 * KIB, 1024, 65536, 4 * MIB, 1024, 16, 0)
+A100 = DeviceInfo("an A100", (8, 0), 108, 163 * KIB, 164 * KIB, 1024, 65536, 40 * MIB)
+A10 = DeviceInfo("an A10", (8, 6), 72, 99 * KIB, 100 * KIB, 1024, 65536, 6 * MIB, 1536, 16)
+L4 = DeviceInfo("an L4", (8, 9), 58, 99 * KIB, 100 * KIB, 1024, 65536, 48 * MIB, 1536, 24)
+B200 = DeviceInfo("a B200", (10, 0), 148, 227 * KIB, 228 * KIB, 1024, 65536, 126 * MIB)
+RTX_5090 = DeviceInfo("an RTX 5090", (12, 0), 170, 99 * KIB, 100 * KIB, 1024, 65536, 96 * MIB, 1536, 24)
+
+#: By the name of the architecture. An H200 has the numbers of an H100 SXM.
+GPUS = {each.arch_name: each for each in (T4, A100, A10, L4, H100, B200, RTX_5090)}
+
+
+def gpu(text: str) -> DeviceInfo:
+    """The GPU of an architecture, ``sm_80``, or one of it with so many multiprocessors, ``sm_80:98``.
+
+    Raises ValueError for another text, naming the architectures there are.
+
+    >>> gpu("sm_90a:114").sm_count, gpu("sm_80").name
+    (114, 'an A100')
+    """
+    found = re.fullmatch(r"(sm_\d+a?)(?::(\d+))?", text)
+    named = found and (GPUS.get(found[1]) or GPUS.get(f"{found[1]}a"))
+    if not found or not named or found[2] == "0":
+        raise ValueError(f"{text!r} is no GPU that kernels can be compiled for: one of {', '.join(GPUS)} is needed, "
+                         "with :COUNT for another number of multiprocessors (sm_90a:114)")
+    if found[2] is None or int(found[2]) == named.sm_count:
+        return named
+    return dataclasses.replace(named, name=f"a GPU of {named.arch_name}", sm_count=int(found[2]))
+
+
+# --------------------------------------------------------------------------------------------------
+# Tasks in processes of their own: forked from this one, so that they need not be pickled.
+#
+# A kernel's components hold functions and arrays of the caller's, which no other process can be sent. A forked process
+# has them. Each task gets its own process: one that crashes or hangs takes nothing with it. A task must not use the GPU
+# (a CUDA context does not outlive a fork); compiling does not.
+#
+# Where a platform does not fork (Windows), tasks run one after the other in this process.
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a task has no result: ``kind`` is the exception's name, "crash" or "timeout"."""
+
+    kind: str
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason if self.kind in ("crash", "timeout") else f"{self.kind}: {self.reason}"
+
+
+@dataclass
+class _Child:
+    index: int
+    process: Any
+    answer: Connection
+    deadline: float
+
+
+def processors() -> int:
+    """How many tasks can run at once."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def forked(tasks: Sequence[Callable[[], Any]], jobs: int | None = None, seconds: float = 300.0) -> Iterator[tuple[int, Any]]:
+    """Run tasks, at most ``jobs`` at a time (None: one a processor), and give (index, result) as they end.
+
+    A result must be picklable. That of a task that raised, died, or took longer than ``seconds`` is a `Failure`. Closing the
+    iterator, or an exception where it is used, ends what still runs.
+
+    >>> sorted(forked([lambda: 2 + 2, lambda: 1 // 0]))[0]
+    (0, 4)
+    """
+    if not hasattr(os, "fork"):
+        for index, task in enumerate(tasks):
+            yield index, _result(task)
+        return
+    context = multiprocessing.get_context("fork")
+    waiting, running = list(enumerate(tasks))[::-1], list[_Child]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < max(1, jobs or processors()):
+                index, task = waiting.pop()
+                mine, theirs = context.Pipe(duplex=False)
+                process = context.Process(target=_run, args=(task, theirs), daemon=True)
+                process.start()
+                theirs.close()
+                running.append(_Child(index, process, mine, time.monotonic() + seconds))
+            left = min(child.deadline for child in running) - time.monotonic()
+            ready = wait([child.answer for child in running], timeout=max(0.0, left))
+            for child in [c for c in running if c.answer in ready or c.deadline <= time.monotonic()]:
+                running.remove(child)
+                yield child.index, _ended(child, seconds)
+    finally:
+        for child in running:
+            _end(child)
+
+
+def _run(task: Callable[[], Any], answer: Connection) -> None:
+    """What a child does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)              # Ctrl-C is the parent's, which ends its children
+    try:
+        found = _result(task)
+        try:
+            answer.send(found)
+        except Exception as error:                            # it cannot be pickled
+            answer.send(Failure(type(error).__name__, str(error)))
+    finally:
+        os._exit(0)                                           # nothing of the parent's is flushed or destroyed twice
+
+
+def _result(task: Callable[[], Any]) -> Any:
+    try:
+        return task()
+    except Exception as error:
+        return Failure(type(error).__name__, str(error))
+
+
+def _ended(child: _Child, seconds: float) -> Any:
+    try:
+        if child.answer.poll():
+            return child.answer.recv()
+        return Failure("timeout", f"it took longer than {seconds:g} s")
+    except EOFError:
+        child.process.join()
+        status = child.process.exitcode
+        return Failure("crash", f"its process died ({signal.Signals(-status).name if status < 0 else f'status {status}'})")
+    finally:
+        _end(child)
+
+
+def _end(child: _Child) -> None:
+    child.process.kill()                                      # what has answered has nothing left to do
+    child.process.join()
+    child.answer.close()
+
+
+# --------------------------------------------------------------------------------------------------
+# What the driver takes for a launch: its structures, the packing of parameters, and the limits of a device.
+
+#: Format codes of kernel parameters -> (struct format, alignment in bytes). Half-precision values are raw
+#: 16-bit patterns; ``tensor_map`` is the 128 bytes of a CUtensorMap, passed by value.
+PARAMETER_FORMATS: dict[str, tuple[str, int]] = {
+    "bool": ("B", 1), "i8": ("b", 1), "u8": ("B", 1),
+    "i16": ("h", 2), "u16": ("H", 2), "f16": ("H", 2), "bf16": ("H", 2),
+    "i32": ("i", 4), "u32": ("I", 4), "f32": ("f", 4),
+    "i64": ("q", 8), "u64": ("Q", 8), "f64": ("d", 8),
+    "tensor_map": ("128s", 64),
+}  # fmt: skip
+
+CTYPES: dict[str, Any] = {
+    "B": ctypes.c_uint8, "b": ctypes.c_int8, "h": ctypes.c_int16, "H": ctypes.c_uint16, "i": ctypes.c_int32,
+    "I": ctypes.c_uint32, "q": ctypes.c_int64, "Q": ctypes.c_uint64, "f": ctypes.c_float,
+    "d": ctypes.c_double,
+}  # fmt: skip
+
+Dim3 = tuple[int, int, int]
+_MAX_GRID: Dim3 = (2**31 - 1, 65535, 65535)
+_MAX_BLOCK: Dim3 = (1024, 1024, 64)
+_MAX_CLUSTER = 8  # blocks a cluster that every device with clusters takes
+_CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+_COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+class Attribute(ctypes.Structure):
+    """CUlaunchAttribute: its value is a cluster's dimensions, or a flag in the first of the three."""
+
+    _fields_ = (("id", ctypes.c_uint64), ("dimensions", ctypes.c_uint32 * 3), ("rest", ctypes.c_uint8 * 52))
+
+
+class Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("shared_memory", ctypes.c_uint32),
+        ("stream", ctypes.c_uint64),
+        ("attributes", ctypes.POINTER(Attribute)),
+        ("attribute_count", ctypes.c_uint32),
+    )
+
+
+def attributes(cluster: Dim3 | None, dependent: bool, cooperative: bool = False) -> list[Attribute]:
+    """The attributes of a launch in clusters, of one that may start before the kernel in front of it has ended, or of one
+    whose blocks are all on multiprocessors at once."""
+    out = []
+    if cluster is not None:
+        out.append(Attribute(_CLUSTER_DIMENSION, cluster))
+    if dependent:
+        out.append(Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, (1, 0, 0)))
+    if cooperative:
+        out.append(Attribute(_COOPERATIVE, (1, 0, 0)))
+    return out
+
+
+def parameter_struct(parameters: Sequence[str]) -> tuple[struct.Struct, list[int]]:
+    """The struct that packs all parameters, each at a multiple of its alignment, and their offsets in it."""
+    text, offset, offsets = "=", 0, []
+    for code in parameters:
+        letter, alignment = PARAMETER_FORMATS[code]
+        padding = -offset % alignment
+        offset += padding
+        offsets.append(offset)
+        text += f"{padding}x{letter}" if padding else letter
+        offset += struct.calcsize("=" + letter)
+    return struct.Struct(text), offsets
+
+
+def dim3(extents: Sequence[int], name: str) -> Dim3:
+    if not 1 <= len(extents) <= 3:
+        raise ValueError(f"{name}={tuple(extents)} must have one to three extents")
+    x, y, z = (*(int(extent) for extent in extents), 1, 1)[:3]
+    return x, y, z
+
+
+def validate(
+    limits: DeviceInfo,
+    grid: Dim3,
+    block: Dim3,
+    shared_memory: int,
+    cluster: Dim3 | None = None,
+    static_shared_memory: int = 0,
+) -> None:
+    """Raise ValueError, naming the value and the limit, when a device of ``limits`` cannot launch that."""
+    for name, extents, most in (("grid", grid, _MAX_GRID), ("block", block, _MAX_BLOCK)):
+        if any(not 1 <= extent <= limit for extent, limit in zip(extents, most, strict=True)):
+            raise ValueError(f"{name}={extents} must be at least 1 and at most {most} in each direction")
+    threads = block[0] * block[1] * block[2]
+    if threads > limits.max_threads_per_block:
+        raise ValueError(
+            f"block={block} has {threads} threads, but {limits.name} runs at most "
+            f"{limits.max_threads_per_block} a block; use fewer threads"
+        )
+    total = shared_memory + static_shared_memory
+    if shared_memory < 0 or total > limits.shared_memory_per_block:
+        raise ValueError(
+            f"shared_memory={shared_memory} bytes, with {static_shared_memory} static bytes, must be between "
+            f"0 and the {limits.shared_memory_per_block} bytes a block that {limits.name} has; use smaller "
+            "tiles or fewer stages"
+        )
+    if cluster is None:
+        return
+    size = cluster[0] * cluster[1] * cluster[2]
+    if limits.arch < (9, 0) or not 1 <= size <= _MAX_CLUSTER or min(cluster) < 1:
+        raise ValueError(
+            f"cluster={cluster} must hold 1 to {_MAX_CLUSTER} blocks, on a device of compute capability "
+            f"9.0 or later; {limits.name} has {limits.arch[0]}.{limits.arch[1]}"
+        )
+    if any(blocks % part for blocks, part in zip(grid, cluster, strict=True)):
+        raise ValueError(f"grid={grid} must be a multiple of cluster={cluster} in each direction")

@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from gemmkit.components import Component
-from gemmkit.lang.component_class import dataclass
+from gemmkit.lang.components import dataclass
 from gemmkit.runtime.arrays import ArrayInfo, whole
 
 BYTES = 128

@@ -11,14 +11,29 @@ from __future__ import annotations
 from gemmkit import shapes
 from gemmkit.lang.static import traced
 from gemmkit.shapes import ALL, Shape, ShapeError, Step, local
-from gemmkit.specs import fragments, moves, pointwise, products
-from gemmkit.specs.forms import FR, GL, RF, SH, Form, T
-from gemmkit.specs.kernels import kernel
-from gemmkit.specs.matching import NoAtom, instruction, spec
+from gemmkit.specs import moves, pointwise, products
+from gemmkit.specs import moves as fragments
+from gemmkit.specs.accesses import NoAtom, instruction, spec
+from gemmkit.specs.lower import kernel
 from gemmkit.specs.moves import wait
-from gemmkit.specs.tensors import Tensor, TensorError, on
+from gemmkit.specs.tensors import (
+    FR,
+    GL,
+    RF,
+    SH,
+    THREAD,
+    WARP,
+    Blocks,
+    Form,
+    T,
+    Tensor,
+    TensorError,
+    Threads,
+    blocks,
+    on,
+    threads,
+)
 from gemmkit.specs.tensors import allocate as Allocate
-from gemmkit.specs.threads import THREAD, WARP, Blocks, Threads, blocks, threads
 
 shape = traced(shapes.shape)
 

@@ -6,21 +6,374 @@ that an instruction is found, or missed, with the schedule's line.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+import dataclasses
+import inspect
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from gemmkit.shapes import ALL, ShapeError, local
-from gemmkit.specs import nodes, shares, steps
-from gemmkit.specs.ahead import Copied, Held, LoopedAhead
-from gemmkit.specs.allocated import Operand, Place, State, place_of
-from gemmkit.specs.forms import FR, GL, MMA, RF, SH, Form
-from gemmkit.specs.matching import NoAtom, instruction
-from gemmkit.specs.steps import BLOCK, HOME, KERNEL, LEVELS, ScheduleError
-from gemmkit.specs.steps import THREAD as AT_THREAD
-from gemmkit.specs.steps import WARP as AT_WARP
-from gemmkit.specs.threads import THREAD, WARP
+from gemmkit.components import Component, freeze
+from gemmkit.emulator.mode import current_mode
+from gemmkit.lang.components import dataclass
+from gemmkit.lang.functions import freeze_array
+from gemmkit.plans.launch import Launch, Put, launch_of
+from gemmkit.ptx.memory import repoint, shared
+from gemmkit.ptx.special import barrier
+from gemmkit.runtime import device
+from gemmkit.runtime.array_info import ArrayInfo, alignment, unit_axis
+from gemmkit.runtime.arrays import describe
+from gemmkit.runtime.launch import Launchable
+from gemmkit.runtime.streams import as_stream_handle, current_stream
+from gemmkit.shapes import ALL, Shape, ShapeError, local
+from gemmkit.specs import accesses, nodes
+from gemmkit.specs import nodes as steps
+from gemmkit.specs.accesses import NoAtom, instruction
+from gemmkit.specs.moves import Operand, Place, State, place_of, wait
+from gemmkit.specs.nodes import BLOCK, HOME, KERNEL, LEVELS, ScheduleError, over, repeat
+from gemmkit.specs.nodes import THREAD as AT_THREAD
+from gemmkit.specs.nodes import WARP as AT_WARP
+from gemmkit.specs.tensors import FR, GL, MMA, RF, SH, THREAD, WARP, Blocks, Form, TensorError, Threads, allocate, on
+
+__all__ = [
+    "ALL", "SpecKernel", "kernel",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Kernels of tensors and specs on arrays: emulated, launched on a GPU, or compiled without one.
+
+class Array(NamedTuple):
+    """An array argument: what it is called, whether the kernel only reads it, or fills it before it reads it."""
+
+    value: Any
+    name: str
+    is_readonly: bool = False
+    is_filled: bool = False
+
+
+class Code(NamedTuple):
+    """A compiled kernel; ``usage`` has registers, spills and stack."""
+
+    ptx: str
+    cubin: bytes
+    usage: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """``function(component, *arrays)`` on blocks of ``threads`` threads, compiled so that at least ``blocks_per_sm`` fit on
+    a multiprocessor by their registers."""
+
+    function: Any
+    component: Any
+    threads: int
+    blocks: int
+    shared_bytes: int
+    blocks_per_sm: int = 1
+
+    def run(self, arrays: Sequence[Array], stream: Any = None) -> None:
+        """Emulate NumPy arrays, which needs ``with gemmkit.emulate():``; launch for arrays of one GPU.
+
+        Raises TypeError for NumPy arrays elsewhere, ValueError for arrays in different places.
+        """
+        infos = [describe(array.value, array.name) for array in arrays]
+        places = {info.device for info in infos}
+        if len(places) != 1:
+            raise ValueError(f"{', '.join(array.name for array in arrays)} are in different places; put them on one GPU")
+        if infos[0].device < 0:
+            mode = current_mode()
+            if mode is None:
+                raise TypeError(f"{arrays[0].name} is a host array; emulate its kernel: with gemmkit.emulate(): ...")
+            mode.run(Emulated(self, infos, tuple(array.is_readonly for array in arrays)), arrays)
+        else:
+            self._launch(arrays, infos, stream)
+
+    def launchable(self, readonly: Sequence[bool], infos: Sequence[ArrayInfo], target: Any, ordinal: int = 0) -> Launchable:
+        """The kernel with its arguments, to be compiled and launched."""
+        frozen = [freeze_array(info, readonly=only) for info, only in zip(infos, readonly)]
+        return Launchable(self.function, [freeze(self.component), *frozen], self.threads, self.blocks, target, ordinal,
+                          self.shared_bytes, blocks_per_sm=self.blocks_per_sm)
+
+    def compile(self, readonly: Sequence[bool], infos: Sequence[ArrayInfo]) -> Code:
+        """PTX and machine code for an H100, without a GPU."""
+        from gemmkit.runtime.compile import assemble, to_ptx
+
+        made = self.launchable(readonly, infos, device.H100)
+        ptx = to_ptx(self.function, tuple(x.type for x in made.arguments), self.threads, device.H100,
+                     self.blocks_per_sm)
+        assembled = assemble(ptx, device.H100.arch_name)
+        return Code(ptx, assembled.cubin, assembled.usage)
+
+    def _launch(self, arrays: Sequence[Array], infos: Sequence[ArrayInfo], stream: Any) -> None:
+        ordinal = infos[0].device
+        readonly = tuple(array.is_readonly for array in arrays)
+
+        def made(_current: Any) -> Launch:
+            with device.made_current(ordinal):
+                kernel = self.launchable(readonly, infos, device.current(), ordinal)
+            slots = enumerate(kernel.slot(n + 1) for n in range(len(arrays)))
+            return Launch(kernel, [Put(slot, n) for n, slot in slots if slot is not None])
+
+        key = self, ordinal, readonly, tuple((info.shape, info.strides, info.dtype, alignment(info)) for info in infos)
+        where = current_stream(infos[0].library, ordinal, infos[0].stream) if stream is None else as_stream_handle(stream)
+        launch_of(key, made, self.function.__qualname__).start(where, tuple(info.pointer for info in infos))
+
+
+class Emulated(NamedTuple):
+    """A call on NumPy arrays (`gemmkit.emulator.mode`)."""
+
+    kernel: Kernel
+    infos: Sequence[ArrayInfo]
+    readonly: tuple[bool, ...]
+
+    @property
+    def spec(self) -> Any:
+        return self.kernel.component
+
+    @property
+    def launchable(self) -> Launchable:
+        return self.kernel.launchable(self.readonly, self.infos, device.target())
+
+    def filled(self, arrays: Sequence[Array]) -> list[Any]:
+        return [array.value for array in arrays if array.is_filled]
+
+    def emulated(self, arrays: Sequence[Array], arena: Any) -> Iterator[tuple[Launchable, tuple[Any, ...]]]:
+        views = [arena.view(x.value, x.name, unit_axis(info), alignment(info), readonly=x.is_readonly,
+                            written=not x.is_filled) for x, info in zip(arrays, self.infos)]
+        yield self.launchable, (self.spec, *views)
+
+
+def example(shape: Sequence[int], dtype: Any, order: str = "row") -> ArrayInfo:
+    """A matrix that is not there: what a kernel is compiled for without arrays."""
+    rows, columns = shape
+    strides = (columns, 1) if order == "row" else (1, rows)
+    return ArrayInfo(2**20, (rows, columns), strides, np.dtype(dtype), 0, False, "cupy")
+
+
+# --------------------------------------------------------------------------------------------------
+# Kernels in Graphene's way: a function of blocks, threads and tensors (Fig. 8).
+#
+# >>> from gemmkit import specs
+# >>> from gemmkit.specs import T
+# >>> @specs.kernel(grid=(2, 2), block=(4, 4))
+# ... def product(blocks, threads, A: T[8, 8].fp32.GL, B: T[8, 8].fp32.GL, C: T[8, 8].fp32.GL):
+# ...     i, j = blocks.indices()
+# ...     m, n = threads.indices()
+# ...     a, b = A.tile(4, ALL)[i, 0], B.tile(ALL, 4)[0, j]
+# ...     c = C.tile(4, 4)[i, j][m, n]
+# ...     specs.Init(threads.scalar(), c)
+# ...     for k in range(8):
+# ...         specs.MatMul(threads.scalar(), a[m, k], b[k, n], c)      # [].fp32.GL, [].fp32.GL -> [].fp32.GL: fmaf
+# >>> import gemmkit, numpy as np
+# >>> x, out = np.eye(8, dtype=np.float32), np.zeros((8, 8), np.float32)
+# >>> with gemmkit.emulate():
+# ...     product(x, x * 3, out)
+# >>> float(out.sum())
+# 24.0
+#
+# What a parameter is annotated with is its tensor's type. The body is device code: compiled for a GPU, Python in the
+# emulator.
+
+@dataclass(frozen=True)
+class Decomposition(Component):
+    """What the kernel is specialised by: the function, with the shapes that it is given."""
+
+    without_value: ClassVar[tuple[str, ...]] = ("function",)
+    function: Any
+    blocks: Blocks
+    threads: Threads
+    forms: tuple
+
+
+class SpecKernel:
+    """A decorated function; called with arrays, it runs."""
+
+    def __init__(self, function: Any, grid: tuple, block: tuple, shared_bytes: int):
+        self.__name__, self.__doc__ = function.__name__, function.__doc__
+        notes = inspect.get_annotations(function, eval_str=True)
+        self.names = tuple(inspect.signature(function).parameters)[2:]            # behind blocks and threads
+        self.forms: tuple[Any, ...] = tuple(notes.get(name) for name in self.names)
+        wrong = next((name for name, form in zip(self.names, self.forms) if not isinstance(form, Form) or form.memory != GL),
+                     None)
+        if wrong is not None or len(self.forms) not in _ENTRIES:
+            raise TensorError(f"{self.__name__}({wrong or ''}): annotate each of 1 to {max(_ENTRIES)} tensors with its "
+                              "type, for example T[64, 64].fp16.GL")
+        decomposition = Decomposition(function, Blocks((Shape(grid),)), Threads((Shape(block),)), self.forms)
+        self._kernel = Kernel(_ENTRIES[len(self.forms)], decomposition, math.prod(block), math.prod(grid), shared_bytes)
+
+    def __call__(self, *arrays: Any, stream: Any = None) -> None:
+        """Run it on arrays, in the order of the tensors. Raises ValueError and TypeError for arrays that are not of their
+        types, before anything is compiled."""
+        if len(arrays) != len(self.forms):
+            raise TypeError(f"{self.__name__} takes {len(self.forms)} arrays, not {len(arrays)}")
+        for name, form, array in zip(self.names, self.forms, arrays):
+            info = describe(array, name)
+            if len(info.shape) != form.rank or any(e not in (None, size) for e, size in zip(form.extents, info.shape)):
+                raise ValueError(f"{name} is of shape {info.shape}, and its type is {form}")
+            if info.dtype != form.dtype:
+                raise TypeError(f"{name} is of {info.dtype}, and its type is {form}")
+        self._kernel.run([Array(array, name) for array, name in zip(arrays, self.names)], stream)
+
+    def compile(self, *orders: str) -> Code:
+        """PTX and machine code for an H100, without a GPU; each matrix is row-major, or as ``orders`` ("row", "col") say."""
+        orders = orders or ("row",) * len(self.forms)
+        infos = [example([e or 4096 for e in form.extents], form.dtype, order) for form, order in zip(self.forms, orders)]
+        return self._kernel.compile((False,) * len(infos), infos)
+
+
+def kernel(grid: tuple, block: tuple, shared_bytes: int = 0) -> Any:
+    """Decorate a function of (blocks, threads, tensors...): ``grid`` and ``block`` are the shapes of its blocks and threads.
+
+    Raises TensorError where a tensor is not annotated with its type.
+    """
+    return lambda function: SpecKernel(function, grid, block, shared_bytes)
+
+
+# -- entries ----------------------------------------------------------------------------------------------------------
+
+def _one(spec: Any, a: Any) -> None:
+    spec.function(spec.blocks, spec.threads, on(a, spec.forms[0]))
+
+
+def _two(spec: Any, a: Any, b: Any) -> None:
+    spec.function(spec.blocks, spec.threads, on(a, spec.forms[0]), on(b, spec.forms[1]))
+
+
+def _three(spec: Any, a: Any, b: Any, c: Any) -> None:
+    spec.function(spec.blocks, spec.threads, on(a, spec.forms[0]), on(b, spec.forms[1]), on(c, spec.forms[2]))
+
+
+def _four(spec: Any, a: Any, b: Any, c: Any, d: Any) -> None:
+    spec.function(spec.blocks, spec.threads, on(a, spec.forms[0]), on(b, spec.forms[1]), on(c, spec.forms[2]),
+                  on(d, spec.forms[3]))
+
+
+_ENTRIES = {1: _one, 2: _two, 3: _three, 4: _four}
+
+
+# --------------------------------------------------------------------------------------------------
+# ``.prefetch``: what a step of a loop over K multiplies is brought during the step before (double buffering).
+#
+# Each of A and B has two stages in shared memory. A step begins with a barrier: its stage is full, and the other one has
+# been read. Then the next step's elements are asked for: by cp.async (`Copied`), which is waited for before the next
+# barrier, or by loads to each thread's registers (`Held`), which are stored behind the step's products.
+
+@dataclass(frozen=True)
+class Brought(Component):
+    """An operand's two stages, ``nbytes`` each from ``offset`` on."""
+
+    form: Any
+    dtype: Any
+    offset: int
+    nbytes: int
+
+    def stage(self, i: int) -> Any:
+        """Where step ``i`` lies."""
+        return repoint(shared(self.dtype, self.offset), self.dtype, (i & 1) * self.nbytes)
+
+
+@dataclass(frozen=True)
+class Copied(Brought):
+    """By cp.async: ``implementation`` starts the copies of a thread."""
+
+    implementation: Any
+
+    is_copied = True
+
+    def begin(self, i: int, source: Any, held: Any) -> None:
+        self.implementation.run((source, on(self.stage(i), self.form)))
+
+    def end(self, i: int, held: Any) -> None:
+        pass
+
+    @property
+    def registers(self) -> Any:
+        """Of which nothing is used."""
+        return Form((local(1, 1),), RF, self.dtype)
+
+
+@dataclass(frozen=True)
+class Held(Brought):
+    """By registers: ``load`` fills them, ``store`` empties them. Of ``allocated`` each thread has its own; all together they
+    are ``seen``."""
+
+    allocated: Any
+    seen: Any
+    load: Any
+    store: Any
+
+    is_copied = False
+
+    def begin(self, i: int, source: Any, held: Any) -> None:
+        self.load.run((source, held.seen_as(self.seen)))
+
+    def end(self, i: int, held: Any) -> None:
+        self.store.run((held.seen_as(self.seen), on(self.stage(i), self.form)))
+
+    @property
+    def registers(self) -> Any:
+        return self.allocated
+
+
+@dataclass(frozen=True)
+class LoopedAhead(Component):
+    """``.split(k)`` with both moves ``.prefetch``; ``count`` 0 is known at run time."""
+
+    k: int
+    count: int
+    is_unrolled: bool
+    a: Any
+    b: Any
+    inner: Any
+
+    def run(self, operands: tuple) -> None:
+        a_held, b_held = allocate(self.a.registers), allocate(self.b.registers)
+        begin(self, operands, 0, a_held, b_held)
+        end(self, 0, a_held, b_held)
+        if self.is_unrolled:
+            repeat(self.count, one_step, self, operands, self.count, a_held, b_held)
+        elif self.count > 0:
+            for i in range(self.count):
+                one_step(i, self, operands, self.count, a_held, b_held)
+        else:
+            count = over(operands[0].storage.shape[1], self.k)
+            for i in range(count):
+                one_step(i, self, operands, count, a_held, b_held)
+        barrier()                                             # who comes after may use the memory
+
+    @property
+    def has_copies(self) -> bool:
+        return self.a.is_copied or self.b.is_copied
+
+
+def one_step(i: int, node: LoopedAhead, operands: tuple, count: int, a_held: Any, b_held: Any) -> None:
+    # 1. The step is there: this thread's copies, then all threads'; and the other stage has been read.
+    if node.has_copies:
+        wait()
+    barrier()
+    # 2. The next one is asked for.
+    if i + 1 < count:
+        begin(node, operands, i + 1, a_held, b_held)
+    # 3. Products.
+    node.inner.run((on(node.a.stage(i), node.a.form), on(node.b.stage(i), node.b.form), operands[2]))
+    # 4. What has come to registers goes to the other stage.
+    if i + 1 < count:
+        end(node, i + 1, a_held, b_held)
+
+
+def begin(node: LoopedAhead, operands: tuple, i: int, a_held: Any, b_held: Any) -> None:
+    """Ask for step ``i``."""
+    node.a.begin(i, operands[0].part(ALL, node.k, 0, i, "base"), a_held)
+    node.b.begin(i, operands[1].part(node.k, ALL, i, 0, "base"), b_held)
+
+
+def end(node: LoopedAhead, i: int, a_held: Any, b_held: Any) -> None:
+    """What of step ``i`` is in registers goes to its stage."""
+    node.a.end(i, a_held)
+    node.b.end(i, b_held)
+
 
 NAMES = {"MatMul": ("a", "b", "c"), "Move": ("the source", "the target"), "Init": ("the target",)}
 PARTS = {"MatMul": nodes.parts_of_matmul, "Move": nodes.parts_of_move, "Init": nodes.parts_of_init}
@@ -46,7 +399,7 @@ class Part(NamedTuple):
     text: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Lowered:
     """A kernel: ``root`` is its tree, ``text`` says what it does."""
 
@@ -139,7 +492,7 @@ def _leaf(schedule: Any, operands: list[Operand], level: str, state: State) -> P
 
 def _tile(schedule: Any, step: steps.Tile, rest: tuple, operands: list[Operand], level: str, state: State) -> Part:
     kind, target = schedule.kind, operands[-1].form
-    (rows, r), (columns, c) = (shares.tiler(step, size, extent)
+    (rows, r), (columns, c) = (accesses.tiler(step, size, extent)
                                for size, extent in zip((step.rows, step.columns), target.extents))
     for what, size, extent in zip(("rows", "columns"), (r, c), target.extents):
         if extent is not None and extent % size:
@@ -199,7 +552,7 @@ def _check_workers(step: steps.Tile, level: str, count: int, tile: tuple[int, in
     if count != workers:
         raise step.refuse(f"{count} tiles for {workers} of {at}; give tiles so that each has one")
     if step.swizzle is not None:
-        shares.permuted(step, count)
+        accesses.permuted(step, count)
 
 
 def _how(step: steps.Tile, name: str, form: Form, level: str, tile: tuple[int, int], rest: tuple, state: State) -> Any:
@@ -208,7 +561,7 @@ def _how(step: steps.Tile, name: str, form: Form, level: str, tile: tuple[int, i
     if step.level is None:
         if home > LEVELS.index(level):
             if state.is_through:
-                return shares.owned(step, rest, tile, level, HOME[form.memory])
+                return accesses.owned(step, rest, tile, level, HOME[form.memory])
             owner = HOME[form.memory]
             raise step.refuse(f"{name} is shared out in {form.memory}, a part for each {owner}; tiles of it in turn come "
                               f"after .to({owner})")
@@ -279,8 +632,8 @@ def _through(move: steps.Move, nbytes: int, operand: Operand, place: Place, leve
     implementation = move.implementation
     if implementation.micro is not None or any(isinstance(step, steps.Move) for step in implementation.steps):
         raise move.refuse(".through(RF) is of moves that are tiled down to Thread, without a move or micro-kernel in them")
-    held = shares.owned(move, implementation.steps, operand.form.extents, level, AT_THREAD)
-    seen = Operand(shares.form_in_registers(operand.form, RF, None), None)
+    held = accesses.owned(move, implementation.steps, operand.form.extents, level, AT_THREAD)
+    seen = Operand(accesses.form_in_registers(operand.form, RF, None), None)
     state.is_through = True
     parts = [_lower(implementation, implementation.steps, between, level, state)
              for between in ([operand, seen], [seen, place.operand])]
@@ -321,7 +674,7 @@ def _accumulate(schedule: Any, step: steps.Accumulate, rest: tuple, operands: li
     if level == KERNEL:
         raise step.refuse(f"{step.memory} is no memory of a {level}; accumulate behind .to(Block)")
     place = place_of(step, c, step.begin.steps, level, state, c)
-    shares.check(step, rest, c.form.extents, level)
+    accesses.check(step, rest, c.form.extents, level)
     before = state.cursor
     inner = _lower(schedule, rest, [a, b, place.operand], level, state)
     if rest and isinstance(rest[0], steps.Split) and (rest[0].sync or any(getattr(x, "prefetch", False) for x in rest[1:3])):

@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from dataclasses import field, replace
+from math import gcd
+from typing import Any, ClassVar, NamedTuple
 
-from gemmkit.lang.component_class import dataclass
+import numpy as np
+
+from gemmkit import shapes
+from gemmkit.lang.components import dataclass
 from gemmkit.ptx import wmma
 from gemmkit.ptx.copy_async import SIZES, commit_copies, copy_async, offset_of, wait_copies
-from gemmkit.ptx.ldmatrix import ldmatrix
-from gemmkit.ptx.special import udiv
-from gemmkit.specs.accesses import InShared, access_of, is_inside, write_registers
-from gemmkit.specs.forms import FR, GL, RF, SH, WMMA, Form, Line, Role, line_of
-from gemmkit.specs.matching import Instruction, atomic, count_is, count_of, fragment_of, is_line, levels_are, memory_is
-from gemmkit.specs.tensors import is_linear
-from gemmkit.specs.threads import Threads
+from gemmkit.ptx.mma import MMA as MMA_SYNC
+from gemmkit.ptx.mma import by_columns, by_rows, ldmatrix, map_c
+from gemmkit.ptx.special import lane_index, udiv
+from gemmkit.runtime.device import H100
+from gemmkit.shapes import CHUNK, NONE, Shape, ShapeError, Swizzle, local, span
+from gemmkit.specs import accesses, nodes
+from gemmkit.specs.accesses import (
+    InShared,
+    Instruction,
+    access_of,
+    atomic,
+    count_is,
+    count_of,
+    fragment_of,
+    is_inside,
+    is_line,
+    levels_are,
+    memory_is,
+    write_registers,
+)
+from gemmkit.specs.nodes import HOME, LEVELS
+from gemmkit.specs.tensors import FR, GL, MMA, RF, SH, WMMA, Form, Line, Role, Threads, is_linear, line_of
 
 SIDE = 16                                                     # of a wmma fragment
 
@@ -317,3 +338,284 @@ def wait() -> None:
     """Wait until what this thread has started to copy by CopyAsync is there; other threads see it behind a barrier."""
     commit_copies()
     wait_copies(0)
+
+
+# --------------------------------------------------------------------------------------------------
+# How a tile lies in shared memory: ``.storage``, ``.pad``, ``.layout`` and ``.swizzle`` of a move to SH, checked.
+#
+# A layout is dims:strides over a tile's coordinates, a swizzle a permutation of the elements' numbers behind it. `XOR` is
+# the swizzle that a layout asks for: chunks of 16 bytes change places along a line, by the line's number, so that eight
+# lines' chunks of one column lie in all 32 banks (they are what eight lanes of ldmatrix, or of 16-byte loads, read at
+# once).
+
+#: The swizzle by the numbers of lines.
+XOR = "xor"
+BANKS = 128                                                   # bytes that shared memory serves at a time
+
+
+def layout_of(step: nodes.Move, extents: tuple[int, int], order: str) -> Shape:
+    """The layout of a tile of these extents. Raises ScheduleError for one of other extents, or where elements meet."""
+    rows, columns = extents
+    if step.layout is None:
+        return Shape(extents, (columns + step.pad, 1) if order == nodes.ROW_MAJOR else (1, rows + step.pad))
+    if step.order is not None or step.pad:
+        raise step.refuse(".layout says how all elements lie; leave out .storage and .pad")
+    try:
+        made = step.layout if isinstance(step.layout, Shape) else Shape.parse(step.layout)
+    except ShapeError as error:
+        raise step.refuse(f".layout: {error}") from None
+    if made.extents != extents:
+        raise step.refuse(f".layout {made} is of {' x '.join(map(str, made.extents))}, and the tile is {rows} x {columns}")
+    offsets = made.offsets()
+    if len(set(offsets)) < len(offsets) or min(offsets) < 0:
+        raise step.refuse(f".layout {made} has two elements in one place, or one before the first")
+    return made
+
+
+def swizzle_of(step: nodes.Move, layout: Shape, dtype: np.dtype) -> Swizzle:
+    """The swizzle of a tile with this layout. Raises ScheduleError where it is no permutation of the tile's elements, or
+    takes 16 bytes apart."""
+    if step.swizzle is None:
+        return NONE
+    if step.swizzle == XOR:
+        return _by_lines(step, layout, dtype)
+    count = 1 + sum(map(span, layout.modes))
+    try:
+        found = shapes.of_function(step.swizzle, count)
+    except ShapeError as error:
+        raise step.refuse(f".swizzle: {error}") from None
+    if found.terms and found.run * dtype.itemsize < CHUNK:
+        raise step.refuse(f".swizzle takes {CHUNK} bytes apart, {CHUNK // dtype.itemsize} elements that one access moves: "
+                          f"from {found.run} on elements change places")
+    return found
+
+
+def _by_lines(step: nodes.Move, layout: Shape, dtype: np.dtype) -> Swizzle:
+    lines = [dim[0] for dim in layout.modes if len(dim) == 1]
+    along = next((extent for extent, stride in lines if stride == 1), 1)
+    apart = next((stride for _, stride in lines if stride != 1), 0)
+    chunk, size = max(1, CHUNK // dtype.itemsize), dtype.itemsize
+    chunks = gcd(along // chunk, BANKS // CHUNK)
+    if len(lines) < 2 or apart & (apart - 1) or along % chunk or chunks < 2:
+        raise step.refuse(f".swizzle(XOR) is of lines of 32 bytes and more, a power of two apart; {layout} of {dtype} has "
+                          "none; give a function of an element's number, or .pad")
+    shift = max(apart * size, BANKS) // CHUNK
+    return Swizzle((shift.bit_length() - 1, (chunks - 1) * chunk))
+
+
+# --------------------------------------------------------------------------------------------------
+# What the walk over a schedule allocates: operands on the way down, shared memory in use, and where an operand goes.
+
+class Operand(NamedTuple):
+    """An operand on the way down: its form, and the order in which its matrix lies."""
+
+    form: Form
+    order: str | None
+
+    def seen_as(self, form: Form) -> Operand:
+        return Operand(form, self.order)
+
+
+@dataclasses.dataclass
+class State:
+    """What the walk collects."""
+
+    input: np.dtype
+    accumulator: np.dtype
+    threads: int | None = None
+    tile: tuple[int, int] | None = None                       # of a block
+    cursor: int = 0
+    shared_bytes: int = 0
+    depth: int | None = None                                  # of the steps whose number is known at run time
+    in_shared: list[str] = field(default_factory=list)        # what touches shared memory: for messages
+    is_ahead: bool = False                                    # within a move that is a step ahead
+    is_through: bool = False                                  # within one by registers: a thread's part of tiles in turn
+    fragments: str = WMMA                                     # whose the fragments are: mma.sync's where a tile is swizzled
+
+    def allocate(self, step: nodes.Step, nbytes: int) -> int:
+        at, self.cursor = self.cursor, self.cursor + -(-nbytes // 128) * 128
+        self.use(step, self.cursor)
+        return at
+
+    def use(self, step: nodes.Step, nbytes: int) -> None:
+        self.shared_bytes = max(self.shared_bytes, nbytes)
+        if nbytes > H100.shared_memory_per_block:
+            raise step.refuse(f"{nbytes} bytes of shared memory are needed, and a block has {H100.shared_memory_per_block}; "
+                              "take smaller tiles")
+
+
+class Place(NamedTuple):
+    """Where an operand goes: as all see it, what one worker allocates of it, and from which byte of shared memory on."""
+
+    operand: Operand
+    allocated: Form
+    offset: int
+    said: str
+
+
+def place_of(step: Any, operand: Operand, decomposition: tuple, level: str, state: State, other: Operand) -> Place:
+    """Where ``operand`` goes by a step of ``level``. Raises ScheduleError where that level cannot see the memory."""
+    form, memory = operand.form, step.memory
+    if LEVELS.index(HOME[memory]) < LEVELS.index(level):
+        raise step.refuse(f"{memory} is a {HOME[memory]}'s, and this is a step of each {level}; move before .to({level})")
+    if memory == SH:
+        order = step.order or operand.order or other.order or nodes.ROW_MAJOR
+        layout = layout_of(step, form.extents, order)
+        swizzle = swizzle_of(step, layout, form.dtype)
+        made = Form((local(*form.extents),), SH, form.dtype, layout, swizzle=swizzle)
+        said = f"{made.element}.SH, {layout}{f', {swizzle}' if swizzle.terms else ''}"
+        return Place(Operand(made, order), made, state.allocate(step, made.bytes), said)
+    home = HOME[memory]
+    extents = form.extents if level == home else accesses.owned(step, decomposition, form.extents, level, home)
+    role = role_of(step, operand, extents, state) if memory == FR else None
+    seen = accesses.form_in_registers(form, memory, role)
+    allocated = seen.replaced(levels=(local(*extents),))
+    return Place(Operand(seen, operand.order if memory == FR else None), allocated, 0, f"{allocated} of each {home}")
+
+
+def role_of(step: Any, operand: Operand, extents: tuple, state: State) -> Role:
+    name = "c" if isinstance(step, nodes.Accumulate) else "ab"[step.operand]
+    role = Role(name, operand.order, state.input, state.accumulator, state.fragments)
+    key = (16, 16, 16), state.input, state.accumulator
+    if key not in wmma.SPECS:
+        raise step.refuse(f"no wmma instruction multiplies {state.input} and adds up {state.accumulator}; they take float16 "
+                          "(sums of float32 or float16) and bfloat16 (float32)")
+    if extents[0] % 16 or extents[1] % 16:
+        raise step.refuse(f"{extents[0]} x {extents[1]} elements a warp are no whole fragments of 16 x 16")
+    return replace(role, order=None) if name == "c" else role
+
+
+# --------------------------------------------------------------------------------------------------
+# Fragments of mma.sync as instructions of a schedule: ldmatrix.x4, two mma.m16n8k16, and stores of pairs.
+#
+# wmma reads tiles by a leading dimension. Where a tile is swizzled it has none, and the warp's fragments of 16 x 16 are
+# those of mma.sync (`gemmkit.ptx.mma`): each lane gives ldmatrix the address of a row, wherever the swizzle puts it.
+# Which lane holds which element is known, so that sums go to any memory, and over a matrix's edge.
+
+ROW = 8                                                       # elements of a row of ldmatrix's, of 16 bits
+#: Where the row of a lane's address begins: of a tile by rows all 16, then their other halves; of one by columns both halves
+#: of eight, then of eight more. So lanes get what mma wants of them.
+ROWS, COLUMNS = by_rows(16, ROW), by_columns(2, ROW, 8)
+SUMS = map_c(SIDE, SIDE)
+OF_LANES, OF_VALUES, COUNT = SUMS.thread_shape, SUMS.value_shape, SUMS.values
+
+
+def of_mma(name: str, form: Form) -> Iterator[str]:
+    """What a form would have to be for a fragment of mma.sync's."""
+    yield from memory_is(name, form, FR)
+    yield from levels_are(name, form, (SIDE, SIDE))
+    yield from fragment_of(name, form, MMA)
+
+
+def rows_of(form: Form) -> bool | None:
+    """Whether a 16 x 16 tile in shared memory consists of rows (columns: False) of 16 aligned bytes; None for neither."""
+    for is_row, tiler in ((True, (1, ROW)), (False, (ROW, 1))):
+        try:
+            if access_of(form.tile(*tiler).inner) == InShared(1, ROW, ROW):
+                return is_row
+        except ValueError:
+            pass
+    return None
+
+
+@atomic("Move")
+@dataclass(frozen=True)
+class LoadRows(Instruction):
+    """A 16 x 16 tile of 16-bit elements to a fragment: lanes have the addresses of the rows of four 8 x 8 matrices."""
+
+    row: ClassVar[str] = "Move [32].thread [16,16].SH -> [16,16].FR (of mma.sync): ldmatrix.sync.aligned.m8n8.x4.shared.b16"
+    is_row: bool
+    is_transposed: bool
+
+    @staticmethod
+    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+        src, dst = given
+        yield from count_is(threads, 32)
+        yield from memory_is("the source", src, SH)
+        yield from levels_are("the source", src, (SIDE, SIDE))
+        yield from of_mma("the destination", dst)
+        if src.dtype != dst.dtype or src.itemsize != 2:
+            yield f"{src.dtype} goes to {dst.dtype}: elements of 16 bits are moved"
+        elif src.memory == SH and len(src.levels) == 1 and src.extents == (SIDE, SIDE) and rows_of(src) is None:
+            yield f"neither rows nor columns are 16 bytes of neighbours, aligned, in the layout {src.layout} {src.swizzle}"
+
+    @classmethod
+    def of(cls, threads: Threads, *given: Any) -> Instruction:
+        src, dst = given
+        is_row = bool(rows_of(src))
+        return cls(is_row, (dst.role.operand == "a") != is_row)
+
+    def run(self, src: Any, dst: Any) -> None:
+        if self.is_row:
+            line = src.window(1, ROW, ROWS(lane_index()), "base")
+        else:
+            line = src.window(ROW, 1, COLUMNS(lane_index()), "base")
+        base, offset = line.element_at
+        i, j = dst.at
+        dst.storage[udiv(i, SIDE), udiv(j, SIDE)] = ldmatrix(src.storage, base, offset, 4, self.is_transposed)
+
+
+@atomic("MatMul")
+@dataclass(frozen=True)
+class MultiplyRows(Instruction):
+    """Ampere's and later tensor cores, by fragments of 16 x 16."""
+
+    row: ClassVar[str] = ("MatMul [32].thread [16,16].FR, [16,16].FR -> [16,16].FR (of mma.sync): 2 x "
+                          "mma.sync.aligned.m16n8k16.row.col")
+    kind: np.dtype
+    accumulator: np.dtype
+
+    @staticmethod
+    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+        yield from count_is(threads, 32)
+        for name, form in zip("abc", given):
+            yield from of_mma(name, form)
+            if form.role is not None and form.role.operand != name:
+                yield f"{name} is a fragment of operand {form.role.operand}"
+
+    @classmethod
+    def of(cls, threads: Threads, *given: Any) -> Instruction:
+        return cls(given[0].dtype, given[2].dtype)
+
+    @property
+    def multiply(self) -> Any:
+        return MMA_SYNC[16, 16, self.kind, self.kind, self.accumulator]
+
+    def run(self, a: Any, b: Any, c: Any) -> None:
+        (ai, aj), (bi, bj), (ci, cj) = a.at, b.at, c.at
+        m, n = udiv(ci, SIDE), udiv(cj, SIDE)
+        c.storage[m, n] = self.multiply(a.storage[udiv(ai, SIDE), udiv(aj, SIDE)],
+                                        b.storage[udiv(bi, SIDE), udiv(bj, SIDE)], c.storage[m, n])
+
+
+@atomic("Move")
+@dataclass(frozen=True)
+class StorePairs(Instruction):
+    """A fragment of sums to a 16 x 16 tile in any memory: a lane has two neighbours of a row of each quarter."""
+
+    row: ClassVar[str] = "Move [32].thread [16,16].FR (of mma.sync) -> [16,16].GL or SH: st of two neighbours a lane"
+    target: Any
+
+    @staticmethod
+    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+        src, dst = given
+        yield from count_is(threads, 32)
+        yield from of_mma("the source", src)
+        yield from memory_is("the destination", dst, GL, SH)
+        yield from levels_are("the destination", dst, (SIDE, SIDE))
+        if src.dtype != dst.dtype:
+            yield f"{src.dtype} goes to {dst.dtype}"
+        if src.role is not None and src.role.operand != "c":
+            yield "the fragment is of an input, not of sums"
+
+    @classmethod
+    def of(cls, threads: Threads, *given: Any) -> Instruction:
+        return cls(access_of(given[1].tile(1, 2).inner))
+
+    def run(self, src: Any, dst: Any) -> None:
+        i, j = src.at
+        values = src.storage[udiv(i, SIDE), udiv(j, SIDE)]
+        own = dst.window(SIDE, SIDE, OF_LANES(lane_index()), "base")
+        for n in range(0, COUNT, 2):
+            place = own.window(1, 2, OF_VALUES(n), "offset")
+            self.target.store(place, (values[n], values[n + 1]))

@@ -7,15 +7,53 @@ tree nothing is left in the machine code but what its leaves are. ``operands`` i
 
 from __future__ import annotations
 
+import dataclasses
+import sys
+from dataclasses import field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from gemmkit.components import Component
-from gemmkit.lang.component_class import dataclass
+from gemmkit.lang.components import dataclass
+from gemmkit.lang.numba_hooks import atom, ir, signature, types
+from gemmkit.lang.registers import call_function
+from gemmkit.lang.scalars import index
 from gemmkit.lang.static import traced
 from gemmkit.ptx.special import barrier, block_x, thread_index, udiv, uniform
 from gemmkit.shapes import ALL
-from gemmkit.specs.repeat import repeat
-from gemmkit.specs.tensors import allocate, on
+from gemmkit.specs.tensors import FR, GL, RF, SH, allocate, on
+
+# --------------------------------------------------------------------------------------------------
+# Code that is there as often as it is executed.
+#
+# A loop over a constant range may be unrolled by LLVM, or not; `.unroll` of a schedule promises it. (A product of 8 x 8
+# registers that is left a loop does not live in registers.)
+
+i32 = ir.IntType(32)
+
+
+def _type_repeat(context: Any, count: Any, function: Any, *args: Any) -> Any:
+    if not isinstance(count, types.IntegerLiteral) or not isinstance(function, types.Callable):
+        return None
+    inner = context.resolve_function_type(function, (index, *args), {})
+    if inner is None:
+        return None
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        for n in range(int(count.literal_value)):
+            given = [c.cast(b, x, t, to) for x, t, to in zip((i32(n), *v[2:]), (index, *args), inner.args)]
+            call_function(c, b, function, v[1], inner, given)
+        return c.get_dummy_value()
+
+    return signature(types.none, count, function, *args), codegen
+
+
+@atom(_type_repeat)
+def repeat(count: int, function: Any, *args: Any) -> None:
+    """``function(n, *args)`` for n = 0, 1, ..., ``count`` (a constant) times in the code."""
+    for n in range(count):
+        function(n, *args)
+
 
 # -- workers: their numbers -------------------------------------------------------------------------------------------
 
@@ -245,7 +283,7 @@ class Accumulated(Component):
 
 @dataclass(frozen=True)
 class ThreeOperands(Component):
-    """``.done`` of a MatMul: one instruction (`gemmkit.specs.matching`)."""
+    """``.done`` of a MatMul: one instruction (`gemmkit.specs.accesses`)."""
 
     instruction: Any
 
@@ -315,3 +353,99 @@ class Root(Component):
 def scheduled(root: Root, a: Any, b: Any, c: Any) -> None:
     """The kernel of a schedule."""
     root.run(a, b, c)
+
+
+# --------------------------------------------------------------------------------------------------
+# The steps of a schedule: Fireiron's decompositions and their refinements (section 3), each with its line in the source.
+
+#: Levels of the compute hierarchy, the outermost first.
+LEVELS = KERNEL, BLOCK, WARP, THREAD = "Kernel", "Block", "Warp", "Thread"
+#: Whose each memory is.
+HOME = {GL: KERNEL, SH: BLOCK, FR: WARP, RF: THREAD}
+ROW_MAJOR, COLUMN_MAJOR = "row", "col"
+#: Files whose lines say nothing to whom writes a schedule.
+_OURS = frozenset(str(Path(__file__).with_name(name)) for name in ("steps.py", "schedule.py"))
+
+
+class ScheduleError(ValueError):
+    """A schedule that cannot be carried out: at which of its lines, by which rule, and what would do."""
+
+
+def line_here() -> str:
+    """The line of a schedule that is being executed: ``file:number``."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename in _OURS:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One decomposition; ``line`` is where it was written."""
+
+    def refuse(self, why: str) -> ScheduleError:
+        """The error of this step: ``raise step.refuse(...)``."""
+        return ScheduleError(f"{self}: {why}\n  at {self.line}")
+
+    line: str = field(default="", compare=False, kw_only=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile(Step):
+    """``.tile(rows, columns)``: tiles one after the other, or ``.to(level)`` side by side. A size is a number, or (width,
+    step): pieces of ``width``, ``step`` apart."""
+
+    rows: Any
+    columns: Any
+    level: str | None = None
+    order: str = ROW_MAJOR
+    swizzle: Any = None
+    unroll: bool = False
+    blocks_per_sm: int = 1
+
+    def __str__(self) -> str:
+        return f".tile({self.rows}, {self.columns})" + (f".to({self.level})" if self.level else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Split(Step):
+    """``.split(k)``: steps along K; ``.sync`` ends each with a barrier."""
+
+    k: int
+    sync: bool = False
+    unroll: bool = False
+
+    def __str__(self) -> str:
+        return f".split({self.k})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Move(Step):
+    """``.move(operand, memory, implementation)``: what follows finds the operand there."""
+
+    operand: int
+    memory: str
+    implementation: Any
+    order: str | None = None
+    pad: int = 0
+    layout: Any = None
+    swizzle: Any = None
+    no_sync: bool = False
+    prefetch: bool = False
+    through: bool = False                                     # of a prefetch: by registers
+
+    def __str__(self) -> str:
+        name = "AB"[self.operand] if self.operand in (0, 1) else str(self.operand)
+        return f".move({name}, {self.memory}, ...)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Accumulate(Step):
+    """``.accumulate_in(memory, begin, end)``: sums have a place of their own, with a beginning (Init) and an end (Move)."""
+
+    memory: str
+    begin: Any
+    end: Any
+
+    def __str__(self) -> str:
+        return f".accumulate_in({self.memory}, ...)"

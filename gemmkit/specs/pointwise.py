@@ -1,7 +1,7 @@
 """The other specs as instructions: Init, UnaryPointwise, BinaryPointwise, Reduction and Shfl (Table 1).
 
 BinaryPointwise takes an operator's name, ``"+"``, ``"-"``, ``"*"``, ``"max"`` or ``"min"``; Reduction one of these but
-``"-"``; UnaryPointwise a function of one number; Shfl how lanes exchange (`gemmkit.ptx.shuffle`) and with which.
+``"-"``; UnaryPointwise a function of one number; Shfl how lanes exchange (`gemmkit.ptx.special`) and with which.
 """
 
 from __future__ import annotations
@@ -13,29 +13,27 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gemmkit.lang.component_class import dataclass
-from gemmkit.lang.control import fold
-from gemmkit.lang.registers import Fragment, apply
-from gemmkit.lang.values import fill
-from gemmkit.ptx.half import hadd, hadd2, hmul, hmul2
-from gemmkit.ptx.shuffle import SHUFFLE
-from gemmkit.ptx.special import udiv
-from gemmkit.specs.accesses import access_of, is_block, write_registers
-from gemmkit.specs.forms import FR, GL, RF, SH
-from gemmkit.specs.matching import (
+from gemmkit.lang.aggregates import fill
+from gemmkit.lang.components import dataclass
+from gemmkit.lang.registers import Fragment, apply, fold
+from gemmkit.ptx.arithmetic import hadd, hadd2, hmul, hmul2
+from gemmkit.ptx.special import SHUFFLE, udiv
+from gemmkit.specs.accesses import (
     Instruction,
+    access_of,
     alike,
     atomic,
     count_is,
     count_of,
     dtype_is,
+    is_block,
     is_line,
     levels_are,
     memory_is,
+    write_registers,
 )
 from gemmkit.specs.moves import SIDE
-from gemmkit.specs.tensors import fragments_of
-from gemmkit.specs.threads import Threads
+from gemmkit.specs.tensors import FR, GL, RF, SH, Threads, fragments_of
 
 F16 = np.dtype(np.float16)
 

@@ -7,31 +7,54 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gemmkit.lang.component_class import dataclass
+from gemmkit.lang.components import dataclass
 from gemmkit.lang.registers import generate
 from gemmkit.ptx import wmma
-from gemmkit.ptx.arithmetic import fma, outer_fma
-from gemmkit.ptx.half import hfma, hfma2
-from gemmkit.ptx.mma import MMA
-from gemmkit.ptx.quad_pair import mma_quad_pair
-from gemmkit.ptx.special import udiv
+from gemmkit.ptx.arithmetic import fma, hfma, hfma2, outer_fma
+from gemmkit.ptx.memory import load_shared, shared, store_global, store_shared
+from gemmkit.ptx.mma import MMA, mma_quad_pair
+from gemmkit.ptx.special import barrier, thread_index, udiv
 from gemmkit.shapes import shape
-from gemmkit.specs.accesses import access_of, is_block, read_registers, write_registers
-from gemmkit.specs.forms import FR, GL, RF, SH, WMMA, Form
-from gemmkit.specs.matching import (
+from gemmkit.specs.accesses import (
     Instruction,
+    access_of,
     alike,
     atomic,
     count_is,
     count_of,
     dtype_is,
     fragment_of,
+    is_block,
     is_line,
     levels_are,
     memory_is,
+    read_registers,
+    write_registers,
 )
 from gemmkit.specs.moves import SIDE, fragment_key
-from gemmkit.specs.threads import Threads
+from gemmkit.specs.schedule import (
+    FR,
+    GL,
+    RF,
+    SH,
+    SRC,
+    A,
+    B,
+    Block,
+    ColMajor,
+    Init,
+    K,
+    Kernel,
+    M,
+    MatMul,
+    Move,
+    N,
+    RowMajor,
+    Thread,
+    Warp,
+    micro_kernel,
+)
+from gemmkit.specs.tensors import WMMA, Form, Threads
 
 F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
 QUAD_PAIR = shape((4, 2), (1, 16))
@@ -278,3 +301,205 @@ class MultiplyMatrices(Instruction):
 
 def _pair(part: Any, extents: tuple) -> tuple:
     return read_registers(part.storage, part.at, extents)
+
+
+# --------------------------------------------------------------------------------------------------
+# One product, decomposed ever further: the schedules 1 to 3 of docs/specs.md, which has their text. (4 and 5 are
+# `gemmkit.specs.products`.)
+
+scalar = (MatMul(M, N, K)(GL, GL, GL)(Kernel)
+    .tile(16, 16).to(Block)
+    .tile(1, 1).to(Thread)
+    .accumulate_in(RF, Init.done, Move.done)
+    .split(1)
+    .move(A, RF, Move.done)
+    .move(B, RF, Move.done)
+    .done)
+
+registers = (MatMul(M, N, K)(GL, GL, GL)(Kernel)
+    .tile(32, 32).to(Block)
+    .accumulate_in(RF, Init.tile(4, 4).to(Thread).tile(1, 1).unroll.done,
+                   Move.tile(4, 4).to(Thread).tile(1, 4).unroll.done)
+    .tile(4, 4).to(Thread)
+    .split(1)
+    .move(A, RF, Move.tile(1, 1).unroll.done)
+    .move(B, RF, Move.tile(1, 4).unroll.done)
+    .tile(1, 1).unroll.done)
+
+shared_tile = (MatMul(M, N, K)(GL, GL, GL)(Kernel)
+    .tile(32, 32).to(Block)
+    .accumulate_in(RF, Init.tile(4, 4).to(Thread).tile(1, 1).unroll.done,
+                   Move.tile(4, 4).to(Thread).tile(1, 4).unroll.done)
+    .split(8).sync                                            # a barrier: nobody overwrites what others still read
+    .move(A, SH, Move.tile(1, 4).to(Thread).done).storage(ColMajor).pad(4).no_sync
+    .move(B, SH, Move.tile(1, 4).to(Thread).done)             # and one behind both moves
+    .tile(4, 4).to(Thread)
+    .split(1).unroll
+    .move(A, RF, Move.tile(4, 1).unroll.done)
+    .move(B, RF, Move.tile(1, 4).unroll.done)
+    .tile(1, 1).unroll.done)
+
+
+# --------------------------------------------------------------------------------------------------
+# Fireiron's Listing 3 in Python, line for line: both schedules that the paper prints.
+#
+# ``cuda_wmma_sample`` is the CUDA sample's product by tensor cores (26 lines in the paper), ``maxwell_optimized`` one by
+# multiply-adds (44 with its micro-kernel). They take what the paper's take: of the first A row-major, B column-major, both
+# fp16, C fp32 and row-major; of the second all column-major, fp32. The second's micro-kernel wants M and N to be
+# multiples of 128, and K of 8.
+
+cuda_wmma_sample = (MatMul(M, N, K)(GL, GL, GL)(Kernel)
+    # --- a block computes 128 x 128
+    .tile(128, 128).to(Block)
+    .accumulate_in(FR, Init                                         # init: WMMA fragments for C
+        .tile(64, 32).to(Warp)
+        .tile(16, 16).unroll.done,
+        Move                                                        # epilogue in two steps, by SH
+        .move(SRC, SH, Move                                         # 1: FR -> SH
+            .tile(64, 32).to(Warp)
+            .tile(16, 16).unroll.done)
+        .tile(16, 128).to(Warp)                                     # 2: SH -> GL
+        .tile(1, 128).unroll
+        .tile(1, 4).to(Thread).done)
+    .split(128).sync.unroll
+    # --- A to SH
+    .move(A, SH, Move
+        .tile(16, 128).to(Warp)
+        .tile(2, 128).unroll
+        .tile(1, 8).to(Thread).done).no_sync.pad(8)
+    # --- B to SH
+    .move(B, SH, Move
+        .tile(128, 16).to(Warp)
+        .tile(128, 2).unroll
+        .tile(8, 1).to(Thread).layout(ColMajor).done).pad(8)
+    # --- warps
+    .tile(64, 32).to(Warp)
+    .split(16).unroll
+    .move(A, FR, Move.tile(16, 16).unroll.done)
+    .move(B, FR, Move.tile(16, 16).unroll.done)
+    .tile(16, 16).done)                                             # MatMul(16,16,16)(FR,FR,FR)(Warp)
+
+
+@micro_kernel(shared_bytes=16 * 128 * 4)
+def store_cuda(source: Any, target: Any) -> None:
+    """Sums stream through 128 x 16 of shared memory, a column of every thread's at a time, so that a warp writes 512 bytes
+    of C that are neighbours. It knows which elements a thread has: the listing's strided tile, and its swizzle."""
+    thread = thread_index()
+    warp, lane = thread >> 5, swizz(thread & 31)
+    row, column = warp // 4 * 64 + lane % 8 * 4, warp % 4 * 4 + lane // 8
+    buffer = shared(np.float32, 0)
+    for j in range(8):
+        for i in range(2):
+            store_shared(buffer, column * 128 + row, i * 32, read_registers(source.storage, (i * 4, j), (4, 1)))
+        barrier()
+        for half in range(2):
+            line = half * 8 + warp
+            values = load_shared(buffer, line * 128 + (thread & 31) * 4, 0, 4)
+            at = target.base[0] + (thread & 31) * 4, target.base[1] + line // 4 * 32 + line % 4 * 4 + j // 4 * 16 + j % 4
+            store_global(target.storage, 0, at, (0, 0), values)
+        barrier()
+
+
+def swizz(i: int) -> int:
+    """A permutation of a warp's threads: none of eight neighbours reads from the banks of another."""
+    return ((i >> 1) & 0x07) | (i & 0x30) | ((i & 0x01) << 3)
+
+
+maxwell_optimized = (MatMul(M, N, K)(GL, GL, GL)(Kernel)
+    # --- a block computes 128 x 128
+    .tile(128, 128).to(Block).layout(ColMajor)
+    # --- sums in RF, a micro-kernel for the epilogue
+    .accumulate_in(RF, Init
+        .tile(64, 32).to(Warp)
+        .tile(8, 8).to(Thread)                                      # 64 registers a thread
+        .tile(1, 1).unroll.done,
+        Move.done(store_cuda))
+    .split(8).sync
+    # --- A to SH
+    .move(A, SH, Move
+        .tile(128, 1).to(Warp)
+        .tile(64, 1).unroll                                         # in two steps
+        .tile(2, 1).to(Thread).layout(ColMajor)
+        .done).storage(ColMajor).no_sync
+    # --- B to SH
+    .move(B, SH, Move
+        .tile(8, 16).to(Warp)
+        .tile(8, 4).unroll
+        .tile(1, 1).to(Thread).layout(ColMajor)
+        .done).storage(RowMajor).pad(4)
+    # --- warps and threads
+    .tile(64, 32).to(Warp)
+    .tile((4, 32), (4, 16)).to(Thread)
+        .layout(ColMajor).swizzle(swizz)
+    .split(1).unroll
+    .move(A, RF, Move.tile(4, 1).unroll.done)
+    .move(B, RF, Move.tile(1, 4).unroll.done)
+    .tile(1, 1).unroll.done)                                        # MatMul(1,1,1)(RF,RF,RF)(Thread)
+
+
+# --------------------------------------------------------------------------------------------------
+# Schedules with their sizes as parameters, for `gemmkit.specs.schedule.explore`: what both listings of Fireiron's paper
+# are members of (`gemmkit.specs.products`), and what its section 5 explores.
+#
+# >>> from gemmkit.specs.schedule import explore
+# >>> variants = explore(tensor_cores, block=[(32, 32), (64, 64)], k=[32, 64], warp=[(16, 16), (16, 32)])
+# >>> print(len(variants), variants[1])
+# 8 block=(32, 32) k=32 warp=(16, 32)
+
+def tensor_cores(block: tuple[int, int], k: int, warp: tuple[int, int], ahead: bool = False, occupancy: int = 1) -> Any:
+    """``cuda_wmma_sample`` with other tiles: A row-major and B column-major, 16-bit floats; C row-major, float32.
+
+    A block computes ``block`` in steps of ``k`` along K, a warp ``warp`` of it. ``ahead``: A and B come a step ahead, by
+    cp.async (`.prefetch`). Threads follow from the tiles. Raises ScheduleError for sizes that are none.
+    """
+    (m, n), (wm, wn) = block, warp
+    warps = max(1, m // wm * (n // wn))
+    wide, deep = min(n, 128), min(k, 256)                     # of C and of A, B: a warp's at a time, 16 bytes a lane
+    a = Move.tile(m // warps, k).to(Warp).tile(256 // deep, deep).unroll.tile(1, 8).to(Thread).done
+    b = Move.tile(k, n // warps).to(Warp).tile(deep, 256 // deep).unroll.tile(8, 1).to(Thread).layout(ColMajor).done
+    begin = Init.tile(wm, wn).to(Warp).tile(16, 16).unroll.done
+    end = (Move.move(SRC, SH, Move.tile(wm, wn).to(Warp).tile(16, 16).unroll.done).pad(4)
+        .tile(m // warps, n).to(Warp).tile(128 // wide, wide).unroll.tile(1, 4).to(Thread).done)
+    steps = MatMul(M, N, K)(GL, GL, GL)(Kernel).tile(m, n).to(Block).occupancy(occupancy).accumulate_in(FR, begin, end)
+    if ahead:
+        steps = steps.split(k).move(A, SH, a).pad(8).prefetch.move(B, SH, b).pad(8).prefetch
+    else:
+        steps = steps.split(k).sync.move(A, SH, a).no_sync.pad(8).move(B, SH, b).pad(8)
+    return (steps.tile(wm, wn).to(Warp)
+        .split(16).unroll
+        .move(A, FR, Move.tile(16, 16).unroll.done)
+        .move(B, FR, Move.tile(16, 16).unroll.done)
+        .tile(16, 16).done)
+
+
+def multiply_adds(block: tuple[int, int] = (128, 128), k: int = 8, ahead: bool = False, occupancy: int = 1,
+                  pad: int = 4) -> Any:
+    """``maxwell_optimized`` with other tiles: all matrices column-major, float32. A warp computes 64 x 32 and a thread four
+    pieces of 4 x 4, as there; the epilogue stores them without a micro-kernel, 16 bytes at a time, so that M and N may be
+    any.
+
+    Raises ScheduleError for sizes that are none.
+    """
+    m, n = block
+    warps = max(1, m // 64 * (n // 32))
+    tile = (4, 32), (4, 16)
+    high = min(m, 128)                                        # of A: what a warp moves at a time, 16 bytes a thread
+    a = Move.tile(m, k // warps).to(Warp).tile(high, 128 // high).unroll.tile(4, 1).to(Thread).layout(ColMajor).done
+    b = Move.tile(k, n // warps).to(Warp).tile(k, 32 // k).unroll.tile(1, 1).to(Thread).layout(ColMajor).done
+    begin = Init.tile(64, 32).to(Warp).tile(8, 8).to(Thread).tile(1, 1).unroll.done
+    end = Move.tile(64, 32).to(Warp).tile(*tile).to(Thread).layout(ColMajor).swizzle(swizz).tile(4, 1).unroll.done
+    steps = (MatMul(M, N, K)(GL, GL, GL)(Kernel)
+        .tile(m, n).to(Block).layout(ColMajor).occupancy(occupancy)
+        .accumulate_in(RF, begin, end))
+    if ahead:
+        steps = (steps.split(k).move(A, SH, a).storage(ColMajor).prefetch
+                 .move(B, SH, b).storage(RowMajor).pad(pad).prefetch)
+    else:
+        steps = (steps.split(k).sync.move(A, SH, a).storage(ColMajor).no_sync
+                 .move(B, SH, b).storage(RowMajor).pad(pad))
+    return (steps.tile(64, 32).to(Warp)
+        .tile(*tile).to(Thread).layout(ColMajor).swizzle(swizz)
+        .split(1).unroll
+        .move(A, RF, Move.tile(4, 1).unroll.done)
+        .move(B, RF, Move.tile(1, 4).unroll.done)
+        .tile(1, 1).unroll.done)

@@ -45,18 +45,17 @@ from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
 
-from gemmkit.shapes import Shape
-from gemmkit.specs import steps
-from gemmkit.specs.forms import FR, GL, RF, SH
-from gemmkit.specs.placed import XOR
-from gemmkit.specs.steps import ScheduleError, line_here
-from gemmkit.swizzles import Swizzle
+from gemmkit.shapes import Shape, Swizzle
+from gemmkit.specs import nodes
+from gemmkit.specs.moves import XOR
+from gemmkit.specs.nodes import ScheduleError, line_here
+from gemmkit.specs.tensors import FR, GL, RF, SH
 
 __all__ = ["FR", "GL", "RF", "SH", "SRC", "XOR", "A", "B", "Block", "ColMajor", "Init", "K", "Kernel", "M", "MatMul", "Move",
            "N", "RowMajor", "Schedule", "ScheduleError", "Thread", "Warp", "explore", "micro_kernel"]
 
-Kernel, Block, Warp, Thread = steps.LEVELS
-RowMajor, ColMajor = steps.ROW_MAJOR, steps.COLUMN_MAJOR
+Kernel, Block, Warp, Thread = nodes.LEVELS
+RowMajor, ColMajor = nodes.ROW_MAJOR, nodes.COLUMN_MAJOR
 #: Operands: of a MatMul, and of a Move.
 A, B, SRC = 0, 1, 0
 #: Sizes that are known at run time.
@@ -79,7 +78,7 @@ class Schedule:
 
     def tile(self, rows: Any, columns: Any) -> Schedule:
         """Tiles of ``rows`` x ``columns``, each a number or (width, step)."""
-        step = steps.Tile(rows, columns, line=line_here())
+        step = nodes.Tile(rows, columns, line=line_here())
         for name, size in (("rows", rows), ("columns", columns)):
             parts = size if isinstance(size, tuple) else (size,)
             if len(parts) > 2 or not all(type(part) is int and part > 0 for part in parts):
@@ -90,7 +89,7 @@ class Schedule:
 
     def split(self, k: int) -> Schedule:
         """Steps of ``k`` along K."""
-        step = steps.Split(k, line=line_here())
+        step = nodes.Split(k, line=line_here())
         if type(k) is not int or k < 1:
             raise step.refuse(f"k={k!r}; give a number of at least 1")
         if self.kind != "MatMul":
@@ -99,7 +98,7 @@ class Schedule:
 
     def move(self, operand: int, memory: str, implementation: Schedule) -> Schedule:
         """Operand A, B (of a Move: SRC) goes to ``memory``, by a schedule of a Move."""
-        step = steps.Move(operand, memory, implementation, line=line_here())
+        step = nodes.Move(operand, memory, implementation, line=line_here())
         if self.kind == "Init" or operand not in ((A, B) if self.kind == "MatMul" else (SRC,)):
             raise step.refuse(f"operand={operand!r}; a MatMul moves A or B, a Move SRC, an Init nothing")
         if memory not in (SH, RF, FR):
@@ -109,7 +108,7 @@ class Schedule:
 
     def accumulate_in(self, memory: str, begin: Schedule, end: Schedule) -> Schedule:
         """Sums in RF or FR: ``begin`` is a schedule of an Init, ``end`` of a Move."""
-        step = steps.Accumulate(memory, begin, end, line=line_here())
+        step = nodes.Accumulate(memory, begin, end, line=line_here())
         if self.kind != "MatMul":
             raise step.refuse(f"a {self.kind} has no sums; .accumulate_in is of a MatMul")
         if memory not in (RF, FR):
@@ -127,78 +126,78 @@ class Schedule:
 
     def to(self, level: str) -> Schedule:
         """Tiles side by side, one for each worker of ``level``: Block, Warp or Thread."""
-        if level not in steps.LEVELS[1:]:
-            raise self._last(steps.Tile, ".to").refuse(f".to({level!r}): give {', '.join(steps.LEVELS[1:])}")
-        return self._refined(".to", (steps.Tile,), level=level)
+        if level not in nodes.LEVELS[1:]:
+            raise self._last(nodes.Tile, ".to").refuse(f".to({level!r}): give {', '.join(nodes.LEVELS[1:])}")
+        return self._refined(".to", (nodes.Tile,), level=level)
 
     def layout(self, order: Any) -> Schedule:
         """Of a tile: workers row by row (RowMajor) or column by column (ColMajor). Of a move to SH: the tile's layout there,
         a `Shape` of its rows and columns or its text, ``"[(8,16):(16,1)]"``."""
-        if isinstance(self._last((steps.Tile, steps.Move), ".layout"), steps.Move):
+        if isinstance(self._last((nodes.Tile, nodes.Move), ".layout"), nodes.Move):
             if not isinstance(order, (Shape, str)) or order in (RowMajor, ColMajor):
                 raise self.steps[-1].refuse(f".layout({order!r}): give a Shape, or its text; an order is .storage(order)")
-            return self._refined(".layout", (steps.Move,), layout=order)
-        return self._refined(".layout", (steps.Tile,), order=_order(self, ".layout", order))
+            return self._refined(".layout", (nodes.Move,), layout=order)
+        return self._refined(".layout", (nodes.Tile,), order=_order(self, ".layout", order))
 
     def swizzle(self, function: Any) -> Schedule:
         """Of a tile: workers renumbered by a device function, which must be a permutation of their numbers. Of a move to SH:
         elements renumbered, behind their layout, so that no two that are accessed together lie in one bank: by `XOR`, a
         `Swizzle`, or a function of an element's number that is an XOR of its bits."""
-        if isinstance(self._last((steps.Tile, steps.Move), ".swizzle"), steps.Move):
+        if isinstance(self._last((nodes.Tile, nodes.Move), ".swizzle"), nodes.Move):
             if function != XOR and not isinstance(function, (FunctionType, Swizzle)):
                 raise self.steps[-1].refuse(f".swizzle({function!r}): give XOR, a Swizzle, or a function of a number")
-            return self._refined(".swizzle", (steps.Move,), swizzle=function)
+            return self._refined(".swizzle", (nodes.Move,), swizzle=function)
         if not isinstance(function, FunctionType):
-            raise self._last(steps.Tile, ".swizzle").refuse(f".swizzle({function!r}): give a function of a worker's number")
-        return self._refined(".swizzle", (steps.Tile,), swizzle=function)
+            raise self._last(nodes.Tile, ".swizzle").refuse(f".swizzle({function!r}): give a function of a worker's number")
+        return self._refined(".swizzle", (nodes.Tile,), swizzle=function)
 
     def occupancy(self, blocks: int) -> Schedule:
         """So many blocks at least fit on a multiprocessor by their registers, of which a thread then has fewer: of
         ``.to(Block)``. (CUDA's launch bounds.)"""
-        last = self._last(steps.Tile, ".occupancy")
+        last = self._last(nodes.Tile, ".occupancy")
         if last.level != Block:
             raise last.refuse(".occupancy is of .to(Block): it says how many blocks a multiprocessor has at a time")
         if type(blocks) is not int or not 1 <= blocks <= 32:
             raise last.refuse(f".occupancy({blocks!r}): give a number of blocks, 1 to 32")
-        return self._refined(".occupancy", (steps.Tile,), blocks_per_sm=blocks)
+        return self._refined(".occupancy", (nodes.Tile,), blocks_per_sm=blocks)
 
     @property
     def unroll(self) -> Schedule:
         """No loop: the code is there as often."""
-        return self._refined(".unroll", (steps.Tile, steps.Split), unroll=True)
+        return self._refined(".unroll", (nodes.Tile, nodes.Split), unroll=True)
 
     @property
     def sync(self) -> Schedule:
         """A barrier behind each step."""
-        return self._refined(".sync", (steps.Split,), sync=True)
+        return self._refined(".sync", (nodes.Split,), sync=True)
 
     def storage(self, order: str) -> Schedule:
         """How a tile lies in shared memory: RowMajor, ColMajor."""
-        return self._refined(".storage", (steps.Move,), order=_order(self, ".storage", order))
+        return self._refined(".storage", (nodes.Move,), order=_order(self, ".storage", order))
 
     def pad(self, elements: int) -> Schedule:
         """So many elements more a line of shared memory, which then begins in another bank."""
         if type(elements) is not int or elements < 0:
-            raise self._last(steps.Move, ".pad").refuse(f".pad({elements!r}): give a number of elements")
-        return self._refined(".pad", (steps.Move,), pad=elements)
+            raise self._last(nodes.Move, ".pad").refuse(f".pad({elements!r}): give a number of elements")
+        return self._refined(".pad", (nodes.Move,), pad=elements)
 
     @property
     def no_sync(self) -> Schedule:
         """No barrier behind the move: a later one serves for both."""
-        return self._refined(".no_sync", (steps.Move,), no_sync=True)
+        return self._refined(".no_sync", (nodes.Move,), no_sync=True)
 
     @property
     def prefetch(self) -> Schedule:
         """Bring the tile a step ahead, by cp.async into two stages: of both moves right behind a ``.split``."""
-        return self._refined(".prefetch", (steps.Move,), prefetch=True)
+        return self._refined(".prefetch", (nodes.Move,), prefetch=True)
 
     def through(self, memory: str) -> Schedule:
         """A prefetch by registers (RF): a step ahead each thread loads its part, and stores it to shared memory behind the
         step's products. For what cp.async does not copy: lines of other than 4, 8 or 16 bytes, or not aligned, or turned."""
-        last = self._last(steps.Move, ".through")
+        last = self._last(nodes.Move, ".through")
         if memory != RF or not last.prefetch:
             raise last.refuse(f".through({memory!r}): a move that is .prefetch goes .through(RF)")
-        return self._refined(".through", (steps.Move,), through=True)
+        return self._refined(".through", (nodes.Move,), through=True)
 
     # -- helpers ----------------------------------------------------------------------------------------------------
 
@@ -218,7 +217,7 @@ class Schedule:
 
     def _refined(self, name: str, kinds: tuple, **changed: Any) -> Schedule:
         last = self._last(kinds, name)
-        if isinstance(last, steps.Move) and last.memory != SH:
+        if isinstance(last, nodes.Move) and last.memory != SH:
             raise last.refuse(f"{name} is of moves to SH; registers have no layout and need no barrier")
         return replace(self, steps=(*self.steps[:-1], replace(last, **changed)))
 
@@ -254,16 +253,16 @@ class Finished(Schedule):
 
     def compile(self, a: Any, b: Any, c: Any, *, blocks_per_sm: int | None = None) -> Any:
         """PTX, machine code and what it takes of registers, for an H100 and without a GPU: a
-        `gemmkit.specs.launching.Code`. Matrices are as for `explain`; ``blocks_per_sm`` is the schedule's ``.occupancy``
+        `gemmkit.specs.lower.Code`. Matrices are as for `explain`; ``blocks_per_sm`` is the schedule's ``.occupancy``
         where it is not given. Raises ScheduleError."""
         from gemmkit.specs.run import compile_schedule
 
         return compile_schedule(self, a, b, c, blocks_per_sm=blocks_per_sm)
 
     def config(self, a: Any, b: Any, c: Any, **fields: Any) -> Any:
-        """The Config of gemmkit's template kernel that does the same (`gemmkit.specs.to_config.config`); raises ConfigError,
+        """The Config of gemmkit's template kernel that does the same (`gemmkit.specs.run.config`); raises ConfigError,
         naming all that does not fit, where there is none."""
-        from gemmkit.specs.to_config import config
+        from gemmkit.specs.run import config
 
         return config(self, a, b, c, **fields)
 
@@ -300,9 +299,9 @@ def explore(make: Any, **choices: Any) -> Any:
     combinations, compiled, checked and timed on these matrices; printed it is a table, ``.schedule`` is the fastest one.
 
     Those that do not fit are listed with their rule. In the emulator nothing is timed. See
-    `gemmkit.specs.exploring.Variants` for what a call takes, and for the errors.
+    `gemmkit.specs.trials.Variants` for what a call takes, and for the errors.
     """
-    from gemmkit.specs.exploring import Variants
+    from gemmkit.specs.trials import Variants
 
     return Variants(make, choices)
 
@@ -322,7 +321,7 @@ def _order(schedule: Schedule, name: str, order: Any) -> str:
     return str(order)
 
 
-def _finished(step: steps.Step, name: str, given: Any, kind: str) -> None:
+def _finished(step: nodes.Step, name: str, given: Any, kind: str) -> None:
     if not isinstance(given, Finished) or given.kind != kind:
         got = f"a {given.kind} that is not done" if isinstance(given, Schedule) and given.kind == kind else (
             f"a {given.kind}" if isinstance(given, Schedule) else repr(given))

@@ -5,31 +5,123 @@ What runs on the GPU does so in the tuner's process (`gemmkit.tuner.device_proce
 
 from __future__ import annotations
 
+import inspect
+import itertools
+import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gemmkit.components import ComponentError
 from gemmkit.emulator.mode import Mode, current_mode
-from gemmkit.lang import later
+from gemmkit.lang import deferred
 from gemmkit.lang.fingerprint import look_again
 from gemmkit.runtime import device
 from gemmkit.runtime.array_info import ArrayInfo, alignment
 from gemmkit.runtime.arrays import describe
-from gemmkit.runtime.forked import Failure, forked
-from gemmkit.runtime.launchable import Launchable
-from gemmkit.specs.launching import Kernel
-from gemmkit.specs.lower import Lowered
+from gemmkit.runtime.device import Failure, forked
+from gemmkit.runtime.launch import Launchable
+from gemmkit.specs.lower import Kernel, Lowered
 from gemmkit.specs.run import READ_ONLY, described, prepared
-from gemmkit.specs.variants import Explored, Variant
-from gemmkit.tuner.jobs import Job, Memory, contents_of, job_of, memory_of
-from gemmkit.tuner.measuring import Failed, Measuring
-from gemmkit.tuner.progress import Progress
-from gemmkit.tuner.verifying import difference, elements, tolerance
+from gemmkit.tuner.measure import (
+    Failed,
+    Job,
+    Measuring,
+    Memory,
+    contents_of,
+    difference,
+    elements,
+    job_of,
+    memory_of,
+    tolerance,
+)
+from gemmkit.tuner.tuner import Progress
+
+# --------------------------------------------------------------------------------------------------
+# What came of trying variants of a schedule: a row each, and the table.
+
+@dataclass(frozen=True)
+class Variant:
+    """One choice of parameters, and what came of it: a time, or in ``error`` why there is none.
+
+    ``blocks_per_sm`` is how many blocks a multiprocessor has at a time; ``ratio`` is the time of `gemmkit.matmul`, measured
+    in turns, by this one's (above 1 it is faster).
+    """
+
+    parameters: dict[str, Any]
+    schedule: Any = field(default=None, repr=False)
+    registers: int | None = None
+    spilled_bytes: int | None = None
+    shared_bytes: int | None = None
+    threads: int | None = None
+    blocks_per_sm: int | None = None
+    microseconds: float | None = None
+    tflops: float | None = None
+    ratio: float | None = None
+    is_right: bool = False
+    error: str | None = None
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.parameters.items())
+
+    def refused(self, why: object) -> Variant:
+        """The row of one that has no time."""
+        return replace(self, error=str(why))
+
+
+HEADER = ("variant", "us", "TFLOP/s", "ratio", "registers", "shared", "threads", "blocks/SM")
+
+
+@dataclass(frozen=True)
+class Explored:
+    """What was found. ``rows`` has all variants: the timed ones, the fastest first; then those that were compiled and
+    checked alone; then those that were refused. ``default`` is the time of `gemmkit.matmul` in microseconds, None where
+    nothing was timed."""
+
+    what: str
+    rows: tuple[Variant, ...]
+    default: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Variant:
+        """The fastest variant. Raises RuntimeError where none was timed."""
+        if not self.rows or self.rows[0].microseconds is None:
+            why = "; ".join(self.notes) or "no variant could be compiled and is right"
+            raise RuntimeError(f"{self.what}: no variant was timed ({why})")
+        return self.rows[0]
+
+    @property
+    def schedule(self) -> Any:
+        """The fastest schedule. Raises RuntimeError where none was timed."""
+        return self.best.schedule
+
+    def __str__(self) -> str:
+        """A table; what was refused stands below it, each with the rule that it breaks."""
+        shown = [row for row in self.rows if row.error is None]
+        lines = [HEADER, *map(_cells, shown)]
+        if self.default is not None:
+            lines.append(("gemmkit.matmul", f"{self.default:.2f}", "", "1.000", "", "", "", ""))
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        table = ["  ".join((first.ljust(widths[0]), *map(str.rjust, rest, widths[1:]))) for first, *rest in lines]
+        others = [row for row in self.rows if row.error is not None]
+        counts = f"{self.what}: {len(self.rows)} variants, {len(others)} of them refused or wrong"
+        refused = [f"{row}: {' '.join(str(row.error).split())}" for row in others]
+        return "\n".join([counts, *(line.rstrip() for line in table), *refused, *self.notes])
+
+
+def _cells(row: Variant) -> tuple[str, ...]:
+    def number(value: float | None, text: str) -> str:
+        return "-" if value is None else format(value, text)
+
+    registers = number(row.registers, "d") + (f" ({row.spilled_bytes} B spilled)" if row.spilled_bytes else "")
+    return (str(row), number(row.microseconds, ".2f"), number(row.tflops, ".2f"), number(row.ratio, ".3f"), registers,
+            number(row.shared_bytes, "d"), number(row.threads, "d"), number(row.blocks_per_sm, "d"))
+
 
 PAIRS, MICROSECONDS = 5, 1000.0        # each variant is timed, in turns with gemmkit.matmul
 FINALISTS, FINAL_PAIRS = 3, 15         # the fastest again: the first of many is the luckiest, too
@@ -55,7 +147,7 @@ class Compiled(NamedTuple):
 
 def explored(rows: Sequence[Variant], a: Any, b: Any, out: Any, budget: float, jobs: int | None,
              progress: bool | None) -> Explored:
-    """Try the variants: see `gemmkit.specs.exploring.Variants`."""
+    """Try the variants: see `gemmkit.specs.trials.Variants`."""
     mode = current_mode()
     on_host = describe(a, "a").device < 0
     if on_host and mode is None:
@@ -122,7 +214,7 @@ class _Search:
 
     def compile(self, shown: Any) -> None:
         """In a process each. Of the budget half is for measuring."""
-        later.load()                                          # once, and not in every process
+        deferred.load()                                          # once, and not in every process
         numbers = list(self._tried)
         tasks = [self._task(number) for number in numbers]
         reserved = 0.0 if self.mode is not None else self.budget / 2
@@ -149,7 +241,7 @@ class _Search:
         return task
 
     def _compiled(self, number: int, found: Any) -> None:
-        from gemmkit.inspection import occupancy
+        from gemmkit.plans.ahead import occupancy
 
         if isinstance(found, Failure):
             self._drop(number, f"not compiled: {found}")
@@ -185,7 +277,7 @@ class _Search:
     # -- 3. checked and timed on a GPU ------------------------------------------------------------------------------------
 
     def time(self, a: Any, b: Any, out: Any, shown: Any) -> None:
-        from gemmkit.planning import Plan
+        from gemmkit.plans.plan import Plan
 
         if not self._tried:
             return
@@ -295,3 +387,102 @@ def like(shape: tuple[int, int], info: ArrayInfo) -> np.ndarray:
         if alignment(describe(array, "a")) == wanted:
             return array
     raise AssertionError(f"no host array is aligned to {wanted} bytes")
+
+
+# --------------------------------------------------------------------------------------------------
+# Schedules tried out: a function of parameters makes them, all combinations are compiled, checked and timed, the fastest
+# is returned (Fireiron, section 5, hypothesis C: tile sizes explored).
+#
+# >>> from gemmkit.specs.schedule import *
+# >>> def make(rows, columns, k):
+# ...     return (MatMul(M, N, K)(GL, GL, GL)(Kernel)
+# ...         .tile(rows, columns).to(Block).tile(1, 1).to(Thread)
+# ...         .accumulate_in(RF, Init.done, Move.done)
+# ...         .split(k).move(A, RF, Move.tile(1, 1).unroll.done).move(B, RF, Move.tile(1, 1).unroll.done)
+# ...         .tile(1, 1).unroll.done)
+# >>> variants = explore(make, rows=[16, 64], columns=[16], k=[1, 3])
+# >>> print(len(variants), variants[3])
+# 4 rows=64 columns=16 k=3
+#
+# ``variants(a, b)`` tries them: on a GPU that gives an `Explored` with times, in the emulator one without.
+
+MOST = 4096                            # variants of an exploration
+
+
+class Variants(Sequence[Variant]):
+    """The schedules that ``make`` returns for all combinations of ``choices``; called with matrices, they are tried.
+
+    A combination for which ``make`` raises ValueError (of which ScheduleError is one) is listed with its reason. Any other
+    exception is a fault of ``make``'s, and is not caught.
+
+    Raises TypeError where ``make`` does not take the parameters, or returns no finished schedule; ValueError for a parameter
+    without values, or more than `MOST` combinations.
+    """
+
+    def __init__(self, make: Callable[..., Any], choices: dict[str, Iterable[Any]]):
+        if not callable(make):
+            raise TypeError(f"explore({make!r}): give a function of parameters that returns a schedule")
+        name = getattr(make, "__name__", "the function")
+        values = {parameter: _values(parameter, given) for parameter, given in choices.items()}
+        if not values:
+            raise ValueError(f"explore({name}): give the values of its parameters, for example tiles=[(64, 64), (128, 64)]")
+        try:
+            inspect.signature(make).bind(**dict.fromkeys(values))
+        except TypeError as error:
+            raise TypeError(f"explore: {name}{inspect.signature(make)} cannot be called with {', '.join(values)}: "
+                            f"{error}") from None
+        if (count := math.prod(map(len, values.values()))) > MOST:
+            raise ValueError(f"explore: {count} combinations of {', '.join(values)}; {MOST} at most, give fewer values")
+        self._rows = [self._made(make, name, dict(zip(values, one))) for one in itertools.product(*values.values())]
+
+    @staticmethod
+    def _made(make: Callable[..., Any], name: str, parameters: dict[str, Any]) -> Variant:
+        row = Variant(parameters)
+        try:
+            schedule = make(**parameters)
+        except ValueError as error:
+            return row.refused(error)
+        if getattr(schedule, "kind", None) != "MatMul" or not callable(schedule):              # a finished one can be called
+            raise TypeError(f"explore: {name}({row}) returns {schedule!r}; a schedule of a MatMul that ends with .done is "
+                            "needed")
+        return replace(row, schedule=schedule)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self._rows[number]
+
+    def __call__(self, a: Any, b: Any, out: Any = None, *, budget: float = 300.0, jobs: int | None = None,
+                 progress: bool | None = None) -> Explored:
+        """Try them on ``a @ b``.
+
+        Each is compiled in a process of its own, ``jobs`` at a time. Arrays of a GPU: one process more, which has a context
+        of its own and copies of the matrices, runs each into memory of NaN; the result is compared with float64, and timed
+        in turns with `gemmkit.matmul`. A variant that faults or hangs takes nothing with it. NumPy arrays, within ``with
+        gemmkit.emulate():``: each is compiled for an H100 and emulated on small operands of the same kind; there are no
+        times.
+
+        Args:
+            a, b, out: as a schedule takes them; ``out`` says what C is, and is not written.
+            budget: seconds, of which compiling may take half; variants that are not reached are listed so.
+            jobs: variants that are compiled at a time; None for one a processor.
+            progress: whether it is shown on standard error; None where that is a terminal.
+
+        Raises ValueError and TypeError for matrices that do not fit each other, or another budget; RuntimeError where
+        `gemmkit.matmul` itself does not run.
+        """
+        if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget < math.inf:
+            raise ValueError(f"budget={budget!r}: a number of seconds above 0 is needed")
+        if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
+            raise ValueError(f"jobs={jobs!r}: a number of processes, 1 or more, or None is needed")
+        return explored(self._rows, a, b, out, float(budget), jobs, progress)
+
+
+def _values(name: str, given: Any) -> list[Any]:
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        raise TypeError(f"explore: {name}={given!r}: give a list of values, for example {name}=[{given!r}]")
+    values = list(given)
+    if not values:
+        raise ValueError(f"explore: {name}=[]: give at least one value")
+    return values

@@ -9,9 +9,8 @@ PyTorch is imported here and nowhere else in gemmkit, which imports this package
 computed in the emulator (``with gemmkit.emulate():``), so that operators can be tested without a GPU.
 """
 
-from gemmkit.torch.linear import Linear
+from gemmkit.torch.autograd import matmul
+from gemmkit.torch.layers import Linear, QuantisedLinear
 from gemmkit.torch.operators import Product, op
-from gemmkit.torch.quantised import QuantisedLinear
-from gemmkit.torch.recorded import matmul
 
 __all__ = ["Linear", "Product", "QuantisedLinear", "matmul", "op"]

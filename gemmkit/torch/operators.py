@@ -8,20 +8,29 @@ from typing import Any
 
 import torch
 
-from gemmkit.config import Config, ConfigError
 from gemmkit.epilogues import Epilogue, Store
+from gemmkit.functions.matmul import matmul
+from gemmkit.functions.semiring import select
+from gemmkit.kernels.config import Config
+from gemmkit.lang.errors import ConfigError
 from gemmkit.layouts import ColMajor
-from gemmkit.matmul_call import matmul
 from gemmkit.operators import Operator
-from gemmkit.problem import KEYWORDS
+from gemmkit.plans.problem import KEYWORDS
 from gemmkit.runtime.arrays import dtype_to_torch
-from gemmkit.selection import select
-from gemmkit.torch import forms
-from gemmkit.torch.batching import batched_by
-from gemmkit.torch.derivative import Derivative
-from gemmkit.torch.library import Differentiable, define, qualified
-from gemmkit.torch.product import KEPT, autocast, check_dtypes, check_together, result_dtype, result_shape
-from gemmkit.torch.replay import Recipe
+from gemmkit.torch import product
+from gemmkit.torch.autograd import Derivative, Recipe
+from gemmkit.torch.product import (
+    KEPT,
+    Differentiable,
+    autocast,
+    batched_by,
+    check_dtypes,
+    check_together,
+    define,
+    qualified,
+    result_dtype,
+    result_shape,
+)
 
 
 def op(conf: Config | None = None, *, name: str, epilogue: Any = None, a: Any = None, b: Any = None, dtype: Any = None,
@@ -94,7 +103,7 @@ class Product:
         self._of_parameters: dict[tuple[int, ...], Any] = {}
         self._constant: Epilogue | None = None if self.recipe.names else self.recipe.model
         self.forms = self._form("a", a), self._form("b", b)
-        self._is_plain = (conf is None and dtype is None and not components and self.forms == (forms.PLAIN, forms.PLAIN)
+        self._is_plain = (conf is None and dtype is None and not components and self.forms == (product.PLAIN, product.PLAIN)
                           and self.recipe.model.result_dtype is None)
         self.derivative = Derivative.of(conf, components, self.recipe, self.forms, derivative)
         self._define()
@@ -103,8 +112,8 @@ class Product:
     def _form(self, name: str, made: Any) -> str:
         layout = self.components.get(f"global_{name}_layout", getattr(self.conf, f"global_{name}_layout", None))
         if layout is None or made is not None:
-            return forms.form_of(made, name)
-        return forms.form_of_layout(layout, f"global_{name}_layout")
+            return product.form_of(made, name)
+        return product.form_of_layout(layout, f"global_{name}_layout")
 
     def __call__(self, a: Any, b: Any, *operands: Any, c: Any = None) -> Any:
         """D of tensors; recorded where one of them requires a gradient."""
@@ -209,7 +218,7 @@ class Product:
             return self._made_of(operands)
         key, state = tuple(map(id, operands)), [(x.data_ptr(), x.shape, x.stride(), x.dtype) for x in operands]
         known = self._of_parameters.get(key)
-        if known is not None and known[1] == state:        # frozen before: 50 to 190 us less (`gemmkit.kept`)
+        if known is not None and known[1] == state:        # frozen before: 50 to 190 us less (`gemmkit.components`)
             return known[0]
         made = self._made_of(operands)
         forget = [weakref.ref(x, lambda _: self._of_parameters.pop(key, None)) for x in operands]
@@ -222,8 +231,9 @@ class Product:
     def _launch(self, a: Any, b: Any, c: Any, out: Any, epilogue: Epilogue | None) -> None:
         of_a, of_b = a, b
         for name, form in zip("ab", self.forms):
-            if form != forms.PLAIN and f"global_{name}_layout" not in self.components and self.conf is None:
-                of_a, of_b = ((forms.matrix_of(of_a, form), of_b) if name == "a" else (of_a, forms.matrix_of(of_b, form)))
+            if form != product.PLAIN and f"global_{name}_layout" not in self.components and self.conf is None:
+                of_a, of_b = ((product.matrix_of(of_a, form), of_b) if name == "a"
+                              else (of_a, product.matrix_of(of_b, form)))
         more = self.components if epilogue is None else {**self.components, "epilogue": epilogue}
         matmul(of_a, of_b, c, self.conf, out=out, **more)
 
@@ -259,7 +269,7 @@ class Product:
         if self.conf is not None:
             cores: list[int | None] = [None] * len(tensors)
         else:
-            cores = [*map(forms.own_ndim, self.forms), 2, *map(self.recipe.own_ndim, range(len(self.recipe.names)))]
+            cores = [*map(product.own_ndim, self.forms), 2, *map(self.recipe.own_ndim, range(len(self.recipe.names)))]
         return batched_by(operator, size, in_dims, tensors, cores, {})
 
 

@@ -2,22 +2,303 @@
 
     D = A B,   dA = dD B^H,   dB = A^H dD
 
-An operand is plain or has a form (`gemmkit.torch.forms`), and may be conjugated as it is loaded. The derivative of a product
+An operand is plain or has a form (`gemmkit.torch.product`), and may be conjugated as it is loaded. The derivative of a
+product
 is of the same kind in all of these, so that one operator has derivatives of every order. Source: Giles, "Collected matrix
 derivative results for forward and reverse mode algorithmic differentiation", 2008.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from torch.autograd import forward_ad
 
+from gemmkit import layouts
 from gemmkit.blas import CONJUGATE
-from gemmkit.matmul_call import Door, matmul
-from gemmkit.torch import forms
-from gemmkit.torch.batching import batched_by
-from gemmkit.torch.library import Differentiable, define, is_eager
+from gemmkit.functions.matmul import Door, matmul
+from gemmkit.layouts import matrices
+
+# --------------------------------------------------------------------------------------------------
+# What a tensor is as an operand: a plain matrix, or what is stored of a matrix with structure.
+#
+# A form is a word, so that it can be an argument of an operator of PyTorch's. The gradient of what is stored follows from
+# that of the matrix (G): the diagonal of G; the half of G; for a symmetric matrix the half of G + G^T, whose diagonal
+# counts once.
+
+PLAIN = "plain"
+#: The forms, and what makes a matrix of an array.
+FORMS: dict[str, Callable[[Any], Any]] = {
+    PLAIN: lambda x: x,
+    "diagonal": matrices.Diagonal,
+    "lower": lambda x: matrices.Triangular(x, "lower"),
+    "upper": lambda x: matrices.Triangular(x, "upper"),
+    "unit lower": lambda x: matrices.Triangular(x, "lower", unit=True),
+    "unit upper": lambda x: matrices.Triangular(x, "upper", unit=True),
+    "symmetric lower": lambda x: matrices.Symmetric(x, "lower"),
+    "symmetric upper": lambda x: matrices.Symmetric(x, "upper"),
+}
+_TRANSPOSED = {"lower": "upper", "upper": "lower", "unit lower": "unit upper", "unit upper": "unit lower"}
+
+
+def check_form(form: str, name: str) -> None:
+    if form not in FORMS:
+        raise ValueError(f"{name}={form!r}: one of {', '.join(map(repr, FORMS))} is needed")
+
+
+def form_of(made: Any, name: str) -> str:
+    """The form of what a user's ``a=`` or ``b=`` makes of tensors: None, or a function that gives a matrix with structure,
+    such as `gemmkit.Triangular`."""
+    if made is None:
+        return PLAIN
+    for shape in ((1, 1), (1,)):
+        try:
+            found = made(np.zeros(shape, np.float32))
+        except ValueError:
+            continue
+        except TypeError as error:
+            raise TypeError(f"{name}={made!r}: {error}; None or a function that makes a matrix with structure of an array "
+                            "is needed, such as gemmkit.Triangular") from None
+        if isinstance(found, matrices.Matrix) and found.condition(name) is not None:
+            raise TypeError(f"{name}={made!r} makes a {type(found).__name__}, whose mask an operator of PyTorch does "
+                            "not take; give it to gemmkit.matmul")
+        return form_of_layout(found.layout if isinstance(found, matrices.Matrix) else None, name)
+    raise TypeError(f"{name}={made!r} takes neither a matrix nor a vector")
+
+
+def form_of_layout(layout: Any, name: str) -> str:
+    """The form of an operand of a layout; raises TypeError for a layout that has no form."""
+    kind = type(layout)
+    if kind in (layouts.RowMajor, layouts.ColMajor):
+        return PLAIN
+    if kind is layouts.Diagonal:
+        return "diagonal"
+    if kind is layouts.Triangular and layout.nothing == 0:
+        return f"{'unit ' if layout.unit else ''}{layout.half}"
+    if kind is layouts.Symmetric:
+        return f"symmetric {layout.half}"
+    raise TypeError(f"{name}: {layout!r} has no form known to gemmkit.torch; plain matrices, Diagonal, Triangular and "
+                    "Symmetric have")
+
+
+def matrix_of(x: Any, form: str) -> Any:
+    """The array as the matrix that a product takes."""
+    return FORMS[form](x)
+
+
+def own_ndim(form: str | None) -> int:
+    """How many dimensions a matrix of this form has in its tensor; those before are a stack's."""
+    return 1 if form == "diagonal" else 2
+
+
+def shape_of(x: Any, form: str, name: str) -> tuple[Any, ...]:
+    """The shape of the matrix, or the stack of them, that a tensor is. Raises ValueError where it is none."""
+    if form == "diagonal":
+        if x.dim() < 1:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}; the diagonal of a matrix is a vector")
+        return *x.shape, x.shape[-1]
+    if x.dim() < 2:
+        raise ValueError(f"{name} has {x.dim()} dimensions; a matrix of 2 is needed (a vector v: v[:, None] or v[None, :])")
+    if form.startswith("symmetric") and x.shape[-2] != x.shape[-1]:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; a symmetric matrix is square")
+    return tuple(x.shape)
+
+
+def transposed(x: Any, form: str) -> tuple[Any, str]:
+    """What is stored of the transpose, and its form; nothing is copied."""
+    if form == "diagonal" or form.startswith("symmetric"):
+        return x, form
+    return x.mT, _TRANSPOSED.get(form, form)
+
+
+def gradient_of_stored(gradient: Any, form: str) -> Any:
+    """The gradient of what is stored, from that of the matrix."""
+    if form == PLAIN:
+        return gradient
+    if form == "diagonal":
+        return torch.diagonal(gradient, dim1=-2, dim2=-1)
+    half = torch.tril if form.endswith("lower") else torch.triu
+    if form.startswith("symmetric"):
+        strictly = -1 if form.endswith("lower") else 1
+        return half(gradient) + half(gradient.mT, strictly)
+    strictly = 0 if not form.startswith("unit") else -1 if form.endswith("lower") else 1
+    return half(gradient, strictly)
+
+
+# --------------------------------------------------------------------------------------------------
+# ``torch.func.vmap`` of operators: a batch is one more dimension of a stack of products, and one launch.
+#
+# Where an operand cannot have that (an array that all products share) there is a launch for each of the batch.
+
+def batched_by(operator: Callable[..., Any], size: int, in_dims: Sequence[int | None], tensors: Sequence[Any],
+               cores: Sequence[int | None], keywords: dict[str, Any]) -> tuple[Any, Any]:
+    """The operator of a batch, and where the batch lies in each result: in front.
+
+    ``cores`` is how many dimensions of each tensor are one product's, None where a stack cannot have one for each product.
+    """
+    batched = [n for n, (dim, x) in enumerate(zip(in_dims, tensors)) if dim is not None and x is not None]
+    if any(cores[n] is None for n in batched):
+        return _one_after_the_other(operator, size, in_dims, tensors, batched, keywords)
+
+    def stack_ndim(n: int) -> int:
+        return tensors[n].dim() - (n in batched) - (cores[n] or 0)
+
+    most = max(stack_ndim(n) for n, x in enumerate(tensors) if x is not None and cores[n] is not None)
+    given = list(tensors)
+    for n in batched:
+        x, missing = tensors[n].movedim(in_dims[n], 0), most - stack_ndim(n)
+        given[n] = x[(slice(None), *(None,) * missing)]
+    if not {0, 1}.intersection(batched):                   # the stack is that of A and B
+        given[0] = tensors[0].expand(size, *(1,) * (most - stack_ndim(0)), *tensors[0].shape)
+    found = operator(*given, **keywords)
+    return found, (0,) * len(found) if isinstance(found, tuple) else 0
+
+
+def _one_after_the_other(operator: Callable[..., Any], size: int, in_dims: Sequence[int | None], tensors: Sequence[Any],
+                         batched: Sequence[int], keywords: dict[str, Any]) -> tuple[Any, Any]:
+    made = [operator(*(x if n not in batched else x.select(in_dims[n], one) for n, x in enumerate(tensors)), **keywords)
+            for one in range(size)]
+    if not isinstance(made[0], tuple):
+        return torch.stack(made), 0
+    return tuple(torch.stack(found) for found in zip(*made)), (0,) * len(made[0])
+
+
+# --------------------------------------------------------------------------------------------------
+# Operators of ``torch.library``: what all of gemmkit's have in common.
+
+_NAME = re.compile(r"[A-Za-z_]\w*(::[A-Za-z_]\w*)?")
+
+
+def qualified(name: Any) -> str:
+    """``namespace::name`` of a name; without a namespace it is gemmkit's. Raises ValueError for no name, or a taken one."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(f'name={name!r}: a name such as "linear" or "mine::linear" is needed')
+    full = name if "::" in name else f"gemmkit::{name}"
+    namespace, own = full.split("::")
+    if hasattr(getattr(torch.ops, namespace), own):
+        raise ValueError(f"name={name!r}: there is an operator {full} already; give another name")
+    return full
+
+
+def define(name: str, schema: str, compute: Callable[..., Any], allocate: Callable[..., Any]) -> Any:
+    """An operator that computes by ``compute``; ``allocate`` gives its results of tensors without data (fake and meta
+    ones)."""
+    torch.library.define(name, schema)
+    torch.library.impl(name, ("cpu", "cuda"), compute)
+    torch.library.register_fake(name, allocate)
+    namespace, own = name.split("::")
+    return getattr(getattr(torch.ops, namespace), own).default
+
+
+class Differentiable:
+    """An operator of `define` that has a derivative and takes batches from now on; it is called as the operator is.
+
+    Args:
+        operator: the operator.
+        backward, setup: as ``torch.library.register_autograd`` takes them.
+        rule: ``rule(size, in_dims, *args, **keywords)``: the operator of a batch, and where the batch lies in its results.
+        compute: what the operator computes, of tensors that nothing but autograd looks at (`is_eager`): such calls do
+            without PyTorch's dispatcher and its autograd of operators, which take 20 to 50 us of host time.
+
+    The transforms of ``torch.func`` (grad, vjp, jacrev) refuse the derivative that ``torch.library`` makes of ``backward``,
+    since it has no ``setup_context`` of its own (PyTorch 2.13). Within them a call records by an autograd function that has.
+    """
+
+    def __init__(self, operator: Any, backward: Callable[..., Any], setup: Callable[..., None], rule: Callable[..., Any],
+                 compute: Callable[..., Any]):
+        self.operator, self._compute = operator, compute
+        torch.library.register_autograd(operator, backward, setup_context=setup)
+        torch.library.register_vmap(operator, lambda info, *args, **told: rule(info.batch_size, *args, **told))
+        arguments = operator._schema.arguments
+        self._defaults = {x.name: x.default_value for x in arguments if x.kwarg_only}
+        count, names = len(arguments) - len(self._defaults), tuple(self._defaults)
+        self._recorded = _function(self, count, names, backward, setup, rule)
+        self._eager = _eager_function(compute, count, self._defaults, setup, self._recorded.backward)
+
+    def __call__(self, *args: Any, **told: Any) -> Any:
+        if is_eager(args):
+            if torch.is_grad_enabled() and any(type(x) in _PLAIN and x.requires_grad for x in args):
+                return self._eager.apply(*args, *(told.get(name, default) for name, default in self._defaults.items()))
+            return self._compute(*args, **told)
+        if _transforms():
+            return self._recorded.apply(*args, *{**self._defaults, **told}.values())
+        return self.operator(*args, **told)
+
+
+_PLAIN = torch.Tensor, torch.nn.Parameter
+
+
+_transforms = torch._C._are_functorch_transforms_active
+_dispatching, _overriding = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+_tracing, _profiling = torch._C._get_tracing_state, torch.autograd._profiler_enabled
+_overridden = torch._C._has_torch_function
+
+
+def is_eager(args: tuple[Any, ...]) -> bool:
+    """Whether nothing but autograd looks at a call: no transform, mode, tracer, compiler, profiler, subclass of tensors, and
+    no tensor without data or whose data stand for others (lazily conjugated)."""
+    if (torch.compiler.is_compiling() or _transforms() or _dispatching() or _overriding() or _tracing() is not None
+            or _profiling() or forward_ad._current_level >= 0 or _overridden(args)):
+        return False
+    for x in args:
+        if type(x) in _PLAIN:
+            if not (x.is_cuda or x.is_cpu) or x.is_conj() or x.is_neg():
+                return False
+        elif isinstance(x, torch.Tensor):
+            return False
+    return True
+
+
+def _eager_function(compute: Callable[..., Any], count: int, defaults: dict[str, Any],
+                    setup: Callable[..., None], gradients: Callable[..., Any]) -> Any:
+    """The autograd function of eager calls. Saved with the forward pass: a `setup_context` of its own takes 5 us more."""
+    class Eager(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            if not defaults:
+                output = compute(*args)
+                setup(ctx, inputs=args, output=output)
+                return output
+            told = dict(zip(defaults, args[count:]))
+            output = compute(*args[:count], **{name: value for name, value in told.items() if value != defaults[name]})
+            setup(ctx, inputs=args[:count], output=output, keyword_only_inputs=told)
+            return output
+
+        backward = staticmethod(gradients)
+
+    return Eager
+
+
+def _function(call: Differentiable, count: int, names: tuple[str, ...], backward: Callable[..., Any],
+              setup: Callable[..., None], rule: Callable[..., Any]) -> Any:
+    """The autograd function of an operator of ``count`` arguments, and of the keywords ``names``, which come behind them."""
+    def told(args: tuple) -> dict[str, Any]:
+        return dict(zip(names, args[count:]))
+
+    class Recorded(torch.autograd.Function):
+        @staticmethod
+        def forward(*args: Any) -> Any:
+            return call(*args[:count], **told(args))
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            setup(ctx, inputs=inputs[:count], output=output, **({"keyword_only_inputs": told(inputs)} if names else {}))
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            found = backward(ctx, *grads)
+            return (*(found if isinstance(found, tuple) else (found,)), *(None for _ in names))
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple, *args: Any) -> Any:
+            return rule(info.batch_size, in_dims[:count], *args[:count], **told(args))
+
+    return Recorded
+
 
 _SCHEMA = ('(Tensor a, Tensor b, *, str a_form="plain", str b_form="plain", bool conj_a=False, bool conj_b=False, '
            "ScalarType? dtype=None) -> Tensor")
@@ -25,7 +306,7 @@ _SCHEMA = ('(Tensor a, Tensor b, *, str a_form="plain", str b_form="plain", bool
 
 def result_shape(a: Any, b: Any, a_form: str, b_form: str) -> tuple[Any, ...]:
     """The shape of A B. Raises ValueError, naming both, where they do not fit each other."""
-    of_a, of_b = forms.shape_of(a, a_form, "a"), forms.shape_of(b, b_form, "b")
+    of_a, of_b = shape_of(a, a_form, "a"), shape_of(b, b_form, "b")
     if of_a[-1] != of_b[-2]:
         raise ValueError(f"a has shape {tuple(a.shape)} and b has shape {tuple(b.shape)}: a has {of_a[-1]} columns and b "
                          f"{of_b[-2]} rows; both are K")
@@ -74,22 +355,22 @@ def result_dtype(a: Any, b: Any, dtype: Any) -> Any:
     return common if dtype is None else dtype
 
 
-def _compute(a: Any, b: Any, *, a_form: str = forms.PLAIN, b_form: str = forms.PLAIN, conj_a: bool = False,
+def _compute(a: Any, b: Any, *, a_form: str = PLAIN, b_form: str = PLAIN, conj_a: bool = False,
              conj_b: bool = False, dtype: Any = None) -> Any:
     out = _allocate(a, b, a_form=a_form, b_form=b_form, dtype=dtype)
     more: dict[str, Any] = {}
     for name, conjugated, x in (("a", conj_a, a), ("b", conj_b, b)):
         if conjugated and x.is_complex():
             more[f"transform_global_to_shared_{name}"] = CONJUGATE
-    matmul(forms.matrix_of(a, a_form), forms.matrix_of(b, b_form), out=out, **more)
+    matmul(matrix_of(a, a_form), matrix_of(b, b_form), out=out, **more)
     return out
 
 
-def _allocate(a: Any, b: Any, *, a_form: str = forms.PLAIN, b_form: str = forms.PLAIN, conj_a: bool = False,
+def _allocate(a: Any, b: Any, *, a_form: str = PLAIN, b_form: str = PLAIN, conj_a: bool = False,
               conj_b: bool = False, dtype: Any = None) -> Any:
     """The result, uninitialised: what the operator makes of tensors that have no data."""
-    forms.check_form(a_form, "a_form")
-    forms.check_form(b_form, "b_form")
+    check_form(a_form, "a_form")
+    check_form(b_form, "b_form")
     check_together(a, b=b)
     return a.new_empty(result_shape(a, b, a_form, b_form), dtype=result_dtype(a, b, dtype))
 
@@ -105,7 +386,7 @@ def _backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
     return gradients(grad, a, b, ctx.needs_input_grad[:2], **told)
 
 
-def gradients(grad: Any, a: Any, b: Any, needed: tuple[bool, ...], a_form: str = forms.PLAIN, b_form: str = forms.PLAIN,
+def gradients(grad: Any, a: Any, b: Any, needed: tuple[bool, ...], a_form: str = PLAIN, b_form: str = PLAIN,
               conj_a: bool = False, conj_b: bool = False) -> tuple[Any, Any]:
     """The gradients of A and B, from that of A B; None where ``needed`` is false.
 
@@ -114,30 +395,30 @@ def gradients(grad: Any, a: Any, b: Any, needed: tuple[bool, ...], a_form: str =
     """
     of_a = of_b = None
     if needed[0]:
-        turned, form = forms.transposed(b, b_form)
+        turned, form = transposed(b, b_form)
         # conj(dD (B')^H), as A' = conj(A): both factors are conjugated where A is
-        of_a = _like(a, a_form, grad, turned, forms.PLAIN, form, conj_a, conj_b == conj_a)
+        of_a = _like(a, a_form, grad, turned, PLAIN, form, conj_a, conj_b == conj_a)
     if needed[1]:
-        turned, form = forms.transposed(a, a_form)
-        of_b = _like(b, b_form, turned, grad, form, forms.PLAIN, conj_a == conj_b, conj_b)
+        turned, form = transposed(a, a_form)
+        of_b = _like(b, b_form, turned, grad, form, PLAIN, conj_a == conj_b, conj_b)
     return of_a, of_b
 
 
 def _like(operand: Any, operand_form: str, a: Any, b: Any, a_form: str, b_form: str, conj_a: bool, conj_b: bool) -> Any:
     """The gradient of what is stored of an operand, of its shape and dtype: a product of a and b."""
-    if (a_form == b_form == operand_form == forms.PLAIN and operand.dim() == a.dim() == b.dim() == 2
+    if (a_form == b_form == operand_form == PLAIN and operand.dim() == a.dim() == b.dim() == 2
             and a.dtype == b.dtype == operand.dtype and not operand.is_complex()):      # no view more than it needs
         return _gradient(product, operand, a, b)
     a, b = _of_one_dtype(a, b)
-    if operand_form == forms.PLAIN and operand.dim() == 2:
+    if operand_form == PLAIN and operand.dim() == 2:
         a, b = _folded(a, b, a_form, b_form, operand)
     lies_in_columns = operand.dim() > 1 and operand.stride(-2) == 1 and operand.stride(-1) != 1
-    if lies_in_columns and operand_form == forms.PLAIN:     # so does the gradient: no copy to where it adds up
-        (a, a_form), (b, b_form) = forms.transposed(a, a_form), forms.transposed(b, b_form)
+    if lies_in_columns and operand_form == PLAIN:     # so does the gradient: no copy to where it adds up
+        (a, a_form), (b, b_form) = transposed(a, a_form), transposed(b, b_form)
         found = product(b, a, b_form, a_form, conj_b, conj_a).mT
     else:
         found = product(a, b, a_form, b_form, conj_a, conj_b)
-    stored = forms.gradient_of_stored(found, operand_form)
+    stored = gradient_of_stored(found, operand_form)
     if not operand.is_complex() and stored.is_complex():
         stored = stored.real
     return summed_to(stored, operand.shape).to(operand.dtype)
@@ -152,7 +433,7 @@ def _of_one_dtype(a: Any, b: Any) -> tuple[Any, Any]:
 def _folded(a: Any, b: Any, a_form: str, b_form: str, operand: Any) -> tuple[Any, Any]:
     """The factors of the gradient of one matrix that was multiplied with a stack: a sum over the stack is one long K,
     where views can say so."""
-    if a.dim() < 3 or a.shape[:-2] != b.shape[:-2] or a_form != forms.PLAIN or b_form != forms.PLAIN:
+    if a.dim() < 3 or a.shape[:-2] != b.shape[:-2] or a_form != PLAIN or b_form != PLAIN:
         return a, b
     try:
         return a.mT.view(-1, a.shape[-2]).mT, b.view(-1, b.shape[-1])
@@ -171,10 +452,10 @@ def summed_to(x: Any, shape: Any, dtype: Any = None) -> Any:
     return x.sum(along, keepdim=True, dtype=dtype).reshape(shape)
 
 
-def product(a: Any, b: Any, a_form: str = forms.PLAIN, b_form: str = forms.PLAIN, conj_a: bool = False, conj_b: bool = False,
+def product(a: Any, b: Any, a_form: str = PLAIN, b_form: str = PLAIN, conj_a: bool = False, conj_b: bool = False,
             dtype: Any = None) -> Any:
     """A B by the operator ``gemmkit::product``, of (..., M, K) and (..., K, N)."""
-    if a_form == b_form == forms.PLAIN and dtype is None and not (conj_a or conj_b):
+    if a_form == b_form == PLAIN and dtype is None and not (conj_a or conj_b):
         if are_matrices(a, b) and a.shape[1] == b.shape[0] and is_eager((a, b)):
             return _Eager.apply(a, b, False, None, None) if records(a, b) else matmul(a, b)
         return _OPERATOR(a, b)                             # (the five by name take 2 us)
@@ -242,7 +523,7 @@ def _gradient(multiply: Any, operand: Any, a: Any, b: Any) -> Any:
 
 
 def _in_batches(size: int, in_dims: tuple, a: Any, b: Any, **told: Any) -> tuple[Any, int]:
-    cores = forms.own_ndim(told.get("a_form")), forms.own_ndim(told.get("b_form"))
+    cores = own_ndim(told.get("a_form")), own_ndim(told.get("b_form"))
     return batched_by(_OPERATOR, size, in_dims[:2], (a, b), cores, told)
 
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from gemmkit.lang.later import public_names
+from gemmkit.lang.deferred import public_names
 
 __all__ = ["Composed", "Elementwise", "Identity", "Staged", "Transform"]
 

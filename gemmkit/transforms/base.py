@@ -11,14 +11,11 @@ from functools import cached_property
 from typing import Any
 
 from gemmkit.components import Component
-from gemmkit.lang.atoms import atom
-from gemmkit.lang.component_class import dataclass
-from gemmkit.lang.component_types import ComponentType
-from gemmkit.lang.given import dtype_given, function_given, required
-from gemmkit.lang.numba_hooks import signature
+from gemmkit.lang.aggregates import convert
+from gemmkit.lang.checks import dtype_given, function_given, number, required
+from gemmkit.lang.components import ComponentType, dataclass
+from gemmkit.lang.numba_hooks import atom, signature
 from gemmkit.lang.registers import call_function
-from gemmkit.lang.returned import number
-from gemmkit.lang.values import convert
 
 
 def takes_coordinates(function: Any, what: str) -> bool:

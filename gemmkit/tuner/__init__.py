@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemmkit.tuner.found import Tried, Tuned, TunedProgram
-from gemmkit.tuner.search import tune
+from gemmkit.tuner.subjects import Tried, Tuned, TunedProgram
+from gemmkit.tuner.tuner import tune
 
 __all__ = ["Tried", "Tuned", "TunedProgram", "tune"]

@@ -1,4 +1,4 @@
-"""The process that runs candidates: started by `gemmkit.tuner.measuring`, told what to do by a pipe.
+"""The process that runs candidates: started by `gemmkit.tuner.measure`, told what to do by a pipe.
 
 It has a CUDA context of its own, the caller's arrays as copies, and cubins. A candidate that faults takes this process
 with it, and one that hangs is ended with it.
@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.runtime import device, workspace
+from gemmkit.runtime import device, launch
 from gemmkit.runtime.device import value_of
 from gemmkit.runtime.launch import load
 from gemmkit.runtime.tensor_maps import Encoder
-from gemmkit.tuner.jobs import ALIGNMENT, Buffer, Job, Pointer, Table
+from gemmkit.tuner.measure import ALIGNMENT, Buffer, Job, Pointer, Table
 
 ENTRY = "gemmkit_kernel"
 MOST_SETS = 32                         # copies of the operands that launches take in turns, so that the L2 has none of them
@@ -116,7 +116,7 @@ class Kernel:
         self._bound = loaded.bind((job.blocks, 1, 1), (job.threads, 1, 1), job.shared_bytes, job.formats, cluster=cluster,
                                   dependent=job.dependent, cooperative=job.waits)
         if job.waits:
-            workspace.check_residency(loaded, ordinal, job.blocks, job.threads, job.shared_bytes, job.cluster)
+            launch.check_residency(loaded, ordinal, job.blocks, job.threads, job.shared_bytes, job.cluster)
         # Of its own: a captured launch would get new ones with every capture, and keep them.
         self._spaces = [(slot, arrays.zeros(nbytes)) for slot, _, nbytes in job.spaces]
         self._tables = [(table.slots, arrays.tables(table)) for table in job.tables]

@@ -1,31 +1,161 @@
 """What can be tuned: a product of two matrices (a call of `matmul`, of `einsum`), a group of them (`grouped`) or a program.
 
 A subject knows its arrays, its default mapping, which candidates there are and what each would launch. The search
-(`gemmkit.tuner.search`) compiles, checks and times them, and asks nothing else.
+(`gemmkit.tuner.tuner`) compiles, checks and times them, and asks nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gemmkit.compiled import Compiled
-from gemmkit.config import Config
-from gemmkit.contraction import as_product, einsum
-from gemmkit.grouped_call import GroupPlan, grouped, largest, resolved
-from gemmkit.groups import CompiledGroup
-from gemmkit.matmul_call import matmul
-from gemmkit.matrices import Matrix, unwrapped
-from gemmkit.planning import Plan
-from gemmkit.problem import Call, held_by, resolve
+from gemmkit.functions.einsum import as_product, einsum
+from gemmkit.functions.grouped import CompiledGroup, GroupPlan, grouped, largest, resolved
+from gemmkit.functions.matmul import matmul
+from gemmkit.kernels.config import Config
+from gemmkit.layouts.matrices import Matrix, unwrapped
+from gemmkit.plans.compiled import Compiled
+from gemmkit.plans.plan import Plan
+from gemmkit.plans.problem import Call, held_by, resolve
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
-from gemmkit.tuner.jobs import Job, Memory, group_job_of, group_memory_of, job_of, memory_of
-from gemmkit.tuner.subject import Output, Subject
-from gemmkit.tuner.verifying import tolerance
+from gemmkit.runtime.launch import Launchable
+from gemmkit.tuner.measure import Job, Memory, group_job_of, group_memory_of, job_of, memory_of, tolerance
 from gemmkit.tuning import store
 from gemmkit.tuning.candidates import Candidate, candidates
 from gemmkit.tuning.operators import Sums
+
+if TYPE_CHECKING:
+    from gemmkit.programs.mapping import Mapping
+
+
+# --------------------------------------------------------------------------------------------------
+# What came of a search: a row for each mapping that was tried, and the table.
+
+@dataclass(frozen=True)
+class Tried:
+    """A mapping that was tried: ``ratio`` is the default's time by its own (above 1 it is faster), timed in turns;
+    ``error`` says why there is none. ``candidate`` is None for the default."""
+
+    name: str
+    config: Any = field(default=None, repr=False)           # a `Config`, or a program's `Mapping`
+    candidate: Any = field(default=None, repr=False)        # a `Candidate`, or a program's `Laid`
+    microseconds: float | None = None
+    ratio: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What `tune` found. ``rows`` are all mappings tried, the fastest first and those without a time last; ``notes`` say
+    what was left out. ``kept`` is whether `gemmkit.matmul` finds the best one next time."""
+
+    what: str
+    rows: tuple[Tried, ...]
+    default: Tried
+    best: Tried
+    kept: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def config(self) -> Config:
+        """The fastest configuration; its ``repr`` can be pasted into a program. (Where the default computes the transpose
+        and is the fastest, it is that of the transpose, as `gemmkit.plan(a, b).config` is: no ``conf`` of this product.)"""
+        found: Config = self.best.config
+        return found
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        for row in self.rows:
+            mark = "*" if row is self.best else " "
+            if row.microseconds is None or row.ratio is None:
+                lines.append(f"{mark} {'-':>10} {'-':>6}  {row.name}: {row.error}")
+            else:
+                lines.append(f"{mark} {row.microseconds:8.1f}us {row.ratio:6.3f}  {row.name}")
+        return "\n".join([*lines, *self.notes])
+
+
+class TunedProgram(Tuned):
+    """The same of a program, which has a mapping in a configuration's place."""
+
+    @property
+    def mapping(self) -> Mapping:
+        """The fastest mapping, with all that it left open said; its ``repr`` can be pasted into a program."""
+        found: Mapping = self.best.config
+        return found
+
+
+# --------------------------------------------------------------------------------------------------
+# What a search asks of what is tuned (`gemmkit.tuner.subjects`, `gemmkit.programs.tuned`).
+
+class Output(NamedTuple):
+    """An array that a launch writes, and how far a candidate's may lie from the default's (`verifying.difference`)."""
+
+    name: str
+    info: ArrayInfo
+    allowed: float
+
+
+class Subject:
+    """What is tuned. ``default`` is what the tables' mapping launches (`Compiled`, `CompiledGroup` or `ProgramPlan`)."""
+
+    default: Any
+    answer: type[Tuned] = Tuned                            # what a search returns
+
+    @property
+    def device(self) -> DeviceInfo:
+        raise NotImplementedError
+
+    @property
+    def ordinal(self) -> int:
+        """The device's number."""
+        raise NotImplementedError
+
+    @property
+    def what(self) -> str:
+        """In words."""
+        raise NotImplementedError
+
+    @property
+    def is_empty(self) -> bool:
+        raise NotImplementedError
+
+    def candidates(self) -> Iterable[Any]:
+        """In the order in which they should be tried."""
+        raise NotImplementedError
+
+    def tried(self, candidate: Any) -> Any:
+        """What a candidate launches. Raises ConfigError, ValueError or TypeError where it is not legal."""
+        raise NotImplementedError
+
+    def is_known(self, tried: Any) -> bool:
+        """Whether it launches what the default does, or one that has been asked about before."""
+        raise NotImplementedError
+
+    @staticmethod
+    def config_of(compiled: Any) -> Any:
+        """The configuration of what is launched, or its mapping."""
+        raise NotImplementedError
+
+    def memory(self) -> Memory:
+        raise NotImplementedError
+
+    @staticmethod
+    def kernels(compiled: Any) -> list[Launchable]:
+        """Those that are launched, in the order in which they run."""
+        return [compiled.launchable]
+
+    def job(self, compiled: Any, memory: Memory, cubins: Sequence[bytes]) -> Job:
+        """``cubins``: of its `kernels`, in their order."""
+        raise NotImplementedError
+
+    def outputs(self) -> list[Output]:
+        raise NotImplementedError
+
+    def key(self) -> str:
+        """What the winner is kept under."""
+        raise NotImplementedError
 
 
 def subject_of(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Subject:

@@ -7,30 +7,40 @@ configuration follows from it by `get_config`, which refuses what is not legal.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from gemmkit.kernels.common.stream_k import StreamK
-from gemmkit.kernels.rasterisation import Grouped, Hilbert
-from gemmkit.lang.records import part_dtypes
-from gemmkit.layouts import ArrayLayout, Plain
+from gemmkit.kernels.collectives.scheduler import Grouped, Hilbert
+from gemmkit.kernels.collectives.split_k import StreamK
+from gemmkit.kernels.quantised import refusal
+from gemmkit.lang.number_rules import part_dtypes
+from gemmkit.layouts import ArrayLayout, GroupQuantised, Plain, RowMajor
 from gemmkit.operators import Algebra, BoxMMAOp, FPUOp, MMAOp, Operator
 from gemmkit.operators.algebra import units
+from gemmkit.operators.quantised import BF16, F16, QuantisedMMAOp
 from gemmkit.operators.wgmma import WGMMAOp
-from gemmkit.runtime.array_info import ArrayInfo
+from gemmkit.runtime.array_info import ArrayInfo, alignment
 from gemmkit.runtime.device import DeviceInfo
+from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tiling import Tile
-from gemmkit.tuning import defaults, hopper, multistage, tables
-from gemmkit.tuning.hopper import can_share
-from gemmkit.tuning.model import CLOCK, Asked, Proposal, Sizes, by_workspace
+from gemmkit.tuning import simt, sm80, sm90, tables
+from gemmkit.tuning.model import CLOCK, LINE, Asked, Infos, Proposal, Sizes, by_workspace
 from gemmkit.tuning.operators import SIXTEEN, accumulator_for, algebra_of, operator_for
+from gemmkit.tuning.sm80 import copied, of_half
+from gemmkit.tuning.sm90 import ELEMENTS, MAPPING_FIELDS, VECTORS, WORDS, Copies, can_share, is_unaligned, is_untouched
+from gemmkit.tuning.store import is_as_new
 
 
 @dataclass(frozen=True)
@@ -107,16 +117,16 @@ class Candidate:
             return sized
         if given is not None or (self.kernel == "singlestage" and self.lanes is None):
             return given
-        if self.kernel == "multistage" and a == b and self.warp is not None and a in multistage.TABLES:
-            return multistage.operator(a, self._multistage(), device)
+        if self.kernel == "multistage" and a == b and self.warp is not None and a in sm80.TABLES:
+            return sm80.operator(a, self._multistage(), device)
         if self.lanes is None or self.warp is None:
             return None
         return FPUOp(M=self.warp[0], N=self.warp[1], MB=self.lanes[0], NB=self.lanes[1], dtype=a, b_dtype=b,
                      accumulator=accumulator_for(a, b))
 
-    def _multistage(self) -> multistage.Multistage:
+    def _multistage(self) -> sm80.Multistage:
         assert self.warp is not None
-        return multistage.Multistage(self.block, self.warp, self.stages or 2, self.blocks_per_sm or 1, (0,) * 4,
+        return sm80.Multistage(self.block, self.warp, self.stages or 2, self.blocks_per_sm or 1, (0,) * 4,
                                               solo=0, start=0, lanes=self.lanes or (4, 8))
 
     def proposal(self, asked: Asked, device: DeviceInfo) -> Proposal:
@@ -223,13 +233,13 @@ def _warp_specialised(a: ArrayLayout, b: ArrayLayout, given: Operator | None, si
     else:
         return
     itemsize = parts[0].itemsize * len(parts)
-    table = hopper.BY_TMA if given is not None else hopper.table_for(a, b, *infos, {}, sizes)
+    table = sm90.BY_TMA if given is not None else sm90.table_for(a, b, *infos, {}, sizes)
     supply = table.supply_of(*infos)
     shared = by_workspace(sizes, device, products, table.workspace, table.least_shared)
     beside = (dataclasses.replace(one, cluster=(1, 1)) for one in (*table.aligned, *table.clustered))
     tiles = list(dict.fromkeys((*table.mappings, *shared, *beside, *(EXTRA if table.tries_more else ()))))
     if widths is not None and not any(one.N in widths for one in tiles):
-        tiles = [dataclasses.replace(one, N=width) for one in hopper.MAPPINGS for width in widths]
+        tiles = [dataclasses.replace(one, N=width) for one in sm90.MAPPINGS for width in widths]
     least = max(1, sizes[0]), max(1, sizes[1]), max(1, sizes[2])
     for one in (*table.streamed, *table.streamed_clustered) if len(parts) == 1 else ():
         if (widths is None or one.N in widths) and (a.dtype not in SIXTEEN or can_share([one], a, b)):
@@ -253,26 +263,26 @@ def _warp_specialised(a: ArrayLayout, b: ArrayLayout, given: Operator | None, si
 
 
 #: Beside the tables' for operands by TMA.
-EXTRA = hopper.mappings_of(tables.EXTRA)
+EXTRA = sm90.mappings_of(tables.EXTRA)
 
 
 def _multistage(a: ArrayLayout, b: ArrayLayout, given: Operator | None, sizes: Sizes, device: DeviceInfo, products: int,
                 infos: tuple[ArrayInfo | None, ArrayInfo | None]) -> Iterator[Candidate]:
-    table = multistage.TABLES.get(a.dtype, ()) if a.dtype == b.dtype else ()
+    table = sm80.TABLES.get(a.dtype, ()) if a.dtype == b.dtype else ()
     if given is not None and (getattr(given, "is_sized", True) or isinstance(given, Algebra)):
         return
     if a.dtype in SIXTEEN:
         of_a, of_b = infos
         if (device.arch[0] == 9 and isinstance(a, Plain) and isinstance(b, Plain) and of_a is not None and of_b is not None
-                and hopper.is_copied(of_a, of_b)):
-            table = multistage.copied(hopper.Copies.of(a, b, of_a, of_b, None, sizes[1]))
+                and sm90.is_copied(of_a, of_b)):
+            table = sm80.copied(sm90.Copies.of(a, b, of_a, of_b, None, sizes[1]))
         else:
-            table = (*table, multistage.SKINNY)
-    boxed = None if given is not None else multistage.combed_operand(a, b, dict(zip("ab", infos)))
+            table = (*table, sm80.SKINNY)
+    boxed = None if given is not None else sm80.combed_operand(a, b, dict(zip("ab", infos)))
     if boxed is not None:
-        table = multistage.BOXES
+        table = sm80.BOXES
     M, N, K = (max(1, size) for size in sizes)
-    across = multistage.copied_across(a, b)
+    across = sm80.copied_across(a, b)
     for one in table:
         lanes = one.lanes if a.dtype.itemsize in (4, 8) else None
         for stages in sorted({one.stages, max(2, one.stages - 1), one.stages + 1}):
@@ -297,7 +307,7 @@ def _singlestage(a: ArrayLayout, b: ArrayLayout, given: Operator | None, sizes: 
         return
     M, N, K = (max(1, size) for size in sizes)
     for each, lanes in _units(operator, given):
-        for block, warp, blocks in defaults.candidates(each):
+        for block, warp, blocks in simt.candidates(each):
             for splits in (1, 2, 4, 8) if device.arch >= (9, 0) and isinstance(each, (FPUOp, MMAOp)) else (1,):
                 if splits > 1 and K < 16 * splits * block[2]:
                     continue
@@ -364,4 +374,265 @@ def small_candidates(asked: Asked, config: Any) -> Iterator[Candidate]:
 
 
 #: Fields by which a caller names a part of a mapping.
-_OF_MAPPINGS = hopper.MAPPING_FIELDS | {"splits", "stages", "schedule", "cluster", "order", "producer_warps"}
+_OF_MAPPINGS = sm90.MAPPING_FIELDS | {"splits", "stages", "schedule", "cluster", "order", "producer_warps"}
+
+
+# --------------------------------------------------------------------------------------------------
+# Products on Hopper that other kernels than its own compute: rows that TMA cannot take, and packed integers.
+
+# -- rows that TMA cannot take ----------------------------------------------------------------------------------------
+#
+# Products of 16-bit floats on Hopper whose rows TMA cannot take, by other kernels than Hopper's.
+#
+# There the producer's threads load such rows, and a k-tile takes them longer than the tensor cores. Where there is one
+# k-tile, nothing is hidden behind anything, and the kernel that does least besides is the fastest. Where rows begin at
+# multiples of 4 bytes, cp.async copies so many at a time, and several blocks a multiprocessor hide what one cannot: the
+# multistage kernel is the fastest by the mapping that `copied` finds, unless D is so large, and K so short, that TMA's
+# stores of its rows are most of the work: Hopper's producer is hidden behind these. Where rows begin anywhere, the models of
+# both kernels are compared. Half of what Hopper's kernel multiplies is unused where D is half as wide as its tile: smaller
+# tiles stream K, where they are fewer than multiprocessors. Microseconds on an H200 (2026-11-23 and 24, f16; Hopper's
+# kernel, this choice, cuBLAS):
+#
+# | product | | | |
+# |---|---|---|---|
+# | 14x1447x55 tt | 3.9 | 2.3 singlestage | 2.4 |
+# | 384x34x17 nt | 2.9 | 2.4 | 2.5 |
+# | 192x218x29 nt | 3.4 | 2.5 | 2.6 |
+# | 648x5649x11 nn | 14.5 | 10.8 | 8.6 |
+# | 500x500x500 nn | 12.4 | 5.7 multistage | 8.0 |
+# | 480x1344x356 nt | 11.5 | 8.5 | 9.6 |
+# | 192x18x256 nn | 4.0 | 2.5 | 3.4 |
+# | 32x216x82 nt | 3.0 | 2.5 | 2.7 |
+# | 160x384x1542 nt | 8.3 | 6.9 in 4 shares | 10.8 |
+# | 11898x683x514 tt | 102.7 | 81.0 streamed | 96.6 |
+# | 320x11264x1258 nt | 92.4 | 54.6 | 51.4 |
+# | 98x11480x7441 tn | 240.7 | 79.1 streamed | 123.8 |
+# | 270x8x3584 tt | 10.3 | 5.8 in 6 shares | 7.0 |
+# | 3001x201x6001 nt | 328.1 | 126.6 streamed | 91.9 |
+# | 36x256x389 nn | 5.6 | 4.5 | 5.3 |
+# | 4299x64x3328 tn | 35.9 | 23.7 streamed | 31.6 |
+# | 2964x64x3167 nt | 34.6 | 25.7 | 23.5 |
+#
+# 1824x4353x1 (20.5, 21.6), 64x51x289 (5.7, 5.9), 333x777x1555 (20.6, 21.1), 3840x6088x78 (39.2, 44.8) and 384x6496x742
+# (20.8, 22.3) are Hopper's kernel's.
+
+SHORT = Candidate("singlestage", (32, 32, 64), (16, 16), blocks_per_sm=4)
+MOST_BLOCKS = 32                       # of that a multiprocessor: larger tiles store more of D at a time
+LEAST = 32                             # along K: half of a k-tile
+WIDE = 2**21                           # elements of a D that Hopper's kernel stores by TMA:
+HIDDEN = 128, 768                      # the longest K of which is hidden behind that: with both operands copied, with one
+WIDEST = 2**24                         # of so many any K, where rows begin at 4 bytes
+WORTH = 0.85                           # of Hopper's modelled time, where rows begin anywhere
+SIDE = 64                              # of a tile of the multistage kernel's
+STREAMED = Candidate("multistage", (SIDE, SIDE, 64), (32, 32), stages=3, blocks_per_sm=4, splits="stream")
+LONGEST = 2048                         # along K: above it few tiles are streamed,
+FEWEST = 32                            # if they keep the multiprocessors busy
+
+
+def propose_gathered(asked: Asked, device: DeviceInfo) -> Proposal | None:
+    """The operator (None: the default one) and the fields of the mapping; None for what stays with Hopper's kernel."""
+    (a, b), infos, fields, (M, N, K) = asked.operands, asked.infos, asked.fields, asked.sizes
+    if device.arch[0] != 9 or asked.products != 1 or a.dtype != b.dtype or a.dtype not in SIXTEEN or 0 in asked.sizes:
+        return None
+    if fields.get("operator") is not None or set(fields) & MAPPING_FIELDS or not _are_plain(a, b, fields):
+        return None
+    of_a, of_b = infos["a"], infos["b"]
+    assert of_a is not None and of_b is not None and isinstance(a, Plain) and isinstance(b, Plain)
+    by_tma = [why_not(of, layout.axis) is None for of, layout in ((of_a, a), (of_b, b))]
+    if all(by_tma):
+        return None
+    copies = Copies.of(a, b, of_a, of_b, infos["out"], N)
+    worst = max(copies.kinds)
+    is_stored = copies.of_d == VECTORS and M * N >= WIDE
+    is_hidden = is_stored and (K <= HIDDEN[any(by_tma)] or (M * N >= WIDEST and worst == WORDS))
+    if K >= LEAST and worst != ELEMENTS and not is_hidden:
+        return of_half(copied(copies), a, b, asked.sizes, device)
+    tiles = -(-M // SIDE) * -(-N // SIDE)
+    blocks = -(-M // SHORT.block[0]) * -(-N // SHORT.block[1])
+    if K <= SHORT.block[2] and blocks <= MOST_BLOCKS * device.sm_count:
+        return SHORT.proposal(asked, device)
+    if min(M, N) <= SIDE and FEWEST <= tiles <= device.sm_count and K > LONGEST:
+        return STREAMED.proposal(asked, device)
+    if worst == ELEMENTS and K > SHORT.block[2]:
+        found = copies.hoppers(asked.sizes, device, 1)
+        cycles = min(one.cycles(asked.sizes, device, a.dtype.itemsize, None, 1) for one in found)
+        return of_half(copied(copies), a, b, asked.sizes, device, WORTH * cycles / CLOCK)
+    return None
+
+
+def _are_plain(a: ArrayLayout, b: ArrayLayout, fields: dict[str, Any]) -> bool:
+    return all(isinstance(layout, Plain) and layout.is_plain and is_untouched(name, fields)
+               for name, layout in (("a", a), ("b", b)))
+
+
+# -- packed integers --------------------------------------------------------------------------------------------------
+#
+# Products with a B of packed integers, by the kernel that dequantises in registers.
+#
+# All time goes to B: 4096 x 4096 of 4 bits are 8.4 MB. A block with all of K needs no sums of others: 16 warps share the K
+# of 32 columns, which are 128 blocks. Where such tiles are fewer than half the multiprocessors, two blocks of a cluster
+# share K. (Of clusters of four, 32 do not fit at once: M = 1 took 16.5 us by them.) Of more rows a warp has 64 columns: each
+# of its loads of A serves twice as many products.
+#
+# Microseconds of 4096 x 4096 on an H200 in CUDA graphs (2026-11-24, 16 copies of B in turns, groups of 128; M = 1 with 8
+# warps 8.9), PyTorch's F.linear in float16, and the layout's own dequantisation in the default kernel:
+#
+# | M | 4 bits | float16 | ratio | default kernel |
+# |---|---|---|---|---|
+# | 1 | 5.3 | 13.0 | 2.47 | |
+# | 16 | 6.8 | 13.3 | 1.96 | |
+# | 64 | 12.6 | 11.4 | 0.91 | |
+# | 256 | 33.1 | 17.0 | 0.51 | 238 |
+
+ROWS, COLUMNS = 8, 32                  # of an operation
+FEW, SOME = 16, 64                     # rows of A: mappings differ
+VECTOR = 16                            # bytes at whose multiples rows must begin for loads of that many
+
+
+def propose_quantised(asked: Asked, device: DeviceInfo) -> Proposal | None:
+    """The operator and the fields of the mapping; None for what stays with the layout's own dequantisation."""
+    (a, b), infos, fields, (M, N, K) = asked.operands, asked.infos, asked.fields, asked.sizes
+    if not isinstance(b, GroupQuantised) or type(a) is not RowMajor or a.dtype not in (F16, BF16) or b.dtype != a.dtype:
+        return None
+    if device.arch < (9, 0) or asked.products != 1 or M == 0 or not _is_alone(infos, fields):
+        return None
+    part = _part(b, M)
+    if K == 0 or refusal(N, K, part) is not None:
+        return None
+    if any(info is None or alignment(info) % VECTOR for info in (infos["a"], infos["b"])):
+        return None
+    return QuantisedMMAOp(b.bits, a.dtype), _quantised_mapping(M, N, K, b.bits, part, device)
+
+
+def _is_alone(infos: Infos, fields: dict[str, Any]) -> bool:
+    """Whether nothing is asked for that this kernel has not."""
+    return (infos["c"] is None and not {"operator", "condition", "global_c_layout", *MAPPING_FIELDS} & set(fields)
+            and is_untouched("a", fields) and is_untouched("b", fields))
+
+
+def _part(b: GroupQuantised, M: int) -> int:
+    """A warp's part of a k-tile: a group of rows with one scale, or as much of it as registers hold."""
+    k = QuantisedMMAOp(b.bits).K
+    most = 128 if M <= ROWS else 2 * k if M <= FEW else 64 if M <= SOME or b.bits == 2 else k
+    return max(math.gcd(b.group, most), k)
+
+
+def _quantised_mapping(M: int, N: int, K: int, bits: int, part: int, device: DeviceInfo) -> dict[str, Any]:
+    """Tiles, warps, and blocks that share K. (With 64 rows 2 bits, whose operations are longer, spill.)"""
+    if M <= FEW:
+        rows, columns, warp, warps_k = ROWS if M <= ROWS else FEW, COLUMNS, COLUMNS, 16
+    elif M <= SOME or bits == 2:
+        rows, columns, warp, warps_k = 4 * ROWS, 2 * COLUMNS, 2 * COLUMNS, 8
+    else:
+        rows, columns, warp, warps_k = 8 * ROWS, 4 * COLUMNS, 2 * COLUMNS, 4
+    while warps_k > 1 and warps_k * part > K:
+        warps_k //= 2
+    tiles = -(-M // rows) * -(-N // columns)
+    parts = K // (part * warps_k)
+    splits = 2 if 2 * tiles <= device.sm_count and parts >= 2 else 1
+    return dict(kernel="quantised", block_shape=Tile(M=rows, N=columns, K=part * warps_k),
+                compute_warp=Tile(M=rows, N=warp, K=part), warps_per_block=columns // warp * warps_k, stages=1,
+                splits=splits)
+
+
+# --------------------------------------------------------------------------------------------------
+# Mappings that were measured to be the fastest, where the model does not find them: the table that ships.
+#
+# An entry is a plain product of `bench.choice` whose best mapping beat the model's by more than 7 % on an H200. It stands
+# for its shape class: the same dtype, orders and alignments, and sizes within a quarter of an octave (19 %) of it, of
+# several entries the nearest. ``winners.json`` has them, as `Candidate.plain` writes mappings; `python -m bench.winners`
+# makes it of result files. What `gemmkit.tune` found on a machine stands above it, and so does all that a caller says.
+
+FILE = Path(__file__).with_name("winners.json")
+ARCH, SM_COUNT = (9, 0), 132           # of an H200 and of an H100 alike
+NEAR = 0.25                            # octaves between a size and an entry's, at most
+
+_is_without: ContextVar[bool] = ContextVar("gemmkit_without_winners", default=False)
+
+
+@dataclass(frozen=True)
+class Winner:
+    """An entry: its shape ``kind`` (`class_of`), its ``sizes`` M, N, K, the mapping, and its time by that of the model's
+    choice."""
+
+    kind: str
+    sizes: tuple[int, int, int]
+    candidate: Candidate
+    ratio: float
+
+    def distance(self, sizes: tuple[int, int, int]) -> float:
+        """Octaves by which the sizes differ, the most of the three."""
+        return max(abs(math.log2(size / mine)) for size, mine in zip(sizes, self.sizes))
+
+
+def class_of(infos: Mapping[str, ArrayInfo | None], a: Plain, b: Plain, columns: int) -> str:
+    """What products have in common that take the same routes: A's and B's dtype and orders, where their rows begin, and
+    whether TMA can store rows of D, of so many columns: "float16 tn 16 2 -"."""
+    orders = "".join("nt"[layout.axis == 0] for layout in (a, b))
+    starts = [_start(info) for info in (infos["a"], infos["b"])]
+    stored = "d" if columns * a.dtype.itemsize % 16 == 0 else "-"
+    dtype = SIXTEEN[0] if a.dtype in SIXTEEN else a.dtype                # bfloat16 takes the same time
+    return " ".join(map(str, (dtype, orders, *starts, stored)))
+
+
+def _start(info: ArrayInfo | None) -> int:
+    """The bytes at whose multiples an operand's rows begin: what vectors can be of, or a line of the L2."""
+    assert info is not None
+    found = alignment(info)
+    return LINE if found == 16 and not is_unaligned(info) else found
+
+
+def table() -> tuple[Winner, ...]:
+    """The entries of the file."""
+    return tuple(one for kind in dict.fromkeys(one["class"] for one in _read(FILE)) for one in of_class(FILE, kind))
+
+
+@cache
+def of_class(file: Path, kind: str) -> tuple[Winner, ...]:
+    """The entries of a shape class."""
+    return tuple(Winner(kind, tuple(one["sizes"]), Candidate.of_plain(one["mapping"]), one["ratio"])
+                 for one in _read(file) if one["class"] == kind)
+
+
+@cache
+def _read(file: Path) -> list[dict[str, Any]]:
+    return list(json.loads(file.read_text())["winners"])
+
+
+def nearest(entries: Sequence[Winner], kind: str, sizes: tuple[int, int, int]) -> Winner | None:
+    """The entry of a shape class that is nearest to these sizes; None where none is near.
+
+    >>> one = Winner("float16 nn 16 16 d", (512, 512, 64), Candidate("singlestage", (32, 32, 64)), 0.8)
+    >>> nearest([one], one.kind, (600, 500, 64)) is one, nearest([one], one.kind, (650, 500, 64))
+    (True, None)
+    """
+    found = [one for one in entries if one.kind == kind and one.distance(sizes) <= NEAR]
+    return min(found, key=lambda one: one.distance(sizes), default=None)
+
+
+def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
+    """The operator (None: the default one) and the fields of a winner's mapping, for a product of two matrices for which
+    nothing else is given; None where there is none."""
+    (a, b), infos, sizes, d = asked.operands, asked.infos, asked.sizes, asked.layouts["d"]
+    out = infos.get("out")
+    if asked.fields or asked.products != 1 or 0 in sizes or infos.get("c") is not None or _is_without.get():
+        return None
+    if device.arch != ARCH or device.sm_count != SM_COUNT or not a.dtype == b.dtype == (a if d is None else d).dtype:
+        return None
+    if not (isinstance(a, Plain) and a.is_plain and isinstance(b, Plain) and b.is_plain):
+        return None
+    if out is not None and not is_as_new(out, a.dtype, sizes, 1):
+        return None
+    kind = class_of(infos, a, b, sizes[1])
+    found = nearest(of_class(FILE, kind), kind, sizes)
+    return None if found is None else found.candidate.proposal(asked, device)
+
+
+@contextlib.contextmanager
+def without() -> Iterator[None]:
+    """Within it every product takes the model's mapping."""
+    token = _is_without.set(True)
+    try:
+        yield
+    finally:
+        _is_without.reset(token)

@@ -27,9 +27,12 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.config import (
+from gemmkit.emulator.mode import takes_small_mappings
+from gemmkit.epilogues import Default, Epilogue, result_layout
+from gemmkit.kernels.collectives.scheduler import Grouped, Hilbert
+from gemmkit.kernels.collectives.split_k import StreamK
+from gemmkit.kernels.config import (
     Config,
-    ConfigError,
     check_fields,
     check_stream_k,
     device_given,
@@ -37,11 +40,8 @@ from gemmkit.config import (
     sizes_given,
     with_swap_ab,
 )
-from gemmkit.emulator.mode import takes_small_mappings
-from gemmkit.epilogues import Default, Epilogue, result_layout
-from gemmkit.kernels.common.stream_k import StreamK
-from gemmkit.kernels.rasterisation import Grouped, Hilbert
-from gemmkit.kernels.select import FAMILIES
+from gemmkit.kernels.spec import FAMILIES
+from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.fingerprint import when_forgetting
 from gemmkit.layouts import ArrayLayout, ColMajor, GlobalLayout, Plain, RowMajor, Zero
 from gemmkit.operators import FPUOp, MMAOp, Operator, Semiring, WGMMAOp, WMMAOp
@@ -50,7 +50,7 @@ from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
-from gemmkit.tuning import defaults, hopper, multistage, other_kernels, winners
+from gemmkit.tuning import candidates, simt, sm80, sm90
 from gemmkit.tuning.candidates import Candidate, small_candidates
 from gemmkit.tuning.model import Asked, Infos, Layouts
 from gemmkit.tuning.operators import (
@@ -86,7 +86,7 @@ class ProductProblem(Asked, MappingProblem):
             yield _swap_ab(self, device) or self
         else:                                          # on tensor cores, or on the ordinary units
             with suppress(ConfigError):
-                narrow = hopper.narrow(self, device)
+                narrow = sm90.narrow(self, device)
                 if narrow is not None:
                     yield _with_operator(self, narrow)
             for operator in of_bytes(self.sums, self.sizes, device, self.products):
@@ -163,7 +163,7 @@ def _configured(asked: Asked, device: DeviceInfo, candidate: Candidate | None = 
     if operator is None and algebra_of(a.dtype) is not None and a.dtype == b.dtype:
         operator = algebra_of(a.dtype)
     fields["operator"] = operator
-    hopper.give_algebra(fields, a, b, sizes, device, products)
+    sm90.give_algebra(fields, a, b, sizes, device, products)
     operator = fields.pop("operator")
     if operator is None:
         operator = operator_for(a.dtype, b.dtype, sizes, device, products, sums)
@@ -186,9 +186,9 @@ def _families(asked: Asked, candidate: Candidate | None) -> Sequence[tuple[str, 
     return OBSERVING if asked.fields.get("observe_a") is not None else PROPOSALS
 
 
-PROPOSALS = (("winners", winners.propose), ("boxes", multistage.propose_boxes),
-             ("quantised", other_kernels.propose_quantised), ("multistage", multistage.propose),
-             ("gathered", other_kernels.propose_gathered), ("hopper", hopper.propose))
+PROPOSALS = (("winners", candidates.propose), ("boxes", sm80.propose_boxes),
+             ("quantised", candidates.propose_quantised), ("multistage", sm80.propose),
+             ("gathered", candidates.propose_gathered), ("hopper", sm90.propose))
 OBSERVING = PROPOSALS[-1:]
 
 
@@ -202,7 +202,7 @@ def by_precision(precision: Any, asked: Asked, device: DeviceInfo) -> Operator:
         raise ValueError(f"precision={precision!r}: {of[precision][1]} operands are needed; a is {a}, b {b}")
     if asked.sums.accumulator != F32:
         raise ConfigError(f"precision={precision!r}: sums are float32, and the result is asked to hold more; leave it out")
-    return hopper.narrow(asked, device, promote=False) or MMAOp(dtype=a, b_dtype=b)
+    return sm90.narrow(asked, device, promote=False) or MMAOp(dtype=a, b_dtype=b)
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------
@@ -230,9 +230,9 @@ def _tiles_of_group(operator: Operator, infos: Sequence[Any], device: DeviceInfo
         yield fields
         return
     itemsize, sums = operator.fragment_a.dtype.itemsize, operator.fragment_c.dtype.itemsize
-    depth, stages = max(128 // itemsize, operator.shape[2]), multistage.stages_on(device)
+    depth, stages = max(128 // itemsize, operator.shape[2]), sm80.stages_on(device)
     large = sum(-(-a.shape[0] // 128) * -(-b.shape[1] // 128) for a, b, _, _ in infos) >= device.sm_count
-    if large and multistage.shared_bytes((128, 128, depth), stages, itemsize, sums) <= device.shared_memory_per_block:
+    if large and sm80.shared_bytes((128, 128, depth), stages, itemsize, sums) <= device.shared_memory_per_block:
         yield fields | {"block_shape": Tile(M=128, N=128, K=depth)}
     yield fields | {"block_shape": Tile(M=64, N=64, K=depth)}
 
@@ -250,7 +250,7 @@ def _swap_ab(asked: Asked, device: DeviceInfo) -> Asked | None:
     """The transposed product with its mapping's fields; None where it is not the one to compute.
 
     The caller's components see coordinates of A, B and D. An epilogue that finishes elements and transforms of B are asked
-    with them (`gemmkit.adapters`); with any other component a product is computed as it is.
+    with them (`gemmkit.plans.adapters`); with any other component a product is computed as it is.
     """
     given, layouts, infos = asked.fields, asked.layouts, asked.infos
     if device.arch[0] != 9 or asked.is_stack or not _sees_elements(given) or not _suit_tma(infos, layouts):
@@ -268,7 +268,7 @@ def _swap_ab(asked: Asked, device: DeviceInfo) -> Asked | None:
                     {with_swap_ab(name): value for name, value in given.items()}, asked.products, asked.key, new=ColMajor)
     if mapping is None and "operator" not in given:
         without_results = {**swapped.layouts, "c": None, "d": None}
-        operator, mapping = hopper.propose(dataclasses.replace(swapped, layouts=without_results), device) or (None, None)
+        operator, mapping = sm90.propose(dataclasses.replace(swapped, layouts=without_results), device) or (None, None)
         mapping = mapping and dict(mapping, operator=operator, kernel="warp_specialised")
     return dataclasses.replace(swapped, fields={**(mapping or {}), **swapped.fields})
 
@@ -402,7 +402,7 @@ def complete(values: dict[str, Any], sizes: tuple[int, int, int] | None, device:
 
     Raises ConfigError for a combination that no kernel can carry out, or that does not fit the device.
     """
-    tiles = hopper.LIKELY.fields.keys() if type(values["operator"]) is WGMMAOp else TILES
+    tiles = sm90.LIKELY.fields.keys() if type(values["operator"]) is WGMMAOp else TILES
     if values.keys() >= tiles and all(map(_is_constant, values.values())):
         return _of_tiles(frozenset(values.items()), device)
     return _complete(dict(values), sizes, device, products)
@@ -430,7 +430,7 @@ when_forgetting(_of_tiles.cache_clear)
 def _complete(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo, products: int) -> Config:
     a_layout = values["global_a_layout"]
     b_layout = values.get("global_b_layout", a_layout)
-    hopper.give_algebra(values, a_layout, b_layout, sizes, device, products)
+    sm90.give_algebra(values, a_layout, b_layout, sizes, device, products)
     layouts = {"a": a_layout, "b": b_layout, **{name: values.get(f"global_{name}_layout") for name in "cd"}}
     sums = Sums.of(layouts, values, sizes[2] if sizes else LARGE)
     operator = values["operator"] = sized(values["operator"], a_layout.dtype, b_layout.dtype, sizes, device, products, sums)
@@ -447,11 +447,11 @@ def _complete(values: dict[str, Any], sizes: tuple[int, int, int] | None, device
     values.setdefault("global_c_layout", Zero(accumulator))
     made: tuple[Config | None, int | None] = (None, None)
     if is_wgmma:
-        made = hopper.fill(values, sizes, device, products) or made
+        made = sm90.fill(values, sizes, device, products) or made
     elif values.get("kernel") == "multistage":
-        multistage.fill(values, sizes, device, products)
+        sm80.fill(values, sizes, device, products)
     else:
-        defaults.fill(values, operator, sizes, device, products)
+        simt.fill(values, operator, sizes, device, products)
     if isinstance(operator, WMMAOp):
         orders: dict[str, Any] = {f"{name}_order": ("col", "row")[values[f"shared_{name}_layout"].axis] for name in "ab"}
         values["operator"] = dataclasses.replace(operator, **orders)

@@ -6,7 +6,8 @@ multistage kernel's workspace) it is `shares_to_try`'s with the least time. Cost
 64 x 64 x 65536 with 66 to 512 shares, 4096 x 64 x 4096 with 2 to 12, complex64 1024^3 with 2; 2026-11-23: f32 8 x 8 x 7584
 with 8 and 16, f64 67 x 1 x 636 with 3 and 4, by whose small tiles counting is seen to cost less).
 
-**Streams of K** (`gemmkit.kernels.common.stream_k`). The time of whole tiles goes up by a step with each wave, however few
+**Streams of K** (`gemmkit.kernels.collectives.split_k`). The time of whole tiles goes up by a step with each wave,
+however few
 tiles the last one has; streamed, it is that of the k-tiles of all. A launch pays for it with hand-overs: a block writes the
 sums of one tile and reads those of another. On an H200 (2026-11-23, f32 and f64, sizes from 768 to 3072, three tiles each)
 the model was within 6 % of what was measured, and streams took 0.55 to 1.0 of the time of the same tile's waves. With two
@@ -29,11 +30,9 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.kernels.common.cluster import at_once
-from gemmkit.kernels.common.stream_k import LEAST, StreamK, division
-from gemmkit.kernels.common.workspace_sums import takes_slices
-from gemmkit.kernels.rasterisation import Grouped, Hilbert, Order
-from gemmkit.kernels.sm90.shared_k import in_one_cluster
+from gemmkit.kernels.collectives.scheduler import Grouped, Hilbert, Order, at_once
+from gemmkit.kernels.collectives.split_k import LEAST, StreamK, division, takes_slices
+from gemmkit.kernels.sm90.exchange import in_one_cluster
 from gemmkit.layouts import ArrayLayout, Plain, RowMajor
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo

@@ -10,13 +10,14 @@ becomes of one. `choose` takes the first of these that a kernel can carry out:
 | family | candidates |
 |---|---|
 | products, groups (`gemmkit.tuning.choose`) | swap-AB, the winners, the tables by their models, the dtypes' operator |
-| wgmma's tiles for an operator (`gemmkit.tuning.hopper`) | its table's mappings by their cycles |
-| attention (`gemmkit.attention_plans`) | the head size's rows of a table |
-| MLPs (`gemmkit.mlp_plans`) | two tiles of x where enough stages of weights fit beside them, then one |
-| rows (`gemmkit.row_plans`) | as few warps a row as can hold it, then rows that are streamed |
+| wgmma's tiles for an operator (`gemmkit.tuning.sm90`) | its table's mappings by their cycles |
+| attention (`gemmkit.functions.attention`) | the head size's rows of a table |
+| MLPs (`gemmkit.functions.mlp`) | two tiles of x where enough stages of weights fit beside them, then one |
+| rows (`gemmkit.functions.rows`) | as few warps a row as can hold it, then rows that are streamed |
 | programs (`gemmkit.programs.tuned`) | the default: tiles by waves, or a chain's blocks by what fits |
 
-A choice is made once for a class of problems: `gemmkit.launch` keeps launches by what they rest on, programs keep plans.
+A choice is made once for a class of problems: `gemmkit.plans.launch` keeps launches by what they rest on, programs keep
+plans.
 """
 
 from __future__ import annotations

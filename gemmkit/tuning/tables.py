@@ -1,7 +1,7 @@
 """The mappings that are chosen among, as numbers: tiles, how warps share them, and what they cost, as measured.
 
-`gemmkit.tuning.hopper` reads rows of Hopper's kernel as `gemmkit.tuning.model.Mapping`, `gemmkit.tuning.multistage` those of
-the multistage kernel as `Multistage`, and `gemmkit.tuning.defaults` those of the single-stage kernel.
+`gemmkit.tuning.sm90` reads rows of Hopper's kernel as `gemmkit.tuning.model.Mapping`, `gemmkit.tuning.sm80` those of
+the multistage kernel as `Multistage`, and `gemmkit.tuning.simt` those of the single-stage kernel.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ HALF = (                               # float16 and bfloat16 by mma.sync, where
     ((16, 64, 128), (16, 16), 5, 2, (200,) * 4, 400, 2500, 2),
 )
 SKINNY = (((16, 32, 256), (16, 8), 4, 1, (1900,) * 4, 1900, 2500, 2),)       # of a few rows of A
-# Of 16-bit floats on Hopper whose rows TMA cannot take, as fast as they multiply (`gemmkit.tuning.other_kernels`).
+# Of 16-bit floats on Hopper whose rows TMA cannot take, as fast as they multiply (`gemmkit.tuning.candidates`).
 GATHERED = (
     ((128, 256, 64), (64, 64), 3, 1, (1370,) * 4, 1370, 1310, 2),
     ((128, 128, 32), (64, 64), 4, 2, (351,) * 4, 442, 1310, 2),

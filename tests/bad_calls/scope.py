@@ -13,13 +13,14 @@ import ml_dtypes
 import numpy as np
 
 import gemmkit as gk
-from gemmkit import blas, epilogues, inspection, layouts, operators, transforms
-from gemmkit.ahead import recorded
-from gemmkit.cli import main
-from gemmkit.kernels.rasterisation import Columns, Grouped, Hilbert, Order
+from gemmkit import blas, epilogues, layouts, operators, transforms
+from gemmkit.kernels.collectives.scheduler import Columns, Grouped, Hilbert, Order
 from gemmkit.kernels.spec import Condition
-from gemmkit.quantisation import quantise
+from gemmkit.layouts.quantised import quantise
+from gemmkit.plans import ahead
+from gemmkit.plans.ahead import recorded
 from gemmkit.runtime.device import H100
+from gemmkit.tools.cli import main
 
 DROP = object()
 SMALL = gk.get_config(operator=operators.FPUOp(M=16, N=16), global_a_layout=layouts.RowMajor("float32"),        # one warp a block
@@ -171,7 +172,7 @@ def resolved(call: Any) -> Any:
 
 def scope() -> dict[str, Any]:
     names = (Callable, Columns, Condition, DLPack, DROP, Grouped, H100, Hilbert, Interface, NoCall, Order, Raising, SMALL, Stateful, Thawed, apart,
-             blas, epilogues, functools, gk, inspection, layouts, main, math, method, misaligned, ml_dtypes, np, of, operator, operators, PROGRAMS, quantise,
+             blas, epilogues, functools, gk, ahead, layouts, main, math, method, misaligned, ml_dtypes, np, of, operator, operators, PROGRAMS, quantise,
              readonly, resolved, transforms, users_product, users_program)
     by_value = {id(value): name for name, value in globals().items()}
     torch = {"torch": importlib.import_module("torch")} if importlib.util.find_spec("torch") is not None else {}

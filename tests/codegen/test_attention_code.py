@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.ahead import recorded
-from gemmkit.kernels.attention.store import QuadOut
-from gemmkit.masks import Causal, Documents, Window
-from gemmkit.runtime.assemble import disassemble
+from gemmkit.kernels.collectives.softmax import QuadOut
+from gemmkit.kernels.masks import ALiBi, Causal, Documents, SoftCap, Window
+from gemmkit.plans.ahead import recorded
+from gemmkit.runtime.compile import disassemble
 from gemmkit.runtime.device import H100
-from gemmkit.scores import ALiBi, SoftCap
 from tests.support.machines import BF16
 from tests.support.sass import instructions, loops, written_in_flight
 
@@ -90,7 +89,7 @@ def test_machine_code_by_warps(head_dim: int, arch: tuple[int, int]) -> None:
 
 
 def test_another_scale_window_or_array_compiles_nothing() -> None:
-    from gemmkit.ahead import kernel_of
+    from gemmkit.plans.ahead import kernel_of
 
     kinds = {kernel_of(launch(64, mask=Window(left), score=SoftCap(cap), scale=scale).launchable)
              for left, cap, scale in ((10, 5.0, 1.0), (200, 50.0, 0.1))}

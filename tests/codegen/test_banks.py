@@ -10,8 +10,8 @@ import pytest
 import gemmkit as gk
 from gemmkit.layouts import ColMajor, Padded, RowMajor
 from gemmkit.operators import FPUOp, MMAOp
-from gemmkit.report.banks import Lane, extra_passes
 from gemmkit.tiling import Tile
+from gemmkit.tools.figures import Lane, extra_passes
 from tests.kernels.simt.test_mma_operators import F64, every_operator, mapping
 from tests.support.banks import conflicts, recorded
 from tests.support.machines import whole

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.inspection import CompiledKernel, compile_config
-from gemmkit.kernels.sm80 import mainloop
+from gemmkit.kernels.sm80 import kernel as mainloop
 from gemmkit.layouts import Padded, RowMajor, Tensor
 from gemmkit.operators import BoxMMAOp
+from gemmkit.plans.ahead import CompiledKernel, compile_config
 from gemmkit.runtime.arrays import describe
-from gemmkit.runtime.device import H100
-from gemmkit.runtime.gpus import A100
-from gemmkit.tuning.multistage import BOXES
+from gemmkit.runtime.device import A100, H100
+from gemmkit.tuning.sm80 import BOXES
 from tests.codegen.test_sm80_code import count
 from tests.support.banks import conflicts, recorded, within
 from tests.support.boxes import F16, as_matrices, mapping, operands, views

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.ahead import recorded
-from gemmkit.masks import Causal
-from gemmkit.runtime.assemble import disassemble
+from gemmkit.kernels.masks import Causal
+from gemmkit.plans.ahead import recorded
+from gemmkit.runtime.compile import disassemble
 from gemmkit.runtime.device import H100
 from tests.support import chains
 from tests.support import programs as listing

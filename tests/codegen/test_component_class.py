@@ -13,7 +13,7 @@ import pytest
 import gemmkit as gk
 from gemmkit import epilogues, layouts, operators, transforms
 from gemmkit.epilogues.base import CrossLaneEpilogue, Default, ElementEpilogue, StoreEpilogue
-from gemmkit.kernels.rasterisation import Order
+from gemmkit.kernels.collectives.scheduler import Order
 from gemmkit.layouts.base import AnyLayout
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import inspection, layouts, operators, transforms
+from gemmkit import layouts, operators, transforms
+from gemmkit.plans import ahead
 from gemmkit.runtime.device import H100
 
 pytestmark = pytest.mark.compile
@@ -20,11 +21,11 @@ def helper(x: Any) -> Any:
     return x @ x                          # HELPER
 
 
-def compiled(function: Callable[..., Any]) -> inspection.CompiledKernel:
+def compiled(function: Callable[..., Any]) -> ahead.CompiledKernel:
     conf = gk.get_config(operator=operators.MMAOp(), global_a_layout=layouts.RowMajor("float16"), device=H100,
                          block_shape=gk.Tile(M=32, N=32, K=32), compute_warp=gk.Tile(M=16, N=16, K=16),
                          transform_regs_to_shared_d=transforms.Elementwise(function))
-    return inspection.compile_config(conf, device=H100)
+    return ahead.compile_config(conf, device=H100)
 
 
 @pytest.mark.kin(2)

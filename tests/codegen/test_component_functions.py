@@ -140,7 +140,7 @@ import numpy as np
 import gemmkit as gk
 from gemmkit import epilogues, layouts, operators, transforms
 from gemmkit.components import freeze
-from gemmkit.kernels.simt.kernel import singlestage
+from gemmkit.kernels.simt import singlestage
 from gemmkit.lang.fingerprint import function_text
 from gemmkit.runtime.device import H100
 from tests.codegen.test_components import MinPlus, Scaled, everything

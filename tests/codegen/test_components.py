@@ -16,7 +16,7 @@ import pytest
 import gemmkit as gk
 from gemmkit import epilogues, layouts, operators, transforms
 from gemmkit.components import freeze
-from gemmkit.kernels.select import FAMILIES
+from gemmkit.kernels.spec import FAMILIES
 from gemmkit.ptx.special import thread_index
 from gemmkit.runtime import cache as cache_module
 from gemmkit.runtime import compile as compile_module

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-import gemmkit.kernels.sm80.family as sm80
-from gemmkit.inspection import CompiledKernel, compile_config
-from gemmkit.kernels.sm80.mainloop import InStepMainloop
+import gemmkit.kernels.sm80.kernel as sm80
+from gemmkit.kernels.sm80.kernel import InStepMainloop
 from gemmkit.layouts import ColMajor, Interleaved, RowMajor
 from gemmkit.operators import MMAOp
+from gemmkit.plans.ahead import CompiledKernel, compile_config
 from gemmkit.runtime.device import H100, target
-from gemmkit.tuning import model, multistage
+from gemmkit.tuning import model
+from gemmkit.tuning import sm80 as multistage
 from gemmkit.tuning.operators import operator_for
 from tests.support.dmma_waits import hex_listing, in_text, listing, unwaited_products
 

@@ -65,7 +65,7 @@ ASKED = """
         out[0] = shape.M + shape.K
 
     import numpy as np
-    from gemmkit.lang.freezing import freeze_array
+    from gemmkit.lang.functions import freeze_array
     from gemmkit.runtime.arrays import describe
     assert ".entry" in to_ptx(kernel, (shape, freeze_array(describe(np.zeros(4, np.int32), "out")).type), 32, H100)
 """
@@ -78,7 +78,7 @@ OWN = COMPONENTS + """
 
 COMPILED = """
     import gemmkit as gk
-    from gemmkit.inspection import compile_config
+    from gemmkit.plans.ahead import compile_config
     conf = gk.get_config(operator=gk.operators.FPUOp(M=16, N=16), global_a_layout=gk.layouts.RowMajor("float32"))
     assert compile_config(conf).usage.spill_stores == 0
 """
@@ -124,7 +124,7 @@ PLANNED = """
     import sys
     import numpy as np
     import gemmkit as gk
-    from gemmkit.ahead import recorded
+    from gemmkit.plans.ahead import recorded
     from gemmkit.runtime.device import H100
 
     a = np.ones((256, 256), np.float16)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import inspection, layouts, operators
-from gemmkit.inspection import Occupancy, compile_config, occupancy
+from gemmkit import layouts, operators
+from gemmkit.plans import ahead
+from gemmkit.plans.ahead import Occupancy, compile_config, occupancy
 from gemmkit.runtime.device import H100
 
 pytestmark = pytest.mark.compile
@@ -100,7 +101,7 @@ def test_occupancy_is_the_drivers() -> None:
     from gemmkit.runtime import device
 
     device.ensure_context()
-    kernel = inspection.compile_config(configuration(device=None))
+    kernel = ahead.compile_config(configuration(device=None))
     status, module = driver.cuModuleLoadData(kernel.assembled.cubin)
     assert int(status) == 0
     status, function = driver.cuModuleGetFunction(module, b"gemmkit_kernel")

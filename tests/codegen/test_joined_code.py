@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import activations, inspection
-from gemmkit.epilogues import Fold, Scale
+from gemmkit.epilogues import Fold, Scale, elementwise
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import FPUOp, MMAOp, WGMMAOp
+from gemmkit.plans import ahead
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
 
@@ -23,14 +23,14 @@ MAPPINGS: dict[str, tuple[str, Any, Tile]] = {
 
 
 def gated(gate: Any, up: Any) -> Any:
-    return activations.silu(gate) * up
+    return elementwise.silu(gate) * up
 
 
 def gates(i: Any, f: Any, g: Any, o: Any, m: int, n: int) -> Any:
     return i * f + g * o + m
 
 
-def compiled(name: str, a: Any, b: Any, d: Any = RowMajor, columns: int = SIZE, **fields: Any) -> inspection.CompiledKernel:
+def compiled(name: str, a: Any, b: Any, d: Any = RowMajor, columns: int = SIZE, **fields: Any) -> ahead.CompiledKernel:
     """The kernel of operands that are matrices or come with layouts."""
     kernel, operator, block = MAPPINGS[name]
     dtype = operator.fragment_a.dtype
@@ -39,7 +39,7 @@ def compiled(name: str, a: Any, b: Any, d: Any = RowMajor, columns: int = SIZE, 
                          global_d_layout=d(dtype), **fields)
     out = np.zeros((SIZE, columns), dtype, order="F" if d is ColMajor else "C")
     arrays = {name: x.array if isinstance(x, gk.Matrix) else x for name, x in (("a", a), ("b", b))}
-    return inspection.compile_config(conf, device=H100, gemm_shape=dict(M=SIZE, N=SIZE, K=SIZE), operands=dict(arrays, out=out))
+    return ahead.compile_config(conf, device=H100, gemm_shape=dict(M=SIZE, N=SIZE, K=SIZE), operands=dict(arrays, out=out))
 
 
 def zeros(name: str, rows: int, columns: int, order: Any = "C") -> np.ndarray:

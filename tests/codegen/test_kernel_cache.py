@@ -95,7 +95,7 @@ def test_what_is_the_same_kernel_and_what_is_not(cache: CubinCache) -> None:
 @pytest.mark.kin(5)
 @pytest.mark.compile
 def test_another_version_of_gemmkit_or_of_a_compiler_is_another_key(cache: CubinCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gemmkit.lang import package_state
+    from gemmkit.lang import fingerprint as package_state
 
     entry(small())
     with monkeypatch.context() as patch:
@@ -168,7 +168,7 @@ KEY_SCRIPT = """
     import json
     import numpy as np
     import gemmkit as gk
-    from gemmkit.planning import Plan
+    from gemmkit.plans.plan import Plan
 
     a = np.ones((64, 32), "f2")
     texts = []
@@ -249,7 +249,7 @@ def test_a_captured_array_dies_with_its_function(cache: CubinCache) -> None:
 
 def test_a_component_without_its_arrays_is_the_same_kernel() -> None:
     from gemmkit.components import freeze, without_arrays
-    from gemmkit.kernels.common.arrays import Arrays
+    from gemmkit.kernels.collectives.operand import Arrays
 
     bias, table = np.ones(256, "f4"), np.ones(256, "f4")
     conf = small(epilogue=epilogues.Bias(bias), transform_regs_to_shared_d=Elementwise(lambda x, i, j: x + table[j]))

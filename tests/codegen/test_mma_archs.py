@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.inspection import compile_config
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import MMAOp
+from gemmkit.plans.ahead import compile_config
 from gemmkit.runtime.device import H100
 from tests.support.dmma_waits import unwaited_products
 

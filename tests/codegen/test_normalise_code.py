@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.ahead import recorded
 from gemmkit.epilogues import Default, LayerNorm, RMSNorm, Softmax
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import WGMMAOp
-from gemmkit.runtime.assemble import disassemble, instruction_counts
+from gemmkit.plans.ahead import recorded
+from gemmkit.runtime.compile import disassemble, instruction_counts
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
 from tests.codegen.test_reductions_code import groups, machine_code

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import ahead
 from gemmkit.epilogues import Bias, Pack, Pairs, Rotary
 from gemmkit.layouts import ColMajor, RowMajor
+from gemmkit.plans import ahead
 from gemmkit.runtime.device import H100
 from tests.codegen.test_reductions_code import groups, machine_code
 from tests.kernels.common.test_pack import packed, two

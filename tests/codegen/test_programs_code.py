@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.ahead import recorded
-from gemmkit.runtime.assemble import disassemble
+from gemmkit.plans.ahead import recorded
+from gemmkit.runtime.compile import disassemble
 from gemmkit.runtime.device import H100
 from tests.support import programs as listing
 from tests.support.sass import instructions, loops

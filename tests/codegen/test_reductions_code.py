@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import ahead
 from gemmkit.epilogues import ColumnReduce, Combine, RowReduce, Scale
-from gemmkit.observers import RowSum
-from gemmkit.runtime.assemble import disassemble, instruction_counts
+from gemmkit.epilogues.observers import RowSum
+from gemmkit.plans import ahead
+from gemmkit.runtime.compile import disassemble, instruction_counts
 from gemmkit.runtime.device import H100
 from tests.kernels.common.test_reduce import KINDS, OPS, PAIR, expected, operands, same, span
 from tests.ptx_machine.launch import Ptx

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemmkit.runtime.assemble import disassemble, instruction_counts
+from gemmkit.runtime.compile import disassemble, instruction_counts
 from tests.ptx_machine.launch import Ptx
 from tests.support import row_programs as listing
 from tests.support.row_programs import BF16, F16, F32

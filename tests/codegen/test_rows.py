@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.row_functions import AffineLayerNorm, AffineRMSNorm, LogSoftmax, Softmax
-from gemmkit.row_plans import RowsLaunch, matrix
+from gemmkit.functions.rows import AffineLayerNorm, AffineRMSNorm, LogSoftmax, RowsLaunch, Softmax, matrix
 from gemmkit.runtime.arrays import describe
-from gemmkit.runtime.assemble import disassemble, instruction_counts
+from gemmkit.runtime.compile import disassemble, instruction_counts
 from tests.kernels.rows.test_rows import FUNCTIONS, ArgMax, close
 from tests.ptx_machine.launch import Ptx
 from tests.support.machines import BF16, poison

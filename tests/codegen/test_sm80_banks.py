@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.kernels.sm80 import mainloop
-from gemmkit.lang.package_state import packages_stand
+from gemmkit.kernels.sm80 import kernel
+from gemmkit.lang.fingerprint import packages_stand
 from gemmkit.layouts import ColMajor, Interleaved, Padded, RowMajor
 from gemmkit.operators import COMPLEX, Algebra, FPUOp, MMAOp
 from gemmkit.tiling import Tile
@@ -45,7 +45,7 @@ def passes(name: str, trans: str, where: str, rng: np.random.Generator, **fields
     a, b = operands(rng, operator, *block)
     if isinstance(operator, Algebra):
         a, b = (np.ascontiguousarray(x).view("f8").reshape(*x.shape, 2) for x in (a, b))
-    with within(mainloop, where) as inside, gk.emulate(), recorded(inside) as seen:
+    with within(kernel, where) as inside, gk.emulate(), recorded(inside) as seen:
         gk.matmul(*(ordered(x, layout) for x, layout in zip((a, b), layouts)), None, conf)
     accesses = seen.loads if where == "fetch" else seen.stores
     assert accesses

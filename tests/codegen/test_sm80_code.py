@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.inspection import CompiledKernel, compile_config
 from gemmkit.layouts import ColMajor, Interleaved, RowMajor
 from gemmkit.operators import COMPLEX, FPUOp, MMAOp
 from gemmkit.operators.algebra import units
-from gemmkit.runtime.device import H100
-from gemmkit.runtime.gpus import GPUS
+from gemmkit.plans.ahead import CompiledKernel, compile_config
+from gemmkit.runtime.device import GPUS, H100
 from gemmkit.tiling import Tile
-from gemmkit.tuning.multistage import TABLES
-from gemmkit.tuning.multistage import operator as operator_of
+from gemmkit.tuning.sm80 import TABLES
+from gemmkit.tuning.sm80 import operator as operator_of
 from tests.support.dmma_waits import unwaited_products
 from tests.support.machines import BF16, E4M3
 

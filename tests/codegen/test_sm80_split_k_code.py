@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.inspection import compile_config
 from gemmkit.layouts import ColMajor, RowMajor
+from gemmkit.plans.ahead import compile_config
 from gemmkit.runtime.device import H100
-from gemmkit.tuning import multistage
+from gemmkit.tuning import sm80
 
 pytestmark = pytest.mark.compile
 
 STREAMING = [(code, n) for code in ("f4", "f8")
-             for n, one in enumerate(multistage.TABLES[np.dtype(code)]) if one.merges and one.streams]
+             for n, one in enumerate(sm80.TABLES[np.dtype(code)]) if one.merges and one.streams]
 MERGING = [(code, n) for code in ("f4", "f8", "c8", "c16")
-           for n, one in enumerate(multistage.TABLES[np.dtype(code)]) if one.merges]
+           for n, one in enumerate(sm80.TABLES[np.dtype(code)]) if one.merges]
 
 
 @pytest.mark.thorough
@@ -42,16 +42,16 @@ def test_nothing_spills_where_k_is_streamed(code: str, n: int, order: str, shape
 
 def check_spills(code: str, n: int, order: str, splits: Any, shape: tuple[int, int, int]) -> None:
     dtype, sizes = np.dtype(code), dict(zip("MNK", shape))
-    one: Any = multistage.TABLES[dtype][n]
+    one: Any = sm80.TABLES[dtype][n]
     a, b = (RowMajor(dtype) if o == "n" else ColMajor(dtype) for o in order)
-    conf = gk.get_config(operator=multistage.operator(dtype, one, H100), global_a_layout=a, global_b_layout=b,
+    conf = gk.get_config(operator=sm80.operator(dtype, one, H100), global_a_layout=a, global_b_layout=b,
                          global_d_layout=RowMajor(dtype), device=H100, gemm_shape=sizes, splits=splits, **one.fields)
     usage = compile_config(conf, device=H100, gemm_shape=sizes).usage
     assert (usage.spill_stores, usage.spill_loads, usage.stack_bytes) == (0, 0, 0)
 
 
 def test_a_mapping_without_registers_for_it_is_not_shared() -> None:
-    for table in multistage.TABLES.values():
+    for table in sm80.TABLES.values():
         for one in table:
             if not one.merges:
                 assert one.splits((64, 64, 65536), 1, 0, H100.sm_count) == 1

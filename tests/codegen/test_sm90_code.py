@@ -11,14 +11,14 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import epilogues, layouts
-from gemmkit.ahead import recorded
 from gemmkit.epilogues import ReLU, Residual
-from gemmkit.inspection import CompiledKernel, compile_config
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import WGMMAOp
+from gemmkit.plans.ahead import CompiledKernel, compile_config, recorded
 from gemmkit.runtime.device import H100
 from gemmkit.transforms import Elementwise
-from gemmkit.tuning.hopper import (
+from gemmkit.tuning.model import Mapping
+from gemmkit.tuning.sm90 import (
     ACROSS,
     ALIGNED,
     CLUSTERED,
@@ -28,7 +28,6 @@ from gemmkit.tuning.hopper import (
     SPLIT,
     TRANSFORMED,
     TRANSPOSED,
-    Mapping,
 )
 from tests.support.machines import BF16, E4M3
 from tests.support.sm90 import F16, F32, mapping

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.kernels.rasterisation import Columns
+from gemmkit.kernels.collectives.scheduler import Columns
 from gemmkit.lang.registers import generate
 from gemmkit.layouts import ColMajor, Padded, RowMajor, Swizzled
-from gemmkit.ptx.memory import shared
+from gemmkit.ptx.memory import pack_words, shared
 from gemmkit.ptx.special import barrier, thread_index
-from gemmkit.ptx.words import pack_words
 from gemmkit.tiling import Tile, translate
 from tests.support.harness import Out, compiled, emulated, leaves_nothing, lines_with, on_device
 from tests.support.machines import BF16, E4M3

@@ -11,15 +11,7 @@ import pytest
 import gemmkit as gk
 from gemmkit.lang.registers import generate
 from gemmkit.ptx.special import thread_index
-from gemmkit.tiling import (
-    Tile,
-    linearise,
-    parallelise,
-    project,
-    subdivide,
-    translate,
-    translate_offset,
-)
+from gemmkit.tiling import Tile, linearise, parallelise, project, subdivide, translate, translate_offset
 from tests.codegen.test_tiling import BAD_DIVISIONS, CASES, Case
 from tests.support.harness import Out, Runtime, compiled, constants_stored, emulated, leaves_nothing, on_device
 

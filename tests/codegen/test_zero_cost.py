@@ -22,7 +22,7 @@ from gemmkit.ptx.memory import load_global, load_shared, shared, store_global, s
 from gemmkit.ptx.mma import F16, F32
 from gemmkit.ptx.special import barrier, block_x, block_y, lane_index, thread_index, udiv, uniform
 from gemmkit.ptx.wmma import LOAD, MMA, STORE
-from gemmkit.runtime.assemble import assemble, disassemble, instruction_counts
+from gemmkit.runtime.compile import assemble, disassemble, instruction_counts
 from gemmkit.tiling import Tile, linearise, parallelise, translate, translate_offset
 from tests.support.harness import Out, Runtime, compiled, emulated, instructions, leaves_nothing, lines_with, on_device
 

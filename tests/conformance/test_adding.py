@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemmkit.inspection import compile_config
-from gemmkit.kernels.common.scheduler import Persistent
-from gemmkit.kernels.select import FAMILIES
+from gemmkit.kernels.collectives.scheduler import Persistent
 from gemmkit.kernels.sm90.family import ROUTES
-from gemmkit.kernels.spec import Shape
+from gemmkit.kernels.spec import FAMILIES, Shape
+from gemmkit.plans.ahead import compile_config
 from tests.support import markdown
 
 PAGE = markdown.ROOT / "docs" / "architecture.md"

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
 import gemmkit as gk
-from gemmkit.kernels.select import FAMILIES as KERNELS
-from gemmkit.runtime.assemble import assemble
-from gemmkit.runtime.compile import to_ptx
+from gemmkit.kernels.spec import FAMILIES as KERNELS
+from gemmkit.runtime.compile import assemble, to_ptx
 from gemmkit.runtime.device import H100
 from tests.support.drawn import Case, Family, Place, Problem, config_of, run
 from tests.support.drawn_reference import Bounded, assert_within

@@ -25,12 +25,12 @@ from bench.experiments.experiment import Experiment
 from bench.fusions import WORKS
 from bench.harness import WrongResult
 from bench.supervise import Patience
-from gemmkit.compiled import Compiled
 from gemmkit.emulator.mode import Mode
 from gemmkit.operators import MAX_PLUS, MIN_PLUS
-from gemmkit.planning import Plan
+from gemmkit.plans.compiled import Compiled
+from gemmkit.plans.plan import Plan
 from gemmkit.runtime import compile as compiling
-from gemmkit.runtime.assemble import assemble, disassemble, instruction_counts
+from gemmkit.runtime.compile import assemble, disassemble, instruction_counts
 from gemmkit.runtime.device import H100
 from tests.support.harness import Out, emulated
 from tests.support.hosts import Host

@@ -18,11 +18,12 @@ from bench import prepare
 from bench.experiments import groups, minplus
 from bench.experiments import run as experiments
 from bench.experiments.experiment import Experiment
-from gemmkit.ahead import kernel_of
-from gemmkit.launch import Launch, forget
 from gemmkit.operators.algebra import units
+from gemmkit.plans.ahead import kernel_of
+from gemmkit.plans.launch import Launch, forget
 from gemmkit.programs.plan import ProgramPlan
-from gemmkit.runtime import device, workspace
+from gemmkit.runtime import device
+from gemmkit.runtime import launch as workspace
 from tests.conformance.test_experiments import first_of_each
 from tests.support.hosts import Host
 from tests.support.on_device import OnDevice

@@ -14,7 +14,7 @@ import pytest
 from bench import levels_page, report
 from examples.levels import __main__ as ladder
 from gemmkit.emulator.errors import DeadlockError, RaceError, UninitialisedRead
-from gemmkit.runtime.assemble import assemble, disassemble, instruction_counts
+from gemmkit.runtime.compile import assemble, disassemble, instruction_counts
 from tests.support import code_lines, markdown
 from tests.support.banks import conflicts, recorded
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gemmkit import epilogues
-from gemmkit.lang.number_types import numba_type
+from gemmkit.lang.scalars import numba_type
 from tests.bad_calls.judge import Case, good_call, run
 from tests.support.lang.typing import INDEX, result
 

@@ -29,7 +29,7 @@ def test_its_blocks_run(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generato
 
 
 def test_it_names_every_command() -> None:
-    from gemmkit.cli import COMMANDS
+    from gemmkit.tools.cli import COMMANDS
 
     commands, text = COMMAND_LINE.read_text(encoding="utf-8"), README.read_text(encoding="utf-8")
     for module in COMMANDS:
@@ -40,7 +40,7 @@ def test_it_names_every_command() -> None:
 
 def test_what_it_shows_of_explain_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     """The rows that it shows are rows of the real answer; their figures are one compiler's."""
-    from gemmkit.cli import main
+    from gemmkit.tools.cli import main
 
     shown = next(b for b in markdown.blocks(COMMAND_LINE) if b.text.startswith("$ python -m gemmkit explain"))
     command, *lines = shown.text.splitlines()

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import activations, epilogues, layouts, operators, transforms
+from gemmkit import epilogues, layouts, operators, transforms
 from gemmkit.components import Component, freeze
-from gemmkit.lang import package_state
+from gemmkit.epilogues import elementwise
+from gemmkit.lang import fingerprint
 from gemmkit.lang.fingerprint import forget_readings
 from gemmkit.runtime import compile as compiling
 from gemmkit.runtime.compile import bytes_digest
@@ -196,10 +197,10 @@ def test_a_patched_function_of_gemmkits_is_not_kept_under_the_unpatched_key(monk
 
     own = CubinCache(tmp_path)
     monkeypatch.setattr(compiling, "default_cache", lambda: own)
-    transform = transforms.Elementwise(activations.relu)
+    transform = transforms.Elementwise(elementwise.relu)
     before = ptx_of(transform)
     with monkeypatch.context() as patch:
-        patch.setattr(activations.relu, "__code__", (lambda x: x * 3).__code__)
+        patch.setattr(elementwise.relu, "__code__", (lambda x: x * 3).__code__)
         texts = []
         for _ in range(2):
             try:
@@ -215,15 +216,15 @@ def test_a_patched_function_of_gemmkits_is_not_kept_under_the_unpatched_key(monk
 
 
 def _with_another_code(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(activations.relu, "__code__", activations.gelu.__code__)
+    patch.setattr(elementwise.relu, "__code__", elementwise.gelu.__code__)
 
 
 def _with_another_default(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(activations.relu, "__defaults__", (1,))
+    patch.setattr(elementwise.relu, "__defaults__", (1,))
 
 
 def _with_another_name(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(activations, "relu", activations.gelu)
+    patch.setattr(elementwise, "relu", elementwise.gelu)
 
 
 def _with_another_method(patch: pytest.MonkeyPatch) -> None:
@@ -235,7 +236,7 @@ def _with_another_attribute(patch: pytest.MonkeyPatch) -> None:
 
 
 def _with_a_hidden_built_in(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(activations, "max", min, raising=False)
+    patch.setattr(elementwise, "max", min, raising=False)
 
 
 _REPLACED = [_with_another_code, _with_another_default, _with_another_name, _with_another_method, _with_another_attribute,
@@ -246,20 +247,20 @@ _REPLACED = [_with_another_code, _with_another_default, _with_another_name, _wit
 def test_whatever_of_gemmkit_is_replaced_has_a_key_of_its_own(replace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts and keys hold gemmkit's code by name and by the digest of its source: none is that of the unreplaced code."""
     def texts() -> list[str]:
-        return [freeze(epilogues.Default()).fingerprint, freeze(transforms.Elementwise(activations.silu)).fingerprint,
-                package_state.package_digest()]
+        return [freeze(epilogues.Default()).fingerprint, freeze(transforms.Elementwise(elementwise.silu)).fingerprint,
+                fingerprint.package_digest()]
 
-    if not package_state.packages_stand():
+    if not fingerprint.packages_stand():
         forget_readings()
     before = texts()
     with monkeypatch.context() as patch:
         replace(patch)
-        assert not package_state.packages_stand()
+        assert not fingerprint.packages_stand()
         forget_readings()
-        assert package_state.packages_stand() and not set(texts()) & set(before)
-    assert not package_state.packages_stand()
+        assert fingerprint.packages_stand() and not set(texts()) & set(before)
+    assert not fingerprint.packages_stand()
     forget_readings()
-    assert package_state.packages_stand() and texts() == before
+    assert fingerprint.packages_stand() and texts() == before
 
 
 def test_what_was_replaced_before_the_first_kernel_is_seen() -> None:
@@ -283,9 +284,9 @@ def test_what_was_replaced_before_the_first_kernel_is_seen() -> None:
 def test_what_gemmkit_remembers_is_in_no_key() -> None:
     """The divisions of tiles that a process has asked for stood in the text of every kernel that may ask for one, so that
     another process compiled it again (seen at 224fc6a: what was emulated before decided on the key)."""
-    from gemmkit.kernels.common.operand import Operand
+    from gemmkit.kernels.collectives.operand import Operand
     from gemmkit.lang.fingerprint import Reader
-    from gemmkit.tile_division import division
+    from gemmkit.tiling import division
 
     def text() -> str:
         reader = Reader()
@@ -325,14 +326,14 @@ def test_all_compilers_are_in_the_key() -> None:
 
 
 def test_a_newer_source_on_disk_than_was_imported_is_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = package_state.package_digest()
+    before = fingerprint.package_digest()
     with monkeypatch.context() as patch:
-        patch.setattr(package_state, "_imported", (("edited.py", 1, 2),))
-        newer = package_state.package_digest()
-        assert len({before, newer, package_state.package_digest(of_process=False)}) == 3
-        patch.setattr(package_state, "_PROCESS", b"another")
-        assert package_state.package_digest() not in (before, newer)
-    assert package_state.package_digest() == before
+        patch.setattr(fingerprint, "_imported", (("edited.py", 1, 2),))
+        newer = fingerprint.package_digest()
+        assert len({before, newer, fingerprint.package_digest(of_process=False)}) == 3
+        patch.setattr(fingerprint, "_PROCESS", b"another")
+        assert fingerprint.package_digest() not in (before, newer)
+    assert fingerprint.package_digest() == before
 
 
 def test_a_module_that_is_loaded_from_a_newer_file_changes_the_key(tmp_path: Path) -> None:
@@ -341,7 +342,7 @@ def test_a_module_that_is_loaded_from_a_newer_file_changes_the_key(tmp_path: Pat
     shutil.copytree(Path(compiling.__file__).parents[1], copy, ignore=shutil.ignore_patterns("__pycache__"))
     program = """
         import os, gemmkit
-        from gemmkit.lang.package_state import package_digest
+        from gemmkit.lang.fingerprint import package_digest
         first = package_digest()
         file = os.path.join(os.path.dirname(gemmkit.__file__), "fast.py")
         assert file.startswith(os.getcwd())

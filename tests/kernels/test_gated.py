@@ -11,15 +11,15 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.emulator import errors
-from gemmkit.emulator.streams import Stream, beside
-from gemmkit.inspection import compile_config
-from gemmkit.kernels import gated
-from gemmkit.kernels.gated import Gated, arrivals
-from gemmkit.kernels.rasterisation import Grouped, Hilbert
-from gemmkit.kernels.sm90 import producer
+from gemmkit.emulator.agents import Stream, beside
+from gemmkit.kernels.collectives import batched
+from gemmkit.kernels.collectives.batched import Gated, arrivals
+from gemmkit.kernels.collectives.scheduler import Grouped, Hilbert
+from gemmkit.kernels.sm90 import kernel as producer
 from gemmkit.layouts import RowMajor
 from gemmkit.operators import MIN_PLUS, FPUOp
-from gemmkit.ptx import flags as flags_of_ptx
+from gemmkit.plans.ahead import compile_config
+from gemmkit.ptx import barriers as flags_of_ptx
 from gemmkit.tiling import Tile
 from tests.support.machines import poison, whole
 from tests.support.sm90 import F32, mapping
@@ -162,7 +162,7 @@ def test_a_flag_before_the_data(name: str, lengths: Any, rng: np.random.Generato
 
 @KERNELS
 def test_no_wait(name: str, lengths: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gated, "await_flag", lambda *given: None)
+    monkeypatch.setattr(batched, "await_flag", lambda *given: None)
     with pytest.raises(errors.RaceError, match="rank 1"):
         run(CONFIGURATIONS[name](), lengths, 0, rng)
 
@@ -173,7 +173,7 @@ def test_a_stale_epoch(name: str, lengths: Any, rng: np.random.Generator, monkey
     real = flags_of_ptx.await_flag
     with pytest.raises(errors.DeadlockError, match=f"a flag that is {EPOCH - 1} to become {EPOCH}"):
         run(CONFIGURATIONS[name](), lengths, 0, rng, epoch=EPOCH - 1)
-    monkeypatch.setattr(gated, "await_flag",
+    monkeypatch.setattr(batched, "await_flag",
                         lambda flags, at, epoch, patience: real(flags, at, EPOCH if at == 0 else EPOCH - 2, patience))
     with pytest.raises(errors.RaceError, match="rank 1"):
         run(CONFIGURATIONS[name](), lengths, 0, rng)
@@ -193,7 +193,7 @@ def test_rows_that_a_copy_engine_brings(name: str, rng: np.random.Generator) -> 
     """From pinned memory, by a second stream, behind the launch: changing inputs, two slots in turn."""
     import cupy
 
-    from gemmkit.runtime.stream_commands import write_value
+    from gemmkit.runtime.streams import write_value
 
     conf, (own, other), columns, depth = CONFIGURATIONS[name](), (70, 60), 40, 48
     dtype = conf.global_a_layout.dtype

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.ahead import compiled, recorded
-from gemmkit.quantisation import dequantise, quantise
+from gemmkit.layouts.quantised import dequantise, quantise
+from gemmkit.plans.ahead import compiled, recorded
 from tests.support.compiling import H100
 
 pytestmark = pytest.mark.sample(4)

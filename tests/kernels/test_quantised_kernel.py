@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import epilogues, inspection
+from gemmkit import epilogues
 from gemmkit.layouts import ColMajor, GroupQuantised, RowMajor
-from gemmkit.matrices import Matrix
+from gemmkit.layouts.matrices import Matrix
+from gemmkit.layouts.quantised import dequantise
 from gemmkit.operators import MMAOp, QuantisedMMAOp
-from gemmkit.quantisation import dequantise
+from gemmkit.plans import ahead
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
 from tests.ptx_machine.compare import PTX
@@ -238,7 +239,7 @@ def test_its_code(bits: int, rows: int) -> None:
     with gk.emulate():
         conf = gk.plan(np.ones((rows, 4096), F16), b, out=np.empty((rows, 4096), F16)).config
     assert conf.kernel == "quantised"
-    made = inspection.compile_config(conf, device=H100, gemm_shape=dict(M=rows, N=4096, K=4096), operands=dict(b=b.array))
+    made = ahead.compile_config(conf, device=H100, gemm_shape=dict(M=rows, N=4096, K=4096), operands=dict(b=b.array))
     assert made.usage.spill_stores == made.usage.spill_loads == made.usage.stack_bytes == 0
     counts = made.instructions
     slabs = conf.stages * conf.compute_warp.size.K // conf.operator.shape[2]

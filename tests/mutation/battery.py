@@ -14,11 +14,10 @@ import numpy as np
 
 import gemmkit as gk
 from gemmkit.epilogues import Bias, LinearCombination, ReLU
-from gemmkit.kernels.rasterisation import Order
-from gemmkit.kernels.sm90.fragments import RegisterMainloop
-from gemmkit.kernels.sm90.routes.cp_async import CpAsyncProducer
-from gemmkit.kernels.sm90.routes.deinterleave import DeinterleaveProducer
-from gemmkit.kernels.sm90.routes.staged import StagedProducer
+from gemmkit.kernels.collectives.scheduler import Order
+from gemmkit.kernels.sm90.mainloop import RegisterMainloop
+from gemmkit.kernels.sm90.rewrite import DeinterleaveProducer
+from gemmkit.kernels.sm90.staged import CpAsyncProducer, StagedProducer
 from gemmkit.layouts import ColMajor, Interleaved, RowMajor, Swizzled, Triangular
 from gemmkit.operators import COMPLEX, DUAL, Algebra, WGMMAOp
 from gemmkit.tiling import Tile

@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import attention_plans, row_plans
-from gemmkit.kernels.attention.store import QuadOut
-from gemmkit.kernels.mlp import mapping as mlp_mapping
-from gemmkit.launch import Cache
-from gemmkit.masks import Causal, Documents, Mask, Window
-from gemmkit.rows import RowFunction, mapped, put
-from gemmkit.scores import SoftCap
+from gemmkit.functions import attention as attention_plans
+from gemmkit.functions import rows as row_plans
+from gemmkit.functions.rows import RowFunction
+from gemmkit.kernels.collectives.softmax import QuadOut
+from gemmkit.kernels.masks import Causal, Documents, Mask, SoftCap, Window
+from gemmkit.kernels.mlp import spec as mlp_mapping
+from gemmkit.kernels.rows import mapped, put
+from gemmkit.plans.launch import Cache
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
 from tests.kernels import test_quantised_kernel as quantised
@@ -60,7 +61,7 @@ def attend(queries: int, keys: int, head: int = 64, mask: Any = None, visible: A
     with patched() as patch:
         if by_warps:
             patch.setattr(attention_plans, "HOPPER", (0, 0))
-            patch.setattr("gemmkit.launch._launches", Cache())
+            patch.setattr("gemmkit.plans.launch._launches", Cache())
         with heads.small(patch, blocks=1, **fields), gk.emulate():
             _, lse = gk.attention(q, k, v, mask=mask, score=score, out=out, return_lse=True)
     right(heads.close, out, heads.reference(q, k, v, visible=visible, score=scored), lse, 1e-4)

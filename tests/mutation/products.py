@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 
 import gemmkit as gk
-from gemmkit.kernels.sm90 import fragments
-from gemmkit.kernels.sm90.routes import rewrite, staged
+from gemmkit.kernels.sm90 import mainloop, rewrite, staged
 from gemmkit.kernels.spec import Condition
-from gemmkit.runtime.device import assumed
-from gemmkit.runtime.gpus import gpu
+from gemmkit.runtime.device import assumed, gpu
 from tests.support.machines import MACHINES, poison, whole
 from tests.support.sm90 import F16, F32, mapping, ordered, product
 
@@ -66,7 +64,7 @@ def pairs() -> Iterator[None]:
     def is_pairwise(transform: Any, dtype: np.dtype) -> bool:
         return not transform.with_coordinates
 
-    modules: Any = rewrite, staged, fragments
+    modules: Any = rewrite, staged, mainloop
     kept = rewrite.is_pairwise
     for module in modules:
         module.is_pairwise = is_pairwise

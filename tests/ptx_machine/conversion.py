@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.ptx.tf32 import rounded_to_tf32
+from gemmkit.ptx.mma import rounded_to_tf32
 from tests.ptx_machine.faults import UnknownInstruction
 from tests.ptx_machine.integers import saturated
 from tests.ptx_machine.kinds import BF16, KINDS, Kind

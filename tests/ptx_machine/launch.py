@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.compiled import OPERANDS, Compiled
 from gemmkit.components import Component, field_values
 from gemmkit.emulator.mode import Mode, computed_by
-from gemmkit.kernels.select import FAMILIES
+from gemmkit.functions.mlp import MlpLaunch
+from gemmkit.functions.rows import RowsLaunch
+from gemmkit.kernels.spec import FAMILIES
 from gemmkit.lang.memory import ViewType
-from gemmkit.mlp_plans import MlpLaunch
+from gemmkit.plans.compiled import OPERANDS, Compiled
 from gemmkit.programs.plan import ProgramPlan
-from gemmkit.row_plans import RowsLaunch
 from gemmkit.runtime.arrays import ArrayInfo, is_array
 from gemmkit.runtime.compile import to_ptx
-from gemmkit.runtime.launch_config import PARAMETER_FORMATS
-from gemmkit.runtime.workspace import spaces_of
+from gemmkit.runtime.device import PARAMETER_FORMATS
+from gemmkit.runtime.launch import spaces_of
 from tests.ptx_machine.machine import Machine
 from tests.ptx_machine.memory import Array, GlobalMemory
 from tests.ptx_machine.parser import parse
@@ -74,7 +74,7 @@ _ptx: dict[tuple, str] = {}
 
 
 def ptx_of(compiled: Any) -> str:
-    """The PTX of a plan's kernel (`gemmkit.planning.Compiled`), for its GPU; the same kernel is compiled once."""
+    """The PTX of a plan's kernel (`gemmkit.plans.plan.Compiled`), for its GPU; the same kernel is compiled once."""
     conf, device = compiled.problem.config, compiled.problem.device
     key = conf.kernel, tuple(x.type for x in compiled.arguments), conf.threads, conf.blocks_per_sm, device.arch_name
     if key not in _ptx:
@@ -99,7 +99,7 @@ def _packed(launchable: Any, values: Sequence[Any]) -> list[int]:
 
 
 def run_compiled(compiled: Any, a: Any, b: Any, c: Any, out: Any) -> None:
-    """What `gemmkit.emulator.kernels.run` does, with the kernel's PTX: the same arrays and arguments."""
+    """What `gemmkit.emulator.launch.run` does, with the kernel's PTX: the same arrays and arguments."""
     conf = compiled.problem.config
     memory = []
     for name, array, operand in zip(("a", "b", "c", "out"), (a, b, c, out), compiled.operands):
@@ -134,7 +134,7 @@ def run_compiled(compiled: Any, a: Any, b: Any, c: Any, out: Any) -> None:
 
 
 def run_rows(made: Any, x: Any, out: Any) -> None:
-    """What `gemmkit.emulator.kernels.run_rows` does, with the kernel's PTX."""
+    """What `gemmkit.emulator.launch.run_rows` does, with the kernel's PTX."""
     launch = made.launchable
     key = launch.kernel, tuple(argument.type for argument in launch.arguments), launch.threads, launch.target.arch_name
     if key not in _ptx:
@@ -156,7 +156,7 @@ def run_row_program(plan: Any, arrays: Sequence[Any]) -> None:
 
 
 def run_mlp(made: Any, arrays: dict[str, Any]) -> None:
-    """What `gemmkit.emulator.kernels.run_mlp` does, with the PTX of the kernel by mma.sync."""
+    """What `gemmkit.emulator.launch.run_mlp` does, with the PTX of the kernel by mma.sync."""
     launch, layers = made.launchable, made.layers
     key = launch.kernel, tuple(argument.type for argument in launch.arguments), launch.threads, launch.target.arch_name
     if key not in _ptx:

@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.ptx.ldmatrix import distribute
-from gemmkit.ptx.mma import PTX_NAME
+from gemmkit.ptx.mma import PTX_NAME, collect, distribute
 from gemmkit.ptx.mma import SPECS as MMA
-from gemmkit.ptx.stmatrix import collect
 from gemmkit.ptx.wmma import SPECS as WMMA
 from tests.ptx_machine.faults import Fault, UnknownInstruction
 from tests.ptx_machine.kinds import KINDS, kind_of

@@ -9,7 +9,7 @@ import time
 import traceback
 from collections import Counter, defaultdict
 
-from gemmkit.ahead import recorded
+from gemmkit.plans.ahead import recorded
 from tests.resolved_calls.draw import draw, scope
 from tests.resolved_calls.resolve import DEVICES, Refusal, refusals
 from tests.support.jobs import in_parts

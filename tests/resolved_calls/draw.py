@@ -15,7 +15,7 @@ import numpy as np
 
 import gemmkit as gk
 from gemmkit import blas, epilogues, layouts, operators, transforms
-from gemmkit.quantisation import quantise
+from gemmkit.layouts.quantised import quantise
 from tests.drawn_programs import grammar as programs
 from tests.drawn_programs.syntax import printed
 

@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from typing import NamedTuple
 
-from gemmkit.ahead import recorded
-from gemmkit.runtime.gpus import A100, H100, T4
+from gemmkit.plans.ahead import recorded
+from gemmkit.runtime.device import A100, H100, T4
 from tests.resolved_calls.draw import draw, scope
 
 DEVICES = {"H100": H100, "A100": A100, "T4": T4}

@@ -11,7 +11,7 @@ import numpy as np
 from gemmkit.components import freeze
 from gemmkit.ptx.special import thread_index
 from gemmkit.runtime import compile as compiling
-from gemmkit.runtime.assemble import Assembled, ResourceUsage
+from gemmkit.runtime.compile import Assembled, ResourceUsage
 from gemmkit.runtime.device import H100
 from gemmkit.transforms.base import transformed
 

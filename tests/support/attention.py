@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemmkit import attention_plans
+from gemmkit.functions import attention
 from gemmkit.runtime.device import H100, assumed
 from tests.support.machines import epsilon
 
@@ -65,12 +65,12 @@ def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.nda
 def small(monkeypatch: pytest.MonkeyPatch, block_n: int = 32, blocks: int = 2, **fields: Any) -> Iterator[None]:
     """Within it the emulated kernel has one consumer and takes few keys at a time, and few blocks compute all tiles: what takes
     thousands of rows otherwise, several blocks of keys and several tiles for a block, takes a hundred."""
-    shipped = attention_plans.mappings
+    shipped = attention.mappings
     with ExitStack() as stack:
         stack.enter_context(assumed(dataclasses.replace(H100, sm_count=blocks)))
         patch = stack.enter_context(monkeypatch.context())
         changed = {"consumers": 1, "turns": False, "block_n": block_n, **fields}
-        patch.setattr(attention_plans, "mappings", lambda *given: [one._replace(**changed) for one in shipped(*given)])
+        patch.setattr(attention, "mappings", lambda *given: [one._replace(**changed) for one in shipped(*given)])
         yield
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.emulator.machine import Thread, current
-from gemmkit.report.banks import Lane, extra_passes
+from gemmkit.tools.figures import Lane, extra_passes
 from tests.support.replaced import forget_replaced
 
 

@@ -8,13 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import gemmkit as gk
-from gemmkit.compiled import Nothing
 from gemmkit.components import freeze
-from gemmkit.kernels.common.arrays import Arrays
-from gemmkit.kernels.select import FAMILIES
-from gemmkit.kernels.spec import Shape
-from gemmkit.runtime.assemble import ResourceUsage, assemble, disassemble, instruction_counts
-from gemmkit.runtime.compile import cubin_of, to_ptx
+from gemmkit.kernels.collectives.operand import Arrays
+from gemmkit.kernels.spec import FAMILIES, Shape
+from gemmkit.plans.compiled import Nothing
+from gemmkit.runtime.compile import ResourceUsage, assemble, cubin_of, disassemble, instruction_counts, to_ptx
 from gemmkit.runtime.device import H100
 
 

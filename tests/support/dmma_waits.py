@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from gemmkit.runtime.assemble import candidates
+from gemmkit.runtime.compile import candidates
 
 NEAR = 4                               # products after one that may not rely on its being done
 _LABEL = re.compile(r"\s*(\.L_\w+):")

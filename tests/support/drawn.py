@@ -16,8 +16,8 @@ import numpy as np
 
 import gemmkit as gk
 from gemmkit import layouts, operators
-from gemmkit.kernels.rasterisation import Columns, Grouped, Hilbert, Order
-from gemmkit.lang.records import part_dtypes
+from gemmkit.kernels.collectives.scheduler import Columns, Grouped, Hilbert, Order
+from gemmkit.lang.number_rules import part_dtypes
 from gemmkit.layouts import ColMajor, Padded, Planes, RowMajor, Swizzled
 from gemmkit.operators import Algebra, FPUOp, MMAOp, Operator, Semiring, WGMMAOp, WMMAOp
 from gemmkit.tiling import Tile

@@ -207,7 +207,7 @@ def _two_of_three(m, n):
 
 
 def _layout(held: Any, dtype: Any) -> Any:
-    from gemmkit.problem import layout_of
+    from gemmkit.plans.problem import layout_of
     from gemmkit.runtime.arrays import describe
 
     return layout_of(describe(held), "c")

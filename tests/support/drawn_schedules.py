@@ -9,8 +9,7 @@ import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
-from gemmkit.specs.families import multiply_adds, tensor_cores
-from gemmkit.specs.listings import swizz
+from gemmkit.specs.products import multiply_adds, swizz, tensor_cores
 from gemmkit.specs.schedule import (
     GL,
     RF,

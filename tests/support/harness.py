@@ -28,7 +28,7 @@ from gemmkit.components import freeze
 from gemmkit.emulator import machine
 from gemmkit.emulator.memory import Memory
 from gemmkit.emulator.user_code import arguments as twins
-from gemmkit.lang.freezing import Frozen, freeze_array, freeze_scalar
+from gemmkit.lang.functions import Frozen, freeze_array, freeze_scalar
 from gemmkit.lang.host import View
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.compile import ENTRY, to_ptx
@@ -115,7 +115,7 @@ def emulated(kernel: Callable[..., None], *arguments: Any, threads: int = 32, sh
 
 @cache
 def _loaded(kernel: Callable[..., None], types: tuple, threads: int) -> Any:
-    from gemmkit.runtime.assemble import assemble
+    from gemmkit.runtime.compile import assemble
     from gemmkit.runtime.launch import load
 
     device = current()
@@ -165,7 +165,7 @@ def same_bits(x: np.ndarray, y: np.ndarray) -> bool:
 
 def instructions(ptx: str) -> Counter[str]:
     """How many of each instruction, all modifiers included."""
-    from gemmkit.runtime.assemble import instruction_counts
+    from gemmkit.runtime.compile import instruction_counts
 
     return instruction_counts(ptx, full=True)
 

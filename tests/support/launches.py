@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from bench.stand_ins import STREAM
-from gemmkit.launch import Cache
-from gemmkit.runtime import launchable, workspace
-from gemmkit.runtime.launch_config import parameter_struct
+from gemmkit.plans.launch import Cache
+from gemmkit.runtime import launch as launchable
+from gemmkit.runtime import launch as workspace
+from gemmkit.runtime.device import parameter_struct
 
 TABLE = 0x7000_0000
 
@@ -68,6 +69,6 @@ class Seen:
             return SimpleNamespace(prepare=preparing(started))
 
         patch.setattr(plans, "_launch", launched)
-        patch.setattr("gemmkit.launch._launches", Cache())
+        patch.setattr("gemmkit.plans.launch._launches", Cache())
         patch.setattr(workspace, "table", self.table)
         patch.setattr(launchable.Launchable, "bind", bind)

@@ -17,12 +17,11 @@ from gemmkit.emulator import machine
 from gemmkit.emulator.copies import EmulatedTensorMap
 from gemmkit.emulator.memory import Memory
 from gemmkit.emulator.user_code import arguments as twins
-from gemmkit.lang.freezing import Frozen, freeze_array
+from gemmkit.lang.functions import Frozen, freeze_array
 from gemmkit.lang.host import View
 from gemmkit.ptx.tma import TensorMapType
 from gemmkit.runtime.arrays import describe
-from gemmkit.runtime.assemble import assemble
-from gemmkit.runtime.compile import ENTRY, to_ptx
+from gemmkit.runtime.compile import ENTRY, assemble, to_ptx
 from gemmkit.runtime.device import H100, current
 from gemmkit.runtime.tensor_maps import Encoder, TensorMapSpec
 from tests.support.harness import Out, Runtime, _frozen, aligned

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemmkit import mlp_plans
-from gemmkit.launch import Cache
+from gemmkit.functions import mlp
+from gemmkit.plans.launch import Cache
 from gemmkit.runtime.device import H100, assumed
 from tests.support.machines import epsilon
 
@@ -72,7 +72,7 @@ def whole(rng: np.random.Generator, rows: int, widths: Sequence[int], dtype: Any
 def small(monkeypatch: pytest.MonkeyPatch, multiprocessors: int, by_warps: bool = False) -> Iterator[None]:
     """A Hopper with few multiprocessors, so that blocks have several tiles; or one that counts as a GPU without wgmma."""
     with monkeypatch.context() as patch, assumed(dataclasses.replace(H100, sm_count=multiprocessors)):
-        patch.setattr("gemmkit.launch._launches", Cache())
+        patch.setattr("gemmkit.plans.launch._launches", Cache())
         if by_warps:
-            patch.setattr(mlp_plans, "HOPPER", (0, 0))
+            patch.setattr(mlp, "HOPPER", (0, 0))
         yield

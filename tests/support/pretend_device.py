@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from gemmkit.runtime.gpus import H100
+from gemmkit.runtime.device import H100
 from gemmkit.tuner import device_process
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.specs.listings import swizz
+from gemmkit.specs.products import swizz
 from gemmkit.specs.schedule import (
     FR,
     GL,

@@ -13,14 +13,11 @@ import ml_dtypes
 import numpy as np
 
 import gemmkit as gk
-from gemmkit.lang.control import each
-from gemmkit.lang.registers import generate
-from gemmkit.ptx.descriptors import advance, matrix_descriptor
-from gemmkit.ptx.fragments import fragment_coordinate
+from gemmkit.lang.registers import each, generate
 from gemmkit.ptx.memory import load_global, shared, store_shared
+from gemmkit.ptx.mma import fragment_coordinate
 from gemmkit.ptx.special import barrier, thread_index
-from gemmkit.ptx.warpgroup import fence_async
-from gemmkit.ptx.wgmma import instruction, wgmma_commit, wgmma_fence, wgmma_wait
+from gemmkit.ptx.wgmma import advance, fence_async, instruction, matrix_descriptor, wgmma_commit, wgmma_fence, wgmma_wait
 
 F16, F32, BF16 = np.dtype("f2"), np.dtype("f4"), np.dtype(ml_dtypes.bfloat16)
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)

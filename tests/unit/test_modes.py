@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmkit.modes import LARGER, Mode, ordered
+from gemmkit.functions.einsum import LARGER, Mode, ordered
 
 ALIKE = (1000, 1000)
 FIRST, SECOND = (1000 * LARGER, 1000), (1000, 1000 * LARGER)      # which of the two is much the larger

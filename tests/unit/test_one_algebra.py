@@ -10,20 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmkit import modes, strides, swizzles
-from gemmkit.contraction import _joined
+from gemmkit import shapes
 from gemmkit.emulator.copies import _places
+from gemmkit.functions import einsum
+from gemmkit.functions.einsum import _joined
 from gemmkit.layouts import ColMajor, RowMajor, Swizzled
 from gemmkit.operators import FPUOp, WGMMAOp
-from gemmkit.ptx.descriptors import Descriptor
-from gemmkit.ptx.fragments import FragmentMap
-from gemmkit.ptx.ldmatrix import by_columns, by_rows
-from gemmkit.ptx.mma import SPECS, map_a, map_b, map_c
-from gemmkit.ptx.quad_pair import C_8X8, LANES, PAIRS
+from gemmkit.ptx.mma import C_8X8, LANES, PAIRS, SPECS, FragmentMap, by_columns, by_rows, map_a, map_b, map_c
+from gemmkit.ptx.wgmma import Descriptor
 from gemmkit.runtime.array_info import steps_of
-from gemmkit.shapes import Shape, ShapeError, Step
-from gemmkit.swizzles import Swizzle, lines, of_function
-from gemmkit.tile_division import Division
+from gemmkit.shapes import Shape, ShapeError, Step, Swizzle, lines, of_function
+from gemmkit.tiling import Division
 
 pytestmark = pytest.mark.sample(24)
 
@@ -154,7 +151,7 @@ def test_functions_that_are_none(function: Any, words: str) -> None:
 def test_two_bits_that_change_places() -> None:
     swapped = of_function(lambda i: i & 9 | (i & 2) << 1 | (i & 4) >> 1, 16)
     assert [swapped(i) for i in range(8)] == [0, 1, 4, 5, 2, 3, 6, 7] and swapped.run == 2
-    assert lines(0) == swizzles.NONE and swizzles.NONE(37) == 37 and swizzles.NONE.period == 1
+    assert lines(0) == shapes.NONE and shapes.NONE(37) == 37 and shapes.NONE.period == 1
 
 
 # -- modes: the dimensions of contractions and stacks -----------------------------------------------------------------
@@ -176,19 +173,19 @@ def joined(given_modes: list) -> list:
 @given(st.lists(st.tuples(extents, st.sampled_from([0, 1, 2, 6, 12, 36, -1, -2])), min_size=1, max_size=5))
 def test_modes_of_one_tensor(drawn: list) -> None:
     assert _joined(drawn) == joined(drawn)
-    assert strides.span(drawn) == sum((extent - 1) * abs(stride) for extent, stride in drawn)
+    assert shapes.span(drawn) == sum((extent - 1) * abs(stride) for extent, stride in drawn)
 
 
 @given(st.lists(st.tuples(extents, st.sampled_from([0, 1, 2, 6, 12]), st.sampled_from([0, 1, 3, 4, 6])), max_size=5))
 def test_modes_of_two_tensors(drawn: list) -> None:
-    assert modes.merged([modes.Mode(*mode) for mode in drawn]) == [modes.Mode(*mode) for mode in joined(drawn)]
+    assert einsum.merged_modes([einsum.Mode(*mode) for mode in drawn]) == [einsum.Mode(*mode) for mode in joined(drawn)]
 
 
 @given(st.integers(2, 64), st.integers(-9, 99), st.integers(0, 99), st.data())
 def test_modes_are_cut(extent: int, first: int, second: int, data: Any) -> None:
     count = data.draw(st.sampled_from([n for n in range(2, extent + 1) if extent % n == 0]))
     rest = (extent // count, first * count, second * count)
-    assert modes.Mode(extent, first, second).cut(count) == [(count, first, second), *([rest] if rest[0] > 1 else [])]
+    assert einsum.Mode(extent, first, second).cut(count) == [(count, first, second), *([rest] if rest[0] > 1 else [])]
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([0, 1, 4, 12, 48])), max_size=4), st.integers(0, 2))

@@ -12,7 +12,7 @@ import numpy as np
 
 import gemmkit as gk
 from gemmkit import epilogues, layouts
-from gemmkit.kernels.rasterisation import Grouped
+from gemmkit.kernels.collectives.scheduler import Grouped
 from gemmkit.kernels.spec import Condition
 from gemmkit.layouts import ColMajor, Interleaved, Planar, RowMajor, Tensor, Triangular
 from gemmkit.operators import COMPLEX, DUAL, MIN_PLUS, QUATERNION, Algebra, BoxMMAOp, FPUOp, MMAOp, WGMMAOp, WMMAOp

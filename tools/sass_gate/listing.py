@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gemmkit.runtime.assemble import instruction_counts
+from gemmkit.runtime.compile import instruction_counts
 
 _CODE = re.compile(r"\s*/\*[0-9a-f]{4,}\*/\s+(\{?\s*[^;]*;)")
 _LABEL = re.compile(r"\s*(\.L_\w+):")
@@ -37,7 +37,7 @@ class Listing:
 
     @staticmethod
     def of(sass: str) -> Listing:
-        """Reads what `gemmkit.runtime.assemble.disassemble` prints; raises ValueError where no instruction is in it."""
+        """Reads what `gemmkit.runtime.compile.disassemble` prints; raises ValueError where no instruction is in it."""
         lines: list[str] = []
         labels: dict[str, int] = {}
         for line in sass.splitlines():

@@ -11,9 +11,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from gemmkit.inspection import compile_config
-from gemmkit.runtime.assemble import candidates, release
-from gemmkit.runtime.compile import versions
+from gemmkit.plans.ahead import compile_config
+from gemmkit.runtime.compile import candidates, release, versions
 from gemmkit.runtime.device import H100
 from gemmkit.tuning.choose import get_config
 from tools.sass_gate.cases import CASES, Case

@@ -15,19 +15,36 @@ Schedules, masks, scores, softmax and stores are those of `gemmkit.kernels.atten
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, NamedTuple
 
-from gemmkit.kernels.attention.elements import FREE, TESTED
-from gemmkit.kernels.attention.softmax import begin, rescale, soften
-from gemmkit.kernels.attention.walk import key_blocks, slice_of, tile_at
-from gemmkit.kernels.attention.work import F32, Outputs, Place, Stats, Sums, Tile
+from gemmkit.kernels.attention.spec import ROWS, HeadSpec
+from gemmkit.kernels.collectives.operand import HandOver
+from gemmkit.kernels.collectives.pipeline import Warpgroups
+from gemmkit.kernels.collectives.softmax import (
+    F32,
+    FREE,
+    TESTED,
+    Outputs,
+    Place,
+    Stats,
+    Sums,
+    Tile,
+    begin,
+    key_blocks,
+    rescale,
+    slice_of,
+    soften,
+    tile_at,
+)
 from gemmkit.kernels.sm90.store import own_column, own_row
-from gemmkit.lang.control import fold, join, split
-from gemmkit.lang.registers import apply
-from gemmkit.lang.values import convert_all, fill
+from gemmkit.lang.aggregates import convert_all, fill
+from gemmkit.lang.components import dataclass
+from gemmkit.lang.registers import apply, fold, join, split
+from gemmkit.operators import MMAOp
 from gemmkit.ptx.copy_async import commit_copies, copy_async, offset_of, wait_copies
-from gemmkit.ptx.ldmatrix import ldmatrix
 from gemmkit.ptx.memory import shared
+from gemmkit.ptx.mma import ldmatrix
 from gemmkit.ptx.special import barrier, lane_index, rolled, thread_index, udiv
 
 CHUNK = 8                              # elements that a thread copies at a time
@@ -155,3 +172,56 @@ def pv_columns(o: tuple, i: int, spec: Any, a: tuple, n: int, stage: int) -> tup
     matrix, line = udiv(lane_index(), 8), lane_index() % 8
     at = spec.head.layout.position((n * 16 + matrix % 2 * 8 + line, i * 16 + udiv(matrix, 2) * 8), spec.block_n)
     return spec.mma(a, ldmatrix(shared(spec.dtype, spec.v_offset + stage * spec.k_bytes), at, 0, 4, True), o)
+
+
+# --------------------------------------------------------------------------------------------------
+# What `attention_by_warps` is specialised by, and how it is mapped onto warps and memory.
+
+STAGES = 2                             # of K and V
+BLOCK_N = {32: 64, 64: 64, 96: 64, 128: 64, 192: 32, 256: 32}         # by head size: 96 KiB of shared memory at most
+
+
+@dataclass(frozen=True)
+class MmaAttentionSpec(HeadSpec):
+    """Four warps of 16 rows of Q each."""
+
+    warpgroups = Warpgroups(0, 1)
+    map_specs = ()                     # nothing is moved by TMA
+
+    @cached_property
+    def block_m(self) -> int:
+        return ROWS
+
+    @cached_property
+    def operator(self) -> MMAOp:
+        """16 x 16 by 16 x 16, of both products."""
+        return MMAOp(N=16, dtype=self.dtype, accumulator=F32)
+
+    @cached_property
+    def hand_over(self) -> HandOver:
+        return HandOver(self.operator, self.operator, self.block_n)
+
+    @cached_property
+    def mma(self) -> Any:
+        return self.operator.instruction
+
+    @cached_property
+    def q_bytes(self) -> int:
+        return 2 * ROWS * self.head_dim
+
+    @cached_property
+    def k_bytes(self) -> int:
+        """Of a stage of K, and of one of V."""
+        return 2 * self.block_n * self.head_dim
+
+    @cached_property
+    def k_offset(self) -> int:
+        return self.q_bytes
+
+    @cached_property
+    def v_offset(self) -> int:
+        return self.k_offset + STAGES * self.k_bytes
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        return self.v_offset + STAGES * self.k_bytes

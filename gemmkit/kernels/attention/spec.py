@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gemmkit.components import Component
-from gemmkit.kernels.attention.store import OutStore
-from gemmkit.kernels.attention.work import F32
-from gemmkit.kernels.common.hand_over import HandOver
-from gemmkit.kernels.common.pipeline import Pipeline
-from gemmkit.kernels.sm90.panels import Panels
-from gemmkit.kernels.sm90.producer import STARTING
-from gemmkit.kernels.sm90.warpgroups import Turns, Warpgroups
-from gemmkit.lang.component_class import dataclass
-from gemmkit.masks import Mask
+from gemmkit.kernels.collectives.operand import HandOver
+from gemmkit.kernels.collectives.pipeline import Pipeline, Turns, Warpgroups
+from gemmkit.kernels.collectives.softmax import F32, OutStore, QuadOut, TmaOut
+from gemmkit.kernels.masks import Mask, Score
+from gemmkit.kernels.sm90.kernel import STARTING
+from gemmkit.kernels.sm90.store import Panels
+from gemmkit.lang.components import dataclass
 from gemmkit.operators import WGMMAOp
 from gemmkit.runtime.tensor_maps import TensorMapSpec
-from gemmkit.scores import Score
 
 ROWS = 64                              # of Q, which a consumer multiplies at a time
 
@@ -209,3 +206,94 @@ class AttentionSpec(HeadSpec):
     def map_specs(self) -> tuple[TensorMapSpec, ...]:
         """Of Q, K, V and O."""
         return tuple(self.head.map_spec(rows, 4) for rows in (self.block_m, self.block_n, self.block_n, ROWS))
+
+
+# --------------------------------------------------------------------------------------------------
+# How heads of a size are mapped onto consumers, blocks of keys and stages: what was measured on an H200, or else what
+# fits.
+#
+# Ratios are to cuDNN 9.19: of 64 and 128 in one run (2026-11-23, `bench/results/attention.json`), of 192 and of 256 in
+# others (2026-11-24, without CUDA graphs: those of causal heads up to 1024 keys are of Python's calls, 123 us each).
+# Mappings were compared in the sketch that this kernel was written after, and so were the figures in the files beside,
+# but those of 192 and 256.
+#
+# | head | consumers | keys | stages of K, V / of Q | turns | O leaves | of cuDNN |
+# |---|---|---|---|---|---|---|
+# | 32, 64 | 3 | 128 | 4 / 2 | yes | by TMA | 0.96 to 1.20 (D 64) |
+# | 96 | 2 | 128 | 3 / 2 | no | by TMA | not measured |
+# | 128 | 2 | 128 | 2 / 2 | no, with a score yes | by TMA | 1.00 to 1.22 |
+# | 192 | 2 | 96 | 2 / 1 | no | in octets | 0.65 to 1.34 |
+# | 256 | 2 | 80 | 2 / 1 | no | in octets | 0.72 to 1.15 |
+#
+# Heads of 256, as geometric means of 512 to 8192 keys, causal and not, in turns in one run (2026-11-24):
+#
+# | 80 keys, one stage of Q | all | up to 2048 keys |
+# |---|---|---|
+# | tiles joined, O in pairs | 0.84 | 0.78 |
+# | tiles joined, O in octets, descriptors made uniform in each round | 0.99 | 0.94 |
+# | **tiles apart, O in octets** | **1.02** | **0.99** |
+# | the same, O rescaled under the next S, as FlashAttention-3 does | 1.02 | 0.98 |
+# | the same, and consumers take turns | 1.02 | 0.98 |
+# | O rescaled under the next S, 64 keys | 1.00 | 0.98 |
+#
+# Heads of 192, likewise, of 8 heads and 16384 rows in all:
+#
+# | 96 keys, one stage of Q | all | 2048 keys and more | of these causal |
+# |---|---|---|---|
+# | tiles joined, O in pairs | 0.87 | 0.99 | 1.04 |
+# | tiles joined, O in octets | 0.97 | 1.08 | 1.17 |
+# | tiles apart, O in octets | 1.07 | 1.20 | 1.26 |
+# | the same, 112 keys | 1.06 | 1.19 | 1.25 |
+# | the same, 80 keys | 1.04 | 1.15 | 1.19 |
+# | **tiles apart, O in octets, consumers skip what shows them nothing** | **1.08** | **1.22** | **1.30** |
+# | the same, 80 keys | 1.06 | 1.19 | 1.25 |
+#
+# Of a causal tile's 128 rows the upper 64 see nothing of the last keys: their consumer gives these back as they come, and
+# tests no more blocks than its own rows ask for (2048 keys: 190 us, 182). Three consumers of 80 keys spill 520 bytes.
+#
+# Heads of 256, tiles joined, O in pairs: a tile took 8.5 us beside its rounds of 1.95 us each (a line through the times
+# of 512 to 2048 keys). It waited for its one stage of Q, for V behind Q, and for 2500 instructions that stored O. With
+# tiles apart the assembler sees that descriptors are uniform: a round has 441 instructions, none from vector to uniform
+# registers; it had 604, 74 of these.
+
+class Mapping(NamedTuple):
+    """The fields of `AttentionSpec` that say how a head is computed, not what."""
+
+    consumers: int
+    block_n: int
+    stages: int
+    q_stages: int
+    turns: bool
+    store: OutStore                    # of O; what TMA cannot carry leaves in pairs
+    joins_tiles: bool                  # a tile's last product and the next one's first S: it wants two stages of Q
+    skips: bool = False                # consumers skip a tile's first block of keys where it shows their rows nothing
+
+
+#: By head size, the fastest first.
+MAPPINGS = {
+    32: (Mapping(3, 128, 4, 2, True, TmaOut(), True), Mapping(2, 128, 4, 2, True, TmaOut(), True)),
+    64: (Mapping(3, 128, 4, 2, True, TmaOut(), True), Mapping(2, 128, 4, 2, True, TmaOut(), True)),
+    96: (Mapping(2, 128, 3, 2, False, TmaOut(), True),),
+    128: (Mapping(2, 128, 2, 2, False, TmaOut(), True),),
+    192: (Mapping(2, 96, 2, 1, False, QuadOut(), False, True),),
+    256: (Mapping(2, 80, 2, 1, False, QuadOut(), False),),
+}
+HEADS = tuple(MAPPINGS)
+
+
+def mappings(head_dim: int, score: Score) -> list[Mapping]:
+    """Those of a head size, the fastest first.
+
+    With a score the softmax is longer than the products: turns put it under the other consumers' (ALiBi, S 4096, D 128:
+    1213 us with turns, 1286 us without).
+    """
+    return [one if score.is_plain else one._replace(turns=True) for one in MAPPINGS[head_dim]]
+
+
+def why_not(mapping: Mapping, score: Score, is_packed: bool) -> str | None:
+    """Why a mapping is none for a score, or for packed sequences: a function of the user's, or the sequences' sizes, take
+    registers that three consumers do not have. A light score needs few (ALiBi, 4 x 16 x 4096 x 64: 760 us with three, 874
+    with two)."""
+    if mapping.consumers == 3 and (is_packed or not (score.is_plain or score.is_light)):
+        return "three consumers have no registers for packed sequences, or for a score that is not light"
+    return None

@@ -2,23 +2,230 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmkit.components import Component
-from gemmkit.kernels.common.cluster import Cluster
-from gemmkit.kernels.common.hand_over import HandOver
-from gemmkit.kernels.common.pipeline import CLUSTER_WARPS, WARPS, Pipeline
-from gemmkit.kernels.mlp.store import OutStore
-from gemmkit.kernels.mlp.work import F32
-from gemmkit.kernels.sm90.panels import Panels, line_of
-from gemmkit.kernels.sm90.warpgroups import Turns, Warpgroups
-from gemmkit.lang.component_class import dataclass
-from gemmkit.layouts.swizzled import pattern_of
+from gemmkit.components import Component, Scalar
+from gemmkit.epilogues.elementwise import relu
+from gemmkit.kernels.collectives.operand import HandOver
+from gemmkit.kernels.collectives.pipeline import CLUSTER_WARPS, WARPS, Pipeline, Turns, Warpgroups
+from gemmkit.kernels.collectives.scheduler import Cluster
+from gemmkit.kernels.sm90.store import Panels, line_of, own_column, own_row
+from gemmkit.lang.aggregates import convert, convert_all
+from gemmkit.lang.checks import converted, function_given
+from gemmkit.lang.components import dataclass
+from gemmkit.lang.memory import EXTENTS, number_of
+from gemmkit.lang.registers import apply, each, split
+from gemmkit.layouts.plain import pattern_of
 from gemmkit.operators import WGMMAOp
+from gemmkit.ptx.memory import shared, store_global
+from gemmkit.ptx.mma import pack_fragment, pack_relu, stmatrix
+from gemmkit.ptx.special import lane_index, thread_index, udiv
+from gemmkit.ptx.tma import tma_commit, tma_store, tma_wait, tma_wait_read
+from gemmkit.ptx.wgmma import fence_async, named_barrier
 from gemmkit.runtime.tensor_maps import TensorMapSpec
+
+# --------------------------------------------------------------------------------------------------
+# The sizes of a launch, and run-time values that travel together through the kernel.
+
+F32 = np.dtype(np.float32)
+
+
+@dataclass(frozen=True)
+class Sizes(Component):
+    """The run-time part: rows of x, columns of the result, and layers."""
+
+    rows: Scalar
+    columns: Scalar
+    layers: Scalar
+
+
+class Tables(NamedTuple):
+    """What the host has written of each layer: the maps of its weights (and, behind those of all layers, of its biases), and
+    its extents (`gemmkit.lang.memory`)."""
+
+    maps: Any
+    shapes: Any
+
+
+class Rows(NamedTuple):
+    """A consumer's 64 rows: the first of them, the stage that x came in, and which consumer it is."""
+
+    first: Any
+    stage: Any
+    group: Any
+
+
+class Outputs(NamedTuple):
+    """The result in global memory: a view, or a tensor map."""
+
+    out: Any
+    map: Any
+
+
+# --------------------------------------------------------------------------------------------------
+# What becomes of a layer's sums: the caller's function, and the words that the next product reads.
+
+@dataclass(frozen=True)
+class Activation(Component):
+    """A plain function of one number; arrays and NumPy scalars that it captured are arguments of the kernel."""
+
+    f: Any
+
+    is_identity = False
+    is_relu = False
+
+    def __post_init__(self) -> None:
+        given = function_given(self.f, "mlp", "activation", (1,), "f(x), a function of one number,")
+        object.__setattr__(self, "f", given)
+
+    def __call__(self, x: Any) -> Any:
+        return self.f(x)
+
+
+@dataclass(frozen=True)
+class Relu(Component):
+    """max(x, 0), which the instruction that packs words takes with it."""
+
+    is_identity = False
+    is_relu = True
+
+    def __call__(self, x: Any) -> Any:
+        return relu(x)
+
+
+@dataclass(frozen=True)
+class Identity(Component):
+    """Sums as they are."""
+
+    is_identity = True
+    is_relu = False
+
+    def __call__(self, x: Any) -> Any:
+        return x
+
+
+def columns_of(shapes: Any, layer: int) -> int:
+    """The columns of a layer's weights: its width, without what pads it."""
+    return number_of(shapes, layer, EXTENTS + 1)
+
+
+def words_of(sums: tuple, n: int, spec: Any, columns: int) -> tuple:
+    """The activations of a fragment of the next layer's A, the ``n``-th, of a thread's sums."""
+    if spec.activation.is_relu:
+        return pack_relu(spec.dtype, sums)             # of sums that pad a layer, 0, it is 0
+    return pack_fragment(spec.dtype, apply(activated, sums, spec, n * spec.hand_over.k, columns))
+
+
+def activated(x: Any, i: int, spec: Any, first: int, columns: int) -> Any:
+    """The activation of the ``i``-th of a thread's sums from column ``first`` on. Columns that pad a layer become 0: of some
+    functions 0 becomes no finite number, which the zeros of the next layer's weights would not take away."""
+    value = converted(spec.activation, "__call__", spec.activation(x), F32)
+    if spec.has_padding:
+        return value if first + own_column() + i // 4 * 8 + i % 2 < columns else convert(F32, 0.0)
+    return value
+
+
+def fragments(spec: Any, sums: tuple, shapes: Any, layer: int) -> tuple:
+    """The activations of a layer as A of the next one, a fragment at a time (`gemmkit.kernels.collectives.operand`)."""
+    columns = columns_of(shapes, layer) if spec.has_padding else layer
+    return apply(words_of, split(sums, spec.hand_over.values), spec, columns)
+
+
+def finished(sums: tuple, spec: Any) -> tuple:
+    """The sums of the last layer, with its own activation."""
+    if spec.last.is_identity:
+        return sums
+    return apply(finished_one, sums, spec)
+
+
+def finished_one(x: Any, i: int, spec: Any) -> Any:
+    return converted(spec.last, "__call__", spec.last(x), F32)
+
+
+# --------------------------------------------------------------------------------------------------
+# Step 4 of `mlp`: the last layer's sums, with its activation, to global memory.
+#
+# | store | how | where |
+# |---|---|---|
+# | `TmaOut` | through shared memory, by TMA, which clips rows and columns beyond the last ones | what TMA can carry |
+# | `DirectOut` | pairs, from the registers | any strides, any number of columns |
+
+@dataclass(frozen=True)
+class OutStore(Component):
+    """How a consumer's rows leave."""
+
+    uses_tma = False
+
+    def run(self, spec: Any, sizes: Any, sums: tuple, outputs: Outputs, rows: Rows) -> None:
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Before the block ends."""
+
+
+@dataclass(frozen=True)
+class TmaOut(OutStore):
+    """Through the consumer's rows of the stage that x came in: its first product has read them. The stage is not released
+    before TMA has read the result."""
+
+    uses_tma = True
+
+    def run(self, spec: Any, sizes: Any, sums: tuple, outputs: Outputs, rows: Rows) -> None:
+        row, group = rows.first, rows.group
+        values = convert_all(spec.dtype, finished(sums, spec))
+        place = rows.stage * (spec.x_bytes // 2) + group * (spec.group_bytes // 2)
+        named_barrier(1 + group, 128)                  # all four warps have read x
+        each(put_matrix, split(values, 8), spec, place)
+        fence_async()
+        named_barrier(1 + group, 128)
+        if thread_index() % 128 == 0:
+            if row < sizes.rows:
+                for panel in range(spec.out.count):
+                    tma_store(outputs.map, (panel * spec.out.line, row), shared(spec.dtype, 0),
+                              place + panel * 64 * spec.out.line)
+            tma_commit()
+            tma_wait_read(0)
+
+    def finish(self) -> None:
+        """Stores must be done before the kernel ends."""
+        if thread_index() % 128 == 0:
+            tma_wait(0)
+
+
+def put_matrix(values: tuple, n: int, spec: Any, place: int) -> None:
+    """16 rows by 16 columns of a warp: four 8 x 8 matrices, of which a lane addresses a line."""
+    lane = lane_index()
+    row = udiv(thread_index() % 128, 32) * 16 + lane % 16
+    at = spec.out.layout.position((row, n * 16 + udiv(lane, 16) * 8), 64)
+    stmatrix(shared(spec.dtype, 0), place, at, values, False)
+
+
+@dataclass(frozen=True)
+class DirectOut(OutStore):
+    """Elements that are in range, from the registers: as ``pairs`` where there are as many in a row."""
+
+    pairs: bool
+
+    def run(self, spec: Any, sizes: Any, sums: tuple, outputs: Outputs, rows: Rows) -> None:
+        values = convert_all(spec.dtype, finished(sums, spec))
+        each(put_pair, split(values, 2), self, sizes, outputs.out, rows.first + own_row(), own_column())
+
+
+def put_pair(pair: tuple, n: int, store: Any, sizes: Any, out: Any, row: int, column: int) -> None:
+    row, column = row + n % 2 * 8, column + n // 2 * 8
+    if row < sizes.rows and column < sizes.columns:
+        if store.pairs:
+            store_global(out, 1, (row, column), (0, 0), pair)
+        else:
+            out[row, column] = pair[0]
+            if column + 1 < sizes.columns:
+                out[row, column + 1] = pair[1]
+
 
 ROWS = 64                              # of x, which a consumer has
 CHUNK = 64                             # rows of weights that a stage has
@@ -266,3 +473,60 @@ class MlpSpec(LayersSpec):
     @cached_property
     def bias_map(self) -> TensorMapSpec:
         return TensorMapSpec(self.bias_dtype, (self.widest, 1))
+
+
+# --------------------------------------------------------------------------------------------------
+# How an MLP of given widths is mapped onto consumers, stages and clusters on Hopper.
+#
+# | widest layer | x stages | stages of weights | a block's rows |
+# |---|---|---|---|
+# | 32 to 128 | 2 | 16 to 10 | 128 |
+# | 160 to 256 | 1, of the smaller 2 | what fits: 4 to 7 | 128 |
+#
+# Two consumers of 64 rows take turns: a layer of width 128 is 512 cycles of the tensor cores for each, and its activations
+# take less. The weights of a layer are read by every block (16384 rows, width 128, 20 layers: 84 MB from the L2, 4.7 TB/s in
+# 18 us), so that two blocks of a cluster load a half each for both.
+
+CONSUMERS, CLUSTER, TURNS = 2, 2, True
+MOST_STAGES = 16
+ENOUGH = 6                             # stages of weights, beside which a second tile of x has room
+
+
+class Mapping(NamedTuple):
+    """The fields of `MlpSpec` that are chosen: tiles of x, and chunks of weights."""
+
+    x_stages: int
+    stages: int
+
+
+def mappings(fields: dict[str, Any], store: OutStore, rows: int, layers: int, room: int) -> Iterator[Mapping]:
+    """Those with as many stages of weights as fit in ``room`` bytes: beside two tiles of x if these are enough, and beside
+    one."""
+    for x_stages in (2, 1):
+        one, two = (spec_of(Mapping(x_stages, stages), fields, store, rows, layers).shared_bytes for stages in (1, 2))
+        stages = min(MOST_STAGES, 1 + (room - one) // (two - one))
+        if x_stages == 1 or stages >= ENOUGH:
+            yield Mapping(x_stages, stages)
+
+
+def spec_of(mapping: Mapping, fields: dict[str, Any], store: OutStore, rows: int, layers: int) -> MlpSpec:
+    """The spec of a mapping; a single tile of rows has no cluster."""
+    cluster = Cluster(m=CLUSTER) if CLUSTER > 1 and rows > ROWS * CONSUMERS else Cluster()
+    spec = MlpSpec(**fields, store=store, cluster=cluster, consumers=CONSUMERS, stages=mapping.stages,
+                   x_stages=mapping.x_stages, takes_turns=TURNS, resident=False)
+    return replace(spec, resident=_chunks(spec, layers) <= mapping.stages)
+
+
+def _chunks(spec: MlpSpec, layers: int) -> int:
+    """Of the weights of all layers."""
+    if spec.single:
+        return spec.first.chunks
+    return spec.first.chunks + (layers - 2) * spec.middle.chunks + spec.final.chunks
+
+
+def blocks_of(spec: MlpSpec, rows: int, sm_count: int) -> int:
+    """Blocks that are on their multiprocessors at once, with as even a number of tiles as there can be."""
+    size = spec.cluster.size
+    tiles = -(-rows // spec.block_m)
+    turns = -(-tiles // (spec.cluster.at_once(sm_count) * size))
+    return -(-tiles // (turns * size)) * size

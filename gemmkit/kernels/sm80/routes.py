@@ -1,35 +1,60 @@
-"""How an operand gets from global memory into a stage of `multistage`: copied without registers, or by way of them.
-
-| route | what it takes |
-|---|---|
-| `CpAsync` | elements of a strided matrix as they are, 4 to 16 bytes a copy, along the stage's lines or across |
-| `separable.CpAsyncSeparable` | the same of tensors, whose rows and columns are made of several dimensions |
-| `boxes.CpAsyncBoxes` | 16-bit tensors whose neighbours in memory are eight apart along K, for `operators.BoxMMAOp` |
-| `joined.CpAsyncJoined` | lines of operands of several arrays |
-| `Staged` | everything: `Layout.element`, transforms, numbers that become planes, two-byte elements at any address |
-
-cp.async copies are started before a round's products, or in parts between them. What is staged is loaded before the products
-and stored behind them. Which of these ways a GPU has is `copies`' to say.
-"""
+"""cp.async for tensors whose neighbours in memory are eight apart along K: 16 bytes a copy, into boxes (`layouts.Boxed`)."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from gemmkit.kernels.common.operand import Operand, Route, unit_of
-from gemmkit.kernels.common.tile_copy import copy_in_turn, put_moved, read_moved
-from gemmkit.kernels.common.work import KTile
-from gemmkit.lang.component_class import dataclass
+from gemmkit.components import Component
+from gemmkit.kernels.collectives.operand import Operand, Route, copy_in_turn, put_moved, read_moved, unit_of
+from gemmkit.kernels.collectives.scheduler import KTile
+from gemmkit.kernels.spec import rule
+from gemmkit.lang.aggregates import fill
+from gemmkit.lang.components import dataclass
 from gemmkit.lang.registers import Fragment
-from gemmkit.lang.values import fill
-from gemmkit.layouts import Plain
-from gemmkit.ptx.copy_async import SIZES, copy_async, offset_of
+from gemmkit.layouts import Boxed, Braided, Joined, Plain, Tensor
+from gemmkit.layouts.plain import BOX, RUN
+from gemmkit.operators import Algebra, BoxMMAOp
+from gemmkit.ptx.copy_async import SIZES, commit_copies, copy_async, offset_of, wait_copies
 from gemmkit.ptx.memory import shared, store_shared
 from gemmkit.ptx.special import carried, lane_index
 from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis
+from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import parallelise, translate_offset
+
+if TYPE_CHECKING:
+    from gemmkit.kernels.config import Config
+
+
+# --------------------------------------------------------------------------------------------------
+# What is known of the copies of a round, when the kernel is compiled: whether they may reach beyond an edge.
+
+@dataclass(frozen=True)
+class Reach(Component):
+    """``inside``: all are in range. ``asks``: a branch finds out, once for an operand's tile. Else each piece has a
+    predicate."""
+
+    inside: bool = False
+    asks: bool = False
+
+
+INSIDE, AT_EDGES, ANYWHERE = Reach(inside=True), Reach(), Reach(asks=True)
+
+
+# --------------------------------------------------------------------------------------------------
+# How an operand gets from global memory into a stage of `multistage`: copied without registers, or by way of them.
+#
+# | route | what it takes |
+# |---|---|
+# | `CpAsync` | elements of a strided matrix as they are, 4 to 16 bytes a copy, along the stage's lines or across |
+# | `separable.CpAsyncSeparable` | the same of tensors, whose rows and columns are made of several dimensions |
+# | `boxes.CpAsyncBoxes` | 16-bit tensors whose neighbours in memory are eight apart along K, for `operators.BoxMMAOp` |
+# | `joined.CpAsyncJoined` | lines of operands of several arrays |
+# | `Staged` | everything: `Layout.element`, transforms, numbers that become planes, two-byte elements at any address |
+#
+# cp.async copies are started before a round's products, or in parts between them. What is staged is loaded before the
+# products and stored behind them. Which of these ways a GPU has is `copies`' to say.
 
 OFFSET = Fragment(np.dtype(np.int64), 1)
 
@@ -257,3 +282,225 @@ class Staged(StageRoute):
                 thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
                 for j in range(len(thread_tiles)):
                     put_moved(operand, pointer, thread_tiles[j], moved.held[i * len(thread_tiles) + j])
+
+
+# --------------------------------------------------------------------------------------------------
+# cp.async for operands of several arrays: each piece of a line is copied from the array that has it (`Layout.found`).
+
+@dataclass(frozen=True)
+class CpAsyncJoined(CpAsync):
+    """Threads start copies of ``width`` neighbours each. Where a piece lies is found anew for each: along K the array may
+    change, and with it the distance from line to line."""
+
+    @classmethod
+    def refuses_layout(cls, operand: Operand) -> str | None:
+        layout = operand.layout
+        if not isinstance(layout, (Braided, Joined)) or not layout.is_found:
+            return "its elements are not those of arrays of one layout"
+        return None
+
+    @classmethod
+    def _widths(cls, operand: Operand, info: ArrayInfo | None, extents: tuple[int, int]) -> list[int]:
+        """Lines that are lines in every array: single elements are left to the registers, which move more at once."""
+        layout: Any = operand.layout
+        parts, size = layout.infos, layout.dtype.itemsize
+        if any(unit_axis(part) != layout.line_axis for part in parts):
+            return []
+        return [width for width in super()._widths(operand, info, extents)
+                if width > 1 and all(alignment(part) % (width * size) == 0 for part in parts)]
+
+    # -- in device code -------------------------------------------------------------------------------------------------
+
+    def seek(self, operand: Any, moved: Any, at: KTile) -> None:
+        """Nothing is kept."""
+
+    def advance(self, spec: Any, operand: Any, moved: Any) -> None:
+        """Nothing is kept."""
+
+    def copy_piece(self, operand: Any, moved: Any, pointer: Any, piece: Piece, at: KTile, is_there: bool) -> None:
+        tile = piece.tile
+        place = operand.place(at.m, at.n, at.k, at.shape)
+        view, row, column = operand.layout.found(moved.data, place.i + tile.index[0], place.j + tile.index[1])
+        copy_async(pointer, operand.shared.position(tile.base, operand.leading()),
+                   operand.shared.position(tile.offset, operand.leading()), view, offset_of(view, (row, column)), self.width,
+                   is_there)
+
+
+# --------------------------------------------------------------------------------------------------
+# cp.async for operands whose element's place is the sum of its row's and its column's (`Layout.is_separable`): tensors,
+# whose rows and columns are made of several dimensions each.
+#
+# What a row of A or a column of B adds is found once a tile of D and kept in registers, an offset for each of a thread's
+# pieces. What the position along K adds is found anew in every round, and is the same for most of a thread's pieces.
+
+@dataclass(frozen=True)
+class CpAsyncSeparable(CpAsync):
+    """Threads start copies of ``width`` neighbours each, wherever these lie."""
+
+    @classmethod
+    def refuses_layout(cls, operand: Operand) -> str | None:
+        if isinstance(operand.layout, Plain) or not operand.layout.is_separable:
+            return "an element's place is not the sum of its row's and its column's"
+        return None
+
+    def cursors(self, operand: Operand) -> int:
+        return operand.slots * self.pieces(operand)
+
+    def cursor(self, operand: Operand) -> Fragment:
+        return operand.distances
+
+    # -- in device code -------------------------------------------------------------------------------------------------
+
+    def seek(self, operand: Any, moved: Any, at: KTile) -> None:
+        place, across = operand.place(at.m, at.n, at.k, at.shape), 1 - operand.k_axis
+        begin = place.i if across == 0 else place.j
+        warp_tiles = parallelise(operand.tile, operand.warp, moved.warp, operand.warps)
+        for i in range(len(warp_tiles)):
+            thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
+            for j in range(len(thread_tiles)):
+                for piece in range(self.pieces(operand)):
+                    tile = piece_of(thread_tiles[j], operand, piece)
+                    n = (i * len(thread_tiles) + j) * self.pieces(operand) + piece
+                    moved.cursor[n] = (operand.distance(moved.data, begin + tile.index[across], across),)
+
+    def advance(self, spec: Any, operand: Any, moved: Any) -> None:
+        """The rows and columns stay."""
+
+    def copy_piece(self, operand: Any, moved: Any, pointer: Any, piece: Piece, at: KTile, is_there: bool) -> None:
+        tile = piece.tile
+        along = operand.distance(moved.data, at.k + tile.index[operand.k_axis], operand.k_axis)
+        copy_async(pointer, operand.shared.position(tile.base, operand.leading()),
+                   operand.shared.position(tile.offset, operand.leading()), moved.data,
+                   moved.cursor[piece.number][0] + along, self.width, is_there)
+
+
+@dataclass(frozen=True)
+class CpAsyncBoxes(CpAsyncSeparable):
+    """Threads copy the eight neighbours of a piece of a box. The tile's positions along K are those of its lines, so a
+    thread's tile is a line's run; the element that stands there says where it lies in memory."""
+
+    @classmethod
+    def refuses_layout(cls, operand: Operand) -> str | None:
+        layout = operand.layout
+        if not isinstance(operand.shared, Boxed):
+            return "its tile in shared memory is not Boxed"
+        if not isinstance(layout, Tensor) or layout.axis != operand.k_axis or layout.comb != RUN or layout.vector % RUN:
+            return f"{layout!r} is no Tensor whose neighbours in memory are {RUN} apart along K, in runs of {RUN}"
+        if operand.tile.extents[operand.k_axis] % BOX or operand.thread.extents[operand.k_axis] != RUN:
+            return f"k-tiles of multiples of {BOX}, moved {RUN} elements a thread along K, are needed"
+        return super().refuses_layout(operand)
+
+    @classmethod
+    def _widths(cls, operand: Operand, info: ArrayInfo | None, extents: tuple[int, int]) -> list[int]:
+        """A run, where the array has them at multiples of 16 bytes; the comb and its vectors make K whole boxes."""
+        layout: Any = operand.layout
+        size = RUN * layout.dtype.itemsize
+        fits = info is None or (unit_axis(info) == layout.unit and alignment(info) % size == 0)
+        return [RUN] if fits and size in SIZES else []
+
+    # -- in device code -------------------------------------------------------------------------------------------------
+
+    def copy_piece(self, operand: Any, moved: Any, pointer: Any, piece: Piece, at: KTile, is_there: bool) -> None:
+        tile = piece.tile
+        element = at.k + operand.shared.element_at(tile.index[operand.k_axis])
+        copy_async(pointer, operand.shared.position(tile.base, operand.leading()),
+                   operand.shared.position(tile.offset, operand.leading()), moved.data,
+                   moved.cursor[piece.number][0] + operand.distance(moved.data, element, operand.k_axis), self.width,
+                   is_there)
+
+
+def validate(config: Config) -> None:
+    """Raise ConfigError where boxes are read or written by what knows none."""
+    operator = config.operator
+    boxes = [name for name in "ab" if isinstance(getattr(config, f"shared_{name}_layout"), Boxed)]
+    rule(not isinstance(operator, Algebra) or not isinstance(operator.base, BoxMMAOp), "operator", operator, "boxes hold "
+         "real numbers; take base=MMAOp(...)")
+    if not isinstance(operator, BoxMMAOp):
+        for name in boxes:
+            rule(False, f"shared_{name}_layout", getattr(config, f"shared_{name}_layout"), f"with operator={operator!r}: "
+                 "operators.BoxMMAOp alone reads boxes")
+        return
+    rule(config.block_shape.size.K % BOX == 0, "block_shape", config.block_shape, f"K must be a multiple of {BOX}: the "
+         f"operator takes K in boxes of {RUN} x {RUN}")
+    for name in "ab":
+        field = f"transform_shared_to_regs_{name}"
+        transform = getattr(config, field)
+        rule(transform.is_identity, field, transform, f"{operator!r} has values of several places of K in one operation; "
+             f"give it as transform_global_to_shared_{name}, of the operand that is not {operator.combed!r}")
+
+
+# --------------------------------------------------------------------------------------------------
+# What a GPU has for copies to the stages of `multistage`: which routes, and how threads wait for what they have started.
+#
+# GPUs before sm_80 have no cp.async: `StagedCopies` leaves the route through registers alone.
+
+@dataclass(frozen=True)
+class Copies(Component):
+    """What a GPU has for copies to the stages: the routes, and how a thread waits for copies that it has started.
+
+    More than ``useful_stages`` stages hide nothing more. Base class: threads wait for nothing.
+    """
+
+    minimum_arch: ClassVar[tuple[int, int]]
+    routes: ClassVar[tuple[type[StageRoute], ...]]             # in the order in which they are preferred
+    useful_stages: ClassVar[int]
+
+    def route(self, operand: Operand, info: ArrayInfo | None, extents: tuple[int, int]) -> StageRoute:
+        """The first route that does not refuse an operand. Boxes have one that fills them: ConfigError if it refuses."""
+        if isinstance(operand.shared, Boxed):
+            why = CpAsyncBoxes.refuses(operand, info, extents)
+            rule(why is None, f"shared_{'ba'[operand.k_axis]}_layout", operand.shared, f"cp.async cannot fill it: {why}")
+            return CpAsyncBoxes.of(operand, info, extents)
+        return next(route.of(operand, info, extents) for route in self.routes
+                    if route.refuses(operand, info, extents) is None)
+
+    def blocks(self, wanted: int, fit: int) -> int:
+        """For how many blocks a multiprocessor is to have registers, if its shared memory has room for ``fit``."""
+        return wanted
+
+    # -- in device code -------------------------------------------------------------------------------------------------
+
+    def commit(self) -> None:
+        """The copies that this thread has started for a stage are complete in number."""
+
+    def wait(self, spec: Any) -> None:
+        """Wait for this thread's copies to the next stage that is read."""
+
+
+@dataclass(frozen=True)
+class AsyncCopies(Copies):
+    """cp.async, and what it cannot copy through registers. Every stage is another k-tile on its way."""
+
+    minimum_arch = 8, 0
+    routes = CpAsync, CpAsyncSeparable, CpAsyncJoined, Staged
+    useful_stages = 8
+
+    def commit(self) -> None:
+        commit_copies()
+
+    def wait(self, spec: Any) -> None:
+        wait_copies(spec.stages - 2)
+
+
+@dataclass(frozen=True)
+class StagedCopies(Copies):
+    """Registers alone. They hold one k-tile on its way, which is stored at the end of the round that loads it: a third stage
+    would only be full earlier."""
+
+    minimum_arch = 7, 5
+    routes = (Staged,)
+    useful_stages = 2
+
+    def blocks(self, wanted: int, fit: int) -> int:
+        """No more than find room: what is on its way takes registers, and there would be none to spare for it."""
+        return max(1, min(wanted, fit))
+
+
+#: In the order in which they are preferred.
+COPIES = AsyncCopies(), StagedCopies()
+
+
+def copies_of(device: DeviceInfo | None) -> Copies:
+    """The copies of a device. One that is not known has all; one that is too old for the kernel, which `Config.check_device`
+    refuses, the last."""
+    return next((copies for copies in COPIES if device is None or device.arch >= copies.minimum_arch), COPIES[-1])

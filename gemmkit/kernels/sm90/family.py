@@ -7,50 +7,460 @@ shared memory. All that depends on the problem's arrays is decided here, by aski
 from __future__ import annotations
 
 import dataclasses
+from functools import cached_property
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from gemmkit.kernels.common.arrays import Arrays
-from gemmkit.kernels.common.clipping import clipped
-from gemmkit.kernels.common.cluster import Cluster
-from gemmkit.kernels.common.operand import Operand
-from gemmkit.kernels.common.pipeline import BARRIER, CLUSTER, CLUSTER_WARPS, THREAD, WARPS, Pipeline
-from gemmkit.kernels.common.scheduler import Persistent, TileScheduler
-from gemmkit.kernels.common.shared_memory import NamedBarriers, SharedMemory
-from gemmkit.kernels.common.stream_k import StreamK
-from gemmkit.kernels.family import KernelFamily
-from gemmkit.kernels.sm90.across import Across
-from gemmkit.kernels.sm90.ahead import with_ahead
-from gemmkit.kernels.sm90.exchange import ClusterExchange, Exchange
-from gemmkit.kernels.sm90.fragments import Deinterleaved, RegisterMainloop, Transformed
-from gemmkit.kernels.sm90.kernel import warp_specialised
-from gemmkit.kernels.sm90.mainloop import Mainloop, PairMainloop, PortionMainloop, SharedMainloop
-from gemmkit.kernels.sm90.maps import maps
-from gemmkit.kernels.sm90.observe import ObservedMainloop
-from gemmkit.kernels.sm90.permuted import in_panels, permutable, permuted_along_k
-from gemmkit.kernels.sm90.routes.cp_async import CpAsync, CpAsyncProducer
-from gemmkit.kernels.sm90.routes.deinterleave import Deinterleave, DeinterleaveProducer
-from gemmkit.kernels.sm90.routes.joined import BraidedTma, JoinedTma
-from gemmkit.kernels.sm90.routes.part_rewrite import PartRewrite
-from gemmkit.kernels.sm90.routes.request import Request
-from gemmkit.kernels.sm90.routes.rewrite import Rewrite, RewriteProducer, Transpose
-from gemmkit.kernels.sm90.routes.staged import Staged, StagedProducer
-from gemmkit.kernels.sm90.routes.tma import Tma, TmaProducer
-from gemmkit.kernels.sm90.row_exchange import ClusterRowExchange, RowExchange
-from gemmkit.kernels.sm90.rules import validate
-from gemmkit.kernels.sm90.shared_k import SharedK, least_columns
-from gemmkit.kernels.sm90.spec import Sm90Spec
-from gemmkit.kernels.sm90.store import SubtileStore, TmaStore, refuses_tma, store_for
-from gemmkit.kernels.sm90.stream_exchange import stream_exchange_of, streamed_clusters
-from gemmkit.kernels.sm90.warpgroups import Turns
-from gemmkit.kernels.sm90.workspace_exchange import exchange_of
-from gemmkit.layouts import ColMajor, Plain, Swizzled
-from gemmkit.layouts.swizzled import PATTERN, pattern_of
-from gemmkit.operators import WGMMAOp
-from gemmkit.runtime.tensor_maps import why_not
+from gemmkit.components import at_path
+from gemmkit.kernels.collectives.lanes import Watch, watch_of
+from gemmkit.kernels.collectives.operand import Arrays, Operand, clipped
+from gemmkit.kernels.collectives.pipeline import (
+    BARRIER,
+    CLUSTER,
+    CLUSTER_WARPS,
+    THREAD,
+    WARPS,
+    NamedBarriers,
+    Pipeline,
+    SharedMemory,
+    Turns,
+    Warpgroups,
+)
+from gemmkit.kernels.collectives.scheduler import Cluster, Persistent, TileScheduler
+from gemmkit.kernels.collectives.split_k import StreamK
+from gemmkit.kernels.sm90.cross_lane import Fragments
+from gemmkit.kernels.sm90.epilogue_load import AheadStore, with_ahead
+from gemmkit.kernels.sm90.exchange import (
+    COLUMNS,
+    ClusterExchange,
+    ClusterRowExchange,
+    Exchange,
+    RowExchange,
+    SharedK,
+    exchange_of,
+    least_columns,
+    stream_exchange_of,
+    streamed_clusters,
+)
+from gemmkit.kernels.sm90.kernel import Producer, warp_specialised
+from gemmkit.kernels.sm90.mainloop import (
+    Across,
+    Deinterleaved,
+    Mainloop,
+    ObservedMainloop,
+    PairMainloop,
+    PortionMainloop,
+    RegisterMainloop,
+    SharedMainloop,
+    Transformed,
+    in_panels,
+    permutable,
+    permuted_along_k,
+)
+from gemmkit.kernels.sm90.rewrite import Deinterleave, DeinterleaveProducer, PartRewrite, Rewrite, RewriteProducer, Transpose
+from gemmkit.kernels.sm90.staged import CpAsync, CpAsyncProducer, Staged, StagedProducer
+from gemmkit.kernels.sm90.store import DirectStore, Store, SubtileStore, TmaStore, refuses_tma, store_for
+from gemmkit.kernels.sm90.tma import BraidedTma, JoinedTma, Request, Tma, TmaProducer
+from gemmkit.kernels.spec import KernelFamily, Spec, rule
+from gemmkit.lang.components import dataclass
+from gemmkit.lang.functions import Frozen, Kind, kind
+from gemmkit.lang.numba_hooks import types
+from gemmkit.layouts import ColMajor, Plain, Planes, Swizzled
+from gemmkit.layouts.joined import OCTET
+from gemmkit.layouts.plain import PATTERN, pattern_of
+from gemmkit.operators.algebra import Algebra, units
+from gemmkit.operators.wgmma import WGMMAOp
+from gemmkit.ptx.tma import TensorMapType
+from gemmkit.runtime.arrays import ArrayInfo, info_of, whole
+from gemmkit.runtime.device import H100
+from gemmkit.runtime.tensor_maps import BYTES, Encoder, TensorMapSpec, why_not
 from gemmkit.tiling import Tile
 
 if TYPE_CHECKING:
-    from gemmkit.config import Config
+    from gemmkit.kernels.config import Config
+
+
+# --------------------------------------------------------------------------------------------------
+# The rules of configurations for `warp_specialised`.
+
+SCHEDULES = ("cooperative", "pingpong")
+CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (1, 4), (1, 8))
+BOX = 256                              # elements that a TMA box can have along a dimension
+STAGES = 32
+ACCUMULATORS = 192                     # 32-bit registers of a consumer's sums: beyond it they spill
+
+
+def validate(config: Config) -> None:
+    """Raise ConfigError for the first rule that a configuration of this kernel breaks."""
+    operator: Any = config.operator
+    rule(isinstance(units(operator), WGMMAOp), "operator", operator, "the warp-specialised kernel multiplies with "
+          "WGMMAOp; take it, or kernel='singlestage'")
+    if isinstance(operator, Algebra):
+        _validate_algebra(operator)
+    _validate_roles(config)
+    _validate_tiles(config)
+    for name, across in (("a", "M"), ("b", "N")):
+        _validate_operand(config, name, across)
+    _validate_d(config)
+    if config.splits != 1:
+        _validate_splits(config)
+    rule(not config.epilogue.stores_blocks, "epilogue", config.epilogue, "it stores whole blocks from shared "
+          "memory, where the sums of this kernel never are; override finish or tile, or use MMAOp")
+    differs = config.condition.depends_on
+    together = config.cluster.size.M == 1 or "m" not in differs, config.cluster.size.N == 1 or "n" not in differs
+    rule(config.condition.is_always or all(together), "cluster", config.cluster, "blocks of a cluster compute the same "
+         "k-tiles, and the condition may differ between them; take Tile(M=1, N=1)")
+
+
+def _validate_algebra(operator: Algebra) -> None:
+    rule(operator.is_signed, "operator", operator, "wgmma adds or subtracts a product and cannot scale it: the table's "
+         "coefficients must be 1 or -1 (or 0); take MMAOp or FPUOp as the base")
+    negative = any(factor < 0 for row in operator.table for sums in row for factor in sums)
+    rule(not negative or operator.base.accumulator.kind == "f", "operator", operator, "wgmma does not subtract products of "
+         "integers, and the table has a -1; take FPUOp as the base")
+
+
+def _validate_roles(config: Config) -> None:
+    rule(config.schedule in SCHEDULES, "schedule", config.schedule, f"the schedules are {', '.join(SCHEDULES)}")
+    warps = config.warps_per_block
+    rule(warps % 4 == 0 and warps <= 12, "warps_per_block", warps, "one to three warpgroups of 4 warps multiply")
+    rule(config.schedule != "pingpong" or warps == 8, "warps_per_block", warps, "two warpgroups play ping-pong: 8 warps")
+    rule(config.producer_warps in (4, 8), "producer_warps", config.producer_warps, "4 or 8 warps produce")
+    rule(config.producer_warps == 4 or warps <= 8, "producer_warps", config.producer_warps, "three warpgroups that multiply "
+         "leave registers for 4 warps")
+    rule(2 <= config.stages <= STAGES, "stages", config.stages, f"2 to {STAGES} stages are needed")
+    rule(tuple(config.cluster.extents) in CLUSTERS, "cluster", config.cluster, "one block, two along M, two, four or "
+         "eight along N, or two by two: Tile(M=1, N=1), Tile(M=2, N=1), Tile(M=1, N=2), Tile(M=1, N=4), Tile(M=1, N=8) or "
+         "Tile(M=2, N=2)")
+
+
+def _validate_tiles(config: Config) -> None:
+    operator, parts = units(config.operator), getattr(config.operator, "parts", 1)
+    block, group = config.block_shape.size, config.compute_warp.size
+    consumers = 1 if config.schedule == "pingpong" else config.warps_per_block // 4
+    rule(group.M % 64 == 0, "compute_warp", config.compute_warp, "a warpgroup multiplies 64 rows at a time: M must be a "
+         "multiple of 64")
+    rule(group.M * consumers == block.M, "compute_warp", config.compute_warp, lambda: f"{consumers} warpgroups of "
+         f"M={group.M} rows share a tile of block_shape={config.block_shape!r}")
+    rule(group.N == block.N == operator.N, "operator", operator, lambda: "its N must be that of block_shape="
+         f"{config.block_shape!r} and of compute_warp={config.compute_warp!r}")
+    rule(block.K % operator.K == 0, "block_shape", config.block_shape, "K must be a multiple of the operator's "
+         f"{operator.K}")
+    promote = operator.promote
+    rule(promote % block.K == 0, "operator", operator, f"promote must be a multiple of the block's K={block.K}")
+    registers = parts * group.M // 64 * operator.N // 2 * operator.accumulator.itemsize // 4 * (3 if promote else 1)
+    own = operator.N // 2 * operator.accumulator.itemsize // 4
+    rule(config.threads <= 384 or own <= 96, "operator", operator, f"a block of {config.threads} threads begins with 128 "
+         f"registers each, and one instruction would take {own} for its sums, of which 96 can be had; take a smaller N, or "
+         "fewer warps")
+    most = ACCUMULATORS if config.threads <= 384 else 128
+    rule(registers <= most, "compute_warp", config.compute_warp, f"a thread would hold {registers} registers of "
+         f"sums, and {most} is the limit with {config.threads} threads; take smaller tiles")
+
+
+def _validate_splits(config: Config) -> None:
+    operator, sharing = units(config.operator), SharedK(config.splits, config.cluster)
+    splits, N = config.splits, config.block_shape.size.N
+    rule(operator is config.operator, "splits", splits, "sums of numbers of several parts are not exchanged; take splits=1")
+    rule(config.schedule == "cooperative" or sharing.streams, "splits", splits, "consumers that play ping-pong have no time "
+         "to exchange the sums of every tile; take schedule='cooperative', or StreamK()")
+    rule(operator.accumulator.itemsize == 4, "splits", splits, f"sums in {operator.accumulator} are not exchanged")
+    if isinstance(splits, StreamK):
+        blocks, peers = splits.blocks, config.cluster.count
+        rule(blocks is None or blocks % peers == 0, "splits", splits, f"blocks stand in clusters of {peers}; take a "
+             "multiple of that, or StreamK()")
+    elif not sharing.by_workspace:
+        least = least_columns(config.shared_d_layout, config.global_d_layout.folds)
+        rule(N % splits == 0 and N // splits % least == 0, "splits", splits, f"each block finishes N={N} / {splits} "
+             f"columns, which must be a multiple of {COLUMNS} and of a panel's of D: of {least}; other numbers than 2, 4 "
+             "and 8 go by way of a workspace, and have no such rule")
+
+
+def _validate_operand(config: Config, name: str, across: str) -> None:
+    layout, field = getattr(config, f"shared_{name}_layout"), f"shared_{name}_layout"
+    operator = units(config.operator)
+    if isinstance(config.operator, Algebra):
+        rule(isinstance(layout, Planes) and isinstance(layout.plane, Swizzled), field, layout, "wgmma reads an algebra's "
+             "numbers in swizzled planes; take layouts.Planes(Swizzled(...), ...)")
+        layout = layout.plane
+    rule(isinstance(layout, Swizzled), field, layout, "wgmma reads swizzled tiles; take layouts.Swizzled")
+    k_axis = 1 if name == "a" else 0
+    is_k = layout.axis == k_axis
+    major = getattr(operator, f"{name}_major")
+    rule((major == "K") == is_k, field, layout, f"the operator reads {name} {major}-major; take {name}_major="
+         f"{'K' if is_k else 'MN'!r}")
+    extents = dict(zip(config.block_shape.names, config.block_shape.extents))
+    along = extents["K"] if is_k else extents[across]
+    peers = config.cluster.size.N if name == "a" else config.cluster.size.M
+    rule(along % layout.line == 0, field, layout, lambda: f"its panels are {layout.line} elements wide, and block_shape="
+         f"{config.block_shape!r} must be a multiple of that along {'K' if is_k else across}")
+    parts = extents[across] // 8 if is_k else along // layout.line
+    rule(parts % peers == 0, "cluster", config.cluster, f"the blocks share {name}: its {along // layout.line} panels of "
+         f"{extents[across]} lines cannot be divided in {peers}" if is_k else
+         f"the blocks share {name}: its {parts} panels cannot be divided in {peers}")
+    rule(extents[across] // (peers if is_k else 1) <= BOX, "block_shape", config.block_shape, f"{across} may be {BOX}")
+    thread = getattr(config, f"mem_{name}_thread")
+    moved = thread.count * layout.itemsize
+    is_line = thread.extents[layout.axis] == thread.count and (16 % moved == 0 or moved % 16 == 0)
+    rule(thread.count == 1 or is_line, f"mem_{name}_thread", thread, "a thread moves one element, or a line of 2, 4, 8 "
+         "or a multiple of 16 bytes along the shared layout's contiguous axis")
+
+
+def _validate_d(config: Config) -> None:
+    layout = config.shared_d_layout
+    is_along = isinstance(layout, Swizzled) and layout.axis in (1, config.global_d_layout.vector_axis)
+    rule(is_along, "shared_d_layout", layout, "D leaves in swizzled panels; take Swizzled(RowMajor(...)), or "
+         "Swizzled(ColMajor(...)) where D is contiguous along its columns")
+    rule(layout.dtype == config.global_d_layout.dtype, "shared_d_layout", layout, f"D is {config.global_d_layout.dtype}")
+    if layout.itemsize not in (1, 2, 4, 8):                       # TMA leaves it to the threads: no subtiles
+        return
+    rule(layout.line >= 8, "shared_d_layout", layout, f"its panels are {layout.line} elements wide, and 4 threads hold 8 "
+         "neighbouring columns of a row; take a wider one")
+    N = config.block_shape.size.N
+    rule(layout.axis == 0 or N % layout.line == 0, "shared_d_layout", layout, f"its panels are {layout.line} elements "
+         f"wide, and N={N} of the block must be a multiple of that")
+
+
+# --------------------------------------------------------------------------------------------------
+# What `warp_specialised` is specialised by: a `Spec` with a pipeline, a producer, a mainloop and a store of D.
+
+PINGPONG = "pingpong"
+WARP_ROWS, FRAGMENT_ROWS = 16, 64      # of a fragment that a warp holds, and of a fragment
+ALIGNMENT = 64                         # bytes that may be left out between parts of shared memory
+
+
+@dataclass(frozen=True)
+class Sm90Spec(Spec):
+    """``warps`` are those that multiply, in warpgroups of four (the consumers), beside ``producer_warps``.
+
+    ``schedule`` is "cooperative" (consumers share a tile of D, each its rows) or "pingpong" (each has tiles of its own, in
+    turn; ``turns`` orders them at the tensor cores).
+    The other fields are the kernel's parts (`gemmkit.kernels.sm90.family` chooses them), and the ``nbytes`` of shared
+    memory that they need.
+    """
+
+    stages: int
+    schedule: str
+    producer_warps: int
+    mainloop: Mainloop = SharedMainloop()
+    producer: Producer = Producer(4, 1, 0)
+    pipeline: Pipeline = Pipeline(2, 0, 1, 1)
+    store: Store = DirectStore()
+    exchange: Exchange = Exchange()
+    row_exchange: RowExchange = RowExchange()
+    turns: Turns = Turns()
+    nbytes: int = 0
+
+    # -- warps --------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def threads(self) -> int:
+        return 32 * (self.warps + self.producer_warps)
+
+    @cached_property
+    def consumers(self) -> int:
+        return self.warps // 4
+
+    @cached_property
+    def producers(self) -> int:
+        """Warpgroups that produce."""
+        return self.producer_warps // 4
+
+    @cached_property
+    def is_pingpong(self) -> bool:
+        return self.schedule == PINGPONG
+
+    @cached_property
+    def first_rows(self) -> int:
+        """Rows from one consumer's part of the block's tile to the next one's: none where each has tiles of its own."""
+        return 0 if self.is_pingpong else self.compute_warp.size.M
+
+    # -- registers ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def is_squeezed(self) -> bool:
+        """Whether accumulators leave a consumer few registers: more than 128 of them."""
+        fragment = self.operator.fragment_c
+        return self.mainloop.sets * self.fragments_m * fragment.count * fragment.dtype.itemsize // 4 > 128
+
+    @cached_property
+    def most_staged(self) -> int:
+        """Registers that a producer's thread has for operands on their way."""
+        return 16 if self.is_squeezed else 48 if self.threads > 384 else 96
+
+    @cached_property
+    def warpgroups(self) -> Warpgroups:
+        table = self.producer.squeezed_registers if self.is_squeezed else self.producer.registers
+        return Warpgroups(self.producers, self.consumers, *table.get((self.producers, self.consumers), (0, 0)))
+
+    @cached_property
+    def sums(self) -> int:
+        """Accumulators that a consumer's thread has: of numbers of several parts, each fragment has one a part."""
+        return self.fragments_m * self.operator.sums
+
+    @cached_property
+    def has_parts(self) -> bool:
+        return self.operator.sums > 1
+
+    @cached_property
+    def has_epilogue(self) -> bool:
+        """Whether anything happens to a value between the sum and D."""
+        return bool(self.has_c or not self.epilogue.is_default or not self.d.to_registers.is_identity
+                    or not self.d.to_shared.is_identity)
+
+    @cached_property
+    def watch(self) -> Watch:
+        return watch_of(self.a, self.compute_warp.size.M, 128)
+
+    @cached_property
+    def together(self) -> Fragments:
+        """How a consumer's warps hold D together where the epilogue sees more than an element."""
+        return Fragments(self.epilogue.writes, self.d.whole, self.parts[1])
+
+    @property
+    def parts(self) -> tuple[int, int]:
+        return WARP_ROWS, self.block.size.N // self.d.layout.folds // self.exchange.slices
+
+    def blocks_of_a_row(self, sizes: tuple[int, ...], words: int) -> int:
+        """Those of a cluster of 1 x n whose tiles are just a row. Each fragment of a tile has rows of D: a fragment without
+        is left out, and its barriers' phases would not be those of the tiles.
+
+        A specialisation that has its exchange keeps to it: `nbytes` has the states in it then, and would count them twice
+        for another epilogue of the same kind (`Compiled.reserved`)."""
+        if isinstance(self.row_exchange, ClusterRowExchange):
+            return self.row_exchange.blocks
+        (M, N), n = sizes[:2], self.cluster.n
+        is_row = self.cluster.size == n > 1 and (n - 1) * self.parts[1] < N <= n * self.parts[1]
+        is_full = -(-M // FRAGMENT_ROWS) % (self.block.size.M // FRAGMENT_ROWS) == 0
+        if not (is_row and is_full and type(self.exchange) is Exchange and self.d.layout.folds == 1):
+            return 1
+        made = self.exchange_of_rows(n, words)
+        room = self.nbytes + made.nbytes + made.barrier_bytes + ALIGNMENT
+        return n if room <= H100.shared_memory_per_block else 1
+
+    def row_bytes(self, sizes: tuple[int, ...] | None) -> int:
+        """Shared memory that the states of rows of D of ``sizes`` take, where an epilogue normalises rows across a
+        cluster."""
+        last = self.epilogue.stages()[-1]
+        if sizes is None or not last.row_words:
+            return 0
+        blocks = self.blocks_of_a_row(sizes, last.row_words)
+        if blocks == 1:
+            return 0
+        made = self.exchange_of_rows(blocks, last.row_words)
+        return made.nbytes + made.barrier_bytes + ALIGNMENT
+
+    def exchange_of_rows(self, blocks: int, words: int) -> ClusterRowExchange:
+        return ClusterRowExchange(blocks=blocks, consumers=self.consumers, fragments=self.fragments_m, words=words)
+
+    @cached_property
+    def folded_octets(self) -> int:
+        """Octets of D's columns in a fragment."""
+        return self.parts[1] // OCTET
+
+    # -- shared memory ------------------------------------------------------------------------------------------------
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.nbytes
+
+    @cached_property
+    def stage_bytes(self) -> int:
+        """From a stage to the next: A, then B, each where a swizzle's pattern may begin."""
+        return self.b.offset + pattern_of(self.b.nbytes)
+
+    @cached_property
+    def bytes_per_stage(self) -> int:
+        """Shared memory that one more stage takes: its tiles and its barriers."""
+        return self.stage_bytes + self.pipeline.nbytes // self.stages
+
+    @cached_property
+    def tma_bytes(self) -> int:
+        """What TMA brings a stage."""
+        return sum(operand.route.brought_bytes(operand) for operand in (self.a, self.b))
+
+
+# --------------------------------------------------------------------------------------------------
+# The tensor maps of a problem: what TMA is told of A, B, C and D.
+
+NO_MAP = bytes(BYTES)
+
+
+@dataclasses.dataclass(frozen=True)
+class Map:
+    """The tensor map of an operand: ``which`` is its place among a, b, c and out, ``ordinal`` that among the kernel's maps;
+    ``axis`` is the one along which its elements are contiguous. Of an array that a component holds, ``which`` are the fields
+    from the specialisation to it."""
+
+    which: int | tuple[str, ...]
+    ordinal: int
+    info: ArrayInfo
+    axis: int
+    spec: TensorMapSpec
+
+    @property
+    def maps(self) -> tuple[Map, ...]:
+        return (self,)
+
+    @property
+    def frozen(self) -> Frozen:
+        """The kernel's argument; its bytes are put in at each launch."""
+        text = f"TensorMap({self.ordinal})"
+        made = kind(text, lambda: Kind(text, lambda: TensorMapType(self.ordinal)))
+        return Frozen(made, text, [("tensor_map", NO_MAP)], [])
+
+    @property
+    def encoder(self) -> Encoder:
+        """From an address to the map's bytes."""
+        return Encoder.of(self.spec, self.info, self.axis)
+
+
+@dataclasses.dataclass(frozen=True)
+class Maps:
+    """The tensor maps of an operand of several arrays: one argument of the kernel, a tuple."""
+
+    maps: tuple[Map, ...]
+
+    @property
+    def frozen(self) -> Frozen:
+        parts = [one.frozen for one in self.maps]
+        text = f"({', '.join(part.fingerprint for part in parts)})"
+        made = kind(text, lambda: Kind(text, lambda: types.Tuple([part.type for part in parts])))
+        return Frozen(made, text, [leaf for part in parts for leaf in part.leaves], [])
+
+
+def maps(spec: Sm90Spec, arrays: Arrays) -> tuple[Map | Maps | None, ...]:
+    """The maps of A, B, C (or of what comes ahead of time in its place) and D, None for those that TMA does not move."""
+    store = spec.store
+    found: list[list[Any]] = [
+        _of_operand(0, "a", spec.a, arrays.a), _of_operand(1, "b", spec.b, arrays.b),
+        [(*_ahead(spec, store, arrays), store.map_of_source)] if isinstance(store, AheadStore) else [],
+        [(3, arrays.out, lambda info: store.map_spec(spec.d, info))] if isinstance(store, TmaStore) else [],
+    ]
+    made: list[Map | Maps | None] = []
+    ordinals = count()
+    for of_one in found:
+        stacks = ((which, whole(info), box_of) for which, info, box_of in of_one if info is not None)
+        own = tuple(Map(which, next(ordinals), stack, *box_of(stack)) for which, stack, box_of in stacks)
+        made.append(None if not own else own[0] if len(own) == 1 else Maps(own))
+    return tuple(made)
+
+
+def _of_operand(which: int, name: str, operand: Any, info: ArrayInfo | None) -> list[Any]:
+    """(which, array, what makes the box of it) of A or B, and of the arrays behind the operand's own."""
+    if not isinstance(operand.route, Tma):
+        return []
+    others = (((name, *path), array) for path, array in operand.route.other_arrays(operand))
+    return [(at, array, lambda array: operand.route.map_spec(operand, array)) for at, array in ((which, info), *others)]
+
+
+def _ahead(spec: Sm90Spec, store: AheadStore, arrays: Arrays) -> tuple[Any, ArrayInfo | None]:
+    """What comes ahead of time, as a map's ``which``, and its array."""
+    path = store.source.array
+    if path is None:
+        return 2, arrays.c
+    return path, info_of(at_path(spec, path))
+
 
 #: In the order in which they are preferred, and what fills the stages where a route is the last of the two by this order.
 ROUTES: dict[Any, Any] = {Tma: TmaProducer, JoinedTma: TmaProducer, BraidedTma: TmaProducer,

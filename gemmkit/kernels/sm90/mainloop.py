@@ -1,32 +1,55 @@
-"""Step 2 of `warp_specialised`: mainloops, in which a consumer multiplies the pipeline's stages and keeps the sums.
+"""A of 32-bit elements that lies across K, fetched into registers by the consumers' threads.
 
-| mainloop | A | accumulators |
-|---|---|---|
-| `SharedMainloop` | wgmma reads it in shared memory | added to by all stages of a tile |
-| `PairMainloop` | the same | of one stage each, two sets in turn, added to a total in float32 |
-| `PortionMainloop` | the same | of some stages each, added to a total in float32 |
-| `gemmkit.kernels.sm90.fragments.RegisterMainloop` | consumers fetch it into registers | added to by all stages |
+wgmma reads 32-bit operands in shared memory along K alone. A fragment in registers has no such order: a thread holds single
+elements of it, one a register, and loads them from where TMA has put the tile as it lies in memory. So no tile is
+transposed.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from functools import cached_property
 from typing import Any
 
-from gemmkit.components import Component
-from gemmkit.kernels.common.work import Slot, Work
-from gemmkit.kernels.sm90.elements import add_value
-from gemmkit.lang.component_class import dataclass
-from gemmkit.lang.control import split
-from gemmkit.lang.record_types import numbers_of
-from gemmkit.lang.registers import apply, generate
-from gemmkit.lang.values import fill
-from gemmkit.operators.wgmma import within
-from gemmkit.ptx.descriptors import advance, matrix_descriptor
-from gemmkit.ptx.memory import shared
-from gemmkit.ptx.special import udiv
-from gemmkit.ptx.warpgroup import fence_async
-from gemmkit.ptx.wgmma import halves, wgmma_commit, wgmma_fence, wgmma_wait
+import numpy as np
 
+from gemmkit.components import Component
+from gemmkit.kernels.collectives.operand import Operand, transform_within
+from gemmkit.kernels.collectives.scheduler import KTile, Place, Slot, Work
+from gemmkit.kernels.sm90.cross_lane import add_value
+from gemmkit.lang.aggregates import convert_all, fill
+from gemmkit.lang.components import dataclass
+from gemmkit.lang.pairs import is_pairwise, transform_pairs
+from gemmkit.lang.records import numbers_of
+from gemmkit.lang.registers import apply, fold, generate, join, split
+from gemmkit.layouts import Interleaved, Planes, Swizzled
+from gemmkit.operators.wgmma import within
+from gemmkit.ptx.memory import first_elements, load_shared, pack_words, shared, unpack_words
+from gemmkit.ptx.mma import ldmatrix, round_word
+from gemmkit.ptx.special import lane_index, thread_index, udiv
+from gemmkit.ptx.wgmma import (
+    advance,
+    fence_async,
+    halves,
+    matrix_descriptor,
+    named_barrier,
+    settle,
+    wgmma_commit,
+    wgmma_fence,
+    wgmma_wait,
+)
+from gemmkit.tiling import Tile, translate
+
+# --------------------------------------------------------------------------------------------------
+# Step 2 of `warp_specialised`: mainloops, in which a consumer multiplies the pipeline's stages and keeps the sums.
+#
+# | mainloop | A | accumulators |
+# |---|---|---|
+# | `SharedMainloop` | wgmma reads it in shared memory | added to by all stages of a tile |
+# | `PairMainloop` | the same | of one stage each, two sets in turn, added to a total in float32 |
+# | `PortionMainloop` | the same | of some stages each, added to a total in float32 |
+# | `gemmkit.kernels.sm90.mainloop.RegisterMainloop` | consumers fetch it into registers | added to by all stages |
 
 @dataclass(frozen=True)
 class Mainloop(Component):
@@ -170,3 +193,393 @@ def descriptor(operand: Any) -> int:
     """The matrix descriptor of an operand's tile in stage 0."""
     pointer = shared(operand.plane.dtype, operand.offset)
     return matrix_descriptor(pointer, 0, operand.panel_bytes, operand.pattern_bytes, operand.plane.width)
+
+
+# --------------------------------------------------------------------------------------------------
+# Step 2 of `warp_specialised` with A in registers: consumers fetch A themselves and change it on its way to wgmma.
+#
+# A is neither written to shared memory again nor, of numbers of several parts, read by every product: shared memory is
+# what limits these products. k-blocks are groups of wgmmas of their own: while one is on its way, the registers of the
+# next are filled. What is fetched is a source's affair:
+#
+# | source | A in shared memory | on its way |
+# |---|---|---|
+# | `Transformed` | as TMA brings it | elements are transformed |
+# | `gemmkit.kernels.sm90.mainloop.Across` | as TMA brings it, of 32-bit elements across K | rounded to tf32 (and
+# transformed) |
+# | `Deinterleaved` | numbers of two 16-bit parts, in panels along K | de-interleaved; B's planes are permuted along K |
+
+HALVES = np.dtype(np.uint16)           # the elements that `ldmatrix` moves
+
+
+@dataclass(frozen=True)
+class Source(Component):
+    """Where fragments of A come from."""
+
+    def load(self, spec: Any, group: int, stage: int, step: int, at: KTile) -> tuple:
+        """The fragments of a k-block; ``at`` is where the stage's tile of A begins."""
+        raise NotImplementedError
+
+    def settle(self, fragment: tuple) -> tuple:
+        """A fragment in the registers that wgmma reads."""
+        return settle(fragment)
+
+
+@dataclass(frozen=True)
+class RegisterMainloop(Mainloop):
+    """A group of wgmmas a k-block, ``steps`` of them a stage."""
+
+    source: Source
+    steps: int
+    readers_are_warps = True
+
+    @property
+    def middle(self) -> int:
+        """Steps that are neither the first nor the last of a stage."""
+        return max(0, self.steps - 2)
+
+    @property
+    def pending(self) -> int:
+        """How many groups may be on their way when the registers of the next are written. A loop of one step a round writes
+        the very registers that the last round's group reads, so that one has to be done."""
+        return 1 if self.steps > 1 else 0
+
+    def run(self, spec: Any, group: int, slot: Slot, steps: int, work: Work, shape: Any) -> tuple:
+        sums, b = nothing(spec), descriptor_b(spec)
+        if steps > 0:                                  # around the waits, too: or ptxas makes each wgmma wait for the last
+            previous = slot.stage
+            wait_for_a(spec, slot)
+            at = KTile(work.m, work.n, work.k_begin, work.batch, work.rank, shape)
+            fragments = self.source.load(spec, group, slot.stage, 0, at)
+            for step in range(steps):
+                at = KTile(work.m, work.n, work.k_begin + step * spec.block.size.K, work.batch, work.rank, shape)
+                after = spec.pipeline.advance(slot)
+                ahead = choose_next(step + 1 < steps, after, slot)
+                spec.pipeline.wait(slot)
+                if spec.producer.reader_fences:
+                    fence_async()
+                sums = start_step(sums, spec, fragments, b, slot.stage, 0, min(step, 1))
+                if self.pending == 0:
+                    release_last(spec, previous, step)     # it was done when this began
+                if self.steps > 1:
+                    fragments = self.source.load(spec, group, slot.stage, 1, at)
+                else:
+                    fragments = load_next_stage(spec, group, ahead, at)
+                sums = wgmma_wait(self.pending, sums)
+                if self.pending > 0:
+                    release_last(spec, previous, step)
+                sums, fragments = fold(self.middle, add_step, (sums, fragments), spec, b, group, slot.stage, at)
+                if self.steps > 1:
+                    sums = start_step(sums, spec, fragments, b, slot.stage, self.steps - 1, 1)
+                    fragments = load_next_stage(spec, group, ahead, at)
+                    sums = wgmma_wait(1, sums)
+                previous = slot.stage
+                slot = after
+            sums = wgmma_wait(0, sums)
+            spec.pipeline.release(previous)
+        return values_of(sums, spec), slot
+
+
+def wait_for_a(spec: Any, slot: Slot) -> None:
+    """A is there before the producer's warps are done with B."""
+    if spec.pipeline.has_raw:
+        spec.pipeline.wait_raw(slot)
+    else:
+        spec.pipeline.wait(slot)
+
+
+def choose_next(is_next: bool, after: Slot, slot: Slot) -> Slot:
+    """The next stage of the tile; behind its last this one again, whose fragments are not used then."""
+    if is_next:
+        return after
+    return slot
+
+
+def start_step(sums: tuple, spec: Any, fragments: tuple, b: int, stage: int, step: int, accumulate: int) -> tuple:
+    """Start the products of a k-block, as a group."""
+    fragments = apply(settle_fragment, fragments, spec)
+    wgmma_fence()
+    sums = spec.operator.multiply_fragments(sums, fragments, advance(b, stage * spec.stage_bytes), spec.b.shared, spec.block,
+                                            step, accumulate)
+    wgmma_commit()
+    return sums
+
+
+def settle_fragment(fragment: tuple, m: int, spec: Any) -> tuple:
+    return spec.mainloop.source.settle(fragment)
+
+
+def add_step(state: tuple, n: int, spec: Any, b: int, group: int, stage: int, at: KTile) -> tuple:
+    """While step ``n + 1`` and the one before are on their way, the next one's fragments are fetched."""
+    sums = start_step(state[0], spec, state[1], b, stage, n + 1, 1)
+    fragments = spec.mainloop.source.load(spec, group, stage, n + 2, at)
+    return wgmma_wait(1, sums), fragments
+
+
+def load_next_stage(spec: Any, group: int, ahead: Slot, at: KTile) -> tuple:
+    wait_for_a(spec, ahead)
+    return spec.mainloop.source.load(spec, group, ahead.stage, 0,
+                                     KTile(at.m, at.n, at.k + spec.block.size.K, at.batch, at.rank, at.shape))
+
+
+def release_last(spec: Any, stage: int, step: int) -> None:
+    if step > 0:
+        spec.pipeline.release(stage)
+
+
+# -- elements that are transformed ------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Transformed(Source):
+    """Elements of A, transformed in the registers.
+
+    Transforms of what lies in shared memory are paid for twice there: it is read and written once more. Here A goes through
+    shared memory as often as for the plain product, and no warp of the producer's has to touch it.
+
+    A fragment is 64 x 32 bytes of a warpgroup's tile, of which a warp has 16 rows. Lane t of it has four 32-bit words:
+
+    | word | row | elements along K (n in a word) |
+    |---|---|---|
+    | 0 | t // 4 | from (t % 4) n |
+    | 1 | t // 4 + 8 | the same |
+    | 2 | t // 4 | from (t % 4) n + 4 n |
+    | 3 | t // 4 + 8 | the same |
+    """
+
+    itemsize: int
+
+    @cached_property
+    def word(self) -> Tile:
+        """A thread's elements in a register."""
+        return Tile(M=1, K=4 // self.itemsize)
+
+    def load(self, spec: Any, group: int, stage: int, step: int, at: KTile) -> tuple:
+        return generate(spec.fragments_m, load_transformed, spec, group, stage, step, at)
+
+    def fetch(self, spec: Any, stage: int, row: int, k: int) -> tuple:
+        """A lane's words of the 16 rows from ``row`` on of a stage's tile, from ``k`` along K."""
+        return fetch_words(spec, stage, row, k)
+
+    def round(self, words: tuple) -> tuple:
+        """The words as wgmma is to have them."""
+        return words
+
+
+def load_transformed(m: int, spec: Any, group: int, stage: int, step: int, at: KTile) -> tuple:
+    row = group * spec.first_rows + 64 * m + udiv(thread_index() % 128, 32) * 16
+    k = spec.operator.K * step
+    words = spec.mainloop.source.fetch(spec, stage, row, k)
+    return spec.mainloop.source.round(transform_words(words, spec, row, k, at))
+
+
+def transform_words(words: tuple, spec: Any, row: int, k: int, at: KTile) -> tuple:
+    if spec.a.to_shared.is_identity:
+        return words
+    i, j = at.m + row + udiv(lane_index(), 4), at.k + k + lane_index() % 4 * spec.mainloop.source.word.size.K
+    if is_pairwise(spec.a.to_shared, spec.a.plane.dtype):
+        return apply(within_k, transform_pairs(spec.a.to_shared, spec.a.plane.dtype, words), spec, j, at.shape)
+    return apply(within_k, apply(transform_word, words, spec, i, j, at.shape), spec, j, at.shape)
+
+
+def fetch_words(spec: Any, stage: int, row: int, k: int) -> tuple:
+    """Four matrices of 8 lines of 16 bytes: of each this lane points to a line, and gets the word that is its own."""
+    matrix, line = udiv(lane_index(), 8), lane_index() % 8
+    width = 16 // spec.a.plane.itemsize
+    if spec.a.plane.axis == 1:                         # lines along K
+        i, j = matrix % 2 * 8 + line, udiv(matrix, 2) * width
+    else:
+        i, j = matrix % 2 * 8, udiv(matrix, 2) * width + line
+    at = spec.a.plane.position((row + i, k + j), spec.a.plane.leading(spec.a.tile.size))
+    halves = udiv(stage * spec.stage_bytes + at * spec.a.plane.itemsize, 2)
+    return pack_words(ldmatrix(shared(HALVES, 0), halves, 0, 4, spec.a.plane.axis == 0))
+
+
+def transform_word(word: Any, n: int, spec: Any, i: int, j: int, shape: Any) -> Any:
+    tile = translate(spec.mainloop.source.word, i + n % 2 * 8, j + n // 2 * 4 * spec.mainloop.source.word.size.K)
+    values = transform_within(spec.a.to_shared, unpack_words(spec.a.plane.dtype, (word,)), tile, shape.M, shape.K)
+    return pack_words(convert_all(spec.a.plane.dtype, values))[0]
+
+
+def within_k(word: Any, n: int, spec: Any, j: int, shape: Any) -> Any:
+    """Nothing beyond K, where a transform has made something of TMA's zeros. (Rows beyond M go nowhere.)"""
+    return first_elements(spec.a.plane.dtype, word, shape.K - j - n // 2 * 4 * spec.mainloop.source.word.size.K)
+
+
+# -- numbers of two parts ---------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Deinterleaved(Source):
+    """Numbers of two 16-bit parts, which TMA brings in swizzled panels of their own.
+
+    `ldmatrix` takes them for 8 x 8 matrices of pairs of elements, and so gives each lane whole numbers: of the 16 along K of
+    an instruction, lane t (of the four that share a row) has t, t + 4, t + 8 and t + 12. What the instruction expects there
+    are the places 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. The order along K is free as long as B has the same, so no number of A
+    is moved: B's planes are written in this order (`gemmkit.kernels.sm90.mainloop`).
+    """
+
+    def load(self, spec: Any, group: int, stage: int, step: int, at: KTile) -> tuple:
+        return generate(spec.fragments_m, load_fragment, spec, group, stage, step)
+
+    def settle(self, fragment: tuple) -> tuple:
+        return settle(join(apply(first_parts, fragment))), settle(join(apply(second_parts, fragment)))
+
+
+def load_fragment(m: int, spec: Any, group: int, stage: int, step: int) -> tuple:
+    return generate(2, load_numbers, spec, group * spec.first_rows + 64 * m, stage, 16 * step)
+
+
+def load_numbers(half: int, spec: Any, row: int, stage: int, k: int) -> tuple:
+    """Of this lane's two rows, two numbers of eight along K: as parts, side by side."""
+    thread = thread_index() % 128
+    matrix = udiv(thread, 8) % 4                       # of which this lane points to a line: at k, k + 4, and eight rows on
+    line = row + udiv(thread, 32) * 16 + udiv(matrix, 2) * 8 + thread % 8
+    at = spec.a.numbers.position((line, k + 8 * half + matrix % 2 * 4), spec.a.numbers.leading(spec.a.tile.size))
+    itemsize = spec.a.plane.itemsize
+    return ldmatrix(shared(spec.a.plane.dtype, 0), stage * (spec.stage_bytes // itemsize) + 2 * at, 0, 4, False)
+
+
+def first_parts(parts: tuple, half: int) -> tuple:
+    return parts[0], parts[2], parts[4], parts[6]
+
+
+def second_parts(parts: tuple, half: int) -> tuple:
+    return parts[1], parts[3], parts[5], parts[7]
+
+
+WORDS = np.dtype(np.uint32)
+
+
+@dataclass(frozen=True)
+class Across(Transformed):
+    """Elements of A, loaded one by one, and rounded to tf32.
+
+    Lane t has rows t // 4 and t // 4 + 8 of a fragment's 16, and in each the elements t % 4 and t % 4 + 4 along K (see
+    `Transformed`). In shared memory a line is 32 rows of one k, in chunks of 4 rows that are swizzled by k % 8. All lanes'
+    words of one kind are of four k, and those of k and k + 1 would lie in the same banks. So where t is odd a lane loads its
+    words of t % 4 + 4 first: then the 32 words of an access lie in 32 banks.
+    """
+
+    def fetch(self, spec: Any, stage: int, row: int, k: int) -> tuple:
+        late = lane_index() % 2
+        i, j = row + udiv(lane_index(), 4), lane_index() % 4
+        first = fetch_two(spec, stage, i, j + 4 * late, k)
+        second = fetch_two(spec, stage, i, j + 4 - 4 * late, k)
+        if late == 1:
+            return second + first
+        return first + second
+
+    def round(self, words: tuple) -> tuple:
+        return apply(round_one, words)
+
+
+def fetch_two(spec: Any, stage: int, i: int, j: int, k: int) -> tuple:
+    """The words of rows ``i`` and ``i + 8``, at ``k + j`` along K."""
+    return fetch_word(spec, stage, i, j, k) + fetch_word(spec, stage, i + 8, j, k)
+
+
+def fetch_word(spec: Any, stage: int, i: int, j: int, k: int) -> tuple:
+    """``k`` is a multiple of the pattern's 8 lines: it moves a place, whose swizzle is computed once for all of a stage."""
+    at = spec.a.plane.position((i, j), spec.a.plane.leading(spec.a.tile.size))
+    return load_shared(shared(WORDS, 0), stage * udiv(spec.stage_bytes, 4) + at, k * spec.a.plane.line, 1)
+
+
+def round_one(word: Any, n: int) -> Any:
+    return round_word(word)
+
+
+# --------------------------------------------------------------------------------------------------
+# Step 2 of `warp_specialised` with an observer of A: consumers read some stages themselves while tensor cores multiply.
+#
+# Tensor cores read A by descriptors, so that its elements never come to registers. Of the stages that are this block's to
+# look at (`gemmkit.kernels.collectives.lanes`) each thread loads its part of a row, behind the start of the stage's
+# products. All threads of the consumer meet before the stage is released: one of them does so for all.
+
+@dataclass(frozen=True)
+class ObservedMainloop(SharedMainloop):
+    """`SharedMainloop` with an observer of A."""
+
+    def run(self, spec: Any, group: int, slot: Slot, steps: int, work: Work, shape: Any) -> tuple:
+        a, b = descriptor_a(spec, group), descriptor_b(spec)
+        sums, state = nothing(spec), spec.a.observer.nothing()
+        thread, first_row = thread_index() % 128, group * spec.first_rows
+        due, step_due = spec.watch.first(spec, work.n, shape), spec.watch.step(spec, shape)
+        if steps > 0:
+            previous = slot.stage
+            for step in range(steps):
+                sums = start_stage(spec, a, b, slot, sums, step)
+                if step == due:
+                    pointer = shared(spec.a.shared.dtype, spec.a.offset + slot.stage * spec.stage_bytes)
+                    at = Place(work.m + first_row, step * spec.block.size.K, shape.M, shape.K)
+                    state = spec.watch.add(state, spec, pointer, first_row, thread, at)
+                    due += step_due
+                    named_barrier(spec.store.barrier + group, 128)
+                sums = wgmma_wait(1, sums)
+                if step > 0:
+                    spec.pipeline.release(previous)
+                previous = slot.stage
+                slot = spec.pipeline.advance(slot)
+            sums = wgmma_wait(0, sums)
+            spec.pipeline.release(previous)
+        spec.watch.keep(state, spec, thread, work.m + first_row, work.n, shape)
+        return values_of(sums, spec), slot
+
+
+# --------------------------------------------------------------------------------------------------
+# Planes of B that are written in another order along K, to go with A in registers (`fragments.Deinterleaved`).
+#
+# | place along K | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 |
+# |---|---|---|---|---|---|---|---|---|
+# | number | 0 | 4 | 1 | 5 | 2 | 6 | 3 | 7 |
+#
+# and so on for every eight.
+
+EIGHT = 8                              # numbers along K that change places
+NUMBER = 4                             # bytes: two parts of 16 bits
+
+
+@dataclass(frozen=True, init=False)
+class PermutedPlanes(Planes):
+    """Planes of B in the order along K in which registers have A; threads' tiles are lines of `EIGHT` along K, or of one.
+
+    >>> [permuted(k) for k in range(10)]
+    [0, 2, 4, 6, 1, 3, 5, 7, 8, 10]
+    """
+
+    def __repr__(self) -> str:
+        return f"PermutedPlanes({super().__repr__()})"
+
+    def store_shared(self, pointer: Any, tile: Any, values: tuple, leading: Any) -> None:
+        if tile.size[0] == EIGHT:                      # a line along K
+            line = values[0], values[4], values[1], values[5], values[2], values[6], values[3], values[7]
+            Planes.store_shared(self, pointer, tile, line, leading)
+        else:
+            k = tile.index[0]
+            Planes.store_shared(self, pointer, translate(tile, permuted(k) - k, 0), values, leading)
+
+
+def permuted(k: int) -> int:
+    """The place along K of a number."""
+    return k - k % EIGHT + k % 4 * 2 + k // 4 % 2
+
+
+def permutable(a: Operand, b: Operand) -> bool:
+    """Whether consumers can tell A's numbers apart, with B permuted: two parts of 16 bits, A along K and untouched."""
+    return bool(a.plane.axis == 1 and a.to_shared.is_identity
+                and all(x.planes == 2 and x.plane.itemsize == 2 and x.same_dtype for x in (a, b)))
+
+
+def in_panels(operand: Operand) -> Operand:
+    """The operand, brought as numbers in swizzled panels along K."""
+    depth = operand.tile.extents[operand.k_axis]
+    width = next(w for w in (128, 64, 32) if depth * NUMBER % w == 0)
+    return dataclasses.replace(operand, numbers=Swizzled(
+        Interleaved(operand.layout.dtype, ("col", "row")[operand.plane.axis]), width))
+
+
+def permuted_along_k(b: Operand) -> Operand:
+    """B, written in the order of A's registers; where its lines go along K, a thread takes eight numbers of one."""
+    b = dataclasses.replace(b, shared=PermutedPlanes(b.shared.plane, b.shared.dtype))
+    if b.plane.axis != 0:
+        return b
+    lanes = math.gcd(32, b.tile.extents[b.k_axis] // EIGHT)
+    return dataclasses.replace(in_panels(b), thread=Tile(K=EIGHT, N=1), warp=Tile(K=EIGHT * lanes, N=32 // lanes))

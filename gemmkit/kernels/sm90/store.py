@@ -20,26 +20,25 @@ import math
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from gemmkit.component_products import with_number
+import numpy as np
+
 from gemmkit.components import Component
-from gemmkit.kernels.common.elements import delivered, transform_within
-from gemmkit.kernels.common.operand import unit_of
-from gemmkit.kernels.common.shared_memory import SharedMemory
-from gemmkit.kernels.common.work import Outputs
-from gemmkit.kernels.sm90.elements import add_c_masked, finish_pair
-from gemmkit.kernels.sm90.together import finish_together, store_together
-from gemmkit.lang.component_class import dataclass
-from gemmkit.lang.control import deal, each, join, split
-from gemmkit.lang.registers import apply, generate
-from gemmkit.lang.values import convert_all
-from gemmkit.layouts import Folded, Plain, Tensor
-from gemmkit.layouts.braided import OCTET
-from gemmkit.ptx.ldmatrix import by_columns, by_rows
+from gemmkit.kernels.collectives.operand import delivered, transform_within, unit_of
+from gemmkit.kernels.collectives.pipeline import SharedMemory
+from gemmkit.kernels.collectives.scheduler import Outputs
+from gemmkit.kernels.sm90.cross_lane import add_c_masked, finish_pair_by_element, finish_together, store_together
+from gemmkit.lang.aggregates import convert_all
+from gemmkit.lang.component_products import with_number
+from gemmkit.lang.components import dataclass
+from gemmkit.lang.registers import apply, deal, each, generate, join, split
+from gemmkit.layouts import Folded, Plain, RowMajor, Tensor
+from gemmkit.layouts.joined import OCTET
+from gemmkit.layouts.plain import Swizzled
 from gemmkit.ptx.memory import shared
+from gemmkit.ptx.mma import by_columns, by_rows, stmatrix
 from gemmkit.ptx.special import lane_index, thread_index, udiv
-from gemmkit.ptx.stmatrix import stmatrix
 from gemmkit.ptx.tma import tma_commit, tma_store, tma_wait, tma_wait_read
-from gemmkit.ptx.warpgroup import fence_async, named_barrier
+from gemmkit.ptx.wgmma import fence_async, named_barrier
 from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis
 from gemmkit.runtime.tensor_maps import TensorMapSpec, why_not
 from gemmkit.tiling import Tile, parallelise, translate
@@ -62,7 +61,7 @@ class Store(Component):
 
     barrier: int = 0
     uses_tma = False
-    reads_ahead = False                # C, or what an epilogue reads beside D, comes by TMA (`gemmkit.kernels.sm90.ahead`)
+    reads_ahead = False  # C, or what an epilogue reads beside D, comes by TMA (`gemmkit.kernels.sm90.epilogue_load`)
 
     @property
     def pair(self) -> Tile:
@@ -116,7 +115,8 @@ def finished(sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> tu
     if spec.epilogue.finishes_blocks:
         values = finish_together(sums, i, spec, outputs, part.m + own_row(), part.n + own_column(), part)
     elif spec.has_epilogue:
-        values = join(apply(finish_pair, split(sums, 2), spec, outputs, part.m + own_row(), part.n + own_column()))
+        values = join(apply(finish_pair_by_element, split(sums, 2), spec, outputs,
+                            part.m + own_row(), part.n + own_column()))
     return convert_all(spec.d.layout.dtype, delivered(spec, values))
 
 
@@ -401,7 +401,7 @@ def store_neighbours(values: tuple, n: int, spec: Any, outputs: Outputs, row: in
 #
 # A fragment of wgmma is octets of columns, and a thread has two columns of each. Those of a braid
 # (`gemmkit.layouts.Braided`) are the parts' in turn, or all of one part before those of the next where TMA brings them
-# (`gemmkit.kernels.sm90.routes.joined`): either way a thread folds values of its own. What comes of it lies in registers
+# (`gemmkit.kernels.sm90.tma`): either way a thread folds values of its own. What comes of it lies in registers
 # as the sums of a product with a narrower tile do: the stores of `gemmkit.kernels.sm90.store` take it, at D's coordinates.
 
 HELD = 4                               # values of a thread in an octet of columns: two rows of two
@@ -531,3 +531,44 @@ def rows_apart(spec: Any, info: ArrayInfo) -> tuple[int, bool]:
     is_cut = depth > 1 and rows[0] in APART and 0 < info.strides[1] < info.strides[0]
     is_piece = layout.columns.depth > 1 and layout.columns.extents()[0] * size < SECTOR
     return rows[0] if is_cut else 1, bool(is_piece and 0 < info.strides[0] * size <= LINE)
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows of 16-bit elements in shared memory, as TMA and the tensor cores want them: panels of swizzled lines side by side.
+
+def line_of(width: int) -> int:
+    """Elements of a swizzled line: 128 bytes where the width is made of these, else 64.
+
+    >>> line_of(128), line_of(96)
+    (64, 32)
+    """
+    return 64 if width % 64 == 0 else 32
+
+
+@dataclass(frozen=True)
+class Panels(Component):
+    """Rows of ``width`` elements, a multiple of 32."""
+
+    dtype: np.dtype
+    width: int
+
+    @cached_property
+    def line(self) -> int:
+        """Elements of a panel's line."""
+        return line_of(self.width)
+
+    @cached_property
+    def line_bytes(self) -> int:
+        return 2 * self.line
+
+    @cached_property
+    def count(self) -> int:
+        return self.width // self.line
+
+    @cached_property
+    def layout(self) -> Swizzled:
+        return Swizzled(RowMajor(self.dtype), self.line_bytes)
+
+    def map_spec(self, rows: int, dimensions: int) -> TensorMapSpec:
+        """Of boxes of ``rows`` rows of a panel, of an array of so many dimensions."""
+        return TensorMapSpec(self.dtype, (self.line, rows) + (1,) * (dimensions - 2), self.line_bytes)

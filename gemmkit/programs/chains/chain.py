@@ -6,17 +6,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gemmkit.programs.lines import refused
 from gemmkit.programs.trace import Carried, Loop, Store, Value
-from gemmkit.programs.values import Index, shown
+from gemmkit.programs.values import Index, refused, shown
 
 
 @dataclass(eq=False)
 class Chain:
     """``body``: what a round computes, in order; ``carried``: its cells; ``end``: what is computed behind the loop, and
     ``stores``: what becomes of it. ``length``: the load of what bounds a tile's rounds, where not the array does.
-    ``splits``: how many blocks share a tile's rounds (`gemmkit.programs.chains.shares`). ``factors``: of rows, which are 1
-    in most rounds, and what they go to (`gemmkit.programs.chains.lazy`)."""
+    ``splits``: how many blocks share a tile's rounds (`gemmkit.programs.chains.merging`). ``factors``: of rows, which are 1
+    in most rounds, and what they go to (`gemmkit.programs.chains.merging`)."""
 
     stack: Index | None
     rows: Index

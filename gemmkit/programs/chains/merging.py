@@ -15,17 +15,23 @@ it is tried: a round's cells for drawn operands, merged in either grouping, agai
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import math
+from dataclasses import dataclass, replace
+from itertools import count as count_from
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gemmkit.lang.errors import ConfigError
-from gemmkit.programs.chains.chain import Chain
-from gemmkit.programs.chains.monoids import Unproved, monoids
-from gemmkit.programs.chains.trials import Trial, ignores_hidden, same, trials_of
-from gemmkit.programs.lines import refused
-from gemmkit.programs.trace import Value
+from gemmkit.programs.chains.algebra import Trial, as_written, changed_by_nothing, ignores_hidden, in_order, same, trials_of
+from gemmkit.programs.chains.chain import Chain, depends, dots, loaded
+from gemmkit.programs.chains.monoids import Unproved, is_independent, monoids
+from gemmkit.programs.collectives import DROP, ROWS
+from gemmkit.programs.launches import spare
+from gemmkit.programs.mapping import MOST_SPLITS, Kernel, Mapping
+from gemmkit.programs.trace import Carried, Loop, Store, Value
+from gemmkit.programs.values import Axis, Parameter, refused
+from gemmkit.runtime.array_info import ArrayInfo
 
 _OF_A_BLOCK = "load", "dot", "rowmax", "rowsum", "transpose", "coordinate", "inside", "carried"
 
@@ -177,3 +183,288 @@ def _is_right(chain: Chain, merge: Merge, signs: dict[str, float]) -> bool:
 def _computed(trial: Trial, merge: Merge, one: dict[Value, Any], other: dict[Value, Any]) -> dict[Value, Any]:
     known = merge.leaves(one, other)
     return {cell: trial.value(x, known) for cell, x in merge.result.items()}
+
+
+# --------------------------------------------------------------------------------------------------
+# Lazy rescaling: a running maximum stays as it is while what it scales would shrink by no more than 2^-8.
+#
+# In attention a round finds the largest score so far, and everything that was added up relative to the old one is
+# multiplied by exp(best - top). The reference need not be the largest score: any place near it gives the same quotient.
+# So with ``Mapping(lazy=True)`` a row's reference stays until the factor would be below 2^-8, and a warp whose rows all
+# have factor 1 leaves the multiplication of its sums out (`gemmkit.programs.collectives.rescales`). Of heads of 128
+# these are 64 of a round's 455 instructions. FlashAttention-4 (Zadouri et al., 2026) does so on Blackwell.
+#
+# | written | computed |
+# |---|---|
+# | top = max(best, ...) | highest = max(best, ...), drop = the exponent of the factor from best to highest |
+# | | top = best if drop >= -8 else highest |
+# | shrink = exp(best - top) | 1 if drop >= -8 else 2^drop |
+#
+# It takes a comparison and a vote a round, and pays where sums are wide: on an H100 heads of 192 take 0.97 to 0.98 of the
+# time (with turns), of 256 0.95 to 0.96, and of 128 1.03. So where nothing is said sums of 192 columns or more are
+# rescaled lazily.
+#
+# That results do not depend on the reference is proved (`monoids.is_independent`) and tried: rounds whose references are
+# moved by drawn numbers store the same. Weights are 2^8 times as large at most; of float16 only powers that a maximum
+# bounds by 1 have room for that.
+
+WIDE = 192                             # columns of sums
+
+
+def references(chain: Chain, signs: dict[str, float], said: bool | None) -> list[Carried]:
+    """Of a program as it is traced: cells that keep a maximum on which results do not depend; none where the mapping says
+    so, or says nothing and sums are narrow.
+
+    Raises ConfigError where they are asked for, and there is none.
+    """
+    if said is None:
+        is_wide = any(len(c.init.dims) == 2 and isinstance(c.init.dims[1], Axis) and c.init.dims[1].size >= WIDE
+                      for c in chain.carried)
+        said = is_wide and any(map(_keeps_a_maximum, chain.carried))
+    return _found(chain, signs) if said else []
+
+
+def _keeps_a_maximum(c: Carried) -> bool:
+    return c.out.op == "max" and c.inside in c.out.args and len(c.out.dims) == 1
+
+
+def _found(chain: Chain, signs: dict[str, float]) -> list[Carried]:
+    maxima = list(filter(_keeps_a_maximum, chain.carried))
+    found = [c for c in maxima if _does_not_matter(chain, c, signs)]
+    if not found:
+        why = (f"results depend on the maximum that {maxima[0].inside!r} keeps" if maxima else
+               "no cell of rows keeps a maximum, such as best[:] = maximum(best, s.max(axis=1))")
+        raise _refused(chain, why)
+    return found
+
+
+def _refused(chain: Chain, why: str, line: str = "") -> ConfigError:
+    return refused(ConfigError, f"Mapping(lazy=True): {why}", line or chain.line)
+
+
+def _does_not_matter(chain: Chain, cell: Carried, signs: dict[str, float]) -> bool:
+    """Whether three rounds whose maxima are moved by drawn numbers store what they store otherwise."""
+    if not is_independent(chain, signs, cell):
+        return False
+    by = Value("moved", (), cell.out.dims, None, "", cell.out.line)
+    moved = Value("add", (cell.out, by), cell.out.dims, None, "", cell.out.line)
+    known = {cell.out: moved}
+    other = replace(chain, carried=[replace(c, out=made_anew(c.out, known)) for c in chain.carried])
+    with np.errstate(all="ignore"):
+        return all(same(_stored(trial), _stored(trial.of(other))) for trial in trials_of(chain, signs))
+
+
+def _stored(trial: Trial) -> dict[str, Any]:
+    """What three rounds store, by the names of results."""
+    state = trial.begin()
+    for turn in range(3):
+        state = trial.round(state, turn)
+    known: dict[Value, Any] = {c.after: state[c.inside] for c in trial.chain.carried}
+    return {store.parameter.name: trial.value(store.value, known) for store in trial.chain.stores}
+
+
+# -- the rounds -----------------------------------------------------------------------------------------------------------
+
+def begin_lazily(chain: Chain, cells: list[Carried], said: bool | None) -> None:
+    """Change the rounds, behind `gemmkit.programs.chains.algebra`, and name the factors: `Chain.factors`.
+
+    Raises ConfigError where it is asked for, and rounds do not allow it.
+    """
+    for cell in cells:
+        try:
+            _check_room(chain)
+            _one(chain, cell)
+        except ConfigError:
+            if said:
+                raise
+
+
+def _one(chain: Chain, cell: Carried) -> None:
+    best, highest = cell.inside, cell.out
+    rows = {x for x in chain.body if len(x.dims) < 2}
+    factors = [x for x in chain.body if x.op == "exp2" and len(x.dims) == 1
+               and depends(x, {best}, rows) and depends(x, {highest}, rows)]
+    if len(factors) != 1:
+        raise _refused(chain, f"{len(factors)} factors of rows go from the old {best!r} to the new one; one is needed, such "
+                              "as exp(best - top)", highest.line)
+    (shrink,), dims, line = factors, highest.dims, highest.line
+    drop = as_written(shrink.args[0])
+
+    def made(op: str, *args: Value, name: str = "") -> Value:
+        return Value(op, args, dims, None, name, line)
+
+    stays = made("le", Value("const", (), (), DROP, "", line), drop)
+    top = made("where", stays, best, highest, name=highest.name)
+    factor = made("where", stays, Value("const", (), (), 1.0, "", line), made("exp2", drop), name=shrink.name)
+    known = {highest: top, shrink: factor}
+    outs = [made_anew(c.out, known) for c in chain.carried]
+    if not any(x.op == "mul" and len(x.dims) == 2 and x.args[1] is factor for x in in_order(outs)):
+        raise _refused(chain, f"no sums of a tile are multiplied by {factor!r}, so that nothing is left out", line)
+    for c, out in zip(chain.carried, outs):
+        c.out = out
+    chain.factors = {made_anew(f, known): made_anew(r, known) for f, r in chain.factors.items()}
+    for x in rows:                                     # what the exponent alone is made of has no name of the user's
+        if depends(drop, {x}, rows) and depends(x, {highest}, rows):
+            x.name = ""
+    highest.name, drop.name = "highest", "drop"
+    chain.body = in_order(outs)
+    chain.factors[factor] = top
+
+
+def _check_room(chain: Chain) -> None:
+    """Raises ConfigError for what is handed over in float16 and may exceed it."""
+    for dot in dots(chain.body):
+        a, b = dot.args[0], loaded(dot.args[1])
+        if loaded(a) is not None or b is None or np.dtype(b.data[0].dtype) != np.float16:
+            continue
+        source = a.args[0] if a.op == "cast" else a
+        if source.op != "exp2":
+            raise _refused(chain, f"{source!r} is handed over to a product in float16, and may be 2^8 times as large; of "
+                                  "bfloat16, or of a power such as exp(s - top), there is room", dot.line)
+
+
+# --------------------------------------------------------------------------------------------------
+# Chained programs whose rounds end at a length of the tile's own (`gemmkit.programs.trace`).
+#
+# A tile's rounds go to min(length, the axis): producer and consumers read it at the tile's beginning, and blocks behind
+# it are not loaded. The last block is loaded as a whole, and holds what the array has there; so `guard` puts the identity
+# of what is folded in place of it, in a tile's ragged block alone. A product's right operand is not guarded: its rows
+# behind a length meet zeros, and must be finite, as padding is.
+#
+# | length | rounds | results |
+# |---|---|---|
+# | more than the axis | all | as without a length |
+# | 70, blocks of 64 | 2, of which the last shows 6 places | |
+# | 0 or less | 1, which shows none | what the cells begin with: `begun` |
+#
+# Every tile has a round, since rounds run on across tile ends. Most programs are not changed by one that shows nothing:
+# an attention's weights are zeros. Where trials find that a cell is changed, as by exp(-inf - -inf), it begins anew
+# behind the loop: ``out = apply(make_out, out, n_length)`` with ``0.0 if n_length < 1 else out``.
+
+LENGTH = "length"
+
+
+def check_bounded(chain: Chain) -> None:
+    """Raises ValueError, with the user's line, for rounds that cannot end within a block."""
+    index = chain.index
+    if chain.length is None:
+        return
+    for dot in dots(chain.body):
+        a = loaded(dot.args[0])
+        if a is not None and dot.args[0].dims[1] is index:
+            raise refused(ValueError, f"a product sums over {index}, and takes both operands as they are: behind a length "
+                                      f"blocks of {a.data[0].name} hold what the array has there. Kernels are derived of "
+                                      "lengths of what rounds compute from; of others there is the reference", dot.line)
+    block = next((c for c in chain.carried if c.init.op == "load"), None)
+    if block is not None:
+        raise refused(ValueError, f"{block.inside.name} begins as a block of {block.init.data[0].name}, and rounds have a "
+                                  "length: kernels are derived of cells that begin with a number, which they have where "
+                                  "the length is 0", chain.line)
+
+
+def begun(chain: Chain, signs: dict[str, float]) -> None:
+    """Where a length is 0, or a share has no rounds, cells are what they begin with: of those that a round without places
+    changes behind the loop."""
+    if not chain.has_length:
+        return
+    changed = set(changed_by_nothing(chain, signs))
+    needed = {y for x in chain.end for y in x.args} | {store.value for store in chain.stores}
+    is_none = Value("lt", (Value(LENGTH, line=chain.line), Value("const", data=1.0, line="")), line=chain.line)
+    for c in chain.carried:
+        if c.inside not in changed or c.after not in needed:
+            continue
+        new = Value("where", (is_none, c.init, c.after), c.after.dims, None, c.after.name, c.after.line)
+        for x in chain.end:
+            x.args = tuple(new if y is c.after else y for y in x.args)
+        chain.stores = [replace(store, value=new) if store.value is c.after else store for store in chain.stores]
+        chain.end.insert(0, new)
+
+
+# --------------------------------------------------------------------------------------------------
+# Rounds that are split over blocks, ``Mapping(splits=4)``: each block has a share of a tile's rounds, and stores its
+# cells.
+#
+# A tile of few rows and long rounds, as in decoding, leaves most multiprocessors idle: 8 heads of one sequence are 8
+# tiles. With shares they are as many times more. A share's cells are stored in float32, in memory of the stream's; a
+# second kernel, a function of rows (`gemmkit.programs.rows`), merges them in the order of the shares by the rule of
+# `gemmkit.programs.chains.merging`, and computes what the program stores.
+#
+# A tile's shares are of one length, in blocks, so that the last ones may have no rounds: as behind a length they have one
+# that shows nothing.
+
+F32 = np.dtype(np.float32)
+LEAST = 4                              # rounds of a share, where the number of shares is left open
+ALIGNED = 256                          # bytes
+
+
+class Shares(NamedTuple):
+    """``cells``: what the rounds' kernel stores, of (stack x splits, rows, ...); ``merging``: the second kernel's program,
+    and ``parts``, its arrays: one for each cell and share."""
+
+    cells: dict[str, ArrayInfo]
+    merging: Loop
+    parts: dict[str, ArrayInfo]
+
+
+def shares_of(chain: Chain, mapping: Mapping, signs: dict[str, float], processors: int, kernel: Kernel) -> Shares | None:
+    """Split the rounds of a chain, as it is traced: its stores are its cells from here on. None where blocks take all rounds
+    of a tile: where the mapping says so, where nothing is said and tiles are enough, or no rule to merge is found.
+
+    Raises ConfigError where splits are asked for that cannot be.
+    """
+    splits = mapping.splits or _left_open(chain, mapping, processors, kernel)
+    if splits == 1:
+        return None
+    if chain.index.stack:
+        raise ConfigError(f"Mapping(splits={splits}): {chain.index} goes along a stack, whose matrices are not split")
+    if mapping.longest_first:
+        raise ConfigError(f"Mapping(longest_first=True, splits={splits}): shares of a tile are of one length; leave out one")
+    try:
+        merge = merge_of(chain, signs)
+    except ConfigError:
+        if mapping.splits:
+            raise
+        return None
+    stores, chain.stores, chain.end, chain.splits = chain.stores, [], [], splits
+    count = 1 if chain.stack is None else chain.stack.extent.size
+    rows, first, cells, parts = chain.rows.extent.size, 0, {}, {}
+    states: list[dict[Value, Value]] = [{} for _ in range(splits)]
+    for c in chain.carried:
+        columns, base = [dim.size for dim in c.init.dims[1:]], c.inside.name or "cell"
+        stem = next(x for n in count_from(1) if f"{(x := base if n == 1 else f'{base}_{n}')}_shares" not in cells)
+        name = f"{stem}_shares"
+        shape = (count * splits, rows, *columns)
+        info = cells[name] = spare(first, shape)
+        chain.stores.append(Store(Parameter(name, shape, F32), chain.indices, c.after, None, c.inside.line))
+        step = math.prod(shape[1:])
+        for share in range(splits):
+            part = f"{stem}_{share}"
+            of_stack = chain.stack is not None
+            parts[part] = info._replace(pointer=info.pointer + 4 * step * share, readonly=True,
+                                        shape=((count,) if of_stack else ()) + shape[1:],
+                                        strides=((splits * step,) if of_stack else ()) + info.strides[1:])
+            held = Parameter(part, parts[part].shape, F32), chain.indices
+            states[share][c.inside] = Value("load", (), c.init.dims, held, part, c.inside.line)
+        first += -(-4 * math.prod(shape) // ALIGNED) * ALIGNED
+    return Shares(cells, _merging(chain, merge, states, stores), parts)
+
+
+def _left_open(chain: Chain, mapping: Mapping, processors: int, kernel: Kernel) -> int:
+    """As many shares as there are idle multiprocessors for, of some rounds each."""
+    if chain.index.stack or mapping.longest_first:
+        return 1
+    count = 1 if chain.stack is None else chain.stack.extent.size
+    rows = mapping.blocks.get(chain.rows.name, ROWS * (mapping.warpgroups or kernel.chain_warpgroups))
+    tiles = count * -(-chain.rows.extent.size // rows)
+    rounds = chain.index.extent.size // mapping.blocks.get(chain.index.name, kernel.lengths[0])
+    return max(1, min(processors // tiles, rounds // LEAST, MOST_SPLITS)) if tiles else 1
+
+
+def _merging(chain: Chain, merge: Merge, states: list[dict[Value, Value]], stores: list[Store]) -> Loop:
+    """The program of the second kernel."""
+    state = states[0]
+    for further in states[1:]:
+        state = merge.of(state, further)
+    known = {c.after: state[c.inside] for c in chain.carried}
+    body: list[Any] = [replace(store, value=made_anew(store.value, known)) for store in stores]
+    return Loop("parallel", chain.indices, body, line=chain.line)

@@ -19,9 +19,8 @@ import ml_dtypes
 import numpy as np
 
 from gemmkit.programs.chains.chain import Chain, dots, loaded
-from gemmkit.programs.lines import refused
 from gemmkit.programs.trace import Value
-from gemmkit.programs.values import Index, Parameter, shown
+from gemmkit.programs.values import Index, Parameter, refused, shown
 
 RECTIFIED = "rectified"                # a hand-over's data where it takes max(x, 0) as it packs
 TAKEN = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)

@@ -15,9 +15,11 @@ from numba.cuda import cgutils as numba_cgutils
 from numba.cuda import types
 
 import gemmkit as gk
-from gemmkit import inspection, layouts, operators
-from gemmkit.lang import calls, functions, lowering
-from gemmkit.lang.pipeline import contexts
+from gemmkit import layouts, operators
+from gemmkit.lang import functions, lowering
+from gemmkit.lang import lowering as calls
+from gemmkit.lang.compile import contexts
+from gemmkit.plans import ahead
 from gemmkit.runtime import compile as compiling
 from gemmkit.runtime.device import H100
 from tests.support.lang.on_host import host_function
@@ -50,7 +52,7 @@ def test_a_call_has_no_status(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(compiling, "to_asm", seen)
     functions._forget_all()                                   # other tests compile the same functions, and count them
-    inspection.compile_config(CONF, device=H100)
+    ahead.compile_config(CONF, device=H100)
     functions._forget_all()
     found = [kind for text in texts for kind in re.findall(r'call (\S+) @"_ZN7gemmkit', text)]
     assert len(found) > 20 and set(found) == {"void"}

@@ -12,9 +12,8 @@ from numba.cuda import types
 
 import gemmkit as gk
 from gemmkit.emulator.errors import UninitialisedRead
-from gemmkit.lang.control import each, join, outer
-from gemmkit.lang.registers import Fragment, apply, generate, registers
-from gemmkit.lang.values import convert, convert_all, fill
+from gemmkit.lang.aggregates import convert, convert_all, fill
+from gemmkit.lang.registers import Fragment, apply, each, generate, join, outer, registers
 from gemmkit.ptx.special import thread_index
 from tests.support.harness import Out, Runtime, compiled, constants_stored, emulated, leaves_nothing, lines_with, on_device
 from tests.support.lang.typing import BF16, INDEX, result

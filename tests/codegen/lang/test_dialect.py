@@ -16,10 +16,11 @@ import pytest
 from numba.cuda import types
 
 import gemmkit as gk
-from gemmkit import epilogues, inspection, layouts, operators
-from gemmkit.lang import dialect
+from gemmkit import epilogues, layouts, operators
+from gemmkit.lang import source as dialect
 from gemmkit.lang.functions import device
 from gemmkit.lang.scalars import index
+from gemmkit.plans import ahead
 from gemmkit.runtime.device import H100
 from tests.support.harness import Out, compiled
 
@@ -83,11 +84,11 @@ def emulated(function: Callable[..., Any], rows: int = 3, **components: Any) -> 
     return out
 
 
-def kernel(function: Callable[..., Any] | None, **components: Any) -> inspection.CompiledKernel:
+def kernel(function: Callable[..., Any] | None, **components: Any) -> ahead.CompiledKernel:
     components = dict(global_a_layout=layouts.RowMajor("float32")) | (components or dict(
         epilogue=epilogues.Elementwise(function)))
     conf = gk.get_config(**TINY, **components)
-    return inspection.compile_config(conf, device=H100, operands={"a": SQUARE, "b": SQUARE})
+    return ahead.compile_config(conf, device=H100, operands={"a": SQUARE, "b": SQUARE})
 
 
 # -- refused in both worlds --------------------------------------------------------------------------------------------

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import epilogues, inspection, layouts, operators, transforms
+from gemmkit import epilogues, layouts, operators, transforms
 from gemmkit.kernels.spec import Condition
-from gemmkit.lang import dialect
+from gemmkit.lang import source
+from gemmkit.plans import ahead
 from gemmkit.runtime.device import H100
 from tests.codegen.lang.test_dialect import TINY, doubled, emulated, kernel
 from tests.support.checks import named_functions_run
@@ -110,7 +111,7 @@ def test_every_component_is_looked_at(marker: str) -> None:
 def test_an_operator_is_looked_at() -> None:
     conf = gk.get_config(operator=Multiplying(M=16, N=16), global_a_layout=layouts.RowMajor("float32"), device=H100)
     with pytest.raises(gk.ComponentError, match="if product > 0:"):
-        inspection.compile_config(conf, device=H100)
+        ahead.compile_config(conf, device=H100)
     with pytest.raises(gk.ComponentError, match="if product > 0:"), gk.emulate():
         gk.matmul(np.ones((2, 2), np.float32), np.ones((2, 2), np.float32), conf=conf)
 
@@ -160,5 +161,5 @@ def test_what_it_costs() -> None:
     conf = gk.get_config(global_a_layout=layouts.RowMajor("float32"),
                          epilogue=epilogues.Elementwise(lambda x: doubled(x)), **TINY)
     spec = conf.spec()
-    dialect.check(spec)
-    assert named_functions_run(lambda: dialect.check(spec)) <= 400
+    source.check(spec)
+    assert named_functions_run(lambda: source.check(spec)) <= 400

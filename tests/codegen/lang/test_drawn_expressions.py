@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.emulator.coordinates import Coordinate, kind_of
 from gemmkit.emulator.errors import CoordinateError
+from gemmkit.emulator.functions import Coordinate, kind_of
 from gemmkit.emulator.user_code import arguments
 from gemmkit.lang import number_rules as rules
-from gemmkit.lang.control import each
 from gemmkit.lang.number_rules import FLOAT64, INT32, Weak
-from gemmkit.lang.number_types import type_of_kind
+from gemmkit.lang.registers import each
+from gemmkit.lang.scalars import type_of_kind
 from gemmkit.ptx.special import block_x, thread_index
 from tests.ptx_machine.launch import run_ptx
 from tests.support import harness

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemmkit.ptx.cluster import cluster_barrier
+from gemmkit.ptx.barriers import cluster_barrier
 from gemmkit.ptx.special import barrier, lane_index, thread_index, warp_barrier
 from tests.support.harness import Out, compiled, emulated
 

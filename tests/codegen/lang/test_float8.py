@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemmkit.lang.values import convert
+from gemmkit.lang.aggregates import convert
 from gemmkit.ptx.special import block_x, thread_index
 from tests.codegen.lang.test_scalars import OF_ONE, device_dtype, numpys
 from tests.support.harness import Out, compiled, emulated, leaves_nothing, lines_with, on_device, same_bits

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.lang.control import deal, fold, interleave, join, split
-from gemmkit.lang.registers import generate
+from gemmkit.lang.registers import deal, fold, generate, interleave, join, split
 from gemmkit.ptx.special import thread_index
 from tests.support.harness import Out, compiled, constants_stored, emulated, leaves_nothing
 from tests.support.lang.typing import result

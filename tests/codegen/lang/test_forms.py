@@ -15,12 +15,11 @@ from numba.cuda import types
 
 import gemmkit as gk
 from gemmkit import epilogues
-from gemmkit.emulator.coordinates import kind_of
+from gemmkit.emulator.functions import kind_of
 from gemmkit.emulator.user_code import arguments
-from gemmkit.lang import dialect
+from gemmkit.lang import source as dialect
 from gemmkit.lang.functions import device
-from gemmkit.lang.number_types import type_of_kind
-from gemmkit.lang.scalars import index
+from gemmkit.lang.scalars import index, type_of_kind
 from tests.codegen.lang.test_dialect import written
 
 VALUES, N = tuple(map(np.float32, (1.5, 2, 3, 4))), 2

@@ -12,7 +12,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.emulator.user_code import arguments
-from gemmkit.lang import dialect
+from gemmkit.lang import source as dialect
 from tests.support.lang import forms_of_numbers, forms_of_structure, forms_of_users
 from tests.support.lang.forms_on_host import GIVEN, compiled, same, type_here, type_there, value_there, written
 from tests.support.lang.forms_refused import REFUSED

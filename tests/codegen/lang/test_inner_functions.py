@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.lang.control import each, fold, outer
-from gemmkit.lang.registers import apply, generate
+from gemmkit.lang.registers import apply, each, fold, generate, outer
 from gemmkit.ptx.special import thread_index
 from tests.support.harness import Out, compiled, constants_stored, emulated, leaves_nothing
 

@@ -10,7 +10,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.emulator.errors import EmulatorError
-from gemmkit.lang.freezing import freeze_array
+from gemmkit.lang.functions import freeze_array
 from gemmkit.lang.memory import ViewType
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import thread_index

@@ -13,8 +13,8 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import epilogues, layouts, operators, transforms
-from gemmkit.emulator.coordinates import Coordinate, LongCoordinate, Real
 from gemmkit.emulator.errors import CoordinateError
+from gemmkit.emulator.functions import Coordinate, LongCoordinate, Real
 from gemmkit.emulator.user_code import arguments
 from gemmkit.lang import number_rules as rules
 from gemmkit.lang.number_rules import Weak
@@ -97,7 +97,7 @@ def test_coordinates_are_weak() -> None:
     (lambda x, y: math.atan2(x, y), (BF16, F4), "f4"), (lambda x: pow(x, 2), (U4,), "u4"), (lambda x: ~x, (BOOL,), "?"),
 ])
 def test_device_types(function: Any, given: Any, wanted: str) -> None:
-    from gemmkit.lang.number_types import numpy_dtype
+    from gemmkit.lang.scalars import numpy_dtype
 
     assert numpy_dtype(result(function, *given)) == np.dtype(wanted)
 

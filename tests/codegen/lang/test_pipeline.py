@@ -15,7 +15,7 @@ import pytest
 from numba.cuda.core.postproc import PostProcessor
 
 from gemmkit.components import freeze
-from gemmkit.lang import garbage, pipeline
+from gemmkit.lang import compile, deferred
 from gemmkit.lang.numba_hooks import operation, signature, types
 from gemmkit.runtime.compile import to_ptx
 from gemmkit.runtime.device import H100
@@ -99,7 +99,7 @@ def test_a_module_is_absent_in_one_thread_for_the_time_being() -> None:
     outcomes = []
     name = "colorsys"
     sys.modules.pop(name, None)
-    with pipeline._absent(name):
+    with compile._absent(name):
         with pytest.raises(ModuleNotFoundError):
             importlib.import_module(name)
         other = threading.Thread(target=lambda: outcomes.append(importlib.import_module(name)))
@@ -132,7 +132,7 @@ def walks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             seen.append(phase)
 
     for name, value in dict(_LEAST=1000, _made=0, _alive=0).items():
-        monkeypatch.setattr(garbage, name, value)
+        monkeypatch.setattr(deferred, name, value)
     gc.callbacks.append(noted)
     yield seen
     gc.callbacks.remove(noted)
@@ -140,7 +140,7 @@ def walks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 def leave(objects: int) -> None:
     """What a compilation does."""
-    with garbage.without_collections():
+    with deferred.without_collections():
         assert not gc.isenabled()
         for _ in range(objects):
             _Node()
@@ -160,8 +160,8 @@ def test_what_compilations_leave_is_found(walks: list[str]) -> None:
 def test_a_walk_waits_until_as_much_was_made_as_is_alive(walks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gc, "collect", lambda: walks.append("asked for"))
     leave(1200)
-    assert len(walks) == 1 and garbage._alive > 10_000          # after the first it is known what is alive
-    monkeypatch.setattr(garbage, "_alive", 10_000)
+    assert len(walks) == 1 and deferred._alive > 10_000          # after the first it is known what is alive
+    monkeypatch.setattr(deferred, "_alive", 10_000)
     for walked in (1, 1, 2):
         leave(4000)
         assert len(walks) == walked

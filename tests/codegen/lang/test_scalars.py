@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.lang.control import each
+from gemmkit.lang.registers import each
 from gemmkit.ptx.special import block_x, thread_index
 from tests.support.harness import Out, Runtime, compiled, emulated, leaves_nothing, lines_with, on_device, same_bits
 from tests.support.lang.typing import BF16, BOOL, FLOATS, INDEX, INTEGERS, NARROW, WEAK, result
@@ -37,7 +37,7 @@ def numpys(function: Any, *arguments: Any) -> Any:
 
 
 def device_dtype(ty: Any) -> Any:
-    from gemmkit.lang.number_types import numpy_dtype
+    from gemmkit.lang.scalars import numpy_dtype
 
     return numpy_dtype(ty)
 

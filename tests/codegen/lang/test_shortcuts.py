@@ -13,10 +13,11 @@ from numba.cuda import types
 from numba.cuda.core import base, ir
 
 import gemmkit as gk
-from gemmkit import inspection, layouts, operators
-from gemmkit.lang import later, lowering, shortcuts
+from gemmkit import layouts, operators
+from gemmkit.lang import compile, deferred, lowering
+from gemmkit.plans import ahead
 from gemmkit.runtime import compile as compiling
-from gemmkit.runtime import nvvm
+from gemmkit.runtime import compile as nvvm
 from gemmkit.runtime.device import H100
 
 CONF = gk.get_config(operator=operators.FPUOp(M=16, N=16), global_a_layout=layouts.RowMajor("float32"), device=H100)
@@ -48,7 +49,7 @@ def test_variables_are_those_that_numba_finds(monkeypatch: pytest.MonkeyPatch) -
                     and all(s.list_vars() == recursive(vars(s)) for block in self.blocks.values() for s in block.body))
 
     monkeypatch.setattr(lowering.Lower, "_find_singly_assigned_variable", find)
-    inspection.compile_config(CONF, device=H100)
+    ahead.compile_config(CONF, device=H100)
     assert len(seen) > 20 and all(seen) and len(more) > 20
 
 
@@ -76,7 +77,7 @@ def test_ptx_is_numbas(monkeypatch: pytest.MonkeyPatch) -> None:
         return made[0]
 
     monkeypatch.setattr(compiling, "to_asm", both)
-    inspection.compile_config(CONF, device=H100)
+    ahead.compile_config(CONF, device=H100)
     assert len(made) == 2 and made[0] == made[1]
 
 
@@ -91,9 +92,9 @@ def test_numba_types_have_no_virtual_subclasses() -> None:
 
 
 def test_parameters_called_loc() -> None:
-    assert base._has_loc is shortcuts._has_loc
-    for function in (lambda a, loc: 0, lambda a: [a for loc in a], lambda a, *, loc=None: 0, base.BaseContext.cast, shortcuts.install):
-        assert shortcuts._has_loc(function) == shortcuts._by_signature(function)
+    assert base._has_loc is compile._has_loc
+    for function in (lambda a, loc: 0, lambda a: [a for loc in a], lambda a, *, loc=None: 0, base.BaseContext.cast, compile.install):
+        assert compile._has_loc(function) == compile._by_signature(function)
 
 
 PROGRAM = """
@@ -113,5 +114,5 @@ assert "libnvrtc.so" not in open("/proc/self/maps").read()
 @pytest.mark.compile
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_first_call_neither_collects_while_it_loads_nor_loads_nvrtc() -> None:
-    assert later._State.loaded
+    assert deferred._State.loaded
     subprocess.run([sys.executable, "-c", PROGRAM], check=True)

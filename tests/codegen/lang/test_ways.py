@@ -10,7 +10,7 @@ import pytest
 import gemmkit as gk
 from gemmkit import epilogues, operators
 from gemmkit.lang.errors import ComponentError
-from gemmkit.lang.number_types import numba_type
+from gemmkit.lang.scalars import numba_type
 from tests.support.lang.typing import BF16, BOOL, FLOATS, INDEX, INTEGERS, NARROW, WEAK, result
 
 F4, F8, I4, I8, U1 = map(np.dtype, ("f4", "f8", "i4", "i8", "u1"))

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemmkit.kernels.common.pipeline import BARRIERS
-from gemmkit.ptx.anchor import NEVER, anchor
-from gemmkit.ptx.approximate import exp2
-from gemmkit.ptx.mbarrier import mbarrier_init
+from gemmkit.kernels.collectives.pipeline import BARRIERS
+from gemmkit.ptx.arithmetic import exp2
+from gemmkit.ptx.barriers import mbarrier_init
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import barrier, thread_index
-from gemmkit.runtime.assemble import assemble, disassemble
+from gemmkit.ptx.wgmma import NEVER, anchor
+from gemmkit.runtime.compile import assemble, disassemble
 from tests.support.harness import Out, compiled, emulated
 
 pytestmark = pytest.mark.compile

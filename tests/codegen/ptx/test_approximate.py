@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from gemmkit import fast
-from gemmkit.lang.control import split
-from gemmkit.lang.reductions import reduce, together
-from gemmkit.ptx.pack_fragment import pack_fragment, pack_relu
+from gemmkit.lang.registers import reduce, split, together
+from gemmkit.ptx.mma import pack_fragment, pack_relu
 from gemmkit.ptx.special import thread_index
-from gemmkit.runtime.assemble import assemble
+from gemmkit.runtime.compile import assemble
 from tests.support.harness import Out, compiled, emulated, instructions, on_device, same_bits
 from tests.support.machines import BF16
 

@@ -13,8 +13,8 @@ import pytest
 import gemmkit as gk
 from gemmkit.emulator import errors
 from gemmkit.emulator.errors import EmulatorError
-from gemmkit.lang.atoms import Atom
-from gemmkit.lang.values import convert
+from gemmkit.lang.aggregates import convert
+from gemmkit.lang.numba_hooks import Atom
 from gemmkit.ptx.arithmetic import fma, outer_fma
 from gemmkit.ptx.memory import load_global, load_shared, shared, store_global, store_shared
 from gemmkit.ptx.special import (

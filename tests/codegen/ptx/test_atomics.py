@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gemmkit.emulator import errors
-from gemmkit.ptx.atomics import ORDERS, atomic_add, await_counter, set_counter
+from gemmkit.ptx.barriers import ORDERS, atomic_add, await_counter, set_counter
 from gemmkit.ptx.special import barrier, block_x, thread_index
 from tests.support.harness import Out, compiled, emulated, on_device
 

@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.kernels.common.clipping import clipped
-from gemmkit.kernels.common.operand import stored_by_neighbours
+from gemmkit.kernels.collectives.operand import clipped, stored_by_neighbours
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import FPUOp, MMAOp
-from gemmkit.ptx.clipped import load_words_within
-from gemmkit.ptx.memory import store_global
+from gemmkit.ptx.memory import load_words_within, store_global, unpack_words
 from gemmkit.ptx.special import thread_index
-from gemmkit.ptx.words import unpack_words
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import H100, assumed
 from tests.ptx_machine.launch import Ptx

@@ -12,11 +12,20 @@ import pytest
 import gemmkit as gk
 from gemmkit.emulator import errors
 from gemmkit.lang.registers import generate
-from gemmkit.ptx.cluster import cluster_barrier, cluster_rank, cluster_size, load_shared_of, store_async
-from gemmkit.ptx.mbarrier import mbarrier_expect, mbarrier_fence_init, mbarrier_init, mbarrier_wait
+from gemmkit.ptx.barriers import (
+    cluster_barrier,
+    cluster_rank,
+    cluster_size,
+    load_shared_of,
+    mbarrier_expect,
+    mbarrier_fence_init,
+    mbarrier_init,
+    mbarrier_wait,
+    store_async,
+)
 from gemmkit.ptx.memory import load_global, load_shared, shared, store_global, store_shared
 from gemmkit.ptx.special import barrier, block_x, thread_index
-from gemmkit.runtime.assemble import assemble
+from gemmkit.runtime.compile import assemble
 from tests.support.harness import Out, leaves_nothing, lines_with, same_bits
 from tests.support.launching import compiled, emulated, on_device
 

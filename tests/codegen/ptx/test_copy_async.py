@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gemmkit.emulator import errors
+from gemmkit.ptx.barriers import mbarrier_arrive, mbarrier_init, mbarrier_wait
 from gemmkit.ptx.copy_async import copies_arrive, copy_async, copy_async_clipped, offset_of
-from gemmkit.ptx.mbarrier import mbarrier_arrive, mbarrier_init, mbarrier_wait
 from gemmkit.ptx.memory import load_shared, shared
 from gemmkit.ptx.special import barrier, thread_index
 from tests.support.harness import Out, same_bits

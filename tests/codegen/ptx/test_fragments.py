@@ -11,9 +11,7 @@ import pytest
 import gemmkit as gk
 from gemmkit.lang.registers import generate
 from gemmkit.operators import FPUOp
-from gemmkit.ptx.fragments import FragmentMap, fragment_coordinate
-from gemmkit.ptx.ldmatrix import ROWS_8X8
-from gemmkit.ptx.mma import A_16X16, B_16X8, C_16X8
+from gemmkit.ptx.mma import A_16X16, B_16X8, C_16X8, ROWS_8X8, FragmentMap, fragment_coordinate
 from gemmkit.ptx.special import thread_index
 from tests.support.harness import Out, compiled, constants_stored, emulated, on_device
 

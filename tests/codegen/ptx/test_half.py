@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemmkit.ptx.half import hadd, hadd2, hfma, hfma2, hmul, hmul2
-from gemmkit.ptx.shuffle import SHUFFLE
-from gemmkit.ptx.special import thread_index
-from gemmkit.runtime.assemble import assemble
+from gemmkit.ptx.arithmetic import hadd, hadd2, hfma, hfma2, hmul, hmul2
+from gemmkit.ptx.special import SHUFFLE, thread_index
+from gemmkit.runtime.compile import assemble
 from tests.support.harness import Out, compiled, emulated
 
 pytestmark = pytest.mark.compile

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from gemmkit.emulator import errors
-from gemmkit.ptx.cluster import cluster_arrive, cluster_barrier, cluster_rank, cluster_wait
-from gemmkit.ptx.mbarrier import (
+from gemmkit.ptx.barriers import (
+    cluster_arrive,
+    cluster_barrier,
+    cluster_rank,
+    cluster_wait,
     mbarrier_arrive,
     mbarrier_arrive_at,
     mbarrier_expect,
@@ -19,7 +22,7 @@ from gemmkit.ptx.mbarrier import (
 )
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import barrier, block_x, thread_index, udiv
-from gemmkit.ptx.warpgroup import (
+from gemmkit.ptx.wgmma import (
     fence_async,
     give_registers,
     grid_launch_dependents,
@@ -28,7 +31,7 @@ from gemmkit.ptx.warpgroup import (
     named_barrier,
     take_registers,
 )
-from gemmkit.runtime.assemble import assemble, disassemble, instruction_counts
+from gemmkit.runtime.compile import assemble, disassemble, instruction_counts
 from tests.support.harness import Out, Runtime, instructions, leaves_nothing, same_bits
 from tests.support.launching import compiled, emulated, on_device
 

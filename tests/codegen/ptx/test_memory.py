@@ -12,9 +12,17 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.emulator.errors import EmulatorError
-from gemmkit.ptx.memory import load_global, load_shared, shared, store_global, store_shared
+from gemmkit.ptx.memory import (
+    load_global,
+    load_shared,
+    load_words,
+    pack_words,
+    shared,
+    store_global,
+    store_shared,
+    store_words,
+)
 from gemmkit.ptx.special import barrier, thread_index
-from gemmkit.ptx.words import load_words, pack_words, store_words
 from tests.support.harness import Out, compiled, emulated, leaves_nothing, lines_with, on_device, same_bits
 
 BF16 = np.dtype(ml_dtypes.bfloat16)

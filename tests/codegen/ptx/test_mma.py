@@ -20,14 +20,11 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.lang.control import each
-from gemmkit.lang.registers import generate
+from gemmkit.lang.registers import each, generate
 from gemmkit.operators import MMAOp
-from gemmkit.ptx.fragments import fragment_coordinate
-from gemmkit.ptx.ldmatrix import ROWS_8X8, ldmatrix
 from gemmkit.ptx.memory import load_global, shared, store_shared
+from gemmkit.ptx.mma import ROWS_8X8, fragment_coordinate, ldmatrix, rounded_to_tf32
 from gemmkit.ptx.special import barrier, lane_index
-from gemmkit.ptx.tf32 import rounded_to_tf32
 from tests.support.harness import Out, Runtime, compiled, emulated, instructions, leaves_nothing, on_device, same_bits
 
 F16, F32, F64, BF16 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8"), np.dtype(ml_dtypes.bfloat16)

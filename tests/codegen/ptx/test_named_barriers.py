@@ -10,12 +10,7 @@ import pytest
 from gemmkit.emulator import errors
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import thread_index
-from gemmkit.ptx.warpgroup import (
-    give_registers,
-    named_arrive,
-    named_barrier,
-    take_registers,
-)
+from gemmkit.ptx.wgmma import give_registers, named_arrive, named_barrier, take_registers
 from tests.codegen.ptx.test_mbarrier import turns
 from tests.support.emulated import run
 from tests.support.harness import Out

@@ -12,13 +12,12 @@ from numba import cuda
 
 import gemmkit as gk
 from gemmkit.emulator.errors import EmulatorError
+from gemmkit.ptx.barriers import mbarrier_expect, mbarrier_fence_init, mbarrier_init, mbarrier_wait
 from gemmkit.ptx.copy_async import commit_copies, copy_async, offset_of, wait_copies
-from gemmkit.ptx.map_table import acquire_map, map_at
-from gemmkit.ptx.mbarrier import mbarrier_expect, mbarrier_fence_init, mbarrier_init, mbarrier_wait
 from gemmkit.ptx.memory import load_global, load_shared, shared, store_global, store_shared
 from gemmkit.ptx.own_kernels import apply, device, each, fill, launch, tensor_maps, view
 from gemmkit.ptx.special import barrier, block_x, block_y, thread_index
-from gemmkit.ptx.tma import tma_load
+from gemmkit.ptx.tma import acquire_map, map_at, tma_load
 from gemmkit.tiling import Tile, linearise, parallelise, project, translate
 from tests.support.harness import aligned
 from tests.support.markdown import ROOT

@@ -11,12 +11,10 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.emulator.errors import AlignmentError, UninitialisedRead
-from gemmkit.lang.control import each
-from gemmkit.lang.registers import generate
-from gemmkit.ptx.ldmatrix import ldmatrix
+from gemmkit.lang.registers import each, generate
 from gemmkit.ptx.memory import load_shared, shared, store_global
+from gemmkit.ptx.mma import ldmatrix, stmatrix
 from gemmkit.ptx.special import barrier, lane_index
-from gemmkit.ptx.stmatrix import stmatrix
 from tests.support.harness import Out, Runtime, compiled, emulated, instructions, leaves_nothing, on_device, same_bits
 
 F16, BF16 = np.dtype("f2"), np.dtype(ml_dtypes.bfloat16)
@@ -93,7 +91,7 @@ def test_is_one_instruction(count: int, trans: bool, dtype: np.dtype, rng: np.ra
 
 
 def test_is_assembled(rng: np.random.Generator) -> None:
-    from gemmkit.runtime.assemble import assemble, disassemble
+    from gemmkit.runtime.compile import assemble, disassemble
 
     assembled = assemble(compiled(stmatrix_kernel, *arguments(4, True, F16, rng)))
     assert assembled.usage.stack_bytes == 0

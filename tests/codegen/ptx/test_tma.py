@@ -11,19 +11,18 @@ import pytest
 
 from gemmkit.emulator import errors
 from gemmkit.emulator.copies import EmulatedTensorMap
-from gemmkit.ptx.cluster import cluster_barrier, cluster_rank
-from gemmkit.ptx.mbarrier import mbarrier_expect, mbarrier_fence_init, mbarrier_init, mbarrier_wait
+from gemmkit.ptx.barriers import (
+    cluster_barrier,
+    cluster_rank,
+    mbarrier_expect,
+    mbarrier_fence_init,
+    mbarrier_init,
+    mbarrier_wait,
+)
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import barrier, block_x, thread_index
-from gemmkit.ptx.tma import (
-    tma_commit,
-    tma_load,
-    tma_load_multicast,
-    tma_prefetch,
-    tma_store,
-    tma_wait,
-)
-from gemmkit.runtime.assemble import assemble, disassemble, instruction_counts
+from gemmkit.ptx.tma import tma_commit, tma_load, tma_load_multicast, tma_prefetch, tma_store, tma_wait
+from gemmkit.runtime.compile import assemble, disassemble, instruction_counts
 from gemmkit.runtime.tensor_maps import TensorMapSpec
 from tests.support.harness import Out, Runtime, instructions, leaves_nothing, lines_with, same_bits
 from tests.support.launching import POISON, Tensor, compiled, emulated, on_device

@@ -8,17 +8,11 @@ import numpy as np
 import pytest
 
 from gemmkit.emulator import errors
-from gemmkit.ptx.mbarrier import mbarrier_arrive, mbarrier_expect, mbarrier_init, mbarrier_wait
+from gemmkit.ptx.barriers import mbarrier_arrive, mbarrier_expect, mbarrier_init, mbarrier_wait
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import barrier, thread_index
-from gemmkit.ptx.tma import (
-    tma_commit,
-    tma_load,
-    tma_store,
-    tma_wait,
-    tma_wait_read,
-)
-from gemmkit.ptx.warpgroup import fence_async
+from gemmkit.ptx.tma import tma_commit, tma_load, tma_store, tma_wait, tma_wait_read
+from gemmkit.ptx.wgmma import fence_async
 from gemmkit.runtime.tensor_maps import TensorMapSpec
 from tests.codegen.ptx.test_tma import BARRIERS, F16, SHARED, U32, U64, at, begin, source
 from tests.support.harness import Out, Runtime, same_bits

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemmkit.ptx.special import thread_index
-from gemmkit.ptx.vote import any_lane
-from gemmkit.runtime.assemble import assemble, disassemble
+from gemmkit.ptx.special import any_lane, thread_index
+from gemmkit.runtime.compile import assemble, disassemble
 from tests.support.harness import Out, compiled, emulated
 
 pytestmark = pytest.mark.compile

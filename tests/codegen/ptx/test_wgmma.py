@@ -12,14 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemmkit.lang.control import each
-from gemmkit.lang.registers import generate
-from gemmkit.lang.values import fill
-from gemmkit.ptx.descriptors import matrix_descriptor
+from gemmkit.lang.aggregates import fill
+from gemmkit.lang.registers import each, generate
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import barrier
-from gemmkit.ptx.warpgroup import fence_async
-from gemmkit.ptx.wgmma import WgmmaSpec, halves, settle, wgmma_commit, wgmma_fence, wgmma_wait
+from gemmkit.ptx.wgmma import (
+    WgmmaSpec,
+    fence_async,
+    halves,
+    matrix_descriptor,
+    settle,
+    wgmma_commit,
+    wgmma_fence,
+    wgmma_wait,
+)
 from tests.support.harness import Out, Runtime, compiled, emulated, leaves_nothing, on_device
 from tests.support.wgmma_cases import (
     F16,

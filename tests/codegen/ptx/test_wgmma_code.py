@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemmkit.lang.control import each
-from gemmkit.lang.values import fill
-from gemmkit.ptx.descriptors import advance, decode, matrix_descriptor
+from gemmkit.lang.aggregates import fill
+from gemmkit.lang.registers import each
 from gemmkit.ptx.memory import shared
-from gemmkit.ptx.wgmma import WgmmaSpec, halves, wgmma_commit, wgmma_fence, wgmma_wait
-from gemmkit.runtime.assemble import assemble, disassemble
+from gemmkit.ptx.wgmma import WgmmaSpec, advance, decode, halves, matrix_descriptor, wgmma_commit, wgmma_fence, wgmma_wait
+from gemmkit.runtime.compile import assemble, disassemble
 from tests.support.harness import Out, Runtime, compiled, emulated, instructions, leaves_nothing, lines_with
 from tests.support.wgmma_cases import (
     BF16,

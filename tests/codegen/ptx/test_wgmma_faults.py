@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 
 from gemmkit.emulator.errors import ProtocolError, ProxyError, RaceError
-from gemmkit.lang.control import each
-from gemmkit.lang.registers import generate
-from gemmkit.lang.values import fill
-from gemmkit.ptx.descriptors import matrix_descriptor
+from gemmkit.lang.aggregates import fill
+from gemmkit.lang.registers import each, generate
 from gemmkit.ptx.memory import load_global, shared, store_shared
 from gemmkit.ptx.special import barrier, thread_index
-from gemmkit.ptx.warpgroup import fence_async
-from gemmkit.ptx.wgmma import WgmmaSpec, settle, wgmma_commit, wgmma_fence, wgmma_wait
+from gemmkit.ptx.wgmma import WgmmaSpec, fence_async, matrix_descriptor, settle, wgmma_commit, wgmma_fence, wgmma_wait
 from tests.support.harness import Out, emulated
 from tests.support.wgmma_cases import F16, F32, Product, copy_in, put, word_of_a
 

@@ -150,7 +150,7 @@ def test_wmma_is_load_multiply_store(how: Wmma, rng: np.random.Generator) -> Non
 @pytest.mark.sample(11)
 @every_wmma
 def test_wmma_is_assembled(how: Wmma, rng: np.random.Generator) -> None:
-    from gemmkit.runtime.assemble import assemble
+    from gemmkit.runtime.compile import assemble
 
     usage = assemble(compiled(wmma_kernel, *wmma_arguments(how, "normal", rng)[0])).usage
     assert usage.spill_stores == usage.spill_loads == usage.stack_bytes == 0

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.lang.control import interleave, split
+from gemmkit.lang.registers import interleave, split
 from gemmkit.operators import COMPLEX, DUAL, QUATERNION, dual
-from gemmkit.ptx.memory import load_global, store_global
+from gemmkit.ptx.memory import first_elements, load_global, load_words, pack_words, store_global, unpack_words, weave_words
 from gemmkit.ptx.special import rolled, thread_index
-from gemmkit.ptx.words import first_elements, load_words, pack_words, unpack_words, weave_words
 from tests.support.harness import Out, Runtime, compiled, emulated, leaves_nothing, lines_with, on_device, same_bits
 from tests.support.lang.typing import INDEX, result
 

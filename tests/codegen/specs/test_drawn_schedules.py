@@ -12,7 +12,7 @@ import pytest
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.compile import to_ptx
 from gemmkit.runtime.device import H100
-from gemmkit.specs.launching import Kernel as Launch
+from gemmkit.specs.lower import Kernel as Launch
 from gemmkit.specs.lower import Matrix
 from gemmkit.specs.nodes import scheduled
 from gemmkit.specs.run import READ_ONLY, kernel_of, matrix_of, prepared
@@ -111,7 +111,7 @@ def test_a_users_micro_kernel_as_ptx() -> None:
 @pytest.mark.compile
 def test_wmma_as_ptx() -> None:
     """Fragments, by a smaller sample."""
-    from gemmkit.specs.listings import cuda_wmma_sample
+    from gemmkit.specs.products import cuda_wmma_sample
 
     a, b, out = operands(128, 128, 128, "f2", "CFC")
     by_ptx(cuda_wmma_sample, a, b, out)

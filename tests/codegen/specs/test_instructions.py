@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemmkit.runtime.assemble import assemble, disassemble, instruction_counts
+from gemmkit.runtime.compile import assemble, disassemble, instruction_counts
 from tests.kernels.specs import test_instructions as kernels
 from tests.kernels.specs.test_kernels import figure_8_whole
 from tests.support.harness import Out, compiled

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gemmkit.runtime.assemble import disassemble, instruction_counts
-from gemmkit.specs import families, listings
+from gemmkit.runtime.compile import disassemble, instruction_counts
+from gemmkit.specs import products
 from tests.support.code_lines import source_of
 
 WMMA = (("f2", "row"), ("f2", "col"), ("f4", "row"))
@@ -17,7 +17,7 @@ MAXWELL = (("f4", "col"),) * 3
 
 def lines_of(first: str, last: str) -> int:
     """Lines of the listings' file from one that begins with ``first`` on: no empty ones, no comments or docstrings."""
-    text = source_of("gemmkit/specs/listings.py")
+    text = source_of("gemmkit/specs/products.py")
     start = text.index(f"\n{first}") + 1
     part = re.sub(r'\n *"""(?s:.*?)"""', "", text[start:text.index(last, start) + len(last)])
     return sum(1 for line in part.splitlines() if line.strip() and not line.strip().startswith("#"))
@@ -32,8 +32,8 @@ def test_as_many_lines_as_the_paper() -> None:
 @pytest.mark.kin(2)
 @pytest.mark.compile
 @pytest.mark.parametrize(("schedule", "kinds", "blocks", "loop", "whole"), [
-    (listings.cuda_wmma_sample, WMMA, 1, {"HMMA": 128, "LDSM": 48}, {"LDG.E.128": 16, "STS.128": 16, "STG.E.128": 16}),
-    (listings.maxwell_optimized, MAXWELL, 2, {"FFMA": 512, "LDS": 32}, {"STG.E.128": 16, "LDG.E.64": 2, "STS.64": 2}),
+    (products.cuda_wmma_sample, WMMA, 1, {"HMMA": 128, "LDSM": 48}, {"LDG.E.128": 16, "STS.128": 16, "STG.E.128": 16}),
+    (products.maxwell_optimized, MAXWELL, 2, {"FFMA": 512, "LDS": 32}, {"STG.E.128": 16, "LDG.E.64": 2, "STS.64": 2}),
 ], ids=["cuda_wmma_sample", "maxwell_optimized"])
 @pytest.mark.sample(2)
 def test_machine_code(schedule: Any, kinds: tuple, blocks: int, loop: dict, whole: dict) -> None:
@@ -49,8 +49,8 @@ def test_machine_code(schedule: Any, kinds: tuple, blocks: int, loop: dict, whol
 @pytest.mark.kin(2)
 @pytest.mark.compile
 @pytest.mark.parametrize(("schedule", "kinds", "loop", "whole"), [
-    (families.tensor_cores((128, 128), 64, (64, 32), ahead=True, occupancy=2), WMMA, {"HMMA": 64, "LDSM": 24, "LDGSTS": 8}, {"STG.E.128": 16}),
-    (families.multiply_adds(ahead=True, occupancy=2), MAXWELL, {"FFMA": 512, "LDGSTS": 5}, {"LDS.128": 32, "STG.E.128": 16}),
+    (products.tensor_cores((128, 128), 64, (64, 32), ahead=True, occupancy=2), WMMA, {"HMMA": 64, "LDSM": 24, "LDGSTS": 8}, {"STG.E.128": 16}),
+    (products.multiply_adds(ahead=True, occupancy=2), MAXWELL, {"FFMA": 512, "LDGSTS": 5}, {"LDS.128": 32, "STG.E.128": 16}),
 ], ids=["wmma", "maxwell"])
 @pytest.mark.sample(2)
 def test_a_step_ahead(schedule: Any, kinds: tuple, loop: dict, whole: dict) -> None:

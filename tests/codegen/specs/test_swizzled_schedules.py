@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemmkit.runtime.assemble import disassemble, instruction_counts
+from gemmkit.runtime.compile import disassemble, instruction_counts
 from gemmkit.specs.lower import Matrix
 from gemmkit.specs.schedule import RF, XOR
 from tests.codegen.specs.test_drawn_schedules import by_ptx, check

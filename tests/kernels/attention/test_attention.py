@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.kernels.attention.store import QuadOut
-from gemmkit.masks import Causal, Documents, Window
+from gemmkit.kernels.collectives.softmax import QuadOut
+from gemmkit.kernels.masks import Causal, Documents, Window
 from gemmkit.runtime.device import H100, assumed
 from tests.support.attention import close, draw, reference, small
 from tests.support.machines import BF16, on_machines, poison

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import attention_plans
 from gemmkit.emulator.errors import EmulatorError
+from gemmkit.functions import attention
 from gemmkit.kernels.attention import mma_kernel
-from gemmkit.launch import Cache
-from gemmkit.masks import Causal, Window
-from gemmkit.scores import SoftCap
+from gemmkit.kernels.masks import Causal, SoftCap, Window
+from gemmkit.plans.launch import Cache
 from tests.support.attention import close, draw, reference
 from tests.support.machines import BF16, on_machines, poison
 
@@ -25,8 +24,8 @@ pytestmark = pytest.mark.sample(18)
 @pytest.fixture(autouse=True)
 def by_warps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hopper counts as any GPU; few keys at a time in the emulator are few enough."""
-    monkeypatch.setattr(attention_plans, "HOPPER", (0, 0))
-    monkeypatch.setattr("gemmkit.launch._launches", Cache())
+    monkeypatch.setattr(attention, "HOPPER", (0, 0))
+    monkeypatch.setattr("gemmkit.plans.launch._launches", Cache())
 
 
 MASKS: dict[str, Any] = {

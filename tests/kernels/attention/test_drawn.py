@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.masks import Causal, Documents, Window
-from gemmkit.scores import ALiBi, SoftCap
+from gemmkit.kernels.masks import ALiBi, Causal, Documents, SoftCap, Window
 from tests.support.attention import close, draw, reference, small
 from tests.support.machines import BF16, on_machines, poison
 

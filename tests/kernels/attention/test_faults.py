@@ -12,16 +12,19 @@ import pytest
 import gemmkit as gk
 from gemmkit.components import ComponentError
 from gemmkit.emulator.errors import EmulatorError
-from gemmkit.kernels.attention import consumer, producer, products, softmax, store, walk
-from gemmkit.kernels.attention.work import Blocks
-from gemmkit.kernels.common.pipeline import Pipeline
-from gemmkit.masks import Causal, Mask
+from gemmkit.kernels.attention import kernel
+from gemmkit.kernels.collectives import softmax
+from gemmkit.kernels.collectives import softmax as store
+from gemmkit.kernels.collectives import softmax as walk
+from gemmkit.kernels.collectives.pipeline import Pipeline
+from gemmkit.kernels.collectives.softmax import Blocks
+from gemmkit.kernels.masks import Causal, Mask
 from tests.support.attention import close, draw, reference, small
 
 F16 = np.dtype(np.float16)
 pytestmark = pytest.mark.sample(4)
 Patch = Callable[[pytest.MonkeyPatch], None]
-original_start, original_wait, original_release = products.start_both, Pipeline.wait, Pipeline.release
+original_start, original_wait, original_release = kernel.start_both, Pipeline.wait, Pipeline.release
 
 
 APART: dict[str, Any] = {"joins_tiles": False, "q_stages": 1, "store": store.QuadOut()}
@@ -47,7 +50,7 @@ def released_early(patch: pytest.MonkeyPatch) -> None:
         spec.v_ring.release(state.slot.stage)
         return found
 
-    patch.setattr(consumer, "start_both", start)
+    patch.setattr(kernel, "start_both", start)
 
 
 def without_wait(of: str) -> Patch:
@@ -74,19 +77,19 @@ def without_acquire(patch: pytest.MonkeyPatch) -> None:
 
 def without_wgmma_wait(patch: pytest.MonkeyPatch) -> None:
     """O is rescaled while it is multiplied."""
-    patch.setattr(consumer, "wgmma_wait", lambda pending, accumulators: accumulators)
+    patch.setattr(kernel, "wgmma_wait", lambda pending, accumulators: accumulators)
 
 
 def packed_early(patch: pytest.MonkeyPatch) -> None:
     """P is written while the last one is multiplied: the wait for O comes behind."""
-    whole = consumer.soften
+    whole = kernel.soften
 
     def soften(s: Any, spec: Any, sizes: Any, stats: Any) -> tuple:
         weights, *rest = whole(s, spec, sizes, stats)
         return softmax.packed(spec, weights), *rest
 
-    patch.setattr(consumer, "soften", soften)
-    patch.setattr(consumer, "packed", lambda spec, weights: weights)
+    patch.setattr(kernel, "soften", soften)
+    patch.setattr(kernel, "packed", lambda spec, weights: weights)
 
 
 def without_fence(patch: pytest.MonkeyPatch) -> None:
@@ -112,7 +115,7 @@ def short_load(patch: pytest.MonkeyPatch) -> None:
         found = blocks(spec, tile)
         return found._replace(first=min(found.first + 1, found.last - 1))
 
-    patch.setattr(producer, "key_blocks", fewer)
+    patch.setattr(kernel, "key_blocks", fewer)
 
 
 FAULTS = [released_early, without_wait("q"), without_wait("k"), without_wait("v"), without_acquire, without_wgmma_wait, packed_early,
@@ -129,13 +132,13 @@ def test_a_fault_is_found(fault: Patch, monkeypatch: pytest.MonkeyPatch) -> None
 
 def q_released_early(patch: pytest.MonkeyPatch) -> None:
     """Q is given back a block of keys before the tile's last one."""
-    release = products.release_q
-    patch.setattr(consumer, "release_q", lambda spec, operands, block: release(spec, operands, block - 1))
+    release = kernel.release_q
+    patch.setattr(kernel, "release_q", lambda spec, operands, block: release(spec, operands, block - 1))
 
 
 def q_kept(patch: pytest.MonkeyPatch) -> None:
     """Q is never given back: the producer waits for ever."""
-    patch.setattr(consumer, "release_q", nothing)
+    patch.setattr(kernel, "release_q", nothing)
 
 
 @pytest.mark.parametrize("fault", [q_released_early, q_kept, released_early, without_wait("q"), without_wait("v"), without_acquire,

@@ -13,11 +13,10 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.components import ComponentError
-from gemmkit.config import ConfigError
 from gemmkit.emulator.errors import EmulatorError
-from gemmkit.kernels.attention.mapping import mappings, why_not
-from gemmkit.masks import Causal, Documents, Mask, Window
-from gemmkit.scores import ALiBi, Bias, Function, Score, SoftCap
+from gemmkit.kernels.attention.spec import mappings, why_not
+from gemmkit.kernels.masks import ALiBi, Bias, Causal, Documents, Function, Mask, Score, SoftCap, Window
+from gemmkit.lang.errors import ConfigError
 from tests.support.attention import close, draw, reference, small
 from tests.support.machines import on_machines
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import epilogues, inspection, layouts, operators, transforms
+from gemmkit import epilogues, layouts, operators, transforms
+from gemmkit.plans import ahead
 from gemmkit.runtime.arrays import ArrayInfo, alignment, check_aligned, unit_axis
 from tests.support.checks import assert_close
 
@@ -156,12 +157,12 @@ def test_complex_numbers_begin_where_one_of_their_parts_may(dtype: str) -> None:
 
 @pytest.mark.kin(2)
 def test_the_kernel_of_such_complex_numbers_moves_them_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection, "assemble", lambda ptx, arch: None)
+    monkeypatch.setattr(ahead, "assemble", lambda ptx, arch: None)
     conf = gk.get_config(operator=operators.FPUOp(M=16, N=16, dtype="complex64", accumulator="complex64"),
                          block_shape=gk.Tile(M=16, N=16, K=8), global_a_layout=layouts.RowMajor("complex64"),
                          global_d_layout=layouts.RowMajor("complex64"))
     arrays = {name: shifted((16, 16), "complex64", 4) for name in ("a", "b", "out")}
-    ptx = inspection.compile_config(conf, operands=arrays, gemm_shape={"M": 16, "N": 16, "K": 16}).ptx
+    ptx = ahead.compile_config(conf, operands=arrays, gemm_shape={"M": 16, "N": 16, "K": 16}).ptx
     moves = set(re.findall(r"(?:ld|st)\.global[.\w]*", ptx))
     assert moves and not any(re.search(r"\.v[24]\.|[bfu]64|s64", move) for move in moves), moves
 

@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import Tile, inspection, layouts
-from gemmkit.adapters import component_for_products
+from gemmkit import Tile, layouts
 from gemmkit.emulator import machine as emulated
 from gemmkit.epilogues import Bias, Elementwise, Epilogue, ReLU, Residual, Scale, Store
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import FPUOp, MMAOp, WGMMAOp
+from gemmkit.plans import ahead
+from gemmkit.plans.adapters import component_for_products
 from gemmkit.runtime.device import H100
 from gemmkit.transforms import Elementwise as Transformed
-from gemmkit.tuning.hopper import MAPPINGS
 from gemmkit.tuning.model import fastest
+from gemmkit.tuning.sm90 import MAPPINGS
 from tests.support.machines import on_machines, poison, whole
 from tests.support.sm90 import mapping
 
@@ -311,7 +312,7 @@ def test_the_code_of_a_stack(kernel: str) -> None:
     fields: dict[str, Any] = {"operator": WGMMAOp(128) if kernel == "sm90" else MMAOp(), "global_a_layout": RowMajor(F16),
                               "global_b_layout": ColMajor(F16), "global_d_layout": RowMajor(F16 if kernel == "sm90" else F32)}
     conf = gk.get_config(device=H100, gemm_shape=dict(M=128, N=128, K=128), **fields)
-    alone, stack = (inspection.compile_config(conf, device=H100, gemm_shape=dict(M=128, N=128, K=128, **more))
+    alone, stack = (ahead.compile_config(conf, device=H100, gemm_shape=dict(M=128, N=128, K=128, **more))
                     for more in ({}, {"batch": 64}))
     assert stack.usage.spill_stores == stack.usage.stack_bytes == 0
     assert stack.usage.registers <= alone.usage.registers + 8

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.kernels.common.stack import Steps
+from gemmkit.kernels.collectives.scheduler import Steps
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import COMPLEX, MIN_PLUS, OR_AND, FPUOp, MMAOp, WGMMAOp
-from gemmkit.runtime.array_info import alignment
+from gemmkit.plans.problem import first_matrix
+from gemmkit.runtime.array_info import alignment, steps_of
 from gemmkit.runtime.array_info import whole as whole_of
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.tensor_maps import why_not
-from gemmkit.stacks import first_matrix, steps_of
 from gemmkit.tiling import Tile
 from tests.support.machines import on_machines, poison, whole
 from tests.support.sm90 import SCHEDULES, mapping

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import inspection
 from gemmkit.blas import gemm, gemmEx
 from gemmkit.emulator import machine as emulated
 from gemmkit.epilogues import LinearCombination, ReLU
 from gemmkit.layouts import ColMajor, Interleaved, RowMajor
-from gemmkit.matrices import transposed
+from gemmkit.layouts.matrices import transposed
 from gemmkit.operators import COMPLEX, QUATERNION, Algebra, FPUOp, MMAOp, WGMMAOp
+from gemmkit.plans import ahead
+from gemmkit.plans.problem import seen_stack
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import H100
-from gemmkit.stacks import seen_stack
 from gemmkit.tiling import Tile
 from tests.support import sm80 as multistage
 from tests.support import sm90 as hopper
@@ -309,7 +309,7 @@ def test_the_code_of_a_stack(operator: Any) -> None:
     conf = gk.get_config(operator=operator, global_a_layout=layout, global_b_layout=layout, device=H100, gemm_shape=dict(M=128, N=128, K=128),
                          global_d_layout=layout, epilogue=LinearCombination(factor, factor, held, layout))
     stack = array.reshape(32, *array.shape[2:])
-    kernel = inspection.compile_config(conf, device=H100, gemm_shape=dict(M=128, N=128, K=128, batch=32), operands=dict(a=stack, b=stack, out=stack))
+    kernel = ahead.compile_config(conf, device=H100, gemm_shape=dict(M=128, N=128, K=128, batch=32), operands=dict(a=stack, b=stack, out=stack))
     assert kernel.usage.spill_stores == kernel.usage.stack_bytes == 0
 
 

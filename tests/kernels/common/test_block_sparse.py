@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import inspection, operators, transforms
-from gemmkit.block_sparse import Blocks
+from gemmkit import operators, transforms
+from gemmkit.functions.block_sparse import Blocks
 from gemmkit.kernels.spec import Both, Condition
 from gemmkit.layouts import ColMajor, RowMajor
+from gemmkit.plans import ahead
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
-from gemmkit.tuning import hopper
+from gemmkit.tuning import sm90 as hopper
 from gemmkit.tuning.model import Asked
 from tests.support import sm80, sm90
 from tests.support.machines import on_machines, poison, whole
@@ -209,7 +210,7 @@ def test_compiled(family: str) -> None:
     a, b = (np.zeros(tuple(8 * n for n in block), dtype) for block in (of_a, of_b))
     left, right = gk.BlockSparse(a, mask, of_a), gk.BlockSparse(b, mask, of_b)
     conf = dataclasses.replace(conf, condition=Both(left.condition("a"), right.condition("b")))
-    kernel = inspection.compile_config(conf, device=H100, gemm_shape=dict(M=a.shape[0], N=b.shape[1], K=a.shape[1]))
+    kernel = ahead.compile_config(conf, device=H100, gemm_shape=dict(M=a.shape[0], N=b.shape[1], K=a.shape[1]))
     assert kernel.usage.spill_stores == kernel.usage.stack_bytes == 0
     assert "ld.global.u8" in kernel.ptx.replace(".nc", "") or "ld.global.s8" in kernel.ptx.replace(".nc", "")
 

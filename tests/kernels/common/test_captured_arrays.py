@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import epilogues, inspection, layouts, operators, transforms
+from gemmkit import epilogues, layouts, operators, transforms
 from gemmkit.emulator import errors
 from gemmkit.kernels.spec import Condition
+from gemmkit.plans import ahead as inspection
 
 M, N, K = 5, 7, 6
 TABLE = np.arange(8, dtype=np.float32)

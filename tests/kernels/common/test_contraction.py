@@ -16,17 +16,16 @@ from hypothesis import strategies as st
 import gemmkit as gk
 from bench.experiments.contractions import tccg_cases, tccg_sizes
 from bench.prepare import recorded
-from gemmkit import inspection, layouts
-from gemmkit.contraction import _lies_across, _recipe
+from gemmkit import layouts
 from gemmkit.epilogues import ReLU, Scale
-from gemmkit.kernels.select import FAMILIES
+from gemmkit.functions.einsum import _lies_across, _recipe
+from gemmkit.kernels.spec import FAMILIES
 from gemmkit.operators import FPUOp, MMAOp, WGMMAOp
-from gemmkit.ptx.division import divided, reciprocal
-from gemmkit.runtime.arrays import describe
-from gemmkit.runtime.assemble import assemble
-from gemmkit.runtime.compile import to_ptx
+from gemmkit.plans import ahead
+from gemmkit.ptx.arithmetic import divided, divisor_reciprocal
+from gemmkit.runtime.arrays import describe, strided
+from gemmkit.runtime.compile import assemble, to_ptx
 from gemmkit.runtime.device import H100
-from gemmkit.runtime.views import strided
 from gemmkit.tiling import Tile
 from tests.support.checks import assert_close
 from tests.support.machines import on_machines, poison, random, whole
@@ -275,7 +274,7 @@ def test_the_operand_that_d_is_contiguous_along_comes_second(order: Any, across:
 def test_division_by_multiplication() -> None:
     numbers = [0, 1, 2, 3, 5, 7, 100, 2**16 - 1, 2**16, 2**30, 2**31 - 2, 2**31 - 1]
     for d in [*range(1, 300), 641, 2**15 + 1, 2**30 + 1, 2**31 - 1]:
-        multiplier, shift = reciprocal(d)
+        multiplier, shift = divisor_reciprocal(d)
         assert int(multiplier) < 2**32
         for n in [*numbers, d - 1, d, (2**31 - 1) // d * d - 1, (2**31 - 1) // d * d]:
             assert divided(n, multiplier, shift) == n // d
@@ -285,10 +284,10 @@ def test_division_by_multiplication() -> None:
 @pytest.mark.compile
 def test_lines_of_tensors_are_moved_at_once() -> None:
     """A dimension of stride 1 and a multiple of 8 in 16-bit elements: loads of 16 bytes, and no division."""
-    def kernel(layout: Any, **given: Any) -> inspection.CompiledKernel:
+    def kernel(layout: Any, **given: Any) -> ahead.CompiledKernel:
         conf = gk.get_config(operator=MMAOp(), global_a_layout=layout, global_b_layout=layouts.RowMajor(F16),
                              global_d_layout=layouts.RowMajor(F32), device=H100, block_shape=Tile(M=64, N=64, K=32))
-        return inspection.compile_config(conf, device=H100, gemm_shape=dict(M=512, N=256, K=128), operands=given)
+        return ahead.compile_config(conf, device=H100, gemm_shape=dict(M=512, N=256, K=128), operands=given)
 
     plain = kernel(layouts.RowMajor(F16))
     x = np.zeros((16, 8, 32, 16), F16)
@@ -311,7 +310,7 @@ def test_lines_across_k_are_moved_at_once_on_hopper(spec: str) -> None:
     (made,) = recorded(lambda: gk.einsum(spec, a, b, out=out, operator=WGMMAOp(128)))
     conf = made.problem.config
     ptx = to_ptx(FAMILIES[conf.kernel].kernel, tuple(argument.type for argument in made.arguments), conf.threads, H100, conf.blocks_per_sm)
-    kernel = inspection.CompiledKernel(conf, H100, ptx, assemble(ptx, H100.arch_name))
+    kernel = ahead.CompiledKernel(conf, H100, ptx, assemble(ptx, H100.arch_name))
     assert "LDGSTS.E.BYPASS.LTC128B.128" in kernel.sass and "LDG.E" not in kernel.sass
     assert kernel.usage.stack_bytes == kernel.usage.spill_stores == 0
 

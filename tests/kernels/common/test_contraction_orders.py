@@ -11,13 +11,12 @@ import pytest
 import gemmkit as gk
 from bench.experiments.contractions import Contraction, tccg
 from bench.prepare import HostArrays, products, recorded
-from gemmkit.kernels.select import FAMILIES
+from gemmkit.functions.einsum import FEW
+from gemmkit.kernels.spec import FAMILIES
 from gemmkit.layouts import Plain, RowMajor, Tensor
-from gemmkit.modes import FEW
 from gemmkit.operators import FPUOp, MMAOp, WGMMAOp
 from gemmkit.runtime.arrays import describe
-from gemmkit.runtime.assemble import assemble, disassemble, instruction_counts
-from gemmkit.runtime.compile import to_ptx
+from gemmkit.runtime.compile import assemble, disassemble, instruction_counts, to_ptx
 from gemmkit.runtime.device import H100
 from gemmkit.transforms import Elementwise
 from tests.support.compiling import MachineCode

@@ -10,7 +10,7 @@ import pytest
 import gemmkit as gk
 from gemmkit.layouts import RowMajor
 from gemmkit.operators import MMAOp
-from gemmkit.runtime.launch_config import attributes
+from gemmkit.runtime.device import attributes
 from gemmkit.tiling import Tile
 
 F16, F64 = np.dtype("f2"), np.dtype("f8")
@@ -98,8 +98,7 @@ def test_captures_of_torch(splits: int) -> None:
 def test_what_would_hang_is_refused() -> None:
     import cupy
 
-    from gemmkit.runtime.launch import LaunchError
-    from gemmkit.runtime.workspace import check_residency
+    from gemmkit.runtime.launch import LaunchError, check_residency
 
     x, y = map(cupy.asarray, operands(8192))
     run = gk.plan(x, y, None, mapped(100))

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import inspection, layouts
+from gemmkit import layouts
 from gemmkit.blas import gemm, gemmEx
 from gemmkit.epilogues import Clamp, LinearCombination, Scale
-from gemmkit.epilogues.factors import InMemory, Parts, factor
+from gemmkit.epilogues.elementwise import InMemory, Parts, factor
 from gemmkit.operators import COMPLEX, QUATERNION, Algebra, FPUOp, MMAOp, WGMMAOp
+from gemmkit.plans import ahead
 from gemmkit.runtime.device import H100
 from tests.support.machines import on_machines, poison, whole
 
@@ -239,6 +240,6 @@ def test_compiled_without_spills(operator: Any, layout: Any, alpha: Any, beta: A
     conf = gk.get_config(operator=operator, global_a_layout=layout if alpha == (1, 2, 3, 4) else layouts.RowMajor(F16),
                          global_d_layout=layout, epilogue=LinearCombination(alpha, beta, c, layout),
                          gemm_shape=dict(M=128, N=128, K=128), device=H100)
-    made = inspection.compile_config(conf, device=H100)
+    made = ahead.compile_config(conf, device=H100)
     assert made.usage.spill_stores == 0 and made.usage.stack_bytes == 0
     assert any(opcode.startswith("LDG") for opcode in made.instructions)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import activations, epilogues, inspection, layouts, transforms
+from gemmkit import epilogues, layouts, transforms
 from gemmkit.epilogues import (
     GELU,
     Bias,
@@ -25,8 +25,10 @@ from gemmkit.epilogues import (
     Store,
     Tanh,
     Where,
+    elementwise,
 )
 from gemmkit.operators import FPUOp, MMAOp
+from gemmkit.plans import ahead
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
 from tests.support.checks import assert_close
@@ -235,7 +237,7 @@ def test_an_element_wise_epilogue_as_a_transform(machine: Any, rng: np.random.Ge
     operator = OPERATORS["fpu"]
     a, b = operands(rng, operator)
     scale = random(rng, (K,), F32)
-    transform = transforms.Elementwise(Scale(machine.array(scale)) | GELU()) | transforms.Elementwise(activations.tanh)
+    transform = transforms.Elementwise(Scale(machine.array(scale)) | GELU()) | transforms.Elementwise(elementwise.tanh)
     expected = reference(np.tanh(gelu(a.astype(F64) * scale)), b)
     assert_close(product(machine, a, b, operator, transform_global_to_shared_a=transform), expected, 1e-6)
 
@@ -256,7 +258,7 @@ EXTREMES = np.array([-np.inf, -1e30, -1000, -100, -20, -1, -1e-30, 0, 1e-30, 1, 
 @pytest.mark.parametrize("name", ["relu", "silu", "tanh", "sigmoid"])
 def test_activations_do_not_overflow(machine: Any, name: str) -> None:
     """Of every extreme (as the only term of a sum); NaN stays NaN."""
-    f = getattr(activations, name)
+    f = getattr(elementwise, name)
     a, b = EXTREMES[:, None], np.ones((1, 4), F32)
     d = product(machine, a, b, OPERATORS["fpu"], epilogue=Elementwise(f))
     x = EXTREMES.astype(F64)
@@ -273,10 +275,10 @@ def test_activations_do_not_overflow(machine: Any, name: str) -> None:
 @pytest.mark.compile
 def test_a_chain_leaves_no_trace() -> None:
     """No call, no stack, no spill; and a chain of nothing is the code of the plain product."""
-    def kernel(epilogue: Any) -> inspection.CompiledKernel:
+    def kernel(epilogue: Any) -> ahead.CompiledKernel:
         conf = gk.get_config(operator=MMAOp(), block_shape=Tile(M=64, N=64, K=32), global_a_layout=layouts.RowMajor(F16),
                              global_d_layout=layouts.RowMajor(F16), epilogue=epilogue, device=H100)
-        return inspection.compile_config(conf, device=H100, gemm_shape=dict(M=256, N=256, K=256))
+        return ahead.compile_config(conf, device=H100, gemm_shape=dict(M=256, N=256, K=256))
 
     array = np.zeros((256, 256), F16)
     chain = kernel(Scale(0.5) | Bias(array[0]) | Store(array) | GELU() | Residual(array) | Causal(0.0))

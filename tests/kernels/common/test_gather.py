@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import inspection
 from gemmkit.emulator import errors
 from gemmkit.layouts import ColMajor, RowMajor
+from gemmkit.plans import ahead
 from gemmkit.runtime.device import H100
 from tests.kernels.common.test_block_sparse import F32, FAMILIES, multiplied, simt
 from tests.support.machines import on_machines, poison, whole
@@ -95,7 +95,7 @@ def test_compiled(family: str) -> None:
     dtype, K = conf.operator.fragment_a.dtype, 8 * conf.block_shape.size.K
     given = gk.Gather(np.zeros((64, K), dtype), np.zeros(128, np.int32))
     conf = dataclasses.replace(conf, global_a_layout=given.layout)
-    kernel = inspection.compile_config(conf, device=H100, gemm_shape=dict(M=128, N=64, K=K), operands={
+    kernel = ahead.compile_config(conf, device=H100, gemm_shape=dict(M=128, N=64, K=K), operands={
         "a": given.array, "b": np.zeros((K, 64), dtype), "out": np.zeros((128, 64), conf.global_d_layout.dtype)})
     assert kernel.usage.spill_stores == kernel.usage.stack_bytes == 0
     if family == "singlestage":

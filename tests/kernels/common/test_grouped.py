@@ -11,14 +11,13 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.emulator import errors
-from gemmkit.groups import CompiledGroup, typical
-from gemmkit.kernels.common.grouped import Member
-from gemmkit.lang import members
+from gemmkit.functions.grouped import CompiledGroup, typical
+from gemmkit.kernels.collectives.batched import Member
+from gemmkit.lang import memory
 from gemmkit.layouts import RowMajor
 from gemmkit.operators import COMPLEX, MIN_PLUS, FPUOp, MMAOp, WGMMAOp
 from gemmkit.runtime.arrays import alignment, describe
-from gemmkit.runtime.assemble import assemble
-from gemmkit.runtime.compile import to_ptx
+from gemmkit.runtime.compile import assemble, to_ptx
 from gemmkit.tiling import Tile
 from tests.ptx_machine.launch import Ptx
 from tests.support.machines import is_poison, on_machines, poison, whole
@@ -312,11 +311,11 @@ def test_overlapping_results() -> None:
 def test_tables_that_are_wrong_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = lists(np.random.default_rng(0), [(16, 16, 32), (16, 16, 32)], F16)
     with gk.emulate(), monkeypatch.context() as patched:
-        patched.setattr(Member, "matrix", lambda self, data, batch: members.member_of(data, self.sizes, self.places, 0, self.operand))
+        patched.setattr(Member, "matrix", lambda self, data, batch: memory.member_of(data, self.sizes, self.places, 0, self.operand))
         with pytest.raises(errors.RaceError, match="out"):
             gk.grouped(a, b, conf=mapped(MMAOp()))
     with gk.emulate():
         run = gk.plan_grouped(a, b, conf=mapped(MMAOp()))
-        run._compiled.tables.sizes[1, members.EXTENTS] = 15
+        run._compiled.tables.sizes[1, memory.EXTENTS] = 15
         with pytest.raises(ValueError, match="the tables say that operand 0 of product 1"):
             run(a, b)

@@ -10,7 +10,7 @@ import pytest
 import gemmkit as gk
 from gemmkit import layouts
 from gemmkit.operators import FPUOp, MMAOp, WMMAOp
-from gemmkit.problem import layout_of
+from gemmkit.plans.problem import layout_of
 from gemmkit.runtime.arrays import describe
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise

@@ -14,12 +14,11 @@ import pytest
 import gemmkit as gk
 from gemmkit import epilogues, layouts, operators, transforms
 from gemmkit.epilogues.base import ELEMENT
-from gemmkit.kernels.common.arrays import Arrays
-from gemmkit.kernels.common.elements import kept_in_shared, transform_tile, transform_within
+from gemmkit.kernels.collectives.operand import Arrays, kept_in_shared, transform_tile, transform_within
 from gemmkit.kernels.spec import Shape
-from gemmkit.lang.narrowing import narrows
-from gemmkit.ptx.saturate import saturate
-from gemmkit.runtime.assemble import assemble
+from gemmkit.lang.host import narrows
+from gemmkit.ptx.arithmetic import saturate
+from gemmkit.runtime.compile import assemble
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import translate
 from tests.support.harness import Out, Runtime, compiled, emulated, on_device, same_bits

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import epilogues, inspection, layouts
+from gemmkit import epilogues, layouts
 from gemmkit.blas import gemmEx
 from gemmkit.emulator import machine as emulated
 from gemmkit.operators import COMPLEX, DUAL, MIN_PLUS, QUATERNION
+from gemmkit.plans import ahead
 from gemmkit.runtime.device import H100
 from tests.support.machines import BF16, on_machines, poison, whole
 from tests.support.on_device import OnDevice
@@ -246,7 +247,7 @@ def test_real_matrices_are_staged_for_hoppers_tensor_cores(real: str) -> None:
     of = {name: layouts.Embedded(number, layouts.RowMajor(F16)) if name == real else layouts.Interleaved(number) for name in "ab"}
     conf = gk.get_config(operator=COMPLEX, global_a_layout=of["a"], global_b_layout=of["b"], device=H100,
                          gemm_shape=dict(M=1024, N=1024, K=1024))
-    made = inspection.compile_config(conf, device=H100, operands={real: OnDevice(np.zeros((1024, 1024), F16))},
+    made = ahead.compile_config(conf, device=H100, operands={real: OnDevice(np.zeros((1024, 1024), F16))},
                                      gemm_shape=dict(M=1024, N=1024, K=1024))
     assert conf.kernel == "warp_specialised"
     assert made.usage.spill_stores == 0 and made.instructions["HGMMA"] > 0

@@ -9,8 +9,8 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.epilogues import ColumnReduce, Combine, Elementwise, Fold
+from gemmkit.epilogues.observers import RowReduce, RowSum
 from gemmkit.layouts import ColMajor, RowMajor
-from gemmkit.observers import RowReduce, RowSum
 from gemmkit.operators import WGMMAOp
 from tests.kernels.common.test_reduce import expected, operands, same
 from tests.support import sm90
@@ -98,7 +98,7 @@ def test_of_no_depth(machine: Any) -> None:
 
 A, B = np.ones((7, 5), np.float32), np.ones((5, 9), np.float32)
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
-    "no observer": (lambda out: gk.matmul(A, B, observe_a=out), gk.ConfigError, "an observer is needed, such as gemmkit.observers.RowSum"),
+    "no observer": (lambda out: gk.matmul(A, B, observe_a=out), gk.ConfigError, "an observer is needed, such as gemmkit.epilogues.observers.RowSum"),
     "too short": (lambda out: gk.matmul(A, B, observe_a=RowSum(out[:5])), ValueError, r"out of RowSum has shape \(5,\); the rows of an A of 7 x 5 need \(7,\)"),
     "the result": (lambda out: gk.matmul(A, B, out=(d := poison((7, 9), "f4")), observe_a=RowSum(d[:, 0])), ValueError, "out of RowSum overlaps out"),
     "its own array": (lambda out: gk.matmul(A, B, observe_a=RowSum(A[:, 0])), ValueError, "out of RowSum overlaps a"),
@@ -134,7 +134,7 @@ def test_an_epilogue_is_no_observer() -> None:
 def test_a_stage_that_is_released_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread releases a stage for all of its consumer: without their meeting TMA could refill what others still read."""
     from gemmkit.emulator.errors import EmulatorError
-    from gemmkit.kernels.sm90 import observe
+    from gemmkit.kernels.sm90 import mainloop as observe
 
     a, b, _ = operands((64, 32, 64 * 6), np.dtype("f2"))
     monkeypatch.setattr(observe, "named_barrier", lambda *_: None)

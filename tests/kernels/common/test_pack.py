@@ -10,7 +10,7 @@ import pytest
 import gemmkit as gk
 from gemmkit import epilogues
 from gemmkit.epilogues import Bias, Fold, Pack, RowReduce, Scale
-from gemmkit.grouped_call import grouped
+from gemmkit.functions.grouped import grouped
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import WGMMAOp
 from tests.kernels.common.test_pairs import operands

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.programs import remembered
+from gemmkit.programs import tuned
 from gemmkit.runtime import cache
 from tests.support import chains, large_scores, row_programs
 from tests.support import programs as listing
@@ -215,7 +215,7 @@ def test_calls_find_their_plans(rng: np.random.Generator, monkeypatch: pytest.Mo
     """Other arrays of the same kinds, on other streams, by one plan; another by a constant that has changed."""
     import cupy
 
-    remembered.plans.clear()
+    tuned.plans.clear()
     exact = listing.attention.reference
     for slope in (2.0, 0.5):
         monkeypatch.setitem(globals(), "SLOPE", slope)
@@ -226,7 +226,7 @@ def test_calls_find_their_plans(rng: np.random.Generator, monkeypatch: pytest.Mo
             listing.attention(q, k, v, o, 0.125, score=sloped, stream=None if stream is None else stream.ptr)
             cupy.cuda.Device().synchronize()
             close(o.get(), exact(q.get(), k.get(), v.get(), np.empty(q.shape), 0.125, score=sloped))
-    assert len(remembered.plans) == 1
+    assert len(tuned.plans) == 1
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["launches", "graph"])

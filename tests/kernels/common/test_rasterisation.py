@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import gemmkit as gk
 from gemmkit import layouts, operators
-from gemmkit.kernels.rasterisation import Columns, Grouped, Hilbert, Order
+from gemmkit.kernels.collectives.scheduler import Columns, Grouped, Hilbert, Order
 from gemmkit.ptx.special import block_x, thread_index
 from gemmkit.tiling import Tile
 from tests.support.harness import Out, Runtime, compiled, emulated, instructions, leaves_nothing, on_device

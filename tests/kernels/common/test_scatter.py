@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import epilogues, inspection
+from gemmkit import epilogues
 from gemmkit.emulator import errors
 from gemmkit.layouts import ColMajor, RowMajor
+from gemmkit.plans import ahead
 from gemmkit.runtime.device import H100
 from tests.kernels.common.test_gather import FAMILIES, simt
 from tests.support.machines import on_machines, whole
@@ -92,7 +93,7 @@ def test_compiled(family: str) -> None:
     conf = FAMILIES[family]()
     dtype, out = conf.operator.fragment_a.dtype, np.zeros((64, 64), conf.global_d_layout.dtype)
     given = gk.Scatter(out, np.zeros(32, np.int32))
-    kernel = inspection.compile_config(
+    kernel = ahead.compile_config(
         dataclasses.replace(conf, global_d_layout=given.layout), device=H100, gemm_shape=dict(M=32, N=64, K=64),
         operands={"a": np.zeros((32, 64), dtype), "b": np.zeros((64, 64), dtype), "out": out})
     assert kernel.usage.spill_stores == kernel.usage.stack_bytes == 0

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import inspection, layouts, transforms
+from gemmkit import layouts, transforms
 from gemmkit.operators import FPUOp, MMAOp
+from gemmkit.plans import ahead
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
 from tests.support.machines import on_machines, poison, reference, whole
@@ -351,5 +352,5 @@ def test_structure_compiles_to_registers(layout: Any) -> None:
         fields: dict[str, Any] = {f"global_{name}_layout": layout, f"global_{other}_layout": layouts.RowMajor(F16)}
         conf = gk.get_config(operator=MMAOp(), block_shape=Tile(M=64, N=64, K=32), global_d_layout=layouts.RowMajor(F32), device=H100,
                              **fields)
-        kernel = inspection.compile_config(conf, device=H100, gemm_shape=dict(M=256, N=256, K=256), operands={name: array})
+        kernel = ahead.compile_config(conf, device=H100, gemm_shape=dict(M=256, N=256, K=256), operands={name: array})
         assert kernel.usage.spill_stores == 0 and kernel.usage.stack_bytes == 0 and kernel.instructions["HMMA"] > 0

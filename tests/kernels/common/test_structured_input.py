@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import inspection, layouts, transforms
+from gemmkit import layouts, transforms
 from gemmkit.operators import FPUOp, MMAOp
+from gemmkit.plans import ahead
 from gemmkit.runtime.device import H100
 from tests.kernels.common.test_structured import mapping, one
 
@@ -68,7 +69,7 @@ def test_a_generated_function_of_another_dtype_is_refused_when_compiled() -> Non
     conf = gk.get_config(operator=OPERATORS["fpu"], global_a_layout=layouts.Generated(F32, lambda i, j: np.float16(i)),
                          global_b_layout=layouts.RowMajor(F32), device=H100)
     with pytest.raises(gk.ComponentError, match=r"test_structured_input.py, line \d+\) returns .*float16, .* declares dtype float32"):
-        inspection.compile_config(conf, device=H100, operands=dict(a=X))
+        ahead.compile_config(conf, device=H100, operands=dict(a=X))
 
 
 @pytest.mark.kin(2)
@@ -79,4 +80,4 @@ def test_with_a_transform_nothing_is_skipped_in_compiled_code_either(layout: Any
     """What does not matter to a right result may still not compile."""
     conf = gk.get_config(**mapping(OPERATORS["fpu"]), global_a_layout=layout, global_b_layout=layouts.RowMajor(F32), device=H100,
                          transform_global_to_shared_a=transforms.Elementwise(lambda x: x + 1))
-    assert inspection.compile_config(conf, device=H100, operands=dict(a=X[0] if layout.vector_axis is None else X)).usage.registers > 0
+    assert ahead.compile_config(conf, device=H100, operands=dict(a=X[0] if layout.vector_axis is None else X)).usage.registers > 0

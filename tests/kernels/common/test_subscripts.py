@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gemmkit as gk
-from gemmkit.contraction import as_product
-from gemmkit.subscripts import subscripts
+from gemmkit.functions.einsum import as_product, subscripts
 from tests.support.machines import on_machines, poison
 
 pytestmark = pytest.mark.sample(3)

@@ -15,9 +15,9 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import epilogues
-from gemmkit.ahead import recorded
 from gemmkit.operators import FPUOp, MMAOp, WGMMAOp
-from gemmkit.runtime.gpus import GPUS
+from gemmkit.plans.ahead import recorded
+from gemmkit.runtime.device import GPUS
 from gemmkit.tuning.operators import Sums
 from tests.support.machines import BF16, E4M3, on_machines
 

@@ -11,10 +11,10 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import layouts
-from gemmkit.ahead import recorded
 from gemmkit.epilogues import Elementwise
+from gemmkit.layouts.quantised import dequantise, quantise
 from gemmkit.operators import COMPLEX, WGMMAOp
-from gemmkit.quantisation import dequantise, quantise
+from gemmkit.plans.ahead import recorded
 from gemmkit.runtime.device import H100
 from tests.support.machines import on_machines, poison
 

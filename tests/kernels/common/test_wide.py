@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import adapters, epilogues, inspection, layouts, operators, transforms
-from gemmkit.adapters import WideLayout, coordinate_bits
+from gemmkit import epilogues, layouts, operators, transforms
 from gemmkit.components import freeze
 from gemmkit.kernels.spec import Condition
-from gemmkit.lang.wide import COUNT
-from gemmkit.planning import plan
+from gemmkit.lang.components import COUNT
+from gemmkit.plans import adapters, ahead
+from gemmkit.plans.adapters import WideLayout, coordinate_bits
+from gemmkit.plans.plan import plan
 from gemmkit.runtime.arrays import ArrayInfo
 from tests.support.checks import assert_close
 
@@ -70,10 +71,10 @@ def spec_of(sizes: tuple[int, int, int], arrays: dict[str, Any], monkeypatch: py
         seen.append(arguments)
         return ""
 
-    monkeypatch.setattr(inspection, "to_ptx", stop)
-    monkeypatch.setattr(inspection, "assemble", lambda ptx, arch: None)
+    monkeypatch.setattr(ahead, "to_ptx", stop)
+    monkeypatch.setattr(ahead, "assemble", lambda ptx, arch: None)
     conf = gk.get_config(**{**FPU, "global_a_layout": ROW, "global_b_layout": ROW, "global_d_layout": ROW, **fields})
-    inspection.compile_config(conf, operands=arrays, gemm_shape=dict(zip("MNK", sizes)))
+    ahead.compile_config(conf, operands=arrays, gemm_shape=dict(zip("MNK", sizes)))
     return seen[0]
 
 
@@ -215,8 +216,8 @@ def test_a_result_of_more_than_2_31_elements_is_stored_where_it_belongs() -> Non
 # -- compiled ---------------------------------------------------------------------------------------------------------
 
 def ptx_of(conf: Any, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int], **arrays: Any) -> str:
-    monkeypatch.setattr(inspection, "assemble", lambda ptx, arch: None)
-    return inspection.compile_config(conf, operands=arrays, gemm_shape=dict(zip("MNK", sizes))).ptx
+    monkeypatch.setattr(ahead, "assemble", lambda ptx, arch: None)
+    return ahead.compile_config(conf, operands=arrays, gemm_shape=dict(zip("MNK", sizes))).ptx
 
 
 def test_the_wide_class_compiles_and_multiplies_in_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:

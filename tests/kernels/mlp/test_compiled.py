@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import activations, mlp_plans
+from gemmkit.epilogues import elementwise
+from gemmkit.functions import mlp
 from tests.ptx_machine.launch import Ptx
 from tests.support.machines import BF16, poison
 from tests.support.mlp import close, draw, reference, relu, whole
@@ -31,7 +32,7 @@ def run(x: np.ndarray, weights: Any, biases: Any, **keywords: Any) -> np.ndarray
                                                ([16, 96, 40], F16, None)], ids=str)
 def test_widths(widths: list[int], dtype: Any, bias: Any, order: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """The emulator's bits, and right: several layers, one, lines of 4 bytes, no biases."""
-    monkeypatch.setattr(mlp_plans, "HOPPER", (0, 0))
+    monkeypatch.setattr(mlp, "HOPPER", (0, 0))
     x, weights, biases = draw(rng, 37, widths, dtype, order, bias)
     found = run(x, weights, biases)
     close(found, reference(x, weights, biases))
@@ -43,9 +44,9 @@ def test_widths(widths: list[int], dtype: Any, bias: Any, order: str, rng: np.ra
 @pytest.mark.kin(2)
 def test_whole_numbers_and_functions(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two blocks, a function at both ends, whose zero is none."""
-    monkeypatch.setattr(mlp_plans, "HOPPER", (0, 0))
+    monkeypatch.setattr(mlp, "HOPPER", (0, 0))
     x, weights, biases = whole(rng, 70, [32, 64, 32, 32], F16)
-    found = run(x, weights, biases, last=activations.relu)
+    found = run(x, weights, biases, last=elementwise.relu)
     assert np.array_equal(found, reference(x, weights, biases, last=relu)[0])
     some = [weights[0][:, :40].copy(), weights[1][:40].copy(), weights[2]]
     shorter = [biases[0][:40].copy(), *biases[1:]]

@@ -10,8 +10,23 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.emulator.errors import EmulatorError
-from gemmkit.kernels.common.pipeline import Pipeline
-from gemmkit.kernels.mlp import consumer, kernel, mapping, mma_kernel, producer, store
+from gemmkit.kernels.collectives.pipeline import Pipeline
+from gemmkit.kernels.mlp import (
+    kernel,
+    mma_kernel,
+)
+from gemmkit.kernels.mlp import (
+    kernel as consumer,
+)
+from gemmkit.kernels.mlp import (
+    kernel as producer,
+)
+from gemmkit.kernels.mlp import (
+    spec as mapping,
+)
+from gemmkit.kernels.mlp import (
+    spec as store,
+)
 from tests.support.mlp import reference, small, whole
 
 F16 = np.dtype(np.float16)
@@ -67,8 +82,8 @@ def never_released(patch: pytest.MonkeyPatch) -> None:
 
 def released_to_one_block(patch: pytest.MonkeyPatch) -> None:
     """The other block of the cluster is not told that a stage may be filled."""
-    from gemmkit.kernels.common.cluster import Cluster
-    from gemmkit.kernels.common.pipeline import WARPS
+    from gemmkit.kernels.collectives.pipeline import WARPS
+    from gemmkit.kernels.collectives.scheduler import Cluster
 
     def alone(ring: Any, stage: int) -> None:
         release(Pipeline(ring.stages, ring.offset, 1, 1, readers=WARPS, cluster=Cluster()) if ring.stages == 3 else ring, stage)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import activations, mlp_plans
-from gemmkit.kernels.mlp import mapping
-from gemmkit.launch import Cache
+from gemmkit.epilogues import elementwise
+from gemmkit.functions import mlp
+from gemmkit.kernels.mlp import spec
+from gemmkit.plans.launch import Cache
 from tests.support.machines import BF16, on_machines, poison
 from tests.support.mlp import close, draw, reference, relu, small, whole
 
@@ -23,14 +24,14 @@ KERNELS = pytest.mark.parametrize("by_warps", [False, True], ids=["wgmma", "mma"
 
 @pytest.fixture(autouse=True)
 def own_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gemmkit.launch._launches", Cache())
+    monkeypatch.setattr("gemmkit.plans.launch._launches", Cache())
 
 
 @pytest.fixture
 def kernel(by_warps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hopper counts as any GPU."""
     if by_warps:
-        monkeypatch.setattr(mlp_plans, "HOPPER", (0, 0))
+        monkeypatch.setattr(mlp, "HOPPER", (0, 0))
 
 
 def run(machine: Any, x: np.ndarray, weights: Any, biases: Any, *functions: Any, **keywords: Any) -> np.ndarray:
@@ -97,7 +98,7 @@ def test_depths_stacked(machine: Any, kernel: None, layers: int, dtype: Any, rng
 def test_blocks_with_several_tiles(stages: int, multiprocessors: int, rows: int, rng: np.random.Generator,
                                    monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights that come anew with each tile, and weights that stay."""
-    monkeypatch.setattr(mapping, "MOST_STAGES", stages)
+    monkeypatch.setattr(spec, "MOST_STAGES", stages)
     x, weights, biases = whole(rng, rows, [32, 32, 64, 32], F16)
     with small(monkeypatch, multiprocessors), gk.emulate():
         found = gk.mlp(x, weights, biases)
@@ -135,8 +136,8 @@ def test_functions_of_the_users(machine: Any, kernel: None, widths: list[int], r
         return np.where(v > 0, v, 0.25 * v - 0.5)
 
     close(run(machine, x, weights, biases, leaky), reference(x, weights, biases, of_leaky))
-    close(run(machine, x, weights, None, activations.sigmoid, last=leaky), reference(x, weights, None, sigmoid, of_leaky))
-    close(run(machine, x, weights, None, activations.relu, last=activations.relu), reference(x, weights, None, relu, relu))
+    close(run(machine, x, weights, None, elementwise.sigmoid, last=leaky), reference(x, weights, None, sigmoid, of_leaky))
+    close(run(machine, x, weights, None, elementwise.relu, last=elementwise.relu), reference(x, weights, None, relu, relu))
 
 
 @on_machines

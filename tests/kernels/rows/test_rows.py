@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import row_plans
 from gemmkit.components import ComponentError
 from gemmkit.emulator.errors import EmulatorError
 from gemmkit.emulator.machine import current
-from gemmkit.kernels.rows import team
-from gemmkit.kernels.rows.row import Held, Streamed
-from gemmkit.rows import RowFunction, fold, largest, moments, put, put_one, smallest, total
+from gemmkit.functions import rows
+from gemmkit.functions.rows import RowFunction
+from gemmkit.kernels import rows as team
+from gemmkit.kernels.rows import Held, Streamed, fold, largest, moments, put, put_one, smallest, total
 from gemmkit.runtime.device import H100
 from gemmkit.tuning.problems import choose
 from tests.support.machines import BF16, epsilon, on_machines, poison
@@ -84,11 +84,11 @@ def test_rows_that_no_block_can_hold_are_streamed(machine: Any, name: str, sourc
     """33,000 elements of 16 bits; in the emulator a block that may hold less."""
     columns = 300 if machine.emulated else 33_000
     if machine.emulated:
-        monkeypatch.setattr(row_plans, "MOST_WARPS", 2)
-        monkeypatch.setattr(row_plans, "MOST_PIECES", 2 if source == "held" else 1)
+        monkeypatch.setattr(rows, "MOST_WARPS", 2)
+        monkeypatch.setattr(rows, "MOST_PIECES", 2 if source == "held" else 1)
     elif source == "held":
         columns = 32_768
-    _, kind, vector = choose(row_plans.RowsProblem(columns, 2, F32), H100).spec
+    _, kind, vector = choose(rows.RowsProblem(columns, 2, F32), H100).spec
     assert isinstance(kind, Held if source == "held" else Streamed) and vector > 1
     x = rng.standard_normal((2, columns)).astype(F16)
     given = machine.array(x)
@@ -256,7 +256,7 @@ def test_the_same_bits_every_time(machine: Any, rng: np.random.Generator) -> Non
 
 
 def test_they_are_compiled_ahead() -> None:
-    from gemmkit.ahead import recorded
+    from gemmkit.plans.ahead import recorded
 
     found = recorded(lambda: gk.softmax(np.zeros((2, 64), F16)))
     assert [made.launchable.kernel.__name__ for made in found] == ["rows"]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import inspection
 from gemmkit.layouts import ColMajor, Interleaved, Padded, Planar, Planes, RowMajor
 from gemmkit.operators import COMPLEX, DUAL, QUATERNION, SPLIT_COMPLEX, Algebra, FPUOp, MMAOp, dual
+from gemmkit.plans import ahead
 from gemmkit.runtime.device import H100
 from gemmkit.transforms import Elementwise
 from tests.support.algebras import FRACTIONS, TRIANGULAR, product64
@@ -251,7 +251,7 @@ def compiled(algebra: Algebra, dtype: Any, order: str = "row") -> tuple[gk.Confi
     number = algebra.number_dtype(dtype)
     conf = gk.get_config(operator=Algebra(MMAOp(), algebra) if dtype == "f2" else algebra, global_a_layout=Interleaved(number, order), global_d_layout=Interleaved(number),
                          gemm_shape=LARGE, device=H100)
-    kernel = inspection.compile_config(conf, device=H100)
+    kernel = ahead.compile_config(conf, device=H100)
     assert (kernel.usage.spill_stores, kernel.usage.spill_loads, kernel.usage.stack_bytes) == (0, 0, 0)
     assert kernel.instructions["CALL"] == kernel.instructions["LDL"] == 0
     return conf, kernel
@@ -282,7 +282,7 @@ def test_numbers_that_start_at_odd_parts_compile() -> None:
     assert parts.ctypes.data % 4 == 2
     conf = gk.get_config(operator=Algebra(MMAOp(), COMPLEX), global_a_layout=Interleaved(number),
                          global_d_layout=Interleaved(number), gemm_shape=dict(M=64, N=64, K=64), device=H100)
-    kernel = inspection.compile_config(conf, device=H100, gemm_shape=dict(M=64, N=64, K=64),
+    kernel = ahead.compile_config(conf, device=H100, gemm_shape=dict(M=64, N=64, K=64),
                                        operands=dict(a=parts, b=parts, out=parts))
     assert kernel.usage.spill_stores == 0 and "LDG.E.U16" in kernel.sass
     assert "LDG.E.128" not in kernel.sass and "STG.E.128" not in kernel.sass

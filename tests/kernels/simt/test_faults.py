@@ -10,8 +10,8 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.emulator import errors
-from gemmkit.kernels.common import tile_copy
-from gemmkit.kernels.simt import kernel as template
+from gemmkit.kernels import simt as template
+from gemmkit.kernels.collectives import operand
 from gemmkit.layouts import RowMajor
 
 SMALL = dict(block_shape=gk.Tile(M=32, N=32, K=16), compute_warp=gk.Tile(M=16, N=16, K=16))
@@ -61,7 +61,7 @@ def test_every_barrier_matters(which: int, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_missing_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tile_copy, "inside", lambda tile, rows, columns: True)
+    monkeypatch.setattr(operand, "inside", lambda tile, rows, columns: True)
     with pytest.raises(errors.BoundsError, match="a|b"):
         run(m=30, n=27, k=21)
 

@@ -10,7 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import gemmkit as gk
-from gemmkit.kernels.rasterisation import Columns, Grouped
+from gemmkit.kernels.collectives.scheduler import Columns, Grouped
 from gemmkit.layouts import ColMajor, Padded, RowMajor
 from gemmkit.operators import FPUOp, MMAOp, WMMAOp
 from gemmkit.tiling import Tile

@@ -266,7 +266,8 @@ def test_compiled(name: str, dtype: str, opcodes: dict[str, int]) -> None:
 @pytest.mark.compile
 def test_select_compiled() -> None:
     """A pair costs a compare and a select more, and stays in registers."""
-    from gemmkit import inspection, selection
+    from gemmkit.functions import semiring as selection
+    from gemmkit.plans import ahead as inspection
 
     semiring = Semiring(min, lambda x, y: x + y, math.inf, M=32, N=32, dtype="f4")
     conf = gk.get_config(operator=selection.Selecting.of(semiring), global_a_layout=RowMajor("f4"),

@@ -13,15 +13,15 @@ import pytest
 import gemmkit as gk
 from gemmkit.emulator import errors, machine
 from gemmkit.epilogues import Bias, ReLU
-from gemmkit.inspection import occupancy
-from gemmkit.kernels.rasterisation import Grouped
-from gemmkit.kernels.simt import gather_sums
+from gemmkit.functions.semiring import Selecting, Split, WithIndex
+from gemmkit.kernels import simt
+from gemmkit.kernels.collectives.scheduler import Grouped
 from gemmkit.kernels.spec import Condition
 from gemmkit.layouts import ColMajor, Padded, RowMajor
 from gemmkit.layouts.structured import Triangular
 from gemmkit.operators import COMPLEX, DUAL, MIN_PLUS, QUATERNION, Algebra, FPUOp, MMAOp, WMMAOp, dual
+from gemmkit.plans.ahead import occupancy
 from gemmkit.runtime.device import H100
-from gemmkit.selection import Selecting, Split, WithIndex
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
 from gemmkit.tuning.operators import operator_for
@@ -270,7 +270,7 @@ def test_what_is_given_of_a_mapping_is_kept() -> None:
 
 def skipping(which: int) -> Any:
     """`cluster_barrier`, but that every thread goes on when it comes for the ``which``-th time."""
-    real, calls = gather_sums.cluster_barrier, {}
+    real, calls = simt.cluster_barrier, {}
 
     def partly() -> None:
         thread = machine.current()
@@ -290,7 +290,7 @@ def test_blocks_that_do_not_meet_are_found(which: int, error: Any, seed: int | N
     a, b = whole(rng, (10, 70), F4), whole(rng, (70, 10), F4)
     conf = config(SMALL, 2)
     assert np.array_equal(product(EMULATOR, conf, a, b, seed=seed), reference(a, b))
-    monkeypatch.setattr(gather_sums, "cluster_barrier", skipping(which))
+    monkeypatch.setattr(simt, "cluster_barrier", skipping(which))
     with pytest.raises(error):
         product(EMULATOR, conf, a, b, seed=seed)
 

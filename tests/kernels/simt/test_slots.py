@@ -14,7 +14,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import epilogues, layouts
-from gemmkit.kernels.rasterisation import Columns, Grouped, Order
+from gemmkit.kernels.collectives.scheduler import Columns, Grouped, Order
 from gemmkit.kernels.spec import Condition
 from gemmkit.operators import FPUOp, MMAOp, WMMAOp
 from gemmkit.tiling import Tile

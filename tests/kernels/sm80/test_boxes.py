@@ -11,18 +11,16 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import contraction
-from gemmkit.ahead import recorded
-from gemmkit.kernels.common.stream_k import StreamK
-from gemmkit.kernels.sm80.boxes import CpAsyncBoxes
-from gemmkit.kernels.sm80.separable import CpAsyncSeparable
+from gemmkit.functions import einsum
+from gemmkit.kernels.collectives.split_k import StreamK
+from gemmkit.kernels.sm80.routes import CpAsyncBoxes, CpAsyncSeparable
 from gemmkit.layouts import Boxed, ColMajor, Padded, RowMajor
 from gemmkit.operators import COMPLEX, BoxMMAOp, MMAOp
-from gemmkit.runtime.device import assumed
-from gemmkit.runtime.gpus import A100, T4
+from gemmkit.plans.ahead import recorded
+from gemmkit.runtime.device import A100, T4, assumed
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
-from gemmkit.tuning import multistage
+from gemmkit.tuning import sm80
 from tests.ptx_machine.compare import PTX
 from tests.support.boxes import F16, F32, as_matrices, expected, mapping, operands, product, views
 from tests.support.machines import BF16, MACHINES, on_machines, poison, whole
@@ -31,12 +29,12 @@ from tests.support.machines import BF16, MACHINES, on_machines, poison, whole
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One mapping, of 32 x 32, for products of any size."""
-    monkeypatch.setattr(multistage, "SHORTEST", 1)
-    monkeypatch.setattr(multistage, "NARROWEST", 1)
-    monkeypatch.setattr(multistage, "BOXES", (replace(multistage.BOXES[-1], block=(32, 32, 64), warp=(16, 16)),))
-    contraction._plans.clear()
+    monkeypatch.setattr(sm80, "SHORTEST", 1)
+    monkeypatch.setattr(sm80, "NARROWEST", 1)
+    monkeypatch.setattr(sm80, "BOXES", (replace(sm80.BOXES[-1], block=(32, 32, 64), warp=(16, 16)),))
+    einsum._plans.clear()
     yield
-    contraction._plans.clear()
+    einsum._plans.clear()
 
 
 # -- by a mapping of small tiles ------------------------------------------------------------------------------------------

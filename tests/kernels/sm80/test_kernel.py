@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.kernels.sm80.mainloop import InStepMainloop
+from gemmkit.kernels.sm80.kernel import InStepMainloop
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import MMAOp
 from gemmkit.tiling import Tile

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import inspection, layouts
+from gemmkit import layouts
 from gemmkit.layouts import Tensor
 from gemmkit.operators import MIN_PLUS, FPUOp, MMAOp
+from gemmkit.plans import ahead
 from gemmkit.ptx.copy_async import offset_of
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import H100
@@ -197,7 +198,7 @@ def test_machine_code() -> None:
                          kernel="multistage", operator=FPUOp(M=64, N=32, MB=8, NB=4, dtype="float32"), stages=4,
                          block_shape=Tile(M=128, N=64, K=16), compute_warp=Tile(M=64, N=32, K=16), warps_per_block=4,
                          blocks_per_sm=3)
-    kernel = inspection.compile_config(conf, device=H100, gemm_shape=dict(M=M, N=N, K=K), operands=dict(a=a, b=b, out=out))
+    kernel = ahead.compile_config(conf, device=H100, gemm_shape=dict(M=M, N=N, K=K), operands=dict(a=a, b=b, out=out))
     assert (kernel.usage.spill_stores, kernel.usage.stack_bytes) == (0, 0)
     listing = Listing.of(kernel.sass)
     loops = [[listing.opcode(n) for n in range(loop.begin, loop.end)] for loop in listing.loops()]

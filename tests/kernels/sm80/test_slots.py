@@ -15,7 +15,7 @@ import pytest
 import gemmkit as gk
 from gemmkit import epilogues, layouts
 from gemmkit.emulator import machine as emulated
-from gemmkit.kernels.rasterisation import Columns, Grouped, Hilbert
+from gemmkit.kernels.collectives.scheduler import Columns, Grouped, Hilbert
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import MAX_PLUS, MIN_PLUS, FPUOp, MMAOp, WMMAOp
 from gemmkit.tiling import Tile

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.kernels.sm80.copies import StagedCopies
+from gemmkit.kernels.sm80.routes import StagedCopies
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import COMPLEX, DUAL, MIN_PLUS, FPUOp, MMAOp
-from gemmkit.runtime.device import assumed
-from gemmkit.runtime.gpus import T4
-from gemmkit.tuning.multistage import TABLES
+from gemmkit.runtime.device import T4, assumed
+from gemmkit.tuning.sm80 import TABLES
 from tests.ptx_machine import launch
 from tests.support.machines import BF16, MACHINES, poison, whole
 from tests.support.sm80 import C64, C128, F16, F32, F64, expected, mapping, numbers, operands, product, routes

@@ -14,14 +14,14 @@ import pytest
 import gemmkit as gk
 from gemmkit.emulator import errors
 from gemmkit.epilogues import Bias, ReLU
-from gemmkit.inspection import compile_config
-from gemmkit.kernels.common import workspace_sums
-from gemmkit.kernels.common.workspace_sums import SlicedSums, WorkspaceSums, reduction_of
+from gemmkit.kernels.collectives import split_k
+from gemmkit.kernels.collectives.split_k import SlicedSums, WorkspaceSums, reduction_of
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import COMPLEX, MIN_PLUS, FPUOp, MMAOp
+from gemmkit.plans.ahead import compile_config
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
-from gemmkit.tuning import multistage
+from gemmkit.tuning import sm80
 from gemmkit.tuning.model import ENOUGH, Asked, shares_to_try
 from tests.support.machines import on_machines, poison, whole
 
@@ -210,7 +210,7 @@ def test_an_operator_that_cannot_merge() -> None:
 ])
 def test_products_of_few_tiles_and_a_long_k_are_split(dtype: str, shape: tuple, expected: bool) -> None:
     layout = RowMajor(dtype)
-    found = multistage.propose(Asked({}, dict(a=layout, b=layout, c=None, d=None), shape, {}), H100)
+    found = sm80.propose(Asked({}, dict(a=layout, b=layout, c=None, d=None), shape, {}), H100)
     assert found is not None and (found[1]["splits"] > 1) == expected
 
 
@@ -239,7 +239,7 @@ def run_small(splits: int) -> np.ndarray:
 
 
 def ordered(order: dict[str, str]) -> Any:
-    real = workspace_sums.atomic_add
+    real = split_k.atomic_add
     return lambda view, at, number, how: real(view, at, number, order.get(how, how))
 
 
@@ -249,26 +249,26 @@ def ordered(order: dict[str, str]) -> Any:
 @pytest.mark.parametrize("order", [{"acq_rel": "release"}, {"acq_rel": "acquire"}, {"acq_rel": "relaxed"}], ids=str)
 def test_a_count_that_orders_too_little(splits: int, order: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert not run_small(splits).any()
-    monkeypatch.setattr(workspace_sums, "atomic_add", ordered(order))
+    monkeypatch.setattr(split_k, "atomic_add", ordered(order))
     with pytest.raises(errors.RaceError, match="sums"):
         run_small(splits)
 
 
 def test_arrivals_that_release_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workspace_sums, "atomic_add", ordered({"release": "relaxed"}))
+    monkeypatch.setattr(split_k, "atomic_add", ordered({"release": "relaxed"}))
     with pytest.raises(errors.RaceError, match="sums"):
         run_small(9)
 
 
 def test_a_wait_that_acquires_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = workspace_sums.await_counter
-    monkeypatch.setattr(workspace_sums, "await_counter", lambda view, at, n, how: real(view, at, n, "relaxed"))
+    real = split_k.await_counter
+    monkeypatch.setattr(split_k, "await_counter", lambda view, at, n, how: real(view, at, n, "relaxed"))
     with pytest.raises(errors.RaceError, match="sums"):
         run_small(9)
 
 
 def test_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workspace_sums, "await_counter", lambda view, at, n, how: None)
+    monkeypatch.setattr(split_k, "await_counter", lambda view, at, n, how: None)
     with pytest.raises((errors.RaceError, errors.UninitialisedRead), match="sums"):
         run_small(9)
 
@@ -280,15 +280,15 @@ def test_what_stops_a_launch_is_no_fault_of_the_next(monkeypatch: pytest.MonkeyP
         plan = gk.plan(a, b, None, conf)
         for _ in range(2):
             with monkeypatch.context() as patch:
-                patch.setattr(workspace_sums, "await_counter", lambda view, at, n, how: None)
+                patch.setattr(split_k, "await_counter", lambda view, at, n, how: None)
                 with pytest.raises((errors.RaceError, errors.UninitialisedRead)):
                     plan(a, b)
             assert (plan(a, b) == 300).all()
 
 
 def test_a_block_that_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = workspace_sums.await_counter
-    monkeypatch.setattr(workspace_sums, "await_counter", lambda view, at, n, how: real(view, at, n + 1, how))
+    real = split_k.await_counter
+    monkeypatch.setattr(split_k, "await_counter", lambda view, at, n, how: real(view, at, n + 1, how))
     with pytest.raises(errors.DeadlockError, match="counter that is 9 to become 10"):
         run_small(9)
 
@@ -304,7 +304,7 @@ def test_every_barrier_matters(splits: int, monkeypatch: pytest.MonkeyPatch) -> 
         with gk.emulate(1):
             gk.matmul(a, b, None, mapped(splits, block_shape=Tile(M=32, N=16, K=32), compute_warp=Tile(M=16, N=16, K=32)))
 
-    real = workspace_sums.barrier
+    real = split_k.barrier
     for which in range(2):
         arrivals: dict[Any, int] = {}
 
@@ -314,7 +314,7 @@ def test_every_barrier_matters(splits: int, monkeypatch: pytest.MonkeyPatch) -> 
             if arrivals[thread] != which:
                 real()
 
-        monkeypatch.setattr(workspace_sums, "barrier", barrier)
+        monkeypatch.setattr(split_k, "barrier", barrier)
         with pytest.raises((errors.RaceError, errors.UninitialisedRead)):
             conf_run()
 

@@ -14,19 +14,17 @@ import pytest
 import gemmkit as gk
 from gemmkit.emulator import errors
 from gemmkit.epilogues import Bias, ReLU
-from gemmkit.inspection import compile_config
-from gemmkit.kernels.common import scheduler, stream_k
-from gemmkit.kernels.common.cluster import Cluster
-from gemmkit.kernels.common.scheduler import OneTilePerBlock
-from gemmkit.kernels.common.stream_k import HandedOver, Streamed, StreamK, division
-from gemmkit.kernels.rasterisation import Columns
+from gemmkit.kernels.collectives import scheduler, split_k
+from gemmkit.kernels.collectives.scheduler import Cluster, Columns, OneTilePerBlock
+from gemmkit.kernels.collectives.split_k import HandedOver, Streamed, StreamK, division
 from gemmkit.kernels.spec import Condition
 from gemmkit.layouts import ColMajor, RowMajor, Triangular
 from gemmkit.operators import MIN_PLUS, FPUOp, MMAOp
+from gemmkit.plans.ahead import compile_config
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
-from gemmkit.tuning import multistage
+from gemmkit.tuning import sm80
 from gemmkit.tuning.model import Asked
 from tests.support.machines import on_machines, poison, whole
 from tests.support.sm80 import KINDS, expected, mapping, operands
@@ -249,7 +247,7 @@ def test_rules() -> None:
 
 def chosen(dtype: Any, sizes: tuple[int, int, int], **fields: Any) -> Any:
     layout = fields.pop("layout", RowMajor(dtype))
-    found = multistage.propose(Asked({}, dict(a=layout, b=RowMajor(dtype), c=None, d=None), sizes, fields), H100)
+    found = sm80.propose(Asked({}, dict(a=layout, b=RowMajor(dtype), c=None, d=None), sizes, fields), H100)
     assert found is not None
     return found[1]["splits"]
 
@@ -293,14 +291,14 @@ FAULTS: dict[str, tuple[str, Any, Any]] = {
 def test_faults(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not run_small().any()
     name, wrong, error = FAULTS[what]
-    monkeypatch.setattr(stream_k, name, wrong(getattr(stream_k, name)))
+    monkeypatch.setattr(split_k, name, wrong(getattr(split_k, name)))
     with pytest.raises(error):
         run_small()
 
 
 def test_counters_that_are_not_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next launch would not wait."""
-    monkeypatch.setattr(stream_k, "set_counter", lambda *given: None)
+    monkeypatch.setattr(split_k, "set_counter", lambda *given: None)
     a, b = np.ones((32, 200), F16), np.ones((200, 16), F16)
     with gk.emulate(), pytest.raises((errors.RaceError, errors.UninitialisedRead)):
         run = gk.plan(a, b, None, mapped(5, warps_per_block=1))

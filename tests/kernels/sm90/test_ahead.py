@@ -12,16 +12,16 @@ import gemmkit as gk
 from gemmkit import epilogues
 from gemmkit.emulator import errors
 from gemmkit.epilogues import LinearCombination, ReLU, Residual, RowReduce
-from gemmkit.inspection import compile_config
-from gemmkit.kernels.sm90 import ahead, store
-from gemmkit.kernels.sm90.ahead import AheadStore
-from gemmkit.kernels.sm90.spec import Sm90Spec
+from gemmkit.kernels.sm90 import epilogue_load, store
+from gemmkit.kernels.sm90.epilogue_load import AheadStore
+from gemmkit.kernels.sm90.family import Sm90Spec
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import WGMMAOp
+from gemmkit.plans.ahead import compile_config
 from gemmkit.runtime.device import H100
 from gemmkit.transforms import Elementwise
-from gemmkit.tuning.hopper import MAPPINGS
 from gemmkit.tuning.model import Mapping
+from gemmkit.tuning.sm90 import MAPPINGS
 from tests.support.machines import MACHINES, on_machines, poison, whole
 from tests.support.sm90 import F16, F32, mapping
 
@@ -276,8 +276,8 @@ FAULTS = {
     "C is not waited for": (AheadStore, "await_subtile", nothing, errors.RaceError),
     "an old phase is waited for": (AheadStore, "phase", of_other, (errors.RaceError, errors.ProtocolError,
                                                                    errors.DeadlockError)),
-    "C comes while D leaves": (ahead, "tma_wait_read", nothing, errors.RaceError),
-    "D is written before all have read C": (ahead, "named_barrier", nothing, errors.RaceError),
+    "C comes while D leaves": (epilogue_load, "tma_wait_read", nothing, errors.RaceError),
+    "D is written before all have read C": (epilogue_load, "named_barrier", nothing, errors.RaceError),
     "D leaves before it is written": (store, "named_barrier", nothing, (errors.RaceError, errors.UninitialisedRead)),
     "C never comes": (AheadStore, "begin", nothing, errors.DeadlockError),
 }

@@ -10,16 +10,14 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.emulator import errors
-from gemmkit.kernels.common import pipeline
-from gemmkit.kernels.sm90 import fragments
-from gemmkit.kernels.sm90.fragments import RegisterMainloop
-from gemmkit.kernels.sm90.permuted import PermutedPlanes, permuted
-from gemmkit.kernels.sm90.routes import deinterleave
-from gemmkit.kernels.sm90.routes.deinterleave import DeinterleaveProducer
-from gemmkit.kernels.sm90.spec import Sm90Spec
+from gemmkit.kernels.collectives import pipeline
+from gemmkit.kernels.sm90 import mainloop, rewrite
+from gemmkit.kernels.sm90.family import Sm90Spec
+from gemmkit.kernels.sm90.mainloop import PermutedPlanes, RegisterMainloop, permuted
+from gemmkit.kernels.sm90.rewrite import DeinterleaveProducer
 from gemmkit.layouts import Interleaved, RowMajor, Swizzled
 from gemmkit.operators import COMPLEX, DUAL, QUATERNION, SPLIT_COMPLEX, Algebra, WGMMAOp
-from gemmkit.ptx.mbarrier import mbarrier_arrive
+from gemmkit.ptx.barriers import mbarrier_arrive
 from gemmkit.ptx.special import thread_index
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
@@ -178,12 +176,12 @@ def by_one_thread(self: pipeline.Pipeline, stage: int) -> None:
 
 
 FAULTS = {
-    "nobody waits for A": (fragments, "wait_for_a", nothing, errors.EmulatorError),
+    "nobody waits for A": (mainloop, "wait_for_a", nothing, errors.EmulatorError),
     "the lanes of a warp do not meet": (pipeline, "warp_barrier", nothing, errors.RaceError),
     "one thread speaks for all": (pipeline.Pipeline, "release", by_one_thread, errors.RaceError),
-    "stages are given back while they are read": (fragments, "wgmma_wait", lambda pending, sums: sums, errors.ProtocolError),
-    "B is written without a fence": (deinterleave, "fence_async", nothing, errors.ProxyError),
-    "warps write before all have read": (deinterleave, "named_barrier", nothing, errors.RaceError),
+    "stages are given back while they are read": (mainloop, "wgmma_wait", lambda pending, sums: sums, errors.ProtocolError),
+    "B is written without a fence": (rewrite, "fence_async", nothing, errors.ProxyError),
+    "warps write before all have read": (rewrite, "named_barrier", nothing, errors.RaceError),
 }
 
 
@@ -199,7 +197,7 @@ def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch, rng: np.ra
 
 
 def test_an_order_of_b_that_is_not_as_of_a_is_wrong(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    from gemmkit.kernels.sm90 import permuted as module
+    from gemmkit.kernels.sm90 import mainloop as module
 
     monkeypatch.setattr(module, "permuted", lambda k: k)
     with pytest.raises(AssertionError):

@@ -11,9 +11,9 @@ import pytest
 import gemmkit as gk
 from bench.experiments.contractions import PAPER, Contraction
 from bench.prepare import products
-from gemmkit import contraction
 from gemmkit.epilogues import Bias, ReLU
-from gemmkit.kernels.sm90.routes.cp_async import CpAsync
+from gemmkit.functions import einsum
+from gemmkit.kernels.sm90.staged import CpAsync
 from gemmkit.kernels.sm90.store import CombStore
 from gemmkit.layouts import RowMajor, Tensor
 from gemmkit.operators import WGMMAOp
@@ -105,14 +105,14 @@ def test_a_cluster_that_shares_k(machine: Any, rng: np.random.Generator) -> None
 def test_the_papers_contraction(machine: Any, sizes: tuple, dtype: Any, rng: np.random.Generator,
                                 monkeypatch: pytest.MonkeyPatch) -> None:
     """Which order its indices get depends on its sizes; here they are small."""
-    monkeypatch.setattr(contraction, "REREAD", {"m": 33, "k": 8})
-    contraction._recipe.cache_clear()
+    monkeypatch.setattr(einsum, "REREAD", {"m": 33, "k": 8})
+    einsum._recipe.cache_clear()
     p, q, r, s = sizes
     a, b = whole(rng, (p, q, r), dtype), whole(rng, (s, q), dtype)
     out = machine.array(poison((s, r, p), dtype))
     with machine.session():
         gk.einsum("adb,cd->cba", machine.array(a), machine.array(b), out=out)
-    contraction._recipe.cache_clear()
+    einsum._recipe.cache_clear()
     assert np.array_equal(machine.numpy(out), np.einsum("adb,cd->cba", a.astype("f8"), b.astype("f8")).astype(dtype))
 
 

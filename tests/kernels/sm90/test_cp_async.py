@@ -11,14 +11,14 @@ import pytest
 import gemmkit as gk
 from gemmkit.emulator import errors
 from gemmkit.epilogues import Bias, ReLU
-from gemmkit.kernels.common.pipeline import Pipeline
+from gemmkit.kernels.collectives.pipeline import Pipeline
 from gemmkit.kernels.sm90 import mainloop, store
-from gemmkit.kernels.sm90.routes.cp_async import CpAsync, CpAsyncProducer
-from gemmkit.kernels.sm90.routes.tma import Tma
+from gemmkit.kernels.sm90.staged import CpAsync, CpAsyncProducer
 from gemmkit.kernels.sm90.store import TmaStore, VectorStore
+from gemmkit.kernels.sm90.tma import Tma
 from gemmkit.layouts import ColMajor, RowMajor, Tensor
 from gemmkit.operators import WGMMAOp
-from gemmkit.planning import Plan
+from gemmkit.plans.plan import Plan
 from gemmkit.runtime.arrays import describe
 from tests.support.machines import MACHINES, on_machines, poison, turned, whole
 from tests.support.sm90 import F16, F32, mapping

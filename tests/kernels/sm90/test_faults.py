@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 
 from gemmkit.emulator import errors, machine
-from gemmkit.kernels.common import pipeline
-from gemmkit.kernels.common.cluster import Cluster
-from gemmkit.kernels.common.pipeline import Pipeline
-from gemmkit.kernels.sm90 import kernel, mainloop, store, warpgroups
-from gemmkit.kernels.sm90.routes import staged
-from gemmkit.kernels.sm90.spec import Sm90Spec
-from gemmkit.ptx.cluster import cluster_rank
-from gemmkit.ptx.mbarrier import mbarrier_arrive_at, mbarrier_expect
+from gemmkit.kernels.collectives import pipeline
+from gemmkit.kernels.collectives import pipeline as warpgroups
+from gemmkit.kernels.collectives.pipeline import Pipeline
+from gemmkit.kernels.collectives.scheduler import Cluster
+from gemmkit.kernels.sm90 import kernel, mainloop, staged, store
+from gemmkit.kernels.sm90.family import Sm90Spec
+from gemmkit.ptx.barriers import cluster_rank, mbarrier_arrive_at, mbarrier_expect
 from tests.support.machines import MACHINES, reference, whole
 from tests.support.sm90 import F16, mapping, product
 

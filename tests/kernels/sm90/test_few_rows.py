@@ -179,7 +179,7 @@ def test_another_array_of_an_epilogue_compiles_nothing() -> None:
 @pytest.mark.compile
 def test_the_code_with_an_epilogue() -> None:
     """Nothing spills, and B still comes by TMA."""
-    from gemmkit.ahead import recorded
+    from gemmkit.plans.ahead import recorded
     from gemmkit.runtime.compile import to_ptx
 
     a, b, bias = np.empty((8, 4096), F16), np.empty((4096, 4096), F16).T, np.ones(4096, "f4")
@@ -232,7 +232,7 @@ def test_every_order_has_a_default(M: int, N: int, K: int) -> None:
     """Whatever the strides of A, B, C and the result."""
     from itertools import product
 
-    from gemmkit.ahead import recorded
+    from gemmkit.plans.ahead import recorded
     from gemmkit.runtime.device import H100
 
     def matrix(rows: int, columns: int, order: str) -> np.ndarray:

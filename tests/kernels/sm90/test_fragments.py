@@ -1,4 +1,4 @@
-"""A that is transformed on its way into registers (`gemmkit.kernels.sm90.fragments`): exact products, at edges, in any order of the
+"""A that is transformed on its way into registers (`gemmkit.kernels.sm90.mainloop`): exact products, at edges, in any order of the
 threads; and faults put into it are found."""
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import pytest
 import gemmkit as gk
 from gemmkit.emulator import errors
 from gemmkit.epilogues import Bias, ReLU
-from gemmkit.kernels.common import pipeline
-from gemmkit.kernels.sm90 import fragments
-from gemmkit.kernels.sm90.fragments import RegisterMainloop, Transformed
-from gemmkit.kernels.sm90.routes.rewrite import Rewrite
-from gemmkit.kernels.sm90.routes.tma import Tma
-from gemmkit.kernels.sm90.spec import Sm90Spec
+from gemmkit.kernels.collectives import pipeline
+from gemmkit.kernels.sm90 import mainloop
+from gemmkit.kernels.sm90.family import Sm90Spec
+from gemmkit.kernels.sm90.mainloop import RegisterMainloop, Transformed
+from gemmkit.kernels.sm90.rewrite import Rewrite
+from gemmkit.kernels.sm90.tma import Tma
 from gemmkit.kernels.spec import Condition
 from gemmkit.layouts import ColMajor, RowMajor, Triangular
 from gemmkit.operators import WGMMAOp
@@ -204,10 +204,10 @@ def test_who_goes_by_registers() -> None:
 # -- faults -------------------------------------------------------------------------------------------------------------------
 
 FAULTS: dict[str, tuple[Any, str, Any, type[BaseException]]] = {
-    "nobody waits for A": (fragments, "wait_for_a", nothing, errors.EmulatorError),
+    "nobody waits for A": (mainloop, "wait_for_a", nothing, errors.EmulatorError),
     "the lanes of a warp do not meet": (pipeline, "warp_barrier", nothing, errors.RaceError),
     "one thread speaks for all": (pipeline.Pipeline, "release", by_one_thread, errors.RaceError),
-    "stages are given back while they are read": (fragments, "wgmma_wait", lambda pending, sums: sums, errors.ProtocolError),
+    "stages are given back while they are read": (mainloop, "wgmma_wait", lambda pending, sums: sums, errors.ProtocolError),
 }
 
 
@@ -224,6 +224,6 @@ def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch, rng: np.ra
 
 
 def test_what_is_made_of_zeros_would_be_seen(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    monkeypatch.setattr(fragments, "first_elements", lambda dtype, word, count: word)
+    monkeypatch.setattr(mainloop, "first_elements", lambda dtype, word, count: word)
     with np.errstate(all="ignore"):
         assert not reciprocals(EMULATOR, 33, RowMajor, rng)

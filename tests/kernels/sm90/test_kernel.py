@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.kernels.rasterisation import Columns, Grouped, Hilbert
-from gemmkit.kernels.sm90.spec import Sm90Spec
+from gemmkit.kernels.collectives.scheduler import Columns, Grouped, Hilbert
+from gemmkit.kernels.sm90.family import Sm90Spec
 from gemmkit.layouts import ColMajor, RowMajor, Swizzled
 from gemmkit.operators import WGMMAOp
 from gemmkit.tiling import Tile

@@ -9,10 +9,9 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.emulator.errors import EmulatorError
-from gemmkit.kernels.sm90.fragments import RegisterMainloop
-from gemmkit.kernels.sm90.routes import part_rewrite
-from gemmkit.kernels.sm90.routes.part_rewrite import PartRewrite
-from gemmkit.kernels.sm90.routes.rewrite import RewriteProducer
+from gemmkit.kernels.sm90 import rewrite
+from gemmkit.kernels.sm90.mainloop import RegisterMainloop
+from gemmkit.kernels.sm90.rewrite import PartRewrite, RewriteProducer
 from gemmkit.layouts import ColMajor, RowMajor, Triangular
 from gemmkit.operators import WGMMAOp
 from gemmkit.transforms import Elementwise
@@ -95,7 +94,7 @@ def test_a_mask_that_leaves_parts_as_they_are(machine: Any, transform: Any, rng:
 
 def test_words_that_are_not_sent_are_missed(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """The emulator says at which barrier the block waits for ever."""
-    monkeypatch.setattr(part_rewrite, "send", lambda *given: None)
+    monkeypatch.setattr(rewrite, "send", lambda *given: None)
     conf = mapping("one-2x1", transform_global_to_shared_b=Elementwise(lambda x: x + 1))
     a, b = whole(rng, (128, 64), F16), whole(rng, (64, 32), F16)
     out = np.full((128, 32), np.nan, F32)

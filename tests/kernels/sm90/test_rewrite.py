@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.kernels.common.arrays import Arrays
-from gemmkit.kernels.sm90.fragments import RegisterMainloop
-from gemmkit.kernels.sm90.routes.rewrite import Rewrite, RewriteProducer, Transpose
-from gemmkit.kernels.sm90.routes.staged import Staged
-from gemmkit.kernels.sm90.routes.tma import Tma
-from gemmkit.kernels.sm90.spec import Sm90Spec
+from gemmkit.kernels.collectives.operand import Arrays
+from gemmkit.kernels.sm90.family import Sm90Spec
+from gemmkit.kernels.sm90.mainloop import RegisterMainloop
+from gemmkit.kernels.sm90.rewrite import Rewrite, RewriteProducer, Transpose
+from gemmkit.kernels.sm90.staged import Staged
+from gemmkit.kernels.sm90.tma import Tma
 from gemmkit.layouts import ColMajor, RowMajor, Triangular
 from gemmkit.operators import WGMMAOp
 from gemmkit.runtime.arrays import describe

@@ -11,7 +11,7 @@ import pytest
 import gemmkit as gk
 from gemmkit.emulator.errors import EmulatorError
 from gemmkit.emulator.machine import current
-from gemmkit.kernels.sm90 import row_exchange
+from gemmkit.kernels.sm90 import exchange
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import WGMMAOp
 from gemmkit.runtime.device import H100, assumed
@@ -148,7 +148,7 @@ def test_the_choice(sizes: tuple[int, int, int], said: str) -> None:
                          ids=["sent", "free", "told", "expected", "lanes"])
 def test_faults_are_found(name: str, of: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the first tile, or in the second, whose states come to where the first one's were."""
-    original, make, made, left_out = getattr(row_exchange, name), row_exchange.mbarrier_init, dict[str, int](), list[int]()
+    original, make, made, left_out = getattr(exchange, name), exchange.mbarrier_init, dict[str, int](), list[int]()
 
     def noted(barriers: Any, n: int, count: int) -> None:
         made["free" if count > 1 else "full"] = barriers.offset
@@ -160,8 +160,8 @@ def test_faults_are_found(name: str, of: str, monkeypatch: pytest.MonkeyPatch) -
         else:
             original(*given)
 
-    monkeypatch.setattr(row_exchange, "mbarrier_init", noted)
-    monkeypatch.setattr(row_exchange, name, call)
+    monkeypatch.setattr(exchange, "mbarrier_init", noted)
+    monkeypatch.setattr(exchange, name, call)
     a, b, _ = operands((4 * 64, 64, 8), F16)
     with assumed(replace(H100, sm_count=2)), gk.emulate(), pytest.raises(EmulatorError):
         gk.matmul(a, b, conf=config("one", 2), epilogue=gk.epilogues.Softmax())

@@ -17,13 +17,13 @@ import gemmkit as gk
 from gemmkit import StreamK
 from gemmkit.emulator import errors
 from gemmkit.epilogues import RowReduce
-from gemmkit.inspection import compile_config
-from gemmkit.kernels.sm90 import stream_exchange
-from gemmkit.kernels.sm90.stream_exchange import StreamExchange
+from gemmkit.kernels.sm90 import exchange
+from gemmkit.kernels.sm90.exchange import StreamExchange
 from gemmkit.kernels.spec import Condition
 from gemmkit.layouts import ColMajor, RowMajor, Triangular
 from gemmkit.operators import COMPLEX, WGMMAOp
 from gemmkit.operators.algebra import Algebra
+from gemmkit.plans.ahead import compile_config
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
@@ -290,7 +290,7 @@ FAULTS: dict[str, tuple[str, Callable[[Any], Any], Any]] = {
 def test_faults(what: str, cluster: str, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run_small(cluster, schedule)
     name, wrong, error = FAULTS[what]
-    monkeypatch.setattr(stream_exchange, name, wrong(getattr(stream_exchange, name)))
+    monkeypatch.setattr(exchange, name, wrong(getattr(exchange, name)))
     with pytest.raises(error):
         run_small(cluster, schedule)
 
@@ -298,7 +298,7 @@ def test_faults(what: str, cluster: str, schedule: str, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("which", [0, 1])
 def test_every_barrier_matters(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a consumer that hands over, in front of the addition; and of one that takes over, behind the wait."""
-    real, place = stream_exchange.named_barrier, ("hand_over", "take_over")[which]
+    real, place = exchange.named_barrier, ("hand_over", "take_over")[which]
 
     def barrier(number: int, threads: int) -> None:
         import sys
@@ -306,14 +306,14 @@ def test_every_barrier_matters(which: int, monkeypatch: pytest.MonkeyPatch) -> N
         if sys._getframe(1).f_code.co_name != place:
             real(number, threads)
 
-    monkeypatch.setattr(stream_exchange, "named_barrier", barrier)
+    monkeypatch.setattr(exchange, "named_barrier", barrier)
     with pytest.raises((errors.RaceError, errors.UninitialisedRead)):
         run_small()
 
 
 def test_counters_that_are_not_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next launch would not wait."""
-    monkeypatch.setattr(stream_exchange, "set_counter", lambda *given: None)
+    monkeypatch.setattr(exchange, "set_counter", lambda *given: None)
     a, b = np.ones((64, 96), F16), np.ones((96, 32), F16)
     with gk.emulate():
         run = gk.plan(a, b, None, mapped("1x1", 3))

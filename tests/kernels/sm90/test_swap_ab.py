@@ -10,12 +10,11 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import epilogues
-from gemmkit.ahead import recorded
 from gemmkit.epilogues import Bias, ReLU
-from gemmkit.kernels.sm90.across import Across
-from gemmkit.kernels.sm90.fragments import RegisterMainloop
+from gemmkit.kernels.sm90.mainloop import Across, RegisterMainloop
 from gemmkit.operators import WGMMAOp
-from gemmkit.ptx.tf32 import rounded_to_tf32, truncated_to_tf32
+from gemmkit.plans.ahead import recorded
+from gemmkit.ptx.mma import rounded_to_tf32, truncated_to_tf32
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
@@ -127,7 +126,7 @@ def test_tf32_with_a_transform_and_an_epilogue(machine: Any, order: str, rng: np
 def test_functions_of_large_results_get_wide_coordinates(machine: Any, monkeypatch: pytest.MonkeyPatch,
                                                          rng: np.random.Generator) -> None:
     """Of 2^31 elements; here every size counts as such. A place that is computed does not fit 32 bits."""
-    from gemmkit import adapters
+    from gemmkit.plans import adapters
 
     monkeypatch.setattr(adapters, "COUNT", 1)
     M, N, K = 70, 41, 37

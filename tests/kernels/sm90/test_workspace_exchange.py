@@ -15,17 +15,14 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.emulator import errors
-from gemmkit.inspection import compile_config
-from gemmkit.kernels.common.reduction import dealt
-from gemmkit.kernels.sm90 import workspace_exchange
-from gemmkit.kernels.sm90.exchange import ClusterExchange
-from gemmkit.kernels.sm90.shared_k import SharedK
-from gemmkit.kernels.sm90.workspace_exchange import WorkspaceExchange
+from gemmkit.kernels.collectives.scheduler import dealt
+from gemmkit.kernels.sm90 import exchange
+from gemmkit.kernels.sm90.exchange import ClusterExchange, SharedK, WorkspaceExchange
 from gemmkit.layouts import ColMajor, Interleaved, RowMajor, Triangular
 from gemmkit.operators import COMPLEX, WGMMAOp
 from gemmkit.operators.algebra import Algebra
-from gemmkit.runtime.device import H100
-from gemmkit.runtime.launch_config import attributes
+from gemmkit.plans.ahead import compile_config
+from gemmkit.runtime.device import H100, attributes
 from gemmkit.tiling import Tile
 from tests.support.machines import BF16, MACHINES, on_machines, whole
 from tests.support.shared_k import check_counters, check_every_slot, check_stack
@@ -212,34 +209,34 @@ def run_small(splits: int = 3, cluster: str = "1x1") -> None:
 
 
 def unordered(order: str) -> Callable[..., int]:
-    real = workspace_exchange.atomic_add
+    real = exchange.atomic_add
     return lambda view, at, number, how: real(view, at, number, "relaxed" if how == order else how)
 
 
 @pytest.mark.parametrize("cluster, splits", [("1x1", 3), ("2x1", 2)])
 def test_arrivals_that_release_nothing(cluster: str, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     run_small(splits, cluster)
-    monkeypatch.setattr(workspace_exchange, "atomic_add", unordered("release"))
+    monkeypatch.setattr(exchange, "atomic_add", unordered("release"))
     with pytest.raises(errors.RaceError, match="sums"):
         run_small(splits, cluster)
 
 
 def test_a_wait_that_acquires_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = workspace_exchange.await_counter
-    monkeypatch.setattr(workspace_exchange, "await_counter", lambda view, at, n, how: real(view, at, n, "relaxed"))
+    real = exchange.await_counter
+    monkeypatch.setattr(exchange, "await_counter", lambda view, at, n, how: real(view, at, n, "relaxed"))
     with pytest.raises(errors.RaceError, match="sums"):
         run_small()
 
 
 def test_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workspace_exchange, "await_counter", lambda view, at, n, how: None)
+    monkeypatch.setattr(exchange, "await_counter", lambda view, at, n, how: None)
     with pytest.raises((errors.RaceError, errors.UninitialisedRead), match="sums"):
         run_small()
 
 
 def test_a_block_that_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = workspace_exchange.await_counter
-    monkeypatch.setattr(workspace_exchange, "await_counter", lambda view, at, n, how: real(view, at, n + 3, how))
+    real = exchange.await_counter
+    monkeypatch.setattr(exchange, "await_counter", lambda view, at, n, how: real(view, at, n + 3, how))
     with pytest.raises(errors.DeadlockError, match="counter that is 3 to become 6"):
         run_small()
 
@@ -249,7 +246,7 @@ def test_every_barrier_matters(which: int, monkeypatch: pytest.MonkeyPatch) -> N
     """Of a consumer, in front of the addition and behind the wait."""
     from gemmkit.emulator import machine
 
-    real, arrivals = workspace_exchange.named_barrier, {}
+    real, arrivals = exchange.named_barrier, {}
 
     def barrier(number: int, threads: int) -> None:
         thread = machine.current()
@@ -257,7 +254,7 @@ def test_every_barrier_matters(which: int, monkeypatch: pytest.MonkeyPatch) -> N
         if arrivals[thread] != which:
             real(number, threads)
 
-    monkeypatch.setattr(workspace_exchange, "named_barrier", barrier)
+    monkeypatch.setattr(exchange, "named_barrier", barrier)
     with pytest.raises((errors.RaceError, errors.UninitialisedRead)):
         run_small()
 
@@ -329,8 +326,7 @@ def test_the_driver_is_asked(cluster: str) -> None:
     """What it holds in clusters is no less than `Cluster.at_once` says, and a launch of more is refused."""
     import cupy
 
-    from gemmkit.runtime.launch import LaunchError
-    from gemmkit.runtime.workspace import check_residency
+    from gemmkit.runtime.launch import LaunchError, check_residency
 
     x, y = cupy.zeros((128, 4096), F16), cupy.zeros((4096, 128), F16)
     compiled = gk.plan(x, y, None, large(cluster, 3))._compiled

@@ -15,11 +15,11 @@ PAGE = markdown.ROOT / "docs" / "specs.md"
 
 @pytest.mark.parametrize("name", ["scalar", "registers", "shared"])
 def test_the_decompositions_are_those_that_are_measured(name: str) -> None:
-    """The page's text is that of gemmkit/specs/decompositions.py."""
+    """The page's text is that of gemmkit/specs/products.py."""
     import re
 
     texts = [re.findall(rf"^{name} = \(.*?\.done\)$", text, re.MULTILINE | re.DOTALL)
-             for text in (PAGE.read_text(encoding="utf-8"), source_of("gemmkit/specs/decompositions.py"))]
+             for text in (PAGE.read_text(encoding="utf-8"), source_of("gemmkit/specs/products.py"))]
     assert texts[0] == texts[1] and len(texts[0]) == 1
 
 

@@ -15,7 +15,7 @@ from gemmkit.ptx.memory import store_global
 from gemmkit.ptx.special import barrier
 from gemmkit.runtime import cache
 from gemmkit.runtime.cache import Entry
-from gemmkit.runtime.launchable import Launchable
+from gemmkit.runtime.launch import Launchable
 from gemmkit.specs import trials
 from gemmkit.specs.schedule import (
     GL,
@@ -36,7 +36,7 @@ from gemmkit.specs.schedule import (
     Thread,
     explore,
 )
-from gemmkit.tuner.measuring import Failed
+from gemmkit.tuner.measure import Failed
 from tests.support.on_device import OnDevice
 
 USAGE = {"registers": 32, "spill_stores": 0, "spill_loads": 0, "stack_bytes": 0}

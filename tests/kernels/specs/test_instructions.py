@@ -13,7 +13,7 @@ from gemmkit import specs
 from gemmkit.ptx.special import barrier, thread_index
 from gemmkit.shapes import local
 from gemmkit.specs import ALL, THREAD, WARP, NoAtom, T, instruction, shape
-from gemmkit.specs.forms import FR, Form, Role
+from gemmkit.specs.tensors import FR, Form, Role
 from tests.support.harness import Out, emulated
 
 F16, F32 = np.dtype("f2"), np.dtype("f4")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.specs.listings import cuda_wmma_sample, maxwell_optimized
+from gemmkit.specs.products import cuda_wmma_sample, maxwell_optimized
 from tests.support.harness import aligned
 
 

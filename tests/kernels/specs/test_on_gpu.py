@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.specs import decompositions
-from gemmkit.specs.families import multiply_adds, tensor_cores
-from gemmkit.specs.listings import cuda_wmma_sample, maxwell_optimized
+from gemmkit.specs import products
+from gemmkit.specs.products import cuda_wmma_sample, maxwell_optimized, multiply_adds, tensor_cores
 from tests.support.drawn_schedules import PARTS, Drawn, part_of_many, schedules
 
 DECOMPOSITIONS = {
-    "scalar": (decompositions.scalar, "f4", "CCC"), "registers": (decompositions.registers, "f4", "CCC"),
-    "shared": (decompositions.shared, "f4", "CCC"), "maxwell_optimized": (maxwell_optimized, "f4", "FFF"),
+    "scalar": (products.scalar, "f4", "CCC"), "registers": (products.registers, "f4", "CCC"),
+    "shared": (products.shared_tile, "f4", "CCC"), "maxwell_optimized": (maxwell_optimized, "f4", "FFF"),
     "cuda_wmma_sample": (cuda_wmma_sample, "f2", "CFC"),
     "maxwell, ahead": (multiply_adds(ahead=True, occupancy=2), "f4", "FFF"),
     "wmma, ahead": (tensor_cores((128, 128), 64, (64, 32), ahead=True, occupancy=2), "f2", "CFC"),

@@ -10,7 +10,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.emulator.errors import EmulatorError
-from gemmkit.specs.listings import store_cuda
+from gemmkit.specs.products import store_cuda
 from gemmkit.specs.schedule import (
     FR,
     GL,
@@ -130,7 +130,7 @@ def test_tiles_over_the_edge(sizes: tuple) -> None:
 
 @pytest.mark.kin(5)
 def test_fragments_over_the_edge() -> None:
-    from gemmkit.specs.listings import cuda_wmma_sample
+    from gemmkit.specs.products import cuda_wmma_sample
 
     product(cuda_wmma_sample, operands(100, 72, 40, np.float16, "CFC"))
 
@@ -165,7 +165,7 @@ def test_prefetch_by_registers(through: str) -> None:
 @pytest.mark.parametrize("name", ["barrier", "wait"])
 def test_a_prefetch_by_registers_needs_what_it_has(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one operand by registers, and one by copies."""
-    from gemmkit.specs import ahead
+    from gemmkit.specs import lower as ahead
 
     monkeypatch.setattr(ahead, name, lambda: None)
     with pytest.raises(EmulatorError):
@@ -180,7 +180,7 @@ def test_prefetch() -> None:
 
 def test_a_prefetch_without_its_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
     """The emulator finds what the node would do wrong."""
-    from gemmkit.specs import ahead
+    from gemmkit.specs import lower as ahead
 
     monkeypatch.setattr(ahead, "barrier", lambda: None)
     with pytest.raises(EmulatorError, match=r"(?s)race in .*shared memory.*\.move\(A, SH, \.\.\.\)\.prefetch at .*schedules\.py:\d+"):
@@ -188,7 +188,7 @@ def test_a_prefetch_without_its_barrier(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_prefetch_that_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gemmkit.specs import ahead
+    from gemmkit.specs import lower as ahead
 
     monkeypatch.setattr(ahead, "wait", lambda: None)
     with pytest.raises(EmulatorError, match=r"(?s)\.move\(B, SH, \.\.\.\)\.prefetch at .*schedules\.py:\d+"):

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.shapes import Shape
-from gemmkit.specs.forms import T
+from gemmkit.shapes import Shape, Swizzle
 from gemmkit.specs.moves import CopyLine
 from gemmkit.specs.schedule import FR, RF, SH, SRC, XOR, ColMajor, Move, RowMajor, ScheduleError, Thread, Warp
-from gemmkit.specs.threads import THREAD
-from gemmkit.swizzles import Swizzle
+from gemmkit.specs.tensors import THREAD, T
 from tests.support.banks import conflicts, recorded
 from tests.support.schedules import maxwell, operands, tensor_cores
 

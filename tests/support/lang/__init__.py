@@ -1,5 +1,5 @@
 """Tests of the device dialect. They name Numba's types, so Numba is loaded before any of them is imported."""
 
-from gemmkit.lang.later import load
+from gemmkit.lang.deferred import load
 
 load()

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmkit.emulator.coordinates import kind_of
-from gemmkit.emulator.functions import BUILTINS, MATH
+from gemmkit.emulator.functions import BUILTINS, MATH, kind_of
 from gemmkit.lang import number_rules as rules
 from gemmkit.lang.number_rules import FLOAT64, Weak
 

@@ -17,11 +17,10 @@ import llvmlite.binding as llvm
 import numpy as np
 from numba.cuda import types
 
-from gemmkit.emulator.coordinates import kind_of
-from gemmkit.lang import complex_scalars
-from gemmkit.lang.atoms import atom
+from gemmkit.emulator.functions import kind_of
+from gemmkit.lang import complex as complex_scalars
 from gemmkit.lang.functions import device
-from gemmkit.lang.numba_hooks import signature
+from gemmkit.lang.numba_hooks import atom, signature
 from gemmkit.lang.scalars import (
     IndexType,
     NarrowFloatType,

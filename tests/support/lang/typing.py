@@ -10,8 +10,7 @@ import numpy as np
 from numba.cuda import types
 
 from gemmkit.lang.functions import device
-from gemmkit.lang.number_types import numba_type
-from gemmkit.lang.scalars import index, weak_float64
+from gemmkit.lang.scalars import index, numba_type, weak_float64
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 NARROW = [np.dtype("f2"), BF16]

@@ -9,9 +9,9 @@ import pytest
 
 import gemmkit as gk
 from bench.stand_ins import STREAM, gpu, library
-from gemmkit import attention_plans
-from gemmkit.attention_plans import AttentionLaunch
-from gemmkit.masks import Causal, Window
+from gemmkit.functions import attention
+from gemmkit.functions.attention import AttentionLaunch
+from gemmkit.kernels.masks import Causal, Window
 from tests.support import launches
 from tests.support.launches import TABLE
 
@@ -35,7 +35,7 @@ class Seen(launches.Seen):
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     found = Seen()
-    found.watch(monkeypatch, attention_plans)
+    found.watch(monkeypatch, attention)
     return found
 
 
@@ -70,7 +70,7 @@ def test_kernels_are_told_apart(seen: Seen) -> None:
 
 def test_tables_of_tiles() -> None:
     """Each tile of each head once; what is behind a block's last one is no tile."""
-    from gemmkit.kernels.attention.schedule import Head, schedule
+    from gemmkit.kernels.attention.kernel import Head, schedule
 
     for count, rows, blocks in ((1, 1, 1), (5, 7, 4), (16, 3, 132), (3, 40, 11)):
         order = schedule([Head([float(row + 1) for row in range(rows)], (head, 0)) for head in range(count)], 128, 2, blocks)

@@ -208,7 +208,7 @@ def test_a_configuration_of_another_device_is_checked_again_by_the_call(monkeypa
 
     conf = configuration(block_shape=Tile(M=128, N=128, K=32), device=H100)
     tiny = dataclasses.replace(H100, name="a small GPU", shared_memory_per_block=16384)
-    monkeypatch.setattr("gemmkit.problem.target", lambda *ordinal: tiny)
+    monkeypatch.setattr("gemmkit.plans.problem.target", lambda *ordinal: tiny)
     refused(gk.ConfigError, ones(4, 3), ones(3, 5), None, conf,
             says=("block_shape=", "bytes of shared memory", "a small GPU has 16384 a block"))
 
@@ -290,7 +290,7 @@ def test_a_device_array_in_the_emulator() -> None:
 
 def test_arrays_of_two_devices() -> None:
     """Stand-ins: what `describe` says of arrays on two GPUs."""
-    from gemmkit.problem import check_places
+    from gemmkit.plans.problem import check_places
     from gemmkit.runtime.arrays import ArrayInfo
 
     on = [ArrayInfo(4096, (4, 4), (4, 1), F32, device, False, "cupy") for device in (0, 1)]

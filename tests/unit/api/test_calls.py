@@ -18,12 +18,12 @@ import pytest
 
 import gemmkit as gk
 from bench import stand_ins
-from gemmkit.compiled import OPERANDS
-from gemmkit.lang.guards import Fact
-from gemmkit.launch import forget
+from gemmkit.lang.references import Fact
+from gemmkit.plans.compiled import OPERANDS
+from gemmkit.plans.launch import forget
 from gemmkit.runtime import device
 from gemmkit.runtime.arrays import describe
-from gemmkit.runtime.launch_config import CTYPES, PARAMETER_FORMATS
+from gemmkit.runtime.device import CTYPES, PARAMETER_FORMATS
 from gemmkit.transforms import Elementwise
 from tests.support.checks import functions_run
 
@@ -387,7 +387,7 @@ def test_an_array_that_changed_in_place_is_another(library: str, make: Any, laun
 def test_a_tensors_state_is_looked_at_in_each_call(state: dict[str, Any], words: str, launches: Launches,
                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     recorded: list[Any] = []
-    monkeypatch.setitem(sys.modules, "gemmkit.torch.recorded", SimpleNamespace(recorded=lambda *call: recorded.append(call)))
+    monkeypatch.setitem(sys.modules, "gemmkit.torch.autograd", SimpleNamespace(recorded=lambda *call: recorded.append(call)))
     with stand_ins.library("torch") as make:
         a, b, out = operands(make)
         run = gk.plan(a, b)
@@ -416,7 +416,7 @@ def test_device_arrays_are_not_for_the_emulator(library: str, make: Any) -> None
 
 def test_arrays_of_one_alignment_share_a_plan(launches: Launches) -> None:
     """Whatever their addresses are beyond that."""
-    from gemmkit.products import _plans
+    from gemmkit.plans.plan import _plans
 
     with stand_ins.library("cupy") as make:
         a, b, _ = operands(make)
@@ -431,7 +431,7 @@ def test_arrays_of_one_alignment_share_a_plan(launches: Launches) -> None:
 def test_code_that_changes_during_the_first_compilation(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
     """The call is made with the values of the code that was compiled."""
     from gemmkit.runtime.compile import CodeChanged
-    from gemmkit.runtime.launchable import Launchable
+    from gemmkit.runtime.launch import Launchable
 
     bind, failures = Launchable.bind, [CodeChanged(Fact("item", {}, "", None))]
 
@@ -457,7 +457,7 @@ FACTOR = 2.0
 def test_a_group_is_bound_anew_when_code_changes(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
     """During its first compilation, and between calls of one configuration or of one plan."""
     from gemmkit.runtime.compile import CodeChanged
-    from gemmkit.runtime.launchable import Launchable
+    from gemmkit.runtime.launch import Launchable
 
     bind, failures, bound = Launchable.bind, [CodeChanged(Fact("item", {}, "", None))], []
 
@@ -468,7 +468,7 @@ def test_a_group_is_bound_anew_when_code_changes(launches: Launches, monkeypatch
         return bind(self)
 
     monkeypatch.setattr(Launchable, "bind", seen)
-    monkeypatch.setattr("gemmkit.runtime.workspace.table", lambda ordinal, stream, key, data: 0x7000)
+    monkeypatch.setattr("gemmkit.runtime.launch.table", lambda ordinal, stream, key, data: 0x7000)
     with stand_ins.library("cupy") as make:
         a, b, out = operands(make)
         conf = gk.plan_grouped([a], [b], epilogue=gk.epilogues.Elementwise(lambda x: x * FACTOR)).config
@@ -490,7 +490,7 @@ def test_a_group_is_bound_anew_when_code_changes(launches: Launches, monkeypatch
 @pytest.mark.parametrize("devices", [1, 2])
 def test_new_arrays_are_of_the_callers_library_and_kind(library: str, devices: int, make: Any,
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
-    from gemmkit.runtime.allocation import allocator
+    from gemmkit.runtime.arrays import allocator
 
     monkeypatch.setattr(device, "count", lambda: devices)
     like, wanted = make(4, 4), make(M, N, dtype="float32")
@@ -501,7 +501,7 @@ def test_new_arrays_are_of_the_callers_library_and_kind(library: str, devices: i
 def test_pytorchs_short_way_to_a_new_tensor_is_taken_on_one_device(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
-    from gemmkit.runtime.allocation import allocator
+    from gemmkit.runtime.arrays import allocator
 
     asked = []
 

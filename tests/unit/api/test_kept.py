@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import components, kept
+from gemmkit import components
+from gemmkit import components as kept
 from gemmkit.components import freeze
 from gemmkit.epilogues import Elementwise, Fold, Residual, Scale
 
@@ -103,7 +104,7 @@ def test_what_dies_is_forgotten_with_its_arrays() -> None:
 
 def test_a_gated_unit_keeps_the_fold_of_a_plain_function_alone() -> None:
     """One with a closure is made anew in every call, and would fill the memory."""
-    from gemmkit.glu_call import _known_fold
+    from gemmkit.functions.glu import _known_fold
 
     x, w = np.ones((2, 3), "f4"), np.ones((3, 2), "f4")
     _known_fold.cache_clear()

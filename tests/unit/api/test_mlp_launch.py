@@ -10,9 +10,9 @@ import pytest
 
 import gemmkit as gk
 from bench.stand_ins import STREAM, gpu, library
-from gemmkit import mlp_plans
-from gemmkit.config import ConfigError
-from gemmkit.mlp_plans import MlpLaunch
+from gemmkit.functions import mlp
+from gemmkit.functions.mlp import MlpLaunch
+from gemmkit.lang.errors import ConfigError
 from gemmkit.runtime.device import H100, assumed
 from tests.support import launches
 from tests.support.launches import TABLE
@@ -39,7 +39,7 @@ class Seen(launches.Seen):
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     found = Seen()
-    found.watch(monkeypatch, mlp_plans)
+    found.watch(monkeypatch, mlp)
     return found
 
 
@@ -90,7 +90,7 @@ def test_numbers_that_a_function_captured_compile_nothing(seen: Seen) -> None:
                                                        (16896, 132, 2, 1), (17000, 68, 2, 2), (100000, 132, 2, 6)])
 def test_rows_go_to_blocks(rows: int, blocks: int, cluster: int, turns: int) -> None:
     """As even a number of tiles as there can be, and no block without one but beside a peer that has."""
-    from gemmkit.ahead import recorded
+    from gemmkit.plans.ahead import recorded
 
     x, weights = np.empty((rows, 128), F16), [np.zeros((128, 128), F16)] * 3
     made = recorded(lambda: gk.mlp(x, weights), H100, zeros=False)[0]

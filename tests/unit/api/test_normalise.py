@@ -12,11 +12,11 @@ import pytest
 
 import gemmkit as gk
 from bench.stand_ins import STREAM, CupyArray, gpu, library
-from gemmkit import ahead
 from gemmkit.epilogues import Fold, LayerNorm, Residual, RMSNorm, RowReduce, Scale, Softmax
-from gemmkit.grouped_call import grouped
+from gemmkit.functions.grouped import grouped
 from gemmkit.layouts import Layout, RowMajor
 from gemmkit.operators import WGMMAOp
+from gemmkit.plans import ahead
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
 from tests.support.machines import is_poison, poison

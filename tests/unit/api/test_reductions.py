@@ -10,7 +10,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.epilogues import ColumnReduce, Combine, Elementwise, Fold, RowReduce, Scale
-from gemmkit.grouped_call import grouped
+from gemmkit.functions.grouped import grouped
 from tests.support.machines import is_poison, poison
 
 A, B = np.ones((7, 5), np.float32), np.ones((5, 9), np.float32)

@@ -13,9 +13,10 @@ import pytest
 import gemmkit as gk
 from bench.stand_ins import STREAM, gpu, library
 from gemmkit.epilogues import ColumnReduce, ReLU, RowReduce
-from gemmkit.observers import RowSum
-from gemmkit.runtime import launchable, workspace
-from gemmkit.runtime.launch_config import parameter_struct
+from gemmkit.epilogues.observers import RowSum
+from gemmkit.runtime import launch as launchable
+from gemmkit.runtime import launch as workspace
+from gemmkit.runtime.device import parameter_struct
 
 PLACE = 0x7000_0000
 

@@ -111,9 +111,9 @@ def test_kernels_are_emulated() -> None:
 def test_what_compiles_says_what_to_install() -> None:
     """One error wherever it is asked for: it names what is missing, the extras, and the emulator."""
     done = run("""
-        from gemmkit.inspection import compile_config
-        from gemmkit.lang.installed import NotInstalledError
-        from gemmkit.lang.later import load
+        from gemmkit.plans.ahead import compile_config
+        from gemmkit.lang.deferred import NotInstalledError
+        from gemmkit.lang.deferred import load
         from gemmkit.runtime.compile import versions
         from gemmkit.runtime.device import current
 
@@ -136,7 +136,7 @@ def test_no_toolkit(monkeypatch: pytest.MonkeyPatch) -> None:
     from cuda import pathfinder
     from numba.cuda.cudadrv import libs  # while its own libraries are to be found
 
-    from gemmkit.lang import installed
+    from gemmkit.lang import deferred as installed
     from gemmkit.runtime import compile
 
     def nowhere(name: str, *rest: object) -> None:
@@ -152,7 +152,7 @@ def test_no_toolkit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_command_line() -> None:
     """`info` shows what there is, `explain` the mapping and then the way to a compiler; neither shows a traceback."""
-    program = "import gemmkit.cli\nraise SystemExit(gemmkit.cli.main(sys.argv[1:]))"
+    program = "import gemmkit.tools.cli\nraise SystemExit(gemmkit.tools.cli.main(sys.argv[1:]))"
     info = run(program, "info")
     assert info.returncode == 0 and "not installed" in info.stdout, info.stderr[-3000:]
     explained = run(program, "explain", "--m", "64")

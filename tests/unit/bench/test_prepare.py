@@ -9,8 +9,8 @@ import pytest
 
 from bench import cases, prepare
 from bench.cases import Case
-from gemmkit import ahead
-from gemmkit.planning import Plan
+from gemmkit.plans import ahead
+from gemmkit.plans.plan import Plan
 from gemmkit.runtime import cache, launch
 from tests.support.on_device import OnDevice
 

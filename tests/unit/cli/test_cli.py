@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 import gemmkit as gk
-from gemmkit.cli import COMMANDS, demo, explain, info, main
 from gemmkit.runtime import cache
 from gemmkit.runtime.device import H100
+from gemmkit.tools import cli
+from gemmkit.tools.cli import COMMANDS, main
 
 
 @pytest.fixture
@@ -100,8 +101,8 @@ def test_info(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_info_without_a_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(info, "no_gpu", lambda: "the driver lists no device")
-    monkeypatch.setattr(info, "target", lambda: H100)
+    monkeypatch.setattr(cli, "no_gpu", lambda: "the driver lists no device")
+    monkeypatch.setattr(cli, "target", lambda: H100)
     assert main(["info"]) == 0
     found = rows(capsys.readouterr().out)
     assert found["GPU"][0].startswith("no GPU (the driver lists no device)") and found["target"] == [H100.name]
@@ -112,7 +113,7 @@ def test_info_tells_what_an_old_gpu_lacks(folder: Path, monkeypatch: pytest.Monk
     import dataclasses
 
     turing = dataclasses.replace(H100, name="a Turing", arch=(7, 5))
-    monkeypatch.setattr(info, "target", lambda: turing)
+    monkeypatch.setattr(cli, "target", lambda: turing)
     assert main(["info"]) == 0
     said = capsys.readouterr().out
     assert "Usable on a Turing (compute capability 7.5)" in said
@@ -205,8 +206,8 @@ def test_explain_chooses_the_operator_asked_for(arguments: list[str], operator: 
     import argparse
 
     commands = argparse.ArgumentParser().add_subparsers()
-    options = explain.add_parser(commands).parse_args(arguments)
-    assert repr(explain.subject(options, H100).conf.operator).startswith(operator)
+    options = cli.add_explain(commands).parse_args(arguments)
+    assert repr(cli.subject(options, H100).conf.operator).startswith(operator)
 
 
 # -- demo --------------------------------------------------------------------------------------------------------------
@@ -222,11 +223,11 @@ class Example:
         return self.result
 
 
-@pytest.mark.parametrize("failing", [None, *demo.EXAMPLES])
+@pytest.mark.parametrize("failing", [None, *cli.EXAMPLES])
 def test_demo_fails_with_an_example(failing: str | None, monkeypatch: pytest.MonkeyPatch,
                                     capsys: pytest.CaptureFixture[str]) -> None:
-    examples = {name: Example(name != failing) for name in demo.EXAMPLES}
-    monkeypatch.setattr(demo, "_example", examples.__getitem__)
+    examples = {name: Example(name != failing) for name in cli.EXAMPLES}
+    monkeypatch.setattr(cli, "_example", examples.__getitem__)
     assert main(["demo", "--emulate"]) == (0 if failing is None else 1)
     said = capsys.readouterr().out
     assert [e.emulate for e in examples.values()] == [True] * len(examples) and "Emulating" in said
@@ -234,8 +235,8 @@ def test_demo_fails_with_an_example(failing: str | None, monkeypatch: pytest.Mon
 
 
 def test_demo_of_some_examples(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    examples = {name: Example(True) for name in demo.EXAMPLES}
-    monkeypatch.setattr(demo, "_example", examples.__getitem__)
+    examples = {name: Example(True) for name in cli.EXAMPLES}
+    monkeypatch.setattr(cli, "_example", examples.__getitem__)
     assert main(["demo", "attention", "digits", "--emulate"]) == 0
     assert {name for name, e in examples.items() if e.emulate != "not called"} == {"attention", "digits"}
     assert main(["demo", "atention"]) == 2
@@ -244,15 +245,15 @@ def test_demo_of_some_examples(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 def test_demo_says_when_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     example = Example(True)
-    monkeypatch.setattr(demo, "_example", lambda name: example)
-    monkeypatch.setattr(demo, "no_gpu", lambda: "the driver lists no device")
+    monkeypatch.setattr(cli, "_example", lambda name: example)
+    monkeypatch.setattr(cli, "no_gpu", lambda: "the driver lists no device")
     assert main(["demo"]) == 0 and example.emulate is None
     assert capsys.readouterr().out.startswith("No GPU (the driver lists no device). The kernels run in the emulator")
 
 
 def test_demo_runs_the_examples() -> None:
-    for name in demo.EXAMPLES:
-        assert demo._example(name) is importlib.import_module(f"examples.{name}")
+    for name in cli.EXAMPLES:
+        assert cli._example(name) is importlib.import_module(f"examples.{name}")
 
 
 def test_demo_away_from_the_source_tree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
@@ -276,9 +277,9 @@ def test_demo_away_from_the_source_tree(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_demo_without_the_data(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """What needs none is run, the rest is named, with the way to it; an example that is asked for by name is refused."""
     ran: list[str] = []
-    monkeypatch.setattr(demo, "_lacks", lambda name: "sklearn" if demo.NEEDS[name] == "sklearn.datasets" else None)
+    monkeypatch.setattr(cli, "_lacks", lambda name: "sklearn" if cli.NEEDS[name] == "sklearn.datasets" else None)
     with monkeypatch.context() as patch:
-        patch.setattr(demo, "_example", lambda name: ran.append(name) or Example(True))
+        patch.setattr(cli, "_example", lambda name: ran.append(name) or Example(True))
         assert main(["demo", "--emulate"]) == 0
     said = capsys.readouterr().out.replace("\n", " ")
     assert ran == ["hydrogen_chain", "shortest_paths"]

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.ahead import recorded
-from gemmkit.cli import main
-from gemmkit.planning import Plan
+from gemmkit.plans.ahead import recorded
+from gemmkit.plans.plan import Plan
 from gemmkit.runtime import cache
-from gemmkit.runtime.device import H100
-from gemmkit.runtime.gpus import A100
+from gemmkit.runtime.device import A100, H100
+from gemmkit.tools.cli import main
 from tests.support.on_device import OnDevice
 
 
@@ -75,7 +74,7 @@ def test_a_gpu_finds_what_was_compiled_for_it(folder: Path, monkeypatch: pytest.
 def test_products_of_all_that_is_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch,
                                            capsys: pytest.CaptureFixture[str]) -> None:
     """Shapes times types times layouts times GPUs. (What is compiled stands for itself here.)"""
-    from gemmkit.cli import compile as command
+    from gemmkit.tools import cli as command
 
     wanted: list[Any] = []
 

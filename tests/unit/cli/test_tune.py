@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.cli import main
-from gemmkit.cli import tune as command
+from gemmkit.tools import cli as command
+from gemmkit.tools.cli import main
 from gemmkit.tuner import Tried, Tuned
-from gemmkit.tuner.plot import sweep, tiles
+from gemmkit.tuner.tuner import sweep, tiles
 
 
 @pytest.fixture

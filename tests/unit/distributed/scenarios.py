@@ -15,7 +15,7 @@ import torch.distributed as dist
 import gemmkit as gk
 from examples import distributed_mlp, distributed_paths
 from gemmkit import distributed as gd
-from gemmkit.distributed import checking
+from gemmkit.distributed import __main__
 from gemmkit.distributed.ranks import GPU, ranks_of
 from gemmkit.epilogues import Bias, Elementwise, ReLU, Residual, Saturate, Scale
 from gemmkit.operators import MIN_PLUS
@@ -247,11 +247,11 @@ def check_dtensors(rank: int) -> None:
 
 
 def check_the_check(rank: int) -> None:
-    is_right, lines = checking.of_group()
+    is_right, lines = __main__.of_group()
     assert is_right and lines[0].startswith("2 ranks over gloo"), lines
     assert [line.split(":")[1].strip() for line in lines[1:]] == ["all_gather_matmul", "matmul_reduce_scatter",
                                                                  "matmul_all_reduce", "ring_matmul"]
-    assert checking.of_host(1 << 20)[-1].startswith("no GPU: calls take the plain way") or torch.cuda.is_available()
+    assert __main__.of_host(1 << 20)[-1].startswith("no GPU: calls take the plain way") or torch.cuda.is_available()
 
 
 def check_examples(rank: int) -> None:

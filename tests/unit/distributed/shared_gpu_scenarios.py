@@ -14,10 +14,9 @@ from torch.multiprocessing import reductions
 
 import gemmkit as gk
 from gemmkit import distributed as gd
-from gemmkit.distributed import reduced, ways
-from gemmkit.distributed.peers import Peers
+from gemmkit.distributed import matmul, transport
 from gemmkit.distributed.ranks import Ranks, ranks_of
-from gemmkit.distributed.sending import Sending
+from gemmkit.distributed.transport import Peers, Sending
 from gemmkit.epilogues import Bias, ReLU
 from gemmkit.operators import MIN_PLUS
 from tests.unit.distributed.gpu_scenarios import check_a_thousand_gathers, check_gathers, drawn
@@ -37,9 +36,9 @@ def by_ipc(ranks: Ranks, nbytes: int, device: torch.device) -> Peers:
 
 def prepare() -> None:
     """Have this process make its peers by IPC (`tests.support.ranks` calls it)."""
-    put(ways, "symmetric_peers", by_ipc)
-    put(ways, "why_not_symmetric", lambda ranks, device: None)
-    put(reduced, "check_sends", lambda *given: None)
+    put(transport, "symmetric_peers", by_ipc)
+    put(transport, "why_not_symmetric", lambda ranks, device: None)
+    put(matmul, "check_sends", lambda *given: None)
 
 
 def put(module: Any, name: str, value: Any) -> None:
@@ -62,7 +61,7 @@ def check_reductions(rank: int) -> None:
             components = dict(epilogue=Bias(torch.arange(float(columns), device="cuda")) | ReLU())
         own = a.split(shares, 1)[rank], b.split(shares)[rank]
         expected = gk.matmul(a, b, **components)
-        put(reduced, "sending_of", lambda *given, n=chunks: Sending(n == 0, n or 1))
+        put(matmul, "sending_of", lambda *given, n=chunks: Sending(n == 0, n or 1))
         for _ in range(5):
             d = gd.matmul_reduce_scatter(*own, lengths=lengths, way="symmetric", **components)
             assert torch.equal(d, expected.split(lengths or -(-rows // 2))[rank]), (rows, chunks, components)

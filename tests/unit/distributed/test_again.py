@@ -14,11 +14,11 @@ torch: Any = pytest.importorskip("torch")
 import gemmkit as gk  # noqa: E402
 from bench import stand_ins  # noqa: E402
 from gemmkit import epilogues, layouts, operators, transforms  # noqa: E402
-from gemmkit.distributed import again  # noqa: E402
-from gemmkit.distributed.again import Repeated, key_of_call, known_call, remember  # noqa: E402
-from gemmkit.distributed.pushed import joins, parts_of  # noqa: E402
-from gemmkit.launch import Cache  # noqa: E402
-from gemmkit.runtime import recognition  # noqa: E402
+from gemmkit.distributed import calls  # noqa: E402
+from gemmkit.distributed.calls import Repeated, key_of_call, known_call, remember  # noqa: E402
+from gemmkit.distributed.transport import joins, parts_of  # noqa: E402
+from gemmkit.plans.launch import Cache  # noqa: E402
+from gemmkit.runtime import arrays as recognition  # noqa: E402
 from gemmkit.runtime.device import H100  # noqa: E402
 from gemmkit.tiling import Tile  # noqa: E402
 
@@ -86,9 +86,9 @@ def test_what_asks_anew(ranks: Any, where: str, monkeypatch: pytest.MonkeyPatch)
     elif where == "device":
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     elif where == "debug":
-        monkeypatch.setattr(again.dist, "get_debug_level", lambda: again.dist.DebugLevel.INFO)
+        monkeypatch.setattr(calls.dist, "get_debug_level", lambda: calls.dist.DebugLevel.INFO)
     else:
-        monkeypatch.setattr(again, "current_mode", lambda: object())
+        monkeypatch.setattr(calls, "current_mode", lambda: object())
     assert known_call(ranks, keyed(a)) is None
 
 
@@ -141,13 +141,13 @@ class Launched:
 def test_rows_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first time they are multiplied, the second time planned, and launched from then on: of the same addresses."""
     made, first = Launched(), []
-    monkeypatch.setattr(again, "multiply", lambda a, b, c, out, conf, components: first.append(
+    monkeypatch.setattr(calls, "multiply", lambda a, b, c, out, conf, components: first.append(
         (out.data_ptr(), a.data_ptr(), b.data_ptr(), 0)))
-    monkeypatch.setattr(again, "plan", lambda *arrays, **keywords: made)
+    monkeypatch.setattr(calls, "plan", lambda *arrays, **keywords: made)
     for a in (torch.zeros(10, 6), torch.zeros(6, 10).T, torch.zeros(10, 16)[:, :6]):
         b, out = torch.zeros(6, 4, dtype=torch.float16), torch.zeros(8, 4, dtype=torch.float16)
         made.calls.clear(), first.clear()
-        product = again.Product(None, {})
+        product = calls.Product(None, {})
         for _ in range(4):
             product.into(7, a, b, out, 3, 7, 2)
         assert first * 3 == made.calls and len(first) == 1
@@ -159,10 +159,10 @@ def test_rows_in_several_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[Any] = []
     with stand_ins.gpu(), stand_ins.library("cupy") as make:
         monkeypatch.setattr(stand_ins.CupyArray, "data_ptr", lambda array: array.data.ptr, raising=False)
-        monkeypatch.setattr(again, "multiply", lambda a, b, c, out, conf, components: gk.matmul(a, b, c, conf, out=out))
+        monkeypatch.setattr(calls, "multiply", lambda a, b, c, out, conf, components: gk.matmul(a, b, c, conf, out=out))
         slot, b, d = make(256, 64), make(64, 128), make(512, 128)
         conf = gk.plan(make(512, 64), b).config
-        product = again.JoinedProduct(conf, {})
+        product = calls.JoinedProduct(conf, {})
         for own in (make(256, 64), make(256, 64), make(256, 64)):
             for _ in range(3):
                 assert product.of_parts((own, slot), b, None, d) is d

@@ -14,9 +14,8 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from gemmkit.distributed import inbox, ways  # noqa: E402
-from gemmkit.distributed.inbox import Inbox  # noqa: E402
-from gemmkit.distributed.peers import Peers  # noqa: E402
+from gemmkit.distributed import transport  # noqa: E402
+from gemmkit.distributed.transport import Inbox, Peers  # noqa: E402
 
 SLOT = 1 << 20
 Command = Callable[[], bool]                              # False: it cannot go on yet
@@ -112,11 +111,11 @@ def faked(world: World, patch: pytest.MonkeyPatch) -> None:
         world.queues[stream].append(lambda of=event.now: of[0])                    # type: ignore[misc]
 
     cuda = SimpleNamespace(Stream=lambda device, priority: SimpleNamespace(cuda_stream=next(count)))
-    patch.setattr(inbox, "torch", SimpleNamespace(cuda=cuda, uint8=None, uint32=None))
-    patch.setattr(inbox, "stream_finder", lambda library, index: lambda: world.current)
+    patch.setattr(transport, "torch", SimpleNamespace(cuda=cuda, uint8=None, uint32=None))
+    patch.setattr(transport, "stream_finder", lambda library, index: lambda: world.current)
     for name, command in dict(write_value=world.write, wait_value=world.wait, copy=copy, record=record, wait_event=wait_event,
                               new_event=Event).items():
-        patch.setattr(inbox, name, command)
+        patch.setattr(transport, name, command)
 
 
 def simulate(ranks: int, calls: int, seed: int, monkeypatch: pytest.MonkeyPatch, slots: int = 2,
@@ -124,7 +123,7 @@ def simulate(ranks: int, calls: int, seed: int, monkeypatch: pytest.MonkeyPatch,
     """``stores``: a kernel of the call's stream writes a peer's part where it belongs, in place of a copy engine."""
     world = World(ranks)
     faked(world, monkeypatch)
-    monkeypatch.setattr(inbox, "SLOTS", slots)
+    monkeypatch.setattr(transport, "SLOTS", slots)
     peers = Peers(tuple(Bytes(rank) for rank in range(ranks)), None)
     boxes = [Inbox(SimpleNamespace(rank=rank, size=ranks), peers, SLOT) for rank in range(ranks)]      # type: ignore[arg-type]
 
@@ -145,7 +144,7 @@ def simulate(ranks: int, calls: int, seed: int, monkeypatch: pytest.MonkeyPatch,
             world.queues[stream] += [read, lambda: True, lambda: True, read]
 
     def store(box: Inbox, to: int, part: int) -> None:
-        inbox.copy(world.current, box._memory[to] + box._slot_begin(), part, 2)
+        transport.copy(world.current, box._memory[to] + box._slot_begin(), part, 2)
 
     for _ in range(calls):
         for rank, box in enumerate(boxes):
@@ -192,18 +191,18 @@ def test_a_trial_finds_what_does_not_come(monkeypatch: pytest.MonkeyPatch) -> No
         ctypes.c_uint32.from_address(at).value = value
 
     cuda = SimpleNamespace(Stream=lambda device, priority: SimpleNamespace(cuda_stream=7))
-    monkeypatch.setattr(inbox, "torch", SimpleNamespace(cuda=cuda, uint8=torch.uint8, uint32=torch.uint32))
-    monkeypatch.setattr(inbox, "stream_finder", lambda library, index: lambda: 0)
+    monkeypatch.setattr(transport, "torch", SimpleNamespace(cuda=cuda, uint8=torch.uint8, uint32=torch.uint32))
+    monkeypatch.setattr(transport, "stream_finder", lambda library, index: lambda: 0)
     for name, command in dict(write_value=at_once, copy=lambda stream, to, source, nbytes: ctypes.memmove(to, source, nbytes),
                               record=lambda event, stream: None, wait_event=lambda stream, event: None,
                               new_event=lambda: None).items():
-        monkeypatch.setattr(inbox, name, command)
-    monkeypatch.setattr(ways, "_TRIAL", 0.1)
+        monkeypatch.setattr(transport, name, command)
+    monkeypatch.setattr(transport, "_TRIAL", 0.1)
     memory = tuple(torch.zeros(Inbox.total(2, SLOT), dtype=torch.uint8) for _ in range(2))
     boxes = [Inbox(SimpleNamespace(rank=rank, size=2, timeout=timedelta(seconds=9)), Peers(memory, None), SLOT)  # type: ignore
              for rank in range(2)]
-    assert "the flags [1, 0], where each is to be 1" in (ways._tried(boxes[0]) or "")
-    assert ways._tried(boxes[1]) is None
+    assert "the flags [1, 0], where each is to be 1" in (transport._tried(boxes[0]) or "")
+    assert transport._tried(boxes[1]) is None
     memory[1][boxes[1].flag_bytes(2) + SLOT] = 77                          # what rank 0 pushed is not what lies there
     monkeypatch.setattr(Inbox, "begin", lambda box: None)
-    assert "found [77, 2] behind the flags" in (ways._tried(boxes[1]) or "")
+    assert "found [77, 2] behind the flags" in (transport._tried(boxes[1]) or "")

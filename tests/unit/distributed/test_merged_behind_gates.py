@@ -11,18 +11,17 @@ import pytest
 pytest.importorskip("torch")
 
 import gemmkit as gk
-from gemmkit.ahead import recorded
-from gemmkit.distributed.partial_sums import Reduction, with_own
-from gemmkit.distributed.rank_order import InRankOrder, rule_of
-from gemmkit.distributed.shards import even_lengths
+from gemmkit.distributed.calls import Reduction, with_own
+from gemmkit.distributed.ranks import InRankOrder, even_lengths, rule_of
 from gemmkit.emulator import errors
-from gemmkit.emulator.streams import Stream, beside
+from gemmkit.emulator.agents import Stream, beside
 from gemmkit.epilogues import ReLU
-from gemmkit.kernels import gated
-from gemmkit.kernels.gated import Gated, arrivals
-from gemmkit.kernels.sm90 import consumer
+from gemmkit.kernels.collectives import batched
+from gemmkit.kernels.collectives.batched import Gated, arrivals
+from gemmkit.kernels.sm90 import kernel
 from gemmkit.layouts import RowMajor
 from gemmkit.operators import MIN_PLUS, FPUOp
+from gemmkit.plans.ahead import recorded
 from gemmkit.tiling import Tile
 from tests.support.machines import poison, whole
 from tests.support.sm90 import F32, mapping
@@ -139,9 +138,9 @@ def test_faults_of_two(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(errors.RaceError, match=r"the other"):
         of_two(mapping(), 128, 64, 1, rng, flag_first=True)
     with monkeypatch.context() as patch, pytest.raises(errors.RaceError, match=r"the other"):
-        patch.setattr(consumer, "await_arrivals", lambda spec, tile, opened: opened)
+        patch.setattr(kernel, "await_arrivals", lambda spec, tile, opened: opened)
         of_two(mapping(), 128, 64, 1, rng)
-    monkeypatch.setattr(consumer, "fence_async_global", lambda: None)
+    monkeypatch.setattr(kernel, "fence_async_global", lambda: None)
     with pytest.raises(errors.ProxyError):
         of_two(mapping(), 128, 64, 1, rng)
 
@@ -151,6 +150,6 @@ def test_faults(conf: Any, rows: int, rng: np.random.Generator, monkeypatch: pyt
     """The consumers read what the producer has waited for: nothing else orders them with the streams."""
     with pytest.raises(errors.RaceError, match=r"rank 0|rank 2|parts"):
         run(conf(), rows, rng, flag_first=True)
-    monkeypatch.setattr(gated, "await_flag", lambda *given: None)
+    monkeypatch.setattr(batched, "await_flag", lambda *given: None)
     with pytest.raises(errors.RaceError, match=r"rank 0|rank 2|parts"):
         run(conf(), rows, rng)

@@ -12,11 +12,10 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import gemmkit as gk  # noqa: E402
-from gemmkit.distributed.gates import Gates, beside, by_shards  # noqa: E402
-from gemmkit.distributed.partial_sums import Reduction  # noqa: E402
-from gemmkit.distributed.rank_order import Rule, plus  # noqa: E402
-from gemmkit.distributed.sending import Sending, sending_of  # noqa: E402
-from gemmkit.problem import resolve  # noqa: E402
+from gemmkit.distributed.calls import Reduction  # noqa: E402
+from gemmkit.distributed.ranks import Rule, plus  # noqa: E402
+from gemmkit.distributed.transport import Gates, Sending, beside, by_shards, sending_of  # noqa: E402  # noqa: E402
+from gemmkit.plans.problem import resolve  # noqa: E402
 from gemmkit.runtime.arrays import describe  # noqa: E402
 from gemmkit.tiling import Tile  # noqa: E402
 from gemmkit.transforms import Elementwise  # noqa: E402

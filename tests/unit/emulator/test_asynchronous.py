@@ -9,19 +9,21 @@ import pytest
 
 from gemmkit.emulator import errors, machine
 from gemmkit.emulator.memory import for_array
-from gemmkit.ptx.cluster import cluster_barrier, cluster_rank, store_async
-from gemmkit.ptx.mbarrier import (
+from gemmkit.ptx.barriers import (
+    cluster_barrier,
+    cluster_rank,
     mbarrier_arrive,
     mbarrier_arrive_at,
     mbarrier_expect,
     mbarrier_fence_init,
     mbarrier_init,
     mbarrier_wait,
+    store_async,
 )
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import barrier, thread_index
 from gemmkit.ptx.tma import tma_load
-from gemmkit.ptx.warpgroup import grid_wait, named_barrier
+from gemmkit.ptx.wgmma import grid_wait, named_barrier
 from gemmkit.runtime.tensor_maps import TensorMapSpec
 from tests.support.emulated import as_bytes, run
 from tests.support.launching import Tensor, emulated

@@ -11,8 +11,8 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.emulator import errors
-from gemmkit.emulator.fault_page import Element, _in_array, _in_stage, _said, fault_page
-from gemmkit.kernels.simt import kernel as template
+from gemmkit.emulator.errors import Element, _in_array, _in_stage, _said, fault_page
+from gemmkit.kernels import simt as template
 from gemmkit.layouts import RowMajor
 from tests.kernels.simt.test_faults import drop, run
 from tests.unit.report.test_page import check_alone

@@ -313,7 +313,7 @@ def test_a_component_and_its_template_are_both_named() -> None:
     """The innermost line is the component's; the template kernel's line that called it is given too."""
     import linecache
 
-    from gemmkit.lang import sites
+    from gemmkit.lang import host as sites
 
     file = sites.TEMPLATE_PATHS[0] + "made_up_for_a_test.py"
     source = "def template(component):\n    x = 1\n    component(x)\n"
@@ -343,7 +343,7 @@ def test_the_innermost_function_is_named() -> None:
 
 
 def test_machinery_is_never_the_kernel_line() -> None:
-    from gemmkit.lang import sites
+    from gemmkit.lang import host as sites
 
     file = sites.INTERNAL_PATHS[0] + "made_up_for_a_test.py"
     names: dict[str, Callable[..., None]] = {"machine": machine}

@@ -10,13 +10,13 @@ import numpy as np
 
 import gemmkit as gk
 from gemmkit.emulator import machine
-from gemmkit.emulator.kinds import chosen
+from gemmkit.emulator.machine import chosen
 from gemmkit.emulator.recording import Event, recorded
 from gemmkit.layouts import Padded, RowMajor
 from gemmkit.operators import MMAOp, WGMMAOp
-from gemmkit.report.banks import Lane
 from gemmkit.runtime.device import H100, assumed
 from gemmkit.tiling import Tile
+from gemmkit.tools.figures import Lane
 from tests.support.banks import conflicts
 from tests.support.sm90 import mapping
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gemmkit.emulator import errors
-from gemmkit.lang.values import convert
+from gemmkit.lang.aggregates import convert
 from gemmkit.ptx.copy_async import commit_copies, copy_async, offset_of, wait_copies
 from gemmkit.ptx.memory import load_shared, shared, store_shared
 from gemmkit.ptx.pinned import pinned, shared_place

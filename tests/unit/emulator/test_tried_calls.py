@@ -10,8 +10,8 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import epilogues, operators
-from gemmkit.emulator import trial
-from gemmkit.emulator.coordinates import Coordinate, LongCoordinate
+from gemmkit.emulator import functions
+from gemmkit.emulator.functions import Coordinate, LongCoordinate
 from gemmkit.kernels.spec import Shape
 from gemmkit.lang.errors import ComponentError
 from gemmkit.lang.scalars import wide_index
@@ -58,15 +58,15 @@ def of_shape(x: Any, shape: Any) -> Any:
 @pytest.mark.parametrize("coordinate", [Coordinate, LongCoordinate])
 def test_coordinates_of_either_width_are_tried(coordinate: Any) -> None:
     x, i = np.float32(1), coordinate(3)
-    trial.tried(at, (x, i), {}, _given)
-    trial.tried(at, (x,), {"i": i}, _given)
-    trial.tried(of_shape, (x, Shape(i, i, i)), {}, _given)
+    functions.tried(at, (x, i), {}, _given)
+    functions.tried(at, (x,), {"i": i}, _given)
+    functions.tried(of_shape, (x, Shape(i, i, i)), {}, _given)
     for given, named in (((x, i), {}), ((x,), {"i": i})):
         with pytest.raises(ComponentError, match="sliced cannot be compiled"):
-            trial.tried(sliced, given, named, _given)
+            functions.tried(sliced, given, named, _given)
 
 
 def test_what_is_long_has_the_long_type() -> None:
-    assert trial._type_of(LongCoordinate(2**40), _given) is wide_index
-    long, short = (trial._type_of(Shape(kind(1), kind(1), kind(1)), _given) for kind in (LongCoordinate, Coordinate))
+    assert functions._type_of(LongCoordinate(2**40), _given) is wide_index
+    long, short = (functions._type_of(Shape(kind(1), kind(1), kind(1)), _given) for kind in (LongCoordinate, Coordinate))
     assert long != short and set(long.runtime.values()) == {wide_index}

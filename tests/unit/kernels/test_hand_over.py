@@ -12,22 +12,18 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import ConfigError
-from gemmkit.activations import silu
-from gemmkit.kernels.attention.mapping import MAPPINGS
-from gemmkit.kernels.attention.mma_spec import BLOCK_N, MmaAttentionSpec
-from gemmkit.kernels.attention.spec import AttentionSpec
-from gemmkit.kernels.attention.store import DirectOut
-from gemmkit.kernels.common.hand_over import HandOver
-from gemmkit.kernels.mlp.activation import Activation, Identity
-from gemmkit.kernels.mlp.mapping import Mapping, spec_of
-from gemmkit.kernels.mlp.mma_spec import MmaMlpSpec
-from gemmkit.kernels.mlp.store import DirectOut as MlpOut
-from gemmkit.masks import Everything
+from gemmkit.epilogues.elementwise import silu
+from gemmkit.kernels.attention.mma_kernel import BLOCK_N, MmaAttentionSpec
+from gemmkit.kernels.attention.spec import MAPPINGS, AttentionSpec
+from gemmkit.kernels.collectives.operand import HandOver
+from gemmkit.kernels.collectives.softmax import DirectOut
+from gemmkit.kernels.masks import Everything, Plain
+from gemmkit.kernels.mlp.mma_kernel import MmaMlpSpec
+from gemmkit.kernels.mlp.spec import Activation, Identity, Mapping, spec_of
+from gemmkit.kernels.mlp.spec import DirectOut as MlpOut
 from gemmkit.operators import COMPLEX, FPUOp, MMAOp, Operator, WGMMAOp, WMMAOp
-from gemmkit.ptx.fragments import FragmentMap, places
-from gemmkit.ptx.mma import MmaSpec
+from gemmkit.ptx.mma import FragmentMap, MmaSpec, places
 from gemmkit.ptx.wgmma import WgmmaSpec
-from gemmkit.scores import Plain
 from tests.support.machines import BF16, E4M3, is_poison, poison
 
 F16, F32, F64, S8 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int8)

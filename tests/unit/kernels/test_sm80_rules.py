@@ -12,11 +12,10 @@ import pytest
 import gemmkit as gk
 from gemmkit import operators
 from gemmkit.epilogues import ReLU
-from gemmkit.inspection import compile_config
 from gemmkit.layouts import ColMajor, Padded, RowMajor
 from gemmkit.operators import MIN_PLUS, FPUOp, MMAOp, WGMMAOp, WMMAOp
-from gemmkit.runtime.device import H100, assumed
-from gemmkit.runtime.gpus import A10, GPUS, T4
+from gemmkit.plans.ahead import compile_config
+from gemmkit.runtime.device import A10, GPUS, H100, T4, assumed
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
 from gemmkit.tuning.choose import _tiles_of_group

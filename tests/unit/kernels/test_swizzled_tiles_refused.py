@@ -9,7 +9,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import operators
-from gemmkit.config import ConfigError
+from gemmkit.lang.errors import ConfigError
 from gemmkit.layouts import ColMajor, Padded, RowMajor, Swizzled
 from gemmkit.tiling import Tile
 

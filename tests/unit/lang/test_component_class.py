@@ -12,9 +12,9 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.components import Component
-from gemmkit.lang import component_class
+from gemmkit.lang import components
 
-DECORATORS = pytest.mark.parametrize("dataclass", [dataclasses.dataclass, component_class.dataclass], ids=["Python's", "gemmkit's"])
+DECORATORS = pytest.mark.parametrize("dataclass", [dataclasses.dataclass, components.dataclass], ids=["Python's", "gemmkit's"])
 
 
 @DECORATORS

@@ -1,4 +1,4 @@
-"""`gemmkit.lang.given`: what is asked of functions and fields."""
+"""`gemmkit.lang.checks`: what is asked of functions and fields."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gemmkit.lang.given import required
+from gemmkit.lang.checks import required
 
 
 def scaled(x: Any, by: Any = 2, /, *, twice: bool = False) -> Any:

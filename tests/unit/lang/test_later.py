@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import gemmkit as gk
-from gemmkit.lang import later
+from gemmkit.lang import deferred
 from gemmkit.lang.fingerprint import function_text, read_value
 
 
@@ -26,8 +26,8 @@ def test_no_stand_in_is_left() -> None:
     """One in a closure, a default or a class would be unequal to what it stands for."""
     text = run("""
         import gc
-        import gemmkit.matmul_call
-        from gemmkit.kernels.select import FAMILIES
+        import gemmkit.functions.matmul
+        from gemmkit.kernels.spec import FAMILIES
         from gemmkit.lang import later
 
         before = sum(type(x) is later.Later for x in gc.get_objects())
@@ -104,7 +104,7 @@ def test_what_failed_is_tried_again() -> None:
             except ImportError as error:
                 print(error)
         sys.meta_path.remove(Without)
-        from gemmkit.inspection import compile_config
+        from gemmkit.plans.ahead import compile_config
         conf = gk.get_config(operator=gk.operators.FPUOp(M=16, N=16), global_a_layout=gk.layouts.RowMajor("float32"))
         print(compile_config(conf).usage.spill_stores)
     """)
@@ -114,10 +114,10 @@ def test_what_failed_is_tried_again() -> None:
 READINGS = """
     import gemmkit as gk
     from gemmkit.components import freeze
-    from gemmkit.kernels.select import FAMILIES
+    from gemmkit.kernels.spec import FAMILIES
     from gemmkit.lang import later
     from gemmkit.lang.fingerprint import function_text
-    from gemmkit.lang.package_state import package_digest, packages_stand
+    from gemmkit.lang.fingerprint import package_digest, packages_stand
 
     conf = gk.get_config(operator=gk.operators.WGMMAOp(), global_a_layout=gk.layouts.RowMajor("float16"))
     def texts():
@@ -135,11 +135,11 @@ def test_readings_are_the_same_before_and_after() -> None:
 
 def test_names_are_told_by_name() -> None:
     """Of gemmkit's own functions, because a kernel's key holds a digest of gemmkit's source; a user's are read."""
-    later.load()
-    from gemmkit import activations
-    from gemmkit.lang import number_types
+    deferred.load()
+    from gemmkit.epilogues import elementwise as activations
+    from gemmkit.lang import scalars as number_types
 
-    assert function_text(activations.relu) == "gemmkit.activations.relu"
+    assert function_text(activations.relu) == "gemmkit.epilogues.elementwise.relu"
     index = 3
     assert function_text(lambda: index) != function_text(lambda: gk)
     assert read_value(number_types.numba_type, "f").text
@@ -228,7 +228,7 @@ def test_modules_are_attributes_and_what_they_lack_is_told() -> None:
         except ModuleNotFoundError as error:
             print(error.name)
     """)
-    assert text == "gemmkit.inspection gemmkit.layouts.tensor True True True\ntorch\n"
+    assert text == "gemmkit.plans.ahead gemmkit.layouts.tensor True True True\ntorch\n"
 
 
 def test_threads_that_ask_for_names_at_once() -> None:

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 import gemmkit
-from gemmkit import adapters
 from gemmkit.emulator.user_code import arguments
-from gemmkit.lang.dialect import check
+from gemmkit.lang.checks import check_methods
 from gemmkit.lang.errors import ComponentError
-from gemmkit.lang.given import check_methods
 from gemmkit.lang.references import Owner, globals_of, is_fixed, owner_of
+from gemmkit.lang.source import check
 from gemmkit.layouts import RowMajor
+from gemmkit.plans import adapters
 
 
 def by_dis(code):
@@ -28,7 +28,7 @@ def by_dis(code):
     return own.union(*map(by_dis, nested))
 
 
-@pytest.mark.parametrize("module", ["gemmkit.problem", "gemmkit.planning", "gemmkit.kernels.sm90.mainloop", "inspect", "ast"])
+@pytest.mark.parametrize("module", ["gemmkit.plans.problem", "gemmkit.plans.plan", "gemmkit.kernels.sm90.mainloop", "inspect", "ast"])
 def test_every_function_of_a_module(module):
     __import__(module)
     codes = [f.__code__ for f in vars(sys.modules[module]).values() if isinstance(f, FunctionType)]

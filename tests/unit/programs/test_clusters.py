@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.kernels.common.cluster import Cluster
+from gemmkit.kernels.collectives.scheduler import Cluster
 from gemmkit.programs.collectives import COLUMN, ROW, Staged
 from gemmkit.runtime.device import H100, assumed
 from tests.support import programs as listing

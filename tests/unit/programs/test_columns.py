@@ -14,9 +14,8 @@ import pytest
 import gemmkit as gk
 from gemmkit import programs as gp
 from gemmkit.emulator.errors import EmulatorError
-from gemmkit.programs import columns as module
-from gemmkit.programs.collectives import Staged
-from gemmkit.programs.columns import Columns, ColumnSums
+from gemmkit.programs import collectives as module
+from gemmkit.programs.collectives import Columns, ColumnSums, Staged
 from gemmkit.runtime.device import H100, assumed
 from tests.support import programs as listing
 

@@ -12,8 +12,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import programs as gp
-from gemmkit.programs.axes import Axes
-from gemmkit.programs.values import Axis
+from gemmkit.programs.values import Axes, Axis
 from tests.ptx_machine.launch import Ptx
 
 SQUARE, VECTOR = np.zeros((64, 64), np.float16), np.zeros(64, np.float32)

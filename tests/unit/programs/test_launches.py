@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.launch import Cache
+from gemmkit.plans.launch import Cache
 from gemmkit.programs import plan as module
-from gemmkit.programs.launches import bits_of
-from gemmkit.programs.spare import BEGIN
+from gemmkit.programs.launches import BEGIN, bits_of
 from gemmkit.runtime.arrays import describe
-from gemmkit.runtime.launchable import Launchable
+from gemmkit.runtime.launch import Launchable
 from gemmkit.runtime.tensor_maps import Encoder
 from tests.support import programs as listing
 from tests.support.launches import preparing
@@ -37,7 +36,7 @@ class Bound:
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     log: list[Any] = []
-    monkeypatch.setattr("gemmkit.launch._launches", Cache())
+    monkeypatch.setattr("gemmkit.plans.launch._launches", Cache())
     monkeypatch.setattr("gemmkit.runtime.device.available", lambda: False)
     monkeypatch.setattr(Launchable, "bind", lambda self: Bound(self, log))
     monkeypatch.setattr(Encoder, "__call__", lambda self, address: address.to_bytes(128, "little"))

@@ -11,7 +11,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import programs as gp
-from gemmkit.programs.chains import trials
+from gemmkit.programs.chains import algebra
 from gemmkit.programs.chains.chain import chain_of
 from gemmkit.programs.chains.monoids import Unproved, is_independent, monoids
 from gemmkit.runtime.device import H100, assumed
@@ -223,9 +223,9 @@ def test_what_is_out_of_range_is_known_for_all_numbers() -> None:
 @pytest.mark.parametrize("at", [1.0, 7.0, 300.0, 5e4, 1e6])
 def test_trials_alone_find_what_is_cut(at: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are drawn around each constant of a program."""
-    monkeypatch.setattr(trials, "monoids", lambda chain, signs: {})
-    assert not trials.commutes(chain(folded, arrays(), scale=1.0, update=saturated(at), begin=float), {"scale": 1.0})
-    assert trials.commutes(chain(folded, arrays(), scale=1.0, update=FREE["sum of what is cut"][0], begin=float), {"scale": 1.0})
+    monkeypatch.setattr(algebra, "monoids", lambda chain, signs: {})
+    assert not algebra.commutes(chain(folded, arrays(), scale=1.0, update=saturated(at), begin=float), {"scale": 1.0})
+    assert algebra.commutes(chain(folded, arrays(), scale=1.0, update=FREE["sum of what is cut"][0], begin=float), {"scale": 1.0})
 
 
 # -- programs that others measure -----------------------------------------------------------------------------------------------

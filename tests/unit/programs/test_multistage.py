@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.programs.multistage.collectives import Copied
-from gemmkit.programs.planned import planned
+from gemmkit.programs.multistage import Copied
+from gemmkit.programs.plan import planned
 from gemmkit.runtime.device import H100, assumed
 from tests.support import chains
 from tests.support import programs as listing

@@ -11,8 +11,8 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import programs as gp
-from gemmkit import row_plans
-from gemmkit.kernels.rows.row import Held, Streamed
+from gemmkit.functions import rows as row_plans
+from gemmkit.kernels.rows import Held, Streamed
 from gemmkit.runtime import device
 from tests.support import row_programs as listing
 from tests.support.checks import named_functions_run

@@ -15,7 +15,7 @@ import gemmkit.torch  # noqa: E402
 from gemmkit.emulator import machine  # noqa: E402
 from gemmkit.epilogues import Bias, SiLU  # noqa: E402
 from gemmkit.runtime.compile import stats  # noqa: E402
-from gemmkit.torch.biased import biased  # noqa: E402
+from gemmkit.torch.layers import biased  # noqa: E402
 
 F = torch.nn.functional
 

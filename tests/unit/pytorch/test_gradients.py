@@ -12,7 +12,7 @@ torch: Any = pytest.importorskip("torch")
 
 import gemmkit as gk  # noqa: E402
 import gemmkit.torch  # noqa: E402
-from gemmkit.torch.recorded import recorded  # noqa: E402
+from gemmkit.torch.autograd import recorded  # noqa: E402
 from tests.support.torch_operators import EPILOGUES, SEMIRINGS, STRUCTURES  # noqa: E402
 
 func: Any = torch.func

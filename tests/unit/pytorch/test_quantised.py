@@ -15,8 +15,8 @@ torch: Any = pytest.importorskip("torch")
 
 import gemmkit as gk  # noqa: E402
 import gemmkit.torch  # noqa: E402
-from gemmkit.quantisation import dequantise, quantise  # noqa: E402
-from gemmkit.torch.linear import ACTIVATIONS, FUNCTIONS  # noqa: E402
+from gemmkit.layouts.quantised import dequantise, quantise  # noqa: E402
+from gemmkit.torch.layers import ACTIVATIONS, FUNCTIONS  # noqa: E402
 
 pytestmark = pytest.mark.sample(8)
 QuantisedLinear = gk.torch.QuantisedLinear

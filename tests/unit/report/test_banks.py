@@ -11,9 +11,9 @@ import gemmkit as gk
 from gemmkit.emulator.recording import recorded
 from gemmkit.layouts import ColMajor, Padded, RowMajor
 from gemmkit.operators import MMAOp, WGMMAOp
-from gemmkit.report.banks import Row, count
 from gemmkit.runtime.device import H100, assumed
 from gemmkit.tiling import Tile
+from gemmkit.tools.figures import Row, count
 from tests.support.sm90 import mapping
 
 

@@ -18,7 +18,7 @@ def test_explain(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, tmp_
         """The page itself is made in test_page."""
         Path(path).write_text(repr(explanation), encoding="utf-8")
 
-    monkeypatch.setattr("gemmkit.report.explained.Explanation.save", no_page)
+    monkeypatch.setattr("gemmkit.tools.explain.Explanation.save", no_page)
 
     def check(block: markdown.Block, names: dict[str, Any], said: str) -> None:
         assert ("D (128 x 256) = A (128 x 64) @ B (64 x 256)" in said) == ("print(said)" in block.text)

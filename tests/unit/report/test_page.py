@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import inspection
-from gemmkit.cli import main
 from gemmkit.operators import FPUOp, WGMMAOp
-from gemmkit.report import roofline
-from gemmkit.report.banks import count
-from gemmkit.report.page import page, summary
-from gemmkit.report.subject import of_call
-from gemmkit.runtime.assemble import AssemblerError
+from gemmkit.plans import ahead
+from gemmkit.runtime.compile import AssemblerError
 from gemmkit.runtime.device import H100
+from gemmkit.tools import figures
+from gemmkit.tools.cli import main
+from gemmkit.tools.explain import page, summary
+from gemmkit.tools.figures import count
+from gemmkit.tools.subject import of_call
 from tests.support.sm90 import mapping
 from tools.browser import NAMES, Browser, address_of
 
@@ -63,7 +63,7 @@ def no_assembler(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*given: object) -> None:
         raise AssemblerError("no ptxas is here")
 
-    monkeypatch.setattr(inspection, "assemble", none)
+    monkeypatch.setattr(ahead, "assemble", none)
 
 
 def test_a_page_without_a_toolkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_page_without_a_disassembler(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*given: object) -> None:
         raise AssemblerError("no nvdisasm is here")
 
-    monkeypatch.setattr(inspection, "disassemble", none)
+    monkeypatch.setattr(ahead, "disassemble", none)
     x = np.zeros((64, 64), np.float32)
     text = page(of_call(x, x, None, gk.get_config(operator=FPUOp(), global_a_layout=gk.layouts.RowMajor("float32"),
                                                   kernel="singlestage"), device=H100))
@@ -104,13 +104,13 @@ def test_three_lines_say_what_matters(sizes: tuple[int, int, int], bound: str, t
     cells = re.findall("<td>(.*?)</td>", summary(subject))
     assert cells[::2] == ["Bound by", "Share of the roof", "To try"]
     assert cells[1].startswith(bound) and "ridge" in cells[1] and "TFLOP/s" in cells[3] and tried in cells[5]
-    found = roofline.standing(subject)
+    found = figures.standing(subject)
     assert not isinstance(found, str) and found.share is not None and cells[3].startswith(found.share)
 
 
 def test_what_is_not_known_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = subject_of(monkeypatch, 256, 256, 256)
-    monkeypatch.setattr(roofline, "MEMORY", {})
+    monkeypatch.setattr(figures, "MEMORY", {})
     cells = re.findall("<td>(.*?)</td>", summary(subject))
     assert "rates of" in cells[1] and cells[3] == "not known" and cells[5]
 

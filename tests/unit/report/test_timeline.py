@@ -11,10 +11,10 @@ import pytest
 import gemmkit as gk
 from gemmkit.layouts import RowMajor
 from gemmkit.operators import MMAOp, WGMMAOp
-from gemmkit.report.subject import Run, small_run, small_sizes
-from gemmkit.report.tiles import warp_tiles
-from gemmkit.report.timeline import FINISH, ISSUE, LATENCY, TILE, Timeline, _lanes, drawn
 from gemmkit.runtime.device import H100
+from gemmkit.tools.figures import warp_tiles
+from gemmkit.tools.subject import Run, small_run, small_sizes
+from gemmkit.tools.timeline import FINISH, ISSUE, LATENCY, TILE, Timeline, _lanes, drawn
 from tests.support.sm90 import mapping
 
 

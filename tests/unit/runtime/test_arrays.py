@@ -7,7 +7,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gemmkit.runtime import arrays, recognition
+from gemmkit.runtime import arrays
+from gemmkit.runtime import arrays as recognition
 from gemmkit.runtime.arrays import (
     ArrayInfo,
     alignment,
@@ -16,9 +17,10 @@ from gemmkit.runtime.arrays import (
     current_stream,
     describe,
     empty_like,
+    key_of,
+    matcher,
     overlaps,
 )
-from gemmkit.runtime.recognition import key_of, matcher
 
 
 def info(shape, strides, dtype="f4", pointer=0x1000, device=0):

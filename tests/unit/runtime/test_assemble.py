@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from gemmkit.runtime import assemble as module
+from gemmkit.runtime import compile as module
 from gemmkit.runtime import device
-from gemmkit.runtime.assemble import (
+from gemmkit.runtime.compile import (
     Assembled,
     AssemblerError,
     ResourceUsage,

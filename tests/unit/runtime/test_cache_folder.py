@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from gemmkit.runtime import cache, cache_folder
+from gemmkit.runtime import cache
+from gemmkit.runtime import cache as cache_folder
 from gemmkit.runtime.cache import CubinCache
 
 KEY = "kernel singlestage, sm_90a"

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.ahead import recorded
 from gemmkit.emulator.errors import ProtocolError
+from gemmkit.kernels import rows as of_rows
 from gemmkit.kernels.attention import kernel as of_attention
 from gemmkit.kernels.mlp import kernel as of_mlp
-from gemmkit.kernels.rows import kernel as of_rows
-from gemmkit.runtime.device import DeviceInfo
-from gemmkit.runtime.gpus import A100, B200, H100
+from gemmkit.plans.ahead import recorded
+from gemmkit.runtime.device import A100, B200, H100, DeviceInfo
 from tests.support import programs as listing
 from tests.support import row_programs
 

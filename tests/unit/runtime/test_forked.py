@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gemmkit.runtime import forked as module
-from gemmkit.runtime.forked import Failure, forked
+from gemmkit.runtime import device as module
+from gemmkit.runtime.device import Failure, forked
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gemmkit.runtime.device import H100, assumed, assumed_device, target
-from gemmkit.runtime.gpus import A100, GPUS, T4, gpu
+from gemmkit.runtime.device import A100, GPUS, H100, T4, assumed, assumed_device, gpu, target
 
 
 def test_by_architecture() -> None:

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gemmkit.runtime import device, launch, launch_config
+from gemmkit.runtime import device, launch
+from gemmkit.runtime import device as launch_config
 from gemmkit.runtime.device import H100, DeviceInfo
 from gemmkit.runtime.launch import PARAMETER_FORMATS, BoundLaunch, LaunchError, load, validate
 

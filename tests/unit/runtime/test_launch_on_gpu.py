@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from gemmkit.runtime import device
-from gemmkit.runtime.assemble import assemble
+from gemmkit.runtime.compile import assemble
 from gemmkit.runtime.launch import LaunchError, load
 
 

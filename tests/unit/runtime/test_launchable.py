@@ -10,17 +10,16 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.cli.compile import wanted
 from gemmkit.components import Component, freeze
-from gemmkit.lang.freezing import freeze_array
+from gemmkit.lang.functions import freeze_array
 from gemmkit.ptx.special import block_x, thread_index
 from gemmkit.runtime import cache
 from gemmkit.runtime import compile as compiling
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.compile import cubin_of, key_of
-from gemmkit.runtime.device import H100, current
-from gemmkit.runtime.gpus import A100, gpu
-from gemmkit.runtime.launchable import Launchable
+from gemmkit.runtime.device import A100, H100, current, gpu
+from gemmkit.runtime.launch import Launchable
+from gemmkit.tools.cli import wanted
 from tools import cubins
 
 

@@ -1,4 +1,4 @@
-"""`gemmkit.runtime.workspace`: which streams share memory, and how often the driver is asked."""
+"""`gemmkit.runtime.launch`: which streams share memory, and how often the driver is asked."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from cuda.bindings import driver
 
-from gemmkit.runtime import workspace
-from gemmkit.runtime.workspace import Space, addresses
+from gemmkit.runtime import launch
+from gemmkit.runtime.launch import Space, addresses
 
 SPACES = [Space(0, "sums", 1 << 17), Space(1, "counts", 64)]
 
@@ -36,9 +36,9 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
     def allocated(size: int, data: Any) -> int:
         return next(places)
 
-    monkeypatch.setattr(workspace, "_kept", {})
-    monkeypatch.setattr(workspace, "_allocated", allocated)
-    monkeypatch.setattr(workspace.device, "count", lambda: 1)
+    monkeypatch.setattr(launch, "_kept", {})
+    monkeypatch.setattr(launch, "_allocated", allocated)
+    monkeypatch.setattr(launch.device, "count", lambda: 1)
     monkeypatch.setattr(driver, "cuStreamIsCapturing", made.capturing)
     monkeypatch.setattr(driver, "cuStreamGetId", made.identity, raising=False)
     monkeypatch.setattr(driver, "cuStreamGetCaptureInfo", lambda handle: (0, 1, 12, 0, 0, 0))

@@ -9,7 +9,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import layouts, operators
-from gemmkit.specs.listings import cuda_wmma_sample, maxwell_optimized
+from gemmkit.specs.products import cuda_wmma_sample, maxwell_optimized
 from tests.support.schedules import maxwell
 
 WMMA = (("f2", "row"), ("f2", "col"), ("f4", "row"))

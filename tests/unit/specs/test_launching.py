@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemmkit.launch import Cache
+from gemmkit.plans.launch import Cache
 from gemmkit.runtime.array_info import ArrayInfo
-from gemmkit.specs import launching
-from gemmkit.specs.launching import Array, Kernel
+from gemmkit.specs import lower
+from gemmkit.specs.lower import Array, Kernel
 from gemmkit.specs.nodes import scheduled
 from gemmkit.specs.run import kernel_of, matrix_of
 from gemmkit.specs.schedule import GL, RF, A, B, Block, Init, K, M, MatMul, Move, N, Thread
@@ -40,11 +40,11 @@ def array(pointer: int, rows: int = 16, columns: int = 16, device: int = 0) -> A
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     made = Recorder()
-    monkeypatch.setattr(launching, "describe", lambda value, name: value)
-    monkeypatch.setattr(launching.Launchable, "bind", lambda launchable: made.bind(launchable))
-    monkeypatch.setattr(launching.device, "made_current", lambda ordinal: nullcontext())
-    monkeypatch.setattr(launching.device, "current", lambda: launching.device.H100)
-    monkeypatch.setattr("gemmkit.launch._launches", Cache())
+    monkeypatch.setattr(lower, "describe", lambda value, name: value)
+    monkeypatch.setattr(lower.Launchable, "bind", lambda launchable: made.bind(launchable))
+    monkeypatch.setattr(lower.device, "made_current", lambda ordinal: nullcontext())
+    monkeypatch.setattr(lower.device, "current", lambda: lower.device.H100)
+    monkeypatch.setattr("gemmkit.plans.launch._launches", Cache())
     return made
 
 
@@ -79,8 +79,8 @@ def test_another_size_is_another_launch(recorder: Recorder) -> None:
 
 def test_a_call_is_compiled_ahead() -> None:
     """Host arrays are resolved for a device that is not there; nothing is computed."""
-    from gemmkit.ahead import recorded
-    from gemmkit.specs.decompositions import scalar
+    from gemmkit.plans.ahead import recorded
+    from gemmkit.specs.products import scalar
 
     a, out = np.ones((16, 16), np.float32), np.ones((16, 16), np.float32)
     (made,) = recorded(lambda: scalar(a, a, out=out))
@@ -88,13 +88,13 @@ def test_a_call_is_compiled_ahead() -> None:
 
 
 def test_blocks_of_a_multiprocessor() -> None:
-    from gemmkit.specs.families import multiply_adds
+    from gemmkit.specs.products import multiply_adds
     from gemmkit.specs.run import prepared
 
     infos = tuple(array(n << 20, 128, 128)._replace(strides=(1, 128)) for n in (1, 2, 3))
     for blocks in (1, 2):
         made, _ = prepared(multiply_adds(occupancy=blocks), infos)
-        assert made.launchable((True, True, False), infos, launching.device.H100).blocks_per_sm == blocks
+        assert made.launchable((True, True, False), infos, lower.device.H100).blocks_per_sm == blocks
 
 
 def test_arrays_in_different_places(recorder: Recorder) -> None:

@@ -34,8 +34,8 @@ def test_imports_that_run_upwards_and_what_launches():
     sources = {
         "gemmkit/kernels/k.py": "from gemmkit.epilogues import E\nfrom gemmkit.tiling import T\n",
         "gemmkit/epilogues/__init__.py": "from gemmkit.kernels import k\n",
-        "gemmkit/tiling.py": "def f():\n    from gemmkit.planning import g\n",
-        "gemmkit/planning.py": "def choose(): ...\ndef g(kernel):\n    for _ in range(3):\n        try: kernel.bind()\n"
+        "gemmkit/tiling.py": "def f():\n    from gemmkit.plans.plan import g\n",
+        "gemmkit/plans/plan.py": "def choose(): ...\ndef g(kernel):\n    for _ in range(3):\n        try: kernel.bind()\n"
                                "        except (CodeChanged, OSError): pass\n    kernel.bind(1)\n",
         "gemmkit/kernels/sm90/mapping.py": "class A:\n    @property\n    def choice(self): ...\ndef mapping_of(): ...\n",
         "gemmkit/kernels/common/k.py": "def choose(): ...\n",
@@ -46,7 +46,7 @@ def test_imports_that_run_upwards_and_what_launches():
     }
     graph = imports({path: ast.parse(text) for path, text in sources.items()})
     assert house.upwards(graph) == [("gemmkit/kernels/k.py", "gemmkit/epilogues/__init__.py"),
-                                    ("gemmkit/tiling.py", "gemmkit/planning.py")]
+                                    ("gemmkit/tiling.py", "gemmkit/plans/plan.py")]
     found = figures(sources)
     assert found["imports that run upwards"] == 2 and found["lines in the room kernels"] == 2 + 4 + 1
     assert found["implementations of a launch"] == found["loops that compile again where code has changed"] == 1
@@ -71,13 +71,13 @@ def test_imports_for_types_make_no_cycle_and_those_in_functions_do():
 
 def test_the_command_without_a_commit(monkeypatch, capsys):
     monkeypatch.setattr(house, "of_tree", lambda: {**SOURCES, "gemmkit/tiling.py": "from gemmkit import planning\n",
-                                                   "gemmkit/planning.py": ""})
+                                                   "gemmkit/plans/plan.py": ""})
     monkeypatch.setattr(house, "measured", lambda: {"calls": 12345})
     assert house.main(["--cycles", "--parameters", "--upwards"]) == 0
     printed = capsys.readouterr().out
     assert "files over 400 lines" in printed and "gemmkit/three.py <-> gemmkit/two.py" in printed
     assert re.search(r"^calls +12,345$", printed, re.MULTILINE)
-    assert "gemmkit/tiling.py (tiling) imports gemmkit/planning.py (plans)" in printed
+    assert "gemmkit/tiling.py (tiling) imports gemmkit/plans/plan.py (plans)" in printed
     assert "gemmkit/kernels/k.py:6 g(a, b, c, d, e, f, h, i)" in printed
 
 

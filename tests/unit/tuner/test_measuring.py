@@ -13,8 +13,7 @@ import pytest
 
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.tuner.device_process import MOST_SETS, Process
-from gemmkit.tuner.jobs import ALIGNMENT, Buffer, Job, Memory, Pointer
-from gemmkit.tuner.measuring import Failed, Measuring
+from gemmkit.tuner.measure import ALIGNMENT, Buffer, Failed, Job, Measuring, Memory, Pointer
 from tests.support.pretend_device import Driver, pretended
 
 COMMAND = sys.executable, "-m", "tests.support.pretend_device"

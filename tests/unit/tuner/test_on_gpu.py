@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.launch import forget
+from gemmkit.plans.launch import forget
 from gemmkit.runtime import cache
 from gemmkit.tuner import subjects
-from gemmkit.tuner.jobs import Job
+from gemmkit.tuner.measure import Job
 from tests.support.machines import Gpu
 
 pytestmark = pytest.mark.gpu

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.ahead import Made
-from gemmkit.programs.kernels import KERNELS
-from gemmkit.programs.spare import BEGIN
-from gemmkit.programs.subject import Programmed, listed
+from gemmkit.plans.ahead import Made
+from gemmkit.programs.launches import BEGIN
+from gemmkit.programs.mapping import KERNELS
+from gemmkit.programs.tuned import Programmed, listed
 from gemmkit.runtime.arrays import describe
 from gemmkit.tuner import TunedProgram
-from gemmkit.tuner import search as module
-from gemmkit.tuner.measuring import Failed
-from gemmkit.tuner.search import Effort, tune
+from gemmkit.tuner import tuner as module
+from gemmkit.tuner.measure import Failed
+from gemmkit.tuner.tuner import Effort, tune
 from gemmkit.tuning import store
 from tests.support import chains, row_programs
 from tests.support import programs as listing

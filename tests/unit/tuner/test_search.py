@@ -15,21 +15,18 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import epilogues, operators
-from gemmkit.ahead import Made
-from gemmkit.kernels import rasterisation
-from gemmkit.planning import Plan
-from gemmkit.problem import resolve
+from gemmkit.kernels.collectives import scheduler
+from gemmkit.plans.ahead import Made
+from gemmkit.plans.plan import Plan
+from gemmkit.plans.problem import resolve
 from gemmkit.runtime import cache
 from gemmkit.runtime.arrays import describe_all
 from gemmkit.runtime.cache import Entry
-from gemmkit.runtime.device import H100
-from gemmkit.runtime.gpus import A100
-from gemmkit.tuner import search as module
-from gemmkit.tuner.jobs import job_of, memory_of
-from gemmkit.tuner.measuring import Failed
-from gemmkit.tuner.search import EFFORTS, Effort, tune
+from gemmkit.runtime.device import A100, H100
+from gemmkit.tuner import tuner as module
+from gemmkit.tuner.measure import Failed, difference, elements, job_of, memory_of, tolerance
 from gemmkit.tuner.subjects import subject_of
-from gemmkit.tuner.verifying import difference, elements, tolerance
+from gemmkit.tuner.tuner import EFFORTS, Effort, tune
 from gemmkit.tuning import store
 from gemmkit.tuning.candidates import Candidate, candidates
 from tests.support.on_device import OnDevice
@@ -100,7 +97,7 @@ def measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callabl
         real = module._Search.__init__
         monkeypatch.setattr(module._Search, "__init__", lambda self, *given: real(self, *given, made))
         monkeypatch.setattr(module, "compiled", lambda kernels, jobs: (Made(kernel, USAGE) for kernel in kernels))
-        monkeypatch.setattr("gemmkit.runtime.launchable.Launchable.entry", lambda self: Entry(b"\x7fELF", {"usage": USAGE}, False))
+        monkeypatch.setattr("gemmkit.runtime.launch.Launchable.entry", lambda self: Entry(b"\x7fELF", {"usage": USAGE}, False))
         monkeypatch.setattr(module, "contents_of", lambda memory, ordinal: [b"" for _ in memory.buffers])
         return made
 
@@ -129,7 +126,7 @@ def test_the_fastest_is_kept_and_taken_next_time(folder: Path, measured: Any) ->
     text = str(found)
     assert text.splitlines()[0] == f"512 x 512 x 512, float16, on {H100.name}" and "* " in text and "us  2.000  " in text
     names: dict[str, Any] = {}
-    for each in (gk, gk.layouts, operators, gk.transforms, epilogues, rasterisation):
+    for each in (gk, gk.layouts, operators, gk.transforms, epilogues, scheduler):
         names |= {name: getattr(each, name) for name in getattr(each, "__all__", vars(each))}
     assert eval(repr(found.config), names).mapping == found.config.mapping
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import contraction, operators
-from gemmkit.grouped_call import GroupPlan, resolved
-from gemmkit.groups import Tables
-from gemmkit.lang.members import PLACES
-from gemmkit.planning import Plan
+from gemmkit import operators
+from gemmkit.functions import einsum
+from gemmkit.functions.grouped import GroupPlan, Tables, resolved
+from gemmkit.lang.memory import PLACES
+from gemmkit.plans.plan import Plan
 from gemmkit.runtime.arrays import describe_all
-from gemmkit.tuner.jobs import group_job_of, group_memory_of
-from gemmkit.tuner.search import tune
+from gemmkit.tuner.measure import group_job_of, group_memory_of
 from gemmkit.tuner.subjects import subject_of
+from gemmkit.tuner.tuner import tune
 from gemmkit.tuning.candidates import Candidate
 from tests.support.on_device import OnDevice
 from tests.unit.tuner.test_search import Measured, folder, measured
@@ -42,17 +42,17 @@ def group(sizes: Any = SIZES) -> tuple[list[OnDevice], list[OnDevice], list[OnDe
 
 def planned(a: Any, b: Any, out: Any) -> gk.Config:
     """What `einsum` plans."""
-    x, y, d, keywords = contraction.as_product(SPEC, a, b, out=out)
+    x, y, d, keywords = einsum.as_product(SPEC, a, b, out=out)
     return Plan(x, y, None, d, None, keywords).config
 
 
 def test_the_fastest_of_a_contraction_is_taken_next_time(folder: Path, measured: Any) -> None:
     process: Measured = measured(lambda number: 50.0 if number == 3 else 80.0 + number)
     a, b, out = tensors()
-    contraction._plans["another"] = None                                                        # type: ignore[assignment]
+    einsum._plans["another"] = None                                                        # type: ignore[assignment]
     found = tune(gk.einsum, SPEC, a, b, out=out)
     assert found.best.ratio == pytest.approx(2.0) and found.kept and process.is_closed
-    assert str(found).startswith(f"einsum({SPEC!r}): ") and not contraction._plans
+    assert str(found).startswith(f"einsum({SPEC!r}): ") and not einsum._plans
     assert planned(a, b, out).mapping == found.config.mapping != found.default.config.mapping    # type: ignore[union-attr]
     assert planned(*tensors()).mapping == found.config.mapping                                   # other arrays of the kind
 
@@ -68,7 +68,7 @@ def test_conflicting_contractions_are_tried_in_boxes(folder: Path, measured: Any
     (file,) = (folder / "tuned").glob("*.json")
     (entry,) = json.loads(file.read_text())["entries"].values()
     assert entry["mapping"].get("boxed") == (found.best.candidate and found.best.candidate.boxed)
-    x, y, d, keywords = contraction.as_product("iqp,jpq->ij", a, b, out=out)
+    x, y, d, keywords = einsum.as_product("iqp,jpq->ij", a, b, out=out)
     assert Plan(x, y, None, d, None, keywords).config.mapping == found.config.mapping
 
 

@@ -13,9 +13,9 @@ import pytest
 import gemmkit as gk
 from gemmkit import epilogues, layouts, operators, transforms
 from gemmkit.components import freeze
-from gemmkit.config import TRANSFORMS, Config
-from gemmkit.kernels.common.arrays import Arrays
-from gemmkit.kernels.rasterisation import Columns, Grouped
+from gemmkit.kernels.collectives.operand import Arrays
+from gemmkit.kernels.collectives.scheduler import Columns, Grouped
+from gemmkit.kernels.config import TRANSFORMS, Config
 from gemmkit.kernels.spec import Condition
 from gemmkit.layouts import ColMajor, Padded, RowMajor, Zero
 from gemmkit.operators import FPUOp, MMAOp, WMMAOp

@@ -7,10 +7,9 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.operators import MMAOp
-from gemmkit.runtime.device import H100, assumed
-from gemmkit.runtime.gpus import A100
+from gemmkit.runtime.device import A100, H100, assumed
 from gemmkit.transforms import Elementwise
-from gemmkit.tuning import winners
+from gemmkit.tuning import candidates
 
 
 def kernel_of(sizes: tuple[int, int, int], orders: str = "nn", dtype: str = "f2", **keywords: object) -> str:
@@ -39,7 +38,7 @@ def kernel_of(sizes: tuple[int, int, int], orders: str = "nn", dtype: str = "f2"
     ((0, 5, 3), "nn", "warp_specialised"),
 ])
 def test_on_hopper(sizes: tuple[int, int, int], orders: str, kernel: str) -> None:
-    with assumed(H100), winners.without():
+    with assumed(H100), candidates.without():
         assert kernel_of(sizes, orders) == kernel
 
 

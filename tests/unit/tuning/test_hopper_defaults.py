@@ -10,17 +10,17 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import layouts, operators, transforms
-from gemmkit.ahead import recorded
-from gemmkit.config import Config
-from gemmkit.kernels.common.arrays import Arrays
+from gemmkit.kernels.collectives.operand import Arrays
+from gemmkit.kernels.config import Config
 from gemmkit.kernels.sm90.mainloop import SharedMainloop
-from gemmkit.kernels.sm90.routes.tma import Tma
+from gemmkit.kernels.sm90.tma import Tma
+from gemmkit.plans.ahead import recorded
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import H100
 from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tiling import Tile
-from gemmkit.tuning import choose, hopper
-from gemmkit.tuning.hopper import MOST_STAGES, _table, assumed_spec
+from gemmkit.tuning import choose, sm90
+from gemmkit.tuning.sm90 import MOST_STAGES, _table, assumed_spec
 from tests.support.machines import E4M3, whole
 from tests.support.user_layouts import Packed
 
@@ -64,20 +64,20 @@ TRANSFORM_A, TRANSFORM_B = dict(transform_global_to_shared_a=DOUBLED), dict(tran
 
 
 E4M3_ROW, E4M3_COLUMN = layouts.RowMajor(E4M3), layouts.ColMajor(E4M3)
-ROUTES: dict[str, tuple[str, Any, Any, dict[str, Any], hopper.Table]] = {
-    "as they lie": ("f16", ROW, ROW, {}, hopper.BY_TMA),
-    "A along M": ("f16", COLUMN, ROW, {}, hopper.BY_TMA),
-    "A transformed": ("f16", ROW, ROW, TRANSFORM_A, hopper.BY_REGISTERS),
-    "A transformed in clusters": ("f16", ROW, ROW, dict(TRANSFORM_A, cluster=Tile(M=2, N=1)), hopper.BY_REGISTERS),
-    "A transformed and shared": ("f16", ROW, ROW, dict(TRANSFORM_A, cluster=Tile(M=1, N=2)), hopper.BY_REWRITES),
-    "B transformed": ("f16", ROW, ROW, TRANSFORM_B, hopper.BY_REWRITES),
-    "both transformed": ("f16", ROW, ROW, TRANSFORM_A | TRANSFORM_B, hopper.BY_REWRITES),
-    "a layout of the user's": ("f16", Packed(F16), ROW, {}, hopper.BY_THREADS),
-    "a triangle": ("f16", layouts.Triangular(ROW), ROW, {}, hopper.BY_THREADS),
-    "bytes along K": ("e4m3", E4M3_ROW, E4M3_COLUMN, {}, hopper.BY_TMA),
-    "bytes across K": ("e4m3", E4M3_ROW, E4M3_ROW, {}, hopper.BY_TRANSPOSES),
+ROUTES: dict[str, tuple[str, Any, Any, dict[str, Any], sm90.Table]] = {
+    "as they lie": ("f16", ROW, ROW, {}, sm90.BY_TMA),
+    "A along M": ("f16", COLUMN, ROW, {}, sm90.BY_TMA),
+    "A transformed": ("f16", ROW, ROW, TRANSFORM_A, sm90.BY_REGISTERS),
+    "A transformed in clusters": ("f16", ROW, ROW, dict(TRANSFORM_A, cluster=Tile(M=2, N=1)), sm90.BY_REGISTERS),
+    "A transformed and shared": ("f16", ROW, ROW, dict(TRANSFORM_A, cluster=Tile(M=1, N=2)), sm90.BY_REWRITES),
+    "B transformed": ("f16", ROW, ROW, TRANSFORM_B, sm90.BY_REWRITES),
+    "both transformed": ("f16", ROW, ROW, TRANSFORM_A | TRANSFORM_B, sm90.BY_REWRITES),
+    "a layout of the user's": ("f16", Packed(F16), ROW, {}, sm90.BY_THREADS),
+    "a triangle": ("f16", layouts.Triangular(ROW), ROW, {}, sm90.BY_THREADS),
+    "bytes along K": ("e4m3", E4M3_ROW, E4M3_COLUMN, {}, sm90.BY_TMA),
+    "bytes across K": ("e4m3", E4M3_ROW, E4M3_ROW, {}, sm90.BY_TRANSPOSES),
     # A would be transformed in registers, were B not transposed in place.
-    "bytes across K, A transformed": ("e4m3", E4M3_ROW, E4M3_ROW, TRANSFORM_A, hopper.BY_REWRITES),
+    "bytes across K, A transformed": ("e4m3", E4M3_ROW, E4M3_ROW, TRANSFORM_A, sm90.BY_REWRITES),
 }
 
 
@@ -114,11 +114,11 @@ def test_tables_by_arrays_are_those_of_the_routes() -> None:
         if random.random() < 0.3:
             values["transform_global_to_shared_a"] = DOUBLED
         arrays = Arrays(of_a, of_b, None, M, N, K)
-        found = hopper.table_by_arrays(values, arrays)
-        spec: Any = assumed_spec(values, hopper.LIKELY, arrays)
+        found = sm90.table_by_arrays(values, arrays)
+        spec: Any = assumed_spec(values, sm90.LIKELY, arrays)
         by_tma = type(spec.a.route) is type(spec.b.route) is Tma and type(spec.mainloop) is SharedMainloop
         refused = any(why_not(info, layout.axis) is not None for layout, info in ((a, of_a), (b, of_b)))
-        assert found is (hopper.BY_ELEMENTS if refused else hopper.BY_TMA if by_tma else None), (values, of_a, of_b)
+        assert found is (sm90.BY_ELEMENTS if refused else sm90.BY_TMA if by_tma else None), (values, of_a, of_b)
         told.add(id(found))
     assert len(told) == 3
 

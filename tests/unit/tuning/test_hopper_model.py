@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.ahead import recorded
-from gemmkit.kernels.rasterisation import Hilbert
+from gemmkit.kernels.collectives.scheduler import Hilbert
 from gemmkit.layouts import RowMajor
+from gemmkit.plans.ahead import recorded
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import H100
 from gemmkit.tuning.candidates import EXTRA, candidates
-from gemmkit.tuning.hopper import ALIGNED, BY_CP_ASYNC, CLUSTERED, LIKELY, MAPPINGS, can_share
 from gemmkit.tuning.model import UNALIGNED_LINES, Asked, Mapping, fastest, streaming
+from gemmkit.tuning.sm90 import ALIGNED, BY_CP_ASYNC, CLUSTERED, LIKELY, MAPPINGS, can_share
 
 RESULTS = Path(__file__).parents[3] / "tests/data"
 GIGAHERTZ = 1.47                       # the card's clock at its power limit

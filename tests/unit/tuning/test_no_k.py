@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.ahead import recorded
 from gemmkit.operators import MIN_PLUS
-from gemmkit.runtime.device import H100
-from gemmkit.runtime.gpus import A100, T4
+from gemmkit.plans.ahead import recorded
+from gemmkit.runtime.device import A100, H100, T4
 from tests.support.machines import BF16
 
 DTYPES = ["f2", BF16, "f4", "f8", "c8", "c16", "i1"]

@@ -10,8 +10,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import operators
-from gemmkit.runtime.device import H100, assumed
-from gemmkit.runtime.gpus import A100, T4
+from gemmkit.runtime.device import A100, H100, T4, assumed
 from gemmkit.tiling import Tile
 
 DTYPES = ["f2", ml_dtypes.bfloat16, "f4", "f8", "c8", "c16", "i1", "i4"]

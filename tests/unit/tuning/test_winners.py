@@ -11,11 +11,9 @@ import pytest
 
 import gemmkit as gk
 from bench import winners as made
-from gemmkit.runtime.device import H100, DeviceInfo, assumed
-from gemmkit.runtime.gpus import A100
-from gemmkit.tuning import winners
-from gemmkit.tuning.candidates import Candidate
-from gemmkit.tuning.winners import Winner
+from gemmkit.runtime.device import A100, H100, DeviceInfo, assumed
+from gemmkit.tuning import candidates
+from gemmkit.tuning.candidates import Candidate, Winner
 
 DTYPES = {"float16": np.float16, "float32": np.float32, "float64": np.float64}
 ONE = Winner("float16 nn 128 128 d", (512, 512, 512), Candidate("singlestage", (64, 64, 64), (32, 32)), 0.8)
@@ -33,23 +31,23 @@ def config_of(a: Any, b: Any, device: DeviceInfo = H100, **keywords: Any) -> Any
         return gk.plan(a, b, **keywords).config
 
 
-@pytest.mark.parametrize("one", winners.table(), ids=lambda one: f"{one.kind} {one.sizes}")
+@pytest.mark.parametrize("one", candidates.table(), ids=lambda one: f"{one.kind} {one.sizes}")
 def test_each_entry_is_what_its_product_takes_and_the_model_does_not(one: Winner) -> None:
     dtype, orders, *_ = one.kind.split()
     a, b = operands(DTYPES[dtype], orders, one.sizes)
     config = config_of(a, b)
     assert (config.kernel, config.block_shape.extents) == (one.candidate.kernel, one.candidate.block)
-    with winners.without():
+    with candidates.without():
         assert config_of(a, b).mapping != config.mapping
     assert one.ratio <= made.WORTH
     near = tuple(size + 64 if size >= 512 else size for size in one.sizes)               # and so do its neighbours
-    assert winners.nearest([one], one.kind, near) is one
+    assert candidates.nearest([one], one.kind, near) is one
     assert config_of(*operands(DTYPES[dtype], orders, near)).kernel                      # of another class, perhaps: legal
 
 
 @pytest.fixture
 def only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(winners, "of_class", lambda file, kind: (ONE,))
+    monkeypatch.setattr(candidates, "of_class", lambda file, kind: (ONE,))
 
 
 def test_a_product_takes_the_nearest_entry_of_its_class(only: None) -> None:
@@ -73,9 +71,9 @@ def test_what_is_said_stands_above_the_table(only: None) -> None:
 
 def test_the_nearest_is_taken() -> None:
     other = dataclasses.replace(ONE, sizes=(600, 512, 512))
-    assert winners.nearest([ONE, other], ONE.kind, (570, 512, 512)) is other
-    assert winners.nearest([ONE, other], ONE.kind, (530, 512, 512)) is ONE
-    assert winners.nearest([ONE, other], "float16 nt 128 128 d", (530, 512, 512)) is None
+    assert candidates.nearest([ONE, other], ONE.kind, (570, 512, 512)) is other
+    assert candidates.nearest([ONE, other], ONE.kind, (530, 512, 512)) is ONE
+    assert candidates.nearest([ONE, other], "float16 nt 128 128 d", (530, 512, 512)) is None
 
 
 def test_the_table_is_made_of_results() -> None:
@@ -88,7 +86,7 @@ def test_the_table_is_made_of_results() -> None:
 
 def test_what_the_model_chooses_is_no_entry() -> None:
     a, b = operands(np.float16, "nn", (512, 512, 512))
-    with winners.without():
+    with candidates.without():
         config = config_of(a, b)
     block, cluster = config.block_shape.extents, config.cluster.extents
     chosen = Candidate("warp_specialised", block, schedule=config.schedule, warps=config.warps_per_block, cluster=cluster,

@@ -1,0 +1,380 @@
+"""``all_gather_matmul``: D = gather(A) B, of an A whose rows are shared out over the ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from gemmkit.distributed.calls import (
+    BEFORE_SUM,
+    Reduction,
+    before_sum,
+    check_keywords,
+    finishing,
+    is_fused,
+    key_of_call,
+    known_call,
+    meet,
+    multiply,
+    new,
+    nothing,
+    planned,
+    remember,
+    sees_rows,
+    with_own,
+)
+from gemmkit.distributed.ranks import (
+    Ranks,
+    accumulator_of,
+    check_tensors,
+    dtypes,
+    even_lengths,
+    lengths_of,
+    offsets,
+    ranks_of,
+    rule_of,
+)
+from gemmkit.distributed.transport import (
+    AllGather,
+    AllReduce,
+    Gates,
+    ReduceScatter,
+    Sent,
+    all_gather,
+    beside,
+    by_chunks,
+    by_shards,
+    check_sends,
+    check_way,
+    inbox_for,
+    joins,
+    parts_of,
+    send_and_receive,
+    sending_of,
+    single,
+)
+from gemmkit.epilogues import Default
+from gemmkit.kernels.config import TRANSFORMS, Config
+from gemmkit.lang.errors import ConfigError
+from gemmkit.layouts.joined import Concat
+from gemmkit.runtime.arrays import describe, dtype_from_torch
+
+
+def all_gather_matmul(a_shard: Any, b: Any, c: Any = None, *, group: Any = None, lengths: Any = None, out: Any = None,
+                      conf: Config | None = None, return_a: bool = False, way: str | None = None, **components: Any) -> Any:
+    """D = gather(A) B + C, where each rank has some rows of A, and its own B, C and D.
+
+    A tensor-parallel layer begins so: the rows of the activations are shared out, and B is the rank's columns of the weight.
+
+    Args:
+        a_shard: (M_r, K), this rank's rows of A; any strides. (M, K) is gathered in the order of ranks, in row-major order.
+        b: (K, N), this rank's; N may differ between ranks.
+        c, out: (M, N), this rank's, as of `gemmkit.matmul`.
+        group: a process group; None is the default one.
+        lengths: M_r of every rank; None: all are as long as this one. (No rank asks the others.)
+        conf, components: as of `gemmkit.matmul`. They see the rank's own product: all rows, its own columns.
+        return_a: return the gathered A, too.
+        way: "symmetric" pushes the shards by copy engines while the kernel computes the rows that are there; "plain" gathers
+            and then multiplies. None takes the first where the ranks' GPUs reach each other's memory.
+
+    Returns:
+        D, (M, N); with ``return_a`` the pair (D, A). The bits are those of `gemmkit.matmul` of the gathered A.
+
+    Raises:
+        What `gemmkit.matmul` raises, on the rank whose arguments it is about, and ValueError on the others; ValueError
+        where the ranks' calls differ (sizes, dtypes, devices, components, versions); nothing has been launched then.
+        RuntimeError where a rank does not come within the group's timeout.
+
+    >>> import torch, torch.distributed as dist, gemmkit
+    >>> from gemmkit import distributed
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> with gemmkit.emulate():
+    ...     distributed.all_gather_matmul(torch.tensor([[1.0, 2.0]]), torch.eye(2)).tolist()
+    [[1.0, 2.0]]
+    >>> dist.destroy_process_group()
+    """
+    ranks = ranks_of(group)
+    key = key_of_call((a_shard, b, c, out), conf, components, "all_gather_matmul", lengths, return_a, way)
+    known = known_call(ranks, key)
+    if known is not None:
+        return known(a_shard, b, c, out)
+    sizes: tuple[int, ...] = ()
+
+    def facts() -> dict[str, Any]:
+        nonlocal sizes
+        check_keywords("all_gather_matmul", components)
+        check_way(way)
+        check_tensors(a_shard=a_shard)
+        check_tensors(b=b, c=c, out=out)
+        sizes = lengths_of(ranks, a_shard.shape[0], lengths, "a_shard", "rows")
+        return {"lengths": sizes, "K": a_shard.shape[1], "the dtype of a_shard": a_shard.dtype, "the dtype of b": b.dtype,
+                **dtypes(c=c, out=out), "return_a": bool(return_a), "way": way}
+
+    def make() -> Gates:
+        whole: Any = empty_whole(a_shard, sizes)
+        gates = Gates(ranks, by_shards(sizes, ranks.rank))
+        planned(whole, b, c, out, conf, components)
+        if a_shard.is_cuda and ranks.size > 1 and way != "plain":
+            gate, parts = gates.of(whole, b, c, out, conf, components), parts_of(whole, sizes, ranks.rank)
+            if gate is not None and joins(gate.conf, a_shard, sizes):
+                whole = Concat(*(a_shard if part is None else part for part in parts), axis=0)
+            gates.check(gate, whole, b, c, out, components)
+        return gates
+
+    gates = meet(ranks, "all_gather_matmul", a_shard, facts, {"conf": conf, **components}, make)
+    inbox = inbox_for(ranks, a_shard.device, sum(sizes) * a_shard.shape[1] * a_shard.element_size(), way)
+    if inbox is not None:
+        call = AllGather(ranks, inbox, gates, sizes, return_a, conf, components)
+        with torch.cuda.device(inbox.device):
+            return remember(ranks, key, call)(a_shard, b, c, out)
+    whole = gather_rows(ranks, a_shard, sizes)
+    d = multiply(whole, b, c, out, conf, components)
+    return (d, whole) if return_a else d
+
+
+def gather_rows(ranks: Ranks, shard: Any, lengths: tuple[int, ...]) -> Any:
+    """The rows of all ranks, one rank's below the other's. The shard may have any strides: it is copied to its place."""
+    whole = empty_whole(shard, lengths)
+    slots = whole.split(list(lengths))
+    slots[ranks.rank].copy_(shard)
+    all_gather(ranks, slots)
+    return whole
+
+
+def empty_whole(shard: Any, lengths: tuple[int, ...]) -> Any:
+    return new(shard, (sum(lengths), shard.shape[1]), shard.dtype)
+
+
+# --------------------------------------------------------------------------------------------------
+# ``matmul_reduce_scatter`` and ``matmul_all_reduce``: D = A_0 B_0 + A_1 B_1 + ..., of a K that the ranks share out.
+#
+# Every rank multiplies its share of K; the partial sums of a row go to the rank that has the row of D (or to all), which
+# merges them in the order of ranks and finishes them: C, transforms of D, epilogue. That last step is a product of K = 0,
+# so that any component that acts on sums acts there as in a product of one GPU.
+
+_AFTER = tuple(name for name in TRANSFORMS if name not in BEFORE_SUM)
+
+
+def matmul_reduce_scatter(a: Any, b_shard: Any, c: Any = None, *, group: Any = None, lengths: Any = None, out: Any = None,
+                          conf: Config | None = None, combine: Any = None, reduce_dtype: Any = None,
+                          way: str | None = None, **components: Any) -> Any:
+    """This rank's rows of D = C + the sum over all ranks of A B, where each rank has some of K.
+
+    A tensor-parallel layer ends so: every rank has some columns of the activations and the same rows of the weight.
+
+    Args:
+        a: (M, K_r), this rank's columns of A; K_r may differ between ranks, and be 0.
+        b_shard: (K_r, N), the same rows of B.
+        c, out: (M_r, N), of this rank's rows of D, as of `gemmkit.matmul`.
+        group: a process group; None is the default one.
+        lengths: M_r of every rank; None: as ``torch.chunk`` has it (`shards.even_lengths`).
+        conf: a configuration of the partial products, without C, transforms of D and an epilogue: give these beside it.
+        combine: an associative function of two partial sums, ``min`` or ``max``; None: the operator's own
+            (`Operator.merge`: min for min-plus).
+        reduce_dtype: in which dtype partial sums travel, ``torch.float32`` say; None: in D's, but integers in the
+            accumulator's, which is that of the product of one GPU. They are added up in the accumulator's dtype, from rank 0
+            to the last: the same bits in every call.
+        way: as of `all_gather_matmul`; "symmetric" computes the peers' rows first, which copy engines push while the rest is
+            computed.
+        components: as of `gemmkit.matmul`. Those of A and B see the rank's own operands, whose k begins at 0; those of the
+            sums (C, D, epilogue) see the rank's own rows of D.
+
+    Returns:
+        D's rows, (M_r, N).
+
+    Raises:
+        As `all_gather_matmul`; TypeError for a reduce_dtype that does not hold sums of integers; ConfigError where the
+        operator does not say how sums over parts of K are combined.
+
+    >>> import torch, torch.distributed as dist, gemmkit
+    >>> from gemmkit import distributed
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> with gemmkit.emulate():
+    ...     distributed.matmul_reduce_scatter(torch.tensor([[1.0, 2.0]]), torch.ones(2, 2)).tolist()
+    [[3.0, 3.0]]
+    >>> dist.destroy_process_group()
+    """
+    ranks = ranks_of(group)
+    key = key_of_call((a, b_shard, c, out), conf, components, "matmul_reduce_scatter", lengths, id(combine), reduce_dtype,
+                      way)
+    known = known_call(ranks, key)
+    if known is not None:
+        return known(a, b_shard, c, out)
+    sizes: tuple[int, ...] = ()
+
+    def facts() -> dict[str, Any]:
+        nonlocal sizes
+        check_tensors(a=a, b_shard=b_shard, c=c, out=out)
+        check_sends(ranks, a)
+        sizes = even_lengths(a.shape[0], ranks.size)
+        if lengths is not None:
+            sizes = lengths_of(ranks, tuple(lengths)[ranks.rank] if _has(lengths, ranks) else -1, lengths, "D", "rows")
+            if sum(sizes) != a.shape[0]:
+                raise ValueError(f"lengths={sizes}: they are {sum(sizes)} rows together, and a has {a.shape[0]}")
+        return _facts("matmul_reduce_scatter", a, b_shard, c, out, combine, reduce_dtype, components,
+                      {"lengths": sizes, "way": way})
+
+    def make() -> Reduction:
+        how = _reduction(a, b_shard, c, out, conf, combine, reduce_dtype, components, sizes[ranks.rank], ranks.size)
+        if not a.is_cuda or ranks.size == 1 or way == "plain":
+            return how
+        sending = sending_of(sizes, a, b_shard, how, conf, components)
+        gates = Gates(ranks, by_chunks(sizes[ranks.rank], sending.chunks, ranks.size))
+        how = how._replace(gates=gates)
+        if is_fused(a, c, conf, components):
+            mine = new(a, (sizes[ranks.rank], a.shape[1]), a.dtype)
+            parts = new(a, (ranks.size, sizes[ranks.rank], b_shard.shape[1]), how.travels)
+            whole = new(a, parts.shape[1:], how.result)
+            own = with_own(parts, how, ranks.rank, components)
+            gate = gates.of(mine, b_shard, None, whole, sending.own, beside(sending.own, own))
+            gates.check(gate, mine, b_shard, None, whole, own)
+        return how
+
+    how = meet(ranks, "matmul_reduce_scatter", a, facts, {"conf": conf, "combine": combine, **components}, make)
+    inbox = inbox_for(ranks, a.device, ranks.size * max(sizes) * b_shard.shape[1] * how.travels.itemsize, way)
+    if inbox is not None:
+        call = ReduceScatter(ranks, inbox, how, sizes, sending_of(sizes, a, b_shard, how, conf, components), conf,
+                             components)
+        with torch.cuda.device(inbox.device):
+            return remember(ranks, key, call)(a, b_shard, c, out)
+    parts = _exchanged(ranks, a, b_shard, conf, how, components, sizes)
+    return _finished(parts, c, out, how, components)
+
+
+def matmul_all_reduce(a: Any, b_shard: Any, c: Any = None, *, group: Any = None, out: Any = None, conf: Config | None = None,
+                      combine: Any = None, reduce_dtype: Any = None, way: str | None = None, **components: Any) -> Any:
+    """D = C + the sum over all ranks of A B on every rank, where each rank has some of K: `matmul_reduce_scatter`, but that
+    every rank has all rows of D.
+
+    Made for few rows (decoding): all partial sums go to all ranks in one step, and each rank merges them in the order of
+    ranks, so that all have the same bits. It needs memory for every rank's partial sums, M x N each.
+
+    >>> import torch, torch.distributed as dist, gemmkit
+    >>> from gemmkit import distributed, epilogues
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> with gemmkit.emulate():
+    ...     distributed.matmul_all_reduce(torch.ones(1, 3), torch.ones(3, 2), epilogue=epilogues.Scale(2.0)).tolist()
+    [[6.0, 6.0]]
+    >>> dist.destroy_process_group()
+    """
+    ranks = ranks_of(group)
+    key = key_of_call((a, b_shard, c, out), conf, components, "matmul_all_reduce", id(combine), reduce_dtype, way)
+    known = known_call(ranks, key)
+    if known is not None:
+        return known(a, b_shard, c, out)
+
+    def facts() -> dict[str, Any]:
+        check_tensors(a=a, b_shard=b_shard, c=c, out=out)
+        return _facts("matmul_all_reduce", a, b_shard, c, out, combine, reduce_dtype, components,
+                      {"M": a.shape[0], "way": way})
+
+    def make() -> Reduction:
+        return _reduction(a, b_shard, c, out, conf, combine, reduce_dtype, components, a.shape[0], ranks.size)
+
+    how = meet(ranks, "matmul_all_reduce", a, facts, {"conf": conf, "combine": combine, **components}, make)
+    rows, columns = a.shape[0], b_shard.shape[1]
+    inbox = inbox_for(ranks, a.device, ranks.size * rows * columns * how.travels.itemsize, way)
+    if inbox is not None:
+        with torch.cuda.device(inbox.device):
+            return remember(ranks, key, AllReduce(ranks, inbox, how, conf, components))(a, b_shard, c, out)
+    parts = new(a, (ranks.size, rows, columns), how.travels)
+    multiply(a, b_shard, None, parts[ranks.rank], conf, before_sum(components))
+    all_gather(ranks, list(parts))
+    return _finished(parts, c, out, how, components)
+
+
+# -- checks -----------------------------------------------------------------------------------------------------------
+
+def _has(lengths: Any, ranks: Ranks) -> bool:
+    return hasattr(lengths, "__len__") and len(lengths) == ranks.size
+
+
+def _facts(call: str, a: Any, b: Any, c: Any, out: Any, combine: Any, reduce_dtype: Any, components: dict[str, Any],
+           more: dict[str, Any]) -> dict[str, Any]:
+    check_keywords(call, components)
+    check_way(more["way"])
+    if a.shape[1] != b.shape[0]:
+        raise ValueError(f"a has shape {tuple(a.shape)} and b_shard {tuple(b.shape)}: a has {a.shape[1]} columns and "
+                         f"b_shard {b.shape[0]} rows; both are this rank's K")
+    return {**more, "N": b.shape[1], **dtypes(a=a, b_shard=b, c=c, out=out), "reduce_dtype": reduce_dtype}
+
+
+def _reduction(a: Any, b: Any, c: Any, out: Any, conf: Any, combine: Any, reduce_dtype: Any, components: dict[str, Any],
+               rows: int, ranks: int) -> Reduction:
+    """How partial sums are merged; all kernels of the call are compiled, so that what is wrong is raised here."""
+    if conf is not None:
+        acting = [name for name in _AFTER if not getattr(conf, name).is_identity]
+        acting += ["epilogue"] * (not isinstance(conf.epilogue, Default))
+        if acting:
+            raise ConfigError(f"conf has {', '.join(acting)}, which act on sums; conf is of the partial products here: give "
+                              "them as arguments")
+    before = {name: value for name, value in components.items() if name in BEFORE_SUM}
+    of_c, of_out = (None if x is None else describe(x, name) for x, name in ((c, "c"), (out, "out")))
+    if conf is None:
+        one = single(rows, a, b, of_c, of_out, ranks, components).config
+    else:
+        one = planned(a, b, None, None, conf, before).config
+    given = of_c if of_out is None else of_out
+    result = np.dtype(one.global_d_layout.storage) if given is None else given.dtype
+    adds = accumulator_of(one, result)
+    if reduce_dtype is None:                                      # what an integer does not hold is lost, not rounded
+        travels = adds if result.kind in "iu" else result
+    else:
+        travels = _numpy_dtype(reduce_dtype)
+        if adds.kind in "iu" and not np.can_cast(adds, travels):
+            raise TypeError(f"reduce_dtype={reduce_dtype}: it does not hold partial sums, which are {adds}; leave it out")
+    how = Reduction(travels, adds, rule_of(one.operator, combine), result)
+    planned(a, b, None, new(a, (a.shape[0], b.shape[1]), travels), conf, before_sum(components))
+    parts = new(a, (ranks, rows, b.shape[1]), travels)
+    _finish(planned, parts, c, new(a, (rows, b.shape[1]), result) if out is None else out, how, components)
+    return how
+
+
+def _numpy_dtype(dtype: Any) -> np.dtype:
+    found = dtype_from_torch(dtype) if isinstance(dtype, torch.dtype) else np.dtype(dtype)
+    if found is None:
+        raise TypeError(f"{dtype}: NumPy and ml_dtypes do not know it; torch.float32, for example, will do")
+    return found
+
+
+# -- partial products, and what becomes of them -----------------------------------------------------------------------
+
+def _exchanged(ranks: Ranks, a: Any, b: Any, conf: Any, how: Reduction, components: dict[str, Any],
+               lengths: tuple[int, ...]) -> Any:
+    """Every rank's partial sums of this rank's rows, (ranks, M_r, N). The rows of others come first, and travel while the
+    next are computed; this rank's own rows are last."""
+    own, first = ranks.rank, offsets(lengths)
+    parts = new(a, (ranks.size, lengths[own], b.shape[1]), how.travels)
+    sent = Sent()
+    multiply_rows = _by_rows(a, b, conf, how, components)
+    for step in range(1, ranks.size + 1):
+        to, source = (own + step) % ranks.size, (own - step) % ranks.size
+        block = parts[own] if to == own else new(a, (lengths[to], b.shape[1]), how.travels)
+        multiply_rows(first[to], first[to + 1], block)
+        if to != own:
+            send_and_receive(ranks, sent, to, block, source, parts[source])
+    sent.wait()
+    return parts
+
+
+def _by_rows(a: Any, b: Any, conf: Any, how: Reduction, components: dict[str, Any]) -> Any:
+    """The function (begin, end, out) that computes partial sums of some rows; all at once where a component sees rows."""
+    before = before_sum(components)
+    if not sees_rows(conf, components):
+        return lambda begin, end, out: multiply(a[begin:end], b, None, out, None, before)
+    whole = new(a, (a.shape[0], b.shape[1]), how.travels)
+    multiply(a, b, None, whole, conf, before)
+    return lambda begin, end, out: out.copy_(whole[begin:end])
+
+
+def _finish(compute: Any, parts: Any, c: Any, out: Any, how: Reduction, components: dict[str, Any]) -> Any:
+    """Merge partial sums in the order of ranks, and finish them, by a product of K = 0 with components that act on sums."""
+    return compute(*nothing(parts, how), c, out, None, finishing(parts, how, c is not None, components))
+
+
+def _finished(parts: Any, c: Any, out: Any, how: Reduction, components: dict[str, Any]) -> Any:
+    if out is None:
+        out = new(parts, (parts.shape[1], parts.shape[2]), how.result)
+    return _finish(multiply, parts, c, out, how, components)

@@ -1,0 +1,363 @@
+"""The barrier of a cluster, reads of each other's shared memory, and the registers that the warps of a block share out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gemmkit.emulator import agents
+from gemmkit.emulator.agents import AsyncUnit, Bytes
+from gemmkit.emulator.errors import ProtocolError
+from gemmkit.emulator.memory import Clock, Record
+from gemmkit.lang.host import here
+
+if TYPE_CHECKING:
+    from gemmkit.emulator.agents import Agent
+    from gemmkit.emulator.machine import Block, Thread
+    from gemmkit.emulator.memory import Memory
+
+
+# --------------------------------------------------------------------------------------------------
+# Counters in global memory: additions that order what other accesses do, by a `Clock` for each counter.
+#
+# A release puts a thread's past into the counter's clock, an acquire takes what is there. Atomic accesses never race with
+# each other; with ordinary accesses to the same bytes they are not compared.
+
+_BYTES = 4
+
+
+def add(thread: Thread, memory: Memory, address: int, number: int, order: str) -> int:
+    """Adds to a counter of 32 bits; what it was before."""
+    cell, clock = _cell(memory, address), _clock(memory, address)
+    before = int(cell[0])
+    if order in ("acquire", "acq_rel"):
+        clock.acquire(thread)
+    if order in ("release", "acq_rel"):
+        clock.release(thread)
+    cell[0] = (before + number) & 0xFFFFFFFF
+    return before
+
+
+def put(thread: Thread, memory: Memory, address: int, number: int) -> None:
+    """Sets a counter, ordering nothing."""
+    _cell(memory, address)[0] = number
+
+
+def wait(thread: Thread, memory: Memory, address: int, number: int, order: str) -> None:
+    """Waits until a counter is `number` at least."""
+    cell = _cell(memory, address)
+    thread.wait_until(lambda: int(cell[0]) >= number, lambda: f"a counter that is {int(cell[0])} to become {number}")
+    if order == "acquire":
+        _clock(memory, address).acquire(thread)
+
+
+def meet(thread: Thread, memory: Memory, address: int, number: int) -> None:
+    """Waits until a flag is just `number`, at system scope, and acquires it."""
+    cell = _cell(memory, address)
+    thread.wait_until(lambda: int(cell[0]) == number, lambda: f"a flag that is {int(cell[0])} to become {number}")
+    agents.acquire(thread, address)
+
+
+def _cell(memory: Memory, address: int) -> np.ndarray:
+    """The counter's memory. `View.locate` has checked that it is one of the array's elements."""
+    low = address - memory.base
+    return memory.data[low:low + _BYTES].view(np.uint32)
+
+
+def _clock(memory: Memory, address: int) -> Clock:
+    return memory.clocks.setdefault(address, Clock())
+
+
+# --------------------------------------------------------------------------------------------------
+# mbarriers: phases that end when enough threads have arrived and enough bytes have been copied.
+
+SIZE = 8  # bytes
+_CONTENT = b"\xb7\x5ambar\xb7\x5a"  # of its bytes: hardware keeps counts in them, and nothing else may write there
+_LIMIT = 2**20 - 1  # of arrivals, and of bytes that a phase expects
+
+
+class Mbarrier:
+    """An mbarrier in the shared memory of a block.
+
+    Attributes:
+        phase: how many phases are over; arrivals, nbytes: what the present one still waits for.
+        unit: the agent of the copies that end here; fenced: `mbarrier_fence_init` has followed the initialisation.
+        touched: when TMA, and each thread of another block, last did something here.
+    """
+
+    __slots__ = (
+        "_arrived",
+        "_clock",
+        "_known",
+        "_last",
+        "_maker",
+        "address",
+        "arrivals",
+        "block",
+        "count",
+        "fenced",
+        "nbytes",
+        "phase",
+        "touched",
+        "unit",
+    )
+
+    def __init__(self, thread: Thread, address: int, count: int) -> None:
+        self.block, self.address, self.count, self.arrivals = thread.block, address, count, count
+        self.nbytes = self.phase = 0
+        self.fenced = False
+        self.unit = AsyncUnit(thread.block, thread.pages)
+        self._maker = thread, thread.clock, here()
+        self.touched: dict[Agent, Record] = {}
+        self._clock = self._last = Clock(thread.block)
+        self._arrived: tuple[list[tuple[Agent, int]], ...] = [], [], []      # in the present phase and the two before
+        self._known: dict[Thread, int] = {}            # how many phases each thread has waited for the end of
+
+    def check(self, thread: Thread) -> None:
+        """Raises ProtocolError when `thread` may come to the barrier before it is made."""
+        if self._maker[0] is thread or thread.is_after(self._maker):
+            if self.fenced or self.block is thread.block:
+                return
+            raise fault(thread, f"{self} is another block's and mbarrier_fence_init has not followed its mbarrier_init")
+        raise fault(thread, f"nothing orders the mbarrier_init of {self}, by {self._maker[0].id}, before this: the threads "
+                            "of the block, or of the cluster, must meet in between")
+
+    def expect(self, thread: Thread, nbytes: int) -> None:
+        """The present phase waits for `nbytes` more."""
+        if not 0 <= nbytes <= _LIMIT or self.nbytes + nbytes > _LIMIT:
+            raise fault(thread, f"{self} is told to expect {nbytes} bytes; a phase counts up to {_LIMIT}")
+        self.nbytes += nbytes
+
+    def arrive(self, thread: Thread) -> None:
+        """Counts an arrival; what the thread has done is known to the threads that wait for this phase."""
+        if not self.arrivals:
+            raise fault(thread, f"all {self.count} arrivals at {self} have come in this phase, and here is one more")
+        if thread.block is not self.block:
+            self.touched[thread] = thread, thread.clock, here()
+        self._arrived[0].append((thread, thread.clock))
+        self._clock.release(thread)
+        self.arrivals -= 1
+        self._advance()
+
+    def complete(self, unit: AsyncUnit, nbytes: int) -> None:
+        """Counts bytes that have been copied."""
+        unit.rests()
+        self._arrived[0].append((unit, unit.clock))
+        self._clock.release(unit)
+        self.nbytes -= nbytes
+        self._advance()
+
+    def _advance(self) -> None:
+        if self.arrivals or self.nbytes:
+            return
+        self.phase += 1
+        self.arrivals = self.count
+        self._last, self._clock = self._clock, Clock(self.block)
+        self._arrived = [], *self._arrived[:2]
+
+    def wait(self, thread: Thread, parity: int) -> None:
+        """Waits until the last phase of `parity` is over."""
+        if parity not in (0, 1):
+            raise fault(thread, f"parity is {parity}; phases have parities 0 and 1")
+        thread.wait_until(lambda: self.phase % 2 != parity, lambda: f"phase {self.phase} of {self}, which lacks "
+                          f"{self.arrivals} of {self.count} arrivals and {self.nbytes} bytes")
+        self._check_phase(thread)
+        self._last.acquire(thread)
+        self._known[thread] = self.phase
+
+    def _check_phase(self, thread: Thread) -> None:
+        """A parity names the phase that has just ended, or the one two before. Raises ProtocolError when the wait might have
+        taken that one: the phase between them had ended before the wait began, but nothing makes it so in other orders."""
+        if self.phase < 2 or self._known.get(thread, 0) >= self.phase - 1:
+            return
+        site = here()
+        for agent, time in self._arrived[2]:
+            if agent is not thread and not thread.is_after((agent, time, site)):
+                old = f"the end of phase {self.phase - 3}" if self.phase > 2 else "the fresh barrier"
+                raise fault(thread, f"this wait for phase {self.phase - 1} of {self} may take {old} for it, which has "
+                                    f"the same parity: nothing orders the end of phase {self.phase - 2} before the wait")
+
+    def __str__(self) -> str:
+        return f"the mbarrier at offset {self.address}"
+
+
+def make(thread: Thread, address: int, count: int) -> None:
+    """Makes a barrier. Raises ProtocolError where there is one, or for a count that no barrier has."""
+    if not 1 <= count <= _LIMIT:
+        raise fault(thread, f"an mbarrier is made for {count} arrivals; 1 to {_LIMIT} can be counted")
+    if address in thread.block.mbarriers:
+        raise fault(thread, f"there is an mbarrier at offset {address} already")
+    thread.shared_write(address, _CONTENT)
+    thread.block.mbarriers[address] = thread.block.kinds.mbarrier(thread, address, count)
+
+
+def find(thread: Thread, address: int, rank: int | None = None) -> Mbarrier:
+    """The barrier at `address`, of the thread's block or of block `rank` of its cluster."""
+    block = thread.block if rank is None else peer(thread, rank)
+    barrier = block.mbarriers.get(address)
+    if barrier is None:
+        raise fault(thread, f"there is no mbarrier at offset {address} of block {block.index}; make it with mbarrier_init")
+    barrier.check(thread)
+    memory = block.shared
+    first = address - memory.base
+    if memory.bytes[first:first + SIZE] != _CONTENT:
+        raise fault(thread, f"something has written over {barrier}, whose {SIZE} bytes are its own")
+    return barrier
+
+
+def peer(thread: Thread, rank: int) -> Block:
+    """Block `rank` of the thread's cluster, which must not have ended."""
+    cluster = thread.block.cluster
+    if not 0 <= rank < len(cluster):
+        raise fault(thread, f"the cluster has no block of rank {rank}; it has {len(cluster)}")
+    if cluster[rank].finished:
+        raise fault(thread, f"block {cluster[rank].index} of the cluster has ended, and its shared memory with it; the "
+                            "cluster must meet before its blocks end")
+    return cluster[rank]
+
+
+def fence(thread: Thread) -> None:
+    """The barriers that the thread has made may be used by copies and by other blocks."""
+    for barrier in thread.block.mbarriers.values():
+        if barrier._maker[0] is thread:
+            barrier.fenced = True
+
+
+def fault(thread: Agent, message: str) -> ProtocolError:
+    return ProtocolError(message, site=here(), thread=thread.id)
+
+
+_REGISTERS = 65536  # of a multiprocessor
+_MOST = 256  # that a thread is given at launch
+
+
+class ClusterBarrier:
+    """Where all threads of a cluster meet that have not ended; its blocks share it."""
+
+    def __init__(self) -> None:
+        self._clock = self._last = Clock()
+        self._phase = 0
+        self._waiting: dict[Thread, int] = {}  # which phase a thread has arrived at and not yet waited for
+        self._arrived = 0
+
+    def arrive(self, thread: Thread) -> None:
+        if thread in self._waiting:
+            raise fault(thread, "a thread arrives at the cluster's barrier again before it has waited there")
+        self._waiting[thread] = self._phase
+        self._clock.release(thread)
+        self._arrived += 1
+        self._advance(thread.block.cluster)
+
+    def wait(self, thread: Thread) -> None:
+        if thread not in self._waiting:
+            raise fault(thread, "a thread waits at the cluster's barrier without having arrived")
+        phase, cluster = self._waiting[thread], thread.block.cluster
+
+        def over() -> bool:
+            self._advance(cluster)  # threads may have ended since
+            return self._phase > phase
+
+        thread.wait_until(over, lambda: f"the cluster's barrier ({self._arrived} of {_running(cluster)} there)")
+        del self._waiting[thread]
+        self._last.acquire(thread)
+
+    def _advance(self, cluster: Sequence[Block]) -> None:
+        if 0 < _running(cluster) <= self._arrived:
+            self._phase += 1
+            self._arrived = 0
+            self._last, self._clock = self._clock, Clock()
+
+
+def _running(cluster: Sequence[Block]) -> int:
+    return sum(block.running for block in cluster)
+
+
+def read(thread: Thread, rank: int, offset: int, nbytes: int) -> Bytes:
+    """Bytes of the shared memory of block `rank` of the thread's cluster, in accesses as wide as 16 bytes."""
+    block, step = peer(thread, rank), math.gcd(nbytes, 16)
+    data = np.concatenate([thread.read(block.shared, offset + at, step) for at in range(0, nbytes, step)])
+    if block is not thread.block:
+        block.readers[thread] = thread, thread.clock, here()
+    return data
+
+
+def leave(thread: Thread) -> None:
+    """The thread ends. With the last of its block shared memory goes.
+
+    Raises:
+        ProtocolError: another block may still read it or arrive at its barriers, or a copy be on its way there, as nothing
+            orders that before the end of any thread.
+    """
+    block = thread.block
+    block.registers.check(thread)
+    if block.running > 1:
+        return
+    for record in block.readers.values():
+        if not _is_over(block, record):
+            raise ProtocolError(f"block {block.index} of the cluster ends while another may still read its shared memory; "
+                                "the cluster must meet before its blocks end", site=record[2], thread=record[0].id)
+    for barrier in block.mbarriers.values():
+        for record in barrier.touched.values():
+            if _is_over(block, record):
+                continue
+            what = "a copy may still be on its way to its shared memory" if record[0].asynchronous else (
+                "another block of the cluster may still arrive there")
+            raise ProtocolError(f"block {block.index} ends, and with it {barrier}, while {what}; a thread of the block must "
+                                "wait for it, or the cluster meet", site=record[2], thread=record[0].id)
+
+
+def _is_over(block: Block, record: Record) -> bool:
+    """Whether something happened before the end of some thread of the block."""
+    return any(own.is_after(record) for own in block.threads)
+
+
+class Registers:
+    """The registers of a block: all warps begin with as many as fit, give some back, take what others gave.
+
+    ``planned`` is what a thread of each warp ends with, where the launch says so: the tiles are chosen to fit these.
+    """
+
+    def __init__(self, threads: int, planned: Sequence[int] | None = None) -> None:
+        self._planned = planned
+        self._warps = -(-threads // 32)
+        self._each = min(_MOST, _REGISTERS // (32 * self._warps) // 8 * 8)
+        self._of: dict[int, int] = {}
+        self._giving: dict[int, int] = {}              # threads of a warp that have come to give
+
+    def give(self, thread: Thread, n: int) -> None:
+        """The thread's warp keeps `n` a thread, when all its threads have come. Raises ProtocolError when it has fewer."""
+        warp = thread.warp
+        if n > self._has(warp):
+            raise fault(thread, f"give_registers({n}) by a warp that has {self._has(warp)} registers a thread")
+        lanes = min(32, thread.block.size - 32 * warp)
+        came = self._giving[warp] = self._giving.get(warp, 0) + 1
+        wanted = -(-came // lanes) * lanes
+        thread.wait_until(lambda: self._giving[warp] >= wanted, lambda: f"give_registers({n}): {self._giving[warp]} of "
+                          f"{wanted} threads of warp {warp} have come")
+        self._of[warp] = n
+
+    def take(self, thread: Thread, n: int) -> None:
+        """The thread's warp waits for `n` a thread. Raises ProtocolError when it has more."""
+        if n < self._has(thread.warp):
+            raise fault(thread, f"take_registers({n}) by a warp that has {self._has(thread.warp)} registers a thread")
+        total = self._each * self._warps
+
+        def wanted() -> int:
+            return n + sum(self._has(warp) for warp in range(self._warps) if warp != thread.warp)
+
+        thread.wait_until(lambda: wanted() <= total, lambda: f"take_registers({n}): {32 * wanted()} registers would be in "
+                          f"use, and the block has {32 * total}")
+        self._of[thread.warp] = n
+
+    def check(self, thread: Thread) -> None:
+        """Raises ProtocolError when a thread ends with other registers than are planned for its warp."""
+        has = self._has(thread.warp)
+        if self._planned is not None and has != self._planned[thread.warp]:
+            raise fault(thread, f"warp {thread.warp} ends with {has} registers a thread, and the tiles are chosen for "
+                                f"{self._planned[thread.warp]}: give_registers or take_registers is missing")
+
+    def _has(self, warp: int) -> int:
+        return self._of.get(warp, self._each)

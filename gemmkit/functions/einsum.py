@@ -1,0 +1,642 @@
+"""``einsum``: contractions of tensors as single matrix products, without transposition (GETT).
+
+The indices of ``D = einsum(spec, A, B)`` fall into four kinds: those of A and D are the rows of D (M), those of B and D its
+columns (N), those that D lacks are summed over (K), and those that all three have count products (the batch). The
+operands are then matrices whose rows and columns are made of several dimensions each; `layouts.Tensor` reads and writes
+them in place. Dimensions that lie in each other's stride, in both operands that have them, are merged first; where one is
+left in each kind the operand is an ordinary strided matrix, and moves as one.
+
+Of each kind the order of the dimensions is free; `gemmkit.functions.einsum` chooses it, so that accesses are wide.
+
+A batch is a stack of products (`gemmkit.plans.problem`), whose dimensions stand before those of the matrices, and one
+launch.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import string
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gemmkit import shapes
+from gemmkit.emulator.mode import current_mode
+from gemmkit.epilogues import Epilogue
+from gemmkit.kernels.config import check_fields
+from gemmkit.lang.checks import check_dtype
+from gemmkit.layouts import Tensor
+from gemmkit.layouts.joined import Braid
+from gemmkit.layouts.matrices import Generated, Matrix, unwrapped
+from gemmkit.operators import Algebra, Operator
+from gemmkit.plans.launch import cache
+from gemmkit.plans.plan import multiply, plan
+from gemmkit.plans.problem import asked_dtype, check_places, layout_of
+from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, empty_like, strided
+from gemmkit.runtime.device import target
+from gemmkit.shapes import NOTHING, Shape, Step, merged
+from gemmkit.tuning.operators import Sums, algebra_of, check_multiplied, new_dtype
+
+# --------------------------------------------------------------------------------------------------
+# What the subscripts of an `einsum` say: the operands' indices, the result's, and views that have each index once.
+#
+# Three things of NumPy's notation are views. The dimensions of an ellipsis are indices of their own, the last of all
+# operands together. An index that an operand repeats is its diagonal: one dimension, whose stride is the sum of both. A
+# dimension of extent 1 whose index is larger elsewhere is left out, for its one element goes with all of them.
+
+DOTS = "..."
+
+
+class View(NamedTuple):
+    """An operand with each of its indices once, by shape and strides in elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class Subscripts(NamedTuple):
+    """Indices of the operands' views, the result's, and the views."""
+
+    terms: tuple[str, ...]
+    result: str
+    views: tuple[View, ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def subscripts(spec: str, shapes: tuple[tuple[int, ...], ...], strides: tuple[tuple[int, ...], ...]) -> Subscripts:
+    """Resolve a spec for operands of these shapes and strides.
+
+    Raises ValueError, naming the term or the operand, for a spec that does not fit them.
+
+    >>> subscripts("...ii->i...", ((2, 3, 3),), ((9, 3, 1),))
+    Subscripts(terms=('ai',), result='ia', views=(View(shape=(2, 3), strides=(9, 4)),))
+    """
+    text = spec.replace(" ", "")
+    left, arrow, result = text.partition("->")
+    named = tuple(left.split(","))
+    for term in (*named, result):
+        if (term.replace(DOTS, "") and not term.replace(DOTS, "").isalpha()) or term.count(".") > 3:
+            raise ValueError(f"einsum({spec!r}): indices are letters, terms are separated by commas, and one -> may follow "
+                             "them; a term may have an ellipsis, three dots, for dimensions without a name")
+    if len(named) != len(shapes):
+        raise ValueError(f"einsum({spec!r}) has {len(named)} terms and got {len(shapes)} operands")
+    unnamed = [_unnamed(spec, n, term, shape) for n, (term, shape) in enumerate(zip(named, shapes))]
+    others = _letters_beside(text)
+    dots = "".join(next(others) for _ in range(max(unnamed)))
+    terms = tuple(term.replace(DOTS, dots[len(dots) - count:]) for term, count in zip(named, unnamed))
+    if not arrow:
+        once = sorted(label for label in set(left) - set(",.") if left.count(label) == 1)
+        result = dots + "".join(once)
+    elif dots and DOTS not in result:
+        raise ValueError(f"einsum({spec!r}): the operands have dimensions of an ellipsis, and the result has none; write "
+                         "... in it")
+    result = result.replace(DOTS, dots)
+    if len(set(result)) != len(result):
+        raise ValueError(f"einsum({spec!r}): the result {text.partition('->')[2]!r} repeats an index")
+    missing = set(result) - set("".join(terms))
+    if missing:
+        raise ValueError(f"einsum({spec!r}): the result has {', '.join(sorted(missing))}, which no operand has")
+    sizes = _checked_sizes(spec, named, terms, shapes, dots)
+    views = [_view(term, shape, own, sizes) for term, shape, own in zip(terms, shapes, strides)]
+    return Subscripts(tuple(term for term, _ in views), result, tuple(view for _, view in views))
+
+
+def sizes_of(terms: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
+    """The extents of indices that fit each other."""
+    return {label: extent for term, shape in zip(terms, shapes) for label, extent in zip(term, shape)}
+
+
+def _unnamed(spec: str, n: int, term: str, shape: tuple[int, ...]) -> int:
+    """How many dimensions of operand ``n`` are the ellipsis'."""
+    count = len(shape) - len(term.replace(DOTS, ""))
+    if count < 0 or (count > 0 and DOTS not in term):
+        least = " or more" if DOTS in term else ""
+        raise ValueError(f"einsum({spec!r}): {term!r} names {len(term.replace(DOTS, ''))} dimensions{least}, and "
+                         f"operand {n} has shape {shape}")
+    return count
+
+
+def _letters_beside(text: str) -> Iterator[str]:
+    """Indices that a spec does not use."""
+    yield from (letter for letter in string.ascii_letters if letter not in text)
+    yield from (letter for letter in map(chr, range(0xC0, 0x3000)) if letter.isalpha() and letter not in text)
+
+
+def _checked_sizes(spec: str, named: tuple[str, ...], terms: tuple[str, ...], shapes: tuple[tuple[int, ...], ...],
+                   dots: str) -> dict[str, int]:
+    """The extent of each index: that of its dimensions, of which those of extent 1 are repeated."""
+    sizes: dict[str, tuple[int, int]] = {}
+    for n, (term, shape) in enumerate(zip(terms, shapes)):
+        own: dict[str, int] = {}
+        for label, extent in zip(term, shape):
+            if own.setdefault(label, extent) != extent:
+                raise ValueError(f"einsum({spec!r}): {named[n]!r} repeats {label}, which is {own[label]} and {extent} in "
+                                 f"operand {n} (shape {shape}); a diagonal is of equal extents")
+            first, known = sizes.setdefault(label, (n, extent))
+            if known == 1:
+                sizes[label] = n, extent
+            elif extent not in (1, known):
+                name = "a dimension of the ellipsis" if label in dots else label
+                raise ValueError(f"einsum({spec!r}): {name} is {extent} in operand {n} (shape {shape}) and {known} in "
+                                 f"operand {first} (shape {tuple(shapes[first])})")
+    return {label: extent for label, (_, extent) in sizes.items()}
+
+
+def _view(term: str, shape: tuple[int, ...], strides: tuple[int, ...], sizes: dict[str, int]) -> tuple[str, View]:
+    steps: dict[str, int] = {}
+    for label, extent, stride in zip(term, shape, strides):
+        if extent == sizes[label]:                         # else it is 1, and repeated
+            steps[label] = steps.get(label, 0) + stride
+    return "".join(steps), View(tuple(sizes[label] for label in steps), tuple(steps.values()))
+
+
+# --------------------------------------------------------------------------------------------------
+# Modes: the dimensions that make up the rows, columns or terms of a contraction's matrices, and how they are ordered.
+#
+# Two tensors have each of them. Neighbours in a tensor's memory should be neighbours in the product, or a thread can move
+# nothing at once; and a tile should cover whole lines of memory. Where the tensors disagree, a mode is cut in two: a mode
+# of extent v w and stride s is one of extent v and stride s, and one of extent w and stride s v.
+#
+# * One tensor leads: ``v`` elements of its fastest mode, 16 bytes, come first. Its accesses are vectors.
+# * Where another mode is the other tensor's fastest (the unit-stride modes conflict: the tensors are *at odds*), as many
+#   elements of that come next. Elements contiguous in the second tensor are then v apart in the matrix, as the teeth of
+#   a comb
+#   are: a thread that owns all v interleaved vectors accesses both tensors in vectors (`gemmkit.layouts.Tensor`, ``comb``).
+#   Of equally large tensors it is two or three such vectors, for memory moves sectors of 32 bytes.
+# * Where Hopper's kernel reads more of the leading tensor than it writes of the other, a whole sector of 32 bytes of it
+# comes
+#   first, and one vector of the other: copies of 16 bytes are asked for together where they are neighbours in shared memory,
+#   too.
+# * Where the other tensor is written, it never leads, and if it is the larger no more than four elements of what leads come
+#   first: parts of sectors cost more to write than to read.
+# * The rest is in the order of the larger tensor if that is much the larger, else in that of the leading one.
+
+LARGER = 4                             # times as many elements: what a tensor must have to decide over another
+WIDE = 16                              # bytes of the widest access of a thread
+TEETH = 8                              # elements of the widest vector: a thread holds as many teeth
+FEW, MORE = 4, 1.15                    # or so many, where D is to have whole sectors, because it is so many times as large
+
+
+class Mode(NamedTuple):
+    """One dimension that two tensors have, or several merged: its extent and its strides in the two."""
+
+    extent: int
+    first: int
+    second: int
+
+    @staticmethod
+    def all_of(modes: Iterable[shapes.Mode]) -> list[Mode]:
+        """The modes of (extent, stride) pairs, whose strides are `Step`s in the two tensors."""
+        return [Mode(extent, *step) for extent, step in modes if extent != 1]
+
+    @property
+    def shape(self) -> Shape:
+        """From its elements to their places in both tensors."""
+        return Shape.of_modes([[(self.extent, Step(self[1:]))]])
+
+    def cut(self, count: int) -> list[Mode]:
+        """The ``count`` elements that come first, and the others: a tile, and where the tiles begin."""
+        outer, inner = self.shape.tile(count)
+        return Mode.all_of((*inner.modes[0], *outer.modes[0]))
+
+
+def ordered(modes: Sequence[Mode], itemsizes: tuple[int, int], counts: tuple[int, int], stores: bool = False,
+            is_little: bool = False, is_reread: bool = False) -> list[Mode]:
+    """The modes of two tensors, whose elements have ``itemsizes`` bytes and of which there are ``counts``: the fastest
+    first, those merged that lie in each other's stride in both. ``stores`` says that the second is written, ``is_little``
+    that it gives way where the first has neighbours: to move it is a small part of the whole. ``is_reread`` says that the
+    first is read many times, by copies of 16 bytes, for each time that the second is written.
+
+    >>> [mode.extent for mode in ordered([Mode(16, 1, 48), Mode(48, 16, 1)], (4, 4), (768, 768))]          # at odds
+    [4, 8, 4, 6]
+    >>> ordered([Mode(16, 1, 16), Mode(48, 16, 256)], (4, 4), (768, 768))
+    [Mode(extent=768, first=1, second=16)]
+    """
+    larger = next((n for n in (0, 1) if counts[n] >= LARGER * max(1, counts[1 - n])), None)
+    first, second = (any(x[1 + n] == 1 for x in modes) for n in (0, 1))
+    if is_little and first:
+        return merged_modes(sorted_by(0, modes))
+    lead = 1 if second and (not first or (larger == 1 and not stores)) else 0
+    modes = merged_modes(sorted_by(lead, modes))
+    decides = lead if larger is None else larger
+    pieces = dict(found for n in (lead, 1 - lead) for found in fastest(modes, n, itemsizes[n]))
+    if not pieces and (first or second):                     # no vectors: let the lead's neighbours be neighbours at least
+        return modes
+    by_sectors = is_reread and stores and len(pieces) == 2 and lead == 0
+    if stores and len(pieces) == 2 and counts[1] >= MORE * counts[0] and not by_sectors:
+        at = next(iter(pieces))
+        pieces[at] = math.gcd(pieces[at], FEW)
+    order = sorted_by(decides, modes)
+    if not pieces or [modes[at] for at in pieces] == order[:1]:
+        return merged_modes(order) or [Mode(1, 1, 1)]
+    front: list[Mode] = []
+    rest = [mode for at, mode in enumerate(modes) if at not in pieces]
+    for at, count in pieces.items():
+        if by_sectors and not front:
+            count *= 2 if modes[at].extent // count % 2 == 0 else 1
+        elif front and not by_sectors and (stores or larger is None):   # a tile should have whole sectors of the other, too
+            count *= next((n for n in (2, 3) if modes[at].extent // count % n == 0), 1)
+        piece, *others = modes[at].cut(count)
+        front.append(piece)
+        rest += others
+    return merged_modes([*front, *sorted_by(decides, rest)])
+
+
+def fastest(modes: Sequence[Mode], which: int, itemsize: int) -> list[tuple[int, int]]:
+    """Which mode's elements are neighbours in one tensor, and how many of them a thread moves at once; none if not two."""
+    at = next((at for at, mode in enumerate(modes) if mode[1 + which] == 1), None)
+    count = 1 if at is None else math.gcd(modes[at].extent, TEETH, max(1, WIDE // itemsize))
+    return [(at, count)] if at is not None and count > 1 else []
+
+
+def sorted_by(which: int, modes: Sequence[Mode]) -> list[Mode]:
+    """The fastest of one tensor first; what does not move in it (or has no stride) last."""
+    return sorted(modes, key=lambda x: (abs(x[1 + which]) or np.inf, abs(x[2 - which])))
+
+
+def merged_modes(modes: Sequence[Mode]) -> list[Mode]:
+    """The modes, those made one that follow each other and lie in each other's stride in both tensors."""
+    return Mode.all_of(shapes.merged((mode.extent, Step(mode[1:])) for mode in modes))
+
+
+# --------------------------------------------------------------------------------------------------
+# ``einsum`` of one operand, and of matrices with structure.
+#
+# Where nothing is summed over the result is a view. A sum is a product with a column of ones that is nowhere in memory
+# (`layouts.Generated`): one launch of a product's kernel, which allocates nothing but its result. A matrix with structure
+# is taken where its two indices are the two modes that it has.
+
+def view_of(x: Any, info: ArrayInfo, term: str, result: str) -> Any:
+    """An operand's dimensions in the order of the result's indices."""
+    at = [term.index(label) for label in result]
+    return strided(x, info, tuple(info.shape[n] for n in at), tuple(info.strides[n] for n in at))
+
+
+@functools.lru_cache(maxsize=256)                          # a component is frozen once
+def ones(count: int, dtype: Any) -> Generated:
+    """A column of ones, generated as it is read.
+
+    >>> ones(3, "float32").shape
+    (3, 1)
+    """
+    return Generated(_one, (count, 1), dtype)
+
+
+def _one(i: int, j: int) -> int:
+    return 1
+
+
+def check_matrix(spec: str, n: int, x: Matrix, found: Subscripts) -> None:
+    """Raise ValueError unless operand ``n``, a matrix with structure, is a matrix of the product as it is."""
+    name = f"einsum({spec!r}): operand {n} is a {type(x).__name__}"
+    if isinstance(x, Braid) or hasattr(x, "product"):
+        raise ValueError(f"{name}, which has a product of its own; give it to matmul")
+    if len(found.terms) != 2:
+        raise ValueError(f"{name}, and such a matrix is contracted with one other operand; contract two at a time")
+    term, other = found.terms[n], found.terms[1 - n]
+    rows = [label for label in term if label in found.result and label not in other]
+    summed = {label for label in term + other if label not in found.result}
+    if x.ndim != 2 or len(term) != 2 or len(rows) != 1 or len(summed) != 1 or not summed <= set(term) & set(other):
+        raise ValueError(f"{name} of shape {x.shape}: of its two indices one must be the result's, which no other operand "
+                         "has, and the other the one that is summed over, of both operands")
+
+
+def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None = None, epilogue: Epilogue | None = None,
+           stream: Any = None, optimize: Any = "auto", dtype: Any = None, **others: Any) -> Any:
+    """Sum of products of tensors' elements, as `numpy.einsum` has it.
+
+    Args:
+        spec: the indices of each operand and, after ``->``, of the result: ``"abj,jk->bak"``. Without ``->`` the result
+            has the indices that occur once, in alphabetical order. An index is one letter. An ellipsis stands for
+            dimensions without a name (``"...ij,jk->...k"``), and an index that an operand repeats for its diagonal
+            (``"ii"`` is a trace). Where an index is 1 in one operand and more in another, it is broadcast.
+        operands: arrays of any strides, of one library. Of two, one or both may be a matrix with structure
+            (`gemmkit.Triangular` and the like), of whose indices one is summed over and one is the result's. Three and more
+            are contracted two at a time along `opt_einsum`'s path, intermediates in the result's dtype. Of a single one
+            the result is a view of it where nothing is summed over and there is no ``out``, as NumPy has it, else the
+            product with a generated vector of ones.
+        out: where the result goes (any strides); None allocates it in C order, of ``dtype``, or of NumPy's result type.
+        operator: what multiplies and sums; None chooses one by dtypes and sizes.
+        epilogue: an element-wise function of the result. Its coordinates are the row and column of the matrix product,
+            not the tensor's.
+        stream: None is the current stream of the operands' library.
+        optimize: for three operands and more: a path, or how `opt_einsum.contract_path` is to find one.
+        dtype: the result's, which the sums hold, as they hold out's: int8 into int32 is exact. Without both, integers wrap
+            in NumPy's result type.
+
+    Returns:
+        out.
+
+    Raises:
+        ValueError: a spec that does not fit the operands: it asks for an index that no operand has, or for one twice, counts
+            operands or dimensions otherwise; sizes of one index that differ; a matrix with structure that is no matrix of
+            the product; an ``operator`` for one operand, which has no one of its own.
+        TypeError, ConfigError, ComponentError: as `gemmkit.matmul`.
+
+    >>> import gemmkit, numpy as np
+    >>> a, b = np.arange(24, dtype=np.float32).reshape(2, 3, 4), np.ones((4, 2), np.float32)
+    >>> with gemmkit.emulate():
+    ...     einsum("aij,ja->ia", a, b).tolist()
+    [[6.0, 54.0], [22.0, 70.0], [38.0, 86.0]]
+    >>> with gemmkit.emulate():
+    ...     einsum("aij->j", a).tolist(), float(einsum("...ii->", a[0, :, :3]))
+    ([60.0, 66.0, 72.0, 78.0], 15.0)
+    """
+    if others:
+        raise TypeError(f"einsum() got unknown keywords {', '.join(sorted(others))}; it takes out, dtype, operator, "
+                        "epilogue, stream and optimize, and no transforms: give what one makes of the operand (x.conj()), "
+                        "or call matmul")
+    check_fields({} if operator is None else {"operator": operator})
+    terms, result, infos, of_out, operands = _checked(spec, operands, out)
+    asked = None if dtype is None else asked_dtype({"dtype": dtype}, None, of_out, "einsum")
+    if len(operands) == 1:
+        return _of_one(spec, terms[0], result, operands[0], infos[0], out, of_out, operator, epilogue, stream, asked)
+    if len(operands) > 2:                  # which are a and b of products that the caller did not write
+        for n, info in enumerate(infos):
+            if operator is None and algebra_of(info.dtype) is None and info.dtype.kind != "b":
+                check_multiplied(info.dtype, f"operand {n}")
+        asked = asked if of_out is None else of_out.dtype
+        return _chain(terms, result, operands, infos, out, operator, epilogue, stream, optimize, asked)
+    recipe, views, keywords, out = _as_matrices(spec, terms, result, operands, infos, out, of_out, operator, epilogue, asked)
+    _launch(recipe, views[0], views[1], views[2], stream, keywords)
+    return out
+
+
+def as_product(spec: str, *operands: Any, out: Any = None, operator: Operator | None = None,
+               epilogue: Epilogue | None = None, dtype: Any = None) -> tuple[Any, Any, Any, dict[str, Any]]:
+    """The product of matrices that an `einsum` of two operands is: a, b, out (None makes a new one) and the keywords of
+    `gemmkit.matmul`, layouts among them. Nothing is computed. Raises what `einsum` raises, and ValueError for more operands.
+
+    >>> import gemmkit, numpy as np
+    >>> a, b = np.ones((2, 3, 4), np.float32), np.ones((4, 2), np.float32)
+    >>> with gemmkit.emulate():
+    ...     x, y, out, keywords = as_product("aij,ja->ia", a, b)
+    ...     gemmkit.matmul(x, y, out=out, **keywords).shape, sorted(keywords)
+    ((2, 3, 1), [])
+    """
+    terms, result, infos, of_out, operands = _checked(spec, operands, out)
+    if len(operands) != 2:
+        which = "no product" if len(operands) == 1 else "several products; give each of them by itself"
+        raise ValueError(f"einsum({spec!r}) of {len(operands)} operands is {which}")
+    asked = None if dtype is None else asked_dtype({"dtype": dtype}, None, of_out, "einsum")
+    made = _as_matrices(spec, terms, result, operands, infos, out, of_out, operator, epilogue, asked)
+    recipe, (a, b, d), keywords, _ = made
+    return a, b, d, {**keywords, **_layouts(recipe, _described(a, b, d), keywords)}
+
+
+def _checked(spec: str, operands: tuple,
+             out: Any) -> tuple[tuple[str, ...], str, tuple[ArrayInfo, ...], ArrayInfo | None, tuple[Any, ...]]:
+    """The operands' indices, the result's, and the operands as views with each index once."""
+    if not isinstance(spec, str):
+        raise TypeError(f"spec={spec!r}: a string such as 'ij,jk->ik' is needed")
+    if not operands:
+        raise ValueError(f"einsum({spec!r}) got no operands; one or more are needed")
+    arrays = {n: describe(_array_of(x, operands, spec), f"operand {n}") for n, x in enumerate(operands)}
+    of_out = None if out is None else describe(out, "out")
+    check_places({**{f"operand {n}": info for n, info in arrays.items()}, "out": of_out})
+    infos = []
+    for n, x in enumerate(operands):
+        info = arrays[n]
+        if isinstance(x, Matrix):                          # as it is: its strides are not looked at
+            info = info._replace(shape=x.shape, strides=(0,) * x.ndim, dtype=x.dtype)
+        check_dtype(info.dtype, f"operand {n}")
+        check_aligned(info, f"operand {n}")
+        infos.append(info)
+    found = subscripts(spec, tuple(info.shape for info in infos), tuple(info.strides for info in infos))
+    views = tuple(x if isinstance(x, Matrix) else strided(x, info, *view)
+                  for x, info, view in zip(operands, infos, found.views))
+    infos = [info._replace(shape=view.shape, strides=view.strides) for info, view in zip(infos, found.views)]
+    for n, x in enumerate(operands):
+        if isinstance(x, Matrix):
+            check_matrix(spec, n, x, found)
+    return found.terms, found.result, tuple(infos), of_out, views
+
+
+def _array_of(x: Any, operands: tuple, spec: str) -> Any:
+    """The array of an operand; one without an array is where the others are."""
+    if not isinstance(x, Matrix):
+        return x
+    others = (getattr(other, "array", None) if isinstance(other, Matrix) else other for other in (x, *operands))
+    found = next((other for other in others if other is not None), None)
+    if found is None:
+        raise TypeError(f"einsum({spec!r}): the operands have no arrays, which would say where to compute; give an "
+                        "array among them")
+    return found
+
+
+def _as_matrices(spec: str, terms: tuple[str, ...], result: str, operands: tuple, infos: tuple[ArrayInfo, ...], out: Any,
+                 of_out: ArrayInfo | None, operator: Operator | None, epilogue: Epilogue | None,
+                 dtype: np.dtype | None = None) -> tuple[Recipe, list[Any], dict[str, Any], Any]:
+    """A contraction of two operands: its recipe, the views of A, B and D, the components, and the result."""
+    a, b = operands
+    if of_out is None:
+        sizes = sizes_of(terms, [info.shape for info in infos])
+        shape = tuple(sizes[label] for label in result)
+        dtypes = infos[0].dtype, infos[1].dtype
+        K = math.prod(extent for label, extent in sizes.items() if label not in result)
+        out = empty_like(_array_of(a, (b,), spec), shape,
+                         new_dtype(*dtypes, operator, target(infos[0].device), dtype, epilogue, K))
+        of_out = describe(out, "out")
+    if operator is None and epilogue is None and _lies_across(terms, result, of_out):
+        a, b, infos, terms = b, a, infos[::-1], terms[::-1]
+    fixed = "".join(x for x, given in (("mk", a), ("kn", b)) if isinstance(given, Matrix))
+    copies = target(infos[0].device).arch[0] == 9 and all(i.dtype.itemsize == 2 for i in (*infos, of_out))
+    recipe = _recipe(spec, terms, result, tuple((i.shape, i.strides, i.dtype.itemsize) for i in (*infos, of_out)), fixed,
+                     copies)
+    keywords: dict[str, Any] = {name: value for name, value in (("operator", operator), ("epilogue", epilogue))
+                                if value is not None}
+    if fixed:
+        keywords["gemm_shape"] = dict(zip("MNK", recipe.sizes))
+    views = [(x if (term[0] in result) == (n == 0) else x.T) if isinstance(x, Matrix) else strided(x, i, *v)
+             for n, (x, i, v, term) in enumerate(zip((a, b, out), (*infos, of_out), recipe.views, (*terms, result)))]
+    return recipe, views, keywords, out
+
+
+def _of_one(spec: str, term: str, result: str, x: Any, info: ArrayInfo, out: Any, of_out: ArrayInfo | None,
+            operator: Operator | None, epilogue: Epilogue | None, stream: Any, dtype: np.dtype | None = None) -> Any:
+    """`einsum` of one operand: a view, or a product with a column of ones."""
+    if operator is not None:
+        raise ValueError(f"operator={operator!r}: einsum({spec!r}) of one operand multiplies by one, which an operator does "
+                         "not say; leave it out, or contract with an operand of its ones")
+    if out is None and epilogue is None and set(term) == set(result) and dtype in (None, info.dtype):
+        return view_of(x, info, term, result)
+    if info.dtype.kind != "b":
+        check_multiplied(info.dtype, "operand 0")
+    sizes = sizes_of((term,), (info.shape,))
+    if of_out is None:
+        out = empty_like(x, tuple(sizes[label] for label in result),
+                         new_dtype(info.dtype, info.dtype, None, target(info.device), dtype, epilogue))
+        of_out = describe(out, "out")
+    summed = "".join(label for label in term if label not in result)
+    column = tuple(sizes[label] for label in summed), (0,) * len(summed), info.dtype.itemsize
+    of_x, of_d = ((i.shape, i.strides, i.dtype.itemsize) for i in (info, of_out))
+    recipe = _recipe(spec, (term, summed), result, (of_x, column, of_d))
+    keywords: dict[str, Any] = dict(gemm_shape=dict(zip("MNK", recipe.sizes)))
+    if epilogue is not None:
+        keywords["epilogue"] = epilogue
+    a, d = strided(x, info, *recipe.views[0]), strided(out, of_out, *recipe.views[2])
+    _launch(recipe, a, ones(recipe.sizes[2], info.dtype), d, stream, keywords)
+    return out
+
+
+def _launch(recipe: Recipe, a: Any, b: Any, out: Any, stream: Any, keywords: dict[str, Any]) -> None:
+    """The launch. Without components of the user's its plan is kept, which leaves nothing else to do."""
+    if isinstance(a, Matrix) or isinstance(b, Matrix):
+        keywords = {**keywords, **_layouts(recipe, _described(a, b, out), keywords)}
+        a, b, keywords = unwrapped(a, b, (None, out), keywords)
+        multiply(a, b, None, None, out, stream, keywords)
+        return
+    infos: Any = _described(a, b, out)
+    key = None
+    if not keywords and current_mode() is None:
+        key = recipe, tuple((type(x), info[1:7], info.pointer & 15) for x, info in zip((a, b, out), infos))
+        known = _plans.get(key)
+        if known is not None:
+            known(a, b, out=out, stream=stream)
+            return
+    layouts = _layouts(recipe, infos, keywords)
+    if key is None:
+        multiply(a, b, None, None, out, stream, {**keywords, **layouts})
+        return
+    _plans.keep(key, plan(a, b, out=out, **layouts))(a, b, out=out, stream=stream)
+
+
+def _described(a: Any, b: Any, out: Any) -> list[ArrayInfo | None]:
+    """The arrays of a product; None is a matrix with structure."""
+    return [None if isinstance(x, Matrix) else describe(x, name) for x, name in ((a, "a"), (b, "b"), (out, "out"))]
+
+
+def _layouts(recipe: Recipe, infos: Sequence[ArrayInfo | None], keywords: dict[str, Any]) -> dict[str, Any]:
+    """The layouts of the views of A, B and D that are no ordinary matrices; None is a matrix that has one."""
+    matrices = [info and info._replace(shape=info.shape[recipe.batch:], strides=info.strides[recipe.batch:])
+                for info in infos]
+    layouts: dict[str, Any] = {f"global_{name}_layout": Tensor.of(info, rows)
+                               for name, info, rows in zip("abd", matrices, recipe.rows) if rows and info is not None}
+    if isinstance(keywords.get("operator"), Algebra):             # a third dimension would be taken for numbers' parts
+        layouts = {**{f"global_{name}_layout": layout_of(info, name)
+                      for name, info in zip("abd", matrices) if info is not None}, **layouts}
+    return layouts
+
+
+_plans = cache()
+
+
+# -- which operand comes first ----------------------------------------------------------------------------------------
+
+def _lies_across(terms: Sequence[str], result: str, out: ArrayInfo) -> bool:
+    """Whether the result is contiguous along a dimension of the first operand's: then the second should be first, for D is
+    best stored by rows. (Components of the user's would see rows for columns, so with them the order is as given.)"""
+    contiguous = [x for x, extent, stride in zip(result, out.shape, out.strides) if stride == 1 and extent > 1]
+    return any(x in terms[0] and x not in terms[1] for x in contiguous)
+
+
+# -- which dimensions are rows, columns and terms ---------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Recipe:
+    """A contraction resolved: shape and strides of the views of A, B and D; how many of each view's dimensions are its
+    matrix's rows (0: it is an ordinary matrix); how many, before these, count products; and M, N and K."""
+
+    views: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    rows: tuple[int, ...]
+    batch: int
+    sizes: tuple[int, int, int]
+
+
+LONG = 1024                            # terms of a sum
+REREAD = {"m": 256, "k": 512}          # from here on a tile of 256 rows reads twice as much of B as it writes of D, or more
+
+
+@functools.lru_cache(maxsize=4096)
+def _recipe(spec: str, terms: tuple[str, str], result: str, arrays: tuple, fixed: str = "", copies: bool = False) -> Recipe:
+    """``fixed`` are the kinds of dimensions (m, n, k) of which there is one, whose order is that of a matrix as it is.
+    ``copies`` says that Hopper's kernel copies operands of 16 bits (cp.async) that TMA does not take."""
+    (a_shape, _, _), (b_shape, _, _), (d_shape, _, _) = arrays
+    sizes = sizes_of(terms, (a_shape, b_shape))
+    wanted = tuple(sizes[label] for label in result)
+    if d_shape != wanted:
+        raise ValueError(f"einsum({spec!r}): out has shape {d_shape}; the result has {wanted}")
+    strides = [dict(zip(term, own)) for term, (_, own, _) in zip((*terms, result), arrays)]
+    counts = [math.prod(shape) for shape, _, _ in arrays]
+    a, b, d = strides
+    batch = [label for label in result if label in a and label in b]
+    kinds = {"m": [x for x in result if x not in b], "n": [x for x in result if x not in a],
+             "k": [x for x in dict.fromkeys(terms[0] + terms[1]) if x not in result]}
+
+    def group(kind: str, first: int, second: int) -> list[Mode]:
+        """The dimensions of one kind, that the ``first`` and the ``second`` of A, B and D have."""
+        made = [Mode(sizes[x], strides[first].get(x, 0), strides[second].get(x, 0)) for x in kinds[kind] if sizes[x] != 1]
+        if kind in fixed:
+            return made
+        is_reread = copies and kind == "n" and all(math.prod(sizes[x] for x in kinds[y]) >= n for y, n in REREAD.items())
+        return ordered(made, (arrays[first][2], arrays[second][2]), (counts[first], counts[second]), second == 2,
+                       second == 2 and d_is_little, is_reread)
+
+    # On the ordinary units such a K takes longer than D, moved element by element: A and B lead alone.
+    d_is_little = arrays[2][2] >= 4 and math.prod(sizes[x] for x in kinds["k"]) >= LONG
+    m, n, k = group("m", 0, 2), group("n", 1, 2), group("k", 0, 1)
+    views, rows = [], []
+    for own, up, down in ((a, [(x.extent, x.first) for x in m], [(x.extent, x.first) for x in k]),
+                          (b, [(x.extent, x.second) for x in k], [(x.extent, x.first) for x in n]),
+                          (d, [(x.extent, x.second) for x in m], [(x.extent, x.second) for x in n])):
+        outer = [(sizes[label], own[label]) for label in batch]
+        up, down = _joined(up), _joined(down)
+        both = [*outer, *up, *down]
+        views.append((tuple(extent for extent, _ in both), tuple(stride for _, stride in both)))
+        rows.append(0 if len(up) == len(down) == 1 else len(up))
+    if any(math.prod(x.extent for x in group) >= 2**31 - 2**10 for group in (m, n, k)):
+        raise ValueError(f"einsum({spec!r}) is a product with 2**31 rows, columns or terms, or more; split an index")
+    M, N, K = (math.prod(x.extent for x in group) for group in (m, n, k))
+    return Recipe(tuple(views), tuple(rows), len(batch), (M, N, K))
+
+
+def _joined(modes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(extent, stride) of one tensor's dimensions, fastest first: those in each other's stride are one, to it alone."""
+    found = merged(modes)
+    return [(1, 1)] if found == NOTHING else list(found)
+
+
+# -- three operands and more ------------------------------------------------------------------------------------------
+
+def _chain(terms: tuple[str, ...], result: str, operands: tuple, infos: tuple[ArrayInfo, ...], out: Any,
+           operator: Operator | None, epilogue: Epilogue | None, stream: Any, optimize: Any, dtype: np.dtype | None) -> Any:
+    import opt_einsum
+
+    text = f"{','.join(terms)}->{result}"
+    if isinstance(optimize, bool):
+        optimize = "auto" if optimize else [(0, 1)] * (len(operands) - 1)
+    try:
+        path, _ = opt_einsum.contract_path(text, *(info.shape for info in infos), shapes=True, optimize=optimize)
+    except Exception as error:                     # of a path that is none
+        raise ValueError(f"optimize={optimize!r}: opt_einsum finds no path by it ({error}); 'auto', 'greedy', 'optimal', "
+                         "True, False or a path of pairs is needed") from None
+    if any(len(step) != 2 for step in path):
+        raise ValueError(f"optimize={optimize!r}: its path takes {path} at a time; every step must take two operands")
+    left, arrays = list(terms), list(operands)
+    for step, pair in enumerate(path):
+        first, second = sorted(pair)
+        here, there = left[first], left[second]
+        arguments = arrays[first], arrays[second]
+        for at in (second, first):
+            del left[at], arrays[at]
+        is_last = step == len(path) - 1
+        needed = set(result).union(*left)
+        kept = result if is_last else "".join(x for x in dict.fromkeys(here + there) if x in needed)
+        held = (dtype if out is None else None) if is_last else _held(*arguments, operator, dtype)
+        made = einsum(f"{here},{there}->{kept}", *arguments, out=out if is_last else None, operator=operator,
+                      epilogue=epilogue if is_last else None, stream=stream, dtype=held)
+        left.append(kept)
+        arrays.append(made)
+    return arrays[0]
+
+
+def _held(a: Any, b: Any, operator: Operator | None, dtype: np.dtype | None) -> np.dtype | None:
+    """The dtype of an intermediate where the result is to hold ``dtype``; None: NumPy's result type."""
+    of_a, of_b = (x.dtype if isinstance(x, Matrix) else describe(x).dtype for x in (a, b))
+    if dtype is None or any(x.names is not None for x in (dtype, of_a, of_b)) or np.result_type(of_a, of_b) == dtype:
+        return None
+    sums = Sums(of_a, of_b, dtype)
+    return sums.accumulator if operator is None else sums.of_semiring

@@ -1,0 +1,231 @@
+"""``matmul``: D = A B + C with any components, on arrays of any library."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable
+from importlib import import_module
+from operator import itemgetter
+from typing import Any
+
+from gemmkit.emulator.mode import current_mode
+from gemmkit.kernels.config import Config
+from gemmkit.lang.checks import check_dtype
+from gemmkit.layouts import RowMajor
+from gemmkit.layouts.matrices import Matrix, result, unwrapped
+from gemmkit.operators import Algebra, Operator
+from gemmkit.plans.launch import KnownCall, cache
+from gemmkit.plans.plan import known_call, multiply
+from gemmkit.plans.problem import asked_dtype, check_places, stack_of
+from gemmkit.runtime.arrays import KEYS, ArrayInfo, RequiresGradient, describe, empty_like, key_of, strided
+from gemmkit.runtime.device import target
+from gemmkit.tuning.operators import new_dtype
+
+# --------------------------------------------------------------------------------------------------
+# Stacks of which one operand alone has a dimension: that dimension becomes rows or columns of fewer, larger products. So
+# does the stack beside a vector.
+#
+# Any other stack is a plan like that of two matrices (`gemmkit.plans.problem`), and one launch; so is what is made
+# here.
+
+def folded(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any, keywords: dict[str, Any]) -> Any:
+    """The product of stacks of which a or b alone has a dimension (the other lacks it, or is 1 there); None of any other
+    call, and of one with a c, a conf or components, whose coordinates would change."""
+    operator = keywords.get("operator")
+    if (c is not None or conf is not None or set(keywords) - {"operator", "dtype"} or isinstance(operator, Algebra)
+            or not isinstance(operator, (Operator, type(None)))):
+        return None
+    infos = {"a": describe(a, "a"), "b": describe(b, "b")}
+    spec = _with_a_vector(infos["a"], infos["b"], None if out is None else describe(out, "out").shape)
+    if spec is not None:
+        return _einsum(spec, a, b, out=out, stream=stream, **keywords)
+    if min(len(info.shape) for info in infos.values()) < 2 or not _folds(*infos.values()):
+        return None
+    check_places(dict(infos))
+    keywords = dict(keywords)
+    dtype = asked_dtype(keywords, None, None if out is None else describe(out, "out"))
+    for name, info in infos.items():
+        check_dtype(info.dtype, name)
+    stack = stack_of(infos, {name: RowMajor(info.dtype) for name, info in infos.items()})
+    assert stack is not None
+    shape = (*stack, infos["a"].shape[-2], infos["b"].shape[-1])
+    if out is None:
+        dtypes = infos["a"].dtype, infos["b"].dtype
+        out = empty_like(a, shape, new_dtype(*dtypes, operator, target(infos["a"].device), dtype))
+    of_out = describe(out, "out")
+    if of_out.shape != shape:
+        raise ValueError(f"out has shape {of_out.shape}; the result has {shape}")
+    labels = string.ascii_letters[:len(stack)]
+    (a, in_a), (b, in_b) = (_without_ones(x, infos[name], labels) for name, x in (("a", a), ("b", b)))
+    kept = [n for n, label in enumerate(labels) if label in in_a + in_b]         # both are 1 along the others
+    axes = [*kept, len(stack), len(stack) + 1]
+    view = strided(out, of_out, tuple(shape[n] for n in axes), tuple(of_out.strides[n] for n in axes))
+    _einsum(f"{in_a}MK,{in_b}KN->{''.join(labels[n] for n in kept)}MN", a, b, out=view, stream=stream, **keywords)
+    return out
+
+
+def _einsum(spec: str, *operands: Any, **keywords: Any) -> Any:
+    from gemmkit.functions.einsum import einsum  # which a product of two matrices needs not
+
+    return einsum(spec, *operands, **keywords)
+
+
+def _with_a_vector(a: ArrayInfo, b: ArrayInfo, out: tuple[int, ...] | None) -> str | None:
+    """The contraction that a stack and a vector are, whose dimensions become rows or columns; None for other operands, and
+    for those that do not fit each other.
+
+    >>> from gemmkit.runtime.arrays import describe
+    >>> import numpy as np
+    >>> _with_a_vector(describe(np.ones((2, 3, 4))), describe(np.ones(4)), None)
+    'abK,K->ab'
+    """
+    if sorted((min(len(a.shape), 3), min(len(b.shape), 3))) != [1, 3]:
+        return None
+    stack, is_row = (b, True) if len(a.shape) == 1 else (a, False)
+    K, vector = stack.shape[-2 if is_row else -1], (a if is_row else b).shape[0]
+    result = (*stack.shape[:-2], stack.shape[-1 if is_row else -2])
+    if K != vector or (out is not None and out != result):
+        return None
+    free = string.ascii_lowercase[:len(result)]
+    return f"K,{free[:-1]}K{free[-1]}->{free}" if is_row else f"{free}K,K->{free}"
+
+
+def _folds(a: ArrayInfo, b: ArrayInfo) -> bool:
+    """Whether a dimension of the stacks is one of a's or of b's alone."""
+    one, other = a.shape[:-2], b.shape[:-2]
+    longest = max(len(one), len(other))
+    pairs = zip((1,) * (longest - len(one)) + one, (1,) * (longest - len(other)) + other)
+    return any((n == 1) != (m == 1) for n, m in pairs)
+
+
+def _without_ones(x: Any, info: ArrayInfo, labels: str) -> tuple[Any, str]:
+    """A stack without the dimensions along which it is broadcast, and the labels of the others."""
+    own = labels[len(labels) - (len(info.shape) - 2):]
+    kept = [n for n, extent in enumerate(info.shape[:-2]) if extent != 1]
+    axes = [*kept, len(info.shape) - 2, len(info.shape) - 1]
+    view = strided(x, info, tuple(info.shape[n] for n in axes), tuple(info.strides[n] for n in axes))
+    return view, "".join(own[n] for n in kept)
+
+
+def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any = None, dtype: Any = None,
+           precision: str | None = None, stream: Any = None, **keywords: Any) -> Any:
+    """D = A B + C, or what the components make of it.
+
+    Args:
+        a: (M, K), b: (K, N), c: (M, N) or None. CuPy arrays, PyTorch tensors, Numba device arrays, anything with
+            ``__cuda_array_interface__`` or DLPack; NumPy arrays under ``with gemmkit.emulate():``. Any strides: a
+            transposed or sliced view is read in place, on the arrays' own device (which need not be the current one).
+            a and b may also be matrices with structure (`gemmkit.Diagonal(x)`, `Triangular`, `Symmetric`, `Generated`). Of
+            arrays of more dimensions the last two are the matrices, and those before are a stack's, broadcast as NumPy does;
+            out is then (..., M, N), and all products are one launch. An a of one dimension is a row, a b a column, and
+            out (and c) lacks that dimension: (N,), (M,), or () for two of them. Of booleans a product is whether any k has
+            both (`operators.OR_AND`).
+        conf: a configuration of `gemmkit.get_config`; None chooses one by dtypes and sizes.
+        out: (M, N), written and returned; None allocates one of a's library, in C order, of ``dtype``. It may be c itself,
+            and may overlap nothing else; or a `gemmkit.Scatter`, whose array is written and returned.
+        dtype: the result's, where there is no out; None is NumPy's result type of a and b, or c's type if there is a c.
+            **The sums hold what the result is asked to hold**, by out, by c or by this: int8 into int32 is exact, float32
+            into float64 is summed in float64. If nothing is asked for, integers wrap in NumPy's result type. An epilogue
+            gets sums of 8 and 16 bits' integers in int32 or int64, which hold them, and the result has that type.
+        precision: "tf32" multiplies float32 operands on tensor cores, with 10 bits of their mantissas; "fast" sums float8
+            operands with the 14 bits that Hopper's tensor cores keep. None is exact float32, and float8 summed in float32.
+        stream: where to launch; None is the current stream of a's library.
+        keywords: an ``operator``, ``epilogue``, ``condition``, any of the eight ``transform_...`` of `Config`, a
+            ``global_{a,b,c,d}_layout`` for operands that are not plain matrices, and ``gemm_shape=dict(M=, N=, K=)``
+            where such layouts leave the sizes open.
+
+    Returns:
+        out. Nothing is copied, cast or synchronised. Of PyTorch's tensors that require a gradient the product is recorded
+        (`gemmkit.torch`).
+
+    Raises:
+        NotImplementedError: such a tensor, where the product has no derivative.
+        ValueError: shapes, dtypes or devices that do not fit each other; an ``out`` that is read-only, or overlaps itself,
+            a, b or an array of a component; an array whose address is no multiple of its elements'.
+        TypeError: something that is no array; a host array without emulation; a dtype that no operator takes.
+        ConfigError: a configuration that no kernel can carry out.
+        ComponentError: a component's method that cannot be compiled, with its file and line.
+
+    >>> import numpy as np, gemmkit
+    >>> a, b = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones((3, 2), np.float32)
+    >>> with gemmkit.emulate():
+    ...     gemmkit.matmul(a, b, epilogue=gemmkit.epilogues.Bias(np.float32([0.5, 0]))).tolist()
+    [[3.5, 3.0], [12.5, 12.0]]
+    >>> with gemmkit.emulate():
+    ...     gemmkit.matmul(a, np.ones(3, np.float32)).tolist()                      # a matrix and a vector
+    [3.0, 12.0]
+    """
+    if dtype is not None:
+        keywords["dtype"] = dtype
+    if precision is not None:
+        keywords["precision"] = precision
+    if isinstance(a, Matrix) or isinstance(b, Matrix):
+        product = next((x.product for x in (a, b) if isinstance(x, Matrix) and hasattr(x, "product")), None)
+        if product is not None:                                       # it multiplies in its own way
+            return product(a, b, c, conf, out, stream, **keywords)
+        out, keywords = result(out, keywords)
+        a, b, keywords = unwrapped(a, b, (c, out), keywords, conf)
+    elif isinstance(out, Matrix):
+        out, keywords = result(out, keywords)
+    try:
+        return multiply(a, b, c, conf, out, stream, keywords, folded)
+    except RequiresGradient:                                          # nothing has been launched or written
+        if not any(getattr(x, "requires_grad", False) for x in (a, b, c)):
+            raise                                                     # a component's tensor, or out itself
+    recording = import_module("gemmkit.torch.autograd")               # which imports PyTorch, and calls this function
+    return recording.recorded(a, b, c, conf, out, stream, keywords)
+
+
+class Door:
+    """A function of arrays that comes down to one product, whose components are made of these arrays. Its calls that come
+    again are known by the arrays alone: no component is made or read."""
+
+    def __init__(self) -> None:
+        self._known = cache()
+
+    def __call__(self, rest: Any, arrays: tuple[Any, ...], out: Any, stream: Any,
+                 described: Callable[[], tuple[Any, Any, dict[str, Any]]]) -> Any:
+        """`matmul` of what ``described()`` says: a, b and components. What these hold beside ``arrays`` follows from the
+        arrays' kinds and from ``rest``, which can be looked up."""
+        quick = None if current_mode() is not None else self._quickly(rest, arrays, out)
+        if quick is not None:
+            key, at_out, at = quick
+            found = self._known.get(key)
+            if found is not None:
+                known, brought = found
+                result = known.again(arrays[0], at_out, brought(at), out, stream)
+                if result is not None:
+                    return result
+        a, b, keywords = described()
+        result = matmul(a, b, out=out, stream=stream, **keywords)
+        if quick is not None:
+            if isinstance(b, Matrix):
+                a, b, keywords = unwrapped(a, b, (None, out), keywords, None)
+            self._keep(key, at, *known_call(a, b, out, keywords))
+        return result
+
+    @staticmethod
+    def _quickly(rest: Any, arrays: tuple[Any, ...], out: Any) -> tuple[Any, int, tuple[int, ...]] | None:
+        """What a call is known by, and the addresses of out and of the arrays. None for what is no array."""
+        key: list[Any] = [rest]
+        at: list[int] = []
+        try:
+            for x in (out, *arrays):
+                address, of_x = (0, None) if x is None else KEYS.get(type(x), key_of)(x, "")
+                key += of_x, address & 15
+                at.append(address)
+        except (TypeError, ValueError):
+            return None
+        at_out, *others = at
+        if len({*others}) < len(others):                   # which of them are one array
+            key += map(others.index, others)
+        return tuple(key), at_out, tuple(others)
+
+    def _keep(self, key: Any, at: tuple[int, ...], known: KnownCall | None, brought: tuple[Any, ...]) -> None:
+        """Know a call from now on: each address among what it brings is that of one of the arrays."""
+        if known is None:
+            return
+        constants = tuple(value for value in brought if value not in at)
+        places = [at.index(value) if value in at else len(at) + constants.index(value) for value in brought]
+        pick = itemgetter(*places)
+        self._known.keep(key, (known, lambda now: pick(now + constants)))

@@ -1,0 +1,505 @@
+"""Functions of each row of a matrix, in one launch: softmax, layer norm, RMS norm, and your own (`gemmkit.functions.rows`).
+
+The row is read once where its threads can hold it (up to 32,768 elements of 16 bits, 16,384 of float32), and else once for
+each fold, from the L2 cache where it fits there.
+
+>>> import numpy as np, gemmkit
+>>> with gemmkit.emulate():
+...     gemmkit.softmax(np.array([[0.0, 0.0, 0.0, 0.0]], np.float32)).tolist()
+[[0.25, 0.25, 0.25, 0.25]]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gemmkit import components
+from gemmkit.components import Array, Component, Scalar, arrays_of, check_held, freeze
+from gemmkit.emulator.mode import current_mode
+from gemmkit.kernels.collectives.lanes import power
+from gemmkit.kernels.rows import (
+    BlockTeam,
+    Held,
+    Row,
+    RowsSpec,
+    Source,
+    Streamed,
+    Team,
+    WarpTeam,
+    fold,
+    largest,
+    mapped,
+    moments,
+    put,
+    put_one,
+    rows,
+    smallest,
+    total,
+)
+from gemmkit.lang.aggregates import convert
+from gemmkit.lang.errors import ConfigError
+from gemmkit.lang.functions import Frozen, freeze_array, freeze_scalar
+from gemmkit.lang.number_rules import part_dtypes
+from gemmkit.plans.launch import Current, KnownCall, Launch, Put, Start, cache, launch_of
+from gemmkit.plans.problem import FLOAT32_MAX, check_out, check_places, finite_number
+from gemmkit.ptx.arithmetic import difference
+from gemmkit.runtime.array_info import are_the_same
+from gemmkit.runtime.arrays import (
+    KEYS,
+    ArrayInfo,
+    as_stream_handle,
+    describe,
+    empty_like,
+    key_if_given,
+    key_of,
+    shares_memory,
+)
+from gemmkit.runtime.device import DeviceInfo, target
+from gemmkit.runtime.launch import Launchable
+from gemmkit.runtime.streams import launch_stream
+from gemmkit.tuning.problems import Choice, MappingProblem, choose
+
+__all__ = [
+    "Row", "RowFunction", "fold", "largest", "layernorm", "log_softmax", "mapped", "moments", "put", "put_one",
+    "rmsnorm", "rowwise", "smallest", "softmax", "total",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# Functions of rows: those that come with gemmkit, and the contract of your own (`gemmkit.functions.rows.rowwise`).
+#
+# A function of rows is a component with one method of device code, ``__call__(row)``. It folds the row as often as it
+# wants and stores its result once (`gemmkit.kernels.rows`):
+#
+# >>> from gemmkit.lang.components import dataclass
+# >>> import math
+# >>> import numpy as np
+# >>> import gemmkit as gk
+# >>> from gemmkit.functions.rows import RowFunction, put, rowwise, total
+# >>> @dataclass(frozen=True)
+# ... class UnitLength(RowFunction):
+# ...     def __call__(self, row):
+# ...         length = math.sqrt(total(row, lambda x, n: x * x))
+# ...         put(row, lambda x, n: x / length)
+# >>> with gk.emulate():
+# ...     rowwise(np.array([[3.0, 4.0], [5.0, 12.0]], np.float32), UnitLength()).round(3).tolist()
+# [[0.6000000238418579, 0.800000011920929], [0.38499999046325684, 0.9229999780654907]]
+
+@dataclass(frozen=True)
+class RowFunction(Component):
+    """A function of each row of a matrix: ``__call__(row)`` is device code and returns nothing.
+
+    ``outputs`` names arrays among its fields that it stores into (`gemmkit.functions.rows.put_one`); ``along_columns``
+    those that have an element for each column, which `check` looks at.
+    """
+
+    without_value = ("__call__",)
+    outputs: ClassVar[tuple[str, ...]] = ()
+    along_columns: ClassVar[tuple[str, ...]] = ()
+
+    def __call__(self, row: Row) -> None:
+        raise NotImplementedError(f"{type(self).__qualname__} has no __call__(row)")
+
+    def check(self, rows: int, columns: int) -> None:
+        """Raise ValueError where its arrays do not fit a matrix of ``rows`` x ``columns``, TypeError for numbers of several
+        parts among those along columns."""
+        for name in self.along_columns:
+            info = describe(getattr(self, name), name)
+            if info.shape != (columns,):
+                raise ValueError(f"{name} has shape {info.shape}; rows of {columns} elements need {(columns,)}")
+            if len(part_dtypes(info.dtype)) > 1:
+                raise TypeError(f"{name} is of {info.dtype}; rows are real, and so must it be")
+        for name in self.outputs:
+            shape = describe(getattr(self, name), name).shape
+            if shape[:1] != (rows,):
+                raise ValueError(f"{name} has shape {shape}; {rows} rows need {(rows,)}")
+
+
+@dataclass(frozen=True)
+class Softmax(RowFunction):
+    """exp(scale (x - largest)) over its sum: no exponential is larger than 1. A row of -inf alone is NaN, as in NumPy.
+
+    A result of 16 bits takes the special function unit's exponential, which `math.exp` calls amid some ten instructions."""
+
+    scale: Scalar = np.float32(1)
+
+    def __call__(self, row: Row) -> None:
+        spec, scale = row.spec, self.scale
+        top = largest(row, lambda x, n: scale * x)
+        raised = mapped(row, lambda x, n: power(spec, difference(convert(spec.dtype, scale * x), top)))
+        share = 1 / total(raised, lambda x, n: x)
+        put(raised, lambda x, n: x * share)
+
+
+@dataclass(frozen=True)
+class LogSoftmax(RowFunction):
+    """The logarithm of `Softmax`, which does not underflow."""
+
+    scale: Scalar = np.float32(1)
+
+    def __call__(self, row: Row) -> None:
+        spec, scale = row.spec, self.scale
+        top = largest(row, lambda x, n: scale * x)
+        low = math.log(total(row, lambda x, n: power(spec, difference(convert(spec.dtype, scale * x), top))))
+        put(row, lambda x, n: difference(convert(spec.dtype, scale * x), top) - low)
+
+
+def centred(row: Row, eps: Any) -> tuple:
+    """A row's mean, and one over its standard deviation (of the row, not of what it is a sample of)."""
+    mean, variance = moments(row)
+    return mean, 1 / math.sqrt(variance + eps)
+
+
+@dataclass(frozen=True)
+class LayerNorm(RowFunction):
+    """(x - mean) / sqrt(variance + eps)."""
+
+    eps: Scalar
+
+    def __call__(self, row: Row) -> None:
+        mean, scale = centred(row, self.eps)
+        put(row, lambda x, n: (x - mean) * scale)
+
+
+@dataclass(frozen=True)
+class AffineLayerNorm(RowFunction):
+    """gamma (x - mean) / sqrt(variance + eps) + beta, with an element of gamma and beta for each column."""
+
+    eps: Scalar
+    gamma: Array
+    beta: Array
+
+    array_ndims = MappingProxyType({"gamma": 1, "beta": 1})
+    along_columns: ClassVar[tuple[str, ...]] = ("gamma", "beta")
+
+    def __call__(self, row: Row) -> None:
+        mean, scale = centred(row, self.eps)
+        put(row, lambda x, n, gamma, beta: (x - mean) * scale * gamma + beta, (self.gamma, self.beta))
+
+
+def root_mean_square(row: Row, eps: Any) -> Any:
+    """One over the root of the mean of squares."""
+    return 1 / math.sqrt(total(row, lambda x, n: x * x) / row.columns + eps)
+
+
+@dataclass(frozen=True)
+class RMSNorm(RowFunction):
+    """x / sqrt(mean of squares + eps)."""
+
+    eps: Scalar
+
+    def __call__(self, row: Row) -> None:
+        scale = root_mean_square(row, self.eps)
+        put(row, lambda x, n: x * scale)
+
+
+@dataclass(frozen=True)
+class AffineRMSNorm(RowFunction):
+    """gamma x / sqrt(mean of squares + eps), with an element of gamma for each column."""
+
+    eps: Scalar
+    gamma: Array
+
+    array_ndims = MappingProxyType({"gamma": 1})
+    along_columns: ClassVar[tuple[str, ...]] = ("gamma",)
+
+    def __call__(self, row: Row) -> None:
+        scale = root_mean_square(row, self.eps)
+        put(row, lambda x, n, gamma: x * scale * gamma, (self.gamma,))
+
+
+# --------------------------------------------------------------------------------------------------
+# Launches of functions of rows: arguments checked, threads dealt to rows, kernels kept by kind.
+
+FLOATS = "float16", "bfloat16", "float32", "float64"
+WORDS = 16                             # bytes that a thread loads at a time
+WARP, MOST_WARPS = 32, 32
+MOST_AT_ONCE = 48                      # of all rows: elements, and two values of each row (16 x 4 spilled 124 bytes)
+MOST_PIECES = 4                        # of these that a thread holds: with more, blocks of 1,024 threads spill
+ROWS_PER_BLOCK = 4                     # where a warp has a row
+RESIDENT = 1024                        # threads of a multiprocessor: while some fold their rows, others wait for theirs
+
+
+def run_rows(x: Any, function: RowFunction, out: Any, stream: Any) -> Any:
+    """`gemmkit.functions.rows.rowwise`."""
+    key, at_out, brought = _quickly(x, function, out)
+    known: KnownCall | None = _calls.get(key)
+    if known is not None:
+        result = known.again(x, at_out, brought, out, stream)
+        if result is not None:
+            return result
+    info = describe(x, "x")
+    _check_dtype(info, "x")
+    if not info.shape:
+        raise ValueError("x has no axis; it needs one at least, along which its rows lie")
+    check_places({"x": info})
+    if out is None:
+        out = empty_like(x, info.shape, info.dtype)
+    given = describe(out, "out")
+    held = [("function", one) for one in arrays_of(function)]
+    check_places({"x": info, "out": given, **{one.name: one.info for _, one in held}})
+    _check_out(info, given)
+    of_x, of_out = matrix(info, "x"), matrix(given, "out")
+    check_held(held, {"x": info, "out": given})
+    function.check(*of_x.shape)
+    handle = None if stream is None else as_stream_handle(stream)
+    count, columns = of_x.shape
+    if count == 0 or (columns == 0 and not function.outputs):
+        return out
+    mode = current_mode()
+    if mode is not None:
+        mode.run(RowsLaunch(of_x, of_out, function), (x, out))
+        return out
+    start = _launch(launch_stream(info, handle), of_x, of_out, function)
+    if key is not None:
+        known = _calls.get(key) or _calls.keep(key, KnownCall(start, info))
+        known.allow(at_out, *brought)
+    return out
+
+
+# -- what is given --------------------------------------------------------------------------------------------------------
+
+def _check_dtype(info: ArrayInfo, name: str) -> None:
+    if info.dtype.name not in FLOATS:
+        raise TypeError(f"{name} is of {info.dtype.name}; {', '.join(FLOATS[:-1])} or {FLOATS[-1]} is needed")
+
+
+def _check_out(x: ArrayInfo, out: ArrayInfo) -> None:
+    _check_dtype(out, "out")
+    if out.shape != x.shape:
+        raise ValueError(f"out has shape {out.shape}; x has {x.shape}, and the result has one element for each of its")
+    check_out(out, {})
+    if shares_memory(x, out) and not are_the_same(x, out):
+        raise ValueError("out overlaps x in memory; it may be x itself (the same address, shape, strides and dtype), but no "
+                         "other part of it")
+
+
+def matrix(info: ArrayInfo, name: str) -> ArrayInfo:
+    """An array (..., N) as a matrix of rows, which lie at one distance from each other.
+
+    Raises ValueError where they do not.
+
+    >>> x = np.zeros((4, 3, 8), np.float32)
+    >>> matrix(describe(x[:, :, :6]), "x").shape, matrix(describe(x[0, 0]), "x").shape
+    ((12, 6), (1, 8))
+    """
+    *leading, columns = info.shape
+    extents = [(n, stride) for n, stride in zip(leading, info.strides) if n != 1]
+    count = math.prod(leading)
+    if count and any(outer != n * inner for (_, outer), (n, inner) in pairwise(extents)):
+        raise ValueError(f"{name} has shape {info.shape} and strides {info.strides} (in elements): its rows do not lie at "
+                         "one distance from each other; pass a contiguous copy, or one slice at a time")
+    if count >= 2**31 or columns >= 2**31:
+        raise ValueError(f"{name} has {count} rows of {columns} elements; less than 2**31 of each is needed")
+    step = extents[-1][1] if extents else columns * info.strides[-1]
+    return info._replace(shape=(count, columns), strides=(step, info.strides[-1]))
+
+
+# -- which threads --------------------------------------------------------------------------------------------------------
+
+class RowsProblem(MappingProblem):
+    """Rows of so many ``columns`` of ``itemsize`` bytes, computed in ``dtype``: the threads of a row, how they get at it,
+    and how many elements they load at a time. Mappings are how many warps have a row, and whether they hold it: as few
+    warps as can, else rows are streamed. Of rows ``held_at_once``, a thread has fewer pieces of each.
+
+    >>> from gemmkit.runtime.device import H100
+    >>> team, source, vector = choose(RowsProblem(768, 2, np.dtype(np.float32)), H100).spec
+    >>> team.warps, source.pieces, source.whole, vector
+    (1, 3, 3, 8)
+    """
+
+    def __init__(self, columns: int, itemsize: int, dtype: np.dtype, held_at_once: int = 1):
+        self.dtype, self.vector = dtype, math.gcd(columns, WORDS // itemsize) or 1
+        while self.vector > 1 and (self.vector + 2) * held_at_once > MOST_AT_ONCE:
+            self.vector //= 2
+        self.pieces = -(-columns // self.vector)
+        self.most = min(MOST_PIECES, MOST_PIECES * WORDS // 2 // (self.vector * held_at_once))      # of a thread
+
+    def candidates(self, device: DeviceInfo) -> Iterator[tuple[int, bool]]:
+        for is_held in (True, False):
+            for warps in (1, 2, 4, 8, 16, 32)[:MOST_WARPS.bit_length()]:
+                yield warps, is_held
+
+    def specialise(self, mapping: tuple[int, bool], device: DeviceInfo) -> Choice:
+        warps, is_held = mapping
+        threads = warps * WARP
+        held = -(-self.pieces // threads)
+        if is_held and not 0 < held <= self.most:
+            raise ConfigError(f"{warps} warps hold {self.most * threads} pieces of a row, and not {self.pieces}")
+        if held > max(1, self.most) and warps < MOST_WARPS:
+            raise ConfigError(f"{self.pieces} pieces of a row are streamed by more than {warps} warps")
+        team: Team = WarpTeam(1, self.dtype, ROWS_PER_BLOCK) if warps == 1 else BlockTeam(warps, self.dtype)
+        source: Source = Held(held, self.pieces // threads) if is_held else Streamed()
+        return Choice((team, source, self.vector))
+
+
+class RowsLaunch:
+    """A kernel for matrices of one kind, and its arguments."""
+
+    def __init__(self, x: ArrayInfo, out: ArrayInfo, function: RowFunction):
+        working = x.dtype if x.dtype.itemsize >= 4 else np.dtype(np.float32)
+        count, columns = x.shape
+        device = target(x.device)
+        wider = max(x.dtype.itemsize, out.dtype.itemsize)
+        team, source, vector = choose(RowsProblem(columns, wider, working), device).spec
+        self.spec = RowsSpec(team, source, vector, working, function, out.dtype, device.starts_early)
+        self.shape = count, columns
+        self.in_place = are_the_same(x, out)           # what is written cannot be read as what never changes
+        self.x, self.out = _frozen(x, readonly=not self.in_place), _frozen(out, readonly=False)
+        self.arguments = [freeze(self.spec), self.x, self.out, freeze_scalar(count), freeze_scalar(columns)]
+        self.launchable = Launchable(rows, self.arguments, team.block, -(-count // team.rows), device, x.device,
+                                     team.shared_bytes, blocks_per_sm=max(1, RESIDENT // team.block),
+                                     dependent=self.spec.starts_early)
+
+    # -- without a GPU (`gemmkit.emulator.mode`) -----------------------------------------------------------------------
+
+    def filled(self, arrays: tuple[Any, Any]) -> list[Any]:
+        return [arrays[1]]
+
+    def emulated(self, arrays: tuple[Any, Any], arena: Any) -> Iterator[tuple[Launchable, tuple[Any, ...]]]:
+        views = {}
+        for name, array, frozen in (("out", arrays[1], self.out), ("x", arrays[0], self.x)):
+            how = dict(readonly=True) if name == "x" and not self.in_place else dict(written=self.in_place)
+            kind = frozen.kind
+            views[name] = arena.view_of(frozen.arrays[0], array, name, kind.unit, kind.alignment, **how)
+        yield self.launchable, (arena.component(self.spec), views["x"], views["out"], *self.shape)
+
+
+def _frozen(info: ArrayInfo, readonly: bool) -> Frozen:
+    return freeze_array(info, 1 if info.strides[1] == 1 or info.shape[1] == 1 else None, readonly=readonly)
+
+
+# -- on a GPU -------------------------------------------------------------------------------------------------------------
+
+_calls = cache()
+
+
+def _launch(stream: int, x: ArrayInfo, out: ArrayInfo, function: RowFunction) -> Start:
+    held = components.given_by(function)
+
+    def made(current: Current) -> Launch:
+        kernel = RowsLaunch(x, out, current(function)).launchable
+        at_x, at_out = kernel.slot(1), kernel.slot(2)
+        assert at_x is not None and at_out is not None
+        numbers = [Put(slot, n, encoder=components.number) for n, slot in enumerate(held.slots, 2)]
+        puts = [Put(at_out, 0), Put(at_x, 1), *numbers]
+        return Launch(kernel, puts)
+
+    key = rows, x[1:6], out[1:6], x.pointer % WORDS, out.pointer % WORDS, are_the_same(x, out), held.key
+    start = launch_of(key, made, type(function).__qualname__).start
+    start(stream, (out.pointer, x.pointer, *held.brought))
+    return start
+
+
+def _quickly(x: Any, function: RowFunction, out: Any) -> tuple[Any, int, tuple[Any, ...]]:
+    """What a call is known by, the address of out (0: a new one), and what else the call brings: x's, and what the function
+    holds. None for a call whose arguments have to be described."""
+    if function.outputs or current_mode() is not None:
+        return None, 0, ()
+    at, of_x = KEYS.get(type(x), key_of)(x, "x")
+    at_out, of_out = key_if_given(out, "out")
+    key: list[Any] = []
+    held: list[Any] = []
+    components.seen(function, key, held)
+    return (of_x, at & 15, of_out, at_out & 15, at == at_out, *key), at_out, (at, *held)
+
+
+def softmax(x: Any, *, scale: float = 1.0, out: Any = None, stream: Any = None) -> Any:
+    """The softmax of ``scale * x`` along the last axis.
+
+    Args:
+        x: an array (..., N) of float16, bfloat16, float32 or float64; leading axes must be one (strides that collapse).
+        scale: a factor, such as one over the root of the head size; a run-time number.
+        out: an array of x's shape to store into, of any of these dtypes; x itself is allowed. None makes one like x.
+        stream: the stream to launch on; None for the library's current one.
+
+    Raises:
+        TypeError: x or out is no array of these dtypes, or on the host outside of `gemmkit.emulate`.
+        ValueError: shapes differ, leading axes do not collapse, out shares memory with x without being it, or scale is
+            no finite number of float32 (of float64, where x is of float64).
+
+    >>> import numpy as np, gemmkit
+    >>> with gemmkit.emulate():
+    ...     gemmkit.softmax(np.array([1.0, 1.0], np.float32), scale=2.0).tolist()
+    [0.5, 0.5]
+    """
+    return rowwise(x, Softmax(_number(scale, "scale", x)), out=out, stream=stream)
+
+
+def log_softmax(x: Any, *, scale: float = 1.0, out: Any = None, stream: Any = None) -> Any:
+    """The logarithm of `softmax`, which does not underflow; the arguments are the same."""
+    return rowwise(x, LogSoftmax(_number(scale, "scale", x)), out=out, stream=stream)
+
+
+def layernorm(x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5, out: Any = None, stream: Any = None) -> Any:
+    """(x - mean) / sqrt(variance + eps) gamma + beta along the last axis (Ba et al., 2016).
+
+    The kernel sums squares in float32 (of float64 in float64), which overflow where deviations exceed about 1e19: such a
+    row is beta, or zeros, as NumPy computes it in float32. `rmsnorm` does the same.
+
+    Args:
+        x, out, stream: as of `softmax`.
+        gamma, beta: arrays of N elements, of any dtype of real numbers; both or none.
+        eps: added to the variance.
+
+    Raises:
+        ValueError, TypeError: as of `softmax`; gamma or beta does not have N elements, or is given alone.
+
+    >>> import numpy as np, gemmkit
+    >>> with gemmkit.emulate():
+    ...     gemmkit.layernorm(np.array([1.0, 3.0], np.float32), eps=0.0).tolist()
+    [-1.0, 1.0]
+    """
+    if (gamma is None) is not (beta is None):
+        raise ValueError(f"{'beta' if gamma is None else 'gamma'} is given alone; give gamma and beta, or none of them")
+    number = _number(eps, "eps", x)
+    return rowwise(x, LayerNorm(number) if gamma is None else AffineLayerNorm(number, gamma, beta), out=out, stream=stream)
+
+
+def rmsnorm(x: Any, gamma: Any = None, *, eps: float = 1e-6, out: Any = None, stream: Any = None) -> Any:
+    """x / sqrt(mean of squares + eps) gamma along the last axis (Zhang and Sennrich, 2019); arguments as of `layernorm`.
+
+    >>> import numpy as np, gemmkit
+    >>> with gemmkit.emulate():
+    ...     gemmkit.rmsnorm(np.array([2.0, -2.0], np.float32), eps=0.0).tolist()
+    [1.0, -1.0]
+    """
+    number = _number(eps, "eps", x)
+    return rowwise(x, RMSNorm(number) if gamma is None else AffineRMSNorm(number, gamma), out=out, stream=stream)
+
+
+def rowwise(x: Any, function: RowFunction, *, out: Any = None, stream: Any = None) -> Any:
+    """A function of each row of ``x`` (its last axis), in one launch.
+
+    Args:
+        x, out, stream: as of `softmax`.
+        function: a `RowFunction`; arrays that it holds are on x's device.
+
+    Returns: ``out``, or a new array like x.
+
+    Raises:
+        TypeError: function is no RowFunction; else as of `softmax`.
+        ValueError: an array of the function's does not fit, or shares memory with out; else as of `softmax`.
+        ComponentError: the function's code cannot be compiled.
+    """
+    if not isinstance(function, RowFunction):
+        raise TypeError(f"function={function!r}: a RowFunction is needed, such as gemmkit.functions.rows.Softmax()")
+    return run_rows(x, function, out, stream)
+
+
+def _number(value: Any, name: str, x: Any) -> float:
+    """A scale or an eps, which the kernel has in float64 for an x of float64, and else in float32."""
+    if type(value) is float and -FLOAT32_MAX <= value <= FLOAT32_MAX:
+        return value
+    number = finite_number(value, name)
+    if abs(number) > FLOAT32_MAX and describe(x, "x").dtype != np.float64:
+        raise ValueError(f"{name}={value!r}: a finite number of float32 is needed, in which the rows of an x of "
+                         f"{describe(x, 'x').dtype} are computed")
+    return number

@@ -1,0 +1,521 @@
+"""``rows``: a function of each row of a matrix, such as a softmax or a layer norm.
+
+0. The kernel before may still run, where a GPU lets the next one begin: what it writes is waited for.
+1. A team of threads takes a row: a warp, or a block.
+2. It loads the row, as much as it can hold.
+3. The function folds it as often as it wants, and stores its result.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gemmkit.components import Component
+from gemmkit.lang import registers
+from gemmkit.lang.aggregates import convert, convert_all, fill
+from gemmkit.lang.checks import converted
+from gemmkit.lang.components import dataclass
+from gemmkit.lang.registers import apply, generate
+from gemmkit.lang.registers import fold as fold_registers
+from gemmkit.operators.semiring import maximum, minimum
+from gemmkit.ptx.memory import load_global, load_shared, shared, store_global, store_shared
+from gemmkit.ptx.special import SHUFFLE, barrier, block_x, lane_index, thread_index, udiv
+from gemmkit.ptx.wgmma import grid_launch_dependents, grid_wait
+
+# --------------------------------------------------------------------------------------------------
+# The threads that work on a row together, and how they combine what each of them has.
+#
+# Lanes of a warp exchange by butterflies (shfl.sync.bfly): after five of them every lane has the value of all 32, each
+# made in the same order. Warps of a block meet in shared memory, where every warp reads what all have left, and exchanges
+# it again.
+
+LANES, BUTTERFLIES = 32, 5
+LEFT = 2                               # values that a warp leaves for the others, at most
+exchanged = SHUFFLE["bfly"]
+
+
+@dataclass(frozen=True)
+class Team(Component):
+    """A row's threads; ``warps`` warps of a block."""
+
+    warps: int
+    dtype: np.dtype
+
+    @property
+    def threads(self) -> int:
+        """Of a row."""
+        return self.warps * LANES
+
+    @property
+    def rows(self) -> int:
+        """Of a block."""
+        return 1
+
+    @property
+    def block(self) -> int:
+        """Threads of a block."""
+        return self.threads * self.rows
+
+    @property
+    def shared_bytes(self) -> int:
+        return 0
+
+    def row(self) -> int:
+        """The row of the team."""
+        return block_x()
+
+    def thread(self) -> int:
+        """The thread's number in its team."""
+        return thread_index()
+
+    def reduce(self, value: Any, combine: Any, identity: Any) -> Any:
+        """Every thread's value, combined."""
+        return value
+
+    def moments(self, row: Any) -> tuple:
+        """A row's mean, and the mean of squares about it."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class WarpTeam(Team):
+    """A warp a row, and several rows a block."""
+
+    rows_per_block: int = 4
+
+    @property
+    def rows(self) -> int:
+        return self.rows_per_block
+
+    def row(self) -> int:
+        return block_x() * self.rows_per_block + udiv(thread_index(), LANES)
+
+    def thread(self) -> int:
+        return lane_index()
+
+    def reduce(self, value: Any, combine: Any, identity: Any) -> Any:
+        return of_warp(value, combine)
+
+    def moments(self, row: Any) -> tuple:
+        mean = of_warp(row.spec.source.total(row), added) / row.columns
+        return mean, of_warp(row.spec.source.squares(row, mean), added) / row.columns
+
+
+@dataclass(frozen=True)
+class BlockTeam(Team):
+    """A block a row."""
+
+    @property
+    def shared_bytes(self) -> int:
+        return LEFT * self.warps * self.dtype.itemsize
+
+    def moments(self, row: Any) -> tuple:
+        """Each warp leaves the mean of its own elements, and the sum of squares about that: they meet once for both. The
+        row's sum of squares is that of theirs and of the way from their means to the row's, as often as they have elements
+        (Chan et al., 1979)."""
+        mine = self.columns_of(udiv(thread_index(), LANES), row)
+        mean = of_warp(row.spec.source.total(row), added) / max(mine, 1)
+        squares = of_warp(row.spec.source.squares(row, mean), added)
+        left = shared(self.dtype, 0)
+        barrier()
+        if lane_index() == 0:
+            store_shared(left, udiv(thread_index(), LANES), 0, (convert(self.dtype, mean),))
+            store_shared(left, self.warps + udiv(thread_index(), LANES), 0, (convert(self.dtype, squares),))
+        barrier()
+        warp = lane_index() % self.warps
+        count = convert(self.dtype, self.columns_of(warp, row) if lane_index() < self.warps else 0)
+        means, rest = load_shared(left, warp, 0, 1)[0], load_shared(left, self.warps + warp, 0, 1)[0]
+        whole = of_warp(means * count, added) / row.columns
+        far = means - whole
+        rest = rest if lane_index() < self.warps else convert(self.dtype, 0)
+        return whole, of_warp(rest + far * far * count, added) / row.columns
+
+    def columns_of(self, warp: int, row: Any) -> int:
+        """How many elements of a row a warp has: its share of each round of all threads, and of what is left."""
+        share = LANES * row.spec.vector
+        rounds = udiv(row.columns, self.warps * share)
+        left = row.columns - rounds * self.warps * share - warp * share
+        return rounds * share + max(0, min(left, share))
+
+    def reduce(self, value: Any, combine: Any, identity: Any) -> Any:
+        """Each warp leaves its value in shared memory. The block meets before, for what was left there last may still be
+        read, and after."""
+        found = of_warp(value, combine)
+        left = shared(self.dtype, 0)
+        barrier()
+        if lane_index() == 0:
+            store_shared(left, udiv(thread_index(), LANES), 0, (found,))
+        barrier()
+        return of_warp(load_shared(left, lane_index(), 0, 1)[0] if lane_index() < self.warps else identity, combine)
+
+
+def added(a: Any, b: Any) -> Any:
+    return a + b
+
+
+def of_warp(value: Any, combine: Any) -> Any:
+    return fold_registers(BUTTERFLIES, butterfly, value, combine)
+
+
+def butterfly(value: Any, n: int, combine: Any) -> Any:
+    """Lanes whose numbers differ in bit n exchange. The lane whose bit is 0 gives the first argument in both: so both make
+    the same of it."""
+    other = exchanged(value, 1 << n)
+    return combine(value, other) if lane_index() & 1 << n == 0 else combine(other, value)
+
+
+# --------------------------------------------------------------------------------------------------
+# What a function of rows sees in device code: a row, and what it may do with it.
+#
+# | | |
+# |---|---|
+# | `fold(row, f, combine, identity)` | all ``f(x, n)`` of the row, combined: the same bits every time, and in every thread |
+# | `total(row, f)`, `largest(row, f)`, `smallest(row, f)` | the common folds |
+# | `moments(row)` | the mean, and the mean of squares about it |
+# | `mapped(row, f)` | the row with ``f(x, n)`` in place of each element: for what folds and `put` would both compute |
+# | `put(row, f, columns)` | stores ``f(x, n, ...)``; of each array in ``columns`` the element of column n comes along |
+# | `put_one(row, array, value)` | stores one value of the row into an array with an element for each |
+# | `row_of(row, array)` | the same row of another matrix |
+# | `along(row, array)` | an array with an element for each column, to stand beside a row |
+# | `put_into(row, array, dtype, f, beside)` | stores ``f(x, n, ...)`` into the row of any array |
+#
+# Folds, `mapped` and `put_into` take rows ``beside``: their elements in column n come along, ``f(x, n, ...)``.
+#
+# ``x`` is in the row's working type: float32 of 16-bit elements, else their own. The row is loaded once where its threads
+# can hold it (`Held`), else once for each fold and for `put` (`Streamed`); a function is written alike for both.
+
+class Row(NamedTuple):
+    """A row on its way: its number ``m``, how many ``columns`` it has, and what the kernel needs to get at it."""
+
+    m: Any
+    columns: Any
+    held: Any
+    x: Any
+    y: Any
+    spec: Any
+
+
+# -- a function's words -------------------------------------------------------------------------------------------------
+
+def fold(row: Row, f: Any, combine: Any, identity: Any, beside: tuple = ()) -> Any:
+    """``combine`` of ``f(x, n)`` over the row, and of ``identity``, which changes nothing. The order is fixed: a thread's
+    own elements by columns, then those of the threads in a tree."""
+    own = row.spec.source.fold(row, f, combine, convert(row.spec.dtype, identity), beside)
+    return row.spec.team.reduce(own, combine, convert(row.spec.dtype, identity))
+
+
+def total(row: Row, f: Any, beside: tuple = ()) -> Any:
+    """The sum of ``f(x, n)``."""
+    return fold(row, f, _sum, 0, beside)
+
+
+def largest(row: Row, f: Any, beside: tuple = ()) -> Any:
+    """The largest ``f(x, n)``, NaN where one is."""
+    return fold(row, f, maximum, -np.inf, beside)
+
+
+def smallest(row: Row, f: Any, beside: tuple = ()) -> Any:
+    """The smallest ``f(x, n)``, NaN where one is."""
+    return fold(row, f, minimum, np.inf, beside)
+
+
+def moments(row: Row) -> tuple:
+    """The row's mean, and the mean of squares about it: its variance. Nothing cancels; a row's warps meet once for both."""
+    return row.spec.team.moments(row)
+
+
+def mapped(row: Row, f: Any, beside: tuple = ()) -> Row:
+    """The row with ``f(x, n)`` in place of each element: computed once where the row is held, and else each time that it is
+    loaded."""
+    return row.spec.source.mapped(row, f, beside)
+
+
+def put(row: Row, f: Any, columns: tuple = ()) -> None:
+    """Store ``f(x, n, *c)`` as the row's result, ``c`` the elements in column n of ``columns``: once, and last."""
+    row.spec.source.put(row, f, apply(as_row, columns, row), row.y, row.spec.result)
+
+
+def put_into(row: Row, array: Any, dtype: np.dtype, f: Any, beside: tuple = ()) -> None:
+    """Store ``f(x, n, ...)`` as the row of ``array``, which has elements of ``dtype`` and no memory of what is read."""
+    row.spec.source.put(row, f, beside, array, dtype)
+
+
+def put_one(row: Row, array: Any, value: Any) -> None:
+    """Store a value of the row into ``array[m]``: an array of the function's that is among its ``outputs``."""
+    if row.spec.team.thread() == 0:
+        array[row.m] = value
+
+
+def row_of(row: Row, array: Any) -> Row:
+    """The row of another matrix: loaded as this one is, and held or streamed like it."""
+    return Row(row.m, row.columns, row.spec.source.load(row.spec, array, row.m, row.columns), array, array, row.spec)
+
+
+def along(row: Row, array: Any) -> Row:
+    """An array with an element for each column, to stand beside a row: its elements are loaded where they are needed."""
+    return Row(row.m, row.columns, (), array, array, row.spec.across)
+
+
+def as_row(array: Any, which: int, row: Row) -> Row:
+    return along(row, array)
+
+
+def _sum(a: Any, b: Any) -> Any:
+    return a + b
+
+
+# -- where its elements are -----------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Source(Component):
+    """How a team gets at a row: pieces of ``vector`` neighbours, which lie in the row wholly or not at all."""
+
+    def load(self, spec: Rows, x: Any, index: int, columns: int) -> Any:
+        """What is kept of the row."""
+        return ()
+
+    def piece(self, row: Row, p: int, j: int) -> tuple:
+        """A thread's ``p``-th piece, which begins in column ``j``."""
+        return ()
+
+    def fold(self, row: Row, f: Any, combine: Any, own: Any, beside: tuple) -> Any:
+        """A thread's own elements, combined."""
+        return own
+
+    def total(self, row: Row) -> Any:
+        """The sum of a thread's own elements."""
+        return self.fold(row, lambda x, n: x, _sum, convert(row.spec.dtype, 0), ())
+
+    def squares(self, row: Row, mean: Any) -> Any:
+        """The sum of squares of a thread's own elements about ``mean``."""
+        return self.fold(row, lambda x, n: (x - mean) * (x - mean), _sum, convert(row.spec.dtype, 0), ())
+
+    def mapped(self, row: Row, f: Any, beside: tuple) -> Row:
+        """The row of ``f(x, n)``."""
+        return row
+
+    def put(self, row: Row, f: Any, beside: tuple, out: Any, dtype: np.dtype) -> None:
+        """Store the function of a thread's own elements into ``out``."""
+
+
+@dataclass(frozen=True)
+class Held(Source):
+    """All of the row, in registers: ``pieces`` a thread. All threads have the first ``whole``; where that is less, some
+    have none of the last.
+
+    What is known when the kernel is compiled is not asked when it runs: a branch about a piece would also keep its load
+    behind the arrival of the one before, and the memory would be asked for one piece at a time.
+    """
+
+    pieces: int
+    whole: int
+
+    def load(self, spec: Rows, x: Any, index: int, columns: int) -> Any:
+        return generate(self.pieces, load_own, spec, x, index, columns)
+
+    def piece(self, row: Row, p: int, j: int) -> tuple:
+        return row.held[p]
+
+    def mapped(self, row: Row, f: Any, beside: tuple) -> Row:
+        return Row(row.m, row.columns, apply(map_held, row.held, row, f, beside), row.x, row.y, row.spec)
+
+    def fold(self, row: Row, f: Any, combine: Any, own: Any, beside: tuple) -> Any:
+        return registers.fold(self.pieces, fold_held, own, row, f, combine, beside)
+
+    def put(self, row: Row, f: Any, beside: tuple, out: Any, dtype: np.dtype) -> None:
+        """The columns' elements of a piece are loaded in front of the store of the piece before: the compiler takes no load
+        past a store, since y might be what is loaded."""
+        registers.fold(self.pieces, put_with_next, beside_own(0, row, beside), row, f, beside, out, dtype)
+
+
+@dataclass(frozen=True)
+class Streamed(Source):
+    """Of a row of any length: it is loaded anew each time, from the L2 where it fits there. What is kept are the functions
+    that it was `mapped` by."""
+
+    def piece(self, row: Row, p: int, j: int) -> tuple:
+        return load_mapped(row, j)
+
+    def mapped(self, row: Row, f: Any, beside: tuple) -> Row:
+        return Row(row.m, row.columns, (row.held, f, beside), row.x, row.y, row.spec)
+
+    def fold(self, row: Row, f: Any, combine: Any, own: Any, beside: tuple) -> Any:
+        step = row.spec.team.threads * row.spec.vector
+        j = row.spec.team.thread() * row.spec.vector
+        while j < row.columns:
+            own = fold_piece(own, load_mapped(row, j), j, row, f, combine, apply(piece_of, beside, 0, j))
+            j += step
+        return own
+
+    def put(self, row: Row, f: Any, beside: tuple, out: Any, dtype: np.dtype) -> None:
+        step = row.spec.team.threads * row.spec.vector
+        j = row.spec.team.thread() * row.spec.vector
+        while j < row.columns:
+            put_piece(load_mapped(row, j), j, row, f, apply(piece_of, beside, 0, j), out, dtype)
+            j += step
+
+
+@dataclass(frozen=True)
+class Across(Source):
+    """Of an array with an element for each column, which stands beside a row."""
+
+    def piece(self, row: Row, p: int, j: int) -> tuple:
+        return load_global(row.x, 0, (j,), (0,), row.spec.vector)
+
+
+# -- what the kernel is made for ------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Rows(Component):
+    """Which threads work on a row (``team``), and how they get at it (``source``), ``vector`` elements at a time, which
+    divides the columns. ``dtype`` is the working type."""
+
+    team: Team
+    source: Source
+    vector: int
+    dtype: np.dtype
+
+    @property
+    def across(self) -> AcrossSpec:
+        return AcrossSpec(Across(), self.vector)
+
+    def load(self, x: Any, m: int, columns: int) -> Row:
+        """Row ``m`` of a matrix."""
+        return Row(m, columns, self.source.load(self, x, m, columns), x, x, self)
+
+
+@dataclass(frozen=True)
+class RowsSpec(Rows):
+    """What the kernel ``rows`` is specialised by: the caller's ``function``, too, and the type of its ``result``, y's;
+    whether its launch ``starts_early``, before the kernel before it has ended."""
+
+    function: Component
+    result: np.dtype
+    starts_early: bool = False
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it is computed in float32 and stored in 16 bits, so that the last bits of float32 are of no matter."""
+        return int(self.result.itemsize) == 2 and int(self.dtype.itemsize) == 4
+
+
+@dataclass(frozen=True)
+class AcrossSpec(Component):
+    """How a team gets at an array that stands beside its row."""
+
+    source: Source
+    vector: int
+
+
+# -- pieces ---------------------------------------------------------------------------------------------------------------
+
+def column_of(p: int, spec: Rows) -> int:
+    """Where a thread's ``p``-th piece begins: neighbouring threads have neighbouring pieces."""
+    return (p * spec.team.threads + spec.team.thread()) * spec.vector
+
+
+def load_piece(spec: Rows, x: Any, index: int, j: int) -> tuple:
+    return convert_all(spec.dtype, load_global(x, 1, (index, j), (0, 0), spec.vector))
+
+
+def load_mapped(row: Row, j: int) -> tuple:
+    """A piece of a row that is streamed, and all that it was mapped by."""
+    return map_streamed(load_piece(row.spec, row.x, row.m, j), row.held, j, row.spec)
+
+
+def map_streamed(values: tuple, functions: tuple, j: int, spec: Rows) -> tuple:
+    """The functions from the first to the last, with what stands beside: ``((((), f, beside), g, beside), h, beside)``."""
+    if len(functions) == 0:
+        return values
+    return map_piece(map_streamed(values, functions[0], j, spec), j, spec, functions[1], apply(piece_of, functions[2], 0, j))
+
+
+def map_piece(values: tuple, j: int, spec: Rows, f: Any, beside: tuple) -> tuple:
+    return generate(spec.vector, map_element, values, j, spec, f, beside)
+
+
+def map_element(n: int, values: tuple, j: int, spec: Rows, f: Any, beside: tuple) -> Any:
+    return converted(spec, "__call__", f(values[n], j + n, *apply(element_of, beside, n)), spec.dtype)
+
+
+def map_held(values: tuple, p: int, row: Row, f: Any, beside: tuple) -> tuple:
+    return map_piece(values, column_of(p, row.spec), row.spec, f, beside_own(p, row, beside))
+
+
+def load_own(p: int, spec: Any, x: Any, index: int, columns: int) -> tuple:
+    """The ``p``-th piece. Beyond the row it is the thread's first once more, which nothing looks at: that of another thread
+    might be stored by then, where y is x."""
+    j = column_of(p, spec)
+    if p < spec.source.whole:
+        return load_piece(spec, x, index, j)
+    if spec.source.whole > 0:
+        return load_piece(spec, x, index, j if j < columns else column_of(0, spec))
+    if j < columns:
+        return load_piece(spec, x, index, j)
+    return fill(spec.dtype, spec.vector, 0)
+
+
+def fold_held(own: Any, p: int, row: Row, f: Any, combine: Any, beside: tuple) -> Any:
+    j = column_of(p, row.spec)
+    if p < row.spec.source.whole:
+        return fold_piece(own, row.held[p], j, row, f, combine, apply(piece_of, beside, p, j))
+    if j < row.columns:
+        return fold_piece(own, row.held[p], j, row, f, combine, apply(piece_of, beside, p, j))
+    return own
+
+
+def fold_piece(own: Any, values: tuple, j: int, row: Row, f: Any, combine: Any, beside: tuple) -> Any:
+    return registers.fold(row.spec.vector, fold_element, own, values, j, row.spec, f, combine, beside)
+
+
+def fold_element(own: Any, n: int, values: tuple, j: int, spec: Rows, f: Any, combine: Any, beside: tuple) -> Any:
+    given = converted(spec, "__call__", f(values[n], j + n, *apply(element_of, beside, n)), spec.dtype)
+    return convert(spec.dtype, combine(own, given))
+
+
+def put_with_next(now: tuple, p: int, row: Row, f: Any, beside: tuple, out: Any, dtype: np.dtype) -> tuple:
+    """Piece ``p`` with what stands beside it, behind the loads of what stands beside the next piece."""
+    following = beside_own(p + 1, row, beside) if p + 1 < row.spec.source.pieces else now
+    j = column_of(p, row.spec)
+    if p < row.spec.source.whole:
+        put_piece(row.held[p], j, row, f, now, out, dtype)
+    elif j < row.columns:
+        put_piece(row.held[p], j, row, f, now, out, dtype)
+    return following
+
+
+def beside_own(p: int, row: Row, beside: tuple) -> tuple:
+    """The elements beside the ``p``-th piece; beyond the row something that nothing looks at."""
+    j = column_of(p, row.spec)
+    if p < row.spec.source.whole:
+        return apply(piece_of, beside, p, j)
+    return apply(piece_of, beside, p, j if j < row.columns else 0)
+
+
+def put_piece(values: tuple, j: int, row: Row, f: Any, beside: tuple, out: Any, dtype: np.dtype) -> None:
+    made = generate(row.spec.vector, put_element, values, j, dtype, f, beside, row.spec)
+    store_global(out, 1, (row.m, j), (0, 0), made)
+
+
+def piece_of(beside: Row, which: int, p: int, j: int) -> tuple:
+    return beside.spec.source.piece(beside, p, j)
+
+
+def put_element(n: int, values: tuple, j: int, dtype: np.dtype, f: Any, beside: tuple, spec: Any) -> Any:
+    return converted(spec, "__call__", f(values[n], j + n, *apply(element_of, beside, n)), dtype)
+
+
+def element_of(values: tuple, which: int, n: int) -> Any:
+    return values[n]
+
+
+def rows(spec: Any, x: Any, y: Any, count: int, columns: int) -> None:
+    if spec.starts_early:
+        grid_launch_dependents()
+        grid_wait()                                                     # 0.
+    index = spec.team.row()                                             # 1.
+    if index < count:
+        held = spec.source.load(spec, x, index, columns)                # 2.
+        spec.function(Row(index, columns, held, x, y, spec))            # 3.

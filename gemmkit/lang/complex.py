@@ -1,0 +1,290 @@
+"""Complex numbers in device code: weak ones (``2j``, ``complex(m, n)``), and arithmetic of which one side is complex.
+
+The types are those of `number_rules`: a weak complex number takes the type of what it meets, as in NumPy, where ``c64 * 2j``
+and ``f32 * 2j`` are complex64.
+"""
+
+from __future__ import annotations
+
+import cmath
+import operator
+from typing import Any
+
+import numpy as np
+
+from gemmkit.lang import number_rules
+from gemmkit.lang.numba_hooks import (
+    AttributeTemplate,
+    Conversion,
+    compiles_ours,
+    ir,
+    lowering_registry,
+    models,
+    operation,
+    register_model,
+    signature,
+    typeof_impl,
+    types,
+    typing_registry,
+)
+from gemmkit.lang.number_rules import Weak
+from gemmkit.lang.scalars import (
+    IndexType,
+    NarrowFloatType,
+    WeakComplex,
+    WeakFloat64Type,
+    WeakFloatLiteral,
+    WeakIntLiteral,
+    f64,
+    kind_of_type,
+    type_of_kind,
+    weak_float64,
+)
+
+
+class WeakComplex128Type(types.Type):
+    """A run-time Python complex number: a complex128 that takes the type of what it meets."""
+
+    def __init__(self) -> None:
+        super().__init__("weak complex128")
+
+    def can_convert_to(self, typingctx: Any, other: types.Type) -> Any:
+        if isinstance(other, types.Complex):
+            return Conversion.promote if other == types.complex128 else Conversion.safe
+        return None
+
+    def unify(self, typingctx: Any, other: types.Type) -> Any:
+        if isinstance(other, types.Complex):
+            return other
+        if isinstance(other, (types.Literal, IndexType, WeakFloat64Type)):
+            return self
+        narrow = isinstance(other, NarrowFloatType) or other == types.float32
+        return types.complex64 if narrow else types.complex128 if isinstance(other, types.Number) else None
+
+
+weak_complex128 = WeakComplex128Type()
+
+
+class WeakComplexLiteral(types.Literal, types.Dummy):
+    """The type of a complex constant."""
+
+    def __init__(self, value: complex):
+        self._literal_init(complex(value))
+        self._literal_type_cache = weak_complex128
+        types.Type.__init__(self, f"Weak[complex]({complex(value)!r})")
+
+    @property
+    def key(self) -> Any:
+        return self.name
+
+    can_convert_to, unify = WeakComplex128Type.can_convert_to, WeakComplex128Type.unify
+
+    def __unliteral__(self) -> types.Type:
+        return weak_complex128
+
+
+@register_model(WeakComplex128Type)
+class _WeakComplexModel(models.StructModel):
+    def __init__(self, dmm: Any, fe_type: Any):
+        super().__init__(dmm, fe_type, [("real", types.float64), ("imag", types.float64)])
+
+
+register_model(WeakComplexLiteral)(models.OpaqueModel)
+types.Literal.ctor_map[WeakComplex] = WeakComplexLiteral
+WEAK_COMPLEX = (WeakComplex128Type, WeakComplexLiteral)
+_WEAK = (*WEAK_COMPLEX, WeakIntLiteral, WeakFloatLiteral, WeakFloat64Type, IndexType, NarrowFloatType)
+
+
+@typeof_impl.register(WeakComplex)
+def _typeof(value: WeakComplex, _c: Any) -> types.Type:
+    return WeakComplexLiteral(value)
+
+
+# -- casts ------------------------------------------------------------------------------------------------------------
+
+def _constant(value: complex) -> Any:
+    return ir.Constant.literal_struct([f64(value.real), f64(value.imag)])
+
+
+@lowering_registry.lower_constant(WeakComplexLiteral)
+def _literal_constant(context: Any, builder: Any, ty: Any, value: Any) -> Any:
+    return context.get_dummy_value()
+
+
+@lowering_registry.lower_constant(WeakComplex128Type)
+def _weak_constant(context: Any, builder: Any, ty: Any, value: Any) -> Any:
+    return _constant(value)
+
+
+@lowering_registry.lower_cast(WeakComplexLiteral, types.Complex)
+@lowering_registry.lower_cast(WeakComplexLiteral, WeakComplex128Type)
+def _literal_to_complex(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
+    if toty == weak_complex128:
+        return _constant(fromty.literal_value)
+    return context.get_constant_generic(builder, toty, fromty.literal_value)
+
+
+@lowering_registry.lower_cast(WeakComplex128Type, types.Complex)
+def _weak_to_complex(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
+    return value if toty == types.complex128 else context.cast(builder, value, types.complex128, toty)
+
+
+@lowering_registry.lower_cast(types.Complex, WeakComplex128Type)
+def _complex_to_weak(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
+    return context.cast(builder, value, fromty, types.complex128)
+
+
+def of_parts(context: Any, builder: Any, ty: Any, parts: Any) -> Any:
+    """A complex number's value of its parts, which are of its parts' type."""
+    out = context.make_complex(builder, types.complex128 if ty == weak_complex128 else ty)
+    out.real, out.imag = parts
+    return out._getvalue()
+
+
+def _real_to_complex(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
+    part = types.float64 if toty == weak_complex128 else toty.underlying_float
+    return of_parts(context, builder, toty, (context.cast(builder, value, fromty, part), ir.Constant(
+        context.get_value_type(part), 0.0)))
+
+
+for _real in (WeakIntLiteral, WeakFloatLiteral, WeakFloat64Type, IndexType, types.Integer, types.Float, types.Boolean,
+              NarrowFloatType):
+    lowering_registry.lower_cast(_real, WeakComplex128Type)(_real_to_complex)
+lowering_registry.lower_cast(NarrowFloatType, types.Complex)(_real_to_complex)
+
+
+# -- kinds ------------------------------------------------------------------------------------------------------------
+
+def kind_of(ty: Any) -> Any:
+    """The kind of a number's type, real or complex; None for what is no number."""
+    if isinstance(ty, types.Complex):
+        return np.dtype(ty.name)
+    return Weak.COMPLEX if isinstance(ty, WEAK_COMPLEX) else kind_of_type(ty)
+
+
+def type_of(kind: Any) -> Any:
+    return weak_complex128 if kind is Weak.COMPLEX else type_of_kind(kind)
+
+
+def _computed(ty: Any) -> Any:
+    """The type of Numba's that a number is computed in."""
+    return {weak_complex128: types.complex128, weak_float64: types.float64}.get(ty, ty)
+
+
+# -- arithmetic -------------------------------------------------------------------------------------------------------
+
+def is_complex(ty: Any) -> bool:
+    return isinstance(ty, (types.Complex, *WEAK_COMPLEX))
+
+
+def of_two(context: Any, op: Any, name: str, a: Any, b: Any) -> Any:
+    """Signature and code of an operator on two numbers of which one is complex; None for what Numba has as it is to be."""
+    kinds = kind_of(a), kind_of(b)
+    if any(kind is None for kind in kinds) or not (compiles_ours() or any(isinstance(t, _WEAK) for t in (a, b))):
+        return None
+    if a == b and isinstance(a, types.Complex):
+        number_rules.result(name, *kinds)
+        return None
+    kind = number_rules.result(name, *kinds)
+    ty = type_of(number_rules.common(*kinds))
+    compute = _computed(ty)
+    inner = context.resolve_function_type(op, (compute, compute), {})
+    if inner is None:
+        return None
+    result = inner.return_type if kind == number_rules.BOOL else ty
+
+    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+        values = [c.cast(builder, x, t, compute) for x, t in zip(v, s.args)]
+        return c.get_function(context.resolve_value_type(op), inner)(builder, values)
+
+    return signature(result, a, b), codegen
+
+
+def _register_unary(op: Any) -> None:
+    @operation(op)
+    def typer(context: Any, *args: Any) -> Any:
+        if len(args) != 1 or not isinstance(args[0], WEAK_COMPLEX):
+            return None
+        inner = context.resolve_function_type(op, (types.complex128,), {})
+        if inner is None:
+            return None
+        result = weak_float64 if op is abs else weak_complex128
+
+        def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+            value = c.cast(builder, v[0], s.args[0], types.complex128)
+            return c.get_function(context.resolve_value_type(op), inner)(builder, [value])
+
+        return signature(result, args[0]), codegen
+
+
+for _op in (operator.neg, operator.pos, abs):
+    _register_unary(_op)
+
+
+# -- parts ------------------------------------------------------------------------------------------------------------
+
+@typing_registry.register_attr
+class _Parts(AttributeTemplate):
+    key: Any = WeakComplex128Type
+
+    def generic_resolve(self, ty: Any, attr: str) -> Any:
+        return weak_float64 if attr in ("real", "imag") else None
+
+
+@typing_registry.register_attr
+class _LiteralParts(_Parts):
+    key = WeakComplexLiteral
+
+
+@lowering_registry.lower_getattr_generic(WeakComplex128Type)
+@lowering_registry.lower_getattr_generic(WeakComplexLiteral)
+def _part(context: Any, builder: Any, ty: Any, value: Any, attr: str) -> Any:
+    return builder.extract_value(context.cast(builder, value, ty, weak_complex128), 0 if attr == "real" else 1)
+
+
+@operation(complex)
+def _complex(context: Any, *args: Any) -> Any:
+    """Of one number or of two parts, by `number_rules.of_parts`."""
+    kinds = [kind_of(a) for a in args]
+    if len(args) > 2 or any(kind is None for kind in kinds) or not compiles_ours():
+        return None
+    ty = type_of(number_rules.of_parts(*kinds))
+    if len(args) == 1 and is_complex(args[0]):
+        return signature(ty, args[0]), lambda c, b, s, v: c.cast(b, v[0], s.args[0], ty)
+    part = types.float64 if ty == weak_complex128 else ty.underlying_float
+
+    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+        zero = ir.Constant(c.get_value_type(part), 0.0)
+        given = [c.cast(builder, x, t, part) for x, t in zip(v, s.args)]
+        return of_parts(c, builder, ty, (*given, zero, zero)[:2])
+
+    return signature(ty, *args), codegen
+
+
+# -- cmath ------------------------------------------------------------------------------------------------------------
+
+def _register_cmath(name: str) -> None:
+    key = getattr(cmath, name)
+
+    @operation(key)
+    def typer(context: Any, *args: Any) -> Any:
+        if len(args) != 1 or kind_of(args[0]) is None or not compiles_ours():
+            return None
+        kind = number_rules.of_cmath(name, kind_of(args[0]))
+        result = type_of(kind)
+        compute = types.complex64 if kind in (number_rules.COMPLEX64, number_rules.FLOAT32) else types.complex128
+        if args[0] == compute:
+            return None                                       # as Numba has it
+        inner = context.resolve_function_type(key, (compute,), {})
+        if inner is None:
+            return None
+
+        def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+            value = c.cast(builder, v[0], s.args[0], compute)
+            return c.get_function(context.resolve_value_type(key), inner)(builder, [value])
+
+        return signature(result, args[0]), codegen
+
+
+for _name in number_rules.CMATH:
+    _register_cmath(_name)

@@ -1,0 +1,322 @@
+"""Matrices with structure as objects: an array together with the layout that makes a matrix of it.
+
+``matmul``, ``plan`` and ``blas.gemmEx`` take them for A and B wherever they take an array, so that library code written
+for arrays works for them too:
+
+>>> import numpy as np, gemmkit as gk
+>>> def library_code(a, b, c):
+...     return gk.blas.gemmEx("N", "N", 2.0, a, b, 1.0, c)
+>>> b = np.float32([[1, 2], [3, 4]])
+>>> with gk.emulate():
+...     library_code(gk.Diagonal(np.float32([10, 1])), b, np.ones((2, 2), np.float32)).tolist()
+[[21.0, 41.0], [7.0, 9.0]]
+
+A new kind is a layout and, where its transpose is not the same layout of ``array.T``, a subclass with ``T``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gemmkit import components as kept
+from gemmkit.components import Component, Frozen
+from gemmkit.lang.checks import check_dtype
+from gemmkit.layouts.base import ArrayLayout, check_dimensions, leading
+from gemmkit.layouts.plain import ColMajor, Plain, RowMajor
+from gemmkit.layouts.structured import Diagonal as DiagonalLayout
+from gemmkit.layouts.structured import Generated as GeneratedLayout
+from gemmkit.layouts.structured import Symmetric as SymmetricLayout
+from gemmkit.layouts.structured import Triangular as TriangularLayout
+from gemmkit.runtime.arrays import describe, empty_like, strided
+
+
+class Matrix:
+    """A matrix as an array and the layout that makes a matrix of it; or a stack of them, if the array has more dimensions.
+
+    ``shape`` is needed for a layout that cannot tell it from the array. ``array`` may be None for a layout that reads
+    none. Raises ValueError when neither says the shape, and when they say different ones.
+
+    A Toeplitz matrix, of an array that has each diagonal's element once:
+
+    >>> from dataclasses import dataclass
+    >>> import gemmkit as gk
+    >>> @dataclass(frozen=True)
+    ... class Toeplitz(gk.layouts.Layout):
+    ...     def element(self, data, i, j, shape):
+    ...         return data[i - j + shape.K - 1]
+    >>> with gk.emulate():
+    ...     toeplitz = gk.Matrix(np.float32([1, 2, 3, 4]), Toeplitz("float32"), (2, 3))
+    ...     gk.matmul(toeplitz, np.float32([1, 1, 0])).tolist()
+    [5.0, 7.0]
+    """
+
+    def __init__(self, array: Any, layout: ArrayLayout, shape: tuple[int, ...] | None = None):
+        if not isinstance(layout, ArrayLayout):
+            raise TypeError(f"layout={layout!r}: a Layout is needed, for example RowMajor('float16')")
+        self.array, self.layout = array, layout
+        info = None if array is None else describe(array, "array")
+        count = 0 if info is None else leading(info, layout)
+        told: Any = None
+        if info is not None:
+            check_dimensions(info, layout, "array")
+            told = layout.extents(info._replace(shape=info.shape[count:], strides=info.strides[count:]))
+        found: Any = told if shape is None else shape
+        if found is None or not isinstance(found, tuple) or len(found) != 2 or not all(map(_is_extent, found)):
+            raise ValueError(f"shape={shape!r}: {layout!r} does not say how many rows and columns an array has; "
+                             "give both, as a tuple of two whole numbers")
+        if shape is not None and told is not None and any(n not in (None, m) for n, m in zip(told, found)):
+            raise ValueError(f"shape={shape!r}: {layout!r} says that the array is {told[0]} x {told[1]}; leave shape out")
+        self.is_sized = shape is not None                            # the layout may not know it: calls take it from here
+        stack = () if info is None else info.shape[:count]
+        self.shape: tuple[int, ...] = (*stack, int(found[0]), int(found[1]))
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.layout.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def T(self) -> Matrix:
+        """The transpose; nothing is copied."""
+        raise TypeError(f"a Matrix of layout {self.layout!r} does not know its transpose; give its class a property T")
+
+    def check_place(self, name: str, c: Any) -> None:
+        """Raise where it cannot be operand ``name``, "a" or "b", of a product with ``c`` (None: without)."""
+
+    def condition(self, name: str) -> Any:
+        """The `Condition` that comes with it as operand ``name``: which k-tiles are computed. None: all that its layout's
+        `k_range` leaves in."""
+        return None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of shape {self.shape}, {self.layout!r}>"
+
+
+def _is_extent(n: Any) -> bool:
+    return isinstance(n, (int, np.integer)) and not isinstance(n, bool) and 0 <= int(n) < 2**31
+
+
+class Diagonal(Matrix):
+    """The diagonal matrix of a vector. An array of more dimensions is a stack: its last axis is each matrix's diagonal.
+
+    >>> Diagonal(np.float32([1, 2, 3])).shape, Diagonal(np.zeros((4, 3), np.float32)).shape
+    ((3, 3), (4, 3, 3))
+    """
+
+    def __init__(self, diagonal: Any):
+        info = describe(diagonal, "diagonal")
+        check_dtype(info.dtype, "diagonal")
+        if not info.shape:
+            raise ValueError("diagonal has shape (); a vector is needed, or a stack of them")
+        super().__init__(diagonal, DiagonalLayout(info.dtype))
+
+    @property
+    def T(self) -> Matrix:
+        return self
+
+
+class Triangular(Matrix):
+    """The lower or upper half of an array with its diagonal (1 with ``unit``); the rest may hold anything.
+
+    >>> Triangular(np.zeros((4, 4), np.float32), "upper").T
+    <Triangular of shape (4, 4), Triangular(ColMajor('float32'), 'lower')>
+    """
+
+    def __init__(self, array: Any, half: str = "lower", unit: bool = False):
+        super().__init__(array, TriangularLayout(plain_layout(array), half, unit))
+
+    @property
+    def T(self) -> Matrix:
+        layout: Any = self.layout
+        return Triangular(transposed(self.array), "upper" if layout.is_lower else "lower", layout.unit)
+
+
+class Symmetric(Matrix):
+    """The symmetric matrix of which an array's lower or upper half is read, the rest never."""
+
+    def __init__(self, array: Any, half: str = "lower"):
+        layout = SymmetricLayout(plain_layout(array), half)
+        super().__init__(array, layout)
+        if self.shape[-2] != self.shape[-1]:
+            raise ValueError(f"array has shape {self.shape}; a symmetric matrix is square")
+
+    @property
+    def T(self) -> Matrix:
+        return self
+
+
+class Generated(Matrix):
+    """The matrix of ``f(i, j, *arguments)``, nowhere in memory; up to four run-time arguments (see `layouts.Generated`).
+
+    >>> import gemmkit as gk
+    >>> with gk.emulate():
+    ...     a = gk.Generated(lambda i, j, s: s * (i - j), (2, 3), "float32", 0.5)
+    ...     gk.matmul(a, np.eye(3, dtype="float32")).tolist()
+    [[0.0, -0.5, -1.0], [0.5, 0.0, -0.5]]
+    """
+
+    def __init__(self, f: Any, shape: tuple[int, int], dtype: Any, *arguments: Any):
+        from gemmkit.layouts.structured import MOST
+
+        if len(arguments) > MOST:
+            raise TypeError(f"Generated() got {len(arguments)} arguments for its function; {MOST} are the most: put numbers "
+                            "into an array")
+        if any(argument is None for argument in arguments):
+            raise TypeError("Generated() got None as an argument of its function; an array or a number is needed")
+        super().__init__(None, GeneratedLayout(dtype, f, *arguments), shape)
+
+    @property
+    def T(self) -> Matrix:
+        import dataclasses
+
+        out = object.__new__(Generated)
+        layout: Any = self.layout
+        Matrix.__init__(out, None, dataclasses.replace(layout, transposed=not layout.transposed), self.shape[::-1])
+        return out
+
+
+# -- how calls take them ----------------------------------------------------------------------------------------------
+
+def unwrapped(a: Any, b: Any, others: tuple, keywords: dict[str, Any],
+              conf: Any = None) -> tuple[Any, Any, dict[str, Any]]:
+    """A call's operands as arrays, and its keywords with their layouts and conditions and, where arrays do not say them, the
+    sizes."""
+    keywords = dict(keywords)
+    for name, x in (("a", a), ("b", b)):
+        if isinstance(x, Matrix):
+            field = f"global_{name}_layout"
+            if keywords.get(field) is not None:
+                raise TypeError(f"{field} is given beside {name}, a {type(x).__name__} that has a layout")
+            x.check_place(name, others[0])
+            keywords[field] = x.layout
+    found = condition_of(a, b)
+    if found is not None:
+        if keywords.get("condition") is not None or not getattr(
+                getattr(conf, "condition", None), "is_always", True):
+            raise TypeError("condition is given beside an operand that has one, a BlockSparse; give the mask alone, or the "
+                            "array and a condition that reads the mask")
+        keywords["condition"] = found
+    sizes = _sizes({"a": a, "b": b}, keywords, conf)
+    if sizes:
+        keywords["gemm_shape"] = Sizes(keywords.get("gemm_shape"), tuple(sizes))
+    a, b = arrays(a, b, others)
+    return a, b, keywords
+
+
+class Sizes(NamedTuple):
+    """A call's ``gemm_shape`` beside matrices that have a shape of their own: ``told`` has (operand, dimension, extent)."""
+
+    gemm_shape: Any
+    told: tuple[tuple[str, str, int], ...]
+
+
+def _sizes(operands: dict[str, Any], keywords: dict[str, Any], conf: Any) -> list[tuple[str, str, int]]:
+    """The extents of those operands whose shape the caller gave.
+
+    Raises ValueError for a K that differs, of the shapes of A and B themselves.
+    """
+    sized = [name for name, x in operands.items() if isinstance(x, Matrix) and x.is_sized]
+    if not sized:
+        return []
+    shapes = {name: x.shape if isinstance(x, Matrix) else describe(x, name).shape for name, x in operands.items()}
+    is_plain = all(isinstance(x, Matrix) or keywords.get(f"global_{name}_layout", conf) is None
+                   for name, x in operands.items())
+    if is_plain and keywords.get("operator") is None and min(map(len, shapes.values())) > 0:       # no axis is of parts
+        K, rows = shapes["a"][-1], shapes["b"][-2:][0]
+        if K != rows:
+            raise ValueError(f"a has shape {shapes['a']} and b has shape {shapes['b']}: a has {K} columns and b {rows} "
+                             "rows; both are K")
+    return [(name, dim, extent) for name in sized for dim, extent in zip("MK" if name == "a" else "KN", shapes[name][-2:])]
+
+
+def condition_of(a: Any, b: Any) -> Any:
+    """The condition that comes with operands; None where none comes."""
+    given = [x.condition(name) for name, x in (("a", a), ("b", b)) if isinstance(x, Matrix)]
+    found = [one for one in given if one is not None]
+    return found[0].beside(found[1]) if len(found) == 2 else found[0] if found else None
+
+
+def components_of(a: Any, b: Any, out: Any = None) -> dict[str, Component]:
+    """The layouts and the condition that come with operands and result, by their fields of a configuration."""
+    found: dict[str, Component] = {f"global_{name}_layout": x.layout for name, x in (("a", a), ("b", b), ("d", out))
+                                   if isinstance(x, Matrix)}
+    condition = condition_of(a, b)
+    return found if condition is None else {**found, "condition": condition}
+
+
+def frozen_components(planned: Any, components: dict[str, Component], joined: tuple[str, ...]) -> dict[str, Frozen]:
+    """Those of the components that have arrays or numbers, which may be others than those in the configuration ``planned``.
+
+    Raises ValueError for one that is not of the planned kind, and where one is missing of those planned with arrays of their
+    own, ``joined``: these would be read again.
+    """
+    for name in joined:
+        if name not in components and name == "condition":
+            raise ValueError("a and b are no BlockSparse, and the plan was made with one; give such a one, or make another "
+                             "plan")
+        if name not in components:
+            raise ValueError(f"{name[7]} is one array, and the plan was made with one of several (a Concat, a Braid or a "
+                             "Gather, which has an index); give such a one, or make another plan")
+    found = {}
+    for name, component in components.items():
+        frozen, known = kept.frozen(component, name), kept.frozen(getattr(planned, name), name)
+        if not frozen.leaves and not known.leaves:
+            continue
+        lie, wanted = ([(info.shape, info.strides) for info in of.arrays] for of in (frozen, known))
+        if frozen.fingerprint != known.fingerprint or lie != wanted:
+            what, kind = ("the mask of a BlockSparse", "condition") if name == "condition" else (name[7], "layout")
+            raise ValueError(f"{what} differs from the plan's: its {kind} is {component!r} and the planned one "
+                             f"{getattr(planned, name)!r}; make another plan, or call matmul")
+        found[name] = frozen
+    return found
+
+
+def result(out: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A call's result as an array, and its keywords with the layout that comes with it (a `Scatter`)."""
+    if not isinstance(out, Matrix):
+        return out, keywords
+    if not out.layout.writable:
+        raise TypeError(f"out is a {type(out).__name__}, whose layout {out.layout!r} stores nothing; give an array "
+                        "or a Scatter")
+    if keywords.get("global_d_layout") is not None:
+        raise TypeError(f"global_d_layout is given beside out, a {type(out).__name__} that has a layout")
+    return out.array, {**keywords, "global_d_layout": out.layout}
+
+
+def arrays(a: Any, b: Any, others: tuple) -> tuple[Any, Any]:
+    """The arrays of a call's operands. One that has none gets the other's: it says where to compute."""
+    a, b = (x.array if isinstance(x, Matrix) else x for x in (a, b))
+    if a is None and b is None:
+        beside = next((x for x in others if x is not None), None)
+        if beside is None:
+            raise TypeError("a and b have no arrays, which would say where to compute; give out")
+        a = empty_like(beside, (1,), describe(beside).dtype)        # not c or out itself: operands may not overlap out
+    return (b if a is None else a), (a if b is None else b)
+
+
+def plain_layout(array: Any) -> Plain:
+    """The layout of a matrix of numbers, or of each of a stack. Raises ValueError for fewer than two dimensions."""
+    info = describe(array, "array")
+    check_dtype(info.dtype, "array")
+    if len(info.shape) < 2:
+        raise ValueError(f"array has shape {info.shape}; a matrix of 2 dimensions is needed")
+    rows, columns = info.strides[-2:]
+    return (ColMajor if rows == 1 and columns != 1 else RowMajor)(info.dtype)
+
+
+def transposed(x: Any, parts: int = 0) -> Any:
+    """The transpose of a matrix, or of each of a stack, as a view; nothing is copied. ``parts`` is how many axes follow
+    those of the matrix."""
+    rows, columns = -2 - parts, -1 - parts
+    if hasattr(x, "swapaxes"):
+        return x.swapaxes(rows, columns)
+    info = describe(x, "array")                                       # of a library that makes no such view
+    shape, strides = ([*given] for given in (info.shape, info.strides))
+    for given in (shape, strides):
+        given[rows], given[columns] = given[columns], given[rows]
+    return strided(x, info, tuple(shape), tuple(strides))

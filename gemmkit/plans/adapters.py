@@ -1,0 +1,428 @@
+"""Adapters: what a kernel is specialised with in place of a component that has to be asked in another way.
+
+A kernel asks for an element by its row and column, in 32 bits, of one product. `Coordinates` say what a component is asked
+with instead, and an adapter around the component asks so:
+
+| put around by | if | the component is asked |
+|---|---|---|
+| `for_products` | it takes ``f(x, i, j, batch)`` | with the product's number, too (`OfProduct`) |
+| `for_products` | it holds an array of a stack | with the product's matrix in it (`EpilogueOfStack`, `PartOfStack`) |
+| `for_swap_ab` | D^T = B^T A^T is computed (`gemmkit.tuning.choose`) | with rows and columns exchanged (`Transposed`) |
+| `widened` | an operand has 2^31 elements or more | with 64-bit coordinates (`Wide`) |
+
+An adapter with a device method ``of_product(batch)`` becomes at the beginning of a tile what that returns
+(`gemmkit.lang.component_products.of_product`). gemmkit's own components compute no places, so that they need no wide
+coordinates: they index arrays by row and column, and displacements are 64 bits wide in every kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from types import FunctionType
+from typing import Any, ClassVar, cast
+
+from gemmkit.components import Component, Held, Scalar, arrays_of, field_values, with_fields
+from gemmkit.epilogues import Epilogue, Fold
+from gemmkit.epilogues.base import ELEMENT, Alongside, answered_by
+from gemmkit.epilogues.pairs import Pack, Pairs, Pairwise
+from gemmkit.kernels.collectives.operand import column_of, row_of
+from gemmkit.kernels.collectives.scheduler import Steps
+from gemmkit.kernels.config import TRANSFORMS, Config
+from gemmkit.kernels.spec import Condition
+from gemmkit.lang.checks import number, numbers
+from gemmkit.lang.component_products import with_matrix, with_number
+from gemmkit.lang.components import COUNT, NARROW, WIDE, dataclass, narrowed
+from gemmkit.lang.components import widened as wide
+from gemmkit.lang.functions import DeviceFunction
+from gemmkit.lang.references import is_gemmkit
+from gemmkit.lang.registers import apply
+from gemmkit.layouts import ArrayLayout, GlobalLayout, ResultLayout
+from gemmkit.layouts.joined import Part
+from gemmkit.plans.problem import described, first_matrix
+from gemmkit.runtime.arrays import ArrayInfo, strided, whole
+from gemmkit.tiling import translate
+from gemmkit.transforms import Transform
+from gemmkit.transforms.base import Composed as ComposedTransform
+from gemmkit.transforms.base import transformed
+
+
+def coordinate_bits(component: Any) -> int:
+    """How wide the coordinates are that a component's user code gets: 32, or 64 in the class of large operands.
+
+    >>> from gemmkit.layouts import RowMajor
+    >>> coordinate_bits(RowMajor("float16"))
+    32
+    """
+    return int(getattr(component, "coordinate_bits", NARROW))
+
+
+# -- coordinates ------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Coordinates(Component):
+    """What an adapter asks its component with."""
+
+    coordinate_bits: ClassVar[int] = NARROW
+
+    def transform(self, transform: Any, x: Any, i: int, j: int) -> Any:
+        raise NotImplementedError
+
+    def epilogue(self, epilogue: Any, x: Any, m: int, n: int) -> Any:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class OfProduct(Coordinates):
+    """The number of the product, too."""
+
+    batch: Scalar = 0
+
+    def transform(self, transform: Any, x: Any, i: int, j: int) -> Any:
+        return number(transform, "__call__", transform.in_product(x, i, j, self.batch), x)
+
+    def epilogue(self, epilogue: Any, x: Any, m: int, n: int) -> Any:
+        return epilogue.in_product(x, m, n, self.batch)
+
+    def of_product(self, batch: int) -> Any:
+        return with_number(self, "batch", batch)
+
+
+@dataclass(frozen=True)
+class Transposed(Coordinates):
+    """Those of the operand whose transpose the kernel has."""
+
+    def transform(self, transform: Any, x: Any, i: int, j: int) -> Any:
+        return transformed(transform, x, j, i)
+
+    def epilogue(self, epilogue: Any, x: Any, m: int, n: int) -> Any:
+        return number(epilogue, "__call__", epilogue(x, n, m), x)
+
+
+@dataclass(frozen=True)
+class Wide(Coordinates):
+    """The same in 64 bits."""
+
+    coordinate_bits = WIDE
+
+    def transform(self, transform: Any, x: Any, i: int, j: int) -> Any:
+        return transformed(transform, x, wide(i), wide(j))
+
+    def epilogue(self, epilogue: Any, x: Any, m: int, n: int) -> Any:
+        return epilogue(x, wide(m), wide(n))
+
+
+# -- adapters ---------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class AdaptedTransform(Transform):
+    """A transform that is asked with other coordinates."""
+
+    transform: Transform
+    coordinates: Coordinates
+
+    def __call__(self, x: Any, i: int, j: int) -> Any:
+        return self.at(x, i, j)
+
+    def at(self, x: Any, i: int, j: int) -> Any:
+        return self.coordinates.transform(self.transform, x, i, j)
+
+    @property
+    def coordinate_bits(self) -> int:
+        return self.coordinates.coordinate_bits
+
+
+@dataclass(frozen=True)
+@answered_by("epilogue", "finishes_blocks", "is_last", "neighbours", "of_result", "passes_on", "reads_tiles", "reduces",
+             "stages", "stores_blocks", "stores_itself", "writes")
+class Adapted(Epilogue):
+    """An epilogue that stands for another, which is asked what it does."""
+
+    epilogue: Epilogue
+
+    def ending(self) -> Any:
+        return self.epilogue.ending()
+
+    def reads_alongside(self) -> bool:
+        return self.epilogue.reads_alongside()
+
+
+@dataclass(frozen=True)
+class AdaptedEpilogue(Adapted):
+    """An epilogue that is asked with other coordinates, one element at a time."""
+
+    coordinates: Coordinates
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        return self.coordinates.epilogue(self.epilogue, x, m, n)
+
+    @property
+    def coordinate_bits(self) -> int:
+        return self.coordinates.coordinate_bits
+
+
+@dataclass(frozen=True)
+class EpilogueOfTranspose(AdaptedEpilogue):
+    """An epilogue of D, asked by the kernel that computes D^T: a tile of D^T is none of D in the order of its elements."""
+
+    coordinates: Coordinates = Transposed()
+
+    def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
+        of_d = with_number(with_number(shape, "M", shape.N), "N", shape.M)
+        return apply(finish_transposed, values, self.epilogue, tile, of_d)
+
+
+def finish_transposed(x: Any, n: int, epilogue: Any, tile: Any, shape: Any) -> Any:
+    """The epilogue of a tile's n-th element, which is the element of D at the column and row that it has in D^T."""
+    place = translate(ELEMENT, column_of(tile, n), row_of(tile, n))
+    return numbers(epilogue, "finish", epilogue.finish((x,), place, shape), (x,))[0]
+
+
+@dataclass(frozen=True)
+class EpilogueOfStack(Adapted):
+    """An epilogue whose array ``field`` has a vector or a matrix for each product."""
+
+    field: str
+    steps: Steps
+
+    def alongside(self) -> tuple[Alongside, ...]:
+        return tuple(one._replace(path=("epilogue",), steps=self.steps) for one in self.epilogue.alongside()
+                     if one.field == self.field)
+
+    def of_product(self, batch: int) -> Any:
+        return with_matrix(self.epilogue, self.field, self.steps.coordinates(batch))
+
+
+@dataclass(frozen=True)
+class PartOfStack(Part):
+    """A layout's array that has a matrix for each product."""
+
+    steps: Steps
+
+    def of_product(self, batch: int) -> Any:
+        return with_matrix(self, "array", self.steps.coordinates(batch))
+
+
+@dataclass(frozen=True)
+class WideLayout(GlobalLayout, ResultLayout):
+    """A layout whose methods get 64-bit coordinates. Tiles are loaded and stored element by element: a ``load`` or ``store``
+    of its own, which are there for speed alone, would get the coordinates of tiles, of 32 bits."""
+
+    layout: Any
+    coordinate_bits = WIDE
+
+    def __init__(self, layout: ArrayLayout):
+        object.__setattr__(self, "layout", layout)
+        object.__setattr__(self, "dtype", layout.dtype)
+
+    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+        return self.layout.element(data, wide(i), wide(j), wide(shape))
+
+    def store_element(self, data: Any, i: int, j: int, value: Any, shape: Any) -> None:
+        self.layout.store_element(data, wide(i), wide(j), value, wide(shape))
+
+    def k_range(self, begin: int, end: int, shape: Any) -> tuple:
+        first, last = self.layout.k_range(wide(begin), wide(end), wide(shape))
+        return narrowed(first), narrowed(last)
+
+    @property
+    def vector_axis(self) -> int | None:
+        return self.layout.vector_axis
+
+    def __repr__(self) -> str:
+        return f"WideLayout({self.layout!r})"
+
+
+@dataclass(frozen=True)
+class WideFold(Fold):
+    """A fold whose function gets 64-bit coordinates."""
+
+    coordinate_bits = WIDE
+
+    def fold(self, values: tuple, m: int, n: int) -> Any:
+        if len(values) == self.arguments:
+            return number(self, "f", self.f(*values), values[0])
+        return number(self, "f", self.f(*values, wide(m), wide(n)), values[0])
+
+
+@dataclass(frozen=True)
+class WideCondition(Condition):
+    """A condition that gets 64-bit coordinates."""
+
+    condition: Condition
+    coordinate_bits = WIDE
+
+    def __call__(self, m: int, n: int, k: int) -> bool:
+        return self.condition(wide(m), wide(n), wide(k))
+
+
+# -- of products in a stack -------------------------------------------------------------------------------------------
+
+def for_products(conf: Config, stack: tuple[int, ...] | None) -> Config:
+    """The configuration with adapters where components ask for the product, or have arrays of stacks; else itself."""
+    changed = {name: new for name in (*TRANSFORMS, "epilogue", "global_a_layout", "global_b_layout")
+               if (new := component_for_products(value := getattr(conf, name), stack)) is not value}
+    return cast(Config, with_fields(conf, changed))
+
+
+def component_for_products(component: Component, stack: tuple[int, ...] | None) -> Component:
+    """A transform, an epilogue or a layout as kernels of a stack take it; any other component as it is."""
+    if isinstance(component, ArrayLayout):
+        return component if stack is None else _layout_for_products(component, stack)
+    if isinstance(component, Epilogue):
+        return component.mapped(lambda stage: _epilogue_for_products(stage, stack))
+    if isinstance(component, ComposedTransform):
+        return _with_changed(component, {name: component_for_products(getattr(component, name), stack)
+                                         for name in ("first", "second")})
+    if isinstance(component, Transform) and not component.is_identity and component.with_batch:
+        return AdaptedTransform(component, OfProduct())
+    return component
+
+
+def _with_changed(component: Component, fields: dict[str, Any]) -> Component:
+    changed = {name: new for name, new in fields.items() if new is not getattr(component, name)}
+    return cast(Component, with_fields(component, changed))
+
+
+def _layout_for_products(component: Component, stack: tuple[int, ...]) -> Component:
+    """A layout, or a component of it, whose arrays are stacks."""
+    if isinstance(component, Part):
+        first, array = _first(component.array, 2, stack)
+        changed = cast(Part, with_fields(component, {"array": array}))
+        return PartOfStack(array, Steps.of(first.steps)) if first.steps else changed
+    return _with_changed(component, {name: _layout_for_products(value, stack)
+                                     for name, value in field_values(component).items() if isinstance(value, Component)})
+
+
+def _first(array: Any, own: int, stack: tuple[int, ...] | None) -> tuple[ArrayInfo, Any]:
+    """The first matrix (or vector) of an array of stacks, and the array with the dimensions that `Steps` count."""
+    info = described(array)
+    assert info is not None
+    first = first_matrix(info, len(info.shape) - own, stack)
+    matrices = whole(first)
+    return first, matrices if isinstance(array, ArrayInfo) else strided(array, info, matrices.shape, matrices.strides)
+
+
+def _epilogue_for_products(epilogue: Epilogue, stack: tuple[int, ...] | None) -> Epilogue:
+    """An epilogue that is no chain."""
+    for field, own in epilogue.array_dimensions().items() if stack is not None else ():
+        array = getattr(epilogue, field)
+        info = described(array)
+        if info is None or len(info.shape) == own:
+            continue
+        if epilogue.with_batch:
+            raise TypeError(f"{type(epilogue).__qualname__} asks for the number of the product and declares {field} as an "
+                            "array of stacks (array_ndims); one or the other")
+        first, view = _first(array, own, stack)
+        changed = cast(Epilogue, with_fields(epilogue, {field: view}))
+        return EpilogueOfStack(changed, field, Steps.of(first.steps)) if first.steps else changed  # gemmkit's have one array
+    return AdaptedEpilogue(epilogue, OfProduct()) if epilogue.with_batch else epilogue
+
+
+# -- of the transpose -------------------------------------------------------------------------------------------------
+
+def for_swap_ab(conf: Config) -> Config:
+    """The configuration of a transposed product, with adapters around components that ask for coordinates; else itself.
+    Nothing of the transpose is seen by the caller."""
+    changed: dict[str, Any] = {name: AdaptedTransform(value, Transposed()) for name in TRANSFORMS
+                               if not (value := getattr(conf, name)).is_identity and value.with_coordinates}
+    if not conf.epilogue.passes_on:
+        changed["epilogue"] = EpilogueOfTranspose(conf.epilogue)
+    return cast(Config, with_fields(conf, changed))
+
+
+# -- of large operands ------------------------------------------------------------------------------------------------
+
+def widened(conf: Config, infos: dict[str, ArrayInfo | None], sizes: tuple[int, int, int], held: Iterable[Held]) -> Config:
+    """The configuration with adapters where an operand has 2^31 elements or more, by its array or by its rows and columns,
+    or a component an array of that size; itself where none has. ``held`` are the arrays of its components.
+
+    Raises ValueError, naming the operand, its elements and the method, for user code that works on tiles and so cannot be
+    given 64-bit coordinates.
+    """
+    M, N, K = sizes
+    extents = {"a": M * K, "b": K * N, "c": M * N, "out": M * N}
+    counts = {name: max(extents[name], 0 if info is None else math.prod(info.shape)) for name, info in infos.items()}
+    if max(*counts.values(), *(math.prod(one.info.shape) for one in held)) < COUNT:
+        return conf
+    changed: dict[str, Any] = {}
+    for name, count in counts.items():
+        short = "d" if name == "out" else name
+        layout = getattr(conf, f"global_{short}_layout")
+        size = max(count, _largest(layout))
+        if size >= COUNT and _computes(layout):
+            changed[f"global_{short}_layout"] = _wide_layout(layout, name, size)
+        first, second = (("shared_to_global", "regs_to_shared") if short == "d" else ("global_to_shared", "shared_to_regs"))
+        for field in (f"transform_{first}_{short}", f"transform_{second}_{short}"):
+            transform = getattr(conf, field)
+            if max(count, _largest(transform)) >= COUNT and not transform.is_identity and transform.with_coordinates:
+                changed[field] = AdaptedTransform(transform, Wide())
+    size = max(counts["out"], _largest(conf.epilogue))
+    if size >= COUNT:
+        changed["epilogue"] = conf.epilogue.mapped(lambda stage: _wide_epilogue(stage, size))
+    if max(*counts.values(), _largest(conf.condition)) >= COUNT and type(conf.condition) is not Condition:
+        changed["condition"] = WideCondition(conf.condition)
+    return cast(Config, _with_changed(conf, changed))
+
+
+def _largest(component: Any) -> int:
+    """The most elements that an array has which a component holds."""
+    return max((math.prod(held.info.shape) for held in arrays_of(component)), default=0)
+
+
+_PLACES = ("element", "store_element", "load", "store", "k_range", "of_stored")
+
+
+def _methods(component: Any, names: Iterable[str]) -> list[str]:
+    """Those of the methods that are a user's."""
+    mro = type(component).__mro__
+    found = {name: next((vars(base)[name] for base in mro if name in vars(base)), None) for name in names}
+    return [name for name, method in found.items() if method is not None and not is_gemmkit(method)]
+
+
+def _computes(component: Component) -> bool:
+    """Whether coordinates come to a user's code: its own methods, or a function or component that it holds."""
+    if _methods(component, (*_PLACES, "__call__", "finish")):
+        return True
+    return any(isinstance(value, (FunctionType, DeviceFunction)) or (isinstance(value, Component) and _computes(value))
+               for value in field_values(component).values())
+
+
+def _wide_layout(layout: ArrayLayout, name: str, size: int) -> WideLayout:
+    if isinstance(layout, ResultLayout) and layout.packed > 1:
+        raise ValueError(f"{name} or an operand has {size} elements; packed results are of products below {COUNT}: compute "
+                         "the rows in several calls")
+    if name == "out" and not hasattr(layout, "store_element"):
+        _refuse(layout, name, size, "store", "write store_element(data, i, j, value, shape)")
+    return WideLayout(layout)
+
+
+def _wide_epilogue(epilogue: Epilogue, size: int) -> Epilogue:
+    """An epilogue that is no chain."""
+    if isinstance(epilogue, EpilogueOfTranspose):      # coordinates are exchanged first
+        inner = epilogue.epilogue.mapped(lambda stage: _wide_epilogue(stage, size))
+        return cast(Epilogue, _with_changed(epilogue, {"epilogue": inner}))
+    if isinstance(epilogue, Fold):
+        return WideFold(epilogue.f, epilogue.then)
+    if isinstance(epilogue, (Pack, Pairs)) and epilogue.with_coordinates and not is_gemmkit(epilogue.f):
+        _refuse(epilogue, "out", size, "f(x, y, m, n)", "give an f(x, y)")
+    if epilogue.is_last or isinstance(epilogue, Pairwise):
+        return epilogue                                # its coordinates are rows and columns
+    if epilogue.reduces:
+        for reduction in epilogue.stages():
+            op = reduction.op                          # type: ignore[attr-defined]
+            if op.of is not None and op.has_coordinates and not is_gemmkit(op.of):
+                _refuse(reduction, "out", size, "op.of(x, m, n)", "give an of(x) or a reduction by name")
+        return epilogue
+    if not _computes(epilogue) and not _methods(epilogue, ("tile", "store")):
+        return epilogue
+    own = _methods(epilogue, ("finish", "tile", "store"))
+    if own:
+        _refuse(epilogue, "out", size, own[0], "write __call__(x, m, n)")
+    return AdaptedEpilogue(epilogue, Wide()) if type(epilogue).finish is Epilogue.finish else epilogue
+
+
+def _refuse(component: Any, name: str, size: int, method: str, instead: str) -> None:
+    raise ValueError(f"{name} or an array of {type(component).__qualname__} has {size} elements, and its {method} works on "
+                     f"tiles, whose coordinates are 32-bit integers: that is safe below {COUNT} elements alone; {instead}, "
+                     "which gets 64-bit ones")

@@ -1,0 +1,586 @@
+"""Plans: a product resolved once, then launched in microseconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gemmkit import components
+from gemmkit.components import (
+    ALONGSIDE,
+    Component,
+    Held,
+    anew,
+    arrays_of,
+    check_held,
+    exact,
+    freeze,
+    slots_of,
+    without_arrays,
+)
+from gemmkit.emulator.mode import current_mode, world
+from gemmkit.kernels.config import Config, sizes_given
+from gemmkit.lang.functions import Frozen
+from gemmkit.lang.references import Guards
+from gemmkit.layouts.matrices import Matrix, Sizes, arrays, components_of, frozen_components, result, unwrapped
+from gemmkit.plans.adapters import component_for_products
+from gemmkit.plans.compiled import OPERANDS, Compiled, normaliser_of
+from gemmkit.plans.launch import Cache, Current, KnownCall, Launch, Start, bound, cache
+from gemmkit.plans.problem import KEYWORDS, PLAIN, Call, check_out, check_places, fitting, held_by, resolve, sharing
+from gemmkit.runtime.array_info import are_the_same
+from gemmkit.runtime.arrays import (
+    KEYS,
+    ArrayInfo,
+    alignment,
+    allocator,
+    as_stream_handle,
+    current_stream,
+    describe,
+    describe_all,
+    empty_like,
+    key_if_given,
+    key_of,
+    matcher,
+    overlaps,
+    producer_stream,
+    whole,
+)
+from gemmkit.runtime.streams import check_stream, stream_finder
+
+
+class Brought(NamedTuple):
+    """Values of components that a call brings in place of the plan's, and where they stand among the kernel's."""
+
+    slots: tuple[int, ...]
+    values: tuple[Any, ...]
+
+
+class Plan:
+    """A product of arrays of one kind (library, shape, strides, dtype, device): ``run(a, b, c, out=d)``.
+
+    Other arrays of that kind and of at least that alignment are accepted; anything else raises ValueError.
+    """
+
+    def __init__(self, a: Any, b: Any, c: Any, out: Any, conf: Config | None, keywords: dict[str, Any]):
+        self._joined = tuple(name for name, layout in components_of(a, b, out).items()
+                             if any(arrays_of(layout)))
+        out, keywords = result(out, keywords)
+        if isinstance(a, Matrix) or isinstance(b, Matrix):
+            a, b, keywords = unwrapped(a, b, (c, out), keywords, conf)
+        infos = describe_all(a, b, c, out)
+        problem = self._resolve(infos, conf, keywords)
+        d_layout = problem.config.global_d_layout
+        self._dtype = d_layout.storage
+        self._shape = problem.vectors.result_shape((*(problem.stack or ()), *d_layout.array_shape(problem.M, problem.N)))
+        if out is None:
+            out = empty_like(a, self._shape, self._dtype)
+        self._infos = (*infos[:3], describe(out, "out"))
+        self._match = tuple(_no_array if x is None else matcher(x, name)
+                            for x, name in ((a, "a"), (b, "b"), (c, "c"), (out, "out")))
+        self._library, self._device = infos[0].library, infos[0].device
+        if self._device >= 0:
+            self._allocate = allocator(infos[0], self._shape, self._dtype)
+            self._find_stream = stream_finder(self._library, self._device)
+        self._origin: Any = infos, conf, keywords
+        self._lock = threading.Lock()
+        self._prepare(problem)
+
+    @staticmethod
+    def _resolve(infos: tuple[Any, Any, Any, Any], conf: Config | None, keywords: dict[str, Any]) -> Call:
+        """What the call asks for, by the code of the components as it is now: what they remember of properties goes."""
+        return resolve(*infos, anew(conf), {name: anew(value) for name, value in keywords.items()})
+
+    def _prepare(self, problem: Call) -> None:
+        """All that depends on the components' code."""
+        self.config = problem.config
+        self.shape = problem.M, problem.N, problem.K
+        self._compiled = Compiled(problem, problem.seen_out(self._infos[3]))
+        seen = problem.a, problem.b, problem.c, self._compiled.out
+        self._align = tuple(1 if i is None else alignment(i) for i in seen)
+        self._fits = fitting(self._infos, self._align)
+        self._held = problem.held
+        self._writes = any(held.is_output for _, held in self._held)
+        self._has_work = problem.products > 0 and (bool(self._compiled.behind) or (problem.M > 0 and problem.N > 0))
+        norm = normaliser_of(self._compiled.config.epilogue)
+        self._row_passes = None if norm is None else norm.passes
+        self._starts: dict[tuple[int, ...], Start] = {}
+        self._parts = {problem.given_as(name): part for name, part in self._compiled.parts.items()}
+        self.ranges = {problem.given_as(name): found for name, found in self._compiled.ranges.items()}
+        self._watch(self._parts)
+        self._call: Any = self._call_on_host if self._device < 0 else self._call_on_device()
+
+    def _watch(self, parts: dict[str, Frozen]) -> None:
+        """Make `stands`: None where these components have no code of the user's, and captured nothing."""
+        guards = Guards(fact for frozen in parts.values() for fact in frozen.facts)
+        self.stands: Any = guards.ready() if guards else None
+
+    def current(self) -> Plan:
+        """The plan, prepared anew if code or constants of its components are not what they were.
+
+        Raises what `plan` raises, for the code that is there now; RuntimeError where the components have gone
+        (`forget_arrays`).
+        """
+        if self.stands is not None and not self.stands():
+            if self._origin is None:
+                raise RuntimeError("this plan's components have changed, and it does not keep them; make another plan")
+            with self._lock:
+                infos, conf, keywords = self._origin
+                self._prepare(self._resolve(infos, conf, keywords))
+        return self
+
+    def forget_arrays(self, names: Collection[str] = ()) -> None:
+        """Keep no array of a component alive: for a plan that gets the components ``names`` with every call."""
+        self._origin = None
+        self._watch({name: frozen for name, frozen in self._parts.items() if name not in names})
+        self._parts = self._compiled.parts = {}
+        self._compiled.problem.tuning_key = None             # it is made of the components themselves
+        if self._compiled.arguments[0].arrays:
+            self.config = self._compiled.problem.config = self._compiled.computed.config = without_arrays(self.config)
+            self._compiled.config = without_arrays(self._compiled.config)
+            self._compiled.spec = without_arrays(self._compiled.spec)
+        for behind in self._compiled.behind:
+            behind.forget_arrays()
+
+    @property
+    def swap_ab(self) -> bool:
+        """Whether the kernel computes the transpose of the product, by a configuration for that."""
+        return self._compiled.problem.swap_ab
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """How many rows of D a row of tiles has (those of a cluster), and how many tiles it has."""
+        scheduler = self._compiled.spec.scheduler
+        return scheduler.block.size.M * scheduler.cluster.m, scheduler.grid(*self.shape[:2])[1]
+
+    @property
+    def row_passes(self) -> str | None:
+        """How an epilogue that normalises rows of D does so: "one tile", which has whole rows in its registers; "one
+        cluster", whose blocks have them together, on Hopper; or "two passes", of which the second is a kernel behind the
+        product. None without such an epilogue."""
+        return self._row_passes
+
+    def __repr__(self) -> str:
+        M, N, K = self.shape
+        stack = self._compiled.problem.stack
+        return f"<plan of a {M} x {N} x {K} product>" if stack is None else f"<plan of {stack} products of {M} x {N} x {K}>"
+
+    def __call__(self, a: Any, b: Any, c: Any = None, *, out: Any = None, stream: Any = None) -> Any:
+        """Compute the product into ``out``, which is allocated when it is not given, and return it.
+
+        Raises ValueError for arrays that are not of the plan's kind, before anything is launched.
+        """
+        if self.stands is not None:
+            self.current()
+        if self._joined:
+            return self._call_of_matrices(None, a, b, c, out, stream)
+        return self._call(None, a, b, c, out, stream)
+
+    def _call_of_matrices(self, brought: Brought | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
+        """A call with operands that have layouts, of which these may have arrays and numbers of their own."""
+        layouts = components_of(a, b, out)
+        out = out.array if isinstance(out, Matrix) else out
+        a, b = arrays(a, b, (c, out))
+        frozen = frozen_components(self.config, layouts, self._joined)
+        if not frozen:
+            return self._call(brought, a, b, c, out, stream)
+        if self._device < 0:
+            infos, conf, keywords = self._origin
+            return self._emulate(a, b, c, out, self._resolve(infos, conf, {**keywords, **layouts}))
+        return self._call(self.with_components(frozen, layouts, a, b, c, out), a, b, c, out, stream)
+
+    def with_components(self, frozen: dict[str, Frozen], components: dict[str, Any], a: Any, b: Any, c: Any,
+                        out: Any) -> Brought:
+        """What `run` takes for a call with other components of the planned kinds, ``frozen`` as they are, whose arrays are
+        checked here.
+
+        Raises ValueError where one of these shares memory with what the call writes."""
+        self._check_components(frozen, components, a, b, c, out)
+        slots, values = list[int](), list[Any]()
+        for name, found in frozen.items():
+            adapted = self._adapted(name, components[name])
+            leaves = (found if adapted is components[name] else freeze(adapted)).leaves
+            first = self.ranges[name].start if leaves else 0
+            slots += range(first, first + len(leaves))
+            values += [exact(value) for _, value in leaves]
+        return Brought(tuple(slots), tuple(values))
+
+    def _adapted(self, name: str, component: Any) -> Any:
+        """A component of the field ``name`` as the kernel takes it."""
+        adapted = component_for_products(component, self._compiled.problem.stack)
+        return self._compiled.reserved(name, adapted) if name in ("epilogue", "observe_a") else adapted
+
+    def check_held(self, held: Iterable[tuple[str, Held]], a: Any, b: Any, c: Any, out: Any) -> None:
+        """Raise ValueError where arrays of components share memory with what a call writes. A new out shares none."""
+        infos = {name: None if x is None else describe(x, name) for name, x in (("a", a), ("b", b), ("c", c), ("out", out))}
+        given = infos["out"]
+        check_held(held, infos, () if given is None else (self._seen(given),))
+
+    def _seen(self, out: ArrayInfo) -> ArrayInfo:
+        """The result as the kernel sees it, all of a stack."""
+        return whole(self._compiled.problem.seen_out(out))
+
+    def _check_components(self, frozen: dict[str, Frozen], components: dict[str, Any], a: Any, b: Any, c: Any,
+                          out: Any) -> None:
+        """`check_held` for a call with other components in the fields ``frozen``."""
+        fixed = [(field, held) for field, held in self._held if field not in frozen]
+        if not self._writes:
+            if out is None:
+                return
+            given = describe(out, "out")
+            own = [(field, info) for field, f in frozen.items() for info in f.arrays]
+            if not any(overlaps(info, given) and not (field in ALONGSIDE and are_the_same(info, given))
+                       for field, info in (*own, *((field, held.info) for field, held in fixed))):
+                return
+        theirs = [of for of in held_by(components) if of[0] in frozen]
+        self.check_held([*theirs, *fixed], a, b, c, out)
+
+    def run(self, brought: Brought | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
+        """`__call__` with values of components (`with_components`; None: the plan's), whose code has been looked
+        at."""
+        return self._call(brought, a, b, c, out, stream)
+
+    def launch(self, stream: int, at: tuple[int, int, int, int]) -> None:
+        """The product of arrays at these addresses (out, a, b, c; 0: none), known to be of the plan's kind and to overlap
+        nothing, on a stream's handle."""
+        if self._has_work:
+            self.start()(stream, at)
+
+    def known(self, components: dict[str, Any], brought: tuple[Any, ...], keeps: Any) -> KnownCall | None:
+        """Calls with these components, by what they bring (`gemmkit.components.seen`). None where they need more than a
+        launch: components that are adapted, or that write."""
+        if self._writes or self._device < 0:
+            return None
+        slots = list[int]()
+        for name, component in components.items():
+            if self._adapted(name, component) is not component:
+                return None
+            slots += [self.ranges[name].start + slot for slot in slots_of(component)]
+        if len(slots) != len(brought):
+            return None
+        like = self._infos[0]._replace(shape=self._shape, dtype=self._dtype)
+        return KnownCall(self.start(tuple(slots)) if self._has_work else _no_launch, like, self.stands, keeps)
+
+    def _call_on_device(self) -> Any:
+        """The checks and the launch of a call, as a closure: its variables cost less than attributes.
+
+        Arrays are recognised in each call. What follows from their addresses is looked at once, and ``fit`` has those that
+        were found to be right: all arrays at these addresses share what the first ones shared.
+        """
+        match_a, match_b, match_c, match_out = self._match
+        without_c = self._infos[2] is None
+        has_work, allocate, find_stream = self._has_work, self._allocate, self._find_stream
+        fits, shares = self._fits, sharing(self._infos, self._held)
+        fit = Cache()                          # with the plan's own components, and with what others bring
+        fit_alone = fit if shares is None else Cache()
+        starts, planned = self._starts, self._starts.get(())
+
+        def call(brought: Brought | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
+            nonlocal planned
+            at_out: Any
+            if out is None:
+                out, at_out = allocate()
+            else:
+                at_out = match_out(out)
+            given: Any = at_out, match_a(a), match_b(b), 0 if without_c and c is None else match_c(c)
+            if given not in (fit if brought is None else fit_alone):
+                if isinstance(a, Matrix) or isinstance(b, Matrix):
+                    return self._call_of_matrices(brought, a, b, c, out, stream)
+                if None in given or not fits(*given):
+                    self._refuse((("a", a), ("b", b), ("c", c), ("out", out)))
+                if brought is None and shares is not None and shares(*given):
+                    self.check_held(self._held, a, b, c, out)
+                (fit if brought is None else fit_alone).keep(given, True)
+            if stream is not None:
+                handle = self._stream(stream)
+            else:
+                handle = self._stream_of(a) if find_stream is None else find_stream()
+            if has_work:
+                start = planned if brought is None else starts.get(brought.slots)
+                if start is None:
+                    start = self.start(() if brought is None else brought.slots)
+                    if self._call is not call:                   # code has changed, and with it the plan
+                        return self._call(brought, a, b, c, out, stream)
+                    planned = starts.get(())
+                start(handle, given if brought is None else given + brought.values)
+            return out
+
+        return call
+
+    def start(self, slots: tuple[int, ...] = ()) -> Start:
+        """The launch of calls that bring (out, a, b, c) and values of components at these slots: compiled and loaded
+        once."""
+        found = self._starts.get(slots)
+        if found is None:
+            with self._lock:
+                launch = bound(lambda current: self._launch(slots, current), "this plan's components")
+                found = self._starts[slots] = launch.start
+        return found
+
+    def _launch(self, slots: tuple[int, ...], current: Current) -> Launch:
+        if current is anew:
+            problem = self._compiled.problem
+            self._prepare(dataclasses.replace(problem, config=anew(problem.config)))
+        return self._compiled.launch(slots)
+
+    def _refuse(self, arrays: tuple) -> None:
+        """Say why these arrays do not fit the plan."""
+        infos: dict[str, ArrayInfo | None] = {}
+        for (name, array), planned, align in zip(arrays, self._infos, self._align):
+            infos[name] = info = None if array is None else describe(array, name)
+            if (info is None) != (planned is None):
+                raise ValueError(f"{name} is {'missing' if info is None else 'given'}, and the plan was made "
+                                 f"{'with' if info is None else 'without'} it")
+            if info is None or planned is None:
+                continue
+            if info[1:6] != planned[1:6]:
+                fields = ", ".join(f"{field}={getattr(info, field)} (planned {getattr(planned, field)})"
+                                   for field in ("shape", "strides", "dtype", "device", "readonly")
+                                   if getattr(info, field) != getattr(planned, field))
+                raise ValueError(f"{name} differs from the plan's: {fields}; make another plan, or call matmul")
+            if info.pointer % align:
+                raise ValueError(f"{name} is at an address that is not a multiple of {align} bytes, as the plan's was; make "
+                                 "another plan, or call matmul")
+        out = infos["out"]
+        assert out is not None
+        check_out(out, infos)
+        raise ValueError("an array is of another library than the plan's; make another plan, or call matmul")
+
+    def _stream(self, stream: Any) -> int:
+        handle = as_stream_handle(stream)
+        check_stream(handle, self._device)
+        return handle
+
+    def _stream_of(self, a: Any) -> int:
+        """The stream of a library that has no current one: what the array itself asks for, if it does."""
+        return current_stream(self._library, self._device, producer_stream(a, self._library))
+
+    def _call_on_host(self, brought: Brought | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
+        if isinstance(a, Matrix) or isinstance(b, Matrix):
+            return self._call_of_matrices(brought, a, b, c, out, stream)
+        return self._emulate(a, b, c, out)
+
+    def _emulate(self, a: Any, b: Any, c: Any, out: Any, problem: Call | None = None) -> Any:
+        compiled = self._compiled if problem is None else Compiled(problem, problem.seen_out(self._infos[3]))
+        mode = current_mode()
+        if mode is None:
+            raise TypeError("a is a host array (NumPy) and this plan was made in the emulator; call it inside "
+                            "with gemmkit.emulate(): ...")
+        if out is None:
+            out = empty_like(a, self._shape, self._dtype)
+        infos = dict(zip(("a", "b", "c", "out"), describe_all(a, b, c, out)))
+        check_places(infos)
+        if any((i is None) != (p is None) or (i is not None and p is not None and i[1:4] != p[1:4])
+               for i, p in zip(infos.values(), self._infos)) or not self._fits(
+                   *(0 if x is None else x.pointer for x in map(infos.get, OPERANDS))):
+            self._refuse((("a", a), ("b", b), ("c", c), ("out", out)))
+        assert infos["out"] is not None
+        check_out(infos["out"], infos)
+        check_held(held_by(compiled.problem.config), infos, (self._seen(infos["out"]),))
+        if self._has_work:
+            mode.run(compiled, (a, b, c, out))
+        return out
+
+
+def _no_launch(stream: int, brought: tuple[Any, ...]) -> None:
+    """Of a product without work."""
+
+
+def _no_array(x: Any) -> int | None:
+    """The matcher of an operand that is not there: its address is 0."""
+    return 0 if x is None else None
+
+
+def plan(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any = None, dtype: Any = None,
+         precision: str | None = None, **keywords: Any) -> Plan:
+    """Resolve a product once; calling the plan then costs microseconds.
+
+    Takes what `gemmkit.matmul` takes, stacks and matrices with structure among it; results that the plan makes have
+    ``dtype``, and its sums hold that, or out's dtype. The arrays are examples of their kind:
+    the plan accepts others of the same library, shape, strides, dtype and device. The kernel is compiled (or found in the
+    cache) and loaded here.
+
+    >>> import numpy as np, gemmkit
+    >>> a, b = np.ones((3, 4), np.float32), np.ones((4, 2), np.float32)
+    >>> with gemmkit.emulate():
+    ...     run = gemmkit.plan(a, b)
+    ...     run(a, b).tolist()
+    [[4.0, 4.0], [4.0, 4.0], [4.0, 4.0]]
+    >>> with gemmkit.emulate():                              # a stack: of each product A is a diagonal
+    ...     run = gemmkit.plan(gemmkit.Diagonal(np.zeros((5, 3), np.float32)), a)
+    ...     run, run(gemmkit.Diagonal(np.full((5, 3), 2, np.float32)), a).shape
+    (<plan of (5,) products of 3 x 4 x 3>, (5, 3, 4))
+    """
+    keywords.update({name: x for name, x in (("dtype", dtype), ("precision", precision)) if x is not None})
+    made = Plan(a, b, c, out, conf, keywords)
+    if made._device >= 0 and made._has_work:
+        made.start()
+    return made
+
+
+# --------------------------------------------------------------------------------------------------
+# Products of two matrices: a call finds its plan, or makes one, and launches it.
+#
+# `gemmkit.matmul`, stacks of matrices and contractions come down to `multiply`.
+
+class Known(NamedTuple):
+    """A plan, and the configuration whose id is in its key."""
+
+    plan: Plan
+    conf: Any
+
+
+_plans = cache()                                # by what decides how a call is computed
+_seen = cache()                                 # calls of these plans, by what is quickly seen of arrays and components
+_kinds = cache()                                # of arrays that have been described
+
+Otherwise = Callable[[Any, Any, Any, Any, Any, Any, dict[str, Any]], Any]
+
+
+def multiply(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any, keywords: dict[str, Any],
+             otherwise: Otherwise | None = None) -> Any:
+    """`gemmkit.matmul` of two matrices.
+
+    Where there is no plan yet ``otherwise`` is asked first, with the same arguments: what it returns is the result, unless
+    that is None.
+    """
+    if current_mode() is not None:
+        if keywords:
+            return _with_components(None, a, b, c, conf, out, stream, keywords, otherwise)
+        return _planned(None, a, b, c, conf, out, stream, otherwise)
+    if not keywords and c is None and out is None:                               # (a function less)
+        at_a, key_a = KEYS.get(type(a), key_of)(a, "a")
+        at_b, key_b = KEYS.get(type(b), key_of)(b, "b")
+        key: Any = key_a, at_a & 15, key_b, at_b & 15, id(conf)                  # & 15: the alignment's class
+        at_out, brought = 0, (at_a, at_b, 0)
+    else:
+        key, at_out, brought = _quickly(a, b, c, conf, out, keywords)
+    known: KnownCall | None = _seen.get(key)
+    if known is not None:
+        found = known.again(a, at_out, brought, out, stream)
+        if found is not None:
+            return found
+    if keywords:
+        return _with_components(key, a, b, c, conf, out, stream, keywords, otherwise)
+    return _planned(key, a, b, c, conf, out, stream, otherwise)
+
+
+def known_call(a: Any, b: Any, out: Any, keywords: dict[str, Any]) -> tuple[KnownCall | None, tuple[Any, ...]]:
+    """What is known of such a call of device arrays (None where it has to be looked at), and what it brings."""
+    key, _, brought = _quickly(a, b, None, None, out, keywords)
+    return _seen.get(key), brought
+
+
+def _quickly(a: Any, b: Any, c: Any, conf: Config | None, out: Any,
+             keywords: dict[str, Any]) -> tuple[Any, int, tuple[Any, ...]]:
+    """What a call is known by (None where a component says more than that), out's address, and what else it brings."""
+    at_a, key_a = KEYS.get(type(a), key_of)(a, "a")
+    at_b, key_b = KEYS.get(type(b), key_of)(b, "b")
+    key: Any = key_a, at_a & 15, key_b, at_b & 15, id(conf)
+    if not keywords and c is None and out is None:
+        return key, 0, (at_a, at_b, 0)
+    at_c, key_c = key_if_given(c, "c")
+    at_out, key_out = key_if_given(out, "out")
+    key = *key, key_c, at_c & 15, key_out, at_out & 15
+    if not keywords:
+        return key, at_out, (at_a, at_b, at_c)
+    more, brought = _quick_components(keywords)
+    return None if more is None else (*key, *more), at_out, (at_a, at_b, at_c, *brought)
+
+
+def _quick_components(keywords: dict[str, Any]) -> tuple[list[Any] | None, tuple[Any, ...]]:
+    """What keywords are known by, and what their components bring; None where one says more than that."""
+    key: list[Any] = []
+    brought: list[Any] = []
+    for name, value in keywords.items():
+        key.append(name)
+        if isinstance(value, Component):
+            components.seen(value, key, brought)
+        elif value is None or (name in PLAIN and isinstance(value, (str, type, np.dtype))):
+            key.append(value)
+        else:
+            return None, ()
+    return key, tuple(brought)
+
+
+def _planned(key: Any, a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
+             otherwise: Otherwise | None) -> Any:
+    """A call that is not known by the ``key`` of what is quickly seen, which finds its plan from then on."""
+    kind = (_kind(a, "a"), _kind(b, "b"), c is not None and _kind(c, "c"), out is not None and _kind(out, "out"),
+            id(conf), world())
+    known: Known | None = _plans.get(kind)
+    if known is None:
+        other = otherwise and otherwise(a, b, c, conf, out, stream, {})
+        if other is not None:
+            return other
+        known = _plans.keep(kind, Known(Plan(a, b, c, out, conf, {}), conf))
+    assert known is not None
+    found = known.plan(a, b, c, out=out, stream=stream)          # which looks whether the conf's code is what it was
+    _recognise(key, known, {}, {}, a, b, c, out)
+    return found
+
+
+def _kind(x: Any, name: str) -> Any:
+    """What decides how an array is computed with: all but its address and stream."""
+    at, key = KEYS.get(type(x), key_of)(x, name)
+    found = _kinds.get((key, at & 15))
+    if found is None:
+        info = describe(x, name)
+        found = _kinds.keep((key, at & 15), (
+            type(x), info[1:7], alignment(info) if len(info.shape) == 2 else info[0] & 15))
+    return found
+
+
+def _with_components(quick: Any, a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
+                     keywords: dict[str, Any], otherwise: Otherwise | None) -> Any:
+    """A call with components, which are frozen; it is known by the key ``quick`` from then on, where that says all of it."""
+    given = keywords
+    keywords = {name: value for name, value in keywords.items() if value is not None or name not in KEYWORDS}
+    frozen = {name: components.frozen(value) for name, value in keywords.items() if isinstance(value, Component)}
+    sizes = keywords.get("gemm_shape")
+    sizes = (sizes_given(sizes.gemm_shape), sizes.told) if isinstance(sizes, Sizes) else sizes_given(sizes)
+    plain = sizes, *(repr(keywords.get(name)) for name in PLAIN[1:])
+    if set(frozen) != set(keywords) - set(PLAIN):      # what is no component: resolved anew each time, or refused
+        other = otherwise and otherwise(a, b, c, conf, out, stream, keywords)
+        if other is not None:
+            return other
+        return Plan(a, b, c, out, conf, keywords)(a, b, c, out=out, stream=stream)
+    kinds = _kind(a, "a"), _kind(b, "b")
+    key: tuple[Any, ...] = (
+        *kinds, c is not None and _kind(c, "c"), out is not None and _kind(out, "out"),
+        id(conf), world(), plain,
+        # A component's arrays may be stacks, which are merged by their strides, or have a tensor map, which has them.
+        tuple((name, f.kind, f.fingerprint, tuple((i.shape, i.strides, i.device) for i in f.arrays))
+              for name, f in frozen.items()))
+    known = None if current_mode() is not None else _plans.get(key)
+    if known is None or (known.plan.stands is not None and not known.plan.stands()):
+        other = otherwise and otherwise(a, b, c, conf, out, stream, keywords)
+        if other is not None:
+            return other
+        known = _plans.keep(key, Known(Plan(a, b, c, out, conf, keywords), conf))
+        if current_mode() is None:
+            known.plan.forget_arrays(frozen)        # those of the conf are kept by the conf
+    brought = known.plan.with_components(frozen, keywords, a, b, c, out)
+    found = known.plan.run(brought, a, b, c, out, stream)
+    _recognise(quick, known, keywords, given, a, b, c, out)
+    return found
+
+
+def _recognise(quick: Any, known: Known, keywords: dict[str, Any], given: dict[str, Any], a: Any, b: Any, c: Any,
+               out: Any) -> None:
+    """Have a call found by ``quick`` from then on, and its addresses known to be right."""
+    if quick is None:
+        return
+    _, brought = _quick_components(given)
+    found: KnownCall | None = _seen.get(quick)
+    if found is None or found.stands is not known.plan.stands:
+        found = known.plan.known({name: x for name, x in keywords.items() if isinstance(x, Component)}, brought, known.conf)
+        if found is None:
+            return
+        _seen.keep(quick, found)
+    if out is not None:
+        at_out, *others = (key_if_given(x, name)[0] for name, x in (("out", out), ("a", a), ("b", b), ("c", c)))
+        found.allow(at_out, *others, *brought)

@@ -1,0 +1,694 @@
+"""How a chained program lies on the machine: lengths of blocks, stages of rings, which orders, and where in shared memory.
+
+What the mapping leaves open is chosen here: the largest blocks whose sums fit in registers and whose stages fit in shared
+memory, two stages of what rounds take, products a round ahead and tiles joined where the program has two products in a
+chain, rounds from the last to the first where they commute (then only a tile's first round has a ragged block).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gemmkit.kernels.attention.kernel import L2, OVERHEAD
+from gemmkit.kernels.collectives.pipeline import SharedMemory
+from gemmkit.kernels.collectives.scheduler import Cluster
+from gemmkit.lang.errors import ConfigError
+from gemmkit.programs.chains.chain import (
+    Chain,
+    depends,
+    dots,
+    late_values,
+    only_adds,
+    why_not_across,
+    why_not_ahead,
+    zero_values,
+)
+from gemmkit.programs.chains.places import Block, ChainPlaces, RingPlace
+from gemmkit.programs.collectives import PATTERN, ROWS
+from gemmkit.programs.mapping import Kernel, Mapping
+from gemmkit.programs.trace import Value
+from gemmkit.programs.values import Axis, Index, refused
+from gemmkit.runtime.device import DeviceInfo
+from gemmkit.tuning import problems
+
+MOST = {1: 4, 2: 4, 3: 4}
+SHORTEST = 16                          # of a round's blocks
+MOST_LINES = 256                       # of a block that TMA brings at once
+SPECIAL = "exp2", "log2", "tanh", "reciprocal", "sqrt"
+ON_THE_WAY = 256
+READING = 80                           # for addresses of a matrix that threads read in rounds
+
+
+@dataclass(frozen=True)
+class May:
+    """What a program allows: rounds in another order; tiles ``grow`` with their rows, so that their order matters."""
+
+    commute: bool
+    grow: bool
+
+
+@dataclass
+class Choice:
+    """``stages`` and ``barriers`` by ring; ``offsets`` by block, within the first stage; ``outs``: of results that leave by
+    TMA; ``stacks``: the index of a stack that tiles go along."""
+
+    blocks: dict[str, int]
+    warpgroups: int
+    ahead: bool
+    across: bool
+    turns: bool
+    descending: bool
+    longest_first: bool
+    stages: dict[RingPlace, int] = field(default_factory=dict)
+    offsets: dict[Block, int] = field(default_factory=dict)
+    barriers: dict[RingPlace, int] = field(default_factory=dict)
+    outs: dict[str, int] = field(default_factory=dict)
+    nbytes: int = 0
+    stacks: tuple[str, ...] = ()
+    splits: int = 1
+    lazy: bool = False
+    anchored: bool = False
+    cluster: Cluster = Cluster()       # of blocks with neighbouring tiles, which share what has none of a tile's rows
+    kernel: str = ""
+
+    def size(self, dim: Any) -> int:
+        return int(dim.size) if isinstance(dim, Axis) else self.blocks[dim.name]
+
+    def said(self, given: Mapping) -> Mapping:
+        """The mapping with all that was left open said: it derives the same text."""
+        blocks = {name: length for name, length in self.blocks.items() if name not in self.stacks}
+        return replace(given, blocks=blocks, warpgroups=self.warpgroups, ahead=self.ahead, across=self.across,
+                       stages={ring.blocks[0].name: n for ring, n in self.stages.items()}, turns=self.turns,
+                       splits=self.splits, lazy=self.lazy, anchored=self.anchored,
+                       descending=self.descending, longest_first=self.longest_first, kernel=self.kernel)
+
+    def block_bytes(self, block: Block) -> int:
+        return 2 * self.size(block.dims[0]) * self.size(block.dims[1])
+
+    def stage_bytes(self, ring: RingPlace) -> int:
+        return sum(map(self.block_bytes, ring.blocks))
+
+    @property
+    def rows(self) -> int:
+        """Of a tile."""
+        return ROWS * self.warpgroups
+
+    def is_shared(self, block: Block, rows: Index) -> bool:
+        """Whether the blocks of a cluster have the same block of an operand."""
+        return self.cluster.shares_b and rows not in block.dims
+
+
+class Candidate(NamedTuple):
+    """A mapping with its warpgroups said, how long a round's blocks are, and whether tiles are joined."""
+
+    mapping: Mapping
+    length: int
+    across: bool
+
+
+@dataclass(frozen=True)
+class ChainProblem(problems.MappingProblem):
+    """``outs``: the dtypes of results that leave by TMA. What is chosen is a `Choice`. Of what is left open all is tried,
+    and the reason why nothing fits is the smallest one's."""
+
+    chain: Chain
+    places: ChainPlaces
+    mapping: Mapping
+    may: May
+    outs: dict[str, np.dtype]
+    kernel: Kernel
+
+    def candidates(self, device: DeviceInfo) -> Iterator[Candidate]:
+        _check_names(self.chain, self.places, self.mapping, self.kernel)
+        return _candidates(self.chain, self.mapping, self.kernel, device.sm_count)
+
+    def specialise(self, mapping: Candidate, device: DeviceInfo) -> problems.Choice:
+        given, length, across = mapping
+        chain, places, kernel = self.chain, self.places, self.kernel
+        limit, said = device.shared_memory_per_block, self.mapping.shared_bytes
+        room = Room(min(limit, said or limit), said or kernel.share(device), kernel)
+        choice = _orders(chain, places, given, self.may, length, across)
+        choice.kernel = kernel.said
+        reason = _registers(chain, choice, kernel) or _shapes(places, choice, chain, kernel, given)
+        if reason is None:                             # results leave from the registers where memory is short
+            reason = _memory(places, given, choice, self.outs, room, chain)
+            if reason is not None and self.outs:
+                reason = _memory(places, given, choice, {}, room, chain)
+        if reason is not None:
+            raise ConfigError(reason)
+        return problems.Choice(choice)
+
+    def refusal(self, refused: list[ConfigError], last: Candidate) -> ConfigError:
+        if len(set(map(str, refused))) == 1:           # that no length of blocks changes
+            return refused[-1]
+        smallest = f"blocks of {last.length} along {self.chain.index}, warpgroups={last.mapping.warpgroups}"
+        smallest += ", stages=1" if last.mapping.stages == 1 else ""
+        return ConfigError(f"no lengths of blocks fit, down to {smallest}: {refused[-1]}")
+
+
+class Room(NamedTuple):
+    """The shared memory that a block may have, and what stages grow into where nothing is said of them."""
+
+    bound: int
+    share: int
+    kernel: Kernel
+
+
+def _candidates(chain: Chain, mapping: Mapping, kernel: Kernel, processors: int) -> Iterator[Candidate]:
+    """The best first. What does not fit takes
+    shorter blocks, then one warpgroup, then one stage.
+
+    Three warpgroups where the longest blocks fit and waves of tiles take less time so, else two: heads of 64 took 0.75 of
+    the time with three, in turns. One where there are 64 rows or fewer: 8 heads of one row over 8192 keys took 0.70 of the
+    rounds' time (H200). Of a multistage kernel one, so that a multiprocessor has several blocks, which wait at
+    barriers of their own."""
+    given = mapping.blocks.get(chain.index.name)
+    if chain.index.stack and given not in (None, 1):
+        raise ConfigError(f"Mapping(blocks={{{chain.index.name!r}: {given}}}): {chain.index} goes along a stack, one by one")
+    lengths = (1,) if chain.index.stack else (given,) if given is not None else kernel.lengths
+    if not kernel.uses_tma:
+        mapping = replace(mapping, warpgroups=mapping.warpgroups or mapping.blocks.get(chain.rows.name, 0) // ROWS or 1,
+                          ahead=False, across=False, turns=False)
+    joins = (mapping.across,) if mapping.across is not None else (True, False)
+    if chain.splits > 1 and mapping.across is None:    # a share has few tiles, and rounds of 475 instructions: 496 across
+        joins = (False,)
+    rows = mapping.blocks.get(chain.rows.name, 0)
+    if not mapping.warpgroups and rows in (ROWS, 2 * ROWS, 3 * ROWS):
+        mapping = replace(mapping, warpgroups=rows // ROWS)
+    if not (mapping.warpgroups or mapping.turns) and chain.rows.extent.size <= ROWS:      # a second one would have no rows
+        mapping = replace(mapping, warpgroups=1)
+    three = not (mapping.warpgroups or only_adds(chain) or _is_heavy(chain)) and _time(chain, 3, processors) < _time(
+        chain, 2, processors)
+    if three:
+        for across in joins:
+            yield Candidate(replace(mapping, warpgroups=3), lengths[0], bool(across))
+    may_shrink = not (mapping.warpgroups or mapping.turns)
+    mapping = replace(mapping, warpgroups=mapping.warpgroups or 2)
+    if len(lengths) > 1 and lengths[-1] > SHORTEST:
+        lengths = *lengths, SHORTEST
+    fewer = [replace(mapping, warpgroups=1)] if may_shrink and mapping.warpgroups > 1 else []
+    may_wait = kernel.uses_tma and not mapping.stages and not only_adds(chain)
+    fewest = [replace((mapping, *fewer)[-1], stages=1)] if may_wait else []
+    for smaller in (mapping, *fewer, *fewest):
+        for length in lengths:
+            for across in joins:
+                yield Candidate(smaller, length, bool(across))
+
+
+def _time(chain: Chain, warpgroups: int, processors: int) -> int:
+    """Of all tiles, in rows of a tile: waves of them, of which each takes time by its rows, and as much as 256 rows take for
+    the way from one product to the next. 16384 rows of an MLP are a wave with 128 rows a tile as with 192 (0.84 of it),
+    65536 are four and three (1.15)."""
+    count = chain.splits * (1 if chain.stack is None else chain.stack.extent.size)
+    tiles = count * -(-chain.rows.extent.size // (ROWS * warpgroups))
+    return -(-tiles // processors) * (ROWS * warpgroups + ON_THE_WAY)
+
+
+def _is_heavy(chain: Chain) -> bool:
+    """Whether rounds compute more than a softmax does, by special functions an element, or with matrices and places."""
+    special = [x for x in chain.body if x.op in SPECIAL and len(x.dims) == 2]
+    reads = any(y.op == "load" and len(y.dims) == 2 for x in chain.body if x.op != "dot" for y in x.args)
+    return len(special) > 1 or reads or _uses_places(chain)
+
+
+def _uses_places(chain: Chain) -> bool:
+    """Whether places are numbers that rounds compute with, and not only conditions."""
+    pending, seen = [c.out for c in chain.carried], set()
+    while pending:
+        x = pending.pop()
+        if x.op == "coordinate":
+            return True
+        if x not in seen:
+            seen.add(x)
+            pending += x.args[1:] if x.op == "where" else x.args
+    return False
+
+
+def _check_names(chain: Chain, places: ChainPlaces, mapping: Mapping, kernel: Kernel) -> None:
+    names = [index.name for index in (chain.rows, chain.index)]
+    other = next((name for name in mapping.blocks if name not in names), None)
+    if other is not None:
+        raise ConfigError(f"Mapping(blocks={{{other!r}: {mapping.blocks[other]}}}): the program's indices are "
+                          f"{', '.join(names)}")
+    if mapping.band:
+        raise ConfigError(f"Mapping(band={mapping.band}): bands are of tiles of rows and columns, and these tiles have "
+                          "whole rows; longest_first has an order of theirs")
+    other = next((name for name in mapping.cluster if name != chain.rows.name), None)
+    if other is not None:
+        raise ConfigError(f"Mapping(cluster={{{other!r}: {mapping.cluster[other]}}}): blocks with neighbouring tiles share "
+                          f"operands, and tiles of whole rows are neighbours along {chain.rows.name}")
+    rows = ROWS * mapping.warpgroups or "64, 128 or 192"
+    given = mapping.blocks.get(chain.rows.name, rows)
+    if given != rows and (mapping.warpgroups or given not in (ROWS, 2 * ROWS, 3 * ROWS)):
+        raise ConfigError(f"Mapping(blocks={{{chain.rows.name!r}: {mapping.blocks[chain.rows.name]}}}, "
+                          f"warpgroups={mapping.warpgroups}): a warpgroup has {ROWS} rows, so {rows} are needed")
+    length = mapping.blocks.get(chain.index.name, 64)
+    if not chain.index.stack and (length % 16 or length > 256):
+        raise ConfigError(f"Mapping(blocks={{{chain.index.name!r}: {length}}}): a multiple of 16 up to 256 is needed")
+    mapping.check_arrays([block.name for ring in places.rings for block in ring.blocks])
+    values = {x.name for x in chain.values} | {c.inside.name for c in chain.carried}
+    for name, place in mapping.places.items():
+        if name not in values:
+            staged = any(block.name == name for ring in places.rings for block in ring.blocks)
+            raise ConfigError(f"Mapping(places={{{name!r}: {place!r}}}): " + (
+                f"it is an operand, which {kernel.brings} to shared memory" if staged else
+                f"the program's values are {', '.join(sorted(filter(None, values)))}"))
+
+
+def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, length: int, across: bool) -> Choice:
+    """Raises ConfigError for orders that the program does not have."""
+    apart = ("rounds that only add wait for nothing" if only_adds(chain) else why_not_ahead(chain) if not places.peeled else
+             "a cell begins as a block of an array, whose first round is another one")
+    if mapping.ahead and apart:
+        raise ConfigError(f"Mapping(ahead=True): {apart}")
+    ahead = apart is None if mapping.ahead is None else mapping.ahead
+    divided = why_not_across(chain) if ahead else apart or "it is of products that run a round ahead, and ahead is False"
+    if mapping.across and divided:
+        raise ConfigError(f"Mapping(across=True): {divided}")
+    if mapping.turns and mapping.warpgroups == 1:
+        raise ConfigError("Mapping(turns=True, warpgroups=1): warpgroups take turns at the tensor cores; 2 or 3 are needed")
+    if mapping.turns and only_adds(chain):
+        raise ConfigError("Mapping(turns=True): rounds that only add have nothing to compute under another "
+                          "warpgroup's products")
+    if mapping.descending and not may.commute:
+        raise ConfigError(f"Mapping(descending=True): the rounds of {chain.index} do not commute, so that their "
+                          f"order is the "
+                          "program's")
+    descending = (may.commute and not chain.index.stack) if mapping.descending is None else mapping.descending
+    if mapping.longest_first and not may.grow:
+        raise ConfigError("Mapping(longest_first=True): tiles do not get longer with their rows; where conditions "
+                          "bound places from "
+                          "above by the row, and hide what changes nothing, they do")
+    turns = mapping.turns
+    if turns is None:
+        is_long = mapping.warpgroups == 3 or not ahead or _is_heavy(chain) or bool(chain.factors) or may.grow
+        turns = mapping.warpgroups > 1 and not only_adds(chain) and is_long
+    longest = may.grow and chain.splits == 1 if mapping.longest_first is None else mapping.longest_first
+    blocks = {chain.rows.name: ROWS * mapping.warpgroups, chain.index.name: length}
+    stacks = () if chain.stack is None else (chain.stack.name,)
+    blocks.update(dict.fromkeys(stacks, 1))
+    return Choice(blocks, mapping.warpgroups, ahead, across and divided is None, turns, descending, longest, stacks=stacks,
+                  splits=chain.splits, lazy=bool(chain.factors), anchored=bool(mapping.anchored),
+                  cluster=Cluster(mapping.cluster.get(chain.rows.name, 1)))
+
+
+def room_left(chain: Chain, choice: Choice, kernel: Kernel) -> int:
+    """Registers of a thread beside its sums and what is handed over."""
+    return kernel.room[choice.warpgroups] - _needed(chain, choice, kernel)
+
+
+def _needed(chain: Chain, choice: Choice, kernel: Kernel) -> int:
+    need = 0
+    for x in chain.body:
+        if x.op == "dot":
+            n = choice.size(x.dims[1])
+            if n % kernel.columns or n > 256:
+                raise refused(ConfigError, f"a product has {n} columns; a multiple of {kernel.columns} up to 256 is needed",
+                              x.line)
+            need += n // 2
+        if x.op == "handover":
+            need += choice.size(x.dims[1]) // 4
+    read = {(y.data[0].name, y.data[1]) for x in chain.body if x.op not in ("dot", "transpose") for y in x.args
+            if y.op == "load" and len(y.dims) == 2}
+    return need + READING * len(read)
+
+
+def _registers(chain: Chain, choice: Choice, kernel: Kernel) -> str | None:
+    """Why a thread's sums have no room."""
+    need, room = _needed(chain, choice, kernel), kernel.room[choice.warpgroups]
+    if need > room:
+        return (f"sums and what is handed over take {need} registers of a thread, and {room} are there of "
+                f"{choice.warpgroups} "
+                f"warpgroups with blocks of {choice.blocks[chain.index.name]} along {chain.index}; take shorter "
+                f"blocks or fewer "
+                "warpgroups")
+    return None
+
+
+def _shapes(places: ChainPlaces, choice: Choice, chain: Chain, kernel: Kernel, mapping: Mapping) -> str | None:
+    """Why blocks cannot be brought."""
+    for ring in places.rings:
+        for block in ring.blocks:
+            lines, columns = map(choice.size, block.dims)
+            if columns % kernel.line or lines % 8:
+                why = (f"multiples of 8 rows and of {kernel.line} columns are needed ({2 * kernel.line} bytes, the "
+                       "swizzle's line)")
+                return str(refused(ConfigError, f"blocks of {block.name} are {lines} x {columns}: {why}", chain.line))
+            parts = choice.cluster.m if choice.is_shared(block, chain.rows) else 1
+            if columns // kernel.line % parts and lines % (8 * parts):
+                return (f"Mapping(cluster={dict(mapping.cluster)!r}): {parts} blocks bring a part each of {block.name}'s "
+                        f"blocks of {lines} x {columns}: columns of {kernel.line * parts} or lines of {8 * parts} are "
+                        f"needed; take other blocks along {chain.index}")
+            brought = lines if columns // kernel.line % parts == 0 else lines // parts
+            if kernel.uses_tma and brought > MOST_LINES:
+                return str(refused(ConfigError, f"blocks of {block.name} are {lines} x {columns}: TMA brings {MOST_LINES} "
+                                                "lines at most", chain.line))
+    return None
+
+
+def _memory(places: ChainPlaces, mapping: Mapping, choice: Choice, outs: dict[str, np.dtype], room: Room,
+            chain: Chain) -> str | None:
+    """Lay out shared memory; why it does not fit."""
+    bound, share, kernel = room
+    choice.stages.clear()
+    lags = only_adds(chain) or not kernel.uses_tma
+    least = {ring: 2 if (ring.index is None and choice.across) or (ring.index is not None and lags) else 1
+             for ring in places.rings}
+    given = {ring: mapping.stages_of([block.name for block in ring.blocks]) for ring in places.rings}
+    for ring in places.rings:
+        if isinstance(mapping.stages, int) and ring.index is None:
+            given[ring] = 0                            # a number is of the rings that rounds go around
+        choice.stages[ring] = given[ring] or max(least[ring], 2 if ring.index is not None else 1)
+        if choice.stages[ring] < least[ring]:
+            return (f"Mapping(stages=...): {ring.name} has {choice.stages[ring]} stage, and {least[ring]} are needed: "
+                    + ("the next tile's comes while this one's is read (across)" if ring.index is None else
+                       "products are waited for one round later" if kernel.uses_tma else
+                       "a stage is filled while another is read"))
+    if not kernel.uses_tma:
+        _check_stages(places, choice, given)
+    out_bytes = {name: choice.blocks[chain.rows.name] * dtype.itemsize * _columns(chain, name, choice)
+                 for name, dtype in outs.items()}
+
+    def needed() -> int:
+        return (sum(out_bytes.values()) + PATTERN
+                + sum(n * (choice.stage_bytes(ring) + kernel.barriers) for ring, n in choice.stages.items()))
+
+    if not mapping.stages:                             # what is left goes to the rings that rounds go around
+        rounds = [ring for ring in places.rings if ring.index is not None]
+        while rounds and all(choice.stages[r] < MOST[choice.warpgroups] for r in rounds):
+            if needed() + sum(choice.stage_bytes(r) + kernel.barriers for r in rounds) > min(bound, share):
+                break
+            for ring in rounds:
+                choice.stages[ring] += 1
+    memory = SharedMemory()
+    for ring in places.rings:
+        first = memory.take(choice.stages[ring] * choice.stage_bytes(ring), PATTERN)
+        for block in ring.blocks:
+            choice.offsets[block], first = first, first + choice.block_bytes(block)
+    choice.outs = {name: memory.take(nbytes, PATTERN) for name, nbytes in out_bytes.items()}
+    choice.barriers = {ring: memory.take(kernel.barriers * choice.stages[ring]) for ring in places.rings}
+    choice.nbytes = memory.nbytes
+    if memory.nbytes > bound:
+        stages = ", ".join(f"{ring.name} {n} x {choice.stage_bytes(ring)}" for ring, n in choice.stages.items())
+        return (f"stages ({stages}) and results of {sum(out_bytes.values())} bytes need {memory.nbytes} bytes of "
+                f"shared memory, and "
+                f"{bound} are there; take fewer stages or smaller blocks")
+    return None
+
+
+def _check_stages(places: ChainPlaces, choice: Choice, given: dict[RingPlace, int]) -> None:
+    """Raises ConfigError where rings of a multistage kernel would not go around together."""
+    for ring in places.lone():
+        if choice.stages[ring] > 1:
+            raise ConfigError(f"Mapping(stages={{{ring.name!r}: {choice.stages[ring]}}}, kernel='multistage'): a block has "
+                              "one tile, and copies it once")
+    rounds = [ring for ring in places.rings if ring.index is not None]
+    most = max(given[ring] for ring in rounds) or max(choice.stages[ring] for ring in rounds)
+    other = next((ring for ring in rounds if given[ring] not in (0, most)), None)
+    if other is not None:
+        raise ConfigError(f"Mapping(stages=..., kernel='multistage'): {other.name} has {given[other]} stages, and others "
+                          f"{most}: the blocks of a round are copied together; give one number")
+    choice.stages.update(dict.fromkeys(rounds, most))
+
+
+def _columns(chain: Chain, name: str, choice: Choice) -> int:
+    store = next(store for store in chain.stores if store.parameter.name == name)
+    return int(store.parameter.shape[-1])
+
+
+# --------------------------------------------------------------------------------------------------
+# The order of tiles that get longer with their rows: a section's longest first, and blocks take them there and back.
+#
+# A block's n-th tile is in the n-th row of tiles as blocks take them; every other row is taken from its end. So a block
+# that had the longest tile of one row has the shortest of the next. A section is as many of a stack as are taken side by
+# side: few share the L2 cache, many are balanced. Of 64 causal heads of 4096 rows on 132 multiprocessors the block that
+# takes longest takes, of the mean:
+#
+# | section | fixed stride | there and back |
+# |---|---|---|
+# | head after head | 1.12 | 1.03 |
+# | 12 heads, whose K and V are 24 MB | 1.18 | 1.20 |
+# | **11 heads** | 1.10 | **1.014** |
+# | 22 heads | 1.04 | 1.007 |
+# | all | 1.06 | 1.001 |
+
+CROWDED = 0.02                         # time more where the operands of a section are twice as large as what L2 has for them
+
+
+def section_of(count: int, rows: int, nbytes: int, blocks: int) -> int:
+    """How many of a stack of ``count``, of ``rows`` tiles and ``nbytes`` of operands each, are a section on ``blocks``.
+
+    >>> section_of(64, 32, 2 << 20, 132), section_of(2, 32, 2 << 20, 132)
+    (11, 2)
+    """
+    fits = max(1.0, L2 / max(1, nbytes))
+    most = max(1, min(count, int(count / fits) + 1))
+    sizes = sorted({-(-count // sections) for sections in range(1, most + 1)}, reverse=True)
+    return min(sizes, key=lambda size: imbalance(count, rows, size, blocks) * (1 + CROWDED * max(0.0, size / fits - 1)))
+
+
+def imbalance(count: int, rows: int, section: int, blocks: int) -> float:
+    """The time of the block that takes longest, of the mean."""
+    parts = [min(section, count - first) for first in range(0, count, section)]
+    lengths = np.concatenate([np.repeat(np.arange(rows, 0, -1), part) for part in parts]) + OVERHEAD
+    table = np.zeros((-(-len(lengths) // blocks), blocks))
+    table.flat[:len(lengths)] = lengths
+    table[1::2] = table[1::2, ::-1]
+    times = table.sum(0)
+    return float(times.max() / times.mean())
+
+
+# --------------------------------------------------------------------------------------------------
+# Arrays by columns that rounds read, such as an MLP's biases: loaded while the round's product runs.
+#
+# A load from global memory takes hundreds of cycles. Behind the wait for a product they would be on the way from one
+# product to the next: 20 layers of 16384 x 128 took 1.18 of the time of the kernel by hand, whose biases lie in shared
+# memory. So a thread's elements of such an array are a value of their own, which the scheduler computes as soon as it
+# needs no wait.
+#
+# Where products run ahead they are left where they are used: registers are short there, and a round's arithmetic hides
+# them.
+
+READ = "read"                          # the operation
+
+
+def read_early(chain: Chain, choice: Choice, kernel: Kernel) -> None:
+    """Put a `READ` in the place of loads by columns, as many as registers have room for."""
+    if choice.ahead or only_adds(chain):
+        return
+    room, made = room_left(chain, choice, kernel), dict[Value, Value]()
+    for x in [x for x in chain.body if x.op != "dot" and len(x.dims) == 2]:
+        for y in x.args:
+            if y.op != "load" or len(y.dims) != 1 or y.dims[0] is chain.rows or y in made:
+                continue
+            registers = choice.size(y.dims[0]) // 4
+            if registers <= room:
+                room -= registers
+                made[y] = Value(READ, (y,), y.dims, None, f"{y.data[0].name}_columns", x.line)
+        x.args = tuple(made.get(y, y) for y in x.args)
+    chain.body[:0] = made.values()
+
+
+# --------------------------------------------------------------------------------------------------
+# The order of a round, and with it all synchronisation: one list scheduler.
+#
+# A product starts as soon as what it takes is there; all else is computed as soon as it needs no wait; else the oldest
+# group of products is waited for, and the stages that no product needs any more are released. That is all of `arrange`.
+#
+# | rounds | before the others | in each of them | after them |
+# |---|---|---|---|
+# | only add to cells | start | start, wait for all groups but this one, release the stage before | wait, release |
+# | plain | the first one, where a cell begins as a block of memory | `arrange` (round) | |
+# | ``ahead`` | `arrange` (first) | `arrange` (first + late) | `arrange` (late) |
+# | ``across`` | the same, and over the end of a tile `arrange` (first of the next one + late) | | |
+#
+# Products of a multistage kernel are done where they stand: its rounds are plain, and its printer leaves out waits.
+#
+# With ``ahead`` products that need another product of their round, and what needs them, are late: they go in the next
+# round.
+
+class Full(NamedTuple):
+    """The producer fills a stage; a consumer goes on when it is full."""
+
+    ring: RingPlace
+
+
+class Start(NamedTuple):
+    """A group of products begins."""
+
+    products: tuple[Value, ...]
+
+
+class Wait(NamedTuple):
+    """A consumer goes on when no more than ``pending`` groups run: ``over`` are done, ``flying`` are not."""
+
+    pending: int
+    over: tuple[Value, ...]
+    flying: tuple[Value, ...]
+
+
+class Release(NamedTuple):
+    """A stage is empty; with ``before`` that of the round before."""
+
+    ring: RingPlace
+    before: bool = False
+
+
+class Compute(NamedTuple):
+    values: tuple[Value, ...]
+
+
+class Anchor(NamedTuple):
+    """What a value of rows is made of stays before the next wait."""
+
+    value: Value
+
+
+class Turn(NamedTuple):
+    """A consumer waits for its turn at the tensor cores."""
+
+
+class Pass(NamedTuple):
+    """The next consumer's turn comes."""
+
+
+Event = Full | Start | Wait | Release | Compute | Anchor | Turn | Pass
+
+
+@dataclass
+class Ordered:
+    """``join``: the last products of a tile with what goes before the next one's rounds. ``late``: values of the round
+    before, in ``round``; ``zero``: what is zero before the first round."""
+
+    before: list[Event] = field(default_factory=list)
+    round: list[Event] = field(default_factory=list)
+    after: list[Event] = field(default_factory=list)
+    join: list[Event] = field(default_factory=list)
+    late: set[Value] = field(default_factory=set)
+    zero: set[Value] = field(default_factory=set)
+    lags: bool = False
+
+
+def ordered(chain: Chain, places: ChainPlaces, choice: Choice) -> Ordered:
+    """Raises ConfigError for anchors of rounds that have nowhere to put them."""
+    out = _ordered(chain, places, choice)
+    if choice.anchored:
+        found = [_anchored(chain, part) for part in (out.before, out.round, out.after, out.join)]
+        if found == [out.before, out.round, out.after, out.join]:
+            raise ConfigError("Mapping(anchored=True): no values of rows are computed while a product runs")
+        out.before, out.round, out.after, out.join = found
+    return out
+
+
+def _anchored(chain: Chain, part: list[Event]) -> list[Event]:
+    """Before each wait behind what is computed while products run: the value of rows that most of it flows into."""
+    outs, events = {c.out for c in chain.carried}, list[Event]()
+    for event in part:
+        before = events[-1] if events else None
+        if isinstance(event, Wait) and isinstance(before, Compute):
+            values = set(before.values)
+            rows = [x for x in before.values if x.dims == (chain.rows,) and (x.op == "rowsum" or x in outs)]
+            made_of = {x: sum(x is y or depends(x, {y}, values) for y in values) for x in rows}
+            events += [Anchor(max(rows, key=lambda x: made_of[x]))] if rows else []
+        events.append(event)
+    return events
+
+
+def _ordered(chain: Chain, places: ChainPlaces, choice: Choice) -> Ordered:
+    out = Ordered()
+    if only_adds(chain) and not choice.kernel:
+        return _adding(chain, places)
+    late = late_values(chain) if choice.ahead else set()
+    if not late:
+        if places.peeled:
+            handed = {d.args[0] for d in places.peeled}
+            begun = [places.peeled.get(x, x) for x in chain.body if x not in handed]
+            out.before = arrange(begun, places, dict(places.peeled), turns=choice.turns)
+        out.round = arrange(chain.body, places, {}, turns=choice.turns)
+        return out
+    out.late = late
+    first, last = ([x for x in chain.body if (x in late) is is_late] for is_late in (False, True))
+    through = {c.inside: c.out for c in chain.carried if c.out in late}
+    crossing = {x for x in first if any(x in y.args for y in last)}
+    out.zero = zero_values(chain, late)
+    begun = [x for x in first if x not in out.zero]
+    out.before = arrange(begun, places, {})
+    if choice.across:
+        out.join = arrange([*begun, *last], places, {}, crossing - out.zero, choice.turns)
+    out.round = arrange([*first, *last], places, through, crossing, choice.turns, late=late)
+    out.after = arrange(last, places, {})
+    return out
+
+
+def _adding(chain: Chain, places: ChainPlaces) -> Ordered:
+    products = tuple(dots(chain.body))
+    events = arrange(chain.body, places, {}, leave=True)
+    groups = sum(isinstance(event, Start) for event in events)
+    released = [Release(ring, True) for ring in places.rings_of(products) if ring.index is not None]
+    return Ordered(events, [*events, Wait(groups, products, ()), *released], [Wait(0, products, ()), *released], lags=True)
+
+
+def arrange(values: list[Value], places: ChainPlaces, through: dict[Value, Value], crossing: Iterable[Value] = (),
+            turns: bool = False, leave: bool = False, late: Iterable[Value] = ()) -> list[Event]:
+    """``through``: cells whose values some of ``values`` make, which all but those of the round before (``late``) wait for.
+    ``crossing``: what products of the round before still read: it is not made anew while they do. ``leave``: groups still
+    run at the end."""
+    events: list[Event] = []
+    left, flying = list(values), list[list[Value]]()
+    awaited: set[RingPlace] = set()
+    readers = {x: [d for d in values if d.op == "dot" and x in d.args] for x in crossing}
+    products, starts = dots(values), 0
+
+    def done(x: Value) -> bool:
+        return x not in left and not any(x in group for group in flying)
+
+    def is_ready(user: Value) -> bool:
+        """A reader of what crosses takes it as the round before left it."""
+        return all((x in readers and user in readers[x]) or done(x if user in late else through.get(x, x))
+                   for x in user.args)
+
+    def computed(reads: bool) -> list[Value]:
+        """What needs no wait, with what is made of it: no more left."""
+        ready: list[Value] = []
+        for x in list(left):
+            if x.op != "dot" and (reads or x.op != READ) and is_ready(x) and all(map(done, readers.get(x, ()))):
+                ready.append(x)
+                left.remove(x)
+        return ready
+
+    def wait() -> None:
+        over = flying.pop(0)
+        events.append(Wait(len(flying), tuple(over), tuple(d for group in flying for d in group)))
+        busy = places.rings_of([*left, *(d for group in flying for d in group)])
+        events.extend(Release(ring) for ring in places.rings_of(over) if ring.index is not None and ring not in busy)
+
+    while left:
+        group: list[Value] = []
+        for d in dots(left):
+            if is_ready(d) and (not group or places.rings_of(group) == places.rings_of([*group, d])):
+                group.append(d)
+        if group:
+            full = [ring for ring in places.rings_of(group) if ring.index is not None and ring not in awaited]
+            awaited.update(full)
+            events.extend(map(Full, full))
+            if turns and not starts:
+                events.append(Turn())
+            starts += len(group)
+            events.append(Start(tuple(group)))
+            if turns and starts == len(products):
+                events.append(Pass())
+            left = [x for x in left if x not in group]
+            flying.append(group)
+            continue
+        ready = computed(bool(flying)) or computed(True)           # loads go while a product runs
+        if ready:
+            events.append(Compute(tuple(ready)))
+        else:
+            wait()
+    while flying and not leave:
+        wait()
+    return events

@@ -1,0 +1,602 @@
+"""Tiles of rows and columns as the text of a multistage kernel: a block has a tile, and all threads do all of it.
+
+A round waits for its stage, starts the copies of the round that is ``stages - 1`` ahead, into the stage that the round
+before has read, and multiplies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from gemmkit.components import Component
+from gemmkit.kernels.collectives.operand import HandOver
+from gemmkit.kernels.collectives.scheduler import Slot
+from gemmkit.kernels.sm90.store import line_of
+from gemmkit.lang.aggregates import fill
+from gemmkit.lang.components import dataclass
+from gemmkit.lang.registers import apply, fold, generate, join, split
+from gemmkit.layouts import RowMajor
+from gemmkit.layouts.plain import Swizzled
+from gemmkit.operators import MMAOp
+from gemmkit.programs.chains.places import Block
+from gemmkit.programs.chains.schedule import Compute, Event, Start
+from gemmkit.programs.chains.text import IMPORTS as CHAIN_IMPORTS
+from gemmkit.programs.chains.text import ChainPrinter, Consumer, scalar_lines
+from gemmkit.programs.collectives import F32, ROWS, Typed, packed, packed_rectified
+from gemmkit.programs.places import Read, Ring, TilePlace
+from gemmkit.programs.rows import walked
+from gemmkit.programs.text import IMPORTS, Printer
+from gemmkit.programs.values import Axis, Index
+from gemmkit.ptx.copy_async import commit_copies, copy_async, copy_async_clipped, offset_of, wait_copies
+from gemmkit.ptx.memory import shared, unpack_words
+from gemmkit.ptx.mma import ldmatrix
+from gemmkit.ptx.pinned import pinned, shared_place
+from gemmkit.ptx.special import barrier, lane_index, rolled, thread_index, udiv
+
+HOPPERS = frozenset((                  # names of the texts of warp-specialised kernels
+    "CLUSTER", "CLUSTER_WARPS", "Cluster", "Pipeline", "WARPS", "cluster_barrier", "cluster_rank", "grid_launch_dependents",
+    "grid_wait", "mbarrier_fence_init", "wgmma_commit", "wgmma_fence", "wgmma_wait"))
+#: Of a multiprocessor; of a thread beside its sums: of rounds, of each product more, of an end that reads matrices.
+REGISTERS, OTHERS, EACH, READING = 65536, 64, 8, 96
+#: What a text calls its own things, beside `gemmkit.programs.text.OWN_NAMES`.
+OWN_NAMES = frozenset({"Copied", "CopyRing", "MmaProduct", "OctetOut", "RESIDENT", "copy_blocks", "finish", "stage"})
+
+
+class Copies(NamedTuple):
+    """How threads copy an operand: elements at a time, and whether rows may end within them."""
+
+    vector: int
+    clipped: bool
+
+    @property
+    def said(self) -> str:
+        """As fields of the collective, where they are not its defaults."""
+        return (f", vector={self.vector}" if self.vector != 8 else "") + (", clipped=True" if self.clipped else "")
+
+
+@dataclasses.dataclass
+class MultistagePrinter(Printer):
+    """``copies``: by the names of the operands."""
+
+    copies: dict[str, Copies] = field(default_factory=dict)
+
+    product_class, met = "MmaProduct", ""
+    imports = sorted([*(each for each in IMPORTS if each[1] not in HOPPERS
+                        and each[1] not in ("Product", "Staged", "TmaOut", "grid_x")),
+                      ("gemmkit.programs.collectives", "OctetOut", ("OctetOut",)),
+                      *(("gemmkit.programs.multistage", name, ())
+                        for name in ("Copied", "CopyRing", "MmaProduct"))],
+                     key=lambda each: each[0])
+
+    @property
+    def row_parts(self) -> int:
+        """Of 64 rows each, that a warpgroup has."""
+        return self.memory.blocks[self.places.indices[0].name] // (ROWS * self.warpgroups)
+
+    @property
+    def product_fields(self) -> str:
+        return "" if self.row_parts == 1 else f", parts={self.row_parts}"
+
+    # -- constants ----------------------------------------------------------------------------------------------------
+
+    def roles(self) -> list[str]:
+        columns = self.memory.blocks[self.places.indices[1].name]
+        need = OTHERS + len(self.places.starts) * self.row_parts * columns // 2
+        need += EACH * (max(len(ring.rounds.products) for ring in self.memory.rings) - 1)
+        if any(x.op == "load" and len(x.dims) == 2 for x in walked([out.store.value for out in self.outs])):
+            need += READING
+        resident = max(1, REGISTERS // (self.threads * need))
+        return [f"WARPGROUPS = Warpgroups(0, {self.warpgroups})", f"SHARED_BYTES = {self.memory.nbytes}",
+                f"RESIDENT = {resident}          # blocks of a multiprocessor that there are to be registers for"]
+
+    def staged(self, tile: TilePlace, ring: Ring) -> str:
+        return self.tile_of("Copied", tile, ring,
+                            f", threads={self.threads}{self.copies[tile.parameter.name].said}") + ")"
+
+    def pipeline(self, ring: Ring) -> str:
+        return f"{self.ring(ring)} = CopyRing(stages={ring.stages})"
+
+    # -- the kernel ---------------------------------------------------------------------------------------------------
+
+    @property
+    def threads(self) -> int:
+        return 128 * self.warpgroups
+
+    def arguments(self) -> tuple[list[tuple[str, str]], list[str], list[str], list[str]]:
+        blocks, _, names, arrays = super().arguments()
+        operands = list(dict.fromkeys(array for _, array in blocks))
+        return [], operands, names, [name for name in arrays if name not in operands]
+
+    def copy_blocks(self, ring: Ring) -> str:
+        return "copy_blocks" if len(self.memory.rings) == 1 else f"copy_blocks_{ring.rounds.index.name}"
+
+    def operands(self, ring: Ring) -> list[str]:
+        return list(dict.fromkeys(tile.parameter.name for tile in ring.rounds.tiles))
+
+    def kernel(self) -> None:
+        _, operands, names, arrays = self.arguments()
+        self.put(0, "", "", f"def kernel({', '.join(['sizes', *operands, *names, *arrays])}):")
+        self.put(1, '"""1. Blocks of the operands: global -> shared, ahead of the round. 2. Products of stages, added up.',
+                 '3. What becomes of the sums: registers -> global."""',
+                 "group, zero = uniform(udiv(thread_index(), 128)), thread_index() * 0",
+                 f"{self.place} = place(block_x(), sizes)")
+        self.begin_cells(1)
+        for ring in self.memory.rings:
+            self.rounds(ring)
+        if self.row_parts == 1:
+            self.finish(1)
+            return
+        for n in range(self.row_parts):
+            sums = [f"{self.product_of(cell)}.part({cell}, {n})" for cell in self.places.starts]
+            *stack, m, column = self.place.split(", ")
+            tile = *stack, f"{m} + {n * ROWS * self.warpgroups}" if n else m, column
+            self.put(1, f"finish({', '.join(['sizes', *names, *self.read_by_threads, *tile, 'group', *sums])})")
+
+    @property
+    def read_by_threads(self) -> list[str]:
+        """At a tile's end: operands among them."""
+        return super().arguments()[3]
+
+    def product_of(self, cell: str) -> str:
+        """One that adds to a cell."""
+        return next(self.product(p) for ring in self.memory.rings for p in ring.rounds.products
+                    if self.places.cells[p.carried.after] == cell)
+
+    def rounds(self, ring: Ring) -> None:
+        """A loop, behind the copies of its first rounds."""
+        k, name, slot, ahead = ring.rounds.index.name, self.ring(ring), self.slot(ring), ring.stages - 1
+        step = self.memory.blocks[k]
+        self.put(1, f"for stage in range({ahead}):")
+        self.copy(2, ring, f"stage * {step}", "Slot(zero + stage, zero)")
+        self.put(1, f"{k}, before, {slot} = zero, Slot(zero + {ahead}, zero), Slot(zero, zero)", f"while {k} < sizes.{k}:",
+                 f"    {name}.wait()")
+        self.copy(2, ring, f"{k} + {ahead * step}", "before")
+        for product in ring.rounds.products:
+            cell = self.places.cells[product.carried.after]
+            self.put(2, f"{cell} = {self.product(product)}.multiply({cell}, {slot}, group)")
+        self.read(2, ring, Read(tuple(ring.rounds.row_sums), tuple(ring.rounds.column_sums)))
+        self.put(2, f"before, {slot} = {slot}, {name}.advance({slot})", f"{k} = rolled({k} + {step})")
+
+    def copy(self, depth: int, ring: Ring, at: str, slot: str) -> None:
+        """The copies of a round, if there is one, are a group."""
+        tile = self.place.replace(" ", "").split(",")
+        given = ", ".join(["sizes", *self.operands(ring), *tile, at, slot])
+        self.put(depth, f"if {at} < sizes.{ring.rounds.index.name}:", f"    {self.copy_blocks(ring)}({given})",
+                 f"{self.ring(ring)}.commit()")
+
+    def parts(self) -> None:
+        if self.row_parts > 1:
+            names = [out.name for out in self.outs]
+            given = ", ".join(["sizes", *names, *self.read_by_threads, self.place, "group", *self.places.starts])
+            self.put(0, f"def finish({given}):",
+                     '    """What becomes of the sums of 64 rows of each warpgroup: registers -> global."""')
+            self.finish(1)
+            self.put(0, "", "")
+        for n, ring in enumerate(self.memory.rings):
+            k = ring.rounds.index.name
+            given = ", ".join(["sizes", *self.operands(ring), self.place, k, "slot"])
+            self.put(0, *(["", ""] if n else []), f"def {self.copy_blocks(ring)}({given}):",
+                     f'    """Blocks of a round {"along " + k + " " if len(self.memory.rings) > 1 else ""}on their way: '
+                     'global -> shared."""')
+            for tile in ring.rounds.tiles:
+                where = [index.name for index in tile.dims]
+                stack = [] if tile.stack is None else [tile.stack.name]
+                self.put(1, f"{tile.name}_tile.copy({tile.parameter.name}, ({', '.join([*stack, *where])}), "
+                            f"({', '.join(f'sizes.{x}' for x in where)}), slot)")
+
+
+# --------------------------------------------------------------------------------------------------
+# Tiles of whole rows as the text of a multistage kernel: a block has a tile, and all threads do all of it.
+#
+# Products are done where they stand, so that a round is what the program says, in the scheduler's order, without waits.
+# Its blocks are copied together: they are a group, and all rings go around at once. What all rounds of a tile take is
+# copied with the first round's.
+
+@dataclasses.dataclass
+class MultistageConsumer(Consumer):
+    """All of a kernel's threads."""
+
+    # -- copies -------------------------------------------------------------------------------------------------------
+
+    @property
+    def blocks(self) -> list[Block]:
+        """That rounds take."""
+        return [block for ring in self.places.rings if ring.index is not None for block in ring.blocks]
+
+    @property
+    def ahead(self) -> int:
+        """Rounds that copies are ahead."""
+        return max(n for ring, n in self.choice.stages.items() if ring.index is not None) - 1
+
+    @property
+    def given(self) -> list[str]:
+        """What copies of a round's blocks need, before the round and the stage: operands, and where the tile is."""
+        used = {dim for block in self.blocks for dim in (*block.key, *block.dims)}
+        return ["sizes", *dict.fromkeys(block.parameter.name for block in self.blocks),
+                *(index.name for index in self.chain.indices if index in used)]
+
+    def copied(self, block: Block, slot: str) -> str:
+        """A line that copies a block: where it begins, and where the array ends."""
+        def begin(dim: Index | Axis) -> str:
+            return "0" if isinstance(dim, Axis) else dim.name
+
+        def end(dim: Index | Axis) -> str:
+            return f"{dim.size}" if isinstance(dim, Axis) else f"sizes.{dim.name}"
+
+        stack = [] if block.stack is None else [begin(block.stack)]
+        return (f"{block.name}_tile.copy({block.parameter.name}, ({', '.join([*stack, *map(begin, block.dims)])}), "
+                f"({', '.join(map(end, block.dims))}), {slot})")
+
+    def copy_round(self, distance: str, slot: str) -> None:
+        """The copies of the round that is so far ahead, if there is one, are a group."""
+        at = f"{self.n} {self.forward} {distance}"
+        bound = f">= {self.first}" if self.choice.descending else f"< {self.end}"
+        self.put(f"if {at} {bound}:", f"    copy_blocks({', '.join([*self.given, at, slot])})", "ring.commit()")
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def events(self, part: list[Event], guarded: bool, joined: bool = False) -> None:
+        if not part:
+            return
+        self.rare = {}
+        self.put("ring.wait()")
+        self.copy_round(f"{self.ahead * self.step}", "before")
+        for event in part:
+            if isinstance(event, Compute):
+                self.compute_all(event.values, guarded)
+            elif isinstance(event, Start):
+                self.start(event, False)
+        self.move(part)
+        self.put("before, slot = slot, ring.advance(slot)")
+
+    def start(self, event: Start, is_first: bool) -> None:
+        for d in event.products:
+            name, product, a = self.name(d), self.product(d), self.places.blocks.get((d, 0))
+            sums = f"{product}.begin(0.0)" if len(d.args) < 3 else self.name(d.args[2])
+            b = self.slot(self.places.blocks[d, 1])
+            if a is None:
+                self.put(f"{name} = {product}.multiply({sums}, {self.name(d.args[0])}, {b})")
+            elif self.slot(a) == b:
+                self.put(f"{name} = {product}.multiply({sums}, {b}, group)")
+            else:
+                self.put(f"{name} = {product}.multiply_apart({sums}, {self.slot(a)}, {b}, group)")
+
+    def slot(self, block: Block) -> str:
+        return "of_tile" if block.ring.index is None else "slot"
+
+    # -- the tile -----------------------------------------------------------------------------------------------------
+
+    def tiles(self) -> None:
+        self.put("tile = block_x()")
+        self.begin(False)
+        for ring in self.places.lone():
+            self.put(*(self.copied(block, "of_tile") for block in ring.blocks))
+        self.put(f"for stage in range({self.ahead}):")
+        self.depth += 1
+        self.copy_round(f"stage * {self.step}", "Slot(zero + stage, zero)")
+        self.depth -= 1
+        self.put(f"before, slot = Slot(zero + {self.ahead}, zero), Slot(zero, zero)")
+        if self.order.before:
+            self.events(self.order.before, True)
+            self.advance_round()
+        self.loops()
+        self.finish_tile()
+
+    def begin_tile(self, joined: bool) -> None:
+        self.begin_least()
+        for c in self.chain.carried:
+            if c.init.op == "const":
+                self.fill(c)
+
+
+@dataclasses.dataclass
+class MultistageChainPrinter(ChainPrinter):
+    """``copies``: by the names of the operands."""
+
+    copies: dict[str, Copies] = field(default_factory=dict)
+
+    imports = sorted([*(each for each in CHAIN_IMPORTS if each[1] not in HOPPERS
+                        and each[1] not in ("HandedProduct", "Product", "Staged", "TmaOut", "Turns", "grid_x")),
+                      *(("gemmkit.programs.multistage", name)
+                        for name in ("Copied", "CopyRing", "HandedMmaProduct", "MmaProduct"))])
+    own_names = OWN_NAMES | {"HandedMmaProduct", "of_tile"}
+    consumer_class = MultistageConsumer
+    product_classes = "MmaProduct", "HandedMmaProduct"
+    has_next = False
+
+    @property
+    def threads(self) -> int:
+        return 128 * self.choice.warpgroups
+
+    def roles(self) -> list[str]:
+        return [f"WARPGROUPS = Warpgroups(0, {self.choice.warpgroups})", f"SHARED_BYTES = {self.choice.nbytes}"]
+
+    def staged(self, block: Block) -> str:
+        return self.tile_of("Copied", block, f", threads={self.threads}{self.copies[block.parameter.name].said}") + ")"
+
+    def pipelines(self) -> list[str]:
+        return [f"ring = CopyRing(stages={max(self.choice.stages.values())})"]
+
+    def arguments(self, read: list[str]) -> tuple[list[tuple[str, str]], list[str], list[str], list[str]]:
+        blocks, _, outs, others = super().arguments(read)
+        operands = list(dict.fromkeys(array for _, array in blocks))
+        return [], operands, outs, [name for name in others if name not in operands]
+
+    def kernel(self, arguments: list[str], consumer: Consumer) -> list[str]:
+        assert isinstance(consumer, MultistageConsumer)
+        return [f"def kernel({', '.join(['sizes', *arguments])}):",
+                '    """1. Blocks of the operands: global -> shared, ahead of the round. 2. Products, and what becomes of',
+                '    them in the registers. 3. The end of the tile: registers -> global."""',
+                "    group, zero, column = uniform(udiv(thread_index(), 128)), thread_index() * 0, own_column()",
+                *(["    of_tile = Slot(zero, zero)"] if self.places.lone() else []), *scalar_lines(consumer),
+                *consumer.lines, "", "", *self.tile_functions(),
+                f"def copy_blocks({', '.join([*consumer.given, consumer.n, 'slot'])}):",
+                '    """Blocks of a round on their way: global -> shared."""',
+                *(f"    {consumer.copied(block, 'slot')}" for block in consumer.blocks)]
+
+
+# --------------------------------------------------------------------------------------------------
+# What derived kernels without wgmma call, as constants of their text: blocks that threads copy, products by mma.sync.
+#
+# Four warps of 16 rows are a warpgroup of 64: a thread's sums of m16n8k16 are those that it has of wgmma's m64nNk16. So
+# what becomes of them is the same (`gemmkit.programs.collectives`, `gemmkit.programs.collectives`), and so are the
+# blocks that lie in the stages: swizzled lines, of which ldmatrix reads eight side by side without meeting in a bank.
+#
+# All threads copy a part of every block, and a round's copies are a group. A thread knows that its own are done, and of
+# the others' after the barrier of the block; behind the same barrier all have read the stage of the round before, which
+# is filled next.
+
+WARP_ROWS = STEP = 16                  # of a product's rows; of its K that an instruction takes
+PATTERN_LINES = 8                      # after which the swizzle begins anew
+
+
+@dataclass(frozen=True)
+class CopyRing(Component):
+    """``stages`` that all threads fill and read: while one is read, the copies to the others are on their way."""
+
+    stages: int
+
+    def commit(self) -> None:
+        """The copies of a round are a group, an empty one where there is no such round."""
+        commit_copies()
+
+    def wait(self) -> None:
+        """The next stage is full, for all threads; and all have read the stage before."""
+        wait_copies(self.stages - 2)
+        barrier()
+
+    def advance(self, slot: Slot) -> Slot:
+        """The next stage."""
+        if slot.stage == self.stages - 1:
+            return Slot(slot.stage * 0, slot.phase)
+        return Slot(slot.stage + 1, slot.phase)
+
+
+@dataclass(frozen=True)
+class Copied(Typed):
+    """``lines`` x ``columns`` elements of a row-major array in every stage of a ring, by panels of 64 columns (or 32); of a
+    ``stacked`` array from one of its matrices. ``threads`` copy ``vector`` elements at a time; ``clipped`` where a row may
+    end within them."""
+
+    lines: int
+    columns: int
+    offset: int
+    stage_bytes: int
+    threads: int
+    vector: int = 8
+    clipped: bool = False
+    stacked: bool = False
+
+    @cached_property
+    def line(self) -> int:
+        """Elements of a panel's line."""
+        return line_of(self.columns)
+
+    @cached_property
+    def layout(self) -> Swizzled:
+        """Of the block as it is in its array, and in a stage."""
+        return Swizzled(RowMajor(self.dtype), 2 * self.line)
+
+    @cached_property
+    def vectors(self) -> int:
+        """Of a line."""
+        return self.line // self.vector
+
+    @cached_property
+    def all_lines(self) -> int:
+        """Of all panels, which lie one behind the other."""
+        return self.columns // self.line * self.lines
+
+    @cached_property
+    def at_once(self) -> int:
+        """Lines that the threads copy at a time."""
+        return self.threads // self.vectors
+
+    # -- in device code: global -> shared -----------------------------------------------------------------------------
+
+    def copy(self, array: Any, place: tuple, ends: tuple, slot: Slot) -> None:
+        """Start this thread's copies of the block that begins at a place (of a stack which matrix, row, column); zeros from
+        the ``ends`` of rows and columns on."""
+        thread = rolled(thread_index())                # or the places of all copies stay in registers
+        first = udiv(thread, self.vectors)
+        column = (thread - first * self.vectors) * self.vector
+        for n in range(-(-self.all_lines // self.at_once)):
+            if self.all_lines % self.at_once == 0 or first + n * self.at_once < self.all_lines:
+                self.copy_vector(array, place, ends, slot, first, n * self.at_once, column)
+
+    def copy_vector(self, array: Any, place: tuple, ends: tuple, slot: Slot, first: int, more: int, column: int) -> None:
+        """Of line ``first + more``, ``column`` elements into it."""
+        if self.lines % self.at_once == 0:             # then the panel does not depend on the thread
+            panel = more // self.lines
+            line = first + (more - panel * self.lines)
+        else:
+            panel = udiv(first + more, self.lines)
+            line = first + more - panel * self.lines
+        row, along = place[-2] + line, place[-1] + panel * self.line + column
+        if self.stacked:
+            source = offset_of(array, (place[0], row, along))
+        else:
+            source = offset_of(array, (row, along))
+        if self.at_once % PATTERN_LINES == 0:
+            to, ahead = self.layout.swizzle(first * self.line + column), more * self.line
+        else:
+            to, ahead = self.layout.swizzle((first + more) * self.line + column), 0
+        to += slot.stage * (self.stage_bytes // 2)
+        if self.clipped:
+            there = max(min(ends[1] - along, self.vector), 0) if row < ends[0] else 0
+            copy_async_clipped(shared(self.dtype, self.offset), to, ahead, array, source, self.vector, there)
+        else:
+            copy_async(shared(self.dtype, self.offset), to, ahead, array, source, self.vector,
+                       row < ends[0] and along < ends[1])
+
+    # -- shared -> registers ------------------------------------------------------------------------------------------
+    # ldmatrix loads four 8 x 8 matrices, of which lane t addresses line t % 8 of the (t / 8)-th.
+
+    def upright(self, stage: int, line: int, column: int, n: int, k: int, trans: bool) -> tuple:
+        """16 x 16 elements from line ``line + n`` and column ``column + k`` on, all of them multiples of 16: the upper left
+        8 x 8 first, then the lower left one. ``n`` and ``k`` are known when the kernel is compiled."""
+        lane = lane_index()
+        return self.matrices(stage, line, column, n, k, lane % 16, udiv(lane, 16) * 8, trans)
+
+    def lying(self, stage: int, line: int, column: int, n: int, k: int, trans: bool) -> tuple:
+        """The same, but the upper right 8 x 8 second."""
+        lane = lane_index()
+        return self.matrices(stage, line, column, n, k, lane % 8 + udiv(lane, 16) * 8, udiv(lane, 8) % 2 * 8, trans)
+
+    def matrices(self, stage: int, line: int, column: int, n: int, k: int, down: int, right: int, trans: bool) -> tuple:
+        """Of this lane's line, ``down`` below the first and ``right`` into it."""
+        panel, known = udiv(column, self.line), k // self.line
+        within = column - panel * self.line + (k - known * self.line)
+        at = self.layout.swizzle(down * self.line + right + within) + line * self.line
+        at += panel * (self.lines * self.line) + stage * (self.stage_bytes // 2)
+        pointer = pinned(shared(self.dtype, self.offset), shared_place(self.dtype, at))
+        return ldmatrix(pointer, at, known * (self.lines * self.line) + n * self.line, 4, trans)
+
+
+class Multiplied(Component):
+    """What products have that take B from a stage: 16 rows of each warp times ``b``. Their fields are its subclasses'."""
+
+    b: Copied
+    b_transposed: bool
+
+    @cached_property
+    def columns(self) -> int:
+        return self.b.lines if self.b_transposed else self.b.columns
+
+    @cached_property
+    def k(self) -> int:
+        return self.b.columns if self.b_transposed else self.b.lines
+
+    @cached_property
+    def operator(self) -> MMAOp:
+        """16 x 16 by 16 x 16."""
+        return MMAOp(N=16, dtype=self.b.dtype, accumulator=F32)
+
+    @cached_property
+    def mma(self) -> Any:
+        return self.operator.instruction
+
+    @cached_property
+    def values(self) -> int:
+        """A thread's sums."""
+        return self.columns // 2
+
+    def begin(self, value: float) -> tuple:
+        return fill(F32, self.values, value)
+
+
+@dataclass(frozen=True)
+class MmaProduct(Multiplied):
+    """64 rows of ``a`` times ``b``, for each warpgroup; a transposed operand lies in its stage as in its array.
+
+    With ``parts`` a warpgroup has as many times 64 rows, and what a warp loads of B serves all: a thread's sums are those of
+    16 columns of each part, then of the next 16 columns."""
+
+    a: Copied
+    b: Copied
+    a_transposed: bool = False
+    b_transposed: bool = False
+    parts: int = 1
+
+    @cached_property
+    def values(self) -> int:
+        return self.parts * self.columns // 2
+
+    def part(self, sums: tuple, n: int) -> tuple:
+        """The sums of the n-th part."""
+        return join(apply(of_part, split(sums, 8 * self.parts), n))
+
+    def multiply(self, sums: tuple, slot: Slot, group: int) -> tuple:
+        """The sums, and on top of them the product of a stage."""
+        return self.multiply_apart(sums, slot, slot, group)
+
+    def multiply_apart(self, sums: tuple, a_slot: Slot, b_slot: Slot, group: int) -> tuple:
+        """The same of operands in rings of their own."""
+        row = group * ROWS + udiv(thread_index() % 128, 32) * WARP_ROWS
+        return join(fold(self.k // STEP, one_step, split(sums, 8 * self.parts), self, a_slot.stage, b_slot.stage, row))
+
+    def left(self, stage: int, row: int, n: int) -> tuple:
+        """A warp's rows of A, 16 elements of each."""
+        if self.a_transposed:
+            return self.a.lying(stage, 0, row, n * STEP, 0, True)
+        return self.a.upright(stage, row, 0, 0, n * STEP, False)
+
+
+def one_step(sums: tuple, n: int, product: Any, a_stage: int, b_stage: int, row: int) -> tuple:
+    """16 elements of K: a warp's rows of A against 16 columns at a time."""
+    return apply(next_columns, sums, product, generate(product.parts, left_of_part, product, a_stage, row, n), b_stage, n)
+
+
+def left_of_part(part: int, product: Any, stage: int, row: int, n: int) -> tuple:
+    """Parts of A lie one behind the other: each has 64 rows of every warpgroup."""
+    return product.left(stage, row + part * (product.a.threads // 2), n)
+
+
+def next_columns(sums: tuple, i: int, product: Any, a: tuple, stage: int, n: int) -> tuple:
+    if product.b_transposed:
+        return join(apply(multiplied, split(sums, 8), product, a, product.b.lying(stage, 0, 0, i * 16, n * STEP, False)))
+    return join(apply(multiplied, split(sums, 8), product, a, product.b.upright(stage, 0, 0, n * STEP, i * 16, True)))
+
+
+def multiplied(sums: tuple, part: int, product: Any, a: tuple, b: tuple) -> tuple:
+    return product.mma(a[part], b, sums)
+
+
+def of_part(sums: tuple, i: int, n: int) -> tuple:
+    return split(sums, 8)[n]
+
+
+@dataclass(frozen=True)
+class HandedMmaProduct(Multiplied):
+    """64 rows of what a warpgroup has computed times ``b``: the sums of one product are A of this one, in the registers that
+    they are in."""
+
+    b: Copied
+    b_transposed: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.hand_over                                 # noqa: B018  (raises where the sums are no A fragments)
+
+    @cached_property
+    def hand_over(self) -> HandOver:
+        return HandOver(self.operator, self.operator, self.k)
+
+    def fragments(self, values: tuple) -> tuple:
+        """Values as A, rounded to its dtype."""
+        return apply(packed, split(values, self.hand_over.values), self.b.dtype)
+
+    def rectified(self, values: tuple) -> tuple:
+        """`fragments` of max(x, 0) of each: in the same instructions."""
+        return apply(packed_rectified, split(values, self.hand_over.values), self.b.dtype)
+
+    def multiply(self, sums: tuple, fragments: tuple, slot: Slot) -> tuple:
+        """The sums, and on top of them the product with a stage."""
+        return join(fold(self.hand_over.fragments, handed_step, split(sums, 8), self, fragments, slot.stage))
+
+
+def handed_step(sums: tuple, n: int, product: Any, fragments: tuple, stage: int) -> tuple:
+    return apply(next_columns, sums, product, (unpack_words(product.b.dtype, fragments[n]),), stage, n)

@@ -1,0 +1,799 @@
+"""A program of rows as the passes see it: what is stored, and what each value has an element for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from collections.abc import Mapping as Names
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gemmkit.functions.rows import RowsProblem
+from gemmkit.kernels.rows import Held, Source, Team, WarpTeam
+from gemmkit.lang.errors import ConfigError
+from gemmkit.programs.chains.elements import is_whole_number
+from gemmkit.programs.mapping import SWITCHES, Mapping
+from gemmkit.programs.places import LEAVES, Rewriter
+from gemmkit.programs.text import EARLY, JOINTS, SIGNS, Printed
+from gemmkit.programs.trace import CONDITIONS, Loop, Store, Value
+from gemmkit.programs.values import Axis, Index, refused, shown
+from gemmkit.runtime.array_info import ArrayInfo
+from gemmkit.runtime.device import DeviceInfo
+from gemmkit.tuning.problems import choose
+
+FLOATS = "float16", "bfloat16", "float32"
+#: What all of a row becomes one value by. ``rowmean`` and ``variance`` are made by the algebra.
+FOLDS = frozenset({"rowsum", "rowmax", "rowmin", "rowmean", "variance"})
+FORMS = dict(dot="a product: products of whole rows are taken in rounds, for n in sequential(...)",
+             transpose="a transpose, or a reduction over rows (axis=0): rows are computed as they lie",
+             carried="a cell from outside of the loop: each row begins anew",
+             after="a cell from outside of the loop: each row begins anew")
+
+
+@dataclass(eq=False)
+class RowProgram:
+    """``columns``: the length of its rows; ``reads``: the arrays that are read, with the lines where they are."""
+
+    stack: Index | None
+    rows: Index
+    columns: int
+    stores: list[Store]
+    reads: dict[str, str]
+    line: str
+
+    @property
+    def indices(self) -> tuple[Index, ...]:
+        return (self.rows,) if self.stack is None else (self.stack, self.rows)
+
+
+def is_vector(x: Value) -> bool:
+    """Whether a value has an element for each column of each row. A constant is a number, whatever it fills."""
+    return x.op != "const" and len(x.dims) == 2
+
+
+def is_column(x: Value) -> bool:
+    """Whether it has one for each column, the same in every row."""
+    return x.op != "const" and len(x.dims) == 1 and isinstance(x.dims[0], Axis)
+
+
+def is_row(x: Value) -> bool:
+    """Whether it is one value of a row, or of all rows."""
+    return not is_vector(x) and not is_column(x)
+
+
+def has_rows_alone(loop: Loop) -> bool:
+    """Whether tiles go along rows, and nothing goes around in rounds."""
+    along_rows = [index.stack for index in loop.indices] in ([False], [True, False])
+    return along_rows and not any(isinstance(held, Loop) for held in loop.body)
+
+
+def walked(roots: list[Value]) -> list[Value]:
+    """The values and what they are made of, operands first."""
+    out: dict[Value, None] = {}
+
+    def visit(x: Value) -> None:
+        if x not in out:
+            for y in x.args:
+                visit(y)
+            out[x] = None
+
+    for root in roots:
+        visit(root)
+    return list(out)
+
+
+def row_program_of(loop: Loop) -> RowProgram:
+    """Raises ValueError and TypeError, with the user's line, for what is no function of rows."""
+    stack, rows = (None, loop.indices[0]) if len(loop.indices) == 1 else loop.indices
+    stores = [held for held in loop.body if isinstance(held, Store)]
+    made = RowProgram(stack, rows, 0, stores, {}, loop.line)
+    lengths: dict[int, str] = {}
+    for x in walked([store.value for store in stores]):
+        _check(x, made, lengths)
+    for store in stores:
+        name, rank = store.parameter.name, len(store.parameter.shape)
+        if store.only is not None or tuple(store.key) != made.indices or rank - len(made.indices) not in (0, 1):
+            raise refused(ValueError, f"{name}[{shown(store.key)}] is stored: of functions of rows kernels are derived that "
+                                      f"store rows or a value of each, [{shown(made.indices)}], and without once(...); of "
+                                      "others there is the reference", store.line)
+        if rank > len(made.indices):
+            lengths.setdefault(store.parameter.shape[-1], store.line)
+    if len(lengths) > 1:
+        raise refused(ValueError, f"rows of {' and of '.join(map(str, lengths))} elements: kernels are derived of functions "
+                                  "of rows of one length; of others there is the reference", list(lengths.values())[1])
+    if not any(is_vector(x) and x.op == "load" for x in walked([store.value for store in stores])):
+        raise refused(ValueError, "no sequential loop, and no row of an array that is read: kernels are derived of products "
+                                  "in rounds and of functions of rows, x[m]", loop.line)
+    made.columns = next(iter(lengths))
+    return made
+
+
+def _check(x: Value, program: RowProgram, lengths: dict[int, str]) -> None:
+    if x.op in FORMS:
+        raise refused(ValueError, FORMS[x.op], x.line)
+    if x.op == "const":
+        return
+    if x.op == "load":
+        parameter, key = x.data
+        if not set(key) <= set(program.indices) or len(set(key)) < len(key):
+            raise refused(ValueError, f"{parameter.name}[{shown(key)}]: the index of a function of rows is "
+                                      f"{shown(program.indices)}", x.line)
+        if np.dtype(parameter.dtype).name not in FLOATS:
+            raise refused(TypeError, f"{parameter.name} is of {parameter.dtype}; functions of rows read float16, bfloat16 "
+                                     "and float32", x.line)
+        program.reads.setdefault(parameter.name, x.line)
+    if x.op == "cast" and np.dtype(x.data).name not in FLOATS:
+        raise refused(TypeError, f"astype({np.dtype(x.data)}): functions of rows are computed in float32, and rounded to "
+                                 "float16 or bfloat16 where that is written", x.line)
+    axes = [dim for dim in x.dims if isinstance(dim, Axis)]
+    if len(axes) > 1 or len(x.dims) - len(axes) > 1:
+        raise refused(ValueError, f"a value of ({shown(x.dims)}): a function of rows has whole rows, (m, all columns), and "
+                                  "values of rows and of columns", x.line)
+    for axis in axes:
+        lengths.setdefault(axis.size, x.line)
+    if x.op.startswith("row") and not isinstance(x.args[0].dims[1], Axis):
+        raise refused(ValueError, f"{x.op[3:]}(axis=1) of a value of ({shown(x.args[0].dims)}) goes over "
+                                  f"{x.args[0].dims[1]}: rows are reduced, and do not know of each other", x.line)
+
+
+# --------------------------------------------------------------------------------------------------
+# Equal expressions that cost less, of functions of rows, beyond those of `gemmkit.programs.places`.
+#
+# | written | computed | instead of |
+# |---|---|---|
+# | the mean of (t - mean of t)^2 | a row's moments: its warps meet once for both | a fold more |
+# | a sum over the number of columns | the mean | a constant of the length |
+# | -max(-x), -max(-x, -y) | min | two signs an element |
+# | astype(float32) | what is in float32 anyway | |
+
+def rewritten(program: RowProgram) -> list[Value]:
+    """What is stored, in the order of the stores."""
+    rewriter = RowRewriter(program.columns)
+    return [rewriter.of(store.value) for store in program.stores]
+
+
+class RowRewriter(Rewriter):
+    """Of rows of so many columns."""
+
+    def __init__(self, columns: int):
+        super().__init__()
+        self.columns = columns
+
+    def of(self, x: Value) -> Value:
+        new = super().of(x)
+        if x.name and not new.name and new.op not in LEAVES:
+            new.name = x.name
+        return new
+
+    def _of_mul(self, like: Value, x: Value, y: Value) -> Value | None:
+        is_mean = x.op == "rowsum" and y.op == "const" and not y.dims and self.columns and y.data == 1 / self.columns
+        return self.build("rowmean", x.args, like) if is_mean else super()._of_mul(like, x, y)
+
+    def _of_rowmean(self, like: Value, x: Value) -> Value | None:
+        if x.op != "mul" or x.args[0] is not x.args[1] or x.args[0].op != "sub":
+            return None
+        t, mean = x.args[0].args
+        return self.build("variance", (t,), like) if mean.op == "rowmean" and mean.args[0] is t else None
+
+    def _of_neg(self, like: Value, x: Value) -> Value | None:
+        if x.op == "neg":
+            return x.args[0]
+        if x.op == "rowmax" and x.args[0].op == "neg":
+            return self.build("rowmin", x.args[0].args, like)
+        if x.op == "max" and "neg" in (x.args[0].op, x.args[1].op):
+            return self.build("min", tuple(self.build("neg", (y,), y) for y in x.args), like)
+        if x.op == "const" and not x.dims:
+            return Value("const", data=-x.data, line="")
+        return None
+
+
+    def _of_cast(self, like: Value, x: Value) -> Value | None:
+        return x if np.dtype(like.data) == np.dtype(np.float32) else None
+
+
+# --------------------------------------------------------------------------------------------------
+# What a row's threads do, in order: rows are loaded, mapped and folded, and results are stored.
+#
+# A row is held in registers from where it is loaded or mapped to where it is needed last. What several folds and stores
+# need is mapped once where computing it again costs more than a place in the registers: exponentials and the like, and
+# what stands in place of the rows that it is made of. A difference from the mean is written where it is needed.
+
+COSTLY = frozenset({"exp2", "log2", "tanh", "sqrt", "reciprocal"})
+NEVER = CONDITIONS | {"load"}                   # an array's row is one anyway, and a condition is no number
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """``value``: what it makes."""
+
+    value: Value
+
+
+class Load(Step):
+    """A row of an array."""
+
+
+class Map(Step):
+    """A row, element by element, that later steps begin with."""
+
+
+class Fold(Step):
+    """One value of all elements."""
+
+
+class Moments(Step):
+    """The mean of a row, and its variance: ``value`` is the row."""
+
+
+class Named(Step):
+    """A value of the row that elements are computed with, or that is needed twice."""
+
+
+@dataclass(frozen=True, eq=False)
+class Put(Step):
+    """``value`` becomes a result."""
+
+    store: Store
+
+
+@dataclass
+class Steps:
+    """``rows``: the values that are rows in the text; ``named``: those of a row that have a name; ``at_once``: how many rows
+    threads hold at the same time."""
+
+    order: list[Step]
+    rows: set[Value]
+    named: set[Value]
+    at_once: int
+
+    def within(self, root: Value) -> Iterator[Value]:
+        """What the elements of a value are made of, as far as that has no name: operands first."""
+        return _within(root, self.rows | self.named)
+
+
+def steps_of(program: RowProgram, roots: list[Value]) -> Steps:
+    """``roots``: what is stored."""
+    values = walked(roots)
+    rows = {x for x in values if x.op == "load" and is_vector(x)} | _mapped(values, roots)
+    builder = Builder(rows, _named(values, roots), {x.args[0] for x in values if x.op == "variance"})
+    builder.order += [Load(x) for x in values if x.op == "load" and is_vector(x)]
+    for store, root in zip(program.stores, roots):
+        builder.need(root)
+        builder.order.append(Put(root, store))
+    return Steps(builder.order, rows, builder.named, _at_once(builder))
+
+
+def _within(root: Value, known: set[Value]) -> Iterator[Value]:
+    seen: set[Value] = set()
+
+    def visit(x: Value) -> Iterator[Value]:
+        if x not in seen:
+            seen.add(x)
+            if x is root or x not in known:
+                for y in x.args:
+                    yield from visit(y)
+            yield x
+
+    return visit(root)
+
+
+# -- which values are rows ------------------------------------------------------------------------------------------------
+
+def _mapped(values: list[Value], roots: list[Value]) -> set[Value]:
+    """The computed values that are held."""
+    users: dict[Value, list[Value]] = {x: [] for x in values}
+    for x in values:
+        for y in x.args:
+            users[y].append(x)
+    forced = {x.args[0] for x in values if x.op == "variance" and x.args[0].op != "load"}
+    held = set(forced)
+    places: dict[Value, set[Value | int]] = {}
+
+    def where(x: Value) -> set[Value | int]:
+        """The folds, stores and rows whose elements a value is needed for."""
+        if x not in places:
+            places[x] = {n for n, root in enumerate(roots) if root is x}
+            for user in users[x]:
+                places[x] |= {user} if user in held or user.op in FOLDS else where(user)
+        return places[x]
+
+    of_rows = {x for x in values if is_row(x)}
+
+    def elements(x: Value, known: set[Value]) -> list[Value]:
+        return [y for y in _within(x, of_rows | known) if y not in of_rows]
+
+    computed = [x for x in reversed(values) if is_vector(x) and x.op not in NEVER]
+    for x in computed:                                 # what needs a value comes before it
+        parts = elements(x, set())
+        if len(where(x)) > 1 and (COSTLY & {y.op for y in parts} or sum(y.op == "load" for y in parts) > 1):
+            held.add(x)
+    for x in computed:
+        if x in held - forced:
+            places.clear()
+            parts = elements(x, held - {x})
+            replaced = any(is_vector(y) and (y in held or y.op == "load") and where(y) == {x} for y in parts)
+            inner = {y.op for y in parts if y not in held or y is x}
+            if not COSTLY & inner and not replaced:
+                held.discard(x)
+    return held
+
+
+def _named(values: list[Value], roots: list[Value]) -> set[Value]:
+    """Values of a row that elements meet, that are stored as elements or that are needed twice; and all that have no text of
+    their own."""
+    uses: dict[Value, int] = {}
+    for x in values:
+        for y in x.args:
+            if is_row(y):
+                uses[y] = uses.get(y, 0) + (1 if is_row(x) and x.op not in FOLDS else 2)
+    for root in roots:
+        uses[root] = uses.get(root, 0) + 2
+    return {x for x in values if is_row(x) and x.op not in ("const", "coordinate")
+            and (x.op in FOLDS or x.op in ("load", "scalar") or uses.get(x, 0) > 1)}
+
+
+# -- in order ---------------------------------------------------------------------------------------------------------------
+
+@dataclass
+class Builder:
+    """``spread``: rows whose variance is needed."""
+
+    rows: set[Value]
+    named: set[Value]
+    spread: set[Value]
+    order: list[Step] = field(default_factory=list)
+    done: set[Value] = field(default_factory=set)
+
+    def need(self, root: Value) -> None:
+        """The steps that a value's elements need."""
+        for x in _within(root, self.rows | self.named):
+            if x not in self.done and ((x in self.rows and x.op != "load") or x in self.named):
+                self.done.add(x)
+                self.make(x)
+
+    def make(self, x: Value) -> None:
+        if x.op in ("rowmean", "variance") and x.args[0] in self.spread:
+            row = x.args[0]
+            if not any(isinstance(step, Moments) and step.value is row for step in self.order):
+                self.need(row)
+                self.order.append(Moments(row))
+            return
+        for y in x.args:
+            self.need(y)
+        self.order.append(Fold(x) if x.op in FOLDS else Map(x) if x in self.rows else Named(x))
+
+
+def _at_once(builder: Builder) -> int:
+    """The most rows that are live between two steps."""
+    known = builder.rows | builder.named
+    needs = [{step.value} & builder.rows if isinstance(step, (Moments, Put)) and step.value in known else
+             {y for y in _within(step.value, known) if y in builder.rows and y is not step.value} for step in builder.order]
+    last = {row: n for n, used in enumerate(needs) for row in used}
+    made = {step.value: n for n, step in enumerate(builder.order) if isinstance(step, (Load, Map))}
+    return max(sum(made[row] <= n < last.get(row, made[row]) or made[row] == n for row in made) for n in range(len(needs)))
+
+
+# --------------------------------------------------------------------------------------------------
+# Elements of rows as text: a function of one element, with those of other rows and of arrays by columns that it meets.
+
+DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
+#: Functions as the text calls them, and what it imports for that.
+CALLS = dict(exp2="exp2", log2="log2", reciprocal="reciprocal", tanh="math.tanh", sqrt="math.sqrt", max="max", min="min")
+FLOAT32 = frozenset({"exp2", "log2", "reciprocal", "cast", "scalar", *FOLDS})
+COLUMN = "column"                      # what an element's place in its row is called
+PART = "part_"                         # what is needed more than once in a function has such a name, which nothing else has
+
+
+@dataclass
+class Element:
+    """``name``: what a value of a row, and an element of a row, is called. ``is_made``: the elements become a row, so that
+    its own name is not what they are."""
+
+    steps: Steps
+    root: Value
+    name: Callable[[Value], str]
+    is_made: bool = False
+    rows: list[Value] = field(default_factory=list)
+    outside: list[str] = field(default_factory=list)
+    needs: set[str] = field(default_factory=set)
+    lines: list[str] = field(default_factory=list)
+    text: str = field(init=False)
+    _known: dict[Value, str] = field(default_factory=dict)
+    _uses: dict[Value, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for x in self.steps.within(self.root) if self.is_made or not self._has_name(self.root) else ():
+            for y in x.args if not self._has_name(x) else ():
+                self._uses[y] = self._uses.get(y, 0) + (2 if x.op == "finite" else 1)
+        self.text = bare(self.of(self.root))
+
+    def _has_name(self, x: Value) -> bool:
+        return (x in self.steps.rows or x in self.steps.named) and not (self.is_made and x is self.root)
+
+    def of(self, x: Value, whole: bool = False) -> str:
+        """``whole``: as a whole number, which places are."""
+        if x.op == "const":
+            return str(int(x.data)) if whole else self._number(x.data)
+        if x.op == "coordinate":
+            return COLUMN if isinstance(x.data, Axis) else self._outside(x.data.name)
+        if self._has_name(x):
+            return self._beside(x) if is_vector(x) else self._outside(self.name(x))
+        if x.op == "load":
+            return self._beside(x)
+        if x in self._known:
+            return self._known[x]                      # it has a line of its own
+        text = self._operation(x)
+        if self._uses.get(x, 0) > 1:
+            name = f"{PART}{len(self._known)}"
+            self.lines.append(f"{name} = {bare(text)}")
+            self._known[x] = text = name
+        return text
+
+    def _number(self, number: float) -> str:
+        if math.isfinite(number):
+            return repr(float(number))
+        self.needs.add("math")
+        return "math.nan" if math.isnan(number) else "math.inf" if number > 0 else "-math.inf"
+
+    def _outside(self, name: str) -> str:
+        if name not in self.outside:
+            self.outside.append(name)
+        return name
+
+    def _beside(self, x: Value) -> str:
+        if x not in self.rows:
+            self.rows.append(x)
+        return self.name(x)
+
+    def _operation(self, x: Value) -> str:
+        if x.op == "where":
+            condition, one, other = self.of(x.args[0]), *(self._float(y) for y in x.args[1:])
+            if x.args[1].op != "where":                # within another's first choice it keeps its brackets
+                one = bare(one)
+            text = f"({one} if {bare(condition)} else {bare(other)})"
+            return text if any(map(self.is_float, x.args[1:])) else self._converted(text)
+        if x.op in JOINTS:
+            return f"({JOINTS[x.op].format(*map(self.of, x.args))})"
+        if x.op == "cast":
+            kind = DTYPES[np.dtype(x.data).name]
+            self.needs.add(kind)
+            return self._converted(f"convert({kind}, {bare(self._float(x.args[0]))})")
+        whole = is_whole_number(x) and all(is_whole_number(y) or (y.op == "const" and float(y.data).is_integer())
+                                           for y in x.args)
+        if x.op == "sub" and not whole and "mul" in (x.args[0].op, x.args[1].op):
+            one, other = (self.of(y) if self.is_float(y) else self._converted(self.of(y)) for y in x.args)
+            self.needs.add("difference")               # a GPU would fuse the product: a row's largest is 0 from itself
+            return f"difference({bare(one)}, {bare(other)})"
+        if x.op in SIGNS:
+            one, other = ([self.of(y, True) for y in x.args] if whole else
+                          [self._float(y, x.args[1 - n]) for n, y in enumerate(x.args)])
+            binds = [self._binds(y) for y in x.args]
+            one = bare(one) if binds[0] and (binds[0] == 2 or x.op != "mul") and x.op != "div" else one
+            other = bare(other) if binds[1] == 2 and x.op != "mul" and x.op != "div" else other
+            return f"({one} {SIGNS[x.op]} {other})"
+        args = [self.of(y, True) if whole else self._float(y) for y in x.args]
+        if x.op == "neg":
+            return f"(-{args[0]})"
+        if x.op == "finite":
+            self.needs.add("math")
+            return f"(0.0 if {args[0]} == -math.inf else {args[0]})"
+        self.needs |= {"math"} if CALLS[x.op].startswith("math.") else {CALLS[x.op]}
+        return f"{CALLS[x.op]}({', '.join(map(bare, args))})"
+
+    def _binds(self, x: Value) -> int:
+        """How closely a value's text binds where its brackets may go: 2 a product, 1 a sum, 0 anything else."""
+        is_inline = not self._has_name(x) and x not in self._known
+        return {"mul": 2, "add": 1, "sub": 1}.get(x.op, 0) if is_inline else 0
+
+    def _float(self, x: Value, beside: Value | None = None) -> str:
+        """In float32: an array's element by columns is of its own dtype, unless what it meets is in float32."""
+        text = self.of(x)
+        if x.op == "const" or self.is_float(x) or (is_narrow(x) and beside is not None and self._widens(beside)):
+            return text
+        return self._converted(text)
+
+    def _converted(self, text: str) -> str:
+        self.needs |= {"convert", "F32"}
+        return f"convert(F32, {bare(text)})"
+
+    def _widens(self, x: Value) -> bool:
+        """Whether what a value meets becomes float32. (`math`'s functions give Python's numbers in the emulator, which do
+        not.)"""
+        return self._has_name(x) or x.op in FLOAT32 or (x.op in ("add", "sub", "mul") and any(map(self._widens, x.args)))
+
+    def is_float(self, x: Value) -> bool:
+        """Whether a value's text is in float32: not a constant, which is as wide as what it meets."""
+        if self._has_name(x) or x.op in FLOAT32:
+            return True
+        if x.op in ("const", "coordinate", "load") or is_whole_number(x):
+            return x.op == "load" and not is_narrow(x)
+        return any(self.is_float(y) or is_narrow(y) or is_whole_number(y) for y in x.args) or x.op == "where"
+
+
+def is_narrow(x: Value) -> bool:
+    return x.op == "load" and is_column(x) and np.dtype(x.data[0].dtype).name != "float32"
+
+
+def bare(text: str) -> str:
+    """Without the brackets around all of it."""
+    depth = 0
+    for n, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if depth == 0 and n < len(text) - 1:
+            return text
+    return text[1:-1] if text.startswith("(") else text
+
+
+# --------------------------------------------------------------------------------------------------
+# A function of rows as text: a kernel in gemmkit's dialect, in the words of `gemmkit.kernels.rows`.
+
+WORDS = ("along", "largest", "mapped", "moments", "put_into", "put_one", "row_of", "smallest", "total")
+IMPORTS = [
+    ("gemmkit.components", "Component"), ("gemmkit.components", "Scalar"), ("gemmkit.kernels.rows", "Held"),
+    ("gemmkit.kernels.rows", "Rows"), ("gemmkit.kernels.rows", "Streamed"),
+    *(("gemmkit.kernels.rows", word) for word in WORDS),
+    ("gemmkit.kernels.rows", "BlockTeam"), ("gemmkit.kernels.rows", "WarpTeam"),
+    ("gemmkit.lang.component_products", "matrix_of"), ("gemmkit.lang.aggregates", "convert"),
+    ("gemmkit.programs.collectives", "blocks"),
+    *(("gemmkit.ptx.arithmetic", name) for name in ("exp2", "log2", "reciprocal")),
+    ("gemmkit.ptx.arithmetic", "difference"), ("gemmkit.ptx.special", "udiv"),
+    *(("gemmkit.ptx.wgmma", name) for name in ("grid_launch_dependents", "grid_wait"))]
+FOLDED = dict(rowsum="total", rowmean="total", rowmax="largest", rowmin="smallest")
+CALLED = dict(rowsum="whole", rowmean="mean", rowmax="top", rowmin="low", variance="variance", reciprocal="over")
+LONG = 70                              # characters of an expression, beyond which it is a function of its own
+ALWAYS = {"Component", "Scalar", "Rows", "blocks"}
+#: What a text calls its own things: arrays, numbers and indices of programs are called otherwise.
+OWN_NAMES = frozenset({name for _, name in IMPORTS} | set(DTYPES.values()) | {
+    COLUMN, "ROWS", "SHARED_BYTES", "Sizes", "columns", "dataclass", "index", "kernel", "math", "max", "min", "np", "sizes",
+    "tiles"})
+
+
+@dataclass
+class Printer:
+    program: RowProgram
+    steps: Steps
+    dtypes: dict[str, np.dtype]
+    taken: set[str]
+    needs: set[str] = field(default_factory=lambda: set(ALWAYS))
+    lines: list[str] = field(default_factory=list)
+    functions: list[str] = field(default_factory=list)
+    names: dict[Value, str] = field(default_factory=dict)
+    elements: dict[Value, str] = field(default_factory=dict)
+    first: str = ""
+
+    # -- names --------------------------------------------------------------------------------------------------------
+
+    def unique(self, wanted: str) -> str:
+        wanted = wanted.replace(PART, "value_")
+        name, n = wanted, 1
+        while name in self.taken:
+            n += 1
+            name = f"{wanted}_{n}"
+        self.taken.add(name)
+        return name
+
+    def name(self, x: Value) -> str:
+        """What a value of the row is called, or an element of a row or of an array by columns."""
+        if not is_row(x):
+            self.row(x)
+            return self.elements[x]
+        if x not in self.names:
+            if x.op == "scalar":
+                self.names[x] = str(x.data)            # an argument's name, which is its own
+            else:
+                # (A reciprocal with its argument's name is the rewriter's, not the user's.)
+                given = "" if x.op == "reciprocal" and x.name == x.args[0].name else x.name
+                plain = f"{x.data[0].name}_value" if x.op == "load" else given or CALLED.get(x.op, "value")
+                self.names[x] = self.unique(plain)
+        return self.names[x]
+
+    def row(self, x: Value) -> str:
+        """What the row is called, or the array that stands beside it: made by a line of its own the first time."""
+        if x in self.names:
+            return self.names[x]
+        if x.op == "load":
+            name = x.data[0].name                      # within a function it is the element's
+            self.elements[x] = name if name not in self.elements.values() else self.unique(name)
+        else:
+            self.elements[x] = self.unique(x.name or "value")
+        self.names[x] = self.unique(f"{self.elements[x]}_row")
+        if x.op == "load" and not is_vector(x):
+            self.lines.append(f"{self.names[x]} = {self.call('along', self.first, self.array(x))}")
+        return self.names[x]
+
+    def array(self, x: Value) -> str:
+        """An array without its stack."""
+        parameter, key = x.data
+        stacks = [index.name for index in key if index.stack]
+        return self.call("matrix_of", parameter.name, f"({stacks[0]},)") if stacks else str(parameter.name)
+
+    def call(self, word: str, *arguments: str) -> str:
+        self.needs.add(word)
+        return f"{word}({', '.join(arguments)})"
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def step(self, step: Step) -> None:
+        x = step.value
+        if isinstance(step, Load):
+            name = self.row(x)
+            made = (self.call("row_of", self.first, self.array(x)) if self.first else
+                    f"ROWS.load({self.array(x)}, {self.program.rows.name}, sizes.columns)")
+            self.first = self.first or name
+            self.lines.append(f"{name} = {made}")
+        elif isinstance(step, Moments):
+            pair = [self.moment(op, x) for op in ("rowmean", "variance")]
+            self.lines.append(f"{', '.join(pair)} = {self.call('moments', self.row(x))}")
+        elif isinstance(step, Fold):
+            self.fold(x)
+        elif isinstance(step, Map):
+            made = self.over("mapped", x, "", True)
+            self.lines.append(f"{self.row(x)} = {made}")
+        elif isinstance(step, Named):
+            self.lines += self.named(x)
+        elif isinstance(step, Put):
+            self.put(step)
+
+    def moment(self, op: str, row: Value) -> str:
+        found = [x for x in self.steps.named if x.op == op and x.args[0] is row]
+        return self.name(found[0]) if found else self.unique(CALLED[op])
+
+    def fold(self, x: Value) -> None:
+        made = self.over(FOLDED[x.op], x.args[0], f"of_{self.name(x)}")
+        if x.op == "rowmean":
+            self.needs |= {"convert", "F32"}
+            made += " / convert(F32, sizes.columns)"
+        self.lines.append(f"{self.name(x)} = {made}")
+
+    def named(self, x: Value) -> list[str]:
+        if x.op == "scalar":
+            return [f"{self.name(x)} = sizes.{x.data}"]
+        if x.op == "load":
+            self.needs |= {"convert", "F32"}
+            at = ", ".join(index.name for index in x.data[1])
+            return [f"{self.name(x)} = convert(F32, {x.data[0].name}[{at}])"]
+        made = self.element(x, True)
+        text = made.text
+        if x.op not in CONDITIONS and not made.is_float(x):
+            self.needs |= {"convert", "F32"}
+            text = f"convert(F32, {text})"
+        return [*made.lines, f"{self.name(x)} = {text}"]
+
+    def element(self, x: Value, is_made: bool) -> Element:
+        made = Element(self.steps, x, self.name, is_made)
+        self.needs |= made.needs
+        return made
+
+    def over(self, word: str, x: Value, called: str, is_made: bool = False, *given: str) -> str:
+        """A word of rows with a function of elements: the first row that it needs, and those beside it."""
+        made = self.element(x, is_made)
+        rows = sorted(made.rows, key=lambda row: not is_vector(row))
+        if not rows or not is_vector(rows[0]):         # the first row says where the elements are
+            main, beside, names = self.first, rows, ["_"]
+        else:
+            main, beside, names = self.row(rows[0]), rows[1:], [self.name(rows[0])]
+        parameters = ", ".join([*names, COLUMN, *map(self.name, beside)])
+        text = made.text
+        if made.lines or len(text) > LONG:
+            f = self.unique(called or f"make_{self.elements.get(x, 'value')}")
+            arguments = ", ".join([parameters, *made.outside])
+            self.functions += ["", "", f"def {f}({arguments}):", *(f"    {line}" for line in made.lines),
+                               f"    return {made.text}"]
+            text = f"{f}({arguments})"
+        tuples = [f"({', '.join(map(self.row, beside))}{',' if len(beside) == 1 else ''})"] if beside else []
+        return self.call(word, main, *given, f"lambda {parameters}: {text}", *tuples)
+
+    def put(self, step: Put) -> None:
+        x, parameter = step.value, step.store.parameter
+        kind = self.dtypes[parameter.name].name
+        stack = self.program.stack
+        out = parameter.name if stack is None else self.call("matrix_of", parameter.name, f"({stack.name},)")
+        self.needs.add(DTYPES[kind])
+        if len(parameter.shape) > len(self.program.indices):
+            self.lines.append(self.over("put_into", x, f"element_of_{parameter.name}", False, out, DTYPES[kind]))
+            return
+        made = self.element(x, False)
+        self.needs.add("convert")
+        value = f"convert({DTYPES[kind]}, {bare(made.text)})"
+        self.lines += [*made.lines, self.call("put_one", self.first, out, value)]
+
+
+def printed(title: str, program: RowProgram, steps: Steps, threads: tuple[Team, Source, int], dtypes: dict[str, np.dtype],
+            scalars: list[str], early: bool) -> Printed:
+    """Print the kernel. ``dtypes``: of all arrays, by their names. ``early``: its launch may begin before the kernel before
+    has ended."""
+    team, source, vector = threads
+    rows, stack = program.rows.name, program.stack
+    tile = [index.name for index in program.indices]
+    printer = Printer(program, steps, dtypes, {*OWN_NAMES, *dtypes, *scalars, *tile})
+    for step in steps.order:
+        printer.step(step)
+    begin = EARLY if early else ()
+    printer.needs |= {"F32", *(line.removesuffix("()") for line in begin), type(team).__name__, type(source).__name__,
+                      *(["udiv"] if stack is not None else [])}
+    outs = [store.parameter.name for store in program.stores]
+    reads = [name for name in dtypes if name in program.reads]
+    used = [name for name in scalars if any(x.op == "scalar" and x.data == name for x in steps.named)]
+    imports: dict[str, list[str]] = {}
+    for module, word in IMPORTS:
+        if word in printer.needs:
+            imports.setdefault(module, []).append(word)
+    at = [f"{rows} = ROWS.team.row()", f"if {rows} < sizes.{rows}:"]
+    if stack is not None:
+        at = ["index = ROWS.team.row()", f"if index < sizes.{stack.name} * sizes.{rows}:",
+              f"    {stack.name} = udiv(index, sizes.{rows})", f"    {rows} = index - {stack.name} * sizes.{rows}"]
+    lines = [
+        f'"""{title}"""', "", *(["import math"] if "math" in printer.needs else []), "from dataclasses import dataclass", "",
+        "import numpy as np", "",
+        *(f"from {module} import {', '.join(words)}" for module, words in imports.items()), "",
+        *(f'{short} = np.dtype("{kind}")' for kind, short in DTYPES.items() if short in printer.needs),
+        f"ROWS = Rows({shown_team(team)}, {shown_source(source)}, vector={vector}, dtype=F32)",
+        f"SHARED_BYTES = {team.shared_bytes}", "", "",
+        "@dataclass(frozen=True)", "class Sizes(Component):",
+        *(f"    {name}: Scalar" for name in (*tile, "columns", *used)), "", "",
+        f"def kernel({', '.join(['sizes', *outs, *reads])}):", *(f"    {line}" for line in (*begin, *at)),
+        *(f"        {line}" for line in printer.lines), "", "",
+        "def tiles(sizes):", f"    return blocks({' * '.join(f'sizes.{name}' for name in tile)}, ROWS.team.rows)",
+        *printer.functions]
+    return Printed("\n".join(lines) + "\n", (), tuple(outs), tuple(reads), (*tile, "columns"), tuple(tile), tuple(used),
+                   team.block)
+
+
+def shown_team(team: Team) -> str:
+    return f"WarpTeam(1, F32, {team.rows})" if isinstance(team, WarpTeam) else f"BlockTeam({team.warps}, F32)"
+
+
+def shown_source(source: Source) -> str:
+    return f"Held(pieces={source.pieces}, whole={source.whole})" if isinstance(source, Held) else "Streamed()"
+
+
+# --------------------------------------------------------------------------------------------------
+# All passes of a program of rows: from its trace to its text.
+
+F32 = np.dtype(np.float32)
+
+
+def derived(name: str, program: RowProgram, mapping: Mapping, infos: Names[str, ArrayInfo], numbers: list[str],
+            device: DeviceInfo) -> Printed:
+    """``numbers``: the names of the run-time scalars. Raises ConfigError for a mapping of products, and ValueError, with the
+    user's line, for more rows than can be counted."""
+    _refuse_blocks(mapping)
+    count = program.rows.extent.size * (1 if program.stack is None else program.stack.extent.size)
+    if count >= 2**31 or program.columns >= 2**31:
+        raise refused(ValueError, f"{count} rows of {program.columns} elements; less than 2**31 of each is needed",
+                      program.line)
+    steps = steps_of(program, rewritten(program))
+    whole = {x.data[0].name for x in steps.rows if x.op == "load"}
+    whole |= {store.parameter.name for store in program.stores if len(store.parameter.shape) > len(program.indices)}
+    widest = max(infos[key].dtype.itemsize for key in whole)
+    found = choose(RowsProblem(program.columns, widest, F32, steps.at_once), device).spec
+    team, source, _ = found
+    _check_places(mapping, steps, isinstance(source, Held))
+    threads = "a warp" if team.warps == 1 else f"a block of {team.warps} warps"
+    title = (f"{name}: {threads} a row; rows are "
+             f"{'held in registers' if isinstance(source, Held) else 'loaded anew for each fold and store'}.")
+    used = {key: info.dtype for key, info in infos.items()}
+    return printed(title, program, steps, found, used, numbers, device.starts_early)
+
+
+def _refuse_blocks(mapping: Mapping) -> None:
+    """Raises ConfigError for what a mapping says of products' tiles and rounds."""
+    for name in ("blocks", "cluster", "warpgroups", "stages", "shared_bytes", "splits", "band", "kernel", *SWITCHES):
+        value = getattr(mapping, name)
+        if value:
+            shown = dict(value) if isinstance(value, Names) else value
+            raise ConfigError(f"Mapping({name}={shown!r}): tiles and rounds of products have it, and a function of rows has "
+                              "neither: its rows' length says which threads have a row; leave it out")
+
+
+def _check_places(mapping: Mapping, steps: Steps, is_held: bool) -> None:
+    """Raises ConfigError for names of no rows, and for rows that no registers hold."""
+    names = {x.name for x in steps.rows if is_vector(x)}
+    for name in mapping.places:
+        if name not in names:
+            raise ConfigError(f"Mapping(places={{{name!r}: 'registers'}}): the rows that are loaded or mapped are "
+                              f"{', '.join(sorted(names))}")
+        if not is_held:
+            raise ConfigError(f"Mapping(places={{{name!r}: 'registers'}}): a row is longer than a block's registers, and is "
+                              "loaded anew where it is needed; take shorter rows")

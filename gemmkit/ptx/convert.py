@@ -1,0 +1,171 @@
+"""Integers of 2 and 4 bits as float16, two at a time, in registers.
+
+A float16 from 1024 to 2047 has its integer in the ten bits of the mantissa: ``0x6400 | q`` is 1024 + q. One LOP3 takes two
+integers of a word, 16 bits apart, to such numbers (Kim et al., "Who says elephants can't run", 2022). Integers e places of
+``bits`` higher in the mantissa are 2 ** (bits * e) times as large: an FMA by the inverse brings them down and takes away the
+zero point at once. Both are exact. Only the multiplication by the scale rounds.
+
+| bits | pairs of a word, (q_p, q_p+R/2) | without a shift | a word's instructions |
+|---|---|---|---|
+| 4 | 4 | 2 | 4 LOP3, 1 SHF, 4 HADD2 or HFMA2, 4 HMUL2: 1.6 a weight |
+| 2 | 8 | 5 | 8, 1, 8, 8: 1.6 a weight |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from gemmkit.lang.numba_hooks import atom, ir, signature, types
+from gemmkit.lang.scalars import assembly
+
+i32 = ir.IntType(32)
+MANTISSA, THOUSAND = 10, 0x64006400    # bits; 1024 in both halves
+
+
+def _together(bits: int) -> int:
+    """Pairs that stand in the mantissa without a shift."""
+    return MANTISSA // bits
+
+
+def _pair(value: float) -> int:
+    """A float16 in both halves of a word."""
+    return int(np.float16(value).view(np.uint16)) * 0x10001
+
+
+def _type_zeros(context: Any, bits: Any, zero: Any) -> Any:
+    if not isinstance(bits, types.IntegerLiteral) or not isinstance(zero, types.Integer):
+        return None
+    width = int(bits.literal_value)
+    result = types.UniTuple(types.uint32, _together(width))
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        number = b.or_(b.mul(c.cast(b, v[1], zero, types.uint32), i32(0x10001)), i32(THOUSAND))
+        out = [assembly(b, "sub.rn.f16x2 $0, $1, $2;", [i32], [i32(_pair(1024 - 1024 * 2.0**(-width * e))), number],
+                        pure=True)[0] for e in range(_together(width))]
+        return c.make_tuple(b, result, out)
+
+    return signature(result, bits, zero), codegen
+
+
+@atom(_type_zeros)
+def zero_words(bits: int, zero: int) -> tuple:
+    """What `dequantise_word` adds for a zero point: -(1024 / 2 ** (bits * e) + zero) for each place e in the mantissa.
+
+    >>> [float(np.uint32(word & 0xFFFF).astype(np.uint16).view(np.float16)) for word in zero_words(4, 8)]
+    [-1032.0, -72.0]
+    """
+    return tuple(np.uint32(_pair(-(1024 * 2.0**(-bits * e) + int(zero)))) for e in range(_together(bits)))
+
+
+def _type_dequantise(context: Any, bits: Any, word: Any, zeros: Any, scale: Any) -> Any:
+    if not isinstance(bits, types.IntegerLiteral) or word != types.uint32 or scale != types.uint32:
+        return None
+    width = int(bits.literal_value)
+    together, pairs = _together(width), 16 // width
+    if zeros != types.UniTuple(types.uint32, together):
+        return None
+    result = types.UniTuple(types.uint32, pairs)
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        out = []
+        for p in range(pairs):
+            e, shifted = p % together, b.lshr(v[1], i32(p // together * together * width))
+            mask = ((1 << width) - 1) * 0x10001 << width * e
+            number = assembly(b, f"lop3.b32 $0, $1, {mask}, {THOUSAND}, 0xea;", [i32], [shifted], pure=True)[0]
+            zero = b.extract_value(v[2], e)
+            if e == 0:
+                number = assembly(b, "add.rn.f16x2 $0, $1, $2;", [i32], [number, zero], pure=True)[0]
+            else:
+                number = assembly(b, "fma.rn.f16x2 $0, $1, $2, $3;", [i32], [number, i32(_pair(2.0**(-width * e))), zero],
+                                  pure=True)[0]
+            out.append(assembly(b, "mul.rn.f16x2 $0, $1, $2;", [i32], [number, v[3]], pure=True)[0])
+        return c.make_tuple(b, result, out)
+
+    return signature(result, bits, word, zeros, scale), codegen
+
+
+@atom(_type_dequantise)
+def dequantise_word(bits: int, word: int, zeros: tuple, scale: int) -> tuple:
+    """The integers in a 32-bit word as float16, (q - zero) * scale, in pairs: word p of the result has integers p and
+    p + 16 / bits. ``zeros`` are `zero_words`, ``scale`` has the scale in both halves; sm_80+.
+
+    >>> words = dequantise_word(4, np.uint32(0x00090008), zero_words(4, 8), np.uint32(0x40004000))
+    >>> np.array(words, np.uint32).view(np.float16).tolist()
+    [0.0, 2.0, -16.0, -16.0, -16.0, -16.0, -16.0, -16.0]
+    """
+    places = np.arange(16 // bits, dtype=np.uint32)[:, None] * np.uint32(bits) + np.array([0, 16], np.uint32)
+    integers = (np.uint32(word) >> places) & np.uint32((1 << bits) - 1)
+    zero = -np.array(zeros[:1], np.uint32).view(np.float16)[0].astype(np.float32) - 1024
+    factor = np.array([scale], np.uint32).view(np.float16)[0].astype(np.float32)
+    with np.errstate(all="ignore"):
+        values = ((integers.astype(np.float32) - zero) * factor).astype(np.float16)
+    return tuple(values.view(np.uint32).reshape(-1))
+
+
+def _type_as_bfloat16(context: Any, words: Any) -> Any:
+    if not isinstance(words, types.UniTuple) or words.dtype != types.uint32:
+        return None
+    text = ("{ .reg .b16 low, high; .reg .f32 x, y; mov.b32 {low, high}, $1; cvt.f32.f16 x, low; cvt.f32.f16 y, high; "
+            "cvt.rn.bf16x2.f32 $0, y, x; }")                                     # the first source is the upper half
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        out = [assembly(b, text, [i32], [b.extract_value(v[0], n)], pure=True)[0] for n in range(words.count)]
+        return c.make_tuple(b, words, out)
+
+    return signature(words, words), codegen
+
+
+@atom(_type_as_bfloat16)
+def as_bfloat16(words: tuple) -> tuple:
+    """Pairs of float16 in words as pairs of bfloat16, rounded to the nearest; sm_80+.
+
+    >>> [hex(word) for word in as_bfloat16((np.uint32(0x40003C00),))]
+    ['0x40003f80']
+    """
+    with np.errstate(all="ignore"):
+        values = np.array(words, np.uint32).view(np.float16).astype(np.float32).astype(ml_dtypes.bfloat16)
+    return tuple(values.view(np.uint32).reshape(-1))
+
+
+# --------------------------------------------------------------------------------------------------
+# Fragments of 16- and 8-bit elements as the 32-bit registers that instructions take, and back.
+
+i1, i8, i32 = ir.IntType(1), ir.IntType(8), ir.IntType(32)
+
+
+def elements(builder: Any, value: Any, count: int) -> list:
+    return [builder.extract_value(value, n) for n in range(count)]
+
+
+def _is_narrow(element: Any) -> bool:
+    return isinstance(element, ir.IntType) and element.width < 32
+
+
+def to_registers(builder: Any, values: list) -> list:
+    """Pairs of 16-bit values, or fours of 8-bit ones, as 32-bit registers; wider values as they are. A bool is a byte."""
+    if not _is_narrow(values[0].type):
+        return values
+    values = [builder.zext(value, i8) for value in values] if values[0].type == i1 else values
+    per, packed = 32 // values[0].type.width, []
+    for at in range(0, len(values), per):
+        vector = ir.Constant(ir.VectorType(values[0].type, per), ir.Undefined)
+        for n in range(per):
+            vector = builder.insert_element(vector, values[at + n], i32(n))
+        packed.append(builder.bitcast(vector, i32))
+    return packed
+
+
+def from_registers(builder: Any, registers: list, element: Any) -> list:
+    """The inverse of `to_registers` for elements of an LLVM type."""
+    if element == i1:
+        return [builder.icmp_unsigned("!=", byte, i8(0)) for byte in from_registers(builder, registers, i8)]
+    if not _is_narrow(element):
+        return [builder.bitcast(register, element) for register in registers]
+    per, out = 32 // element.width, []
+    for register in registers:
+        vector = builder.bitcast(register, ir.VectorType(element, per))
+        out += [builder.extract_element(vector, i32(n)) for n in range(per)]
+    return out

@@ -1,0 +1,395 @@
+"""``Linear``: a layer whose bias and activation are in the product's epilogue."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from gemmkit.epilogues import GELU, Bias, Epilogue, ReLU, SiLU, Tanh
+from gemmkit.functions.matmul import matmul as plain_matmul
+from gemmkit.layouts import GroupQuantised
+from gemmkit.layouts.matrices import Matrix
+from gemmkit.layouts.quantised import quantise
+from gemmkit.runtime.arrays import dtype_from_torch
+from gemmkit.torch.autograd import matmul
+from gemmkit.torch.operators import Product, op
+from gemmkit.torch.product import (
+    Differentiable,
+    are_matrices,
+    autocast,
+    batched_by,
+    define,
+    is_eager,
+    layer,
+    records,
+    summed_to,
+)
+
+# --------------------------------------------------------------------------------------------------
+# Rows plus a bias, as `torch.compile` is to see it: the sum is fused into what follows, the bias's gradient is not.
+#
+# The gradient of the rows is in memory, since the gradient of the weights is a product of it. Where the bias's gradient
+# was a sum that the compiler saw, its kernel computed the activation's derivative a second time instead of reading it: 80
+# us for 8192 x 4096 of float16 with GELU, where summing what is there takes 16 (H200, PyTorch 2.11). An operator is read
+# from memory.
+
+def biased(x: Any, bias: Any) -> Any:
+    """x (M, N) plus a bias (N,), recorded."""
+    return _Biased.apply(x, bias)
+
+
+class _Biased(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Any, bias: Any) -> Any:
+        return x + bias
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.of_x, ctx.of_bias = inputs[0].dtype, inputs[1].dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> tuple[Any, Any]:
+        of_bias = _SUM(grad).to(ctx.of_bias) if ctx.needs_input_grad[1] else None
+        return grad.to(ctx.of_x), of_bias
+
+
+def _compute_sum(x: Any) -> Any:
+    return x.sum(0)
+
+
+def _allocate_sum(x: Any) -> Any:
+    return x.new_empty(x.shape[1:])
+
+
+def _keep_sum(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.shape = inputs[0].shape
+
+
+def _backward_sum(ctx: Any, grad: Any) -> Any:
+    return grad.expand(ctx.shape)
+
+
+def _sum_in_batches(size: int, in_dims: tuple, x: Any) -> tuple[Any, int]:
+    """One sum of rows that are a batch long."""
+    rows = x.movedim(in_dims[0], 1).flatten(1)
+    return _SUM(rows).unflatten(0, (size, -1)), 0
+
+
+_SUM = Differentiable(define("gemmkit::sum_of_rows", "(Tensor x) -> Tensor", _compute_sum, _allocate_sum), _backward_sum,
+                      _keep_sum, _sum_in_batches, _compute_sum)
+
+
+#: What `Linear` takes for ``activation``.
+ACTIVATIONS: dict[str, Epilogue] = {"relu": ReLU(), "gelu": GELU(), "gelu_tanh": GELU("tanh"), "silu": SiLU(),
+                                    "tanh": Tanh()}
+
+
+#: The same by PyTorch, for where a gradient is wanted.
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {"relu": F.relu, "gelu": F.gelu,
+                                              "gelu_tanh": functools.partial(F.gelu, approximate="tanh"), "silu": F.silu,
+                                              "tanh": torch.tanh}
+
+
+@functools.cache
+def _operator(activation: str | None, has_bias: bool) -> Product | None:
+    """The operator of all layers of a kind; None for a plain product."""
+    after = None if activation is None else ACTIVATIONS[activation]
+    name = "linear" + ("" if activation is None else f"_{activation}") + ("" if has_bias else "_without_bias")
+    if not has_bias:
+        return None if after is None else op(name=name, epilogue=after)
+    if after is None:
+        return op(name=name, epilogue=lambda bias: Bias(bias))
+    return op(name=name, epilogue=lambda bias: Bias(bias) | after)
+
+
+def check_width(x: Any, in_features: int) -> None:
+    """Raise ValueError for an x whose last dimension is not ``in_features``."""
+    if not x.dim() or x.shape[-1] != in_features:
+        raise ValueError(f"x has shape {tuple(x.shape)}; (..., {in_features}) is needed, as in_features={in_features}")
+
+
+def check_layer(in_features: Any, out_features: Any, activation: Any) -> None:
+    """Raise ValueError for what is no number of features, and for another activation than those of `ACTIVATIONS`."""
+    if activation is not None and not (isinstance(activation, str) and activation in ACTIVATIONS):
+        raise ValueError(f"activation={activation!r}: None or one of {', '.join(map(repr, ACTIVATIONS))} is needed")
+    for name, count in (("in_features", in_features), ("out_features", out_features)):
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < 2**31:
+            raise ValueError(f"{name}={count!r}: a whole number is needed, 0 or more")
+
+
+class Linear(torch.nn.Module):
+    """``activation(x W^T + bias)`` of (..., in_features) to (..., out_features), one kernel forward where no gradient is
+    wanted.
+
+    Where one is, the activation's derivative needs what comes before it, and that is stored. A kernel that stores both from
+    its registers takes longer than the product and PyTorch's activation behind it (1.41 and 1.02 of the time without a
+    gradient; 8192 rows, 4096 to 4096, float16, GELU, on an H200, 2026-11-24), so the latter is what is recorded.
+
+    Parameters and how they start are those of ``torch.nn.Linear`` (its ``state_dict`` fits): weight (out, in), bias (out,).
+    ``activation`` is None, "relu", "gelu", "gelu_tanh", "silu" or "tanh". ``torch.autocast`` casts x and the parameters, as
+    those of ``torch.nn.Linear``.
+
+    Raises ValueError for another activation and for an x of another width, TypeError for an x of another dtype than weight.
+
+    >>> import torch, gemmkit as gk, gemmkit.torch
+    >>> layer = gk.torch.Linear(3, 2, activation="relu")
+    >>> with gk.emulate():
+    ...     layer(torch.ones(4, 3)).shape
+    torch.Size([4, 2])
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, activation: str | None = None,
+                 device: Any = None, dtype: Any = None):
+        super().__init__()
+        check_layer(in_features, out_features, activation)
+        self.in_features, self.out_features, self.activation = in_features, out_features, activation
+        self.weight = torch.nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
+        self.bias = torch.nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
+        self._find_operators()
+        self.reset_parameters()
+
+    def _find_operators(self) -> None:
+        self._multiply = _operator(self.activation, self.bias is not None)
+        self._before_activation = _operator(None, self.bias is not None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the operators, which are this process's: a layer is pickled, copied and sent to other processes."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_multiply", "_before_activation")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._find_operators()
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters as ``torch.nn.Linear`` does."""
+        torch.nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        if self.bias is not None:
+            bound = 1 / math.sqrt(self.in_features) if self.in_features > 0 else 0
+            torch.nn.init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, x: Any) -> Any:
+        check_width(x, self.in_features)
+        own = self._parameters                                 # (an attribute takes 1 us; parametrised ones are no such)
+        weight, bias = own.get("weight", None), own.get("bias", None)
+        weight, bias = self.weight if weight is None else weight, self.bias if bias is None else bias
+        x, weight, bias = autocast(x, weight, bias)
+        if x.dtype != weight.dtype:
+            raise TypeError(f"x has dtype {x.dtype} and the layer's weight {weight.dtype}; convert one with .to(), or "
+                            "compute under torch.autocast")
+        rows = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), self.in_features)
+        is_split = self.activation is not None and records(x, weight, bias)      # the activation is recorded by itself
+        operator = self._before_activation if is_split else self._multiply
+        if are_matrices(rows, weight) and (bias is None or bias.dtype == x.dtype) and is_eager((rows, weight, bias)):
+            found = layer(rows, weight, bias, operator)
+        elif is_split and bias is not None and torch.compiler.is_compiling():    # which fuses the bias and the activation
+            found = biased(matmul(rows, weight.mT), bias)
+        elif operator is None:
+            found = matmul(rows, weight.mT)
+        else:
+            found = operator.of_one_dtype(rows, weight.mT, None, *(() if bias is None else (bias,)))
+        found = FUNCTIONS[self.activation or ""](found) if is_split else found
+        return found if x.dim() == 2 else found.view(*x.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, activation={self.activation!r}"
+
+
+# --------------------------------------------------------------------------------------------------
+# ``QuantisedLinear``: a layer whose weights are integers of 2 or 4 bits with group scales.
+#
+# The operator ``gemmkit::quantised_linear`` multiplies; its gradient is that of x (and of the bias), for the weights are
+# integers:
+#
+#     y = x B + bias,   dx^T = B dy^T,   dbias = sum of dy's rows
+#
+# B is dequantised as it is read in both.
+
+_DTYPES = torch.float16, torch.bfloat16
+
+
+class QuantisedLinear(torch.nn.Module):
+    """``activation(x W^T + bias)`` of float16 or bfloat16 (..., in_features) to (..., out_features); W has integers of
+    ``bits`` bits.
+
+    Each ``group`` input features of an output share a float16 scale (`gemmkit.layouts.quantised.quantise`).
+    `from_linear` makes
+    a layer of a trained one; a new layer has weights of zero, which a ``state_dict`` replaces. The buffers are ``words``
+    (int32, in_features * bits / 32 x out_features), ``scales`` (float16, in_features / group x out_features) and, where not
+    ``symmetric``, ``zeros`` (uint8); the parameter is ``bias``. Weights have no gradient. ``to(dtype)``, ``half()`` and the
+    like convert ``bias`` alone: buffers are bits, and keep their dtypes. ``torch.autocast`` casts x and ``bias``.
+
+    A call raises TypeError for an x of another dtype, ValueError for one of another width. The constructor raises
+    ConfigError for other bits and groups than `GroupQuantised` takes, ValueError for ``in_features`` that is no multiple of
+    ``group`` and for another activation than `gemmkit.torch.Linear` has.
+
+    >>> import torch, gemmkit as gk, gemmkit.torch
+    >>> linear = torch.nn.Linear(32, 2, bias=False)
+    >>> _ = torch.nn.init.constant_(linear.weight, 0.5)
+    >>> layer = gk.torch.QuantisedLinear.from_linear(linear, group=32)
+    >>> with gk.emulate():
+    ...     layer(torch.ones(1, 32, dtype=torch.float16)).tolist()
+    [[16.0, 16.0]]
+    """
+
+    words: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+
+    def __init__(self, in_features: int, out_features: int, bits: int = 4, group: int = 128, bias: bool = True,
+                 activation: str | None = None, symmetric: bool = True, device: Any = None):
+        super().__init__()
+        check_layer(in_features, out_features, activation)
+        layout = GroupQuantised("float16", np.empty((0, 0), np.float16), bits, group)
+        if in_features % group:
+            raise ValueError(f"in_features={in_features}: a multiple of group={group} is needed")
+        self.in_features, self.out_features, self.activation = in_features, out_features, activation
+        self.bits, self.group, self.symmetric = bits, group, symmetric
+        groups = in_features // group, out_features
+        middle = sum(layout.middle << bits * n for n in range(layout.rows))            # every integer stands for 0
+        middle = middle - 2**32 if middle >= 2**31 else middle
+        self.register_buffer("words", torch.full((in_features // layout.rows, out_features), middle, dtype=torch.int32,
+                                                 device=device))
+        self.register_buffer("scales", torch.zeros(groups, dtype=torch.float16, device=device))
+        self.register_buffer("zeros", None if symmetric else torch.full(groups, layout.middle, dtype=torch.uint8,
+                                                                        device=device))
+        self.bias = torch.nn.Parameter(torch.zeros(out_features, dtype=torch.float16, device=device)) if bias else None
+
+    @classmethod
+    def from_linear(cls, linear: Any, bits: int = 4, group: int = 128, activation: str | None = None,
+                    symmetric: bool = True) -> QuantisedLinear:
+        """The layer of a ``torch.nn.Linear`` (or `gemmkit.torch.Linear`, with its activation), its weights rounded to the
+        nearest integers, on its device."""
+        weight = getattr(linear, "weight", None)
+        if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
+            raise TypeError(f"linear={type(linear).__name__}: a torch.nn.Linear is needed")
+        activation = getattr(linear, "activation", None) if activation is None else activation
+        out_features, in_features = weight.shape
+        layer = cls(in_features, out_features, bits, group, linear.bias is not None, activation, symmetric, weight.device)
+        made = quantise(np.ascontiguousarray(weight.detach().float().cpu().numpy().T), bits, group, symmetric)
+        layout: Any = made.layout
+        with torch.no_grad():
+            layer.words.copy_(torch.from_numpy(made.array.view(np.int32)))
+            layer.scales.copy_(torch.from_numpy(layout.scales))
+            if layer.zeros is not None:
+                layer.zeros.copy_(torch.from_numpy(layout.zeros))
+            if layer.bias is not None:
+                layer.bias.copy_(linear.bias)
+        return layer
+
+    def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+        """As ``torch.nn.Module`` has it, of buffers without a change of dtype."""
+        def moved(x: Any) -> Any:
+            found = fn(x)
+            is_bits = found.dtype != x.dtype and any(x is buffer for buffer in self._buffers.values())
+            return x.to(found.device) if is_bits else found
+
+        return super()._apply(moved, recurse)
+
+    def forward(self, x: Any) -> Any:
+        check_width(x, self.in_features)
+        x, bias = autocast(x, self.bias)
+        if x.dtype not in _DTYPES:
+            raise TypeError(f"x has dtype {x.dtype}; weights become float16 or bfloat16, and x must be one of them: "
+                            "x.half() or x.bfloat16()")
+        rows = x.reshape(math.prod(x.shape[:-1]), self.in_features)
+        is_recorded = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
+        fused = None if is_recorded else self.activation
+        found = _LINEAR(rows, self.words, self.scales, self.zeros, bias, self.bits, self.group, fused)
+        if is_recorded and self.activation is not None:
+            found = FUNCTIONS[self.activation](found)
+        return found.view(*x.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        return (f"{self.in_features}, {self.out_features}, bits={self.bits}, group={self.group}, "
+                f"bias={self.bias is not None}, activation={self.activation!r}, symmetric={self.symmetric}")
+
+
+# -- the operators ----------------------------------------------------------------------------------------------------
+
+def _weights(x: Any, words: Any, scales: Any, zeros: Any, bits: int, group: int) -> Matrix:
+    """B, whose elements are of x's dtype."""
+    return Matrix(words.view(torch.uint32), GroupQuantised(dtype_from_torch(x.dtype), scales, bits, group, zeros))
+
+
+def _compute_quantised(x: Any, words: Any, scales: Any, zeros: Any, bias: Any,
+                       bits: int, group: int, activation: str | None) -> Any:
+    out = _allocate_quantised(x, words, scales, zeros, bias, bits, group, activation)
+    more: dict[str, Any] = {} if activation is None else {"epilogue": ACTIVATIONS[activation]}
+    if bias is not None:
+        of_bias = Bias(bias.detach())
+        more["epilogue"] = of_bias | more["epilogue"] if more else of_bias
+    plain_matmul(x, _weights(x, words, scales, zeros, bits, group), out=out, **more)
+    return out
+
+
+def _allocate_quantised(x: Any, words: Any, scales: Any, zeros: Any, bias: Any,
+                        bits: int, group: int, activation: str | None) -> Any:
+    return x.new_empty((x.shape[0], words.shape[1]))
+
+
+def _compute_gradient(grad: Any, words: Any, scales: Any, zeros: Any, bits: int, group: int) -> Any:
+    out = _allocate_gradient(grad, words, scales, zeros, bits, group)
+    plain_matmul(_weights(grad, words, scales, zeros, bits, group), grad.mT, out=out.mT)
+    return out
+
+
+def _allocate_gradient(grad: Any, words: Any, scales: Any, zeros: Any, bits: int, group: int) -> Any:
+    return grad.new_empty((grad.shape[0], words.shape[0] * 32 // bits))
+
+
+def _keep_quantised(ctx: Any, inputs: tuple, output: Any) -> None:
+    _, words, scales, zeros, bias, ctx.bits, ctx.group, ctx.activation = inputs
+    ctx.of_bias = None if bias is None else (bias.shape, bias.dtype)
+    ctx.save_for_backward(words, scales, zeros)
+
+
+def _backward_quantised(ctx: Any, grad: Any) -> tuple[Any, ...]:
+    if ctx.activation is not None:
+        raise NotImplementedError(f"a gradient through gemmkit::quantised_linear with activation={ctx.activation!r}, which "
+                                  "keeps no product; leave activation out and apply the function to the result")
+    words, scales, zeros = ctx.saved_tensors
+    of_x = of_bias = None
+    if ctx.needs_input_grad[0]:
+        of_x = _GRADIENT(grad, words, scales, zeros, ctx.bits, ctx.group)
+    if ctx.needs_input_grad[4]:
+        shape, dtype = ctx.of_bias
+        of_bias = summed_to(grad, shape, torch.float32).to(dtype)
+    return of_x, None, None, None, of_bias, None, None, None
+
+
+def _backward_of_gradient(ctx: Any, grad: Any) -> tuple[Any, ...]:
+    words, scales, zeros = ctx.saved_tensors
+    found = _LINEAR(grad, words, scales, zeros, None, ctx.bits, ctx.group, None)
+    return found, None, None, None, None, None
+
+
+def _keep_of_gradient(ctx: Any, inputs: tuple, output: Any) -> None:
+    _, words, scales, zeros, ctx.bits, ctx.group = inputs
+    ctx.save_for_backward(words, scales, zeros)
+
+
+def _quantised_in_batches(operator: Differentiable, size: int, in_dims: tuple, x: Any, *rest: Any) -> tuple[Any, int]:
+    """A batch of x is more rows; of weights or a bias there is a launch for each."""
+    if any(dim is not None for dim in in_dims[1:]):
+        found: tuple[Any, int] = batched_by(operator, size, in_dims, (x, *rest), (None,) * len(in_dims), {})
+        return found
+    rows = x.movedim(in_dims[0], 0)
+    return operator(rows.flatten(0, 1), *rest).unflatten(0, (size, rows.shape[1])), 0
+
+
+_LINEAR: Differentiable = Differentiable(
+    define("gemmkit::quantised_linear", "(Tensor x, Tensor words, Tensor scales, Tensor? zeros, Tensor? bias, int bits, "
+           "int group, str? activation) -> Tensor", _compute_quantised, _allocate_quantised),
+    _backward_quantised, _keep_quantised, lambda *batch: _quantised_in_batches(_LINEAR, *batch), _compute_quantised)
+_GRADIENT: Differentiable = Differentiable(
+    define("gemmkit::quantised_linear_gradient", "(Tensor grad, Tensor words, Tensor scales, Tensor? zeros, int bits, "
+           "int group) -> Tensor", _compute_gradient, _allocate_gradient),
+    _backward_of_gradient, _keep_of_gradient, lambda *batch: _quantised_in_batches(_GRADIENT, *batch), _compute_gradient)
