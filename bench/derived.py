@@ -33,7 +33,7 @@ from bench.experiments.programs import gemm
 from bench.turns import times
 from gemmkit import programs as gp
 from gemmkit.epilogues import observers
-from gemmkit.epilogues.elementwise import relu
+from gemmkit.epilogues.activations import relu
 from gemmkit.kernels.masks import Causal, SoftCap
 
 CAP, TOLERANCE = 30.0, 1e-2

@@ -18,19 +18,19 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Array", "BlockSparse", "Braid", "Component", "ComponentError", "Concat", "Config", "ConfigError", "Diagonal",
-    "Dual", "Explanation", "Gather", "Generated", "GroupPlan", "Mapping", "Matrix", "Plan", "Scalar", "Scatter", "StreamK",
-    "Symmetric", "Tile", "Triangular", "Tuned", "attention", "blas", "einsum", "emulate", "epilogues", "explain", "fast",
-    "float16", "float32", "float64", "get_config", "glu", "grouped", "layernorm", "layouts", "linearise", "log_softmax",
-    "lstm_cell", "masks", "matmul", "mlp", "operators", "parallelise", "plan", "plan_grouped", "program", "programs",
-    "rmsnorm", "rowwise", "scores", "select", "softmax", "subdivide", "transforms", "translate", "translate_base",
-    "translate_offset", "tune",
+    "Dual", "Explanation", "Gather", "Generated", "GroupPlan", "Mapping", "Matrix", "Plan", "Scalar", "Scatter",
+    "StreamK", "Symmetric", "Tile", "Triangular", "Tuned", "activations", "attention", "blas", "einsum", "emulate",
+    "epilogues", "explain", "fast", "float16", "float32", "float64", "get_config", "glu", "grouped", "layernorm",
+    "layouts", "linearise", "log_softmax", "lstm_cell", "masks", "matmul", "mlp", "operators", "parallelise", "plan",
+    "plan_grouped", "program", "programs", "rmsnorm", "rowwise", "scores", "select", "softmax", "subdivide",
+    "transforms", "translate", "translate_base", "translate_offset", "tune",
 ]
 
 if _TYPE_CHECKING:
     from gemmkit import blas, epilogues, layouts, operators, programs, transforms
     from gemmkit.components import Array, Component, ComponentError, Scalar
     from gemmkit.emulator.mode import emulate
-    from gemmkit.epilogues import fast
+    from gemmkit.epilogues import activations, fast
     from gemmkit.functions.attention import attention
     from gemmkit.functions.block_sparse import BlockSparse
     from gemmkit.functions.dual import Dual

@@ -31,9 +31,11 @@ ROOT = Path(__file__).resolve().parents[1]
 STORED = Path(__file__).with_name("choices.json")
 SEED, DRAWN, FUSED = 42, 2000, 700
 PART = 25                              # cases that a process takes at a time
-PUBLIC = ("__init__", "blas", "cupy/__init__", "distributed/__init__", "epilogues/__init__", "fast", "layouts/__init__",
-          "masks", "operators/__init__", "programs/__init__", "rows", "scores", "specs/__init__", "tiling", "torch/__init__",
-          "transforms/__init__")
+PUBLIC = {                             # what has public names: where they lie
+    "__init__": "__init__", "blas": "blas", "fast": "epilogues/fast", "masks": "kernels/masks", "rows": "functions/rows",
+    "scores": "kernels/masks", "tiling": "tiling",
+    **{package: f"{package}/__init__" for package in ("cupy", "distributed", "epilogues", "layouts", "operators", "programs",
+                                                      "specs", "torch", "transforms")}}
 
 Record = dict[str, Any]
 
@@ -136,10 +138,10 @@ def choices(calls: Sequence[tuple[str, str]], works: Sequence[str], jobs: int) -
 def public_names() -> dict[str, list[str]]:
     """``__all__`` of what users import, read from the sources: PyTorch need not be here."""
     found = {}
-    for path in PUBLIC:
+    for name, path in PUBLIC.items():
         for node in ast.parse((ROOT / "gemmkit" / f"{path}.py").read_text()).body:
             if isinstance(node, ast.Assign) and any(isinstance(to, ast.Name) and to.id == "__all__" for to in node.targets):
-                found[path.removesuffix("/__init__")] = sorted(ast.literal_eval(node.value))
+                found[name] = sorted(ast.literal_eval(node.value))
     return found
 
 

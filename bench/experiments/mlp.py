@@ -15,7 +15,7 @@ from typing import Any
 import gemmkit
 from bench.experiments.experiment import ITEMSIZES, Experiment, Lib
 from bench.harness import Call
-from gemmkit.epilogues.elementwise import relu
+from gemmkit.epilogues.activations import relu
 
 SAMPLED_ROWS = 256
 SCALE = 0.125  # of normal weights: the root of 2 / 128, which keeps activations of one size

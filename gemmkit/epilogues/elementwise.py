@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -10,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gemmkit.components import Array, Component, Scalar
+from gemmkit.epilogues.activations import gelu, gelu_tanh, relu, silu, tanh
 from gemmkit.epilogues.base import Epilogue
 from gemmkit.lang.aggregates import convert, convert_all, fill
 from gemmkit.lang.checks import check_dtype, function_given, required, truth
@@ -35,7 +35,7 @@ from gemmkit.runtime.arrays import describe, info_of, is_array, strided
 from gemmkit.transforms.base import check_of_elements, takes_coordinates
 
 __all__ = [
-    "gelu", "gelu_tanh", "relu", "sigmoid", "silu", "tanh",
+
 ]
 
 
@@ -541,46 +541,6 @@ def multiple(x: Any, n: int, alpha: Any, is_left: bool) -> Any:
 
 def plus_multiple(x: Any, n: int, c: tuple, beta: Any, is_left: bool) -> Any:
     return x + multiple(c[n], n, beta, is_left)
-
-
-# --------------------------------------------------------------------------------------------------
-# Activation functions, as plain functions of one number: for epilogues, transforms and functions of your own.
-#
-# They compute in the type of what they are given and are right over its whole range: none overflows, NaN stays NaN.
-
-def relu(x: Any) -> Any:
-    """max(x, 0).
-
-    >>> relu(-2.0), relu(3.0)
-    (0, 3.0)
-    """
-    return 0 if x < 0 else x
-
-
-def gelu(x: Any) -> Any:
-    """x Phi(x), Phi the normal distribution: GELU itself, by the error function."""
-    return 0.5 * x * (1 + math.erf(x * 0.7071067811865476))
-
-
-def gelu_tanh(x: Any) -> Any:
-    """The approximation of GELU by the hyperbolic tangent (PyTorch's ``approximate="tanh"``)."""
-    return 0.5 * x * (1 + math.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
-
-
-def sigmoid(x: Any) -> Any:
-    """1 / (1 + exp(-x)), by the exponential of a negative number: it cannot overflow."""
-    small = math.exp(-abs(x))
-    return (small if x < 0 else 1) / (1 + small)
-
-
-def silu(x: Any) -> Any:
-    """x sigmoid(x), also known as swish."""
-    return x * sigmoid(x)
-
-
-def tanh(x: Any) -> Any:
-    """The hyperbolic tangent."""
-    return math.tanh(x)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from gemmkit.epilogues import Bias, Elementwise, Epilogue, Fold, Store
-from gemmkit.epilogues.elementwise import relu, sigmoid, silu
+from gemmkit.epilogues.activations import relu, sigmoid, silu
 from gemmkit.functions.matmul import Door, matmul
 from gemmkit.lang.checks import check_dtype, function_given, number
 from gemmkit.lang.components import dataclass

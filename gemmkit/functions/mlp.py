@@ -21,7 +21,7 @@ import numpy as np
 from gemmkit import components
 from gemmkit.components import arrays_of, check_held, freeze
 from gemmkit.emulator.mode import current_mode
-from gemmkit.epilogues.elementwise import relu
+from gemmkit.epilogues.activations import relu
 from gemmkit.functions.rows import matrix
 from gemmkit.kernels.mlp.kernel import mlp as mlp_kernel
 from gemmkit.kernels.mlp.mma_kernel import ROWS, MmaMlpSpec, mlp_by_warps

@@ -406,8 +406,8 @@ def _index_operation(op: Any, ty: IndexType, a: Any, b: Any) -> Any:
     if op is operator.mod and shift is not None:
         return (signature(ty, ty, b),
                 lambda c, builder, s, v: builder.and_(v[0], ir.Constant(v[0].type, (1 << shift) - 1)))
-    emit = _INDEX_ARITHMETIC[op]
-    return signature(ty, ty, ty), lambda c, builder, s, v: emit(builder, v[0], v[1])
+    of_two = _INDEX_ARITHMETIC[op]
+    return signature(ty, ty, ty), lambda c, builder, s, v: of_two(builder, v[0], v[1])
 
 
 def _strong_operation(context: Any, op: Any, strong: types.Type, a: Any, b: Any) -> Any:

@@ -19,12 +19,18 @@ import dis
 import gc
 import importlib
 import importlib.util
+import json
 import operator
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
+from pathlib import Path
 from types import ModuleType, prepare_class
 from typing import Any, ClassVar
 
@@ -398,3 +404,29 @@ def public_names(scope: dict[str, Any]) -> tuple[Callable[[str], Any], Callable[
         return sorted({*scope, *scope.get("__all__", ())})
 
     return get, names
+
+
+# -- names that modules had -------------------------------------------------------------------------------------------
+
+@cache
+def moved() -> dict[str, str]:
+    """The modules that lie elsewhere now, by their names before. The table goes with gemmkit 0.2."""
+    return json.loads((Path(__file__).resolve().parents[1] / "moved.json").read_text(encoding="utf-8"))
+
+
+class _Moved(MetaPathFinder, Loader):
+    """Imports a module by the name that it had, with a DeprecationWarning that says where it lies."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if not _is_ours(fullname) or fullname not in moved():
+            return None
+        return spec_from_loader(fullname, self, is_package=any(name.startswith(f"{fullname}.") for name in moved()))
+
+    def exec_module(self, module: ModuleType) -> None:
+        now = moved()[module.__name__]
+        warnings.warn(f"{module.__name__} is {now} now; the old name goes with gemmkit 0.2", DeprecationWarning, 2)
+        home = importlib.import_module(now)
+        module.__dict__["__getattr__"] = lambda name: getattr(home, name)
+
+
+sys.meta_path.append(_Moved())                                # behind the others: it is asked for what they do not find

@@ -226,7 +226,7 @@ i32, i64 = ir.IntType(32), ir.IntType(64)
 def divisor_reciprocal(d: int) -> tuple[np.uint32, int]:
     """The multiplier and the shift of a divisor from 1 to 2**31 - 1.
 
-    >>> [int(divided(n, *reciprocal(7))) for n in (0, 6, 7, 2**31 - 1)] == [0, 0, 1, (2**31 - 1) // 7]
+    >>> [int(divided(n, *divisor_reciprocal(7))) for n in (0, 6, 7, 2**31 - 1)] == [0, 0, 1, (2**31 - 1) // 7]
     True
     """
     shift = 31 + (d - 1).bit_length()

@@ -775,15 +775,15 @@ def _library(of: np.dtype) -> Any:
     return made
 
 
-COMMANDS = ((add_info, run_info), (add_demo, run_demo), (add_explain, run_explain), (add_compile, run_compile),
-            (add_tune, run_tune), (add_cache, run_cache))
+COMMANDS = {"info": (add_info, run_info), "demo": (add_demo, run_demo), "explain": (add_explain, run_explain),
+            "compile": (add_compile, run_compile), "tune": (add_tune, run_tune), "cache": (add_cache, run_cache)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status is 0, or 1 for a check that failed, or 2 for a request that cannot be met."""
     parser = argparse.ArgumentParser(prog="python -m gemmkit", description="Composable matrix products (GEMM) in Python.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for add, run in COMMANDS:
+    for add, run in COMMANDS.values():
         add(commands).set_defaults(run=run)
     options = parser.parse_args(arguments)
     try:

@@ -21,15 +21,15 @@ from gemmkit.plans.problem import KEYWORDS
 from tests.bad_calls.judge import Case
 from tests.bad_calls.values import broken
 
-NAMESPACES = ("", "blas", "layouts", "epilogues", "transforms", "operators", "masks", "scores", "inspection", "quantisation",
-              "programs", "torch")
+NAMESPACES = ("", "blas", "layouts", "epilogues", "transforms", "operators", "kernels.masks", "plans.ahead",
+              "layouts.quantised", "programs", "torch")
 
 #: Made by others (results of calls), annotations, and words of the language of programs, which mean nothing outside of one.
 LEFT_OUT = frozenset(
     "Array Component ComponentError Config ConfigError Explanation GroupPlan Plan Program Scalar Tuned emulate explain float16 float32 "
     "float64 tune Product CompiledKernel Occupancy compiled_kernel imagined check_ranges parts result_layout copy exp finite "
     "full log maximum minimum once parallel place rsqrt sequential sqrt tanh where zeros Layout Epilogue Transform Operator Mask "
-    "Score Plain Everything Default Identity Program Folded Packed Embedded Boxed erf".split())
+    "Score Plain Everything Default Identity Program Folded Packed Embedded Boxed erf Kernel Made compiled kernel_of recorded".split())
 
 #: A good value of each parameter: (kind of its bad values, code). By function and name where one name means several things.
 GOOD: dict[str, tuple[str, str]] = {
@@ -150,7 +150,8 @@ def _walked() -> Iterator[Public]:
                      for x in signature.parameters.values() if x.name not in left_out]
             if any(x.how == inspect.Parameter.VAR_KEYWORD for x in found) and name in ("matmul", "plan", "glu", "grouped", "plan_grouped"):
                 found += [Parameter(x, False, inspect.Parameter.KEYWORD_ONLY) for x in KEYWORDS]
-            yield Public(f"gk.{namespace}.{name}".replace("..", "."), name,
+            space = {"kernels.masks": "masks"}.get(namespace, namespace)
+            yield Public(f"gk.{space}.{name}".replace("..", "."), name,
                          tuple(x for x in found if x.how != inspect.Parameter.VAR_KEYWORD),
                          isinstance(made, type) and issubclass(made, Component))
 

@@ -267,8 +267,8 @@ def test_what_was_replaced_before_the_first_kernel_is_seen() -> None:
     """A cubin under the unreplaced code's key would be what other processes find on disk."""
     program = """
         import gemmkit as gk
-        from gemmkit.kernels.simt import kernel
-        from gemmkit.lang import package_state
+        from gemmkit.kernels import simt as kernel
+        from gemmkit.lang import fingerprint as package_state
 
         before = package_state.packages_stand(), package_state.package_digest()
         kernel.registers = range
@@ -344,7 +344,7 @@ def test_a_module_that_is_loaded_from_a_newer_file_changes_the_key(tmp_path: Pat
         import os, gemmkit
         from gemmkit.lang.fingerprint import package_digest
         first = package_digest()
-        file = os.path.join(os.path.dirname(gemmkit.__file__), "fast.py")
+        file = os.path.join(os.path.dirname(gemmkit.__file__), "epilogues", "fast.py")
         assert file.startswith(os.getcwd())
         open(file, "a").write("tanh = None\\n")
         kept = package_digest()                          # nothing that could have the newer text is loaded

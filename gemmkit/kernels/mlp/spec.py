@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmkit.components import Component, Scalar
-from gemmkit.epilogues.elementwise import relu
+from gemmkit.epilogues.activations import relu
 from gemmkit.kernels.collectives.operand import HandOver
 from gemmkit.kernels.collectives.pipeline import CLUSTER_WARPS, WARPS, Pipeline, Turns, Warpgroups
 from gemmkit.kernels.collectives.scheduler import Cluster

@@ -61,7 +61,7 @@ def test_a_call_has_no_status(monkeypatch: pytest.MonkeyPatch) -> None:
 
 PROGRAM = """
 import gemmkit
-from gemmkit.lang import fingerprint, later
+from gemmkit.lang import deferred as later, fingerprint
 kept = fingerprint._outsides
 later.load()
 assert fingerprint._outsides is kept

@@ -16,7 +16,6 @@ import gemmkit as gk
 from gemmkit import layouts, operators
 from gemmkit.lang import compile, deferred, lowering
 from gemmkit.plans import ahead
-from gemmkit.runtime import compile as compiling
 from gemmkit.runtime import compile as nvvm
 from gemmkit.runtime.device import H100
 
@@ -69,14 +68,15 @@ def _comes_first(blocks: dict, name: str) -> bool:
 def test_ptx_is_numbas(monkeypatch: pytest.MonkeyPatch) -> None:
     """NVVM makes the same of each module once, without NVRTC and without the mathematical functions that nothing calls."""
     made: list[str] = []
+    to_asm = nvvm.to_asm
 
     def both(library: Any, cc: tuple) -> str:
-        made.append(nvvm.to_asm(library, cc))
+        made.append(to_asm(library, cc))
         library._llvm_strs = [nvvm._without_variables(str(module)) for module in library.modules]
         made.extend(library.get_asm_strs(cc=cc))
         return made[0]
 
-    monkeypatch.setattr(compiling, "to_asm", both)
+    monkeypatch.setattr(nvvm, "to_asm", both)
     ahead.compile_config(CONF, device=H100)
     assert len(made) == 2 and made[0] == made[1]
 
@@ -99,14 +99,14 @@ def test_parameters_called_loc() -> None:
 
 PROGRAM = """
 import gc
-from gemmkit.lang import later
+from gemmkit.lang import deferred as later
 walks = []
 gc.callbacks.append(lambda phase, info: walks.append(phase))
 gc.collect(); walks.clear()
 later.load()
 assert gc.isenabled() and len(walks) <= 2, walks
-from tests.codegen.lang.test_shortcuts import CONF, inspection, H100
-inspection.compile_config(CONF, device=H100)
+from tests.codegen.lang.test_shortcuts import CONF, ahead, H100
+ahead.compile_config(CONF, device=H100)
 assert "libnvrtc.so" not in open("/proc/self/maps").read()
 """
 

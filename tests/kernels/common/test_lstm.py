@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.epilogues.elementwise import tanh
+from gemmkit.epilogues.activations import tanh
 from tests.support.joined import FAMILIES, config, dtype_of
 from tests.support.machines import is_poison, on_machines, poison
 

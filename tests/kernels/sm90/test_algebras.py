@@ -51,7 +51,7 @@ def run(machine: Any, a: Any, b: Any, c: Any = None, *, seed: int | None = None,
     parts = keywords["operator"].parts if "operator" in keywords else keywords["conf"].operator.parts
     out = machine.array(poison((a.shape[0], b.shape[1], parts), dtype))
     given = [None if x is None else moved(machine, x) for x in (a, b, c)]
-    with gk.emulate(seed) if machine.emulated else machine.session():
+    with gk.emulate(seed, mapping="device") if machine.emulated else machine.session():
         plan = gk.plan(*given, out=out, **keywords)
         plan(*given, out=out)
     return machine.numpy(out), plan

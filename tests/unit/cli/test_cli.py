@@ -47,7 +47,7 @@ def rows(text: str) -> dict[str, list[str]]:
 
 # -- help and errors ---------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("arguments", [["--help"], *([module.__name__.rpartition(".")[2], "--help"] for module in COMMANDS)],
+@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS)],
                          ids=" ".join)
 def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -55,9 +55,9 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert caught.value.code == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "usage: python -m gemmkit" in said
-    for module in COMMANDS:
+    for name in COMMANDS:
         if arguments == ["--help"]:
-            assert module.__name__.rpartition(".")[2] in said
+            assert name in said
 
 
 @pytest.mark.parametrize("arguments", [[], ["sing"], ["explain", "--layout", "xy"], ["cache", "lose"]], ids=" ".join)

@@ -12,7 +12,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import ConfigError
-from gemmkit.epilogues.elementwise import silu
+from gemmkit.epilogues.activations import silu
 from gemmkit.kernels.attention.mma_kernel import BLOCK_N, MmaAttentionSpec
 from gemmkit.kernels.attention.spec import MAPPINGS, AttentionSpec
 from gemmkit.kernels.collectives.operand import HandOver

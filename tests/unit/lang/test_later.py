@@ -28,7 +28,7 @@ def test_no_stand_in_is_left() -> None:
         import gc
         import gemmkit.functions.matmul
         from gemmkit.kernels.spec import FAMILIES
-        from gemmkit.lang import later
+        from gemmkit.lang import deferred as later
 
         before = sum(type(x) is later.Later for x in gc.get_objects())
         later.load()
@@ -115,7 +115,7 @@ READINGS = """
     import gemmkit as gk
     from gemmkit.components import freeze
     from gemmkit.kernels.spec import FAMILIES
-    from gemmkit.lang import later
+    from gemmkit.lang import deferred as later
     from gemmkit.lang.fingerprint import function_text
     from gemmkit.lang.fingerprint import package_digest, packages_stand
 
@@ -129,17 +129,17 @@ def test_readings_are_the_same_before_and_after() -> None:
     """A kernel's key is made before Numba is loaded, or after: it is one key, and what was read still holds."""
     before = run(READINGS + "    first = texts(); later.load(); assert packages_stand() and texts() == first; print(first)")
     after = run(READINGS + "    later.load(); print(texts())")
-    first = run("    from gemmkit.lang import later; later.load()\n" + READINGS + "    print(texts())")
+    first = run("    from gemmkit.lang import deferred as later; later.load()\n" + READINGS + "    print(texts())")
     assert before == after == first
 
 
 def test_names_are_told_by_name() -> None:
     """Of gemmkit's own functions, because a kernel's key holds a digest of gemmkit's source; a user's are read."""
     deferred.load()
-    from gemmkit.epilogues import elementwise as activations
+    from gemmkit.epilogues import activations
     from gemmkit.lang import scalars as number_types
 
-    assert function_text(activations.relu) == "gemmkit.epilogues.elementwise.relu"
+    assert function_text(activations.relu) == "gemmkit.epilogues.activations.relu"
     index = 3
     assert function_text(lambda: index) != function_text(lambda: gk)
     assert read_value(number_types.numba_type, "f").text
@@ -160,7 +160,7 @@ def test_a_stand_in_that_is_stored_while_another_thread_loads_is_put_right(tmp_p
     text = run(f"""
         import importlib, sys, threading
         import gemmkit
-        from gemmkit.lang import later
+        from gemmkit.lang import deferred as later
 
         entered, loaded = sys.entered, sys.loaded = threading.Event(), threading.Event()
         gemmkit.__path__.append({str(tmp_path)!r})
@@ -191,11 +191,14 @@ def test_names_are_what_type_checkers_and_editors_read(package: str) -> None:
     module = importlib.import_module(package)
     tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
     (block,) = (node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
-    read = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    read = {alias.asname or alias.name: (str(node.module), alias.name)
+            for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert set(module.__all__) == set(read) | ({"float16", "float32", "float64"} if package == "gemmkit" else set())
     assert set(module.__all__) <= set(dir(module)) and dir(module) == sorted(set(dir(module)))
-    for name, home in read.items():
-        wanted = importlib.import_module(f"{package}.{name}") if home == package else getattr(importlib.import_module(home), name)
+    for name, (home, origin) in read.items():
+        module_of = importlib.import_module(home)
+        wanted = importlib.import_module(f"{home}.{origin}") if home == package or not hasattr(module_of, origin) else getattr(
+            module_of, origin)
         assert getattr(module, name) is wanted, name
         assert not isinstance(wanted, type) or pickle.loads(pickle.dumps(wanted)) is wanted
     names: dict[str, object] = {}
@@ -222,13 +225,13 @@ def test_modules_are_attributes_and_what_they_lack_is_told() -> None:
         import sys
         sys.modules["torch"] = None
         import gemmkit as gk
-        print(gk.inspection.__name__, gk.layouts.tensor.__name__, callable(gk.glu), callable(gk.grouped), callable(gk.matmul))
+        print(gk.plans.__name__, gk.layouts.tensor.__name__, callable(gk.glu), callable(gk.grouped), callable(gk.matmul))
         try:
             hasattr(gk, "torch")
         except ModuleNotFoundError as error:
             print(error.name)
     """)
-    assert text == "gemmkit.plans.ahead gemmkit.layouts.tensor True True True\ntorch\n"
+    assert text == "gemmkit.plans gemmkit.layouts.tensor True True True\ntorch\n"
 
 
 def test_threads_that_ask_for_names_at_once() -> None:

@@ -185,7 +185,7 @@ def test_a_batch_of_diagonals_is_a_stack(emulated: None, monkeypatch: pytest.Mon
     torch.testing.assert_close(torch.autograd.grad(f(stack, weight).sum(), stack)[0], weight.sum((0, 2)).expand(2, 1, 4))
 
 
-@pytest.mark.parametrize("activation", gk.torch.linear.ACTIVATIONS)
+@pytest.mark.parametrize("activation", gk.torch.layers.ACTIVATIONS)
 def test_a_recorded_layer_stores_one_matrix_by_its_kernel(activation: str, emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The activation is PyTorch's there, in one kernel of the compiler's with the bias. Without a gradient all is one kernel."""
     layer = gk.torch.Linear(3, 4, activation=activation)

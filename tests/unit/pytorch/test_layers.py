@@ -170,7 +170,7 @@ def saved(layer: Any) -> Any:
 
 
 @pytest.mark.sample(4)
-@pytest.mark.parametrize(("activation", "bias"), [*itertools.product([None, *gk.torch.linear.ACTIVATIONS], (True, False))])
+@pytest.mark.parametrize(("activation", "bias"), [*itertools.product([None, *gk.torch.layers.ACTIVATIONS], (True, False))])
 @pytest.mark.parametrize("way", [saved, lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy], ids=["save", "pickle", "copy"])
 def test_a_layer_is_pickled(way: Callable[[Any], Any], activation: str | None, bias: bool) -> None:
     model = torch.nn.Sequential(Linear(3, 4, bias=bias, activation=activation))

@@ -57,7 +57,7 @@ def test_the_config_of_the_wmma_listing() -> None:
 
 
 @pytest.mark.parametrize(("schedule", "kinds", "words"), [
-    (maxwell_optimized, MAXWELL, ["lie in pieces apart", "not renumbered", "the micro-kernel store_cuda", "listings.py:"]),
+    (maxwell_optimized, MAXWELL, ["lie in pieces apart", "not renumbered", "the micro-kernel store_cuda", "products.py:"]),
     (maxwell(), MAXWELL, ["goes by shared memory"]),
     (maxwell(split_sync=False), MAXWELL, ["loop ends with a barrier"]),
     (maxwell(prefetch=True), MAXWELL, ["has one stage"]),
