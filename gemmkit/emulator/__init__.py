@@ -1,16 +1,15 @@
 """The CPU machine that runs kernels without a GPU and checks what hardware does not.
 
-    machine     threads, blocks, `launch`
-    scheduler   which thread runs next, deadlock
-    agent       checked memory accesses
-    memory      arrays and shared memory as addressable bytes
-    async_unit  TMA as agents beside the threads; copies: what they move; mbarriers: where they end
-    clusters    the barrier of a cluster, the registers of a block
-    shadow      history of accesses, in which races are found
-    clocks      what is ordered before what
-    lang.sites  kernel lines
-    errors      the faults
-    recording   what a launch did, event by event, where it is asked for; kinds: by which classes
+    machine       threads, blocks, `launch`; which thread runs next, deadlock
+    memory        arrays and shared memory as addressable bytes; the history of accesses, in which races are found; clocks:
+                  what is ordered before what
+    agents        checked memory accesses; TMA as agents beside the threads; streams, early starts
+    copies        what TMA and the copies of threads move
+    barriers      mbarriers, barriers of a cluster, counters
+    tensor_cores  wgmma, and what is in flight
+    errors        the faults, and the page that draws one
+    functions     device functions in Python; user_code: a user's functions, checked
+    recording     what a launch did, event by event, where it is asked for
 """
 
 from typing import TYPE_CHECKING

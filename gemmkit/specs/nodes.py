@@ -364,7 +364,7 @@ LEVELS = KERNEL, BLOCK, WARP, THREAD = "Kernel", "Block", "Warp", "Thread"
 HOME = {GL: KERNEL, SH: BLOCK, FR: WARP, RF: THREAD}
 ROW_MAJOR, COLUMN_MAJOR = "row", "col"
 #: Files whose lines say nothing to whom writes a schedule.
-_OURS = frozenset(str(Path(__file__).with_name(name)) for name in ("steps.py", "schedule.py"))
+_OURS = frozenset(str(Path(__file__).with_name(name)) for name in ("nodes.py", "schedule.py"))
 
 
 class ScheduleError(ValueError):

@@ -101,9 +101,9 @@ def configurations() -> list[Call]:
               "producer_warps= count 4", "warps_per_block= count 8", "epilogue= component epilogues.ReLU()", "device= any H100")
     pieces = [fields[n:n + 5] for n in range(0, len(fields), 5)]
     return [*(call("gk.get_config", *base, *piece, weight=3) for piece in pieces), call("gk.get_config", *hopper, weight=3),
-            call("plans.ahead.compile_config", f"conf any {CONF}", "device= any H100", "gemm_shape= shape dict(M=1, N=2)",
+            call("ahead.compile_config", f"conf any {CONF}", "device= any H100", "gemm_shape= shape dict(M=1, N=2)",
                  "operands= any {'x': 1}", weight=2),
-            call("plans.ahead.occupancy", "registers count 64", "threads count 128", "shared_bytes count 1000", "device any H100")]
+            call("ahead.occupancy", "registers count 64", "threads count 128", "shared_bytes count 1000", "device any H100")]
 
 
 def components() -> list[Call]:

@@ -69,7 +69,7 @@ def run(case: Case) -> Outcome:
 def _judged(case: Case, error: BaseException) -> Outcome:
     kind = type(error).__name__
     frames = [frame for frame in traceback.extract_tb(error.__traceback__)
-              if not (frame.filename.endswith("component_class.py") and frame.name == "__call__")       # Python's own otherwise
+              if not (frame.filename.endswith("lang/components.py") and frame.name == "__call__")       # Python's own otherwise
               and frame.name != "__getattr__"]
     inside = [n for n, frame in enumerate(frames) if frame.filename.startswith(ROOT)]
     ours = bool(inside) and inside[-1] == len(frames) - 1
@@ -86,7 +86,7 @@ def _judged(case: Case, error: BaseException) -> Outcome:
     text = str(error)
     if isinstance(error, gk.ComponentError) and f'File "{ROOT}' in text:
         return Outcome(kind, f"{kind} that names a line of gemmkit's own: {text}")
-    if last.filename.endswith("component_class.py") and re.search(rf"\b{re.escape(re.split('[: ]', text)[0])}\(", case.code):
+    if last.filename.endswith("lang/components.py") and re.search(rf"\b{re.escape(re.split('[: ]', text)[0])}\(", case.code):
         return Outcome(kind, None)                            # the bad value itself says which class it cannot be made of
     if isinstance(error, gk.ComponentError) and text.partition(" returned ")[0] in case.broken:
         return Outcome(kind, None)                            # the bad value is the function that is named

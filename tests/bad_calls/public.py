@@ -150,7 +150,9 @@ def _walked() -> Iterator[Public]:
                      for x in signature.parameters.values() if x.name not in left_out]
             if any(x.how == inspect.Parameter.VAR_KEYWORD for x in found) and name in ("matmul", "plan", "glu", "grouped", "plan_grouped"):
                 found += [Parameter(x, False, inspect.Parameter.KEYWORD_ONLY) for x in KEYWORDS]
-            space = {"kernels.masks": "masks"}.get(namespace, namespace)
+            space = namespace.removeprefix("kernels.")
+            if space == "masks" and any(base.__name__ == "Score" for base in getattr(made, "__mro__", ())):
+                space = "scores"
             yield Public(f"gk.{space}.{name}".replace("..", "."), name,
                          tuple(x for x in found if x.how != inspect.Parameter.VAR_KEYWORD),
                          isinstance(made, type) and issubclass(made, Component))
