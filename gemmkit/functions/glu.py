@@ -36,7 +36,7 @@ def glu(x: Any, w: Any, v: Any, activation: Any = silu, *, epilogue: Epilogue | 
     Args:
         x: (M, K), or a stack; anything that `gemmkit.matmul` takes as a.
         w, v: (K, N), the gate's weights and those of what it gates; arrays of one dtype.
-        activation: a function of one number, device code; by default `gemmkit.epilogues.elementwise.silu` (SwiGLU).
+        activation: a function of one number, device code; by default `gemmkit.activations.silu` (SwiGLU).
         epilogue: what follows, at coordinates of the result: ``Residual(x0)``.
         keywords: ``out``, ``stream``, ``conf`` and the others of `gemmkit.matmul`.
 

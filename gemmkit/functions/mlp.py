@@ -550,7 +550,7 @@ def mlp(x: Any, weights: Any, biases: Any = None, activation: Any = relu, *, las
             of torch.nn.Linear). The widest hidden layer decides what the others cost.
         biases: a list of (N,) arrays, or one stacked (layers, N) array, of x's dtype or float32; None for no biases.
         activation: a function of one number (device code), of all layers but the last;
-        `gemmkit.epilogues.elementwise.relu` where
+        `gemmkit.activations.relu` where
             none is given.
         last: the same of the last layer; None leaves its sums as they are, as a torch.nn.Sequential does that ends in a
             Linear. Give ``last=activation`` for activations after every layer.

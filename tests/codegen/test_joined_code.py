@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.epilogues import Fold, Scale, elementwise
+from gemmkit.epilogues import Fold, Scale, activations
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import FPUOp, MMAOp, WGMMAOp
 from gemmkit.plans import ahead
@@ -23,7 +23,7 @@ MAPPINGS: dict[str, tuple[str, Any, Tile]] = {
 
 
 def gated(gate: Any, up: Any) -> Any:
-    return elementwise.silu(gate) * up
+    return activations.silu(gate) * up
 
 
 def gates(i: Any, f: Any, g: Any, o: Any, m: int, n: int) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.epilogues import elementwise
+from gemmkit.epilogues import activations
 from gemmkit.plans.ahead import kernel_of, recorded
 from gemmkit.runtime.compile import disassemble
 from gemmkit.runtime.device import H100
@@ -36,7 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
     **{f"{width} without biases": dict(widths=[width] * 5, bias=None) for width in (64, 256)},
     **{f"{width} of float16": dict(widths=[width] * 5, bias=F16) for width in (128, 256)},
     **{f"{widths}": dict(widths=widths) for widths in ([128, 128], [256, 256], [48, 80, 16], [256, 32, 40, 256], [32, 256, 256, 16])},
-    **{f"{width} gelu": dict(widths=[width] * 4, activation=elementwise.gelu_tanh, last=elementwise.silu) for width in (64, 128, 256)},
+    **{f"{width} gelu": dict(widths=[width] * 4, activation=activations.gelu_tanh, last=activations.silu) for width in (64, 128, 256)},
     "one tile": dict(widths=[128] * 4, rows=100),
 }
 

@@ -17,7 +17,7 @@ import pytest
 import gemmkit as gk
 from gemmkit import epilogues, layouts, operators, transforms
 from gemmkit.components import Component, freeze
-from gemmkit.epilogues import elementwise
+from gemmkit.epilogues import activations, elementwise
 from gemmkit.lang import fingerprint
 from gemmkit.lang.fingerprint import forget_readings
 from gemmkit.runtime import compile as compiling
@@ -197,10 +197,10 @@ def test_a_patched_function_of_gemmkits_is_not_kept_under_the_unpatched_key(monk
 
     own = CubinCache(tmp_path)
     monkeypatch.setattr(compiling, "default_cache", lambda: own)
-    transform = transforms.Elementwise(elementwise.relu)
+    transform = transforms.Elementwise(activations.relu)
     before = ptx_of(transform)
     with monkeypatch.context() as patch:
-        patch.setattr(elementwise.relu, "__code__", (lambda x: x * 3).__code__)
+        patch.setattr(activations.relu, "__code__", (lambda x: x * 3).__code__)
         texts = []
         for _ in range(2):
             try:
@@ -216,15 +216,15 @@ def test_a_patched_function_of_gemmkits_is_not_kept_under_the_unpatched_key(monk
 
 
 def _with_another_code(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(elementwise.relu, "__code__", elementwise.gelu.__code__)
+    patch.setattr(activations.relu, "__code__", activations.gelu.__code__)
 
 
 def _with_another_default(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(elementwise.relu, "__defaults__", (1,))
+    patch.setattr(activations.relu, "__defaults__", (1,))
 
 
 def _with_another_name(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(elementwise, "relu", elementwise.gelu)
+    patch.setattr(activations, "relu", activations.gelu)
 
 
 def _with_another_method(patch: pytest.MonkeyPatch) -> None:
@@ -247,7 +247,7 @@ _REPLACED = [_with_another_code, _with_another_default, _with_another_name, _wit
 def test_whatever_of_gemmkit_is_replaced_has_a_key_of_its_own(replace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts and keys hold gemmkit's code by name and by the digest of its source: none is that of the unreplaced code."""
     def texts() -> list[str]:
-        return [freeze(epilogues.Default()).fingerprint, freeze(transforms.Elementwise(elementwise.silu)).fingerprint,
+        return [freeze(epilogues.Default()).fingerprint, freeze(transforms.Elementwise(activations.silu)).fingerprint,
                 fingerprint.package_digest()]
 
     if not fingerprint.packages_stand():

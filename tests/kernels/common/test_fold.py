@@ -13,7 +13,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import epilogues
-from gemmkit.epilogues import Fold, elementwise
+from gemmkit.epilogues import Fold, activations
 from gemmkit.layouts import ColMajor, RowMajor, Swizzled
 from gemmkit.operators import MIN_PLUS, WGMMAOp
 from tests.ptx_machine.compare import PTX
@@ -173,7 +173,7 @@ def test_a_joined_a_by_a_braid(machine: Any) -> None:
     with machine.session():
         old = machine.array(c)
         got = gk.matmul(gk.Concat(machine.array(x), machine.array(h), axis=1), gk.Braid(*map(machine.array, weights)),
-                        epilogue=Fold(lambda i, f, g, o, m, n: elementwise.sigmoid(f) * old[m, n] + elementwise.sigmoid(i) * math.tanh(g)))
+                        epilogue=Fold(lambda i, f, g, o, m, n: activations.sigmoid(f) * old[m, n] + activations.sigmoid(i) * math.tanh(g)))
     i, f, g, _ = (np.concatenate([x, h], 1).astype("f8") @ one for one in weights)
     np.testing.assert_allclose(machine.numpy(got), c / (1 + np.exp(-f)) + np.tanh(g) / (1 + np.exp(-i)), rtol=1e-5, atol=1e-5)
 
@@ -240,5 +240,5 @@ def test_a_gated_unit_is_its_fold_bit_for_bit(rng: np.random.Generator) -> None:
     x, w, v = (rng.standard_normal(shape).astype(np.float32) for shape in ((24, 20), (20, 17), (20, 17)))
     with gk.emulate():
         unit = gk.glu(x, w, v)
-        by_hand = gk.matmul(x, gk.Braid(w, v), epilogue=epilogues.Fold(lambda gate, up: elementwise.silu(gate) * up))
+        by_hand = gk.matmul(x, gk.Braid(w, v), epilogue=epilogues.Fold(lambda gate, up: activations.silu(gate) * up))
     assert np.array_equal(unit, by_hand)

@@ -25,7 +25,7 @@ from gemmkit.epilogues import (
     Store,
     Tanh,
     Where,
-    elementwise,
+    activations,
 )
 from gemmkit.operators import FPUOp, MMAOp
 from gemmkit.plans import ahead
@@ -237,7 +237,7 @@ def test_an_element_wise_epilogue_as_a_transform(machine: Any, rng: np.random.Ge
     operator = OPERATORS["fpu"]
     a, b = operands(rng, operator)
     scale = random(rng, (K,), F32)
-    transform = transforms.Elementwise(Scale(machine.array(scale)) | GELU()) | transforms.Elementwise(elementwise.tanh)
+    transform = transforms.Elementwise(Scale(machine.array(scale)) | GELU()) | transforms.Elementwise(activations.tanh)
     expected = reference(np.tanh(gelu(a.astype(F64) * scale)), b)
     assert_close(product(machine, a, b, operator, transform_global_to_shared_a=transform), expected, 1e-6)
 
@@ -258,7 +258,7 @@ EXTREMES = np.array([-np.inf, -1e30, -1000, -100, -20, -1, -1e-30, 0, 1e-30, 1, 
 @pytest.mark.parametrize("name", ["relu", "silu", "tanh", "sigmoid"])
 def test_activations_do_not_overflow(machine: Any, name: str) -> None:
     """Of every extreme (as the only term of a sum); NaN stays NaN."""
-    f = getattr(elementwise, name)
+    f = getattr(activations, name)
     a, b = EXTREMES[:, None], np.ones((1, 4), F32)
     d = product(machine, a, b, OPERATORS["fpu"], epilogue=Elementwise(f))
     x = EXTREMES.astype(F64)

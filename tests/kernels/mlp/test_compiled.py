@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.epilogues import elementwise
+from gemmkit.epilogues import activations
 from gemmkit.functions import mlp
 from tests.ptx_machine.launch import Ptx
 from tests.support.machines import BF16, poison
@@ -46,7 +46,7 @@ def test_whole_numbers_and_functions(rng: np.random.Generator, monkeypatch: pyte
     """Two blocks, a function at both ends, whose zero is none."""
     monkeypatch.setattr(mlp, "HOPPER", (0, 0))
     x, weights, biases = whole(rng, 70, [32, 64, 32, 32], F16)
-    found = run(x, weights, biases, last=elementwise.relu)
+    found = run(x, weights, biases, last=activations.relu)
     assert np.array_equal(found, reference(x, weights, biases, last=relu)[0])
     some = [weights[0][:, :40].copy(), weights[1][:40].copy(), weights[2]]
     shorter = [biases[0][:40].copy(), *biases[1:]]

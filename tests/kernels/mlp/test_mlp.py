@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.epilogues import elementwise
+from gemmkit.epilogues import activations
 from gemmkit.functions import mlp
 from gemmkit.kernels.mlp import spec
 from gemmkit.plans.launch import Cache
@@ -136,8 +136,8 @@ def test_functions_of_the_users(machine: Any, kernel: None, widths: list[int], r
         return np.where(v > 0, v, 0.25 * v - 0.5)
 
     close(run(machine, x, weights, biases, leaky), reference(x, weights, biases, of_leaky))
-    close(run(machine, x, weights, None, elementwise.sigmoid, last=leaky), reference(x, weights, None, sigmoid, of_leaky))
-    close(run(machine, x, weights, None, elementwise.relu, last=elementwise.relu), reference(x, weights, None, relu, relu))
+    close(run(machine, x, weights, None, activations.sigmoid, last=leaky), reference(x, weights, None, sigmoid, of_leaky))
+    close(run(machine, x, weights, None, activations.relu, last=activations.relu), reference(x, weights, None, relu, relu))
 
 
 @on_machines

@@ -10,7 +10,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import layouts, transforms
-from gemmkit.epilogues import Bias, Elementwise, Epilogue, Fold, ReLU, Residual, elementwise
+from gemmkit.epilogues import Bias, Elementwise, Epilogue, Fold, ReLU, Residual, activations
 from gemmkit.operators import FPUOp
 from tests.support.joined import config
 from tests.support.machines import is_poison, poison
@@ -87,7 +87,7 @@ CALLS: dict[str, tuple[Any, type[Exception], str]] = {
     "with c": (lambda out: gk.matmul(X, gk.Braid(W, V), ROOM[:7, :9], out=out, epilogue=Fold(two)), gk.ConfigError,
                r"c is given beside a Braid.*Fold\(f\) \| Residual\(c\)"),
     "a transform of D": (lambda out: gk.matmul(X, gk.Braid(W, V), out=out, epilogue=Fold(two),
-                                               transform_shared_to_global_d=transforms.Elementwise(elementwise.relu)), gk.ConfigError,
+                                               transform_shared_to_global_d=transforms.Elementwise(activations.relu)), gk.ConfigError,
                          "transform_shared_to_global_d=.*make it part of the fold's function"),
     "out's columns": (lambda out: gk.matmul(X, gk.Braid(W[:, :8], V[:, :8]), out=out, epilogue=Fold(two)), ValueError,
                       r"out has shape \(7, 9\); \(7, 8\) is needed"),
@@ -142,8 +142,8 @@ def test_parts_on_different_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_fold_reads_as_it_is_written() -> None:
-    chain = Fold(two) | ReLU() | Elementwise(elementwise.relu)
-    assert repr(chain).startswith("Fold(<function two") and repr(chain).endswith(f"| ReLU() | Elementwise({elementwise.relu!r})")
+    chain = Fold(two) | ReLU() | Elementwise(activations.relu)
+    assert repr(chain).startswith("Fold(<function two") and repr(chain).endswith(f"| ReLU() | Elementwise({activations.relu!r})")
     assert [type(part).__name__ for part in gk.epilogues.parts(chain)] == ["Fold", "ReLU", "Elementwise"]
 
 

@@ -18,7 +18,7 @@ from gemmkit.components import Component, Scalar
 from gemmkit.emulator import user_code
 from gemmkit.emulator.errors import CoordinateError
 from gemmkit.emulator.user_code import arguments, kernel_code
-from gemmkit.epilogues import elementwise, reductions
+from gemmkit.epilogues import activations, reductions
 from gemmkit.epilogues.base import Epilogue
 from gemmkit.lang import number_rules
 from gemmkit.ptx.special import udiv
@@ -130,14 +130,14 @@ def softly(x: Any) -> Any:
 
 
 OWN: dict[Callable[..., Any], Callable[..., Any]] = {
-    elementwise.relu: lambda x: np.maximum(np.float64(x), 0), elementwise.sigmoid: softly,
-    elementwise.tanh: lambda x: np.tanh(np.float64(x)),
+    activations.relu: lambda x: np.maximum(np.float64(x), 0), activations.sigmoid: softly,
+    activations.tanh: lambda x: np.tanh(np.float64(x)),
     operators.MIN_PLUS.add: np.minimum, operators.MAX_PLUS.add: np.maximum, reductions.larger: np.maximum,
     reductions.smaller: np.minimum, operators.LOG_SUM_EXP.add: np.logaddexp, operators.MAX_PLUS.mul: np.add,
     operators.MAX_TIMES.mul: np.multiply, gk.fast.exp2: lambda x: np.exp2(np.float64(x)),
     gk.fast.reciprocal: lambda x: 1 / np.float64(x), gk.fast.tanh: lambda x: np.tanh(np.float64(x)),
     gk.fast.log2: lambda x: np.log2(np.float64(x)), gk.fast.maximum: np.fmax}
-NEVER_RAISE = (elementwise.gelu, elementwise.gelu_tanh, elementwise.silu)
+NEVER_RAISE = (activations.gelu, activations.gelu_tanh, activations.silu)
 
 
 @pytest.mark.parametrize("of", DTYPES)
