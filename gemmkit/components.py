@@ -194,12 +194,12 @@ def _cached_properties(cls: type, _version: int) -> frozenset[str]:
     return frozenset(name for name, value in found.items() if isinstance(value, cached_property) and name not in fields)
 
 
-def anew(component: Any) -> Any:
+def uncached(component: Any) -> Any:
     """The component without what its cached properties, and those of nested ones, remember: the code may be another now."""
     if not isinstance(component, Component):
         return component
     changed = {name: new for name, value in field_values(component).items()
-               if isinstance(value, Component) and (new := anew(value)) is not value}
+               if isinstance(value, Component) and (new := uncached(value)) is not value}
     kept = remembered(component)
     if not changed and not kept:
         return component

@@ -15,23 +15,21 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from examples.levels.level_5 import (
-    A_BOX,
-    A_BYTES,
-    B_BOX,
-    B_BYTES,
-    F16,
-    F32,
-    start_products,
-    start_stage,
-    store_pair,
-)
+from examples.levels.level_5 import A_BOX, A_BYTES, B_BOX, B_BYTES, F16, F32, start_products, start_stage, store_pair
 from gemmkit.ptx.barriers import mbarrier_arrive, mbarrier_fence_init, mbarrier_init, mbarrier_wait
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.own_kernels import device, each, fill, launch, split, tensor_maps, view
 from gemmkit.ptx.special import barrier, block_x, grid_x, thread_index, udiv, uniform
 from gemmkit.ptx.tma import acquire_map
-from gemmkit.ptx.wgmma import WgmmaSpec, advance, give_registers, instruction, matrix_descriptor, take_registers, wgmma_wait
+from gemmkit.ptx.wgmma import (
+    WgmmaSpec,
+    advance,
+    claim_registers,
+    instruction,
+    matrix_descriptor,
+    release_registers,
+    wgmma_wait,
+)
 from gemmkit.tiling import Tile, translate
 
 DTYPE = np.float16
@@ -58,11 +56,11 @@ def kernel(d: Any, maps: Any, depth: int) -> None:
         acquire_map(table, 1)
     barrier()
     if warpgroup == 0:
-        give_registers(40)
+        release_registers(40)
         if thread == 0:
             produce(table, result.shape, depth // 64)
     else:
-        take_registers(232)
+        claim_registers(232)
         consume(result, warpgroup - 1, depth // 64)
 
 

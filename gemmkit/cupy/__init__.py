@@ -5,7 +5,7 @@
     print(using)
 
 CuPy is imported by `use`, and nowhere else in gemmkit. What is computed here, and what is left to CuPy, is decided in
-`gemmkit.cupy.choice`, which needs neither CuPy nor a GPU.
+`gemmkit.cupy.using`, which needs neither CuPy nor a GPU.
 """
 
 from gemmkit.cupy.using import Using, use

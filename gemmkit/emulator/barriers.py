@@ -331,24 +331,24 @@ class Registers:
         """The thread's warp keeps `n` a thread, when all its threads have come. Raises ProtocolError when it has fewer."""
         warp = thread.warp
         if n > self._has(warp):
-            raise fault(thread, f"give_registers({n}) by a warp that has {self._has(warp)} registers a thread")
+            raise fault(thread, f"release_registers({n}) by a warp that has {self._has(warp)} registers a thread")
         lanes = min(32, thread.block.size - 32 * warp)
         came = self._giving[warp] = self._giving.get(warp, 0) + 1
         wanted = -(-came // lanes) * lanes
-        thread.wait_until(lambda: self._giving[warp] >= wanted, lambda: f"give_registers({n}): {self._giving[warp]} of "
+        thread.wait_until(lambda: self._giving[warp] >= wanted, lambda: f"release_registers({n}): {self._giving[warp]} of "
                           f"{wanted} threads of warp {warp} have come")
         self._of[warp] = n
 
     def take(self, thread: Thread, n: int) -> None:
         """The thread's warp waits for `n` a thread. Raises ProtocolError when it has more."""
         if n < self._has(thread.warp):
-            raise fault(thread, f"take_registers({n}) by a warp that has {self._has(thread.warp)} registers a thread")
+            raise fault(thread, f"claim_registers({n}) by a warp that has {self._has(thread.warp)} registers a thread")
         total = self._each * self._warps
 
         def wanted() -> int:
             return n + sum(self._has(warp) for warp in range(self._warps) if warp != thread.warp)
 
-        thread.wait_until(lambda: wanted() <= total, lambda: f"take_registers({n}): {32 * wanted()} registers would be in "
+        thread.wait_until(lambda: wanted() <= total, lambda: f"claim_registers({n}): {32 * wanted()} registers would be in "
                           f"use, and the block has {32 * total}")
         self._of[thread.warp] = n
 
@@ -357,7 +357,7 @@ class Registers:
         has = self._has(thread.warp)
         if self._planned is not None and has != self._planned[thread.warp]:
             raise fault(thread, f"warp {thread.warp} ends with {has} registers a thread, and the tiles are chosen for "
-                                f"{self._planned[thread.warp]}: give_registers or take_registers is missing")
+                                f"{self._planned[thread.warp]}: release_registers or claim_registers is missing")
 
     def _has(self, warp: int) -> int:
         return self._of.get(warp, self._each)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.components import anew, check_held, freeze, with_fields
+from gemmkit.components import check_held, freeze, uncached, with_fields
 from gemmkit.emulator.mode import current_mode, world
 from gemmkit.kernels.collectives.batched import Group, Grouped, GroupShape, Member
 from gemmkit.kernels.collectives.operand import Arrays as ArraysOfProduct
@@ -333,13 +333,13 @@ class GroupPlan:
         return self._launch
 
     def _described(self, current: Current) -> Launch:
-        if current is anew:
+        if current is uncached:
             self._prepare_anew()
         return self._compiled.launch
 
     def _prepare_anew(self) -> None:
         conf, keywords = self._origin
-        self._prepare(resolved(self.infos, anew(conf), {name: anew(value) for name, value in keywords.items()}))
+        self._prepare(resolved(self.infos, uncached(conf), {name: uncached(value) for name, value in keywords.items()}))
 
     def _table(self, infos: Sequence[Infos]) -> Table:
         """The tables of these arrays, whose outputs have been checked."""

@@ -18,18 +18,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.components import Component, arrays_of, field_values
-from gemmkit.epilogues import (
-    Bias,
-    Default,
-    Epilogue,
-    Fold,
-    LinearCombination,
-    Residual,
-    Scale,
-    Store,
-    parts,
-    result_layout,
-)
+from gemmkit.epilogues import Bias, Default, Epilogue, Fold, LinearCombination, Residual, Scale, Store, parts, result_layout
 from gemmkit.epilogues.observers import Observer
 from gemmkit.epilogues.pairs import Pack
 from gemmkit.kernels.collectives.batched import Batched

@@ -36,9 +36,9 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.registers import Fragment, apply, each, fold, generate, join, registers, split
 from gemmkit.layouts import GroupQuantised, RowMajor
 from gemmkit.operators.quantised import QuantisedMMAOp
-from gemmkit.ptx.convert import as_bfloat16, dequantise_word, zero_words
 from gemmkit.ptx.copy_async import prefetch
-from gemmkit.ptx.memory import load_shared, load_words, shared, store_shared, weave_words
+from gemmkit.ptx.memory import interleave_words, load_shared, load_words, shared, store_shared
+from gemmkit.ptx.registers import as_bfloat16, dequantise_word, zero_words
 from gemmkit.ptx.special import barrier, lane_index, rolled, thread_index, udiv, uniform
 from gemmkit.ptx.wgmma import grid_launch_dependents, grid_wait
 from gemmkit.tiling import Tile, parallelise, translate, translate_offset
@@ -183,7 +183,7 @@ def multiply(spec: Any, ring: Ring, accumulators: Any, place: int) -> None:
 def scales_of(fragment: int, spec: Any, ring: Ring, place: int) -> tuple:
     """The scales of a lane's four columns, each in both halves of a word."""
     scales = ring.scales[place * spec.fragments_n + fragment]
-    return weave_words((scales, scales))
+    return interleave_words((scales, scales))
 
 
 def zeros_of(fragment: int, spec: Any, ring: Ring, place: int) -> tuple:
@@ -229,7 +229,7 @@ def one_product(_: int, n: int, spec: Any, accumulators: Any, a: tuple, b: tuple
 def pairs_of_row(spec: Any, ring: Ring, row: int) -> tuple:
     """The lane's places along K of its row of a fragment, in the pairs that B has."""
     words = join(generate(spec.vectors_a, vector_of, ring, row * spec.vectors_a))
-    return weave_words((generate(spec.operator.pairs // 2, word_of, words, 0),
+    return interleave_words((generate(spec.operator.pairs // 2, word_of, words, 0),
                         generate(spec.operator.pairs // 2, word_of, words, spec.operator.pairs // 2)))
 
 

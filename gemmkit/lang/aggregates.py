@@ -16,11 +16,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gemmkit.lang import (
-    arithmetic,  # noqa: F401  (registers + and its like)
-    builtins,  # noqa: F401  (and `max`, `int`, `math.exp`)
-    records,  # noqa: F401  (registers the arithmetic of records)
-)
 from gemmkit.lang.arithmetic import of_two
 from gemmkit.lang.numba_hooks import (
     AbstractTemplate,

@@ -32,9 +32,9 @@ from gemmkit.lang import source
 from gemmkit.lang.complex import WEAK_COMPLEX
 from gemmkit.lang.lowering import Calls, Lines, Lower, in_values
 from gemmkit.lang.numba_hooks import Atom, compiles_users, compiling, rules_hold_in, target_arch
-from gemmkit.lang.passes import Captures, InnerFunctions, ModuleAttributes, StaticBranches
+from gemmkit.lang.passes import Assertions, Captures, InnerFunctions, ModuleAttributes, StaticBranches
 from gemmkit.lang.scalars import WEAK_FLOATS, IndexType, NarrowFloatType, WeakIntLiteral
-from gemmkit.lang.source import Assertions, Endings
+from gemmkit.lang.source import Endings
 
 # --------------------------------------------------------------------------------------------------
 # Questions that Numba asks thousands of times a kernel, answered faster. The answers are Numba's.

@@ -18,7 +18,7 @@ from gemmkit.lang.memory import either
 from gemmkit.lang.registers import generate, join
 from gemmkit.layouts.base import WIDE, GlobalLayout, OfArray, ResultLayout, load_elements
 from gemmkit.layouts.matrices import Matrix, transposed
-from gemmkit.layouts.plain import ColMajor, FewerColumns, Plain, RowMajor
+from gemmkit.layouts.plain import ColMajor, FoldedColumns, Plain, RowMajor
 from gemmkit.ptx.memory import load_words
 from gemmkit.ptx.special import udiv
 from gemmkit.runtime.arrays import ArrayInfo, describe, info_of
@@ -412,7 +412,7 @@ class Braided(OfArray, GlobalLayout):
 
 
 @dataclass(frozen=True)
-class Folded(FewerColumns):
+class Folded(FoldedColumns):
     """D of a product by a `Braided` B, of ``columns`` columns in the array; ``folds`` columns are computed for each.
 
     What is stored is one value for all parts of a column, in the order of ``layout``; coordinates are those of D. A

@@ -206,7 +206,7 @@ class Zero(GlobalLayout):
 
 
 @dataclass(frozen=True)
-class FewerColumns(OfArray, GlobalLayout, ResultLayout):
+class FoldedColumns(OfArray, GlobalLayout, ResultLayout):
     """Base class of D's layouts whose array has fewer columns than the kernel computes, because an epilogue makes one value
     of several: elements are stored in the order of ``layout``, at coordinates of the array."""
 
@@ -235,7 +235,7 @@ class FewerColumns(OfArray, GlobalLayout, ResultLayout):
 
 
 @dataclass(frozen=True)
-class Packed(FewerColumns):
+class Packed(FoldedColumns):
     """D of half as many columns as the kernel computes, stored in the order of ``layout``: coordinates are those of the
     array. A configuration whose epilogue is a `gemmkit.epilogues.Pack` makes one of its ``global_d_layout``.
 

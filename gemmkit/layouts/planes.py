@@ -18,15 +18,7 @@ from gemmkit.lang.components import dataclass
 from gemmkit.lang.number_rules import part_dtypes
 from gemmkit.lang.records import numbers_of, planes_of
 from gemmkit.lang.registers import each, generate
-from gemmkit.layouts.base import (
-    GlobalLayout,
-    OfArray,
-    ResultLayout,
-    SharedLayout,
-    element_of,
-    load_elements,
-    store_elements,
-)
+from gemmkit.layouts.base import GlobalLayout, OfArray, ResultLayout, SharedLayout, element_of, load_elements, store_elements
 from gemmkit.layouts.plain import Plain
 from gemmkit.ptx.memory import load_global, repoint, store_global, unpack_words
 from gemmkit.runtime.arrays import ArrayInfo

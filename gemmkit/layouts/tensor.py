@@ -19,7 +19,7 @@ from gemmkit.lang.registers import deal, each, generate, interleave, join
 from gemmkit.layouts.base import GlobalLayout, ResultLayout, load_elements, store_elements
 from gemmkit.ptx.arithmetic import divided, divisor_reciprocal
 from gemmkit.ptx.copy_async import offset_of
-from gemmkit.ptx.memory import load_global, load_words, near, store_global, weave_words
+from gemmkit.ptx.memory import interleave_words, load_global, load_words, near, store_global
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.shapes import span
 
@@ -165,7 +165,7 @@ class Tensor(GlobalLayout, ResultLayout):
         place = self.place(tile.index[0], tile.index[1])
         teeth = generate(self.comb, lambda tooth: load_words(self.view(data), self.unit, place, _towards(self, tooth),
                                                              tile.count // self.comb))
-        return weave_words(teeth) if self.is_narrow else interleave(teeth)
+        return interleave_words(teeth) if self.is_narrow else interleave(teeth)
 
     def store(self, data: Any, tile: Any, values: tuple, shape: Any) -> None:
         if (tile.size[self.line_axis] == tile.count and tile.count % self.comb == 0

@@ -11,10 +11,9 @@ if TYPE_CHECKING:
     from gemmkit.operators.algebra import COMPLEX, DUAL, QUATERNION, SPLIT_COMPLEX, Algebra, dual
     from gemmkit.operators.base import Operator
     from gemmkit.operators.fpu import FPUOp
-    from gemmkit.operators.mma import BoxMMAOp, MMAOp
+    from gemmkit.operators.mma import BoxMMAOp, MMAOp, WMMAOp
     from gemmkit.operators.quantised import QuantisedMMAOp
     from gemmkit.operators.semiring import LOG_SUM_EXP, MAX_PLUS, MAX_TIMES, MIN_PLUS, OR_AND, Semiring
     from gemmkit.operators.wgmma import WGMMAOp
-    from gemmkit.operators.wmma import WMMAOp
 else:
     __getattr__, __dir__ = public_names(globals())

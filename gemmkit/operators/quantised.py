@@ -12,7 +12,7 @@ has
 | D | columns 4 g to 4 g + 3 of rows 2 t and 2 t + 1 |
 
 Its columns 2 h and 2 h + 1 are what instruction h of two takes for rows g and g + 8. Of the lane's R places along K, pair p
-is (p, p + R / 2), which `gemmkit.ptx.convert` makes at once; instruction s along K takes pairs 2 s and 2 s + 1. Nothing
+is (p, p + R / 2), which `gemmkit.ptx.registers` makes at once; instruction s along K takes pairs 2 s and 2 s + 1. Nothing
 passes through shared memory, and no value goes from lane to lane.
 """
 

@@ -102,7 +102,7 @@ def reserve(name: str, component: Any, conf: Config, spec: Spec, sizes: tuple[in
 
 
 @dataclass
-class Behind:
+class Finalisation:
     """A kernel behind a product, of D of ``sizes``, for ``products`` products: what it takes beside the ``epilogue``."""
 
     epilogue: Epilogue
@@ -172,7 +172,7 @@ class Behind:
 
 
 @dataclass
-class Completion(Behind):
+class Completion(Finalisation):
     """Of a product that reduces D or observes A: `complete_reductions`."""
 
     observer: Any = None               # of A; None without one
@@ -225,7 +225,7 @@ class Completion(Behind):
 
 
 @dataclass
-class Rescaling(Behind):
+class Rescaling(Finalisation):
     """Of a product whose rows are normalised in two passes: `rescale_rows` of ``d``."""
 
     d: Frozen = field(kw_only=True)
@@ -374,10 +374,10 @@ class Compiled:
         launches[0].spaces, launches[0].behind = self.spaces, launches[1:]
         return launches[0]
 
-    def _behind(self, is_stack: bool) -> list[Behind]:
+    def _behind(self, is_stack: bool) -> list[Finalisation]:
         """The kernels behind the product, in their order."""
         conf, problem = self.config, self.computed
-        found: list[Behind] = []
+        found: list[Finalisation] = []
         how = conf.epilogue, (*self._of_d()[:2], problem.K), problem.products, is_stack, problem.device, problem.a.device
         if reductions_of(conf.epilogue) or conf.observe_a is not None:
             found.append(Completion(*how, observer=conf.observe_a))

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmkit.components import anew
+from gemmkit.components import uncached
 from gemmkit.runtime import launch
 from gemmkit.runtime.arrays import ArrayInfo, allocator, as_stream_handle, current_stream, producer_stream
 from gemmkit.runtime.compile import CodeChanged
@@ -156,7 +156,7 @@ def launch_of(key: Any, make: Callable[[Current], Launch], what: str) -> Launch:
 
 def bound(make: Callable[[Current], Launch], what: str) -> Launch:
     """The launch that ``make(current)`` describes, compiled and loaded. Where code has changed while it was compiled, it is
-    asked again, and takes components by ``current(component)``, which is `gemmkit.components.anew` then. ``what`` has that
+    asked again, and takes components by ``current(component)``, which is `uncached` then. ``what`` has that
     code."""
     current: Current = _as_it_is
     for _ in range(_TRIES):
@@ -164,7 +164,7 @@ def bound(make: Callable[[Current], Launch], what: str) -> Launch:
         try:
             made.bind()
         except CodeChanged:
-            current = anew
+            current = uncached
             continue
         made.forget_code()
         return made

@@ -14,12 +14,12 @@ from gemmkit.components import (
     ALONGSIDE,
     Component,
     Held,
-    anew,
     arrays_of,
     check_held,
     exact,
     freeze,
     slots_of,
+    uncached,
     without_arrays,
 )
 from gemmkit.emulator.mode import current_mode, world
@@ -92,7 +92,7 @@ class Plan:
     @staticmethod
     def _resolve(infos: tuple[Any, Any, Any, Any], conf: Config | None, keywords: dict[str, Any]) -> Call:
         """What the call asks for, by the code of the components as it is now: what they remember of properties goes."""
-        return resolve(*infos, anew(conf), {name: anew(value) for name, value in keywords.items()})
+        return resolve(*infos, uncached(conf), {name: uncached(value) for name, value in keywords.items()})
 
     def _prepare(self, problem: Call) -> None:
         """All that depends on the components' code."""
@@ -321,9 +321,9 @@ class Plan:
         return found
 
     def _launch(self, slots: tuple[int, ...], current: Current) -> Launch:
-        if current is anew:
+        if current is uncached:
             problem = self._compiled.problem
-            self._prepare(dataclasses.replace(problem, config=anew(problem.config)))
+            self._prepare(dataclasses.replace(problem, config=uncached(problem.config)))
         return self._compiled.launch(slots)
 
     def _refuse(self, arrays: tuple) -> None:

@@ -33,7 +33,7 @@ from gemmkit.programs.values import Axis, Index
 from gemmkit.ptx.copy_async import commit_copies, copy_async, copy_async_clipped, offset_of, wait_copies
 from gemmkit.ptx.memory import shared, unpack_words
 from gemmkit.ptx.mma import ldmatrix
-from gemmkit.ptx.pinned import pinned, shared_place
+from gemmkit.ptx.registers import pinned, shared_place
 from gemmkit.ptx.special import barrier, lane_index, rolled, thread_index, udiv
 
 HOPPERS = frozenset((                  # names of the texts of warp-specialised kernels
@@ -299,7 +299,7 @@ class MultistageChainPrinter(ChainPrinter):
     copies: dict[str, Copies] = field(default_factory=dict)
 
     imports = sorted([*(each for each in CHAIN_IMPORTS if each[1] not in HOPPERS
-                        and each[1] not in ("HandedProduct", "Product", "Staged", "TmaOut", "Turns", "grid_x")),
+                        and each[1] not in ("HandedProduct", "Product", "Staged", "TmaOut", "OrderBarrier", "grid_x")),
                       *(("gemmkit.programs.multistage", name)
                         for name in ("Copied", "CopyRing", "HandedMmaProduct", "MmaProduct"))])
     own_names = OWN_NAMES | {"HandedMmaProduct", "of_tile"}

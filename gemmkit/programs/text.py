@@ -499,8 +499,8 @@ class Printer:
         self.put(0, "", "", f"def kernel({', '.join(['sizes', *operands, *names, *arrays])}):")
         self.put(1, "group = uniform(udiv(thread_index(), 128))", "if thread_index() == 0:",
                  *(f"    {self.ring(ring)}.initialise()" for ring in self.distinct), "    mbarrier_fence_init()",
-                 met, *EARLY, "if group == 0:", "    WARPGROUPS.give_registers()", "    if thread_index() == 0:",
-                 f"        produce({', '.join(['sizes', *operands])})", "else:", "    WARPGROUPS.take_registers()",
+                 met, *EARLY, "if group == 0:", "    WARPGROUPS.release_registers()", "    if thread_index() == 0:",
+                 f"        produce({', '.join(['sizes', *operands])})", "else:", "    WARPGROUPS.claim_registers()",
                  f"    consume({', '.join(['sizes', *names, *arrays, 'group - 1'])})",
                  *([] if self.cluster.is_single else [f"{met}        # a peer may still arrive at this block's barriers"]))
 

@@ -28,7 +28,7 @@ from gemmkit.lang.scalars import (
     numba_type,
     numpy_dtype,
 )
-from gemmkit.ptx.convert import elements, from_registers, to_registers
+from gemmkit.ptx.registers import elements, from_registers, to_registers
 
 
 def _typer(context: Any, a: Any, b: Any, c: Any) -> Any:
@@ -399,7 +399,7 @@ def _negative(context: Any, builder: Any, kind: types.Type, values: list) -> lis
     if isinstance(kind, types.Float):
         return [builder.fsub(ir.Constant(v.type, -0.0), v) for v in values]
     if isinstance(kind, NarrowFloatType) and len(values) * kind.bits.width % 32 == 0:
-        from gemmkit.ptx.convert import from_registers, to_registers
+        from gemmkit.ptx.registers import from_registers, to_registers
 
         signs = ir.Constant(i32, 0x80008000 if kind.bits.width == 16 else 0x80808080)
         return from_registers(builder, [builder.xor(word, signs) for word in to_registers(builder, values)], kind.bits)

@@ -41,8 +41,7 @@ from gemmkit.lang.numba_hooks import TypingError, atom, ir, signature, types
 from gemmkit.lang.number_rules import Record, part_size, scalars
 from gemmkit.lang.records import of_parts, part_of
 from gemmkit.lang.scalars import DTypeType, PackedType, RecordType, assembly, dtype_type
-from gemmkit.ptx.convert import elements, from_registers, to_registers
-from gemmkit.ptx.pinned import pointer_at
+from gemmkit.ptx.registers import elements, from_registers, pointer_at, to_registers
 
 i16, i32 = ir.IntType(16), ir.IntType(32)
 
@@ -576,7 +575,7 @@ def element_size(element: Any) -> int:
     return int(numpy_dtype(element).itemsize)
 
 
-def _type_weave_words(context: Any, teeth: Any) -> Any:
+def _type_interleave_words(context: Any, teeth: Any) -> Any:
     if not isinstance(teeth, types.UniTuple) or not isinstance(teeth.dtype, types.UniTuple) or teeth.count % 2:
         return None
     if teeth.dtype.dtype != types.uint32:
@@ -596,8 +595,8 @@ def _type_weave_words(context: Any, teeth: Any) -> Any:
     return signature(result, teeth), codegen
 
 
-@atom(_type_weave_words)
-def weave_words(teeth: tuple) -> tuple:
+@atom(_type_interleave_words)
+def interleave_words(teeth: tuple) -> tuple:
     """`interleave` of 16-bit elements in 32-bit words: the first element of each tuple, then the second of each, and so on.
     One instruction a word; an even number of tuples."""
     halves = [np.array(words, np.uint32).view(np.uint16) for words in teeth]

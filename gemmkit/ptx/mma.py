@@ -33,8 +33,7 @@ from gemmkit.lang.memory import SharedType, coordinates_of
 from gemmkit.lang.numba_hooks import Atom, atom, ir, signature, types
 from gemmkit.lang.scalars import DTypeType, assembly, braces, i32, index, numba_type, numpy_dtype
 from gemmkit.lang.static import traced
-from gemmkit.ptx.convert import elements, from_registers, to_registers
-from gemmkit.ptx.pinned import pointer_at
+from gemmkit.ptx.registers import elements, from_registers, pointer_at, to_registers
 from gemmkit.shapes import Modes, Shape, Step, shape, walk
 
 # --------------------------------------------------------------------------------------------------

@@ -15,9 +15,9 @@ from gemmkit.lang.memory import SharedType, coordinates_of
 from gemmkit.lang.numba_hooks import Atom, TypingError, atom, ir, signature, types
 from gemmkit.lang.registers import Fragment
 from gemmkit.lang.scalars import assembly, braces, index, numba_type, plain
-from gemmkit.ptx.convert import elements, from_registers, to_registers
 from gemmkit.ptx.memory import pack_words
 from gemmkit.ptx.mma import FragmentMap, places, shared_address
+from gemmkit.ptx.registers import elements, from_registers, to_registers
 from gemmkit.shapes import CHUNK, Shape
 
 #: The bits of a NaN that no arithmetic gives: results that are none are 0x7fffffff.
@@ -196,14 +196,14 @@ def _set_registers(action: str) -> Any:
 
 
 @atom(_set_registers("dec"))
-def give_registers(n: int) -> None:
+def release_registers(n: int) -> None:
     """Keep ``n`` registers a thread (a constant, a multiple of 8 from 24 to 256) of this warpgroup and release the rest."""
     thread = current()
     thread.block.registers.give(thread, n)
 
 
 @atom(_set_registers("inc"))
-def take_registers(n: int) -> None:
+def claim_registers(n: int) -> None:
     """Wait until the block has registers to spare for ``n`` a thread of this warpgroup, and take them."""
     thread = current()
     thread.block.registers.take(thread, n)

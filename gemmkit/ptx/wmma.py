@@ -17,9 +17,9 @@ from gemmkit.lang.host import current
 from gemmkit.lang.memory import SharedType, coordinates_of, global_pointer, proxy
 from gemmkit.lang.numba_hooks import Atom, ir, signature, types
 from gemmkit.lang.scalars import assembly, braces, numba_type
-from gemmkit.ptx.convert import elements, from_registers, to_registers
 from gemmkit.ptx.memory import is_position
 from gemmkit.ptx.mma import BF16, F16, F32, PTX_NAME, shared_address
+from gemmkit.ptx.registers import elements, from_registers, to_registers
 
 i32 = ir.IntType(32)
 SHAPES = ((16, 16, 16), (8, 32, 16), (32, 8, 16))

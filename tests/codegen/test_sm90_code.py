@@ -18,17 +18,7 @@ from gemmkit.plans.ahead import CompiledKernel, compile_config, recorded
 from gemmkit.runtime.device import H100
 from gemmkit.transforms import Elementwise
 from gemmkit.tuning.model import Mapping
-from gemmkit.tuning.sm90 import (
-    ACROSS,
-    ALIGNED,
-    CLUSTERED,
-    MAPPINGS,
-    PROMOTED,
-    REWRITTEN,
-    SPLIT,
-    TRANSFORMED,
-    TRANSPOSED,
-)
+from gemmkit.tuning.sm90 import ACROSS, ALIGNED, CLUSTERED, MAPPINGS, PROMOTED, REWRITTEN, SPLIT, TRANSFORMED, TRANSPOSED
 from tests.support.machines import BF16, E4M3
 from tests.support.sm90 import F16, F32, mapping
 

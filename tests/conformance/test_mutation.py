@@ -29,10 +29,10 @@ def judged(faults: list[seeding.Fault], cases: tuple[str, ...]) -> list[Finding]
 
 # operator, function, statement, what it becomes, cases of the battery, what is said
 ONCE_MISSED = {
-    "an early turn": ("order changed", "consume_in_turns", r"multiply_tile", r"spec.turns.give\(1 - group\) sums", ("pingpong",),
+    "an early turn": ("order changed", "consume_ping_pong", r"multiply_tile", r"spec.turns.give\(1 - group\) sums", ("pingpong",),
                       "may take the fresh barrier for it"),
-    "registers not given": ("statement dropped", "warp_specialised", "give_registers", "pass", ("pingpong",), "warp . ends with 168 .* chosen for 24:"),
-    "registers not taken": ("statement dropped", "warp_specialised", "take_registers", "pass", ("pingpong",), "ends with 168 .* chosen for 240:"),
+    "registers not given": ("statement dropped", "warp_specialised", "release_registers", "pass", ("pingpong",), "warp . ends with 168 .* chosen for 24:"),
+    "registers not taken": ("statement dropped", "warp_specialised", "claim_registers", "pass", ("pingpong",), "ends with 168 .* chosen for 240:"),
     "no wgmma_fence": ("statement dropped", "start_stage", r"wgmma_fence\(\)", "pass", ("half_sums",), "wgmma takes accumulators"),
     "no wgmma_fence by registers": ("statement dropped", "start_step", r"wgmma_fence\(\)", "pass", ("by_registers_one_step",),
                                     "wgmma takes accumulators"),

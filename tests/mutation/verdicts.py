@@ -93,7 +93,7 @@ EQUIVALENT: list[Equivalent] = [
                "Lines of half the width, for stores and loads alike: more of them meet in a bank."),
     Equivalent("term dropped", r"return 64 if width % 64 == 0 else 32 -> return 64 if width == 0",
                "Panels of half the width, for copies and products alike: there are more of them."),
-    Equivalent("constant changed", r"Turns\(self.consumers, 1 \+ self.consumers.* -> .*2 \+ self.consumers", "Other named barriers, which nobody uses."),
+    Equivalent("constant changed", r"OrderBarrier\(self.consumers, 1 \+ self.consumers.* -> .*2 \+ self.consumers", "Other named barriers, which nobody uses."),
     Equivalent("never", r"if not self.by_workspace: -> if False: return self.shares", "N divides among the blocks of a cluster: the rules see to it."),
     Equivalent("sign changed", r"\(self.row\(rank\) \+ n\) % self.m -> .*\(self.row\(rank\) - n\) % self.m", "All other blocks, in another order."),
     Equivalent("constant changed", r"^if row.spec.team.thread\(\) == 0: -> if row.spec.team.thread\(\) == 1", "Another thread stores the row's value, which all have."),

@@ -401,12 +401,12 @@ def attention(spec: Any, sizes: Any, order: Any, out: Any, lse: Any, map_q: Any,
 
     if group == 0:
         # 1. Q, K and V: global -> shared.
-        spec.warpgroups.give_registers()
+        spec.warpgroups.release_registers()
         if thread_index() == 0:
             produce(spec, sizes, order, map_q, map_k, map_v)
     else:
         # 2. to 4. Multiply, soften, store.
-        spec.warpgroups.take_registers()
+        spec.warpgroups.claim_registers()
         consume(spec, sizes, order, Outputs(out, lse, map_out), group - 1)
 
 

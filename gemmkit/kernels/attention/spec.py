@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmkit.components import Component
 from gemmkit.kernels.collectives.operand import HandOver
-from gemmkit.kernels.collectives.pipeline import Pipeline, Turns, Warpgroups
+from gemmkit.kernels.collectives.pipeline import OrderBarrier, Pipeline, Warpgroups
 from gemmkit.kernels.collectives.softmax import F32, OutStore, QuadOut, TmaOut
 from gemmkit.kernels.masks import Mask, Score
 from gemmkit.kernels.sm90.kernel import STARTING
@@ -153,9 +153,9 @@ class AttentionSpec(HeadSpec):
         return Warpgroups(1, self.consumers, *STARTING.get((1, self.consumers), (0, 0)))
 
     @cached_property
-    def turns(self) -> Turns:
+    def turns(self) -> OrderBarrier:
         """The named barriers of the store come before."""
-        return Turns(self.consumers, 1 + self.consumers, self.takes_turns)
+        return OrderBarrier(self.consumers, 1 + self.consumers, self.takes_turns)
 
     # -- shared memory: Q, K, V, O, barriers --------------------------------------------------------------------------
 

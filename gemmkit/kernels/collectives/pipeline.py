@@ -31,7 +31,7 @@ from gemmkit.ptx.barriers import (
 )
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import lane_index, thread_index, udiv, warp_barrier
-from gemmkit.ptx.wgmma import give_registers, named_arrive, named_barrier, take_registers
+from gemmkit.ptx.wgmma import claim_registers, named_arrive, named_barrier, release_registers
 
 BARRIERS = np.dtype(np.uint64)         # the dtype of pointers to mbarriers
 BARRIER = BARRIERS.itemsize            # bytes
@@ -211,19 +211,19 @@ class Warpgroups(Component):
 
     # -- in device code -----------------------------------------------------------------------------------------------
 
-    def give_registers(self) -> None:
+    def release_registers(self) -> None:
         """Called by producers."""
         if self.few > 0:
-            give_registers(self.few)
+            release_registers(self.few)
 
-    def take_registers(self) -> None:
+    def claim_registers(self) -> None:
         """Called by consumers."""
         if self.many > 0:
-            take_registers(self.many)
+            claim_registers(self.many)
 
 
 @dataclass(frozen=True)
-class Turns(Component):
+class OrderBarrier(Component):
     """``consumers`` start their products one after the other: a named barrier for each, from ``barrier`` on, says that its
     turn has come. Where turns are not ``taken`` nothing is waited for."""
 

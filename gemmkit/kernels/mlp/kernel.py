@@ -258,12 +258,12 @@ def mlp(spec: Any, sizes: Any, maps: Any, shapes: Any, out: Any, map_x: Any, map
 
     if group == 0:
         # 1. x, weights and biases: global -> shared.
-        spec.warpgroups.give_registers()
+        spec.warpgroups.release_registers()
         if thread_index() == 0:
             produce(spec, sizes, maps, map_x, rank)
     else:
         # 2. to 4. Multiply, activate, store.
-        spec.warpgroups.take_registers()
+        spec.warpgroups.claim_registers()
         consume(spec, sizes, Tables(maps, shapes), Outputs(out, map_out), rank, group - 1)
 
     # A block's shared memory must last until its peers have written and signalled all they will.

@@ -12,7 +12,7 @@ import numpy as np
 from gemmkit.components import Component, Scalar
 from gemmkit.epilogues.activations import relu
 from gemmkit.kernels.collectives.operand import HandOver
-from gemmkit.kernels.collectives.pipeline import CLUSTER_WARPS, WARPS, Pipeline, Turns, Warpgroups
+from gemmkit.kernels.collectives.pipeline import CLUSTER_WARPS, WARPS, OrderBarrier, Pipeline, Warpgroups
 from gemmkit.kernels.collectives.scheduler import Cluster
 from gemmkit.kernels.sm90.store import Panels, line_of, own_column, own_row
 from gemmkit.lang.aggregates import convert, convert_all
@@ -402,9 +402,9 @@ class MlpSpec(LayersSpec):
         return Warpgroups(1, self.consumers, *REGISTERS)
 
     @cached_property
-    def turns(self) -> Turns:
+    def turns(self) -> OrderBarrier:
         """The named barriers of the store come before."""
-        return Turns(self.consumers, 1 + self.consumers, self.takes_turns)
+        return OrderBarrier(self.consumers, 1 + self.consumers, self.takes_turns)
 
     # -- shared memory: x and the result, weights, biases, barriers ---------------------------------------------------
 

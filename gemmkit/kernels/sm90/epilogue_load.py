@@ -111,7 +111,7 @@ class InSubtiles(GlobalLayout):
 # -- the store --------------------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True, kw_only=True)
-class AheadStore(TmaStore):
+class PrefetchedStore(TmaStore):
     """TMA brings a subtile of ``source`` to where it then stores the same subtile of D from. ``filled`` barriers stand
     ``barriers`` bytes into shared memory, one for each subtile that a consumer has."""
 
@@ -141,7 +141,7 @@ class AheadStore(TmaStore):
         uses = udiv(self.subtiles - k % BUFFERS + BUFFERS - 1, BUFFERS)
         return (udiv(k, BUFFERS) + turn * uses) & 1
 
-    def placed(self, memory: SharedMemory) -> AheadStore:
+    def placed(self, memory: SharedMemory) -> PrefetchedStore:
         return dataclasses.replace(self, barriers=memory.take(BUFFERS * self.consumers * BARRIER))
 
     def initialise(self) -> None:
@@ -245,7 +245,7 @@ def with_ahead(spec: Any, arrays: Arrays | None) -> Any:
             place = InSubtiles(layout.dtype, spec.d.shared, store.offset, store.columns, store.count, store.fragments,
                                spec.producers)
             spec = with_at_path(spec, (*source.path, "layout"), place)
-            return dataclasses.replace(spec, store=AheadStore(**fields, source=source))
+            return dataclasses.replace(spec, store=PrefetchedStore(**fields, source=source))
     return spec
 
 

@@ -21,15 +21,15 @@ from gemmkit.kernels.collectives.pipeline import (
     THREAD,
     WARPS,
     NamedBarriers,
+    OrderBarrier,
     Pipeline,
     SharedMemory,
-    Turns,
     Warpgroups,
 )
 from gemmkit.kernels.collectives.scheduler import Cluster, Persistent, TileScheduler
 from gemmkit.kernels.collectives.split_k import StreamK
 from gemmkit.kernels.sm90.cross_lane import Fragments
-from gemmkit.kernels.sm90.epilogue_load import AheadStore, with_ahead
+from gemmkit.kernels.sm90.epilogue_load import PrefetchedStore, with_ahead
 from gemmkit.kernels.sm90.exchange import (
     COLUMNS,
     ClusterExchange,
@@ -49,7 +49,7 @@ from gemmkit.kernels.sm90.mainloop import (
     Mainloop,
     ObservedMainloop,
     PairMainloop,
-    PortionMainloop,
+    PromotedMainloop,
     RegisterMainloop,
     SharedMainloop,
     Transformed,
@@ -248,7 +248,7 @@ class Sm90Spec(Spec):
     store: Store = DirectStore()
     exchange: Exchange = Exchange()
     row_exchange: RowExchange = RowExchange()
-    turns: Turns = Turns()
+    turns: OrderBarrier = OrderBarrier()
     nbytes: int = 0
 
     # -- warps --------------------------------------------------------------------------------------------------------
@@ -434,7 +434,7 @@ def maps(spec: Sm90Spec, arrays: Arrays) -> tuple[Map | Maps | None, ...]:
     store = spec.store
     found: list[list[Any]] = [
         _of_operand(0, "a", spec.a, arrays.a), _of_operand(1, "b", spec.b, arrays.b),
-        [(*_ahead(spec, store, arrays), store.map_of_source)] if isinstance(store, AheadStore) else [],
+        [(*_ahead(spec, store, arrays), store.map_of_source)] if isinstance(store, PrefetchedStore) else [],
         [(3, arrays.out, lambda info: store.map_spec(spec.d, info))] if isinstance(store, TmaStore) else [],
     ]
     made: list[Map | Maps | None] = []
@@ -454,7 +454,7 @@ def _of_operand(which: int, name: str, operand: Any, info: ArrayInfo | None) -> 
     return [(at, array, lambda array: operand.route.map_spec(operand, array)) for at, array in ((which, info), *others)]
 
 
-def _ahead(spec: Sm90Spec, store: AheadStore, arrays: Arrays) -> tuple[Any, ArrayInfo | None]:
+def _ahead(spec: Sm90Spec, store: PrefetchedStore, arrays: Arrays) -> tuple[Any, ArrayInfo | None]:
     """What comes ahead of time, as a map's ``which``, and its array."""
     path = store.source.array
     if path is None:
@@ -538,7 +538,7 @@ def _mainloop(spec: Sm90Spec) -> Mainloop:
     if spec.a.observer is not None:
         return ObservedMainloop()
     stages = spec.operator.promote // spec.block.size.K    # whose sums are added to those in float32
-    return PortionMainloop(stages) if stages > 1 else PairMainloop() if stages == 1 else SharedMainloop()
+    return PromotedMainloop(stages) if stages > 1 else PairMainloop() if stages == 1 else SharedMainloop()
 
 
 # -- routes -----------------------------------------------------------------------------------------------------------
@@ -642,7 +642,7 @@ def _laid_out(spec: Sm90Spec, arrays: Arrays | None) -> Sm90Spec:
         store = dataclasses.replace(store, offset=memory.take(store.nbytes))
     spec = with_ahead(dataclasses.replace(spec, store=store), arrays)
     producer = dataclasses.replace(spec.producer, barrier=barriers.take(spec.producer.barriers))
-    turns = Turns(2, barriers.take(2), True) if spec.is_pingpong else Turns()
+    turns = OrderBarrier(2, barriers.take(2), True) if spec.is_pingpong else OrderBarrier()
     exchange = spec.exchange
     if isinstance(exchange, ClusterExchange):
         exchange = dataclasses.replace(exchange, offset=memory.take(spec.consumers * exchange.nbytes))

@@ -28,7 +28,7 @@ from gemmkit.ptx.tma import tma_prefetch
 from gemmkit.ptx.wgmma import grid_launch_dependents, grid_wait
 
 
-def consume_together(spec: Any, outputs: Outputs, group: int, rank: int) -> None:
+def consume_cooperatively(spec: Any, outputs: Outputs, group: int, rank: int) -> None:
     """Cooperative: every consumer computes its rows of every tile, or of every part of one that is the block's."""
     turn = thread_index() * 0
     slot = Slot(turn, turn)
@@ -52,7 +52,7 @@ def consume_together(spec: Any, outputs: Outputs, group: int, rank: int) -> None
     spec.store.finish()
 
 
-def consume_in_turns(spec: Any, outputs: Outputs, group: int, rank: int) -> None:
+def consume_ping_pong(spec: Any, outputs: Outputs, group: int, rank: int) -> None:
     """Ping-pong: every other tile (or part of one) is this consumer's. While it finishes one, the other multiplies the next.
 
     The order barrier is needed, and not only for speed: a consumer two rounds ahead would take the parity of an old phase
@@ -312,15 +312,15 @@ def warp_specialised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, map_
 
     if group < spec.producers:
         # 1. A and B: global -> shared.
-        spec.warpgroups.give_registers()
+        spec.warpgroups.release_registers()
         spec.producer.run(spec, Inputs(Input(a, map_a), Input(b, map_b)), rank, shape)
     else:
         # 2. and 3. Multiply, finish.
-        spec.warpgroups.take_registers()
+        spec.warpgroups.claim_registers()
         if spec.is_pingpong:
-            consume_in_turns(spec, Outputs(c, d, map_c, map_d, 0, shape), group - spec.producers, rank)
+            consume_ping_pong(spec, Outputs(c, d, map_c, map_d, 0, shape), group - spec.producers, rank)
         else:
-            consume_together(spec, Outputs(c, d, map_c, map_d, 0, shape), group - spec.producers, rank)
+            consume_cooperatively(spec, Outputs(c, d, map_c, map_d, 0, shape), group - spec.producers, rank)
 
     # A block's shared memory must last until its peers have read and signalled all they will.
     if not spec.cluster.is_single:

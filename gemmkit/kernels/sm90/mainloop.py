@@ -48,7 +48,7 @@ from gemmkit.tiling import Tile, translate
 # |---|---|---|
 # | `SharedMainloop` | wgmma reads it in shared memory | added to by all stages of a tile |
 # | `PairMainloop` | the same | of one stage each, two sets in turn, added to a total in float32 |
-# | `PortionMainloop` | the same | of some stages each, added to a total in float32 |
+# | `PromotedMainloop` | the same | of some stages each, added to a total in float32 |
 # | `gemmkit.kernels.sm90.mainloop.RegisterMainloop` | consumers fetch it into registers | added to by all stages |
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class PairMainloop(Mainloop):
 
 
 @dataclass(frozen=True)
-class PortionMainloop(Mainloop):
+class PromotedMainloop(Mainloop):
     """Several stages at a time: the wait at the end of each portion is a small part of it."""
 
     stages: int

@@ -7,7 +7,7 @@ and D, and the epilogue) work on these pairs, with global coordinates. Then D le
 |---|---|---|
 | `TmaStore` | through swizzled subtiles of shared memory, by TMA, which clips what is out of range | plain D |
 | `VectorStore` | through subtiles of shared memory, which threads read in lines and store as vectors | runs in D |
-| `CombStore` | from the registers, in vectors | D's neighbours are eight columns apart, or a multiple |
+| `InterleavedStore` | from the registers, in vectors | D's neighbours are eight columns apart, or a multiple |
 | `DirectStore` | from the registers, pair by pair | any layout; epilogues that store or write themselves |
 
 `store_of` says which: TMA where it can, else the longest vectors. A folded product's leaves by any of them (`Folding`).
@@ -358,14 +358,14 @@ WIDE = 16                              # bytes of the widest store
 
 
 @dataclass(frozen=True)
-class CombStore(Store):
+class InterleavedStore(Store):
     """Threads store ``length`` neighbours of a tooth of ``comb`` at a time, wholly in or out of bounds."""
 
     comb: int = OCTET
     length: int = 1
 
     @classmethod
-    def of(cls, spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barrier: int) -> CombStore | None:
+    def of(cls, spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barrier: int) -> InterleavedStore | None:
         """None where D is no such tensor, or has vectors as long along the lines of a subtile."""
         layout: Any = spec.d.layout
         if info is None or not isinstance(layout, Tensor) or layout.axis != 1 or layout.comb % OCTET:
@@ -461,7 +461,7 @@ FOLDING: dict[type[Store], Any] = {TmaStore: FoldingTmaStore, VectorStore: Foldi
 def store_for(spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barrier: int) -> Store:
     """How D leaves: a folded one as that of a product with D's own columns and what follows the fold would."""
     if not isinstance(spec.d.layout, Folded):
-        return CombStore.of(spec, info, extents, barrier) or store_of(spec, info, extents, barrier)
+        return InterleavedStore.of(spec, info, extents, barrier) or store_of(spec, info, extents, barrier)
     folded: Folded = spec.d.layout
     m, n, k = spec.block.extents
     alike = dataclasses.replace(spec, block=Tile(M=m, N=n // folded.folds, K=k), epilogue=spec.epilogue.then,

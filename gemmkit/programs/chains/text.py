@@ -371,7 +371,7 @@ IMPORTS = [
     ("gemmkit.kernels.collectives.scheduler", "Cluster"), ("gemmkit.kernels.collectives.pipeline", "CLUSTER"),
     ("gemmkit.kernels.collectives.pipeline", "Pipeline"), ("gemmkit.kernels.collectives.scheduler", "Slot"),
     ("gemmkit.kernels.sm90.store", "own_column"), ("gemmkit.kernels.sm90.store", "own_row"),
-    ("gemmkit.kernels.collectives.pipeline", "Turns"), ("gemmkit.kernels.collectives.pipeline", "Warpgroups"),
+    ("gemmkit.kernels.collectives.pipeline", "OrderBarrier"), ("gemmkit.kernels.collectives.pipeline", "Warpgroups"),
     ("gemmkit.lang.registers", "interleave"), ("gemmkit.lang.registers", "split"), ("gemmkit.lang.registers", "apply"),
     ("gemmkit.lang.registers", "generate"), ("gemmkit.lang.aggregates", "convert"), ("gemmkit.lang.aggregates", "fill"),
     *(("gemmkit.programs.collectives", name) for name in (
@@ -493,9 +493,9 @@ class ChainPrinter:
                 "    group = uniform(udiv(thread_index(), 128))", "    if thread_index() == 0:",
                 *(f"        ring_{ring.name}.initialise()" for ring in rings), "        mbarrier_fence_init()",
                 f"    {met}", *(f"    {line}" for line in EARLY), "    if group == 0:",
-                "        WARPGROUPS.give_registers()",
+                "        WARPGROUPS.release_registers()",
                 "        if thread_index() == 0:", f"            produce({', '.join(takes_blocks)})", "    else:",
-                "        WARPGROUPS.take_registers()",
+                "        WARPGROUPS.claim_registers()",
                 f"        consume({', '.join(['sizes', *takes_all, 'group - 1'])})",
                 *([] if cluster.is_single else [f"    {met}        # a peer may still arrive at this one's barriers"]),
                 "", "", *self.tile_functions(),
@@ -564,7 +564,7 @@ class ChainPrinter:
                 how = (", a_transposed=True" if d.args[0].op == "transpose" else "") + how
                 lines.append(f"{name} = {plain}({a.name}_tile, {b.name}_tile{how})")
         if choice.turns:
-            lines.append(f"turns = Turns({choice.warpgroups}, {1 + choice.warpgroups}, True)")
+            lines.append(f"turns = OrderBarrier({choice.warpgroups}, {1 + choice.warpgroups}, True)")
         rows = choice.blocks[chain.rows.name]
         stacked = ", stacked=True" if chain.results_are_stacked else ""
         for name, out in self.outs.items():

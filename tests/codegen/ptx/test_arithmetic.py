@@ -17,17 +17,7 @@ from gemmkit.lang.aggregates import convert
 from gemmkit.lang.numba_hooks import Atom
 from gemmkit.ptx.arithmetic import fma, outer_fma
 from gemmkit.ptx.memory import load_global, load_shared, shared, store_global, store_shared
-from gemmkit.ptx.special import (
-    barrier,
-    block_x,
-    block_y,
-    block_z,
-    lane_index,
-    thread_index,
-    udiv,
-    uniform,
-    warp_barrier,
-)
+from gemmkit.ptx.special import barrier, block_x, block_y, block_z, lane_index, thread_index, udiv, uniform, warp_barrier
 from tests.support.harness import (
     Out,
     Runtime,

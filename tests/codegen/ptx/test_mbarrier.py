@@ -23,13 +23,13 @@ from gemmkit.ptx.barriers import (
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import barrier, block_x, thread_index, udiv
 from gemmkit.ptx.wgmma import (
+    claim_registers,
     fence_async,
-    give_registers,
     grid_launch_dependents,
     grid_wait,
     named_arrive,
     named_barrier,
-    take_registers,
+    release_registers,
 )
 from gemmkit.runtime.compile import assemble, disassemble, instruction_counts
 from tests.support.harness import Out, Runtime, instructions, leaves_nothing, same_bits
@@ -349,7 +349,7 @@ def everything(bars_at: int, n: int) -> None:
         mbarrier_fence_init()
     cluster_barrier()
     if thread_index() < 128:
-        give_registers(40)
+        release_registers(40)
         mbarrier_expect(bars, n, 4096)
         mbarrier_arrive(bars, n + 1)
         mbarrier_arrive_at(bars, n, cluster_rank() ^ 1)
@@ -357,7 +357,7 @@ def everything(bars_at: int, n: int) -> None:
         mbarrier_wait(bars, n + 1, 1)
         named_arrive(3, 256)
     else:
-        take_registers(232)
+        claim_registers(232)
         fence_async()
         named_barrier(3, 256)
         named_barrier(udiv(thread_index(), 128), 128)

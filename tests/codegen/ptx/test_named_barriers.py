@@ -10,7 +10,7 @@ import pytest
 from gemmkit.emulator import errors
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import thread_index
-from gemmkit.ptx.wgmma import give_registers, named_arrive, named_barrier, take_registers
+from gemmkit.ptx.wgmma import claim_registers, named_arrive, named_barrier, release_registers
 from tests.codegen.ptx.test_mbarrier import turns
 from tests.support.emulated import run
 from tests.support.harness import Out
@@ -93,9 +93,9 @@ def test_counts_that_differ() -> None:
 
 def share_out(few: int, many: int) -> None:
     if thread_index() < 128:
-        give_registers(few)
+        release_registers(few)
     else:
-        take_registers(many)
+        claim_registers(many)
 
 
 @pytest.mark.parametrize(("few", "many"), [(24, 240), (40, 232), (88, 208)])
@@ -104,18 +104,18 @@ def test_registers_that_fit(few: int, many: int) -> None:
 
 
 def test_registers_that_nobody_gives_are_waited_for_in_vain() -> None:
-    with pytest.raises(errors.DeadlockError, match=r"take_registers\(240\): .* the block has 64512"):
+    with pytest.raises(errors.DeadlockError, match=r"claim_registers\(240\): .* the block has 64512"):
         emulated(share_out, 40, 240, threads=384)
 
 
 def test_a_warp_gives_registers_when_all_its_threads_have_come() -> None:
     def kernel() -> None:
         if thread_index() >= 128:
-            take_registers(240)
+            claim_registers(240)
         elif thread_index() > 0:
-            give_registers(24)
+            release_registers(24)
 
-    with pytest.raises(errors.DeadlockError, match=r"give_registers\(24\): 31 of 32 threads of warp 0 have come"):
+    with pytest.raises(errors.DeadlockError, match=r"release_registers\(24\): 31 of 32 threads of warp 0 have come"):
         emulated(kernel, threads=384)
 
 
@@ -129,13 +129,13 @@ def test_registers_that_a_role_forgets() -> None:
 
 
 def test_giving_more_than_one_has() -> None:
-    with pytest.raises(errors.ProtocolError, match=r"give_registers\(176\) by a warp that has 168"):
+    with pytest.raises(errors.ProtocolError, match=r"release_registers\(176\) by a warp that has 168"):
         emulated(share_out, 176, 240, threads=384)
-    with pytest.raises(errors.ProtocolError, match=r"take_registers\(160\) by a warp that has 168"):
+    with pytest.raises(errors.ProtocolError, match=r"claim_registers\(160\) by a warp that has 168"):
         emulated(share_out, 168, 160, threads=384)
 
 
 @pytest.mark.parametrize("n", [23, 28, 264])
 def test_registers_come_in_eights(n: int) -> None:
-    with pytest.raises(Exception, match="give_registers"):
+    with pytest.raises(Exception, match="release_registers"):
         compiled(share_out, n, 232, threads=384)

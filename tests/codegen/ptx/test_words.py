@@ -1,4 +1,4 @@
-"""`pack_words`, `unpack_words`, `weave_words` and `rolled`: the same in the emulator and on the GPU, and what they leave in PTX."""
+"""`pack_words`, `unpack_words`, `interleave_words` and `rolled`: the same in the emulator and on the GPU, and what they leave in PTX."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ import pytest
 import gemmkit as gk
 from gemmkit.lang.registers import interleave, split
 from gemmkit.operators import COMPLEX, DUAL, QUATERNION, dual
-from gemmkit.ptx.memory import first_elements, load_global, load_words, pack_words, store_global, unpack_words, weave_words
+from gemmkit.ptx.memory import (
+    first_elements,
+    interleave_words,
+    load_global,
+    load_words,
+    pack_words,
+    store_global,
+    unpack_words,
+)
 from gemmkit.ptx.special import rolled, thread_index
 from tests.support.harness import Out, Runtime, compiled, emulated, leaves_nothing, lines_with, on_device, same_bits
 from tests.support.lang.typing import INDEX, result
@@ -113,7 +121,7 @@ def woven(out: Any, a: Any, case: Any) -> None:
     """A thread's elements as ``teeth`` words at first: column by column."""
     at = thread_index() * case.count
     words = load_words(a, 0, (at,), (0,), case.count)
-    store_global(out, 0, (at,), (0,), unpack_words(case.dtype, weave_words(split(words, case.length))))
+    store_global(out, 0, (at,), (0,), unpack_words(case.dtype, interleave_words(split(words, case.length))))
 
 
 def interleaved(out: Any, a: Any, case: Any) -> None:
@@ -146,11 +154,11 @@ def test_weaving_is_an_instruction_a_word() -> None:
 
 
 def of_three_teeth(out: Any, a: Any, case: Any) -> None:
-    out[0] = weave_words(split(load_words(a, 0, (0,), (0,), 6), 1))[0]
+    out[0] = interleave_words(split(load_words(a, 0, (0,), (0,), 6), 1))[0]
 
 
 def test_odd_teeth_are_not_woven() -> None:
-    with pytest.raises(Exception, match="weave_words"):
+    with pytest.raises(Exception, match="interleave_words"):
         compiled(of_three_teeth, Out((1,), "u4"), np.zeros(64, "f2"), Words(np.dtype("f2"), 6))
 
 

@@ -11,22 +11,11 @@ import pytest
 import gemmkit as gk
 from gemmkit.emulator.errors import EmulatorError
 from gemmkit.kernels.collectives.pipeline import Pipeline
-from gemmkit.kernels.mlp import (
-    kernel,
-    mma_kernel,
-)
-from gemmkit.kernels.mlp import (
-    kernel as consumer,
-)
-from gemmkit.kernels.mlp import (
-    kernel as producer,
-)
-from gemmkit.kernels.mlp import (
-    spec as mapping,
-)
-from gemmkit.kernels.mlp import (
-    spec as store,
-)
+from gemmkit.kernels.mlp import kernel, mma_kernel
+from gemmkit.kernels.mlp import kernel as consumer
+from gemmkit.kernels.mlp import kernel as producer
+from gemmkit.kernels.mlp import spec as mapping
+from gemmkit.kernels.mlp import spec as store
 from tests.support.mlp import reference, small, whole
 
 F16 = np.dtype(np.float16)

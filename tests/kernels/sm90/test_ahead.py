@@ -13,7 +13,7 @@ from gemmkit import epilogues
 from gemmkit.emulator import errors
 from gemmkit.epilogues import LinearCombination, ReLU, Residual, RowReduce
 from gemmkit.kernels.sm90 import epilogue_load, store
-from gemmkit.kernels.sm90.epilogue_load import AheadStore
+from gemmkit.kernels.sm90.epilogue_load import PrefetchedStore
 from gemmkit.kernels.sm90.family import Sm90Spec
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import WGMMAOp
@@ -51,7 +51,7 @@ def run(machine: Any, conf: gk.Config, a: np.ndarray, b: np.ndarray, c: Any = No
         out = machine.array(poison((*stack, a.shape[-2], b.shape[-1]), conf.global_d_layout.dtype))
     with gk.emulate(seed) if machine.emulated else machine.session():
         plan = gk.plan(*given, c, conf, out=out, **keywords)
-        assert isinstance(plan._compiled.spec.store, AheadStore) == is_ahead
+        assert isinstance(plan._compiled.spec.store, PrefetchedStore) == is_ahead
         plan(*given, c, out=out)
     return np.asarray(machine.numpy(out))
 
@@ -273,13 +273,13 @@ def of_other(store: Any, k: int, turn: int) -> int:
 
 
 FAULTS = {
-    "C is not waited for": (AheadStore, "await_subtile", nothing, errors.RaceError),
-    "an old phase is waited for": (AheadStore, "phase", of_other, (errors.RaceError, errors.ProtocolError,
+    "C is not waited for": (PrefetchedStore, "await_subtile", nothing, errors.RaceError),
+    "an old phase is waited for": (PrefetchedStore, "phase", of_other, (errors.RaceError, errors.ProtocolError,
                                                                    errors.DeadlockError)),
     "C comes while D leaves": (epilogue_load, "tma_wait_read", nothing, errors.RaceError),
     "D is written before all have read C": (epilogue_load, "named_barrier", nothing, errors.RaceError),
     "D leaves before it is written": (store, "named_barrier", nothing, (errors.RaceError, errors.UninitialisedRead)),
-    "C never comes": (AheadStore, "begin", nothing, errors.DeadlockError),
+    "C never comes": (PrefetchedStore, "begin", nothing, errors.DeadlockError),
 }
 
 

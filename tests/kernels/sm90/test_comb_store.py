@@ -14,7 +14,7 @@ from bench.prepare import products
 from gemmkit.epilogues import Bias, ReLU
 from gemmkit.functions import einsum
 from gemmkit.kernels.sm90.staged import CpAsync
-from gemmkit.kernels.sm90.store import CombStore
+from gemmkit.kernels.sm90.store import InterleavedStore
 from gemmkit.layouts import RowMajor, Tensor
 from gemmkit.operators import WGMMAOp
 from gemmkit.runtime.arrays import describe
@@ -60,8 +60,8 @@ def test_vectors(machine: Any, schedule: str, run: int, offset: int, length: int
     flat, out = combed(machine, m, n, run, dtype, offset=offset)
     conf = mapping(schedule, OPERATOR, d=Tensor.of(describe(out), 1))
     store = computed(machine, conf, a, b, out)
-    assert isinstance(store, CombStore) == (length * dtype.itemsize >= 16)
-    assert not isinstance(store, CombStore) or store.length == 16 // dtype.itemsize
+    assert isinstance(store, InterleavedStore) == (length * dtype.itemsize >= 16)
+    assert not isinstance(store, InterleavedStore) or store.length == 16 // dtype.itemsize
     assert np.array_equal(in_order(machine.numpy(flat), offset, m, n, run), (a.astype(F32) @ b.astype(F32)).astype(dtype))
     assert np.isnan(machine.numpy(flat)[:offset]).all()
 
@@ -79,7 +79,7 @@ def test_what_comes_before_it(machine: Any, schedule: str, rng: np.random.Genera
     layout = Tensor.of(describe(out), 1)
     conf = mapping(schedule, OPERATOR, d=layout, global_c_layout=RowMajor(F32),
                    epilogue=Bias(machine.array(bias)) | ReLU())
-    assert isinstance(computed(machine, conf, a, b, out, machine.array(c)), CombStore)
+    assert isinstance(computed(machine, conf, a, b, out, machine.array(c)), InterleavedStore)
     expected = np.maximum(a.astype(F32) @ b.astype(F32) + c + bias, 0)
     assert np.array_equal(in_order(machine.numpy(flat), 0, m, n, 8), expected.astype(F16))
 
@@ -94,7 +94,7 @@ def test_a_cluster_that_shares_k(machine: Any, rng: np.random.Generator) -> None
     conf = mapping("one", OPERATOR, d=Tensor.of(describe(out), 1), splits=2)
     store = computed(machine, conf, a, b, out)
     assert np.array_equal(in_order(machine.numpy(flat), 0, m, n, 8), (a.astype(F32) @ b.astype(F32)).astype(F16))
-    assert not isinstance(store, CombStore) or store.length <= 4
+    assert not isinstance(store, InterleavedStore) or store.length <= 4
 
 
 @pytest.mark.kin(5)
@@ -122,7 +122,7 @@ def test_machine_code_of_the_papers_contraction() -> None:
     """B comes by cp.async, 32 bytes of a line side by side, and D leaves 16 bytes at a time, without a subtile."""
     (made,) = products(Contraction.of("contraction", *PAPER, "f16"))
     assert made.problem.config.global_b_layout.columns.extents() == (16, 8, 2, 8)
-    assert isinstance(made.spec.store, CombStore) and isinstance(made.spec.b.route, CpAsync)
+    assert isinstance(made.spec.store, InterleavedStore) and isinstance(made.spec.b.route, CpAsync)
     code = machine_code(made)
     assert (code.usage.spill_stores, code.usage.spill_loads) == (0, 0)
     assert code.count("STG") == code.count("STG", "128") == 2 * 64 * 128 // 128 // 8 and code.count("STSM") == 0

@@ -106,7 +106,7 @@ def test_buffers_of_fragments_that_are_left_out(seed: int | None, rng: np.random
 def test_a_fragment_that_does_not_count_is_noticed(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, has_c: bool) -> None:
     """A store that leaves it out without a group of its own: the next tile's is written before TMA has read the last one's, or
     C's subtiles arrive in other phases than they are waited for."""
-    monkeypatch.setattr(epilogue_load.AheadStore if has_c else store.TmaStore, "leave_out", lambda self, i, spec, outputs, part: None)
+    monkeypatch.setattr(epilogue_load.PrefetchedStore if has_c else store.TmaStore, "leave_out", lambda self, i, spec, outputs, part: None)
     a, b, c = whole(rng, (60, 64), F16), whole(rng, (64, 96), F16), whole(rng, (60, 96), F16)
     with gk.emulate(), pytest.raises((RaceError, DeadlockError, ProtocolError)):
         gk.matmul(a, b, c if has_c else None, conf=tall(), out=c, epilogue=epilogues.ReLU())

@@ -21,15 +21,7 @@ from gemmkit.emulator.functions import kind_of
 from gemmkit.lang import complex as complex_scalars
 from gemmkit.lang.functions import device
 from gemmkit.lang.numba_hooks import atom, signature
-from gemmkit.lang.scalars import (
-    IndexType,
-    NarrowFloatType,
-    WeakFloatLiteral,
-    WeakIntLiteral,
-    float16,
-    index,
-    weak_float64,
-)
+from gemmkit.lang.scalars import IndexType, NarrowFloatType, WeakFloatLiteral, WeakIntLiteral, float16, index, weak_float64
 from tests.codegen.lang.test_dialect import written as written_in
 from tests.support.lang import on_host
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.cupy import choice
+from gemmkit.cupy import using
 from tests.support.machines import poison
 
 pytestmark = pytest.mark.sample(3)
@@ -26,55 +26,55 @@ def drawn(*shape: int, dtype: Any = F32) -> np.ndarray:
 
 A, B, STACK = drawn(3, 4), drawn(4, 5), drawn(2, 4, 5)
 TAKEN: dict[str, tuple[Any, tuple, dict[str, Any]]] = {
-    "matmul": (choice.matmul, (A, B), {}),
-    "matmul, defaults": (choice.matmul, (A, B), dict(axes=None, casting="same_kind", order="K")),
-    "matmul, vectors": (choice.matmul, (A[0], B[:, 0]), {}),
-    "matmul, a stack": (choice.matmul, (A, STACK), {}),
-    "matmul, a row and a stack": (choice.matmul, (A[0], STACK), {}),
-    "matmul, booleans": (choice.matmul, (A > 0, B > 0), {}),
-    "matmul, int8": (choice.matmul, (A.astype("i1"), B.astype("i1")), {}),
-    "matmul, float16": (choice.matmul, (A.astype("f2"), B.astype("f2")), {}),
-    "dot": (choice.dot, (A, B), {}),
-    "dot, two stacks": (choice.dot, (drawn(2, 3, 4), STACK), {}),
-    "dot, a row and a stack": (choice.dot, (A[0], STACK), {}),
-    "tensordot": (choice.tensordot, (drawn(2, 3, 4), drawn(3, 4, 2)), {}),
-    "tensordot, axes": (choice.tensordot, (drawn(2, 3, 4), drawn(4, 2, 5)), dict(axes=((2, 0), (0, 1)))),
-    "tensordot, negative axes": (choice.tensordot, (drawn(2, 3, 4), drawn(4, 2, 5)), dict(axes=((-1,), (-3,)))),
-    "tensordot, an axis each": (choice.tensordot, (A, B), dict(axes=(1, 0))),
-    "einsum": (choice.einsum, ("ij, jk", A, B), {}),
-    "einsum, a batch": (choice.einsum, ("bij,bjk->kbi", drawn(2, 3, 4), STACK), dict(optimize=True)),
-    "einsum, to a number": (choice.einsum, ("ij,ij->", A, A), {}),
-    "einsum, an ellipsis": (choice.einsum, ("...ij,jk", drawn(2, 3, 4), B), {}),
-    "einsum, a diagonal": (choice.einsum, ("iij,j->i", drawn(3, 3, 4), A[0]), {}),
-    "einsum, broadcast": (choice.einsum, ("aij,ajk->aik", drawn(1, 3, 4), STACK), {}),
+    "matmul": (using.matmul, (A, B), {}),
+    "matmul, defaults": (using.matmul, (A, B), dict(axes=None, casting="same_kind", order="K")),
+    "matmul, vectors": (using.matmul, (A[0], B[:, 0]), {}),
+    "matmul, a stack": (using.matmul, (A, STACK), {}),
+    "matmul, a row and a stack": (using.matmul, (A[0], STACK), {}),
+    "matmul, booleans": (using.matmul, (A > 0, B > 0), {}),
+    "matmul, int8": (using.matmul, (A.astype("i1"), B.astype("i1")), {}),
+    "matmul, float16": (using.matmul, (A.astype("f2"), B.astype("f2")), {}),
+    "dot": (using.dot, (A, B), {}),
+    "dot, two stacks": (using.dot, (drawn(2, 3, 4), STACK), {}),
+    "dot, a row and a stack": (using.dot, (A[0], STACK), {}),
+    "tensordot": (using.tensordot, (drawn(2, 3, 4), drawn(3, 4, 2)), {}),
+    "tensordot, axes": (using.tensordot, (drawn(2, 3, 4), drawn(4, 2, 5)), dict(axes=((2, 0), (0, 1)))),
+    "tensordot, negative axes": (using.tensordot, (drawn(2, 3, 4), drawn(4, 2, 5)), dict(axes=((-1,), (-3,)))),
+    "tensordot, an axis each": (using.tensordot, (A, B), dict(axes=(1, 0))),
+    "einsum": (using.einsum, ("ij, jk", A, B), {}),
+    "einsum, a batch": (using.einsum, ("bij,bjk->kbi", drawn(2, 3, 4), STACK), dict(optimize=True)),
+    "einsum, to a number": (using.einsum, ("ij,ij->", A, A), {}),
+    "einsum, an ellipsis": (using.einsum, ("...ij,jk", drawn(2, 3, 4), B), {}),
+    "einsum, a diagonal": (using.einsum, ("iij,j->i", drawn(3, 3, 4), A[0]), {}),
+    "einsum, broadcast": (using.einsum, ("aij,ajk->aik", drawn(1, 3, 4), STACK), {}),
 }
 LEFT: dict[str, tuple[Any, tuple, dict[str, Any], str]] = {
-    "two dtypes": (choice.matmul, (A, B.astype("f8")), {}, "two dtypes"),
-    "a number": (choice.matmul, (A, np.float32(2)), {}, "no array"),
-    "0 dimensions": (choice.matmul, (A, np.array(2, F32)), {}, "0 dimensions"),
-    "shapes": (choice.matmul, (A, A), {}, "shapes that do not fit"),
-    "stacks": (choice.matmul, (drawn(3, 3, 4), STACK), {}, "shapes that do not fit"),
-    "empty": (choice.matmul, (A[:0], B), {}, "empty"),
-    "axes": (choice.matmul, (A, B), dict(axes=[(0, 1), (0, 1), (0, 1)]), "axes="),
-    "dtype": (choice.matmul, (A, B), dict(dtype="f8"), "dtype="),
-    "out's shape": (choice.matmul, (A, B, poison((1, 3, 5), F32)), {}, "another shape"),
-    "out's dtype": (choice.matmul, (A, B, poison((3, 5), "f8")), {}, "another shape or dtype"),
-    "out is a": (choice.matmul, (drawn(4, 4), drawn(4, 4)), {}, ""),
-    "out in columns": (choice.dot, (A, B, poison((5, 3), F32).T), {}, "C order"),
-    "no axes": (choice.tensordot, (A, B), dict(axes=0), "summed"),
-    "axes out of range": (choice.tensordot, (A, B), dict(axes=((2,), (0,))), "axes that"),
-    "an axis twice": (choice.tensordot, (drawn(4, 4), drawn(4, 4)), dict(axes=((0, 0), (0, 1))), "axes that"),
-    "outer": (choice.einsum, ("i,j->ij", A[0], B[0]), {}, "summed"),
-    "three operands": (choice.einsum, ("ij,jk,kl", A, B, B.T), {}, "3 operands"),
-    "lists": (choice.einsum, (A, [0, 1], B, [1, 2]), {}, "lists"),
-    "dtype of einsum": (choice.einsum, ("ij,jk", A, B), dict(dtype="f8"), "dtype="),
-    "a wrong result": (choice.einsum, ("ij,jk->z", A, B), {}, "spec that"),
-    "sizes": (choice.einsum, ("ij,jk", A, A), {}, "spec that"),
-    "sizes of 1": (choice.einsum, ("ij,jk", A[:, :1], B), {}, "summed"),
-    "gemm of float16": (choice.gemm, ("N", "N", A.astype("f2"), B.astype("f2")), {}, "gemm refuses"),
-    "gemm's trans": (choice.gemm, ("X", "N", A, B), {}, "trans"),
-    "gemm's alpha": (choice.gemm, ("N", "N", A, B), dict(alpha=np.array(2, F32)), "alpha"),
-    "gemm's shapes": (choice.gemm, ("T", "N", A, B), {}, "shapes"),
+    "two dtypes": (using.matmul, (A, B.astype("f8")), {}, "two dtypes"),
+    "a number": (using.matmul, (A, np.float32(2)), {}, "no array"),
+    "0 dimensions": (using.matmul, (A, np.array(2, F32)), {}, "0 dimensions"),
+    "shapes": (using.matmul, (A, A), {}, "shapes that do not fit"),
+    "stacks": (using.matmul, (drawn(3, 3, 4), STACK), {}, "shapes that do not fit"),
+    "empty": (using.matmul, (A[:0], B), {}, "empty"),
+    "axes": (using.matmul, (A, B), dict(axes=[(0, 1), (0, 1), (0, 1)]), "axes="),
+    "dtype": (using.matmul, (A, B), dict(dtype="f8"), "dtype="),
+    "out's shape": (using.matmul, (A, B, poison((1, 3, 5), F32)), {}, "another shape"),
+    "out's dtype": (using.matmul, (A, B, poison((3, 5), "f8")), {}, "another shape or dtype"),
+    "out is a": (using.matmul, (drawn(4, 4), drawn(4, 4)), {}, ""),
+    "out in columns": (using.dot, (A, B, poison((5, 3), F32).T), {}, "C order"),
+    "no axes": (using.tensordot, (A, B), dict(axes=0), "summed"),
+    "axes out of range": (using.tensordot, (A, B), dict(axes=((2,), (0,))), "axes that"),
+    "an axis twice": (using.tensordot, (drawn(4, 4), drawn(4, 4)), dict(axes=((0, 0), (0, 1))), "axes that"),
+    "outer": (using.einsum, ("i,j->ij", A[0], B[0]), {}, "summed"),
+    "three operands": (using.einsum, ("ij,jk,kl", A, B, B.T), {}, "3 operands"),
+    "lists": (using.einsum, (A, [0, 1], B, [1, 2]), {}, "lists"),
+    "dtype of einsum": (using.einsum, ("ij,jk", A, B), dict(dtype="f8"), "dtype="),
+    "a wrong result": (using.einsum, ("ij,jk->z", A, B), {}, "spec that"),
+    "sizes": (using.einsum, ("ij,jk", A, A), {}, "spec that"),
+    "sizes of 1": (using.einsum, ("ij,jk", A[:, :1], B), {}, "summed"),
+    "gemm of float16": (using.gemm, ("N", "N", A.astype("f2"), B.astype("f2")), {}, "gemm refuses"),
+    "gemm's trans": (using.gemm, ("X", "N", A, B), {}, "trans"),
+    "gemm's alpha": (using.gemm, ("N", "N", A, B), dict(alpha=np.array(2, F32)), "alpha"),
+    "gemm's shapes": (using.gemm, ("T", "N", A, B), {}, "shapes"),
 }
 
 
@@ -94,14 +94,14 @@ def test_what_is_left_to_cupy(case: str) -> None:
     if case == "out is a":
         keywords = dict(out=arguments[0])
         says = "shares memory"
-    with pytest.raises(choice.NotTaken, match=says):
+    with pytest.raises(using.NotTaken, match=says):
         function(any_array, *arguments, **keywords)
 
 
 def test_an_out_is_written_and_returned() -> None:
     out = poison((5, 3), F32).T                                  # matmul takes any order
     with gk.emulate():
-        assert choice.matmul(any_array, A, B, out=out)(np.empty) is out
+        assert using.matmul(any_array, A, B, out=out)(np.empty) is out
     np.testing.assert_array_equal(out, A @ B)
 
 
@@ -110,18 +110,18 @@ def test_gemm(transa: Any, transb: Any) -> None:
     a, b = (x if trans in ("N", 0) else x.T for x, trans in ((A, transa), (B, transb)))
     c = drawn(3, 5)
     with gk.emulate():
-        new = choice.gemm(any_array, transa, transb, a, b, alpha=2)(np.empty)
-        choice.gemm(any_array, transa, transb, a, b, c, 2.0, -1.0)(np.empty)
+        new = using.gemm(any_array, transa, transb, a, b, alpha=2)(np.empty)
+        using.gemm(any_array, transa, transb, a, b, c, 2.0, -1.0)(np.empty)
     assert new.flags.f_contiguous
     np.testing.assert_array_equal(new, 2 * (A @ B))
     np.testing.assert_array_equal(c, 2 * (A @ B) - drawn(3, 5))
 
 
 @pytest.mark.parametrize("product,work", [
-    (choice.matmul(any_array, A, STACK), 2 * 3 * 4 * 5), (choice.matmul(any_array, A[0], B[:, 0]), 4),
-    (choice.dot(any_array, drawn(2, 3, 4), STACK), 6 * 4 * 10), (choice.tensordot(any_array, drawn(2, 3, 4), drawn(3, 4, 2)), 48),
-    (choice.einsum(any_array, "bij,bjk->kbi", drawn(2, 3, 4), STACK), 120), (choice.gemm(any_array, "T", "N", A.T, B), 60)])
-def test_multiply_adds_are_counted(product: choice.Product, work: int) -> None:
+    (using.matmul(any_array, A, STACK), 2 * 3 * 4 * 5), (using.matmul(any_array, A[0], B[:, 0]), 4),
+    (using.dot(any_array, drawn(2, 3, 4), STACK), 6 * 4 * 10), (using.tensordot(any_array, drawn(2, 3, 4), drawn(3, 4, 2)), 48),
+    (using.einsum(any_array, "bij,bjk->kbi", drawn(2, 3, 4), STACK), 120), (using.gemm(any_array, "T", "N", A.T, B), 60)])
+def test_multiply_adds_are_counted(product: using.Product, work: int) -> None:
     assert product.work == work
 
 

@@ -11,7 +11,7 @@ from gemmkit.emulator import errors
 from gemmkit.lang.aggregates import convert
 from gemmkit.ptx.copy_async import commit_copies, copy_async, offset_of, wait_copies
 from gemmkit.ptx.memory import load_shared, shared, store_shared
-from gemmkit.ptx.pinned import pinned, shared_place
+from gemmkit.ptx.registers import pinned, shared_place
 from gemmkit.ptx.special import barrier, thread_index
 from tests.support.harness import Out
 from tests.support.launching import emulated

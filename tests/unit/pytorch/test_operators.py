@@ -16,16 +16,8 @@ import gemmkit as gk  # noqa: E402
 import gemmkit.torch  # noqa: E402
 from gemmkit.epilogues import GELU, Bias, Elementwise, Scale, SiLU, Softmax, Tanh  # noqa: E402
 from gemmkit.layouts.matrices import unwrapped  # noqa: E402
-from gemmkit.torch.autograd import (  # noqa: E402
-    Recipe,
-    partials,
-    recorded,
-)
-from gemmkit.torch.product import (  # noqa: E402
-    is_eager,
-    product,
-    summed_to,
-)
+from gemmkit.torch.autograd import Recipe, partials, recorded  # noqa: E402
+from gemmkit.torch.product import is_eager, product, summed_to  # noqa: E402
 from tests.support import torch_operators  # noqa: E402
 
 pytestmark = pytest.mark.sample(12)
