@@ -16,6 +16,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from gemmkit.lang import arithmetic as _arithmetic  # noqa: F401  (registers + and its like)
+from gemmkit.lang import builtins as _builtins  # noqa: F401  (and `max`, `int`, `math.exp`)
+from gemmkit.lang import records as _records  # noqa: F401  (registers the arithmetic of records)
 from gemmkit.lang.arithmetic import of_two
 from gemmkit.lang.numba_hooks import (
     AbstractTemplate,
