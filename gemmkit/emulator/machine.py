@@ -6,10 +6,9 @@
         thread.write(memory, out.ctypes.data + 4 * thread.index, data)
     machine.launch(kernel, (), grid=(1, 1, 1), block=(128, 1, 1), shared_memory=0)
 
-Faults are reported as the exceptions of `errors`. Threads change only where they wait, and blocks run one
-after another; yet a race is found whether or not this run's order brings it to light, since accesses count
-as ordered only
-by synchronisation: barriers and collectives within a block, a `Clock` elsewhere.
+Faults are reported as the exceptions of `errors`. Threads change only where they wait, and blocks run one after another;
+yet a race is found whether or not this run's order brings it to light, since accesses count as ordered only by
+synchronisation: barriers and collectives within a block, a `Clock` elsewhere.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """What a Python function, class or constant *is*, as text: equal text means equal device code.
 
-The text is the key of compiled kernels, in the process and on disk, so it has to cover all that compiling looks at: code,
-defaults, captured variables, the globals and the attributes of modules and classes that the code names, and the same of
-every helper. A `Reader` collects in one walk the text and the facts that it rests on (:mod:`gemmkit.lang.references`):
-what is
-in the key is what is guarded. gemmkit's own functions and classes are their names, because a kernel's key holds a digest of
-gemmkit's source (:mod:`gemmkit.lang.fingerprint`).
+The text is the key of compiled kernels, in the process and on disk, so it has to cover all that compiling looks at:
+code, defaults, captured variables, the globals and the attributes of modules and classes that the code names, and the
+same of every helper. A `Reader` collects in one walk the text and the facts that it rests on
+(:mod:`gemmkit.lang.references`): what is in the key is what is guarded. gemmkit's own functions and classes are their
+names, because a kernel's key holds a digest of gemmkit's source (:mod:`gemmkit.lang.fingerprint`).
 
 A value that can change in place (a list, an array, an object with state) has no text that stays true. It is noted by name
 (`Reading.mutable`), and refused where device code uses it, not before: a component may have fields for the host alone.

@@ -1,14 +1,12 @@
 """A cubin as a kernel that is launched in about two microseconds of host time.
 
-A launch has to say three things to the driver: which kernel and how many threads (known when a plan is made),
-on which stream, and with which values (known at the call). ``LoadedKernel.bind`` prepares the first once, as
-the driver's own launch structure; the ``launch`` of what it returns packs the values with one precompiled
-``struct`` into a buffer whose pointers are ready, sets the stream and calls the driver through ctypes.
-``BoundLaunch.prepare`` is for launches that differ in addresses alone: all else is packed once, and a launch
-with addresses that are known packs nothing. Nothing is allocated, checked twice or synchronised, so a
-launch can be captured into a CUDA graph.
-``BoundLaunch.reference`` does the same by ``cuda.core.launch``, slower: it is what the fast route is tested
-against.
+A launch has to say three things to the driver: which kernel and how many threads (known when a plan is made), on which
+stream, and with which values (known at the call). ``LoadedKernel.bind`` prepares the first once, as the driver's own
+launch structure; the ``launch`` of what it returns packs the values with one precompiled ``struct`` into a buffer whose
+pointers are ready, sets the stream and calls the driver through ctypes. ``BoundLaunch.prepare`` is for launches that
+differ in addresses alone: all else is packed once, and a launch with addresses that are known packs nothing. Nothing is
+allocated, checked twice or synchronised, so a launch can be captured into a CUDA graph. ``BoundLaunch.reference`` does
+the same by ``cuda.core.launch``, slower: it is what the fast route is tested against.
 
 A buffer belongs to one launch at a time: a call takes one from a pool, or makes one, and puts it back.
 ``list.pop`` and ``list.append`` are atomic, so threads, and a finaliser that launches in the middle of a

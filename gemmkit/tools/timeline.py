@@ -1,10 +1,9 @@
 """The pipeline as a timeline: which role waits for which barrier, from the events of an emulated launch.
 
-The emulator has an order and no time. `Timeline` gives each event the least time that the barriers allow: a thread
-that waits
-goes on when the last of those has come that its barrier counts, and lengths are assumed: a k-tile's products take `TILE`, a
-copy from global memory is on its way for `LATENCY`, a tile's end takes `FINISH`, and what starts a copy `ISSUE`. So the
-figure shows what waits for what, and how deep the ring is; not how long anything takes on a GPU.
+The emulator has an order and no time. `Timeline` gives each event the least time that the barriers allow: a thread that
+waits goes on when the last of those has come that its barrier counts, and lengths are assumed: a k-tile's products take
+`TILE`, a copy from global memory is on its way for `LATENCY`, a tile's end takes `FINISH`, and what starts a copy
+`ISSUE`. So the figure shows what waits for what, and how deep the ring is; not how long anything takes on a GPU.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
     D = A B,   dA = dD B^H,   dB = A^H dD
 
 An operand is plain or has a form (`gemmkit.torch.product`), and may be conjugated as it is loaded. The derivative of a
-product
-is of the same kind in all of these, so that one operator has derivatives of every order. Source: Giles, "Collected matrix
-derivative results for forward and reverse mode algorithmic differentiation", 2008.
+product is of the same kind in all of these, so that one operator has derivatives of every order. Source: Giles,
+"Collected matrix derivative results for forward and reverse mode algorithmic differentiation", 2008.
 """
 
 from __future__ import annotations
