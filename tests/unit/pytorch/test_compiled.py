@@ -188,6 +188,8 @@ def test_a_batch_of_diagonals_is_a_stack(emulated: None, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("activation", gk.torch.layers.ACTIVATIONS)
 def test_a_recorded_layer_stores_one_matrix_by_its_kernel(activation: str, emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The activation is PyTorch's there, in one kernel of the compiler's with the bias. Without a gradient all is one kernel."""
+    from torch._dynamo.backends.common import aot_autograd                # an import of torch alone does not load it
+
     layer = gk.torch.Linear(3, 4, activation=activation)
     x = torch.randn(5, 3)
     graphs: list[Any] = []
@@ -197,7 +199,7 @@ def test_a_recorded_layer_stores_one_matrix_by_its_kernel(activation: str, emula
         return torch._functorch.aot_autograd.make_boxed_func(graph.forward)
 
     torch._dynamo.reset()
-    compiled = torch.compile(layer, fullgraph=True, backend=torch._dynamo.backends.common.aot_autograd(fw_compiler=seen))
+    compiled = torch.compile(layer, fullgraph=True, backend=aot_autograd(fw_compiler=seen))
     found = compiled(x)
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), found)
