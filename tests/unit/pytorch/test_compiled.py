@@ -188,7 +188,7 @@ def test_a_batch_of_diagonals_is_a_stack(emulated: None, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("activation", gk.torch.layers.ACTIVATIONS)
 def test_a_recorded_layer_stores_one_matrix_by_its_kernel(activation: str, emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The activation is PyTorch's there, in one kernel of the compiler's with the bias. Without a gradient all is one kernel."""
-    from torch._dynamo.backends.common import aot_autograd                # an import of torch alone does not load it
+    from torch._dynamo.backends.common import aot_autograd  # an import of torch alone does not load it
 
     layer = gk.torch.Linear(3, 4, activation=activation)
     x = torch.randn(5, 3)
