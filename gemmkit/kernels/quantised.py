@@ -28,7 +28,8 @@ import numpy as np
 
 from gemmkit.kernels.collectives.operand import Arrays, Operand, kept_in_shared, stored_by_neighbours, transform_registers
 from gemmkit.kernels.collectives.scheduler import UNSPLIT, Cluster, OneTilePerBlock, Place, Work
-from gemmkit.kernels.simt import ClusterSums, SimtSpec, merge, start_from_nothing
+from gemmkit.kernels.collectives.split_k import merge
+from gemmkit.kernels.simt import ClusterSums, SimtSpec, start_from_nothing
 from gemmkit.kernels.spec import KernelFamily, check_splits, divides, rule
 from gemmkit.lang.component_products import of_product
 from gemmkit.lang.components import dataclass

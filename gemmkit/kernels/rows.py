@@ -208,7 +208,7 @@ def fold(row: Row, f: Any, combine: Any, identity: Any, beside: tuple = ()) -> A
 
 def total(row: Row, f: Any, beside: tuple = ()) -> Any:
     """The sum of ``f(x, n)``."""
-    return fold(row, f, _sum, 0, beside)
+    return fold(row, f, added, 0, beside)
 
 
 def largest(row: Row, f: Any, beside: tuple = ()) -> Any:
@@ -262,10 +262,6 @@ def as_row(array: Any, which: int, row: Row) -> Row:
     return along(row, array)
 
 
-def _sum(a: Any, b: Any) -> Any:
-    return a + b
-
-
 # -- where its elements are -----------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
@@ -286,11 +282,11 @@ class Source(Component):
 
     def total(self, row: Row) -> Any:
         """The sum of a thread's own elements."""
-        return self.fold(row, lambda x, n: x, _sum, convert(row.spec.dtype, 0), ())
+        return self.fold(row, lambda x, n: x, added, convert(row.spec.dtype, 0), ())
 
     def squares(self, row: Row, mean: Any) -> Any:
         """The sum of squares of a thread's own elements about ``mean``."""
-        return self.fold(row, lambda x, n: (x - mean) * (x - mean), _sum, convert(row.spec.dtype, 0), ())
+        return self.fold(row, lambda x, n: (x - mean) * (x - mean), added, convert(row.spec.dtype, 0), ())
 
     def mapped(self, row: Row, f: Any, beside: tuple) -> Row:
         """The row of ``f(x, n)``."""

@@ -38,6 +38,7 @@ from gemmkit.kernels.collectives.operand import (
 )
 from gemmkit.kernels.collectives.pipeline import ALIGNMENT
 from gemmkit.kernels.collectives.scheduler import UNSPLIT, Cluster, OneTilePerBlock, Place, Reduction, holds, k_range_of
+from gemmkit.kernels.collectives.split_k import merge, place_of
 from gemmkit.kernels.spec import KernelFamily, Spec, check_splits, divides, rule
 from gemmkit.lang.aggregates import fill
 from gemmkit.lang.component_products import of_product
@@ -103,10 +104,6 @@ def gather_sums(spec: Any, accumulators: Any, rank: int) -> None:
     cluster_barrier()                                  # a block's shared memory must last until the first has read it
 
 
-def merge(x: Any, n: int, others: tuple, spec: Any) -> Any:
-    return spec.operator.merge(x, others[n])
-
-
 def put_piece(values: tuple, n: int, i: int, j: int, spec: Any) -> None:
     pointer = shared(spec.operator.fragment_c.dtype, 0)
     store_shared(pointer, thread_index() * spec.sums_width, place_of(n, i, j, spec), values)
@@ -119,12 +116,6 @@ def fetch_fragment(i: int, j: int, spec: Any, peer: int) -> tuple:
 def fetch_piece(n: int, i: int, j: int, spec: Any, peer: int) -> tuple:
     pointer = shared(spec.operator.fragment_c.dtype, 0)
     return load_shared_of(peer, pointer, thread_index() * spec.sums_width, place_of(n, i, j, spec), spec.sums_width)
-
-
-def place_of(n: int, i: int, j: int, spec: Any) -> int:
-    """Where the threads' n-th pieces of a fragment begin: neighbours in a warp are neighbours in memory."""
-    pieces = spec.operator.fragment_c.count // spec.sums_width
-    return ((i * spec.fragments_n + j) * pieces + n) * spec.threads * spec.sums_width
 
 
 class Observed(NamedTuple):
