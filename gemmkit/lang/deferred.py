@@ -26,7 +26,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
@@ -424,9 +424,9 @@ class _Moved(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         now = moved()[module.__name__]
-        warnings.warn(f"{module.__name__} is {now} now; the old name goes with gemmkit 0.2", DeprecationWarning, 2)
-        home = importlib.import_module(now)
-        module.__dict__["__getattr__"] = lambda name: getattr(home, name)
+        if not hasattr(module, "__path__"):       # a package is imported on the way to its modules
+            warnings.warn(f"{module.__name__} is {now} now; the old name goes with gemmkit 0.2", DeprecationWarning, 2)
+        module.__dict__["__getattr__"] = partial(getattr, importlib.import_module(now))
 
 
 sys.meta_path.append(_Moved())                                # behind the others: it is asked for what they do not find
