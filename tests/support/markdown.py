@@ -39,7 +39,7 @@ def blocks(path: Path) -> list[Block]:
 def stand_in(rng: np.random.Generator) -> ModuleType:
     """What the texts use of CuPy, by NumPy. It has no ``ndarray``: gemmkit would take NumPy's arrays for CuPy's."""
     module = ModuleType("cupy")
-    for name in ("arange", "ascontiguousarray", "empty", "float16", "float32", "float64", "ones", "zeros"):
+    for name in ("arange", "ascontiguousarray", "empty", "float16", "float32", "float64", "full", "ones", "zeros"):
         setattr(module, name, getattr(np, name))
     module.random = ModuleType("cupy.random")                          # type: ignore[attr-defined]
     module.random.rand = lambda *shape, dtype: rng.random(shape).astype(dtype)
