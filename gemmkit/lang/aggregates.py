@@ -24,7 +24,12 @@ from gemmkit.lang.numba_hooks import (
     AbstractTemplate,
     Atom,
     AttributeTemplate,
+    Context,
+    DataModelManager,
+    Signature,
+    TypingContext,
     TypingError,
+    Values,
     atom,
     cgutils,
     compiles_ours,
@@ -55,43 +60,43 @@ class Number:
 
     __slots__ = ("builder", "value")
 
-    def __init__(self, builder: Any, value: Any):
+    def __init__(self, builder: ir.IRBuilder | None, value: ir.Value | None):
         self.builder, self.value = builder, value
 
-    def __add__(self, other: Any) -> Number:
+    def __add__(self, other: Number | int) -> Number:
         return self if type(other) is int and other == 0 else self._emit("add", self, other, flags=("nsw",))
 
     __radd__ = __add__
 
-    def __mul__(self, other: Any) -> Number:
+    def __mul__(self, other: Number | int) -> Number:
         return self._emit("mul", self, other, flags=("nsw",))
 
     __rmul__ = __mul__
 
-    def __floordiv__(self, other: Any) -> Number:
+    def __floordiv__(self, other: Number | int) -> Number:
         return self._emit("udiv", self, other)
 
-    def __mod__(self, other: Any) -> Number:
+    def __mod__(self, other: Number | int) -> Number:
         return self._emit("urem", self, other)
 
-    def __xor__(self, other: Any) -> Number:
+    def __xor__(self, other: Number | int) -> Number:
         return self._emit("xor", self, other)
 
-    def __and__(self, other: Any) -> Number:
+    def __and__(self, other: Number | int) -> Number:
         return self._emit("and_", self, other)
 
-    def __rshift__(self, other: Any) -> Number:
+    def __rshift__(self, other: Number | int) -> Number:
         return self._emit("ashr", self, other)
 
-    def __lshift__(self, other: Any) -> Number:
+    def __lshift__(self, other: Number | int) -> Number:
         return self._emit("shl", self, other)
 
-    def __lt__(self, other: Any) -> Number:
+    def __lt__(self, other: Number | int) -> Number:
         """1 or 0."""
         is_less = self._emit("icmp_signed", "<", self, other)
         return Number(self.builder, None if self.builder is None else self.builder.zext(is_less.value, i32))
 
-    def _emit(self, instruction: str, *operands: Any, **flags: Any) -> Number:
+    def _emit(self, instruction: str, *operands: Number | int | str, **flags: object) -> Number:
         if self.builder is None:
             return self
         values = [x if isinstance(x, str) else _value(x) for x in operands]
@@ -101,7 +106,7 @@ class Number:
         return "a run-time number"
 
 
-def _value(number: Any) -> Any:
+def _value(number: Number | int) -> Any:
     return number.value if isinstance(number, Number) else i32(operator.index(number))
 
 
@@ -142,7 +147,7 @@ class AggregateType(types.Type):
         """An object of this type, of which types alone count."""
         return self.cls.__of_parts__(self.static, (Number(None, None),) * self.count)
 
-    def of(self, context: Any, builder: Any, value: Any) -> Any:
+    def of(self, context: Context, builder: ir.IRBuilder, value: ir.Value) -> Any:
         """The object of an LLVM value."""
         # by memory, from which LLVM takes structs apart as it does Numba's: of chains of `insertvalue` it hoists less
         fields = cgutils.create_struct_proxy(self)(context, builder, value=value)
@@ -156,7 +161,7 @@ class AggregateType(types.Type):
         except AttributeError:
             raise Unknown from None
 
-    def known_item(self, n: Any) -> Any:
+    def known_item(self, n: int) -> Any:
         return _known(self.example[n])
 
 
@@ -170,12 +175,12 @@ def _known(value: Any) -> Any:
 
 @register_model(AggregateType)
 class _AggregateModel(models.StructModel):
-    def __init__(self, dmm: Any, fe_type: AggregateType):
+    def __init__(self, dmm: DataModelManager, fe_type: AggregateType):
         super().__init__(dmm, fe_type, [(f"n{n}", index) for n in range(fe_type.count)])
 
 
 @lowering_registry.lower_constant(AggregateType)
-def _constant(context: Any, builder: Any, ty: AggregateType, value: Any) -> Any:
+def _constant(context: Context, builder: ir.IRBuilder, ty: AggregateType, value: object) -> Any:
     return ir.Constant(context.get_value_type(ty), [0] * ty.count)       # of a tile, which is at the origin
 
 
@@ -194,7 +199,7 @@ def type_of(value: Any, literal: bool = True) -> Any:
     return None
 
 
-def _lowered(context: Any, builder: Any, value: Any) -> Any:
+def _lowered(context: Context, builder: ir.IRBuilder, value: Aggregate | Number | int) -> Any:
     if not isinstance(value, Aggregate):
         return _value(value)
     out = cgutils.create_struct_proxy(type_of(value))(context, builder)
@@ -207,7 +212,7 @@ class _NotOurs(Exception):
     """An argument that is no aggregate, no whole number and no word."""
 
 
-def _given(context: Any, builder: Any, ty: Any, value: Any) -> Any:
+def _given(context: Any, builder: ir.IRBuilder | None, ty: types.Type, value: ir.Value | None) -> Any:
     """The object that an argument is to a traced method."""
     if isinstance(ty, AggregateType):
         return ty.example if builder is None else ty.of(context, builder, value)
@@ -226,12 +231,12 @@ def _given(context: Any, builder: Any, ty: Any, value: Any) -> Any:
 def _traced(function: Callable[..., Any], args: tuple, by: Iterable[str] = (), literal: bool = True) -> Any:
     """Signature and code of a method called with arguments of these types, the last of them named; None for none of ours.
     What the method refuses is a TypingError."""
-    def call(context: Any, builder: Any, values: Any, names: Sequence[str]) -> Any:
+    def call(context: Any, builder: ir.IRBuilder | None, values: Values, names: Sequence[str]) -> Any:
         given = [_given(context, builder, ty, value) for ty, value in zip(args, values)]
         positional = len(given) - len(names)
         return function(*given[:positional], **dict(zip(names, given[positional:])))
 
-    def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+    def codegen(context: Context, builder: ir.IRBuilder, sig: Signature, values: Values) -> Any:
         # Numba finds this code by the argument types alone: the names of a call are in its signature
         parameters = tuple(sig.pysig.parameters) if by_name and sig.pysig is not None else ()
         return _lowered(context, builder, call(context, builder, values, [
@@ -257,10 +262,10 @@ def _takes_names(function: Callable[..., Any]) -> bool:
 def traced(name: str, function: Callable[..., Any]) -> Atom:
     """A function of aggregates and whole numbers as device code: its own text. What it returns is an aggregate, or a
     coordinate."""
-    def typer(context: Any, *args: Any) -> Any:
+    def typer(context: TypingContext, *args: types.Type) -> Any:
         return _traced(function, args, literal=False)
 
-    def typer_by_name(context: Any, *args: Any, **by: Any) -> Any:
+    def typer_by_name(context: TypingContext, *args: types.Type, **by: types.Type) -> Any:
         return _traced(function, (*args, *by.values()), by, literal=False)
 
     return Atom(name, typer_by_name if _takes_names(function) else typer, function)
@@ -282,17 +287,17 @@ class _Attributes(AttributeTemplate):
 
 
 @lowering_registry.lower_getattr_generic(AggregateType)
-def _getattr(context: Any, builder: Any, ty: AggregateType, value: Any, attr: str) -> Any:
+def _getattr(context: Context, builder: ir.IRBuilder, ty: AggregateType, value: ir.Value, attr: str) -> Any:
     return _lowered(context, builder, getattr(ty.of(context, builder, value), attr))
 
 
 @operation(operator.getitem)
-def _getitem(context: Any, *args: Any) -> Any:
+def _getitem(context: TypingContext, *args: types.Type) -> Any:
     return _traced(operator.getitem, args) if len(args) == 2 and isinstance(args[0], AggregateType) else None
 
 
 @operation(len)
-def _len(context: Any, *args: Any) -> Any:                      # not `len`, which would have a number of Python's
+def _len(context: TypingContext, *args: types.Type) -> Any:      # not `len`, which would have a number of Python's
     return _traced(lambda x: x.__len__(), args) if len(args) == 1 and isinstance(args[0], AggregateType) else None
 
 
@@ -300,7 +305,7 @@ def _len(context: Any, *args: Any) -> Any:                      # not `len`, whi
 # Tuples in device code: their length, values, copies, what is found in them.
 
 @operation(operator.getitem)
-def _tuple_item(context: Any, *args: Any) -> Any:
+def _tuple_item(context: TypingContext, *args: types.Type) -> Any:
     """``values[n]`` of any tuple with a compile-time number: no run-time switch, and the parts may differ in type."""
     if len(args) != 2 or not isinstance(args[0], types.BaseTuple) or not isinstance(args[1], WeakIntLiteral):
         return None
@@ -311,7 +316,7 @@ def _tuple_item(context: Any, *args: Any) -> Any:
 
 
 @operation(len)
-def _tuple_length(context: Any, *args: Any) -> Any:
+def _tuple_length(context: TypingContext, *args: types.Type) -> Any:
     """``len`` of a tuple, or of a word, is a literal, as in Python."""
     if len(args) != 1 or not isinstance(args[0], (types.BaseTuple, types.StringLiteral)) or not compiles_ours():
         return None
@@ -321,14 +326,14 @@ def _tuple_length(context: Any, *args: Any) -> Any:
 
 
 @operation(operator.not_)
-def _is_empty(context: Any, *args: Any) -> Any:
+def _is_empty(context: TypingContext, *args: types.Type) -> Any:
     if len(args) != 1 or not isinstance(args[0], types.BaseTuple) or not compiles_ours():
         return None
     answer = not args[0].types
     return signature(types.boolean, args[0]), lambda c, b, s, v: ir.Constant(i1, answer)
 
 
-def _repeated(context: Any, *args: Any) -> Any:
+def _repeated(context: TypingContext, *args: types.Type) -> Any:
     """``(x,) * 4``: as many as a literal says, on either side."""
     at = 0 if args and isinstance(args[0], types.BaseTuple) else 1
     if len(args) != 2 or not isinstance(args[at], types.BaseTuple) or not compiles_ours():
@@ -338,7 +343,7 @@ def _repeated(context: Any, *args: Any) -> Any:
     times, count = max(args[1 - at].literal_value, 0), len(args[at].types)
     result = types.BaseTuple.from_types(tuple(args[at].types) * times)
 
-    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
         return c.make_tuple(builder, result, cgutils.unpack_tuple(builder, v[at], count) * times)
 
     return signature(result, *args), codegen
@@ -350,7 +355,7 @@ for _op in (operator.mul, operator.imul):
 
 # -- what is found in them --------------------------------------------------------------------------------------------
 
-def _equals(context: Any, values: Any, wanted: Any) -> Any:
+def _equals(context: TypingContext, values: types.BaseTuple, wanted: types.Type) -> Any:
     """Code for whether each value is a number that is looked for; None where one cannot be compared."""
     steps = []
     for ty in values.types:
@@ -362,7 +367,7 @@ def _equals(context: Any, values: Any, wanted: Any) -> Any:
             step = sig, lambda c, b, s, v: c.get_function(c.typing_context.resolve_value_type(operator.eq), s)(b, v)
         steps.append((ty, *step))
 
-    def code(c: Any, builder: Any, given: Any, number: Any) -> list:
+    def code(c: Context, builder: ir.IRBuilder, given: ir.Value, number: ir.Value) -> list:
         out = []
         for n, (ty, sig, emit) in enumerate(steps):
             pair = [c.cast(builder, x, t, to) for x, t, to in zip(
@@ -374,7 +379,7 @@ def _equals(context: Any, values: Any, wanted: Any) -> Any:
 
 
 @operation(operator.contains)
-def _contains(context: Any, *args: Any) -> Any:
+def _contains(context: TypingContext, *args: types.Type) -> Any:
     """``x in t`` of numbers of several types."""
     if len(args) != 2 or not isinstance(args[0], types.Tuple) or not args[0].types or not compiles_ours():
         return None
@@ -384,7 +389,7 @@ def _contains(context: Any, *args: Any) -> Any:
     if code is None:
         return None
 
-    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
         out = ir.Constant(i1, False)
         for same in code(c, builder, *v):
             out = builder.or_(out, same)
@@ -416,14 +421,14 @@ class _Index(_Method):
 class _Methods(AttributeTemplate):
     key, metadata = types.BaseTuple, _Method.metadata
 
-    def generic_resolve(self, ty: Any, attr: str) -> Any:
+    def generic_resolve(self, ty: types.Type, attr: str) -> Any:
         if attr not in ("count", "index") or not compiles_ours() or attr in getattr(ty, "fields", ()):
             return None
         return types.BoundFunction(_Count if attr == "count" else _Index, ty)
 
 
 @lowering_registry.lower("gemmkit tuple.count", types.BaseTuple, types.Any)
-def _count(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+def _count(context: Context, builder: ir.IRBuilder, sig: Signature, args: Values) -> Any:
     same = _equals(context.typing_context, *sig.args)(context, builder, *args)
     out = i32(0)
     for one in same:
@@ -432,7 +437,7 @@ def _count(context: Any, builder: Any, sig: Any, args: Any) -> Any:
 
 
 @lowering_registry.lower("gemmkit tuple.index", types.BaseTuple, types.Any)
-def _index(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+def _index(context: Context, builder: ir.IRBuilder, sig: Signature, args: Values) -> Any:
     """The first, and 0 where there is none: Python raises there."""
     same = _equals(context.typing_context, *sig.args)(context, builder, *args)
     out = i32(0)
@@ -487,7 +492,7 @@ def _dtype_maker(dtype: np.dtype) -> Callable[[], types.Type]:
     return lambda: DTypeType(numba_type(found))
 
 
-def static_value(context: Any, builder: Any, ty: types.Type, value: Any) -> Any:
+def static_value(context: Context, builder: ir.IRBuilder, ty: types.Type, value: Any) -> Any:
     """The LLVM constant of a compile-time value."""
     if isinstance(value, type) and issubclass(value, np.generic):
         value = np.dtype(value)
@@ -498,7 +503,7 @@ def static_value(context: Any, builder: Any, ty: types.Type, value: Any) -> Any:
     return context.get_constant_generic(builder, ty, value)
 
 
-def _type_convert(context: Any, dtype: Any, value: Any) -> Any:
+def _type_convert(context: TypingContext, dtype: types.Type, value: types.Type) -> Any:
     if not isinstance(dtype, DTypeType):
         return None
     return signature(dtype.target, dtype, value), lambda c, b, s, v: c.cast(b, v[1], value, dtype.target)
@@ -523,12 +528,12 @@ def convert(dtype: np.dtype, value: Any) -> Any:
 _FLOATS: Any = (np.float32, float, np.float16)
 
 
-def _type_convert_all(context: Any, dtype: Any, values: Any) -> Any:
+def _type_convert_all(context: TypingContext, dtype: types.Type, values: types.Type) -> Any:
     if not isinstance(dtype, DTypeType) or not isinstance(values, types.BaseTuple):
         return None
     result = types.UniTuple(dtype.target, len(values.types))
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         parts = [c.cast(b, b.extract_value(v[1], n), t, dtype.target) for n, t in enumerate(values.types)]
         return c.make_tuple(b, result, parts)
 
@@ -545,13 +550,13 @@ def convert_all(dtype: np.dtype, values: tuple) -> tuple:
     return values
 
 
-def _type_fill(context: Any, dtype: Any, count: Any, value: Any) -> Any:
+def _type_fill(context: TypingContext, dtype: types.Type, count: types.Type, value: types.Type) -> Any:
     named = dtype_type(dtype)
     if named is None or not isinstance(count, types.IntegerLiteral):
         return None
     result = types.UniTuple(named.target, int(count.literal_value))
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         return c.make_tuple(b, result, [c.cast(b, v[2], value, named.target)] * result.count)
 
     return signature(result, dtype, count, value), codegen

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +17,11 @@ from gemmkit.lang import complex, number_rules
 from gemmkit.lang.numba_hooks import (
     AbstractTemplate,
     AttributeTemplate,
+    Context,
+    Signature,
+    TypingContext,
     TypingError,
+    Values,
     compiles_ours,
     ir,
     lowering_registry,
@@ -55,7 +60,7 @@ _COMPARE = {"<": "<", "<=": "<=", ">": ">", ">=": ">=", "==": "==", "!=": "!="}
 _HELD_BY_SMALLER = {"<": True, "<=": True, ">": False, ">=": False, "==": False, "!=": True}
 
 
-def emit(builder: Any, op: str, a: Any, b: Any, signed: bool, literal: int | None = None) -> Any:
+def emit(builder: ir.IRBuilder, op: str, a: ir.Value, b: ir.Value, signed: bool, literal: int | None = None) -> Any:
     """``a op b`` of two integers of one LLVM type; ``literal`` is b's value where it is known."""
     plain = _PLAIN.get(op)
     if plain is not None:
@@ -74,14 +79,14 @@ _PLAIN = {"+": lambda b, x, y: b.add(x, y), "-": lambda b, x, y: b.sub(x, y), "*
           "&": lambda b, x, y: b.and_(x, y), "|": lambda b, x, y: b.or_(x, y), "^": lambda b, x, y: b.xor(x, y)}
 
 
-def emit_bool(builder: Any, op: str, a: Any, b: Any) -> Any:
+def emit_bool(builder: ir.IRBuilder, op: str, a: ir.Value, b: ir.Value) -> Any:
     """Of booleans: + is or, * is and."""
     if op in ("+", "|", "max"):
         return builder.or_(a, b)
     return builder.xor(a, b) if op == "^" else builder.and_(a, b)
 
 
-def _divided(builder: Any, op: str, a: Any, b: Any, signed: bool, literal: int | None) -> Any:
+def _divided(builder: ir.IRBuilder, op: str, a: ir.Value, b: ir.Value, signed: bool, literal: int | None) -> Any:
     kind = a.type
     zero, one = ir.Constant(kind, 0), ir.Constant(kind, 1)
     if literal == 0:
@@ -112,7 +117,7 @@ def _divided(builder: Any, op: str, a: Any, b: Any, signed: bool, literal: int |
     return builder.select(is_zero, zero, out)
 
 
-def _shifted(builder: Any, op: str, a: Any, b: Any, signed: bool, literal: int | None) -> Any:
+def _shifted(builder: ir.IRBuilder, op: str, a: ir.Value, b: ir.Value, signed: bool, literal: int | None) -> Any:
     kind = a.type
     zero, most = ir.Constant(kind, 0), ir.Constant(kind, kind.width - 1)
     arithmetic = op == ">>" and signed
@@ -128,7 +133,7 @@ def _shifted(builder: Any, op: str, a: Any, b: Any, signed: bool, literal: int |
     return builder.select(outside, zero, out)
 
 
-def _power(builder: Any, a: Any, b: Any, literal: int | None) -> Any:
+def _power(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, literal: int | None) -> Any:
     """By squaring."""
     kind = a.type
     one, zero = ir.Constant(kind, 1), ir.Constant(kind, 0)
@@ -159,7 +164,7 @@ def _power(builder: Any, a: Any, b: Any, literal: int | None) -> Any:
     return product
 
 
-def compare(builder: Any, op: str, a: Any, b: Any, a_signed: bool, b_signed: bool) -> Any:
+def compare(builder: ir.IRBuilder, op: str, a: ir.Value, b: ir.Value, a_signed: bool, b_signed: bool) -> Any:
     """A comparison of integers of any widths and signs, exact as in Python."""
     width = max(a.type.width, b.type.width)
     if a_signed != b_signed and (a if b_signed else b).type.width >= width and width < 64:
@@ -176,31 +181,31 @@ def compare(builder: Any, op: str, a: Any, b: Any, a_signed: bool, b_signed: boo
     return builder.select(negative, ir.Constant(ir.IntType(1), smaller), builder.icmp_unsigned(_COMPARE[op], *wide))
 
 
-def _extended(builder: Any, value: Any, kind: Any, signed: bool) -> Any:
+def _extended(builder: ir.IRBuilder, value: ir.Value, kind: ir.Type, signed: bool) -> Any:
     if value.type.width == kind.width:
         return value
     return builder.sext(value, kind) if signed else builder.zext(value, kind)
 
 
-def _index_pair(a: Any, b: Any) -> bool:
+def _index_pair(a: types.Type, b: types.Type) -> bool:
     """Both coordinates, or a coordinate and a constant."""
     ours = isinstance(a, IndexType) + isinstance(b, IndexType)
     literal = isinstance(a, types.IntegerLiteral) + isinstance(b, types.IntegerLiteral)
     return ours == 2 or (ours == 1 and literal == 1)
 
 
-def _floordiv(builder: Any, a: Any, b: Any) -> Any:
+def _floordiv(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> Any:
     quotient, adjust = _division(builder, a, b)
     return builder.sub(quotient, builder.zext(adjust, quotient.type))
 
 
-def _mod(builder: Any, a: Any, b: Any) -> Any:
+def _mod(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> Any:
     quotient, adjust = _division(builder, a, b)
     remainder = builder.sub(a, builder.mul(quotient, b))
     return builder.select(adjust, builder.add(remainder, b), remainder)
 
 
-def _division(builder: Any, a: Any, b: Any) -> Any:
+def _division(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> Any:
     """The truncated quotient, and whether Python's (floored) is one less."""
     quotient = builder.sdiv(a, b)
     remainder = builder.sub(a, builder.mul(quotient, b))
@@ -209,7 +214,7 @@ def _division(builder: Any, a: Any, b: Any) -> Any:
     return quotient, builder.and_(builder.icmp_signed("!=", remainder, zero), signs_differ)
 
 
-def _power_of_two(t: Any) -> int | None:
+def _power_of_two(t: types.Type) -> int | None:
     if isinstance(t, types.IntegerLiteral) and t.literal_value > 0 and t.literal_value & (t.literal_value - 1) == 0:
         return t.literal_value.bit_length() - 1
     return None
@@ -224,14 +229,15 @@ _INDEX_ARITHMETIC = {
     min: lambda b, x, y: b.select(b.icmp_signed("<", y, x), y, x),
     max: lambda b, x, y: b.select(b.icmp_signed(">", y, x), y, x),
 }
-_NAMES = {operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/", operator.floordiv: "//",
-          operator.mod: "%", operator.pow: "**", operator.and_: "&", operator.or_: "|", operator.xor: "^",
-          operator.lshift: "<<", operator.rshift: ">>", operator.lt: "<", operator.le: "<=", operator.gt: ">",
-          operator.ge: ">=", operator.eq: "==", operator.ne: "!=", max: "max", min: "min"}
+_NAMES: dict[Callable[..., Any], str] = {
+    operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/", operator.floordiv: "//",
+    operator.mod: "%", operator.pow: "**", operator.and_: "&", operator.or_: "|", operator.xor: "^", operator.lshift: "<<",
+    operator.rshift: ">>", operator.lt: "<", operator.le: "<=", operator.gt: ">", operator.ge: ">=", operator.eq: "==",
+    operator.ne: "!=", max: "max", min: "min"}
 _COMPARISON = {op: name for op, name in _NAMES.items() if name in number_rules.COMPARISONS}
 
 
-def _fold(op: Any, a: Any, b: Any) -> Any:
+def _fold(op: Callable, a: types.Type, b: types.Type) -> Any:
     """Two constants: the result is a constant again. Floats have infinities and NaN, as at run time; TypeError where Python
     raises for integers."""
     weak = (WeakIntLiteral, WeakFloatLiteral)
@@ -257,14 +263,14 @@ def _fold(op: Any, a: Any, b: Any) -> Any:
 _RAISES = operator.truediv, operator.floordiv, operator.mod, operator.pow      # of Python's own floats
 
 
-def _register_binary(op: Any, key: Any) -> None:
+def _register_binary(op: Callable, key: Callable) -> None:
     """Type ``key`` (``+`` or ``+=``) by the rules of ``op`` (``+``)."""
     @operation(key)
-    def typer(context: Any, *args: Any) -> Any:
+    def typer(context: TypingContext, *args: types.Type) -> Any:
         return of_two(context, op, *args) if len(args) == 2 else None
 
 
-def of_two(context: Any, op: Any, a: Any, b: Any) -> Any:
+def of_two(context: TypingContext, op: Callable, a: types.Type, b: types.Type) -> Any:
     """Signature and code of an operator on two numbers; None for what is not ours, TypeError for what the rules refuse."""
     folded = _fold(op, a, b)
     if folded is not None:
@@ -299,19 +305,19 @@ def of_two(context: Any, op: Any, a: Any, b: Any) -> Any:
     return _strong_operation(context, op, strong, a, b)
 
 
-def _integer_operation(name: str, kind: np.dtype, a: Any, b: Any, of_b: Any) -> Any:
+def _integer_operation(name: str, kind: np.dtype, a: types.Type, b: types.Type, of_b: Any) -> Any:
     """Both operands in the result's type; the code may depend on a constant, which stays in the signature."""
     ty, signed = numba_type(kind), kind.kind == "i"
     literal = of_b if isinstance(of_b, int) else None
 
-    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
         left, right = (c.cast(builder, x, t, ty) for x, t in zip(v, s.args))
         return emit(builder, name, left, right, signed, literal)
 
     return signature(ty, a, b), codegen
 
 
-def _integer_comparison(name: str, a: Any, b: Any, left: Any, right: Any) -> Any:
+def _integer_comparison(name: str, a: types.Type, b: types.Type, left: Any, right: Any) -> Any:
     ty = wide_index if wide_index in (a, b) else index
     limit = 1 << ty.bitwidth - 1
     if _index_pair(a, b) and all(-limit <= k < limit for k in (left, right) if isinstance(k, int)):
@@ -319,7 +325,7 @@ def _integer_comparison(name: str, a: Any, b: Any, left: Any, right: Any) -> Any
     if any(isinstance(k, int) and not -2**63 <= k < 2**64 for k in (left, right)):
         raise TypeError(f"{left if isinstance(left, int) else right} in a comparison; 64 bits do not hold it")
 
-    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
         values, signs = [], []
         for x, t, kind in zip(v, s.args, (left, right)):
             if isinstance(kind, int):
@@ -338,11 +344,11 @@ def _integer_comparison(name: str, a: Any, b: Any, left: Any, right: Any) -> Any
 _INSTRUCTION = {types.float32: "f32", float16: "f16", bfloat16: "bf16"}
 
 
-def _float_extremum(name: str, ty: Any, a: Any, b: Any) -> Any:
+def _float_extremum(name: str, ty: types.Type, a: types.Type, b: types.Type) -> Any:
     """NaN where either is."""
     compute = types.float64 if ty == weak_float64 else ty
 
-    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
         from gemmkit.lang.scalars import extremum, selected
 
         values = [c.cast(builder, x, t, compute) for x, t in zip(v, s.args)]
@@ -357,13 +363,13 @@ def _float_extremum(name: str, ty: Any, a: Any, b: Any) -> Any:
     return signature(ty, a, b), codegen
 
 
-def _float_division(context: Any, name: str, ty: Any, a: Any, b: Any) -> Any:
+def _float_division(context: TypingContext, name: str, ty: types.Type, a: types.Type, b: types.Type) -> Any:
     """``//`` and ``%`` of floats, step by step as NumPy has them (npy_divmod). Numba's own go by way of ``frem``, which the
     GPU computes as x - trunc(x / y) y: NaN where y is infinite."""
     compute = types.float32 if isinstance(ty, NarrowFloatType) else types.float64 if ty == weak_float64 else ty
     fmod = context.resolve_function_type(math.fmod, (compute, compute), {})
 
-    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
         narrow = isinstance(ty, NarrowFloatType)
         x, y = (c.cast(builder, c.cast(builder, value, t, ty) if narrow else value, ty if narrow else t, compute)
                 for value, t in zip(v, s.args))
@@ -389,11 +395,11 @@ def _float_division(context: Any, name: str, ty: Any, a: Any, b: Any) -> Any:
     return signature(ty, a, b), codegen
 
 
-def _floor(builder: Any, ty: Any) -> Any:
+def _floor(builder: ir.IRBuilder, ty: types.Type) -> Any:
     return builder.module.declare_intrinsic("llvm.floor", [ty])
 
 
-def _index_operation(op: Any, ty: IndexType, a: Any, b: Any) -> Any:
+def _index_operation(op: Callable, ty: IndexType, a: types.Type, b: types.Type) -> Any:
     if op is operator.pow:
         exponent = b.literal_value
         return (signature(ty, a, b), lambda c, builder, s, v: emit(
@@ -410,7 +416,7 @@ def _index_operation(op: Any, ty: IndexType, a: Any, b: Any) -> Any:
     return signature(ty, ty, ty), lambda c, builder, s, v: of_two(builder, v[0], v[1])
 
 
-def _strong_operation(context: Any, op: Any, strong: types.Type, a: Any, b: Any) -> Any:
+def _strong_operation(context: TypingContext, op: Callable, strong: types.Type, a: types.Type, b: types.Type) -> Any:
     """The operator with both operands of the float type; weak floats stay weak."""
     if a == b == strong and strong != weak_float64:
         return None                                           # as Numba has it
@@ -420,7 +426,7 @@ def _strong_operation(context: Any, op: Any, strong: types.Type, a: Any, b: Any)
         return None
     keep = strong == weak_float64 and inner.return_type == compute
 
-    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
         values = [c.cast(builder, x, t, inner_t) for x, t, inner_t in zip(v, s.args, inner.args)]
         function = c.get_function(context.resolve_value_type(op), inner)
         result = function(builder, values)
@@ -432,7 +438,7 @@ def _strong_operation(context: Any, op: Any, strong: types.Type, a: Any, b: Any)
 _F16_INSTRUCTIONS = {operator.add: "add", operator.sub: "sub", operator.mul: "mul"}
 
 
-def _narrow_operation(context: Any, op: Any, a: Any, b: Any, result: Any) -> Any:
+def _narrow_operation(context: TypingContext, op: Callable, a: types.Type, b: types.Type, result: types.Type) -> Any:
     """Arithmetic on narrow floats: as if in float32, rounded back when the result is narrow by NumPy's rule.
 
     The rules are those of scalars, which is what the emulator computes with: a Python float is weak beside a float16, and
@@ -451,7 +457,7 @@ def _narrow_operation(context: Any, op: Any, a: Any, b: Any, result: Any) -> Any
     returns = result if inner.return_type == compute else inner.return_type
     native = _F16_INSTRUCTIONS.get(op) if result == float16 else None
 
-    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
         from gemmkit.lang.scalars import f16_arithmetic
 
         values: list[Any] = []
@@ -471,7 +477,7 @@ def _narrow_operation(context: Any, op: Any, a: Any, b: Any, result: Any) -> Any
     return signature(returns, a, b), codegen
 
 
-def _identity(context: Any, *args: Any) -> Any:
+def _identity(context: TypingContext, *args: types.Type) -> Any:
     if len(args) == 2 and compiles_ours() and all(complex.kind_of(t) is not None for t in args):
         raise TypeError("is, and a pattern of True or False, compares objects, and device code's numbers are none; write ==")
     return None
@@ -506,7 +512,7 @@ class _BitCount(AbstractTemplate):
 class _OfIntegers(AttributeTemplate):
     key, metadata = types.Integer, _CUDA
 
-    def generic_resolve(self, ty: Any, attr: str) -> Any:
+    def generic_resolve(self, ty: types.Type, attr: str) -> Any:
         return types.BoundFunction(_BitCount, types.unliteral(ty)) if attr == "bit_count" and compiles_ours() else None
 
 
@@ -514,13 +520,13 @@ class _OfIntegers(AttributeTemplate):
 class _OfNumbers(AttributeTemplate):
     key, metadata = types.Number, _CUDA
 
-    def generic_resolve(self, ty: Any, attr: str) -> Any:
+    def generic_resolve(self, ty: types.Type, attr: str) -> Any:
         if attr == "item" and compiles_ours():
             raise TypingError("item() makes a Python number, which device code has none of; write the number itself")
 
 
 @lowering_registry.lower("gemmkit int.bit_count", types.Integer)
-def _bit_count(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+def _bit_count(context: Context, builder: ir.IRBuilder, sig: Signature, args: Values) -> Any:
     """Of the absolute value, as in Python."""
     (ty,), (value,) = sig.args, args
     if ty.signed:
@@ -535,14 +541,14 @@ __all__: list[str] = []
 # --------------------------------------------------------------------------------------------------
 # Arithmetic of one number in device code: its negative, its complement, its absolute value.
 
-_UNARY = {operator.neg: "neg", operator.pos: "pos", operator.invert: "invert", abs: "abs"}
+_UNARY: dict[Callable[..., Any], str] = {operator.neg: "neg", operator.pos: "pos", operator.invert: "invert", abs: "abs"}
 
 
-def _register_unary(op: Any) -> None:
+def _register_unary(op: Callable) -> None:
     name = _UNARY[op]
 
     @operation(op)
-    def typer(context: Any, *args: Any) -> Any:
+    def typer(context: TypingContext, *args: types.Type) -> Any:
         if len(args) != 1:
             return None
         (a,) = args
@@ -568,7 +574,7 @@ def _register_unary(op: Any) -> None:
         return None
 
 
-def _integer_unary(op: Any, builder: Any, value: Any, signed: bool, coordinate: bool) -> Any:
+def _integer_unary(op: Callable, builder: ir.IRBuilder, value: ir.Value, signed: bool, coordinate: bool) -> Any:
     if op is operator.invert:
         return builder.not_(value)
     if op is operator.pos or (op is abs and not signed):
@@ -583,7 +589,7 @@ def _integer_unary(op: Any, builder: Any, value: Any, signed: bool, coordinate: 
     return builder.select(builder.icmp_signed("<", value, ir.Constant(value.type, 0)), negative, value)
 
 
-def _narrow_unary(op: Any, builder: Any, value: Any, bits: Any, width: int) -> Any:
+def _narrow_unary(op: Callable, builder: ir.IRBuilder, value: ir.Value, bits: ir.Value, width: int) -> Any:
     sign = 1 << (width - 1)
     if op is operator.neg:
         return builder.xor(value, ir.Constant(bits, sign))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,12 @@ from gemmkit.lang import number_rules
 from gemmkit.lang.arithmetic import of_two
 from gemmkit.lang.complex import kind_of
 from gemmkit.lang.numba_hooks import (
+    Context,
+    DataModelManager,
     RefType,
+    Signature,
+    TypingContext,
+    Values,
     call_iternext,
     cgutils,
     compiles_ours,
@@ -45,7 +51,7 @@ from gemmkit.lang.scalars import (
 _OURS = (IndexType, NarrowFloatType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral)
 
 
-def _kinds(context: Any, args: tuple) -> list | None:
+def _kinds(context: TypingContext, args: tuple) -> list | None:
     """The kinds of a call's arguments; None where Numba's rules are to hold, or one is no number."""
     kinds = [kind_of_type(a) for a in args]
     if any(kind is None for kind in kinds) or not (compiles_ours() or any(isinstance(a, _OURS) for a in args)):
@@ -53,13 +59,13 @@ def _kinds(context: Any, args: tuple) -> list | None:
     return kinds
 
 
-def _call(context: Any, builder: Any, key: Any, sig: Any, given: Any, values: Any) -> Any:
+def _call(context: Context, builder: ir.IRBuilder, key: Callable, sig: Signature, given: Values, values: Values) -> Any:
     """Call what Numba has under ``key``, with values of the types ``given``."""
     values = [context.cast(builder, v, t, to) for v, t, to in zip(values, given, sig.args)]
     return context.get_function(context.typing_context.resolve_value_type(key), sig)(builder, values)
 
 
-def _folded_up(context: Any, op: Any, given: tuple) -> Any:
+def _folded_up(context: TypingContext, op: Callable, given: tuple) -> Any:
     """``((a op b) op c) op ...`` of numbers: its type, and code for their values; None for what is not ours."""
     steps, first = [], given[0]
     for other in given[1:]:
@@ -72,7 +78,7 @@ def _folded_up(context: Any, op: Any, given: tuple) -> Any:
         steps.append((first, other, step))
         first = step[0].return_type
 
-    def code(c: Any, builder: Any, values: Any) -> Any:
+    def code(c: Context, builder: ir.IRBuilder, values: Values) -> Any:
         out = values[0]
         for (left, right, (sig, emit)), value in zip(steps, values[1:]):
             given = [c.cast(builder, x, t, to) for x, t, to in zip((out, value), (left, right), sig.args)]
@@ -84,9 +90,9 @@ def _folded_up(context: Any, op: Any, given: tuple) -> Any:
 
 # -- max and min ------------------------------------------------------------------------------------------------------
 
-def _register_extremum(key: Any) -> None:
+def _register_extremum(key: Callable) -> None:
     @operation(key)
-    def typer(context: Any, *args: Any) -> Any:
+    def typer(context: TypingContext, *args: types.Type) -> Any:
         is_tuple = len(args) == 1 and isinstance(args[0], types.BaseTuple)
         given = tuple(args[0].types) if is_tuple else args
         if len(args) == 1 and compiles_ours() and not (is_tuple and given):
@@ -100,7 +106,7 @@ def _register_extremum(key: Any) -> None:
             return None
         result, code = folded
 
-        def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+        def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
             return code(c, builder, cgutils.unpack_tuple(builder, v[0], len(given)) if is_tuple else v)
 
         return signature(result, *args), codegen
@@ -111,7 +117,7 @@ for _key in (max, min):
 
 
 @operation(sum)
-def _sum(context: Any, *args: Any) -> Any:
+def _sum(context: TypingContext, *args: types.Type) -> Any:
     """Of a tuple's numbers, from 0 or from another number on."""
     if not 1 <= len(args) <= 2 or not isinstance(args[0], types.BaseTuple):
         return None
@@ -124,7 +130,7 @@ def _sum(context: Any, *args: Any) -> Any:
         return None
     result, code = folded
 
-    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
         first = v[1] if len(v) == 2 else c.get_constant_generic(builder, start, 0)
         return code(c, builder, [first, *cgutils.unpack_tuple(builder, v[0], count)])
 
@@ -133,11 +139,11 @@ def _sum(context: Any, *args: Any) -> Any:
 
 # -- conversions ------------------------------------------------------------------------------------------------------
 
-def _register_conversion(key: Any) -> None:
+def _register_conversion(key: Callable) -> None:
     name = key.__name__
 
     @operation(key)
-    def typer(context: Any, *args: Any) -> Any:
+    def typer(context: TypingContext, *args: types.Type) -> Any:
         kinds = _kinds(context, args)
         if kinds is None or len(args) != 1:
             return None
@@ -155,14 +161,14 @@ def _register_conversion(key: Any) -> None:
         return signature(result, given), lambda c, b, s, v: c.cast(b, v[0], given, result)
 
 
-def _is_not_zero(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+def _is_not_zero(context: Context, builder: ir.IRBuilder, sig: Signature, values: Values) -> Any:
     (value,) = values
     zero = ir.Constant(value.type, 0)
     return builder.icmp_unsigned("!=", value, zero) if isinstance(sig.args[0], types.Integer) \
         else builder.fcmp_unordered("!=", value, zero)
 
 
-def _rounded(context: Any, given: Any, result: Any) -> Any:
+def _rounded(context: TypingContext, given: types.Type, result: types.Type) -> Any:
     wide = {WeakFloat64Type: types.float64, NarrowFloatType: types.float32}.get(type(given), given)
     if wide == given:
         return None                                            # Numba's own: int64, halves to even
@@ -177,14 +183,14 @@ for _conversion in (int, float, bool, round):
 
 
 @operation(round)
-def _round_to_digits(context: Any, *args: Any) -> Any:
+def _round_to_digits(context: TypingContext, *args: types.Type) -> Any:
     if len(args) == 2 and _kinds(context, args) is not None:
         raise TypeError("round(x, digits) has no rule in device code; scale, round and scale back")
     return None
 
 
 @operation(divmod)
-def _divmod(context: Any, *args: Any) -> Any:
+def _divmod(context: TypingContext, *args: types.Type) -> Any:
     if len(args) != 2 or _kinds(context, args) is None:
         return None
     steps = []
@@ -196,7 +202,7 @@ def _divmod(context: Any, *args: Any) -> Any:
         steps.append(inner)
     result = types.BaseTuple.from_types([sig.return_type for sig, _ in steps])
 
-    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
         out = []
         for sig, code in steps:
             given = [c.cast(builder, x, t, to) for x, t, to in zip(v, args, sig.args)]
@@ -206,12 +212,12 @@ def _divmod(context: Any, *args: Any) -> Any:
     return signature(result, *args), codegen
 
 
-def _of_numba(op: Any) -> Any:
+def _of_numba(op: Callable) -> Any:
     return lambda c, builder, sig, values: c.get_function(c.typing_context.resolve_value_type(op), sig)(builder, values)
 
 
 @operation(pow)
-def _pow(context: Any, *args: Any) -> Any:
+def _pow(context: TypingContext, *args: types.Type) -> Any:
     if len(args) != 2 or _kinds(context, args) is None:
         return None
     return of_two(context, operator.pow, *args)
@@ -223,7 +229,7 @@ def _register_math(name: str, count: int) -> None:
     key = getattr(math, name)
 
     @operation(key)
-    def typer(context: Any, *args: Any) -> Any:
+    def typer(context: TypingContext, *args: types.Type) -> Any:
         kinds = _kinds(context, args)
         if kinds is None or len(args) != count:
             return None
@@ -241,7 +247,7 @@ def _register_math(name: str, count: int) -> None:
             return None
         result = type_of_kind(kind)
 
-        def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+        def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
             values = [c.cast(builder, x, t, compute) for x, t in zip(v, s.args)]
             out = _call(c, builder, key, inner, (compute,) * count, values)
             return c.cast(builder, out, inner.return_type, result)
@@ -281,19 +287,19 @@ class IndexRangeIteratorType(types.SimpleIteratorType):
 
 @register_model(IndexRangeType)
 class _RangeModel(models.StructModel):
-    def __init__(self, dmm: Any, fe_type: Any):
+    def __init__(self, dmm: DataModelManager, fe_type: types.Type):
         super().__init__(dmm, fe_type, [(name, fe_type.of) for name in ("start", "stop", "step")])
 
 
 @register_model(IndexRangeIteratorType)
 class _IteratorModel(models.StructModel):
-    def __init__(self, dmm: Any, fe_type: Any):
+    def __init__(self, dmm: DataModelManager, fe_type: types.Type):
         members = [("current", types.EphemeralPointer(fe_type.of)), ("stop", fe_type.of), ("step", fe_type.of)]
         super().__init__(dmm, fe_type, members)
 
 
 @operation(range)
-def _range(context: Any, *args: Any) -> Any:
+def _range(context: TypingContext, *args: types.Type) -> Any:
     if not 1 <= len(args) <= 3:
         return None
     if not all(isinstance(a, (IndexType, types.IntegerLiteral)) for a in args):
@@ -303,7 +309,7 @@ def _range(context: Any, *args: Any) -> Any:
     of = wide_index if wide_index in args else index
     width = ir.IntType(of.bitwidth)
 
-    def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+    def codegen(context: Context, builder: ir.IRBuilder, sig: Signature, values: Values) -> Any:
         state = cgutils.create_struct_proxy(sig.return_type)(context, builder)
         values = list(values)
         state.start = width(0) if len(values) == 1 else values.pop(0)
@@ -314,7 +320,7 @@ def _range(context: Any, *args: Any) -> Any:
     return signature(IndexRangeType(of), *([of] * len(args))), codegen
 
 
-def _of_integers(context: Any, args: tuple) -> Any:
+def _of_integers(context: TypingContext, args: tuple) -> Any:
     """Where NumPy's integers are among the limits: Numba's own range, of the type that the rules say."""
     kinds = [kind_of_type(a) for a in args]
     if any(kind is None for kind in kinds):
@@ -324,7 +330,7 @@ def _of_integers(context: Any, args: tuple) -> Any:
         return None
     inner = context.resolve_function_type(range, (ty,) * len(args), {})
 
-    def codegen(c: Any, builder: Any, sig: Any, values: Any) -> Any:
+    def codegen(c: Context, builder: ir.IRBuilder, sig: Signature, values: Values) -> Any:
         given = [c.cast(builder, v, t, ty) for v, t in zip(values, sig.args)]
         return c.get_function(context.resolve_value_type(range), inner)(builder, given)
 
@@ -332,7 +338,7 @@ def _of_integers(context: Any, args: tuple) -> Any:
 
 
 @lowering_registry.lower("getiter", IndexRangeType)
-def _getiter(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+def _getiter(context: Context, builder: ir.IRBuilder, sig: Signature, args: Values) -> Any:
     state = cgutils.create_struct_proxy(sig.args[0])(context, builder, args[0])
     iterator = cgutils.create_struct_proxy(sig.return_type)(context, builder)
     iterator.current = cgutils.alloca_once_value(builder, state.start)
@@ -343,7 +349,7 @@ def _getiter(context: Any, builder: Any, sig: Any, args: Any) -> Any:
 
 @lowering_registry.lower("iternext", IndexRangeIteratorType)
 @iternext_impl(RefType.UNTRACKED)
-def _iternext(context: Any, builder: Any, sig: Any, args: Any, result: Any) -> None:
+def _iternext(context: Context, builder: ir.IRBuilder, sig: Signature, args: Values, result: ir.Value) -> None:
     iterator = cgutils.create_struct_proxy(sig.args[0])(context, builder, args[0])
     current = builder.load(iterator.current)
     upwards = builder.icmp_signed(">", iterator.step, iterator.step.type(0))
@@ -360,25 +366,25 @@ def _iternext(context: Any, builder: Any, sig: Any, args: Any, result: Any) -> N
 class IndexEnumerateType(types.SimpleIteratorType):
     """What Numba's ``enumerate`` is, with a coordinate in place of an int64."""
 
-    def __init__(self, of: Any) -> None:
+    def __init__(self, of: types.Type) -> None:
         self.of = of
         super().__init__(f"index_enumerate({of})", types.BaseTuple.from_types((index, of.yield_type)))
 
 
 @register_model(IndexEnumerateType)
 class _EnumerateModel(models.StructModel):
-    def __init__(self, dmm: Any, fe_type: Any):
+    def __init__(self, dmm: DataModelManager, fe_type: types.Type):
         super().__init__(dmm, fe_type, [("count", types.EphemeralPointer(index)), ("iterator", fe_type.of)])
 
 
 @operation(enumerate)
-def _enumerate(context: Any, *args: Any) -> Any:
+def _enumerate(context: TypingContext, *args: types.Type) -> Any:
     if not 1 <= len(args) <= 2 or not isinstance(args[0], types.IterableType):
         return None
     if len(args) == 2 and not isinstance(args[1], (IndexType, WeakIntLiteral)):
         return None
 
-    def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+    def codegen(context: Context, builder: ir.IRBuilder, sig: Signature, values: Values) -> Any:
         state = cgutils.create_struct_proxy(sig.return_type)(context, builder)
         start = context.cast(builder, values[1], args[1], index) if len(values) == 2 else ir.IntType(32)(0)
         state.count = cgutils.alloca_once_value(builder, start)
@@ -392,7 +398,7 @@ def _enumerate(context: Any, *args: Any) -> Any:
 
 @lowering_registry.lower("iternext", IndexEnumerateType)
 @iternext_impl(RefType.UNTRACKED)
-def _next_of_enumerate(context: Any, builder: Any, sig: Any, args: Any, result: Any) -> None:
+def _next_of_enumerate(context: Context, builder: ir.IRBuilder, sig: Signature, args: Values, result: ir.Value) -> None:
     of = sig.args[0].of
     state = cgutils.create_struct_proxy(sig.args[0])(context, builder, args[0])
     count = builder.load(state.count)

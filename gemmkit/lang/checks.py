@@ -23,7 +23,7 @@ from gemmkit.lang.components import ComponentType
 from gemmkit.lang.errors import ComponentError, place_of
 from gemmkit.lang.fingerprint import annotated
 from gemmkit.lang.functions import DeviceFunction
-from gemmkit.lang.numba_hooks import atom, signature, types
+from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, Values, atom, ir, signature, types
 from gemmkit.lang.number_rules import (
     REAL_IMAG,
     SIGNS,
@@ -362,7 +362,7 @@ def _is_real(x: Any) -> bool:
 _REAL_CLASSES = frozenset({int, float, *(np.dtype(code).type for code in "?bhilqBHILQefd")})
 
 
-def is_number_type(ty: Any) -> bool:
+def is_number_type(ty: types.Type) -> bool:
     return isinstance(ty, REAL_TYPES) or part_types(ty) is not None
 
 
@@ -407,7 +407,8 @@ def _number_type(ty: types.BaseTuple, like: Any) -> Any:
     return numba_type(_number_dtype(dtype, strong))
 
 
-def _type_number(context: Any, component: Any, method: Any, value: Any, like: Any) -> Any:
+def _type_number(context: TypingContext, component: types.Type, method: types.Type, value: types.Type,
+                 like: types.Type) -> Any:
     given = (component, method, value, like)
     if is_number_type(value):
         return signature(value, *given), lambda c, b, s, v: v[2]
@@ -417,7 +418,7 @@ def _type_number(context: Any, component: Any, method: Any, value: Any, like: An
     if wanted is None:
         return signature(value, *given), lambda c, b, s, v: v[2]
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         kinds = part_types(wanted) or ()
         parts = [c.cast(b, b.extract_value(v[2], n), t, to) for n, (t, to) in enumerate(zip(value.types, kinds))]
         return of_parts(c, b, wanted, parts)
@@ -441,14 +442,15 @@ def number(component: Any, method: str, value: Any, like: Any) -> Any:
     raise refusal(component, method, told(value), NUMBER)
 
 
-def _type_numbers(context: Any, component: Any, method: Any, values: Any, like: Any) -> Any:
+def _type_numbers(context: TypingContext, component: types.Type, method: types.Type, values: types.Type,
+                  like: types.Type) -> Any:
     given = (component, method, values, like)
     if not isinstance(values, types.BaseTuple) or len(values.types) != len(like.types):
         raise refusal(component, method.literal_value, told(values), f"a tuple of {len(like.types)}, one for each value,")
     single = [_type_number(context, component, method, t, x) for t, x in zip(values.types, like.types)]
     result = types.BaseTuple.from_types([sig.return_type for sig, _ in single])
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         parts = [emit(c, b, sig, (None, None, b.extract_value(v[2], n), None)) for n, (sig, emit) in enumerate(single)]
         return c.make_tuple(b, result, parts)
 
@@ -463,7 +465,8 @@ def numbers(component: Any, method: str, values: tuple, like: tuple) -> tuple:
     return tuple(number(component, method, value, x) for value, x in zip(values, like))
 
 
-def _type_counted(context: Any, component: Any, method: Any, values: Any, count: Any) -> Any:
+def _type_counted(context: TypingContext, component: types.Type, method: types.Type, values: types.Type,
+                  count: types.Type) -> Any:
     wanted = count.literal_value
     if not isinstance(values, types.BaseTuple) or len(values.types) != wanted:
         raise refusal(component, method.literal_value, told(values), f"a tuple of {wanted}, one for each element,")
@@ -500,7 +503,8 @@ def _too_many(component: Any, method: str, dtype: np.dtype, got: str) -> Compone
         "a real number" if wanted == 1 else f"a number of {wanted} parts"))
 
 
-def _type_converted(context: Any, component: Any, method: Any, value: Any, dtype: Any) -> Any:
+def _type_converted(context: TypingContext, component: types.Type, method: types.Type, value: types.Type,
+                    dtype: types.Type) -> Any:
     count = len(value.types) if isinstance(value, types.BaseTuple) else len(part_types(value) or (value,))
     target = numpy_dtype(dtype.target)
     if not _fits(count, target, isinstance(value, types.BaseTuple)):
@@ -519,7 +523,8 @@ def converted(component: Any, method: str, value: Any, dtype: np.dtype) -> Any:
     return convert(dtype, value)
 
 
-def _type_all_converted(context: Any, component: Any, method: Any, values: Any, dtype: Any) -> Any:
+def _type_all_converted(context: TypingContext, component: types.Type, method: types.Type, values: types.Type,
+                        dtype: types.Type) -> Any:
     for ty in values.types:
         _type_converted(context, component, method, ty, dtype)
     sig, emit = _type_convert_all(context, dtype, values)
@@ -536,7 +541,8 @@ def all_converted(component: Any, method: str, values: tuple, dtype: np.dtype) -
     return values
 
 
-def _type_convertible(context: Any, component: Any, method: Any, values: Any, dtype: Any) -> Any:
+def _type_convertible(context: TypingContext, component: types.Type, method: types.Type, values: types.Type,
+                      dtype: types.Type) -> Any:
     for ty in values.types:
         _type_converted(context, component, method, ty, dtype)
     return signature(values, component, method, values, dtype), lambda c, b, s, v: v[2]
@@ -555,7 +561,7 @@ def _has_index(x: Any) -> bool:
     return isinstance(x, (int, np.integer)) or (hasattr(x, "__index__") and not isinstance(x, np.ndarray))
 
 
-def _type_pair(context: Any, component: Any, method: Any, value: Any) -> Any:
+def _type_pair(context: TypingContext, component: types.Type, method: types.Type, value: types.Type) -> Any:
     if not isinstance(value, types.BaseTuple) or len(value.types) != 2 or not all(isinstance(t, WHOLE) for t in value.types):
         raise refusal(component, method.literal_value, told(value), "a tuple of two whole numbers")
     return signature(value, component, method, value), lambda c, b, s, v: v[2]
@@ -569,7 +575,7 @@ def pair(component: Any, method: str, value: Any) -> tuple:
     return value
 
 
-def _type_truth(context: Any, component: Any, method: Any, value: Any) -> Any:
+def _type_truth(context: TypingContext, component: types.Type, method: types.Type, value: types.Type) -> Any:
     if not isinstance(value, (types.Boolean, types.BooleanLiteral, *WHOLE)):
         raise refusal(component, method.literal_value, told(value), TRUTH)
     return signature(value, component, method, value), lambda c, b, s, v: v[2]

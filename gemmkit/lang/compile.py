@@ -6,7 +6,7 @@ import contextlib
 import dis
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from types import BuiltinFunctionType, CodeType, FunctionType, NoneType
 from typing import Any, ClassVar
@@ -51,14 +51,14 @@ from gemmkit.lang.source import Endings
 _NOTHING = {str, int, float, bool, NoneType, ir.Loc, ir.Scope}             # what names no variable
 
 
-def _variables(self: Any, value: Any) -> list:
+def _variables(self: ir.Inst, value: object) -> list:
     """``ir.Inst._rec_list_vars``: the variables in a value of a statement, in order."""
     found: list = []
     _collect(value, found)
     return found
 
 
-def _collect(value: Any, found: list) -> None:
+def _collect(value: object, found: list) -> None:
     cls = type(value)
     if cls in _NOTHING:
         return
@@ -89,20 +89,20 @@ _in_order = numba.core.utils.order_by_target_specificity
 
 
 @lru_cache(maxsize=1024)
-def _ordered(target: Any, templates: tuple, fnkey: Any) -> tuple:
+def _ordered(target: object, templates: tuple, fnkey: object) -> tuple:
     return tuple(_in_order(target, list(templates), fnkey))
 
 
-def _order(target: Any, templates: Any, fnkey: Any = "") -> list:
+def _order(target: object, templates: Iterable, fnkey: object = "") -> list:
     """``order_by_target_specificity``, which looks at every template of an operator at every call of it."""
     return list(_ordered(target, tuple(templates), fnkey))
 
 
-def value_types(context: Any) -> Callable[[Any], Any]:
+def value_types(context: base.BaseContext) -> Callable[[Any], Any]:
     """``resolve_value_type`` of a typing context."""
     ask = context.resolve_value_type
 
-    def resolve(value: Any) -> Any:
+    def resolve(value: object) -> Any:
         if isinstance(value, Atom):
             return value.device_type
         if type(value) is BuiltinFunctionType:                # of no type by itself, as `typeof` says in the end
@@ -133,11 +133,11 @@ def install() -> None:
 _NUMBERS = (types.Number, types.Boolean, NarrowFloatType, *WEAK_FLOATS, *WEAK_COMPLEX)
 
 
-def unify_ways(context: Any) -> Any:
+def unify_ways(context: base.BaseContext) -> Any:
     """``unify_pairs`` of a typing context: the type of a variable that several ways give a value."""
     ask = context.unify_pairs
 
-    def unify(first: Any, second: Any) -> Any:
+    def unify(first: types.Type, second: types.Type) -> Any:
         if first != second and isinstance(first, _NUMBERS) and isinstance(second, _NUMBERS) and compiles_users():
             if not (_takes(first, second) or _takes(second, first)):
                 return None
@@ -146,7 +146,7 @@ def unify_ways(context: Any) -> Any:
     return unify
 
 
-def _takes(ty: Any, other: Any) -> bool:
+def _takes(ty: types.Type, other: types.Type) -> bool:
     """Whether a number of type ``other`` is, beside one of type ``ty``, the same number of that type in both worlds."""
     if isinstance(other, WeakIntLiteral):
         return _holds(types.unliteral(ty), other.literal_value)
@@ -165,7 +165,7 @@ def _takes(ty: Any, other: Any) -> bool:
 _PLAIN = (*WEAK_FLOATS, *WEAK_COMPLEX, IndexType, WeakIntLiteral)
 
 
-def _holds(ty: Any, value: int) -> bool:
+def _holds(ty: types.Type, value: int) -> bool:
     """Whether an integer literal is a number of this type."""
     if isinstance(ty, types.Boolean):
         return False
@@ -202,7 +202,7 @@ class _ClosureLikes(InlineClosureLikes):
 
     _name = "gemmkit_closure_likes"
 
-    def run_pass(self, state: Any) -> bool:
+    def run_pass(self, state: numba_compiler.StateDict) -> bool:
         code = state.func_ir.func_id.code
         if ("reduce" in code.co_names or any(isinstance(constant, CodeType) for constant in code.co_consts)
                 or _BUILD_LIST in code.co_code[::2]):
@@ -219,7 +219,7 @@ class _Rewrites(NopythonRewrites):
 
     _name = "gemmkit_rewrites"
 
-    def run_pass(self, state: Any) -> bool:
+    def run_pass(self, state: numba_compiler.StateDict) -> bool:
         rewrites = RewriteRegistry()
         has_list = _BUILD_LIST in state.func_ir.func_id.code.co_code[::2]
         rewrites.rewrites["after-inference"] = [each for each in rewrite_registry.rewrites["after-inference"]
@@ -232,7 +232,7 @@ class _Interpreter(CUDABytecodeInterpreter):
     """Numba's reading of bytecode. It goes through a function again for each form of it that is written in several
     instructions: here only where an instruction of that form is in the code (2 %)."""
 
-    def post_process(self, peepholes: list, func_ir: Any) -> Any:
+    def post_process(self, peepholes: list, func_ir: ir.FunctionIR) -> Any:
         there = set(func_ir.func_id.code.co_code[::2])
         wanted = [peephole for peephole in peepholes if not there.isdisjoint(_FORMS.get(peephole.__name__, there))]
         return super().post_process(wanted, func_ir)
@@ -244,7 +244,7 @@ class Translation(CUDATranslateBytecode):
 
     _name = "gemmkit_translation"
 
-    def run_pass(self, state: Any) -> bool:
+    def run_pass(self, state: numba_compiler.StateDict) -> bool:
         state["func_ir"] = _Interpreter(state["func_id"]).interpret(state["bc"])
         return True
 
@@ -280,7 +280,7 @@ class Passes(PassManager):
         super().finalize()
         self._steps = [(_pass_registry.get(cls), text) for cls, text in self.passes]
 
-    def run(self, state: Any) -> None:
+    def run(self, state: numba_compiler.StateDict) -> None:
         for info, text in self._steps:
             step = info.pass_inst
             step.analysis = self._analysis
@@ -297,7 +297,7 @@ class Passes(PassManager):
 _analyse = PostProcessor.run
 
 
-def _tidy(self: Any, emit_dels: bool = False, extend_lifetimes: bool = False) -> None:
+def _tidy(self: PostProcessor, emit_dels: bool = False, extend_lifetimes: bool = False) -> None:
     """What Numba does after a pass, with the analysis of which variables live only where something reads it."""
     code = self.func_ir.func_id.code
     reads = "literal_unroll" in code.co_names or not _WITH.isdisjoint(code.co_code[::2])
@@ -324,7 +324,7 @@ def analysed_once() -> Iterator[None]:
         PostProcessor.run = before
 
 
-def _registered(context: Any) -> list[list]:
+def _registered(context: base.BaseContext) -> list[list]:
     """The operations of each kind that are registered with what a context reads, in lists that grow."""
     return [getattr(registry, kind) for registry, loader in context._registries.items() for kind in loader.registry_items]
 
@@ -335,7 +335,7 @@ class _Refresh:
     Numba's own templates ask for it a hundred times while they are loaded themselves; then it is under way.
     """
 
-    def __init__(self, *contexts: Any):
+    def __init__(self, *contexts: base.BaseContext):
         self._contexts, self._refreshes = contexts, [context.refresh for context in contexts]
         self._lists: list[list] = []
         self._known: Any = None
@@ -368,7 +368,7 @@ def _absent(module: str) -> Iterator[None]:
 
     class Finder:
         @staticmethod
-        def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+        def find_spec(name: str, path: object = None, target: object = None) -> None:
             if name == module and threading.get_ident() == asking:
                 raise ModuleNotFoundError(f"{name} is not wanted here", name=name)
 
@@ -386,7 +386,7 @@ class _Target(CUDATargetContext):
     DIBuilder = Lines
     _sizes: ClassVar[dict[str, int]] = {}
 
-    def get_abi_sizeof(self, ty: Any) -> int:
+    def get_abi_sizeof(self, ty: object) -> int:
         text = str(ty)
         size = self._sizes.get(text)
         if size is None:
@@ -451,7 +451,7 @@ def compile_function(function: FunctionType, args: tuple, captures: Any = None, 
     return result
 
 
-def _run_pipeline(function: FunctionType, args: tuple, flags: Any, typing_context: Any, context: Any) -> Any:
+def _run_pipeline(function: FunctionType, args: tuple, flags: Any, typing_context: Any, context: base.BaseContext) -> Any:
     # Numba parses a function's source for the line of its ``def``, which fails for a lambda inside a longer expression
     # (its lines alone are no syntax); the code object knows the line. The caller holds the compiler lock.
     convention = (Calls if flags.forceinline else numba_compiler.CUDACallConv)(context)       # (a kernel's is Numba's)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import cmath
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,12 @@ import numpy as np
 from gemmkit.lang import number_rules
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
+    Context,
     Conversion,
+    DataModelManager,
+    Signature,
+    TypingContext,
+    Values,
     compiles_ours,
     ir,
     lowering_registry,
@@ -48,12 +54,12 @@ class WeakComplex128Type(types.Type):
     def __init__(self) -> None:
         super().__init__("weak complex128")
 
-    def can_convert_to(self, typingctx: Any, other: types.Type) -> Any:
+    def can_convert_to(self, typingctx: TypingContext, other: types.Type) -> Any:
         if isinstance(other, types.Complex):
             return Conversion.promote if other == types.complex128 else Conversion.safe
         return None
 
-    def unify(self, typingctx: Any, other: types.Type) -> Any:
+    def unify(self, typingctx: TypingContext, other: types.Type) -> Any:
         if isinstance(other, types.Complex):
             return other
         if isinstance(other, (types.Literal, IndexType, WeakFloat64Type)):
@@ -85,7 +91,7 @@ class WeakComplexLiteral(types.Literal, types.Dummy):
 
 @register_model(WeakComplex128Type)
 class _WeakComplexModel(models.StructModel):
-    def __init__(self, dmm: Any, fe_type: Any):
+    def __init__(self, dmm: DataModelManager, fe_type: types.Type):
         super().__init__(dmm, fe_type, [("real", types.float64), ("imag", types.float64)])
 
 
@@ -96,7 +102,7 @@ _WEAK = (*WEAK_COMPLEX, WeakIntLiteral, WeakFloatLiteral, WeakFloat64Type, Index
 
 
 @typeof_impl.register(WeakComplex)
-def _typeof(value: WeakComplex, _c: Any) -> types.Type:
+def _typeof(value: WeakComplex, _c: object) -> types.Type:
     return WeakComplexLiteral(value)
 
 
@@ -107,41 +113,42 @@ def _constant(value: complex) -> Any:
 
 
 @lowering_registry.lower_constant(WeakComplexLiteral)
-def _literal_constant(context: Any, builder: Any, ty: Any, value: Any) -> Any:
+def _literal_constant(context: Context, builder: ir.IRBuilder, ty: types.Type, value: complex) -> Any:
     return context.get_dummy_value()
 
 
 @lowering_registry.lower_constant(WeakComplex128Type)
-def _weak_constant(context: Any, builder: Any, ty: Any, value: Any) -> Any:
+def _weak_constant(context: Context, builder: ir.IRBuilder, ty: types.Type, value: complex) -> Any:
     return _constant(value)
 
 
 @lowering_registry.lower_cast(WeakComplexLiteral, types.Complex)
 @lowering_registry.lower_cast(WeakComplexLiteral, WeakComplex128Type)
-def _literal_to_complex(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
+def _literal_to_complex(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type,
+                        value: ir.Value) -> Any:
     if toty == weak_complex128:
         return _constant(fromty.literal_value)
     return context.get_constant_generic(builder, toty, fromty.literal_value)
 
 
 @lowering_registry.lower_cast(WeakComplex128Type, types.Complex)
-def _weak_to_complex(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
+def _weak_to_complex(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type, value: ir.Value) -> Any:
     return value if toty == types.complex128 else context.cast(builder, value, types.complex128, toty)
 
 
 @lowering_registry.lower_cast(types.Complex, WeakComplex128Type)
-def _complex_to_weak(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
+def _complex_to_weak(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type, value: ir.Value) -> Any:
     return context.cast(builder, value, fromty, types.complex128)
 
 
-def of_parts(context: Any, builder: Any, ty: Any, parts: Any) -> Any:
+def of_parts(context: Context, builder: ir.IRBuilder, ty: types.Type, parts: Values) -> Any:
     """A complex number's value of its parts, which are of its parts' type."""
     out = context.make_complex(builder, types.complex128 if ty == weak_complex128 else ty)
     out.real, out.imag = parts
     return out._getvalue()
 
 
-def _real_to_complex(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
+def _real_to_complex(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type, value: ir.Value) -> Any:
     part = types.float64 if toty == weak_complex128 else toty.underlying_float
     return of_parts(context, builder, toty, (context.cast(builder, value, fromty, part), ir.Constant(
         context.get_value_type(part), 0.0)))
@@ -155,7 +162,7 @@ lowering_registry.lower_cast(NarrowFloatType, types.Complex)(_real_to_complex)
 
 # -- kinds ------------------------------------------------------------------------------------------------------------
 
-def kind_of(ty: Any) -> Any:
+def kind_of(ty: types.Type) -> Any:
     """The kind of a number's type, real or complex; None for what is no number."""
     if isinstance(ty, types.Complex):
         return np.dtype(ty.name)
@@ -166,18 +173,18 @@ def type_of(kind: Any) -> Any:
     return weak_complex128 if kind is Weak.COMPLEX else type_of_kind(kind)
 
 
-def _computed(ty: Any) -> Any:
+def _computed(ty: types.Type) -> Any:
     """The type of Numba's that a number is computed in."""
     return {weak_complex128: types.complex128, weak_float64: types.float64}.get(ty, ty)
 
 
 # -- arithmetic -------------------------------------------------------------------------------------------------------
 
-def is_complex(ty: Any) -> bool:
+def is_complex(ty: types.Type) -> bool:
     return isinstance(ty, (types.Complex, *WEAK_COMPLEX))
 
 
-def of_two(context: Any, op: Any, name: str, a: Any, b: Any) -> Any:
+def of_two(context: TypingContext, op: Callable, name: str, a: types.Type, b: types.Type) -> Any:
     """Signature and code of an operator on two numbers of which one is complex; None for what Numba has as it is to be."""
     kinds = kind_of(a), kind_of(b)
     if any(kind is None for kind in kinds) or not (compiles_ours() or any(isinstance(t, _WEAK) for t in (a, b))):
@@ -193,16 +200,16 @@ def of_two(context: Any, op: Any, name: str, a: Any, b: Any) -> Any:
         return None
     result = inner.return_type if kind == number_rules.BOOL else ty
 
-    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
         values = [c.cast(builder, x, t, compute) for x, t in zip(v, s.args)]
         return c.get_function(context.resolve_value_type(op), inner)(builder, values)
 
     return signature(result, a, b), codegen
 
 
-def _register_unary(op: Any) -> None:
+def _register_unary(op: Callable) -> None:
     @operation(op)
-    def typer(context: Any, *args: Any) -> Any:
+    def typer(context: TypingContext, *args: types.Type) -> Any:
         if len(args) != 1 or not isinstance(args[0], WEAK_COMPLEX):
             return None
         inner = context.resolve_function_type(op, (types.complex128,), {})
@@ -210,7 +217,7 @@ def _register_unary(op: Any) -> None:
             return None
         result = weak_float64 if op is abs else weak_complex128
 
-        def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+        def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
             value = c.cast(builder, v[0], s.args[0], types.complex128)
             return c.get_function(context.resolve_value_type(op), inner)(builder, [value])
 
@@ -227,7 +234,7 @@ for _op in (operator.neg, operator.pos, abs):
 class _Parts(AttributeTemplate):
     key: Any = WeakComplex128Type
 
-    def generic_resolve(self, ty: Any, attr: str) -> Any:
+    def generic_resolve(self, ty: types.Type, attr: str) -> Any:
         return weak_float64 if attr in ("real", "imag") else None
 
 
@@ -238,12 +245,12 @@ class _LiteralParts(_Parts):
 
 @lowering_registry.lower_getattr_generic(WeakComplex128Type)
 @lowering_registry.lower_getattr_generic(WeakComplexLiteral)
-def _part(context: Any, builder: Any, ty: Any, value: Any, attr: str) -> Any:
+def _part(context: Context, builder: ir.IRBuilder, ty: types.Type, value: ir.Value, attr: str) -> Any:
     return builder.extract_value(context.cast(builder, value, ty, weak_complex128), 0 if attr == "real" else 1)
 
 
 @operation(complex)
-def _complex(context: Any, *args: Any) -> Any:
+def _complex(context: TypingContext, *args: types.Type) -> Any:
     """Of one number or of two parts, by `number_rules.of_parts`."""
     kinds = [kind_of(a) for a in args]
     if len(args) > 2 or any(kind is None for kind in kinds) or not compiles_ours():
@@ -253,7 +260,7 @@ def _complex(context: Any, *args: Any) -> Any:
         return signature(ty, args[0]), lambda c, b, s, v: c.cast(b, v[0], s.args[0], ty)
     part = types.float64 if ty == weak_complex128 else ty.underlying_float
 
-    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
         zero = ir.Constant(c.get_value_type(part), 0.0)
         given = [c.cast(builder, x, t, part) for x, t in zip(v, s.args)]
         return of_parts(c, builder, ty, (*given, zero, zero)[:2])
@@ -267,7 +274,7 @@ def _register_cmath(name: str) -> None:
     key = getattr(cmath, name)
 
     @operation(key)
-    def typer(context: Any, *args: Any) -> Any:
+    def typer(context: TypingContext, *args: types.Type) -> Any:
         if len(args) != 1 or kind_of(args[0]) is None or not compiles_ours():
             return None
         kind = number_rules.of_cmath(name, kind_of(args[0]))
@@ -279,7 +286,7 @@ def _register_cmath(name: str) -> None:
         if inner is None:
             return None
 
-        def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+        def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
             value = c.cast(builder, v[0], s.args[0], compute)
             return c.get_function(context.resolve_value_type(key), inner)(builder, [value])
 

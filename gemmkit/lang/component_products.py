@@ -17,7 +17,7 @@ from gemmkit.lang.components import ComponentType, dataclass
 from gemmkit.lang.fingerprint import digest
 from gemmkit.lang.host import View
 from gemmkit.lang.memory import ViewType, coordinates_of, proxy
-from gemmkit.lang.numba_hooks import atom, cgutils, ir, signature, types
+from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, Values, atom, cgutils, ir, signature, types
 from gemmkit.lang.registers import call_function
 
 i64 = ir.IntType(64)
@@ -30,7 +30,7 @@ def _matrix_type(view: ViewType, count: int) -> ViewType:
     return ViewType(view.dtype, view.ndim - count, unit, view.alignment, view.wide, view.readonly)
 
 
-def _matrix(c: Any, b: Any, view: ViewType, value: Any, key: Any, coordinates: Any) -> Any:
+def _matrix(c: Context, b: ir.IRBuilder, view: ViewType, value: ir.Value, key: types.Type, coordinates: ir.Value) -> Any:
     """The view of a matrix: what is left of extents and strides, at its own address."""
     given, at = proxy(c, b, view, value), coordinates_of(c, b, key, coordinates, view.coordinate)
     count = len(at)
@@ -49,7 +49,7 @@ def _matrix(c: Any, b: Any, view: ViewType, value: Any, key: Any, coordinates: A
     return out._getvalue()
 
 
-def _type_matrix_of(context: Any, view: Any, coordinates: Any) -> Any:
+def _type_matrix_of(context: TypingContext, view: types.Type, coordinates: types.Type) -> Any:
     if not isinstance(coordinates, types.BaseTuple):
         return None
     if not isinstance(view, ViewType) or not coordinates.types:
@@ -84,7 +84,8 @@ def _with_types(ty: ComponentType, changed: dict[str, Any]) -> ComponentType:
     return ComponentType(ty.cls, fingerprint, places, {**ty.runtime, **changed}, ty.static, skeleton)
 
 
-def _replaced(c: Any, b: Any, ty: ComponentType, value: Any, to: ComponentType, changed: dict[str, Any]) -> Any:
+def _replaced(c: Context, b: ir.IRBuilder, ty: ComponentType, value: ir.Value, to: ComponentType,
+              changed: dict[str, Any]) -> Any:
     """A component's value with others in some runtime fields."""
     given, out = cgutils.create_struct_proxy(ty)(c, b, value=value), cgutils.create_struct_proxy(to)(c, b)
     for name in ty.runtime:
@@ -92,7 +93,7 @@ def _replaced(c: Any, b: Any, ty: ComponentType, value: Any, to: ComponentType, 
     return out._getvalue()
 
 
-def _type_with_number(context: Any, component: Any, name: Any, number: Any) -> Any:
+def _type_with_number(context: TypingContext, component: types.Type, name: types.Type, number: types.Type) -> Any:
     field = _field(component, name)
     if field is None or not isinstance(field, types.Integer) or not isinstance(number, types.Integer):
         return None
@@ -106,14 +107,14 @@ def with_number(component: Any, name: str, number: int) -> Any:
     return with_fields(component, {name: number})
 
 
-def _type_with_matrix(context: Any, component: Any, name: Any, coordinates: Any) -> Any:
+def _type_with_matrix(context: TypingContext, component: types.Type, name: types.Type, coordinates: types.Type) -> Any:
     view = _field(component, name)
     if not isinstance(view, ViewType) or not isinstance(coordinates, types.BaseTuple):
         return None
     field = name.literal_value
     to = component if not coordinates.types else _with_types(component, {field: _matrix_type(view, len(coordinates.types))})
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         if not coordinates.types:
             return v[0]
         given = getattr(cgutils.create_struct_proxy(component)(c, b, value=v[0]), field)
@@ -134,7 +135,7 @@ def _field(component: Any, name: Any) -> Any:
     return component.runtime.get(name.literal_value)
 
 
-def _bound(context: Any, ty: Any, batch: Any, which: str) -> Any:
+def _bound(context: TypingContext, ty: Any, batch: Any, which: str) -> Any:
     """(type, code) of a component for one product, or part: what methods of the name ``which`` return; None where there are
     none."""
     if not isinstance(ty, ComponentType):
@@ -150,7 +151,7 @@ def _bound(context: Any, ty: Any, batch: Any, which: str) -> Any:
         return None
     to = _with_types(ty, {name: new for name, (new, _) in found.items()})
 
-    def codegen(c: Any, b: Any, value: Any, number: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, value: ir.Value, number: ir.Value) -> Any:
         given = cgutils.create_struct_proxy(ty)(c, b, value=value)
         return _replaced(c, b, ty, value, to, {name: code(c, b, getattr(given, name), number)
                                                for name, (_, code) in found.items()})
@@ -159,7 +160,7 @@ def _bound(context: Any, ty: Any, batch: Any, which: str) -> Any:
 
 
 def _type_bound(which: str) -> Any:
-    def typer(context: Any, component: Any, number: Any) -> Any:
+    def typer(context: TypingContext, component: types.Type, number: types.Type) -> Any:
         if not isinstance(component, ComponentType) or not isinstance(number, types.Integer):
             return None
         found = _bound(context, component, number, which)

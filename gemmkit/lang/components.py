@@ -21,7 +21,13 @@ from gemmkit.lang.fingerprint import mutable_in_property
 from gemmkit.lang.functions import DeviceFunction, Kind, device, freeze_function, kind, without_captures
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
+    Context,
+    DataModelManager,
+    Signature,
+    TypingContext,
+    Values,
     atom,
+    ir,
     lowering_registry,
     models,
     register_model,
@@ -60,7 +66,7 @@ class ComponentType(types.Callable):
             raise Unknown
         return asked(self.skeleton, name)
 
-    def get_call_type(self, context: Any, args: tuple, kws: dict) -> Any:
+    def get_call_type(self, context: TypingContext, args: tuple, kws: dict) -> Any:
         function = self.method("__call__")
         if function is None:
             return None
@@ -69,7 +75,7 @@ class ComponentType(types.Callable):
     def get_call_signatures(self) -> Any:
         return [], True
 
-    def get_impl_key(self, sig: Any) -> Any:
+    def get_impl_key(self, sig: Signature) -> Any:
         function = self.method("__call__")
         assert function is not None
         return function.compile(tuple(sig.args)).entry_point
@@ -133,7 +139,7 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert",
 
 @register_model(ComponentType)
 class _ComponentModel(models.StructModel):
-    def __init__(self, dmm: Any, fe_type: ComponentType):
+    def __init__(self, dmm: DataModelManager, fe_type: ComponentType):
         super().__init__(dmm, fe_type, list(fe_type.runtime.items()))
 
 
@@ -148,7 +154,7 @@ class MethodType(types.Callable):
     def key(self) -> Any:
         return self.component, self.function
 
-    def get_call_type(self, context: Any, args: tuple, kws: dict) -> Any:
+    def get_call_type(self, context: TypingContext, args: tuple, kws: dict) -> Any:
         args, declared = self.function.bind(args, kws, bound=1)
         result = self.function.compile((self.component, *args))
         return signature(result.signature.return_type, *args, recvr=self.component).replace(pysig=declared)
@@ -156,18 +162,18 @@ class MethodType(types.Callable):
     def get_call_signatures(self) -> Any:
         return [], True
 
-    def get_impl_key(self, sig: Any) -> Any:
+    def get_impl_key(self, sig: Signature) -> Any:
         return self.function.compile(tuple(sig.args)).entry_point
 
 
 @register_model(MethodType)
 class _MethodModel(models.PrimitiveModel):
-    def __init__(self, dmm: Any, fe_type: MethodType):
+    def __init__(self, dmm: DataModelManager, fe_type: MethodType):
         super().__init__(dmm, fe_type, dmm.lookup(fe_type.component).get_value_type())
 
 
 @lowering_registry.lower_constant(ComponentType)
-def _constant(context: Any, builder: Any, ty: ComponentType, value: Any) -> Any:
+def _constant(context: Context, builder: ir.IRBuilder, ty: ComponentType, value: object) -> Any:
     from numba.cuda import cgutils
 
     if ty.runtime:
@@ -202,7 +208,7 @@ def _static_attribute_type(ty: ComponentType, attr: str, value: Any) -> Any:
     return found
 
 
-def _type_of_static(ty: ComponentType, attr: str, value: Any) -> Any:
+def _type_of_static(ty: ComponentType, attr: str, value: object) -> Any:
     from numba.cuda.core.errors import TypingError
 
     try:
@@ -219,7 +225,7 @@ def _type_of_static(ty: ComponentType, attr: str, value: Any) -> Any:
 
 
 @lowering_registry.lower_getattr_generic(ComponentType)
-def _getattr(context: Any, builder: Any, ty: ComponentType, value: Any, attr: str) -> Any:
+def _getattr(context: Context, builder: ir.IRBuilder, ty: ComponentType, value: ir.Value, attr: str) -> Any:
     from numba.cuda import cgutils
 
     if attr in ty.runtime:
@@ -393,7 +399,7 @@ NARROW, WIDE = 32, 64                  # bits of a coordinate
 COUNT = 2**31                          # elements from which on a place among them takes more than 32 bits
 
 
-def wide_type(ty: Any) -> Any:
+def wide_type(ty: types.Type) -> Any:
     """The type of a coordinate, or of a component whose fields are coordinates, with 64 bits for 32; None for another."""
     if isinstance(ty, (IndexType, types.IntegerLiteral)):
         return wide_index
@@ -410,12 +416,12 @@ def _of_wide_fields(ty: ComponentType) -> ComponentType:
     return cast(ComponentType, type(made)._intern(made))       # Numba numbers its types; as if its constructor had made it
 
 
-def _type_widened(context: Any, value: Any) -> Any:
+def _type_widened(context: TypingContext, value: types.Type) -> Any:
     to = wide_type(value)
     if to is None:
         return None
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         from numba.cuda import cgutils
 
         if isinstance(to, IndexType):
@@ -445,7 +451,7 @@ def widened(value: Any) -> Any:
     return type(value)(*(_long(getattr(value, field.name)) for field in dataclasses.fields(value)))
 
 
-def _type_narrowed(context: Any, value: Any) -> Any:
+def _type_narrowed(context: TypingContext, value: types.Type) -> Any:
     if not isinstance(value, types.Integer):
         return None
     return signature(index, value), lambda c, b, s, v: c.cast(b, v[0], value, index)

@@ -32,12 +32,18 @@ from gemmkit.lang.fingerprint import read_closure, read_value, when_forgetting
 from gemmkit.lang.memory import ViewType
 from gemmkit.lang.numba_hooks import (
     Atom,
+    Context,
+    DataModelManager,
     NumbaError,
     OpaqueModel,
+    Signature,
+    TypingContext,
     TypingError,
+    Values,
     cgutils,
     fold_arguments,
     global_compiler_lock,
+    ir,
     lowering_registry,
     models,
     register_model,
@@ -366,7 +372,7 @@ class DeviceFunctionType(types.Callable, types.Opaque):
     def key(self) -> Any:
         return self.function
 
-    def get_call_type(self, context: Any, args: tuple, kws: dict) -> Any:
+    def get_call_type(self, context: TypingContext, args: tuple, kws: dict) -> Any:
         args, declared = self.function.bind(args, kws)
         result = self.function.compile(args)
         return signature(result.signature.return_type, *args).replace(pysig=declared)
@@ -374,7 +380,7 @@ class DeviceFunctionType(types.Callable, types.Opaque):
     def get_call_signatures(self) -> Any:
         return [], True
 
-    def get_impl_key(self, sig: Any) -> Any:
+    def get_impl_key(self, sig: Signature) -> Any:
         return self.function.compile(tuple(sig.args)).entry_point
 
 
@@ -382,21 +388,21 @@ register_model(DeviceFunctionType)(OpaqueModel)
 
 
 @typeof_impl.register(DeviceFunction)
-def _typeof_device_function(value: DeviceFunction, _c: Any) -> types.Type:
+def _typeof_device_function(value: DeviceFunction, _c: object) -> types.Type:
     return DeviceFunctionType(value)
 
 
 @lowering_registry.lower_constant(DeviceFunctionType)
-def _constant(context: Any, builder: Any, ty: types.Type, value: Any) -> Any:
+def _constant(context: Context, builder: ir.IRBuilder, ty: types.Type, value: object) -> Any:
     return context.get_dummy_value()
 
 
 @lowering_registry.lower_cast(DeviceFunctionType, DeviceFunctionType)
-def _cast(context: Any, builder: Any, fromty: types.Type, toty: types.Type, value: Any) -> Any:
+def _cast(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type, value: ir.Value) -> Any:
     return value
 
 
-def call(context: Any, builder: Any, function: DeviceFunction, argument_types: tuple, values: Any) -> Any:
+def call(context: Context, builder: ir.IRBuilder, function: DeviceFunction, argument_types: tuple, values: Values) -> Any:
     """From inside a lowering: call a device function."""
     result = function.compile(tuple(argument_types))
     sig = signature(result.signature.return_type, *argument_types)
@@ -448,7 +454,7 @@ class ClosureType(types.Callable):
     def key(self) -> Any:
         return self._key
 
-    def get_call_type(self, context: Any, args: tuple, kws: dict) -> Any:
+    def get_call_type(self, context: TypingContext, args: tuple, kws: dict) -> Any:
         args, declared = self.function.bind(args, kws)
         result = self.function.compile(args, self.captures)
         return signature(result.signature.return_type, *args, recvr=self.captures).replace(pysig=declared)
@@ -456,7 +462,7 @@ class ClosureType(types.Callable):
     def get_call_signatures(self) -> Any:
         return [], True
 
-    def get_impl_key(self, sig: Any) -> Any:
+    def get_impl_key(self, sig: Signature) -> Any:
         captures, *args = sig.args
         return self.function.compile(tuple(args), captures).entry_point
 
@@ -496,16 +502,16 @@ def without_captures(function: Any, names: Collection[str], instead: Callable[[s
 
 @register_model(ClosureType)
 class _ClosureModel(models.PrimitiveModel):
-    def __init__(self, dmm: Any, fe_type: ClosureType):
+    def __init__(self, dmm: DataModelManager, fe_type: ClosureType):
         super().__init__(dmm, fe_type, dmm.lookup(fe_type.captures).get_value_type())
 
     def get_argument_type(self) -> Any:
         return self._dmm.lookup(self._fe_type.captures).get_argument_type()
 
-    def as_argument(self, builder: Any, value: Any) -> Any:
+    def as_argument(self, builder: ir.IRBuilder, value: ir.Value) -> Any:
         return self._dmm.lookup(self._fe_type.captures).as_argument(builder, value)
 
-    def from_argument(self, builder: Any, value: Any) -> Any:
+    def from_argument(self, builder: ir.IRBuilder, value: ir.Value) -> Any:
         return self._dmm.lookup(self._fe_type.captures).from_argument(builder, value)
 
 
@@ -520,7 +526,7 @@ def inner_function(function: FunctionType, code: CodeType) -> Atom:
     if code not in known:
         inner = _InnerFunction(function, code)
 
-        def typer(context: Any, *values: Any) -> Any:
+        def typer(context: TypingContext, *values: types.Type) -> Any:
             captures = CapturesType(dict(zip(code.co_freevars, values)))
             made = ClosureType(inner, f"{function.__qualname__}.{code.co_name}", inner, captures)
             return signature(made, *values), lambda c, b, s, v: _struct(c, b, captures, v)
@@ -529,7 +535,7 @@ def inner_function(function: FunctionType, code: CodeType) -> Atom:
     return known[code]
 
 
-def _struct(context: Any, builder: Any, ty: CapturesType, values: Any) -> Any:
+def _struct(context: Context, builder: ir.IRBuilder, ty: CapturesType, values: Values) -> Any:
     out = cgutils.create_struct_proxy(ty)(context, builder)
     for name, value in zip(ty.members, values):
         setattr(out, name, value)

@@ -19,7 +19,7 @@ import numpy as np
 from greenlet import getcurrent
 
 from gemmkit.lang.errors import ConfigError, refused_at
-from gemmkit.lang.numba_hooks import atom, signature, types
+from gemmkit.lang.numba_hooks import TypingContext, atom, signature, types
 from gemmkit.lang.number_rules import Record, part_dtypes, part_size, scalars, to_dtype
 from gemmkit.lang.scalars import DTypeType, IndexType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral, numpy_dtype
 from gemmkit.runtime.arrays import part_bytes
@@ -200,7 +200,7 @@ def narrows(given: np.dtype, wanted: np.dtype) -> bool:
     return given.kind not in "iub" or not np.can_cast(given, wanted, "safe")
 
 
-def misfit_of_type(ty: Any, wanted: np.dtype) -> str | None:
+def misfit_of_type(ty: types.Type, wanted: np.dtype) -> str | None:
     """What a value of a device type is that does not fit, or None if it does."""
     if isinstance(ty, WeakIntLiteral):
         return misfit(int(ty.literal_value), wanted)
@@ -235,7 +235,7 @@ def refusal(what: str, got: str, wanted: np.dtype) -> str:
             f"(np.{name}(x)), or give an array that holds {got}")
 
 
-def _type_fitting(context: Any, what: Any, dtype: Any, values: Any) -> Any:
+def _type_fitting(context: TypingContext, what: types.Type, dtype: types.Type, values: types.Type) -> Any:
     if not isinstance(dtype, DTypeType) or not isinstance(values, types.BaseTuple):
         return None
     wanted = numpy_dtype(dtype.target)

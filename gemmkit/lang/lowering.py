@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,8 +27,10 @@ from numba.cuda.core import ir as numba_ir
 from numba.cuda.core.analysis import compute_cfg_from_blocks, must_use_alloca
 from numba.cuda.core.callconv import CUDACallConv, Status
 from numba.cuda.core.errors import LoweringError, new_error_context
+from numba.cuda.core.funcdesc import FunctionDescriptor
 from numba.cuda.debuginfo import CUDADIBuilder
 from numba.cuda.lowering import CUDALower
+from numba.cuda.target import CUDATargetContext
 
 # --------------------------------------------------------------------------------------------------
 # How one device function calls another: without a status.
@@ -44,12 +46,12 @@ from numba.cuda.lowering import CUDALower
 _MANY = 32                             # numbers of an array
 
 
-def is_empty(ty: Any) -> bool:
+def is_empty(ty: ir.Type) -> bool:
     """Whether values of an LLVM type hold nothing."""
     return isinstance(ty, ir.LiteralStructType) and all(map(is_empty, ty.elements))
 
 
-def _is_whole(ty: Any) -> bool:
+def _is_whole(ty: ir.Type) -> bool:
     """Whether an argument is handed over as it is: a number, a pointer, or an array of many."""
     is_array, count = isinstance(ty, ir.ArrayType), 1
     while isinstance(ty, ir.ArrayType):
@@ -63,59 +65,60 @@ class Calls(CUDACallConv):
 
     needs_env = False
 
-    def __init__(self, context: Any):
+    def __init__(self, context: CUDATargetContext):
         super().__init__(context)
         self._packers: dict[Any, Any] = {}
 
-    def mangler(self, name: str, argtypes: Any, *, abi_tags: Any = (), uid: Any = None) -> str:
+    def mangler(self, name: str, argtypes: tuple, *, abi_tags: tuple = (), uid: int | None = None) -> str:
         return str(itanium_mangler.mangle(name, (), uid=uid))
 
-    def _packer(self, ty: Any) -> Any:
+    def _packer(self, ty: types.Type) -> Any:
         """What takes an argument apart, or None where it is whole."""
         if ty not in self._packers:
             whole = _is_whole(self.context.get_value_type(ty))
             self._packers[ty] = None if whole else self._get_arg_packer((ty,))
         return self._packers[ty]
 
-    def get_function_type(self, restype: Any, argtypes: tuple) -> Any:
+    def get_function_type(self, restype: types.Type, argtypes: tuple) -> Any:
         given: list = [self._result_type(restype).as_pointer()]
         for ty in argtypes:
             packer = self._packer(ty)
             given += [self.context.get_value_type(ty)] if packer is None else packer.argument_types
         return ir.FunctionType(ir.VoidType(), given)
 
-    def _result_type(self, ty: Any) -> Any:
+    def _result_type(self, ty: types.Type) -> Any:
         return self.context.get_value_type(ty) if isinstance(ty, types.Optional) else self.get_return_type(ty).pointee
 
-    def decorate_function(self, fn: Any, args: Any, fe_argtypes: Any, noalias: bool = False) -> None:
+    def decorate_function(self, fn: ir.Function, args: Any, fe_argtypes: tuple, noalias: bool = False) -> None:
         pass                                                  # names for a debugger
 
-    def decode_arguments(self, builder: Any, argtypes: tuple, func: Any) -> tuple:
+    def decode_arguments(self, builder: ir.IRBuilder, argtypes: tuple, func: ir.Function) -> tuple:
         given = iter(self.get_arguments(func))
         return tuple(value for ty in argtypes for value in self._decoded(builder, self._packer(ty), given))
 
-    def _decoded(self, builder: Any, packer: Any, given: Iterator) -> Any:
+    def _decoded(self, builder: ir.IRBuilder, packer: Any, given: Iterator) -> Any:
         if packer is None:
             return (next(given),)
         return packer.from_arguments(builder, tuple(next(given) for _ in packer.argument_types))
 
     # -- results ------------------------------------------------------------------------------------------------------
 
-    def return_value(self, builder: Any, retval: Any) -> None:
+    def return_value(self, builder: ir.IRBuilder, retval: ir.Value) -> None:
         builder.store(retval, builder.function.args[0])
         builder.ret_void()
 
-    def return_optional_value(self, builder: Any, retty: Any, valty: Any, value: Any) -> None:
+    def return_optional_value(self, builder: ir.IRBuilder, retty: types.Type, valty: types.Type, value: ir.Value) -> None:
         self.return_value(builder, self.context.cast(builder, value, valty, retty))
 
-    def return_user_exc(self, builder: Any, *_given: Any, **_keywords: Any) -> None:
+    def return_user_exc(self, builder: ir.IRBuilder, *_given: object, **_keywords: object) -> None:
         """For an index beyond a tuple's end, which the emulator reports: what comes back says nothing."""
         builder.ret_void()
 
-    def return_status_propagate(self, builder: Any, status: Any) -> None:
+    def return_status_propagate(self, builder: ir.IRBuilder, status: Status) -> None:
         """Of one of Numba's own functions: there is nothing to be handed on."""
 
-    def call_function(self, builder: Any, callee: Any, resty: Any, argtys: Any, args: Any) -> tuple[Any, Any]:
+    def call_function(self, builder: ir.IRBuilder, callee: ir.Function, resty: types.Type, argtys: tuple,
+                      args: Sequence[ir.Value]) -> tuple[Any, Any]:
         given: list = []
         for ty, value in zip(argtys, args):
             packer = self._packer(ty)
@@ -136,7 +139,7 @@ class Lower(CUDALower):
 
     _disable_sroa_like_opt = False
 
-    def setup_function(self, fndesc: Any) -> None:
+    def setup_function(self, fndesc: FunctionDescriptor) -> None:
         super().setup_function(fndesc)
         self.builder.__class__ = _Builder
 
@@ -144,7 +147,7 @@ class Lower(CUDALower):
         super().post_lower()
         _leave_out_unread(self.function)
 
-    def lower_block(self, block: Any) -> None:
+    def lower_block(self, block: numba_ir.Block) -> None:
         """Numba's, which makes a context for an error at every statement, and its text for a log."""
         self.pre_block(block)
         for statement in block.body:
@@ -157,7 +160,7 @@ class Lower(CUDALower):
                     raise
         self.post_block(block)
 
-    def lower_inst(self, statement: Any) -> Any:
+    def lower_inst(self, statement: numba_ir.Stmt) -> Any:
         if type(statement) is not numba_ir.Assign:
             return super().lower_inst(statement)
         self.debuginfo.mark_location(self.builder, self._adjust_line_if_prologue(self.loc.line))
@@ -175,7 +178,7 @@ class Lower(CUDALower):
         value = self._blk_local_varmap.get(name)
         return super().loadvar(name) if value is None else value
 
-    def storevar(self, value: Any, name: str, argidx: Any = None) -> None:
+    def storevar(self, value: ir.Value, name: str, argidx: int | None = None) -> None:
         if self.context.enable_nrt:
             super().storevar(value, name, argidx)
         elif name in self._singly_assigned_vars:
@@ -221,7 +224,7 @@ class Lower(CUDALower):
         self._blk_local_varmap: dict[str, Any] = {}
 
 
-def _read_by(statement: Any) -> set[str]:
+def _read_by(statement: numba_ir.Stmt) -> set[str]:
     """The names of the variables that a statement reads, or is the end of."""
     if isinstance(statement, numba_ir.del_types):
         return {statement.value}
@@ -239,7 +242,7 @@ def _read_by(statement: Any) -> set[str]:
 class _Builder(ir.IRBuilder):
     """What is taken from a struct that was put together here is what was put into it."""
 
-    def extract_value(self, agg: Any, idx: Any, name: str = "") -> Any:
+    def extract_value(self, agg: ir.Value, idx: int | tuple[int, ...], name: str = "") -> Any:
         at = list(idx) if isinstance(idx, (tuple, list)) else [idx]
         while at:
             if type(agg) is ir.Constant and not isinstance(agg.constant, str):
@@ -257,14 +260,14 @@ class _Builder(ir.IRBuilder):
         return super().extract_value(agg, at, name) if at else agg
 
 
-def _part(constant: Any, n: int) -> Any:
+def _part(constant: ir.Constant, n: int) -> Any:
     held = constant.constant
     if held is not None and held is not ir.Undefined:
         held = held[n]
     return held if isinstance(held, ir.Constant) else ir.Constant(constant.type.elements[n], held)
 
 
-def _leave_out_unread(function: Any) -> None:
+def _leave_out_unread(function: ir.Function) -> None:
     """Drop the parts of structs that nothing reads, but for one in each block: LLVM executes a block of few instructions on
     all ways, and chooses afterwards, where an instruction that it does not count as cheap is not in it. It looks before it
     has dropped any; of blocks without one int8 products have 1024 instructions in place of 680 (tools.sass_gate)."""
@@ -281,7 +284,7 @@ def _leave_out_unread(function: Any) -> None:
         block.instructions[:] = reversed(kept)
 
 
-def _operands(instruction: Any) -> Any:
+def _operands(instruction: ir.Instruction) -> Any:
     return [value for value, _ in instruction.incomings] if isinstance(instruction, ir.PhiInstr) else instruction.operands
 
 
@@ -292,7 +295,8 @@ class _Fields(cgutils.ValueStructProxy):
     _slot: Any = None
     _value: Any
 
-    def __init__(self, context: Any, builder: Any, value: Any = None, ref: Any = None):
+    def __init__(self, context: CUDATargetContext, builder: ir.IRBuilder, value: ir.Value | None = None,
+                 ref: ir.Value | None = None):
         self._fields = None
         if ref is not None:
             super().__init__(context, builder, value=value, ref=ref)
@@ -314,7 +318,7 @@ class _Fields(cgutils.ValueStructProxy):
     def __getitem__(self, index: int) -> Any:
         return self._builder.extract_value(self._fields, index) if self._slot is None else super().__getitem__(index)
 
-    def __setitem__(self, index: int, value: Any) -> None:
+    def __setitem__(self, index: int, value: ir.Value) -> None:
         if self._is_straight() and value.type == self._be_type.elements[index]:
             self._fields = self._builder.insert_value(self._fields, value, index)
         else:                                                  # (pointers into other spaces are converted there)
@@ -324,7 +328,7 @@ class _Fields(cgutils.ValueStructProxy):
     def _getvalue(self) -> Any:
         return self._fields if self._slot is None else super()._getvalue()
 
-    def _setvalue(self, value: Any) -> None:
+    def _setvalue(self, value: ir.Value) -> None:
         if self._is_straight():
             self._fields = value
         else:
@@ -343,7 +347,7 @@ class _Fields(cgutils.ValueStructProxy):
         return super()._get_ptr_by_index(index)
 
 
-def _slot_of_value(builder: Any, value: Any, name: str = "", zfill: bool = False) -> Any:
+def _slot_of_value(builder: ir.IRBuilder, value: ir.Value, name: str = "", zfill: bool = False) -> Any:
     """``cgutils.alloca_once_value``, which zeroes the slot before it stores the value."""
     line, builder.debug_metadata = builder.debug_metadata, None
     with builder.goto_entry_block():
@@ -372,11 +376,11 @@ def in_values() -> Iterator[None]:
 class Lines(CUDADIBuilder):
     """Line numbers for profilers, and nothing for a debugger."""
 
-    def __init__(self, *args: Any, **keywords: Any):
+    def __init__(self, *args: object, **keywords: object):
         super().__init__(*args, **keywords)
         self._locations: dict[tuple[int, int], Any] = {}
 
-    def _di_subroutine_type(self, line: int, function: Any, argmap: dict) -> Any:
+    def _di_subroutine_type(self, line: int, function: ir.Function, argmap: dict) -> Any:
         return self.module.add_debug_info("DISubroutineType", {"types": self.module.add_metadata([])})
 
     def _di_location(self, line: int) -> Any:
@@ -386,8 +390,8 @@ class Lines(CUDADIBuilder):
             found = self._locations[key] = super()._di_location(line)
         return found
 
-    def mark_variable(self, *args: Any, **keywords: Any) -> None:
+    def mark_variable(self, *args: object, **keywords: object) -> None:
         pass
 
-    def update_variable(self, *args: Any, **keywords: Any) -> None:
+    def update_variable(self, *args: object, **keywords: object) -> None:
         pass

@@ -15,7 +15,12 @@ import numpy as np
 from gemmkit.lang.host import View, access_alignment, misfit_of_type, refusal
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
+    Context,
+    DataModelManager,
+    Signature,
+    TypingContext,
     TypingError,
+    Values,
     atom,
     cgutils,
     ir,
@@ -59,7 +64,7 @@ class ViewType(types.Type):
 
 @register_model(ViewType)
 class _ViewModel(models.StructModel):
-    def __init__(self, dmm: Any, fe_type: ViewType):
+    def __init__(self, dmm: DataModelManager, fe_type: ViewType):
         members = [("address", types.uint64)]
         members += [(f"extent{axis}", fe_type.coordinate) for axis in range(fe_type.ndim)]
         members += [(f"stride{axis}", types.int64) for axis in fe_type.strided_axes]
@@ -81,13 +86,13 @@ class SharedType(types.Type):
 
 @register_model(SharedType)
 class _SharedModel(models.PrimitiveModel):
-    def __init__(self, dmm: Any, fe_type: SharedType):
+    def __init__(self, dmm: DataModelManager, fe_type: SharedType):
         super().__init__(dmm, fe_type, i32)
 
 
 # -- addresses --------------------------------------------------------------------------------------------------------
 
-def shared_symbol(builder: Any) -> Any:
+def shared_symbol(builder: ir.IRBuilder) -> Any:
     """The block's dynamic shared memory, aligned for every swizzle."""
     module = builder.module
     if "gemmkit_shared" in module.globals:
@@ -97,7 +102,7 @@ def shared_symbol(builder: Any) -> Any:
     return symbol
 
 
-def shared_pointer(builder: Any, ty: SharedType, byte_offset: Any, elements: list, llvm_type: Any) -> Any:
+def shared_pointer(builder: ir.IRBuilder, ty: SharedType, byte_offset: ir.Value, elements: list, llvm_type: ir.Type) -> Any:
     """``base + byte_offset + sum(elements)`` as a pointer; separate terms become register + immediate addressing."""
     pointer = builder.gep(shared_symbol(builder), [i32(0), byte_offset])
     size = ty.dtype.itemsize
@@ -106,7 +111,8 @@ def shared_pointer(builder: Any, ty: SharedType, byte_offset: Any, elements: lis
     return builder.bitcast(pointer, ir.PointerType(llvm_type, addrspace=SHARED))
 
 
-def global_pointer(builder: Any, ty: ViewType, view: Any, terms: list[list], llvm_type: Any) -> Any:
+def global_pointer(builder: ir.IRBuilder, ty: ViewType, view: cgutils._StructProxy, terms: list[list],
+                   llvm_type: ir.Type) -> Any:
     """The address of coordinates given as a sum of terms (base, offset): each is one 64-bit displacement."""
     pointer = builder.inttoptr(view.address, ir.PointerType(i8, addrspace=GLOBAL))
     for coordinates in terms:
@@ -124,7 +130,7 @@ def global_pointer(builder: Any, ty: ViewType, view: Any, terms: list[list], llv
     return builder.bitcast(pointer, ir.PointerType(llvm_type, addrspace=GLOBAL))
 
 
-def near_bytes(builder: Any, ty: ViewType, view: Any, coordinates: list) -> Any:
+def near_bytes(builder: ir.IRBuilder, ty: ViewType, view: cgutils._StructProxy, coordinates: list) -> Any:
     """How far coordinates lead into a near view, in 32 bits."""
     elements = i32(0)
     for axis, coordinate in enumerate(coordinates):
@@ -135,7 +141,8 @@ def near_bytes(builder: Any, ty: ViewType, view: Any, coordinates: list) -> Any:
     return builder.mul(elements, i32(ty.dtype.itemsize))
 
 
-def coordinates_of(context: Any, builder: Any, ty: types.Type, value: Any, kind: Any = None) -> list:
+def coordinates_of(context: Context, builder: ir.IRBuilder, ty: types.Type, value: ir.Value,
+                   kind: types.Type | None = None) -> list:
     """A coordinate, a tuple of them or a tile's Coord as a list of LLVM integers of a ``kind``, a view's or 32 bits wide."""
     kind = index if kind is None else kind
     parts = getattr(ty, "coordinate_types", None)
@@ -158,7 +165,7 @@ def coordinate_count(ty: types.Type) -> int:
 
 # -- indexing ---------------------------------------------------------------------------------------------------------
 
-def proxy(context: Any, builder: Any, ty: types.Type, value: Any) -> Any:
+def proxy(context: Context, builder: ir.IRBuilder, ty: types.Type, value: ir.Value | None) -> Any:
     """A view's fields, in a slot: as values they change the loops of float64 (tools.sass_gate)."""
     slot = (cgutils.alloca_once(builder, context.get_value_type(ty), zfill=True) if value is None else
             cgutils.alloca_once_value(builder, value))
@@ -166,12 +173,12 @@ def proxy(context: Any, builder: Any, ty: types.Type, value: Any) -> Any:
 
 
 @operation(operator.getitem)
-def _getitem(context: Any, *args: Any) -> Any:
+def _getitem(context: TypingContext, *args: types.Type) -> Any:
     if len(args) != 2:
         return None
     ty, key = args
     if isinstance(ty, ViewType) and coordinate_count(key) == ty.ndim:
-        def load_global(c: Any, b: Any, s: Any, v: Any) -> Any:
+        def load_global(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
             where = coordinates_of(c, b, key, v[1], ty.coordinate)
             if ty.dtype.names is not None:
                 return _load_record(c, b, ty, v[0], where)
@@ -183,7 +190,7 @@ def _getitem(context: Any, *args: Any) -> Any:
 
         return signature(ty.element, *args), load_global
     if isinstance(ty, SharedType) and isinstance(key, types.Integer):
-        def load_shared(c: Any, b: Any, s: Any, v: Any) -> Any:
+        def load_shared(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
             llvm = c.get_data_type(ty.element)
             value = b.load(shared_pointer(b, ty, v[0], coordinates_of(c, b, key, v[1]), llvm))
             value.align = ty.dtype.itemsize
@@ -194,7 +201,7 @@ def _getitem(context: Any, *args: Any) -> Any:
 
 
 @operation(operator.setitem)
-def _setitem(context: Any, *args: Any) -> Any:
+def _setitem(context: TypingContext, *args: types.Type) -> Any:
     if len(args) != 3:
         return None
     ty, key, given = args
@@ -210,7 +217,7 @@ def _setitem(context: Any, *args: Any) -> Any:
     if is_view and ty.readonly:
         raise TypingError(READ_ONLY)
 
-    def store(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def store(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         where = coordinates_of(c, b, key, v[1], ty.coordinate if is_view else index)
         if is_view and ty.dtype.names is not None:
             return _store_record(c, b, ty, v[0], where, c.cast(b, v[2], given, ty.element))
@@ -223,7 +230,7 @@ def _setitem(context: Any, *args: Any) -> Any:
     return signature(types.none, *args), store
 
 
-def _part_pointers(c: Any, b: Any, ty: ViewType, view: Any, where: list) -> Any:
+def _part_pointers(c: Context, b: ir.IRBuilder, ty: ViewType, view: ir.Value, where: list) -> Any:
     """Each part of a record of a view: its type, and a pointer (a record need not be aligned to its size)."""
     start, at = global_pointer(b, ty, proxy(c, b, ty, view), [where], i8), 0
     for part in ty.element.parts:
@@ -232,14 +239,14 @@ def _part_pointers(c: Any, b: Any, ty: ViewType, view: Any, where: list) -> Any:
         at += ty.dtype.itemsize // len(ty.element.parts)
 
 
-def _load_record(c: Any, b: Any, ty: ViewType, view: Any, where: list) -> Any:
+def _load_record(c: Context, b: ir.IRBuilder, ty: ViewType, view: ir.Value, where: list) -> Any:
     from gemmkit.lang.records import of_parts
 
     return of_parts(c, b, ty.element, [c.data_model_manager[part].from_data(b, b.load(pointer))
                                        for part, pointer in _part_pointers(c, b, ty, view, where)])
 
 
-def _store_record(c: Any, b: Any, ty: ViewType, view: Any, where: list, value: Any) -> Any:
+def _store_record(c: Context, b: ir.IRBuilder, ty: ViewType, view: ir.Value, where: list, value: ir.Value) -> Any:
     from gemmkit.lang.records import part_of
 
     for n, (part, pointer) in enumerate(_part_pointers(c, b, ty, view, where)):
@@ -258,7 +265,7 @@ class _ViewAttributes(AttributeTemplate):
 
 
 @lowering_registry.lower_getattr(ViewType, "shape")
-def _shape(context: Any, builder: Any, ty: ViewType, value: Any) -> Any:
+def _shape(context: Context, builder: ir.IRBuilder, ty: ViewType, value: ir.Value) -> Any:
     view = proxy(context, builder, ty, value)
     parts = [getattr(view, f"extent{axis}") for axis in range(ty.ndim)]
     return context.make_tuple(builder, types.UniTuple(ty.coordinate, ty.ndim), parts)
@@ -278,7 +285,8 @@ SIZES_DTYPE, PLACES_DTYPE = np.dtype(np.int32), np.dtype(np.int64)
 
 
 
-def _entry(c: Any, b: Any, table: ViewType, value: Any, row: Any, column: int, kind: Any) -> Any:
+def _entry(c: Context, b: ir.IRBuilder, table: ViewType, value: ir.Value, row: ir.Value, column: int,
+           kind: types.Type) -> Any:
     """A number of a table of two dimensions."""
     pointer = global_pointer(b, table, proxy(c, b, table, value), [[row, i32(column)]], kind)
     found = b.load(pointer)
@@ -286,16 +294,16 @@ def _entry(c: Any, b: Any, table: ViewType, value: Any, row: Any, column: int, k
     return found
 
 
-def _is_table(table: Any, dtype: np.dtype, ndim: int) -> bool:
+def _is_table(table: types.Type, dtype: np.dtype, ndim: int) -> bool:
     return isinstance(table, ViewType) and table.dtype == dtype and table.ndim == ndim
 
 
-def _type_number_of(context: Any, table: Any, row: Any, column: Any) -> Any:
+def _type_number_of(context: TypingContext, table: types.Type, row: types.Type, column: types.Type) -> Any:
     if not (_is_table(table, SIZES_DTYPE, 2) and isinstance(row, types.Integer)
             and isinstance(column, types.IntegerLiteral)):
         return None
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         return _entry(c, b, table, v[0], coordinates_of(c, b, row, v[1])[0], int(column.literal_value), i32)
 
     return signature(index, table, row, column), codegen
@@ -307,11 +315,11 @@ def number_of(table: Any, row: int, column: int) -> int:
     return int(table[int(row), int(column)])
 
 
-def _type_entry_of(context: Any, numbers: Any, at: Any) -> Any:
+def _type_entry_of(context: TypingContext, numbers: types.Type, at: types.Type) -> Any:
     if not (_is_table(numbers, SIZES_DTYPE, 1) and isinstance(at, types.Integer)):
         return None
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         found = b.load(global_pointer(b, numbers, proxy(c, b, numbers, v[0]), [coordinates_of(c, b, at, v[1])], i32))
         found.align = 4
         return found
@@ -325,7 +333,8 @@ def entry_of(numbers: Any, at: int) -> int:
     return int(numbers[int(at)])
 
 
-def _type_member_of(context: Any, view: Any, sizes: Any, places: Any, row: Any, operand: Any) -> Any:
+def _type_member_of(context: TypingContext, view: types.Type, sizes: types.Type, places: types.Type, row: types.Type,
+                    operand: types.Type) -> Any:
     if not (_is_table(sizes, SIZES_DTYPE, 2) and _is_table(places, PLACES_DTYPE, 2) and isinstance(row, types.Integer)
             and isinstance(operand, types.IntegerLiteral)):
         return None
@@ -335,7 +344,7 @@ def _type_member_of(context: Any, view: Any, sizes: Any, places: Any, row: Any, 
         return None
     which = int(operand.literal_value)
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         at, out = coordinates_of(c, b, row, v[3])[0], proxy(c, b, view, None)
         out.address = _entry(c, b, places, v[2], at, PLACES * which, i64)
         for axis in range(2):
@@ -389,14 +398,14 @@ def _common(one: ViewType, other: ViewType) -> ViewType:
                     one.wide or other.wide, one.readonly or other.readonly)
 
 
-def _type_either(context: Any, condition: Any, one: Any, other: Any) -> Any:
+def _type_either(context: TypingContext, condition: types.Type, one: types.Type, other: types.Type) -> Any:
     if not isinstance(condition, types.Boolean) or not isinstance(one, ViewType) or not isinstance(other, ViewType):
         return None
     if one.dtype != other.dtype or one.ndim != other.ndim:
         return None
     to = _common(one, other)
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         is_one = v[0] if v[0].type == i1 else b.trunc(v[0], i1)
         given = [(ty, proxy(c, b, ty, value)) for ty, value in ((one, v[1]), (other, v[2]))]
         out = proxy(c, b, to, None)

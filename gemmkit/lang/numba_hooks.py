@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from importlib import import_module
@@ -19,12 +19,12 @@ from gemmkit.lang.deferred import at_load, later, load
 from gemmkit.lang.references import Owner, owner_of
 
 __all__ = [
-    "AbstractTemplate", "AttributeTemplate", "Conversion", "FunctionPass", "NumbaError", "OpaqueModel", "RefType",
-    "Signature", "TypingError", "build_definitions", "call_iternext", "cgutils", "compiles_ours", "compiles_users",
-    "compute_cfg_from_blocks", "fold_arguments", "global_callable", "global_compiler_lock", "ir", "iternext_impl",
-    "join_numba", "lowering_registry", "models", "numba_ir", "operation", "register_model", "register_pass",
-    "replace_vars", "rules_hold_in", "signature", "target_context", "typeof_impl", "types", "typing_registry",
-    "unify_weakly",
+    "AbstractTemplate", "AttributeTemplate", "Context", "Conversion", "DataModelManager", "FunctionPass", "NumbaError",
+    "OpaqueModel", "RefType", "Signature", "StateDict", "TypingContext", "TypingError", "Values", "build_definitions",
+    "call_iternext", "cgutils", "compiles_ours", "compiles_users", "compute_cfg_from_blocks", "fold_arguments",
+    "global_callable", "global_compiler_lock", "ir", "iternext_impl", "join_numba", "lowering_registry", "models",
+    "numba_ir", "operation", "register_model", "register_pass", "replace_vars", "rules_hold_in", "signature",
+    "target_context", "typeof_impl", "types", "typing_registry", "unify_weakly",
 ]
 
 
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from numba.cuda import cgutils, types
     from numba.cuda.core import ir as numba_ir
     from numba.cuda.core.analysis import compute_cfg_from_blocks
-    from numba.cuda.core.compiler import CompilerBase
+    from numba.cuda.core.base import BaseContext as Context
+    from numba.cuda.core.compiler import CompilerBase, StateDict
     from numba.cuda.core.compiler_lock import global_compiler_lock
     from numba.cuda.core.compiler_machinery import FunctionPass, register_pass
     from numba.cuda.core.errors import TypingError
@@ -43,9 +44,11 @@ if TYPE_CHECKING:
     from numba.cuda.cudadecl import registry as typing_registry
     from numba.cuda.cudaimpl import registry as lowering_registry
     from numba.cuda.datamodel import models
+    from numba.cuda.datamodel.manager import DataModelManager
     from numba.cuda.datamodel.models import OpaqueModel
     from numba.cuda.extending import register_model, typeof_impl
     from numba.cuda.typeconv import Conversion
+    from numba.cuda.typing.context import BaseContext as TypingContext
     from numba.cuda.typing.templates import AbstractTemplate, AttributeTemplate, Signature, fold_arguments, signature
 else:
     # Imported at the first compilation (gemmkit.lang.deferred); until then a name stands for what it will be.
@@ -54,7 +57,11 @@ else:
     cgutils = later("numba.cuda.cgutils")
     types = later("numba.cuda.types")
     numba_ir = later("numba.cuda.core.ir")
+    Context = later("numba.cuda.core.base", "BaseContext")
+    DataModelManager = later("numba.cuda.datamodel.manager", "DataModelManager")
+    TypingContext = later("numba.cuda.typing.context", "BaseContext")
     CompilerBase = later("numba.cuda.core.compiler", "CompilerBase")
+    StateDict = later("numba.cuda.core.compiler", "StateDict")
     global_compiler_lock = later("numba.cuda.core.compiler_lock", "global_compiler_lock")
     FunctionPass = later("numba.cuda.core.compiler_machinery", "FunctionPass")
     register_pass = later("numba.cuda.core.compiler_machinery", "register_pass")
@@ -80,6 +87,7 @@ else:
 
 
 Typer = Callable[..., Any]
+Values = Sequence["ir.Value"]                                 # a call's arguments in LLVM
 
 
 def target_context() -> Any:
@@ -107,7 +115,7 @@ def rules_hold_in(pipeline: type) -> None:
     load()
     run = CompilerBase._compile_core
 
-    def run_and_note(self: Any) -> Any:
+    def run_and_note(self: CompilerBase) -> Any:
         stack = _pipelines.__dict__.setdefault("stack", [])
         stack.append(self.state.func_id.func if issubclass(type(self), pipeline) else None)
         try:
@@ -130,7 +138,7 @@ def compiles_users() -> bool:
     return bool(stack and stack[-1]) and owner_of(stack[-1]) is Owner.USER
 
 
-def _template(key: Any, typer: Typer, python: Callable[..., Any] | None = None) -> type:
+def _template(key: object, typer: Typer, python: Callable[..., Any] | None = None) -> type:
     """A template that asks ``typer(typing_context, *argument_types)`` for ``(signature, codegen)`` or None.
 
     Numba finds the code again by the signature's argument types alone: ``codegen`` may depend on nothing else (a constant
@@ -143,7 +151,7 @@ def _template(key: Any, typer: Typer, python: Callable[..., Any] | None = None) 
     implementations: dict[Any, Any] = {}
     takes_keywords = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(typer).parameters.values())
 
-    def generic(self: Any, args: tuple, kws: dict) -> Signature | None:
+    def generic(self: AbstractTemplate, args: tuple, kws: dict) -> Signature | None:
         names = None
         if kws and takes_keywords:
             result = typer(self.context, *args, **kws)
@@ -162,14 +170,14 @@ def _template(key: Any, typer: Typer, python: Callable[..., Any] | None = None) 
             sig = sig.replace(pysig=names)
         known = implementations.get(sig.args)
         if known is None:
-            def lowered(context: Any, builder: Any, sig: Signature, values: Any) -> Any:
+            def lowered(context: Context, builder: ir.IRBuilder, sig: Signature, values: Values) -> Any:
                 return codegen(context, builder, sig, values)
 
             implementations[sig.args] = lowered
             target_context().insert_func_defn([(lowered, lowered, sig.args)])
         return sig
 
-    def get_impl_key(self: Any, sig: Signature) -> Any:
+    def get_impl_key(self: AbstractTemplate, sig: Signature) -> Any:
         return implementations[sig.args]
 
     name = f"gemmkit_{getattr(key, '__name__', 'callable')}"
@@ -178,7 +186,7 @@ def _template(key: Any, typer: Typer, python: Callable[..., Any] | None = None) 
         prefer_literal=True, metadata={"target": "cuda"}))
 
 
-def _by_position(python: Any, args: tuple, kws: dict) -> tuple[tuple, inspect.Signature] | None:
+def _by_position(python: Callable[..., Any] | None, args: tuple, kws: dict) -> tuple[tuple, inspect.Signature] | None:
     """All arguments in order, and the signature that Numba folds the call's keywords by; None when they do not fit."""
     if python is None:
         return None
@@ -200,7 +208,7 @@ def _keyword_signature(positional: int, keywords: tuple[str, ...]) -> inspect.Si
                              + [parameter(name, parameter.POSITIONAL_OR_KEYWORD) for name in keywords])
 
 
-def operation(key: Any) -> Callable[[Typer], Typer]:
+def operation(key: object) -> Callable[[Typer], Typer]:
     """Give an existing operator or built-in (``operator.add``, ``max``, ``len``) a meaning for our types.
 
     The decorated typer must return None for argument types that are not ours, so that other people's kernels are
@@ -213,13 +221,13 @@ def operation(key: Any) -> Callable[[Typer], Typer]:
     return register
 
 
-def _give_meaning(key: Any, typer: Typer) -> None:
+def _give_meaning(key: object, typer: Typer) -> None:
     template = _template(key, typer)
     template.key = key                                        # type: ignore[attr-defined]
     typing_registry.register_global(key)(template)
 
 
-def global_callable(key: Any, typer: Typer, python: Callable[..., Any] | None = None) -> types.Type:
+def global_callable(key: object, typer: Typer, python: Callable[..., Any] | None = None) -> types.Type:
     """The Numba type of a new global callable ``key`` (a function or an instance); ``python`` is what it is in Python."""
     template = _template(key, typer, python)
     template.key = key                                        # type: ignore[attr-defined]
@@ -233,7 +241,7 @@ def unify_weakly(weak: tuple[type, ...]) -> None:
     """
     ask = types.Number.unify
 
-    def unify(self: Any, typing_context: Any, other: Any) -> Any:
+    def unify(self: types.Type, typing_context: TypingContext, other: types.Type) -> Any:
         if isinstance(other, weak) and not isinstance(self, (types.Literal, types.Boolean, *weak)):
             if isinstance(self, (types.Float, types.Complex)) or isinstance(other, types.Literal):
                 return self
@@ -334,5 +342,5 @@ def atom(typer: Callable[..., Any]) -> Callable[[Callable[..., Any]], Atom]:
 
 
 @typeof_impl.register(Atom)
-def _typeof_atom(value: Atom, c: Any) -> types.Type:
+def _typeof_atom(value: Atom, c: object) -> types.Type:
     return value.device_type

@@ -14,7 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.numba_hooks import atom, ir, models, operation, register_model, signature, types
+from gemmkit.lang.numba_hooks import (
+    Context,
+    DataModelManager,
+    Signature,
+    TypingContext,
+    Values,
+    atom,
+    ir,
+    models,
+    operation,
+    register_model,
+    signature,
+    types,
+)
 from gemmkit.lang.passes import Of, Unknown
 from gemmkit.lang.registers import call_function
 from gemmkit.lang.scalars import DTypeType, NarrowFloatType, WeakFloatLiteral, WeakIntLiteral, bfloat16, float16
@@ -33,7 +46,7 @@ class PairType(types.Type):
 
 @register_model(PairType)
 class _PairModel(models.PrimitiveModel):
-    def __init__(self, dmm: Any, fe_type: PairType):
+    def __init__(self, dmm: DataModelManager, fe_type: PairType):
         super().__init__(dmm, fe_type, i32)
 
 
@@ -45,19 +58,19 @@ def _constant(pair: PairType, value: float) -> Any:
     return i32(bits << 16 | bits)
 
 
-def _takes(pair: PairType, other: Any) -> bool:
+def _takes(pair: PairType, other: types.Type) -> bool:
     """Whether a constant beside a pair leaves its type: beside bfloat16 a Python float does not (ml_dtypes)."""
     return isinstance(other, WeakIntLiteral) or (isinstance(other, WeakFloatLiteral) and pair.element == float16)
 
 
 def _binary(name: str) -> Callable[..., Any]:
-    def typer(context: Any, *args: Any) -> Any:
+    def typer(context: TypingContext, *args: types.Type) -> Any:
         pairs = [t for t in args if isinstance(t, PairType)]
         if len(args) != 2 or not pairs or not all(t == pairs[0] or _takes(pairs[0], t) for t in args):
             return None
         pair = pairs[0]
 
-        def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+        def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
             from gemmkit.lang.scalars import pair_arithmetic
 
             given = [x if t == pair else _constant(pair, t.literal_value) for x, t in zip(v, s.args)]
@@ -69,7 +82,7 @@ def _binary(name: str) -> Callable[..., Any]:
 
 
 def _extremum(name: str) -> Callable[..., Any]:
-    def typer(context: Any, *args: Any) -> Any:
+    def typer(context: TypingContext, *args: types.Type) -> Any:
         if len(args) != 2 or sum(isinstance(t, PairType) for t in args) != 1:
             return None
         pair, constant = sorted(args, key=lambda t: not isinstance(t, PairType))
@@ -77,7 +90,7 @@ def _extremum(name: str) -> Callable[..., Any]:
             return None
         at = 0 if isinstance(args[0], PairType) else 1
 
-        def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+        def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
             from gemmkit.lang.scalars import pair_arithmetic
 
             given = [v[at], _constant(pair, constant.literal_value)]
@@ -89,11 +102,11 @@ def _extremum(name: str) -> Callable[..., Any]:
 
 
 def _unary(name: str) -> Callable[..., Any]:
-    def typer(context: Any, *args: Any) -> Any:
+    def typer(context: TypingContext, *args: types.Type) -> Any:
         if len(args) != 1 or not isinstance(args[0], PairType):
             return None
 
-        def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+        def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
             from gemmkit.lang.scalars import pair_arithmetic
 
             return pair_arithmetic(builder, f"{name}.{_SUFFIX[args[0].element]}", list(v))
@@ -111,7 +124,7 @@ for _make, _functions in _MAKERS:
         operation(_function)(_make(_name))
 
 
-def _pairwise(context: Any, transform: Any, element: Any) -> Any:
+def _pairwise(context: TypingContext, transform: types.Type, element: types.Type) -> Any:
     """How a transform is called with a pair, if it can be and gives one; else None."""
     from gemmkit.lang.components import ComponentType
 
@@ -126,7 +139,7 @@ def _pairwise(context: Any, transform: Any, element: Any) -> Any:
     return None if inner is None or inner.return_type != pair else (method, inner)
 
 
-def _type_is_pairwise(context: Any, transform: Any, dtype: Any) -> Any:
+def _type_is_pairwise(context: TypingContext, transform: types.Type, dtype: types.Type) -> Any:
     if not isinstance(dtype, DTypeType):
         return None
     answer = types.literal(_pairwise(context, transform, dtype.target) is not None)
@@ -140,7 +153,7 @@ def is_pairwise(transform: Any, dtype: np.dtype) -> bool:
     return False
 
 
-def _decided(context: Any, transform: Any, dtype: Any) -> bool:
+def _decided(context: TypingContext, transform: types.Type, dtype: types.Type) -> bool:
     """`is_pairwise` before types are inferred (`gemmkit.lang.passes`)."""
     from gemmkit.lang.aggregates import static_type
 
@@ -154,13 +167,13 @@ def _decided(context: Any, transform: Any, dtype: Any) -> bool:
 is_pairwise.decided = _decided
 
 
-def _type_transform_pairs(context: Any, transform: Any, dtype: Any, words: Any) -> Any:
+def _type_transform_pairs(context: TypingContext, transform: types.Type, dtype: types.Type, words: types.Type) -> Any:
     found = _pairwise(context, transform, dtype.target) if isinstance(dtype, DTypeType) else None
     if found is None or not isinstance(words, types.UniTuple):
         return None
     method, inner = found
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         given = [b.extract_value(v[2], n) for n in range(words.count)]
         return c.make_tuple(b, words, [call_function(c, b, method, v[0], inner, [word]) for word in given])
 

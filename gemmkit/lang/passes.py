@@ -23,7 +23,10 @@ import numpy as np
 
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
+    Context,
+    DataModelManager,
     FunctionPass,
+    StateDict,
     build_definitions,
     cgutils,
     compute_cfg_from_blocks,
@@ -52,7 +55,7 @@ class Assertions(FunctionPass):
     def __init__(self) -> None:
         FunctionPass.__init__(self)
 
-    def run_pass(self, state: Any) -> bool:
+    def run_pass(self, state: StateDict) -> bool:
         blocks = state.func_ir.blocks
         failing = {label for label, block in blocks.items() if any(map(_is_error, block.body))}
         changed = False
@@ -69,7 +72,7 @@ class Assertions(FunctionPass):
 register_pass(mutates_CFG=True, analysis_only=False)(Assertions)
 
 
-def _is_error(statement: Any) -> bool:
+def _is_error(statement: ir.Stmt) -> bool:
     return (isinstance(statement, ir.Assign) and isinstance(statement.value, ir.Global)
             and statement.value.value is AssertionError)
 
@@ -97,7 +100,7 @@ MOST = 32                                                     # values of a tupl
 BLOCKS = 2000                                                 # of a function
 
 
-def unroll(func_ir: Any, args: tuple) -> bool:
+def unroll(func_ir: ir.FunctionIR, args: tuple) -> bool:
     """Write out every loop over a tuple of known length that may have values of several types; whether there was one."""
     found = False
     while _unroll_one(func_ir, args):
@@ -105,7 +108,7 @@ def unroll(func_ir: Any, args: tuple) -> bool:
     return found
 
 
-def _unroll_one(func_ir: Any, args: tuple) -> bool:
+def _unroll_one(func_ir: ir.FunctionIR, args: tuple) -> bool:
     heads = {label: s for label, block in func_ir.blocks.items() for s in block.body if _is(s, "iternext")}
     if not heads or len(func_ir.blocks) > BLOCKS:
         return False
@@ -123,24 +126,24 @@ def _unroll_one(func_ir: Any, args: tuple) -> bool:
     return False
 
 
-def _is(statement: Any, op: str) -> bool:
+def _is(statement: ir.Stmt, op: str) -> bool:
     return isinstance(statement, ir.Assign) and isinstance(statement.value, ir.Expr) and statement.value.op == op
 
 
-def _definition(func_ir: Any, variable: Any) -> Any:
+def _definition(func_ir: ir.FunctionIR, variable: ir.Var) -> Any:
     try:
         return func_ir.get_definition(variable)
     except KeyError:
         return None
 
 
-def _iterator(func_ir: Any, variable: Any) -> Any:
+def _iterator(func_ir: ir.FunctionIR, variable: ir.Var) -> Any:
     """The statement that makes a loop's iterator."""
     made = _definition(func_ir, variable)
     return next((s for block in func_ir.blocks.values() for s in block.body if _is(s, "getiter") and s.value is made), None)
 
 
-def _count(func_ir: Any, values: Any, args: tuple) -> int | None:
+def _count(func_ir: ir.FunctionIR, values: Any, args: tuple) -> int | None:
     """How many values a tuple has that may be of several types; None for what is no such tuple."""
     made = _definition(func_ir, values)
     if isinstance(made, ir.Expr) and made.op == "build_tuple":
@@ -153,7 +156,7 @@ def _count(func_ir: Any, values: Any, args: tuple) -> int | None:
     return None
 
 
-def _write_out(func_ir: Any, loop: Any, iterator: Any, count: int) -> None:
+def _write_out(func_ir: ir.FunctionIR, loop: Any, iterator: ir.Assign, count: int) -> None:
     """A copy of the loop's blocks for each value, one behind the other; the iterator is not made."""
     values = iterator.value.value
     iterator.value = ir.Const(None, iterator.loc)
@@ -187,7 +190,7 @@ def _temporaries(blocks: dict[int, Any], body: Any) -> set[str]:
     return {name for name in inside - outside if name.startswith("$")}
 
 
-def _copied(block: Any) -> Any:
+def _copied(block: ir.Block) -> Any:
     out = block.copy()
     out.body = []
     for statement in block.body:
@@ -198,7 +201,7 @@ def _copied(block: Any) -> Any:
     return out
 
 
-def _headed(block: Any, values: Any, n: int) -> Any:
+def _headed(block: ir.Block, values: Any, n: int) -> Any:
     """The loop's first block with the n-th value in place of the iterator's next."""
     body = []
     for statement in block.body:
@@ -214,7 +217,7 @@ def _headed(block: Any, values: Any, n: int) -> Any:
     return block
 
 
-def _redirected(last: Any, targets: dict[int, int]) -> Any:
+def _redirected(last: ir.Stmt, targets: dict[int, int]) -> Any:
     if isinstance(last, ir.Jump):
         return ir.Jump(targets.get(last.target, last.target), last.loc)
     if isinstance(last, ir.Branch):
@@ -235,7 +238,7 @@ class Unknown(Exception):
 class Of:
     """A value of which the type is known: an argument, or part of one."""
 
-    def __init__(self, ty: Any):
+    def __init__(self, ty: types.Type):
         self.ty = ty
 
 
@@ -247,7 +250,7 @@ class StaticBranches(FunctionPass):
     def __init__(self) -> None:
         FunctionPass.__init__(self)
 
-    def run_pass(self, state: Any) -> bool:
+    def run_pass(self, state: StateDict) -> bool:
         changed = not is_library(state.func_id.func) and unroll(state.func_ir, state.args)
         while _decide(state.func_ir, state.args, state.typingctx):      # what a side that is gone assigned is known then
             changed = True
@@ -257,7 +260,7 @@ class StaticBranches(FunctionPass):
 register_pass(mutates_CFG=True, analysis_only=False)(StaticBranches)
 
 
-def _decide(func_ir: Any, args: tuple, context: Any) -> bool:
+def _decide(func_ir: ir.FunctionIR, args: tuple, context: Any) -> bool:
     found = False
     for block in func_ir.blocks.values():
         branch = block.body[-1]
@@ -297,7 +300,7 @@ def _forget_overwritten(blocks: dict[int, Any]) -> None:
             block.body = [s for s in block.body if _stacked(s) not in assigned - read]
 
 
-def _stacked(statement: Any) -> str | None:
+def _stacked(statement: ir.Stmt) -> str | None:
     """The name on the interpreter's stack that a statement assigns to."""
     name = statement.target.name if isinstance(statement, ir.Assign) else ""
     return name if name.startswith("$phi") else None
@@ -306,18 +309,18 @@ def _stacked(statement: Any) -> str | None:
 class _Reader:
     """Reads variables of a function; ``truths`` are the comparisons that it met, by the ids of their expressions."""
 
-    def __init__(self, func_ir: Any, args: tuple, context: Any):
+    def __init__(self, func_ir: ir.FunctionIR, args: tuple, context: Any):
         self.func_ir, self.args, self.context = func_ir, args, context
         self.truths: dict[int, bool] = {}
 
-    def value(self, variable: Any) -> Any:
+    def value(self, variable: ir.Var) -> Any:
         """The value of a variable; raises Unknown where it has none yet."""
         found = self.read(variable)
         if isinstance(found, Of):
             raise Unknown
         return found
 
-    def read(self, variable: Any) -> Any:
+    def read(self, variable: ir.Var) -> Any:
         """The value of a variable, or `Of` its type."""
         try:
             definition = self.func_ir.get_definition(variable)  # refuses a variable that is assigned more than once
@@ -338,7 +341,7 @@ class _Reader:
             self.truths[id(definition)] = found
         return found
 
-    def _evaluated(self, expression: Any) -> Any:
+    def _evaluated(self, expression: ir.Expr) -> Any:
         if expression.op == "unary" and expression.fn in ("not", operator.not_):
             return not _truth(self.value(expression.value))
         if expression.op == "binop":
@@ -359,7 +362,7 @@ class _Reader:
         raise Unknown
 
 
-def of_type(ty: Any) -> Any:
+def of_type(ty: types.Type) -> Any:
     if isinstance(ty, types.Literal):
         return ty.literal_value
     return None if isinstance(ty, types.NoneType) else Of(ty)
@@ -449,7 +452,7 @@ class CapturesType(types.Type):
 
 @register_model(CapturesType)
 class _CapturesModel(models.StructModel):
-    def __init__(self, dmm: Any, fe_type: CapturesType):
+    def __init__(self, dmm: DataModelManager, fe_type: CapturesType):
         super().__init__(dmm, fe_type, list(fe_type.members.items()))
 
 
@@ -462,7 +465,7 @@ class _CapturesAttributes(AttributeTemplate):
 
 
 @lowering_registry.lower_getattr_generic(CapturesType)
-def _captures_getattr(context: Any, builder: Any, ty: CapturesType, value: Any, attr: str) -> Any:
+def _captures_getattr(context: Context, builder: ir.IRBuilder, ty: CapturesType, value: ir.Value, attr: str) -> Any:
     return getattr(cgutils.create_struct_proxy(ty)(context, builder, value=value), attr)
 
 
@@ -474,7 +477,7 @@ class Captures(FunctionPass):
     def __init__(self) -> None:
         FunctionPass.__init__(self)
 
-    def run_pass(self, state: Any) -> bool:
+    def run_pass(self, state: StateDict) -> bool:
         first = state.args[0] if state.args else None
         if not isinstance(first, CapturesType):
             return False
@@ -485,7 +488,7 @@ class Captures(FunctionPass):
 register_pass(mutates_CFG=False, analysis_only=False)(Captures)
 
 
-def _bind(func_ir: Any, names: tuple[str, ...]) -> None:
+def _bind(func_ir: ir.FunctionIR, names: tuple[str, ...]) -> None:
     """One argument more in front, and captured names read from it."""
     block = func_ir.blocks[min(func_ir.blocks)]
     scope, loc = block.scope, block.loc
@@ -523,7 +526,7 @@ class InnerFunctions(FunctionPass):
     def __init__(self) -> None:
         FunctionPass.__init__(self)
 
-    def run_pass(self, state: Any) -> bool:
+    def run_pass(self, state: StateDict) -> bool:
         function = state.func_id.func
         if not any(isinstance(constant, CodeType) for constant in function.__code__.co_consts):
             return False
@@ -538,12 +541,12 @@ class InnerFunctions(FunctionPass):
 register_pass(mutates_CFG=False, analysis_only=False)(InnerFunctions)
 
 
-def _is_inner(statement: Any) -> bool:
+def _is_inner(statement: ir.Stmt) -> bool:
     value = getattr(statement, "value", None)
     return isinstance(value, ir.Expr) and value.op == "make_function" and value.defaults is None
 
 
-def _make_value(func_ir: Any, function: FunctionType, block: Any, n: int) -> bool:
+def _make_value(func_ir: ir.FunctionIR, function: FunctionType, block: ir.Block, n: int) -> bool:
     """Put ``capture(variables)`` in the place of an inner function that is an argument further down its block."""
     statement = block.body[n]
     code, loc, name = statement.value.code, statement.loc, statement.target.name
@@ -566,12 +569,12 @@ def _make_value(func_ir: Any, function: FunctionType, block: Any, n: int) -> boo
     return True
 
 
-def _is_argument(statement: Any, name: str) -> bool:
+def _is_argument(statement: ir.Stmt, name: str) -> bool:
     call = getattr(statement, "value", None)
     return isinstance(call, ir.Expr) and call.op == "call" and call.func.name != name
 
 
-def _source(func_ir: Any, variable: Any) -> str:
+def _source(func_ir: ir.FunctionIR, variable: ir.Var) -> str:
     """The variable that a captured one is read from."""
     definitions = func_ir._definitions[variable.name]
     return definitions[0].name if len(definitions) == 1 and isinstance(definitions[0], ir.Var) else variable.name
@@ -592,7 +595,7 @@ class ModuleAttributes(FunctionPass):
     def __init__(self) -> None:
         FunctionPass.__init__(self)
 
-    def run_pass(self, state: Any) -> bool:
+    def run_pass(self, state: StateDict) -> bool:
         changed = False
         for block in state.func_ir.blocks.values():
             for statement in block.body:
@@ -610,7 +613,7 @@ class ModuleAttributes(FunctionPass):
         return changed
 
 
-def _forget_classes(func_ir: Any) -> None:
+def _forget_classes(func_ir: ir.FunctionIR) -> None:
     """Blank out the classes that nothing but a replaced attribute was read from: Numba knows no type of them, and none of
     those that are read from a module."""
     statements = [s for block in func_ir.blocks.values() for s in block.body]
@@ -621,7 +624,7 @@ def _forget_classes(func_ir: Any) -> None:
                 statement.value = ir.Const(None, statement.loc)
 
 
-def _class_read(func_ir: Any, value: Any) -> Any:
+def _class_read(func_ir: ir.FunctionIR, value: Any) -> Any:
     """What an expression reads, if it is a global or an attribute of a module or class; else None."""
     if isinstance(value, (ir.Global, ir.FreeVar)):
         return value.value
@@ -632,7 +635,7 @@ def _is_getattr(value: Any) -> bool:
     return isinstance(value, ir.Expr) and value.op == "getattr"
 
 
-def _module(func_ir: Any, variable: Any) -> ModuleType | type | enum.Enum | None:
+def _module(func_ir: ir.FunctionIR, variable: ir.Var) -> ModuleType | type | enum.Enum | None:
     """The module or class that a variable of the code is, or the member of an enumeration, if it is one."""
     try:
         definition = func_ir.get_definition(variable)

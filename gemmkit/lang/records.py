@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
+    Context,
+    Signature,
+    TypingContext,
+    Values,
     atom,
     ir,
     lowering_registry,
@@ -23,14 +28,14 @@ from gemmkit.lang.scalars import REAL_TYPES, DTypeType, NarrowFloatType, PackedT
 _PAIR = ir.VectorType(ir.IntType(16), 2)
 
 
-def part_of(builder: Any, ty: types.Type, value: Any, n: int) -> Any:
+def part_of(builder: ir.IRBuilder, ty: types.Type, value: ir.Value, n: int) -> Any:
     """Part ``n`` of a record or complex value."""
     if isinstance(ty, PackedType):
         return builder.extract_element(builder.bitcast(value, _PAIR), ir.IntType(32)(n))
     return builder.extract_value(value, n)
 
 
-def of_parts(context: Any, builder: Any, ty: types.Type, values: list) -> Any:
+def of_parts(context: Context, builder: ir.IRBuilder, ty: types.Type, values: list) -> Any:
     """A record or complex value from its parts."""
     if isinstance(ty, PackedType):
         pair = ir.Constant(_PAIR, ir.Undefined)
@@ -52,12 +57,12 @@ def part_types(ty: types.Type) -> tuple | None:
     return None
 
 
-def _values(builder: Any, ty: types.Type, value: Any) -> list:
+def _values(builder: ir.IRBuilder, ty: types.Type, value: ir.Value) -> list:
     count = len(part_types(ty) or ())
     return [part_of(builder, ty, value, n) for n in range(count)]
 
 
-def _cast_parts(context: Any, builder: Any, given: Any, values: list, to: types.Type) -> Any:
+def _cast_parts(context: Context, builder: ir.IRBuilder, given: Sequence[types.Type], values: list, to: types.Type) -> Any:
     wanted = part_types(to)
     assert wanted is not None
     if len(values) > len(wanted):
@@ -67,18 +72,18 @@ def _cast_parts(context: Any, builder: Any, given: Any, values: list, to: types.
     return of_parts(context, builder, to, made + zero)
 
 
-def _cast_numbers(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
+def _cast_numbers(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type, value: ir.Value) -> Any:
     if fromty == toty:
         return value
-    return _cast_parts(context, builder, part_types(fromty), _values(builder, fromty, value), toty)
+    return _cast_parts(context, builder, part_types(fromty) or (), _values(builder, fromty, value), toty)
 
 
-def _cast_tuple(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
+def _cast_tuple(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type, value: ir.Value) -> Any:
     values = [builder.extract_value(value, n) for n in range(len(fromty.types))]
     return _cast_parts(context, builder, fromty.types, values, toty)
 
 
-def _cast_scalar(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
+def _cast_scalar(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type, value: ir.Value) -> Any:
     return _cast_parts(context, builder, [fromty], [value], toty)
 
 
@@ -101,12 +106,12 @@ class _Attributes(AttributeTemplate):
 
 
 @lowering_registry.lower_getattr_generic(RecordType)
-def _getattr(context: Any, builder: Any, ty: RecordType, value: Any, attr: str) -> Any:
+def _getattr(context: Context, builder: ir.IRBuilder, ty: RecordType, value: ir.Value, attr: str) -> Any:
     return part_of(builder, ty, value, ty.names.index(attr))
 
 
 @operation(operator.getitem)
-def _getitem(context: Any, *args: Any) -> Any:
+def _getitem(context: TypingContext, *args: types.Type) -> Any:
     if len(args) != 2 or not isinstance(args[0], RecordType) or not isinstance(args[1], types.IntegerLiteral):
         return None
     n = args[1].literal_value
@@ -122,21 +127,21 @@ def _record_of(ty: RecordType, kinds: list) -> types.Type:
     return numba_type(number_dtype(ty.names, np.result_type(*dtypes), ty.table, metadata.get(SIGNS)))
 
 
-def _apply(context: Any, op: Any, *kinds: types.Type) -> Any:
+def _apply(context: TypingContext, op: Callable, *kinds: types.Type) -> Any:
     """The signature and code of a scalar operation."""
     inner = context.resolve_function_type(op, kinds, {})
     if inner is None:
         return None, None
 
-    def emit(c: Any, b: Any, *values: Any) -> Any:
+    def emit(c: Context, b: ir.IRBuilder, *values: Any) -> Any:
         given = [c.cast(b, v, t, to) for v, t, to in zip(values, kinds, inner.args)]
         return c.get_function(context.resolve_value_type(op), inner)(b, given)
 
     return types.unliteral(inner.return_type), emit
 
 
-def _type_sum(op: Any) -> Any:
-    def typer(context: Any, *args: Any) -> Any:
+def _type_sum(op: Callable) -> Any:
+    def typer(context: TypingContext, *args: types.Type) -> Any:
         record = next((t for t in args if isinstance(t, RecordType)), None)
         if record is None or len(args) != 2:
             return None
@@ -154,7 +159,7 @@ def _type_sum(op: Any) -> Any:
             return None
         result = _record_of(record, [kind for kind, _ in steps])
 
-        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
             given = [_values(b, t, x) or [x] for t, x in zip(args, v)]
             out = []
             for n, (kind, emit) in enumerate(steps):
@@ -173,7 +178,7 @@ operation(operator.iadd)(_type_sum(operator.add))
 operation(operator.isub)(_type_sum(operator.sub))
 
 
-def _type_scale(context: Any, op: Any, args: Any, at: int) -> Any:
+def _type_scale(context: TypingContext, op: Callable, args: types.Type, at: int) -> Any:
     """A record (argument ``at``) and a scalar: part by part."""
     record, scalar = args[at], args[1 - at]
     if isinstance(scalar, (types.BaseTuple, types.Complex)):
@@ -183,7 +188,7 @@ def _type_scale(context: Any, op: Any, args: Any, at: int) -> Any:
         return None
     result = _record_of(record, [kind for kind, _ in steps])
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         out = [emit(c, b, *((p, v[1]) if at == 0 else (v[0], p)))
                for (_, emit), p in zip(steps, _values(b, record, v[at]))]
         return _cast_parts(c, b, [kind for kind, _ in steps], out, result)
@@ -191,7 +196,7 @@ def _type_scale(context: Any, op: Any, args: Any, at: int) -> Any:
     return signature(result, *args), codegen
 
 
-def _type_product(context: Any, *args: Any) -> Any:
+def _type_product(context: TypingContext, *args: types.Type) -> Any:
     if len(args) != 2 or not any(isinstance(t, RecordType) for t in args):
         return None
     sides = [part_types(t) for t in args]
@@ -205,7 +210,7 @@ def _type_product(context: Any, *args: Any) -> Any:
     _, negate = _apply(context, operator.neg, kind)
     result = _record_of(record, [kind])
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         x, y = (_values(b, t, value) for t, value in zip(args, v))
         out: list[Any] = [None] * len(x)
         for i, j, k, factor in terms(record.table):
@@ -228,16 +233,16 @@ operation(operator.imul)(_type_product)
 
 
 @operation(operator.truediv)
-def _type_quotient(context: Any, *args: Any) -> Any:
+def _type_quotient(context: TypingContext, *args: types.Type) -> Any:
     if len(args) != 2 or not isinstance(args[0], RecordType) or part_types(args[1]) is not None:
         return None
     return _type_scale(context, operator.truediv, args, 0)
 
 
-def _signed(context: Any, ty: types.Type, signs: Any) -> Any:
+def _signed(context: TypingContext, ty: types.Type, signs: types.Type) -> Any:
     steps = [_apply(context, operator.neg, p) for p in part_types(ty) or ()]
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         out = [emit(c, b, x) if sign < 0 else x for (_, emit), x, sign in zip(steps, _values(b, ty, v[0]), signs)]
         return of_parts(c, b, ty, out)
 
@@ -245,13 +250,13 @@ def _signed(context: Any, ty: types.Type, signs: Any) -> Any:
 
 
 @operation(operator.neg)
-def _type_negative(context: Any, *args: Any) -> Any:
+def _type_negative(context: TypingContext, *args: types.Type) -> Any:
     if len(args) != 1 or not isinstance(args[0], RecordType):
         return None
     return _signed(context, args[0], [-1] * len(args[0].parts))
 
 
-def _type_conjugate(context: Any, x: Any) -> Any:
+def _type_conjugate(context: TypingContext, x: types.Type) -> Any:
     if isinstance(x, types.Complex):
         return _signed(context, x, (1, -1))
     if isinstance(x, RecordType):
@@ -270,13 +275,13 @@ def conjugate(x: Any) -> Any:
 
 # -- planes -----------------------------------------------------------------------------------------------------------
 
-def _type_planes(context: Any, values: Any) -> Any:
+def _type_planes(context: TypingContext, values: types.Type) -> Any:
     if not isinstance(values, types.UniTuple):
         return None
     kinds = part_types(values.dtype) or (values.dtype,)
     result = types.BaseTuple.from_types([types.UniTuple(kind, values.count) for kind in kinds])
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         given = [b.extract_value(v[0], n) for n in range(values.count)]
         split = [_values(b, values.dtype, x) or [x] for x in given]
         planes = [c.make_tuple(b, types.UniTuple(kind, values.count), [x[p] for x in split]) for p, kind in enumerate(kinds)]
@@ -291,13 +296,13 @@ def planes_of(values: tuple) -> tuple:
     return tuple(zip(*map(parts, values)))
 
 
-def _type_numbers(context: Any, dtype: Any, planes: Any) -> Any:
+def _type_numbers(context: TypingContext, dtype: types.Type, planes: types.Type) -> Any:
     if not isinstance(dtype, DTypeType) or not isinstance(planes, types.BaseTuple):
         return None
     count = len(planes.types[0].types)
     result = types.UniTuple(dtype.target, count)
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         split = [b.extract_value(v[1], p) for p in range(len(planes.types))]
         kinds = [plane.types for plane in planes.types]
         made = [_cast_parts(c, b, [k[n] for k in kinds], [b.extract_value(x, n) for x in split], dtype.target)

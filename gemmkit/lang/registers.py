@@ -11,7 +11,7 @@ can return it: `refuse_returned`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,13 @@ import numpy as np
 from gemmkit.lang.functions import when_compiled
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
+    Context,
+    DataModelManager,
     OpaqueModel,
+    Signature,
+    TypingContext,
     TypingError,
+    Values,
     atom,
     cgutils,
     ir,
@@ -68,7 +73,7 @@ register_model(FragmentType)(OpaqueModel)
 
 
 @typeof_impl.register(Fragment)
-def _typeof_fragment(value: Fragment, c: Any) -> types.Type:
+def _typeof_fragment(value: Fragment, c: object) -> types.Type:
     return FragmentType(value)
 
 
@@ -83,7 +88,7 @@ class _FragmentAttributes(AttributeTemplate):
 
 
 @lowering_registry.lower_getattr_generic(FragmentType)
-def _fragment_getattr(context: Any, builder: Any, ty: FragmentType, value: Any, attr: str) -> Any:
+def _fragment_getattr(context: Context, builder: ir.IRBuilder, ty: FragmentType, value: ir.Value, attr: str) -> Any:
     from gemmkit.lang.aggregates import static_type, static_value
 
     static = getattr(ty.fragment, attr)
@@ -91,7 +96,7 @@ def _fragment_getattr(context: Any, builder: Any, ty: FragmentType, value: Any, 
 
 
 @lowering_registry.lower_constant(FragmentType)
-def _fragment_constant(context: Any, builder: Any, ty: Any, value: Any) -> Any:
+def _fragment_constant(context: Context, builder: ir.IRBuilder, ty: types.Type, value: object) -> Any:
     return context.get_dummy_value()
 
 
@@ -105,7 +110,7 @@ class RegistersType(types.Type):
 
 @register_model(RegistersType)
 class _RegistersModel(models.PrimitiveModel):
-    def __init__(self, dmm: Any, fe_type: RegistersType):
+    def __init__(self, dmm: DataModelManager, fe_type: RegistersType):
         super().__init__(dmm, fe_type, dmm.lookup(fe_type.value).get_value_type().as_pointer())
 
 
@@ -141,12 +146,12 @@ class Registers(dict):
                             f"{others[0]}")
 
 
-def _type_registers(context: Any, fragment: Any, *shape: Any) -> Any:
+def _type_registers(context: TypingContext, fragment: types.Type, *shape: types.Type) -> Any:
     if not isinstance(fragment, FragmentType) or not all(isinstance(n, types.IntegerLiteral) for n in shape):
         return None
     ty = RegistersType(fragment.value, tuple(int(n.literal_value) for n in shape))
 
-    def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+    def codegen(context: Context, builder: ir.IRBuilder, sig: Signature, values: Values) -> Any:
         count = int(np.prod(ty.shape))
         with builder.goto_entry_block():
             return builder.alloca(context.get_value_type(ty.value), size=i32(count))
@@ -160,7 +165,7 @@ def registers(fragment: Fragment, *shape: int) -> Registers:
     return Registers(fragment, shape)
 
 
-def holds_registers(ty: Any) -> bool:
+def holds_registers(ty: types.Type) -> bool:
     """Whether values of a type have an array of registers in them: in a tuple, a component, a captured variable."""
     if isinstance(ty, RegistersType):
         return True
@@ -171,7 +176,7 @@ def holds_registers(ty: Any) -> bool:
 
 
 @when_compiled
-def refuse_returned(result: Any) -> None:
+def refuse_returned(result: types.Type) -> None:
     """Raise TypingError if a compiled function (Numba's result) returns registers.
 
     Made in the function they are its stack, which is gone when it returns: the machine code then reads what others put
@@ -189,7 +194,8 @@ def refuse_returned(result: Any) -> None:
     raise error
 
 
-def _slot(context: Any, builder: Any, ty: RegistersType, pointer: Any, key_type: Any, key: Any) -> Any:
+def _slot(context: Context, builder: ir.IRBuilder, ty: RegistersType, pointer: ir.Value, key_type: types.Type,
+          key: ir.Value) -> Any:
     if isinstance(key_type, types.BaseTuple):
         parts = [context.cast(builder, builder.extract_value(key, n), t, index)
                  for n, t in enumerate(key_type.types)]
@@ -201,25 +207,25 @@ def _slot(context: Any, builder: Any, ty: RegistersType, pointer: Any, key_type:
     return builder.gep(pointer, [linear])
 
 
-def _is_key(key: Any, ty: RegistersType) -> bool:
+def _is_key(key: types.Type, ty: RegistersType) -> bool:
     parts = key.types if isinstance(key, types.BaseTuple) else (key,)
     return len(parts) == len(ty.shape) and all(isinstance(p, types.Integer) for p in parts)
 
 
 @operation(operator.getitem)
-def _getitem(context: Any, *args: Any) -> Any:
+def _getitem(context: TypingContext, *args: types.Type) -> Any:
     if len(args) != 2 or not isinstance(args[0], RegistersType) or not _is_key(args[1], args[0]):
         return None
     return signature(args[0].value, *args), lambda c, b, s, v: b.load(_slot(c, b, s.args[0], v[0], s.args[1], v[1]))
 
 
 @operation(operator.setitem)
-def _setitem(context: Any, *args: Any) -> Any:
+def _setitem(context: TypingContext, *args: types.Type) -> Any:
     if len(args) != 3 or not isinstance(args[0], RegistersType) or not _is_key(args[1], args[0]):
         return None
     ty = args[0]
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         value = c.cast(b, v[2], s.args[2], ty.value)
         b.store(value, _slot(c, b, ty, v[0], s.args[1], v[1]))
         return c.get_dummy_value()
@@ -229,7 +235,8 @@ def _setitem(context: Any, *args: Any) -> Any:
 
 # -- tuples made by functions -----------------------------------------------------------------------------------------
 
-def call_function(context: Any, builder: Any, fnty: Any, function: Any, sig: Any, values: Any) -> Any:
+def call_function(context: Context, builder: ir.IRBuilder, fnty: types.Type, function: ir.Value, sig: Signature,
+                  values: Values) -> Any:
     """Call a function value of any callable type from inside a lowering; parameters not given take their defaults."""
     implementation = context.get_function(fnty, sig)
     if len(values) < len(sig.args):
@@ -241,7 +248,7 @@ def call_function(context: Any, builder: Any, fnty: Any, function: Any, sig: Any
     return implementation(builder, values)
 
 
-def _type_generate(context: Any, count: Any, function: Any, *args: Any) -> Any:
+def _type_generate(context: TypingContext, count: types.Type, function: types.Type, *args: types.Type) -> Any:
     if not isinstance(count, types.IntegerLiteral) or not isinstance(function, types.Callable):
         return None
     n = int(count.literal_value)
@@ -250,7 +257,7 @@ def _type_generate(context: Any, count: Any, function: Any, *args: Any) -> Any:
         return None
     result = types.UniTuple(types.unliteral(inner.return_type), n)
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         out = []
         for i in range(n):
             given = [c.cast(b, x, t, to) for x, t, to in zip((i32(i), *v[2:]), (index, *args), inner.args)]
@@ -267,7 +274,7 @@ def generate(count: int, function: Any, *args: Any) -> tuple:
     return tuple(function(i, *args) for i in range(count))
 
 
-def _type_apply(context: Any, function: Any, values: Any, *args: Any) -> Any:
+def _type_apply(context: TypingContext, function: types.Type, values: types.Type, *args: types.Type) -> Any:
     if not isinstance(values, types.BaseTuple) or not isinstance(function, types.Callable):
         return None
     inner = [context.resolve_function_type(function, (t, index, *args), {}) for t in values.types]
@@ -275,7 +282,7 @@ def _type_apply(context: Any, function: Any, values: Any, *args: Any) -> Any:
         return None
     result = types.BaseTuple.from_types([types.unliteral(sig.return_type) for sig in inner])
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         out = []
         for i, (sig, given_type) in enumerate(zip(inner, values.types)):
             args_in = (b.extract_value(v[1], i), i32(i), *v[2:])
@@ -296,22 +303,23 @@ def apply(function: Any, values: tuple, *args: Any) -> tuple:
 # --------------------------------------------------------------------------------------------------
 # Compile-time control: choosing, repeating and combining without leaving anything in the machine code.
 
-def _resolve(context: Any, function: Any, args: tuple) -> Any:
+def _resolve(context: TypingContext, function: types.Type, args: tuple) -> Any:
     return context.resolve_function_type(function, args, {}) if isinstance(function, types.Callable) else None
 
 
-def _cast_all(context: Any, builder: Any, values: Any, given: Any, wanted: Any) -> list:
+def _cast_all(context: Context, builder: ir.IRBuilder, values: Values, given: Sequence[types.Type],
+              wanted: Sequence[types.Type]) -> list:
     return [context.cast(builder, v, t, to) for v, t, to in zip(values, given, wanted)]
 
 
-def _type_each(context: Any, function: Any, values: Any, *args: Any) -> Any:
+def _type_each(context: TypingContext, function: types.Type, values: types.Type, *args: types.Type) -> Any:
     if not isinstance(values, types.BaseTuple):
         return None
     inner = [_resolve(context, function, (t, index, *args)) for t in values.types]
     if any(sig is None for sig in inner):
         return None
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         for n, (sig, ty) in enumerate(zip(inner, values.types)):
             given = (b.extract_value(v[1], n), i32(n), *v[2:])
             call_function(c, b, function, v[0], sig, _cast_all(c, b, given, (ty, index, *args), sig.args))
@@ -327,12 +335,12 @@ def each(function: Any, values: tuple, *args: Any) -> None:
         function(value, i, *args)
 
 
-def _type_join(context: Any, parts: Any) -> Any:
+def _type_join(context: TypingContext, parts: types.Type) -> Any:
     if not isinstance(parts, types.BaseTuple) or not all(isinstance(p, types.BaseTuple) for p in parts.types):
         return None
     result = types.BaseTuple.from_types([t for part in parts.types for t in part.types])
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         out = []
         for n, part in enumerate(parts.types):
             inner = b.extract_value(v[0], n)
@@ -360,7 +368,8 @@ def to_and_fro(rows: int, columns: int) -> Iterator[tuple[int, int]]:
             yield i, j
 
 
-def _type_outer(context: Any, function: Any, c: Any, a: Any, b: Any, depth: Any, *args: Any) -> Any:
+def _type_outer(context: TypingContext, function: types.Type, c: types.Type, a: types.Type, b: types.Type, depth: types.Type,
+                *args: types.Type) -> Any:
     if not all(isinstance(t, types.UniTuple) for t in (c, a, b)) or not isinstance(depth, types.IntegerLiteral):
         return None
     k = int(depth.literal_value)
@@ -370,7 +379,7 @@ def _type_outer(context: Any, function: Any, c: Any, a: Any, b: Any, depth: Any,
     if inner is None or rows * columns != c.count:
         return None
 
-    def codegen(ctx: Any, builder: Any, s: Any, v: Any) -> Any:
+    def codegen(ctx: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
         parts = [[builder.extract_value(v[at], n) for n in range(ty.count)] for at, ty in ((1, c), (2, a), (3, b))]
         out, lhs, rhs = parts
         out = [ctx.cast(builder, value, c.dtype, kept.dtype) for value in out]
@@ -402,7 +411,7 @@ def outer(function: Any, c: tuple, a: tuple, b: tuple, depth: int, *args: Any) -
     return tuple(out)
 
 
-def _type_fold(context: Any, count: Any, function: Any, value: Any, *args: Any) -> Any:
+def _type_fold(context: TypingContext, count: types.Type, function: types.Type, value: types.Type, *args: types.Type) -> Any:
     if not isinstance(count, types.IntegerLiteral) or not isinstance(function, types.Callable):
         return None
     kept = _of_any_value(value)
@@ -410,7 +419,7 @@ def _type_fold(context: Any, count: Any, function: Any, value: Any, *args: Any) 
     if inner is None:
         return None
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         out = c.cast(b, v[2], value, kept)
         for n in range(int(count.literal_value)):
             given = _cast_all(c, b, (out, i32(n), *v[3:]), (kept, index, *args), inner.args)
@@ -420,7 +429,7 @@ def _type_fold(context: Any, count: Any, function: Any, value: Any, *args: Any) 
     return signature(kept, count, function, value, *args), codegen
 
 
-def _of_any_value(ty: Any) -> Any:
+def _of_any_value(ty: types.Type) -> Any:
     """The type of a value that will change: not that of a constant, which is its value."""
     if isinstance(ty, types.BaseTuple):
         return types.BaseTuple.from_types([_of_any_value(t) for t in ty.types])
@@ -437,7 +446,7 @@ def fold(count: int, function: Any, value: Any, *args: Any) -> Any:
     return value
 
 
-def _type_split(context: Any, values: Any, size: Any) -> Any:
+def _type_split(context: TypingContext, values: types.Type, size: types.Type) -> Any:
     if not isinstance(values, types.UniTuple) or not isinstance(size, types.IntegerLiteral):
         return None
     width = int(size.literal_value)
@@ -446,7 +455,7 @@ def _type_split(context: Any, values: Any, size: Any) -> Any:
     part = types.UniTuple(values.dtype, width)
     result = types.UniTuple(part, values.count // width)
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         given = [b.extract_value(v[0], n) for n in range(values.count)]
         return c.make_tuple(b, result, [c.make_tuple(b, part, given[n:n + width]) for n in range(0, values.count, width)])
 
@@ -459,12 +468,12 @@ def split(values: tuple, size: int) -> tuple:
     return tuple(values[n:n + size] for n in range(0, len(values), size))
 
 
-def _type_interleave(context: Any, parts: Any) -> Any:
+def _type_interleave(context: TypingContext, parts: types.Type) -> Any:
     if not isinstance(parts, types.UniTuple) or not isinstance(parts.dtype, types.UniTuple):
         return None
     result = types.UniTuple(parts.dtype.dtype, parts.count * parts.dtype.count)
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         given = [b.extract_value(v[0], n) for n in range(parts.count)]
         return c.make_tuple(b, result, [b.extract_value(part, n) for n in range(parts.dtype.count) for part in given])
 
@@ -477,7 +486,7 @@ def interleave(parts: tuple) -> tuple:
     return tuple(part[n] for n in range(len(parts[0])) for part in parts)
 
 
-def _type_deal(context: Any, values: Any, count: Any) -> Any:
+def _type_deal(context: TypingContext, values: types.Type, count: types.Type) -> Any:
     if not isinstance(values, types.UniTuple) or not isinstance(count, types.IntegerLiteral):
         return None
     hands = int(count.literal_value)
@@ -486,7 +495,7 @@ def _type_deal(context: Any, values: Any, count: Any) -> Any:
     part = types.UniTuple(values.dtype, values.count // hands)
     result = types.UniTuple(part, hands)
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         given = [b.extract_value(v[0], n) for n in range(values.count)]
         return c.make_tuple(b, result, [c.make_tuple(b, part, given[n::hands]) for n in range(hands)])
 
@@ -509,7 +518,8 @@ def deal(values: tuple, count: int) -> tuple:
 # >>> reduce(max, 1, (5, 3)), together(max, (1, 4), (2, 3))
 # (5, (2, 4))
 
-def _type_reduce(context: Any, function: Any, value: Any, values: Any, *args: Any) -> Any:
+def _type_reduce(context: TypingContext, function: types.Type, value: types.Type, values: types.Type,
+                 *args: types.Type) -> Any:
     if not isinstance(values, types.UniTuple) or not isinstance(function, types.Callable):
         return None
     kept = types.unliteral(value)
@@ -517,7 +527,7 @@ def _type_reduce(context: Any, function: Any, value: Any, values: Any, *args: An
     if inner is None:
         return None
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         out = c.cast(b, v[1], value, kept)
         for n in range(values.count):
             operands = (out, b.extract_value(v[2], n), *v[3:])
@@ -536,7 +546,7 @@ def reduce(function: Any, value: Any, values: tuple, *args: Any) -> Any:
     return value
 
 
-def _type_together(context: Any, function: Any, a: Any, b: Any) -> Any:
+def _type_together(context: TypingContext, function: types.Type, a: types.Type, b: types.Type) -> Any:
     if not all(isinstance(t, types.UniTuple) for t in (a, b)) or a.count != b.count:
         return None
     inner = context.resolve_function_type(function, (a.dtype, b.dtype), {})
@@ -544,7 +554,7 @@ def _type_together(context: Any, function: Any, a: Any, b: Any) -> Any:
         return None
     result = types.UniTuple(inner.return_type, a.count)
 
-    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
         out = []
         for n in range(a.count):
             given = [c.cast(builder, builder.extract_value(x, n), t, to)

@@ -19,8 +19,13 @@ from gemmkit.lang import number_rules
 from gemmkit.lang.deferred import at_load
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
+    Context,
     Conversion,
+    DataModelManager,
     OpaqueModel,
+    Signature,
+    TypingContext,
+    Values,
     ir,
     lowering_registry,
     models,
@@ -79,14 +84,14 @@ class IndexType(types.Integer):
     def __init__(self, bits: int = 32) -> None:
         super().__init__(f"int{bits}", bitwidth=bits, signed=True)
 
-    def can_convert_to(self, typingctx: Any, other: types.Type) -> Any:
+    def can_convert_to(self, typingctx: TypingContext, other: types.Type) -> Any:
         if isinstance(other, types.Integer) and other.bitwidth >= self.bitwidth:
             return Conversion.promote if other.bitwidth > self.bitwidth else Conversion.safe
         if isinstance(other, types.Float) and other.bitwidth >= 32:
             return Conversion.promote if other.bitwidth == 64 else Conversion.unsafe
         return None
 
-    def unify(self, typingctx: Any, other: types.Type) -> Any:
+    def unify(self, typingctx: TypingContext, other: types.Type) -> Any:
         if isinstance(other, types.IntegerLiteral):
             return self
         if isinstance(other, types.Integer):
@@ -107,7 +112,7 @@ class WeakIntLiteral(types.IntegerLiteral):
         self._literal_type_cache = index if fits else types.int64
         types.Integer.__init__(self, f"Weak[int]({int(value)})", bitwidth=32 if fits else 64, signed=True)
 
-    def unify(self, typingctx: Any, other: types.Type) -> Any:
+    def unify(self, typingctx: TypingContext, other: types.Type) -> Any:
         if isinstance(other, types.IntegerLiteral):
             return types.unliteral(self)
         if isinstance(other, (types.Float, NarrowFloatType, types.Integer)):
@@ -127,10 +132,10 @@ class WeakFloatLiteral(types.Literal, types.Dummy):
     def key(self) -> Any:
         return self.name
 
-    def can_convert_to(self, typingctx: Any, other: types.Type) -> Any:
+    def can_convert_to(self, typingctx: TypingContext, other: types.Type) -> Any:
         return Conversion.safe if isinstance(other, (types.Float, types.Complex, NarrowFloatType)) else None
 
-    def unify(self, typingctx: Any, other: types.Type) -> Any:
+    def unify(self, typingctx: TypingContext, other: types.Type) -> Any:
         if isinstance(other, (types.Float, NarrowFloatType)):
             return other
         if isinstance(other, (types.Literal, IndexType)):
@@ -144,12 +149,12 @@ class WeakFloat64Type(types.Type):
     def __init__(self) -> None:
         super().__init__("weak float64")
 
-    def can_convert_to(self, typingctx: Any, other: types.Type) -> Any:
+    def can_convert_to(self, typingctx: TypingContext, other: types.Type) -> Any:
         if other == types.float64:
             return Conversion.promote                     # where nothing else decides (``math.exp(alpha)``): all of it
         return Conversion.safe if isinstance(other, (types.Float, types.Complex, NarrowFloatType)) else None
 
-    def unify(self, typingctx: Any, other: types.Type) -> Any:
+    def unify(self, typingctx: TypingContext, other: types.Type) -> Any:
         if isinstance(other, (types.Float, NarrowFloatType)):
             return other
         if isinstance(other, (types.Literal, IndexType)):
@@ -162,7 +167,7 @@ weak_float64 = WeakFloat64Type()
 
 @register_model(WeakFloat64Type)
 class _WeakFloat64Model(models.PrimitiveModel):
-    def __init__(self, dmm: Any, fe_type: WeakFloat64Type):
+    def __init__(self, dmm: DataModelManager, fe_type: WeakFloat64Type):
         super().__init__(dmm, fe_type, f64)
 
 
@@ -176,7 +181,7 @@ register_model(WeakFloatLiteral)(models.OpaqueModel)
 
 @typeof_impl.register(WeakInt)
 @typeof_impl.register(WeakFloat)
-def _typeof_weak(value: Any, _c: Any) -> types.Type:
+def _typeof_weak(value: Any, _c: object) -> types.Type:
     """Of a constant within a tuple."""
     return WeakIntLiteral(value) if isinstance(value, int) else WeakFloatLiteral(value)
 
@@ -184,7 +189,7 @@ def _typeof_weak(value: Any, _c: Any) -> types.Type:
 class NarrowFloatType(types.Type):
     """A 16- or 8-bit float held as its bits. (No ``types.Number``: Numba would look for its NumPy dtype by name.)"""
 
-    def __init__(self, name: str, dtype: Any):
+    def __init__(self, name: str, dtype: type):
         self.dtype = np.dtype(dtype)
         self.bitwidth = 8 * self.dtype.itemsize
         super().__init__(name)
@@ -194,12 +199,12 @@ class NarrowFloatType(types.Type):
         """The LLVM type of its bits."""
         return ir.IntType(self.bitwidth)
 
-    def can_convert_to(self, typingctx: Any, other: types.Type) -> Any:
+    def can_convert_to(self, typingctx: TypingContext, other: types.Type) -> Any:
         if isinstance(other, types.Float) and other.bitwidth >= 32:
             return Conversion.promote
         return None
 
-    def unify(self, typingctx: Any, other: types.Type) -> Any:
+    def unify(self, typingctx: TypingContext, other: types.Type) -> Any:
         if isinstance(other, (types.Literal, types.Boolean, IndexType)):
             return self
         if isinstance(other, types.Float) and other.bitwidth >= 32:
@@ -219,27 +224,27 @@ OF_ML_DTYPES = (bfloat16, float8_e4m3fn, float8_e5m2)
 
 @register_model(NarrowFloatType)
 class _NarrowFloatModel(models.PrimitiveModel):
-    def __init__(self, dmm: Any, fe_type: NarrowFloatType):
+    def __init__(self, dmm: DataModelManager, fe_type: NarrowFloatType):
         super().__init__(dmm, fe_type, fe_type.bits)
 
 
 @lowering_registry.lower_constant(NarrowFloatType)
-def _narrow_constant(context: Any, builder: Any, ty: NarrowFloatType, value: Any) -> Any:
+def _narrow_constant(context: Context, builder: ir.IRBuilder, ty: NarrowFloatType, value: float) -> Any:
     return ir.Constant(ty.bits, int(np.asarray(value, ty.dtype).view(f"u{ty.dtype.itemsize}")))
 
 
 @lowering_registry.lower_constant(IndexType)
-def _index_constant(context: Any, builder: Any, ty: IndexType, value: Any) -> Any:
+def _index_constant(context: Context, builder: ir.IRBuilder, ty: IndexType, value: int) -> Any:
     return ir.Constant(ir.IntType(ty.bitwidth), int(value))
 
 
 @lowering_registry.lower_constant(WeakIntLiteral)
-def _weak_int_constant(context: Any, builder: Any, ty: WeakIntLiteral, value: Any) -> Any:
+def _weak_int_constant(context: Context, builder: ir.IRBuilder, ty: WeakIntLiteral, value: int) -> Any:
     return ir.Constant(ir.IntType(ty.bitwidth), int(value))
 
 
 @lowering_registry.lower_constant(WeakFloatLiteral)
-def _weak_float_constant(context: Any, builder: Any, ty: WeakFloatLiteral, value: Any) -> Any:
+def _weak_float_constant(context: Context, builder: ir.IRBuilder, ty: WeakFloatLiteral, value: float) -> Any:
     return context.get_dummy_value()
 
 
@@ -250,7 +255,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, ir.Constant) and isinstance(value.constant, float)
 
 
-def widen(builder: Any, ty: NarrowFloatType, value: Any) -> Any:
+def widen(builder: ir.IRBuilder, ty: NarrowFloatType, value: ir.Value) -> Any:
     """A narrow float's bits to an LLVM float."""
 
     if isinstance(value, ir.Constant) and isinstance(value.constant, int):
@@ -262,7 +267,7 @@ def widen(builder: Any, ty: NarrowFloatType, value: Any) -> Any:
     return builder.bitcast(builder.shl(builder.zext(value, i32), ir.Constant(i32, 16)), f32)
 
 
-def narrow(builder: Any, ty: NarrowFloatType, value: Any) -> Any:
+def narrow(builder: ir.IRBuilder, ty: NarrowFloatType, value: ir.Value) -> Any:
     """An LLVM float to a narrow float's bits, round to nearest even."""
 
     if _is_number(value):
@@ -273,13 +278,13 @@ def narrow(builder: Any, ty: NarrowFloatType, value: Any) -> Any:
 
 
 @lowering_registry.lower_cast(NarrowFloatType, types.Float)
-def _narrow_to_float(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
+def _narrow_to_float(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type, value: ir.Value) -> Any:
     value = widen(builder, fromty, value)
     return builder.fpext(value, f64) if toty == types.float64 else value
 
 
 @lowering_registry.lower_cast(types.Float, NarrowFloatType)
-def _float_to_narrow(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
+def _float_to_narrow(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type, value: ir.Value) -> Any:
 
     if fromty == types.float64 and _is_number(value):
         return _narrow_constant(context, builder, toty, value.constant)
@@ -291,31 +296,35 @@ def _float_to_narrow(context: Any, builder: Any, fromty: Any, toty: Any, value: 
 
 
 @lowering_registry.lower_cast(types.Integer, NarrowFloatType)
-def _integer_to_narrow(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
+def _integer_to_narrow(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type,
+                       value: ir.Value) -> Any:
     return narrow(builder, toty, context.cast(builder, value, fromty, types.float32))
 
 
 @lowering_registry.lower_cast(types.Boolean, NarrowFloatType)
-def _boolean_to_narrow(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
+def _boolean_to_narrow(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type,
+                       value: ir.Value) -> Any:
     return narrow(builder, toty, builder.uitofp(value, f32))
 
 
 @lowering_registry.lower_cast(NarrowFloatType, types.Integer)
-def _narrow_to_integer(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
+def _narrow_to_integer(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type,
+                       value: ir.Value) -> Any:
     return context.cast(builder, widen(builder, fromty, value), types.float32, toty)
 
 
 @lowering_registry.lower_cast(NarrowFloatType, types.Boolean)
-def _narrow_to_boolean(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
+def _narrow_to_boolean(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type,
+                       value: ir.Value) -> Any:
     return builder.fcmp_unordered("une", widen(builder, fromty, value), ir.Constant(f32, 0.0))
 
 
 @lowering_registry.lower_cast(NarrowFloatType, NarrowFloatType)
-def _narrow_to_narrow(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
+def _narrow_to_narrow(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type, value: ir.Value) -> Any:
     return value if fromty == toty else narrow(builder, toty, widen(builder, fromty, value))
 
 
-def _weak_to_number(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
+def _weak_to_number(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type, value: ir.Value) -> Any:
     v = fromty.literal_value
     if isinstance(toty, types.Literal):
         return value
@@ -329,13 +338,15 @@ def _weak_to_number(context: Any, builder: Any, fromty: Any, toty: Any, value: A
 @lowering_registry.lower_cast(WeakFloat64Type, types.Integer)
 @lowering_registry.lower_cast(WeakFloat64Type, types.Boolean)
 @lowering_registry.lower_cast(WeakFloat64Type, NarrowFloatType)
-def _weak_float64_to_number(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
+def _weak_float64_to_number(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type,
+                            value: ir.Value) -> Any:
     return value if toty == types.float64 else context.cast(builder, value, types.float64, toty)
 
 
 @lowering_registry.lower_cast(types.Float, WeakFloat64Type)
 @lowering_registry.lower_cast(types.Integer, WeakFloat64Type)
-def _number_to_weak_float64(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
+def _number_to_weak_float64(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type,
+                            value: ir.Value) -> Any:
     return context.cast(builder, value, fromty, types.float64)
 
 
@@ -345,7 +356,7 @@ for _weak in (WeakIntLiteral, WeakFloatLiteral):              # exact classes: N
         lowering_registry.lower_cast(_weak, _to)(_weak_to_number)
 
 
-def number_constant(context: Any, builder: Any, ty: types.Type, v: Any) -> Any:
+def number_constant(context: Context, builder: ir.IRBuilder, ty: types.Type, v: float) -> Any:
     """A Python number as an LLVM constant of a number type, by NumPy's conversion."""
     if isinstance(ty, NarrowFloatType):
         return _narrow_constant(context, builder, ty, v)
@@ -382,7 +393,7 @@ class RecordType(types.Type):
 
 @register_model(RecordType)
 class _RecordModel(models.StructModel):
-    def __init__(self, dmm: Any, fe_type: RecordType):
+    def __init__(self, dmm: DataModelManager, fe_type: RecordType):
         super().__init__(dmm, fe_type, [(f"part{n}", ty) for n, ty in enumerate(fe_type.parts)])
 
 
@@ -392,7 +403,7 @@ class PackedType(RecordType):
 
 @register_model(PackedType)
 class _PackedModel(models.PrimitiveModel):
-    def __init__(self, dmm: Any, fe_type: PackedType):
+    def __init__(self, dmm: DataModelManager, fe_type: PackedType):
         super().__init__(dmm, fe_type, ir.IntType(32))
 
 
@@ -471,7 +482,7 @@ class DTypeType(types.Callable, types.Opaque):
         self.target = target
         super().__init__(f"dtype({target})")
 
-    def get_call_type(self, context: Any, args: tuple, kws: dict) -> Any:
+    def get_call_type(self, context: TypingContext, args: tuple, kws: dict) -> Any:
         if len(args) != 1 or kws:
             return None
         return signature(self.target, types.unliteral(args[0]))
@@ -479,11 +490,11 @@ class DTypeType(types.Callable, types.Opaque):
     def get_call_signatures(self) -> Any:
         return [], True
 
-    def get_impl_key(self, sig: Any) -> Any:
+    def get_impl_key(self, sig: Signature) -> Any:
         return _conversion(sig)
 
 
-def dtype_type(ty: Any) -> DTypeType | None:
+def dtype_type(ty: types.Type) -> DTypeType | None:
     """The type of a dtype that device code names: also by NumPy's class (``np.float32``), as kernels of ``cuda.jit`` do."""
     if isinstance(ty, types.NumberClass):
         from numba.cuda.np.numpy_support import as_dtype
@@ -496,10 +507,10 @@ register_model(DTypeType)(OpaqueModel)
 _conversions: dict[Any, Any] = {}
 
 
-def _conversion(sig: Any) -> Any:
+def _conversion(sig: Signature) -> Any:
     key = (sig.return_type, sig.args)
     if key not in _conversions:
-        def convert(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        def convert(context: Context, builder: ir.IRBuilder, sig: Signature, args: Values) -> Any:
             return context.cast(builder, args[0], sig.args[0], sig.return_type)
 
         _conversions[key] = convert
@@ -516,17 +527,17 @@ class _DTypeAttributes(AttributeTemplate):
 
 
 @lowering_registry.lower_getattr(DTypeType, "type")
-def _dtype_type(context: Any, builder: Any, ty: Any, value: Any) -> Any:
+def _dtype_type(context: Context, builder: ir.IRBuilder, ty: types.Type, value: ir.Value) -> Any:
     return value
 
 
 @lowering_registry.lower_constant(DTypeType)
-def _dtype_constant(context: Any, builder: Any, ty: Any, value: Any) -> Any:
+def _dtype_constant(context: Context, builder: ir.IRBuilder, ty: types.Type, value: object) -> Any:
     return context.get_dummy_value()
 
 
 @typeof_impl.register(np.dtype)
-def _typeof_dtype(value: np.dtype, c: Any) -> Any:
+def _typeof_dtype(value: np.dtype, c: object) -> Any:
     return DTypeType(numba_type(value))
 
 
@@ -536,7 +547,7 @@ def _typeof_dtype(value: np.dtype, c: Any) -> Any:
 _LETTER = {ir.IntType(32): "r", ir.IntType(64): "l", ir.IntType(16): "h", ir.FloatType(): "f", ir.DoubleType(): "d"}
 
 
-def assembly(builder: Any, text: str, results: list, operands: list, *, memory: bool = False,
+def assembly(builder: ir.IRBuilder, text: str, results: list, operands: list, *, memory: bool = False,
              pure: bool = False, convergent: bool = False, tied: bool = False) -> list:
     """Emit ``text`` (operands ``$0`` ... : results first) and return its results.
 
@@ -559,8 +570,8 @@ def assembly(builder: Any, text: str, results: list, operands: list, *, memory: 
 
 def plain(text: str, convergent: bool = False) -> Any:
     """The typer of an atom without operands or result that orders memory; ``convergent`` as for `assembly`."""
-    def typer(context: Any) -> Any:
-        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def typer(context: TypingContext) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
             assembly(b, text, [], [], memory=True, convergent=convergent)
             return c.get_dummy_value()
 
@@ -580,7 +591,7 @@ def braces(first: int, count: int) -> str:
 # LLVM's ``half`` is not used. Its loops of vectors end in NVVM's "unsupported operation", and a rounded product that is
 # added to something becomes a fused multiply-add, which rounds once where Python's two operators round twice.
 
-def bf16_from_f32(builder: Any, value: Any) -> Any:
+def bf16_from_f32(builder: ir.IRBuilder, value: ir.Value) -> Any:
     """float32 to the bits of a bfloat16, round to nearest even: an instruction from sm_80 on, and a few before."""
     if tuple(target_arch())[:2] < (8, 0):
         return _bf16_by_integers(builder, value)
@@ -588,7 +599,7 @@ def bf16_from_f32(builder: Any, value: Any) -> Any:
     return builder.call(ir.InlineAsm(function, "cvt.rn.bf16.f32 $0, $1;", "=h,f"), [value])
 
 
-def _bf16_by_integers(builder: Any, value: Any) -> Any:
+def _bf16_by_integers(builder: ir.IRBuilder, value: ir.Value) -> Any:
     """The upper half of the bits, one more where the lower half is over a half of it, or is a half and the upper one odd."""
     i16, i32 = ir.IntType(16), ir.IntType(32)
     word = builder.bitcast(value, i32)
@@ -597,25 +608,25 @@ def _bf16_by_integers(builder: Any, value: Any) -> Any:
     return builder.select(builder.fcmp_unordered("uno", value, value), i16(0x7FFF), builder.trunc(upper, i16))
 
 
-def f16_from_f32(builder: Any, value: Any) -> Any:
+def f16_from_f32(builder: ir.IRBuilder, value: ir.Value) -> Any:
     """float32 to the bits of a float16, round to nearest even."""
     function = ir.FunctionType(ir.IntType(16), [ir.FloatType()])
     return builder.call(ir.InlineAsm(function, "cvt.rn.f16.f32 $0, $1;", "=h,f"), [value])
 
 
-def f16_from_f64(builder: Any, value: Any) -> Any:
+def f16_from_f64(builder: ir.IRBuilder, value: ir.Value) -> Any:
     """float64 to the bits of a float16, rounded once to nearest even."""
     function = ir.FunctionType(ir.IntType(16), [ir.DoubleType()])
     return builder.call(ir.InlineAsm(function, "cvt.rn.f16.f64 $0, $1;", "=h,d"), [value])
 
 
-def f32_from_f16(builder: Any, bits: Any) -> Any:
+def f32_from_f16(builder: ir.IRBuilder, bits: ir.Value) -> Any:
     """The bits of a float16 to float32."""
     function = ir.FunctionType(ir.FloatType(), [ir.IntType(16)])
     return builder.call(ir.InlineAsm(function, "cvt.f32.f16 $0, $1;", "=f,h"), [bits])
 
 
-def f16_arithmetic(builder: Any, name: str, a: Any, b: Any) -> Any:
+def f16_arithmetic(builder: ir.IRBuilder, name: str, a: ir.Value, b: ir.Value) -> Any:
     """``add``, ``sub`` or ``mul`` on the bits of two float16, rounded; never fused with another."""
     function = ir.FunctionType(ir.IntType(16), [ir.IntType(16)] * 2)
     return builder.call(ir.InlineAsm(function, f"{name}.rn.f16 $0, $1, $2;", "=h,h,h"), [a, b])
@@ -628,7 +639,7 @@ def f16_arithmetic(builder: Any, name: str, a: Any, b: Any) -> Any:
 _FLOAT8_LIMITS = {"e4m3": (464.0, False, 0x7F), "e5m2": (61440.0, True, 0x7C)}  # limit, whether it is too large itself, bits
 
 
-def f8_from_f32(builder: Any, kind: str, value: Any) -> Any:
+def f8_from_f32(builder: ir.IRBuilder, kind: str, value: ir.Value) -> Any:
     """float32 to the bits of an 8-bit float (``kind``: "e4m3" or "e5m2"), round to nearest even."""
     i8, i16, i32, f32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType()
     text = f"cvt.rn.satfinite.{kind}x2.f32 $0, $2, $1;"                         # the second operand is the lower half
@@ -641,7 +652,7 @@ def f8_from_f32(builder: Any, kind: str, value: Any) -> Any:
     return builder.select(is_large, builder.or_(sign, i8(bits)), builder.trunc(pair, i8))
 
 
-def f32_from_f8(builder: Any, kind: str, bits: Any) -> Any:
+def f32_from_f8(builder: ir.IRBuilder, kind: str, bits: ir.Value) -> Any:
     """The bits of an 8-bit float to float32."""
     i16 = ir.IntType(16)
     text = (f"{{ .reg .b32 pair; .reg .b16 low, high; cvt.rn.f16x2.{kind}x2 pair, $1; mov.b32 {{low, high}}, pair; "
@@ -651,7 +662,7 @@ def f32_from_f8(builder: Any, kind: str, bits: Any) -> Any:
 
 # -- two at once (float16: sm_80+; bfloat16: sm_90) ---------------------------------------------------------------------
 
-def pair_arithmetic(builder: Any, instruction: str, operands: list) -> Any:
+def pair_arithmetic(builder: ir.IRBuilder, instruction: str, operands: list) -> Any:
     """An instruction on 16-bit floats in pairs; one that rounds is never fused with another."""
     i32 = ir.IntType(32)
     places = ", ".join(f"${n}" for n in range(len(operands) + 1))
@@ -666,18 +677,18 @@ def pair_arithmetic(builder: Any, instruction: str, operands: list) -> Any:
 NATIVE = {"f32": ir.FloatType(), "f16": ir.IntType(16), "bf16": ir.IntType(16)}
 
 
-def extremum(builder: Any, name: str, kind: str, a: Any, b: Any) -> Any:
+def extremum(builder: ir.IRBuilder, name: str, kind: str, a: ir.Value, b: ir.Value) -> Any:
     """``max`` or ``min`` of two numbers of a type of `NATIVE`, in one instruction (compute capability 8.0)."""
     return assembly(builder, f"{name}.NaN.{kind} $0, $1, $2;", [NATIVE[kind]], [a, b], pure=True)[0]
 
 
-def selected(builder: Any, name: str, a: Any, b: Any) -> Any:
+def selected(builder: ir.IRBuilder, name: str, a: ir.Value, b: ir.Value) -> Any:
     """The same of LLVM floats, by two comparisons and a select (of a float64: one for each half)."""
     better = builder.fcmp_ordered(">" if name == "max" else "<", a, b)
     return builder.select(builder.or_(better, builder.fcmp_unordered("uno", a, a)), a, b)
 
 
-def absolute(builder: Any, value: Any) -> Any:
+def absolute(builder: ir.IRBuilder, value: ir.Value) -> Any:
     """An integer's absolute value; of the most negative one itself, as in NumPy.
 
     PTX's ``abs`` does not say what it gives there, and ptxas takes its result for positive: ``abs(x) < 0`` becomes False

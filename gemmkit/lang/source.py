@@ -23,7 +23,7 @@ import numpy as np
 
 from gemmkit.lang import number_rules
 from gemmkit.lang.errors import changeable, line_of, refused
-from gemmkit.lang.numba_hooks import FunctionPass, register_pass, types
+from gemmkit.lang.numba_hooks import FunctionPass, StateDict, register_pass, types
 from gemmkit.lang.numba_hooks import numba_ir as ir
 from gemmkit.lang.references import is_fixed, is_library
 
@@ -648,7 +648,7 @@ class Endings(FunctionPass):
     def __init__(self) -> None:
         FunctionPass.__init__(self)
 
-    def run_pass(self, state: Any) -> bool:
+    def run_pass(self, state: StateDict) -> bool:
         blocks, place = state.func_ir.blocks, _places(state.func_id.code)
         ends = [label for label, block in blocks.items() if isinstance(block.body[-1], ir.Return)]
         changed = False
@@ -666,19 +666,19 @@ class Endings(FunctionPass):
 register_pass(mutates_CFG=True, analysis_only=False)(Endings)
 
 
-def _calls(statement: Any) -> bool:
+def _calls(statement: ir.Stmt) -> bool:
     """Whether it does more than name a value and return it."""
     if isinstance(statement, ir.Assign):
         return isinstance(statement.value, ir.Expr) and statement.value.op != "cast"
     return not isinstance(statement, ir.Return)
 
 
-def _places(code: Any) -> Callable[[Any], Any]:
+def _places(code: CodeType) -> Callable[[Any], Any]:
     """What tells where in the source a statement is: lines and columns, by the bytecode's offset in an intermediate's name.
     Numba counts offsets from 2 on. Python 3.10 has no columns, and copies nothing."""
     positions = list(code.co_positions()) if hasattr(code, "co_positions") else []
 
-    def place(statement: Any) -> Any:
+    def place(statement: ir.Stmt) -> Any:
         found = re.match(r"\$(\d+)", statement.target.name) if isinstance(statement, ir.Assign) else None
         at = int(found[1]) // 2 - 1 if found else len(positions)
         return positions[at] if at < len(positions) else statement.loc.line
@@ -712,7 +712,7 @@ def _common(one: list, other: list, place: Callable[[Any], Any]) -> tuple[int, l
     return found, uses
 
 
-def _fields(statement: Any) -> list[tuple[str, Any]]:
+def _fields(statement: ir.Stmt) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in vars(statement).items() if name != "loc"]
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from gemmkit.lang.aggregates import Number, static_type, static_value
@@ -25,8 +25,13 @@ from gemmkit.lang.functions import device
 from gemmkit.lang.numba_hooks import (
     Atom,
     AttributeTemplate,
+    Context,
+    DataModelManager,
     OpaqueModel,
+    Signature,
+    TypingContext,
     TypingError,
+    Values,
     cgutils,
     ir,
     lowering_registry,
@@ -55,17 +60,17 @@ Static.__device_type__ = _device_type  # type: ignore[attr-defined]
 class StaticType(types.Callable):
     """Numba's view of a static object: all of it is in the type."""
 
-    def __init__(self, value: Any):
+    def __init__(self, value: Hashable):
         self.value = value
         super().__init__(f"{type(value).__qualname__} {value!r}")
 
-    def get_call_type(self, context: Any, args: tuple, kws: dict) -> Any:
+    def get_call_type(self, context: TypingContext, args: tuple, kws: dict) -> Any:
         return TracedMethod(self, "__call__").get_call_type(context, args, kws) if callable(self.value) else None
 
     def get_call_signatures(self) -> Any:
         return [], True
 
-    def get_impl_key(self, sig: Any) -> Any:
+    def get_impl_key(self, sig: Signature) -> Any:
         return TracedMethod(self, "__call__").get_impl_key(sig)
 
 
@@ -73,12 +78,12 @@ register_model(StaticType)(OpaqueModel)
 
 
 @typeof_impl.register(Static)
-def _typeof(value: Static, c: Any) -> types.Type:
+def _typeof(value: Static, c: object) -> types.Type:
     return StaticType(value)
 
 
 @lowering_registry.lower_constant(StaticType)
-def _constant(context: Any, builder: Any, ty: StaticType, value: Any) -> Any:
+def _constant(context: Context, builder: ir.IRBuilder, ty: StaticType, value: object) -> Any:
     return context.get_dummy_value()
 
 
@@ -101,14 +106,14 @@ class Held:
 
     __slots__ = ("ty", "value")
 
-    def __init__(self, ty: Any, value: Any):
+    def __init__(self, ty: types.Type, value: ir.Value | None):
         self.ty, self.value = ty, value
 
 
 class SplitType(types.Type):
     """Numba's view of a `Split`: ``static`` in the type; storage and ``count`` numbers in the value."""
 
-    def __init__(self, cls: Any, static: Any, storage: Any, count: int):
+    def __init__(self, cls: type[Split], static: object, storage: Any, count: int):
         self.cls, self.static, self.storage, self.count = cls, static, storage, count
         super().__init__(f"{cls.__qualname__} {static!r} on {storage}")
 
@@ -120,7 +125,7 @@ class SplitType(types.Type):
 
 @register_model(SplitType)
 class _SplitModel(models.StructModel):
-    def __init__(self, dmm: Any, fe_type: SplitType):
+    def __init__(self, dmm: DataModelManager, fe_type: SplitType):
         super().__init__(dmm, fe_type, [("storage", fe_type.storage), *((f"n{n}", index) for n in range(fe_type.count))])
 
 
@@ -130,7 +135,7 @@ class NotKnown(Exception):
     """A type that is no compile-time value."""
 
 
-def known(ty: Any) -> Any:
+def known(ty: types.Type) -> Any:
     """The compile-time value that a type carries. Raises NotKnown."""
     if isinstance(ty, StaticType):
         return ty.value
@@ -145,7 +150,7 @@ def known(ty: Any) -> Any:
     raise NotKnown(f"{ty} is not known when the kernel is compiled")
 
 
-def object_of(context: Any, builder: Any, ty: Any, value: Any) -> Any:
+def object_of(context: Any, builder: ir.IRBuilder | None, ty: types.Type, value: ir.Value | None) -> Any:
     """The Python object that a device value is to a traced method. Without a builder types alone count."""
     if isinstance(ty, SplitType):
         if builder is None:
@@ -181,7 +186,7 @@ def type_of(value: Any) -> Any:
     return static_type(value)
 
 
-def lowered(context: Any, builder: Any, value: Any) -> Any:
+def lowered(context: Context, builder: ir.IRBuilder, value: object) -> Any:
     """The LLVM value of what a traced method returned."""
     if isinstance(value, Number):
         return value.value
@@ -206,7 +211,7 @@ def _traced(function: Callable[..., Any], args: tuple) -> Any:
     except (TypeError, ValueError, IndexError, AttributeError) as error:
         raise TypingError(str(error)) from None
 
-    def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+    def codegen(context: Context, builder: ir.IRBuilder, sig: Signature, values: Values) -> Any:
         given = [object_of(context, builder, ty, value) for ty, value in zip(args, values)]
         return lowered(context, builder, function(*given))
 
@@ -215,7 +220,7 @@ def _traced(function: Callable[..., Any], args: tuple) -> Any:
 
 def traced(function: Callable[..., Any]) -> Atom:
     """A function of static and split objects and coordinates, that the compiler runs where device code calls it."""
-    def typer(context: Any, *args: Any) -> Any:
+    def typer(context: TypingContext, *args: types.Type) -> Any:
         result, codegen = _traced(function, args)
         return signature(result, *args), codegen
 
@@ -234,13 +239,13 @@ class TracedMethod(types.Callable):
         self.owner, self.method = owner, method
         super().__init__(f"{owner.name}.{method}")
 
-    def get_call_type(self, context: Any, args: tuple, kws: dict) -> Any:
+    def get_call_type(self, context: TypingContext, args: tuple, kws: dict) -> Any:
         if kws:
             raise TypingError(f"{self.method}: device code gives {', '.join(kws)} by position")
         result, codegen = _traced(self._call, (self.owner, *args))
         key = self.method, (self.owner, *args)
         if key not in _codes:
-            def code(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+            def code(context: Context, builder: ir.IRBuilder, sig: Signature, values: Values) -> Any:
                 return codegen(context, builder, sig, values)
 
             _codes[key] = code
@@ -253,17 +258,17 @@ class TracedMethod(types.Callable):
     def get_call_signatures(self) -> Any:
         return [], True
 
-    def get_impl_key(self, sig: Any) -> Any:
+    def get_impl_key(self, sig: Signature) -> Any:
         return _codes[self.method, tuple(sig.args)]           # the first is the object
 
 
 @register_model(TracedMethod)
 class _MethodModel(models.PrimitiveModel):
-    def __init__(self, dmm: Any, fe_type: TracedMethod):
+    def __init__(self, dmm: DataModelManager, fe_type: TracedMethod):
         super().__init__(dmm, fe_type, dmm.lookup(fe_type.owner).get_value_type())
 
 
-def _resolve(ty: Any, cls: type, example: Any, attr: str) -> Any:
+def _resolve(ty: types.Type, cls: type, example: Any, attr: str) -> Any:
     if attr.startswith("__"):
         return None
     if attr in getattr(cls, "device_methods", ()):
@@ -275,7 +280,7 @@ def _resolve(ty: Any, cls: type, example: Any, attr: str) -> Any:
     return TracedMethod(ty, attr) if inspect.ismethod(value) else type_of(value)
 
 
-def _read(context: Any, builder: Any, ty: Any, value: Any, attr: str, cls: type) -> Any:
+def _read(context: Context, builder: ir.IRBuilder, ty: types.Type, value: ir.Value, attr: str, cls: type) -> Any:
     if attr in getattr(cls, "device_methods", ()):
         return value
     found = getattr(object_of(context, builder, ty, value), attr)
@@ -291,7 +296,7 @@ class _StaticAttributes(AttributeTemplate):
 
 
 @lowering_registry.lower_getattr_generic(StaticType)
-def _static_getattr(context: Any, builder: Any, ty: StaticType, value: Any, attr: str) -> Any:
+def _static_getattr(context: Context, builder: ir.IRBuilder, ty: StaticType, value: ir.Value, attr: str) -> Any:
     return _read(context, builder, ty, value, attr, type(ty.value))
 
 
@@ -304,11 +309,11 @@ class _SplitAttributes(AttributeTemplate):
 
 
 @lowering_registry.lower_getattr_generic(SplitType)
-def _split_getattr(context: Any, builder: Any, ty: SplitType, value: Any, attr: str) -> Any:
+def _split_getattr(context: Context, builder: ir.IRBuilder, ty: SplitType, value: ir.Value, attr: str) -> Any:
     return _read(context, builder, ty, value, attr, ty.cls)
 
 
-def _getitem_typer(context: Any, *args: Any) -> Any:
+def _getitem_typer(context: TypingContext, *args: types.Type) -> Any:
     if len(args) != 2 or not isinstance(args[0], SplitType):
         return None
     result, codegen = _traced(lambda owner, key: owner[key], args)

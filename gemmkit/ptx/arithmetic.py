@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from gemmkit.lang.components import ComponentType
-from gemmkit.lang.numba_hooks import Atom, atom, ir, signature, types
+from gemmkit.lang.numba_hooks import Atom, Context, Signature, TypingContext, Values, atom, ir, signature, types
 from gemmkit.lang.number_rules import scaled, terms
 from gemmkit.lang.records import numbers_of, of_parts, part_of, part_types, planes_of
 from gemmkit.lang.registers import call_function, to_and_fro
@@ -31,18 +31,18 @@ from gemmkit.lang.scalars import (
 from gemmkit.ptx.registers import elements, from_registers, to_registers
 
 
-def _typer(context: Any, a: Any, b: Any, c: Any) -> Any:
+def _typer(context: TypingContext, a: types.Type, b: types.Type, c: types.Type) -> Any:
     if not (a == b == c):
         return None
     if isinstance(a, types.Float):
-        def fused(ctx: Any, builder: Any, s: Any, v: Any) -> Any:
+        def fused(ctx: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
             return builder.fma(*v)
 
         return signature(a, a, b, c), fused
     if isinstance(a, types.Integer):
         return signature(a, a, b, c), lambda ctx, builder, s, v: builder.add(builder.mul(v[0], v[1]), v[2])
     if isinstance(a, NarrowFloatType):
-        def narrow(ctx: Any, builder: Any, s: Any, v: Any) -> Any:
+        def narrow(ctx: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
             wide = [ctx.cast(builder, x, a, types.float32) for x in v]
             out = builder.fma(*wide)
             return ctx.cast(builder, out, types.float32, a)
@@ -70,12 +70,12 @@ def fma(a: Any, b: Any, c: Any) -> Any:
         return _rounded(np.asarray(a, np.float64) * np.asarray(b, np.float64) + np.asarray(c, np.float64), kind)[()]
 
 
-def _type_difference(context: Any, a: Any, b: Any) -> Any:
+def _type_difference(context: TypingContext, a: types.Type, b: types.Type) -> Any:
     if a != b or not isinstance(a, types.Float):
         return None
     kind = f"f{a.bitwidth}"
 
-    def codegen(ctx: Any, builder: Any, s: Any, v: Any) -> Any:
+    def codegen(ctx: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
         return assembly(builder, f"sub.rn.{kind} $0, $1, $2;", [v[0].type], list(v), pure=True)[0]
 
     return signature(a, a, b), codegen
@@ -96,7 +96,7 @@ def _rounded(value: np.ndarray, kind: np.dtype) -> np.ndarray:
     return value.astype(np.float32).astype(kind) if kind.itemsize == 2 else value.astype(kind)
 
 
-def _type_outer_fma(context: Any, c: Any, a: Any, b: Any, depth: Any) -> Any:
+def _type_outer_fma(context: TypingContext, c: types.Type, a: types.Type, b: types.Type, depth: types.Type) -> Any:
     if not all(isinstance(t, types.UniTuple) for t in (c, a, b)) or not a.dtype == b.dtype == c.dtype:
         return None
     k = int(depth.literal_value)
@@ -110,7 +110,7 @@ def _type_outer_fma(context: Any, c: Any, a: Any, b: Any, depth: Any) -> Any:
         return None
     sig, multiply_add = element
 
-    def codegen(ctx: Any, builder: Any, s: Any, v: Any) -> Any:
+    def codegen(ctx: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
         out, lhs, rhs = ([builder.extract_value(x, n) for n in range(t.count)] for x, t in zip(v, (c, a, b)))
         for step in range(k):
             for i, j in to_and_fro(rows, columns):
@@ -124,7 +124,7 @@ def _type_outer_fma(context: Any, c: Any, a: Any, b: Any, depth: Any) -> Any:
 
 def _complex_products(rows: int, columns: int, depth: int) -> Any:
     """The code of complex sums: four fused real products each. Of a column those with one part of B follow each other."""
-    def codegen(ctx: Any, builder: Any, s: Any, v: Any) -> Any:
+    def codegen(ctx: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
         out, lhs, rhs = ([[builder.extract_value(builder.extract_value(x, n), part) for part in (0, 1)]
                           for n in range(t.count)] for x, t in zip(v[:3], s.args[:3]))
         minus = [builder.fsub(imaginary.type(-0.0), imaginary) for _, imaginary in rhs]
@@ -182,11 +182,11 @@ def _of_floats(name: str, text: str, count: int, compute: Callable[..., Any], do
     """``low``, ``high``: from one to the other, and at ``also``, float32 arguments set off no warning, and NumPy need not be
     told to be silent. That takes longer than to compute, and attention has this for every score."""
 
-    def typer(context: Any, *args: Any) -> Any:
+    def typer(context: TypingContext, *args: types.Type) -> Any:
         if len(args) != count or any(kind_of_type(t) is None or isinstance(t, types.Complex) for t in args):
             return None
 
-        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
             given = [c.cast(b, x, t, types.float32) for x, t in zip(v, args)]
             return assembly(b, text, [ir.FloatType()], given, pure=True)[0]
 
@@ -233,11 +233,11 @@ def divisor_reciprocal(d: int) -> tuple[np.uint32, int]:
     return np.uint32(-(-(1 << shift) // d)), shift
 
 
-def _type_divided(context: Any, n: Any, multiplier: Any, shift: Any) -> Any:
+def _type_divided(context: TypingContext, n: types.Type, multiplier: types.Type, shift: types.Type) -> Any:
     if not all(isinstance(t, types.Integer) for t in (n, multiplier, shift)):
         return None
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         product = b.mul(b.zext(c.cast(b, v[0], n, index), i64), b.zext(c.cast(b, v[1], multiplier, types.uint32), i64))
         return b.trunc(b.lshr(product, b.zext(c.cast(b, v[2], shift, index), i64)), i32)
 
@@ -257,7 +257,7 @@ f32, f64, i32, i64 = ir.FloatType(), ir.DoubleType(), ir.IntType(32), ir.IntType
 REAL = "Saturate takes real numbers; it got {}"
 
 
-def _type_saturate(context: Any, dtype: Any, value: Any) -> Any:
+def _type_saturate(context: TypingContext, dtype: types.Type, value: types.Type) -> Any:
     if not isinstance(dtype, DTypeType):
         return None
     given, target = _held(value), dtype.target
@@ -267,13 +267,13 @@ def _type_saturate(context: Any, dtype: Any, value: Any) -> Any:
     is_float = isinstance(given, types.Float)
     convert = _to_float if wanted.kind not in "iu" else _from_float if is_float else _from_integer
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         return convert(c, b, c.cast(b, v[1], value, given), given, target, wanted)
 
     return signature(target, dtype, value), codegen
 
 
-def _held(ty: Any) -> Any:
+def _held(ty: types.Type) -> Any:
     """The type that a value is looked at in: float32 for the narrow floats, and that of what a weak number is by itself."""
     if isinstance(ty, NarrowFloatType):
         return types.float32
@@ -282,7 +282,8 @@ def _held(ty: Any) -> Any:
     return index if isinstance(ty, WeakIntLiteral) and ty.bitwidth == 32 else ty
 
 
-def _from_float(c: Any, b: Any, value: Any, given: Any, target: Any, wanted: np.dtype) -> Any:
+def _from_float(c: Context, b: ir.IRBuilder, value: ir.Value, given: types.Type, target: types.Type,
+                wanted: np.dtype) -> Any:
     """One instruction: it rounds to nearest even, and clamps to the destination's range. NaN becomes 0."""
     bits = 8 * wanted.itemsize
     source = "f64" if given == types.float64 else "f32"
@@ -294,7 +295,8 @@ def _from_float(c: Any, b: Any, value: Any, given: Any, target: Any, wanted: np.
     return out if bits >= 32 else b.trunc(out, ir.IntType(bits))
 
 
-def _from_integer(c: Any, b: Any, value: Any, given: Any, target: Any, wanted: np.dtype) -> Any:
+def _from_integer(c: Context, b: ir.IRBuilder, value: ir.Value, given: types.Type, target: types.Type,
+                  wanted: np.dtype) -> Any:
     """A minimum and a maximum, where they are needed."""
     if isinstance(given, types.Boolean):
         return b.zext(value, ir.IntType(8 * wanted.itemsize))
@@ -307,7 +309,7 @@ def _from_integer(c: Any, b: Any, value: Any, given: Any, target: Any, wanted: n
     return c.cast(b, value, given, target)
 
 
-def _to_float(c: Any, b: Any, value: Any, given: Any, target: Any, wanted: np.dtype) -> Any:
+def _to_float(c: Context, b: ir.IRBuilder, value: ir.Value, given: types.Type, target: types.Type, wanted: np.dtype) -> Any:
     """Beyond the largest finite number there is nothing; NaN, which is neither above nor below, stays."""
     if not isinstance(given, types.Float):
         wide = types.float64 if given.bitwidth == 64 else types.float32
@@ -357,13 +359,13 @@ i16, i32 = ir.IntType(16), ir.IntType(32)
 def _half(name: str, operation: str, operands: int, pairs: bool, compute: Any, doc: str) -> Atom:
     text = f"{operation}.rn.f16{'x2' if pairs else ''} {', '.join(f'${n}' for n in range(operands + 1))};"
 
-    def typer(context: Any, *args: Any) -> Any:
+    def typer(context: TypingContext, *args: types.Type) -> Any:
         element = numba_type(F16)
         wanted = types.UniTuple(element, 2) if pairs else element
         if len(args) != operands or any(arg != wanted for arg in args):
             return None
 
-        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
             if not pairs:
                 return assembly(b, text, [i16], list(v), pure=True)[0]
             given = [to_registers(b, elements(b, value, 2))[0] for value in v]
@@ -394,7 +396,7 @@ hfma2 = _half("hfma2", "fma", 3, True, lambda a, b, c: a * b + c, "``a * b + c``
 # --------------------------------------------------------------------------------------------------
 # The product of an algebra's numbers in planes: a real operation for every entry of its multiplication table.
 
-def _negative(context: Any, builder: Any, kind: types.Type, values: list) -> list:
+def _negative(context: Context, builder: ir.IRBuilder, kind: types.Type, values: list) -> list:
     """The negatives of a plane's values; of narrow floats a register at a time, as instructions take them."""
     if isinstance(kind, types.Float):
         return [builder.fsub(ir.Constant(v.type, -0.0), v) for v in values]
@@ -408,7 +410,7 @@ def _negative(context: Any, builder: Any, kind: types.Type, values: list) -> lis
     return [context.cast(builder, function(builder, [v]), inner.return_type, kind) for v in values]
 
 
-def _times(context: Any, builder: Any, kind: types.Type, values: list, factor: Any) -> list:
+def _times(context: Context, builder: ir.IRBuilder, kind: types.Type, values: list, factor: int) -> list:
     if factor == 1:
         return values
     if factor == -1:
@@ -424,7 +426,7 @@ def _times(context: Any, builder: Any, kind: types.Type, values: list, factor: A
     return out
 
 
-def _algebra_typer(context: Any, algebra: Any, a: Any, b: Any, c: Any) -> Any:
+def _algebra_typer(context: TypingContext, algebra: types.Type, a: types.Type, b: types.Type, c: types.Type) -> Any:
     if not isinstance(algebra, ComponentType) or not all(isinstance(t, types.UniTuple) for t in (a, b, c)):
         return None
     kinds = [part_types(t.dtype) for t in (a, b, c)]
@@ -438,7 +440,7 @@ def _algebra_typer(context: Any, algebra: Any, a: Any, b: Any, c: Any) -> Any:
         return None
     entries = terms(algebra.skeleton.table)
 
-    def codegen(ctx: Any, builder: Any, s: Any, v: Any) -> Any:
+    def codegen(ctx: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
         operand = ctx.get_getattr(algebra, "base")(ctx, builder, algebra, v[0], "base")
         lhs, rhs, out = ([[part_of(builder, ty.dtype, builder.extract_value(value, n), p) for n in range(ty.count)]
                           for p in range(len(kind))] for value, ty, kind in zip(v[1:], (a, b, c), kinds))  # type: ignore[arg-type]
@@ -471,7 +473,8 @@ def multiply_planes(algebra: Any, a: tuple, b: tuple, c: tuple) -> tuple:
     return numbers_of(algebra.fragment_c.dtype, tuple(sums))
 
 
-def _type_terms(context: Any, algebra: Any, sums: Any, function: Any, *args: Any) -> Any:
+def _type_terms(context: TypingContext, algebra: types.Type, sums: types.Type, function: types.Type,
+                *args: types.Type) -> Any:
     if not isinstance(algebra, ComponentType) or not isinstance(sums, types.UniTuple):
         return None
     steps = list(_steps(algebra.skeleton, sums.count))
@@ -481,7 +484,7 @@ def _type_terms(context: Any, algebra: Any, sums: Any, function: Any, *args: Any
     if not inner or any(sig is None or sig.return_type != sums.dtype for sig in inner.values()):
         return None
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         out = [b.extract_value(v[1], n) for n in range(sums.count)]
         for at, m, i, j, negative, first in steps:
             sig, literals = inner[negative, first], flags[negative, first]

@@ -20,7 +20,7 @@ import numpy as np
 from gemmkit import emulator
 from gemmkit.lang.host import SharedPointer, View, current, piece_bytes
 from gemmkit.lang.memory import SharedType, ViewType, coordinates_of, global_pointer, proxy
-from gemmkit.lang.numba_hooks import atom, ir, signature, types
+from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, Values, atom, ir, signature, types
 from gemmkit.lang.number_rules import part_size, scalars
 from gemmkit.lang.scalars import assembly, braces, index, plain
 from gemmkit.ptx.memory import as_words, unit_type, unpack
@@ -30,23 +30,23 @@ i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 ORDERS = ("relaxed", "release", "acquire", "acq_rel")
 
 
-def _is_counter(view: Any, at: Any) -> bool:
+def _is_counter(view: types.Type, at: types.Type) -> bool:
     return (isinstance(view, ViewType) and view.ndim == 1 and view.dtype == np.dtype(np.uint32) and not view.readonly
             and isinstance(at, types.Integer))
 
 
-def _address(c: Any, b: Any, view: ViewType, value: Any, at: Any, position: Any) -> Any:
+def _address(c: Context, b: ir.IRBuilder, view: ViewType, value: ir.Value, at: Any, position: ir.Value) -> Any:
     pointer = global_pointer(b, view, proxy(c, b, view, value), [coordinates_of(c, b, at, position, view.coordinate)], i8)
     return b.ptrtoint(pointer, i64)
 
 
-def _type_add(context: Any, view: Any, at: Any, number: Any, order: Any) -> Any:
+def _type_add(context: TypingContext, view: types.Type, at: types.Type, number: types.Type, order: types.Type) -> Any:
     if not (_is_counter(view, at) and isinstance(number, types.Integer) and isinstance(order, types.StringLiteral)
             and order.literal_value in ORDERS):
         return None
     text = f"atom.{order.literal_value}.gpu.global.add.u32 $0, [$1], $2;"
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         operands = [_address(c, b, view, v[0], at, v[1]), c.cast(b, v[2], number, index)]
         return assembly(b, text, [i32], operands, memory=True)[0]
 
@@ -59,11 +59,11 @@ def atomic_add(view: View, at: int, number: int, order: str) -> int:
     return emulator.barriers.add(current(), view.memory, view.locate((at,)), int(number), order)
 
 
-def _type_set(context: Any, view: Any, at: Any, number: Any) -> Any:
+def _type_set(context: TypingContext, view: types.Type, at: types.Type, number: types.Type) -> Any:
     if not (_is_counter(view, at) and isinstance(number, types.Integer)):
         return None
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         assembly(b, "st.relaxed.gpu.global.u32 [$0], $1;", [],
                  [_address(c, b, view, v[0], at, v[1]), c.cast(b, v[2], number, index)], memory=True)
         return c.get_dummy_value()
@@ -77,14 +77,14 @@ def set_counter(view: View, at: int, number: int) -> None:
     emulator.barriers.put(current(), view.memory, view.locate((at,)), int(number))
 
 
-def _type_await(context: Any, view: Any, at: Any, number: Any, order: Any) -> Any:
+def _type_await(context: TypingContext, view: types.Type, at: types.Type, number: types.Type, order: types.Type) -> Any:
     if not (_is_counter(view, at) and isinstance(number, types.Integer) and isinstance(order, types.StringLiteral)
             and order.literal_value in ("relaxed", "acquire")):
         return None
     text = (f"{{ .reg .pred p; .reg .b32 x; AGAIN_${{:uid}}: ld.{order.literal_value}.gpu.global.u32 x, [$0]; "
             "setp.lo.u32 p, x, $1; @p bra AGAIN_${:uid}; }")
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         assembly(b, text, [], [_address(c, b, view, v[0], at, v[1]), c.cast(b, v[2], number, index)], memory=True)
         return c.get_dummy_value()
 
@@ -118,12 +118,13 @@ THERE_${:uid}:
 }"""
 
 
-def _type_await_flag(context: Any, view: Any, at: Any, value: Any, patience: Any) -> Any:
+def _type_await_flag(context: TypingContext, view: types.Type, at: types.Type, value: types.Type,
+                     patience: types.Type) -> Any:
     if not (isinstance(view, ViewType) and view.ndim == 1 and view.dtype == np.dtype(np.uint32)
             and all(isinstance(x, types.Integer) for x in (at, value, patience))):
         return None
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         place = [coordinates_of(c, b, at, v[1], view.coordinate)]
         pointer = b.ptrtoint(global_pointer(b, view, proxy(c, b, view, v[0]), place, i8), i64)
         assembly(b, _TEXT, [], [pointer, c.cast(b, v[2], value, index), c.cast(b, v[3], patience, index)], memory=True)
@@ -158,12 +159,13 @@ def fence_async_global() -> None:
 #
 # ``barriers`` is a pointer that `gemmkit.ptx.memory.shared` made of ``np.uint64``, and ``n`` the number of one of them.
 
-def is_barrier(pointer: Any, n: Any) -> bool:
+def is_barrier(pointer: types.Type, n: types.Type) -> bool:
     """Whether these are the types of a pointer to barriers and of the number of one."""
     return isinstance(pointer, SharedType) and pointer.dtype.itemsize == 8 and isinstance(n, types.Integer)
 
 
-def element_address(c: Any, b: Any, pointer: SharedType, value: Any, position: Any, at: Any) -> Any:
+def element_address(c: Context, b: ir.IRBuilder, pointer: SharedType, value: ir.Value, position: ir.Value,
+                    at: types.Type) -> Any:
     """The 32-bit shared address of an element, as assembly takes it."""
     return shared_address(b, pointer, value, coordinates_of(c, b, position, at))
 
@@ -175,11 +177,11 @@ def place(pointer: SharedPointer, position: int) -> int:
 
 def _instruction(text: str, operands: int) -> Any:
     """The typer of an atom ``f(barriers, n, *operands)``; the text has the barrier's address as ``$0``."""
-    def typer(context: Any, pointer: Any, n: Any, *given: Any) -> Any:
+    def typer(context: TypingContext, pointer: types.Type, n: types.Type, *given: types.Type) -> Any:
         if not is_barrier(pointer, n) or len(given) != operands or not all(isinstance(t, types.Integer) for t in given):
             return None
 
-        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
             address = element_address(c, b, pointer, v[0], n, v[1])
             assembly(b, text, [], [address, *(c.cast(b, x, t, index) for x, t in zip(v[2:], given))], memory=True)
             return c.get_dummy_value()
@@ -241,7 +243,7 @@ def mbarrier_fence_init() -> None:
 
 def _register(name: str) -> Any:
     """The typer of an atom that reads a special register."""
-    def typer(context: Any) -> Any:
+    def typer(context: TypingContext) -> Any:
         return signature(index), lambda c, b, s, v: assembly(b, f"mov.u32 $0, %{name};", [i32], [], pure=True)[0]
 
     return typer
@@ -283,7 +285,8 @@ def cluster_barrier() -> None:
     cluster_wait()
 
 
-def _type_store_async(context: Any, pointer: Any, position: Any, values: Any, barriers: Any, n: Any, rank: Any) -> Any:
+def _type_store_async(context: TypingContext, pointer: types.Type, position: types.Type, values: types.Type,
+                      barriers: types.Type, n: types.Type, rank: types.Type) -> Any:
     if not (isinstance(pointer, SharedType) and isinstance(position, types.Integer) and is_barrier(barriers, n)
             and isinstance(rank, types.Integer) and isinstance(values, types.UniTuple) and values.dtype == pointer.element
             and pointer.dtype.itemsize in (4, 8) and values.count * pointer.dtype.itemsize in (4, 8, 16)):
@@ -295,7 +298,7 @@ def _type_store_async(context: Any, pointer: Any, position: Any, values: Any, ba
             f"mapa.shared::cluster.u32 barrier, ${words + 1}, ${words + 2}; "
             f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{vector}.b32 [there], {data}, [barrier]; }}")
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         given: list = []
         for i in range(values.count):
             one = b.extract_value(v[2], i)
@@ -316,7 +319,8 @@ def store_async(pointer: Any, position: int, values: tuple, barriers: Any, n: in
     emulator.copies.send(current(), place(pointer, position), data, place(barriers, n), int(rank))
 
 
-def _type_load(context: Any, rank: Any, pointer: Any, base: Any, offset: Any, count: Any) -> Any:
+def _type_load(context: TypingContext, rank: types.Type, pointer: types.Type, base: types.Type, offset: types.Type,
+               count: types.Type) -> Any:
     if not (isinstance(rank, types.Integer) and isinstance(pointer, SharedType) and isinstance(count, types.IntegerLiteral)
             and isinstance(base, types.Integer) and isinstance(offset, types.Integer)):
         return None
@@ -327,7 +331,7 @@ def _type_load(context: Any, rank: Any, pointer: Any, base: Any, offset: Any, co
         return None
     unit = unit_type(step, part_size(pointer.dtype))
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         # Apart from the loads, so that one of these serves all whose base is the same.
         mapped = assembly(b, "mapa.shared::cluster.u32 $0, $1, $2;", [i32],
                           [shared_address(b, pointer, v[1], coordinates_of(c, b, base, v[2])),

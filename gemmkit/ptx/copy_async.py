@@ -15,7 +15,7 @@ from typing import Any
 from gemmkit import emulator
 from gemmkit.lang.host import View, current
 from gemmkit.lang.memory import SharedType, coordinates_of, global_pointer, near_bytes, proxy, shared_pointer
-from gemmkit.lang.numba_hooks import Atom, atom, ir, signature, types
+from gemmkit.lang.numba_hooks import Atom, Context, Signature, TypingContext, Values, atom, ir, signature, types
 from gemmkit.lang.scalars import assembly, index, plain
 from gemmkit.ptx.barriers import element_address, is_barrier, place
 from gemmkit.ptx.memory import is_position
@@ -24,11 +24,11 @@ i1, i8, i32, i64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 SIZES = (4, 8, 16)                     # bytes of a copy
 
 
-def _type_offset_of(context: Any, view: Any, position: Any) -> Any:
+def _type_offset_of(context: TypingContext, view: types.Type, position: types.Type) -> Any:
     if not is_position(view, position):
         return None
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         fields, coordinates = proxy(c, b, view, v[0]), coordinates_of(c, b, position, v[1], view.coordinate)
         if view.near:
             return near_bytes(b, view, fields, coordinates)
@@ -49,7 +49,7 @@ def _copy_of(nbytes: int) -> str:
     return f"cp.async.{'cg' if nbytes == 16 else 'ca'}.shared.global.L2::128B [$0], [$1], {nbytes}"
 
 
-def _ends(c: Any, b: Any, given: tuple, v: Any) -> list[Any]:
+def _ends(c: Context, b: ir.IRBuilder, given: tuple, v: Any) -> list[Any]:
     """Where a copy goes, as a 32-bit shared address, and where it comes from."""
     pointer, base, ahead, view, offset = given
     terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, ahead, v[2])
@@ -57,7 +57,8 @@ def _ends(c: Any, b: Any, given: tuple, v: Any) -> list[Any]:
     return [target, b.add(proxy(c, b, view, v[3]).address, c.cast(b, v[4], offset, types.int64))]
 
 
-def _type_copy(context: Any, pointer: Any, base: Any, ahead: Any, view: Any, offset: Any, count: Any, is_there: Any) -> Any:
+def _type_copy(context: TypingContext, pointer: types.Type, base: types.Type, ahead: types.Type, view: types.Type,
+               offset: types.Type, count: types.Type, is_there: types.Type) -> Any:
     if not isinstance(pointer, SharedType) or not isinstance(count, types.IntegerLiteral):
         return None
     nbytes = int(count.literal_value) * pointer.dtype.itemsize
@@ -68,7 +69,7 @@ def _type_copy(context: Any, pointer: Any, base: Any, ahead: Any, view: Any, off
     text = f"{{ .reg .pred p; setp.eq.u32 p, $2, 0; {copy}, p; }}"
     always = isinstance(is_there, types.BooleanLiteral) and is_there.literal_value
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         ends = _ends(c, b, (pointer, base, ahead, view, offset), v)
         if always:
             assembly(b, copy + ";", [], ends, memory=True)
@@ -100,7 +101,8 @@ def _commit() -> None:
 commit_copies = Atom("commit_copies", plain("cp.async.commit_group;"), _commit)
 
 
-def _type_clipped(context: Any, pointer: Any, base: Any, ahead: Any, view: Any, offset: Any, count: Any, there: Any) -> Any:
+def _type_clipped(context: TypingContext, pointer: types.Type, base: types.Type, ahead: types.Type, view: types.Type,
+                  offset: types.Type, count: types.Type, there: types.Type) -> Any:
     if not isinstance(pointer, SharedType) or not isinstance(count, types.IntegerLiteral):
         return None
     size = pointer.dtype.itemsize
@@ -108,7 +110,7 @@ def _type_clipped(context: Any, pointer: Any, base: Any, ahead: Any, view: Any, 
     if nbytes not in SIZES or not isinstance(offset, types.Integer) or not isinstance(there, types.Integer):
         return None
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         ends = _ends(c, b, (pointer, base, ahead, view, offset), v)
         assembly(b, f"{_copy_of(nbytes)}, $2;", [], [*ends, b.mul(c.cast(b, v[6], there, index), i32(size))], memory=True)
         return c.get_dummy_value()
@@ -125,12 +127,12 @@ def copy_async_clipped(pointer: Any, base: int, ahead: int, view: Any, offset: i
                         view.address + int(offset) if nbytes else None, int(count) * pointer.dtype.itemsize, nbytes)
 
 
-def _type_wait(context: Any, pending: Any) -> Any:
+def _type_wait(context: TypingContext, pending: types.Type) -> Any:
     if not isinstance(pending, types.IntegerLiteral):
         return None
     text = f"cp.async.wait_group {int(pending.literal_value)};"
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         assembly(b, text, [], [], memory=True)
         return c.get_dummy_value()
 
@@ -143,11 +145,11 @@ def wait_copies(pending: int) -> None:
     emulator.copies.wait(current(), int(pending))
 
 
-def _type_arrive(context: Any, pointer: Any, n: Any) -> Any:
+def _type_arrive(context: TypingContext, pointer: types.Type, n: types.Type) -> Any:
     if not is_barrier(pointer, n):
         return None
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         assembly(b, "cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", [], [element_address(c, b, pointer, v[0], n, v[1])],
                  memory=True)
         return c.get_dummy_value()
@@ -165,11 +167,11 @@ def copies_arrive(barriers: Any, n: int) -> None:
 # --------------------------------------------------------------------------------------------------
 # Lines of global memory into the L2, ahead of the loads that will read them.
 
-def _type_prefetch(context: Any, view: Any, position: Any) -> Any:
+def _type_prefetch(context: TypingContext, view: types.Type, position: types.Type) -> Any:
     if not is_position(view, position):
         return None
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         at = coordinates_of(c, b, position, v[1], view.coordinate)
         address = b.ptrtoint(global_pointer(b, view, proxy(c, b, view, v[0]), [at], i8), i64)
         assembly(b, "prefetch.global.L2 [$0];", [], [address])

@@ -37,7 +37,7 @@ from gemmkit.lang.memory import (
     proxy,
     shared_pointer,
 )
-from gemmkit.lang.numba_hooks import TypingError, atom, ir, signature, types
+from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, TypingError, Values, atom, ir, signature, types
 from gemmkit.lang.number_rules import Record, part_size, scalars
 from gemmkit.lang.records import of_parts, part_of
 from gemmkit.lang.scalars import DTypeType, PackedType, RecordType, assembly, dtype_type
@@ -54,7 +54,7 @@ def unit_type(size: int, itemsize: int) -> Any:
     return ir.VectorType(ir.IntType(8 * lane), size // lane)
 
 
-def unpack(context: Any, builder: Any, element: types.Type, value: Any, count: int) -> list:
+def unpack(context: Context, builder: ir.IRBuilder, element: types.Type, value: ir.Value, count: int) -> list:
     """The elements in an access, in memory order, as device values."""
     if isinstance(element, types.Complex):
         part = element.underlying_float
@@ -88,7 +88,7 @@ def _word(element: RecordType) -> types.Type:
     return getattr(types, f"uint{8 * element.dtype.itemsize // len(element.parts)}")
 
 
-def records_of_words(context: Any, builder: Any, element: RecordType, words: list) -> list:
+def records_of_words(context: Context, builder: ir.IRBuilder, element: RecordType, words: list) -> list:
     count, out = len(element.parts), []
     for at in range(0, len(words), count):
         parts = []
@@ -99,19 +99,19 @@ def records_of_words(context: Any, builder: Any, element: RecordType, words: lis
     return out
 
 
-def words_of_records(context: Any, builder: Any, element: RecordType, values: list) -> list:
+def words_of_records(context: Context, builder: ir.IRBuilder, element: RecordType, values: list) -> list:
     word = context.get_data_type(_word(element))
     return [builder.bitcast(context.data_model_manager[ty].as_data(builder, part_of(builder, element, value, n)), word)
             for value in values for n, ty in enumerate(element.parts)]
 
 
-def _complex(context: Any, builder: Any, element: types.Type, real: Any, imaginary: Any) -> Any:
+def _complex(context: Context, builder: ir.IRBuilder, element: types.Type, real: ir.Value, imaginary: ir.Value) -> Any:
     value = context.make_complex(builder, element)
     value.real, value.imag = real, imaginary
     return value._getvalue()
 
 
-def as_words(b: Any, value: Any) -> list:
+def as_words(b: ir.IRBuilder, value: ir.Value) -> list:
     """An access of 4 bytes or more as 32-bit words."""
     if isinstance(value.type, ir.VectorType):
         lanes = value.type.count * value.type.element.width // 32
@@ -122,7 +122,7 @@ def as_words(b: Any, value: Any) -> list:
     return [value]
 
 
-def pack(context: Any, builder: Any, element: types.Type, values: list, unit: Any) -> Any:
+def pack(context: Context, builder: ir.IRBuilder, element: types.Type, values: list, unit: ir.Type) -> Any:
     """Device values to one access."""
     if isinstance(element, types.Complex):
         parts = [builder.extract_value(v, n) for v in values for n in (0, 1)]
@@ -156,7 +156,7 @@ def pack(context: Any, builder: Any, element: types.Type, values: list, unit: An
     return builder.bitcast(vector, unit)
 
 
-def _word_of_bytes(builder: Any, values: list) -> Any:
+def _word_of_bytes(builder: ir.IRBuilder, values: list) -> Any:
     """Four bytes in a word that LLVM cannot look into, for the reason that pairs are."""
     word = builder.zext(values[0], i32)
     for n, value in enumerate(values[1:], 1):
@@ -164,7 +164,8 @@ def _word_of_bytes(builder: Any, values: list) -> Any:
     return assembly(builder, "mov.b32 $0, $1;", [i32], [word], pure=True)[0]
 
 
-def cast_elements(context: Any, builder: Any, ty: types.BaseTuple, value: Any, element: types.Type) -> list:
+def cast_elements(context: Context, builder: ir.IRBuilder, ty: types.BaseTuple, value: ir.Value,
+                  element: types.Type) -> list:
     return [context.cast(builder, builder.extract_value(value, n), t, element) for n, t in enumerate(ty.types)]
 
 
@@ -173,7 +174,8 @@ def _global_access(view: ViewType, axis: int, count: int) -> tuple[int, Any]:
     return width, unit_type(width * view.dtype.itemsize, view.dtype.itemsize)
 
 
-def global_pointers(c: Any, b: Any, view: ViewType, axis: int, count: int, value: Any, positions: list) -> Any:
+def global_pointers(c: Context, b: ir.IRBuilder, view: ViewType, axis: int, count: int, value: ir.Value,
+                    positions: list) -> Any:
     width, unit = _global_access(view, axis, count)
     fields = proxy(c, b, view, value)
     wide = c.get_value_type(view.coordinate)
@@ -184,7 +186,8 @@ def global_pointers(c: Any, b: Any, view: ViewType, axis: int, count: int, value
         yield at, width, global_pointer(b, view, fields, terms, unit), unit
 
 
-def record_pointers(c: Any, b: Any, view: ViewType, axis: int, count: int, value: Any, positions: list) -> Any:
+def record_pointers(c: Context, b: ir.IRBuilder, view: ViewType, axis: int, count: int, value: ir.Value,
+                    positions: list) -> Any:
     """The accesses to ``count`` records: pointers, and how many parts each takes."""
     size = part_size(view.dtype)
     run, step = record_accesses(view, axis, count)
@@ -201,16 +204,17 @@ def record_pointers(c: Any, b: Any, view: ViewType, axis: int, count: int, value
             yield b.bitcast(pointer, ir.PointerType(unit, addrspace=GLOBAL)), step // size
 
 
-def is_position(view: Any, *positions: Any) -> bool:
+def is_position(view: types.Type, *positions: types.Type) -> bool:
     return isinstance(view, ViewType) and all(coordinate_count(p) == view.ndim for p in positions)
 
 
-def _type_load_global(context: Any, view: Any, axis: Any, base: Any, offset: Any, count: Any) -> Any:
+def _type_load_global(context: TypingContext, view: types.Type, axis: types.Type, base: types.Type, offset: types.Type,
+                      count: types.Type) -> Any:
     if not is_position(view, base, offset) or not isinstance(count, types.IntegerLiteral):
         return None
     n, along = int(count.literal_value), int(axis.literal_value)
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         out: list = []
         if isinstance(view.element, RecordType):
             for pointer, words in record_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
@@ -238,7 +242,8 @@ def load_global(view: View, axis: int, base: Any, offset: Any, count: int) -> tu
     return view.load(axis, tuple(map(operator.add, base, offset)), count)
 
 
-def _type_store_global(context: Any, view: Any, axis: Any, base: Any, offset: Any, values: Any) -> Any:
+def _type_store_global(context: TypingContext, view: types.Type, axis: types.Type, base: types.Type, offset: types.Type,
+                       values: types.Type) -> Any:
     if not is_position(view, base, offset) or not isinstance(values, types.BaseTuple):
         return None
     if view.readonly:
@@ -249,7 +254,7 @@ def _type_store_global(context: Any, view: Any, axis: Any, base: Any, offset: An
         if got is not None:
             raise ConfigError(refusal("an array", got, view.dtype))
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         given = cast_elements(c, b, values, v[4], view.element)
         if isinstance(view.element, RecordType):
             parts, at = words_of_records(c, b, view.element, given), 0
@@ -274,7 +279,7 @@ def store_global(view: View, axis: int, base: Any, offset: Any, values: tuple) -
     view.store(axis, tuple(map(operator.add, base, offset)), values)
 
 
-def _type_near(context: Any, view: Any) -> Any:
+def _type_near(context: TypingContext, view: types.Type) -> Any:
     if not isinstance(view, ViewType):
         return None
     found = ViewType(view.dtype, view.ndim, view.unit, view.alignment, view.wide, view.readonly, near=True)
@@ -289,7 +294,7 @@ def near(view: View) -> View:
 
 # -- shared -----------------------------------------------------------------------------------------------------------
 
-def _type_shared(context: Any, dtype: Any, offset: Any) -> Any:
+def _type_shared(context: TypingContext, dtype: types.Type, offset: types.Type) -> Any:
     named = dtype_type(dtype)
     if named is None or not isinstance(offset, types.Integer):
         return None
@@ -305,7 +310,7 @@ def shared(dtype: np.dtype, offset: int) -> SharedPointer:
     return SharedPointer(np.dtype(dtype), int(offset))
 
 
-def _type_repoint(context: Any, pointer: Any, dtype: Any, distance: Any) -> Any:
+def _type_repoint(context: TypingContext, pointer: types.Type, dtype: types.Type, distance: types.Type) -> Any:
     if not isinstance(pointer, SharedType) or not isinstance(dtype, DTypeType) or not isinstance(distance, types.Integer):
         return None
     from gemmkit.lang.scalars import index, numpy_dtype
@@ -326,13 +331,14 @@ def _shared_pieces(pointer: SharedType, count: int) -> tuple[int, Any]:
     return step // size, unit_type(step, part_size(pointer.dtype))
 
 
-def _type_load_shared(context: Any, pointer: Any, base: Any, offset: Any, count: Any) -> Any:
+def _type_load_shared(context: TypingContext, pointer: types.Type, base: types.Type, offset: types.Type,
+                      count: types.Type) -> Any:
     if not isinstance(pointer, SharedType) or not isinstance(count, types.IntegerLiteral):
         return None
     n = int(count.literal_value)
     width, unit = _shared_pieces(pointer, n)
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, offset, v[2])
         out = []
         for at in range(0, n, width):
@@ -350,13 +356,14 @@ def load_shared(pointer: SharedPointer, base: int, offset: int, count: int) -> t
     return pointer.from_base(int(base)).load(int(base) + int(offset), count)
 
 
-def _type_store_shared(context: Any, pointer: Any, base: Any, offset: Any, values: Any) -> Any:
+def _type_store_shared(context: TypingContext, pointer: types.Type, base: types.Type, offset: types.Type,
+                       values: types.Type) -> Any:
     if not isinstance(pointer, SharedType) or not isinstance(values, types.BaseTuple):
         return None
     n = len(values.types)
     width, unit = _shared_pieces(pointer, n)
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, offset, v[2])
         given = cast_elements(c, b, values, v[3], pointer.element)
         for at in range(0, n, width):
@@ -387,12 +394,13 @@ def _word_count(itemsize: int, count: int) -> int:
     return count * itemsize // 4
 
 
-def _type_load_words(context: Any, view: Any, axis: Any, base: Any, offset: Any, count: Any) -> Any:
+def _type_load_words(context: TypingContext, view: types.Type, axis: types.Type, base: types.Type, offset: types.Type,
+                     count: types.Type) -> Any:
     if not is_position(view, base, offset) or not isinstance(count, types.IntegerLiteral):
         return None
     n, along, size = int(count.literal_value), int(axis.literal_value), view.dtype.itemsize
 
-    def records(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def records(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         words: list = []
         for pointer, parts in record_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
             value = b.load(pointer)
@@ -404,7 +412,7 @@ def _type_load_words(context: Any, view: Any, axis: Any, base: Any, offset: Any,
                      for low, high in zip(words[::2], words[1::2])]
         return c.make_tuple(b, s.return_type, words)
 
-    def across_words(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def across_words(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         words: list = []
         for at in range(0, n, LINE // size):
             start = [coordinates_of(c, b, ty, value, view.coordinate) for ty, value in ((base, v[2]), (offset, v[3]))]
@@ -412,7 +420,7 @@ def _type_load_words(context: Any, view: Any, axis: Any, base: Any, offset: Any,
             words += _sixteen_bytes(b, global_pointer(b, view, proxy(c, b, view, v[0]), start, i8))
         return c.make_tuple(b, s.return_type, words)
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         if isinstance(view.element, RecordType):
             return records(c, b, s, v)
         if view.unit == along and view.alignment < 4 and n * size % LINE == 0:
@@ -434,7 +442,7 @@ def _type_load_words(context: Any, view: Any, axis: Any, base: Any, offset: Any,
     return signature(types.UniTuple(types.uint32, _word_count(size, n)), view, axis, base, offset, count), codegen
 
 
-def _sixteen_bytes(b: Any, pointer: Any) -> list:
+def _sixteen_bytes(b: ir.IRBuilder, pointer: ir.Value) -> list:
     """16 bytes that begin anywhere, as four words: of the five aligned words that have them.
 
     What else is in these words may lie outside the array, but in no word without an element of it: memory is handed out in
@@ -451,7 +459,7 @@ def _sixteen_bytes(b: Any, pointer: Any) -> list:
     return words_from(b, address, load)
 
 
-def words_from(b: Any, address: Any, load: Callable[[int], Any]) -> list:
+def words_from(b: ir.IRBuilder, address: ir.Value, load: Callable[[int], Any]) -> list:
     """The four words that begin at ``address``: ``load`` gives the aligned word that it lies in, and the four after it."""
     words = [load(n) for n in range(LINE // 4 + 1)]
     bits = b.shl(b.trunc(address, i32), i32(3))            # shf takes it modulo 32: of the last two bits of the address
@@ -465,14 +473,14 @@ def load_words(view: View, axis: int, base: Any, offset: Any, count: int) -> tup
     return tuple(view.load_bytes(axis, tuple(map(operator.add, base, offset)), count).view(np.uint32))
 
 
-def _type_pack_words(context: Any, values: Any) -> Any:
+def _type_pack_words(context: TypingContext, values: types.Type) -> Any:
     if not isinstance(values, types.UniTuple):
         return None
     from gemmkit.lang.scalars import numpy_dtype
 
     size = numpy_dtype(values.dtype).itemsize
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         given, element, width = cast_elements(c, b, values, v[0], values.dtype), values.dtype, size
         if isinstance(element, RecordType):
             given, element = words_of_records(c, b, element, given), _part_word(element)
@@ -497,7 +505,7 @@ def _part_word(element: RecordType) -> Any:
     return getattr(types, f"uint{8 * part_size(element.dtype)}")
 
 
-def _type_unpack_words(context: Any, dtype: Any, words: Any) -> Any:
+def _type_unpack_words(context: TypingContext, dtype: types.Type, words: types.Type) -> Any:
     if not isinstance(dtype, DTypeType) or not isinstance(words, types.UniTuple) or words.dtype != types.uint32:
         return None
     from gemmkit.lang.scalars import numpy_dtype
@@ -507,7 +515,7 @@ def _type_unpack_words(context: Any, dtype: Any, words: Any) -> Any:
     step = max(1, size // 4)
     result = types.UniTuple(dtype.target, 4 * words.count // size)
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         given = [b.extract_value(v[1], n) for n in range(words.count)]
         out: list = []
         if isinstance(dtype.target, PackedType):
@@ -531,14 +539,14 @@ def unpack_words(dtype: np.dtype, words: tuple) -> tuple:
     return scalars(np.array(words, np.uint32).view(np.uint8), dtype)
 
 
-def _type_pack_narrow(context: Any, values: Any) -> Any:
+def _type_pack_narrow(context: TypingContext, values: types.Type) -> Any:
     if not isinstance(values, types.UniTuple) or element_size(values.dtype) not in (1, 2):
         return None
     words, rest = divmod(values.count * element_size(values.dtype), 4)
     if rest:
         return None
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         return c.make_tuple(b, s.return_type, to_registers(b, elements(b, v[0], values.count)))
 
     return signature(types.UniTuple(types.uint32, words), values), codegen
@@ -551,12 +559,12 @@ def pack_narrow(values: tuple) -> tuple:
     return tuple(np.array(values).view(np.uint8).view(np.uint32))
 
 
-def _type_unpack_narrow(context: Any, dtype: Any, words: Any) -> Any:
+def _type_unpack_narrow(context: TypingContext, dtype: types.Type, words: types.Type) -> Any:
     if not isinstance(dtype, DTypeType) or not isinstance(words, types.UniTuple) or words.dtype != types.uint32:
         return None
     result = types.UniTuple(dtype.target, 4 * words.count // element_size(dtype.target))
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         return c.make_tuple(b, result, from_registers(b, elements(b, v[1], words.count), c.get_value_type(dtype.target)))
 
     return signature(result, dtype, words), codegen
@@ -568,21 +576,21 @@ def unpack_narrow(dtype: np.dtype, words: tuple) -> tuple:
     return scalars(np.array(words, np.uint32).view(np.uint8), dtype)
 
 
-def element_size(element: Any) -> int:
+def element_size(element: types.Type) -> int:
     """Bytes of an element of device code."""
     from gemmkit.lang.scalars import numpy_dtype
 
     return int(numpy_dtype(element).itemsize)
 
 
-def _type_interleave_words(context: Any, teeth: Any) -> Any:
+def _type_interleave_words(context: TypingContext, teeth: types.Type) -> Any:
     if not isinstance(teeth, types.UniTuple) or not isinstance(teeth.dtype, types.UniTuple) or teeth.count % 2:
         return None
     if teeth.dtype.dtype != types.uint32:
         return None
     result = types.UniTuple(types.uint32, teeth.count * teeth.dtype.count)
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         given = [b.extract_value(v[0], n) for n in range(teeth.count)]
         out: list = []
         for n in range(teeth.dtype.count):
@@ -603,14 +611,14 @@ def interleave_words(teeth: tuple) -> tuple:
     return tuple(np.stack(halves, axis=1).reshape(-1).view(np.uint32))
 
 
-def _type_first_elements(context: Any, dtype: Any, word: Any, count: Any) -> Any:
+def _type_first_elements(context: TypingContext, dtype: types.Type, word: types.Type, count: types.Type) -> Any:
     if not isinstance(dtype, DTypeType) or word != types.uint32 or not isinstance(count, types.Integer):
         return None
     from gemmkit.lang.scalars import numpy_dtype
 
     bits = 8 * numpy_dtype(dtype.target).itemsize
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         most, left = 32 // bits, c.cast(b, v[2], count, types.int32)
         some = b.icmp_signed(">", left, i32(0))
         kept = b.select(b.icmp_signed("<", left, i32(most)), left, i32(most))
@@ -632,13 +640,14 @@ def first_elements(dtype: np.dtype, word: Any, count: int) -> Any:
     return np.uint32(int(word) & ((1 << kept) - 1))
 
 
-def _type_store_words(context: Any, pointer: Any, base: Any, offset: Any, words: Any) -> Any:
+def _type_store_words(context: TypingContext, pointer: types.Type, base: types.Type, offset: types.Type,
+                      words: types.Type) -> Any:
     if not isinstance(pointer, SharedType) or not isinstance(words, types.UniTuple):
         return None
     size = pointer.dtype.itemsize
     step = piece_bytes(4 * words.count, 16) // 4
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, offset, v[2])
         given = [b.extract_value(v[3], n) for n in range(words.count)]
         unit = ir.VectorType(i32, step) if step > 1 else i32
@@ -663,7 +672,8 @@ def store_words(pointer: SharedPointer, base: int, offset: int, words: tuple) ->
 # A branch about the edge would keep each load behind the arrival of the one before, in every thread of a warp that has an
 # edge in one of them. So there is none: the loads themselves are predicated, and what is beyond the end becomes zero.
 
-def _type_load_words_within(context: Any, view: Any, axis: Any, base: Any, offset: Any, count: Any, left: Any) -> Any:
+def _type_load_words_within(context: TypingContext, view: types.Type, axis: types.Type, base: types.Type, offset: types.Type,
+                            count: types.Type, left: types.Type) -> Any:
     if not is_position(view, base, offset) or not isinstance(count, types.IntegerLiteral):
         return None
     if not isinstance(left, types.Integer):
@@ -672,7 +682,7 @@ def _type_load_words_within(context: Any, view: Any, axis: Any, base: Any, offse
     if view.unit != along or n * size % LINE or size > 8:
         return None
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         array = proxy(c, b, view, v[0])
         some = c.cast(b, v[5], left, types.int64)
         some = b.trunc(b.select(b.icmp_signed("<", some, i64(n)), some, i64(n)), i32)
@@ -689,7 +699,7 @@ def _type_load_words_within(context: Any, view: Any, axis: Any, base: Any, offse
     return signature(types.UniTuple(types.uint32, n * size // 4), view, axis, base, offset, count, left), codegen
 
 
-def _words(b: Any, first: Any, here: Any, size: int) -> Callable[[int], Any]:
+def _words(b: ir.IRBuilder, first: ir.Value, here: ir.Value, size: int) -> Callable[[int], Any]:
     """Loads the n-th aligned word from an address on, if it has bytes of the ``here`` elements there; else it is zero."""
     aligned, most = b.and_(first, i64(-4)), i32(LINE // size)
     nbytes = b.mul(b.select(b.icmp_signed("<", here, most), here, most), i32(size))
@@ -703,7 +713,7 @@ def _words(b: Any, first: Any, here: Any, size: int) -> Callable[[int], Any]:
     return load
 
 
-def _kept(b: Any, word: Any, here: Any, k: int, size: int) -> Any:
+def _kept(b: ir.IRBuilder, word: ir.Value, here: ir.Value, k: int, size: int) -> Any:
     """The ``k``-th word of a line of which ``here`` elements are there, zeros in place of the others."""
     per = max(1, 4 // size)
     left = b.sub(here, i32(k * 4 // size))

@@ -30,7 +30,7 @@ from gemmkit.lang.aggregates import Number
 from gemmkit.lang.components import ComponentType, dataclass
 from gemmkit.lang.host import current
 from gemmkit.lang.memory import SharedType, coordinates_of
-from gemmkit.lang.numba_hooks import Atom, atom, ir, signature, types
+from gemmkit.lang.numba_hooks import Atom, Context, Signature, TypingContext, Values, atom, ir, signature, types
 from gemmkit.lang.scalars import DTypeType, assembly, braces, i32, index, numba_type, numpy_dtype
 from gemmkit.lang.static import traced
 from gemmkit.ptx.registers import elements, from_registers, pointer_at, to_registers
@@ -136,12 +136,13 @@ def _along(shape: Shape, axis: int) -> Modes:
     return tuple((extent, step[axis] if isinstance(step, Step) else step) for extent, step in shape.modes[0])
 
 
-def _type_coordinate(context: Any, fragment_map: Any, thread: Any, value: Any, axis: Any) -> Any:
+def _type_coordinate(context: TypingContext, fragment_map: types.Type, thread: types.Type, value: types.Type,
+                     axis: types.Type) -> Any:
     if not isinstance(fragment_map, ComponentType) or not isinstance(axis, types.IntegerLiteral):
         return None
     of, which = fragment_map.skeleton, int(axis.literal_value)
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         numbers = (Number(b, c.cast(b, v[1], thread, index)), Number(b, c.cast(b, v[2], value, index)))
         parts = [walk(_along(shape, which), number) for shape, number in zip((of.thread_shape, of.value_shape), numbers)]
         found = parts[0] + parts[1]
@@ -169,7 +170,7 @@ def _packing(suffix: str) -> Any:
     return lambda context, dtype, values: _typed(suffix, dtype, values)
 
 
-def _typed(suffix: str, dtype: Any, values: Any) -> Any:
+def _typed(suffix: str, dtype: types.Type, values: types.Type) -> Any:
     if not isinstance(dtype, DTypeType) or not isinstance(values, types.UniTuple) or values.dtype != types.float32:
         return None
     name = NAMES.get(numpy_dtype(dtype.target))
@@ -177,7 +178,7 @@ def _typed(suffix: str, dtype: Any, values: Any) -> Any:
         return None
     result = types.UniTuple(types.uint32, values.count // 2)
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         given = [b.extract_value(v[1], n) for n in range(values.count)]
         # "memory": registers that a wgmma reads must not be written before the wait for it.
         return c.make_tuple(b, result, [assembly(b, f"cvt.rn{suffix}.{name}.f32 $0, $2, $1;", [ir.IntType(32)], list(pair),
@@ -210,24 +211,24 @@ def pack_relu(dtype: np.dtype, values: tuple) -> tuple:
 _TF32_BITS, _TF32_HALF = np.uint32(0xFFFFE000), np.uint32(0x1000)
 
 
-def tf32_from_f32(builder: Any, value: Any) -> Any:
+def tf32_from_f32(builder: ir.IRBuilder, value: ir.Value) -> Any:
     """float32 to a register of tf32, round to nearest, ties away from zero (sm_80+)."""
     return assembly(builder, "cvt.rna.tf32.f32 $0, $1;", [ir.IntType(32)], [value], pure=True)[0]
 
 
-def rounded_to_tf32(values: Any) -> np.ndarray:
+def rounded_to_tf32(values: np.ndarray | np.floating) -> np.ndarray:
     """What `tf32_from_f32` gives, as float32. (Infinities stay; a carry out of the mantissa is one into the exponent.)"""
     given = np.asarray(values, np.float32)
     rounded = truncated_to_tf32((given.view(np.uint32) + _TF32_HALF).view(np.float32))
     return np.where(np.isfinite(given), rounded, given)
 
 
-def truncated_to_tf32(values: Any) -> np.ndarray:
+def truncated_to_tf32(values: np.ndarray) -> np.ndarray:
     """What tensor cores see of a float32 that nobody rounded."""
     return np.bitwise_and(np.asarray(values, np.float32).view(np.uint32), _TF32_BITS).view(np.float32)
 
 
-def _type_round_word(context: Any, word: Any) -> Any:
+def _type_round_word(context: TypingContext, word: types.Type) -> Any:
     if word != types.uint32:
         return None
     return signature(types.uint32, word), lambda c, b, s, v: tf32_from_f32(b, b.bitcast(v[0], ir.FloatType()))
@@ -368,7 +369,7 @@ def _all_specs() -> list[MmaSpec]:
 SPECS = MappingProxyType({(s.M, s.K, s.a_dtype, s.b_dtype, s.accumulator): s for s in _all_specs()})
 
 
-def _input_registers(builder: Any, spec: MmaSpec, value: Any, count: int) -> list:
+def _input_registers(builder: ir.IRBuilder, spec: MmaSpec, value: ir.Value, count: int) -> list:
     values = elements(builder, value, count)
     return [tf32_from_f32(builder, x) for x in values] if spec.is_tf32 else to_registers(builder, values)
 
@@ -378,7 +379,7 @@ def _register(accumulator: np.dtype) -> Any:
 
 
 def _typer(spec: MmaSpec) -> Any:
-    def typer(context: Any, a: Any, b: Any, c: Any) -> Any:
+    def typer(context: TypingContext, a: types.Type, b: types.Type, c: types.Type) -> Any:
         of_a, of_b, acc = (numba_type(dtype) for dtype in (spec.a_dtype, spec.b_dtype, spec.accumulator))
         if not isinstance(b, types.UniTuple) or b.count % spec.b.values:
             return None
@@ -387,7 +388,7 @@ def _typer(spec: MmaSpec) -> Any:
                          types.UniTuple(acc, times * spec.c.values)):
             return None
 
-        def codegen(ctx: Any, builder: Any, s: Any, v: Any) -> Any:
+        def codegen(ctx: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
             register, y, z = _register(spec.accumulator), spec.registers("b"), spec.registers("c")
             x = _input_registers(builder, spec, v[0], a.count)
             ys = _input_registers(builder, spec, v[1], b.count)
@@ -436,19 +437,20 @@ def _by_columns(matrices: int, down: int, apart: int) -> Shape:
 by_rows, by_columns = traced(_by_rows), traced(_by_columns)
 
 
-def shared_address(builder: Any, pointer: SharedType, value: Any, terms: list) -> Any:
+def shared_address(builder: ir.IRBuilder, pointer: SharedType, value: ir.Value, terms: list) -> Any:
     """A 32-bit address in the shared window, as instructions that LLVM does not know take it."""
     return builder.ptrtoint(pointer_at(builder, pointer, value, terms, ir.IntType(8)), i32)
 
 
-def _ldmatrix_typer(context: Any, pointer: Any, base: Any, offset: Any, matrices: Any, trans: Any) -> Any:
+def _ldmatrix_typer(context: TypingContext, pointer: types.Type, base: types.Type, offset: types.Type, matrices: types.Type,
+                    trans: types.Type) -> Any:
     if not isinstance(pointer, SharedType) or pointer.dtype.itemsize not in (1, 2, 4) or pointer.dtype.names is not None:
         return None
     n, transposed = int(matrices.literal_value), bool(trans.literal_value)
     if transposed and pointer.dtype.itemsize != 2:
         return None
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, offset, v[2])
         text = f"ldmatrix.sync.aligned.m8n8.x{n}{'.trans' if transposed else ''}.shared.b16 {braces(0, n)}, [${n}];"
         registers = assembly(b, text, [i32] * n, [shared_address(b, pointer, v[0], terms)], memory=True)
@@ -490,7 +492,8 @@ def ldmatrix(pointer: Any, base: int, offset: int, matrices: int, trans: bool) -
 # 8-15 of the second, and so on. Lane t holds of each matrix the elements (t // 4, 2 (t % 4)) and the one beside it, or
 # with ``trans`` of the transpose.
 
-def _stmatrix_typer(context: Any, pointer: Any, base: Any, offset: Any, values: Any, trans: Any) -> Any:
+def _stmatrix_typer(context: TypingContext, pointer: types.Type, base: types.Type, offset: types.Type, values: types.Type,
+                    trans: types.Type) -> Any:
     if not isinstance(pointer, SharedType) or pointer.dtype.itemsize != 2 or not isinstance(values, types.UniTuple):
         return None
     if values.dtype != pointer.element or values.count not in (2, 4, 8) or not isinstance(trans, types.Literal):
@@ -498,7 +501,7 @@ def _stmatrix_typer(context: Any, pointer: Any, base: Any, offset: Any, values: 
     n, transposed = values.count // 2, bool(trans.literal_value)
     text = f"stmatrix.sync.aligned.m8n8.x{n}{'.trans' if transposed else ''}.shared.b16 [$0], {braces(1, n)};"
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, offset, v[2])
         given = [b.bitcast(x, ir.IntType(16)) for x in elements(b, v[3], values.count)]
         assembly(b, text, [], [shared_address(b, pointer, v[0], terms), *to_registers(b, given)], memory=True,
@@ -559,12 +562,12 @@ def _products(operands: list) -> list:
     return out
 
 
-def _quad_pair_typer(context: Any, a: Any, b: Any, c: Any) -> Any:
+def _quad_pair_typer(context: TypingContext, a: types.Type, b: types.Type, c: types.Type) -> Any:
     half, single = numba_type(np.dtype(np.float16)), numba_type(np.dtype(np.float32))
     if (a, b, c) != (types.UniTuple(half, 4), types.UniTuple(half, 4), types.UniTuple(single, 8)):
         return None
 
-    def codegen(ctx: Any, builder: Any, s: Any, v: Any) -> Any:
+    def codegen(ctx: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
         given = [r for value, t in zip(v, (a, b, c)) for r in to_registers(builder, elements(builder, value, t.count))]
         return ctx.make_tuple(builder, c, assembly(builder, TEXT, [ir.FloatType()] * 8, given))
 

@@ -27,7 +27,7 @@ from gemmkit.lang.aggregates import fill
 from gemmkit.lang.functions import device
 from gemmkit.lang.host import View
 from gemmkit.lang.memory import ViewType, proxy
-from gemmkit.lang.numba_hooks import TypingError, atom, ir, signature, types
+from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, TypingError, Values, atom, ir, signature, types
 from gemmkit.lang.registers import apply, deal, each, generate, join, split
 from gemmkit.ptx.tma import WORDS, WORDS_DTYPE, MapTable
 from gemmkit.runtime.arrays import ArrayInfo, alignment, describe, unit_axis
@@ -39,7 +39,7 @@ i32, i64 = ir.IntType(32), ir.IntType(64)
 _WITHOUT_ASKING = 48 * 1024            # bytes of dynamic shared memory that every kernel may have
 
 
-def _type_view(context: Any, array: Any, *aligned: Any) -> Any:
+def _type_view(context: TypingContext, array: types.Type, *aligned: types.Type) -> Any:
     if len(aligned) > 1 or not all(isinstance(ty, types.IntegerLiteral) for ty in aligned):
         return None
     nbytes = int(aligned[0].literal_value) if aligned else 1
@@ -57,7 +57,7 @@ def _type_view(context: Any, array: Any, *aligned: Any) -> Any:
     unit = {"C": array.ndim - 1, "F": 0}.get(array.layout)
     to = ViewType(dtype, array.ndim, unit, max(nbytes, dtype.itemsize), readonly=not array.mutable)
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         given, out = c.make_array(array)(c, b, v[0]), proxy(c, b, to, None)
         out.address = b.ptrtoint(given.data, i64)
         for axis in range(to.ndim):

@@ -15,20 +15,20 @@ import numpy as np
 
 from gemmkit.lang.host import PinnedPointer, SharedPointer
 from gemmkit.lang.memory import SHARED, SharedType, ViewType, proxy, shared_pointer, shared_symbol
-from gemmkit.lang.numba_hooks import atom, ir, signature, types
+from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, Values, atom, ir, signature, types
 from gemmkit.lang.scalars import DTypeType, assembly
 
 i32 = ir.IntType(32)
 
 
-def _type_shared_place(context: Any, dtype: Any, position: Any) -> Any:
+def _type_shared_place(context: TypingContext, dtype: types.Type, position: types.Type) -> Any:
     if not isinstance(dtype, DTypeType) or not isinstance(position, types.Integer):
         return None
     from gemmkit.lang.scalars import index, numpy_dtype
 
     size = numpy_dtype(dtype.target).itemsize
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         start = b.ptrtoint(b.gep(shared_symbol(b), [i32(0), i32(0)]), i32)
         return b.add(start, b.mul(c.cast(b, v[1], position, index), i32(size)))
 
@@ -41,12 +41,12 @@ def shared_place(dtype: np.dtype, position: int) -> int:
     return int(position) * np.dtype(dtype).itemsize
 
 
-def _type_pinned(context: Any, pointer: Any, place: Any) -> Any:
+def _type_pinned(context: TypingContext, pointer: types.Type, place: types.Type) -> Any:
     if not isinstance(pointer, SharedType) or pointer.pinned or not isinstance(place, types.Integer):
         return None
     from gemmkit.lang.scalars import index
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         total = b.add(v[0], c.cast(b, v[1], place, index))
         return assembly(b, "mov.b32 $0, $1;", [i32], [total], pure=True)[0]
 
@@ -60,7 +60,7 @@ def pinned(pointer: SharedPointer, place: int) -> SharedPointer:
     return PinnedPointer(pointer.dtype, pointer.offset, place)
 
 
-def _type_is_pinned(context: Any, pointer: Any) -> Any:
+def _type_is_pinned(context: TypingContext, pointer: types.Type) -> Any:
     if not isinstance(pointer, SharedType):
         return None
     is_so = int(pointer.pinned)
@@ -73,7 +73,7 @@ def is_pinned(pointer: SharedPointer) -> bool:
     return isinstance(pointer, PinnedPointer)
 
 
-def _pinned_decided(context: Any, pointer: Any) -> bool:
+def _pinned_decided(context: TypingContext, pointer: Any) -> bool:
     """`is_pinned` before types are inferred (`gemmkit.lang.passes`)."""
     return bool(pointer.ty.pinned)
 
@@ -81,7 +81,7 @@ def _pinned_decided(context: Any, pointer: Any) -> bool:
 is_pinned.decided = _pinned_decided
 
 
-def pointer_at(builder: Any, pointer: SharedType, value: Any, terms: list, llvm_type: Any) -> Any:
+def pointer_at(builder: ir.IRBuilder, pointer: SharedType, value: ir.Value, terms: list, llvm_type: ir.Type) -> Any:
     """The LLVM pointer to a position, a sum of terms of which the base comes first."""
     if not pointer.pinned:
         return shared_pointer(builder, pointer, value, terms, llvm_type)
@@ -101,12 +101,12 @@ def pointer_at(builder: Any, pointer: SharedType, value: Any, terms: list, llvm_
 i64 = ir.IntType(64)
 
 
-def _type_opaque(context: Any, view: Any) -> Any:
+def _type_opaque(context: TypingContext, view: types.Type) -> Any:
     if not isinstance(view, ViewType):
         return signature(view, view), lambda c, b, s, v: v[0]
     hidden = ir.InlineAsm(ir.FunctionType(i64, [i64]), "mov.b64 $0, $1;", "=l,l", side_effect=True)
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         out = proxy(c, b, view, v[0])
         for axis in range(view.ndim):
             if axis != view.unit:
@@ -148,13 +148,13 @@ def _pair(value: float) -> int:
     return int(np.float16(value).view(np.uint16)) * 0x10001
 
 
-def _type_zeros(context: Any, bits: Any, zero: Any) -> Any:
+def _type_zeros(context: TypingContext, bits: types.Type, zero: types.Type) -> Any:
     if not isinstance(bits, types.IntegerLiteral) or not isinstance(zero, types.Integer):
         return None
     width = int(bits.literal_value)
     result = types.UniTuple(types.uint32, _together(width))
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         number = b.or_(b.mul(c.cast(b, v[1], zero, types.uint32), i32(0x10001)), i32(THOUSAND))
         out = [assembly(b, "sub.rn.f16x2 $0, $1, $2;", [i32], [i32(_pair(1024 - 1024 * 2.0**(-width * e))), number],
                         pure=True)[0] for e in range(_together(width))]
@@ -173,7 +173,8 @@ def zero_words(bits: int, zero: int) -> tuple:
     return tuple(np.uint32(_pair(-(1024 * 2.0**(-bits * e) + int(zero)))) for e in range(_together(bits)))
 
 
-def _type_dequantise(context: Any, bits: Any, word: Any, zeros: Any, scale: Any) -> Any:
+def _type_dequantise(context: TypingContext, bits: types.Type, word: types.Type, zeros: types.Type,
+                     scale: types.Type) -> Any:
     if not isinstance(bits, types.IntegerLiteral) or word != types.uint32 or scale != types.uint32:
         return None
     width = int(bits.literal_value)
@@ -182,7 +183,7 @@ def _type_dequantise(context: Any, bits: Any, word: Any, zeros: Any, scale: Any)
         return None
     result = types.UniTuple(types.uint32, pairs)
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         out = []
         for p in range(pairs):
             e, shifted = p % together, b.lshr(v[1], i32(p // together * together * width))
@@ -218,13 +219,13 @@ def dequantise_word(bits: int, word: int, zeros: tuple, scale: int) -> tuple:
     return tuple(values.view(np.uint32).reshape(-1))
 
 
-def _type_as_bfloat16(context: Any, words: Any) -> Any:
+def _type_as_bfloat16(context: TypingContext, words: types.Type) -> Any:
     if not isinstance(words, types.UniTuple) or words.dtype != types.uint32:
         return None
     text = ("{ .reg .b16 low, high; .reg .f32 x, y; mov.b32 {low, high}, $1; cvt.f32.f16 x, low; cvt.f32.f16 y, high; "
             "cvt.rn.bf16x2.f32 $0, y, x; }")                                     # the first source is the upper half
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         out = [assembly(b, text, [i32], [b.extract_value(v[0], n)], pure=True)[0] for n in range(words.count)]
         return c.make_tuple(b, words, out)
 
@@ -249,15 +250,15 @@ def as_bfloat16(words: tuple) -> tuple:
 i1, i8, i32 = ir.IntType(1), ir.IntType(8), ir.IntType(32)
 
 
-def elements(builder: Any, value: Any, count: int) -> list:
+def elements(builder: ir.IRBuilder, value: ir.Value, count: int) -> list:
     return [builder.extract_value(value, n) for n in range(count)]
 
 
-def _is_narrow(element: Any) -> bool:
+def _is_narrow(element: types.Type) -> bool:
     return isinstance(element, ir.IntType) and element.width < 32
 
 
-def to_registers(builder: Any, values: list) -> list:
+def to_registers(builder: ir.IRBuilder, values: list) -> list:
     """Pairs of 16-bit values, or fours of 8-bit ones, as 32-bit registers; wider values as they are. A bool is a byte."""
     if not _is_narrow(values[0].type):
         return values
@@ -271,7 +272,7 @@ def to_registers(builder: Any, values: list) -> list:
     return packed
 
 
-def from_registers(builder: Any, registers: list, element: Any) -> list:
+def from_registers(builder: ir.IRBuilder, registers: list, element: types.Type) -> list:
     """The inverse of `to_registers` for elements of an LLVM type."""
     if element == i1:
         return [builder.icmp_unsigned("!=", byte, i8(0)) for byte in from_registers(builder, registers, i8)]

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gemmkit.lang.host import current
-from gemmkit.lang.numba_hooks import Atom, atom, cgutils, ir, signature, types
+from gemmkit.lang.numba_hooks import Atom, Context, Signature, TypingContext, Values, atom, cgutils, ir, signature, types
 from gemmkit.lang.scalars import NarrowFloatType, assembly, index, numpy_dtype, plain
 
 i32 = ir.IntType(32)
@@ -21,14 +21,14 @@ def _from(mode: str, lane: int, n: int) -> int:
 def _shuffle(mode: str, doc: str) -> Atom:
     text = f"shfl.sync.{mode}.b32 $0, $1, $2, {'0x0' if mode == 'up' else '0x1f'}, 0xffffffff;"
 
-    def typer(context: Any, value: Any, n: Any) -> Any:
+    def typer(context: TypingContext, value: types.Type, n: types.Type) -> Any:
         if not isinstance(value, (types.Integer, types.Float, NarrowFloatType)) or not isinstance(n, types.Integer):
             return None
         bits = 8 * numpy_dtype(value).itemsize
         if bits not in (16, 32, 64):
             return None
 
-        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
             lane = c.cast(b, v[1], n, index)
             word = b.bitcast(v[0], ir.IntType(bits))
             if bits == 64:
@@ -64,9 +64,9 @@ SHUFFLE = MappingProxyType({
 # Where a thread is, and where threads meet.
 
 def _read_register(name: str, emulate: Any, doc: str) -> Atom:
-    def typer(context: Any) -> Any:
+    def typer(context: TypingContext) -> Any:
         function = ir.FunctionType(i32, [])
-        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
             # An intrinsic rather than assembly: the compiler knows its range (a lane is below 32, a block index no sign).
             return b.call(cgutils.get_or_insert_function(b.module, function, f"llvm.nvvm.read.ptx.sreg.{name}"), [])
 
@@ -95,13 +95,13 @@ def warp_barrier() -> None:
     current().collective("bar.warp.sync", None, lambda lanes: lanes)
 
 
-def _type_uniform(context: Any, value: Any) -> Any:
+def _type_uniform(context: TypingContext, value: types.Type) -> Any:
     if not isinstance(value, types.Integer):
         return None
     function = ir.FunctionType(i32, [i32])
     text = "shfl.sync.idx.b32 $0, $1, 0, 0x1f, 0xffffffff;"
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         return b.call(ir.InlineAsm(function, text, "=r,r", side_effect=True), [c.cast(b, v[0], value, index)])
 
     return signature(index, value), codegen
@@ -113,11 +113,11 @@ def uniform(value: int) -> int:
     return current().collective("uniform", value, lambda values: [values[0]] * len(values), sync=False)
 
 
-def _type_udiv(context: Any, a: Any, b: Any) -> Any:
+def _type_udiv(context: TypingContext, a: types.Type, b: types.Type) -> Any:
     if not (isinstance(a, types.Integer) and isinstance(b, types.Integer)):
         return None
 
-    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
         return builder.udiv(c.cast(builder, v[0], a, index), c.cast(builder, v[1], b, index))
 
     return signature(index, a, b), codegen
@@ -129,14 +129,14 @@ def udiv(a: int, b: int) -> int:
     return a // b
 
 
-def _type_carried(context: Any, value: Any) -> Any:
+def _type_carried(context: TypingContext, value: types.Type) -> Any:
     if not isinstance(value, types.Integer) or value.bitwidth not in (32, 64):
         return None
     kind, letter = ir.IntType(value.bitwidth), "r" if value.bitwidth == 32 else "l"
     function = ir.FunctionType(kind, [kind])
     text = f"mov.b{value.bitwidth} $0, $1;"
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         return b.call(ir.InlineAsm(function, text, f"={letter},{letter}", side_effect=False), [v[0]])
 
     return signature(value, value), codegen
@@ -149,12 +149,12 @@ def carried(value: int) -> int:
     return value
 
 
-def _type_rolled(context: Any, value: Any) -> Any:
+def _type_rolled(context: TypingContext, value: types.Type) -> Any:
     if not isinstance(value, types.Integer):
         return None
     function = ir.FunctionType(i32, [i32])
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         return b.call(ir.InlineAsm(function, "mov.b32 $0, $1;", "=r,r", side_effect=True), [c.cast(b, v[0], value, index)])
 
     return signature(index, value), codegen
@@ -170,13 +170,13 @@ def rolled(value: int) -> int:
 # --------------------------------------------------------------------------------------------------
 # What the lanes of a warp agree on: vote.sync.
 
-def _type_any(context: Any, condition: Any) -> Any:
+def _type_any(context: TypingContext, condition: types.Type) -> Any:
     if not isinstance(condition, types.Boolean):
         return None
     text = ("{ .reg .pred there; setp.ne.u32 there, $1, 0; vote.sync.any.pred there, there, 0xffffffff; "
             "selp.u32 $0, 1, 0, there; }")
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         i32 = ir.IntType(32)
         found = assembly(b, text, [i32], [b.zext(v[0], i32)], convergent=True)[0]
         return b.icmp_unsigned("!=", found, i32(0))

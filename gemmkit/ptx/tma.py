@@ -15,7 +15,19 @@ import numpy as np
 from gemmkit import emulator
 from gemmkit.lang.host import current
 from gemmkit.lang.memory import SharedType, ViewType, coordinate_count, coordinates_of, global_pointer, proxy
-from gemmkit.lang.numba_hooks import atom, ir, models, register_model, signature, types
+from gemmkit.lang.numba_hooks import (
+    Context,
+    DataModelManager,
+    Signature,
+    TypingContext,
+    Values,
+    atom,
+    ir,
+    models,
+    register_model,
+    signature,
+    types,
+)
 from gemmkit.lang.scalars import assembly, index, plain
 from gemmkit.ptx.barriers import element_address, is_barrier, place
 from gemmkit.runtime.compile import PLACEHOLDER
@@ -36,7 +48,7 @@ class MapAddressType(types.Type):
 
 @register_model(MapAddressType)
 class _MapAddressModel(models.PrimitiveModel):
-    def __init__(self, dmm: Any, fe_type: MapAddressType):
+    def __init__(self, dmm: DataModelManager, fe_type: MapAddressType):
         super().__init__(dmm, fe_type, i64)
 
 
@@ -51,21 +63,21 @@ class MapTable:
         self.acquired: set[tuple[int, int]] = set()
 
 
-def _is_table(table: Any, row: Any) -> bool:
+def _is_table(table: types.Type, row: types.Type) -> bool:
     return (isinstance(table, ViewType) and table.dtype == WORDS_DTYPE and table.ndim == 2 and table.unit == 1
             and isinstance(row, types.Integer))
 
 
-def _address(c: Any, b: Any, table: ViewType, value: Any, ty: Any, row: Any) -> Any:
+def _address(c: Context, b: ir.IRBuilder, table: ViewType, value: ir.Value, ty: types.Type, row: ir.Value) -> Any:
     place = [coordinates_of(c, b, ty, row, table.coordinate)[0], c.get_value_type(table.coordinate)(0)]
     return b.ptrtoint(global_pointer(b, table, proxy(c, b, table, value), [place], i64), i64)
 
 
-def _type_acquire(context: Any, table: Any, row: Any) -> Any:
+def _type_acquire(context: TypingContext, table: types.Type, row: types.Type) -> Any:
     if not _is_table(table, row):
         return None
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         text = f"{{ .reg .u64 map; cvta.global.u64 map, $0; fence.proxy.tensormap::generic.acquire.sys [map], {BYTES}; }}"
         assembly(b, text, [], [_address(c, b, table, v[0], row, v[1])], memory=True)
         return c.get_dummy_value()
@@ -79,11 +91,11 @@ def acquire_map(table: Any, row: int) -> None:
     table.acquired.add((id(current().block), int(row)))
 
 
-def _type_map_at(context: Any, table: Any, row: Any) -> Any:
+def _type_map_at(context: TypingContext, table: types.Type, row: types.Type) -> Any:
     if not _is_table(table, row):
         return None
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         return assembly(b, "cvta.global.u64 $0, $1;", [i64], [_address(c, b, table, v[0], row, v[1])], pure=True)[0]
 
     return signature(map_address, table, row), codegen
@@ -127,31 +139,31 @@ class TensorMapType(types.Type):
 class _TensorMapModel(models.PrimitiveModel):
     """128 bytes as a parameter, nothing as a value: whatever the code does with it, no copy is made of the bytes."""
 
-    def __init__(self, dmm: Any, fe_type: TensorMapType):
+    def __init__(self, dmm: DataModelManager, fe_type: TensorMapType):
         super().__init__(dmm, fe_type, i8)
 
     def get_argument_type(self) -> Any:
         return ir.ArrayType(i64, BYTES // 8)
 
-    def as_argument(self, builder: Any, value: Any) -> Any:
+    def as_argument(self, builder: ir.IRBuilder, value: ir.Value) -> Any:
         return ir.Constant(self.get_argument_type(), ir.Undefined)
 
-    def from_argument(self, builder: Any, value: Any) -> Any:
+    def from_argument(self, builder: ir.IRBuilder, value: ir.Value) -> Any:
         return ir.Constant(i8, 0)
 
 
-def _is_map(ty: Any) -> bool:
+def _is_map(ty: types.Type) -> bool:
     return isinstance(ty, (TensorMapType, MapAddressType))
 
 
-def _map_address(builder: Any, ty: TensorMapType | MapAddressType, value: Any) -> Any:
+def _map_address(builder: ir.IRBuilder, ty: TensorMapType | MapAddressType, value: ir.Value) -> Any:
     if isinstance(ty, MapAddressType):
         return value
     text = f"{{ .reg .u64 map; mov.b64 map, {PLACEHOLDER}{ty.ordinal}; cvta.param.u64 $0, map; }}"
     return assembly(builder, text, [i64], [], pure=True)[0]
 
 
-def _is_copy(map: Any, coordinates: Any, pointer: Any, position: Any) -> bool:
+def _is_copy(map: types.Type, coordinates: types.Type, pointer: types.Type, position: types.Type) -> bool:
     return (_is_map(map) and isinstance(coordinates, types.BaseTuple)
             and 1 <= coordinate_count(coordinates) <= 5 and isinstance(pointer, SharedType)
             and isinstance(position, types.Integer))
@@ -162,8 +174,8 @@ def _box(first: int, rank: int) -> str:
     return f"[${first}, {{{', '.join(f'${first + 1 + n}' for n in range(rank))}}}]"
 
 
-def _type_load(context: Any, map: Any, coordinates: Any, pointer: Any, position: Any, barriers: Any, n: Any,
-               mask: Any = None) -> Any:
+def _type_load(context: TypingContext, map: types.Type, coordinates: types.Type, pointer: types.Type, position: types.Type,
+               barriers: types.Type, n: types.Type, mask: types.Type = None) -> Any:
     if not _is_copy(map, coordinates, pointer, position) or not is_barrier(barriers, n):
         return None
     rank = coordinate_count(coordinates)
@@ -171,7 +183,7 @@ def _type_load(context: Any, map: Any, coordinates: Any, pointer: Any, position:
     text = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes{many} [$0], "
             f"{_box(1, rank)}, [${rank + 2}]{last};")
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         operands = [element_address(c, b, pointer, v[2], position, v[3]), _map_address(b, map, v[0]),
                     *coordinates_of(c, b, coordinates, v[1]), element_address(c, b, barriers, v[4], n, v[5])]
         if mask:
@@ -193,8 +205,8 @@ def tma_load(map: Any, coordinates: tuple, pointer: Any, position: int, barriers
     emulator.copies.load(current(), map, coordinates, place(pointer, position), place(barriers, n), None)
 
 
-def _type_multicast(context: Any, map: Any, coordinates: Any, pointer: Any, position: Any, barriers: Any, n: Any,
-                    mask: Any) -> Any:
+def _type_multicast(context: TypingContext, map: types.Type, coordinates: types.Type, pointer: types.Type,
+                    position: types.Type, barriers: types.Type, n: types.Type, mask: types.Type) -> Any:
     if not isinstance(mask, types.Integer):
         return None
     return _type_load(context, map, coordinates, pointer, position, barriers, n, mask)
@@ -207,13 +219,14 @@ def tma_load_multicast(map: Any, coordinates: tuple, pointer: Any, position: int
     emulator.copies.load(current(), map, coordinates, place(pointer, position), place(barriers, n), int(mask))
 
 
-def _type_store(context: Any, map: Any, coordinates: Any, pointer: Any, position: Any) -> Any:
+def _type_store(context: TypingContext, map: types.Type, coordinates: types.Type, pointer: types.Type,
+                position: types.Type) -> Any:
     if not _is_copy(map, coordinates, pointer, position):
         return None
     rank = coordinate_count(coordinates)
     text = f"cp.async.bulk.tensor.{rank}d.global.shared::cta.bulk_group {_box(0, rank)}, [${rank + 1}];"
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         operands = [_map_address(b, map, v[0]), *coordinates_of(c, b, coordinates, v[1]),
                     element_address(c, b, pointer, v[2], position, v[3])]
         assembly(b, text, [], operands, memory=True)
@@ -241,12 +254,12 @@ def tma_commit() -> None:
 
 
 def _wait(suffix: str) -> Any:
-    def typer(context: Any, pending: Any) -> Any:
+    def typer(context: TypingContext, pending: types.Type) -> Any:
         if not isinstance(pending, types.IntegerLiteral) or pending.literal_value < 0:
             return None
         text = f"cp.async.bulk.wait_group{suffix} {pending.literal_value};"
 
-        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
             assembly(b, text, [], [], memory=True)
             return c.get_dummy_value()
 
@@ -269,11 +282,11 @@ def tma_wait(pending: int) -> None:
     emulator.copies.stores(thread).wait(thread, pending, done=True)
 
 
-def _type_prefetch(context: Any, map: Any) -> Any:
+def _type_prefetch(context: TypingContext, map: types.Type) -> Any:
     if not _is_map(map):
         return None
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         assembly(b, "prefetch.tensormap [$0];", [], [_map_address(b, map, v[0])], memory=True)
         return c.get_dummy_value()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from gemmkit import emulator, shapes
 from gemmkit.lang.host import current
 from gemmkit.lang.memory import SharedType, coordinates_of
-from gemmkit.lang.numba_hooks import Atom, TypingError, atom, ir, signature, types
+from gemmkit.lang.numba_hooks import Atom, Context, Signature, TypingContext, TypingError, Values, atom, ir, signature, types
 from gemmkit.lang.registers import Fragment
 from gemmkit.lang.scalars import assembly, braces, index, numba_type, plain
 from gemmkit.ptx.memory import pack_words
@@ -20,17 +20,20 @@ from gemmkit.ptx.mma import FragmentMap, places, shared_address
 from gemmkit.ptx.registers import elements, from_registers, to_registers
 from gemmkit.shapes import CHUNK, Shape
 
+if TYPE_CHECKING:
+    from gemmkit.emulator.machine import Thread
+
 #: The bits of a NaN that no arithmetic gives: results that are none are 0x7fffffff.
 NEVER = 0x7fbadbad
 
 
-def _type_anchor(context: Any, pointer: Any, value: Any) -> Any:
+def _type_anchor(context: TypingContext, pointer: types.Type, value: types.Type) -> Any:
     if not isinstance(pointer, SharedType) or value != types.float32:
         return None
     text = (f"{{ .reg .pred never; .reg .b32 bits; mov.b32 bits, $1; setp.eq.b32 never, bits, {NEVER:#x}; "
             "@never mbarrier.arrive.shared::cta.b64 _, [$0]; }")
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         assembly(b, text, [], [shared_address(b, pointer, v[0], []), v[1]], memory=True)
         return c.get_dummy_value()
 
@@ -124,7 +127,8 @@ def decode(descriptor: int) -> Descriptor:
     return Descriptor(address, leading, stride, next(width for width, c in _SWIZZLES.items() if c == code))
 
 
-def _type_descriptor(context: Any, pointer: Any, position: Any, leading: Any, stride: Any, swizzle: Any) -> Any:
+def _type_descriptor(context: TypingContext, pointer: types.Type, position: types.Type, leading: types.Type,
+                     stride: types.Type, swizzle: types.Type) -> Any:
     if not isinstance(pointer, SharedType) or not isinstance(position, types.Integer):
         return None
     for name, ty in (("leading_bytes", leading), ("stride_bytes", stride), ("swizzle", swizzle)):
@@ -136,7 +140,7 @@ def _type_descriptor(context: Any, pointer: Any, position: Any, leading: Any, st
         raise TypingError(str(error)) from None
     bits -= bits >> 63 << 64                   # as a signed number
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         address = shared_address(b, pointer, v[0], coordinates_of(c, b, position, v[1]))
         chunk = b.and_(b.lshr(address, i32(4)), i32(_FIELD))
         return b.or_(b.zext(chunk, i64), i64(bits))
@@ -157,11 +161,11 @@ def matrix_descriptor(pointer: Any, position: int, leading_bytes: int, stride_by
     return constant_bits(leading_bytes, stride_bytes, swizzle) | (address // CHUNK & _FIELD)
 
 
-def _type_advance(context: Any, descriptor: Any, nbytes: Any) -> Any:
+def _type_advance(context: TypingContext, descriptor: types.Type, nbytes: types.Type) -> Any:
     if not (isinstance(descriptor, types.Integer) and isinstance(nbytes, types.Integer)):
         return None
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         if isinstance(nbytes, types.IntegerLiteral):
             chunks = i64(nbytes.literal_value >> 4)
         else:
@@ -181,12 +185,12 @@ def advance(descriptor: int, nbytes: int) -> int:
 # What the warpgroups (128 threads) of a kernel with roles tell the hardware and each other (sm_90).
 
 def _set_registers(action: str) -> Any:
-    def typer(context: Any, n: Any) -> Any:
+    def typer(context: TypingContext, n: types.Type) -> Any:
         if not isinstance(n, types.IntegerLiteral) or n.literal_value % 8 or not 24 <= n.literal_value <= 256:
             return None
         text = f"setmaxnreg.{action}.sync.aligned.u32 {n.literal_value};"
 
-        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
             assembly(b, text, [], [], memory=True, convergent=True)
             return c.get_dummy_value()
 
@@ -210,11 +214,11 @@ def claim_registers(n: int) -> None:
 
 
 def _at_barrier(instruction: str) -> Any:
-    def typer(context: Any, number: Any, threads: Any) -> Any:
+    def typer(context: TypingContext, number: types.Type, threads: types.Type) -> Any:
         if not (isinstance(number, types.Integer) and isinstance(threads, types.Integer)):
             return None
 
-        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
             texts: list[str] = []
             operands: list[Any] = []
             for ty, value in zip((number, threads), v):
@@ -415,19 +419,19 @@ def _register(accumulator: types.Type) -> Any:
     return ir.FloatType() if accumulator == types.float32 else i32
 
 
-def _fragment_words(builder: Any, ty: types.BaseTuple, value: Any) -> list:
+def _fragment_words(builder: ir.IRBuilder, ty: types.BaseTuple, value: ir.Value) -> list:
     """A fragment of A as four 32-bit registers."""
     return [builder.bitcast(word, i32) for word in to_registers(builder, elements(builder, value, ty.count))]
 
 
-def _is_fragment(ty: Any, spec: WgmmaSpec) -> bool:
+def _is_fragment(ty: types.Type, spec: WgmmaSpec) -> bool:
     """Whether a type is a fragment of A: its elements, or 32-bit words of them (`gemmkit.ptx.memory.pack_words`)."""
     if ty == types.UniTuple(types.uint32, 4):
         return True
     return spec.a.itemsize > 1 and ty == types.UniTuple(numba_type(spec.a), spec.a_map.values)
 
 
-def _accumulates(ty: Any, spec: WgmmaSpec) -> bool:
+def _accumulates(ty: types.Type, spec: WgmmaSpec) -> bool:
     """Whether a type is the accumulators: their numbers, or 32-bit words of two float16 each."""
     if spec.accumulator == F16 and ty == types.UniTuple(types.uint32, spec.N // 4):
         return True
@@ -435,14 +439,14 @@ def _accumulates(ty: Any, spec: WgmmaSpec) -> bool:
 
 
 def _typer(spec: WgmmaSpec) -> Any:
-    def typer(context: Any, acc: Any, a: Any, b: Any, accumulate: Any) -> Any:
+    def typer(context: TypingContext, acc: types.Type, a: types.Type, b: types.Type, accumulate: types.Type) -> Any:
         if not _accumulates(acc, spec) or not isinstance(b, types.Integer) or not isinstance(accumulate, types.Integer):
             return None
         if not (_is_fragment(a, spec) if spec.a_registers else isinstance(a, types.Integer)):
             return None
         register = _register(numba_type(spec.accumulator))
 
-        def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+        def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
             old = to_registers(builder, elements(builder, v[0], acc.count))
             left = _fragment_words(builder, a, v[1]) if spec.a_registers else [c.cast(builder, v[1], a, types.int64)]
             operands = [*old, *left, c.cast(builder, v[2], b, types.int64), c.cast(builder, v[3], accumulate, index)]
@@ -486,7 +490,7 @@ def _emulation(spec: WgmmaSpec) -> Any:
     return wgmma
 
 
-def _from_shared(thread: Any, name: str, descriptors: tuple, lines: int, dtype: np.dtype, major: str) -> np.ndarray:
+def _from_shared(thread: Thread, name: str, descriptors: tuple, lines: int, dtype: np.dtype, major: str) -> np.ndarray:
     """The operand, lines by K, that the threads' descriptors say."""
     where = decode(emulator.tensor_cores.same(thread, f"the descriptor {name}", descriptors)).addresses(lines, major)
     chunks = emulator.tensor_cores.of(thread).gather(thread, where)
@@ -518,12 +522,12 @@ def instruction(spec: WgmmaSpec) -> Atom:
     return Atom(name, _typer(spec), _emulation(spec), f"{name}(accumulators, a, b, accumulate): {WgmmaSpec.__doc__}")
 
 
-def _type_halves(context: Any, words: Any) -> Any:
+def _type_halves(context: TypingContext, words: types.Type) -> Any:
     if not isinstance(words, types.UniTuple) or words.dtype != types.uint32:
         return None
     result = types.UniTuple(numba_type(F16), 2 * words.count)
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         return c.make_tuple(b, result, from_registers(b, elements(b, v[0], words.count), ir.IntType(16)))
 
     return signature(result, words), codegen
@@ -535,7 +539,7 @@ def halves(words: tuple) -> tuple:
     return tuple(np.array(words, np.uint32).view(F16))
 
 
-def _type_settle(context: Any, fragment: Any) -> Any:
+def _type_settle(context: TypingContext, fragment: types.Type) -> Any:
     if not isinstance(fragment, types.UniTuple) or fragment.count % 2:
         return None
     if fragment.dtype == types.uint32:
@@ -543,7 +547,7 @@ def _type_settle(context: Any, fragment: Any) -> Any:
             b, fragment, [assembly(b, "mov.b32 $0, $1;", [i32], [word])[0] for word in elements(b, v[0], fragment.count)])
     result = types.UniTuple(types.uint32, fragment.count // 2)
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         given = elements(b, v[0], fragment.count)
         if given[0].type != i16:
             raise TypingError(f"settle: a fragment of 16-bit elements is needed, not of {fragment.dtype}")
@@ -584,16 +588,16 @@ def _commit(threads: list) -> list:
     return [None] * len(threads)
 
 
-def _is_accumulators(ty: Any) -> bool:
+def _is_accumulators(ty: types.Type) -> bool:
     return isinstance(ty, types.BaseTuple) and all(isinstance(t, types.UniTuple) for t in ty.types)
 
 
-def _type_wait(context: Any, pending: Any, accs: Any) -> Any:
+def _type_wait(context: TypingContext, pending: types.Type, accs: types.Type) -> Any:
     if not isinstance(pending, types.IntegerLiteral) or not 0 <= pending.literal_value <= 7 or not _is_accumulators(accs):
         return None
     wait = f"wgmma.wait_group.sync.aligned {pending.literal_value};"
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         assembly(b, wait, [], [], memory=True, convergent=True)
         out = []
         for n, ty in enumerate(accs.types):

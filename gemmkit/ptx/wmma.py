@@ -15,7 +15,7 @@ import numpy as np
 from gemmkit import emulator
 from gemmkit.lang.host import current
 from gemmkit.lang.memory import SharedType, coordinates_of, global_pointer, proxy
-from gemmkit.lang.numba_hooks import Atom, ir, signature, types
+from gemmkit.lang.numba_hooks import Atom, Context, Signature, TypingContext, Values, ir, signature, types
 from gemmkit.lang.scalars import assembly, braces, numba_type
 from gemmkit.ptx.memory import is_position
 from gemmkit.ptx.mma import BF16, F16, F32, PTX_NAME, shared_address
@@ -109,13 +109,13 @@ def _lane_share(spec: WmmaSpec, operand: str, layout: str, lane: int, stride: in
 
 def load_atom(spec: WmmaSpec, operand: str, layout: str) -> Atom:
     """``load(pointer, base, offset, stride) -> fragment``; ``layout`` is "row" or "col", stride in elements."""
-    def typer(context: Any, pointer: Any, base: Any, offset: Any, stride: Any) -> Any:
+    def typer(context: TypingContext, pointer: types.Type, base: types.Type, offset: types.Type, stride: types.Type) -> Any:
         if not isinstance(pointer, SharedType) or pointer.dtype != spec.dtype(operand):
             return None
         result = _wide(spec, operand)
         register = ir.FloatType() if spec.dtype(operand) == F32 else i32
 
-        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
             terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, offset, v[2])
             operands = [shared_address(b, pointer, v[0], terms), *coordinates_of(c, b, stride, v[3])]
             out = assembly(b, spec.load_text(operand, layout), [register] * spec.registers(operand), operands,
@@ -142,11 +142,12 @@ def load_atom(spec: WmmaSpec, operand: str, layout: str) -> Atom:
 
 def store_atom(spec: WmmaSpec, layout: str) -> Atom:
     """``store(pointer, base, offset, stride, fragment)``."""
-    def typer(context: Any, pointer: Any, base: Any, offset: Any, stride: Any, fragment: Any) -> Any:
+    def typer(context: TypingContext, pointer: types.Type, base: types.Type, offset: types.Type, stride: types.Type,
+              fragment: types.Type) -> Any:
         if not isinstance(pointer, SharedType) or pointer.dtype != spec.accumulator or fragment != _wide(spec, "c"):
             return None
 
-        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
             terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, offset, v[2])
             values = to_registers(b, elements(b, v[4], spec.count("c")))
             operands = [shared_address(b, pointer, v[0], terms), *values, *coordinates_of(c, b, stride, v[3])]
@@ -174,12 +175,12 @@ def store_global_atom(spec: WmmaSpec, layout: str) -> Atom:
     bytes. Its rows ("row") or columns ("col") are contiguous, and a multiple of 16 bytes apart."""
     unit = 1 if layout == "row" else 0
 
-    def typer(context: Any, view: Any, base: Any, offset: Any, fragment: Any) -> Any:
+    def typer(context: TypingContext, view: types.Type, base: types.Type, offset: types.Type, fragment: types.Type) -> Any:
         if (not is_position(view, base, offset) or view.dtype != spec.accumulator or view.unit != unit or view.readonly
                 or fragment != _wide(spec, "c")):
             return None
 
-        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
             terms = [coordinates_of(c, b, base, v[1], view.coordinate), coordinates_of(c, b, offset, v[2], view.coordinate)]
             fields = proxy(c, b, view, v[0])
             address = b.ptrtoint(global_pointer(b, view, fields, terms, ir.IntType(8)), ir.IntType(64))
@@ -212,12 +213,12 @@ def store_global_atom(spec: WmmaSpec, layout: str) -> Atom:
 
 def mma_atom(spec: WmmaSpec, a_layout: str, b_layout: str) -> Atom:
     """``mma(a, b, c) -> d`` for fragments loaded with these layouts."""
-    def typer(context: Any, a: Any, b: Any, c: Any) -> Any:
+    def typer(context: TypingContext, a: types.Type, b: types.Type, c: types.Type) -> Any:
         if (a, b, c) != tuple(_wide(spec, name) for name in "abc"):
             return None
         register = ir.FloatType() if spec.accumulator == F32 else i32
 
-        def codegen(ctx: Any, builder: Any, s: Any, v: Any) -> Any:
+        def codegen(ctx: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
             operands: list = []
             for value, name in zip(v, "abc"):
                 operands += to_registers(builder, elements(builder, value, spec.count(name)))
