@@ -1,4 +1,4 @@
-"""The tables of lines in docs/components.md and docs/programs.md say what is counted in the code as it is."""
+"""The tables of lines in docs/components.md and docs/design/programs.md say what is counted in the code as it is."""
 
 from __future__ import annotations
 
