@@ -63,7 +63,7 @@ test: $(READY)
 test-all: $(READY)
 	$(PY) -m pytest -q -m "not gpu" -n 2 $(PYTEST_ARGS)
 	$(PY) -m tests.stale.run --edits 1000 --seed 1
-	GEMMKIT_DRAWN_EXPRESSIONS=5000 $(PY) -m pytest -q -m "not gpu" -n 2 tests/codegen/lang/test_drawn_expressions.py
+	GEMMKIT_DRAWN_EXPRESSIONS=5000 $(PY) -m pytest -q -m "not gpu" -n 2 tests/lang/test_drawn_expressions.py
 	$(PY) -m tests.bad_calls --count 10000 --seed 11 --jobs 2
 	$(PY) -m tests.resolved_calls --count 20000 --seed 1 --jobs 2
 	$(PY) -m tests.drawn_programs --count 1000 --seed 1 --jobs 2

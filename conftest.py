@@ -2,8 +2,8 @@
 
 from importlib.util import find_spec
 
-OF_TORCH = ["gemmkit/torch/*", "gemmkit/torch", "tests/unit/pytorch/*", "tests/unit/pytorch", "gemmkit/distributed/*",
-            "gemmkit/distributed", "tests/unit/distributed/*", "tests/unit/distributed", "tests/support/ranks.py",
+OF_TORCH = ["gemmkit/torch/*", "gemmkit/torch", "tests/pytorch/*", "tests/pytorch", "gemmkit/distributed/*",
+            "gemmkit/distributed", "tests/distributed/*", "tests/distributed", "tests/support/ranks.py",
             "tests/support/torch_operators.py"]
 
 collect_ignore_glob = [] if find_spec("torch") else OF_TORCH

@@ -1,7 +1,7 @@
 """Compile the kernels of many cases ahead, in parallel processes; what times them finds their cubins on disk.
 
 Nothing here touches the GPU: a case's call is resolved with host arrays that are never written, under the emulator's mode,
-and compiled for the device that is there (an H100 where there is none). `tests/unit/bench/test_prepare.py` checks that a
+and compiled for the device that is there (an H100 where there is none). `tests/bench/test_prepare.py` checks that a
 call on device arrays finds what was compiled.
 """
 

@@ -5,7 +5,7 @@
     python -m bench.readme --rows --into docs/measured_rows.md    every case, a table a line
 
 Each line is one group of rows: their geometric mean, the worst, how many are below 1, and the file. Every row of every
-result file belongs to exactly one line, so no group can be left out (`tests/unit/bench/test_readme.py`). If a case was
+result file belongs to exactly one line, so no group can be left out (`tests/bench/test_report.py`). If a case was
 measured against several peers, only its fastest peer counts.
 """
 

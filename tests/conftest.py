@@ -93,8 +93,9 @@ def _left_out(items: list[pytest.Item]) -> list[pytest.Item]:
 
 #: Where cases emulate or compile kernels: a sample has a sixth of what `sample(n)` says, and a third of the cases of other
 #: functions. With a quarter and half, `.ci/run` took 39 minutes of two cores' processor time. (`sample(1)` keeps all.)
-SLOW = ("tests/unit/programs/", "tests/unit/pytorch/", "tests/unit/distributed/", "tests/unit/tuner/", "tests/kernels/", "tests/codegen/",
-        "tests/conformance/test_experiments")
+SLOW = tuple(f"tests/{name}" for name in (
+    "blas/", "components/", "conformance/test_experiments", "distributed/", "epilogues/", "functions/", "kernels/", "lang/", "layouts/",
+    "operators/", "plans/test_plan", "plans/test_inspection", "programs/", "ptx/", "pytorch/", "specs/", "tiling/", "tuner/"))
 
 
 def _every(item: pytest.Item) -> int:

@@ -32,10 +32,10 @@ from gemmkit.plans.plan import Plan
 from gemmkit.runtime import compile as compiling
 from gemmkit.runtime.compile import assemble, disassemble, instruction_counts
 from gemmkit.runtime.device import H100
+from tests.bench.test_hopper import hopper_row
+from tests.bench.test_prepare import OnDevice
 from tests.support.harness import Out, emulated
 from tests.support.hosts import Host
-from tests.unit.bench.test_hopper import hopper_row
-from tests.unit.bench.test_prepare import OnDevice
 
 
 class Emulated(Host):

@@ -22,7 +22,7 @@ from gemmkit.layouts import ColMajor, Interleaved, RowMajor, Swizzled, Triangula
 from gemmkit.operators import COMPLEX, DUAL, Algebra, WGMMAOp
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
-from tests.kernels.sm90 import test_algebras, test_cp_async, test_fragments
+from tests.kernels.sm90 import test_algebras, test_cp_async, test_registers
 from tests.mutation import families, finishing, moves, ring, shares, single
 from tests.mutation.products import (
     CASES,
@@ -425,7 +425,7 @@ def by_registers_two_steps() -> None:
 @case
 def by_registers_to_the_end_of_k() -> None:
     """What a transform makes of the zeros beyond K is no number."""
-    if not test_fragments.reciprocals(EMULATOR, 45, RowMajor, np.random.default_rng(0)):
+    if not test_registers.reciprocals(EMULATOR, 45, RowMajor, np.random.default_rng(0)):
         raise WrongResult("beyond K")
 
 

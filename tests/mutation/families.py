@@ -26,10 +26,10 @@ from gemmkit.kernels.rows import mapped, put
 from gemmkit.plans.launch import Cache
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
+from tests.functions import test_rows
+from tests.functions.test_rows import FUNCTIONS, layernorm
+from tests.functions.test_rows import close as close_rows
 from tests.kernels import test_quantised_kernel as quantised
-from tests.kernels.rows import test_rows
-from tests.kernels.rows.test_rows import FUNCTIONS, layernorm
-from tests.kernels.rows.test_rows import close as close_rows
 from tests.mutation.products import EMULATOR, WrongResult, case, equal
 from tests.support import attention as heads
 from tests.support import mlp as layers

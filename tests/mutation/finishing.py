@@ -13,11 +13,11 @@ import numpy as np
 
 import gemmkit as gk
 from gemmkit.tiling import Tile
+from tests.epilogues import test_normalise, test_observers, test_reductions
 from tests.kernels import test_gated
-from tests.kernels.common import test_normalise, test_observers, test_reduce
 from tests.kernels.sm80 import test_boxes
-from tests.kernels.sm80 import test_joined as joined_by_copies
-from tests.kernels.sm90 import test_comb_store, test_joined, test_part_rewrite, test_row_exchange
+from tests.kernels.sm80 import test_operands as joined_by_copies
+from tests.kernels.sm90 import test_cluster_exchange, test_joined, test_rewrite, test_stores
 from tests.mutation.families import right
 from tests.mutation.products import EMULATOR, WrongResult, case, equal
 from tests.support import joined, programs
@@ -39,19 +39,19 @@ def rng() -> np.random.Generator:
 @case
 def reductions() -> None:
     for kind, op in (("rows", "argmax"), ("columns", "sum")):
-        checked(test_reduce.test_reductions, "warp_specialised", kind, op, (70, 37, 16))
-    a, b = (1 + abs(x) for x in test_reduce.operands((36, 36, 8), F16)[:2])
+        checked(test_reductions.test_reductions, "warp_specialised", kind, op, (70, 37, 16))
+    a, b = (1 + abs(x) for x in test_reductions.operands((36, 36, 8), F16)[:2])
     product = a.astype("f8") @ b.astype("f8")          # of no 0, which is what values out of range are
-    for kind, op, d in (("rows", "argmax", test_reduce.ColMajor(F32)), ("columns", "min", test_reduce.RowMajor(F32))):
-        got, found = test_reduce.reduced(EMULATOR, kind, op, a, b, conf=joined.config("singlestage", d=d))
+    for kind, op, d in (("rows", "argmax", test_reductions.ColMajor(F32)), ("columns", "min", test_reductions.RowMajor(F32))):
+        got, found = test_reductions.reduced(EMULATOR, kind, op, a, b, conf=joined.config("singlestage", d=d))
         equal(got, product)
-        equal(found, test_reduce.expected(op, product, 1 if kind == "rows" else 0))
+        equal(found, test_reductions.expected(op, product, 1 if kind == "rows" else 0))
 
 
 @case
 def reductions_in_a_chain() -> None:
     """What stands behind them is told its place."""
-    checked(test_reduce.test_chains, "singlestage", 2)
+    checked(test_reductions.test_chains, "singlestage", 2)
 
 
 @case
@@ -70,7 +70,7 @@ def rows_in_two_passes() -> None:
 def rows_of_columns_in_two_passes() -> None:
     """D's lines lie along M; and no two of its elements are neighbours."""
     a, b, product = test_normalise.operands((9, 67, 8), F16)
-    conf = joined.config("warp_specialised", d=test_reduce.ColMajor(F32))
+    conf = joined.config("warp_specialised", d=test_reductions.ColMajor(F32))
     right(test_normalise.same, test_normalise.normalised(EMULATOR, "softmax", a, b, conf), test_normalise.expected("softmax", product))
     wide = poison((9, 48), F32)
     with gk.emulate():
@@ -82,9 +82,9 @@ def rows_of_columns_in_two_passes() -> None:
 @case
 def rows_of_a_cluster() -> None:
     for schedule, kind in (("one", "layer"), ("pingpong", "softmax")):
-        if test_row_exchange.passes(test_row_exchange.config(schedule, 2), 6 * 64, 40, kind) != "one cluster":
+        if test_cluster_exchange.passes(test_cluster_exchange.config(schedule, 2), 6 * 64, 40, kind) != "one cluster":
             raise WrongResult("rows are normalised in two passes")
-        right(test_row_exchange.test_tile_after_tile, schedule, kind, None)
+        right(test_cluster_exchange.test_tile_after_tile, schedule, kind, None)
 
 
 @case
@@ -104,7 +104,7 @@ def observed() -> None:
 
 @case
 def folds() -> None:
-    for count, order, d in ((2, "C", test_reduce.RowMajor(F32)), (4, "F", test_reduce.RowMajor(F16)), (3, "C", test_reduce.ColMajor(F32))):
+    for count, order, d in ((2, "C", test_reductions.RowMajor(F32)), (4, "F", test_reductions.RowMajor(F16)), (3, "C", test_reductions.ColMajor(F32))):
         equal(*joined.folded_product(EMULATOR, "warp_specialised", count, (40, 32, 40), order, d=d, coordinates=True))
     equal(*joined.folded_product(EMULATOR, "multistage", 2, (37, 29, 33)))
 
@@ -133,12 +133,12 @@ def joined_by_tma() -> None:
 
 @case
 def a_comb_of_columns() -> None:
-    flat, out = test_comb_store.combed(EMULATOR, 70, 256, 8, F16)
+    flat, out = test_stores.combed(EMULATOR, 70, 256, 8, F16)
     a, b = whole(rng(), (70, 24), F16), whole(rng(), (24, 256), F16)
-    conf = mapping("one", test_comb_store.OPERATOR, depth=16, stages=2,
-                   d=test_comb_store.Tensor.of(test_comb_store.describe(out), 1))
-    test_comb_store.computed(EMULATOR, conf, a, b, out)
-    equal(test_comb_store.in_order(flat, 0, 70, 256, 8), a.astype("f8") @ b)
+    conf = mapping("one", test_stores.OPERATOR, depth=16, stages=2,
+                   d=test_stores.Tensor.of(test_stores.describe(out), 1))
+    test_stores.computed(EMULATOR, conf, a, b, out)
+    equal(test_stores.in_order(flat, 0, 70, 256, 8), a.astype("f8") @ b)
 
 
 @case
@@ -165,32 +165,32 @@ def boxes() -> None:
 def parts_rewritten() -> None:
     """Each block a part, for all of them: of both operands, and of a triangle, which leaves some as they are."""
     for schedule in ("two-2x2", "pingpong-1x2"):
-        fields = {f"transform_global_to_shared_{which}": test_part_rewrite.Elementwise(lambda x, i, j: x + (i + 2 * j) % 3)
-                  for which in test_part_rewrite.MORE[schedule]}
+        fields = {f"transform_global_to_shared_{which}": test_rewrite.Elementwise(lambda x, i, j: x + (i + 2 * j) % 3)
+                  for which in test_rewrite.MORE[schedule]}
         a, b = whole(rng(), (144, 72), F16), whole(rng(), (72, 40), F16)
-        conf = mapping(schedule, test_part_rewrite.WGMMAOp(32), depth=16, stages=3, **fields)
+        conf = mapping(schedule, test_rewrite.WGMMAOp(32), depth=16, stages=3, **fields)
         i, j = (np.indices(x.shape) for x in (a, b))
         left = a.astype(F32) + (i[0] + 2 * i[1]) % 3
-        right_ = b.astype(F32) + ((j[0] + 2 * j[1]) % 3 if "b" in test_part_rewrite.MORE[schedule] else 0)
-        equal(test_part_rewrite.product(EMULATOR, conf, a, b), left @ right_)
+        right_ = b.astype(F32) + ((j[0] + 2 * j[1]) % 3 if "b" in test_rewrite.MORE[schedule] else 0)
+        equal(test_rewrite.product(EMULATOR, conf, a, b), left @ right_)
 
 
 @case
 def parts_beside_registers() -> None:
     """A by the registers of the consumers, to which parts of B are sent by the other block's threads."""
     a, b = whole(rng(), (130, 40), F16), whole(rng(), (40, 40), F16)
-    both = {f"transform_global_to_shared_{x}": test_part_rewrite.Elementwise(lambda x: x + 1) for x in "ab"}
-    conf = mapping("one-2x1", test_part_rewrite.WGMMAOp(32), depth=16, stages=2, b=test_reduce.ColMajor,
+    both = {f"transform_global_to_shared_{x}": test_rewrite.Elementwise(lambda x: x + 1) for x in "ab"}
+    conf = mapping("one-2x1", test_rewrite.WGMMAOp(32), depth=16, stages=2, b=test_reductions.ColMajor,
                    mem_b_thread=Tile(K=16, N=1), mem_b_warp=Tile(K=16, N=16), **both)
-    equal(test_part_rewrite.product(EMULATOR, conf, a, b), (a.astype("f8") + 1) @ (b.astype("f8") + 1))
+    equal(test_rewrite.product(EMULATOR, conf, a, b), (a.astype("f8") + 1) @ (b.astype("f8") + 1))
 
 
 @case
 def a_triangle_in_parts() -> None:
     """Parts that are as they are stored are sent, too."""
     a, b, out = whole(rng(), (70, 72), F16), whole(rng(), (72, 72), F16), poison((70, 72), F32)
-    conf = mapping("one-2x1", test_part_rewrite.WGMMAOp(32), depth=16, stages=2,
-                   b=lambda dtype: test_part_rewrite.Triangular(test_part_rewrite.ColMajor(dtype), "lower"))
+    conf = mapping("one-2x1", test_rewrite.WGMMAOp(32), depth=16, stages=2,
+                   b=lambda dtype: test_rewrite.Triangular(test_rewrite.ColMajor(dtype), "lower"))
     with gk.emulate():
         gk.matmul(a, np.asfortranarray(b), None, conf, out=out)
     equal(out, a.astype(F32) @ np.tril(b.astype(F32)))
@@ -220,8 +220,8 @@ def operands_of_another_rank() -> None:
     """A rank without rows of its own waits for its first tile; what is added to D arrives, too."""
     for schedule in ("one", "pingpong"):
         a, b = whole(rng(), (130, 32), F16), whole(rng(), (32, 32), F16)
-        conf = mapping(schedule, test_part_rewrite.WGMMAOp(32), depth=16, stages=2, d=test_reduce.RowMajor(F16),
-                       global_c_layout=test_reduce.RowMajor(F16))
+        conf = mapping(schedule, test_rewrite.WGMMAOp(32), depth=16, stages=2, d=test_reductions.RowMajor(F16),
+                       global_c_layout=test_reductions.RowMajor(F16))
         own, d = test_gated.Rank(conf, a, (130, 0), 1, 32), poison((130, 32), F16)
         with gk.emulate(), test_gated.beside(*own.pushes()):
             gk.matmul(own.a, b, own.a, own.conf, out=d)

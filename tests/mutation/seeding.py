@@ -75,7 +75,7 @@ def tree_of(module: str) -> ast.Module:
 def digest() -> int:
     """Of all that a product of the battery may run."""
     crc, tests = 0, Path(__file__).parent.parent
-    for path in sorted(path for folder in (ROOT, *(tests / name for name in ("support", "kernels", "mutation")))
+    for path in sorted(path for folder in (ROOT, *(tests / name for name in ("support", "kernels", "functions", "epilogues", "mutation")))
                        for path in folder.rglob("*.py")):
         crc = zlib.crc32(path.read_bytes(), crc)
     return crc

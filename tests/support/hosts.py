@@ -68,7 +68,7 @@ class Host:
         self.matmul(a, b, out)
 
     def row_wise(self, work: str, is_compiled: bool) -> Callable[..., np.ndarray]:
-        from tests.kernels.rows.test_rows import layernorm, rmsnorm, softmax
+        from tests.functions.test_rows import layernorm, rmsnorm, softmax
 
         def call(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray) -> np.ndarray:
             self.now += self.slower

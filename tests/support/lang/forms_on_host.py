@@ -22,7 +22,7 @@ from gemmkit.lang import complex as complex_scalars
 from gemmkit.lang.functions import device
 from gemmkit.lang.numba_hooks import atom, signature
 from gemmkit.lang.scalars import IndexType, NarrowFloatType, WeakFloatLiteral, WeakIntLiteral, float16, index, weak_float64
-from tests.codegen.lang.test_dialect import written as written_in
+from tests.lang.test_dialect import written as written_in
 from tests.support.lang import on_host
 
 #: The operands of every form: values, their types, and how they are handed to compiled code.

@@ -1,0 +1,425 @@
+"""`gemmkit.attention` against NumPy in float64: head sizes, dtypes, masks, shared heads, strides, packed sequences; listed and
+drawn."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit.kernels.collectives.softmax import QuadOut
+from gemmkit.kernels.masks import ALiBi, Causal, Documents, SoftCap, Window
+from gemmkit.runtime.device import H100, assumed
+from tests.support.attention import close, draw, reference, small
+from tests.support.machines import BF16, on_machines, poison
+
+# ==========================================================================================================================
+# `gemmkit.attention` against NumPy in float64: head sizes, dtypes, masks, shared heads, strides, odd lengths, packed sequences.
+
+F16 = np.dtype("f2")
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Calls on a machine; in the emulator with few keys a block and few blocks."""
+    @contextlib.contextmanager
+    def made(machine: Any, **fields: Any) -> Any:
+        with small(monkeypatch, **fields) if machine.emulated else contextlib.nullcontext(), machine.session():
+            yield
+
+    return made
+
+
+@pytest.fixture
+def sessions(session: Any) -> Any:
+    """A machine's kernels of attention one after the other: in the emulator Hopper's, and that of mma.sync."""
+    @contextlib.contextmanager
+    def by_warps(machine: Any) -> Any:
+        with session(machine), assumed(dataclasses.replace(H100, arch=(8, 0), sm_count=2, name="another GPU")):
+            yield
+
+    return lambda machine: (session, by_warps) if machine.emulated else (session,)
+
+
+MASKS: dict[str, Any] = {
+    "none": lambda queries, keys: (None, None),
+    "causal": lambda queries, keys: (Causal(), lambda m, n, h, b: n <= m + keys - queries),
+    "upper left": lambda queries, keys: (Causal("upper left"), lambda m, n, h, b: n <= m),
+    "window": lambda queries, keys: (Window(37, 5), lambda m, n, h, b: (m + keys - queries - 37 <= n) & (n <= m + keys - queries + 5)),
+    "window, causal": lambda queries, keys: (Window(40, 9) & Causal(), lambda m, n, h, b: (m + keys - queries - 40 <= n) & (n <= m + keys - queries)),
+}
+
+TILE_ENDS: list[dict[str, Any]] = [{"joins_tiles": joins, "q_stages": 1, "store": QuadOut()} for joins in (False, True)]
+TILE_ENDS += [{"joins_tiles": False, "q_stages": 1, "store": QuadOut(), "skips": True, "block_n": keys} for keys in (16, 80)]
+
+
+@pytest.mark.kin(5)
+@pytest.mark.sample(50)
+@on_machines
+@pytest.mark.parametrize("sizes", [(1, 1), (5, 3), (67, 130), (197, 61), (150, 150)], ids=str)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("head_dim,dtype", [(64, F16), (128, BF16)], ids=str)
+def test_masks(machine: Any, session: Any, head_dim: int, dtype: Any, mask: str, sizes: tuple[int, int], rng: np.random.Generator) -> None:
+    """Odd lengths, more queries than keys (rows that see nothing) and fewer; the result into poisoned memory, and the logarithms."""
+    queries, keys = sizes
+    rule, visible = MASKS[mask](queries, keys)
+    q, k, v = draw(rng, (1, 2, queries, head_dim), dtype), *(draw(rng, (1, 1, keys, head_dim), dtype) for _ in range(2))
+    out = machine.array(poison(q.shape, dtype))
+    with session(machine):
+        found, lse = gk.attention(*map(machine.array, (q, k, v)), mask=rule, out=out, return_lse=True)
+    assert found is out
+    close(machine.numpy(out), reference(q, k, v, visible=visible), machine.numpy(lse))
+
+
+@pytest.mark.sample(16)
+@pytest.mark.kin(5)
+@on_machines
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 192, 256])
+def test_head_sizes(machine: Any, head_dim: int, dtype: Any, rng: np.random.Generator) -> None:
+    """The mappings as they are shipped."""
+    queries, keys = (65, 97) if machine.emulated else (777, 1013)
+    q, k, v = draw(rng, (1, 1, queries, head_dim), dtype), *(draw(rng, (1, 1, keys, head_dim), dtype) for _ in range(2))
+    with machine.session():
+        found = gk.attention(*map(machine.array, (q, k, v)))
+    close(machine.numpy(found), reference(q, k, v))
+
+
+@pytest.mark.sample(26)                                # each of the four ends, with other masks and sizes
+@pytest.mark.parametrize("sizes", [(1, 1), (5, 3), (67, 130), (197, 61), (150, 150)], ids=str)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("fields", TILE_ENDS, ids=str)
+def test_tile_ends(fields: dict[str, Any], mask: str, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    """Tiles that end before the next one begins, and O stored in octets: also where strides allow no 16 bytes."""
+    queries, keys = sizes
+    rule, visible = MASKS[mask](queries, keys)
+    q, k, v = draw(rng, (1, 3, queries, 64), F16), *(draw(rng, (1, 1, keys, 64), F16) for _ in range(2))
+    whole = np.full((1, 3, queries, 67), np.nan, F16)
+    with small(monkeypatch, blocks=1, **fields), gk.emulate():
+        _, lse = gk.attention(q, k, v, mask=rule, out=whole[..., 1:65], return_lse=True)
+        found = gk.attention(q, k, v, mask=rule)
+    close(found, reference(q, k, v, visible=visible), lse)
+    assert np.array_equal(whole[..., 1:65], found) and np.isnan(whole[..., :1]).all() and np.isnan(whole[..., 65:]).all()
+
+
+@pytest.mark.sample(16)
+@pytest.mark.kin(5)
+@on_machines
+@pytest.mark.parametrize("heads", [(2, 2), (4, 2), (3, 1)], ids=str)
+def test_shared_heads(machine: Any, session: Any, heads: tuple[int, int], rng: np.random.Generator) -> None:
+    """Heads of k and v divide q's; a batch of 1, and axes of stride 0, are for all."""
+    q, k, v = draw(rng, (2, heads[0], 33, 64), F16), draw(rng, (2, heads[1], 37, 64), F16), draw(rng, (1, heads[1], 37, 64), F16)
+    with session(machine):
+        found = gk.attention(*map(machine.array, (q, k, v)))
+        held = machine.array(k[:, :1])
+        if machine.emulated and heads[1] == 1:
+            held = np.broadcast_to(held, (2, heads[0], 37, 64))
+            broadcast = gk.attention(machine.array(q), held, machine.array(v))
+            close(machine.numpy(broadcast), reference(q, k[:, :1], v))
+    close(machine.numpy(found), reference(q, k, v))
+
+
+@pytest.mark.sample(16)
+@pytest.mark.kin(5)
+@on_machines
+def test_layouts_and_strides(machine: Any, session: Any, rng: np.random.Generator) -> None:
+    """(batch, rows, heads, head size); slices of one projection; every other row; a result of any strides."""
+    qkv = draw(rng, (2, 45, 3, 2, 64), F16)
+    held = machine.array(qkv)
+    q, k, v = (qkv[:, :, n] for n in range(3))
+    expected = reference(*(x.swapaxes(1, 2) for x in (q, k, v)))
+    with session(machine):
+        found = machine.numpy(gk.attention(held[:, :, 0], held[:, :, 1], held[:, :, 2], layout="bnhd"))
+        close(found.swapaxes(1, 2), expected)
+        out = machine.array(poison((2, 45, 2, 67), F16))
+        gk.attention(held[:, :, 0], held[:, :, 1], held[:, :, 2], layout="bnhd", out=out[..., 1:65])    # which TMA cannot store
+        stored = machine.numpy(out)
+        assert np.array_equal(stored[..., 1:65], found) and np.isnan(stored[..., :1]).all() and np.isnan(stored[..., 65:]).all()
+        x = machine.array(draw(rng, (1, 1, 90, 64), F16))
+        every = machine.numpy(gk.attention(x[:, :, ::2], x[:, :, 1::2], x[:, :, :45]))
+    whole = machine.numpy(x)
+    close(every, reference(whole[:, :, ::2], whole[:, :, 1::2], whole[:, :, :45]))
+
+
+@pytest.mark.sample(16)
+@on_machines
+@pytest.mark.parametrize("scale", [1.0, 0.0, -0.5])
+def test_scales(machine: Any, session: Any, scale: float, rng: np.random.Generator) -> None:
+    """Of a scale that is not positive the largest score is not that of the largest product."""
+    q, k, v = (draw(rng, (1, 1, 40, 64), F16) for _ in range(3))
+    with session(machine):
+        found, lse = gk.attention(*map(machine.array, (q, k, v)), scale=scale, return_lse=True)
+    close(machine.numpy(found), reference(q, k, v, scale), machine.numpy(lse), slack=1e-4)
+
+
+@pytest.mark.sample(16)
+@on_machines
+@pytest.mark.parametrize("shape", [(0, 2, 4, 4), (2, 0, 4, 4), (1, 1, 0, 4), (1, 2, 5, 0)], ids=str)
+def test_nothing(machine: Any, session: Any, shape: tuple[int, ...]) -> None:
+    """No queries: an empty result. No keys: rows that see nothing, whatever the mask and the score index."""
+    batch, heads, queries, keys = shape
+    q, k = np.full((batch, heads, queries, 64), np.nan, F16), np.zeros((batch, max(heads, 1), keys, 64), F16)
+    if heads == 0:
+        q = np.zeros((batch, 0, queries, 64), F16)
+    bias = np.zeros((heads, queries, keys), np.float32)
+    with session(machine):
+        found, lse = gk.attention(*map(machine.array, (q, k, k)), mask=Causal(), score=gk.scores.Bias(machine.array(bias)),
+                                  return_lse=True)
+    assert machine.numpy(found).shape == q.shape and (machine.numpy(found) == 0).all()
+    assert machine.numpy(lse).shape == q.shape[:3] and np.isneginf(machine.numpy(lse)).all()
+
+
+@pytest.mark.sample(16)
+@pytest.mark.kin(5)
+@on_machines
+def test_what_is_not_finite(machine: Any, session: Any, rng: np.random.Generator) -> None:
+    """A NaN in a query makes its row NaN and no other; one in a key all that see it; a score of -inf hides."""
+    q, k, v = (draw(rng, (1, 1, 80, 64), F16) for _ in range(3))
+    q[0, 0, 3, 5], k[0, 0, 70, 0] = np.nan, np.nan
+    with session(machine):
+        found, lse = gk.attention(*map(machine.array, (q, k, v)), mask=Causal(), return_lse=True)
+        hidden = gk.attention(*map(machine.array, (q[:, :, 10:20], k, v)), score=lambda s, m, n: s if n < 7 else -np.inf)
+    close(machine.numpy(found), reference(q, k, v, visible=lambda m, n, h, b: n <= m), machine.numpy(lse))
+    assert np.isnan(machine.numpy(found)[0, 0, 70:]).all() and not np.isnan(machine.numpy(found)[0, 0, 4:70]).any()
+    close(machine.numpy(hidden), reference(q[:, :, 10:20], k[:, :, :7], v[:, :, :7]))
+
+
+@pytest.mark.sample(16)
+@on_machines
+def test_large_scores_do_not_overflow(machine: Any, session: Any, rng: np.random.Generator) -> None:
+    q, k, v = (draw(rng, (1, 1, 40, 64), F16) for _ in range(3))
+    with session(machine):
+        found = gk.attention(*map(machine.array, (100 * q, 100 * k, v)))
+    close(machine.numpy(found), reference(100 * q, 100 * k, v), slack=0.02)
+
+
+LARGE = [*(sign * w for w in (1e3, 1e4, 1e6, 1e8, 1e9, 1e10, 1e12, 1e30, 2.3e38) for sign in (-1, 1)), -3e8, -3e9, -2.4e38,
+         float(ml_dtypes.finfo(BF16).min), float(np.finfo(np.float32).min)]
+
+
+def large_biases(keys: int) -> np.ndarray:
+    """What is added to scores, a row of queries each: one large number for all keys; an ordinary score among such; none but those
+    among the last keys, or the first, which are softened first; sizes that grow from key to key; keys that -inf hides."""
+    w, n = np.array(LARGE, np.float32)[:, None], np.arange(keys)
+    rows = [w + 0 * n, np.where(n == 5, 0, w), np.where(n >= keys // 2, w, 0), np.where(n < keys // 2, w, 0), np.where(n % 3 == 0, -np.inf, w),
+            np.where(n >= keys // 2, -np.inf, w), np.sign(w) * np.minimum(np.abs(w), 1e36) * (1 + n // 4 * np.float32(2**-20))]
+    return np.concatenate(rows).astype(np.float32)
+
+
+@pytest.mark.sample(2)
+@on_machines
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+def test_rows_of_large_scores(machine: Any, sessions: Any, dtype: Any, rng: np.random.Generator) -> None:
+    """Masks of -1e9 and of the least number that there is, added to all scores of a row: the mean of v, as of any equal scores; the
+    logarithm of the sum to float32's spacing. Scores are exact before it."""
+    bias = large_biases(50)
+    q, k = (rng.integers(-2, 3, (1, 1, rows, 64)).astype(dtype) for rows in bias.shape)
+    v, held = draw(rng, (1, 1, 50, 64), dtype), machine.array(bias)
+    expected = reference(q, k, v, score=lambda s, m, n, h, b: (s.astype(np.float32) + bias).astype(np.float64))
+    spacing = np.spacing(np.clip(np.abs(expected[1]), 1, 3e38).astype(np.float32))
+    for made in sessions(machine):
+        with made(machine):
+            found, lse = gk.attention(*map(machine.array, (q, k, v)), score=lambda s, m, n: s + held[m, n], return_lse=True)
+        close(machine.numpy(found), expected, slack=1e-5)
+        assert (np.abs(machine.numpy(lse) - expected[1]) <= spacing).all()
+
+
+@pytest.mark.sample(2)
+@on_machines
+@pytest.mark.parametrize("dtype,size", [(F16, 2.0**15), (BF16, 2.0**40), (BF16, 2.0**63)], ids=str)
+def test_large_products(machine: Any, sessions: Any, dtype: Any, size: float, rng: np.random.Generator) -> None:
+    """No mask and no score, but queries and keys whose products are large, equal or not."""
+    q, k, v = np.zeros((1, 1, 40, 64), dtype), np.zeros((1, 1, 70, 64), dtype), draw(rng, (1, 1, 70, 64), dtype)
+    q[..., 0] = np.array([size, -size, size / 2**20, 1.0] * 10)
+    k[..., 0] = size * (1 + np.arange(70) // 8 % 5 / 128)
+    expected = reference(q, k, v, 0.25, visible=lambda m, n, h, b: n <= m + 30)
+    for made in sessions(machine):
+        with made(machine):
+            found, lse = gk.attention(*map(machine.array, (q, k, v)), mask=Causal(), scale=0.25, return_lse=True)
+        close(machine.numpy(found), expected, machine.numpy(lse), slack=1e-5)
+
+
+@pytest.mark.sample(16)
+@pytest.mark.kin(5)
+@on_machines
+@pytest.mark.parametrize("fields", [{}, TILE_ENDS[-1]], ids=["", "skips"])
+@pytest.mark.parametrize("mask", [None, Causal()], ids=str)
+@pytest.mark.parametrize("layout", ["bnhd", "bhnd"])
+def test_packed_sequences(machine: Any, session: Any, mask: Any, layout: str, fields: dict[str, Any], rng: np.random.Generator) -> None:
+    """Sequences of 0, 1 and more rows, of other lengths of keys, each on its own; what lies between is not looked at."""
+    starts, ends = np.array([0, 70, 70, 71, 100, 110]), np.array([0, 33, 40, 75, 75, 90])
+    q, k, v = draw(rng, (110, 2, 64), F16), draw(rng, (90, 1, 64), F16), draw(rng, (90, 1, 64), F16)
+    given = [machine.array(np.ascontiguousarray(x.swapaxes(0, 1) if layout == "bhnd" else x)) for x in (q, k, v)]
+    out = machine.array(poison((2, 110, 64) if layout == "bhnd" else q.shape, F16))
+    with session(machine, **fields):
+        found, lse = gk.attention(*given, lengths=(starts, ends), mask=mask, out=out, layout=layout, return_lse=True)
+        scored = gk.attention(*given, lengths=(starts.tolist(), ends.tolist()), layout=layout,
+                              score=lambda s, m, n, head, batch: s + 0.125 * batch * (n < 3) - 0.25 * head * (m > 2) * (n > 4))
+    found, scored = (machine.numpy(x) if layout == "bnhd" else machine.numpy(x).swapaxes(0, 1) for x in (found, scored))
+    for batch, (a, b, c, d) in enumerate(zip(starts, starts[1:], ends, ends[1:])):
+        one = [x.swapaxes(0, 1)[None] for x in (q[a:b], k[c:d], v[c:d])]
+        visible = None if mask is None else lambda m, n, h, i, shift=(d - c) - (b - a): n <= m + shift
+        close(found[a:b].swapaxes(0, 1)[None], reference(*one, visible=visible), machine.numpy(lse)[None, :, a:b])
+        close(scored[a:b].swapaxes(0, 1)[None], reference(*one, score=lambda s, m, n, head, i, batch=batch: (
+            s + 0.125 * batch * (n < 3) - 0.25 * head * (m > 2) * (n > 4))))
+
+
+@pytest.mark.sample(16)
+@pytest.mark.kin(5)
+@on_machines
+@pytest.mark.parametrize("fields", [{}, TILE_ENDS[-1]], ids=["", "skips"])
+def test_documents(machine: Any, session: Any, fields: dict[str, Any], rng: np.random.Generator) -> None:
+    q, k, v = (draw(rng, (1, 1, 110, 64), F16) for _ in range(3))
+    offsets = [0, 20, 20, 21, 90, 110]
+    of = np.repeat(np.arange(5), np.diff(offsets))
+    mask = Documents.of(offsets, machine.array)
+    with session(machine, **fields):
+        found = gk.attention(*map(machine.array, (q, k, v)), mask=mask)
+        causal = gk.attention(*map(machine.array, (q, k, v)), mask=mask & Causal())
+    close(machine.numpy(found), reference(q, k, v, visible=lambda m, n, h, b: of[m] == of[n]))
+    close(machine.numpy(causal), reference(q, k, v, visible=lambda m, n, h, b: (of[m] == of[n]) & (n <= m)))
+
+
+@pytest.mark.sample(16)
+@pytest.mark.kin(5)
+@on_machines
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_same_bits_every_time(machine: Any, session: Any, head_dim: int, rng: np.random.Generator) -> None:
+    """In any order of threads and blocks, and with a second call that compiles nothing."""
+    q, k, v = (machine.array(draw(rng, (1, 2 if machine.emulated else 5, 70 if machine.emulated else 1900, head_dim), F16)) for _ in range(3))
+    with session(machine):
+        first = machine.numpy(gk.attention(q, k, v, mask=Causal()))
+        with machine.compiles_nothing():
+            second = machine.numpy(gk.attention(q, k, v, mask=Causal(), scale=head_dim**-0.5))
+        assert np.array_equal(first, second)
+        if machine.emulated:
+            with gk.emulate(seed=5):
+                assert np.array_equal(gk.attention(q, k, v, mask=Causal()), first)
+
+
+@pytest.mark.sample(16)
+@pytest.mark.kin(5)
+@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize("consumers", [2, 3])
+def test_mappings(turns: bool, consumers: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    """Two and three consumers, with turns and without, in a shuffled order; a block that computes all tiles."""
+    q, k, v = (draw(rng, (1, 1, 200, 64), F16) for _ in range(3))
+    with small(monkeypatch, blocks=1, turns=turns, consumers=consumers, stages=3), gk.emulate(seed=consumers):
+        found = gk.attention(q, k, v, mask=Causal())
+    close(found, reference(q, k, v, visible=lambda m, n, h, b: n <= m))
+
+
+@pytest.mark.sample(16)
+@pytest.mark.gpu
+def test_captured_in_a_graph(rng: np.random.Generator) -> None:
+    """Nothing is synchronised; a graph replays with the table of tiles that was there."""
+    import torch
+
+    q, k, v = (torch.from_numpy(draw(rng, (2, 4, 500, 64), F16)).cuda() for _ in range(3))
+    expected, out = gk.attention(q, k, v, mask=Causal()), torch.empty_like(q)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        gk.attention(q, k, v, mask=Causal(), out=out)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            gk.attention(q, k, v, mask=Causal(), out=out)
+        gk.attention(q[:, :, :100], k, v)                               # another table on the same stream
+    out.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.sample(16)
+@pytest.mark.gpu
+def test_a_tensor_that_requires_a_gradient_is_refused() -> None:
+    import torch
+
+    x = torch.zeros(1, 1, 8, 64, device="cuda", dtype=torch.float16)
+    with pytest.raises(ValueError, match="k requires a gradient"):
+        gk.attention(x, x.clone().requires_grad_(), x)
+
+
+# ==========================================================================================================================
+# Drawn calls of attention against NumPy in float64: 25 kernels with 20 calls each on a GPU, some in the emulator.
+#
+# What makes a kernel (head size, dtype, mask, score, what is returned, packed or not) is drawn once for a test; shapes, strides, scales
+# and run-time numbers for each of its calls. GEMMKIT_SEED is what all follows from.
+
+HALF = np.float32(0.5)
+
+
+def offsets_of(rng: np.random.Generator, rows: int, count: int) -> np.ndarray:
+    return np.array([0, *sorted(rng.integers(0, rows + 1, count - 1)), rows])
+
+
+def mask_of(kind: str, rng: np.random.Generator, machine: Any, queries: int, keys: int) -> tuple[Any, Any]:
+    """A mask, and which keys it shows."""
+    shift, left, right = keys - queries, int(rng.integers(0, 300)), int(rng.integers(0, 20))
+    of = np.searchsorted(offsets := offsets_of(rng, queries, 4), np.arange(max(queries, keys)), "right")
+    found = {
+        "none": lambda: (None, None),
+        "causal": lambda: (Causal(), lambda m, n, h, b: n <= m + shift),
+        "upper left": lambda: (Causal("upper left"), lambda m, n, h, b: n <= m),
+        "window": lambda: (Window(left, right), lambda m, n, h, b: (m + shift - left <= n) & (n <= m + shift + right)),
+        "documents": lambda: (Documents.of(offsets, machine.array) & Causal("upper left"), lambda m, n, h, b: (of[m] == of[n]) & (n <= m)),
+    }
+    return found[kind]()
+
+
+def score_of(kind: str, rng: np.random.Generator, machine: Any, heads: int) -> tuple[Any, Any, float]:
+    """A score, what it computes, and what it may be wrong by."""
+    slopes, cap = rng.random(heads).astype(np.float32), float(rng.uniform(1, 30))
+    held = machine.array(slopes)
+    found = {
+        "none": lambda: (None, None, 0.0),
+        "alibi": lambda: (ALiBi(held), lambda s, m, n, h, b: s - slopes[h] * (m - n), 1e-4),
+        "soft cap": lambda: (SoftCap(cap), lambda s, m, n, h, b: cap * np.tanh(s / cap), 3e-3),
+        "function": lambda: (lambda s, m, n, head, batch: s * held[head] - HALF * ((m + n + batch) % 5),
+                             lambda s, m, n, h, b: s * slopes[h] - 0.5 * ((m + n + b) % 5), 1e-4),
+    }
+    return found[kind]()
+
+
+def strided(rng: np.random.Generator, x: np.ndarray, layout: str) -> np.ndarray:
+    """(batch, heads, rows, head size) in memory as a layout has it, and perhaps as a part of something larger."""
+    x = x if layout == "bhnd" else x.swapaxes(1, 2)
+    if rng.integers(2):
+        room = np.full((*x.shape[:3], x.shape[3] + 8), np.nan, x.dtype)
+        room[..., :x.shape[3]] = x
+        return room
+    return np.ascontiguousarray(x)
+
+
+@pytest.mark.sample(25)
+@on_machines
+@pytest.mark.parametrize("number", range(25))
+def test_drawn(machine: Any, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng([int(os.environ.get("GEMMKIT_SEED", "1")), number])
+    head_dim, dtype = [32, 64, 96, 128, 192, 256][number % 6], (F16, BF16)[int(rng.integers(2))]
+    mask, score = (str(rng.choice(kinds)) for kinds in (["none", "causal", "upper left", "window", "documents"],
+                                                        ["none", "none", "alibi", "soft cap", "function"]))
+    layout, returns = str(rng.choice(["bhnd", "bnhd"])), bool(rng.integers(2))
+    context = small(monkeypatch) if machine.emulated else contextlib.nullcontext()
+    with context, machine.session():
+        for _ in range(1 if machine.emulated else 20):
+            most = 70 if machine.emulated else 600
+            batch, share, kv_heads, queries = (int(rng.integers(1, n)) for n in (3, 3, 3, most))
+            keys = queries if mask == "documents" else int(rng.integers(1, most))
+            q = draw(rng, (batch, share * kv_heads, queries, head_dim), dtype)
+            k, v = (draw(rng, (batch if rng.integers(2) else 1, kv_heads, keys, head_dim), dtype) for _ in range(2))
+            rule, visible = mask_of(mask, rng, machine, queries, keys)
+            change, computed, slack = score_of(score, rng, machine, q.shape[1])
+            scale = None if rng.integers(2) else float(rng.uniform(0.01, 0.2))
+            given = [machine.array(strided(rng, x, layout))[..., :head_dim] for x in (q, k, v)]
+            out = machine.array(poison(given[0].shape, dtype))
+            found = gk.attention(*given, mask=rule, score=change, scale=scale, layout=layout, out=out, return_lse=returns)
+            lse = machine.numpy(found[1]) if returns else None
+            result = machine.numpy(out) if layout == "bhnd" else machine.numpy(out).swapaxes(1, 2)
+            close(result, reference(q, k, v, scale, visible, computed), lse, slack)

@@ -1,0 +1,259 @@
+"""What launches of attention and of an MLP are given, without a GPU: numbers and addresses in their places, tables and kernels
+kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from bench.stand_ins import STREAM, gpu, library
+from gemmkit.functions import attention, mlp
+from gemmkit.functions.attention import AttentionLaunch
+from gemmkit.functions.mlp import MlpLaunch
+from gemmkit.kernels.masks import Causal, Window
+from gemmkit.lang.errors import ConfigError
+from gemmkit.runtime.device import H100, assumed
+from tests.support import launches
+from tests.support.launches import TABLE
+
+# ==========================================================================================================================
+# What a launch of attention is given, without a GPU: numbers in their places, tables and kernels kept.
+
+
+class Seen(launches.Seen):
+    def kept(self, key: Any, data: np.ndarray) -> None:
+        assert data.dtype == np.int32
+        self.tables.append(key)
+        assert all(key == other or key is not other for other in self.tables)
+
+    def expected(self) -> list[Any]:
+        """What a launch for the last call alone is given."""
+        made = AttentionLaunch(self.calls[-1])
+        values = list(made.launchable.values)
+        values[made.launchable.slot(2)] = TABLE
+        for n, one in enumerate(made.tensor_maps):
+            values[made.launchable.slot(5 + n)] = one.encoder(one.info.pointer)
+        return values
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    found = Seen()
+    found.watch(monkeypatch, attention)
+    return found
+
+
+def test_numbers_stand_in_their_places(seen: Seen) -> None:
+    """Of a call whose kernel is there the same as of one that is the first."""
+    with gpu(), library("cupy") as array:
+        for mask, scale in ((Window(3), 0.25), (Window(3), 0.5), (Window(900, 2), 0.5)):
+            q, k, v = array(2, 4, 300, 64), array(2, 2, 500, 64), array(1, 2, 500, 64)
+            out, lse = gk.attention(q, k, v, mask=mask, scale=scale, return_lse=True)
+            assert seen.launches[-1] == (STREAM, seen.expected())
+            assert (out.shape, lse.shape, lse.dtype) == (q.shape, (2, 4, 300), np.float32)
+            for x in (q, k, v, out):
+                assert x.data.ptr.to_bytes(8, "little") * 16 in seen.launches[-1][1]
+    assert seen.bound == 2                                             # another window, another table; another scale, none
+
+
+def test_kernels_are_told_apart(seen: Seen) -> None:
+    with gpu(), library("cupy") as array:
+        q, k, out = array(1, 2, 300, 64), array(1, 2, 0, 64), array(1, 2, 300, 64)
+        packed = array(300, 2, 64), array(40, 1, 64), array(40, 1, 64)
+        for again in range(2):
+            gk.attention(q, k, k, mask=Causal(), out=out)              # no keys: K and V are Q
+            assert seen.launches[-1] == (STREAM, seen.expected())
+            gk.attention(q, q, q, scale=-1.0, out=out)
+            assert seen.launches[-1] == (STREAM, seen.expected() if not again else seen.launches[1][1])
+            gk.attention(q, q, q, mask=Causal("upper left"), score=lambda s, m, n: s)
+            gk.attention(*packed, layout="bnhd", lengths=([0, 90, 300], [0, 10, 40]))
+            assert seen.launches[-1] == (STREAM, seen.expected())
+        assert len(seen.launches) == 8 and len(seen.calls) == 7        # one was known by what is quickly seen
+    assert seen.bound == 4 and len(set(seen.tables)) == 4
+
+
+def test_tables_of_tiles() -> None:
+    """Each tile of each head once; what is behind a block's last one is no tile."""
+    from gemmkit.kernels.attention.kernel import Head, schedule
+
+    for count, rows, blocks in ((1, 1, 1), (5, 7, 4), (16, 3, 132), (3, 40, 11)):
+        order = schedule([Head([float(row + 1) for row in range(rows)], (head, 0)) for head in range(count)], 128, 2, blocks)
+        table = order.reshape(-1, blocks, 3)
+        assert (table[-1] == -1).all()
+        found = [tuple(tile) for tile in order if tile[0] >= 0]
+        assert sorted(found) == sorted((128 * row, head, 0) for head in range(count) for row in range(rows))
+        for block in range(blocks):
+            is_tile = table[:, block, 0] >= 0
+            assert not is_tile[is_tile.argmin():].any()
+        work = [sum(m // 128 + 1.5 for m in table[:, block, 0] if m >= 0) for block in range(blocks)]
+        assert max(work) - min(work) <= rows + 0.5
+
+
+# ==========================================================================================================================
+# What a launch of an MLP is given, without a GPU: addresses in their places, tables and kernels kept; what is refused.
+
+F16 = np.dtype("f2")
+
+
+class SeenMlp(launches.Seen):
+    def kept(self, key: Any, data: np.ndarray) -> None:
+        self.tables.append((key, data.tobytes()))
+        assert all(found == data.tobytes() for other, found in self.tables if other == key)
+
+    def expected(self) -> list[Any]:
+        """What a launch for the last call alone is given."""
+        made = MlpLaunch(self.calls[-1])
+        values = list(made.launchable.values)
+        values[made.launchable.slot(2)], values[made.launchable.slot(3)] = TABLE, TABLE + made.shapes_offset
+        if made.by_tma:
+            for n, one in enumerate(made.maps):
+                values[made.launchable.slot(5 + n)] = one.encoder(one.info.pointer)
+        return values
+
+
+@pytest.fixture
+def seen_mlp(monkeypatch: pytest.MonkeyPatch) -> SeenMlp:
+    found = SeenMlp()
+    found.watch(monkeypatch, mlp)
+    return found
+
+
+def test_addresses_stand_in_their_places(seen_mlp: SeenMlp) -> None:
+    """Of a call whose kernel is there the same as of one that is the first; the tables have the weights' own maps."""
+    with gpu(), library("cupy") as array:
+        for rows in (300, 300, 500):
+            x, weights, biases = array(rows, 64), [array(64, 64) for _ in range(3)], [array(64) for _ in range(3)]
+            out = gk.mlp(x, weights, biases)
+            assert seen_mlp.launches[-1] == (STREAM, seen_mlp.expected())
+            assert seen_mlp.tables[-1][1] == MlpLaunch(seen_mlp.calls[-1]).written()
+            for held in (*weights, *biases):
+                assert held.data.ptr.to_bytes(8, "little") in seen_mlp.tables[-1][1]
+            assert out.shape == (rows, 64)
+        again = len(seen_mlp.tables)
+        gk.mlp(x, weights, biases, out=out)
+        assert seen_mlp.tables[again][0] is seen_mlp.tables[again - 1][0]      # the same layers, the same table: nothing is copied
+    assert seen_mlp.bound == 2                                             # as many blocks as rows need
+
+
+def test_kernels_are_told_apart_of_an_mlp(seen_mlp: SeenMlp) -> None:
+    with gpu(), library("cupy") as array:
+        x, weights = array(300, 64), [array(64, 64) for _ in range(3)]
+        for _ in range(2):
+            for held, functions in ((weights, {}), (weights[:2], {}), (weights, {"last": gk.activations.relu}),
+                                    (weights[:1], {}), ([*weights[:2], array(64, 10)], {})):
+                gk.mlp(x, held, **functions)
+                assert seen_mlp.launches[-1] == (STREAM, seen_mlp.expected())
+        assert [MlpLaunch(call).by_tma for call in seen_mlp.calls[:5]] == [True, True, True, True, False]
+    assert seen_mlp.bound == 5
+
+
+def test_numbers_that_a_function_captured_compile_nothing(seen_mlp: SeenMlp) -> None:
+    with gpu(), library("cupy") as array:
+        x, weights = array(300, 64), [array(64, 64) for _ in range(3)]
+        for slope in (np.float32(0.1), np.float32(0.2)):
+            gk.mlp(x, weights, activation=lambda v, slope=slope: v)
+        for slope in (np.float32(0.1), np.float32(0.2)):
+            def leaky(v: Any) -> Any:
+                return v if v > 0 else slope * v
+
+            gk.mlp(x, weights, activation=leaky)
+            assert seen_mlp.launches[-1] == (STREAM, seen_mlp.expected())
+    assert seen_mlp.bound <= 3
+
+
+@pytest.mark.parametrize("rows,blocks,cluster,turns", [(1, 1, 1, 1), (128, 1, 1, 1), (129, 2, 2, 1), (16384, 128, 2, 1),
+                                                       (16896, 132, 2, 1), (17000, 68, 2, 2), (100000, 132, 2, 6)])
+def test_rows_go_to_blocks(rows: int, blocks: int, cluster: int, turns: int) -> None:
+    """As even a number of tiles as there can be, and no block without one but beside a peer that has."""
+    from gemmkit.plans.ahead import recorded
+
+    x, weights = np.empty((rows, 128), F16), [np.zeros((128, 128), F16)] * 3
+    made = recorded(lambda: gk.mlp(x, weights), H100, zeros=False)[0]
+    assert (made.blocks, made.spec.cluster.size, made.launchable.cluster) == (blocks, cluster, cluster)
+    assert -(-rows // (made.spec.block_m * blocks)) == turns
+
+
+# -- what is refused ------------------------------------------------------------------------------------------------------
+
+def half(*shape: int) -> np.ndarray:
+    return np.zeros(shape, F16)
+
+
+EYE = [half(32, 32), half(32, 32)]
+REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
+    "shapes that do not chain": (lambda: gk.mlp(half(4, 32), [half(32, 48), half(32, 16)]), ValueError,
+                                 r"weights\[1\] has shape \(32, 16\); weights\[0\] has 48 columns"),
+    "x": (lambda: gk.mlp(half(4, 16), EYE), ValueError, r"weights\[0\] has shape \(32, 32\); x has 16 columns"),
+    "too wide": (lambda: gk.mlp(half(4, 32), [half(32, 272)]), ConfigError, r"weights\[0\].*272 columns.*gemmkit.matmul"),
+    "x too wide": (lambda: gk.mlp(half(4, 784), [half(784, 32)]), ConfigError, r"x has shape \(4, 784\)"),
+    "no columns": (lambda: gk.mlp(half(4, 32), [half(32, 0)]), ValueError, "one column at least"),
+    "no layer": (lambda: gk.mlp(half(4, 32), []), ValueError, "weights is empty"),
+    "one matrix": (lambda: gk.mlp(half(4, 32), half(32, 32)), ValueError, r"weights has shape \(32, 32\).*\(layers, K, N\)"),
+    "a vector": (lambda: gk.mlp(half(4, 32), [half(32)]), ValueError, r"weights\[0\] has shape \(32,\); \(K, N\)"),
+    "dtypes": (lambda: gk.mlp(half(4, 32), [half(32, 32), np.zeros((32, 32), np.float32)]), TypeError, r"weights\[1\] is of float32"),
+    "x of float32": (lambda: gk.mlp(np.zeros((4, 32), np.float32), EYE), TypeError, "x is of float32; float16 or bfloat16"),
+    "too few biases": (lambda: gk.mlp(half(4, 32), EYE, [half(32)]), ValueError, "biases are of 1 layers and weights of 2"),
+    "a bias's length": (lambda: gk.mlp(half(4, 32), EYE, [half(32), half(16)]), ValueError, r"biases\[1\] has shape \(16,\)"),
+    "biases' dtype": (lambda: gk.mlp(half(4, 32), EYE, np.zeros((2, 32), np.float64)), TypeError, r"biases\[0\] is of float64"),
+    "biases of two dtypes": (lambda: gk.mlp(half(4, 32), EYE, [half(32), np.zeros(32, np.float32)]), TypeError, "one dtype"),
+    "biases of one axis": (lambda: gk.mlp(half(4, 32), EYE, half(32)), ValueError, r"biases has shape \(32,\)"),
+    "no array": (lambda: gk.mlp(half(4, 32), [half(32, 32), 3]), TypeError, r"weights\[1\] must be"),
+    "two orders": (lambda: gk.mlp(half(4, 32), [half(32, 32), half(32, 32).T]), ValueError,
+                   r"weights\[0\] has strides \(32, 1\), weights\[1\] has strides \(1, 32\)"),
+    "every other column": (lambda: gk.mlp(half(4, 64)[:, ::2], EYE), ValueError, r"x has strides \(64, 2\)"),
+    "an odd number of columns": (lambda: gk.mlp(half(4, 32), [half(32, 7)]), ValueError, r"weights\[0\].*even number of elements"),
+    "rows that do not collapse": (lambda: gk.mlp(half(4, 6, 32)[:, :3], EYE), ValueError, "rows do not lie at one distance"),
+    "no function": (lambda: gk.mlp(half(4, 32), EYE, activation="relu"), TypeError, "activation='relu'"),
+    "two arguments": (lambda: gk.mlp(half(4, 32), EYE, last=lambda x, y: x), TypeError, "takes 2 arguments"),
+    "out's shape": (lambda: gk.mlp(half(4, 32), EYE, out=half(4, 16)), ValueError, r"out has shape \(4, 16\); \(4, 32\) is needed"),
+    "out's dtype": (lambda: gk.mlp(half(4, 32), EYE, out=np.zeros((4, 32), np.float32)), TypeError, "out is of float32"),
+    "out is x": (lambda: (lambda x: gk.mlp(x, EYE, out=x))(half(4, 32)), ValueError, "out overlaps x in memory"),
+    "out is a weight": (lambda: gk.mlp(half(32, 32), EYE, out=EYE[1]), ValueError, r"out overlaps weights\[1\] in memory"),
+    "out is stacked on itself": (lambda: gk.mlp(half(4, 32), EYE, out=np.lib.stride_tricks.as_strided(half(32), (4, 32), (0, 2))),
+                                 ValueError, "several of its elements share memory"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name: str) -> None:
+    call, error, words = REFUSED[name]
+    with gk.emulate(), pytest.raises(error, match=words):
+        call()
+
+
+def test_host_arrays_and_old_gpus_are_refused() -> None:
+    with pytest.raises(TypeError, match="x is a host array"):
+        gk.mlp(half(4, 32), EYE)
+    with gk.emulate(), assumed(dataclasses.replace(H100, arch=(7, 5), name="another GPU")), \
+            pytest.raises(ConfigError, match=r"mlp runs on GPUs of compute capability 8.0 and later, and another GPU has 7.5"):
+        gk.mlp(half(4, 32), EYE)
+
+
+def test_a_tensor_that_requires_a_gradient_is_refused_by_name(seen_mlp: SeenMlp) -> None:
+    """Also where the same tensor was taken before it did."""
+    with gpu(), library("torch") as tensor:
+        x, weights, biases = tensor(300, 64), [tensor(64, 64) for _ in range(3)], [tensor(64) for _ in range(3)]
+        gk.mlp(x, weights, biases)
+        for held, name in ((x, "x"), (weights[1], r"weights\[1\]"), (biases[2], r"biases\[2\]")):
+            held.requires_grad = True
+            with pytest.raises(ValueError, match=f"{name} requires a gradient"):
+                gk.mlp(x, weights, biases)
+            held.requires_grad = False
+    assert len(seen_mlp.launches) == 1
+
+
+def test_a_code_error_names_the_function() -> None:
+    def words(x: Any) -> Any:
+        return "no number"
+
+    def nothing(x: Any) -> Any:
+        if x > 1:
+            return x
+
+    for f, said in ((words, "words cannot be compiled as device code"), (nothing, "nothing cannot be compiled as device code")):
+        with gk.emulate(), pytest.raises(gk.ComponentError, match=said):
+            gk.mlp(half(4, 32), EYE, activation=f)
