@@ -466,7 +466,7 @@ def _ldexp(x: Any, exponent: Any) -> Any:
 
 
 def _not_in_the_table(name: str) -> Any:
-    raise AttributeError(f"math.{name} has no rule in device code; docs/components.md lists what has, under Arithmetic")
+    raise AttributeError(f"math.{name} has no rule in device code; docs/reference/device_code.md lists those that have one")
 
 
 def _of_cmath(name: str) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""The tables under "Arithmetic" in docs/components.md say what `gemmkit.lang.number_rules` does: every row is read and tried."""
+"""The tables under "Arithmetic" in docs/reference/device_code.md say what `gemmkit.lang.number_rules` does: every row is read and tried."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gemmkit.emulator.user_code import arguments
 from gemmkit.lang import number_rules as rules
 from gemmkit.lang.number_rules import BOOL, FLOAT32, FLOAT64, INT32, INT64, OF_ML_DTYPES, Weak
 
-TEXT = (Path(__file__).parents[2] / "docs" / "components.md").read_text().split("### Arithmetic")[1].split("\n## ")[0]
+TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "device_code.md").read_text().split("### Arithmetic")[1].split("\n## ")[0]
 
 FLOATS = [*(np.dtype(x) for x in ("f2", "f4", "f8")), *OF_ML_DTYPES]
 INTEGERS = [np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)]
@@ -145,7 +145,7 @@ def of_literals(x: Any) -> tuple:
 
 def test_functions() -> None:
     written = [(row[0], row[1]) for row in rows("function | gives")]
-    assert written == list(FUNCTIONS), "docs/components.md has rows that this test does not know, or other words for them"
+    assert written == list(FUNCTIONS), "docs/reference/device_code.md has rows that this test does not know, or other words for them"
     for row, holds in FUNCTIONS.items():
         assert holds is None or holds(), row
 
@@ -153,9 +153,9 @@ def test_functions() -> None:
 REFUSED: dict[str, list[Callable[[], Any]]] = {
     "a literal that the integer beside it does not hold (`u8 + 300`)": [lambda: rules.result("+", np.dtype("u1"), 300)],
     "`-` of two booleans": [lambda: rules.result("-", BOOL, BOOL)],
-    "`-` and `+` of one": [lambda: rules.unary("neg", BOOL), lambda: rules.unary("pos", BOOL)],
+    "`-` and `+` of one boolean": [lambda: rules.unary("neg", BOOL), lambda: rules.unary("pos", BOOL)],
     "bits of floats": [lambda: rules.result("&", FLOAT32, INT32), lambda: rules.unary("invert", FLOAT32)],
-    "uint64 with a signed integer where no type holds both": [lambda: rules.result("|", np.dtype("u8"), INT64)],
+    "uint64 with a signed integer, if no type holds both": [lambda: rules.result("|", np.dtype("u8"), INT64)],
     "negative powers of integers": [lambda: rules.result("**", INT32, -1)],
     "coordinates as exponents of coordinates and literals": [lambda: rules.result("**", Weak.COORDINATE, Weak.COORDINATE),
                                                              lambda: rules.result("**", 2, Weak.COORDINATE)],
@@ -163,9 +163,9 @@ REFUSED: dict[str, list[Callable[[], Any]]] = {
 
 
 def test_what_is_refused() -> None:
-    words = " ".join(TEXT.split("Refused, when compiled and in the emulator: ")[1].split(". A fault")[0].split())
+    words = TEXT.split("These are refused, when compiled and in the emulator:\n\n* ")[1].split("\n\n")[0].split("\n* ")
     others = ["`round(x, digits)`", "`<`, `//`, `%`, `max` and `int` of complex numbers", "`is` between numbers"]
-    assert words == ", ".join([*REFUSED, *others])
+    assert words == [*REFUSED, *others]
     for calls in REFUSED.values():
         for call in calls:
             with pytest.raises(TypeError):

@@ -1,4 +1,4 @@
-"""The tables of lines in docs/components.md and docs/design/programs.md say what is counted in the code as it is."""
+"""The tables of lines in docs/design/lines.md and docs/design/programs.md say what is counted in the code as it is."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_line_counts_once_and_a_name_is_a_part_of_its_file() -> None:
 @pytest.mark.parametrize("row", [*ROWS, *OF_PROGRAMS], ids=lambda row: row.what)
 def test_the_tables_say_what_is_counted(row: code_lines.Row) -> None:
     assert row.places, f"{row.what!r} names no code"
-    assert row.ours == code_lines.count(row.places), f"{row.what}: docs/components.md or programs.md is to be brought up to date"
+    assert row.ours == code_lines.count(row.places), f"{row.what}: docs/design/lines.md or programs.md is to be brought up to date"
 
 
 def test_the_passes_are_all_there() -> None:

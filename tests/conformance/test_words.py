@@ -1,4 +1,8 @@
-"""docs/reference/programs.md lists the words of the program language that gemmkit.programs exports, with their signatures."""
+"""The references that are written by hand name what there is.
+
+docs/reference/programs.md: the words that gemmkit.programs exports, with their signatures. docs/reference/component_classes.md:
+members of the base classes, and all epilogues that ship.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,11 @@ import re
 import pytest
 
 import gemmkit as gk
+from gemmkit import epilogues, layouts, operators, transforms
 from gemmkit import programs as gp
+from gemmkit.kernels import masks
+from gemmkit.kernels.collectives.scheduler import Order
+from gemmkit.kernels.spec import Condition
 from gemmkit.programs import decorated, values
 from tests.support.markdown import ROOT
 
@@ -73,3 +81,47 @@ def test_calls_have_their_signatures() -> None:
     for name in ("plan", "reference", "tune"):
         assert f"`f.{name}{signature(getattr(gp.Program, name)).replace('self, ', '')}`" in rows, name
     assert f"`f{signature(gp.Program.__call__).replace('self, ', '')}`" in rows
+
+
+# -- classes of components ------------------------------------------------------------------------------------------------
+
+CLASSES = (ROOT / "docs" / "reference" / "component_classes.md").read_text(encoding="utf-8")
+
+
+def members(text: str, header: str) -> list[str]:
+    """Methods and fields that the first cells of the table with a header name."""
+    table = text[text.index(f"\n{header}"):].split("\n\n")[0].strip().splitlines()[2:]
+    cells = [re.split(r"(?<!\\)\|", line)[1] for line in table]
+    return [name for cell in cells for name in re.findall(r"`(\w+)(?:\([^)]*\))?`", cell)]
+
+
+@pytest.mark.parametrize(("section", "header", "base"), [
+    ("### GlobalLayout", "| member", layouts.GlobalLayout), ("### ResultLayout", "| member", layouts.ResultLayout),
+    ("### Both", "| member", layouts.GlobalLayout), ("### SharedLayout", "| member", layouts.Swizzled),
+    ("## Transforms", "| member", transforms.Transform), ("## Operators", "| member of `FPUOp`", operators.FPUOp),
+    ("## Operators", "| member of `Operator`", operators.FPUOp), ("## Epilogues", "| member", epilogues.Composed),
+    ("## Functions of rows", "| member of `gk.masks.Mask`", masks.Mask)])
+def test_the_classes_have_the_members(section: str, header: str, base: type) -> None:
+    names = members(CLASSES[CLASSES.index(f"\n{section}"):], header)
+    known = {*dir(base), *getattr(base, "__dataclass_fields__", ())}
+    written = {"store_element"} if base is layouts.ResultLayout else {"__call__"} if base is transforms.Transform else set()
+    assert names and set(names) - written <= known, set(names) - written - known
+
+
+def test_orders_and_conditions_have_the_members() -> None:
+    rows = re.findall(r"^\| `(Order|Condition)` \| `(\w+)", CLASSES, re.MULTILINE)
+    assert len(rows) == 4 and all(hasattr({"Order": Order, "Condition": Condition}[one], name) for one, name in rows)
+
+
+def test_every_epilogue_that_ships_has_a_row() -> None:
+    table = CLASSES[CLASSES.index("\n### Epilogues that ship"):].split("\n\n")[1]
+    shown = {name for line in table.splitlines()[2:] for name in re.findall(r"`(\w+)", line.split("|")[1])}
+    assert shown == {name for name in epilogues.__all__ if name[0].isupper()} - {"Combine", "Composed", "Default", "Epilogue"}
+
+
+def test_every_layout_of_an_array_with_structure_has_a_row() -> None:
+    names = first_cells("### Matrices with structure", CLASSES)
+    shown = {name for cell in names for name in re.findall(r"`(\w+)", cell)}
+    plain = {"ArrayLayout", "Boxed", "Embedded", "Folded", "GlobalLayout", "Interleaved", "Layout", "Packed", "Padded", "Plain",
+             "Planar", "Planes", "ResultLayout", "SharedLayout", "Swizzled", "Zero"}
+    assert shown == set(layouts.__all__) - plain

@@ -1,4 +1,4 @@
-"""Drawn extreme numbers through every function that docs/components.md lists: what NumPy gives, and no error of Python's."""
+"""Drawn extreme numbers through every function that docs/reference/device_code.md lists: what NumPy gives, and no error of Python's."""
 
 from __future__ import annotations
 

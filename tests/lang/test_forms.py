@@ -195,7 +195,7 @@ def test_a_users_finish_of_generators(returned: str) -> None:
 # ==========================================================================================================================
 # Several hundred forms of Python: the device's types and values are the emulator's, or both worlds refuse, in one's words.
 #
-# A conditional expression of several types is none of these: it has their common type on the GPU (docs/components.md).
+# A conditional expression of several types is none of these: it has their common type on the GPU (docs/reference/device_code.md).
 
 TAKEN_ON_HOST = forms_of_structure.TAKEN | forms_of_numbers.TAKEN | forms_of_users.TAKEN
 

@@ -1,6 +1,6 @@
 """Lines of code, counted: those that hold something other than a comment or a docstring.
 
-    python -m tests.support.code_lines          the rows of the tables in docs/components.md and
+    python -m tests.support.code_lines          the rows of the tables in docs/design/lines.md and
                                                 docs/design/programs.md, and what is counted now
     python -m tests.support.code_lines --write  writes what is counted into the tables
 """
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from tests.support.markdown import ROOT, blocks
 
-DOCUMENT, PROGRAMS = ROOT / "docs" / "components.md", ROOT / "docs" / "design" / "programs.md"
+DOCUMENT, PROGRAMS = ROOT / "docs" / "design" / "lines.md", ROOT / "docs" / "design" / "programs.md"
 HEADING = "## Lines it took"
 
 _NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,

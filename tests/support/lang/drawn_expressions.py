@@ -44,7 +44,7 @@ class Expression:
 
     @property
     def computes_with_pythons_booleans(self) -> bool:
-        """What docs/components.md leaves out: the sum of two such is a number in the emulator."""
+        """What docs/reference/device_code.md leaves out: the sum of two such is a number in the emulator."""
         return self.depth > 1 and any(op.startswith(PLAIN) for op in self.operations)
 
     @property
