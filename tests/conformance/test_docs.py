@@ -43,7 +43,7 @@ def test_number_systems(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generato
     def check(block: markdown.Block, names: dict[str, Any], said: str) -> None:
         assert not said, said
 
-    assert markdown.run(DOCS / "number_systems.md", monkeypatch, rng, {}, check) == 12
+    assert markdown.run(DOCS / "number_systems.md", monkeypatch, rng, {}, check) == 11
 
 
 @pytest.mark.kin(4)
