@@ -195,6 +195,7 @@ class _Twins:
             found = FunctionType(code, {**names, **changed}, function.__name__, function.__defaults__, tuple(cells) or None)
             found.__kwdefaults__, found.__qualname__, found.__module__ = (
                 function.__kwdefaults__, function.__qualname__, function.__module__)
+            found.__dict__.update(function.__dict__)
             self._own[function] = found
             return found
         if is_gemmkit(function) and function.__closure__ is None:

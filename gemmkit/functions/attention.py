@@ -20,11 +20,11 @@ import numpy as np
 
 from gemmkit import components
 from gemmkit.components import arrays_of, check_held, freeze
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator.mode import current_mode, takes_small_mappings
 from gemmkit.kernels.attention.kernel import L2, Head, schedule
 from gemmkit.kernels.attention.kernel import attention as attention_kernel
 from gemmkit.kernels.attention.mma_kernel import BLOCK_N, MmaAttentionSpec, attention_by_warps
-from gemmkit.kernels.attention.spec import HEADS, AttentionSpec, HeadSpec, Mapping, mappings
+from gemmkit.kernels.attention.spec import HEADS, AttentionSpec, HeadSpec, Mapping, few_keys, mappings
 from gemmkit.kernels.attention.spec import why_not as why_not_mapped
 from gemmkit.kernels.collectives.softmax import LOG2E, DirectOut, Sizes
 from gemmkit.kernels.masks import Everything, Function, Mask, Plain, Score, check_ranges
@@ -346,8 +346,14 @@ class AttentionProblem(MappingProblem):
         self.call = call
 
     def candidates(self, device: DeviceInfo) -> list[Any]:
-        head_dim = self.call.operands.head_dim
-        return mappings(head_dim, self.call.score) if device.arch == HOPPER else [BLOCK_N[head_dim]]
+        operands, emulated = self.call.operands, None
+        if takes_small_mappings():
+            of = self.call.sequences or ((0, operands.queries), (0, operands.keys))
+            emulated = int(max(np.diff(of[0]))), int(max(np.diff(of[1])))
+        if device.arch == HOPPER:
+            return mappings(operands.head_dim, self.call.score, emulated)
+        block_n = BLOCK_N[operands.head_dim]
+        return [block_n if emulated is None else few_keys(block_n, emulated[1])]
 
     def specialise(self, mapping: Mapping | int, device: DeviceInfo) -> Choice:
         call, is_packed = self.call, self.call.sequences is not None

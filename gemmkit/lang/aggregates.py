@@ -43,7 +43,7 @@ from gemmkit.lang.numba_hooks import (
     types,
     typing_registry,
 )
-from gemmkit.lang.number_rules import Record, device_dtype, to_dtype
+from gemmkit.lang.number_rules import Record, device_dtype, is_of_one_type, to_dtype
 from gemmkit.lang.passes import Of, Unknown
 from gemmkit.lang.scalars import DTypeType, WeakFloatLiteral, WeakIntLiteral, dtype_type, i1, i32, index, numba_type, weaken
 
@@ -546,8 +546,13 @@ def convert_all(dtype: np.dtype, values: tuple) -> tuple:
     kind = dtype.type
     for value in values:
         if type(value) is not kind:
-            return tuple(convert(dtype, value) for value in values)
-    return values
+            break
+    else:
+        return values
+    if dtype.names is None and len(values) > 4 and is_of_one_type(values):
+        with np.errstate(all="ignore"):
+            return tuple(np.array(values).astype(dtype))
+    return tuple([convert(dtype, value) for value in values])
 
 
 def _type_fill(context: TypingContext, dtype: types.Type, count: types.Type, value: types.Type) -> Any:

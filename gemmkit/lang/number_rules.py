@@ -517,3 +517,9 @@ def scalars(data: np.ndarray, dtype: np.dtype) -> tuple:
     if dtype.names is None:
         return tuple(values)
     return tuple(Record(dtype, row) for row in zip(*(values[name] for name in dtype.names)))
+
+
+def is_of_one_type(values: tuple) -> bool:
+    """Whether all are NumPy's numbers of one type, which an array of them keeps."""
+    kinds = {*map(type, values)}
+    return len(kinds) == 1 and issubclass(kinds.pop(), np.generic)

@@ -40,6 +40,7 @@ from gemmkit.lang.numba_hooks import (
     types,
     typing_registry,
 )
+from gemmkit.lang.number_rules import is_of_one_type
 from gemmkit.lang.scalars import IndexType, WeakFloatLiteral, WeakIntLiteral, index, numba_type, weak_float64
 
 __all__ = [
@@ -271,7 +272,7 @@ def _type_generate(context: TypingContext, count: types.Type, function: types.Ty
 @atom(_type_generate)
 def generate(count: int, function: Any, *args: Any) -> tuple:
     """``tuple(function(i, *args) for i in range(count))``, unrolled; ``count`` is a compile-time number."""
-    return tuple(function(i, *args) for i in range(count))
+    return tuple([function(i, *args) for i in range(count)])
 
 
 def _type_apply(context: TypingContext, function: types.Type, values: types.Type, *args: types.Type) -> Any:
@@ -297,7 +298,25 @@ def _type_apply(context: TypingContext, function: types.Type, values: types.Type
 @atom(_type_apply)
 def apply(function: Any, values: tuple, *args: Any) -> tuple:
     """``tuple(function(value, i, *args) for i, value in enumerate(values))``, unrolled."""
-    return tuple(function(value, i, *args) for i, value in enumerate(values))
+    period = getattr(function, "period", 0)
+    if period and len(values) > period and is_of_one_type(values):
+        given = np.array(values)
+        parts = [function(given[n::period], n, *args) for n in range(period)]
+        out = np.empty(len(values), parts[0].dtype)
+        for n, part in enumerate(parts):
+            out[n::period] = part
+        return tuple(out)
+    return tuple([function(value, i, *args) for i, value in enumerate(values)])
+
+
+def alike(period: int) -> Any:
+    """Declares that a function of a value and its number (`apply`) computes alike what ``period`` values are apart: the
+    emulator calls it with arrays of these."""
+    def mark(function: Any) -> Any:
+        function.period = period
+        return function
+
+    return mark
 
 
 # --------------------------------------------------------------------------------------------------
@@ -353,7 +372,7 @@ def _type_join(context: TypingContext, parts: types.Type) -> Any:
 @atom(_type_join)
 def join(parts: tuple) -> tuple:
     """A tuple of tuples as one tuple."""
-    return tuple(value for part in parts for value in part)
+    return tuple([value for part in parts for value in part])
 
 
 def to_and_fro(rows: int, columns: int) -> Iterator[tuple[int, int]]:
@@ -402,6 +421,12 @@ def outer(function: Any, c: tuple, a: tuple, b: tuple, depth: int, *args: Any) -
     ``a`` holds ``depth`` groups of rows, ``b`` as many of columns; ``c`` is rows x columns, rows first.
     """
     rows, columns = len(a) // depth, len(b) // depth
+    if args and getattr(args[0], "is_elementwise", False) and is_of_one_type(a + b + c):
+        lhs, rhs = np.array(a).reshape(depth, 1, rows), np.array(b).reshape(depth, columns, 1)
+        sums = np.array(c).reshape(columns, rows)
+        for step in range(depth):
+            sums = function(sums, lhs[step], rhs[step], *args)
+        return tuple(sums.reshape(-1))
     out = list(c)
     for step in range(depth):
         for j in range(columns):
@@ -465,7 +490,7 @@ def _type_split(context: TypingContext, values: types.Type, size: types.Type) ->
 @atom(_type_split)
 def split(values: tuple, size: int) -> tuple:
     """A tuple as a tuple of tuples of ``size`` values: what `join` puts together again."""
-    return tuple(values[n:n + size] for n in range(0, len(values), size))
+    return tuple([values[n:n + size] for n in range(0, len(values), size)])
 
 
 def _type_interleave(context: TypingContext, parts: types.Type) -> Any:
@@ -568,4 +593,4 @@ def _type_together(context: TypingContext, function: types.Type, a: types.Type, 
 @atom(_type_together)
 def together(function: Any, a: tuple, b: tuple) -> tuple:
     """``tuple(function(x, y) for x, y in zip(a, b))``, unrolled."""
-    return tuple(function(x, y) for x, y in zip(a, b))
+    return tuple([function(x, y) for x, y in zip(a, b)])

@@ -130,6 +130,11 @@ class Semiring(FPUOp):
         return (self.add in (minimum, maximum, either) and self.mul in (plus, times, both)
                 and min(self.dtype.itemsize, self.b_dtype.itemsize) >= 4)
 
+    @cached_property
+    def is_elementwise(self) -> bool:
+        """Whether the emulator may call it with arrays: by gemmkit's functions, in which nothing branches."""
+        return not self.is_absorbing and {self.add.__code__, self.mul.__code__} <= _ELEMENTWISE
+
     def multiply(self, a: Any, b: Any) -> Any:
         if self.is_absorbing:
             zero = self.accumulator.type(self.identity)
@@ -204,6 +209,9 @@ def either(x: Any, y: Any) -> Any:
 
 def both(x: Any, y: Any) -> Any:
     return x & y
+
+
+_ELEMENTWISE = {function.__code__ for function in (minimum, maximum, plus, times, either, both)}
 
 
 def log_sum(x: Any, y: Any) -> Any:

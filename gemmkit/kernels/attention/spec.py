@@ -281,13 +281,24 @@ MAPPINGS = {
 HEADS = tuple(MAPPINGS)
 
 
-def mappings(head_dim: int, score: Score) -> list[Mapping]:
-    """Those of a head size, the fastest first.
+def mappings(head_dim: int, score: Score, emulated: tuple[int, int] | None = None) -> list[Mapping]:
+    """Those of a head size, the fastest first. ``emulated``: queries and keys of the longest sequence, where the emulator
+    computes it, of which no more than these is then taken.
 
     With a score the softmax is longer than the products: turns put it under the other consumers' (ALiBi, S 4096, D 128:
     1213 us with turns, 1286 us without).
     """
-    return [one if score.is_plain else one._replace(turns=True) for one in MAPPINGS[head_dim]]
+    found = [one if score.is_plain else one._replace(turns=True) for one in MAPPINGS[head_dim]]
+    if emulated is None:
+        return found
+    consumers = min(-(-emulated[0] // ROWS), 2) or 1
+    return [one._replace(consumers=consumers, block_n=few_keys(one.block_n, emulated[1]), turns=one.turns and consumers > 1)
+            for one in found[-1:]]
+
+
+def few_keys(most: int, keys: int) -> int:
+    """Keys of a block where there are so few in all."""
+    return max(32, min(most, -(-keys // 32) * 32))
 
 
 def why_not(mapping: Mapping, score: Score, is_packed: bool) -> str | None:

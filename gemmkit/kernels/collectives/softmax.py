@@ -25,7 +25,7 @@ from gemmkit.lang.aggregates import convert, convert_all
 from gemmkit.lang.checks import converted
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.memory import number_of
-from gemmkit.lang.registers import apply, each, reduce, split, together
+from gemmkit.lang.registers import alike, apply, each, reduce, split, together
 from gemmkit.ptx.arithmetic import exp2, fma, log2, maximum, reciprocal
 from gemmkit.ptx.memory import pack_narrow, shared, store_global, unpack_narrow
 from gemmkit.ptx.mma import pack_fragment, stmatrix
@@ -181,10 +181,12 @@ def finite(x: Any) -> Any:
     return x if x > -math.inf else convert(F32, 0.0)
 
 
+@alike(4)
 def weight(x: Any, i: int, c: Any, over: Any, under: Any) -> Any:
     return exp2(fma(x, c, -(over if i // 2 % 2 == 0 else under)))
 
 
+@alike(4)
 def lowered(x: Any, i: int, first: Any, second: Any) -> Any:
     return x - (first if i // 2 % 2 == 0 else second)
 
@@ -213,6 +215,7 @@ def rescale(o: tuple, upper: Any, lower: Any) -> tuple:
     return apply(scaled, o, upper, lower)
 
 
+@alike(4)
 def scaled(x: Any, i: int, upper: Any, lower: Any) -> Any:
     return x * (upper if i // 2 % 2 == 0 else lower)
 
