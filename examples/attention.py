@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 import gemmkit as gk
-from gemmkit import epilogues, layouts, operators
+from gemmkit import epilogues, layouts
 from gemmkit.kernels.spec import Shape
 
 from . import machine
@@ -80,18 +80,10 @@ def load(count: int | None = None) -> Stream:
 
 def masked_scores(queries: np.ndarray, keys: np.ndarray, where: machine.Machine) -> np.ndarray:
     """sharpness · Q Kᵀ, and -inf where the key is in the future: one fused gemmkit product, in f32."""
-    conf = gk.get_config(
-        operator=operators.MMAOp(),
-        global_a_layout=layouts.RowMajor(np.float16),
-        global_b_layout=layouts.ColMajor(np.float16),
-        global_d_layout=layouts.RowMajor(np.float32),
-        gemm_shape=dict(M=len(queries), N=len(keys), K=queries.shape[1]),
-        **where.mapping(M=64, N=64, K=64),
-    )
     epilogue = epilogues.Scale(SHARPNESS) | epilogues.Causal()
     with where.session():
         return where.to_host(
-            gk.matmul(where.to_device(queries), where.to_device(keys).T, conf=conf, epilogue=epilogue)
+            gk.matmul(where.to_device(queries), where.to_device(keys).T, epilogue=epilogue, dtype=np.float32)
         )
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import gemmkit as gk
-from gemmkit import epilogues, layouts, operators
+from gemmkit import epilogues
 
 from . import machine
 
@@ -117,16 +117,10 @@ def gram_matrix(x: np.ndarray, y: np.ndarray, gamma: float, where: machine.Machi
     def norms(rows: np.ndarray) -> machine.Array:
         return where.to_device(np.sum(rows.astype(np.float32) ** 2, axis=1))
 
-    conf = gk.get_config(
-        operator=operators.MMAOp(),
-        global_a_layout=layouts.RowMajor(np.float16),
-        global_b_layout=layouts.ColMajor(np.float16),
-        global_d_layout=layouts.RowMajor(np.float32),
-        gemm_shape=dict(M=len(x), N=len(y), K=x.shape[1]),
-        **where.mapping(M=64, N=64, K=64),
-    )
     epilogue = RBF(norms(x), norms(y), gk.float32(gamma))
-    return where.to_host(gk.matmul(where.to_device(x), where.to_device(y).T, conf=conf, epilogue=epilogue))
+    return where.to_host(
+        gk.matmul(where.to_device(x), where.to_device(y).T, epilogue=epilogue, dtype=np.float32)
+    )
 
 
 def main(emulate: bool | None = None, train: int | None = None, test: int | None = None) -> bool:

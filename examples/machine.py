@@ -33,15 +33,6 @@ class Machine:
         """What the example's products must run inside."""
         return gk.emulate() if self.emulated else contextlib.nullcontext()
 
-    def mapping(self, **extents: int) -> dict[str, Any]:
-        """Fields for `gemmkit.get_config`: none on a GPU, where the defaults are right; in the emulator a block of
-        these extents worked on by one warp.
-
-        A mapping decides the speed alone, not the result, and the emulator is the faster the fewer threads there are.
-        """
-        tile = gk.Tile(**extents)
-        return {"block_shape": tile, "compute_warp": tile} if self.emulated else {}
-
     def to_device(self, array: np.ndarray) -> Array:
         """A copy of a host array where the machine multiplies (the array itself in the emulator)."""
         if self.library == "cupy":

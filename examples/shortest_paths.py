@@ -29,7 +29,7 @@ from itertools import pairwise
 import numpy as np
 
 import gemmkit as gk
-from gemmkit import layouts, operators
+from gemmkit import operators
 
 from . import machine
 
@@ -106,16 +106,8 @@ def reference_square(distances: np.ndarray) -> np.ndarray:
 
 def square(distances: np.ndarray, where: machine.Machine) -> np.ndarray:
     """One min-plus square as a gemmkit product."""
-    nodes = len(distances)
-    extent = -(-nodes // 32) * 32
-    conf = gk.get_config(
-        operator=operators.MIN_PLUS,
-        global_a_layout=layouts.RowMajor(distances.dtype),
-        gemm_shape=dict(M=nodes, N=nodes, K=nodes),
-        **where.mapping(M=extent, N=extent, K=16),
-    )
     d = where.to_device(distances)
-    return where.to_host(gk.matmul(d, d, conf=conf))
+    return where.to_host(gk.matmul(d, d, operator=operators.MIN_PLUS))
 
 
 def all_pairs(network: Network, where: machine.Machine) -> tuple[np.ndarray, int]:

@@ -510,7 +510,7 @@ def _of_gemmkit(name: str, python: Callable[..., Any]) -> Callable[..., Any]:
     device, is_better = BUILTINS[name], operator.gt if name == "max" else operator.lt
 
     def extremum(*given: Any, **how: Any) -> Any:
-        if given[0].__class__ is np.ndarray:                   # of numbers of one type: an operator's (`lang.registers.outer`)
+        if given[0].__class__ is np.ndarray:                   # an operator's (`lang.registers.outer`), of one type
             first, second = given
             return np.where(is_better(first, second) | (first != first), first, second)
         plainly = how or len(given) == 1 or given[0].__class__ is int is given[1].__class__ or kind_of(given[0]) is None

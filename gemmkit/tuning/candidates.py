@@ -344,7 +344,8 @@ def small_candidates(asked: Asked, config: Any) -> Iterator[Candidate]:
     """Mappings by a configuration's kernel and operator that are quickly emulated, the first one preferred; none where the
     caller named a part of the mapping."""
     given = asked.fields.get("operator")
-    if set(asked.fields) & _OF_MAPPINGS or (given is not None and getattr(given, "is_sized", True)):
+    is_sized = given is not None and getattr(given, "is_sized", True)
+    if set(asked.fields) & _OF_MAPPINGS or (is_sized and not isinstance(given, FPUOp)):
         return
     sizes = tuple(1 << (max(1, size) - 1).bit_length() for size in asked.sizes)
     whole, base = config.operator, units(config.operator)
@@ -359,14 +360,18 @@ def small_candidates(asked: Asked, config: Any) -> Iterator[Candidate]:
         return
     if config.kernel not in ("multistage", "singlestage"):
         return
-    is_fpu = isinstance(base, FPUOp)
+    is_fpu = isinstance(base, FPUOp) and not is_sized
     shape = (*LANES, base.shape[2]) if is_fpu else whole.shape
+    if is_sized:                       # its fragments are moved one by one: as few of them as there can be
+        sizes = tuple(-(-size // unit) * unit for size, unit in zip(asked.sizes, shape))
     m, n, k = (math.lcm(max(least, min(most, size)), unit)
                for least, most, size, unit in zip(LEAST_TILE, MOST_TILE, sizes, shape))
     stages = config.stages if config.kernel == "multistage" else None
     for _ in range(3):
-        if m >= 2 * shape[0]:
+        if m % (2 * shape[0]) == 0:
             block, warp = (m, n, k), (m // 2, n)
+        elif is_sized:
+            block, warp = (m, n, k), (shape[0], n)
         else:
             block, warp = (m, max(n, 2 * shape[1]), k), (m, max(n // 2, shape[1]))
         yield Candidate(config.kernel, block, warp, LANES if is_fpu else None, stages=stages, blocks_per_sm=1)
