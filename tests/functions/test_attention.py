@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
+from gemmkit.functions import attention
 from gemmkit.kernels.collectives.softmax import QuadOut
 from gemmkit.kernels.masks import ALiBi, Causal, Documents, SoftCap, Window
-from gemmkit.runtime.device import H100, assumed
+from gemmkit.runtime.arrays import describe
+from gemmkit.runtime.device import A100, H100, assumed
+from gemmkit.tuning.problems import choose
 from tests.support.attention import close, draw, reference, small
 from tests.support.machines import BF16, on_machines, poison
 
@@ -423,3 +426,17 @@ def test_drawn(machine: Any, number: int, monkeypatch: pytest.MonkeyPatch) -> No
             lse = machine.numpy(found[1]) if returns else None
             result = machine.numpy(out) if layout == "bhnd" else machine.numpy(out).swapaxes(1, 2)
             close(result, reference(q, k, v, scale, visible, computed), lse, slack)
+
+
+@pytest.mark.parametrize("device", [H100, A100], ids=["sm90", "sm80"])
+def test_few_queries_and_keys_take_a_small_mapping_in_the_emulator(device: Any) -> None:
+    def spec(queries: int, keys: int, mapping: str) -> Any:
+        q, k = (attention.as_heads(describe(np.zeros((1, 1, n, 64), np.float16), "q"), "q", "bhnd", False)
+                for n in (queries, keys))
+        call = attention.AttentionCall(attention.Operands(q, k, k), q, None, attention.EVERYTHING, attention.PLAIN, 1.0, None)
+        with assumed(device), gk.emulate(mapping=mapping):
+            return choose(attention.AttentionProblem(call), device).spec
+
+    assert (spec(12, 40, "small").block_n, spec(12, 40, "small").block_m) == (64, 64)
+    assert spec(12, 7, "small").block_n == 32 and spec(70, 900, "small").block_n == spec(70, 900, "device").block_n
+    assert spec(12, 40, "device").block_n == spec(5000, 5000, "device").block_n

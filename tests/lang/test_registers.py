@@ -14,6 +14,7 @@ import pytest
 import gemmkit as gk
 from gemmkit.components import Component, freeze
 from gemmkit.emulator import machine
+from gemmkit.kernels.collectives import softmax
 from gemmkit.lang import functions as functions_module
 from gemmkit.lang.errors import ComponentError
 from gemmkit.lang.functions import device
@@ -464,3 +465,16 @@ def test_the_interpreter_finds_what_the_emulator_cannot(monkeypatch: pytest.Monk
     parameters = [x for array in (a, b, c) for x in (array, 4, 32, 32)]
     run_ptx(ptx, 32, 1, parameters, [a, b, c])
     assert np.array_equal(c, b * b) and not np.array_equal(c, a * b)
+
+
+def test_values_that_are_computed_alike_are_what_each_is_alone(rng: np.random.Generator) -> None:
+    """`apply` in the emulator calls such a function with arrays."""
+    x = tuple(np.float32([*(100 * rng.standard_normal(61)), -np.inf, np.inf, np.nan]))
+    one, other = np.float32(-3.5), np.float32(0.25)
+    for function, args in ((softmax.weight, (other, one, other)), (softmax.lowered, (one, other)), (softmax.scaled, (one, other))):
+        assert function.period == 4
+        with np.errstate(all="ignore"):
+            wanted = np.array([function(value, i, *args) for i, value in enumerate(x)], np.float32)
+            found = apply(function, x, *args)
+        assert {*map(type, found)} == {np.float32}
+        np.testing.assert_allclose(np.array(found), wanted, rtol=3e-7, atol=0)

@@ -277,3 +277,17 @@ def test_select_compiled() -> None:
     assert kernel.usage.spill_stores == kernel.usage.stack_bytes == 0
     found = [kernel.instructions[opcode] for opcode in ("FADD", "FMNMX", "FSETP", "SEL")]
     assert all(32 <= count < 64 for count in found), found
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i4"])
+def test_arrays_of_registers_hold_what_numbers_one_by_one_give(dtype: str, rng: np.random.Generator) -> None:
+    """The emulator computes a semiring of gemmkit's functions by arrays, one of a user's number by number."""
+    a, b = (rng.integers(-3, 3, shape).astype(dtype) for shape in ((17, 13), (13, 19)))
+    if dtype != "i4":
+        for x in (a, b):
+            x[rng.random(x.shape) < 0.1] = rng.choice([np.nan, np.inf, -np.inf, -0.0])
+    of_users = Semiring(lambda x, y: max(x, y), lambda x, y: x + y, -math.inf)
+    with gk.emulate():
+        by_arrays, one_by_one = (gk.matmul(a, b, operator=operator) for operator in (MAX_PLUS, of_users))
+    assert by_arrays.tobytes() == one_by_one.tobytes()
+    assert np.isnan(by_arrays).any() == np.isnan(a).any() or dtype == "i4"
