@@ -1,7 +1,7 @@
-"""docs/specs.md's figures, from `bench/results/specs.json` alone: `python -m bench.specs_page`.
+"""docs/design/specs.md's figures, from `bench/results/specs.json` alone: `python -m bench.specs_page`.
 
     python -m bench.specs_page                          the tables
-    python -m bench.specs_page --into docs/specs.md     write them into the text, between its two marks
+    python -m bench.specs_page --into docs/design/specs.md     write them into the text, between its two marks
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bench import marks, report
 from bench.verdicts import geometric_mean
 
 RESULTS = Path(__file__).parent / "results" / "specs.json"
-BEGIN, END = "<!-- measured: python -m bench.specs_page --into docs/specs.md -->", "<!-- end of what was measured -->"
+BEGIN, END = "<!-- measured: python -m bench.specs_page --into docs/design/specs.md -->", "<!-- end of what was measured -->"
 
 Row = Mapping[str, Any]
 

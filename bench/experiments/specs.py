@@ -5,7 +5,7 @@
   of the template kernel with the same tiles, and against cuBLAS. The wmma listing's Config is what its ``.config()`` gives.
   The Maxwell listing has none; the nearest has its tile, warps and thread's tile, and the template's copies and stores.
 * staged: one schedule of tensor cores, whose tiles in shared memory are plain, padded or swizzled, and brought a step ahead
-  or not, against cuBLAS: the table of docs/specs.md.
+  or not, against cuBLAS: the table of docs/design/specs.md.
 * small: M = N = 16 to 512, K = 64 to 4096, float16 to float32: the fastest of some schedules and of `gemmkit.matmul` as it
   chooses by itself, against cuBLAS. Which it was is the row's ``config``.
 """

@@ -330,9 +330,9 @@ shared_tile = (MatMul(M, N, K)(GL, GL, GL)(Kernel)
     .tile(32, 32).to(Block)
     .accumulate_in(RF, Init.tile(4, 4).to(Thread).tile(1, 1).unroll.done,
                    Move.tile(4, 4).to(Thread).tile(1, 4).unroll.done)
-    .split(8).sync                                            # a barrier: nobody overwrites what others still read
+    .split(8).sync                   # a barrier: nobody overwrites what others read
     .move(A, SH, Move.tile(1, 4).to(Thread).done).storage(ColMajor).pad(4).no_sync
-    .move(B, SH, Move.tile(1, 4).to(Thread).done)             # and one behind both moves
+    .move(B, SH, Move.tile(1, 4).to(Thread).done)    # and one after both moves
     .tile(4, 4).to(Thread)
     .split(1).unroll
     .move(A, RF, Move.tile(4, 1).unroll.done)

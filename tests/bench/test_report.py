@@ -263,9 +263,9 @@ def test_bad_calls(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 # ==========================================================================================================================
-# docs/specs.md's tables of what was measured, from the result file alone.
+# docs/design/specs.md's tables of what was measured, from the result file alone.
 
-PAGE = markdown.ROOT / "docs" / "specs.md"
+PAGE = markdown.ROOT / "docs" / "design" / "specs.md"
 
 
 def row(group: str, work: str, m: int, k: int, ratio: float, peer: str = "cuBLAS", config: str = "schedule") -> dict[str, Any]:
