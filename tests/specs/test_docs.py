@@ -13,7 +13,7 @@ from tests.support.code_lines import source_of
 PAGE = markdown.ROOT / "docs" / "specs.md"
 
 
-@pytest.mark.parametrize("name", ["scalar", "registers", "shared"])
+@pytest.mark.parametrize("name", ["scalar", "registers", "shared_tile"])
 def test_the_decompositions_are_those_that_are_measured(name: str) -> None:
     """The page's text is that of gemmkit/specs/products.py."""
     import re
