@@ -18,6 +18,23 @@ import hypothesis
 import numpy as np
 import pytest
 
+from tests.support.patches import (  # noqa: F401
+    always_wide,
+    clusters,
+    driver_calls,
+    environment,
+    fresh_cache,
+    gpus,
+    grids,
+    no_gpu,
+    own_cache,
+    own_launches,
+    ptx_alone,
+    rebound,
+    replaced,
+    seeded,
+    without_wgmma,
+)
 from tests.support.ranks import ALL_GPUS
 from tests.support.replaced import forget_replaced
 

@@ -13,6 +13,7 @@ from bench.experiments.types import Product
 from bench.harness import Call
 from gemmkit.runtime.device import H100, assumed
 from tests.support.hosts import Host
+from tests.support.patches import Seeded
 
 
 class Card(Host):
@@ -59,7 +60,7 @@ def test_a_row_has_the_best_mapping_and_what_was_tried() -> None:
     assert "1 products" in choice.summary([found])
 
 
-def test_a_wrong_candidate_is_said_and_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_candidate_is_said_and_has_no_time(replaced: Seeded) -> None:
     product = Product("choice", "1", "f32", 8, 16, 24)
     host = Card()
     with gemmkit.emulate(), assumed(H100):
@@ -70,7 +71,7 @@ def test_a_wrong_candidate_is_said_and_has_no_time(monkeypatch: pytest.MonkeyPat
             made = calls(self, way)
             return made if way is not listed[1] else [lambda: None] * len(made)
 
-        monkeypatch.setattr(choice.Timed, "calls", wrong)
+        replaced(choice.Timed, "calls", wrong)
         found = choice.row(host, product, listed)
     assert found["tried"][0]["error"].startswith("ValueError: wrong") and "us" not in found["tried"][0]
     assert found["tried"][1]["us"] > 0

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from bench import harness, report, supervise
 from bench.harness import Call, Row, Work, WrongResult
 from bench.supervise import Outcome, Patience, outcomes
+from tests.support.patches import Seeded
 
 # ==========================================================================================================================
 # The harness on a clock of our own making: what it times, what it checks, and what it refuses.
@@ -235,7 +236,7 @@ def test_all_rows_come_from_one_worker() -> None:
 def test_a_failure_costs_its_row_only() -> None:
     found = run_supervised("row", "fail", "row")
     assert len(set(processes(found))) == 1 and len(processes(found)) == 2
-    assert found[1].row is None and found[1].message.startswith("RuntimeError: cannot fail (test_supervise.py:")
+    assert found[1].row is None and found[1].message.startswith("RuntimeError: cannot fail (test_harness.py:")
 
 
 @pytest.mark.parametrize(
@@ -259,9 +260,9 @@ def test_after_too_many_losses_the_rest_is_given_up() -> None:
     assert found[2].message == "not measured: too many workers were lost"
 
 
-def test_the_whole_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_whole_has_a_limit(replaced: Seeded) -> None:
     now = iter([0.0, 0.0, 3599.8, 3601.0])                 # as it begins, and before each row
-    monkeypatch.setattr(supervise, "time", SimpleNamespace(monotonic=now.__next__))
+    replaced(supervise, "time", SimpleNamespace(monotonic=now.__next__))
     found = run_supervised("row", "hang", "row", patience=Patience(3600, 3600, whole=3600))
     assert found[0].row is not None and "no answer" in found[1].message
     assert found[2].message == "not measured: out of time"

@@ -19,6 +19,7 @@ from bench.hopper import Bench
 from bench.supervise import Patience
 from gemmkit import ConfigError
 from tests.support.hosts import Host
+from tests.support.patches import Seeded
 
 
 def small(work: str = "matmul", peer: str = "cuBLAS", layout: str = "nn", **more: Any) -> Case:
@@ -194,12 +195,10 @@ def test_a_failed_row_stops_no_other_and_is_reported(tmp_path: Path, capsys: pyt
     assert "FAILED: square: matmul f16 64x64x64 nt: ConfigError: no such mapping" in verdicts.table(content)
 
 
-def test_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(hopper, "on_torch", lambda pairs, target_us: Stub())
+def test_the_command_line(tmp_path: Path, replaced: Seeded, capsys: pytest.CaptureFixture[str]) -> None:
+    replaced(hopper, "on_torch", lambda pairs, target_us: Stub())
     run = hopper.run
-    monkeypatch.setattr(hopper, "run", lambda *a, **k: run(*a, **k, method="fork"))
+    replaced(hopper, "run", lambda *a, **k: run(*a, **k, method="fork"))
     arguments = ["--groups", "square", "--sizes", "64", "--prepare", "no", "--out", str(tmp_path)]
     assert hopper.main([*arguments, "--match", " nn"]) == 0
     assert hopper.main(arguments) == 1

@@ -13,20 +13,19 @@ from gemmkit.plans import ahead
 from gemmkit.plans.plan import Plan
 from gemmkit.runtime import cache, launch
 from tests.support.on_device import OnDevice
+from tests.support.patches import Seeded, Set
 
 SMALL = Case("fused", "bias", "f16", 64, 64, 64)
 
 
 @pytest.fixture
-def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("GEMMKIT_CACHE_DIR", str(tmp_path))
-    cache.default_cache.cache_clear()
+def fresh_cache(own_cache: Path) -> Any:
     yield
     cache.default_cache.cache_clear()
 
 
 @pytest.mark.usefixtures("fresh_cache")
-def test_a_call_finds_what_was_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_finds_what_was_compiled_ahead(replaced: Seeded, gpus: Set) -> None:
     made = prepare.build(SMALL)
     assert made.error is None and made.usage is not None and made.usage["registers"] > 0
     assert "registers" in str(made) and cache.default_cache().stats.builds == 1
@@ -39,8 +38,8 @@ def test_a_call_finds_what_was_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -
         def bind(self, *arguments: Any, **options: Any) -> None:
             bound.append(b"")
 
-    monkeypatch.setattr(launch, "load", lambda cubin, name: Loaded())
-    monkeypatch.setattr("gemmkit.runtime.device.current_ordinal", lambda: 0)
+    replaced(launch, "load", lambda cubin, name: Loaded())
+    gpus(current=0)
     Plan(a, b, c, keywords.pop("out"), conf, keywords)._compiled.launchable.bind()
     assert bound and cache.default_cache().stats.builds == 1
 

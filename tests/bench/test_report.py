@@ -15,6 +15,7 @@ from bench.experiments import specs
 from bench.harness import WrongResult
 from bench.marks import put
 from tests.support import markdown
+from tests.support.patches import Seeded, Set
 
 # ==========================================================================================================================
 # The result file: its schema, where it goes, the table and the picture that are made from it alone.
@@ -99,10 +100,10 @@ def test_a_bad_date_is_refused() -> None:
         report.validate({**sample(), "date": "yesterday"})
 
 
-def test_where_results_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OUT", raising=False)
+def test_where_results_go(tmp_path: Path, environment: Set) -> None:
+    environment(OUT=None)
     assert report.results_path("gemm") == Path(report.__file__).parent / "results" / "gemm.json"
-    monkeypatch.setenv("OUT", str(tmp_path))
+    environment(OUT=tmp_path)
     assert report.results_path("gemm") == tmp_path / "gemm.json"
     assert report.results_path("gemm", tmp_path / "other") == tmp_path / "other" / "gemm.json"
     assert report.results_path("gemm", tmp_path / "mine.json") == tmp_path / "mine.json"
@@ -142,7 +143,7 @@ def test_sizes_and_names_of_the_command_line(capsys: pytest.CaptureFixture[str])
         assert bad[0] in capsys.readouterr().err
 
 
-def test_host_times_are_medians_of_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_times_are_medians_of_batches(replaced: Seeded) -> None:
     now, made = [0], [0]
 
     def call() -> None:
@@ -151,7 +152,7 @@ def test_host_times_are_medians_of_batches(monkeypatch: pytest.MonkeyPatch) -> N
             5_000 if made[0] % 1000 else 10_000_000
         )  # nanoseconds; one call in a thousand is interrupted
 
-    monkeypatch.setattr(host.time, "perf_counter_ns", lambda: now[0])
+    replaced(host.time, "perf_counter_ns", lambda: now[0])
     synchronised: list[int] = []
     assert host.host_us(call, lambda: synchronised.append(made[0]), calls=2000, batch=100, repeats=1) == 5.0
     assert synchronised == list(range(100, 2101, 100))

@@ -11,12 +11,13 @@ from bench import row_programs
 from bench.experiments.rows import WORKS
 from bench.harness import WrongResult, compare
 from tests.conformance.test_experiments import Emulated
+from tests.support.patches import Seeded
 
 
 @pytest.fixture(autouse=True)
-def short_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_graphs(replaced: Seeded) -> None:
     """A launch takes a microsecond of the host's clock: a timed graph of as many as on a GPU would have thousands."""
-    monkeypatch.setattr(row_programs, "compare", partial(compare, target_us=20.0))
+    replaced(row_programs, "compare", partial(compare, target_us=20.0))
 
 
 @pytest.mark.parametrize("work", WORKS)

@@ -18,6 +18,7 @@ from gemmkit.emulator import errors
 from gemmkit.epilogues import Elementwise, Fold, Residual, Scale
 from gemmkit.kernels.spec import Condition
 from gemmkit.plans import ahead as inspection
+from tests.support.patches import Seeded, Set
 
 # ==========================================================================================================================
 # Arrays that functions capture: checked in the emulator as fields are, refused by the compiler where they are written.
@@ -63,7 +64,7 @@ def test_what_is_out_of_range_is_a_fault(slot: str, ahead: int) -> None:
     """NumPy would take element -1 for the last."""
     with pytest.raises(errors.BoundsError, match=r"of 'table, captured by <lambda>', which has shape \(8,\)") as caught:
         product(**in_slot(slot, TABLE.copy(), ahead))
-    assert "test_captured_arrays.py" in str(caught.value)
+    assert "test_arrays.py" in str(caught.value)
 
 
 def test_a_global_array_is_captured() -> None:
@@ -124,7 +125,7 @@ def test_compiling_a_write_to_what_is_no_output_names_the_line(what: str) -> Non
                                                      **keywords})
     with pytest.raises(gk.ComponentError, match="only read here") as caught:
         inspection.compile_config(conf, operands={"a": np.zeros((64, 64), np.float32)}, gemm_shape={"M": 64, "N": 64, "K": 64})
-    assert line in str(caught.value) and "test_captured_arrays.py" in str(caught.value)
+    assert line in str(caught.value) and "test_arrays.py" in str(caught.value)
 
 
 @pytest.mark.parametrize("what", ["field", "operand"])
@@ -194,18 +195,18 @@ def test_a_component_that_comes_again_is_not_frozen_again() -> None:
     assert kept.frozen(Elementwise(doubled)) is not kept.frozen(epilogue)
 
 
-def test_replaced_code_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaced_code_is_read_anew(replaced: Seeded) -> None:
     epilogue = Elementwise(doubled)
     before = [seen(epilogue) for _ in range(3)]
-    monkeypatch.setattr(doubled, "__code__", tripled.__code__)
+    replaced(doubled, "__code__", tripled.__code__)
     after = [seen(epilogue) for _ in range(3)]
     assert len({*before}) == len({*after}) == 1 and before[0] != after[0]
 
 
-def test_a_captured_number_bound_anew_is_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_captured_number_bound_anew_is_the_new_one(rebound: Set) -> None:
     epilogue = Elementwise(scaled)
     before = [seen(epilogue) for _ in range(3)]
-    monkeypatch.setitem(globals(), "FACTOR", np.float32(5))
+    rebound(FACTOR=np.float32(5))
     after = [seen(epilogue) for _ in range(3)]
     assert before[2] != after[2] and after[0] == after[2]
 

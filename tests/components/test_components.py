@@ -22,7 +22,6 @@ from gemmkit import epilogues, layouts, operators, transforms
 from gemmkit.components import freeze
 from gemmkit.kernels.spec import FAMILIES
 from gemmkit.ptx.special import thread_index
-from gemmkit.runtime import cache as cache_module
 from gemmkit.runtime import compile as compile_module
 from gemmkit.runtime.compile import stats
 from gemmkit.runtime.device import H100
@@ -31,6 +30,7 @@ from tests.support.checks import relative_error
 from tests.support.compiling import arguments, machine_code
 from tests.support.harness import Out, compiled, constants_stored, emulated, instructions, leaves_nothing, lines_with
 from tests.support.machines import on_machines
+from tests.support.patches import Set
 
 # ==========================================================================================================================
 # Components: a user's small classes as compile-time values, their runtime fields as arguments, and what is said of
@@ -276,13 +276,6 @@ def test_another_static_value_or_type_is_another_kernel(changed: dict[str, Any])
     assert one.type != other.type and one.fingerprint != other.fingerprint
 
 
-@pytest.fixture
-def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    made = cache_module.CubinCache(tmp_path)
-    monkeypatch.setattr(compile_module, "default_cache", lambda: made)
-    return made
-
-
 def kernel_of(conf: gk.Config) -> Any:
     """Compile (or find) a configuration's kernel, as a plan does."""
     given = arguments(conf)
@@ -291,7 +284,7 @@ def kernel_of(conf: gk.Config) -> Any:
 
 @pytest.mark.kin(4)
 @pytest.mark.compile
-def test_a_new_bias_and_a_new_alpha_compile_nothing(fresh_cache: Any) -> None:
+def test_a_new_bias_and_a_new_alpha_compile_nothing(own_cache: Any) -> None:
     before = stats.compiled
     first = kernel_of(compact(epilogue=Scaled(np.ones(256), 0.5)))
     assert stats.compiled == before + 1
@@ -493,18 +486,18 @@ def from_table(x: Any, i: int, j: int) -> Any:
     return x * TABLE[j % STEP] + OFFSET
 
 
-def test_module_globals_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_globals_are_captured(rebound: Set) -> None:
     transform = transforms.Elementwise(from_table)
     first = freeze(transform)
     assert [code for code, _ in first.leaves] == ["f64", "u64", "i32"] or \
         sorted(code for code, _ in first.leaves) == ["f64", "i32", "u64"]
     ptx = compiled(transforming, Out((32,), np.float64), np.ones(32), transform)
     assert leaves_nothing(ptx) and len(lines_with(ptx, "ld.global")) == 2
-    monkeypatch.setattr(sys.modules[__name__], "TABLE", np.array([2.0, 20.0, 200.0]))
-    monkeypatch.setattr(sys.modules[__name__], "OFFSET", np.float64(1.5))
+    rebound(TABLE=np.array([2.0, 20.0, 200.0]))
+    rebound(OFFSET=np.float64(1.5))
     second = freeze(transform)
     assert (first.type, first.fingerprint) == (second.type, second.fingerprint) and first.leaves != second.leaves
-    monkeypatch.setattr(sys.modules[__name__], "STEP", 2)
+    rebound(STEP=2)
     third = freeze(transform)
     assert third.type != first.type and third.fingerprint != first.fingerprint
 
@@ -529,7 +522,7 @@ def test_captured_values_are_those_of_the_call(machine: Any, rng: np.random.Gene
         compiled_before = stats.compiled
 
 
-def test_a_name_bound_anew_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_bound_anew_is_seen() -> None:
     """A constant, a helper, and an attribute of a module that a method refers to: changed, it is another kernel."""
     module = types.ModuleType("users_module")
     module.__dict__.update(EPS=0.5, helper=lambda x: x * 2)

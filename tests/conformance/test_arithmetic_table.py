@@ -87,7 +87,7 @@ WEAK_INTEGERS = [*COORDINATES, 3]
 EVERY = [*FLOATS, *INTEGERS, BOOL, *WEAK_INTEGERS, Weak.FLOAT]
 WHOLE = ("floor", "ceil", "trunc")
 #: A row of the second table, its words as they are, and what they say of the rules. What is None is of values, and tried on those
-#: in `tests.lang.test_number_rules`, `test_drawn_expressions` and `test_forms_on_host`.
+#: in `tests.lang.test_number_rules`, `test_drawn_expressions` and `test_forms`.
 FUNCTIONS: dict[tuple[str, str], Callable[[], bool] | None] = {
     ("`+ - * // % ** & | ^ << >>`, `divmod`, `pow` of integers",
      "their common type, in which they wrap; `bool + bool` is or, `bool * bool` and"):

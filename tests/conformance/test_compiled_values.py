@@ -11,6 +11,7 @@ import pytest
 from tests.ptx_machine import launch
 from tests.ptx_machine.compare import PTX, compare
 from tests.support.drawn import Family, Place, Problem
+from tests.support.patches import Seeded
 
 pytestmark = pytest.mark.compile
 
@@ -67,7 +68,7 @@ ALTERED: list[tuple[Any, str]] = [
 
 
 @pytest.mark.thorough
-def test_wrong_code_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_code_is_noticed(seeded: Seeded) -> None:
     """A right kernel, then altered in its text."""
     right = compare(*FPU)
     assert not right.fault and right.most < 0.2, f"{right.fault}\n\n{right.repeat}"
@@ -79,7 +80,7 @@ def test_wrong_code_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
             assert made != text, "nothing was changed"
             return made
 
-        monkeypatch.setattr(launch, "ptx_of", altered)
+        seeded(launch, "ptx_of", altered)
         found = compare(*FPU, machines=(PTX,)).fault
         assert re.search(words, found), (words, found)
         applied += 1

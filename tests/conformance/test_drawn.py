@@ -25,6 +25,7 @@ from tests.support.drawn import Case, Family, Place, Problem, config_of, run
 from tests.support.drawn_reference import Bounded, assert_within
 from tests.support.drawn_strategies import Reach, families, problems, refused
 from tests.support.machines import MACHINES, on_machines
+from tests.support.patches import Seeded
 
 SEED = int(os.environ.get("GEMMKIT_SEED", "0"))                        # conftest.py has set it
 GPU_SHARDS, GPU_FAMILIES, GPU_PROBLEMS = 60, 4, 10                     # 2,400 cases
@@ -152,7 +153,7 @@ def test_a_narrow_integer_beside_a_captured_one_is_as_wide(machine: Any) -> None
 @pytest.mark.kin(3)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("fault", ["beside", "element"])
-def test_faults_of_a_kernel_are_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_of_a_kernel_are_noticed(fault: str, seeded: Seeded) -> None:
     original = gk.matmul
 
     def matmul(*args: Any, out: Any, **fields: Any) -> None:
@@ -162,7 +163,7 @@ def test_faults_of_a_kernel_are_noticed(fault: str, monkeypatch: pytest.MonkeyPa
         else:
             out.base[...] = 0                                          # all memory around it
 
-    monkeypatch.setattr(gk, "matmul", matmul)
+    seeded(gk, "matmul", matmul)
     words = {"beside": "bytes beside it were written", "element": "1 of 153 elements are wrong"}[fault]
     with pytest.raises(AssertionError, match=words) as caught:
         run(MACHINES["emulator"], PLAIN, SMALL)

@@ -33,6 +33,7 @@ from tests.drawn_programs.syntax import (
     statements,
 )
 from tests.support.machines import MACHINES
+from tests.support.patches import Seeded
 
 COUNT, PART = int(os.environ.get("GEMMKIT_DRAWN_PROGRAMS", 48)), 8
 
@@ -125,13 +126,13 @@ def test_another_meaning_is_noticed(tile: Case) -> None:
 
 @pytest.mark.parametrize("error", [AttributeError("x"), SyntaxError("x"), RuntimeError("x"), ValueError("rounds carry no sums"), KeyError("m")],
                          ids=lambda error: type(error).__name__)
-def test_errors_without_a_line_are_noticed(tile: Case, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_without_a_line_are_noticed(tile: Case, error: Exception, seeded: Seeded) -> None:
     from gemmkit.programs import tuned
 
     def fails(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(tuned, "planned", fails)
+    seeded(tuned, "planned", fails)
     assert judged(tile).is_fault
 
 

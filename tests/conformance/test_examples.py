@@ -20,6 +20,7 @@ from examples import (
     transformer,
 )
 from tests.support.checks import assert_close
+from tests.support.patches import Seeded
 
 EMULATOR = machine.Machine("numpy")
 
@@ -77,8 +78,8 @@ def test_a_square_is_numpys() -> None:
     assert np.array_equal(square, shortest_paths.reference_square(lengths)) and np.isinf(square[3]).all()
 
 
-def test_distances_that_never_settle_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortest_paths, "square", lambda distances, where: distances - 1)
+def test_distances_that_never_settle_are_an_error(seeded: Seeded) -> None:
+    seeded(shortest_paths, "square", lambda distances, where: distances - 1)
     with pytest.raises(RuntimeError, match="the products are wrong"):
         shortest_paths.all_pairs(shortest_paths.load("florentine-families"), EMULATOR)
 
@@ -162,11 +163,11 @@ def test_the_network_of_the_sensitivities_knows_digits() -> None:
     assert np.mean(found == data.test_labels) >= sensitivities.WANTED_ACCURACY
 
 
-def test_wrong_derivatives_are_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_derivatives_are_noticed(seeded: Seeded, capsys: pytest.CaptureFixture[str]) -> None:
     def without_rule(x: gk.Dual, weights: np.ndarray, where: machine.Machine) -> gk.Dual:
         return gk.Dual.of(x.value @ weights, np.einsum("mkp,kn->mnp", x.tangents, np.abs(weights)))
 
-    monkeypatch.setattr(sensitivities, "product", without_rule)
+    seeded(sensitivities, "product", without_rule)
     assert not sensitivities.main(emulate=True, images=5, hidden=6)
     assert "5 of 599 held-out digits, 6 features" in capsys.readouterr().out
 
@@ -201,12 +202,11 @@ def test_attention_recognises_digits(capsys: pytest.CaptureFixture[str]) -> None
     assert "193 of 1797 digits" in capsys.readouterr().out
 
 
-def test_an_attention_to_the_future_is_noticed(monkeypatch: pytest.MonkeyPatch,
-                                               capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_attention_to_the_future_is_noticed(seeded: Seeded, capsys: pytest.CaptureFixture[str]) -> None:
     def unmasked(queries: np.ndarray, keys: np.ndarray, where: machine.Machine) -> np.ndarray:
         return attention.SHARPNESS * (queries.astype(np.float32) @ keys.astype(np.float32).T)
 
-    monkeypatch.setattr(attention, "masked_scores", unmasked)
+    seeded(attention, "masked_scores", unmasked)
     assert not attention.main(emulate=True, count=20)
     assert "the mask IS WRONG" in capsys.readouterr().out
 
@@ -243,11 +243,11 @@ def test_integrals_are_those_of_the_book() -> None:
     assert abs(hydrogen_chain.correlation(orbitals, None).energy - hydrogen_chain.BOOK_CORRELATION) < 5e-5
 
 
-def test_a_wrong_contraction_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_contraction_is_noticed(seeded: Seeded, capsys: pytest.CaptureFixture[str]) -> None:
     def slightly_off(spec: str, operands: list[np.ndarray], where: machine.Machine) -> np.ndarray:
         return hydrogen_chain.numpy_einsum(spec, operands) * (1 + 1e-6)
 
-    monkeypatch.setattr(hydrogen_chain, "einsum", slightly_off)
+    seeded(hydrogen_chain, "einsum", slightly_off)
     assert not hydrogen_chain.main(emulate=True, atoms=4)
     assert "as in the book" in capsys.readouterr().out
 

@@ -36,6 +36,7 @@ from tests.bench.test_hopper import hopper_row
 from tests.bench.test_prepare import OnDevice
 from tests.support.harness import Out, emulated
 from tests.support.hosts import Host
+from tests.support.patches import Seeded
 
 
 class Emulated(Host):
@@ -260,11 +261,11 @@ def test_the_limits_kernel_computes_what_is_expected_of_it() -> None:
     assert (out == limit.BOUND).all()  # the greater of the two, and too large to add 1 to
 
 
-def test_a_call_of_the_limits_kernel_keeps_its_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_of_the_limits_kernel_keeps_its_arrays(monkeypatch: pytest.MonkeyPatch, replaced: Seeded) -> None:
     """Memory that was given back is another array's by the time of the launch: the chains would begin at whatever it has."""
     loaded = mock.Mock()
-    monkeypatch.setattr(limit, "load", lambda cubin, entry: loaded)
-    monkeypatch.setattr(limit, "current_stream", lambda library, device, producer: 0)
+    replaced(limit, "load", lambda cubin, entry: loaded)
+    replaced(limit, "current_stream", lambda library, device, producer: 0)
     case = minplus.MinPlus("minplus", "min-plus", "f32", 64, 64, 64)
     arrays: list[weakref.ref] = []
 
@@ -328,10 +329,10 @@ class Stub:
 
 
 @pytest.fixture
-def stubbed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiments, "on_torch", lambda pairs, target_us: Stub())
+def stubbed(replaced: Seeded) -> None:
+    replaced(experiments, "on_torch", lambda pairs, target_us: Stub())
     run = hopper.run
-    monkeypatch.setattr(hopper, "run", lambda *a, **k: run(*a, **k, method="fork"))
+    replaced(hopper, "run", lambda *a, **k: run(*a, **k, method="fork"))
 
 
 @pytest.mark.usefixtures("stubbed")

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +26,7 @@ from gemmkit.runtime import launch as workspace
 from tests.conformance.test_experiments import first_of_each
 from tests.support.hosts import Host
 from tests.support.on_device import OnDevice
+from tests.support.patches import Seeded
 
 
 def test_products_are_recorded_and_not_computed() -> None:
@@ -52,7 +52,7 @@ def test_sixteen_bit_products_take_the_tensor_cores_of_hopper(case: Any) -> None
 
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("case", first_of_each(), ids=str)
-def test_a_call_on_the_device_finds_what_was_compiled_ahead(case: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_on_the_device_finds_what_was_compiled_ahead(case: Experiment, replaced: Seeded) -> None:
     found: list[Any] = []
 
     class OnTheDevice(prepare.HostArrays):
@@ -75,11 +75,11 @@ def test_a_call_on_the_device_finds_what_was_compiled_ahead(case: Experiment, mo
         else:
             found.append(plan)
 
-    monkeypatch.setattr(Launch, "bind", bind_launch)
-    monkeypatch.setattr(workspace, "table", lambda *given: 0)
-    monkeypatch.setattr(device, "made_current", lambda ordinal: contextlib.nullcontext())
-    monkeypatch.setattr(device, "current", lambda: device.H100)
-    monkeypatch.setattr(ProgramPlan, "run", run_program)
+    replaced(Launch, "bind", bind_launch)
+    replaced(workspace, "table", lambda *given: 0)
+    replaced(device, "made_current", lambda ordinal: contextlib.nullcontext())
+    replaced(device, "current", lambda: device.H100)
+    replaced(ProgramPlan, "run", run_program)
     forget()                                           # another row's call of the same arrays has been bound
     x = case.operands(prepare.HostArrays(), 0)
     for name, value in vars(x).items():
@@ -148,11 +148,10 @@ def test_a_row_that_cannot_be_compiled_says_why() -> None:
 
 
 @pytest.mark.thorough
-def test_the_peers_kernel_is_compiled_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("own_cache")
+def test_the_peers_kernel_is_compiled_too() -> None:
     from gemmkit.runtime import cache
 
-    monkeypatch.setenv("GEMMKIT_CACHE_DIR", str(tmp_path))
-    cache.default_cache.cache_clear()
     try:
         case = minplus.MinPlus("minplus", "min-plus", "f32", 64, 64, 64)
         assert prepare.build(case).error is None and cache.default_cache().stats.builds == 2

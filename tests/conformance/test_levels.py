@@ -17,6 +17,7 @@ from gemmkit.emulator.errors import DeadlockError, RaceError, UninitialisedRead
 from gemmkit.runtime.compile import assemble, disassemble, instruction_counts
 from tests.support import code_lines, markdown
 from tests.support.banks import conflicts, recorded
+from tests.support.patches import Seeded
 
 PAGE = markdown.ROOT / "docs" / "levels.md"
 every_level = pytest.mark.parametrize("level", ladder.LEVELS, ids=lambda level: level.__name__.rpartition(".")[2])
@@ -119,13 +120,13 @@ def test_a_level_can_be_read(level: ModuleType) -> None:
     assert ladder.title(level).startswith(f"Level {level.__name__[-1]}: ")
 
 
-def test_the_command_runs_all_levels(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_runs_all_levels(capsys: pytest.CaptureFixture[str], tmp_path: Path, seeded: Seeded) -> None:
     tried: list[ModuleType] = []
-    monkeypatch.setattr(ladder, "emulated", lambda level: tried.append(level) or 1e-7)
+    seeded(ladder, "emulated", lambda level: tried.append(level) or 1e-7)
     assert ladder.command(["--emulate", "--json", str(tmp_path / "none.json")]) == 0
     said = capsys.readouterr().out
     assert tried == list(ladder.LEVELS) and said.count("error 1.0e-07") == 6 and not (tmp_path / "none.json").exists()
-    monkeypatch.setattr(ladder, "emulated", lambda level: float("inf"))
+    seeded(ladder, "emulated", lambda level: float("inf"))
     assert ladder.command(["--emulate"]) == 1
 
 

@@ -21,6 +21,7 @@ from gemmkit.epilogues import activations, elementwise
 from gemmkit.lang import fingerprint
 from gemmkit.lang.fingerprint import forget_readings
 from gemmkit.runtime import compile as compiling
+from gemmkit.runtime.cache import default_cache
 from gemmkit.runtime.compile import bytes_digest
 from tests.stale.fresh import Fresh
 from tests.stale.kernel import ptx_of
@@ -34,12 +35,9 @@ SHARDS = 20
 @pytest.mark.sample(20)
 @pytest.mark.compile
 @pytest.mark.parametrize("shard", range(SHARDS))
-def test_drawn_edits_compile_to_what_a_fresh_process_compiles(shard: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_drawn_edits_compile_to_what_a_fresh_process_compiles(shard: int, own_cache: Path) -> None:
     """`python -m tests.stale.run --edits 1000` draws more."""
-    from gemmkit.runtime.cache import CubinCache
-
-    own = CubinCache(tmp_path)
-    monkeypatch.setattr(compiling, "default_cache", lambda: own)
+    own = default_cache()
     with Fresh() as fresh:
         outcomes = list(edited(EDITS // SHARDS, shard, fresh))
     assert [o.edit for o in outcomes if o.is_stale] == [] and len(outcomes) == EDITS // SHARDS
@@ -168,11 +166,8 @@ def test_a_transform_that_begins_to_want_coordinates() -> None:
 
 
 @pytest.mark.compile
-def test_code_that_changes_while_it_is_compiled_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from gemmkit.runtime.cache import CubinCache
-
-    own = CubinCache(tmp_path)
-    monkeypatch.setattr(compiling, "default_cache", lambda: own)
+def test_code_that_changes_while_it_is_compiled_is_not_kept(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+    own = default_cache()
     space: dict[str, Any] = {"SCALE": 2.0}
     exec("f = lambda x: x * SCALE", space)
     transform = transforms.Elementwise(space["f"])
@@ -192,11 +187,7 @@ def test_code_that_changes_while_it_is_compiled_is_not_kept(monkeypatch: pytest.
 
 
 @pytest.mark.compile
-def test_a_patched_function_of_gemmkits_is_not_kept_under_the_unpatched_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from gemmkit.runtime.cache import CubinCache
-
-    own = CubinCache(tmp_path)
-    monkeypatch.setattr(compiling, "default_cache", lambda: own)
+def test_a_patched_function_of_gemmkits_is_not_kept_under_the_unpatched_key(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
     transform = transforms.Elementwise(activations.relu)
     before = ptx_of(transform)
     with monkeypatch.context() as patch:

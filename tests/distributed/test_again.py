@@ -21,6 +21,7 @@ from gemmkit.plans.launch import Cache  # noqa: E402
 from gemmkit.runtime import arrays as recognition  # noqa: E402
 from gemmkit.runtime.device import H100  # noqa: E402
 from gemmkit.tiling import Tile  # noqa: E402
+from tests.support.patches import Seeded  # noqa: E402
 
 DEVICE = SimpleNamespace(index=0)
 
@@ -31,11 +32,11 @@ class Call(Repeated):
 
 
 @pytest.fixture
-def ranks(monkeypatch: pytest.MonkeyPatch) -> Any:
+def ranks(monkeypatch: pytest.MonkeyPatch, replaced: Seeded) -> Any:
     """Of a process with a GPU, whose tensors are on the CPU, and have been multiplied before."""
     monkeypatch.setitem(recognition.KEYS, torch.Tensor, recognition._torch_keys())
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    replaced(torch.cuda, "is_current_stream_capturing", lambda: False)
+    replaced(torch.cuda, "current_device", lambda: 0)
     return SimpleNamespace(repeated=Cache(64), why_plain="of another call")
 
 
@@ -77,22 +78,22 @@ def test_what_cannot_be_looked_up(ranks: Any) -> None:
 
 
 @pytest.mark.parametrize("where", ["captured", "device", "debug", "emulated"])
-def test_what_asks_anew(ranks: Any, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_asks_anew(ranks: Any, where: str, replaced: Seeded) -> None:
     a = torch.zeros(4, 6)
     call = remembered(ranks, a)
     assert known_call(ranks, keyed(a)) is call
     if where == "captured":
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        replaced(torch.cuda, "is_current_stream_capturing", lambda: True)
     elif where == "device":
-        monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+        replaced(torch.cuda, "current_device", lambda: 1)
     elif where == "debug":
-        monkeypatch.setattr(calls.dist, "get_debug_level", lambda: calls.dist.DebugLevel.INFO)
+        replaced(calls.dist, "get_debug_level", lambda: calls.dist.DebugLevel.INFO)
     else:
-        monkeypatch.setattr(calls, "current_mode", lambda: object())
+        replaced(calls, "current_mode", lambda: object())
     assert known_call(ranks, keyed(a)) is None
 
 
-def test_a_component_whose_code_changes(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_component_whose_code_changes(ranks: Any, replaced: Seeded) -> None:
     """The ranks compare it anew."""
     @dataclass(frozen=True)
     class Doubled(epilogues.Epilogue):
@@ -102,7 +103,7 @@ def test_a_component_whose_code_changes(ranks: Any, monkeypatch: pytest.MonkeyPa
     a, doubled = torch.zeros(4, 6), Doubled()
     call = remembered(ranks, a, epilogue=doubled)
     assert known_call(ranks, keyed(a, epilogue=doubled)) is call
-    monkeypatch.setattr(Doubled, "__call__", lambda self, x, m, n: 3 * x)
+    replaced(Doubled, "__call__", lambda self, x, m, n: 3 * x)
     assert known_call(ranks, keyed(a, epilogue=doubled)) is None and not ranks.repeated
 
 
@@ -138,12 +139,12 @@ class Launched:
         self.calls.append(at)
 
 
-def test_rows_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_by_address(replaced: Seeded) -> None:
     """The first time they are multiplied, the second time planned, and launched from then on: of the same addresses."""
     made, first = Launched(), []
-    monkeypatch.setattr(calls, "multiply", lambda a, b, c, out, conf, components: first.append(
+    replaced(calls, "multiply", lambda a, b, c, out, conf, components: first.append(
         (out.data_ptr(), a.data_ptr(), b.data_ptr(), 0)))
-    monkeypatch.setattr(calls, "plan", lambda *arrays, **keywords: made)
+    replaced(calls, "plan", lambda *arrays, **keywords: made)
     for a in (torch.zeros(10, 6), torch.zeros(6, 10).T, torch.zeros(10, 16)[:, :6]):
         b, out = torch.zeros(6, 4, dtype=torch.float16), torch.zeros(8, 4, dtype=torch.float16)
         made.calls.clear(), first.clear()
@@ -153,13 +154,13 @@ def test_rows_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
         assert first * 3 == made.calls and len(first) == 1
 
 
-def test_rows_in_several_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_in_several_arrays(replaced: Seeded) -> None:
     """Wherever the parts lie they are launched by the plan of the first. What is written may lie where parts have been, and
     not where they are."""
     launched: list[Any] = []
     with stand_ins.gpu(), stand_ins.library("cupy") as make:
-        monkeypatch.setattr(stand_ins.CupyArray, "data_ptr", lambda array: array.data.ptr, raising=False)
-        monkeypatch.setattr(calls, "multiply", lambda a, b, c, out, conf, components: gk.matmul(a, b, c, conf, out=out))
+        replaced(stand_ins.CupyArray, "data_ptr", lambda array: array.data.ptr, raising=False)
+        replaced(calls, "multiply", lambda a, b, c, out, conf, components: gk.matmul(a, b, c, conf, out=out))
         slot, b, d = make(256, 64), make(64, 128), make(512, 128)
         conf = gk.plan(make(512, 64), b).config
         product = calls.JoinedProduct(conf, {})

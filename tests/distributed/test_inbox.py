@@ -16,6 +16,7 @@ torch: Any = pytest.importorskip("torch")
 
 from gemmkit.distributed import transport  # noqa: E402
 from gemmkit.distributed.transport import Inbox, Peers  # noqa: E402
+from tests.support.patches import Seeded  # noqa: E402
 
 SLOT = 1 << 20
 Command = Callable[[], bool]                              # False: it cannot go on yet
@@ -184,19 +185,19 @@ def test_faults_show(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             simulate(3, 9, seed, monkeypatch, **fault)
 
 
-def test_a_trial_finds_what_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_finds_what_does_not_come(monkeypatch: pytest.MonkeyPatch, replaced: Seeded) -> None:
     """Two ranks in one process: the first is alone until the second has pushed."""
 
     def at_once(stream: int, at: int, value: int) -> None:
         ctypes.c_uint32.from_address(at).value = value
 
     cuda = SimpleNamespace(Stream=lambda device, priority: SimpleNamespace(cuda_stream=7))
-    monkeypatch.setattr(transport, "torch", SimpleNamespace(**{**vars(torch), "cuda": cuda}))
-    monkeypatch.setattr(transport, "stream_finder", lambda library, index: lambda: 0)
+    replaced(transport, "torch", SimpleNamespace(**{**vars(torch), "cuda": cuda}))
+    replaced(transport, "stream_finder", lambda library, index: lambda: 0)
     for name, command in dict(write_value=at_once, copy=lambda stream, to, source, nbytes: ctypes.memmove(to, source, nbytes),
                               record=lambda event, stream: None, wait_event=lambda stream, event: None,
                               new_event=lambda: None).items():
-        monkeypatch.setattr(transport, name, command)
+        replaced(transport, name, command)
     monkeypatch.setattr(transport, "_TRIAL", 0.1)
     memory = tuple(torch.zeros(Inbox.total(2, SLOT), dtype=torch.uint8) for _ in range(2))
     boxes = [Inbox(SimpleNamespace(rank=rank, size=2, timeout=timedelta(seconds=9)), Peers(memory, None), SLOT)  # type: ignore
@@ -204,5 +205,5 @@ def test_a_trial_finds_what_does_not_come(monkeypatch: pytest.MonkeyPatch) -> No
     assert "the flags [1, 0], where each is to be 1" in (transport._tried(boxes[0]) or "")
     assert transport._tried(boxes[1]) is None
     memory[1][boxes[1].flag_bytes(2) + SLOT] = 77                          # what rank 0 pushed is not what lies there
-    monkeypatch.setattr(Inbox, "begin", lambda box: None)
+    replaced(Inbox, "begin", lambda box: None)
     assert "found [77, 2] behind the flags" in (transport._tried(boxes[1]) or "")

@@ -24,6 +24,7 @@ from gemmkit.operators import MIN_PLUS, FPUOp
 from gemmkit.plans.ahead import recorded
 from gemmkit.tiling import Tile
 from tests.support.machines import poison, whole
+from tests.support.patches import Seeded
 from tests.support.sm90 import F32, mapping
 
 EPOCH, RANKS, OWN, CHUNKS = 9, 3, 1, 2
@@ -133,23 +134,23 @@ def test_the_other_ranks_sums_come_ahead_of_time(rng: np.random.Generator) -> No
     assert found.spec.store.reads_ahead
 
 
-def test_faults_of_two(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_of_two(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, seeded: Seeded) -> None:
     """TMA reads what the consumer's thread has waited for, behind a fence."""
     with pytest.raises(errors.RaceError, match=r"the other"):
         of_two(mapping(), 128, 64, 1, rng, flag_first=True)
     with monkeypatch.context() as patch, pytest.raises(errors.RaceError, match=r"the other"):
         patch.setattr(kernel, "await_arrivals", lambda spec, tile, opened: opened)
         of_two(mapping(), 128, 64, 1, rng)
-    monkeypatch.setattr(kernel, "fence_async_global", lambda: None)
+    seeded(kernel, "fence_async_global", lambda: None)
     with pytest.raises(errors.ProxyError):
         of_two(mapping(), 128, 64, 1, rng)
 
 
 @pytest.mark.parametrize("conf, rows", [(mapping, 64), (by_threads, 20)])
-def test_faults(conf: Any, rows: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults(conf: Any, rows: int, rng: np.random.Generator, seeded: Seeded) -> None:
     """The consumers read what the producer has waited for: nothing else orders them with the streams."""
     with pytest.raises(errors.RaceError, match=r"rank 0|rank 2|parts"):
         run(conf(), rows, rng, flag_first=True)
-    monkeypatch.setattr(batched, "await_flag", lambda *given: None)
+    seeded(batched, "await_flag", lambda *given: None)
     with pytest.raises(errors.RaceError, match=r"rank 0|rank 2|parts"):
         run(conf(), rows, rng)

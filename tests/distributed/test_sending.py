@@ -19,13 +19,14 @@ from gemmkit.plans.problem import resolve  # noqa: E402
 from gemmkit.runtime.arrays import describe  # noqa: E402
 from gemmkit.tiling import Tile  # noqa: E402
 from gemmkit.transforms import Elementwise  # noqa: E402
+from tests.support.patches import Seeded  # noqa: E402
 
 F32, F16 = np.dtype("f4"), np.dtype("f2")
 
 
 @pytest.fixture(autouse=True)
-def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
+def gpu(replaced: Seeded) -> None:
+    replaced(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
 
 
 def sent(lengths: tuple[int, ...], columns: int, travels: np.dtype = F16, k: int = 64, turned: bool = False,

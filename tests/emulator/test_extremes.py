@@ -24,6 +24,7 @@ from gemmkit.lang import number_rules
 from gemmkit.ptx.special import udiv
 from tests.lang.test_dialect import written
 from tests.support.emulated import run
+from tests.support.patches import Seeded
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 DTYPES = {"float16": np.dtype("f2"), "bfloat16": BF16, "float32": np.dtype("f4"), "float64": np.dtype("f8"), "plain": None}
@@ -73,9 +74,9 @@ def drawn(rng: np.random.Generator, dtype: np.dtype | None, count: int) -> list[
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(replaced: Seeded) -> None:
     """Without the compiler, which needs seconds for so many functions."""
-    monkeypatch.setattr(user_code, "tried", lambda *given: None)
+    replaced(user_code, "tried", lambda *given: None)
 
 
 def in_emulator(function: Any) -> Callable[..., Any]:

@@ -15,11 +15,12 @@ from gemmkit.emulator.errors import Element, _in_array, _in_stage, _said, fault_
 from gemmkit.kernels import simt as template
 from gemmkit.layouts import RowMajor
 from tests.kernels.simt.test_kernel import drop, run
+from tests.support.patches import Seeded
 from tests.tools.test_explain import check_alone
 
 
-def test_a_race_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template, "barrier", drop(1))
+def test_a_race_in_shared_memory(seeded: Seeded) -> None:
+    seeded(template, "barrier", drop(1))
     with pytest.raises(errors.RaceError) as caught:
         run()
     fault = caught.value

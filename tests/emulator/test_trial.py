@@ -14,6 +14,7 @@ import gemmkit as gk
 from gemmkit import epilogues, layouts
 from gemmkit.lang.functions import device
 from tests.lang.test_dialect import written
+from tests.support.patches import Seeded
 
 ONES, BIAS = np.ones((8, 8), np.float32), np.arange(8, dtype=np.float32)
 
@@ -95,8 +96,8 @@ def test_layouts() -> None:
     assert "# AN ATTRIBUTE" in lines[2] and "Unknown attribute 'astype'" in lines[-1]
 
 
-def test_what_the_emulator_alone_has_is_not_compiled(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.breakpointhook", lambda: None)
+def test_what_the_emulator_alone_has_is_not_compiled(capsys: pytest.CaptureFixture, replaced: Seeded) -> None:
+    replaced("sys.breakpointhook", lambda: None)
     out = emulated(epilogue=epilogues.Elementwise(written('print(f"x is {x}")\nbreakpoint()\nreturn x', "shown", "x")))
     assert (out == 8).all() and capsys.readouterr().out.count("x is 8.0") == 64
 

@@ -16,6 +16,7 @@ from tests.epilogues.test_reductions import expected, operands, same
 from tests.support import sm90
 from tests.support.joined import config, dtype_of
 from tests.support.machines import is_poison, on_machines, poison, whole
+from tests.support.patches import Seeded
 
 FAMILIES = "singlestage", "warp_specialised"
 
@@ -131,12 +132,12 @@ def test_an_epilogue_is_no_observer() -> None:
         gk.matmul(A, B, observe_a=Elementwise(lambda x: x))
 
 
-def test_a_stage_that_is_released_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_that_is_released_too_early_is_found(seeded: Seeded) -> None:
     """One thread releases a stage for all of its consumer: without their meeting TMA could refill what others still read."""
     from gemmkit.emulator.errors import EmulatorError
     from gemmkit.kernels.sm90 import mainloop as observe
 
     a, b, _ = operands((64, 32, 64 * 6), np.dtype("f2"))
-    monkeypatch.setattr(observe, "named_barrier", lambda *_: None)
+    seeded(observe, "named_barrier", lambda *_: None)
     with gk.emulate(), pytest.raises(EmulatorError):
         gk.matmul(a, b, conf=sm90.mapping("one", WGMMAOp(32), stages=2), observe_a=RowSum(poison((64,), "f4")))

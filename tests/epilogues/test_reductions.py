@@ -30,6 +30,7 @@ from tests.ptx_machine.launch import Ptx
 from tests.support import sm90
 from tests.support.joined import F16, F32, FAMILIES, FOLDS, config, dtype_of, folded
 from tests.support.machines import is_poison, on_machines, poison, whole
+from tests.support.patches import Seeded
 
 # ==========================================================================================================================
 # Reductions of D's rows and columns: in every kernel, against NumPy in float64, into poisoned outputs.
@@ -494,7 +495,7 @@ PLACE = 0x7000_0000
 
 
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, int, list[Any]]]]:
+def launches(seeded: Seeded) -> Iterator[list[tuple[Any, int, list[Any]]]]:
     """The kernel, the stream and the numbers of each."""
     found: list[tuple[Any, int, list[Any]]] = []
 
@@ -516,8 +517,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, int, l
 
         return SimpleNamespace(launch=launch, prepare=prepare)
 
-    monkeypatch.setattr(launchable.Launchable, "bind", bind)
-    monkeypatch.setattr(workspace, "addresses", lambda device, stream, spaces: tuple(PLACE + 2**20 * n for n in range(len(spaces))))
+    seeded(launchable.Launchable, "bind", bind)
+    seeded(workspace, "addresses", lambda device, stream, spaces: tuple(PLACE + 2**20 * n for n in range(len(spaces))))
     yield found
 
 

@@ -17,6 +17,7 @@ from gemmkit.operators import DUAL, FPUOp, MMAOp
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
 from tests.support.machines import is_poison, poison
+from tests.support.patches import Seeded, Set
 
 F16, F32 = np.dtype("f2"), np.dtype("f4")
 
@@ -207,13 +208,13 @@ def test_threads_over_the_devices_limit() -> None:
         assert words in str(caught.value)
 
 
-def test_a_configuration_of_another_device_is_checked_again_by_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configuration_of_another_device_is_checked_again_by_the_call(replaced: Seeded) -> None:
     """One that fits the H100 it was made for, and not what is here."""
     import dataclasses
 
     conf = configuration(block_shape=Tile(M=128, N=128, K=32), device=H100)
     tiny = dataclasses.replace(H100, name="a small GPU", shared_memory_per_block=16384)
-    monkeypatch.setattr("gemmkit.plans.problem.target", lambda *ordinal: tiny)
+    replaced("gemmkit.plans.problem.target", lambda *ordinal: tiny)
     refused(gk.ConfigError, ones(4, 3), ones(3, 5), None, conf,
             says=("block_shape=", "bytes of shared memory", "a small GPU has 16384 a block"))
 
@@ -307,19 +308,17 @@ def test_arrays_of_two_devices() -> None:
         assert words in str(caught.value)
 
 
-def test_a_stream_of_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_of_another_device(gpus: Set, driver_calls: Set) -> None:
     """A stand-in for the driver, which says where a stream belongs. One that is being captured is not asked: the question would
     end the capture."""
-    from cuda.bindings import driver
 
-    from gemmkit.runtime import device
     from gemmkit.runtime.streams import check_stream
 
-    monkeypatch.setattr(device, "count", lambda: 2)
-    monkeypatch.setattr(driver, "cuStreamGetDevice", lambda handle: (0, 1), raising=False)
-    monkeypatch.setattr(driver, "cuStreamIsCapturing", lambda handle: (0, 1))
+    gpus(count=2)
+    driver_calls(cuStreamGetDevice=lambda handle: (0, 1))
+    driver_calls(cuStreamIsCapturing=lambda handle: (0, 1))
     check_stream(0x7F00, 0)
-    monkeypatch.setattr(driver, "cuStreamIsCapturing", lambda handle: (0, 0))
+    driver_calls(cuStreamIsCapturing=lambda handle: (0, 0))
     with pytest.raises(ValueError, match="stream is of device 1 and the arrays are on device 0"):
         check_stream(0x7F00, 0)
     check_stream(0x7F00, 1)
@@ -348,17 +347,15 @@ def test_on_the_gpu_nothing_is_written_either() -> None:
 
 
 @pytest.mark.gpu
-def test_a_stream_of_another_device_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_of_another_device_on_the_gpu(gpus: Set, driver_calls: Set) -> None:
     """With one GPU the driver's answers are stand-ins; a plan and a call refuse alike."""
     import cupy
-    from cuda.bindings import driver
 
-    from gemmkit.runtime import device
 
     a, b, out = cupy.ones((4, 3), F32), cupy.ones((3, 5), F32), cupy.full((4, 5), cupy.nan, F32)
     run = gk.plan(a, b, out=out)
-    monkeypatch.setattr(driver, "cuStreamGetDevice", lambda handle: (0, 1), raising=False)
-    monkeypatch.setattr(device, "count", lambda: 2)
+    driver_calls(cuStreamGetDevice=lambda handle: (0, 1))
+    gpus(count=2)
     stream = cupy.cuda.Stream(non_blocking=True)
     for call in (run, gk.matmul):
         with pytest.raises(ValueError, match="stream is of device 1 and the arrays are on device 0"):

@@ -10,28 +10,21 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.epilogues import activations
-from gemmkit.functions import mlp
 from gemmkit.kernels.mlp import spec
-from gemmkit.plans.launch import Cache
 from tests.support.machines import BF16, on_machines, poison
 from tests.support.mlp import close, draw, reference, relu, small, whole
 
 F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
-pytestmark = pytest.mark.sample(12)
+pytestmark = [pytest.mark.sample(12), pytest.mark.usefixtures("own_launches")]
 
 KERNELS = pytest.mark.parametrize("by_warps", [False, True], ids=["wgmma", "mma"])
 
 
-@pytest.fixture(autouse=True)
-def own_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gemmkit.plans.launch._launches", Cache())
-
-
 @pytest.fixture
-def kernel(by_warps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def kernel(by_warps: bool, without_wgmma: Any) -> None:
     """Hopper counts as any GPU."""
     if by_warps:
-        monkeypatch.setattr(mlp, "HOPPER", (0, 0))
+        without_wgmma()
 
 
 def run(machine: Any, x: np.ndarray, weights: Any, biases: Any, *functions: Any, **keywords: Any) -> np.ndarray:

@@ -22,6 +22,7 @@ from gemmkit.kernels.rows import Held, Streamed, fold, largest, moments, put, pu
 from gemmkit.runtime.device import H100
 from gemmkit.tuning.problems import choose
 from tests.support.machines import BF16, epsilon, on_machines, poison
+from tests.support.patches import Seeded
 
 F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
 
@@ -307,7 +308,7 @@ def test_moments(machine: Any, dtype: np.dtype, columns: int, rng: np.random.Gen
 @pytest.mark.parametrize("function", [gk.softmax, lambda x: gk.rowwise(x, Moments(poison((1,), F32), poison((1,), F32)))],
                          ids=["folds", "moments"])
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_missing_barrier_is_found(which: int, function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_barrier_is_found(which: int, function: Any, seeded: Seeded) -> None:
     """Before warps leave their values, where the last ones may still be read, and after."""
     original, seen = team.barrier, Counter[int]()
 
@@ -316,7 +317,7 @@ def test_a_missing_barrier_is_found(which: int, function: Any, monkeypatch: pyte
         if (seen[current().index] - 1) % 2 != which:
             original()
 
-    monkeypatch.setattr(team, "barrier", barrier)
+    seeded(team, "barrier", barrier)
     with gk.emulate(), pytest.raises(EmulatorError):
         function(np.zeros((1, 2048), F16))
 

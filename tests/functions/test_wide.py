@@ -18,7 +18,7 @@ from gemmkit import epilogues, layouts, operators, transforms
 from gemmkit.components import freeze
 from gemmkit.kernels.spec import Condition
 from gemmkit.lang.components import COUNT
-from gemmkit.plans import adapters, ahead
+from gemmkit.plans import ahead
 from gemmkit.plans.adapters import WideLayout, coordinate_bits
 from gemmkit.plans.plan import plan
 from gemmkit.runtime.arrays import ArrayInfo
@@ -151,9 +151,9 @@ def test_a_large_array_of_a_component_makes_it_wide(monkeypatch: pytest.MonkeyPa
     assert type(large.second) is epilogues.ReLU
 
 
-def test_reductions_of_a_large_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("always_wide")
+def test_reductions_of_a_large_stack() -> None:
     """An array for each product: what is asked of a reduction is asked of the one in the adapter."""
-    monkeypatch.setattr(adapters, "COUNT", 1)
     a, sums = np.ones((3, 8, 4), np.float32), np.empty((3, 8), np.float32)
     with gk.emulate():
         gk.matmul(a, a.transpose(0, 2, 1), epilogue=epilogues.RowReduce(sums, "sum"))

@@ -10,10 +10,8 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.emulator.errors import EmulatorError
-from gemmkit.functions import attention
 from gemmkit.kernels.attention import mma_kernel
 from gemmkit.kernels.masks import Causal, SoftCap, Window
-from gemmkit.plans.launch import Cache
 from tests.support.attention import close, draw, reference
 from tests.support.machines import BF16, on_machines, poison
 
@@ -22,10 +20,9 @@ pytestmark = pytest.mark.sample(18)
 
 
 @pytest.fixture(autouse=True)
-def by_warps(monkeypatch: pytest.MonkeyPatch) -> None:
+def by_warps(own_launches: None, without_wgmma: Any) -> None:
     """Hopper counts as any GPU; few keys at a time in the emulator are few enough."""
-    monkeypatch.setattr(attention, "HOPPER", (0, 0))
-    monkeypatch.setattr("gemmkit.plans.launch._launches", Cache())
+    without_wgmma()
 
 
 MASKS: dict[str, Any] = {

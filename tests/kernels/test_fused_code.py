@@ -12,7 +12,6 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.epilogues import activations
-from gemmkit.functions import mlp
 from gemmkit.kernels.collectives.softmax import QuadOut
 from gemmkit.kernels.masks import ALiBi, Causal, Documents, SoftCap, Window
 from gemmkit.plans.ahead import kernel_of, recorded
@@ -207,9 +206,9 @@ def run(x: np.ndarray, weights: Any, biases: Any, **keywords: Any) -> np.ndarray
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("widths,dtype,bias", [([32, 64, 64, 32], F16, np.float32), ([64, 64], BF16, BF16), ([30, 50, 20, 10], F16, F16),
                                                ([16, 96, 40], F16, None)], ids=str)
-def test_widths(widths: list[int], dtype: Any, bias: Any, order: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_widths(widths: list[int], dtype: Any, bias: Any, order: str, rng: np.random.Generator, without_wgmma: Any) -> None:
     """The emulator's bits, and right: several layers, one, lines of 4 bytes, no biases."""
-    monkeypatch.setattr(mlp, "HOPPER", (0, 0))
+    without_wgmma()
     x, weights, biases = draw(rng, 37, widths, dtype, order, bias)
     found = run(x, weights, biases)
     close(found, reference(x, weights, biases))
@@ -221,9 +220,9 @@ def test_widths(widths: list[int], dtype: Any, bias: Any, order: str, rng: np.ra
 @pytest.mark.compile
 @pytest.mark.sample(3)
 @pytest.mark.kin(2)
-def test_whole_numbers_and_functions(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_numbers_and_functions(rng: np.random.Generator, without_wgmma: Any) -> None:
     """Two blocks, a function at both ends, whose zero is none."""
-    monkeypatch.setattr(mlp, "HOPPER", (0, 0))
+    without_wgmma()
     x, weights, biases = whole(rng, 70, [32, 64, 32, 32], F16)
     found = run(x, weights, biases, last=activations.relu)
     assert np.array_equal(found, reference(x, weights, biases, last=relu)[0])

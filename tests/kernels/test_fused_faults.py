@@ -138,10 +138,9 @@ FAULTS = [released_early, without_wait("q"), without_wait("k"), without_wait("v"
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: getattr(f, "__name__", "") if f.__name__ != "put" else f"without_wait_{FAULTS.index(f)}")
 def test_a_fault_is_found(fault: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        fault(patch)
-        with pytest.raises(EmulatorError):
-            run(monkeypatch)
+    fault(monkeypatch)
+    with pytest.raises(EmulatorError):
+        run(monkeypatch)
 
 
 def q_released_early(patch: pytest.MonkeyPatch) -> None:
@@ -158,10 +157,9 @@ def q_kept(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("fault", [q_released_early, q_kept, released_early, without_wait("q"), without_wait("v"), without_acquire,
                                    without_wgmma_wait, packed_early, short_load])
 def test_a_fault_is_found_where_tiles_come_apart(fault: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        fault(patch)
-        with pytest.raises(EmulatorError):
-            run(monkeypatch, **APART)
+    fault(monkeypatch)
+    with pytest.raises(EmulatorError):
+        run(monkeypatch, **APART)
 
 
 @pytest.mark.kin(2)
@@ -297,10 +295,9 @@ FAULTS_MLP |= {"without_wait_x": without_wait_mlp(1), "without_wait_weights": wi
 
 @pytest.mark.parametrize("fault", FAULTS_MLP)
 def test_a_fault_is_found_of_an_mlp(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        FAULTS_MLP[fault](patch)
-        with pytest.raises(EmulatorError):
-            run_mlp(monkeypatch)
+    FAULTS_MLP[fault](monkeypatch)
+    with pytest.raises(EmulatorError):
+        run_mlp(monkeypatch)
 
 
 @pytest.mark.parametrize("by_warps", [False, True], ids=["wgmma", "mma"])
@@ -324,7 +321,6 @@ def copied_over(weights: Any, spec: Any, inputs: Any, layer: int, chunk: int, st
 
 @pytest.mark.parametrize("fault", FAULTS_BY_WARPS)
 def test_a_fault_by_warps_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        FAULTS_BY_WARPS[fault](patch)
-        with pytest.raises(EmulatorError):
-            run_mlp(monkeypatch, by_warps=True)
+    FAULTS_BY_WARPS[fault](monkeypatch)
+    with pytest.raises(EmulatorError):
+        run_mlp(monkeypatch, by_warps=True)

@@ -22,6 +22,7 @@ from gemmkit.plans.ahead import compile_config
 from gemmkit.ptx import barriers as flags_of_ptx
 from gemmkit.tiling import Tile
 from tests.support.machines import poison, whole
+from tests.support.patches import Seeded
 from tests.support.sm90 import F32, mapping
 
 EPOCH = 2**32 - 2                                        # as large as a flag can be
@@ -161,26 +162,26 @@ def test_a_flag_before_the_data(name: str, lengths: Any, rng: np.random.Generato
 
 
 @KERNELS
-def test_no_wait(name: str, lengths: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batched, "await_flag", lambda *given: None)
+def test_no_wait(name: str, lengths: Any, rng: np.random.Generator, seeded: Seeded) -> None:
+    seeded(batched, "await_flag", lambda *given: None)
     with pytest.raises(errors.RaceError, match="rank 1"):
         run(CONFIGURATIONS[name](), lengths, 0, rng)
 
 
 @KERNELS
-def test_a_stale_epoch(name: str, lengths: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stale_epoch(name: str, lengths: Any, rng: np.random.Generator, seeded: Seeded) -> None:
     """A kernel that takes the flag of the buffer's last call for this one's; and a flag that is not this call's."""
     real = flags_of_ptx.await_flag
     with pytest.raises(errors.DeadlockError, match=f"a flag that is {EPOCH - 1} to become {EPOCH}"):
         run(CONFIGURATIONS[name](), lengths, 0, rng, epoch=EPOCH - 1)
-    monkeypatch.setattr(batched, "await_flag",
+    seeded(batched, "await_flag",
                         lambda flags, at, epoch, patience: real(flags, at, EPOCH if at == 0 else EPOCH - 2, patience))
     with pytest.raises(errors.RaceError, match="rank 1"):
         run(CONFIGURATIONS[name](), lengths, 0, rng)
 
 
-def test_no_fence_before_tma(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer, "fence_async_global", lambda: None)
+def test_no_fence_before_tma(rng: np.random.Generator, seeded: Seeded) -> None:
+    seeded(producer, "fence_async_global", lambda: None)
     with pytest.raises(errors.ProxyError):
         run(mapping(), (64, 64), 0, rng)
 

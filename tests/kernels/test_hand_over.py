@@ -25,6 +25,7 @@ from gemmkit.operators import COMPLEX, FPUOp, MMAOp, Operator, WGMMAOp, WMMAOp
 from gemmkit.ptx.mma import FragmentMap, MmaSpec, places
 from gemmkit.ptx.wgmma import WgmmaSpec
 from tests.support.machines import BF16, E4M3, is_poison, poison
+from tests.support.patches import Seeded
 
 F16, F32, F64, S8 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int8)
 
@@ -235,7 +236,8 @@ def seeded(monkeypatch: pytest.MonkeyPatch, machine: str, operand: str) -> None:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("operand", ["c", "a"])
 @pytest.mark.parametrize("machine", ["wgmma", "mma"])
-def test_a_spec_of_operators_that_do_not_go_together_is_not_made(machine: str, operand: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spec_of_operators_that_do_not_go_together_is_not_made(machine: str, operand: str,
+                                                                 monkeypatch: pytest.MonkeyPatch, seeded: Seeded) -> None:
     seeded(monkeypatch, machine, operand)
     which = 0 if machine == "wgmma" else 1
     for make in (lambda: attention_specs(F16, 64), lambda: mlp_specs(BF16, 64)):
@@ -245,7 +247,7 @@ def test_a_spec_of_operators_that_do_not_go_together_is_not_made(machine: str, o
     mlp_specs(F16, 64, single=True)                                           # nothing is handed over
 
 
-def test_a_call_says_it_before_anything_is_compiled_or_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_says_it_before_anything_is_compiled_or_written(monkeypatch: pytest.MonkeyPatch, seeded: Seeded) -> None:
     seeded(monkeypatch, "wgmma", "c")
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((1, 1, 16, 64)).astype(F16) for _ in range(3))
@@ -258,11 +260,11 @@ def test_a_call_says_it_before_anything_is_compiled_or_written(monkeypatch: pyte
     assert is_poison(out) and is_poison(y)
 
 
-def test_equal_maps_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_maps_are_compared_once(seeded: Seeded) -> None:
     attention_specs(F16, 128)
 
     def asked(*_: Any) -> int:
         raise AssertionError("a map was read again")
 
-    monkeypatch.setattr(FragmentMap, "row", asked)
+    seeded(FragmentMap, "row", asked)
     assert len(attention_specs(F16, 128)) == 2

@@ -37,6 +37,7 @@ from gemmkit.runtime import compile as nvvm
 from gemmkit.runtime.compile import to_ptx
 from gemmkit.runtime.device import H100
 from tests.support.lang.on_host import host_function
+from tests.support.patches import Seeded
 
 # ==========================================================================================================================
 # Functions compile without what surrounds the work; what somebody relies on is still done.
@@ -144,7 +145,7 @@ class _Node:
 
 
 @pytest.fixture
-def walks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def walks(replaced: Seeded) -> Iterator[list[str]]:
     """The collector's walks from now on, the first when a thousand objects were set aside."""
     seen: list[str] = []
 
@@ -153,7 +154,7 @@ def walks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             seen.append(phase)
 
     for name, value in dict(_LEAST=1000, _made=0, _alive=0).items():
-        monkeypatch.setattr(deferred, name, value)
+        replaced(deferred, name, value)
     gc.callbacks.append(noted)
     yield seen
     gc.callbacks.remove(noted)
@@ -178,11 +179,11 @@ def test_what_compilations_leave_is_found(walks: list[str]) -> None:
     assert gc.isenabled() and gc.get_freeze_count() == frozen
 
 
-def test_a_walk_waits_until_as_much_was_made_as_is_alive(walks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gc, "collect", lambda: walks.append("asked for"))
+def test_a_walk_waits_until_as_much_was_made_as_is_alive(walks: list[str], replaced: Seeded) -> None:
+    replaced(gc, "collect", lambda: walks.append("asked for"))
     leave(1200)
     assert len(walks) == 1 and deferred._alive > 10_000          # after the first it is known what is alive
-    monkeypatch.setattr(deferred, "_alive", 10_000)
+    replaced(deferred, "_alive", 10_000)
     for walked in (1, 1, 2):
         leave(4000)
         assert len(walks) == walked
@@ -236,7 +237,7 @@ def recursive(value: Any) -> list:
 
 
 @pytest.mark.compile
-def test_variables_are_those_that_numba_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_are_those_that_numba_finds(replaced: Seeded) -> None:
     """In every function of a kernel: which ones a statement names, and which need no slot. These are Numba's, read in one
     block alone, and those whose readers no way reaches past the assignment."""
     ours, seen, more = lowering.Lower._find_singly_assigned_variable, [], set()
@@ -250,7 +251,7 @@ def test_variables_are_those_that_numba_finds(monkeypatch: pytest.MonkeyPatch) -
         seen.append(numbas <= found and all(_comes_first(self.blocks, name) for name in found - numbas)
                     and all(s.list_vars() == recursive(vars(s)) for block in self.blocks.values() for s in block.body))
 
-    monkeypatch.setattr(lowering.Lower, "_find_singly_assigned_variable", find)
+    replaced(lowering.Lower, "_find_singly_assigned_variable", find)
     ahead.compile_config(CONF, device=H100)
     assert len(seen) > 20 and all(seen) and len(more) > 20
 
@@ -268,7 +269,7 @@ def _comes_first(blocks: dict, name: str) -> bool:
 
 
 @pytest.mark.compile
-def test_ptx_is_numbas(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ptx_is_numbas(replaced: Seeded) -> None:
     """NVVM makes the same of each module once, without NVRTC and without the mathematical functions that nothing calls."""
     made: list[str] = []
     to_asm = nvvm.to_asm
@@ -279,7 +280,7 @@ def test_ptx_is_numbas(monkeypatch: pytest.MonkeyPatch) -> None:
         made.extend(library.get_asm_strs(cc=cc))
         return made[0]
 
-    monkeypatch.setattr(nvvm, "to_asm", both)
+    replaced(nvvm, "to_asm", both)
     ahead.compile_config(CONF, device=H100)
     assert len(made) == 2 and made[0] == made[1]
 
@@ -342,7 +343,7 @@ def test_what_is_empty() -> None:
 
 
 @pytest.mark.compile
-def test_a_call_has_no_status(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_has_no_status(replaced: Seeded) -> None:
     texts: list[str] = []
     to_asm = compiling.to_asm
 
@@ -350,7 +351,7 @@ def test_a_call_has_no_status(monkeypatch: pytest.MonkeyPatch) -> None:
         texts.extend(map(str, library.modules))               # type: ignore[attr-defined]
         return to_asm(library, cc)
 
-    monkeypatch.setattr(compiling, "to_asm", seen)
+    replaced(compiling, "to_asm", seen)
     functions._forget_all()                                   # other tests compile the same functions, and count them
     ahead.compile_config(CONF, device=H100)
     functions._forget_all()

@@ -27,6 +27,7 @@ from gemmkit.plans import ahead
 from gemmkit.runtime.device import H100
 from tests.support.checks import named_functions_run
 from tests.support.harness import Out, compiled
+from tests.support.patches import Seeded, Set
 
 # ==========================================================================================================================
 # What device code may contain is the same in the emulator and when compiled, and said with the user's line before anything
@@ -322,9 +323,9 @@ def test_print_in_both_worlds(capsys: pytest.CaptureFixture) -> None:
         kernel(written('print(f"x is {x}")\nreturn x', "print compiled"))
 
 
-def test_breakpoint_in_the_emulator_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_breakpoint_in_the_emulator_alone(replaced: Seeded) -> None:
     stopped: list[int] = []
-    monkeypatch.setattr("sys.breakpointhook", lambda: stopped.append(1))
+    replaced("sys.breakpointhook", lambda: stopped.append(1))
     function = written("breakpoint()\nreturn x", "stopped")
     assert emulated(function, rows=1) == [[2.0]] and stopped
     with pytest.raises(gk.ComponentError, match=r"breakpoint\(\) stops in the emulator alone") as caught:
@@ -460,12 +461,12 @@ def later(x: Any) -> Any:
     return x
 
 
-def test_a_name_bound_anew_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_bound_anew_is_looked_at_again(rebound: Set) -> None:
     def calling(x: Any) -> Any:
         return later(x)
 
     assert (emulated(calling) == 2).all()
-    monkeypatch.setitem(globals(), "later", np.exp)
+    rebound(later=np.exp)
     for world in (emulated, kernel):
         with pytest.raises(gk.ComponentError, match="write math.exp"):
             world(calling)

@@ -18,6 +18,7 @@ import pytest
 from gemmkit.ptx.barriers import cluster_barrier
 from gemmkit.ptx.special import barrier, lane_index, thread_index, warp_barrier
 from tests.support.harness import Out, compiled, emulated
+from tests.support.patches import Set
 
 
 def copied(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,8 +109,8 @@ def test_copies_are_there_to_be_joined(function: Callable[..., None]) -> None:
     assert sum(one.opname == "LOAD_GLOBAL" and one.argval in BARRIERS for one in code) == 2
 
 
-def test_a_value_that_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "doubled", copied(doubled))
+def test_a_value_that_is_returned(rebound: Set) -> None:
+    rebound(doubled=copied(doubled))
     assert compiled(by_functions, Out((32,), np.int32)).count("bar.sync") == 1
     out, *_ = emulated(by_functions, Out((4,), np.int32), threads=4)
     assert list(out) == [2, 2, 4, 6]
@@ -183,9 +184,9 @@ def widened(x: Any) -> Any:
     return float(x) * 2
 
 
-def test_an_end_takes_what_differs_from_way_to_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_takes_what_differs_from_way_to_way(rebound: Set) -> None:
     """A collective whose argument is chosen in front of it, as a row's reductions are."""
-    monkeypatch.setitem(globals(), "chosen_in_turn", copied_choice(chosen_in_turn))
+    rebound(chosen_in_turn=copied_choice(chosen_in_turn))
     assert compiled(met, Out((32,), np.int32)).count("bar.sync") == 1
     out, *_ = emulated(met, Out((4,), np.int32), threads=4)
     assert list(out) == [2, 4, 6, 6]

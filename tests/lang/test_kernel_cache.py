@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import weakref
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from gemmkit import epilogues, layouts
 from gemmkit.components import Component, freeze
 from gemmkit.operators import FPUOp, MMAOp
 from gemmkit.runtime import compile as compiling
-from gemmkit.runtime.cache import CubinCache
+from gemmkit.runtime.cache import CubinCache, default_cache
 from gemmkit.runtime.compile import to_ptx
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
@@ -38,12 +37,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CubinCache]:
+def cache(own_cache: Path) -> CubinCache:
     """An empty cache in a folder of its own."""
-    monkeypatch.delenv("GEMMKIT_CACHE", raising=False)
-    own = CubinCache(tmp_path)
-    monkeypatch.setattr(compiling, "default_cache", lambda: own)
-    yield own
+    return default_cache()
 
 
 def small(**fields: Any) -> gk.Config:

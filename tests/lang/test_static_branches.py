@@ -19,6 +19,7 @@ from gemmkit.lang.fingerprint import function_text
 from gemmkit.ptx.special import thread_index
 from tests.support.harness import Out, Runtime, compiled, constants_stored, emulated, lines_with
 from tests.support.lang.typing import INDEX, result
+from tests.support.patches import Set
 
 
 @dataclass(frozen=True)
@@ -257,11 +258,11 @@ def by_a_global(s: Any) -> int:
     return 1 if FLAG else impossible(s)
 
 
-def test_a_global_that_decided_is_bound_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_global_that_decided_is_bound_anew(rebound: Set) -> None:
     """What decided a branch is in the text by which a kernel is found."""
     before = function_text(by_a_global)
     assert isinstance(result(by_a_global, frozen()), types.Integer)
-    monkeypatch.setitem(globals(), "FLAG", False)
+    rebound(FLAG=False)
     assert function_text(by_a_global) != before
     with pytest.raises(ComponentError, match="no_such_attribute"):
         result(by_a_global, frozen())

@@ -156,8 +156,8 @@ def test_complex_numbers_begin_where_one_of_their_parts_may(dtype: str) -> None:
 
 
 @pytest.mark.kin(2)
-def test_the_kernel_of_such_complex_numbers_moves_them_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "assemble", lambda ptx, arch: None)
+@pytest.mark.usefixtures("ptx_alone")
+def test_the_kernel_of_such_complex_numbers_moves_them_part_by_part() -> None:
     conf = gk.get_config(operator=operators.FPUOp(M=16, N=16, dtype="complex64", accumulator="complex64"),
                          block_shape=gk.Tile(M=16, N=16, K=8), global_a_layout=layouts.RowMajor("complex64"),
                          global_d_layout=layouts.RowMajor("complex64"))

@@ -217,11 +217,11 @@ def test_complex_numbers(machine: Any, dtype: str) -> None:
 @pytest.mark.sample(2)
 @pytest.mark.compile
 @pytest.mark.parametrize("machine", [MACHINES["emulator"], PTX], ids=str)
-def test_functions_of_large_results_get_wide_coordinates(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("always_wide")
+def test_functions_of_large_results_get_wide_coordinates(machine: Any) -> None:
     """Of 2^31 elements; here every size counts as such. A place that is computed does not fit 32 bits."""
     from gemmkit.plans import adapters
 
-    monkeypatch.setattr(adapters, "COUNT", 1)
     rng = np.random.default_rng(11)
     x, w, v = (whole(rng, shape, "f4") for shape in ((9, 8), (8, 13), (8, 13)))
     with machine.session():

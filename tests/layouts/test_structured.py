@@ -393,7 +393,7 @@ def refuses(kind: Any, *words: str) -> Iterator[None]:
     (lambda: gk.Generated(one, (2,), F32), ValueError, ("shape=(2,)",)),
     (lambda: layouts.Generated(F32, one, None, 2), TypeError, ("None",)),
     (lambda: gk.matmul(gk.Generated(one, (2, 5), F32), X), ValueError, ("(2, 5)", "(6, 6)", "K")),
-    (lambda: gk.matmul(gk.Generated(lambda i, j: np.float16(1), (6, 6), F32), X), TypeError, ("<lambda>", "test_structured_input.py", "float16", "float32")),
+    (lambda: gk.matmul(gk.Generated(lambda i, j: np.float16(1), (6, 6), F32), X), TypeError, ("<lambda>", "test_structured.py", "float16", "float32")),
     (lambda: gk.Matrix(X, F32), TypeError, ("layout=",)),
     (lambda: gk.Matrix(X, layouts.Generated(F32, one)), ValueError, ("shape=None",)),
     (lambda: gk.Matrix(X, layouts.RowMajor(F32)).T, TypeError, ("transpose",)),
@@ -408,7 +408,7 @@ def test_refusals(call: Any, kind: Any, words: tuple[str, ...]) -> None:
 def test_a_generated_function_of_another_dtype_is_refused_when_compiled() -> None:
     conf = gk.get_config(operator=OPERATORS["fpu"], global_a_layout=layouts.Generated(F32, lambda i, j: np.float16(i)),
                          global_b_layout=layouts.RowMajor(F32), device=H100)
-    with pytest.raises(gk.ComponentError, match=r"test_structured_input.py, line \d+\) returns .*float16, .* declares dtype float32"):
+    with pytest.raises(gk.ComponentError, match=r"test_structured.py, line \d+\) returns .*float16, .* declares dtype float32"):
         ahead.compile_config(conf, device=H100, operands=dict(a=X))
 
 

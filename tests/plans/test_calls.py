@@ -21,11 +21,11 @@ from bench import stand_ins
 from gemmkit.lang.references import Fact
 from gemmkit.plans.compiled import OPERANDS
 from gemmkit.plans.launch import forget
-from gemmkit.runtime import device
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import CTYPES, PARAMETER_FORMATS
 from gemmkit.transforms import Elementwise
 from tests.support.checks import functions_run
+from tests.support.patches import Seeded, Set
 
 LIBRARIES = pytest.mark.parametrize("library", stand_ins.LIBRARIES)
 M, N, K = 128, 64, 256
@@ -318,11 +318,11 @@ def test_no_array_is_kept_alive(library: str, make: Any) -> None:
 
 
 @LIBRARIES
-def test_the_elements_of_an_array_are_never_looked_at(library: str, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_elements_of_an_array_are_never_looked_at(library: str, make: Any, replaced: Seeded) -> None:
     """Not for a message that nobody reads either: an array's text is copied from the device, and waits for it."""
     a, b, out = operands(make)
     bias, table = make(N, dtype="float32"), make(M, N)
-    monkeypatch.setattr(type(a), "__repr__", lambda self: pytest.fail("elements were looked at"))
+    replaced(type(a), "__repr__", lambda self: pytest.fail("elements were looked at"))
     added = gk.epilogues.Bias(bias) | gk.epilogues.ReLU()
     for epilogue in (added, gk.epilogues.Residual(table), gk.epilogues.Store(table) | added):
         gk.matmul(a, b, out=out, epilogue=epilogue)
@@ -428,7 +428,7 @@ def test_arrays_of_one_alignment_share_a_plan(launches: Launches) -> None:
         assert len({made for made, *_ in _plans.values()}) == 2
 
 
-def test_code_that_changes_during_the_first_compilation(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_changes_during_the_first_compilation(launches: Launches, replaced: Seeded) -> None:
     """The call is made with the values of the code that was compiled."""
     from gemmkit.runtime.compile import CodeChanged
     from gemmkit.runtime.launch import Launchable
@@ -440,7 +440,7 @@ def test_code_that_changes_during_the_first_compilation(launches: Launches, monk
             raise failures.pop()
         return bind(self)
 
-    monkeypatch.setattr(Launchable, "bind", once)
+    replaced(Launchable, "bind", once)
     with stand_ins.library("cupy") as make:
         a, b, out = operands(make)
         for call in (lambda: gk.matmul(a, b), lambda: gk.matmul(a, b, out=out)):
@@ -454,7 +454,7 @@ def test_code_that_changes_during_the_first_compilation(launches: Launches, monk
 FACTOR = 2.0
 
 
-def test_a_group_is_bound_anew_when_code_changes(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_is_bound_anew_when_code_changes(launches: Launches, replaced: Seeded, rebound: Set) -> None:
     """During its first compilation, and between calls of one configuration or of one plan."""
     from gemmkit.runtime.compile import CodeChanged
     from gemmkit.runtime.launch import Launchable
@@ -467,8 +467,8 @@ def test_a_group_is_bound_anew_when_code_changes(launches: Launches, monkeypatch
         bound.append(self.arguments[0].fingerprint)
         return bind(self)
 
-    monkeypatch.setattr(Launchable, "bind", seen)
-    monkeypatch.setattr("gemmkit.runtime.launch.table", lambda ordinal, stream, key, data: 0x7000)
+    replaced(Launchable, "bind", seen)
+    replaced("gemmkit.runtime.launch.table", lambda ordinal, stream, key, data: 0x7000)
     with stand_ins.library("cupy") as make:
         a, b, out = operands(make)
         conf = gk.plan_grouped([a], [b], epilogue=gk.epilogues.Elementwise(lambda x: x * FACTOR)).config
@@ -476,7 +476,7 @@ def test_a_group_is_bound_anew_when_code_changes(launches: Launches, monkeypatch
         gk.grouped([a], [b], conf=conf)
         assert not failures and len(set(bound)) == 1
         for factor in (3.0, 4.0):
-            monkeypatch.setattr(sys.modules[__name__], "FACTOR", factor)
+            rebound(FACTOR=factor)
             count = len(bound)
             for call in (run, partial(gk.grouped, conf=conf)):
                 for _ in range(2):
@@ -488,17 +488,16 @@ def test_a_group_is_bound_anew_when_code_changes(launches: Launches, monkeypatch
 
 @LIBRARIES
 @pytest.mark.parametrize("devices", [1, 2])
-def test_new_arrays_are_of_the_callers_library_and_kind(library: str, devices: int, make: Any,
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_arrays_are_of_the_callers_library_and_kind(library: str, devices: int, make: Any, gpus: Set) -> None:
     from gemmkit.runtime.arrays import allocator
 
-    monkeypatch.setattr(device, "count", lambda: devices)
+    gpus(count=devices)
     like, wanted = make(4, 4), make(M, N, dtype="float32")
     made, pointer = allocator(describe(like), (M, N), np.float32)()
     assert type(made) is type(wanted) and describe(made)[1:] == describe(wanted)[1:] and pointer == describe(made).pointer
 
 
-def test_pytorchs_short_way_to_a_new_tensor_is_taken_on_one_device(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pytorchs_short_way_to_a_new_tensor_is_taken_on_one_device(launches: Launches, gpus: Set) -> None:
     from types import SimpleNamespace
 
     from gemmkit.runtime.arrays import allocator
@@ -513,7 +512,7 @@ def test_pytorchs_short_way_to_a_new_tensor_is_taken_on_one_device(launches: Lau
         like, torch = describe(make(4, 4)), sys.modules["torch"]
         torch._C._dynamo = SimpleNamespace(guards=SimpleNamespace(_empty_strided_cuda=short))    # type: ignore[attr-defined]
         allocator(like, (M, 0), np.float16)()
-        monkeypatch.setattr(device, "count", lambda: 2)
+        gpus(count=2)
         allocator(like, (M, N), np.float16)()
         with pytest.raises(TypeError, match="PyTorch has no dtype"):
             allocator(like, (M, N), np.complex64)()

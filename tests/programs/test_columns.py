@@ -18,6 +18,7 @@ from gemmkit.programs import collectives as module
 from gemmkit.programs.collectives import Columns, ColumnSums, Staged
 from gemmkit.runtime.device import H100, assumed
 from tests.support import programs as listing
+from tests.support.patches import Seeded
 
 F16, F32, BF16 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
 EPS = {F16: 2.0 ** -11, BF16: 2.0 ** -8, F32: 2.0 ** -20}
@@ -189,7 +190,7 @@ def test_warps_share_the_columns_evenly(columns: int, consumers: int, transposed
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["before they are put", "behind"])
-def test_a_barrier_that_is_not_there_is_found(which: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+def test_a_barrier_that_is_not_there_is_found(which: int, seeded: Seeded, rng: np.random.Generator) -> None:
     """Of the two around what is put into shared memory: a warpgroup reads what is not there yet, or no longer."""
     met: dict[tuple, int] = {}
     real, current = module.named_barrier, module.thread_index
@@ -200,7 +201,7 @@ def test_a_barrier_that_is_not_there_is_found(which: int, monkeypatch: pytest.Mo
         if met[thread, ] % 2 != which:
             real(number, threads)
 
-    monkeypatch.setattr(module, "named_barrier", every_other)
+    seeded(module, "named_barrier", every_other)
     arrays = wide(rng, 300, 72), wide(rng, 72, 140), nothing(300), nothing(140), nothing(140), nothing(300, 140)
     for x in arrays[2:5]:
         x[...] = 1.0

@@ -17,6 +17,7 @@ from gemmkit.programs.chains.monoids import Unproved, is_independent, monoids
 from gemmkit.runtime.device import H100, assumed
 from tests.support import chains
 from tests.support import programs as listing
+from tests.support.patches import Seeded
 
 F16, F32 = np.float16, np.float32
 Update = Callable[..., Any]
@@ -221,9 +222,9 @@ def test_what_is_out_of_range_is_known_for_all_numbers() -> None:
 # -- trials, the second look ----------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("at", [1.0, 7.0, 300.0, 5e4, 1e6])
-def test_trials_alone_find_what_is_cut(at: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_alone_find_what_is_cut(at: float, seeded: Seeded) -> None:
     """They are drawn around each constant of a program."""
-    monkeypatch.setattr(algebra, "monoids", lambda chain, signs: {})
+    seeded(algebra, "monoids", lambda chain, signs: {})
     assert not algebra.commutes(chain(folded, arrays(), scale=1.0, update=saturated(at), begin=float), {"scale": 1.0})
     assert algebra.commutes(chain(folded, arrays(), scale=1.0, update=FREE["sum of what is cut"][0], begin=float), {"scale": 1.0})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from tests.programs import test_roles as roles
 from tests.support import chains, large_scores, row_programs
 from tests.support import programs as listing
 from tests.support.machines import MACHINES
+from tests.support.patches import Set
 
 pytestmark = pytest.mark.gpu
 
@@ -211,14 +211,14 @@ def sloped(s: Any) -> Any:
     return SLOPE * s
 
 
-def test_calls_find_their_plans(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_find_their_plans(rng: np.random.Generator, rebound: Set) -> None:
     """Other arrays of the same kinds, on other streams, by one plan; another by a constant that has changed."""
     import cupy
 
     tuned.plans.clear()
     exact = listing.attention.reference
     for slope in (2.0, 0.5):
-        monkeypatch.setitem(globals(), "SLOPE", slope)
+        rebound(SLOPE=slope)
         for stream in (None, cupy.cuda.Stream(non_blocking=True)):
             q, k, v = (cupy.asarray(rng.standard_normal((3, extent, 64))).astype("f2") for extent in (100, 150, 150))
             o = cupy.full(q.shape, cupy.nan, "f2")
@@ -338,11 +338,10 @@ def test_sums_of_rows_and_columns(cluster: dict[str, int], warpgroups: int, size
         close(got.get(), wanted)
 
 
-def test_what_is_tuned_is_taken_and_right(rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("own_cache")
+def test_what_is_tuned_is_taken_and_right(rng: np.random.Generator) -> None:
     import cupy
 
-    monkeypatch.setenv("GEMMKIT_CACHE_DIR", str(tmp_path))
-    cache.default_cache.cache_clear()
     try:
         a, b = (cupy.asarray(rng.standard_normal(shape) / 8).astype("f2") for shape in ((512, 264), (264, 520)))
         d = cupy.full((512, 520), cupy.nan, "f2")
@@ -360,13 +359,12 @@ def test_what_is_tuned_is_taken_and_right(rng: np.random.Generator, tmp_path: Pa
         cache.default_cache.cache_clear()
 
 
-def test_shares_are_tuned(rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("own_cache")
+def test_shares_are_tuned(rng: np.random.Generator) -> None:
     """The default is of two kernels: other numbers of shares, and one kernel for all rounds, are right and slower or faster;
     what is kept is taken, and is right."""
     import cupy
 
-    monkeypatch.setenv("GEMMKIT_CACHE_DIR", str(tmp_path))
-    cache.default_cache.cache_clear()
     try:
         q, k, v = (cupy.asarray(rng.standard_normal((8, extent, 128))).astype("f2") for extent in (16, 8192, 8192))
         o = cupy.full(q.shape, cupy.nan, "f2")

@@ -13,7 +13,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import programs as gp
-from gemmkit.plans.launch import Cache, forget
+from gemmkit.plans.launch import forget
 from gemmkit.programs import plan as module
 from gemmkit.programs import tuned
 from gemmkit.programs.launches import BEGIN, bits_of
@@ -26,6 +26,7 @@ from tests.support import programs as listing
 from tests.support.checks import named_functions_run
 from tests.support.launches import preparing
 from tests.support.on_device import OnDevice
+from tests.support.patches import Seeded, Set
 
 # ==========================================================================================================================
 # Plans of calls are kept: what finds an earlier one, and what is derived anew.
@@ -164,12 +165,12 @@ def test_a_call_with_another_number_derives_nothing() -> None:
 
 
 @pytest.mark.usefixtures("device")
-def test_code_that_changes_is_derived_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_changes_is_derived_anew(rebound: Set) -> None:
     """A constant and a helper that a score names, and what it captured."""
     texts = [planned(*heads(), score=sloped).text]
-    monkeypatch.setitem(globals(), "SLOPE", 3.0)
+    rebound(SLOPE=3.0)
     texts.append(planned(*heads(), score=sloped).text)
-    monkeypatch.setitem(globals(), "helped", lambda s: gp.tanh(s))
+    rebound(helped=lambda s: gp.tanh(s))
     texts.append(planned(*heads(), score=sloped).text)
     assert len(set(texts)) == 3
     cap = 5.0
@@ -184,7 +185,7 @@ def test_code_that_changes_is_derived_anew(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("device")
-def test_a_program_s_own_code_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_s_own_code_is_looked_at(rebound: Set) -> None:
     @gk.program
     def scaled(a: Any, b: Any, d: Any) -> None:
         for m, n in gp.parallel(a.rows, b.columns):
@@ -196,7 +197,7 @@ def test_a_program_s_own_code_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> N
     arrays = [np.zeros((64, 64), F16) for _ in range(3)]
     first = planned(*arrays, program=scaled)
     assert planned(*arrays, program=scaled) is first
-    monkeypatch.setitem(globals(), "SLOPE", 3.0)
+    rebound(SLOPE=3.0)
     assert planned(*arrays, program=scaled).text != first.text
 
 
@@ -282,13 +283,12 @@ class Bound:
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+def launched(own_launches: None, replaced: Seeded, gpus: Set) -> Iterator[list[Any]]:
     log: list[Any] = []
-    monkeypatch.setattr("gemmkit.plans.launch._launches", Cache())
-    monkeypatch.setattr("gemmkit.runtime.device.available", lambda: False)
-    monkeypatch.setattr(Launchable, "bind", lambda self: Bound(self, log))
-    monkeypatch.setattr(Encoder, "__call__", lambda self, address: address.to_bytes(128, "little"))
-    monkeypatch.setattr(module, "stream_memory", lambda ordinal, stream, nbytes: log.append(nbytes) or AT)
+    gpus(available=False)
+    replaced(Launchable, "bind", lambda self: Bound(self, log))
+    replaced(Encoder, "__call__", lambda self, address: address.to_bytes(128, "little"))
+    replaced(module, "stream_memory", lambda ordinal, stream, nbytes: log.append(nbytes) or AT)
     yield log
 
 

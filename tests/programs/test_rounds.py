@@ -341,7 +341,7 @@ def weighted(q: Any, k: Any, v: Any, gate: Any, o: Any) -> None:
 def test_refused() -> None:
     q, k, v, o = (x[0] for x in heads(1.0))
     row = np.full(70, np.nan, np.float32)
-    with pytest.raises(gk.ConfigError, match=r"(?s)lazy=True\): results depend on the maximum that best keeps.*test_lazy.py"):
+    with pytest.raises(gk.ConfigError, match=r"(?s)lazy=True\): results depend on the maximum that best keeps.*test_rounds.py"):
         with_largest.plan(q, k, v, o, row, mapping=LAZY)
     with pytest.raises(gk.ConfigError, match=r"p is handed over to a product in float16, and may be 2\^8 times as large"):
         weighted.plan(q, k, v, row, o, mapping=LAZY)

@@ -186,7 +186,7 @@ def test_a_batch_of_diagonals_is_a_stack(emulated: None, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("activation", gk.torch.layers.ACTIVATIONS)
-def test_a_recorded_layer_stores_one_matrix_by_its_kernel(activation: str, emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_layer_stores_one_matrix_by_its_kernel(activation: str, emulated: None) -> None:
     """The activation is PyTorch's there, in one kernel of the compiler's with the bias. Without a gradient all is one kernel."""
     from torch._dynamo.backends.common import aot_autograd  # an import of torch alone does not load it
 

@@ -20,6 +20,7 @@ from gemmkit.epilogues import Bias, SiLU
 from gemmkit.layouts.quantised import dequantise, quantise
 from gemmkit.torch.layers import ACTIVATIONS, FUNCTIONS
 from tests.support.checks import functions_run
+from tests.support.patches import Seeded
 
 # ==========================================================================================================================
 # `gemmkit.torch.Linear`, and what layers share with `matmul` and `op`: autocast, dtypes, widths, pickles.
@@ -471,8 +472,8 @@ def test_the_same_models() -> None:
             training.compared(ours, theirs, x)
 
 
-def test_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row(replaced: Seeded) -> None:
     times = iter([2.0, 1.0] * training.TURNS)
-    monkeypatch.setattr(training, "timed", lambda call, calls: next(times))
+    replaced(training, "timed", lambda call, calls: next(times))
     found = training.row("step", lambda: None, lambda: None, 0.0)
     assert (found["ratio"], found["ours_us"], found["peer_us"]) == (0.5, 2.0, 1.0)

@@ -19,6 +19,7 @@ from gemmkit.layouts.matrices import unwrapped  # noqa: E402
 from gemmkit.torch.autograd import Recipe, partials, recorded  # noqa: E402
 from gemmkit.torch.product import is_eager, product, summed_to  # noqa: E402
 from tests.support import torch_operators  # noqa: E402
+from tests.support.patches import Seeded  # noqa: E402
 
 pytestmark = pytest.mark.sample(12)
 
@@ -78,13 +79,13 @@ def test_a_gradient_lies_as_its_operand(emulated: None) -> None:
     torch.testing.assert_close(weight.grad, a.detach().sum(0).expand(4, 3))
 
 
-def test_one_matrix_of_a_stack_gets_its_gradient_by_one_product(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_matrix_of_a_stack_gets_its_gradient_by_one_product(emulated: None, replaced: Seeded) -> None:
     a, b = drawn(3, 5, 4).requires_grad_(), drawn(4, 2).requires_grad_()
     d = gk.torch.matmul(a, b)
     seen: list[Any] = []
     from gemmkit.torch import product as module
 
-    monkeypatch.setattr(module, "product", lambda a, b, *more: seen.append((a.shape, b.shape)) or product(a, b, *more))
+    replaced(module, "product", lambda a, b, *more: seen.append((a.shape, b.shape)) or product(a, b, *more))
     d.sum().backward()
     assert seen == [((3, 5, 2), (2, 4)), ((4, 15), (15, 2))]
     torch.testing.assert_close(b.grad, a.detach().sum((0, 1))[:, None].expand(4, 2))

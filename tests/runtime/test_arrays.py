@@ -316,13 +316,11 @@ def test_dlpack_that_its_owner_refuses():
         describe(swapped, "b")
 
 
-def test_with_several_devices_the_driver_says_which_holds_an_interfaces_memory(monkeypatch):
-    from cuda.bindings import driver
+def test_with_several_devices_the_driver_says_which_holds_an_interfaces_memory(gpus, driver_calls):
 
-    monkeypatch.setattr(arrays.device, "count", lambda: 2)
-    monkeypatch.setattr(arrays.device, "current_ordinal", lambda: 0)
+    gpus(count=2, current=0)
     answers = {0x1000: (0, 1), 0: (1, None)}  # status and ordinal; the null of an empty array is unknown
-    monkeypatch.setattr(driver, "cuPointerGetAttribute", lambda attribute, pointer: answers[pointer])
+    driver_calls(cuPointerGetAttribute=lambda attribute, pointer: answers[pointer])
     a = np.zeros((2, 3))
     assert describe(Interface(a, data=(0x1000, False))).device == 1
     assert describe(Interface(a, data=(0, False))).device == 0
@@ -439,7 +437,7 @@ def test_empty_like_another_librarys_array_is_cupys_then_pytorchs(torch, library
 # -- streams -------------------------------------------------------------------------------------------------
 
 
-def test_current_streams(cupy, torch, monkeypatch):
+def test_current_streams(cupy, torch):
     assert current_stream("cupy", 1) == 101
     assert current_stream("torch", 1) == 201
     torch._C._cuda_getCurrentRawStream = lambda ordinal: 300 + ordinal

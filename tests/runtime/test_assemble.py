@@ -52,9 +52,9 @@ def too_old(folder):
 
 
 @pytest.fixture(autouse=True)
-def forgetful(monkeypatch):
+def forgetful(replaced):
     """No test sees which ptxas worked in another."""
-    monkeypatch.setattr(module, "_working", {})
+    replaced(module, "_working", {})
 
 
 def test_parse_usage_reads_every_figure():
@@ -125,8 +125,8 @@ def test_a_text_that_is_no_ptx_is_named():
 
 
 @pytest.mark.compile
-def test_a_ptxas_too_old_is_passed_over_and_not_asked_again(reverse, tmp_path, monkeypatch):
-    monkeypatch.setenv("GEMMKIT_PTXAS", too_old(tmp_path))
+def test_a_ptxas_too_old_is_passed_over_and_not_asked_again(reverse, tmp_path, environment):
+    environment(GEMMKIT_PTXAS=too_old(tmp_path))
     ptx, _ = reverse
     for _ in range(2):
         assembled = assemble(ptx, ARCH)
@@ -135,49 +135,52 @@ def test_a_ptxas_too_old_is_passed_over_and_not_asked_again(reverse, tmp_path, m
 
 
 @pytest.mark.compile
-def test_a_ptxas_that_cannot_run_here_is_passed_over(reverse, tmp_path, monkeypatch):
-    monkeypatch.setenv("GEMMKIT_PTXAS", script(tmp_path, "\x7fELF for another machine"))
+def test_a_ptxas_that_cannot_run_here_is_passed_over(reverse, tmp_path, environment):
+    environment(GEMMKIT_PTXAS=script(tmp_path, "\x7fELF for another machine"))
     assert assemble(reverse[0], ARCH).is_cubin
 
 
+@pytest.fixture
+def tools(monkeypatch):
+    """The tools that are found: `tools(ptxas)`, `tools()`."""
+    return lambda *found: monkeypatch.setattr(module, "candidates", lambda name: found)
+
+
 @pytest.mark.compile
-def test_when_nothing_assembles_the_error_lists_what_was_tried(reverse, tmp_path, monkeypatch):
+def test_when_nothing_assembles_the_error_lists_what_was_tried(reverse, tmp_path, tools, gpus):
     tool = too_old(tmp_path)
-    monkeypatch.setattr(module, "candidates", lambda tool_name: (tool,))
-    monkeypatch.setattr(device, "_absence", lambda: "no driver")
+    tools(tool)
+    gpus(absence="no driver")
     with pytest.raises(AssemblerError, match=r"(?s)current version is '7\.0'.*no driver") as caught:
         assemble(reverse[0], ARCH)
     assert tool in str(caught.value)
-    monkeypatch.setattr(module, "candidates", lambda tool_name: ())
+    tools()
     with pytest.raises(AssemblerError, match=r"GEMMKIT_PTXAS.*Tried:\s+no ptxas was found"):
         assemble(reverse[0], ARCH)
 
 
-def test_the_chosen_ptxas_comes_first(tmp_path, monkeypatch):
+def test_the_chosen_ptxas_comes_first(tmp_path, environment):
     tool = script(tmp_path, "#!/bin/sh\n")
-    monkeypatch.setenv("GEMMKIT_PTXAS", tool)
+    environment(GEMMKIT_PTXAS=tool)
     assert candidates()[0] == os.path.realpath(tool)
-    monkeypatch.delenv("GEMMKIT_PTXAS")
+    environment(GEMMKIT_PTXAS=None)
     assert os.path.realpath(tool) not in candidates()
 
 
-def test_cuda_home_and_path_are_searched_in_this_order(tmp_path, monkeypatch):
+def test_cuda_home_and_path_are_searched_in_this_order(tmp_path, replaced, environment):
     homes = []
     for name in ("home", "path"):
         (tmp_path / name / "bin").mkdir(parents=True)
         homes.append(os.path.realpath(script(tmp_path / name / "bin", "#!/bin/sh\n")))
-    monkeypatch.setattr(module, "_wheel_folders", list)
-    monkeypatch.setattr(module, "_candidates", module._candidates.__wrapped__)
-    monkeypatch.delenv("GEMMKIT_PTXAS", raising=False)
-    monkeypatch.delenv("CUDA_PATH", raising=False)
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("PATH", str(tmp_path / "path" / "bin"))
+    replaced(module, "_wheel_folders", list)
+    replaced(module, "_candidates", module._candidates.__wrapped__)
+    environment(GEMMKIT_PTXAS=None, CUDA_PATH=None, CUDA_HOME=tmp_path / "home", PATH=tmp_path / "path" / "bin")
     assert list(candidates()[:2]) == homes
 
 
 @pytest.mark.parametrize("tool", ["ptxas", "nvdisasm"])
-def test_a_chosen_tool_that_is_not_there_is_an_error(tool, monkeypatch):
-    monkeypatch.setenv(f"GEMMKIT_{tool.upper()}", "/nowhere/tool")
+def test_a_chosen_tool_that_is_not_there_is_an_error(tool, environment):
+    environment(**{f"GEMMKIT_{tool.upper()}": "/nowhere/tool"})
     with pytest.raises(AssemblerError, match=rf"GEMMKIT_{tool.upper()}='/nowhere/tool' is not an executable"):
         candidates(tool)
 
@@ -198,9 +201,9 @@ def test_only_a_cubin_is_disassembled():
         disassemble(b".version 9.0")
 
 
-def test_an_nvdisasm_that_fails_is_quoted(tmp_path, monkeypatch):
+def test_an_nvdisasm_that_fails_is_quoted(tmp_path, tools):
     tool = script(tmp_path, "#!/bin/sh\necho not today >&2\nexit 3\n", "nvdisasm")
-    monkeypatch.setattr(module, "candidates", lambda tool_name: (tool,))
+    tools(tool)
     with pytest.raises(AssemblerError, match="not today"):
         disassemble(b"\x7fELF")
 
@@ -259,12 +262,12 @@ def test_sass_counts_skip_predicates_and_encodings():
 
 
 @pytest.mark.gpu
-def test_the_driver_assembles_when_no_ptxas_is_there(reverse, monkeypatch):
+def test_the_driver_assembles_when_no_ptxas_is_there(reverse, tools):
     import cupy
 
     from gemmkit.runtime.launch import load
 
-    monkeypatch.setattr(module, "candidates", lambda tool_name: ())
+    tools()
     ptx, name = reverse
     assembled = assemble(ptx, ARCH)
     assert not assembled.is_cubin
@@ -279,7 +282,7 @@ def test_the_driver_assembles_when_no_ptxas_is_there(reverse, monkeypatch):
 
 
 @pytest.mark.gpu
-def test_an_error_in_the_ptx_comes_with_the_message_of_the_driver(reverse, monkeypatch):
-    monkeypatch.setattr(module, "candidates", lambda tool_name: ())
+def test_an_error_in_the_ptx_comes_with_the_message_of_the_driver(reverse, tools):
+    tools()
     with pytest.raises(AssemblerError, match=r"(?s)the driver's assembler failed.*rett"):
         assemble(reverse[0].replace("ret;", "rett;"), ARCH)

@@ -292,19 +292,19 @@ def test_a_folder_that_cannot_be_written_is_warned_of_once(tmp_path):
     cache.clear()
 
 
-def test_a_failed_write_leaves_no_temporary_file(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_no_temporary_file(tmp_path, replaced):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module.os, "replace", full)
+    replaced(module.os, "replace", full)
     with pytest.warns(RuntimeWarning, match="No space left"):
         CubinCache(tmp_path).get_or_build(KEY, build)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("value", ["0", "off", "False"])
-def test_the_disk_can_be_switched_off(tmp_path, monkeypatch, value):
-    monkeypatch.setenv("GEMMKIT_CACHE", value)
+def test_the_disk_can_be_switched_off(tmp_path, environment, value):
+    environment(GEMMKIT_CACHE=value)
     cache = CubinCache(tmp_path)
     cache.get_or_build(KEY, build)
     assert cache.get_or_build(KEY, never).cubin == CUBIN
@@ -313,18 +313,18 @@ def test_the_disk_can_be_switched_off(tmp_path, monkeypatch, value):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_default_folder_follows_the_environment(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setattr(module.sys, "platform", "linux")
+def test_the_default_folder_follows_the_environment(tmp_path, replaced, environment):
+    environment(XDG_CACHE_HOME=tmp_path / "xdg")
+    replaced(module.sys, "platform", "linux")
     assert default_folder() == tmp_path / "xdg" / "gemmkit"
-    monkeypatch.setenv("GEMMKIT_CACHE_DIR", str(tmp_path / "mine"))
+    environment(GEMMKIT_CACHE_DIR=tmp_path / "mine")
     assert default_folder() == tmp_path / "mine"
     assert CubinCache().folder == tmp_path / "mine"
     assert CubinCache(tmp_path).folder == tmp_path
 
 
-def test_one_default_cache_a_process(tmp_path, monkeypatch):
-    monkeypatch.setenv("GEMMKIT_CACHE_DIR", str(tmp_path))
+def test_one_default_cache_a_process(tmp_path, environment):
+    environment(GEMMKIT_CACHE_DIR=tmp_path)
     default_cache.cache_clear()
     assert default_cache() is default_cache()
     assert default_cache().folder == tmp_path
@@ -347,8 +347,8 @@ def test_info_and_clear(tmp_path):
     assert cache.stats.builds == 3
 
 
-def test_the_entries_used_longest_ago_go_first(tmp_path, monkeypatch):
-    monkeypatch.setenv("GEMMKIT_CACHE_MAX_MB", "0.033")  # three entries of 10 KiB, not four
+def test_the_entries_used_longest_ago_go_first(tmp_path, environment):
+    environment(GEMMKIT_CACHE_MAX_MB="0.033")  # three entries of 10 KiB, not four
     writer = CubinCache(tmp_path)
     for age, key in ((300, "a"), (200, "b"), (100, "c")):
         writer.get_or_build(key, build)
@@ -362,8 +362,8 @@ def test_the_entries_used_longest_ago_go_first(tmp_path, monkeypatch):
     assert reader.get_or_build("b", build).from_disk is False
 
 
-def test_an_entry_larger_than_the_limit_is_kept_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv("GEMMKIT_CACHE_MAX_MB", "0.001")
+def test_an_entry_larger_than_the_limit_is_kept_alone(tmp_path, environment):
+    environment(GEMMKIT_CACHE_MAX_MB="0.001")
     for key in ("one", "two"):
         CubinCache(tmp_path).get_or_build(key, build)
     assert CubinCache(tmp_path).info().entries == 1
@@ -371,8 +371,8 @@ def test_an_entry_larger_than_the_limit_is_kept_alone(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "many", "nan", "inf"])
-def test_a_limit_that_is_no_size_is_an_error(monkeypatch, value):
-    monkeypatch.setenv("GEMMKIT_CACHE_MAX_MB", value)
+def test_a_limit_that_is_no_size_is_an_error(environment, value):
+    environment(GEMMKIT_CACHE_MAX_MB=value)
     with pytest.raises(ValueError, match=f"GEMMKIT_CACHE_MAX_MB='{value}'"):
         CubinCache()
 

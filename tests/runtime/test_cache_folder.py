@@ -18,6 +18,7 @@ import pytest
 from gemmkit.runtime import cache
 from gemmkit.runtime import cache as cache_folder
 from gemmkit.runtime.cache import CubinCache
+from tests.support.patches import Seeded, Set
 
 KEY = "kernel singlestage, sm_90a"
 NAME = hashlib.sha256(KEY.encode()).hexdigest() + ".kernel"
@@ -84,9 +85,9 @@ def another_user(monkeypatch: pytest.MonkeyPatch, root: int = -1) -> None:
 # -- whose files ------------------------------------------------------------------------------------------------------
 
 @pytest.mark.usefixtures("no_warning")
-def test_no_file_of_anything_else_is_deleted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_of_anything_else_is_deleted(folder: Path, environment: Set) -> None:
     """By eviction, by the sweep of what a dead process left, by `clear`: whatever its suffix and age."""
-    monkeypatch.setenv("GEMMKIT_CACHE_MAX_MB", "0.001")
+    environment(GEMMKIT_CACHE_MAX_MB="0.001")
     for name in OTHERS:
         (folder / name).write_bytes(b"somebody's")
         os.utime(folder / name, (0, 0))
@@ -123,13 +124,14 @@ def test_an_entry_that_others_may_write_is_built_anew(folder: Path, mode: int) -
 
 
 @pytest.mark.usefixtures("one_warning")
-def test_an_entry_of_another_user_is_neither_read_nor_touched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_of_another_user_is_neither_read_nor_touched(folder: Path, monkeypatch: pytest.MonkeyPatch,
+                                                              environment: Set) -> None:
     CubinCache(folder).get_or_build(KEY, lambda: (b"planted", {}))
     planted = (folder / NAME).read_bytes()
     folder.chmod(0o1777)
     another_user(monkeypatch)
     works_in_memory(folder)
-    monkeypatch.setenv("GEMMKIT_CACHE_MAX_MB", "0.001")
+    environment(GEMMKIT_CACHE_MAX_MB="0.001")
     assert (folder / NAME).read_bytes() == planted
 
 
@@ -237,18 +239,18 @@ def test_a_meta_too_deep_to_write_is_an_error(folder: Path) -> None:
 @pytest.mark.usefixtures("one_warning")
 @pytest.mark.parametrize("failing", ["mkstemp", "replace"])
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(30, "Read-only file system")])
-def test_a_disk_that_takes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch, failing: str, error: OSError) -> None:
+def test_a_disk_that_takes_nothing(folder: Path, replaced: Seeded, failing: str, error: OSError) -> None:
     def fail(*_: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(cache_folder.tempfile if failing == "mkstemp" else cache_folder.os, failing, fail)
+    replaced(cache_folder.tempfile if failing == "mkstemp" else cache_folder.os, failing, fail)
     works_in_memory(folder)
     assert list(folder.iterdir()) == []
 
 
 @pytest.mark.usefixtures("one_warning")
 @pytest.mark.parametrize("settings", [{}, {"GEMMKIT_CACHE_DIR": "~/kernels"}])
-def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, settings: dict[str, str]) -> None:
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, replaced: Seeded, settings: dict[str, str]) -> None:
     """HOME is unset, and the system knows no such user: a container's."""
     def unknown(*_: Any) -> Any:
         raise KeyError("getpwuid(): uid not found")
@@ -259,7 +261,7 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, settings: dict[s
         monkeypatch.delenv(name, raising=False)
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    replaced(pwd, "getpwuid", unknown)
     works_in_memory(None)
 
 
@@ -315,22 +317,23 @@ def test_the_lock_of_a_process_that_died_holds_up_nobody(folder: Path, monkeypat
 
 
 @pytest.mark.usefixtures("no_warning")
-def test_a_lock_that_is_never_let_go_is_waited_for_so_long_and_no_longer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_is_never_let_go_is_waited_for_so_long_and_no_longer(folder: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                         replaced: Seeded) -> None:
     tries: list[int] = []
     digest = NAME.removesuffix(".kernel")
     with cache_folder.Folder(folder, 2**20).lock(digest):
         monkeypatch.setattr(cache_folder, "_PATIENCE_S", 0.2)
-        monkeypatch.setattr(cache_folder, "_try_lock", tries.append)
+        replaced(cache_folder, "_try_lock", tries.append)
         CubinCache(folder).get_or_build(KEY, build)
         assert len(tries) > 1
     assert CubinCache(folder).get_or_build(KEY, never).from_disk
 
 
 @pytest.mark.usefixtures("no_warning")
-def test_a_file_system_without_locks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks(folder: Path, replaced: Seeded) -> None:
     def unsupported(*_: Any) -> Any:
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(cache_folder.fcntl, "flock", unsupported)
+    replaced(cache_folder.fcntl, "flock", unsupported)
     CubinCache(folder).get_or_build(KEY, build)
     assert CubinCache(folder).get_or_build(KEY, never).from_disk

@@ -17,6 +17,7 @@ from gemmkit import epilogues
 from gemmkit.runtime import device, launch
 from gemmkit.runtime.device import A100, GPUS, H100, T4, DeviceInfo, assumed, assumed_device, gpu, target
 from tests.support.checks import assert_close
+from tests.support.patches import Seeded, Set
 
 
 def test_importing_the_runtime_loads_no_driver():
@@ -49,9 +50,9 @@ def test_arch_name(arch, name):
     assert DeviceInfo("x", arch, 1, 1, 1, 1, 1, 1).arch_name == name
 
 
-def test_without_a_gpu_the_target_is_an_h100(monkeypatch):
-    monkeypatch.setattr(device, "_absence", lambda: "no driver, says the test")
-    monkeypatch.setattr(device, "count", device.count.__wrapped__)
+def test_without_a_gpu_the_target_is_an_h100(replaced, gpus):
+    gpus(absence="no driver, says the test")
+    replaced(device, "count", device.count.__wrapped__)
     assert not device.available()
     assert device.count() == 0
     assert device.target() is H100
@@ -59,8 +60,8 @@ def test_without_a_gpu_the_target_is_an_h100(monkeypatch):
 
 
 @pytest.mark.parametrize("ask", [device.current, device.current_ordinal, device.ensure_context])
-def test_without_a_gpu_asking_for_the_device_says_why_and_what_to_do(monkeypatch, ask):
-    monkeypatch.setattr(device, "_absence", lambda: "no driver, says the test")
+def test_without_a_gpu_asking_for_the_device_says_why_and_what_to_do(gpus, ask):
+    gpus(absence="no driver, says the test")
     with pytest.raises(RuntimeError, match=r"no driver, says the test.*emulate"):
         ask()
 
@@ -110,7 +111,7 @@ class Driver:
         self.current = current
         self.log: list[str] = []
 
-    def install(self, monkeypatch: pytest.MonkeyPatch, count: int = 2) -> Driver:
+    def install(self, driver_calls: Set, gpus: Set, count: int = 2) -> Driver:
         from cuda.bindings import driver
 
         def set_current(context: int) -> tuple[Any]:
@@ -126,60 +127,56 @@ class Driver:
             return wanted
 
         success, invalid = driver.CUresult.CUDA_SUCCESS, driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
-        monkeypatch.setattr(driver, "cuCtxGetDevice",
-                            lambda: (invalid, None) if self.current is None else (success, self.current))
-        monkeypatch.setattr(driver, "cuCtxGetCurrent", lambda: (success, 0 if self.current is None else 100 + self.current))
-        monkeypatch.setattr(driver, "cuCtxSetCurrent", set_current)
-        monkeypatch.setattr(device, "ensure_context", ensure)
-        monkeypatch.setattr(device, "_absence", lambda: None)
-        monkeypatch.setattr(device, "count", lambda: count)
+        driver_calls(cuCtxGetDevice=lambda: (invalid, None) if self.current is None else (success, self.current),
+                     cuCtxGetCurrent=lambda: (success, 0 if self.current is None else 100 + self.current),
+                     cuCtxSetCurrent=set_current)
+        gpus(context=ensure, absence=None, count=count)
         return self
 
 
 @pytest.mark.parametrize(("current", "log"), [(0, ["to 1", "back to 0"]), (1, []), (None, ["to 1", "back to None"])])
 def test_another_device_is_current_for_as_long_as_it_takes(current: int | None, log: list[str],
-                                                           monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver(current).install(monkeypatch)
+                                                           driver_calls: Set, gpus: Set) -> None:
+    driver = Driver(current).install(driver_calls, gpus)
     with device.made_current(1):
         assert driver.current == 1
     assert driver.current == current and driver.log == log
 
 
-def test_what_was_current_is_so_again_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver(0).install(monkeypatch)
+def test_what_was_current_is_so_again_after_an_error(driver_calls: Set, gpus: Set) -> None:
+    driver = Driver(0).install(driver_calls, gpus)
     with pytest.raises(KeyError), device.made_current(1):
         raise KeyError
     assert driver.current == 0
 
 
-def bound(entry: Any, ordinal: int, monkeypatch: pytest.MonkeyPatch) -> launch.BoundLaunch:
-    monkeypatch.setattr(launch, "_entry", lambda: entry)
+def bound(entry: Any, ordinal: int, replaced: Seeded) -> launch.BoundLaunch:
+    replaced(launch, "_entry", lambda: entry)
     kernel: Any = SimpleNamespace(name="k")
     return launch.BoundLaunch(kernel, ordinal, (1, 1, 1), (32, 1, 1), 0, ("u64",), None, 7)
 
 
 @pytest.mark.parametrize("current", [0, 1, None])
-def test_a_kernel_is_launched_on_its_device(current: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver, launched = Driver(current).install(monkeypatch), []
+def test_a_kernel_is_launched_on_its_device(current: int | None, driver_calls: Set, gpus: Set, replaced: Seeded) -> None:
+    driver, launched = Driver(current).install(driver_calls, gpus), []
 
     def entry(config: Any, function: Any, values: Any, extra: Any) -> int:
         launched.append(driver.current)
         return 0
 
-    made = bound(entry, 1, monkeypatch)
+    made = bound(entry, 1, replaced)
     made.launch(0, (1,))
     made.prepare((0,), [0])(0, (1,))
     assert launched == [1, 1] and driver.current == current
 
 
-def test_with_one_device_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_one_device_nobody_asks(driver_calls: Set, gpus: Set, replaced: Seeded) -> None:
     """The launch of a machine with one device is the driver's own entry."""
-    Driver(0).install(monkeypatch, count=1)
+    Driver(0).install(driver_calls, gpus, count=1)
     entry = lambda *_: 0  # noqa: E731
-    assert bound(entry, 0, monkeypatch).entry is entry
-    from cuda.bindings import driver
+    assert bound(entry, 0, replaced).entry is entry
 
-    monkeypatch.setattr(driver, "cuCtxGetCurrent", None)
+    driver_calls(cuCtxGetCurrent=None)
     with device.made_current(0):
         pass
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda.bindings import driver
 
 import gemmkit as gk
 from gemmkit.components import Component, freeze
@@ -34,6 +33,7 @@ from gemmkit.runtime.launch import PARAMETER_FORMATS, BoundLaunch, Launchable, L
 from gemmkit.tools.cli import wanted
 from tests.support import programs as listing
 from tests.support import row_programs
+from tests.support.patches import Seeded, Set
 from tools import cubins
 
 TURING = DeviceInfo("a Turing", (7, 5), 40, 65536, 65536, 1024, 65536, 4 * 2**20)
@@ -81,8 +81,8 @@ def test_one_to_three_extents(extents):
         launch_config.dim3(extents, "block")
 
 
-def test_loading_without_a_gpu_says_so(monkeypatch):
-    monkeypatch.setattr(device, "_absence", lambda: "no driver")
+def test_loading_without_a_gpu_says_so(gpus):
+    gpus(absence="no driver")
     with pytest.raises(RuntimeError, match="no GPU can be used here"):
         load(b"\x7fELF", "k")
 
@@ -317,9 +317,9 @@ def test_a_status_nobody_knows_is_given_as_its_number(monkeypatch):
         bound_to(Driver(["i32"], statuses=[123456]), monkeypatch).launch(0, (1,))
 
 
-def test_a_thread_without_a_context_gets_one_and_the_launch_is_made(monkeypatch):
+def test_a_thread_without_a_context_gets_one_and_the_launch_is_made(monkeypatch, replaced):
     driver, asked = Driver(["i32"], statuses=[201, 0]), []
-    monkeypatch.setattr(device, "ensure_context", asked.append)
+    replaced(device, "ensure_context", asked.append)
     bound_to(driver, monkeypatch).launch(3, (8,))
     assert asked == [0]
     assert [(seen[3], seen[5]) for seen in driver.seen] == [(3, (8,))] * 2
@@ -367,10 +367,10 @@ def test_they_begin_early_where_they_may(name: str) -> None:
 
 
 @pytest.mark.parametrize("module, call", [(of_attention, attention), (of_mlp, mlp), (of_rows, rows)], ids=["attention", "MLP", "rows"])
-def test_what_does_not_wait_is_found(module: Any, call: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_wait_is_found(module: Any, call: Callable[[], None], replaced: Seeded) -> None:
     with gk.emulate():
         call()
-        monkeypatch.setattr(module, "grid_wait", lambda: None)
+        replaced(module, "grid_wait", lambda: None)
         with pytest.raises(ProtocolError, match="call grid_wait first"):
             call()
 
@@ -421,13 +421,14 @@ def test_it_is_compiled_as_any_kernel() -> None:
     assert not any(argument.guards or argument.captures for argument in made.arguments)
 
 
-def test_a_kernel_that_came_with_gemmkit_is_not_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_came_with_gemmkit_is_not_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                         replaced: Seeded, environment: Set) -> None:
     """Unless its file is damaged, or it is for another GPU."""
     made = launchable(np.ones(64, np.float32), np.zeros(64, np.float32), H100, -1)
     given = made.kernel, made.arguments, made.threads
     monkeypatch.setattr(cache, "SHIPPED", tmp_path / "cubins")
-    monkeypatch.setattr(compiling, "to_ptx", lambda *given: pytest.fail("it was compiled"))
-    monkeypatch.setenv("GEMMKIT_CACHE", "0")
+    replaced(compiling, "to_ptx", lambda *given: pytest.fail("it was compiled"))
+    environment(GEMMKIT_CACHE="0")
     cache.default_cache.cache_clear()
     came = cache.Entry(b"machine code", {"usage": {"spill_stores": 0}}, True)
     cache.ship(key_of(*given, H100), came, cache.SHIPPED)
@@ -487,19 +488,19 @@ class Streams:
 
 
 @pytest.fixture
-def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
+def streams(replaced: Seeded, gpus: Set, driver_calls: Set) -> Streams:
     made = Streams()
     places = iter(range(1 << 20, 1 << 30, 1 << 20))
 
     def allocated(size: int, data: Any) -> int:
         return next(places)
 
-    monkeypatch.setattr(launch, "_kept", {})
-    monkeypatch.setattr(launch, "_allocated", allocated)
-    monkeypatch.setattr(launch.device, "count", lambda: 1)
-    monkeypatch.setattr(driver, "cuStreamIsCapturing", made.capturing)
-    monkeypatch.setattr(driver, "cuStreamGetId", made.identity, raising=False)
-    monkeypatch.setattr(driver, "cuStreamGetCaptureInfo", lambda handle: (0, 1, 12, 0, 0, 0))
+    replaced(launch, "_kept", {})
+    replaced(launch, "_allocated", allocated)
+    gpus(count=1)
+    driver_calls(cuStreamIsCapturing=made.capturing)
+    driver_calls(cuStreamGetId=made.identity)
+    driver_calls(cuStreamGetCaptureInfo=lambda handle: (0, 1, 12, 0, 0, 0))
     return made
 
 

@@ -8,6 +8,8 @@ import textwrap
 
 import pytest
 
+from tests.support.patches import Seeded, Set
+
 #: A process in which the packages that compile and launch are not installed, nor a library of device arrays.
 HIDDEN = """
     import sys
@@ -131,7 +133,7 @@ def test_what_compiles_says_what_to_install() -> None:
             assert word in line
 
 
-def test_no_toolkit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_toolkit(replaced: Seeded, environment: Set) -> None:
     """numba-cuda without the toolkit's NVVM: the same answer."""
     from cuda import pathfinder
     from numba.cuda.cudadrv import libs  # while its own libraries are to be found
@@ -142,10 +144,10 @@ def test_no_toolkit(monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere(name: str, *rest: object) -> None:
         raise pathfinder.DynamicLibNotFoundError(f"{name}: nowhere")
 
-    monkeypatch.setattr(installed, "_not_found", [])
-    monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", nowhere)
-    monkeypatch.setattr(libs, "get_cudalib", nowhere)                   # which may have found it for another test
-    monkeypatch.setenv("CUDA_HOME", "/nowhere")
+    replaced(installed, "_not_found", [])
+    replaced(pathfinder, "load_nvidia_dynamic_lib", nowhere)
+    replaced(libs, "get_cudalib", nowhere)                   # which may have found it for another test
+    environment(CUDA_HOME="/nowhere")
     with pytest.raises(installed.NotInstalledError, match=r"CUDA's toolkit, which is not found here.*gemmkit\[cu13\]"):
         compile._nvvm()
 

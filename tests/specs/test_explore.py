@@ -41,6 +41,7 @@ from gemmkit.specs.schedule import (
 )
 from gemmkit.tuner.measure import Failed
 from tests.support.on_device import OnDevice
+from tests.support.patches import Seeded
 from tests.support.schedules import maxwell
 
 # ==========================================================================================================================
@@ -50,10 +51,8 @@ USAGE = {"registers": 32, "spill_stores": 0, "spill_loads": 0, "stack_bytes": 0}
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(own_cache: Path, tmp_path: Path) -> Iterator[Path]:
     """A cache of this test's own."""
-    monkeypatch.setenv("GEMMKIT_CACHE_DIR", str(tmp_path))
-    cache.default_cache.cache_clear()
     yield tmp_path
     cache.default_cache.cache_clear()
 
@@ -113,9 +112,9 @@ def test_emulated_variants_are_compiled_and_checked_and_have_no_times() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_what_does_not_fit_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_costs_nothing(replaced: Seeded) -> None:
     """Neither what is refused when it is written, nor when it meets the matrices, is compiled."""
-    monkeypatch.setattr(trials, "forked", lambda tasks, *_: iter([]) if not tasks else pytest.fail("compiled"))
+    replaced(trials, "forked", lambda tasks, *_: iter([]) if not tasks else pytest.fail("compiled"))
 
     def some(side: int, k: int) -> Any:
         if k == 5:
@@ -220,17 +219,15 @@ class Measured:
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Any]], tuple[Measured, Callable[..., Any]]]:
+def measured(no_gpu: None, replaced: Seeded) -> Callable[[list[Any]], tuple[Measured, Callable[..., Any]]]:
     """``measured(times)``: what stands for the process, and a call that tries variants on arrays of a GPU that is not there."""
     def install(times: list[Any]) -> tuple[Measured, Callable[..., Any]]:
         a, b = matrices(64, 64, 16)
         process = Measured(a.astype("f8") @ b, times)
-        monkeypatch.setattr("gemmkit.runtime.device.available", lambda: False)
-        monkeypatch.setattr("gemmkit.runtime.device.current_ordinal", lambda: 0)
-        monkeypatch.setattr(trials, "Measuring", process)
-        monkeypatch.setattr(Launchable, "entry", lambda self: Entry(b"\x7fELF", {"usage": USAGE}, False))     # nothing is compiled
+        replaced(trials, "Measuring", process)
+        replaced(Launchable, "entry", lambda self: Entry(b"\x7fELF", {"usage": USAGE}, False))     # nothing is compiled
         held = {x.ctypes.data: x.tobytes() for x in (a, b)}
-        monkeypatch.setattr(trials, "contents_of", lambda memory, ordinal: [held.get(x.start, b"") for x in memory.buffers])
+        replaced(trials, "contents_of", lambda memory, ordinal: [held.get(x.start, b"") for x in memory.buffers])
         out = OnDevice(np.zeros((64, 64), "f4"))
         return process, lambda variants, **how: variants(OnDevice(a), OnDevice(b), out, **how)
 
@@ -254,9 +251,9 @@ def test_timed_variants(measured: Any) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_product_that_matmul_cannot_compute(measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_product_that_matmul_cannot_compute(measured: Any, replaced: Seeded) -> None:
     process, tried = measured([50.0])
-    monkeypatch.setattr(process, "result", lambda number, seconds: (_ for _ in ()).throw(Failed("no memory")))
+    replaced(process, "result", lambda number, seconds: (_ for _ in ()).throw(Failed("no memory")))
     with pytest.raises(RuntimeError, match="gemmkit.matmul, which variants are timed in turns with, does not run: no memory"):
         tried(explore(make, side=[32]))
 
@@ -264,12 +261,12 @@ def test_a_product_that_matmul_cannot_compute(measured: Any, monkeypatch: pytest
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("budget, errors", [(150, ["not compiled within the budget", "not timed within the budget"]),
                                             (250, ["not timed within the budget"] * 2), (10**5, ["None"] * 2)])
-def test_the_budget(measured: Any, monkeypatch: pytest.MonkeyPatch, budget: int, errors: list[str]) -> None:
+def test_the_budget(measured: Any, replaced: Seeded, budget: int, errors: list[str]) -> None:
     """What is not reached is told. The search looks at a clock on which 100 s go by between two looks; the processes that compile
     have the machine's."""
     clock = iter(range(0, 10**6, 100))
     process, tried = measured([50.0, 60.0])
-    monkeypatch.setattr(trials, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    replaced(trials, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     found = tried(explore(lambda name: make(), name=["a", "b"]), budget=budget)
     assert sorted(str(row.error) for row in found.rows) == errors
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemmkit.plans.launch import Cache
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.specs import lower
 from gemmkit.specs.lower import Array, Kernel
@@ -17,6 +16,7 @@ from gemmkit.specs.run import kernel_of, matrix_of
 from gemmkit.specs.schedule import GL, RF, A, B, Block, Init, K, M, MatMul, Move, N, Thread
 from gemmkit.specs.schedule import Kernel as AtKernel
 from tests.support.launches import preparing
+from tests.support.patches import Seeded
 
 
 class Recorder:
@@ -38,13 +38,12 @@ def array(pointer: int, rows: int = 16, columns: int = 16, device: int = 0) -> A
 
 
 @pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+def recorder(own_launches: None, replaced: Seeded) -> Recorder:
     made = Recorder()
-    monkeypatch.setattr(lower, "describe", lambda value, name: value)
-    monkeypatch.setattr(lower.Launchable, "bind", lambda launchable: made.bind(launchable))
-    monkeypatch.setattr(lower.device, "made_current", lambda ordinal: nullcontext())
-    monkeypatch.setattr(lower.device, "current", lambda: lower.device.H100)
-    monkeypatch.setattr("gemmkit.plans.launch._launches", Cache())
+    replaced(lower, "describe", lambda value, name: value)
+    replaced(lower.Launchable, "bind", lambda launchable: made.bind(launchable))
+    replaced(lower.device, "made_current", lambda ordinal: nullcontext())
+    replaced(lower.device, "current", lambda: lower.device.H100)
     return made
 
 

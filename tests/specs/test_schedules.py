@@ -34,6 +34,7 @@ from gemmkit.specs.schedule import (
     Thread,
     Warp,
 )
+from tests.support.patches import Seeded
 from tests.support.schedules import maxwell, operands
 
 FLOAT32 = operands(64, 64, 16)
@@ -163,11 +164,11 @@ def test_prefetch_by_registers(through: str) -> None:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["barrier", "wait"])
-def test_a_prefetch_by_registers_needs_what_it_has(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefetch_by_registers_needs_what_it_has(name: str, seeded: Seeded) -> None:
     """Of one operand by registers, and one by copies."""
     from gemmkit.specs import lower as ahead
 
-    monkeypatch.setattr(ahead, name, lambda: None)
+    seeded(ahead, name, lambda: None)
     with pytest.raises(EmulatorError):
         product(maxwell(prefetch=True, through="a"), operands(64, 64, 24))
 
@@ -178,19 +179,19 @@ def test_prefetch() -> None:
     product(maxwell(prefetch=True), operands(64, 64, 8))
 
 
-def test_a_prefetch_without_its_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefetch_without_its_barrier(seeded: Seeded) -> None:
     """The emulator finds what the node would do wrong."""
     from gemmkit.specs import lower as ahead
 
-    monkeypatch.setattr(ahead, "barrier", lambda: None)
+    seeded(ahead, "barrier", lambda: None)
     with pytest.raises(EmulatorError, match=r"(?s)race in .*shared memory.*\.move\(A, SH, \.\.\.\)\.prefetch at .*schedules\.py:\d+"):
         product(maxwell(prefetch=True), operands(64, 64, 24))
 
 
-def test_a_prefetch_that_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefetch_that_is_not_waited_for(seeded: Seeded) -> None:
     from gemmkit.specs import lower as ahead
 
-    monkeypatch.setattr(ahead, "wait", lambda: None)
+    seeded(ahead, "wait", lambda: None)
     with pytest.raises(EmulatorError, match=r"(?s)\.move\(B, SH, \.\.\.\)\.prefetch at .*schedules\.py:\d+"):
         product(maxwell(prefetch=True), operands(64, 64, 24))
 

@@ -4,6 +4,7 @@ of PTX."""
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -26,6 +27,7 @@ from tests.ptx_machine.launch import run_ptx
 from tests.specs.test_listings import main_loop
 from tests.support.banks import conflicts, recorded
 from tests.support.drawn_schedules import PARTS, Drawn, part_of_many, schedules
+from tests.support.patches import Seeded
 from tests.support.schedules import maxwell, operands, tensor_cores
 
 # ==========================================================================================================================
@@ -362,10 +364,9 @@ def test_wmma_as_ptx() -> None:
 
 @pytest.mark.kin(5)
 @pytest.mark.compile
-def test_the_cache_knows_a_schedule(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_knows_a_schedule(tmp_path: Any, own_cache: Path, replaced: Seeded) -> None:
     """What a launch compiles is kept by a text of all that is in it: another swizzle is another kernel, the same one is found."""
     from gemmkit.runtime import compile as compiling
-    from gemmkit.runtime.cache import CubinCache
     from tests.support.schedules import maxwell
 
     built: list[str] = []
@@ -381,9 +382,7 @@ def test_the_cache_knows_a_schedule(tmp_path: Any, monkeypatch: pytest.MonkeyPat
         kernel = Launch(scheduled, lowered.root, lowered.threads, 1, lowered.shared_bytes)
         return kernel.launchable((True, True, False), infos, H100).entry()
 
-    monkeypatch.setattr(compiling, "assemble", counted)
-    cache = CubinCache(tmp_path)                               # the process's own may know them from other runs
-    monkeypatch.setattr(compiling, "default_cache", lambda: cache)
+    replaced(compiling, "assemble", counted)
     first = entry(maxwell(swizzle=lambda i: i ^ 3))
     assert entry(maxwell(swizzle=lambda i: i ^ 3)).cubin == first.cubin and len(built) == 1
     entry(maxwell(swizzle=lambda i: i ^ 5))

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,15 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.runtime import cache
-from gemmkit.runtime.device import H100
+from gemmkit.runtime.device import H100, assumed
 from gemmkit.tools import cli
 from gemmkit.tools.cli import COMMANDS, main
+from tests.support.patches import Seeded, Set
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(own_cache: Path, tmp_path: Path) -> Iterator[Path]:
     """A cache of this test's own."""
-    monkeypatch.setenv("GEMMKIT_CACHE_DIR", str(tmp_path))
-    monkeypatch.delenv("GEMMKIT_CACHE", raising=False)
-    cache.default_cache.cache_clear()
     yield tmp_path
     cache.default_cache.cache_clear()
 
@@ -100,30 +99,28 @@ def test_info(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["operator"][:2] == ["WMMAOp (bfloat16)", "yes"] and found["kernel"][:2] == ["quantised", "yes"]
 
 
-def test_info_without_a_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(cli, "no_gpu", lambda: "the driver lists no device")
-    monkeypatch.setattr(cli, "target", lambda: H100)
-    assert main(["info"]) == 0
+def test_info_without_a_gpu(folder: Path, gpus: Set, capsys: pytest.CaptureFixture[str]) -> None:
+    gpus(absence="the driver lists no device")
+    with assumed(H100):
+        assert main(["info"]) == 0
     found = rows(capsys.readouterr().out)
     assert found["GPU"][0].startswith("no GPU (the driver lists no device)") and found["target"] == [H100.name]
 
 
-def test_info_tells_what_an_old_gpu_lacks(folder: Path, monkeypatch: pytest.MonkeyPatch,
-                                          capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_tells_what_an_old_gpu_lacks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import dataclasses
 
     turing = dataclasses.replace(H100, name="a Turing", arch=(7, 5))
-    monkeypatch.setattr(cli, "target", lambda: turing)
-    assert main(["info"]) == 0
+    with assumed(turing):
+        assert main(["info"]) == 0
     said = capsys.readouterr().out
     assert "Usable on a Turing (compute capability 7.5)" in said
     lines = {name: next(line for line in said.splitlines() if f"│ {name} " in line) for name in ("FPUOp", "MMAOp", "WMMAOp")}
     assert "yes" in lines["FPUOp"] and "yes" in lines["WMMAOp"] and "no: needs compute capability 8.0" in lines["MMAOp"]
 
 
-def test_a_variable_that_names_no_tool(folder: Path, monkeypatch: pytest.MonkeyPatch,
-                                       capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("GEMMKIT_PTXAS", "/nowhere/ptxas")
+def test_a_variable_that_names_no_tool(folder: Path, environment: Set, capsys: pytest.CaptureFixture[str]) -> None:
+    environment(GEMMKIT_PTXAS="/nowhere/ptxas")
     assert main(["info"]) == 0
     assert "is not an executable file" in rows(capsys.readouterr().out)["ptxas"][0]
 
@@ -139,8 +136,8 @@ def test_the_cache_is_shown_and_cleared(folder: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == f"{folder}: 0 kernels, 0 bytes\n"
 
 
-def test_no_cache_on_disk(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("GEMMKIT_CACHE", "0")
+def test_no_cache_on_disk(folder: Path, environment: Set, capsys: pytest.CaptureFixture[str]) -> None:
+    environment(GEMMKIT_CACHE="0")
     cache.default_cache.cache_clear()
     assert main(["cache", "clear"]) == 0
     assert "Nothing is kept on disk" in capsys.readouterr().out
@@ -223,30 +220,35 @@ class Example:
         return self.result
 
 
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Have `demo` run other examples, which a function finds by name."""
+    return partial(monkeypatch.setattr, cli, "_example")
+
+
 @pytest.mark.parametrize("failing", [None, *cli.EXAMPLES])
-def test_demo_fails_with_an_example(failing: str | None, monkeypatch: pytest.MonkeyPatch,
-                                    capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_fails_with_an_example(failing: str | None, demo: Any, capsys: pytest.CaptureFixture[str]) -> None:
     examples = {name: Example(name != failing) for name in cli.EXAMPLES}
-    monkeypatch.setattr(cli, "_example", examples.__getitem__)
+    demo(examples.__getitem__)
     assert main(["demo", "--emulate"]) == (0 if failing is None else 1)
     said = capsys.readouterr().out
     assert [e.emulate for e in examples.values()] == [True] * len(examples) and "Emulating" in said
     assert ("All are as they must be" if failing is None else f"Not as it must be: {failing}") in said
 
 
-def test_demo_of_some_examples(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_of_some_examples(demo: Any, capsys: pytest.CaptureFixture[str]) -> None:
     examples = {name: Example(True) for name in cli.EXAMPLES}
-    monkeypatch.setattr(cli, "_example", examples.__getitem__)
+    demo(examples.__getitem__)
     assert main(["demo", "attention", "digits", "--emulate"]) == 0
     assert {name for name, e in examples.items() if e.emulate != "not called"} == {"attention", "digits"}
     assert main(["demo", "atention"]) == 2
     assert "example 'atention' is none of hydrogen_chain, digits, " in capsys.readouterr().err
 
 
-def test_demo_says_when_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_says_when_there_is_no_gpu(demo: Any, gpus: Set, capsys: pytest.CaptureFixture[str]) -> None:
     example = Example(True)
-    monkeypatch.setattr(cli, "_example", lambda name: example)
-    monkeypatch.setattr(cli, "no_gpu", lambda: "the driver lists no device")
+    demo(lambda name: example)
+    gpus(absence="the driver lists no device")
     assert main(["demo"]) == 0 and example.emulate is None
     assert capsys.readouterr().out.startswith("No GPU (the driver lists no device). The kernels run in the emulator")
 
@@ -256,10 +258,10 @@ def test_demo_runs_the_examples() -> None:
         assert cli._example(name) is importlib.import_module(f"examples.{name}")
 
 
-def test_demo_away_from_the_source_tree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+def test_demo_away_from_the_source_tree(monkeypatch: pytest.MonkeyPatch, replaced: Seeded, tmp_path: Path,
                                         capsys: pytest.CaptureFixture[str]) -> None:
     """There they are a package beside gemmkit, or are not there."""
-    monkeypatch.setattr(gk, "__file__", str(tmp_path / "gemmkit" / "__init__.py"))
+    replaced(gk, "__file__", str(tmp_path / "gemmkit" / "__init__.py"))
     monkeypatch.setitem(sys.modules, "gemmkit_examples", None)             # it may be installed
     assert main(["demo", "--emulate"]) == 2
     assert "neither beside the package" in capsys.readouterr().err
@@ -274,10 +276,10 @@ def test_demo_away_from_the_source_tree(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert main(["demo", "hydrogen_chain"]) == 1
 
 
-def test_demo_without_the_data(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_without_the_data(monkeypatch: pytest.MonkeyPatch, replaced: Seeded, capsys: pytest.CaptureFixture[str]) -> None:
     """What needs none is run, the rest is named, with the way to it; an example that is asked for by name is refused."""
     ran: list[str] = []
-    monkeypatch.setattr(cli, "_lacks", lambda name: "sklearn" if cli.NEEDS[name] == "sklearn.datasets" else None)
+    replaced(cli, "_lacks", lambda name: "sklearn" if cli.NEEDS[name] == "sklearn.datasets" else None)
     with monkeypatch.context() as patch:
         patch.setattr(cli, "_example", lambda name: ran.append(name) or Example(True))
         assert main(["demo", "--emulate"]) == 0

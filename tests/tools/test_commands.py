@@ -19,16 +19,16 @@ from gemmkit.tools.cli import main
 from gemmkit.tuner import Tried, Tuned
 from gemmkit.tuner.tuner import sweep, tiles
 from tests.support.on_device import OnDevice
+from tests.support.patches import Seeded, Set
 
 # ==========================================================================================================================
 # `python -m gemmkit compile`, run in this process.
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, environment: Set) -> Iterator[Path]:
     """A cache of this test's own."""
-    monkeypatch.setenv("GEMMKIT_CACHE_DIR", str(tmp_path / "kernels"))
-    monkeypatch.delenv("GEMMKIT_CACHE", raising=False)
+    environment(GEMMKIT_CACHE_DIR=tmp_path / "kernels", GEMMKIT_CACHE=None)
     cache.default_cache.cache_clear()
     yield tmp_path
     cache.default_cache.cache_clear()
@@ -64,21 +64,20 @@ def test_a_program(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.kin(3)
-def test_a_gpu_finds_what_was_compiled_for_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_finds_what_was_compiled_for_it(folder: Path, replaced: Seeded, gpus: Set) -> None:
     """The mapping, and so the kernel, is the one that device arrays choose."""
     assert main(["compile", "--shapes", "2x32x48x16", "--dtypes", "f64", "--layouts", "nt", "--arch", "sm_80"]) == 0
     cache.default_cache.cache_clear()
-    monkeypatch.setattr("gemmkit.runtime.device.available", lambda: False)
-    monkeypatch.setattr("gemmkit.runtime.device.H100", A100)                # a machine whose GPU this is
-    monkeypatch.setattr("gemmkit.runtime.device.current_ordinal", lambda: 0)
+    gpus(available=False)
+    replaced("gemmkit.runtime.device.H100", A100)                # a machine whose GPU this is
+    gpus(current=0)
     a, b = OnDevice(np.empty((2, 32, 16))), OnDevice(np.empty((2, 48, 16)).swapaxes(1, 2))
     planned = Plan(a, b, None, OnDevice(np.empty((2, 32, 48))), None, {})
     entry = planned._compiled.launchable.entry()
     assert entry.from_disk and cache.default_cache().stats.builds == 0
 
 
-def test_products_of_all_that_is_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch,
-                                           capsys: pytest.CaptureFixture[str]) -> None:
+def test_products_of_all_that_is_asked_for(folder: Path, replaced: Seeded, capsys: pytest.CaptureFixture[str]) -> None:
     """Shapes times types times layouts times GPUs. (What is compiled stands for itself here.)"""
     from gemmkit.tools import cli as command
 
@@ -88,7 +87,7 @@ def test_products_of_all_that_is_asked_for(folder: Path, monkeypatch: pytest.Mon
         wanted.extend(kernels)
         return (command.Made(kernel, {"registers": 32, "spill_stores": 0, "spill_loads": 0}) for kernel in kernels)
 
-    monkeypatch.setattr(command, "compiled", compiled)
+    replaced(command, "compiled", compiled)
     assert main(["compile", "--shapes", "64x64x64", "512x256x128", "--dtypes", "f16", "f32", "--layouts", "nn", "nt",
                  "--arch", "sm_90a:114,sm_75"]) == 0
     capsys.readouterr()
@@ -126,8 +125,8 @@ def test_what_is_wrong(folder: Path, arguments: list[str], message: str, capsys:
     assert message in said.err and "Traceback" not in said.err and not (folder / "kernels").exists()
 
 
-def test_nowhere_to_compile_to(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("GEMMKIT_CACHE", "0")
+def test_nowhere_to_compile_to(folder: Path, environment: Set, capsys: pytest.CaptureFixture[str]) -> None:
+    environment(GEMMKIT_CACHE="0")
     cache.default_cache.cache_clear()
     assert main(["compile", "--shapes", "64x64x64"]) == 2
     assert "nothing is kept on disk" in capsys.readouterr().err
@@ -231,9 +230,8 @@ def test_a_picture_of_tiles(monkeypatch: pytest.MonkeyPatch, found: Tuned, tmp_p
     (["--m", "0"], "--m 0: 1 or more is needed"), (["--jobs", "0"], "--jobs 0"), (["--a-dtype", "f7"], "no dtype of this name"),
     ([], "there is none here"),
 ], ids=str)
-def test_what_is_wrong_with_tune(monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str,
-                       capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(command, "absence", lambda: "the driver lists no device")
+def test_what_is_wrong_with_tune(replaced: Seeded, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    replaced(command, "absence", lambda: "the driver lists no device")
     assert main(["tune", *arguments]) == 2
     assert message in capsys.readouterr().err
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import tools.cupy_tests
+from tests.support.patches import Seeded
 from tools.cupy_tests import NOT_REACHED, OTHERS, TESTS, added, extract, run
 
 HOUR = 3600.0
@@ -60,7 +61,8 @@ def test_processes_share_the_tests_and_counts_are_told_as_they_come(tmp_path: Pa
     assert told and told[0]["outcomes"].get("passed", 0) <= 6
 
 
-def test_what_runs_when_the_time_is_up_is_ended_and_counts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_runs_when_the_time_is_up_is_ended_and_counts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                    replaced: Seeded) -> None:
     """The time is up when the first test has been counted and the second has begun."""
     text = """
 import pathlib, time
@@ -76,7 +78,7 @@ def test_long():
             late[0] = 10 * HOUR
 
     clock = SimpleNamespace(time=lambda: time.time() + late[0], sleep=time.sleep)
-    monkeypatch.setattr(tools.cupy_tests, "time", clock)
+    replaced(tools.cupy_tests, "time", clock)
     monkeypatch.setattr(tools.cupy_tests, "TOLD_EVERY", 0.1)
     found = run(written(tmp_path, text), ["test_some.py"], 1, HOUR, behind=False, told=told)
     assert found["ended"] == 1 and found["outcomes"] == {"passed": 1}

@@ -28,6 +28,7 @@ from gemmkit.tools.explain import page, summary
 from gemmkit.tools.figures import Row, count, warp_tiles
 from gemmkit.tools.subject import Run, of_call, small_run, small_sizes
 from gemmkit.tools.timeline import FINISH, ISSUE, LATENCY, TILE, Timeline, _lanes, drawn
+from tests.support.patches import Seeded
 from tests.support.sm90 import mapping
 from tools.browser import NAMES, Browser, address_of
 
@@ -86,12 +87,12 @@ def test_a_page_without_a_toolkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert "core matrices (wgmma)" in text and "TMA copies" in text and "TFLOP/s" in text
 
 
-def test_a_page_without_a_disassembler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_without_a_disassembler(replaced: Seeded) -> None:
     """Registers and occupancy are shown, and what is missing for the instructions is said."""
     def none(*given: object) -> None:
         raise AssemblerError("no nvdisasm is here")
 
-    monkeypatch.setattr(ahead, "disassemble", none)
+    replaced(ahead, "disassemble", none)
     x = np.zeros((64, 64), np.float32)
     text = page(of_call(x, x, None, gk.get_config(operator=FPUOp(), global_a_layout=gk.layouts.RowMajor("float32"),
                                                   kernel="singlestage"), device=H100))
@@ -186,7 +187,7 @@ def test_explain_is_of_the_plan_that_runs(monkeypatch: pytest.MonkeyPatch, tmp_p
         said.save(tmp_path / "no" / "x.html")
 
 
-def test_explain_takes_the_callers_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_takes_the_callers_own() -> None:
     x = np.empty((64, 64), np.float32)
     assert gk.explain(x, x, operator=FPUOp()).choice.by == "operator"
     with pytest.raises(ValueError, match="no element"):

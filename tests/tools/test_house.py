@@ -69,10 +69,10 @@ def test_imports_for_types_make_no_cycle_and_those_in_functions_do():
     assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
 
 
-def test_the_command_without_a_commit(monkeypatch, capsys):
-    monkeypatch.setattr(house, "of_tree", lambda: {**SOURCES, "gemmkit/tiling.py": "from gemmkit.plans import plan\n",
+def test_the_command_without_a_commit(replaced, capsys):
+    replaced(house, "of_tree", lambda: {**SOURCES, "gemmkit/tiling.py": "from gemmkit.plans import plan\n",
                                                    "gemmkit/plans/plan.py": ""})
-    monkeypatch.setattr(house, "measured", lambda: {"calls": 12345})
+    replaced(house, "measured", lambda: {"calls": 12345})
     assert house.main(["--cycles", "--parameters", "--upwards"]) == 0
     printed = capsys.readouterr().out
     assert "files over 800 lines" in printed and "gemmkit/three.py <-> gemmkit/two.py" in printed

@@ -10,14 +10,15 @@ from functools import partial
 import pytest
 
 from tests.support.jobs import in_jobs
+from tests.support.patches import Seeded
 
 COMMANDS = {"bad_calls": "--count", "drawn_programs": "--count", "ptx_machine": "--cases", "resolved_calls": "--count"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_what_processes_run_is_found_by_them(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_processes_run_is_found_by_them(command: str, replaced: Seeded) -> None:
     """`in_jobs` refuses what lies in the command's ``__main__``, however few cases are asked for."""
-    monkeypatch.setattr(sys, "argv", [command, COMMANDS[command], "0"])
+    replaced(sys, "argv", [command, COMMANDS[command], "0"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_module(f"tests.{command}", run_name="__main__")
     assert not ended.value.code

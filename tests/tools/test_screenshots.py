@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patches import Set
 from tools.browser import NAMES, Browser, NoBrowser, address_of, found
 from tools.screenshots import main, pages_of, served, size_of
 
@@ -20,8 +21,8 @@ def size(png: bytes) -> tuple[int, ...]:
     return struct.unpack(">II", png[16:24])
 
 
-def test_no_browser(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_no_browser(environment: Set, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    environment(PATH=tmp_path)
     with pytest.raises(NoBrowser, match="looked for chromium, chromium-browser"):
         found()
     with pytest.raises(NoBrowser, match=r"looked for other\); install it"):

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from tests.support import markdown
+from tests.support.patches import Set
 
 pytestmark = [pytest.mark.gpu, pytest.mark.thorough]
 
 
-def test_tuning(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, tmp_path: Path) -> None:
+def test_tuning(monkeypatch: pytest.MonkeyPatch, environment: Set, rng: np.random.Generator, tmp_path: Path) -> None:
     """Smaller, and some seconds each; what is found is kept in a folder of the test's."""
     pytest.importorskip("cupy")
-    monkeypatch.setenv("GEMMKIT_CACHE_DIR", str(tmp_path))
+    environment(GEMMKIT_CACHE_DIR=tmp_path)
     given: list[Any] = []
 
     def check(block: markdown.Block, names: dict[str, Any], said: str) -> None:

@@ -16,14 +16,13 @@ from gemmkit.runtime import cache
 from gemmkit.tuner import subjects
 from gemmkit.tuner.measure import Job
 from tests.support.machines import Gpu
+from tests.support.patches import Seeded
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("GEMMKIT_CACHE_DIR", str(tmp_path))
-    cache.default_cache.cache_clear()
+def folder(own_cache: Path, tmp_path: Path) -> Iterator[Path]:
     forget()
     yield tmp_path
     cache.default_cache.cache_clear()
@@ -88,8 +87,7 @@ def test_groups(folder: Path, rng: np.random.Generator) -> None:
         assert np.array_equal(machine.numpy(d), (x.astype("f8") @ y.astype("f8")).astype("f2"))
 
 
-def test_a_candidate_that_faults_or_is_wrong_harms_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch,
-                                                           rng: np.random.Generator) -> None:
+def test_a_candidate_that_faults_or_is_wrong_harms_nothing(folder: Path, replaced: Seeded, rng: np.random.Generator) -> None:
     """One candidate writes beside its result, one to address 0: both are told, the rest is timed, and this process's context
     is as it was."""
     machine, real, count = Gpu(), subjects.job_of, iter(range(1000))
@@ -102,7 +100,7 @@ def test_a_candidate_that_faults_or_is_wrong_harms_nothing(folder: Path, monkeyp
             return dataclasses.replace(job, pointers=(), maps=())
         return job
 
-    monkeypatch.setattr(subjects, "job_of", job_of)
+    replaced(subjects, "job_of", job_of)
     a, b = (rng.integers(-3, 4, shape).astype("f4") for shape in ((128, 64), (64, 96)))
     of_a, of_b = machine.array(a), machine.array(b)
     found = gk.tune(of_a, of_b, budget=90)

@@ -30,21 +30,18 @@ from gemmkit.tuner.tuner import EFFORTS, Effort, tune
 from gemmkit.tuning import store
 from gemmkit.tuning.candidates import Candidate, candidates
 from tests.support.on_device import OnDevice
+from tests.support.patches import Seeded, Set
 
 F16, F32 = np.float16, np.float32
 USAGE = {"registers": 32, "spill_stores": 0, "spill_loads": 0, "stack_bytes": 0}
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(no_gpu: None, tmp_path: Path, replaced: Seeded, environment: Set) -> Iterator[Path]:
     """A cache, a store and an H100 of this test's own."""
-    monkeypatch.setenv("GEMMKIT_CACHE_DIR", str(tmp_path))
-    monkeypatch.delenv("GEMMKIT_CACHE", raising=False)
-    monkeypatch.delenv("GEMMKIT_TUNED", raising=False)
-    monkeypatch.setattr("gemmkit.runtime.device.available", lambda: False)
-    monkeypatch.setattr("gemmkit.runtime.device.current_ordinal", lambda: 0)
-    monkeypatch.setattr(store, "_warned", set())
-    monkeypatch.setattr(store, "_stores", {})
+    environment(GEMMKIT_CACHE_DIR=tmp_path, GEMMKIT_CACHE=None, GEMMKIT_TUNED=None)
+    replaced(store, "_warned", set())
+    replaced(store, "_stores", {})
     cache.default_cache.cache_clear()
     yield tmp_path
     cache.default_cache.cache_clear()
@@ -90,15 +87,15 @@ class Measured:
 
 
 @pytest.fixture
-def measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], Any]], Measured]:
+def measured(folder: Path, replaced: Seeded) -> Callable[[Callable[[int], Any]], Measured]:
     """``measured(times)``: what `tune` measures. Nothing is compiled."""
     def install(times: Callable[[int], Any]) -> Measured:
         made = Measured(times)
         real = module._Search.__init__
-        monkeypatch.setattr(module._Search, "__init__", lambda self, *given: real(self, *given, made))
-        monkeypatch.setattr(module, "compiled", lambda kernels, jobs: (Made(kernel, USAGE) for kernel in kernels))
-        monkeypatch.setattr("gemmkit.runtime.launch.Launchable.entry", lambda self: Entry(b"\x7fELF", {"usage": USAGE}, False))
-        monkeypatch.setattr(module, "contents_of", lambda memory, ordinal: [b"" for _ in memory.buffers])
+        replaced(module._Search, "__init__", lambda self, *given: real(self, *given, made))
+        replaced(module, "compiled", lambda kernels, jobs: (Made(kernel, USAGE) for kernel in kernels))
+        replaced("gemmkit.runtime.launch.Launchable.entry", lambda self: Entry(b"\x7fELF", {"usage": USAGE}, False))
+        replaced(module, "contents_of", lambda memory, ordinal: [b"" for _ in memory.buffers])
         return made
 
     return install
@@ -169,7 +166,7 @@ def test_a_budget_of_nothing(folder: Path, measured: Any) -> None:
     assert found.notes == ("a budget of 0 seconds: nothing was tried",) and not (folder / "tuned").exists()
 
 
-def test_a_budget_that_ends(folder: Path, measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_that_ends(folder: Path, measured: Any, replaced: Seeded) -> None:
     """What was not timed by then is listed as such."""
     now = [0.0]
 
@@ -178,14 +175,14 @@ def test_a_budget_that_ends(folder: Path, measured: Any, monkeypatch: pytest.Mon
         return 80.0
 
     measured(time_of)
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    replaced(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     a, b, out = arrays()
     found = tune(a, b, out=out, budget=9)
     assert found.kept and sum(row.error == "not timed within the budget" for row in found.rows) > 5
     assert found.best.ratio == pytest.approx(1.25)
 
 
-def test_compiling_takes_half_of_the_budget(folder: Path, measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_takes_half_of_the_budget(folder: Path, measured: Any, replaced: Seeded) -> None:
     now = [0.0]
     measured(lambda number: 80.0)
 
@@ -194,20 +191,20 @@ def test_compiling_takes_half_of_the_budget(folder: Path, measured: Any, monkeyp
             now[0] += 1.0
             yield Made(kernel, error="ptxas said no") if n == 2 else Made(kernel, USAGE)
 
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(module, "compiled", compiled)
+    replaced(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    replaced(module, "compiled", compiled)
     found = tune(*arrays()[:2], out=arrays()[2], budget=10)
     errors = [row.error for row in found.rows if row.error]
     assert errors.count("not compiled within the budget") > 5 and "not compiled: ptxas said no" in errors and found.best.ratio
 
 
-def test_a_default_that_does_not_run(folder: Path, measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_default_that_does_not_run(folder: Path, measured: Any, replaced: Seeded) -> None:
     process = measured(lambda number: 80.0)
 
     def result(number: int, seconds: float) -> list[bytes]:
         raise Failed("CUDA_ERROR_OUT_OF_MEMORY")
 
-    monkeypatch.setattr(process, "result", result)
+    replaced(process, "result", result)
     a, b, out = arrays()
     with pytest.raises(RuntimeError, match="the default mapping does not run: CUDA_ERROR_OUT_OF_MEMORY"):
         tune(a, b, out=out)
@@ -408,10 +405,10 @@ def test_components_are_part_of_it(folder: Path) -> None:
     assert kernels == ["multistage", "warp_specialised"]
 
 
-def test_the_store_can_be_left_unread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_can_be_left_unread(folder: Path, environment: Set) -> None:
     a, b, out = arrays(256, 256, 256)
     kept(folder, ONE.plain(), a, b, out)
-    monkeypatch.setenv("GEMMKIT_TUNED", "0")
+    environment(GEMMKIT_TUNED="0")
     assert Plan(a, b, None, out, None, {}).config.kernel == "warp_specialised"
 
 
@@ -477,8 +474,8 @@ def test_each_gpu_has_its_store(folder: Path) -> None:
     assert one.file.name == "nvidia-h100-80gb-hbm3-sm_90a.json" and other.file.name == "an-a100-sm_80.json"
 
 
-def test_nothing_is_kept_without_a_folder(folder: Path, measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GEMMKIT_CACHE", "0")
+def test_nothing_is_kept_without_a_folder(folder: Path, measured: Any, environment: Set) -> None:
+    environment(GEMMKIT_CACHE="0")
     cache.default_cache.cache_clear()
     measured(lambda number: 50.0)
     found = tune(*arrays()[:2], out=arrays()[2])
@@ -486,15 +483,10 @@ def test_nothing_is_kept_without_a_folder(folder: Path, measured: Any, monkeypat
 
 
 @pytest.mark.compile
-def test_candidates_are_compiled_side_by_side(folder: Path, measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidates_are_compiled_side_by_side(folder: Path, replaced: Seeded) -> None:
     """For real: kernels in the cache, which are those that are launched."""
-    process = measured(lambda number: 90.0)
-    monkeypatch.undo()
-    monkeypatch.setenv("GEMMKIT_CACHE_DIR", str(folder))
-    monkeypatch.setattr("gemmkit.runtime.device.available", lambda: False)
-    monkeypatch.setattr("gemmkit.runtime.device.current_ordinal", lambda: 0)
-    cache.default_cache.cache_clear()
-    monkeypatch.setattr(module, "contents_of", lambda memory, ordinal: [b"" for _ in memory.buffers])
+    process = Measured(lambda number: 90.0)
+    replaced(module, "contents_of", lambda memory, ordinal: [b"" for _ in memory.buffers])
     a, b, out = arrays(64, 64, 64)
     subject = subject_of((a, b), dict(out=out))
     found = module._Search(subject, Effort(2, 120.0, 3, 100.0), module.time.monotonic(), process).run(True, 2, module.Progress(False))

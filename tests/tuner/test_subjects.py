@@ -30,6 +30,7 @@ from gemmkit.tuning.candidates import Candidate
 from tests.support import chains, row_programs
 from tests.support import programs as listing
 from tests.support.on_device import OnDevice
+from tests.support.patches import Seeded
 from tests.tuner.test_search import Measured, folder, measured
 
 # ==========================================================================================================================
@@ -92,10 +93,10 @@ def test_an_einsum_of_matrices_is_a_product(folder: Path, measured: Any) -> None
     assert found.best is not found.default and Plan(a, b, None, out, None, {}).config.mapping == found.config.mapping
 
 
-def test_the_fastest_of_a_group_is_taken_next_time(folder: Path, measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_of_a_group_is_taken_next_time(folder: Path, measured: Any, replaced: Seeded) -> None:
     process: Measured = measured(lambda number: 50.0 if number == 3 else 80.0 + number)
     real = process.result
-    monkeypatch.setattr(process, "result", lambda number, seconds: real(number, seconds))
+    replaced(process, "result", lambda number, seconds: real(number, seconds))
     a, b, out = group()
     found = tune(gk.grouped, a, b, out=out)
     assert found.best.ratio == pytest.approx(2.0) and found.kept and str(found).startswith("a group of 4 products up to 128 x 200 x 32")
@@ -225,12 +226,12 @@ def test_the_fastest_is_kept_and_taken_next_time(folder: Path, measured: Any) ->
     assert entry["name"] == found.best.name and entry["ratio"] == pytest.approx(2.0)
 
 
-def test_a_call_takes_what_is_kept(folder: Path, measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_takes_what_is_kept(folder: Path, measured: Any, replaced: Seeded) -> None:
     measured(lambda number: 50.0 if number == 2 else 90.0)
     arrays = product()
     found = gk.tune(listing.gemm, *arrays)
     ran: list[Any] = []
-    monkeypatch.setattr("gemmkit.programs.plan.ProgramPlan.run", lambda self, arguments, stream: ran.append(self.mapping))
+    replaced("gemmkit.programs.plan.ProgramPlan.run", lambda self, arguments, stream: ran.append(self.mapping))
     listing.gemm(*arrays)
     assert ran == [found.mapping]                                           # type: ignore[attr-defined]
 
@@ -288,7 +289,7 @@ def test_an_interruption_keeps_what_was_measured(folder: Path, measured: Any) ->
     assert listing.gemm.plan(*product()).mapping == found.mapping
 
 
-def test_an_interruption_while_mappings_are_derived(folder: Path, measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_while_mappings_are_derived(folder: Path, measured: Any, replaced: Seeded) -> None:
     measured(lambda number: 70.0)
     real, count = Programmed.tried, [0]
 
@@ -298,7 +299,7 @@ def test_an_interruption_while_mappings_are_derived(folder: Path, measured: Any,
             raise KeyboardInterrupt
         return real(self, candidate)
 
-    monkeypatch.setattr(Programmed, "tried", tried)
+    replaced(Programmed, "tried", tried)
     found = listing.gemm.tune(*product())
     assert found.best is found.default and not found.kept and "interrupted" in str(found)
 
@@ -411,7 +412,7 @@ def test_a_job_of_two_kernels(folder: Path) -> None:
     assert [at.buffer for _, at in merging.pointers] == [written] and written not in {at.buffer for _, at, _ in job.maps}
 
 
-def test_of_two_kernels_one_is_not_compiled(folder: Path, measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_kernels_one_is_not_compiled(folder: Path, measured: Any, replaced: Seeded) -> None:
     """The candidate is listed with the reason, whichever comes first; one whose second kernel is late is not compiled."""
     measured(lambda number: 90.0)
     mappings = [gk.Mapping(splits=8), gk.Mapping(splits=4), gk.Mapping(splits=1)]
@@ -423,7 +424,7 @@ def test_of_two_kernels_one_is_not_compiled(folder: Path, measured: Any, monkeyp
             if count < len(kernels):
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(module, "compiled", compiled)
+        replaced(module, "compiled", compiled)
         found = listing.attention.tune(*decoding(), 0.09, mappings=mappings, keep=False)
         return {row.name: row.error or "" for row in found.rows}
 
@@ -465,13 +466,9 @@ def test_bad_calls_of_programs(folder: Path) -> None:
 
 
 @pytest.mark.compile
-def test_candidates_are_compiled_side_by_side(folder: Path, measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    process = measured(lambda number: 90.0)
-    monkeypatch.undo()
-    monkeypatch.setenv("GEMMKIT_CACHE_DIR", str(folder))
-    monkeypatch.setattr("gemmkit.runtime.device.available", lambda: False)
-    monkeypatch.setattr("gemmkit.runtime.device.current_ordinal", lambda: 0)
-    monkeypatch.setattr(module, "contents_of", lambda memory, ordinal: [b"" for _ in memory.buffers])
+def test_candidates_are_compiled_side_by_side(folder: Path, replaced: Seeded) -> None:
+    process = Measured(lambda number: 90.0)
+    replaced(module, "contents_of", lambda memory, ordinal: [b"" for _ in memory.buffers])
     subject = Programmed(listing.gemm, *product(128, 64, 64), mappings=[gk.Mapping(stages=2), gk.Mapping(warpgroups=1)])
     found = module._Search(subject, Effort(2, 120.0, 3, 100.0), module.time.monotonic(), process).run(False, 2, module.Progress(False))
     assert [row.error for row in found.rows] == [None] * 3 and len(list(folder.glob("*.kernel"))) == 3
@@ -479,13 +476,9 @@ def test_candidates_are_compiled_side_by_side(folder: Path, measured: Any, monke
 
 
 @pytest.mark.compile
-def test_a_candidate_of_two_kernels_is_compiled(folder: Path, measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    process = measured(lambda number: 90.0)
-    monkeypatch.undo()
-    monkeypatch.setenv("GEMMKIT_CACHE_DIR", str(folder))
-    monkeypatch.setattr("gemmkit.runtime.device.available", lambda: False)
-    monkeypatch.setattr("gemmkit.runtime.device.current_ordinal", lambda: 0)
-    monkeypatch.setattr(module, "contents_of", lambda memory, ordinal: [b"" for _ in memory.buffers])
+def test_a_candidate_of_two_kernels_is_compiled(folder: Path, replaced: Seeded) -> None:
+    process = Measured(lambda number: 90.0)
+    replaced(module, "contents_of", lambda memory, ordinal: [b"" for _ in memory.buffers])
     arrays = tuple(half(1, extent, 64) for extent in (16, 4096, 4096, 16))
     subject = Programmed(listing.attention, *arrays, 0.1, mappings=[gk.Mapping(splits=2), gk.Mapping(splits=1)])
     found = module._Search(subject, Effort(2, 120.0, 3, 100.0), module.time.monotonic(), process).run(False, 2, module.Progress(False))

@@ -26,6 +26,7 @@ from gemmkit.tuning import candidates, store
 from gemmkit.tuning.candidates import Candidate, Winner
 from gemmkit.tuning.problems import Choice, MappingProblem, choose
 from tests.support.machines import BF16
+from tests.support.patches import Seeded
 
 # ==========================================================================================================================
 # `choose`: what is given, then what is tuned, then the first candidate that can be taken.
@@ -76,13 +77,13 @@ def test_where_nothing_fits_the_last_reason_is_said() -> None:
         choose(Halving(7), H100)
 
 
-def test_a_tuned_mapping_stands_before_candidates_and_one_that_does_not_fit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tuned_mapping_stands_before_candidates_and_one_that_does_not_fit_is_told(replaced: Seeded) -> None:
     kept = {"halving": "12"}
-    monkeypatch.setattr(store, "find", lambda device, key, read: read(kept[key()]))
+    replaced(store, "find", lambda device, key, read: read(kept[key()]))
     problem = Halving(20, tuned=True)
     assert choose(problem, H100) == (("spec", 12), "tuned", False) and not problem.asked
     told: list[Any] = []
-    monkeypatch.setattr(store, "refused", lambda device, mapping, error: told.append((mapping, str(error))))
+    replaced(store, "refused", lambda device, mapping, error: told.append((mapping, str(error))))
     kept["halving"] = "50"
     assert choose(problem, H100).spec == ("spec", 16)
     assert told == [(50, f"50 of Held do not fit {H100.name}")]
@@ -134,8 +135,8 @@ def test_each_entry_is_what_its_product_takes_and_the_model_does_not(one: Winner
 
 
 @pytest.fixture
-def only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates, "of_class", lambda file, kind: (ONE,))
+def only(replaced: Seeded) -> None:
+    replaced(candidates, "of_class", lambda file, kind: (ONE,))
 
 
 def test_a_product_takes_the_nearest_entry_of_its_class(only: None) -> None:

@@ -44,6 +44,7 @@ from gemmkit.tuning.sm90 import (
     can_share,
 )
 from tests.support.machines import E4M3, whole
+from tests.support.patches import Seeded
 from tests.support.user_layouts import Packed
 
 # ==========================================================================================================================
@@ -149,14 +150,14 @@ def test_tables_by_arrays_are_those_of_the_routes() -> None:
 
 
 @pytest.mark.parametrize("kind", OPERATORS)
-def test_shared_memory_is_what_the_kernel_asks_for(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_is_what_the_kernel_asks_for(kind: str, replaced: Seeded) -> None:
     """A default's stages are counted from those of the least: the bytes are those of its own specialisation."""
     found = []
 
     def check_device(self: Config, device: Any, needed: int | None = None) -> None:
         found.append((needed, self.spec().shared_bytes))
 
-    monkeypatch.setattr(Config, "check_device", check_device)
+    replaced(Config, "check_device", check_device)
     for N, given in itertools.product((48, 64, 128, 256), ({}, dict(splits=3), dict(transform_global_to_shared_b=DOUBLED))):
         operator = OPERATORS[kind](N)
         gk.get_config(operator=operator, global_a_layout=ROW if kind == "f16" else layouts.RowMajor(operator.dtype),

@@ -19,6 +19,7 @@ from gemmkit.layouts import ColMajor, Padded, RowMajor
 from gemmkit.operators import FPUOp, MMAOp, WMMAOp
 from gemmkit.tiling import Tile
 from tests.support.machines import MACHINES, poison, reference, whole
+from tests.support.patches import Seeded
 
 # ==========================================================================================================================
 # What decides the result and what only the speed: any legal mapping, drawn at random, gives NumPy's result.
@@ -166,8 +167,8 @@ def test_the_kernel_is_sound() -> None:
 
 
 @pytest.mark.parametrize("which", [0, 1, 2, 3])
-def test_every_barrier_matters(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template, "barrier", drop(which))
+def test_every_barrier_matters(which: int, seeded: Seeded) -> None:
+    seeded(template, "barrier", drop(which))
     with pytest.raises((errors.RaceError, errors.UninitialisedRead)) as caught:
         run()
     fault = caught.value
@@ -177,8 +178,8 @@ def test_every_barrier_matters(which: int, monkeypatch: pytest.MonkeyPatch) -> N
         assert len({str(access.thread) for access in fault.accesses}) == 2
 
 
-def test_a_missing_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operand, "inside", lambda tile, rows, columns: True)
+def test_a_missing_mask(seeded: Seeded) -> None:
+    seeded(operand, "inside", lambda tile, rows, columns: True)
     with pytest.raises(errors.BoundsError, match="a|b"):
         run(m=30, n=27, k=21)
 
@@ -193,4 +194,4 @@ class OffByOne(RowMajor):
 def test_an_off_by_one_store() -> None:
     with pytest.raises((errors.BoundsError, errors.RaceError)) as caught:
         run(global_d_layout=OffByOne("f4"))
-    assert "test_faults.py" in str(caught.value)
+    assert "test_kernel.py" in str(caught.value)

@@ -27,6 +27,7 @@ from gemmkit.transforms import Elementwise
 from gemmkit.tuning.operators import operator_for
 from tests.support.compiling import machine_code
 from tests.support.machines import MACHINES, on_machines, poison, reference, whole
+from tests.support.patches import Seeded
 
 EMULATOR = MACHINES["emulator"]
 F2, F4, F8, I4 = map(np.dtype, ("f2", "f4", "f8", "i4"))
@@ -285,12 +286,12 @@ def skipping(which: int) -> Any:
 @pytest.mark.parametrize("seed", [None, 0, 1])
 @pytest.mark.parametrize("which, error", [
     (0, (errors.UninitialisedRead, errors.RaceError)), (1, errors.ProtocolError)], ids=["before", "after"])
-def test_blocks_that_do_not_meet_are_found(which: int, error: Any, seed: int | None, monkeypatch: pytest.MonkeyPatch,
+def test_blocks_that_do_not_meet_are_found(which: int, error: Any, seed: int | None, seeded: Seeded,
                                            rng: np.random.Generator) -> None:
     a, b = whole(rng, (10, 70), F4), whole(rng, (70, 10), F4)
     conf = config(SMALL, 2)
     assert np.array_equal(product(EMULATOR, conf, a, b, seed=seed), reference(a, b))
-    monkeypatch.setattr(simt, "cluster_barrier", skipping(which))
+    seeded(simt, "cluster_barrier", skipping(which))
     with pytest.raises(error):
         product(EMULATOR, conf, a, b, seed=seed)
 

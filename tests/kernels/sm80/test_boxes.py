@@ -39,9 +39,9 @@ from tests.support.machines import BF16, MACHINES, on_machines, poison, whole
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One mapping, of 32 x 32, for products of any size."""
-    monkeypatch.setattr(sm80, "SHORTEST", 1)
-    monkeypatch.setattr(sm80, "NARROWEST", 1)
-    monkeypatch.setattr(sm80, "BOXES", (replace(sm80.BOXES[-1], block=(32, 32, 64), warp=(16, 16)),))
+    small = replace(sm80.BOXES[-1], block=(32, 32, 64), warp=(16, 16))
+    for name, value in {"SHORTEST": 1, "NARROWEST": 1, "BOXES": (small,)}.items():
+        monkeypatch.setattr(sm80, name, value)
     einsum._plans.clear()
     yield
     einsum._plans.clear()

@@ -28,6 +28,7 @@ from gemmkit.tuning.sm80 import TABLES
 from gemmkit.tuning.sm80 import operator as operator_of
 from tests.support.dmma_waits import hex_listing, in_text, listing, unwaited_products
 from tests.support.machines import BF16, E4M3
+from tests.support.patches import Seeded
 
 pytestmark = pytest.mark.compile
 
@@ -276,7 +277,7 @@ def test_every_mapping_that_streams_k(device: str, dtype: np.dtype, one: Any, tr
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("trans", ["nn", "tt"])
 @pytest.mark.parametrize("dtype, one", RINGS, ids=str)
-def test_both_main_loops_give_the_same_bits(dtype: np.dtype, one: Any, trans: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_main_loops_give_the_same_bits(dtype: np.dtype, one: Any, trans: str, seeded: Seeded) -> None:
     """On a GPU, where a product that begins too early would take another's sums: with several warps side by side, of many
     draws, all of D. The loop that fetches nothing ahead adds up in the same order."""
     torch = pytest.importorskip("torch")
@@ -291,7 +292,7 @@ def test_both_main_loops_give_the_same_bits(dtype: np.dtype, one: Any, trans: st
     plans, outs = [], []
     for mainloop in (None, InStepMainloop()):
         if mainloop is not None:
-            monkeypatch.setattr(sm80, "_mainloop", lambda spec: InStepMainloop())
+            seeded(sm80, "_mainloop", lambda spec: InStepMainloop())
         outs.append(torch.empty(768, 768, device="cuda", dtype=kind))
         plans.append(gk.plan(a, b, None, conf, out=outs[-1]))
     assert isinstance(plans[1]._compiled.spec.mainloop, InStepMainloop)

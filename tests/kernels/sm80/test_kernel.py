@@ -17,6 +17,7 @@ from gemmkit.tiling import Tile
 from gemmkit.tuning.sm80 import TABLES
 from tests.ptx_machine import launch
 from tests.support.machines import BF16, MACHINES, is_poison, on_machines, poison, whole
+from tests.support.patches import Seeded
 from tests.support.sm80 import C64, C128, F16, F32, F64, KINDS, expected, mapping, named, numbers, operands, product, routes
 
 # ==========================================================================================================================
@@ -294,9 +295,9 @@ def test_groups(rng: np.random.Generator) -> None:
 @pytest.mark.compile
 @pytest.mark.sample(7)
 @pytest.mark.parametrize("kind,trans", [("f32", "NT"), ("f32", "TN"), ("c64", "NN"), ("f16", "NT"), ("f16", "TN"), ("s8", "NN"), ("min-plus", "NN")])
-def test_compiled_values(kind: str, trans: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_values(kind: str, trans: str, rng: np.random.Generator, seeded: Seeded) -> None:
     texts, compiled = [], launch.ptx_of
-    monkeypatch.setattr(launch, "ptx_of", lambda plan: texts.append(compiled(plan)) or texts[-1])
+    seeded(launch, "ptx_of", lambda plan: texts.append(compiled(plan)) or texts[-1])
     operator = KINDS_SM75.get(kind) or MIN_PLUS.sized(dict(M=16, N=16, MB=4, NB=8), F32, F32, F32)
     conf = small(operator, ORDERS[trans[0]], ORDERS[trans[1]])
     m, n, k = operator.shape

@@ -33,6 +33,7 @@ from gemmkit.transforms import Elementwise
 from gemmkit.tuning import sm80
 from gemmkit.tuning.model import ENOUGH, Asked, shares_to_try
 from tests.support.machines import on_machines, poison, whole
+from tests.support.patches import Seeded
 from tests.support.sm80 import KINDS, expected, mapping, operands
 
 # ==========================================================================================================================
@@ -263,28 +264,28 @@ def ordered(order: dict[str, str]) -> Any:
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("splits", [3, 9])
 @pytest.mark.parametrize("order", [{"acq_rel": "release"}, {"acq_rel": "acquire"}, {"acq_rel": "relaxed"}], ids=str)
-def test_a_count_that_orders_too_little(splits: int, order: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_count_that_orders_too_little(splits: int, order: dict[str, str], seeded: Seeded) -> None:
     assert not run_small(splits).any()
-    monkeypatch.setattr(split_k, "atomic_add", ordered(order))
+    seeded(split_k, "atomic_add", ordered(order))
     with pytest.raises(errors.RaceError, match="sums"):
         run_small(splits)
 
 
-def test_arrivals_that_release_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split_k, "atomic_add", ordered({"release": "relaxed"}))
+def test_arrivals_that_release_nothing(seeded: Seeded) -> None:
+    seeded(split_k, "atomic_add", ordered({"release": "relaxed"}))
     with pytest.raises(errors.RaceError, match="sums"):
         run_small(9)
 
 
-def test_a_wait_that_acquires_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_that_acquires_nothing(seeded: Seeded) -> None:
     real = split_k.await_counter
-    monkeypatch.setattr(split_k, "await_counter", lambda view, at, n, how: real(view, at, n, "relaxed"))
+    seeded(split_k, "await_counter", lambda view, at, n, how: real(view, at, n, "relaxed"))
     with pytest.raises(errors.RaceError, match="sums"):
         run_small(9)
 
 
-def test_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split_k, "await_counter", lambda view, at, n, how: None)
+def test_nobody_waits(seeded: Seeded) -> None:
+    seeded(split_k, "await_counter", lambda view, at, n, how: None)
     with pytest.raises((errors.RaceError, errors.UninitialisedRead), match="sums"):
         run_small(9)
 
@@ -302,15 +303,15 @@ def test_what_stops_a_launch_is_no_fault_of_the_next(monkeypatch: pytest.MonkeyP
             assert (plan(a, b) == 300).all()
 
 
-def test_a_block_that_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_that_is_not_counted(seeded: Seeded) -> None:
     real = split_k.await_counter
-    monkeypatch.setattr(split_k, "await_counter", lambda view, at, n, how: real(view, at, n + 1, how))
+    seeded(split_k, "await_counter", lambda view, at, n, how: real(view, at, n + 1, how))
     with pytest.raises(errors.DeadlockError, match="counter that is 9 to become 10"):
         run_small(9)
 
 
 @pytest.mark.parametrize("splits", [3, 9])
-def test_every_barrier_matters(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_barrier_matters(splits: int, seeded: Seeded) -> None:
     """In a block of two warps, the first barriers of `gather` (those behind have nothing more to order than the next)."""
     from gemmkit.emulator import machine
 
@@ -330,7 +331,7 @@ def test_every_barrier_matters(splits: int, monkeypatch: pytest.MonkeyPatch) -> 
             if arrivals[thread] != which:
                 real()
 
-        monkeypatch.setattr(split_k, "barrier", barrier)
+        seeded(split_k, "barrier", barrier)
         with pytest.raises((errors.RaceError, errors.UninitialisedRead)):
             conf_run()
 
@@ -425,12 +426,11 @@ def mapped_by_stream_k(blocks: int | None, waves: int = 2, operator: Any = None,
 @pytest.mark.parametrize("waves", [1, 2])
 @pytest.mark.parametrize("blocks", [1, 2, 3, 4, 7, 40])
 @pytest.mark.parametrize("tiles, steps", [(1, 1), (1, 9), (3, 5), (4, 4), (9, 3), (23, 2), (8, 1)])
-def test_every_k_tile_is_once_and_who_waits_comes_behind(blocks: int, waves: int, tiles: int, steps: int,
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_k_tile_is_once_and_who_waits_comes_behind(blocks: int, waves: int, tiles: int, steps: int, seeded: Seeded) -> None:
     """Each k-tile is one block's; a block hands over first of all; who finishes a tile finds the others' sums by number."""
     launched, first = division(tiles, steps, blocks, waves)
     at = {}
-    monkeypatch.setattr(scheduler, "block_x", lambda: at["block"])
+    seeded(scheduler, "block_x", lambda: at["block"])
     reduction = HandedOver(1, np.zeros(1, F32), np.zeros(1, "u4"))
     cluster = Cluster(2, 2) if tiles % 2 else Cluster()                      # of which any block has the cluster's parts
     whole = OneTilePerBlock(Columns(), Tile(M=16, N=16, K=32), cluster)
@@ -659,17 +659,17 @@ FAULTS: dict[str, tuple[str, Any, Any]] = {
 
 
 @pytest.mark.parametrize("what", FAULTS)
-def test_faults(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults(what: str, seeded: Seeded) -> None:
     assert not run_small_by_stream_k().any()
     name, wrong, error = FAULTS[what]
-    monkeypatch.setattr(split_k, name, wrong(getattr(split_k, name)))
+    seeded(split_k, name, wrong(getattr(split_k, name)))
     with pytest.raises(error):
         run_small_by_stream_k()
 
 
-def test_counters_that_are_not_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_that_are_not_set_back(seeded: Seeded) -> None:
     """The next launch would not wait."""
-    monkeypatch.setattr(split_k, "set_counter", lambda *given: None)
+    seeded(split_k, "set_counter", lambda *given: None)
     a, b = np.ones((32, 200), F16), np.ones((200, 16), F16)
     with gk.emulate(), pytest.raises((errors.RaceError, errors.UninitialisedRead)):
         run = gk.plan(a, b, None, mapped_by_stream_k(5, warps_per_block=1))

@@ -14,7 +14,6 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import ConfigError, epilogues
-from gemmkit.kernels.sm90.family import Sm90Spec
 from gemmkit.kernels.sm90.rewrite import DeinterleaveProducer
 from gemmkit.kernels.sm90.staged import StagedProducer
 from gemmkit.kernels.spec import Condition
@@ -63,9 +62,9 @@ def lands(plan: Any) -> bool:
 
 
 @pytest.fixture
-def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_blocks(clusters: Any) -> None:
     """Two clusters: each has several tiles, one after the other, and copies are ahead of tiles, too."""
-    monkeypatch.setattr(Sm90Spec, "blocks", lambda spec, M, N, sm_count: 2 * spec.cluster.size)
+    clusters(2)
 
 
 def small(algebra: Algebra, schedule: str = "one", N: int = 16, **fields: Any) -> gk.Config:

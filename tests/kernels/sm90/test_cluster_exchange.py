@@ -26,6 +26,7 @@ from tests.support.joined import F16 as F16_OF_ROW_EXCHANGE
 from tests.support.joined import F32 as F32_OF_ROW_EXCHANGE
 from tests.support.joined import F64
 from tests.support.machines import BF16, on_machines, poison
+from tests.support.patches import Seeded
 from tests.support.sm90 import F16, F32, mapping, product
 
 # ==========================================================================================================================
@@ -261,7 +262,7 @@ def test_the_choice(sizes: tuple[int, int, int], said: str) -> None:
 @pytest.mark.parametrize(("name", "of"), [("mbarrier_wait", "full"), ("mbarrier_wait", "free"), ("mbarrier_arrive_at", "free"),
                                           ("mbarrier_expect", "full"), ("warp_barrier", "")],
                          ids=["sent", "free", "told", "expected", "lanes"])
-def test_faults_are_found(name: str, of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_are_found(name: str, of: str, seeded: Seeded) -> None:
     """In the first tile, or in the second, whose states come to where the first one's were."""
     original, make, made, left_out = getattr(exchange, name), exchange.mbarrier_init, dict[str, int](), list[int]()
 
@@ -275,8 +276,8 @@ def test_faults_are_found(name: str, of: str, monkeypatch: pytest.MonkeyPatch) -
         else:
             original(*given)
 
-    monkeypatch.setattr(exchange, "mbarrier_init", noted)
-    monkeypatch.setattr(exchange, name, call)
+    seeded(exchange, "mbarrier_init", noted)
+    seeded(exchange, name, call)
     a, b, _ = operands((4 * 64, 64, 8), F16_OF_ROW_EXCHANGE)
     with assumed(replace(H100, sm_count=2)), gk.emulate(), pytest.raises(EmulatorError):
         gk.matmul(a, b, conf=config("one", 2), epilogue=gk.epilogues.Softmax())

@@ -21,6 +21,7 @@ from gemmkit.operators import WGMMAOp
 from gemmkit.plans.plan import Plan
 from gemmkit.runtime.arrays import describe
 from tests.support.machines import MACHINES, on_machines, poison, turned, whole
+from tests.support.patches import Seeded
 from tests.support.sm90 import F16, F32, mapping
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -176,7 +177,7 @@ def test_the_epilogue_is_applied_before(machine: Any, d_fast: int, rng: np.rando
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", ["fence", "copies", "panels"])
-def test_a_fault_is_found(name: str, seed: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_is_found(name: str, seed: int, rng: np.random.Generator, seeded: Seeded) -> None:
     """Consumers that do not fence; stages that are read before the copies have come; panels that are read too soon."""
     a, b = operands(rng, 64, 32, 64)
 
@@ -187,7 +188,7 @@ def test_a_fault_is_found(name: str, seed: int, rng: np.random.Generator, monkey
     module, what, error = {"fence": (mainloop, "fence_async", errors.ProxyError),
                            "copies": (Pipeline, "wait", errors.UninitialisedRead),
                            "panels": (store, "named_barrier", errors.UninitialisedRead)}[name]
-    monkeypatch.setattr(module, what, lambda *ignored: None)
+    seeded(module, what, lambda *ignored: None)
     with pytest.raises(error):
         product()
 

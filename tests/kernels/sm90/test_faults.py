@@ -17,9 +17,9 @@ from gemmkit.kernels.collectives import pipeline as warpgroups
 from gemmkit.kernels.collectives.pipeline import Pipeline
 from gemmkit.kernels.collectives.scheduler import Cluster
 from gemmkit.kernels.sm90 import kernel, mainloop, staged, store
-from gemmkit.kernels.sm90.family import Sm90Spec
 from gemmkit.ptx.barriers import cluster_rank, mbarrier_arrive_at, mbarrier_expect
 from tests.support.machines import MACHINES, reference, whole
+from tests.support.patches import Seeded
 from tests.support.sm90 import F16, mapping, product
 
 EMULATOR = MACHINES["emulator"]
@@ -30,9 +30,9 @@ SOUND = {
 
 
 @pytest.fixture(autouse=True)
-def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_blocks(clusters: Any) -> None:
     """One cluster that does everything."""
-    monkeypatch.setattr(Sm90Spec, "blocks", lambda spec, M, N, sm_count: spec.cluster.size)
+    clusters(1)
 
 
 def run(schedule: str, size: tuple[int, int, int], seed: int | None = None, **fields: Any) -> None:
@@ -132,19 +132,19 @@ FAULTS = {
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_is_found(name: str, seeded: Seeded) -> None:
     fault = FAULTS[name]
     check_sound(fault.schedule, fault.size)
     real = getattr(fault.module, fault.name)
-    monkeypatch.setattr(fault.module, fault.name, fault.instead if fault.skipped is None else without(real, fault.skipped))
+    seeded(fault.module, fault.name, fault.instead if fault.skipped is None else without(real, fault.skipped))
     with pytest.raises(fault.error) as caught:
         run(fault.schedule, fault.size)
     assert "gemmkit/" in str(caught.value).replace("\\", "/")      # it says where
 
 
-def test_a_tile_that_fills_its_buffers_unevenly_is_a_fault_if_nobody_minds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tile_that_fills_its_buffers_unevenly_is_a_fault_if_nobody_minds(seeded: Seeded) -> None:
     """One panel a tile: the next tile's first panel has the same buffer (a fault that this kernel once had)."""
     run("one", (64 * 4, 32, 16))
-    monkeypatch.setattr(store.SubtileStore, "pending", 1)
+    seeded(store.SubtileStore, "pending", 1)
     with pytest.raises(errors.RaceError, match="read by TMA"):
         run("one", (64 * 4, 32, 16))

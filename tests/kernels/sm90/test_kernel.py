@@ -13,7 +13,6 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.kernels.collectives.scheduler import Columns, Grouped, Hilbert
-from gemmkit.kernels.sm90.family import Sm90Spec
 from gemmkit.layouts import ColMajor, RowMajor, Swizzled
 from gemmkit.operators import WGMMAOp
 from gemmkit.tiling import Tile
@@ -31,9 +30,9 @@ def check(machine: Any, conf: gk.Config, rng: np.random.Generator, m: int, n: in
 
 
 @pytest.fixture
-def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_blocks(clusters: Any) -> None:
     """Two clusters, however many multiprocessors there are: each has several tiles, one after the other."""
-    monkeypatch.setattr(Sm90Spec, "blocks", lambda spec, M, N, sm_count: 2 * spec.cluster.size)
+    clusters(2)
 
 
 # -- sizes and schedules ----------------------------------------------------------------------------------------------

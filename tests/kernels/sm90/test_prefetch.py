@@ -14,7 +14,6 @@ from gemmkit.emulator import errors
 from gemmkit.epilogues import LinearCombination, ReLU, Residual, RowReduce
 from gemmkit.kernels.sm90 import epilogue_load, store
 from gemmkit.kernels.sm90.epilogue_load import PrefetchedStore
-from gemmkit.kernels.sm90.family import Sm90Spec
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import WGMMAOp
 from gemmkit.plans.ahead import compile_config
@@ -23,6 +22,7 @@ from gemmkit.transforms import Elementwise
 from gemmkit.tuning.model import Mapping
 from gemmkit.tuning.sm90 import MAPPINGS
 from tests.support.machines import MACHINES, on_machines, poison, whole
+from tests.support.patches import Seeded
 from tests.support.sm90 import F16, F32, mapping
 
 pytestmark = pytest.mark.sample(24)
@@ -30,11 +30,9 @@ EMULATOR = MACHINES["emulator"]
 
 
 @pytest.fixture(autouse=True)
-def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_blocks(clusters: Any) -> None:
     """One cluster that does everything in the emulator, so that tiles follow each other."""
-    blocks = Sm90Spec.blocks
-    monkeypatch.setattr(Sm90Spec, "blocks", lambda spec, M, N, sm_count: (
-        spec.cluster.size if not spec.reduction.waits else blocks(spec, M, N, sm_count)))
+    clusters(1, waiting=False)
 
 
 def config(schedule: str, columns: int = 32, dtype: np.dtype = F16, **fields: Any) -> gk.Config:
@@ -286,12 +284,12 @@ FAULTS = {
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("schedule", ["two", "pingpong"])
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_found(name: str, schedule: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_is_found(name: str, schedule: str, rng: np.random.Generator, seeded: Seeded) -> None:
     a, b, c = operands(rng, 64 * 5, 72, 16)
     conf = config(schedule, 96, global_c_layout=RowMajor(F16))
     assert np.array_equal(run(EMULATOR, conf, a, b, c), product(a, b) + c)
     module, what, instead, error = FAULTS[name]
-    monkeypatch.setattr(module, what, instead)
+    seeded(module, what, instead)
     with pytest.raises(error):
         run(EMULATOR, conf, a, b, c)
 

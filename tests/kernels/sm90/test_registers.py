@@ -14,7 +14,6 @@ from gemmkit.emulator import errors
 from gemmkit.epilogues import Bias, ReLU
 from gemmkit.kernels.collectives import pipeline
 from gemmkit.kernels.sm90 import mainloop, rewrite
-from gemmkit.kernels.sm90.family import Sm90Spec
 from gemmkit.kernels.sm90.mainloop import PermutedPlanes, RegisterMainloop, Transformed, permuted
 from gemmkit.kernels.sm90.rewrite import DeinterleaveProducer, Rewrite
 from gemmkit.kernels.sm90.tma import Tma
@@ -29,6 +28,7 @@ from tests.kernels.sm90.test_algebras import run, small, swapped, whole
 from tests.kernels.sm90.test_rewrite import spec_of as spec_of_transformed
 from tests.support.algebras import product64
 from tests.support.machines import BF16, E4M3, E5M2, MACHINES, on_machines, poison
+from tests.support.patches import Seeded
 from tests.support.sm90 import F16, F32, mapping, ordered, product
 
 # ==========================================================================================================================
@@ -40,9 +40,9 @@ BOTH = Algebra(None, [[[1, 0], [0, -1]], [[0, 1], [-1, 0]]])               # eve
 
 
 @pytest.fixture
-def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_blocks(clusters: Any) -> None:
     """Two blocks: each has several tiles, one after the other."""
-    monkeypatch.setattr(Sm90Spec, "blocks", lambda spec, M, N, sm_count: 2 * spec.cluster.size)
+    clusters(2)
 
 
 def by_registers(spec: Any) -> bool:
@@ -206,20 +206,20 @@ FAULTS = {
 @pytest.mark.usefixtures("few_blocks")
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+def test_a_fault_is_found(name: str, seeded: Seeded, rng: np.random.Generator) -> None:
     module, function, instead, error = FAULTS[name]
     conf = small(COMPLEX, stages=3)
     check(EMULATOR, COMPLEX, (136, 16, 136), rng, conf=conf)
-    monkeypatch.setattr(module, function, instead)
+    seeded(module, function, instead)
     with pytest.raises(error):
         check(EMULATOR, COMPLEX, (136, 16, 136), rng, conf=conf)
 
 
 @pytest.mark.usefixtures("few_blocks")
-def test_an_order_of_b_that_is_not_as_of_a_is_wrong(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+def test_an_order_of_b_that_is_not_as_of_a_is_wrong(seeded: Seeded, rng: np.random.Generator) -> None:
     from gemmkit.kernels.sm90 import mainloop as module
 
-    monkeypatch.setattr(module, "permuted", lambda k: k)
+    seeded(module, "permuted", lambda k: k)
     with pytest.raises(AssertionError):
         check(EMULATOR, COMPLEX, (64, 16, 32), rng)
 
@@ -415,18 +415,18 @@ FAULTS_TRANSFORMED: dict[str, tuple[Any, str, Any, type[BaseException]]] = {
 @pytest.mark.usefixtures("few_blocks")
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name", FAULTS_TRANSFORMED)
-def test_a_fault_is_found_when_transformed(name: str, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+def test_a_fault_is_found_when_transformed(name: str, seeded: Seeded, rng: np.random.Generator) -> None:
     module, function, instead, error = FAULTS_TRANSFORMED[name]
     conf = mapping("two", stages=3, transform_global_to_shared_a=Elementwise(plus_one),
                    transform_global_to_shared_b=Elementwise(lambda x: x - 1))
     check_transformed(EMULATOR, conf, (136, 16, 205), rng)
-    monkeypatch.setattr(module, function, instead)
+    seeded(module, function, instead)
     with pytest.raises(error):
         check_transformed(EMULATOR, conf, (136, 16, 205), rng)
 
 
 @pytest.mark.usefixtures("few_blocks")
-def test_what_is_made_of_zeros_would_be_seen(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    monkeypatch.setattr(mainloop, "first_elements", lambda dtype, word, count: word)
+def test_what_is_made_of_zeros_would_be_seen(seeded: Seeded, rng: np.random.Generator) -> None:
+    seeded(mainloop, "first_elements", lambda dtype, word, count: word)
     with np.errstate(all="ignore"):
         assert not reciprocals(EMULATOR, 33, RowMajor, rng)

@@ -26,6 +26,7 @@ from gemmkit.runtime.device import H100, assumed
 from gemmkit.tiling import Tile
 from tests.functions.test_einsum_orders import machine_code
 from tests.support.machines import BF16, on_machines, poison, whole
+from tests.support.patches import Seeded
 from tests.support.sm90 import F16, F32, mapping
 
 # ==========================================================================================================================
@@ -279,10 +280,10 @@ def test_buffers_of_fragments_that_are_left_out(seed: int | None, rng: np.random
 
 @pytest.mark.usefixtures("one_multiprocessor")
 @pytest.mark.parametrize("has_c", [False, True])
-def test_a_fragment_that_does_not_count_is_noticed(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, has_c: bool) -> None:
+def test_a_fragment_that_does_not_count_is_noticed(seeded: Seeded, rng: np.random.Generator, has_c: bool) -> None:
     """A store that leaves it out without a group of its own: the next tile's is written before TMA has read the last one's, or
     C's subtiles arrive in other phases than they are waited for."""
-    monkeypatch.setattr(epilogue_load.PrefetchedStore if has_c else store.TmaStore, "leave_out", lambda self, i, spec, outputs, part: None)
+    seeded(epilogue_load.PrefetchedStore if has_c else store.TmaStore, "leave_out", lambda self, i, spec, outputs, part: None)
     a, b, c = whole_in_place(rng, (60, 64), F16), whole_in_place(rng, (64, 96), F16), whole_in_place(rng, (60, 96), F16)
     with gk.emulate(), pytest.raises((RaceError, DeadlockError, ProtocolError)):
         gk.matmul(a, b, c if has_c else None, conf=tall(), out=c, epilogue=epilogues.ReLU())

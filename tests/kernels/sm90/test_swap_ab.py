@@ -22,6 +22,7 @@ from gemmkit.tuning import choose
 from tests.support.banks import conflicts
 from tests.support.banks import recorded as accesses
 from tests.support.machines import BF16, on_machines, poison
+from tests.support.patches import Seeded
 
 # ==========================================================================================================================
 # Products that Hopper's kernel computes as D^T = B^T A^T because B is the operand that something is done to: float32 as tf32 by
@@ -128,12 +129,10 @@ def test_tf32_with_a_transform_and_an_epilogue(machine: Any, order: str, rng: np
 
 @pytest.mark.kin(5)
 @on_machines
-def test_functions_of_large_results_get_wide_coordinates(machine: Any, monkeypatch: pytest.MonkeyPatch,
-                                                         rng: np.random.Generator) -> None:
+@pytest.mark.usefixtures("always_wide")
+def test_functions_of_large_results_get_wide_coordinates(machine: Any, rng: np.random.Generator) -> None:
     """Of 2^31 elements; here every size counts as such. A place that is computed does not fit 32 bits."""
-    from gemmkit.plans import adapters
 
-    monkeypatch.setattr(adapters, "COUNT", 1)
     M, N, K = 70, 41, 37
     a, b = few(rng, (M, K), F32), few(rng, (K, N), F32)
     k, m = np.arange(K)[:, None], np.arange(M)[:, None]
@@ -572,10 +571,10 @@ def test_other_arrays_of_the_kind_and_bad_ones() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_fault_names_the_callers_array(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_names_the_callers_array(seeded: Seeded) -> None:
     a, b = operands(6, 128, 136, "nt")
     c = np.ones((6, 128), F16)
-    monkeypatch.setattr("gemmkit.layouts.plain.Plain.element", lambda self, data, i, j, shape: data[i + 10**6, j])
+    seeded("gemmkit.layouts.plain.Plain.element", lambda self, data, i, j, shape: data[i + 10**6, j])
     with gk.emulate(), pytest.raises(errors.BoundsError, match="of 'c'"):
         gk.matmul(a, b, c)
 

@@ -28,6 +28,7 @@ from gemmkit.runtime.device import H100, attributes
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
 from tests.support.machines import BF16, MACHINES, on_machines, whole
+from tests.support.patches import Seeded
 from tests.support.shared_k import check_counters, check_every_slot, check_stack
 from tests.support.sm90 import F16, F32, mapping, product
 
@@ -222,35 +223,35 @@ def unordered(order: str) -> Callable[..., int]:
 
 
 @pytest.mark.parametrize("cluster, splits", [("1x1", 3), ("2x1", 2)])
-def test_arrivals_that_release_nothing(cluster: str, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrivals_that_release_nothing(cluster: str, splits: int, seeded: Seeded) -> None:
     run_small(splits, cluster)
-    monkeypatch.setattr(exchange, "atomic_add", unordered("release"))
+    seeded(exchange, "atomic_add", unordered("release"))
     with pytest.raises(errors.RaceError, match="sums"):
         run_small(splits, cluster)
 
 
-def test_a_wait_that_acquires_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_that_acquires_nothing(seeded: Seeded) -> None:
     real = exchange.await_counter
-    monkeypatch.setattr(exchange, "await_counter", lambda view, at, n, how: real(view, at, n, "relaxed"))
+    seeded(exchange, "await_counter", lambda view, at, n, how: real(view, at, n, "relaxed"))
     with pytest.raises(errors.RaceError, match="sums"):
         run_small()
 
 
-def test_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "await_counter", lambda view, at, n, how: None)
+def test_nobody_waits(seeded: Seeded) -> None:
+    seeded(exchange, "await_counter", lambda view, at, n, how: None)
     with pytest.raises((errors.RaceError, errors.UninitialisedRead), match="sums"):
         run_small()
 
 
-def test_a_block_that_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_that_is_not_counted(seeded: Seeded) -> None:
     real = exchange.await_counter
-    monkeypatch.setattr(exchange, "await_counter", lambda view, at, n, how: real(view, at, n + 3, how))
+    seeded(exchange, "await_counter", lambda view, at, n, how: real(view, at, n + 3, how))
     with pytest.raises(errors.DeadlockError, match="counter that is 3 to become 6"):
         run_small()
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_every_barrier_matters(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_barrier_matters(which: int, seeded: Seeded) -> None:
     """Of a consumer, in front of the addition and behind the wait."""
     from gemmkit.emulator import machine
 
@@ -262,7 +263,7 @@ def test_every_barrier_matters(which: int, monkeypatch: pytest.MonkeyPatch) -> N
         if arrivals[thread] != which:
             real(number, threads)
 
-    monkeypatch.setattr(exchange, "named_barrier", barrier)
+    seeded(exchange, "named_barrier", barrier)
     with pytest.raises((errors.RaceError, errors.UninitialisedRead)):
         run_small()
 
@@ -603,16 +604,16 @@ FAULTS: dict[str, tuple[str, Callable[[Any], Any], Any]] = {
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("cluster, schedule", [("1x1", ""), ("1x1", "pingpong"), ("2x1", "")])
 @pytest.mark.parametrize("what", FAULTS)
-def test_faults(what: str, cluster: str, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults(what: str, cluster: str, schedule: str, seeded: Seeded) -> None:
     run_small_by_stream_k(cluster, schedule)
     name, wrong, error = FAULTS[what]
-    monkeypatch.setattr(exchange, name, wrong(getattr(exchange, name)))
+    seeded(exchange, name, wrong(getattr(exchange, name)))
     with pytest.raises(error):
         run_small_by_stream_k(cluster, schedule)
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_every_barrier_matters_by_stream_k(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_barrier_matters_by_stream_k(which: int, seeded: Seeded) -> None:
     """Of a consumer that hands over, in front of the addition; and of one that takes over, behind the wait."""
     real, place = exchange.named_barrier, ("hand_over", "take_over")[which]
 
@@ -622,14 +623,14 @@ def test_every_barrier_matters_by_stream_k(which: int, monkeypatch: pytest.Monke
         if sys._getframe(1).f_code.co_name != place:
             real(number, threads)
 
-    monkeypatch.setattr(exchange, "named_barrier", barrier)
+    seeded(exchange, "named_barrier", barrier)
     with pytest.raises((errors.RaceError, errors.UninitialisedRead)):
         run_small_by_stream_k()
 
 
-def test_counters_that_are_not_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_that_are_not_set_back(seeded: Seeded) -> None:
     """The next launch would not wait."""
-    monkeypatch.setattr(exchange, "set_counter", lambda *given: None)
+    seeded(exchange, "set_counter", lambda *given: None)
     a, b = np.ones((64, 96), F16), np.ones((96, 32), F16)
     with gk.emulate():
         run = gk.plan(a, b, None, mapped_by_stream_k("1x1", 3))
