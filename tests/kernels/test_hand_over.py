@@ -215,7 +215,7 @@ def test_columns(first: Operator, second: Operator, columns: int, said: str) -> 
 
 # -- the kernels' specs ask it --------------------------------------------------------------------------------------------
 
-def seeded(monkeypatch: pytest.MonkeyPatch, machine: str, operand: str) -> None:
+def seed_maps(monkeypatch: pytest.MonkeyPatch, machine: str, operand: str) -> None:
     """Another map of sums, or of A: rows 8 apart in front of neighbours."""
     def sums(spec: Any) -> FragmentMap:
         threads = THREADS if machine == "wgmma" else LANES
@@ -237,8 +237,8 @@ def seeded(monkeypatch: pytest.MonkeyPatch, machine: str, operand: str) -> None:
 @pytest.mark.parametrize("operand", ["c", "a"])
 @pytest.mark.parametrize("machine", ["wgmma", "mma"])
 def test_a_spec_of_operators_that_do_not_go_together_is_not_made(machine: str, operand: str,
-                                                                 monkeypatch: pytest.MonkeyPatch, seeded: Seeded) -> None:
-    seeded(monkeypatch, machine, operand)
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    seed_maps(monkeypatch, machine, operand)
     which = 0 if machine == "wgmma" else 1
     for make in (lambda: attention_specs(F16, 64), lambda: mlp_specs(BF16, 64)):
         with pytest.raises(ConfigError, match=r"as A of .*: lane 0 has element .* is wanted") as refused:
@@ -247,8 +247,8 @@ def test_a_spec_of_operators_that_do_not_go_together_is_not_made(machine: str, o
     mlp_specs(F16, 64, single=True)                                           # nothing is handed over
 
 
-def test_a_call_says_it_before_anything_is_compiled_or_written(monkeypatch: pytest.MonkeyPatch, seeded: Seeded) -> None:
-    seeded(monkeypatch, "wgmma", "c")
+def test_a_call_says_it_before_anything_is_compiled_or_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    seed_maps(monkeypatch, "wgmma", "c")
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((1, 1, 16, 64)).astype(F16) for _ in range(3))
     x, w, out, y = rng.standard_normal((8, 64)).astype(F16), np.zeros((2, 64, 64), F16), poison(q.shape, F16), poison((8, 64), F16)

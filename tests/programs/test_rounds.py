@@ -362,8 +362,8 @@ def test_bfloat16_has_room() -> None:
     assert np.abs(o.astype(float) - exact).max() <= 2e-2 * np.abs(exact).max()
 
 
-@pytest.mark.parametrize("old, new", [("if (-8.0 <= drop) else lane_value", "if (-40.0 <= drop) else lane_value"),
-                                      ("return 1.0 if (-8.0 <= drop)", "return 1.0 if (-12.0 <= drop)"),
+@pytest.mark.parametrize("old, new", [("if (least <= drop) else lane_value", "if (least - 32.0 <= drop) else lane_value"),
+                                      ("return 1.0 if (least <= drop)", "return 1.0 if (least - 4.0 <= drop)"),
                                       ("    return out * row_value(shrink, i)", "    return out")])
 def test_faults_are_found(old: str, new: str) -> None:
     """Of scores that grow by 2^10 or 2^20 a round."""
