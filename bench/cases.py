@@ -21,7 +21,7 @@ from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.plans.problem import layout_of
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import target
-from gemmkit.tuning.model import Mapping, fastest
+from gemmkit.tuning.model import CostedTile, fastest
 from gemmkit.tuning.sm90 import ACROSS, MAPPINGS, PROMOTED, TRANSPOSED
 
 DTYPES = {
@@ -49,7 +49,7 @@ class Kind:
     def itemsize(self) -> int:
         return DTYPES[self.dtype].itemsize
 
-    def mappings(self, layout: str) -> tuple[Mapping, ...]:
+    def mappings(self, layout: str) -> tuple[CostedTile, ...]:
         """Those that gemmkit chooses from once the operator's N is given: for a bench asks for the best N as well."""
         if (self.operator or {}).get("promote"):
             return PROMOTED

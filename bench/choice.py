@@ -32,7 +32,7 @@ from bench.experiments.types import ORDERS, Product
 from bench.harness import Call, input_sets, interleave, summarise
 from bench.prepare import HostArrays, recorded
 from gemmkit.lang.errors import ConfigError
-from gemmkit.plans.ahead import Kernel, compiled, kernel_of
+from gemmkit.plans.ahead import KernelToCompile, compiled, kernel_of
 from gemmkit.plans.compiled import Compiled
 from gemmkit.plans.problem import resolve
 from gemmkit.runtime.arrays import describe, describe_all
@@ -110,11 +110,11 @@ def ways(product: Product, most: int) -> list[Way]:
 
 def prepared(listed: list[list[Way]], jobs: int | None, until: float) -> set[tuple]:
     """Compile what they need, the defaults first, until a moment; the kernels that there are."""
-    kernels: dict[tuple, Kernel] = {}
+    kernels: dict[tuple, KernelToCompile] = {}
     for rank in range(max(map(len, listed))):
         for of in listed:
             for way in of[rank : rank + 1]:
-                kernels.setdefault(kernel_of(way.launchable), Kernel(way.launchable))
+                kernels.setdefault(kernel_of(way.launchable), KernelToCompile(way.launchable))
     start, there = time.monotonic(), set()
     for made in compiled(list(kernels.values()), jobs):
         if made.error is None:

@@ -6,8 +6,8 @@
 | MLP | `mlp` | `gemmkit.mlp` | a launch of cuBLASLt for each layer |
 | GEMM | `gemm` | `gemmkit.matmul` | cuBLAS |
 | dual GEMM | `dual` | `gemmkit.glu` | cuBLAS twice, and PyTorch's SiLU and product |
-| GEMM and sums of rows | `product_and_sums` | `gemmkit.matmul` with `observers.RowSum` | cuBLAS, and PyTorch's sum |
-| LSTM cell | `lstm`, with a ReLU | `gemmkit.lstm_cell` | cuBLAS of joined operands with bias, and PyTorch's ReLU |
+| GEMM and sums of rows | `product_and_sums` | `gemmkit.matmul` with `observers.OperandRowSum` | cuBLAS, and PyTorch's sum |
+| LSTM cell | `lstm`, with a ReLU | `gemmkit.functions.lstm_cell` | cuBLAS of joined operands with bias, and PyTorch's ReLU |
 | GEMM, multistage | `gemm`, as GPUs without wgmma have it | `gemmkit.matmul` by its multistage kernel | cuBLAS |
 
 All are CUDA graphs, timed in turns in one run (`bench.turns`). Results are compared with float64 on the GPU, or with the
@@ -193,7 +193,7 @@ class Case:
         given = dict(x=x, w=w, h=h, u=u, bias=bias, y=y)
         plan, inputs, weights = lstm.plan(**given, mapping=mapping), torch.cat([x, h], 1), torch.cat([w, u])
         exact = (x.double() @ w.double() + h.double() @ u.double() + bias.double()).relu()
-        return {"ours": lambda: plan.run(given), "by hand": lambda: gk.lstm_cell(x, h, None, w, u, bias, out=hand),
+        return {"ours": lambda: plan.run(given), "by hand": lambda: gk.functions.lstm_cell(x, h, None, w, u, bias, out=hand),
                 "cuBLAS and PyTorch": lambda: torch.addmm(bias, inputs, weights).relu_()}, y, hand, exact
 
     def of_products(self, mapping: gk.Mapping | None) -> tuple[Calls, Any, Any, Any]:
@@ -217,7 +217,7 @@ class Case:
         given = dict(a=a, b=b, d=d, y=sums)
         plan, found = product_and_sums.plan(**given, mapping=mapping), torch.empty_like(sums)
         return {"ours": lambda: plan.run(given),
-                "by hand": lambda: gk.matmul(a, b, out=hand, observe_a=observers.RowSum(found)),
+                "by hand": lambda: gk.matmul(a, b, out=hand, observe_a=observers.OperandRowSum(found)),
                 "cuBLAS and PyTorch": lambda: (torch.matmul(a, b, out=other), a.sum(1, dtype=torch.float32))}, d, hand, exact
 
     def rows(self, mapping: gk.Mapping | None = None) -> list[dict[str, Any]]:

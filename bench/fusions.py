@@ -172,7 +172,7 @@ class AddBiasReLUC(Matmul):
     name, takes = "bias relu c", ("c", "bias")
 
     def keywords(self, x: Operands, dtype: Any) -> dict[str, Any]:
-        return {"transform_global_to_shared_c": transforms.Elementwise(relu), "epilogue": Bias(x.bias) | ReLU()}
+        return {"transform_global_to_shared_c": transforms.Map(relu), "epilogue": Bias(x.bias) | ReLU()}
 
     def added(self, x: Operands) -> Any:
         return x.c
@@ -188,7 +188,7 @@ class TransformA(Matmul):
     name = "relu a"
 
     def keywords(self, x: Operands, dtype: Any) -> dict[str, Any]:
-        return {"transform_global_to_shared_a": transforms.Elementwise(relu_plus_one)}
+        return {"transform_global_to_shared_a": transforms.Map(relu_plus_one)}
 
     def reference(self, x: Operands, wide: Wide, rows: Any) -> Any:
         return (wide(x.a, rows) + 1).clip(0) @ wide(x.b)
@@ -198,7 +198,7 @@ class TransformB(Matmul):
     name = "add b"
 
     def keywords(self, x: Operands, dtype: Any) -> dict[str, Any]:
-        return {"transform_global_to_shared_b": transforms.Elementwise(plus_one)}
+        return {"transform_global_to_shared_b": transforms.Map(plus_one)}
 
     def reference(self, x: Operands, wide: Wide, rows: Any) -> Any:
         return wide(x.a, rows) @ (wide(x.b) + 1)
@@ -209,8 +209,8 @@ class Table2(AddBiasReLUC):
 
     def keywords(self, x: Operands, dtype: Any) -> dict[str, Any]:
         return {
-            "transform_global_to_shared_a": transforms.Elementwise(relu_plus_one),
-            "transform_global_to_shared_b": transforms.Elementwise(plus_one),
+            "transform_global_to_shared_a": transforms.Map(relu_plus_one),
+            "transform_global_to_shared_b": transforms.Map(plus_one),
             **super().keywords(x, dtype),
         }
 

@@ -71,7 +71,7 @@ def mlp_error(rng: np.random.Generator, width: int, rows: int, layers: int) -> f
     h = rng.standard_normal((rows, width)).astype("f2")
     weights = (rng.standard_normal((layers, width, width)) / np.sqrt(width)).astype("f2")
     biases = rng.standard_normal((layers, width)).astype("f4")
-    out = gk.mlp(*map(cupy.asarray, (h, weights, biases)), last=gk.activations.relu).get()
+    out = gk.mlp(*map(cupy.asarray, (h, weights, biases)), last=gk.epilogues.activations.relu).get()
     reference = h.astype("f8")
     for w, b in zip(weights.astype("f8"), biases):
         reference = np.maximum(reference @ w + b, 0)
@@ -154,7 +154,7 @@ def main() -> int:
                 wrong += not error <= tolerance
                 print(f"{name:14} {trans} {m}x{n}x{k} {error:.1e}", flush=True)
     a, b, bias = (cupy.asarray(_random(rng, s, "f4")) for s in ((37, 29), (29, 41), (41,)))
-    d = gk.matmul(a, b, epilogue=epilogues.Bias(bias), transform_shared_to_regs_a=transforms.Elementwise(lambda x: x + 1))
+    d = gk.matmul(a, b, epilogue=epilogues.Bias(bias), transform_shared_to_regs_a=transforms.Map(lambda x: x + 1))
     reference = (a.get().astype("f8") + 1) @ b.get().astype("f8") + bias.get()
     error = np.linalg.norm(d.get() - reference) / np.linalg.norm(reference)
     print(f"bias, transform {error:.1e}")

@@ -6,7 +6,7 @@ each of the ten labels is. Nothing is trained; the context is all there is.
 
     S = mask(sharpness · Q Kᵀ)      one product with the epilogue Scale | Causal: -inf where a key is in the future
     P = softmax(S), row by row      by NumPy on the host
-    O = P V                         one product of gk.Triangular(P), which skips the k-tiles that are zero
+    O = P V                         one product of gk.layouts.TriangularMatrix(P), which skips the k-tiles that are zero
 
 What that saves: S is written once. To scale and to mask in passes of their own would read and write all of it twice
 more. The second product multiplies about half of its blocks, and the upper half of P is never read: the example
@@ -27,7 +27,7 @@ import numpy as np
 
 import gemmkit as gk
 from gemmkit import epilogues, layouts
-from gemmkit.kernels.spec import Shape
+from gemmkit.kernels.spec import ProblemShape
 
 from . import machine
 
@@ -80,7 +80,7 @@ def load(count: int | None = None) -> Stream:
 
 def masked_scores(queries: np.ndarray, keys: np.ndarray, where: machine.Machine) -> np.ndarray:
     """sharpness · Q Kᵀ, and -inf where the key is in the future: one fused gemmkit product, in f32."""
-    epilogue = epilogues.Scale(SHARPNESS) | epilogues.Causal()
+    epilogue = epilogues.Scale(SHARPNESS) | epilogues.CausalMask()
     with where.session():
         return where.to_host(
             gk.matmul(where.to_device(queries), where.to_device(keys).T, epilogue=epilogue, dtype=np.float32)
@@ -98,7 +98,7 @@ def attended(probabilities: np.ndarray, values: np.ndarray, where: machine.Machi
     """P V, and the extents of the kernel's block. P's upper half is not read, and blocks inside it are skipped."""
     with where.session():
         out = where.to_device(np.full((len(probabilities), values.shape[1]), np.nan, np.float32))
-        p, v = gk.Triangular(where.to_device(probabilities)), where.to_device(values)
+        p, v = gk.layouts.TriangularMatrix(where.to_device(probabilities)), where.to_device(values)
         run = gk.plan(p, v, out=out)
         return where.to_host(run(p, v, out=out)), run.config.block_shape.size
 
@@ -108,7 +108,7 @@ def steps_taken(rows: int, block: Any) -> tuple[int, int]:
     layout = layouts.Triangular(layouts.RowMajor(np.float16))
     taken = 0
     for begin in range(0, rows, block.M):
-        first, last = layout.k_range(begin, min(begin + block.M, rows), Shape(rows, 10, rows))
+        first, last = layout.k_range(begin, min(begin + block.M, rows), ProblemShape(rows, 10, rows))
         taken += -(-last // block.K) - first // block.K
     return taken, -(-rows // block.M) * -(-rows // block.K)
 

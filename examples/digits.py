@@ -117,7 +117,7 @@ def gram_matrix(x: np.ndarray, y: np.ndarray, gamma: float, where: machine.Machi
     def norms(rows: np.ndarray) -> machine.Array:
         return where.to_device(np.sum(rows.astype(np.float32) ** 2, axis=1))
 
-    epilogue = RBF(norms(x), norms(y), gk.float32(gamma))
+    epilogue = RBF(norms(x), norms(y), np.float32(gamma))
     return where.to_host(
         gk.matmul(where.to_device(x), where.to_device(y).T, epilogue=epilogue, dtype=np.float32)
     )

@@ -3,7 +3,8 @@
 A dual number is a value and p tangents: its derivatives in p directions. Sums and products of dual numbers follow
 the rules of differentiation, so a program that runs on them returns its derivatives beside its result, exact to
 rounding and in one pass (forward mode). `network` below is such a program: written once, it takes NumPy's arrays
-and `gemmkit.Dual` alike. A product of dual matrices is one kernel of 1 + 2p real products for each pair of elements.
+and `gemmkit.functions.Dual` alike. A product of dual matrices is one kernel of 1 + 2p real products for each pair of
+elements.
 
 The network is a layer of random features with a tanh, and a linear layer solved by least squares on scikit-learn's
 bundled digits. The directions are what a hand does to a digit: shift it to the right, shift it down, turn it, scale
@@ -79,19 +80,19 @@ def directions(x: np.ndarray) -> np.ndarray:
     return np.stack([m.reshape(len(x), 64) for m in moved], axis=-1)
 
 
-def product(x: gk.Dual, weights: np.ndarray, where: machine.Machine) -> gk.Dual:
+def product(x: gk.functions.Dual, weights: np.ndarray, where: machine.Machine) -> gk.functions.Dual:
     """A dual matrix by a real one, in gemmkit, in float32."""
-    constant = gk.Dual.constant(weights.astype(np.float32), x.count)
-    made = gk.Dual(where.to_device(x.parts)) @ gk.Dual(where.to_device(constant.parts))
-    return gk.Dual(where.to_host(made.parts))
+    constant = gk.functions.Dual.constant(weights.astype(np.float32), x.count)
+    made = gk.functions.Dual(where.to_device(x.parts)) @ gk.functions.Dual(where.to_device(constant.parts))
+    return gk.functions.Dual(where.to_host(made.parts))
 
 
-def dual_scores(network: Network, x: np.ndarray, tangents: np.ndarray, where: machine.Machine) -> gk.Dual:
+def dual_scores(network: Network, x: np.ndarray, tangents: np.ndarray, where: machine.Machine) -> gk.functions.Dual:
     """The scores of images and their derivatives in every direction, in one pass."""
-    images = gk.Dual.of(x.astype(np.float32), tangents.astype(np.float32))
+    images = gk.functions.Dual.of(x.astype(np.float32), tangents.astype(np.float32))
     single = Network(*(part.astype(np.float32) for part in (network.w, network.b, network.v)))
     with where.session():
-        scores: gk.Dual = single(images, lambda a, b: product(a, b, where))
+        scores: gk.functions.Dual = single(images, lambda a, b: product(a, b, where))
     return scores
 
 

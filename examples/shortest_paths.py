@@ -6,7 +6,7 @@ distances over at most h edges, then D ⊗ D, with (D ⊗ D)_ij = min_k (D_ik + 
 product is gemmkit's own kernel with another operator, `operators.MIN_PLUS`. Its zero is infinity, and that is
 what the kernel fills the edges of its tiles with: 77 nodes divide by no tile.
 
-The paths themselves take one product more: `gemmkit.select` tells of D ⊗ L, with L the lengths of the edges
+The paths themselves take one product more: `gemmkit.functions.select` tells of D ⊗ L, with L the lengths of the edges
 alone, which k each minimum came from. That is the node before j on a shortest path from i to j, and from one
 to the next they lead back to i.
 
@@ -134,7 +134,7 @@ def predecessors(network: Network, distances: np.ndarray, where: machine.Machine
     edges = network.lengths.copy()
     np.fill_diagonal(edges, np.inf)  # the last step must be one
     with where.session():
-        _, via = gk.select(where.to_device(distances), where.to_device(edges), operator=operators.MIN_PLUS)
+        _, via = gk.functions.select(where.to_device(distances), where.to_device(edges), operator=operators.MIN_PLUS)
         return where.to_host(via)
 
 

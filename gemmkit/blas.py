@@ -14,13 +14,13 @@ from gemmkit.kernels.config import Config
 from gemmkit.lang.checks import check_dtype
 from gemmkit.lang.records import conjugate
 from gemmkit.layouts import ArrayLayout
-from gemmkit.layouts.joined import Braid
+from gemmkit.layouts.joined import InterleavedColumns
 from gemmkit.layouts.matrices import Matrix, arrays, transposed
 from gemmkit.operators import Algebra, Operator, dual
 from gemmkit.plans.problem import check_places, has_parts, layout_of, seen_stack
 from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like, overlaps_itself, shares_memory, strided
 from gemmkit.runtime.device import target
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from gemmkit.tuning.operators import new_dtype
 
 __all__ = ["gemm", "gemmEx"]
@@ -36,13 +36,14 @@ def gemmEx(transa: str | int, transb: str | int, alpha: Any, a: Any, b: Any, bet
             real and dual numbers that is "T"), in capital or small letters; or cuBLAS's constants for these, 0, 1 and 2.
         alpha, beta: numbers (complex ones for a complex C, whole ones for an integer C, real ones otherwise), applied in the
             accumulator's precision. For a C of an algebra's numbers also one of these: a tuple or array of its parts, a
-            `gemmkit.Dual` of shape (); it multiplies from the left. A 0-d array in the GPU's memory stays there, and the
-            kernel loads it when it runs, without synchronisation (cuBLAS's pointer mode "device"); a host array is read at
-            the call.
+            `gemmkit.functions.Dual` of shape (); it multiplies from the left. A 0-d array in the GPU's memory stays there,
+            and the kernel loads it when it runs, without synchronisation (cuBLAS's pointer mode "device"); a host array is
+            read at the call.
             With beta = 0, C is not read: it may hold NaN. With alpha = 0 (a number of the host's) A and B are not read; with
             an alpha in the GPU's memory that is 0 then, what they hold does not count. (BLAS's rules, which
             `epilogues.LinearCombination` has for beta alone.)
-        a, b: op(A) is (M, K) and op(B) is (K, N): arrays, or matrices with structure (`gemmkit.Diagonal(x)` and the
+        a, b: op(A) is (M, K) and op(B) is (K, N): arrays, or matrices with structure (`gemmkit.layouts.DiagonalMatrix(x)`
+        and the
             like). c: (M, N), any strides. Of arrays of more dimensions the last two are the matrices, and those before are a
             stack's, whose products are one launch; ``trans`` turns each matrix. The stacks of a and b are broadcast as NumPy
             does, and c, which is written, has that shape in full: (..., M, N).
@@ -165,8 +166,8 @@ def _operated(trans: str, x: Any, name: str, operator: Any = None) -> tuple[Any,
     """op(x) as a view (nothing is copied), and x described."""
     if isinstance(x, Dual):
         raise TypeError(f"{name} is a dual array, and the array of the result is none; give a Dual")
-    if isinstance(x, Braid):
-        raise TypeError(f"{name} is a Braid, whose products only a Fold can take; give it to matmul, with "
+    if isinstance(x, InterleavedColumns):
+        raise TypeError(f"{name} is an InterleavedColumns, whose products only a Fold can take; give it to matmul, with "
                         "epilogue=epilogues.Fold(f), or give a Concat")
     if isinstance(x, Matrix):
         about = _Operand(x.shape, x.dtype, None if x.array is None else describe(x.array, name))
@@ -231,4 +232,4 @@ def _conjugate(x: Any) -> Any:
     return conjugate(x)
 
 
-CONJUGATE = Elementwise(_conjugate)
+CONJUGATE = Map(_conjugate)

@@ -354,7 +354,7 @@ ALONGSIDE = frozenset({"epilogue", "transform_global_to_shared_c", "transform_sh
                        "transform_regs_to_shared_d", "transform_shared_to_global_d"})
 
 
-class Held(NamedTuple):
+class CapturedArray(NamedTuple):
     """An array of a component: what messages call it, the array, and whether the kernel writes it."""
 
     name: str
@@ -362,10 +362,10 @@ class Held(NamedTuple):
     is_output: bool
 
 
-def arrays_of(component: Any) -> list[Held]:
+def arrays_of(component: Any) -> list[CapturedArray]:
     """The arrays of a component, of those nested in it and of the functions among its fields, in the order of its leaves."""
     found = held_values(component)
-    return [Held(name, info_of(x, name), is_output) for name, x, is_output in found] if found else []
+    return [CapturedArray(name, info_of(x, name), is_output) for name, x, is_output in found] if found else []
 
 
 def held_values(component: Any) -> list[tuple[str, Any, bool]]:
@@ -383,7 +383,7 @@ def held_values(component: Any) -> list[tuple[str, Any, bool]]:
     return found
 
 
-def check_held(held: Iterable[tuple[str, Held]], infos: dict[str, ArrayInfo | None],
+def check_held(held: Iterable[tuple[str, CapturedArray]], infos: dict[str, ArrayInfo | None],
                same: tuple[ArrayInfo, ...] = ()) -> None:
     """Raise ValueError where arrays of components share memory with what is written.
 
@@ -494,7 +494,7 @@ def slots_of(component: Component) -> list[int]:
     return _read_slots(component) if _read(component, [], []) else list(range(len(frozen(component).leaves)))
 
 
-class Given(NamedTuple):
+class FrozenComponents(NamedTuple):
     """Components as they are frozen, where among the leaves of all of them a launch puts what they bring, and what that is
     (`seen`)."""
 
@@ -509,8 +509,8 @@ class Given(NamedTuple):
                       for one in self.frozen), tuple(self.slots))
 
 
-def given_by(*components: Component) -> Given:
-    found, before = Given([], [], []), 0
+def given_by(*components: Component) -> FrozenComponents:
+    found, before = FrozenComponents([], [], []), 0
     for component in components:
         one, own = frozen(component), slots_of(component)
         found.frozen.append(one)

@@ -28,7 +28,7 @@ import numpy as np
 import gemmkit as gk
 from gemmkit.epilogues import GELU, Bias, ReLU, SiLU
 from gemmkit.operators import MAX_PLUS, MIN_PLUS
-from gemmkit.plans.ahead import Kernel, compiled
+from gemmkit.plans.ahead import KernelToCompile, compiled
 from gemmkit.runtime.cache import ship
 from gemmkit.runtime.compile import key_of
 from gemmkit.runtime.device import gpu
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1 if sum(not done for done in shipping(kernels, options.into, options.jobs)) else 0
 
 
-def shipping(kernels: Sequence[Kernel], folder: Path, jobs: int | None) -> Iterator[bool]:
+def shipping(kernels: Sequence[KernelToCompile], folder: Path, jobs: int | None) -> Iterator[bool]:
     """Compile kernels and write them into a folder; whether each could be, as they come."""
     for made in compiled(kernels, jobs):
         kernel = made.kernel.launchable

@@ -88,8 +88,8 @@ class Attention(Experiment):
     def ours(self, lib: Lib, x: Any) -> Call:
         rules: dict[str, Any] = {
             "causal": lambda: {"mask": gemmkit.masks.Causal()},
-            "alibi": lambda: {"score": gemmkit.scores.ALiBi(lib.of_numbers(self.slopes))},
-            "soft cap": lambda: {"score": gemmkit.scores.SoftCap(CAP)},
+            "alibi": lambda: {"score": gemmkit.masks.ALiBi(lib.of_numbers(self.slopes))},
+            "soft cap": lambda: {"score": gemmkit.masks.SoftCap(CAP)},
             "window": lambda: {"mask": gemmkit.masks.Window(WINDOW)},
             "documents": lambda: {"mask": gemmkit.masks.Documents.of(self.offsets.tolist(), lib.of_numbers)},
         }

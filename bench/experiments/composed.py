@@ -3,10 +3,10 @@
 | work | ours | against |
 |---|---|---|
 | row max, row sumsq | D and a reduction of its rows (`epilogues.RowReduce`) | our own plain product |
-| row sums of a | D and the sums of A's rows (`observers.RowSum`) | our own plain product |
+| row sums of a | D and the sums of A's rows (`observers.OperandRowSum`) | our own plain product |
 | glu | silu(A W) * (A V) (`gemmkit.glu`) | cuBLAS of 2 N columns, then an element-wise kernel |
 | glu, plain | the same | our own plain product of 2 N columns |
-| lstm, 5 kernels | relu(A W + H U + b) (`gemmkit.lstm_cell`) | two products, two additions and a ReLU |
+| lstm, 5 kernels | relu(A W + H U + b) (`gemmkit.functions.lstm_cell`) | two products, two additions and a ReLU |
 | lstm, addmm | the same | torch.addmm of inputs joined beforehand, then a ReLU |
 | softmax | softmax of each row of A B (`epilogues.Softmax`) | torch.matmul, then torch.softmax |
 | rmsnorm | the RMS norm of each row, with a gain (`epilogues.RMSNorm`) | torch.matmul, then torch.nn.functional.rms_norm |
@@ -76,11 +76,11 @@ class Composed(Experiment):
         calls: dict[str, Callable[[], Any]] = {
             "row max": lambda: gemmkit.matmul(x.a, x.b, out=x.out, epilogue=epilogues.RowReduce(x.found, "max")),
             "row sumsq": lambda: gemmkit.matmul(x.a, x.b, out=x.out, epilogue=epilogues.RowReduce(x.found, "sumsq")),
-            "row sums of a": lambda: gemmkit.matmul(x.a, x.b, out=x.out, observe_a=observers.RowSum(x.found)),
+            "row sums of a": lambda: gemmkit.matmul(x.a, x.b, out=x.out, observe_a=observers.OperandRowSum(x.found)),
             "glu": lambda: gemmkit.glu(x.a, x.w, x.v, out=x.out),
             "softmax": lambda: gemmkit.matmul(x.a, x.b, out=x.out, epilogue=epilogues.Softmax()),
             "rmsnorm": lambda: gemmkit.matmul(x.a, x.b, out=x.out, epilogue=epilogues.RMSNorm(x.gain, EPS)),
-            "lstm": lambda: gemmkit.lstm_cell(x.a, x.h, None, x.b, x.u, x.bias, out=x.out),
+            "lstm": lambda: gemmkit.functions.lstm_cell(x.a, x.h, None, x.b, x.u, x.bias, out=x.out),
         }
         return calls[self.work.partition(",")[0]]
 

@@ -2,9 +2,9 @@
 
 | group | what | peers |
 |---|---|---|
-| grouped | products of random sizes in one launch (`gemmkit.plan_grouped`) | a loop of cuBLAS |
+| grouped | products of random sizes in one launch (`gemmkit.functions.plan_grouped`) | a loop of cuBLAS |
 | experts | tokens sorted by expert, each expert's rows times its weights, bfloat16 | `torch._grouped_mm`; a loop of cuBLAS |
-| sparse | a matrix that is empty in most of its blocks (`gemmkit.BlockSparse`) | cuBLAS on the whole matrix |
+| sparse | a matrix that is empty in most of its blocks (`gemmkit.functions.BlockSparse`) | cuBLAS on the whole matrix |
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Group(Experiment):
 
         def call() -> Any:
             if not made:
-                made.append(gemmkit.plan_grouped(x.a, x.b, out=x.outs))
+                made.append(gemmkit.functions.plan_grouped(x.a, x.b, out=x.outs))
             return made[0](x.a, x.b, out=x.outs)
 
         return call
@@ -145,7 +145,7 @@ class Experts(Experiment):
 
         def call() -> Any:
             if not made:
-                made.append(gemmkit.plan_grouped(*given, out=outs))
+                made.append(gemmkit.functions.plan_grouped(*given, out=outs))
             return made[0](*given, out=outs)
 
         return call
@@ -198,7 +198,7 @@ class Sparse(Experiment):
         return np.random.default_rng(31).random(shape) >= self.empty
 
     def operands(self, lib: Lib, i: int) -> SimpleNamespace:
-        """What `gemmkit.BlockSparse` must not read is NaN in its matrix; the peer's has zeros there."""
+        """What `gemmkit.functions.BlockSparse` must not read is NaN in its matrix; the peer's has zeros there."""
         mask, outs = self.mask, [lib.empty(self.m, self.n, self.kind) for _ in range(2)]
         shown = np.kron(mask, np.ones(self.block, bool))[: self.m, : self.k]
         a, whole = lib.shown(lib.normal(self.m, self.k, self.kind, 2 * i), shown)
@@ -206,7 +206,7 @@ class Sparse(Experiment):
         return SimpleNamespace(a=a, whole=whole, mask=lib.of_numbers(mask), b=b, out=outs[0], peer_out=outs[1])
 
     def ours(self, lib: Lib, x: Any) -> Call:
-        sparse = gemmkit.BlockSparse(x.a, x.mask, self.block)
+        sparse = gemmkit.functions.BlockSparse(x.a, x.mask, self.block)
         return lambda: gemmkit.matmul(sparse, x.b, out=x.out)
 
     def peers(self, lib: Lib, x: Any) -> Call:

@@ -41,7 +41,7 @@ def configuration(kind: str, m: int, n: int, k: int, waves: int) -> gemmkit.Conf
     units: Any = sm80.operator(dtype, best, device)
     layout: Any = Interleaved(dtype) if isinstance(units, Algebra) else RowMajor(dtype)
     return gemmkit.get_config(operator=units, global_a_layout=layout, global_b_layout=layout, global_d_layout=layout,
-                              splits=gemmkit.StreamK(waves=waves), gemm_shape=dict(M=m, N=n, K=k), device=device,
+                              splits=gemmkit.kernels.StreamK(waves=waves), gemm_shape=dict(M=m, N=n, K=k), device=device,
                               **best.fields)
 
 

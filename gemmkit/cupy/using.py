@@ -24,7 +24,7 @@ from gemmkit.runtime.arrays import describe, overlaps, overlaps_itself
 # --------------------------------------------------------------------------------------------------
 # Which of CuPy's calls gemmkit computes, with CuPy's result: shape, dtype and order in memory.
 #
-# Each function takes the arguments of CuPy's and returns a `Product`, or raises `NotTaken` with the reason. Arrays are
+# Each function takes the arguments of CuPy's and returns a `CupyCall`, or raises `NotTaken` with the reason. Arrays are
 # asked for ``shape``, ``dtype`` and their description alone, so NumPy's do in tests.
 
 DTYPES = "?bBhHiIlLqQefdFD"            # of which gemmkit's product of two has CuPy's dtype
@@ -37,7 +37,7 @@ class NotTaken(Exception):
 
 
 @dataclass(frozen=True)
-class Product:
+class CupyCall:
     """A call of gemmkit's: ``function(*arguments, out=out)``, with ``out`` of this shape and dtype where none is given.
 
     ``work`` is how many multiply-adds it takes.
@@ -59,7 +59,7 @@ class Product:
         return out
 
 
-def matmul(is_array: Callable[[Any], bool], a: Any, b: Any, out: Any = None, **keywords: Any) -> Product:
+def matmul(is_array: Callable[[Any], bool], a: Any, b: Any, out: Any = None, **keywords: Any) -> CupyCall:
     """``cupy.matmul(a, b, out=out)``: the last two dimensions are matrices, those before are broadcast.
 
     >>> matmul(lambda x: True, np.ones((2, 3, 4)), np.ones(4)).shape
@@ -74,10 +74,10 @@ def matmul(is_array: Callable[[Any], bool], a: Any, b: Any, out: Any = None, **k
     except ValueError:
         raise NotTaken("shapes that do not fit") from None
     shape = (*stack, *a.shape[-2:-1], *(b.shape[-1:] if b.ndim > 1 else ()))
-    return Product(multiply, (a, b), shape, a.dtype, math.prod(shape) * a.shape[-1], _checked(is_array, out, shape, a, b))
+    return CupyCall(multiply, (a, b), shape, a.dtype, math.prod(shape) * a.shape[-1], _checked(is_array, out, shape, a, b))
 
 
-def dot(is_array: Callable[[Any], bool], a: Any, b: Any, out: Any = None) -> Product:
+def dot(is_array: Callable[[Any], bool], a: Any, b: Any, out: Any = None) -> CupyCall:
     """``cupy.dot(a, b, out)``: the sum over a's last dimension and b's last but one, of all pairs of the others.
 
     >>> dot(lambda x: True, np.ones((2, 3, 4)), np.ones((5, 4, 6))).shape
@@ -91,7 +91,7 @@ def dot(is_array: Callable[[Any], bool], a: Any, b: Any, out: Any = None) -> Pro
     return _contraction(is_array, a, b, (a.ndim - 1,), (b.ndim - 2,), out)
 
 
-def tensordot(is_array: Callable[[Any], bool], a: Any, b: Any, axes: Any = 2) -> Product:
+def tensordot(is_array: Callable[[Any], bool], a: Any, b: Any, axes: Any = 2) -> CupyCall:
     """``cupy.tensordot(a, b, axes)``.
 
     >>> tensordot(lambda x: True, np.ones((2, 3, 4)), np.ones((4, 3, 5)), ((1, 2), (1, 0))).arguments[0]
@@ -116,7 +116,7 @@ def tensordot(is_array: Callable[[Any], bool], a: Any, b: Any, axes: Any = 2) ->
     return _contraction(is_array, a, b, of_a, of_b, None)
 
 
-def einsum(is_array: Callable[[Any], bool], *operands: Any, dtype: Any = None, optimize: Any = False) -> Product:
+def einsum(is_array: Callable[[Any], bool], *operands: Any, dtype: Any = None, optimize: Any = False) -> CupyCall:
     """``cupy.einsum(spec, a, b)``, of two operands. A call with more of them is CuPy's, which calls ``cupy.matmul`` in turn.
 
     >>> einsum(lambda x: True, "ij,kj", np.ones((2, 3)), np.ones((4, 3))).shape
@@ -142,11 +142,11 @@ def einsum(is_array: Callable[[Any], bool], *operands: Any, dtype: Any = None, o
     if not set(found.terms[0]) & set(found.terms[1]) - set(found.result):
         raise NotTaken("nothing is summed over")
     sizes = sizes_of(found.terms, [view.shape for view in found.views])
-    return Product(contract, (spec, a, b), tuple(sizes[x] for x in found.result), a.dtype, math.prod(sizes.values()))
+    return CupyCall(contract, (spec, a, b), tuple(sizes[x] for x in found.result), a.dtype, math.prod(sizes.values()))
 
 
 def gemm(is_array: Callable[[Any], bool], transa: Any, transb: Any, a: Any, b: Any, out: Any = None, alpha: Any = 1.0,
-         beta: Any = 0.0) -> Product:
+         beta: Any = 0.0) -> CupyCall:
     """``cupy.cublas.gemm``: out := alpha op(a) op(b) + beta out. A new out is in Fortran's order.
 
     >>> gemm(lambda x: True, "T", 0, np.ones((4, 2)), np.ones((4, 3))).shape
@@ -169,12 +169,12 @@ def gemm(is_array: Callable[[Any], bool], transa: Any, transb: Any, a: Any, b: A
     if K != rows:
         raise NotTaken("shapes that do not fit")
     out = _checked(is_array, out, (M, N), a, b)
-    return Product(blas_gemm, (*named, a, b), (M, N), a.dtype, M * N * K, out, "F",
+    return CupyCall(blas_gemm, (*named, a, b), (M, N), a.dtype, M * N * K, out, "F",
                    dict(alpha=float(alpha), beta=0.0 if out is None else float(beta)))
 
 
 def _contraction(is_array: Callable[[Any], bool], a: Any, b: Any, of_a: tuple[int, ...], of_b: tuple[int, ...],
-                 out: Any) -> Product:
+                 out: Any) -> CupyCall:
     """The sum over pairs of dimensions; those of a that are left come first."""
     letters = string.ascii_letters
     if a.ndim + b.ndim > len(letters):
@@ -191,7 +191,7 @@ def _contraction(is_array: Callable[[Any], bool], a: Any, b: Any, of_a: tuple[in
     shape = tuple(extent for _, extent in left)
     spec = f"{in_a},{''.join(in_b)}->{''.join(label for label, _ in left)}"
     work = math.prod(shape) * math.prod(a.shape[n] for n in of_a)
-    return Product(contract, (spec, a, b), shape, a.dtype, work, _checked(is_array, out, shape, a, b))
+    return CupyCall(contract, (spec, a, b), shape, a.dtype, work, _checked(is_array, out, shape, a, b))
 
 
 def _without(keywords: dict[str, Any]) -> None:

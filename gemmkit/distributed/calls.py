@@ -142,7 +142,7 @@ def remember(ranks: Ranks, key: tuple[Any, ...] | None, call: Any) -> Any:
     return ranks.repeated.keep(key, call)
 
 
-class Product:
+class PlannedProduct:
     """A product of a call, of operands of one kind: planned when it is computed a second time."""
 
     def __init__(self, conf: Config | None, components: dict[str, Any]):
@@ -168,8 +168,8 @@ class Product:
                                        a.data_ptr() + begin * a.stride(0) * a.element_size(), b.data_ptr(), 0))
 
 
-class JoinedProduct(Product):
-    """The same, of an A whose rows lie in several arrays (`gemmkit.Concat`), wherever these lie."""
+class JoinedProduct(PlannedProduct):
+    """The same, of an A whose rows lie in several arrays (`gemmkit.layouts.Concat`), wherever these lie."""
 
     def __init__(self, conf: Config | None, components: dict[str, Any]):
         super().__init__(conf, components)
@@ -206,7 +206,7 @@ _OF_ROWS = tuple(name for name in BEFORE_SUM if name.endswith("_a") or name in (
 _OF_D = "transform_regs_to_shared_d", "transform_shared_to_global_d"
 
 
-class Reduction(NamedTuple):
+class ReductionRule(NamedTuple):
     """How a call's partial sums are merged: of which dtype they travel, in which they are added, and by which rule."""
 
     travels: np.dtype
@@ -237,7 +237,7 @@ def is_fused(a: Any, c: Any, conf: Any, components: dict[str, Any]) -> bool:
     return c is None and a.shape[1] > 0 and not between and not sees_rows(conf, components)
 
 
-def in_rank_order(parts: Any, how: Reduction, own: int | None, follows: bool = False) -> InRankOrder:
+def in_rank_order(parts: Any, how: ReductionRule, own: int | None, follows: bool = False) -> InRankOrder:
     """The epilogue that merges the ranks' partial sums; ``own`` is the rank whose sums the product itself has."""
     travels = None if own is None else how.travels
     ranks, rows, columns = parts.shape
@@ -245,7 +245,7 @@ def in_rank_order(parts: Any, how: Reduction, own: int | None, follows: bool = F
                        travels, -1 if own is None else own)
 
 
-def with_own(parts: Any, how: Reduction, own: int, components: dict[str, Any]) -> dict[str, Any]:
+def with_own(parts: Any, how: ReductionRule, own: int, components: dict[str, Any]) -> dict[str, Any]:
     """The components of a product of this rank's own rows that takes the others' partial sums."""
     epilogue: Any = components.get("epilogue")
     if parts.shape[0] == 2:
@@ -255,7 +255,7 @@ def with_own(parts: Any, how: Reduction, own: int, components: dict[str, Any]) -
     return {**given(components), "epilogue": merging if epilogue is None else merging | epilogue}
 
 
-def finishing(parts: Any, how: Reduction, follows: bool, components: dict[str, Any]) -> dict[str, Any]:
+def finishing(parts: Any, how: ReductionRule, follows: bool, components: dict[str, Any]) -> dict[str, Any]:
     """The components of a product of K = 0 that merges partial sums and finishes them; ``follows``: a C."""
     after = {name: value for name, value in given(components).items() if name not in BEFORE_SUM}
     merging: Any = in_rank_order(parts, how, None, follows)
@@ -266,6 +266,6 @@ def finishing(parts: Any, how: Reduction, follows: bool, components: dict[str, A
     return {**after, "epilogue": merging if epilogue is None else merging | epilogue}
 
 
-def nothing(parts: Any, how: Reduction) -> tuple[Any, Any]:
+def nothing(parts: Any, how: ReductionRule) -> tuple[Any, Any]:
     """Operands of K = 0, of which the merge is the epilogue."""
     return new(parts, (parts.shape[1], 0), how.adds), new(parts, (0, parts.shape[2]), how.adds)

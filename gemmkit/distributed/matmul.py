@@ -9,7 +9,7 @@ import torch
 
 from gemmkit.distributed.calls import (
     BEFORE_SUM,
-    Reduction,
+    ReductionRule,
     before_sum,
     check_keywords,
     finishing,
@@ -216,7 +216,7 @@ def matmul_reduce_scatter(a: Any, b_shard: Any, c: Any = None, *, group: Any = N
         return _facts("matmul_reduce_scatter", a, b_shard, c, out, combine, reduce_dtype, components,
                       {"lengths": sizes, "way": way})
 
-    def make() -> Reduction:
+    def make() -> ReductionRule:
         how = _reduction(a, b_shard, c, out, conf, combine, reduce_dtype, components, sizes[ranks.rank], ranks.size)
         if not a.is_cuda or ranks.size == 1 or way == "plain":
             return how
@@ -270,7 +270,7 @@ def matmul_all_reduce(a: Any, b_shard: Any, c: Any = None, *, group: Any = None,
         return _facts("matmul_all_reduce", a, b_shard, c, out, combine, reduce_dtype, components,
                       {"M": a.shape[0], "way": way})
 
-    def make() -> Reduction:
+    def make() -> ReductionRule:
         return _reduction(a, b_shard, c, out, conf, combine, reduce_dtype, components, a.shape[0], ranks.size)
 
     how = meet(ranks, "matmul_all_reduce", a, facts, {"conf": conf, "combine": combine, **components}, make)
@@ -302,7 +302,7 @@ def _facts(call: str, a: Any, b: Any, c: Any, out: Any, combine: Any, reduce_dty
 
 
 def _reduction(a: Any, b: Any, c: Any, out: Any, conf: Any, combine: Any, reduce_dtype: Any, components: dict[str, Any],
-               rows: int, ranks: int) -> Reduction:
+               rows: int, ranks: int) -> ReductionRule:
     """How partial sums are merged; all kernels of the call are compiled, so that what is wrong is raised here."""
     if conf is not None:
         acting = [name for name in _AFTER if not getattr(conf, name).is_identity]
@@ -325,7 +325,7 @@ def _reduction(a: Any, b: Any, c: Any, out: Any, conf: Any, combine: Any, reduce
         travels = _numpy_dtype(reduce_dtype)
         if adds.kind in "iu" and not np.can_cast(adds, travels):
             raise TypeError(f"reduce_dtype={reduce_dtype}: it does not hold partial sums, which are {adds}; leave it out")
-    how = Reduction(travels, adds, rule_of(one.operator, combine), result)
+    how = ReductionRule(travels, adds, rule_of(one.operator, combine), result)
     planned(a, b, None, new(a, (a.shape[0], b.shape[1]), travels), conf, before_sum(components))
     parts = new(a, (ranks, rows, b.shape[1]), travels)
     _finish(planned, parts, c, new(a, (rows, b.shape[1]), result) if out is None else out, how, components)
@@ -341,7 +341,7 @@ def _numpy_dtype(dtype: Any) -> np.dtype:
 
 # -- partial products, and what becomes of them -----------------------------------------------------------------------
 
-def _exchanged(ranks: Ranks, a: Any, b: Any, conf: Any, how: Reduction, components: dict[str, Any],
+def _exchanged(ranks: Ranks, a: Any, b: Any, conf: Any, how: ReductionRule, components: dict[str, Any],
                lengths: tuple[int, ...]) -> Any:
     """Every rank's partial sums of this rank's rows, (ranks, M_r, N). The rows of others come first, and travel while the
     next are computed; this rank's own rows are last."""
@@ -359,7 +359,7 @@ def _exchanged(ranks: Ranks, a: Any, b: Any, conf: Any, how: Reduction, componen
     return parts
 
 
-def _by_rows(a: Any, b: Any, conf: Any, how: Reduction, components: dict[str, Any]) -> Any:
+def _by_rows(a: Any, b: Any, conf: Any, how: ReductionRule, components: dict[str, Any]) -> Any:
     """The function (begin, end, out) that computes partial sums of some rows; all at once where a component sees rows."""
     before = before_sum(components)
     if not sees_rows(conf, components):
@@ -369,12 +369,12 @@ def _by_rows(a: Any, b: Any, conf: Any, how: Reduction, components: dict[str, An
     return lambda begin, end, out: out.copy_(whole[begin:end])
 
 
-def _finish(compute: Any, parts: Any, c: Any, out: Any, how: Reduction, components: dict[str, Any]) -> Any:
+def _finish(compute: Any, parts: Any, c: Any, out: Any, how: ReductionRule, components: dict[str, Any]) -> Any:
     """Merge partial sums in the order of ranks, and finish them, by a product of K = 0 with components that act on sums."""
     return compute(*nothing(parts, how), c, out, None, finishing(parts, how, c is not None, components))
 
 
-def _finished(parts: Any, c: Any, out: Any, how: Reduction, components: dict[str, Any]) -> Any:
+def _finished(parts: Any, c: Any, out: Any, how: ReductionRule, components: dict[str, Any]) -> Any:
     if out is None:
         out = new(parts, (parts.shape[1], parts.shape[2]), how.result)
     return _finish(multiply, parts, c, out, how, components)

@@ -233,7 +233,7 @@ class DistributedMatrix(Matrix):
         return f"<DistributedMatrix of shape {self.shape}, {self.local.dtype}, by {self.by}>"
 
 
-class Explanation(NamedTuple):
+class ProductExplanation(NamedTuple):
     """The call that computes a product, why, how D is shared out, and which way its operands go."""
 
     call: str
@@ -247,11 +247,11 @@ class Explanation(NamedTuple):
 
 
 class _Way(NamedTuple):
-    explanation: Explanation
+    explanation: ProductExplanation
     compute: Callable[[Any], DistributedMatrix]
 
 
-def explain(a: Any, b: Any, **components: Any) -> Explanation:
+def explain(a: Any, b: Any, **components: Any) -> ProductExplanation:
     """How `gemmkit.matmul` computes a product of which an operand is a `DistributedMatrix`. Nothing is computed or sent.
 
     Raises what the product raises for these operands.
@@ -288,7 +288,7 @@ def _way(a: Any, b: Any, components: dict[str, Any]) -> _Way:
         def run(c: Any) -> DistributedMatrix:
             return DistributedMatrix(compute(_local_c(c, result, lengths)), result, over, lengths)
 
-        return _Way(Explanation(call, why, result, _sent(call, ranks, local_a.device)), run)
+        return _Way(ProductExplanation(call, why, result, _sent(call, ranks, local_a.device)), run)
 
     def alone(c: Any) -> Any:
         return multiply(local_a, local_b, c, None, None, components)

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from gemmkit.distributed.calls import (
     JoinedProduct,
-    Product,
-    Reduction,
+    PlannedProduct,
+    ReductionRule,
     Repeated,
     before_sum,
     finishing,
@@ -211,7 +211,7 @@ class Gates:
         return found
 
     def check(self, gate: Gate | None, a: Any, b: Any, c: Any, out: Any, components: dict[str, Any]) -> None:
-        """Compile the gated kernel; ``a`` may be a `gemmkit.Concat`."""
+        """Compile the gated kernel; ``a`` may be a `gemmkit.layouts.Concat`."""
         if gate is not None:
             flags = torch.zeros(1, dtype=torch.uint32, device=b.device)
             order = Gated(gate.table, flags, 0, self.patience)
@@ -482,7 +482,7 @@ class Sending(NamedTuple):
     own: Config | None = None
 
 
-def sending_of(lengths: tuple[int, ...], a: Any, b: Any, how: Reduction, conf: Config | None,
+def sending_of(lengths: tuple[int, ...], a: Any, b: Any, how: ReductionRule, conf: Config | None,
                components: dict[str, Any]) -> Sending:
     """The way of a reduction on this rank's GPU; ``lengths`` are the rows of all ranks, ``a`` and ``b`` its operands."""
     if sees_rows(conf, components):                      # all rows are multiplied at once
@@ -494,7 +494,7 @@ def sending_of(lengths: tuple[int, ...], a: Any, b: Any, how: Reduction, conf: C
     return Sending(False, chunks_of(lengths, b.shape[1], sm_count), mapping, mapping if how.travels == how.result else None)
 
 
-def alone(rows: int, a: Any, b: Any, ranks: int, how: Reduction, components: dict[str, Any]) -> Config | None:
+def alone(rows: int, a: Any, b: Any, ranks: int, how: ReductionRule, components: dict[str, Any]) -> Config | None:
     """The mapping of the product that gives the sum without other ranks: of one rank's rows and all of K. None where its
     transpose would be computed.
 
@@ -551,8 +551,8 @@ _TMA = 16                              # bytes: where arrays begin that TMA read
 class AllGather(Repeated):
     """`all_gather_matmul` in one launch that begins with this rank's own rows.
 
-    A is the peers' rows in the slot and this rank's where the caller has them, joined by `gemmkit.Concat` where it can be
-    (`joins`): copied to the slot first, 64 MiB took 41 us of 746.
+    A is the peers' rows in the slot and this rank's where the caller has them, joined by `gemmkit.layouts.Concat` where it
+    can be (`joins`): copied to the slot first, 64 MiB took 41 us of 746.
     """
 
     def __init__(self, ranks: Ranks, inbox: Inbox, gates: Gates, lengths: tuple[int, ...], returns_a: bool, conf: Any,
@@ -601,7 +601,7 @@ class AllGather(Repeated):
         self._is_gated = gate is not None
         self._joins = gate is not None and joins(gate.conf, a_shard, self.lengths)
         self._parts[turn] = parts_of(whole, self.lengths, self._rank)
-        kind = JoinedProduct if self._joins else Product
+        kind = JoinedProduct if self._joins else PlannedProduct
         self._products[turn] = (kind(self.conf, self.components) if gate is None else
                                 kind(gate.conf, gated(self._gates, gate, self.inbox, self.components)))
         return self._products[turn]
@@ -637,7 +637,7 @@ class ReduceScatter(Repeated):
     """`matmul_reduce_scatter`: the peers' rows first, which are stored or pushed to them (`Sending`); then this rank's own
     rows, whose epilogue merges what has arrived."""
 
-    def __init__(self, ranks: Ranks, inbox: Inbox, how: Reduction, lengths: tuple[int, ...], sending: Sending, conf: Any,
+    def __init__(self, ranks: Ranks, inbox: Inbox, how: ReductionRule, lengths: tuple[int, ...], sending: Sending, conf: Any,
                  components: dict[str, Any]):
         super().__init__(inbox.device, conf, components, how.rule)
         self.inbox, self.how, self.lengths, self.sending = inbox, how, lengths, sending
@@ -651,8 +651,8 @@ class ReduceScatter(Repeated):
                 begin, end = offsets(even_lengths(lengths[to], sending.chunks))[chunk:chunk + 2]
                 self._pieces.append((to, first[to] + begin, first[to] + end, ranks.rank * lengths[to] + begin, chunk))
         self._travels, self._result = dtype_to_torch(how.travels), dtype_to_torch(how.result)
-        self._whole = Product(conf, before_sum(self.components)) if sees_rows(conf, self.components) else None
-        self._partial: dict[Any, Product] = {}           # of some rows, by which: they may be aligned otherwise than others
+        self._whole = PlannedProduct(conf, before_sum(self.components)) if sees_rows(conf, self.components) else None
+        self._partial: dict[Any, PlannedProduct] = {}  # of some rows, by which: they may be aligned otherwise than others
         self._places: dict[Any, Any] = {}                # by the slot and whose: where this rank's sums go
         self._merged: dict[int, Any] = {}                # by the slot: see `_prepare`
 
@@ -706,12 +706,12 @@ class ReduceScatter(Repeated):
             inbox.push(to, sums.data_ptr() + begin * row_bytes, (end - begin) * row_bytes, first * row_bytes, chunk)
         return sums
 
-    def _product(self, begin: int, end: int) -> Product:
+    def _product(self, begin: int, end: int) -> PlannedProduct:
         """That of these rows."""
         found = self._partial.get((begin, end))
         if found is None:
             conf = self.sending.conf
-            found = self._partial[begin, end] = Product(conf, beside(conf, before_sum(self.components)))
+            found = self._partial[begin, end] = PlannedProduct(conf, beside(conf, before_sum(self.components)))
         return found
 
     def _prepare(self, mine: Any, b: Any, c: Any, out: Any) -> Any:
@@ -723,22 +723,23 @@ class ReduceScatter(Repeated):
             conf, merging = self.sending.own, with_own(parts, how, self._rank, self.components)
             gate = how.gates.of(mine, b, None, out, conf, beside(conf, merging))
         if gate is not None:
-            self._merged[turn] = Product(gate.conf, gated(how.gates, gate, self.inbox, merging)), None
+            self._merged[turn] = PlannedProduct(gate.conf, gated(how.gates, gate, self.inbox, merging)), None
         else:
             self._nothing = nothing(parts, how)
-            self._merged[turn] = (Product(None, finishing(parts, how, c is not None, self.components)), parts[self._rank])
+            self._merged[turn] = (PlannedProduct(None, finishing(parts, how, c is not None, self.components)),
+                                  parts[self._rank])
         return self._merged[turn]
 
 
 class AllReduce(Repeated):
     """`matmul_all_reduce`: all partial sums to all ranks; each merges them in the order of ranks."""
 
-    def __init__(self, ranks: Ranks, inbox: Inbox, how: Reduction, conf: Any, components: dict[str, Any]):
+    def __init__(self, ranks: Ranks, inbox: Inbox, how: ReductionRule, conf: Any, components: dict[str, Any]):
         super().__init__(inbox.device, conf, components, how.rule)
         self.inbox, self.how = inbox, how
         self._rank, self._size = ranks.rank, ranks.size
         self._travels, self._result = dtype_to_torch(how.travels), dtype_to_torch(how.result)
-        self._products: dict[int, tuple[Product, Product]] = {}          # by the slot: partial, and merging
+        self._products: dict[int, tuple[PlannedProduct, PlannedProduct]] = {}          # by the slot: partial, and merging
 
     def __call__(self, a: Any, b: Any, c: Any, out: Any) -> Any:
         inbox, rank = self.inbox, self._rank
@@ -759,9 +760,9 @@ class AllReduce(Repeated):
         inbox.end()
         return d
 
-    def _prepare(self, parts: Any, c: Any) -> tuple[Product, Product]:
+    def _prepare(self, parts: Any, c: Any) -> tuple[PlannedProduct, PlannedProduct]:
         self._nothing = nothing(parts, self.how)
         self._products[self.inbox.turn] = found = (
-            Product(self.conf, before_sum(self.components)),
-            Product(None, finishing(parts, self.how, c is not None, self.components)))
+            PlannedProduct(self.conf, before_sum(self.components)),
+            PlannedProduct(None, finishing(parts, self.how, c is not None, self.components)))
         return found

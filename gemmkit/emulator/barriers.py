@@ -314,7 +314,7 @@ def _is_over(block: Block, record: Record) -> bool:
     return any(own.is_after(record) for own in block.threads)
 
 
-class Registers:
+class RegisterFile:
     """The registers of a block: all warps begin with as many as fit, give some back, take what others gave.
 
     ``planned`` is what a thread of each warp ends with, where the launch says so: the tiles are chosen to fit these.

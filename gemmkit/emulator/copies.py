@@ -233,21 +233,21 @@ def _checked(thread: Thread, tensor_map: Any, coordinates: Sequence[int]) -> tup
 # A copy may write from its start to the wait for its group, and its bytes are there after that wait alone. So in the
 # emulator it counts as a write of the thread's at both times, and an access in between, by any thread, is a fault.
 
-class Copy(NamedTuple):
+class PendingCopy(NamedTuple):
     """A copy on its way: to ``offset`` of shared memory."""
 
     offset: int
     data: Bytes
 
 
-class Copies:
+class PendingCopies:
     """A thread's copies: those since its last commit, and the groups before, the oldest first."""
 
     __slots__ = ("groups", "started")
 
     def __init__(self) -> None:
-        self.started: list[Copy] = []
-        self.groups: list[list[Copy]] = []
+        self.started: list[PendingCopy] = []
+        self.groups: list[list[PendingCopy]] = []
 
     @property
     def are_pending(self) -> bool:
@@ -267,14 +267,14 @@ def start(thread: Thread, offset: int, memory: Memory, address: int | None, nbyt
         shared.valid = bytearray(b"\x01") * shared.size
     shared.valid[offset:offset + nbytes] = bytes(nbytes)
     if thread.copies is None:
-        thread.copies = Copies()
-    thread.copies.started.append(Copy(offset, data))
+        thread.copies = PendingCopies()
+    thread.copies.started.append(PendingCopy(offset, data))
 
 
 def commit(thread: Thread) -> None:
     """The copies since the last commit are a group, which may be an empty one."""
     if thread.copies is None:
-        thread.copies = Copies()
+        thread.copies = PendingCopies()
     thread.copies.groups.append(thread.copies.started)
     thread.copies.started = []
 
@@ -303,7 +303,7 @@ def check_told(thread: Thread) -> None:
         raise fault(thread, "a thread arrives while copies that it has started are on their way; call copies_arrive")
 
 
-def _finish(thread: Thread, copies: list[Copy]) -> None:
+def _finish(thread: Thread, copies: list[PendingCopy]) -> None:
     shared = thread.block.shared
     assert shared.valid is not None or not copies
     for offset, data in copies:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmkit.emulator.memory import BANKS, WORD
-from gemmkit.lang.host import Line, Site, kernel_line, template_line
+from gemmkit.lang.host import Site, SourceLine, kernel_line, template_line
 
 
 class ThreadId(NamedTuple):
@@ -28,8 +28,8 @@ class Access(NamedTuple):
 
     kind: str
     thread: ThreadId
-    kernel_line: Line
-    template_line: Line | None
+    kernel_line: SourceLine
+    template_line: SourceLine | None
 
 
 class Waiter(NamedTuple):
@@ -37,14 +37,14 @@ class Waiter(NamedTuple):
 
     thread: ThreadId
     what: str
-    kernel_line: Line
+    kernel_line: SourceLine
 
 
 class EmulatorError(RuntimeError):
     """A fault in an emulated kernel.
 
     Attributes:
-        kernel_line: the innermost line of the kernel or of a component (`Line`: file, number, text).
+        kernel_line: the innermost line of the kernel or of a component (`SourceLine`: file, number, text).
         template_line: the line of the template kernel that called it, when that is another one.
         thread: the thread at fault, (block, tid).
         address: absolute byte address for an array, byte offset for shared memory.
@@ -342,7 +342,7 @@ class Launched(NamedTuple):
     arrays: dict[str, Any]
 
 
-class Element(NamedTuple):
+class ElementRange(NamedTuple):
     """Elements of a tile or of an array: ``name``, its extents, the first element's place, and how many along which axis."""
 
     name: str
@@ -368,7 +368,7 @@ def fault_page(error: Any, launched: Launched | None) -> str:
             lines.append((name, line))
     shown = ""
     if error.index is not None and len(error.index) == 2:
-        outside = Element(f"array {error.memory!r}", error.extents, error.index, 1, 1)
+        outside = ElementRange(f"array {error.memory!r}", error.extents, error.index, 1, 1)
         lines.append(("element", _said(outside)))
         shown = _tile(outside)
     if error.address is not None:
@@ -398,7 +398,7 @@ def _who(thread: Any, launched: Launched | None) -> str:
 # -- where it lies --------------------------------------------------------------------------------------------------------
 
 
-def _in_stage(spec: Any, error: Any) -> Element | None:
+def _in_stage(spec: Any, error: Any) -> ElementRange | None:
     """The elements of A's or B's tile at a shared address; None where no stage's tiles lie."""
     stage, at = divmod(error.address, getattr(spec, "stage_bytes", None) or 2**40)
     if stage >= getattr(spec, "stages", 1):
@@ -416,11 +416,11 @@ def _in_stage(spec: Any, error: Any) -> Element | None:
             axis = 0 if len(inside) > 1 and columns[inside[1]] == columns[first] else 1
             of = f"stage {stage} of {name.upper()}" if hasattr(spec, "stages") else f"the tile of {name.upper()}"
             of += "" if hasattr(spec, "producer_warps") else " (C and D are staged in the same bytes)"
-            return Element(of, tuple(map(int, extents)), (int(rows[first]), int(columns[first])), len(inside), axis)
+            return ElementRange(of, tuple(map(int, extents)), (int(rows[first]), int(columns[first])), len(inside), axis)
     return None
 
 
-def _in_array(launched: Launched, error: Any) -> Element | None:
+def _in_array(launched: Launched, error: Any) -> ElementRange | None:
     """The element of an array at an address, which may lie beyond the array."""
     array = next(
         (view.array for view in launched.arrays.values() if view is not None and view.memory.name == error.memory), None
@@ -434,10 +434,10 @@ def _in_array(launched: Launched, error: Any) -> Element | None:
         if array.strides[axis]:
             place[axis], rest = divmod(rest, array.strides[axis]) if array.strides[axis] > 0 else (0, rest)
     count = max(1, (error.size or 1) // array.itemsize)
-    return Element(f"array {error.memory!r}", array.shape, tuple(map(int, place)), count, 1 - major)
+    return ElementRange(f"array {error.memory!r}", array.shape, tuple(map(int, place)), count, 1 - major)
 
 
-def _said(found: Element) -> str:
+def _said(found: ElementRange) -> str:
     (row, column), many = found.place, found.many
     ends = [
         f"{at}" if many == 1 or axis != found.axis else f"{at} to {at + many - 1}" for axis, at in enumerate((row, column))
@@ -453,7 +453,7 @@ def _said(found: Element) -> str:
 # -- figures --------------------------------------------------------------------------------------------------------------
 
 
-def _tile(found: Element) -> str:
+def _tile(found: ElementRange) -> str:
     """The tile or array, to scale, with the access."""
     rows, columns = found.extents
     scale = SIDE / max(rows, columns)

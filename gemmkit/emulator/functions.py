@@ -20,7 +20,7 @@ from gemmkit.components import Component, field_values, freeze
 from gemmkit.emulator import errors
 from gemmkit.lang import number_rules, source
 from gemmkit.lang.aggregates import static_type
-from gemmkit.lang.component_products import Shape
+from gemmkit.lang.component_products import ProblemShape
 from gemmkit.lang.components import MethodType, emulate_with, wide_type
 from gemmkit.lang.deferred import NotInstalledError, load
 from gemmkit.lang.errors import ComponentError
@@ -556,7 +556,7 @@ class Names:
 # when the first call of a method in a launch has returned, it is compiled, and what the compiler refuses is refused here,
 # in its words.
 
-class Unknown(Exception):
+class UnknownType(Exception):
     """A value of which the device's type is not known here."""
 
 
@@ -577,7 +577,7 @@ def tried(function: FunctionType, given: tuple, named: dict[str, Any], original:
             return
         args = tuple(_type_of(value, original) for value in given)
         keywords = {name: _type_of(value, original) for name, value in named.items()}
-    except Unknown:
+    except UnknownType:
         return
     if owner is not None:
         MethodType(args[0], function.__name__, device(function)).get_call_type(None, args[1:], keywords)
@@ -587,13 +587,13 @@ def tried(function: FunctionType, given: tuple, named: dict[str, Any], original:
 
 
 def _is_component(value: Any) -> bool:
-    return isinstance(value, Component) and not isinstance(value, Shape)
+    return isinstance(value, Component) and not isinstance(value, ProblemShape)
 
 
 def _is_silent(function: FunctionType, owner: Any, components: list) -> bool:
     """Whether a function, and the components that it gets, have nothing that the emulator alone takes: `breakpoint`, an
     f-string that is printed."""
-    walk = source.Walk(compiled=True)
+    walk = source.SourceWalk(compiled=True)
     try:
         for component in components:
             walk.component(component)
@@ -618,11 +618,11 @@ def _type_of(value: Any, original: Callable[[Any], Any]) -> Any:
         return ViewType(value.dtype, value.ndim, value.unit, value.alignment, max(value.shape, default=0) >= 2**31,
                         value.memory.readonly)
     try:
-        if isinstance(value, Shape):
+        if isinstance(value, ProblemShape):
             shape = freeze(type(value)(*(1 for _ in field_values(value)))).type
             return wide_type(shape) if isinstance(value.M, LongCoordinate) else shape
         if isinstance(value, Component):
             return freeze(original(value)).type
         return static_type(value)
     except (TypeError, ValueError):
-        raise Unknown from None
+        raise UnknownType from None

@@ -29,8 +29,8 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from gemmkit.emulator import memory
 from gemmkit.emulator.agents import Agent, Bytes, NotYet, running
-from gemmkit.emulator.barriers import ClusterBarrier, Mbarrier, Registers, leave
-from gemmkit.emulator.copies import Copies, Stores
+from gemmkit.emulator.barriers import ClusterBarrier, Mbarrier, RegisterFile, leave
+from gemmkit.emulator.copies import PendingCopies, Stores
 from gemmkit.emulator.errors import CoordinateError, DeadlockError, DivergenceError, UninitialisedRead, Waiter
 from gemmkit.emulator.memory import Clock, Memory, Vector, for_array, join
 from gemmkit.emulator.tensor_cores import TensorCores
@@ -335,7 +335,7 @@ class Thread(Agent):
         self.lane: int = index % WARP
         self.waits_for: Callable[[], str] | None = None
         self.stores: Stores | None = None
-        self.copies: Copies | None = None
+        self.copies: PendingCopies | None = None
         self.register_fences = self.touched = self.touched_a = 0
         self._scheduler = scheduler
 
@@ -512,7 +512,7 @@ class Block:
         self.mbarriers: dict[int, Mbarrier] = {}
         self.tensor_cores: dict[int, TensorCores] = {}
         self.cluster_barrier = ClusterBarrier()
-        self.registers = Registers(self.size, registers)
+        self.registers = RegisterFile(self.size, registers)
         self.finished = self.exported = False
         self.running = self.size
         nothing_seen = [0] * self.size

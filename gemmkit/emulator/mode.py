@@ -12,7 +12,7 @@ from gemmkit.runtime.device import assumed_device
 
 
 @dataclass(frozen=True)
-class Mode:
+class ExecutionTarget:
     """How products of host arrays are computed: in the emulator.
 
     ``seed`` shuffles the order in which threads and blocks run (None: in order). ``mapping`` is "device" or "small", as in
@@ -31,7 +31,7 @@ class Mode:
         run(made, arrays, self.seed)
 
 
-_mode: ContextVar[Mode | None] = ContextVar("gemmkit_emulation", default=None)
+_mode: ContextVar[ExecutionTarget | None] = ContextVar("gemmkit_emulation", default=None)
 
 
 @contextmanager
@@ -59,12 +59,12 @@ def emulate(seed: int | None = None, *, mapping: str = "small") -> Iterator[None
         raise TypeError(f"seed={seed!r}: a whole number, or None for the order of threads, is needed")
     if mapping not in ("small", "device"):
         raise ValueError(f"mapping={mapping!r}: 'small' (a tile that fits the problem) or 'device' (the GPU's) is needed")
-    with computed_by(Mode(seed, mapping)):
+    with computed_by(ExecutionTarget(seed, mapping)):
         yield
 
 
 @contextmanager
-def computed_by(mode: Mode) -> Iterator[None]:
+def computed_by(mode: ExecutionTarget) -> Iterator[None]:
     """Within it products of host arrays are computed by a mode."""
     token = _mode.set(mode)
     try:
@@ -74,7 +74,7 @@ def computed_by(mode: Mode) -> Iterator[None]:
 
 
 #: The mode of this thread or task; None outside. Every call asks, so it is the variable's own method.
-current_mode: Callable[[], Mode | None] = _mode.get
+current_mode: Callable[[], ExecutionTarget | None] = _mode.get
 
 
 def is_emulating() -> bool:

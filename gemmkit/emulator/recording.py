@@ -26,7 +26,7 @@ from gemmkit.emulator.memory import Memory
 from gemmkit.emulator.tensor_cores import TensorCores
 from gemmkit.lang.host import TEMPLATE_PATHS, Site, here
 
-MOST = 2_000_000                       # events of a launch; the rest is left out (`Recording.is_cut`)
+MOST = 2_000_000                       # events of a launch; the rest is left out (`EventRecording.is_cut`)
 _FINISHED = "_finish"                  # the function of `thread_copies` that writes a copy a second time, at its end
 
 
@@ -63,7 +63,7 @@ class Event(NamedTuple):
     memory: str = ""
 
 
-class Recording:
+class EventRecording:
     """``launches`` has the events of each launch, and ``is_cut`` says whether one had more than `MOST`."""
 
     def __init__(self) -> None:
@@ -85,9 +85,9 @@ class Recording:
 
 
 @contextmanager
-def recorded() -> Iterator[Recording]:
+def recorded() -> Iterator[EventRecording]:
     """Launches within it are recorded, about half as fast as they are else."""
-    recording = Recording()
+    recording = EventRecording()
     token = chosen.set(recording.begin)
     try:
         yield recording
@@ -111,7 +111,7 @@ def _kinds(note: Any) -> Kinds:
         kind = shared if not caller else "landed" if caller == _FINISHED else "copy"
         note(Event(kind, thread.block.number, thread.index, at, nbytes, 0, way, here(2), memory.name))
 
-    class Thread(machine.Thread):
+    class RecordedThread(machine.Thread):
         __slots__ = ("_met",)
 
         def read(self, memory: Memory, address: int, nbytes: int, alignment: int | None = None) -> Any:
@@ -185,7 +185,7 @@ def _kinds(note: Any) -> Kinds:
             super().wait(thread, pending, done)
             event("store wait", thread, 0, 0, pending)
 
-    return Kinds(Thread, Barrier, Cores, BulkStores)
+    return Kinds(RecordedThread, Barrier, Cores, BulkStores)
 
 
 def _way(frame: FrameType | None) -> tuple[str, ...]:

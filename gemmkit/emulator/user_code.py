@@ -41,12 +41,12 @@ from gemmkit.emulator.functions import (
     Coordinate,
     Names,
     Real,
-    Unknown,
+    UnknownType,
     conversion,
     plain,
     tried,
 )
-from gemmkit.lang.component_products import Shape, StackShape
+from gemmkit.lang.component_products import ProblemShape, StackShape
 from gemmkit.lang.errors import ComponentError
 from gemmkit.lang.fingerprint import annotated
 from gemmkit.lang.functions import DeviceFunction
@@ -106,7 +106,7 @@ class _Twins:
 
     def component(self, component: Any) -> Any:
         cls: Any = type(component)
-        if issubclass(cls, Shape):
+        if issubclass(cls, ProblemShape):
             return component
         changed: dict[str, Any] = {}
         scalars = annotated(cls) if _is_users(cls) else {}
@@ -135,7 +135,7 @@ class _Twins:
         try:
             return self._stands_for[id(value)]
         except KeyError:
-            raise Unknown from None
+            raise UnknownType from None
 
     def twin_class(self, cls: type) -> type:
         """A subclass whose methods have the device's names around them; the class itself where none needs it."""
@@ -343,7 +343,7 @@ def _coordinate(value: int) -> int:
 _last: tuple[Any, Any] = None, None                           # one launch has one shape
 
 
-def _shape(shape: Shape) -> Shape:
+def _shape(shape: ProblemShape) -> ProblemShape:
     global _last
     if isinstance(shape.M, Coordinate):
         return shape
@@ -354,7 +354,7 @@ def _shape(shape: Shape) -> Shape:
 
 
 #: What becomes of a kernel's values, by their classes; the others stay.
-_CHANGES: dict[type, Callable[[Any], Any]] = {int: _coordinate, float: Real, complex: Complex, Shape: _shape,
+_CHANGES: dict[type, Callable[[Any], Any]] = {int: _coordinate, float: Real, complex: Complex, ProblemShape: _shape,
                                               StackShape: _shape}
 _CHANGED = frozenset(_CHANGES)
 

@@ -5,17 +5,18 @@ from typing import TYPE_CHECKING
 from gemmkit.lang.deferred import public_names
 
 __all__ = [
-    "GELU", "Bias", "Causal", "Clamp", "ColumnReduce", "Combine", "Composed", "Default", "Elementwise", "Epilogue", "Fold",
+    "GELU", "Bias", "CausalMask", "Clamp", "ColumnReduce", "Combine", "ComposedEpilogue", "Default", "Elementwise",
+    "Epilogue", "Fold",
     "LayerNorm", "LinearCombination", "Pack", "Pairs", "RMSNorm", "ReLU", "Residual", "Rotary", "RowReduce", "Saturate",
     "Scale", "SiLU", "Softmax", "Store", "Tanh", "Where", "parts", "result_layout",
 ]
 
 if TYPE_CHECKING:
-    from gemmkit.epilogues.base import Composed, Default, Epilogue, parts, result_layout
+    from gemmkit.epilogues.base import ComposedEpilogue, Default, Epilogue, parts, result_layout
     from gemmkit.epilogues.elementwise import (
         GELU,
         Bias,
-        Causal,
+        CausalMask,
         Clamp,
         Elementwise,
         LinearCombination,

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 from gemmkit.components import Component, with_fields
 from gemmkit.kernels.collectives.lanes import store_together
 from gemmkit.kernels.collectives.operand import column_of, delivered, finished, inside, row_of, transform_within
-from gemmkit.kernels.collectives.scheduler import Place
+from gemmkit.kernels.collectives.scheduler import TileCoord
 from gemmkit.lang.checks import number, numbers, required
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.registers import apply, each
@@ -36,12 +36,12 @@ class Alongside(NamedTuple):
     field: str
     array: Any
     layout: Any
-    where: Here
+    where: StageLocation
     steps: Any = None
 
 
 @dataclass(frozen=True)
-class Here(Component):
+class StageLocation(Component):
     """Where in an epilogue a stage is: it itself."""
 
     def reads(self, epilogue: Any) -> bool:
@@ -49,20 +49,20 @@ class Here(Component):
 
 
 @dataclass(frozen=True)
-class InFirst(Here):
+class InFirst(StageLocation):
     """In the first of two."""
 
-    inner: Here
+    inner: StageLocation
 
     def reads(self, epilogue: Any) -> bool:
         return self.inner.reads(epilogue.first)
 
 
 @dataclass(frozen=True)
-class InSecond(Here):
+class InSecond(StageLocation):
     """In the second of two."""
 
-    inner: Here
+    inner: StageLocation
 
     def reads(self, epilogue: Any) -> bool:
         return self.inner.reads(epilogue.second)
@@ -137,7 +137,7 @@ class ElementEpilogue(Component):
     def alongside(self) -> tuple[Alongside, ...]:
         """What it and the epilogues in it read ``beside`` D. (A subclass reads in its own way, and says so itself.)"""
         field = vars(type(self)).get("beside")
-        return () if field is None else (Alongside((), field, getattr(self, field), vars(self)["layout"], Here()),)
+        return () if field is None else (Alongside((), field, getattr(self, field), vars(self)["layout"], StageLocation()),)
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class StoreEpilogue(Component):
     def store(self, spec: Any, d: Any, pointer: Any, block_m: int, block_n: int, warp: int, shape: Any) -> None:
         """Step 6 of the kernel: every thread takes its tiles of D from shared memory and hands them to `tile`."""
         if self.finishes_blocks:                                               # type: ignore[attr-defined]
-            store_together(self, spec, d, pointer, Place(block_m, block_n, shape.M, shape.N), warp, shape)
+            store_together(self, spec, d, pointer, TileCoord(block_m, block_n, shape.M, shape.N), warp, shape)
         else:
             self.store_tiles(spec, d, pointer, block_m, block_n, warp, shape)
 
@@ -261,7 +261,7 @@ class Epilogue(ElementEpilogue, CrossLaneEpilogue, StoreEpilogue):
 
     def __or__(self, other: Any) -> Epilogue:
         """``self | other``: this epilogue, then the other."""
-        return Composed(self, other)
+        return ComposedEpilogue(self, other)
 
     def ending(self) -> Any:
         """The last epilogue of a chain."""
@@ -310,7 +310,7 @@ class Default(Epilogue):
 # -- one after the other ------------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
-class Composed(Epilogue):
+class ComposedEpilogue(Epilogue):
     """``first``, then ``second``: what ``first | second`` makes. Either may be composed itself.
 
     Values stay in registers between the two, in the type that ``first`` gives. Raises TypeError for an epilogue that

@@ -215,7 +215,7 @@ def _integer(value: Any, name: str, dtype: np.dtype) -> Any:
 # linear combination with C.
 
 @dataclass(frozen=True)
-class Number(Component):
+class WeakScalar(Component):
     """A run-time number as weak as a literal."""
 
     value: Scalar
@@ -245,8 +245,8 @@ class Scale(Epilogue):
             raise ValueError(f'Scale(along={self.along!r}): "N" (one element a column) or "M" (one a row) is needed')
         if isinstance(self.by, (float, np.integer, np.floating)) or (
                 isinstance(self.by, int) and not isinstance(self.by, bool) and abs(self.by) < 2**63):
-            object.__setattr__(self, "by", Number(self.by))
-        elif not isinstance(self.by, (Number, InMemory)):
+            object.__setattr__(self, "by", WeakScalar(self.by))
+        elif not isinstance(self.by, (WeakScalar, InMemory)):
             describe_vector(self.by, "Scale(by=...)")
             info = info_of(self.by, "by of Scale")
             if not info.shape:
@@ -254,7 +254,7 @@ class Scale(Epilogue):
 
     @property
     def is_number(self) -> bool:
-        return isinstance(self.by, Number)
+        return isinstance(self.by, WeakScalar)
 
     @property
     def is_in_memory(self) -> bool:
@@ -656,12 +656,12 @@ class Where(Epilogue):
 
 
 @dataclass(frozen=True)
-class Causal(Epilogue):
+class CausalMask(Epilogue):
     """x where n <= m + ``offset``, else ``value``: what a query may see of the keys.
 
     ``offset`` is a run-time number: with a cache of keys, how many came before the first query.
 
-    >>> [Causal()(1.0, 1, n) for n in range(3)]
+    >>> [CausalMask()(1.0, 1, n) for n in range(3)]
     [1.0, 1.0, -inf]
     """
 

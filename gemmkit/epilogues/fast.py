@@ -4,7 +4,7 @@
 number. ``math.tanh`` is exact to the last bit and takes some twenty instructions.
 
 >>> import gemmkit as gk
->>> float(gk.fast.exp2(3.0))
+>>> float(gk.epilogues.fast.exp2(3.0))
 8.0
 """
 

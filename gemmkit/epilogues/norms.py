@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gemmkit.components import Component, Scalar, with_fields
-from gemmkit.epilogues.reductions import Kept, Reducing
+from gemmkit.epilogues.reductions import Reducing, RowStates
 from gemmkit.kernels.collectives.lanes import power
 from gemmkit.kernels.spec import rule
 from gemmkit.lang.aggregates import convert, convert_all
@@ -78,7 +78,7 @@ class Largest(Total):
 @dataclass(frozen=True)
 class Normalise(Reducing):
     """What the three have in common. `reserved` fills in the fields ``dtype`` (in which it computes), ``stored`` (D's),
-    ``kept`` (a `Kept` in two passes, else None) and ``across`` (the blocks of a cluster that have a row together)."""
+    ``kept`` (a `RowStates` in two passes, else None) and ``across`` (the blocks of a cluster that have a row together)."""
 
     dtype: Any = field(default=None, kw_only=True)
     stored: Any = field(default=None, kw_only=True)
@@ -218,7 +218,7 @@ class Normalise(Reducing):
         slots = -(-N // width)
         count = products * slots * M
         rule(count < 2**31, "epilogue", self, f"its {count} partial states are 2**31 or more; take fewer rows at a time")
-        return with_fields(one, dict(kept=Kept(described(ROLES[number], count, one.state), one.state, slots, width)))
+        return with_fields(one, dict(kept=RowStates(described(ROLES[number], count, one.state), one.state, slots, width)))
 
 
 def multiplied(x: Any, n: int, factor: Any) -> Any:

@@ -1,10 +1,10 @@
 """Observers: what a product tells of its A beside D, such as the sums of its rows, without A being read again.
 
     sums = cupy.empty(M, cupy.float32)
-    gemmkit.matmul(a, b, observe_a=gemmkit.epilogues.observers.RowSum(sums))
+    gemmkit.matmul(a, b, observe_a=gemmkit.epilogues.observers.OperandRowSum(sums))
 
 Threads look at A's tiles where they are in shared memory for the product (`gemmkit.kernels.collectives.lanes`). For
-columns of B observe A of the transposed product: ``matmul(b.T, a.T, observe_a=RowSum(sums), out=d.T)``.
+columns of B observe A of the transposed product: ``matmul(b.T, a.T, observe_a=OperandRowSum(sums), out=d.T)``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,13 @@ from typing import Any
 from gemmkit.components import Array
 from gemmkit.epilogues.reductions import States
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.deferred import by_old_name
 
-__all__ = ["Observer", "RowReduce", "RowSum"]
+__all__ = ["Observer", "OperandRowReduce", "OperandRowSum"]
+
+
+def __getattr__(name: str) -> Any:
+    return by_old_name(__name__, name)
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class Observer(States):
 
 
 @dataclass(frozen=True)
-class RowReduce(Observer):
+class OperandRowReduce(Observer):
     """Reduces every row of A into ``out[m]``: ``op`` is what `gemmkit.epilogues.RowReduce` takes, with ``of(x, m, k)``.
 
     A is a plain matrix without transforms, and the kernel ``warp_specialised`` or ``singlestage``, without split K.
@@ -42,7 +47,7 @@ class RowReduce(Observer):
     >>> a, filled = np.float32([[1, 0, 2], [0, 0, 5]]), np.empty(2, np.int32)
     >>> count = gk.epilogues.Combine(lambda x, y: x + y, 0, of=lambda x: 1 if x != 0 else 0, dtype="int32")
     >>> with gk.emulate():
-    ...     gk.matmul(a, np.ones((3, 1), np.float32), observe_a=RowReduce(filled, count)).tolist()
+    ...     gk.matmul(a, np.ones((3, 1), np.float32), observe_a=OperandRowReduce(filled, count)).tolist()
     [[3.0], [5.0]]
     >>> filled.tolist()
     [2, 1]
@@ -50,13 +55,13 @@ class RowReduce(Observer):
 
 
 @dataclass(frozen=True)
-class RowSum(Observer):
-    """``out[m]`` is the sum of A's row m, in float32 of narrower elements: `RowReduce` with "sum".
+class OperandRowSum(Observer):
+    """``out[m]`` is the sum of A's row m, in float32 of narrower elements: `OperandRowReduce` with "sum".
 
     >>> import numpy as np, gemmkit as gk
     >>> a, sums = np.float32([[1, 2], [3, 4]]), np.empty(2, np.float32)
     >>> with gk.emulate():
-    ...     gk.matmul(a, np.eye(2, dtype=np.float32), observe_a=RowSum(sums)).tolist()
+    ...     gk.matmul(a, np.eye(2, dtype=np.float32), observe_a=OperandRowSum(sums)).tolist()
     [[1.0, 2.0], [3.0, 4.0]]
     >>> sums.tolist()
     [3.0, 7.0]

@@ -1,4 +1,4 @@
-"""`Fold`: one value of D from those of several products, computed together by a braided B (`gemmkit.Braid`)."""
+"""`Fold`: one value of D from several products, computed together with an interleaved B (`gemmkit.layouts`)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, cast
 import numpy as np
 
 from gemmkit.components import Array, with_fields
-from gemmkit.epilogues.base import Composed, Default, Epilogue, answered_by, finish_edge_element
+from gemmkit.epilogues.base import ComposedEpilogue, Default, Epilogue, answered_by, finish_edge_element
 from gemmkit.kernels.collectives.lanes import store_together
 from gemmkit.kernels.collectives.operand import delivered, finished, inside
-from gemmkit.kernels.collectives.scheduler import Place
+from gemmkit.kernels.collectives.scheduler import TileCoord
 from gemmkit.lang.checks import dtype_given, function_given, number, numbers, required
 from gemmkit.lang.component_products import with_number
 from gemmkit.lang.components import dataclass
@@ -32,16 +32,16 @@ LINE = Tile(M=1, N=OCTET)              # of each part, and of D
 class Fold(Epilogue):
     """D's element (m, n) is ``f`` of the parts' at (m, n): ``f(gate, up)``, or with the coordinates ``f(gate, up, m, n)``.
 
-    B is a `gemmkit.Braid` of as many parts as ``f`` takes: D = f(A W, A V, ...), of the parts' shape. ``f`` gets the sums
-    in the accumulator's type; arrays and NumPy scalars that it captured are kernel arguments. What follows,
-    ``Fold(f) | Residual(x)``, acts on the folded values at coordinates of D; nothing can stand before it.
+    B is a `gemmkit.layouts.InterleavedColumns` of as many parts as ``f`` takes: D = f(A W, A V, ...), of the parts' shape.
+    ``f`` gets the sums in the accumulator's type; arrays and NumPy scalars that it captured are kernel arguments. What
+    follows, ``Fold(f) | Residual(x)``, acts on the folded values at coordinates of D; nothing can stand before it.
 
     Raises TypeError for an ``f`` that is no function of 2 to 6 arguments, ConfigError where B is no braid of as many parts.
 
     >>> import numpy as np, gemmkit as gk
     >>> x, w, v = np.float32([[1, 2]]), np.float32([[1], [1]]), np.float32([[5], [0]])
     >>> with gk.emulate():
-    ...     gk.matmul(x, gk.Braid(w, v), epilogue=Fold(lambda gate, up: max(gate, 0) * up)).tolist()
+    ...     gk.matmul(x, gk.layouts.InterleavedColumns(w, v), epilogue=Fold(lambda gate, up: max(gate, 0) * up)).tolist()
     [[15.0]]
     """
 
@@ -75,7 +75,7 @@ class Fold(Epilogue):
         of all parts: lanes lie along rows of D, or down its columns where these are contiguous."""
         own = with_number(shape, "N", spec.d.layout.columns)
         if self.finishes_blocks:
-            block = Place(block_m, udiv(block_n, spec.b.layout.slots), own.M, own.N)
+            block = TileCoord(block_m, udiv(block_n, spec.b.layout.slots), own.M, own.N)
             store_together(self, spec, d, pointer, block, warp, own)
         else:
             self.store_lines(spec, d, pointer, block_m, block_n, own)
@@ -136,7 +136,7 @@ class Fold(Epilogue):
             check(M, N)
 
     def __or__(self, other: Any) -> Epilogue:
-        return Fold(self.f, other if type(self.then) is Default else Composed(self.then, other))
+        return Fold(self.f, other if type(self.then) is Default else ComposedEpilogue(self.then, other))
 
     def __repr__(self) -> str:
         return f"Fold({self.f!r})" + ("" if type(self.then) is Default else f" | {self.then!r}")

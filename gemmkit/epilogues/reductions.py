@@ -172,7 +172,7 @@ def working(accumulator: np.dtype, out: np.dtype) -> np.dtype:
 # -- reductions with names ------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
-class Named(Combine):
+class NamedReduction(Combine):
     """A reduction that comes with gemmkit."""
 
     name: str = ""
@@ -182,7 +182,7 @@ class Named(Combine):
 
 
 @dataclass(frozen=True)
-class Extreme(Named):
+class Extreme(NamedReduction):
     """The largest or smallest value: the identity is the type's own."""
 
     def state(self, accumulator: np.dtype, out: np.dtype) -> np.dtype:
@@ -190,7 +190,7 @@ class Extreme(Named):
 
 
 @dataclass(frozen=True)
-class Placed(Named):
+class Placed(NamedReduction):
     """States of a value and a coordinate."""
 
     has_place = True
@@ -204,7 +204,7 @@ class Placed(Named):
 
 
 @dataclass(frozen=True)
-class Scaled(Named):
+class Scaled(NamedReduction):
     """States of the largest value and of a sum relative to it."""
 
     def state(self, accumulator: np.dtype, out: np.dtype) -> np.dtype:
@@ -289,7 +289,7 @@ def combine_named(name: str, along_m: bool) -> Combine:
         return Scaled(scaled_sum, (-infinity, 0.0), one, log_of, _PAIR, name)
     if name in ("max", "min"):
         return Extreme(*((larger, -infinity) if name == "max" else (smaller, infinity)), name=name)
-    return Named(add, 0, square if name == "sumsq" else None, name=name)
+    return NamedReduction(add, 0, square if name == "sumsq" else None, name=name)
 
 
 # -- states in a workspace ------------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ class Partial(Component):
 
 
 @dataclass(frozen=True)
-class Kept(Partial):
+class RowStates(Partial):
     """States of rows, each of ``width`` columns."""
 
     partials: Array

@@ -1,5 +1,16 @@
 """What users call: products, contractions, attention, functions of rows."""
 
+from typing import TYPE_CHECKING
+
 from gemmkit.lang.deferred import public_names
 
-__getattr__, __dir__ = public_names(globals())
+__all__ = ["BlockSparse", "Dual", "GroupPlan", "lstm_cell", "plan_grouped", "select"]
+
+if TYPE_CHECKING:
+    from gemmkit.functions.block_sparse import BlockSparse
+    from gemmkit.functions.dual import Dual
+    from gemmkit.functions.glu import lstm_cell
+    from gemmkit.functions.grouped import GroupPlan, plan_grouped
+    from gemmkit.functions.semiring import select
+else:
+    __getattr__, __dir__ = public_names(globals())

@@ -24,16 +24,16 @@ from gemmkit.emulator.mode import current_mode, takes_small_mappings
 from gemmkit.kernels.attention.kernel import L2, Head, schedule
 from gemmkit.kernels.attention.kernel import attention as attention_kernel
 from gemmkit.kernels.attention.mma_kernel import BLOCK_N, MmaAttentionSpec, attention_by_warps
-from gemmkit.kernels.attention.spec import HEADS, AttentionSpec, HeadSpec, Mapping, few_keys, mappings
+from gemmkit.kernels.attention.spec import HEADS, AttentionMapping, AttentionSpec, HeadSpec, few_keys, mappings
 from gemmkit.kernels.attention.spec import why_not as why_not_mapped
-from gemmkit.kernels.collectives.softmax import LOG2E, DirectOut, Sizes
-from gemmkit.kernels.masks import Everything, Function, Mask, Plain, Score, check_ranges
-from gemmkit.kernels.sm90.family import Map
+from gemmkit.kernels.collectives.softmax import LOG2E, AttentionDirectStore, AttentionSizes
+from gemmkit.kernels.masks import Everything, Mask, PlainScores, Score, ScoreFunction, check_ranges
+from gemmkit.kernels.sm90.family import TensorMapSlot
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.functions import Frozen, freeze_array
 from gemmkit.lang.references import is_gemmkit
 from gemmkit.plans.compiled import Nothing
-from gemmkit.plans.launch import Current, KnownCall, Launch, Put, Table, cache, launch_of
+from gemmkit.plans.launch import Current, KnownCall, Launch, LaunchTable, Put, cache, launch_of
 from gemmkit.plans.problem import FLOAT32_MAX, check_places, finite_number
 from gemmkit.runtime import launch as workspace
 from gemmkit.runtime.arrays import (
@@ -69,7 +69,7 @@ class Sequences(NamedTuple):
     keys: tuple[int, ...]
 
 
-class Operands(NamedTuple):
+class AttentionOperands(NamedTuple):
     """The arrays as (batch, heads, rows, head size); of K and V an axis of stride 0 has one element."""
 
     q: ArrayInfo
@@ -117,7 +117,7 @@ def as_heads(info: ArrayInfo, name: str, layout: str, packed: bool) -> ArrayInfo
 AXES = {"b": "batch", "h": "heads", "n": "rows", "d": "head size"}
 
 
-def operands_of(q: ArrayInfo, k: ArrayInfo, v: ArrayInfo, layout: str, packed: bool) -> Operands:
+def operands_of(q: ArrayInfo, k: ArrayInfo, v: ArrayInfo, layout: str, packed: bool) -> AttentionOperands:
     """Q, K and V, checked against each other.
 
     Raises:
@@ -149,10 +149,10 @@ def operands_of(q: ArrayInfo, k: ArrayInfo, v: ArrayInfo, layout: str, packed: b
         sizes = ", ".join(map(str, HEADS))
         raise ConfigError(f"q has head size {q.shape[3]}; there are kernels for {sizes}; pad q, k and v with zeros to one "
                           "of these, and give scale")
-    return Operands(q, *(_shared(found[name]) for name in "kv"))
+    return AttentionOperands(q, *(_shared(found[name]) for name in "kv"))
 
 
-def check_loadable(operands: Operands) -> None:
+def check_loadable(operands: AttentionOperands) -> None:
     """Raise ValueError for arrays that TMA cannot load."""
     for name, info in zip("qkv", operands):
         reason = why_not(info, 3)
@@ -167,7 +167,7 @@ def _shared(info: ArrayInfo) -> ArrayInfo:
     return info._replace(shape=shape)
 
 
-def check_out(out: ArrayInfo, operands: Operands, given: ArrayInfo) -> None:
+def check_out(out: ArrayInfo, operands: AttentionOperands, given: ArrayInfo) -> None:
     """Raise where ``out`` (``given`` as the caller passed it) does not fit the result."""
     if given.dtype != operands.q.dtype:
         raise TypeError(f"out is of {given.dtype}; the result is of q's dtype, {operands.q.dtype}")
@@ -230,7 +230,7 @@ UNKNOWN = Quick(None, 0, ())
 class AttentionCall(NamedTuple):
     """A checked call."""
 
-    operands: Operands
+    operands: AttentionOperands
     out: ArrayInfo
     lse: ArrayInfo | None
     mask: Mask
@@ -243,9 +243,9 @@ def run_attention(call: AttentionCall, arrays: dict[str, Any], stream: int | Non
     """Compute a call that has a result, on a stream (None: the library's current one), which is known as ``quick`` from then
     on."""
     if not call.operands.keys:                         # nothing to ask about: every row is empty
-        call = call._replace(mask=Everything(), score=Plain())
+        call = call._replace(mask=Everything(), score=PlainScores())
     elif call.score.is_plain and call.scale <= 0:      # the largest score is not that of the largest product then
-        call = call._replace(score=Plain(exact=True))
+        call = call._replace(score=PlainScores(exact=True))
     mode = current_mode()
     if mode is not None:
         mode.run(AttentionLaunch(call), arrays)
@@ -322,20 +322,21 @@ class AttentionLaunch:
         return max(1, L2 // (4 * int(keys) * operands.head_dim)) * (operands.heads // operands.k.shape[1])
 
     @cached_property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> AttentionSizes:
         operands, scale = self.call.operands, self.call.scale
         k_share, v_share = (operands.heads // info.shape[1] for info in (operands.k, operands.v))
         k_batch, v_batch = (int(self.call.sequences is None and info.shape[0] > 1) for info in (operands.k, operands.v))
-        return Sizes(operands.queries, operands.keys, np.float32(scale), np.float32(scale * LOG2E), k_share, v_share,
+        return AttentionSizes(operands.queries, operands.keys, np.float32(scale), np.float32(scale * LOG2E), k_share,
+                              v_share,
                      k_batch, v_batch, 0 if operands.keys else NOWHERE)
 
     @cached_property
-    def tensor_maps(self) -> list[Map]:
+    def tensor_maps(self) -> list[TensorMapSlot]:
         made = []
         for ordinal, (name, spec) in enumerate(self.maps):
             info = self.infos[name]
             assert info is not None
-            made.append(Map(ordinal, ordinal, info, 3, spec))
+            made.append(TensorMapSlot(ordinal, ordinal, info, 3, spec))
         return made
 
 
@@ -355,17 +356,17 @@ class AttentionProblem(MappingProblem):
         block_n = BLOCK_N[operands.head_dim]
         return [block_n if emulated is None else few_keys(block_n, emulated[1])]
 
-    def specialise(self, mapping: Mapping | int, device: DeviceInfo) -> Choice:
+    def specialise(self, mapping: AttentionMapping | int, device: DeviceInfo) -> Choice:
         call, is_packed = self.call, self.call.sequences is not None
         asked = call.mask, call.score
         heads = call.operands.q.dtype, call.operands.head_dim
         if isinstance(mapping, int):
-            return Choice(MmaAttentionSpec(*asked, DirectOut(), *heads, mapping, call.lse is not None, is_packed))
+            return Choice(MmaAttentionSpec(*asked, AttentionDirectStore(), *heads, mapping, call.lse is not None, is_packed))
         reason = why_not_mapped(mapping, call.score, is_packed)
         if reason is not None:
             raise ConfigError(reason)
         by_tma = not is_packed and why_not(call.out, 3) is None
-        store = mapping.store if by_tma or not mapping.store.uses_tma else DirectOut()
+        store = mapping.store if by_tma or not mapping.store.uses_tma else AttentionDirectStore()
         return Choice(AttentionSpec(*asked, store, *heads, mapping.block_n, call.lse is not None, is_packed,
                                     mapping.consumers, mapping.stages, mapping.q_stages, mapping.turns, mapping.joins_tiles,
                                     mapping.skips))
@@ -430,7 +431,7 @@ def _launch(stream: int, call: AttentionCall, quick: Quick) -> None:
         puts += [Put(slot, ARRAYS.index(name), encoder=one.encoder) for slot, (name, _), one in maps if slot is not None]
         numbers = slots[1] + 2, slots[1] + 3, *held.slots                 # the scale, and what takes scores to powers of 2
         puts += [Put(slot, n, encoder=components.number) for n, slot in enumerate(numbers, len(ARRAYS))]
-        return Launch(launch.launchable, [*puts, Put(slots[2], len(ARRAYS) + len(numbers))], Table(launch.order))
+        return Launch(launch.launchable, [*puts, Put(slots[2], len(ARRAYS) + len(numbers))], LaunchTable(launch.order))
 
     key = (attention_kernel, tuple(info and (*info[1:6], info.pointer % 16) for info in given), call.sequences,
            call.scale > 0,
@@ -478,7 +479,7 @@ def again(quick: Quick, q: Any, out: Any, stream: Any) -> Any:
     return None if known is None else known.again(q, quick.at_out, quick.brought, out, stream)
 
 
-EVERYTHING, PLAIN = Everything(), Plain()     # what their properties cost is paid once
+EVERYTHING, PLAIN = Everything(), PlainScores()     # what their properties cost is paid once
 
 
 def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = None, scale: float | None = None,
@@ -571,7 +572,7 @@ def _mask(mask: Any) -> Mask:
 def _score(score: Any) -> Score:
     if score is None:
         return PLAIN
-    made = score if isinstance(score, Score) else Function(score)
+    made = score if isinstance(score, Score) else ScoreFunction(score)
     _ = made.arity
     return made
 

@@ -1,7 +1,7 @@
 """Matrices of which most blocks are empty: `BlockSparse`, an array and a mask of its blocks.
 
 The mask is a condition of the kernel (`gemmkit.kernels.spec.Condition`): a k-tile in an empty block is neither loaded nor
-multiplied. Tiles are as the mapping has them, so a tile must lie in one block, which `Blocks.check_tiles` looks after.
+multiplied. Tiles are as the mapping has them, so a tile must lie in one block, which `BlockMask.check_tiles` looks after.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Blocks(Condition):
+class BlockMask(Condition):
     """Whether the block in which a tile of A (of B with ``of_b``) lies has elements: ``mask[row, column]``, of blocks of
     ``rows`` x ``columns``."""
 
@@ -98,7 +98,8 @@ class BlockSparse(Matrix):
     >>> a = np.float32(np.full((32, 64), np.nan))
     >>> a[:, :32] = 1
     >>> with gk.emulate():
-    ...     gk.matmul(gk.BlockSparse(a, np.array([[True, False]]), (32, 32)), np.ones((64, 2), np.float32))[0].tolist()
+    ...     left = gk.functions.BlockSparse(a, np.array([[True, False]]), (32, 32))
+    ...     gk.matmul(left, np.ones((64, 2), np.float32))[0].tolist()
     [32.0, 32.0]
     """
 
@@ -118,7 +119,7 @@ class BlockSparse(Matrix):
             raise ValueError(f"mask has shape {info.shape}; the array of shape {self.shape} has {needed[0]} x {needed[1]} "
                              f"blocks of {block[0]} x {block[1]}, and {needed} is needed")
         self.mask, self.block = mask, (int(block[0]), int(block[1]))
-        self._conditions: dict[str, Blocks] = {}
+        self._conditions: dict[str, BlockMask] = {}
 
     @property
     def T(self) -> BlockSparse:
@@ -128,7 +129,7 @@ class BlockSparse(Matrix):
         """Which k-tiles are computed where this is operand ``name``, "a" or "b"."""
         known = self._conditions.get(name)
         if known is None or known.mask is not self.mask:  # one that comes again is recognised (`gemmkit.components`)
-            self._conditions[name] = known = Blocks(self.mask, *self.block, name == "b")
+            self._conditions[name] = known = BlockMask(self.mask, *self.block, name == "b")
         return known
 
     def longest_first(self, name: str, conf: Config) -> Config:
@@ -142,7 +143,7 @@ class BlockSparse(Matrix):
 
         >>> import numpy as np, gemmkit as gk
         >>> mask = np.array([[True, False], [False, False], [True, True]])
-        >>> a = gk.BlockSparse(np.ones((48, 32), np.float32), mask, (16, 16))
+        >>> a = gk.functions.BlockSparse(np.ones((48, 32), np.float32), mask, (16, 16))
         >>> tile = gk.Tile(M=16, N=16, K=16)
         >>> conf = gk.get_config(operator=gk.operators.FPUOp(M=16, N=16), global_a_layout=gk.layouts.RowMajor("float32"),
         ...                      block_shape=tile, kernel="singlestage")

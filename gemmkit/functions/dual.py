@@ -1,7 +1,7 @@
 """Arrays of dual numbers: values together with their derivatives in some directions (forward-mode differentiation).
 
 >>> import numpy as np, gemmkit as gk
->>> x = gk.Dual.seed(np.float64([0.5, 2.0]))                     # the derivatives by x_0 and by x_1
+>>> x = gk.functions.Dual.seed(np.float64([0.5, 2.0]))                     # the derivatives by x_0 and by x_1
 >>> y = np.exp(x) * x
 >>> y.value.round(4).tolist(), y.tangents.round(4).tolist()      # (x + 1) e^x
 ([0.8244, 14.7781], [[2.4731, 0.0], [0.0, 22.1672]])

@@ -2,7 +2,7 @@
 
 The indices of ``D = einsum(spec, A, B)`` fall into four kinds: those of A and D are the rows of D (M), those of B and D its
 columns (N), those that D lacks are summed over (K), and those that all three have count products (the batch). The
-operands are then matrices whose rows and columns are made of several dimensions each; `layouts.Tensor` reads and writes
+operands are then matrices whose rows and columns are made of several dimensions each; `layouts.Matricised` reads and writes
 them in place. Dimensions that lie in each other's stride, in both operands that have them, are merged first; where one is
 left in each kind the operand is an ordinary strided matrix, and moves as one.
 
@@ -28,9 +28,9 @@ from gemmkit.emulator.mode import current_mode
 from gemmkit.epilogues import Epilogue
 from gemmkit.kernels.config import check_fields
 from gemmkit.lang.checks import check_dtype
-from gemmkit.layouts import Tensor
-from gemmkit.layouts.joined import Braid
-from gemmkit.layouts.matrices import Generated, Matrix, unwrapped
+from gemmkit.layouts import Matricised
+from gemmkit.layouts.joined import InterleavedColumns
+from gemmkit.layouts.matrices import GeneratedMatrix, Matrix, unwrapped
 from gemmkit.operators import Algebra, Operator
 from gemmkit.plans.launch import cache
 from gemmkit.plans.plan import multiply, plan
@@ -38,7 +38,7 @@ from gemmkit.plans.problem import asked_dtype, check_places, layout_of
 from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, empty_like, strided
 from gemmkit.runtime.device import target
 from gemmkit.shapes import NOTHING, Shape, Step, merged
-from gemmkit.tuning.operators import Sums, algebra_of, check_multiplied, new_dtype
+from gemmkit.tuning.operators import AccumulatorRule, algebra_of, check_multiplied, new_dtype
 
 # --------------------------------------------------------------------------------------------------
 # What the subscripts of an `einsum` say: the operands' indices, the result's, and views that have each index once.
@@ -50,7 +50,7 @@ from gemmkit.tuning.operators import Sums, algebra_of, check_multiplied, new_dty
 DOTS = "..."
 
 
-class View(NamedTuple):
+class OperandView(NamedTuple):
     """An operand with each of its indices once, by shape and strides in elements."""
 
     shape: tuple[int, ...]
@@ -62,7 +62,7 @@ class Subscripts(NamedTuple):
 
     terms: tuple[str, ...]
     result: str
-    views: tuple[View, ...]
+    views: tuple[OperandView, ...]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -72,7 +72,7 @@ def subscripts(spec: str, shapes: tuple[tuple[int, ...], ...], strides: tuple[tu
     Raises ValueError, naming the term or the operand, for a spec that does not fit them.
 
     >>> subscripts("...ii->i...", ((2, 3, 3),), ((9, 3, 1),))
-    Subscripts(terms=('ai',), result='ia', views=(View(shape=(2, 3), strides=(9, 4)),))
+    Subscripts(terms=('ai',), result='ia', views=(OperandView(shape=(2, 3), strides=(9, 4)),))
     """
     text = spec.replace(" ", "")
     left, arrow, result = text.partition("->")
@@ -145,12 +145,12 @@ def _checked_sizes(spec: str, named: tuple[str, ...], terms: tuple[str, ...], sh
     return {label: extent for label, (_, extent) in sizes.items()}
 
 
-def _view(term: str, shape: tuple[int, ...], strides: tuple[int, ...], sizes: dict[str, int]) -> tuple[str, View]:
+def _view(term: str, shape: tuple[int, ...], strides: tuple[int, ...], sizes: dict[str, int]) -> tuple[str, OperandView]:
     steps: dict[str, int] = {}
     for label, extent, stride in zip(term, shape, strides):
         if extent == sizes[label]:                         # else it is 1, and repeated
             steps[label] = steps.get(label, 0) + stride
-    return "".join(steps), View(tuple(sizes[label] for label in steps), tuple(steps.values()))
+    return "".join(steps), OperandView(tuple(sizes[label] for label in steps), tuple(steps.values()))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -164,8 +164,8 @@ def _view(term: str, shape: tuple[int, ...], strides: tuple[int, ...], sizes: di
 # * Where another mode is the other tensor's fastest (the unit-stride modes conflict: the tensors are *at odds*), as many
 #   elements of that come next. Elements contiguous in the second tensor are then v apart in the matrix, as the teeth of
 #   a comb
-#   are: a thread that owns all v interleaved vectors accesses both tensors in vectors (`gemmkit.layouts.Tensor`, ``comb``).
-#   Of equally large tensors it is two or three such vectors, for memory moves sectors of 32 bytes.
+#   are: a thread that owns all v interleaved vectors accesses both tensors in vectors (`gemmkit.layouts.Matricised`,
+#   ``comb``). Of equally large tensors it is two or three such vectors, for memory moves sectors of 32 bytes.
 # * Where Hopper's kernel reads more of the leading tensor than it writes of the other, a whole sector of 32 bytes of it
 # comes
 #   first, and one vector of the other: copies of 16 bytes are asked for together where they are neighbours in shared memory,
@@ -276,13 +276,13 @@ def view_of(x: Any, info: ArrayInfo, term: str, result: str) -> Any:
 
 
 @functools.lru_cache(maxsize=256)                          # a component is frozen once
-def ones(count: int, dtype: Any) -> Generated:
+def ones(count: int, dtype: Any) -> GeneratedMatrix:
     """A column of ones, generated as it is read.
 
     >>> ones(3, "float32").shape
     (3, 1)
     """
-    return Generated(_one, (count, 1), dtype)
+    return GeneratedMatrix(_one, (count, 1), dtype)
 
 
 def _one(i: int, j: int) -> int:
@@ -292,7 +292,7 @@ def _one(i: int, j: int) -> int:
 def check_matrix(spec: str, n: int, x: Matrix, found: Subscripts) -> None:
     """Raise ValueError unless operand ``n``, a matrix with structure, is a matrix of the product as it is."""
     name = f"einsum({spec!r}): operand {n} is a {type(x).__name__}"
-    if isinstance(x, Braid) or hasattr(x, "product"):
+    if isinstance(x, InterleavedColumns) or hasattr(x, "product"):
         raise ValueError(f"{name}, which has a product of its own; give it to matmul")
     if len(found.terms) != 2:
         raise ValueError(f"{name}, and such a matrix is contracted with one other operand; contract two at a time")
@@ -314,10 +314,10 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
             dimensions without a name (``"...ij,jk->...k"``), and an index that an operand repeats for its diagonal
             (``"ii"`` is a trace). Where an index is 1 in one operand and more in another, it is broadcast.
         operands: arrays of any strides, of one library. Of two, one or both may be a matrix with structure
-            (`gemmkit.Triangular` and the like), of whose indices one is summed over and one is the result's. Three and more
-            are contracted two at a time along `opt_einsum`'s path, intermediates in the result's dtype. Of a single one
-            the result is a view of it where nothing is summed over and there is no ``out``, as NumPy has it, else the
-            product with a generated vector of ones.
+            (`gemmkit.layouts.TriangularMatrix` and the like), of whose indices one is summed over and one is the result's.
+            Three and more are contracted two at a time along `opt_einsum`'s path, intermediates in the result's dtype. Of a
+            single one the result is a view of it where nothing is summed over and there is no ``out``, as NumPy has it,
+            else the product with a generated vector of ones.
         out: where the result goes (any strides); None allocates it in C order, of ``dtype``, or of NumPy's result type.
         operator: what multiplies and sums; None chooses one by dtypes and sizes.
         epilogue: an element-wise function of the result. Its coordinates are the row and column of the matrix product,
@@ -429,7 +429,7 @@ def _array_of(x: Any, operands: tuple, spec: str) -> Any:
 
 def _as_matrices(spec: str, terms: tuple[str, ...], result: str, operands: tuple, infos: tuple[ArrayInfo, ...], out: Any,
                  of_out: ArrayInfo | None, operator: Operator | None, epilogue: Epilogue | None,
-                 dtype: np.dtype | None = None) -> tuple[Recipe, list[Any], dict[str, Any], Any]:
+                 dtype: np.dtype | None = None) -> tuple[ContractionPlan, list[Any], dict[str, Any], Any]:
     """A contraction of two operands: its recipe, the views of A, B and D, the components, and the result."""
     a, b = operands
     if of_out is None:
@@ -482,7 +482,7 @@ def _of_one(spec: str, term: str, result: str, x: Any, info: ArrayInfo, out: Any
     return out
 
 
-def _launch(recipe: Recipe, a: Any, b: Any, out: Any, stream: Any, keywords: dict[str, Any]) -> None:
+def _launch(recipe: ContractionPlan, a: Any, b: Any, out: Any, stream: Any, keywords: dict[str, Any]) -> None:
     """The launch. Without components of the user's its plan is kept, which leaves nothing else to do."""
     if isinstance(a, Matrix) or isinstance(b, Matrix):
         keywords = {**keywords, **_layouts(recipe, _described(a, b, out), keywords)}
@@ -509,11 +509,11 @@ def _described(a: Any, b: Any, out: Any) -> list[ArrayInfo | None]:
     return [None if isinstance(x, Matrix) else describe(x, name) for x, name in ((a, "a"), (b, "b"), (out, "out"))]
 
 
-def _layouts(recipe: Recipe, infos: Sequence[ArrayInfo | None], keywords: dict[str, Any]) -> dict[str, Any]:
+def _layouts(recipe: ContractionPlan, infos: Sequence[ArrayInfo | None], keywords: dict[str, Any]) -> dict[str, Any]:
     """The layouts of the views of A, B and D that are no ordinary matrices; None is a matrix that has one."""
     matrices = [info and info._replace(shape=info.shape[recipe.batch:], strides=info.strides[recipe.batch:])
                 for info in infos]
-    layouts: dict[str, Any] = {f"global_{name}_layout": Tensor.of(info, rows)
+    layouts: dict[str, Any] = {f"global_{name}_layout": Matricised.of(info, rows)
                                for name, info, rows in zip("abd", matrices, recipe.rows) if rows and info is not None}
     if isinstance(keywords.get("operator"), Algebra):             # a third dimension would be taken for numbers' parts
         layouts = {**{f"global_{name}_layout": layout_of(info, name)
@@ -536,7 +536,7 @@ def _lies_across(terms: Sequence[str], result: str, out: ArrayInfo) -> bool:
 # -- which dimensions are rows, columns and terms ---------------------------------------------------------------------
 
 @dataclass(frozen=True)
-class Recipe:
+class ContractionPlan:
     """A contraction resolved: shape and strides of the views of A, B and D; how many of each view's dimensions are its
     matrix's rows (0: it is an ordinary matrix); how many, before these, count products; and M, N and K."""
 
@@ -551,7 +551,8 @@ REREAD = {"m": 256, "k": 512}          # from here on a tile of 256 rows reads t
 
 
 @functools.lru_cache(maxsize=4096)
-def _recipe(spec: str, terms: tuple[str, str], result: str, arrays: tuple, fixed: str = "", copies: bool = False) -> Recipe:
+def _recipe(spec: str, terms: tuple[str, str], result: str, arrays: tuple, fixed: str = "",
+            copies: bool = False) -> ContractionPlan:
     """``fixed`` are the kinds of dimensions (m, n, k) of which there is one, whose order is that of a matrix as it is.
     ``copies`` says that Hopper's kernel copies operands of 16 bits (cp.async) that TMA does not take."""
     (a_shape, _, _), (b_shape, _, _), (d_shape, _, _) = arrays
@@ -590,7 +591,7 @@ def _recipe(spec: str, terms: tuple[str, str], result: str, arrays: tuple, fixed
     if any(math.prod(x.extent for x in group) >= 2**31 - 2**10 for group in (m, n, k)):
         raise ValueError(f"einsum({spec!r}) is a product with 2**31 rows, columns or terms, or more; split an index")
     M, N, K = (math.prod(x.extent for x in group) for group in (m, n, k))
-    return Recipe(tuple(views), tuple(rows), len(batch), (M, N, K))
+    return ContractionPlan(tuple(views), tuple(rows), len(batch), (M, N, K))
 
 
 def _joined(modes: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -638,5 +639,5 @@ def _held(a: Any, b: Any, operator: Operator | None, dtype: np.dtype | None) -> 
     of_a, of_b = (x.dtype if isinstance(x, Matrix) else describe(x).dtype for x in (a, b))
     if dtype is None or any(x.names is not None for x in (dtype, of_a, of_b)) or np.result_type(of_a, of_b) == dtype:
         return None
-    sums = Sums(of_a, of_b, dtype)
+    sums = AccumulatorRule(of_a, of_b, dtype)
     return sums.accumulator if operator is None else sums.of_semiring

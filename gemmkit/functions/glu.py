@@ -15,11 +15,11 @@ from gemmkit.lang.checks import check_dtype, function_given, number
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import fitting
 from gemmkit.lang.registers import apply
-from gemmkit.layouts import Braided, Joined
-from gemmkit.layouts.joined import Braid, Concat
+from gemmkit.layouts import ColumnInterleaved, Joined
+from gemmkit.layouts.joined import Concat, InterleavedColumns
 from gemmkit.layouts.matrices import Matrix
 from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like, strided
-from gemmkit.transforms import Elementwise as ElementwiseTransform
+from gemmkit.transforms import Map as ElementwiseTransform
 
 
 def _fold(activation: Any) -> Fold:
@@ -31,12 +31,13 @@ _known_fold = lru_cache(maxsize=64)(_fold)  # kept: a call looks at it in place 
 
 
 def glu(x: Any, w: Any, v: Any, activation: Any = silu, *, epilogue: Epilogue | None = None, **keywords: Any) -> Any:
-    """``activation(x w) * (x v)``: one product by a `gemmkit.Braid` of w and v, whose parts are folded in registers.
+    """``activation(x w) * (x v)``: one product by a `gemmkit.layouts.InterleavedColumns` of w and v, whose parts are folded
+    in registers.
 
     Args:
         x: (M, K), or a stack; anything that `gemmkit.matmul` takes as a.
         w, v: (K, N), the gate's weights and those of what it gates; arrays of one dtype.
-        activation: a function of one number, device code; by default `gemmkit.activations.silu` (SwiGLU).
+        activation: a function of one number, device code; by default `gemmkit.epilogues.activations.silu` (SwiGLU).
         epilogue: what follows, at coordinates of the result: ``Residual(x0)``.
         keywords: ``out``, ``stream``, ``conf`` and the others of `gemmkit.matmul`.
 
@@ -44,7 +45,8 @@ def glu(x: Any, w: Any, v: Any, activation: Any = silu, *, epilogue: Epilogue | 
         (M, N): ``out``, or a new array of x's library. The activation gets sums in the accumulator's type.
 
     Raises:
-        What `gemmkit.matmul` and `gemmkit.Braid` raise; TypeError for an activation that is no function of one number.
+        What `gemmkit.matmul` and `gemmkit.layouts.InterleavedColumns` raise; TypeError for an activation that is no
+        function of one number.
 
     The unit is Dauphin et al.'s (2017); Shazeer, *GLU Variants Improve Transformer* (2020), compares activations.
 
@@ -60,7 +62,7 @@ def glu(x: Any, w: Any, v: Any, activation: Any = silu, *, epilogue: Epilogue | 
 
     def described() -> tuple[Any, Any, dict[str, Any]]:
         try:
-            both = Braid(w, v)
+            both = InterleavedColumns(w, v)
         except (TypeError, ValueError) as error:
             raise type(error)(f"glu: {error} (part 0 is w, part 1 is v)") from None
         return x, both, {"epilogue": fold if epilogue is None else fold | epilogue}
@@ -77,9 +79,9 @@ _glu = Door()
 # --------------------------------------------------------------------------------------------------
 # LSTM cells in one kernel: joined inputs, four gates as a braid, and a fold that makes both results of them.
 #
-# A thread has all four gates of its columns in registers (`gemmkit.layouts.Braided`). The fold makes the new state and
-# the output gate of them, which travel on as the two parts of a complex number; `KeptState` stores the state and gives
-# the output. The product's inputs are read where they are: ``x`` beside ``h`` as A, ``w`` above ``u`` as B.
+# A thread has all four gates of its columns in registers (`gemmkit.layouts.ColumnInterleaved`). The fold makes the new
+# state and the output gate of them, which travel on as the two parts of a complex number; `KeptState` stores the state and
+# gives the output. The product's inputs are read where they are: ``x`` beside ``h`` as A, ``w`` above ``u`` as B.
 
 GATES = 4                              # input, forget, cell and output, in PyTorch's order
 
@@ -137,7 +139,7 @@ def lstm_cell(x: Any, h: Any, c: Any, w: Any, u: Any, b: Any = None, *, activati
     >>> x, h, c = np.float32([[1]]), np.float32([[0]]), np.float32([[2]])
     >>> w, u = np.float32([[-100, 100, 0, 100]]), np.zeros((1, 4), np.float32)           # forgets nothing, takes nothing in
     >>> with gk.emulate():
-    ...     new_h, new_c = gk.lstm_cell(x, h, c, w, u)
+    ...     new_h, new_c = gk.functions.lstm_cell(x, h, c, w, u)
     >>> new_c.tolist(), new_h.round(3).tolist()
     ([[2.0]], [[0.9639999866485596]])
     """
@@ -160,7 +162,7 @@ def lstm_cell(x: Any, h: Any, c: Any, w: Any, u: Any, b: Any = None, *, activati
     if state is None:
         info = describe(c, "c")
         state = empty_like(c, info.shape, info.dtype)
-    braid = Matrix(w, Braided(cast(Joined, weights.layout), about["h"].shape[1], GATES))
+    braid = Matrix(w, ColumnInterleaved(cast(Joined, weights.layout), about["h"].shape[1], GATES))
     matmul(inputs, braid, out=out, epilogue=Fold(_cell(c, vector)) | KeptState(state), **keywords)
     return out, state
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from gemmkit.components import check_held, freeze, uncached, with_fields
 from gemmkit.emulator.mode import current_mode, world
-from gemmkit.kernels.collectives.batched import Group, Grouped, GroupShape, Member
-from gemmkit.kernels.collectives.operand import Arrays as ArraysOfProduct
+from gemmkit.kernels.collectives.batched import GroupScheduler, GroupShape, MatrixGroup, Member
+from gemmkit.kernels.collectives.operand import OperandArrays as ArraysOfProduct
 from gemmkit.kernels.config import Config
 from gemmkit.kernels.spec import Spec, StackShape
 from gemmkit.lang.errors import ConfigError
@@ -26,7 +26,7 @@ from gemmkit.lang.references import Guards
 from gemmkit.layouts import Plain
 from gemmkit.plans.adapters import for_products
 from gemmkit.plans.compiled import Nothing
-from gemmkit.plans.launch import Cache, Current, Launch, Put, Table, bound, cache
+from gemmkit.plans.launch import Cache, Current, Launch, LaunchTable, Put, bound, cache
 from gemmkit.plans.problem import (
     HOST,
     Call,
@@ -68,14 +68,14 @@ Infos = tuple[ArrayInfo, ArrayInfo, "ArrayInfo | None", ArrayInfo]
 
 
 @dataclass(frozen=True)
-class Tables:
+class GroupTables:
     """What a kernel reads of a group: see `gemmkit.kernels.collectives.batched`. Addresses change from call to call."""
 
     sizes: np.ndarray
     products: np.ndarray
 
     @classmethod
-    def of(cls, problems: Sequence[Call], outs: Sequence[ArrayInfo], grids: Sequence[tuple[int, int]]) -> Tables:
+    def of(cls, problems: Sequence[Call], outs: Sequence[ArrayInfo], grids: Sequence[tuple[int, int]]) -> GroupTables:
         """Of products of so many tiles along M and N."""
         sizes = np.zeros((len(problems), EXTENTS + 2 * len(OPERANDS)), SIZES_DTYPE)
         counts = [rows * columns for rows, columns in grids]
@@ -149,7 +149,7 @@ class CompiledGroup:
         a, b, c, out = (typical(column) for column in zip(*infos))
         self.infos = infos
         spec = conf.spec(ArraysOfProduct(a, b, out, M, N, K, c, None, problems[0].device))
-        self.tables = Tables.of(problems, outs, [spec.scheduler.grid(p.M, p.N) for p in problems])
+        self.tables = GroupTables.of(problems, outs, [spec.scheduler.grid(p.M, p.N) for p in problems])
         self.blocks = len(self.tables.products)
         if self.blocks >= 2**31:
             raise ValueError(f"the products have {self.blocks} tiles; a launch has less than 2**31")
@@ -205,8 +205,8 @@ def unit_of(info: ArrayInfo) -> int | None:
 def with_tables(spec: Spec, sizes: Any, places: Any, products: Any) -> Spec:
     """The specialisation for a group, with its tables or descriptions of them."""
     one = getattr(spec.scheduler, "one", spec.scheduler)
-    group = Group(*(Member(n, sizes, places) for n in range(len(OPERANDS))))
-    return dataclasses.replace(spec, scheduler=Grouped(one, group, sizes, products))          # type: ignore[arg-type]
+    group = MatrixGroup(*(Member(n, sizes, places) for n in range(len(OPERANDS))))
+    return dataclasses.replace(spec, scheduler=GroupScheduler(one, group, sizes, products))          # type: ignore[arg-type]
 
 
 def _check(conf: Config, problems: Sequence[Call]) -> None:
@@ -341,13 +341,13 @@ class GroupPlan:
         conf, keywords = self._origin
         self._prepare(resolved(self.infos, uncached(conf), {name: uncached(value) for name, value in keywords.items()}))
 
-    def _table(self, infos: Sequence[Infos]) -> Table:
+    def _table(self, infos: Sequence[Infos]) -> LaunchTable:
         """The tables of these arrays, whose outputs have been checked."""
         pointers = tuple(0 if info is None else info.pointer for of in infos for info in of)
-        found: Table | None = self._known.get(pointers)
+        found: LaunchTable | None = self._known.get(pointers)
         if found is None:
             check_outputs(infos, self.config)
-            found = self._known.keep(pointers, Table(self._compiled.tables.packed(Tables.places(infos))))
+            found = self._known.keep(pointers, LaunchTable(self._compiled.tables.packed(GroupTables.places(infos))))
         return found
 
     def _emulate(self, lists: Sequence[Arrays], outs: Arrays, infos: Sequence[Infos]) -> None:
@@ -356,7 +356,7 @@ class GroupPlan:
             raise TypeError("a_list has host arrays (NumPy), and this plan was made in the emulator; call it inside "
                             "with gemmkit.emulate(): ...")
         if self._compiled.blocks:
-            mode.run(self._compiled, (list(zip(*lists[:3], outs)), Tables.places(infos)))
+            mode.run(self._compiled, (list(zip(*lists[:3], outs)), GroupTables.places(infos)))
 
 
 def plan_grouped(a_list: Arrays, b_list: Arrays, c_list: Arrays | None = None, *, out: Arrays | None = None,

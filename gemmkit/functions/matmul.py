@@ -115,14 +115,14 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
         a: (M, K), b: (K, N), c: (M, N) or None. CuPy arrays, PyTorch tensors, Numba device arrays, anything with
             ``__cuda_array_interface__`` or DLPack; NumPy arrays under ``with gemmkit.emulate():``. Any strides: a
             transposed or sliced view is read in place, on the arrays' own device (which need not be the current one).
-            a and b may also be matrices with structure (`gemmkit.Diagonal(x)`, `Triangular`, `Symmetric`, `Generated`). Of
-            arrays of more dimensions the last two are the matrices, and those before are a stack's, broadcast as NumPy does;
-            out is then (..., M, N), and all products are one launch. An a of one dimension is a row, a b a column, and
-            out (and c) lacks that dimension: (N,), (M,), or () for two of them. Of booleans a product is whether any k has
-            both (`operators.OR_AND`).
+            a and b may also be matrices with structure (`gemmkit.layouts.DiagonalMatrix(x)`, `Triangular`, `Symmetric`,
+            `Generated`). Of arrays of more dimensions the last two are the matrices, and those before are a stack's,
+            broadcast as NumPy does; out is then (..., M, N), and all products are one launch. An a of one dimension is a
+            row, a b a column, and out (and c) lacks that dimension: (N,), (M,), or () for two of them. Of booleans a
+            product is whether any k has both (`operators.OR_AND`).
         conf: a configuration of `gemmkit.get_config`; None chooses one by dtypes and sizes.
         out: (M, N), written and returned; None allocates one of a's library, in C order, of ``dtype``. It may be c itself,
-            and may overlap nothing else; or a `gemmkit.Scatter`, whose array is written and returned.
+            and may overlap nothing else; or a `gemmkit.layouts.Scatter`, whose array is written and returned.
         dtype: the result's, where there is no out; None is NumPy's result type of a and b, or c's type if there is a c.
             **The sums hold what the result is asked to hold**, by out, by c or by this: int8 into int32 is exact, float32
             into float64 is summed in float64. If nothing is asked for, integers wrap in NumPy's result type. An epilogue

@@ -28,24 +28,24 @@ from gemmkit.kernels.mlp.mma_kernel import ROWS, MmaMlpSpec, mlp_by_warps
 from gemmkit.kernels.mlp.spec import (
     F32,
     Activation,
-    DirectOut,
-    Identity,
-    Mapping,
+    MlpDirectStore,
+    MlpMapping,
+    MlpSizes,
     MlpSpec,
-    OutStore,
+    MlpStore,
+    MlpTmaStore,
+    NoActivation,
     Relu,
-    Sizes,
-    TmaOut,
     blocks_of,
     mappings,
     spec_of,
 )
-from gemmkit.kernels.sm90.family import Map
+from gemmkit.kernels.sm90.family import TensorMapSlot
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.functions import Frozen, freeze_array
 from gemmkit.lang.memory import EXTENTS, PLACES, PLACES_DTYPE, SIZES_DTYPE
 from gemmkit.plans.compiled import Nothing
-from gemmkit.plans.launch import Cache, Current, Launch, Put, Table, cache, launch_of
+from gemmkit.plans.launch import Cache, Current, Launch, LaunchTable, Put, cache, launch_of
 from gemmkit.plans.problem import check_places
 from gemmkit.ptx.tma import WORDS, MapTable
 from gemmkit.runtime import launch as workspace
@@ -76,7 +76,7 @@ LIMIT = 2**30                          # rows of x: coordinates are 32 bits wide
 
 
 @dataclass(frozen=True, eq=False)
-class Stack:
+class LayerStack:
     """The weights of each layer as (K, N), and its biases as (1, N), or none: checked against each other. ``kind`` is the
     same for stacks of the same description; ``ranges`` are each array's first byte, the one behind its last, its name."""
 
@@ -90,7 +90,7 @@ class Layers(NamedTuple):
     """x, and the layers."""
 
     x: ArrayInfo
-    stack: Stack
+    stack: LayerStack
 
     @property
     def weights(self) -> tuple[ArrayInfo, ...]:
@@ -149,10 +149,10 @@ _stacks = Cache()
 _kinds: dict[tuple, int] = {}
 
 
-def stack_of(weights: Any, biases: Any) -> Stack:
+def stack_of(weights: Any, biases: Any) -> LayerStack:
     """The layers, described and checked where they are not those of an earlier call."""
     key = _key(weights, "weights"), None if biases is None else _key(biases, "biases")
-    found: Stack | None = _stacks.get(key)
+    found: LayerStack | None = _stacks.get(key)
     return found or _stacks.keep(key, _stack(weights, biases))
 
 
@@ -163,7 +163,7 @@ def _key(arrays: Any, name: str) -> tuple:
     return KEYS.get(type(arrays), key_of)(arrays, name)
 
 
-def _stack(weights: Any, biases: Any) -> Stack:
+def _stack(weights: Any, biases: Any) -> LayerStack:
     of_weights = _several(weights, "weights", 3)
     of_biases = [] if biases is None else _several(biases, "biases", 2)
     if not of_weights:
@@ -177,7 +177,7 @@ def _stack(weights: Any, biases: Any) -> Stack:
     named = [*of_weights, *of_biases]
     rows = tuple(info._replace(shape=(1, *info.shape), strides=(0, *info.strides)) for _, info in of_biases)
     kind = tuple((*info[1:6], info.pointer % 16) for _, info in named)
-    return Stack(tuple(info for _, info in of_weights), rows, _kinds.setdefault((len(of_weights), kind), len(_kinds)),
+    return LayerStack(tuple(info for _, info in of_weights), rows, _kinds.setdefault((len(of_weights), kind), len(_kinds)),
                  tuple((*byte_range(info), name, info) for name, info in named))
 
 
@@ -333,7 +333,7 @@ class MlpLaunch:
         self.by_tma = isinstance(self.spec, MlpSpec)
         rows = layers.x.shape[0]
         self.blocks = blocks_of(self.spec, rows, device.sm_count) if self.by_tma else -(-rows // ROWS)
-        self.sizes = Sizes(rows, layers.columns, layers.depth)
+        self.sizes = MlpSizes(rows, layers.columns, layers.depth)
         self.launchable = Launchable(mlp_kernel if self.by_tma else mlp_by_warps, self.arguments, self.spec.threads,
                                      self.blocks,
                                      device, layers.x.device, self.spec.shared_bytes,
@@ -365,20 +365,20 @@ class MlpLaunch:
         return int(self.layers.biases[0].dtype.itemsize)
 
     @cached_property
-    def maps(self) -> list[Map]:
+    def maps(self) -> list[TensorMapSlot]:
         """Those that are parameters: of x, and of out."""
-        made = [Map(0, 0, self.layers.x, 1, self.spec.x.map_spec(ROWS, 2))]
+        made = [TensorMapSlot(0, 0, self.layers.x, 1, self.spec.x.map_spec(ROWS, 2))]
         if self.spec.store.uses_tma:
-            made.append(Map(1, 1, self.call.out, 1, self.spec.out.map_spec(ROWS, 2)))
+            made.append(TensorMapSlot(1, 1, self.call.out, 1, self.spec.out.map_spec(ROWS, 2)))
         return made
 
     @cached_property
-    def table(self) -> list[Map]:
+    def table(self) -> list[TensorMapSlot]:
         """Those in the table: of the weights of all layers, and of their biases."""
         axis, spec = 0 if self.spec.k_major else 1, self.spec
-        made = [Map(0, 0, info, axis, spec.weights_of(n, self.layers.depth).map_spec(spec.cluster.size))
+        made = [TensorMapSlot(0, 0, info, axis, spec.weights_of(n, self.layers.depth).map_spec(spec.cluster.size))
                 for n, info in enumerate(self.layers.weights)]
-        return made + [Map(0, 0, info, 1, spec.bias_map) for info in self.layers.biases]
+        return made + [TensorMapSlot(0, 0, info, 1, spec.bias_map) for info in self.layers.biases]
 
     @cached_property
     def shapes(self) -> np.ndarray:
@@ -454,7 +454,7 @@ class MlpProblem(MappingProblem):
         else:
             yield copied_at_once(layers, order_of(layers))
 
-    def specialise(self, mapping: Mapping | int, device: DeviceInfo) -> Choice:
+    def specialise(self, mapping: MlpMapping | int, device: DeviceInfo) -> Choice:
         layers, fields = self.call.layers, self._fields()
         if isinstance(mapping, int):
             return Choice(MmaMlpSpec(**fields, store=self._store(False), run=mapping))
@@ -471,14 +471,14 @@ class MlpProblem(MappingProblem):
                     k_major=order_of(layers), k=padded(layers.inputs), hidden=hidden, n=padded(layers.columns),
                     single=layers.depth == 1, has_padding=has_padding)
 
-    def _store(self, by_tma: bool) -> OutStore:
+    def _store(self, by_tma: bool) -> MlpStore:
         out = self.call.out
         if by_tma and out.shape[1] * out.dtype.itemsize % 16 == 0 and why_not(out, 1) is None:
-            return TmaOut()
-        return DirectOut(out.shape[1] % 2 == 0)
+            return MlpTmaStore()
+        return MlpDirectStore(out.shape[1] % 2 == 0)
 
 
-def _encoded(one: Map) -> bytes:
+def _encoded(one: TensorMapSlot) -> bytes:
     encoder: Encoder = one.encoder
     return encoder(one.info.pointer)
 
@@ -527,13 +527,13 @@ def _launch(stream: int, call: MlpCall) -> None:
     launch_of(key, made, "the activation").run(stream, (*pointers, *held.brought), _table_of(key, call))
 
 
-def _table_of(key: Any, call: MlpCall) -> Table:
+def _table_of(key: Any, call: MlpCall) -> LaunchTable:
     """What stands in device memory of layers at given addresses."""
-    found: Table | None = _tables.get((key, call.layers.stack))
-    return found or _tables.keep((key, call.layers.stack), Table(np.frombuffer(MlpLaunch(call).written(), np.uint8)))
+    found: LaunchTable | None = _tables.get((key, call.layers.stack))
+    return found or _tables.keep((key, call.layers.stack), LaunchTable(np.frombuffer(MlpLaunch(call).written(), np.uint8)))
 
 
-IDENTITY, RELU = Identity(), Relu()
+IDENTITY, RELU = NoActivation(), Relu()
 
 
 def mlp(x: Any, weights: Any, biases: Any = None, activation: Any = relu, *, last: Any = None, out: Any = None,
@@ -550,7 +550,7 @@ def mlp(x: Any, weights: Any, biases: Any = None, activation: Any = relu, *, las
             of torch.nn.Linear). The widest hidden layer decides what the others cost.
         biases: a list of (N,) arrays, or one stacked (layers, N) array, of x's dtype or float32; None for no biases.
         activation: a function of one number (device code), of all layers but the last;
-        `gemmkit.activations.relu` where
+        `gemmkit.epilogues.activations.relu` where
             none is given.
         last: the same of the last layer; None leaves its sums as they are, as a torch.nn.Sequential does that ends in a
             Linear. Give ``last=activation`` for activations after every layer.

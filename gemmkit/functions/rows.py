@@ -26,12 +26,12 @@ from gemmkit.emulator.mode import current_mode
 from gemmkit.kernels.collectives.lanes import power
 from gemmkit.kernels.rows import (
     BlockTeam,
-    Held,
+    RegisterRow,
     Row,
+    RowSource,
     RowsSpec,
-    Source,
-    Streamed,
-    Team,
+    RowTeam,
+    StreamedRow,
     WarpTeam,
     fold,
     largest,
@@ -44,6 +44,7 @@ from gemmkit.kernels.rows import (
     total,
 )
 from gemmkit.lang.aggregates import convert
+from gemmkit.lang.deferred import by_old_name
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.functions import Frozen, freeze_array, freeze_scalar
 from gemmkit.lang.number_rules import part_dtypes
@@ -70,6 +71,10 @@ __all__ = [
     "Row", "RowFunction", "fold", "largest", "layernorm", "log_softmax", "mapped", "moments", "put", "put_one",
     "rmsnorm", "rowwise", "smallest", "softmax", "total",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    return by_old_name(__name__, name)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -123,7 +128,7 @@ class RowFunction(Component):
 
 
 @dataclass(frozen=True)
-class Softmax(RowFunction):
+class SoftmaxRows(RowFunction):
     """exp(scale (x - largest)) over its sum: no exponential is larger than 1. A row of -inf alone is NaN, as in NumPy.
 
     A result of 16 bits takes the special function unit's exponential, which `math.exp` calls amid some ten instructions."""
@@ -140,7 +145,7 @@ class Softmax(RowFunction):
 
 @dataclass(frozen=True)
 class LogSoftmax(RowFunction):
-    """The logarithm of `Softmax`, which does not underflow."""
+    """The logarithm of `SoftmaxRows`, which does not underflow."""
 
     scale: Scalar = np.float32(1)
 
@@ -158,7 +163,7 @@ def centred(row: Row, eps: Any) -> tuple:
 
 
 @dataclass(frozen=True)
-class LayerNorm(RowFunction):
+class LayerNormRows(RowFunction):
     """(x - mean) / sqrt(variance + eps)."""
 
     eps: Scalar
@@ -190,7 +195,7 @@ def root_mean_square(row: Row, eps: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class RMSNorm(RowFunction):
+class RMSNormRows(RowFunction):
     """x / sqrt(mean of squares + eps)."""
 
     eps: Scalar
@@ -335,8 +340,8 @@ class RowsProblem(MappingProblem):
             raise ConfigError(f"{warps} warps hold {self.most * threads} pieces of a row, and not {self.pieces}")
         if held > max(1, self.most) and warps < MOST_WARPS:
             raise ConfigError(f"{self.pieces} pieces of a row are streamed by more than {warps} warps")
-        team: Team = WarpTeam(1, self.dtype, ROWS_PER_BLOCK) if warps == 1 else BlockTeam(warps, self.dtype)
-        source: Source = Held(held, self.pieces // threads) if is_held else Streamed()
+        team: RowTeam = WarpTeam(1, self.dtype, ROWS_PER_BLOCK) if warps == 1 else BlockTeam(warps, self.dtype)
+        source: RowSource = RegisterRow(held, self.pieces // threads) if is_held else StreamedRow()
         return Choice((team, source, self.vector))
 
 
@@ -430,7 +435,7 @@ def softmax(x: Any, *, scale: float = 1.0, out: Any = None, stream: Any = None) 
     ...     gemmkit.softmax(np.array([1.0, 1.0], np.float32), scale=2.0).tolist()
     [0.5, 0.5]
     """
-    return rowwise(x, Softmax(_number(scale, "scale", x)), out=out, stream=stream)
+    return rowwise(x, SoftmaxRows(_number(scale, "scale", x)), out=out, stream=stream)
 
 
 def log_softmax(x: Any, *, scale: float = 1.0, out: Any = None, stream: Any = None) -> Any:
@@ -460,7 +465,8 @@ def layernorm(x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5,
     if (gamma is None) is not (beta is None):
         raise ValueError(f"{'beta' if gamma is None else 'gamma'} is given alone; give gamma and beta, or none of them")
     number = _number(eps, "eps", x)
-    return rowwise(x, LayerNorm(number) if gamma is None else AffineLayerNorm(number, gamma, beta), out=out, stream=stream)
+    return rowwise(x, LayerNormRows(number) if gamma is None else AffineLayerNorm(number, gamma, beta), out=out,
+                   stream=stream)
 
 
 def rmsnorm(x: Any, gamma: Any = None, *, eps: float = 1e-6, out: Any = None, stream: Any = None) -> Any:
@@ -472,7 +478,7 @@ def rmsnorm(x: Any, gamma: Any = None, *, eps: float = 1e-6, out: Any = None, st
     [1.0, -1.0]
     """
     number = _number(eps, "eps", x)
-    return rowwise(x, RMSNorm(number) if gamma is None else AffineRMSNorm(number, gamma), out=out, stream=stream)
+    return rowwise(x, RMSNormRows(number) if gamma is None else AffineRMSNorm(number, gamma), out=out, stream=stream)
 
 
 def rowwise(x: Any, function: RowFunction, *, out: Any = None, stream: Any = None) -> Any:
@@ -490,7 +496,7 @@ def rowwise(x: Any, function: RowFunction, *, out: Any = None, stream: Any = Non
         ComponentError: the function's code cannot be compiled.
     """
     if not isinstance(function, RowFunction):
-        raise TypeError(f"function={function!r}: a RowFunction is needed, such as gemmkit.functions.rows.Softmax()")
+        raise TypeError(f"function={function!r}: a RowFunction is needed, such as gemmkit.functions.rows.SoftmaxRows()")
     return run_rows(x, function, out, stream)
 
 

@@ -51,7 +51,7 @@ def select(a: Any, b: Any, *, operator: Semiring = MIN_PLUS, out: Any = None, in
     >>> import numpy as np, gemmkit
     >>> roads = np.array([[0, 1, 9], [9, 0, 2], [9, 9, 0]], np.float32)
     >>> with gemmkit.emulate():
-    ...     lengths, via = gemmkit.select(roads, roads)
+    ...     lengths, via = gemmkit.functions.select(roads, roads)
     >>> float(lengths[0, 2]), int(via[0, 2])               # from 0 to 2 it is 1 + 2 = 3, through 1
     (3.0, 1)
     """
@@ -87,7 +87,7 @@ def select(a: Any, b: Any, *, operator: Semiring = MIN_PLUS, out: Any = None, in
              else fpu_shape(2 * dtype.itemsize, sizes, target(a_info.device), products=math.prod(stack)))
     semiring = dataclasses.replace(operator, **shape, dtype=dtype, b_dtype=dtype, accumulator=dtype)
     matmul(a, b, out=out, stream=stream, operator=Selecting.of(semiring), transform_global_to_shared_a=WithIndex(),
-           epilogue=Split(index))
+           epilogue=IndexSplit(index))
     return out, index
 
 
@@ -134,7 +134,7 @@ class WithIndex(Transform):
 
 
 @dataclass(frozen=True)
-class Split(Epilogue):
+class IndexSplit(Epilogue):
     """Writes the index to an array of its own, and the value to D."""
 
     index: Array

@@ -1,8 +1,8 @@
 """Configurations: what a kernel computes, and how it is mapped onto the machine.
 
 A `Config` has two parts. The `Problem` (layouts, operator, transforms, epilogue, condition) decides the result; the
-`Mapping` (tile shapes, warps, shared layouts, order, kernel) only the speed: any legal mapping gives the same result up
-to rounding. `gemmkit.get_config` fills in what is not given; what is not legal raises `ConfigError`.
+`ProductMapping` (tile shapes, warps, shared layouts, order, kernel) only the speed: any legal mapping gives the same result
+up to rounding. `gemmkit.get_config` fills in what is not given; what is not legal raises `ConfigError`.
 
 Rules of single fields, and of dtypes, are here. Each kernel family has its own besides (`gemmkit.kernels.simt`,
 `gemmkit.kernels.sm90.family`).
@@ -22,7 +22,7 @@ from gemmkit.epilogues import Bias, Default, Epilogue, Fold, LinearCombination, 
 from gemmkit.epilogues.observers import Observer
 from gemmkit.epilogues.pairs import Pack
 from gemmkit.kernels.collectives.batched import Batched
-from gemmkit.kernels.collectives.operand import Arrays, Operand, is_whole
+from gemmkit.kernels.collectives.operand import Operand, OperandArrays, is_whole
 from gemmkit.kernels.collectives.scheduler import Grouped, Order
 from gemmkit.kernels.collectives.split_k import StreamK
 from gemmkit.kernels.spec import FAMILIES, Condition, KernelFamily, Spec, rule
@@ -31,7 +31,7 @@ from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.host import narrows, refusal
 from gemmkit.lang.number_rules import part_dtypes
-from gemmkit.layouts import ArrayLayout, Braided, GlobalLayout, Plain, ResultLayout, Zero
+from gemmkit.layouts import ArrayLayout, ColumnInterleaved, GlobalLayout, Plain, ResultLayout, Zero
 from gemmkit.layouts.joined import OCTET
 from gemmkit.operators import Operator
 from gemmkit.operators.algebra import Algebra, units
@@ -39,8 +39,10 @@ from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Identity, Staged, Transform
 
-__all__ = ["TRANSFORMS", "Config", "ConfigError", "Mapping", "Problem", "check_fields", "check_stream_k", "device_given",
-           "products_given", "sizes_given", "with_swap_ab"]
+__all__ = [
+    "TRANSFORMS", "Config", "ConfigError", "Problem", "ProductMapping", "check_fields", "check_stream_k",
+    "device_given", "products_given", "sizes_given", "with_swap_ab",
+]
 
 TRANSFORMS = (
     "transform_global_to_shared_a", "transform_global_to_shared_b", "transform_global_to_shared_c",
@@ -103,7 +105,7 @@ class Problem(Component):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mapping(Component):
+class ProductMapping(Component):
     """What decides the speed alone."""
 
     block_shape: Tile
@@ -151,7 +153,7 @@ class Mapping(Component):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Problem, Mapping):
+class Config(Problem, ProductMapping):
     """All that specialises a kernel: a problem and a mapping. Make one with `get_config`; ``repr(config)`` can be pasted
     back."""
 
@@ -160,9 +162,9 @@ class Config(Problem, Mapping):
         validate(self)
 
     @classmethod
-    def of(cls, problem: Problem, mapping: Mapping) -> Config:
+    def of(cls, problem: Problem, mapping: ProductMapping) -> Config:
         """A problem on a mapping, which may be another's; raises ConfigError where they do not fit."""
-        return cls(**{field.name: getattr(part, field.name) for part, kind in ((problem, Problem), (mapping, Mapping))
+        return cls(**{field.name: getattr(part, field.name) for part, kind in ((problem, Problem), (mapping, ProductMapping))
                       for field in dataclasses.fields(kind)})
 
     @property
@@ -170,14 +172,14 @@ class Config(Problem, Mapping):
         return Problem(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Problem)})
 
     @property
-    def mapping(self) -> Mapping:
-        return Mapping(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Mapping)})
+    def mapping(self) -> ProductMapping:
+        return ProductMapping(**{field.name: getattr(self, field.name) for field in dataclasses.fields(ProductMapping)})
 
     @staticmethod
     def fields() -> list[dataclasses.Field]:
         """In the order in which errors and ``repr`` name them: the problem's functions come last."""
         problem = dataclasses.fields(Problem)
-        return [*(field for field in problem if field.default is dataclasses.MISSING), *dataclasses.fields(Mapping),
+        return [*(field for field in problem if field.default is dataclasses.MISSING), *dataclasses.fields(ProductMapping),
                 *(field for field in problem if field.default is not dataclasses.MISSING)]
 
     def __repr__(self) -> str:
@@ -199,7 +201,7 @@ class Config(Problem, Mapping):
             return second, first
         return Staged(first, second, dtype), Identity()
 
-    def spec(self, arrays: Arrays | None = None) -> Spec:
+    def spec(self, arrays: OperandArrays | None = None) -> Spec:
         """The kernel's specialisation for a class of problems, by their arrays' extents and places. Without arrays no extent
         is a multiple of anything and all suit TMA, so that shared memory is the most that any problem needs."""
         block = self.block_shape
@@ -308,11 +310,11 @@ def check_fields(fields: dict[str, Any]) -> None:
             rule(value.names == TILES[name], name, value, f"its dimensions must be {', '.join(TILES[name])}")
         elif name in TRANSFORMS:
             rule(isinstance(value, Transform), name, value, "a Transform is needed; wrap a function in "
-                  "transforms.Elementwise")
+                  "transforms.Map")
             rule(callable(value), name, value, "it has no __call__(self, x) or __call__(self, x, i, j)")
         elif name == "observe_a":
             rule(value is None or isinstance(value, Observer), name, value, "an observer is needed, such as "
-                 "gemmkit.epilogues.observers.RowSum(sums)")
+                 "gemmkit.epilogues.observers.OperandRowSum(sums)")
         elif name in KINDS:
             rule(isinstance(value, KINDS[name]), name, value, f"an instance of {KINDS[name].__name__} is needed (not the "
                   "class itself)" + ("; wrap a function of the result's elements: epilogues.Elementwise(f)"
@@ -360,10 +362,12 @@ def _validate_fold(config: Config) -> None:
     b: Any = config.global_b_layout
     fold = config.epilogue
     if not isinstance(fold, Fold):
-        rule(not isinstance(b, Braided), "epilogue", fold, lambda: f"B is a braid of {b.parts} matrices, whose columns are "
+        rule(not isinstance(b, ColumnInterleaved), "epilogue", fold,
+             lambda: f"B is a braid of {b.parts} matrices, whose columns are "
              "interleaved; give epilogues.Fold(f), or Concat(..., axis=1) as B for all products side by side")
         return
-    rule(isinstance(b, Braided), "epilogue", fold, "it folds the products of a braid; give gemmkit.Braid(...) as B, of as "
+    rule(isinstance(b, ColumnInterleaved), "epilogue", fold,
+         "it folds the products of a braid; give gemmkit.layouts.InterleavedColumns(...) as B, of as "
          "many matrices as it has arguments")
     rule(fold.arguments in (b.parts, b.parts + 2), "epilogue", fold, f"its function takes {fold.arguments} arguments, and B "
          f"is a braid of {b.parts} matrices; a function of {b.parts} values is needed, or of {b.parts} values and m, n")

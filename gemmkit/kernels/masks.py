@@ -31,11 +31,16 @@ import numpy as np
 from gemmkit.components import Array, Component, ComponentError, Scalar
 from gemmkit.epilogues import fast
 from gemmkit.lang.checks import function_given, required, truth
+from gemmkit.lang.deferred import by_old_name
 
 __all__ = [
-    "ALiBi", "Bias", "Both", "Causal", "Documents", "Everything", "Function", "Mask", "Plain", "Score", "SoftCap",
-    "Window", "check_ranges",
+    "ALiBi", "Causal", "Documents", "Everything", "Intersection", "Mask", "PlainScores", "Score", "ScoreBias",
+    "ScoreFunction", "SoftCap", "Window", "check_ranges",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    return by_old_name(__name__, name)
 
 
 LOWER_RIGHT, UPPER_LEFT = "lower right", "upper left"
@@ -80,7 +85,7 @@ class Mask(Component):
 
     def __and__(self, other: Any) -> Mask:
         """What both let through."""
-        return Both(self, other)
+        return Intersection(self, other)
 
     # -- what kernels ask -------------------------------------------------------------------------------------------------
 
@@ -333,7 +338,7 @@ class Documents(Mask):
 
 
 @dataclass(frozen=True)
-class Both(Mask):
+class Intersection(Mask):
     """What two masks let through: ``first & second``.
 
     >>> (Causal() & Window(1)).first
@@ -413,7 +418,7 @@ class Both(Mask):
 # >>> from gemmkit.lang.components import dataclass
 # >>> import gemmkit as gk
 # >>> @dataclass(frozen=True)
-# ... class Distance(gk.scores.Score):
+# ... class Distance(gk.masks.Score):
 # ...     by: gk.Scalar
 # ...     def __call__(self, s, m, n):
 # ...         return s - self.by * abs(m - n)
@@ -462,7 +467,7 @@ class Score(Component):
 
 
 @dataclass(frozen=True)
-class Plain(Score):
+class PlainScores(Score):
     """Scores as they are. With ``exact`` the kernel scales them one by one, as it must for a scale that is not positive."""
 
     exact: bool = False
@@ -476,10 +481,10 @@ class Plain(Score):
 
 
 @dataclass(frozen=True)
-class Function(Score):
+class ScoreFunction(Score):
     """A plain function of a score and its place; with ``real_places`` m and n come as float32.
 
-    >>> Function(lambda s, m, n: s - (m - n))(1.0, 5, 3)
+    >>> ScoreFunction(lambda s, m, n: s - (m - n))(1.0, 5, 3)
     -1.0
     """
 
@@ -525,7 +530,7 @@ class ALiBi(Score):
 
 @dataclass(frozen=True)
 class SoftCap(Score):
-    """cap tanh(s / cap), to 2^-11 of it (`gemmkit.fast.tanh`; Gemma 2). ``cap`` is a run-time number."""
+    """cap tanh(s / cap), to 2^-11 of it (`gemmkit.epilogues.fast.tanh`; Gemma 2). ``cap`` is a run-time number."""
 
     cap: Scalar
 
@@ -539,7 +544,7 @@ class SoftCap(Score):
 
 
 @dataclass(frozen=True)
-class Bias(Score):
+class ScoreBias(Score):
     """s + bias[head, m, n]: an array for each head."""
 
     bias: Array

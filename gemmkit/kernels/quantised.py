@@ -26,8 +26,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gemmkit.kernels.collectives.operand import Arrays, Operand, kept_in_shared, stored_by_neighbours, transform_registers
-from gemmkit.kernels.collectives.scheduler import UNSPLIT, Cluster, OneTilePerBlock, Place, Work
+from gemmkit.kernels.collectives.operand import (
+    Operand,
+    OperandArrays,
+    kept_in_shared,
+    stored_by_neighbours,
+    transform_registers,
+)
+from gemmkit.kernels.collectives.scheduler import UNSPLIT, Cluster, OneTilePerBlock, TileCoord, Work
 from gemmkit.kernels.collectives.split_k import merge
 from gemmkit.kernels.simt import ClusterSums, SimtSpec, start_from_nothing
 from gemmkit.kernels.spec import KernelFamily, check_splits, divides, rule
@@ -61,7 +67,7 @@ if TYPE_CHECKING:
 VECTOR = 8                             # elements of A in 16 bytes
 
 
-class Source(NamedTuple):
+class QuantisedSource(NamedTuple):
     """Both operands, and where a lane's elements lie: its first row of A, its first column of B, its first row of B in an
     operation, the last row of A, and the last columns of B."""
 
@@ -74,7 +80,7 @@ class Source(NamedTuple):
     last_column: Any
 
 
-class Ring(NamedTuple):
+class PartRing(NamedTuple):
     """Registers of the parts that are on their way."""
 
     words: Any
@@ -83,7 +89,7 @@ class Ring(NamedTuple):
     zeros: Any
 
 
-class Walk(NamedTuple):
+class PartWalk(NamedTuple):
     """Where a warp's part begins, where K (or the block's share of it) ends, and the step from a part to its next."""
 
     at: Any
@@ -102,22 +108,22 @@ def run(spec: Any, accumulators: Any, a: Any, b: Any, work: Work, warp: int, sha
     """The products of a block's share of K, each warp's added to its accumulators."""
     of_n, of_k, lane = warp % spec.warps_n, udiv(warp, spec.warps_n), lane_index()
     column = work.n + of_n * spec.compute_warp.size.N + udiv(lane, 4) * 4
-    source = Source(a, b, work.m + udiv(lane, 4), column, lane % 4 * spec.operator.rows, shape.M - 1, shape.N - 4)
-    ring = Ring(registers(spec.words, spec.stages * spec.loads_b), registers(spec.vectors, spec.stages * spec.loads_a),
+    source = QuantisedSource(a, b, work.m + udiv(lane, 4), column, lane % 4 * spec.operator.rows, shape.M - 1, shape.N - 4)
+    ring = PartRing(registers(spec.words, spec.stages * spec.loads_b), registers(spec.vectors, spec.stages * spec.loads_a),
                 registers(spec.scale_words, spec.stages * spec.fragments_n),
                 registers(spec.zero_words, spec.stages * spec.fragments_n))
     step = spec.block.size.K
     at = work.k_begin + of_k * spec.compute_warp.size.K
     end = min(work.k_begin + work.k_tiles * step, shape.K)
-    fold(spec.stages, fill, 0, spec, ring, source, Walk(at, end, step))
+    fold(spec.stages, fill, 0, spec, ring, source, PartWalk(at, end, step))
     while at < end:
-        fold(spec.stages, one_place, 0, spec, ring, accumulators, source, Walk(at, end, step))
+        fold(spec.stages, one_place, 0, spec, ring, accumulators, source, PartWalk(at, end, step))
         at = rolled(at + spec.stages * step)
 
 
 # -- loads ------------------------------------------------------------------------------------------------------------
 
-def fill(_: int, place: int, spec: Any, ring: Ring, source: Source, walk: Walk) -> int:
+def fill(_: int, place: int, spec: Any, ring: PartRing, source: QuantisedSource, walk: PartWalk) -> int:
     """Load the part that is ``place`` parts ahead, if there is one."""
     k = walk.at + place * walk.step
     if k < walk.end:
@@ -125,14 +131,14 @@ def fill(_: int, place: int, spec: Any, ring: Ring, source: Source, walk: Walk) 
     return 0
 
 
-def load(spec: Any, ring: Ring, source: Source, place: int, k: int) -> None:
+def load(spec: Any, ring: PartRing, source: QuantisedSource, place: int, k: int) -> None:
     """A part that begins at ``k``, to its place in the ring."""
     fold(spec.loads_b, load_of_b, 0, spec, ring, source, place, k)
     fold(spec.fragments_n, load_scales, 0, spec, ring, source, place, udiv(k + source.k, spec.b.layout.group))
     fold(spec.loads_a, load_of_a, 0, spec, ring, source, place, k)
 
 
-def load_of_b(_: int, n: int, spec: Any, ring: Ring, source: Source, place: int, k: int) -> int:
+def load_of_b(_: int, n: int, spec: Any, ring: PartRing, source: QuantisedSource, place: int, k: int) -> int:
     """16 bytes: of the operations along K one after the other, of each its fragments' columns."""
     slab, fragment = n // spec.fragments_n, n % spec.fragments_n
     at = udiv(k + source.k, spec.operator.rows), own_column(fragment, spec, source)
@@ -140,7 +146,7 @@ def load_of_b(_: int, n: int, spec: Any, ring: Ring, source: Source, place: int,
     return 0
 
 
-def load_scales(_: int, fragment: int, spec: Any, ring: Ring, source: Source, place: int, group: int) -> int:
+def load_scales(_: int, fragment: int, spec: Any, ring: PartRing, source: QuantisedSource, place: int, group: int) -> int:
     at, n = (group, own_column(fragment, spec, source)), place * spec.fragments_n + fragment
     ring.scales[n] = load_words(spec.b.layout.scales, 1, at, (0, 0), 4)
     if spec.b.layout.has_zeros:
@@ -148,12 +154,12 @@ def load_scales(_: int, fragment: int, spec: Any, ring: Ring, source: Source, pl
     return 0
 
 
-def own_column(fragment: int, spec: Any, source: Source) -> int:
+def own_column(fragment: int, spec: Any, source: QuantisedSource) -> int:
     """The first of a lane's four columns of a fragment."""
     return min(source.column + fragment * spec.operation.size.N, source.last_column)
 
 
-def load_of_a(_: int, n: int, spec: Any, ring: Ring, source: Source, place: int, k: int) -> int:
+def load_of_a(_: int, n: int, spec: Any, ring: PartRing, source: QuantisedSource, place: int, k: int) -> int:
     """16 bytes: of the operations along K one after the other, of each the lane's rows, of each its places along K."""
     slab, row, vector = n // (spec.fragments_m * spec.vectors_a), n // spec.vectors_a % spec.fragments_m, n % spec.vectors_a
     ahead = slab * spec.operation.size.K + vector * VECTOR
@@ -164,7 +170,8 @@ def load_of_a(_: int, n: int, spec: Any, ring: Ring, source: Source, place: int,
 
 # -- products ---------------------------------------------------------------------------------------------------------
 
-def one_place(_: int, place: int, spec: Any, ring: Ring, accumulators: Any, source: Source, walk: Walk) -> int:
+def one_place(_: int, place: int, spec: Any, ring: PartRing, accumulators: Any, source: QuantisedSource,
+              walk: PartWalk) -> int:
     """The products of a part, whose place then takes the one that is ``stages`` parts ahead."""
     k = walk.at + place * walk.step
     if k < walk.end:
@@ -175,30 +182,30 @@ def one_place(_: int, place: int, spec: Any, ring: Ring, accumulators: Any, sour
     return 0
 
 
-def multiply(spec: Any, ring: Ring, accumulators: Any, place: int) -> None:
+def multiply(spec: Any, ring: PartRing, accumulators: Any, place: int) -> None:
     scales = generate(spec.fragments_n, scales_of, spec, ring, place)
     zeros = generate(spec.fragments_n, zeros_of, spec, ring, place)
     fold(spec.slabs, one_slab, 0, spec, ring, accumulators, Factors(scales, zeros), place)
 
 
-def scales_of(fragment: int, spec: Any, ring: Ring, place: int) -> tuple:
+def scales_of(fragment: int, spec: Any, ring: PartRing, place: int) -> tuple:
     """The scales of a lane's four columns, each in both halves of a word."""
     scales = ring.scales[place * spec.fragments_n + fragment]
     return interleave_words((scales, scales))
 
 
-def zeros_of(fragment: int, spec: Any, ring: Ring, place: int) -> tuple:
+def zeros_of(fragment: int, spec: Any, ring: PartRing, place: int) -> tuple:
     """What takes away the zero points of a lane's four columns."""
     return generate(4, zeros_of_column, spec, ring, place * spec.fragments_n + fragment)
 
 
-def zeros_of_column(column: int, spec: Any, ring: Ring, at: int) -> tuple:
+def zeros_of_column(column: int, spec: Any, ring: PartRing, at: int) -> tuple:
     if spec.b.layout.has_zeros:
         return zero_words(spec.operator.bits, ring.zeros[at][0] >> np.uint32(8 * column) & np.uint32(0xFF))
     return zero_words(spec.operator.bits, spec.b.layout.middle)
 
 
-def one_slab(_: int, slab: int, spec: Any, ring: Ring, accumulators: Any, factors: Any, place: int) -> int:
+def one_slab(_: int, slab: int, spec: Any, ring: PartRing, accumulators: Any, factors: Any, place: int) -> int:
     """An operation along K, of all rows and columns."""
     n = place * spec.slabs + slab
     b = generate(spec.fragments_n, dequantised, spec, ring, n, factors.zeros, factors.scales)
@@ -206,7 +213,7 @@ def one_slab(_: int, slab: int, spec: Any, ring: Ring, accumulators: Any, factor
     return 0
 
 
-def dequantised(fragment: int, spec: Any, ring: Ring, slab: int, zeros: tuple, scales: tuple) -> tuple:
+def dequantised(fragment: int, spec: Any, ring: PartRing, slab: int, zeros: tuple, scales: tuple) -> tuple:
     return generate(4, dequantised_column, spec, ring.words[slab * spec.fragments_n + fragment], zeros[fragment],
                     scales[fragment])
 
@@ -216,7 +223,7 @@ def dequantised_column(column: int, spec: Any, words: tuple, zeros: tuple, scale
     return as_bfloat16(found) if spec.operator.is_bfloat16 else found
 
 
-def one_fragment(_: int, m: int, spec: Any, ring: Ring, accumulators: Any, b: tuple, slab: int) -> int:
+def one_fragment(_: int, m: int, spec: Any, ring: PartRing, accumulators: Any, b: tuple, slab: int) -> int:
     """A fragment's rows by all columns."""
     fold(spec.fragments_n, one_product, 0, spec, accumulators, pairs_of_row(spec, ring, slab * spec.fragments_m + m), b, m)
     return 0
@@ -227,14 +234,14 @@ def one_product(_: int, n: int, spec: Any, accumulators: Any, a: tuple, b: tuple
     return 0
 
 
-def pairs_of_row(spec: Any, ring: Ring, row: int) -> tuple:
+def pairs_of_row(spec: Any, ring: PartRing, row: int) -> tuple:
     """The lane's places along K of its row of a fragment, in the pairs that B has."""
     words = join(generate(spec.vectors_a, vector_of, ring, row * spec.vectors_a))
     return interleave_words((generate(spec.operator.pairs // 2, word_of, words, 0),
                         generate(spec.operator.pairs // 2, word_of, words, spec.operator.pairs // 2)))
 
 
-def vector_of(n: int, ring: Ring, first: int) -> tuple:
+def vector_of(n: int, ring: PartRing, first: int) -> tuple:
     return ring.a[first + n]
 
 
@@ -302,7 +309,7 @@ def refusal(N: int, K: int, part: int) -> str | None:
     return None
 
 
-def check_sizes(config: Config, arrays: Arrays) -> None:
+def check_sizes(config: Config, arrays: OperandArrays) -> None:
     """Raise ConfigError for a problem that the kernel cannot carry out."""
     found = refusal(arrays.N, arrays.K, config.compute_warp.size.K) if arrays.M * arrays.N else None
     if found is not None:
@@ -494,14 +501,14 @@ def compute_tile(spec: Any, a: Any, b: Any, d: Any, shape: Any, tile: int) -> No
         # 5. D: registers -> shared.
         d_shared = shared(spec.d.shared.dtype, 0)
         if warp < spec.warps_n:
-            store_d(spec, accumulators, d_shared, Place(block_m, block_n, shape.M, shape.N), warp)
+            store_d(spec, accumulators, d_shared, TileCoord(block_m, block_n, shape.M, shape.N), warp)
         barrier()
 
         # 6. D: shared -> global.
         spec.epilogue.store(spec, d, d_shared, block_m, block_n, warp, shape)
 
 
-def store_d(spec: Any, accumulators: Any, pointer: Any, place: Place, warp: int) -> None:
+def store_d(spec: Any, accumulators: Any, pointer: Any, place: TileCoord, warp: int) -> None:
     """Step 5, for the warps that have the sums."""
     warp_tile = parallelise(spec.block.MN, spec.compute_warp.MN, warp, spec.warps_n)[0]
     for i in range(spec.fragments_m):
@@ -524,7 +531,7 @@ class Quantised(KernelFamily):
         validate(config)
 
     def specialise(self, config: Config, operands: tuple[Operand, Operand, Operand, Operand],
-                   arrays: Arrays | None) -> QuantisedSpec:
+                   arrays: OperandArrays | None) -> QuantisedSpec:
         a, b, c, d = operands
         if arrays is not None:
             check_sizes(config, arrays)

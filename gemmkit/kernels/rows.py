@@ -37,7 +37,7 @@ exchanged = SHUFFLE["bfly"]
 
 
 @dataclass(frozen=True)
-class Team(Component):
+class RowTeam(Component):
     """A row's threads; ``warps`` warps of a block."""
 
     warps: int
@@ -80,7 +80,7 @@ class Team(Component):
 
 
 @dataclass(frozen=True)
-class WarpTeam(Team):
+class WarpTeam(RowTeam):
     """A warp a row, and several rows a block."""
 
     rows_per_block: int = 4
@@ -104,7 +104,7 @@ class WarpTeam(Team):
 
 
 @dataclass(frozen=True)
-class BlockTeam(Team):
+class BlockTeam(RowTeam):
     """A block a row."""
 
     @property
@@ -184,7 +184,7 @@ def butterfly(value: Any, n: int, combine: Any) -> Any:
 # Folds, `mapped` and `put_into` take rows ``beside``: their elements in column n come along, ``f(x, n, ...)``.
 #
 # ``x`` is in the row's working type: float32 of 16-bit elements, else their own. The row is loaded once where its threads
-# can hold it (`Held`), else once for each fold and for `put` (`Streamed`); a function is written alike for both.
+# can hold it (`RegisterRow`), else once for each fold and for `put` (`StreamedRow`); a function is written alike for both.
 
 class Row(NamedTuple):
     """A row on its way: its number ``m``, how many ``columns`` it has, and what the kernel needs to get at it."""
@@ -265,7 +265,7 @@ def as_row(array: Any, which: int, row: Row) -> Row:
 # -- where its elements are -----------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
-class Source(Component):
+class RowSource(Component):
     """How a team gets at a row: pieces of ``vector`` neighbours, which lie in the row wholly or not at all."""
 
     def load(self, spec: Rows, x: Any, index: int, columns: int) -> Any:
@@ -297,7 +297,7 @@ class Source(Component):
 
 
 @dataclass(frozen=True)
-class Held(Source):
+class RegisterRow(RowSource):
     """All of the row, in registers: ``pieces`` a thread. All threads have the first ``whole``; where that is less, some
     have none of the last.
 
@@ -327,7 +327,7 @@ class Held(Source):
 
 
 @dataclass(frozen=True)
-class Streamed(Source):
+class StreamedRow(RowSource):
     """Of a row of any length: it is loaded anew each time, from the L2 where it fits there. What is kept are the functions
     that it was `mapped` by."""
 
@@ -354,7 +354,7 @@ class Streamed(Source):
 
 
 @dataclass(frozen=True)
-class Across(Source):
+class ColumnVector(RowSource):
     """Of an array with an element for each column, which stands beside a row."""
 
     def piece(self, row: Row, p: int, j: int) -> tuple:
@@ -368,14 +368,14 @@ class Rows(Component):
     """Which threads work on a row (``team``), and how they get at it (``source``), ``vector`` elements at a time, which
     divides the columns. ``dtype`` is the working type."""
 
-    team: Team
-    source: Source
+    team: RowTeam
+    source: RowSource
     vector: int
     dtype: np.dtype
 
     @property
     def across(self) -> AcrossSpec:
-        return AcrossSpec(Across(), self.vector)
+        return AcrossSpec(ColumnVector(), self.vector)
 
     def load(self, x: Any, m: int, columns: int) -> Row:
         """Row ``m`` of a matrix."""
@@ -401,7 +401,7 @@ class RowsSpec(Rows):
 class AcrossSpec(Component):
     """How a team gets at an array that stands beside its row."""
 
-    source: Source
+    source: RowSource
     vector: int
 
 

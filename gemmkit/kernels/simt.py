@@ -26,8 +26,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from gemmkit.kernels.collectives.operand import (
-    Arrays,
     Operand,
+    OperandArrays,
     clipped_inputs,
     copy_to_shared,
     kept_in_shared,
@@ -37,7 +37,7 @@ from gemmkit.kernels.collectives.operand import (
     transform_registers,
 )
 from gemmkit.kernels.collectives.pipeline import ALIGNMENT
-from gemmkit.kernels.collectives.scheduler import UNSPLIT, Cluster, OneTilePerBlock, Place, Reduction, holds, k_range_of
+from gemmkit.kernels.collectives.scheduler import UNSPLIT, Cluster, OneTilePerBlock, Reduction, TileCoord, holds, k_range_of
 from gemmkit.kernels.collectives.split_k import merge, place_of
 from gemmkit.kernels.spec import KernelFamily, Spec, check_splits, divides, rule
 from gemmkit.lang.aggregates import fill
@@ -149,7 +149,7 @@ def compute_tile(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, tile: in
     # 1. and 2. C: global -> shared -> registers (or the start of the sum where there is no C, or another block takes it).
     if rank == 0:
         if spec.has_c:
-            load_c(spec, accumulators, c, Place(block_m, block_n, shape.M, shape.N), warp, shape)
+            load_c(spec, accumulators, c, TileCoord(block_m, block_n, shape.M, shape.N), warp, shape)
         else:
             start_from_nothing(spec, accumulators)
     else:
@@ -188,7 +188,7 @@ def compute_tile(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, tile: in
     if finishes:
         # 5. D: registers -> shared.
         d_shared = shared(spec.d.shared.dtype, 0)
-        store_d(spec, accumulators, d_shared, Place(block_m, block_n, shape.M, shape.N), warp)
+        store_d(spec, accumulators, d_shared, TileCoord(block_m, block_n, shape.M, shape.N), warp)
         barrier()
 
         # 6. D: shared -> global.
@@ -205,13 +205,13 @@ def start_observing(spec: Any, block_n: int, shape: Any) -> Any:
 def observe(spec: Any, observed: Observed, pointer: Any, block_m: int, block_k: int, shape: Any) -> Observed:
     """A's tile at ``block_k`` is looked at where it is this block's."""
     if udiv(block_k, spec.block.size.K) == observed.due:
-        a = Place(block_m, block_k, shape.M, shape.K)
+        a = TileCoord(block_m, block_k, shape.M, shape.K)
         state = spec.watch.add(observed.state, spec, pointer, 0, thread_index(), a)
         return Observed(state, observed.due + spec.watch.step(spec, shape))
     return observed
 
 
-def load_c(spec: Any, accumulators: Any, c: Any, place: Place, warp: int, shape: Any) -> None:
+def load_c(spec: Any, accumulators: Any, c: Any, place: TileCoord, warp: int, shape: Any) -> None:
     """Steps 1 and 2."""
     pointer = shared(spec.c.shared.dtype, 0)
     copy_to_shared(spec.c, c, pointer, place, 0, warp, shape)
@@ -235,8 +235,8 @@ def start_from_nothing(spec: Any, accumulators: Any) -> None:
                                       spec.operator.start)
 
 
-def multiply(spec: Any, accumulators: Any, a_shared: Any, b_shared: Any, warp_tile: Any, a_place: Place,
-             b_place: Place) -> None:
+def multiply(spec: Any, accumulators: Any, a_shared: Any, b_shared: Any, warp_tile: Any, a_place: TileCoord,
+             b_place: TileCoord) -> None:
     """Step 3c for one slice along K of a warp's tile: fragments of A and B, and their outer product."""
     operator, operation = spec.operator, spec.operation
     a_fragments = registers(operator.fragment_a, spec.fragments_m)
@@ -257,7 +257,7 @@ def multiply(spec: Any, accumulators: Any, a_shared: Any, b_shared: Any, warp_ti
                 accumulators[i, j] = operator.mma(a_fragments[i], b_fragments[j], accumulators[i, j])
 
 
-def store_d(spec: Any, accumulators: Any, pointer: Any, place: Place, warp: int) -> None:
+def store_d(spec: Any, accumulators: Any, pointer: Any, place: TileCoord, warp: int) -> None:
     """Step 5."""
     warp_tile = parallelise(spec.block.MN, spec.compute_warp.MN, warp, spec.warps)[0]
     for i in range(spec.fragments_m):
@@ -397,7 +397,7 @@ class Simt(KernelFamily):
         validate(config)
 
     def specialise(self, config: Config, operands: tuple[Operand, Operand, Operand, Operand],
-                   arrays: Arrays | None) -> SimtSpec:
+                   arrays: OperandArrays | None) -> SimtSpec:
         scheduler = OneTilePerBlock(config.order, config.block_shape, Cluster(splits=config.splits),
                                     ClusterSums() if config.splits > 1 else UNSPLIT)
         if arrays is not None:

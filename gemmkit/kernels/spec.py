@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from gemmkit.components import Component
 from gemmkit.kernels.collectives.batched import Batched
 from gemmkit.kernels.collectives.lanes import BESIDE, Lanes, Watch, lanes_of, watch_of
-from gemmkit.kernels.collectives.operand import Arrays, Operand
+from gemmkit.kernels.collectives.operand import Operand, OperandArrays
 from gemmkit.kernels.collectives.scheduler import Cluster, Reduction, TileScheduler
-from gemmkit.lang.component_products import Shape, StackShape
+from gemmkit.lang.component_products import ProblemShape, StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.host import narrows
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gemmkit.kernels.config import Config
 
 __all__ = [
-    "Both", "Condition", "Shape", "Spec", "StackShape",
+    "Both", "Condition", "ProblemShape", "Spec", "StackShape",
 ]
 
 
@@ -225,15 +225,15 @@ class KernelFamily(ABC):
 
     @abstractmethod
     def specialise(self, config: Config, operands: tuple[Operand, Operand, Operand, Operand],
-                   arrays: Arrays | None) -> Spec:
+                   arrays: OperandArrays | None) -> Spec:
         """What the kernel is specialised by for a class of problems; see `Config.spec`."""
 
-    def is_specialised(self, spec: Any, config: Config, arrays: Arrays) -> bool:
+    def is_specialised(self, spec: Any, config: Config, arrays: OperandArrays) -> bool:
         """Whether ``spec``, made for these arrays or for others whose operands were whole where these are, is what
         `specialise` makes for all such arrays of which this is true. False where that is not known."""
         return False
 
-    def maps(self, spec: Any, arrays: Arrays) -> tuple[Any, ...]:
+    def maps(self, spec: Any, arrays: OperandArrays) -> tuple[Any, ...]:
         """The tensor maps of a problem, None for operands that TMA does not move."""
         return ()
 

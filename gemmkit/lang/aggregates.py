@@ -44,7 +44,7 @@ from gemmkit.lang.numba_hooks import (
     typing_registry,
 )
 from gemmkit.lang.number_rules import Record, device_dtype, is_of_one_type, to_dtype
-from gemmkit.lang.passes import Of, Unknown
+from gemmkit.lang.passes import KnownType, UnknownValue
 from gemmkit.lang.scalars import DTypeType, WeakFloatLiteral, WeakIntLiteral, dtype_type, i1, i32, index, numba_type, weaken
 
 __all__ = [
@@ -159,7 +159,7 @@ class AggregateType(types.Type):
         try:
             return _known(getattr(self.example, name))
         except AttributeError:
-            raise Unknown from None
+            raise UnknownValue from None
 
     def known_item(self, n: int) -> Any:
         return _known(self.example[n])
@@ -167,10 +167,10 @@ class AggregateType(types.Type):
 
 def _known(value: Any) -> Any:
     if isinstance(value, Aggregate):
-        return Of(type_of(value))
+        return KnownType(type_of(value))
     if type(value) is int:
         return value
-    raise Unknown
+    raise UnknownValue
 
 
 @register_model(AggregateType)

@@ -32,7 +32,7 @@ from gemmkit.lang import source
 from gemmkit.lang.complex import WEAK_COMPLEX
 from gemmkit.lang.lowering import Calls, Lines, Lower, in_values
 from gemmkit.lang.numba_hooks import Atom, compiles_users, compiling, rules_hold_in, target_arch
-from gemmkit.lang.passes import Assertions, Captures, InnerFunctions, ModuleAttributes, StaticBranches
+from gemmkit.lang.passes import Assertions, CapturesToArguments, InnerFunctions, ModuleAttributes, StaticBranches
 from gemmkit.lang.scalars import WEAK_FLOATS, IndexType, NarrowFloatType, WeakIntLiteral
 from gemmkit.lang.source import Endings
 
@@ -419,7 +419,7 @@ class _Pipeline(numba_compiler.CUDACompiler):
             passes = Passes(pipeline.passes)
             passes.add_pass_after(Endings, Translation)
             passes.add_pass_after(ModuleAttributes, Translation)
-            passes.add_pass_after(Captures, Translation)
+            passes.add_pass_after(CapturesToArguments, Translation)
             passes.add_pass_after(Assertions, Translation)
             passes.add_pass_after(InnerFunctions, IRProcessing)
             passes.add_pass_after(StaticBranches, IRProcessing)

@@ -216,7 +216,7 @@ def _without_known(component: Any, changed: dict[str, Any]) -> Any:
 # -- sizes ------------------------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
-class Shape(Component):
+class ProblemShape(Component):
     """The run-time sizes of a problem: what layouts get as ``shape``. Without a stack ``batch`` is 0."""
 
     M: Scalar
@@ -227,7 +227,7 @@ class Shape(Component):
 
 
 @dataclass(frozen=True)
-class StackShape(Shape):
+class StackShape(ProblemShape):
     """The run-time sizes of a product of a stack, and which product it is, counted in C order."""
 
     batch: Scalar = 0

@@ -35,7 +35,7 @@ from gemmkit.lang.numba_hooks import (
     types,
     typing_registry,
 )
-from gemmkit.lang.passes import Unknown, asked, of_type
+from gemmkit.lang.passes import UnknownValue, asked, of_type
 from gemmkit.lang.references import class_version, is_fixed, names_of
 from gemmkit.lang.scalars import IndexType, index, wide_index
 
@@ -63,7 +63,7 @@ class ComponentType(types.Callable):
         if name in self.runtime:
             return of_type(self.runtime[name])
         if self.method(name) is not None and name not in self.static:
-            raise Unknown
+            raise UnknownValue
         return asked(self.skeleton, name)
 
     def get_call_type(self, context: TypingContext, args: tuple, kws: dict) -> Any:

@@ -35,7 +35,7 @@ from types import ModuleType, prepare_class
 from typing import Any, ClassVar
 
 __all__ = [
-    "Later", "at_load", "later", "load", "made_later", "public_names",
+    "Later", "at_load", "by_old_name", "later", "load", "made_later", "public_names",
 ]
 
 
@@ -383,6 +383,8 @@ def public_names(scope: dict[str, Any]) -> tuple[Callable[[str], Any], Callable[
     def get(name: str) -> Any:
         if name.startswith("_"):                              # what Python asks of any module
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if f"{package}.{name}" in renamed():
+            return by_old_name(package, name)
         if name in homes():
             home, origin = homes()[name]
             module = importlib.import_module(home)
@@ -409,9 +411,30 @@ def public_names(scope: dict[str, Any]) -> tuple[Callable[[str], Any], Callable[
 # -- names that modules had -------------------------------------------------------------------------------------------
 
 @cache
-def moved() -> dict[str, str]:
-    """The modules that lie elsewhere now, by their names before. The table goes with gemmkit 0.2."""
+def _table() -> dict[str, dict[str, str]]:
+    """The table goes with gemmkit 0.2."""
     return json.loads((Path(__file__).resolve().parents[1] / "moved.json").read_text(encoding="utf-8"))
+
+
+def moved() -> dict[str, str]:
+    """The modules that lie elsewhere now, by their names before."""
+    return _table()["modules"]
+
+
+def renamed() -> dict[str, str]:
+    """The public names that changed, by their names before."""
+    return _table()["names"]
+
+
+def by_old_name(module: str, name: str) -> Any:
+    """What ``module`` called ``name``, with a DeprecationWarning; AttributeError if it never did. A module whose names
+    changed says ``__getattr__ = partial(by_old_name, __name__)``."""
+    now = renamed().get(f"{module}.{name}")
+    if now is None:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    warnings.warn(f"{module}.{name} is {now} now; the old name goes with gemmkit 0.2", DeprecationWarning, 3)
+    home, _, new = now.rpartition(".")
+    return getattr(importlib.import_module(home), new)
 
 
 class _Moved(MetaPathFinder, Loader):

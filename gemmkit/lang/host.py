@@ -65,7 +65,7 @@ def current() -> Thread:
                            "or compiled on a GPU") from None
 
 
-class Line(NamedTuple):
+class SourceLine(NamedTuple):
     """A line of source: file, number (from 1) and stripped text; ``str(line)`` is ``"file:number: text"``."""
 
     file: str
@@ -146,13 +146,13 @@ def here(skip: int = 0) -> Site:
     return of_frame(sys._getframe(1 + skip))
 
 
-def _line(code: CodeType, offset: int) -> Line:
+def _line(code: CodeType, offset: int) -> SourceLine:
     number = code.co_firstlineno
     for start, end, candidate in code.co_lines():
         if start <= offset < end and candidate is not None:
             number = candidate
             break
-    return Line(code.co_filename, number, linecache.getline(code.co_filename, number).strip())
+    return SourceLine(code.co_filename, number, linecache.getline(code.co_filename, number).strip())
 
 
 def is_same_place(first: Site, second: Site) -> bool:
@@ -163,12 +163,12 @@ def is_same_place(first: Site, second: Site) -> bool:
     return kernel_line(first) == kernel_line(second) and template_line(first) == template_line(second)
 
 
-def kernel_line(site: Site) -> Line:
+def kernel_line(site: Site) -> SourceLine:
     """The innermost line that is not machinery."""
     return _line(site[0], site[1])
 
 
-def template_line(site: Site) -> Line | None:
+def template_line(site: Site) -> SourceLine | None:
     """The template kernel's line that led there; None if that is the kernel line itself, or there is none."""
     return None if site[2] is None else _line(site[2], site[3])
 

@@ -28,7 +28,7 @@ from gemmkit.lang.numba_hooks import (
     signature,
     types,
 )
-from gemmkit.lang.passes import Of, Unknown
+from gemmkit.lang.passes import KnownType, UnknownValue
 from gemmkit.lang.registers import call_function
 from gemmkit.lang.scalars import DTypeType, NarrowFloatType, WeakFloatLiteral, WeakIntLiteral, bfloat16, float16
 
@@ -158,8 +158,8 @@ def _decided(context: TypingContext, transform: types.Type, dtype: types.Type) -
     from gemmkit.lang.aggregates import static_type
 
     if not isinstance(dtype, np.dtype):
-        raise Unknown
-    ty: Any = transform.ty if isinstance(transform, Of) else static_type(transform)
+        raise UnknownValue
+    ty: Any = transform.ty if isinstance(transform, KnownType) else static_type(transform)
     element: Any = static_type(dtype)
     return _pairwise(context, ty, element.target) is not None
 

@@ -231,11 +231,11 @@ _COMPARISONS = {operator.eq, operator.ne, operator.lt, operator.le, operator.gt,
 _ARITHMETIC = {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod}
 
 
-class Unknown(Exception):
+class UnknownValue(Exception):
     """What a variable holds is not known when its function is compiled."""
 
 
-class Of:
+class KnownType:
     """A value of which the type is known: an argument, or part of one."""
 
     def __init__(self, ty: types.Type):
@@ -268,7 +268,7 @@ def _decide(func_ir: ir.FunctionIR, args: tuple, context: Any) -> bool:
             reader = _Reader(func_ir, args, context)
             try:
                 value = _truth(reader.value(branch.cond))
-            except Unknown:
+            except UnknownValue:
                 continue
             block.body[-1] = ir.Jump(branch.truebr if value else branch.falsebr, branch.loc)
             _replace(func_ir.blocks, reader.truths)
@@ -316,22 +316,22 @@ class _Reader:
     def value(self, variable: ir.Var) -> Any:
         """The value of a variable; raises Unknown where it has none yet."""
         found = self.read(variable)
-        if isinstance(found, Of):
-            raise Unknown
+        if isinstance(found, KnownType):
+            raise UnknownValue
         return found
 
     def read(self, variable: ir.Var) -> Any:
-        """The value of a variable, or `Of` its type."""
+        """The value of a variable, or `KnownType` its type."""
         try:
             definition = self.func_ir.get_definition(variable)  # refuses a variable that is assigned more than once
         except KeyError:
-            raise Unknown from None
+            raise UnknownValue from None
         if isinstance(definition, (ir.Const, ir.Global, ir.FreeVar)):
             return definition.value
         if isinstance(definition, ir.Arg) and definition.index < len(self.args):
             return of_type(self.args[definition.index])
         if not isinstance(definition, ir.Expr):
-            raise Unknown
+            raise UnknownValue
         if definition.op == "getattr":
             return _attribute(self.read(definition.value), definition.attr)
         if definition.op == "getitem":
@@ -347,89 +347,89 @@ class _Reader:
         if expression.op == "binop":
             return _combined(expression.fn, self.value(expression.lhs), self.value(expression.rhs))
         if expression.op != "call" or expression.kws or expression.vararg is not None:
-            raise Unknown
+            raise UnknownValue
         function = self.value(expression.func)
         decided = getattr(function, "decided", None)       # an atom whose result follows from its arguments' types
         if decided is not None:
             return decided(self.context, *map(self.read, expression.args))
         if len(expression.args) != 1:
-            raise Unknown
+            raise UnknownValue
         argument = expression.args[0]
         if function is bool:
             return _truth(self.value(argument))
         if function is len:
             return _length(self.read(argument))
-        raise Unknown
+        raise UnknownValue
 
 
 def of_type(ty: types.Type) -> Any:
     if isinstance(ty, types.Literal):
         return ty.literal_value
-    return None if isinstance(ty, types.NoneType) else Of(ty)
+    return None if isinstance(ty, types.NoneType) else KnownType(ty)
 
 
 def _attribute(base: Any, name: str) -> Any:
     """An attribute of a component, a named tuple or a tile, or of the value of a static field."""
-    if not isinstance(base, Of):
+    if not isinstance(base, KnownType):
         if isinstance(base, (type, ModuleType)):           # a class's or module's: the pass for these has made constants
-            raise Unknown
+            raise UnknownValue
         return asked(base, name)
     ty = base.ty
     if isinstance(ty, types.BaseNamedTuple) and name in ty.fields:
         return of_type(ty.types[ty.fields.index(name)])
     known = getattr(ty, "known_attribute", None)           # of a component, a tile, a tile's size
     if known is None:
-        raise Unknown
+        raise UnknownValue
     return known(name)
 
 
 def _item(base: Any, n: Any) -> Any:
     """An element of a tuple, or of a tile's size."""
     try:
-        if not isinstance(base, Of):
+        if not isinstance(base, KnownType):
             return base[n]
         if hasattr(base.ty, "known_item"):
             return base.ty.known_item(n)
         if isinstance(base.ty, types.BaseTuple):
             return of_type(base.ty.types[n])
     except Exception:
-        raise Unknown from None
-    raise Unknown
+        raise UnknownValue from None
+    raise UnknownValue
 
 
 def asked(value: Any, name: str) -> Any:
     try:
         return getattr(value, name)
     except Exception:                                          # a property's: type inference meets it again, and reports it
-        raise Unknown from None
+        raise UnknownValue from None
 
 
 def _combined(function: Any, left: Any, right: Any) -> Any:
     whole = all(isinstance(side, int) and not isinstance(side, bool) for side in (left, right))
     if function not in _COMPARISONS and not (function in _ARITHMETIC and whole):
-        raise Unknown
+        raise UnknownValue
     try:
         found = function(left, right)
     except Exception:
-        raise Unknown from None
+        raise UnknownValue from None
     if function in _ARITHMETIC and abs(found) >= LARGEST:
-        raise Unknown
+        raise UnknownValue
     return bool(found) if isinstance(found, np.bool_) else found
 
 
 def _length(value: Any) -> int:
-    if isinstance(value, Of) and isinstance(value.ty, types.BaseTuple):
+    if isinstance(value, KnownType) and isinstance(value.ty, types.BaseTuple):
         return len(value.ty)
     if isinstance(value, tuple):
         return len(value)
-    raise Unknown
+    raise UnknownValue
 
 
 def _truth(value: Any) -> bool:
     """Whether a number or None is true; other values are left to type inference."""
     if value is None or isinstance(value, (bool, int, float, np.bool_)):
         return bool(value)
-    raise Unknown
+    raise UnknownValue
 
 
 # --------------------------------------------------------------------------------------------------
@@ -469,7 +469,7 @@ def _captures_getattr(context: Context, builder: ir.IRBuilder, ty: CapturesType,
     return getattr(cgutils.create_struct_proxy(ty)(context, builder, value=value), attr)
 
 
-class Captures(FunctionPass):
+class CapturesToArguments(FunctionPass):
     """Reads captured names from an extra argument instead of the closure."""
 
     _name = "gemmkit_captures"
@@ -485,7 +485,7 @@ class Captures(FunctionPass):
         return True
 
 
-register_pass(mutates_CFG=False, analysis_only=False)(Captures)
+register_pass(mutates_CFG=False, analysis_only=False)(CapturesToArguments)
 
 
 def _bind(func_ir: ir.FunctionIR, names: tuple[str, ...]) -> None:

@@ -40,7 +40,7 @@ _NOTHING = {"CACHE", "EXTENDED_ARG", "NOP", "RESUME"}
 _TUPLE_OF_LIST = 6                        # CALL_INTRINSIC_1's number of what was LIST_TO_TUPLE until 3.11
 
 
-class Step(NamedTuple):
+class BytecodeStep(NamedTuple):
     """One instruction. ``value`` is its argument as `dis` resolves it: a name, a constant, the offset of a jump."""
 
     name: str
@@ -60,10 +60,10 @@ class Step(NamedTuple):
         return self.name == "LIST_TO_TUPLE" or (self.name == "CALL_INTRINSIC_1" and self.value == _TUPLE_OF_LIST)
 
 
-def steps_of(code: CodeType) -> list[Step]:
+def steps_of(code: CodeType) -> list[BytecodeStep]:
     """The instructions of a code object, without those of its nested functions."""
     heights: dict[int, int] = {}          # at the targets of jumps
-    out: list[Step] = []
+    out: list[BytecodeStep] = []
     height, line = 0, code.co_firstlineno
     for i in dis.get_instructions(code):
         positions: Any = getattr(i, "positions", None)
@@ -77,11 +77,12 @@ def steps_of(code: CodeType) -> list[Step]:
             heights.setdefault(i.argval, before + dis.stack_effect(i.opcode, i.arg, jump=True))
         elif i.opname in _ENDS:
             height = 0
-        out.append(Step(i.opname, i.arg if i.opname == "CALL_INTRINSIC_1" else i.argval, line, i.offset, before, height))
+        out.append(BytecodeStep(i.opname, i.arg if i.opname == "CALL_INTRINSIC_1" else i.argval, line, i.offset, before,
+                                height))
     return out
 
 
-def region(steps: list[Step], start: int) -> int:
+def region(steps: list[BytecodeStep], start: int) -> int:
     """The step at which what is put on the stack at ``start`` has become one value: of a function, its call."""
     base = steps[start].before
     for n in range(start + 1, len(steps)):
@@ -228,7 +229,7 @@ def _read(code: CodeType) -> Contents:
     return out
 
 
-def _asserted(steps: list[Step]) -> set[int]:
+def _asserted(steps: list[BytecodeStep]) -> set[int]:
     """The steps that make and raise the errors of assertions: what stands behind a test that jumps over them."""
     out: set[int] = set()
     for n, step in enumerate(steps):
@@ -238,7 +239,7 @@ def _asserted(steps: list[Step]) -> set[int]:
     return out
 
 
-def _tuples(steps: list[Step]) -> set[int]:
+def _tuples(steps: list[BytecodeStep]) -> set[int]:
     """The steps of lists that become tuples at once: ``(*a, b)``."""
     out: set[int] = set()
     for n, step in enumerate(steps):
@@ -252,7 +253,7 @@ def _tuples(steps: list[Step]) -> set[int]:
     return out
 
 
-def _constant_fault(steps: list[Step], n: int) -> str | None:
+def _constant_fault(steps: list[BytecodeStep], n: int) -> str | None:
     """What is wrong with a constant: strings may be compared, and be arguments."""
     value, after = steps[n].value, steps[n].after
     if steps[n].name not in ("LOAD_CONST", "RETURN_CONST"):
@@ -269,7 +270,7 @@ def _constant_fault(steps: list[Step], n: int) -> str | None:
     return STRING if user is not None and user.name.startswith(("BINARY", "INPLACE")) else None
 
 
-def _form_fault(steps: list[Step], n: int, names: dict[int, Name]) -> str | None:
+def _form_fault(steps: list[BytecodeStep], n: int, names: dict[int, Name]) -> str | None:
     """What is wrong with an expression that Python computes, and that types do not have."""
     step, last = steps[n], steps[n - 1]
     if step.name in ("LOAD_METHOD", "LOAD_ATTR") and step.value in ("_replace", "_asdict"):
@@ -294,7 +295,7 @@ def _form_fault(steps: list[Step], n: int, names: dict[int, Name]) -> str | None
     return None
 
 
-def _names(steps: list[Step]) -> dict[int, Name]:
+def _names(steps: list[BytecodeStep]) -> dict[int, Name]:
     """The names that are read, each by its step."""
     out: dict[int, Name] = {}
     for n, step in enumerate(steps):
@@ -316,7 +317,7 @@ def _names(steps: list[Step]) -> dict[int, Name]:
     return out
 
 
-def _nested(step: Step, out: Contents) -> None:
+def _nested(step: BytecodeStep, out: Contents) -> None:
     """A function in the function: Numba inlines it where it is called."""
     inner = step.value
     if inner.co_name in _COMPREHENSIONS:
@@ -334,7 +335,7 @@ def _nested(step: Step, out: Contents) -> None:
     out.names += [name for name in found.names if name.kind != "local"]
 
 
-def _returns(steps: list[Step], names: dict[int, Name], out: Contents) -> None:
+def _returns(steps: list[BytecodeStep], names: dict[int, Name], out: Contents) -> None:
     """Where the code ends, and whether with a value."""
     for n, step in enumerate(steps):
         if step.name == "RETURN_CONST":
@@ -358,7 +359,7 @@ def _given(value: bool, line: int, out: Contents) -> None:
         out.nothing.append(line)
 
 
-def _callee(steps: list[Step], call: int) -> int:
+def _callee(steps: list[BytecodeStep], call: int) -> int:
     """The step that puts the function of a call on the stack."""
     base = steps[call].after - 1
     start = next((k for k in range(call - 1, -1, -1) if steps[k].before == base), call)
@@ -394,7 +395,7 @@ def plain(function: Any) -> FunctionType | None:
     return function if isinstance(function, FunctionType) else None
 
 
-class Walk:
+class SourceWalk:
     """One look at a component, or at a function, and all that it reaches. ``compiled`` is stricter in what is printed."""
 
     def __init__(self, compiled: bool):
@@ -579,12 +580,12 @@ def _class_fault(name: Name, cls: type) -> str | None:
 
 def check(component: Any) -> None:
     """In the emulator, before it runs: raise ComponentError for what a component's device code may not contain."""
-    Walk(compiled=False).component(component)
+    SourceWalk(compiled=False).component(component)
 
 
 def check_compiled(function: FunctionType, args: tuple) -> None:
     """Before a function is compiled for argument types: the same of it and of the components that it gets."""
-    walk = Walk(compiled=True)
+    walk = SourceWalk(compiled=True)
     for ty in _component_types(args):
         walk.component(ty.skeleton)
     if not is_library(function):

@@ -101,7 +101,7 @@ class Split:
         raise NotImplementedError
 
 
-class Held:
+class OpaqueStorage:
     """What a traced method passes on and does not look into: a storage, by its type and LLVM value."""
 
     __slots__ = ("ty", "value")
@@ -154,10 +154,10 @@ def object_of(context: Any, builder: ir.IRBuilder | None, ty: types.Type, value:
     """The Python object that a device value is to a traced method. Without a builder types alone count."""
     if isinstance(ty, SplitType):
         if builder is None:
-            return ty.cls.__of_parts__(ty.static, Held(ty.storage, None), (Number(None, None),) * ty.count)
+            return ty.cls.__of_parts__(ty.static, OpaqueStorage(ty.storage, None), (Number(None, None),) * ty.count)
         parts = cgutils.create_struct_proxy(ty)(context, builder, value=value)
         numbers = tuple(Number(builder, getattr(parts, f"n{n}")) for n in range(ty.count))
-        return ty.cls.__of_parts__(ty.static, Held(ty.storage, parts.storage), numbers)
+        return ty.cls.__of_parts__(ty.static, OpaqueStorage(ty.storage, parts.storage), numbers)
     if isinstance(ty, types.BaseTuple):
         values = [None if builder is None else builder.extract_value(value, n) for n in range(len(ty.types))]
         return tuple(object_of(context, builder, t, v) for t, v in zip(ty.types, values))
@@ -167,14 +167,14 @@ def object_of(context: Any, builder: ir.IRBuilder | None, ty: types.Type, value:
         pass
     if isinstance(ty, types.Integer):
         return Number(builder, None if builder is None else context.cast(builder, value, ty, index))
-    return Held(ty, value)
+    return OpaqueStorage(ty, value)
 
 
 def type_of(value: Any) -> Any:
     """The type of what a traced method returned."""
     if isinstance(value, Number):
         return index
-    if isinstance(value, Held):
+    if isinstance(value, OpaqueStorage):
         return value.ty
     if isinstance(value, Split):
         static, storage, numbers = value.__split__()
@@ -190,7 +190,7 @@ def lowered(context: Context, builder: ir.IRBuilder, value: object) -> Any:
     """The LLVM value of what a traced method returned."""
     if isinstance(value, Number):
         return value.value
-    if isinstance(value, Held):
+    if isinstance(value, OpaqueStorage):
         return value.value
     if isinstance(value, Split):
         _, storage, numbers = value.__split__()

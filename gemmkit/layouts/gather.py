@@ -20,7 +20,7 @@ from gemmkit.runtime.arrays import ArrayInfo, describe, info_of
 @dataclass(frozen=True)
 class Gathered(GlobalLayout):
     """The ``count`` rows ``index[0]``, ``index[1]``, ... of an array in a plain ``layout``: any of them, in any order, as
-    often as the index names them. `gemmkit.Gather` makes one.
+    often as the index names them. `gemmkit.layouts.Gather` makes one.
 
     An element's place is the sum of its row's and its column's, so threads copy lines of a row-major array by cp.async.
     """
@@ -86,7 +86,7 @@ class Gathered(GlobalLayout):
 @dataclass(frozen=True, init=False)
 class Scattered(Gathered, ResultLayout):
     """The ``count`` rows ``index[0]``, ``index[1]``, ... of an array that a product writes. Other rows stay as they are.
-    `gemmkit.Scatter` makes one."""
+    `gemmkit.layouts.Scatter` makes one."""
 
     array_names = MappingProxyType({"index": "index of Scatter"})
 
@@ -121,7 +121,7 @@ class Gather(Matrix):
     >>> import numpy as np, gemmkit as gk
     >>> tokens = np.float32([[1, 2], [3, 4], [5, 6]])
     >>> with gk.emulate():
-    ...     gk.matmul(gk.Gather(tokens, np.int32([2, 0, 2])), np.eye(2, dtype=np.float32)).tolist()
+    ...     gk.matmul(gk.layouts.Gather(tokens, np.int32([2, 0, 2])), np.eye(2, dtype=np.float32)).tolist()
     [[5.0, 6.0], [1.0, 2.0], [5.0, 6.0]]
     """
 
@@ -146,7 +146,7 @@ class Scatter(Matrix):
     >>> import numpy as np, gemmkit as gk
     >>> y = np.zeros((3, 2), np.float32)
     >>> with gk.emulate():
-    ...     out = gk.Scatter(y, np.int32([2, 0]))
+    ...     out = gk.layouts.Scatter(y, np.int32([2, 0]))
     ...     gk.matmul(np.float32([[1, 2], [3, 4]]), np.eye(2, dtype=np.float32), out=out).tolist()
     [[3.0, 4.0], [0.0, 0.0], [1.0, 2.0]]
     """

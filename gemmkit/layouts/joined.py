@@ -28,17 +28,17 @@ GRAIN = 256                            # elements: the longest tile of a block a
 
 
 @dataclass(frozen=True)
-class Part(Component):
+class PartArray(Component):
     """An array that a layout holds beside the operand's own: of a stack's products each has a matrix of it
     (`gemmkit.plans.adapters`)."""
 
     array: Array
 
-    array_names = MappingProxyType({"array": "a part of a Concat or Braid"})
+    array_names = MappingProxyType({"array": "a part of a Concat or InterleavedColumns"})
 
     def __repr__(self) -> str:
         info = info_of(self.array)
-        return f"Part(<array of shape {info.shape}>)"
+        return f"PartArray(<array of shape {info.shape}>)"
 
     @property
     def info(self) -> ArrayInfo:
@@ -58,7 +58,7 @@ class Joined(GlobalLayout):
     divides it TMA brings all from one array.
 
     Raises TypeError for a part that is no layout, and ValueError for dtypes that differ and an ``axis`` other than 0 and 1.
-    `gemmkit.Concat` makes one from arrays.
+    `gemmkit.layouts.Concat` makes one from arrays.
 
     >>> import numpy as np
     >>> from gemmkit.layouts import RowMajor
@@ -70,7 +70,7 @@ class Joined(GlobalLayout):
 
     first: Any
     second: Any
-    part: Part
+    part: PartArray
     axis: int
     boundary: Scalar
     grain: int
@@ -86,7 +86,7 @@ class Joined(GlobalLayout):
         if isinstance(boundary, bool) or not isinstance(boundary, (int, np.integer)) or boundary < 0:
             raise TypeError(f"Joined(boundary={boundary!r}): a number of rows or columns is needed, 0 or more")
         grain = math.gcd(GRAIN, int(boundary), first.grain if isinstance(first, Joined) else 0)
-        fields = dict(dtype=first.dtype, first=first, second=second, part=Part(array), axis=axis, boundary=boundary,
+        fields = dict(dtype=first.dtype, first=first, second=second, part=PartArray(array), axis=axis, boundary=boundary,
                       grain=grain)
         for name, value in fields.items():
             object.__setattr__(self, name, value)
@@ -272,18 +272,18 @@ MOST = 4                               # parts: the smallest tiles have 32 colum
 
 
 @dataclass(frozen=True)
-class Braided(OfArray, GlobalLayout):
+class ColumnInterleaved(OfArray, GlobalLayout):
     """B of ``parts`` matrices of ``columns`` columns each, which ``layout`` has side by side.
 
     The kernel multiplies by ``slots`` parts, the next power of two, so that a tile holds all parts of its columns. Where a
     slot has no part, and in the last eight columns beyond a part's end, elements are 0. D is stored by `Folded`.
 
-    Raises ValueError for fewer than 2 or more than 4 parts. `gemmkit.Braid` makes one from arrays.
+    Raises ValueError for fewer than 2 or more than 4 parts. `gemmkit.layouts.InterleavedColumns` makes one from arrays.
 
     >>> import numpy as np
     >>> from gemmkit.layouts import RowMajor
     >>> side_by_side = np.float32([[*range(8), *range(100, 108)]])
-    >>> braid = Braided(RowMajor("float32"), 8, 2)
+    >>> braid = ColumnInterleaved(RowMajor("float32"), 8, 2)
     >>> [float(braid.element(side_by_side, 0, n, None)) for n in (0, 7, 8, 15)]
     [0.0, 7.0, 100.0, 107.0]
     """
@@ -294,11 +294,11 @@ class Braided(OfArray, GlobalLayout):
 
     def __init__(self, layout: GlobalLayout, columns: int, parts: int, is_even: bool | None = None):
         if not isinstance(layout, GlobalLayout):
-            raise TypeError(f"Braided(layout={layout!r}): a Layout is needed, for example RowMajor('float16')")
+            raise TypeError(f"ColumnInterleaved(layout={layout!r}): a Layout is needed, for example RowMajor('float16')")
         if not isinstance(parts, int) or not 2 <= parts <= MOST:
-            raise ValueError(f"Braided(parts={parts!r}): 2 to {MOST} are needed")
+            raise ValueError(f"ColumnInterleaved(parts={parts!r}): 2 to {MOST} are needed")
         if isinstance(columns, bool) or not isinstance(columns, (int, np.integer)) or columns < 0:
-            raise TypeError(f"Braided(columns={columns!r}): the number of columns of each part is needed, 0 or more")
+            raise TypeError(f"ColumnInterleaved(columns={columns!r}): give the columns of each part, 0 or more")
         is_even = columns % OCTET == 0 if is_even is None else is_even
         for name, value in dict(dtype=layout.dtype, layout=layout, columns=columns, parts=parts, is_even=is_even).items():
             object.__setattr__(self, name, value)
@@ -413,7 +413,8 @@ class Braided(OfArray, GlobalLayout):
 
 @dataclass(frozen=True)
 class Folded(FoldedColumns):
-    """D of a product by a `Braided` B, of ``columns`` columns in the array; ``folds`` columns are computed for each.
+    """D of a product by a `ColumnInterleaved` B, of ``columns`` columns in the array; ``folds`` columns are computed for
+    each.
 
     What is stored is one value for all parts of a column, in the order of ``layout``; coordinates are those of D. A
     configuration whose B is braided makes one of its ``global_d_layout``.
@@ -463,7 +464,8 @@ def braided_columns(columns: int, slots: int) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# Operands of several arrays: matrices joined along an axis (`Concat`), or column by column for a fold (`Braid`).
+# Operands of several arrays: matrices joined along an axis (`Concat`), or column by column for a fold
+# (`InterleavedColumns`).
 #
 # Nothing is copied together. The kernel gets all arrays, and the operand's layout says from which of them an element
 # comes (`gemmkit.layouts.Joined`), so that every kernel, transform and epilogue takes them as it takes one matrix.
@@ -500,12 +502,13 @@ class Concat(Matrix):
         return Concat(*(transposed(part) for part in self.parts), axis=-1 - self.axis)
 
 
-class Braid(Matrix):
+class InterleavedColumns(Matrix):
     """Matrices of one shape as B of one product, which computes those by all of them: D = Fold(f) of A W, A V, ...
 
     Of 2 to 4 arrays of (K, N), or stacks of them, of any strides, and one library, dtype and device. Columns are interleaved
-    in the kernel (`gemmkit.layouts.Braided` says how), so its products can be had by ``epilogue=epilogues.Fold(f)`` alone:
-    any other epilogue is refused. ``Concat(w, v, axis=1)`` gives the products side by side.
+    in the kernel (`gemmkit.layouts.ColumnInterleaved` says how), so its products can be had by
+    ``epilogue=epilogues.Fold(f)`` alone: any other epilogue is refused. ``Concat(w, v, axis=1)`` gives the products side by
+    side.
 
     Raises TypeError for a part that is no array and for its transpose (braid the parts' transposes), ValueError for a number
     of parts other than 2 to 4 and for parts of which dtypes, devices or shapes differ.
@@ -515,34 +518,36 @@ class Braid(Matrix):
     >>> import numpy as np, gemmkit as gk
     >>> x, w, v = np.float32([[1, 2]]), np.float32([[1], [1]]), np.float32([[5], [0]])
     >>> with gk.emulate():
-    ...     gk.matmul(x, gk.Braid(w, v), epilogue=gk.epilogues.Fold(lambda gate, up: max(gate, 0) * up)).tolist()
+    ...     both = gk.layouts.InterleavedColumns(w, v)
+    ...     gk.matmul(x, both, epilogue=gk.epilogues.Fold(lambda gate, up: max(gate, 0) * up)).tolist()
     [[15.0]]
     """
 
     def __init__(self, *arrays: Any):
-        infos = _parts(arrays, "Braid")
+        infos = _parts(arrays, "InterleavedColumns")
         if len(arrays) > MOST:
-            raise ValueError(f"Braid() got {len(arrays)} arrays; {MOST} are the most")
+            raise ValueError(f"InterleavedColumns() got {len(arrays)} arrays; {MOST} are the most")
         for n, info in enumerate(infos):
             for axis in (0, 1):
-                _check_part(info, n, infos[0], axis, "Braid")
+                _check_part(info, n, infos[0], axis, "InterleavedColumns")
         self.parts = arrays
-        super().__init__(arrays[0], Braided(joined(arrays, infos, 1), infos[0].shape[-1], len(arrays)))
+        super().__init__(arrays[0], ColumnInterleaved(joined(arrays, infos, 1), infos[0].shape[-1], len(arrays)))
 
     def check_place(self, name: str, c: Any) -> None:
         if c is not None:
-            raise ConfigError("c is given beside a Braid, and a folded product has no C; add it behind the fold, by "
+            raise ConfigError("c is given with an InterleavedColumns, and a folded product has no C; add c after the fold: "
                               "epilogue=Fold(f) | Residual(c)")
         if name != "b":
-            raise TypeError(f"{name} is a Braid, whose columns become columns of D: it can be b alone")
+            raise TypeError(f"{name} is an InterleavedColumns, whose columns become columns of D: it can be b alone")
 
     @property
     def T(self) -> Matrix:
-        raise TypeError("a Braid has no transpose, since its columns become columns of D; braid the parts' transposes")
+        raise TypeError("an InterleavedColumns has no transpose, because its columns become columns of D; "
+                        "interleave the parts' transposes")
 
     def __repr__(self) -> str:
         shape = (*self.shape[:-1], describe(self.array).shape[-1])
-        return f"<Braid of {len(self.parts)} matrices of shape {shape}, {self.dtype}>"
+        return f"<InterleavedColumns of {len(self.parts)} matrices of shape {shape}, {self.dtype}>"
 
 
 def joined(arrays: tuple, infos: list[ArrayInfo], axis: int) -> GlobalLayout:

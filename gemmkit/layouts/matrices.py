@@ -8,7 +8,7 @@ for arrays works for them too:
 ...     return gk.blas.gemmEx("N", "N", 2.0, a, b, 1.0, c)
 >>> b = np.float32([[1, 2], [3, 4]])
 >>> with gk.emulate():
-...     library_code(gk.Diagonal(np.float32([10, 1])), b, np.ones((2, 2), np.float32)).tolist()
+...     library_code(gk.layouts.DiagonalMatrix(np.float32([10, 1])), b, np.ones((2, 2), np.float32)).tolist()
 [[21.0, 41.0], [7.0, 9.0]]
 
 A new kind is a layout and, where its transpose is not the same layout of ``array.T``, a subclass with ``T``.
@@ -47,7 +47,7 @@ class Matrix:
     ...     def element(self, data, i, j, shape):
     ...         return data[i - j + shape.K - 1]
     >>> with gk.emulate():
-    ...     toeplitz = gk.Matrix(np.float32([1, 2, 3, 4]), Toeplitz("float32"), (2, 3))
+    ...     toeplitz = gk.layouts.Matrix(np.float32([1, 2, 3, 4]), Toeplitz("float32"), (2, 3))
     ...     gk.matmul(toeplitz, np.float32([1, 1, 0])).tolist()
     [5.0, 7.0]
     """
@@ -101,10 +101,10 @@ def _is_extent(n: Any) -> bool:
     return isinstance(n, (int, np.integer)) and not isinstance(n, bool) and 0 <= int(n) < 2**31
 
 
-class Diagonal(Matrix):
+class DiagonalMatrix(Matrix):
     """The diagonal matrix of a vector. An array of more dimensions is a stack: its last axis is each matrix's diagonal.
 
-    >>> Diagonal(np.float32([1, 2, 3])).shape, Diagonal(np.zeros((4, 3), np.float32)).shape
+    >>> DiagonalMatrix(np.float32([1, 2, 3])).shape, DiagonalMatrix(np.zeros((4, 3), np.float32)).shape
     ((3, 3), (4, 3, 3))
     """
 
@@ -120,11 +120,11 @@ class Diagonal(Matrix):
         return self
 
 
-class Triangular(Matrix):
+class TriangularMatrix(Matrix):
     """The lower or upper half of an array with its diagonal (1 with ``unit``); the rest may hold anything.
 
-    >>> Triangular(np.zeros((4, 4), np.float32), "upper").T
-    <Triangular of shape (4, 4), Triangular(ColMajor('float32'), 'lower')>
+    >>> TriangularMatrix(np.zeros((4, 4), np.float32), "upper").T
+    <TriangularMatrix of shape (4, 4), Triangular(ColMajor('float32'), 'lower')>
     """
 
     def __init__(self, array: Any, half: str = "lower", unit: bool = False):
@@ -133,10 +133,10 @@ class Triangular(Matrix):
     @property
     def T(self) -> Matrix:
         layout: Any = self.layout
-        return Triangular(transposed(self.array), "upper" if layout.is_lower else "lower", layout.unit)
+        return TriangularMatrix(transposed(self.array), "upper" if layout.is_lower else "lower", layout.unit)
 
 
-class Symmetric(Matrix):
+class SymmetricMatrix(Matrix):
     """The symmetric matrix of which an array's lower or upper half is read, the rest never."""
 
     def __init__(self, array: Any, half: str = "lower"):
@@ -150,12 +150,12 @@ class Symmetric(Matrix):
         return self
 
 
-class Generated(Matrix):
+class GeneratedMatrix(Matrix):
     """The matrix of ``f(i, j, *arguments)``, nowhere in memory; up to four run-time arguments (see `layouts.Generated`).
 
     >>> import gemmkit as gk
     >>> with gk.emulate():
-    ...     a = gk.Generated(lambda i, j, s: s * (i - j), (2, 3), "float32", 0.5)
+    ...     a = gk.layouts.GeneratedMatrix(lambda i, j, s: s * (i - j), (2, 3), "float32", 0.5)
     ...     gk.matmul(a, np.eye(3, dtype="float32")).tolist()
     [[0.0, -0.5, -1.0], [0.5, 0.0, -0.5]]
     """
@@ -164,17 +164,17 @@ class Generated(Matrix):
         from gemmkit.layouts.structured import MOST
 
         if len(arguments) > MOST:
-            raise TypeError(f"Generated() got {len(arguments)} arguments for its function; {MOST} are the most: put numbers "
-                            "into an array")
+            raise TypeError(f"GeneratedMatrix() got {len(arguments)} arguments for its function; {MOST} are the most: "
+                            "put numbers into an array")
         if any(argument is None for argument in arguments):
-            raise TypeError("Generated() got None as an argument of its function; an array or a number is needed")
+            raise TypeError("GeneratedMatrix() got None as an argument of its function; an array or a number is needed")
         super().__init__(None, GeneratedLayout(dtype, f, *arguments), shape)
 
     @property
     def T(self) -> Matrix:
         import dataclasses
 
-        out = object.__new__(Generated)
+        out = object.__new__(GeneratedMatrix)
         layout: Any = self.layout
         Matrix.__init__(out, None, dataclasses.replace(layout, transposed=not layout.transposed), self.shape[::-1])
         return out
@@ -203,12 +203,12 @@ def unwrapped(a: Any, b: Any, others: tuple, keywords: dict[str, Any],
         keywords["condition"] = found
     sizes = _sizes({"a": a, "b": b}, keywords, conf)
     if sizes:
-        keywords["gemm_shape"] = Sizes(keywords.get("gemm_shape"), tuple(sizes))
+        keywords["gemm_shape"] = CallSizes(keywords.get("gemm_shape"), tuple(sizes))
     a, b = arrays(a, b, others)
     return a, b, keywords
 
 
-class Sizes(NamedTuple):
+class CallSizes(NamedTuple):
     """A call's ``gemm_shape`` beside matrices that have a shape of their own: ``told`` has (operand, dimension, extent)."""
 
     gemm_shape: Any
@@ -260,8 +260,8 @@ def frozen_components(planned: Any, components: dict[str, Component], joined: tu
             raise ValueError("a and b are no BlockSparse, and the plan was made with one; give such a one, or make another "
                              "plan")
         if name not in components:
-            raise ValueError(f"{name[7]} is one array, and the plan was made with one of several (a Concat, a Braid or a "
-                             "Gather, which has an index); give such a one, or make another plan")
+            raise ValueError(f"{name[7]} is one array, and the plan was made with one of several (a Concat, an "
+                             "InterleavedColumns, or a Gather, which has an index); give such a one, or make another plan")
     found = {}
     for name, component in components.items():
         frozen, known = kept.frozen(component, name), kept.frozen(getattr(planned, name), name)

@@ -1,7 +1,7 @@
 """Tensors as matrices: a hierarchical layout, whose rows and columns are made of several dimensions each.
 
-A contraction is a matrix product in which M, N and K each stand for several dimensions. `Tensor` reads and writes such an
-operand in place, so that nothing is transposed beforehand: row i is split into its coordinates by division with the
+A contraction is a matrix product in which M, N and K each stand for several dimensions. `Matricised` reads and writes such
+an operand in place, so that nothing is transposed beforehand: row i is split into its coordinates by division with the
 extents (a multiplication and a shift each), and the array's own strides do the rest.
 """
 
@@ -68,7 +68,7 @@ class Modes(Component):
 
 
 @dataclass(frozen=True)
-class Tensor(GlobalLayout, ResultLayout):
+class Matricised(GlobalLayout, ResultLayout):
     """A matrix that lies in an array of several dimensions: first those of its rows, then those of its columns.
 
     Row i is ``i = r0 + rows[0] * (r1 + rows[1] * (r2 + ...))``, in the array at ``[r0, r1, ..., c0, c1, ...]``: the first
@@ -79,16 +79,16 @@ class Tensor(GlobalLayout, ResultLayout):
     With ``comb`` = 2, 4, 8 or 16 it is the *second* of their dimensions that has stride 1, and the first has ``comb``
     elements exactly, the teeth: neighbours in memory are ``comb`` apart in the matrix. A thread that moves all teeth at
     once, ``run`` elements along ``axis``, moves vectors; which element is which is settled in its registers. With ``near``
-    all elements lie within 2**31 bytes of the first, so that 32 bits count these. `Tensor.of` finds all four.
+    all elements lie within 2**31 bytes of the first, so that 32 bits count these. `Matricised.of` finds all four.
 
     >>> x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-    >>> Tensor("float32", (2, 3), (4,)).element(x, 3, 2, None) == x[1, 1, 2]
+    >>> Matricised("float32", (2, 3), (4,)).element(x, 3, 2, None) == x[1, 1, 2]
     np.True_
     >>> from gemmkit.runtime.arrays import describe
     >>> y = np.arange(32, dtype=np.float32).reshape(4, 8).T.reshape(2, 4, 4).transpose(2, 1, 0)      # 4 teeth, 8 apart
-    >>> layout = Tensor.of(describe(y), 2)
+    >>> layout = Matricised.of(describe(y), 2)
     >>> layout, layout.run
-    (Tensor('float32', (4, 4), (2,), 0, 4, 4, near=True), 16)
+    (Matricised('float32', (4, 4), (2,), 0, 4, 4, near=True), 16)
     """
 
     rows: Any
@@ -105,21 +105,21 @@ class Tensor(GlobalLayout, ResultLayout):
             if not isinstance(given, Modes):
                 fits = isinstance(given, tuple) and given and all(isinstance(n, (int, np.integer)) and n >= 0 for n in given)
                 if not fits:
-                    raise ValueError(f"Tensor({name}={given!r}): the extents of one dimension or more are needed")
+                    raise ValueError(f"Matricised({name}={given!r}): the extents of one dimension or more are needed")
                 object.__setattr__(self, name, Modes.of(given))
         if self.axis not in (0, 1, None):
-            raise ValueError(f"Tensor(axis={self.axis!r}): 0, 1 or None is needed")
+            raise ValueError(f"Matricised(axis={self.axis!r}): 0, 1 or None is needed")
         if self.vector not in (1, 2, 4, 8, 16):
-            raise ValueError(f"Tensor(vector={self.vector!r}): 1, 2, 4, 8 or 16 is needed")
+            raise ValueError(f"Matricised(vector={self.vector!r}): 1, 2, 4, 8 or 16 is needed")
         if self.comb not in COMBS:
-            raise ValueError(f"Tensor(comb={self.comb!r}): 1, 2, 4, 8 or 16 is needed")
+            raise ValueError(f"Matricised(comb={self.comb!r}): 1, 2, 4, 8 or 16 is needed")
         modes = self.columns if self.axis == 1 else self.rows
         if self.comb > 1 and (self.axis is None or modes.is_last or modes.extent != self.comb):
-            raise ValueError(f"Tensor(comb={self.comb}): along axis={self.axis!r} there must be two dimensions or more, "
+            raise ValueError(f"Matricised(comb={self.comb}): along axis={self.axis!r} there must be two dimensions or more, "
                              f"of which the first has {self.comb} elements")
 
     @staticmethod
-    def of(array: ArrayInfo, rows: int) -> Tensor:
+    def of(array: ArrayInfo, rows: int) -> Matricised:
         """The layout of an array whose first ``rows`` dimensions are the matrix's rows, and the others its columns."""
         groups = ((1, array.shape[rows:], array.strides[rows:]), (0, array.shape[:rows], array.strides[:rows]))
         axis, vector, comb = None, 1, 1
@@ -128,13 +128,13 @@ class Tensor(GlobalLayout, ResultLayout):
                 fits = len(shape) > at and strides[at] == 1 and shape[at] > 1 and (at == 0 or shape[0] in COMBS[1:])
                 if axis is None and fits:
                     axis, vector, comb = own, math.gcd(16, shape[at]), shape[0] if at else 1
-        return Tensor(array.dtype, array.shape[:rows], array.shape[rows:], axis, vector, comb, _span(array) < NEAR)
+        return Matricised(array.dtype, array.shape[:rows], array.shape[rows:], axis, vector, comb, _span(array) < NEAR)
 
     def __repr__(self) -> str:
         comb = f", {self.comb}" if self.comb > 1 else ""
         near = ", near=True" if self.near else ""
-        return (f"Tensor({self.dtype.name!r}, {self.rows.extents()}, {self.columns.extents()}, {self.axis}, {self.vector}"
-                f"{comb}{near})")
+        return (f"Matricised({self.dtype.name!r}, {self.rows.extents()}, {self.columns.extents()}, {self.axis}, "
+                f"{self.vector}{comb}{near})")
 
     # -- device methods ---------------------------------------------------------------------------------------------
 
@@ -249,7 +249,7 @@ class Tensor(GlobalLayout, ResultLayout):
     @property
     def _is_own(self) -> bool:
         """Whether a subclass reads it in a way of its own."""
-        return type(self).load is not Tensor.load or type(self).element is not Tensor.element
+        return type(self).load is not Matricised.load or type(self).element is not Matricised.element
 
     def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
         return math.prod(self.rows.extents()), math.prod(self.columns.extents())

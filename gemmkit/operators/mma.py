@@ -397,7 +397,7 @@ PIECE, WORD = 16, 4                    # bytes
 class BoxMMAOp(MMAOp):
     """Products on tensor cores of 16-bit operands that are contiguous along different indices of K; sm_80+.
 
-    ``combed`` is "a" or "b": the operand whose neighbours in memory are eight apart along K (a `layouts.Tensor` with
+    ``combed`` is "a" or "b": the operand whose neighbours in memory are eight apart along K (a `layouts.Matricised` with
     ``comb`` = 8), which stands `layouts.Boxed` in shared memory. The other is contiguous along K, from wherever it comes.
     Other fields are those of `MMAOp`. For kernel="multistage", with k-tiles of multiples of 64; elements are not transformed
     between shared memory and registers.

@@ -22,12 +22,12 @@ from collections.abc import Iterable
 from types import FunctionType
 from typing import Any, ClassVar, cast
 
-from gemmkit.components import Component, Held, Scalar, arrays_of, field_values, with_fields
+from gemmkit.components import CapturedArray, Component, Scalar, arrays_of, field_values, with_fields
 from gemmkit.epilogues import Epilogue, Fold
 from gemmkit.epilogues.base import ELEMENT, Alongside, answered_by
 from gemmkit.epilogues.pairs import Pack, Pairs, Pairwise
 from gemmkit.kernels.collectives.operand import column_of, row_of
-from gemmkit.kernels.collectives.scheduler import Steps
+from gemmkit.kernels.collectives.scheduler import StackSteps
 from gemmkit.kernels.config import TRANSFORMS, Config
 from gemmkit.kernels.spec import Condition
 from gemmkit.lang.checks import number, numbers
@@ -38,13 +38,12 @@ from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.references import is_gemmkit
 from gemmkit.lang.registers import apply
 from gemmkit.layouts import ArrayLayout, GlobalLayout, ResultLayout
-from gemmkit.layouts.joined import Part
+from gemmkit.layouts.joined import PartArray
 from gemmkit.plans.problem import described, first_matrix
 from gemmkit.runtime.arrays import ArrayInfo, strided, whole
 from gemmkit.tiling import translate
 from gemmkit.transforms import Transform
-from gemmkit.transforms.base import Composed as ComposedTransform
-from gemmkit.transforms.base import transformed
+from gemmkit.transforms.base import ComposedTransform, transformed
 
 
 def coordinate_bits(component: Any) -> int:
@@ -183,7 +182,7 @@ class EpilogueOfStack(Adapted):
     """An epilogue whose array ``field`` has a vector or a matrix for each product."""
 
     field: str
-    steps: Steps
+    steps: StackSteps
 
     def alongside(self) -> tuple[Alongside, ...]:
         return tuple(one._replace(path=("epilogue",), steps=self.steps) for one in self.epilogue.alongside()
@@ -194,10 +193,10 @@ class EpilogueOfStack(Adapted):
 
 
 @dataclass(frozen=True)
-class PartOfStack(Part):
+class PartOfStack(PartArray):
     """A layout's array that has a matrix for each product."""
 
-    steps: Steps
+    steps: StackSteps
 
     def of_product(self, batch: int) -> Any:
         return with_matrix(self, "array", self.steps.coordinates(batch))
@@ -286,16 +285,16 @@ def _with_changed(component: Component, fields: dict[str, Any]) -> Component:
 
 def _layout_for_products(component: Component, stack: tuple[int, ...]) -> Component:
     """A layout, or a component of it, whose arrays are stacks."""
-    if isinstance(component, Part):
+    if isinstance(component, PartArray):
         first, array = _first(component.array, 2, stack)
-        changed = cast(Part, with_fields(component, {"array": array}))
-        return PartOfStack(array, Steps.of(first.steps)) if first.steps else changed
+        changed = cast(PartArray, with_fields(component, {"array": array}))
+        return PartOfStack(array, StackSteps.of(first.steps)) if first.steps else changed
     return _with_changed(component, {name: _layout_for_products(value, stack)
                                      for name, value in field_values(component).items() if isinstance(value, Component)})
 
 
 def _first(array: Any, own: int, stack: tuple[int, ...] | None) -> tuple[ArrayInfo, Any]:
-    """The first matrix (or vector) of an array of stacks, and the array with the dimensions that `Steps` count."""
+    """The first matrix (or vector) of an array of stacks, and the array with the dimensions that `StackSteps` count."""
     info = described(array)
     assert info is not None
     first = first_matrix(info, len(info.shape) - own, stack)
@@ -315,7 +314,8 @@ def _epilogue_for_products(epilogue: Epilogue, stack: tuple[int, ...] | None) ->
                             "array of stacks (array_ndims); one or the other")
         first, view = _first(array, own, stack)
         changed = cast(Epilogue, with_fields(epilogue, {field: view}))
-        return EpilogueOfStack(changed, field, Steps.of(first.steps)) if first.steps else changed  # gemmkit's have one array
+        # gemmkit's epilogues have one array
+        return EpilogueOfStack(changed, field, StackSteps.of(first.steps)) if first.steps else changed
     return AdaptedEpilogue(epilogue, OfProduct()) if epilogue.with_batch else epilogue
 
 
@@ -333,7 +333,8 @@ def for_swap_ab(conf: Config) -> Config:
 
 # -- of large operands ------------------------------------------------------------------------------------------------
 
-def widened(conf: Config, infos: dict[str, ArrayInfo | None], sizes: tuple[int, int, int], held: Iterable[Held]) -> Config:
+def widened(conf: Config, infos: dict[str, ArrayInfo | None], sizes: tuple[int, int, int],
+            held: Iterable[CapturedArray]) -> Config:
     """The configuration with adapters where an operand has 2^31 elements or more, by its array or by its rows and columns,
     or a component an array of that size; itself where none has. ``held`` are the arrays of its components.
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.components import freeze
-from gemmkit.emulator.mode import Mode, computed_by
+from gemmkit.emulator.mode import ExecutionTarget, computed_by
 from gemmkit.kernels.config import Config, device_given, products_given, sizes_given
 from gemmkit.lang import deferred
 from gemmkit.lang.fingerprint import look_again
@@ -32,13 +32,13 @@ from gemmkit.runtime.device import DeviceInfo, Failure, assumed, forked
 from gemmkit.runtime.launch import Launchable
 
 __all__ = [
-    "CompiledKernel", "Kernel", "Made", "Occupancy", "Recording", "compile_config", "compiled", "compiled_kernel",
+    "CompiledKernel", "KernelToCompile", "Made", "Occupancy", "Recording", "compile_config", "compiled", "compiled_kernel",
     "imagined", "kernel_of", "occupancy", "recorded",
 ]
 
 
 @dataclass(frozen=True)
-class Recording(Mode):
+class Recording(ExecutionTarget):
     """Products of host arrays are resolved, and kept in ``found``; their results are zeros, or, without ``zeros``, memory
     that nothing is written to."""
 
@@ -74,7 +74,7 @@ def recorded(call: Callable[[], object], device: DeviceInfo | None = None, zeros
 
 
 @dataclass(frozen=True)
-class Kernel:
+class KernelToCompile:
     """A kernel to compile, and the products that need it."""
 
     launchable: Launchable
@@ -85,7 +85,7 @@ class Kernel:
 class Made:
     """What became of a kernel: its registers and spills (``usage``), whether it was in the cache; or why there is none."""
 
-    kernel: Kernel
+    kernel: KernelToCompile
     usage: dict[str, Any] | None = None
     was_there: bool = False
     error: str | None = None
@@ -98,11 +98,11 @@ def kernel_of(launchable: Launchable) -> tuple:
     return launchable.kernel, launchable.threads, launchable.blocks_per_sm, launchable.target.arch_name, arguments
 
 
-def compiled(kernels: Sequence[Kernel], jobs: int | None = None) -> Iterator[Made]:
+def compiled(kernels: Sequence[KernelToCompile], jobs: int | None = None) -> Iterator[Made]:
     """Compile kernels, or find them in the cache, ``jobs`` at a time (None: one a processor); as they come."""
     deferred.load()                                              # once, and not in every process
 
-    def task(kernel: Kernel) -> Callable[[], tuple[Entry, float]]:
+    def task(kernel: KernelToCompile) -> Callable[[], tuple[Entry, float]]:
         def make() -> tuple[Entry, float]:
             start = time.perf_counter()
             return kernel.launchable.entry(), time.perf_counter() - start

@@ -36,9 +36,9 @@ from gemmkit.kernels.collectives.lanes import (
     rescale_rows,
     warps_for,
 )
-from gemmkit.kernels.collectives.operand import Arrays
+from gemmkit.kernels.collectives.operand import OperandArrays
 from gemmkit.kernels.config import Config
-from gemmkit.kernels.spec import Shape, Spec, StackShape
+from gemmkit.kernels.spec import ProblemShape, Spec, StackShape
 from gemmkit.lang.functions import Frozen, ViewKind, freeze_array
 from gemmkit.layouts import ArrayLayout, Plain
 from gemmkit.plans.adapters import Adapted, for_products, for_swap_ab, widened
@@ -116,7 +116,7 @@ class Finalisation:
 
     @cached_property
     def shape(self) -> Component:
-        return StackShape(*self.sizes, 0) if self.is_stack else Shape(*self.sizes)
+        return StackShape(*self.sizes, 0) if self.is_stack else ProblemShape(*self.sizes)
 
     @property
     def blocks(self) -> int:
@@ -302,7 +302,7 @@ class Compiled:
                                      [held for _, held in call.held])
         is_stack = problem.products != 1
         assert out is not None
-        arrays = Arrays(problem.a, problem.b, out, M, N, K, c, problem.products if is_stack else None,
+        arrays = OperandArrays(problem.a, problem.b, out, M, N, K, c, problem.products if is_stack else None,
                         problem.device)
         self.spec = conf.spec(arrays)
         if conf.epilogue.reduces or conf.observe_a is not None:
@@ -312,7 +312,7 @@ class Compiled:
             (problem.a, conf.global_a_layout, True), (problem.b, conf.global_b_layout, True),
             (c, conf.global_c_layout, True), (out, conf.global_d_layout, False))]
         self.behind = self._behind(is_stack)
-        self.shape = StackShape(M, N, K, 0) if is_stack else Shape(M, N, K)
+        self.shape = StackShape(M, N, K, 0) if is_stack else ProblemShape(M, N, K)
         spec, shape = frozen(self.spec), freeze(self.shape)
         for name, held in call.held:
             if held.info.device != problem.a.device:

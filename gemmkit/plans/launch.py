@@ -73,7 +73,7 @@ class Put(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class LaunchTable:
     """Bytes that a kernel reads in the stream's memory. It stands for them: equal tables are one object."""
 
     data: np.ndarray
@@ -89,7 +89,7 @@ class Launch:
 
     kernel: Launchable
     puts: Sequence[Put]
-    table: Table | None = None         # of all its calls
+    table: LaunchTable | None = None         # of all its calls
     spaces: Sequence[Space] = ()
     behind: Sequence[Launch] = ()
     start: Start = field(init=False, repr=False)
@@ -114,7 +114,7 @@ class Launch:
             self.start = _with_table(self.start, self.kernel.ordinal, self.table)
         return self
 
-    def run(self, stream: int, brought: tuple[Any, ...], table: Table) -> None:
+    def run(self, stream: int, brought: tuple[Any, ...], table: LaunchTable) -> None:
         """Launch it with a table of this call alone."""
         _with_table(self.start, self.kernel.ordinal, table)(stream, brought)
 
@@ -137,7 +137,7 @@ def _in_workspaces(inner: Start, ordinal: int, spaces: Sequence[Space]) -> Start
     return lambda stream, brought: inner(stream, (*brought, *addresses(ordinal, stream, spaces)))
 
 
-def _with_table(inner: Start, ordinal: int, table: Table) -> Start:
+def _with_table(inner: Start, ordinal: int, table: LaunchTable) -> Start:
     def start(stream: int, brought: tuple[Any, ...]) -> None:
         with launch.tables:
             inner(stream, (*brought, launch.table(ordinal, stream, table, table.data)))

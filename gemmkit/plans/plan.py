@@ -12,8 +12,8 @@ import numpy as np
 from gemmkit import components
 from gemmkit.components import (
     ALONGSIDE,
+    CapturedArray,
     Component,
-    Held,
     arrays_of,
     check_held,
     exact,
@@ -26,7 +26,7 @@ from gemmkit.emulator.mode import current_mode, world
 from gemmkit.kernels.config import Config, sizes_given
 from gemmkit.lang.functions import Frozen
 from gemmkit.lang.references import Guards
-from gemmkit.layouts.matrices import Matrix, Sizes, arrays, components_of, frozen_components, result, unwrapped
+from gemmkit.layouts.matrices import CallSizes, Matrix, arrays, components_of, frozen_components, result, unwrapped
 from gemmkit.plans.adapters import component_for_products
 from gemmkit.plans.compiled import OPERANDS, Compiled, normaliser_of
 from gemmkit.plans.launch import Cache, Current, KnownCall, Launch, Start, bound, cache
@@ -52,7 +52,7 @@ from gemmkit.runtime.arrays import (
 from gemmkit.runtime.streams import check_stream, stream_finder
 
 
-class Brought(NamedTuple):
+class CallValues(NamedTuple):
     """Values of components that a call brings in place of the plan's, and where they stand among the kernel's."""
 
     slots: tuple[int, ...]
@@ -179,7 +179,7 @@ class Plan:
             return self._call_of_matrices(None, a, b, c, out, stream)
         return self._call(None, a, b, c, out, stream)
 
-    def _call_of_matrices(self, brought: Brought | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
+    def _call_of_matrices(self, brought: CallValues | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
         """A call with operands that have layouts, of which these may have arrays and numbers of their own."""
         layouts = components_of(a, b, out)
         out = out.array if isinstance(out, Matrix) else out
@@ -193,7 +193,7 @@ class Plan:
         return self._call(self.with_components(frozen, layouts, a, b, c, out), a, b, c, out, stream)
 
     def with_components(self, frozen: dict[str, Frozen], components: dict[str, Any], a: Any, b: Any, c: Any,
-                        out: Any) -> Brought:
+                        out: Any) -> CallValues:
         """What `run` takes for a call with other components of the planned kinds, ``frozen`` as they are, whose arrays are
         checked here.
 
@@ -206,14 +206,14 @@ class Plan:
             first = self.ranges[name].start if leaves else 0
             slots += range(first, first + len(leaves))
             values += [exact(value) for _, value in leaves]
-        return Brought(tuple(slots), tuple(values))
+        return CallValues(tuple(slots), tuple(values))
 
     def _adapted(self, name: str, component: Any) -> Any:
         """A component of the field ``name`` as the kernel takes it."""
         adapted = component_for_products(component, self._compiled.problem.stack)
         return self._compiled.reserved(name, adapted) if name in ("epilogue", "observe_a") else adapted
 
-    def check_held(self, held: Iterable[tuple[str, Held]], a: Any, b: Any, c: Any, out: Any) -> None:
+    def check_held(self, held: Iterable[tuple[str, CapturedArray]], a: Any, b: Any, c: Any, out: Any) -> None:
         """Raise ValueError where arrays of components share memory with what a call writes. A new out shares none."""
         infos = {name: None if x is None else describe(x, name) for name, x in (("a", a), ("b", b), ("c", c), ("out", out))}
         given = infos["out"]
@@ -238,7 +238,7 @@ class Plan:
         theirs = [of for of in held_by(components) if of[0] in frozen]
         self.check_held([*theirs, *fixed], a, b, c, out)
 
-    def run(self, brought: Brought | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
+    def run(self, brought: CallValues | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
         """`__call__` with values of components (`with_components`; None: the plan's), whose code has been looked
         at."""
         return self._call(brought, a, b, c, out, stream)
@@ -278,7 +278,7 @@ class Plan:
         fit_alone = fit if shares is None else Cache()
         starts, planned = self._starts, self._starts.get(())
 
-        def call(brought: Brought | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
+        def call(brought: CallValues | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
             nonlocal planned
             at_out: Any
             if out is None:
@@ -358,7 +358,7 @@ class Plan:
         """The stream of a library that has no current one: what the array itself asks for, if it does."""
         return current_stream(self._library, self._device, producer_stream(a, self._library))
 
-    def _call_on_host(self, brought: Brought | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
+    def _call_on_host(self, brought: CallValues | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
         if isinstance(a, Matrix) or isinstance(b, Matrix):
             return self._call_of_matrices(brought, a, b, c, out, stream)
         return self._emulate(a, b, c, out)
@@ -410,8 +410,8 @@ def plan(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any 
     ...     run(a, b).tolist()
     [[4.0, 4.0], [4.0, 4.0], [4.0, 4.0]]
     >>> with gemmkit.emulate():                              # a stack: of each product A is a diagonal
-    ...     run = gemmkit.plan(gemmkit.Diagonal(np.zeros((5, 3), np.float32)), a)
-    ...     run, run(gemmkit.Diagonal(np.full((5, 3), 2, np.float32)), a).shape
+    ...     run = gemmkit.plan(gemmkit.layouts.DiagonalMatrix(np.zeros((5, 3), np.float32)), a)
+    ...     run, run(gemmkit.layouts.DiagonalMatrix(np.full((5, 3), 2, np.float32)), a).shape
     (<plan of (5,) products of 3 x 4 x 3>, (5, 3, 4))
     """
     keywords.update({name: x for name, x in (("dtype", dtype), ("precision", precision)) if x is not None})
@@ -541,7 +541,7 @@ def _with_components(quick: Any, a: Any, b: Any, c: Any, conf: Config | None, ou
     keywords = {name: value for name, value in keywords.items() if value is not None or name not in KEYWORDS}
     frozen = {name: components.frozen(value) for name, value in keywords.items() if isinstance(value, Component)}
     sizes = keywords.get("gemm_shape")
-    sizes = (sizes_given(sizes.gemm_shape), sizes.told) if isinstance(sizes, Sizes) else sizes_given(sizes)
+    sizes = (sizes_given(sizes.gemm_shape), sizes.told) if isinstance(sizes, CallSizes) else sizes_given(sizes)
     plain = sizes, *(repr(keywords.get(name)) for name in PLAIN[1:])
     if set(frozen) != set(keywords) - set(PLAIN):      # what is no component: resolved anew each time, or refused
         other = otherwise and otherwise(a, b, c, conf, out, stream, keywords)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmkit.components import ALONGSIDE, Component, Held, arrays_of, check_held, field_values
+from gemmkit.components import ALONGSIDE, CapturedArray, Component, arrays_of, check_held, field_values
 from gemmkit.emulator.mode import is_emulating
 from gemmkit.epilogues import parts, result_layout
 from gemmkit.kernels.config import TRANSFORMS, Config, check_fields, sizes_given, with_swap_ab
@@ -22,7 +22,7 @@ from gemmkit.lang.checks import check_dtype, check_methods, dtype_given
 from gemmkit.lang.errors import ConfigError
 from gemmkit.layouts import ArrayLayout, ColMajor, GlobalLayout, Interleaved, Plain, ResultLayout, RowMajor, Zero
 from gemmkit.layouts.base import check_dimensions, leading
-from gemmkit.layouts.matrices import Sizes
+from gemmkit.layouts.matrices import CallSizes
 from gemmkit.operators import Algebra, Operator
 from gemmkit.runtime.array_info import ArrayInfo, are_the_same, steps_of
 from gemmkit.runtime.arrays import (
@@ -86,7 +86,7 @@ def fitting(infos: Sequence[ArrayInfo | None], alignments: Sequence[int]) -> Que
     return fits
 
 
-def sharing(infos: Sequence[ArrayInfo | None], held: Sequence[tuple[str, Held]]) -> Question | None:
+def sharing(infos: Sequence[ArrayInfo | None], held: Sequence[tuple[str, CapturedArray]]) -> Question | None:
     """``f(out, a, b, c)``: whether arrays at these addresses may share memory with the components', where one of them is
     written; None where the components have no arrays."""
     if not held:
@@ -387,7 +387,7 @@ class Call:
         return with_swap_ab(field) if self.swap_ab else field
 
     @cached_property
-    def held(self) -> list[tuple[str, Held]]:
+    def held(self) -> list[tuple[str, CapturedArray]]:
         """`held_by` the configuration, by the fields in which the caller gave it."""
         return [(self.given_as(field), held) for field, held in held_by(self.config)]
 
@@ -412,7 +412,7 @@ def checked_keywords(keywords: dict[str, Any], what: str = "matmul") -> dict[str
     keywords = {name: value for name, value in keywords.items() if value is not None}
     for name in set(keywords) & set(TRANSFORMS):
         if not isinstance(keywords[name], Transform):
-            raise TypeError(f"{name}={keywords[name]!r}: a Transform is needed; wrap a function in transforms.Elementwise")
+            raise TypeError(f"{name}={keywords[name]!r}: a Transform is needed; wrap a function in transforms.Map")
     for name in set(keywords) & set(LAYOUTS):
         if not isinstance(keywords[name], ArrayLayout):
             raise ConfigError(f"{name}={keywords[name]!r}: a Layout is needed, for example RowMajor('float16')")
@@ -630,7 +630,7 @@ def _sizes(infos: dict[str, ArrayInfo | None], layouts: dict[str, ArrayLayout | 
                              "N), c and out are (M, N)")
 
     told: tuple[tuple[str, str, int], ...] = ()
-    if isinstance(gemm_shape, Sizes):
+    if isinstance(gemm_shape, CallSizes):
         gemm_shape, told = gemm_shape
     for dim, size in zip("MNK", sizes_given(gemm_shape) or ()):
         add("gemm_shape", dim, size, "")
@@ -732,7 +732,7 @@ def described(value: Any) -> ArrayInfo | None:
     return value if isinstance(value, ArrayInfo) else describe(value) if is_array(value) else None
 
 
-def held_by(conf: Config | dict[str, Any]) -> list[tuple[str, Held]]:
+def held_by(conf: Config | dict[str, Any]) -> list[tuple[str, CapturedArray]]:
     """The arrays of a configuration's components, or of those in some of its fields, each with the field that its component
     is in. Those of a layout are named with their operand."""
     if not isinstance(conf, dict) and conf.holds_nothing:

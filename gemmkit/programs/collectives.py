@@ -61,7 +61,7 @@ class Typed(Component):
 
 
 @dataclass(frozen=True)
-class Staged(Typed):
+class StagedTile(Typed):
     """``lines`` x ``columns`` elements of a row-major array in every stage of a ring, by panels of 64 columns; of a
     ``stacked`` array from one of its matrices.
 
@@ -154,8 +154,8 @@ class Staged(Typed):
 class Product(Component):
     """64 rows of ``a`` times ``b``, for each warpgroup; a transposed operand lies in its stage as in its array."""
 
-    a: Staged
-    b: Staged
+    a: StagedTile
+    b: StagedTile
     a_transposed: bool = False
     b_transposed: bool = False
 
@@ -203,7 +203,7 @@ class RowSums(Component):
     """Sums along the rows of a staged block, which a warpgroup's threads read: each adds up its part of two rows, 8 apart,
     and the four threads of a row meet at the end."""
 
-    tile: Staged
+    tile: StagedTile
 
     def begin(self, value: float) -> tuple:
         """The value once a row: the first of its four threads has it."""
@@ -225,7 +225,7 @@ def add_matrix(sums: tuple, n: int, tile: Any, stage: int, group: int) -> tuple:
     return sums[0] + ((x[0] + x[1]) + (x[4] + x[5])), sums[1] + ((x[2] + x[3]) + (x[6] + x[7]))
 
 
-class Part(NamedTuple):
+class WarpgroupPart(NamedTuple):
     """Where a warpgroup's sums are stored: first row and column, where the matrix ends, and which one of a stack it is."""
 
     m: Any
@@ -252,7 +252,7 @@ class TmaOut(Typed):
     def map_spec(self) -> TensorMapSpec:
         return self.head.map_spec(ROWS, 3 if self.stacked else 2)
 
-    def store(self, values: tuple, out: Any, part: Part, group: int) -> None:
+    def store(self, values: tuple, out: Any, part: WarpgroupPart, group: int) -> None:
         is_leader = thread_index() % 128 == 0
         if is_leader:                                  # TMA has read what the last tile left there
             tma_wait_read(0)
@@ -268,7 +268,7 @@ class TmaOut(Typed):
                         self.store_panel(out, column, part, (panel * self.block_m + group * ROWS) * self.head.line)
             tma_commit()
 
-    def store_panel(self, out: Any, column: int, part: Part, at: int) -> None:
+    def store_panel(self, out: Any, column: int, part: WarpgroupPart, at: int) -> None:
         if self.stacked:
             tma_store(out, (column, part.m, part.stack), shared(self.dtype, self.o_offset), at)
         else:
@@ -287,7 +287,7 @@ class DirectOut(Typed):
     pairs: bool
     stacked: bool = False
 
-    def store(self, values: tuple, out: Any, part: Part, group: int) -> None:
+    def store(self, values: tuple, out: Any, part: WarpgroupPart, group: int) -> None:
         pairs, row, column = split(convert_all(self.dtype, values), 2), part.m + own_row(), part.n + own_column()
         if self.stacked:
             each(put_pair, pairs, self, part, matrix_of(out, (part.stack,)), row, column)
@@ -304,14 +304,14 @@ class RowsOut(Typed):
 
     stacked: bool = False
 
-    def store(self, values: tuple, out: Any, part: Part, group: int) -> None:
+    def store(self, values: tuple, out: Any, part: WarpgroupPart, group: int) -> None:
         each(put_row, values, self, part, out, part.m + own_row())
 
     def finish(self) -> None:
         """Nothing is under way."""
 
 
-def put_row(value: Any, n: int, store: Any, part: Part, out: Any, row: int) -> None:
+def put_row(value: Any, n: int, store: Any, part: WarpgroupPart, out: Any, row: int) -> None:
     if lane_index() % 4 == 0 and row + n * 8 < part.rows:
         if store.stacked:
             out[part.stack, row + n * 8] = convert(store.dtype, value)
@@ -337,7 +337,7 @@ class HandedProduct(Component):
     """64 rows of what a warpgroup has computed times ``b``: the sums of one product are A of this one, in the registers that
     they are in."""
 
-    b: Staged
+    b: StagedTile
     b_transposed: bool = False
 
     def __post_init__(self) -> None:
@@ -415,7 +415,7 @@ class OctetOut(Typed):
     stacked: bool = False
     clipped: bool = False
 
-    def store(self, values: tuple, out: Any, part: Part, group: int) -> None:
+    def store(self, values: tuple, out: Any, part: WarpgroupPart, group: int) -> None:
         words = apply(octets, split(pack_narrow(convert_all(self.dtype, values)), 8))
         if self.stacked:
             each(put_row_of_octets, (0, 1), self, part, matrix_of(out, (part.stack,)), words)
@@ -426,13 +426,13 @@ class OctetOut(Typed):
         """Nothing is under way."""
 
 
-def put_row_of_octets(half: int, n: int, store: Any, part: Part, out: Any, words: tuple) -> None:
+def put_row_of_octets(half: int, n: int, store: Any, part: WarpgroupPart, out: Any, words: tuple) -> None:
     row = part.m + own_row() + n * 8
     if row < part.rows:
         each(put_octet, words, n, store, part, out, (row, part.n + lane_index() % 4 * 8))
 
 
-def put_octet(words: tuple, n: int, half: int, store: Any, part: Part, out: Any, place: tuple) -> None:
+def put_octet(words: tuple, n: int, half: int, store: Any, part: WarpgroupPart, out: Any, place: tuple) -> None:
     if not store.clipped or place[1] + n * 32 < part.columns:
         store_global(out, 1, place, (0, n * 32), unpack_narrow(store.dtype, words[half]))
 
@@ -517,7 +517,7 @@ class ColumnSums(Component):
     """Sums of the columns of ``tile``, by ``consumers`` warpgroups; ``transposed``: by its lines, which are columns of the
     product."""
 
-    tile: Staged
+    tile: StagedTile
     consumers: int
     transposed: bool = False
 
@@ -602,7 +602,7 @@ def met(x: Any, n: int, of: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Columns(Component):
+class ColumnValues(Component):
     """A value of each of a tile's columns, in shared memory from ``offset`` on: ``sums`` are put there, and read."""
 
     sums: ColumnSums
@@ -655,14 +655,14 @@ class ColumnsOut(Typed):
     threads: int
     stacked: bool = False
 
-    def store(self, values: tuple, out: Any, part: Part, group: int) -> None:
+    def store(self, values: tuple, out: Any, part: WarpgroupPart, group: int) -> None:
         each(put_column, values, self, part, out, number(group))
 
     def finish(self) -> None:
         """Nothing is under way."""
 
 
-def put_column(value: Any, n: int, store: Any, part: Part, out: Any, thread: int) -> None:
+def put_column(value: Any, n: int, store: Any, part: WarpgroupPart, out: Any, thread: int) -> None:
     column = thread + n * store.threads
     if column < store.columns and part.n + column < part.columns:
         if store.stacked:

@@ -11,7 +11,7 @@ import numpy as np
 
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.trace import BLOCK, Along, Loop, Reference, called, entered, stores_of, trace
-from gemmkit.programs.values import Cell, Extent, Index, Parameter, Place, Term, current, refused, term
+from gemmkit.programs.values import Cell, Index, Parameter, Place, ProgramAxis, Term, current, refused, term
 from gemmkit.runtime.arrays import describe, is_array, on_host
 
 if TYPE_CHECKING:
@@ -160,14 +160,14 @@ def program(function: Callable[..., None]) -> Program:
 # | ``place(m)`` | where the elements of a block are |
 # | ``with once(n)`` | what is stored by the first block along ``n`` alone |
 
-def parallel(*extents: Extent) -> Along:
+def parallel(*extents: ProgramAxis) -> Along:
     """Blocks of one or several axes, which do not know of each other."""
     if not extents:
         raise refused(TypeError, "parallel() goes along one axis or more")
     return Along(current().loop(current().extents(extents), "parallel"))
 
 
-def sequential(extent: Extent, stop: Any = None) -> Along:
+def sequential(extent: ProgramAxis, stop: Any = None) -> Along:
     """Blocks of an axis, one after the other: cells keep what a round has put there.
 
     ``stop``: an element of an array of whole numbers, ``lengths[h]``, behind which nothing is there (`lengths`).

@@ -24,7 +24,7 @@ import numpy as np
 
 from gemmkit.plans.launch import Launch, Put
 from gemmkit.programs.collectives import ROWS
-from gemmkit.programs.mapping import MOST_BAND, Kernel, Mapping
+from gemmkit.programs.mapping import MOST_BAND, KernelLimits, Mapping
 from gemmkit.programs.places import STEP, Places
 from gemmkit.programs.rows import walked
 from gemmkit.runtime.array_info import ArrayInfo
@@ -106,7 +106,7 @@ LARGEST = float(np.finfo(np.float32).max)
 FLOATS = float, np.floating                    # arguments that a program's kernel has as run-time numbers
 
 
-class Given(NamedTuple):
+class CallArguments(NamedTuple):
     """A call's arguments that are no arrays: numbers, which a launch brings, and components, which a text is made of. A text
     also depends on which numbers are positive."""
 
@@ -131,11 +131,11 @@ class Given(NamedTuple):
 CONSTANTS = bool, int, str, *FLOATS, np.integer, np.bool_
 
 
-def given_by(arguments: MappingABC[str, Any]) -> Given:
+def given_by(arguments: MappingABC[str, Any]) -> CallArguments:
     """Raises ValueError for a number that is no float32."""
     others = {name: x for name, x in arguments.items() if not is_array(x)}
     numbers = {name: number_of(name, x) for name, x in others.items() if isinstance(x, FLOATS)}
-    return Given(numbers, {name: x for name, x in others.items() if name not in numbers})
+    return CallArguments(numbers, {name: x for name, x in others.items() if name not in numbers})
 
 
 def number_of(name: str, x: Any) -> float:
@@ -205,7 +205,7 @@ def _of_kernel(plan: ProgramPlan, which: MappingABC[str, int], numbers: MappingA
 BEGINNING, WARPGROUPS = 64, 2
 
 
-def laid_out(places: Places, mapping: Mapping, kernel: Kernel, processors: int) -> Mapping:
+def laid_out(places: Places, mapping: Mapping, kernel: KernelLimits, processors: int) -> Mapping:
     """The mapping with its warpgroups, its tiles' columns and rows, and its band."""
     m, n = places.indices
     found, warpgroups = dict(mapping.blocks), mapping.warpgroups
@@ -229,7 +229,7 @@ def laid_out(places: Places, mapping: Mapping, kernel: Kernel, processors: int) 
     return replace(mapping, blocks=found, warpgroups=warpgroups, band=band)
 
 
-def _may_double(places: Places, kernel: Kernel) -> bool:
+def _may_double(places: Places, kernel: KernelLimits) -> bool:
     """Whether there is room for the sums of twice the rows, and nothing takes registers beside them: sums of rows and
     columns, matrices that a tile's end reads."""
     if kernel.most_sums[1] // 2 // len(places.starts) < STEP:

@@ -196,7 +196,7 @@ ORDERS = dict(ahead="products are done where they stand, and none runs ahead",
 
 
 @dataclass(frozen=True)
-class Kernel:
+class KernelLimits:
     """``most_sums``: columns of sums that fit in the registers of so many warpgroups, ``usual_sums``: of those that are
     taken where nothing is said; ``room``: a thread's registers of sums and of what is handed over, beyond which the
     assembler spills; ``depth``: the length of a round's blocks that sums go over, a multiple of ``depths``; ``barriers``:
@@ -276,15 +276,15 @@ class Kernel:
 
 #: Lengths as measured on Hopper (112 keys of heads of 192: 1.2).
 KERNELS = {kernel.name: kernel for kernel in (
-    Kernel(WARP_SPECIALISED, {1: 256, 2: 256, 3: 128}, {1: 256, 2: 256, 3: 128}, {1: 192, 2: 192, 3: 136}, depth=64,
+    KernelLimits(WARP_SPECIALISED, {1: 256, 2: 256, 3: 128}, {1: 256, 2: 256, 3: 128}, {1: 192, 2: 192, 3: 136}, depth=64,
            depths=64, barriers=2 * BARRIER, parts=1, lengths=(128, 96, 80, 64, 48, 32), chain_warpgroups=2, columns=8,
            line=64, uses_tma=True),
-    Kernel(MULTISTAGE, {1: 256, 2: 256, 3: 128}, {1: 128, 2: 128, 3: 128}, {1: 176, 2: 176, 3: 96}, depth=32,
+    KernelLimits(MULTISTAGE, {1: 256, 2: 256, 3: 128}, {1: 128, 2: 128, 3: 128}, {1: 176, 2: 176, 3: 96}, depth=32,
            depths=32, barriers=0, parts=2, lengths=(64, 48, 32, 16), chain_warpgroups=1, columns=16, line=32,
            uses_tma=False))}
 
 
-def kernel_of(mapping: Mapping, device: DeviceInfo) -> Kernel:
+def kernel_of(mapping: Mapping, device: DeviceInfo) -> KernelLimits:
     """What the mapping says, or the device has. Raises ConfigError, naming the GPU, where it has not what is needed."""
     has: Any = f"{device.name} has {device.arch[0]}.{device.arch[1]}"
     if device.arch < AMPERE:

@@ -21,8 +21,8 @@ from gemmkit.lang.registers import apply, fold, generate, join, split
 from gemmkit.layouts import RowMajor
 from gemmkit.layouts.plain import Swizzled
 from gemmkit.operators import MMAOp
-from gemmkit.programs.chains.places import Block
-from gemmkit.programs.chains.schedule import Compute, Event, Start
+from gemmkit.programs.chains.places import OperandBlock
+from gemmkit.programs.chains.schedule import ChainStart, Compute, Event
 from gemmkit.programs.chains.text import IMPORTS as CHAIN_IMPORTS
 from gemmkit.programs.chains.text import ChainPrinter, Consumer, scalar_lines
 from gemmkit.programs.collectives import F32, ROWS, Typed, packed, packed_rectified
@@ -42,10 +42,10 @@ HOPPERS = frozenset((                  # names of the texts of warp-specialised 
 #: Of a multiprocessor; of a thread beside its sums: of rounds, of each product more, of an end that reads matrices.
 REGISTERS, OTHERS, EACH, READING = 65536, 64, 8, 96
 #: What a text calls its own things, beside `gemmkit.programs.text.OWN_NAMES`.
-OWN_NAMES = frozenset({"Copied", "CopyRing", "MmaProduct", "OctetOut", "RESIDENT", "copy_blocks", "finish", "stage"})
+OWN_NAMES = frozenset({"CopiedTile", "CopyRing", "MmaProduct", "OctetOut", "RESIDENT", "copy_blocks", "finish", "stage"})
 
 
-class Copies(NamedTuple):
+class CopyWidth(NamedTuple):
     """How threads copy an operand: elements at a time, and whether rows may end within them."""
 
     vector: int
@@ -61,14 +61,14 @@ class Copies(NamedTuple):
 class MultistagePrinter(Printer):
     """``copies``: by the names of the operands."""
 
-    copies: dict[str, Copies] = field(default_factory=dict)
+    copies: dict[str, CopyWidth] = field(default_factory=dict)
 
     product_class, met = "MmaProduct", ""
     imports = sorted([*(each for each in IMPORTS if each[1] not in HOPPERS
-                        and each[1] not in ("Product", "Staged", "TmaOut", "grid_x")),
+                        and each[1] not in ("Product", "StagedTile", "TmaOut", "grid_x")),
                       ("gemmkit.programs.collectives", "OctetOut", ("OctetOut",)),
                       *(("gemmkit.programs.multistage", name, ())
-                        for name in ("Copied", "CopyRing", "MmaProduct"))],
+                        for name in ("CopiedTile", "CopyRing", "MmaProduct"))],
                      key=lambda each: each[0])
 
     @property
@@ -93,7 +93,7 @@ class MultistagePrinter(Printer):
                 f"RESIDENT = {resident}          # blocks of a multiprocessor that there are to be registers for"]
 
     def staged(self, tile: TilePlace, ring: Ring) -> str:
-        return self.tile_of("Copied", tile, ring,
+        return self.tile_of("CopiedTile", tile, ring,
                             f", threads={self.threads}{self.copies[tile.parameter.name].said}") + ")"
 
     def pipeline(self, ring: Ring) -> str:
@@ -202,7 +202,7 @@ class MultistageConsumer(Consumer):
     # -- copies -------------------------------------------------------------------------------------------------------
 
     @property
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[OperandBlock]:
         """That rounds take."""
         return [block for ring in self.places.rings if ring.index is not None for block in ring.blocks]
 
@@ -218,7 +218,7 @@ class MultistageConsumer(Consumer):
         return ["sizes", *dict.fromkeys(block.parameter.name for block in self.blocks),
                 *(index.name for index in self.chain.indices if index in used)]
 
-    def copied(self, block: Block, slot: str) -> str:
+    def copied(self, block: OperandBlock, slot: str) -> str:
         """A line that copies a block: where it begins, and where the array ends."""
         def begin(dim: Index | Axis) -> str:
             return "0" if isinstance(dim, Axis) else dim.name
@@ -247,12 +247,12 @@ class MultistageConsumer(Consumer):
         for event in part:
             if isinstance(event, Compute):
                 self.compute_all(event.values, guarded)
-            elif isinstance(event, Start):
+            elif isinstance(event, ChainStart):
                 self.start(event, False)
         self.move(part)
         self.put("before, slot = slot, ring.advance(slot)")
 
-    def start(self, event: Start, is_first: bool) -> None:
+    def start(self, event: ChainStart, is_first: bool) -> None:
         for d in event.products:
             name, product, a = self.name(d), self.product(d), self.places.blocks.get((d, 0))
             sums = f"{product}.begin(0.0)" if len(d.args) < 3 else self.name(d.args[2])
@@ -264,7 +264,7 @@ class MultistageConsumer(Consumer):
             else:
                 self.put(f"{name} = {product}.multiply_apart({sums}, {self.slot(a)}, {b}, group)")
 
-    def slot(self, block: Block) -> str:
+    def slot(self, block: OperandBlock) -> str:
         return "of_tile" if block.ring.index is None else "slot"
 
     # -- the tile -----------------------------------------------------------------------------------------------------
@@ -296,12 +296,12 @@ class MultistageConsumer(Consumer):
 class MultistageChainPrinter(ChainPrinter):
     """``copies``: by the names of the operands."""
 
-    copies: dict[str, Copies] = field(default_factory=dict)
+    copies: dict[str, CopyWidth] = field(default_factory=dict)
 
     imports = sorted([*(each for each in CHAIN_IMPORTS if each[1] not in HOPPERS
-                        and each[1] not in ("HandedProduct", "Product", "Staged", "TmaOut", "OrderBarrier", "grid_x")),
+                        and each[1] not in ("HandedProduct", "Product", "StagedTile", "TmaOut", "OrderBarrier", "grid_x")),
                       *(("gemmkit.programs.multistage", name)
-                        for name in ("Copied", "CopyRing", "HandedMmaProduct", "MmaProduct"))])
+                        for name in ("CopiedTile", "CopyRing", "HandedMmaProduct", "MmaProduct"))])
     own_names = OWN_NAMES | {"HandedMmaProduct", "of_tile"}
     consumer_class = MultistageConsumer
     product_classes = "MmaProduct", "HandedMmaProduct"
@@ -314,8 +314,8 @@ class MultistageChainPrinter(ChainPrinter):
     def roles(self) -> list[str]:
         return [f"WARPGROUPS = Warpgroups(0, {self.choice.warpgroups})", f"SHARED_BYTES = {self.choice.nbytes}"]
 
-    def staged(self, block: Block) -> str:
-        return self.tile_of("Copied", block, f", threads={self.threads}{self.copies[block.parameter.name].said}") + ")"
+    def staged(self, block: OperandBlock) -> str:
+        return self.tile_of("CopiedTile", block, f", threads={self.threads}{self.copies[block.parameter.name].said}") + ")"
 
     def pipelines(self) -> list[str]:
         return [f"ring = CopyRing(stages={max(self.choice.stages.values())})"]
@@ -376,7 +376,7 @@ class CopyRing(Component):
 
 
 @dataclass(frozen=True)
-class Copied(Typed):
+class CopiedTile(Typed):
     """``lines`` x ``columns`` elements of a row-major array in every stage of a ring, by panels of 64 columns (or 32); of a
     ``stacked`` array from one of its matrices. ``threads`` copy ``vector`` elements at a time; ``clipped`` where a row may
     end within them."""
@@ -479,7 +479,7 @@ class Copied(Typed):
 class Multiplied(Component):
     """What products have that take B from a stage: 16 rows of each warp times ``b``. Their fields are its subclasses'."""
 
-    b: Copied
+    b: CopiedTile
     b_transposed: bool
 
     @cached_property
@@ -515,8 +515,8 @@ class MmaProduct(Multiplied):
     With ``parts`` a warpgroup has as many times 64 rows, and what a warp loads of B serves all: a thread's sums are those of
     16 columns of each part, then of the next 16 columns."""
 
-    a: Copied
-    b: Copied
+    a: CopiedTile
+    b: CopiedTile
     a_transposed: bool = False
     b_transposed: bool = False
     parts: int = 1
@@ -574,7 +574,7 @@ class HandedMmaProduct(Multiplied):
     """64 rows of what a warpgroup has computed times ``b``: the sums of one product are A of this one, in the registers that
     they are in."""
 
-    b: Copied
+    b: CopiedTile
     b_transposed: bool = False
 
     def __post_init__(self) -> None:

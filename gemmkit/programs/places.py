@@ -23,8 +23,8 @@ from gemmkit.kernels.collectives.pipeline import SharedMemory
 from gemmkit.kernels.collectives.scheduler import Cluster
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.collectives import PATTERN, ROWS
-from gemmkit.programs.mapping import Kernel, Mapping
-from gemmkit.programs.trace import Carried, Loop, Store, Value
+from gemmkit.programs.mapping import KernelLimits, Mapping
+from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value
 from gemmkit.programs.values import Index, Parameter, refused, shown
 from gemmkit.runtime.device import DeviceInfo
 
@@ -164,7 +164,7 @@ class Rounds:
 class Places:
     indices: tuple[Index, Index]
     loops: list[Rounds]
-    stores: list[Store]
+    stores: list[StoreStatement]
     stack: Index | None = None         # which matrix of stacked arrays
     cells: dict[Value, str] = field(default_factory=dict)          # of what is there after a loop: the sums' name
     starts: dict[str, float] = field(default_factory=dict)         # of the sums' names: what they begin with
@@ -196,7 +196,7 @@ def places_of(loop: Loop, arguments: Iterable[str]) -> Places:
     taken: set[str] = set()
     out.arguments = frozenset(arguments)
     for held in loop.body:
-        if isinstance(held, Store):
+        if isinstance(held, StoreStatement):
             out.stores.append(_checked(held, out))
         elif isinstance(held, Loop):
             out.loops.append(_rounds(held, out, taken))
@@ -206,7 +206,7 @@ def places_of(loop: Loop, arguments: Iterable[str]) -> Places:
     return out
 
 
-def _checked(store: Store, places: Places) -> Store:
+def _checked(store: StoreStatement, places: Places) -> StoreStatement:
     stack = () if places.stack is None else (places.stack,)
     indices, rank = (*stack, *places.indices), len(store.parameter.shape)
     tile = store.only is None and tuple(store.key) == indices and rank == len(indices)
@@ -458,11 +458,11 @@ class Allocation:
     cluster: Cluster
     columns: dict[str, int]
     band: int                          # tile rows
-    kernel: Kernel
+    kernel: KernelLimits
     one_ring: bool
 
 
-def sized(places: Places, mapping: Mapping, kernel: Kernel) -> dict[str, int]:
+def sized(places: Places, mapping: Mapping, kernel: KernelLimits) -> dict[str, int]:
     """The length of every index's blocks: the mapping's, or defaults.
 
     Raises ConfigError for names that the program has not, and for lengths that no product has.
@@ -501,7 +501,7 @@ def sized(places: Places, mapping: Mapping, kernel: Kernel) -> dict[str, int]:
 
 
 def allocated(places: Places, mapping: Mapping, outs: dict[str, int], device: DeviceInfo,
-              kernel: Kernel) -> Allocation:
+              kernel: KernelLimits) -> Allocation:
     """``outs``: the bytes that results need on their way out. Raises ConfigError for what does not fit."""
     blocks = sized(places, mapping, kernel)
     sizes = [[2 * _length(tile.dims[0], blocks) * _length(tile.dims[1], blocks) for tile in rounds.tiles]
@@ -542,7 +542,7 @@ def allocated(places: Places, mapping: Mapping, outs: dict[str, int], device: De
                       max(1, -(-mapping.band // mapping.cluster.get(places.indices[0].name, 1))), kernel, one_ring)
 
 
-def _is_one_ring(places: Places, given: list[int], kernel: Kernel) -> bool:
+def _is_one_ring(places: Places, given: list[int], kernel: KernelLimits) -> bool:
     """Whether all loops go around one ring: then each has all of the stages. Those of a multistage kernel begin to fill
     theirs while the loop before is still read."""
     kinds = {(bool(rounds.row_sums), bool(rounds.column_sums)) for rounds in places.loops}
@@ -571,7 +571,7 @@ def _length(index: Index, blocks: dict[str, int]) -> int:
     return blocks[index.name]
 
 
-def out_bytes(places: Places, mapping: Mapping, dtype: np.dtype, kernel: Kernel) -> int:
+def out_bytes(places: Places, mapping: Mapping, dtype: np.dtype, kernel: KernelLimits) -> int:
     """Of a tile of a result in shared memory."""
     blocks = sized(places, mapping, kernel)
     m, n = places.indices

@@ -15,7 +15,7 @@ from gemmkit.components import freeze
 from gemmkit.emulator.mode import current_mode
 from gemmkit.functions.rows import RESIDENT
 from gemmkit.kernels.collectives.scheduler import Cluster
-from gemmkit.kernels.sm90.family import Map
+from gemmkit.kernels.sm90.family import TensorMapSlot
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.functions import Frozen, freeze_array
 from gemmkit.plans.launch import Launch, Start, launch_of
@@ -24,14 +24,14 @@ from gemmkit.programs.chains.chain import Chain, chain_of, is_chained
 from gemmkit.programs.chains.merging import Shares, begin_lazily, begun, check_bounded, references, shares_of
 from gemmkit.programs.chains.places import ChainPlaces, placed
 from gemmkit.programs.chains.schedule import ChainProblem, May, read_early, section_of
-from gemmkit.programs.chains.schedule import Choice as ChainChoice
+from gemmkit.programs.chains.schedule import ScheduleChoice as ChainChoice
 from gemmkit.programs.chains.schedule import ordered as ordered_chain
 from gemmkit.programs.chains.text import ChainPrinter, names_of_ranges
 from gemmkit.programs.collectives import TmaOut
 from gemmkit.programs.launches import (
     NEEDED,
     ROWS_NEEDED,
-    Given,
+    CallArguments,
     Launches,
     bits_of,
     given_by,
@@ -41,16 +41,16 @@ from gemmkit.programs.launches import (
     module_of,
     stream_memory,
 )
-from gemmkit.programs.mapping import SWITCHES, Kernel, Mapping, kernel_of
+from gemmkit.programs.mapping import SWITCHES, KernelLimits, Mapping, kernel_of
 from gemmkit.programs.multistage import OWN_NAMES as NAMES_OF_MULTISTAGE
-from gemmkit.programs.multistage import Copies, MultistageChainPrinter, MultistagePrinter
+from gemmkit.programs.multistage import CopyWidth, MultistageChainPrinter, MultistagePrinter
 from gemmkit.programs.places import STEP, Places, allocated, ordered, out_bytes, places_of, said, simplified
 from gemmkit.programs.rows import OWN_NAMES as NAMES_OF_ROWS
 from gemmkit.programs.rows import PART, has_rows_alone, row_program_of, walked
 from gemmkit.programs.rows import derived as derived_rows
-from gemmkit.programs.text import OWN_NAMES, OWN_STARTS, Function, Out, OutKind, Printed, Printer, function_of
+from gemmkit.programs.text import OWN_NAMES, OWN_STARTS, ElementFunction, Out, OutKind, Printed, Printer, function_of
 from gemmkit.programs.text import printed as text_of
-from gemmkit.programs.trace import Loop, Store, Value
+from gemmkit.programs.trace import Loop, StoreStatement, Value
 from gemmkit.programs.values import Index, refused
 from gemmkit.runtime.array_info import ArrayInfo, alignment, byte_range, shares_memory, unit_axis
 from gemmkit.runtime.arrays import describe, is_array
@@ -82,7 +82,7 @@ class ProgramPlan:
     text: str
     infos: dict[str, ArrayInfo]
     extents: dict[str, int]
-    call: Given
+    call: CallArguments
     device: DeviceInfo
     spare: tuple[str, ...] = ()
     merge: ProgramPlan | None = None
@@ -167,7 +167,7 @@ class ProgramPlan:
         def take(array: str, of: Any) -> None:
             spec = of.map_spec
             number = sum(one.map is not None for one in made)
-            made.append(Taken(array, Map(0, number, self.infos[array], spec.rank - 1, spec)))
+            made.append(Taken(array, TensorMapSlot(0, number, self.infos[array], spec.rank - 1, spec)))
 
         for block, array in printed.maps:
             take(array, getattr(module, f"{block}_tile"))
@@ -293,7 +293,7 @@ class Taken(NamedTuple):
     """An argument of a kernel: an array, or a tensor map of it."""
 
     array: str
-    map: Map | None
+    map: TensorMapSlot | None
 
 
 class _Given(NamedTuple):
@@ -326,7 +326,7 @@ class Derived:
 
 
 def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], outs: Any, arrays: list[str],
-            device: DeviceInfo, kernel: Kernel, copies: dict[str, Copies]) -> Derived:
+            device: DeviceInfo, kernel: KernelLimits, copies: dict[str, CopyWidth]) -> Derived:
     """``numbers``: the run-time scalars, whose signs the text depends on. ``outs``: how a store leaves (`OutKind`), by the
     store and the descriptions of what is stored to beside the program's arrays. ``copies``: how threads copy operands, where
     they do."""
@@ -411,7 +411,7 @@ class GridProblem(MappingProblem):
     places: Places
     infos: dict[str, ArrayInfo]
     mapping: Mapping
-    kernel: Kernel
+    kernel: KernelLimits
 
     def candidates(self, device: DeviceInfo) -> Iterator[Mapping]:
         m, n = (index.name for index in self.places.indices)
@@ -443,7 +443,7 @@ class GridProblem(MappingProblem):
         return Choice((mapping, allocated(places, mapping, nbytes, device, self.kernel), outs))
 
 
-def _element(store: Store, root: Value, places: Places, warpgroups: int) -> Function:
+def _element(store: StoreStatement, root: Value, places: Places, warpgroups: int) -> ElementFunction:
     """What becomes of the sums of a tile, or of its rows or columns alone."""
     name, (m, n) = f"element_of_{store.parameter.name}", places.indices
     if store.only is n:
@@ -455,12 +455,12 @@ def _element(store: Store, root: Value, places: Places, warpgroups: int) -> Func
 
 
 def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict[str, Any], mapping: Mapping,
-             text: str | None, device: DeviceInfo, kernel: Kernel) -> ProgramPlan:
+             text: str | None, device: DeviceInfo, kernel: KernelLimits) -> ProgramPlan:
     """Of a program whose tiles are whole rows (`gemmkit.programs.chains`)."""
     call = given_by(arguments)
     numbers = call.numbers
 
-    def leaves(chain: Chain, store: Store, cells: dict[str, ArrayInfo]) -> OutKind:
+    def leaves(chain: Chain, store: StoreStatement, cells: dict[str, ArrayInfo]) -> OutKind:
         info, is_rows = {**infos, **cells}[store.parameter.name], chain.stores_rows(store)
         columns = 1 if is_rows else info.shape[-1]
         whole = not is_rows and columns % kernel.line == 0 and _leaves_by_tma(info)
@@ -479,7 +479,7 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
         raise _taken(clash) if made.shares is None else _NoMerge(_taken(clash))
     operands = {block.parameter.name: chain.line for ring in made.places.rings for block in ring.blocks}
     shares = made.shares
-    stores: list[Store] = chain.stores if shares is None else shares.merging.body
+    stores: list[StoreStatement] = chain.stores if shares is None else shares.merging.body
     _check_launch(infos, operands, chain.indices, [chain.index], {chain.index.name: chain.line}, stores, kernel)
     for array, x in made.read.items():
         _check_read(array, infos[array], x.line)
@@ -546,19 +546,19 @@ def _tile_indices(places: Places) -> tuple[Index, ...]:
     return places.indices if places.stack is None else (*places.indices, places.stack)
 
 
-def _copies(kernel: Kernel, info: ArrayInfo) -> Copies:
+def _copies(kernel: KernelLimits, info: ArrayInfo) -> CopyWidth:
     vector = kernel.vector(info)
-    return Copies(vector, info.shape[-1] % vector != 0)
+    return CopyWidth(vector, info.shape[-1] % vector != 0)
 
 
-def _check_names(infos: dict[str, ArrayInfo], places: Places, arguments: dict[str, Any], kernel: Kernel) -> None:
+def _check_names(infos: dict[str, ArrayInfo], places: Places, arguments: dict[str, Any], kernel: KernelLimits) -> None:
     """Raises ValueError for names that the text has for its own."""
     numbers = given_by(arguments).numbers
     indices = [index.name for index in (*_tile_indices(places), *(rounds.index for rounds in places.loops))]
     _check_own_names([*infos, *numbers, *places.names, *indices], indices, kernel)
 
 
-def _check_own_names(names: list[str], indices: list[str], kernel: Kernel) -> None:
+def _check_own_names(names: list[str], indices: list[str], kernel: KernelLimits) -> None:
     _check_indices(names, indices)
     own = OWN_NAMES if kernel.uses_tma else OWN_NAMES | NAMES_OF_MULTISTAGE
     for name in names:
@@ -579,14 +579,14 @@ def _taken(name: str) -> ValueError:
     return ValueError(f"{name}: the derived text has this name for its own; call the array, cell or index otherwise")
 
 
-def _check_arrays(infos: dict[str, ArrayInfo], places: Places, kernel: Kernel) -> None:
+def _check_arrays(infos: dict[str, ArrayInfo], places: Places, kernel: KernelLimits) -> None:
     operands = {tile.parameter.name: rounds.line for rounds in places.loops for tile in rounds.tiles}
     _check_launch(infos, operands, _tile_indices(places), [rounds.index for rounds in places.loops],
                   {rounds.index.name: rounds.line for rounds in places.loops}, places.stores, kernel)
 
 
 def _check_launch(infos: dict[str, ArrayInfo], operands: dict[str, str], tile: tuple[Index, ...], rounds: list[Index],
-                  lines: dict[str, str], stores: list[Store], kernel: Kernel | None = None) -> None:
+                  lines: dict[str, str], stores: list[StoreStatement], kernel: KernelLimits | None = None) -> None:
     """Raises ValueError where a kernel cannot bring an operand, a sum goes over nothing, or results share memory."""
     for index in rounds:
         if index.extent.size == 0:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gemmkit.functions.rows import RowsProblem
-from gemmkit.kernels.rows import Held, Source, Team, WarpTeam
+from gemmkit.kernels.rows import RegisterRow, RowSource, RowTeam, WarpTeam
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.chains.elements import is_whole_number
 from gemmkit.programs.mapping import SWITCHES, Mapping
 from gemmkit.programs.places import LEAVES, Rewriter
 from gemmkit.programs.text import EARLY, JOINTS, SIGNS, Printed
-from gemmkit.programs.trace import CONDITIONS, Loop, Store, Value
+from gemmkit.programs.trace import CONDITIONS, Loop, StoreStatement, Value
 from gemmkit.programs.values import Axis, Index, refused, shown
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
@@ -38,7 +38,7 @@ class RowProgram:
     stack: Index | None
     rows: Index
     columns: int
-    stores: list[Store]
+    stores: list[StoreStatement]
     reads: dict[str, str]
     line: str
 
@@ -86,7 +86,7 @@ def walked(roots: list[Value]) -> list[Value]:
 def row_program_of(loop: Loop) -> RowProgram:
     """Raises ValueError and TypeError, with the user's line, for what is no function of rows."""
     stack, rows = (None, loop.indices[0]) if len(loop.indices) == 1 else loop.indices
-    stores = [held for held in loop.body if isinstance(held, Store)]
+    stores = [held for held in loop.body if isinstance(held, StoreStatement)]
     made = RowProgram(stack, rows, 0, stores, {}, loop.line)
     lengths: dict[int, str] = {}
     for x in walked([store.value for store in stores]):
@@ -204,45 +204,45 @@ NEVER = CONDITIONS | {"load"}                   # an array's row is one anyway, 
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class RowStep:
     """``value``: what it makes."""
 
     value: Value
 
 
-class Load(Step):
+class Load(RowStep):
     """A row of an array."""
 
 
-class Map(Step):
+class RowMap(RowStep):
     """A row, element by element, that later steps begin with."""
 
 
-class Fold(Step):
+class RowFold(RowStep):
     """One value of all elements."""
 
 
-class Moments(Step):
+class Moments(RowStep):
     """The mean of a row, and its variance: ``value`` is the row."""
 
 
-class Named(Step):
+class NamedValue(RowStep):
     """A value of the row that elements are computed with, or that is needed twice."""
 
 
 @dataclass(frozen=True, eq=False)
-class Put(Step):
+class RowStore(RowStep):
     """``value`` becomes a result."""
 
-    store: Store
+    store: StoreStatement
 
 
 @dataclass
-class Steps:
+class RowSteps:
     """``rows``: the values that are rows in the text; ``named``: those of a row that have a name; ``at_once``: how many rows
     threads hold at the same time."""
 
-    order: list[Step]
+    order: list[RowStep]
     rows: set[Value]
     named: set[Value]
     at_once: int
@@ -252,7 +252,7 @@ class Steps:
         return _within(root, self.rows | self.named)
 
 
-def steps_of(program: RowProgram, roots: list[Value]) -> Steps:
+def steps_of(program: RowProgram, roots: list[Value]) -> RowSteps:
     """``roots``: what is stored."""
     values = walked(roots)
     rows = {x for x in values if x.op == "load" and is_vector(x)} | _mapped(values, roots)
@@ -260,8 +260,8 @@ def steps_of(program: RowProgram, roots: list[Value]) -> Steps:
     builder.order += [Load(x) for x in values if x.op == "load" and is_vector(x)]
     for store, root in zip(program.stores, roots):
         builder.need(root)
-        builder.order.append(Put(root, store))
-    return Steps(builder.order, rows, builder.named, _at_once(builder))
+        builder.order.append(RowStore(root, store))
+    return RowSteps(builder.order, rows, builder.named, _at_once(builder))
 
 
 def _within(root: Value, known: set[Value]) -> Iterator[Value]:
@@ -342,7 +342,7 @@ class Builder:
     rows: set[Value]
     named: set[Value]
     spread: set[Value]
-    order: list[Step] = field(default_factory=list)
+    order: list[RowStep] = field(default_factory=list)
     done: set[Value] = field(default_factory=set)
 
     def need(self, root: Value) -> None:
@@ -361,16 +361,16 @@ class Builder:
             return
         for y in x.args:
             self.need(y)
-        self.order.append(Fold(x) if x.op in FOLDS else Map(x) if x in self.rows else Named(x))
+        self.order.append(RowFold(x) if x.op in FOLDS else RowMap(x) if x in self.rows else NamedValue(x))
 
 
 def _at_once(builder: Builder) -> int:
     """The most rows that are live between two steps."""
     known = builder.rows | builder.named
-    needs = [{step.value} & builder.rows if isinstance(step, (Moments, Put)) and step.value in known else
+    needs = [{step.value} & builder.rows if isinstance(step, (Moments, RowStore)) and step.value in known else
              {y for y in _within(step.value, known) if y in builder.rows and y is not step.value} for step in builder.order]
     last = {row: n for n, used in enumerate(needs) for row in used}
-    made = {step.value: n for n, step in enumerate(builder.order) if isinstance(step, (Load, Map))}
+    made = {step.value: n for n, step in enumerate(builder.order) if isinstance(step, (Load, RowMap))}
     return max(sum(made[row] <= n < last.get(row, made[row]) or made[row] == n for row in made) for n in range(len(needs)))
 
 
@@ -386,11 +386,11 @@ PART = "part_"                         # what is needed more than once in a func
 
 
 @dataclass
-class Element:
+class RowElement:
     """``name``: what a value of a row, and an element of a row, is called. ``is_made``: the elements become a row, so that
     its own name is not what they are."""
 
-    steps: Steps
+    steps: RowSteps
     root: Value
     name: Callable[[Value], str]
     is_made: bool = False
@@ -530,8 +530,8 @@ def bare(text: str) -> str:
 
 WORDS = ("along", "largest", "mapped", "moments", "put_into", "put_one", "row_of", "smallest", "total")
 IMPORTS = [
-    ("gemmkit.components", "Component"), ("gemmkit.components", "Scalar"), ("gemmkit.kernels.rows", "Held"),
-    ("gemmkit.kernels.rows", "Rows"), ("gemmkit.kernels.rows", "Streamed"),
+    ("gemmkit.components", "Component"), ("gemmkit.components", "Scalar"), ("gemmkit.kernels.rows", "RegisterRow"),
+    ("gemmkit.kernels.rows", "Rows"), ("gemmkit.kernels.rows", "StreamedRow"),
     *(("gemmkit.kernels.rows", word) for word in WORDS),
     ("gemmkit.kernels.rows", "BlockTeam"), ("gemmkit.kernels.rows", "WarpTeam"),
     ("gemmkit.lang.component_products", "matrix_of"), ("gemmkit.lang.aggregates", "convert"),
@@ -550,9 +550,9 @@ OWN_NAMES = frozenset({name for _, name in IMPORTS} | set(DTYPES.values()) | {
 
 
 @dataclass
-class Printer:
+class RowPrinter:
     program: RowProgram
-    steps: Steps
+    steps: RowSteps
     dtypes: dict[str, np.dtype]
     taken: set[str]
     needs: set[str] = field(default_factory=lambda: set(ALWAYS))
@@ -614,7 +614,7 @@ class Printer:
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def step(self, step: Step) -> None:
+    def step(self, step: RowStep) -> None:
         x = step.value
         if isinstance(step, Load):
             name = self.row(x)
@@ -625,14 +625,14 @@ class Printer:
         elif isinstance(step, Moments):
             pair = [self.moment(op, x) for op in ("rowmean", "variance")]
             self.lines.append(f"{', '.join(pair)} = {self.call('moments', self.row(x))}")
-        elif isinstance(step, Fold):
+        elif isinstance(step, RowFold):
             self.fold(x)
-        elif isinstance(step, Map):
+        elif isinstance(step, RowMap):
             made = self.over("mapped", x, "", True)
             self.lines.append(f"{self.row(x)} = {made}")
-        elif isinstance(step, Named):
+        elif isinstance(step, NamedValue):
             self.lines += self.named(x)
-        elif isinstance(step, Put):
+        elif isinstance(step, RowStore):
             self.put(step)
 
     def moment(self, op: str, row: Value) -> str:
@@ -660,8 +660,8 @@ class Printer:
             text = f"convert(F32, {text})"
         return [*made.lines, f"{self.name(x)} = {text}"]
 
-    def element(self, x: Value, is_made: bool) -> Element:
-        made = Element(self.steps, x, self.name, is_made)
+    def element(self, x: Value, is_made: bool) -> RowElement:
+        made = RowElement(self.steps, x, self.name, is_made)
         self.needs |= made.needs
         return made
 
@@ -684,7 +684,7 @@ class Printer:
         tuples = [f"({', '.join(map(self.row, beside))}{',' if len(beside) == 1 else ''})"] if beside else []
         return self.call(word, main, *given, f"lambda {parameters}: {text}", *tuples)
 
-    def put(self, step: Put) -> None:
+    def put(self, step: RowStore) -> None:
         x, parameter = step.value, step.store.parameter
         kind = self.dtypes[parameter.name].name
         stack = self.program.stack
@@ -699,14 +699,15 @@ class Printer:
         self.lines += [*made.lines, self.call("put_one", self.first, out, value)]
 
 
-def printed(title: str, program: RowProgram, steps: Steps, threads: tuple[Team, Source, int], dtypes: dict[str, np.dtype],
+def printed(title: str, program: RowProgram, steps: RowSteps, threads: tuple[RowTeam, RowSource, int],
+            dtypes: dict[str, np.dtype],
             scalars: list[str], early: bool) -> Printed:
     """Print the kernel. ``dtypes``: of all arrays, by their names. ``early``: its launch may begin before the kernel before
     has ended."""
     team, source, vector = threads
     rows, stack = program.rows.name, program.stack
     tile = [index.name for index in program.indices]
-    printer = Printer(program, steps, dtypes, {*OWN_NAMES, *dtypes, *scalars, *tile})
+    printer = RowPrinter(program, steps, dtypes, {*OWN_NAMES, *dtypes, *scalars, *tile})
     for step in steps.order:
         printer.step(step)
     begin = EARLY if early else ()
@@ -740,12 +741,13 @@ def printed(title: str, program: RowProgram, steps: Steps, threads: tuple[Team, 
                    team.block)
 
 
-def shown_team(team: Team) -> str:
+def shown_team(team: RowTeam) -> str:
     return f"WarpTeam(1, F32, {team.rows})" if isinstance(team, WarpTeam) else f"BlockTeam({team.warps}, F32)"
 
 
-def shown_source(source: Source) -> str:
-    return f"Held(pieces={source.pieces}, whole={source.whole})" if isinstance(source, Held) else "Streamed()"
+def shown_source(source: RowSource) -> str:
+    return f"RegisterRow(pieces={source.pieces}, whole={source.whole})" if isinstance(source,
+                                                                                      RegisterRow) else "StreamedRow()"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -769,10 +771,10 @@ def derived(name: str, program: RowProgram, mapping: Mapping, infos: Names[str, 
     widest = max(infos[key].dtype.itemsize for key in whole)
     found = choose(RowsProblem(program.columns, widest, F32, steps.at_once), device).spec
     team, source, _ = found
-    _check_places(mapping, steps, isinstance(source, Held))
+    _check_places(mapping, steps, isinstance(source, RegisterRow))
     threads = "a warp" if team.warps == 1 else f"a block of {team.warps} warps"
     title = (f"{name}: {threads} a row; rows are "
-             f"{'held in registers' if isinstance(source, Held) else 'loaded anew for each fold and store'}.")
+             f"{'held in registers' if isinstance(source, RegisterRow) else 'loaded anew for each fold and store'}.")
     used = {key: info.dtype for key, info in infos.items()}
     return printed(title, program, steps, found, used, numbers, device.starts_early)
 
@@ -787,7 +789,7 @@ def _refuse_blocks(mapping: Mapping) -> None:
                               "neither: its rows' length says which threads have a row; leave it out")
 
 
-def _check_places(mapping: Mapping, steps: Steps, is_held: bool) -> None:
+def _check_places(mapping: Mapping, steps: RowSteps, is_held: bool) -> None:
     """Raises ConfigError for names of no rows, and for rows that no registers hold."""
     names = {x.name for x in steps.rows if is_vector(x)}
     for name in mapping.places:

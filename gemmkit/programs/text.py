@@ -31,7 +31,7 @@ from gemmkit.programs.places import (
     TilePlace,
     Wait,
 )
-from gemmkit.programs.trace import COMPARISONS, Store, Value
+from gemmkit.programs.trace import COMPARISONS, StoreStatement, Value
 from gemmkit.programs.values import Index, refused
 
 SIGNS = dict(add="+", sub="-", mul="*", div="/", lt="<", le="<=", eq="==", ne="!=")
@@ -43,7 +43,7 @@ KEPT = "kept_"                         # a text's name of a cell of columns in s
 
 
 @dataclass
-class Function:
+class ElementFunction:
     """A function of one element: ``sums`` are zipped, ``arrays`` and ``scalars`` passed whole.
 
     Of a result that has a value for each row or column ``indices`` is this one's alone, and a thread's values are ``step``
@@ -206,10 +206,10 @@ def _is_counted(x: Value) -> bool:
 
 
 def function_of(name: str, root: Value, indices: tuple, cells: dict[Value, str], stack: Index | None,
-                **more: Any) -> Function:
+                **more: Any) -> ElementFunction:
     """The function that makes an element of a result; ``more``: other fields of it. Raises ValueError, with the user's line,
     for what it cannot read."""
-    made = Function(name, indices, cells, stack, **more)
+    made = ElementFunction(name, indices, cells, stack, **more)
     pending, seen = [root], set()
     while pending:
         x = pending.pop()
@@ -240,11 +240,11 @@ IMPORTS = [
     ("gemmkit.programs.collectives", "row_value", ("row_value",)),
     ("gemmkit.lang.aggregates", "convert", ("convert",)), ("gemmkit.programs.collectives", "F32", ("convert",)),
     ("gemmkit.programs.collectives", "DirectOut", ("DirectOut",)),
-    ("gemmkit.programs.collectives", "Part", ()), ("gemmkit.programs.collectives", "Product", ()),
+    ("gemmkit.programs.collectives", "WarpgroupPart", ()), ("gemmkit.programs.collectives", "Product", ()),
     *(("gemmkit.programs.collectives", name, (name,)) for name in ("RowSums", "RowsOut")),
-    ("gemmkit.programs.collectives", "Staged", ()), ("gemmkit.programs.collectives", "TmaOut", ("TmaOut",)),
+    ("gemmkit.programs.collectives", "StagedTile", ()), ("gemmkit.programs.collectives", "TmaOut", ("TmaOut",)),
     ("gemmkit.programs.collectives", "blocks", ()), ("gemmkit.programs.collectives", "row_of", ("row_of",)),
-    *(("gemmkit.programs.collectives", name, (name,)) for name in ("ColumnSums", "Columns", "ColumnsOut")),
+    *(("gemmkit.programs.collectives", name, (name,)) for name in ("ColumnSums", "ColumnValues", "ColumnsOut")),
     *(("gemmkit.ptx.arithmetic", name, (name,)) for name in ("exp2", "log2", "reciprocal")),
     *(("gemmkit.ptx.barriers", name, ("cluster",)) for name in ("cluster_barrier", "cluster_rank")),
     ("gemmkit.ptx.barriers", "mbarrier_fence_init", ()), ("gemmkit.ptx.special", "barrier", ("barrier",)),
@@ -275,11 +275,11 @@ EARLY = "grid_launch_dependents()", "grid_wait()"
 class Out:
     """A result: how it leaves, and the function of its elements (None: the sums as they are)."""
 
-    store: Store
+    store: StoreStatement
     dtype: np.dtype
     kind: str                          # the collective's name
     pairs: bool
-    function: Function | None
+    function: ElementFunction | None
     sums: str                          # what is stored where there is no function
 
     @property
@@ -419,7 +419,7 @@ class Printer:
                 + ("" if tile.stack is None else ", stacked=True"))
 
     def staged(self, tile: TilePlace, ring: Ring) -> str:
-        return self.tile_of("Staged", tile, ring) + (
+        return self.tile_of("StagedTile", tile, ring) + (
             f", cluster=cluster, peers={self.peers(tile)!r})" if self.peers(tile) else ")")
 
     def pipeline(self, ring: Ring) -> str:
@@ -447,7 +447,7 @@ class Printer:
                     self.put(0, f"{self.product(product)} = {self.product_class}({product.a.name}_tile, "
                                 f"{product.b.name}_tile{how}{self.product_fields})")
         for name, offset in self.memory.columns.items():
-            self.put(0, f"{KEPT}{name} = Columns({self.columns_of(name)}, offset={offset})")
+            self.put(0, f"{KEPT}{name} = ColumnValues({self.columns_of(name)}, offset={offset})")
         stacked = "" if self.places.stack is None else ", stacked=True"
         for out in self.outs:
             made = f"DirectOut({out.dtype.name!r}, pairs={out.pairs}{stacked})"
@@ -618,12 +618,12 @@ class Printer:
             lines = [f"values = apply({made.name}, {values}{given})"]
             values = "values"
         stack = "0" if self.places.stack is None else self.places.stack.name
-        part = f"Part({m} + group * 64, {n}, sizes.{m}, sizes.{n}, {stack})"
+        part = f"WarpgroupPart({m} + group * 64, {n}, sizes.{m}, sizes.{n}, {stack})"
         lines.append(f"out_{out.name}.store({values}, {out.name}, {part}, group)")
         once = {"RowsOut": n, "ColumnsOut": m}.get(out.kind)
         return lines if once is None else [f"if {once} == 0:", *(f"    {line}" for line in lines)]
 
-    def given(self, made: Function, kind: str) -> list[str]:
+    def given(self, made: ElementFunction, kind: str) -> list[str]:
         """What a function is given behind the sums."""
         m, n = (index.name for index in self.places.indices)
         column = f"{n} + group * 128 + thread_index() % 128" if kind == "ColumnsOut" else f"{n} + own_column()"
@@ -642,7 +642,7 @@ def printed(printer: Printer, title: str) -> Printed:
     tile = (m, n) if stack is None else (m, n, stack)
     sizes = list(dict.fromkeys([*tile, *(ring.rounds.index.name for ring in memory.rings)]))
     uses = {out.kind for out in outs} | ({"RowSums"} if places.row_starts else set())
-    uses |= {"ColumnSums", "Columns"} if places.column_starts else set()
+    uses |= {"ColumnSums", "ColumnValues"} if places.column_starts else set()
     uses |= {printer.met, *(printer.readers(ring)[0] for ring in memory.rings)}
     for made in functions:
         uses |= {"apply", *(["interleave"] if len(made.sums) > 1 else []), *made.needs, *made.parameters}

@@ -20,10 +20,10 @@ from gemmkit.programs.values import (
     Axes,
     Axis,
     Cell,
-    Extent,
     Index,
     Parameter,
     Place,
+    ProgramAxis,
     Term,
     _current,
     explained,
@@ -71,7 +71,7 @@ class Interpreter:
     def coordinate(self, dim: Any) -> Any:
         raise NotImplementedError
 
-    def loop(self, extents: tuple[Extent, ...], kind: str, stop: Any = None) -> Iterator[Any]:
+    def loop(self, extents: tuple[ProgramAxis, ...], kind: str, stop: Any = None) -> Iterator[Any]:
         """``stop``: a length that bounds the only extent."""
         raise NotImplementedError
 
@@ -226,13 +226,13 @@ class Interpreter:
         return self.compute("cast", (x,), x.dims, found)
 
     def full(self, dims: tuple, value: Any) -> Any:
-        wrong = next((d for d in dims if not isinstance(d, (Index, Extent)) or d.stack), None)
+        wrong = next((d for d in dims if not isinstance(d, (Index, ProgramAxis)) or d.stack), None)
         if wrong is not None or len(dims) not in (1, 2):
             raise refused(TypeError, f"a cell of ({shown(dims)}): one or two blocks or axes are needed, such as zeros(m, n)")
         if isinstance(value, (bool, Term, Parameter)) or not hasattr(value, "__float__"):
             raise refused(TypeError, f"full(..., {value!r}): a cell begins with a number, which stands last; one that "
                                      "begins with a value is copy(x)")
-        axes = tuple(Axis(d.size, (d.parameter, d.axis)) if isinstance(d, Extent) else d for d in dims)
+        axes = tuple(Axis(d.size, (d.parameter, d.axis)) if isinstance(d, ProgramAxis) else d for d in dims)
         if len(set(axes)) < len(axes):
             raise refused(ValueError, f"a cell of ({shown(dims)}): rows and columns are two blocks, of two loops")
         return self.filled(axes, float(value))
@@ -250,9 +250,9 @@ class Interpreter:
     def place(self, dim: Any) -> Place:
         return Place(self.coordinate(dim), dim)
 
-    def extents(self, given: tuple) -> tuple[Extent, ...]:
+    def extents(self, given: tuple) -> tuple[ProgramAxis, ...]:
         for extent in given:
-            if not isinstance(extent, Extent):
+            if not isinstance(extent, ProgramAxis):
                 raise refused(TypeError, f"a loop goes along {extent!r}: an axis is needed, such as a.rows, "
                                          "a.columns, a.count")
         return given
@@ -322,7 +322,7 @@ COUNTED = np.dtype(np.int32), np.dtype(np.int64)
 SUCH = "an element of an array of int32 or int64 is needed, such as stop=lengths[h]"
 
 
-def check_length(stop: Any, extent: Extent) -> Value:
+def check_length(stop: Any, extent: ProgramAxis) -> Value:
     """The load that a loop's ``stop`` is. Raises TypeError and ValueError, with the user's line, for what is no length of
     all rows of a tile."""
     if isinstance(stop, Parameter):
@@ -360,7 +360,7 @@ class Value:
 
 
 @dataclass(eq=False)
-class Store:
+class StoreStatement:
     """``only``: stored by the first block along that index alone."""
 
     parameter: Parameter
@@ -447,12 +447,12 @@ class Tracer(Interpreter):
         if self.only is not None and any(index is self.only for index in key):
             raise refused(ValueError, f"{parameter.name}[{shown(key)}] within once({self.only}): the first block along "
                                       f"{self.only} would be stored alone")
-        self.emit(Store(parameter, key, value, self.only))
+        self.emit(StoreStatement(parameter, key, value, self.only))
 
     def coordinate(self, dim: Any) -> Value:
         return Value("coordinate", (), (dim,), dim)
 
-    def loop(self, extents: tuple[Extent, ...], kind: str, stop: Any = None) -> Iterator[Any]:
+    def loop(self, extents: tuple[ProgramAxis, ...], kind: str, stop: Any = None) -> Iterator[Any]:
         if kind == "parallel" and len(self.bodies) > 1:
             raise refused(ValueError, "parallel(...) within a loop: tiles are the outermost loop")
         if kind == "sequential" and len(self.bodies) == 1:
@@ -566,7 +566,7 @@ def trace(function: Any, arguments: dict[str, Any]) -> Loop:
                       tracer.bodies[-2][-1].line)
     tracer.axes.check()
     loops = [x for x in body if isinstance(x, Loop)]
-    if len(loops) != 1 or any(isinstance(x, Store) for x in body):
+    if len(loops) != 1 or any(isinstance(x, StoreStatement) for x in body):
         raise refused(ValueError, f"{function.__name__} has {len(loops)} parallel loops: a program is one, and stores in it",
                       f"{code.co_filename}:{code.co_firstlineno}")
     (loop,) = loops
@@ -579,9 +579,10 @@ def trace(function: Any, arguments: dict[str, Any]) -> Loop:
     return loop
 
 
-def stores_of(loop: Loop) -> list[Store]:
+def stores_of(loop: Loop) -> list[StoreStatement]:
     """All stores, in the order in which they are written."""
-    return [x for held in loop.body for x in (stores_of(held) if isinstance(held, Loop) else [held]) if isinstance(x, Store)]
+    return [x for held in loop.body for x in (stores_of(held) if isinstance(held, Loop) else [held]) if isinstance(x,
+                                                                                                                   StoreStatement)]
 
 
 def _check_stores(loop: Loop, code: CodeType, arrays: list[str], reads: set[str]) -> None:
@@ -620,7 +621,7 @@ def _forget_axes(loop: Loop) -> None:
         seen.add(id(x))
         if isinstance(x, Loop):
             pending += [*x.body, *(y for c in x.carried for y in (c.init, c.inside, c.out, c.after))]
-        elif isinstance(x, Store):
+        elif isinstance(x, StoreStatement):
             pending.append(x.value)
         else:
             x.dims = tuple(Axis(d.size) if isinstance(d, Axis) else d for d in x.dims)
@@ -640,7 +641,7 @@ FUNCTIONS: dict[str, Any] = dict(
     **{"and": np.logical_and, "or": np.logical_or, "not": np.logical_not})
 
 
-class Named:
+class Dimensioned:
     """Numbers with dimensions."""
 
     def __init__(self, dims: tuple, array: Any):
@@ -655,59 +656,59 @@ class Named:
 class Reference(Interpreter):
     """``block``: how long blocks are."""
 
-    kind = Named
+    kind = Dimensioned
 
     def __init__(self, block: int = BLOCK):
         super().__init__()
         self.block = block
         self.only: Index | None = None
 
-    def constant(self, x: Any) -> Named:
-        return Named((), np.float64(x))
+    def constant(self, x: Any) -> Dimensioned:
+        return Dimensioned((), np.float64(x))
 
-    def number(self, value: Named) -> float | None:
+    def number(self, value: Dimensioned) -> float | None:
         return None                                    # the trace has looked at constants
 
     def use(self, index: Index, parameter: Parameter, axis: int, key: tuple) -> None:
         """The trace has looked at it."""
 
-    def is_condition(self, value: Named) -> bool:
+    def is_condition(self, value: Dimensioned) -> bool:
         return value.array.dtype == np.bool_
 
-    def renamed(self, value: Named, dims: tuple) -> Named:
-        return Named(dims, value.array)
+    def renamed(self, value: Dimensioned, dims: tuple) -> Dimensioned:
+        return Dimensioned(dims, value.array)
 
-    def compute(self, op: str, args: tuple, dims: tuple, data: Any = None) -> Named:
+    def compute(self, op: str, args: tuple, dims: tuple, data: Any = None) -> Dimensioned:
         if op == "dot":
-            return Named(dims, args[0].array @ args[1].array)
+            return Dimensioned(dims, args[0].array @ args[1].array)
         if op == "transpose":
-            return Named(dims, args[0].array.T)
+            return Dimensioned(dims, args[0].array.T)
         if op == "rowmax":
-            return Named(dims, np.max(args[0].array, axis=1, initial=-np.inf))
+            return Dimensioned(dims, np.max(args[0].array, axis=1, initial=-np.inf))
         if op == "rowsum":
-            return Named(dims, np.sum(args[0].array, axis=1))
+            return Dimensioned(dims, np.sum(args[0].array, axis=1))
         if op == "cast":
-            return Named(dims, args[0].array.astype(data).astype(np.float64))
+            return Dimensioned(dims, args[0].array.astype(data).astype(np.float64))
         with np.errstate(all="ignore"):
-            return Named(dims, FUNCTIONS[op](*(x.over(dims) for x in args)))
+            return Dimensioned(dims, FUNCTIONS[op](*(x.over(dims) for x in args)))
 
-    def filled(self, dims: tuple, value: float) -> Named:
-        return Named(dims, np.full([_length(d) for d in dims], value))
+    def filled(self, dims: tuple, value: float) -> Dimensioned:
+        return Dimensioned(dims, np.full([_length(d) for d in dims], value))
 
-    def fitted(self, value: Named, dims: tuple) -> Named:
-        return Named(dims, np.broadcast_to(value.over(dims), [_length(d) for d in dims]))
+    def fitted(self, value: Dimensioned, dims: tuple) -> Dimensioned:
+        return Dimensioned(dims, np.broadcast_to(value.over(dims), [_length(d) for d in dims]))
 
-    def load(self, parameter: Parameter, key: tuple, dims: tuple) -> Named:
-        return Named(dims, np.asarray(parameter.data[_slices(key)], np.float64))
+    def load(self, parameter: Parameter, key: tuple, dims: tuple) -> Dimensioned:
+        return Dimensioned(dims, np.asarray(parameter.data[_slices(key)], np.float64))
 
-    def store(self, parameter: Parameter, key: tuple, dims: tuple, value: Named) -> None:
+    def store(self, parameter: Parameter, key: tuple, dims: tuple, value: Dimensioned) -> None:
         if self.only is None or self.only.start == 0:
             parameter.data[_slices(key)] = value.over(dims)
 
-    def coordinate(self, dim: Any) -> Named:
-        return Named((dim,), np.arange(dim.size) if isinstance(dim, Axis) else np.arange(dim.start, dim.stop))
+    def coordinate(self, dim: Any) -> Dimensioned:
+        return Dimensioned((dim,), np.arange(dim.size) if isinstance(dim, Axis) else np.arange(dim.start, dim.stop))
 
-    def loop(self, extents: tuple[Extent, ...], kind: str, stop: Any = None) -> Iterator[Any]:
+    def loop(self, extents: tuple[ProgramAxis, ...], kind: str, stop: Any = None) -> Iterator[Any]:
         if stop is not None:
             yield from self._blocks(extents[0], min(int(stop.value.array), extents[0].size))
             return
@@ -715,7 +716,7 @@ class Reference(Interpreter):
         for blocks in itertools.product(*(self._blocks(extent, extent.size, of_tile) for extent in extents)):
             yield blocks if len(blocks) > 1 else blocks[0]
 
-    def _blocks(self, extent: Extent, end: int, of_tile: bool = False) -> list[Index]:
+    def _blocks(self, extent: ProgramAxis, end: int, of_tile: bool = False) -> list[Index]:
         step = 1 if extent.stack else self.block
         return [Index(extent, "", start, min(start + step, end), of_tile) for start in range(0, end, step)]
 

@@ -26,7 +26,7 @@ from gemmkit.plans.launch import Launch, cache
 from gemmkit.programs.chains.chain import is_chained
 from gemmkit.programs.collectives import ROWS
 from gemmkit.programs.launches import FLOATS
-from gemmkit.programs.mapping import ORDERS, SWITCHES, Kernel, Mapping, kernel_of
+from gemmkit.programs.mapping import ORDERS, SWITCHES, KernelLimits, Mapping, kernel_of
 from gemmkit.programs.plan import ProgramPlan, device_of, planned
 from gemmkit.programs.trace import Loop
 from gemmkit.programs.values import Index
@@ -36,7 +36,7 @@ from gemmkit.runtime.arrays import key_of as array_key
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.launch import Launchable
 from gemmkit.runtime.tensor_maps import Encoder
-from gemmkit.tuner.measure import Job, Memory, Pointer, tolerance
+from gemmkit.tuner.measure import Buffers, Job, Pointer, tolerance
 from gemmkit.tuner.subjects import Output, Subject, TunedProgram
 from gemmkit.tuning import store
 from gemmkit.tuning.problems import Choice, MappingProblem, choose
@@ -187,15 +187,15 @@ class Programmed(Subject):
     def config_of(compiled: ProgramPlan) -> Mapping:
         return compiled.mapping
 
-    def memory(self) -> Memory:
+    def memory(self) -> Buffers:
         given, results = self.default.given, self.default.results
-        return Memory([info for name, info in given.items() if name not in results], [given[name] for name in results])
+        return Buffers([info for name, info in given.items() if name not in results], [given[name] for name in results])
 
     @staticmethod
     def kernels(compiled: ProgramPlan) -> list[Launchable]:
         return [launch.kernel for launch in compiled.launches.kernels]
 
-    def job(self, compiled: ProgramPlan, memory: Memory, cubins: Sequence[bytes]) -> Job:
+    def job(self, compiled: ProgramPlan, memory: Buffers, cubins: Sequence[bytes]) -> Job:
         launches, given = compiled.launches, [info.pointer for info in compiled.given.values()]
         first, *then = (_job(launch, given, memory, cubin) for launch, cubin in zip(launches.kernels, cubins, strict=True))
         varied = tuple(dict.fromkeys(buffer for one in (first, *then) for buffer in one.varied))
@@ -217,7 +217,7 @@ class Programmed(Subject):
         return self._problem.key()
 
 
-def _job(launch: Launch, given: Sequence[int], memory: Memory, cubin: bytes) -> Job:
+def _job(launch: Launch, given: Sequence[int], memory: Buffers, cubin: bytes) -> Job:
     """Of one kernel of a plan whose arrays have the addresses ``given``, and lie in ``memory``."""
     kernel, values = launch.kernel, list(launch.kernel.values)
     pointers: list[tuple[int, Pointer]] = []
@@ -236,7 +236,7 @@ def _job(launch: Launch, given: Sequence[int], memory: Memory, cubin: bytes) -> 
                kernel.cluster, kernel.dependent, kernel.waits, tuple(pointers), tuple(maps), (), varied, (), tuple(spares))
 
 
-def listed(loop: Loop, kernel: Kernel, splits: Sequence[int] = ()) -> Iterator[Mapping]:
+def listed(loop: Loop, kernel: KernelLimits, splits: Sequence[int] = ()) -> Iterator[Mapping]:
     """The mappings of a traced program that a kernel may have, those that differ least from the default first. ``splits``:
     the numbers of shares to try, those nearest to the default's first. They are the first field where the default has
     shares, and else the last one: there tiles are enough for all multiprocessors."""
@@ -309,7 +309,7 @@ def _checked(mappings: Any) -> list[Mapping]:
 CONSTANTS = (type(None), bool, int, str, np.number)
 
 
-class Kept(NamedTuple):
+class CachedPlan(NamedTuple):
     """A plan, and whether the code that it was derived from is what it was. The functions are kept, so that their ids stay
     theirs."""
 
@@ -333,7 +333,7 @@ def plan_of_call(program: Any, arguments: dict[str, Any], mapping: Mapping | Non
     readings = [] if key is None else [read(x) for x in functions]
     if readings and not any(reading.mutable or reading.of_process for reading in readings):
         guards = Guards(fact for reading in readings for fact in reading.guards.facts)
-        plans.keep(key, Kept(found, guards.ready(), functions))
+        plans.keep(key, CachedPlan(found, guards.ready(), functions))
     return found
 
 

@@ -335,7 +335,7 @@ class Symbol:
 
 
 @dataclass(frozen=True, eq=False)
-class Extent(Symbol):
+class ProgramAxis(Symbol):
     """An axis of an array, to go along; ``stack``: one by one."""
 
     parameter: str
@@ -376,7 +376,7 @@ class Index(Symbol):
     go along the axis, and not rounds. ``is_over``: its loop is. ``twin``: the index of the same blocks, where one block is
     rows and columns of a product."""
 
-    extent: Extent
+    extent: ProgramAxis
     name: str = ""
     start: int = 0
     stop: int = 0
@@ -444,25 +444,25 @@ class Parameter(Arithmetic):
     __hash__ = object.__hash__
 
     @property
-    def rows(self) -> Extent:
+    def rows(self) -> ProgramAxis:
         return self._extent(-2)
 
     @property
-    def columns(self) -> Extent:
+    def columns(self) -> ProgramAxis:
         return self._extent(-1)
 
     @property
-    def count(self) -> Extent:
+    def count(self) -> ProgramAxis:
         """Of a stack of matrices, or of vectors."""
         if len(self.shape) < 2:
             raise refused(ValueError, f"{self.name}.count: {self.name} is of shape {self.shape}, and no stack")
-        return Extent(self.name, 0, self.shape[0], True)
+        return ProgramAxis(self.name, 0, self.shape[0], True)
 
-    def _extent(self, axis: int) -> Extent:
+    def _extent(self, axis: int) -> ProgramAxis:
         rank = len(self.shape)
         if rank < -axis:
             raise refused(ValueError, f"{self.name} is of shape {self.shape}, and has no rows: take {self.name}.columns")
-        return Extent(self.name, rank + axis, self.shape[axis])
+        return ProgramAxis(self.name, rank + axis, self.shape[axis])
 
     def __getitem__(self, key: Any) -> Any:
         return Term(current().load(self, *self.place(key)))

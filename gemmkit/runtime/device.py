@@ -431,7 +431,7 @@ class Attribute(ctypes.Structure):
     _fields_ = (("id", ctypes.c_uint64), ("dimensions", ctypes.c_uint32 * 3), ("rest", ctypes.c_uint8 * 52))
 
 
-class Config(ctypes.Structure):
+class DriverLaunchConfig(ctypes.Structure):
     """CUlaunchConfig."""
 
     _fields_ = (

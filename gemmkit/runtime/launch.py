@@ -36,8 +36,8 @@ from gemmkit.runtime.device import (
     CTYPES,
     PARAMETER_FORMATS,
     Attribute,
-    Config,
     Dim3,
+    DriverLaunchConfig,
     attributes,
     dim3,
     parameter_struct,
@@ -371,7 +371,7 @@ def _prepared(
 
 def _frame(bound: BoundLaunch, buffer: Any, addresses: Sequence[int]) -> _Frame:
     """What one launch at a time needs, with parameters at these addresses."""
-    config = Config(bound.grid, bound.block, bound.shared_memory)
+    config = DriverLaunchConfig(bound.grid, bound.block, bound.shared_memory)
     wanted = attributes(bound.cluster, bound.dependent, bound.cooperative)
     if wanted:
         config.attributes = (Attribute * len(wanted))(*wanted)  # kept alive by config

@@ -248,7 +248,7 @@ def _shared_access(form: Form, line: Line) -> InShared:
 # Init, product and epilogue decompose them one by one, and must share them out alike; Fireiron leaves that to its users,
 # here it is checked (`check`).
 
-def tiler(step: steps.Tile, size: Any, extent: int | None) -> tuple[Any, int]:
+def tiler(step: steps.TileStep, size: Any, extent: int | None) -> tuple[Any, int]:
     """(the tile along a dimension, its extent): of a number, or of pieces of a width, a step apart."""
     if not isinstance(size, tuple):
         return size, size
@@ -258,12 +258,12 @@ def tiler(step: steps.Tile, size: Any, extent: int | None) -> tuple[Any, int]:
     return shape((width, extent // apart), (1, apart)), width * (extent // apart)
 
 
-def owned(at: steps.Step, decomposition: tuple, extents: tuple, level: str, home: str) -> tuple:
+def owned(at: steps.ScheduleStep, decomposition: tuple, extents: tuple, level: str, home: str) -> tuple:
     """The extents of the part that one worker of ``home`` has, by a decomposition that begins at ``level``: of tiles in turn
     above the workers it has its part of each."""
     times = [1] * len(extents)
     for step in decomposition:
-        if level == home or not isinstance(step, steps.Tile):
+        if level == home or not isinstance(step, steps.TileStep):
             break
         tile = tuple(tiler(step, size, extent)[1] for size, extent in zip((step.rows, step.columns), extents))
         if step.level is None:
@@ -275,7 +275,7 @@ def owned(at: steps.Step, decomposition: tuple, extents: tuple, level: str, home
     return tuple(n * extent for n, extent in zip(times, extents))
 
 
-def permuted(step: steps.Tile, count: int) -> list[int]:
+def permuted(step: steps.TileStep, count: int) -> list[int]:
     """The numbers that ``count`` workers have behind a swizzle. Raises ScheduleError where it is no permutation."""
     numbers = [int((step.swizzle or nodes.same)(n)) for n in range(count)]
     if sorted(numbers) != list(range(count)):
@@ -292,7 +292,7 @@ def shares(decomposition: tuple, extents: tuple, level: str, home: str) -> dict[
     for step in decomposition:
         if level == home:
             break
-        if not isinstance(step, steps.Tile) or step.level is None:
+        if not isinstance(step, steps.TileStep) or step.level is None:
             continue
         sizes = [tiler(step, size, extent)[0] for size, extent in zip((step.rows, step.columns), part.extents)]
         outer, part = part.tile(*sizes)
@@ -309,7 +309,7 @@ def shares(decomposition: tuple, extents: tuple, level: str, home: str) -> dict[
 def check(step: steps.Accumulate, product: tuple, extents: tuple, level: str) -> None:
     """Raise ScheduleError where a worker's registers are other elements in the epilogue than in the product."""
     home, end = steps.HOME[step.memory], step.end
-    if home not in (level, *(s.level for s in product if isinstance(s, steps.Tile))):
+    if home not in (level, *(s.level for s in product if isinstance(s, steps.TileStep))):
         return                                                # a product that is not whole is refused where it ends
     if end.steps and isinstance(end.steps[0], steps.Move):
         end = end.steps[0].implementation

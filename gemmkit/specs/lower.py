@@ -30,7 +30,7 @@ from gemmkit.shapes import ALL, Shape, ShapeError, local
 from gemmkit.specs import accesses, nodes
 from gemmkit.specs import nodes as steps
 from gemmkit.specs.accesses import NoAtom, instruction
-from gemmkit.specs.moves import Operand, Place, State, place_of, wait
+from gemmkit.specs.moves import OperandForm, OperandPlace, WalkState, place_of, wait
 from gemmkit.specs.nodes import BLOCK, HOME, KERNEL, LEVELS, ScheduleError, over, repeat
 from gemmkit.specs.nodes import THREAD as AT_THREAD
 from gemmkit.specs.nodes import WARP as AT_WARP
@@ -44,7 +44,7 @@ __all__ = [
 # --------------------------------------------------------------------------------------------------
 # Kernels of tensors and specs on arrays: emulated, launched on a GPU, or compiled without one.
 
-class Array(NamedTuple):
+class ArrayParameter(NamedTuple):
     """An array argument: what it is called, whether the kernel only reads it, or fills it before it reads it."""
 
     value: Any
@@ -62,7 +62,7 @@ class Code(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Kernel:
+class BlockKernel:
     """``function(component, *arrays)`` on blocks of ``threads`` threads, compiled so that at least ``blocks_per_sm`` fit on
     a multiprocessor by their registers."""
 
@@ -73,7 +73,7 @@ class Kernel:
     shared_bytes: int
     blocks_per_sm: int = 1
 
-    def run(self, arrays: Sequence[Array], stream: Any = None) -> None:
+    def run(self, arrays: Sequence[ArrayParameter], stream: Any = None) -> None:
         """Emulate NumPy arrays, which needs ``with gemmkit.emulate():``; launch for arrays of one GPU.
 
         Raises TypeError for NumPy arrays elsewhere, ValueError for arrays in different places.
@@ -106,7 +106,7 @@ class Kernel:
         assembled = assemble(ptx, device.H100.arch_name)
         return Code(ptx, assembled.cubin, assembled.usage)
 
-    def _launch(self, arrays: Sequence[Array], infos: Sequence[ArrayInfo], stream: Any) -> None:
+    def _launch(self, arrays: Sequence[ArrayParameter], infos: Sequence[ArrayInfo], stream: Any) -> None:
         ordinal = infos[0].device
         readonly = tuple(array.is_readonly for array in arrays)
 
@@ -124,7 +124,7 @@ class Kernel:
 class Emulated(NamedTuple):
     """A call on NumPy arrays (`gemmkit.emulator.mode`)."""
 
-    kernel: Kernel
+    kernel: BlockKernel
     infos: Sequence[ArrayInfo]
     readonly: tuple[bool, ...]
 
@@ -136,10 +136,10 @@ class Emulated(NamedTuple):
     def launchable(self) -> Launchable:
         return self.kernel.launchable(self.readonly, self.infos, device.target())
 
-    def filled(self, arrays: Sequence[Array]) -> list[Any]:
+    def filled(self, arrays: Sequence[ArrayParameter]) -> list[Any]:
         return [array.value for array in arrays if array.is_filled]
 
-    def emulated(self, arrays: Sequence[Array], arena: Any) -> Iterator[tuple[Launchable, tuple[Any, ...]]]:
+    def emulated(self, arrays: Sequence[ArrayParameter], arena: Any) -> Iterator[tuple[Launchable, tuple[Any, ...]]]:
         views = [arena.view(x.value, x.name, unit_axis(info), alignment(info), readonly=x.is_readonly,
                             written=not x.is_filled) for x, info in zip(arrays, self.infos)]
         yield self.launchable, (self.spec, *views)
@@ -201,7 +201,7 @@ class SpecKernel:
             raise TensorError(f"{self.__name__}({wrong or ''}): annotate each of 1 to {max(_ENTRIES)} tensors with its "
                               "type, for example T[64, 64].fp16.GL")
         decomposition = Decomposition(function, Blocks((Shape(grid),)), Threads((Shape(block),)), self.forms)
-        self._kernel = Kernel(_ENTRIES[len(self.forms)], decomposition, math.prod(block), math.prod(grid), shared_bytes)
+        self._kernel = BlockKernel(_ENTRIES[len(self.forms)], decomposition, math.prod(block), math.prod(grid), shared_bytes)
 
     def __call__(self, *arrays: Any, stream: Any = None) -> None:
         """Run it on arrays, in the order of the tensors. Raises ValueError and TypeError for arrays that are not of their
@@ -214,7 +214,7 @@ class SpecKernel:
                 raise ValueError(f"{name} is of shape {info.shape}, and its type is {form}")
             if info.dtype != form.dtype:
                 raise TypeError(f"{name} is of {info.dtype}, and its type is {form}")
-        self._kernel.run([Array(array, name) for array, name in zip(arrays, self.names)], stream)
+        self._kernel.run([ArrayParameter(array, name) for array, name in zip(arrays, self.names)], stream)
 
     def compile(self, *orders: str) -> Code:
         """PTX and machine code for an H100, without a GPU; each matrix is row-major, or as ``orders`` ("row", "col") say."""
@@ -257,11 +257,11 @@ _ENTRIES = {1: _one, 2: _two, 3: _three, 4: _four}
 # ``.prefetch``: what a step of a loop over K multiplies is brought during the step before (double buffering).
 #
 # Each of A and B has two stages in shared memory. A step begins with a barrier: its stage is full, and the other one has
-# been read. Then the next step's elements are asked for: by cp.async (`Copied`), which is waited for before the next
-# barrier, or by loads to each thread's registers (`Held`), which are stored behind the step's products.
+# been read. Then the next step's elements are asked for: by cp.async (`CopiedStages`), which is waited for before the next
+# barrier, or by loads to each thread's registers (`RegisterStages`), which are stored behind the step's products.
 
 @dataclass(frozen=True)
-class Brought(Component):
+class OperandStages(Component):
     """An operand's two stages, ``nbytes`` each from ``offset`` on."""
 
     form: Any
@@ -275,7 +275,7 @@ class Brought(Component):
 
 
 @dataclass(frozen=True)
-class Copied(Brought):
+class CopiedStages(OperandStages):
     """By cp.async: ``implementation`` starts the copies of a thread."""
 
     implementation: Any
@@ -295,7 +295,7 @@ class Copied(Brought):
 
 
 @dataclass(frozen=True)
-class Held(Brought):
+class RegisterStages(OperandStages):
     """By registers: ``load`` fills them, ``store`` empties them. Of ``allocated`` each thread has its own; all together they
     are ``seen``."""
 
@@ -382,7 +382,7 @@ WORKERS = {(KERNEL, BLOCK): nodes.block_number, (BLOCK, AT_WARP): nodes.warp_num
 MOST_THREADS = 1024
 
 
-class Matrix(NamedTuple):
+class KnownMatrix(NamedTuple):
     """What is known of a matrix: dtype, order ("row" or "col": which dimension has neighbours), alignment in bytes, and
     whether the kernel's tiles reach over its edge."""
 
@@ -392,7 +392,7 @@ class Matrix(NamedTuple):
     is_partial: bool = False
 
 
-class Part(NamedTuple):
+class LoweredPart(NamedTuple):
     """A lowered part: its node, and what `explain` says of it."""
 
     node: Any
@@ -413,7 +413,7 @@ class Lowered:
     blocks_per_sm: int = 1
 
 
-def lower(schedule: Any, a: Matrix, b: Matrix, c: Matrix) -> Lowered:
+def lower(schedule: Any, a: KnownMatrix, b: KnownMatrix, c: KnownMatrix) -> Lowered:
     """The kernel of a finished schedule for matrices of these kinds.
 
     Raises ScheduleError, with the schedule's line, where a step does not fit: a size that does not divide, a level out of
@@ -421,17 +421,17 @@ def lower(schedule: Any, a: Matrix, b: Matrix, c: Matrix) -> Lowered:
     memory.
     """
     m, n, k = schedule.sizes
-    state = State(a.dtype, c.dtype)
+    state = WalkState(a.dtype, c.dtype)
     if any(isinstance(step, steps.Move) and step.swizzle is not None for step in schedule.steps):
         state.fragments = MMA
     forms = [Form((local(*extents),), GL, x.dtype, unit=1 if x.order == steps.ROW_MAJOR else 0, alignment=x.alignment,
                   is_partial=x.is_partial)
              for extents, x in zip(((m, k), (k, n), (m, n)), (a, b, c))]
     first = schedule.steps[0] if schedule.steps else None
-    if schedule.kind != "MatMul" or not isinstance(first, steps.Tile) or first.level != BLOCK:
+    if schedule.kind != "MatMul" or not isinstance(first, steps.TileStep) or first.level != BLOCK:
         raise ScheduleError(f"a kernel is a MatMul that begins with .tile(rows, columns).to(Block), not with {first}"
                             + (f"\n  at {first.line}" if first is not None else ""))
-    operands = [Operand(form, x.order) for form, x in zip(forms, (a, b, c))]
+    operands = [OperandForm(form, x.order) for form, x in zip(forms, (a, b, c))]
     part = _lower(schedule, schedule.steps, operands, KERNEL, state)
     if state.threads is None:
         raise first.refuse("no step goes .to(Warp) or .to(Thread): how many threads a block has is not said")
@@ -442,29 +442,30 @@ def lower(schedule: Any, a: Matrix, b: Matrix, c: Matrix) -> Lowered:
                    (head, *part.text, size), tuple(state.in_shared), first.blocks_per_sm)
 
 
-def _lower(schedule: Any, rest: tuple, operands: list[Operand], level: str, state: State) -> Part:
+def _lower(schedule: Any, rest: tuple, operands: list[OperandForm], level: str, state: WalkState) -> LoweredPart:
     if not rest:
         return _leaf(schedule, operands, level, state)
-    how: Any = {steps.Tile: _tile, steps.Split: _split, steps.Move: _move, steps.Accumulate: _accumulate}[type(rest[0])]
+    how: Any = {steps.TileStep: _tile, steps.SplitStep: _split, steps.Move: _move,
+                steps.Accumulate: _accumulate}[type(rest[0])]
     try:
-        made: Part = how(schedule, rest[0], rest[1:], operands, level, state)
+        made: LoweredPart = how(schedule, rest[0], rest[1:], operands, level, state)
         return made
     except ShapeError as error:
         raise rest[0].refuse(f"{schedule.kind}: {error}") from None
 
 
-def _spec(kind: str, operands: list[Operand], level: str) -> str:
+def _spec(kind: str, operands: list[OperandForm], level: str) -> str:
     *inputs, out = (str(operand.form) for operand in operands)
     return f"{kind} ({', '.join(inputs)}) -> ({out}) of a {level}" if inputs else f"{kind} ({out}) of a {level}"
 
 
-def _under(head: str, *parts: Part) -> tuple[str, ...]:
+def _under(head: str, *parts: LoweredPart) -> tuple[str, ...]:
     return (head, *(f"  {line}" for part in parts for line in part.text))
 
 
 # -- leaves -----------------------------------------------------------------------------------------------------------
 
-def _leaf(schedule: Any, operands: list[Operand], level: str, state: State) -> Part:
+def _leaf(schedule: Any, operands: list[OperandForm], level: str, state: WalkState) -> LoweredPart:
     kind, said = schedule.kind, _spec(schedule.kind, operands, level)
     line = schedule.steps[-1].line if schedule.steps else ""
     if schedule.micro is not None:
@@ -474,7 +475,7 @@ def _leaf(schedule: Any, operands: list[Operand], level: str, state: State) -> P
         if any(operand.form.is_partial for operand in operands):
             raise ScheduleError(f"{said} is executed by the micro-kernel {schedule.micro.__name__}, which knows nothing of "
                                 f"tiles that reach over a matrix's edge; pad the matrices with zeros\n  at {line}")
-        return Part(by(schedule.micro), (f"{said}: {schedule.micro.__name__}, a micro-kernel",))
+        return LoweredPart(by(schedule.micro), (f"{said}: {schedule.micro.__name__}, a micro-kernel",))
     threads = {AT_THREAD: THREAD, AT_WARP: WARP}.get(level)
     if threads is None:
         raise ScheduleError(f"{said} is where the schedule ends, and no instruction is a {level}'s; tile it .to(Warp) or "
@@ -485,12 +486,13 @@ def _leaf(schedule: Any, operands: list[Operand], level: str, state: State) -> P
         further = "\n(By registers anything goes a step ahead: .prefetch.through(RF).)" if state.is_ahead else ""
         raise ScheduleError(f"{error}{further}\n  at {line}") from None
     node = {"MatMul": nodes.ThreeOperands, "Move": nodes.TwoOperands, "Init": nodes.OneOperand}[kind](found)
-    return Part(node, (f"{said}: {found.becomes}",))
+    return LoweredPart(node, (f"{said}: {found.becomes}",))
 
 
 # -- tiles ------------------------------------------------------------------------------------------------------------
 
-def _tile(schedule: Any, step: steps.Tile, rest: tuple, operands: list[Operand], level: str, state: State) -> Part:
+def _tile(schedule: Any, step: steps.TileStep, rest: tuple, operands: list[OperandForm], level: str,
+          state: WalkState) -> LoweredPart:
     kind, target = schedule.kind, operands[-1].form
     (rows, r), (columns, c) = (accesses.tiler(step, size, extent)
                                for size, extent in zip((step.rows, step.columns), target.extents))
@@ -510,22 +512,22 @@ def _tile(schedule: Any, step: steps.Tile, rest: tuple, operands: list[Operand],
     if not rest and _is_block(schedule, step, operands, level):
         return _leaf(schedule, operands, level, state)
     inner = _lower(schedule, rest, parts, step.level or level, state)
-    tiles = nodes.Tiles(PARTS[kind], rows, columns, grid[0], grid[1], tuple(hows))
+    tiles = nodes.TileGrid(PARTS[kind], rows, columns, grid[0], grid[1], tuple(hows))
     count = "? x ?" if 0 in grid else f"{grid[0]} x {grid[1]}"
     if step.level is None:
         # An array of registers is indexed by constants, or it is none.
         unrolled = step.unroll or in_registers
         said = f"{step}: {count} in turn{', unrolled' if unrolled else ''}"
-        return Part(nodes.InTurn(tiles, inner.node, unrolled), _under(said, inner))
+        return LoweredPart(nodes.InTurn(tiles, inner.node, unrolled), _under(said, inner))
     by_column = step.order == steps.COLUMN_MAJOR
     said = (f"{step}: {count}, one for each {step.level}, {'column by column' if by_column else 'row by row'}"
             + (f", renumbered by {step.swizzle.__name__}" if step.swizzle else ""))
     place = nodes.column_first if by_column else nodes.row_first
     node = nodes.SideBySide(tiles, inner.node, WORKERS[level, step.level], step.swizzle or nodes.same, place)
-    return Part(node, _under(said, inner))
+    return LoweredPart(node, _under(said, inner))
 
 
-def _is_block(schedule: Any, step: steps.Tile, operands: list[Operand], level: str) -> bool:
+def _is_block(schedule: Any, step: steps.TileStep, operands: list[OperandForm], level: str) -> bool:
     """Whether the rest, single elements of registers one by one, unrolled, is one leaf: the same instructions, and much less
     for LLVM to inline."""
     single = step.level is None and step.unroll and (step.rows, step.columns) == (1, 1)
@@ -534,7 +536,7 @@ def _is_block(schedule: Any, step: steps.Tile, operands: list[Operand], level: s
                 and all(form.memory == RF and len(form.levels) == 1 for form in forms))
 
 
-def _check_workers(step: steps.Tile, level: str, count: int, tile: tuple[int, int], state: State) -> None:
+def _check_workers(step: steps.TileStep, level: str, count: int, tile: tuple[int, int], state: WalkState) -> None:
     """Whether there are as many workers as tiles: the first steps say how many there are."""
     at = step.level
     if (level, at) not in WORKERS:
@@ -555,7 +557,8 @@ def _check_workers(step: steps.Tile, level: str, count: int, tile: tuple[int, in
         accesses.permuted(step, count)
 
 
-def _how(step: steps.Tile, name: str, form: Form, level: str, tile: tuple[int, int], rest: tuple, state: State) -> Any:
+def _how(step: steps.TileStep, name: str, form: Form, level: str, tile: tuple[int, int], rest: tuple,
+         state: WalkState) -> Any:
     """How an operand's tiles are found: `gemmkit.specs.tensors.Tensor.part`."""
     home = LEVELS.index(HOME[form.memory])
     if step.level is None:
@@ -571,7 +574,8 @@ def _how(step: steps.Tile, name: str, form: Form, level: str, tile: tuple[int, i
     return "own" if home >= LEVELS.index(step.level) else "base"
 
 
-def _split(schedule: Any, step: steps.Split, rest: tuple, operands: list[Operand], level: str, state: State) -> Part:
+def _split(schedule: Any, step: steps.SplitStep, rest: tuple, operands: list[OperandForm], level: str,
+           state: WalkState) -> LoweredPart:
     a, b, c = operands
     depth = a.form.extents[1]
     if depth is not None and depth % step.k:
@@ -589,11 +593,11 @@ def _split(schedule: Any, step: steps.Split, rest: tuple, operands: list[Operand
     barrier = ", a barrier behind each" if step.sync else ""
     said = f"{step}: {count or '?'} steps{', unrolled' if unrolled else ''}{barrier}"
     node = nodes.Looped(step.k, count, "offset" if unrolled else "base", step.sync, unrolled, inner.node)
-    return Part(node, _under(said, inner))
+    return LoweredPart(node, _under(said, inner))
 
 
-def _ahead(schedule: Any, step: steps.Split, rest: tuple, operands: list[Operand], level: str, state: State,
-           count: int) -> Part:
+def _ahead(schedule: Any, step: steps.SplitStep, rest: tuple, operands: list[OperandForm], level: str, state: WalkState,
+           count: int) -> LoweredPart:
     """A loop with both moves a step ahead."""
     moves = [move for move in rest[:2] if isinstance(move, steps.Move) and move.prefetch]
     if {move.operand for move in moves} != {0, 1}:
@@ -615,25 +619,26 @@ def _ahead(schedule: Any, step: steps.Split, rest: tuple, operands: list[Operand
     unrolled = step.unroll and count > 0
     node = LoopedAhead(step.k, count, unrolled, brought[0], brought[1], inner.node)
     said = f"{step}: {count or '?'} steps{', unrolled' if unrolled else ''}, each begins with a wait and a barrier"
-    return Part(node, _under(said, Part(None, tuple(text)), inner))
+    return LoweredPart(node, _under(said, LoweredPart(None, tuple(text)), inner))
 
 
-def _copied(move: steps.Move, nbytes: int, operand: Operand, place: Place, level: str, state: State) -> tuple:
+def _copied(move: steps.Move, nbytes: int, operand: OperandForm, place: OperandPlace, level: str, state: WalkState) -> tuple:
     """By cp.async: (the node, what `explain` says)."""
     state.is_ahead = True
     how = _lower(move.implementation, move.implementation.steps, [operand, place.operand], level, state)
     state.is_ahead = False
-    return (Copied(place.operand.form, operand.form.dtype, place.offset, nbytes, how.node),
+    return (CopiedStages(place.operand.form, operand.form.dtype, place.offset, nbytes, how.node),
             _under(f"{move}.prefetch: {operand.form} to {place.said}, two stages, a step ahead", how))
 
 
-def _through(move: steps.Move, nbytes: int, operand: Operand, place: Place, level: str, state: State) -> tuple:
+def _through(move: steps.Move, nbytes: int, operand: OperandForm, place: OperandPlace, level: str,
+             state: WalkState) -> tuple:
     """By registers: the move's decomposition twice, to them and from them."""
     implementation = move.implementation
     if implementation.micro is not None or any(isinstance(step, steps.Move) for step in implementation.steps):
         raise move.refuse(".through(RF) is of moves that are tiled down to Thread, without a move or micro-kernel in them")
     held = accesses.owned(move, implementation.steps, operand.form.extents, level, AT_THREAD)
-    seen = Operand(accesses.form_in_registers(operand.form, RF, None), None)
+    seen = OperandForm(accesses.form_in_registers(operand.form, RF, None), None)
     state.is_through = True
     parts = [_lower(implementation, implementation.steps, between, level, state)
              for between in ([operand, seen], [seen, place.operand])]
@@ -641,13 +646,14 @@ def _through(move: steps.Move, nbytes: int, operand: Operand, place: Place, leve
     allocated = seen.form.replaced(levels=(local(*held),))
     said = f"{move}.prefetch.through(RF): {operand.form} to {allocated} of each {AT_THREAD}, a step ahead"
     load, store = (part.node for part in parts)
-    return (Held(place.operand.form, operand.form.dtype, place.offset, nbytes, allocated, seen.form, load, store),
+    return (RegisterStages(place.operand.form, operand.form.dtype, place.offset, nbytes, allocated, seen.form, load, store),
             (*_under(said, parts[0]), *_under(f"behind the step to {place.said}, two stages", parts[1])))
 
 
 # -- moves ------------------------------------------------------------------------------------------------------------
 
-def _move(schedule: Any, step: steps.Move, rest: tuple, operands: list[Operand], level: str, state: State) -> Part:
+def _move(schedule: Any, step: steps.Move, rest: tuple, operands: list[OperandForm], level: str,
+          state: WalkState) -> LoweredPart:
     operand = operands[step.operand]
     if step.prefetch:
         raise step.refuse(".prefetch is for the moves of A and B right behind a .split, both of them")
@@ -665,11 +671,11 @@ def _move(schedule: Any, step: steps.Move, rest: tuple, operands: list[Operand],
     node = nodes.MovedNode(step.operand, place.operand.form, place.allocated, place.offset, is_shared, synced, how.node,
                            inner.node, replaced)
     said = f"{step}: {operand.form} to {place.said}{', then a barrier' if synced else ''}"
-    return Part(node, (*_under(said, how), *inner.text))
+    return LoweredPart(node, (*_under(said, how), *inner.text))
 
 
-def _accumulate(schedule: Any, step: steps.Accumulate, rest: tuple, operands: list[Operand], level: str,
-                state: State) -> Part:
+def _accumulate(schedule: Any, step: steps.Accumulate, rest: tuple, operands: list[OperandForm], level: str,
+                state: WalkState) -> LoweredPart:
     a, b, c = operands
     if level == KERNEL:
         raise step.refuse(f"{step.memory} is no memory of a {level}; accumulate behind .to(Block)")
@@ -677,7 +683,8 @@ def _accumulate(schedule: Any, step: steps.Accumulate, rest: tuple, operands: li
     accesses.check(step, rest, c.form.extents, level)
     before = state.cursor
     inner = _lower(schedule, rest, [a, b, place.operand], level, state)
-    if rest and isinstance(rest[0], steps.Split) and (rest[0].sync or any(getattr(x, "prefetch", False) for x in rest[1:3])):
+    if rest and isinstance(rest[0],
+                           steps.SplitStep) and (rest[0].sync or any(getattr(x, "prefetch", False) for x in rest[1:3])):
         state.cursor = before                                 # what the loop had is read by nobody behind its last barrier
     begin = _lower(step.begin, step.begin.steps, [place.operand], level, state)
     end = _lower(step.end, step.end.steps, [place.operand, c], level, state)
@@ -685,4 +692,4 @@ def _accumulate(schedule: Any, step: steps.Accumulate, rest: tuple, operands: li
         state.use(step, getattr(step.end.micro, "shared_bytes", 0))
     said = f"{step}: sums in {place.said}"
     node = nodes.Accumulated(place.operand.form, place.allocated, begin.node, inner.node, end.node)
-    return Part(node, (*_under(said, begin), *inner.text, *_under("at the end", end)))
+    return LoweredPart(node, (*_under(said, begin), *inner.text, *_under("at the end", end)))

@@ -36,7 +36,7 @@ from gemmkit.specs.accesses import (
     write_registers,
 )
 from gemmkit.specs.nodes import HOME, LEVELS
-from gemmkit.specs.tensors import FR, GL, MMA, RF, SH, WMMA, Form, Line, Role, Threads, is_linear, line_of
+from gemmkit.specs.tensors import FR, GL, MMA, RF, SH, WMMA, Form, FragmentRole, Line, Threads, is_linear, line_of
 
 SIDE = 16                                                     # of a wmma fragment
 
@@ -175,7 +175,7 @@ def leading(form: Form) -> tuple[str, int] | None:
     return ("row", down) if across == 1 else ("col", across) if down == 1 else None
 
 
-def fragment_key(role: Role) -> Any:
+def fragment_key(role: FragmentRole) -> Any:
     """What wmma's instructions are found by."""
     return (SIDE, SIDE, SIDE), role.input, role.accumulator
 
@@ -203,7 +203,7 @@ class LoadFragment(Instruction):
     """A 16 x 16 tile to a fragment of the warp's."""
 
     row: ClassVar[str] = "Move [32].thread [16,16].SH -> [16,16].FR: wmma.load.sync.aligned.m16n16k16.shared"
-    role: Role
+    role: FragmentRole
     leading: int
 
     @staticmethod
@@ -219,7 +219,7 @@ class LoadFragment(Instruction):
     def of(cls, threads: Threads, *given: Any) -> Instruction:
         src, dst = given
         order, lines = leading(src)                           # type: ignore[misc]
-        return cls(Role(dst.role.operand, order, dst.role.input, dst.role.accumulator), lines)
+        return cls(FragmentRole(dst.role.operand, order, dst.role.input, dst.role.accumulator), lines)
 
     @property
     def load(self) -> Any:
@@ -237,7 +237,7 @@ class StoreFragment(Instruction):
     """A fragment of sums to a 16 x 16 tile."""
 
     row: ClassVar[str] = "Move [32].thread [16,16].FR -> [16,16].SH: wmma.store.d.sync.aligned.m16n16k16.shared"
-    role: Role
+    role: FragmentRole
     leading: int
 
     @staticmethod
@@ -252,7 +252,7 @@ class StoreFragment(Instruction):
     def of(cls, threads: Threads, *given: Any) -> Instruction:
         src, dst = given
         order, lines = leading(dst)                           # type: ignore[misc]
-        return cls(Role("c", order, src.role.input, src.role.accumulator), lines)
+        return cls(FragmentRole("c", order, src.role.input, src.role.accumulator), lines)
 
     @property
     def store(self) -> Any:
@@ -270,7 +270,7 @@ class StoreFragmentFar(Instruction):
     """A fragment of sums to a 16 x 16 tile of a matrix."""
 
     row: ClassVar[str] = "Move [32].thread [16,16].FR -> [16,16].GL: wmma.store.d.sync.aligned.m16n16k16.global"
-    role: Role
+    role: FragmentRole
 
     @staticmethod
     def differs(threads: Threads, *given: Any) -> Iterator[str]:
@@ -292,7 +292,7 @@ class StoreFragmentFar(Instruction):
     @classmethod
     def of(cls, threads: Threads, *given: Any) -> Instruction:
         src, dst = given
-        return cls(Role("c", "row" if dst.unit == 1 else "col", src.role.input, src.role.accumulator))
+        return cls(FragmentRole("c", "row" if dst.unit == 1 else "col", src.role.input, src.role.accumulator))
 
     @property
     def store(self) -> Any:
@@ -406,18 +406,18 @@ def _by_lines(step: nodes.Move, layout: Shape, dtype: np.dtype) -> Swizzle:
 # --------------------------------------------------------------------------------------------------
 # What the walk over a schedule allocates: operands on the way down, shared memory in use, and where an operand goes.
 
-class Operand(NamedTuple):
+class OperandForm(NamedTuple):
     """An operand on the way down: its form, and the order in which its matrix lies."""
 
     form: Form
     order: str | None
 
-    def seen_as(self, form: Form) -> Operand:
-        return Operand(form, self.order)
+    def seen_as(self, form: Form) -> OperandForm:
+        return OperandForm(form, self.order)
 
 
 @dataclasses.dataclass
-class State:
+class WalkState:
     """What the walk collects."""
 
     input: np.dtype
@@ -432,28 +432,29 @@ class State:
     is_through: bool = False                                  # within one by registers: a thread's part of tiles in turn
     fragments: str = WMMA                                     # whose the fragments are: mma.sync's where a tile is swizzled
 
-    def allocate(self, step: nodes.Step, nbytes: int) -> int:
+    def allocate(self, step: nodes.ScheduleStep, nbytes: int) -> int:
         at, self.cursor = self.cursor, self.cursor + -(-nbytes // 128) * 128
         self.use(step, self.cursor)
         return at
 
-    def use(self, step: nodes.Step, nbytes: int) -> None:
+    def use(self, step: nodes.ScheduleStep, nbytes: int) -> None:
         self.shared_bytes = max(self.shared_bytes, nbytes)
         if nbytes > H100.shared_memory_per_block:
             raise step.refuse(f"{nbytes} bytes of shared memory are needed, and a block has {H100.shared_memory_per_block}; "
                               "take smaller tiles")
 
 
-class Place(NamedTuple):
+class OperandPlace(NamedTuple):
     """Where an operand goes: as all see it, what one worker allocates of it, and from which byte of shared memory on."""
 
-    operand: Operand
+    operand: OperandForm
     allocated: Form
     offset: int
     said: str
 
 
-def place_of(step: Any, operand: Operand, decomposition: tuple, level: str, state: State, other: Operand) -> Place:
+def place_of(step: Any, operand: OperandForm, decomposition: tuple, level: str, state: WalkState,
+             other: OperandForm) -> OperandPlace:
     """Where ``operand`` goes by a step of ``level``. Raises ScheduleError where that level cannot see the memory."""
     form, memory = operand.form, step.memory
     if LEVELS.index(HOME[memory]) < LEVELS.index(level):
@@ -464,18 +465,19 @@ def place_of(step: Any, operand: Operand, decomposition: tuple, level: str, stat
         swizzle = swizzle_of(step, layout, form.dtype)
         made = Form((local(*form.extents),), SH, form.dtype, layout, swizzle=swizzle)
         said = f"{made.element}.SH, {layout}{f', {swizzle}' if swizzle.terms else ''}"
-        return Place(Operand(made, order), made, state.allocate(step, made.bytes), said)
+        return OperandPlace(OperandForm(made, order), made, state.allocate(step, made.bytes), said)
     home = HOME[memory]
     extents = form.extents if level == home else accesses.owned(step, decomposition, form.extents, level, home)
     role = role_of(step, operand, extents, state) if memory == FR else None
     seen = accesses.form_in_registers(form, memory, role)
     allocated = seen.replaced(levels=(local(*extents),))
-    return Place(Operand(seen, operand.order if memory == FR else None), allocated, 0, f"{allocated} of each {home}")
+    return OperandPlace(OperandForm(seen, operand.order if memory == FR else None), allocated, 0,
+                        f"{allocated} of each {home}")
 
 
-def role_of(step: Any, operand: Operand, extents: tuple, state: State) -> Role:
+def role_of(step: Any, operand: OperandForm, extents: tuple, state: WalkState) -> FragmentRole:
     name = "c" if isinstance(step, nodes.Accumulate) else "ab"[step.operand]
-    role = Role(name, operand.order, state.input, state.accumulator, state.fragments)
+    role = FragmentRole(name, operand.order, state.input, state.accumulator, state.fragments)
     key = (16, 16, 16), state.input, state.accumulator
     if key not in wmma.SPECS:
         raise step.refuse(f"no wmma instruction multiplies {state.input} and adds up {state.accumulator}; they take float16 "

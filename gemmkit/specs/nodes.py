@@ -116,7 +116,7 @@ def parts_of_init(tiles: Any, operands: tuple, i: int, j: int) -> tuple:
 
 
 @dataclass(frozen=True)
-class Tiles(Component):
+class TileGrid(Component):
     """Tiles of ``rows`` x ``columns``, ``m`` x ``n`` of them (0: known at run time).
 
     ``hows`` say how each operand goes there (`gemmkit.specs.tensors.Tensor.part`).
@@ -134,7 +134,7 @@ class Tiles(Component):
 class InTurn(Component):
     """Tiles one after the other, row by row: ``.tile(r, c)``."""
 
-    tiles: Tiles
+    tiles: TileGrid
     inner: Any
     is_unrolled: bool
 
@@ -159,7 +159,7 @@ def one_tile(number: int, node: InTurn, operands: tuple) -> None:
 class SideBySide(Component):
     """A tile for each worker: ``.tile(r, c).to(level)``, with the refinements ``.layout`` and ``.swizzle``."""
 
-    tiles: Tiles
+    tiles: TileGrid
     inner: Any
     worker: Any
     swizzle: Any
@@ -380,7 +380,7 @@ def line_here() -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class ScheduleStep:
     """One decomposition; ``line`` is where it was written."""
 
     def refuse(self, why: str) -> ScheduleError:
@@ -391,7 +391,7 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tile(Step):
+class TileStep(ScheduleStep):
     """``.tile(rows, columns)``: tiles one after the other, or ``.to(level)`` side by side. A size is a number, or (width,
     step): pieces of ``width``, ``step`` apart."""
 
@@ -408,7 +408,7 @@ class Tile(Step):
 
 
 @dataclasses.dataclass(frozen=True)
-class Split(Step):
+class SplitStep(ScheduleStep):
     """``.split(k)``: steps along K; ``.sync`` ends each with a barrier."""
 
     k: int
@@ -420,7 +420,7 @@ class Split(Step):
 
 
 @dataclasses.dataclass(frozen=True)
-class Move(Step):
+class Move(ScheduleStep):
     """``.move(operand, memory, implementation)``: what follows finds the operand there."""
 
     operand: int
@@ -440,7 +440,7 @@ class Move(Step):
 
 
 @dataclasses.dataclass(frozen=True)
-class Accumulate(Step):
+class Accumulate(ScheduleStep):
     """``.accumulate_in(memory, begin, end)``: sums have a place of their own, with a beginning (Init) and an end (Move)."""
 
     memory: str

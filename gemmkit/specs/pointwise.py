@@ -246,7 +246,7 @@ class CombineHalves(Instruction):
 
 @atomic("BinaryPointwise")
 @dataclass(frozen=True)
-class Combine(Instruction):
+class CombineElements(Instruction):
     """Elements of any type, wherever they are; the second operand may be one element, for all."""
 
     row: ClassVar[str] = "BinaryPW<+, -, *, max or min> [1].thread [n], [n] or [] -> [n]: an instruction for each element"
@@ -318,7 +318,7 @@ def _reduced(total: Any, number: int, of: Any, values: tuple) -> Any:
 
 @atomic("Shfl")
 @dataclass(frozen=True)
-class Exchange(Instruction):
+class ShuffleElements(Instruction):
     """Registers of other lanes."""
 
     row: ClassVar[str] = "Shfl<bfly, idx, up or down; lane> [32].thread [n].RF -> [n].RF, 16, 32 or 64 bits: shfl.sync"

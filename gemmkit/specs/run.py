@@ -16,7 +16,7 @@ from gemmkit.layouts import Padded
 from gemmkit.runtime.array_info import ArrayInfo, alignment, shares_memory, unit_axis
 from gemmkit.runtime.arrays import describe, empty_like
 from gemmkit.specs import nodes
-from gemmkit.specs.lower import Array, Code, Kernel, Lowered, Matrix, example, lower
+from gemmkit.specs.lower import ArrayParameter, BlockKernel, Code, KnownMatrix, Lowered, example, lower
 from gemmkit.specs.nodes import scheduled
 from gemmkit.specs.tensors import FR, SH
 
@@ -38,7 +38,8 @@ def run(schedule: Any, a: Any, b: Any, out: Any = None, *, stream: Any = None) -
     """
     infos, out = described(a, b, out)
     kernel, lowered = prepared(schedule, infos)
-    arrays = Array(a, "a", is_readonly=True), Array(b, "b", is_readonly=True), Array(out, "out", is_filled=True)
+    arrays = ArrayParameter(a, "a", is_readonly=True), ArrayParameter(b, "b", is_readonly=True), ArrayParameter(out, "out",
+                                                                                                                is_filled=True)
     try:
         kernel.run(arrays, stream)
     except EmulatorError as error:
@@ -57,41 +58,42 @@ def described(a: Any, b: Any, out: Any) -> tuple[tuple[ArrayInfo, ...], Any]:
     return (*given, describe(out, "out")), out
 
 
-def prepared(schedule: Any, infos: tuple[ArrayInfo, ...]) -> tuple[Kernel, Lowered]:
+def prepared(schedule: Any, infos: tuple[ArrayInfo, ...]) -> tuple[BlockKernel, Lowered]:
     """The kernel that multiplies these matrices. Raises ScheduleError and ValueError where it does not fit them."""
     matrices = list(map(_matrix, ("a", "b", "out"), infos))
     lowered = kernel_of(schedule, *matrices)
     blocks, is_partial = _blocks(schedule, lowered, infos)
     if is_partial:                                            # a kernel that looks where the matrices end
         lowered = kernel_of(schedule, *(matrix._replace(is_partial=True) for matrix in matrices))
-    return Kernel(scheduled, lowered.root, lowered.threads, blocks, lowered.shared_bytes, lowered.blocks_per_sm), lowered
+    return BlockKernel(scheduled, lowered.root, lowered.threads, blocks, lowered.shared_bytes,
+                       lowered.blocks_per_sm), lowered
 
 
 @lru_cache(maxsize=256)
-def kernel_of(schedule: Any, a: Matrix, b: Matrix, c: Matrix) -> Lowered:
+def kernel_of(schedule: Any, a: KnownMatrix, b: KnownMatrix, c: KnownMatrix) -> Lowered:
     """The lowered schedule, once for each kind of matrices."""
     return lower(schedule, a, b, c)
 
 
-def matrix_of(name: str, given: Any) -> Matrix:
+def matrix_of(name: str, given: Any) -> KnownMatrix:
     """What is known of a matrix: of an array, or of (dtype, order) with order "row" or "col".
 
     Raises ValueError for another order, TypeError for what is neither.
     """
-    if isinstance(given, Matrix):
+    if isinstance(given, KnownMatrix):
         return given
     if isinstance(given, tuple) and len(given) == 2:
         if given[1] not in ("row", "col"):
             raise ValueError(f"{name}={given!r}: the order is 'row' or 'col'")
-        return Matrix(np.dtype(given[0]), given[1])
+        return KnownMatrix(np.dtype(given[0]), given[1])
     return _matrix(name, describe(given, name))
 
 
-def _matrix(name: str, info: ArrayInfo) -> Matrix:
+def _matrix(name: str, info: ArrayInfo) -> KnownMatrix:
     unit = unit_axis(info)
     if unit is None:
         raise ValueError(f"{name} has strides {info.strides}: along a dimension its elements must be neighbours; copy it")
-    return Matrix(info.dtype, "col" if unit == 0 else "row", alignment(info))
+    return KnownMatrix(info.dtype, "col" if unit == 0 else "row", alignment(info))
 
 
 def _sizes(a: ArrayInfo, b: ArrayInfo) -> tuple[int, int, int]:
@@ -133,7 +135,7 @@ def compile_schedule(schedule: Any, a: Any, b: Any, c: Any, *, blocks_per_sm: in
     m, n, k = (size or 4096 for size in schedule.sizes)
     infos = [example(shape, x.dtype, x.order) for shape, x in zip(((m, k), (k, n), (m, n)), matrices)]
     resident = blocks_per_sm or lowered.blocks_per_sm
-    kernel = Kernel(scheduled, lowered.root, lowered.threads, 1, lowered.shared_bytes, resident)
+    kernel = BlockKernel(scheduled, lowered.root, lowered.threads, 1, lowered.shared_bytes, resident)
     return kernel.compile(READ_ONLY, infos)
 
 
@@ -161,9 +163,9 @@ def config(schedule: Any, a: Any, b: Any, c: Any, **fields: Any) -> Any:
     walk = _Walk(list(schedule.steps))
     values: dict[str, Any] = {f"global_{name}_layout": _PLAIN[x.order](x.dtype)
                               for name, x in zip("abd", (of_a, of_b, of_c))}
-    block = walk.next(nodes.Tile, ".tile(M, N).to(Block)", level=nodes.BLOCK)
+    block = walk.next(nodes.TileStep, ".tile(M, N).to(Block)", level=nodes.BLOCK)
     sums = walk.next(nodes.Accumulate, ".accumulate_in")
-    split = walk.next(nodes.Split, ".split(K)")
+    split = walk.next(nodes.SplitStep, ".split(K)")
     values["order"] = Columns()
     values["block_shape"] = gk.Tile(M=block.rows, N=block.columns, K=split.k)
     if not split.sync:
@@ -178,7 +180,7 @@ def config(schedule: Any, a: Any, b: Any, c: Any, **fields: Any) -> Any:
             walk.refuse(step, "the template has one stage (no .prefetch)")
         tiles = _moved(walk, step, step.implementation, step.implementation.steps, dimensions)
         values |= dict(zip((f"mem_{name}_warp", f"mem_{name}_thread"), tiles))
-    warp = walk.next(nodes.Tile, ".tile(M, N).to(Warp)", level=nodes.WARP)
+    warp = walk.next(nodes.TileStep, ".tile(M, N).to(Warp)", level=nodes.WARP)
     if isinstance(warp.rows, tuple) or isinstance(warp.columns, tuple):
         walk.refuse(warp, "the template's warps have no pieces apart")
         raise walk.error()
@@ -217,18 +219,18 @@ class _Walk:
 def _product(walk: _Walk, sums: Any, dtype: Any, accumulator: Any, values: dict[str, Any]) -> int:
     """The operator, and the depth of its steps."""
     if sums.memory == FR:
-        depth = walk.next(nodes.Split, ".split(16)", k=16)
+        depth = walk.next(nodes.SplitStep, ".split(16)", k=16)
         for number in (0, 1):
             walk.next(nodes.Move, "a move to FR", operand=number, memory=FR)
-        walk.next(nodes.Tile, ".tile(16, 16)", rows=16, columns=16)
+        walk.next(nodes.TileStep, ".tile(16, 16)", rows=16, columns=16)
         values["operator"] = operators.WMMAOp(16, 16, 16, dtype=dtype, accumulator=accumulator)
         return int(depth.k)
-    thread = walk.next(nodes.Tile, ".tile(M, N).to(Thread)", level=nodes.THREAD)
+    thread = walk.next(nodes.TileStep, ".tile(M, N).to(Thread)", level=nodes.THREAD)
     if isinstance(thread.rows, tuple) or isinstance(thread.columns, tuple):
         walk.refuse(thread, "a thread's elements lie in pieces apart; FPUOp says itself how a warp's product is shared out")
     if thread.swizzle is not None:
         walk.refuse(thread, "FPUOp's threads are not renumbered (.swizzle)")
-    depth = walk.next(nodes.Split, ".split(k)")
+    depth = walk.next(nodes.SplitStep, ".split(k)")
     values["operator"] = operators.FPUOp(dtype=dtype, accumulator=accumulator)
     return int(depth.k)
 
@@ -252,8 +254,8 @@ def _moved(walk: _Walk, step: Any, schedule: Any, decomposition: tuple, names: s
     if schedule.micro is not None:
         walk.refuse(step, f"moved by the micro-kernel {schedule.micro.__name__}")
         return ()
-    plain = all(isinstance(s, nodes.Tile) and type(s.rows) is int and type(s.columns) is int for s in decomposition)
-    levels = [step.level for step in decomposition if isinstance(step, nodes.Tile)]
+    plain = all(isinstance(s, nodes.TileStep) and type(s.rows) is int and type(s.columns) is int for s in decomposition)
+    levels = [step.level for step in decomposition if isinstance(step, nodes.TileStep)]
     if not plain or len(levels) < 2 or levels[0] != nodes.WARP or levels[-1] != nodes.THREAD:
         walk.refuse(step, "the template moves plain tiles of warps, then of threads")
         return ()

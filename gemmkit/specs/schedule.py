@@ -78,7 +78,7 @@ class Schedule:
 
     def tile(self, rows: Any, columns: Any) -> Schedule:
         """Tiles of ``rows`` x ``columns``, each a number or (width, step)."""
-        step = nodes.Tile(rows, columns, line=line_here())
+        step = nodes.TileStep(rows, columns, line=line_here())
         for name, size in (("rows", rows), ("columns", columns)):
             parts = size if isinstance(size, tuple) else (size,)
             if len(parts) > 2 or not all(type(part) is int and part > 0 for part in parts):
@@ -89,7 +89,7 @@ class Schedule:
 
     def split(self, k: int) -> Schedule:
         """Steps of ``k`` along K."""
-        step = nodes.Split(k, line=line_here())
+        step = nodes.SplitStep(k, line=line_here())
         if type(k) is not int or k < 1:
             raise step.refuse(f"k={k!r}; give a number of at least 1")
         if self.kind != "MatMul":
@@ -127,49 +127,50 @@ class Schedule:
     def to(self, level: str) -> Schedule:
         """Tiles side by side, one for each worker of ``level``: Block, Warp or Thread."""
         if level not in nodes.LEVELS[1:]:
-            raise self._last(nodes.Tile, ".to").refuse(f".to({level!r}): give {', '.join(nodes.LEVELS[1:])}")
-        return self._refined(".to", (nodes.Tile,), level=level)
+            raise self._last(nodes.TileStep, ".to").refuse(f".to({level!r}): give {', '.join(nodes.LEVELS[1:])}")
+        return self._refined(".to", (nodes.TileStep,), level=level)
 
     def layout(self, order: Any) -> Schedule:
         """Of a tile: workers row by row (RowMajor) or column by column (ColMajor). Of a move to SH: the tile's layout there,
         a `Shape` of its rows and columns or its text, ``"[(8,16):(16,1)]"``."""
-        if isinstance(self._last((nodes.Tile, nodes.Move), ".layout"), nodes.Move):
+        if isinstance(self._last((nodes.TileStep, nodes.Move), ".layout"), nodes.Move):
             if not isinstance(order, (Shape, str)) or order in (RowMajor, ColMajor):
                 raise self.steps[-1].refuse(f".layout({order!r}): give a Shape, or its text; an order is .storage(order)")
             return self._refined(".layout", (nodes.Move,), layout=order)
-        return self._refined(".layout", (nodes.Tile,), order=_order(self, ".layout", order))
+        return self._refined(".layout", (nodes.TileStep,), order=_order(self, ".layout", order))
 
     def swizzle(self, function: Any) -> Schedule:
         """Of a tile: workers renumbered by a device function, which must be a permutation of their numbers. Of a move to SH:
         elements renumbered, behind their layout, so that no two that are accessed together lie in one bank: by `XOR`, a
         `Swizzle`, or a function of an element's number that is an XOR of its bits."""
-        if isinstance(self._last((nodes.Tile, nodes.Move), ".swizzle"), nodes.Move):
+        if isinstance(self._last((nodes.TileStep, nodes.Move), ".swizzle"), nodes.Move):
             if function != XOR and not isinstance(function, (FunctionType, Swizzle)):
                 raise self.steps[-1].refuse(f".swizzle({function!r}): give XOR, a Swizzle, or a function of a number")
             return self._refined(".swizzle", (nodes.Move,), swizzle=function)
         if not isinstance(function, FunctionType):
-            raise self._last(nodes.Tile, ".swizzle").refuse(f".swizzle({function!r}): give a function of a worker's number")
-        return self._refined(".swizzle", (nodes.Tile,), swizzle=function)
+            raise self._last(nodes.TileStep,
+                             ".swizzle").refuse(f".swizzle({function!r}): give a function of a worker's number")
+        return self._refined(".swizzle", (nodes.TileStep,), swizzle=function)
 
     def occupancy(self, blocks: int) -> Schedule:
         """So many blocks at least fit on a multiprocessor by their registers, of which a thread then has fewer: of
         ``.to(Block)``. (CUDA's launch bounds.)"""
-        last = self._last(nodes.Tile, ".occupancy")
+        last = self._last(nodes.TileStep, ".occupancy")
         if last.level != Block:
             raise last.refuse(".occupancy is of .to(Block): it says how many blocks a multiprocessor has at a time")
         if type(blocks) is not int or not 1 <= blocks <= 32:
             raise last.refuse(f".occupancy({blocks!r}): give a number of blocks, 1 to 32")
-        return self._refined(".occupancy", (nodes.Tile,), blocks_per_sm=blocks)
+        return self._refined(".occupancy", (nodes.TileStep,), blocks_per_sm=blocks)
 
     @property
     def unroll(self) -> Schedule:
         """No loop: the code is there as often."""
-        return self._refined(".unroll", (nodes.Tile, nodes.Split), unroll=True)
+        return self._refined(".unroll", (nodes.TileStep, nodes.SplitStep), unroll=True)
 
     @property
     def sync(self) -> Schedule:
         """A barrier behind each step."""
-        return self._refined(".sync", (nodes.Split,), sync=True)
+        return self._refined(".sync", (nodes.SplitStep,), sync=True)
 
     def storage(self, order: str) -> Schedule:
         """How a tile lies in shared memory: RowMajor, ColMajor."""
@@ -321,7 +322,7 @@ def _order(schedule: Schedule, name: str, order: Any) -> str:
     return str(order)
 
 
-def _finished(step: nodes.Step, name: str, given: Any, kind: str) -> None:
+def _finished(step: nodes.ScheduleStep, name: str, given: Any, kind: str) -> None:
     if not isinstance(given, Finished) or given.kind != kind:
         got = f"a {given.kind} that is not done" if isinstance(given, Schedule) and given.kind == kind else (
             f"a {given.kind}" if isinstance(given, Schedule) else repr(given))

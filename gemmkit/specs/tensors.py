@@ -26,7 +26,7 @@ from gemmkit.lang.numba_hooks import TypingError, atom, signature
 from gemmkit.lang.references import Static
 from gemmkit.lang.registers import Fragment, call_function, registers
 from gemmkit.lang.scalars import WeakIntLiteral, i32
-from gemmkit.lang.static import Held, NotKnown, Split, known, lowered, traced, type_of
+from gemmkit.lang.static import NotKnown, OpaqueStorage, Split, known, lowered, traced, type_of
 from gemmkit.ptx import wmma
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import block_x, thread_index
@@ -59,7 +59,7 @@ WMMA, MMA = "wmma", "mma"
 
 
 @dataclass(frozen=True)
-class Role:
+class FragmentRole:
     """What a fragment is for: operand ``"a"``, ``"b"`` or ``"c"``, the ``order`` of the matrix that it is loaded from
     (``"row"``, ``"col"``; of c None), the instruction's dtypes, and which instruction's it is (`WMMA`, `MMA`)."""
 
@@ -85,7 +85,7 @@ class Form(Static):
     """
 
     def __init__(self, levels: tuple[Shape, ...], memory: str, dtype: Any, layout: Shape | None = None,
-                 unit: int | None = None, alignment: int = 16, role: Role | None = None, rank: int | None = None,
+                 unit: int | None = None, alignment: int = 16, role: FragmentRole | None = None, rank: int | None = None,
                  is_partial: bool = False, swizzle: Swizzle = NONE):
         self.levels, self.memory, self.dtype = levels, memory, np.dtype(dtype)
         self.layout, self.unit, self.alignment, self.role = layout, unit, alignment, role
@@ -366,7 +366,7 @@ def _on(storage: Any, form: Form) -> Tensor:
     """
     if not isinstance(form, Form):
         raise TensorError(f"a tensor's form is {form!r}; write T[...], for example T[None, 64].fp16.GL")
-    kind = storage.ty if isinstance(storage, Held) else storage
+    kind = storage.ty if isinstance(storage, OpaqueStorage) else storage
     rank, dtype = form.shape.rank, getattr(kind, "dtype", form.dtype)
     if np.dtype(dtype) != form.dtype:
         raise TensorError(f"{form} stands on memory of {np.dtype(dtype)}")
@@ -403,12 +403,12 @@ def _type_allocate(context: Any, form: Any, *offset: Any) -> Any:
     static = (of.dtype, origin) if of.memory == SH else (fragments_of(of)[0], *fragments_of(of)[1])
     given = [WeakIntLiteral(x) if isinstance(x, int) else type_of(x) for x in static]
     inner = context.resolve_function_type(function.device_type, tuple(given), {})
-    example = Tensor(of, Held(inner.return_type, None), zeros, zeros)
+    example = Tensor(of, OpaqueStorage(inner.return_type, None), zeros, zeros)
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
         values = [i32(x) if isinstance(x, int) else c.get_dummy_value() for x in static]
         made = call_function(c, b, function.device_type, None, inner, values)
-        return lowered(c, b, Tensor(of, Held(inner.return_type, made), zeros, zeros))
+        return lowered(c, b, Tensor(of, OpaqueStorage(inner.return_type, made), zeros, zeros))
 
     return signature(type_of(example), form, *offset), codegen
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmkit.components import ComponentError
-from gemmkit.emulator.mode import Mode, current_mode
+from gemmkit.emulator.mode import ExecutionTarget, current_mode
 from gemmkit.lang import deferred
 from gemmkit.lang.fingerprint import look_again
 from gemmkit.runtime import device
@@ -25,13 +25,13 @@ from gemmkit.runtime.array_info import ArrayInfo, alignment
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import Failure, forked
 from gemmkit.runtime.launch import Launchable
-from gemmkit.specs.lower import Kernel, Lowered
+from gemmkit.specs.lower import BlockKernel, Lowered
 from gemmkit.specs.run import READ_ONLY, described, prepared
 from gemmkit.tuner.measure import (
+    Buffers,
     Failed,
     Job,
     Measuring,
-    Memory,
     contents_of,
     difference,
     elements,
@@ -130,15 +130,15 @@ VARIANT_S, TIMES = 20.0, 50            # that a variant may take, and so many ti
 COMPILE_S = 300.0
 
 
-class Tried(NamedTuple):
+class TriedVariant(NamedTuple):
     """A variant that fits the matrices."""
 
-    kernel: Kernel
+    kernel: BlockKernel
     lowered: Lowered
     launchable: Launchable
 
 
-class Compiled(NamedTuple):
+class CompileReport(NamedTuple):
     """What a process answers: the assembler's figures, and what is wrong in the emulator."""
 
     usage: dict[str, Any]
@@ -179,13 +179,13 @@ class _Search:
     target: Any
     budget: float
     jobs: int | None
-    mode: Mode | None
+    mode: ExecutionTarget | None
 
     def __post_init__(self) -> None:
         self.notes: list[str] = []
         self.default: float | None = None
         self._start = time.monotonic()
-        self._tried: dict[int, Tried] = {}
+        self._tried: dict[int, TriedVariant] = {}
         a, b, _ = self.infos
         self.sizes = a.shape[0], b.shape[1], a.shape[1]
 
@@ -207,7 +207,7 @@ class _Search:
             except (ValueError, ComponentError) as error:     # the latter: of a micro-kernel that is no device code
                 self.rows[number] = row.refused(error)
                 continue
-            self._tried[number] = Tried(kernel, lowered, launchable)
+            self._tried[number] = TriedVariant(kernel, lowered, launchable)
             self.rows[number] = replace(row, threads=kernel.threads, shared_bytes=kernel.shared_bytes)
 
     # -- 2. compiled, and emulated where there is no GPU ----------------------------------------------------------------
@@ -231,12 +231,13 @@ class _Search:
         for number in waiting:
             self._drop(number, "not compiled within the budget")
 
-    def _task(self, number: int) -> Callable[[], Compiled]:
+    def _task(self, number: int) -> Callable[[], CompileReport]:
         tried, schedule = self._tried[number], self.rows[number].schedule
 
-        def task() -> Compiled:
+        def task() -> CompileReport:
             usage = tried.launchable.entry().meta["usage"]
-            return Compiled(usage, None if self.mode is None else self._emulated(schedule, tried.lowered, self.mode.seed))
+            return CompileReport(usage,
+                                 None if self.mode is None else self._emulated(schedule, tried.lowered, self.mode.seed))
 
         return task
 
@@ -305,7 +306,7 @@ class _Search:
                     process.keep(number, jobs[number])
                     self._timed(process, number, memory, expected, FINAL_PAIRS, limit)
 
-    def _job(self, tried: Tried, memory: Memory) -> Job:
+    def _job(self, tried: TriedVariant, memory: Buffers) -> Job:
         kernel = tried.launchable
         pointers = [(kernel.slot(n + 1), memory.pointer(info.pointer)) for n, info in enumerate(self.infos)]
         slots = tuple((slot, at) for slot, at in pointers if slot is not None)
@@ -313,7 +314,7 @@ class _Search:
                    tuple(kernel.values), 1, False, False, slots, (), (),
                    tuple(dict.fromkeys(at.buffer for _, at in pointers)))
 
-    def _expected(self, memory: Memory, contents: Sequence[bytes]) -> np.ndarray:
+    def _expected(self, memory: Buffers, contents: Sequence[bytes]) -> np.ndarray:
         """The product in float64, of the matrices as they are on the GPU."""
         def wide(info: ArrayInfo) -> np.ndarray:
             number = memory.pointer(info.pointer).buffer
@@ -333,7 +334,7 @@ class _Search:
                                f"{error}") from None
         return VARIANT_S + TIMES * (time.monotonic() - start)
 
-    def _timed(self, process: Any, number: int, memory: Memory, expected: np.ndarray, pairs: int, limit: float) -> None:
+    def _timed(self, process: Any, number: int, memory: Buffers, expected: np.ndarray, pairs: int, limit: float) -> None:
         out = self.infos[2]
         written = [buffer for buffer in memory.buffers if buffer.is_written]
         at = written.index(memory.buffers[memory.pointer(out.pointer).buffer])

@@ -42,13 +42,13 @@ from gemmkit.lang.checks import check_dtype
 from gemmkit.lang.deferred import NotInstalledError
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import FPUOp, MMAOp, Operator, WMMAOp
-from gemmkit.plans.ahead import CompiledKernel, Kernel, Made, compiled, compiled_kernel, kernel_of, recorded
+from gemmkit.plans.ahead import CompiledKernel, KernelToCompile, Made, compiled, compiled_kernel, kernel_of, recorded
 from gemmkit.runtime.cache import default_cache
 from gemmkit.runtime.compile import AssemblerError, candidates, release
 from gemmkit.runtime.device import GPUS, DeviceInfo, absence, gpu, target
 from gemmkit.tiling import Tile
 from gemmkit.tools.explain import page
-from gemmkit.tools.subject import Subject, choice_of, microseconds_text, of_call
+from gemmkit.tools.subject import ExplainedKernel, choice_of, microseconds_text, of_call
 from gemmkit.tuner.tuner import Progress
 from gemmkit.tuning.choose import get_config
 from gemmkit.tuning.operators import accumulator_for, operator_for, result_dtype
@@ -279,7 +279,7 @@ def run_explain(options: argparse.Namespace) -> int:
 
 # -- the request ------------------------------------------------------------------------------------------------------
 
-def subject(options: argparse.Namespace, device: DeviceInfo) -> Subject:
+def subject(options: argparse.Namespace, device: DeviceInfo) -> ExplainedKernel:
     """The product asked for, as `gemmkit.matmul` would compute it; raises ValueError or TypeError for a request that it
     cannot meet. Options that say how it is computed make a configuration (``conf=``); without any the plan chooses."""
     for name in ("m", "n", "k", "batch"):
@@ -360,7 +360,7 @@ def tile(option: str, text: str) -> Tile:
 
 # -- the answer -------------------------------------------------------------------------------------------------------
 
-def mapping(found: Subject, options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+def mapping(found: ExplainedKernel, options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     conf, spec = found.conf, found.conf.spec()
     M, N, _ = found.sizes
     rows, columns = spec.scheduler.tiles(M, N)
@@ -473,7 +473,7 @@ def run_compile(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _with_progress(kernels: list[Kernel], jobs: int | None, out: Any) -> list[Made]:
+def _with_progress(kernels: list[KernelToCompile], jobs: int | None, out: Any) -> list[Made]:
     found: dict[int, Made] = {}
     order = {id(kernel): n for n, kernel in enumerate(kernels)}
     with Progress(out.is_terminal, out) as progress:
@@ -534,7 +534,8 @@ def program(file: Path) -> Callable[[], object]:
     return run_it
 
 
-def wanted(called: list[tuple[str, Callable[[], object]]], devices: list[DeviceInfo], is_program: bool) -> Iterator[Kernel]:
+def wanted(called: list[tuple[str, Callable[[], object]]], devices: list[DeviceInfo],
+           is_program: bool) -> Iterator[KernelToCompile]:
     """The kernels of products on devices, each once. A program gets zeros for results."""
     for device in devices:
         kernels: dict[tuple, tuple[Any, list[str]]] = {}
@@ -544,7 +545,7 @@ def wanted(called: list[tuple[str, Callable[[], object]]], devices: list[DeviceI
                 _, products = kernels.setdefault(kernel_of(launchable), (launchable, []))
                 if name not in products:
                     products.append(name)
-        yield from (Kernel(launchable, tuple(products)) for launchable, products in kernels.values())
+        yield from (KernelToCompile(launchable, tuple(products)) for launchable, products in kernels.values())
 
 
 def _row(made: Made) -> tuple[object, ...]:
@@ -717,7 +718,7 @@ def run_tune(options: argparse.Namespace) -> int:
 
 
 def show(found: Any, out: Any, everything: bool) -> None:
-    """A `gemmkit.Tuned` as a table, and its configuration as code."""
+    """A `gemmkit.tuner.Tuned` as a table, and its configuration as code."""
     timed = [row for row in found.rows if row.ratio is not None]
     rest = [row for row in found.rows if row.ratio is None]
     shown = timed if everything else timed[:SHOWN_ROWS]

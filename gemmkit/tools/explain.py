@@ -13,7 +13,7 @@ from gemmkit.kernels.config import Config
 from gemmkit.plans.ahead import CompiledKernel
 from gemmkit.runtime.compile import AssemblerError
 from gemmkit.tools import figures, timeline
-from gemmkit.tools.subject import Choice, Run, Subject, choice_of, microseconds_text, of_call
+from gemmkit.tools.subject import ChoiceReport, ExplainedKernel, Run, choice_of, microseconds_text, of_call
 
 # --------------------------------------------------------------------------------------------------
 # A report as one page of HTML that fetches nothing: from the mapping and its reasons to the compiled kernel.
@@ -41,9 +41,9 @@ KINDS = {
 }
 
 
-def page(subject: Subject) -> str:
+def page(subject: ExplainedKernel) -> str:
     """The whole page; what is missing (a toolkit, a small product) is said in its place."""
-    sections: tuple[tuple[str, str, Callable[[Subject], str]], ...] = (
+    sections: tuple[tuple[str, str, Callable[[ExplainedKernel], str]], ...] = (
         ("mapping", "The mapping, and why", _mapping),
         ("tiles", "The tile plan", figures.plan_drawn),
         ("banks", "Shared memory and its banks", _banks),
@@ -58,7 +58,7 @@ def page(subject: Subject) -> str:
     return document(title(subject), f"{summary(subject)}<nav>{links}</nav>{body}")
 
 
-def summary(subject: Subject) -> str:
+def summary(subject: ExplainedKernel) -> str:
     """Three lines: what bounds the product, its share of the roof, what to try."""
     found = figures.standing(subject)
     if isinstance(found, str):
@@ -72,7 +72,7 @@ def summary(subject: Subject) -> str:
     return '<table id="summary">' + table((), rows).removeprefix("<table>")
 
 
-def advice(subject: Subject) -> str:
+def advice(subject: ExplainedKernel) -> str:
     """The first thing that is worth trying, and why."""
     conf, spec, (M, N, K) = subject.conf, subject.spec, subject.sizes
     rows, columns = spec.scheduler.tiles(M, N)
@@ -98,14 +98,14 @@ def advice(subject: Subject) -> str:
     return "gemmkit.tune(a, b), which measures the other mappings on your GPU"
 
 
-def title(subject: Subject) -> str:
+def title(subject: ExplainedKernel) -> str:
     M, N, K = subject.sizes
     many = subject.compiled.computed.products
     stack = f"{many} x " if many != 1 else ""
     return f"{stack}D ({M} x {N}) = A ({M} x {K}) @ B ({K} x {N})"
 
 
-def _mapping(subject: Subject) -> str:
+def _mapping(subject: ExplainedKernel) -> str:
     conf, choice = subject.conf, choice_of(subject.compiled)
     size, call = conf.block_shape.extents, subject.compiled.computed
     transposed = ", of the transpose D^T = B^T A^T" if call is not subject.compiled.problem else ""
@@ -128,7 +128,7 @@ def _mapping(subject: Subject) -> str:
     )
 
 
-def _others(subject: Subject) -> str:
+def _others(subject: ExplainedKernel) -> str:
     choice = choice_of(subject.compiled)
     if not choice.others:
         return "<p class=soft>The tables model no other mapping of this product.</p>"
@@ -144,7 +144,7 @@ def _others(subject: Subject) -> str:
     return f"<p>{said}</p>{table(('mapping', 'modelled us'), rows, own)}"
 
 
-def _run_or_why(subject: Subject) -> Run | str:
+def _run_or_why(subject: ExplainedKernel) -> Run | str:
     if not hasattr(subject.spec, "stage_bytes"):
         return f"<p>Shown of kernels with a ring of stages; this one is {escape(subject.conf.kernel)}, with one stage.</p>"
     run = subject.run
@@ -153,7 +153,7 @@ def _run_or_why(subject: Subject) -> Run | str:
     return run
 
 
-def _banks(subject: Subject) -> str:
+def _banks(subject: ExplainedKernel) -> str:
     run = _run_or_why(subject)
     if isinstance(run, str):
         return run
@@ -165,12 +165,12 @@ def _banks(subject: Subject) -> str:
     )
 
 
-def _pipeline(subject: Subject) -> str:
+def _pipeline(subject: ExplainedKernel) -> str:
     run = _run_or_why(subject)
     return run if isinstance(run, str) else timeline.drawn(run)
 
 
-def _resources(subject: Subject) -> str:
+def _resources(subject: ExplainedKernel) -> str:
     kernel = subject.kernel
     if not isinstance(kernel, CompiledKernel):
         return (
@@ -226,7 +226,7 @@ class Explanation:
     ``config`` is the configuration, ``choice`` what chose it (``by``, ``reason``, ``microseconds``, ``others``).
     """
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: ExplainedKernel) -> None:
         self.subject = subject
         self._page: str | None = None
 
@@ -235,7 +235,7 @@ class Explanation:
         return self.subject.compiled.problem.config
 
     @property
-    def choice(self) -> Choice:
+    def choice(self) -> ChoiceReport:
         return choice_of(self.subject.compiled)
 
     def html(self) -> str:

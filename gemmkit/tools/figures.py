@@ -18,7 +18,7 @@ from gemmkit.operators import MMAOp, Operator, WGMMAOp, WMMAOp
 from gemmkit.ptx.mma import FragmentMap
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import parallelise
-from gemmkit.tools.subject import Run, Subject, choice_of, microseconds_text
+from gemmkit.tools.subject import ExplainedKernel, Run, choice_of, microseconds_text
 
 SIDE = 300  # pixels of a figure's longer side
 MOST_BLOCKS = 4096  # of D's grid: more are told by their number alone
@@ -26,7 +26,7 @@ MOST_WAVES = 6  # that the legend names
 WINDOW = 32, 32  # rows and columns of a fragment that are drawn
 
 
-def plan_drawn(subject: Subject) -> str:
+def plan_drawn(subject: ExplainedKernel) -> str:
     """Three figures, from the grid to a lane."""
     operator = subject.spec.operator
     maps = [
@@ -59,7 +59,7 @@ def _is_held(spec: Any, name: str) -> bool:
 # -- the grid -------------------------------------------------------------------------------------------------------------
 
 
-def grid(subject: Subject) -> str:
+def grid(subject: ExplainedKernel) -> str:
     """D as blocks, coloured by the order in which they are computed, those of a first wave set off."""
     spec, (M, N, _) = subject.spec, subject.sizes
     size, cluster = spec.block.size, spec.cluster
@@ -134,7 +134,7 @@ def warp_tiles(spec: Any) -> Iterator[tuple[int, int, int, int, int]]:
         yield warp, place[0], place[1], tile.size.M, tile.size.N
 
 
-def block(subject: Subject) -> str:
+def block(subject: ExplainedKernel) -> str:
     """A block's tile of D with its warps, A's tile to the left and B's above."""
     spec = subject.spec
     size = spec.block.size
@@ -294,7 +294,7 @@ class Lane(NamedTuple):
     nbytes: int
 
 
-class Row(NamedTuple):
+class AccessRow(NamedTuple):
     """An operand's accesses of one ``kind`` (read, write, copy: a warp's; wgmma: a core matrix): how many, and how many
     passes too many they take: ``extra`` in the kernel's shared layout, ``without`` in the plain layout."""
 
@@ -324,7 +324,7 @@ def extra_passes(lanes: Iterable[Lane]) -> int:
     return passes
 
 
-def count(events: list[Event], spec: Any) -> list[Row]:
+def count(events: list[Event], spec: Any) -> list[AccessRow]:
     """The accesses of A's and B's stages, in the order A, B. (TMA writes whole lines, and is left out.)"""
     groups: dict[Any, list[Lane]] = defaultdict(list)
     numbers: dict[Any, int] = defaultdict(int)
@@ -346,7 +346,7 @@ def count(events: list[Event], spec: Any) -> list[Row]:
         row[1] += extra_passes(lanes)
         row[2] += extra_passes(Lane(one.lane, _moved(one.address, getattr(spec, name), tables[name], spec), one.nbytes)
                                for one in lanes)
-    return [Row(name.upper(), kind, *numbers) for (name, kind), numbers in sorted(found.items())]
+    return [AccessRow(name.upper(), kind, *numbers) for (name, kind), numbers in sorted(found.items())]
 
 
 def core_matrices(addresses: np.ndarray) -> np.ndarray:
@@ -401,7 +401,7 @@ def drawn_accesses(run: Run) -> str:
     return counted(rows) + f"<p class=soft>{said}</p>" + parts
 
 
-def counted(rows: list[Row]) -> str:
+def counted(rows: list[AccessRow]) -> str:
     kinds = {
         "read": "reads of a warp",
         "write": "writes of a warp",
@@ -536,7 +536,7 @@ def roof_of(operator: Operator, device: DeviceInfo) -> Roof | str:
     return Roof(rates[dtype] * device.sm_count * CLOCK[device.arch], memory, f"{units}, {dtype}")
 
 
-def work_of(subject: Subject) -> tuple[float, float, float]:
+def work_of(subject: ExplainedKernel) -> tuple[float, float, float]:
     """Operations; bytes where each operand is read (or written) once; bytes that blocks fetch from the L2."""
     M, N, K = subject.sizes
     call, size = subject.compiled.computed, subject.spec.block.size
@@ -573,7 +573,7 @@ class Standing:
         return None if self.modelled is None else f"{100 * self.modelled / self.most:.0f} % of the roof"
 
 
-def standing(subject: Subject) -> Standing | str:
+def standing(subject: ExplainedKernel) -> Standing | str:
     """Where a product stands, or what is not known of its roof."""
     roof = roof_of(subject.spec.operator, subject.device)
     if isinstance(roof, str):
@@ -583,7 +583,7 @@ def standing(subject: Subject) -> Standing | str:
     return Standing(roof, operations, operations / once, None if microseconds is None else operations / microseconds * 1e6)
 
 
-def drawn_roofline(subject: Subject) -> str:
+def drawn_roofline(subject: ExplainedKernel) -> str:
     """The figure, and its numbers."""
     found = standing(subject)
     if isinstance(found, str):

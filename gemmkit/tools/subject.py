@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.emulator.errors import EmulatorError
-from gemmkit.emulator.mode import Mode, computed_by
+from gemmkit.emulator.mode import ExecutionTarget, computed_by
 from gemmkit.emulator.recording import Event, recorded
 from gemmkit.epilogues import Default
 from gemmkit.functions.matmul import matmul
@@ -45,7 +45,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Subject:
+class ExplainedKernel:
     """A kernel for a class of problems, and the device it is for."""
 
     compiled: Compiled
@@ -124,14 +124,14 @@ def small_run(conf: Config, device: DeviceInfo, sizes: tuple[int, int, int] | No
     a, b = zeros(conf.global_a_layout, M, K), zeros(conf.global_b_layout, K, N)
     c = zeros(conf.global_c_layout, M, N) if conf.has_c else None
     out = zeros(conf.global_d_layout, M, N)
-    with computed_by(Mode()), assumed(alone), recorded() as seen:
+    with computed_by(ExecutionTarget()), assumed(alone), recorded() as seen:
         plan = Plan(a, b, c, out, conf, dict(gemm_shape=dict(M=M, N=N, K=K)))
         plan(a, b, c, out=out)
     return Run((M, N, K), plan._compiled.spec, seen.launches[0], asked=sizes)
 
 
 def of_call(a: Any, b: Any, c: Any = None, conf: Config | None = None, out: Any = None,
-            keywords: dict[str, Any] | None = None, device: DeviceInfo | None = None) -> Subject:
+            keywords: dict[str, Any] | None = None, device: DeviceInfo | None = None) -> ExplainedKernel:
     """The kernel that `gemmkit.matmul` takes for a call. Arrays of NumPy are planned for ``device`` (None: the GPU that is
     here, or an H100). Nothing is compiled or launched, and no element is read or written.
 
@@ -146,7 +146,7 @@ def of_call(a: Any, b: Any, c: Any = None, conf: Config | None = None, out: Any 
         if not found:
             raise ValueError("the product has no element, and no kernel is launched for it; give sizes of 1 or more")
         made = found[0]
-    return Subject(made, made.problem.device)
+    return ExplainedKernel(made, made.problem.device)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ REASONS = {
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChoiceReport:
     """What chose a mapping (``by``, a key of `REASONS`), its own ``candidate`` with the modelled time, None where the tables
     do not model it, and the ``others`` with the least modelled times."""
 
@@ -211,7 +211,7 @@ def microseconds_text(time: float) -> str:
     return f"{time:,.0f} us" if time >= 1000 else f"{time:.4g} us"
 
 
-def choice_of(compiled: Compiled) -> Choice:
+def choice_of(compiled: Compiled) -> ChoiceReport:
     """The choice of a product's mapping.
 
     >>> import numpy as np, gemmkit
@@ -243,7 +243,7 @@ def choice_of(compiled: Compiled) -> Choice:
     for one in found:
         if mine is None or (one.kernel == mine.kernel and tile_of(one) != tile_of(mine)):
             others.setdefault(tile_of(one), one)
-    return Choice(compiled.problem.chosen_by, mine, tuple(others.values())[:SHOWN])
+    return ChoiceReport(compiled.problem.chosen_by, mine, tuple(others.values())[:SHOWN])
 
 
 def _time(candidate: Candidate) -> float:

@@ -11,6 +11,6 @@ computed in the emulator (``with gemmkit.emulate():``), so that operators can be
 
 from gemmkit.torch.autograd import matmul
 from gemmkit.torch.layers import Linear, QuantisedLinear
-from gemmkit.torch.operators import Product, op
+from gemmkit.torch.operators import ProductOperator, op
 
-__all__ = ["Linear", "Product", "QuantisedLinear", "matmul", "op"]
+__all__ = ["Linear", "ProductOperator", "QuantisedLinear", "matmul", "op"]

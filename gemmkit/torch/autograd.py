@@ -3,8 +3,8 @@
     X = A B + C,  D = e(X, operands);      dX = dD e'(X),  dA = dX B^H,  dB = A^H dX,  dC = dX
 
 In a semiring whose ``add`` picks one of its arguments every element of D is one product A_ik * B_kj: its gradient goes to
-these two, by the k that `gemmkit.select` gives. One object decides (`Derivative`): operators, `gemmkit.matmul` and the tests
-ask it.
+these two, by the k that `gemmkit.functions.select` gives. One object decides (`Derivative`): operators, `gemmkit.matmul`
+and the tests ask it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from gemmkit.torch.product import autocast, batched_by, check_dtypes, gradients,
 X = 0                                  # the variable that is the product itself; operands follow
 
 
-class Recipe(NamedTuple):
+class EpilogueRecipe(NamedTuple):
     """An epilogue that is made of operands: ``make(*operands)``, and what it looks like.
 
     ``model`` is one made of placeholders, which say where each operand is.
@@ -56,7 +56,7 @@ class Recipe(NamedTuple):
     placeholders: tuple[np.ndarray, ...]
 
     @classmethod
-    def of(cls, given: Any, name: str = "epilogue") -> Recipe:
+    def of(cls, given: Any, name: str = "epilogue") -> EpilogueRecipe:
         """Of an epilogue, or of a function of tensors that makes one."""
         if given is None:
             return cls(Default, (), Default(), ())
@@ -115,7 +115,7 @@ class Recipe(NamedTuple):
 class Leaf:
     """An array in device code, indexed by coordinates."""
 
-    def __init__(self, tensor: Any, variable: int, at: Coordinates):
+    def __init__(self, tensor: Any, variable: int, at: OutputCoordinates):
         self.tensor, self.variable, self.at = tensor, variable, at
 
     def __getitem__(self, key: Any) -> DualTensor:
@@ -133,7 +133,7 @@ class Leaf:
         return DualTensor(seen, self.at.paths, {self.variable: ONE} if self.variable >= 0 else None)
 
 
-class Coordinates:
+class OutputCoordinates:
     """The rows and columns of D, as device code is given them."""
 
     def __init__(self, x: Any, paths: Paths, dtype: Any, read: dict[int, Any]):
@@ -201,7 +201,7 @@ class Replay:
         return self._world(type(self._component).__call__)(self, *args)
 
 
-def _world(leaves: dict[int, Leaf], at: Coordinates) -> Callable[[Any], Any]:
+def _world(leaves: dict[int, Leaf], at: OutputCoordinates) -> Callable[[Any], Any]:
     """What stands for a value in code that is run again."""
     made: dict[int, Any] = {}
 
@@ -260,7 +260,7 @@ def _rebound(function: FunctionType, world: Callable[[Any], Any], made: dict[int
 
 # -- partial derivatives ----------------------------------------------------------------------------------------------
 
-def partials(recipe: Recipe, x: Any, operands: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def partials(recipe: EpilogueRecipe, x: Any, operands: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Of each element of D, the derivative by the product's element ``x``, and by what it reads of each operand; and of each
     operand its shape as it lies along D (a vector of columns (1, N), of rows (M, 1)).
 
@@ -274,7 +274,7 @@ def partials(recipe: Recipe, x: Any, operands: Sequence[Any]) -> tuple[list[Any]
     zero, wide = torch.zeros((), dtype=dtype, device=x.device), x.to(dtype)
 
     def run() -> Any:
-        at = Coordinates(x, paths, dtype, read)
+        at = OutputCoordinates(x, paths, dtype, read)
         leaves = {id(p): Leaf(t, 1 + n, at) for n, (p, t) in enumerate(zip(recipe.placeholders, operands))}
         return Replay(recipe.model, _world(leaves, at))(DualTensor(wide, paths, {X: ONE}), at.m, at.n)
 
@@ -297,7 +297,7 @@ class Derivative:
     "product" (X, where e is more than a sum), "index" (the k of a semiring) or "" for nothing.
     """
 
-    recipe: Recipe
+    recipe: EpilogueRecipe
     a_form: str
     b_form: str
     semiring: Any
@@ -305,7 +305,7 @@ class Derivative:
     refuses: str | None
 
     @classmethod
-    def of(cls, conf: Config | None, components: dict[str, Any], recipe: Recipe, forms: tuple[str, str],
+    def of(cls, conf: Config | None, components: dict[str, Any], recipe: EpilogueRecipe, forms: tuple[str, str],
            given: Callable[..., Any] | None) -> Derivative:
         operator = components.get("operator", getattr(conf, "operator", None))
         semiring = operator if isinstance(operator, Semiring) else None
@@ -458,7 +458,7 @@ def _of_factors(mul: Callable[[Any, Any], Any], x: Any, y: Any) -> list[Any]:
 
 # -- what has none ----------------------------------------------------------------------------------------------------
 
-def _refusal(conf: Config | None, components: dict[str, Any], operator: Any, recipe: Recipe, forms: tuple[str, str],
+def _refusal(conf: Config | None, components: dict[str, Any], operator: Any, recipe: EpilogueRecipe, forms: tuple[str, str],
              given: Callable[..., Any] | None) -> str | None:
     """Why an operator has no derivative; None if it has."""
     def part(name: str) -> Any:
@@ -474,7 +474,7 @@ def _refusal(conf: Config | None, components: dict[str, Any], operator: Any, rec
         if not selects(operator):
             return f"operator={operator!r} combines all products, so that no k decides"
         if recipe.model.stages() and not recipe.model.passes_on:
-            return f"operator={operator!r} has an epilogue, and gemmkit.select none"
+            return f"operator={operator!r} has an epilogue, and gemmkit.functions.select none"
         if forms != ("plain", "plain"):
             return f"operator={operator!r} has a matrix with structure"
         if not _is_known(operator.mul):
@@ -572,8 +572,8 @@ def _derivative(conf: Config | None, keywords: dict[str, Any]) -> Derivative:
 
 
 @functools.lru_cache(maxsize=64)
-def _recipe(epilogue: Any) -> Recipe:
-    return Recipe.of(epilogue)
+def _recipe(epilogue: Any) -> EpilogueRecipe:
+    return EpilogueRecipe.of(epilogue)
 
 
 class _Recorded(torch.autograd.Function):

@@ -5,7 +5,7 @@ with a tangent for each variable (forward mode; for functions of one element tha
 element is decided both ways: the function runs once for each way through it, and ``torch.where`` takes from each run the
 elements that go its way.
 
-Source: dual numbers, as in `gemmkit.Dual`; the enumeration of paths is that of symbolic execution (King, 1976).
+Source: dual numbers, as in `gemmkit.functions.Dual`; the enumeration of paths is that of symbolic execution (King, 1976).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from gemmkit.layouts.matrices import Matrix
 from gemmkit.layouts.quantised import quantise
 from gemmkit.runtime.arrays import dtype_from_torch
 from gemmkit.torch.autograd import matmul
-from gemmkit.torch.operators import Product, op
+from gemmkit.torch.operators import ProductOperator, op
 from gemmkit.torch.product import (
     Differentiable,
     are_matrices,
@@ -99,7 +99,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {"relu": F.relu, "gelu": F.gelu,
 
 
 @functools.cache
-def _operator(activation: str | None, has_bias: bool) -> Product | None:
+def _operator(activation: str | None, has_bias: bool) -> ProductOperator | None:
     """The operator of all layers of a kind; None for a plain product."""
     after = None if activation is None else ACTIVATIONS[activation]
     name = "linear" + ("" if activation is None else f"_{activation}") + ("" if has_bias else "_without_bias")

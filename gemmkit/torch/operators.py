@@ -18,7 +18,7 @@ from gemmkit.operators import Operator
 from gemmkit.plans.problem import KEYWORDS
 from gemmkit.runtime.arrays import dtype_to_torch
 from gemmkit.torch import product
-from gemmkit.torch.autograd import Derivative, Recipe
+from gemmkit.torch.autograd import Derivative, EpilogueRecipe
 from gemmkit.torch.product import (
     KEPT,
     Differentiable,
@@ -34,7 +34,7 @@ from gemmkit.torch.product import (
 
 
 def op(conf: Config | None = None, *, name: str, epilogue: Any = None, a: Any = None, b: Any = None, dtype: Any = None,
-       derivative: Callable[..., Any] | None = None, **components: Any) -> Product:
+       derivative: Callable[..., Any] | None = None, **components: Any) -> ProductOperator:
     """An operator of PyTorch's that computes D = A B + C by a configuration or by components.
 
     It has a fake kernel, so that ``torch.compile`` and ``torch.export`` see it whole; autograd; and ``torch.func.vmap``.
@@ -44,8 +44,9 @@ def op(conf: Config | None = None, *, name: str, epilogue: Any = None, a: Any = 
         name: ``"namespace::name"``, or a name in the namespace ``gemmkit``: it is then ``torch.ops.namespace.name``.
         epilogue: an epilogue, or a function of tensors that makes one: these are then operands of the operator, behind a
             and b, and have gradients: ``epilogue=lambda bias: Bias(bias) | GELU()``.
-        a, b: what makes a matrix with structure of the operand: `gemmkit.Diagonal`, `Triangular`, `Symmetric`, or a
-            function such as ``lambda x: gemmkit.Triangular(x, "upper")``.
+        a, b: what makes a matrix with structure of the operand: `gemmkit.layouts.DiagonalMatrix`, `Triangular`,
+        `Symmetric`, or a
+            function such as ``lambda x: gemmkit.layouts.TriangularMatrix(x, "upper")``.
         dtype: of the result; None: conf's or the epilogue's if they say one, else C's if there is one, else what PyTorch
             promotes a's and b's to.
         derivative: ``derivative(x, *operands)``, of tensors: the derivative of each element of D by the product's element
@@ -57,8 +58,8 @@ def op(conf: Config | None = None, *, name: str, epilogue: Any = None, a: Any = 
     is multiplied.
 
     Returns:
-        A `Product`: ``f(a, b, *operands, c=None)`` of tensors (..., M, K), (..., K, N), the operands and (M, N). What has no
-        derivative computes nevertheless; a backward pass through it raises.
+        A `ProductOperator`: ``f(a, b, *operands, c=None)`` of tensors (..., M, K), (..., K, N), the operands and (M, N).
+        What has no derivative computes nevertheless; a backward pass through it raises.
 
     Raises:
         ValueError: a name that is none, or taken.
@@ -74,10 +75,10 @@ def op(conf: Config | None = None, *, name: str, epilogue: Any = None, a: Any = 
     >>> d.tolist(), bias.grad.tolist()
     ([[4.0, 0.0], [4.0, 0.0]], [2.0, 0.0])
     """
-    return Product(conf, name, epilogue, a, b, dtype, derivative, components)
+    return ProductOperator(conf, name, epilogue, a, b, dtype, derivative, components)
 
 
-class Product:
+class ProductOperator:
     """An operator made by `op`."""
 
     def __init__(self, conf: Config | None, name: str, epilogue: Any, a: Any, b: Any, dtype: Any,
@@ -97,7 +98,7 @@ class Product:
             raise TypeError(f"derivative={derivative!r}: a function of the product's tensor and the operands is needed")
         self.name = qualified(name)
         self.conf, self.components, self.dtype = conf, components, dtype
-        self.recipe = Recipe.of(getattr(conf, "epilogue", None) if epilogue is None else epilogue)
+        self.recipe = EpilogueRecipe.of(getattr(conf, "epilogue", None) if epilogue is None else epilogue)
         self._has_epilogue = epilogue is not None
         self._says_dtypes = conf is not None or operator is not None
         self._of_parameters: dict[tuple[int, ...], Any] = {}
@@ -273,10 +274,10 @@ class Product:
         return batched_by(operator, size, in_dims, tensors, cores, {})
 
 
-_operators: dict[str, Product] = {}    # by name, each for as long as PyTorch has it: until the process ends
+_operators: dict[str, ProductOperator] = {}    # by name, each for as long as PyTorch has it: until the process ends
 
 
-def _named(name: str) -> Product:
+def _named(name: str) -> ProductOperator:
     if name not in _operators:
         raise ValueError(f"this process has no operator {name}; call gemmkit.torch.op(name={name!r}, ...) before unpickling")
     return _operators[name]

@@ -33,13 +33,13 @@ PLAIN = "plain"
 #: The forms, and what makes a matrix of an array.
 FORMS: dict[str, Callable[[Any], Any]] = {
     PLAIN: lambda x: x,
-    "diagonal": matrices.Diagonal,
-    "lower": lambda x: matrices.Triangular(x, "lower"),
-    "upper": lambda x: matrices.Triangular(x, "upper"),
-    "unit lower": lambda x: matrices.Triangular(x, "lower", unit=True),
-    "unit upper": lambda x: matrices.Triangular(x, "upper", unit=True),
-    "symmetric lower": lambda x: matrices.Symmetric(x, "lower"),
-    "symmetric upper": lambda x: matrices.Symmetric(x, "upper"),
+    "diagonal": matrices.DiagonalMatrix,
+    "lower": lambda x: matrices.TriangularMatrix(x, "lower"),
+    "upper": lambda x: matrices.TriangularMatrix(x, "upper"),
+    "unit lower": lambda x: matrices.TriangularMatrix(x, "lower", unit=True),
+    "unit upper": lambda x: matrices.TriangularMatrix(x, "upper", unit=True),
+    "symmetric lower": lambda x: matrices.SymmetricMatrix(x, "lower"),
+    "symmetric upper": lambda x: matrices.SymmetricMatrix(x, "upper"),
 }
 _TRANSPOSED = {"lower": "upper", "upper": "lower", "unit lower": "unit upper", "unit upper": "unit lower"}
 
@@ -51,7 +51,7 @@ def check_form(form: str, name: str) -> None:
 
 def form_of(made: Any, name: str) -> str:
     """The form of what a user's ``a=`` or ``b=`` makes of tensors: None, or a function that gives a matrix with structure,
-    such as `gemmkit.Triangular`."""
+    such as `gemmkit.layouts.TriangularMatrix`."""
     if made is None:
         return PLAIN
     for shape in ((1, 1), (1,)):
@@ -61,7 +61,7 @@ def form_of(made: Any, name: str) -> str:
             continue
         except TypeError as error:
             raise TypeError(f"{name}={made!r}: {error}; None or a function that makes a matrix with structure of an array "
-                            "is needed, such as gemmkit.Triangular") from None
+                            "is needed, such as gemmkit.layouts.TriangularMatrix") from None
         if isinstance(found, matrices.Matrix) and found.condition(name) is not None:
             raise TypeError(f"{name}={made!r} makes a {type(found).__name__}, whose mask an operator of PyTorch does "
                             "not take; give it to gemmkit.matmul")

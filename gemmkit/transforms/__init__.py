@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 from gemmkit.lang.deferred import public_names
 
-__all__ = ["Composed", "Elementwise", "Identity", "Staged", "Transform"]
+__all__ = ["ComposedTransform", "Identity", "Map", "Staged", "Transform"]
 
 if TYPE_CHECKING:
-    from gemmkit.transforms.base import Composed, Elementwise, Identity, Staged, Transform
+    from gemmkit.transforms.base import ComposedTransform, Identity, Map, Staged, Transform
 else:
     __getattr__, __dir__ = public_names(globals())

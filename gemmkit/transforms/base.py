@@ -52,7 +52,7 @@ class Transform(Component):
 
     def __or__(self, other: Any) -> Transform:
         """``self | other``: this transform, then the other."""
-        return Composed(self, other)
+        return ComposedTransform(self, other)
 
     @cached_property
     def is_identity(self) -> bool:
@@ -113,10 +113,10 @@ def transformed(transform: Transform, x: Any, i: int, j: int) -> Any:
 
 
 @dataclass(frozen=True)
-class Composed(Transform):
+class ComposedTransform(Transform):
     """``first``, then ``second``: what ``first | second`` makes. Either may be composed itself.
 
-    >>> (Elementwise(lambda x: x + 1) | Elementwise(lambda x, i, j: x * j))(2, 0, 5)
+    >>> (Map(lambda x: x + 1) | Map(lambda x, i, j: x * j))(2, 0, 5)
     15
     """
 
@@ -127,7 +127,7 @@ class Composed(Transform):
         for name, part in (("first", self.first), ("second", self.second)):
             if not isinstance(part, Transform) or not callable(part):
                 raise TypeError(f"{name}={part!r} in a composition of transforms: a Transform is needed; wrap a function in "
-                                "transforms.Elementwise")
+                                "transforms.Map")
 
     def __call__(self, x: Any, *at: Any) -> Any:
         return self.at(x, *at) if at else self.of(x)
@@ -155,11 +155,11 @@ class Composed(Transform):
 
 
 @dataclass(frozen=True)
-class Staged(Composed):
+class Staged(ComposedTransform):
     """``first``, whose result is converted to ``dtype``, then ``second``: as with memory of that dtype between them.
 
     >>> import numpy as np
-    >>> between = Staged(Elementwise(lambda x: x + 1), Elementwise(lambda x: x - 1), np.dtype(np.float16))
+    >>> between = Staged(Map(lambda x: x + 1), Map(lambda x: x - 1), np.dtype(np.float16))
     >>> float(between(np.float32(4000.25)))
     4000.0
     """
@@ -188,21 +188,21 @@ class Identity(Transform):
 
 
 @dataclass(frozen=True)
-class Elementwise(Transform):
+class Map(Transform):
     """Applies a plain Python function ``f(x)``, ``f(x, i, j)`` or ``f(x, i, j, batch)`` to every element.
 
     Arrays and NumPy scalars that the function captured are kernel arguments: a new array of the same kind compiles
     nothing.
 
-    >>> Elementwise(lambda x: max(x, 0))(-3)
+    >>> Map(lambda x: max(x, 0))(-3)
     0
     """
 
     f: Any
 
     def __post_init__(self) -> None:
-        check_of_elements(self.f, "transforms.Elementwise")
-        given = function_given(self.f, "Elementwise", "f", (1, 3, 4), "f(x) or f(x, i, j), a function of x or of x, i, j")
+        check_of_elements(self.f, "transforms.Map")
+        given = function_given(self.f, "Map", "f", (1, 3, 4), "f(x) or f(x, i, j), a function of x or of x, i, j")
         object.__setattr__(self, "f", given)
 
     def __call__(self, *x: Any) -> Any:
@@ -219,7 +219,7 @@ class Elementwise(Transform):
 
     @cached_property
     def with_coordinates(self) -> bool:
-        return takes_coordinates(self.f, "Elementwise")
+        return takes_coordinates(self.f, "Map")
 
     @cached_property
     def with_batch(self) -> bool:

@@ -21,7 +21,7 @@ from gemmkit.runtime import device, launch
 from gemmkit.runtime.device import value_of
 from gemmkit.runtime.launch import load
 from gemmkit.runtime.tensor_maps import Encoder
-from gemmkit.tuner.measure import ALIGNMENT, Buffer, Job, Pointer, Table
+from gemmkit.tuner.measure import ALIGNMENT, AddressTable, Buffer, Job, Pointer
 
 ENTRY = "gemmkit_kernel"
 MOST_SETS = 32                         # copies of the operands that launches take in turns, so that the L2 has none of them
@@ -29,7 +29,7 @@ MOST_LAUNCHES = 1024                   # of a graph
 POISON = 0xFF
 
 
-class Arrays:
+class DeviceArrays:
     """The caller's memory on this process's device: of what launches vary several copies."""
 
     def __init__(self, driver: Any, buffers: Sequence[Buffer], contents: Sequence[bytes], varied: Sequence[int]):
@@ -65,7 +65,7 @@ class Arrays:
         value_of(self._driver.cuMemsetD8(address, value, max(1, nbytes)))
         return address
 
-    def tables(self, table: Table) -> list[int]:
+    def tables(self, table: AddressTable) -> list[int]:
         """New memory with a table's bytes, one for each copy of the arrays: with these copies' addresses."""
         found = []
         for copy in range(self.sets):
@@ -106,10 +106,10 @@ class Arrays:
         return found
 
 
-class Kernel:
+class JobKernel:
     """One kernel of a job, loaded; ``spare`` is where the memory between kernels begins."""
 
-    def __init__(self, driver: Any, job: Job, arrays: Arrays, ordinal: int, stream: int, spare: int):
+    def __init__(self, driver: Any, job: Job, arrays: DeviceArrays, ordinal: int, stream: int, spare: int):
         self._driver, self._job, self._arrays, self._stream, self._spare = driver, job, arrays, stream, spare
         loaded = load(job.cubin, ENTRY)
         cluster = (job.cluster, 1, 1) if job.cluster > 1 else None
@@ -146,10 +146,10 @@ class Kernel:
 class Loaded:
     """A job: its kernels are launched on one set of arrays, or in a graph of launches on all of them in turns."""
 
-    def __init__(self, driver: Any, job: Job, arrays: Arrays, ordinal: int, stream: int):
+    def __init__(self, driver: Any, job: Job, arrays: DeviceArrays, ordinal: int, stream: int):
         self._driver, self._arrays, self._stream = driver, arrays, stream
         self._spare = arrays.poisoned(job.spare_bytes) if job.spare_bytes else 0
-        self.kernels = [Kernel(driver, one, arrays, ordinal, stream, self._spare) for one in (job, *job.then)]
+        self.kernels = [JobKernel(driver, one, arrays, ordinal, stream, self._spare) for one in (job, *job.then)]
         arrays.settle()
         self._graph: Any = None
         self._launches = 0
@@ -215,11 +215,11 @@ class Process:
     def __init__(self, driver: Any, ordinal: int):
         self._driver, self._ordinal = driver, device.ensure_context(ordinal)
         self._stream = int(value_of(driver.cuStreamCreate(int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))))
-        self._arrays: Arrays | None = None
+        self._arrays: DeviceArrays | None = None
         self._jobs: dict[int, Loaded] = {}
 
     def memory(self, buffers: Sequence[Buffer], contents: Sequence[bytes], varied: Sequence[int]) -> int:
-        self._arrays, self._jobs = Arrays(self._driver, buffers, contents, varied), {}
+        self._arrays, self._jobs = DeviceArrays(self._driver, buffers, contents, varied), {}
         return self._arrays.sets
 
     def job(self, number: int, job: Job) -> None:

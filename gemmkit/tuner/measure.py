@@ -57,7 +57,7 @@ class Pointer:
     offset: int
 
 
-class Memory:
+class Buffers:
     """The buffers of a product's arrays: operands, the result, and the arrays of components."""
 
     def __init__(self, read: Sequence[ArrayInfo], written: Sequence[ArrayInfo]):
@@ -79,7 +79,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Table:
+class AddressTable:
     """Bytes in device memory, whose address goes to ``slots``; at the offsets ``addresses`` stand those of arrays."""
 
     slots: tuple[int, ...]
@@ -112,21 +112,21 @@ class Job:
     maps: tuple[tuple[int, Pointer, tuple[Any, ...]], ...]
     spaces: tuple[tuple[int, str, int], ...]
     varied: tuple[int, ...]
-    tables: tuple[Table, ...] = ()
+    tables: tuple[AddressTable, ...] = ()
     spares: tuple[tuple[int, int], ...] = ()
     spare_bytes: int = 0
     then: tuple[Job, ...] = ()
 
 
-def memory_of(compiled: Any) -> Memory:
+def memory_of(compiled: Any) -> Buffers:
     """The buffers of a product (`gemmkit.plans.compiled.Compiled`). An array that a component writes may be read, too."""
     problem = compiled.problem
     held = [x for _, x in held_by(problem.config)]
     read = [info for info in (problem.a, problem.b, problem.c) if info is not None]
-    return Memory([*read, *(x.info for x in held)], [*(x.info for x in held if x.is_output), compiled.out])
+    return Buffers([*read, *(x.info for x in held)], [*(x.info for x in held if x.is_output), compiled.out])
 
 
-def job_of(compiled: Any, memory: Memory, cubin: bytes) -> Job:
+def job_of(compiled: Any, memory: Buffers, cubin: bytes) -> Job:
     """The launch of a product whose arrays lie in ``memory``."""
     kernel, problem = compiled.launchable, compiled.problem
     infos = compiled.out, problem.a, problem.b, problem.c              # as `OPERANDS` are
@@ -149,7 +149,7 @@ def job_of(compiled: Any, memory: Memory, cubin: bytes) -> Job:
                kernel.cluster, kernel.dependent, kernel.waits, tuple(pointers.items()), tuple(maps), spaces, varied)
 
 
-def contents_of(memory: Memory, ordinal: int) -> list[bytes]:
+def contents_of(memory: Buffers, ordinal: int) -> list[bytes]:
     """The bytes of each buffer that kernels read, from the device."""
     from cuda.bindings import driver
 
@@ -167,14 +167,15 @@ def contents_of(memory: Memory, ordinal: int) -> list[bytes]:
     return found
 
 
-def group_memory_of(group: Any) -> Memory:
+def group_memory_of(group: Any) -> Buffers:
     """The buffers of a group's arrays (`gemmkit.functions.grouped.CompiledGroup`)."""
     held = [x for _, x in held_by(group.problem.config)]
     read = [info for of in group.infos for info in of[:3] if info is not None]
-    return Memory([*read, *(x.info for x in held)], [*(x.info for x in held if x.is_output), *(of[3] for of in group.infos)])
+    return Buffers([*read, *(x.info for x in held)],
+                   [*(x.info for x in held if x.is_output), *(of[3] for of in group.infos)])
 
 
-def group_job_of(group: Any, memory: Memory, cubin: bytes) -> Job:
+def group_job_of(group: Any, memory: Buffers, cubin: bytes) -> Job:
     """The launch of a group whose arrays lie in ``memory``. The table of addresses is made where it is launched."""
     kernel, made = group.launchable, group.tables
     places = made.places(group.infos)
@@ -183,7 +184,7 @@ def group_job_of(group: Any, memory: Memory, cubin: bytes) -> Job:
                       for row, of in enumerate(group.infos) for at, info in enumerate(of)
                       if info is not None and 0 not in info.shape)
     data = {"places": (places, addresses), "sizes": (made.sizes, ()), "products": (made.products, ())}
-    tables = tuple(Table(tuple(space.slot for space in group.spaces if space.role == role), content.tobytes(), at)
+    tables = tuple(AddressTable(tuple(space.slot for space in group.spaces if space.role == role), content.tobytes(), at)
                    for role, (content, at) in data.items())
     varied = tuple(dict.fromkeys(pointer.buffer for _, pointer in addresses))
     return Job(cubin, kernel.blocks, kernel.threads, kernel.shared_bytes, tuple(kernel.formats), tuple(kernel.values),
@@ -191,7 +192,7 @@ def group_job_of(group: Any, memory: Memory, cubin: bytes) -> Job:
                tables)
 
 
-def _of_components(compiled: Any, memory: Memory) -> dict[int, Pointer]:
+def _of_components(compiled: Any, memory: Buffers) -> dict[int, Pointer]:
     """Where the addresses of components' arrays stand among a kernel's values."""
     arrays = [info for info in compiled.arguments[0].arrays if info.library != "workspace"]
     first = compiled.launchable.slot(0) or 0
@@ -213,7 +214,7 @@ class Measuring:
     ``command`` starts the process; two numbers of open files and the device's ordinal are appended.
     """
 
-    def __init__(self, memory: Memory, contents: Sequence[bytes], varied: Sequence[int], ordinal: int,
+    def __init__(self, memory: Buffers, contents: Sequence[bytes], varied: Sequence[int], ordinal: int,
                  command: Sequence[str] = (sys.executable, "-m", MODULE)):
         self._memory, self._contents, self._varied = memory, contents, varied
         self._ordinal, self._command = ordinal, tuple(command)

@@ -21,10 +21,10 @@ from gemmkit.plans.problem import Call, held_by, resolve
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.launch import Launchable
-from gemmkit.tuner.measure import Job, Memory, group_job_of, group_memory_of, job_of, memory_of, tolerance
+from gemmkit.tuner.measure import Buffers, Job, group_job_of, group_memory_of, job_of, memory_of, tolerance
 from gemmkit.tuning import store
 from gemmkit.tuning.candidates import Candidate, candidates
-from gemmkit.tuning.operators import Sums
+from gemmkit.tuning.operators import AccumulatorRule
 
 if TYPE_CHECKING:
     from gemmkit.programs.mapping import Mapping
@@ -138,7 +138,7 @@ class Subject:
         """The configuration of what is launched, or its mapping."""
         raise NotImplementedError
 
-    def memory(self) -> Memory:
+    def memory(self) -> Buffers:
         raise NotImplementedError
 
     @staticmethod
@@ -146,7 +146,7 @@ class Subject:
         """Those that are launched, in the order in which they run."""
         return [compiled.launchable]
 
-    def job(self, compiled: Any, memory: Memory, cubins: Sequence[bytes]) -> Job:
+    def job(self, compiled: Any, memory: Buffers, cubins: Sequence[bytes]) -> Job:
         """``cubins``: of its `kernels`, in their order."""
         raise NotImplementedError
 
@@ -164,7 +164,7 @@ def subject_of(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Subject:
     Raises TypeError for another function.
     """
     if not arguments or not callable(arguments[0]):
-        return Product(*arguments, **keywords)
+        return TunedProduct(*arguments, **keywords)
     function, *given = arguments
     if hasattr(function, "tuning_subject"):                # a program
         made: Subject = function.tuning_subject(*given, **keywords)
@@ -199,7 +199,7 @@ class Called(Subject):
         return found
 
 
-class Product(Called):
+class TunedProduct(Called):
     """A product of two matrices, or a stack of them."""
 
     def __init__(self, a: Any, b: Any, c: Any = None, *, out: Any = None, **keywords: Any):
@@ -238,10 +238,10 @@ class Product(Called):
     def is_known(self, tried: Any) -> bool:
         return super().is_known(tried) and not self.call.swap_ab
 
-    def memory(self) -> Memory:
+    def memory(self) -> Buffers:
         return memory_of(self.default)
 
-    def job(self, compiled: Any, memory: Memory, cubins: Sequence[bytes]) -> Job:
+    def job(self, compiled: Any, memory: Buffers, cubins: Sequence[bytes]) -> Job:
         return job_of(compiled, memory, *cubins)
 
     def outputs(self) -> list[Output]:
@@ -254,7 +254,7 @@ class Product(Called):
         return self.call.tuning_key()
 
 
-class Contraction(Product):
+class Contraction(TunedProduct):
     """An `einsum` of two operands."""
 
     def __init__(self, spec: Any, *operands: Any, out: Any = None, **keywords: Any):
@@ -267,7 +267,7 @@ class Contraction(Product):
         return f"einsum({self._spec!r}): {super().what}"
 
 
-class Group(Called):
+class TunedGroup(Called):
     """Products of different sizes in one launch."""
 
     def __init__(self, a_list: Any, b_list: Any, c_list: Any = None, out: Any = None, **keywords: Any):
@@ -301,10 +301,10 @@ class Group(Called):
     def tried(self, candidate: Candidate) -> CompiledGroup:
         return CompiledGroup(resolved(self._given, None, self._keywords, candidate), [of[3] for of in self._infos])
 
-    def memory(self) -> Memory:
+    def memory(self) -> Buffers:
         return group_memory_of(self.default)
 
-    def job(self, compiled: Any, memory: Memory, cubins: Sequence[bytes]) -> Job:
+    def job(self, compiled: Any, memory: Buffers, cubins: Sequence[bytes]) -> Job:
         return group_job_of(compiled, memory, *cubins)
 
     def outputs(self) -> list[Output]:
@@ -322,7 +322,7 @@ class Group(Called):
 def _operator(keywords: dict[str, Any], call: Any) -> Any:
     """The caller's operator, or the default one where the result's dtype decides it; None: mappings may choose theirs."""
     layouts = {name: getattr(call.config, f"global_{name}_layout") for name in "abcd"}
-    sums = Sums.of(layouts, keywords, call.K)
+    sums = AccumulatorRule.of(layouts, keywords, call.K)
     decides = sums.widens or sums.is_of_bytes or "precision" in keywords
     return keywords.get("operator") or (call.config.operator if decides else None)
 
@@ -331,4 +331,4 @@ def _allowed(config: Config, info: ArrayInfo, k: int) -> float:
     return tolerance(info.dtype, config.operator.fragment_c.dtype, k)
 
 
-SUBJECTS: dict[Callable[..., Any], Callable[..., Subject]] = {matmul: Product, einsum: Contraction, grouped: Group}
+SUBJECTS: dict[Callable[..., Any], Callable[..., Subject]] = {matmul: TunedProduct, einsum: Contraction, grouped: TunedGroup}

@@ -15,9 +15,9 @@ from typing import Any
 from gemmkit.emulator.mode import is_emulating
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.fingerprint import look_again
-from gemmkit.plans.ahead import Kernel, compiled, kernel_of
+from gemmkit.plans.ahead import KernelToCompile, compiled, kernel_of
 from gemmkit.plans.launch import forget
-from gemmkit.tuner.measure import Failed, Measuring, Memory, contents_of, difference, elements
+from gemmkit.tuner.measure import Buffers, Failed, Measuring, contents_of, difference, elements
 from gemmkit.tuner.subjects import Subject, Tried, Tuned, subject_of
 from gemmkit.tuning import store
 
@@ -244,10 +244,10 @@ class _Search:
     def _compiled(self, listed: Sequence[_Ready], jobs: int | None, shown: Any) -> list[_Ready]:
         """Those whose kernels could be made, the default first. Half of the budget may be spent on it."""
         needs = {one.number: self._subject.kernels(one.compiled) for one in listed}
-        kernels: dict[tuple, tuple[Kernel, list[_Ready]]] = {}
+        kernels: dict[tuple, tuple[KernelToCompile, list[_Ready]]] = {}
         for one in listed:
             for launchable in needs[one.number]:
-                kernels.setdefault(kernel_of(launchable), (Kernel(launchable), []))[1].append(one)
+                kernels.setdefault(kernel_of(launchable), (KernelToCompile(launchable), []))[1].append(one)
         until = self._left() / 2
         shown.begin("compiling", len(kernels))
         waiting = {one.number: len(needs[one.number]) for one in listed}
@@ -304,7 +304,7 @@ class _Search:
         self._limit = CANDIDATE_S + TIMES * (time.monotonic() - start)
         return found
 
-    def _tried(self, process: Any, one: _Ready, memory: Memory, expected: list[bytes], pairs: int) -> Tried:
+    def _tried(self, process: Any, one: _Ready, memory: Buffers, expected: list[bytes], pairs: int) -> Tried:
         """A candidate's row."""
         try:
             wrong = self._difference(memory, expected, process.result(one.number, self._limit))
@@ -317,7 +317,7 @@ class _Search:
         self._rows[0] = self._default.row(microseconds=statistics.median(default for default, _ in times), ratio=1.0)
         return one.row(microseconds=statistics.median(mine for _, mine in times), ratio=ratio)
 
-    def _difference(self, memory: Memory, expected: list[bytes], found: list[bytes]) -> str | None:
+    def _difference(self, memory: Buffers, expected: list[bytes], found: list[bytes]) -> str | None:
         written = [buffer for buffer in memory.buffers if buffer.is_written]
         for name, info, allowed in self._subject.outputs():
             at = written.index(memory.buffers[memory.pointer(info.pointer).buffer])

@@ -39,7 +39,7 @@ from gemmkit.tuning import simt, sm80, sm90, tables
 from gemmkit.tuning.model import CLOCK, LINE, Asked, Infos, Proposal, Sizes, by_workspace
 from gemmkit.tuning.operators import SIXTEEN, accumulator_for, algebra_of, operator_for
 from gemmkit.tuning.sm80 import copied, of_half
-from gemmkit.tuning.sm90 import ELEMENTS, MAPPING_FIELDS, VECTORS, WORDS, Copies, can_share, is_unaligned, is_untouched
+from gemmkit.tuning.sm90 import ELEMENTS, MAPPING_FIELDS, VECTORS, WORDS, RowAlignment, can_share, is_unaligned, is_untouched
 from gemmkit.tuning.store import is_as_new
 
 
@@ -275,7 +275,7 @@ def _multistage(a: ArrayLayout, b: ArrayLayout, given: Operator | None, sizes: S
         of_a, of_b = infos
         if (device.arch[0] == 9 and isinstance(a, Plain) and isinstance(b, Plain) and of_a is not None and of_b is not None
                 and sm90.is_copied(of_a, of_b)):
-            table = sm80.copied(sm90.Copies.of(a, b, of_a, of_b, None, sizes[1]))
+            table = sm80.copied(sm90.RowAlignment.of(a, b, of_a, of_b, None, sizes[1]))
         else:
             table = (*table, sm80.SKINNY)
     boxed = None if given is not None else sm80.combed_operand(a, b, dict(zip("ab", infos)))
@@ -446,7 +446,7 @@ def propose_gathered(asked: Asked, device: DeviceInfo) -> Proposal | None:
     by_tma = [why_not(of, layout.axis) is None for of, layout in ((of_a, a), (of_b, b))]
     if all(by_tma):
         return None
-    copies = Copies.of(a, b, of_a, of_b, infos["out"], N)
+    copies = RowAlignment.of(a, b, of_a, of_b, infos["out"], N)
     worst = max(copies.kinds)
     is_stored = copies.of_d == VECTORS and M * N >= WIDE
     is_hidden = is_stored and (K <= HIDDEN[any(by_tma)] or (M * N >= WIDEST and worst == WORDS))

@@ -49,7 +49,7 @@ from gemmkit.runtime.arrays import flipped
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tiling import Tile
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from gemmkit.tuning import candidates, simt, sm80, sm90
 from gemmkit.tuning.candidates import Candidate, small_candidates
 from gemmkit.tuning.model import Asked, Infos, Layouts
@@ -57,7 +57,7 @@ from gemmkit.tuning.operators import (
     EIGHT,
     LARGE,
     SIXTEEN,
-    Sums,
+    AccumulatorRule,
     algebra_of,
     new_layout,
     of_bytes,
@@ -212,7 +212,7 @@ def _of_group(asked: Asked, device: DeviceInfo) -> Iterator[Asked]:
     tensor cores: the larger ones where there are enough to fill the device."""
     a, b = asked.infos["a"], asked.infos["b"]
     assert asked.group is not None and a is not None and b is not None
-    sums = Sums.of(asked.layouts, asked.fields, max(of[0].shape[1] for of in asked.group))
+    sums = AccumulatorRule.of(asked.layouts, asked.fields, max(of[0].shape[1] for of in asked.group))
     operator = asked.fields.get("operator") or (algebra_of(a.dtype) if a.dtype == b.dtype else None)
     operator = operator or operator_for(a.dtype, b.dtype, asked.sizes, device, asked.products, sums)
     if not isinstance(operator, Operator):
@@ -368,7 +368,7 @@ def _itself(x: Any) -> Any:
     return x
 
 
-AS_IT_IS = Elementwise(_itself)
+AS_IT_IS = Map(_itself)
 
 
 def get_config(*, operator: Operator, global_a_layout: GlobalLayout, gemm_shape: Any = None,
@@ -432,7 +432,7 @@ def _complete(values: dict[str, Any], sizes: tuple[int, int, int] | None, device
     b_layout = values.get("global_b_layout", a_layout)
     sm90.give_algebra(values, a_layout, b_layout, sizes, device, products)
     layouts = {"a": a_layout, "b": b_layout, **{name: values.get(f"global_{name}_layout") for name in "cd"}}
-    sums = Sums.of(layouts, values, sizes[2] if sizes else LARGE)
+    sums = AccumulatorRule.of(layouts, values, sizes[2] if sizes else LARGE)
     operator = values["operator"] = sized(values["operator"], a_layout.dtype, b_layout.dtype, sizes, device, products, sums)
     if isinstance(operator, Semiring):                 # what its zero is not a number of is converted on the way
         for name, layout, fragment in (("a", a_layout, operator.fragment_a), ("b", b_layout, operator.fragment_b)):

@@ -37,7 +37,7 @@ from gemmkit.layouts import ArrayLayout, Plain, RowMajor
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
-from gemmkit.tuning.operators import Sums
+from gemmkit.tuning.operators import AccumulatorRule
 
 Infos = dict[str, ArrayInfo | None]   # of a, b, c and out
 Layouts = dict[str, ArrayLayout | None]         # of a, b, c and d
@@ -73,8 +73,8 @@ class Asked:
         return a, b
 
     @cached_property
-    def sums(self) -> Sums:
-        return Sums.of(self.layouts, self.fields, self.sizes[2])
+    def sums(self) -> AccumulatorRule:
+        return AccumulatorRule.of(self.layouts, self.fields, self.sizes[2])
 
 
 CLOCK = 1.7                            # cycles a ns, roughly
@@ -134,7 +134,7 @@ SHORT_LINES = Supply(2640)                   # of shorter lines still
 
 
 @dataclass(frozen=True)
-class Mapping:
+class CostedTile:
     """A tile of ``M`` x ``N``, how warpgroups share it, and what it costs.
 
     ``step`` is the time of a k-tile of one tile, ``finish`` what is not hidden of a tile's end and beginning, ``start``
@@ -202,7 +202,7 @@ class Mapping:
         fetched = n * (self.N / supply.of_b) + m * (self.M / supply.of_a)    # m blocks share B's columns
         return supply.joined(cycles, clusters * lines * LINE * fetched)
 
-    def ordered(self, sizes: tuple[int, int, int], products: int) -> Mapping:
+    def ordered(self, sizes: tuple[int, int, int], products: int) -> CostedTile:
         """The mapping with the order that suits the grid: of so few tiles that all are computed at once, the one that is
         found the soonest."""
         rows, columns = (math.ceil(size / (tile * across))
@@ -219,8 +219,8 @@ class Mapping:
 
 
 def fastest(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: int | None = None, itemsize: int = 2,
-                   mappings: tuple[Mapping, ...] = (), supply: Supply | None = None, is_tall: bool = False,
-                   products: int = 1) -> Mapping:
+                   mappings: tuple[CostedTile, ...] = (), supply: Supply | None = None, is_tall: bool = False,
+                   products: int = 1) -> CostedTile:
     """The mapping with the least estimated time: full waves of clusters, each as long as its tiles take. Of those that are
     as good as equal, the first, whose tiles are the largest: they move less, and a card at its power limit repays that.
 
@@ -230,7 +230,7 @@ def fastest(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: int | Non
     fit = [mapping for mapping in mappings if N in (None, mapping.N)]
     if not fit:
         assert N is not None
-        fit = [Mapping(128, N, "cooperative", 8, (1, 1), 4.2 * N, 3000, 0) if N > 64 else smallest(N)]
+        fit = [CostedTile(128, N, "cooperative", 8, (1, 1), 4.2 * N, 3000, 0) if N > 64 else smallest(N)]
     if sizes is None:
         return fit[0]
     m, n, k = (max(1, size) for size in sizes)
@@ -241,7 +241,7 @@ def fastest(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: int | Non
     return max(equal, key=lambda mapping: mapping.M) if is_tall else equal[0]
 
 
-def with_second_pass(mapping: Mapping, sizes: tuple[int, int, int], products: int, itemsize: int) -> Mapping:
+def with_second_pass(mapping: CostedTile, sizes: tuple[int, int, int], products: int, itemsize: int) -> CostedTile:
     """The mapping where rows of D are normalised: unless a tile has all columns, a second kernel reads and stores D."""
     if mapping.N >= sizes[1] and mapping.splits == 1:
         return mapping
@@ -249,7 +249,7 @@ def with_second_pass(mapping: Mapping, sizes: tuple[int, int, int], products: in
     return dataclasses.replace(mapping, start=mapping.start + SECOND_PASS + moved / SHARED_BYTES)
 
 
-def with_rows_exchanged(mapping: Mapping, sizes: tuple[int, int, int]) -> Mapping | None:
+def with_rows_exchanged(mapping: CostedTile, sizes: tuple[int, int, int]) -> CostedTile | None:
     """The mapping in clusters whose blocks have a row of D together, so that no second kernel is needed where rows are
     normalised; None where there is none (`Sm90Spec.blocks_of_a_row`)."""
     blocks = math.ceil(sizes[1] / mapping.N)
@@ -261,19 +261,19 @@ def with_rows_exchanged(mapping: Mapping, sizes: tuple[int, int, int]) -> Mappin
     return dataclasses.replace(mapping, cluster=(1, blocks), finish=mapping.finish + ROW_STATES)
 
 
-def smallest(N: int) -> Mapping:
+def smallest(N: int) -> CostedTile:
     """The smallest tile of N columns: what is left where others take too much shared memory."""
-    return Mapping(64, N, "cooperative", 4, (1, 1), 4.2 * N, 3000, 0)
+    return CostedTile(64, N, "cooperative", 4, (1, 1), 4.2 * N, 3000, 0)
 
 
-def by_workspace(sizes: tuple[int, int, int], device: DeviceInfo, products: int, mappings: tuple[Mapping, ...],
-                 least: int) -> tuple[Mapping, ...]:
+def by_workspace(sizes: tuple[int, int, int], device: DeviceInfo, products: int, mappings: tuple[CostedTile, ...],
+                 least: int) -> tuple[CostedTile, ...]:
     """Mappings with shares by way of a workspace for a product of 16-bit operands: as many shares as fill the device, and
     fewer; none below ``least`` k-tiles."""
     lines = math.ceil(sizes[2] * 2 / LINE)
     if 0 in (*sizes, products) or lines < least:
         return ()
-    found: list[Mapping] = []
+    found: list[CostedTile] = []
     for one in mappings:
         m, n = one.cluster
         if m * one.M >= sizes[0] + one.M or n * one.N >= sizes[1] + one.N:       # tiles would be empty
@@ -286,7 +286,7 @@ def by_workspace(sizes: tuple[int, int, int], device: DeviceInfo, products: int,
     return tuple(found)
 
 
-def streaming(mappings: tuple[Mapping, ...]) -> tuple[Mapping, ...]:
+def streaming(mappings: tuple[CostedTile, ...]) -> tuple[CostedTile, ...]:
     """Those with large tiles, streaming K."""
     return tuple(dataclasses.replace(one, splits=StreamK()) for one in mappings
                  if one.splits == 1 and one.M * one.N >= LEAST_STREAMED)

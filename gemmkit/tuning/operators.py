@@ -29,14 +29,14 @@ TENSOR_CORES = {SIXTEEN[0]: (MMAOp(), MMAOp(K=8)), SIXTEEN[1]: (MMAOp(dtype=SIXT
 
 
 @dataclass(frozen=True)
-class Sums:
+class AccumulatorRule:
     """What decides the dtype of a product's accumulators: the dtypes of A and B, what the result is asked to hold, and K.
 
     ``result`` is the dtype of out, or the ``dtype=`` of a call; ``c`` is C's. Each is None where the call has none. With
     ``is_seen`` a function gets the sums: an epilogue, or a transform of D.
 
     >>> int8, int32 = np.dtype("int8"), np.dtype("int32")
-    >>> Sums(int8, int8).accumulator, Sums(int8, int8, int32).accumulator
+    >>> AccumulatorRule(int8, int8).accumulator, AccumulatorRule(int8, int8, int32).accumulator
     (dtype('int8'), dtype('int32'))
     """
 
@@ -48,7 +48,7 @@ class Sums:
     K: int = LARGE
 
     @classmethod
-    def of(cls, layouts: dict[str, Any], fields: dict[str, Any], K: int) -> Sums:
+    def of(cls, layouts: dict[str, Any], fields: dict[str, Any], K: int) -> AccumulatorRule:
         """Of operands in these layouts, of which D's is None where the call leaves its dtype open; ``fields`` are the
         components."""
         a, b, c, d = (layouts[name] for name in "abcd")
@@ -161,7 +161,7 @@ def check_multiplied(dtype: np.dtype, name: str) -> None:
 
 
 def operator_for(a: np.dtype, b: np.dtype, sizes: tuple[int, int, int], device: DeviceInfo, products: int = 1,
-                 sums: Sums | None = None) -> Operator:
+                 sums: AccumulatorRule | None = None) -> Operator:
     """Tensor cores for float16, bfloat16 and float64, the ordinary units for everything else; of complex and other numbers
     by parts. ``products`` is how many there are of these sizes, and ``sums`` what the result is to hold (None: NumPy's
     result type of A and B).
@@ -169,7 +169,7 @@ def operator_for(a: np.dtype, b: np.dtype, sizes: tuple[int, int, int], device: 
     float32 stays float32 (tf32 is a choice of the caller's), and int8 int8 unless a wider result is asked for, which
     tensor cores sum in int32. Raises TypeError for dtypes that no operator takes.
     """
-    sums = sums or Sums(a, b, K=sizes[2])
+    sums = sums or AccumulatorRule(a, b, K=sizes[2])
     algebra = algebra_of(a)
     if algebra is not None and a == b:
         return sized(algebra, a, b, sizes, device, products, sums)
@@ -194,9 +194,9 @@ def tensor_cores(a: np.dtype, b: np.dtype, device: DeviceInfo) -> MMAOp | None:
     return next((operator for operator in shapes if device.arch >= operator.minimum_arch), None)
 
 
-def of_bytes(sums: Sums, sizes: tuple[int, int, int], device: DeviceInfo, products: int = 1) -> list[Operator]:
-    """Operators for 8-bit operands whose sums are those of tensor cores (`Sums.is_of_bytes`), the fastest first. The
-    ordinary units take all layouts, and float8 where tensor cores keep too little of a sum (Hopper's mma.sync)."""
+def of_bytes(sums: AccumulatorRule, sizes: tuple[int, int, int], device: DeviceInfo, products: int = 1) -> list[Operator]:
+    """Operators for 8-bit operands whose sums are those of tensor cores (`AccumulatorRule.is_of_bytes`), the fastest first.
+    The ordinary units take all layouts, and float8 where tensor cores keep too little of a sum (Hopper's mma.sync)."""
     found: list[Operator] = []
     if sums.a in BYTES or device.arch[0] != 9:
         shapes = (MMAOp(dtype=sums.a, b_dtype=sums.b), *((MMAOp(M=8, K=16, dtype=sums.a, b_dtype=sums.b),) if sums.a in BYTES
@@ -264,11 +264,11 @@ def new_layout(a: ArrayLayout, b: ArrayLayout, dtype: np.dtype, plain: type[Plai
 
 
 def sized(operator: Operator, a: np.dtype, b: np.dtype, sizes: tuple[int, int, int] | None, device: DeviceInfo,
-          products: int = 1, sums: Sums | None = None) -> Operator:
+          products: int = 1, sums: AccumulatorRule | None = None) -> Operator:
     """An operator that leaves its shape or its dtypes open, completed for operands; any other as it is."""
     if getattr(operator, "is_sized", True):
         return operator
-    sums = sums or Sums(a, b)
+    sums = sums or AccumulatorRule(a, b)
     if isinstance(operator, Algebra):
         return operator.with_base(_base_for(operator.parts, part_dtypes(a)[0], part_dtypes(b)[0], sizes, device, products,
                                             sums))
@@ -278,10 +278,10 @@ def sized(operator: Operator, a: np.dtype, b: np.dtype, sizes: tuple[int, int, i
 
 
 def _base_for(parts: int, a: np.dtype, b: np.dtype, sizes: tuple[int, int, int] | None, device: DeviceInfo,
-              products: int, sums: Sums) -> Operator:
+              products: int, sums: AccumulatorRule) -> Operator:
     """What multiplies the parts of numbers."""
     result, c = (None if x is None else part_dtypes(x)[0] for x in (sums.result, sums.c))
-    sums = Sums(a, b, result, c, sums.is_seen, sums.K)
+    sums = AccumulatorRule(a, b, result, c, sums.is_seen, sums.K)
     on_tensor_cores = None if sums.widens else tensor_cores(a, b, device)
     if on_tensor_cores is not None and (a != np.float64 or parts <= MOST_DOUBLES):
         return on_tensor_cores
@@ -329,7 +329,7 @@ def new_dtype(a: np.dtype, b: np.dtype, operator: Operator | None, device: Devic
     own = getattr(epilogue, "result_dtype", None) if asked is None else asked
     if own is not None:
         return np.dtype(own)
-    sums = Sums(a, b, is_seen=_sees(epilogue, {}, False), K=K)
+    sums = AccumulatorRule(a, b, is_seen=_sees(epilogue, {}, False), K=K)
     chosen = (operator_for(a, b, (1, 1, 1), device, sums=sums) if operator is None
               else sized(operator, a, b, None, device, sums=sums))
     return result_dtype(a, b, None, chosen)

@@ -33,7 +33,7 @@ def fill(values: dict[str, Any], operator: Operator, sizes: tuple[int, int, int]
     """Complete the mapping of the single-stage kernel in place."""
     laid_out = dict(values)
     fill_shared(laid_out, operator, operator.fragment_c.dtype)
-    fill_tiles(values, operator, sizes, device, products, Room.of(device, laid_out))
+    fill_tiles(values, operator, sizes, device, products, TileBudget.of(device, laid_out))
     values.update({**laid_out, **values})
     fill_moves(values)
 
@@ -53,7 +53,7 @@ _OF_A_MAPPING = {"block_shape", "compute_warp", "warps_per_block", "blocks_per_s
 
 
 def fill_tiles(values: dict[str, Any], operator: Operator, sizes: tuple[int, int, int] | None,
-               device: DeviceInfo, products: int, room: Room) -> None:
+               device: DeviceInfo, products: int, room: TileBudget) -> None:
     """The block's tile, the warps', and in how many shares K is cut. What is not given of them is such as ``room`` holds."""
     shares = (not set(values) & _OF_A_MAPPING and isinstance(operator, (FPUOp, MMAOp))
               and operator.refuses_to_merge is None)
@@ -82,7 +82,7 @@ def fill_tiles(values: dict[str, Any], operator: Operator, sizes: tuple[int, int
         values["warps_per_block"] = max(1, block.M // given_warp.size.M) * max(1, block.N // given_warp.size.N)
 
 
-def _fitting(candidates: Sequence[Any], room: Room, unit: int) -> Sequence[Any]:
+def _fitting(candidates: Sequence[Any], room: TileBudget, unit: int) -> Sequence[Any]:
     """Those of the candidates that fit, some of them with a shorter K; if none does, the last one made smaller."""
     shallow = [(room.shallower(block, unit), warp, blocks) for block, warp, blocks in candidates]
     fit = [candidate for candidate in shallow if room.holds(candidate[0])]
@@ -280,7 +280,7 @@ SHALLOW = 16                           # along K, below which no tile is narrowe
 
 
 @dataclass(frozen=True)
-class Room:
+class TileBudget:
     """``limit`` bytes, which hold ``stages`` tiles of A and of B, and at other times a tile of sums in each of ``sums``: C
     and D. ``a`` and ``b`` are the shared layouts of A and B."""
 
@@ -291,7 +291,7 @@ class Room:
     sums: tuple[Any, ...]
 
     @classmethod
-    def of(cls, device: DeviceInfo, values: dict[str, Any], stages: int = 1) -> Room:
+    def of(cls, device: DeviceInfo, values: dict[str, Any], stages: int = 1) -> TileBudget:
         """That of a device, for the shared layouts of a configuration's fields."""
         return cls(device.shared_memory_per_block, stages, values["shared_a_layout"], values["shared_b_layout"],
                    (values["shared_c_layout"], values["shared_d_layout"]))

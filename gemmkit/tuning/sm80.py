@@ -26,7 +26,7 @@ import numpy as np
 
 from gemmkit.kernels.collectives.split_k import StreamK
 from gemmkit.kernels.spec import FAMILIES
-from gemmkit.layouts import ArrayLayout, Boxed, ColMajor, Padded, RowMajor, Tensor
+from gemmkit.layouts import ArrayLayout, Boxed, ColMajor, Matricised, Padded, RowMajor
 from gemmkit.layouts.plain import BOX, RUN
 from gemmkit.operators import COMPLEX, Algebra, BoxMMAOp, FPUOp, Operator
 from gemmkit.operators.algebra import units
@@ -48,7 +48,7 @@ from gemmkit.tuning.model import (
     streamed_nanoseconds,
 )
 from gemmkit.tuning.operators import SIXTEEN, tensor_cores
-from gemmkit.tuning.sm90 import ELEMENTS, MAPPING_FIELDS, Copies, is_untouched
+from gemmkit.tuning.sm90 import ELEMENTS, MAPPING_FIELDS, RowAlignment, is_untouched
 
 RESERVED = 1024                        # bytes of shared memory that the driver takes of a block's
 PADDING = 32                           # bytes that a line is padded by
@@ -306,7 +306,7 @@ def fill(values: dict[str, Any], sizes: Sizes | None, device: DeviceInfo, produc
         values["compute_warp"] = Tile(M=warp[0], N=warp[1], K=given.size.K)
     laid_out, blocks_given = dict(values), "blocks_per_sm" in values
     _fill_shared(laid_out, operator)
-    room = simt.Room.of(device, laid_out, values["stages"])
+    room = simt.TileBudget.of(device, laid_out, values["stages"])
     simt.fill_tiles(values, operator, sizes, device, products, room)
     block, warp = values["block_shape"], values["compute_warp"]
     if "blocks_per_sm" in values and not blocks_given:
@@ -418,12 +418,12 @@ STORED = (0.123, 0.167, 0.167, 0.28)   # ns of an element of D, a wave
 UNBROKEN, BROKEN = 64, 0.034           # elements of a line; ns of an element for each line more that they come from
 
 
-def copied(copies: Copies) -> tuple[Multistage, ...]:
+def copied(copies: RowAlignment) -> tuple[Multistage, ...]:
     """The multistage kernel's mappings with what they cost."""
     return tuple(_copied(copies, one) for one in GATHERED)
 
 
-def _copied(copies: Copies, one: Multistage) -> Multistage:
+def _copied(copies: RowAlignment, one: Multistage) -> Multistage:
     m, n, k = one.block
     copying, single = 0.0, 0
     for layout, k_axis, across, of in zip(copies.layouts, (1, 0), (m, n), copies.kinds):
@@ -508,7 +508,7 @@ def combed_operand(a: ArrayLayout, b: ArrayLayout, infos: Infos) -> str | None:
 
 
 def _is_combed(layout: ArrayLayout, info: ArrayInfo | None, k_axis: int) -> bool:
-    return (isinstance(layout, Tensor) and layout.is_separable and layout.axis == k_axis and layout.comb == RUN
+    return (isinstance(layout, Matricised) and layout.is_separable and layout.axis == k_axis and layout.comb == RUN
             and layout.vector % RUN == 0 and _is_aligned(layout, info))
 
 

@@ -1,9 +1,9 @@
 """Default mappings of Hopper's warp-specialised kernel: when it is the one to take, which tables its mapping is chosen from,
 and what follows from a mapping.
 
-A table (`Table`) belongs to a way in which operands travel. `propose` takes the mapping with the least modelled time of the
-product's table; `complete` and `fill` give the other fields of a configuration; `assumed_spec` asks the kernel itself how
-operands travel.
+A table (`MappingTable`) belongs to a way in which operands travel. `propose` takes the mapping with the least modelled time
+of the product's table; `complete` and `fill` give the other fields of a configuration; `assumed_spec` asks the kernel
+itself how operands travel.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import numpy as np
 
 from gemmkit.components import with_fields
 from gemmkit.epilogues import Epilogue, result_layout
-from gemmkit.kernels.collectives.operand import Arrays
+from gemmkit.kernels.collectives.operand import OperandArrays
 from gemmkit.kernels.collectives.scheduler import Grouped, Hilbert
 from gemmkit.kernels.collectives.split_k import StreamK
 from gemmkit.kernels.config import Config, Problem
 from gemmkit.kernels.sm90.exchange import COLUMNS, SharedK
-from gemmkit.kernels.sm90.mainloop import Across, RegisterMainloop
+from gemmkit.kernels.sm90.mainloop import MnMajorTf32, RegisterMainloop
 from gemmkit.kernels.sm90.rewrite import RewriteProducer, Transpose
-from gemmkit.kernels.sm90.staged import CpAsync, CpAsyncProducer, Staged
+from gemmkit.kernels.sm90.staged import CpAsyncLines, CpAsyncProducer, StagedRoute
 from gemmkit.kernels.sm90.tma import Request, Tma, TmaProducer
 from gemmkit.kernels.spec import Condition
 from gemmkit.lang.components import dataclass
@@ -34,15 +34,15 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.number_rules import part_dtypes
 from gemmkit.layouts import (
     ArrayLayout,
-    Braided,
     ColMajor,
+    ColumnInterleaved,
     Interleaved,
     Joined,
+    Matricised,
     Plain,
     Planar,
     RowMajor,
     Swizzled,
-    Tensor,
     Zero,
 )
 from gemmkit.operators.algebra import Algebra, units
@@ -57,8 +57,8 @@ from gemmkit.tuning.model import (
     SHORT_LINES,
     UNALIGNED_LINES,
     Asked,
+    CostedTile,
     Infos,
-    Mapping,
     Proposal,
     Sizes,
     Supply,
@@ -78,12 +78,12 @@ PROMOTION = 128                        # elements along K after which sums of fl
 
 # -- the tables -------------------------------------------------------------------------------------------------------
 
-def mappings_of(rows: Iterable[tuple[Any, ...]], **fields: Any) -> tuple[Mapping, ...]:
+def mappings_of(rows: Iterable[tuple[Any, ...]], **fields: Any) -> tuple[CostedTile, ...]:
     """Rows of `gemmkit.tuning.tables` as mappings."""
-    return tuple(Mapping(*row, **fields) for row in rows)
+    return tuple(CostedTile(*row, **fields) for row in rows)
 
 
-def _stepping(mappings: tuple[Mapping, ...], steps: dict[int, int]) -> tuple[Mapping, ...]:
+def _stepping(mappings: tuple[CostedTile, ...], steps: dict[int, int]) -> tuple[CostedTile, ...]:
     return tuple(dataclasses.replace(one, step=steps[one.M]) for one in mappings)
 
 
@@ -114,7 +114,7 @@ PROMOTED = mappings_of(tables.PROMOTED)
 
 
 @plain_dataclass(frozen=True, eq=False)
-class Table:
+class MappingTable:
     """Mappings to choose among, and what limits them.
 
     ``workspace`` are those whose blocks share K by a workspace, from ``least_shared`` k-tiles on; ``streamed`` those whose
@@ -122,17 +122,17 @@ class Table:
     chosen by their modelled time. ``aligned`` are there beside the others where all rows begin at lines of the L2, and
     ``clustered`` where they do not and its ``supply`` limits all; with ``is_ragged`` they never begin there.
     ``halves_stages`` says that a short K takes stages of half a line: an empty half would be staged, too; ``orders_few``
-    that a few tiles take the order that is found the soonest (`Mapping.ordered`);
+    that a few tiles take the order that is found the soonest (`CostedTile.ordered`);
     ``tries_more`` that the tuner tries tiles beside all these (`gemmkit.tuning.tables.EXTRA`).
     """
 
-    mappings: tuple[Mapping, ...]
-    workspace: tuple[Mapping, ...] = ()
-    streamed: tuple[Mapping, ...] = ()
-    streamed_clustered: tuple[Mapping, ...] = ()
+    mappings: tuple[CostedTile, ...]
+    workspace: tuple[CostedTile, ...] = ()
+    streamed: tuple[CostedTile, ...] = ()
+    streamed_clustered: tuple[CostedTile, ...] = ()
     least_shared: int = 0
-    aligned: tuple[Mapping, ...] = ()
-    clustered: tuple[Mapping, ...] = ()
+    aligned: tuple[CostedTile, ...] = ()
+    clustered: tuple[CostedTile, ...] = ()
     supply: Supply = UNALIGNED_LINES
     is_ragged: bool = False
     halves_stages: bool = False
@@ -150,20 +150,21 @@ def is_unaligned(info: ArrayInfo | None) -> bool:
     return info is not None and any(stride * info.dtype.itemsize % LINE for stride in info.strides if stride != 1)
 
 
-BY_TMA = Table(MAPPINGS + SPLIT, mappings_of(tables.WORKSPACE), STREAMED, STREAMED_CLUSTERED, tables.LEAST_SHARED, ALIGNED,
+BY_TMA = MappingTable(MAPPINGS + SPLIT, mappings_of(tables.WORKSPACE), STREAMED, STREAMED_CLUSTERED, tables.LEAST_SHARED,
+                      ALIGNED,
                CLUSTERED, orders_few=True, tries_more=True)
 BY_BRAIDS = dataclasses.replace(BY_TMA, mappings=BRAIDED + SPLIT)
 BY_BRAIDED_ROWS = dataclasses.replace(BY_TMA, mappings=BRAIDED_ROWS + SPLIT, aligned=())
-BY_TRANSPOSES = Table(TRANSPOSED)
-BY_REGISTERS = Table(TRANSFORMED)
-BY_FETCHES = Table(ACROSS)
-BY_REWRITES = Table(REWRITTEN, halves_stages=True)
-BY_CP_ASYNC = Table(CP_ASYNC, supply=SHORT_LINES, is_ragged=True, halves_stages=True)
-BY_THREADS = Table(STAGED, halves_stages=True)
-BY_ELEMENTS = Table(UNALIGNED, mappings_of(tables.UNALIGNED_WORKSPACE))
+BY_TRANSPOSES = MappingTable(TRANSPOSED)
+BY_REGISTERS = MappingTable(TRANSFORMED)
+BY_FETCHES = MappingTable(ACROSS)
+BY_REWRITES = MappingTable(REWRITTEN, halves_stages=True)
+BY_CP_ASYNC = MappingTable(CP_ASYNC, supply=SHORT_LINES, is_ragged=True, halves_stages=True)
+BY_THREADS = MappingTable(STAGED, halves_stages=True)
+BY_ELEMENTS = MappingTable(UNALIGNED, mappings_of(tables.UNALIGNED_WORKSPACE))
 
 
-def table_by_arrays(values: dict[str, Any], arrays: Arrays | None) -> Table | None:
+def table_by_arrays(values: dict[str, Any], arrays: OperandArrays | None) -> MappingTable | None:
     """The table of plain operands where these alone tell it: TMA brings both as tensor cores read them, or cannot take an
     array. None where the kernel is to be asked (`table_of`). Without ``arrays`` all suit TMA."""
     operator, suit = values["operator"], True
@@ -177,7 +178,7 @@ def table_by_arrays(values: dict[str, Any], arrays: Arrays | None) -> Table | No
     return BY_TMA if suit else None
 
 
-def table_of(spec: Any, arrays: Arrays | None) -> Table:
+def table_of(spec: Any, arrays: OperandArrays | None) -> MappingTable:
     """The table for a specialisation of `warp_specialised`, by what produces its stages, of operands that TMA does not bring
     as they are (`table_by_arrays`). Without ``arrays``, those that suit the layouts' best route are assumed."""
     operands = {"a": spec.a, "b": spec.b}
@@ -188,14 +189,14 @@ def table_of(spec: Any, arrays: Arrays | None) -> Table:
         passed = all(x.to_shared.is_identity for x in operands.values())
         return BY_TRANSPOSES if turned and passed else BY_REWRITES
     if isinstance(spec.mainloop, RegisterMainloop):
-        return BY_FETCHES if isinstance(spec.mainloop.source, Across) else BY_REGISTERS
+        return BY_FETCHES if isinstance(spec.mainloop.source, MnMajorTf32) else BY_REGISTERS
     if isinstance(spec.producer, TmaProducer):
         b = spec.b.layout
-        if isinstance(b, Braided) and b.slots == 2:
+        if isinstance(b, ColumnInterleaved) and b.slots == 2:
             return BY_BRAIDED_ROWS if b.contiguous_axis == 1 else BY_BRAIDS
         return BY_TMA
-    staged = [x for x in operands.values() if isinstance(x.route, Staged)]
-    suits = arrays is None and not any(CpAsync.refuses_layout(Request(spec, x, None, (0, 0))) for x in staged)
+    staged = [x for x in operands.values() if isinstance(x.route, StagedRoute)]
+    suits = arrays is None and not any(CpAsyncLines.refuses_layout(Request(spec, x, None, (0, 0))) for x in staged)
     return BY_CP_ASYNC if suits or isinstance(spec.producer, CpAsyncProducer) else BY_THREADS
 
 
@@ -233,7 +234,7 @@ def propose(asked: Asked, device: DeviceInfo) -> Proposal | None:
     supply = table.supply_of(of_a, of_b)
     listed = table.mappings
     if table is BY_ELEMENTS and isinstance(a, Plain) and isinstance(b, Plain) and of_a is not None and of_b is not None:
-        copies = Copies.of(a, b, of_a, of_b, infos["out"], sizes[1])
+        copies = RowAlignment.of(a, b, of_a, of_b, infos["out"], sizes[1])
         listed = tuple(one for one in copies.hoppers(sizes, device, products) if always or one.splits == 1)
     else:
         first, last = _shareable(table, supply is None, a, b)
@@ -265,8 +266,8 @@ def _operator(N: int, dtype: np.dtype) -> WGMMAOp:
     return WGMMAOp(N, dtype=dtype)
 
 
-def _shareable(table: Table, is_aligned: bool, a: ArrayLayout,
-               b: ArrayLayout) -> tuple[tuple[Mapping, ...], tuple[Mapping, ...]]:
+def _shareable(table: MappingTable, is_aligned: bool, a: ArrayLayout,
+               b: ArrayLayout) -> tuple[tuple[CostedTile, ...], tuple[CostedTile, ...]]:
     """A table's mappings, and those beside them for rows that begin at lines of the L2 or do not, of which the blocks of a
     cluster `can_share` operands."""
     if type(a) in PLAIN and type(b) in PLAIN:
@@ -278,7 +279,8 @@ PLAIN = RowMajor, ColMajor
 
 
 @lru_cache(maxsize=256)
-def _shareable_of(table: Table, is_aligned: bool, a: Any, b: Any) -> tuple[tuple[Mapping, ...], tuple[Mapping, ...]]:
+def _shareable_of(table: MappingTable, is_aligned: bool, a: Any, b: Any) -> tuple[tuple[CostedTile, ...],
+                                                                                  tuple[CostedTile, ...]]:
     return can_share(table.mappings, a, b), can_share(table.aligned if is_aligned else table.clustered, a, b)
 
 
@@ -295,16 +297,16 @@ def narrow(asked: Asked, device: DeviceInfo, promote: bool = True) -> WGMMAOp | 
     made = WGMMAOp(LIKELY.N, dtype=a.dtype, b_dtype=b.dtype, promote=PROMOTION if is_float and promote else 0)
     of_a, of_b = infos["a"], infos["b"]
     given = dict(fields, operator=made, global_a_layout=a, global_b_layout=b)
-    arrays = None if of_a is None or of_b is None else Arrays(of_a, of_b, None, *sizes)
+    arrays = None if of_a is None or of_b is None else OperandArrays(of_a, of_b, None, *sizes)
     listed = PROMOTED if made.promote else _table(given, arrays).mappings
     mapping = fastest(sizes, device, itemsize=a.dtype.itemsize, mappings=listed, products=asked.products)
     return dataclasses.replace(made, N=mapping.N)
 
 
-def _in_blocks(listed: tuple[Mapping, ...], condition: Condition, itemsize: int) -> tuple[Mapping, ...]:
+def _in_blocks(listed: tuple[CostedTile, ...], condition: Condition, itemsize: int) -> tuple[CostedTile, ...]:
     """The mappings of whose tiles a condition can be asked (they divide the blocks of a mask); all where it can of none: the
     configuration's rule then says why."""
-    def is_asked(one: Mapping) -> bool:
+    def is_asked(one: CostedTile) -> bool:
         try:
             condition.check_tiles(Tile(M=one.M, N=one.N, K=one.depth // itemsize))
         except ConfigError:
@@ -332,7 +334,7 @@ def _reads_late(a: ArrayLayout, b: ArrayLayout, c: ArrayLayout | None, d: ArrayL
     if out is None:                                            # one that the call makes
         M, N, _ = sizes
         out = ArrayInfo(0, (M, N), (N, 1), given["global_d_layout"].dtype, -1, False, "numpy")
-    spec = assumed_spec(given, LIKELY, Arrays(infos["a"], infos["b"], out, *sizes, of_c))
+    spec = assumed_spec(given, LIKELY, OperandArrays(infos["a"], infos["b"], out, *sizes, of_c))
     return not spec.store.reads_ahead
 
 
@@ -369,12 +371,12 @@ class WgmmaProblem(MappingProblem):
 
     values: dict[str, Any]
     operator: WGMMAOp
-    listed: tuple[Mapping, ...]
+    listed: tuple[CostedTile, ...]
     shares: bool
     sizes: Sizes | None
     products: int
 
-    def candidates(self, device: DeviceInfo) -> Iterator[Mapping]:
+    def candidates(self, device: DeviceInfo) -> Iterator[CostedTile]:
         listed, N = self.listed, self.operator.N
         while listed:
             mapping = fastest(self.sizes, device, N, self.operator.dtype.itemsize, listed, products=self.products)
@@ -382,17 +384,17 @@ class WgmmaProblem(MappingProblem):
             others = tuple(one for one in listed if one.N == N and one is not mapping)
             listed = others or tuple(one for one in (smallest(N),) if mapping != one)
 
-    def specialise(self, mapping: Mapping, device: DeviceInfo) -> Choice:
+    def specialise(self, mapping: CostedTile, device: DeviceInfo) -> Choice:
         values = dict(self.values)
         values.setdefault("splits", mapping.splits if self.shares else 1)
         made = _fit(values, mapping, device, self.sizes)
         return Choice((values, made))
 
-    def refusal(self, refused: list[ConfigError], last: Mapping) -> ConfigError:
+    def refusal(self, refused: list[ConfigError], last: CostedTile) -> ConfigError:
         return refused[0]                              # with what is given, the others are no mappings either
 
 
-def _agreeing(listed: list[Mapping], values: dict[str, Any]) -> list[Mapping]:
+def _agreeing(listed: list[CostedTile], values: dict[str, Any]) -> list[CostedTile]:
     """Those of the mappings that have what is given of one; where none has, all."""
     for name in ("schedule", "splits", "warps_per_block"):
         if name in values:
@@ -400,7 +402,7 @@ def _agreeing(listed: list[Mapping], values: dict[str, Any]) -> list[Mapping]:
     return listed
 
 
-def _fit(values: dict[str, Any], mapping: Mapping, device: DeviceInfo, sizes: Sizes | None) -> tuple[Config, int] | None:
+def _fit(values: dict[str, Any], mapping: CostedTile, device: DeviceInfo, sizes: Sizes | None) -> tuple[Config, int] | None:
     """A mapping's fields and those that follow from them, with as many stages as fit beside what else the kernel keeps in
     shared memory: the kernel itself says how much that is. Raises ConfigError where it does not take them."""
     complete(values, mapping)
@@ -419,13 +421,13 @@ def _fit(values: dict[str, Any], mapping: Mapping, device: DeviceInfo, sizes: Si
 # -- what the kernel is asked -----------------------------------------------------------------------------------------
 
 def table_for(a: ArrayLayout, b: ArrayLayout, of_a: ArrayInfo | None, of_b: ArrayInfo | None, fields: dict[str, Any],
-              sizes: Sizes) -> Table:
+              sizes: Sizes) -> MappingTable:
     """The mappings to choose among for 16-bit operands in these layouts and arrays; ``fields`` are the caller's."""
     given = dict(fields, operator=WGMMAOp(LIKELY.N, dtype=a.dtype), global_a_layout=a, global_b_layout=b)
-    return _table(given, None if of_a is None or of_b is None else Arrays(of_a, of_b, None, *sizes))
+    return _table(given, None if of_a is None or of_b is None else OperandArrays(of_a, of_b, None, *sizes))
 
 
-def _table(values: dict[str, Any], arrays: Arrays | None = None) -> Table:
+def _table(values: dict[str, Any], arrays: OperandArrays | None = None) -> MappingTable:
     """The mappings to choose among, by the routes that operands take in the kernel on a likely mapping. Without ``arrays``
     all suit TMA."""
     return table_by_arrays(values, arrays) or table_of(assumed_spec(values, LIKELY, arrays), arrays)
@@ -443,7 +445,7 @@ class AnyTiles(Condition):
     """A condition that can be asked of any tiles."""
 
 
-def complete(values: dict[str, Any], mapping: Mapping) -> None:
+def complete(values: dict[str, Any], mapping: CostedTile) -> None:
     """A mapping's fields, and those that follow from them, but for the stages."""
     whole = values["operator"]
     operator = units(whole)
@@ -467,7 +469,7 @@ def complete(values: dict[str, Any], mapping: Mapping) -> None:
     values["operator"] = ordered if whole is operator else whole.with_base(ordered)
 
 
-def assumed_spec(values: dict[str, Any], mapping: Mapping, arrays: Arrays | None = None) -> Any:
+def assumed_spec(values: dict[str, Any], mapping: CostedTile, arrays: OperandArrays | None = None) -> Any:
     """The kernel's specialisation for these fields on a mapping, which says by which routes operands travel. What is not
     given of the problem is plain; without ``arrays`` all suit TMA."""
     assumed = dict(values)
@@ -500,7 +502,7 @@ class Lying:
     @classmethod
     def of(cls, layout: Any, k_axis: int, dtype: np.dtype) -> Lying:
         axis = layout.vector_axis
-        lines = isinstance(layout, (Braided, Joined, Plain, Planar, Tensor)) or layout.stored is not None
+        lines = isinstance(layout, (ColumnInterleaved, Joined, Plain, Planar, Matricised)) or layout.stored is not None
         # Only 16-bit operands can be contiguous across K.
         return cls(k_axis, dtype, axis in (None, k_axis) or dtype.itemsize != 2 or not lines, getattr(layout, "slots", 1))
 
@@ -529,12 +531,12 @@ def are_parts(across: int, line: int | None, peers: int) -> bool:
     return across // (line or 8) % peers == 0
 
 
-def can_share(mappings: Iterable[Mapping], a: Any, b: Any) -> tuple[Mapping, ...]:
+def can_share(mappings: Iterable[CostedTile], a: Any, b: Any) -> tuple[CostedTile, ...]:
     """Those of the mappings of which the blocks of a cluster can each load a part of what they share of operands in these
     layouts.
 
     >>> from gemmkit.layouts import ColMajor, RowMajor
-    >>> pair = Mapping(128, 64, "cooperative", 8, (2, 1), 300, 3000, 0)       # two blocks share 64 columns of B
+    >>> pair = CostedTile(128, 64, "cooperative", 8, (2, 1), 300, 3000, 0)       # two blocks share 64 columns of B
     >>> can_share([pair], RowMajor("float16"), ColMajor("float16")) == (pair,)
     True
     >>> can_share([pair], RowMajor("float16"), RowMajor("float16"))
@@ -546,7 +548,7 @@ def can_share(mappings: Iterable[Mapping], a: Any, b: Any) -> tuple[Mapping, ...
         of_a.divides(one.M, one.depth // size, one.cluster[1]) and of_b.divides(one.N, one.depth // size, one.cluster[0])))
 
 
-def _fill_tiles(values: dict[str, Any], operator: Any, mapping: Mapping) -> None:
+def _fill_tiles(values: dict[str, Any], operator: Any, mapping: CostedTile) -> None:
     values.setdefault("block_shape", Tile(M=mapping.M, N=operator.N, K=mapping.depth // operator.dtype.itemsize))
     block = values["block_shape"].size
     if "schedule" not in values and "warps_per_block" not in values and block.M != mapping.M:
@@ -616,7 +618,7 @@ def _move(tile: Tile, layout: Any, shared: Any, warps: int) -> tuple[Tile, Tile]
     axis = shared.axis
     size = shared.dtype.itemsize                          # of a number, where it has several parts
     vector = math.gcd(16 // size if 16 % size == 0 and size <= 8 else 4, tile.extents[axis])
-    if isinstance(layout, Tensor) and layout.vector_axis == axis:
+    if isinstance(layout, Matricised) and layout.vector_axis == axis:
         run = math.gcd(layout.run, tile.extents[axis])
         vectors = (run >> n for n in range(run.bit_length()) if run >> n >= layout.comb)
         vector = next((v for v in vectors if tile.count % (16 * warps * v) == 0), run)   # as much for each of half of them
@@ -668,15 +670,15 @@ def is_copied(*operands: ArrayInfo) -> bool:
 
 
 @plain_dataclass(frozen=True)
-class Copies:
+class RowAlignment:
     """How rows of two operands begin, and those of D (`kind`).
 
     >>> import numpy as np
     >>> from gemmkit.layouts import RowMajor
     >>> f16, plain = np.dtype(np.float16), RowMajor("float16")
     >>> a, b = (ArrayInfo(0, (8, 24), (columns, 1), f16, 0, False, "cai") for columns in (24, 26))
-    >>> Copies.of(plain, plain, a, b, None, 7)
-    Copies(layouts=(RowMajor('float16'), RowMajor('float16')), kinds=(0, 2), of_d=3)
+    >>> RowAlignment.of(plain, plain, a, b, None, 7)
+    RowAlignment(layouts=(RowMajor('float16'), RowMajor('float16')), kinds=(0, 2), of_d=3)
     """
 
     layouts: tuple[Plain, Plain]
@@ -684,19 +686,19 @@ class Copies:
     of_d: int
 
     @classmethod
-    def of(cls, a: Plain, b: Plain, of_a: ArrayInfo, of_b: ArrayInfo, out: ArrayInfo | None, columns: int) -> Copies:
+    def of(cls, a: Plain, b: Plain, of_a: ArrayInfo, of_b: ArrayInfo, out: ArrayInfo | None, columns: int) -> RowAlignment:
         """Without ``out`` D's rows, of so many elements, follow each other."""
         nbytes = columns * a.dtype.itemsize
         rows_of_d = nbytes & -nbytes if out is None else alignment(out)
         return cls((a, b), (kind(alignment(of_a)), kind(alignment(of_b))), kind(rows_of_d))
 
-    def hoppers(self, sizes: Sizes, device: DeviceInfo, products: int) -> tuple[Mapping, ...]:
+    def hoppers(self, sizes: Sizes, device: DeviceInfo, products: int) -> tuple[CostedTile, ...]:
         """Hopper's kernel's mappings with what they cost."""
         workspace = tuple(self._hoppers(one, SHARED_STORED) for one in BY_ELEMENTS.workspace)
         shared = by_workspace(sizes, device, products, workspace, BY_ELEMENTS.least_shared)
         return (*map(self._hoppers, BY_ELEMENTS.mappings), *shared)
 
-    def _hoppers(self, one: Mapping, shared: float = 0.0) -> Mapping:
+    def _hoppers(self, one: CostedTile, shared: float = 0.0) -> CostedTile:
         passing = sum(PASSED[of] * across * 64 for of, across in zip(self.kinds, (one.M, one.N)))
         return dataclasses.replace(one, step=MULTIPLIED * one.M * one.N + passing, start=HOPPERS_START,
                                    finish=(HOPPERS_STORED[self.of_d] + shared) * one.M * one.N)
@@ -731,7 +733,7 @@ def give_algebra(values: dict[str, Any], a: ArrayLayout, b: ArrayLayout, sizes: 
             values.setdefault(name, value)
 
 
-def algebra_mappings(algebra: Algebra, values: dict[str, Any]) -> tuple[Mapping, ...]:
+def algebra_mappings(algebra: Algebra, values: dict[str, Any]) -> tuple[CostedTile, ...]:
     """From the largest tile, as wide as the sums of all parts fit a thread's registers, to the smallest."""
     spec = _likely_spec(algebra, values)
     works = any(type(x.route) is not Tma for x in (spec.a, spec.b))
@@ -753,7 +755,7 @@ def _likely_spec(algebra: Algebra, values: dict[str, Any]) -> Any:
     return assumed_spec(dict(problem, operator=algebra.with_base(base)), LIKELY_OF_ALGEBRAS)
 
 
-def _algebra_mapping(algebra: Algebra, M: int, N: int, warps: int, works: bool, by_registers: bool) -> Mapping:
+def _algebra_mapping(algebra: Algebra, M: int, N: int, warps: int, works: bool, by_registers: bool) -> CostedTile:
     """The deepest stage of which four fit; where warps de-interleave it, one of which two of them can hold an operand,
     or four where they have B alone to de-interleave."""
     line = algebra.parts * (M + N) * 2                           # bytes of an element of K
@@ -764,4 +766,4 @@ def _algebra_mapping(algebra: Algebra, M: int, N: int, warps: int, works: bool, 
     moved = 2 * algebra.parts * (M * (2 if by_registers else 3 if works else 1) + N * (3 if works else 1))
     read = 2 * algebra.products * M // 64 * (N + (0 if by_registers else 64))
     step = 64 * max(algebra.products * M * N / PEAK, (moved + read) / SHARED)
-    return Mapping(M, N, "cooperative", warps, (1, 1), step, 5000, 0, order=Grouped(16), depth=2 * depth)
+    return CostedTile(M, N, "cooperative", warps, (1, 1), step, 5000, 0, order=Grouped(16), depth=2 * depth)

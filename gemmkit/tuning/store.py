@@ -32,7 +32,7 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.runtime.array_info import ArrayInfo, alignment
 from gemmkit.runtime.cache import default_cache
 from gemmkit.runtime.device import DeviceInfo
-from gemmkit.tuning.operators import Sums, operator_for, result_dtype, sized
+from gemmkit.tuning.operators import AccumulatorRule, operator_for, result_dtype, sized
 
 if sys.platform != "win32":
     import fcntl
@@ -51,7 +51,7 @@ def digest_of(infos: Mapping[str, ArrayInfo | None], layouts: Mapping[str, Any],
               keywords: Mapping[str, Any], device: DeviceInfo, products: int) -> str:
     """What a product's mapping is kept under. An ``out`` like the one that a call would make is told as such."""
     a, b = layouts["a"].dtype, layouts["b"].dtype
-    sums = Sums.of(dict(layouts), dict(keywords), sizes[2])
+    sums = AccumulatorRule.of(dict(layouts), dict(keywords), sizes[2])
     operator = keywords.get("operator") or operator_for(a, b, sizes, device, products, sums)
     asked = None if infos.get("out") is not None or layouts["d"] is None else layouts["d"].dtype
     result = result_dtype(a, b, layouts["c"], sized(operator, a, b, sizes, device, products, sums), asked)
@@ -142,7 +142,7 @@ def _warn(text: str) -> None:
         warnings.warn(f"gemmkit: {text}", RuntimeWarning, stacklevel=2)
 
 
-def store_of(device: DeviceInfo) -> Store | None:
+def store_of(device: DeviceInfo) -> TuningStore | None:
     """The store of a GPU; None where nothing is kept on disk."""
     folder = default_cache().folder
     if folder is None:
@@ -151,11 +151,11 @@ def store_of(device: DeviceInfo) -> Store | None:
         found = _stores.get((folder, device))
         if found is None:
             name = re.sub(r"[^A-Za-z0-9]+", "-", device.name).strip("-").lower()
-            found = _stores[folder, device] = Store(folder / "tuned" / f"{name}-{device.arch_name}.json", device)
+            found = _stores[folder, device] = TuningStore(folder / "tuned" / f"{name}-{device.arch_name}.json", device)
         return found
 
 
-class Store:
+class TuningStore:
     """The file of one kind of GPU."""
 
     def __init__(self, file: Path, device: DeviceInfo):
@@ -235,4 +235,4 @@ class Store:
             os.close(handle)
 
 
-_stores: dict[tuple[Path, DeviceInfo], Store] = {}
+_stores: dict[tuple[Path, DeviceInfo], TuningStore] = {}

@@ -29,7 +29,7 @@ LEFT_OUT = frozenset(
     "Array Component ComponentError Config ConfigError Explanation GroupPlan Plan Program Scalar Tuned emulate explain float16 float32 "
     "float64 tune Product CompiledKernel Occupancy compiled_kernel imagined check_ranges parts result_layout copy exp finite "
     "full log maximum minimum once parallel place rsqrt sequential sqrt tanh where zeros Layout Epilogue Transform Operator Mask "
-    "Score Plain Everything Default Identity Program Folded Packed Embedded Boxed erf Kernel Made compiled kernel_of recorded".split())
+    "Score PlainScores Everything Default Identity Program Folded Packed Embedded Boxed erf Kernel Made compiled kernel_of recorded KernelToCompile ProductOperator".split())
 
 #: A good value of each parameter: (kind of its bad values, code). By function and name where one name means several things.
 GOOD: dict[str, tuple[str, str]] = {
@@ -68,14 +68,14 @@ GOOD: dict[str, tuple[str, str]] = {
     "matrix": ("any", "quantise(np.ones((32, 4), 'f4'), group=8)"), "quantise.weights": ("array", "np.ones((32, 4), 'f4')"),
     "bits": ("count", "4"), "group": ("count", "8"), "symmetric": ("any", "True"),
     "program.function": ("function:3", "users_product"),
-    "Mapping.blocks": ("any", "{'m': 64}"), "Braided.columns": ("count", "2"), "Braided.parts": ("count", "2"),
+    "Mapping.blocks": ("any", "{'m': 64}"), "ColumnInterleaved.columns": ("count", "2"), "ColumnInterleaved.parts": ("count", "2"),
     "scales": ("array", "np.ones((4, 3), 'f2')"), "Joined.first": ("component", "layouts.RowMajor('float32')"),
     "Joined.second": ("component", "layouts.RowMajor('float32')"), "Joined.boundary": ("count", "8"), "padding": ("count", "4"),
     "plane": ("component", "layouts.RowMajor('float32')"), "Planes.dtype": ("dtype", "'complex64'"),
     "Planar.dtype": ("dtype", "'complex64'"), "Interleaved.dtype": ("dtype", "'complex64'"), "rows": ("any", "(5,)"),
-    "columns": ("any", "(7,)"), "Tensor.axis": ("count", "1"), "bias": ("array", "of(1, 3)"), "low": ("count", "0.0"),
+    "columns": ("any", "(7,)"), "Matricised.axis": ("count", "1"), "bias": ("array", "of(1, 3)"), "low": ("count", "0.0"),
     "high": ("count", "1.0"), "op": ("word", "'sum'"), "Combine.combine": ("function:2", "lambda x, y: x + y"), "identity": ("count", "0.0"),
-    "epilogues.Composed.first": ("component", "epilogues.ReLU()"), "cos": ("array", "np.ones((5, 2), 'f4')"), "sin": ("array", "np.ones((5, 2), 'f4')"),
+    "epilogues.ComposedEpilogue.first": ("component", "epilogues.ReLU()"), "cos": ("array", "np.ones((5, 2), 'f4')"), "sin": ("array", "np.ones((5, 2), 'f4')"),
     "by": ("any", "2.0"), "value": ("count", "0.0"), "Where.mask": ("function:2", "lambda m, n: m > n"),
     "RowReduce.out": ("array", "of(1, 5)"), "ColumnReduce.out": ("array", "of(1, 3)"), "Residual.array": ("array", "of(1, 5, 3)"),
     "Store.array": ("array", "of(1, 5, 3)"), "epilogues.first": ("component", "epilogues.ReLU()"),

@@ -48,17 +48,17 @@ COUNTS = ("0", "-1", "2.0", "'3'", "None", "True", "10**30", "float('nan')", "fl
 WORDS = ("'nope'", "''", "None", "0", "b'N'", "['N']", "'n'", "'NN'", "True", "object()", "('N',)", "{'N'}", "np.str_('zz')")
 TILES = ("gk.Tile(M=3)", "gk.Tile(M=3, N=5)", "gk.Tile(M=3, N=5, K=7)", "gk.Tile(M=1, N=1, K=1)", "gk.Tile(K=4, M=4, N=4)",
          "gk.Tile(M=2**20, N=64, K=32)", "gk.Tile(a=2)", "dict(M=16, N=16, K=16)", "(16, 16, 16)", "gk.Tile", "16",
-         "gk.Tile(M=4096, N=4096, K=4096)", "gk.translate(gk.Tile(M=16, N=16, K=16), M=3)", "None", "'16x16x16'")
+         "gk.Tile(M=4096, N=4096, K=4096)", "gk.tiling.translate(gk.Tile(M=16, N=16, K=16), M=3)", "None", "'16x16x16'")
 SHAPES = ("dict(M=1)", "dict(M=5, N=3)", "dict(M=5, N=3, K=7, L=1)", "dict(M=-5, N=3, K=7)", "dict(M=5.0, N=3, K=7)", "(5, 3, 7)",
           "dict(M='5', N=3, K=7)", "dict(m=5, n=3, k=7)", "gk.Tile(M=5, N=3)", "[5, 3, 7]", "5", "'MNK'", "{1: 2}", "dict(M=None, N=3, K=7)",
           "dict(M=6, N=3, K=7)", "dict(M=5, N=3, K=2**40)", "dict(M=True, N=3, K=7)", "dict(M=float('nan'), N=3, K=7)", "{}", "set('MNK')")
 COMPONENTS = ("layouts.RowMajor", "layouts.RowMajor('float16')", "layouts.ColMajor('float32')", "layouts.Diagonal('float32')",
               "layouts.Zero('float32')", "layouts.Layout('float32')", "layouts.Planar('complex64')", "epilogues.ReLU", "epilogues.ReLU()",
               "epilogues.Bias(np.ones(9, np.float32))", "epilogues.Bias(np.ones((3, 1), np.float32))", "epilogues.Epilogue()",
-              "transforms.Identity", "transforms.Transform()", "transforms.Elementwise(lambda x: x)", "operators.FPUOp", "operators.MMAOp()",
+              "transforms.Identity", "transforms.Transform()", "transforms.Map(lambda x: x)", "operators.FPUOp", "operators.MMAOp()",
               "operators.FPUOp(dtype='float64')", "operators.Operator()", "operators.COMPLEX", "operators.MIN_PLUS", "operators.WGMMAOp()",
               "lambda x: x", "Grouped", "Grouped(4)", "Condition()", "Condition", "gk.Component()", "Thawed()", "NoCall()", "Stateful()",
-              "layouts.Padded(layouts.RowMajor('float32'), 4)", "layouts.Tensor('float32', (2,), (3,))")
+              "layouts.Padded(layouts.RowMajor('float32'), 4)", "layouts.Matricised('float32', (2,), (3,))")
 
 # Methods of user's components that do not do what their contract says; {name}(self, {args}).
 METHODS = ("return None", "return 'text'", "return (1, 2, 3)", "return []", "return np.zeros(3)", "return object()", "return 1j",

@@ -129,7 +129,7 @@ def test_a_configuration_of_the_callers(machine: Any, rng: np.random.Generator) 
     """Its epilogue gives way to alpha and beta, its transforms stay."""
     conf = gk.get_config(operator=MMAOp(), global_a_layout=layouts.RowMajor(F16), block_shape=Tile(M=16, N=16, K=16),
                          epilogue=gk.epilogues.Bias(machine.array(np.ones(N, F32))),
-                         transform_global_to_shared_a=gk.transforms.Elementwise(lambda x: x + 1))
+                         transform_global_to_shared_a=gk.transforms.Map(lambda x: x + 1))
     a, b = operands(rng, F16)
     c = whole(rng, (M, N), F32)
     out = machine.array(c)
@@ -376,10 +376,10 @@ def test_complex_numbers_of_sixteen_bits(machine: Any, kind: str, rng: np.random
 def test_dual_factors(machine: Any, in_memory: bool, rng: np.random.Generator) -> None:
     """(2 + 3 e) (a + a' e) b: the tangent has both."""
     parts, b, c = whole(rng, (M_SMALL, K_SMALL, 2), F32), whole(rng, (K_SMALL, N_SMALL), F32), whole(rng, (M_SMALL, N_SMALL, 2), F32)
-    alpha = gk.Dual(machine.array(np.array([2, 3], F32))) if in_memory else (2, 3)
-    out = gk.Dual(machine.array(c))
+    alpha = gk.functions.Dual(machine.array(np.array([2, 3], F32))) if in_memory else (2, 3)
+    out = gk.functions.Dual(machine.array(c))
     with machine.session():
-        gemmEx("N", "N", alpha, gk.Dual(machine.array(parts)), machine.array(b), 1, out)
+        gemmEx("N", "N", alpha, gk.functions.Dual(machine.array(parts)), machine.array(b), 1, out)
     made, value, tangent = machine.numpy(out.parts), parts[..., 0] @ b, parts[..., 1] @ b
     assert np.array_equal(made[..., 0], 2 * value + c[..., 0])
     assert np.array_equal(made[..., 1], 3 * value + 2 * tangent + c[..., 1])

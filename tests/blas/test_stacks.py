@@ -188,9 +188,9 @@ def test_dual_arrays(machine: Any, rng: np.random.Generator) -> None:
     a, b, c = (whole(rng, (*shape, 3), F32) for shape in ((3, 5, 6), (4, 6), (3, 5, 4)))
     real = whole(rng, (3, 6, 4), F32)
     with machine.session():
-        x, y, z = (gk.Dual(machine.array(part)) for part in (a, b, c))
+        x, y, z = (gk.functions.Dual(machine.array(part)) for part in (a, b, c))
         assert gemmEx("N", "T", 2.0, x, y, -1.0, z) is z
-        w = gemm("N", "N", x, machine.array(real), gk.Dual(machine.array(poison(c.shape, F32))))
+        w = gemm("N", "N", x, machine.array(real), gk.functions.Dual(machine.array(poison(c.shape, F32))))
     right = b.swapaxes(0, 1)
     assert np.array_equal(machine.numpy(z.value), 2 * a[..., 0] @ right[..., 0] - c[..., 0])
     for p in (1, 2):
@@ -208,13 +208,13 @@ def test_matrices_with_structure(machine: Any, kind: str, rng: np.random.Generat
     x, b = whole(rng, (3, 17, 17), F32), whole(rng, (3, 17, 9), F32)
     lower, i = np.tril(x).astype(F64), np.arange(17)
     given = machine.array(x)
-    generated = gk.Generated(lambda i, j, s: s * (i - j), (17, 17), F32, 2.0)
+    generated = gk.layouts.GeneratedMatrix(lambda i, j, s: s * (i - j), (17, 17), F32, 2.0)
     with machine.session():
         matrix, trans, full = {
-            "triangular": lambda: (gk.Triangular(given), "T", lower.swapaxes(1, 2)),
-            "symmetric": lambda: (gk.Symmetric(given), "N", lower + np.tril(x, -1).swapaxes(1, 2)),
+            "triangular": lambda: (gk.layouts.TriangularMatrix(given), "T", lower.swapaxes(1, 2)),
+            "symmetric": lambda: (gk.layouts.SymmetricMatrix(given), "N", lower + np.tril(x, -1).swapaxes(1, 2)),
             "generated": lambda: (generated, "T", 2.0 * (i - i[:, None])),
-            "diagonal": lambda: (gk.Diagonal(given[0, 0].copy()), "C", np.diag(x[0, 0]))}[kind]()
+            "diagonal": lambda: (gk.layouts.DiagonalMatrix(given[0, 0].copy()), "C", np.diag(x[0, 0]))}[kind]()
     c = machine.array(poison((3, 17, 9), F32))
     d = machine.array(ones := np.ones((3, 9, 17), F32))
     with machine.session():
@@ -284,7 +284,7 @@ def test_a_stack_is_one_launch(call: str, grids: list[Any], rng: np.random.Gener
     z = whole(rng, (2, 3, 8, 8, 2), F32)
     calls = {"plain": lambda: gemmEx("N", "N", 2, a, b, 1, c.copy()), "turned": lambda: gemmEx("T", "T", 2, b, a, 1, c.copy()),
              "broadcast": lambda: gemmEx("N", "N", 2, a[:, :1], b[0], 1, c.copy()), "one B": lambda: gemmEx("N", "N", 2, a, b[0, 0], 1, c.copy()),
-             "new": lambda: gemm("N", "N", a, b), "structured": lambda: gemmEx("N", "N", 1, gk.Triangular(c), b[..., :8, :], 0, c.copy()),
+             "new": lambda: gemm("N", "N", a, b), "structured": lambda: gemmEx("N", "N", 1, gk.layouts.TriangularMatrix(c), b[..., :8, :], 0, c.copy()),
              "parts": lambda: gemmEx("C", "N", 1, z, z, 1, z.copy(), operator=COMPLEX)}
     with gk.emulate():
         calls[call]()
@@ -392,7 +392,7 @@ def test_operands_in_the_memory_of_c() -> None:
             with pytest.raises(ValueError, match=f"c overlaps {name} in memory"):
                 gemmEx("N", "N", 1.0, a, b, 0.0, c)
         with pytest.raises(ValueError, match="c overlaps a in memory"):
-            gemmEx("N", "N", 1.0, gk.Triangular(c), other, 0.0, c)
+            gemmEx("N", "N", 1.0, gk.layouts.TriangularMatrix(c), other, 0.0, c)
     assert is_poison(c)
 
 
@@ -406,7 +406,7 @@ def test_parts_that_do_not_fit() -> None:
                             ((z, z, c[:2]), r"c has shape \(2, 4, 4\)")):
             with pytest.raises(ValueError, match=words):
                 gemmEx("N", "N", 1.0, args[0], args[1], 0.0, args[2], operator=COMPLEX)
-        pair = gk.Dual(np.ones((3, 4, 4, 2), F32))
+        pair = gk.functions.Dual(np.ones((3, 4, 4, 2), F32))
         for args in ((pair, z[..., 0], c[..., 0]), (z[..., 0], pair, c[..., 0])):
             with pytest.raises(TypeError, match="is a dual array, and the array of the result is none; give a Dual"):
                 gemmEx("N", "N", 1.0, args[0], args[1], 0.0, args[2])

@@ -36,7 +36,7 @@ def product(**keywords: Any) -> Any:
 def in_slot(slot: str, table: Any, ahead: int = 0) -> dict[str, Any]:
     """Keywords with a function in a slot that reads ``table[column + ahead]``, captured by the function itself."""
     if slot == "transform of A":
-        return {"transform_global_to_shared_a": transforms.Elementwise(lambda x, i, j: x + table[j + ahead])}
+        return {"transform_global_to_shared_a": transforms.Map(lambda x, i, j: x + table[j + ahead])}
     if slot == "epilogue":
         return {"epilogue": epilogues.Elementwise(lambda x, i, j: x + table[j + ahead])}
     if slot == "where":
@@ -110,7 +110,7 @@ class Overwrites(layouts.Layout):
 
 
 WRITERS = {
-    "captured": ({"transform_regs_to_shared_d": transforms.Elementwise(stores(TABLE))}, "kept[n] = x"),
+    "captured": ({"transform_regs_to_shared_d": transforms.Map(stores(TABLE))}, "kept[n] = x"),
     "field": ({"epilogue": Keeps(TABLE)}, "self.kept[n] = x"),
     "operand": ({"global_a_layout": Overwrites("float32")}, "data[i, j] = 0"),
 }
@@ -261,11 +261,11 @@ def test_a_gated_unit_keeps_the_fold_of_a_plain_function_alone() -> None:
     _known_fold.cache_clear()
     gain = 2.0
     with gk.emulate():
-        for activation in (gk.activations.silu, lambda z: z * gain):
+        for activation in (gk.epilogues.activations.silu, lambda z: z * gain):
             for _ in range(2):
                 gk.glu(x, w, w, activation)
     assert _known_fold.cache_info().currsize == 1 and _known_fold.cache_info().hits == 1
-    assert isinstance(_known_fold(gk.activations.silu), Fold)
+    assert isinstance(_known_fold(gk.epilogues.activations.silu), Fold)
 
 
 def test_components_of_constants_alone_are_frozen_once() -> None:

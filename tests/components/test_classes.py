@@ -124,7 +124,7 @@ ROLES: dict[str, tuple[Any, set[type]]] = {
     "plain": (ROW, {layouts.GlobalLayout, layouts.SharedLayout, layouts.ResultLayout}),
     "swizzled": (layouts.Swizzled(ROW), {layouts.SharedLayout}), "padded": (layouts.Padded(ROW, 4), {layouts.SharedLayout}),
     "diagonal": (layouts.Diagonal("float32"), {layouts.GlobalLayout}),
-    "tensor": (layouts.Tensor("float32", (2,), (3,)), {layouts.GlobalLayout, layouts.ResultLayout}),
+    "tensor": (layouts.Matricised("float32", (2,), (3,)), {layouts.GlobalLayout, layouts.ResultLayout}),
 }
 
 

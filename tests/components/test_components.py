@@ -448,13 +448,13 @@ def test_attributes_are_no_globals() -> None:
 
 
 def scaled_by(factor: Any) -> Any:
-    return transforms.Elementwise(lambda x: x * factor)
+    return transforms.Map(lambda x: x * factor)
 
 
 def test_functions_of_equal_code_are_one_kernel() -> None:
-    one, other = transforms.Elementwise(lambda x: max(x, 0) + 1), transforms.Elementwise(lambda x: max(x, 0) + 1)
+    one, other = transforms.Map(lambda x: max(x, 0) + 1), transforms.Map(lambda x: max(x, 0) + 1)
     assert freeze(one).type == freeze(other).type and freeze(one).fingerprint == freeze(other).fingerprint
-    different = freeze(transforms.Elementwise(lambda x: max(x, 0) + 2))
+    different = freeze(transforms.Map(lambda x: max(x, 0) + 2))
     assert different.type != freeze(one).type and different.fingerprint != freeze(one).fingerprint
 
 
@@ -487,7 +487,7 @@ def from_table(x: Any, i: int, j: int) -> Any:
 
 
 def test_module_globals_are_captured(rebound: Set) -> None:
-    transform = transforms.Elementwise(from_table)
+    transform = transforms.Map(from_table)
     first = freeze(transform)
     assert [code for code, _ in first.leaves] == ["f64", "u64", "i32"] or \
         sorted(code for code, _ in first.leaves) == ["f64", "i32", "u64"]
@@ -508,8 +508,8 @@ def test_captured_values_are_those_of_the_call(machine: Any, rng: np.random.Gene
     """One kernel; the arrays and scalars that the functions hold when they are called."""
     a, b = rng.standard_normal((M, K)).astype(F4), rng.standard_normal((K, N)).astype(F4)
 
-    def make(weights: Any, shift: Any) -> transforms.Elementwise:
-        return transforms.Elementwise(lambda x, i, j: x * weights[j] + shift)
+    def make(weights: Any, shift: Any) -> transforms.Map:
+        return transforms.Map(lambda x, i, j: x * weights[j] + shift)
 
     compiled_before = None
     for seed in range(3):
@@ -566,7 +566,7 @@ confs = [
     gk.get_config(operator=MinPlus(), global_a_layout=layouts.ColMajor("float32"), device=H100,
                   epilogue=Scaled(np.ones(3), 2.0)),
     gk.get_config(operator=operators.MMAOp(), global_a_layout=layouts.RowMajor("float16"), device=H100,
-                  transform_regs_to_shared_d=transforms.Elementwise(lambda x, i, j: max(x, 0.5) * table[j])),
+                  transform_regs_to_shared_d=transforms.Map(lambda x, i, j: max(x, 0.5) * table[j])),
 ]
 for conf in confs:
     print(freeze(conf.spec()).fingerprint)

@@ -42,7 +42,7 @@ def helper(x: Any) -> Any:
 def compiled(function: Callable[..., Any]) -> ahead.CompiledKernel:
     conf = gk.get_config(operator=operators.MMAOp(), global_a_layout=layouts.RowMajor("float16"), device=H100,
                          block_shape=gk.Tile(M=32, N=32, K=32), compute_warp=gk.Tile(M=16, N=16, K=16),
-                         transform_regs_to_shared_d=transforms.Elementwise(function))
+                         transform_regs_to_shared_d=transforms.Map(function))
     return ahead.compile_config(conf, device=H100)
 
 
@@ -143,7 +143,7 @@ WRONG: dict[str, tuple[Any, str, str, str]] = {
     "a call with too few arguments": (WrongArguments(), "WrongArguments.__call__", "ARGUMENTS", "'y'"),
     "a method's mistake": (WrongMethod(), "WrongMethod.other", "METHOD", "one"),
     "recursion": (Recursive(), "factorial", "RECURSION", "calls itself"),
-    "a lambda's mistake": (transforms.Elementwise(lambda x: x.clipped(2)), "<lambda>", "LAMBDA", "clipped"),  # LAMBDA
+    "a lambda's mistake": (transforms.Map(lambda x: x.clipped(2)), "<lambda>", "LAMBDA", "clipped"),  # LAMBDA
 }
 
 
@@ -182,7 +182,7 @@ class Settings:
 def program(body: str, **names: Any) -> Any:
     space = {"np": np, **names}
     exec(f"def function(x):\n    return {body}", space)
-    return transforms.Elementwise(space["function"])
+    return transforms.Map(space["function"])
 
 
 HELPERS = types.ModuleType("users_helpers")

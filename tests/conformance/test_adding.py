@@ -10,7 +10,7 @@ import pytest
 
 from gemmkit.kernels.collectives.scheduler import Persistent
 from gemmkit.kernels.sm90.family import ROUTES
-from gemmkit.kernels.spec import FAMILIES, Shape
+from gemmkit.kernels.spec import FAMILIES, ProblemShape
 from gemmkit.plans.ahead import compile_config
 from tests.support import markdown
 
@@ -36,7 +36,7 @@ def test_the_toys_run(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator)
         met.extend(name for name in TOYS if name in names and name not in met)
         printed.extend([said] if said else [])
         if "Backwards" in met and "HalfBoxes" not in met:
-            scheduler, shape = names["conf"].spec().scheduler, Shape(128, 64, 64)
+            scheduler, shape = names["conf"].spec().scheduler, ProblemShape(128, 64, 64)
             forwards = Persistent(scheduler.order, scheduler.block, scheduler.cluster)
             assert type(scheduler) is names["Backwards"]
             assert ([scheduler.place(n, 0, shape) for n in range(4)]

@@ -164,8 +164,8 @@ def test_the_network_of_the_sensitivities_knows_digits() -> None:
 
 
 def test_wrong_derivatives_are_noticed(seeded: Seeded, capsys: pytest.CaptureFixture[str]) -> None:
-    def without_rule(x: gk.Dual, weights: np.ndarray, where: machine.Machine) -> gk.Dual:
-        return gk.Dual.of(x.value @ weights, np.einsum("mkp,kn->mnp", x.tangents, np.abs(weights)))
+    def without_rule(x: gk.functions.Dual, weights: np.ndarray, where: machine.Machine) -> gk.functions.Dual:
+        return gk.functions.Dual.of(x.value @ weights, np.einsum("mkp,kn->mnp", x.tangents, np.abs(weights)))
 
     seeded(sensitivities, "product", without_rule)
     assert not sensitivities.main(emulate=True, images=5, hidden=6)

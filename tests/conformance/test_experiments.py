@@ -25,7 +25,7 @@ from bench.experiments.experiment import Experiment
 from bench.fusions import WORKS
 from bench.harness import WrongResult
 from bench.supervise import Patience
-from gemmkit.emulator.mode import Mode
+from gemmkit.emulator.mode import ExecutionTarget
 from gemmkit.operators import MAX_PLUS, MIN_PLUS
 from gemmkit.plans.compiled import Compiled
 from gemmkit.plans.plan import Plan
@@ -49,7 +49,7 @@ class Emulated(Host):
 
     @contextmanager
     def launches(self) -> Iterator[None]:
-        product, others = Plan._emulate, Mode.run
+        product, others = Plan._emulate, ExecutionTarget.run
 
         def launch(compute: Any, out: Any) -> Any:
             self.now += 1.0
@@ -69,7 +69,7 @@ class Emulated(Host):
             else:
                 launch(lambda: others(mode, made, arrays), made.filled(arrays)[0])
 
-        with mock.patch.object(Plan, "_emulate", plan), mock.patch.object(Mode, "run", kernel), gemmkit.emulate():
+        with mock.patch.object(Plan, "_emulate", plan), mock.patch.object(ExecutionTarget, "run", kernel), gemmkit.emulate():
             yield
 
 

@@ -63,13 +63,13 @@ CALLS: dict[str, tuple[str, tuple[str, ...], str | None]] = {
     "an activation that returns bytes": ("gk.glu(of(1, 5, 7), of(2, 7, 3), of(3, 7, 3), lambda x: b'x')", ("lambda",), None),
     # functions
     "math.exp as an epilogue": (multiplied(epilogue="epilogues.Elementwise(math.exp)"), ("exp",), f"np.exp({SUM})"),
-    "math.exp as a transform": (multiplied(transform_regs_to_shared_d="transforms.Elementwise(math.exp)"), ("exp",), f"np.exp({SUM})"),
-    "np.exp in a transform": (multiplied(transform_global_to_shared_a="transforms.Elementwise(lambda x: np.exp(x))"), ("math.exp",), None),
-    "np.exp as a transform": (multiplied(transform_global_to_shared_a="transforms.Elementwise(np.exp)"), ("exp",), f"np.exp({A}) @ {B}"),
+    "math.exp as a transform": (multiplied(transform_regs_to_shared_d="transforms.Map(math.exp)"), ("exp",), f"np.exp({SUM})"),
+    "np.exp in a transform": (multiplied(transform_global_to_shared_a="transforms.Map(lambda x: np.exp(x))"), ("math.exp",), None),
+    "np.exp as a transform": (multiplied(transform_global_to_shared_a="transforms.Map(np.exp)"), ("exp",), f"np.exp({A}) @ {B}"),
     **{f"a function that returns {what}": (multiplied(epilogue=f"epilogues.Elementwise(lambda x: {what})"),
                                            ("lambda", "__call__", "epilogue", "Elementwise"), None)
        for what in ("(x, x)", "'x'", "None", "math", "1j * x", "np.float32", "()", "(x,)", "lambda y: y")},
-    **{f"a transform that returns {what}": (multiplied(transform_shared_to_regs_a=f"transforms.Elementwise(lambda x: {what})"),
+    **{f"a transform that returns {what}": (multiplied(transform_shared_to_regs_a=f"transforms.Map(lambda x: {what})"),
                                             ("lambda", "__call__", "transform", "transform_shared_to_regs_a", "Elementwise"), None)
        for what in ("(x, x)", "'x'", "None", "x > 0", "1j * x")},
     "a function of too many arguments": (multiplied(epilogue="epilogues.Elementwise(lambda x, y, z, w: x)"), ("lambda", "f"), None),
@@ -85,8 +85,8 @@ CALLS: dict[str, tuple[str, tuple[str, ...], str | None]] = {
                                                        "epilogues.Elementwise(lambda x: x + 1)"), (),
                            f"1j * np.conj({AC} @ {BC}) + 1"),
     "f | f on an operand's parts": (
-        multiplied_numbers(transform_global_to_shared_a="transforms.Elementwise(lambda x: (x.imag, x.real)) | "
-                                                        "transforms.Elementwise(lambda x: x + 1)"), (),
+        multiplied_numbers(transform_global_to_shared_a="transforms.Map(lambda x: (x.imag, x.real)) | "
+                                                        "transforms.Map(lambda x: x + 1)"), (),
         f"(1j * np.conj({AC}) + 1) @ {BC}"),
     "f | f of three parts": (multiplied_numbers(epilogue="epilogues.Elementwise(lambda x: (x.imag, x.real, x.real)) | "
                                                          "epilogues.Elementwise(lambda x: x)"), ("lambda", "epilogue"), None),
@@ -96,8 +96,8 @@ CALLS: dict[str, tuple[str, tuple[str, ...], str | None]] = {
     "a plan of misaligned arrays": (f"gk.plan(misaligned({A}), {B})({A}, {B})", ("a",), SUM),
     **{f"an interface with {entry}": (of_interface(entry), ("a",), None) for entry in INTERFACES},
     "an interface that is a list": (f"gk.matmul(Interface([1]), {B})", ("a",), None),
-    "tangents of another library": ("gk.Dual.of(of(1, 5), Interface(of(2, 5, 2), stream=0))", ("tangents", "one library"), None),
-    "one tangent of another library": ("gk.Dual.of(of(1, 5), Interface(of(2, 5), stream=0))", ("tangents", "one library"), None),
+    "tangents of another library": ("gk.functions.Dual.of(of(1, 5), Interface(of(2, 5, 2), stream=0))", ("tangents", "one library"), None),
+    "one tangent of another library": ("gk.functions.Dual.of(of(1, 5), Interface(of(2, 5), stream=0))", ("tangents", "one library"), None),
     "an interface that is None": (f"gk.matmul(Interface(None), {B})", ("a",), None),
     **{f"complex256 as {name}": (code, ("complex256", "clongdouble"), None) for name, code in {
         "a": f"gk.matmul({A}.astype('c32'), {B})", "out": f"gk.matmul({A}, {B}, out=np.zeros((5, 3), 'c32'))",
@@ -128,7 +128,7 @@ CALLS: dict[str, tuple[str, tuple[str, ...], str | None]] = {
     # what a layout of an array beside D must do, classes without a module, results that became read-only
     "a residual that is not read": ("epilogues.Residual(of(1, 5, 3), layouts.Padded(layouts.RowMajor('float32'), 4))", ("layout",), None),
     "a store that is not written": ("epilogues.Store(of(1, 5, 3), layouts.Padded(layouts.RowMajor('float32'), 4))", ("layout",), None),
-    "columns of a braid": ("layouts.Braided(layouts.RowMajor('float32'), (1,), 2)", ("columns",), None),
+    "columns of a braid": ("layouts.ColumnInterleaved(layouts.RowMajor('float32'), (1,), 2)", ("columns",), None),
     "a stream of no module": ("gk.matmul(of(1, 5, 7), of(2, 7, 3), stream=type('A', (), {})())", ("stream",), None),
     "a dtype of no module": ("gk.matmul(of(1, 5, 7), of(2, 7, 3), dtype=type('A', (), {})())", ("dtype",), None),
     "an epilogue's dtype of no module": ("gk.matmul(of(1, 5, 7), of(2, 7, 3), conf=SMALL, epilogue=epilogues.Softmax(dtype=type('A', (), {})()))",

@@ -77,16 +77,6 @@ def test_blocks_run(page: str, monkeypatch: pytest.MonkeyPatch, rng: np.random.G
     assert markdown.run(path, monkeypatch, rng, {}, check) == BLOCKS[page]
 
 
-#: Pages with blocks that are wider still: the picture of the house, the command line's own help. No page joins them.
-WIDE = {"architecture.md", "command_line.md", "distributed.md", "measuring.md", "start.md"}
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in WIDE], ids=name)
-def test_blocks_are_at_most_88_columns_wide(page: Path) -> None:
-    wide = [line for block in markdown.blocks(page) for line in block.text.splitlines() if len(line) > 88]
-    assert not wide, f"{page.name}: {wide}"
-
-
 def test_every_block_of_python_is_run_somewhere() -> None:
     """By this file, or by one that names the page."""
     tests = "".join(path.read_text(encoding="utf-8") for path in (markdown.ROOT / "tests").rglob("test_*.py"))

@@ -52,7 +52,7 @@ def test_equal_lambdas_are_reported_where_each_is_written(tmp_path: Path) -> Non
     space: list[Any] = []
     for name, line in (("where_a", 3), ("where_b", 7)):
         names: dict[str, Any] = {"transforms": transforms}
-        exec(compile("\n" * (line - 1) + "t = transforms.Elementwise(lambda x: x.clipped(2))", f"{name}.py", "exec"), names)
+        exec(compile("\n" * (line - 1) + "t = transforms.Map(lambda x: x.clipped(2))", f"{name}.py", "exec"), names)
         space.append((names["t"], f'File "{name}.py", line {line}'))
     for transform, place in space:
         for each in (transform, transforms.Identity() | transform):
@@ -75,7 +75,7 @@ def test_a_users_module_is_not_taken_for_the_standard_librarys(name: str, monkey
     monkeypatch.setitem(sys.modules, name, module)
     space = {name: module}
     exec(f"f = lambda x: {name}.helper(x) * {name}.EPS", space)
-    transform = transforms.Elementwise(space["f"])
+    transform = transforms.Map(space["f"])
     texts = [freeze(transform).fingerprint]
     module.EPS = 2.0                                                          # type: ignore[attr-defined]
     texts.append(freeze(transform).fingerprint)
@@ -125,7 +125,7 @@ def test_keywords_follow_the_code_and_a_refused_call_leaves_the_context_usable()
 
     space: dict[str, Any] = {"SCALE": 2.0, "LIST": [2.0]}
     exec("def helper(x): return x * SCALE\ndef f(x): return helper(x) + 1", space)
-    transform, a = transforms.Elementwise(space["f"]), cupy.eye(40, dtype=cupy.float32)
+    transform, a = transforms.Map(space["f"]), cupy.eye(40, dtype=cupy.float32)
 
     def product() -> Any:
         return gk.matmul(a, a, transform_regs_to_shared_d=transform).get()
@@ -155,7 +155,7 @@ def test_a_transform_that_begins_to_want_coordinates() -> None:
     """What a component remembers of its function's signature does not outlive the code."""
     space: dict[str, Any] = {}
     exec("def f(x): return x\ndef g(x, i, j): return x + i", space)
-    transform = transforms.Elementwise(space["f"])
+    transform = transforms.Map(space["f"])
     a = np.eye(4, dtype=np.float32)
     with gk.emulate():
         conf = gk.get_config(operator=operators.FPUOp(M=16, N=16), global_a_layout=layouts.RowMajor("float32"),
@@ -170,7 +170,7 @@ def test_code_that_changes_while_it_is_compiled_is_not_kept(monkeypatch: pytest.
     own = default_cache()
     space: dict[str, Any] = {"SCALE": 2.0}
     exec("f = lambda x: x * SCALE", space)
-    transform = transforms.Elementwise(space["f"])
+    transform = transforms.Map(space["f"])
     compiled = compiling.to_ptx
 
     def interrupted(*arguments: Any) -> str:
@@ -188,7 +188,7 @@ def test_code_that_changes_while_it_is_compiled_is_not_kept(monkeypatch: pytest.
 
 @pytest.mark.compile
 def test_a_patched_function_of_gemmkits_is_not_kept_under_the_unpatched_key(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
-    transform = transforms.Elementwise(activations.relu)
+    transform = transforms.Map(activations.relu)
     before = ptx_of(transform)
     with monkeypatch.context() as patch:
         patch.setattr(activations.relu, "__code__", (lambda x: x * 3).__code__)
@@ -238,7 +238,7 @@ _REPLACED = [_with_another_code, _with_another_default, _with_another_name, _wit
 def test_whatever_of_gemmkit_is_replaced_has_a_key_of_its_own(replace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts and keys hold gemmkit's code by name and by the digest of its source: none is that of the unreplaced code."""
     def texts() -> list[str]:
-        return [freeze(epilogues.Default()).fingerprint, freeze(transforms.Elementwise(activations.silu)).fingerprint,
+        return [freeze(epilogues.Default()).fingerprint, freeze(transforms.Map(activations.silu)).fingerprint,
                 fingerprint.package_digest()]
 
     if not fingerprint.packages_stand():
@@ -339,7 +339,7 @@ def test_a_module_that_is_loaded_from_a_newer_file_changes_the_key(tmp_path: Pat
         assert file.startswith(os.getcwd())
         open(file, "a").write("tanh = None\\n")
         kept = package_digest()                          # nothing that could have the newer text is loaded
-        assert gemmkit.fast.tanh is None
+        assert gemmkit.epilogues.fast.tanh is None
         print(first == kept, first == package_digest())
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, cwd=tmp_path,
@@ -353,7 +353,7 @@ def test_looking_again_is_one_expression() -> None:
     """Two functions, two constants and a class: 15 comparisons, no loop, nothing hashed."""
     space: dict[str, Any] = {"SCALE": 2.0}
     exec("def helper(x): return x * SCALE\ndef f(x): return helper(x) + SCALE", space)
-    stand = freeze(transforms.Elementwise(space["f"])).guards
+    stand = freeze(transforms.Map(space["f"])).guards
     (facts,) = [guards for guards in stand if guards]
     assert facts.ready()() and not facts.ready().__code__.co_consts[1:2] == ("loop",)
     assert len(facts.facts) < 16

@@ -99,7 +99,7 @@ def members(text: str, header: str) -> list[str]:
     ("### GlobalLayout", "| member", layouts.GlobalLayout), ("### ResultLayout", "| member", layouts.ResultLayout),
     ("### Both", "| member", layouts.GlobalLayout), ("### SharedLayout", "| member", layouts.Swizzled),
     ("## Transforms", "| member", transforms.Transform), ("## Operators", "| member of `FPUOp`", operators.FPUOp),
-    ("## Operators", "| member of `Operator`", operators.FPUOp), ("## Epilogues", "| member", epilogues.Composed),
+    ("## Operators", "| member of `Operator`", operators.FPUOp), ("## Epilogues", "| member", epilogues.ComposedEpilogue),
     ("## Functions of rows", "| member of `gk.masks.Mask`", masks.Mask)])
 def test_the_classes_have_the_members(section: str, header: str, base: type) -> None:
     names = members(CLASSES[CLASSES.index(f"\n{section}"):], header)
@@ -116,7 +116,7 @@ def test_orders_and_conditions_have_the_members() -> None:
 def test_every_epilogue_that_ships_has_a_row() -> None:
     table = CLASSES[CLASSES.index("\n### Epilogues that ship"):].split("\n\n")[1]
     shown = {name for line in table.splitlines()[2:] for name in re.findall(r"`(\w+)", line.split("|")[1])}
-    assert shown == {name for name in epilogues.__all__ if name[0].isupper()} - {"Combine", "Composed", "Default", "Epilogue"}
+    assert shown == {name for name in epilogues.__all__ if name[0].isupper()} - {"Combine", "ComposedEpilogue", "Default", "Epilogue"}
 
 
 def test_every_layout_of_an_array_with_structure_has_a_row() -> None:

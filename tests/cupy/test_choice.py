@@ -121,7 +121,7 @@ def test_gemm(transa: Any, transb: Any) -> None:
     (using.matmul(any_array, A, STACK), 2 * 3 * 4 * 5), (using.matmul(any_array, A[0], B[:, 0]), 4),
     (using.dot(any_array, drawn(2, 3, 4), STACK), 6 * 4 * 10), (using.tensordot(any_array, drawn(2, 3, 4), drawn(3, 4, 2)), 48),
     (using.einsum(any_array, "bij,bjk->kbi", drawn(2, 3, 4), STACK), 120), (using.gemm(any_array, "T", "N", A.T, B), 60)])
-def test_multiply_adds_are_counted(product: using.Product, work: int) -> None:
+def test_multiply_adds_are_counted(product: using.CupyCall, work: int) -> None:
     assert product.work == work
 
 

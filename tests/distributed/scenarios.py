@@ -77,7 +77,7 @@ def check_gather_with_components(rank: int) -> None:
     shortest = gd.all_gather_matmul(a.split(2)[rank], b, operator=MIN_PLUS)
     assert torch.equal(shortest, (a[:, :, None] + b[None]).amin(1))
     bias = np.array([1, 2, 3], np.float32)
-    d = gd.all_gather_matmul(a.split(2)[rank], b, transform_global_to_shared_a=gk.transforms.Elementwise(lambda x, m, k: x * m),
+    d = gd.all_gather_matmul(a.split(2)[rank], b, transform_global_to_shared_a=gk.transforms.Map(lambda x, m, k: x * m),
                              epilogue=Bias(bias) | ReLU())
     assert torch.equal(d, ((torch.arange(4)[:, None] * a) @ b + torch.from_numpy(bias)).relu())
 
@@ -138,8 +138,8 @@ def check_reduce_with_components(rank: int) -> None:
     d = gd.matmul_reduce_scatter(*own, rows, epilogue=Bias(bias) | ReLU(), out=poisoned(2, 3))
     assert torch.equal(d, (a @ b + c + torch.from_numpy(bias)).relu().split(2)[rank])
     d = gd.matmul_reduce_scatter(*own, epilogue=Residual(rows.numpy()),
-                                 transform_global_to_shared_a=gk.transforms.Elementwise(lambda x, m, k: x * m),
-                                 transform_regs_to_shared_d=gk.transforms.Elementwise(lambda x: 2 * x))
+                                 transform_global_to_shared_a=gk.transforms.Map(lambda x, m, k: x * m),
+                                 transform_regs_to_shared_d=gk.transforms.Map(lambda x: 2 * x))
     assert torch.equal(d, (2 * ((torch.arange(4)[:, None] * a) @ b) + c).split(2)[rank])
     shortest = gd.matmul_reduce_scatter(*own, operator=MIN_PLUS)
     assert torch.equal(shortest, (a[:, :, None] + b[None]).amin(1).split(2)[rank])
@@ -200,7 +200,7 @@ def check_ring(rank: int) -> None:
     assert torch.equal(gd.ring_matmul(half.split(1)[rank], other.split(2)[rank]), (half @ other).split(1)[rank])
     refused(ValueError, "both are K", lambda: gd.ring_matmul(a, b))
     refused(gk.ConfigError, "sees coordinates", lambda: gd.ring_matmul(
-        a.split(2)[rank], b.split(3)[rank], transform_global_to_shared_a=gk.transforms.Elementwise(lambda x, m, k: x * k)))
+        a.split(2)[rank], b.split(3)[rank], transform_global_to_shared_a=gk.transforms.Map(lambda x, m, k: x * k)))
 
 
 def check_matrices(rank: int) -> None:

@@ -148,7 +148,7 @@ def test_rows_by_address(replaced: Seeded) -> None:
     for a in (torch.zeros(10, 6), torch.zeros(6, 10).T, torch.zeros(10, 16)[:, :6]):
         b, out = torch.zeros(6, 4, dtype=torch.float16), torch.zeros(8, 4, dtype=torch.float16)
         made.calls.clear(), first.clear()
-        product = calls.Product(None, {})
+        product = calls.PlannedProduct(None, {})
         for _ in range(4):
             product.into(7, a, b, out, 3, 7, 2)
         assert first * 3 == made.calls and len(first) == 1
@@ -177,7 +177,7 @@ def test_rows_in_several_arrays(replaced: Seeded) -> None:
 
 @pytest.mark.parametrize("lengths, what, expected", [
     ((128, 128), {}, True), ((256, 384, 128), {}, True), ((128, 120), {}, True), ((120, 128), {}, False), ((128, 0), {}, False),
-    ((256,), {}, False), ((128, 128), dict(transform_global_to_shared_a=transforms.Elementwise(lambda x: x + x)), False),
+    ((256,), {}, False), ((128, 128), dict(transform_global_to_shared_a=transforms.Map(lambda x: x + x)), False),
     ((128, 128), dict(kernel="singlestage"), False)])
 def test_where_rows_are_joined(lengths: Any, what: Any, expected: bool) -> None:
     """Tiles of 128 rows are of one shard each; a shard at an odd address, or of strided rows, is copied."""

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 import gemmkit as gk
-from gemmkit.distributed.calls import Reduction, with_own
+from gemmkit.distributed.calls import ReductionRule, with_own
 from gemmkit.distributed.ranks import InRankOrder, even_lengths, rule_of
 from gemmkit.emulator import errors
 from gemmkit.emulator.agents import Stream, beside
@@ -94,7 +94,7 @@ def of_two(conf: gk.Config, rows: int, columns: int, own: int, rng: np.random.Ge
     table = arrivals(conf.order, lengths, 0, conf.block_shape.size.M * scheduler.cluster.m,
                      -(-columns // (conf.block_shape.size.N * scheduler.cluster.n)))
     table[:, 2:] *= 2
-    how = Reduction(F32, F32, rule_of(conf.operator, None), F32)
+    how = ReductionRule(F32, F32, rule_of(conf.operator, None), F32)
     given = with_own(Slot(slot), how, own, dict(epilogue=ReLU()))
     made = dataclasses.replace(conf, order=Gated(table, flags, own, 1000))
     d = poison((rows, columns), F32)
@@ -128,7 +128,7 @@ def test_two_ranks(name: str, own: int, rng: np.random.Generator) -> None:
 
 def test_the_other_ranks_sums_come_ahead_of_time(rng: np.random.Generator) -> None:
     slot = np.zeros((2, 64, 64), np.float32)
-    given = with_own(Slot(slot), Reduction(F32, F32, rule_of(mapping().operator, None), F32), 0, {})
+    given = with_own(Slot(slot), ReductionRule(F32, F32, rule_of(mapping().operator, None), F32), 0, {})
     a, b = np.zeros((64, 16), mapping().global_a_layout.dtype), np.zeros((16, 64), mapping().global_b_layout.dtype)
     (found,) = recorded(lambda: gk.matmul(a, b, None, mapping(), out=np.zeros((64, 64), F32), **given))
     assert found.spec.store.reads_ahead

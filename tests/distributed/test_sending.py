@@ -12,13 +12,13 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import gemmkit as gk  # noqa: E402
-from gemmkit.distributed.calls import Reduction  # noqa: E402
+from gemmkit.distributed.calls import ReductionRule  # noqa: E402
 from gemmkit.distributed.ranks import Rule, plus  # noqa: E402
 from gemmkit.distributed.transport import Gates, Sending, beside, by_shards, sending_of  # noqa: E402  # noqa: E402
 from gemmkit.plans.problem import resolve  # noqa: E402
 from gemmkit.runtime.arrays import describe  # noqa: E402
 from gemmkit.tiling import Tile  # noqa: E402
-from gemmkit.transforms import Elementwise  # noqa: E402
+from gemmkit.transforms import Map  # noqa: E402
 from tests.support.patches import Seeded  # noqa: E402
 
 F32, F16 = np.dtype("f4"), np.dtype("f2")
@@ -35,7 +35,7 @@ def sent(lengths: tuple[int, ...], columns: int, travels: np.dtype = F16, k: int
     if turned:
         a, b = a.T.contiguous().T, b.T.contiguous().T
     with gk.emulate():
-        return sending_of(lengths, a, b, Reduction(travels, F32, Rule(plus), F16), None, components)
+        return sending_of(lengths, a, b, ReductionRule(travels, F32, Rule(plus), F16), None, components)
 
 
 def test_small_sums_are_stored() -> None:
@@ -69,7 +69,7 @@ def test_more_ranks_and_the_largest() -> None:
 
 def test_rows_that_are_seen_are_at_home_first() -> None:
     """One product of all rows, whose parts are copied."""
-    doubled = Elementwise(lambda x: x + x)
+    doubled = Map(lambda x: x + x)
     assert sent((8, 8), 16, transform_global_to_shared_a=doubled) == Sending(False, 1)
     assert sent((8, 8), 16, epilogue=doubled) == Sending(True, 1)
 

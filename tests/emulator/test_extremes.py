@@ -135,9 +135,9 @@ OWN: dict[Callable[..., Any], Callable[..., Any]] = {
     activations.tanh: lambda x: np.tanh(np.float64(x)),
     operators.MIN_PLUS.add: np.minimum, operators.MAX_PLUS.add: np.maximum, reductions.larger: np.maximum,
     reductions.smaller: np.minimum, operators.LOG_SUM_EXP.add: np.logaddexp, operators.MAX_PLUS.mul: np.add,
-    operators.MAX_TIMES.mul: np.multiply, gk.fast.exp2: lambda x: np.exp2(np.float64(x)),
-    gk.fast.reciprocal: lambda x: 1 / np.float64(x), gk.fast.tanh: lambda x: np.tanh(np.float64(x)),
-    gk.fast.log2: lambda x: np.log2(np.float64(x)), gk.fast.maximum: np.fmax}
+    operators.MAX_TIMES.mul: np.multiply, gk.epilogues.fast.exp2: lambda x: np.exp2(np.float64(x)),
+    gk.epilogues.fast.reciprocal: lambda x: 1 / np.float64(x), gk.epilogues.fast.tanh: lambda x: np.tanh(np.float64(x)),
+    gk.epilogues.fast.log2: lambda x: np.log2(np.float64(x)), gk.epilogues.fast.maximum: np.fmax}
 NEVER_RAISE = (activations.gelu, activations.gelu_tanh, activations.silu)
 
 
@@ -148,7 +148,7 @@ def test_own_functions(of: str, rng: np.random.Generator, quick: None) -> None:
     for own in (*OWN, *NEVER_RAISE):
         count = 2 if own in OWN and OWN[own].__class__ is np.ufunc else 1
         calls = own, ((lambda x, f=own: f(x)) if count == 1 else (lambda x, y, f=own: f(x, y)))
-        at_least = np.dtype("f4") if own in vars(gk.fast).values() else dtype or np.dtype("f8")
+        at_least = np.dtype("f4") if own in vars(gk.epilogues.fast).values() else dtype or np.dtype("f8")
         for call in map(in_emulator, calls):
             with np.errstate(all="ignore"):
                 for _ in range(20):
@@ -157,7 +157,7 @@ def test_own_functions(of: str, rng: np.random.Generator, quick: None) -> None:
                     if own in NEVER_RAISE:
                         assert np.isnan(np.float64(found)) or not np.isnan(given[0])
                         continue
-                    if own in vars(gk.fast).values():
+                    if own in vars(gk.epilogues.fast).values():
                         given = [np.float32(x) for x in given]
                     exact = np.asarray(OWN[own](*[np.float64(x) for x in given])).astype(at_least).astype("f8")
                     eps = float(ml_dtypes.finfo(at_least).eps)
@@ -272,7 +272,7 @@ def test_semirings(name: str, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("epilogue", [
     epilogues.GELU(), epilogues.GELU("tanh"), epilogues.SiLU(), epilogues.Tanh(), epilogues.ReLU(), epilogues.Clamp(-1e38, 6.0),
     epilogues.Scale(0.0), epilogues.Scale(3e38), epilogues.Softmax(), epilogues.RMSNorm(), epilogues.LayerNorm(),
-    epilogues.Causal() | epilogues.Softmax()], ids=repr)
+    epilogues.CausalMask() | epilogues.Softmax()], ids=repr)
 def test_epilogues(epilogue: Any, rng: np.random.Generator, quick: None) -> None:
     x = rng.choice(extremes(np.dtype("f4")), (16, 3))
     found = product(np.float32, x, epilogue)

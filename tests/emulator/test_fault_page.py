@@ -11,7 +11,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.emulator import errors
-from gemmkit.emulator.errors import Element, _in_array, _in_stage, _said, fault_page
+from gemmkit.emulator.errors import ElementRange, _in_array, _in_stage, _said, fault_page
 from gemmkit.kernels import simt as template
 from gemmkit.layouts import RowMajor
 from tests.kernels.simt.test_kernel import drop, run
@@ -70,7 +70,7 @@ def test_an_address_of_an_array() -> None:
         address = View.array.ctypes.data + 4 * (2 * 7 + 3)
 
     found = _in_array(Launched, Fault)          # type: ignore[arg-type]
-    assert found == Element("array 'out'", (5, 7), (2, 3), 2, 1)
+    assert found == ElementRange("array 'out'", (5, 7), (2, 3), 2, 1)
     assert _said(found) == "row 2, columns 3 to 4 of array 'out' (5 x 7)"
 
 

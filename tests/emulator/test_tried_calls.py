@@ -12,7 +12,7 @@ import gemmkit as gk
 from gemmkit import epilogues, operators
 from gemmkit.emulator import functions
 from gemmkit.emulator.functions import Coordinate, LongCoordinate
-from gemmkit.kernels.spec import Shape
+from gemmkit.kernels.spec import ProblemShape
 from gemmkit.lang.errors import ComponentError
 from gemmkit.lang.scalars import wide_index
 
@@ -60,7 +60,7 @@ def test_coordinates_of_either_width_are_tried(coordinate: Any) -> None:
     x, i = np.float32(1), coordinate(3)
     functions.tried(at, (x, i), {}, _given)
     functions.tried(at, (x,), {"i": i}, _given)
-    functions.tried(of_shape, (x, Shape(i, i, i)), {}, _given)
+    functions.tried(of_shape, (x, ProblemShape(i, i, i)), {}, _given)
     for given, named in (((x, i), {}), ((x,), {"i": i})):
         with pytest.raises(ComponentError, match="sliced cannot be compiled"):
             functions.tried(sliced, given, named, _given)
@@ -68,5 +68,5 @@ def test_coordinates_of_either_width_are_tried(coordinate: Any) -> None:
 
 def test_what_is_long_has_the_long_type() -> None:
     assert functions._type_of(LongCoordinate(2**40), _given) is wide_index
-    long, short = (functions._type_of(Shape(kind(1), kind(1), kind(1)), _given) for kind in (LongCoordinate, Coordinate))
+    long, short = (functions._type_of(ProblemShape(kind(1), kind(1), kind(1)), _given) for kind in (LongCoordinate, Coordinate))
     assert long != short and set(long.runtime.values()) == {wide_index}

@@ -14,7 +14,7 @@ from gemmkit import epilogues, layouts, transforms
 from gemmkit.epilogues import (
     GELU,
     Bias,
-    Causal,
+    CausalMask,
     Clamp,
     Elementwise,
     LinearCombination,
@@ -79,8 +79,8 @@ PLAIN: dict[str, Any] = {
     "f(x)": (Elementwise(lambda x: x * x + 1), lambda x: x * x + 1),
     "f(x, m, n)": (Elementwise(lambda x, m, n: x + m - 2 * n), lambda x: x + ROWS - 2 * COLUMNS),
     "where": (Where(lambda m, n: (m + n) % 3 != 0, -1.0), lambda x: np.where((ROWS + COLUMNS) % 3 != 0, x, -1)),
-    "causal": (Causal(0.0), lambda x: np.where(COLUMNS <= ROWS, x, 0)),
-    "causal offset": (Causal(0.0, 5), lambda x: np.where(COLUMNS <= ROWS + 5, x, 0)),
+    "causal": (CausalMask(0.0), lambda x: np.where(COLUMNS <= ROWS, x, 0)),
+    "causal offset": (CausalMask(0.0, 5), lambda x: np.where(COLUMNS <= ROWS + 5, x, 0)),
     "number": (Scale(0.25), lambda x: 0.25 * x),
     "NumPy's number": (Scale(np.float32(0.25)), lambda x: 0.25 * x),
 }
@@ -138,7 +138,7 @@ def test_a_long_chain(machine: Any, rng: np.random.Generator) -> None:
     bias, rows, residual = random(rng, (N,), F32), random(rng, (M,), F16), random(rng, (M, N), F16)
     x = 0.5 * reference(a, b) + bias + residual
     expected = np.where(COLUMNS <= ROWS, x / (1 + np.exp(-x)) * rows[:, None].astype(F64), -1)
-    parts = [Scale(0.5), Bias(machine.array(bias)), Residual(machine.array(residual)), SiLU(), Scale(machine.array(rows), along="M"), Causal(-1.0)]
+    parts = [Scale(0.5), Bias(machine.array(bias)), Residual(machine.array(residual)), SiLU(), Scale(machine.array(rows), along="M"), CausalMask(-1.0)]
     left = parts[0] | parts[1] | parts[2] | parts[3] | parts[4] | parts[5]
     right = (parts[0] | parts[1]) | (parts[2] | (parts[3] | (parts[4] | parts[5])))
     assert list(epilogues.parts(left)) == list(epilogues.parts(right)) == parts
@@ -191,7 +191,7 @@ class Softplus(epilogues.Epilogue):
 @on_machines
 def test_a_users_epilogue_composes(machine: Any, rng: np.random.Generator) -> None:
     a, b = operands(rng, OPERATORS["fpu"])
-    epilogue = Elementwise(lambda x: x / 2) | Softplus(gk.float32(1.5)) | ReLU()
+    epilogue = Elementwise(lambda x: x / 2) | Softplus(np.float32(1.5)) | ReLU()
     expected = np.log1p(np.exp(1.5 * reference(a, b) / 2)) / 1.5
     assert_close(product(machine, a, b, OPERATORS["fpu"], epilogue=epilogue), expected, 1e-6)
 
@@ -220,7 +220,7 @@ def test_transforms_compose(machine: Any, point: str, rng: np.random.Generator) 
     for functions in ((plus_one, placed), (placed, plus_one, plus_one), (plus_one, plus_one)):
         transform: Any = transforms.Identity()
         for f in functions:
-            transform = transform | transforms.Elementwise(f)
+            transform = transform | transforms.Map(f)
 
         def through(x: np.ndarray) -> np.ndarray:
             for f in functions:
@@ -237,7 +237,7 @@ def test_an_element_wise_epilogue_as_a_transform(machine: Any, rng: np.random.Ge
     operator = OPERATORS["fpu"]
     a, b = operands(rng, operator)
     scale = random(rng, (K,), F32)
-    transform = transforms.Elementwise(Scale(machine.array(scale)) | GELU()) | transforms.Elementwise(activations.tanh)
+    transform = transforms.Map(Scale(machine.array(scale)) | GELU()) | transforms.Map(activations.tanh)
     expected = reference(np.tanh(gelu(a.astype(F64) * scale)), b)
     assert_close(product(machine, a, b, operator, transform_global_to_shared_a=transform), expected, 1e-6)
 
@@ -245,8 +245,8 @@ def test_an_element_wise_epilogue_as_a_transform(machine: Any, rng: np.random.Ge
 def test_composition_of_identities_is_one() -> None:
     both = transforms.Identity() | transforms.Identity()
     assert both.is_identity and not both.with_coordinates
-    assert not (both | transforms.Elementwise(plus_one)).is_identity
-    assert (both | transforms.Elementwise(placed)).with_coordinates
+    assert not (both | transforms.Map(plus_one)).is_identity
+    assert (both | transforms.Map(placed)).with_coordinates
 
 
 # -- activations over their whole range -------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ def test_a_chain_leaves_no_trace() -> None:
         return ahead.compile_config(conf, device=H100, gemm_shape=dict(M=256, N=256, K=256))
 
     array = np.zeros((256, 256), F16)
-    chain = kernel(Scale(0.5) | Bias(array[0]) | Store(array) | GELU() | Residual(array) | Causal(0.0))
+    chain = kernel(Scale(0.5) | Bias(array[0]) | Store(array) | GELU() | Residual(array) | CausalMask(0.0))
     assert chain.usage.stack_bytes == 0 and chain.usage.spill_stores == 0 and chain.instructions["CALL"] == 0
     plain, nothing = kernel(epilogues.Default()), kernel(epilogues.Default() | Elementwise(lambda x: x) | Elementwise(lambda x, m, n: x))
     assert plain.instructions == nothing.instructions

@@ -158,7 +158,7 @@ def test_chains(machine: Any, family: str, N: int) -> None:
         out = machine.array(poison((35, N), "f4"))
         gk.matmul(machine.array(a), machine.array(b), out=out, conf=config(family),
                   epilogue=QUARTER | epilogues.Bias(machine.array(bias)) | epilogues.Store(kept)
-                  | epilogues.Causal(offset=2) | epilogues.RowReduce(low, "logsumexp") | Softmax())
+                  | epilogues.CausalMask(offset=2) | epilogues.RowReduce(low, "logsumexp") | Softmax())
     values = product + bias
     masked = np.where(np.tri(35, N, 2) > 0, values, -np.inf)
     np.testing.assert_array_equal(machine.numpy(kept), values)
@@ -206,7 +206,7 @@ def test_schedules_of_the_warp_specialised_kernel(machine: Any, schedule: str, f
 @pytest.mark.kin(5)
 @pytest.mark.sample(3)
 @on_machines
-@pytest.mark.parametrize(("family", "splits"), [("multistage", 3), ("singlestage", 2), ("multistage", gk.StreamK(3))], ids=str)
+@pytest.mark.parametrize(("family", "splits"), [("multistage", 3), ("singlestage", 2), ("multistage", gk.kernels.StreamK(3))], ids=str)
 def test_blocks_that_share_k(machine: Any, family: str, splits: Any) -> None:
     a, b, product = operands((35, 35, 48), dtype_of(family))
     same(normalised(machine, "softmax", a, b, config(family, splits=splits)), expected("softmax", product))
@@ -224,7 +224,7 @@ def test_of_folded_products(machine: Any, family: str, N: int) -> None:
     for kind in KINDS:
         with machine.session():
             out = machine.array(poison((37, N), "f4"))
-            gk.matmul(machine.array(x), gk.Braid(*map(machine.array, w)), out=out, conf=config(family),
+            gk.matmul(machine.array(x), gk.layouts.InterleavedColumns(*map(machine.array, w)), out=out, conf=config(family),
                       epilogue=epilogues.Fold(FOLDS[2]) | epilogues.Scale(0.125) | ending(kind))
         same(machine.numpy(out), expected(kind, values / 8), 3e-6)
 
@@ -425,8 +425,8 @@ CALLS: dict[str, tuple[Any, type[Exception], str]] = {
     "a negative eps": (lambda out: RMSNorm(eps=-1.0), ValueError, r"RMSNorm\(eps=-1.0\): a number from 0 on"),
     "an eps of NaN": (lambda out: LayerNorm(eps=float("nan")), ValueError, r"LayerNorm\(eps=nan\): a number from 0 on"),
     "the result for a gain": (lambda out: gk.matmul(A, B, out=out, epilogue=RMSNorm(out[0])), ValueError, "gain of RMSNorm overlaps out"),
-    "as a transform": (lambda out: gk.transforms.Elementwise(Scale(2.0) | Softmax()), TypeError, "it is no function of an element"),
-    "a reduction as a transform": (lambda out: gk.transforms.Elementwise(RowReduce(row(), "sum")), TypeError, "it is no function of an element"),
+    "as a transform": (lambda out: gk.transforms.Map(Scale(2.0) | Softmax()), TypeError, "it is no function of an element"),
+    "a reduction as a transform": (lambda out: gk.transforms.Map(RowReduce(row(), "sum")), TypeError, "it is no function of an element"),
     "as a function of an element": (lambda out: gk.epilogues.Elementwise(RMSNorm()), TypeError, "it is no function of an element"),
     "integers": (lambda out: gk.matmul(A, B, out=poison((7, 9), "i4"), epilogue=Softmax()), gk.ConfigError,
                  "its results are no numbers of int32; give an out of float16, bfloat16, float32 or float64"),

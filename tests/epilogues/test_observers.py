@@ -9,7 +9,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.epilogues import ColumnReduce, Combine, Elementwise, Fold
-from gemmkit.epilogues.observers import RowReduce, RowSum
+from gemmkit.epilogues.observers import OperandRowReduce, OperandRowSum
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import WGMMAOp
 from tests.epilogues.test_reductions import expected, operands, same
@@ -25,7 +25,7 @@ def observed(machine: Any, op: Any, a: np.ndarray, b: np.ndarray, conf: Any, **m
     with machine.session():
         out = machine.array(poison((a.shape[0], b.shape[1]), "f4"))
         found = machine.array(poison((a.shape[0],), "i4" if op == "argmax" else "f4"))
-        gk.matmul(machine.array(a), machine.array(b), out=out, conf=conf, observe_a=RowReduce(found, op), **more)
+        gk.matmul(machine.array(a), machine.array(b), out=out, conf=conf, observe_a=OperandRowReduce(found, op), **more)
     return machine.numpy(out), machine.numpy(found)
 
 
@@ -67,7 +67,7 @@ def test_beside_an_epilogue_and_one_of_ones_own(machine: Any, family: str) -> No
         by, rows = machine.array(weights), machine.array(np.arange(35, dtype=np.float32))
         found, columns = machine.array(poison((35,), "f4")), machine.array(poison((21,), "f4"))
         op = Combine(lambda x, y: x + y, 0, of=lambda x, m, k: by[k] * x + rows[m])
-        d = gk.matmul(machine.array(a), gk.Braid(machine.array(w), machine.array(v)), conf=config(family), observe_a=RowReduce(found, op),
+        d = gk.matmul(machine.array(a), gk.layouts.InterleavedColumns(machine.array(w), machine.array(v)), conf=config(family), observe_a=OperandRowReduce(found, op),
                       epilogue=Fold(lambda x, y: x - y) | ColumnReduce(columns, "max"))
     product = a.astype("f8") @ w.astype("f8") - a.astype("f8") @ v.astype("f8")
     np.testing.assert_array_equal(machine.numpy(d), product)
@@ -84,7 +84,7 @@ def test_without_a_configuration(machine: Any) -> None:
         with machine.session():
             outs = [machine.array(poison((40,), "f4")) for _ in range(2)]
             for out in outs:
-                d = gk.matmul(machine.array(a), machine.array(b), observe_a=RowSum(out))
+                d = gk.matmul(machine.array(a), machine.array(b), observe_a=OperandRowSum(out))
                 np.testing.assert_array_equal(machine.numpy(d), product)
                 np.testing.assert_array_equal(machine.numpy(out), a.astype("f8").sum(1))
 
@@ -99,21 +99,21 @@ def test_of_no_depth(machine: Any) -> None:
 
 A, B = np.ones((7, 5), np.float32), np.ones((5, 9), np.float32)
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
-    "no observer": (lambda out: gk.matmul(A, B, observe_a=out), gk.ConfigError, "an observer is needed, such as gemmkit.epilogues.observers.RowSum"),
-    "too short": (lambda out: gk.matmul(A, B, observe_a=RowSum(out[:5])), ValueError, r"out of RowSum has shape \(5,\); the rows of an A of 7 x 5 need \(7,\)"),
-    "the result": (lambda out: gk.matmul(A, B, out=(d := poison((7, 9), "f4")), observe_a=RowSum(d[:, 0])), ValueError, "out of RowSum overlaps out"),
-    "its own array": (lambda out: gk.matmul(A, B, observe_a=RowSum(A[:, 0])), ValueError, "out of RowSum overlaps a"),
-    "integers": (lambda out: gk.matmul(A, B, observe_a=RowSum(np.zeros(7, "i4"))), gk.ConfigError, "out of RowSum holds int32 and would get float32"),
-    "multistage": (lambda out: gk.matmul(A.astype("f2"), B.astype("f2"), conf=config("multistage"), observe_a=RowSum(out)), gk.ConfigError,
+    "no observer": (lambda out: gk.matmul(A, B, observe_a=out), gk.ConfigError, "an observer is needed, such as gemmkit.epilogues.observers.OperandRowSum"),
+    "too short": (lambda out: gk.matmul(A, B, observe_a=OperandRowSum(out[:5])), ValueError, r"out of RowSum has shape \(5,\); the rows of an A of 7 x 5 need \(7,\)"),
+    "the result": (lambda out: gk.matmul(A, B, out=(d := poison((7, 9), "f4")), observe_a=OperandRowSum(d[:, 0])), ValueError, "out of RowSum overlaps out"),
+    "its own array": (lambda out: gk.matmul(A, B, observe_a=OperandRowSum(A[:, 0])), ValueError, "out of RowSum overlaps a"),
+    "integers": (lambda out: gk.matmul(A, B, observe_a=OperandRowSum(np.zeros(7, "i4"))), gk.ConfigError, "out of RowSum holds int32 and would get float32"),
+    "multistage": (lambda out: gk.matmul(A.astype("f2"), B.astype("f2"), conf=config("multistage"), observe_a=OperandRowSum(out)), gk.ConfigError,
                    "the kernels that observe are warp_specialised, singlestage; this is 'multistage'"),
-    "split K": (lambda out: gk.matmul(A.astype("f2"), B.astype("f2"), conf=config("singlestage", splits=2), observe_a=RowSum(out)), gk.ConfigError,
+    "split K": (lambda out: gk.matmul(A.astype("f2"), B.astype("f2"), conf=config("singlestage", splits=2), observe_a=OperandRowSum(out)), gk.ConfigError,
                 "blocks that share K see shares of A; take splits=1"),
-    "a transform": (lambda out: gk.matmul(A, B, observe_a=RowSum(out), transform_global_to_shared_a=gk.transforms.Elementwise(lambda x: 2 * x)),
+    "a transform": (lambda out: gk.matmul(A, B, observe_a=OperandRowSum(out), transform_global_to_shared_a=gk.transforms.Map(lambda x: 2 * x)),
                     gk.ConfigError, "A is transformed on its way"),
-    "a structured A": (lambda out: gk.matmul(gk.Triangular(A[:5]), B, observe_a=RowSum(out[:5])), gk.ConfigError, "a plain matrix of real numbers is needed"),
-    "a stack": (lambda out: gk.matmul(np.ones((2, 7, 5), "f4"), B, observe_a=RowSum(out)), gk.ConfigError, "observe the products one by one"),
-    "no columns": (lambda out: gk.matmul(A, B[:, :0], observe_a=RowSum(out)), ValueError, "a D without columns"),
-    "a group": (lambda out: gk.grouped([A.astype("f2")], [B.astype("f2")], conf=config("singlestage"), observe_a=RowSum(out)), gk.ConfigError,
+    "a structured A": (lambda out: gk.matmul(gk.layouts.TriangularMatrix(A[:5]), B, observe_a=OperandRowSum(out[:5])), gk.ConfigError, "a plain matrix of real numbers is needed"),
+    "a stack": (lambda out: gk.matmul(np.ones((2, 7, 5), "f4"), B, observe_a=OperandRowSum(out)), gk.ConfigError, "observe the products one by one"),
+    "no columns": (lambda out: gk.matmul(A, B[:, :0], observe_a=OperandRowSum(out)), ValueError, "a D without columns"),
+    "a group": (lambda out: gk.grouped([A.astype("f2")], [B.astype("f2")], conf=config("singlestage"), observe_a=OperandRowSum(out)), gk.ConfigError,
                 "rows of their own each"),
 }
 
@@ -140,4 +140,4 @@ def test_a_stage_that_is_released_too_early_is_found(seeded: Seeded) -> None:
     a, b, _ = operands((64, 32, 64 * 6), np.dtype("f2"))
     seeded(observe, "named_barrier", lambda *_: None)
     with gk.emulate(), pytest.raises(EmulatorError):
-        gk.matmul(a, b, conf=sm90.mapping("one", WGMMAOp(32), stages=2), observe_a=RowSum(poison((64,), "f4")))
+        gk.matmul(a, b, conf=sm90.mapping("one", WGMMAOp(32), stages=2), observe_a=OperandRowSum(poison((64,), "f4")))

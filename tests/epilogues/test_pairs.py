@@ -95,7 +95,7 @@ def test_stacks_and_folds(machine: Any, family: str, of: str) -> None:
         else:
             x, w = whole(rng, (37, 24), dtype, 1), [whole(rng, (24, 22), dtype, 1) for _ in range(2)]
             out = machine.array(poison((37, 22), "f4"))
-            gk.matmul(machine.array(x), gk.Braid(*map(machine.array, w)), out=out, conf=config(family),
+            gk.matmul(machine.array(x), gk.layouts.InterleavedColumns(*map(machine.array, w)), out=out, conf=config(family),
                       epilogue=Fold(FOLDS[2]) | Pairs(turned))
             np.testing.assert_array_equal(machine.numpy(out), expected(folded(2, [x.astype("f8") @ one.astype("f8") for one in w])))
 
@@ -268,7 +268,7 @@ CALLS_PACKED: dict[str, tuple[Any, type[Exception], str]] = {
     "no dtype": (lambda out: Pack(two, "int4"), TypeError, r"Pack\(dtype='int4'\): dtype int4 has no device type"),
     "what does not fit": (lambda out: gk.matmul(A, B, out=out, epilogue=Pack(lambda x, y: x + y)), gk.ConfigError, "out .* holds uint8 and would get float32"),
     "two for one": (lambda out: gk.matmul(A, B, out=out, epilogue=Pack(lambda x, y: (x, y))), TypeError, "has 2 parts, and 1 are needed"),
-    "a fold": (lambda out: gk.matmul(A, gk.Braid(B, B), epilogue=Fold(lambda x, y: x + y) | Pack(two)), gk.ConfigError,
+    "a fold": (lambda out: gk.matmul(A, gk.layouts.InterleavedColumns(B, B), epilogue=Fold(lambda x, y: x + y) | Pack(two)), gk.ConfigError,
                "those of a fold are packed by the fold's function"),
     "in a group": (lambda out: grouped([A], [B], epilogue=Pack(two)), gk.ConfigError, "groups are of plain matrices"),
     "a configuration's, with another epilogue": (

@@ -17,7 +17,7 @@ import gemmkit as gk
 from bench.stand_ins import STREAM, gpu, library
 from gemmkit import epilogues
 from gemmkit.epilogues import ColumnReduce, Combine, Elementwise, Fold, ReLU, RowReduce, Scale
-from gemmkit.epilogues.observers import RowSum
+from gemmkit.epilogues.observers import OperandRowSum
 from gemmkit.functions.grouped import grouped
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import WGMMAOp
@@ -230,7 +230,7 @@ def test_schedules_of_the_warp_specialised_kernel(machine: Any, schedule: str, f
 @pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
-@pytest.mark.parametrize(("family", "splits"), [("multistage", 3), ("singlestage", 2), ("multistage", gk.StreamK(3))], ids=str)
+@pytest.mark.parametrize(("family", "splits"), [("multistage", 3), ("singlestage", 2), ("multistage", gk.kernels.StreamK(3))], ids=str)
 def test_blocks_that_share_k(machine: Any, family: str, splits: Any) -> None:
     """Finished values are reduced: once a tile, by the block that has all sums."""
     a, b, product = operands((35, 35, 48), dtype_of(family))
@@ -250,7 +250,7 @@ def test_of_folded_products(machine: Any, family: str, count: int) -> None:
     with machine.session():
         rows, columns = machine.array(poison((37,), "f4")), machine.array(poison((21,), "i4"))
         out = machine.array(poison((37, 21), "f4"))
-        gk.matmul(machine.array(x), gk.Braid(*map(machine.array, w)), out=out, conf=config(family),
+        gk.matmul(machine.array(x), gk.layouts.InterleavedColumns(*map(machine.array, w)), out=out, conf=config(family),
                   epilogue=epilogues.Fold(FOLDS[count]) | RowReduce(rows, "sum") | ColumnReduce(columns, "argmax"))
     np.testing.assert_array_equal(machine.numpy(out), wanted)
     np.testing.assert_array_equal(machine.numpy(rows), wanted.sum(1))
@@ -381,7 +381,7 @@ def test_an_observer_and_states_of_ones_own_compute() -> None:
     sums, ranges, d = poison((35,), "f4"), poison((40,), "f4"), poison(product.shape, "f4")
     op = Combine(span, (np.inf, -np.inf), of=lambda x: (x, x), result=lambda s: s.most - s.least, dtype=PAIR)
     with Ptx().session():
-        gk.matmul(a, b, out=d, conf=config("singlestage"), observe_a=RowSum(sums), epilogue=ColumnReduce(ranges, op))
+        gk.matmul(a, b, out=d, conf=config("singlestage"), observe_a=OperandRowSum(sums), epilogue=ColumnReduce(ranges, op))
     np.testing.assert_array_equal(d, product)
     np.testing.assert_array_equal(sums, a.astype("f8").sum(1))
     np.testing.assert_array_equal(ranges, product.max(0) - product.min(0))
@@ -409,7 +409,7 @@ def groups(counts: Counter[str]) -> int:
 def test_hoppers_kernel_spills_nothing_and_waits_as_the_plain_product(what: str, size: int) -> None:
     """But for argmax on tiles of 192 columns: two states of a value and a place, beside 192 sums, take 14 registers too many."""
     out = np.empty(size, np.int32 if what == "argmax" else np.float32)
-    keywords: dict[str, Any] = (dict(observe_a=RowSum(out)) if what == "observed" else
+    keywords: dict[str, Any] = (dict(observe_a=OperandRowSum(out)) if what == "observed" else
                                 dict(epilogue=ColumnReduce(out, "sum") if what == "columns" else RowReduce(out, what)))
     _, plain, nothing = machine_code(size)
     usage, counts, behind = machine_code(size, **keywords)
@@ -552,6 +552,6 @@ def test_observers_are_completed(launches: list[Any]) -> None:
         for _ in range(2):
             sums = array(256, dtype=np.float32)
             launches.clear()
-            gk.matmul(a, b, observe_a=RowSum(sums))
+            gk.matmul(a, b, observe_a=OperandRowSum(sums))
             (_, _, product), (second, _, completing) = launches
             assert second == "complete_reductions" and sums.data.ptr in completing and PLACE in product and PLACE in completing

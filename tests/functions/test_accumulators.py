@@ -18,7 +18,7 @@ from gemmkit import epilogues
 from gemmkit.operators import FPUOp, MMAOp, WGMMAOp
 from gemmkit.plans.ahead import recorded
 from gemmkit.runtime.device import GPUS
-from gemmkit.tuning.operators import Sums
+from gemmkit.tuning.operators import AccumulatorRule
 from tests.support.machines import BF16, E4M3, on_machines
 
 INTEGERS = tuple(np.dtype(name) for name in ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?"))
@@ -217,11 +217,11 @@ def test_drawn_products_are_right_or_refused(machine: Any, seed: int) -> None:
 def test_sums_of_a_long_k_have_room() -> None:
     """128 * 128 * K passes int32 at K = 2**17."""
     int8, int16, float32 = (np.dtype(name) for name in ("i1", "i2", "f4"))
-    assert Sums(int8, int8, float32, K=2**17 - 1).accumulator == np.int32
-    assert Sums(int8, int8, float32, K=2**17).accumulator == np.int64
-    assert Sums(int16, int16, float32, K=2).accumulator == np.int64
-    assert Sums(int8, int8, is_seen=True).accumulator == np.int32
-    assert Sums(int8, int8).accumulator == int8 and not Sums(int8, int8).widens
+    assert AccumulatorRule(int8, int8, float32, K=2**17 - 1).accumulator == np.int32
+    assert AccumulatorRule(int8, int8, float32, K=2**17).accumulator == np.int64
+    assert AccumulatorRule(int16, int16, float32, K=2).accumulator == np.int64
+    assert AccumulatorRule(int8, int8, is_seen=True).accumulator == np.int32
+    assert AccumulatorRule(int8, int8).accumulator == int8 and not AccumulatorRule(int8, int8).widens
 
 
 def test_a_dtype_beside_another_is_refused() -> None:
@@ -273,7 +273,7 @@ def test_bytes_take_tensor_cores_without_an_operator(orders: str) -> None:
 
 def test_what_tensor_cores_do_not_read_falls_to_the_ordinary_units() -> None:
     mask = np.ones((16, 16), bool)
-    a = gk.BlockSparse(np.zeros((512, 512), np.int8), mask, (32, 32))
+    a = gk.functions.BlockSparse(np.zeros((512, 512), np.int8), mask, (32, 32))
     config = resolved(lambda: gk.matmul(a, np.zeros((512, 16), np.int8), dtype="int32"), "sm_90a")
     assert isinstance(config.operator, FPUOp) and config.operator.accumulator == np.int32
 

@@ -172,7 +172,7 @@ def test_nothing(machine: Any, session: Any, shape: tuple[int, ...]) -> None:
         q = np.zeros((batch, 0, queries, 64), F16)
     bias = np.zeros((heads, queries, keys), np.float32)
     with session(machine):
-        found, lse = gk.attention(*map(machine.array, (q, k, k)), mask=Causal(), score=gk.scores.Bias(machine.array(bias)),
+        found, lse = gk.attention(*map(machine.array, (q, k, k)), mask=Causal(), score=gk.masks.ScoreBias(machine.array(bias)),
                                   return_lse=True)
     assert machine.numpy(found).shape == q.shape and (machine.numpy(found) == 0).all()
     assert machine.numpy(lse).shape == q.shape[:3] and np.isneginf(machine.numpy(lse)).all()
@@ -433,7 +433,7 @@ def test_few_queries_and_keys_take_a_small_mapping_in_the_emulator(device: Any) 
     def spec(queries: int, keys: int, mapping: str) -> Any:
         q, k = (attention.as_heads(describe(np.zeros((1, 1, n, 64), np.float16), "q"), "q", "bhnd", False)
                 for n in (queries, keys))
-        call = attention.AttentionCall(attention.Operands(q, k, k), q, None, attention.EVERYTHING, attention.PLAIN, 1.0, None)
+        call = attention.AttentionCall(attention.AttentionOperands(q, k, k), q, None, attention.EVERYTHING, attention.PLAIN, 1.0, None)
         with assumed(device), gk.emulate(mapping=mapping):
             return choose(attention.AttentionProblem(call), device).spec
 

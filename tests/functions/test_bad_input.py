@@ -240,7 +240,7 @@ def test_unknown_and_misplaced_keywords() -> None:
     a, b = ones(4, 3), ones(3, 5)
     refused(TypeError, a, b, epilog=epilogues.Default(), says=("unknown keywords epilog", "it takes out, stream", "epilogue"))
     refused(TypeError, a, b, transform_regs_to_shared_d=abs,
-            says=("transform_regs_to_shared_d=", "a Transform is needed", "transforms.Elementwise"))
+            says=("transform_regs_to_shared_d=", "a Transform is needed", "transforms.Map"))
     refused(gk.ConfigError, a, b, epilogue=epilogues.Bias, says=("epilogue=", "an instance of Epilogue", "not the class"))
     refused(gk.ConfigError, a, b, operator=FPUOp, says=("operator=", "an instance of Operator", "not the class"))
     refused(gk.ConfigError, a, b, global_a_layout=layouts.RowMajor, says=("global_a_layout=", "a Layout is needed"))
@@ -257,12 +257,12 @@ def test_a_bias_of_another_length() -> None:
 def test_registers_of_unknown_places() -> None:
     """WMMAOp: no coordinates in registers, and no masking of them."""
     from gemmkit.operators import WMMAOp
-    from gemmkit.transforms import Elementwise
+    from gemmkit.transforms import Map
 
     a, b = ones(4, 3, dtype=F16), ones(3, 5, dtype=F16)
-    refused(gk.ConfigError, a, b, operator=WMMAOp(), transform_shared_to_regs_a=Elementwise(lambda x, i, j: x),
+    refused(gk.ConfigError, a, b, operator=WMMAOp(), transform_shared_to_regs_a=Map(lambda x, i, j: x),
             says=("transform_shared_to_regs_a", "does not say which element a register holds", "MMAOp"))
-    refused(gk.ConfigError, a, b, operator=WMMAOp(), transform_shared_to_regs_a=Elementwise(lambda x: x + 1),
+    refused(gk.ConfigError, a, b, operator=WMMAOp(), transform_shared_to_regs_a=Map(lambda x: x + 1),
             says=("transform_shared_to_regs_a", "K=3 must be a multiple", "or use MMAOp"))
 
 

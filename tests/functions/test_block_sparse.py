@@ -1,4 +1,4 @@
-"""Operands of which blocks are empty (`gemmkit.BlockSparse`): as A, B and both, in all kernel families, with NaN in empty blocks."""
+"""Operands of which blocks are empty (`gemmkit.functions.BlockSparse`): as A, B and both, in all kernel families, with NaN in empty blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import operators, transforms
-from gemmkit.functions.block_sparse import Blocks
+from gemmkit.functions.block_sparse import BlockMask
 from gemmkit.kernels.spec import Both, Condition
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.plans import ahead
@@ -82,8 +82,8 @@ def test_empty_blocks_are_zero(machine: Any, family: str, which: str, rng: np.ra
     M, N, K = size.M + 3, size.N + 5, 3 * size.K - 3
     (x, mask_x, a), (y, mask_y, b) = sparse(rng, (M, K), of_a, dtype), sparse(rng, (K, N), of_b, dtype)
     put = machine.array
-    left = put(a) if which == "b" else gk.BlockSparse(put(x), put(mask_x), of_a)
-    right = put(b) if which == "a" else gk.BlockSparse(put(y), put(mask_y), of_b)
+    left = put(a) if which == "b" else gk.functions.BlockSparse(put(x), put(mask_x), of_a)
+    right = put(b) if which == "a" else gk.functions.BlockSparse(put(y), put(mask_y), of_b)
     d = multiplied(machine, conf, left, right, (M, N))
     assert np.array_equal(d, a.astype("f8") @ b.astype("f8"))
 
@@ -97,7 +97,7 @@ def test_transposes_and_blocks_of_several_tiles(machine: Any, family: str, rng: 
     M, N, K = 2 * size.M + 1, 3, 3 * size.K
     x, mask, at = sparse(rng, (K, M), block, dtype)
     b = whole(rng, (K, N), dtype)
-    given = gk.BlockSparse(machine.array(x), machine.array(mask), block).T
+    given = gk.functions.BlockSparse(machine.array(x), machine.array(mask), block).T
     assert given.shape == (M, K) and given.block == block[::-1]
     d = multiplied(machine, conf, given, machine.array(b), (M, N))
     assert np.array_equal(d, at.T.astype("f8") @ b.astype("f8"))
@@ -110,8 +110,8 @@ def test_rows_without_any_block(machine: Any, family: str, rng: np.random.Genera
     size, dtype = conf.block_shape.size, conf.operator.fragment_a.dtype
     M, N, K = 2 * size.M, size.N, size.K
     x = np.full((M, K), np.nan, dtype)
-    given = gk.BlockSparse(machine.array(x), machine.array(np.zeros((2, 1), bool)), (size.M, size.K))
-    shifted = transforms.Elementwise(lambda v: v + 1)                          # would make something of nothing
+    given = gk.functions.BlockSparse(machine.array(x), machine.array(np.zeros((2, 1), bool)), (size.M, size.K))
+    shifted = transforms.Map(lambda v: v + 1)                          # would make something of nothing
     d = multiplied(machine, conf, given, machine.array(whole(rng, (K, N), dtype)), (M, N), transform_global_to_shared_a=shifted)
     assert not d.any()
 
@@ -130,7 +130,7 @@ def test_lists_of_several_words(machine: Any, cluster: tuple[int, int], rng: np.
     there = np.kron(mask, np.ones((2 * size.M, size.K), bool))[:M, :K]
     a, b = np.where(there, whole(rng, (M, K), F16), 0).astype(F16), whole(rng, (K, N), F16)
     x = np.where(there, a, np.nan).astype(F16)
-    given = gk.BlockSparse(machine.array(x), machine.array(mask), (2 * size.M, size.K))
+    given = gk.functions.BlockSparse(machine.array(x), machine.array(mask), (2 * size.M, size.K))
     with machine.session():
         ordered = given.longest_first("a", conf)
     assert machine.numpy(ordered.order.blocks).tolist() == [0, 1]
@@ -149,7 +149,7 @@ def test_the_longest_first(machine: Any, family: str, rng: np.random.Generator) 
     mask[1, 0] = family == "multistage"
     there = np.kron(mask, np.ones((size.K, 2 * size.N), bool))[:K, :N]
     a, y = whole(rng, (M, K), dtype), np.where(there, whole(rng, (K, N), dtype), 0).astype(dtype)
-    given = gk.BlockSparse(machine.array(np.where(there, y, np.nan).astype(dtype)), machine.array(mask), (size.K, 2 * size.N))
+    given = gk.functions.BlockSparse(machine.array(np.where(there, y, np.nan).astype(dtype)), machine.array(mask), (size.K, 2 * size.N))
     with machine.session():
         ordered = given.longest_first("b", conf)
     assert machine.numpy(ordered.order.blocks)[-1] == 2
@@ -164,7 +164,7 @@ def test_sizes_of_0_and_1_by_a_chosen_mapping() -> None:
     with gk.emulate():
         for shape in ((0, 8), (8, 0), (1, 1)):
             mask = np.zeros(tuple(min(n, 1) for n in shape), bool)
-            d = gk.matmul(gk.BlockSparse(np.full(shape, np.nan, F32), mask, (128, 128)), np.ones((shape[1], 2), F32))
+            d = gk.matmul(gk.functions.BlockSparse(np.full(shape, np.nan, F32), mask, (128, 128)), np.ones((shape[1], 2), F32))
             assert d.shape == (shape[0], 2) and not d.any()
 
 
@@ -176,16 +176,16 @@ def test_plans_take_other_masks(machine: Any, rng: np.random.Generator) -> None:
     x = whole(rng, (M, K), F32)
     put = machine.array
     with machine.session():
-        plan = gk.plan(gk.BlockSparse(put(x), put(masks[0]), (16, 8)), put(b), conf=conf)
+        plan = gk.plan(gk.functions.BlockSparse(put(x), put(masks[0]), (16, 8)), put(b), conf=conf)
         for mask in masks:
-            d = plan(gk.BlockSparse(put(x), put(mask), (16, 8)), put(b))
+            d = plan(gk.functions.BlockSparse(put(x), put(mask), (16, 8)), put(b))
             assert np.array_equal(machine.numpy(d), np.where(np.repeat(mask[0], 8), x, 0) @ b)
         with pytest.raises(ValueError, match="no BlockSparse, and the plan was made with one"):
             plan(put(x), put(b))
         with pytest.raises(ValueError, match="the mask of a BlockSparse differs from the plan's"):
-            plan(gk.BlockSparse(put(x), put(np.ones((1, 2), bool)), (16, 16)), put(b))
+            plan(gk.functions.BlockSparse(put(x), put(np.ones((1, 2), bool)), (16, 16)), put(b))
         with pytest.raises(ValueError, match="the mask of a BlockSparse differs"):
-            gk.plan(put(x), put(b), conf=conf)(gk.BlockSparse(put(x), put(masks[0]), (16, 8)), put(b))
+            gk.plan(put(x), put(b), conf=conf)(gk.functions.BlockSparse(put(x), put(masks[0]), (16, 8)), put(b))
 
 
 @on_machines
@@ -193,7 +193,7 @@ def test_as_operands_of_blas(machine: Any, rng: np.random.Generator) -> None:
     x, mask, at = sparse(rng, (16, 24), (8, 16), F32)
     b, c = whole(rng, (16, 3), F32), machine.array(np.ones((24, 3), F32))
     with machine.session():
-        gk.blas.gemmEx("T", "N", 2.0, gk.BlockSparse(machine.array(x), machine.array(mask), (8, 16)), machine.array(b), 1.0,
+        gk.blas.gemmEx("T", "N", 2.0, gk.functions.BlockSparse(machine.array(x), machine.array(mask), (8, 16)), machine.array(b), 1.0,
                        c, conf=simt(a=ColMajor))
     assert np.array_equal(machine.numpy(c), 2 * at.T @ b + 1)
 
@@ -208,7 +208,7 @@ def test_compiled(family: str) -> None:
     of_a, of_b = blocks_of(conf)
     dtype, mask = conf.operator.fragment_a.dtype, np.ones((8, 8), bool)
     a, b = (np.zeros(tuple(8 * n for n in block), dtype) for block in (of_a, of_b))
-    left, right = gk.BlockSparse(a, mask, of_a), gk.BlockSparse(b, mask, of_b)
+    left, right = gk.functions.BlockSparse(a, mask, of_a), gk.functions.BlockSparse(b, mask, of_b)
     conf = dataclasses.replace(conf, condition=Both(left.condition("a"), right.condition("b")))
     kernel = ahead.compile_config(conf, device=H100, gemm_shape=dict(M=a.shape[0], N=b.shape[1], K=a.shape[1]))
     assert kernel.usage.spill_stores == kernel.usage.stack_bytes == 0
@@ -233,23 +233,23 @@ A, MASK = np.ones((32, 16), F32), np.ones((2, 2), bool)
 ], ids=["dtype", "shape", "dimensions", "list", "number", "bool", "empty", "vector", "stack"])
 def test_bad_masks(array: Any, mask: Any, block: Any, kind: type, said: str) -> None:
     with pytest.raises(kind, match=said):
-        gk.BlockSparse(array, mask, block)
+        gk.functions.BlockSparse(array, mask, block)
 
 
 def test_tiles_that_do_not_divide_the_blocks() -> None:
     out = poison((32, 2), F32)
     with gk.emulate(), pytest.raises(gk.ConfigError, match="its tiles of a, 16 x 8, must divide the blocks of its mask, 8 x "
                                      "16; give a conf whose block_shape has M=8 and K=16 or divisors"):
-        gk.matmul(gk.BlockSparse(A, np.ones((4, 1), bool), (8, 16)), np.ones((16, 2), F32), conf=simt(), out=out)
+        gk.matmul(gk.functions.BlockSparse(A, np.ones((4, 1), bool), (8, 16)), np.ones((16, 2), F32), conf=simt(), out=out)
     with gk.emulate(), pytest.raises(gk.ConfigError, match="its tiles of b, 8 x 16, .* 4 x 16; .* has N=16 and K=4"):
-        gk.matmul(A, gk.BlockSparse(np.ones((16, 2), F32), np.ones((4, 1), bool), (4, 16)), conf=simt(), out=out)
+        gk.matmul(A, gk.functions.BlockSparse(np.ones((16, 2), F32), np.ones((4, 1), bool), (4, 16)), conf=simt(), out=out)
     assert np.isnan(out).all()
 
 
 def test_clusters_whose_blocks_may_differ() -> None:
     conf = sm90.mapping("one-2x1", depth=16)                                    # two blocks of different rows of A
     size = conf.block_shape.size
-    a = gk.BlockSparse(np.ones((4 * size.M, size.K), F16), np.ones((4, 1), bool), (size.M, size.K))
+    a = gk.functions.BlockSparse(np.ones((4 * size.M, size.K), F16), np.ones((4, 1), bool), (size.M, size.K))
     with gk.emulate(), pytest.raises(gk.ConfigError, match="blocks of a cluster compute the same k-tiles, and the condition may "
                                      r"differ between them; take Tile\(M=1, N=1\)"):
         gk.matmul(a, np.ones((size.K, 16), F16), conf=conf)
@@ -259,7 +259,7 @@ def test_clusters_whose_blocks_may_differ() -> None:
                                              ((128, 64), True)])
 def test_the_mapping_is_chosen_by_the_blocks(block: tuple[int, int], of_b: bool) -> None:
     n, layout = 1024, RowMajor(F16)
-    condition = Blocks(np.ones((n // block[0], n // block[1]), bool), *block, of_b)
+    condition = BlockMask(np.ones((n // block[0], n // block[1]), bool), *block, of_b)
     info = describe(np.zeros((n, n), F16))
     layouts = dict(a=layout, b=layout, c=None, d=None)
     found = hopper.propose(Asked(dict(a=info, b=info, out=info, c=None), layouts, (n, n, n), dict(condition=condition)), H100)
@@ -271,7 +271,7 @@ def test_the_mapping_is_chosen_by_the_blocks(block: tuple[int, int], of_b: bool)
 def test_the_condition_of_a_matrix_is_one() -> None:
     """So a plan recognises it, and does not read its code in each call; another mask is another condition."""
     a, mask = np.ones((4, 4), np.float32), np.ones((2, 2), bool)
-    sparse = gk.BlockSparse(a, mask, (2, 2))
+    sparse = gk.functions.BlockSparse(a, mask, (2, 2))
     assert sparse.condition("a") is sparse.condition("a") is not sparse.condition("b")
     before = sparse.condition("a")
     sparse.mask = ~mask
@@ -279,11 +279,11 @@ def test_the_condition_of_a_matrix_is_one() -> None:
 
 
 def test_an_order_for_no_operand() -> None:
-    a = gk.BlockSparse(A, MASK, (16, 8))
+    a = gk.functions.BlockSparse(A, MASK, (16, 8))
     with pytest.raises(ValueError, match="name='c': 'a' or 'b' is needed"):
         a.longest_first("c", simt())
     with pytest.raises(gk.ConfigError, match="must divide the blocks"):
-        gk.BlockSparse(A, np.ones((4, 2), bool), (8, 8)).longest_first("a", simt())
+        gk.functions.BlockSparse(A, np.ones((4, 2), bool), (8, 8)).longest_first("a", simt())
 
 
 class Sometimes(Condition):
@@ -292,7 +292,7 @@ class Sometimes(Condition):
 
 
 def test_another_condition_beside_it() -> None:
-    given, b = gk.BlockSparse(A, MASK, (16, 8)), np.ones((16, 2), F32)
+    given, b = gk.functions.BlockSparse(A, MASK, (16, 8)), np.ones((16, 2), F32)
     for fields in (dict(condition=Sometimes()), dict(conf=simt(condition=Sometimes()))):
         with gk.emulate(), pytest.raises(TypeError, match="condition is given beside an operand that has one"):
             gk.matmul(given, b, **fields)
@@ -302,4 +302,4 @@ def test_a_mask_that_overlaps_the_result() -> None:
     out = np.zeros((32, 2), F32)
     mask = out.view(bool)[:2, :2]
     with gk.emulate(), pytest.raises(ValueError, match="mask of BlockSparse overlaps out"):
-        gk.matmul(gk.BlockSparse(A, mask, (16, 8)), np.ones((16, 2), F32), conf=simt(), out=out)
+        gk.matmul(gk.functions.BlockSparse(A, mask, (16, 8)), np.ones((16, 2), F32), conf=simt(), out=out)

@@ -297,7 +297,7 @@ def test_lines_of_tensors_are_moved_at_once() -> None:
     plain = kernel(layouts.RowMajor(F16))
     x = np.zeros((16, 8, 32, 16), F16)
     for array in (x.transpose(3, 2, 0, 1), x.reshape(16, 32, 8, 16).transpose(0, 1, 3, 2)):
-        made = kernel(layouts.Tensor.of(describe(array), 2), a=array)
+        made = kernel(layouts.Matricised.of(describe(array), 2), a=array)
         assert made.usage.stack_bytes == 0 and made.usage.spill_stores == 0
         assert made.sass.count("LDG.E.128") == plain.sass.count("LDG.E.128") > 0
         assert made.instructions["MUFU"] == plain.instructions["MUFU"] and made.instructions["CALL"] == 0
@@ -405,10 +405,10 @@ A, B = np.ones((3, 4), F32), np.ones((4, 5), F32)
     (lambda: gk.einsum("...j,...j->...", A, np.ones((2, 4), F32)), ValueError, ("a dimension of the ellipsis is 2 in operand 1",)),
     (lambda: gk.einsum("ij->i", A, operator=gk.operators.MIN_PLUS), ValueError, ("operator=", "multiplies by one")),
     (lambda: gk.einsum("ij->i", A, out=np.ones(4, F32)), ValueError, ("out has shape (4,)", "(3,)")),
-    (lambda: gk.einsum("ii,ij->j", gk.Triangular(A[:, :3]), A), ValueError, ("operand 0 is a Triangular", "two indices")),
-    (lambda: gk.einsum("ij,ik->ijk", gk.Triangular(A[:, :3]), A), ValueError, ("operand 0 is a Triangular", "summed over")),
-    (lambda: gk.einsum("ij->j", gk.Diagonal(A[0])), ValueError, ("operand 0 is a Diagonal", "one other operand")),
-    (lambda: gk.einsum("ij,jk", *[gk.Generated(lambda i, j: i - j, (3, 3), F32)] * 2), TypeError, ("no arrays", "where to compute")),
+    (lambda: gk.einsum("ii,ij->j", gk.layouts.TriangularMatrix(A[:, :3]), A), ValueError, ("operand 0 is a Triangular", "two indices")),
+    (lambda: gk.einsum("ij,ik->ijk", gk.layouts.TriangularMatrix(A[:, :3]), A), ValueError, ("operand 0 is a Triangular", "summed over")),
+    (lambda: gk.einsum("ij->j", gk.layouts.DiagonalMatrix(A[0])), ValueError, ("operand 0 is a Diagonal", "one other operand")),
+    (lambda: gk.einsum("ij,jk", *[gk.layouts.GeneratedMatrix(lambda i, j: i - j, (3, 3), F32)] * 2), TypeError, ("no arrays", "where to compute")),
     (lambda: gk.einsum("ij;jk->ik", A, B), ValueError, ("letters",)),
     (lambda: gk.einsum("ij,jk->ik->k", A, B), ValueError, ("one ->",)),
     (lambda: gk.einsum(A, B), TypeError, ("spec=", "string")),
@@ -420,14 +420,14 @@ A, B = np.ones((3, 4), F32), np.ones((4, 5), F32)
     (lambda: gk.matmul(np.ones((2, 3, 4), F32), B[:3]), ValueError, ("4 columns", "3 rows")),
     (lambda: gk.matmul(np.ones((2, 3, 4), F32), B[0]), ValueError, ("b has shape (5,)", "4 columns and b 5 elements")),
     (lambda: gk.matmul(np.ones((2, 3, 4), F32), B, out=np.ones((3, 5), F32)), ValueError, ("out has shape (3, 5)", "(2, 3, 5)")),
-    (lambda: layouts.Tensor(F32, 3, (4,)), ValueError, ("rows=3", "extents")),
-    (lambda: layouts.Tensor(F32, (3,), (4,), axis=2), ValueError, ("axis=2",)),
-    (lambda: layouts.Tensor(F32, (3,), (4,), 1, vector=3), ValueError, ("vector=3",)),
-    (lambda: layouts.Tensor(F32, (4, 3), (4,), 0, comb=3), ValueError, ("comb=3",)),
-    (lambda: layouts.Tensor(F32, (4,), (3, 4), 0, comb=4), ValueError, ("comb=4", "axis=0", "two dimensions")),
-    (lambda: layouts.Tensor(F32, (8, 3), (4,), 0, comb=4), ValueError, ("comb=4", "has 4 elements")),
-    (lambda: layouts.Tensor(F32, (4, 3), (4,), comb=4), ValueError, ("comb=4", "axis=None")),
-    (lambda: gk.matmul(np.ones((3, 2, 4), F32), B, global_a_layout=layouts.Tensor(F32, (2, 3), (4,))), ValueError, ("(3, 2, 4)", "(2, 3, 4)")),
+    (lambda: layouts.Matricised(F32, 3, (4,)), ValueError, ("rows=3", "extents")),
+    (lambda: layouts.Matricised(F32, (3,), (4,), axis=2), ValueError, ("axis=2",)),
+    (lambda: layouts.Matricised(F32, (3,), (4,), 1, vector=3), ValueError, ("vector=3",)),
+    (lambda: layouts.Matricised(F32, (4, 3), (4,), 0, comb=3), ValueError, ("comb=3",)),
+    (lambda: layouts.Matricised(F32, (4,), (3, 4), 0, comb=4), ValueError, ("comb=4", "axis=0", "two dimensions")),
+    (lambda: layouts.Matricised(F32, (8, 3), (4,), 0, comb=4), ValueError, ("comb=4", "has 4 elements")),
+    (lambda: layouts.Matricised(F32, (4, 3), (4,), comb=4), ValueError, ("comb=4", "axis=None")),
+    (lambda: gk.matmul(np.ones((3, 2, 4), F32), B, global_a_layout=layouts.Matricised(F32, (2, 3), (4,))), ValueError, ("(3, 2, 4)", "(2, 3, 4)")),
 ])
 def test_refusals(call: Any, kind: Any, words: tuple[str, ...]) -> None:
     with pytest.raises(kind) as caught, gk.emulate():
@@ -538,9 +538,9 @@ def test_matrices_with_structure(machine: Any, case: str, kind: str) -> None:
     terms = spec.partition("->")[0].split(",")
     array = drawn((4, 4))
     i, j = np.indices((4, 4))
-    matrix, dense = {"triangular": (lambda: gk.Triangular(machine.array(array)), np.tril(array)),
-                     "diagonal": (lambda: gk.Diagonal(machine.array(array[0].copy())), np.diag(array[0])),
-                     "generated": (lambda: gk.Generated(lambda i, j: 2 * i - j, (4, 4), F32), (2 * i - j).astype(F32))}[kind]
+    matrix, dense = {"triangular": (lambda: gk.layouts.TriangularMatrix(machine.array(array)), np.tril(array)),
+                     "diagonal": (lambda: gk.layouts.DiagonalMatrix(machine.array(array[0].copy())), np.diag(array[0])),
+                     "generated": (lambda: gk.layouts.GeneratedMatrix(lambda i, j: 2 * i - j, (4, 4), F32), (2 * i - j).astype(F32))}[kind]
     other = drawn((3, 4, 5) if "a" in spec else (4, 5) if terms[0] == own else (5, 4))
     wanted = np.einsum(spec, *(dense if term == own else other for term in terms))
     with machine.session():
@@ -554,7 +554,7 @@ def test_matrices_with_structure(machine: Any, case: str, kind: str) -> None:
 def test_two_matrices_with_structure(spec: str) -> None:
     x, y = drawn((4, 4)), drawn((4,))
     with gk.emulate():
-        made = gk.einsum(spec, gk.Triangular(x, "upper"), gk.Diagonal(y))
+        made = gk.einsum(spec, gk.layouts.TriangularMatrix(x, "upper"), gk.layouts.DiagonalMatrix(y))
     np.testing.assert_array_equal(made, np.einsum(spec, np.triu(x), np.diag(y)))
 
 
@@ -563,7 +563,7 @@ def test_a_product_of_a_matrix_with_structure_is_told() -> None:
     """(What the tuner asks.)"""
     x, y, out = drawn((4, 4)), drawn((3, 4, 5)), poison((5, 4, 3), F32)
     with gk.emulate():
-        a, b, d, keywords = as_product("ij,ajb->bia", gk.Triangular(x), y, out=out)
+        a, b, d, keywords = as_product("ij,ajb->bia", gk.layouts.TriangularMatrix(x), y, out=out)
         gk.matmul(a, b, out=d, **keywords)
     np.testing.assert_array_equal(out, np.einsum("ij,ajb->bia", np.tril(x), y))
 

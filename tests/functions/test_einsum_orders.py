@@ -13,12 +13,12 @@ from bench.experiments.contractions import Contraction, tccg
 from bench.prepare import HostArrays, products, recorded
 from gemmkit.functions.einsum import FEW
 from gemmkit.kernels.spec import FAMILIES
-from gemmkit.layouts import Plain, RowMajor, Tensor
+from gemmkit.layouts import Matricised, Plain, RowMajor
 from gemmkit.operators import FPUOp, MMAOp, WGMMAOp
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.compile import assemble, disassemble, instruction_counts, to_ptx
 from gemmkit.runtime.device import H100
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from tests.support.compiling import MachineCode
 from tests.support.machines import on_machines, poison, whole
 
@@ -50,7 +50,7 @@ def moved(conf: gk.Config, name: str) -> int:
     if layout.vector_axis is None or thread.extents[layout.vector_axis] != thread.count or thread.count % layout.comb:
         return 0
     count = thread.count // layout.comb
-    return 0 if isinstance(layout, Tensor) and layout.vector % count else int(count * layout.dtype.itemsize)
+    return 0 if isinstance(layout, Matricised) and layout.vector % count else int(count * layout.dtype.itemsize)
 
 
 def combs(conf: gk.Config) -> str:
@@ -126,11 +126,11 @@ def test_a_comb_transformed(machine: Any, kernel: str, rng: np.random.Generator)
     x, b = whole(rng, (40, 3, teeth, 16), dtype), whole(rng, (40, 24), dtype)
     held = machine.array(x)
     view = held.transpose(2, 3, 1, 0)
-    layout = Tensor.of(describe(view), 3)
+    layout = Matricised.of(describe(view), 3)
     out = machine.array(poison((3 * 16 * teeth, 24), dtype))
     with machine.session():
         gk.matmul(view, machine.array(b), out=out, operator=operator, global_a_layout=layout,
-                  transform_global_to_shared_a=Elementwise(lambda x, i, k: x + i % 5 - k % 3))
+                  transform_global_to_shared_a=Map(lambda x, i, k: x + i % 5 - k % 3))
     assert layout.comb == teeth
     rows = x.transpose(1, 3, 2, 0).reshape(-1, 40).astype(F64)             # the teeth are fastest
     i, k = np.indices(rows.shape)
@@ -140,11 +140,11 @@ def test_a_comb_transformed(machine: Any, kernel: str, rng: np.random.Generator)
 def test_combs_are_found() -> None:
     x = np.zeros((6, 16, 32), F16)
     view = x.reshape(6, 2, 8, 32).transpose(2, 3, 1, 0)            # 8 teeth of 32 neighbours
-    layout = Tensor.of(describe(view), 3)
+    layout = Matricised.of(describe(view), 3)
     assert (layout.axis, layout.comb, layout.vector, layout.run, layout.vector_axis) == (0, 8, 16, 64, 0)
-    assert Tensor.of(describe(view), 1) == Tensor(F16, (8,), (32, 2, 6), 1, 16, near=True)        # its first column dimension
-    assert Tensor.of(describe(np.zeros((5, 4, 3), F16).transpose(0, 2, 1)), 2).comb == 1         # 5 teeth are none
-    columns = Tensor.of(describe(view.transpose(3, 0, 1, 2)), 1)
+    assert Matricised.of(describe(view), 1) == Matricised(F16, (8,), (32, 2, 6), 1, 16, near=True)        # its first column dimension
+    assert Matricised.of(describe(np.zeros((5, 4, 3), F16).transpose(0, 2, 1)), 2).comb == 1         # 5 teeth are none
+    columns = Matricised.of(describe(view.transpose(3, 0, 1, 2)), 1)
     assert (columns.axis, columns.comb, columns.run) == (1, 8, 64)
     assert RowMajor(F32).run == 4 and RowMajor(F64).run == 2 and RowMajor(F64).comb == 1
 

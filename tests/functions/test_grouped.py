@@ -179,7 +179,7 @@ def test_plans(machine: Any, rng: np.random.Generator) -> None:
         for _ in range(2):
             a, b = lists(rng, SHAPES, F16)
             sets.append((a, b, [machine.array(x) for x in a], [machine.array(x) for x in b]))
-        run = gk.plan_grouped(sets[0][2], sets[0][3], conf=mapped(MMAOp()))
+        run = gk.functions.plan_grouped(sets[0][2], sets[0][3], conf=mapped(MMAOp()))
         assert "7 products" in repr(run)
         for _ in range(2):
             for a, b, x, y in sets:
@@ -209,7 +209,7 @@ def test_tables() -> None:
     rng = np.random.default_rng(0)
     a, b = lists(rng, [(40, 20, 10), (16, 16, 90), (0, 5, 5)], F16)
     with gk.emulate():
-        run = gk.plan_grouped(a, b, conf=mapped(MMAOp()))
+        run = gk.functions.plan_grouped(a, b, conf=mapped(MMAOp()))
     compiled = run._compiled
     assert isinstance(compiled, CompiledGroup) and compiled.blocks == 7
     assert compiled.tables.products.tolist() == [1, 0, 0, 0, 0, 0, 0]                     # the longest K first
@@ -225,7 +225,7 @@ def test_code(dtype: Any) -> None:
     kernels = []
     for shapes in ([(128, 256, 512), (1024, 512, 256)], [(64, 64, 64)] * 5):
         with gk.emulate():
-            run = gk.plan_grouped([np.zeros((m, k), dtype) for m, _, k in shapes], [np.zeros((k, n), dtype) for _, n, k in shapes],
+            run = gk.functions.plan_grouped([np.zeros((m, k), dtype) for m, _, k in shapes], [np.zeros((k, n), dtype) for _, n, k in shapes],
                                   conf=mapped(MMAOp(), block_shape=Tile(M=64, N=64, K=32)) if dtype == F16 else
                                   mapped(FPUOp(64, 32), block_shape=Tile(M=64, N=64, K=8)))      # short, to compile quickly
         kernels.append(run._compiled.launchable)
@@ -260,7 +260,7 @@ BAD: dict[str, tuple[Any, type, str]] = {
         operator=WGMMAOp(64), global_a_layout=RowMajor(F16))), gk.ConfigError, "kernel='warp_specialised'"),
     "splits": (lambda a, b: gk.grouped([x.astype(F16) for x in a], [x.astype(F16) for x in b], conf=mapped(MMAOp(), splits=3)),
                gk.ConfigError, "splits=3: the tiles of a group"),
-    "empty plan": (lambda a, b: gk.plan_grouped([], []), ValueError, "a_list is empty"),
+    "empty plan": (lambda a, b: gk.functions.plan_grouped([], []), ValueError, "a_list is empty"),
 }
 
 
@@ -269,7 +269,7 @@ BAD: dict[str, tuple[Any, type, str]] = {
 def test_what_is_no_layout_is_refused_by_its_name(name: str, given: Any) -> None:
     """Before an accumulator is chosen by the layouts' dtypes."""
     with gk.emulate(), pytest.raises(gk.ConfigError, match=f"global_{name}_layout=.* a Layout is needed"):
-        gk.plan_grouped(*pair(), **{f"global_{name}_layout": given})
+        gk.functions.plan_grouped(*pair(), **{f"global_{name}_layout": given})
 
 
 @pytest.mark.parametrize("what", BAD)
@@ -315,7 +315,7 @@ def test_tables_that_are_wrong_are_found(monkeypatch: pytest.MonkeyPatch) -> Non
         with pytest.raises(errors.RaceError, match="out"):
             gk.grouped(a, b, conf=mapped(MMAOp()))
     with gk.emulate():
-        run = gk.plan_grouped(a, b, conf=mapped(MMAOp()))
+        run = gk.functions.plan_grouped(a, b, conf=mapped(MMAOp()))
         run._compiled.tables.sizes[1, memory.EXTENTS] = 15
         with pytest.raises(ValueError, match="the tables say that operand 0 of product 1"):
             run(a, b)

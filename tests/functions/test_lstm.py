@@ -40,7 +40,7 @@ def test_cells(machine: Any, family: str, shape: tuple[int, int, int], biased: b
     with machine.session():
         there = [machine.array(v) for v in (x, h, c, w, u)]
         out, state = machine.array(poison(h.shape, "f4")), machine.array(poison(h.shape, "f4"))
-        got = gk.lstm_cell(*there, machine.array(b) if biased else None, out=out, state=state, conf=config(family))
+        got = gk.functions.lstm_cell(*there, machine.array(b) if biased else None, out=out, state=state, conf=config(family))
     assert got[0] is out and got[1] is state
     for found, wanted in zip((out, state), reference(x, h, c, w, u, b if biased else 0)):
         np.testing.assert_allclose(machine.numpy(found), wanted, rtol=2e-5, atol=2e-5)
@@ -52,7 +52,7 @@ def test_views_and_new_arrays(machine: Any) -> None:
     x, h, c, w, u, b = drawn(9, 6, 8, "f2")
     with machine.session():
         w_there, u_there = machine.array(np.ascontiguousarray(w.T)).T, machine.array(np.ascontiguousarray(u.T)).T
-        out, state = gk.lstm_cell(machine.array(x), machine.array(h), machine.array(c), w_there, u_there, machine.array(b))
+        out, state = gk.functions.lstm_cell(machine.array(x), machine.array(h), machine.array(c), w_there, u_there, machine.array(b))
     assert machine.numpy(out).dtype == np.float16 and machine.numpy(state).dtype == np.float32
     for found, wanted in zip((out, state), reference(x, h, c, w, u, b)):
         np.testing.assert_allclose(machine.numpy(found), wanted, rtol=2e-3, atol=2e-3)
@@ -66,8 +66,8 @@ def test_the_simplified_cell(machine: Any, family: str) -> None:
     with machine.session():
         there = [machine.array(v) for v in (x, h)], [machine.array(v) for v in (w, u, b)]
         out = machine.array(poison(h.shape, "f4"))
-        assert gk.lstm_cell(*there[0], None, *there[1], out=out, conf=config(family)) is out
-        other = gk.lstm_cell(*there[0], None, *there[1][:2], activation=tanh)
+        assert gk.functions.lstm_cell(*there[0], None, *there[1], out=out, conf=config(family)) is out
+        other = gk.functions.lstm_cell(*there[0], None, *there[1][:2], activation=tanh)
     sums = x.astype("f8") @ w.astype("f8") + h.astype("f8") @ u.astype("f8")
     np.testing.assert_allclose(machine.numpy(out), np.maximum(sums + b, 0), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(machine.numpy(other), np.tanh(sums), rtol=2e-3, atol=2e-3)
@@ -75,16 +75,16 @@ def test_the_simplified_cell(machine: Any, family: str) -> None:
 
 X, H, C, W, U, B = drawn(3, 4, 5, "f4")
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
-    "rows of h": (lambda out: gk.lstm_cell(X, H[:2], C, W, U, out=out), ValueError, r"h has shape \(2, 5\); .* it needs \(3, 5\)"),
-    "one gate's weights": (lambda out: gk.lstm_cell(X, H, C, W[:, :5], U, out=out), ValueError, r"w has shape \(4, 5\); .* it needs \(4, 20\)"),
-    "weights of u": (lambda out: gk.lstm_cell(X, H, C, W, W, out=out), ValueError, r"u has shape \(4, 20\); .* it needs \(5, 20\)"),
-    "state": (lambda out: gk.lstm_cell(X, H, C[:, :4], W, U, out=out), ValueError, r"c has shape \(3, 4\); .* it needs \(3, 5\)"),
-    "bias": (lambda out: gk.lstm_cell(X, H, C, W, U, B[:5], out=out), ValueError, r"b has shape \(5,\); \(20,\) is needed"),
-    "a vector": (lambda out: gk.lstm_cell(X[0], H, C, W, U, out=out), ValueError, "x has 1 dimensions; a matrix of 2 is needed"),
-    "an activation": (lambda out: gk.lstm_cell(X, H, C, W, U, activation=tanh, out=out), TypeError, "an LSTM's own are sigmoid and tanh"),
-    "a state of none": (lambda out: gk.lstm_cell(X, H, None, W[:, :5], U[:, :5], state=C.copy(), out=out), TypeError, "state is given without c"),
-    "the old state": (lambda out: gk.lstm_cell(X, H, C, W, U, state=C, out=out), ValueError, "array of KeptState overlaps c"),
-    "the output is h": (lambda out: gk.lstm_cell(X, H, C, W, U, out=H), ValueError, "overlaps"),
+    "rows of h": (lambda out: gk.functions.lstm_cell(X, H[:2], C, W, U, out=out), ValueError, r"h has shape \(2, 5\); .* it needs \(3, 5\)"),
+    "one gate's weights": (lambda out: gk.functions.lstm_cell(X, H, C, W[:, :5], U, out=out), ValueError, r"w has shape \(4, 5\); .* it needs \(4, 20\)"),
+    "weights of u": (lambda out: gk.functions.lstm_cell(X, H, C, W, W, out=out), ValueError, r"u has shape \(4, 20\); .* it needs \(5, 20\)"),
+    "state": (lambda out: gk.functions.lstm_cell(X, H, C[:, :4], W, U, out=out), ValueError, r"c has shape \(3, 4\); .* it needs \(3, 5\)"),
+    "bias": (lambda out: gk.functions.lstm_cell(X, H, C, W, U, B[:5], out=out), ValueError, r"b has shape \(5,\); \(20,\) is needed"),
+    "a vector": (lambda out: gk.functions.lstm_cell(X[0], H, C, W, U, out=out), ValueError, "x has 1 dimensions; a matrix of 2 is needed"),
+    "an activation": (lambda out: gk.functions.lstm_cell(X, H, C, W, U, activation=tanh, out=out), TypeError, "an LSTM's own are sigmoid and tanh"),
+    "a state of none": (lambda out: gk.functions.lstm_cell(X, H, None, W[:, :5], U[:, :5], state=C.copy(), out=out), TypeError, "state is given without c"),
+    "the old state": (lambda out: gk.functions.lstm_cell(X, H, C, W, U, state=C, out=out), ValueError, "array of KeptState overlaps c"),
+    "the output is h": (lambda out: gk.functions.lstm_cell(X, H, C, W, U, out=H), ValueError, "overlaps"),
 }
 
 

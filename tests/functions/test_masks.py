@@ -15,7 +15,7 @@ import gemmkit as gk
 from gemmkit.components import ComponentError
 from gemmkit.emulator.errors import EmulatorError
 from gemmkit.kernels.attention.spec import mappings, why_not
-from gemmkit.kernels.masks import ALiBi, Bias, Causal, Documents, Function, Mask, Score, SoftCap, Window
+from gemmkit.kernels.masks import ALiBi, Causal, Documents, Mask, Score, ScoreBias, ScoreFunction, SoftCap, Window
 from gemmkit.lang.errors import ConfigError
 from tests.support.attention import close, draw, reference, small
 from tests.support.machines import on_machines
@@ -75,7 +75,7 @@ SHIPPED: dict[str, tuple[Callable[..., Any], Callable[..., Any], float]] = {
     "alibi": (lambda held: ALiBi(held(SLOPES)), lambda s, m, n, h, b: s - SLOPES[h] * (m - n), 0.0),
     "soft cap": (lambda held: SoftCap(2.0), lambda s, m, n, h, b: 2 * np.tanh(s / 2), 2e-3),
     "decay": (lambda held: Decay(np.float32(0.01)), lambda s, m, n, h, b: s - 0.01 * (m - n) ** 2, 1e-5),
-    "real places": (lambda held: Function(lambda s, m, n: s - HALF * (m - n), real_places=True), lambda s, m, n, h, b: s - 0.5 * (m - n), 0.0),
+    "real places": (lambda held: ScoreFunction(lambda s, m, n: s - HALF * (m - n), real_places=True), lambda s, m, n, h, b: s - 0.5 * (m - n), 0.0),
 }
 
 
@@ -95,7 +95,7 @@ def test_a_bias_is_a_captured_array(machine: Any, session: Any, qkv: tuple[np.nd
     held = machine.array(bias)
     with session(machine):
         given = [machine.array(x) for x in qkv]
-        found = gk.attention(*given, score=Bias(held))
+        found = gk.attention(*given, score=ScoreBias(held))
         captured = gk.attention(*given, score=lambda s, m, n, head: s + held[head, m, n])
     close(machine.numpy(found), reference(*qkv, score=lambda s, m, n, h, b: s + bias[h].astype(float)))
     assert np.array_equal(machine.numpy(found), machine.numpy(captured))
@@ -196,7 +196,7 @@ def call(**changed: Any) -> Callable[[], Any]:
     (call(score=lambda s: s), TypeError, "score.*takes 1 arguments"),
     (call(score=3), TypeError, "score"),
     (call(score=lambda s, m, n: None), ComponentError, "None"),
-    (call(score=Bias(np.zeros((2, 8, 7), F16))), ValueError, r"bias of Bias has shape \(2, 8, 7\); 2 heads, 8 queries and 8 keys need"),
+    (call(score=ScoreBias(np.zeros((2, 8, 7), F16))), ValueError, r"bias of Bias has shape \(2, 8, 7\); 2 heads, 8 queries and 8 keys need"),
     (call(score=ALiBi(np.zeros(3, np.float32))), ValueError, r"slopes of ALiBi has shape \(3,\)"),
     (call(scale="1"), TypeError, "scale='1': a real number"),
     (call(scale=np.inf), ValueError, "scale=inf: a finite number"),

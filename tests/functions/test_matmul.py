@@ -19,7 +19,7 @@ from gemmkit.plans.problem import layout_of
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from tests.support.checks import assert_close
 from tests.support.machines import BF16, on_machines, poison, random, reference, tolerance, whole
 
@@ -135,7 +135,7 @@ def test_without_k_the_result_is_the_transformed_c(machine: Any, name: str, rng:
     a, b, c = (machine.array(x) for x in (np.ones((7, 0), dtype), np.ones((0, 5), dtype), whole(rng, (7, 5), "f4")))
     with machine.session():
         d = gk.matmul(a, b, c, operator=fpu(dtype, F32) if dtype != F16 else MMAOp(),
-                      transform_regs_to_shared_d=Elementwise(lambda x, i, j: 3 * x + 10 * i + j))
+                      transform_regs_to_shared_d=Map(lambda x, i, j: 3 * x + 10 * i + j))
     i, j = np.indices((7, 5))
     assert np.array_equal(machine.numpy(d), 3 * machine.numpy(c) + 10 * i + j)
 
@@ -336,19 +336,19 @@ HANKEL = drawn((24,), F32)
 
 # Of each kind: the matrix as an object, made of arrays of the machine's, and as an array.
 STRUCTURED: dict[str, tuple[Callable[[Any], Any], np.ndarray]] = {
-    "own layout": (lambda at: gk.Matrix(at(HANKEL), Hankel(F32), (9, 16)), np.lib.stride_tricks.sliding_window_view(HANKEL, 16)),
-    "generated": (lambda at: gk.Generated(lambda i, j, s: s * (i - j), (9, 16), F32, 2.0),
+    "own layout": (lambda at: gk.layouts.Matrix(at(HANKEL), Hankel(F32), (9, 16)), np.lib.stride_tricks.sliding_window_view(HANKEL, 16)),
+    "generated": (lambda at: gk.layouts.GeneratedMatrix(lambda i, j, s: s * (i - j), (9, 16), F32, 2.0),
                   2 * np.subtract.outer(np.arange(9.0), np.arange(16.0))),
-    "columns joined": (lambda at: gk.Concat(at(X[:, :5]), at(X[:, 5:]), axis=1), X),
-    "rows joined": (lambda at: gk.Concat(at(X[:2]), at(X[2:4]), at(X[4:]), axis=0), X),
-    "gathered": (lambda at: gk.Gather(at(X), at(np.int32([8, 0, 0, 3]))), X[[8, 0, 0, 3]]),
-    "diagonal": (lambda at: gk.Diagonal(at(X[0])), np.diag(X[0])),
-    "diagonals": (lambda at: gk.Diagonal(at(X[:2])), np.stack([np.diag(x) for x in X[:2]])),
-    "triangular": (lambda at: gk.Triangular(at(SQUARE), "upper"), np.triu(SQUARE)),
-    "symmetric": (lambda at: gk.Symmetric(at(SQUARE)), np.tril(SQUARE) + np.tril(SQUARE, -1).T),
-    "sparse": (lambda at: gk.BlockSparse(at(np.tile(SQUARE, (8, 8))), at(MASK), (64, 64)), np.tile(SQUARE, (8, 8))
+    "columns joined": (lambda at: gk.layouts.Concat(at(X[:, :5]), at(X[:, 5:]), axis=1), X),
+    "rows joined": (lambda at: gk.layouts.Concat(at(X[:2]), at(X[2:4]), at(X[4:]), axis=0), X),
+    "gathered": (lambda at: gk.layouts.Gather(at(X), at(np.int32([8, 0, 0, 3]))), X[[8, 0, 0, 3]]),
+    "diagonal": (lambda at: gk.layouts.DiagonalMatrix(at(X[0])), np.diag(X[0])),
+    "diagonals": (lambda at: gk.layouts.DiagonalMatrix(at(X[:2])), np.stack([np.diag(x) for x in X[:2]])),
+    "triangular": (lambda at: gk.layouts.TriangularMatrix(at(SQUARE), "upper"), np.triu(SQUARE)),
+    "symmetric": (lambda at: gk.layouts.SymmetricMatrix(at(SQUARE)), np.tril(SQUARE) + np.tril(SQUARE, -1).T),
+    "sparse": (lambda at: gk.functions.BlockSparse(at(np.tile(SQUARE, (8, 8))), at(MASK), (64, 64)), np.tile(SQUARE, (8, 8))
                * np.kron(MASK, np.ones((64, 64)))),
-    "plain": (lambda at: gk.Matrix(at(X), layouts.RowMajor(F32)), X),
+    "plain": (lambda at: gk.layouts.Matrix(at(X), layouts.RowMajor(F32)), X),
 }
 
 
@@ -388,7 +388,7 @@ def test_a_vector_beside_layouts_given_by_keyword(machine: Any) -> None:
             made = gk.matmul(machine.array(HANKEL), machine.array(v), global_a_layout=Hankel(F32), gemm_shape=sizes)
             assert made.shape == (9,)
             np.testing.assert_array_equal(machine.numpy(made), wanted @ v)
-        words = gk.Matrix(machine.array(weights.array), layouts.GroupQuantised(
+        words = gk.layouts.Matrix(machine.array(weights.array), layouts.GroupQuantised(
             "float16", machine.array(weights.layout.scales), group=8))                         # type: ignore[attr-defined]
         made = gk.matmul(machine.array(x), words)
         assert made.shape == (16,)
@@ -401,7 +401,7 @@ def test_a_row_beside_a_braid(machine: Any) -> None:
     x, w = drawn((16,), F32), drawn((16, 5), F32)
     with machine.session():
         out = machine.array(poison((5,), F32))
-        made = gk.matmul(machine.array(x), gk.Braid(machine.array(w), machine.array(w[::-1].copy())), out=out,
+        made = gk.matmul(machine.array(x), gk.layouts.InterleavedColumns(machine.array(w), machine.array(w[::-1].copy())), out=out,
                          epilogue=gk.epilogues.Fold(lambda one, other: one - 2 * other))
         assert made is out
         np.testing.assert_array_equal(machine.numpy(made), x @ w - 2 * (x @ w[::-1]))
@@ -410,10 +410,10 @@ def test_a_row_beside_a_braid(machine: Any) -> None:
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("columns", [(3,), (2, 16, 3)])
 def test_a_matrix_says_its_shape(columns: tuple[int, ...]) -> None:
-    """(Of `gk.Matrix(array, layout, shape)`, whose layout cannot.)"""
+    """(Of `gk.layouts.Matrix(array, layout, shape)`, whose layout cannot.)"""
     b = drawn((16, *columns) if len(columns) == 1 else columns, F32)
     with gk.emulate():
-        np.testing.assert_array_equal(gk.matmul(gk.Matrix(HANKEL, Hankel(F32), (9, 16)), b), STRUCTURED["own layout"][1] @ b)
+        np.testing.assert_array_equal(gk.matmul(gk.layouts.Matrix(HANKEL, Hankel(F32), (9, 16)), b), STRUCTURED["own layout"][1] @ b)
 
 
 @pytest.mark.sample(4)
@@ -422,12 +422,12 @@ def test_a_matrix_says_its_shape(columns: tuple[int, ...]) -> None:
     (lambda m, v: gk.matmul(m, v, gemm_shape=dict(M=9, N=1, K=15)), ("a is a matrix of K=16", "gemm_shape says K=15")),
     (lambda m, v: gk.matmul(m, v, v), ("c has shape (16,), that is M=16 rows, and a says M=9",)),
     (lambda m, v: gk.matmul(m, v, out=np.zeros((9, 1), F32)), ("out has shape (9, 1)", "one dimension")),
-    (lambda m, v: gk.Matrix(X, layouts.RowMajor(F32), (9, 15)), ("shape=(9, 15)", "9 x 16")),
+    (lambda m, v: gk.layouts.Matrix(X, layouts.RowMajor(F32), (9, 15)), ("shape=(9, 15)", "9 x 16")),
     (lambda m, v: gk.matmul(np.ones((3, 4, 2), F32), v[:4], operator=COMPLEX), ("b has one dimension", "b[:, None]")),
 ])
 def test_a_matrix_and_a_vector_that_do_not_fit(call: Any, says: tuple[str, ...]) -> None:
     with gk.emulate(), pytest.raises(ValueError) as error:
-        call(gk.Matrix(HANKEL, Hankel(F32), (9, 16)), drawn((16,), F32))
+        call(gk.layouts.Matrix(HANKEL, Hankel(F32), (9, 16)), drawn((16,), F32))
     assert all(text in str(error.value) for text in says), error.value
 
 

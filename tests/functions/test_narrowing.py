@@ -14,8 +14,8 @@ import pytest
 import gemmkit as gk
 from gemmkit import epilogues, layouts, operators, transforms
 from gemmkit.epilogues.base import ELEMENT
-from gemmkit.kernels.collectives.operand import Arrays, kept_in_shared, transform_tile, transform_within
-from gemmkit.kernels.spec import Shape
+from gemmkit.kernels.collectives.operand import OperandArrays, kept_in_shared, transform_tile, transform_within
+from gemmkit.kernels.spec import ProblemShape
 from gemmkit.lang.host import narrows
 from gemmkit.ptx.arithmetic import saturate
 from gemmkit.runtime.compile import assemble
@@ -47,8 +47,8 @@ def run(dtype: str, accumulator: str, out: str, **components: Any) -> np.ndarray
 
 def compiles(*types: str, **components: Any) -> str:
     """The PTX of what becomes of one sum."""
-    spec = tiny(*types, **components).spec(Arrays(None, None, None, 256, 256, 256))
-    return compiled(finishing, Out((16, 16), types[2]), spec, np.dtype(types[1]).type(1), Shape(16, 16, 8))
+    spec = tiny(*types, **components).spec(OperandArrays(None, None, None, 256, 256, 256))
+    return compiled(finishing, Out((16, 16), types[2]), spec, np.dtype(types[1]).type(1), ProblemShape(16, 16, 8))
 
 
 def finishing(out: Any, spec: Any, x: Any, shape: Any) -> None:
@@ -91,9 +91,9 @@ REFUSED: dict[str, Any] = {
     "a float function of integers": (("i4", "i4", "i4"), dict(epilogue=epilogues.Elementwise(lambda x: x * np.float32(0.5)))),
     "a function that widens": (("i1", "i1", "i1"), dict(epilogue=epilogues.Elementwise(lambda x: np.int16(x)))),
     "a transform to global memory": (("i4", "i4", "i4"), dict(
-        transform_shared_to_global_d=transforms.Elementwise(lambda x: math.sqrt(x)))),
+        transform_shared_to_global_d=transforms.Map(lambda x: math.sqrt(x)))),
     "a transform to shared memory": (("i4", "i4", "f4"), dict(
-        transform_regs_to_shared_d=transforms.Elementwise(lambda x: x * np.float64(0.5)))),
+        transform_regs_to_shared_d=transforms.Map(lambda x: x * np.float64(0.5)))),
     "a shipped epilogue": (("i4", "i4", "i4"), dict(epilogue=epilogues.Scale(0.5))),
     "an activation of floats": (("f4", "f4", "i4"), dict(epilogue=epilogues.ReLU())),
     "less than was asked for": (("f4", "f4", "i1"), dict(epilogue=epilogues.Saturate("int16"))),
@@ -190,11 +190,11 @@ TAKEN: dict[str, Any] = {
     "unsigned into a wider signed": (("u1", "u1", "i2"), {}),
     "by name in an epilogue": (("f4", "f4", "i1"), dict(epilogue=epilogues.Elementwise(by_name))),
     "by name on the way to shared memory": (("i4", "i4", "i1"), dict(
-        transform_regs_to_shared_d=transforms.Elementwise(by_name))),
-    "by name on the way from there": (("f4", "f4", "i1"), dict(transform_shared_to_global_d=transforms.Elementwise(by_name))),
+        transform_regs_to_shared_d=transforms.Map(by_name))),
+    "by name on the way from there": (("f4", "f4", "i1"), dict(transform_shared_to_global_d=transforms.Map(by_name))),
     "a literal that fits": (("i4", "i4", "i1"), dict(epilogue=epilogues.Elementwise(lambda x: 6))),
     "saturated": (("f4", "f4", "i1"), dict(epilogue=epilogues.Saturate("int8"))),
-    "saturated early": (("i4", "i4", "u2"), dict(transform_regs_to_shared_d=transforms.Elementwise(
+    "saturated early": (("i4", "i4", "u2"), dict(transform_regs_to_shared_d=transforms.Map(
         lambda x: saturate(U1, x)))),
 }
 

@@ -45,7 +45,7 @@ def as_numbers(x: np.ndarray, parts: int) -> np.ndarray:
 def test_stacks_of_diagonals(machine: Any, shape: tuple[int, ...], other: tuple[int, ...], dtype: Any,
                              rng: np.random.Generator) -> None:
     d, x = whole(rng, shape, dtype), whole(rng, other, dtype)
-    a, b = gk.Diagonal(machine.array(d)), machine.array(x)
+    a, b = gk.layouts.DiagonalMatrix(machine.array(d)), machine.array(x)
     with machine.session():
         left, right = gk.matmul(a, b), gk.matmul(b.swapaxes(-1, -2), a)
     wanted = diagonals(d) @ x
@@ -57,7 +57,7 @@ def test_stacks_of_diagonals(machine: Any, shape: tuple[int, ...], other: tuple[
 def test_diagonals_by_diagonals(machine: Any, rng: np.random.Generator) -> None:
     x, y = whole(rng, (4, N), F32), whole(rng, (2, 1, N), F32)
     with machine.session():
-        made = gk.matmul(gk.Diagonal(machine.array(x)), gk.Diagonal(machine.array(y)))
+        made = gk.matmul(gk.layouts.DiagonalMatrix(machine.array(x)), gk.layouts.DiagonalMatrix(machine.array(y)))
     assert np.array_equal(machine.numpy(made), diagonals(x * y))
 
 
@@ -67,11 +67,11 @@ def test_a_plan_of_stacks_takes_others_of_their_kind(machine: Any, kind: str, rn
     """What is planned is a kind: the arrays of a call are its own."""
     def made(x: np.ndarray) -> tuple[Any, np.ndarray]:
         if kind == "diagonal":
-            return gk.Diagonal(machine.array(x[:, 0])), diagonals(x[:, 0])
+            return gk.layouts.DiagonalMatrix(machine.array(x[:, 0])), diagonals(x[:, 0])
         if kind == "triangular":
-            return gk.Triangular(machine.array(np.where(np.tri(N, dtype=bool), x, np.nan).astype(x.dtype))), np.tril(x)
+            return gk.layouts.TriangularMatrix(machine.array(np.where(np.tri(N, dtype=bool), x, np.nan).astype(x.dtype))), np.tril(x)
         if kind == "symmetric":
-            return gk.Symmetric(machine.array(x)), np.tril(x) + np.tril(x, -1).swapaxes(-1, -2)
+            return gk.layouts.SymmetricMatrix(machine.array(x)), np.tril(x) + np.tril(x, -1).swapaxes(-1, -2)
         return machine.array(x * np.complex64(1 + 2j)), x * np.complex64(1 + 2j)
 
     first, second, y, z, c = (whole(rng, shape, F32) for shape in ((3, N, N), (3, N, N), (3, N, 5), (3, N, 5), (3, N, 5)))
@@ -89,9 +89,9 @@ def test_a_plan_of_stacks_takes_others_of_their_kind(machine: Any, kind: str, rn
 def test_a_stack_is_one_launch(call: str, grids: list[Any]) -> None:
     x, y = np.ones((3, N, N), F32), np.ones((3, N, 5), F32)
     with gk.emulate():
-        {"diagonal": lambda: gk.matmul(gk.Diagonal(x[:, 0]), y), "triangular": lambda: gk.matmul(gk.Triangular(x), y),
-         "symmetric": lambda: gk.matmul(gk.Symmetric(x), y), "dual": lambda: gk.matmul(x, gk.Dual(np.ones((3, N, 5, 2), F32))),
-         "min-plus": lambda: gk.matmul(x, y, operator=MIN_PLUS), "planned": lambda: gk.plan(gk.Diagonal(x[:, 0]), y)(gk.Diagonal(x[:, 0]), y)}[call]()
+        {"diagonal": lambda: gk.matmul(gk.layouts.DiagonalMatrix(x[:, 0]), y), "triangular": lambda: gk.matmul(gk.layouts.TriangularMatrix(x), y),
+         "symmetric": lambda: gk.matmul(gk.layouts.SymmetricMatrix(x), y), "dual": lambda: gk.matmul(x, gk.functions.Dual(np.ones((3, N, 5, 2), F32))),
+         "min-plus": lambda: gk.matmul(x, y, operator=MIN_PLUS), "planned": lambda: gk.plan(gk.layouts.DiagonalMatrix(x[:, 0]), y)(gk.layouts.DiagonalMatrix(x[:, 0]), y)}[call]()
     assert len(grids) == 1
 
 
@@ -130,12 +130,12 @@ def test_gemm_ex_of_a_real_matrix_by_numbers(machine: Any, rng: np.random.Genera
 @pytest.mark.parametrize("kind", ["triangular", "diagonal", "plain", "stack of real"])
 def test_dual_numbers_by_structure_in_stacks(machine: Any, kind: str, rng: np.random.Generator) -> None:
     x, y = whole(rng, (2, N, N), F32), whole(rng, (2, N, 5, 3), F32)
-    a, wanted = {"triangular": lambda: (gk.Triangular(machine.array(x)), np.tril(x)),
-                 "diagonal": lambda: (gk.Diagonal(machine.array(x[:, 0])), diagonals(x[:, 0])),
+    a, wanted = {"triangular": lambda: (gk.layouts.TriangularMatrix(machine.array(x)), np.tril(x)),
+                 "diagonal": lambda: (gk.layouts.DiagonalMatrix(machine.array(x[:, 0])), diagonals(x[:, 0])),
                  "plain": lambda: (machine.array(x[0]), x[0]),
                  "stack of real": lambda: (machine.array(x), x)}[kind]()
     with machine.session():
-        d = gk.matmul(a, gk.Dual(machine.array(y)))
+        d = gk.matmul(a, gk.functions.Dual(machine.array(y)))
     assert d.shape == (2, N, 5) and d.count == 2
     assert np.array_equal(machine.numpy(d.parts), np.einsum("...mk,...knp->...mnp", wanted, y))
 
@@ -146,11 +146,11 @@ def test_dual_numbers_by_structure_in_stacks(machine: Any, kind: str, rng: np.ra
 @pytest.mark.parametrize("trans", "NT")
 def test_gemm_ex_of_dual_numbers_by_real_ones(machine: Any, kind: str, trans: str, rng: np.random.Generator) -> None:
     x, y, c = whole(rng, (3, N, N), F32), whole(rng, (3, N, 5, 2), F32), whole(rng, (3, N, 5, 2), F32)
-    out = gk.Dual(machine.array(c))
-    a, wanted = {"triangular": lambda: (gk.Triangular(machine.array(x)), np.tril(x)), "stack of real": lambda: (machine.array(x), x),
+    out = gk.functions.Dual(machine.array(c))
+    a, wanted = {"triangular": lambda: (gk.layouts.TriangularMatrix(machine.array(x)), np.tril(x)), "stack of real": lambda: (machine.array(x), x),
                  "real": lambda: (machine.array(x[0]), x[0])}[kind]()
     with machine.session():
-        gemmEx(trans, "N", (1, 2), a, gk.Dual(machine.array(y)), -1, out)
+        gemmEx(trans, "N", (1, 2), a, gk.functions.Dual(machine.array(y)), -1, out)
     product = np.einsum("...mk,...knp->...mnp", wanted if trans == "N" else wanted.swapaxes(-1, -2), y)
     assert np.array_equal(machine.numpy(out.parts), np.stack([product[..., 0], product[..., 1] + 2 * product[..., 0]], -1) - c)
 
@@ -159,9 +159,9 @@ def test_gemm_ex_of_dual_numbers_by_real_ones(machine: Any, kind: str, trans: st
 @on_machines
 def test_stacks_of_dual_numbers(machine: Any, rng: np.random.Generator) -> None:
     x, y = whole(rng, (2, 1, N, 7, 2), F64), whole(rng, (2, 7, 5, 2), F64)
-    out = gk.Dual(machine.array(poison((2, 2, N, 5, 2), F64)))
+    out = gk.functions.Dual(machine.array(poison((2, 2, N, 5, 2), F64)))
     with machine.session():
-        assert gk.matmul(gk.Dual(machine.array(x)), gk.Dual(machine.array(y)), out=out) is out
+        assert gk.matmul(gk.functions.Dual(machine.array(x)), gk.functions.Dual(machine.array(y)), out=out) is out
     assert np.array_equal(machine.numpy(out.parts), product(DUAL.table, x, y))
 
 
@@ -171,7 +171,7 @@ def test_stacks_of_dual_numbers(machine: Any, rng: np.random.Generator) -> None:
 def test_which_k_decided_in_stacks(machine: Any, shapes: Any, rng: np.random.Generator) -> None:
     x, y = (whole(rng, shape, F32) for shape in shapes)
     with machine.session():
-        d, k = gk.select(machine.array(x), machine.array(y))
+        d, k = gk.functions.select(machine.array(x), machine.array(y))
     sums = x[..., :, :, None] + y[..., None, :, :]
     assert np.array_equal(machine.numpy(d), sums.min(axis=-2)) and np.array_equal(machine.numpy(k), sums.argmin(axis=-2))
 
@@ -180,9 +180,9 @@ def test_stacks_that_do_not_fit_a_selection() -> None:
     x = np.ones((3, 4, 4), F32)
     with gk.emulate():
         with pytest.raises(ValueError, match=r"the stacks \(3,\) and \(2,\) cannot be broadcast"):
-            gk.select(x, x[:2])
+            gk.functions.select(x, x[:2])
         with pytest.raises(ValueError, match=r"index has shape \(4, 4\) .*; \(3, 4, 4\) and int32 are needed"):
-            gk.select(x, x, index=np.zeros((4, 4), np.int32))
+            gk.functions.select(x, x, index=np.zeros((4, 4), np.int32))
 
 
 # -- planes -----------------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def test_a_new_d_lies_as_a_does(machine: Any, kinds: str, lies: str, stack: tupl
     for name, kind, x in zip("ab", kinds, numbers):
         if kind == "R":
             x[..., 1] = 0
-            arrays.append(gk.Matrix(machine.array(np.ascontiguousarray(x[..., 0])), layouts.RowMajor(F16)))
+            arrays.append(gk.layouts.Matrix(machine.array(np.ascontiguousarray(x[..., 0])), layouts.RowMajor(F16)))
             continue
         arrays.append(machine.array(planes(x) if kind == "P" else x))
         if kind == "P":
@@ -223,13 +223,13 @@ def test_what_is_no_real_matrix() -> None:
     with pytest.raises(TypeError, match=r"Embedded\(layout=.*the layout of a real matrix is needed"):
         layouts.Embedded("complex64", layouts.RowMajor("complex64"))
     with pytest.raises(ValueError, match=r"diagonal has shape \(\); a vector is needed"):
-        gk.Diagonal(np.array(1.0))
+        gk.layouts.DiagonalMatrix(np.array(1.0))
     x = np.ones((3, 4), F32)
     with gk.emulate():
         with pytest.raises(ValueError, match="cannot be broadcast"):
-            gk.matmul(gk.Diagonal(x), np.ones((2, 4, 4), F32))
+            gk.matmul(gk.layouts.DiagonalMatrix(x), np.ones((2, 4, 4), F32))
         with pytest.raises(ValueError, match="matrices of a have|are rows|K="):
-            gk.matmul(gk.Diagonal(x), np.ones((3, 5, 4), F32))
+            gk.matmul(gk.layouts.DiagonalMatrix(x), np.ones((3, 5, 4), F32))
         with pytest.raises(gk.ConfigError, match="global_a_layout"):
             gk.matmul(x.astype(np.int32), np.ones((4, 4, 2), F32), operator=COMPLEX)
 

@@ -18,7 +18,7 @@ from gemmkit.emulator.machine import current
 from gemmkit.functions import rows
 from gemmkit.functions.rows import RowFunction
 from gemmkit.kernels import rows as team
-from gemmkit.kernels.rows import Held, Streamed, fold, largest, moments, put, put_one, smallest, total
+from gemmkit.kernels.rows import RegisterRow, StreamedRow, fold, largest, moments, put, put_one, smallest, total
 from gemmkit.runtime.device import H100
 from gemmkit.tuning.problems import choose
 from tests.support.machines import BF16, epsilon, on_machines, poison
@@ -90,7 +90,7 @@ def test_rows_that_no_block_can_hold_are_streamed(machine: Any, name: str, sourc
     elif source == "held":
         columns = 32_768
     _, kind, vector = choose(rows.RowsProblem(columns, 2, F32), H100).spec
-    assert isinstance(kind, Held if source == "held" else Streamed) and vector > 1
+    assert isinstance(kind, RegisterRow if source == "held" else StreamedRow) and vector > 1
     x = rng.standard_normal((2, columns)).astype(F16)
     given = machine.array(x)
     with machine.session():

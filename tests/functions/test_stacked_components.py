@@ -18,7 +18,7 @@ from gemmkit.operators import FPUOp, MMAOp, WGMMAOp
 from gemmkit.plans import ahead
 from gemmkit.plans.adapters import component_for_products
 from gemmkit.runtime.device import H100
-from gemmkit.transforms import Elementwise as Transformed
+from gemmkit.transforms import Map as Transformed
 from gemmkit.tuning.model import fastest
 from gemmkit.tuning.sm90 import MAPPINGS
 from tests.support.machines import on_machines, poison, whole
@@ -154,7 +154,7 @@ def test_layouts_of_the_users(machine: Any, rng: np.random.Generator, kernel: st
 @on_machines
 def test_generated_matrices_of_each_product(machine: Any, rng: np.random.Generator) -> None:
     b = whole(rng, (3, 20, 9), F32)
-    a = gk.Generated(lambda i, j, factor, batch: np.float32(factor * (i - j) + batch), (12, 20), F32, 2)
+    a = gk.layouts.GeneratedMatrix(lambda i, j, factor, batch: np.float32(factor * (i - j) + batch), (12, 20), F32, 2)
     with machine.session():
         d = machine.numpy(gk.matmul(a, machine.array(b)))
         across = machine.numpy(gk.matmul(machine.array(b).swapaxes(1, 2), a.T))
@@ -170,8 +170,8 @@ def test_structured_stacks(machine: Any, rng: np.random.Generator) -> None:
     """Triangular and symmetric matrices as objects, diagonals beside another stack."""
     x, b = whole(rng, (3, 40, 40), F32), whole(rng, (3, 40, 24), F32)
     with machine.session():
-        upper = machine.numpy(gk.matmul(gk.Triangular(machine.array(x), "lower").T, machine.array(b)))
-        symmetric = machine.numpy(gk.matmul(gk.Symmetric(machine.array(x)), machine.array(b)))
+        upper = machine.numpy(gk.matmul(gk.layouts.TriangularMatrix(machine.array(x), "lower").T, machine.array(b)))
+        symmetric = machine.numpy(gk.matmul(gk.layouts.SymmetricMatrix(machine.array(x)), machine.array(b)))
         diagonal = machine.numpy(gk.matmul(machine.array(np.ascontiguousarray(x[:, 0])), machine.array(b),
                                            global_a_layout=layouts.Diagonal(F32)))
     lower = np.tril(x).astype(F64)

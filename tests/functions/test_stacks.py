@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.kernels.collectives.scheduler import Steps
+from gemmkit.kernels.collectives.scheduler import StackSteps
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import COMPLEX, MIN_PLUS, OR_AND, FPUOp, MMAOp, WGMMAOp
 from gemmkit.plans.problem import first_matrix
@@ -58,7 +58,7 @@ def test_steps_count_in_c_order() -> None:
         x = np.zeros((*(own[n] for n in order), 2, 3), F32)
         x = x.transpose(*np.argsort(order), len(own), len(own) + 1)
         first = first_matrix(describe(x), x.ndim - 2, stack)
-        matrices, steps = whole_of(first), Steps.of(first.steps)
+        matrices, steps = whole_of(first), StackSteps.of(first.steps)
         expected = np.broadcast_to(x, (*stack, 2, 3))
         for n, at in enumerate(np.ndindex(*stack)):
             coordinates = steps.coordinates(n)[::-1]
@@ -196,10 +196,10 @@ def test_schedules_and_clusters(machine: Any, rng: np.random.Generator, schedule
 
 ROUTES: dict[str, dict[str, Any]] = {
     "tma": {},
-    "A in registers": {"transform_global_to_shared_a": gk.transforms.Elementwise(lambda x: x + 1)},
-    "B in place": {"transform_global_to_shared_b": gk.transforms.Elementwise(lambda x: x + 1)},
+    "A in registers": {"transform_global_to_shared_a": gk.transforms.Map(lambda x: x + 1)},
+    "B in place": {"transform_global_to_shared_b": gk.transforms.Map(lambda x: x + 1)},
     "ReLU": {"epilogue": gk.epilogues.ReLU()},
-    "staged": {"transform_global_to_shared_a": gk.transforms.Elementwise(lambda x, i, j: x + i - j)},
+    "staged": {"transform_global_to_shared_a": gk.transforms.Map(lambda x, i, j: x + i - j)},
 }
 
 
@@ -332,7 +332,7 @@ A, B = np.ones((3, 4, 5), F32), np.ones((3, 5, 6), F32)
     (lambda: gk.matmul(A[0], B[0], epilogue=gk.epilogues.Bias(np.ones((3, 6), F32))), ValueError, ("(3, 6)", "without a stack")),
     (lambda: gk.matmul(A, B, epilogue=gk.epilogues.Store(np.ones((4, 6), F32))), ValueError, ("array of Store", "every product", "(3, 4, 6)")),
     (lambda: gk.matmul(A, B, epilogue=gk.epilogues.Residual(np.ones((2, 3, 4, 6), F32))), ValueError, ("array of Residual", "(2, 3)")),
-    (lambda: gk.blas.gemmEx("N", "N", 1, gk.Symmetric(SQUARE), SQUARE[0], 0, SQUARE[1]), ValueError, ("c has shape (4, 4)", "(3, 4, 4)")),
+    (lambda: gk.blas.gemmEx("N", "N", 1, gk.layouts.SymmetricMatrix(SQUARE), SQUARE[0], 0, SQUARE[1]), ValueError, ("c has shape (4, 4)", "(3, 4, 4)")),
 ])
 def test_refusals(call: Any, kind: Any, words: tuple[str, ...]) -> None:
     with pytest.raises(kind) as caught, gk.emulate():

@@ -87,7 +87,7 @@ def bits(spec_type: Any) -> dict[str, int]:
 
 
 NARROW = dict.fromkeys(("a", "b", "d", "to a", "epilogue", "condition"), 32)
-TOUCH = transforms.Elementwise(lambda x, i, j: x + i * j)
+TOUCH = transforms.Map(lambda x, i, j: x + i * j)
 
 
 class Always(Condition):
@@ -108,10 +108,10 @@ CASES: dict[str, tuple[tuple[int, int, int], dict[str, Any], dict[str, Any], set
     "packed D": ((70_000, 70_000, 8), {"out": Array(packed(70_000))}, {"global_d_layout": Symmetric("float32")}, {"d"}),
     "plain operands": ((70_000, 70_000, 70_000), {}, {}, set()),
     "a transform of a plain one": ((70_000, 8, 70_000), {}, {"transform_global_to_shared_a": TOUCH}, {"to a"}),
-    "without coordinates": ((70_000, 8, 70_000), {}, {"transform_global_to_shared_a": transforms.Elementwise(lambda x: x + 1)}, set()),
+    "without coordinates": ((70_000, 8, 70_000), {}, {"transform_global_to_shared_a": transforms.Map(lambda x: x + 1)}, set()),
     "a function in the epilogue": ((70_000, 70_000, 8), {}, {"epilogue": epilogues.Elementwise(lambda x, m, n: x + m * n)},
                                    {"epilogue"}),
-    "the library's epilogues": ((70_000, 70_000, 8), {}, {"epilogue": epilogues.Causal()}, set()),
+    "the library's epilogues": ((70_000, 70_000, 8), {}, {"epilogue": epilogues.CausalMask()}, set()),
     "a small array, large sizes": ((70_000, 8, 70_000), {"a": Array(8)}, {"global_a_layout": layouts.Generated("float32", lambda i, j: i * j)},
                                    {"a"}),
     "a large array, small sizes": ((64, 64, 64), {"a": Array(COUNT)}, {"global_a_layout": Symmetric("float32")}, {"a"}),
@@ -199,7 +199,7 @@ def test_an_operand_of_more_than_2_31_elements_in_the_emulator() -> None:
 
 def test_a_result_of_more_than_2_31_elements_is_stored_where_it_belongs() -> None:
     """The pieces: what the kernel calls, with the coordinates that it has."""
-    from gemmkit.kernels.spec import Shape
+    from gemmkit.kernels.spec import ProblemShape
 
     seen: list[Any] = []
 
@@ -208,7 +208,7 @@ def test_a_result_of_more_than_2_31_elements_is_stored_where_it_belongs() -> Non
             seen.append((at, value))
 
     wide = WideLayout(Symmetric("float32"))
-    wide.store_element(Data(), 69_999, 69_998, 2.0, Shape(70_000, 70_000, 8))
+    wide.store_element(Data(), 69_999, 69_998, 2.0, ProblemShape(70_000, 70_000, 8))
     assert seen == [(packed(69_999) + 69_998, 2.0)]
     assert wide.writable and wide.readable and not wide.is_plain and wide.stored is None
 

@@ -17,7 +17,7 @@ from gemmkit.kernels.collectives import softmax
 from gemmkit.kernels.collectives import softmax as store
 from gemmkit.kernels.collectives import softmax as walk
 from gemmkit.kernels.collectives.pipeline import Pipeline
-from gemmkit.kernels.collectives.softmax import Blocks
+from gemmkit.kernels.collectives.softmax import KeyBlocks
 from gemmkit.kernels.masks import Causal, Mask
 from gemmkit.kernels.mlp import kernel as consumer
 from gemmkit.kernels.mlp import kernel as kernel_mlp
@@ -125,7 +125,7 @@ def short_load(patch: pytest.MonkeyPatch) -> None:
     """The producer visits a block of keys less than the consumers: they wait for ever."""
     blocks = walk.key_blocks
 
-    def fewer(spec: Any, tile: Any) -> Blocks:
+    def fewer(spec: Any, tile: Any) -> KeyBlocks:
         found = blocks(spec, tile)
         return found._replace(first=min(found.first + 1, found.last - 1))
 

@@ -38,7 +38,7 @@ CONFIGURATIONS: dict[str, Callable[[], gk.Config]] = {
     "tensor cores": mapping,
     "ping-pong": lambda: mapping("pingpong"),
     "cluster": lambda: mapping("one-2x1", depth=16),
-    "transformed": lambda: mapping(transform_global_to_shared_a=gk.transforms.Elementwise(lambda x: x + x)),
+    "transformed": lambda: mapping(transform_global_to_shared_a=gk.transforms.Map(lambda x: x + x)),
     "multistage": lambda: threads("multistage"),
     "singlestage": lambda: threads("singlestage"),
 }
@@ -88,7 +88,7 @@ def run(conf: gk.Config, lengths: tuple[int, ...], rank: int, rng: np.random.Gen
     if apart:
         own.rows(rank)[:] = np.nan
         runs = own.a[:own.ends[rank]], own.shards[rank], own.a[own.ends[rank + 1]:]
-        given = gk.Concat(*(part for part in runs if len(part)), axis=0)
+        given = gk.layouts.Concat(*(part for part in runs if len(part)), axis=0)
     with gk.emulate(seed), beside(*own.pushes(**how)):
         gk.matmul(given, b, None, own.conf, out=d)
     return a, b, d

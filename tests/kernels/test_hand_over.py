@@ -16,11 +16,11 @@ from gemmkit.epilogues.activations import silu
 from gemmkit.kernels.attention.mma_kernel import BLOCK_N, MmaAttentionSpec
 from gemmkit.kernels.attention.spec import MAPPINGS, AttentionSpec
 from gemmkit.kernels.collectives.operand import HandOver
-from gemmkit.kernels.collectives.softmax import DirectOut
-from gemmkit.kernels.masks import Everything, Plain
+from gemmkit.kernels.collectives.softmax import AttentionDirectStore
+from gemmkit.kernels.masks import Everything, PlainScores
 from gemmkit.kernels.mlp.mma_kernel import MmaMlpSpec
-from gemmkit.kernels.mlp.spec import Activation, Identity, Mapping, spec_of
-from gemmkit.kernels.mlp.spec import DirectOut as MlpOut
+from gemmkit.kernels.mlp.spec import Activation, MlpMapping, NoActivation, spec_of
+from gemmkit.kernels.mlp.spec import MlpDirectStore as MlpOut
 from gemmkit.operators import COMPLEX, FPUOp, MMAOp, Operator, WGMMAOp, WMMAOp
 from gemmkit.ptx.mma import FragmentMap, MmaSpec, places
 from gemmkit.ptx.wgmma import WgmmaSpec
@@ -48,7 +48,7 @@ def is_right(given: HandOver) -> bool:
 # -- what the kernels hand over -------------------------------------------------------------------------------------------
 
 def attention_specs(dtype: np.dtype, head_dim: int) -> list[Any]:
-    rules = dict(mask=Everything(), score=Plain(), store=DirectOut(), dtype=dtype, head_dim=head_dim, has_lse=False, packed=False)
+    rules = dict(mask=Everything(), score=PlainScores(), store=AttentionDirectStore(), dtype=dtype, head_dim=head_dim, has_lse=False, packed=False)
     on = MAPPINGS[head_dim][0]
     return [AttentionSpec(**rules, block_n=on.block_n, consumers=on.consumers, stages=on.stages, q_stages=on.q_stages,
                           takes_turns=on.turns, joins_tiles=on.joins_tiles),
@@ -66,9 +66,9 @@ def test_attention(head_dim: int, dtype: np.dtype) -> None:
 
 
 def mlp_specs(dtype: np.dtype, hidden: int, **fields: Any) -> list[Any]:
-    given = dict(activation=Activation(silu), last=Identity(), dtype=dtype, bias_dtype=F32, has_bias=True, k_major=False, k=64,
+    given = dict(activation=Activation(silu), last=NoActivation(), dtype=dtype, bias_dtype=F32, has_bias=True, k_major=False, k=64,
                  hidden=hidden, n=96, single=False, has_padding=False) | fields
-    return [spec_of(Mapping(2, 6), given, MlpOut(True), 1000, 4), MmaMlpSpec(**given, store=MlpOut(True), run=8)]
+    return [spec_of(MlpMapping(2, 6), given, MlpOut(True), 1000, 4), MmaMlpSpec(**given, store=MlpOut(True), run=8)]
 
 
 @pytest.mark.sample(1)

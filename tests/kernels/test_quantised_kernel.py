@@ -144,7 +144,7 @@ def test_what_it_does_not_take_is_right(case: str, rng: np.random.Generator) -> 
     if case == "rows of A":
         a = np.asfortranarray(a)
     if case == "transform":
-        more["transform_global_to_shared_a"] = gk.transforms.Elementwise(lambda x: x + x)
+        more["transform_global_to_shared_a"] = gk.transforms.Map(lambda x: x + x)
     if case == "a view of B":
         b = Matrix(np.concatenate([b.array[:, :1], b.array], axis=1)[:, 1:], b.layout)
     out = poison((m, n), F32)
@@ -190,7 +190,7 @@ def test_special_values(rng: np.random.Generator) -> None:
     (dict(block_shape=Tile(M=32, N=64, K=64)), "compute_warp=.*all rows of the block"),
     (dict(warps_per_block=3), "warps_per_block=3.*4 warps"),
     (dict(block_shape=Tile(M=16, N=64, K=128), compute_warp=Tile(M=16, N=32, K=64)), "compute_warp=.*group=32"),
-    (dict(transform_shared_to_regs_b=gk.transforms.Elementwise(abs)), "transform_shared_to_regs_b=")])
+    (dict(transform_shared_to_regs_b=gk.transforms.Map(abs)), "transform_shared_to_regs_b=")])
 def test_configurations(fields: dict[str, Any], said: str, rng: np.random.Generator) -> None:
     b = weights(rng, 128, 64, 4, 32, True)
     with pytest.raises(gk.ConfigError, match=said):

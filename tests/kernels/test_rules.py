@@ -20,7 +20,7 @@ from gemmkit.operators import MIN_PLUS, FPUOp, MMAOp, WGMMAOp, WMMAOp
 from gemmkit.plans.ahead import compile_config
 from gemmkit.runtime.device import A10, GPUS, H100, T4, assumed
 from gemmkit.tiling import Tile
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from gemmkit.tuning.choose import _tiles_of_group
 from gemmkit.tuning.operators import operator_for
 from tests.support.machines import BF16, E4M3, is_poison, poison
@@ -59,7 +59,7 @@ RULES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "moves": (dict(mem_a_thread=Tile(M=1, K=3)), ("mem_a_thread=Tile(M=1, K=3)",)),
     "lines": (dict(shared_a_layout=Padded(RowMajor(F16), 4)), ("shared_a_layout", "pad by a multiple of 8 elements")),
     "8 bits across": (dict(operator=MMAOp(dtype="i1"), shared_a_layout=Padded(ColMajor("i1"), 16)), ("contiguous along K only",)),
-    "opaque registers": (dict(operator=WMMAOp(), transform_shared_to_regs_a=Elementwise(lambda x, i, j: x + i)),
+    "opaque registers": (dict(operator=WMMAOp(), transform_shared_to_regs_a=Map(lambda x, i, j: x + i)),
                          ("transform_shared_to_regs_a", "use MMAOp")),
 }
 
@@ -212,7 +212,7 @@ def test_a_warp_multiplies_all_of_a_k_tile() -> None:
 def test_a_refused_product_writes_nothing() -> None:
     a, out = np.ones((8, 8), F16), np.full((8, 8), 7, F32)
     with gk.emulate(), pytest.raises(gk.ConfigError, match="transform_shared_to_regs_a.*use MMAOp"):
-        gk.matmul(a, a, None, mapping(WMMAOp()), out=out, transform_shared_to_regs_a=Elementwise(lambda x, i, j: x + i))
+        gk.matmul(a, a, None, mapping(WMMAOp()), out=out, transform_shared_to_regs_a=Map(lambda x, i, j: x + i))
     assert (out == 7).all()
 
 

@@ -17,7 +17,7 @@ from gemmkit.kernels.spec import Condition
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import MAX_PLUS, MIN_PLUS, FPUOp, MMAOp, WMMAOp
 from gemmkit.tiling import Tile
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from tests.support.machines import on_machines, poison, reference, whole
 from tests.support.sm80 import F16 as F16_MULTISTAGE
 from tests.support.sm80 import F32 as F32_MULTISTAGE
@@ -93,7 +93,7 @@ POINTS = {"transform_global_to_shared_a": "a", "transform_global_to_shared_b": "
 def test_a_transform_at_each_point(machine: Any, name: str, point: str, f: Any, rng: np.random.Generator) -> None:
     operator, which = OPERATORS[name], POINTS[point]
     a, b, c = operands(rng, operator)
-    d = product(machine, a, b, c, **mapping(operator, **{point: Elementwise(f)}))
+    d = product(machine, a, b, c, **mapping(operator, **{point: Map(f)}))
     changed = {n: by_numpy(f, x) if n == which else x for n, x in (("a", a), ("b", b), ("c", c))}
     expected = reference(changed["a"], changed["b"], changed["c"])
     assert np.array_equal(d, by_numpy(f, expected) if which == "d" else expected)
@@ -108,7 +108,7 @@ def test_a_transform_at_each_point_of_opaque_fragments(machine: Any, point: str,
     k = 32 if point in ("transform_shared_to_regs_a", "transform_shared_to_regs_b") else K
     f = plain if "regs" in point else placed
     a, b, c = operands(rng, operator, k=k)
-    d = product(machine, a, b, c, **mapping(operator, **{point: Elementwise(f)}))
+    d = product(machine, a, b, c, **mapping(operator, **{point: Map(f)}))
     changed = {n: by_numpy(f, x) if n == which else x for n, x in (("a", a), ("b", b), ("c", c))}
     expected = reference(changed["a"], changed["b"], changed["c"])
     assert np.array_equal(d, by_numpy(f, expected) if which == "d" else expected)
@@ -119,7 +119,7 @@ def test_a_transform_at_each_point_of_opaque_fragments(machine: Any, point: str,
 def test_all_transforms_together(machine: Any, rng: np.random.Generator) -> None:
     operator = FPUOp(M=16, N=16, dtype=F64)
     a, b, c = operands(rng, operator)
-    functions = {point: Elementwise(placed if n % 2 else plain) for n, point in enumerate(POINTS)}
+    functions = {point: Map(placed if n % 2 else plain) for n, point in enumerate(POINTS)}
     d = product(machine, a, b, c, **mapping(operator, **functions))
 
     def through(x: np.ndarray, *names: str) -> np.ndarray:
@@ -136,7 +136,7 @@ def test_all_transforms_together(machine: Any, rng: np.random.Generator) -> None
 def test_a_transform_without_c_makes_one(machine: Any, rng: np.random.Generator) -> None:
     """C is zero and a transform of it is not."""
     a, b, _ = operands(rng, MMAOp())
-    d = product(machine, a, b, **mapping(MMAOp(), transform_global_to_shared_c=Elementwise(placed)))
+    d = product(machine, a, b, **mapping(MMAOp(), transform_global_to_shared_c=Map(placed)))
     assert np.array_equal(d, reference(a, b) + by_numpy(placed, np.zeros((M, N))))
 
 
@@ -146,8 +146,8 @@ def test_transforms_from_other_types(machine: Any, rng: np.random.Generator) -> 
     a, b = whole(rng, (M, K), "i1"), whole(rng, (K, N), "i4")
     d = product(machine, a, b, **mapping(
         MMAOp(), global_a_layout=layouts.RowMajor("i1"), global_b_layout=layouts.RowMajor("i4"),
-        transform_global_to_shared_a=Elementwise(lambda x: x / 2),
-        transform_global_to_shared_b=Elementwise(lambda x: x - 1), global_d_layout=layouts.RowMajor(F64)))
+        transform_global_to_shared_a=Map(lambda x: x / 2),
+        transform_global_to_shared_b=Map(lambda x: x - 1), global_d_layout=layouts.RowMajor(F64)))
     assert np.array_equal(d, reference(a / 2, b - 1.0))
 
 
@@ -164,14 +164,14 @@ def test_captured_arrays_are_read_within_their_bounds(machine: Any, name: str, r
     a_, b_, c_, d_, rows_, by = *(on[n] for n in "abcd"), on["rows"], np.float32(3)
     d = product(machine, a, b, c, **mapping(
         operator,
-        transform_global_to_shared_a=Elementwise(lambda x, i, j: x + a_[i, j]),
-        transform_shared_to_regs_a=Elementwise(lambda x, i, j: x - 2 * a_[i, j]),
-        transform_global_to_shared_b=Elementwise(lambda x, i, j: x + b_[i, j]),
-        transform_shared_to_regs_b=Elementwise(lambda x, i, j: x + b_[i, j]),
-        transform_global_to_shared_c=Elementwise(lambda x, i, j: x + c_[i, j]),
-        transform_shared_to_regs_c=Elementwise(lambda x, i, j: x - rows_[i]),
-        transform_regs_to_shared_d=Elementwise(lambda x, i, j: x * d_[i, j]),
-        transform_shared_to_global_d=Elementwise(lambda x, i, j: x + by * rows_[i])))
+        transform_global_to_shared_a=Map(lambda x, i, j: x + a_[i, j]),
+        transform_shared_to_regs_a=Map(lambda x, i, j: x - 2 * a_[i, j]),
+        transform_global_to_shared_b=Map(lambda x, i, j: x + b_[i, j]),
+        transform_shared_to_regs_b=Map(lambda x, i, j: x + b_[i, j]),
+        transform_global_to_shared_c=Map(lambda x, i, j: x + c_[i, j]),
+        transform_shared_to_regs_c=Map(lambda x, i, j: x - rows_[i]),
+        transform_regs_to_shared_d=Map(lambda x, i, j: x * d_[i, j]),
+        transform_shared_to_global_d=Map(lambda x, i, j: x + by * rows_[i])))
     rows = tables["rows"][:, None]
     expected = reference(a - tables["a"], b + 2 * tables["b"], c + tables["c"] - rows) * tables["d"] + 3 * rows
     assert np.array_equal(d, expected)
@@ -389,7 +389,7 @@ def test_c(machine: Any, name: str, dtype: str, rng: np.random.Generator) -> Non
 def test_a_transform_at_each_point_in_the_multistage_kernel(machine: Any, name: str, point: str, f: Any, rng: np.random.Generator) -> None:
     which = POINTS[point]
     a, b, c = three(rng, name)
-    d = product_multistage(machine, small(name, global_c_layout=RowMajor(F32_MULTISTAGE), **{point: Elementwise(f)}), a, b, c)
+    d = product_multistage(machine, small(name, global_c_layout=RowMajor(F32_MULTISTAGE), **{point: Map(f)}), a, b, c)
     changed = {n: by_numpy(f, x) if n == which else x for n, x in (("a", a), ("b", b), ("c", c))}
     expected = reference(changed["a"], changed["b"], changed["c"])
     assert np.array_equal(d, by_numpy(f, expected) if which == "d" else expected)
@@ -398,7 +398,7 @@ def test_a_transform_at_each_point_in_the_multistage_kernel(machine: Any, name: 
 @on_machines
 def test_all_transforms_together_in_the_multistage_kernel(machine: Any, rng: np.random.Generator) -> None:
     a, b, c = (x.astype(F64_MULTISTAGE) for x in three(rng, "fpu", k=11))
-    functions = {point: Elementwise(placed if n % 2 else plain) for n, point in enumerate(POINTS)}
+    functions = {point: Map(placed if n % 2 else plain) for n, point in enumerate(POINTS)}
     conf = mapping_multistage(FPUOp(16, 16, dtype=F64_MULTISTAGE), steps=4, warps=(1, 1), global_c_layout=RowMajor(F64_MULTISTAGE), **functions)
 
     def through(x: np.ndarray, *names: str) -> np.ndarray:
@@ -430,7 +430,7 @@ def test_a_chain_of_epilogues(machine: Any, rng: np.random.Generator) -> None:
 EPILOGUES: dict[str, tuple[Any, Any]] = {
     "scaled and added": (lambda c: epilogues.LinearCombination(2.0, -1.0, c, RowMajor(F32_MULTISTAGE)), lambda x, c: 2 * x - c),
     "chosen": (lambda c: epilogues.Where(lambda m, n: c[m, n] != 0, 0.0), lambda x, c: np.where(c != 0, x, 0)),
-    "causal": (lambda c: epilogues.Causal(0.0), lambda x, c: np.tril(x)),
+    "causal": (lambda c: epilogues.CausalMask(0.0), lambda x, c: np.tril(x)),
     "clamped": (lambda c: epilogues.Clamp(-5.0, 7.0), lambda x, c: np.clip(x, -5, 7)),
     "GELU": (lambda c: epilogues.GELU(), None), "SiLU": (lambda c: epilogues.SiLU(), None), "tanh": (lambda c: epilogues.Tanh(), None),
 }
@@ -588,7 +588,7 @@ def test_stacks(machine: Any, kind: str, rng: np.random.Generator, grids: list[A
 @on_machines
 def test_a_stack_with_a_function_of_the_products_number(machine: Any, rng: np.random.Generator) -> None:
     a, b, bias = whole(rng, (3, 20, 40), F16_MULTISTAGE), whole(rng, (3, 40, 24), F16_MULTISTAGE), whole(rng, (3, 24), F32_MULTISTAGE)
-    conf = small("mma", transform_global_to_shared_a=Elementwise(lambda x, i, j, batch: x + batch), epilogue=epilogues.Bias(machine.array(bias)))
+    conf = small("mma", transform_global_to_shared_a=Map(lambda x, i, j, batch: x + batch), epilogue=epilogues.Bias(machine.array(bias)))
     out = machine.array(poison((3, 20, 24), F32_MULTISTAGE))
     with machine.session():
         gk.matmul(machine.array(a), machine.array(b), None, conf, out=out)

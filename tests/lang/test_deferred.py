@@ -289,7 +289,7 @@ COMPONENTS = """
     scale = np.arange(32, dtype=np.float32)
     conf = gk.get_config(
         operator=gk.operators.MMAOp(dtype="bfloat16", accumulator="float32"), global_a_layout=gk.layouts.RowMajor("bfloat16"),
-        transform_regs_to_shared_d=gk.transforms.Elementwise(lambda x: max(x, 0)), epilogue=gk.epilogues.Bias(scale),
+        transform_regs_to_shared_d=gk.transforms.Map(lambda x: max(x, 0)), epilogue=gk.epilogues.Bias(scale),
         gemm_shape=dict(M=64, N=32, K=64))
     repr(conf), Skewed("float32"), gk.operators.WMMAOp(), gk.operators.WGMMAOp(), gk.epilogues.Saturate("int8")
     gk.operators.FPUOp(dtype="float64"), gk.layouts.Swizzled(gk.layouts.RowMajor("float16")), gk.operators.dual(1)

@@ -269,7 +269,7 @@ TAKEN = {
     "keywords": ("return doubled(times=3, x=x)", lambda x, i, j: 3 * x),
     "math": ("return math.sqrt(x) + math.pi - math.pi", lambda x, i, j: math.sqrt(2)),
     "built-ins": ("return max(abs(x), min(x, 1)) + float(i) - i", lambda x, i, j: 2.0),
-    "conversions": ("return np.float32(np.float16(x)) + np.int32(i) - gk.float32(i)", lambda x, i, j: x),
+    "conversions": ("return np.float32(np.float16(x)) + np.int32(i) - np.float32(i)", lambda x, i, j: x),
     "augmented": ("x += 1\nx *= 2\nx -= 3\nreturn x", lambda x, i, j: 3.0),
     "a named tuple": ("p = Pair(x, second=3 * x)\nreturn p.second - p.first", lambda x, i, j: 2 * x),
     "an inner function": ("def g(y):\n    return y + x\nreturn g(1)", lambda x, i, j: x + 1),

@@ -151,7 +151,7 @@ def compiled(function: Callable[..., Any]) -> Any:
 @pytest.mark.parametrize("name", TAKEN)
 def test_a_form_that_both_worlds_take(name: str) -> None:
     function = written(TAKEN[name], f"taken, {name}", "values, i")
-    dialect.Walk(compiled=False).function(function, None, True)
+    dialect.SourceWalk(compiled=False).function(function, None, True)
     (twin,) = arguments([function])
     value = twin(VALUES, N)
     assert value == function(VALUES, N)
@@ -162,7 +162,7 @@ def test_a_form_that_both_worlds_take(name: str) -> None:
 def test_a_form_that_both_worlds_refuse(name: str) -> None:
     body, reason = REFUSED[name]
     said = []
-    for world in (lambda f: dialect.Walk(compiled=False).function(f, None, True), compiled):
+    for world in (lambda f: dialect.SourceWalk(compiled=False).function(f, None, True), compiled):
         with pytest.raises(gk.ComponentError) as caught:
             world(written(body, f"refused, {name}", "values, i"))
         said.append(str(caught.value))
@@ -205,7 +205,7 @@ TAKEN_ON_HOST = forms_of_structure.TAKEN | forms_of_numbers.TAKEN | forms_of_use
 @pytest.mark.parametrize("name", TAKEN_ON_HOST)
 def test_a_form_that_both_worlds_take_beside_numpy(name: str) -> None:
     function = written_on_host(TAKEN_ON_HOST[name], f"taken on host, {name}")
-    dialect.Walk(compiled=False).function(function, None, True)
+    dialect.SourceWalk(compiled=False).function(function, None, True)
     (twin,) = arguments([function])
     here = twin(*GIVEN)
     assert type_there(compiled_on_host(function)) == type_here(here)
@@ -226,7 +226,7 @@ def test_a_form_that_both_worlds_refuse_beside_numpy(name: str) -> None:
     with pytest.raises(gk.ComponentError) as there:
         compiled_on_host(function)
     with pytest.raises(gk.ComponentError) as here:
-        dialect.Walk(compiled=False).function(function, None, True)
+        dialect.SourceWalk(compiled=False).function(function, None, True)
         (twin,) = arguments([function])
         twin(*GIVEN)
     assert str(here.value) == str(there.value)

@@ -27,7 +27,7 @@ from gemmkit.runtime.cache import CubinCache, default_cache
 from gemmkit.runtime.compile import to_ptx
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from tests.support.compiling import entry
 
 # ==========================================================================================================================
@@ -68,10 +68,10 @@ def test_threads_that_ask_for_one_kernel_compile_it_once(cache: CubinCache) -> N
 def test_what_is_the_same_kernel_and_what_is_not(cache: CubinCache) -> None:
     """Values of runtime fields and where a function is written are not part of a kernel; everything else is."""
     def shifted(by: Any) -> Any:
-        return Elementwise(lambda x, i, j: x + by[j])
+        return Map(lambda x, i, j: x + by[j])
 
     def same_as_shifted(by: Any) -> Any:
-        return Elementwise(lambda x, i, j: x + by[j])
+        return Map(lambda x, i, j: x + by[j])
 
     ones, twos = np.ones(256, "f4"), np.full(256, 2, "f4")
     kernels = [
@@ -81,9 +81,9 @@ def test_what_is_the_same_kernel_and_what_is_not(cache: CubinCache) -> None:
         [small(epilogue=epilogues.Bias(ones.astype("f8")))],
         [small(transform_regs_to_shared_d=shifted(ones)), small(transform_regs_to_shared_d=shifted(twos)),
          small(transform_regs_to_shared_d=same_as_shifted(ones))],
-        [small(transform_regs_to_shared_d=Elementwise(lambda x: x + 1))],
-        [small(transform_regs_to_shared_d=Elementwise(lambda x: x + 2))],
-        [small(transform_shared_to_global_d=Elementwise(lambda x: x + 2))],
+        [small(transform_regs_to_shared_d=Map(lambda x: x + 1))],
+        [small(transform_regs_to_shared_d=Map(lambda x: x + 2))],
+        [small(transform_shared_to_global_d=Map(lambda x: x + 2))],
         [small(blocks_per_sm=2)],
         [small(global_b_layout=layouts.ColMajor("f4"))],
     ]
@@ -130,7 +130,7 @@ SCRIPT = """
     shift = np.arange(256, dtype="f4") + float(sys.argv[1])
     conf = gk.get_config(operator=operators.MMAOp(), global_a_layout=layouts.RowMajor("f2"), epilogue=Clamp(float(sys.argv[1])),
                          block_shape=gk.Tile(M=32, N=32, K=32),
-                         transform_regs_to_shared_d=transforms.Elementwise(lambda x, i, j: x + shift[j]))
+                         transform_regs_to_shared_d=transforms.Map(lambda x, i, j: x + shift[j]))
     found = entry(conf)
     print(json.dumps([compile.stats.compiled, found.from_disk, "numba" in sys.modules, len(found.cubin)]))
 """
@@ -237,7 +237,7 @@ def test_a_captured_array_dies_with_its_function(cache: CubinCache) -> None:
         pass
 
     def conf_of(values: np.ndarray) -> gk.Config:
-        return small(transform_regs_to_shared_d=Elementwise(lambda x, i, j: x + values[j]))
+        return small(transform_regs_to_shared_d=Map(lambda x, i, j: x + values[j]))
 
     for _ in range(2):
         array = np.ones(256, "f4").view(Array)
@@ -252,11 +252,11 @@ def test_a_captured_array_dies_with_its_function(cache: CubinCache) -> None:
 
 def test_a_component_without_its_arrays_is_the_same_kernel() -> None:
     from gemmkit.components import freeze, without_arrays
-    from gemmkit.kernels.collectives.operand import Arrays
+    from gemmkit.kernels.collectives.operand import OperandArrays
 
     bias, table = np.ones(256, "f4"), np.ones(256, "f4")
-    conf = small(epilogue=epilogues.Bias(bias), transform_regs_to_shared_d=Elementwise(lambda x, i, j: x + table[j]))
-    spec = conf.spec(Arrays(None, None, None, 256, 256, 256))
+    conf = small(epilogue=epilogues.Bias(bias), transform_regs_to_shared_d=Map(lambda x, i, j: x + table[j]))
+    spec = conf.spec(OperandArrays(None, None, None, 256, 256, 256))
     count = sys.getrefcount(bias), sys.getrefcount(table)
     described = without_arrays(spec)
     assert freeze(described).type is freeze(spec).type and freeze(described).leaves == freeze(spec).leaves

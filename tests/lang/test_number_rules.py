@@ -239,7 +239,7 @@ def test_clamp_and_semirings_pass_nan_on(rng: np.random.Generator) -> None:
     with gk.emulate():
         clamped = gk.matmul(a, b, epilogue=epilogues.Clamp(0.0, 1.0))
         shortest = gk.matmul(a, b, operator=operators.MIN_PLUS)
-        kept = gk.matmul(a, b, transform_regs_to_shared_d=transforms.Elementwise(lambda x: max(0.0, min(1.0, x))))
+        kept = gk.matmul(a, b, transform_regs_to_shared_d=transforms.Map(lambda x: max(0.0, min(1.0, x))))
     for d in (clamped, shortest, kept):
         assert np.isnan(d[1]).all() and not np.isnan(np.delete(d, 1, 0)).any()
 

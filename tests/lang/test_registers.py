@@ -27,7 +27,7 @@ from gemmkit.operators import WGMMAOp
 from gemmkit.ptx.special import thread_index
 from gemmkit.runtime.compile import to_ptx
 from gemmkit.runtime.device import H100
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from tests.ptx_machine.launch import run_ptx
 from tests.support.harness import Out, compiled, constants_stored, emulated, leaves_nothing
 from tests.support.lang.typing import BF16, result
@@ -294,7 +294,7 @@ SINGLY = [lambda x: x if x > 0 else 0, lambda x: math.exp(x), lambda x: max(x, x
 
 def decided(f: Any, dtype: np.dtype) -> bool:
     """What device code is told of a function."""
-    ty: Any = result(lambda t, kind: is_pairwise(t, kind), gk.components.freeze(Elementwise(f)).type,
+    ty: Any = result(lambda t, kind: is_pairwise(t, kind), gk.components.freeze(Map(f)).type,
                      gk.components.freeze(dtype).type)
     return bool(ty.literal_value)
 
@@ -317,7 +317,7 @@ def test_pairs_are_rounded_as_single_floats(machine: Any, n: int) -> None:
     a = rng.standard_normal((size, size)).astype(F16)
     a[0, :4] = 0, -1, 65504, 6e-8
     conf = gk.get_config(operator=WGMMAOp(32), global_a_layout=RowMajor(F16), global_d_layout=RowMajor(F16),
-                         transform_global_to_shared_a=Elementwise(f))
+                         transform_global_to_shared_a=Map(f))
     with machine.session():
         d = machine.numpy(gk.matmul(machine.array(a), machine.array(np.eye(size, dtype=F16)), conf=conf))
     with np.errstate(over="ignore"):

@@ -197,7 +197,7 @@ def test_a_runtime_float_loses_nothing(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("function, wanted", [
     (lambda x: np.float32(x), "f4"), (lambda x: np.float64(x), "f8"), (lambda x: np.int32(x), "i4"),
-    (lambda x: np.float16(x), "f2"), (lambda x: gk.float32(x), "f4"), (lambda x: float(x), "f8"), (lambda x: np.int8(x), "i1"),
+    (lambda x: np.float16(x), "f2"), (lambda x: np.float32(x), "f4"), (lambda x: float(x), "f8"), (lambda x: np.int8(x), "i1"),
 ])
 def test_types_convert_when_called(function: Any, wanted: str) -> None:
     for given in (np.dtype("f2"), BF16, F8, np.dtype("i8"), INDEX):

@@ -65,7 +65,7 @@ def test_what_follows_acts_on_folded_values(machine: Any, family: str) -> None:
         chain = (Fold(lambda gate, up: gate - up) | epilogues.Bias(machine.array(bias)) | epilogues.Store(there)
                  | epilogues.Residual(machine.array(r)) | epilogues.Elementwise(lambda y, m, n: y if m >= n else -y))
         out = machine.array(poison((19, 21), "f4"))
-        gk.matmul(machine.array(x), gk.Braid(machine.array(w), machine.array(v)), out=out, conf=config(family), epilogue=chain)
+        gk.matmul(machine.array(x), gk.layouts.InterleavedColumns(machine.array(w), machine.array(v)), out=out, conf=config(family), epilogue=chain)
     before = x.astype("f8") @ w.astype("f8") - x.astype("f8") @ v.astype("f8") + bias
     m, n = np.indices(before.shape)
     np.testing.assert_array_equal(machine.numpy(there), before)
@@ -82,7 +82,7 @@ def test_arrays_that_the_function_captured(machine: Any, family: str) -> None:
     states = whole(rng, (19, 13), "f4")
     with machine.session():
         c = machine.array(states)
-        got = gk.matmul(machine.array(x), gk.Braid(*map(machine.array, w)), conf=config(family),
+        got = gk.matmul(machine.array(x), gk.layouts.InterleavedColumns(*map(machine.array, w)), conf=config(family),
                         epilogue=Fold(lambda i, f, g, o, m, n: i + f * c[m, n] - g + o))
     i, f, g, o = (x.astype("f8") @ one.astype("f8") for one in w)
     np.testing.assert_array_equal(machine.numpy(got), i + f * states - g + o)
@@ -100,7 +100,7 @@ def test_schedules_of_the_warp_specialised_kernel(machine: Any, schedule: str, f
     conf = sm90.mapping(schedule, WGMMAOp(64), **fields)
     with machine.session():
         out = machine.array(poison((70, 70), "f4"))
-        gk.matmul(machine.array(x), gk.Braid(machine.array(w), machine.array(v)), out=out, conf=conf, epilogue=Fold(FOLDS[2]))
+        gk.matmul(machine.array(x), gk.layouts.InterleavedColumns(machine.array(w), machine.array(v)), out=out, conf=conf, epilogue=Fold(FOLDS[2]))
     np.testing.assert_array_equal(machine.numpy(out), folded(2, [x.astype("f8") @ w.astype("f8"), x.astype("f8") @ v.astype("f8")]))
 
 
@@ -117,7 +117,7 @@ def test_stores_of_the_warp_specialised_kernel(machine: Any, d: Any, N: int, sto
     width = dict(shared_d_layout=Swizzled(type(d)(d.dtype), 32))
     with machine.session():
         out = machine.array(poison((72, N), d.dtype, "F" if d.axis == 0 else "C"))
-        b = gk.Braid(*map(machine.array, w))
+        b = gk.layouts.InterleavedColumns(*map(machine.array, w))
         conf = sm90.mapping("one", WGMMAOp(64), d=d, **width)
         run = gk.plan(machine.array(x), b, conf=conf, out=out, epilogue=Fold(FOLDS[count]) | epilogues.Scale(2.0))
         run(machine.array(x), b, out=out)
@@ -129,7 +129,7 @@ def test_stores_of_the_warp_specialised_kernel(machine: Any, d: Any, N: int, sto
 @pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
-@pytest.mark.parametrize("splits", [2, gk.StreamK(5)], ids=str)
+@pytest.mark.parametrize("splits", [2, gk.kernels.StreamK(5)], ids=str)
 def test_shares_of_k_of_the_multistage_kernel(machine: Any, splits: Any) -> None:
     got, expected = folded_product(machine, "multistage on the ordinary units", 2, (40, 20, 100), splits=splits)
     np.testing.assert_array_equal(got, expected)
@@ -144,7 +144,7 @@ def test_the_kernel_that_a_call_chooses(machine: Any, dtype: str, shape: tuple[i
     (M, N, K), rng = shape, np.random.default_rng(4)
     x, w = whole(rng, (M, K), dtype), [whole(rng, (K, N), dtype) for _ in range(3)]
     with machine.session():
-        got = gk.matmul(machine.array(x), gk.Braid(*map(machine.array, w)), epilogue=Fold(FOLDS[3]))
+        got = gk.matmul(machine.array(x), gk.layouts.InterleavedColumns(*map(machine.array, w)), epilogue=Fold(FOLDS[3]))
     assert machine.numpy(got).shape == (M, N)
     expected = folded(3, [x.astype("f8") @ one.astype("f8") for one in w])
     assert machine.numpy(got).dtype == ("i4" if dtype == "i1" else dtype)      # an epilogue has sums of int32, and D has them
@@ -158,8 +158,8 @@ def test_stacks_of_either_side(machine: Any) -> None:
     x, w, v = whole(rng, (3, 7, 12), "f2"), whole(rng, (12, 10), "f2"), whole(rng, (12, 10), "f2")
     many = whole(rng, (2, 3, 12, 10), "f2")
     with machine.session():
-        one = gk.matmul(machine.array(x), gk.Braid(machine.array(w), machine.array(v)), epilogue=Fold(FOLDS[2]))
-        both = gk.matmul(machine.array(x), gk.Braid(machine.array(many[0]), machine.array(many[1])), epilogue=Fold(FOLDS[2]))
+        one = gk.matmul(machine.array(x), gk.layouts.InterleavedColumns(machine.array(w), machine.array(v)), epilogue=Fold(FOLDS[2]))
+        both = gk.matmul(machine.array(x), gk.layouts.InterleavedColumns(machine.array(many[0]), machine.array(many[1])), epilogue=Fold(FOLDS[2]))
     np.testing.assert_array_equal(machine.numpy(one), folded(2, [x.astype("f8") @ w, x.astype("f8") @ v]))
     np.testing.assert_array_equal(machine.numpy(both), folded(2, [x.astype("f8") @ many[0], x.astype("f8") @ many[1]]))
 
@@ -172,7 +172,7 @@ def test_a_joined_a_by_a_braid(machine: Any) -> None:
     weights = [rng.standard_normal((19, 7)).astype("f4") for _ in range(4)]
     with machine.session():
         old = machine.array(c)
-        got = gk.matmul(gk.Concat(machine.array(x), machine.array(h), axis=1), gk.Braid(*map(machine.array, weights)),
+        got = gk.matmul(gk.layouts.Concat(machine.array(x), machine.array(h), axis=1), gk.layouts.InterleavedColumns(*map(machine.array, weights)),
                         epilogue=Fold(lambda i, f, g, o, m, n: activations.sigmoid(f) * old[m, n] + activations.sigmoid(i) * math.tanh(g)))
     i, f, g, _ = (np.concatenate([x, h], 1).astype("f8") @ one for one in weights)
     np.testing.assert_allclose(machine.numpy(got), c / (1 + np.exp(-f)) + np.tanh(g) / (1 + np.exp(-i)), rtol=1e-5, atol=1e-5)
@@ -199,7 +199,7 @@ def test_a_semiring(machine: Any) -> None:
     rng = np.random.default_rng(8)
     x, w, v = (whole(rng, shape, "f4") for shape in ((9, 5), (5, 11), (5, 11)))
     with machine.session():
-        got = gk.matmul(machine.array(x), gk.Braid(machine.array(w), machine.array(v)), operator=MIN_PLUS, epilogue=Fold(lambda a, b: a - b))
+        got = gk.matmul(machine.array(x), gk.layouts.InterleavedColumns(machine.array(w), machine.array(v)), operator=MIN_PLUS, epilogue=Fold(lambda a, b: a - b))
     np.testing.assert_array_equal(machine.numpy(got), (x[:, :, None] + w).min(1) - (x[:, :, None] + v).min(1))
 
 
@@ -210,7 +210,7 @@ def test_complex_numbers(machine: Any, dtype: str) -> None:
     rng = np.random.default_rng(9)
     x, w, v = ((whole(rng, shape, "f4") + 1j * whole(rng, shape, "f4")).astype(dtype) for shape in ((9, 5), (5, 11), (5, 11)))
     with machine.session():
-        got = gk.matmul(machine.array(x), gk.Braid(machine.array(w), machine.array(v)), epilogue=Fold(lambda a, b: a - b))
+        got = gk.matmul(machine.array(x), gk.layouts.InterleavedColumns(machine.array(w), machine.array(v)), epilogue=Fold(lambda a, b: a - b))
     np.testing.assert_array_equal(machine.numpy(got), x.astype("c16") @ w - x.astype("c16") @ v)
 
 
@@ -225,9 +225,9 @@ def test_functions_of_large_results_get_wide_coordinates(machine: Any) -> None:
     rng = np.random.default_rng(11)
     x, w, v = (whole(rng, shape, "f4") for shape in ((9, 8), (8, 13), (8, 13)))
     with machine.session():
-        run = gk.plan(x, gk.Braid(w, v), epilogue=Fold(lambda gate, up, m, n: gate - up + ((m + 1) * 4_000_000_000 + n) // 4_000_000_000)
+        run = gk.plan(x, gk.layouts.InterleavedColumns(w, v), epilogue=Fold(lambda gate, up, m, n: gate - up + ((m + 1) * 4_000_000_000 + n) // 4_000_000_000)
                       | epilogues.Elementwise(lambda y, m, n: y + (m * 3_000_000_000) // 3_000_000_000))
-        got = run(x, gk.Braid(w, v))
+        got = run(x, gk.layouts.InterleavedColumns(w, v))
     assert isinstance(run._compiled.config.epilogue, adapters.WideFold)
     m, _ = np.indices((9, 13))
     np.testing.assert_array_equal(got, x @ w - x @ v + 2 * m + 1)
@@ -240,5 +240,5 @@ def test_a_gated_unit_is_its_fold_bit_for_bit(rng: np.random.Generator) -> None:
     x, w, v = (rng.standard_normal(shape).astype(np.float32) for shape in ((24, 20), (20, 17), (20, 17)))
     with gk.emulate():
         unit = gk.glu(x, w, v)
-        by_hand = gk.matmul(x, gk.Braid(w, v), epilogue=epilogues.Fold(lambda gate, up: activations.silu(gate) * up))
+        by_hand = gk.matmul(x, gk.layouts.InterleavedColumns(w, v), epilogue=epilogues.Fold(lambda gate, up: activations.silu(gate) * up))
     assert np.array_equal(unit, by_hand)

@@ -18,7 +18,7 @@ from tests.functions.test_block_sparse import F32, FAMILIES, multiplied, simt
 from tests.support.machines import on_machines, poison, whole
 
 # ==========================================================================================================================
-# Rows by index (`gemmkit.Gather`): in all kernel families, by cp.async and by elements; indices that are none.
+# Rows by index (`gemmkit.layouts.Gather`): in all kernel families, by cp.async and by elements; indices that are none.
 
 
 def gathered(rng: np.random.Generator, rows: int, of: int) -> np.ndarray:
@@ -37,7 +37,7 @@ def test_rows_by_index(machine: Any, family: str, odd: int, order: str, rng: np.
     M, N, K, R = size.M + 3, 7, 2 * size.K - odd, 11
     wide = whole(rng, (R + 5, K + 16 - odd), dtype)
     x, b, index = np.asarray(wide, order=order)[:R, :K], whole(rng, (K, N), dtype), gathered(rng, M, R)
-    given = gk.Gather(machine.array(x), machine.array(index))
+    given = gk.layouts.Gather(machine.array(x), machine.array(index))
     assert given.shape == (M, K)
     d = multiplied(machine, conf, given, machine.array(b), (M, N))
     assert np.array_equal(d, x[index].astype("f8") @ b.astype("f8"))
@@ -51,7 +51,7 @@ def test_rows_of_b(machine: Any, family: str, rng: np.random.Generator) -> None:
     size, dtype = conf.block_shape.size, conf.operator.fragment_a.dtype
     K = size.K + 3
     a, y, index = whole(rng, (5, K), dtype), whole(rng, (4, 16), dtype), gathered(rng, K, 4)
-    d = multiplied(machine, conf, machine.array(a), gk.Gather(machine.array(y), machine.array(index)), (5, 16))
+    d = multiplied(machine, conf, machine.array(a), gk.layouts.Gather(machine.array(y), machine.array(index)), (5, 16))
     assert np.array_equal(d, a.astype("f8") @ y[index].astype("f8"))
 
 
@@ -65,7 +65,7 @@ def test_an_index_out_of_range_is_a_fault(family: str, odd: int, wrong: int, rng
     size, dtype = conf.block_shape.size, conf.operator.fragment_a.dtype
     x, index = whole(rng, (12, size.K - odd), dtype)[4:8], np.int32([0, 3, wrong, 1])
     with gk.emulate(), pytest.raises(errors.BoundsError):
-        gk.matmul(gk.Gather(x, index), np.ones((size.K - odd, 2), dtype), conf=conf)
+        gk.matmul(gk.layouts.Gather(x, index), np.ones((size.K - odd, 2), dtype), conf=conf)
 
 
 @pytest.mark.sample(4)
@@ -73,11 +73,11 @@ def test_an_index_out_of_range_is_a_fault(family: str, odd: int, wrong: int, rng
 def test_plans_take_other_indices(machine: Any, rng: np.random.Generator) -> None:
     x, b, put = whole(rng, (6, 8), F32), whole(rng, (8, 3), F32), machine.array
     with machine.session():
-        plan = gk.plan(gk.Gather(put(x), put(np.int32([0, 1]))), put(b), conf=simt())
+        plan = gk.plan(gk.layouts.Gather(put(x), put(np.int32([0, 1]))), put(b), conf=simt())
         for index in (np.int32([5, 5]), np.int32([4, 2])):
-            assert np.array_equal(machine.numpy(plan(gk.Gather(put(x), put(index)), put(b))), x[index] @ b)
+            assert np.array_equal(machine.numpy(plan(gk.layouts.Gather(put(x), put(index)), put(b))), x[index] @ b)
         with pytest.raises(ValueError, match="a differs from the plan's"):
-            plan(gk.Gather(put(x), put(np.int32([1, 2, 3]))), put(b))
+            plan(gk.layouts.Gather(put(x), put(np.int32([1, 2, 3]))), put(b))
         with pytest.raises(ValueError, match="a is one array, and the plan was made with"):
             plan(put(x), put(b))
 
@@ -88,7 +88,7 @@ def test_no_rows_and_a_chosen_mapping() -> None:
     x, b = np.arange(15, dtype=F32).reshape(3, 5), np.eye(5, dtype=F32)
     with gk.emulate():
         for index in ([], [2], [1, 1, 0, 2]):
-            d = gk.matmul(gk.Gather(x, np.array(index, np.int32)), b)
+            d = gk.matmul(gk.layouts.Gather(x, np.array(index, np.int32)), b)
             assert np.array_equal(d, x[np.array(index, int)])
 
 
@@ -100,7 +100,7 @@ def test_compiled(family: str) -> None:
     """Lines come in accesses of 16 bytes, past the registers where the family has cp.async."""
     conf = FAMILIES[family]()
     dtype, K = conf.operator.fragment_a.dtype, 8 * conf.block_shape.size.K
-    given = gk.Gather(np.zeros((64, K), dtype), np.zeros(128, np.int32))
+    given = gk.layouts.Gather(np.zeros((64, K), dtype), np.zeros(128, np.int32))
     conf = dataclasses.replace(conf, global_a_layout=given.layout)
     kernel = ahead.compile_config(conf, device=H100, gemm_shape=dict(M=128, N=64, K=K), operands={
         "a": given.array, "b": np.zeros((K, 64), dtype), "out": np.zeros((128, 64), conf.global_d_layout.dtype)})
@@ -124,16 +124,16 @@ X, INDEX = np.ones((4, 8), F32), np.int32([0, 1])
 ], ids=["dtype", "shape", "list", "vector", "stack"])
 def test_bad_indices(array: Any, index: Any, kind: type, said: str) -> None:
     with pytest.raises(kind, match=said):
-        gk.Gather(array, index)
+        gk.layouts.Gather(array, index)
 
 
 @pytest.mark.sample(4)
 def test_sizes_that_do_not_fit() -> None:
     out = poison((3, 2), F32)
     with gk.emulate(), pytest.raises(ValueError, match="M=2"):
-        gk.matmul(gk.Gather(X, INDEX), np.ones((8, 2), F32), out=out)
+        gk.matmul(gk.layouts.Gather(X, INDEX), np.ones((8, 2), F32), out=out)
     with gk.emulate(), pytest.raises(ValueError, match="K=8"):
-        gk.matmul(gk.Gather(X, INDEX), np.ones((4, 2), F32))
+        gk.matmul(gk.layouts.Gather(X, INDEX), np.ones((4, 2), F32))
     assert np.isnan(out).all()
 
 
@@ -141,7 +141,7 @@ def test_sizes_that_do_not_fit() -> None:
 def test_an_index_that_overlaps_the_result() -> None:
     out = np.zeros((2, 2), F32)
     with gk.emulate(), pytest.raises(ValueError, match="index of Gather .*overlaps out"):
-        gk.matmul(gk.Gather(X, out.view(np.int32)[0]), np.ones((8, 2), F32), out=out)
+        gk.matmul(gk.layouts.Gather(X, out.view(np.int32)[0]), np.ones((8, 2), F32), out=out)
 
 
 @pytest.mark.sample(4)
@@ -150,14 +150,14 @@ def test_beside_other_operands(rng: np.random.Generator) -> None:
     """A stack of B, and empty blocks of B."""
     x, index, b = whole(rng, (6, 32), F32), np.int32([5, 0, 5]), whole(rng, (2, 32, 3), F32)
     with gk.emulate():
-        assert np.array_equal(gk.matmul(gk.Gather(x, index), b), x[index] @ b)
+        assert np.array_equal(gk.matmul(gk.layouts.Gather(x, index), b), x[index] @ b)
         mask = np.array([[True], [False]])
-        d = gk.matmul(gk.Gather(x, index), gk.BlockSparse(b[0], mask, (16, 16)), conf=simt())
+        d = gk.matmul(gk.layouts.Gather(x, index), gk.functions.BlockSparse(b[0], mask, (16, 16)), conf=simt())
     assert np.array_equal(d, x[index][:, :16] @ b[0, :16])
 
 
 # ==========================================================================================================================
-# Results whose rows go where an index says (`gemmkit.Scatter`), in all kernel families; indices that are checked on request.
+# Results whose rows go where an index says (`gemmkit.layouts.Scatter`), in all kernel families; indices that are checked on request.
 
 F32_SCATTERED = np.dtype("f4")
 
@@ -183,7 +183,7 @@ def test_rows_go_where_the_index_says(machine: Any, family: str, odd: int, order
     kept = machine.array(y)
     with machine.session():
         given = kept[2:R + 2, :N]
-        d = gk.matmul(machine.array(a), machine.array(b), conf=conf, out=gk.Scatter(given, machine.array(index)))
+        d = gk.matmul(machine.array(a), machine.array(b), conf=conf, out=gk.layouts.Scatter(given, machine.array(index)))
     assert d is given
     expected = y.copy()
     expected[2 + index, :N] = a.astype("f8") @ b.astype("f8")
@@ -198,10 +198,10 @@ def test_an_expert(machine: Any, rng: np.random.Generator) -> None:
     put, y = machine.array, machine.array(np.zeros((9, 5), F32_SCATTERED))
     index = np.int32([7, 0, 3])
     with machine.session():
-        plan = gk.plan(gk.Gather(put(x), put(index)), put(w), out=gk.Scatter(y, put(index)), conf=simt(),
+        plan = gk.plan(gk.layouts.Gather(put(x), put(index)), put(w), out=gk.layouts.Scatter(y, put(index)), conf=simt(),
                        epilogue=epilogues.Bias(put(bias)))
         for rows in (index, np.int32([8, 1, 2])):
-            plan(gk.Gather(put(x), put(rows)), put(w), out=gk.Scatter(y, put(rows)))
+            plan(gk.layouts.Gather(put(x), put(rows)), put(w), out=gk.layouts.Scatter(y, put(rows)))
     named = [7, 0, 3, 8, 1, 2]
     expected = np.zeros((9, 5), F32_SCATTERED)
     expected[named] = x[named] @ w + bias
@@ -215,7 +215,7 @@ def test_a_chosen_mapping_and_no_rows() -> None:
     with gk.emulate():
         for index in ([], [4], [1, 5]):
             a = np.arange(5 * len(index), dtype=F32_SCATTERED).reshape(len(index), 5)
-            d = gk.matmul(a, b, out=gk.Scatter(y, np.array(index, np.int32), check=True))
+            d = gk.matmul(a, b, out=gk.layouts.Scatter(y, np.array(index, np.int32), check=True))
             assert d is y and np.array_equal(y[index], a)
     assert np.isnan(y[[0, 2, 3]]).all()
 
@@ -227,7 +227,7 @@ def test_an_index_out_of_range_is_a_fault_of_results(family: str, wrong: int) ->
     conf = FAMILIES[family]()
     dtype, y = conf.operator.fragment_a.dtype, np.zeros((12, 8), conf.global_d_layout.dtype)
     with gk.emulate(), pytest.raises(errors.BoundsError):
-        gk.matmul(np.ones((3, 8), dtype), np.ones((8, 8), dtype), conf=conf, out=gk.Scatter(y[4:8], np.int32([0, wrong, 1])))
+        gk.matmul(np.ones((3, 8), dtype), np.ones((8, 8), dtype), conf=conf, out=gk.layouts.Scatter(y[4:8], np.int32([0, wrong, 1])))
 
 
 @pytest.mark.sample(3)
@@ -237,7 +237,7 @@ def test_an_index_out_of_range_is_a_fault_of_results(family: str, wrong: int) ->
 def test_compiled_of_results(family: str) -> None:
     conf = FAMILIES[family]()
     dtype, out = conf.operator.fragment_a.dtype, np.zeros((64, 64), conf.global_d_layout.dtype)
-    given = gk.Scatter(out, np.zeros(32, np.int32))
+    given = gk.layouts.Scatter(out, np.zeros(32, np.int32))
     kernel = ahead.compile_config(
         dataclasses.replace(conf, global_d_layout=given.layout), device=H100, gemm_shape=dict(M=32, N=64, K=64),
         operands={"a": np.zeros((32, 64), dtype), "b": np.zeros((64, 64), dtype), "out": out})
@@ -250,7 +250,7 @@ X_SCATTERED, INDEX_SCATTERED = np.ones((4, 8), F32_SCATTERED), np.int32([0, 1])
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("kind", [gk.Gather, gk.Scatter])
+@pytest.mark.parametrize("kind", [gk.layouts.Gather, gk.layouts.Scatter])
 @pytest.mark.parametrize(("index", "said"), [
     ([1, 4, -1], r"index\[1\] is 4, and the array has 4 rows: 0 to 3 are needed \(2 of 3 are out of range\)"),
     ([-2**31], r"index\[0\] is -2147483648"),
@@ -267,8 +267,8 @@ def test_checked_on_request(machine: Any, index: list[int], said: str, kind: Any
 @pytest.mark.sample(3)
 def test_a_row_twice() -> None:
     with pytest.raises(ValueError, match="index names row 3 more than once"):
-        gk.Scatter(X_SCATTERED, np.int32([2, 3, 1, 3, 1]), check=True)
-    gk.Gather(X_SCATTERED, np.int32([2, 3, 1, 3, 1]), check=True)
+        gk.layouts.Scatter(X_SCATTERED, np.int32([2, 3, 1, 3, 1]), check=True)
+    gk.layouts.Gather(X_SCATTERED, np.int32([2, 3, 1, 3, 1]), check=True)
 
 
 @pytest.mark.sample(3)
@@ -276,15 +276,15 @@ def test_what_is_no_result() -> None:
     y, b = np.full((4, 2), np.nan, F32_SCATTERED), np.ones((8, 2), F32_SCATTERED)
     with gk.emulate():
         with pytest.raises(TypeError, match="out is a Gather, whose layout .* stores nothing; give an array or a Scatter"):
-            gk.matmul(X_SCATTERED[:2], b, out=gk.Gather(y, INDEX_SCATTERED))
+            gk.matmul(X_SCATTERED[:2], b, out=gk.layouts.Gather(y, INDEX_SCATTERED))
         with pytest.raises(TypeError, match="a is a Scatter, which is for out; give a Gather"):
-            gk.matmul(gk.Scatter(X_SCATTERED, INDEX_SCATTERED), b)
+            gk.matmul(gk.layouts.Scatter(X_SCATTERED, INDEX_SCATTERED), b)
         with pytest.raises(TypeError, match="global_d_layout is given beside out, a Scatter"):
-            gk.matmul(X_SCATTERED[:2], b, out=gk.Scatter(y, INDEX_SCATTERED), global_d_layout=RowMajor(F32_SCATTERED))
+            gk.matmul(X_SCATTERED[:2], b, out=gk.layouts.Scatter(y, INDEX_SCATTERED), global_d_layout=RowMajor(F32_SCATTERED))
         with pytest.raises(ValueError, match="M=2"):
-            gk.matmul(X_SCATTERED[:3], b, out=gk.Scatter(y, INDEX_SCATTERED))
+            gk.matmul(X_SCATTERED[:3], b, out=gk.layouts.Scatter(y, INDEX_SCATTERED))
         with pytest.raises(ValueError, match="index of Scatter .*overlaps out"):
-            gk.matmul(X_SCATTERED[:2], b, out=gk.Scatter(y, y.view(np.int32)[0]))
+            gk.matmul(X_SCATTERED[:2], b, out=gk.layouts.Scatter(y, y.view(np.int32)[0]))
     assert np.isnan(y).all()
 
 
@@ -292,4 +292,4 @@ def test_what_is_no_result() -> None:
 @pytest.mark.parametrize(("check", "kind"), [(1, TypeError), (None, TypeError)])
 def test_a_check_that_is_none(check: Any, kind: type) -> None:
     with pytest.raises(kind, match="True or False"):
-        gk.Scatter(X_SCATTERED, INDEX_SCATTERED, check=check)
+        gk.layouts.Scatter(X_SCATTERED, INDEX_SCATTERED, check=check)

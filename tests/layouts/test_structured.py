@@ -167,7 +167,7 @@ def test_generated(machine: Any, name: str, rng: np.random.Generator) -> None:
     given = machine.array(b)
     step = dtype.type(-1)
     for f, arguments, matrix in ((one, (), one(i, j)), (two, (machine.array(table), step), table.astype(F64)[:, None] - j)):
-        a = gk.Generated(f, (SQUARE, OTHER), dtype, *arguments)
+        a = gk.layouts.GeneratedMatrix(f, (SQUARE, OTHER), dtype, *arguments)
         assert np.array_equal(multiply(machine, a, given, (SQUARE, 19), operator=operator), reference(matrix, b))
         assert np.array_equal(multiply(machine, given.T, a.T, (19, SQUARE), operator=operator), reference(b.T, matrix.T))
 
@@ -180,7 +180,7 @@ def test_generated_arguments_compile_nothing(machine: Any, rng: np.random.Genera
 
     def product(table: np.ndarray, step: float) -> None:
         expected[:, :9] = table[:, None] + step * j
-        a = gk.Generated(two, (5, 9), F32, machine.array(table), step)
+        a = gk.layouts.GeneratedMatrix(two, (5, 9), F32, machine.array(table), step)
         assert np.array_equal(multiply(machine, a, b, (5, 16)), expected)
 
     product(whole(rng, (5,), F32), 2.0)
@@ -190,7 +190,7 @@ def test_generated_arguments_compile_nothing(machine: Any, rng: np.random.Genera
 
 @on_machines
 def test_generated_on_both_sides(machine: Any) -> None:
-    a, b = gk.Generated(one, (5, 7), F32), gk.Generated(lambda i, j: i + j, (7, 3), F32)
+    a, b = gk.layouts.GeneratedMatrix(one, (5, 7), F32), gk.layouts.GeneratedMatrix(lambda i, j: i + j, (7, 3), F32)
     i, j = np.indices((5, 7))
     k, n = np.indices((7, 3))
     assert np.array_equal(multiply(machine, a, b, (5, 3)), reference(one(i, j), k + n))
@@ -203,7 +203,7 @@ def test_sizes_of_generated_operands_are_no_part_of_the_kernel(machine: Any) -> 
     """Another size of A beside the same B is another problem."""
     b = machine.array(np.eye(8, dtype=F32))
     for rows in (3, 5, 4):
-        a = gk.Generated(lambda i, j: i + j, (rows, 8), F32)
+        a = gk.layouts.GeneratedMatrix(lambda i, j: i + j, (rows, 8), F32)
         with machine.session():
             out = machine.numpy(gk.matmul(a, b))
         assert np.array_equal(out, np.add(*np.indices((rows, 8))))
@@ -254,7 +254,7 @@ def test_blocks_outside_of_the_structure_are_not_read(layout: Any, array: np.nda
 def test_a_transform_that_makes_something_of_nothing() -> None:
     """Then nothing is skipped: the result does not depend on the tiles."""
     x, b = np.arange(1, 41, dtype=F32), np.eye(40, dtype=F32)
-    shifted = transforms.Elementwise(lambda v: v + 1)
+    shifted = transforms.Map(lambda v: v + 1)
     with gk.emulate():
         for operator in OPERATORS.values():
             if operator.fragment_a.dtype == F32:
@@ -290,11 +290,11 @@ def test_min_plus() -> None:
 
 def objects(machine: Any, x: np.ndarray) -> Iterator[tuple[Any, np.ndarray]]:
     """Matrices with structure made of ``x``, and what they are."""
-    yield gk.Diagonal(machine.array(x[0].copy())), np.diag(x[0])
-    yield gk.Triangular(machine.array(stored(x, "lower", False))), triangle(x, "lower", False)
-    yield gk.Triangular(machine.array(stored(x, "upper", True, "F")), "upper", unit=True), triangle(x, "upper", True)
-    yield gk.Symmetric(machine.array(stored(x, "upper", False)), "upper"), mirrored(x, "upper")
-    yield gk.Generated(two, x.shape, x.dtype, machine.array(x[0].copy()), x.dtype.type(2)), x[0].astype(F64)[:, None] + 2 * np.indices(x.shape)[1]
+    yield gk.layouts.DiagonalMatrix(machine.array(x[0].copy())), np.diag(x[0])
+    yield gk.layouts.TriangularMatrix(machine.array(stored(x, "lower", False))), triangle(x, "lower", False)
+    yield gk.layouts.TriangularMatrix(machine.array(stored(x, "upper", True, "F")), "upper", unit=True), triangle(x, "upper", True)
+    yield gk.layouts.SymmetricMatrix(machine.array(stored(x, "upper", False)), "upper"), mirrored(x, "upper")
+    yield gk.layouts.GeneratedMatrix(two, x.shape, x.dtype, machine.array(x[0].copy()), x.dtype.type(2)), x[0].astype(F64)[:, None] + 2 * np.indices(x.shape)[1]
 
 
 @pytest.mark.thorough
@@ -374,29 +374,29 @@ def refuses(kind: Any, *words: str) -> Iterator[None]:
 
 @pytest.mark.parametrize(("call", "kind", "words"), [
     (lambda: gk.matmul(np.ones(5, F32), X, global_a_layout=layouts.Diagonal(F32)), ValueError, ("K=6", "K=5")),
-    (lambda: gk.matmul(gk.Diagonal(np.ones(5, F32)), X), ValueError, ("b has shape (6, 6)", "K=5")),
-    (lambda: gk.blas.gemmEx("N", "N", 1, gk.Diagonal(np.ones(5, F32)), X, 0, X.copy()), ValueError, ("(5, 5)", "(6, 6)")),
+    (lambda: gk.matmul(gk.layouts.DiagonalMatrix(np.ones(5, F32)), X), ValueError, ("b has shape (6, 6)", "K=5")),
+    (lambda: gk.blas.gemmEx("N", "N", 1, gk.layouts.DiagonalMatrix(np.ones(5, F32)), X, 0, X.copy()), ValueError, ("(5, 5)", "(6, 6)")),
     (lambda: gk.matmul(X[:, :5].copy(), X, global_a_layout=layouts.Diagonal(F32)), ValueError, ("K=6", "K=5")),
     (lambda: gk.matmul(np.ones(6, F64), X, global_a_layout=layouts.Diagonal(F32)), ValueError, ("float64", "Diagonal('float32')")),
-    (lambda: gk.Diagonal(np.array(1, F32)), ValueError, ("diagonal has shape ()", "vector")),
-    (lambda: gk.Triangular(X[0]), ValueError, ("array has shape (6,)",)),
-    (lambda: gk.Triangular(X, "left"), ValueError, ("half='left'", '"lower" or "upper"')),
+    (lambda: gk.layouts.DiagonalMatrix(np.array(1, F32)), ValueError, ("diagonal has shape ()", "vector")),
+    (lambda: gk.layouts.TriangularMatrix(X[0]), ValueError, ("array has shape (6,)",)),
+    (lambda: gk.layouts.TriangularMatrix(X, "left"), ValueError, ("half='left'", '"lower" or "upper"')),
     (lambda: layouts.Triangular(F32), TypeError, ("layout=dtype('float32')", "RowMajor")),
     (lambda: layouts.Triangular(layouts.RowMajor(F32), unit=1), TypeError, ("unit=1",)),
-    (lambda: gk.Symmetric(np.ones((6, 5), F32)), ValueError, ("(6, 5)", "square")),
+    (lambda: gk.layouts.SymmetricMatrix(np.ones((6, 5), F32)), ValueError, ("(6, 5)", "square")),
     (lambda: gk.matmul(np.ones((5, 6), F32), X, global_a_layout=layouts.Symmetric(layouts.RowMajor(F32))), ValueError, ("a is 5 x 6", "square")),
-    (lambda: gk.matmul(gk.Symmetric(X), X, global_a_layout=layouts.RowMajor(F32)), TypeError, ("global_a_layout", "beside a")),
-    (lambda: gk.Generated(3, (2, 2), F32), TypeError, ("f=3", "function")),
-    (lambda: gk.Generated(one, (2, 2), F32, "x"), TypeError, ("first='x'",)),
-    (lambda: gk.Generated(one, (2, 2), F32, None), TypeError, ("None",)),
-    (lambda: gk.Generated(one, (2, 2), F32, 1, 2, 3, 4, 5), TypeError, ("5 arguments", "4")),
-    (lambda: gk.Generated(one, (2,), F32), ValueError, ("shape=(2,)",)),
+    (lambda: gk.matmul(gk.layouts.SymmetricMatrix(X), X, global_a_layout=layouts.RowMajor(F32)), TypeError, ("global_a_layout", "beside a")),
+    (lambda: gk.layouts.GeneratedMatrix(3, (2, 2), F32), TypeError, ("f=3", "function")),
+    (lambda: gk.layouts.GeneratedMatrix(one, (2, 2), F32, "x"), TypeError, ("first='x'",)),
+    (lambda: gk.layouts.GeneratedMatrix(one, (2, 2), F32, None), TypeError, ("None",)),
+    (lambda: gk.layouts.GeneratedMatrix(one, (2, 2), F32, 1, 2, 3, 4, 5), TypeError, ("5 arguments", "4")),
+    (lambda: gk.layouts.GeneratedMatrix(one, (2,), F32), ValueError, ("shape=(2,)",)),
     (lambda: layouts.Generated(F32, one, None, 2), TypeError, ("None",)),
-    (lambda: gk.matmul(gk.Generated(one, (2, 5), F32), X), ValueError, ("(2, 5)", "(6, 6)", "K")),
-    (lambda: gk.matmul(gk.Generated(lambda i, j: np.float16(1), (6, 6), F32), X), TypeError, ("<lambda>", "test_structured.py", "float16", "float32")),
-    (lambda: gk.Matrix(X, F32), TypeError, ("layout=",)),
-    (lambda: gk.Matrix(X, layouts.Generated(F32, one)), ValueError, ("shape=None",)),
-    (lambda: gk.Matrix(X, layouts.RowMajor(F32)).T, TypeError, ("transpose",)),
+    (lambda: gk.matmul(gk.layouts.GeneratedMatrix(one, (2, 5), F32), X), ValueError, ("(2, 5)", "(6, 6)", "K")),
+    (lambda: gk.matmul(gk.layouts.GeneratedMatrix(lambda i, j: np.float16(1), (6, 6), F32), X), TypeError, ("<lambda>", "test_structured.py", "float16", "float32")),
+    (lambda: gk.layouts.Matrix(X, F32), TypeError, ("layout=",)),
+    (lambda: gk.layouts.Matrix(X, layouts.Generated(F32, one)), ValueError, ("shape=None",)),
+    (lambda: gk.layouts.Matrix(X, layouts.RowMajor(F32)).T, TypeError, ("transpose",)),
 ])
 def test_refusals(call: Any, kind: Any, words: tuple[str, ...]) -> None:
     with refuses(kind, *words):
@@ -419,5 +419,5 @@ def test_a_generated_function_of_another_dtype_is_refused_when_compiled() -> Non
 def test_with_a_transform_nothing_is_skipped_in_compiled_code_either(layout: Any) -> None:
     """What does not matter to a right result may still not compile."""
     conf = gk.get_config(**mapping(OPERATORS["fpu"]), global_a_layout=layout, global_b_layout=layouts.RowMajor(F32), device=H100,
-                         transform_global_to_shared_a=transforms.Elementwise(lambda x: x + 1))
+                         transform_global_to_shared_a=transforms.Map(lambda x: x + 1))
     assert ahead.compile_config(conf, device=H100, operands=dict(a=X[0] if layout.vector_axis is None else X)).usage.registers > 0

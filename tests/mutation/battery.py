@@ -21,7 +21,7 @@ from gemmkit.kernels.sm90.staged import CpAsyncProducer, StagedProducer
 from gemmkit.layouts import ColMajor, Interleaved, RowMajor, Swizzled, Triangular
 from gemmkit.operators import COMPLEX, DUAL, Algebra, WGMMAOp
 from gemmkit.tiling import Tile
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from tests.kernels.sm90 import test_algebras, test_cp_async, test_registers
 from tests.mutation import families, finishing, moves, ring, shares, single
 from tests.mutation.products import (
@@ -160,7 +160,7 @@ def epilogue() -> None:
         a, b, c = operands(67, n, 16)
         c, bias = c.astype(F32), np.arange(n, dtype=F32)
         conf = mapping("one", WGMMAOp(16), depth=16, stages=2, global_c_layout=RowMajor(F32), epilogue=Bias(bias) | ReLU(),
-                       transform_regs_to_shared_d=Elementwise(lambda x, i, j: x + t[i] - j % 5))
+                       transform_regs_to_shared_d=Map(lambda x, i, j: x + t[i] - j % 5))
         i, j = np.indices((67, n))
         equal(product(EMULATOR, conf, a, b, c), (a.astype("f8") @ b + c + i % 3 - j % 5 + bias).clip(0))
 
@@ -249,7 +249,7 @@ def warps_masked() -> None:
 def warps_beside_tma() -> None:
     a, b, _ = operands(128, 36, 48)
     conf = mapping("one", depth=16, stages=2,
-                   transform_global_to_shared_b=Elementwise(lambda x, i, j: x + i % 3 - j % 2))
+                   transform_global_to_shared_b=Map(lambda x, i, j: x + i % 3 - j % 2))
     i, j = np.indices(b.shape)
     equal(product(EMULATOR, conf, a, b), a.astype("f8") @ (b.astype("f8") + i % 3 - j % 2))
 
@@ -262,8 +262,8 @@ def warps_across() -> None:
 @case
 def warps_transform() -> None:
     a, b, _ = operands(68, 12, 44)
-    conf = mapping("one", WGMMAOp(16), depth=32, stages=2, transform_global_to_shared_b=Elementwise(lambda x: x + 1),
-                   transform_global_to_shared_a=Elementwise(lambda x, i, j: x + i % 3 - j % 2))
+    conf = mapping("one", WGMMAOp(16), depth=32, stages=2, transform_global_to_shared_b=Map(lambda x: x + 1),
+                   transform_global_to_shared_a=Map(lambda x, i, j: x + i % 3 - j % 2))
     i, j = np.indices(a.shape)
     equal(product(EMULATOR, conf, a, b), (a.astype("f8") + i % 3 - j % 2) @ (b.astype("f8") + 1))
 
@@ -272,7 +272,7 @@ def warps_transform() -> None:
 def warps_convert() -> None:
     """An operand of another dtype, in lines that are as long in global memory as two stores."""
     a, b, _ = operands(64, 16, 40)
-    given = dict(depth=16, stages=2, transform_global_to_shared_a=Elementwise(lambda x: np.float16(x + 1)))
+    given = dict(depth=16, stages=2, transform_global_to_shared_a=Map(lambda x: np.float16(x + 1)))
     for dtype, fields in ((F32, {}), (E4M3, dict(mem_a_thread=Tile(M=1, K=16), mem_a_warp=Tile(M=32, K=16)))):
         conf = mapping("one", WGMMAOp(16), global_a_layout=RowMajor(dtype), **given, **fields)
         equal(product_of(conf, a.astype(dtype), b), (a.astype("f8") + 1) @ b)
@@ -288,7 +288,7 @@ def in_pairs() -> None:
     """By the producer's warps, in place, and by registers."""
     for n, which in ((36, "b"), (32, "b"), (32, "a")):
         a, b, _ = operands(64, n, 16)
-        conf = mapping("one", depth=16, stages=2, **{f"transform_global_to_shared_{which}": Elementwise(lambda x: x + 1)})
+        conf = mapping("one", depth=16, stages=2, **{f"transform_global_to_shared_{which}": Map(lambda x: x + 1)})
         with pairs():
             equal(product(EMULATOR, conf, a, b), (a.astype("f8") + (which == "a")) @ (b.astype("f8") + (which == "b")))
 
@@ -311,14 +311,14 @@ def in_place() -> None:
     """Two tiles, whose last subtile leaves from in front of the barriers."""
     a, b, _ = operands(72, 40, 56)
     t, u = np.arange(56).astype(F16) % 3, np.arange(40).astype(F16) % 2
-    conf = mapping("one", WGMMAOp(64), depth=16, stages=4, transform_global_to_shared_b=Elementwise(lambda x, k, n: x + t[k] - u[n]))
+    conf = mapping("one", WGMMAOp(64), depth=16, stages=4, transform_global_to_shared_b=Map(lambda x, k, n: x + t[k] - u[n]))
     equal(product(EMULATOR, conf, a, b), a.astype("f8") @ (b.astype("f8") + t[:, None] - u))
 
 
 @case
 def in_place_by_place() -> None:
     a, b, _ = operands(128, 32, 64)
-    conf = mapping("one-2x1", depth=32, stages=2, transform_global_to_shared_a=Elementwise(lambda x, i, j: x + i % 3 - j % 2))
+    conf = mapping("one-2x1", depth=32, stages=2, transform_global_to_shared_a=Map(lambda x, i, j: x + i % 3 - j % 2))
     i, j = np.indices(a.shape)
     equal(product(EMULATOR, conf, a, b), (a.astype("f8") + i % 3 - j % 2) @ b)
 
@@ -326,7 +326,7 @@ def in_place_by_place() -> None:
 @case
 def in_place_by_teams() -> None:
     a, b, _ = operands(64, 32, 16 * 9)
-    conf = mapping("one", depth=16, stages=6, transform_global_to_shared_b=Elementwise(lambda x: x + 1))
+    conf = mapping("one", depth=16, stages=6, transform_global_to_shared_b=Map(lambda x: x + 1))
     equal(product(EMULATOR, conf, a, b), a.astype("f8") @ (b.astype("f8") + 1))
 
 
@@ -359,7 +359,7 @@ def triangle_of_b() -> None:
 @case
 def turned_transformed() -> None:
     a, b, _ = operands(64, 32, 72, F32)
-    conf = mapping("one", WGMMAOp(32, F32), depth=32, stages=3, transform_global_to_shared_b=Elementwise(lambda x: x + 1))
+    conf = mapping("one", WGMMAOp(32, F32), depth=32, stages=3, transform_global_to_shared_b=Map(lambda x: x + 1))
     equal(product(EMULATOR, conf, a, b), a.astype("f8") @ (b.astype("f8") + 1))
 
 
@@ -392,7 +392,7 @@ def gathered_beside_tma() -> None:
 @case
 def by_registers() -> None:
     a, b, _ = operands(40, 32, 144)
-    conf = mapping("one", WGMMAOp(16), depth=64, stages=2, transform_global_to_shared_a=Elementwise(lambda x: x + 1))
+    conf = mapping("one", WGMMAOp(16), depth=64, stages=2, transform_global_to_shared_a=Map(lambda x: x + 1))
     equal(product(EMULATOR, conf, a, b), (a.astype("f8") + 1) @ b)
 
 
@@ -400,7 +400,7 @@ def by_registers() -> None:
 def by_registers_in_a_cluster() -> None:
     """Warps tell the blocks that share B when they have read A."""
     a, b, _ = operands(130, 32, 40)
-    conf = mapping("one-2x1", WGMMAOp(32), depth=16, stages=2, transform_global_to_shared_a=Elementwise(lambda x: x + 1))
+    conf = mapping("one-2x1", WGMMAOp(32), depth=16, stages=2, transform_global_to_shared_a=Map(lambda x: x + 1))
     equal(product(EMULATOR, conf, a, b), (a.astype("f8") + 1) @ b)
 
 
@@ -408,7 +408,7 @@ def by_registers_in_a_cluster() -> None:
 def by_registers_one_step() -> None:
     a, b, _ = operands(72, 16, 56)
     conf = mapping("one", WGMMAOp(16), depth=16, stages=3, a=ColMajor,
-                   transform_global_to_shared_a=Elementwise(lambda x, i, j: x + i % 3 - j % 5))
+                   transform_global_to_shared_a=Map(lambda x, i, j: x + i % 3 - j % 5))
     i, j = np.indices(a.shape)
     equal(product(EMULATOR, conf, a, b), (a.astype("f8") + i % 3 - j % 5) @ b)
 
@@ -417,7 +417,7 @@ def by_registers_one_step() -> None:
 def by_registers_two_steps() -> None:
     a, b, _ = operands(128, 16, 72)
     conf = mapping("one", WGMMAOp(16), depth=32, stages=2, block_shape=Tile(M=128, N=16, K=32),
-                   transform_global_to_shared_a=Elementwise(lambda x, i, j: x + i % 3 - j % 5))
+                   transform_global_to_shared_a=Map(lambda x, i, j: x + i % 3 - j % 5))
     i, j = np.indices(a.shape)
     equal(product(EMULATOR, conf, a, b), (a.astype("f8") + i % 3 - j % 5) @ b)
 
@@ -487,8 +487,8 @@ def numbers_that_land_and_change() -> None:
     order = dict(global_a_layout=Interleaved(COMPLEX.number_dtype("f2"), "col"),
                  global_b_layout=Interleaved(COMPLEX.number_dtype("f2"), "col"))
     conf = test_algebras.small(COMPLEX, **order, stages=2,
-                                                transform_global_to_shared_a=Elementwise(lambda x, i, j: x * (1 + i % 3 - j % 2)),
-                                                transform_global_to_shared_b=Elementwise(lambda x: (1 / x[0], x[1])))
+                                                transform_global_to_shared_a=Map(lambda x, i, j: x * (1 + i % 3 - j % 2)),
+                                                transform_global_to_shared_b=Map(lambda x: (1 / x[0], x[1])))
     rng = np.random.default_rng(0)
     a, b = (test_algebras.whole(rng, *shape, 2, order="T") for shape in ((68, 20), (20, 12)))
     b[..., 0] = 1 - b[..., 0] % 2 / 2                  # of which the reciprocals are exact

@@ -25,7 +25,7 @@ from gemmkit.kernels.mlp import spec as mlp_mapping
 from gemmkit.kernels.rows import mapped, put
 from gemmkit.plans.launch import Cache
 from gemmkit.tiling import Tile
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from tests.functions import test_rows
 from tests.functions.test_rows import FUNCTIONS, layernorm
 from tests.functions.test_rows import close as close_rows
@@ -326,7 +326,7 @@ def quantised_weights() -> None:
 def quantised_fragments() -> None:
     """Two fragments a warp, a ring that is longer than K, and a transform of D by place."""
     dequantise(19, 4, 64, 64, False, (1, 2), k=128, warp_n=64, stages=3,
-               transform_regs_to_shared_d=Elementwise(lambda x, i, j: x + i % 3 - j % 2))
+               transform_regs_to_shared_d=Map(lambda x, i, j: x + i % 3 - j % 2))
 
 
 __all__ = ["attend", "perceive"]

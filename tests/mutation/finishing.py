@@ -95,7 +95,7 @@ def observed() -> None:
         d, found = poison((140, n), F32), poison((140,), F32)
         with gk.emulate(seed=1):
             gk.matmul(a, b, out=d, conf=mapping(schedule, test_observers.WGMMAOp(32), depth=16, stages=2),
-                      observe_a=test_observers.RowReduce(found, "sum"))
+                      observe_a=test_observers.OperandRowReduce(found, "sum"))
         equal(d, product)
         equal(found, a.astype("f8").sum(1))
 
@@ -127,7 +127,7 @@ def joined_by_tma() -> None:
     x, w = ([whole(np.random.default_rng(n), shape, F16) for n in range(2)] for shape in ((70, 32), (32, 40)))
     out, conf = poison((70, 40), F32), mapping("one", depth=16, stages=2)
     with gk.emulate():
-        gk.matmul(gk.Concat(*x, axis=1), gk.Concat(*w, axis=0), conf=conf, out=out)
+        gk.matmul(gk.layouts.Concat(*x, axis=1), gk.layouts.Concat(*w, axis=0), conf=conf, out=out)
     equal(out, np.concatenate(x, 1).astype("f8") @ np.concatenate(w).astype("f8"))
 
 
@@ -136,7 +136,7 @@ def a_comb_of_columns() -> None:
     flat, out = test_stores.combed(EMULATOR, 70, 256, 8, F16)
     a, b = whole(rng(), (70, 24), F16), whole(rng(), (24, 256), F16)
     conf = mapping("one", test_stores.OPERATOR, depth=16, stages=2,
-                   d=test_stores.Tensor.of(test_stores.describe(out), 1))
+                   d=test_stores.Matricised.of(test_stores.describe(out), 1))
     test_stores.computed(EMULATOR, conf, a, b, out)
     equal(test_stores.in_order(flat, 0, 70, 256, 8), a.astype("f8") @ b)
 
@@ -149,7 +149,7 @@ def joined_by_cp_async() -> None:
     w = joined_by_copies.parts(rng(), rows, columns, F16, "C")
     out = poison((40, 40), F32)
     with gk.emulate():
-        gk.matmul(gk.Concat(*x, axis=1), gk.Concat(*w, axis=0), conf=joined_by_copies.config("f16", joined_by_copies.RowMajor), out=out)
+        gk.matmul(gk.layouts.Concat(*x, axis=1), gk.layouts.Concat(*w, axis=0), conf=joined_by_copies.config("f16", joined_by_copies.RowMajor), out=out)
     equal(out, np.concatenate(x, 1).astype("f8") @ np.concatenate(w).astype("f8"))
 
 
@@ -165,7 +165,7 @@ def boxes() -> None:
 def parts_rewritten() -> None:
     """Each block a part, for all of them: of both operands, and of a triangle, which leaves some as they are."""
     for schedule in ("two-2x2", "pingpong-1x2"):
-        fields = {f"transform_global_to_shared_{which}": test_rewrite.Elementwise(lambda x, i, j: x + (i + 2 * j) % 3)
+        fields = {f"transform_global_to_shared_{which}": test_rewrite.Map(lambda x, i, j: x + (i + 2 * j) % 3)
                   for which in test_rewrite.MORE[schedule]}
         a, b = whole(rng(), (144, 72), F16), whole(rng(), (72, 40), F16)
         conf = mapping(schedule, test_rewrite.WGMMAOp(32), depth=16, stages=3, **fields)
@@ -179,7 +179,7 @@ def parts_rewritten() -> None:
 def parts_beside_registers() -> None:
     """A by the registers of the consumers, to which parts of B are sent by the other block's threads."""
     a, b = whole(rng(), (130, 40), F16), whole(rng(), (40, 40), F16)
-    both = {f"transform_global_to_shared_{x}": test_rewrite.Elementwise(lambda x: x + 1) for x in "ab"}
+    both = {f"transform_global_to_shared_{x}": test_rewrite.Map(lambda x: x + 1) for x in "ab"}
     conf = mapping("one-2x1", test_rewrite.WGMMAOp(32), depth=16, stages=2, b=test_reductions.ColMajor,
                    mem_b_thread=Tile(K=16, N=1), mem_b_warp=Tile(K=16, N=16), **both)
     equal(test_rewrite.product(EMULATOR, conf, a, b), (a.astype("f8") + 1) @ (b.astype("f8") + 1))

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 import gemmkit as gk
-from gemmkit.layouts import RowMajor, Tensor
+from gemmkit.layouts import Matricised, RowMajor
 from gemmkit.operators import MIN_PLUS, FPUOp
 from gemmkit.runtime.arrays import describe
 from gemmkit.tiling import Tile
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from tests.mutation.products import EMULATOR, case, equal
 from tests.support import sm90
 from tests.support.machines import poison, whole
@@ -22,7 +22,7 @@ from tests.support.sm90 import F16
 def tensors(a: np.ndarray, b: np.ndarray, by: tuple[str, str], **fields: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The product of matrices of two dimensions each way, by the multistage kernel and those routes; and the two matrices."""
     sizes = dict(M=int(np.prod(a.shape[:2])), N=int(np.prod(b.shape[2:])), K=int(np.prod(b.shape[:2])))
-    conf = gk.get_config(gemm_shape=sizes, global_a_layout=Tensor.of(describe(a), 2), global_b_layout=Tensor.of(describe(b), 2),
+    conf = gk.get_config(gemm_shape=sizes, global_a_layout=Matricised.of(describe(a), 2), global_b_layout=Matricised.of(describe(b), 2),
                          global_d_layout=RowMajor(F32), **{**dict(
                              operator=FPUOp(16, 16), kernel="multistage", block_shape=Tile(M=32, N=32, K=16),
                              compute_warp=Tile(M=16, N=16, K=16), warps_per_block=4, stages=3), **fields})
@@ -67,7 +67,7 @@ def tensors_in_pieces() -> None:
 def lanes_that_do_not_divide() -> None:
     """A warp's tile in place has 48 lines: some lanes have two, others one."""
     rng = np.random.default_rng(0)
-    conf = sm90.mapping("three", stages=2, transform_global_to_shared_a=Elementwise(lambda x: x + x),
+    conf = sm90.mapping("three", stages=2, transform_global_to_shared_a=Map(lambda x: x + x),
                         mem_a_warp=Tile(M=3, K=64), mem_a_thread=Tile(M=1, K=4))
     a, b = whole(rng, (200, 72), F16), whole(rng, (72, 32), F16)
     equal(sm90.product(EMULATOR, conf, a, b), 2 * a.astype(F32) @ b.astype(F32))

@@ -11,7 +11,7 @@ from gemmkit.epilogues import Bias
 from gemmkit.layouts import ColMajor, RowMajor, Triangular
 from gemmkit.operators import MIN_PLUS, FPUOp, MMAOp, WMMAOp
 from gemmkit.tiling import Tile
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from tests.mutation.products import EMULATOR, Sometimes, case, equal, operands
 from tests.support import sm80 as multistage
 from tests.support.machines import poison
@@ -71,9 +71,9 @@ def ring_staged_in_turn() -> None:
 def ring_transformed() -> None:
     """A by registers with coordinates, and both in registers behind the stage; a bias."""
     a, b, _ = operands(20, 16, 72)
-    conf = mapping(MMAOp(), stages=3, warps=(1, 1), transform_global_to_shared_a=Elementwise(lambda x, i, j: x + i % 3 - j % 2),
-                   transform_shared_to_regs_a=Elementwise(lambda x, i, j: x - i % 5 + j % 3),
-                   transform_shared_to_regs_b=Elementwise(lambda x, i, j: x + i % 2 + j % 3), epilogue=Bias(np.arange(16, dtype=F32)))
+    conf = mapping(MMAOp(), stages=3, warps=(1, 1), transform_global_to_shared_a=Map(lambda x, i, j: x + i % 3 - j % 2),
+                   transform_shared_to_regs_a=Map(lambda x, i, j: x - i % 5 + j % 3),
+                   transform_shared_to_regs_b=Map(lambda x, i, j: x + i % 2 + j % 3), epilogue=Bias(np.arange(16, dtype=F32)))
     i, j = np.indices(a.shape)
     k, n = np.indices(b.shape)
     equal(multistage.product(EMULATOR, conf, a, b),
@@ -108,7 +108,7 @@ def ring_dmma() -> None:
 def ring_dmma_staged() -> None:
     """An operand by registers around products whose fragments are fetched in their step."""
     a, b, _ = operands(19, 13, 52, np.dtype("f8"))
-    conf = mapping(KINDS["f64 by dmma"], steps=2, stages=2, warps=(1, 1), transform_global_to_shared_a=Elementwise(lambda x, i, j: x + i % 3 - j % 2))
+    conf = mapping(KINDS["f64 by dmma"], steps=2, stages=2, warps=(1, 1), transform_global_to_shared_a=Map(lambda x, i, j: x + i % 3 - j % 2))
     i, j = np.indices(a.shape)
     equal(multistage.product(EMULATOR, conf, a, b), (a + i % 3 - j % 2) @ b)
 
@@ -168,7 +168,7 @@ def ring_streamed() -> None:
     for rows, blocks in ((5 * 16, 3), (2 * 16, 5)):
         a, b, c = operands(rows - 3, 7, 104)
         c = c.astype(F32)
-        conf = mapping(MMAOp(), steps=1, stages=2, warps=(1, 1), splits=gk.StreamK(blocks=blocks), global_c_layout=RowMajor(F32))
+        conf = mapping(MMAOp(), steps=1, stages=2, warps=(1, 1), splits=gk.kernels.StreamK(blocks=blocks), global_c_layout=RowMajor(F32))
         equal(multistage.product(EMULATOR, conf, a, b, c), a.astype("f8") @ b + c)
 
 

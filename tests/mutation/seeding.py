@@ -26,7 +26,7 @@ ATOMS = ("gemmkit.ptx.barriers", "gemmkit.ptx.tma", "gemmkit.ptx.wgmma")      # 
 # What runs on the host alone, and the order of tiles, of which any is right: these have tests of their own.
 HOST = {"config.py", "masks.py"}
 HOST_NAMES = {
-    "Arrays", "Columns", "Families", "scheduler.Grouped", "Hilbert", "KernelFamily", "Map", "Mapping", "Maps", "NamedBarriers",
+    "OperandArrays", "Columns", "Families", "Grouped", "Hilbert", "KernelFamily", "TensorMapSlot", "ProductMapping", "Maps", "NamedBarriers",
     "Order", "Quantised", "Request", "SharedMemory", "Simt", "Sm80", "Sm90", "_ahead", "_chunks", "_copy_parts",
     "_exchange", "_fetches_a", "_fits", "_is_column", "_laid_out", "_mainloop", "_of_operand", "_pipeline",
     "_row_exchange", "_sent", "_shared", "_validate_algebra", "_validate_d", "_validate_one_stage", "_validate_operand",

@@ -15,7 +15,7 @@ from gemmkit.epilogues import Bias, Store
 from gemmkit.layouts import ColMajor, RowMajor, Triangular
 from gemmkit.operators import FPUOp, MMAOp, WGMMAOp
 from gemmkit.tiling import Tile
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from tests.mutation.products import case, equal, multiprocessors, operands
 from tests.mutation.ring import ring
 from tests.support import sm80 as multistage
@@ -50,7 +50,7 @@ def last_share_finishes() -> None:
 def staged_shares() -> None:
     """One operand by registers: the other alone knows how many k-tiles of the last share are whole."""
     a, b, _ = operands(20, 16, 100)
-    conf = multistage.mapping(MMAOp(), splits=2, transform_global_to_shared_a=Elementwise(lambda x: x + 1), **WARP)
+    conf = multistage.mapping(MMAOp(), splits=2, transform_global_to_shared_a=Map(lambda x: x + 1), **WARP)
     out = poison((20, 16), F32)
     with gk.emulate():
         gk.matmul(a, b, None, conf, out=out)
@@ -68,7 +68,7 @@ def all_shares_finish() -> None:
 @case
 def streamed() -> None:
     for rows, blocks in ((3 * 32, 2), (32, 3)):
-        twice(multistage.mapping(MMAOp(), splits=gk.StreamK(blocks=blocks), **WARP), (rows - 3, 7, 104))
+        twice(multistage.mapping(MMAOp(), splits=gk.kernels.StreamK(blocks=blocks), **WARP), (rows - 3, 7, 104))
 
 
 @case
@@ -89,9 +89,9 @@ def clusters_of_two_share() -> None:
 def clusters_stream() -> None:
     """By two consumers that hand over one by one, in clusters, and by consumers that play ping-pong; tiles of three parts."""
     with multiprocessors(16):
-        twice(hopper.mapping("two", WGMMAOp(16), depth=16, stages=2, splits=gk.StreamK(3)), (250, 14, 84))
-        twice(hopper.mapping("one-2x1", WGMMAOp(32), depth=16, stages=2, splits=gk.StreamK(6)), (120, 30, 84))
-        twice(hopper.mapping("pingpong", WGMMAOp(16), depth=16, stages=2, splits=gk.StreamK(2)), (190, 14, 52))
+        twice(hopper.mapping("two", WGMMAOp(16), depth=16, stages=2, splits=gk.kernels.StreamK(3)), (250, 14, 84))
+        twice(hopper.mapping("one-2x1", WGMMAOp(32), depth=16, stages=2, splits=gk.kernels.StreamK(6)), (120, 30, 84))
+        twice(hopper.mapping("pingpong", WGMMAOp(16), depth=16, stages=2, splits=gk.kernels.StreamK(2)), (190, 14, 52))
 
 
 @case
@@ -102,7 +102,7 @@ def c_comes_ahead_of_what_clusters_finish() -> None:
         c = np.arange(190 * 16, dtype=F32).reshape(190, 16)
         for schedule in ("one", "pingpong"):
             out = poison((190, 16), F32)
-            conf = hopper.mapping(schedule, WGMMAOp(16), depth=16, stages=2, splits=gk.StreamK(2), global_c_layout=RowMajor(F32))
+            conf = hopper.mapping(schedule, WGMMAOp(16), depth=16, stages=2, splits=gk.kernels.StreamK(2), global_c_layout=RowMajor(F32))
             with gk.emulate():
                 gk.matmul(a, b, c, conf, out=out)
             equal(out, a.astype("f8") @ b + c)

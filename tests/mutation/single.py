@@ -14,7 +14,7 @@ from gemmkit.epilogues import Bias
 from gemmkit.layouts import ColMajor, Padded, RowMajor
 from gemmkit.operators import COMPLEX, Algebra, FPUOp, MMAOp, WMMAOp, dual
 from gemmkit.tiling import Tile
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from tests.kernels.simt import test_shared_k
 from tests.kernels.sm90 import test_algebras
 from tests.mutation.products import EMULATOR, Sometimes, WrongResult, case, equal, operands
@@ -72,7 +72,7 @@ def mma_of_c() -> None:
     conf = gk.get_config(operator=MMAOp(), global_a_layout=RowMajor(F16), global_b_layout=RowMajor(F16), block_shape=SMALL,
                          global_c_layout=RowMajor(F32), global_d_layout=RowMajor(F32), compute_warp=Tile(M=16, N=16, K=16),
                          shared_d_layout=Padded(RowMajor(F32), 2), mem_cd_thread=Tile(M=1, N=2), mem_cd_warp=Tile(M=2, N=32),
-                         transform_shared_to_regs_c=Elementwise(lambda x, i, j: x + i % 3 - j % 5))
+                         transform_shared_to_regs_c=Map(lambda x, i, j: x + i % 3 - j % 5))
     i, j = np.indices(c.shape)
     out = poison(c.shape, F32)
     with gk.emulate():
@@ -97,7 +97,7 @@ def narrowed() -> None:
     """By name, on the way to shared memory, which is wider than D."""
     single(FPUOp(8, 16, dtype="i1", accumulator="i4"), (9, 17, 5), np.dtype("i1"), d_type=np.dtype("i1"),
            block_shape=Tile(M=8, N=16, K=8), compute_warp=Tile(M=8, N=16, K=4),
-           transform_regs_to_shared_d=Elementwise(lambda x: np.int8(x)))
+           transform_regs_to_shared_d=Map(lambda x: np.int8(x)))
 
 
 @case
@@ -112,10 +112,10 @@ def mma_transformed() -> None:
     t, u = np.arange(37).astype(F16) % 3, np.arange(21).astype(F16) % 2        # of which places out of range have none
     conf = gk.get_config(operator=MMAOp(), global_a_layout=RowMajor(F16), global_b_layout=RowMajor(F16),
                          global_d_layout=RowMajor(F32), block_shape=Tile(M=32, N=32, K=16), compute_warp=Tile(M=16, N=16, K=16),
-                         transform_shared_to_regs_a=Elementwise(lambda x, i, j: x + t[i] - u[j]),
-                         transform_global_to_shared_b=Elementwise(lambda x: x + 1),
-                         transform_shared_to_regs_b=Elementwise(lambda x: x + 1),
-                         transform_regs_to_shared_d=Elementwise(lambda x, i, j: x + j % 3), epilogue=Bias(np.arange(29, dtype=F32)))
+                         transform_shared_to_regs_a=Map(lambda x, i, j: x + t[i] - u[j]),
+                         transform_global_to_shared_b=Map(lambda x: x + 1),
+                         transform_shared_to_regs_b=Map(lambda x: x + 1),
+                         transform_regs_to_shared_d=Map(lambda x, i, j: x + j % 3), epilogue=Bias(np.arange(29, dtype=F32)))
     out = poison((37, 29), F32)
     with gk.emulate():
         gk.matmul(a, b, None, conf, out=out)

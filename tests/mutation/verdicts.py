@@ -83,7 +83,7 @@ EQUIVALENT: list[Equivalent] = [
     Equivalent("order changed", r"-> spec\.store\.initialise\(\) spec\.exchange\.initialise",
                "Barriers of one thread, which nobody may touch before the block has met."),
     Equivalent("order changed", r"^if not spec\.a\.route\.uses_tma: -> if not spec\.b\.route\.uses_tma", "A's tile and B's lie apart."),
-    Equivalent("phase flipped", r"-> .*(spec\.store\.begin\(|(tile|place) = Part\().*turn \^ 1",
+    Equivalent("phase flipped", r"-> .*(spec\.store\.begin\(|(tile|place) = ConsumerPart\().*turn \^ 1",
                "What fetches a subtile asks for no phase; nor does what stores a fold."),
     Equivalent("constant changed", r"steps = max\(1, .* -> .*max\(2, ", "A k-tile more lies beyond K, and adds nothing."),
     Equivalent("term dropped", r"or size % CHUNK: return operand", "No line is clipped: its elements go one by one, slower, the same values."),

@@ -13,7 +13,7 @@ from gemmkit.layouts import ColMajor, Interleaved, Padded, Planar, Planes, RowMa
 from gemmkit.operators import COMPLEX, DUAL, QUATERNION, SPLIT_COMPLEX, Algebra, FPUOp, MMAOp, dual
 from gemmkit.plans import ahead
 from gemmkit.runtime.device import H100
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from tests.support.algebras import FRACTIONS, TRIANGULAR, product64
 from tests.support.checks import assert_close
 from tests.support.machines import BF16, MACHINES, on_machines, poison
@@ -195,8 +195,8 @@ def test_functions_see_numbers(machine: Any, rng: np.random.Generator) -> None:
             return value, (1 - value * value) * x.tangent
 
     a, b = numbers(rng, (18, 7, 2), "f4"), numbers(rng, (7, 20, 2), "f4")
-    swap = Elementwise(lambda x: (x[1], x[0]))
-    square = Elementwise(lambda x: x * x - 2 * x + 1)
+    swap = Map(lambda x: (x[1], x[0]))
+    square = Map(lambda x: x * x - 2 * x + 1)
     with machine.session():
         out = machine.numpy(gk.matmul(machine.array(a), machine.array(b), operator=DUAL, transform_global_to_shared_a=swap,
                                       transform_regs_to_shared_d=square, epilogue=Tanh()))

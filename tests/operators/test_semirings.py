@@ -181,7 +181,7 @@ def test_select(machine: Any, name: str, dtype: str, rng: np.random.Generator) -
         a[0, : (K + 1) // 2] = absent
         out, index = machine.array(poison((M, N), dtype)), machine.array(poison((M, N), f"i{a.dtype.itemsize}"))
         with machine.session():
-            gk.select(machine.array(a), machine.array(b), operator=operator, out=out, index=index)
+            gk.functions.select(machine.array(a), machine.array(b), operator=operator, out=out, index=index)
         every = products(a, b, absent)
         values = reduce(every, axis=1)
         assert np.array_equal(machine.numpy(out), values)
@@ -192,15 +192,15 @@ def test_select_refuses_what_it_cannot() -> None:
     a = np.ones((4, 4), np.float32)
     with gk.emulate():
         with pytest.raises(ValueError, match="whose add returns one of its arguments"):
-            gk.select(a, a, operator=LOG_SUM_EXP)
+            gk.functions.select(a, a, operator=LOG_SUM_EXP)
         with pytest.raises(TypeError, match="a has dtype float16 and b float16; both must be float32"):
-            gk.select(a.astype("f2"), a.astype("f2"))
+            gk.functions.select(a.astype("f2"), a.astype("f2"))
         with pytest.raises(ValueError, match=r"index has shape \(4, 4\) and dtype int64; \(4, 4\) and int32 are needed"):
-            gk.select(a, a, index=np.zeros((4, 4), np.int64))
+            gk.functions.select(a, a, index=np.zeros((4, 4), np.int64))
         with pytest.raises(ValueError, match="matrices of 2 dimensions"):
-            gk.select(a[0], a)
+            gk.functions.select(a[0], a)
         with pytest.raises(TypeError, match="select.. got unknown keywords epilogue; it takes operator, out, index and stream, and no tr"):
-            gk.select(a, a, epilogue=None)
+            gk.functions.select(a, a, epilogue=None)
 
 
 # -- bad input ----------------------------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ def test_select_compiled() -> None:
     semiring = Semiring(min, lambda x, y: x + y, math.inf, M=32, N=32, dtype="f4")
     conf = gk.get_config(operator=selection.Selecting.of(semiring), global_a_layout=RowMajor("f4"),
                          global_d_layout=RowMajor("f4"), transform_global_to_shared_a=selection.WithIndex(),
-                         epilogue=selection.Split(np.zeros((4096, 4096), np.int32)), gemm_shape=LARGE, device=H100)
+                         epilogue=selection.IndexSplit(np.zeros((4096, 4096), np.int32)), gemm_shape=LARGE, device=H100)
     kernel = inspection.compile_config(conf, device=H100)
     assert kernel.usage.spill_stores == kernel.usage.stack_bytes == 0
     found = [kernel.instructions[opcode] for opcode in ("FADD", "FMNMX", "FSETP", "SEL")]

@@ -23,7 +23,7 @@ from gemmkit.plans.compiled import OPERANDS
 from gemmkit.plans.launch import forget
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import CTYPES, PARAMETER_FORMATS
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from tests.support.checks import functions_run
 from tests.support.patches import Seeded, Set
 
@@ -125,7 +125,7 @@ def test_a_component_without_runtime_values_has_the_plans_launch(library: str, m
 @LIBRARIES
 def test_components_that_are_kept_are_looked_at_alone(library: str, make: Any) -> None:
     a, b, out = operands(make)
-    braid, fold = gk.Braid(b, make(*b.shape)), gk.epilogues.Fold(lambda gate, up: gate * up)
+    braid, fold = gk.layouts.InterleavedColumns(b, make(*b.shape)), gk.epilogues.Fold(lambda gate, up: gate * up)
     run = gk.plan(a, braid, epilogue=fold)
     for call in (lambda: run(a, braid, out=out), lambda: gk.matmul(a, braid, out=out, epilogue=fold)):
         call(), call()
@@ -144,7 +144,7 @@ def test_known_calls_keep_no_array_alive(library: str, make: Any) -> None:
             gk.glu(a, gate, up)
             gk.matmul(few, many, epilogue=gk.epilogues.Bias(wide))
             gk.matmul(a, a, epilogue=gk.epilogues.Bias(bias),
-                      transform_shared_to_global_d=Elementwise(lambda x, i, j: x * table[j]))
+                      transform_shared_to_global_d=Map(lambda x, i, j: x * table[j]))
             gk.rmsnorm(a, gamma)
         assert gk.plan(few, many, epilogue=gk.epilogues.Bias(wide))._compiled.problem.swap_ab
         return [weakref.ref(x) for x in (a, bias, table, gamma, few, many, wide, gate, up)]
@@ -222,7 +222,7 @@ def test_a_known_unit_has_the_addresses_of_its_call(library: str, make: Any, lau
     """`gk.glu` is known by its arrays alone: also where two are one, and where ``out`` would overlap one."""
     sets = [(make(M, K), make(K, N), make(K, N), make(M, N)) for _ in range(3)]
     x, w, v, out = sets[0]
-    launches.formats = gk.plan(x, gk.Braid(w, v), epilogue=gk.epilogues.Fold(lambda a, b: a * b))._compiled.launchable.formats
+    launches.formats = gk.plan(x, gk.layouts.InterleavedColumns(w, v), epilogue=gk.epilogues.Fold(lambda a, b: a * b))._compiled.launchable.formats
     at = {id(array): describe(array).pointer for arrays in sets for array in arrays}
     for n in (0, 0, 1, 2, 0, 1, 1):
         x, w, v, out = sets[n]
@@ -471,8 +471,8 @@ def test_a_group_is_bound_anew_when_code_changes(launches: Launches, replaced: S
     replaced("gemmkit.runtime.launch.table", lambda ordinal, stream, key, data: 0x7000)
     with stand_ins.library("cupy") as make:
         a, b, out = operands(make)
-        conf = gk.plan_grouped([a], [b], epilogue=gk.epilogues.Elementwise(lambda x: x * FACTOR)).config
-        run = gk.plan_grouped([a], [b], conf=conf)
+        conf = gk.functions.plan_grouped([a], [b], epilogue=gk.epilogues.Elementwise(lambda x: x * FACTOR)).config
+        run = gk.functions.plan_grouped([a], [b], conf=conf)
         gk.grouped([a], [b], conf=conf)
         assert not failures and len(set(bound)) == 1
         for factor in (3.0, 4.0):

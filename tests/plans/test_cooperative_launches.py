@@ -120,7 +120,7 @@ def test_groups_in_streams_and_graphs() -> None:
         b = [rng.integers(-2, 3, (k, n)).astype(F16) for _, n, k in shapes]
         outs = [cupy.full((m, n), np.nan, F16) for m, n, _ in shapes]
         sets.append(([*map(cupy.asarray, a)], [*map(cupy.asarray, b)], outs, [x.astype(F64) @ y for x, y in zip(a, b)]))
-    run, stream = gk.plan_grouped(*sets[0][:2]), cupy.cuda.Stream(non_blocking=True)
+    run, stream = gk.functions.plan_grouped(*sets[0][:2]), cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
     for _ in range(20):
         for a, b, outs, _ in sets:

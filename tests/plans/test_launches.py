@@ -143,7 +143,7 @@ def test_kernels_are_told_apart_of_an_mlp(seen_mlp: SeenMlp) -> None:
     with gpu(), library("cupy") as array:
         x, weights = array(300, 64), [array(64, 64) for _ in range(3)]
         for _ in range(2):
-            for held, functions in ((weights, {}), (weights[:2], {}), (weights, {"last": gk.activations.relu}),
+            for held, functions in ((weights, {}), (weights[:2], {}), (weights, {"last": gk.epilogues.activations.relu}),
                                     (weights[:1], {}), ([*weights[:2], array(64, 10)], {})):
                 gk.mlp(x, held, **functions)
                 assert seen_mlp.launches[-1] == (STREAM, seen_mlp.expected())

@@ -144,8 +144,8 @@ def test_a_residual_between_the_columns_of_out_shares_nothing() -> None:
 def test_an_array_of_a_transform_of_a_is_not_out() -> None:
     """It would be read at the rows and columns of A, while blocks write out."""
     table = np.zeros((M, N), np.float32)
-    refused("table, captured by <lambda> of Elementwise, overlaps out in memory, and it is read at other elements", table,
-            transform_global_to_shared_a=transforms.Elementwise(lambda x, m, k: x + table[m, k]))
+    refused("table, captured by <lambda> of Map, overlaps out in memory, and it is read at other elements", table,
+            transform_global_to_shared_a=transforms.Map(lambda x, m, k: x + table[m, k]))
 
 
 def test_a_bias_that_lies_in_out_is_refused() -> None:

@@ -11,7 +11,7 @@ import pytest
 import gemmkit as gk
 from gemmkit import epilogues, layouts
 from gemmkit.operators import FPUOp, MMAOp
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from tests.support.machines import MACHINES, is_poison, on_machines, poison, whole
 
 # ==========================================================================================================================
@@ -136,7 +136,7 @@ def test_components_of_a_plan(machine: Any, rng: np.random.Generator) -> None:
                          global_c_layout=layouts.RowMajor(F32))
     with machine.session():
         run = gk.plan(*given, conf, epilogue=epilogues.Bias(machine.array(bias)),
-                      transform_global_to_shared_a=Elementwise(lambda x: x + 1))
+                      transform_global_to_shared_a=Map(lambda x: x + 1))
         d = machine.numpy(run(*given))
     assert np.array_equal(d, (a.astype("f4") + 1) @ b + c + bias)
     assert run.config.block_shape == conf.block_shape and run.config.epilogue.along == "N"
@@ -176,7 +176,7 @@ def test_another_alpha_bias_or_captured_array_compiles_nothing() -> None:
     a, b, c = (cupy.asarray(x) for x in operands(rng))
 
     def scaled_by(values: Any) -> Any:
-        return Elementwise(lambda x, i, j: x * values[j])
+        return Map(lambda x, i, j: x * values[j])
 
     def calls(factor: float) -> list[np.ndarray]:
         bias, table = cupy.full(N, factor, F32), cupy.full(N, factor + 1, F32)
@@ -209,7 +209,7 @@ def test_a_remembered_plan_keeps_no_array_alive() -> None:
         c = torch.ones((24, 24), device="cuda")
         gk.blas.gemmEx("N", "N", 2.0, a, a, 1.0, c)
         gk.matmul(a, a, epilogue=epilogues.Bias(bias),
-                  transform_shared_to_global_d=Elementwise(lambda x, i, j: x * table[j]))
+                  transform_shared_to_global_d=Map(lambda x, i, j: x * table[j]))
         assert float(c[0, 0]) == 49
         return [weakref.ref(x) for x in (a, bias, table, c)]
 
@@ -248,7 +248,7 @@ def test_values_of_a_call_are_those_of_the_call(machine: Any, rng: np.random.Gen
         table_ = machine.array(table)
         with machine.session():
             biased = gk.matmul(*given, epilogue=epilogues.Bias(machine.array(bias)))
-            scaled = gk.matmul(*given, transform_shared_to_global_d=Elementwise(lambda x, i, j: x * table_[i]))
+            scaled = gk.matmul(*given, transform_shared_to_global_d=Map(lambda x, i, j: x * table_[i]))
             out = machine.array(c)
             gk.blas.gemmEx("N", "N", value, *given[:2], value, out)
         assert np.array_equal(machine.numpy(biased), product + c + bias)

@@ -11,7 +11,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.kernels.collectives.scheduler import Cluster
-from gemmkit.programs.collectives import COLUMN, ROW, Staged
+from gemmkit.programs.collectives import COLUMN, ROW, StagedTile
 from gemmkit.runtime.device import H100, assumed
 from tests.programs.test_derived import A, B, D, Drawn, check, drawn, empty
 from tests.support import chains
@@ -69,7 +69,7 @@ def test_wide_blocks(drawn: Drawn, mapping: gk.Mapping) -> None:
 
 
 def test_parts_are_whole_panels_or_lines_of_each() -> None:
-    wide, narrow, alone = (Staged("float16", 64, columns, 0, 0, False, Cluster(2, 2), peers) for columns, peers in (
+    wide, narrow, alone = (StagedTile("float16", 64, columns, 0, 0, False, Cluster(2, 2), peers) for columns, peers in (
         (256, COLUMN), (64, ROW), (256, "")))
     assert wide.part == (2, 64) and narrow.part == (1, 32) and alone.part == (4, 64)
     assert [one.map_spec.box for one in (wide, narrow)] == [(64, 64), (64, 32)]

@@ -366,7 +366,7 @@ def test_loads_and_copies_meet_in_no_bank(name: str, width: int) -> None:
              "mlp": [half(64, width), half(2, width, width), half(2, width), half(64, width)]}[name]
     blocks = {} if name == "mlp" else {"n": 64} if name == "causal" else {"k": width}
     plan = program.plan(*small, mapping=gk.Mapping(blocks, warpgroups=1, stages=2, kernel="multistage"), **components)
-    with banks.within(multistage.Copied, "matrices", "copy_vector") as inside, gk.emulate(), banks.recorded(inside) as seen:
+    with banks.within(multistage.CopiedTile, "matrices", "copy_vector") as inside, gk.emulate(), banks.recorded(inside) as seen:
         plan.run(program.bound(tuple(small), components))
     assert seen.loads and banks.conflicts(seen.loads) == 0
     assert seen.stores and banks.conflicts(seen.stores) == 0

@@ -15,7 +15,7 @@ import gemmkit as gk
 from gemmkit import programs as gp
 from gemmkit.emulator.errors import EmulatorError
 from gemmkit.programs import collectives as module
-from gemmkit.programs.collectives import Columns, ColumnSums, Staged
+from gemmkit.programs.collectives import ColumnSums, ColumnValues, StagedTile
 from gemmkit.runtime.device import H100, assumed
 from tests.support import programs as listing
 from tests.support.patches import Seeded
@@ -184,9 +184,9 @@ def test_a_transposed_left_operand_and_infinities(rng: np.random.Generator) -> N
 @pytest.mark.parametrize("transposed", [False, True])
 def test_warps_share_the_columns_evenly(columns: int, consumers: int, transposed: bool) -> None:
     lines, length = (columns, 64) if transposed else (64, columns)
-    sums = ColumnSums(Staged("float16", lines, length, 0, 2 * lines * length), consumers, transposed)
+    sums = ColumnSums(StagedTile("float16", lines, length, 0, 2 * lines * length), consumers, transposed)
     assert sums.columns == columns == 8 * sums.octets * sums.warps and sums.warps <= 4 * consumers
-    assert sums.steps * 32 == 64 and Columns(sums, 0).threads == 128 * consumers
+    assert sums.steps * 32 == 64 and ColumnValues(sums, 0).threads == 128 * consumers
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["before they are put", "behind"])

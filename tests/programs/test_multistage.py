@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.programs.multistage import Copied
+from gemmkit.programs.multistage import CopiedTile
 from gemmkit.programs.plan import planned
 from gemmkit.runtime.device import H100, assumed
 from tests.support import chains
@@ -270,5 +270,5 @@ def named(mapping: gk.Mapping) -> None:
 
 
 def test_what_the_collectives_say() -> None:
-    tile = Copied("float16", 48, 96, 0, 9216, 128)
+    tile = CopiedTile("float16", 48, 96, 0, 9216, 128)
     assert (tile.line, tile.vectors, tile.all_lines, tile.at_once) == (32, 4, 144, 32)

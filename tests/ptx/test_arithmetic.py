@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import fast
+from gemmkit.epilogues import fast
 from gemmkit.emulator import errors
 from gemmkit.emulator.errors import EmulatorError
 from gemmkit.kernels.collectives.pipeline import BARRIERS

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.components import Component, field_values
-from gemmkit.emulator.mode import Mode, computed_by
+from gemmkit.emulator.mode import ExecutionTarget, computed_by
 from gemmkit.functions.mlp import MlpLaunch
 from gemmkit.functions.rows import RowsLaunch
 from gemmkit.kernels.spec import FAMILIES
@@ -190,7 +190,7 @@ class _At:
         self.__array_interface__ = dict(version=3, data=(info.pointer, True), shape=info.shape, strides=strides, typestr=info.dtype.str)
 
 
-class Interpreted(Mode):
+class Interpreted(ExecutionTarget):
     """Products of host arrays are computed by their kernels' PTX."""
 
     def run(self, made: Any, arrays: Any) -> None:

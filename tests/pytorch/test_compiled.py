@@ -174,7 +174,7 @@ def test_a_batch_of_diagonals_is_a_stack(emulated: None, monkeypatch: pytest.Mon
     launches: list[Any] = []
     launch = machine.launch
     monkeypatch.setattr(machine, "launch", lambda *given, **how: (launches.append(how["grid"]), launch(*given, **how)))
-    f = gk.torch.op(name="tests::diagonals", a=gk.Diagonal)
+    f = gk.torch.op(name="tests::diagonals", a=gk.layouts.DiagonalMatrix)
     a, b = torch.randn(3, 4, requires_grad=True), torch.randn(4, 2, requires_grad=True)
     made = torch.func.vmap(f, in_dims=(0, None))(a, b)
     assert len(launches) == 1

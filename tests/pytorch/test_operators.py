@@ -16,7 +16,7 @@ import gemmkit as gk  # noqa: E402
 import gemmkit.torch  # noqa: E402
 from gemmkit.epilogues import GELU, Bias, Elementwise, Scale, SiLU, Softmax, Tanh  # noqa: E402
 from gemmkit.layouts.matrices import unwrapped  # noqa: E402
-from gemmkit.torch.autograd import Recipe, partials, recorded  # noqa: E402
+from gemmkit.torch.autograd import EpilogueRecipe, partials, recorded  # noqa: E402
 from gemmkit.torch.product import is_eager, product, summed_to  # noqa: E402
 from tests.support import torch_operators  # noqa: E402
 from tests.support.patches import Seeded  # noqa: E402
@@ -177,12 +177,12 @@ def test_a_branch_is_taken_element_by_element(emulated: None) -> None:
 def test_what_is_depended_on_alike_has_one_derivative() -> None:
     """A bias has the product's, computed once; an operand that is read otherwise has its own."""
     x, bias, slope = torch.randn(5, 4, dtype=torch.float64), torch.randn(4), torch.randn(5)
-    (of_x, of_bias), shapes = partials(Recipe.of(lambda bias: Bias(bias) | GELU()), x, [bias])
+    (of_x, of_bias), shapes = partials(EpilogueRecipe.of(lambda bias: Bias(bias) | GELU()), x, [bias])
     assert of_x is of_bias and tuple(shapes[0]) == (1, 4)
-    (of_x, of_slope), _ = partials(Recipe.of(torch_operators._leaky), x, [slope])
+    (of_x, of_slope), _ = partials(EpilogueRecipe.of(torch_operators._leaky), x, [slope])
     torch.testing.assert_close(of_x, torch.where(x > 0, 1.0, slope.to(x.dtype)[:, None]))
     torch.testing.assert_close(of_slope, torch.where(x > 0, 0.0, x))
-    constant = partials(Recipe.of(Scale(-1.5)), x, [])[0][0]
+    constant = partials(EpilogueRecipe.of(Scale(-1.5)), x, [])[0][0]
     assert constant.dtype == torch.float64 and float(constant) == -1.5
 
 
@@ -208,7 +208,7 @@ def test_an_unknown_function_is_named(emulated: None) -> None:
      "its mul calls what has no known derivative"),
     (dict(epilogue=Softmax()), "Softmax sees more than one element"),
     (dict(epilogue=GELU(), operator=gk.operators.MIN_PLUS), "has an epilogue"),
-    (dict(transform_global_to_shared_a=gk.transforms.Elementwise(lambda x: x * x)), "transform_global_to_shared_a="),
+    (dict(transform_global_to_shared_a=gk.transforms.Map(lambda x: x * x)), "transform_global_to_shared_a="),
     (dict(operator=gk.operators.QUATERNION), "adjoint is not known"),
 ])
 def test_what_has_no_derivative_says_why(told: dict[str, Any], why: str) -> None:
@@ -221,8 +221,8 @@ SQUARE = np.ones((16, 16), np.float32)
 
 
 @pytest.mark.parametrize(("made", "kind", "why"), [
-    (gk.BlockSparse(SQUARE, np.ones((1, 1), bool), (16, 16)), NotImplementedError, "condition= and observe_a="),
-    (gk.Gather(SQUARE, np.zeros(16, np.int32)), TypeError, "global_a_layout: Gathered.* has no form known")])
+    (gk.functions.BlockSparse(SQUARE, np.ones((1, 1), bool), (16, 16)), NotImplementedError, "condition= and observe_a="),
+    (gk.layouts.Gather(SQUARE, np.zeros(16, np.int32)), TypeError, "global_a_layout: Gathered.* has no form known")])
 def test_rows_by_index_and_empty_blocks_have_no_derivative(made: Any, kind: type, why: str) -> None:
     keywords = unwrapped(made, SQUARE, (None, None), {})[2]
     with pytest.raises(kind, match=why):
@@ -231,7 +231,7 @@ def test_rows_by_index_and_empty_blocks_have_no_derivative(made: Any, kind: type
 
 def test_a_mask_is_no_operand_of_an_operator() -> None:
     with pytest.raises(TypeError, match="makes a BlockSparse, whose mask an operator of PyTorch does not take"):
-        gk.torch.op(name="tests::sparse", a=lambda x: gk.BlockSparse(x, np.ones((1, 1), bool), (16, 16)))
+        gk.torch.op(name="tests::sparse", a=lambda x: gk.functions.BlockSparse(x, np.ones((1, 1), bool), (16, 16)))
 
 
 def test_what_has_no_derivative_computes(emulated: None) -> None:

@@ -137,9 +137,9 @@ def wider(draw: Drawing, result: str) -> str:
 EPILOGUES = (
     "epilogues.ReLU()", "epilogues.GELU()", "epilogues.SiLU()", "epilogues.Tanh()", "epilogues.Clamp(0.0, 6.0)",
     "epilogues.Elementwise(lambda x, m, n: x * 2 + n)", "epilogues.Scale(2.0)", "epilogues.Scale(0.5) | epilogues.ReLU()",
-    "epilogues.Causal(0.0)", "epilogues.Where(lambda m, n: m > n, 0.0)")
+    "epilogues.CausalMask(0.0)", "epilogues.Where(lambda m, n: m > n, 0.0)")
 ROWS = ("epilogues.Softmax()", "epilogues.RMSNorm(view('f4', {N}))", "epilogues.LayerNorm(view('f4', {N}), view('f4', {N}))")
-TRANSFORMED = "transforms.Elementwise(lambda x: x * 2)"
+TRANSFORMED = "transforms.Map(lambda x: x * 2)"
 PLACES = ("transform_global_to_shared_a", "transform_global_to_shared_b", "transform_regs_to_shared_d", "transform_shared_to_global_d")
 
 
@@ -206,9 +206,9 @@ def with_operator(draw: Drawing) -> Case:
     given = [draw.view(a, (*draw.part(stack), M, K)), draw.view(a, (*draw.part(stack), K, N))]
     given.append(f"operator=operators.{name}")
     if draw.chance(0.2) and name == "MIN_PLUS" and not stack and a not in ("f2", "i2"):       # an index is as wide as a value
-        return Case("select", call("gk.select", given))
+        return Case("select", call("gk.functions.select", given))
     if draw.chance(0.2):
-        given.append(f"{draw.one(PLACES[:2])}=transforms.Elementwise(lambda x: x)")
+        given.append(f"{draw.one(PLACES[:2])}=transforms.Map(lambda x: x)")
     return Case("operator", call("gk.matmul", given))
 
 
@@ -241,22 +241,22 @@ def structured(draw: Drawing) -> Case:
     by_keyword = ""
     if kind in ("Diagonal", "Triangular", "Symmetric"):
         rows = columns
-        matrix = {"Diagonal": lambda: f"gk.Diagonal({draw.view(dtype, (columns,))})",
-                  "Triangular": lambda: f"gk.Triangular({draw.view(dtype, (rows, columns))}, {draw.one(('lower', 'upper'))!r})",
-                  "Symmetric": lambda: f"gk.Symmetric({draw.view(dtype, (rows, columns))})"}[kind]()
+        matrix = {"Diagonal": lambda: f"gk.layouts.DiagonalMatrix({draw.view(dtype, (columns,))})",
+                  "Triangular": lambda: f"gk.layouts.TriangularMatrix({draw.view(dtype, (rows, columns))}, {draw.one(('lower', 'upper'))!r})",
+                  "Symmetric": lambda: f"gk.layouts.SymmetricMatrix({draw.view(dtype, (rows, columns))})"}[kind]()
     elif kind == "Matrix":
-        matrix = f"gk.Matrix({draw.view(dtype, (rows + columns,))}, Hankel({_name(dtype)}), {(rows, columns)})"
+        matrix = f"gk.layouts.Matrix({draw.view(dtype, (rows + columns,))}, Hankel({_name(dtype)}), {(rows, columns)})"
     elif kind == "Hankel":
         matrix, by_keyword = draw.view(dtype, (rows + columns,)), f"Hankel({_name(dtype)})"
     elif kind == "Generated":
         dtype = draw.one(("f4", "f8"))
-        matrix = f"gk.Generated(lambda i, j: i - j, {(rows, columns)}, {dtype!r})"
+        matrix = f"gk.layouts.GeneratedMatrix(lambda i, j: i - j, {(rows, columns)}, {dtype!r})"
     elif kind == "Gather":
-        matrix = f"gk.Gather({draw.view(dtype, (7, columns))}, np.zeros({rows}, np.int32))"
+        matrix = f"gk.layouts.Gather({draw.view(dtype, (7, columns))}, np.zeros({rows}, np.int32))"
     elif kind == "Concat":
         axis = draw.one((0, 1))
         shapes = [(draw.size(), columns) if axis == 0 else (rows, draw.size()) for _ in range(draw.one((2, 3)))]
-        matrix = f"gk.Concat({', '.join(draw.view(dtype, shape) for shape in shapes)}, axis={axis})"
+        matrix = f"gk.layouts.Concat({', '.join(draw.view(dtype, shape) for shape in shapes)}, axis={axis})"
         rows, columns = (sum(m for m, _ in shapes), columns) if axis == 0 else (rows, sum(n for _, n in shapes))
     else:
         rows, dtype = 32 * draw.one((1, 2, 4, 16, 64)), "f2"
@@ -351,7 +351,7 @@ KINDS = ((product, 0.34), (with_components, 0.16), (stacked, 0.12), (structured,
 # -- kernels of their own: attention, MLPs, functions of rows, programs -----------------------------------------------------
 
 MASKS = ("gk.masks.Causal()", "gk.masks.Window(100)", "gk.masks.Causal() & gk.masks.Window(64)")
-SCORES = ("gk.scores.ALiBi(view('f4', {heads}))", "gk.scores.SoftCap(30.0)", "lambda s, m, n: s + 0.1 * (m - n)", "lambda s, m, n: gk.fast.tanh(s)")
+SCORES = ("gk.masks.ALiBi(view('f4', {heads}))", "gk.masks.SoftCap(30.0)", "lambda s, m, n: s + 0.1 * (m - n)", "lambda s, m, n: gk.epilogues.fast.tanh(s)")
 
 
 def attention(draw: Drawing) -> Case:
@@ -392,7 +392,7 @@ def mlp(draw: Drawing) -> Case:
         kind = draw.one((dtype, "f4"))
         given.append(f"[{', '.join(f'view({kind!r}, {n})' for n in widths[1:])}]")
     if draw.chance(0.3):
-        given.append("activation=lambda x: gk.fast.tanh(x)")
+        given.append("activation=lambda x: gk.epilogues.fast.tanh(x)")
     if draw.chance(0.2):
         given.append("last=lambda x: max(x, 0)")
     if draw.chance(0.3):

@@ -126,8 +126,8 @@ def bound_to(driver, monkeypatch, cluster=None, dependent=False):
 
 def test_the_launch_structures_are_the_drivers():
     """Sizes and offsets of CUlaunchConfig and CUlaunchAttribute in cuda.h."""
-    assert ctypes.sizeof(launch_config.Config) == 56
-    assert (launch_config.Config.stream.offset, launch_config.Config.attributes.offset) == (32, 40)
+    assert ctypes.sizeof(launch_config.DriverLaunchConfig) == 56
+    assert (launch_config.DriverLaunchConfig.stream.offset, launch_config.DriverLaunchConfig.attributes.offset) == (32, 40)
     assert ctypes.sizeof(launch_config.Attribute) == 72
     assert launch_config.Attribute.dimensions.offset == 8
 

@@ -70,11 +70,11 @@ def test_components_of_users_are_emulated() -> None:
         with gk.emulate():
             d = gk.matmul(t, b, global_a_layout=Toeplitz("float32"), gemm_shape=dict(M=5, N=3, K=7))
             assert (d == t[np.subtract.outer(np.arange(5), np.arange(7)) + 6] @ b).all()
-            d = gk.matmul(a, b, transform_global_to_shared_a=Decay(gk.float32(0.5)))
+            d = gk.matmul(a, b, transform_global_to_shared_a=Decay(np.float32(0.5)))
             assert np.allclose(d, (a / (1 + 0.5 * np.arange(7))) @ b)
             assert (gk.matmul(a, b, operator=MinPlus()) == (a[:, :, None] + b).min(axis=1)).all()
             assert np.allclose(gk.matmul(a, b, epilogue=Scaled(by)), np.exp(-abs(a @ b)) * by)
-            d = gk.matmul(a, b, transform_regs_to_shared_d=transforms.Elementwise(lambda x: max(x, 0)))
+            d = gk.matmul(a, b, transform_regs_to_shared_d=transforms.Map(lambda x: max(x, 0)))
             assert (d == np.maximum(a @ b, 0)).all()
     """)
 
@@ -89,9 +89,9 @@ PRODUCTS = {
     "grouped": "gk.grouped([a, of(2, 7)], [b, b])[0], a @ b",
     "einsum": "gk.einsum('ik,kj->ji', a, b), (a @ b).T",
     "complex": "gk.matmul(a + 1j * a, b.astype('c16')), (a + 1j * a) @ b",
-    "dual": "(gk.Dual.of(a, a[..., None]) @ gk.Dual.of(b, 0 * b[..., None])).tangents[..., 0], a @ b",
+    "dual": "(gk.functions.Dual.of(a, a[..., None]) @ gk.functions.Dual.of(b, 0 * b[..., None])).tangents[..., 0], a @ b",
     "min-plus": "gk.matmul(a, b, operator=operators.MIN_PLUS), (a[:, :, None] + b).min(axis=1)",
-    "structure": "gk.matmul(gk.Triangular(q := of(6, 6)), of(6, 2) * 0 + 1), np.tril(q) @ np.ones((6, 2), 'f4')",
+    "structure": "gk.matmul(gk.layouts.TriangularMatrix(q := of(6, 6)), of(6, 2) * 0 + 1), np.tril(q) @ np.ones((6, 2), 'f4')",
     "softmax": "gk.softmax(a).sum(axis=1).round(5), np.ones(5, 'f4')",
     "attention": "gk.attention(*(of(1, 1, 8, 64, dtype='f2') * 0 for _ in 'qkv')), 0",
     "mlp": "gk.mlp(np.ones((64, 64), 'f2'), [np.eye(64, dtype='f2')] * 2), 1",

@@ -17,7 +17,7 @@ from gemmkit.ptx.special import barrier, thread_index
 from gemmkit.runtime.compile import assemble, disassemble, instruction_counts
 from gemmkit.shapes import local
 from gemmkit.specs import ALL, THREAD, WARP, NoAtom, T, instruction, shape
-from gemmkit.specs.tensors import FR, Form, Role
+from gemmkit.specs.tensors import FR, Form, FragmentRole
 from tests.specs.test_listings import figure_8_whole
 from tests.support.harness import Out, compiled, emulated
 
@@ -240,7 +240,7 @@ def test_reductions_and_shuffles(rng: np.random.Generator) -> None:
 # -- matching ---------------------------------------------------------------------------------------------------------
 
 def fragment(operand: str, order: str | None = "row") -> Form:
-    role = Role(operand, order, F16, F32)
+    role = FragmentRole(operand, order, F16, F32)
     return Form((local(16, 16),), FR, F32 if operand == "c" else F16, role=role)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.specs import lower
-from gemmkit.specs.lower import Array, Kernel
+from gemmkit.specs.lower import ArrayParameter, BlockKernel
 from gemmkit.specs.nodes import scheduled
 from gemmkit.specs.run import kernel_of, matrix_of
 from gemmkit.specs.schedule import GL, RF, A, B, Block, Init, K, M, MatMul, Move, N, Thread
@@ -47,15 +47,15 @@ def recorder(own_launches: None, replaced: Seeded) -> Recorder:
     return made
 
 
-def kernel() -> Kernel:
+def kernel() -> BlockKernel:
     schedule = (MatMul(M, N, K)(GL, GL, GL)(AtKernel).tile(16, 16).to(Block).tile(1, 1).to(Thread)
                 .accumulate_in(RF, Init.done, Move.done).split(1).move(A, RF, Move.done).move(B, RF, Move.done).done)
     lowered = kernel_of(schedule, *[matrix_of("a", ("f4", "row"))] * 3)
-    return Kernel(scheduled, lowered.root, lowered.threads, 1, lowered.shared_bytes)
+    return BlockKernel(scheduled, lowered.root, lowered.threads, 1, lowered.shared_bytes)
 
 
-def arguments(*infos: ArrayInfo) -> list[Array]:
-    return [Array(info, name, is_readonly=n < 2) for n, (name, info) in enumerate(zip(("a", "b", "out"), infos))]
+def arguments(*infos: ArrayInfo) -> list[ArrayParameter]:
+    return [ArrayParameter(info, name, is_readonly=n < 2) for n, (name, info) in enumerate(zip(("a", "b", "out"), infos))]
 
 
 def test_addresses_and_streams(recorder: Recorder) -> None:

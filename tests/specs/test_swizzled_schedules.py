@@ -16,8 +16,8 @@ from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.compile import disassemble, instruction_counts, to_ptx
 from gemmkit.runtime.device import H100
 from gemmkit.shapes import Shape, Swizzle
-from gemmkit.specs.lower import Kernel as Launch
-from gemmkit.specs.lower import Matrix
+from gemmkit.specs.lower import BlockKernel as Launch
+from gemmkit.specs.lower import KnownMatrix
 from gemmkit.specs.moves import CopyLine
 from gemmkit.specs.nodes import scheduled
 from gemmkit.specs.run import READ_ONLY, kernel_of, matrix_of, prepared
@@ -326,7 +326,7 @@ def test_tiles_over_the_edge_as_ptx() -> None:
     a, b, out = operands(70, 35, 13)
     by_ptx(maxwell(), a, b, out)
     check(out, a, b)
-    code = maxwell().compile(*[Matrix(np.dtype("f4"), "col", 16, is_partial=True)] * 3)
+    code = maxwell().compile(*[KnownMatrix(np.dtype("f4"), "col", 16, is_partial=True)] * 3)
     assert code.usage.spill_stores == code.usage.stack_bytes == 0
 
 
@@ -394,7 +394,7 @@ def test_the_cache_knows_a_schedule(tmp_path: Any, own_cache: Path, replaced: Se
 
 HALVES = (("f2", "row"), ("f2", "col"), ("f4", "row"))
 FLOATS = (("f4", "col"),) * 3
-EDGES = tuple(Matrix(np.dtype(dtype), order, 16, is_partial=True) for dtype, order in HALVES)
+EDGES = tuple(KnownMatrix(np.dtype(dtype), order, 16, is_partial=True) for dtype, order in HALVES)
 
 
 def both(how: Any, **more: Any) -> Any:

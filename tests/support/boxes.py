@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import gemmkit as gk
-from gemmkit.layouts import RowMajor, Tensor
+from gemmkit.layouts import Matricised, RowMajor
 from gemmkit.operators import BoxMMAOp
 from gemmkit.runtime.arrays import describe
 from gemmkit.tiling import Tile
@@ -34,7 +34,7 @@ def expected(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def mapping(a: Any, b: Any, units: BoxMMAOp, k: int = 64, stages: int = 3, warps: tuple[int, int] = (2, 1), d: Any = None,
             **fields: Any) -> gk.Config:
     """A block of one operation a warp along M and N, for views that `as_matrices` gives (of combed "a" the other way)."""
-    made = Tensor.of(describe(a), 1), Tensor.of(describe(b), 3)
+    made = Matricised.of(describe(a), 1), Matricised.of(describe(b), 3)
     m, n, _ = units.shape
     given: dict[str, Any] = dict(kernel="multistage", operator=units, global_a_layout=made[0], global_b_layout=made[1],
                  global_d_layout=d or RowMajor(F32), block_shape=Tile(M=m * warps[0], N=n * warps[1], K=k),

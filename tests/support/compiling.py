@@ -9,8 +9,8 @@ import numpy as np
 
 import gemmkit as gk
 from gemmkit.components import freeze
-from gemmkit.kernels.collectives.operand import Arrays
-from gemmkit.kernels.spec import FAMILIES, Shape
+from gemmkit.kernels.collectives.operand import OperandArrays
+from gemmkit.kernels.spec import FAMILIES, ProblemShape
 from gemmkit.plans.compiled import Nothing
 from gemmkit.runtime.compile import ResourceUsage, assemble, cubin_of, disassemble, instruction_counts, to_ptx
 from gemmkit.runtime.device import H100
@@ -23,8 +23,8 @@ def arguments(conf: gk.Config, whole: bool = True, size: int = 256) -> list[Any]
         return freeze(array)
 
     c = operand(conf.global_c_layout) if conf.has_c else freeze(Nothing())
-    return [freeze(conf.spec(Arrays(None, None, None, size, size, size) if whole else None)), operand(conf.global_a_layout), operand(conf.global_b_layout), c,
-            operand(conf.global_d_layout), freeze(Shape(size, size, size))]
+    return [freeze(conf.spec(OperandArrays(None, None, None, size, size, size) if whole else None)), operand(conf.global_a_layout), operand(conf.global_b_layout), c,
+            operand(conf.global_d_layout), freeze(ProblemShape(size, size, size))]
 
 
 def entry(conf: gk.Config, **how: Any) -> Any:

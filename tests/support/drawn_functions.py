@@ -10,7 +10,7 @@ import numpy as np
 
 import gemmkit as gk
 from gemmkit import epilogues
-from gemmkit.transforms import Elementwise, Transform
+from gemmkit.transforms import Map, Transform
 from tests.support.drawn_reference import Bounded, rounded, through
 from tests.support.machines import epsilon
 
@@ -126,7 +126,7 @@ def transform(names: tuple[str, ...], columns: int, tables: Tables, dtype: np.dt
             table, held = tables.vector(columns, dtype, low)
             f = captured(held)
         functions.append(Function(name, numbers, table))
-        made = Elementwise(f) if made is None else made | Elementwise(f)
+        made = Map(f) if made is None else made | Map(f)
     return made, functions
 
 
@@ -194,11 +194,11 @@ def epilogue_part(part: str, x: Bounded, at: Context) -> tuple[Any, Bounded, Any
         return epilogues.Clamp(-2 if integer else -2.0, 50 if integer else 50.0), out, None
     if name == "leaky":
         value = np.where(x.value > 0, x.value, x.value * 0.25)
-        return Leaky(gk.float32(0.25)), rounded(Bounded(value, x.error), dtype, times=2), None
+        return Leaky(np.float32(0.25)), rounded(Bounded(value, x.error), dtype, times=2), None
     rows, columns = np.indices(x.value.shape[:2])
     kept = {"where": (rows + columns) % 3 != 0, "causal": columns <= rows + 5}[name]
     fill = -1 if integer else -1.0
-    made = epilogues.Where(_two_of_three, fill) if name == "where" else epilogues.Causal(fill, 5)
+    made = epilogues.Where(_two_of_three, fill) if name == "where" else epilogues.CausalMask(fill, 5)
     return made, Bounded(np.where(kept, x.value, np.asarray(fill, x.value.dtype)), np.where(kept, x.error, 0.0)), None
 
 

@@ -81,7 +81,7 @@ JOINS = {                              # rows and columns of A's parts, axis; th
 
 def joined_operand(machine: Any, given: list[np.ndarray], axis: int) -> Any:
     there = [carried(machine, x) for x in given]
-    return gk.Concat(*there, axis=axis) if len(there) > 1 else there[0]
+    return gk.layouts.Concat(*there, axis=axis) if len(there) > 1 else there[0]
 
 
 def joined_product(machine: Any, family: str, join: str, order: tuple[str, str] = ("C", "C"), shift: int = 0, gap: int = 0,
@@ -133,7 +133,7 @@ def folded_product(machine: Any, family: str, count: int, shape: tuple[int, int,
     d = d or RowMajor(F32)
     with machine.session():
         out = machine.array(poison((M, N), d.dtype, "F" if d.axis == 0 else "C"))
-        got = gk.matmul(machine.array(x), gk.Braid(*(carried(machine, one) for one in w)), out=out,
+        got = gk.matmul(machine.array(x), gk.layouts.InterleavedColumns(*(carried(machine, one) for one in w)), out=out,
                         conf=config(family, RowMajor, orders(order), d, **fields),
                         epilogue=Fold((WITH_COORDINATES if coordinates else FOLDS)[count]))
     assert got is out

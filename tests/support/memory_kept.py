@@ -18,7 +18,7 @@ def kernel(number: int) -> None:
 
     conf = gk.get_config(operator=operators.FPUOp(M=16, N=16), global_a_layout=layouts.RowMajor("f4"),
                          block_shape=Tile(M=16, N=16, K=8),
-                         transform_regs_to_shared_d=transforms.Elementwise(eval(f"lambda x: x * {number}.5 + {number}")))
+                         transform_regs_to_shared_d=transforms.Map(eval(f"lambda x: x * {number}.5 + {number}")))
     entry(conf)
 
 

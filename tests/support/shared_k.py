@@ -10,7 +10,7 @@ import numpy as np
 import gemmkit as gk
 from gemmkit.epilogues import Bias, ReLU
 from gemmkit.layouts import RowMajor
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from tests.support.machines import whole
 from tests.support.sm90 import F16, F32, product
 
@@ -24,8 +24,8 @@ def check_every_slot(machine: Any, configured: Callable[..., gk.Config], sizes: 
     a, b, c = whole(rng, (m, k), F16), whole(rng, (k, n), F16), whole(rng, (m, n), F32)
     bias = whole(rng, (n,), F32)
     conf = configured(global_c_layout=RowMajor(F32), epilogue=Bias(machine.array(bias)) | ReLU(),
-                      transform_global_to_shared_a=Elementwise(lambda x: x + 1),
-                      transform_regs_to_shared_d=Elementwise(lambda x, i, j: x + i % 3 - j % 5))
+                      transform_global_to_shared_a=Map(lambda x: x + 1),
+                      transform_regs_to_shared_d=Map(lambda x, i, j: x + i % 3 - j % 5))
     i, j = np.indices((m, n))
     expected = (a.astype(F32) + 1) @ b.astype(F32) + c + i % 3 - j % 5 + bias
     assert np.array_equal(product(machine, conf, a, b, c), expected.clip(0))

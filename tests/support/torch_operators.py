@@ -81,7 +81,7 @@ EPILOGUES: dict[str, tuple[Any, Callable[..., Any], tuple[tuple[int, ...], ...]]
     "scale": (ep.Scale(-1.5), lambda x: x * -1.5, ()),
     "scale by a vector": (lambda by: ep.Scale(by) | ep.Tanh(), lambda x, o: torch.tanh(x * o), ((N,),)),
     "residual": (lambda r: ep.SiLU() | ep.Residual(r), lambda x, o: F.silu(x) + o, ((M, N),)),
-    "causal": (ep.Causal(0.0), lambda x: torch.tril(x), ()),
+    "causal": (ep.CausalMask(0.0), lambda x: torch.tril(x), ()),
     "band": (ep.Where(lambda m, n: abs(m - n) <= 1, 0.0), lambda x: torch.triu(torch.tril(x, 1), -1), ()),
     "function": (ep.Elementwise(lambda x: x * x + 1 / (1 + abs(x))), lambda x: x * x + 1 / (1 + x.abs()), ()),
     "slopes": (_leaky, lambda x, o: torch.where(x > 0, x, x * o[:, None]), ((M,),)),
@@ -104,13 +104,13 @@ def _unit(x: Any) -> Any:
 
 #: name -> (what op() is told, PyTorch's product, shapes of a and b)
 STRUCTURES: dict[str, tuple[dict[str, Any], Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
-    "diagonal A": (dict(a=gk.Diagonal), lambda a, b, c: torch.diag(a) @ b, ((M,), (M, N))),
-    "diagonal B": (dict(b=gk.Diagonal), lambda a, b, c: a @ torch.diag(b), ((M, N), (N,))),
-    "lower A": (dict(a=gk.Triangular), lambda a, b, c: torch.tril(a) @ b, ((M, M), (M, N))),
-    "upper B": (dict(b=lambda x: gk.Triangular(x, "upper")), lambda a, b, c: a @ torch.triu(b), ((M, N), (N, N))),
-    "unit upper A": (dict(a=lambda x: gk.Triangular(x, "upper", unit=True)), lambda a, b, c: _unit(a) @ b, ((M, M), (M, N))),
-    "symmetric A": (dict(a=gk.Symmetric), lambda a, b, c: _symmetric(a, torch.tril, -1) @ b, ((M, M), (M, N))),
-    "symmetric B": (dict(b=lambda x: gk.Symmetric(x, "upper")), lambda a, b, c: a @ _symmetric(b, torch.triu, 1),
+    "diagonal A": (dict(a=gk.layouts.DiagonalMatrix), lambda a, b, c: torch.diag(a) @ b, ((M,), (M, N))),
+    "diagonal B": (dict(b=gk.layouts.DiagonalMatrix), lambda a, b, c: a @ torch.diag(b), ((M, N), (N,))),
+    "lower A": (dict(a=gk.layouts.TriangularMatrix), lambda a, b, c: torch.tril(a) @ b, ((M, M), (M, N))),
+    "upper B": (dict(b=lambda x: gk.layouts.TriangularMatrix(x, "upper")), lambda a, b, c: a @ torch.triu(b), ((M, N), (N, N))),
+    "unit upper A": (dict(a=lambda x: gk.layouts.TriangularMatrix(x, "upper", unit=True)), lambda a, b, c: _unit(a) @ b, ((M, M), (M, N))),
+    "symmetric A": (dict(a=gk.layouts.SymmetricMatrix), lambda a, b, c: _symmetric(a, torch.tril, -1) @ b, ((M, M), (M, N))),
+    "symmetric B": (dict(b=lambda x: gk.layouts.SymmetricMatrix(x, "upper")), lambda a, b, c: a @ _symmetric(b, torch.triu, 1),
                     ((M, N), (N, N))),
 }
 #: name -> (semiring, PyTorch's of (M, K, 1) and (1, K, N) along K)

@@ -156,7 +156,7 @@ def test_every_kind_of_call_is_recorded() -> None:
         gk.blas.gemmEx("N", "N", 1, x, x, 0, np.zeros_like(x))
         gk.einsum("ab,bc->ac", x, x)
         gk.grouped([x, x[:8]], [x, x])
-        gk.select(x, x)
+        gk.functions.select(x, x)
 
     found = recorded(calls, H100)
     assert len(found) == 6 and all(compiled.launchable.target is H100 for compiled in found)

@@ -25,7 +25,7 @@ from gemmkit.tiling import Tile
 from gemmkit.tools import figures
 from gemmkit.tools.cli import main
 from gemmkit.tools.explain import page, summary
-from gemmkit.tools.figures import Row, count, warp_tiles
+from gemmkit.tools.figures import AccessRow, count, warp_tiles
 from gemmkit.tools.subject import Run, of_call, small_run, small_sizes
 from gemmkit.tools.timeline import FINISH, ISSUE, LATENCY, TILE, Timeline, _lanes, drawn
 from tests.support.patches import Seeded
@@ -312,7 +312,7 @@ def test_warps_that_copy_for_themselves() -> None:
 # Conflicts of banks, counted from a recorded launch: none with the padding or swizzle of the layout, some without.
 
 
-def _counted(**shared: Any) -> tuple[Any, list[Row]]:
+def _counted(**shared: Any) -> tuple[Any, list[AccessRow]]:
     conf = gk.get_config(operator=MMAOp(), global_a_layout=RowMajor("float16"), block_shape=Tile(M=64, N=64, K=64),
                          warps_per_block=4, kernel="multistage", stages=2, **shared)
     a = np.zeros((64, 128), np.float16)

@@ -13,7 +13,7 @@ import pytest
 
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.tuner.device_process import MOST_SETS, Process
-from gemmkit.tuner.measure import ALIGNMENT, Buffer, Failed, Job, Measuring, Memory, Pointer
+from gemmkit.tuner.measure import ALIGNMENT, Buffer, Buffers, Failed, Job, Measuring, Pointer
 from tests.support.pretend_device import Driver, pretended
 
 COMMAND = sys.executable, "-m", "tests.support.pretend_device"
@@ -25,9 +25,9 @@ def info(at: int, count: int, step: int = 1) -> ArrayInfo:
     return ArrayInfo(at, (count,), (step,), np.dtype(np.uint8), 0, False, "cupy")
 
 
-def memory(is_read: bool = False) -> Memory:
+def memory(is_read: bool = False) -> Buffers:
     out = info(AT_OUT, 100)
-    return Memory([info(AT_X, 100), *([out] if is_read else [])], [out])
+    return Buffers([info(AT_X, 100), *([out] if is_read else [])], [out])
 
 
 def job(cubin: str) -> Job:
@@ -48,7 +48,7 @@ def measuring() -> Iterator[Measuring]:
 def test_buffers_are_arrays_that_overlap() -> None:
     """Strided arrays from their first byte to their last; of negative strides too."""
     read = [info(1000, 10), info(1005, 10), info(2000 + 18, 10, -2), info(3000, 4)]
-    held = Memory(read, [info(3002, 8), info(5000, 0)])
+    held = Buffers(read, [info(3002, 8), info(5000, 0)])
     assert held.buffers == [Buffer(1000, 15, True, False), Buffer(2000, 19, True, False), Buffer(3000, 10, True, True),
                             Buffer(5000, 0, False, True)]
     assert held.pointer(1005) == Pointer(0, 5) and held.pointer(2018) == Pointer(1, 18) and held.pointer(5000) == Pointer(3, 0)

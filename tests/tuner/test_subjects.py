@@ -12,7 +12,7 @@ import pytest
 import gemmkit as gk
 from gemmkit import operators
 from gemmkit.functions import einsum
-from gemmkit.functions.grouped import GroupPlan, Tables, resolved
+from gemmkit.functions.grouped import GroupPlan, GroupTables, resolved
 from gemmkit.lang.memory import PLACES
 from gemmkit.plans.ahead import Made
 from gemmkit.plans.plan import Plan
@@ -134,7 +134,7 @@ def test_a_job_of_a_group_is_its_launch(folder: Path) -> None:
     job = group_job_of(made, memory, b"cubin")
     assert (job.blocks, job.threads, job.values) == (made.blocks, made.config.threads, tuple(made.launchable.values))
     assert sorted(slot for table in job.tables for slot in table.slots) == sorted(space.slot for space in made.spaces)
-    packed, (starts, _) = made.tables.packed(Tables.places(plan.infos)), made.tables.starts
+    packed, (starts, _) = made.tables.packed(GroupTables.places(plan.infos)), made.tables.starts
     for role, table in zip(starts, job.tables, strict=True):
         content = bytearray(table.content)
         for offset, pointer in table.addresses:

@@ -21,7 +21,7 @@ from gemmkit.operators import MIN_PLUS, MMAOp
 from gemmkit.plans.ahead import recorded
 from gemmkit.runtime.device import A100, H100, T4, DeviceInfo, assumed
 from gemmkit.tiling import Tile
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from gemmkit.tuning import candidates, store
 from gemmkit.tuning.candidates import Candidate, Winner
 from gemmkit.tuning.problems import Choice, MappingProblem, choose
@@ -291,7 +291,7 @@ def test_on_hopper(sizes: tuple[int, int, int], orders: str, kernel: str) -> Non
 def test_what_the_caller_says_stands() -> None:
     with assumed(H100):
         assert kernel_of((14, 1447, 55), operator=gk.operators.WGMMAOp(64)) == "warp_specialised"
-        assert kernel_of((14, 1447, 55), transform_global_to_shared_a=Elementwise(abs)) == "warp_specialised"
+        assert kernel_of((14, 1447, 55), transform_global_to_shared_a=Map(abs)) == "warp_specialised"
         assert kernel_of((500, 500, 500), operator=MMAOp()) == "singlestage"
         assert kernel_of((14, 1447, 55), dtype="f4") == "multistage"
         assert kernel_of((14, 1447, 55), epilogue=gk.epilogues.ReLU()) == "singlestage"

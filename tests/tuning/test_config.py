@@ -13,7 +13,7 @@ import pytest
 import gemmkit as gk
 from gemmkit import epilogues, layouts, operators, transforms
 from gemmkit.components import freeze
-from gemmkit.kernels.collectives.operand import Arrays
+from gemmkit.kernels.collectives.operand import OperandArrays
 from gemmkit.kernels.collectives.scheduler import Columns, Grouped
 from gemmkit.kernels.config import TRANSFORMS, Config
 from gemmkit.kernels.spec import Condition
@@ -92,7 +92,7 @@ OVERRIDES: dict[str, Any] = dict(
     mem_cd_thread=Tile(M=1, N=2), order=Columns(), kernel="singlestage", blocks_per_sm=2,
     stages=1, schedule="cooperative", cluster=Tile(M=1, N=1), splits=1,
     producer_warps=0, observe_a=None, epilogue=epilogues.Epilogue(),
-    condition=Condition(), **{name: transforms.Elementwise(abs_ := (lambda x: x)) for name in TRANSFORMS})
+    condition=Condition(), **{name: transforms.Map(abs_ := (lambda x: x)) for name in TRANSFORMS})
 
 
 def test_the_overrides_are_all_fields() -> None:
@@ -142,14 +142,14 @@ class Unwritable(layouts.Layout):
 
 
 BLOCK = Tile(M=64, N=64, K=32)
-WHOLE = transforms.Elementwise(lambda x, i, j: x + i)
+WHOLE = transforms.Map(lambda x, i, j: x + i)
 RULES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "operator class": (dict(operator=MMAOp), ("operator=<class", "an instance of Operator", "not the class itself")),
     "epilogue class": (dict(epilogue=epilogues.Default), ("epilogue=<class", "an instance of Epilogue")),
     "order": (dict(order="columns"), ("order='columns'", "an instance of Order is needed")),
     "condition": (dict(condition=max), ("condition=<built-in", "an instance of Condition is needed")),
     "kernel": (dict(kernel="fastest"), ("kernel='fastest'", "the kernels are singlestage, multistage, warp_specialised")),
-    "transform": (dict(transform_regs_to_shared_d=abs), ("transform_regs_to_shared_d=", "transforms.Elementwise")),
+    "transform": (dict(transform_regs_to_shared_d=abs), ("transform_regs_to_shared_d=", "transforms.Map")),
     "a tile": (dict(mem_a_thread=(1, 8)), ("mem_a_thread=(1, 8)", "a Tile is needed")),
     "global a": (dict(global_a_layout="row"), ("global_a_layout='row'", "a Layout is needed", "RowMajor('float16')")),
     "global b": (dict(global_b_layout=RowMajor), ("global_b_layout=<class", "a Layout is needed")),
@@ -233,8 +233,8 @@ def test_orders_that_wmma_would_misread() -> None:
     (lambda: Padded(RowMajor("f2"), -1), ("Padded(padding=-1)", "0 or more")),
     (lambda: Grouped(0), ("Grouped(group=0)", "positive")),
     (lambda: epilogues.Bias(np.zeros(3), "K"), ("Bias(along='K')", '"M"')),
-    (lambda: transforms.Elementwise(3), ("Elementwise(f=3)", "a function of x or of x, i, j")),
-    (lambda: transforms.Elementwise(lambda x, i: x), ("takes 2 arguments", "a function of x or of x, i, j")),
+    (lambda: transforms.Map(3), ("Elementwise(f=3)", "a function of x or of x, i, j")),
+    (lambda: transforms.Map(lambda x, i: x), ("takes 2 arguments", "a function of x or of x, i, j")),
 ])
 def test_parts_that_cannot_be(make_it: Any, says: tuple[str, ...]) -> None:
     with pytest.raises((ValueError, TypeError)) as caught:
@@ -268,7 +268,7 @@ def test_repr_names_fields_in_one_order() -> None:
     dict(global_a_layout=ColMajor("float16"), global_d_layout=RowMajor("float32")),
     dict(operator=operators.WGMMAOp(128, dtype="float32"), global_a_layout=RowMajor("float32"), global_b_layout=ColMajor("float32")),
     dict(operator=operators.WGMMAOp(64, dtype="int8"), global_a_layout=RowMajor("int8"), global_b_layout=ColMajor("int8")),
-    dict(global_c_layout=RowMajor("float16")), dict(epilogue=epilogues.ReLU()), dict(splits=gk.StreamK())],
+    dict(global_c_layout=RowMajor("float16")), dict(epilogue=epilogues.ReLU()), dict(splits=gk.kernels.StreamK())],
     ids=lambda fields: ",".join(fields) or "plain")
 def test_a_specialisation_of_another_problem_is_taken_where_it_is_the_same(fields: dict[str, Any]) -> None:
     """Drawn arrays, of which many have the class of others: each gets what a fresh configuration makes for it."""
@@ -284,7 +284,7 @@ def test_a_specialisation_of_another_problem_is_taken_where_it_is_the_same(field
             return ArrayInfo(4096 + shift * layout.dtype.itemsize, (rows, columns), strides, layout.dtype, 0, False, "cupy")
 
         c = drawn(conf.global_c_layout, M, N) if conf.has_c else None
-        arrays = Arrays(drawn(conf.global_a_layout, M, K), drawn(conf.global_b_layout, K, N),
+        arrays = OperandArrays(drawn(conf.global_a_layout, M, K), drawn(conf.global_b_layout, K, N),
                         drawn(conf.global_d_layout, M, N), M, N, K, c, None, H100)
         fresh = dataclasses.replace(conf).spec(arrays)
         found.append(conf.spec(arrays))

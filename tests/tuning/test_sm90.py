@@ -18,7 +18,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import layouts, operators, transforms
-from gemmkit.kernels.collectives.operand import Arrays
+from gemmkit.kernels.collectives.operand import OperandArrays
 from gemmkit.kernels.collectives.scheduler import Hilbert
 from gemmkit.kernels.config import Config
 from gemmkit.kernels.sm90.mainloop import SharedMainloop
@@ -31,7 +31,7 @@ from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tiling import Tile
 from gemmkit.tuning import choose, sm90
 from gemmkit.tuning.candidates import EXTRA, candidates
-from gemmkit.tuning.model import UNALIGNED_LINES, Asked, Mapping, fastest, streaming
+from gemmkit.tuning.model import UNALIGNED_LINES, Asked, CostedTile, fastest, streaming
 from gemmkit.tuning.sm90 import (
     ALIGNED,
     BY_CP_ASYNC,
@@ -52,7 +52,7 @@ from tests.support.user_layouts import Packed
 
 F16 = np.dtype("f2")
 ORDERS = {"row": layouts.RowMajor, "column": layouts.ColMajor}
-DOUBLED = transforms.Elementwise(lambda x: x * 2)
+DOUBLED = transforms.Map(lambda x: x * 2)
 OPERATORS = {"f16": operators.WGMMAOp, "tf32": lambda N: operators.WGMMAOp(N, "float32"),
              "int8": lambda N: operators.WGMMAOp(N, "int8"), "e4m3": lambda N: operators.WGMMAOp(N, E4M3)}
 
@@ -90,7 +90,7 @@ TRANSFORM_A, TRANSFORM_B = dict(transform_global_to_shared_a=DOUBLED), dict(tran
 
 
 E4M3_ROW, E4M3_COLUMN = layouts.RowMajor(E4M3), layouts.ColMajor(E4M3)
-ROUTES: dict[str, tuple[str, Any, Any, dict[str, Any], sm90.Table]] = {
+ROUTES: dict[str, tuple[str, Any, Any, dict[str, Any], sm90.MappingTable]] = {
     "as they lie": ("f16", ROW, ROW, {}, sm90.BY_TMA),
     "A along M": ("f16", COLUMN, ROW, {}, sm90.BY_TMA),
     "A transformed": ("f16", ROW, ROW, TRANSFORM_A, sm90.BY_REGISTERS),
@@ -139,7 +139,7 @@ def test_tables_by_arrays_are_those_of_the_routes() -> None:
         values = dict(operator=operators.WGMMAOp(128, a.dtype), global_a_layout=a, global_b_layout=b)
         if random.random() < 0.3:
             values["transform_global_to_shared_a"] = DOUBLED
-        arrays = Arrays(of_a, of_b, None, M, N, K)
+        arrays = OperandArrays(of_a, of_b, None, M, N, K)
         found = sm90.table_by_arrays(values, arrays)
         spec: Any = assumed_spec(values, sm90.LIKELY, arrays)
         by_tma = type(spec.a.route) is type(spec.b.route) is Tma and type(spec.mainloop) is SharedMainloop
@@ -192,9 +192,9 @@ GIGAHERTZ = 1.47                       # the card's clock at its power limit
 COSTS = {(one.M, one.N, one.schedule): one for one in (*MAPPINGS, *EXTRA, LIKELY)}
 
 
-def measured() -> list[tuple[tuple[int, int, int], Mapping, float]]:
+def measured() -> list[tuple[tuple[int, int, int], CostedTile, float]]:
     """(sizes, mapping, microseconds) on an H200."""
-    def costs(m: Any, n: Any, schedule: str, cluster: tuple[int, int]) -> Mapping:
+    def costs(m: Any, n: Any, schedule: str, cluster: tuple[int, int]) -> CostedTile:
         one = COSTS[int(m), int(n), schedule]
         return dataclasses.replace(one, cluster=cluster)
 
@@ -233,7 +233,7 @@ def test_unaligned_rows_take_clusters() -> None:
 def test_products_take_clusters_where_they_may(name: str) -> None:
     size = {"aligned": 3072, "odd": 3001}.get(name, 3000)
     a: Any = np.empty((size, size), np.float16)
-    found, = recorded(lambda: gk.matmul(gk.Triangular(a) if name == "structured" else a, a), H100, zeros=False)
+    found, = recorded(lambda: gk.matmul(gk.layouts.TriangularMatrix(a) if name == "structured" else a, a), H100, zeros=False)
     config = found.problem.config
     assert config.kernel == "warp_specialised"
     assert (config.cluster.count > 1) == (name == "unaligned"), config.cluster
@@ -283,7 +283,7 @@ def test_few_tiles_take_the_order_that_needs_no_division(sizes: tuple[int, int, 
 def test_an_aligned_operand_is_fetched_at_its_own_rate() -> None:
     """Where A alone is unaligned, to share A saves more than to share B."""
     supply = type(UNALIGNED_LINES)(UNALIGNED_LINES.bytes, UNALIGNED_LINES.order, a=True, b=False)
-    times = {cluster: Mapping(128, 128, "pingpong", 8, cluster, 532, 1200, 2000).cycles((5000,) * 3, H100, 2, supply, 1)
+    times = {cluster: CostedTile(128, 128, "pingpong", 8, cluster, 532, 1200, 2000).cycles((5000,) * 3, H100, 2, supply, 1)
              for cluster in ((1, 1), (2, 1), (1, 2))}
     assert times[1, 2] < times[2, 1] < times[1, 1]
 
@@ -319,13 +319,13 @@ def test_the_tuner_tries_what_may_be_chosen(columns: int) -> None:
 
 def test_what_a_stream_is_modelled_to_cost() -> None:
     """No waves, but k-tiles: a tile more costs about a tile's share. Where tiles fill waves there is nothing to stream."""
-    one = Mapping(128, 256, "cooperative", 8, (1, 1), 1046, 6000, 0)
+    one = CostedTile(128, 256, "cooperative", 8, (1, 1), 1046, 6000, 0)
     stream, = streaming((one,))
     times = [stream.cycles((128 * tiles, 256, 8192), H100, 2, None, 1) for tiles in (133, 140, 160, 200, 263)]
     assert times == sorted(times) and times[-1] < 2.3 * 128 * 1046
     assert stream.cycles((128 * 132, 256, 8192), H100, 2, None, 1) == math.inf
     assert times[0] < 0.7 * one.cycles((128 * 133, 256, 8192), H100, 2, None, 1)
-    assert streaming((LIKELY, dataclasses.replace(LIKELY, N=64))) == (dataclasses.replace(LIKELY, splits=gk.StreamK()),)
+    assert streaming((LIKELY, dataclasses.replace(LIKELY, N=64))) == (dataclasses.replace(LIKELY, splits=gk.kernels.StreamK()),)
     turns = dataclasses.replace(stream, schedule="pingpong")                # which hand over beside the other's products
     assert turns.cycles((128 * 140, 256, 8192), H100, 2, None, 1) < times[1]
 
@@ -344,6 +344,6 @@ def test_the_tuner_tries_streams() -> None:
     assert streams and found[0] == streams[0]
     operator, fields = streams[0].proposal(Asked({}, dict(a=layout, b=layout, c=None, d=None), (1728, 640, 15936), {}), H100)
     conf = gk.get_config(operator=operator, global_a_layout=layout, global_d_layout=layout, device=H100, **fields)
-    assert conf.splits == gk.StreamK() and "streamed K" in streams[0].name
+    assert conf.splits == gk.kernels.StreamK() and "streamed K" in streams[0].name
     assert not [one for one in candidates(layout, layout, None, (1024, 1024, 2**14), H100)
                 if one.kernel == "warp_specialised" and one.splits == "stream" and one.block[:2] == (64, 64)]

@@ -14,10 +14,10 @@ import gemmkit as gk
 from gemmkit import epilogues, layouts
 from gemmkit.kernels.collectives.scheduler import Grouped
 from gemmkit.kernels.spec import Condition
-from gemmkit.layouts import ColMajor, Interleaved, Planar, RowMajor, Tensor, Triangular
+from gemmkit.layouts import ColMajor, Interleaved, Matricised, Planar, RowMajor, Triangular
 from gemmkit.operators import COMPLEX, DUAL, MIN_PLUS, QUATERNION, Algebra, BoxMMAOp, FPUOp, MMAOp, WGMMAOp, WMMAOp
 from gemmkit.runtime.arrays import describe
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 
 F16, BF16, F32, F64 = np.dtype("f2"), np.dtype(ml_dtypes.bfloat16), np.dtype("f4"), np.dtype("f8")
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -90,7 +90,7 @@ def panels(rows: int, columns: int, inner: int, dtype: Any = F16) -> Any:
 
 
 def of(array: Any, rows: int = 1) -> Any:
-    return Tensor.of(describe(array), rows)
+    return Matricised.of(describe(array), rows)
 
 
 def wgmma(n: int = 128, **fields: Any) -> Callable[[], dict[str, Any]]:
@@ -176,7 +176,7 @@ CASES: dict[str, Case] = {
     "splits": Case(wgmma(**big(128, 128, 8), splits=4)),
     "splits by workspace 2x2": Case(wgmma(**big(128, 128, 8), splits=7, cluster=gk.Tile(M=2, N=2)),
                                     sizes=(512, 512, 16384)),
-    "stream-K 2x1": Case(wgmma(256, **{**PAIR, **big(128, 256, 8)}, splits=gk.StreamK()), sizes=(5000, 5000, 5000)),
+    "stream-K 2x1": Case(wgmma(256, **{**PAIR, **big(128, 256, 8)}, splits=gk.kernels.StreamK()), sizes=(5000, 5000, 5000)),
     "few rows, transposed": Case(wgmma(operator=WGMMAOp(16), global_d_layout=ColMajor(F16), splits=2,
                                        **big(64, 16, 4, k=128)), sizes=(4096, 16, 4096)),
     "promoted e4m3": Case(wgmma(operator=WGMMAOp(128, E4M3, promote=128), global_a_layout=RowMajor(E4M3),
@@ -189,25 +189,25 @@ CASES: dict[str, Case] = {
     "both staged, masked": Case(wgmma(), sizes=(4095, 4095, 4095)),
     "both staged, words": Case(wgmma(), sizes=(4098, 4098, 4098)),
     "staged, whole, cluster": Case(wgmma(global_a_layout=of(lines()), order=Grouped(8), **PAIR), operands={"a": lines}),
-    "staged, transformed": Case(wgmma(transform_global_to_shared_a=Elementwise(plus_one)), sizes=(4098, 4098, 4098)),
-    "A in registers, transformed": Case(wgmma(transform_global_to_shared_a=Elementwise(plus_one))),
-    "A in registers, transformed, of a cluster": Case(wgmma(transform_global_to_shared_a=Elementwise(plus_one),
+    "staged, transformed": Case(wgmma(transform_global_to_shared_a=Map(plus_one)), sizes=(4098, 4098, 4098)),
+    "A in registers, transformed": Case(wgmma(transform_global_to_shared_a=Map(plus_one))),
+    "A in registers, transformed, of a cluster": Case(wgmma(transform_global_to_shared_a=Map(plus_one),
                                                             order=Grouped(8), **PAIR)),
-    "A in place": Case(wgmma(128, transform_global_to_shared_a=Elementwise(plus_one), warps_per_block=12,
+    "A in place": Case(wgmma(128, transform_global_to_shared_a=Map(plus_one), warps_per_block=12,
                              block_shape=gk.Tile(M=192, N=128, K=64), schedule="cooperative")),
-    "B in place": Case(wgmma(transform_global_to_shared_b=Elementwise(plus_one))),
-    "B in parts": Case(wgmma(transform_global_to_shared_b=Elementwise(plus_one), order=Grouped(8), **PAIR)),
-    "A in registers, coordinates": Case(wgmma(transform_global_to_shared_a=Elementwise(scaled_rows))),
-    "staged, coordinates": Case(wgmma(transform_global_to_shared_a=Elementwise(scaled_rows)), sizes=(4098, 4098, 4098)),
-    "B in place, coordinates": Case(wgmma(transform_global_to_shared_b=Elementwise(scaled_rows))),
-    "A and B transformed": Case(wgmma(transform_global_to_shared_a=Elementwise(plus_one),
-                                      transform_global_to_shared_b=Elementwise(plus_one))),
+    "B in place": Case(wgmma(transform_global_to_shared_b=Map(plus_one))),
+    "B in parts": Case(wgmma(transform_global_to_shared_b=Map(plus_one), order=Grouped(8), **PAIR)),
+    "A in registers, coordinates": Case(wgmma(transform_global_to_shared_a=Map(scaled_rows))),
+    "staged, coordinates": Case(wgmma(transform_global_to_shared_a=Map(scaled_rows)), sizes=(4098, 4098, 4098)),
+    "B in place, coordinates": Case(wgmma(transform_global_to_shared_b=Map(scaled_rows))),
+    "A and B transformed": Case(wgmma(transform_global_to_shared_a=Map(plus_one),
+                                      transform_global_to_shared_b=Map(plus_one))),
     "A triangular": Case(wgmma(global_a_layout=Triangular(RowMajor(F16))), operands={"a": square}),
     "A in registers, across K": Case(wgmma(**TF32, global_a_layout=ColMajor(F32), global_b_layout=ColMajor(F32))),
     "A turned": Case(wgmma(operator=WGMMAOp(128, "i1"), global_a_layout=ColMajor("i1"), global_b_layout=ColMajor("i1"),
                            global_d_layout=RowMajor("i4"), **big(128, 128, 8, k=128))),
     "B turned, transformed": Case(wgmma(**TF32, global_a_layout=RowMajor(F32), global_b_layout=RowMajor(F32),
-                                        transform_global_to_shared_b=Elementwise(plus_one))),
+                                        transform_global_to_shared_b=Map(plus_one))),
     "A by cp.async": Case(wgmma(global_a_layout=of(lines())), operands={"a": lines}),
     "both by cp.async": Case(wgmma(global_a_layout=of(lines()), global_b_layout=of(lines_across(), 2)),
                              operands={"a": lines, "b": lines_across}),
@@ -226,7 +226,7 @@ CASES: dict[str, Case] = {
     "D of an odd width": Case(wgmma(), sizes=(4096, 4099, 4096)),
     "D a tensor": Case(wgmma(global_d_layout=of(pieces())), operands={"out": pieces}),
     "D written by the epilogue": Case(lambda: {**wgmma()(), "epilogue": epilogues.Store(square()) | epilogues.ReLU()}),
-    "a user's epilogue": Case(lambda: {**wgmma()(), "epilogue": Logistic(np.ones(4096, F32), gk.float32(0.5))}),
+    "a user's epilogue": Case(lambda: {**wgmma()(), "epilogue": Logistic(np.ones(4096, F32), np.float32(0.5))}),
     # the single-stage kernel
     "fpu f32": Case(single(FPUOp(16, 16))),
     "fpu f64, masked": Case(single(FPUOp(16, 16, dtype=F64), F64), sizes=(1001, 1003, 1005)),
@@ -234,8 +234,8 @@ CASES: dict[str, Case] = {
     "wmma": Case(single(WMMAOp(), F16)),
     "mma": Case(single(MMAOp(), F16)),
     "mma, transformed, C": Case(single(MMAOp(), F16, global_c_layout=RowMajor(F32),
-                                       transform_shared_to_regs_a=Elementwise(plus_one),
-                                       transform_regs_to_shared_d=Elementwise(plus_one))),
+                                       transform_shared_to_regs_a=Map(plus_one),
+                                       transform_regs_to_shared_d=Map(plus_one))),
     "mma, pairs": Case(single(MMAOp(N=16), F16)),
     "mma f64": Case(single(MMAOp(dtype=F64), F64)),
     "mma f64, across": Case(single(MMAOp(dtype=F64), F64, global_a_layout=ColMajor(F64), global_b_layout=ColMajor(F64))),
@@ -272,17 +272,17 @@ CASES: dict[str, Case] = {
     "ring complex128": Case(staged(COMPLEX.with_base(MMAOp(K=4, dtype=F64)), (64, 64, 8), (32, 16), 3,
                                    Interleaved("c16"), Interleaved("c16"), global_d_layout=Interleaved("c16"))),
     "ring f64, stream-K": Case(staged(MMAOp(dtype=F64), (64, 64, 16), (32, 32), 4, RowMajor(F64), RowMajor(F64),
-                                      **{"splits": gk.StreamK()})),
+                                      **{"splits": gk.kernels.StreamK()})),
     "ring, A transformed, condition": Case(staged(FFMA, (128, 128, 16), (64, 32), 3, ColMajor(F32), RowMajor(F32),
-                                                  transform_global_to_shared_a=Elementwise(scaled_rows),
+                                                  transform_global_to_shared_a=Map(scaled_rows),
                                                   condition=BlockDiagonal())),
     # stacks of products, with matrices and vectors for each, and for all of them
     "stack, tma pingpong": Case(wgmma(**big(64, 128, 8, "pingpong")), SMALL, batch=64),
     "stack, C, bias, the product's number": Case(
         lambda: {**wgmma(**big(128, 128, 8))(), "global_c_layout": RowMajor(F16), "transform_shared_to_regs_c":
-                 Elementwise(scaled_by_product), "epilogue": epilogues.Bias(np.ones((64, 128), F16)) | epilogues.ReLU()},
+                 Map(scaled_by_product), "epilogue": epilogues.Bias(np.ones((64, 128), F16)) | epilogues.ReLU()},
         SMALL, batch=64),
-    "stack, B in place": Case(wgmma(transform_global_to_shared_b=Elementwise(plus_one)), SMALL, batch=64),
+    "stack, B in place": Case(wgmma(transform_global_to_shared_b=Map(plus_one)), SMALL, batch=64),
     "stack, staged": Case(wgmma(), (127, 127, 127), batch=64),
     "stack, complex by registers": Case(algebra(COMPLEX, "row", "row"), SMALL, batch=64),
     "stack, fpu f32": Case(single(FPUOp(16, 16)), SMALL, batch=64),

@@ -32,12 +32,12 @@ from gemmkit.kernels.collectives.softmax import (
     F32,
     FREE,
     TESTED,
-    Blocks,
-    Outputs,
-    Place,
-    State,
-    Sums,
-    Tile,
+    AttentionOutputs,
+    AttentionState,
+    HeadTile,
+    KeyBlocks,
+    ScoreCoord,
+    WeightedSums,
     begin,
     consumer_blocks,
     key_blocks,
@@ -101,16 +101,16 @@ def produce(spec: Any, sizes: Any, order: Any, map_q: Any, map_k: Any, map_v: An
         load_v(spec, sizes, map_v, before, last, last_block)
 
 
-def load_q(spec: Any, tensor_map: Any, slot: Slot, tile: Tile) -> None:
+def load_q(spec: Any, tensor_map: Any, slot: Slot, tile: HeadTile) -> None:
     load(spec, spec.q_ring, tensor_map, slot, (tile.first_query + tile.m, tile.head, slice_of(spec, tile)))
 
 
-def load_k(spec: Any, sizes: Any, tensor_map: Any, slot: Slot, tile: Tile, block: int) -> None:
+def load_k(spec: Any, sizes: Any, tensor_map: Any, slot: Slot, tile: HeadTile, block: int) -> None:
     head, batch = udiv(tile.head, sizes.k_share), slice_of(spec, tile) * sizes.k_batch
     load(spec, spec.k_ring, tensor_map, slot, (tile.first_key + block * spec.block_n, head, batch))
 
 
-def load_v(spec: Any, sizes: Any, tensor_map: Any, slot: Slot, tile: Tile, block: int) -> None:
+def load_v(spec: Any, sizes: Any, tensor_map: Any, slot: Slot, tile: HeadTile, block: int) -> None:
     head, batch = udiv(tile.head, sizes.v_share), slice_of(spec, tile) * sizes.v_batch
     load(spec, spec.v_ring, tensor_map, slot, (tile.first_key + block * spec.block_n, head, batch))
 
@@ -136,7 +136,7 @@ def load(spec: Any, ring: Any, tensor_map: Any, slot: Slot, at: tuple) -> None:
 # the softmax of one lies under the products of the others. At D 128 two consumers are faster without (1.13 against 1.06
 # of cuDNN), at D 64 three are faster with them.
 
-class Operands(NamedTuple):
+class ConsumerOperands(NamedTuple):
     """Descriptors of a consumer's rows of Q, and of the first stages of K and V; which consumer it is. Of a tile, the
     stage of its Q, and the block of keys that this is multiplied with last."""
 
@@ -148,12 +148,12 @@ class Operands(NamedTuple):
     first: Any
 
 
-def with_q(spec: Any, operands: Operands, stage: int, first: int) -> Operands:
+def with_q(spec: Any, operands: ConsumerOperands, stage: int, first: int) -> ConsumerOperands:
     """The same with Q in another stage, of a tile of which ``first`` is the block of keys that comes last."""
-    return Operands(advance(operands.q, stage * spec.q_bytes), operands.k, operands.v, operands.group, stage, first)
+    return ConsumerOperands(advance(operands.q, stage * spec.q_bytes), operands.k, operands.v, operands.group, stage, first)
 
 
-def release_q(spec: Any, operands: Operands, block: int) -> None:
+def release_q(spec: Any, operands: ConsumerOperands, block: int) -> None:
     """A block of keys has been multiplied: behind the tile's last one the next tile's Q may come, while the softmax and the
     last product go on."""
     if not spec.joins_tiles:
@@ -167,15 +167,15 @@ def release_last(spec: Any, slot: Slot) -> None:
         spec.q_ring.release(slot.stage)
 
 
-def operands_of(spec: Any, group: int) -> Operands:
+def operands_of(spec: Any, group: int) -> ConsumerOperands:
     width = spec.head.line_bytes
     q = matrix_descriptor(shared(spec.dtype, 0), 0, 0, 8 * width, width)
     k = matrix_descriptor(shared(spec.dtype, spec.k_offset), 0, 0, 8 * width, width)
     v = matrix_descriptor(shared(spec.dtype, spec.v_offset), 0, spec.block_n * width, 8 * width, width)
-    return Operands(advance(q, group * 64 * width), k, v, group, 0, 0)
+    return ConsumerOperands(advance(q, group * 64 * width), k, v, group, 0, 0)
 
 
-def start_first(spec: Any, operands: Operands, slot: Slot) -> tuple:
+def start_first(spec: Any, operands: ConsumerOperands, slot: Slot) -> tuple:
     """S of the first block, with nothing beside it."""
     wgmma_fence()
     s = multiply_qk(spec, operands.q, advance(operands.k, slot.stage * spec.k_bytes) if spec.skips else operands.k)
@@ -183,7 +183,7 @@ def start_first(spec: Any, operands: Operands, slot: Slot) -> tuple:
     return wgmma_wait(0, (s,))[0]
 
 
-def start_both(spec: Any, operands: Operands, state: State, slot: Slot) -> tuple:
+def start_both(spec: Any, operands: ConsumerOperands, state: AttentionState, slot: Slot) -> tuple:
     """Start S of the keys in a slot, and O's product of the values in the state's slot; S is done at the end."""
     spec.turns.wait(operands.group)
     wgmma_fence()
@@ -197,7 +197,7 @@ def start_both(spec: Any, operands: Operands, state: State, slot: Slot) -> tuple
     return wgmma_wait(1, (s, o))
 
 
-def start_next(spec: Any, following: Operands, o: tuple, slots: tuple) -> tuple:
+def start_next(spec: Any, following: ConsumerOperands, o: tuple, slots: tuple) -> tuple:
     """Start the first S of the next tile, ``following``, of the keys and the Q in ``slots``, behind the last product of a
     tile, ``o``. O is done at the end, and S is on its way."""
     spec.k_ring.wait(slots[0])
@@ -208,12 +208,12 @@ def start_next(spec: Any, following: Operands, o: tuple, slots: tuple) -> tuple:
     return wgmma_wait(1, (s, o))
 
 
-def multiply_alone(spec: Any, operands: Operands, state: State) -> tuple:
+def multiply_alone(spec: Any, operands: ConsumerOperands, state: AttentionState) -> tuple:
     """The last product of all, beside which no S goes."""
     return wgmma_wait(0, (start_alone(spec, operands, state),))[0]
 
 
-def start_alone(spec: Any, operands: Operands, state: State) -> tuple:
+def start_alone(spec: Any, operands: ConsumerOperands, state: AttentionState) -> tuple:
     spec.v_ring.wait(state.slot)
     wgmma_fence()
     o = start_pv(spec, operands, state)
@@ -221,7 +221,7 @@ def start_alone(spec: Any, operands: Operands, state: State) -> tuple:
     return o
 
 
-def start_pv(spec: Any, operands: Operands, state: State) -> tuple:
+def start_pv(spec: Any, operands: ConsumerOperands, state: AttentionState) -> tuple:
     return fold(spec.pv_steps, pv_step, state.o, spec, state.p, advance(operands.v, state.slot.stage * spec.k_bytes))
 
 
@@ -251,7 +251,7 @@ def pv_step(o: tuple, n: int, spec: Any, p: tuple, v: int) -> tuple:
 # stages of Q: of one (`AttentionSpec.joins_tiles` is False) a tile's last product comes first, while the next tile's Q is
 # on its way, and the tile is stored while the first S of the next one is multiplied.
 
-def consume(spec: Any, sizes: Any, order: Any, outputs: Outputs, group: int) -> None:
+def consume(spec: Any, sizes: Any, order: Any, outputs: AttentionOutputs, group: int) -> None:
     zero = thread_index() * 0
     slot, q_slot, turn = Slot(zero, zero), Slot(zero, zero), zero
     operands = operands_of(spec, group)
@@ -282,21 +282,21 @@ def consume(spec: Any, sizes: Any, order: Any, outputs: Outputs, group: int) -> 
         if spec.tests_above:
             while block >= blocks.free_last:
                 place = place_in(spec, tile, row, column, block)
-                o, p, stats, slot = one_round(spec, sizes, now, State(o, p, stats, slot), place, TESTED)
+                o, p, stats, slot = one_round(spec, sizes, now, AttentionState(o, p, stats, slot), place, TESTED)
                 block -= 1
         if spec.mask.has_free:
             while block >= blocks.free_first:
                 place = place_in(spec, tile, row, column, block)
-                o, p, stats, slot = one_round(spec, sizes, now, State(o, p, stats, slot), place, FREE)
+                o, p, stats, slot = one_round(spec, sizes, now, AttentionState(o, p, stats, slot), place, FREE)
                 block -= 1
         if spec.tests_below:
             while block >= blocks.first:
                 place = place_in(spec, tile, row, column, block)
-                o, p, stats, slot = one_round(spec, sizes, now, State(o, p, stats, slot), place, TESTED)
+                o, p, stats, slot = one_round(spec, sizes, now, AttentionState(o, p, stats, slot), place, TESTED)
                 block -= 1
         release_last(spec, q_slot)
         q_slot = spec.q_ring.advance(q_slot)
-        before = State(o, p, stats, slot)
+        before = AttentionState(o, p, stats, slot)
         slot = spec.k_ring.advance(slot)
 
         if following.m >= 0:
@@ -312,7 +312,7 @@ def consume(spec: Any, sizes: Any, order: Any, outputs: Outputs, group: int) -> 
                 spec.v_ring.release(before.slot.stage)
                 p = packed(spec, weights)
                 # 4. The tile's end.
-                spec.store.run(spec, sizes, Sums(o, before.stats), outputs, tile, group)
+                spec.store.run(spec, sizes, WeightedSums(o, before.stats), outputs, tile, group)
             else:
                 then = with_q(spec, operands, q_slot.stage, blocks.first)
                 o = start_alone(spec, operands, before)
@@ -320,7 +320,7 @@ def consume(spec: Any, sizes: Any, order: Any, outputs: Outputs, group: int) -> 
                 s, o = start_next(spec, then, o, (slot, q_slot))
                 spec.v_ring.release(before.slot.stage)
                 # 4. The tile's end.
-                spec.store.run(spec, sizes, Sums(o, before.stats), outputs, tile, group)
+                spec.store.run(spec, sizes, WeightedSums(o, before.stats), outputs, tile, group)
                 (s,) = wgmma_wait(0, (s,))
                 spec.k_ring.release(slot.stage)
                 release_q(spec, then, blocks.last - 1)
@@ -329,19 +329,19 @@ def consume(spec: Any, sizes: Any, order: Any, outputs: Outputs, group: int) -> 
             o = fill(F32, spec.values_o, 0.0)
         else:
             o = multiply_alone(spec, operands, before)
-            spec.store.run(spec, sizes, Sums(o, before.stats), outputs, tile, group)
+            spec.store.run(spec, sizes, WeightedSums(o, before.stats), outputs, tile, group)
         tile = following
     spec.store.finish()
 
 
-def own_blocks(spec: Any, tile: Tile, group: int) -> Blocks:
+def own_blocks(spec: Any, tile: HeadTile, group: int) -> KeyBlocks:
     """A consumer's blocks of keys, made uniform, for the assembler does not always see that loops over them are: causal
     rounds at D 128 then moved 48 descriptors from vector to uniform registers."""
     blocks = consumer_blocks(spec, tile, group) if spec.skips else key_blocks(spec, tile)
-    return Blocks(uniform(blocks.first), uniform(blocks.last), uniform(blocks.free_first), uniform(blocks.free_last))
+    return KeyBlocks(uniform(blocks.first), uniform(blocks.last), uniform(blocks.free_first), uniform(blocks.free_last))
 
 
-def first_seen(spec: Any, tile: Tile, blocks: Blocks, slot: Slot) -> Slot:
+def first_seen(spec: Any, tile: HeadTile, blocks: KeyBlocks, slot: Slot) -> Slot:
     """The slot of a consumer's first block of keys. Of a tile's first one, which shows its rows nothing, it gives back K and
     V as they come: not before, for the other consumers may still read what was there."""
     if spec.skips:
@@ -354,20 +354,21 @@ def first_seen(spec: Any, tile: Tile, blocks: Blocks, slot: Slot) -> Slot:
     return slot
 
 
-def first_block(s: tuple, spec: Any, sizes: Any, place: Place) -> tuple:
+def first_block(s: tuple, spec: Any, sizes: Any, place: ScoreCoord) -> tuple:
     """A tile's first block of keys, which may reach beyond the last one."""
     return soften(TESTED.scores(s, spec, sizes, place), spec, sizes, begin())
 
 
-def place_in(spec: Any, tile: Tile, row: int, column: int, block: int) -> Place:
+def place_in(spec: Any, tile: HeadTile, row: int, column: int, block: int) -> ScoreCoord:
     """A thread's place in a block of keys. With a score LLVM knows nothing of it: it would carry each of 32 columns from
     round to round in a register of its own (D 128, s - 0.06 (m - n): 56 bytes spilled). Without one masks get longer."""
     if spec.has_score:
-        return Place(tile, carried(tile.m + row), carried(column + block * spec.block_n), block)
-    return Place(tile, tile.m + row, column + block * spec.block_n, block)
+        return ScoreCoord(tile, carried(tile.m + row), carried(column + block * spec.block_n), block)
+    return ScoreCoord(tile, tile.m + row, column + block * spec.block_n, block)
 
 
-def one_round(spec: Any, sizes: Any, operands: Operands, state: State, place: Place, kind: Any) -> State:
+def one_round(spec: Any, sizes: Any, operands: ConsumerOperands, state: AttentionState, place: ScoreCoord,
+              kind: Any) -> AttentionState:
     """A round with the block of keys at ``place``, of which ``kind`` says whether keys may be hidden from queries."""
     slot = spec.k_ring.advance(state.slot)
     spec.k_ring.wait(slot)
@@ -377,7 +378,7 @@ def one_round(spec: Any, sizes: Any, operands: Operands, state: State, place: Pl
     spec.k_ring.release(slot.stage)
     (o,) = wgmma_wait(0, (o,))
     spec.v_ring.release(state.slot.stage)
-    return State(rescale(o, growth[0], growth[1]), packed(spec, weights), stats, slot)
+    return AttentionState(rescale(o, growth[0], growth[1]), packed(spec, weights), stats, slot)
 
 
 def attention(spec: Any, sizes: Any, order: Any, out: Any, lse: Any, map_q: Any, map_k: Any, map_v: Any,
@@ -407,7 +408,7 @@ def attention(spec: Any, sizes: Any, order: Any, out: Any, lse: Any, map_q: Any,
     else:
         # 2. to 4. Multiply, soften, store.
         spec.warpgroups.claim_registers()
-        consume(spec, sizes, order, Outputs(out, lse, map_out), group - 1)
+        consume(spec, sizes, order, AttentionOutputs(out, lse, map_out), group - 1)
 
 
 # --------------------------------------------------------------------------------------------------

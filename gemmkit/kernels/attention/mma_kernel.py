@@ -25,11 +25,11 @@ from gemmkit.kernels.collectives.softmax import (
     F32,
     FREE,
     TESTED,
-    Outputs,
-    Place,
+    AttentionOutputs,
+    HeadTile,
+    ScoreCoord,
     Stats,
-    Sums,
-    Tile,
+    WeightedSums,
     begin,
     key_blocks,
     rescale,
@@ -50,17 +50,17 @@ from gemmkit.ptx.special import barrier, lane_index, rolled, thread_index, udiv
 CHUNK = 8                              # elements that a thread copies at a time
 
 
-class Inputs(NamedTuple):
+class AttentionInputs(NamedTuple):
     """K and V in global memory, where a tile's rows of them are, and the first block of its keys."""
 
     k: Any
     v: Any
     sizes: Any
-    tile: Tile
+    tile: HeadTile
     first: Any
 
 
-class Rows(NamedTuple):
+class HeadRows(NamedTuple):
     """Rows of a head in global memory, which begins at row ``base`` of the array: from row ``first`` of it on; those from
     ``end`` on are not there."""
 
@@ -78,8 +78,8 @@ def attention_by_warps(spec: Any, sizes: Any, order: Any, out: Any, lse: Any, q:
     zero = thread_index() * 0
     tile = tile_at(spec, sizes, order, zero)
     blocks = key_blocks(spec, tile)
-    inputs = Inputs(k, v, sizes, tile, blocks.first)
-    copy_rows(spec, Rows(q, slice_of(spec, tile), tile.head, tile.first_query, tile.m, tile.queries), spec.block_m, 0)
+    inputs = AttentionInputs(k, v, sizes, tile, blocks.first)
+    copy_rows(spec, HeadRows(q, slice_of(spec, tile), tile.head, tile.first_query, tile.m, tile.queries), spec.block_m, 0)
     copy_keys(spec, inputs, blocks.last - 1, zero)
 
     # 2. and 3. From the last block of keys to the first: tested, free, tested.
@@ -100,10 +100,10 @@ def attention_by_warps(spec: Any, sizes: Any, order: Any, out: Any, lse: Any, q:
             block, stage = block - 1, stage ^ 1
 
     # 4. The tile's end.
-    spec.store.run(spec, sizes, Sums(o, stats), Outputs(out, lse, zero), tile, zero)
+    spec.store.run(spec, sizes, WeightedSums(o, stats), AttentionOutputs(out, lse, zero), tile, zero)
 
 
-def one_block(spec: Any, inputs: Inputs, o: tuple, stats: Stats, block: int, stage: int, kind: Any) -> tuple:
+def one_block(spec: Any, inputs: AttentionInputs, o: tuple, stats: Stats, block: int, stage: int, kind: Any) -> tuple:
     """A block of keys, of which ``kind`` says whether some may be hidden; the one below it is copied meanwhile.
     (O and stats as one tuple cost 4 % more instructions: D 128 with a window.)"""
     if block > inputs.first:
@@ -112,7 +112,7 @@ def one_block(spec: Any, inputs: Inputs, o: tuple, stats: Stats, block: int, sta
         commit_copies()
     wait_copies(1)
     barrier()
-    place = Place(inputs.tile, inputs.tile.m + own_row(), own_column() + block * spec.block_n, block)
+    place = ScoreCoord(inputs.tile, inputs.tile.m + own_row(), own_column() + block * spec.block_n, block)
     s = join(fold(spec.qk_steps, qk_step, split(fill(F32, spec.values_s, 0.0), 8), spec, stage))
     weights, stats, growth = soften(kind.scores(s, spec, inputs.sizes, place), spec, inputs.sizes, stats)
     p = split(convert_all(spec.dtype, weights), spec.hand_over.values)
@@ -123,17 +123,19 @@ def one_block(spec: Any, inputs: Inputs, o: tuple, stats: Stats, block: int, sta
 
 # -- copies ---------------------------------------------------------------------------------------------------------------
 
-def copy_keys(spec: Any, inputs: Inputs, block: int, stage: int) -> None:
+def copy_keys(spec: Any, inputs: AttentionInputs, block: int, stage: int) -> None:
     """A block of K and of V into a stage: a group of copies."""
     sizes, tile, row = inputs.sizes, inputs.tile, block * spec.block_n
-    k = Rows(inputs.k, slice_of(spec, tile) * sizes.k_batch, udiv(tile.head, sizes.k_share), tile.first_key, row, tile.keys)
+    k = HeadRows(inputs.k, slice_of(spec, tile) * sizes.k_batch, udiv(tile.head, sizes.k_share), tile.first_key, row,
+                 tile.keys)
     copy_rows(spec, k, spec.block_n, spec.k_offset + stage * spec.k_bytes)
-    v = Rows(inputs.v, slice_of(spec, tile) * sizes.v_batch, udiv(tile.head, sizes.v_share), tile.first_key, row, tile.keys)
+    v = HeadRows(inputs.v, slice_of(spec, tile) * sizes.v_batch, udiv(tile.head, sizes.v_share), tile.first_key, row,
+                 tile.keys)
     copy_rows(spec, v, spec.block_n, spec.v_offset + stage * spec.k_bytes)
     commit_copies()
 
 
-def copy_rows(spec: Any, rows: Rows, count: int, offset: int) -> None:
+def copy_rows(spec: Any, rows: HeadRows, count: int, offset: int) -> None:
     """So many rows to byte ``offset`` of shared memory; zeros for those that are not there."""
     thread = rolled(thread_index())                    # or the places of all chunks stay in registers (D 256 spilled)
     for n in range(count * spec.head_dim // (CHUNK * spec.threads)):

@@ -10,7 +10,7 @@ import numpy as np
 from gemmkit.components import Component
 from gemmkit.kernels.collectives.operand import HandOver
 from gemmkit.kernels.collectives.pipeline import OrderBarrier, Pipeline, Warpgroups
-from gemmkit.kernels.collectives.softmax import F32, OutStore, QuadOut, TmaOut
+from gemmkit.kernels.collectives.softmax import F32, AttentionStore, AttentionTmaStore, QuadOut
 from gemmkit.kernels.masks import Mask, Score
 from gemmkit.kernels.sm90.kernel import STARTING
 from gemmkit.kernels.sm90.store import Panels
@@ -28,7 +28,7 @@ class HeadSpec(Component):
 
     mask: Mask
     score: Score
-    store: OutStore
+    store: AttentionStore
     dtype: np.dtype
     head_dim: int
     block_n: int
@@ -98,7 +98,7 @@ class HeadSpec(Component):
 
 
 @dataclass(frozen=True)
-class Ring(Pipeline):
+class HeadRing(Pipeline):
     """The stages of Q, K or V: ``rows`` rows of a head in each, the first one's from byte ``tiles`` on."""
 
     tiles: int = 0
@@ -185,16 +185,16 @@ class AttentionSpec(HeadSpec):
         return self.o_offset + (self.q_bytes if self.store.uses_tma else 0)
 
     @cached_property
-    def q_ring(self) -> Ring:
-        return Ring(self.q_stages, self.barrier_offset, 1, self.consumers, tiles=0, rows=self.block_m)
+    def q_ring(self) -> HeadRing:
+        return HeadRing(self.q_stages, self.barrier_offset, 1, self.consumers, tiles=0, rows=self.block_m)
 
     @cached_property
-    def k_ring(self) -> Ring:
-        return Ring(self.stages, self.q_ring.end, 1, self.consumers, tiles=self.k_offset, rows=self.block_n)
+    def k_ring(self) -> HeadRing:
+        return HeadRing(self.stages, self.q_ring.end, 1, self.consumers, tiles=self.k_offset, rows=self.block_n)
 
     @cached_property
-    def v_ring(self) -> Ring:
-        return Ring(self.stages, self.k_ring.end, 1, self.consumers, tiles=self.v_offset, rows=self.block_n)
+    def v_ring(self) -> HeadRing:
+        return HeadRing(self.stages, self.k_ring.end, 1, self.consumers, tiles=self.v_offset, rows=self.block_n)
 
     @cached_property
     def shared_bytes(self) -> int:
@@ -256,7 +256,7 @@ class AttentionSpec(HeadSpec):
 # tiles apart the assembler sees that descriptors are uniform: a round has 441 instructions, none from vector to uniform
 # registers; it had 604, 74 of these.
 
-class Mapping(NamedTuple):
+class AttentionMapping(NamedTuple):
     """The fields of `AttentionSpec` that say how a head is computed, not what."""
 
     consumers: int
@@ -264,24 +264,26 @@ class Mapping(NamedTuple):
     stages: int
     q_stages: int
     turns: bool
-    store: OutStore                    # of O; what TMA cannot carry leaves in pairs
+    store: AttentionStore                    # of O; what TMA cannot carry leaves in pairs
     joins_tiles: bool                  # a tile's last product and the next one's first S: it wants two stages of Q
     skips: bool = False                # consumers skip a tile's first block of keys where it shows their rows nothing
 
 
 #: By head size, the fastest first.
 MAPPINGS = {
-    32: (Mapping(3, 128, 4, 2, True, TmaOut(), True), Mapping(2, 128, 4, 2, True, TmaOut(), True)),
-    64: (Mapping(3, 128, 4, 2, True, TmaOut(), True), Mapping(2, 128, 4, 2, True, TmaOut(), True)),
-    96: (Mapping(2, 128, 3, 2, False, TmaOut(), True),),
-    128: (Mapping(2, 128, 2, 2, False, TmaOut(), True),),
-    192: (Mapping(2, 96, 2, 1, False, QuadOut(), False, True),),
-    256: (Mapping(2, 80, 2, 1, False, QuadOut(), False),),
+    32: (AttentionMapping(3, 128, 4, 2, True, AttentionTmaStore(), True),
+         AttentionMapping(2, 128, 4, 2, True, AttentionTmaStore(), True)),
+    64: (AttentionMapping(3, 128, 4, 2, True, AttentionTmaStore(), True),
+         AttentionMapping(2, 128, 4, 2, True, AttentionTmaStore(), True)),
+    96: (AttentionMapping(2, 128, 3, 2, False, AttentionTmaStore(), True),),
+    128: (AttentionMapping(2, 128, 2, 2, False, AttentionTmaStore(), True),),
+    192: (AttentionMapping(2, 96, 2, 1, False, QuadOut(), False, True),),
+    256: (AttentionMapping(2, 80, 2, 1, False, QuadOut(), False),),
 }
 HEADS = tuple(MAPPINGS)
 
 
-def mappings(head_dim: int, score: Score, emulated: tuple[int, int] | None = None) -> list[Mapping]:
+def mappings(head_dim: int, score: Score, emulated: tuple[int, int] | None = None) -> list[AttentionMapping]:
     """Those of a head size, the fastest first. ``emulated``: queries and keys of the longest sequence, where the emulator
     computes it, of which no more than these is then taken.
 
@@ -301,7 +303,7 @@ def few_keys(most: int, keys: int) -> int:
     return max(32, min(most, -(-keys // 32) * 32))
 
 
-def why_not(mapping: Mapping, score: Score, is_packed: bool) -> str | None:
+def why_not(mapping: AttentionMapping, score: Score, is_packed: bool) -> str | None:
     """Why a mapping is none for a score, or for packed sequences: a function of the user's, or the sequences' sizes, take
     registers that three consumers do not have. A light score needs few (ALiBi, 4 x 16 x 4096 x 64: 760 us with three, 874
     with two)."""

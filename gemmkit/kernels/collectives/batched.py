@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from gemmkit.components import Array, Component, Scalar
-from gemmkit.kernels.collectives.operand import Arrays
-from gemmkit.kernels.collectives.scheduler import Cluster, Order, Reduction, Stack, Steps, TileScheduler, Work
+from gemmkit.kernels.collectives.operand import OperandArrays
+from gemmkit.kernels.collectives.scheduler import Cluster, Order, Reduction, Stack, StackSteps, TileScheduler, Work
 from gemmkit.lang.component_products import of_product, with_number
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.memory import FIRST, K, M, N, entry_of, member_of, number_of
@@ -109,12 +109,12 @@ class Batched(ManyProducts):
     shift: Scalar
 
     @classmethod
-    def of(cls, one: TileScheduler, arrays: Arrays) -> Batched:
+    def of(cls, one: TileScheduler, arrays: OperandArrays) -> Batched:
         tiles, products = math.prod(one.grid(arrays.M, arrays.N)), arrays.products or 0
         if tiles * products * one.cluster.size * one.reduction.blocks_of_a_tile >= LIMIT:
             raise ValueError(f"a and b are {products} products of {tiles} tiles each; a launch has less than {LIMIT}")
         infos = arrays.a, arrays.b, arrays.c, arrays.out
-        stack = Stack(*(Steps.of(() if info is None else info.steps) for info in infos))
+        stack = Stack(*(StackSteps.of(() if info is None else info.steps) for info in infos))
         return cls(one, stack, products, tiles, *divisor_reciprocal(max(1, tiles)))
 
     def count(self, shape: Any) -> int:
@@ -162,7 +162,7 @@ class Member(Component):
 
 
 @dataclass(frozen=True)
-class Group(Component):
+class MatrixGroup(Component):
     """The matrices of A, B, C and D that belong to each product."""
 
     a: Member
@@ -184,10 +184,10 @@ class GroupShape(Component):
 
 
 @dataclass(frozen=True)
-class Grouped(ManyProducts):
+class GroupScheduler(ManyProducts):
     """The tiles of all products of a group, each product's as ``one`` hands them out."""
 
-    stack: Group
+    stack: MatrixGroup
     sizes: Array
     products: Array
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from gemmkit.components import Component, Scalar
 from gemmkit.kernels.collectives.operand import column_of, delivered, inside, row_of
-from gemmkit.kernels.collectives.scheduler import Place
+from gemmkit.kernels.collectives.scheduler import TileCoord
 from gemmkit.lang.aggregates import convert, convert_all
 from gemmkit.lang.checks import numbers
 from gemmkit.lang.component_products import of_product
@@ -32,7 +32,7 @@ ELEMENT = Tile(M=1, N=1)
 butterfly = SHUFFLE["bfly"]
 
 
-class At(NamedTuple):
+class LaneCoord(NamedTuple):
     """Where a thread's values lie: its tile's place in D, D's sizes, and whether the thread holds any."""
 
     place: Any
@@ -109,39 +109,39 @@ class Lanes(Component):
         return translate(self.piece, part % self.down * self.height + self.lane_m() * self.piece.size.M,
                          udiv(part, self.down) * self.width + self.lane_n() * self.piece.size.N)
 
-    def finish(self, epilogue: Any, values: tuple, at: At) -> tuple:
+    def finish(self, epilogue: Any, values: tuple, at: LaneCoord) -> tuple:
         """Values out of range are not finished: 0 stands in their place."""
         if inside(at.place, at.shape.M, at.shape.N):
             return numbers(epilogue, "finish", epilogue.finish(values, at.place, at.shape), values)
         return apply(finish_in_range, values, epilogue, at)
 
-    def reduce_rows(self, reduction: Any, values: tuple, at: At) -> None:
+    def reduce_rows(self, reduction: Any, values: tuple, at: LaneCoord) -> None:
         each(reduce_row, generate(self.piece.size.M, number_of), self, reduction, values, at)
 
-    def row_states(self, reduction: Any, values: tuple, at: At) -> tuple:
+    def row_states(self, reduction: Any, values: tuple, at: LaneCoord) -> tuple:
         """The state of each row of which a lane has values: of all that the warp's part has of the row, in each lane."""
         return generate(self.piece.size.M, row_state, self, reduction, values, at)
 
-    def keep_rows(self, reduction: Any, states: tuple, at: At) -> None:
+    def keep_rows(self, reduction: Any, states: tuple, at: LaneCoord) -> None:
         each(keep_row, states, self, reduction, at)
 
     def row(self, n: int) -> int:
         """Which of a lane's rows has its n-th value."""
         return n % self.piece.size.M
 
-    def row_at(self, n: int, at: At) -> int:
+    def row_at(self, n: int, at: LaneCoord) -> int:
         """The n-th value's row in D; beyond D's edge the last one."""
         return min(row_of(at.place, n), at.shape.M - 1)
 
-    def column(self, n: int, at: At) -> int:
+    def column(self, n: int, at: LaneCoord) -> int:
         """The n-th value's column in D; beyond D's edge the last one."""
         return min(column_of(at.place, n), at.shape.N - 1)
 
-    def held_columns(self, at: At) -> int:
+    def held_columns(self, at: LaneCoord) -> int:
         """How many columns of D the warp's part has."""
         return min(self.width, at.shape.N - udiv(at.place.index[1], self.width) * self.width)
 
-    def reduce_columns(self, reduction: Any, values: tuple, at: At) -> None:
+    def reduce_columns(self, reduction: Any, values: tuple, at: LaneCoord) -> None:
         each(reduce_column, generate(self.piece.size.N, number_of), self, reduction, values, at)
 
 
@@ -149,34 +149,34 @@ def number_of(n: int) -> int:
     return n
 
 
-def finish_in_range(x: Any, n: int, epilogue: Any, at: At) -> Any:
+def finish_in_range(x: Any, n: int, epilogue: Any, at: LaneCoord) -> Any:
     i, j = row_of(at.place, n), column_of(at.place, n)
     if i < at.shape.M and j < at.shape.N:
         return numbers(epilogue, "finish", epilogue.finish((x,), translate(ELEMENT, i, j), at.shape), (x,))[0]
     return 0
 
 
-def reduce_row(_: int, r: int, lanes: Any, reduction: Any, values: tuple, at: At) -> None:
+def reduce_row(_: int, r: int, lanes: Any, reduction: Any, values: tuple, at: LaneCoord) -> None:
     keep_row(row_state(r, lanes, reduction, values, at), r, lanes, reduction, at)
 
 
-def row_state(r: int, lanes: Any, reduction: Any, values: tuple, at: At) -> Any:
+def row_state(r: int, lanes: Any, reduction: Any, values: tuple, at: LaneCoord) -> Any:
     """A row of the warp's part: a lane's own values, then those of its lanes. All of these have the state."""
     state = fold(lanes.piece.size.N, with_column, reduction.nothing(), r, lanes, reduction, values, at)
     return fold(lanes.steps_n, exchanged, state, lanes.first_n, reduction)
 
 
-def keep_row(state: Any, r: int, lanes: Any, reduction: Any, at: At) -> None:
+def keep_row(state: Any, r: int, lanes: Any, reduction: Any, at: LaneCoord) -> None:
     i, j = at.place.index[0] + r, at.place.index[1]
     if at.holds and lanes.lane_n() == 0 and i < at.shape.M and j < at.shape.N:
         reduction.keep(state, i, udiv(j, lanes.width), at.shape)
 
 
-def with_column(state: Any, c: int, r: int, lanes: Any, reduction: Any, values: tuple, at: At) -> Any:
+def with_column(state: Any, c: int, r: int, lanes: Any, reduction: Any, values: tuple, at: LaneCoord) -> Any:
     return combined(state, values[c * lanes.piece.size.M + r], reduction, at, at.place.index[0] + r, at.place.index[1] + c)
 
 
-def reduce_column(_: int, c: int, lanes: Any, reduction: Any, values: tuple, at: At) -> None:
+def reduce_column(_: int, c: int, lanes: Any, reduction: Any, values: tuple, at: LaneCoord) -> None:
     state = fold(lanes.piece.size.M, with_row, reduction.nothing(), c, lanes, reduction, values, at)
     state = fold(lanes.steps_m, exchanged, state, lanes.first_m, reduction)
     i, j = at.place.index[0], at.place.index[1] + c
@@ -184,7 +184,7 @@ def reduce_column(_: int, c: int, lanes: Any, reduction: Any, values: tuple, at:
         reduction.keep(state, j, udiv(i, lanes.height), at.shape)
 
 
-def with_row(state: Any, r: int, c: int, lanes: Any, reduction: Any, values: tuple, at: At) -> Any:
+def with_row(state: Any, r: int, c: int, lanes: Any, reduction: Any, values: tuple, at: LaneCoord) -> Any:
     return combined(state, values[c * lanes.piece.size.M + r], reduction, at, at.place.index[0] + r, at.place.index[1] + c)
 
 
@@ -218,7 +218,7 @@ def of_other_lane(reduction: Any, x: Any, distance: int) -> Any:
 
 # -- where D's tile is in shared memory ---------------------------------------------------------------------------------
 
-def store_together(epilogue: Any, spec: Any, d: Any, pointer: Any, block: Place, warp: int, shape: Any) -> None:
+def store_together(epilogue: Any, spec: Any, d: Any, pointer: Any, block: TileCoord, warp: int, shape: Any) -> None:
     """Step 6 of `singlestage` for an epilogue that finishes blocks: a warp takes its parts of D's tile in turn."""
     lanes = spec.lanes
     for part in range(warp, lanes.parts, spec.warps):
@@ -226,7 +226,7 @@ def store_together(epilogue: Any, spec: Any, d: Any, pointer: Any, block: Place,
         holds = lane_index() < lanes.m * lanes.n
         place = translate(tile, block.i if holds else block.rows, block.j)
         values = epilogue.values_at(spec, pointer, tile, place, shape)
-        store_masked(epilogue.finish_block(values, lanes, At(place, shape, holds)), 0, spec, d, place, shape)
+        store_masked(epilogue.finish_block(values, lanes, LaneCoord(place, shape, holds)), 0, spec, d, place, shape)
 
 
 def store_masked(values: tuple, _: int, spec: Any, d: Any, place: Any, shape: Any) -> None:
@@ -302,7 +302,7 @@ class Rescaler(Component):
     blocks: Scalar
 
 
-class Row(NamedTuple):
+class ProductRow(NamedTuple):
     """A row of a product's D: the matrix, the row's number, the epilogue that finishes it, the state of all its parts
     together, and the product's sizes."""
 
@@ -336,12 +336,12 @@ def rescale_row(how: Any, own: Any, d: Any, row: int, begin: int, sizes: Any) ->
     # 3. Beyond the row a lane's first piece stands for the next ones, which are not stored.
     first = begin + lane_index() * how.vector
     if first < sizes.N:
-        this = Row(d, row, own, whole, sizes)
+        this = ProductRow(d, row, own, whole, sizes)
         each(store_piece, generate(PIECES, load_piece, how, this, first), how, this, first)
 
 
 def rescale_columns(own: Any, d: Any, row: int, begin: int, sizes: Any) -> None:
-    this = Row(d, row, own, combined_states(own, row, 0, 1, sizes), sizes)
+    this = ProductRow(d, row, own, combined_states(own, row, 0, 1, sizes), sizes)
     end = min(begin + STEP, sizes.N)
     j = begin
     while j < end:
@@ -358,27 +358,27 @@ def combined_states(own: Any, row: int, first: int, step: int, sizes: Any) -> An
     return state
 
 
-def load_piece(p: int, how: Any, row: Row, first: int) -> tuple:
+def load_piece(p: int, how: Any, row: ProductRow, first: int) -> tuple:
     j = first + p * WARP * how.vector
     return load_global(row.d, 1, (row.number, j if j < row.sizes.N else first), (0, 0), how.vector)
 
 
-def store_piece(values: tuple, p: int, how: Any, row: Row, first: int) -> None:
+def store_piece(values: tuple, p: int, how: Any, row: ProductRow, first: int) -> None:
     j = first + p * WARP * how.vector
     if j < row.sizes.N:
         store_global(row.d, 1, (row.number, j), (0, 0), rescaled(values, row, j))
 
 
-def load_element(p: int, row: Row, j: int, end: int) -> tuple:
+def load_element(p: int, row: ProductRow, j: int, end: int) -> tuple:
     return load_global(row.d, 0, (row.number, j + p if j + p < end else j), (0, 0), 1)
 
 
-def store_element(values: tuple, p: int, row: Row, j: int, end: int) -> None:
+def store_element(values: tuple, p: int, row: ProductRow, j: int, end: int) -> None:
     if j + p < end:
         store_global(row.d, 0, (row.number, j + p), (0, 0), rescaled(values, row, j + p))
 
 
-def rescaled(values: tuple, row: Row, j: int) -> tuple:
+def rescaled(values: tuple, row: ProductRow, j: int) -> tuple:
     """Neighbours of one part of a row, from column ``j`` on."""
     own, whole, sizes = row.own, row.whole, row.sizes
     part = own.kept.kept(row.number, udiv(j, own.kept.width), sizes)
@@ -511,10 +511,10 @@ class Watch(Component):
         """From a block's k-tile to its next."""
         return udiv(shape.N + spec.block.size.N - 1, spec.block.size.N)
 
-    def add(self, state: Any, spec: Any, pointer: Any, base: int, thread: int, a: Place) -> Any:
+    def add(self, state: Any, spec: Any, pointer: Any, base: int, thread: int, a: TileCoord) -> Any:
         """A state with a thread's elements of the k-tile at ``pointer``, whose row ``base`` begins at ``a`` in A."""
         row, column = thread % self.rows, udiv(thread, self.rows) % self.parts * self.columns
-        first = Place(min(a.i + row, a.rows - 1), a.j + column, a.rows, a.columns)
+        first = TileCoord(min(a.i + row, a.rows - 1), a.j + column, a.rows, a.columns)
         return fold(self.pieces, with_piece, state, spec, pointer, base + row, column, first)
 
     def keep(self, state: Any, spec: Any, thread: int, m: int, n: int, shape: Any) -> None:
@@ -523,14 +523,14 @@ class Watch(Component):
             spec.a.observer.keep(state, row, udiv(n, spec.block.size.N) * self.parts + part, shape)
 
 
-def with_piece(state: Any, p: int, spec: Any, pointer: Any, row: int, column: int, a: Place) -> Any:
+def with_piece(state: Any, p: int, spec: Any, pointer: Any, row: int, column: int, a: TileCoord) -> Any:
     """The same with a thread's ``p``-th piece of its row; the first one is at ``row``, ``column``, and at ``a`` in A."""
     tile = translate(spec.watch.piece, row, column + p * spec.watch.vector)
     values = spec.a.shared.load_shared(pointer, tile, spec.a.shared.leading(spec.a.tile.size))
     return fold(spec.watch.vector, with_element, state, values, spec.a.observer, a, a.j + p * spec.watch.vector)
 
 
-def with_element(state: Any, n: int, values: tuple, observer: Any, a: Place, k: int) -> Any:
+def with_element(state: Any, n: int, values: tuple, observer: Any, a: TileCoord, k: int) -> Any:
     if k + n < a.columns:
         return observer.combine(state, observer.state_of(values[n], a.i, k + n))
     return state

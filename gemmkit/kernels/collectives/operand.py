@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from gemmkit.components import Component
-from gemmkit.kernels.collectives.scheduler import KTile, Place, Slot
+from gemmkit.kernels.collectives.scheduler import KTile, Slot, TileCoord
 from gemmkit.lang.aggregates import convert, convert_all, fill
 from gemmkit.lang.checks import all_converted, converted, convertible, counted, numbers
 from gemmkit.lang.components import dataclass
@@ -240,11 +240,11 @@ class Operand(Component):
         """The leading dimension of the block's tile in shared memory."""
         return self.shared.leading(self.tile.size)
 
-    def place(self, m: int, n: int, k: int, shape: Any) -> Place:
+    def place(self, m: int, n: int, k: int, shape: Any) -> TileCoord:
         """Where the block's tile begins in A or B, and where the matrix ends."""
         if self.k_axis == 1:
-            return Place(m, k, shape.M, shape.K)
-        return Place(k, n, shape.K, shape.N)
+            return TileCoord(m, k, shape.M, shape.K)
+        return TileCoord(k, n, shape.K, shape.N)
 
     def distance(self, data: Any, n: int, axis: int) -> int:
         """What row ``n`` (axis 0) or column ``n`` (axis 1) adds to an element's place, in bytes, where that is their sum."""
@@ -367,7 +367,7 @@ def delivered(spec: Any, values: tuple) -> tuple:
 # -- fragments --------------------------------------------------------------------------------------------------------
 
 def transform_fragment(operator: Any, transform: Any, fragment_map: Any, dtype: Any, fragment: tuple, tile: Any,
-                       place: Place) -> tuple:
+                       place: TileCoord) -> tuple:
     """A transform of a fragment's elements, as ``dtype``; ``tile`` is where the fragment lies in its matrix.
 
     An element beyond the matrix's end (``place``) is transformed as if it were the nearest one inside: a function that
@@ -379,7 +379,8 @@ def transform_fragment(operator: Any, transform: Any, fragment_map: Any, dtype: 
     return all_converted(transform, "__call__", changed, dtype)
 
 
-def transform_registers(operator: Any, transform: Any, fragment_map: Any, fragment: tuple, tile: Any, place: Place) -> tuple:
+def transform_registers(operator: Any, transform: Any, fragment_map: Any, fragment: tuple, tile: Any,
+                        place: TileCoord) -> tuple:
     """The same in the type that the transform gives."""
     if transform.is_identity:
         return fragment
@@ -388,7 +389,7 @@ def transform_registers(operator: Any, transform: Any, fragment_map: Any, fragme
     return apply(changed_opaque_element, fragment, transform)
 
 
-def changed_element(x: Any, n: int, transform: Any, fragment_map: Any, tile: Any, place: Place) -> Any:
+def changed_element(x: Any, n: int, transform: Any, fragment_map: Any, tile: Any, place: TileCoord) -> Any:
     lane = lane_index()
     i = tile.index[0] + fragment_coordinate(fragment_map, lane, n, 0)
     j = tile.index[1] + fragment_coordinate(fragment_map, lane, n, 1)
@@ -400,7 +401,7 @@ def changed_opaque_element(x: Any, n: int, transform: Any) -> Any:
 
 
 def transform_input(operand: Any, operator: Any, fragment_map: Any, dtype: Any, fragment: tuple, tile: Any,
-                    place: Place) -> tuple:
+                    place: TileCoord) -> tuple:
     """The shared-to-registers transform of A or B. Beyond K's end the identity stays."""
     changed = transform_fragment(operator, operand.to_registers, fragment_map, dtype, fragment, tile, place)
     if operator.is_mapped and not operand.to_registers.is_identity:
@@ -408,7 +409,7 @@ def transform_input(operand: Any, operator: Any, fragment_map: Any, dtype: Any, 
     return changed
 
 
-def masked_element(x: Any, n: int, operand: Any, fragment_map: Any, tile: Any, place: Place, nothing: Any) -> Any:
+def masked_element(x: Any, n: int, operand: Any, fragment_map: Any, tile: Any, place: TileCoord, nothing: Any) -> Any:
     end = place.columns if operand.k_axis == 1 else place.rows
     if tile.index[operand.k_axis] + fragment_coordinate(fragment_map, lane_index(), n, operand.k_axis) < end:
         return x
@@ -422,7 +423,7 @@ def masked_element(x: Any, n: int, operand: Any, fragment_map: Any, tile: Any, p
 # Masking is done here, once, for all layouts: an element out of range is never asked for, and stands as the operator's
 # identity wherever the product would meet it.
 
-def copy_to_shared(operand: Any, data: Any, pointer: Any, place: Place, nothing: Any, warp: int, shape: Any) -> None:
+def copy_to_shared(operand: Any, data: Any, pointer: Any, place: TileCoord, nothing: Any, warp: int, shape: Any) -> None:
     """Copy the block's tile of an operand, which begins at ``place``, from global to shared memory.
 
     Where a thread's registers hold all its tiles, all loads go out before the first store waits for one.
@@ -433,7 +434,7 @@ def copy_to_shared(operand: Any, data: Any, pointer: Any, place: Place, nothing:
         copy_in_turn(operand, data, pointer, place, nothing, warp, shape)
 
 
-def copy_in_turn(operand: Any, data: Any, pointer: Any, place: Place, nothing: Any, warp: int, shape: Any) -> None:
+def copy_in_turn(operand: Any, data: Any, pointer: Any, place: TileCoord, nothing: Any, warp: int, shape: Any) -> None:
     """Tile by tile."""
     warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)
     for i in range(len(warp_tiles)):
@@ -442,7 +443,7 @@ def copy_in_turn(operand: Any, data: Any, pointer: Any, place: Place, nothing: A
             put_moved(operand, pointer, thread_tiles[j], read_moved(operand, data, thread_tiles[j], place, nothing, shape))
 
 
-def copy_together(operand: Any, data: Any, pointer: Any, place: Place, nothing: Any, warp: int, shape: Any) -> None:
+def copy_together(operand: Any, data: Any, pointer: Any, place: TileCoord, nothing: Any, warp: int, shape: Any) -> None:
     """All loads, then all stores."""
     held = registers(operand.held, operand.moves)
     warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)
@@ -456,7 +457,7 @@ def copy_together(operand: Any, data: Any, pointer: Any, place: Place, nothing: 
             put_moved(operand, pointer, thread_tiles[j], held[i * len(thread_tiles) + j])
 
 
-def read_moved(operand: Any, data: Any, tile: Any, place: Place, nothing: Any, shape: Any) -> tuple:
+def read_moved(operand: Any, data: Any, tile: Any, place: TileCoord, nothing: Any, shape: Any) -> tuple:
     """A thread's tile on its way to shared memory: in words where nothing happens to it, or in elements."""
     if operand.passes_words:
         return read_words(operand, data, translate(tile, place.i, place.j), place, nothing, shape)
@@ -480,7 +481,7 @@ def put_elements(operand: Any, pointer: Any, tile: Any, values: tuple) -> None:
 
 # -- reading an operand -----------------------------------------------------------------------------------------------
 
-def read_words(operand: Any, data: Any, tile: Any, place: Place, nothing: Any, shape: Any) -> tuple:
+def read_words(operand: Any, data: Any, tile: Any, place: TileCoord, nothing: Any, shape: Any) -> tuple:
     """A thread's tile in 32-bit words: for the same type and order on both sides, and no transform between.
 
     ``tile`` is where it lies in the matrix, which ends as ``place`` says.
@@ -498,7 +499,7 @@ def read_line(operand: Any, data: Any, tile: Any) -> tuple:
     return load_words(data, operand.layout.axis, tile.base, tile.offset, tile.count)
 
 
-def read_clipped(operand: Any, data: Any, tile: Any, place: Place) -> tuple:
+def read_clipped(operand: Any, data: Any, tile: Any, place: TileCoord) -> tuple:
     """A line, and zeros behind the matrix's end: in any thread by the same instructions."""
     rows, columns = place.rows - tile.index[0], place.columns - tile.index[1]
     along, across = (columns, rows) if operand.layout.axis == 1 else (rows, columns)
@@ -509,7 +510,7 @@ def read_packed(operand: Any, data: Any, tile: Any, shape: Any) -> tuple:
     return operand.layout.load_packed(data, tile, shape)
 
 
-def read_tile(operand: Any, data: Any, tile: Any, place: Place, nothing: Any, shape: Any) -> tuple:
+def read_tile(operand: Any, data: Any, tile: Any, place: TileCoord, nothing: Any, shape: Any) -> tuple:
     """A thread's tile of an operand, transformed, in the shared layout's dtype; ``nothing`` where it is out of range."""
     if inside(tile, place.rows, place.columns):
         return read_inside(operand, data, tile, shape)
@@ -527,14 +528,14 @@ def read_inside(operand: Any, data: Any, tile: Any, shape: Any) -> tuple:
     return transform_into(operand, values, tile)
 
 
-def read_outside(operand: Any, data: Any, tile: Any, place: Place, nothing: Any, shape: Any) -> tuple:
+def read_outside(operand: Any, data: Any, tile: Any, place: TileCoord, nothing: Any, shape: Any) -> tuple:
     """A tile that is not wholly in range: all of it is out where no tile straddles an edge."""
     if operand.whole:
         return fill(operand.shared.dtype, tile.count, nothing)
     return generate(tile.count, read_edge_element, operand, data, tile, place, nothing, shape)
 
 
-def read_edge_element(n: int, operand: Any, data: Any, tile: Any, place: Place, nothing: Any, shape: Any) -> Any:
+def read_edge_element(n: int, operand: Any, data: Any, tile: Any, place: TileCoord, nothing: Any, shape: Any) -> Any:
     i, j = row_of(tile, n), column_of(tile, n)
     if i < place.rows and j < place.columns:
         return transform_element_into(operand, element_of(operand.layout, data, i, j, shape), i, j)
@@ -671,7 +672,7 @@ def _first_difference(c: FragmentMap, a: FragmentMap, columns: int) -> tuple[int
 # The arrays of a problem, its sizes and its GPU: what a specialisation may depend on beside the configuration.
 
 @dataclasses.dataclass(frozen=True)
-class Arrays:
+class OperandArrays:
     """A, B, C and D of a problem of M x N x K; None stands for an array that suits TMA."""
 
     a: ArrayInfo | None
@@ -718,7 +719,7 @@ def clipped(operand: Operand, info: ArrayInfo | None, nothing: Any) -> Operand:
     return dataclasses.replace(operand, clipped=True)
 
 
-def clipped_inputs(config: Config, a: Operand, b: Operand, arrays: Arrays) -> tuple[Operand, Operand]:
+def clipped_inputs(config: Config, a: Operand, b: Operand, arrays: OperandArrays) -> tuple[Operand, Operand]:
     """A and B of a kernel whose multiplying threads load them, where that leaves them enough registers."""
     found = clipped(a, arrays.a, config.operator.identity), clipped(b, arrays.b, config.operator.identity)
     marked = [operand for operand in found if operand.clipped]

@@ -54,7 +54,7 @@ class KTile(NamedTuple):
     shape: Any
 
 
-class Place(NamedTuple):
+class TileCoord(NamedTuple):
     """Where a tile of a matrix begins (row ``i``, column ``j``), and where the matrix ends."""
 
     i: Any
@@ -285,7 +285,7 @@ def at_once(size: int, sm_count: int) -> int:
 # merged on the host (`gemmkit.plans.problem`), so that most have one, and the count itself is the coordinate.
 
 @dataclass(frozen=True)
-class Steps(Component):
+class StackSteps(Component):
     """The dimensions of an operand's stack: the fastest, and the ``rest``, slower ones.
 
     Where the fastest is the only one it needs no ``extent`` (with the ``multiplier`` and ``shift`` that divide by it).
@@ -299,11 +299,11 @@ class Steps(Component):
     rest: Any = None
 
     @classmethod
-    def of(cls, steps: Sequence[tuple[int, int]]) -> Steps:
+    def of(cls, steps: Sequence[tuple[int, int]]) -> StackSteps:
         """Of (extent, stride) of each dimension, the slowest first; none is an operand that all products share.
 
-        >>> Steps.of(((5, 48),)).coordinates(3), Steps.of(((5, 48), (7, 0))).coordinates(8), Steps.of(()).coordinates(3)
-        ((3,), (1,), ())
+        >>> [StackSteps.of(steps).coordinates(8) for steps in ([(5, 48)], [(5, 48), (7, 0)], [])]
+        [(8,), (1,), ()]
         """
         if not steps:
             return cls(True)
@@ -338,10 +338,10 @@ class Steps(Component):
 class Stack(Component):
     """The matrices of A, B, C and D that belong to each product."""
 
-    a: Steps = Steps(True)
-    b: Steps = Steps(True)
-    c: Steps = Steps(True)
-    d: Steps = Steps(True)
+    a: StackSteps = StackSteps(True)
+    b: StackSteps = StackSteps(True)
+    c: StackSteps = StackSteps(True)
+    d: StackSteps = StackSteps(True)
 
 
 ALONE = Stack()                        # one product: its operands are the matrices themselves

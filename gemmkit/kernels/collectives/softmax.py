@@ -41,7 +41,7 @@ LOG2E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
-class Sizes(Component):
+class AttentionSizes(Component):
     """The run-time part: queries and keys of a head (of no single sequence, where sequences are packed); the scale of
     scores, and what takes unscaled scores to powers of 2; by how many heads of Q one of K and one of V is shared, and
     whether they have a batch of their own (1) or one for all (0); the first row of K and V."""
@@ -57,7 +57,7 @@ class Sizes(Component):
     first_key: Scalar
 
 
-class Tile(NamedTuple):
+class HeadTile(NamedTuple):
     """A block's rows of Q: the first one (-1: there is no tile), whose head and batch, how many queries and keys these have,
     and in which row of the arrays they begin."""
 
@@ -70,7 +70,7 @@ class Tile(NamedTuple):
     first_key: Any
 
 
-class Blocks(NamedTuple):
+class KeyBlocks(NamedTuple):
     """Blocks of keys that a tile visits, from the last down to the first, and those among them in which nothing is
     tested."""
 
@@ -80,10 +80,10 @@ class Blocks(NamedTuple):
     free_last: Any
 
 
-class Place(NamedTuple):
+class ScoreCoord(NamedTuple):
     """Where a thread's first value of S stands: its tile, its row of the tile's head, its key, and the block of keys."""
 
-    tile: Tile
+    tile: HeadTile
     row: Any
     column: Any
     block: Any
@@ -105,14 +105,14 @@ class Stats(NamedTuple):
     lower_sum: Any
 
 
-class Sums(NamedTuple):
+class WeightedSums(NamedTuple):
     """Of a thread's two rows: the sums of weighted values, and the stats that these are relative to."""
 
     o: Any
     stats: Stats
 
 
-class State(NamedTuple):
+class AttentionState(NamedTuple):
     """What a consumer carries from round to round: O and stats of the blocks of keys so far, the weights P of the last of
     these blocks, which are not in O yet, and the slot that it is in."""
 
@@ -122,7 +122,7 @@ class State(NamedTuple):
     slot: Any
 
 
-class Outputs(NamedTuple):
+class AttentionOutputs(NamedTuple):
     """The result and the logarithms of the sums, in global memory."""
 
     out: Any
@@ -235,12 +235,12 @@ def scaled(x: Any, i: int, upper: Any, lower: Any) -> Any:
 class Free(Component):
     """A block in which nothing is tested."""
 
-    def scores(self, s: tuple, spec: Any, sizes: Any, place: Place) -> tuple:
+    def scores(self, s: tuple, spec: Any, sizes: Any, place: ScoreCoord) -> tuple:
         if spec.has_score:
             return apply(score, s, self, spec, sizes, place)
         return s
 
-    def key(self, n: int, tile: Tile) -> int:
+    def key(self, n: int, tile: HeadTile) -> int:
         return n
 
 
@@ -248,19 +248,19 @@ class Free(Component):
 class Tested(Component):
     """A block with keys that some queries may not see."""
 
-    def scores(self, s: tuple, spec: Any, sizes: Any, place: Place) -> tuple:
+    def scores(self, s: tuple, spec: Any, sizes: Any, place: ScoreCoord) -> tuple:
         if spec.has_score:
             s = apply(score, s, self, spec, sizes, place)
         return apply(seen, s, spec, place, limits_of(spec, place, 0), limits_of(spec, place, 2))
 
-    def key(self, n: int, tile: Tile) -> int:
+    def key(self, n: int, tile: HeadTile) -> int:
         return max(min(n, tile.keys - 1), 0)
 
 
 FREE, TESTED = Free(), Tested()
 
 
-def limits_of(spec: Any, place: Place, i: int) -> Limits:
+def limits_of(spec: Any, place: ScoreCoord, i: int) -> Limits:
     """The keys that a row sees, counted from the thread's first one: asked once a row, since a mask may load them."""
     tile, row = place.tile, row_of(i, place)
     shift = tile.keys - tile.queries
@@ -272,11 +272,11 @@ def limits_of(spec: Any, place: Place, i: int) -> Limits:
     return Limits(first, end - place.column)
 
 
-def row_of(i: int, place: Place) -> int:
+def row_of(i: int, place: ScoreCoord) -> int:
     return min(place.row + i // 2 % 2 * 8, place.tile.queries - 1)
 
 
-def column_of(i: int, place: Place) -> int:
+def column_of(i: int, place: ScoreCoord) -> int:
     return place.column + column_at(i)
 
 
@@ -284,7 +284,7 @@ def column_at(i: int) -> int:
     return i // 4 * 8 + i % 2
 
 
-def score(x: Any, i: int, kind: Any, spec: Any, sizes: Any, place: Place) -> Any:
+def score(x: Any, i: int, kind: Any, spec: Any, sizes: Any, place: ScoreCoord) -> Any:
     tile, s = place.tile, x * sizes.scale
     if spec.score.real_places:
         m = convert(F32, place.row) + convert(F32, i // 2 % 2 * 8)
@@ -294,7 +294,7 @@ def score(x: Any, i: int, kind: Any, spec: Any, sizes: Any, place: Place) -> Any
     return converted(spec.score, "__call__", spec.score.at(s, m, n, tile.head, tile.batch), F32)
 
 
-def seen(x: Any, i: int, spec: Any, place: Place, upper: Limits, lower: Limits) -> Any:
+def seen(x: Any, i: int, spec: Any, place: ScoreCoord, upper: Limits, lower: Limits) -> Any:
     limits = upper if i // 2 % 2 == 0 else lower
     within = column_at(i) < limits.end
     if spec.mask.has_first:
@@ -315,37 +315,37 @@ def seen(x: Any, i: int, spec: Any, place: Place, upper: Limits, lower: Limits) 
 ROWS = 64                              # of a consumer
 
 
-def tile_at(spec: Any, sizes: Any, order: Any, turn: int) -> Tile:
+def tile_at(spec: Any, sizes: Any, order: Any, turn: int) -> HeadTile:
     """The block's ``turn``-th tile; of the one behind the last m is -1."""
     row = turn * grid_x() + block_x()
     m, head, batch = number_of(order, row, 0), number_of(order, row, 1), number_of(order, row, 2)
     if spec.packed:
-        return Tile(m, head, batch, number_of(order, row, 3), number_of(order, row, 4), number_of(order, row, 5),
+        return HeadTile(m, head, batch, number_of(order, row, 3), number_of(order, row, 4), number_of(order, row, 5),
                     number_of(order, row, 6))
-    return Tile(m, head, batch, sizes.queries, sizes.keys, 0, sizes.first_key)
+    return HeadTile(m, head, batch, sizes.queries, sizes.keys, 0, sizes.first_key)
 
 
-def slice_of(spec: Any, tile: Tile) -> int:
+def slice_of(spec: Any, tile: HeadTile) -> int:
     """Where the tile's arrays are along the batch: packed sequences have one, and ``tile.batch`` is the sequence."""
     return 0 if spec.packed else tile.batch
 
 
-def key_blocks(spec: Any, tile: Tile) -> Blocks:
+def key_blocks(spec: Any, tile: HeadTile) -> KeyBlocks:
     """The blocks of keys of a tile: one at least, of which the mask then shows nothing."""
     return blocks_of_rows(spec, tile, tile.m, min(tile.m + spec.block_m, tile.queries))
 
 
-def consumer_blocks(spec: Any, tile: Tile, group: int) -> Blocks:
+def consumer_blocks(spec: Any, tile: HeadTile, group: int) -> KeyBlocks:
     """Those of a consumer's rows of the tile, from the tile's last or the one before down to the tile's first: the last one
     may show nothing to the upper rows (causal masks, as long as a block has 64 keys or more)."""
     blocks = key_blocks(spec, tile)
     begin = min(tile.m + group * ROWS, tile.queries - 1)
     own = blocks_of_rows(spec, tile, begin, min(begin + ROWS, tile.queries))
     last = max(own.last, max(blocks.last - 1, blocks.first + 1))
-    return Blocks(blocks.first, last, own.free_first if spec.tests_below else blocks.free_first, own.free_last)
+    return KeyBlocks(blocks.first, last, own.free_first if spec.tests_below else blocks.free_first, own.free_last)
 
 
-def blocks_of_rows(spec: Any, tile: Tile, begin: int, end: int) -> Blocks:
+def blocks_of_rows(spec: Any, tile: HeadTile, begin: int, end: int) -> KeyBlocks:
     """Those that rows ``begin`` to ``end`` of a tile's head visit."""
     keys, shift = tile.keys, tile.keys - tile.queries
     first, last = spec.mask.visited(begin, end, keys, tile.head, tile.batch, shift)
@@ -353,11 +353,11 @@ def blocks_of_rows(spec: Any, tile: Tile, begin: int, end: int) -> Blocks:
     first = min(udiv(max(first, 0), spec.block_n), most)
     last = max(udiv(max(min(last, keys), 0) + spec.block_n - 1, spec.block_n), first + 1)
     if not spec.mask.has_free:
-        return Blocks(first, last, first, first)
+        return KeyBlocks(first, last, first, first)
     free, tested = spec.mask.untested(begin, end, keys, tile.head, tile.batch, shift)
     free = udiv(max(free, 0) + spec.block_n - 1, spec.block_n)
     tested = udiv(max(min(tested, keys), 0), spec.block_n)
-    return Blocks(first, last, max(free, first), max(tested, first))
+    return KeyBlocks(first, last, max(free, first), max(tested, first))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -365,10 +365,9 @@ def blocks_of_rows(spec: Any, tile: Tile, begin: int, end: int) -> Blocks:
 #
 # | store | how | where |
 # |---|---|---|
-# | `TmaOut` | through swizzled panels of shared memory, by TMA, which clips rows beyond the last query | what TMA can
-# carry | | `DirectOut` | pairs, from the registers | any strides; packed sequences, behind which the next one lies |
-# | `QuadOut` | octets, from the registers: the four lanes of a row exchange pairs | the same, where no shared memory is
-# left |
+# | `AttentionTmaStore` | through swizzled panels of shared memory, with TMA, which clips rows | what TMA carries |
+# | `AttentionDirectStore` | pairs, from the registers | any strides; packed sequences |
+# | `QuadOut` | octets, from the registers: the four lanes of a row exchange pairs | the same, without shared memory |
 #
 # A row that saw no key has the sum 0: its O is 0 and its logarithm -inf.
 
@@ -376,12 +375,12 @@ LN2 = math.log(2)
 
 
 @dataclass(frozen=True)
-class OutStore(Component):
+class AttentionStore(Component):
     """How a consumer's 64 rows of O leave."""
 
     uses_tma = False
 
-    def run(self, spec: Any, sizes: Any, sums: Sums, outputs: Outputs, tile: Tile, group: int) -> None:
+    def run(self, spec: Any, sizes: Any, sums: WeightedSums, outputs: AttentionOutputs, tile: HeadTile, group: int) -> None:
         """The end of a tile."""
         stats = sums.stats
         upper, lower = quad_sum(stats.upper_sum), quad_sum(stats.lower_sum)
@@ -394,7 +393,7 @@ class OutStore(Component):
                 store_lse(spec, outputs.lse, tile, row + own_row() + 8, scale * finite(stats.lower), lower)
         self.put(spec, values, outputs, tile, row, group)
 
-    def put(self, spec: Any, values: tuple, outputs: Outputs, tile: Tile, row: int, group: int) -> None:
+    def put(self, spec: Any, values: tuple, outputs: AttentionOutputs, tile: HeadTile, row: int, group: int) -> None:
         raise NotImplementedError
 
     def finish(self) -> None:
@@ -406,19 +405,19 @@ def inverse(total: Any) -> Any:
     return reciprocal(total) if total != 0 else convert(F32, 0.0)
 
 
-def store_lse(spec: Any, lse: Any, tile: Tile, row: int, largest: Any, total: Any) -> None:
+def store_lse(spec: Any, lse: Any, tile: HeadTile, row: int, largest: Any, total: Any) -> None:
     """A row's logarithm of the sum of exponentials, of its largest score and the sum of weights relative to it."""
     if row < tile.queries:
         lse[slice_of(spec, tile), tile.head, tile.first_query + row] = largest + log2(total) * convert(F32, LN2)
 
 
 @dataclass(frozen=True)
-class TmaOut(OutStore):
+class AttentionTmaStore(AttentionStore):
     """Through panels of a swizzled line's width, which lie behind K and V."""
 
     uses_tma = True
 
-    def put(self, spec: Any, values: tuple, outputs: Outputs, tile: Tile, row: int, group: int) -> None:
+    def put(self, spec: Any, values: tuple, outputs: AttentionOutputs, tile: HeadTile, row: int, group: int) -> None:
         is_leader = thread_index() % 128 == 0
         if is_leader:                                  # TMA has read what the last tile left there
             tma_wait_read(0)
@@ -448,14 +447,14 @@ def put_matrix(values: tuple, n: int, spec: Any, group: int) -> None:
 
 
 @dataclass(frozen=True)
-class DirectOut(OutStore):
+class AttentionDirectStore(AttentionStore):
     """Pairs of neighbours, from the registers."""
 
-    def put(self, spec: Any, values: tuple, outputs: Outputs, tile: Tile, row: int, group: int) -> None:
+    def put(self, spec: Any, values: tuple, outputs: AttentionOutputs, tile: HeadTile, row: int, group: int) -> None:
         each(put_pair, split(values, 2), spec, outputs.out, tile, row + own_row())
 
 
-def put_pair(pair: tuple, n: int, spec: Any, out: Any, tile: Tile, row: int) -> None:
+def put_pair(pair: tuple, n: int, spec: Any, out: Any, tile: HeadTile, row: int) -> None:
     line = row + n % 2 * 8
     if line < tile.queries:
         place = (slice_of(spec, tile), tile.head, tile.first_query + line, own_column())
@@ -463,12 +462,12 @@ def put_pair(pair: tuple, n: int, spec: Any, out: Any, tile: Tile, row: int) -> 
 
 
 @dataclass(frozen=True)
-class QuadOut(OutStore):
+class QuadOut(AttentionStore):
     """Octets of neighbours, from the registers. The four lanes that share a row have a pair of each octet: they exchange
     pairs, so that each has one octet in four, and stores 16 bytes at once where O's strides allow it. Whether a row is there
     is asked once (D 256: of the 2562 instructions of a tile's end, by pairs, 1218 are left)."""
 
-    def put(self, spec: Any, values: tuple, outputs: Outputs, tile: Tile, row: int, group: int) -> None:
+    def put(self, spec: Any, values: tuple, outputs: AttentionOutputs, tile: HeadTile, row: int, group: int) -> None:
         words = apply(octets, split(pack_narrow(values), 8))
         each(put_half, (0, 1), spec, outputs.out, tile, row + own_row(), words)
 
@@ -492,7 +491,7 @@ def swapped(x: Any, y: Any, is_second: Any, distance: int) -> tuple:
     return (got if is_second else x), (y if is_second else got)
 
 
-def put_half(half: int, n: int, spec: Any, out: Any, tile: Tile, row: int, words: tuple) -> None:
+def put_half(half: int, n: int, spec: Any, out: Any, tile: HeadTile, row: int, words: tuple) -> None:
     line = row + n * 8
     if line < tile.queries:
         place = (slice_of(spec, tile), tile.head, tile.first_query + line, lane_index() % 4 * 8)

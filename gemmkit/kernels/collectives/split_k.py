@@ -346,7 +346,7 @@ def merge_piece(values: tuple, n: int, i: int, j: int, spec: Any, sums: Any, fir
 
 
 @dataclass(frozen=True)
-class Streamed(TileScheduler):
+class StreamedScheduler(TileScheduler):
     """``tiles`` tiles of ``steps`` k-tiles each by ``launched`` blocks (or clusters) that stay; the first ``streamed`` tiles
     are streamed.
 
@@ -367,7 +367,8 @@ class Streamed(TileScheduler):
     stays = True
 
     @classmethod
-    def of(cls, scheduler: TileScheduler, reduction: Any, tiles: int, steps: int, streamed: int, blocks: int) -> Streamed:
+    def of(cls, scheduler: TileScheduler, reduction: Any, tiles: int, steps: int, streamed: int,
+           blocks: int) -> StreamedScheduler:
         """``streamed`` of the tiles that ``scheduler`` hands out, and the others, by so many blocks."""
         least, more = divmod(streamed * steps, max(1, blocks))
         return cls(scheduler.order, scheduler.block, scheduler.cluster, reduction, tiles, steps, streamed, blocks,
@@ -476,7 +477,7 @@ def resident(device: DeviceInfo, threads: int, shared_bytes: int) -> int:
     return max(1, min(device.max_threads_per_sm // threads, device.shared_memory_per_sm // nbytes, device.max_blocks_per_sm))
 
 
-def streamed(scheduler: TileScheduler, spec: Any, how: StreamK, tiles: int, K: int, most: int) -> Streamed:
+def streamed(scheduler: TileScheduler, spec: Any, how: StreamK, tiles: int, K: int, most: int) -> StreamedScheduler:
     """The scheduler of a product's ``tiles`` tiles, streamed by ``most`` blocks or fewer, with descriptions of a workspace.
 
     Raises ValueError for products whose k-tiles, and workspaces whose sums, 32 bits do not count.
@@ -490,7 +491,8 @@ def streamed(scheduler: TileScheduler, spec: Any, how: StreamK, tiles: int, K: i
     return dataclasses.replace(stream, reduction=reduction)
 
 
-def streamed_in_shares(scheduler: TileScheduler, how: StreamK, tiles: int, K: int, most: int, handed: int) -> Streamed:
+def streamed_in_shares(scheduler: TileScheduler, how: StreamK, tiles: int, K: int, most: int,
+                       handed: int) -> StreamedScheduler:
     """The same without a reduction; a block (or cluster) hands over ``handed`` sums."""
     steps = max(1, -(-K // scheduler.block.size.K))
     blocks, first = division(tiles, steps, most, how.waves, 1 if how.blocks else LEAST)
@@ -498,7 +500,7 @@ def streamed_in_shares(scheduler: TileScheduler, how: StreamK, tiles: int, K: in
     if (tiles + blocks) * steps >= LIMIT or sums >= LIMIT:
         raise ValueError(f"splits={how!r}: {tiles} tiles of {steps} k-tiles on {blocks} blocks, whose sums are {sums} "
                          "numbers; both are less than 2**31; take larger tiles, or splits=1")
-    return Streamed.of(scheduler, None, tiles, steps, first, blocks)
+    return StreamedScheduler.of(scheduler, None, tiles, steps, first, blocks)
 
 
 def most_blocks(how: StreamK, device: DeviceInfo | None, threads: int, shared_bytes: int, blocks_per_sm: int) -> int:

@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import Any
 
 from gemmkit.kernels.collectives.scheduler import Slot
-from gemmkit.kernels.mlp.spec import CHUNK, F32, ROWS, Outputs, Rows, Tables, fragments
+from gemmkit.kernels.mlp.spec import CHUNK, F32, ROWS, ConsumerRows, LayerTables, MlpOutputs, fragments
 from gemmkit.kernels.sm90.store import own_column
 from gemmkit.lang.aggregates import convert, fill
 from gemmkit.lang.registers import fold, generate, join
@@ -128,7 +128,7 @@ def load_chunk(weights: Any, spec: Any, tensor_map: Any, slot: Slot, k: int, ran
 STEPS = 4                              # of 16 rows of weights, in a chunk
 
 
-def consume(spec: Any, sizes: Any, tables: Tables, outputs: Outputs, rank: int, group: int) -> None:
+def consume(spec: Any, sizes: Any, tables: LayerTables, outputs: MlpOutputs, rank: int, group: int) -> None:
     zero = thread_index() * 0
     slot, x_slot, turn = Slot(zero, zero), Slot(zero, zero), zero
     spec.turns.give_first(group)
@@ -141,7 +141,7 @@ def consume(spec: Any, sizes: Any, tables: Tables, outputs: Outputs, rank: int, 
         slot = spec.ring.skip(slot, spec.first.chunks)
         if not spec.store.uses_tma:
             spec.x_ring.release(x_slot.stage)
-        rows = Rows(first_row(spec, turn) + group * 64, x_slot.stage, group)
+        rows = ConsumerRows(first_row(spec, turn) + group * 64, x_slot.stage, group)
         if spec.single:
             spec.store.run(spec, sizes, sums, outputs, rows)
         else:
@@ -264,7 +264,7 @@ def mlp(spec: Any, sizes: Any, maps: Any, shapes: Any, out: Any, map_x: Any, map
     else:
         # 2. to 4. Multiply, activate, store.
         spec.warpgroups.claim_registers()
-        consume(spec, sizes, Tables(maps, shapes), Outputs(out, map_out), rank, group - 1)
+        consume(spec, sizes, LayerTables(maps, shapes), MlpOutputs(out, map_out), rank, group - 1)
 
     # A block's shared memory must last until its peers have written and signalled all they will.
     if not spec.cluster.is_single:

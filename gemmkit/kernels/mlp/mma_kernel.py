@@ -23,7 +23,7 @@ import numpy as np
 from gemmkit.components import Component
 from gemmkit.kernels.collectives.operand import HandOver
 from gemmkit.kernels.collectives.pipeline import Warpgroups
-from gemmkit.kernels.mlp.spec import F32, LayersSpec, Outputs, OutStore, Rows, columns_of, fragments
+from gemmkit.kernels.mlp.spec import F32, ConsumerRows, LayersSpec, MlpOutputs, MlpStore, columns_of, fragments
 from gemmkit.kernels.sm90.store import line_of, own_column
 from gemmkit.lang.aggregates import convert, fill
 from gemmkit.lang.components import dataclass
@@ -78,7 +78,7 @@ class Chunks(Component):
 class MmaMlpSpec(LayersSpec):
     """Four warps of 16 rows each; ``run`` elements are copied at a time."""
 
-    store: OutStore
+    store: MlpStore
     run: int
 
     warpgroups = Warpgroups(0, 1)
@@ -139,7 +139,7 @@ class MmaMlpSpec(LayersSpec):
 STEPS = CHUNK // 16                    # of 16 rows of weights, in a stage
 
 
-class Inputs(NamedTuple):
+class MlpInputs(NamedTuple):
     """Weights and biases in global memory: views of a layer's, the tables that make the others', and the launch's sizes."""
 
     w: Any
@@ -149,14 +149,14 @@ class Inputs(NamedTuple):
     sizes: Any
 
 
-class At(NamedTuple):
+class LayerStage(NamedTuple):
     """A layer, and the stage that its first chunk is in."""
 
     layer: Any
     stage: Any
 
 
-class Step(NamedTuple):
+class WeightStep(NamedTuple):
     """The ``n``-th 16 rows of a stage of weights, and the lane that loads from them."""
 
     stage: Any
@@ -168,7 +168,7 @@ def mlp_by_warps(spec: Any, sizes: Any, places: Any, shapes: Any, out: Any, x: A
     """Launched with a block for each 64 rows; see the module's table."""
     # 1. The first copies; x as A fragments.
     zero = thread_index() * 0
-    row, inputs = block_x() * ROWS, Inputs(w, b, shapes, places, sizes)
+    row, inputs = block_x() * ROWS, MlpInputs(w, b, shapes, places, sizes)
     copy_x(spec, sizes, x, row, number_of(shapes, zero, EXTENTS))
     copy_chunk(spec.first, spec, inputs, zero, zero, zero)
     if spec.has_bias:
@@ -178,17 +178,17 @@ def mlp_by_warps(spec: Any, sizes: Any, places: Any, shapes: Any, out: Any, x: A
     a = generate(spec.x_steps, x_fragment, spec)
 
     # 2. to 4. Layer after layer.
-    rows = Rows(row, zero, zero)
-    sums = multiply(spec.first, spec, inputs, a, At(zero, zero))
+    rows = ConsumerRows(row, zero, zero)
+    sums = multiply(spec.first, spec, inputs, a, LayerStage(zero, zero))
     if spec.single:
-        spec.store.run(spec, sizes, sums, Outputs(out, zero), rows)
+        spec.store.run(spec, sizes, sums, MlpOutputs(out, zero), rows)
     else:
         stage, layer = zero + spec.first.count % 2, zero + 1
         while layer < sizes.layers - 1:
-            sums = multiply(spec.middle, spec, inputs, fragments(spec, sums, shapes, layer - 1), At(layer, stage))
+            sums = multiply(spec.middle, spec, inputs, fragments(spec, sums, shapes, layer - 1), LayerStage(layer, stage))
             stage, layer = stage ^ (spec.middle.count % 2), rolled(layer + 1)
-        result = multiply(spec.final, spec, inputs, fragments(spec, sums, shapes, layer - 1), At(layer, stage))
-        spec.store.run(spec, sizes, result, Outputs(out, zero), rows)
+        result = multiply(spec.final, spec, inputs, fragments(spec, sums, shapes, layer - 1), LayerStage(layer, stage))
+        spec.store.run(spec, sizes, result, MlpOutputs(out, zero), rows)
 
 
 # -- copies ---------------------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def copy_x(spec: Any, sizes: Any, x: Any, row: int, columns: int) -> None:
                    offset_of(x, (row + line, column)), spec.run, row + line < sizes.rows and column < columns)
 
 
-def copy_chunk(weights: Any, spec: Any, inputs: Inputs, layer: int, chunk: int, stage: int) -> None:
+def copy_chunk(weights: Any, spec: Any, inputs: MlpInputs, layer: int, chunk: int, stage: int) -> None:
     """32 rows of a layer's weights into a stage, zeros beyond them: a group of copies."""
     view = member_of(inputs.w, inputs.shapes, inputs.places, layer, 0)
     rows, columns = number_of(inputs.shapes, layer, EXTENTS), columns_of(inputs.shapes, layer)
@@ -222,7 +222,7 @@ def copy_chunk(weights: Any, spec: Any, inputs: Inputs, layer: int, chunk: int, 
     commit_copies()
 
 
-def copy_next(weights: Any, spec: Any, inputs: Inputs, layer: int, chunk: int, stage: int) -> None:
+def copy_next(weights: Any, spec: Any, inputs: MlpInputs, layer: int, chunk: int, stage: int) -> None:
     """What is multiplied behind a chunk: the next one of its layer, or the first of the next layer."""
     if chunk < weights.count - 1:
         copy_chunk(weights, spec, inputs, layer, chunk + 1, stage)
@@ -245,7 +245,7 @@ def x_fragment(n: int, spec: Any) -> tuple:
     return pack_words(ldmatrix(shared(spec.dtype, 0), at, 0, 4, False))
 
 
-def multiply(weights: Any, spec: Any, inputs: Inputs, a: tuple, at: At) -> tuple:
+def multiply(weights: Any, spec: Any, inputs: MlpInputs, a: tuple, at: LayerStage) -> tuple:
     """The biases, and on top of them A times a layer's weights. The next layer's biases are loaded before,
     and stored behind the last barrier at which threads that read these have met."""
     sums = split(biases(weights, spec, at.layer), 8)
@@ -257,7 +257,7 @@ def multiply(weights: Any, spec: Any, inputs: Inputs, a: tuple, at: At) -> tuple
     return found
 
 
-def one_chunk(sums: tuple, c: int, weights: Any, spec: Any, inputs: Inputs, a: tuple, at: At) -> tuple:
+def one_chunk(sums: tuple, c: int, weights: Any, spec: Any, inputs: MlpInputs, a: tuple, at: LayerStage) -> tuple:
     """32 rows of weights; the next ones are copied meanwhile."""
     stage = at.stage ^ (c % 2)
     copy_next(weights, spec, inputs, at.layer, c, stage ^ 1)
@@ -271,10 +271,10 @@ def one_chunk(sums: tuple, c: int, weights: Any, spec: Any, inputs: Inputs, a: t
 def one_step(sums: tuple, n: int, weights: Any, spec: Any, a: tuple, c: int, stage: int) -> tuple:
     """16 rows of weights against 16 columns at a time."""
     lane = rolled(lane_index())                        # or the places of all columns stay in registers
-    return apply(columns, sums, weights, spec, unpack_words(spec.dtype, a[c * STEPS + n]), Step(stage, n, lane))
+    return apply(columns, sums, weights, spec, unpack_words(spec.dtype, a[c * STEPS + n]), WeightStep(stage, n, lane))
 
 
-def columns(sums: tuple, i: int, weights: Any, spec: Any, a: tuple, step: Step) -> tuple:
+def columns(sums: tuple, i: int, weights: Any, spec: Any, a: tuple, step: WeightStep) -> tuple:
     matrix, line = udiv(step.lane, 8), step.lane % 8
     k, column = step.n * 16 + matrix % 2 * 8, i * 16 + udiv(matrix, 2) * 8
     k, column = (k, column + line) if spec.k_major else (k + line, column)
@@ -287,7 +287,7 @@ def columns(sums: tuple, i: int, weights: Any, spec: Any, a: tuple, step: Step) 
 
 # -- between layers -------------------------------------------------------------------------------------------------------
 
-def next_biases(spec: Any, inputs: Inputs, layer: int) -> tuple:
+def next_biases(spec: Any, inputs: MlpInputs, layer: int) -> tuple:
     """A thread's columns of a layer's biases: zeros beyond the last column, and the last layer."""
     if spec.has_bias:
         last = min(layer, inputs.sizes.layers - 1)

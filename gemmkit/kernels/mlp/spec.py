@@ -36,7 +36,7 @@ F32 = np.dtype(np.float32)
 
 
 @dataclass(frozen=True)
-class Sizes(Component):
+class MlpSizes(Component):
     """The run-time part: rows of x, columns of the result, and layers."""
 
     rows: Scalar
@@ -44,7 +44,7 @@ class Sizes(Component):
     layers: Scalar
 
 
-class Tables(NamedTuple):
+class LayerTables(NamedTuple):
     """What the host has written of each layer: the maps of its weights (and, behind those of all layers, of its biases), and
     its extents (`gemmkit.lang.memory`)."""
 
@@ -52,7 +52,7 @@ class Tables(NamedTuple):
     shapes: Any
 
 
-class Rows(NamedTuple):
+class ConsumerRows(NamedTuple):
     """A consumer's 64 rows: the first of them, the stage that x came in, and which consumer it is."""
 
     first: Any
@@ -60,7 +60,7 @@ class Rows(NamedTuple):
     group: Any
 
 
-class Outputs(NamedTuple):
+class MlpOutputs(NamedTuple):
     """The result in global memory: a view, or a tensor map."""
 
     out: Any
@@ -99,7 +99,7 @@ class Relu(Component):
 
 
 @dataclass(frozen=True)
-class Identity(Component):
+class NoActivation(Component):
     """Sums as they are."""
 
     is_identity = True
@@ -152,16 +152,16 @@ def finished_one(x: Any, i: int, spec: Any) -> Any:
 #
 # | store | how | where |
 # |---|---|---|
-# | `TmaOut` | through shared memory, by TMA, which clips rows and columns beyond the last ones | what TMA can carry |
-# | `DirectOut` | pairs, from the registers | any strides, any number of columns |
+# | `MlpTmaStore` | through shared memory, by TMA, which clips rows and columns beyond the last ones | what TMA can carry |
+# | `MlpDirectStore` | pairs, from the registers | any strides, any number of columns |
 
 @dataclass(frozen=True)
-class OutStore(Component):
+class MlpStore(Component):
     """How a consumer's rows leave."""
 
     uses_tma = False
 
-    def run(self, spec: Any, sizes: Any, sums: tuple, outputs: Outputs, rows: Rows) -> None:
+    def run(self, spec: Any, sizes: Any, sums: tuple, outputs: MlpOutputs, rows: ConsumerRows) -> None:
         raise NotImplementedError
 
     def finish(self) -> None:
@@ -169,13 +169,13 @@ class OutStore(Component):
 
 
 @dataclass(frozen=True)
-class TmaOut(OutStore):
+class MlpTmaStore(MlpStore):
     """Through the consumer's rows of the stage that x came in: its first product has read them. The stage is not released
     before TMA has read the result."""
 
     uses_tma = True
 
-    def run(self, spec: Any, sizes: Any, sums: tuple, outputs: Outputs, rows: Rows) -> None:
+    def run(self, spec: Any, sizes: Any, sums: tuple, outputs: MlpOutputs, rows: ConsumerRows) -> None:
         row, group = rows.first, rows.group
         values = convert_all(spec.dtype, finished(sums, spec))
         place = rows.stage * (spec.x_bytes // 2) + group * (spec.group_bytes // 2)
@@ -206,12 +206,12 @@ def put_matrix(values: tuple, n: int, spec: Any, place: int) -> None:
 
 
 @dataclass(frozen=True)
-class DirectOut(OutStore):
+class MlpDirectStore(MlpStore):
     """Elements that are in range, from the registers: as ``pairs`` where there are as many in a row."""
 
     pairs: bool
 
-    def run(self, spec: Any, sizes: Any, sums: tuple, outputs: Outputs, rows: Rows) -> None:
+    def run(self, spec: Any, sizes: Any, sums: tuple, outputs: MlpOutputs, rows: ConsumerRows) -> None:
         values = convert_all(spec.dtype, finished(sums, spec))
         each(put_pair, split(values, 2), self, sizes, outputs.out, rows.first + own_row(), own_column())
 
@@ -357,7 +357,7 @@ class MlpSpec(LayersSpec):
     The blocks of a ``cluster`` load a part of each chunk for all. With ``takes_turns`` consumers start their products one
     after the other. ``resident``: all weights have a stage of their own, and are loaded once."""
 
-    store: OutStore
+    store: MlpStore
     cluster: Cluster
     consumers: int
     stages: int
@@ -492,24 +492,24 @@ MOST_STAGES = 16
 ENOUGH = 6                             # stages of weights, beside which a second tile of x has room
 
 
-class Mapping(NamedTuple):
+class MlpMapping(NamedTuple):
     """The fields of `MlpSpec` that are chosen: tiles of x, and chunks of weights."""
 
     x_stages: int
     stages: int
 
 
-def mappings(fields: dict[str, Any], store: OutStore, rows: int, layers: int, room: int) -> Iterator[Mapping]:
+def mappings(fields: dict[str, Any], store: MlpStore, rows: int, layers: int, room: int) -> Iterator[MlpMapping]:
     """Those with as many stages of weights as fit in ``room`` bytes: beside two tiles of x if these are enough, and beside
     one."""
     for x_stages in (2, 1):
-        one, two = (spec_of(Mapping(x_stages, stages), fields, store, rows, layers).shared_bytes for stages in (1, 2))
+        one, two = (spec_of(MlpMapping(x_stages, stages), fields, store, rows, layers).shared_bytes for stages in (1, 2))
         stages = min(MOST_STAGES, 1 + (room - one) // (two - one))
         if x_stages == 1 or stages >= ENOUGH:
-            yield Mapping(x_stages, stages)
+            yield MlpMapping(x_stages, stages)
 
 
-def spec_of(mapping: Mapping, fields: dict[str, Any], store: OutStore, rows: int, layers: int) -> MlpSpec:
+def spec_of(mapping: MlpMapping, fields: dict[str, Any], store: MlpStore, rows: int, layers: int) -> MlpSpec:
     """The spec of a mapping; a single tile of rows has no cluster."""
     cluster = Cluster(m=CLUSTER) if CLUSTER > 1 and rows > ROWS * CONSUMERS else Cluster()
     spec = MlpSpec(**fields, store=store, cluster=cluster, consumers=CONSUMERS, stages=mapping.stages,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gemmkit.components import Component
-from gemmkit.kernels.collectives.operand import Arrays, Operand, clipped_inputs, stored_by_neighbours, transform_input
+from gemmkit.kernels.collectives.operand import Operand, OperandArrays, clipped_inputs, stored_by_neighbours, transform_input
 from gemmkit.kernels.collectives.pipeline import ALIGNMENT
 from gemmkit.kernels.collectives.scheduler import (
     Cluster,
@@ -17,7 +17,7 @@ from gemmkit.kernels.collectives.scheduler import (
     Inputs,
     KTile,
     OneTilePerBlock,
-    Place,
+    TileCoord,
     TileScheduler,
     Work,
     holds,
@@ -102,7 +102,7 @@ def compute_tile(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, tile: in
         spec.scheduler.order.await_tile(tile, -1)
     k_begin, k_tiles = spec.scheduler.k_tiles(spec, block_m, block_n, rank, shape)
     work = Work(block_m, block_n, 0, k_begin, k_tiles, rank)
-    place = Place(work.m, work.n, shape.M, shape.N)
+    place = TileCoord(work.m, work.n, shape.M, shape.N)
     warp = uniform(udiv(thread_index(), 32))
     accumulators = registers(spec.operator.fragment_c, spec.fragments_m, spec.fragments_n)
 
@@ -149,7 +149,7 @@ def compute_tile(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, tile: in
 PLACE = Fragment(np.dtype(np.int32), 1)
 
 
-class Kept(NamedTuple):
+class MainloopState(NamedTuple):
     """What a thread keeps through the main loop: accumulators, fragments of two steps, where in a stage its loads of
     fragments begin, what routes keep, and its warp."""
 
@@ -184,7 +184,7 @@ class Round(NamedTuple):
     reach: Reach
 
 
-class Share(NamedTuple):
+class CopyShare(NamedTuple):
     """The ``part``-th of ``parts`` shares of a thread's copies."""
 
     part: Any
@@ -197,7 +197,8 @@ class Mainloop(Component):
 
     def run(self, spec: Any, accumulators: Any, inputs: Inputs, work: Work, warp: int, shape: Any) -> None:
         """The products of a block's share of K, added to the accumulators."""
-        kept = Kept(accumulators, registers(spec.kept_a, 2 * spec.fragments_m), registers(spec.kept_b, 2 * spec.fragments_n),
+        kept = MainloopState(accumulators, registers(spec.kept_a, 2 * spec.fragments_m),
+                             registers(spec.kept_b, 2 * spec.fragments_n),
                     registers(PLACE, 2),
                     Moved(inputs.a.data, warp, registers(spec.a.held, spec.a.slots),
                           registers(spec.a.route.cursor(spec.a), spec.a.route.cursors(spec.a))),
@@ -240,11 +241,11 @@ class Mainloop(Component):
             advance(spec, kept, tile_at(work, ahead, shape))
             keep_places(kept)
 
-    def begin(self, spec: Any, kept: Kept, read: int, at: KTile) -> None:
+    def begin(self, spec: Any, kept: MainloopState, read: int, at: KTile) -> None:
         """The fragments of the first step."""
         fetch(spec, kept, read, at, 0, 0)
 
-    def multiply_tile(self, spec: Any, kept: Kept, this: Round, read: int, following: KTile, goes_on: bool) -> None:
+    def multiply_tile(self, spec: Any, kept: MainloopState, this: Round, read: int, following: KTile, goes_on: bool) -> None:
         """A round; the next one reads the stage at ``read``, which is to hold the k-tile ``following``."""
         if this.fills:
             load_staged(spec, kept, this.ahead)
@@ -274,10 +275,10 @@ class InStepMainloop(Mainloop):
     wait between a round's last product and the next one's first on the same accumulators, and the sums are wrong.
     """
 
-    def begin(self, spec: Any, kept: Kept, read: int, at: KTile) -> None:
+    def begin(self, spec: Any, kept: MainloopState, read: int, at: KTile) -> None:
         """Nothing is fetched ahead."""
 
-    def multiply_tile(self, spec: Any, kept: Kept, this: Round, read: int, following: KTile, goes_on: bool) -> None:
+    def multiply_tile(self, spec: Any, kept: MainloopState, this: Round, read: int, following: KTile, goes_on: bool) -> None:
         if this.fills:
             load_staged(spec, kept, this.ahead)
             copy_all(spec, kept, this)
@@ -289,7 +290,7 @@ class InStepMainloop(Mainloop):
             meet_stage(spec)
 
 
-def step_within(done: int, step: int, spec: Any, kept: Kept, this: Round) -> int:
+def step_within(done: int, step: int, spec: Any, kept: MainloopState, this: Round) -> int:
     """A step that is not a round's last."""
     fetch(spec, kept, this.read, this.at, step + 1, (step + 1) % 2)
     if spec.copy_parts > 1:
@@ -299,7 +300,7 @@ def step_within(done: int, step: int, spec: Any, kept: Kept, this: Round) -> int
     return done
 
 
-def step_of_its_own(done: int, step: int, spec: Any, kept: Kept, this: Round) -> int:
+def step_of_its_own(done: int, step: int, spec: Any, kept: MainloopState, this: Round) -> int:
     fetch(spec, kept, this.read, this.at, step, step % 2)
     multiply(spec, kept, step % 2)
     return done
@@ -349,7 +350,7 @@ def following_k(spec: Any, work: Work, k: int, end: int) -> int:
 
 # -- 3a. global -> stage ----------------------------------------------------------------------------------------------
 
-def fill(spec: Any, kept: Kept, write: int, at: KTile) -> None:
+def fill(spec: Any, kept: MainloopState, write: int, at: KTile) -> None:
     """All of a stage at once."""
     this = Round(write, write, at, at, True, ANYWHERE)
     load_staged(spec, kept, at)
@@ -357,13 +358,13 @@ def fill(spec: Any, kept: Kept, write: int, at: KTile) -> None:
     store_staged(spec, kept, write, at)
 
 
-def seek(spec: Any, kept: Kept, at: KTile) -> None:
+def seek(spec: Any, kept: MainloopState, at: KTile) -> None:
     """Where in memory the thread's copies of a k-tile begin."""
     spec.a.route.seek(spec.a, kept.of_a, at)
     spec.b.route.seek(spec.b, kept.of_b, at)
 
 
-def advance(spec: Any, kept: Kept, at: KTile) -> None:
+def advance(spec: Any, kept: MainloopState, at: KTile) -> None:
     """The same of the next k-tile, ``at``: the one behind, unless the condition leaves some out."""
     if spec.condition.is_always:
         spec.a.route.advance(spec, spec.a, kept.of_a)
@@ -372,31 +373,31 @@ def advance(spec: Any, kept: Kept, at: KTile) -> None:
         seek(spec, kept, at)
 
 
-def load_staged(spec: Any, kept: Kept, at: KTile) -> None:
+def load_staged(spec: Any, kept: MainloopState, at: KTile) -> None:
     spec.a.route.load(spec, spec.a, kept.of_a, at)
     spec.b.route.load(spec, spec.b, kept.of_b, at)
 
 
-def store_staged(spec: Any, kept: Kept, write: int, at: KTile) -> None:
+def store_staged(spec: Any, kept: MainloopState, write: int, at: KTile) -> None:
     spec.a.route.store(spec.a, kept.of_a, write)
     spec.b.route.store(spec.b, kept.of_b, write)
 
 
-def copy_all(spec: Any, kept: Kept, this: Round) -> None:
-    whole = Share(0, 1)
+def copy_all(spec: Any, kept: MainloopState, this: Round) -> None:
+    whole = CopyShare(0, 1)
     spec.a.route.copy(spec, spec.a, kept.of_a, this, whole)
     spec.b.route.copy(spec, spec.b, kept.of_b, this, whole)
 
 
-def copy_part(spec: Any, kept: Kept, this: Round, part: int) -> None:
-    share = Share(part, spec.copy_parts)
+def copy_part(spec: Any, kept: MainloopState, this: Round, part: int) -> None:
+    share = CopyShare(part, spec.copy_parts)
     spec.a.route.copy(spec, spec.a, kept.of_a, this, share)
     spec.b.route.copy(spec, spec.b, kept.of_b, this, share)
 
 
 # -- 3b. stage -> registers, and 3c. ------------------------------------------------------------------------------------
 
-def find_places(spec: Any, kept: Kept) -> None:
+def find_places(spec: Any, kept: MainloopState) -> None:
     """Where in the first stage this lane's loads of fragments begin."""
     if spec.operator.has_places:
         warp_tile = parallelise(spec.block, spec.compute_warp, kept.warp, spec.warps)[0]
@@ -407,7 +408,7 @@ def find_places(spec: Any, kept: Kept) -> None:
         kept.places[0] = kept.places[1] = (thread_index() * 0,)
 
 
-def keep_places(kept: Kept) -> None:
+def keep_places(kept: MainloopState) -> None:
     """Across a round: LLVM would rather compute them anew."""
     kept.places[0] = (carried(kept.places[0][0]),)
     kept.places[1] = (carried(kept.places[1][0]),)
@@ -419,7 +420,7 @@ def pointer_of(spec: Any, operand: Any, read: int, place: int) -> Any:
     return pinned(pointer, place) if spec.operator.has_places else pointer
 
 
-def fetch(spec: Any, kept: Kept, read: int, at: KTile, step: int, which: int) -> None:
+def fetch(spec: Any, kept: MainloopState, read: int, at: KTile, step: int, which: int) -> None:
     """The fragments of a step into one of the two sets."""
     operator, operation = spec.operator, spec.operation
     warp_tile = parallelise(spec.block, spec.compute_warp, kept.warp, spec.warps)[0]
@@ -441,7 +442,7 @@ def fetch(spec: Any, kept: Kept, read: int, at: KTile, step: int, which: int) ->
         kept.b[which * spec.fragments_n + j] = pack_narrow(fragment) if spec.packs_b else fragment
 
 
-def multiply(spec: Any, kept: Kept, which: int) -> None:
+def multiply(spec: Any, kept: MainloopState, which: int) -> None:
     """The products of a step's fragments."""
     for j in range(spec.fragments_n):
         for i in range(spec.fragments_m):
@@ -451,13 +452,13 @@ def multiply(spec: Any, kept: Kept, which: int) -> None:
                                                           kept.accumulators[row, j])
 
 
-def fragment_a(spec: Any, kept: Kept, n: int) -> tuple:
+def fragment_a(spec: Any, kept: MainloopState, n: int) -> tuple:
     if spec.packs_a:
         return unpack_narrow(spec.operator.fragment_a.dtype, kept.a[n])
     return kept.a[n]
 
 
-def fragment_b(spec: Any, kept: Kept, n: int) -> tuple:
+def fragment_b(spec: Any, kept: MainloopState, n: int) -> tuple:
     if spec.packs_b:
         return unpack_narrow(spec.operator.fragment_b.dtype, kept.b[n])
     return kept.b[n]
@@ -577,7 +578,7 @@ class Sm80(KernelFamily):
         validate(config)
 
     def specialise(self, config: Config, operands: tuple[Operand, Operand, Operand, Operand],
-                   arrays: Arrays | None) -> Sm80Spec:
+                   arrays: OperandArrays | None) -> Sm80Spec:
         a, b, c, d = operands
         copies = copies_of(arrays.device if arrays else None)
         a, b = (dataclasses.replace(operand, route=copies.route(operand, getattr(arrays, name, None),
@@ -597,7 +598,7 @@ class Sm80(KernelFamily):
         return 1
 
 
-def _shared(scheduler: OneTilePerBlock, spec: Sm80Spec, config: Config, arrays: Arrays | None) -> TileScheduler:
+def _shared(scheduler: OneTilePerBlock, spec: Sm80Spec, config: Config, arrays: OperandArrays | None) -> TileScheduler:
     """A scheduler of blocks that share tiles by a workspace."""
     rows, columns = scheduler.grid(arrays.M, arrays.N) if arrays else (1, 1)
     tiles = rows * columns * (1 if arrays is None or arrays.products is None else arrays.products)

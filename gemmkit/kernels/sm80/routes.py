@@ -13,7 +13,7 @@ from gemmkit.kernels.spec import rule
 from gemmkit.lang.aggregates import fill
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.registers import Fragment
-from gemmkit.layouts import Boxed, Braided, Joined, Plain, Tensor
+from gemmkit.layouts import Boxed, ColumnInterleaved, Joined, Matricised, Plain
 from gemmkit.layouts.plain import BOX, RUN
 from gemmkit.operators import Algebra, BoxMMAOp
 from gemmkit.ptx.copy_async import SIZES, commit_copies, copy_async, offset_of, wait_copies
@@ -51,7 +51,8 @@ INSIDE, AT_EDGES, ANYWHERE = Reach(inside=True), Reach(), Reach(asks=True)
 # | `separable.CpAsyncSeparable` | the same of tensors, whose rows and columns are made of several dimensions |
 # | `boxes.CpAsyncBoxes` | 16-bit tensors whose neighbours in memory are eight apart along K, for `operators.BoxMMAOp` |
 # | `joined.CpAsyncJoined` | lines of operands of several arrays |
-# | `Staged` | everything: `Layout.element`, transforms, numbers that become planes, two-byte elements at any address |
+# | `StagedByThreads` | everything: `Layout.element`, transforms, numbers that become planes, two-byte elements at any
+# address |
 #
 # cp.async copies are started before a round's products, or in parts between them. What is staged is loaded before the
 # products and stored behind them. Which of these ways a GPU has is `copies`' to say.
@@ -250,7 +251,7 @@ def piece_of(tile: Any, operand: Any, n: int) -> Any:
 
 
 @dataclass(frozen=True)
-class Staged(StageRoute):
+class StagedByThreads(StageRoute):
     """Threads load, transform and store.
 
     Where a thread's registers hold all its tiles (`Operand.moves`), loads go out before a round's products and are stored
@@ -295,7 +296,7 @@ class CpAsyncJoined(CpAsync):
     @classmethod
     def refuses_layout(cls, operand: Operand) -> str | None:
         layout = operand.layout
-        if not isinstance(layout, (Braided, Joined)) or not layout.is_found:
+        if not isinstance(layout, (ColumnInterleaved, Joined)) or not layout.is_found:
             return "its elements are not those of arrays of one layout"
         return None
 
@@ -384,7 +385,7 @@ class CpAsyncBoxes(CpAsyncSeparable):
         layout = operand.layout
         if not isinstance(operand.shared, Boxed):
             return "its tile in shared memory is not Boxed"
-        if not isinstance(layout, Tensor) or layout.axis != operand.k_axis or layout.comb != RUN or layout.vector % RUN:
+        if not isinstance(layout, Matricised) or layout.axis != operand.k_axis or layout.comb != RUN or layout.vector % RUN:
             return f"{layout!r} is no Tensor whose neighbours in memory are {RUN} apart along K, in runs of {RUN}"
         if operand.tile.extents[operand.k_axis] % BOX or operand.thread.extents[operand.k_axis] != RUN:
             return f"k-tiles of multiples of {BOX}, moved {RUN} elements a thread along K, are needed"
@@ -472,7 +473,7 @@ class AsyncCopies(Copies):
     """cp.async, and what it cannot copy through registers. Every stage is another k-tile on its way."""
 
     minimum_arch = 8, 0
-    routes = CpAsync, CpAsyncSeparable, CpAsyncJoined, Staged
+    routes = CpAsync, CpAsyncSeparable, CpAsyncJoined, StagedByThreads
     useful_stages = 8
 
     def commit(self) -> None:
@@ -488,7 +489,7 @@ class StagedCopies(Copies):
     would only be full earlier."""
 
     minimum_arch = 7, 5
-    routes = (Staged,)
+    routes = (StagedByThreads,)
     useful_stages = 2
 
     def blocks(self, wanted: int, fit: int) -> int:

@@ -14,7 +14,7 @@ from gemmkit.components import Component
 from gemmkit.kernels.collectives.lanes import combined, exchanged, finish_in_range, store_masked
 from gemmkit.kernels.collectives.operand import delivered, inside, read_inside, read_tile, transform_tile, transform_within
 from gemmkit.kernels.collectives.operand import finished as finished_tile
-from gemmkit.kernels.collectives.scheduler import Outputs, Place
+from gemmkit.kernels.collectives.scheduler import Outputs, TileCoord
 from gemmkit.lang.aggregates import convert_all
 from gemmkit.lang.checks import convertible, numbers
 from gemmkit.lang.components import dataclass
@@ -68,7 +68,7 @@ def add_value(x: Any, n: int, others: tuple) -> Any:
 
 def add_c_masked(values: tuple, spec: Any, outputs: Outputs, place: Any) -> tuple:
     shape = outputs.shape
-    added = read_tile(spec.c, outputs.c, place, Place(place.index[0], place.index[1], shape.M, shape.N), 0, shape)
+    added = read_tile(spec.c, outputs.c, place, TileCoord(place.index[0], place.index[1], shape.M, shape.N), 0, shape)
     added = transform_within(spec.c.to_registers, added, place, shape.M, shape.N)
     return apply(add_value, values, convert_all(spec.operator.fragment_c.dtype, added))
 
@@ -77,7 +77,7 @@ ROWS, QUAD, OCTET = 2, 4, 8            # rows of a lane, lanes of a row, columns
 PAIR, SINGLE = Tile(M=1, N=2), Tile(M=1, N=1)
 
 
-class Here(NamedTuple):
+class FragmentCoord(NamedTuple):
     """Where a lane's values lie: its first row and column, and D's sizes; which ``fragment`` of which consumer (``group``)
     they are of, the bit that flips with its tiles, and the ``exchange`` with the other blocks of a cluster."""
 
@@ -90,7 +90,7 @@ class Here(NamedTuple):
     exchange: Any
 
 
-class Of(NamedTuple):
+class PairCoord(NamedTuple):
     """Where a pair lies, as `finish_in_range` asks."""
 
     place: Any
@@ -111,40 +111,40 @@ class Fragments(Component):
         """Columns of a lane."""
         return self.width // QUAD
 
-    def finish(self, epilogue: Any, values: tuple, at: Here) -> tuple:
+    def finish(self, epilogue: Any, values: tuple, at: FragmentCoord) -> tuple:
         return join(apply(finish_pair, split(values, 2), self, epilogue, at))
 
-    def reduce_rows(self, reduction: Any, values: tuple, at: Here) -> None:
+    def reduce_rows(self, reduction: Any, values: tuple, at: FragmentCoord) -> None:
         each(reduce_row, generate(ROWS, number_of), self, reduction, values, at)
 
-    def row_states(self, reduction: Any, values: tuple, at: Here) -> tuple:
+    def row_states(self, reduction: Any, values: tuple, at: FragmentCoord) -> tuple:
         """The states of a lane's rows: of all columns of the fragment, in each lane of the quad."""
         return generate(ROWS, quad_state, self, reduction, values, at)
 
-    def whole_rows(self, epilogue: Any, states: tuple, at: Here) -> tuple:
+    def whole_rows(self, epilogue: Any, states: tuple, at: FragmentCoord) -> tuple:
         """The states of a lane's rows over all blocks of the cluster."""
         return at.exchange.whole_rows(epilogue, states, at)
 
-    def keep_rows(self, reduction: Any, states: tuple, at: Here) -> None:
+    def keep_rows(self, reduction: Any, states: tuple, at: FragmentCoord) -> None:
         each(keep_row, states, self, reduction, at)
 
     def row(self, n: int) -> int:
         """Which of a lane's rows has its n-th value."""
         return n // 2 % ROWS
 
-    def row_at(self, n: int, at: Here) -> int:
+    def row_at(self, n: int, at: FragmentCoord) -> int:
         """The n-th value's row in D; beyond D's edge the last one."""
         return min(at.row + n // 2 % ROWS * 8, at.shape.M - 1)
 
-    def column(self, n: int, at: Here) -> int:
+    def column(self, n: int, at: FragmentCoord) -> int:
         """The n-th value's column in D; beyond D's edge the last one."""
         return min(at.column + n // 4 * OCTET + n % 2, at.shape.N - 1)
 
-    def held_columns(self, at: Here) -> int:
+    def held_columns(self, at: FragmentCoord) -> int:
         """How many columns of D the fragment has."""
         return min(self.width, at.shape.N - udiv(at.column, self.width) * self.width)
 
-    def reduce_columns(self, reduction: Any, values: tuple, at: Here) -> None:
+    def reduce_columns(self, reduction: Any, values: tuple, at: FragmentCoord) -> None:
         each(reduce_column, split(values, 2 * ROWS), reduction, at)
 
 
@@ -152,48 +152,48 @@ def number_of(n: int) -> int:
     return n
 
 
-def place_of(n: int, at: Here) -> Any:
+def place_of(n: int, at: FragmentCoord) -> Any:
     """Where the n-th pair lies."""
     return translate(PAIR, at.row + n % ROWS * 8, at.column + udiv(n, ROWS) * OCTET)
 
 
 # -- finishing ----------------------------------------------------------------------------------------------------------
 
-def finish_pair(pair: tuple, n: int, fragments: Any, epilogue: Any, at: Here) -> tuple:
+def finish_pair(pair: tuple, n: int, fragments: Any, epilogue: Any, at: FragmentCoord) -> tuple:
     place = place_of(n, at)
     if fragments.masked:
         if inside(place, at.shape.M, at.shape.N):
             return numbers(epilogue, "finish", epilogue.finish(pair, place, at.shape), pair)
-        return apply(finish_in_range, pair, epilogue, Of(place, at.shape))
+        return apply(finish_in_range, pair, epilogue, PairCoord(place, at.shape))
     if fragments.whole:
         nearest = translate(PAIR, min(place.index[0], at.shape.M - 1), min(place.index[1], at.shape.N - 2))
         return numbers(epilogue, "finish", epilogue.finish(pair, nearest, at.shape), pair)
     return join(apply(finish_single, split(pair, 1), epilogue, place, at))
 
 
-def finish_single(one: tuple, n: int, epilogue: Any, place: Any, at: Here) -> tuple:
+def finish_single(one: tuple, n: int, epilogue: Any, place: Any, at: FragmentCoord) -> tuple:
     nearest = translate(SINGLE, min(place.index[0], at.shape.M - 1), min(place.index[1] + n, at.shape.N - 1))
     return numbers(epilogue, "finish", epilogue.finish(one, nearest, at.shape), one)
 
 
 # -- combining ----------------------------------------------------------------------------------------------------------
 
-def reduce_row(_: int, r: int, fragments: Any, reduction: Any, values: tuple, at: Here) -> None:
+def reduce_row(_: int, r: int, fragments: Any, reduction: Any, values: tuple, at: FragmentCoord) -> None:
     keep_row(quad_state(r, fragments, reduction, values, at), r, fragments, reduction, at)
 
 
-def quad_state(r: int, fragments: Any, reduction: Any, values: tuple, at: Here) -> Any:
+def quad_state(r: int, fragments: Any, reduction: Any, values: tuple, at: FragmentCoord) -> Any:
     """A lane's row: its own columns, then those of its quad. All four have the state."""
     return fold(2, exchanged, row_state(r, fragments, reduction, values, at), 1, reduction)
 
 
-def keep_row(state: Any, r: int, fragments: Any, reduction: Any, at: Here) -> None:
+def keep_row(state: Any, r: int, fragments: Any, reduction: Any, at: FragmentCoord) -> None:
     row = at.row + r * 8
     if lane_index() % QUAD == 0 and row < at.shape.M:
         reduction.keep(state, row, udiv(at.column, fragments.width), at.shape)
 
 
-def row_state(r: int, fragments: Any, reduction: Any, values: tuple, at: Here) -> Any:
+def row_state(r: int, fragments: Any, reduction: Any, values: tuple, at: FragmentCoord) -> Any:
     """Where all columns are in range none is asked about. A row beyond D's counts as its last one: what comes of it is not
     kept."""
     m = min(at.row + r * 8, at.shape.M - 1)
@@ -202,22 +202,22 @@ def row_state(r: int, fragments: Any, reduction: Any, values: tuple, at: Here) -
     return fold(fragments.own, with_column, reduction.nothing(), r, m, reduction, values, at)
 
 
-def with_column_in_range(state: Any, c: int, r: int, m: int, reduction: Any, values: tuple, at: Here) -> Any:
+def with_column_in_range(state: Any, c: int, r: int, m: int, reduction: Any, values: tuple, at: FragmentCoord) -> Any:
     x = values[c // 2 * 4 + r * 2 + c % 2]
     return reduction.combine(state, reduction.state_of(x, m, at.column + c // 2 * OCTET + c % 2))
 
 
-def with_column(state: Any, c: int, r: int, m: int, reduction: Any, values: tuple, at: Here) -> Any:
+def with_column(state: Any, c: int, r: int, m: int, reduction: Any, values: tuple, at: FragmentCoord) -> Any:
     x, column = values[c // 2 * 4 + r * 2 + c % 2], at.column + c // 2 * OCTET + c % 2
     return reduction.combine(state, reduction.state_of(x, m, column)) if column < at.shape.N else state
 
 
-def reduce_column(octet: tuple, n: int, reduction: Any, at: Here) -> None:
+def reduce_column(octet: tuple, n: int, reduction: Any, at: FragmentCoord) -> None:
     """A lane's two columns of an octet: its two rows, then those of the lanes below each other."""
     each(reduce_one_column, generate(2, number_of), octet, n, reduction, at)
 
 
-def reduce_one_column(_: int, c: int, octet: tuple, n: int, reduction: Any, at: Here) -> None:
+def reduce_one_column(_: int, c: int, octet: tuple, n: int, reduction: Any, at: FragmentCoord) -> None:
     column = at.column + n * OCTET + c
     state = combined(reduction.nothing(), octet[c], reduction, at, at.row, column)
     state = combined(state, octet[2 + c], reduction, at, at.row + 8, column)
@@ -230,13 +230,13 @@ def reduce_one_column(_: int, c: int, octet: tuple, n: int, reduction: Any, at: 
 
 def finish_together(sums: tuple, i: int, spec: Any, outputs: Outputs, row: int, column: int, part: Any) -> tuple:
     """A fragment's finished values, for stores that clip: values out of range are computed as the nearest in range."""
-    at = Here(row, column, outputs.shape, part.group, i, part.turn, spec.row_exchange)
+    at = FragmentCoord(row, column, outputs.shape, part.group, i, part.turn, spec.row_exchange)
     values = join(apply(start_pair, split(sums, 2), spec, outputs, at))
     values = spec.epilogue.finish_block(values, spec.together, at)
     return convertible(spec.epilogue, "finish", values, spec.d.layout.dtype) if spec.d.layout.is_plain else values
 
 
-def start_pair(pair: tuple, n: int, spec: Any, outputs: Outputs, at: Here) -> tuple:
+def start_pair(pair: tuple, n: int, spec: Any, outputs: Outputs, at: FragmentCoord) -> tuple:
     """Sums with C and the transforms of D."""
     place, shape = place_of(n, at), at.shape
     if spec.has_c:
@@ -247,7 +247,7 @@ def start_pair(pair: tuple, n: int, spec: Any, outputs: Outputs, at: Here) -> tu
 
 def store_together(sums: tuple, i: int, spec: Any, outputs: Outputs, row: int, column: int, part: Any) -> None:
     """A fragment finished and stored from the registers, pair by pair."""
-    at = Here(row, column, outputs.shape, part.group, i, part.turn, spec.row_exchange)
+    at = FragmentCoord(row, column, outputs.shape, part.group, i, part.turn, spec.row_exchange)
     values = join(apply(start_pair, split(sums, 2), spec, outputs, at))
     values = spec.epilogue.finish_block(values, spec.together, at)
     if spec.d.layout.packed > 1:
@@ -256,12 +256,12 @@ def store_together(sums: tuple, i: int, spec: Any, outputs: Outputs, row: int, c
         each(store_pair, split(values, 2), spec, outputs, at)
 
 
-def store_packed(x: Any, n: int, spec: Any, outputs: Outputs, at: Here) -> None:
+def store_packed(x: Any, n: int, spec: Any, outputs: Outputs, at: FragmentCoord) -> None:
     """What a pair became."""
     i, j = place_of(n, at).index[0], place_of(n, at).index[1]
     if i < at.shape.M and j < at.shape.N:
         spec.d.layout.store(outputs.d, translate(SINGLE, i, udiv(j, 2)), delivered(spec, (x,)), at.shape)
 
 
-def store_pair(pair: tuple, n: int, spec: Any, outputs: Outputs, at: Here) -> None:
+def store_pair(pair: tuple, n: int, spec: Any, outputs: Outputs, at: FragmentCoord) -> None:
     store_masked(pair, n, spec, outputs.d, place_of(n, at), at.shape)

@@ -21,11 +21,11 @@ from functools import cached_property
 from typing import Any
 
 from gemmkit.components import Component, with_at_path
-from gemmkit.kernels.collectives.operand import Arrays, delivered
+from gemmkit.kernels.collectives.operand import OperandArrays, delivered
 from gemmkit.kernels.collectives.pipeline import BARRIER, BARRIERS, SharedMemory
 from gemmkit.kernels.collectives.scheduler import Outputs
 from gemmkit.kernels.sm90.cross_lane import finish_pair_by_element
-from gemmkit.kernels.sm90.store import BUFFERS, Part, TmaStore, own_column, own_row
+from gemmkit.kernels.sm90.store import BUFFERS, ConsumerPart, TmaStore, own_column, own_row
 from gemmkit.lang.aggregates import convert_all
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.registers import apply, each, join, split
@@ -41,7 +41,7 @@ from gemmkit.runtime.tensor_maps import TensorMapSpec, why_not
 # -- what is read -----------------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
-class Source(Component):
+class EpilogueSource(Component):
     """What comes ahead of time. This one: the product's C."""
 
     path: tuple = ("c",)               # fields from the spec to what has its ``layout``
@@ -57,7 +57,7 @@ class Source(Component):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfEpilogue(Source):
+class OfEpilogue(EpilogueSource):
     """An array of the epilogue's; ``where`` finds what reads it (`gemmkit.epilogues.base.Here`), and ``steps`` its matrices
     in a stack."""
 
@@ -115,7 +115,7 @@ class PrefetchedStore(TmaStore):
     """TMA brings a subtile of ``source`` to where it then stores the same subtile of D from. ``filled`` barriers stand
     ``barriers`` bytes into shared memory, one for each subtile that a consumer has."""
 
-    source: Source
+    source: EpilogueSource
     barriers: int = 0
     reads_ahead = True
 
@@ -155,14 +155,14 @@ class PrefetchedStore(TmaStore):
 
     # -- TMA's thread -------------------------------------------------------------------------------------------------
 
-    def begin(self, spec: Any, map_c: Any, batch: int, part: Part) -> None:
+    def begin(self, spec: Any, map_c: Any, batch: int, part: ConsumerPart) -> None:
         """The first subtiles set out when TMA has read the last tile's."""
         if thread_index() % 128 == 0 and self.source.is_read(spec):
             tma_wait_read(0)
             for k in range(self.first):
                 self.fetch(k, spec, map_c, batch, part)
 
-    def fetch(self, k: int, spec: Any, map_c: Any, batch: int, part: Part) -> None:
+    def fetch(self, k: int, spec: Any, map_c: Any, batch: int, part: ConsumerPart) -> None:
         """Have TMA bring subtile ``k`` of the tile that begins at ``part``."""
         buffer = part.group * BUFFERS + k % BUFFERS
         row, column = part.m + udiv(k, self.count) * 64, part.n + k % self.count * self.columns
@@ -171,14 +171,14 @@ class PrefetchedStore(TmaStore):
         tma_load(map_c, join(((column, row), matrix)), shared(spec.d.shared.dtype, self.offset), buffer * self.elements,
                  self.filled(), buffer)
 
-    def make_room(self, k: int, spec: Any, outputs: Outputs, part: Part) -> None:
+    def make_room(self, k: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
         """Before subtile ``k`` is written, which is of the fragment at ``part``. The next one sets out, unless it was among
         the first: to where subtile ``k - 1`` was, when TMA has read that."""
         if thread_index() % 128 == 0:
             if self.source.is_read(spec):
                 if k + 1 >= BUFFERS and k + 1 < self.subtiles:
                     tma_wait_read(0)
-                    tile = Part(part.group, part.m - udiv(k, self.count) * 64, part.n, part.turn)
+                    tile = ConsumerPart(part.group, part.m - udiv(k, self.count) * 64, part.n, part.turn)
                     self.fetch(k + 1, spec, outputs.map_c, outputs.batch, tile)
             elif k == 0:
                 tma_wait_read(self.pending)
@@ -187,18 +187,18 @@ class PrefetchedStore(TmaStore):
 
     # -- all threads --------------------------------------------------------------------------------------------------
 
-    def fragment(self, sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
+    def fragment(self, sums: tuple, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
         each(finish_subtile, split(sums, self.columns // 2), i, spec, outputs, part)
 
-    def leave_out(self, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
+    def leave_out(self, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
         for p in range(self.count):
             self.pass_over(i * self.count + p, spec, outputs, part)
 
-    def await_subtile(self, k: int, spec: Any, part: Part) -> None:
+    def await_subtile(self, k: int, spec: Any, part: ConsumerPart) -> None:
         if self.source.is_read(spec):
             mbarrier_wait(self.filled(), part.group * BUFFERS + k % BUFFERS, self.phase(k, part.turn))
 
-    def pass_over(self, k: int, spec: Any, outputs: Outputs, part: Part) -> None:
+    def pass_over(self, k: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
         """In place of a subtile that lies wholly out of range. It comes all the same, and all threads see that before its
         barrier's next phase begins; it counts as stored."""
         self.await_subtile(k, spec, part)
@@ -213,7 +213,7 @@ class PrefetchedStore(TmaStore):
             tma_wait(0)
 
 
-def finish_subtile(sums: tuple, p: int, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
+def finish_subtile(sums: tuple, p: int, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
     """The nearest elements in range of a subtile wholly out of range would be another's: it is left out."""
     column = part.n + p * spec.store.columns
     if column < outputs.shape.N:
@@ -233,7 +233,7 @@ def finish_subtile(sums: tuple, p: int, i: int, spec: Any, outputs: Outputs, par
 WIDTHS = 2, 4                          # bytes of elements
 
 
-def with_ahead(spec: Any, arrays: Arrays | None) -> Any:
+def with_ahead(spec: Any, arrays: OperandArrays | None) -> Any:
     """``spec``, whose D has been given its store, with the first array of D's form that TMA can bring ahead of time; itself
     where there is none."""
     if arrays is None:
@@ -249,17 +249,17 @@ def with_ahead(spec: Any, arrays: Arrays | None) -> Any:
     return spec
 
 
-def candidates(spec: Any, arrays: Arrays) -> Any:
+def candidates(spec: Any, arrays: OperandArrays) -> Any:
     """(source, layout, array) of C and of what the epilogue reads beside D, in the order in which they are preferred."""
     if spec.has_c and arrays.c is not None:
-        yield Source(), spec.c.layout, arrays.c
+        yield EpilogueSource(), spec.c.layout, arrays.c
     for one in spec.epilogue.alongside():
         info = info_of(one.array)
         path = ("epilogue", *one.path)
         yield OfEpilogue(path, (*path, one.field), where=one.where, steps=one.steps), one.layout, info
 
 
-def refuses(spec: Any, arrays: Arrays, layout: ArrayLayout, info: ArrayInfo) -> str | None:
+def refuses(spec: Any, arrays: OperandArrays, layout: ArrayLayout, info: ArrayInfo) -> str | None:
     """Why an array cannot come by TMA into D's subtiles, in words; None where it can."""
     if type(spec.store) is not TmaStore:
         return "D is not stored by TMA, or it is folded"

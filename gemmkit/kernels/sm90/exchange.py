@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from gemmkit.components import Array, Component
-from gemmkit.kernels.collectives.operand import Arrays
+from gemmkit.kernels.collectives.operand import OperandArrays
 from gemmkit.kernels.collectives.pipeline import BARRIER, BARRIERS
 from gemmkit.kernels.collectives.scheduler import UNSPLIT, Reduction, TileScheduler, dealt
-from gemmkit.kernels.collectives.split_k import Streamed, StreamK, streamed_in_shares
+from gemmkit.kernels.collectives.split_k import StreamedScheduler, StreamK, streamed_in_shares
 from gemmkit.kernels.sm90.cross_lane import add_value
 from gemmkit.kernels.spec import SPLITS
 from gemmkit.lang.components import dataclass
@@ -505,7 +505,7 @@ def add_fragment(fragment: tuple, i: int, spec: Any, first: int) -> tuple:
 
 # -- on the host ------------------------------------------------------------------------------------------------------
 
-def exchange_of(spec: Any, slices: int, sharing: SharedK, arrays: Arrays | None) -> WorkspaceExchange:
+def exchange_of(spec: Any, slices: int, sharing: SharedK, arrays: OperandArrays | None) -> WorkspaceExchange:
     """The exchange of a launch, with descriptions of its workspace.
 
     Raises ConfigError where the device cannot hold all blocks at once, and for sums that 32-bit coordinates do not reach.
@@ -600,7 +600,7 @@ def stream_place(spec: Any, cluster: int, group: int, rank: int) -> int:
 
 # -- on the host ------------------------------------------------------------------------------------------------------
 
-def streamed_clusters(scheduler: TileScheduler, how: StreamK, arrays: Arrays | None) -> Streamed:
+def streamed_clusters(scheduler: TileScheduler, how: StreamK, arrays: OperandArrays | None) -> StreamedScheduler:
     """The scheduler of a product whose clusters stream K; ``scheduler`` hands out its tiles.
 
     Raises ConfigError for more blocks than the device holds at once, ValueError for products that 32 bits do not count.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemmkit.components import at_path
 from gemmkit.kernels.collectives.lanes import Watch, watch_of
-from gemmkit.kernels.collectives.operand import Arrays, Operand, clipped
+from gemmkit.kernels.collectives.operand import Operand, OperandArrays, clipped
 from gemmkit.kernels.collectives.pipeline import (
     BARRIER,
     CLUSTER,
@@ -44,22 +44,22 @@ from gemmkit.kernels.sm90.exchange import (
 )
 from gemmkit.kernels.sm90.kernel import Producer, warp_specialised
 from gemmkit.kernels.sm90.mainloop import (
-    Across,
     Deinterleaved,
-    Mainloop,
+    MnMajorTf32,
     ObservedMainloop,
     PairMainloop,
     PromotedMainloop,
     RegisterMainloop,
     SharedMainloop,
     Transformed,
+    WgmmaMainloop,
     in_panels,
     permutable,
     permuted_along_k,
 )
 from gemmkit.kernels.sm90.rewrite import Deinterleave, DeinterleaveProducer, PartRewrite, Rewrite, RewriteProducer, Transpose
-from gemmkit.kernels.sm90.staged import CpAsync, CpAsyncProducer, Staged, StagedProducer
-from gemmkit.kernels.sm90.store import DirectStore, Store, SubtileStore, TmaStore, refuses_tma, store_for
+from gemmkit.kernels.sm90.staged import CpAsyncLines, CpAsyncProducer, StagedProducer, StagedRoute
+from gemmkit.kernels.sm90.store import DirectStore, SubtileStore, TileStore, TmaStore, refuses_tma, store_for
 from gemmkit.kernels.sm90.tma import BraidedTma, JoinedTma, Request, Tma, TmaProducer
 from gemmkit.kernels.spec import KernelFamily, Spec, rule
 from gemmkit.lang.components import dataclass
@@ -242,10 +242,10 @@ class Sm90Spec(Spec):
     stages: int
     schedule: str
     producer_warps: int
-    mainloop: Mainloop = SharedMainloop()
+    mainloop: WgmmaMainloop = SharedMainloop()
     producer: Producer = Producer(4, 1, 0)
     pipeline: Pipeline = Pipeline(2, 0, 1, 1)
-    store: Store = DirectStore()
+    store: TileStore = DirectStore()
     exchange: Exchange = Exchange()
     row_exchange: RowExchange = RowExchange()
     turns: OrderBarrier = OrderBarrier()
@@ -387,7 +387,7 @@ NO_MAP = bytes(BYTES)
 
 
 @dataclasses.dataclass(frozen=True)
-class Map:
+class TensorMapSlot:
     """The tensor map of an operand: ``which`` is its place among a, b, c and out, ``ordinal`` that among the kernel's maps;
     ``axis`` is the one along which its elements are contiguous. Of an array that a component holds, ``which`` are the fields
     from the specialisation to it."""
@@ -399,7 +399,7 @@ class Map:
     spec: TensorMapSpec
 
     @property
-    def maps(self) -> tuple[Map, ...]:
+    def maps(self) -> tuple[TensorMapSlot, ...]:
         return (self,)
 
     @property
@@ -419,7 +419,7 @@ class Map:
 class Maps:
     """The tensor maps of an operand of several arrays: one argument of the kernel, a tuple."""
 
-    maps: tuple[Map, ...]
+    maps: tuple[TensorMapSlot, ...]
 
     @property
     def frozen(self) -> Frozen:
@@ -429,7 +429,7 @@ class Maps:
         return Frozen(made, text, [leaf for part in parts for leaf in part.leaves], [])
 
 
-def maps(spec: Sm90Spec, arrays: Arrays) -> tuple[Map | Maps | None, ...]:
+def maps(spec: Sm90Spec, arrays: OperandArrays) -> tuple[TensorMapSlot | Maps | None, ...]:
     """The maps of A, B, C (or of what comes ahead of time in its place) and D, None for those that TMA does not move."""
     store = spec.store
     found: list[list[Any]] = [
@@ -437,11 +437,11 @@ def maps(spec: Sm90Spec, arrays: Arrays) -> tuple[Map | Maps | None, ...]:
         [(*_ahead(spec, store, arrays), store.map_of_source)] if isinstance(store, PrefetchedStore) else [],
         [(3, arrays.out, lambda info: store.map_spec(spec.d, info))] if isinstance(store, TmaStore) else [],
     ]
-    made: list[Map | Maps | None] = []
+    made: list[TensorMapSlot | Maps | None] = []
     ordinals = count()
     for of_one in found:
         stacks = ((which, whole(info), box_of) for which, info, box_of in of_one if info is not None)
-        own = tuple(Map(which, next(ordinals), stack, *box_of(stack)) for which, stack, box_of in stacks)
+        own = tuple(TensorMapSlot(which, next(ordinals), stack, *box_of(stack)) for which, stack, box_of in stacks)
         made.append(None if not own else own[0] if len(own) == 1 else Maps(own))
     return tuple(made)
 
@@ -454,7 +454,7 @@ def _of_operand(which: int, name: str, operand: Any, info: ArrayInfo | None) -> 
     return [(at, array, lambda array: operand.route.map_spec(operand, array)) for at, array in ((which, info), *others)]
 
 
-def _ahead(spec: Sm90Spec, store: PrefetchedStore, arrays: Arrays) -> tuple[Any, ArrayInfo | None]:
+def _ahead(spec: Sm90Spec, store: PrefetchedStore, arrays: OperandArrays) -> tuple[Any, ArrayInfo | None]:
     """What comes ahead of time, as a map's ``which``, and its array."""
     path = store.source.array
     if path is None:
@@ -465,7 +465,7 @@ def _ahead(spec: Sm90Spec, store: PrefetchedStore, arrays: Arrays) -> tuple[Any,
 #: In the order in which they are preferred, and what fills the stages where a route is the last of the two by this order.
 ROUTES: dict[Any, Any] = {Tma: TmaProducer, JoinedTma: TmaProducer, BraidedTma: TmaProducer,
                           PartRewrite: RewriteProducer, Rewrite: RewriteProducer, Transpose: RewriteProducer,
-                          Deinterleave: DeinterleaveProducer, CpAsync: CpAsyncProducer, Staged: StagedProducer}
+                          Deinterleave: DeinterleaveProducer, CpAsyncLines: CpAsyncProducer, StagedRoute: StagedProducer}
 WIDEST = 128                           # bytes of a swizzle's lines
 REGISTER_THREADS = 384                 # of a block with A in registers: with more, wgmmas wait for each other
 
@@ -481,7 +481,7 @@ class Sm90(KernelFamily):
         validate(config)
 
     def specialise(self, config: Config, operands: tuple[Operand, Operand, Operand, Operand],
-                   arrays: Arrays | None) -> Sm90Spec:
+                   arrays: OperandArrays | None) -> Sm90Spec:
         m, n = config.cluster.extents
         sharing = SharedK(config.splits, config.cluster)
         cluster = Cluster(m, n, sharing.in_cluster)
@@ -493,7 +493,7 @@ class Sm90(KernelFamily):
                         config.producer_warps)
         return specialise(spec, sharing, arrays)
 
-    def is_specialised(self, spec: Any, config: Config, arrays: Arrays) -> bool:
+    def is_specialised(self, spec: Any, config: Config, arrays: OperandArrays) -> bool:
         """Of plain operands and a D that TMA moves, unless C or the epilogue reads ahead, or blocks share K by a workspace:
         nothing but that TMA takes them depends on the arrays."""
         a, b, out = arrays.a, arrays.b, arrays.out
@@ -508,7 +508,7 @@ class Sm90(KernelFamily):
     def in_cluster(self, splits: int | StreamK, cluster: Tile) -> int:
         return SharedK(splits, cluster).in_cluster
 
-    def maps(self, spec: Any, arrays: Arrays) -> tuple[Any, ...]:
+    def maps(self, spec: Any, arrays: OperandArrays) -> tuple[Any, ...]:
         return maps(spec, arrays)
 
     def registers(self, spec: Any) -> tuple[int, ...] | None:
@@ -518,7 +518,7 @@ class Sm90(KernelFamily):
 
 # -- the parts for a problem ------------------------------------------------------------------------------------------
 
-def specialise(spec: Sm90Spec, sharing: SharedK, arrays: Arrays | None = None) -> Sm90Spec:
+def specialise(spec: Sm90Spec, sharing: SharedK, arrays: OperandArrays | None = None) -> Sm90Spec:
     """``spec`` with all its parts. Without ``arrays`` these are what suits TMA, and shared memory is the most."""
     b = dataclasses.replace(spec.b, offset=pattern_of(spec.a.nbytes))
     spec = dataclasses.replace(spec, b=b, mainloop=_mainloop(spec))
@@ -534,7 +534,7 @@ def specialise(spec: Sm90Spec, sharing: SharedK, arrays: Arrays | None = None) -
     return _laid_out(dataclasses.replace(spec, exchange=_exchange(spec, sharing, arrays)), arrays)
 
 
-def _mainloop(spec: Sm90Spec) -> Mainloop:
+def _mainloop(spec: Sm90Spec) -> WgmmaMainloop:
     if spec.a.observer is not None:
         return ObservedMainloop()
     stages = spec.operator.promote // spec.block.size.K    # whose sums are added to those in float32
@@ -592,7 +592,7 @@ def _with_a_across(spec: Sm90Spec, a: Request, b: Request) -> Sm90Spec | None:
     as_stored = Swizzled(ColMajor(operand.shared.dtype), WIDEST)
     of_a = dataclasses.replace(a, operand=dataclasses.replace(operand, shared=as_stored))
     steps = spec.block.size.K // spec.operator.shape[2]
-    return dataclasses.replace(spec, a=_sent(of_a, Tma), b=_sent(b, route), mainloop=RegisterMainloop(Across(4), steps))
+    return dataclasses.replace(spec, a=_sent(of_a, Tma), b=_sent(b, route), mainloop=RegisterMainloop(MnMajorTf32(4), steps))
 
 
 def _fetches_a(spec: Sm90Spec) -> bool:
@@ -632,7 +632,7 @@ def _with_producer(spec: Sm90Spec) -> Sm90Spec:
     return dataclasses.replace(spec, producer=producer, a=a, b=b)
 
 
-def _laid_out(spec: Sm90Spec, arrays: Arrays | None) -> Sm90Spec:
+def _laid_out(spec: Sm90Spec, arrays: OperandArrays | None) -> Sm90Spec:
     """Shared memory and named barriers: stages, subtiles of D, exchanged sums, barriers."""
     memory, barriers = SharedMemory(), NamedBarriers()
     memory.take(spec.stages * spec.stage_bytes, PATTERN)
@@ -667,7 +667,7 @@ def _row_exchange(spec: Sm90Spec) -> RowExchange:
     return RowExchange()
 
 
-def _exchange(spec: Sm90Spec, sharing: SharedK, arrays: Arrays | None) -> Exchange:
+def _exchange(spec: Sm90Spec, sharing: SharedK, arrays: OperandArrays | None) -> Exchange:
     if sharing.splits == 1:
         return Exchange()
     if sharing.streams:

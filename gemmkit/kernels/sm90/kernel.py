@@ -10,15 +10,15 @@ from gemmkit.kernels.collectives.scheduler import (
     Inputs,
     KTile,
     Outputs,
-    Place,
     Slot,
+    TileCoord,
     Work,
     first_k_tile,
     following_k_tile,
     k_steps,
 )
 from gemmkit.kernels.sm90.mainloop import numbers_of_parts
-from gemmkit.kernels.sm90.store import Part
+from gemmkit.kernels.sm90.store import ConsumerPart
 from gemmkit.lang.component_products import of_part, of_product
 from gemmkit.lang.components import dataclass
 from gemmkit.ptx.barriers import cluster_barrier, cluster_rank, fence_async_global, mbarrier_fence_init
@@ -41,12 +41,13 @@ def consume_cooperatively(spec: Any, outputs: Outputs, group: int, rank: int) ->
         own, matrices = of_product(here, work.batch), outputs_of(spec, outputs, work.batch)
         if spec.exchange.finishes(here):
             first = work.n + spec.exchange.slice(spec, rank) * spec.exchange.columns
-            spec.store.begin(spec, outputs.map_c, work.batch, Part(group, work.m + group * spec.first_rows, first, turn))
+            spec.store.begin(spec, outputs.map_c, work.batch,
+                             ConsumerPart(group, work.m + group * spec.first_rows, first, turn))
         sums, slot = multiply_tile(own, group, slot, k_steps(here, work), work, matrices.shape)
         if spec.exchange.hand_over(sums, here, group, rank, turn):
             mine = spec.exchange.collect(sums, here, group, rank, turn)
             column = work.n + spec.exchange.slice(spec, rank) * spec.exchange.columns
-            spec.store.run(own, mine, matrices, Part(group, work.m + group * spec.first_rows, column, turn))
+            spec.store.run(own, mine, matrices, ConsumerPart(group, work.m + group * spec.first_rows, column, turn))
             turn = turn ^ 1                            # of the tiles that this block finishes
         at = spec.scheduler.following(at, step)
     spec.store.finish()
@@ -71,14 +72,14 @@ def consume_ping_pong(spec: Any, outputs: Outputs, group: int, rank: int) -> Non
         if turn == group:
             opened = await_arrivals(spec, here.scheduler.tile_of(at), opened)
             if spec.exchange.finishes(here):
-                spec.store.begin(spec, outputs.map_c, work.batch, Part(group, work.m, work.n, own_turn))
+                spec.store.begin(spec, outputs.map_c, work.batch, ConsumerPart(group, work.m, work.n, own_turn))
             spec.turns.wait(group)
             own, matrices = of_product(here, work.batch), outputs_of(spec, outputs, work.batch)
             sums, slot = multiply_tile(own, group, slot, steps, work, matrices.shape)
             spec.turns.give(1 - group)
             if spec.exchange.hand_over(sums, here, group, rank, own_turn):
                 mine = spec.exchange.collect(sums, here, group, rank, own_turn)
-                spec.store.run(own, mine, matrices, Part(group, work.m, work.n, own_turn))
+                spec.store.run(own, mine, matrices, ConsumerPart(group, work.m, work.n, own_turn))
                 own_turn = own_turn ^ 1
         else:
             slot = spec.pipeline.skip(slot, steps)
@@ -247,7 +248,7 @@ def stage_of(spec: Any, operand: Any, slot: Slot) -> Any:
     return shared(operand.shared.dtype, slot.stage * spec.stage_bytes + operand.offset)
 
 
-def place_of(operand: Any, at: KTile) -> Place:
+def place_of(operand: Any, at: KTile) -> TileCoord:
     """Where an operand's tile of a stage begins in A or B, and where the matrix ends."""
     return operand.place(at.m, at.n, at.k, at.shape)
 

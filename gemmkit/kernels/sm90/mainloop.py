@@ -16,7 +16,7 @@ import numpy as np
 
 from gemmkit.components import Component
 from gemmkit.kernels.collectives.operand import Operand, transform_within
-from gemmkit.kernels.collectives.scheduler import KTile, Place, Slot, Work
+from gemmkit.kernels.collectives.scheduler import KTile, Slot, TileCoord, Work
 from gemmkit.kernels.sm90.cross_lane import add_value
 from gemmkit.lang.aggregates import convert_all, fill
 from gemmkit.lang.components import dataclass
@@ -52,7 +52,7 @@ from gemmkit.tiling import Tile, translate
 # | `gemmkit.kernels.sm90.mainloop.RegisterMainloop` | consumers fetch it into registers | added to by all stages |
 
 @dataclass(frozen=True)
-class Mainloop(Component):
+class WgmmaMainloop(Component):
     """``run`` gives a consumer's sums of ``steps`` stages of a tile, by fragments, and the slot after them."""
 
     readers_are_warps = False          # threads, not tensor cores alone, read the stages
@@ -63,7 +63,7 @@ class Mainloop(Component):
 
 
 @dataclass(frozen=True)
-class SharedMainloop(Mainloop):
+class SharedMainloop(WgmmaMainloop):
     """One group of wgmmas a stage; a stage is released when the next one's group is on its way."""
 
     def run(self, spec: Any, group: int, slot: Slot, steps: int, work: Work, shape: Any) -> tuple:
@@ -83,7 +83,7 @@ class SharedMainloop(Mainloop):
 
 
 @dataclass(frozen=True)
-class PairMainloop(Mainloop):
+class PairMainloop(WgmmaMainloop):
     """Two stages at a time, in registers of their own: the first one's sums are added to the total while the second is
     multiplied. (Were it on its way still when the loop begins anew, ptxas would make each wgmma wait for the last.)"""
 
@@ -113,7 +113,7 @@ class PairMainloop(Mainloop):
 
 
 @dataclass(frozen=True)
-class PromotedMainloop(Mainloop):
+class PromotedMainloop(WgmmaMainloop):
     """Several stages at a time: the wait at the end of each portion is a small part of it."""
 
     stages: int
@@ -213,7 +213,7 @@ HALVES = np.dtype(np.uint16)           # the elements that `ldmatrix` moves
 
 
 @dataclass(frozen=True)
-class Source(Component):
+class FragmentSource(Component):
     """Where fragments of A come from."""
 
     def load(self, spec: Any, group: int, stage: int, step: int, at: KTile) -> tuple:
@@ -226,10 +226,10 @@ class Source(Component):
 
 
 @dataclass(frozen=True)
-class RegisterMainloop(Mainloop):
+class RegisterMainloop(WgmmaMainloop):
     """A group of wgmmas a k-block, ``steps`` of them a stage."""
 
-    source: Source
+    source: FragmentSource
     steps: int
     readers_are_warps = True
 
@@ -330,7 +330,7 @@ def release_last(spec: Any, stage: int, step: int) -> None:
 # -- elements that are transformed ------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
-class Transformed(Source):
+class Transformed(FragmentSource):
     """Elements of A, transformed in the registers.
 
     Transforms of what lies in shared memory are paid for twice there: it is read and written once more. Here A goes through
@@ -408,7 +408,7 @@ def within_k(word: Any, n: int, spec: Any, j: int, shape: Any) -> Any:
 # -- numbers of two parts ---------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
-class Deinterleaved(Source):
+class Deinterleaved(FragmentSource):
     """Numbers of two 16-bit parts, which TMA brings in swizzled panels of their own.
 
     `ldmatrix` takes them for 8 x 8 matrices of pairs of elements, and so gives each lane whole numbers: of the 16 along K of
@@ -450,7 +450,7 @@ WORDS = np.dtype(np.uint32)
 
 
 @dataclass(frozen=True)
-class Across(Transformed):
+class MnMajorTf32(Transformed):
     """Elements of A, loaded one by one, and rounded to tf32.
 
     Lane t has rows t // 4 and t // 4 + 8 of a fragment's 16, and in each the elements t % 4 and t % 4 + 4 along K (see
@@ -509,7 +509,7 @@ class ObservedMainloop(SharedMainloop):
                 sums = start_stage(spec, a, b, slot, sums, step)
                 if step == due:
                     pointer = shared(spec.a.shared.dtype, spec.a.offset + slot.stage * spec.stage_bytes)
-                    at = Place(work.m + first_row, step * spec.block.size.K, shape.M, shape.K)
+                    at = TileCoord(work.m + first_row, step * spec.block.size.K, shape.M, shape.K)
                     state = spec.watch.add(state, spec, pointer, first_row, thread, at)
                     due += step_due
                     named_barrier(spec.store.barrier + group, 128)

@@ -30,10 +30,10 @@ from gemmkit.kernels.collectives.operand import (
     transform_into,
     transform_within,
 )
-from gemmkit.kernels.collectives.scheduler import Inputs, KTile, Place, Slot, Work, holds
+from gemmkit.kernels.collectives.scheduler import Inputs, KTile, Slot, TileCoord, Work, holds
 from gemmkit.kernels.sm90.kernel import WORKING, Producer, Registers, fill_stages, place_of, rank_of, stage_of, start_copies
 from gemmkit.kernels.sm90.staged import put_held
-from gemmkit.kernels.sm90.tma import Copy, Request, Tma
+from gemmkit.kernels.sm90.tma import Request, Tma, TmaCopy
 from gemmkit.lang.aggregates import convert, convert_all
 from gemmkit.lang.component_products import of_product
 from gemmkit.lang.components import dataclass
@@ -64,7 +64,7 @@ class Rewrite(Tma):
 
     @classmethod
     def of(cls, request: Request) -> Rewrite:
-        return cls(Copy.in_panels(request.operand, request.spec.cluster), request.operand.tile, request.operand.warp)
+        return cls(TmaCopy.in_panels(request.operand, request.spec.cluster), request.operand.tile, request.operand.warp)
 
     @classmethod
     def refuses(cls, request: Request) -> str | None:
@@ -100,7 +100,7 @@ class Rewrite(Tma):
             else:
                 self.pass_on(spec, operand, share, warp)
         else:
-            end = Place(place.i, place.j, place.i + rows, place.j + columns)
+            end = TileCoord(place.i, place.j, place.i + rows, place.j + columns)
             transform_masked(spec, operand, share, end, warp)
 
     def rewrite_edge(self, spec: Any, operand: Any, slot: Slot, at: KTile, warp: int) -> None:
@@ -108,30 +108,30 @@ class Rewrite(Tma):
         share = self.share(spec, operand, slot, at)
         transform_masked(spec, operand, share, share.place, warp)
 
-    def share(self, spec: Any, operand: Any, slot: Slot, at: KTile) -> Share:
+    def share(self, spec: Any, operand: Any, slot: Slot, at: KTile) -> RewriteShare:
         """What the block rewrites of a stage."""
-        return Share(stage_of(spec, operand, slot), place_of(operand, at), slot.stage, at.rank)
+        return RewriteShare(stage_of(spec, operand, slot), place_of(operand, at), slot.stage, at.rank)
 
-    def put(self, spec: Any, operand: Any, share: Share, tile: Any, words: tuple) -> None:
+    def put(self, spec: Any, operand: Any, share: RewriteShare, tile: Any, words: tuple) -> None:
         put_words(operand, share.pointer, tile, words)
 
-    def put_values(self, spec: Any, operand: Any, share: Share, tile: Any, values: tuple) -> None:
+    def put_values(self, spec: Any, operand: Any, share: RewriteShare, tile: Any, values: tuple) -> None:
         put_elements(operand, share.pointer, tile, values)
 
-    def pass_on(self, spec: Any, operand: Any, share: Share, warp: int) -> None:
+    def pass_on(self, spec: Any, operand: Any, share: RewriteShare, warp: int) -> None:
         """What is to be done with a tile that is as it is to be: nothing."""
 
 
-class Share(NamedTuple):
+class RewriteShare(NamedTuple):
     """What a block rewrites of a stage's tile: where it is in shared memory, its place in the matrix, the block's rank."""
 
     pointer: Any
-    place: Place
+    place: TileCoord
     stage: int
     rank: int
 
 
-def transform_in_batches(spec: Any, operand: Any, share: Share, warp: int) -> None:
+def transform_in_batches(spec: Any, operand: Any, share: RewriteShare, warp: int) -> None:
     """Some tiles at a time: all are read before the first is written, or each would wait for the last."""
     pointer = share.pointer
     warp_tiles = parallelise(operand.route.tile, operand.route.warp, warp, operand.warps)
@@ -150,7 +150,7 @@ def transform_in_batches(spec: Any, operand: Any, share: Share, warp: int) -> No
         first = rolled(first + operand.route.batch)
 
 
-def put_rewritten(spec: Any, operand: Any, share: Share, tile: Any, words: tuple) -> None:
+def put_rewritten(spec: Any, operand: Any, share: RewriteShare, tile: Any, words: tuple) -> None:
     if is_pairwise(operand.to_shared, operand.shared.dtype):
         operand.route.put(spec, operand, share, tile, transform_pairs(operand.to_shared, operand.shared.dtype, words))
     else:
@@ -159,7 +159,7 @@ def put_rewritten(spec: Any, operand: Any, share: Share, tile: Any, words: tuple
         operand.route.put_values(spec, operand, share, tile, values)
 
 
-def transform_masked(spec: Any, operand: Any, share: Share, place: Place, warp: int) -> None:
+def transform_masked(spec: Any, operand: Any, share: RewriteShare, place: TileCoord, warp: int) -> None:
     """Element by element, the operator's identity for those beyond the end that ``place`` says."""
     pointer, nothing = share.pointer, spec.operator.identity
     warp_tiles = parallelise(operand.route.tile, operand.route.warp, warp, operand.warps)
@@ -172,7 +172,7 @@ def transform_masked(spec: Any, operand: Any, share: Share, place: Place, warp: 
                 transform_element_masked, values, operand, translate(tile, place.i, place.j), place, nothing))
 
 
-def transform_element_masked(x: Any, n: int, operand: Any, tile: Any, place: Place, nothing: Any) -> Any:
+def transform_element_masked(x: Any, n: int, operand: Any, tile: Any, place: TileCoord, nothing: Any) -> Any:
     i, j = row_of(tile, n), column_of(tile, n)
     if i < place.rows and j < place.columns:
         value = operand.layout.of_stored(x, i, j) if operand.is_masked else x
@@ -337,7 +337,7 @@ class PartRewrite(Rewrite):
 
     @classmethod
     def of(cls, request: Request) -> PartRewrite:
-        copy = Copy.in_panels(request.operand, request.spec.cluster)
+        copy = TmaCopy.in_panels(request.operand, request.spec.cluster)
         part = part_of(request)
         return cls(dataclasses.replace(copy, multicasts=False), part, warp_of(request, part))
 
@@ -357,7 +357,7 @@ class PartRewrite(Rewrite):
     def brought_bytes(self, operand: Operand) -> int:
         return operand.nbytes * self.tile.count // operand.tile.count
 
-    def share(self, spec: Any, operand: Any, slot: Slot, at: KTile) -> Share:
+    def share(self, spec: Any, operand: Any, slot: Slot, at: KTile) -> RewriteShare:
         place, part = place_of(operand, at), spec.cluster.part(operand.k_axis, at.rank)
         i, j = place.i, place.j
         if operand.k_axis == 1:
@@ -365,19 +365,19 @@ class PartRewrite(Rewrite):
         else:
             j += part * self.tile.size[1]
         pointer = shared(operand.shared.dtype, begin_of(spec, operand, slot.stage, part))
-        return Share(pointer, Place(i, j, place.rows, place.columns), slot.stage, at.rank)
+        return RewriteShare(pointer, TileCoord(i, j, place.rows, place.columns), slot.stage, at.rank)
 
-    def put(self, spec: Any, operand: Any, share: Share, tile: Any, words: tuple) -> None:
+    def put(self, spec: Any, operand: Any, share: RewriteShare, tile: Any, words: tuple) -> None:
         put_words(operand, share.pointer, tile, words)
         if tile.count > operand.shared.chunk:
             each(send_chunk, split(words, SENT // WORD), spec, operand, share, tile)
         else:
             send(spec, operand, share, tile, words)
 
-    def put_values(self, spec: Any, operand: Any, share: Share, tile: Any, values: tuple) -> None:
+    def put_values(self, spec: Any, operand: Any, share: RewriteShare, tile: Any, values: tuple) -> None:
         self.put(spec, operand, share, tile, pack_words(values))
 
-    def pass_on(self, spec: Any, operand: Any, share: Share, warp: int) -> None:
+    def pass_on(self, spec: Any, operand: Any, share: RewriteShare, warp: int) -> None:
         """The other blocks have not got it."""
         warp_tiles = parallelise(operand.route.tile, operand.route.warp, warp, operand.warps)
         for i in range(len(warp_tiles)):
@@ -416,11 +416,11 @@ def begin_of(spec: Any, operand: Any, stage: int, part: int) -> int:
     return stage * spec.stage_bytes + operand.offset + part * (operand.route.copy.part * operand.shared.itemsize)
 
 
-def send_chunk(words: tuple, n: int, spec: Any, operand: Any, share: Share, tile: Any) -> None:
+def send_chunk(words: tuple, n: int, spec: Any, operand: Any, share: RewriteShare, tile: Any) -> None:
     send(spec, operand, share, element_tile(tile, n * operand.shared.chunk), words)
 
 
-def send(spec: Any, operand: Any, share: Share, tile: Any, words: tuple) -> None:
+def send(spec: Any, operand: Any, share: RewriteShare, tile: Any, words: tuple) -> None:
     """Send a chunk at most to the same place in the other blocks."""
     part = spec.cluster.part(operand.k_axis, share.rank)
     at = operand.shared.position(tile.index, operand.leading()) * operand.shared.itemsize
@@ -457,7 +457,7 @@ class Deinterleave(Tma):
     @classmethod
     def of(cls, request: Request) -> Deinterleave:
         operand = request.operand
-        return cls(Copy.in_panels(operand, request.spec.cluster) if operand.in_panels else Copy.whole(operand))
+        return cls(TmaCopy.in_panels(operand, request.spec.cluster) if operand.in_panels else TmaCopy.whole(operand))
 
     @classmethod
     def refuses(cls, request: Request) -> str | None:
@@ -516,7 +516,7 @@ def load_chunk(n: int, operand: Any, byte: int, tile: Any) -> tuple:
     return load_shared(shared(U32, byte), operand.numbers.position(chunk, operand.numbers.leading(operand.tile.size)), 0, 4)
 
 
-def put_clipped(operand: Any, held: Any, pointer: Any, place: Place, nothing: Any, warp: int) -> None:
+def put_clipped(operand: Any, held: Any, pointer: Any, place: TileCoord, nothing: Any, warp: int) -> None:
     """The parts of transformed numbers, ``nothing`` for those beyond the end."""
     warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)
     for i in range(len(warp_tiles)):
@@ -529,7 +529,7 @@ def put_clipped(operand: Any, held: Any, pointer: Any, place: Place, nothing: An
             put_elements(operand, pointer, thread_tiles[j], apply(clipped, values, operand, tile, place, nothing))
 
 
-def clipped(value: Any, n: int, operand: Any, tile: Any, place: Place, nothing: Any) -> Any:
+def clipped(value: Any, n: int, operand: Any, tile: Any, place: TileCoord, nothing: Any) -> Any:
     """The value, or ``nothing`` where it is out of range."""
     if row_of(tile, n) < place.rows and column_of(tile, n) < place.columns:
         return value

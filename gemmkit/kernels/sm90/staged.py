@@ -21,7 +21,7 @@ from gemmkit.kernels.collectives.operand import (
     transform_into,
     unit_of,
 )
-from gemmkit.kernels.collectives.scheduler import Inputs, KTile, Place, Slot, Work
+from gemmkit.kernels.collectives.scheduler import Inputs, KTile, Slot, TileCoord, Work
 from gemmkit.kernels.sm90.kernel import WORKING, Producer, Registers, acquire, fill_stages, place_of, stage_of
 from gemmkit.kernels.sm90.tma import Request, Tma
 from gemmkit.lang.components import dataclass
@@ -39,11 +39,11 @@ CLIPPED, TOGETHER = 24, 40             # words of an operand, and of both, that 
 
 
 @dataclass(frozen=True)
-class Staged(Route):
+class StagedRoute(Route):
     """A producer's threads load and store the operand."""
 
     @classmethod
-    def of(cls, request: Request) -> Staged:
+    def of(cls, request: Request) -> StagedRoute:
         return cls()
 
     @classmethod
@@ -52,7 +52,7 @@ class Staged(Route):
 
     @classmethod
     def goes_with(cls, other: type[Route]) -> bool:
-        return other in (Tma, Staged)
+        return other in (Tma, StagedRoute)
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def load_held(spec: Any, operand: Any, held: Any, data: Any, at: KTile, warp: in
             held[i * len(thread_tiles) + j] = words
 
 
-def put_held(operand: Any, held: Any, pointer: Any, place: Place, warp: int) -> None:
+def put_held(operand: Any, held: Any, pointer: Any, place: TileCoord, warp: int) -> None:
     """Store what `load_held` loaded; what is raw is transformed now."""
     warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)
     for i in range(len(warp_tiles)):
@@ -178,7 +178,7 @@ def put_held(operand: Any, held: Any, pointer: Any, place: Place, warp: int) -> 
                 put_words(operand, pointer, thread_tiles[j], words)
 
 
-def put_transformed(operand: Any, pointer: Any, tile: Any, words: tuple, place: Place) -> None:
+def put_transformed(operand: Any, pointer: Any, tile: Any, words: tuple, place: TileCoord) -> None:
     if operand.same_dtype and is_pairwise(operand.to_shared, operand.layout.dtype):
         changed = transform_pairs(operand.to_shared, operand.layout.dtype, words)
         if operand.same_axis:
@@ -190,7 +190,7 @@ def put_transformed(operand: Any, pointer: Any, tile: Any, words: tuple, place: 
         put_elements(operand, pointer, tile, values)
 
 
-def copy_inside(operand: Any, data: Any, pointer: Any, place: Place, warp: int, shape: Any) -> None:
+def copy_inside(operand: Any, data: Any, pointer: Any, place: TileCoord, warp: int, shape: Any) -> None:
     """Tile by tile, all in range."""
     warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)
     for i in range(len(warp_tiles)):
@@ -212,11 +212,11 @@ def copy_inside(operand: Any, data: Any, pointer: Any, place: Place, warp: int, 
 # The copies write as threads do: consumers fence (`fence_async`) before tensor cores read a stage.
 
 @dataclass(frozen=True)
-class CpAsync(Route):
+class CpAsyncLines(Route):
     """Threads start copies of whole lines of the operand."""
 
     @classmethod
-    def of(cls, request: Request) -> CpAsync:
+    def of(cls, request: Request) -> CpAsyncLines:
         return cls()
 
     @classmethod
@@ -252,7 +252,7 @@ class CpAsync(Route):
 
     @classmethod
     def goes_with(cls, other: type[Route]) -> bool:
-        return other in (Tma, CpAsync)
+        return other in (Tma, CpAsyncLines)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from gemmkit.lang.aggregates import convert_all
 from gemmkit.lang.component_products import with_number
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.registers import apply, deal, each, generate, join, split
-from gemmkit.layouts import Folded, Plain, RowMajor, Tensor
+from gemmkit.layouts import Folded, Matricised, Plain, RowMajor
 from gemmkit.layouts.joined import OCTET
 from gemmkit.layouts.plain import Swizzled
 from gemmkit.ptx.memory import shared
@@ -46,7 +46,7 @@ from gemmkit.tiling import Tile, parallelise, translate
 BUFFERS = 2                            # subtiles of D that a warpgroup has on their way out
 
 
-class Part(NamedTuple):
+class ConsumerPart(NamedTuple):
     """A consumer's part of a tile of D: the consumer, its first row and column, a bit that flips with each of its tiles."""
 
     group: Any
@@ -56,7 +56,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Store(Component):
+class TileStore(Component):
     """How D leaves. ``barrier`` is the first of the consumers' named barriers."""
 
     barrier: int = 0
@@ -72,34 +72,34 @@ class Store(Component):
     def single(self) -> Tile:
         return Tile(M=1, N=1)
 
-    def placed(self, memory: SharedMemory) -> Store:
+    def placed(self, memory: SharedMemory) -> TileStore:
         """With barriers of its own, which it takes of the block's memory: none."""
         return self
 
     def initialise(self) -> None:
         """Called by one thread, before any other meets a barrier."""
 
-    def begin(self, spec: Any, map_c: Any, batch: int, part: Part) -> None:
+    def begin(self, spec: Any, map_c: Any, batch: int, part: ConsumerPart) -> None:
         """Before a tile is multiplied."""
 
-    def run(self, spec: Any, sums: tuple, outputs: Outputs, part: Part) -> None:
+    def run(self, spec: Any, sums: tuple, outputs: Outputs, part: ConsumerPart) -> None:
         """All 64-row fragments of a consumer."""
         each(store_fragment, sums, spec, outputs, part)
 
-    def fragment(self, sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
+    def fragment(self, sums: tuple, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
         """The ``i``-th fragment; ``part`` is where it begins."""
 
-    def leave_out(self, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
+    def leave_out(self, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
         """In place of a fragment that lies wholly out of range."""
 
     def finish(self) -> None:
         """Before the block ends."""
 
 
-def store_fragment(sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
+def store_fragment(sums: tuple, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
     """Where values are finished, a fragment wholly out of range is left out. Its nearest elements in range are other
     consumers', which may be storing them, and C or an array that the epilogue reads may be D."""
-    place = Part(part.group, part.m + i * 64, part.n, part.turn)
+    place = ConsumerPart(part.group, part.m + i * 64, part.n, part.turn)
     if not spec.has_epilogue:
         spec.store.fragment(sums, i, spec, outputs, place)
     elif place.m < outputs.shape.M and place.n < outputs.shape.N:
@@ -108,7 +108,7 @@ def store_fragment(sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part)
         spec.store.leave_out(i, spec, outputs, place)
 
 
-def finished(sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> tuple:
+def finished(sums: tuple, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> tuple:
     """A fragment's values as D has them. All are finished before the first goes, so that what is loaded for them (C, a bias)
     is on its way at once."""
     values = sums
@@ -133,7 +133,7 @@ def own_column() -> int:
 # -- through shared memory --------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
-class SubtileStore(Store):
+class SubtileStore(TileStore):
     """D goes through shared memory in swizzled subtiles of 64 rows by ``columns``, of which each of ``consumers`` has two in
     turn, from ``offset`` on. ``count`` of them make a fragment's columns that this block finishes, ``fragments`` fragments a
     tile. ``lines`` are those of the swizzled layout, of elements of ``itemsize`` bytes.
@@ -163,7 +163,7 @@ class SubtileStore(Store):
         buffers alike, that is the buffer of the last tile's last subtile."""
         return BUFFERS - 1 if self.fragments * self.count % BUFFERS == 0 else 0
 
-    def fragment(self, sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
+    def fragment(self, sums: tuple, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
         values = finished(sums, i, spec, outputs, part)
         each(store_subtile, split(values, self.columns // 2), i, spec, outputs, part)
 
@@ -171,11 +171,11 @@ class SubtileStore(Store):
         """The element where the ``p``-th subtile of the ``i``-th fragment begins."""
         return (group * BUFFERS + (i * self.count + p) % BUFFERS) * self.elements
 
-    def subtile(self, values: tuple, p: int, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
+    def subtile(self, values: tuple, p: int, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
         """Store a subtile: 64 rows of ``columns`` columns."""
 
 
-def store_subtile(values: tuple, p: int, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
+def store_subtile(values: tuple, p: int, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
     spec.store.subtile(values, p, i, spec, outputs, part)
 
 
@@ -191,7 +191,7 @@ class TmaStore(SubtileStore):
         box = (layout.line, self.columns if layout.axis == 0 else 64)
         return layout.axis + before, TensorMapSpec(info.dtype, box + (1,) * before, layout.width)
 
-    def subtile(self, values: tuple, p: int, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
+    def subtile(self, values: tuple, p: int, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
         if thread_index() % 128 == 0:                  # TMA has read what was in the subtile before
             if i + p == 0:
                 tma_wait_read(self.pending)
@@ -200,7 +200,7 @@ class TmaStore(SubtileStore):
         named_barrier(self.barrier + part.group, 128)
         self.send(values, p, i, spec, outputs, part)
 
-    def send(self, values: tuple, p: int, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
+    def send(self, values: tuple, p: int, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
         """Write a subtile, and have TMA store it."""
         position = self.position(p, i, part.group)
         pointer = shared(spec.d.shared.dtype, self.offset)
@@ -218,7 +218,7 @@ class TmaStore(SubtileStore):
                     tma_store(outputs.map_d, join(((m + i * spec.d.shared.line, n), matrix)), pointer, at)
             tma_commit()
 
-    def leave_out(self, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
+    def leave_out(self, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
         """Its subtiles count as stored: how many may be on their way when a buffer is filled again is counted in them."""
         if thread_index() % 128 == 0:
             for _ in range(self.count):
@@ -269,7 +269,7 @@ class VectorStore(SubtileStore):
         """Rows of a subtile that are neighbours in memory."""
         return 64 // self.apart
 
-    def subtile(self, values: tuple, p: int, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
+    def subtile(self, values: tuple, p: int, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
         """The two buffers alternate; the named barrier guarantees that a buffer is refilled only after every thread has
         finished storing from it."""
         position = self.position(p, i, part.group)
@@ -327,10 +327,10 @@ def spread(tile: Any, spec: Any) -> Any:
 # -- from the registers -----------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
-class DirectStore(Store):
+class DirectStore(TileStore):
     """Threads store pairs from their registers."""
 
-    def fragment(self, sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
+    def fragment(self, sums: tuple, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
         if spec.epilogue.finishes_blocks:
             store_together(sums, i, spec, outputs, part.m + own_row(), part.n + own_column(), part)
         else:
@@ -358,7 +358,7 @@ WIDE = 16                              # bytes of the widest store
 
 
 @dataclass(frozen=True)
-class InterleavedStore(Store):
+class InterleavedStore(TileStore):
     """Threads store ``length`` neighbours of a tooth of ``comb`` at a time, wholly in or out of bounds."""
 
     comb: int = OCTET
@@ -368,7 +368,7 @@ class InterleavedStore(Store):
     def of(cls, spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barrier: int) -> InterleavedStore | None:
         """None where D is no such tensor, or has vectors as long along the lines of a subtile."""
         layout: Any = spec.d.layout
-        if info is None or not isinstance(layout, Tensor) or layout.axis != 1 or layout.comb % OCTET:
+        if info is None or not isinstance(layout, Matricised) or layout.axis != 1 or layout.comb % OCTET:
             return None
         others = vector_length(spec, info, extents) // layout.comb    # none where the epilogue stores D itself
         width, size = spec.block.size.N // spec.exchange.slices, info.dtype.itemsize
@@ -377,7 +377,7 @@ class InterleavedStore(Store):
         length = math.gcd(WIDE // size, layout.vector, width // layout.comb, alignment(info) // size)
         return cls(barrier, layout.comb, length) if length > others > 0 else None
 
-    def fragment(self, sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
+    def fragment(self, sums: tuple, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
         """A thread's values are pairs, of two rows in turn: those of one row and tooth are dealt out."""
         values = finished(sums, i, spec, outputs, part)
         each(store_tooth, deal(values, self.comb // 2), spec, outputs, part.m + own_row(), part.n + own_column())
@@ -400,25 +400,25 @@ def store_neighbours(values: tuple, n: int, spec: Any, outputs: Outputs, row: in
 # any other.
 #
 # A fragment of wgmma is octets of columns, and a thread has two columns of each. Those of a braid
-# (`gemmkit.layouts.Braided`) are the parts' in turn, or all of one part before those of the next where TMA brings them
-# (`gemmkit.kernels.sm90.tma`): either way a thread folds values of its own. What comes of it lies in registers
+# (`gemmkit.layouts.ColumnInterleaved`) are the parts' in turn, or all of one part before those of the next where TMA brings
+# them (`gemmkit.kernels.sm90.tma`): either way a thread folds values of its own. What comes of it lies in registers
 # as the sums of a product with a narrower tile do: the stores of `gemmkit.kernels.sm90.store` take it, at D's coordinates.
 
 HELD = 4                               # values of a thread in an octet of columns: two rows of two
 
 
 @dataclass(frozen=True)
-class Folding(Store):
+class Folding(TileStore):
     """A store whose fragments are folded first."""
 
-    def run(self, spec: Any, sums: tuple, outputs: Outputs, part: Part) -> None:
+    def run(self, spec: Any, sums: tuple, outputs: Outputs, part: ConsumerPart) -> None:
         shape = with_number(outputs.shape, "N", spec.d.layout.columns)
         own = Outputs(outputs.c, outputs.d, outputs.map_c, outputs.map_d, outputs.batch, shape)
-        place = Part(part.group, part.m, udiv(part.n, spec.b.layout.slots), part.turn)
+        place = ConsumerPart(part.group, part.m, udiv(part.n, spec.b.layout.slots), part.turn)
         each(store_fragment, apply(fold_fragment, sums, spec, own, place), spec, own, place)
 
 
-def fold_fragment(sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> tuple:
+def fold_fragment(sums: tuple, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> tuple:
     """The ``i``-th fragment of D; ``part`` is where the first begins."""
     return join(generate(spec.folded_octets, fold_octets, split(sums, HELD), spec, outputs, part.m + i * 64 + own_row(),
                          part.n + own_column()))
@@ -454,11 +454,11 @@ class FoldingDirectStore(Folding, DirectStore):
     """Threads store folded pairs from their registers."""
 
 
-FOLDING: dict[type[Store], Any] = {TmaStore: FoldingTmaStore, VectorStore: FoldingVectorStore,
+FOLDING: dict[type[TileStore], Any] = {TmaStore: FoldingTmaStore, VectorStore: FoldingVectorStore,
                                    DirectStore: FoldingDirectStore}
 
 
-def store_for(spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barrier: int) -> Store:
+def store_for(spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barrier: int) -> TileStore:
     """How D leaves: a folded one as that of a product with D's own columns and what follows the fold would."""
     if not isinstance(spec.d.layout, Folded):
         return InterleavedStore.of(spec, info, extents, barrier) or store_of(spec, info, extents, barrier)
@@ -479,7 +479,7 @@ SECTOR, LINE = 32, 128                 # bytes that memory moves together, and t
 APART = 2, 4, 8, 16, 32
 
 
-def store_of(spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barrier: int) -> Store:
+def store_of(spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barrier: int) -> TileStore:
     """How D, a matrix of ``extents`` in the array ``info`` (None: one that suits TMA), leaves."""
     layout: Any = spec.d.shared
     if info is not None and refuses_tma(spec, info) is not None and vector_length(spec, info, extents) == 0:
@@ -525,7 +525,7 @@ def rows_apart(spec: Any, info: ArrayInfo) -> tuple[int, bool]:
     """How far apart rows of a subtile of a tensor are that lie next to each other in memory, and whether they are nearer to
     each other than a row's own pieces."""
     layout = spec.d.layout
-    if not isinstance(layout, Tensor) or layout.vector_axis != 1:
+    if not isinstance(layout, Matricised) or layout.vector_axis != 1:
         return 1, False
     size, depth, rows = info.dtype.itemsize, layout.rows.depth, layout.rows.extents()
     is_cut = depth > 1 and rows[0] in APART and 0 < info.strides[1] < info.strides[0]

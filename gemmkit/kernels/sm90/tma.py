@@ -11,7 +11,7 @@ from gemmkit.kernels.collectives.scheduler import Cluster, Inputs, KTile, Slot
 from gemmkit.kernels.sm90.kernel import STARTING, STREAMING, Producer, Registers, fill_stages, start_copies
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.registers import each, join
-from gemmkit.layouts import Braided, Joined, Planar
+from gemmkit.layouts import ColumnInterleaved, Joined, Planar
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import thread_index, udiv
 from gemmkit.ptx.tma import tma_load, tma_load_multicast, tma_prefetch
@@ -77,7 +77,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Copy(Component):
+class TmaCopy(Component):
     """How TMA brings an operand's tile: ``panels`` boxes of ``lines`` lines of ``line`` elements.
 
     ``step`` is a panel's size in shared memory, ``along`` how far the next panel's first element is along the lines. In a
@@ -102,7 +102,7 @@ class Copy(Component):
     multicasts: bool = True
 
     @classmethod
-    def in_panels(cls, operand: Operand, cluster: Cluster) -> Copy:
+    def in_panels(cls, operand: Operand, cluster: Cluster) -> TmaCopy:
         """Swizzled panels, of which each block of a cluster that shares the operand loads a part."""
         layout: Any = operand.brought
         k_axis = operand.k_axis
@@ -119,14 +119,14 @@ class Copy(Component):
                    panels * layout.line, 0, is_shared, False, *plane)
 
     @classmethod
-    def whole(cls, operand: Operand) -> Copy:
+    def whole(cls, operand: Operand) -> TmaCopy:
         """The tile as it lies in global memory, in one box without a swizzle."""
         axis = operand.plane.axis
         line, lines = operand.tile.extents[axis], operand.tile.extents[1 - axis]
         return cls(line, lines, 1, 0, 0, 0, 0, 0, False, axis == operand.k_axis, 1, 0, 0)
 
 
-class Fill(NamedTuple):
+class StageFill(NamedTuple):
     """A stage to be filled: with which k-tile, and the barrier that counts the bytes."""
 
     slot: Slot
@@ -138,12 +138,12 @@ class Fill(NamedTuple):
 class Tma(Route):
     """TMA brings the tile as the tensor cores read it: a plain matrix, nothing acts on it."""
 
-    copy: Copy
+    copy: TmaCopy
     uses_tma = True
 
     @classmethod
     def of(cls, request: Request) -> Tma:
-        return cls(Copy.in_panels(request.operand, request.spec.cluster))
+        return cls(TmaCopy.in_panels(request.operand, request.spec.cluster))
 
     @classmethod
     def refuses(cls, request: Request) -> str | None:
@@ -192,9 +192,9 @@ class Tma(Route):
 
     def start(self, spec: Any, operand: Any, tensor_map: Any, barrier: Any, slot: Slot, at: KTile) -> None:
         """Start a stage's copies."""
-        self.start_boxes(spec, operand, tensor_map, Fill(slot, at, barrier), 0)
+        self.start_boxes(spec, operand, tensor_map, StageFill(slot, at, barrier), 0)
 
-    def start_boxes(self, spec: Any, operand: Any, tensor_map: Any, fill: Fill, first: int) -> None:
+    def start_boxes(self, spec: Any, operand: Any, tensor_map: Any, fill: StageFill, first: int) -> None:
         """Start copies panel by panel, from element ``first`` of the stage's tile on; in a cluster that shares the operand,
         of this block's part, to all."""
         at, stage = fill.at, fill.slot.stage
@@ -280,11 +280,11 @@ class TmaProducer(Producer):
 #
 # | route | operand | a tile is brought from |
 # |---|---|---|
-# | `JoinedTma` | `gemmkit.Concat` | the one array that has all of it |
-# | `BraidedTma` | `gemmkit.Braid` | all arrays, as many of its columns from each |
+# | `JoinedTma` | `gemmkit.layouts.Concat` | the one array that has all of it |
+# | `BraidedTma` | `gemmkit.layouts.InterleavedColumns` | all arrays, as many of its columns from each |
 #
-# A braid's columns lie here in another order than in `gemmkit.layouts.Braided`: all of one part before those of the
-# next. TMA copies no eight columns of one array between eight of another's into a swizzled line, and a thread of wgmma
+# A braid's columns lie here in another order than in `gemmkit.layouts.ColumnInterleaved`: all of one part before those of
+# the next. TMA copies no eight columns of one array between eight of another's into a swizzled line, and a thread of wgmma
 # has the same two columns of every octet anyway.
 
 ATOM = 8                               # lines of a swizzle's pattern: a part's columns are whole patterns
@@ -319,7 +319,7 @@ class JoinedTma(Tma):
             own = KTile(at.m - across, at.n, at.k - along, at.batch, at.rank, at.shape)
         else:
             own = KTile(at.m, at.n - along, at.k - across, at.batch, at.rank, at.shape)
-        each(start_own, tensor_map, self, spec, operand, Fill(slot, own, barrier), part)
+        each(start_own, tensor_map, self, spec, operand, StageFill(slot, own, barrier), part)
 
 
 @dataclass(frozen=True)
@@ -343,15 +343,16 @@ class BraidedTma(JoinedTma):
         depth, across = operand.tile.extents
         width, line = across // braid.slots, layout.line
         if layout.axis == operand.k_axis:                            # lines along K
-            copy = Copy(line, width, depth // line, across * line, line, 0, 0, 0, cluster.shares_b, True, 1, 0, layout.width)
+            copy = TmaCopy(line, width, depth // line, across * line, line, 0, 0, 0, cluster.shares_b, True, 1, 0,
+                           layout.width)
             return cls(copy, width * line, braid.slots // cluster.m)
-        copy = Copy(line, depth, width // line, depth * line, line, 0, 0, 0, cluster.shares_b, False, 1, 0, layout.width)
+        copy = TmaCopy(line, depth, width // line, depth * line, line, 0, 0, 0, cluster.shares_b, False, 1, 0, layout.width)
         return cls(copy, width * depth, braid.slots // cluster.m)
 
     @classmethod
     def refuses(cls, request: Request) -> str | None:
         braid, spec, shared = request.operand.layout, request.spec, request.operand.shared
-        if not isinstance(braid, Braided) or not isinstance(braid.layout, Joined) or braid.layout.axis != 1:
+        if not isinstance(braid, ColumnInterleaved) or not isinstance(braid.layout, Joined) or braid.layout.axis != 1:
             return "it is no braid of arrays"
         if not braid.is_full:
             return "a part of each tile is of no array"
@@ -367,7 +368,7 @@ class BraidedTma(JoinedTma):
 
     def start(self, spec: Any, operand: Any, tensor_map: Any, barrier: Any, slot: Slot, at: KTile) -> None:
         own = KTile(at.m, udiv(at.n, operand.layout.slots), at.k, at.batch, at.rank, at.shape)
-        each(start_share, tensor_map, self, spec, operand, Fill(slot, own, barrier))
+        each(start_share, tensor_map, self, spec, operand, StageFill(slot, own, barrier))
 
 
 def why_no_tma_of_parts(request: Request, layout: Joined) -> str | None:
@@ -391,13 +392,13 @@ def prefetch_part(tensor_map: Any, n: int) -> None:
     tma_prefetch(tensor_map)
 
 
-def start_own(tensor_map: Any, n: int, route: Any, spec: Any, operand: Any, fill: Fill, part: int) -> None:
+def start_own(tensor_map: Any, n: int, route: Any, spec: Any, operand: Any, fill: StageFill, part: int) -> None:
     """The copies of a tile that lies in one part, if it is this one."""
     if part == n:
         route.start_boxes(spec, operand, tensor_map, fill, 0)
 
 
-def start_share(tensor_map: Any, n: int, route: Any, spec: Any, operand: Any, fill: Fill) -> None:
+def start_share(tensor_map: Any, n: int, route: Any, spec: Any, operand: Any, fill: StageFill) -> None:
     """The copies of one part's columns, if this block is to load them."""
     if route.copy.is_shared:
         if spec.cluster.part(operand.k_axis, fill.at.rank) == n // route.share:

@@ -30,7 +30,7 @@ from gemmkit.programs import trace
 from gemmkit.programs.chains.chain import Chain
 from gemmkit.programs.chains.monoids import Unproved, beyond, monoids, stays, unchanged_by_nothing
 from gemmkit.programs.places import LEAVES, Rewriter, _is_number
-from gemmkit.programs.trace import CONDITIONS, Carried, Store, Value
+from gemmkit.programs.trace import CONDITIONS, Carried, StoreStatement, Value
 from gemmkit.programs.values import Index, joined
 
 LOG2E = math.log2(math.e)
@@ -222,7 +222,7 @@ def rewrite(chain: Chain, signs: dict[str, float]) -> None:
     chain.body = in_order([carried.out for carried in chain.carried])
     again = ChainRewriter(chain, signs)
     roots = [again.of(store.value) for store in chain.stores]
-    chain.stores = [Store(store.parameter, store.key, root, store.only, store.line)
+    chain.stores = [StoreStatement(store.parameter, store.key, root, store.only, store.line)
                     for store, root in zip(chain.stores, roots)]
     chain.end = in_order(roots)
 
@@ -321,7 +321,7 @@ def keep_parts(chain: Chain) -> None:
         if store.value in after or store.value.op == "rowsum":
             whole = Value("whole", (store.value,), store.value.dims, None, "", store.line)
             chain.end.append(whole)
-            chain.stores[n] = Store(store.parameter, store.key, whole, store.only, store.line)
+            chain.stores[n] = StoreStatement(store.parameter, store.key, whole, store.only, store.line)
 
 
 def _stays_a_part(x: Value, parts: set[Value]) -> bool:

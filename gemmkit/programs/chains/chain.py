@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gemmkit.programs.trace import Carried, Loop, Store, Value
+from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value
 from gemmkit.programs.values import Index, refused, shown
 
 
@@ -23,7 +23,7 @@ class Chain:
     body: list[Value]
     carried: list[Carried]
     end: list[Value]
-    stores: list[Store]
+    stores: list[StoreStatement]
     line: str
     length: Value | None = None
     splits: int = 1
@@ -52,7 +52,7 @@ class Chain:
     def results_are_stacked(self) -> bool:
         return self.stack is not None or self.splits > 1
 
-    def stores_rows(self, store: Store) -> bool:
+    def stores_rows(self, store: StoreStatement) -> bool:
         """Whether a store is of a value of each row, and not of rows."""
         return len(store.parameter.shape) == 1 + self.results_are_stacked
 
@@ -80,7 +80,7 @@ def chain_of(loop: Loop) -> Chain:
         if isinstance(x, Value) and x.op in ("rowmax", "rowsum") and x.args[0].op == "transpose":
             raise refused(ValueError, "a reduction over rows, axis=0 or of a transpose: in tiles of whole rows kernels are "
                                       "derived that reduce rows, axis=1; of others there is the reference", x.line)
-    stores = [held for held in loop.body if isinstance(held, Store)]
+    stores = [held for held in loop.body if isinstance(held, StoreStatement)]
     stack, rows = (None, loop.indices[0]) if len(loop.indices) == 1 else loop.indices
     chain = Chain(stack, rows, rounds.indices[0], rounds.body, rounds.carried, [], stores, rounds.line,
                   rounds.stop)

@@ -9,8 +9,8 @@ from typing import Any
 
 from gemmkit.programs.chains.algebra import LOWERED, Ranges, bounds_of
 from gemmkit.programs.chains.chain import Chain, depends
-from gemmkit.programs.chains.places import Block, ChainPlaces, RingPlace
-from gemmkit.programs.chains.schedule import READ, Choice, Compute, Event, Full, Ordered
+from gemmkit.programs.chains.places import ChainPlaces, OperandBlock, RingPlace
+from gemmkit.programs.chains.schedule import READ, ChainOrder, Compute, Event, Full, ScheduleChoice
 from gemmkit.programs.text import JOINTS, SIGNS, is_converted, of_blocks
 from gemmkit.programs.trace import COMPARISONS, CONDITIONS, Value
 from gemmkit.programs.values import Axis, Index
@@ -247,8 +247,8 @@ class Role:
 
     chain: Chain
     places: ChainPlaces
-    choice: Choice
-    order: Ordered
+    choice: ScheduleChoice
+    order: ChainOrder
     ranges: Ranges
     has_tests: bool
     lines: list[str] = field(default_factory=list)
@@ -475,7 +475,7 @@ class Role:
 
 
 @dataclass
-class Producer(Role):
+class ProducerRole(Role):
     """One thread has TMA fill stages, in the order in which consumers take them."""
 
     def begin_tile(self, joined: bool) -> None:
@@ -504,7 +504,7 @@ class Producer(Role):
                      f"ring_{name}, at_{name}{rank})")
         self.put(f"at_{name} = ring_{name}.advance(at_{name})")
 
-    def corner(self, block: Block, at: str, of_last: bool) -> str:
+    def corner(self, block: OperandBlock, at: str, of_last: bool) -> str:
         """Where a block begins, as TMA counts: the contiguous axis first."""
         def place(dim: Index | Axis) -> str:
             if isinstance(dim, Axis):

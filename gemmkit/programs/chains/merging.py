@@ -28,8 +28,8 @@ from gemmkit.programs.chains.chain import Chain, depends, dots, loaded
 from gemmkit.programs.chains.monoids import Unproved, is_independent, monoids
 from gemmkit.programs.collectives import DROP, ROWS
 from gemmkit.programs.launches import spare
-from gemmkit.programs.mapping import MOST_SPLITS, Kernel, Mapping
-from gemmkit.programs.trace import Carried, Loop, Store, Value
+from gemmkit.programs.mapping import MOST_SPLITS, KernelLimits, Mapping
+from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value
 from gemmkit.programs.values import Axis, Parameter, refused
 from gemmkit.runtime.array_info import ArrayInfo
 
@@ -406,7 +406,8 @@ class Shares(NamedTuple):
     parts: dict[str, ArrayInfo]
 
 
-def shares_of(chain: Chain, mapping: Mapping, signs: dict[str, float], processors: int, kernel: Kernel) -> Shares | None:
+def shares_of(chain: Chain, mapping: Mapping, signs: dict[str, float], processors: int,
+              kernel: KernelLimits) -> Shares | None:
     """Split the rounds of a chain, as it is traced: its stores are its cells from here on. None where blocks take all rounds
     of a tile: where the mapping says so, where nothing is said and tiles are enough, or no rule to merge is found.
 
@@ -435,7 +436,7 @@ def shares_of(chain: Chain, mapping: Mapping, signs: dict[str, float], processor
         name = f"{stem}_shares"
         shape = (count * splits, rows, *columns)
         info = cells[name] = spare(first, shape)
-        chain.stores.append(Store(Parameter(name, shape, F32), chain.indices, c.after, None, c.inside.line))
+        chain.stores.append(StoreStatement(Parameter(name, shape, F32), chain.indices, c.after, None, c.inside.line))
         step = math.prod(shape[1:])
         for share in range(splits):
             part = f"{stem}_{share}"
@@ -449,7 +450,7 @@ def shares_of(chain: Chain, mapping: Mapping, signs: dict[str, float], processor
     return Shares(cells, _merging(chain, merge, states, stores), parts)
 
 
-def _left_open(chain: Chain, mapping: Mapping, processors: int, kernel: Kernel) -> int:
+def _left_open(chain: Chain, mapping: Mapping, processors: int, kernel: KernelLimits) -> int:
     """As many shares as there are idle multiprocessors for, of some rounds each."""
     if chain.index.stack or mapping.longest_first:
         return 1
@@ -460,7 +461,7 @@ def _left_open(chain: Chain, mapping: Mapping, processors: int, kernel: Kernel) 
     return max(1, min(processors // tiles, rounds // LEAST, MOST_SPLITS)) if tiles else 1
 
 
-def _merging(chain: Chain, merge: Merge, states: list[dict[Value, Value]], stores: list[Store]) -> Loop:
+def _merging(chain: Chain, merge: Merge, states: list[dict[Value, Value]], stores: list[StoreStatement]) -> Loop:
     """The program of the second kernel."""
     state = states[0]
     for further in states[1:]:

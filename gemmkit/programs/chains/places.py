@@ -27,7 +27,7 @@ TAKEN = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 
 
 @dataclass(eq=False)
-class Block:
+class OperandBlock:
     """What a product takes from memory: ``dims`` as they are in the array, ``key`` its indices."""
 
     name: str
@@ -46,7 +46,7 @@ class RingPlace:
     """``index``: the loop's, whose round fills a stage; None: a tile does."""
 
     index: Index | None
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[OperandBlock] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -57,7 +57,7 @@ class RingPlace:
 class ChainPlaces:
     """``blocks``: of a product and of one of its operands; ``peeled``: of a product the one of the first round."""
 
-    blocks: dict[tuple[Value, int], Block] = field(default_factory=dict)
+    blocks: dict[tuple[Value, int], OperandBlock] = field(default_factory=dict)
     rings: list[RingPlace] = field(default_factory=list)
     peeled: dict[Value, Value] = field(default_factory=dict)
 
@@ -76,7 +76,7 @@ class ChainPlaces:
 def placed(chain: Chain) -> ChainPlaces:
     """Raises ValueError and TypeError, with the user's line, for what has no place."""
     places = ChainPlaces()
-    known: dict[Any, Block] = {}
+    known: dict[Any, OperandBlock] = {}
     handed_over(chain)
     sink_rectified(chain)
     for dot in dots(chain.body):
@@ -102,7 +102,8 @@ def placed(chain: Chain) -> ChainPlaces:
     return places
 
 
-def _operand(dot: Value, which: int, chain: Chain, places: ChainPlaces, known: dict[Any, Block]) -> Block | None:
+def _operand(dot: Value, which: int, chain: Chain, places: ChainPlaces,
+             known: dict[Any, OperandBlock]) -> OperandBlock | None:
     x = dot.args[which]
     load = loaded(x)
     if load is None:
@@ -127,7 +128,7 @@ def _operand(dot: Value, which: int, chain: Chain, places: ChainPlaces, known: d
         name = parameter.name
         while any(block.name == name for block in known.values()):
             name += "_2"
-        found = known[parameter.name, key] = Block(name, parameter, key, load.dims, ring)
+        found = known[parameter.name, key] = OperandBlock(name, parameter, key, load.dims, ring)
         ring.blocks.append(found)
         places.rings.append(ring)
     places.blocks[dot, which] = found
@@ -176,7 +177,7 @@ def sink_rectified(chain: Chain) -> None:
         chain.end.insert(0, after)
 
 
-def _peel(chain: Chain, places: ChainPlaces, known: dict[Any, Block]) -> None:
+def _peel(chain: Chain, places: ChainPlaces, known: dict[Any, OperandBlock]) -> None:
     """A cell that is a block of memory at first: the product that takes it has another first round."""
     first = {c.inside: c.init for c in chain.carried if c.init.op == "load"}
     taken: set[Value] = set()

@@ -27,9 +27,9 @@ from gemmkit.programs.chains.chain import (
     why_not_ahead,
     zero_values,
 )
-from gemmkit.programs.chains.places import Block, ChainPlaces, RingPlace
+from gemmkit.programs.chains.places import ChainPlaces, OperandBlock, RingPlace
 from gemmkit.programs.collectives import PATTERN, ROWS
-from gemmkit.programs.mapping import Kernel, Mapping
+from gemmkit.programs.mapping import KernelLimits, Mapping
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Axis, Index, refused
 from gemmkit.runtime.device import DeviceInfo
@@ -52,7 +52,7 @@ class May:
 
 
 @dataclass
-class Choice:
+class ScheduleChoice:
     """``stages`` and ``barriers`` by ring; ``offsets`` by block, within the first stage; ``outs``: of results that leave by
     TMA; ``stacks``: the index of a stack that tiles go along."""
 
@@ -64,7 +64,7 @@ class Choice:
     descending: bool
     longest_first: bool
     stages: dict[RingPlace, int] = field(default_factory=dict)
-    offsets: dict[Block, int] = field(default_factory=dict)
+    offsets: dict[OperandBlock, int] = field(default_factory=dict)
     barriers: dict[RingPlace, int] = field(default_factory=dict)
     outs: dict[str, int] = field(default_factory=dict)
     nbytes: int = 0
@@ -86,7 +86,7 @@ class Choice:
                        splits=self.splits, lazy=self.lazy, anchored=self.anchored,
                        descending=self.descending, longest_first=self.longest_first, kernel=self.kernel)
 
-    def block_bytes(self, block: Block) -> int:
+    def block_bytes(self, block: OperandBlock) -> int:
         return 2 * self.size(block.dims[0]) * self.size(block.dims[1])
 
     def stage_bytes(self, ring: RingPlace) -> int:
@@ -97,12 +97,12 @@ class Choice:
         """Of a tile."""
         return ROWS * self.warpgroups
 
-    def is_shared(self, block: Block, rows: Index) -> bool:
+    def is_shared(self, block: OperandBlock, rows: Index) -> bool:
         """Whether the blocks of a cluster have the same block of an operand."""
         return self.cluster.shares_b and rows not in block.dims
 
 
-class Candidate(NamedTuple):
+class ScheduleCandidate(NamedTuple):
     """A mapping with its warpgroups said, how long a round's blocks are, and whether tiles are joined."""
 
     mapping: Mapping
@@ -112,25 +112,25 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class ChainProblem(problems.MappingProblem):
-    """``outs``: the dtypes of results that leave by TMA. What is chosen is a `Choice`. Of what is left open all is tried,
-    and the reason why nothing fits is the smallest one's."""
+    """``outs``: the dtypes of results that leave by TMA. What is chosen is a `ScheduleChoice`. Of what is left open all is
+    tried, and the reason why nothing fits is the smallest one's."""
 
     chain: Chain
     places: ChainPlaces
     mapping: Mapping
     may: May
     outs: dict[str, np.dtype]
-    kernel: Kernel
+    kernel: KernelLimits
 
-    def candidates(self, device: DeviceInfo) -> Iterator[Candidate]:
+    def candidates(self, device: DeviceInfo) -> Iterator[ScheduleCandidate]:
         _check_names(self.chain, self.places, self.mapping, self.kernel)
         return _candidates(self.chain, self.mapping, self.kernel, device.sm_count)
 
-    def specialise(self, mapping: Candidate, device: DeviceInfo) -> problems.Choice:
+    def specialise(self, mapping: ScheduleCandidate, device: DeviceInfo) -> problems.Choice:
         given, length, across = mapping
         chain, places, kernel = self.chain, self.places, self.kernel
         limit, said = device.shared_memory_per_block, self.mapping.shared_bytes
-        room = Room(min(limit, said or limit), said or kernel.share(device), kernel)
+        room = SharedMemoryBudget(min(limit, said or limit), said or kernel.share(device), kernel)
         choice = _orders(chain, places, given, self.may, length, across)
         choice.kernel = kernel.said
         reason = _registers(chain, choice, kernel) or _shapes(places, choice, chain, kernel, given)
@@ -142,7 +142,7 @@ class ChainProblem(problems.MappingProblem):
             raise ConfigError(reason)
         return problems.Choice(choice)
 
-    def refusal(self, refused: list[ConfigError], last: Candidate) -> ConfigError:
+    def refusal(self, refused: list[ConfigError], last: ScheduleCandidate) -> ConfigError:
         if len(set(map(str, refused))) == 1:           # that no length of blocks changes
             return refused[-1]
         smallest = f"blocks of {last.length} along {self.chain.index}, warpgroups={last.mapping.warpgroups}"
@@ -150,15 +150,15 @@ class ChainProblem(problems.MappingProblem):
         return ConfigError(f"no lengths of blocks fit, down to {smallest}: {refused[-1]}")
 
 
-class Room(NamedTuple):
+class SharedMemoryBudget(NamedTuple):
     """The shared memory that a block may have, and what stages grow into where nothing is said of them."""
 
     bound: int
     share: int
-    kernel: Kernel
+    kernel: KernelLimits
 
 
-def _candidates(chain: Chain, mapping: Mapping, kernel: Kernel, processors: int) -> Iterator[Candidate]:
+def _candidates(chain: Chain, mapping: Mapping, kernel: KernelLimits, processors: int) -> Iterator[ScheduleCandidate]:
     """The best first. What does not fit takes
     shorter blocks, then one warpgroup, then one stage.
 
@@ -185,7 +185,7 @@ def _candidates(chain: Chain, mapping: Mapping, kernel: Kernel, processors: int)
         chain, 2, processors)
     if three:
         for across in joins:
-            yield Candidate(replace(mapping, warpgroups=3), lengths[0], bool(across))
+            yield ScheduleCandidate(replace(mapping, warpgroups=3), lengths[0], bool(across))
     may_shrink = not (mapping.warpgroups or mapping.turns)
     mapping = replace(mapping, warpgroups=mapping.warpgroups or 2)
     if len(lengths) > 1 and lengths[-1] > SHORTEST:
@@ -196,7 +196,7 @@ def _candidates(chain: Chain, mapping: Mapping, kernel: Kernel, processors: int)
     for smaller in (mapping, *fewer, *fewest):
         for length in lengths:
             for across in joins:
-                yield Candidate(smaller, length, bool(across))
+                yield ScheduleCandidate(smaller, length, bool(across))
 
 
 def _time(chain: Chain, warpgroups: int, processors: int) -> int:
@@ -228,7 +228,7 @@ def _uses_places(chain: Chain) -> bool:
     return False
 
 
-def _check_names(chain: Chain, places: ChainPlaces, mapping: Mapping, kernel: Kernel) -> None:
+def _check_names(chain: Chain, places: ChainPlaces, mapping: Mapping, kernel: KernelLimits) -> None:
     names = [index.name for index in (chain.rows, chain.index)]
     other = next((name for name in mapping.blocks if name not in names), None)
     if other is not None:
@@ -259,7 +259,7 @@ def _check_names(chain: Chain, places: ChainPlaces, mapping: Mapping, kernel: Ke
                 f"the program's values are {', '.join(sorted(filter(None, values)))}"))
 
 
-def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, length: int, across: bool) -> Choice:
+def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, length: int, across: bool) -> ScheduleChoice:
     """Raises ConfigError for orders that the program does not have."""
     apart = ("rounds that only add wait for nothing" if only_adds(chain) else why_not_ahead(chain) if not places.peeled else
              "a cell begins as a block of an array, whose first round is another one")
@@ -291,17 +291,18 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, lengt
     blocks = {chain.rows.name: ROWS * mapping.warpgroups, chain.index.name: length}
     stacks = () if chain.stack is None else (chain.stack.name,)
     blocks.update(dict.fromkeys(stacks, 1))
-    return Choice(blocks, mapping.warpgroups, ahead, across and divided is None, turns, descending, longest, stacks=stacks,
+    return ScheduleChoice(blocks, mapping.warpgroups, ahead, across and divided is None, turns, descending, longest,
+                          stacks=stacks,
                   splits=chain.splits, lazy=bool(chain.factors), anchored=bool(mapping.anchored),
                   cluster=Cluster(mapping.cluster.get(chain.rows.name, 1)))
 
 
-def room_left(chain: Chain, choice: Choice, kernel: Kernel) -> int:
+def room_left(chain: Chain, choice: ScheduleChoice, kernel: KernelLimits) -> int:
     """Registers of a thread beside its sums and what is handed over."""
     return kernel.room[choice.warpgroups] - _needed(chain, choice, kernel)
 
 
-def _needed(chain: Chain, choice: Choice, kernel: Kernel) -> int:
+def _needed(chain: Chain, choice: ScheduleChoice, kernel: KernelLimits) -> int:
     need = 0
     for x in chain.body:
         if x.op == "dot":
@@ -317,7 +318,7 @@ def _needed(chain: Chain, choice: Choice, kernel: Kernel) -> int:
     return need + READING * len(read)
 
 
-def _registers(chain: Chain, choice: Choice, kernel: Kernel) -> str | None:
+def _registers(chain: Chain, choice: ScheduleChoice, kernel: KernelLimits) -> str | None:
     """Why a thread's sums have no room."""
     need, room = _needed(chain, choice, kernel), kernel.room[choice.warpgroups]
     if need > room:
@@ -329,7 +330,7 @@ def _registers(chain: Chain, choice: Choice, kernel: Kernel) -> str | None:
     return None
 
 
-def _shapes(places: ChainPlaces, choice: Choice, chain: Chain, kernel: Kernel, mapping: Mapping) -> str | None:
+def _shapes(places: ChainPlaces, choice: ScheduleChoice, chain: Chain, kernel: KernelLimits, mapping: Mapping) -> str | None:
     """Why blocks cannot be brought."""
     for ring in places.rings:
         for block in ring.blocks:
@@ -350,7 +351,8 @@ def _shapes(places: ChainPlaces, choice: Choice, chain: Chain, kernel: Kernel, m
     return None
 
 
-def _memory(places: ChainPlaces, mapping: Mapping, choice: Choice, outs: dict[str, np.dtype], room: Room,
+def _memory(places: ChainPlaces, mapping: Mapping, choice: ScheduleChoice, outs: dict[str, np.dtype],
+            room: SharedMemoryBudget,
             chain: Chain) -> str | None:
     """Lay out shared memory; why it does not fit."""
     bound, share, kernel = room
@@ -400,7 +402,7 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: Choice, outs: dict[st
     return None
 
 
-def _check_stages(places: ChainPlaces, choice: Choice, given: dict[RingPlace, int]) -> None:
+def _check_stages(places: ChainPlaces, choice: ScheduleChoice, given: dict[RingPlace, int]) -> None:
     """Raises ConfigError where rings of a multistage kernel would not go around together."""
     for ring in places.lone():
         if choice.stages[ring] > 1:
@@ -415,7 +417,7 @@ def _check_stages(places: ChainPlaces, choice: Choice, given: dict[RingPlace, in
     choice.stages.update(dict.fromkeys(rounds, most))
 
 
-def _columns(chain: Chain, name: str, choice: Choice) -> int:
+def _columns(chain: Chain, name: str, choice: ScheduleChoice) -> int:
     store = next(store for store in chain.stores if store.parameter.name == name)
     return int(store.parameter.shape[-1])
 
@@ -476,7 +478,7 @@ def imbalance(count: int, rows: int, section: int, blocks: int) -> float:
 READ = "read"                          # the operation
 
 
-def read_early(chain: Chain, choice: Choice, kernel: Kernel) -> None:
+def read_early(chain: Chain, choice: ScheduleChoice, kernel: KernelLimits) -> None:
     """Put a `READ` in the place of loads by columns, as many as registers have room for."""
     if choice.ahead or only_adds(chain):
         return
@@ -517,13 +519,13 @@ class Full(NamedTuple):
     ring: RingPlace
 
 
-class Start(NamedTuple):
+class ChainStart(NamedTuple):
     """A group of products begins."""
 
     products: tuple[Value, ...]
 
 
-class Wait(NamedTuple):
+class ChainWait(NamedTuple):
     """A consumer goes on when no more than ``pending`` groups run: ``over`` are done, ``flying`` are not."""
 
     pending: int
@@ -531,7 +533,7 @@ class Wait(NamedTuple):
     flying: tuple[Value, ...]
 
 
-class Release(NamedTuple):
+class ChainRelease(NamedTuple):
     """A stage is empty; with ``before`` that of the round before."""
 
     ring: RingPlace
@@ -556,11 +558,11 @@ class Pass(NamedTuple):
     """The next consumer's turn comes."""
 
 
-Event = Full | Start | Wait | Release | Compute | Anchor | Turn | Pass
+Event = Full | ChainStart | ChainWait | ChainRelease | Compute | Anchor | Turn | Pass
 
 
 @dataclass
-class Ordered:
+class ChainOrder:
     """``join``: the last products of a tile with what goes before the next one's rounds. ``late``: values of the round
     before, in ``round``; ``zero``: what is zero before the first round."""
 
@@ -573,7 +575,7 @@ class Ordered:
     lags: bool = False
 
 
-def ordered(chain: Chain, places: ChainPlaces, choice: Choice) -> Ordered:
+def ordered(chain: Chain, places: ChainPlaces, choice: ScheduleChoice) -> ChainOrder:
     """Raises ConfigError for anchors of rounds that have nowhere to put them."""
     out = _ordered(chain, places, choice)
     if choice.anchored:
@@ -589,7 +591,7 @@ def _anchored(chain: Chain, part: list[Event]) -> list[Event]:
     outs, events = {c.out for c in chain.carried}, list[Event]()
     for event in part:
         before = events[-1] if events else None
-        if isinstance(event, Wait) and isinstance(before, Compute):
+        if isinstance(event, ChainWait) and isinstance(before, Compute):
             values = set(before.values)
             rows = [x for x in before.values if x.dims == (chain.rows,) and (x.op == "rowsum" or x in outs)]
             made_of = {x: sum(x is y or depends(x, {y}, values) for y in values) for x in rows}
@@ -598,8 +600,8 @@ def _anchored(chain: Chain, part: list[Event]) -> list[Event]:
     return events
 
 
-def _ordered(chain: Chain, places: ChainPlaces, choice: Choice) -> Ordered:
-    out = Ordered()
+def _ordered(chain: Chain, places: ChainPlaces, choice: ScheduleChoice) -> ChainOrder:
+    out = ChainOrder()
     if only_adds(chain) and not choice.kernel:
         return _adding(chain, places)
     late = late_values(chain) if choice.ahead else set()
@@ -624,12 +626,13 @@ def _ordered(chain: Chain, places: ChainPlaces, choice: Choice) -> Ordered:
     return out
 
 
-def _adding(chain: Chain, places: ChainPlaces) -> Ordered:
+def _adding(chain: Chain, places: ChainPlaces) -> ChainOrder:
     products = tuple(dots(chain.body))
     events = arrange(chain.body, places, {}, leave=True)
-    groups = sum(isinstance(event, Start) for event in events)
-    released = [Release(ring, True) for ring in places.rings_of(products) if ring.index is not None]
-    return Ordered(events, [*events, Wait(groups, products, ()), *released], [Wait(0, products, ()), *released], lags=True)
+    groups = sum(isinstance(event, ChainStart) for event in events)
+    released = [ChainRelease(ring, True) for ring in places.rings_of(products) if ring.index is not None]
+    return ChainOrder(events, [*events, ChainWait(groups, products, ()), *released],
+                      [ChainWait(0, products, ()), *released], lags=True)
 
 
 def arrange(values: list[Value], places: ChainPlaces, through: dict[Value, Value], crossing: Iterable[Value] = (),
@@ -662,9 +665,9 @@ def arrange(values: list[Value], places: ChainPlaces, through: dict[Value, Value
 
     def wait() -> None:
         over = flying.pop(0)
-        events.append(Wait(len(flying), tuple(over), tuple(d for group in flying for d in group)))
+        events.append(ChainWait(len(flying), tuple(over), tuple(d for group in flying for d in group)))
         busy = places.rings_of([*left, *(d for group in flying for d in group)])
-        events.extend(Release(ring) for ring in places.rings_of(over) if ring.index is not None and ring not in busy)
+        events.extend(ChainRelease(ring) for ring in places.rings_of(over) if ring.index is not None and ring not in busy)
 
     while left:
         group: list[Value] = []
@@ -678,7 +681,7 @@ def arrange(values: list[Value], places: ChainPlaces, through: dict[Value, Value
             if turns and not starts:
                 events.append(Turn())
             starts += len(group)
-            events.append(Start(tuple(group)))
+            events.append(ChainStart(tuple(group)))
             if turns and starts == len(products):
                 events.append(Pass())
             left = [x for x in left if x not in group]

@@ -13,22 +13,22 @@ import numpy as np
 from gemmkit.kernels.sm90.kernel import STARTING
 from gemmkit.programs.chains.algebra import LOWERED, Ranges, mentions
 from gemmkit.programs.chains.chain import Chain, dots
-from gemmkit.programs.chains.elements import CONSUMER, ELEMENTWISE, Element, Naming, Producer, Role, scalar_text
+from gemmkit.programs.chains.elements import CONSUMER, ELEMENTWISE, Element, Naming, ProducerRole, Role, scalar_text
 from gemmkit.programs.chains.merging import LENGTH
-from gemmkit.programs.chains.places import RECTIFIED, Block, ChainPlaces
+from gemmkit.programs.chains.places import RECTIFIED, ChainPlaces, OperandBlock
 from gemmkit.programs.chains.schedule import (
     READ,
     Anchor,
-    Choice,
+    ChainOrder,
+    ChainRelease,
+    ChainStart,
+    ChainWait,
     Compute,
     Event,
     Full,
-    Ordered,
     Pass,
-    Release,
-    Start,
+    ScheduleChoice,
     Turn,
-    Wait,
 )
 from gemmkit.programs.collectives import COLUMN
 from gemmkit.programs.text import EARLY, OWN_NAMES, OutKind, Printed, of_blocks
@@ -237,8 +237,8 @@ class Consumer(Role):
             Full: lambda e: self.put(f"ring_{e.ring.name}.wait(at_{e.ring.name})"),
             Turn: lambda e: self.put("turns.wait(group)"),
             Pass: lambda e: self.put(f"turns.give((group + 1) % {self.choice.warpgroups})"),
-            Start: lambda e: self.start(e, part is self.order.before and self.order.lags), Wait: self.wait,
-            Release: self.release, Anchor: self.anchor}
+            ChainStart: lambda e: self.start(e, part is self.order.before and self.order.lags), ChainWait: self.wait,
+            ChainRelease: self.release, Anchor: self.anchor}
         self.rare = {}
         for event in part:
             if isinstance(event, Compute):
@@ -250,7 +250,7 @@ class Consumer(Role):
             for ring in [event.ring for event in part if isinstance(event, Full)]:
                 self.put(f"before_{ring.name}, at_{ring.name} = at_{ring.name}, ring_{ring.name}.advance(at_{ring.name})")
 
-    def start(self, event: Start, is_first: bool) -> None:
+    def start(self, event: ChainStart, is_first: bool) -> None:
         inits = {c.inside: c.init for c in self.chain.carried}
         self.put("wgmma_fence()")
         for d in event.products:
@@ -267,14 +267,14 @@ class Consumer(Role):
                 self.put(f"{name} = {product}.multiply_apart({sums}, at_{a.ring.name}, at_{b}, group, {int(not fresh)})")
         self.put("wgmma_commit()")
 
-    def wait(self, event: Wait) -> None:
+    def wait(self, event: ChainWait) -> None:
         names = [self.name(d) for d in (*event.over, *event.flying)]
         if len(names) == 1:
             self.put(f"({names[0]},) = wgmma_wait({event.pending}, ({names[0]},))")
         else:
             self.put(f"{', '.join(names)} = wgmma_wait({event.pending}, ({', '.join(names)}))")
 
-    def release(self, event: Release) -> None:
+    def release(self, event: ChainRelease) -> None:
         name = event.ring.name
         if event.before:
             self.put(f"ring_{name}.release(before_{name}.stage)")
@@ -323,7 +323,7 @@ class Consumer(Role):
         """The assembler does not see that slots are uniform: heads of 256 had 13 moves to uniform registers in a round."""
         for ring in self.places.lone():
             if self.places.is_first_alone(ring):           # the next tile's may come
-                self.release(Release(ring))
+                self.release(ChainRelease(ring))
         for ring in self.places.rings if self.choice.ahead else ():
             at = f"at_{ring.name}"
             self.put(f"{at} = Slot(uniform({at}.stage), uniform({at}.phase))")
@@ -331,7 +331,7 @@ class Consumer(Role):
     def end_rounds(self) -> None:
         for ring in self.places.lone():
             if not self.places.is_first_alone(ring):
-                self.release(Release(ring))
+                self.release(ChainRelease(ring))
 
     def kept(self) -> list[str]:
         needed = {y for x in self.chain.end for y in x.args} | {store.value for store in self.chain.stores}
@@ -349,7 +349,7 @@ class Consumer(Role):
         for store in self.chain.stores:
             name = store.parameter.name
             columns = 1 if self.chain.stores_rows(store) else store.parameter.shape[-1]
-            part = f"Part({self.of_tile(rows)} + group * 64, 0, sizes.{rows.name}, {columns}, {stack})"
+            part = f"WarpgroupPart({self.of_tile(rows)} + group * 64, 0, sizes.{rows.name}, {columns}, {stack})"
             value = store.value
             text = self.applied(value) if value.op in ("const", "scalar", "load") else self.name(value)
             self.put(f"out_{name}.store({text}, {name}, {part}, group)")
@@ -378,7 +378,7 @@ IMPORTS = [
         "HandedProduct", "OctetOut", "changes", "column_of", "column_value", "lane_value", "limits", "own_sum",
         "rescales", "row_max", "row_value", "steep", "whole_sum")),
     *(("gemmkit.programs.collectives", name) for name in (
-        "F32", "DirectOut", "Part", "Product", "RowsOut", "Staged", "TmaOut", "blocks", "row_of")),
+        "F32", "DirectOut", "WarpgroupPart", "Product", "RowsOut", "StagedTile", "TmaOut", "blocks", "row_of")),
     *(("gemmkit.ptx.arithmetic", name) for name in ("exp2", "log2", "maximum", "reciprocal", "tanh")),
     ("gemmkit.ptx.wgmma", "anchor"), ("gemmkit.ptx.arithmetic", "difference"), ("gemmkit.ptx.arithmetic", "fma"),
     *(("gemmkit.ptx.barriers", name) for name in ("cluster_barrier", "cluster_rank")),
@@ -424,8 +424,8 @@ class ChainPrinter:
 
     chain: Chain
     places: ChainPlaces
-    choice: Choice
-    order: Ordered
+    choice: ScheduleChoice
+    order: ChainOrder
     ranges: Ranges
     outs: dict[str, OutKind]
     scalars: list[str]
@@ -450,7 +450,7 @@ class ChainPrinter:
                 f"SHARED_BYTES = {self.choice.nbytes}",
                 *([] if self.choice.cluster.is_single else [f"cluster = Cluster(m={self.choice.cluster.m})"])]
 
-    def tile_of(self, kind: str, block: Block, more: str = "") -> str:
+    def tile_of(self, kind: str, block: OperandBlock, more: str = "") -> str:
         """The constant of a block."""
         rows, columns = map(self.choice.size, block.dims)
         stacked = "" if block.stack is None else ", stacked=True"
@@ -458,10 +458,11 @@ class ChainPrinter:
         return (f"{block.name}_tile = {kind}({dtype!r}, lines={rows}, columns={columns}, "
                 f"offset={self.choice.offsets[block]}, stage_bytes={self.choice.stage_bytes(block.ring)}{more}{stacked}")
 
-    def staged(self, block: Block) -> str:
-        return self.tile_of("Staged", block, f", cluster=cluster, peers={COLUMN!r}" if self.is_shared(block) else "") + ")"
+    def staged(self, block: OperandBlock) -> str:
+        return self.tile_of("StagedTile", block,
+                            f", cluster=cluster, peers={COLUMN!r}" if self.is_shared(block) else "") + ")"
 
-    def is_shared(self, block: Block) -> bool:
+    def is_shared(self, block: OperandBlock) -> bool:
         return self.choice.is_shared(block, self.chain.rows)
 
     def pipelines(self) -> list[str]:
@@ -487,7 +488,7 @@ class ChainPrinter:
         takes_all = [name for name in arguments if name not in takes_maps]
         cluster = self.choice.cluster
         met = "barrier()" if cluster.is_single else "cluster_barrier()"
-        producer = Producer(self.chain, self.places, self.choice, self.order, self.ranges, consumer.has_tests)
+        producer = ProducerRole(self.chain, self.places, self.choice, self.order, self.ranges, consumer.has_tests)
         producer.tiles()
         return [f"def kernel({', '.join(['sizes', *arguments])}):",
                 "    group = uniform(udiv(thread_index(), 128))", "    if thread_index() == 0:",
@@ -590,14 +591,14 @@ def scalar_lines(consumer: Consumer) -> list[str]:
     return [f"    {name} = {scalar_text(x, top=True)}" for x, name in consumer.scalars.items()]
 
 
-def _there_and_back(choice: Choice) -> list[str]:
+def _there_and_back(choice: ScheduleChoice) -> list[str]:
     if choice.cluster.is_single:
         return ["    return (udiv(tile, grid_x()) + 1) * 2 * grid_x() - 1 - tile"]
     count = of_blocks("grid_x()", choice.cluster)
     return [f"    count = {count}", "    return (udiv(tile, count) + 1) * 2 * count - 1 - tile"]
 
 
-def _places(chain: Chain, choice: Choice) -> list[str]:
+def _places(chain: Chain, choice: ScheduleChoice) -> list[str]:
     """A cluster's tiles are neighbours: they count as one."""
     m, size = chain.rows.name, choice.rows * choice.cluster.m
     given, own = ("tile, sizes", "") if choice.cluster.is_single else ("tile, rank, sizes", f" + rank * {choice.rows}")
@@ -624,7 +625,7 @@ def _places(chain: Chain, choice: Choice) -> list[str]:
             f"    return first + rest - inner * count, (rows - 1 - inner) * {size}{own}"]
 
 
-def _ranges(chain: Chain, choice: Choice, ranges: Ranges) -> list[str]:
+def _ranges(chain: Chain, choice: ScheduleChoice, ranges: Ranges) -> list[str]:
     """Functions that say which blocks a tile's rounds visit, and where nothing is tested."""
     m, rows, step = chain.rows.name, choice.rows * choice.cluster.m, choice.blocks[chain.index.name]
     last, stop = f"min({m} + {rows}, sizes.{m}) - 1", chain.stop

@@ -13,7 +13,7 @@ import gemmkit as gk
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import FPUOp, MMAOp, WMMAOp
 from gemmkit.runtime.device import H100
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from gemmkit.tuning.operators import fpu_shape, operator_for
 from tests.support.compiling import MachineCode, machine_code
 from tests.support.machines import BF16
@@ -112,11 +112,11 @@ def test_transforms_everywhere_cost_no_memory(name: str) -> None:
     """All eight points, with coordinates and with a captured array."""
     operator = MMAOp() if name == "mma-f16" else FPUOp()
     table = np.ones(256, "f4")
-    points = {f"transform_{point}": Elementwise(lambda x, i, j: x + i - j) for point in (
+    points = {f"transform_{point}": Map(lambda x, i, j: x + i - j) for point in (
         "global_to_shared_a", "global_to_shared_b", "global_to_shared_c", "shared_to_regs_a", "shared_to_regs_b",
         "shared_to_regs_c")}
-    points["transform_regs_to_shared_d"] = Elementwise(lambda x, i, j: max(x, 0) * table[j])
-    points["transform_shared_to_global_d"] = Elementwise(lambda x: x + 1)
+    points["transform_regs_to_shared_d"] = Map(lambda x, i, j: max(x, 0) * table[j])
+    points["transform_shared_to_global_d"] = Map(lambda x: x + 1)
     conf = default(operator, block_shape=gk.Tile(M=64, N=64, K=32), warps_per_block=4,
                    global_c_layout=RowMajor(operator.accumulator), **points)
     check_tidy(machine_code(conf))
@@ -160,6 +160,6 @@ def test_a_line_of_16_bit_floats_by_one_thread() -> None:
 @pytest.mark.kin(5)
 def test_a_product_of_float16_is_rounded_before_it_is_added() -> None:
     """As NumPy rounds it; a fused multiply-add would not."""
-    conf = default(MMAOp(), transform_global_to_shared_a=Elementwise(lambda x: x - 7 * x * x))
+    conf = default(MMAOp(), transform_global_to_shared_a=Map(lambda x: x - 7 * x * x))
     code = machine_code(conf)
     assert code.count("HMUL2") and not code.count("HFMA2")

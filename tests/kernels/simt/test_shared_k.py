@@ -13,7 +13,7 @@ import pytest
 import gemmkit as gk
 from gemmkit.emulator import errors, machine
 from gemmkit.epilogues import Bias, ReLU
-from gemmkit.functions.semiring import Selecting, Split, WithIndex
+from gemmkit.functions.semiring import IndexSplit, Selecting, WithIndex
 from gemmkit.kernels import simt
 from gemmkit.kernels.collectives.scheduler import Grouped
 from gemmkit.kernels.spec import Condition
@@ -23,7 +23,7 @@ from gemmkit.operators import COMPLEX, DUAL, MIN_PLUS, QUATERNION, Algebra, FPUO
 from gemmkit.plans.ahead import occupancy
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from gemmkit.tuning.operators import operator_for
 from tests.support.compiling import machine_code
 from tests.support.machines import MACHINES, on_machines, poison, reference, whole
@@ -106,9 +106,9 @@ def test_only_the_first_takes_c_and_finishes(machine: Any, k: int, rng: np.rando
     a, b, c = whole(rng, (37, k), F4), whole(rng, (k, 41), F4), whole(rng, (37, 41), F4)
     bias = whole(rng, (41,), F4)
     conf = config(SMALL, 4, global_c_layout=RowMajor(F4), epilogue=Bias(machine.array(bias)) | ReLU(),
-                  transform_global_to_shared_a=Elementwise(lambda x, i, k: x + k % 2),
-                  transform_shared_to_regs_c=Elementwise(lambda x: 2 * x),
-                  transform_regs_to_shared_d=Elementwise(lambda x, i, j: x + i % 3 - j % 5))
+                  transform_global_to_shared_a=Map(lambda x, i, k: x + k % 2),
+                  transform_shared_to_regs_c=Map(lambda x: 2 * x),
+                  transform_regs_to_shared_d=Map(lambda x, i, j: x + i % 3 - j % 5))
     i, j = np.indices((37, 41))
     expected = (a + np.arange(k) % 2) @ b + 2 * c + i % 3 - j % 5 + bias
     assert np.array_equal(product(machine, conf, a, b, c), expected.clip(0))
@@ -161,7 +161,7 @@ def test_of_equal_paths_the_first_is_kept(machine: Any, rng: np.random.Generator
     a[0] = math.inf                                                 # no path leads from here
     index = machine.array(poison((37, 41), I4))
     conf = config(Selecting.of(semiring), 4, RowMajor(F4), RowMajor(F4), global_d_layout=RowMajor(F4),
-                  transform_global_to_shared_a=WithIndex(), epilogue=Split(index))
+                  transform_global_to_shared_a=WithIndex(), epilogue=IndexSplit(index))
     d = product(machine, conf, a, b)
     sums = a[:, :, None] + b[None]
     assert np.array_equal(d, sums.min(1))

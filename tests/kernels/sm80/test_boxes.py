@@ -15,13 +15,13 @@ from gemmkit.functions import einsum
 from gemmkit.kernels.collectives.split_k import StreamK
 from gemmkit.kernels.sm80 import kernel as mainloop
 from gemmkit.kernels.sm80.routes import CpAsyncBoxes, CpAsyncSeparable
-from gemmkit.layouts import Boxed, ColMajor, Padded, RowMajor, Tensor
+from gemmkit.layouts import Boxed, ColMajor, Matricised, Padded, RowMajor
 from gemmkit.operators import COMPLEX, BoxMMAOp, MMAOp
 from gemmkit.plans.ahead import CompiledKernel, compile_config, recorded
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import A100, H100, T4, assumed
 from gemmkit.tiling import Tile
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from gemmkit.tuning import sm80
 from gemmkit.tuning.sm80 import BOXES
 from tests.kernels.sm80.test_code import count
@@ -85,7 +85,7 @@ def test_mappings(machine: Any, fields: dict[str, Any], combed: str, rng: np.ran
 def test_a_transform_of_the_other_operand(rng: np.random.Generator) -> None:
     """Its positions in shared memory are K's own, so that a function of it may see its coordinates."""
     x, y = operands(rng, 21, 9, 1, 16, F16)
-    change = Elementwise(lambda v, i, k: v * (k % 3 - 1) + i % 2)
+    change = Map(lambda v, i, k: v * (k % 3 - 1) + i % 2)
     k = np.arange(128)
     changed = x.transpose(0, 2, 1).astype("f8") * (k.reshape(16, 8).T % 3 - 1) + np.arange(21)[:, None, None] % 2
     found = product(MACHINES["emulator"], x, y, BoxMMAOp(N=8), transform_global_to_shared_a=change)
@@ -164,8 +164,8 @@ def test_operators_that_are_none(fields: dict[str, Any], message: str) -> None:
     (dict(shared_b_layout=Padded(ColMajor(F16), 8)), "shared_b_layout=.*reads boxes of 'b' alone"),
     (dict(shared_a_layout=Boxed(RowMajor(F16), 8)), "shared_a_layout=.*reads boxes of 'b' alone"),
     (dict(shared_a_layout=Padded(ColMajor(F16), 8)), r"shared_a_layout=.*loads lines along K; take Padded\(RowMajor"),
-    (dict(transform_shared_to_regs_a=Elementwise(lambda v: v + v)), "transform_shared_to_regs_a=.*several places of K"),
-    (dict(transform_global_to_shared_b=Elementwise(lambda v: v + v)), "shared_b_layout=.*cannot fill it: its elements are transformed"),
+    (dict(transform_shared_to_regs_a=Map(lambda v: v + v)), "transform_shared_to_regs_a=.*several places of K"),
+    (dict(transform_global_to_shared_b=Map(lambda v: v + v)), "shared_b_layout=.*cannot fill it: its elements are transformed"),
     (dict(global_b_layout=ColMajor(F16)), "shared_b_layout=.*cannot fill it: .*is no Tensor whose neighbours in memory are 8 apart"),
     (dict(mem_b_thread=Tile(K=64, N=1), mem_b_warp=Tile(K=64, N=8)), "cannot fill it: k-tiles of multiples of 64, moved 8 elements a thread"),
     (dict(kernel="singlestage", stages=1), "operator=.*its boxes of K are filled by cp.async; take kernel='multistage'"),
@@ -238,8 +238,8 @@ def compiled(name: str, combed: str, arch: str) -> CompiledKernel:
         a, b = b.transpose(3, 4, 0, 1, 2), a.transpose(2, 3, 4, 0, 1)
     M, N, K = np.prod(a.shape[:2]), np.prod(b.shape[3:]), 24 * 64
     out = np.zeros((M, N), F16)
-    conf = gk.get_config(operator=BoxMMAOp(N=16, combed=combed), global_a_layout=Tensor.of(describe(a), 2),
-                         global_b_layout=Tensor.of(describe(b), 3), global_d_layout=RowMajor(F16), device=device, **one.fields)
+    conf = gk.get_config(operator=BoxMMAOp(N=16, combed=combed), global_a_layout=Matricised.of(describe(a), 2),
+                         global_b_layout=Matricised.of(describe(b), 3), global_d_layout=RowMajor(F16), device=device, **one.fields)
     return compile_config(conf, device=device, operands=dict(a=a, b=b, out=out), gemm_shape=dict(M=int(M), N=int(N), K=K))
 
 

@@ -268,7 +268,7 @@ STREAMING = [(device, dtype, one) for device, dtype, one in FITTING if dtype in 
 @pytest.mark.parametrize("device, dtype, one", STREAMING, ids=str)
 def test_every_mapping_that_streams_k(device: str, dtype: np.dtype, one: Any, trans: str) -> None:
     gpu, sizes = DEVICES[device], dict(M=1536, N=1536, K=1536)
-    conf = dataclasses.replace(ring(dtype, one, trans, gpu), splits=gk.StreamK())
+    conf = dataclasses.replace(ring(dtype, one, trans, gpu), splits=gk.kernels.StreamK())
     found = compile_config(conf, device=gpu, gemm_shape=sizes)
     assert found.instructions["DMMA"] > 0 and unwaited_products(found.assembled.cubin) == []
 

@@ -111,7 +111,7 @@ def test_the_widest_copy_is_taken() -> None:
     assert (named(spec.a.route), named(spec.b.route)) == ("CpAsync 1", "CpAsync 4")          # A is turned on its way
     spec = mapping(F32_OPERATOR, ColMajor, ColMajor, steps=16).spec()
     assert (named(spec.a.route), named(spec.b.route)) == ("CpAsync 4", "CpAsync 1")
-    spec = mapping(F32_OPERATOR, transform_global_to_shared_a=gk.transforms.Elementwise(lambda x: x + 1)).spec()
+    spec = mapping(F32_OPERATOR, transform_global_to_shared_a=gk.transforms.Map(lambda x: x + 1)).spec()
     assert named(spec.a.route) == "Staged"
 
 

@@ -11,14 +11,14 @@ import pytest
 import gemmkit as gk
 from gemmkit import layouts
 from gemmkit.epilogues import Fold
-from gemmkit.layouts import ColMajor, RowMajor, Tensor
+from gemmkit.layouts import ColMajor, Matricised, RowMajor
 from gemmkit.operators import MIN_PLUS, FPUOp, MMAOp
 from gemmkit.plans import ahead
 from gemmkit.ptx.copy_async import offset_of
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from tests.ptx_machine.compare import PTX
 from tests.support.machines import MACHINES, on_machines, poison, whole
 from tests.support.sm80 import routes
@@ -55,8 +55,8 @@ def test_lines_are_copied_from_the_array_that_has_them(machine: Any, kind: str, 
     v = parts(rng, (72,) * 2, (24,) * 2, dtype, order)
     conf = config(kind, RowMajor if order == "C" else ColMajor)
     with machine.session():
-        a, b = gk.Concat(*map(machine.array, x), axis=1), gk.Concat(*map(machine.array, w), axis=0)
-        braid = gk.Braid(*map(machine.array, v))
+        a, b = gk.layouts.Concat(*map(machine.array, x), axis=1), gk.layouts.Concat(*map(machine.array, w), axis=0)
+        braid = gk.layouts.InterleavedColumns(*map(machine.array, v))
         joined, braided = gk.plan(a, b, conf=conf), gk.plan(a, braid, conf=conf, epilogue=Fold(lambda gate, up: gate - 2 * up))
         out = machine.array(poison((40, 40), conf.global_d_layout.dtype))
         joined(a, b, out=out)
@@ -84,7 +84,7 @@ def test_what_is_left_to_the_registers(name: str) -> None:
     h[:] = whole(rng, (24, second), "f2")
     w = whole(rng, (first + second, 16), "f2")
     with gk.emulate():
-        a = gk.Concat(x, h, axis=1)
+        a = gk.layouts.Concat(x, h, axis=1)
         run = gk.plan(a, w, conf=config("f16", RowMajor))
         got = run(a, w)
     assert type(run._compiled.spec.a.route).__name__ == "Staged"                                  # type: ignore[attr-defined]
@@ -97,7 +97,7 @@ def test_beyond_the_end_stands_the_identity(machine: Any) -> None:
     rng = np.random.default_rng(2)
     x, w = whole(rng, (9, 20), "f4"), parts(rng, (12, 8), (36,) * 2, "f4", "C")
     with machine.session():
-        b = gk.Concat(*map(machine.array, w), axis=0)
+        b = gk.layouts.Concat(*map(machine.array, w), axis=0)
         run = gk.plan(machine.array(x), b, operator=MIN_PLUS.sized(dict(M=32, N=32, MB=4, NB=8), np.dtype("f4"), np.dtype("f4"), np.dtype("f4")))
         got = run(machine.array(x), b)
     np.testing.assert_array_equal(machine.numpy(got), (x[:, :, None] + np.concatenate(w)[None]).min(1))
@@ -148,7 +148,7 @@ def test_contractions(machine: Any, spec: str, dtype: np.dtype, extents: dict[st
 
 def product(machine: Any, a: Any, b: Any, rows_a: int, rows_b: int, near: bool, **fields: Any) -> np.ndarray:
     """A's first dimensions are rows and B's first are terms; D is poisoned before."""
-    la, lb = (replace(Tensor.of(describe(x), rows), near=near) for x, rows in ((a, rows_a), (b, rows_b)))
+    la, lb = (replace(Matricised.of(describe(x), rows), near=near) for x, rows in ((a, rows_a), (b, rows_b)))
     M, K, N = np.prod(a.shape[:rows_a]), np.prod(b.shape[:rows_b]), np.prod(b.shape[rows_b:])
     out = machine.array(poison((M, N), F32))
     with machine.session():
@@ -244,7 +244,7 @@ def test_a_layout_of_the_users(machine: Any, side: str, rng: np.random.Generator
 def route_of_a(a: np.ndarray, **fields: Any) -> str:
     M, K = int(np.prod(a.shape[:2])), int(np.prod(a.shape[2:]))
     sizes = dict(M=M, N=64, K=K)
-    conf = gk.get_config(gemm_shape=sizes, device=H100, global_a_layout=Tensor.of(describe(a), 2), **{
+    conf = gk.get_config(gemm_shape=sizes, device=H100, global_a_layout=Matricised.of(describe(a), 2), **{
         "global_b_layout": layouts.RowMajor(a.dtype), "global_d_layout": layouts.RowMajor(a.dtype), **SMALL, **fields})
     return routes(MACHINES["emulator"], conf, a, np.empty((K, 64), a.dtype), gemm_shape=sizes)[0]
 
@@ -255,7 +255,7 @@ def test_routes() -> None:
     assert route_of_a(np.empty((8, 8, 8, 8), F32).transpose(3, 2, 1, 0)) == "CpAsyncSeparable 4"
     assert route_of_a(np.empty((8, 8, 8, 8), F32)) == "CpAsyncSeparable 1"
     assert route_of_a(np.empty((9, 5, 6, 7), F32).transpose(3, 2, 1, 0)) == "CpAsyncSeparable 1"
-    doubled = Elementwise(lambda x: x + x)
+    doubled = Map(lambda x: x + x)
     assert route_of_a(np.empty((8, 8, 8, 8), F32), transform_global_to_shared_a=doubled) == "Staged"
     halves = dict(operator=MMAOp(), block_shape=Tile(M=32, N=32, K=32), compute_warp=Tile(M=16, N=16, K=32))
     assert route_of_a(np.empty((8, 8, 8, 8), np.float16).transpose(0, 1, 3, 2), **halves) == "CpAsyncSeparable 8"
@@ -265,9 +265,9 @@ def test_routes() -> None:
 def test_an_array_that_is_not_near() -> None:
     """32 bits would not hold its offsets: refused before anything is launched."""
     far = np.lib.stride_tricks.as_strided(np.zeros(8, F32), (2, 2, 2), (2**31, 8, 4))
-    assert not Tensor.of(describe(far), 1).near
+    assert not Matricised.of(describe(far), 1).near
     with pytest.raises(ValueError, match=r"near=False"):
-        Tensor(F32, (2,), (2, 2), near=True).check(describe(far), 2, 4, "a")
+        Matricised(F32, (2,), (2, 2), near=True).check(describe(far), 2, 4, "a")
 
 
 @pytest.mark.thorough
@@ -277,7 +277,7 @@ def test_machine_code() -> None:
     a, b = np.empty((72, 84, 72, 84), F32).transpose(3, 1, 2, 0), np.empty((72, 84, 72, 72), F32).transpose(0, 2, 3, 1)
     out = np.empty((84, 84, 84, 72), F32)
     M, N, K = 84 * 84, 84 * 72, 72 * 72
-    la, lb, ld = Tensor.of(describe(a), 2), Tensor.of(describe(b), 2), Tensor.of(describe(out), 2)
+    la, lb, ld = Matricised.of(describe(a), 2), Matricised.of(describe(b), 2), Matricised.of(describe(out), 2)
     conf = gk.get_config(gemm_shape=dict(M=M, N=N, K=K), device=H100, global_a_layout=la, global_b_layout=lb, global_d_layout=ld,
                          kernel="multistage", operator=FPUOp(M=64, N=32, MB=8, NB=4, dtype="float32"), stages=4,
                          block_shape=Tile(M=128, N=64, K=16), compute_warp=Tile(M=64, N=32, K=16), warps_per_block=4,

@@ -17,7 +17,7 @@ from gemmkit.kernels.collectives.scheduler import Cluster, Columns, OneTilePerBl
 from gemmkit.kernels.collectives.split_k import (
     HandedOver,
     SlicedSums,
-    Streamed,
+    StreamedScheduler,
     StreamK,
     WorkspaceSums,
     division,
@@ -29,7 +29,7 @@ from gemmkit.operators import COMPLEX, MIN_PLUS, FPUOp, MMAOp
 from gemmkit.plans.ahead import compile_config
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from gemmkit.tuning import sm80
 from gemmkit.tuning.model import ENOUGH, Asked, shares_to_try
 from tests.support.machines import on_machines, poison, whole
@@ -384,7 +384,7 @@ def test_nothing_spills(code: str, n: int, order: str, splits: int, shape: tuple
 @pytest.mark.parametrize("order", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("code, n", STREAMING)
 def test_nothing_spills_where_k_is_streamed(code: str, n: int, order: str, shape: tuple[int, int, int]) -> None:
-    check_spills(code, n, order, gk.StreamK(), shape)
+    check_spills(code, n, order, gk.kernels.StreamK(), shape)
 
 
 def check_spills(code: str, n: int, order: str, splits: Any, shape: tuple[int, int, int]) -> None:
@@ -434,7 +434,7 @@ def test_every_k_tile_is_once_and_who_waits_comes_behind(blocks: int, waves: int
     reduction = HandedOver(1, np.zeros(1, F32), np.zeros(1, "u4"))
     cluster = Cluster(2, 2) if tiles % 2 else Cluster()                      # of which any block has the cluster's parts
     whole = OneTilePerBlock(Columns(), Tile(M=16, N=16, K=32), cluster)
-    one = Streamed.of(whole, reduction, tiles, steps, first, launched)
+    one = StreamedScheduler.of(whole, reduction, tiles, steps, first, launched)
     found, shares = [], []
     for block in range(launched):
         at["block"], begin, parts = block * cluster.size + block % cluster.size, None, []
@@ -511,7 +511,7 @@ def test_c_and_the_epilogue_count_once_by_stream_k(machine: Any, rng: np.random.
     bias = whole(rng, (34,), F32)
     result = np.maximum((a * np.arange(20)[:, None]).astype(F64) @ b.astype(F64) + c + bias, 0)
     conf = mapped_by_stream_k(3, global_c_layout=RowMajor(F32), epilogue=Bias(machine.array(bias)) | ReLU(),
-                  transform_shared_to_regs_a=Elementwise(lambda x, i, k: x * i))
+                  transform_shared_to_regs_a=Map(lambda x, i, k: x * i))
     assert np.array_equal(product(machine, conf, a, b, c), result)
     wide = machine.array(np.repeat(b, 2, axis=1))
     out = machine.array(poison((40, 34), F32))
@@ -636,7 +636,7 @@ def test_operands_that_leave_k_tiles_out_are_not_streamed() -> None:
     """Shares are dealt as if all k-tiles took as long."""
     sizes = (1536, 1536, 1536)
     assert chosen(F32, sizes, layout=Triangular(RowMajor(F32), "lower")) == 1
-    assert chosen(F32, sizes, transform_global_to_shared_a=Elementwise(lambda x: x + 1)) == 1
+    assert chosen(F32, sizes, transform_global_to_shared_a=Map(lambda x: x + 1)) == 1
 
 
 # -- seeded faults ------------------------------------------------------------------------------------------------------

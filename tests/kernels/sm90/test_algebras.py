@@ -21,7 +21,7 @@ from gemmkit.layouts import ColMajor, Interleaved, Padded, Planar, Planes, RowMa
 from gemmkit.operators import COMPLEX, DUAL, QUATERNION, Algebra, FPUOp, MMAOp, WGMMAOp, dual
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from tests.support.algebras import FRACTIONS, TRIANGULAR, product64
 from tests.support.machines import BF16, E4M3, on_machines, poison
 from tests.support.sm90 import SCHEDULES
@@ -252,8 +252,8 @@ def test_transforms(machine: Any, size: Any, rng: np.random.Generator) -> None:
     """They make something of zeros, which beyond the edges must not count."""
     M, N, K = size[machine.emulated]
     a, b = whole(rng, M, K, 2), whole(rng, K, N, 2)
-    d, plan = run(machine, a, b, operator=COMPLEX, transform_global_to_shared_a=Elementwise(swapped),
-                  transform_global_to_shared_b=Elementwise(weighed), dtype="f4", global_d_layout=Interleaved("complex64"))
+    d, plan = run(machine, a, b, operator=COMPLEX, transform_global_to_shared_a=Map(swapped),
+                  transform_global_to_shared_b=Map(weighed), dtype="f4", global_d_layout=Interleaved("complex64"))
     assert lands(plan) == (size is EVEN)
     i, j = np.indices((K, N))
     expected = product64(COMPLEX, np.stack([a[..., 1], a[..., 0] + 1], -1), np.stack([b[..., 0] + i % 3, b[..., 1] - j % 2], -1))

@@ -18,7 +18,7 @@ from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import WGMMAOp
 from gemmkit.runtime.device import H100, assumed
 from gemmkit.tiling import Tile
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from tests.epilogues.test_normalise import BF16 as BF16_OF_ROW_EXCHANGE
 from tests.epilogues.test_normalise import KINDS, QUARTER, ending, expected, normalised, operands, same
 from tests.support import sm90
@@ -100,8 +100,8 @@ def test_every_slot_stays_open(machine: Any, columns: int, rng: np.random.Genera
     a, b, c = whole(rng, (100, 264), F16), whole(rng, (264, columns), F16), whole(rng, (100, columns), F32)
     bias = whole(rng, (columns,), F32)
     conf = mapping("two", WGMMAOp(64), splits=2, global_c_layout=RowMajor(F32), epilogue=Bias(machine.array(bias)) | ReLU(),
-                   transform_global_to_shared_a=Elementwise(lambda x: x + 1),
-                   transform_regs_to_shared_d=Elementwise(lambda x, i, j: x + i % 3 - j % 5))
+                   transform_global_to_shared_a=Map(lambda x: x + 1),
+                   transform_regs_to_shared_d=Map(lambda x, i, j: x + i % 3 - j % 5))
     i, j = np.indices((100, columns))
     expected = (a.astype(F32) + 1) @ b.astype(F32) + c + i % 3 - j % 5 + bias
     assert np.array_equal(product(machine, conf, a, b, c), expected.clip(0))
@@ -182,7 +182,7 @@ def test_a_chain_with_c_and_a_stack(machine: Any) -> None:
     rng = np.random.default_rng(2)
     a, b = rng.integers(-2, 3, (3, 70, 16)).astype(F16_OF_ROW_EXCHANGE), rng.integers(-2, 3, (3, 16, 48)).astype(F16_OF_ROW_EXCHANGE)
     c = rng.integers(-2, 3, (3, 70, 48)).astype(F32_OF_ROW_EXCHANGE)
-    epilogue = gk.epilogues.Scale(0.5) | gk.epilogues.Causal() | gk.epilogues.Softmax()
+    epilogue = gk.epilogues.Scale(0.5) | gk.epilogues.CausalMask() | gk.epilogues.Softmax()
     with machine.session():
         out = machine.array(poison(c.shape, F32_OF_ROW_EXCHANGE))
         gk.matmul(machine.array(a), machine.array(b), machine.array(c), config("one", 2), out=out, epilogue=epilogue)

@@ -18,8 +18,8 @@ from gemmkit.layouts import ColMajor, Interleaved, Planar, RowMajor
 from gemmkit.operators import COMPLEX, DUAL, QUATERNION, SPLIT_COMPLEX, Algebra, WGMMAOp, dual
 from gemmkit.plans.ahead import CompiledKernel, compile_config, recorded
 from gemmkit.runtime.device import H100
-from gemmkit.transforms import Elementwise
-from gemmkit.tuning.model import Mapping
+from gemmkit.transforms import Map
+from gemmkit.tuning.model import CostedTile
 from gemmkit.tuning.sm90 import ACROSS, ALIGNED, CLUSTERED, MAPPINGS, PROMOTED, REWRITTEN, SPLIT, TRANSFORMED, TRANSPOSED
 from tests.support.algebras import TRIANGULAR
 from tests.support.machines import BF16, E4M3
@@ -33,7 +33,7 @@ SMALL = next(mapping for mapping in MAPPINGS if mapping.N == 64)
 PINGPONG = next(mapping for mapping in MAPPINGS if (mapping.M, mapping.N) == (128, 128))
 
 
-def config(mapping: Mapping, operator: Any = None, **fields: Any) -> gk.Config:
+def config(mapping: CostedTile, operator: Any = None, **fields: Any) -> gk.Config:
     """A shipped mapping: rows of A, columns of B, rows of 16-bit D for 16-bit operands."""
     operator = operator or WGMMAOp(mapping.N)
     wide = operator.accumulator if operator.dtype.itemsize != 2 else operator.dtype
@@ -129,7 +129,7 @@ THREE = [one for one in CLUSTERED if one.warps == 12]          # consumers, whic
 @pytest.mark.sample(7)
 @pytest.mark.parametrize("mapping", [*MAPPINGS, *ALIGNED, *THREE],
                          ids=lambda m: f"{m.M}x{m.N}-{m.schedule}-{m.cluster[0]}x{m.cluster[1]}")
-def test_shipped_mappings(mapping: Mapping) -> None:
+def test_shipped_mappings(mapping: CostedTile) -> None:
     code = Code(config(mapping, cluster=gk.Tile(M=mapping.cluster[0], N=mapping.cluster[1])))
     code.check_tidy()
     code.check_asynchronous()
@@ -172,7 +172,7 @@ def test_a_bias_costs_no_memory() -> None:
 @pytest.mark.compile
 @pytest.mark.kin(5)
 def test_c_costs_no_memory() -> None:
-    code = Code(config(LARGEST, global_c_layout=RowMajor(F16), transform_global_to_shared_c=Elementwise(lambda x: max(x, 0))))
+    code = Code(config(LARGEST, global_c_layout=RowMajor(F16), transform_global_to_shared_c=Map(lambda x: max(x, 0))))
     code.check_tidy()
     code.check_asynchronous()
     assert code.count("UTMASTG") > 0
@@ -196,11 +196,11 @@ ROWS_OF = {"K": RowMajor, "M": ColMajor}
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("mapping, along, depth", [(TRANSFORMED[0], "K", 64), (TRANSFORMED[0], "M", 48), (TRANSFORMED[1], "M", 64),
                                                    (TRANSFORMED[1], "K", 48), (TRANSFORMED[2], "K", 16), (TRANSFORMED[3], "M", 64)],
-                         ids=lambda x: f"{x.M}x{x.N}" if isinstance(x, Mapping) else str(x))
-def test_a_transform_of_a_costs_no_shared_memory(mapping: Mapping, along: str, depth: int) -> None:
+                         ids=lambda x: f"{x.M}x{x.N}" if isinstance(x, CostedTile) else str(x))
+def test_a_transform_of_a_costs_no_shared_memory(mapping: CostedTile, along: str, depth: int) -> None:
     """relu(A + 1) @ B: no warp touches shared memory but to fetch A, which tensor cores would have read as well."""
     code = Code(config(mapping, block_shape=gk.Tile(M=mapping.M, N=mapping.N, K=depth), global_a_layout=ROWS_OF[along](F16),
-                       transform_global_to_shared_a=Elementwise(lambda x: max(x + 1, 0))))
+                       transform_global_to_shared_a=Map(lambda x: max(x + 1, 0))))
     code.check_tidy()
     code.check_by_registers()
     code.check_copied()
@@ -213,7 +213,7 @@ def test_a_transform_of_a_costs_no_shared_memory(mapping: Mapping, along: str, d
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("mapping", ACROSS, ids=lambda m: f"{m.M}x{m.N}")
 @pytest.mark.parametrize("d", [RowMajor, ColMajor])
-def test_a_across_k_is_fetched_word_by_word(mapping: Mapping, d: Any) -> None:
+def test_a_across_k_is_fetched_word_by_word(mapping: CostedTile, d: Any) -> None:
     """tf32 with A by columns: TMA moves all, consumers load each word once, and nobody writes to a stage. The places of a
     stage's words are computed once: what is left of its loop is rounding and two selections a word."""
     code = Code(config(mapping, WGMMAOp(mapping.N, F32), global_a_layout=ColMajor(F32), global_d_layout=d(F32)))
@@ -229,7 +229,7 @@ def test_a_across_k_is_fetched_word_by_word(mapping: Mapping, d: Any) -> None:
 @pytest.mark.thorough
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("mapping", TRANSPOSED[:3], ids=lambda m: f"{m.M}x{m.N}")
-def test_b_is_transposed_beside_a_from_registers(mapping: Mapping) -> None:
+def test_b_is_transposed_beside_a_from_registers(mapping: CostedTile) -> None:
     """tf32 with both across K."""
     code = Code(config(mapping, WGMMAOp(mapping.N, F32), global_a_layout=ColMajor(F32), global_b_layout=RowMajor(F32)))
     code.check_tidy()
@@ -244,7 +244,7 @@ def test_b_is_transposed_beside_a_from_registers(mapping: Mapping) -> None:
 @pytest.mark.kin(5)
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("mapping", MAPPINGS[:4], ids=lambda m: f"{m.M}x{m.N}-{m.schedule}")
-def test_d_by_columns_leaves_by_tma(mapping: Mapping) -> None:
+def test_d_by_columns_leaves_by_tma(mapping: CostedTile) -> None:
     code = Code(config(mapping, global_d_layout=ColMajor(F16)))
     code.check_tidy()
     code.check_asynchronous()
@@ -255,12 +255,12 @@ def test_d_by_columns_leaves_by_tma(mapping: Mapping) -> None:
 @pytest.mark.compile
 @pytest.mark.thorough
 @pytest.mark.parametrize("mapping", REWRITTEN[:3], ids=lambda m: f"{m.M}x{m.N}-{m.schedule}")
-def test_transforms_cost_no_memory(mapping: Mapping) -> None:
+def test_transforms_cost_no_memory(mapping: CostedTile) -> None:
     """ReLU(relu(A + 1) @ (B + 1) + bias): TMA brings both operands, and the producer's warps change B in place."""
     bias = np.ones(4096, F16)
     code = Code(config(mapping, epilogue=epilogues.Bias(bias) | epilogues.ReLU(),
-                       transform_global_to_shared_a=Elementwise(lambda x: max(x + 1, 0)),
-                       transform_global_to_shared_b=Elementwise(lambda x: x + 1)))
+                       transform_global_to_shared_a=Map(lambda x: max(x + 1, 0)),
+                       transform_global_to_shared_b=Map(lambda x: x + 1)))
     code.check_tidy()
     code.check_by_registers()
     assert code.count("UTMALDG") > 0 and code.count("UTMASTG") > 0
@@ -299,7 +299,7 @@ def test_a_triangular_operand_costs_no_memory(half: str) -> None:
 @pytest.mark.kin(5)
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("mapping", TRANSPOSED, ids=lambda m: f"{m.M}x{m.N}")
-def test_turned_tiles_cost_no_memory(mapping: Mapping) -> None:
+def test_turned_tiles_cost_no_memory(mapping: CostedTile) -> None:
     code = Code(config(mapping, WGMMAOp(mapping.N, F32), global_b_layout=RowMajor(F32)))
     code.check_tidy()
     code.check_asynchronous()
@@ -310,7 +310,7 @@ def test_turned_tiles_cost_no_memory(mapping: Mapping) -> None:
 @pytest.mark.kin(5)
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("mapping", SPLIT[1:3] + SPLIT[-1:], ids=lambda m: f"{m.M}x{m.N}-{m.splits}")
-def test_exchanged_sums_cost_no_memory(mapping: Mapping) -> None:
+def test_exchanged_sums_cost_no_memory(mapping: CostedTile) -> None:
     code = Code(config(mapping, splits=mapping.splits))
     code.check_tidy()
     code.check_asynchronous()
@@ -322,7 +322,7 @@ def test_exchanged_sums_cost_no_memory(mapping: Mapping) -> None:
 @pytest.mark.kin(5)
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("mapping", PROMOTED, ids=lambda m: f"{m.M}x{m.N}")
-def test_promoted_sums_cost_no_memory(mapping: Mapping) -> None:
+def test_promoted_sums_cost_no_memory(mapping: CostedTile) -> None:
     code = Code(config(mapping, WGMMAOp(mapping.N, E4M3, promote=128), cluster=gk.Tile(M=mapping.cluster[0], N=mapping.cluster[1])))
     code.check_tidy()
     code.check_asynchronous("QGMMA")

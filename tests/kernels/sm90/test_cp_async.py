@@ -13,10 +13,10 @@ from gemmkit.emulator import errors
 from gemmkit.epilogues import Bias, ReLU
 from gemmkit.kernels.collectives.pipeline import Pipeline
 from gemmkit.kernels.sm90 import mainloop, store
-from gemmkit.kernels.sm90.staged import CpAsync, CpAsyncProducer
+from gemmkit.kernels.sm90.staged import CpAsyncLines, CpAsyncProducer
 from gemmkit.kernels.sm90.store import TmaStore, VectorStore
 from gemmkit.kernels.sm90.tma import Tma
-from gemmkit.layouts import ColMajor, RowMajor, Tensor
+from gemmkit.layouts import ColMajor, Matricised, RowMajor
 from gemmkit.operators import WGMMAOp
 from gemmkit.plans.plan import Plan
 from gemmkit.runtime.arrays import describe
@@ -48,7 +48,7 @@ def run(machine: Any, a: np.ndarray, b: np.ndarray, schedule: str = "one", opera
     for name, x, axis, lines in (("a", a, fast[0], inner[0]), ("b", b, fast[1], inner[1])):
         if name in which:
             views[name], rows = tensor(machine, x, axis, lines)
-            layouts[f"global_{name}_layout"] = Tensor.of(describe(views[name]), rows)
+            layouts[f"global_{name}_layout"] = Matricised.of(describe(views[name]), rows)
         else:
             views[name] = machine.array(np.asarray(x, order="FC"[axis]))
             layouts[f"global_{name}_layout"] = (ColMajor, RowMajor)[axis](x.dtype)
@@ -59,7 +59,7 @@ def run(machine: Any, a: np.ndarray, b: np.ndarray, schedule: str = "one", opera
         layouts["global_d_layout"] = ColMajor(out_dtype)
     if d_fast == 2:                                        # rows of 8 that are far apart
         out = machine.array(poison((N // 8, M, 8), out_dtype)).transpose(1, 2, 0)
-        layouts["global_d_layout"] = Tensor.of(describe(out), 1)
+        layouts["global_d_layout"] = Matricised.of(describe(out), 1)
     base = mapping(schedule, operator, d=layouts["global_d_layout"])
     conf = gk.get_config(operator=operator, block_shape=base.block_shape, warps_per_block=base.warps_per_block,
                          schedule=base.schedule, **{**layouts, **fields})
@@ -93,7 +93,7 @@ def test_every_order(machine: Any, fast: tuple, shape: tuple, rng: np.random.Gen
     a, b = operands(rng, *shape)
     d, plan = run(machine, a, b, "two", fast=fast)
     assert np.array_equal(d, a.astype(F32) @ b.astype(F32))
-    assert isinstance(spec_of(plan).a.route, CpAsync) and isinstance(spec_of(plan).b.route, CpAsync)
+    assert isinstance(spec_of(plan).a.route, CpAsyncLines) and isinstance(spec_of(plan).b.route, CpAsyncLines)
 
 
 @pytest.mark.kin(5)
@@ -114,7 +114,7 @@ def test_beside_tma(machine: Any, which: str, rng: np.random.Generator) -> None:
     a, b = operands(rng, 72, 40, 88)
     d, plan = run(machine, a, b, which=which)
     assert np.array_equal(d, a.astype(F32) @ b.astype(F32))
-    assert [type(x.route) for x in (spec_of(plan).a, spec_of(plan).b)] == ([CpAsync, Tma] if which == "a" else [Tma, CpAsync])
+    assert [type(x.route) for x in (spec_of(plan).a, spec_of(plan).b)] == ([CpAsyncLines, Tma] if which == "a" else [Tma, CpAsyncLines])
 
 
 @pytest.mark.sample(4)
@@ -198,7 +198,7 @@ def test_what_is_not_gathered() -> None:
     """Extents that a piece does not divide, and elements that a transform changes, go the other way."""
     rng = np.random.default_rng(0)
     a, b = operands(rng, 72, 40, 88)
-    _, plan = run(EMULATOR, a, b, transform_global_to_shared_a=gk.transforms.Elementwise(lambda x: x + x))
-    assert not isinstance(spec_of(plan).producer, CpAsyncProducer) and not isinstance(spec_of(plan).a.route, CpAsync)
+    _, plan = run(EMULATOR, a, b, transform_global_to_shared_a=gk.transforms.Map(lambda x: x + x))
+    assert not isinstance(spec_of(plan).producer, CpAsyncProducer) and not isinstance(spec_of(plan).a.route, CpAsyncLines)
     _, plan = run(EMULATOR, a, b, inner=(11, 8))
-    assert not isinstance(spec_of(plan).a.route, CpAsync)
+    assert not isinstance(spec_of(plan).a.route, CpAsyncLines)

@@ -15,7 +15,7 @@ import gemmkit as gk
 from gemmkit.epilogues import Fold, Scale
 from gemmkit.layouts import ColMajor, RowMajor, Swizzled
 from gemmkit.operators import WGMMAOp
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from tests.support import sm90
 from tests.support.joined import FOLDS, folded
 from tests.support.machines import on_machines, poison, whole
@@ -24,7 +24,7 @@ F16 = np.dtype("f2")
 pytestmark = pytest.mark.sample(30)
 
 
-def routes(run: gk.Plan) -> tuple[str, str]:
+def routes(run: gk.plans.Plan) -> tuple[str, str]:
     spec: Any = run._compiled.spec
     return type(spec.a.route).__name__, type(spec.b.route).__name__
 
@@ -36,8 +36,8 @@ def braided(machine: Any, conf: gk.Config, shape: tuple[int, int, int], count: i
     others = [np.asarray(whole(rng, (K, N), F16), order=order) for _ in range(count)]
     with machine.session():
         there, out = machine.array(x), machine.array(poison((M, N), "f4"))
-        run = gk.plan(there, gk.Braid(*map(machine.array, others)), conf=conf, out=out, epilogue=Fold(FOLDS[count]))
-        run(there, gk.Braid(*map(machine.array, w)), out=out)
+        run = gk.plan(there, gk.layouts.InterleavedColumns(*map(machine.array, others)), conf=conf, out=out, epilogue=Fold(FOLDS[count]))
+        run(there, gk.layouts.InterleavedColumns(*map(machine.array, w)), out=out)
     return run, machine.numpy(out), folded(count, [x.astype("f8") @ one.astype("f8") for one in w])
 
 
@@ -73,7 +73,7 @@ def test_any_number_of_columns_where_lines_lie_along_k(machine: Any, N: int) -> 
 @on_machines
 @pytest.mark.parametrize(("fields", "count", "order", "shape"), [
     (dict(), 3, "C", (37, 64, 64)), (dict(), 2, "C", (37, 41, 64)), (dict(), 2, "F", (37, 64, 63)), (dict(splits=2), 2, "C", (37, 64, 256)),
-    (dict(transform_global_to_shared_b=Elementwise(lambda x: x + x)), 2, "C", (37, 64, 64))],
+    (dict(transform_global_to_shared_b=Map(lambda x: x + x)), 2, "C", (37, 64, 64))],
     ids=["three", "odd lines", "odd lines along K", "splits", "a transform"])
 def test_what_tma_cannot_bring_threads_stage(machine: Any, fields: Any, count: int, order: str, shape: tuple[int, int, int]) -> None:
     """Three parts of four, rows that begin anywhere, blocks that exchange columns, a transform."""
@@ -104,7 +104,7 @@ def test_joins(machine: Any, join: str, schedule: str, orders: str) -> None:
     def cut(x: np.ndarray, axis: int | None, parts: tuple[int, ...], order: str) -> Any:
         there = [machine.array(np.array(one, order=order))                                   # type: ignore[call-overload]
                  for one in ([x] if axis is None else np.split(x, np.cumsum(parts)[:-1], axis))]
-        return gk.Concat(*there, axis=axis) if len(there) > 1 else there[0]                 # type: ignore[arg-type]
+        return gk.layouts.Concat(*there, axis=axis) if len(there) > 1 else there[0]                 # type: ignore[arg-type]
 
     conf = sm90.mapping(schedule, a=ColMajor if orders[0] == "F" else RowMajor, b=ColMajor if orders[1] == "F" else RowMajor)
     with machine.session():
@@ -125,7 +125,7 @@ def test_parts_that_begin_inside_of_a_tile_are_staged(machine: Any) -> None:
     with machine.session():
         x, h, w, u = map(machine.array, (x, h, w, u))
         out = machine.array(poison((70, 40), "f4"))
-        of = gk.Concat(x, h, axis=1), gk.Concat(w, u, axis=0)
+        of = gk.layouts.Concat(x, h, axis=1), gk.layouts.Concat(w, u, axis=0)
         run = gk.plan(*of, conf=sm90.mapping("one"), out=out)
         run(*of, out=out)
     assert "JoinedTma" not in routes(run)
@@ -144,10 +144,10 @@ def test_parts_that_lie_otherwise_have_a_plan_of_their_own(machine: Any) -> None
         near, far = machine.array(machine.numpy(v)[:, :32].copy()), v[:, :32]
         outs = [machine.array(poison((64, 32), "f4")) for _ in range(2)]
         for out, part in zip(outs, (near, far)):
-            gk.matmul(x, gk.Braid(w, part), out=out, conf=conf, epilogue=fold)
-        run = gk.plan(x, gk.Braid(w, near), conf=conf, epilogue=fold)
+            gk.matmul(x, gk.layouts.InterleavedColumns(w, part), out=out, conf=conf, epilogue=fold)
+        run = gk.plan(x, gk.layouts.InterleavedColumns(w, near), conf=conf, epilogue=fold)
         with pytest.raises(ValueError, match="b differs from the plan's"):
-            run(x, gk.Braid(w, far))
+            run(x, gk.layouts.InterleavedColumns(w, far))
     x, w, near = (machine.numpy(each).astype("f8") for each in (x, w, near))
     for out in outs:
         np.testing.assert_array_equal(machine.numpy(out), x @ w - x @ near)

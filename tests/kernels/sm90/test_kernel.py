@@ -16,7 +16,7 @@ from gemmkit.kernels.collectives.scheduler import Columns, Grouped, Hilbert
 from gemmkit.layouts import ColMajor, RowMajor, Swizzled
 from gemmkit.operators import WGMMAOp
 from gemmkit.tiling import Tile
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from tests.support.machines import BF16, E4M3, E5M2, MACHINES, on_machines, poison, reference, whole
 from tests.support.sm90 import F16, F32, SCHEDULES, mapping, ordered, product
 
@@ -91,7 +91,7 @@ def test_no_elements(machine: Any, schedule: str, rng: np.random.Generator) -> N
 
 @on_machines
 def test_no_products_leave_c(machine: Any, rng: np.random.Generator) -> None:
-    conf = mapping("one", global_c_layout=RowMajor(F32), transform_shared_to_regs_c=Elementwise(lambda x: 3 * x + 1))
+    conf = mapping("one", global_c_layout=RowMajor(F32), transform_shared_to_regs_c=Map(lambda x: 3 * x + 1))
     c = whole(rng, (72, 40), F32)
     d = product(machine, conf, np.zeros((72, 0), F16), np.zeros((0, 40), F16), c)
     assert np.array_equal(d, 3 * c + 1)

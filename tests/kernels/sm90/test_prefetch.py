@@ -18,8 +18,8 @@ from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import WGMMAOp
 from gemmkit.plans.ahead import compile_config
 from gemmkit.runtime.device import H100
-from gemmkit.transforms import Elementwise
-from gemmkit.tuning.model import Mapping
+from gemmkit.transforms import Map
+from gemmkit.tuning.model import CostedTile
 from gemmkit.tuning.sm90 import MAPPINGS
 from tests.support.machines import MACHINES, on_machines, poison, whole
 from tests.support.patches import Seeded
@@ -111,8 +111,8 @@ def test_a_residual(machine: Any, schedule: str, columns: int, size: tuple[int, 
 def test_transforms_and_dtypes(machine: Any, schedule: str, dtype: np.dtype, rng: np.random.Generator) -> None:
     a, b, c = operands(rng, 200, 72)
     conf = config(schedule, dtype=dtype, global_c_layout=RowMajor(dtype),
-                  transform_shared_to_regs_c=Elementwise(lambda x, m, n: x * 2 + m - n),
-                  transform_regs_to_shared_d=Elementwise(lambda x: x * 0.5))
+                  transform_shared_to_regs_c=Map(lambda x, m, n: x * 2 + m - n),
+                  transform_regs_to_shared_d=Map(lambda x: x * 0.5))
     m, n = np.ogrid[:200, :72]
     want = (product(a, b) + 2 * c.astype("f8") + m - n) / 2
     assert np.array_equal(run(machine, conf, a, b, machine.array(c.astype(dtype))), want.astype(dtype))
@@ -201,7 +201,7 @@ def test_views(machine: Any, schedule: str, rng: np.random.Generator) -> None:
 @pytest.mark.sample(30)
 @pytest.mark.parametrize("which", ["c", "residual", "linear combination"])
 @pytest.mark.parametrize("mapping", MAPPINGS, ids=lambda x: f"{x.M}x{x.N}-{x.schedule}-{x.cluster[0]}x{x.cluster[1]}")
-def test_shipped_mappings_load_nothing_themselves(mapping: Mapping, which: str) -> None:
+def test_shipped_mappings_load_nothing_themselves(mapping: CostedTile, which: str) -> None:
     """64 pairs a thread of a 128 x 128 tile come from shared memory, and nothing spills."""
     held = np.zeros((4096, 4096), F16)
     fields: dict[str, Any] = {"c": dict(global_c_layout=RowMajor(F16)),

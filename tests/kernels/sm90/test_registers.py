@@ -23,7 +23,7 @@ from gemmkit.operators import COMPLEX, DUAL, QUATERNION, SPLIT_COMPLEX, Algebra,
 from gemmkit.ptx.barriers import mbarrier_arrive
 from gemmkit.ptx.special import thread_index
 from gemmkit.tiling import Tile
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from tests.kernels.sm90.test_algebras import run, small, swapped, whole
 from tests.kernels.sm90.test_rewrite import spec_of as spec_of_transformed
 from tests.support.algebras import product64
@@ -127,7 +127,7 @@ def test_b_is_transformed_on_its_way(machine: Any, rng: np.random.Generator) -> 
     for order in "NT":
         a, b = whole(rng, M, K, 2), whole(rng, K, N, 2, order)
         d, plan = run(machine, a, b, operator=COMPLEX, dtype="f4", global_d_layout=Interleaved("complex64"),
-                      transform_global_to_shared_b=Elementwise(lambda x, k, n: (x[0] + k % 5, x[1] - n % 3)))
+                      transform_global_to_shared_b=Map(lambda x, k, n: (x[0] + k % 5, x[1] - n % 3)))
         assert by_registers_of(plan)
         k, n = np.indices((K, N))
         assert np.array_equal(d, product64(COMPLEX, a, np.stack([b[..., 0] + k % 5, b[..., 1] - n % 3], -1)))
@@ -157,7 +157,7 @@ def test_who_goes_by_registers() -> None:
     others = {
         "A across K": spec_of(orders="TN"), "four parts": spec_of(QUATERNION),
         "32-bit parts": spec_of(dtype="f4", orders="NT", operator=Algebra(WGMMAOp(32, "f4"), COMPLEX)),
-        "A is transformed": spec_of(transform_global_to_shared_a=Elementwise(swapped)),
+        "A is transformed": spec_of(transform_global_to_shared_a=Map(swapped)),
         "three consumers": _spec(small(COMPLEX, "three")), "a cluster": _spec(small(COMPLEX, "one-1x2")),
         "a B too small to divide": _spec(small(COMPLEX, N=8, block_shape=Tile(M=64, N=8, K=16))),
     }
@@ -280,7 +280,7 @@ def check_transformed(machine: Any, conf: gk.Config, size: tuple[int, int, int],
 @pytest.mark.parametrize("schedule", ["one", "two", "pingpong"])
 @pytest.mark.parametrize("orders", ["RR", "RC", "CR", "CC"])
 def test_orders(machine: Any, orders: str, schedule: str, function: Any, rng: np.random.Generator) -> None:
-    conf = mapping(schedule, a=KINDS[orders[0]], b=KINDS[orders[1]], transform_global_to_shared_a=Elementwise(function))
+    conf = mapping(schedule, a=KINDS[orders[0]], b=KINDS[orders[1]], transform_global_to_shared_a=Map(function))
     check_transformed(machine, conf, (139, 37, 149), rng, function)
 
 
@@ -292,13 +292,13 @@ def test_dtypes(machine: Any, dtype: np.dtype, rng: np.random.Generator) -> None
     """tf32, 8-bit floats and integers, which tensor cores take along K alone: a register holds one element, or four."""
     for function in (plus_one, by_place):
         conf = mapping("two", WGMMAOp(32, dtype), b=ColMajor, stages=3,
-                       transform_global_to_shared_a=Elementwise((lambda x: x + 1) if dtype.kind == "u" else function))
+                       transform_global_to_shared_a=Map((lambda x: x + 1) if dtype.kind == "u" else function))
         check_transformed(machine, conf, (139, 37, 149), rng, (lambda x: x + 1) if dtype.kind == "u" else function)
 
 
 def reciprocals(machine: Any, K: int, kind: Any, rng: np.random.Generator) -> bool:
     """Whether D of 2 / A is right, where rows of A go on beyond K; the zeros there have no reciprocal."""
-    conf = mapping("one", a=kind, transform_global_to_shared_a=Elementwise(lambda x: 2 / x))
+    conf = mapping("one", a=kind, transform_global_to_shared_a=Map(lambda x: 2 / x))
     M, N = 67, 24
     a = ordered(rng.choice([-2.0, -1.0, 1.0, 2.0], (72, -(-K // 8) * 8)).astype(F16), kind(F16))
     b = few(rng, (K, N), F16)
@@ -329,10 +329,10 @@ def test_mappings_when_transformed(machine: Any, rows: int, warps: int, depth: i
                   rng: np.random.Generator) -> None:
     """One step in a stage, two, three, four and eight; one fragment of 64 rows and two; alone, and B is changed in place."""
     size = (rows + 37, 37, 139) if machine.emulated else (1021, 165, 331)
-    for fields in ({}, {"transform_global_to_shared_b": Elementwise(lambda x: x - 1)}):
+    for fields in ({}, {"transform_global_to_shared_b": Map(lambda x: x - 1)}):
         conf = gk.get_config(operator=WGMMAOp(32), block_shape=Tile(M=rows, N=32, K=depth), warps_per_block=warps,
                              schedule=schedule, stages=stages, global_a_layout=RowMajor(F16), global_b_layout=ColMajor(F16),
-                             global_d_layout=RowMajor(F32), transform_global_to_shared_a=Elementwise(plus_one), **fields)
+                             global_d_layout=RowMajor(F32), transform_global_to_shared_a=Map(plus_one), **fields)
         check_transformed(machine, conf, size, rng)
 
 
@@ -345,7 +345,7 @@ def test_captured_arrays_are_read_in_range(machine: Any, rng: np.random.Generato
     a, b = few(rng, (M, K), F16), few(rng, (K, N), F16)
     rows, columns = rng.integers(1, 4, M).astype("f4"), rng.integers(1, 4, K).astype("f4")
     r, c = machine.array(rows), machine.array(columns)
-    conf = mapping("two", transform_global_to_shared_a=Elementwise(lambda x, i, j: x * r[i] * c[j]))
+    conf = mapping("two", transform_global_to_shared_a=Map(lambda x, i, j: x * r[i] * c[j]))
     assert by_registers(spec_of_transformed(conf, a, b))
     want = (a.astype(np.float64) * rows[:, None] * columns) @ b.astype(np.float64)
     assert np.array_equal(product(machine, conf, a, b), want)
@@ -360,8 +360,8 @@ def test_all_slots_at_once(machine: Any, rng: np.random.Generator) -> None:
     a, b, c = few(rng, (M, K), F16), few(rng, (K, N), F16), few(rng, (M, N), F16)
     bias = few(rng, (1, N), F16)[0]
     conf = mapping("two", d=RowMajor(F16), global_c_layout=RowMajor(F16), epilogue=Bias(machine.array(bias)) | ReLU(),
-                   transform_global_to_shared_a=Elementwise(plus_one), transform_global_to_shared_b=Elementwise(lambda x: x + 1),
-                   transform_global_to_shared_c=Elementwise(lambda x: max(x, 0)))
+                   transform_global_to_shared_a=Map(plus_one), transform_global_to_shared_b=Map(lambda x: x + 1),
+                   transform_global_to_shared_c=Map(lambda x: max(x, 0)))
     spec = spec_of_transformed(conf, a, b)
     assert spec.mainloop == RegisterMainloop(Transformed(2), spec.mainloop.steps)
     assert (type(spec.a.route), type(spec.b.route), spec.pipeline.has_raw) == (Tma, Rewrite, True)
@@ -373,8 +373,8 @@ def test_all_slots_at_once(machine: Any, rng: np.random.Generator) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(4))
 def test_any_order_of_threads_is_right_when_transformed(seed: int, rng: np.random.Generator) -> None:
-    conf = mapping("two", stages=3, depth=32, transform_global_to_shared_a=Elementwise(plus_one),
-                   transform_global_to_shared_b=Elementwise(lambda x: x - 1))
+    conf = mapping("two", stages=3, depth=32, transform_global_to_shared_a=Map(plus_one),
+                   transform_global_to_shared_b=Map(lambda x: x - 1))
     check_transformed(EMULATOR, conf, (264, 40, 104), rng, seed=seed)
 
 
@@ -387,7 +387,7 @@ class Halves(Condition):
 
 @pytest.mark.usefixtures("few_blocks")
 def test_who_goes_by_registers_when_transformed() -> None:
-    change = dict(transform_global_to_shared_a=Elementwise(plus_one))
+    change = dict(transform_global_to_shared_a=Map(plus_one))
     array, bytes_ = np.zeros((128, 128), F16), np.zeros((128, 128), "i1")
     assert by_registers(spec_of_transformed(mapping("two", **change), array, array))
     others = {
@@ -417,8 +417,8 @@ FAULTS_TRANSFORMED: dict[str, tuple[Any, str, Any, type[BaseException]]] = {
 @pytest.mark.parametrize("name", FAULTS_TRANSFORMED)
 def test_a_fault_is_found_when_transformed(name: str, seeded: Seeded, rng: np.random.Generator) -> None:
     module, function, instead, error = FAULTS_TRANSFORMED[name]
-    conf = mapping("two", stages=3, transform_global_to_shared_a=Elementwise(plus_one),
-                   transform_global_to_shared_b=Elementwise(lambda x: x - 1))
+    conf = mapping("two", stages=3, transform_global_to_shared_a=Map(plus_one),
+                   transform_global_to_shared_b=Map(lambda x: x - 1))
     check_transformed(EMULATOR, conf, (136, 16, 205), rng)
     seeded(module, function, instead)
     with pytest.raises(error):

@@ -9,18 +9,18 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.emulator.errors import EmulatorError
-from gemmkit.kernels.collectives.operand import Arrays
+from gemmkit.kernels.collectives.operand import OperandArrays
 from gemmkit.kernels.sm90 import rewrite
 from gemmkit.kernels.sm90.family import Sm90Spec
 from gemmkit.kernels.sm90.mainloop import RegisterMainloop
 from gemmkit.kernels.sm90.rewrite import PartRewrite, Rewrite, RewriteProducer, Transpose
-from gemmkit.kernels.sm90.staged import Staged
+from gemmkit.kernels.sm90.staged import StagedRoute
 from gemmkit.kernels.sm90.tma import Tma
 from gemmkit.layouts import ColMajor, RowMajor, Triangular
 from gemmkit.operators import WGMMAOp
 from gemmkit.runtime.arrays import describe
 from gemmkit.tiling import Tile
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from tests.support.machines import E4M3, on_machines
 from tests.support.patches import Seeded
 from tests.support.sm90 import F16, F32, mapping, ordered, product
@@ -37,7 +37,7 @@ def spec_of(conf: Any, a: np.ndarray, b: np.ndarray) -> Sm90Spec:
     d = np.zeros((a.shape[0], b.shape[1]), conf.global_d_layout.dtype)
     arrays = [describe(ordered(x, layout.stored)) for x, layout in (
         (a, conf.global_a_layout), (b, conf.global_b_layout), (d, conf.global_d_layout))]
-    spec = conf.spec(Arrays(*arrays, a.shape[0], b.shape[1], a.shape[1]))
+    spec = conf.spec(OperandArrays(*arrays, a.shape[0], b.shape[1], a.shape[1]))
     assert isinstance(spec, Sm90Spec)
     return spec
 
@@ -59,7 +59,7 @@ def test_tiles_are_turned(machine: Any, schedule: str, dtype: np.dtype, orders: 
                           rng: np.random.Generator) -> None:
     """Operands that the hardware reads along K alone, lying the other way; with edges along M, N and K."""
     columns, transform = 128 // dtype.itemsize, (lambda x: x + 1) if transformed else None
-    fields = {} if transform is None else {"transform_global_to_shared_b": Elementwise(transform)}
+    fields = {} if transform is None else {"transform_global_to_shared_b": Map(transform)}
     stages = 2 if transformed or dtype.itemsize == 1 else 3
     a_kind, b_kind = ACROSS[orders]
     conf = mapping(schedule, WGMMAOp(columns, dtype), a=a_kind, b=b_kind, stages=stages, **fields)
@@ -83,7 +83,7 @@ def test_tiles_are_turned(machine: Any, schedule: str, dtype: np.dtype, orders: 
 def test_lanes_that_do_not_divide_a_warps_tile(machine: Any, masked: bool, rng: np.random.Generator) -> None:
     """A warp moves 48 lines, 32 and then 16: a thread's registers hold both (drawn with GEMMKIT_SEED=524311433)."""
     kind = (lambda dtype: Triangular(RowMajor(dtype), "lower")) if masked else RowMajor
-    conf = mapping("three", a=kind, stages=2, transform_global_to_shared_a=Elementwise(lambda x: x + x),
+    conf = mapping("three", a=kind, stages=2, transform_global_to_shared_a=Map(lambda x: x + x),
                    mem_a_warp=Tile(M=3, K=64), mem_a_thread=Tile(M=1, K=4))
     a, b = whole(rng, (200, 200), F16), whole(rng, (200, 24), F16)
     spec = spec_of(conf, a, b)
@@ -98,7 +98,7 @@ def test_lanes_that_do_not_divide_a_warps_tile(machine: Any, masked: bool, rng: 
                                              ("three", "a")])
 def test_two_stages(machine: Any, schedule: str, which: str, rng: np.random.Generator) -> None:
     """Consumers hold one until they have the other. (A alone goes by registers, but not to three consumers nor where blocks share it.)"""
-    conf = mapping(schedule, stages=2, **{f"transform_global_to_shared_{which}": Elementwise(lambda x: x + 1)})
+    conf = mapping(schedule, stages=2, **{f"transform_global_to_shared_{which}": Map(lambda x: x + 1)})
     a, b = whole(rng, (208, 200), F16), whole(rng, (200, 40), F16)
     assert isinstance(spec_of(conf, a, b).producer, RewriteProducer)
     one = np.array([which == "a", which == "b"], F32)
@@ -116,7 +116,7 @@ def test_triangular_operands_are_masked_where_they_lie(machine: Any, half: str, 
                                                        rng: np.random.Generator) -> None:
     """The other half holds NaN, and with a unit diagonal the diagonal too."""
     kinds = ACROSS["RR"] if orders == "RR" else ACROSS["CC"]
-    fields = {} if transform is None else {"transform_global_to_shared_a": Elementwise(transform)}
+    fields = {} if transform is None else {"transform_global_to_shared_a": Map(transform)}
     n, columns = 200, 48
     a, b = whole(rng, (n, n), F16), whole(rng, (n, columns), F16)
     triangle = (np.tril if half == "lower" else np.triu)(a.astype(F32), (-1 if half == "lower" else 1) if unit else 0)
@@ -139,18 +139,18 @@ def test_rows_that_tma_cannot_take_are_turned_on_the_way(columns: int, turns: bo
     conf = mapping("two", WGMMAOp(32, F32))
     a, b = np.zeros((64, 64), F32), np.zeros((64, columns), F32)
     spec = spec_of(conf, a, b)
-    assert type(spec.b.route) is (Transpose if turns else Staged)
+    assert type(spec.b.route) is (Transpose if turns else StagedRoute)
 
 
 def test_both_or_none() -> None:
     """An operand is changed in place only beside one that TMA moves too: the producer has one way at a time."""
-    conf = mapping("three", transform_global_to_shared_a=Elementwise(lambda x: x + 1))
+    conf = mapping("three", transform_global_to_shared_a=Map(lambda x: x + 1))
     a = np.zeros((64, 64), F16)
     changed = spec_of(conf, a, np.zeros((64, 64), F16))
     assert type(changed.a.route) is Rewrite and type(changed.b.route) is Tma and changed.pipeline.has_raw
     assert isinstance(changed.producer, RewriteProducer)
     beside = spec_of(conf, a, np.zeros((64, 63), F16))
-    assert type(beside.a.route) is type(beside.b.route) is Staged
+    assert type(beside.a.route) is type(beside.b.route) is StagedRoute
 
 
 # ==========================================================================================================================
@@ -173,7 +173,7 @@ def routes(spec: Any) -> str:
 def test_each_block_rewrites_a_part(machine: Any, schedule: str, orders: str, rng: np.random.Generator) -> None:
     """With edges along M, N and K, and coordinates, which tell a part's place."""
     a_kind, b_kind = ACROSS[orders]
-    at = Elementwise(lambda x, i, j: x + (i + 2 * j) % 3)
+    at = Map(lambda x, i, j: x + (i + 2 * j) % 3)
     fields = {f"transform_global_to_shared_{which}": at for which in MORE[schedule]}
     conf = mapping(schedule, WGMMAOp(32), a=a_kind, b=b_kind, **fields)
     m, n, k = 144, 40, 200
@@ -195,7 +195,7 @@ def test_each_block_rewrites_a_part(machine: Any, schedule: str, orders: str, rn
 @pytest.mark.parametrize("b_kind", [RowMajor, ColMajor])
 def test_a_by_registers_beside_it(machine: Any, stages: int, b_kind: Any, rng: np.random.Generator) -> None:
     """Table 2's last row: A is transformed by the consumers, B a half by each block; pairs at once, and an epilogue."""
-    both = {f"transform_global_to_shared_{x}": Elementwise(lambda x: x + 1) for x in "ab"}
+    both = {f"transform_global_to_shared_{x}": Map(lambda x: x + 1) for x in "ab"}
     conf = mapping("two-2x1", a=RowMajor, b=b_kind, stages=stages, **both)
     a, b = whole(rng, (256, 264), F16), whole(rng, (264, 40), F16)
     spec = spec_of(conf, a, b)
@@ -209,7 +209,7 @@ def test_a_by_registers_beside_it(machine: Any, stages: int, b_kind: Any, rng: n
 @on_machines
 @pytest.mark.parametrize("k", [0, 8, 64, 72])
 def test_few_stages(machine: Any, k: int, rng: np.random.Generator) -> None:
-    conf = mapping("two-2x1", transform_global_to_shared_b=Elementwise(lambda x: x + 1))
+    conf = mapping("two-2x1", transform_global_to_shared_b=Map(lambda x: x + 1))
     a, b = whole(rng, (264, k), F16), whole(rng, (k, 40), F16)
     assert np.array_equal(product(machine, conf, a, b), a.astype(F32) @ (b.astype(F32) + 1))
 
@@ -220,7 +220,7 @@ def test_few_stages(machine: Any, k: int, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("transform", [None, lambda x: x + x])
 def test_a_mask_that_leaves_parts_as_they_are(machine: Any, transform: Any, rng: np.random.Generator) -> None:
     """They are sent, too."""
-    fields = {} if transform is None else {"transform_global_to_shared_b": Elementwise(transform)}
+    fields = {} if transform is None else {"transform_global_to_shared_b": Map(transform)}
     conf = mapping("one-2x1", b=lambda dtype: Triangular(ColMajor(dtype), "lower"), **fields)
     a, b = whole(rng, (150, 136), F16), whole(rng, (136, 136), F16)
     assert routes(spec_of(conf, a, b)) == "b"
@@ -232,7 +232,7 @@ def test_a_mask_that_leaves_parts_as_they_are(machine: Any, transform: Any, rng:
 def test_words_that_are_not_sent_are_missed(rng: np.random.Generator, seeded: Seeded) -> None:
     """The emulator says at which barrier the block waits for ever."""
     seeded(rewrite, "send", lambda *given: None)
-    conf = mapping("one-2x1", transform_global_to_shared_b=Elementwise(lambda x: x + 1))
+    conf = mapping("one-2x1", transform_global_to_shared_b=Map(lambda x: x + 1))
     a, b = whole(rng, (128, 64), F16), whole(rng, (64, 32), F16)
     out = np.full((128, 32), np.nan, F32)
     with gk.emulate(), pytest.raises(EmulatorError, match="lacks 0 of 65 arrivals and 2048 bytes"):
@@ -241,7 +241,7 @@ def test_words_that_are_not_sent_are_missed(rng: np.random.Generator, seeded: Se
 
 def test_what_a_part_refuses(rng: np.random.Generator) -> None:
     """Without a cluster, or along the other axis, a block rewrites its whole tile."""
-    at = Elementwise(lambda x: x + 1)
+    at = Map(lambda x: x + 1)
     a, b = whole(rng, (128, 64), F16), whole(rng, (64, 32), F16)
     for schedule, which in (("one", "b"), ("one-2x1", "a"), ("one-1x2", "b")):
         spec = spec_of(mapping(schedule, **{f"transform_global_to_shared_{which}": at}), a, b)

@@ -16,7 +16,7 @@ from gemmkit import epilogues
 from gemmkit.kernels.spec import Condition
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import WGMMAOp
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from tests.support.machines import BF16, E4M3, MACHINES, on_machines, poison, reference, whole
 from tests.support.sm90 import F16, F32, mapping, product
 from tests.support.user_layouts import Hankel, Packed, Toeplitz
@@ -80,8 +80,8 @@ def test_layouts_of_c_and_d(machine: Any, rng: np.random.Generator) -> None:
 def test_memory_between_two_transforms_rounds(machine: Any, rng: np.random.Generator) -> None:
     """What lies in shared memory has its dtype, whoever changes it next: thirds of small numbers are not exact in float16."""
     a, b = rng.integers(1, 9, (72, 64)).astype(F16), rng.integers(-2, 3, (64, 32)).astype(F16)
-    conf = mapping("two", transform_global_to_shared_a=Elementwise(lambda x: np.float32(x) / 3),
-                   transform_shared_to_regs_a=Elementwise(lambda x: np.float32(x) * 3 - 3))
+    conf = mapping("two", transform_global_to_shared_a=Map(lambda x: np.float32(x) / 3),
+                   transform_shared_to_regs_a=Map(lambda x: np.float32(x) * 3 - 3))
     thirds = (a.astype(F32) / 3).astype(F16)
     changed = (thirds.astype(F32) * 3 - 3).astype(F16)
     assert not np.array_equal(changed, a - 3)
@@ -124,7 +124,7 @@ def test_a_transform_of_the_value_alone(point: str, rng: np.random.Generator) ->
 
 def check_transform(machine: Any, point: str, f: Any, rng: np.random.Generator) -> None:
     """On sizes that TMA takes, and for A and B on such as it does not."""
-    conf = small(global_c_layout=RowMajor(F32), **{f"transform_{point}": Elementwise(f)})
+    conf = small(global_c_layout=RowMajor(F32), **{f"transform_{point}": Map(f)})
     which = POINTS[point]
     for size in ([EVEN, (M, N, K)] if f is placed and which in "ab" else [EVEN]):
         a, b, c = operands(rng, size)
@@ -140,7 +140,7 @@ def check_transform(machine: Any, point: str, f: Any, rng: np.random.Generator) 
 @pytest.mark.parametrize("schedule", ["pingpong", "one-2x1"])
 def test_all_transforms_together(machine: Any, schedule: str, rng: np.random.Generator) -> None:
     functions = {point: placed if n % 2 else plain for n, point in enumerate(POINTS)}
-    conf = small(schedule, global_c_layout=RowMajor(F32), **{f"transform_{p}": Elementwise(f) for p, f in functions.items()})
+    conf = small(schedule, global_c_layout=RowMajor(F32), **{f"transform_{p}": Map(f) for p, f in functions.items()})
     a, b, c = operands(rng, EVEN if machine.emulated else (520, 272, 208))
 
     def through(x: np.ndarray, *points: str) -> np.ndarray:
@@ -161,7 +161,7 @@ def test_transforms_from_other_types(machine: Any, name: str, rng: np.random.Gen
     """What lies in memory is not what is multiplied: a transform says that this is meant."""
     stored, operator = {"i1 to f2": ("i1", WGMMAOp(32)), "f4 to bf16": (F32, WGMMAOp(32, BF16)),
                         "f2 to e4m3": (F16, WGMMAOp(32, E4M3)), "f2 to i1": (F16, WGMMAOp(32, "i1"))}[name]
-    conf = small(operator=operator, transform_global_to_shared_a=Elementwise(lambda x: x - 1),
+    conf = small(operator=operator, transform_global_to_shared_a=Map(lambda x: x - 1),
                  global_a_layout=RowMajor(stored), global_b_layout=ColMajor(operator.dtype))
     a, b = whole(rng, EVEN[::2], stored), whole(rng, EVEN[:0:-1], operator.dtype)
     assert np.array_equal(product(machine, conf, a, b), reference(a.astype(F32) - 1, b.astype(F32)))
@@ -175,10 +175,10 @@ def test_captured_arrays_are_read_within_their_bounds(machine: Any, rng: np.rand
     ta, tb, tc, td = whole(rng, (M, K), F16), whole(rng, (K, N), F16), whole(rng, (M, N), F32), whole(rng, (N,), F32)
     a_, b_, c_, d_, by = *(machine.array(x) for x in (ta, tb, tc, td)), np.float32(3)
     conf = small(global_c_layout=RowMajor(F32),
-                 transform_global_to_shared_a=Elementwise(lambda x, i, j: x + a_[i, j]),
-                 transform_global_to_shared_b=Elementwise(lambda x, i, j: x - b_[i, j]),
-                 transform_global_to_shared_c=Elementwise(lambda x, i, j: x * c_[i, j]),
-                 transform_shared_to_global_d=Elementwise(lambda x, i, j: x + by * d_[j]))
+                 transform_global_to_shared_a=Map(lambda x, i, j: x + a_[i, j]),
+                 transform_global_to_shared_b=Map(lambda x, i, j: x - b_[i, j]),
+                 transform_global_to_shared_c=Map(lambda x, i, j: x * c_[i, j]),
+                 transform_shared_to_global_d=Map(lambda x, i, j: x + by * d_[j]))
     assert np.array_equal(product(machine, conf, a, b, c), reference(a + ta, b - tb, c * tc) + 3 * td)
 
 

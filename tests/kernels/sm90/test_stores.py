@@ -17,9 +17,9 @@ from gemmkit.emulator.errors import DeadlockError, ProtocolError, RaceError
 from gemmkit.epilogues import Bias, ReLU
 from gemmkit.functions import einsum
 from gemmkit.kernels.sm90 import epilogue_load, store
-from gemmkit.kernels.sm90.staged import CpAsync
-from gemmkit.kernels.sm90.store import InterleavedStore, Store, TmaStore, VectorStore
-from gemmkit.layouts import ColMajor, RowMajor, Tensor
+from gemmkit.kernels.sm90.staged import CpAsyncLines
+from gemmkit.kernels.sm90.store import InterleavedStore, TileStore, TmaStore, VectorStore
+from gemmkit.layouts import ColMajor, Matricised, RowMajor
 from gemmkit.operators import WGMMAOp
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import H100, assumed
@@ -36,7 +36,7 @@ F64 = np.dtype("f8")
 
 
 def stored(machine: Any, conf: gk.Config, size: tuple[int, int, int], above: int, below: int, rng: np.random.Generator,
-           rows: np.ndarray | None = None) -> Store:
+           rows: np.ndarray | None = None) -> TileStore:
     """How D leaves, after it has been computed exactly into some rows of a larger array, around which nothing is written.
     ``rows`` are added to its rows."""
     M, N, K = size
@@ -53,7 +53,7 @@ def stored(machine: Any, conf: gk.Config, size: tuple[int, int, int], above: int
     assert np.array_equal(after[above:above + M], want.astype(dtype).astype(F64))
     assert np.isnan(after[:above]).all() and np.isnan(after[above + M:]).all()
     store = made._compiled.spec.store
-    assert isinstance(store, Store)
+    assert isinstance(store, TileStore)
     return store
 
 
@@ -125,7 +125,7 @@ def test_vectors(machine: Any, schedule: str, run: int, offset: int, length: int
     m, n, k = 131, run * 16 * 3, 40
     a, b = whole(rng, (m, k), F16), whole(rng, (k, n), F16)
     flat, out = combed(machine, m, n, run, dtype, offset=offset)
-    conf = mapping(schedule, OPERATOR, d=Tensor.of(describe(out), 1))
+    conf = mapping(schedule, OPERATOR, d=Matricised.of(describe(out), 1))
     store = computed(machine, conf, a, b, out)
     assert isinstance(store, InterleavedStore) == (length * dtype.itemsize >= 16)
     assert not isinstance(store, InterleavedStore) or store.length == 16 // dtype.itemsize
@@ -143,7 +143,7 @@ def test_what_comes_before_it(machine: Any, schedule: str, rng: np.random.Genera
     a, b, bias = whole(rng, (m, k), F16), whole(rng, (k, n), F16), whole(rng, (n,), F16)
     c = whole(rng, (m, n), F32)
     flat, out = combed(machine, m, n, 8, F16)
-    layout = Tensor.of(describe(out), 1)
+    layout = Matricised.of(describe(out), 1)
     conf = mapping(schedule, OPERATOR, d=layout, global_c_layout=RowMajor(F32),
                    epilogue=Bias(machine.array(bias)) | ReLU())
     assert isinstance(computed(machine, conf, a, b, out, machine.array(c)), InterleavedStore)
@@ -158,7 +158,7 @@ def test_a_cluster_that_shares_k(machine: Any, rng: np.random.Generator) -> None
     m, n, k = 70, 256, 300
     a, b = whole(rng, (m, k), F16), whole(rng, (k, n), F16)
     flat, out = combed(machine, m, n, 8, F16)
-    conf = mapping("one", OPERATOR, d=Tensor.of(describe(out), 1), splits=2)
+    conf = mapping("one", OPERATOR, d=Matricised.of(describe(out), 1), splits=2)
     store = computed(machine, conf, a, b, out)
     assert np.array_equal(in_order(machine.numpy(flat), 0, m, n, 8), (a.astype(F32) @ b.astype(F32)).astype(F16))
     assert not isinstance(store, InterleavedStore) or store.length <= 4
@@ -189,7 +189,7 @@ def test_machine_code_of_the_papers_contraction() -> None:
     """B comes by cp.async, 32 bytes of a line side by side, and D leaves 16 bytes at a time, without a subtile."""
     (made,) = products(Contraction.of("contraction", *PAPER, "f16"))
     assert made.problem.config.global_b_layout.columns.extents() == (16, 8, 2, 8)
-    assert isinstance(made.spec.store, InterleavedStore) and isinstance(made.spec.b.route, CpAsync)
+    assert isinstance(made.spec.store, InterleavedStore) and isinstance(made.spec.b.route, CpAsyncLines)
     code = machine_code(made)
     assert (code.usage.spill_stores, code.usage.spill_loads) == (0, 0)
     assert code.count("STG") == code.count("STG", "128") == 2 * 64 * 128 // 128 // 8 and code.count("STSM") == 0

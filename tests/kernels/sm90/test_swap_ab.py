@@ -11,13 +11,13 @@ import gemmkit as gk
 from gemmkit import epilogues
 from gemmkit.emulator import errors
 from gemmkit.epilogues import Bias, ReLU
-from gemmkit.kernels.sm90.mainloop import Across, RegisterMainloop
+from gemmkit.kernels.sm90.mainloop import MnMajorTf32, RegisterMainloop
 from gemmkit.operators import WGMMAOp
 from gemmkit.plans.ahead import recorded
 from gemmkit.ptx.mma import rounded_to_tf32, truncated_to_tf32
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from gemmkit.tuning import choose
 from tests.support.banks import conflicts
 from tests.support.banks import recorded as accesses
@@ -82,7 +82,7 @@ def test_tf32(machine: Any, size: tuple[int, int, int], order: str, rng: np.rand
     d, made = multiplied(machine, a, b, order, operator=TF32)
     assert np.array_equal(d, a @ b)
     assert is_swapped(made) == (order == "nn")
-    assert isinstance(getattr(made._compiled.spec.mainloop, "source", None), Across) == (order != "nt")
+    assert isinstance(getattr(made._compiled.spec.mainloop, "source", None), MnMajorTf32) == (order != "nt")
 
 
 @pytest.mark.kin(5)
@@ -121,7 +121,7 @@ def test_tf32_with_a_transform_and_an_epilogue(machine: Any, order: str, rng: np
     bias = rng.integers(-3, 4, N).astype(F32)
     k, n, m = np.arange(K)[:, None], np.arange(N), np.arange(M)[:, None]
     d, made = multiplied(machine, a, b, order, operator=TF32,
-                         transform_global_to_shared_b=Elementwise(lambda x, k, n: 2 * x + k % 3 - n % 5 + 1),
+                         transform_global_to_shared_b=Map(lambda x, k, n: 2 * x + k % 3 - n % 5 + 1),
                          epilogue=Bias(machine.array(bias)) | epilogues.Elementwise(lambda x, m, n: x + 2 * m - n))
     assert np.array_equal(d, a @ (2 * b + k % 3 - n % 5 + 1) + bias + 2 * m - n)
     assert is_swapped(made) == (order == "nn")
@@ -137,7 +137,7 @@ def test_functions_of_large_results_get_wide_coordinates(machine: Any, rng: np.r
     a, b = few(rng, (M, K), F32), few(rng, (K, N), F32)
     k, m = np.arange(K)[:, None], np.arange(M)[:, None]
     d, made = multiplied(machine, a, b, "nn", operator=TF32,
-                         transform_global_to_shared_b=Elementwise(lambda x, k, n: x + (k * 3_000_000_000 + n) // 3_000_000_000),
+                         transform_global_to_shared_b=Map(lambda x, k, n: x + (k * 3_000_000_000 + n) // 3_000_000_000),
                          epilogue=ReLU() | epilogues.Elementwise(lambda x, m, n: x + (m * 3_000_000_000 + n) // 3_000_000_000))
     assert np.array_equal(d, (a @ (b + k)).clip(0) + m) and is_swapped(made)
 
@@ -178,7 +178,7 @@ def test_transforms_of_b(machine: Any, kind: str, order: str, dtype: np.dtype, r
     c, r = rng.integers(1, 4, N).astype(F32), rng.integers(-2, 3, K).astype(F32)
     function, _ = TRANSFORMS[kind](machine.array(c), machine.array(r))
     _, expected = TRANSFORMS[kind](c, r)
-    d, made = multiplied(machine, a, b, order, transform_global_to_shared_b=Elementwise(function))
+    d, made = multiplied(machine, a, b, order, transform_global_to_shared_b=Map(function))
     want = a.astype(F64) @ expected(b.astype(F64), np.arange(K)[:, None], np.arange(N))
     assert is_swapped(made) and np.array_equal(d.astype(F64), want.astype(dtype).astype(F64))
 
@@ -193,8 +193,8 @@ def test_both_transforms_and_an_epilogue(machine: Any, order: str, rng: np.rando
     a, b = few(rng, (M, K), F16), few(rng, (K, N), F16)
     rows = rng.integers(-3, 4, M).astype(F32)
     d, made = multiplied(machine, a, b, "nn", poison((M, N), F16, order), epilogue=Bias(machine.array(rows), along="M") | ReLU(),
-                         transform_global_to_shared_b=Elementwise(lambda x: x + 1),
-                         transform_shared_to_regs_b=Elementwise(lambda x, k, n: x - n % 2))
+                         transform_global_to_shared_b=Map(lambda x: x + 1),
+                         transform_shared_to_regs_b=Map(lambda x, k, n: x - n % 2))
     want = (a.astype(F64) @ (b.astype(F64) + 1 - np.arange(N) % 2) + rows[:, None]).clip(0)
     assert is_swapped(made) and np.array_equal(d.astype(F64), want.astype(F16).astype(F64))
 
@@ -220,13 +220,13 @@ def test_other_arrays_of_a_transform() -> None:
     made.forget_arrays({"transform_global_to_shared_b"})
 
 
-def by_columns(factor: np.ndarray) -> Elementwise:
-    return Elementwise(lambda x, k, n: x * factor[n])
+def by_columns(factor: np.ndarray) -> Map:
+    return Map(lambda x, k, n: x * factor[n])
 
 
 # -- which products ---------------------------------------------------------------------------------------------------------
 
-PLUS = Elementwise(lambda x: x + 1)
+PLUS = Map(lambda x: x + 1)
 
 
 def chosen(order: str, dtype: Any, size: tuple[int, int, int], **keywords: Any) -> Any:
@@ -254,12 +254,12 @@ AS_THEY_ARE: dict[str, Any] = {
     "A too": lambda: dict(transform_global_to_shared_b=PLUS, transform_global_to_shared_a=PLUS),
     "A alone": lambda: dict(transform_global_to_shared_a=PLUS),
     "of D": lambda: dict(transform_global_to_shared_b=PLUS, transform_regs_to_shared_d=PLUS),
-    "by batch": lambda: dict(transform_global_to_shared_b=Elementwise(lambda x, k, n, batch: x + batch)),
+    "by batch": lambda: dict(transform_global_to_shared_b=Map(lambda x, k, n, batch: x + batch)),
     "a residual": lambda: dict(transform_global_to_shared_b=PLUS, epilogue=epilogues.Residual(np.zeros((256, 256), F16))),
     "an output": lambda: dict(transform_global_to_shared_b=PLUS, epilogue=epilogues.Store(np.zeros((256, 256), F16))),
     "sums of rows": lambda: dict(transform_global_to_shared_b=PLUS,
                                  epilogue=epilogues.RowReduce(np.zeros(256, F32), "sum")),
-    "an observer": lambda: dict(observe_a=gk.observers.RowSum(np.zeros(256, F32))),
+    "an observer": lambda: dict(observe_a=gk.observers.OperandRowSum(np.zeros(256, F32))),
     "an operator": lambda: dict(transform_global_to_shared_b=PLUS, operator=WGMMAOp(128)),
     "a layout": lambda: dict(transform_global_to_shared_b=PLUS, global_a_layout=gk.layouts.Triangular(
         gk.layouts.RowMajor(F16), "lower")),
@@ -310,7 +310,7 @@ def test_on_a_gpu(kind: str, size: tuple[int, int, int], order: str) -> None:
     k, n = torch.arange(K, device="cuda")[:, None], torch.arange(N, device="cuda")
     for function, wide in ((lambda x: x + 1, b.double() + 1), (lambda x, k, n: x - k % 2 + n % 3, b.double() - k % 2 + n % 3)):
         out.fill_(float("nan"))
-        gk.matmul(a, b, out=out, transform_global_to_shared_b=Elementwise(function), epilogue=Bias(bias) | ReLU(), **fields)
+        gk.matmul(a, b, out=out, transform_global_to_shared_b=Map(function), epilogue=Bias(bias) | ReLU(), **fields)
         assert torch.equal(out.double(), (a.double() @ wide + bias.double()).clip(0).to(dtype).double())
 
 
@@ -380,7 +380,7 @@ def test_what_is_computed_as_it_is_of_few_rows() -> None:
     """With components other than an epilogue of elements; of other dtypes, or where TMA cannot reach, or stacks."""
     a, b = operands(4, 1024, 1024, "nt")
     odd = np.empty((4, 1025), F16)[:, 1:]
-    double = gk.transforms.Elementwise(lambda x: x * 2)
+    double = gk.transforms.Map(lambda x: x * 2)
     with gk.emulate():
         for made in (gk.plan(a, b, epilogue=Tiles()), gk.plan(a, b, transform_global_to_shared_b=double), gk.plan(odd, b),
                      gk.plan(a, b, epilogue=ReLU(), transform_regs_to_shared_d=double),
@@ -399,7 +399,7 @@ EPILOGUES: dict[str, Any] = {
                                     lambda d: d + 10 * np.arange(len(m))[:, None] + np.arange(len(n)) % 8),
     "batch": lambda r, n, m: (epilogues.Elementwise(lambda x, i, j, batch: x + i + batch),
                               lambda d: d + np.arange(len(m))[:, None]),
-    "mask": lambda r, n, m: (epilogues.Causal(0.0, offset=100),
+    "mask": lambda r, n, m: (epilogues.CausalMask(0.0, offset=100),
                              lambda d: np.where(np.arange(len(n)) <= np.arange(len(m))[:, None] + 100, d, 0)),
     "captured": lambda r, n, m: (epilogues.Elementwise(lambda x, i, j: x * n[j]), lambda d: d * n),
 }

@@ -26,7 +26,7 @@ from gemmkit.operators.algebra import Algebra
 from gemmkit.plans.ahead import compile_config
 from gemmkit.runtime.device import H100, attributes
 from gemmkit.tiling import Tile
-from gemmkit.transforms import Elementwise
+from gemmkit.transforms import Map
 from tests.support.machines import BF16, MACHINES, on_machines, whole
 from tests.support.patches import Seeded
 from tests.support.shared_k import check_counters, check_every_slot, check_stack
@@ -474,10 +474,10 @@ def test_routes_and_structure(machine: Any, route: str, rng: np.random.Generator
     a, b = whole(rng, (130, 99), F16), whole(rng, (99, 32), F16)
     left, fields = a, dict[str, Any]()
     if route == "staged":                              # rows of 99 elements: no TMA
-        fields = dict(transform_global_to_shared_a=Elementwise(lambda x, i, k: x + i % 2))
+        fields = dict(transform_global_to_shared_a=Map(lambda x, i, k: x + i % 2))
         left = a + np.arange(130)[:, None] % 2
     elif route == "in place":
-        left, fields = a * 2, dict(transform_global_to_shared_b=Elementwise(lambda x: x * 2))
+        left, fields = a * 2, dict(transform_global_to_shared_b=Map(lambda x: x * 2))
     elif route == "columns of B":
         fields = dict(b=ColMajor)
     elif route == "condition":

@@ -278,7 +278,7 @@ TAKEN = {
     "None if": "if NOTHING is None:\n    return values[0]\nreturn NOTHING * 2",
     "CONST'": "return CONST * i",
     "CONST h": "return h * CONST",
-    "gk.float16": "return gk.float16(values[0])",
+    "np.float16": "return np.float16(values[0])",
     "np.True_": "return np.True_ & flag",
     "np.int_": "return np.int_(i)",
     "np.float64": "return np.float64(values[0]) + 1",
