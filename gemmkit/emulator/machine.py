@@ -131,7 +131,12 @@ class Scheduler:
         if self._turns % _TURNS_PER_POLL == 0:
             self.wake(self._polling)
             self._polling.clear()
-        self._switch()
+        if self._ready and self._random is None and not self._stopped:          # `_switch`, without the calls
+            self._fibers[self._ready.popleft()].switch()
+            if self._stopped:
+                raise GreenletExit
+        else:
+            self._switch()
         thread.waits_for = None
 
     def wait_until(self, thread: Thread, predicate: Callable[[], bool], what: str | Callable[[], str]) -> None:
@@ -441,7 +446,7 @@ class Thread(Agent):
             ValueError: `compute` gave another number of results.
         """
         block = self.block
-        group, lane = divmod(self.index, size)
+        group, lane = (self.warp, self.lane) if size == WARP else divmod(self.index, size)
         meeting = block.meetings.get((size, group))
         if meeting is None:
             if (group + 1) * size > block.size:

@@ -40,8 +40,9 @@ def emulate(seed: int | None = None, *, mapping: str = "small") -> Iterator[None
 
     Args:
         seed: runs threads and blocks in a random order, which finds faults that depend on it. None keeps their order.
-        mapping: what a product takes for which no mapping is named. "small" keeps the kernel and the operator that a GPU
-            would have, in a tile that fits the problem and takes few threads. "device" is the mapping that the GPU takes.
+        mapping: what a product, attention or a program takes if no mapping is named. "small" keeps the kernel and the
+            operator that a GPU would have, in tiles that fit the problem and take few threads. "device" is the mapping that
+            the GPU takes.
 
     Raises:
         TypeError: the seed is no whole number.
@@ -82,7 +83,7 @@ def is_emulating() -> bool:
 
 
 def takes_small_mappings() -> bool:
-    """Whether a product for which nobody names a mapping takes one that is quickly emulated."""
+    """Whether a product, attention or a program for which nobody names a mapping takes one that is quickly emulated."""
     mode = _mode.get()
     return mode is not None and mode.mapping == "small"
 

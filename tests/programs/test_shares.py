@@ -189,6 +189,18 @@ def test_idle_multiprocessors_take_shares(count: int, rows: int, places: int, sp
     assert plan.blocks >= min(132, count * splits) or not rows
 
 
+@pytest.mark.parametrize("rows, places, length, warpgroups", [(150, 40, 48, 1), (256, 40, 48, 2), (60, 4000, 128, 1), (60, 1, 32, 1)])
+def test_the_emulator_takes_blocks_that_fit(rows: int, places: int, length: int, warpgroups: int) -> None:
+    arrays = heads(1, rows, places)
+    with assumed(H100), gk.emulate():
+        small = listing.attention.plan(*arrays, 0.1).mapping
+        named = listing.attention.plan(*arrays, 0.1, mapping=gk.Mapping({"m": 128, "n": 64})).mapping
+    assert (small.blocks["n"], small.warpgroups) == (length, warpgroups)
+    assert named.blocks == {"m": 128, "n": 64}
+    with assumed(H100), gk.emulate(mapping="device"):
+        assert listing.attention.plan(*arrays, 0.1).mapping.blocks["n"] == 128
+
+
 def test_a_program_without_a_rule_is_not_split() -> None:
     arrays = heads(2, 64, 8192)
     with assumed(H100):

@@ -300,7 +300,7 @@ def mappings(head_dim: int, score: Score, emulated: tuple[int, int] | None = Non
 
 def few_keys(most: int, keys: int) -> int:
     """Keys of a block where there are so few in all."""
-    return max(32, min(most, -(-keys // 32) * 32))
+    return min(most, max(1, -(-keys // 32)) * 32)
 
 
 def why_not(mapping: AttentionMapping, score: Score, is_packed: bool) -> str | None:

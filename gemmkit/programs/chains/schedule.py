@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gemmkit.emulator.mode import takes_small_mappings
 from gemmkit.kernels.attention.kernel import L2, OVERHEAD
 from gemmkit.kernels.collectives.pipeline import SharedMemory
 from gemmkit.kernels.collectives.scheduler import Cluster
@@ -170,6 +171,12 @@ def _candidates(chain: Chain, mapping: Mapping, kernel: KernelLimits, processors
     if chain.index.stack and given not in (None, 1):
         raise ConfigError(f"Mapping(blocks={{{chain.index.name!r}: {given}}}): {chain.index} goes along a stack, one by one")
     lengths = (1,) if chain.index.stack else (given,) if given is not None else kernel.lengths
+    if takes_small_mappings():                         # what lies beyond the last row, and the last place, is emulated too
+        enough = [length for length in lengths if length >= chain.index.extent.size]
+        lengths = tuple(length for length in lengths if length <= min(enough, default=max(lengths)))
+        is_open = not (mapping.warpgroups or mapping.turns or chain.rows.name in mapping.blocks)
+        if is_open and -(-chain.rows.extent.size // ROWS) % 2:
+            mapping = replace(mapping, warpgroups=1)
     if not kernel.uses_tma:
         mapping = replace(mapping, warpgroups=mapping.warpgroups or mapping.blocks.get(chain.rows.name, 0) // ROWS or 1,
                           ahead=False, across=False, turns=False)
