@@ -31,6 +31,7 @@ from tests.support.compiling import arguments, machine_code
 from tests.support.harness import Out, compiled, constants_stored, emulated, instructions, leaves_nothing, lines_with
 from tests.support.machines import on_machines
 from tests.support.patches import Set
+from tests.support.user_layouts import Toeplitz
 
 # ==========================================================================================================================
 # Components: a user's small classes as compile-time values, their runtime fields as arguments, and what is said of
@@ -41,13 +42,6 @@ HERE = Path(__file__)
 
 
 # -- a user's own classes, in every slot ---------------------------------------------------------------------------------
-
-@dataclass(frozen=True)
-class Toeplitz(layouts.Layout):
-    """a_mk = t[m - k + K - 1], never materialised."""
-
-    def element(self, data, m, k, shape):
-        return data[m - k + shape.K - 1]
 
 
 @dataclass(frozen=True)

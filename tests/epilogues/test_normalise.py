@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -448,14 +447,8 @@ def row() -> np.ndarray:
     return poison((7,), "f4")
 
 
-@pytest.fixture
-def emulated() -> Iterator[None]:
-    with gk.emulate():
-        yield
-
-
 @pytest.mark.sample(1)
-@pytest.mark.usefixtures("emulated")
+@pytest.mark.usefixtures("in_the_emulator")
 @pytest.mark.parametrize("name", CALLS)
 def test_what_is_refused(name: str) -> None:
     call, kind, said = CALLS[name]
@@ -465,7 +458,7 @@ def test_what_is_refused(name: str) -> None:
     assert is_poison(out)
 
 
-@pytest.mark.usefixtures("emulated")
+@pytest.mark.usefixtures("in_the_emulator")
 def test_of_a_layout_that_is_not_plain_one_tile_will_do() -> None:
     out = poison((7, 9), "f4")
     gk.matmul(A, B, out=out, global_d_layout=Reversed("float32"), gemm_shape=dict(M=7, N=9, K=5), epilogue=Softmax())

@@ -427,12 +427,6 @@ def test_hoppers_kernel_spills_nothing_and_waits_as_the_plain_product(what: str,
 A, B = np.ones((7, 5), np.float32), np.ones((5, 9), np.float32)
 
 
-@pytest.fixture
-def _emulated() -> Iterator[None]:
-    with gk.emulate():
-        yield
-
-
 def rows(dtype: Any = "f4", count: int = 7) -> np.ndarray:
     return poison((count,), dtype)
 
@@ -470,7 +464,7 @@ CALLS: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 
-@pytest.mark.usefixtures("_emulated")
+@pytest.mark.usefixtures("in_the_emulator")
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", CALLS)
 def test_what_is_refused(name: str) -> None:
@@ -481,7 +475,7 @@ def test_what_is_refused(name: str) -> None:
     assert is_poison(out)
 
 
-@pytest.mark.usefixtures("_emulated")
+@pytest.mark.usefixtures("in_the_emulator")
 def test_how_they_print() -> None:
     out = np.zeros(7, np.float32)
     assert "op='sum'" in repr(RowReduce(out, "sum")) or "'sum'" in repr(RowReduce(out, "sum"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -171,12 +170,6 @@ class OfItsOwn(Epilogue):
     def tile(self, spec: Any, d: Any, tile: Any, values: Any, shape: Any) -> None: ...
 
 
-@pytest.fixture
-def _emulated() -> Iterator[None]:
-    with gk.emulate():
-        yield
-
-
 CONCATS: dict[str, tuple[Any, type[Exception], str]] = {
     "one array": (lambda: gk.layouts.Concat(X, axis=1), ValueError, r"Concat\(\) got 1 arrays; two or more are needed"),
     "no array": (lambda: gk.layouts.Concat(X, [[1.0]], axis=1), TypeError, "part 1 of Concat must be a CuPy array"),
@@ -208,7 +201,7 @@ CONCATS: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 
-@pytest.mark.usefixtures("_emulated")
+@pytest.mark.usefixtures("in_the_emulator")
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", CONCATS)
 def test_what_cannot_be_made(name: str) -> None:
@@ -253,7 +246,7 @@ CALLS: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 
-@pytest.mark.usefixtures("_emulated")
+@pytest.mark.usefixtures("in_the_emulator")
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_that_are_refused_write_nothing(name: str) -> None:
@@ -264,7 +257,7 @@ def test_calls_that_are_refused_write_nothing(name: str) -> None:
     assert is_poison(out)
 
 
-@pytest.mark.usefixtures("_emulated")
+@pytest.mark.usefixtures("in_the_emulator")
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("at", [0, 1, 2])
 @pytest.mark.parametrize("operand", ["a", "b", "braid"])
@@ -286,7 +279,7 @@ def test_out_may_overlap_no_part(at: int, operand: str) -> None:
     assert is_poison(room)
 
 
-@pytest.mark.usefixtures("_emulated")
+@pytest.mark.usefixtures("in_the_emulator")
 def test_parts_on_different_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     names = gk.layouts.Concat.__init__.__globals__
     real = names["describe"]
@@ -295,14 +288,14 @@ def test_parts_on_different_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         gk.layouts.Concat(X, H, axis=1)
 
 
-@pytest.mark.usefixtures("_emulated")
+@pytest.mark.usefixtures("in_the_emulator")
 def test_a_fold_reads_as_it_is_written() -> None:
     chain = Fold(two) | ReLU() | Elementwise(activations.relu)
     assert repr(chain).startswith("Fold(<function two") and repr(chain).endswith(f"| ReLU() | Elementwise({activations.relu!r})")
     assert [type(part).__name__ for part in gk.epilogues.parts(chain)] == ["Fold", "ReLU", "Elementwise"]
 
 
-@pytest.mark.usefixtures("_emulated")
+@pytest.mark.usefixtures("in_the_emulator")
 def test_what_is_not_chosen_for_a_braid_is_said() -> None:
     """A configuration for plain operands takes a braid: what it says of D is made to fit."""
     conf = config("multistage")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from gemmkit import layouts, operators
 from gemmkit.plans import ahead
 from gemmkit.plans.ahead import Occupancy, compile_config, occupancy
 from gemmkit.runtime.device import H100
+from tests.support.user_layouts import Toeplitz
 
 pytestmark = pytest.mark.compile
 
@@ -49,12 +50,6 @@ def test_a_c_and_components_with_arrays() -> None:
                    epilogue=gk.epilogues.Bias(np.zeros(4096, np.float32)))
     assert compile_config(conf, device=H100).ptx.count("ld.global") > compile_config(configuration(), device=H100).ptx.count(
         "ld.global")
-
-
-@dataclass(frozen=True)
-class Toeplitz(layouts.Layout):
-    def element(self, data, m, k, shape):
-        return data[m - k + shape.K - 1]
 
 
 @pytest.mark.kin(3)

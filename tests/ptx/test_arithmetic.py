@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.epilogues import fast
 from gemmkit.emulator import errors
 from gemmkit.emulator.errors import EmulatorError
+from gemmkit.epilogues import fast
 from gemmkit.kernels.collectives.pipeline import BARRIERS
 from gemmkit.lang.aggregates import convert
 from gemmkit.lang.numba_hooks import Atom

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,12 +17,6 @@ from gemmkit.runtime.compile import stats  # noqa: E402
 from gemmkit.torch.layers import biased  # noqa: E402
 
 F = torch.nn.functional
-
-
-@pytest.fixture
-def emulated() -> Iterator[None]:
-    with gk.emulate():
-        yield
 
 
 def models(device: str, sizes: tuple[int, int, int, int]) -> tuple[Any, Any]:
@@ -54,7 +47,7 @@ def trained(model: Any, parameters: Any, x: Any, y: Any, steps: int, after: Any 
     return losses
 
 
-def test_a_model_compiles_without_a_break(emulated: None) -> None:
+def test_a_model_compiles_without_a_break(in_the_emulator: None) -> None:
     ours, theirs = models("cpu", (3, 5, 4, 2))
     x, y = torch.randn(6, 3), torch.randn(6, 2)
     explained = torch._dynamo.explain(ours)(x)
@@ -64,7 +57,7 @@ def test_a_model_compiles_without_a_break(emulated: None) -> None:
     assert found == pytest.approx(trained(theirs, theirs.parameters(), x, y, 3), rel=1e-5)
 
 
-def test_a_compiled_layers_bias(emulated: None) -> None:
+def test_a_compiled_layers_bias(in_the_emulator: None) -> None:
     """Its gradient is an operator, once a layer, behind an activation; and is right where weights, or x, need none."""
     ours, theirs = models("cpu", (3, 5, 4, 2))
     graphs: list[Any] = []
@@ -148,7 +141,7 @@ def test_a_training_step_in_a_cuda_graph() -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_batches_and_exports(emulated: None) -> None:
+def test_batches_and_exports(in_the_emulator: None) -> None:
     f = gk.torch.op(name="tests::batched", epilogue=lambda bias: Bias(bias) | SiLU())
     a, b, bias = torch.randn(3, 5, 4), torch.randn(4, 2), torch.randn(3, 2)
     expected = F.silu(a @ b + bias[:, None])
@@ -169,7 +162,7 @@ def test_batches_and_exports(emulated: None) -> None:
     torch.testing.assert_close(exported.module()(a[0], b, bias[0]), F.silu(a[0] @ b + bias[0]))
 
 
-def test_a_batch_of_diagonals_is_a_stack(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_of_diagonals_is_a_stack(in_the_emulator: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """One launch; the gradient of what all of the stack share is summed over it."""
     launches: list[Any] = []
     launch = machine.launch
@@ -186,7 +179,7 @@ def test_a_batch_of_diagonals_is_a_stack(emulated: None, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("activation", gk.torch.layers.ACTIVATIONS)
-def test_a_recorded_layer_stores_one_matrix_by_its_kernel(activation: str, emulated: None) -> None:
+def test_a_recorded_layer_stores_one_matrix_by_its_kernel(activation: str, in_the_emulator: None) -> None:
     """The activation is PyTorch's there, in one kernel of the compiler's with the bias. Without a gradient all is one kernel."""
     from torch._dynamo.backends.common import aot_autograd  # an import of torch alone does not load it
 
@@ -210,7 +203,7 @@ def test_a_recorded_layer_stores_one_matrix_by_its_kernel(activation: str, emula
     torch.testing.assert_close(by_layer, torch.autograd.grad(layer(x).square().sum(), layer.weight)[0])
 
 
-def test_linear(emulated: None) -> None:
+def test_linear(in_the_emulator: None) -> None:
     for activation, reference in ((None, lambda x: x), ("gelu_tanh", lambda x: F.gelu(x, approximate="tanh")), ("silu", F.silu),
                                   ("tanh", torch.tanh)):
         for bias in (True, False):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -19,12 +19,6 @@ func: Any = torch.func
 NAMES = [("epilogue", name) for name in EPILOGUES] + [("structure", name) for name in STRUCTURES] + 4 * [
     ("semiring", name) for name in SEMIRINGS]
 _made: dict[tuple[str, str], Any] = {}
-
-
-@pytest.fixture
-def emulated() -> Iterator[None]:
-    with gk.emulate():
-        yield
 
 
 # -- what is drawn ----------------------------------------------------------------------------------------------------
@@ -150,5 +144,5 @@ def compare(seed: int, device: str = "cpu") -> None:
 
 @pytest.mark.sample(16)
 @pytest.mark.parametrize("seed", range(200))
-def test_drawn_gradients(seed: int, emulated: None) -> None:
+def test_drawn_gradients(seed: int, in_the_emulator: None) -> None:
     compare(seed)

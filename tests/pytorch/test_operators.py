@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,12 +27,6 @@ COUNTER = itertools.count()
 F = torch.nn.functional
 
 
-@pytest.fixture
-def emulated() -> Iterator[None]:
-    with gk.emulate():
-        yield
-
-
 def drawn(*shape: int, dtype: Any = torch.float32) -> Any:
     random = torch.Generator().manual_seed(sum(shape))
     return torch.randn(shape, generator=random, dtype=dtype)
@@ -47,7 +40,7 @@ def test_there_are_as_many_as_the_issue_asks_for() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_operators(case: torch_operators.Case, emulated: None) -> None:
+def test_operators(case: torch_operators.Case, in_the_emulator: None) -> None:
     torch_operators.check(case, "cpu", fast=True, opcheck=str(case) in ("bias, gelu-float64", "c-float64", "stack of B-float64"))
 
 
@@ -61,17 +54,17 @@ def test_operators_on_a_gpu(case: torch_operators.Case) -> None:
 # -- the product ------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("of", [(False, False), (True, False), (False, True), (True, True)])
-def test_conjugated_operands_have_derivatives(of: tuple[bool, bool], emulated: None) -> None:
+def test_conjugated_operands_have_derivatives(of: tuple[bool, bool], in_the_emulator: None) -> None:
     a, b = (drawn(*shape, dtype=torch.complex128).requires_grad_() for shape in ((2, 3), (3, 2)))
     assert torch.autograd.gradcheck(lambda a, b: product(a, b, conj_a=of[0], conj_b=of[1]), (a, b), fast_mode=True)
 
 
-def test_a_lazily_conjugated_tensor_is_resolved(emulated: None) -> None:
+def test_a_lazily_conjugated_tensor_is_resolved(in_the_emulator: None) -> None:
     a, b = drawn(3, 2, dtype=torch.complex64), drawn(3, 4, dtype=torch.complex64)
     torch.testing.assert_close(gk.torch.matmul(a.mH, b), a.mH @ b)
 
 
-def test_a_gradient_lies_as_its_operand(emulated: None) -> None:
+def test_a_gradient_lies_as_its_operand(in_the_emulator: None) -> None:
     """Autograd would copy it to where it adds up."""
     a, weight = drawn(5, 3).requires_grad_(), drawn(4, 3).requires_grad_()
     gk.torch.matmul(a, weight.mT).sum().backward()
@@ -79,7 +72,7 @@ def test_a_gradient_lies_as_its_operand(emulated: None) -> None:
     torch.testing.assert_close(weight.grad, a.detach().sum(0).expand(4, 3))
 
 
-def test_one_matrix_of_a_stack_gets_its_gradient_by_one_product(emulated: None, replaced: Seeded) -> None:
+def test_one_matrix_of_a_stack_gets_its_gradient_by_one_product(in_the_emulator: None, replaced: Seeded) -> None:
     a, b = drawn(3, 5, 4).requires_grad_(), drawn(4, 2).requires_grad_()
     d = gk.torch.matmul(a, b)
     seen: list[Any] = []
@@ -92,7 +85,7 @@ def test_one_matrix_of_a_stack_gets_its_gradient_by_one_product(emulated: None, 
 
 
 @pytest.mark.parametrize("layout", [gk.layouts.RowMajor, gk.layouts.ColMajor])
-def test_a_configuration(layout: Any, emulated: None) -> None:
+def test_a_configuration(layout: Any, in_the_emulator: None) -> None:
     tile = gk.Tile(M=16, N=16, K=16)
     conf = gk.get_config(operator=gk.operators.FPUOp(M=16, N=16), global_a_layout=gk.layouts.RowMajor("float32"),
                          global_b_layout=gk.layouts.RowMajor("float32"), global_d_layout=layout("float32"), block_shape=tile,
@@ -107,7 +100,7 @@ def test_a_configuration(layout: Any, emulated: None) -> None:
     torch.library.opcheck(f._plain.operator, (a, b, None), test_utils=("test_schema", "test_faketensor"))
 
 
-def test_a_wider_result(emulated: None) -> None:
+def test_a_wider_result(in_the_emulator: None) -> None:
     """Its gradient is not rounded to the operands' dtype before it is multiplied."""
     f = gk.torch.op(name="tests::wider", dtype=torch.float32, operator=gk.operators.FPUOp(
         M=16, N=16, dtype=np.float16, accumulator=np.float32))
@@ -121,7 +114,7 @@ def test_a_wider_result(emulated: None) -> None:
     torch.testing.assert_close(a.grad, torch.full((2, 2), 2e5 * 2.0 ** -12, dtype=torch.float16))
 
 
-def test_derivatives_of_every_order(emulated: None) -> None:
+def test_derivatives_of_every_order(in_the_emulator: None) -> None:
     a, b = (drawn(*shape, dtype=torch.float64).requires_grad_() for shape in ((2, 3), (3, 2)))
     f = gk.torch.op(name="tests::second", epilogue=Tanh())
     assert torch.autograd.gradgradcheck(product, (a, b), fast_mode=True)
@@ -129,7 +122,7 @@ def test_derivatives_of_every_order(emulated: None) -> None:
 
 
 @pytest.mark.parametrize(("M", "N", "K"), [(0, 3, 2), (3, 0, 2), (3, 2, 0), (1, 1, 1), (17, 13, 19)])
-def test_sizes(M: int, N: int, K: int, emulated: None) -> None:
+def test_sizes(M: int, N: int, K: int, in_the_emulator: None) -> None:
     a, b, bias = drawn(M, K).requires_grad_(), drawn(K, N).requires_grad_(), drawn(N).requires_grad_()
     f = gk.torch.op(name=f"tests::sized{M}x{N}x{K}", epilogue=lambda bias: Bias(bias) | SiLU())
     found = torch.autograd.grad(f(a, b, bias).sum(), (a, b, bias))
@@ -138,7 +131,7 @@ def test_sizes(M: int, N: int, K: int, emulated: None) -> None:
         torch.testing.assert_close(x, y)
 
 
-def test_views_and_tensors_at_odd_addresses(emulated: None) -> None:
+def test_views_and_tensors_at_odd_addresses(in_the_emulator: None) -> None:
     base = drawn(200)
     a, b = base[1:61].view(10, 6)[::2, 1:4], base[63:75].view(4, 3).mT
     a, b = a.requires_grad_(), b.requires_grad_()
@@ -150,7 +143,7 @@ def test_views_and_tensors_at_odd_addresses(emulated: None) -> None:
 
 # -- derivatives ------------------------------------------------------------------------------------------------------
 
-def test_a_derivative_of_the_users(emulated: None) -> None:
+def test_a_derivative_of_the_users(in_the_emulator: None) -> None:
     """It is asked for in place of the epilogue's own, with the product's elements and the operands."""
     a, b, bias = drawn(5, 3).requires_grad_(), drawn(3, 4).requires_grad_(), drawn(4).requires_grad_()
     f = gk.torch.op(name="tests::straight_through", epilogue=lambda bias: Bias(bias) | Elementwise(lambda x: 1 if x > 0 else 0),
@@ -160,7 +153,7 @@ def test_a_derivative_of_the_users(emulated: None) -> None:
     torch.testing.assert_close(bias.grad, torch.full((4,), 10.0))
 
 
-def test_a_branch_is_taken_element_by_element(emulated: None) -> None:
+def test_a_branch_is_taken_element_by_element(in_the_emulator: None) -> None:
     def steps(x: Any) -> Any:
         if x < -1:
             return -1.0
@@ -194,7 +187,7 @@ def test_gradients_are_summed_in_a_wider_dtype() -> None:
     assert summed_to(many, many.shape) is many
 
 
-def test_an_unknown_function_is_named(emulated: None) -> None:
+def test_an_unknown_function_is_named(in_the_emulator: None) -> None:
     a = drawn(2, 2).requires_grad_()
     d = gk.torch.op(name="tests::gamma", epilogue=Elementwise(lambda x: math.lgamma(x)))
     with pytest.raises(TypeError, match=r"math\.lgamma, whose derivative is not known; give derivative="):
@@ -234,7 +227,7 @@ def test_a_mask_is_no_operand_of_an_operator() -> None:
         gk.torch.op(name="tests::sparse", a=lambda x: gk.functions.BlockSparse(x, np.ones((1, 1), bool), (16, 16)))
 
 
-def test_what_has_no_derivative_computes(emulated: None) -> None:
+def test_what_has_no_derivative_computes(in_the_emulator: None) -> None:
     f = gk.torch.op(name="tests::logsumexp", operator=gk.operators.LOG_SUM_EXP)
     a, b = drawn(3, 4), drawn(4, 2)
     torch.testing.assert_close(f(a, b), torch.logsumexp(a[:, :, None] + b, 1))
@@ -247,7 +240,7 @@ def test_what_has_no_derivative_computes(emulated: None) -> None:
 @pytest.mark.parametrize(("keywords", "reference"), [
     ({}, lambda x: x), ({"epilogue": GELU()}, F.gelu), ({"epilogue": Scale(2.0)}, lambda x: 2 * x)])
 @pytest.mark.parametrize("has_c", [False, True])
-def test_matmul_is_recorded(keywords: dict[str, Any], reference: Any, has_c: bool, emulated: None) -> None:
+def test_matmul_is_recorded(keywords: dict[str, Any], reference: Any, has_c: bool, in_the_emulator: None) -> None:
     """(`gemmkit.matmul` comes to `recorded` with tensors on a GPU.)"""
     a, b = drawn(5, 3).requires_grad_(), drawn(3, 4).requires_grad_()
     c = drawn(5, 4).requires_grad_() if has_c else None
@@ -271,7 +264,7 @@ def test_what_cannot_be_recorded(given: dict[str, Any], kind: type[Exception], w
         recorded(**call)
 
 
-def test_a_second_derivative_of_a_recorded_call(emulated: None) -> None:
+def test_a_second_derivative_of_a_recorded_call(in_the_emulator: None) -> None:
     """What is kept of the product is a result of the call."""
     a, b = drawn(3, 3).requires_grad_(), drawn(3, 3)
 
@@ -296,7 +289,7 @@ def test_matmul_of_tensors_that_require_a_gradient(name: str) -> None:
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
 
 
-def test_a_recorded_product_of_a_matrix_with_structure(emulated: None) -> None:
+def test_a_recorded_product_of_a_matrix_with_structure(in_the_emulator: None) -> None:
     b = drawn(3, 4).requires_grad_()
     d = recorded(drawn(3), b, None, None, None, None, {"global_a_layout": gk.layouts.Diagonal("float32"), "epilogue": Tanh()})
     expected = torch.tanh(drawn(3)[:, None] * b)
@@ -305,7 +298,7 @@ def test_a_recorded_product_of_a_matrix_with_structure(emulated: None) -> None:
         torch.testing.assert_close(x, y)
 
 
-def test_an_epilogue_of_parameters_is_made_once(emulated: None) -> None:
+def test_an_epilogue_of_parameters_is_made_once(in_the_emulator: None) -> None:
     made: list[Any] = []
 
     def biased(bias: Any) -> Any:
@@ -347,7 +340,7 @@ def test_bad_definitions() -> None:
             gk.torch.op(**told)
 
 
-def test_bad_calls(emulated: None) -> None:
+def test_bad_calls(in_the_emulator: None) -> None:
     f = gk.torch.op(name="tests::called", epilogue=lambda bias: Bias(bias))
     a, b, bias = drawn(5, 3), drawn(3, 4), drawn(4)
     for call, kind, words in (
@@ -369,7 +362,7 @@ def test_a_tensor_on_the_cpu_is_for_the_emulator() -> None:
 
 
 @pytest.mark.parametrize(("of_a", "of_b"), [((5,), (5,)), ((5,), (5, 3)), ((3, 5), (5,)), ((2, 3, 5), (5,)), ((5,), (2, 5, 3))])
-def test_operands_of_one_dimension(of_a: tuple[int, ...], of_b: tuple[int, ...], emulated: None) -> None:
+def test_operands_of_one_dimension(of_a: tuple[int, ...], of_b: tuple[int, ...], in_the_emulator: None) -> None:
     a, b = (drawn(*shape).requires_grad_() for shape in (of_a, of_b))
     wanted = torch.matmul(a, b)
     c = drawn(*wanted.shape).requires_grad_()
@@ -384,14 +377,14 @@ def test_operands_of_one_dimension(of_a: tuple[int, ...], of_b: tuple[int, ...],
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.complex64,
                                    torch.int8, torch.int32], ids=str)
-def test_eager_calls_give_what_the_operator_gives(dtype: Any, emulated: None) -> None:
+def test_eager_calls_give_what_the_operator_gives(dtype: Any, in_the_emulator: None) -> None:
     a, b = (torch.arange(12).reshape(shape).to(dtype) for shape in ((3, 4), (4, 3)))
     eager, by_operator = gk.torch.matmul(a, b), torch.ops.gemmkit.product(a, b)
     assert is_eager((a, b)) and eager.dtype == by_operator.dtype
     torch.testing.assert_close(eager.to(torch.complex128), by_operator.to(torch.complex128))
 
 
-def test_what_else_looks_at_a_call_has_the_operator(emulated: None) -> None:
+def test_what_else_looks_at_a_call_has_the_operator(in_the_emulator: None) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     class Own(torch.Tensor):

@@ -142,6 +142,21 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 @pytest.fixture
+def few_blocks(clusters: Callable[[int], None]) -> None:
+    """Two clusters of the warp-specialised kernel: each has several tiles, one after the other."""
+    clusters(2)
+
+
+@pytest.fixture
+def in_the_emulator() -> Iterator[None]:
+    """All of the test's products are computed in the emulator."""
+    import gemmkit as gk
+
+    with gk.emulate():
+        yield
+
+
+@pytest.fixture
 def ptx_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """`compile_config` gives PTX, which is not assembled."""
     from gemmkit.plans import ahead

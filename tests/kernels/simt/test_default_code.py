@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +13,7 @@ from gemmkit.operators import FPUOp, MMAOp, WMMAOp
 from gemmkit.runtime.device import H100
 from gemmkit.transforms import Map
 from gemmkit.tuning.operators import fpu_shape, operator_for
+from tests.kernels.test_slots import MinPlus
 from tests.support.compiling import MachineCode, machine_code
 from tests.support.machines import BF16
 
@@ -120,17 +119,6 @@ def test_transforms_everywhere_cost_no_memory(name: str) -> None:
     conf = default(operator, block_shape=gk.Tile(M=64, N=64, K=32), warps_per_block=4,
                    global_c_layout=RowMajor(operator.accumulator), **points)
     check_tidy(machine_code(conf))
-
-
-@dataclass(frozen=True)
-class MinPlus(FPUOp):
-    identity = start = math.inf
-
-    def multiply(self, a, b):
-        return a + b
-
-    def combine(self, c, product):
-        return min(c, product)
 
 
 @pytest.mark.kin(5)

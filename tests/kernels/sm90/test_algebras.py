@@ -61,12 +61,6 @@ def lands(plan: Any) -> bool:
     return isinstance(plan._compiled.spec.producer, DeinterleaveProducer)
 
 
-@pytest.fixture
-def few_blocks(clusters: Any) -> None:
-    """Two clusters: each has several tiles, one after the other, and copies are ahead of tiles, too."""
-    clusters(2)
-
-
 def small(algebra: Algebra, schedule: str = "one", N: int = 16, **fields: Any) -> gk.Config:
     """A configuration with the smallest tiles of a schedule."""
     rows, warps, name, cluster = SCHEDULES[schedule]

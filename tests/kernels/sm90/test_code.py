@@ -4,7 +4,6 @@ algebra takes as many products as its table asks for."""
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from gemmkit.tuning.sm90 import ACROSS, ALIGNED, CLUSTERED, MAPPINGS, PROMOTED, 
 from tests.support.algebras import TRIANGULAR
 from tests.support.machines import BF16, E4M3
 from tests.support.sm90 import F16, F32, mapping
+from tests.support.user_layouts import Toeplitz
 
 # ==========================================================================================================================
 # The machine code of the warp-specialised kernel, without a GPU: nothing spills, and nothing makes tensor cores wait.
@@ -265,14 +265,6 @@ def test_transforms_cost_no_memory(mapping: CostedTile) -> None:
     code.check_by_registers()
     assert code.count("UTMALDG") > 0 and code.count("UTMASTG") > 0
     assert code.count("LDS") > 0 and code.count("HADD2") > 0       # two elements at a time
-
-
-@dataclass(frozen=True)
-class Toeplitz(layouts.Layout):
-    """a[m, k] = t[m - k + K - 1], never materialised."""
-
-    def element(self, data, m, k, shape):
-        return data[m - k + shape.K - 1]
 
 
 @pytest.mark.compile

@@ -29,12 +29,6 @@ def check(machine: Any, conf: gk.Config, rng: np.random.Generator, m: int, n: in
     assert np.array_equal(d, reference(a, b).astype(d.dtype)), (m, n, k)
 
 
-@pytest.fixture
-def few_blocks(clusters: Any) -> None:
-    """Two clusters, however many multiprocessors there are: each has several tiles, one after the other."""
-    clusters(2)
-
-
 # -- sizes and schedules ----------------------------------------------------------------------------------------------
 
 ALIGNED = {False: [(1024, 1000, 520), (136, 1096, 72), (1000, 8, 2048)], True: [(136, 40, 200), (8, 16, 8)]}

@@ -39,12 +39,6 @@ EMULATOR = MACHINES["emulator"]
 BOTH = Algebra(None, [[[1, 0], [0, -1]], [[0, 1], [-1, 0]]])               # every product of parts, with either sign
 
 
-@pytest.fixture
-def few_blocks(clusters: Any) -> None:
-    """Two blocks: each has several tiles, one after the other."""
-    clusters(2)
-
-
 def by_registers(spec: Any) -> bool:
     """Whether the consumers fetch A themselves."""
     return isinstance(spec.mainloop, RegisterMainloop)

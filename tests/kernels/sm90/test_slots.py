@@ -13,10 +13,11 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import epilogues
-from gemmkit.kernels.spec import Condition
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import WGMMAOp
 from gemmkit.transforms import Map
+from tests.kernels.test_slots import Banded, Clamp, plain
+from tests.support.drawn_functions import placed
 from tests.support.machines import BF16, E4M3, MACHINES, on_machines, poison, reference, whole
 from tests.support.sm90 import F16, F32, mapping, product
 from tests.support.user_layouts import Hankel, Packed, Toeplitz
@@ -90,13 +91,6 @@ def test_memory_between_two_transforms_rounds(machine: Any, rng: np.random.Gener
 
 
 # -- transforms -------------------------------------------------------------------------------------------------------
-
-def plain(x):
-    return 2 * x + 1                                      # f(0) is not 0: the rim must not show
-
-
-def placed(x, i, j):
-    return x + i % 4 - 2 * (j % 4)                        # of the whole operand's rows and columns, small
 
 
 def by_numpy(f: Any, x: np.ndarray) -> np.ndarray:
@@ -245,15 +239,6 @@ def test_blas(machine: Any, trans: str, dtype: np.dtype, rng: np.random.Generato
         assert np.array_equal(machine.numpy(out), expected), (alpha, beta)
 
 
-@dataclass(frozen=True)
-class Clamp(epilogues.Epilogue):
-    low: gk.Scalar
-    high: gk.Scalar
-
-    def __call__(self, x, m, n):
-        return min(max(x + m, self.low), self.high + n)
-
-
 @pytest.mark.kin(5)
 @on_machines
 def test_an_epilogue_of_the_users(machine: Any, rng: np.random.Generator) -> None:
@@ -295,16 +280,6 @@ def test_an_epilogue_that_writes_another_array(machine: Any, size: tuple[int, in
 
 
 # -- conditions -------------------------------------------------------------------------------------------------------
-
-@dataclass(frozen=True)
-class Banded(Condition):
-    """Every second block along K, and nothing at all for the tiles right of a column."""
-
-    block_k: int
-    columns: gk.Scalar
-
-    def __call__(self, m: int, n: int, k: int) -> bool:
-        return k % (2 * self.block_k) == 0 and n < self.columns
 
 
 @pytest.mark.kin(5)
