@@ -194,7 +194,7 @@ def _result(trans: tuple[str, str], a: _Operand, b: _Operand) -> tuple[int, ...]
     inner, N = b.shape[-2:] if trans[1] == "N" else b.shape[:-3:-1]
     if K != inner:
         raise ValueError(f"a has shape {a.shape} and b has shape {b.shape}: with transa={trans[0]!r} and "
-                         f"transb={trans[1]!r} op(a) has {K} columns and op(b) {inner} rows; both are K")
+                         f"transb={trans[1]!r} op(a) has {K} columns and op(b) {inner} rows; both must be K")
     stack, other = a.shape[:-2], b.shape[:-2]
     try:
         return (*(stack if stack == other else np.broadcast_shapes(stack, other)), M, N)
@@ -214,8 +214,8 @@ def _check(shape: tuple[int, ...], a: _Operand, b: _Operand, c: ArrayInfo) -> No
     if c.readonly:
         raise ValueError("c is read-only, and the result is written to it; give a writable array")
     if overlaps_itself(c):
-        raise ValueError(f"c has strides {c.strides}: several of its elements share memory, and each is written; give a c "
-                         "where they do not")
+        raise ValueError(f"c has strides {c.strides}: several of its elements share memory, but the kernel writes each; "
+                         "give a c whose elements do not overlap")
     for name, other in (("a", a), ("b", b)):
         if other.info is not None and shares_memory(c, other.info):
             raise ValueError(f"c overlaps {name} in memory; every thread block reads {name} while others write c")

@@ -330,8 +330,8 @@ def further_state(component: Any) -> dict[str, Any]:
     found = {name: vars(component)[name] for name in sorted(beside.difference(remembered(component)))}
     for name, value in found.items():
         if is_array(value):
-            raise TypeError(f"{type(component).__qualname__}.{name}: an array beside the fields would be a constant, and "
-                            f"can change in place; declare it as a field, {name}: gk.Array")
+            raise TypeError(f"{type(component).__qualname__}.{name}: an array outside of the fields would be a constant, "
+                            f"but it can change in place; declare it as a field: {name}: gk.Array")
     return found
 
 

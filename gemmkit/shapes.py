@@ -260,7 +260,7 @@ class Shape(Static):
             if text.strip()[:1] != "[" or text.strip()[-1:] != "]" or len(strides) > 1:
                 raise ValueError
         except (ValueError, SyntaxError):
-            raise ShapeError(f"{text!r} is no shape; write [dims:strides], for example [(16,16):(16,1)]") from None
+            raise ShapeError(f"{text!r} is not a shape; write [dims:strides], for example [(16,16):(16,1)]") from None
         return cls(dims, *strides)
 
     # -- what it is -------------------------------------------------------------------------------------------------
@@ -538,9 +538,9 @@ def of_function(function: Callable[[int], int], count: int) -> Swizzle:
     first: dict[int, int] = {}
     for i, place in enumerate(places):
         if not 0 <= place < count:
-            raise ShapeError(f"it is no permutation of {count} offsets: {i} goes to {place}")
+            raise ShapeError(f"it is not a permutation of {count} offsets: {i} goes to {place}")
         if place in first:
-            raise ShapeError(f"it is no permutation of {count} offsets: {first[place]} and {i} both go to {place}")
+            raise ShapeError(f"it is not a permutation of {count} offsets: {first[place]} and {i} both go to {place}")
         first[place] = i
     masks: dict[int, int] = {}
     bits = [1 << n for n in range((count - 1).bit_length())]
@@ -552,5 +552,6 @@ def of_function(function: Callable[[int], int], count: int) -> Swizzle:
     odd = next((i for i in range(count) if found(i) != places[i]), None)
     if odd is not None:
         parts = reduce(xor, (places[bit] for bit in bits if odd & bit), 0)
-        raise ShapeError(f"it is no XOR of an offset's bits: {odd} goes to {places[odd]}, its bits one by one to {parts}")
+        raise ShapeError(f"it is not an XOR of an offset's bits: {odd} "
+                         f"goes to {places[odd]}, its bits one by one to {parts}")
     return found

@@ -163,7 +163,7 @@ def gemm(is_array: Callable[[Any], bool], transa: Any, transb: Any, a: Any, b: A
         named.append(known)
     for name, value in (("alpha", alpha), ("beta", beta)):
         if isinstance(value, bool) or not isinstance(value, (int, float, np.floating, np.integer)):
-            raise NotTaken(f"{name} is no real number on the host")
+            raise NotTaken(f"{name} is not a real number on the host")
     M, K = a.shape if named[0] == "N" else a.shape[::-1]
     rows, N = b.shape if named[1] == "N" else b.shape[::-1]
     if K != rows:

@@ -297,7 +297,7 @@ def _facts(call: str, a: Any, b: Any, c: Any, out: Any, combine: Any, reduce_dty
     check_way(more["way"])
     if a.shape[1] != b.shape[0]:
         raise ValueError(f"a has shape {tuple(a.shape)} and b_shard {tuple(b.shape)}: a has {a.shape[1]} columns and "
-                         f"b_shard {b.shape[0]} rows; both are this rank's K")
+                         f"b_shard {b.shape[0]} rows; both must be this rank's K")
     return {**more, "N": b.shape[1], **dtypes(a=a, b_shard=b, c=c, out=out), "reduce_dtype": reduce_dtype}
 
 

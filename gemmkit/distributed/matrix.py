@@ -76,7 +76,7 @@ def ring_matmul(a: Any, b_shard: Any, c: Any = None, *, group: Any = None, lengt
                                   "from 0 on; all_gather_matmul has all of K at once")
         sizes = lengths_of(ranks, b_shard.shape[0], lengths, "b_shard", "rows")
         if sum(sizes) != a.shape[1]:
-            raise ValueError(f"a has {a.shape[1]} columns, and the shards of b {sum(sizes)} rows ({sizes}); both are K")
+            raise ValueError(f"a has {a.shape[1]} columns, and the shards of b {sum(sizes)} rows ({sizes}); both must be K")
         return {"lengths": sizes, "N": b_shard.shape[1], **dtypes(a=a, b_shard=b_shard, c=c, out=out)}
 
     def make() -> Any:
@@ -144,7 +144,8 @@ class DistributedMatrix(Matrix):
         check_tensors(local=local)
         self.local, self.by, self.mesh = local, by, over if hasattr(over, "get_group") else None
         if self.mesh is not None and self.mesh.ndim != 1:
-            raise ValueError(f"over has {self.mesh.ndim} dimensions; a matrix is shared out over one: give mesh['name']")
+            raise ValueError(f"over has {self.mesh.ndim} dimensions; a matrix is shared over one dimension: give "
+                             "mesh['name']")
         self.group = over.get_group() if self.mesh is not None else over
         ranks = ranks_of(self.group)
         shape = list(local.shape)
@@ -242,7 +243,7 @@ class ProductExplanation(NamedTuple):
     way: str
 
     def __str__(self) -> str:
-        whose = "every rank has all of D" if self.result == "all" else f"D is shared out by {self.result}"
+        whose = "every rank has all of D" if self.result == "all" else f"D is shared by {self.result}"
         return f"{self.call}: {self.why}; {whose}; {self.way}"
 
 
@@ -259,7 +260,7 @@ def explain(a: Any, b: Any, **components: Any) -> ProductExplanation:
     >>> import torch, torch.distributed as dist
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> print(explain(DistributedMatrix(torch.ones(2, 3), "rows"), torch.ones(3, 2)))
-    matmul: each rank has its rows of A and all of B; D is shared out by rows; nothing is sent
+    matmul: each rank has its rows of A and all of B; D is shared by rows; nothing is sent
     >>> dist.destroy_process_group()
     """
     return _way(a, b, components).explanation
@@ -272,15 +273,16 @@ def _way(a: Any, b: Any, components: dict[str, Any]) -> _Way:
     over = given.mesh if given.mesh is not None else given.group
     for name, x in (("a", a), ("b", b)):
         if isinstance(x, Matrix) and not isinstance(x, DistributedMatrix):
-            raise TypeError(f"{name} is a {type(x).__name__}; a DistributedMatrix goes with tensors and its like")
+            raise TypeError(f"{name} is a {type(x).__name__}; a DistributedMatrix can be multiplied by a DistributedMatrix "
+                            "or a tensor")
     left = a if isinstance(a, DistributedMatrix) else DistributedMatrix(a, "all", over)
     right = b if isinstance(b, DistributedMatrix) else DistributedMatrix(b, "all", over)
     ranks = ranks_of(given.group)
     if ranks_of(left.group) is not ranks_of(right.group):
-        raise ValueError("a and b are shared out over different groups")
+        raise ValueError("a and b are shared over different groups")
     if left.shape[1] != right.shape[0]:
         raise ValueError(f"a has shape {left.shape} and b has shape {right.shape}: a has {left.shape[1]} columns and b "
-                         f"{right.shape[0]} rows; both are K")
+                         f"{right.shape[0]} rows; both must be K")
     rows, cut = left.shape[0], (left.by, right.by)
     group, local_a, local_b = given.group, left.local, right.local
 
@@ -309,8 +311,8 @@ def _way(a: Any, b: Any, components: dict[str, Any]) -> _Way:
                     left.lengths)
     if cut == ("columns", "columns"):
         if components:
-            raise ValueError(f"a and b are both shared out by columns, which is computed as the transposed ring, and "
-                             f"{', '.join(components)} would see D transposed; share a out by rows")
+            raise ValueError("a and b are both shared by columns, which the transposed ring computes, and "
+                             f"{', '.join(components)} would see D transposed; share a by rows")
         return made("ring_matmul", "the transpose: each rank has its columns of B, and A's shards go round", "columns",
                     lambda c: ring_matmul(local_b.mT, local_a.mT, None if c is None else c.mT, group=group,
                                           lengths=left.lengths).mT, right.lengths)
@@ -322,7 +324,7 @@ def _way(a: Any, b: Any, components: dict[str, Any]) -> _Way:
     elif right.by == "all":
         local_b = local_b[begin:end]
     elif left.lengths != right.lengths:
-        raise ValueError(f"a's columns are shared out as {left.lengths} and b's rows as {right.lengths}; both are K")
+        raise ValueError(f"a's columns are shared as {left.lengths} and b's rows as {right.lengths}; both must be K")
     if rows <= FEW_ROWS:
         return made("matmul_all_reduce", f"each rank has its part of K, and D has few rows ({rows})", "all",
                     lambda c: matmul_all_reduce(local_a, local_b, c, group=group, **components))

@@ -136,7 +136,7 @@ def ranks_of(group: Any = None) -> Ranks:
     in a process that is none of the group's.
     """
     if not dist.is_available() or not dist.is_initialized():
-        raise RuntimeError("torch.distributed is not initialised; start the processes by torchrun, and call "
+        raise RuntimeError("torch.distributed is not initialised; start the processes with torchrun, and call "
                            "torch.distributed.init_process_group() first")
     group = dist.group.WORLD if group is None else group
     if group is dist.GroupMember.NON_GROUP_MEMBER:
@@ -326,13 +326,13 @@ def rule_of(operator: Any, combine: Any) -> Component:
     if isinstance(base, (MMAOp, WGMMAOp, WMMAOp)):                # tensor cores add, and a Rule adds numbers of any parts
         return Rule(plus)
     if not base.merges:
-        raise ConfigError(f"combine: {type(base).__name__} does not say that sums over parts of K may be combined; say "
-                          "merges = True in its class where combine is associative and start its neutral element, or give "
-                          "combine=")
+        raise ConfigError(f"combine: {type(base).__name__} does not declare that accumulators over parts of K may be "
+                          "merged; if combine is associative and start is its neutral element, set merges = True in its "
+                          "class, or give combine=")
     if isinstance(base, FPUOp) and base.is_ordinary:
         return Rule(plus)
     if isinstance(operator, Algebra):
-        raise ConfigError(f"combine: give it beside {operator!r}: numbers of several parts, whose base has a combine of its "
+        raise ConfigError(f"combine: give it with {operator!r}: numbers of several parts, whose base has a combine of its "
                           "own")
     return base
 

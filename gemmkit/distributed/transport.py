@@ -455,7 +455,7 @@ def _tried(inbox: Inbox) -> str | None:
             return f"a trial found the flags {found}, where each is to be {inbox.epoch}"
     numbers = inbox.slot()[:4 * size].view(torch.int32).tolist()
     numbers[rank] = rank + 1
-    return None if numbers == [*range(1, size + 1)] else f"a trial found {numbers} behind the flags"
+    return None if numbers == [*range(1, size + 1)] else f"a trial found {numbers} after the flags"
 
 
 # --------------------------------------------------------------------------------------------------

@@ -200,7 +200,7 @@ class Normalise(Reducing):
         """
         name, stored = type(self).__name__, layout.dtype
         rule(stored.names is None and stored.name in FLOATS, "epilogue", self,
-             f"its results are no numbers of {stored}; give an out of {', '.join(FLOATS[:-1])} or {FLOATS[-1]}")
+             f"its results are not numbers of {stored}; give an out of {', '.join(FLOATS[:-1])} or {FLOATS[-1]}")
         wide = stored == np.float64 or accumulator in (np.float64, np.complex128)
         fields = dict(dtype=np.dtype(np.float64 if wide else np.float32), stored=stored)
         (M, N), width = sizes, spec.parts[1]
@@ -212,12 +212,12 @@ class Normalise(Reducing):
         plain = getattr(layout, "layout", layout)      # of a folded product
         rule(getattr(plain, "is_plain", False), "epilogue", self,
              f"a row of D has {N} columns and a tile {width}, so that {name} needs a second pass, which reads D again, and "
-             f"global_d_layout={layout!r} is not plain; take RowMajor or ColMajor, or a tile of {N} columns")
+             f"global_d_layout={layout!r} is not plain; use RowMajor or ColMajor, or a tile of {N} columns")
         rule(number < len(ROLES), "epilogue", self, f"a launch may have {len(ROLES)} reductions; this is one more")
         one = with_fields(self, fields)
         slots = -(-N // width)
         count = products * slots * M
-        rule(count < 2**31, "epilogue", self, f"its {count} partial states are 2**31 or more; take fewer rows at a time")
+        rule(count < 2**31, "epilogue", self, f"its {count} partial states are 2**31 or more; use fewer rows at a time")
         return with_fields(one, dict(kept=RowStates(described(ROLES[number], count, one.state), one.state, slots, width)))
 
 
@@ -268,7 +268,7 @@ class Softmax(Normalise):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.axis != "rows":
-            raise ValueError(f"Softmax(axis={self.axis!r}): rows alone; of columns compute the transpose, "
+            raise ValueError(f"Softmax(axis={self.axis!r}): only rows are supported; for columns compute the transpose, "
                              "gk.matmul(b.T, a.T, out=d.T, epilogue=Softmax())")
 
     def standard(self, values: tuple, group: Any, at: Any) -> tuple:
@@ -489,7 +489,7 @@ def check_vector(epilogue: Any, name: str, most: int = 8) -> None:
     if not 1 <= len(info.shape) <= most:
         raise ValueError(f"{name} of {type(epilogue).__name__} has shape {info.shape}; a vector of N elements is needed")
     if len(part_dtypes(info.dtype)) > 1:
-        raise TypeError(f"{name} of {type(epilogue).__name__} is of {info.dtype}; D's rows are real, and so must it be")
+        raise TypeError(f"{name} of {type(epilogue).__name__} has dtype {info.dtype}; it must be real, because D's rows are")
 
 
 def check_eps(epilogue: Any) -> None:

@@ -144,7 +144,7 @@ class Combine(Component):
         if part in (math.inf, -math.inf):
             return int(limits.max if part > 0 else limits.min)
         rule(part == part and part == int(part) and limits.min <= part <= limits.max, "epilogue", self,
-             f"its identity {self.identity!r} is no value of states of {state}; a whole number from {limits.min} to "
+             f"its identity {self.identity!r} is not a value of states of {state}; a whole number from {limits.min} to "
              f"{limits.max}, infinity for the largest, or dtype= of floats is needed")
         return int(part)
 

@@ -129,22 +129,22 @@ def operands_of(q: ArrayInfo, k: ArrayInfo, v: ArrayInfo, layout: str, packed: b
     check_places(infos)                                                                        # type: ignore[arg-type]
     for name, info in infos.items():
         if info.dtype not in DTYPES:
-            raise TypeError(f"{name} is of {info.dtype}; float16 or bfloat16 is needed")
+            raise TypeError(f"{name} has dtype {info.dtype}; float16 or bfloat16 is needed")
         if info.dtype != q.dtype:
-            raise TypeError(f"{name} is of {info.dtype} and q of {q.dtype}; q, k and v need one dtype")
+            raise TypeError(f"{name} has dtype {info.dtype} and q has {q.dtype}; q, k and v must have one dtype")
     found = {name: as_heads(info, name, layout, packed) for name, info in infos.items()}
     q, k, v = found.values()
     if k.shape[2] != v.shape[2]:
-        raise ValueError(f"v has {v.shape[2]} rows and k has {k.shape[2]}; they need as many")
+        raise ValueError(f"v has {v.shape[2]} rows and k has {k.shape[2]}; both must be equal")
     for name, info in found.items():
         if info.shape[3] != q.shape[3]:
-            raise ValueError(f"{name} has head size {info.shape[3]} and q has {q.shape[3]}; they need one size")
+            raise ValueError(f"{name} has head size {info.shape[3]} and q has {q.shape[3]}; both must be equal")
         if info.shape[2] >= LIMIT:
             raise ValueError(f"{name} has {info.shape[2]} rows; less than 2**30 are needed")
         if info.shape[0] not in (1, q.shape[0]):
-            raise ValueError(f"{name} has a batch of {info.shape[0]} and q of {q.shape[0]}; q's, or 1, is needed")
+            raise ValueError(f"{name} has a batch of {info.shape[0]} and q of {q.shape[0]}; it must be q's, or 1")
         if q.shape[1] and (info.shape[1] == 0 or q.shape[1] % info.shape[1]):
-            raise ValueError(f"{name} has {info.shape[1]} heads and q has {q.shape[1]}; a number that divides q's is needed")
+            raise ValueError(f"{name} has {info.shape[1]} heads and q has {q.shape[1]}; the number must divide q's")
     if q.shape[3] not in HEADS:
         sizes = ", ".join(map(str, HEADS))
         raise ConfigError(f"q has head size {q.shape[3]}; there are kernels for {sizes}; pad q, k and v with zeros to one "
@@ -170,7 +170,7 @@ def _shared(info: ArrayInfo) -> ArrayInfo:
 def check_out(out: ArrayInfo, operands: AttentionOperands, given: ArrayInfo) -> None:
     """Raise where ``out`` (``given`` as the caller passed it) does not fit the result."""
     if given.dtype != operands.q.dtype:
-        raise TypeError(f"out is of {given.dtype}; the result is of q's dtype, {operands.q.dtype}")
+        raise TypeError(f"out has dtype {given.dtype}; the result has q's dtype, {operands.q.dtype}")
     if out.shape != operands.q.shape:
         raise ValueError(f"out has shape {given.shape}; q's shape is needed")
     if out.readonly:
@@ -189,8 +189,8 @@ def sequences_of(lengths: Any, queries: int, keys: int) -> Sequences:
     made = []
     for name, offsets, rows in (("q_offsets", lengths[0], queries), ("k_offsets", lengths[1], keys)):
         if not isinstance(offsets, (list, tuple, np.ndarray)):
-            raise TypeError(f"lengths: {name} is a {type(offsets).__name__}; a list or NumPy array is needed: tiles are "
-                            "dealt out on the host, and nothing is copied from the device for it")
+            raise TypeError(f"lengths: {name} is a {type(offsets).__name__}; a list or NumPy array is needed: the host "
+                            "assigns tiles, and gemmkit copies nothing from the device")
         numbers = np.asarray(offsets)
         if numbers.ndim != 1 or numbers.size < 1 or numbers.dtype.kind not in "iu":
             raise TypeError(f"lengths: {name} is an array of {numbers.dtype} and shape {numbers.shape}; whole numbers in "
@@ -201,8 +201,8 @@ def sequences_of(lengths: Any, queries: int, keys: int) -> Sequences:
                              f"and end with the {rows} rows are needed")
         made.append(found)
     if len(made[0]) != len(made[1]):
-        raise ValueError(f"lengths: q_offsets are of {len(made[0]) - 1} sequences and k_offsets of {len(made[1]) - 1}; as "
-                         "many are needed")
+        raise ValueError(f"lengths: q_offsets has {len(made[0]) - 1} sequences and k_offsets has {len(made[1]) - 1}; both "
+                         "must be equal")
     return Sequences(*made)
 
 
@@ -259,9 +259,8 @@ class AttentionLaunch:
     def __init__(self, call: AttentionCall):
         operands, device = call.operands, target(call.operands.q.device)
         if device.arch < LEAST:
-            raise ConfigError(f"attention runs on GPUs of compute capability 8.0 and later, and {device.name} has "
-                              f"{device.arch[0]}.{device.arch[1]}; there gemmkit.matmul and gemmkit.softmax compute it in "
-                              "steps")
+            raise ConfigError(f"attention needs compute capability 8.0 or above, but {device.name} has "
+                              f"{device.arch[0]}.{device.arch[1]}; on this GPU call gemmkit.matmul and gemmkit.softmax")
         self.call = call
         self.spec: AttentionSpec | MmaAttentionSpec = choose(AttentionProblem(call), device).spec
         heads = tiles_of(call, self.spec)
@@ -580,8 +579,8 @@ def _score(score: Any) -> Score:
 def _scale(scale: Any) -> float:
     number = finite_number(scale, "scale")
     if abs(number) > LARGEST:
-        raise ValueError(f"scale={scale!r}: scores are computed in float32, by way of scale log2(e); at most {LARGEST:.3g} "
-                         "is possible")
+        raise ValueError(f"scale={scale!r}: scores are computed in float32 with scale log2(e), so scale may be at most "
+                         f"{LARGEST:.3g}")
     return number
 
 

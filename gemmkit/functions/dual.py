@@ -136,12 +136,12 @@ class Dual(Matrix):
         if not isinstance(other, (Dual, int, float, np.integer, np.floating)):
             info = describe(other, "the number or array beside a dual array")
             if info.dtype.kind not in "biuf" and info.dtype.name != "bfloat16":
-                raise TypeError(f"an array of dtype {info.dtype} is beside a dual array; real numbers are needed")
+                raise TypeError(f"an array of dtype {info.dtype} is combined with a dual array; real numbers are needed")
             try:
                 np.broadcast_shapes(info.shape, self.shape)
             except ValueError:
-                raise ValueError(f"an array of shape {info.shape} is beside a dual array of shape {self.shape}; they cannot "
-                                 "be broadcast together") from None
+                raise ValueError(f"an array of shape {info.shape} and a dual array of shape {self.shape} cannot be "
+                                 "broadcast together") from None
         if isinstance(other, Dual):
             try:
                 np.broadcast_shapes(other.shape, self.shape)
@@ -149,7 +149,7 @@ class Dual(Matrix):
                 raise ValueError(f"dual arrays of shapes {self.shape} and {other.shape} cannot be broadcast "
                                  "together") from None
         if isinstance(other, Dual) and other.count != self.count:
-            raise ValueError(f"dual numbers of {self.count} and of {other.count} tangents do not go together")
+            raise ValueError(f"dual numbers with {self.count} and {other.count} tangents cannot be combined")
         return other if isinstance(other, Dual) else None
 
     def __add__(self, other: Any) -> Dual:
@@ -248,7 +248,7 @@ class Dual(Matrix):
                  real_operand(x, name) if conf is None and name != "c" else Dual._constant(x, count, name)
                  for name, x in (("a", a), ("b", b), ("c", c))]                          # (of a conf all are dual numbers)
         if out is not None and not isinstance(out, Dual):
-            raise TypeError("out is no dual array, and the product is one; give a Dual, or leave it out")
+            raise TypeError("out is not a dual array, but the product is; give a Dual, or leave it out")
         for name, x in zip(("a", "b", "c", "out"), (*given, out)):
             if isinstance(x, Dual) and x.count != count:
                 raise ValueError(f"{name} has {x.count} tangents and another operand {count}; all need as many")

@@ -300,8 +300,8 @@ def check_matrix(spec: str, n: int, x: Matrix, found: Subscripts) -> None:
     rows = [label for label in term if label in found.result and label not in other]
     summed = {label for label in term + other if label not in found.result}
     if x.ndim != 2 or len(term) != 2 or len(rows) != 1 or len(summed) != 1 or not summed <= set(term) & set(other):
-        raise ValueError(f"{name} of shape {x.shape}: of its two indices one must be the result's, which no other operand "
-                         "has, and the other the one that is summed over, of both operands")
+        raise ValueError(f"{name} of shape {x.shape}: one of its two indices must be in the result only, and the other must "
+                         "be the index that is summed over")
 
 
 def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None = None, epilogue: Epilogue | None = None,
@@ -347,8 +347,8 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
     """
     if others:
         raise TypeError(f"einsum() got unknown keywords {', '.join(sorted(others))}; it takes out, dtype, operator, "
-                        "epilogue, stream and optimize, and no transforms: give what one makes of the operand (x.conj()), "
-                        "or call matmul")
+                        "epilogue, stream and optimize, and no transforms: transform the operand first (x.conj()), or call "
+                        "matmul")
     check_fields({} if operator is None else {"operator": operator})
     terms, result, infos, of_out, operands = _checked(spec, operands, out)
     asked = None if dtype is None else asked_dtype({"dtype": dtype}, None, of_out, "einsum")
@@ -459,8 +459,8 @@ def _of_one(spec: str, term: str, result: str, x: Any, info: ArrayInfo, out: Any
             operator: Operator | None, epilogue: Epilogue | None, stream: Any, dtype: np.dtype | None = None) -> Any:
     """`einsum` of one operand: a view, or a product with a column of ones."""
     if operator is not None:
-        raise ValueError(f"operator={operator!r}: einsum({spec!r}) of one operand multiplies by one, which an operator does "
-                         "not say; leave it out, or contract with an operand of its ones")
+        raise ValueError(f"operator={operator!r}: einsum({spec!r}) of one operand multiplies by one, and an operator does "
+                         "not define its one; leave operator out, or contract with an operand of ones")
     if out is None and epilogue is None and set(term) == set(result) and dtype in (None, info.dtype):
         return view_of(x, info, term, result)
     if info.dtype.kind != "b":
@@ -612,10 +612,11 @@ def _chain(terms: tuple[str, ...], result: str, operands: tuple, infos: tuple[Ar
     try:
         path, _ = opt_einsum.contract_path(text, *(info.shape for info in infos), shapes=True, optimize=optimize)
     except Exception as error:                     # of a path that is none
-        raise ValueError(f"optimize={optimize!r}: opt_einsum finds no path by it ({error}); 'auto', 'greedy', 'optimal', "
+        raise ValueError(f"optimize={optimize!r}: opt_einsum finds no path with it ({error}); 'auto', 'greedy', 'optimal', "
                          "True, False or a path of pairs is needed") from None
     if any(len(step) != 2 for step in path):
-        raise ValueError(f"optimize={optimize!r}: its path takes {path} at a time; every step must take two operands")
+        raise ValueError(f"optimize={optimize!r}: its path contracts "
+                         f"{path} at a time; every step must contract two operands")
     left, arrays = list(terms), list(operands)
     for step, pair in enumerate(path):
         first, second = sorted(pair)

@@ -213,12 +213,11 @@ def _check(conf: Config, problems: Sequence[Call]) -> None:
     if conf.kernel not in ("multistage", "singlestage"):
         raise ConfigError(f"kernel={conf.kernel!r}: groups are computed by 'multistage' and 'singlestage'")
     if conf.splits != 1:
-        raise ConfigError(f"splits={conf.splits!r}: the tiles of a group fill the device together; take splits=1")
+        raise ConfigError(f"splits={conf.splits!r}: the tiles of a group fill the device together; use splits=1")
     if conf.epilogue.reduces or conf.observe_a is not None:
         field = "epilogue" if conf.epilogue.reduces else "observe_a"
-        raise ConfigError(f"{field}={getattr(conf, field)!r}: the products of a group have rows of their own each, and "
-                          "partial states of a reduction lie where one size says; reduce each product by a matmul of its "
-                          "own, or a stack")
+        raise ConfigError(f"{field}={getattr(conf, field)!r}: a group cannot reduce, because its products differ in size; "
+                          "reduce each product in its own matmul, or use a stack")
     for name in "abcd":
         layout = getattr(conf, f"global_{name}_layout")
         if not isinstance(layout, Plain) and (name != "c" or conf.has_c):
@@ -250,8 +249,8 @@ def check_outputs(infos: Sequence[Infos], conf: Config) -> None:
             if n == m or "out" not in (name, other_name) or not overlaps(info, other) or not shares_memory(info, other):
                 continue
             written, read = ((n, name), (m, other_name)) if name == "out" else ((m, other_name), (n, name))
-            raise ValueError(f"out[{written[0]}] shares memory with {read[1]}[{read[0]}]: the products of a group are "
-                             "computed side by side")
+            raise ValueError(f"out[{written[0]}] shares memory with {read[1]}[{read[0]}]: the products of a group run at "
+                             "the same time")
         active.append((low, high, name, n, info))
 
 

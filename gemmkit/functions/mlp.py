@@ -125,7 +125,7 @@ def layers_of(x: Any, weights: Any, biases: Any) -> Layers:
     """
     given = describe(x, "x")
     if given.dtype not in DTYPES:
-        raise TypeError(f"x is of {given.dtype}; float16 or bfloat16 is needed")
+        raise TypeError(f"x has dtype {given.dtype}; float16 or bfloat16 is needed")
     if not given.shape:
         raise ValueError("x has no axis; (..., K) is needed")
     width, rows = given.shape[-1], math.prod(given.shape[:-1])
@@ -137,7 +137,7 @@ def layers_of(x: Any, weights: Any, biases: Any) -> Layers:
     first = stack.weights[0]
     check_places({"x": given, "weights[0]": first})
     if first.dtype != given.dtype:
-        raise TypeError(f"weights[0] is of {first.dtype} and x of {given.dtype}; x and all weights need one dtype")
+        raise TypeError(f"weights[0] has dtype {first.dtype} and x has {given.dtype}; x and all weights must have one dtype")
     if first.shape[0] != width:
         raise _unchained("weights[0]", first, "x", width)
     return Layers(given, stack)
@@ -167,10 +167,10 @@ def _stack(weights: Any, biases: Any) -> LayerStack:
     of_weights = _several(weights, "weights", 3)
     of_biases = [] if biases is None else _several(biases, "biases", 2)
     if not of_weights:
-        raise ValueError("weights is empty; one layer at least is needed")
+        raise ValueError("weights is empty; at least one layer is needed")
     if biases is not None and len(of_biases) != len(of_weights):
-        raise ValueError(f"biases are of {len(of_biases)} layers and weights of {len(of_weights)}; one for each layer is "
-                         "needed, or biases=None")
+        raise ValueError(f"biases has {len(of_biases)} arrays and weights has {len(of_weights)}; give one for each layer, "
+                         "or biases=None")
     check_places({**dict(of_weights), **dict(of_biases)})
     _check_dtypes(of_weights, of_biases)
     _check_shapes(of_weights, of_biases)
@@ -199,14 +199,16 @@ def _check_dtypes(weights: list, biases: list) -> None:
     (_, first), *_ = weights
     for name, info in weights:
         if info.dtype not in DTYPES:
-            raise TypeError(f"{name} is of {info.dtype}; float16 or bfloat16 is needed")
+            raise TypeError(f"{name} has dtype {info.dtype}; float16 or bfloat16 is needed")
         if info.dtype != first.dtype:
-            raise TypeError(f"{name} is of {info.dtype} and weights[0] of {first.dtype}; x and all weights need one dtype")
+            raise TypeError(f"{name} has dtype {info.dtype} and weights[0] has {first.dtype}; x and all weights must have "
+                            "one dtype")
     for name, info in biases:
         if info.dtype not in (first.dtype, np.dtype(np.float32)):
-            raise TypeError(f"{name} is of {info.dtype}; x's dtype, {first.dtype}, or float32 is needed")
+            raise TypeError(f"{name} has dtype {info.dtype}; x's dtype, {first.dtype}, or float32 is needed")
         if info.dtype != biases[0][1].dtype:
-            raise TypeError(f"{name} is of {info.dtype} and biases[0] of {biases[0][1].dtype}; all biases need one dtype")
+            raise TypeError(f"{name} has dtype {info.dtype} and biases[0] has {biases[0][1].dtype}; all biases must have "
+                            "one dtype")
 
 
 def _check_shapes(weights: list, biases: list) -> None:
@@ -225,21 +227,22 @@ def _check_shapes(weights: list, biases: list) -> None:
 
 
 def _unchained(name: str, info: ArrayInfo, what: str, width: int) -> ValueError:
-    return ValueError(f"{name} has shape {info.shape}; {what} has {width} columns, and as many rows are needed (of a "
-                      "torch.nn.Linear it is weight.T)")
+    return ValueError(f"{name} has shape {info.shape}; {what} has {width} columns, so it needs as many rows (for a "
+                      "torch.nn.Linear pass weight.T)")
 
 
 def _too_wide(name: str, shape: tuple[int, ...], width: int) -> Exception:
     if not width:
-        return ValueError(f"{name} has shape {shape}; a layer has one column at least")
-    return ConfigError(f"{name} has shape {shape}: {width} columns; activations of up to {WIDEST} stay in registers. Wider "
-                       "layers are computed one by one: gemmkit.matmul(x, w, epilogue=epilogues.Bias(b) | epilogues.ReLU())")
+        return ValueError(f"{name} has shape {shape}; a layer needs at least one column")
+    return ConfigError(f"{name} has shape {shape}: {width} columns; mlp keeps up to {WIDEST} activations in registers. "
+                       "Compute wider layers one by one: gemmkit.matmul(x, w, epilogue=epilogues.Bias(b) | "
+                       "epilogues.ReLU())")
 
 
 def check_out(out: ArrayInfo, shape: tuple[int, ...], layers: Layers) -> None:
     """Raise where ``out`` does not fit the result of this shape."""
     if out.dtype != layers.x.dtype:
-        raise TypeError(f"out is of {out.dtype}; the result is of x's dtype, {layers.x.dtype}")
+        raise TypeError(f"out has dtype {out.dtype}; the result has x's dtype, {layers.x.dtype}")
     if out.shape != shape:
         raise ValueError(f"out has shape {out.shape}; {shape} is needed")
     if out.readonly:
@@ -326,8 +329,8 @@ class MlpLaunch:
     def __init__(self, call: MlpCall):
         layers, device = call.layers, target(call.layers.x.device)
         if device.arch < LEAST:
-            raise ConfigError(f"mlp runs on GPUs of compute capability 8.0 and later, and {device.name} has "
-                              f"{device.arch[0]}.{device.arch[1]}; there gemmkit.matmul computes it layer by layer")
+            raise ConfigError(f"mlp needs compute capability 8.0 or above, but {device.name} has "
+                              f"{device.arch[0]}.{device.arch[1]}; on this GPU call gemmkit.matmul layer by layer")
         self.call, self.layers = call, layers
         self.spec: Any = choose(MlpProblem(call), device).spec
         self.by_tma = isinstance(self.spec, MlpSpec)

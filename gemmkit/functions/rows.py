@@ -120,7 +120,7 @@ class RowFunction(Component):
             if info.shape != (columns,):
                 raise ValueError(f"{name} has shape {info.shape}; rows of {columns} elements need {(columns,)}")
             if len(part_dtypes(info.dtype)) > 1:
-                raise TypeError(f"{name} is of {info.dtype}; rows are real, and so must it be")
+                raise TypeError(f"{name} has dtype {info.dtype}; it must be real, because rows are")
         for name in self.outputs:
             shape = describe(getattr(self, name), name).shape
             if shape[:1] != (rows,):
@@ -273,7 +273,7 @@ def run_rows(x: Any, function: RowFunction, out: Any, stream: Any) -> Any:
 
 def _check_dtype(info: ArrayInfo, name: str) -> None:
     if info.dtype.name not in FLOATS:
-        raise TypeError(f"{name} is of {info.dtype.name}; {', '.join(FLOATS[:-1])} or {FLOATS[-1]} is needed")
+        raise TypeError(f"{name} has dtype {info.dtype.name}; {', '.join(FLOATS[:-1])} or {FLOATS[-1]} is needed")
 
 
 def _check_out(x: ArrayInfo, out: ArrayInfo) -> None:

@@ -56,8 +56,8 @@ def select(a: Any, b: Any, *, operator: Semiring = MIN_PLUS, out: Any = None, in
     (3.0, 1)
     """
     if others:
-        raise TypeError(f"select() got unknown keywords {', '.join(sorted(others))}; it takes operator, out, index "
-                        "and stream, and no transforms: give what one makes of the operand (x.T, abs(x))")
+        raise TypeError(f"select() got unknown keywords {', '.join(sorted(others))}; it takes operator, out, index and "
+                        "stream, and no transforms: transform the operand first (x.T, abs(x))")
     a_info, b_info = describe(a, "a"), describe(b, "b")
     if a_info.dtype != b_info.dtype or a_info.dtype.itemsize not in (4, 8) or a_info.dtype.kind not in "iuf":
         raise TypeError(f"a has dtype {a_info.dtype} and b {b_info.dtype}; both must be float32, float64, or integers of 4 "

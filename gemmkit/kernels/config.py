@@ -251,18 +251,19 @@ class Config(Problem, ProductMapping):
             rule(device.arch >= least, "device", device.name, f"every kernel needs compute capability {least[0]}."
                  f"{least[1]}, and {has}")
         least = self.operator.minimum_arch
-        rule(device.arch >= least, "operator", self.operator, f"its instructions need compute capability {least[0]}."
-              f"{least[1]}, and {has}; take {self.operator.instead(device.arch)}")
+        rule(device.arch >= least, "operator", self.operator, "its instructions need compute capability "
+                                                              f"{least[0]}.{least[1]}, and {has}; use "
+                                                              f"{self.operator.instead(device.arch)}")
         least = self.family.minimum_arch
         rule(device.arch >= least, "kernel", self.kernel, f"it needs compute capability {least[0]}.{least[1]}, and {has}; "
-              "take kernel='singlestage'")
+                                                          "use kernel='singlestage'")
         rule(self.family.in_cluster(self.splits, self.cluster) == 1 or device.arch >= (9, 0), "splits", self.splits,
-              f"blocks share K in a cluster, which needs compute capability 9.0, and {has}; take splits=1, or "
+              f"blocks share K in a cluster, which needs compute capability 9.0, and {has}; use splits=1, or "
               "kernel='multistage'")
         needed = self.spec().shared_bytes if needed is None else needed
         if needed > device.shared_memory_per_block:
-            raise ConfigError(f"block_shape={self.block_shape!r} needs {needed} bytes of shared memory with these "
-                              f"layouts, and {device.name} has {device.shared_memory_per_block} a block; take smaller tiles")
+            raise ConfigError(f"block_shape={self.block_shape!r} needs {needed} bytes of shared memory with these layouts, "
+                              f"and {device.name} has {device.shared_memory_per_block} a block; use smaller tiles")
         if self.threads > device.max_threads_per_block:
             raise ConfigError(f"warps_per_block={self.warps_per_block} is {self.threads} threads, and {device.name} allows "
                               f"{device.max_threads_per_block} a block")
@@ -287,7 +288,7 @@ def check_stream_k(kernel: str, splits: Any) -> None:
     """Raise ConfigError where a kernel whose blocks do not stay is to stream K."""
     def said() -> str:
         named = " and ".join(f"{name!r}" for name, family in FAMILIES.items() if family.streams_k)
-        return f"blocks of the kernels {named} stream K; with kernel={kernel!r} it is a number"
+        return f"only the kernels {named} stream K; with kernel={kernel!r} it is a number"
 
     rule(not isinstance(splits, StreamK) or FAMILIES[kernel].streams_k, "splits", splits, said)
 
@@ -344,7 +345,7 @@ def _check_global_layout(name: str, layout: Any) -> None:
     rule(isinstance(layout, ArrayLayout), name, layout, "a Layout is needed, for example RowMajor('float16')")
     if name == "global_d_layout":
         rule(isinstance(layout, ResultLayout) or not hasattr(layout, "store_element"), name, layout,
-             "it has store_element and is no ResultLayout; name layouts.ResultLayout among the bases of its class")
+             "it has store_element but is not a ResultLayout; make layouts.ResultLayout a base of its class")
         rule(layout.writable, name, layout, "it has neither store_element nor store, so D cannot be written with it")
     else:
         rule(layout.readable, name, layout, "it has neither element nor load, so it cannot be read")
@@ -353,8 +354,9 @@ def _check_global_layout(name: str, layout: Any) -> None:
 def _validate_packed(config: Config) -> None:
     """Of a D with half the columns the epilogue makes one value of two."""
     layout = config.global_d_layout
-    rule(layout.packed == 1 or isinstance(config.epilogue.ending(), Pack), "global_d_layout", layout, "it is what "
-         f"epilogues.Pack stores into, and epilogue={config.epilogue!r} packs nothing; give a RowMajor or ColMajor layout")
+    rule(layout.packed == 1 or isinstance(config.epilogue.ending(), Pack), "global_d_layout", layout,
+         f"only epilogues.Pack stores into it, but epilogue={config.epilogue!r} does not pack; give a RowMajor or ColMajor "
+         "layout")
 
 
 def _validate_fold(config: Config) -> None:
@@ -371,11 +373,11 @@ def _validate_fold(config: Config) -> None:
          "many matrices as it has arguments")
     rule(fold.arguments in (b.parts, b.parts + 2), "epilogue", fold, f"its function takes {fold.arguments} arguments, and B "
          f"is a braid of {b.parts} matrices; a function of {b.parts} values is needed, or of {b.parts} values and m, n")
-    rule(not config.has_c, "global_c_layout", config.global_c_layout, "a folded product has no C; add it behind the fold, "
-         "by Fold(f) | Residual(c)")
+    rule(not config.has_c, "global_c_layout", config.global_c_layout,
+         "a folded product has no C; add it after the fold: Fold(f) | Residual(c)")
     for name in ("transform_regs_to_shared_d", "transform_shared_to_global_d"):
-        rule(getattr(config, name).is_identity, name, getattr(config, name), "it would act on the parts before they are "
-             "folded; make it part of the fold's function")
+        rule(getattr(config, name).is_identity, name, getattr(config, name),
+             "it would act on the parts before the fold; put it into the fold's function")
     least = OCTET * b.slots
     rule(config.block_shape.size.N % least == 0, "block_shape", config.block_shape, f"N must be a multiple of {least}, "
          f"{OCTET} columns of each of a braid's {b.slots} slots")
@@ -388,20 +390,21 @@ def _validate_observer(config: Config) -> None:
 
     layout, operator = config.global_a_layout, config.operator
     refuse(config.kernel in OBSERVING, f"the kernels that observe are {', '.join(OBSERVING)}; this is {config.kernel!r}")
-    refuse(config.splits == 1, f"blocks that share K see shares of A; take splits=1 (it is {config.splits!r})")
-    refuse(config.condition.is_always, "a condition leaves out k-tiles that no block would then look at; reduce A by itself")
+    refuse(config.splits == 1, f"blocks that share K see shares of A; use splits=1 (it is {config.splits!r})")
+    refuse(config.condition.is_always, "a condition skips k-tiles, which no block would then observe; reduce A in a call "
+                                       "of its own")
     refuse(isinstance(layout, Plain) and layout.is_plain and not isinstance(operator, Algebra), f"A is {layout!r}; a plain "
            "matrix of real numbers is needed")
     refuse(all(getattr(config, f"transform_{way}_a").is_identity for way in ("global_to_shared", "shared_to_regs")),
-           "A is transformed on its way, and what is observed is A itself; transform in the observer's own of(x, m, k)")
+           "A is transformed, but the observer sees A itself; transform in the observer's own of(x, m, k)")
     if config.kernel == "warp_specialised":
-        refuse(units(operator).promote == 0, f"{operator!r} adds up sums in portions; take promote=0")
+        refuse(units(operator).promote == 0, f"{operator!r} adds up accumulators in portions; use promote=0")
         refuse(config.compute_warp.size.M in (64, 128), f"compute_warp={config.compute_warp!r}: 128 threads look at 64 or "
                "128 rows")
     else:
         rows = config.block_shape.size.M
-        refuse(config.threads >= rows, f"a thread looks at one row, and {config.threads} threads have {rows}; take more "
-               "warps_per_block or a smaller block_shape")
+        refuse(config.threads >= rows, f"a thread observes one row, but {config.threads} threads have {rows} rows; use more "
+                                       "warps_per_block or a smaller block_shape")
 
 
 def _validate_dtypes(config: Config) -> None:
@@ -415,9 +418,9 @@ def _validate_dtypes(config: Config) -> None:
               shared, says)
         rule(shared.dtype == loaded, f"shared_{name}_layout", shared, says)
         if layout.dtype != shared.dtype:
-            rule(not to_shared.is_identity, f"global_{name}_layout", layout, f"the operator takes {name} as {shared.dtype}; "
-                 f"nothing is converted silently: choose an operator of dtype {layout.dtype}, convert the array, or give "
-                 f"transform_global_to_shared_{name}")
+            rule(not to_shared.is_identity, f"global_{name}_layout", layout,
+                 f"the operator takes {name} as {shared.dtype}; gemmkit converts nothing silently: choose an operator of "
+                 f"dtype {layout.dtype}, convert the array, or give transform_global_to_shared_{name}")
     _validate_complex(config)
     _validate_result(config)
     for name in ("c", "d"):
@@ -439,10 +442,10 @@ def _validate_complex(config: Config) -> None:
                          for part in parts(config.epilogue)))
     count = len(part_dtypes(accumulator))
     rule(accumulator.names is None or len(part_dtypes(d.dtype)) == count or not unchanged, "global_d_layout", d, lambda:
-          f"the operator's numbers have {count} parts ({', '.join(accumulator.names or ())}), which would be lost; take "
+          f"the operator's numbers have {count} parts ({', '.join(accumulator.names or ())}), which would be lost; use "
           f"operator.number_dtype({part_dtypes(d.dtype)[0].name!r}), or give an epilogue that says what becomes of them")
     rule(accumulator.kind != "c" or d.dtype.kind in "cV" or not unchanged, "global_d_layout", d, lambda:
-          f"the operator accumulates {accumulator}, whose imaginary part would be lost; take a complex layout, or give "
+          f"the operator accumulates {accumulator}, whose imaginary part would be lost; use a complex layout, or give "
           "transform_shared_to_global_d or an epilogue that says what becomes of it")
 
 

@@ -188,8 +188,8 @@ def _arity(mask: Mask, name: str, least: int) -> int:
     if found not in (least, least + 1, least + 2):
         wanted = {1: "m", 2: "m, n", 3: "begin, end, keys"}[least]
         said = f"takes {found} arguments" if isinstance(found, int) else found
-        raise TypeError(f"{type(mask).__qualname__}.{name} {said}; {name}(self, {wanted}), or with "
-                        "head, or with head and batch behind, is needed")
+        raise TypeError(f"{type(mask).__qualname__}.{name} {said}; {name}(self, {wanted}), optionally followed by head, or "
+                        "by head and batch, is needed")
     return found
 
 
@@ -351,7 +351,7 @@ class Intersection(Mask):
     def __post_init__(self) -> None:
         for mask in (self.first, self.second):
             if not isinstance(mask, Mask):
-                raise TypeError(f"{mask!r} ({type(mask).__name__}) is no Mask; a gemmkit.masks.Mask is needed")
+                raise TypeError(f"{mask!r} ({type(mask).__name__}) is not a Mask; a gemmkit.masks.Mask is needed")
 
     @cached_property
     def arities(self) -> tuple[int, ...]:
@@ -450,8 +450,8 @@ class Score(Component):
         count = required(type(self).__call__)
         if count not in (4, 5, 6):
             said = f"takes {count - 1} arguments" if isinstance(count, int) else count
-            raise TypeError(f"{type(self).__qualname__}.__call__ {said}; s, m, n, or with head, or with head and batch "
-                            "behind, is needed")
+            raise TypeError(f"{type(self).__qualname__}.__call__ {said}; s, m, n, optionally followed by head, or by head "
+                            "and batch, is needed")
         return int(count) - 1
 
     def at(self, s: Any, m: Any, n: Any, head: int, batch: int) -> Any:

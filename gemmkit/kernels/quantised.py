@@ -259,8 +259,8 @@ UNTOUCHED = tuple(f"transform_{way}_{name}" for name in "ab" for way in ("global
 def validate(config: Config) -> None:
     """Raise ConfigError for the first rule that a configuration of this kernel breaks."""
     operator, b = config.operator, config.global_b_layout
-    rule(isinstance(operator, QuantisedMMAOp), "operator", operator, f"kernel={config.kernel!r} dequantises in registers; "
-         "take operators.QuantisedMMAOp(bits=...)")
+    rule(isinstance(operator, QuantisedMMAOp), "operator", operator,
+         f"kernel={config.kernel!r} dequantises in registers; use operators.QuantisedMMAOp(bits=...)")
     assert isinstance(operator, QuantisedMMAOp)
     rule(isinstance(b, GroupQuantised), "global_b_layout", b, f"{operator!r} takes a GroupQuantised, such as "
          "gemmkit.layouts.quantised.quantise makes")
@@ -273,12 +273,12 @@ def validate(config: Config) -> None:
     for name in UNTOUCHED:
         rule(getattr(config, name).is_identity, name, getattr(config, name), f"kernel={config.kernel!r} multiplies operands "
              "as they are; transform with the default kernel")
-    rule(not config.has_c, "global_c_layout", config.global_c_layout, f"kernel={config.kernel!r} has no C; add it in the "
-         "epilogue, by epilogues.Residual(c)")
+    rule(not config.has_c, "global_c_layout", config.global_c_layout,
+         f"kernel={config.kernel!r} has no C; add it in the epilogue: epilogues.Residual(c)")
     rule(config.condition.is_always, "condition", config.condition, f"kernel={config.kernel!r} computes all k-tiles")
     for field, only in (("producer_warps", 0), ("schedule", "cooperative"), ("cluster", Tile(M=1, N=1))):
-        rule(getattr(config, field) == only, field, getattr(config, field), "it is a mapping of the warp-specialised "
-              f"kernel; with kernel={config.kernel!r} it is {only!r}")
+        rule(getattr(config, field) == only, field, getattr(config, field),
+             f"only the warp-specialised kernel takes it; with kernel={config.kernel!r} it must be {only!r}")
     least, most = STAGES
     rule(least <= config.stages <= most, "stages", config.stages, f"{least} to {most} stages are needed")
     if config.splits > 1:

@@ -285,12 +285,12 @@ def validate(config: Config) -> None:
 
 def _validate_one_stage(config: Config) -> None:
     operator = config.operator
-    rule(operator.threads == 32, "operator", operator, "it acts in warpgroups; take kernel='warp_specialised'")
-    rule(not isinstance(operator, BoxMMAOp), "operator", operator, "its boxes of K are filled by cp.async; take "
-         "kernel='multistage'")
+    rule(operator.threads == 32, "operator", operator, "it acts in warpgroups; use kernel='warp_specialised'")
+    rule(not isinstance(operator, BoxMMAOp), "operator", operator,
+         "its boxes of K are filled by cp.async; use kernel='multistage'")
     for field, only in (("stages", 1), ("producer_warps", 0), ("schedule", "cooperative"), ("cluster", Tile(M=1, N=1))):
-        rule(getattr(config, field) == only, field, getattr(config, field), "it is a mapping of the warp-specialised "
-              f"kernel; with kernel={config.kernel!r} it is {only!r}")
+        rule(getattr(config, field) == only, field, getattr(config, field),
+             f"only the warp-specialised kernel takes it; with kernel={config.kernel!r} it must be {only!r}")
     if config.splits > 1:
         check_splits(config.splits)
         refusal = operator.refuses_to_merge
@@ -318,9 +318,9 @@ def validate_lines(config: Config) -> None:
     for name, tile, thread in (("a", block.MK, config.mem_a_thread), ("b", block.KN, config.mem_b_thread),
                                ("c", block.MN, config.mem_cd_thread), ("d", block.MN, config.mem_cd_thread)):
         layout = getattr(config, f"shared_{name}_layout")
-        rule(getattr(layout, "plane", layout).is_linear, f"shared_{name}_layout", layout, f"kernel={config.kernel!r} adds "
-             "an element's place in a tile to the tile's place, and a swizzle is no sum; take layouts.Padded(...), or "
-             "kernel='warp_specialised'")
+        rule(getattr(layout, "plane", layout).is_linear, f"shared_{name}_layout", layout,
+             f"kernel={config.kernel!r} adds an element's offset in a tile to the tile's offset, and a swizzle does not "
+             "allow this; use layouts.Padded(...), or kernel='warp_specialised'")
         refusal = config.operator.refuses(name, layout)
         rule(refusal is None, f"shared_{name}_layout", layout, refusal or "")
         layout = getattr(layout, "plane", layout)              # of numbers in planes, one plane is loaded at a time

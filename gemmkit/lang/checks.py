@@ -109,17 +109,17 @@ def _written(name: str) -> FunctionType:
 
 def _why_not(f: Any) -> str:
     if not callable(f):
-        return f"{type(f).__name__} is no function"
+        return f"{type(f).__name__} is not a function"
     module, name = getattr(f, "__module__", None) or "", getattr(f, "__name__", None)
     if isinstance(f, np.ufunc) or module.partition(".")[0] == "numpy":
         instead = {"absolute": "abs", "maximum": "lambda x: max(x, ...)", "minimum": "lambda x: min(x, ...)"}.get(
             str(name), f"math.{name}" if hasattr(math, str(name)) else "math's functions")
-        return f"NumPy's functions are no device code, use {instead}"
+        return f"NumPy's functions are not device code, use {instead}"
     if isinstance(f, type):
-        return "a class is no function"
+        return "a class is not a function"
     if inspect.ismethod(f) or module == "functools" or getattr(type(f), "__module__", "") == "functools":
         return f"a {type(f).__name__} holds values that device code does not see; write a function that calls it with them"
-    return f"{type(f).__name__} is no Python function"
+    return f"{type(f).__name__} is not a Python function"
 
 
 # -- methods ----------------------------------------------------------------------------------------------------------

@@ -123,8 +123,7 @@ class _RuntimeField:
         self._refuse()
 
     def _refuse(self, *_: Any) -> NoReturn:
-        raise TypeError(f"a property of a component used in device code may not depend on the runtime field {self._what}; "
-                        "write a method")
+        raise TypeError(f"a property that device code uses may not depend on the runtime field {self._what}; write a method")
 
     __hash__ = object.__hash__
 
@@ -217,8 +216,8 @@ def _type_of_static(ty: ComponentType, attr: str, value: object) -> Any:
         found = static_type(value)
         mutable = mutable_in_property(ty.skeleton, attr)
         if mutable is not None:
-            raise TypeError(f"the property reads {mutable}, while the kernel keeps the value that it had; take a field (a "
-                            "number, a tuple, an Enum, a types.MappingProxyType), or a gk.Array field that a method reads")
+            raise TypeError(f"the property reads {mutable}, but the kernel would keep the old value; use a field (a number, "
+                            "a tuple, an Enum, a types.MappingProxyType), or a gk.Array field that a method reads")
         return found
     except TypeError as error:
         raise TypingError(f"{ty.cls.__qualname__}.{attr}: {error}") from error
@@ -364,15 +363,15 @@ def _check_contract(cls: Any) -> None:
     for name in sorted(set(vars(cls)) - used - set(dir(kind)) - set(contract)):
         meant = next((hook for hook in contract if hook not in of_user and is_one_edit(name, hook)), None)
         if meant is not None:
-            raise TypeError(f"{cls.__qualname__}.{name}: no kernel asks for it, did you mean {meant}? (The methods of "
+            raise TypeError(f"{cls.__qualname__}.{name}: no kernel calls it; did you mean {meant}? (The methods of "
                             f"{kind.__qualname__} are {', '.join(contract)}.)")
     if not defined & set(contract):
-        raise TypeError(f"{cls.__qualname__} defines none of the methods of {kind.__qualname__} that a kernel asks for: "
+        raise TypeError(f"{cls.__qualname__} defines none of the methods of {kind.__qualname__} that a kernel calls: "
                         f"{', '.join(contract)}")
     for name, other in getattr(kind, "needs", {}).items():
         if name in defined and other not in defined:
-            raise TypeError(f"{cls.__qualname__} has {name} and not {other}, which edges and other kernels ask for; write "
-                            f"{other}, too")
+            raise TypeError(f"{cls.__qualname__} has {name} and not {other}, which edges and other kernels call; write "
+                            f"{other} too")
 
 
 def is_one_edit(one: str, other: str) -> bool:

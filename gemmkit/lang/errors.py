@@ -68,9 +68,9 @@ class ConfigError(ValueError):
 
 def changeable(what: str, kind: str) -> str:
     """Why device code cannot refer to what can change in place, and what would do."""
-    return (f"{what} is a {kind}, which can change in place while the kernel keeps the value that it had; take a tuple or "
-            "an Enum for a constant, and for an array a gk.Array field, or name it in the function that is the component's "
-            "own (what that captures is an argument)")
+    return (f"{what} is a {kind}, which can change in place while the kernel keeps the old value; use a tuple or an Enum "
+            "for a constant, and a gk.Array field for an array, or capture it in the function that you give to the "
+            "component")
 
 
 def line_of(function: Any, name: str) -> int:

@@ -230,8 +230,8 @@ def misfit(value: Any, wanted: np.dtype) -> str | None:
 def refusal(what: str, got: str, wanted: np.dtype) -> str:
     """What would do, too."""
     name = wanted.name
-    return (f"{what} holds {name} and would get {got} values, which it cannot hold; nothing is narrowed silently: take "
-            f"epilogues.Saturate({name!r}), which rounds and clamps, convert by name where the value is made "
+    return (f"{what} holds {name} and would get {got} values, which it cannot hold; gemmkit narrows nothing silently: use "
+            f"epilogues.Saturate({name!r}), which rounds and clamps, convert explicitly where the value is made "
             f"(np.{name}(x)), or give an array that holds {got}")
 
 

@@ -123,7 +123,7 @@ def _of_complex(op: str, a: Kind, b: Kind) -> Kind:
     if op in ("==", "!="):
         return BOOL
     if op not in ("+", "-", "*", "/", "**"):
-        raise TypeError(f"{op} of a complex number; take its real, its imag or its abs")
+        raise TypeError(f"{op} of a complex number; use its real, its imag or its abs")
     return common(a, b)
 
 
@@ -218,7 +218,7 @@ def converted(name: str, a: Kind) -> Kind:
     if name == "float":
         return FLOAT64
     if is_complex(a):
-        raise TypeError(f"{name} of a complex number; take its real, its imag or its abs")
+        raise TypeError(f"{name} of a complex number; use its real, its imag or its abs")
     if name == "round" and a == BOOL:
         raise TypeError("round of a boolean")
     if is_integer(a) and (is_weak(a) or name == "round"):
@@ -230,7 +230,7 @@ def of_math(name: str, *kinds: Kind) -> Kind:
     """The kind of ``math.name``: float32 of narrow floats and float32, float64 of float64 and NumPy's integers and booleans;
     weak numbers alone give a plain float. What rounds to a whole number leaves integers as they are."""
     if any(map(is_complex, kinds)):
-        raise TypeError(f"math.{name} of a complex number; take its real, its imag or its abs, or cmath")
+        raise TypeError(f"math.{name} of a complex number; use its real, its imag or its abs, or cmath")
     if name in MATH_TESTS:
         return BOOL
     if name in MATH_TO_WHOLE and is_integer(kinds[0]):

@@ -191,14 +191,14 @@ def unwrapped(a: Any, b: Any, others: tuple, keywords: dict[str, Any],
         if isinstance(x, Matrix):
             field = f"global_{name}_layout"
             if keywords.get(field) is not None:
-                raise TypeError(f"{field} is given beside {name}, a {type(x).__name__} that has a layout")
+                raise TypeError(f"{field} is given with {name}, a {type(x).__name__} that has its own layout")
             x.check_place(name, others[0])
             keywords[field] = x.layout
     found = condition_of(a, b)
     if found is not None:
         if keywords.get("condition") is not None or not getattr(
                 getattr(conf, "condition", None), "is_always", True):
-            raise TypeError("condition is given beside an operand that has one, a BlockSparse; give the mask alone, or the "
+            raise TypeError("condition is given with a BlockSparse operand, which has its own; give the mask alone, or the "
                             "array and a condition that reads the mask")
         keywords["condition"] = found
     sizes = _sizes({"a": a, "b": b}, keywords, conf)
@@ -230,7 +230,7 @@ def _sizes(operands: dict[str, Any], keywords: dict[str, Any], conf: Any) -> lis
         K, rows = shapes["a"][-1], shapes["b"][-2:][0]
         if K != rows:
             raise ValueError(f"a has shape {shapes['a']} and b has shape {shapes['b']}: a has {K} columns and b {rows} "
-                             "rows; both are K")
+                             "rows; both must be K")
     return [(name, dim, extent) for name in sized for dim, extent in zip("MK" if name == "a" else "KN", shapes[name][-2:])]
 
 
@@ -257,7 +257,7 @@ def frozen_components(planned: Any, components: dict[str, Component], joined: tu
     """
     for name in joined:
         if name not in components and name == "condition":
-            raise ValueError("a and b are no BlockSparse, and the plan was made with one; give such a one, or make another "
+            raise ValueError("a and b contain no BlockSparse, but the plan was made with one; give one, or make another "
                              "plan")
         if name not in components:
             raise ValueError(f"{name[7]} is one array, and the plan was made with one of several (a Concat, an "
@@ -284,7 +284,7 @@ def result(out: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         raise TypeError(f"out is a {type(out).__name__}, whose layout {out.layout!r} stores nothing; give an array "
                         "or a Scatter")
     if keywords.get("global_d_layout") is not None:
-        raise TypeError(f"global_d_layout is given beside out, a {type(out).__name__} that has a layout")
+        raise TypeError(f"global_d_layout is given with out, a {type(out).__name__} that has its own layout")
     return out.array, {**keywords, "global_d_layout": out.layout}
 
 

@@ -299,7 +299,7 @@ def _checked_table(table: Any) -> Table:
     for value in array.flat:
         is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value):
-            raise ValueError(f"Algebra(table=...): {value!r} is no real number")
+            raise ValueError(f"Algebra(table=...): {value!r} is not a real number")
     return tuple(tuple(tuple(_plain(x) for x in sums) for sums in row) for row in array.tolist())
 
 

@@ -73,11 +73,11 @@ class Operator(Component):
         """Why blocks that share K cannot bring their accumulators together, or None when they can."""
         count, size = self.fragment_c.count, self.fragment_c.dtype.itemsize
         if not self.merges:
-            return ("it does not say that sums over parts of K may be combined (that combine is associative, and start its "
-                    "neutral element); say merges = True in its class, or take splits=1")
+            return ("it does not declare that accumulators over parts of K may be merged (combine must be associative, and "
+                    "start its neutral element); set merges = True in its class, or use splits=1")
         if size not in (1, 2, 4, 8, 16) or count * size % 4:
             return (f"a thread holds {count} numbers of {size} bytes at a time, and blocks hand sums over in words of 4 "
-                    "bytes, of numbers of 1, 2, 4, 8 or 16; take splits=1")
+                    "bytes, of numbers of 1, 2, 4, 8 or 16; use splits=1")
         return None
 
     def merge(self, x: Any, y: Any) -> Any:

@@ -286,8 +286,8 @@ class MMAOp(Operator):
     def refuses(self, operand: str, layout: Any) -> str | None:
         if operand in ("a", "b") and self.dtype.itemsize == 1 and not self.by_matrices(operand, layout.axis):
             order = "RowMajor" if operand == "a" else "ColMajor"
-            return (f"{self!r} loads elements of 8 bits that are contiguous along K only; take Padded({order}(...), 16), "
-                    "and the copy to shared memory turns them")
+            return (f"{self!r} loads elements of 8 bits that are contiguous along K only; use Padded({order}(...), 16), and "
+                    "the copy to shared memory turns them")
         return None
 
     def line_alignment(self, operand: str, layout: Any) -> int:
@@ -448,7 +448,7 @@ class BoxMMAOp(MMAOp):
         along_k = 1 if operand == "a" else 0
         if layout.axis != along_k:
             order = ("ColMajor", "RowMajor")[along_k]
-            return f"{self!r} loads lines along K; take Padded({order}(...), {RUN})"
+            return f"{self!r} loads lines along K; use Padded({order}(...), {RUN})"
         if isinstance(layout, Boxed) != (operand == self.combed):
             return f"{self!r} reads boxes of {self.combed!r} alone: that operand's shared layout, and no other, is Boxed"
         return None

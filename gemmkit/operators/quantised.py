@@ -109,7 +109,7 @@ class QuantisedMMAOp(Operator):
 
     def refuses(self, operand: str, layout: Any) -> str | None:
         if operand in ("a", "b"):
-            return f"{self!r} takes A and B from global memory; take kernel='quantised'"
+            return f"{self!r} takes A and B from global memory; use kernel='quantised'"
         return None
 
     def line_alignment(self, operand: str, layout: Any) -> int:

@@ -178,8 +178,9 @@ def _check_laws(add: Any, mul: Any, zero: Any, sample: tuple) -> None:
                                  "must return numbers")
             if found != x:
                 raise ValueError(f"Semiring({add.__name__}, {mul.__name__}, zero={zero!r}): {text} is {found!r} for x={x!r} "
-                                 "and must be x: whatever lies beyond an operand's edge counts as zero (max and min have "
-                                 "-math.inf and math.inf; where only some numbers are meant, give sample=)")
+                                 "and must be x: elements beyond an operand's edge count as zero (-math.inf for max, "
+                                 "math.inf for min; if only some numbers occur, give sample=; a distance is a subclass of "
+                                 "FPUOp)")
 
 
 def selects(semiring: Semiring) -> bool:

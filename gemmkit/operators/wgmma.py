@@ -59,7 +59,7 @@ class WGMMAOp(Operator):
         if isinstance(self.promote, bool) or not isinstance(self.promote, int) or self.promote < 0:
             raise ValueError(f"WGMMAOp(promote={self.promote!r}): a number of elements along K is needed, or 0")
         if self.promote and accumulator != np.float32:
-            raise ValueError(f"WGMMAOp(promote={self.promote}): sums in {accumulator} have nothing to be promoted to")
+            raise ValueError(f"WGMMAOp(promote={self.promote}): accumulators in {accumulator} cannot be promoted")
         self.spec                                      # noqa: B018  (raises for what there is not)
 
     @cached_property

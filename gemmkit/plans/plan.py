@@ -342,12 +342,12 @@ class Plan:
                                    if getattr(info, field) != getattr(planned, field))
                 raise ValueError(f"{name} differs from the plan's: {fields}; make another plan, or call matmul")
             if info.pointer % align:
-                raise ValueError(f"{name} is at an address that is not a multiple of {align} bytes, as the plan's was; make "
-                                 "another plan, or call matmul")
+                raise ValueError(f"{name} begins at an address that is not a multiple of {align} bytes, unlike the plan's; "
+                                 "make another plan, or call matmul")
         out = infos["out"]
         assert out is not None
         check_out(out, infos)
-        raise ValueError("an array is of another library than the plan's; make another plan, or call matmul")
+        raise ValueError("an array comes from another library than the plan's; make another plan, or call matmul")
 
     def _stream(self, stream: Any) -> int:
         handle = as_stream_handle(stream)

@@ -150,8 +150,8 @@ def stack_of(infos: Infos, layouts: Layouts) -> tuple[int, ...] | None:
     a, b, (M, K, rows, N) = infos["a"], infos["b"], _extents(infos, layouts)
     assert a is not None and b is not None
     if K is not None and rows is not None and K != rows:
-        raise ValueError(f"a has shape {a.shape} and b has shape {b.shape}: the matrices of a have {K} columns and those of "
-                         f"b {rows} rows; both are K")
+        raise ValueError(f"a has shape {a.shape} and b has shape {b.shape}: the matrices of a have {K} columns and the "
+                         f"matrices of b have {rows} rows; both must be K")
     try:
         stack = np.broadcast_shapes(stacks["a"], stacks["b"])
     except ValueError:
@@ -242,8 +242,8 @@ def check_steps(shape: tuple[int, ...], own: int, stack: tuple[int, ...] | None,
     if not broadcasts(before, stack):
         raise ValueError(f"{name} has shape {shape}: {before} cannot be broadcast to the stack of products, {stack}")
     if is_output and math.prod(before) != math.prod(stack):
-        raise ValueError(f"{name} has shape {shape}, and every product of the stack {stack} would be stored there; give it "
-                         f"the shape of all, {(*stack, *shape[-own:])}")
+        raise ValueError(f"{name} has shape {shape}, and every product of the stack {stack} would write it; give it the "
+                         f"shape of the whole stack, {(*stack, *shape[-own:])}")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ class Vectors(NamedTuple):
         if self.a or self.b:
             for name, info in (("a", a), ("b", b)):
                 if not info.shape:
-                    raise ValueError(f"{name} has shape (): a number is no operand of a product; multiply by it")
+                    raise ValueError(f"{name} has shape (): a product takes no number as an operand; multiply by it")
         if self.a:
             a = _row(a)
         if self.b:                                      # contiguous along K, which is what is loaded in vectors
@@ -428,11 +428,12 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     """
     keywords = checked_keywords(keywords)
     if conf is None and "order" in keywords:
-        raise ConfigError("order: it is a part of a mapping; give it beside conf, or to get_config")
+        raise ConfigError("order: it is part of a mapping; give it with conf, or to get_config")
     precision = keywords.pop("precision", None)
     if precision is not None and (conf is not None or "operator" in keywords):
         beside = "operator" if conf is None else "conf"
-        raise ConfigError(f"precision={precision!r}: it is given beside {beside}, which says what multiplies; leave one out")
+        raise ConfigError(f"precision={precision!r}: it is given with {beside}, which already names the operator; leave one "
+                          "out")
     if conf is not None and not isinstance(conf, Config):
         raise TypeError(f"conf={conf!r}: a configuration of gemmkit.get_config is needed")
     gemm_shape, dtype = keywords.pop("gemm_shape", None), asked_dtype(keywords, conf, out)
@@ -456,7 +457,7 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
         choice = choose(asked, device, candidate)
     else:
         if "operator" in keywords:
-            raise ConfigError("operator: it is given beside conf, which has one; give it to get_config")
+            raise ConfigError("operator: it is given with conf, which already has one; give it to get_config")
         changes = {**keywords, **({"global_c_layout": layouts["c"]} if c is not None else {})}
         choice = Choice(dataclasses.replace(conf, **changes) if changes else conf, "conf")
         choice.spec.check_device(device)
@@ -528,7 +529,7 @@ def _matrices(vectors: Vectors, a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None,
     if K is not None and rows is not None and K != rows:
         of_a, of_b = "elements" if vectors.a else "columns", "elements" if vectors.b else "rows"
         raise ValueError(f"a has shape {shapes[0]} and b has shape {shapes[1]}: a has {K} {of_a} and b {rows} {of_b}; both "
-                         "are K")
+                         "must be K")
     return a, b, *vectors.results(c, out, stack_a or stack_b, M, N)
 
 
@@ -564,7 +565,7 @@ def asked_dtype(keywords: dict[str, Any], conf: Config | None, out: ArrayInfo | 
     dtype = dtype_given((dtype_from_torch(dtype) if is_torchs else None) or dtype, what)
     given = out.dtype if out is not None else getattr(keywords.get("global_d_layout"), "dtype", None)
     if conf is not None:
-        raise ConfigError(f"dtype={dtype}: it is given beside conf, whose layout of D has one; leave it out")
+        raise ConfigError(f"dtype={dtype}: it is given with conf, whose layout of D already has one; leave it out")
     if given is not None and given != dtype:
         raise ValueError(f"dtype={dtype} and out has dtype {given}; out's dtype is the result's, so leave dtype out")
     return dtype
@@ -652,7 +653,7 @@ def _sizes(infos: dict[str, ArrayInfo | None], layouts: dict[str, ArrayLayout | 
             if extent is None:
                 continue
             if not isinstance(extent, (int, np.integer)) or extent < 0:
-                raise TypeError(f"{type(layout).__qualname__}.extents of {name} returned {extents!r}; {extent!r} is no "
+                raise TypeError(f"{type(layout).__qualname__}.extents of {name} returned {extents!r}; {extent!r} is not a "
                                 "number of rows or columns")
             add(name, dim, extent, f"has shape {vectors.given_shape(name, info.shape)}, that is {dim}={{}} "
                 + ("rows" if dims.index(dim) == 0 else "columns"))
@@ -684,7 +685,7 @@ def _check_order(info: ArrayInfo, layout: Plain, name: str) -> None:
     mine = rows if layout.axis == 0 else columns
     if mine != 1 and other == 1 and min(info.shape) > 1:
         raise ConfigError(f"{name} is {'row' if layout.axis == 0 else 'column'}-major (strides {info.strides} in elements) "
-                          f"and its layout is {layout!r}; take {'RowMajor' if layout.axis == 0 else 'ColMajor'}")
+                          f"and its layout is {layout!r}; use {'RowMajor' if layout.axis == 0 else 'ColMajor'}")
 
 
 def check_out(out: ArrayInfo, infos: dict[str, ArrayInfo | None]) -> None:
@@ -709,11 +710,11 @@ def _check_functions(conf: Config, M: int, N: int, K: int, stack: tuple[int, ...
                 check_steps(info.shape, own, stack, f"{field} of {kind.__qualname__}", field in kind.outputs)
     if conf.observe_a is not None:
         if stack is not None:
-            raise ConfigError(f"observe_a={conf.observe_a!r}: A is a stack, of which one matrix may be many products'; "
+            raise ConfigError(f"observe_a={conf.observe_a!r}: A is a stack, and several products may share one matrix; "
                               "observe the products one by one")
         if M and not N:
-            raise ValueError(f"observe_a={conf.observe_a!r}: of a D without columns no tile is computed, and A is not "
-                             "looked at; reduce A by itself")
+            raise ValueError(f"observe_a={conf.observe_a!r}: D has no columns, so no tile is computed and A is not read; "
+                             "reduce A in a call of its own")
         conf.observe_a.check(M, K)
     check = getattr(conf.epilogue, "check", None)
     if check is not None:

@@ -163,7 +163,7 @@ def program(function: Callable[..., None]) -> Program:
 def parallel(*extents: ProgramAxis) -> Along:
     """Blocks of one or several axes, which do not know of each other."""
     if not extents:
-        raise refused(TypeError, "parallel() goes along one axis or more")
+        raise refused(TypeError, "parallel() needs at least one axis")
     return Along(current().loop(current().extents(extents), "parallel"))
 
 
@@ -229,8 +229,8 @@ def place(index: Index) -> Any:
     if isinstance(index, Place):
         return index                                   # a condition's function is given places
     if not isinstance(index, Index) or index.stack:
-        raise refused(TypeError, f"place({index!r}): a variable of parallel(...) or sequential(...) that goes along rows or "
-                                 "columns is needed")
+        raise refused(TypeError, f"place({index!r}): a variable of parallel(...) or sequential(...) over rows or columns is "
+                                 "needed")
     return current().place(index)
 
 

@@ -50,7 +50,7 @@ def module_of(name: str, text: str, needed: tuple[str, ...] = NEEDED) -> ModuleT
     try:
         code = compile(text, file, "exec")
     except SyntaxError as error:
-        raise ValueError(f"text: line {error.lineno} is no Python: {error.msg}") from error
+        raise ValueError(f"text: line {error.lineno} is not valid Python: {error.msg}") from error
     module = ModuleType(key)
     module.__file__ = file
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
@@ -118,12 +118,12 @@ class CallArguments(NamedTuple):
         for name, x in self.components.items():
             other = arguments.get(name, x)
             if other is not x and not (isinstance(x, CONSTANTS) and isinstance(other, CONSTANTS) and other == x):
-                raise ValueError(f"{name} is {other!r}, and the plan was made for {x!r}, which is in its text; make "
+                raise ValueError(f"{name} is {other}, but the plan was made for {x}, which is part of its text; make "
                                  "another plan")
         numbers = {name: number_of(name, arguments.get(name, x)) for name, x in self.numbers.items()}
         for name, x in self.numbers.items():
             if x > 0 and not numbers[name] > 0:
-                raise ValueError(f"{name} is {numbers[name]}, and the plan was made for a positive number ({x}), which its "
+                raise ValueError(f"{name} is {numbers[name]}, but the plan was made for a positive number ({x}), which its "
                                  "text depends on; make another plan")
         return numbers
 

@@ -174,10 +174,10 @@ class Mapping:
         """Of rounds that only add. Raises ConfigError for orders that these have not, and for names of no ``values``."""
         for name, need in NEEDS.items():
             if getattr(self, name):
-                raise ConfigError(f"Mapping({name}=True): it takes {need}, and these rounds only add to cells")
+                raise ConfigError(f"Mapping({name}=True): it needs {need}, but these rounds only add to cells")
         if self.splits > 1:
             raise ConfigError(f"Mapping(splits={self.splits}): rounds of tiles of whole rows, parallel(a.rows), are split "
-                              "over blocks, and these have rows and columns; take smaller blocks, or gemmkit.matmul")
+                              "over blocks, and these have rows and columns; use smaller blocks, or gemmkit.matmul")
         other = next((name for name in self.places if name not in values), None)
         if other is not None:
             raise ConfigError(f"Mapping(places={{{other!r}: ...}}): the cells of the program are {', '.join(values)}")
@@ -239,8 +239,8 @@ class KernelLimits:
             return
         of = f"kernel={self.name!r}): "
         if math.prod(mapping.cluster.values()) > 1:
-            raise ConfigError(f"Mapping(cluster={dict(mapping.cluster)!r}, {of}blocks share operands by TMA's multicast, "
-                              "which this kernel has not; it goes by blocks alone")
+            raise ConfigError(f"Mapping(cluster={dict(mapping.cluster)!r}, {of}blocks share operands through TMA multicast, "
+                              "which this kernel does not use; leave cluster out")
         for name, why in ORDERS.items():
             if getattr(mapping, name):
                 raise ConfigError(f"Mapping({name}=True, {of}{why}; leave it out")
@@ -261,12 +261,12 @@ class KernelLimits:
                 return None
             other = KERNELS[MULTISTAGE].why_not(info)
             more = f" (Mapping(kernel={MULTISTAGE!r}) takes it)" if other is None else ""
-            return f"TMA cannot bring it: {reason}{more}"
+            return f"TMA cannot load it: {reason}{more}"
         if info.strides[axis] != 1 and info.shape[axis] > 1:
             return (f"cp.async cannot copy it: its elements are not contiguous along axis {axis} (stride "
                     f"{info.strides[axis]})")
         if self.vector(info) < 2:
-            return "cp.async cannot copy it: its rows begin at odd elements, and a copy has 2, 4 or 8 of them"
+            return "cp.async cannot copy it: its rows begin at odd elements, but a copy moves 2, 4 or 8 elements"
         return None
 
     def vector(self, info: ArrayInfo) -> int:
@@ -288,8 +288,8 @@ def kernel_of(mapping: Mapping, device: DeviceInfo) -> KernelLimits:
     """What the mapping says, or the device has. Raises ConfigError, naming the GPU, where it has not what is needed."""
     has: Any = f"{device.name} has {device.arch[0]}.{device.arch[1]}"
     if device.arch < AMPERE:
-        raise ConfigError(f"programs with products have kernels for GPUs of compute capability 8.0 and above, and {has}")
+        raise ConfigError(f"programs with products need compute capability 8.0 or above, but {has}")
     if mapping.kernel == WARP_SPECIALISED and device.arch != HOPPER:
-        raise ConfigError(f"Mapping(kernel={WARP_SPECIALISED!r}): TMA and wgmma are of compute capability 9.0, and {has}; "
-                          f"take kernel={MULTISTAGE!r}, or leave it out")
+        raise ConfigError(f"Mapping(kernel={WARP_SPECIALISED!r}): TMA and wgmma need compute capability 9.0, but {has}; use "
+                          f"kernel={MULTISTAGE!r}, or leave it out")
     return KERNELS[mapping.kernel or (WARP_SPECIALISED if device.arch == HOPPER else MULTISTAGE)]

@@ -188,9 +188,9 @@ def places_of(loop: Loop, arguments: Iterable[str]) -> Places:
     """Of a program with ``arguments``, whose names cells do not have. Raises ValueError and TypeError, with the user's line,
     for what has no place yet."""
     if [index.stack for index in loop.indices] not in ([False, False], [True, False, False]):
-        raise refused(ValueError, f"parallel({shown(index.extent for index in loop.indices)}): kernels are derived of rows "
-                                  "and columns, parallel(a.rows, b.columns), with one stack before them or none; of others "
-                                  "there is the reference",
+        raise refused(ValueError, f"parallel({shown(index.extent for index in loop.indices)}): a kernel's tiles are rows "
+                                  "and columns, parallel(a.rows, b.columns), optionally after one stack (only "
+                                  ".reference(...) runs others)",
                       loop.line)
     out = Places((loop.indices[-2], loop.indices[-1]), [], [], loop.indices[0] if len(loop.indices) == 3 else None)
     taken: set[str] = set()
@@ -201,8 +201,8 @@ def places_of(loop: Loop, arguments: Iterable[str]) -> Places:
         elif isinstance(held, Loop):
             out.loops.append(_rounds(held, out, taken))
     if not out.loops:
-        raise refused(ValueError, "no sequential loop with a product is in this program; functions of rows go along rows "
-                                  "alone, for m in parallel(x.rows)", loop.line)
+        raise refused(ValueError, "no sequential loop with a product; a function of rows loops over rows only, for m in "
+                                  "parallel(x.rows)", loop.line)
     return out
 
 
@@ -213,20 +213,20 @@ def _checked(store: StoreStatement, places: Places) -> StoreStatement:
     rows = store.only is indices[-1] and tuple(store.key) == indices[:-1] and rank == len(indices) - 1
     columns = store.only is indices[-2] and tuple(store.key) == (*stack, indices[-1]) and rank == len(indices) - 1
     if not tile and not rows and not columns:
-        raise refused(ValueError, f"{store.parameter.name}[{shown(store.key)}] is stored: kernels are derived that store "
-                                  f"whole tiles, [{shown(indices)}], rows' values within once({indices[-1]}), "
-                                  f"[{shown(indices[:-1])}], and columns' within once({indices[-2]}), "
-                                  f"[{shown((*stack, indices[-1]))}]; of others there is the reference", store.line)
+        raise refused(ValueError, f"{store.parameter.name}[{shown(store.key)}] is stored; a kernel stores whole tiles, "
+                                  f"[{shown(indices)}], rows' values within once({indices[-1]}), [{shown(indices[:-1])}], "
+                                  f"and columns' within once({indices[-2]}), [{shown((*stack, indices[-1]))}] (only "
+                                  ".reference(...) runs others)", store.line)
     return store
 
 
 def _rounds(loop: Loop, out: Places, taken: set[str]) -> Rounds:
     """What a loop adds to its cells: each must be sum + product + product ..., which nothing else reads."""
     if loop.indices[0].stack:
-        raise refused(ValueError, "rounds along a stack have no kernel yet, but a reference", loop.line)
+        raise refused(ValueError, "rounds along a stack have no kernel yet; .reference(...) runs them", loop.line)
     if loop.stop is not None:
-        raise refused(ValueError, f"{loop.indices[0]} goes to a length (stop=): kernels are derived of lengths of the "
-                                  "rounds of whole rows, parallel(a.rows); of others there is the reference", loop.line)
+        raise refused(ValueError, f"{loop.indices[0]} has a length (stop=); a kernel takes lengths in tiles of whole rows, "
+                                  "parallel(a.rows) (only .reference(...) runs others)", loop.line)
     index = loop.indices[0]
     others = [*out.indices, *([] if out.stack is None else [out.stack]), *(rounds.index for rounds in out.loops)]
     while index.name in [x.name for x in others]:
@@ -244,8 +244,8 @@ def _rounds(loop: Loop, out: Places, taken: set[str]) -> Rounds:
         while value is not carried.inside:
             used.add(value)
             if value.op != "add" or value.args[1].op != ("rowsum" if one else "dot"):
-                raise refused(ValueError, f"what rounds carry is not sums of products, of rows or of columns alone "
-                                          f"({value.op}); such programs have a reference, and no kernel yet",
+                raise refused(ValueError, "rounds change a cell other than by adding products and sums of rows or columns "
+                                          f"({value.op}); only .reference(...) runs this",
                               value.line or loop.line)
             used.add(value.args[1])
             if one:
@@ -263,11 +263,11 @@ def _rounds(loop: Loop, out: Places, taken: set[str]) -> Rounds:
     for held in loop.body:
         if not isinstance(held, Value) or (held not in used and held.op != "transpose"):
             what = held.op if isinstance(held, Value) else "a store or a loop"
-            raise refused(ValueError, f"{what} within rounds: kernels are derived of loops that add products and sums of "
-                                      "rows and columns to cells and do nothing else; of others there is the reference",
+            raise refused(ValueError, f"{what} inside rounds; a kernel's rounds only add products and sums of rows and "
+                                      "columns to cells (only .reference(...) runs others)",
                           held.line)
     if not made.products:
-        raise refused(ValueError, "rounds that carry nothing", loop.line)
+        raise refused(ValueError, "rounds that change no cell; add to a cell, acc += ...", loop.line)
     return made
 
 
@@ -278,8 +278,8 @@ def _row_sum(x: Value, carried: Carried, rounds: Rounds) -> RowSum:
         is_there = load.op == "load" and tile.parameter.name == load.data[0].name and tile.dims == load.dims
         if is_there and not product.a_transposed:
             return RowSum(carried, tile, x.line)
-    raise refused(ValueError, "a sum of rows in rounds: kernels are derived of sums over a left operand that is there for a "
-                              "product anyway, a[m, k].sum(axis=1)", x.line)
+    raise refused(ValueError, "a sum of rows in rounds; a kernel sums only a left operand of its products, a[m, "
+                              "k].sum(axis=1)", x.line)
 
 
 def _column_sum(x: Value, carried: Carried, rounds: Rounds, out: Places) -> ColumnSum:
@@ -290,12 +290,11 @@ def _column_sum(x: Value, carried: Carried, rounds: Rounds, out: Places) -> Colu
         if is_there and product.b_transposed == (load is x.args[0]):
             before = [*out.column_sums(out.columns[carried.after]), *(y for y in rounds.column_sums if y.carried is carried)]
             if any(y.transposed != product.b_transposed for y in before):
-                raise refused(ValueError, "sums of columns and of lines in one cell: threads have parts of a column in one "
-                                          "way; take a cell for each, and add them up behind the loops", x.line)
+                raise refused(ValueError, "sums of columns and of lines in one cell; use a cell for each, and add them "
+                                          "after the loops", x.line)
             return ColumnSum(carried, tile, product.b_transposed, x.line)
-    raise refused(ValueError, "a sum of columns in rounds: kernels are derived of sums over a right operand that is there "
-                              "for a product anyway, b[k, n].sum(axis=0), or b[n, k].sum(axis=1) where the product takes "
-                              "b[n, k].T", x.line)
+    raise refused(ValueError, "a sum of columns in rounds; a kernel sums only a right operand of its products, b[k, "
+                              "n].sum(axis=0), or b[n, k].sum(axis=1) if the product takes b[n, k].T", x.line)
 
 
 def _cell(carried: Carried, out: Places) -> None:
@@ -310,8 +309,8 @@ def _cell(carried: Carried, out: Places) -> None:
             name += "_2"
         starts[name] = carried.init.data
     else:
-        raise refused(ValueError, f"a cell that begins with {carried.init.op}: kernels are derived of cells that begin "
-                                  "with a number, such as zeros(m, n)", carried.init.line)
+        raise refused(ValueError, f"a cell that begins with {carried.init.op}; a kernel's cells begin with a number, such "
+                                  "as zeros(m, n)", carried.init.line)
     cells[carried.after] = name
 
 
@@ -319,18 +318,18 @@ def _multiply(dot: Value, carried: Carried, places: Places, rounds: Rounds, tile
     indices, k = places.indices, rounds.index
     m, n = indices
     if dot.dims != (m, n) or dot.args[0].dims[1] is not k:
-        raise refused(ValueError, f"a product of ({shown(dot.dims)}) over {dot.args[0].dims[1]}: a product is "
-                                  f"({shown(indices)}), and its sum goes over {k}", dot.line)
+        raise refused(ValueError, f"a product of ({shown(dot.dims)}) over {dot.args[0].dims[1]}: a product must be "
+                                  f"({shown(indices)}) and sum over {k}", dot.line)
     found = []
     for x in dot.args:
         load = x.args[0] if x.op == "transpose" else x
         if load.op != "load":
-            raise refused(ValueError, f"an operand of a product is {load.op}; kernels are derived of products of arrays' "
-                                      "blocks as they are", dot.line)
+            raise refused(ValueError, f"an operand of a product is {load.op}; here a kernel multiplies blocks of arrays "
+                                      "without computing on them", dot.line)
         parameter, key = load.data
         if np.dtype(parameter.dtype) not in TAKEN:
-            raise refused(TypeError, f"{parameter.name} is of {parameter.dtype}; products of float16 and bfloat16 have a "
-                                     "kernel",
+            raise refused(TypeError, f"{parameter.name} has dtype {parameter.dtype}; products in programs need float16 or "
+                                     "bfloat16 (gemmkit.matmul takes other dtypes)",
                           dot.line)
         if (parameter.name, key) not in tiles:
             name = parameter.name
@@ -345,8 +344,8 @@ def _multiply(dot: Value, carried: Carried, places: Places, rounds: Rounds, tile
         found.append((tiles[parameter.name, key], x.op == "transpose"))
     (a, a_transposed), (b, b_transposed) = found
     if np.dtype(a.parameter.dtype) != np.dtype(b.parameter.dtype):
-        raise refused(TypeError, f"{a.parameter.name} is of {a.parameter.dtype} and {b.parameter.name} of "
-                                 f"{b.parameter.dtype}; both must be of one dtype", dot.line)
+        raise refused(TypeError, f"{a.parameter.name} has dtype {a.parameter.dtype} and {b.parameter.name} of "
+                                 f"{b.parameter.dtype}; both must have one dtype", dot.line)
     return Multiply(carried, a, b, a_transposed, b_transposed, dot.line)
 
 
@@ -481,8 +480,8 @@ def sized(places: Places, mapping: Mapping, kernel: KernelLimits) -> dict[str, i
                           f"up rows or columns, a warpgroup has {ROWS}; {rows} are needed")
     most = kernel.most_sums[mapping.warpgroups] // parts // len(places.starts) // 64 * 64
     if most == 0:
-        raise ConfigError(f"{len(places.starts)} cells of sums do not fit in the registers of {mapping.warpgroups} "
-                          f"warpgroups; {kernel.most_sums[1] // 64} do at most")
+        raise ConfigError(f"{len(places.starts)} accumulators do not fit in the registers of {mapping.warpgroups} "
+                          f"warpgroups; at most {kernel.most_sums[1] // 64} do")
     blocks = {m.name: rows, n.name: 64, **{r.index.name: kernel.depth for r in places.loops}}
     blocks.update(mapping.blocks)
     if blocks[m.name] != parts * rows:
@@ -496,7 +495,7 @@ def sized(places: Places, mapping: Mapping, kernel: KernelLimits) -> dict[str, i
                 "64, 128, 192 or 256 is needed" if whole == 64 else f"a multiple of {whole} up to 256 is needed"))
     if blocks[n.name] > max(64, most):
         raise ConfigError(f"Mapping(blocks={{{n.name!r}: {blocks[n.name]}}}, warpgroups={mapping.warpgroups}): with "
-                          f"{len(places.starts)} cells of sums, {most} columns fit in registers")
+                          f"{len(places.starts)} accumulators, {most} columns fit in registers")
     return blocks
 
 
@@ -534,10 +533,9 @@ def allocated(places: Places, mapping: Mapping, outs: dict[str, int], device: De
             offsets[tile.name], at = at, at + size
         rings.append(Ring(rounds, stages[ring], stage_bytes[ring], filled[loop], offsets, barriers[ring]))
     if memory.nbytes > bound:
-        raise ConfigError(f"{', '.join(map(str, stages))} stages of {sum(stage_bytes)} bytes and "
-                          f"results of {sum(outs.values()) + of_columns} need "
-                          f"{memory.nbytes} bytes of shared memory, and {bound} are there; "
-                          "take fewer stages or smaller blocks")
+        raise ConfigError(f"{', '.join(map(str, stages))} stages of {sum(stage_bytes)} bytes and results of "
+                          f"{sum(outs.values()) + of_columns} need {memory.nbytes} bytes of shared memory, but only {bound} "
+                          "are available; use fewer stages or smaller blocks")
     return Allocation(blocks, tuple(rings), places_out, memory.nbytes, clustered(places, mapping), columns,
                       max(1, -(-mapping.band // mapping.cluster.get(places.indices[0].name, 1))), kernel, one_ring)
 

@@ -99,11 +99,11 @@ class ProgramPlan:
         found = [describe(arguments[name], name) for name in self.given]
         for name, info, kind in zip(self.given, found, self._kinds):
             if _kind(info) != kind:
-                raise ValueError(f"{name} is another kind of array ({_kind(info)}) than the plan was made for ({kind}): "
-                                 "shape, strides, dtype, device and alignment are a plan's")
+                raise ValueError(f"{name} is another kind of array ({_kind(info)}) than the plan was made for ({kind}); "
+                                 "shape, strides, dtype, device and alignment must be the same")
         for name, place in self._stored:
             if found[place].readonly:
-                raise ValueError(f"{name} is a result, and read-only; give a writable array")
+                raise ValueError(f"{name} is a result, but it is read-only; give a writable array")
         for one, other in self._apart:
             if _meet(found[one], found[other], *self._ranges[one], *self._ranges[other]):
                 raise shared(self._names[one], self._names[other])
@@ -275,7 +275,7 @@ class ProgramPlan:
 
 
 def shared(one: str, other: str) -> ValueError:
-    return ValueError(f"{one} and {other} share memory, and a result is among them; a result needs memory of its own")
+    return ValueError(f"{one} and {other} share memory, and one of them is a result; a result needs its own memory")
 
 
 def _meet(one: ArrayInfo, other: ArrayInfo, low: int, high: int, other_low: int, other_high: int) -> bool:
@@ -367,8 +367,8 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
     """All passes. Raises ValueError, TypeError and ConfigError before anything is compiled."""
     loop, name = program.traced(arguments), program.function.__name__
     if loop.twice:
-        raise refused(ValueError, "rows and columns of a product are the same block of a round: such programs have a "
-                                  "reference, and no kernel yet", loop.twice)
+        raise refused(ValueError, "rows and columns of a product are the same block of a round; only .reference(...) runs "
+                                  "this", loop.twice)
     infos = {key: describe(x, key) for key, x in arguments.items() if is_array(x)}
     device = device_of(infos)
     if has_rows_alone(loop):
@@ -430,8 +430,8 @@ class GridProblem(MappingProblem):
         for store, root in zip(stores, simplified([store.value for store in stores])):
             made = _element(store, root, places, mapping.warpgroups)
             if stale & set(made.uses):
-                raise refused(ValueError, "sums are read here, and a later loop adds to them: store them when all is "
-                                          "added", store.line)
+                raise refused(ValueError, "an accumulator is read here, but a later loop adds to it; store it after the "
+                                          "last loop", store.line)
             info = self.infos[store.parameter.name]
             for array in made.arrays:
                 _check_read(array, self.infos[array], store.line)
@@ -576,7 +576,7 @@ def _check_indices(names: Iterable[str], indices: list[str]) -> None:
 
 
 def _taken(name: str) -> ValueError:
-    return ValueError(f"{name}: the derived text has this name for its own; call the array, cell or index otherwise")
+    return ValueError(f"{name}: the derived kernel uses this name; rename the array, cell or index")
 
 
 def _check_arrays(infos: dict[str, ArrayInfo], places: Places, kernel: KernelLimits) -> None:
@@ -590,7 +590,7 @@ def _check_launch(infos: dict[str, ArrayInfo], operands: dict[str, str], tile: t
     """Raises ValueError where a kernel cannot bring an operand, a sum goes over nothing, or results share memory."""
     for index in rounds:
         if index.extent.size == 0:
-            raise refused(ValueError, f"{index} goes along {index.extent}: a kernel's sums go over one element or more",
+            raise refused(ValueError, f"{index} is a block of {index.extent}; a kernel sums over at least one element",
                           lines[index.name])
     if 0 not in (index.extent.size for index in tile):
         for name, line in operands.items():
@@ -600,14 +600,14 @@ def _check_launch(infos: dict[str, ArrayInfo], operands: dict[str, str], tile: t
     results = [store.parameter.name for store in stores]
     twice = next((name for name in results if results.count(name) > 1), None)
     if twice is not None:
-        raise refused(ValueError, f"{twice} is stored twice; one store for each result is needed", stores[-1].line)
+        raise refused(ValueError, f"{twice} is stored twice; store each result once", stores[-1].line)
     for store in stores:
         info = infos[store.parameter.name]
         if info.readonly:
-            raise refused(ValueError, f"{store.parameter.name} is a result, and read-only", store.line)
+            raise refused(ValueError, f"{store.parameter.name} is a result, but it is read-only", store.line)
         if info.dtype.name not in ("float16", "bfloat16", "float32"):
-            raise refused(TypeError, f"{store.parameter.name} is of {info.dtype}; results of float16, bfloat16 and float32 "
-                                     "are stored", store.line)
+            raise refused(TypeError, f"{store.parameter.name} has dtype {info.dtype}; a result must be float16, bfloat16 or "
+                                     "float32", store.line)
     for (one, x), (other, y) in combinations(infos.items(), 2):
         if (one in results or other in results) and shares_memory(x, y):
             raise shared(one, other)
@@ -616,7 +616,8 @@ def _check_launch(infos: dict[str, ArrayInfo], operands: dict[str, str], tile: t
 def _check_read(name: str, info: ArrayInfo, line: str) -> None:
     """Raises TypeError for elements that no float32 can meet."""
     if info.dtype.kind == "c" or info.dtype.names is not None:
-        raise refused(TypeError, f"{name} is of {info.dtype}; arrays of real numbers are read where a tile is stored", line)
+        raise refused(TypeError, f"{name} has dtype {info.dtype}; an array "
+                                 "that is read where a tile is stored must be real", line)
 
 
 def _leaves_by_tma(info: ArrayInfo) -> bool:

@@ -94,17 +94,17 @@ def row_program_of(loop: Loop) -> RowProgram:
     for store in stores:
         name, rank = store.parameter.name, len(store.parameter.shape)
         if store.only is not None or tuple(store.key) != made.indices or rank - len(made.indices) not in (0, 1):
-            raise refused(ValueError, f"{name}[{shown(store.key)}] is stored: of functions of rows kernels are derived that "
-                                      f"store rows or a value of each, [{shown(made.indices)}], and without once(...); of "
-                                      "others there is the reference", store.line)
+            raise refused(ValueError, f"{name}[{shown(store.key)}] is stored; a function of rows stores rows or one value "
+                                      f"of each, [{shown(made.indices)}], and without once(...) (only .reference(...) runs "
+                                      "others)", store.line)
         if rank > len(made.indices):
             lengths.setdefault(store.parameter.shape[-1], store.line)
     if len(lengths) > 1:
-        raise refused(ValueError, f"rows of {' and of '.join(map(str, lengths))} elements: kernels are derived of functions "
-                                  "of rows of one length; of others there is the reference", list(lengths.values())[1])
+        raise refused(ValueError, f"rows of {' and of '.join(map(str, lengths))} elements; all rows of a kernel must have "
+                                  "one length (only .reference(...) runs others)", list(lengths.values())[1])
     if not any(is_vector(x) and x.op == "load" for x in walked([store.value for store in stores])):
-        raise refused(ValueError, "no sequential loop, and no row of an array that is read: kernels are derived of products "
-                                  "in rounds and of functions of rows, x[m]", loop.line)
+        raise refused(ValueError, "no sequential loop, and no row of an array is read; a kernel needs products in rounds, "
+                                  "or rows, x[m]", loop.line)
     made.columns = next(iter(lengths))
     return made
 
@@ -117,24 +117,24 @@ def _check(x: Value, program: RowProgram, lengths: dict[int, str]) -> None:
     if x.op == "load":
         parameter, key = x.data
         if not set(key) <= set(program.indices) or len(set(key)) < len(key):
-            raise refused(ValueError, f"{parameter.name}[{shown(key)}]: the index of a function of rows is "
+            raise refused(ValueError, f"{parameter.name}[{shown(key)}]: a function of rows must use the index "
                                       f"{shown(program.indices)}", x.line)
         if np.dtype(parameter.dtype).name not in FLOATS:
-            raise refused(TypeError, f"{parameter.name} is of {parameter.dtype}; functions of rows read float16, bfloat16 "
-                                     "and float32", x.line)
+            raise refused(TypeError, f"{parameter.name} has dtype {parameter.dtype}; a function of rows reads float16, "
+                                     "bfloat16 or float32", x.line)
         program.reads.setdefault(parameter.name, x.line)
     if x.op == "cast" and np.dtype(x.data).name not in FLOATS:
-        raise refused(TypeError, f"astype({np.dtype(x.data)}): functions of rows are computed in float32, and rounded to "
-                                 "float16 or bfloat16 where that is written", x.line)
+        raise refused(TypeError, f"astype({np.dtype(x.data)}): functions of rows compute in float32; astype may round to "
+                                 "float16 or bfloat16", x.line)
     axes = [dim for dim in x.dims if isinstance(dim, Axis)]
     if len(axes) > 1 or len(x.dims) - len(axes) > 1:
-        raise refused(ValueError, f"a value of ({shown(x.dims)}): a function of rows has whole rows, (m, all columns), and "
-                                  "values of rows and of columns", x.line)
+        raise refused(ValueError, f"a value of ({shown(x.dims)}): a function of rows computes with whole rows, (m, all "
+                                  "columns), and with values of rows or columns", x.line)
     for axis in axes:
         lengths.setdefault(axis.size, x.line)
     if x.op.startswith("row") and not isinstance(x.args[0].dims[1], Axis):
         raise refused(ValueError, f"{x.op[3:]}(axis=1) of a value of ({shown(x.args[0].dims)}) goes over "
-                                  f"{x.args[0].dims[1]}: rows are reduced, and do not know of each other", x.line)
+                                  f"{x.args[0].dims[1]}: only rows can be reduced", x.line)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -785,8 +785,8 @@ def _refuse_blocks(mapping: Mapping) -> None:
         value = getattr(mapping, name)
         if value:
             shown = dict(value) if isinstance(value, Names) else value
-            raise ConfigError(f"Mapping({name}={shown!r}): tiles and rounds of products have it, and a function of rows has "
-                              "neither: its rows' length says which threads have a row; leave it out")
+            raise ConfigError(f"Mapping({name}={shown!r}): only products have it; a function of rows takes its mapping from "
+                              "the length of its rows. Leave it out")
 
 
 def _check_places(mapping: Mapping, steps: RowSteps, is_held: bool) -> None:
@@ -797,5 +797,5 @@ def _check_places(mapping: Mapping, steps: RowSteps, is_held: bool) -> None:
             raise ConfigError(f"Mapping(places={{{name!r}: 'registers'}}): the rows that are loaded or mapped are "
                               f"{', '.join(sorted(names))}")
         if not is_held:
-            raise ConfigError(f"Mapping(places={{{name!r}: 'registers'}}): a row is longer than a block's registers, and is "
-                              "loaded anew where it is needed; take shorter rows")
+            raise ConfigError(f"Mapping(places={{{name!r}: 'registers'}}): a row is longer than a block's registers and is "
+                              "loaded again for each use; use shorter rows")

@@ -122,8 +122,8 @@ class ElementFunction:
             self.needs.add("math")
             return f"0.0 if {args[0]} == -math.inf else {args[0]}"
         what = "astype" if x.op == "cast" else {"dot": "a product"}.get(x.op, x.op)
-        raise refused(ValueError, f"{what} where a tile is stored: kernels are derived that compute element by element "
-                                  "there, and round to the result's dtype; of others there is the reference", x.line)
+        raise refused(ValueError, f"{what} where a tile is stored: a kernel computes element by element there, and rounds "
+                                  "to the result's dtype (only .reference(...) runs others)", x.line)
 
     def _leaf(self, x: Value) -> str:
         if x.op == "const":
@@ -155,8 +155,8 @@ class ElementFunction:
                     self.arrays.append(parameter.name)
                 self.places.update(index.name for index in key)
                 return f"{parameter.name}[{', '.join(map(self._in_range, key))}]"
-        raise refused(ValueError, f"{x!r} is read where a tile is stored: sums after their loop, scalars, and elements of "
-                                  "arrays at the tile's places are there", x.line)
+        raise refused(ValueError, f"{x!r} is read where a tile is stored; only accumulators, scalars and array elements of "
+                                  "the tile are available", x.line)
 
     def _in_range(self, index: Index) -> str:
         return index.name if index is self.stack else f"min({self._place(index)}, last_{index.name})"
@@ -219,7 +219,7 @@ def function_of(name: str, root: Value, indices: tuple, cells: dict[Value, str],
             pending += x.args
     made.lines.append(f"return {made.of(root, top=True)}")
     if not made.sums:
-        raise refused(ValueError, "a result that no sums are in; a product's are needed", root.line)
+        raise refused(ValueError, "a result without an accumulator; it must contain a product's", root.line)
     return made
 
 

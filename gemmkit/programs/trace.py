@@ -104,33 +104,35 @@ class Interpreter:
         if isinstance(x, self.kind):
             return x
         if isinstance(x, (bool, np.bool_)):
-            raise refused(TypeError, f"{x!r} is no value of a program, and no condition: conditions compare values, x < y")
+            raise refused(TypeError, f"{x!r} is neither a value of a program nor a condition; a condition compares values: "
+                                     "x < y")
         if getattr(x, "shape", ()) != ():
-            raise refused(TypeError, f"an array of shape {tuple(x.shape)} is no value of a program: arrays are its "
-                                     "arguments, and blocks of them are read, x[m, n]")
+            raise refused(TypeError, f"an array of shape {tuple(x.shape)} is not a value of a program: pass the array as an "
+                                     "argument, and read its blocks, x[m, n]")
         if isinstance(x, (str, complex)) or not hasattr(x, "__float__"):
-            raise refused(TypeError, f"{x!r} is no value of a program: numbers, cells, and elements of array arguments are")
+            raise refused(TypeError, f"{x!r} is not a value of a program; values are numbers, cells and elements of array "
+                                     "arguments")
         return self.constant(x)
 
     def lift(self, x: Any) -> Any:
         """A number, for each of some places. Raises TypeError for what is none."""
         value = self._value(x)
         if self.is_condition(value):
-            raise refused(TypeError, "a condition is no number: choose by it, where(condition, 1.0, 0.0)")
+            raise refused(TypeError, "a condition is not a number: write where(condition, 1.0, 0.0)")
         return value
 
     def condition(self, x: Any) -> Any:
         value = self._value(x)
         if not self.is_condition(value):
-            raise refused(TypeError, "a number is no condition: compare it, x != 0.0; conditions meet in c & d, c "
+            raise refused(TypeError, "a number is not a condition: compare it, x != 0.0; combine conditions with c & d, c "
                                      "| d and ~c")
         return value
 
     def whole(self, x: Parameter) -> Any:
         """An array that is written without indices: all of a vector."""
         if len(x.shape) != 1:
-            raise refused(TypeError, f"{x.name} is of shape {x.shape}: without indices an array with an element for each "
-                                     f"column is read; of others blocks are, {x.name}[m]")
+            raise refused(TypeError, f"{x.name} is of shape {x.shape}: only an array with one element for each column can "
+                                     f"be read without indices; read blocks of others: {x.name}[m]")
         return self.load(x, *x.place(()))
 
     def make(self, op: str, *given: Any) -> Any:
@@ -143,8 +145,8 @@ class Interpreter:
         """Raises ValueError for a number that no float32 is: kernels compare these."""
         for number in map(self.number, args):
             if number is not None and number == number and float(np.float32(number)) != number:
-                raise refused(ValueError, f"{number!r} is no float32, so that nothing equals it: compare with bounds, "
-                                          "abs(x - y) < 1e-6")
+                raise refused(ValueError, f"{number!r} is not a float32, so nothing equals it; compare with bounds: abs(x - "
+                                          "y) < 1e-6")
 
     def number(self, value: Any) -> float | None:
         """What a constant is."""
@@ -175,14 +177,14 @@ class Interpreter:
         if isinstance(inner[0], Axis) and isinstance(inner[1], Axis) and inner[0].size == inner[1].size:
             self.axes.meet(said, *inner, is_contracted=True)
         elif inner[0] != inner[1] and not (isinstance(inner[0], Index) and inner[0].is_block_of(inner[1])):
-            raise refused(ValueError, f"{said()}: the sum goes over {inner[0]} of the one and {inner[1]} of the other, "
-                                      "which must be the same")
+            raise refused(ValueError, f"{said()}: the left operand has {inner[0]} and the right operand has {inner[1]} to "
+                                      "sum over; both must be the same block")
         refuse_parts(said, a.dims[1])
         rows, columns = a.dims[0], b.dims[1]
         if rows == columns:
             if isinstance(rows, Axis) or rows.of_tile:
-                raise refused(ValueError, f"{said()}: rows and columns of the product are the same block of {rows}; go "
-                                          "along them by two loops, or take the array as two arguments")
+                raise refused(ValueError, f"{said()}: rows and columns of the product are the same block of {rows}; use two "
+                                          "loops, or pass the array as two arguments")
             columns = self.twin(rows)
         return self.compute("dot", (a, b), (rows, columns))
 
@@ -193,14 +195,14 @@ class Interpreter:
     def transpose(self, x: Any) -> Any:
         x = self.lift(x)
         if len(x.dims) != 2:
-            raise refused(ValueError, f"the transpose of a value of ({shown(x.dims)}): a matrix is needed")
+            raise refused(ValueError, f"cannot transpose a value of ({shown(x.dims)}); a matrix is needed")
         return self.compute("transpose", (x,), x.dims[::-1])
 
     def along(self, op: str, x: Any, axis: int) -> Any:
         x = self.lift(x)
         if len(x.dims) != 2 or axis not in (0, 1, -1):
-            raise refused(ValueError, f"{op}(axis={axis}) of a value of ({shown(x.dims)}): rows of a matrix are reduced, "
-                                      "axis=1, or its columns, axis=0")
+            raise refused(ValueError, f"{op}(axis={axis}) of a value of ({shown(x.dims)}): axis=1 reduces the rows of a "
+                                      "matrix, axis=0 its columns")
         refuse_parts(lambda: f"{op}(axis={axis})", x.dims[axis])
         x = self.transpose(x) if axis == 0 else x
         return self.compute("row" + op, (x,), x.dims[:1])
@@ -209,8 +211,8 @@ class Interpreter:
         x = self.lift(x)
         dim = x.dims[axis] if len(x.dims) == 2 and axis in (0, 1, -1) else None
         if dim is not None and not isinstance(dim, Axis):
-            raise refused(ValueError, f"mean(axis={axis}) over {dim}: the mean of a row is of all of it; add up the sums of "
-                                      "blocks, and divide behind the loop")
+            raise refused(ValueError, f"mean(axis={axis}) over {dim}: a mean needs the whole row; add up the sums of "
+                                      "blocks, and divide after the loop")
         found = self.along("sum", x, axis)
         return self.make("div", found, x.dims[axis].size)
 
@@ -221,8 +223,8 @@ class Interpreter:
         except TypeError:
             raise refused(TypeError, f"astype({dtype!r}): a dtype is needed, such as a.dtype or \"bfloat16\"") from None
         if found.kind not in "fiu" and found != np.dtype("bfloat16"):
-            raise refused(TypeError, f"astype({dtype!r}): values are real numbers, and rounded to such: float16, "
-                                     "bfloat16, ...")
+            raise refused(TypeError, f"astype({dtype!r}): values are real numbers and can be rounded to float16, bfloat16, "
+                                     "...")
         return self.compute("cast", (x,), x.dims, found)
 
     def full(self, dims: tuple, value: Any) -> Any:
@@ -230,11 +232,11 @@ class Interpreter:
         if wrong is not None or len(dims) not in (1, 2):
             raise refused(TypeError, f"a cell of ({shown(dims)}): one or two blocks or axes are needed, such as zeros(m, n)")
         if isinstance(value, (bool, Term, Parameter)) or not hasattr(value, "__float__"):
-            raise refused(TypeError, f"full(..., {value!r}): a cell begins with a number, which stands last; one that "
-                                     "begins with a value is copy(x)")
+            raise refused(TypeError, f"full(..., {value!r}): the last argument must be a number; to begin with a value "
+                                     "write copy(x)")
         axes = tuple(Axis(d.size, (d.parameter, d.axis)) if isinstance(d, ProgramAxis) else d for d in dims)
         if len(set(axes)) < len(axes):
-            raise refused(ValueError, f"a cell of ({shown(dims)}): rows and columns are two blocks, of two loops")
+            raise refused(ValueError, f"a cell of ({shown(dims)}): its rows and columns must be blocks of two loops")
         return self.filled(axes, float(value))
 
     def where(self, condition: Any, x: Any, other: Any) -> Any:
@@ -253,8 +255,8 @@ class Interpreter:
     def extents(self, given: tuple) -> tuple[ProgramAxis, ...]:
         for extent in given:
             if not isinstance(extent, ProgramAxis):
-                raise refused(TypeError, f"a loop goes along {extent!r}: an axis is needed, such as a.rows, "
-                                         "a.columns, a.count")
+                raise refused(TypeError, f"a loop is over {extent!r}, but an axis is needed, such as a.rows, a.columns, "
+                                         "a.count")
         return given
 
 
@@ -267,8 +269,8 @@ class Along:
     def __iter__(self) -> Iterator[Any]:
         frame = sys._getframe(1)
         if dis.opname[frame.f_code.co_code[frame.f_lasti]] != "GET_ITER":
-            raise refused(TypeError, "rounds and tiles are gone along by for k in gp.sequential(...) alone, not by "
-                                     "enumerate, zip or list; where a block is is gp.place(k)")
+            raise refused(TypeError, "write loops as for k in gp.sequential(...), without enumerate, zip or list; "
+                                     "gp.place(k) is a block's position")
         return self._blocks
 
 
@@ -284,8 +286,8 @@ def called(function: Callable[..., None], given: dict[str, Any], arguments: dict
 def refuse_parts(what: Callable[[], str], dim: Any) -> None:
     """Raises ValueError for a sum over the columns or rows that a tile has of an array: other tiles have the others."""
     if isinstance(dim, Index) and dim.of_tile:
-        raise refused(ValueError, f"{what()} goes over {dim}, of which a tile has a part: what goes over all of an axis "
-                                  "goes along it in rounds, sequential(...), or has tiles of whole rows")
+        raise refused(ValueError, f"{what()} reduces {dim}, but a tile has only a part of it; loop over it with "
+                                  "sequential(...), or use tiles of whole rows")
 
 
 @contextmanager
@@ -326,7 +328,7 @@ def check_length(stop: Any, extent: ProgramAxis) -> Value:
     """The load that a loop's ``stop`` is. Raises TypeError and ValueError, with the user's line, for what is no length of
     all rows of a tile."""
     if isinstance(stop, Parameter):
-        raise refused(TypeError, f"sequential(stop={stop.name}): {stop.name} is of shape {stop.shape}, and a tile has one "
+        raise refused(TypeError, f"sequential(stop={stop.name}): {stop.name} has shape {stop.shape}, and a tile has one "
                                  f"length; {SUCH}")
     found: Any = getattr(stop, "value", None)
     if getattr(found, "op", "") != "load":
@@ -334,12 +336,13 @@ def check_length(stop: Any, extent: ProgramAxis) -> Value:
     parameter, key = found.data
     said = f"sequential(stop={parameter.name}[{shown(key)}])"
     if found.dims:
-        raise refused(ValueError, f"{said} has the dimensions ({shown(found.dims)}): rounds are a whole tile's, so that a "
-                                  "length is one number; what each row sees is a condition of where(...)")
+        raise refused(ValueError, f"{said} has the dimensions ({shown(found.dims)}): all rows of a tile share its rounds, "
+                                  "so a length must be one number; write a limit of each row as a condition of where(...)")
     if np.dtype(parameter.dtype) not in COUNTED:
-        raise refused(TypeError, f"{said} is of {parameter.dtype}: lengths of int32 or int64 are counted")
+        raise refused(TypeError, f"{said} has dtype {parameter.dtype}: lengths must be int32 or int64")
     if extent.stack:
-        raise refused(ValueError, f"{said}: the loop goes along {extent}, one by one; rows and columns have lengths")
+        raise refused(ValueError, f"{said}: the loop is over {extent}, one by one; only loops over rows and columns take "
+                                  "stop=")
     return cast("Value", found)
 
 
@@ -425,8 +428,8 @@ class Tracer(Interpreter):
         loop = self.over.get(value)
         if loop is not None or index is not None:
             name, along = name_here(said) or "acc", index if loop is None else shown(loop.indices)
-            raise refused(ValueError, f"{name_here(said) or 'a value'} is of one round of {along}, which is over: what "
-                                      f"rounds carry is a cell, {name} = gp.zeros(m, n) before the loop, and "
+            raise refused(ValueError, f"{name_here(said) or 'a value'} is of one round of {along}, which is over; to keep a "
+                                      f"value between rounds make a cell, {name} = gp.zeros(m, n) before the loop, and "
                                       f"{name} += ... or {name}[:] = ... in it")
 
     def compute(self, op: str, args: tuple, dims: tuple, data: Any = None) -> Value:
@@ -445,8 +448,8 @@ class Tracer(Interpreter):
 
     def store(self, parameter: Parameter, key: tuple, dims: tuple, value: Value) -> None:
         if self.only is not None and any(index is self.only for index in key):
-            raise refused(ValueError, f"{parameter.name}[{shown(key)}] within once({self.only}): the first block along "
-                                      f"{self.only} would be stored alone")
+            raise refused(ValueError, f"{parameter.name}[{shown(key)}] within once({self.only}): only the first block along "
+                                      f"{self.only} would be stored")
         self.emit(StoreStatement(parameter, key, value, self.only))
 
     def coordinate(self, dim: Any) -> Value:
@@ -454,9 +457,9 @@ class Tracer(Interpreter):
 
     def loop(self, extents: tuple[ProgramAxis, ...], kind: str, stop: Any = None) -> Iterator[Any]:
         if kind == "parallel" and len(self.bodies) > 1:
-            raise refused(ValueError, "parallel(...) within a loop: tiles are the outermost loop")
+            raise refused(ValueError, "parallel(...) inside a loop; it must be the outermost loop")
         if kind == "sequential" and len(self.bodies) == 1:
-            raise refused(ValueError, "sequential(...) outside of parallel(...): rounds are a tile's")
+            raise refused(ValueError, "sequential(...) outside of parallel(...); it must be inside")
         length = None if stop is None else check_length(stop, extents[0])
         indices = tuple(Index(extent, of_tile=kind == "parallel") for extent in extents)
         loop = self.emit(Loop(kind, indices, stop=length))
@@ -527,12 +530,12 @@ def _check_names(now: dict[str, Any], loop: Loop, known: dict[str, Any], names: 
             continue
         at = f"{loop.line.rpartition(':')[0]}:{line}"
         if isinstance(old, Parameter):
-            raise refused(ValueError, f"{name} is an array argument, and {name} = ... gives the name to something else, "
-                                      f"which the next round or tile would find: call that otherwise, or store "
-                                      f"it, {name}[...] = ...", at)
-        raise refused(ValueError, f"{name} is {'bound anew' if isinstance(old, Cell) else 'no cell'}, and the next round "
-                                  f"would not find what this one makes: write {name} = gp.zeros(m, n) before the loop, and "
-                                  f"{name} += ... or {name}[:] = ... in it", at)
+            raise refused(ValueError, f"{name} is an array argument, and {name} = ... rebinds the name, so the next round "
+                                      "or tile would read the new value; use "
+                                      f"another name, or store it: {name}[...] = ...", at)
+        raise refused(ValueError, f"{name} is {'rebound' if isinstance(old, Cell) else 'not a cell'}, so the next round "
+                                  f"would not see this value; write {name} = gp.zeros(m, n) before the loop, and {name} += "
+                                  f"... or {name}[:] = ... in it", at)
 
 
 def _give_names(known: dict[str, Any], loop: Loop, before: list, inside: list[Value]) -> None:
@@ -546,7 +549,7 @@ def _give_names(known: dict[str, Any], loop: Loop, before: list, inside: list[Va
                 began.name = name
     names = [index.name for index in loop.indices]
     if len(set(names)) < len(names) or not all(names):
-        raise refused(ValueError, "each index of a loop needs a variable of its own", loop.line)
+        raise refused(ValueError, "each index of a loop needs its own variable", loop.line)
 
 
 def trace(function: Any, arguments: dict[str, Any]) -> Loop:
@@ -562,17 +565,18 @@ def trace(function: Any, arguments: dict[str, Any]) -> Loop:
         called(function, given, arguments)
         body = tracer.bodies[0]
     if len(tracer.bodies) > 1:
-        raise refused(ValueError, "a loop of a program is left before its end: break and return depend on a round",
+        raise refused(ValueError, "a program's loop must run to its end: break and return depend on a round",
                       tracer.bodies[-2][-1].line)
     tracer.axes.check()
     loops = [x for x in body if isinstance(x, Loop)]
     if len(loops) != 1 or any(isinstance(x, StoreStatement) for x in body):
-        raise refused(ValueError, f"{function.__name__} has {len(loops)} parallel loops: a program is one, and stores in it",
+        raise refused(ValueError, f"{function.__name__} has {len(loops)} parallel loops; a program must have exactly one, "
+                                  "and store inside it",
                       f"{code.co_filename}:{code.co_firstlineno}")
     (loop,) = loops
     if loop.carried:
-        raise refused(ValueError, f"{loop.carried[0].cell!r} is from outside of the tiles, which do not know of each other: "
-                                  "make it within the loop", loop.line)
+        raise refused(ValueError, f"{loop.carried[0].cell!r} is made outside of the tiles, which cannot share it; make it "
+                                  "inside the loop", loop.line)
     _check_stores(loop, code, [name for name, x in given.items() if isinstance(x, Parameter)], tracer.reads)
     _forget_axes(loop)
     loop.twice = tracer.twice
@@ -593,20 +597,20 @@ def _check_stores(loop: Loop, code: CodeType, arrays: list[str], reads: set[str]
     for _, line, name, is_bound in _accesses_of(code):
         if is_bound and name in arrays and name not in results and name not in reads:
             key = ", ".join(index.name for index in loop.indices)
-            raise refused(ValueError, f"{name} is an array argument: {name} = ... gives the name to a value, and stores "
-                                      f"nothing; write {name}[{key}] = ...", f"{code.co_filename}:{line}")
+            raise refused(ValueError, f"{name} is an array argument: {name} = ... only rebinds the name and stores nothing; "
+                                      f"write {name}[{key}] = ...", f"{code.co_filename}:{line}")
     if not stores:
-        raise refused(ValueError, "nothing is stored; a program's results are arguments, y[m] = ...", loop.line)
+        raise refused(ValueError, "nothing is stored; a program stores its results in arguments: y[m] = ...", loop.line)
     for store in stores:
         name = store.parameter.name
         if name in reads:
-            raise refused(ValueError, f"{name} is read and stored; a result needs an array of its own: read what it is made "
-                                      f"of from another argument, {name}[{shown(store.key)}] = acc + c[{shown(store.key)}]",
+            raise refused(ValueError, f"{name} is both read and stored; a result needs its own array. Read the input from "
+                                      f"another argument: {name}[{shown(store.key)}] = acc + c[{shown(store.key)}]",
                           store.line)
         missing = next((x for x in loop.indices if x.stack and not any(y is x for y in store.key)), None)
         if missing is not None and store.only is not missing:
-            raise refused(ValueError, f"{name}[{shown(store.key)}] is stored for each {missing} of {missing.extent}, one "
-                                      f"over the other; a result has a place for each, "
+            raise refused(ValueError, f"{name}[{shown(store.key)}] is stored for each {missing} of {missing.extent}, and "
+                                      "each overwrites the one before; give each its place: "
                                       f"{name}[{shown((missing, *store.key))}]", store.line)
 
 

@@ -68,7 +68,7 @@ class Laid:
         try:
             return cls(Mapping(**plain))
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{plain!r} is no mapping of a program: {error}") from None
+            raise ValueError(f"{plain!r} is not a mapping of a program: {error}") from None
 
 
 class ProgramProblem(MappingProblem):
@@ -129,15 +129,15 @@ class Programmed(Subject):
 
     def __init__(self, program: Any, *arrays: Any, mappings: Iterable[Mapping] | None = None, **components: Any):
         if components.get("mapping") is not None:
-            raise TypeError("tune: mapping= is what is looked for; leave it out, or give mappings=[...] to try")
+            raise TypeError("tune: mapping= is the result of tuning; leave it out, or give mappings=[...] to try")
         components.pop("mapping", None)
         arguments = program.bound(arrays, components)
         self._problem = ProgramProblem(program, arguments)
         self._mappings = None if mappings is None else _checked(mappings)
         self.default = self._problem.default
         if self.default.is_of_rows:
-            raise ConfigError(f"{self.default.name}: a function of rows has one mapping, which its rows' length decides, so "
-                              "that nothing is to be tuned")
+            raise ConfigError(f"{self.default.name}: a function of rows has one mapping, which the length of its rows "
+                              "decides; there is nothing to tune")
         host = next((name for name, info in self.default.given.items() if info.device < 0), None)
         if host is not None:
             raise TypeError(f"{host} is a host array (NumPy); mappings are timed on a GPU")

@@ -130,7 +130,7 @@ def current() -> Any:
     """The interpreter that a program is being called under (`gemmkit.programs.trace`)."""
     found = _current.get()
     if found is None:
-        raise refused(TypeError, "a word of programs is used outside of one: decorate the function with @gk.program")
+        raise refused(TypeError, "gemmkit.programs is used outside of a program; decorate the function with @gk.program")
     return found
 
 
@@ -249,9 +249,9 @@ class Arithmetic:
     # -- what has no meaning before the kernel runs -------------------------------------------------------------------
 
     def __bool__(self) -> bool:
-        raise refused(TypeError, "a program's control flow depends on a value, which is known when the kernel runs and not "
-                                 "when it is derived: if, and, or, not, in and a < b < c ask for it. Choose element by "
-                                 "element, with where(condition, x, y); conditions meet in c & d, c | d and ~c")
+        raise refused(TypeError, "a program's control flow depends on a value, but values are known only when the kernel "
+                                 "runs (if, and, or, not, in and a < b < c need them earlier). Choose with "
+                                 "where(condition, x, y); combine conditions with c & d, c | d and ~c")
 
     def __array_ufunc__(self, function: Any, method: str, *given: Any, **keywords: Any) -> Any:
         """Of a NumPy number and a value the value decides; NumPy's functions compute nothing here."""
@@ -261,12 +261,12 @@ class Arithmetic:
                 return term(UFUNCS[name], *given)
             if name in SWAPPED:
                 return term(SWAPPED[name], *given[::-1])
-        raise refused(TypeError, f"np.{name} computes with arrays, and a value of a program has no numbers before the "
-                                 f"kernel runs: {written(name)}")
+        raise refused(TypeError, f"np.{name} needs numbers, but a value of a program has none before the kernel runs: "
+                                 f"{written(name)}")
 
     def __array_function__(self, function: Any, types: Any, given: Any, keywords: Any) -> NoReturn:
-        raise refused(TypeError, f"np.{function.__name__} computes with arrays, and a value of a program has no numbers "
-                                 f"before the kernel runs: {written(function.__name__)}")
+        raise refused(TypeError, f"np.{function.__name__} needs numbers, but a value of a program has none before the "
+                                 f"kernel runs: {written(function.__name__)}")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -311,7 +311,7 @@ class Symbol:
     instead = ""
 
     def _wrong(self, other: Any = None) -> NoReturn:
-        raise refused(TypeError, f"{self!r} is no number: {self.instead}")
+        raise refused(TypeError, f"{self!r} is not a number: {self.instead}")
 
     def __eq__(self, other: Any) -> bool:
         if _current.get() is not None and not is_ours(sys._getframe(1).f_code) and other is not None:
@@ -416,12 +416,12 @@ class Term(Arithmetic):
         return f"{self!r}{getattr(self.value, 'array', '')}"
 
     def __getitem__(self, key: Any) -> NoReturn:
-        raise refused(TypeError, f"{self!r} has no elements to choose: it is taken as a whole, and array "
-                                 "arguments are indexed")
+        raise refused(TypeError, f"{self!r} cannot be indexed: a value is used "
+                                 "as a whole; only array arguments take indices")
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        raise refused(TypeError, f"{self!r} is assigned to: results are array arguments, d[m, n] = ..., and what rounds "
-                                 "change is a cell, acc = gp.zeros(m, n)")
+        raise refused(TypeError, f"{self!r} cannot be assigned to: store results in array arguments, d[m, n] = ..., and "
+                                 "change cells, acc = gp.zeros(m, n)")
 
 
 class Place(Term):
@@ -455,13 +455,13 @@ class Parameter(Arithmetic):
     def count(self) -> ProgramAxis:
         """Of a stack of matrices, or of vectors."""
         if len(self.shape) < 2:
-            raise refused(ValueError, f"{self.name}.count: {self.name} is of shape {self.shape}, and no stack")
+            raise refused(ValueError, f"{self.name}.count: {self.name} has shape {self.shape}, which is not a stack")
         return ProgramAxis(self.name, 0, self.shape[0], True)
 
     def _extent(self, axis: int) -> ProgramAxis:
         rank = len(self.shape)
         if rank < -axis:
-            raise refused(ValueError, f"{self.name} is of shape {self.shape}, and has no rows: take {self.name}.columns")
+            raise refused(ValueError, f"{self.name} has shape {self.shape} and no rows; use {self.name}.columns")
         return ProgramAxis(self.name, rank + axis, self.shape[axis])
 
     def __getitem__(self, key: Any) -> Any:
@@ -475,19 +475,19 @@ class Parameter(Arithmetic):
 
         value, meets = current().met(said, dims, current().lift(value))
         if set(meets) - set(dims):
-            raise refused(ValueError, f"{said()} has the dimensions ({shown(dims)}), and is given a value of "
-                                      f"({shown(value.dims)}): each element must get one value")
+            raise refused(ValueError, f"{said()} has the dimensions ({shown(dims)}), but the value has "
+                                      f"({shown(value.dims)}); each element must get one value")
         current().store(self, key, dims, value)
 
     def place(self, key: Any) -> tuple[tuple, tuple]:
         """(indices, dimensions of what is there): a stack's index takes its axis away, an axis without index is whole."""
         key = tuple(x.dim if isinstance(x, Place) else x for x in (key if isinstance(key, tuple) else (key,)))
         if len(key) > len(self.shape):
-            raise refused(ValueError, f"{self.name} is of shape {self.shape}, and is given {len(key)} indices")
+            raise refused(ValueError, f"{self.name} has shape {self.shape}, but {len(key)} indices are given")
         for axis, index in enumerate(key):
             if not isinstance(index, Index):
-                raise refused(TypeError, f"{self.name}[...]: index {axis} is {index!r}; the variables of parallel(...) and "
-                                         "sequential(...) are indices")
+                raise refused(TypeError, f"{self.name}[...]: index {axis} is {index!r}; use variables of parallel(...) and "
+                                         "sequential(...) as indices")
             current().use(index, self, axis, key)
         whole = tuple(Axis(size, (self.name, axis)) for axis, size in enumerate(self.shape) if axis >= len(key))
         return key, (*(index for index in key if not index.stack), *whole)
@@ -498,8 +498,8 @@ def joined(op: str, dims: list[tuple]) -> tuple:
     longest: tuple = max(dims, key=len, default=())
     found = tuple(dict.fromkeys((*longest, *(d for each in dims for d in each))))
     if len(found) > 2:
-        raise refused(ValueError, f"{op} of values of ({') and ('.join(map(shown, dims))}): three dimensions or more do not "
-                                  "meet in a matrix")
+        raise refused(ValueError, f"{op} of values of ({') and ('.join(map(shown, dims))}): a matrix has at most two "
+                                  "dimensions")
     return found
 
 
@@ -540,8 +540,8 @@ class Cell(Term):
     def _put(self, value: Any) -> None:
         value, meets = current().met(lambda: "a cell", self.value.dims, value)
         if set(meets) - set(self.value.dims):
-            raise refused(ValueError, f"a cell of ({shown(self.value.dims)}) is given a value of ({shown(value.dims)}): "
-                                      "what rounds carry keeps its dimensions")
+            raise refused(ValueError, f"a cell of ({shown(self.value.dims)}) is given a value of ({shown(value.dims)}); a "
+                                      "cell must keep its dimensions")
         self.value = current().fitted(value, self.value.dims)
 
 
@@ -565,7 +565,7 @@ AxisSymbol = tuple[str, int]
 
 
 def _stands(index: Index, at: AxisSymbol, key: tuple) -> str:
-    return f"{at[0]}[{shown(key)}]: {index} goes along {index.extent}, and axis {at[1]} of {at[0]}"
+    return f"{at[0]}[{shown(key)}]: {index} is a block of {index.extent}, used here for axis {at[1]} of {at[0]}"
 
 
 class Axes:
@@ -596,17 +596,17 @@ class Axes:
         if index.is_over:
             raise refused(ValueError, f"{name}[{shown(key)}]: the loop of {index} is over")
         if sum(other is index for other in key) > 1:
-            raise refused(ValueError, f"{name}[{shown(key)}]: {index} stands there twice, and a block has rows and columns "
-                                      "of its own; go along them by two loops")
+            raise refused(ValueError, f"{name}[{shown(key)}]: {index} is used twice, but rows and columns must be different "
+                                      "blocks; use two loops")
         if extent.size != parameter.shape[axis]:
-            raise refused(ValueError, f"{_stands(index, at, key)} has {parameter.shape[axis]} elements")
+            raise refused(ValueError, f"{_stands(index, at, key)} ({parameter.shape[axis]} elements)")
         uses = self._uses.setdefault(index, {})
         if at not in uses:
             uses[at] = key, line_here()
         if name != extent.parameter:
             if any(other == name and where != axis for other, where in uses):
-                raise refused(ValueError, f"{name}[{shown(key)}]: {index} stands on two axes of {name}, and goes along "
-                                          f"{extent}; where {name} is square, make it of {name}.rows or {name}.columns")
+                raise refused(ValueError, f"{name}[{shown(key)}]: {index} is used for two axes of {name}, but is a block of "
+                                          f"{extent}; if {name} is square, loop over {name}.rows or {name}.columns")
             self.join((extent.parameter, extent.axis), at)
 
     def check(self) -> None:
@@ -615,8 +615,8 @@ class Axes:
             own = index.extent.parameter, index.extent.axis
             for at, (key, line) in uses.items():
                 if at[0] == own[0] and at != own and own not in uses:
-                    raise refused(ValueError, f"{_stands(index, at, key)} is another one: equal lengths do not make them "
-                                              "the same", line)
+                    raise refused(ValueError, f"{_stands(index, at, key)}, which is another axis: equal lengths do not make "
+                                              "axes the same", line)
 
     # -- whole axes ---------------------------------------------------------------------------------------------------
 
@@ -626,7 +626,7 @@ class Axes:
         if x.of is None or y.of is None or x == y:
             return
         if x.of[0] == y.of[0] and not is_contracted and not self.are_same(x.of, y.of):
-            raise refused(ValueError, f"{what()}: {x} meets {y}, and equal lengths do not make them the same")
+            raise refused(ValueError, f"{what()}: {x} is combined with {y}: equal lengths do not make axes the same")
         self.join(x.of, y.of)
 
     def renamed(self, what: Callable[[], str], dims: tuple, other: tuple) -> tuple:

@@ -332,7 +332,7 @@ class WgmmaSpec:
         if isinstance(self.N, bool) or not isinstance(self.N, int) or self.N % 8 or not 8 <= self.N <= 256:
             raise ValueError(f"wgmma: N is {self.N!r}; a multiple of 8 from 8 to 256 is needed")
         if self.a in _INT8 and self.N % 16 and self.N > 24:
-            raise ValueError(f"wgmma: N is {self.N}; of integers 8, 24 and the multiples of 16 up to 256 can be had")
+            raise ValueError(f"wgmma: N is {self.N}; for integers it must be 8, 24 or a multiple of 16 up to 256")
         for name, major in (("a_major", self.a_major), ("b_major", self.b_major)):
             if major not in ("K", "MN"):
                 raise ValueError(f'wgmma: {name} is {major!r}; "K" or "MN" is needed')

@@ -139,14 +139,14 @@ def check_aligned(info: ArrayInfo, name: str) -> None:
     >>> check_aligned(ArrayInfo(0x1002, (8,), (1,), np.dtype("f4"), 0, False, "cai"), "bias")
     Traceback (most recent call last):
     ...
-    ValueError: bias is at address 0x1002, which is no multiple of 4 bytes, the size of a float32; pass a copy
+    ValueError: bias is at address 0x1002, which is not a multiple of 4 bytes, the size of a float32; pass a copy
     """
     size = part_bytes(info.dtype)
     if info.pointer % size and 0 not in info.shape:
         what = f"a {info.dtype}" if size == info.dtype.itemsize else f"a part of a {info.dtype}"
         raise ValueError(
-            f"{name} is at address {info.pointer:#x}, which is no multiple of {size} bytes, the size of {what}; "
-            "pass a copy"
+            f"{name} is at address {info.pointer:#x}, which is not a multiple of {size} bytes, the size of {what}; pass a "
+            "copy"
         )
 
 

@@ -197,19 +197,19 @@ def _read_torch(x: Any, name: str) -> ArrayInfo:
     if x.is_conj() or x.is_neg():
         lazily, resolve = ("conjugated", "resolve_conj") if x.is_conj() else ("negated", "resolve_neg")
         raise ValueError(
-            f"{name} is a lazily {lazily} view, its memory holds other values; pass {name}.{resolve}()"
+            f"{name} is a lazily {lazily} view, so its memory holds other values; pass {name}.{resolve}()"
         )
     dtype = _from_torch().get(x.dtype)
     if dtype is None:
         raise ValueError(
-            f"{name} has dtype {x.dtype}, which NumPy and ml_dtypes do not know; convert it with .to()"
+            f"{name} has dtype {x.dtype}, which NumPy and ml_dtypes do not have; convert it with .to()"
         )
     try:
         pointer = x.data_ptr()
     except RuntimeError as error:  # of torch.func.vmap, or of torch.compile
         raise ValueError(
-            f"{name} is a {type(x).__name__} without memory of its own; take gemmkit.torch.matmul, or make an "
-            "operator of the call (gemmkit.torch.op)"
+            f"{name} is a {type(x).__name__} without memory; use gemmkit.torch.matmul, or make an operator with "
+            "gemmkit.torch.op"
         ) from error
     return ArrayInfo(pointer, tuple(x.shape), x.stride(), dtype, x.get_device(), False, "torch")
 
@@ -294,8 +294,8 @@ def _refuse_strides(name: str, strides: Sequence[int], dtype: np.dtype[Any]) -> 
     if not strides:
         return ()
     raise ValueError(
-        f"{name} has strides {tuple(strides)} bytes, which are no multiples of its itemsize {dtype.itemsize} "
-        f"({dtype}); pass a copy, e.g. {name}.copy()"
+        f"{name} has strides {tuple(strides)} bytes, which are not multiples of its itemsize {dtype.itemsize} ({dtype}); "
+        f"pass a copy, e.g. {name}.copy()"
     )
 
 
@@ -310,7 +310,7 @@ def _contiguous(shape: Extents) -> Extents:
 
 def _native(dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
     if not dtype.isnative:
-        raise ValueError(f"{name} has dtype {dtype.str}, of foreign byte order; convert it with .astype")
+        raise ValueError(f"{name} has dtype {dtype.str}, in another byte order; convert it with .astype")
     return dtype
 
 

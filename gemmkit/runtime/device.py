@@ -286,8 +286,8 @@ def gpu(text: str) -> DeviceInfo:
     found = re.fullmatch(r"(sm_\d+a?)(?::(\d+))?", text)
     named = found and (GPUS.get(found[1]) or GPUS.get(f"{found[1]}a"))
     if not found or not named or found[2] == "0":
-        raise ValueError(f"{text!r} is no GPU that kernels can be compiled for: one of {', '.join(GPUS)} is needed, "
-                         "with :COUNT for another number of multiprocessors (sm_90a:114)")
+        raise ValueError(f"{text!r} is not a GPU that kernels can be compiled for: one of {', '.join(GPUS)} is needed, with "
+                         ":COUNT for another number of multiprocessors (sm_90a:114)")
     if found[2] is None or int(found[2]) == named.sm_count:
         return named
     return dataclasses.replace(named, name=f"a GPU of {named.arch_name}", sm_count=int(found[2]))

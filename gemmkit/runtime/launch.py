@@ -548,7 +548,7 @@ def _allocated(size: int, data: np.ndarray | None) -> int:
     with _beside_captures():
         status, pointer = driver.cuMemAlloc(size)
         if int(status) != 0:
-            raise MemoryError(f"the CUDA driver answered {status.name} to a workspace of {size} bytes; take fewer splits")
+            raise MemoryError(f"the CUDA driver answered {status.name} to a workspace of {size} bytes; use fewer splits")
         if data is not None and data.nbytes:
             data = np.ascontiguousarray(data)
             status, stream = driver.cuStreamCreate(int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
@@ -598,7 +598,7 @@ def check_residency(kernel: Any, ordinal: int, blocks: int, threads: int, shared
             most, how = int(held) * device.current().sm_count, f"{held} a multiprocessor"
     if blocks > most:
         raise LaunchError(f"{blocks} blocks of {threads} threads wait for each other, and the device holds {most} at once "
-                          f"({how}); take fewer splits, or StreamK(blocks=...)")
+                          f"({how}); use fewer splits, or StreamK(blocks=...)")
 
 
 def cluster_config(blocks: int, threads: int, shared_bytes: int, cluster: int) -> Any:

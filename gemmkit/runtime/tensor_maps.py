@@ -83,7 +83,7 @@ def why_not(info: ArrayInfo, axis: int) -> str | None:
     >>> from gemmkit.runtime.arrays import ArrayInfo
     >>> odd = ArrayInfo(4096, (8, 9), (9, 1), np.dtype("f2"), 0, False, "cupy")
     >>> why_not(odd, 1)
-    'its stride along axis 0 is 18 bytes, no multiple of 16'
+    'its stride along axis 0 is 18 bytes, not a multiple of 16'
 
     Of a stack's first matrix (``info.steps``) it is asked for all.
     """
@@ -98,7 +98,7 @@ def why_not(info: ArrayInfo, axis: int) -> str | None:
     if 0 in info.shape:
         return "it is empty"
     if info.pointer % _ALIGNMENT:
-        return f"it begins at an address that is no multiple of {_ALIGNMENT} bytes"
+        return f"it begins at an address that is not a multiple of {_ALIGNMENT} bytes"
     reach = info.shape[axis] * size
     for other, (extent, stride) in enumerate(zip(info.shape, info.strides)):
         if extent > _MAX_EXTENT:
@@ -111,7 +111,7 @@ def why_not(info: ArrayInfo, axis: int) -> str | None:
         elif stride <= 0:
             return f"its stride along axis {other} is {stride}, not positive"
         elif stride * size % _ALIGNMENT:
-            return f"its stride along axis {other} is {stride * size} bytes, no multiple of {_ALIGNMENT}"
+            return f"its stride along axis {other} is {stride * size} bytes, not a multiple of {_ALIGNMENT}"
         elif stride * size >= _MAX_STRIDE:
             return f"its stride along axis {other} is {stride * size} bytes, not below {_MAX_STRIDE}"
         elif stride * size < reach:

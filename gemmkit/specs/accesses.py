@@ -280,7 +280,7 @@ def permuted(step: steps.TileStep, count: int) -> list[int]:
     numbers = [int((step.swizzle or nodes.same)(n)) for n in range(count)]
     if sorted(numbers) != list(range(count)):
         twice = next((n for n in numbers if numbers.count(n) > 1), max(numbers))
-        raise step.refuse(f".swizzle is no permutation of {count} workers: number {twice} is "
+        raise step.refuse(f".swizzle is not a permutation of {count} workers: number {twice} is "
                           f"{'of several' if numbers.count(twice) > 1 else 'of none of them'}")
     return numbers
 

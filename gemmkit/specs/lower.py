@@ -211,9 +211,9 @@ class SpecKernel:
         for name, form, array in zip(self.names, self.forms, arrays):
             info = describe(array, name)
             if len(info.shape) != form.rank or any(e not in (None, size) for e, size in zip(form.extents, info.shape)):
-                raise ValueError(f"{name} is of shape {info.shape}, and its type is {form}")
+                raise ValueError(f"{name} has shape {info.shape}, and its type is {form}")
             if info.dtype != form.dtype:
-                raise TypeError(f"{name} is of {info.dtype}, and its type is {form}")
+                raise TypeError(f"{name} has dtype {info.dtype}, and its type is {form}")
         self._kernel.run([ArrayParameter(array, name) for array, name in zip(arrays, self.names)], stream)
 
     def compile(self, *orders: str) -> Code:
@@ -549,7 +549,7 @@ def _check_workers(step: steps.TileStep, level: str, count: int, tile: tuple[int
     if there is None:
         state.threads = there = count * each
         if there > MOST_THREADS:
-            raise step.refuse(f"{there} threads are needed, and a block has {MOST_THREADS} at most; take larger tiles")
+            raise step.refuse(f"{there} threads are needed, and a block has {MOST_THREADS} at most; use larger tiles")
     workers = there if level == AT_WARP else there // each
     if count != workers:
         raise step.refuse(f"{count} tiles for {workers} of {at}; give tiles so that each has one")
@@ -566,8 +566,8 @@ def _how(step: steps.TileStep, name: str, form: Form, level: str, tile: tuple[in
             if state.is_through:
                 return accesses.owned(step, rest, tile, level, HOME[form.memory])
             owner = HOME[form.memory]
-            raise step.refuse(f"{name} is shared out in {form.memory}, a part for each {owner}; tiles of it in turn come "
-                              f"after .to({owner})")
+            raise step.refuse(f"{name} is divided in {form.memory}, with a part for each {owner}; its tiles come after "
+                              f".to({owner})")
         return "offset"
     if form.memory == FR and step.level == AT_THREAD:
         raise step.refuse(f"{name} is in fragments, which are a warp's; its tiles end .to(Warp)")
@@ -658,7 +658,7 @@ def _move(schedule: Any, step: steps.Move, rest: tuple, operands: list[OperandFo
     if step.prefetch:
         raise step.refuse(".prefetch is for the moves of A and B right behind a .split, both of them")
     if level == KERNEL:
-        raise step.refuse(f"{step.memory} is no memory of a {level}; move behind .to(Block)")
+        raise step.refuse(f"{step.memory} is not memory of a {level}; move after .to(Block)")
     place = place_of(step, operand, step.implementation.steps, level, state, operands[-1])
     how = _lower(step.implementation, step.implementation.steps, [operand, place.operand], level, state)
     changed = [place.operand if n == step.operand else x for n, x in enumerate(operands)]
@@ -678,7 +678,7 @@ def _accumulate(schedule: Any, step: steps.Accumulate, rest: tuple, operands: li
                 state: WalkState) -> LoweredPart:
     a, b, c = operands
     if level == KERNEL:
-        raise step.refuse(f"{step.memory} is no memory of a {level}; accumulate behind .to(Block)")
+        raise step.refuse(f"{step.memory} is not memory of a {level}; accumulate after .to(Block)")
     place = place_of(step, c, step.begin.steps, level, state, c)
     accesses.check(step, rest, c.form.extents, level)
     before = state.cursor

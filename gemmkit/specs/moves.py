@@ -194,7 +194,7 @@ def _fragments(shared_name: str, shared: Form, fragment_name: str, fragment: For
             swizzle = f" {shared.swizzle}" if shared.swizzle.terms else ""
             yield f"the layout {shared.layout}{swizzle} has no leading dimension"
         elif math.gcd(found[1] * shared.itemsize, 16) != 16:
-            yield f"the layout {shared.layout} has lines of {found[1]} elements, which are no multiple of 16 bytes"
+            yield f"the layout {shared.layout} has lines of {found[1]} elements, which is not a multiple of 16 bytes"
 
 
 @atomic("Move")
@@ -441,7 +441,7 @@ class WalkState:
         self.shared_bytes = max(self.shared_bytes, nbytes)
         if nbytes > H100.shared_memory_per_block:
             raise step.refuse(f"{nbytes} bytes of shared memory are needed, and a block has {H100.shared_memory_per_block}; "
-                              "take smaller tiles")
+                              "use smaller tiles")
 
 
 class OperandPlace(NamedTuple):
@@ -483,7 +483,7 @@ def role_of(step: Any, operand: OperandForm, extents: tuple, state: WalkState) -
         raise step.refuse(f"no wmma instruction multiplies {state.input} and adds up {state.accumulator}; they take float16 "
                           "(sums of float32 or float16) and bfloat16 (float32)")
     if extents[0] % 16 or extents[1] % 16:
-        raise step.refuse(f"{extents[0]} x {extents[1]} elements a warp are no whole fragments of 16 x 16")
+        raise step.refuse(f"{extents[0]} x {extents[1]} elements of a warp are not whole fragments of 16 x 16")
     return replace(role, order=None) if name == "c" else role
 
 

@@ -103,7 +103,7 @@ def _sizes(a: ArrayInfo, b: ArrayInfo) -> tuple[int, int, int]:
     if a.shape[1] != b.shape[0]:
         raise ValueError(f"a is {a.shape[0]} x {a.shape[1]} and b is {b.shape[0]} x {b.shape[1]}: a's columns are b's rows")
     if a.dtype != b.dtype:
-        raise TypeError(f"a is of {a.dtype} and b of {b.dtype}; convert one of them")
+        raise TypeError(f"a has dtype {a.dtype} and b has {b.dtype}; convert one of them")
     return a.shape[0], b.shape[1], a.shape[1]
 
 

@@ -98,7 +98,7 @@ class EpilogueRecipe(NamedTuple):
         for stage in self.model.stages():
             kind = type(stage).__qualname__
             if stage.writes:
-                return f"{kind} writes an array beside D"
+                return f"{kind} writes another array than D"
             if stage.finishes_blocks or stage.is_last or stage.neighbours > 1 or stage.stores_itself:
                 return f"{kind} sees more than one element of D"
             if type(stage).__call__ is Epilogue.__call__ and not stage.passes_on:
@@ -550,8 +550,8 @@ def recorded(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
                          "PyTorch's current stream; use torch.cuda.stream(...)")
     for name, x in (("a", a), ("b", b), ("c", c)):
         if x is not None and not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name} is {type(x).__name__}, and beside it is a tensor that requires a gradient; give "
-                            "tensors of PyTorch's (a matrix with structure: make an operator by gemmkit.torch.op)")
+            raise TypeError(f"{name} is {type(x).__name__}, and another operand is a tensor that requires a gradient; give "
+                            "PyTorch tensors (for a matrix with structure, make an operator with gemmkit.torch.op)")
     if conf is None and not keywords and c is None:
         return _matmul(a, b, None)
     derivative = _derivative(conf, keywords)

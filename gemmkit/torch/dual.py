@@ -172,7 +172,7 @@ class DualTensor:
 
     def __pow__(self, other: Any) -> DualTensor:
         if isinstance(other, DualTensor):
-            raise TypeError("a power of which the exponent is no constant; write exp(log(x) * y)")
+            raise TypeError("a power whose exponent is not a constant; write exp(log(x) * y)")
         return self.chain(self.value ** other, other * self.value ** (other - 1))
 
     def __neg__(self) -> DualTensor:

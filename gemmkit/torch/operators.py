@@ -120,7 +120,7 @@ class ProductOperator:
         """D of tensors; recorded where one of them requires a gradient."""
         if len(operands) != len(self.recipe.names):
             raise TypeError(f"{self.name} takes a, b{''.join(', ' + name for name in self.recipe.names)} and c=; got "
-                            f"{len(operands)} operands behind a and b")
+                            f"{len(operands)} operands after a and b")
         if not self._says_dtypes:
             (a, b, c), operands = (found := autocast(a, b, c, *operands))[:3], found[3:]
         return self.of_one_dtype(a, b, c, *operands)
@@ -204,8 +204,8 @@ class ProductOperator:
         out, kept = self._allocate_keeping(a, b, c, *operands)
         if self.derivative.keeps == "index":
             if c is not None:
-                raise ValueError(f"c of {self.name}: what was there before may decide an element, which has no k; take "
-                                 "the minimum or maximum of C and the product by PyTorch")
+                raise ValueError(f"c of {self.name}: what was there before may decide an element, which has no k; use the "
+                                 "minimum or maximum of C and the product by PyTorch")
             select(a, b, operator=self.derivative.semiring, out=out, index=kept)
         else:
             self._launch(a, b, c, out, Store(kept) | self.epilogue_of(operands))

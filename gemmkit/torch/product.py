@@ -308,7 +308,7 @@ def result_shape(a: Any, b: Any, a_form: str, b_form: str) -> tuple[Any, ...]:
     of_a, of_b = shape_of(a, a_form, "a"), shape_of(b, b_form, "b")
     if of_a[-1] != of_b[-2]:
         raise ValueError(f"a has shape {tuple(a.shape)} and b has shape {tuple(b.shape)}: a has {of_a[-1]} columns and b "
-                         f"{of_b[-2]} rows; both are K")
+                         f"{of_b[-2]} rows; both must be K")
     if len(of_a) == 2 or len(of_b) == 2:                    # (`broadcast_shapes` takes 10 us for nothing)
         return (*of_a[:-2], *of_b[:-2], of_a[-2], of_b[-1])
     try:
@@ -350,7 +350,7 @@ def result_dtype(a: Any, b: Any, dtype: Any) -> Any:
     common = torch.promote_types(a.dtype, b.dtype)
     if dtype is not None and common.is_complex and not dtype.is_complex:
         raise TypeError(f"dtype={dtype}: the product of {a.dtype} and {b.dtype} is complex, and its imaginary part would be "
-                        "lost; take a complex dtype, or .real of the result")
+                        "lost; use a complex dtype, or .real of the result")
     return common if dtype is None else dtype
 
 

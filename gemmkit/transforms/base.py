@@ -31,8 +31,8 @@ def takes_coordinates(function: Any, what: str) -> bool:
 def check_of_elements(function: Any, what: str) -> None:
     """Raise TypeError for an epilogue that sees more than an element, or stores D: as a function of one it does nothing."""
     if getattr(function, "finishes_blocks", False) or getattr(function, "stores_itself", False):
-        raise TypeError(f"{what}({function!r}): it is no function of an element (it sees rows, neighbours or parts of D, or "
-                        "stores D); give it as the epilogue of a product, alone or in a chain by |")
+        raise TypeError(f"{what}({function!r}): it is not a function of one element (it sees rows, neighbours or parts of "
+                        "D, or stores D); give it as the epilogue of a product, alone or in a chain by |")
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ class Candidate:
         True
         """
         if not isinstance(plain, dict):
-            raise ValueError(f"{plain!r} is no mapping")
+            raise ValueError(f"{plain!r} is not a mapping")
         held = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
         kinds: dict[str, Any] = {"kernel": str, "schedule": str, "boxed": str, "splits": (int, str), "block": 3, "warp": 2,
                                  "lanes": 2, "cluster": 2}
@@ -159,11 +159,11 @@ class Candidate:
             fits = (isinstance(value, tuple) and len(value) == kind and all(type(n) is int for n in value)
                     if isinstance(kind, int) else isinstance(value, kind) and not isinstance(value, bool))
             if name not in _NAMES or not fits:
-                raise ValueError(f"{plain!r} is no mapping: {name}={value!r}")
+                raise ValueError(f"{plain!r} is not a mapping: {name}={value!r}")
         if held.get("boxed", "a") not in ("a", "b"):
-            raise ValueError(f"{plain!r} is no mapping: boxed is 'a' or 'b'")
+            raise ValueError(f"{plain!r} is not a mapping: boxed is 'a' or 'b'")
         if not {"kernel", "block"} <= set(held):
-            raise ValueError(f"{plain!r} is no mapping: kernel and block are needed")
+            raise ValueError(f"{plain!r} is not a mapping: kernel and block are needed")
         return cls(**cast(Any, held))
 
 

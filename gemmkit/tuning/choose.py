@@ -201,7 +201,7 @@ def by_precision(precision: Any, asked: Asked, device: DeviceInfo) -> Operator:
     if not {a, b} <= {*of[precision][0]}:
         raise ValueError(f"precision={precision!r}: {of[precision][1]} operands are needed; a is {a}, b {b}")
     if asked.sums.accumulator != F32:
-        raise ConfigError(f"precision={precision!r}: sums are float32, and the result is asked to hold more; leave it out")
+        raise ConfigError(f"precision={precision!r}: accumulators are float32, but the result holds more; leave it out")
     return sm90.narrow(asked, device, promote=False) or MMAOp(dtype=a, b_dtype=b)
 
 

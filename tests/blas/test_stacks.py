@@ -371,7 +371,7 @@ def test_refusals(what: str) -> None:
 
 
 @pytest.mark.parametrize(("make", "words"), [
-    (lambda memory: WHERE(memory, (2, 3, 4, 6), (0, 96, 24, 4)), ("c has strides (0, 24, 6, 1)", "share memory", "each is written")),
+    (lambda memory: WHERE(memory, (2, 3, 4, 6), (0, 96, 24, 4)), ("c has strides (0, 24, 6, 1)", "share memory", "the kernel writes each")),
     (lambda memory: WHERE(memory, (2, 3, 4, 6), (288, 92, 24, 4)), ("c has strides (72, 23, 6, 1)", "share memory")),
     (lambda memory: WHERE(memory, (2, 3, 4, 6), (288, 96, 24, 4), writeable=False), ("c is read-only", "give a writable array")),
 ])

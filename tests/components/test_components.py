@@ -388,7 +388,7 @@ class Dependent(gk.Component):
 def test_a_property_cannot_depend_on_a_runtime_field(name: str) -> None:
     space: dict[str, Any] = {}
     exec(f"def kernel(out, c): out[0] = c.{name}", space)
-    with pytest.raises(TypeError, match=r"a property of a component.*may not depend on the runtime field Dependent.alpha"):
+    with pytest.raises(TypeError, match=r"a property that.*may not depend on the runtime field Dependent.alpha"):
         component = Dependent(1.5)
         assert getattr(component, name) is not None                 # a value that was asked for in Python is no constant
         compiled(space["kernel"], Out((1,), np.float64), component)

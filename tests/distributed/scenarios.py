@@ -198,7 +198,7 @@ def check_ring(rank: int) -> None:
     assert torch.equal(d, (a[:, :, None] + b[None]).amin(1).split(2)[rank])
     half, other = whole(0, 2, 4, dtype=torch.float16), whole(1, 4, 2, dtype=torch.float16)
     assert torch.equal(gd.ring_matmul(half.split(1)[rank], other.split(2)[rank]), (half @ other).split(1)[rank])
-    refused(ValueError, "both are K", lambda: gd.ring_matmul(a, b))
+    refused(ValueError, "both must be K", lambda: gd.ring_matmul(a, b))
     refused(gk.ConfigError, "sees coordinates", lambda: gd.ring_matmul(
         a.split(2)[rank], b.split(3)[rank], transform_global_to_shared_a=gk.transforms.Map(lambda x, m, k: x * k)))
 
@@ -222,8 +222,8 @@ def check_matrices(rank: int) -> None:
     assert torch.equal(d.local, (tall @ b + whole(4, 130, 3)).relu().split(65)[rank]) and d.lengths == (65, 65)
     assert torch.equal(cut(a, "rows").T.local, a.split(3)[rank].mT) and cut(a, "rows").T.shape == (6, 5)
     refused(TypeError, "gemmkit.matmul multiplies", lambda: gk.plan(cut(a, "rows"), b.numpy()))
-    refused(ValueError, "share a out by rows", lambda: gk.matmul(cut(a, "columns"), cut(b, "columns"), epilogue=ReLU()))
-    refused(ValueError, "both are K", lambda: gd.explain(cut(a, "rows"), b[1:]))
+    refused(ValueError, "share a by rows", lambda: gk.matmul(cut(a, "columns"), cut(b, "columns"), epilogue=ReLU()))
+    refused(ValueError, "both must be K", lambda: gd.explain(cut(a, "rows"), b[1:]))
     refused(ValueError, "'rows', 'columns' or 'all'", lambda: cut(a, "K"))
     refused(ValueError, "lengths=", lambda: gd.DistributedMatrix(a, "rows", lengths=(1, 2)))
 

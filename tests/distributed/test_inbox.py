@@ -206,4 +206,4 @@ def test_a_trial_finds_what_does_not_come(monkeypatch: pytest.MonkeyPatch, repla
     assert transport._tried(boxes[1]) is None
     memory[1][boxes[1].flag_bytes(2) + SLOT] = 77                          # what rank 0 pushed is not what lies there
     replaced(Inbox, "begin", lambda box: None)
-    assert "found [77, 2] behind the flags" in (transport._tried(boxes[1]) or "")
+    assert "found [77, 2] after the flags" in (transport._tried(boxes[1]) or "")

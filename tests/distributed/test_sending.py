@@ -90,6 +90,6 @@ def test_a_configuration_and_an_operator_are_refused() -> None:
     with gk.emulate():
         conf = gk.plan(np.asarray(a), np.asarray(b)).config
         given = dict(operator=conf.operator)
-        with pytest.raises(gk.ConfigError, match="operator: it is given beside conf"):
+        with pytest.raises(gk.ConfigError, match="operator: it is given with conf"):
             gates.of(a, b, None, None, conf, given)
         assert beside(conf, given) == {} and beside(None, given) is given

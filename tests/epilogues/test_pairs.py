@@ -274,7 +274,7 @@ CALLS_PACKED: dict[str, tuple[Any, type[Exception], str]] = {
     "a configuration's, with another epilogue": (
         lambda out: gk.matmul(A, B, out=out, epilogue=epilogues.ReLU(), conf=config("multistage on the ordinary units", d=RowMajor("uint8"),
                                                                                     epilogue=Pack(two))),
-        gk.ConfigError, "it is what epilogues.Pack stores into"),
+        gk.ConfigError, "only epilogues.Pack stores into"),
 }
 
 

@@ -455,7 +455,7 @@ CALLS: dict[str, tuple[Any, type[Exception], str]] = {
                                            | RowReduce(rows(), "sum") | RowReduce(rows(), "sum")), gk.ConfigError,
                      "a launch may have 4 reductions; this is one more"),
     "in a group": (lambda out: grouped([A], [B], epilogue=RowReduce(out, "sum")), gk.ConfigError,
-                   "the products of a group have rows of their own each"),
+                   "a group cannot reduce"),
     "combine of one": (lambda out: Combine(lambda a: a, 0), TypeError, r"it takes 1 arguments; f\(a, b\), a function of two states"),
     "of of two": (lambda out: Combine(lambda a, b: a, 0, of=lambda x, m: x), TypeError, r"f\(x\) or f\(x, m, n\)"),
     "parts of an identity": (lambda out: Combine(lambda a, b: a, (0, 0)), ValueError, r"identity=\(0, 0\)\): it has 2 parts, and a state of dtype=None has 1"),

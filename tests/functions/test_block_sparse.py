@@ -180,7 +180,7 @@ def test_plans_take_other_masks(machine: Any, rng: np.random.Generator) -> None:
         for mask in masks:
             d = plan(gk.functions.BlockSparse(put(x), put(mask), (16, 8)), put(b))
             assert np.array_equal(machine.numpy(d), np.where(np.repeat(mask[0], 8), x, 0) @ b)
-        with pytest.raises(ValueError, match="no BlockSparse, and the plan was made with one"):
+        with pytest.raises(ValueError, match="no BlockSparse, but the plan was made with one"):
             plan(put(x), put(b))
         with pytest.raises(ValueError, match="the mask of a BlockSparse differs from the plan's"):
             plan(gk.functions.BlockSparse(put(x), put(np.ones((1, 2), bool)), (16, 16)), put(b))
@@ -251,7 +251,7 @@ def test_clusters_whose_blocks_may_differ() -> None:
     size = conf.block_shape.size
     a = gk.functions.BlockSparse(np.ones((4 * size.M, size.K), F16), np.ones((4, 1), bool), (size.M, size.K))
     with gk.emulate(), pytest.raises(gk.ConfigError, match="blocks of a cluster compute the same k-tiles, and the condition may "
-                                     r"differ between them; take Tile\(M=1, N=1\)"):
+                                     r"differ between them; use Tile\(M=1, N=1\)"):
         gk.matmul(a, np.ones((size.K, 16), F16), conf=conf)
 
 
@@ -294,7 +294,7 @@ class Sometimes(Condition):
 def test_another_condition_beside_it() -> None:
     given, b = gk.functions.BlockSparse(A, MASK, (16, 8)), np.ones((16, 2), F32)
     for fields in (dict(condition=Sometimes()), dict(conf=simt(condition=Sometimes()))):
-        with gk.emulate(), pytest.raises(TypeError, match="condition is given beside an operand that has one"):
+        with gk.emulate(), pytest.raises(TypeError, match="condition is given with"):
             gk.matmul(given, b, **fields)
 
 

@@ -457,8 +457,8 @@ def test_a_stack_beside_a_vector_is_one_product(a: tuple[int, ...], b: tuple[int
     ((4,), (4, 3), None, (1, 3), ("out has shape (1, 3)", "the result has (3,)")),
     ((4,), (4,), None, (1,), ("out has shape (1,)", "the result has ()")),
     ((3, 4), (4,), (3, 1), None, ("c has shape (3, 1)", "the result has (3,)")),
-    ((4,), (), None, None, ("b has shape ()", "a number is no operand")),
-    ((), (4,), None, None, ("a has shape ()", "a number is no operand")),
+    ((4,), (), None, None, ("b has shape ()", "a product takes no number as an operand")),
+    ((), (4,), None, None, ("a has shape ()", "a product takes no number as an operand")),
 ])
 def test_vectors_that_do_not_fit(a: Any, b: Any, c: Any, out: Any, says: tuple[str, ...]) -> None:
     written = None if out is None else poison(out, F32)

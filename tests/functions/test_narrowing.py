@@ -110,7 +110,7 @@ def test_refused(name: str, world: Any) -> None:
     with pytest.raises(gk.ConfigError) as caught:
         world(*dtypes, **components)
     told = str(caught.value)
-    assert told.startswith(("out (global_d_layout", "shared_d_layout")) and "take epilogues.Saturate(" in told
+    assert told.startswith(("out (global_d_layout", "shared_d_layout")) and "use epilogues.Saturate(" in told
 
 
 def test_a_plain_product_is_refused_as_a_configuration() -> None:

@@ -365,8 +365,8 @@ class Turned(RowFunction):
 
 @pytest.mark.parametrize("call,error,words", [
     (lambda: gk.softmax([[1.0]]), TypeError, "x must be"),
-    (lambda: gk.softmax(X.astype(int)), TypeError, "x is of int64; float16, bfloat16, float32 or float64 is needed"),
-    (lambda: gk.softmax(X, out=X.astype(complex)), TypeError, "out is of complex128"),
+    (lambda: gk.softmax(X.astype(int)), TypeError, "x has dtype int64; float16, bfloat16, float32 or float64 is needed"),
+    (lambda: gk.softmax(X, out=X.astype(complex)), TypeError, "out has dtype complex128"),
     (lambda: gk.softmax(np.float32(1)), TypeError, "x must be"),
     (lambda: gk.softmax(np.zeros((), F32)), ValueError, "x has no axis"),
     (lambda: gk.softmax(X, out=np.zeros((6, 4), F32)), ValueError, r"out has shape \(6, 4\); x has \(4, 6\)"),
@@ -378,8 +378,8 @@ class Turned(RowFunction):
     (lambda: gk.layernorm(X, eps=math.nan), ValueError, "eps=nan: a finite number is needed"),
     (lambda: gk.softmax(X, scale=1e39), ValueError, r"scale=1e\+39: a finite number of float32 is needed.*x of float32"),
     (lambda: gk.rmsnorm(X.astype(F16), eps=1e39), ValueError, r"eps=1e\+39: a finite number of float32"),
-    (lambda: gk.layernorm(X, X[0] + 2j, X[0]), TypeError, "gamma is of complex64; rows are real"),
-    (lambda: gk.layernorm(X, X[0], X[0] + 2j), TypeError, "beta is of complex64"),
+    (lambda: gk.layernorm(X, X[0] + 2j, X[0]), TypeError, "gamma has dtype complex64; it must be real"),
+    (lambda: gk.layernorm(X, X[0], X[0] + 2j), TypeError, "beta has dtype complex64"),
     (lambda: gk.rowwise(X, Turned()), ComponentError, "Turned.__call__ returned complex64.*\n.*\n.*\n.*a real number is needed"),
     (lambda: gk.layernorm(X, np.ones(6, F32)), ValueError, "gamma is given alone; give gamma and beta"),
     (lambda: gk.layernorm(X, beta=np.ones(6, F32)), ValueError, "beta is given alone"),

@@ -49,8 +49,8 @@ RULES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "one stage": (dict(stages=1), ("stages=1", "2 to 8 stages")),
     "no stage": (dict(stages=0), ("stages=0",)),
     "nine stages": (dict(stages=9), ("stages=9", "2 to 8 stages")),
-    "producer warps": (dict(producer_warps=4), ("producer_warps=4", "kernel='multistage' it is 0")),
-    "schedule": (dict(schedule="pingpong"), ("schedule='pingpong'", "it is 'cooperative'")),
+    "producer warps": (dict(producer_warps=4), ("producer_warps=4", "kernel='multistage' it must be 0")),
+    "schedule": (dict(schedule="pingpong"), ("schedule='pingpong'", "it must be 'cooperative'")),
     "cluster": (dict(cluster=Tile(M=2, N=1)), ("cluster=Tile(M=2, N=1)", "kernel='multistage'")),
     "splits": (dict(splits=0), ("splits=0",)),
     "splits that cannot merge": (dict(operator=Largest(16, 16), steps=16, splits=2), ("splits=2", "merges = True", "splits=1")),
@@ -90,7 +90,7 @@ def test_gpus_before_the_kernel() -> None:
     """The single-stage kernel is on older GPUs, too."""
     conf = mapping(FPUOp(16, 16), steps=16)
     for refused in (lambda: mapping(FPUOp(16, 16), steps=16, device=VOLTA), lambda: conf.check_device(VOLTA), lambda: compile_config(conf, device=VOLTA)):
-        with pytest.raises(gk.ConfigError, match=r"kernel='multistage': it needs compute capability 7.5, and a V100 has 7.0; take kernel='singlestage'"):
+        with pytest.raises(gk.ConfigError, match=r"kernel='multistage': it needs compute capability 7.5, and a V100 has 7.0; use kernel='singlestage'"):
             refused()
     for device in (T4, A10):
         conf.check_device(device)
@@ -110,7 +110,7 @@ def test_gpus_before_every_kernel(kernel: str) -> None:
                                                (operators.COMPLEX.with_base(MMAOp(dtype="f8", K=4)), "FPUOp")], ids=repr)
 def test_operators_that_a_t4_lacks(operator: Any, instead: str) -> None:
     """The refusal names a shape of the same dtypes that the GPU has."""
-    with pytest.raises(gk.ConfigError, match=rf"operator=.*its instructions need compute capability \d.0, and a T4 has 7.5; take {instead}$"):
+    with pytest.raises(gk.ConfigError, match=rf"operator=.*its instructions need compute capability \d.0, and a T4 has 7.5; use {instead}$"):
         mapping(operator, device=T4)
 
 
@@ -251,9 +251,9 @@ CASES: dict[str, tuple[str, dict[str, Any], str, str]] = {       # name: (schedu
     "depth": ("one", dict(block_shape=T(M=64, N=32, K=24)), "block_shape=Tile(M=64, N=32, K=24)", "operator's 16"),
     "promotion": ("one", dict(operator=WGMMAOp(32, E4M3, promote=96)), "operator=WGMMAOp(32", "multiple of the block's K=128"),
     "registers": ("one", dict(operator=WGMMAOp(256), block_shape=T(M=128, N=256, K=64)), "compute_warp=Tile(M=128",
-                  "256 registers of sums, and 192 is the limit"),
+                  "256 registers of accumulators, but 192 is the limit"),
     "registers of four warpgroups": ("three", dict(operator=WGMMAOp(256), stages=2), "operator=WGMMAOp(",
-                                     "take a smaller N, or fewer warps"),
+                                     "use a smaller N, or fewer warps"),
     "plain shared": ("one", dict(shared_a_layout=Padded(RowMajor(F16_OF_SM90_RULES), 8)), "shared_a_layout=Padded", "layouts.Swizzled"),
     "panels": ("one", dict(shared_a_layout=Swizzled(RowMajor(F16_OF_SM90_RULES), 128), depth=32), "shared_a_layout=Swizzled",
                "panels are 64 elements wide"),
@@ -268,9 +268,9 @@ CASES: dict[str, tuple[str, dict[str, Any], str, str]] = {       # name: (schedu
     "panels of d": ("one", dict(operator=WGMMAOp(8), shared_d_layout=Swizzled(RowMajor(F32_OF_SM90_RULES), 64)), "shared_d_layout=Swizzled",
                     "panels are 16 elements wide"),
     "narrow panels of d": ("one", dict(d=RowMajor("f8"), shared_d_layout=Swizzled(RowMajor("f8"), 32)), "shared_d_layout=Swizzled",
-                           "take a wider one"),
+                           "use a wider one"),
     "epilogue": ("one", dict(epilogue=OwnBlocks()), "epilogue=OwnBlocks()", "override finish or tile, or use MMAOp"),
-    "condition": ("one-2x1", dict(condition=Sometimes()), "cluster=Tile(M=2, N=1)", "take Tile(M=1, N=1)"),
+    "condition": ("one-2x1", dict(condition=Sometimes()), "cluster=Tile(M=2, N=1)", "use Tile(M=1, N=1)"),
     "types": ("one", dict(global_a_layout=RowMajor(F32_OF_SM90_RULES)), "global_a_layout=RowMajor('float32')", "transform_global_to_shared_a"),
 }
 
@@ -286,7 +286,7 @@ def test_a_rule(name: str) -> None:
 
 
 def test_another_operator() -> None:
-    with pytest.raises(ConfigError, match=r"^operator=MMAOp\(.*multiplies with WGMMAOp; take it, or kernel='singlestage'"):
+    with pytest.raises(ConfigError, match=r"^operator=MMAOp\(.*multiplies with WGMMAOp; use it, or kernel='singlestage'"):
         dataclasses.replace(mapping_of_sm90_rules("one"), operator=MMAOp())
 
 
@@ -306,7 +306,7 @@ def test_the_operator_and_the_shared_layouts_agree(name: str) -> None:
 
 
 def test_shared_memory_is_counted() -> None:
-    with pytest.raises(ConfigError, match=r"block_shape=.* needs \d+ bytes of shared memory .*take smaller tiles"):
+    with pytest.raises(ConfigError, match=r"block_shape=.* needs \d+ bytes of shared memory .*use smaller tiles"):
         mapping_of_sm90_rules("one", stages=32)
     most = mapping_of_sm90_rules("one")
     assert most.spec().shared_bytes <= H100.shared_memory_per_block and most.stages > 2

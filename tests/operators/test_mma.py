@@ -138,7 +138,7 @@ def test_complex_numbers_in_float64(machine: Any, trans: str, rng: np.random.Gen
 # -- what there is not ------------------------------------------------------------------------------------------------
 
 def test_8_bit_elements_lie_along_k() -> None:
-    with pytest.raises(gk.ConfigError, match="shared_a_layout.*contiguous along K only; take Padded"):
+    with pytest.raises(gk.ConfigError, match="shared_a_layout.*contiguous along K only; use Padded"):
         mapping(MMAOp(dtype="i1"), shared_a_layout=Padded(ColMajor("i1"), 16))
     assert isinstance(mapping(MMAOp(dtype="i1")).shared_b_layout.layout, ColMajor)
 

@@ -71,7 +71,7 @@ def test_unknown_operands_are_refused() -> None:
 def test_a_device_that_lacks_the_instructions() -> None:
     turing = replace(H100, name="a Turing", arch=(7, 5))
     with pytest.raises(gk.ConfigError, match=r"operator=MMAOp\(\): its instructions need compute capability 8.0, and a "
-                                             r"Turing has 7.5; take MMAOp\(K=8\) or FPUOp"):
+                                             r"Turing has 7.5; use MMAOp\(K=8\) or FPUOp"):
         compile_config(configuration(), device=turing)
 
 

@@ -295,7 +295,7 @@ def by_lines_and_by_columns(a: Any, b: Any, d: Any, y: Any) -> None:
 @pytest.mark.parametrize("function, words, shapes", [
     (of_another, "a sum of columns in rounds", None), (largest, r"not sums of products, of rows or of columns alone \(max\)", None),
     (by_every_tile, r"columns' within once\(m\)", None),
-    (before_the_last, "a later loop adds to them", None), (sums_alone, "a result that no sums are in", None),
+    (before_the_last, "a later loop adds to it", None), (sums_alone, "a result without an accumulator; it must contain", None),
     (of_a_left_operand, "a sum of rows in rounds", ((48, 40), (48, 56), (40, 56), (56,))),
     (by_lines_and_by_columns, "of columns and of lines", ((40, 48), (48, 56), (40, 56), (56, 48)))],
     ids=lambda x: getattr(x, "__name__", ""))
@@ -316,7 +316,7 @@ def test_names_and_room() -> None:
                 acc += kept_y[m, k] @ b[k, n]
             d[m, n] = acc
 
-    with pytest.raises(ValueError, match="kept_y: the derived text has this name"):
+    with pytest.raises(ValueError, match="kept_y: the derived kernel uses this name"):
         gk.program(kept_y).plan(A, B, D)
     with pytest.raises(gk.ConfigError, match="results of 16640 need"):                  # 128 x 64 of float16, 64 of float32
         listing.product_and_columns.plan(A, B, D, Y, mapping=gk.Mapping({"m": 128, "n": 64}, shared_bytes=40_000))
@@ -327,8 +327,8 @@ def test_names_and_room() -> None:
 
 
 @pytest.mark.parametrize("function, words", [
-    (lambda s, c, out: s - s.max(axis=0), "a reduction over rows, axis=0"),
-    (lambda s, c, out: s - s.T.sum(axis=1), "a reduction over rows, axis=0 or of a transpose")])
+    (lambda s, c, out: s - s.max(axis=0), "a reduction with axis=0"),
+    (lambda s, c, out: s - s.T.sum(axis=1), "a reduction with axis=0, or of a transpose")])
 def test_tiles_of_whole_rows_have_no_columns(function: Any, words: str) -> None:
     @gk.program
     def chained(a: Any, b: Any, c: Any, d: Any) -> None:

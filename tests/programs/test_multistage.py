@@ -213,12 +213,12 @@ A, B, D = np.zeros((40, 48), F16), np.zeros((48, 56), F16), np.zeros((40, 56), F
 
 
 @pytest.mark.parametrize("said, words", [
-    (dict(cluster={"m": 2}), "multicast, which this kernel has not"), (dict(ahead=True), "ahead=True, kernel='multistage'"),
+    (dict(cluster={"m": 2}), "multicast, which this kernel does not"), (dict(ahead=True), "ahead=True, kernel='multistage'"),
     (dict(across=True), "across=True, kernel='multistage'"), (dict(turns=True), "warps need no turns"),
     (dict(blocks={"m": 64}), "so 128 are needed, or 256"), (dict(blocks={"m": 256, "n": 192}), "128 columns fit"),
     (dict(blocks={"k": 48}), "a multiple of 32 up to 256"), (dict(blocks={"n": 96}), "64, 128, 192 or 256"),
     (dict(stages=1), "filled while another is read, so 2"), (dict(blocks={"k": 128}, stages=16), "bytes of shared memory"),
-    (dict(splits=2), "take smaller blocks, or gemmkit.matmul"), (dict(descending=True), "tiles of whole rows")])
+    (dict(splits=2), "use smaller blocks, or gemmkit.matmul"), (dict(descending=True), "tiles of whole rows")])
 def test_mappings_of_tiles_that_cannot_be(said: dict[str, Any], words: str) -> None:
     with pytest.raises(gk.ConfigError, match=words):
         listing.gemm.plan(A, B, D, mapping=gk.Mapping(**said, kernel="multistage"))
@@ -257,7 +257,7 @@ def test_operands_that_cannot_be_copied() -> None:
         listing.gemm.plan(np.zeros((40, 47), F16), np.zeros((47, 56), F16), D, mapping=mapping)
     with pytest.raises(ValueError, match="b is an operand.*not contiguous along axis 1"):
         listing.gemm.plan(A, np.zeros((56, 48), F16).T, D, mapping=mapping)
-    with pytest.raises(ValueError, match="copy_blocks: the derived text has this name"):
+    with pytest.raises(ValueError, match="copy_blocks: the derived kernel uses this name"):
         named(gk.Mapping(kernel="multistage"))
     named(gk.Mapping())                                # which no other text has
 

@@ -194,14 +194,14 @@ def test_names_that_a_text_has_too(drawn: Any) -> None:
         for m in gp.parallel(moments.rows):
             y[m] = moments[m]
 
-    with pytest.raises(ValueError, match="moments: the derived text has this name for its own"):
+    with pytest.raises(ValueError, match="moments: the derived kernel uses this name for its own"):
         gk.program(taken).plan(X, Y)
 
     def part(part_0: Any, y: Any) -> None:
         for m in gp.parallel(part_0.rows):
             y[m] = part_0[m]
 
-    with pytest.raises(ValueError, match="part_0: the derived text has this name for its own"):
+    with pytest.raises(ValueError, match="part_0: the derived kernel uses this name for its own"):
         gk.program(part).plan(X, Y)
 
 
@@ -276,11 +276,11 @@ def in_double(x: Any, y: Any) -> None:
 
 
 REFUSED = [
-    (over_rows, r"sum\(axis=0\) goes over .*of which a tile has a part"), (over_the_block, "rows are computed as they lie|goes over"),
-    (product, "products of whole rows are taken in rounds"), (read_and_stored, "y is read and stored"),
-    (stored_once, "would be stored alone"), (stored_twice, "stored twice"), (nothing_stored, "nothing is stored"),
-    (nothing_read, "no row of an array that is read"), (a_mean_of_blocks, "the mean of a row is of all of it"),
-    (a_matrix_without_indices, r"of others blocks are, x\[m\]"), (in_double, "computed in float32")]
+    (over_rows, r"sum\(axis=0\) reduces .*but a tile has only a part"), (over_the_block, "rows are computed as they lie|reduces"),
+    (product, "products of whole rows are taken in rounds"), (read_and_stored, "y is both read and stored"),
+    (stored_once, "only the first block along"), (stored_twice, "stored twice"), (nothing_stored, "nothing is stored"),
+    (nothing_read, "no row of an array is read"), (a_mean_of_blocks, "a mean needs the whole row"),
+    (a_matrix_without_indices, r"read blocks of others: x\[m\]"), (in_double, "computed in float32")]
 
 
 @pytest.mark.parametrize("function, words", REFUSED, ids=lambda x: getattr(x, "__name__", ""))
@@ -316,13 +316,13 @@ def test_places_of_rows() -> None:
 
 
 def test_arrays_that_cannot_be() -> None:
-    with pytest.raises(TypeError, match="x is of float64; functions of rows read float16, bfloat16"):
+    with pytest.raises(TypeError, match="x has dtype float64; a function of rows reads float16, bfloat16"):
         listing.softmax.plan(X.astype(float), Y)
-    with pytest.raises(TypeError, match="y is of int32"):
+    with pytest.raises(TypeError, match="y has dtype int32"):
         listing.softmax.plan(X, Y.astype(np.int32))
     with pytest.raises(ValueError, match="x and y share memory"):
         listing.softmax.plan(X, X)
-    with pytest.raises(ValueError, match="y is a result, and read-only"):
+    with pytest.raises(ValueError, match="y is a result, but it is read-only"):
         listing.softmax.plan(X, np.broadcast_to(Y[:1], Y.shape))
     with pytest.raises(TypeError, match="with gemmkit.emulate"):
         listing.softmax(X, Y)

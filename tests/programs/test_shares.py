@@ -113,7 +113,7 @@ def test_names() -> None:
     for mapping in (SPLIT, open_):
         assert check(called_as_the_text, arrays, mapping).merge is not None
     assert check(called_as_ranges, arrays, open_).merge is None
-    with pytest.raises(ValueError, match="n_share: the derived text has this name"):
+    with pytest.raises(ValueError, match="n_share: the derived kernel uses this name"):
         called_as_ranges.plan(*arrays, mapping=SPLIT)
 
 

@@ -30,8 +30,8 @@ def test_what_tma_takes(array: ArrayInfo, axis: int) -> None:
 
 
 @pytest.mark.parametrize(("array", "axis", "why"), [
-    (info((8, 16), (16, 1), pointer=4104), 1, "begins at an address that is no multiple of 16"),
-    (info((8, 9), (9, 1)), 1, "stride along axis 0 is 18 bytes, no multiple of 16"),
+    (info((8, 16), (16, 1), pointer=4104), 1, "begins at an address that is not a multiple of 16"),
+    (info((8, 9), (9, 1)), 1, "stride along axis 0 is 18 bytes, not a multiple of 16"),
     (info((8, 16), (16, 1)), 0, r"not contiguous along axis 0 \(stride 16\)"),
     (info((8, 16), (32, 2)), 1, r"not contiguous along axis 1 \(stride 2\)"),
     (info((8, 16), (0, 1)), 1, "stride along axis 0 is 0, not positive"),

@@ -101,7 +101,7 @@ def test_notation_says_all(of: Shape) -> None:
 
 @pytest.mark.parametrize("text", ["(16,16)", "[16,", "[a:b]", "[1:2:3]", "[]", ""])
 def test_no_notation(text: str) -> None:
-    with pytest.raises(ShapeError, match="is no shape"):
+    with pytest.raises(ShapeError, match="is not a shape"):
         Shape.parse(text)
 
 

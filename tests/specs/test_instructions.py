@@ -278,7 +278,7 @@ def test_table_2(name: str, given: tuple) -> None:
     (("Move", WARP, T[8].fp16.GL, T[8].fp16.RF), "32 threads execute it, not 1"),
     (("Move", WARP, T[16, 16].fp16.SH.tile(1, 8).inner, T[2, 2].fp16.RF.tile(1, 2)), r"destination is \[2,1\].\[1,2\].fp16.RF, not \[2,2\].\[1,2\]"),
     (("Move", WARP, T[16, 16].fp16.SH.stored("[(16,16):(20,1)]").tile(1, 8).inner, T[2, 4].fp16.RF.tile(1, 2)), "a row is not 16 bytes of neighbours, aligned"),
-    (("Move", WARP, T[16, 16].fp16.SH.stored("[(16,16):(20,1)]"), fragment("a")), "no multiple of 16 bytes"),
+    (("Move", WARP, T[16, 16].fp16.SH.stored("[(16,16):(20,1)]"), fragment("a")), "not a multiple of 16 bytes"),
     (("Move", WARP, TILE, fragment("a", "col")), "the fragment is of a tile in col order"),
     (("Move", WARP, fragment("a"), TILE), "of an input, not of sums"),
     (("CopyAsync", THREAD, T[1].fp16.GL, T[1].fp16.SH), "are 2 bytes, not 4, 8 or 16"),

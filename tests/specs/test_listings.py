@@ -170,7 +170,7 @@ def test_figure_8(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(("arrays", "words"), [
     ((np.zeros((32, 32), "f2"),) * 2, "takes 3 arrays, not 2"),
     ((np.zeros((32, 16), "f2"),) * 3, r"A is of shape \(32, 16\), and its type is \[32,32\].fp16.GL"),
-    ((np.zeros((32, 32), "f4"),) * 3, "A is of float32"),
+    ((np.zeros((32, 32), "f4"),) * 3, "A has dtype float32"),
 ])
 def test_arrays_that_are_not_of_their_types(arrays: tuple, words: str) -> None:
     with gk.emulate(), pytest.raises((TypeError, ValueError), match=words):

@@ -213,7 +213,7 @@ def test_an_epilogue_that_shares_out_otherwise() -> None:
 
 
 def test_a_swizzle_that_is_no_permutation() -> None:
-    with pytest.raises(ScheduleError, match=r"(?s)swizzle is no permutation of 32 workers: number \d+ is of several.*schedules\.py:\d+"):
+    with pytest.raises(ScheduleError, match=r"(?s)swizzle is not a permutation of 32 workers: number \d+ is of several.*schedules\.py:\d+"):
         product(maxwell(swizzle=lambda i: i & 15))
     with pytest.raises(ScheduleError, match="number 32 is of none of them"):
         product(maxwell(swizzle=lambda i: i + 1))
@@ -289,20 +289,20 @@ CALLED = [
     (lambda: block().split(8).move(A, SH, Move.tile(1, 8).to(Thread).done).prefetch.done, "right behind a .split, both of them"),
     (lambda: block().move(A, SH, Move.tile(1, 8).to(Thread).done).prefetch.done, "right behind a .split, both of them"),
     (lambda: block().split(8).move(A, SH, Move.done).prefetch.no_sync.move(B, SH, Move.done).no_sync.prefetch.done, r"move\(B, .*\.no_sync of both leaves out the barrier"),
-    (lambda: shared(lambda s: s.swizzle(lambda i: i & 63)), r"\.move\(B, SH, \.\.\.\): \.swizzle: it is no permutation of 512 offsets: 0 and 64 both go to 0"),
-    (lambda: shared(lambda s: s.swizzle(lambda i: i + 1)), "no permutation of 512 offsets: 511 goes to 512"),
+    (lambda: shared(lambda s: s.swizzle(lambda i: i & 63)), r"\.move\(B, SH, \.\.\.\): \.swizzle: it is not a permutation of 512 offsets: 0 and 64 both go to 0"),
+    (lambda: shared(lambda s: s.swizzle(lambda i: i + 1)), "not a permutation of 512 offsets: 511 goes to 512"),
     (lambda: shared(lambda s: s.swizzle(lambda i: (i + 4) % 512)), "it is no XOR of an offset's bits: 0 goes to 4"),
     (lambda: shared(lambda s: s.swizzle(lambda i: i ^ (i >> 6 & 2))), "takes 16 bytes apart, 4 elements that one access moves: from 2 on"),
     (lambda: shared(lambda s: s.pad(3).swizzle(XOR)), r"\.swizzle\(XOR\) is of lines of 32 bytes and more, a power of two apart"),
     (lambda: shared(lambda s: s.layout("[(8,32):(32,1)]")), r"is of 8 x 32, and the tile is 8 x 64"),
     (lambda: shared(lambda s: s.layout("[(8,64):(32,1)]")), "has two elements in one place"),
-    (lambda: shared(lambda s: s.layout("(8,64)")), "is no shape; write"),
+    (lambda: shared(lambda s: s.layout("(8,64)")), "is not a shape; write"),
     (lambda: shared(lambda s: s.layout("[(8,64):(64,1)]").pad(4)), r"leave out \.storage and \.pad"),
     (lambda: block(64, 64).tile(32, 32).done, "no instruction is a Block's"),
     (lambda: base().tile(1024, 1024).to(Block).split(64).move(A, SH, Move.tile(32, 64).to(Warp).tile(1, 2).to(Thread).done).tile(32, 32).done, "bytes of shared memory"),
     (lambda: sums(Init.tile(32, 64).to(Warp).tile(8, 4).to(Thread).tile(1, 1).unroll.done).split(8).tile(32, 64).to(Warp).tile(8, 8).to(Thread).done, "Init allocates 8 x 4 elements a Thread, and the product has 64"),
     (lambda: sums(Init.tile(32, 64).to(Warp).done).split(8).done, "how many elements each Thread has is not said"),
-    (lambda: sums().split(8).tile(8, 8).done, r"c is shared out in RF, a part for each Thread; tiles of it in turn come after \.to\(Thread\)"),
+    (lambda: sums().split(8).tile(8, 8).done, r"c is divided in RF, with a part for each Thread; its tiles come after \.to\(Thread\)"),
     (lambda: sums(Init.tile(32, 64).to(Warp).tile(16, 16).unroll.done, FR).split(16).tile(32, 64).to(Warp).done, "no wmma instruction multiplies float32"),
     (lambda: sums().split(8).tile(32, 64).to(Warp).tile(8, 8).to(Thread).done, "is no instruction. Decompose it further"),
 ]

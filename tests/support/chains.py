@@ -268,7 +268,7 @@ def drawn_lengths(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[st
 
 #: Programs whose rounds are not split, and what they are told.
 NO_SHARES = {"decayed": "shows a row nothing", "bounded_weights": "is not what their rounds in a row make of them",
-             "mlp": "goes along a stack", "softmax_gemm": "largest: the derived text has this name"}
+             "mlp": "goes along a stack", "softmax_gemm": "largest: the derived kernel uses this name"}
 
 
 def drawn_shares(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any]]:

@@ -361,7 +361,7 @@ def test_candidates_are_configurations(dtype: str, sizes: tuple[int, int, int], 
                                    {"kernel": "multistage", "block": [64, 64, 32], "stages": True},
                                    {"kernel": "multistage", "block": [64, 64, 32], "nanoseconds": 1}], ids=str)
 def test_what_is_no_candidate(plain: Any) -> None:
-    with pytest.raises(ValueError, match="is no mapping"):
+    with pytest.raises(ValueError, match="is not a mapping"):
         Candidate.of_plain(plain)
 
 
@@ -437,7 +437,7 @@ def test_a_link_is_not_followed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("mapping", "message"), [
-    ({"kernel": "multistage"}, "is no mapping: kernel and block are needed"),
+    ({"kernel": "multistage"}, "is not a mapping: kernel and block are needed"),
     (dataclasses.replace(ONE, block=(64, 64, 24)).plain(), "the default is taken instead"),
     (dataclasses.replace(ONE, kernel="fourstage").plain(), "the default is taken instead"),
 ], ids=str)

@@ -257,7 +257,7 @@ def test_a_chain_has_orders_to_try(folder: Path, measured: Any) -> None:
     assert {"Mapping({'n': 96})", "Mapping(warpgroups=1)", "Mapping(ahead=False)", "Mapping(descending=False)"} <= set(names)
     assert "Mapping(descending=True)" not in names                          # the default again
     (longest,) = (row for row in found.rows if row.name == "Mapping(longest_first=True)")
-    assert "tiles do not get longer" in str(longest.error)
+    assert "the length of a tile does not grow" in str(longest.error)
     assert found.mapping.stages != 0 and found.mapping.ahead is not None     # all is said
 
 
@@ -319,8 +319,8 @@ def test_an_entry_that_no_kernel_takes(folder: Path, measured: Any) -> None:
     (file,) = (folder / "tuned").glob("*.json")
     held = json.loads(file.read_text())
     (entry,) = held["entries"].values()
-    for mapping, words in (({"blocks": {"n": 72}}, "the default is taken instead"), ({"evil": 1}, "is no mapping of a program"),
-                           ([1], "is no mapping of a program")):
+    for mapping, words in (({"blocks": {"n": 72}}, "the default is taken instead"), ({"evil": 1}, "is not a mapping of a program"),
+                           ([1], "is not a mapping of a program")):
         entry["mapping"] = mapping
         file.write_text(json.dumps(held))
         with pytest.warns(RuntimeWarning, match=words):
@@ -459,7 +459,7 @@ def test_bad_calls_of_programs(folder: Path) -> None:
         listing.gemm.tune(*product(m=0))
     with pytest.raises(ValueError, match="budget=-1"):
         listing.gemm.tune(*product(), budget=-1)
-    with pytest.raises(TypeError, match="mapping= is what is looked for"):
+    with pytest.raises(TypeError, match="mapping= is the result of tuning"):
         gk.tune(listing.gemm, *product(), mapping=gk.Mapping())
     with pytest.raises(TypeError, match="the call has an argument of this name"):
         gk.program(lambda a, budget: None)                                  # type: ignore[misc]

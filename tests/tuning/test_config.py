@@ -171,7 +171,7 @@ RULES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "mem thread": (dict(mem_cd_warp=Tile(M=1, N=128), mem_cd_thread=Tile(M=1, N=3)),
                    ("mem_cd_thread=Tile(M=1, N=3)", "mem_cd_warp=Tile(M=1, N=128)", "N=128 is not a multiple of 3")),
     "dtype of a": (dict(global_a_layout=RowMajor("f4")), ("global_a_layout=RowMajor('float32')", "takes a as float16",
-                                                          "nothing is converted silently", "transform_global_to_shared_a")),
+                                                          "gemmkit converts nothing silently", "transform_global_to_shared_a")),
     "shared dtype": (dict(shared_b_layout=Padded(RowMajor("f4"), 4)),
                      ("shared_b_layout=Padded(RowMajor('float32'), 4)", "MMAOp() loads float16")),
     "wmma accumulators": (dict(operator=WMMAOp(), shared_d_layout=Padded(RowMajor("f2"), 8)),

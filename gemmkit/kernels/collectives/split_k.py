@@ -268,8 +268,8 @@ def reduction_of(spec: Any, shares: int, tiles: int, sm_count: int) -> Workspace
 
     elements = tiles * shares * spec.sums_count
     if elements >= 2**31 or tiles * shares >= 2**31:
-        raise ValueError(f"splits={shares}: the sums of {shares} shares of {tiles} tiles are {elements} numbers, and a "
-                         "workspace has less than 2**31; take fewer splits")
+        raise ValueError(f"splits={shares}: {shares} shares of {tiles} tiles need {elements} accumulators, but a workspace "
+                         "holds less than 2**31; use fewer splits")
     kind = SlicedSums if takes_slices(shares, tiles, sm_count) else WorkspaceSums
     return kind(shares, described("sums", elements, spec.operator.fragment_c.dtype),
                 described("counts", tiles * COUNTERS, np.dtype(np.uint32)))
@@ -499,7 +499,7 @@ def streamed_in_shares(scheduler: TileScheduler, how: StreamK, tiles: int, K: in
     sums = blocks * handed
     if (tiles + blocks) * steps >= LIMIT or sums >= LIMIT:
         raise ValueError(f"splits={how!r}: {tiles} tiles of {steps} k-tiles on {blocks} blocks, whose sums are {sums} "
-                         "numbers; both are less than 2**31; take larger tiles, or splits=1")
+                         "numbers; both are less than 2**31; use larger tiles, or splits=1")
     return StreamedScheduler.of(scheduler, None, tiles, steps, first, blocks)
 
 
@@ -515,5 +515,5 @@ def most_blocks(how: StreamK, device: DeviceInfo | None, threads: int, shared_by
         return device.sm_count * min(held, blocks_per_sm)
     if how.blocks > device.sm_count * held:
         raise ConfigError(f"splits={how!r}: blocks wait for each other, and {device.name} holds {device.sm_count * held} of "
-                          f"{threads} threads and {shared_bytes} bytes of shared memory at once; take fewer blocks")
+                          f"{threads} threads and {shared_bytes} bytes of shared memory at once; use fewer blocks")
     return how.blocks

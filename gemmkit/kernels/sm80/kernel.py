@@ -473,10 +473,10 @@ STAGES = 2, 8
 def validate(config: Config) -> None:
     """Raise ConfigError for the first rule that a configuration of this kernel breaks."""
     operator = config.operator
-    rule(operator.threads == 32, "operator", operator, "it acts in warpgroups; take kernel='warp_specialised'")
+    rule(operator.threads == 32, "operator", operator, "it acts in warpgroups; use kernel='warp_specialised'")
     for field, only in (("producer_warps", 0), ("schedule", "cooperative"), ("cluster", Tile(M=1, N=1))):
-        rule(getattr(config, field) == only, field, getattr(config, field), "it is a mapping of the warp-specialised "
-              f"kernel; with kernel={config.kernel!r} it is {only!r}")
+        rule(getattr(config, field) == only, field, getattr(config, field),
+             f"only the warp-specialised kernel takes it; with kernel={config.kernel!r} it must be {only!r}")
     least, most = STAGES
     rule(least <= config.stages <= most, "stages", config.stages, f"{least} to {most} stages are needed")
     if config.splits != 1:

@@ -386,7 +386,7 @@ class CpAsyncBoxes(CpAsyncSeparable):
         if not isinstance(operand.shared, Boxed):
             return "its tile in shared memory is not Boxed"
         if not isinstance(layout, Matricised) or layout.axis != operand.k_axis or layout.comb != RUN or layout.vector % RUN:
-            return f"{layout!r} is no Tensor whose neighbours in memory are {RUN} apart along K, in runs of {RUN}"
+            return f"{layout!r} is not a Tensor whose neighbours in memory are {RUN} apart along K, in runs of {RUN}"
         if operand.tile.extents[operand.k_axis] % BOX or operand.thread.extents[operand.k_axis] != RUN:
             return f"k-tiles of multiples of {BOX}, moved {RUN} elements a thread along K, are needed"
         return super().refuses_layout(operand)
@@ -414,8 +414,8 @@ def validate(config: Config) -> None:
     """Raise ConfigError where boxes are read or written by what knows none."""
     operator = config.operator
     boxes = [name for name in "ab" if isinstance(getattr(config, f"shared_{name}_layout"), Boxed)]
-    rule(not isinstance(operator, Algebra) or not isinstance(operator.base, BoxMMAOp), "operator", operator, "boxes hold "
-         "real numbers; take base=MMAOp(...)")
+    rule(not isinstance(operator, Algebra) or not isinstance(operator.base, BoxMMAOp), "operator", operator,
+         "boxes hold real numbers; use base=MMAOp(...)")
     if not isinstance(operator, BoxMMAOp):
         for name in boxes:
             rule(False, f"shared_{name}_layout", getattr(config, f"shared_{name}_layout"), f"with operator={operator!r}: "

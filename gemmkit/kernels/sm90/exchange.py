@@ -343,7 +343,7 @@ class SharedK:
         if clusters > most:
             m, n = self.cluster.extents
             fits = most // (clusters // self.shares)
-            cure = f"take splits={fits} or fewer" if fits > 1 else "take splits=1, or larger tiles"
+            cure = f"use splits={fits} or fewer" if fits > 1 else "use splits=1, or larger tiles"
             raise ConfigError(f"splits={self.splits}: {clusters} clusters of {m}x{n} blocks wait for each other, and the "
                               f"device holds {most} at once; {cure}")
 
@@ -520,8 +520,8 @@ def exchange_of(spec: Any, slices: int, sharing: SharedK, arrays: OperandArrays 
     consumers = tiles * cluster.size * spec.consumers
     elements = consumers * shares * spec.fragments_m * count * 128
     if elements >= 2**31:
-        raise ConfigError(f"splits={shares}: the sums of {shares} shares of {tiles} tiles are {elements} numbers, and a "
-                          "workspace has less than 2**31; take fewer splits")
+        raise ConfigError(f"splits={shares}: {shares} shares of {tiles} tiles need {elements} accumulators, but a workspace "
+                          "holds less than 2**31; use fewer splits")
     return WorkspaceExchange(slices, spec.block.size.N // slices, count // slices, shares=shares, total=count,
                              fragments=spec.fragments_m,
                              sums=described("sums", elements, spec.operator.fragment_c.dtype),
@@ -610,7 +610,7 @@ def streamed_clusters(scheduler: TileScheduler, how: StreamK, arrays: OperandArr
     if how.blocks is not None:
         if arrays and how.blocks > most * cluster.size:
             raise ConfigError(f"splits={how!r}: blocks wait for each other, and the device holds {most} clusters of "
-                              f"{cluster.m}x{cluster.n} at once; take {most * cluster.size} blocks or fewer")
+                              f"{cluster.m}x{cluster.n} at once; use {most * cluster.size} blocks or fewer")
         most = how.blocks // cluster.size
     rows, columns = scheduler.grid(arrays.M, arrays.N) if arrays else (1, 1)
     tiles = rows * columns * (1 if arrays is None or arrays.products is None else arrays.products)

@@ -74,7 +74,7 @@ class Rewrite(Tma):
         if hasattr(request.operand.shared, "plane"):
             return "elements of several parts are not rewritten in place"
         if not request.moves_lines:
-            return "a thread's tile is no line of words"
+            return "a thread's tile is not a line of words"
         return None if request.stored_axis == request.read_axis else "it lies across"
 
     @classmethod
@@ -194,7 +194,7 @@ class Transpose(Rewrite):
         if hasattr(shared, "plane") or not operand.layout.is_plain or request.stored_axis == request.read_axis:
             return "it does not lie across in a plain array"
         if not request.moves_lines:
-            return "a thread's tile is no line of words"
+            return "a thread's tile is not a line of words"
         k_axis = operand.k_axis
         depth, across = operand.tile.extents[k_axis], operand.tile.extents[1 - k_axis]
         line, held = shared.width // shared.itemsize, across * depth * shared.itemsize // (128 * spec.producer_warps)
@@ -352,7 +352,7 @@ class PartRewrite(Rewrite):
             return "nothing is rewritten"
         part = part_of(request)
         divides = all(extent % step == 0 for extent, step in zip(part.extents, warp_of(request, part).extents))
-        return None if divides else "a part is no whole number of the warps' tiles"
+        return None if divides else "a part is not a whole number of the warps' tiles"
 
     def brought_bytes(self, operand: Operand) -> int:
         return operand.nbytes * self.tile.count // operand.tile.count

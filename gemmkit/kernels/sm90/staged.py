@@ -245,7 +245,7 @@ class CpAsyncLines(Route):
             return "cp.async copies elements as they are, along their lines"
         nbytes = thread.count * shared.itemsize
         if thread.extents[shared.axis] != thread.count or nbytes not in SIZES or layout.neighbours % thread.count:
-            return f"a thread's tile of {nbytes} bytes is no line that cp.async copies"
+            return f"a thread's tile of {nbytes} bytes is not a line that cp.async copies"
         if not request.divides:
             return "the tiles do not divide among the producer's threads"
         return "cp.async copies to one block alone" if request.spec.cluster.shares else None

@@ -504,7 +504,7 @@ def refuses_tma(spec: Any, info: ArrayInfo) -> str | None:
     if spec.epilogue.stores_itself or spec.epilogue.writes:
         return "the epilogue stores or writes itself"
     if info.shape[layout.axis] * info.dtype.itemsize % CHUNK:
-        return f"a line is no multiple of {CHUNK} bytes"
+        return f"a line is not a multiple of {CHUNK} bytes"
     return why_not(info, layout.axis)
 
 

@@ -298,7 +298,7 @@ class JoinedTma(Tma):
     def refuses(cls, request: Request) -> str | None:
         layout = request.operand.layout
         if not isinstance(layout, Joined):
-            return "it is no join of arrays"
+            return "it does not join arrays"
         if layout.grain % request.operand.tile.extents[layout.axis]:
             return f"a part begins inside of a tile ({layout.grain} divides where parts begin)"
         return why_no_tma_of_parts(request, layout)
@@ -353,7 +353,7 @@ class BraidedTma(JoinedTma):
     def refuses(cls, request: Request) -> str | None:
         braid, spec, shared = request.operand.layout, request.spec, request.operand.shared
         if not isinstance(braid, ColumnInterleaved) or not isinstance(braid.layout, Joined) or braid.layout.axis != 1:
-            return "it is no braid of arrays"
+            return "it does not interleave arrays"
         if not braid.is_full:
             return "a part of each tile is of no array"
         if spec.scheduler.reduction.divides_k or spec.cluster.splits > 1:

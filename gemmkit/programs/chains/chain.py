@@ -66,20 +66,19 @@ def chain_of(loop: Loop) -> Chain:
     """Raises ValueError, with the user's line, for another form than rounds followed by stores."""
     loops = [held for held in loop.body if isinstance(held, Loop)]
     if len(loops) != 1:                                # there is one: `gemmkit.programs.rows` has programs without
-        raise refused(ValueError, f"{len(loops)} sequential loops in tiles of whole rows: kernels are derived of "
-                                  f"one; of others "
-                                  "there is the reference", loops[1].line)
+        raise refused(ValueError, f"{len(loops)} sequential loops in tiles of whole rows; a kernel has one, and only "
+                                  ".reference(...) runs others", loops[1].line)
     (rounds,) = loops
     wrong = next((held for held in rounds.body if not isinstance(held, Value)), None)
     if wrong is not None:
-        raise refused(ValueError, "a store or a loop within rounds: kernels are derived of rounds that compute, and store "
-                                  "behind the loop; of others there is the reference", wrong.line)
+        raise refused(ValueError, "a store or a loop inside a round; store after the loop (only .reference(...) runs other "
+                                  "programs)", wrong.line)
     if not rounds.carried:
-        raise refused(ValueError, "rounds that carry nothing", rounds.line)
+        raise refused(ValueError, "rounds that change no cell; add to a cell, acc += ...", rounds.line)
     for x in (*rounds.body, *loop.body):
         if isinstance(x, Value) and x.op in ("rowmax", "rowsum") and x.args[0].op == "transpose":
-            raise refused(ValueError, "a reduction over rows, axis=0 or of a transpose: in tiles of whole rows kernels are "
-                                      "derived that reduce rows, axis=1; of others there is the reference", x.line)
+            raise refused(ValueError, "a reduction with axis=0, or of a transpose; in tiles of whole rows a kernel reduces "
+                                      "with axis=1 (only .reference(...) runs others)", x.line)
     stores = [held for held in loop.body if isinstance(held, StoreStatement)]
     stack, rows = (None, loop.indices[0]) if len(loop.indices) == 1 else loop.indices
     chain = Chain(stack, rows, rounds.indices[0], rounds.body, rounds.carried, [], stores, rounds.line,
@@ -87,9 +86,8 @@ def chain_of(loop: Loop) -> Chain:
     for store in stores:
         rank = len(store.parameter.shape)
         if tuple(store.key) != chain.indices or store.only is not None or rank - len(chain.indices) not in (0, 1):
-            raise refused(ValueError, f"{store.parameter.name}[{shown(store.key)}] is stored: of tiles of whole rows "
-                                      f"kernels are "
-                                      f"derived that store rows, [{shown(chain.indices)}]; of others there is the reference",
+            raise refused(ValueError, f"{store.parameter.name}[{shown(store.key)}] is stored; in tiles of whole rows a "
+                                      f"kernel stores rows, [{shown(chain.indices)}] (only .reference(...) runs others)",
                           store.line)
     for dot in dots(chain.body):
         _check_rounded(dot, {c.inside: c for c in chain.carried})
@@ -106,8 +104,8 @@ def _check_rounded(dot: Value, cells: dict[Value, Carried]) -> None:
     other = next((dtype for dtype in _dtypes(dot.args[0], cells) if dtype != wanted), None)
     if other is not None:
         name, array = dot.args[0].name or "x", right.data[0].name
-        raise refused(TypeError, f"the left operand of a product, {name}, is {other}, and {array} is {wanted}, in which "
-                                 f"tensor cores multiply: round it, {name}.astype({array}.dtype)", dot.line)
+        raise refused(TypeError, f"the left operand of a product, {name}, is {other}, but {array} is {wanted}, and tensor "
+                                 f"cores multiply one dtype; write {name}.astype({array}.dtype)", dot.line)
 
 
 def _dtypes(x: Value, cells: dict[Value, Carried]) -> list[np.dtype]:

@@ -353,13 +353,13 @@ def check_bounded(chain: Chain) -> None:
         a = loaded(dot.args[0])
         if a is not None and dot.args[0].dims[1] is index:
             raise refused(ValueError, f"a product sums over {index}, and takes both operands as they are: behind a length "
-                                      f"blocks of {a.data[0].name} hold what the array has there. Kernels are derived of "
-                                      "lengths of what rounds compute from; of others there is the reference", dot.line)
+                                      f"blocks of {a.data[0].name} hold what the array has there. a kernel takes lengths of "
+                                      "computed operands only (only .reference(...) runs others)", dot.line)
     block = next((c for c in chain.carried if c.init.op == "load"), None)
     if block is not None:
-        raise refused(ValueError, f"{block.inside.name} begins as a block of {block.init.data[0].name}, and rounds have a "
-                                  "length: kernels are derived of cells that begin with a number, which they have where "
-                                  "the length is 0", chain.line)
+        raise refused(ValueError, f"{block.inside.name} begins as a block of {block.init.data[0].name}, but rounds have a "
+                                  "length; the cell must begin with a "
+                                  "number, which it keeps if the length is 0", chain.line)
 
 
 def begun(chain: Chain, signs: dict[str, float]) -> None:

@@ -87,7 +87,7 @@ def placed(chain: Chain) -> ChainPlaces:
             near[0].blocks += near[1].blocks
             places.rings.remove(near[1])
     if not dots(chain.body):
-        raise refused(ValueError, "rounds without a product; functions of rows have none, but whole rows, x[m]", chain.line)
+        raise refused(ValueError, "rounds without a product; a function of rows takes whole rows instead, x[m]", chain.line)
     _peel(chain, places, known)
     for x in chain.values:
         wrong = next((y for y in x.args if y.op == "load" and len(y.dims) == 2), None)
@@ -97,8 +97,8 @@ def placed(chain: Chain) -> ChainPlaces:
                                       "what they are computed with are reduced and handed over", x.line)
     late = next((x for x in chain.end if x.op == "dot"), None)
     if late is not None:
-        raise refused(ValueError, "a product behind the loop: kernels are derived of products in rounds; of others there is "
-                                  "the reference", late.line)
+        raise refused(ValueError, "a product after the loop; a kernel multiplies inside its rounds (only .reference(...) "
+                                  "runs others)", late.line)
     return places
 
 
@@ -108,13 +108,14 @@ def _operand(dot: Value, which: int, chain: Chain, places: ChainPlaces,
     load = loaded(x)
     if load is None:
         if which == 1 or x.op == "transpose":
-            raise refused(ValueError, f"the {'right' if which else 'left'} operand of a product is computed: only a "
-                                      f"left one, "
-                                      "as it is, is handed over in registers; of others there is the reference", dot.line)
+            raise refused(ValueError, f"the {'right' if which else 'left'} operand of a product is computed; only the left "
+                                      "operand may be, and without a "
+                                      "transpose (only .reference(...) runs others)", dot.line)
         return None
     parameter, key = load.data
     if np.dtype(parameter.dtype) not in TAKEN:
-        raise refused(TypeError, f"{parameter.name} is of {parameter.dtype}; products of float16 and bfloat16 have a kernel",
+        raise refused(TypeError, f"{parameter.name} has dtype {parameter.dtype}; products in programs need float16 or "
+                                 "bfloat16 (gemmkit.matmul takes other dtypes)",
                       dot.line)
     stacks = [index for index in key if index.stack]
     if len(load.dims) != 2 or len(stacks) > 1:
@@ -195,9 +196,8 @@ def _peel(chain: Chain, places: ChainPlaces, known: dict[Any, OperandBlock]) -> 
     for c in chain.carried:
         other = [x for x in chain.body if c.inside in x.args and x.op != "handover"]
         if c.init.op == "load" and (c.inside not in taken or other):
-            raise refused(ValueError, f"{c.inside.name} begins as a block of {c.init.data[0].name}: kernels are "
-                                      f"derived that use "
-                                      "such a cell as the left operand of a product alone", (other or [c.init])[0].line)
+            raise refused(ValueError, f"{c.inside.name} begins as a block of {c.init.data[0].name}; a kernel can use such a "
+                                      "cell only as the left operand of a product", (other or [c.init])[0].line)
         if c.init.op not in ("load", "const"):
-            raise refused(ValueError, f"a cell that begins with {c.init.op}: kernels are derived of cells that begin with a "
-                                      "number, or as a block of an array", c.init.line)
+            raise refused(ValueError, f"a cell that begins with {c.init.op}; a kernel's cells begin with a number, or as a "
+                                      "block of an array", c.init.line)

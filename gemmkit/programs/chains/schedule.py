@@ -277,19 +277,17 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, lengt
     if mapping.across and divided:
         raise ConfigError(f"Mapping(across=True): {divided}")
     if mapping.turns and mapping.warpgroups == 1:
-        raise ConfigError("Mapping(turns=True, warpgroups=1): warpgroups take turns at the tensor cores; 2 or 3 are needed")
+        raise ConfigError("Mapping(turns=True, warpgroups=1): turns need 2 or 3 warpgroups")
     if mapping.turns and only_adds(chain):
         raise ConfigError("Mapping(turns=True): rounds that only add have nothing to compute under another "
                           "warpgroup's products")
     if mapping.descending and not may.commute:
-        raise ConfigError(f"Mapping(descending=True): the rounds of {chain.index} do not commute, so that their "
-                          f"order is the "
-                          "program's")
+        raise ConfigError(f"Mapping(descending=True): the rounds of {chain.index} do not commute, so they keep the "
+                          "program's order")
     descending = (may.commute and not chain.index.stack) if mapping.descending is None else mapping.descending
     if mapping.longest_first and not may.grow:
-        raise ConfigError("Mapping(longest_first=True): tiles do not get longer with their rows; where conditions "
-                          "bound places from "
-                          "above by the row, and hide what changes nothing, they do")
+        raise ConfigError("Mapping(longest_first=True): the length of a tile does not grow with its rows; it does if a "
+                          "condition bounds places from above by the row")
     turns = mapping.turns
     if turns is None:
         is_long = mapping.warpgroups == 3 or not ahead or _is_heavy(chain) or bool(chain.factors) or may.grow
@@ -329,11 +327,9 @@ def _registers(chain: Chain, choice: ScheduleChoice, kernel: KernelLimits) -> st
     """Why a thread's sums have no room."""
     need, room = _needed(chain, choice, kernel), kernel.room[choice.warpgroups]
     if need > room:
-        return (f"sums and what is handed over take {need} registers of a thread, and {room} are there of "
-                f"{choice.warpgroups} "
-                f"warpgroups with blocks of {choice.blocks[chain.index.name]} along {chain.index}; take shorter "
-                f"blocks or fewer "
-                "warpgroups")
+        return (f"accumulators and reused operands need {need} registers of a thread, but only {room} are available with "
+                f"{choice.warpgroups} warpgroups with blocks of {choice.blocks[chain.index.name]} along {chain.index}; use "
+                "shorter blocks or fewer warpgroups")
     return None
 
 
@@ -350,7 +346,7 @@ def _shapes(places: ChainPlaces, choice: ScheduleChoice, chain: Chain, kernel: K
             if columns // kernel.line % parts and lines % (8 * parts):
                 return (f"Mapping(cluster={dict(mapping.cluster)!r}): {parts} blocks bring a part each of {block.name}'s "
                         f"blocks of {lines} x {columns}: columns of {kernel.line * parts} or lines of {8 * parts} are "
-                        f"needed; take other blocks along {chain.index}")
+                        f"needed; use other blocks along {chain.index}")
             brought = lines if columns // kernel.line % parts == 0 else lines // parts
             if kernel.uses_tma and brought > MOST_LINES:
                 return str(refused(ConfigError, f"blocks of {block.name} are {lines} x {columns}: TMA brings {MOST_LINES} "
@@ -403,9 +399,8 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: ScheduleChoice, outs:
     choice.nbytes = memory.nbytes
     if memory.nbytes > bound:
         stages = ", ".join(f"{ring.name} {n} x {choice.stage_bytes(ring)}" for ring, n in choice.stages.items())
-        return (f"stages ({stages}) and results of {sum(out_bytes.values())} bytes need {memory.nbytes} bytes of "
-                f"shared memory, and "
-                f"{bound} are there; take fewer stages or smaller blocks")
+        return (f"stages ({stages}) and results of {sum(out_bytes.values())} bytes need {memory.nbytes} bytes of shared "
+                f"memory, but only {bound} are available; use fewer stages or smaller blocks")
     return None
 
 

@@ -600,7 +600,7 @@ def test_rules_by_stream_k() -> None:
             StreamK(2, bad)                                                          # type: ignore[arg-type]
     with pytest.raises(gk.ConfigError, match=r"splits=StreamK\(.*multistage"):
         gk.get_config(operator=MMAOp(), global_a_layout=RowMajor(F16), kernel="singlestage", splits=StreamK())
-    with pytest.raises(gk.ConfigError, match=r"splits=StreamK\(blocks=100000.*take fewer blocks"):
+    with pytest.raises(gk.ConfigError, match=r"splits=StreamK\(blocks=100000.*use fewer blocks"):
         planned_by_stream_k(mapped_by_stream_k(100_000))
     with pytest.raises(gk.ConfigError, match="splits=.*the tiles of a group"), gk.emulate():
         gk.grouped([np.ones((4, 4), F16)], [np.ones((4, 4), F16)], conf=mapped_by_stream_k(3))

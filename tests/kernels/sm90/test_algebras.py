@@ -326,10 +326,10 @@ def test_structured_arrays_choose_it(rng: np.random.Generator) -> None:
 
 NUMBER = COMPLEX.number_dtype("f2")
 REFUSED: dict[str, tuple[Algebra, dict[str, Any], str]] = {
-    "coefficients": (FRACTIONS, {}, "operator=.*coefficients must be 1 or -1 .or 0.; take MMAOp or FPUOp"),
+    "coefficients": (FRACTIONS, {}, "operator=.*coefficients must be 1 or -1 .or 0.; use MMAOp or FPUOp"),
     "integers": (COMPLEX, dict(operator=Algebra(WGMMAOp(32, "i1"), COMPLEX), global_a_layout=Interleaved(COMPLEX.number_dtype("i1")),
                                global_d_layout=Interleaved(COMPLEX.number_dtype("i4")), block_shape=Tile(M=64, N=32, K=64)),
-                 "operator=.*does not subtract products of integers.*take FPUOp"),
+                 "operator=.*does not subtract products of integers.*use FPUOp"),
     "one plane": (COMPLEX, dict(shared_a_layout=Swizzled(Interleaved(NUMBER), 64)), "shared_a_layout=.*in swizzled planes"),
     "padded planes": (COMPLEX, dict(shared_b_layout=Planes(Padded(ColMajor("f2"), 8), NUMBER)), "shared_b_layout=.*in swizzled planes"),
     "registers": (QUATERNION, dict(operator=Algebra(WGMMAOp(128), QUATERNION), block_shape=Tile(M=64, N=128, K=32)),

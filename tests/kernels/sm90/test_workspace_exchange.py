@@ -182,11 +182,11 @@ def test_blocks_that_cannot_all_be_there() -> None:
     """The whole device waits for blocks that find no place: refused, with what would do."""
     run = planned(mapped("2x2", 30))
     assert run._compiled.blocks == 120
-    with pytest.raises(gk.ConfigError, match=r"splits=31: 31 clusters of 2x2 blocks .* holds 30 at once; take splits=30 or"):
+    with pytest.raises(gk.ConfigError, match=r"splits=31: 31 clusters of 2x2 blocks .* holds 30 at once; use splits=30 or"):
         planned(mapped("2x2", 31))
-    with pytest.raises(gk.ConfigError, match=r"splits=3: 99 clusters of 2x1 .*holds 66 at once; take splits=2 or"):
+    with pytest.raises(gk.ConfigError, match=r"splits=3: 99 clusters of 2x1 .*holds 66 at once; use splits=2 or"):
         planned(mapped("2x1", 3), m=64 * 66)
-    with pytest.raises(gk.ConfigError, match=r"splits=3: 300 clusters of 1x1 .*take splits=1, or larger"):
+    with pytest.raises(gk.ConfigError, match=r"splits=3: 300 clusters of 1x1 .*use splits=1, or larger"):
         planned(mapped("1x1", 3), m=6400)
 
 
@@ -199,7 +199,7 @@ def test_rules(fields: dict, said: str) -> None:
 
 def test_numbers_of_several_parts_do_not_share_k() -> None:
     number = COMPLEX.number_dtype("f2")
-    with pytest.raises(gk.ConfigError, match="several parts are not exchanged"):
+    with pytest.raises(gk.ConfigError, match="several parts"):
         gk.get_config(operator=Algebra(WGMMAOp(32), COMPLEX), global_a_layout=Interleaved(number), splits=3,
                       global_d_layout=Interleaved(number))
 
@@ -562,13 +562,13 @@ def test_clusters_wait_and_are_as_many_as_are_resident(cluster: str, most: int) 
 
 
 def test_rules_by_stream_k() -> None:
-    with pytest.raises(gk.ConfigError, match=r"splits=StreamK\(blocks=3.*clusters of 2; take a multiple"):
+    with pytest.raises(gk.ConfigError, match=r"splits=StreamK\(blocks=3.*a cluster has 2 blocks; use a multiple"):
         mapping("one-2x1", splits=StreamK(3), depth=16)
-    with pytest.raises(gk.ConfigError, match="splits=StreamK.*float16 are not exchanged"):
+    with pytest.raises(gk.ConfigError, match="splits=StreamK.*cannot exchange accumulators in float16"):
         mapped_by_stream_k("1x1", 3, WGMMAOp(32, accumulator=F16))
-    with pytest.raises(gk.ConfigError, match=r"splits=StreamK\(blocks=124.*holds 30 clusters of 2x2 at once; take 120 blocks"):
+    with pytest.raises(gk.ConfigError, match=r"splits=StreamK\(blocks=124.*holds 30 clusters of 2x2 at once; use 120 blocks"):
         planned_by_stream_k(mapped_by_stream_k("2x2", 31))
-    with pytest.raises(gk.ConfigError, match="splits=.*several parts are not exchanged"):
+    with pytest.raises(gk.ConfigError, match="splits=.*several parts"):
         gk.get_config(operator=Algebra(WGMMAOp(32), COMPLEX), kernel="warp_specialised", splits=StreamK(),
                       global_a_layout=gk.layouts.Interleaved(COMPLEX.number_dtype("f2")),
                       global_d_layout=gk.layouts.Interleaved(COMPLEX.number_dtype("f2")))
