@@ -293,7 +293,7 @@ def by_lines_and_by_columns(a: Any, b: Any, d: Any, y: Any) -> None:
 
 
 @pytest.mark.parametrize("function, words, shapes", [
-    (of_another, "a sum of columns in rounds", None), (largest, r"not sums of products, of rows or of columns alone \(max\)", None),
+    (of_another, "a sum of columns in rounds", None), (largest, r"other than by adding products and sums of rows or columns \(max\)", None),
     (by_every_tile, r"columns' within once\(m\)", None),
     (before_the_last, "a later loop adds to it", None), (sums_alone, "a result without an accumulator; it must contain", None),
     (of_a_left_operand, "a sum of rows in rounds", ((48, 40), (48, 56), (40, 56), (56,))),

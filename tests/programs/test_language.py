@@ -255,7 +255,7 @@ SQUARES = [
     ("a.rows, b.columns", "a.columns", "a[m, k] @ b[n, k].T", "n is a block of axis 1 of b .*axis 0 of b, which is another axis"),
     ("a.rows, a.rows", "a.columns", "a[m, k] @ a[k, n]", "n is a block of axis 0 of a"),
     ("a.rows, a.rows", "a.rows", "a[m, k] @ a[n, k].T", "k is a block of axis 0 of a"),
-    ("a.rows, a.columns", "b.rows", "a[m, k] @ a[k, n]", "k stands on two axes of a.*make it of a.rows or a.columns")]
+    ("a.rows, a.columns", "b.rows", "a[m, k] @ a[k, n]", "k stands on two axes of a.*loop over a.rows or a.columns")]
 
 
 @pytest.mark.parametrize("tile, rounds, product, words", SQUARES, ids=[" ".join(case[:3]) for case in SQUARES])

@@ -188,13 +188,13 @@ COUNTS = np.zeros(2, np.int32)
     (program_with(lambda x, h, m: x[h]), COUNTS.astype(np.uint8), TypeError, "has dtype uint8"),
     (of_another_stack, np.zeros(3, np.int32), ValueError, r"axis 0 of lengths \(3 elements\)"),
     (program_with(lambda x, h, m: x[h]), np.zeros((2, 3), np.int32), ValueError, r"has the dimensions \(all of axis 1 of lengths \(3\)\)"),
-    (program_with(lambda x, h, m: x[h, m]), np.zeros((2, 64), np.int32), ValueError, r"dimensions \(m\): rounds are a whole tile's"),
+    (program_with(lambda x, h, m: x[h, m]), np.zeros((2, 64), np.int32), ValueError, r"dimensions \(m\): all rows of a tile share its rounds"),
     (program_with(lambda x, h, m: x), COUNTS, TypeError, r"lengths has shape \(2,\), and a tile has one length"),
     (program_with(lambda x, h, m: 32), COUNTS, TypeError, "stop=32.*an element of an array"),
     (program_with(lambda x, h, m: x[h] + 1), COUNTS, TypeError, r"an element of an array of int32 or int64 is needed"),
     (program_with(lambda x, h, m: x[h], lambda k: k.count), COUNTS, ValueError, "one by one; only loops over rows and columns take stop="),
     (sums_of_operands, COUNTS, ValueError, "takes both operands as they are"),
-    (begins_as_a_block, COUNTS, ValueError, "out begins as a block of q, and rounds have a length"),
+    (begins_as_a_block, COUNTS, ValueError, "out begins as a block of q, but rounds have a length"),
     (tiles_of_both, COUNTS, ValueError, "lengths in tiles of whole rows"),
     ], ids=lambda x: getattr(x, "__name__", ""))
 def test_what_is_no_length_names_the_line(function: Any, lengths: Any, kind: type[Exception], words: str) -> None:
@@ -219,7 +219,7 @@ def test_names_of_ranges_are_taken() -> None:
                 out += (q[h, m] @ k[h, n].T).astype(v.dtype) @ v[h, n]
             o[h, m] = out
 
-    with pytest.raises(ValueError, match="n_length: the derived kernel uses this name for its own"):
+    with pytest.raises(ValueError, match="n_length: the derived kernel uses this name"):
         gk.program(taken).plan(*halves(COUNTS), mapping=SMALL)
 
 

@@ -183,7 +183,7 @@ def test_strides_that_are_no_whole_elements():
 
 
 def test_foreign_byte_order():
-    with pytest.raises(ValueError, match=r"a has dtype >f4, of foreign byte order"):
+    with pytest.raises(ValueError, match=r"a has dtype >f4, in another byte order"):
         describe(np.zeros(3, ">f4"))
 
 

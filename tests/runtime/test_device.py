@@ -285,7 +285,7 @@ def test_with_other_multiprocessors() -> None:
 
 @pytest.mark.parametrize("text", ["", "H100", "sm_70", "sm_90a:", "sm_90a:0", "sm_90a:x", "sm_80a", "SM_80", "sm_80:108 "])
 def test_what_is_none(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is no GPU that kernels can be compiled for: one of sm_75, .*sm_90a:114"):
+    with pytest.raises(ValueError, match=r"is not a GPU that kernels can be compiled for: one of sm_75, .*sm_90a:114"):
         gpu(text)
 
 

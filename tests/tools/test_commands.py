@@ -115,7 +115,7 @@ def test_a_kernel_that_fails_is_told(folder: Path, capsys: pytest.CaptureFixture
     (["nowhere.py"], "nowhere.py: there is no such file"),
     (["--shapes", "64x64"], "--shapes 64x64: MxNxK is needed"),
     (["--shapes", "0x64x64"], "--shapes 0x64x64: MxNxK is needed"),
-    (["--shapes", "64x64x64", "--arch", "sm_70"], "'sm_70' is no GPU that kernels can be compiled for"),
+    (["--shapes", "64x64x64", "--arch", "sm_70"], "'sm_70' is not a GPU that kernels can be compiled for"),
     (["--shapes", "64x64x64", "--dtypes", "f7"], "--dtypes f7: no dtype of this name"),
     (["--shapes", "64x64x64", "--jobs", "0"], "--jobs 0: 1 or more is needed"),
 ], ids=lambda x: " ".join(x) if isinstance(x, list) else "")

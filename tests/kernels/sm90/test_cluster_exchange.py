@@ -108,7 +108,7 @@ def test_every_slot_stays_open(machine: Any, columns: int, rng: np.random.Genera
 
 
 @pytest.mark.parametrize("fields, said", [
-    (dict(splits=8), "multiple of 8"), (dict(splits=2, operator=WGMMAOp(32, accumulator=F16)), "not exchanged"),
+    (dict(splits=8), "multiple of 8"), (dict(splits=2, operator=WGMMAOp(32, accumulator=F16)), "cannot exchange"),
     (dict(splits=0), "positive")])
 def test_rules(fields: dict, said: str) -> None:
     with pytest.raises(gk.ConfigError, match=said):

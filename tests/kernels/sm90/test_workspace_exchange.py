@@ -191,7 +191,7 @@ def test_blocks_that_cannot_all_be_there() -> None:
 
 
 @pytest.mark.parametrize("fields, said", [
-    (dict(schedule="pingpong"), "ping-pong"), (dict(operator=WGMMAOp(32, accumulator=F16)), "not exchanged")])
+    (dict(schedule="pingpong"), "ping-pong"), (dict(operator=WGMMAOp(32, accumulator=F16)), "cannot exchange")])
 def test_rules(fields: dict, said: str) -> None:
     with pytest.raises(gk.ConfigError, match=said):
         mapped("1x1", 3, **fields)

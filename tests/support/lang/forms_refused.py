@@ -95,7 +95,7 @@ REFUSED = {
     "range in": ("return i in range(3)", "x in range(...) has no device code; write a"),
     "for str": ("s = 0\nfor ch in 'abc':\n    s += 1\nreturn s", "strings have no device code but to be"),
     "max c": ("return max(c, c)", "No definition for lowering <built-in function"),
-    "c < c": ("return c < c", "< of a complex number; take its real, its"),
+    "c < c": ("return c < c", "< of a complex number; use its real, its"),
     "sum start kw": ("return sum(values, start=1)", "sum takes no arguments by name in device"),
     "sum nested": ("return sum(((1,), (2,)), ())", "sum(Tuple(UniTuple(Weak[int](1) x 1),"),
     "float c": ("return float(c)", "float(complex64) has no device code"),
