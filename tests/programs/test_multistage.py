@@ -238,7 +238,7 @@ def test_mappings_of_chains_that_cannot_be(said: dict[str, Any], words: str) -> 
 def test_names_of_kernels() -> None:
     with pytest.raises(gk.ConfigError, match="kernel='mma'.*'warp_specialised' or 'multistage'"):
         gk.Mapping(kernel="mma")
-    with pytest.raises(gk.ConfigError, match=r"Mapping\(kernel='multistage'\): tiles and rounds"):
+    with pytest.raises(gk.ConfigError, match=r"Mapping\(kernel='multistage'\): only products have it"):
         chains_of_none()
 
 
