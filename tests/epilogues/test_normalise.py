@@ -408,7 +408,7 @@ class Reversed(Layout):
 
 
 CALLS: dict[str, tuple[Any, type[Exception], str]] = {
-    "of columns": (lambda out: Softmax("columns"), ValueError, r"Softmax\(axis='columns'\): rows alone; of columns compute the transpose"),
+    "of columns": (lambda out: Softmax("columns"), ValueError, r"Softmax\(axis='columns'\): only rows are supported; for columns compute the transpose"),
     "something behind it": (lambda out: Softmax() | Scale(2.0), TypeError, "finishes whole rows, so that nothing can follow it"),
     "something behind a chain": (lambda out: Scale(2.0) | Softmax() | Residual(out), TypeError, "nothing can follow it"),
     "a reduction behind it": (lambda out: RMSNorm() | RowReduce(out[:, 0], "sum"), TypeError, "nothing can follow it"),
@@ -424,19 +424,19 @@ CALLS: dict[str, tuple[Any, type[Exception], str]] = {
     "a negative eps": (lambda out: RMSNorm(eps=-1.0), ValueError, r"RMSNorm\(eps=-1.0\): a number from 0 on"),
     "an eps of NaN": (lambda out: LayerNorm(eps=float("nan")), ValueError, r"LayerNorm\(eps=nan\): a number from 0 on"),
     "the result for a gain": (lambda out: gk.matmul(A, B, out=out, epilogue=RMSNorm(out[0])), ValueError, "gain of RMSNorm overlaps out"),
-    "as a transform": (lambda out: gk.transforms.Map(Scale(2.0) | Softmax()), TypeError, "it is no function of an element"),
-    "a reduction as a transform": (lambda out: gk.transforms.Map(RowReduce(row(), "sum")), TypeError, "it is no function of an element"),
-    "as a function of an element": (lambda out: gk.epilogues.Elementwise(RMSNorm()), TypeError, "it is no function of an element"),
+    "as a transform": (lambda out: gk.transforms.Map(Scale(2.0) | Softmax()), TypeError, "it is not a function of one element"),
+    "a reduction as a transform": (lambda out: gk.transforms.Map(RowReduce(row(), "sum")), TypeError, "it is not a function of one element"),
+    "as a function of an element": (lambda out: gk.epilogues.Elementwise(RMSNorm()), TypeError, "it is not a function of one element"),
     "integers": (lambda out: gk.matmul(A, B, out=poison((7, 9), "i4"), epilogue=Softmax()), gk.ConfigError,
-                 "its results are no numbers of int32; give an out of float16, bfloat16, float32 or float64"),
-    "in a group": (lambda out: grouped([A], [B], epilogue=Softmax()), gk.ConfigError, "the products of a group have rows of their own each"),
+                 "its results are not numbers of int32; give an out of float16, bfloat16, float32 or float64"),
+    "in a group": (lambda out: grouped([A], [B], epilogue=Softmax()), gk.ConfigError, "a group cannot reduce"),
     "a gain of several parts": (lambda out: gk.matmul(A, B, epilogue=RMSNorm(np.ones(9, "c8"))), TypeError,
-                                "gain of RMSNorm is of complex64; D's rows are real"),
+                                "gain of RMSNorm has dtype complex64; it must be real"),
     "an eps that float32 does not hold": (lambda out: gk.matmul(A, B, epilogue=LayerNorm(eps=1e39)), ValueError, "eps=1e"),
     "two passes over what is not plain": (
         lambda out: gk.matmul(A, WIDE, out=poison((7, 900), "f4"), global_d_layout=Reversed("float32"),
                               gemm_shape=dict(M=7, N=900, K=5), epilogue=Softmax()), gk.ConfigError,
-        "a row of D has 900 columns and a tile .* is not plain; take RowMajor or ColMajor, or a tile of 900 columns"),
+        "a row of D has 900 columns and a tile .* is not plain; use RowMajor or ColMajor, or a tile of 900 columns"),
     "five of them": (lambda out: gk.matmul(A, WIDE, epilogue=RowReduce(row(), "sum") | RowReduce(row(), "sum") | RowReduce(row(), "sum")
                                            | RowReduce(row(), "sum") | Softmax()), gk.ConfigError,
                      "a launch may have 4 reductions; this is one more"),

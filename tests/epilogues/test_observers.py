@@ -107,14 +107,14 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "multistage": (lambda out: gk.matmul(A.astype("f2"), B.astype("f2"), conf=config("multistage"), observe_a=OperandRowSum(out)), gk.ConfigError,
                    "the kernels that observe are warp_specialised, singlestage; this is 'multistage'"),
     "split K": (lambda out: gk.matmul(A.astype("f2"), B.astype("f2"), conf=config("singlestage", splits=2), observe_a=OperandRowSum(out)), gk.ConfigError,
-                "blocks that share K see shares of A; take splits=1"),
+                "blocks that share K see shares of A; use splits=1"),
     "a transform": (lambda out: gk.matmul(A, B, observe_a=OperandRowSum(out), transform_global_to_shared_a=gk.transforms.Map(lambda x: 2 * x)),
-                    gk.ConfigError, "A is transformed on its way"),
+                    gk.ConfigError, "A is transformed"),
     "a structured A": (lambda out: gk.matmul(gk.layouts.TriangularMatrix(A[:5]), B, observe_a=OperandRowSum(out[:5])), gk.ConfigError, "a plain matrix of real numbers is needed"),
     "a stack": (lambda out: gk.matmul(np.ones((2, 7, 5), "f4"), B, observe_a=OperandRowSum(out)), gk.ConfigError, "observe the products one by one"),
-    "no columns": (lambda out: gk.matmul(A, B[:, :0], observe_a=OperandRowSum(out)), ValueError, "a D without columns"),
+    "no columns": (lambda out: gk.matmul(A, B[:, :0], observe_a=OperandRowSum(out)), ValueError, "D has no columns"),
     "a group": (lambda out: gk.grouped([A.astype("f2")], [B.astype("f2")], conf=config("singlestage"), observe_a=OperandRowSum(out)), gk.ConfigError,
-                "rows of their own each"),
+                "a group cannot reduce"),
 }
 
 

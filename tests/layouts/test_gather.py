@@ -279,7 +279,7 @@ def test_what_is_no_result() -> None:
             gk.matmul(X_SCATTERED[:2], b, out=gk.layouts.Gather(y, INDEX_SCATTERED))
         with pytest.raises(TypeError, match="a is a Scatter, which is for out; give a Gather"):
             gk.matmul(gk.layouts.Scatter(X_SCATTERED, INDEX_SCATTERED), b)
-        with pytest.raises(TypeError, match="global_d_layout is given beside out, a Scatter"):
+        with pytest.raises(TypeError, match="global_d_layout is given with out, a Scatter"):
             gk.matmul(X_SCATTERED[:2], b, out=gk.layouts.Scatter(y, INDEX_SCATTERED), global_d_layout=RowMajor(F32_SCATTERED))
         with pytest.raises(ValueError, match="M=2"):
             gk.matmul(X_SCATTERED[:3], b, out=gk.layouts.Scatter(y, INDEX_SCATTERED))

@@ -217,7 +217,7 @@ def two(gate: float, up: float) -> float:
 CALLS: dict[str, tuple[Any, type[Exception], str]] = {
     "K": (lambda out: gk.matmul(gk.layouts.Concat(X, H, axis=1), W, out=out), ValueError, "that is K=5 rows, and a says K=9"),
     "a layout beside": (lambda out: gk.matmul(gk.layouts.Concat(X, H, axis=1), gk.layouts.Concat(W, U, axis=0), out=out,
-                                              global_a_layout=layouts.RowMajor("f4")), TypeError, "global_a_layout is given beside a, a Concat"),
+                                              global_a_layout=layouts.RowMajor("f4")), TypeError, "global_a_layout is given with a, a Concat"),
     "no fold": (lambda out: gk.matmul(X, gk.layouts.InterleavedColumns(W, V), out=out), gk.ConfigError, r"B is a braid of 2 matrices.*give epilogues.Fold\(f\)"),
     "another epilogue": (lambda out: gk.matmul(X, gk.layouts.InterleavedColumns(W, V), out=out, epilogue=ReLU()), gk.ConfigError, "B is a braid of 2 matrices"),
     "no braid": (lambda out: gk.matmul(X, W, out=out, epilogue=Fold(two)), gk.ConfigError, "it folds the products of a braid; give gemmkit.layouts.InterleavedColumns"),
@@ -230,7 +230,7 @@ CALLS: dict[str, tuple[Any, type[Exception], str]] = {
                r"c is given with an InterleavedColumns.*Fold\(f\) \| Residual\(c\)"),
     "a transform of D": (lambda out: gk.matmul(X, gk.layouts.InterleavedColumns(W, V), out=out, epilogue=Fold(two),
                                                transform_shared_to_global_d=transforms.Map(activations.relu)), gk.ConfigError,
-                         "transform_shared_to_global_d=.*make it part of the fold's function"),
+                         "transform_shared_to_global_d=.*put it into the fold's function"),
     "out's columns": (lambda out: gk.matmul(X, gk.layouts.InterleavedColumns(W[:, :8], V[:, :8]), out=out, epilogue=Fold(two)), ValueError,
                       r"out has shape \(7, 9\); \(7, 8\) is needed"),
     "a residual's shape": (lambda out: gk.matmul(X, gk.layouts.InterleavedColumns(W, V), out=out, epilogue=Fold(two) | Residual(ROOM[:7, :8])), ValueError,

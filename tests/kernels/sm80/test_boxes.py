@@ -163,12 +163,12 @@ def test_operators_that_are_none(fields: dict[str, Any], message: str) -> None:
     (dict(k=32), "block_shape=.*: K must be a multiple of 64"),
     (dict(shared_b_layout=Padded(ColMajor(F16), 8)), "shared_b_layout=.*reads boxes of 'b' alone"),
     (dict(shared_a_layout=Boxed(RowMajor(F16), 8)), "shared_a_layout=.*reads boxes of 'b' alone"),
-    (dict(shared_a_layout=Padded(ColMajor(F16), 8)), r"shared_a_layout=.*loads lines along K; take Padded\(RowMajor"),
+    (dict(shared_a_layout=Padded(ColMajor(F16), 8)), r"shared_a_layout=.*loads lines along K; use Padded\(RowMajor"),
     (dict(transform_shared_to_regs_a=Map(lambda v: v + v)), "transform_shared_to_regs_a=.*several places of K"),
     (dict(transform_global_to_shared_b=Map(lambda v: v + v)), "shared_b_layout=.*cannot fill it: its elements are transformed"),
-    (dict(global_b_layout=ColMajor(F16)), "shared_b_layout=.*cannot fill it: .*is no Tensor whose neighbours in memory are 8 apart"),
+    (dict(global_b_layout=ColMajor(F16)), "shared_b_layout=.*cannot fill it: .*is not a Tensor whose neighbours in memory are 8 apart"),
     (dict(mem_b_thread=Tile(K=64, N=1), mem_b_warp=Tile(K=64, N=8)), "cannot fill it: k-tiles of multiples of 64, moved 8 elements a thread"),
-    (dict(kernel="singlestage", stages=1), "operator=.*its boxes of K are filled by cp.async; take kernel='multistage'"),
+    (dict(kernel="singlestage", stages=1), "operator=.*its boxes of K are filled by cp.async; use kernel='multistage'"),
     (dict(operator=MMAOp(N=16, K=16), shared_b_layout=Boxed(ColMajor(F16), 8)), "shared_b_layout=.*operators.BoxMMAOp alone reads boxes"),
 ], ids=lambda given: " ".join(given) if isinstance(given, dict) else "")
 def test_configurations_that_are_none(fields: dict[str, Any], message: str, rng: np.random.Generator) -> None:
