@@ -82,7 +82,7 @@ def gemmEx(transa: str | int, transb: str | int, alpha: Any, a: Any, b: Any, bet
         if isinstance(x, InMemory):
             check_places({"c": c_info, name: describe(x.array, name)})
     _check(_result((transa, transb), a_info, b_info), a_info, b_info, seen)
-    held = c if seen is c_info else seen if c_info.device >= 0 else layout.host_view(c)
+    held: Any = c if seen is c_info else seen if c_info.device >= 0 else layout.host_view(c)
     epilogue = LinearCombination(alpha, beta, held, layout)
     if alpha.is_not_zero == 0 if isinstance(alpha, Parts) else not isinstance(alpha, InMemory) and alpha == 0:
         kept: dict[str, Any] = {"operator": multiplies} if isinstance(multiplies, Algebra) else {}

@@ -349,7 +349,7 @@ class States(Partial):
     op: Any
     state: Any = None
     stored: Any = None
-    partials: Array = None
+    partials: Array = None                                                     # type: ignore[assignment]
     slots: Scalar = None
 
     outputs: ClassVar[tuple[str, ...]] = ("out", "partials")

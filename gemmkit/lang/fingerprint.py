@@ -689,8 +689,17 @@ def _clause(reading: Reading) -> str | None:
 # --------------------------------------------------------------------------------------------------
 # Which fields of a component are runtime by their annotation: `Array` and `Scalar`.
 
-if typing.TYPE_CHECKING:                # to a type checker they are what they hold: anything array- or number-like
-    Array = Any
+if typing.TYPE_CHECKING:                # to a type checker they are what they hold: anything number-like
+    class Array(typing.Protocol):
+        """An array of any library, and what it is in device code."""
+
+        @property
+        def shape(self) -> tuple[int, ...]: ...
+        @property
+        def dtype(self) -> Any: ...
+        def __getitem__(self, key: Any, /) -> Any: ...
+        def __setitem__(self, key: Any, value: Any, /) -> None: ...
+
     Scalar = Any
 else:
     class Array:

@@ -450,8 +450,8 @@ class Space(NamedTuple):
     nbytes: int
 
 
-def described(role: str, count: int, dtype: np.dtype[Any], columns: int | None = None) -> ArrayInfo:
-    """A workspace of ``count`` elements, or of as many rows of ``columns``, as a component holds it."""
+def described(role: str, count: int, dtype: np.dtype[Any], columns: int | None = None) -> Any:
+    """A workspace of ``count`` elements, or of as many rows of ``columns``, as a component holds it: its ArrayInfo."""
     shape, strides = ((count,), (1,)) if columns is None else ((count, columns), (columns, 1))
     return ArrayInfo(PLACES[role], shape, strides, dtype, -1, False, "workspace")
 
