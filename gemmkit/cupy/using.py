@@ -59,7 +59,7 @@ class CupyCall:
         return out
 
 
-def matmul(is_array: Callable[[Any], bool], a: Any, b: Any, out: Any = None, **keywords: Any) -> CupyCall:
+def matmul(is_array: Callable[[Any], bool], a: Any, b: Any, out: Any = None, **keywords: object) -> CupyCall:
     """``cupy.matmul(a, b, out=out)``: the last two dimensions are matrices, those before are broadcast.
 
     >>> matmul(lambda x: True, np.ones((2, 3, 4)), np.ones(4)).shape
@@ -145,7 +145,7 @@ def einsum(is_array: Callable[[Any], bool], *operands: Any, dtype: Any = None, o
     return CupyCall(contract, (spec, a, b), tuple(sizes[x] for x in found.result), a.dtype, math.prod(sizes.values()))
 
 
-def gemm(is_array: Callable[[Any], bool], transa: Any, transb: Any, a: Any, b: Any, out: Any = None, alpha: Any = 1.0,
+def gemm(is_array: Callable[[Any], bool], transa: object, transb: object, a: Any, b: Any, out: Any = None, alpha: Any = 1.0,
          beta: Any = 0.0) -> CupyCall:
     """``cupy.cublas.gemm``: out := alpha op(a) op(b) + beta out. A new out is in Fortran's order.
 
@@ -174,7 +174,7 @@ def gemm(is_array: Callable[[Any], bool], transa: Any, transb: Any, a: Any, b: A
 
 
 def _contraction(is_array: Callable[[Any], bool], a: Any, b: Any, of_a: tuple[int, ...], of_b: tuple[int, ...],
-                 out: Any) -> CupyCall:
+                 out: object) -> CupyCall:
     """The sum over pairs of dimensions; those of a that are left come first."""
     letters = string.ascii_letters
     if a.ndim + b.ndim > len(letters):
@@ -215,7 +215,7 @@ def _check_operands(is_array: Callable[[Any], bool], a: Any, b: Any) -> None:
         raise NotTaken("an empty operand")
 
 
-def _checked(is_array: Callable[[Any], bool], out: Any, shape: tuple[int, ...], a: Any, b: Any) -> Any:
+def _checked(is_array: Callable[[Any], bool], out: Any, shape: tuple[int, ...], a: Any, b: object) -> Any:
     """``out``, if gemmkit can write it as CuPy does."""
     if out is None:
         return None
@@ -272,7 +272,7 @@ class Using:
     def __enter__(self) -> Using:
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:
@@ -338,7 +338,7 @@ def _install(cupy: Any) -> None:
                         else functools.partial(delattr, cupy.ndarray, attribute))
 
 
-def _behind(cupy: Any, name: str, original: Any) -> Any:
+def _behind(cupy: object, name: str, original: Any) -> Any:
     """CuPy's function with gemmkit's before it."""
     chosen = globals()[name]
 
@@ -358,7 +358,7 @@ def _behind(cupy: Any, name: str, original: Any) -> Any:
     return function
 
 
-def _method(cupy: Any, name: str, original: Any) -> Any:
+def _method(cupy: object, name: str, original: Any) -> Any:
     chosen = globals()[name]
 
     def method(self: Any, *arguments: Any, **keywords: Any) -> Any:

@@ -38,7 +38,7 @@ def check_keywords(call: str, components: dict[str, Any], refused: tuple[str, ..
         raise TypeError(f"{call}() got keywords {', '.join(unknown)}; of components it takes {', '.join(known)}")
 
 
-def meet(ranks: Ranks, call: str, tensor: Any, facts: Callable[[], dict[str, Any]], components: dict[str, Any],
+def meet(ranks: Ranks, call: str, tensor: torch.Tensor, facts: Callable[[], dict[str, Any]], components: dict[str, Any],
          make: Callable[[], Made]) -> Made:
     """All ranks make the same call, and each of them can compute it: or all refuse, and nothing has been launched.
 
@@ -64,17 +64,19 @@ def meet(ranks: Ranks, call: str, tensor: Any, facts: Callable[[], dict[str, Any
     return made
 
 
-def planned(a: Any, b: Any, c: Any, out: Any, conf: Any, components: dict[str, Any]) -> Plan:
+def planned(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, out: torch.Tensor | None, conf: Config | None,
+            components: dict[str, Any]) -> Plan:
     """The plan of a product of tensors, compiled: it raises all that is wrong with one."""
     return plan(a, b, c, conf, out=out, **components)
 
 
-def multiply(a: Any, b: Any, c: Any, out: Any, conf: Any, components: dict[str, Any]) -> Any:
+def multiply(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, out: torch.Tensor | None, conf: Config | None,
+             components: dict[str, Any]) -> Any:
     """`gemmkit.matmul` of tensors, as a tensor."""
     return matmul(a, b, c, conf, out=out, **components)
 
 
-def new(like: Any, shape: tuple[int, ...], dtype: np.dtype | torch.dtype) -> Any:
+def new(like: torch.Tensor, shape: tuple[int, ...], dtype: np.dtype | torch.dtype) -> Any:
     """An uninitialised tensor on the device of another."""
     return torch.empty(shape, dtype=dtype if isinstance(dtype, torch.dtype) else dtype_to_torch(dtype), device=like.device)
 
@@ -91,7 +93,7 @@ _A_LAYOUT = "global_a_layout"
 class Repeated:
     """One call with all that it rests on: these components are read anew when their code or their arrays' memory change."""
 
-    def __init__(self, device: Any, conf: Config | None, components: dict[str, Any], rule: Any = None):
+    def __init__(self, device: torch.device, conf: Config | None, components: dict[str, Any], rule: object = None):
         self.device, self.conf, self._rule = device, conf, rule
         self.components = {name: value for name, value in components.items() if value is not None}
         self._frozen = self._read()
@@ -106,7 +108,8 @@ class Repeated:
         return [kept.frozen(value, name) for name, value in given if isinstance(value, Component)]
 
 
-def key_of_call(arrays: tuple[Any, ...], conf: Any, components: dict[str, Any], *more: Any) -> tuple[Any, ...] | None:
+def key_of_call(arrays: tuple[Any, ...], conf: Config | None, components: dict[str, Any],
+                *more: object) -> tuple[Any, ...] | None:
     """What a call of device arrays is known by; None where an array is of no type that was multiplied yet, or something
     cannot be looked up. `Repeated` keeps the components, so that their ids stay their own."""
     kinds: list[Any] = []
@@ -150,7 +153,7 @@ class PlannedProduct:
         self._plan: Plan | None = None
         self._is_known = False
 
-    def __call__(self, a: Any, b: Any, c: Any, out: Any) -> Any:
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, out: torch.Tensor | None) -> Any:
         if self._plan is None:
             if not self._is_known:
                 self._is_known = True
@@ -158,7 +161,8 @@ class PlannedProduct:
             self._plan = plan(a, b, c, self.conf, out=out, **self.components)
         return self._plan(a, b, c, out=out)
 
-    def into(self, stream: int, a: Any, b: Any, out: Any, begin: int, end: int, first: int) -> None:
+    def into(self, stream: int, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, begin: int, end: int,
+             first: int) -> None:
         """Rows ``begin`` to ``end`` of A into as many of ``out``, from ``first`` on, on a stream's handle. ``out`` is the
         call's own, and the rows are always these. (Slices cost the host as much as launches.)"""
         if self._plan is None:
@@ -175,7 +179,7 @@ class JoinedProduct(PlannedProduct):
         super().__init__(conf, components)
         self._at = Cache()
 
-    def of_parts(self, parts: tuple[Any, ...], b: Any, c: Any, out: Any) -> Any:
+    def of_parts(self, parts: tuple[Any, ...], b: torch.Tensor, c: torch.Tensor | None, out: torch.Tensor) -> Any:
         places = (*(part.data_ptr() for part in parts), 0 if out is None else out.data_ptr())
         found = self._at.get(places)
         if found is None:
@@ -225,12 +229,12 @@ def given(components: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in components.items() if value is not None}
 
 
-def sees_rows(conf: Any, components: dict[str, Any]) -> bool:
+def sees_rows(conf: Config | None, components: dict[str, Any]) -> bool:
     """Whether a component before the sum sees rows of the whole A."""
     return conf is not None or any(components.get(name) is not None for name in _OF_ROWS)
 
 
-def is_fused(a: Any, c: Any, conf: Any, components: dict[str, Any]) -> bool:
+def is_fused(a: torch.Tensor, c: torch.Tensor | None, conf: Config | None, components: dict[str, Any]) -> bool:
     """Whether this rank's own rows are one product with the merge in its epilogue, behind a gate: nothing stands between
     sums and epilogue, and every tile has a k-tile that waits."""
     between = any(components.get(name) is not None for name in (*_OF_D, "global_b_layout"))
@@ -255,7 +259,7 @@ def with_own(parts: Any, how: ReductionRule, own: int, components: dict[str, Any
     return {**given(components), "epilogue": merging if epilogue is None else merging | epilogue}
 
 
-def finishing(parts: Any, how: ReductionRule, follows: bool, components: dict[str, Any]) -> dict[str, Any]:
+def finishing(parts: object, how: ReductionRule, follows: bool, components: dict[str, Any]) -> dict[str, Any]:
     """The components of a product of K = 0 that merges partial sums and finishes them; ``follows``: a C."""
     after = {name: value for name, value in given(components).items() if name not in BEFORE_SUM}
     merging: Any = in_rank_order(parts, how, None, follows)

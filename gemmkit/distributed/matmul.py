@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -61,9 +62,14 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.layouts.joined import Concat
 from gemmkit.runtime.arrays import describe, dtype_from_torch
 
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
-def all_gather_matmul(a_shard: Any, b: Any, c: Any = None, *, group: Any = None, lengths: Any = None, out: Any = None,
-                      conf: Config | None = None, return_a: bool = False, way: str | None = None, **components: Any) -> Any:
+
+def all_gather_matmul(a_shard: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None, *,
+                      group: dist.ProcessGroup | None = None, lengths: Any = None, out: torch.Tensor | None = None,
+                      conf: Config | None = None, return_a: bool = False, way: str | None = None,
+                      **components: object) -> Any:
     """D = gather(A) B + C, where each rank has some rows of A, and its own B, C and D.
 
     A tensor-parallel layer begins so: the rows of the activations are shared out, and B is the rank's columns of the weight.
@@ -134,7 +140,7 @@ def all_gather_matmul(a_shard: Any, b: Any, c: Any = None, *, group: Any = None,
     return (d, whole) if return_a else d
 
 
-def gather_rows(ranks: Ranks, shard: Any, lengths: tuple[int, ...]) -> Any:
+def gather_rows(ranks: Ranks, shard: torch.Tensor, lengths: tuple[int, ...]) -> Any:
     """The rows of all ranks, one rank's below the other's. The shard may have any strides: it is copied to its place."""
     whole = empty_whole(shard, lengths)
     slots = whole.split(list(lengths))
@@ -143,7 +149,7 @@ def gather_rows(ranks: Ranks, shard: Any, lengths: tuple[int, ...]) -> Any:
     return whole
 
 
-def empty_whole(shard: Any, lengths: tuple[int, ...]) -> Any:
+def empty_whole(shard: torch.Tensor, lengths: tuple[int, ...]) -> Any:
     return new(shard, (sum(lengths), shard.shape[1]), shard.dtype)
 
 
@@ -157,9 +163,10 @@ def empty_whole(shard: Any, lengths: tuple[int, ...]) -> Any:
 _AFTER = tuple(name for name in TRANSFORMS if name not in BEFORE_SUM)
 
 
-def matmul_reduce_scatter(a: Any, b_shard: Any, c: Any = None, *, group: Any = None, lengths: Any = None, out: Any = None,
-                          conf: Config | None = None, combine: Any = None, reduce_dtype: Any = None,
-                          way: str | None = None, **components: Any) -> Any:
+def matmul_reduce_scatter(a: torch.Tensor, b_shard: torch.Tensor, c: torch.Tensor | None = None, *,
+                          group: dist.ProcessGroup | None = None, lengths: Sequence[int] | None = None,
+                          out: torch.Tensor | None = None, conf: Config | None = None, combine: Any = None,
+                          reduce_dtype: torch.dtype | None = None, way: str | None = None, **components: object) -> Any:
     """This rank's rows of D = C + the sum over all ranks of A B, where each rank has some of K.
 
     A tensor-parallel layer ends so: every rank has some columns of the activations and the same rows of the weight.
@@ -243,8 +250,10 @@ def matmul_reduce_scatter(a: Any, b_shard: Any, c: Any = None, *, group: Any = N
     return _finished(parts, c, out, how, components)
 
 
-def matmul_all_reduce(a: Any, b_shard: Any, c: Any = None, *, group: Any = None, out: Any = None, conf: Config | None = None,
-                      combine: Any = None, reduce_dtype: Any = None, way: str | None = None, **components: Any) -> Any:
+def matmul_all_reduce(a: torch.Tensor, b_shard: torch.Tensor, c: torch.Tensor | None = None, *,
+                      group: dist.ProcessGroup | None = None, out: torch.Tensor | None = None, conf: Config | None = None,
+                      combine: Any = None, reduce_dtype: torch.dtype | None = None, way: str | None = None,
+                      **components: object) -> Any:
     """D = C + the sum over all ranks of A B on every rank, where each rank has some of K: `matmul_reduce_scatter`, but that
     every rank has all rows of D.
 
@@ -291,7 +300,8 @@ def _has(lengths: Any, ranks: Ranks) -> bool:
     return hasattr(lengths, "__len__") and len(lengths) == ranks.size
 
 
-def _facts(call: str, a: Any, b: Any, c: Any, out: Any, combine: Any, reduce_dtype: Any, components: dict[str, Any],
+def _facts(call: str, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, out: torch.Tensor | None,
+           combine: Callable[..., Any] | None, reduce_dtype: torch.dtype | None, components: dict[str, Any],
            more: dict[str, Any]) -> dict[str, Any]:
     check_keywords(call, components)
     check_way(more["way"])
@@ -301,8 +311,9 @@ def _facts(call: str, a: Any, b: Any, c: Any, out: Any, combine: Any, reduce_dty
     return {**more, "N": b.shape[1], **dtypes(a=a, b_shard=b, c=c, out=out), "reduce_dtype": reduce_dtype}
 
 
-def _reduction(a: Any, b: Any, c: Any, out: Any, conf: Any, combine: Any, reduce_dtype: Any, components: dict[str, Any],
-               rows: int, ranks: int) -> ReductionRule:
+def _reduction(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, out: torch.Tensor | None, conf: Config | None,
+               combine: Callable[..., Any] | None, reduce_dtype: torch.dtype | None, components: dict[str, Any], rows: int,
+               ranks: int) -> ReductionRule:
     """How partial sums are merged; all kernels of the call are compiled, so that what is wrong is raised here."""
     if conf is not None:
         acting = [name for name in _AFTER if not getattr(conf, name).is_identity]
@@ -332,7 +343,7 @@ def _reduction(a: Any, b: Any, c: Any, out: Any, conf: Any, combine: Any, reduce
     return how
 
 
-def _numpy_dtype(dtype: Any) -> np.dtype:
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype:
     found = dtype_from_torch(dtype) if isinstance(dtype, torch.dtype) else np.dtype(dtype)
     if found is None:
         raise TypeError(f"{dtype}: NumPy and ml_dtypes do not know it; torch.float32, for example, will do")
@@ -341,8 +352,8 @@ def _numpy_dtype(dtype: Any) -> np.dtype:
 
 # -- partial products, and what becomes of them -----------------------------------------------------------------------
 
-def _exchanged(ranks: Ranks, a: Any, b: Any, conf: Any, how: ReductionRule, components: dict[str, Any],
-               lengths: tuple[int, ...]) -> Any:
+def _exchanged(ranks: Ranks, a: torch.Tensor, b: torch.Tensor, conf: Config | None, how: ReductionRule,
+               components: dict[str, Any], lengths: tuple[int, ...]) -> Any:
     """Every rank's partial sums of this rank's rows, (ranks, M_r, N). The rows of others come first, and travel while the
     next are computed; this rank's own rows are last."""
     own, first = ranks.rank, offsets(lengths)
@@ -359,7 +370,7 @@ def _exchanged(ranks: Ranks, a: Any, b: Any, conf: Any, how: ReductionRule, comp
     return parts
 
 
-def _by_rows(a: Any, b: Any, conf: Any, how: ReductionRule, components: dict[str, Any]) -> Any:
+def _by_rows(a: torch.Tensor, b: torch.Tensor, conf: Config | None, how: ReductionRule, components: dict[str, Any]) -> Any:
     """The function (begin, end, out) that computes partial sums of some rows; all at once where a component sees rows."""
     before = before_sum(components)
     if not sees_rows(conf, components):
@@ -374,7 +385,7 @@ def _finish(compute: Any, parts: Any, c: Any, out: Any, how: ReductionRule, comp
     return compute(*nothing(parts, how), c, out, None, finishing(parts, how, c is not None, components))
 
 
-def _finished(parts: Any, c: Any, out: Any, how: ReductionRule, components: dict[str, Any]) -> Any:
+def _finished(parts: Any, c: torch.Tensor | None, out: Any, how: ReductionRule, components: dict[str, Any]) -> Any:
     if out is None:
         out = new(parts, (parts.shape[1], parts.shape[2]), how.result)
     return _finish(multiply, parts, c, out, how, components)

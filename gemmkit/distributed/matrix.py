@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -23,6 +23,9 @@ from gemmkit.distributed.transport import Sent, check_sends, pass_on, why_not_sy
 from gemmkit.lang.errors import ConfigError
 from gemmkit.layouts.matrices import Matrix
 
+if TYPE_CHECKING:
+    from gemmkit.kernels.config import Config
+
 # --------------------------------------------------------------------------------------------------
 # ``ring_matmul``: D = A B, of a B that is too large for one GPU and stays shared out: its shards go round, K in turns.
 #
@@ -34,7 +37,7 @@ from gemmkit.layouts.matrices import Matrix
 _OF_K = "condition", "observe_a", "global_a_layout", "global_b_layout"
 
 
-def ring_matmul(a: Any, b_shard: Any, c: Any = None, *, group: Any = None, lengths: Any = None, out: Any = None,
+def ring_matmul(a: Any, b_shard: Any, c: Any = None, *, group: object = None, lengths: Any = None, out: Any = None,
                 **components: Any) -> Any:
     """This rank's rows of D = A B + C, where each rank has some rows of A and some of K's rows of B.
 
@@ -188,7 +191,7 @@ class DistributedMatrix(Matrix):
         return cls(x.split(list(lengths), _AXES[by])[ranks.rank], by, over, lengths)
 
     @classmethod
-    def from_dtensor(cls, x: Any) -> DistributedMatrix:
+    def from_dtensor(cls, x: object) -> DistributedMatrix:
         """Of a ``DTensor`` with one placement, ``Shard(0)``, ``Shard(1)`` or ``Replicate()``; its local part is not copied.
 
         Raises TypeError for what is no DTensor, ValueError for other placements.
@@ -222,7 +225,8 @@ class DistributedMatrix(Matrix):
         return DTensor.from_local(self.local, self.mesh, [placement], run_check=False, shape=torch.Size(self.shape),
                                   stride=(self.shape[1], 1))
 
-    def product(self, a: Any, b: Any, c: Any, conf: Any, out: Any, stream: Any, **components: Any) -> DistributedMatrix:
+    def product(self, a: object, b: object, c: object, conf: Config | None, out: object, stream: object,
+                **components: object) -> DistributedMatrix:
         """What `gemmkit.matmul` returns for these operands."""
         if conf is not None or out is not None or stream is not None:
             raise TypeError("a product of a DistributedMatrix takes no conf, out or stream; the calls of "
@@ -252,7 +256,7 @@ class _Way(NamedTuple):
     compute: Callable[[Any], DistributedMatrix]
 
 
-def explain(a: Any, b: Any, **components: Any) -> ProductExplanation:
+def explain(a: object, b: object, **components: object) -> ProductExplanation:
     """How `gemmkit.matmul` computes a product of which an operand is a `DistributedMatrix`. Nothing is computed or sent.
 
     Raises what the product raises for these operands.
@@ -292,7 +296,7 @@ def _way(a: Any, b: Any, components: dict[str, Any]) -> _Way:
 
         return _Way(ProductExplanation(call, why, result, _sent(call, ranks, local_a.device)), run)
 
-    def alone(c: Any) -> Any:
+    def alone(c: object) -> Any:
         return multiply(local_a, local_b, c, None, None, components)
 
     if cut == ("all", "all"):
@@ -345,7 +349,7 @@ def _sent(call: str, ranks: Ranks, device: torch.device) -> str:
         f"{plain}, since {why}")
 
 
-def _local_c(c: Any, result: str, lengths: Any) -> Any:
+def _local_c(c: object, result: str, lengths: Sequence[int]) -> Any:
     if c is None:
         return None
     if not isinstance(c, DistributedMatrix) or c.by != result or c.lengths != lengths:

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import FunctionType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from gemmkit.components import Array, Component, field_values, frozen, further_s
 from gemmkit.emulator.mode import is_emulating
 from gemmkit.epilogues import Epilogue
 from gemmkit.lang.aggregates import convert
+from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.fingerprint import Scalar, annotated, digest, package_digest, read_class, read_closure, read_value
@@ -29,8 +30,11 @@ from gemmkit.layouts.matrices import Matrix
 from gemmkit.operators import Algebra, FPUOp, MMAOp, WGMMAOp, WMMAOp
 from gemmkit.plans.launch import Cache
 from gemmkit.runtime.arrays import info_of, is_array
-from gemmkit.tiling import translate
+from gemmkit.tiling import Tile, translate
 from gemmkit.transforms.base import transformed
+
+if TYPE_CHECKING:
+    from gemmkit.lang.host import Value
 
 Statement = dict[str, str]
 
@@ -46,7 +50,7 @@ class Ranks:
     backend, touches no stream, and gives up after the group's timeout.
     """
 
-    def __init__(self, group: Any):
+    def __init__(self, group: dist.ProcessGroup):
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.members = dist.get_process_group_ranks(group)             # their numbers in the world
@@ -129,7 +133,7 @@ class Ranks:
 _known: dict[str, Ranks] = {}
 
 
-def ranks_of(group: Any = None) -> Ranks:
+def ranks_of(group: dist.ProcessGroup | None = None) -> Ranks:
     """The `Ranks` of a process group; None is the default group.
 
     Raises RuntimeError where torch.distributed has not been initialised, TypeError for what is no process group, ValueError
@@ -152,15 +156,15 @@ def ranks_of(group: Any = None) -> Ranks:
 # --------------------------------------------------------------------------------------------------
 # Sums over ranks, in the order of ranks: the same bits in every call, and on every rank.
 
-def plus(x: Any, y: Any) -> Any:
+def plus(x: Value, y: Value) -> Any:
     return x + y
 
 
-def least(x: Any, y: Any) -> Any:
+def least(x: Value, y: Value) -> Any:
     return min(x, y)
 
 
-def most(x: Any, y: Any) -> Any:
+def most(x: Value, y: Value) -> Any:
     return max(x, y)
 
 
@@ -172,7 +176,7 @@ class Rule(Component):
 
     function: Any
 
-    def merge(self, x: Any, y: Any) -> Any:
+    def merge(self, x: Value, y: Value) -> Any:
         return self.function(x, y)
 
 
@@ -205,7 +209,7 @@ class InRankOrder(Epilogue):
         if self.layout is None:
             object.__setattr__(self, "layout", RowMajor(info_of(self.parts, "parts").dtype))
 
-    def __call__(self, x: Any, m: int, n: int) -> Any:
+    def __call__(self, x: Value, m: int, n: int) -> Any:
         total = self.part(0, x, m, n)
         if self.follows:
             total = convert(self.dtype, self.rule.merge(convert(self.dtype, x), total))
@@ -213,13 +217,13 @@ class InRankOrder(Epilogue):
             total = convert(self.dtype, self.rule.merge(total, self.part(rank, x, m, n)))
         return total
 
-    def part(self, rank: int, x: Any, m: int, n: int) -> Any:
+    def part(self, rank: int, x: Value, m: int, n: int) -> Any:
         """A rank's partial sum: what it sent, or of its own the product's, rounded as if it had been sent."""
         if self.takes_own and rank == self.own:
             return convert(self.dtype, convert(self.travels, x))
         return convert(self.dtype, self.parts[rank * self.rows + m, n])
 
-    def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
+    def finish(self, values: tuple, tile: Tile, shape: StackShape) -> tuple:
         """The same of a thread's tile, whose parts it loads in vectors."""
         total = self.parts_at(0, values, tile, shape)
         if self.follows:
@@ -228,7 +232,7 @@ class InRankOrder(Epilogue):
             total = apply(merge_parts, total, self.parts_at(rank, values, tile, shape), self)
         return total
 
-    def parts_at(self, rank: int, values: tuple, tile: Any, shape: Any) -> tuple:
+    def parts_at(self, rank: int, values: tuple, tile: Tile, shape: StackShape) -> tuple:
         if self.takes_own and rank == self.own:
             return apply(as_sent, values, self)
         return apply(as_sum, self.layout.load(self.parts, translate(tile, rank * self.rows, 0), shape), self)
@@ -240,15 +244,15 @@ class InRankOrder(Epilogue):
     reads_tiles = True
 
 
-def as_sum(x: Any, n: int, merging: Any) -> Any:
+def as_sum(x: Value, n: int, merging: InRankOrder) -> Any:
     return convert(merging.dtype, x)
 
 
-def as_sent(x: Any, n: int, merging: Any) -> Any:
+def as_sent(x: Value, n: int, merging: InRankOrder) -> Any:
     return convert(merging.dtype, convert(merging.travels, x))
 
 
-def merge_parts(x: Any, n: int, others: tuple, merging: Any) -> Any:
+def merge_parts(x: Value, n: int, others: tuple, merging: InRankOrder) -> Any:
     return convert(merging.dtype, merging.rule.merge(x, others[n]))
 
 
@@ -276,23 +280,23 @@ class WithOther(Epilogue):
         if self.layout is None:
             object.__setattr__(self, "layout", RowMajor(info_of(self.other, "other").dtype))
 
-    def __call__(self, x: Any, m: int, n: int) -> Any:
+    def __call__(self, x: Value, m: int, n: int) -> Any:
         return self.merged(x, self.other[m, n])
 
-    def merged(self, x: Any, other: Any) -> Any:
+    def merged(self, x: Value, other: object) -> Any:
         """The product's sum, rounded as if it had been sent, and the other rank's, the first rank's first."""
         own, sent = convert(self.dtype, convert(self.travels, x)), convert(self.dtype, other)
         if self.is_second:
             return convert(self.dtype, self.rule.merge(own, sent))
         return convert(self.dtype, self.rule.merge(sent, own))
 
-    def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
+    def finish(self, values: tuple, tile: Tile, shape: StackShape) -> tuple:
         return apply(merge_other, values, self.layout.load(self.other, tile, shape), self)
 
     reads_tiles = True
 
 
-def merge_other(x: Any, n: int, others: tuple, merging: Any) -> Any:
+def merge_other(x: Value, n: int, others: tuple, merging: Any) -> Any:
     return merging.merged(x, others[n])
 
 
@@ -307,7 +311,7 @@ class OfTransform(Epilogue):
 
     transform: Any
 
-    def __call__(self, x: Any, m: int, n: int) -> Any:
+    def __call__(self, x: Value, m: int, n: int) -> Any:
         return transformed(self.transform, x, m, n)
 
 
@@ -393,7 +397,7 @@ def dtypes(**tensors: Any) -> dict[str, Any]:
     return {f"the dtype of {name}": "none" if x is None else x.dtype for name, x in tensors.items()}
 
 
-def check_tensors(**tensors: Any) -> None:
+def check_tensors(**tensors: object) -> None:
     """Raise TypeError for what is no tensor (None is left out), ValueError for one that is no matrix, requires a gradient,
     or is on another device than the first."""
     first = None
@@ -458,7 +462,7 @@ def _text(value: Any, is_runtime: bool = False) -> str:
     return read_value(value, "value").text
 
 
-def statement_of(call: str, tensor: Any, facts: dict[str, Any], components: dict[str, Any]) -> dict[str, str]:
+def statement_of(call: str, tensor: torch.Tensor, facts: dict[str, Any], components: dict[str, Any]) -> dict[str, str]:
     """The statement of a call: its name, versions, the kind of a tensor's device, ``facts`` and its components' texts."""
     said = {"the call": call, "gemmkit's version": gemmkit.__version__, "gemmkit's source": package_digest(of_process=False),
             "PyTorch's version": str(torch.__version__), "Python's version": platform.python_version(),
@@ -470,13 +474,13 @@ def statement_of(call: str, tensor: Any, facts: dict[str, Any], components: dict
     return said
 
 
-def _device_text(device: Any) -> str:
+def _device_text(device: torch.device) -> str:
     if device.type != "cuda":
         return f"{device.type}{', emulated' if is_emulating() else ''}"
     major, minor = torch.cuda.get_device_capability(device)
     return f"{torch.cuda.get_device_name(device)} (sm_{major}{minor})"
 
 
-def gpu_text(device: Any) -> str:
+def gpu_text(device: torch.device) -> str:
     """Which GPU it is, of all hosts."""
     return f"{platform.node()}, {torch.cuda.get_device_properties(device).uuid}"

@@ -35,7 +35,7 @@ from gemmkit.runtime.arrays import ArrayInfo, describe, dtype_to_torch
 from gemmkit.runtime.streams import copy, new_event, record, stream_finder, wait_event, wait_value, write_value
 
 
-def as_bytes(x: Any) -> Any:
+def as_bytes(x: torch.Tensor) -> Any:
     """A dense tensor's bytes, without a copy: gloo knows no bfloat16, and NCCL no complex numbers."""
     return (torch.view_as_real(x) if x.is_complex() else x).view(torch.uint8)
 
@@ -57,7 +57,7 @@ def all_gather(ranks: Ranks, slots: Sequence[Any]) -> None:
         work.wait()
 
 
-def check_sends(ranks: Ranks, x: Any) -> None:
+def check_sends(ranks: Ranks, x: torch.Tensor) -> None:
     """Raise ValueError where the group's backend sends no tensors of a tensor's device from one rank to another."""
     backend = ranks.backend(x.device)
     if not backend or (x.is_cuda and backend == "gloo" and ranks.size > 1):
@@ -78,7 +78,7 @@ class Sent:
         self._works: list[Any] = []
         self._tensors: list[Any] = []                    # they live until they have been sent
 
-    def add(self, works: list[Any], *tensors: Any) -> None:
+    def add(self, works: list[Any], *tensors: torch.Tensor) -> None:
         self._works += works
         self._tensors += tensors
 
@@ -89,7 +89,7 @@ class Sent:
         self._tensors.clear()
 
 
-def send_and_receive(ranks: Ranks, sent: Sent, to: int, outgoing: Any, source: int, incoming: Any) -> None:
+def send_and_receive(ranks: Ranks, sent: Sent, to: int, outgoing: torch.Tensor, source: int, incoming: torch.Tensor) -> None:
     """Start sending a dense tensor to rank ``to`` of the group, and receiving one from rank ``source``. All ranks make such
     calls in one order. Empty tensors are not sent."""
     operations = []
@@ -101,7 +101,7 @@ def send_and_receive(ranks: Ranks, sent: Sent, to: int, outgoing: Any, source: i
         sent.add(dist.batch_isend_irecv(operations), outgoing, incoming)
 
 
-def pass_on(ranks: Ranks, sent: Sent, outgoing: Any, incoming: Any) -> None:
+def pass_on(ranks: Ranks, sent: Sent, outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
     """One step of a ring: to the rank before, from the rank behind."""
     send_and_receive(ranks, sent, (ranks.rank - 1) % ranks.size, outgoing, (ranks.rank + 1) % ranks.size, incoming)
 
@@ -187,7 +187,8 @@ class Gates:
         self._table = table
         self._known: dict[Any, Gate | None] = {}
 
-    def of(self, a: Any, b: Any, c: Any, out: Any, conf: Any, components: dict[str, Any]) -> Gate | None:
+    def of(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, out: torch.Tensor | None, conf: Config | None,
+           components: dict[str, Any]) -> Gate | None:
         """None where the product cannot be gated: its transpose is computed, or it has no tiles or no K.
 
         Raises what `gemmkit.plan` raises.
@@ -198,19 +199,20 @@ class Gates:
             self._known[key] = self._made(planned(a, b, c, out, conf, components), a)
         return self._known[key]
 
-    def _made(self, made: Plan, a: Any) -> Gate | None:
+    def _made(self, made: Plan, a: torch.Tensor) -> Gate | None:
         if made.swap_ab or 0 in made.shape:
             return None
         table = torch.from_numpy(self._table(made)).to(a.device)
         return Gate(made.config, table, {})
 
-    def order(self, gate: Gate, flags: Any) -> Gated:
+    def order(self, gate: Gate, flags: torch.Tensor) -> Gated:
         found = gate.orders.get(flags.data_ptr())
         if found is None:
             found = gate.orders[flags.data_ptr()] = Gated(gate.table, flags, self.rank, self.patience)
         return found
 
-    def check(self, gate: Gate | None, a: Any, b: Any, c: Any, out: Any, components: dict[str, Any]) -> None:
+    def check(self, gate: Gate | None, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, out: torch.Tensor | None,
+              components: dict[str, Any]) -> None:
         """Compile the gated kernel; ``a`` may be a `gemmkit.layouts.Concat`."""
         if gate is not None:
             flags = torch.zeros(1, dtype=torch.uint32, device=b.device)
@@ -218,7 +220,7 @@ class Gates:
             planned(a, b, c, out, gate.conf, {**beside(gate.conf, components), "order": order})
 
 
-def beside(conf: Any, components: dict[str, Any]) -> dict[str, Any]:
+def beside(conf: Config | None, components: dict[str, Any]) -> dict[str, Any]:
     """The components to give beside a configuration that was made with them, which has the operator; all without one."""
     return components if conf is None else {name: value for name, value in components.items() if name != "operator"}
 
@@ -303,15 +305,15 @@ class Inbox:
         first = self._slot_begin()
         return self.peers.buffers[self.ranks.rank if of is None else of][first:first + self.slot_bytes]
 
-    def matrix(self, rows: int, columns: int, dtype: Any) -> Any:
+    def matrix(self, rows: int, columns: int, dtype: torch.dtype) -> Any:
         """This rank's slot as a matrix."""
         return self.slot()[:rows * columns * dtype.itemsize].view(dtype).view(rows, columns)
 
-    def parts(self, rows: int, columns: int, dtype: Any) -> Any:
+    def parts(self, rows: int, columns: int, dtype: torch.dtype) -> Any:
         """This rank's slot as a matrix from each rank, (ranks, rows, columns)."""
         return self.matrix(self.ranks.size * rows, columns, dtype).view(self.ranks.size, rows, columns)
 
-    def part_of(self, to: int, rows: int, columns: int, dtype: Any) -> Any:
+    def part_of(self, to: int, rows: int, columns: int, dtype: torch.dtype) -> Any:
         """This rank's matrix among those in rank ``to``'s slot, which a kernel of this rank's may write."""
         nbytes = rows * columns * dtype.itemsize
         return self.slot(to)[self.ranks.rank * nbytes:(self.ranks.rank + 1) * nbytes].view(dtype).view(rows, columns)
@@ -381,13 +383,13 @@ WAYS = "plain", "symmetric"
 _TRIAL = 20                            # seconds that a new inbox's first call may take
 
 
-def check_way(way: Any) -> None:
+def check_way(way: object) -> None:
     """Raise ValueError for another ``way`` than `WAYS` and None."""
     if way not in (None, *WAYS):
         raise ValueError(f"way={way!r}: {' or '.join(map(repr, WAYS))} is needed, or None, which takes what there is")
 
 
-def inbox_for(ranks: Ranks, device: Any, nbytes: int, way: str | None) -> Inbox | None:
+def inbox_for(ranks: Ranks, device: torch.device, nbytes: int, way: str | None) -> Inbox | None:
     """The group's inbox with slots of ``nbytes`` bytes; None where a call takes the plain way, of which
     ``ranks.why_plain`` says why. All ranks call this alike.
 
@@ -482,7 +484,7 @@ class Sending(NamedTuple):
     own: Config | None = None
 
 
-def sending_of(lengths: tuple[int, ...], a: Any, b: Any, how: ReductionRule, conf: Config | None,
+def sending_of(lengths: tuple[int, ...], a: torch.Tensor, b: torch.Tensor, how: ReductionRule, conf: Config | None,
                components: dict[str, Any]) -> Sending:
     """The way of a reduction on this rank's GPU; ``lengths`` are the rows of all ranks, ``a`` and ``b`` its operands."""
     if sees_rows(conf, components):                      # all rows are multiplied at once
@@ -494,7 +496,8 @@ def sending_of(lengths: tuple[int, ...], a: Any, b: Any, how: ReductionRule, con
     return Sending(False, chunks_of(lengths, b.shape[1], sm_count), mapping, mapping if how.travels == how.result else None)
 
 
-def alone(rows: int, a: Any, b: Any, ranks: int, how: ReductionRule, components: dict[str, Any]) -> Config | None:
+def alone(rows: int, a: torch.Tensor, b: torch.Tensor, ranks: int, how: ReductionRule,
+          components: dict[str, Any]) -> Config | None:
     """The mapping of the product that gives the sum without other ranks: of one rank's rows and all of K. None where its
     transpose would be computed.
 
@@ -507,7 +510,7 @@ def alone(rows: int, a: Any, b: Any, ranks: int, how: ReductionRule, components:
     return None if found.swap_ab else found.config
 
 
-def single(rows: int, a: Any, b: Any, c: ArrayInfo | None, out: ArrayInfo | None, ranks: int,
+def single(rows: int, a: torch.Tensor, b: torch.Tensor, c: ArrayInfo | None, out: ArrayInfo | None, ranks: int,
            components: dict[str, Any]) -> Call:
     """The product that gives ``rows`` of D without other ranks, of all of K. Raises what `gemmkit.matmul` raises."""
     of_a, of_b = describe(a, "a"), describe(b, "b")
@@ -555,8 +558,8 @@ class AllGather(Repeated):
     can be (`joins`): copied to the slot first, 64 MiB took 41 us of 746.
     """
 
-    def __init__(self, ranks: Ranks, inbox: Inbox, gates: Gates, lengths: tuple[int, ...], returns_a: bool, conf: Any,
-                 components: dict[str, Any]):
+    def __init__(self, ranks: Ranks, inbox: Inbox, gates: Gates, lengths: tuple[int, ...], returns_a: bool,
+                 conf: Config | None, components: dict[str, Any]):
         super().__init__(inbox.device, conf, components)
         self.inbox, self.lengths, self.returns_a = inbox, lengths, returns_a
         self._rank, self._size, self._gates = ranks.rank, ranks.size, gates
@@ -564,7 +567,7 @@ class AllGather(Repeated):
         self._products: dict[int, Any] = {}              # by the slot
         self._parts: dict[int, list[Any]] = {}           # of A in the slot, with a place for this rank's
 
-    def __call__(self, a_shard: Any, b: Any, c: Any, out: Any) -> Any:
+    def __call__(self, a_shard: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, out: torch.Tensor | None) -> Any:
         inbox, rank = self.inbox, self._rank
         # 1. This rank's rows to the peers, the next one's first.
         inbox.begin()
@@ -592,7 +595,7 @@ class AllGather(Repeated):
         inbox.end()
         return (d, whole) if self.returns_a else d
 
-    def _prepare(self, a_shard: Any, b: Any, c: Any, out: Any) -> Any:
+    def _prepare(self, a_shard: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, out: torch.Tensor | None) -> Any:
         """What is this slot's: its product, with its flags, and A's parts."""
         turn = self.inbox.turn
         self._shape, self._dtype = (sum(self.lengths), a_shard.shape[1]), a_shard.dtype
@@ -609,7 +612,7 @@ class AllGather(Repeated):
     def _whole(self) -> Any:
         return self.inbox.matrix(*self._shape, self._dtype)
 
-    def _copied(self, a_shard: Any) -> Any:
+    def _copied(self, a_shard: torch.Tensor) -> Any:
         """The gathered A, in memory of the caller's."""
         whole = self._whole().clone()
         if self._joins:
@@ -617,7 +620,7 @@ class AllGather(Repeated):
         return whole
 
 
-def joins(conf: Config, a_shard: Any, lengths: tuple[int, ...]) -> bool:
+def joins(conf: Config, a_shard: torch.Tensor, lengths: tuple[int, ...]) -> bool:
     """Whether A is joined: Hopper's kernel fetches each of its tiles, as it is, from one array. (The other kernels look for
     the array line by line.)"""
     rows = int(conf.block_shape.M)
@@ -627,7 +630,7 @@ def joins(conf: Config, a_shard: Any, lengths: tuple[int, ...]) -> bool:
             and len(lengths) > 1 and 0 not in lengths and all(end % rows == 0 for end in offsets(lengths)[1:-1]))
 
 
-def parts_of(whole: Any, lengths: tuple[int, ...], rank: int) -> list[Any]:
+def parts_of(whole: torch.Tensor, lengths: tuple[int, ...], rank: int) -> list[Any]:
     """The rows before a rank's own, None in their place, and those behind them."""
     begin, end = offsets(lengths)[rank:rank + 2]
     return [part for part in (whole[:begin], None, whole[end:]) if part is None or part.shape[0]]
@@ -637,8 +640,8 @@ class ReduceScatter(Repeated):
     """`matmul_reduce_scatter`: the peers' rows first, which are stored or pushed to them (`Sending`); then this rank's own
     rows, whose epilogue merges what has arrived."""
 
-    def __init__(self, ranks: Ranks, inbox: Inbox, how: ReductionRule, lengths: tuple[int, ...], sending: Sending, conf: Any,
-                 components: dict[str, Any]):
+    def __init__(self, ranks: Ranks, inbox: Inbox, how: ReductionRule, lengths: tuple[int, ...], sending: Sending,
+                 conf: Config | None, components: dict[str, Any]):
         super().__init__(inbox.device, conf, components, how.rule)
         self.inbox, self.how, self.lengths, self.sending = inbox, how, lengths, sending
         self._rank, first = ranks.rank, offsets(lengths)
@@ -656,7 +659,7 @@ class ReduceScatter(Repeated):
         self._places: dict[Any, Any] = {}                # by the slot and whose: where this rank's sums go
         self._merged: dict[int, Any] = {}                # by the slot: see `_prepare`
 
-    def __call__(self, a: Any, b: Any, c: Any, out: Any) -> Any:
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, out: torch.Tensor | None) -> Any:
         inbox, chunks = self.inbox, self.sending.chunks
         if out is None:
             out = torch.empty((self.lengths[self._rank], b.shape[1]), dtype=self._result, device=a.device)
@@ -680,7 +683,7 @@ class ReduceScatter(Repeated):
         inbox.end()
         return d
 
-    def _store(self, a: Any, b: Any) -> Any:
+    def _store(self, a: torch.Tensor, b: torch.Tensor) -> Any:
         """A peer's rows straight to its slot; no sums are at home."""
         inbox = self.inbox
         for to, begin, end, _, _ in self._pieces:
@@ -692,7 +695,7 @@ class ReduceScatter(Repeated):
             inbox.stored(to)
         return None
 
-    def _push(self, a: Any, b: Any) -> Any:
+    def _push(self, a: torch.Tensor, b: torch.Tensor) -> Any:
         """Chunks of the peers' rows, each on its way while the next is computed; returns all sums that are at home."""
         inbox, columns = self.inbox, b.shape[1]
         sums = torch.empty((a.shape[0], columns), dtype=self._travels, device=a.device)
@@ -714,7 +717,7 @@ class ReduceScatter(Repeated):
             found = self._partial[begin, end] = PlannedProduct(conf, beside(conf, before_sum(self.components)))
         return found
 
-    def _prepare(self, mine: Any, b: Any, c: Any, out: Any) -> Any:
+    def _prepare(self, mine: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, out: torch.Tensor | None) -> Any:
         """What is this slot's: the product of the own rows, behind a gate; or the one that merges, and the place of this
         rank's sums among all ranks'."""
         how, turn, gate = self.how, self.inbox.turn, None
@@ -734,14 +737,14 @@ class ReduceScatter(Repeated):
 class AllReduce(Repeated):
     """`matmul_all_reduce`: all partial sums to all ranks; each merges them in the order of ranks."""
 
-    def __init__(self, ranks: Ranks, inbox: Inbox, how: ReductionRule, conf: Any, components: dict[str, Any]):
+    def __init__(self, ranks: Ranks, inbox: Inbox, how: ReductionRule, conf: Config | None, components: dict[str, Any]):
         super().__init__(inbox.device, conf, components, how.rule)
         self.inbox, self.how = inbox, how
         self._rank, self._size = ranks.rank, ranks.size
         self._travels, self._result = dtype_to_torch(how.travels), dtype_to_torch(how.result)
         self._products: dict[int, tuple[PlannedProduct, PlannedProduct]] = {}          # by the slot: partial, and merging
 
-    def __call__(self, a: Any, b: Any, c: Any, out: Any) -> Any:
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, out: torch.Tensor | None) -> Any:
         inbox, rank = self.inbox, self._rank
         if out is None:
             out = torch.empty((a.shape[0], b.shape[1]), dtype=self._result, device=a.device)
@@ -760,7 +763,7 @@ class AllReduce(Repeated):
         inbox.end()
         return d
 
-    def _prepare(self, parts: Any, c: Any) -> tuple[PlannedProduct, PlannedProduct]:
+    def _prepare(self, parts: object, c: torch.Tensor | None) -> tuple[PlannedProduct, PlannedProduct]:
         self._nothing = nothing(parts, self.how)
         self._products[self.inbox.turn] = found = (
             PlannedProduct(self.conf, before_sum(self.components)),

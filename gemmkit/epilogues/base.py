@@ -11,17 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
 from gemmkit.components import Component, with_fields
-from gemmkit.kernels.collectives.lanes import store_together
+from gemmkit.kernels.collectives.lanes import Lanes, Team, store_together
 from gemmkit.kernels.collectives.operand import column_of, delivered, finished, inside, row_of, transform_within
 from gemmkit.kernels.collectives.scheduler import TileCoord
 from gemmkit.lang.checks import number, numbers, required
+from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import SharedPointer, Value, View
 from gemmkit.lang.registers import apply, each
 from gemmkit.ptx.special import lane_index
 from gemmkit.tiling import Tile, parallelise, translate
+
+if TYPE_CHECKING:
+    from gemmkit.kernels.spec import Spec
+    from gemmkit.layouts.base import ResultLayout
 
 ELEMENT = Tile(M=1, N=1)
 E = TypeVar("E")
@@ -44,7 +50,7 @@ class Alongside(NamedTuple):
 class StageLocation(Component):
     """Where in an epilogue a stage is: it itself."""
 
-    def reads(self, epilogue: Any) -> bool:
+    def reads(self, epilogue: Epilogue) -> bool:
         return epilogue.reads_alongside()
 
 
@@ -83,14 +89,14 @@ class ElementEpilogue(Component):
     #: What methods may ask for beside the arguments that they have here.
     may_take: ClassVar[Mapping[str, str]] = MappingProxyType({"__call__": "batch"})
 
-    def __call__(self, x: Any, m: int, n: int) -> Any:
+    def __call__(self, x: Value, m: int, n: int) -> Any:
         return x
 
-    def in_product(self, x: Any, m: int, n: int, batch: int) -> Any:
+    def in_product(self, x: Value, m: int, n: int, batch: int) -> Any:
         """The epilogue of an element, for one that asks for the number of the product."""
         return self(x, m, n, batch)                                            # type: ignore[call-arg]
 
-    def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
+    def finish(self, values: tuple, tile: Tile, shape: StackShape) -> tuple:
         """The finished values of a thread's tile that lies wholly in range, first dimension fastest."""
         return apply(finish_element, values, self, tile)
 
@@ -156,7 +162,7 @@ class CrossLaneEpilogue(Component):
         ``at``, some of them out of range: for one that `finishes_blocks`. All threads of the group come here."""
         return group.finish(self, values, at)
 
-    def complete(self, team: Any, shape: Any) -> None:
+    def complete(self, team: Team, shape: StackShape) -> None:
         """Behind the product, in a kernel of its own: what is left to do of reductions."""
 
     # -- host -------------------------------------------------------------------------------------------------------
@@ -199,7 +205,8 @@ class StoreEpilogue(Component):
         else:
             self.store_tiles(spec, d, pointer, block_m, block_n, warp, shape)
 
-    def store_tiles(self, spec: Any, d: Any, pointer: Any, block_m: int, block_n: int, warp: int, shape: Any) -> None:
+    def store_tiles(self, spec: Spec, d: View, pointer: SharedPointer, block_m: int, block_n: int, warp: int,
+                    shape: StackShape) -> None:
         block = spec.block.MN
         warp_tiles = parallelise(block, spec.d.warp, warp, spec.warps)
         for i in range(len(warp_tiles)):
@@ -210,7 +217,7 @@ class StoreEpilogue(Component):
                 place = translate(tile, block_m, block_n)
                 self.tile(spec, d, place, transform_within(spec.d.to_shared, values, place, shape.M, shape.N), shape)
 
-    def values_at(self, spec: Any, pointer: Any, tile: Any, place: Any, shape: Any) -> tuple:
+    def values_at(self, spec: Spec, pointer: SharedPointer, tile: Tile, place: Tile, shape: StackShape) -> tuple:
         """The values that it finishes of a tile of D, which lies at ``tile`` in shared memory and at ``place`` in D."""
         values = spec.d.shared.load_shared(pointer, tile, spec.d.shared.leading(spec.block.size))
         return transform_within(spec.d.to_shared, values, place, shape.M, shape.N)
@@ -234,7 +241,7 @@ class StoreEpilogue(Component):
         """Whether it takes whole blocks from shared memory."""
         return type(self).store is not StoreEpilogue.store
 
-    def of_result(self, layout: Any) -> Any:
+    def of_result(self, layout: ResultLayout) -> Any:
         """How D is stored behind this epilogue where D's array has ``layout``."""
         return layout
 
@@ -286,12 +293,12 @@ def answered_by(field: str, *names: str) -> Callable[[type[E]], type[E]]:
     return answering
 
 
-def finish_element(x: Any, n: int, epilogue: Any, tile: Any) -> Any:
+def finish_element(x: Value, n: int, epilogue: Epilogue, tile: Tile) -> Any:
     """The epilogue of a tile's n-th element."""
     return number(epilogue, "__call__", epilogue(x, row_of(tile, n), column_of(tile, n)), x)
 
 
-def finish_edge_element(x: Any, n: int, epilogue: Any, spec: Any, data: Any, tile: Any, shape: Any) -> None:
+def finish_edge_element(x: Value, n: int, epilogue: Epilogue, spec: Spec, data: View, tile: Tile, shape: StackShape) -> None:
     i, j = row_of(tile, n), column_of(tile, n)
     if i < shape.M and j < shape.N:
         place = translate(ELEMENT, i, j)
@@ -335,18 +342,18 @@ class ComposedEpilogue(Epilogue):
             raise TypeError(f"first={self.first!r} {self.first.ending().ends}; put {self.second!r} in front of it, or into "
                             "a call of its own")
 
-    def __call__(self, x: Any, m: int, n: int) -> Any:
+    def __call__(self, x: Value, m: int, n: int) -> Any:
         return self.second(number(self.first, "__call__", self.first(x, m, n), x), m, n)
 
-    def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
+    def finish(self, values: tuple, tile: Tile, shape: StackShape) -> tuple:
         return self.second.finish(numbers(self.first, "finish", self.first.finish(values, tile, shape), values), tile, shape)
 
-    def finish_block(self, values: tuple, group: Any, at: Any) -> tuple:
+    def finish_block(self, values: tuple, group: Lanes, at: Any) -> tuple:
         if self.finishes_blocks:
             return self.second.finish_block(self.first.finish_block(values, group, at), group, at)
         return group.finish(self, values, at)
 
-    def complete(self, team: Any, shape: Any) -> None:
+    def complete(self, team: Team, shape: StackShape) -> None:
         self.first.complete(team, shape)
         self.second.complete(team, shape)
 
@@ -382,7 +389,7 @@ class ComposedEpilogue(Epilogue):
     def is_last(self) -> bool:
         return self.second.is_last
 
-    def of_result(self, layout: Any) -> Any:
+    def of_result(self, layout: ResultLayout) -> Any:
         return self.second.of_result(layout)
 
     @property
@@ -414,6 +421,6 @@ def result_layout(b: Any, epilogue: Any, d: Any) -> Any:
     return epilogue.of_result(stored) if isinstance(epilogue, Epilogue) else stored
 
 
-def parts(epilogue: Any) -> Iterator[Any]:
+def parts(epilogue: Epilogue) -> Iterator[Any]:
     """The epilogues that one is composed of, in their order."""
     yield from epilogue.stages() if isinstance(epilogue, Epilogue) else (epilogue,)

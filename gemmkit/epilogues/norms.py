@@ -18,16 +18,18 @@ from __future__ import annotations
 import math
 from dataclasses import field
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from gemmkit.components import Component, Scalar, with_fields
 from gemmkit.epilogues.reductions import Reducing, RowStates
-from gemmkit.kernels.collectives.lanes import power
-from gemmkit.kernels.spec import rule
+from gemmkit.kernels.collectives.lanes import Lanes, power
+from gemmkit.kernels.spec import Spec, rule
 from gemmkit.lang.aggregates import convert, convert_all
+from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import Value
 from gemmkit.lang.number_rules import part_dtypes
 from gemmkit.lang.registers import apply
 from gemmkit.ptx.arithmetic import difference
@@ -35,6 +37,10 @@ from gemmkit.ptx.memory import load_global
 from gemmkit.runtime.arrays import ArrayInfo, describe, is_array
 from gemmkit.runtime.launch import PARTIALS as ROLES
 from gemmkit.runtime.launch import described
+
+if TYPE_CHECKING:
+    from gemmkit.epilogues.base import Epilogue
+    from gemmkit.layouts.base import ArrayLayout
 
 FLOATS = "float16", "bfloat16", "float32", "float64"
 
@@ -51,16 +57,16 @@ class Total(Component):
     def nothing(self) -> Any:
         return convert(self.dtype, 0)
 
-    def state_of(self, x: Any, m: int, n: int) -> Any:
+    def state_of(self, x: Value, m: int, n: int) -> Any:
         return x
 
-    def combine(self, a: Any, b: Any) -> Any:
+    def combine(self, a: Value, b: Value) -> Any:
         return a + b
 
 
 @dataclass(frozen=True)
 class Squares(Total):
-    def state_of(self, x: Any, m: int, n: int) -> Any:
+    def state_of(self, x: Value, m: int, n: int) -> Any:
         return x * x
 
 
@@ -69,7 +75,7 @@ class Largest(Total):
     def nothing(self) -> Any:
         return convert(self.dtype, -math.inf)
 
-    def combine(self, a: Any, b: Any) -> Any:
+    def combine(self, a: Value, b: Value) -> Any:
         return max(a, b)                               # NaN where one is
 
 
@@ -89,7 +95,7 @@ class Normalise(Reducing):
 
     # -- device methods: what a kind says of itself ----------------------------------------------------------------------
 
-    def standard(self, values: tuple, group: Any, at: Any) -> tuple:
+    def standard(self, values: tuple, group: Lanes, at: Any) -> tuple:
         """A thread's values, standard by their parts of the rows, and these parts' states."""
         raise NotImplementedError
 
@@ -97,19 +103,19 @@ class Normalise(Reducing):
         """The state that changes nothing."""
         raise NotImplementedError
 
-    def combine(self, a: Any, b: Any) -> Any:
+    def combine(self, a: Value, b: Value) -> Any:
         """The state of two parts."""
         raise NotImplementedError
 
-    def factor(self, own: Any, whole: Any, shape: Any) -> Any:
+    def factor(self, own: Value, whole: Value, shape: StackShape) -> Any:
         """What a standard value is multiplied by: ``own`` is its part's state, ``whole`` its row's."""
         raise NotImplementedError
 
-    def shift(self, own: Any, whole: Any, shape: Any) -> Any:
+    def shift(self, own: Value, whole: Value, shape: StackShape) -> Any:
         """What is added then."""
         return convert(self.dtype, 0)
 
-    def finished(self, values: tuple, factor: Any, shift: Any, n: int) -> tuple:
+    def finished(self, values: tuple, factor: Value, shift: Value, n: int) -> tuple:
         """Neighbours of a row, from column ``n`` on, of standard values."""
         return apply(multiplied, values, factor)
 
@@ -127,7 +133,7 @@ class Normalise(Reducing):
         factors, shifts = apply(factor_of, states, self, wholes, at), apply(shift_of, states, self, wholes, at)
         return apply(finished_value, values, self, group, factors, shifts, at)
 
-    def keep(self, state: Any, i: int, slot: int, shape: Any) -> None:
+    def keep(self, state: Any, i: int, slot: int, shape: StackShape) -> None:
         self.kept.keep(state, i, slot, shape)
 
     def words_of(self, state: Any) -> tuple:
@@ -191,8 +197,8 @@ class Normalise(Reducing):
                 if shape[-1:] != (N,):
                     raise ValueError(f"{name} of {type(self).__name__} has shape {shape}; a {M} x {N} result needs {(N,)}")
 
-    def reserved(self, number: int, spec: Any, sizes: tuple[int, int], products: int, accumulator: np.dtype,
-                 layout: Any) -> Any:
+    def reserved(self, number: int, spec: Spec, sizes: tuple[int, int], products: int, accumulator: np.dtype,
+                 layout: ArrayLayout) -> Any:
         """The epilogue for D of ``sizes`` in ``layout``, by the kernel of ``spec``: with a workspace, the ``number``-th of a
         launch, where neither threads nor a cluster's blocks hold all of a row together.
 
@@ -221,7 +227,7 @@ class Normalise(Reducing):
         return with_fields(one, dict(kept=RowStates(described(ROLES[number], count, one.state), one.state, slots, width)))
 
 
-def multiplied(x: Any, n: int, factor: Any) -> Any:
+def multiplied(x: Value, n: int, factor: Value) -> Any:
     return x * factor
 
 
@@ -233,7 +239,7 @@ def shift_of(state: Any, r: int, epilogue: Any, wholes: tuple, at: Any) -> Any:
     return epilogue.shift(state, wholes[r], at.shape)
 
 
-def finished_value(x: Any, n: int, epilogue: Any, group: Any, factors: tuple, shifts: tuple, at: Any) -> Any:
+def finished_value(x: Value, n: int, epilogue: Any, group: Lanes, factors: tuple, shifts: tuple, at: Any) -> Any:
     r = group.row(n)
     return epilogue.finished((x,), factors[r], shifts[r], group.column(n, at))[0]
 
@@ -284,10 +290,10 @@ class Softmax(Normalise):
         low = self.finite(top)
         return convert(self.state, (top, a.total * power(self, a.largest - low) + b.total * power(self, b.largest - low)))
 
-    def factor(self, own: Any, whole: Any, shape: Any) -> Any:
+    def factor(self, own: Any, whole: Any, shape: StackShape) -> Any:
         return power(self, own.largest - whole.largest) / whole.total
 
-    def finite(self, top: Any) -> Any:
+    def finite(self, top: Value) -> Any:
         """A part of -inf alone has values 0, not NaN."""
         return top if top != -math.inf else convert(self.dtype, 0)
 
@@ -300,11 +306,11 @@ class Softmax(Normalise):
         return self.dtype == np.float32 and self.stored.itemsize == 2
 
 
-def raised_value(x: Any, n: int, softmax: Any, group: Any, tops: tuple) -> Any:
+def raised_value(x: Value, n: int, softmax: Any, group: Lanes, tops: tuple) -> Any:
     return power(softmax, difference(x, softmax.finite(tops[group.row(n)])))
 
 
-def softmax_state(top: Any, r: int, softmax: Any, totals: tuple) -> Any:
+def softmax_state(top: Value, r: int, softmax: Any, totals: tuple) -> Any:
     return convert(softmax.state, (top, totals[r]))
 
 
@@ -314,7 +320,7 @@ def softmax_state(top: Any, r: int, softmax: Any, totals: tuple) -> Any:
 class Norm(Normalise):
     """What the two have in common: standard values are those of a part over its root mean square."""
 
-    def own_scale(self, squares: Any) -> Any:
+    def own_scale(self, squares: Value) -> Any:
         """What makes a part's values standard, of their sum of squares; 1 where that is no number."""
         if squares > 0 and squares < math.inf:
             return self.root(squares / convert(self.dtype, self.width))
@@ -364,13 +370,13 @@ class RMSNorm(Norm):
     def nothing(self) -> Any:
         return convert(self.dtype, 0)
 
-    def combine(self, a: Any, b: Any) -> Any:
+    def combine(self, a: Value, b: Value) -> Any:
         return a + b
 
-    def factor(self, own: Any, whole: Any, shape: Any) -> Any:
+    def factor(self, own: Value, whole: Value, shape: StackShape) -> Any:
         return self.root(whole / convert(self.dtype, shape.N) + convert(self.dtype, self.eps)) / self.own_scale(own)
 
-    def finished(self, values: tuple, factor: Any, shift: Any, n: int) -> tuple:
+    def finished(self, values: tuple, factor: Value, shift: Value, n: int) -> tuple:
         scaled = apply(multiplied, values, factor)
         if self.gain is None:
             return scaled
@@ -422,16 +428,16 @@ class LayerNorm(Norm):
         far, part = b.mean - a.mean, b.count / max(count, convert(self.dtype, 1))
         return convert(self.state, (a.mean + far * part, a.squares + b.squares + far * far * a.count * part, count))
 
-    def scale(self, whole: Any, shape: Any) -> Any:
+    def scale(self, whole: Any, shape: StackShape) -> Any:
         return self.root(whole.squares / convert(self.dtype, shape.N) + convert(self.dtype, self.eps))
 
-    def factor(self, own: Any, whole: Any, shape: Any) -> Any:
+    def factor(self, own: Any, whole: Any, shape: StackShape) -> Any:
         return self.scale(whole, shape) / self.own_scale(own.squares)
 
-    def shift(self, own: Any, whole: Any, shape: Any) -> Any:
+    def shift(self, own: Any, whole: Any, shape: StackShape) -> Any:
         return (own.mean - whole.mean) * self.scale(whole, shape)
 
-    def finished(self, values: tuple, factor: Any, shift: Any, n: int) -> tuple:
+    def finished(self, values: tuple, factor: Value, shift: Value, n: int) -> tuple:
         made = apply(moved, values, factor, shift)
         if self.gain is not None:
             made = convert_all(self.dtype, apply(times_column, made, load_global(self.gain, 0, (n,), (0,), len(values))))
@@ -444,41 +450,41 @@ class LayerNorm(Norm):
         return np.dtype([("mean", self.dtype), ("squares", self.dtype), ("count", self.dtype)])
 
 
-def divided(x: Any, n: int, count: Any) -> Any:
+def divided(x: Value, n: int, count: Any) -> Any:
     return x / count
 
 
-def centred_value(x: Any, n: int, group: Any, means: tuple) -> Any:
+def centred_value(x: Value, n: int, group: Lanes, means: tuple) -> Any:
     return x - means[group.row(n)]
 
 
-def moments(mean: Any, r: int, norm: Any, sums: tuple, count: Any) -> Any:
+def moments(mean: Value, r: int, norm: Any, sums: tuple, count: Any) -> Any:
     return convert(norm.state, (mean, sums[r], count))
 
 
-def moved(x: Any, n: int, factor: Any, shift: Any) -> Any:
+def moved(x: Value, n: int, factor: Value, shift: Value) -> Any:
     return x * factor + shift
 
 
-def times_column(x: Any, n: int, gains: tuple) -> Any:
+def times_column(x: Value, n: int, gains: tuple) -> Any:
     return x * gains[n]
 
 
-def plus_column(x: Any, n: int, biases: tuple) -> Any:
+def plus_column(x: Value, n: int, biases: tuple) -> Any:
     return x + biases[n]
 
 
-def scale_of(squares: Any, r: int, norm: Any) -> Any:
+def scale_of(squares: Value, r: int, norm: Any) -> Any:
     return norm.own_scale(squares)
 
 
-def scaled_value(x: Any, n: int, group: Any, scales: tuple) -> Any:
+def scaled_value(x: Value, n: int, group: Lanes, scales: tuple) -> Any:
     return x * scales[group.row(n)]
 
 
 # -- what is given ------------------------------------------------------------------------------------------------------
 
-def check_vector(epilogue: Any, name: str, most: int = 8) -> None:
+def check_vector(epilogue: Epilogue, name: str, most: int = 8) -> None:
     value = getattr(epilogue, name)
     if value is None or isinstance(value, ArrayInfo):
         return

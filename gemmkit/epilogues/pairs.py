@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from gemmkit.components import Array, with_fields
 from gemmkit.epilogues.base import ComposedEpilogue, Default, Epilogue, answered_by, finish_edge_element
-from gemmkit.kernels.collectives.lanes import store_together
+from gemmkit.kernels.collectives.lanes import Lanes, Team, store_together
 from gemmkit.kernels.collectives.operand import delivered, finished, inside
 from gemmkit.kernels.collectives.scheduler import TileCoord
 from gemmkit.lang.checks import dtype_given, function_given, number, numbers, required
-from gemmkit.lang.component_products import with_number
+from gemmkit.lang.component_products import ProblemShape, StackShape, with_number
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import SharedPointer, Value, View
 from gemmkit.lang.registers import apply, each, generate, join, split
 from gemmkit.layouts.base import ResultLayout
 from gemmkit.layouts.joined import MOST, OCTET
@@ -23,6 +24,9 @@ from gemmkit.layouts.plain import Packed
 from gemmkit.ptx.special import thread_index, udiv
 from gemmkit.runtime.arrays import describe, info_of
 from gemmkit.tiling import Tile, translate
+
+if TYPE_CHECKING:
+    from gemmkit.kernels.spec import Spec
 
 LINE = Tile(M=1, N=OCTET)              # of each part, and of D
 
@@ -67,10 +71,10 @@ class Fold(Epilogue):
             return number(self, "f", self.f(*values), values[0])
         return number(self, "f", self.f(*values, m, n), values[0])
 
-    def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
+    def finish(self, values: tuple, tile: Tile, shape: StackShape) -> tuple:
         return self.then.finish(values, tile, shape)
 
-    def store(self, spec: Any, d: Any, pointer: Any, block_m: int, block_n: int, warp: int, shape: Any) -> None:
+    def store(self, spec: Any, d: Any, pointer: Any, block_m: int, block_n: int, warp: int, shape: ProblemShape) -> None:
         """Step 6 of the kernels with D's tile in shared memory. The thread that stores eight columns of D loads those eight
         of all parts: lanes lie along rows of D, or down its columns where these are contiguous."""
         own = with_number(shape, "N", spec.d.layout.columns)
@@ -80,7 +84,7 @@ class Fold(Epilogue):
         else:
             self.store_lines(spec, d, pointer, block_m, block_n, own)
 
-    def store_lines(self, spec: Any, d: Any, pointer: Any, block_m: int, block_n: int, own: Any) -> None:
+    def store_lines(self, spec: Spec, d: View, pointer: SharedPointer, block_m: int, block_n: int, own: Any) -> None:
         slots, leading = spec.b.layout.slots, spec.d.shared.leading(spec.block.size)
         rows, lines = spec.block.size.M, spec.block.size.N // (OCTET * spec.b.layout.slots)
         for n in range(thread_index(), rows * lines, spec.threads):
@@ -90,16 +94,16 @@ class Fold(Epilogue):
             place = translate(LINE, block_m + row, udiv(block_n, slots) + line * OCTET)
             self.tile(spec, d, place, generate(OCTET, fold_line, self, parts, place, own), own)
 
-    def finish_block(self, values: tuple, group: Any, at: Any) -> tuple:
+    def finish_block(self, values: tuple, group: Lanes, at: Any) -> tuple:
         return self.then.finish_block(values, group, at)
 
-    def values_at(self, spec: Any, pointer: Any, tile: Any, place: Any, shape: Any) -> tuple:
+    def values_at(self, spec: Spec, pointer: SharedPointer, tile: Tile, place: Tile, shape: StackShape) -> tuple:
         """Folded values; ``tile`` counts folded columns."""
         first = translate(LINE, tile.index[0], tile.index[1] * spec.b.layout.slots)
         parts = generate(spec.b.layout.parts, load_line, spec, pointer, first, spec.d.shared.leading(spec.block.size))
         return generate(OCTET, fold_line, self, parts, place, shape)
 
-    def complete(self, team: Any, shape: Any) -> None:
+    def complete(self, team: Team, shape: StackShape) -> None:
         self.then.complete(team, shape)
 
     def ending(self) -> Any:
@@ -142,12 +146,12 @@ class Fold(Epilogue):
         return f"Fold({self.f!r})" + ("" if type(self.then) is Default else f" | {self.then!r}")
 
 
-def load_line(part: int, spec: Any, pointer: Any, first: Any, leading: Any) -> tuple:
+def load_line(part: int, spec: Spec, pointer: SharedPointer, first: Any, leading: int) -> tuple:
     """A part's eight columns."""
     return spec.d.shared.load_shared(pointer, translate(first, 0, part * OCTET), leading)
 
 
-def fold_line(n: int, fold: Any, parts: tuple, place: Any, shape: Any) -> Any:
+def fold_line(n: int, fold: Any, parts: tuple, place: Tile, shape: StackShape) -> Any:
     """The ``n``-th of eight values of D. Beyond D's edge f gets the coordinates of the nearest element in range."""
     values = generate(len(parts), lambda part: parts[part][n])
     return fold.fold(values, min(place.index[0], shape.M - 1), min(place.index[1] + n, shape.N - 1))
@@ -164,10 +168,10 @@ def fold_line(n: int, fold: Any, parts: tuple, place: Any, shape: Any) -> Any:
 class Pairwise(Epilogue):
     """An epilogue with ``pair(x, y, m, n)``: two values for those in row m, columns n and n + 1, n even."""
 
-    def pair(self, x: Any, y: Any, m: int, n: int) -> tuple:
+    def pair(self, x: Value, y: Value, m: int, n: int) -> tuple:
         return x, y
 
-    def finish_block(self, values: tuple, group: Any, at: Any) -> tuple:
+    def finish_block(self, values: tuple, group: Lanes, at: Any) -> tuple:
         """Beyond D's edge it is asked with the coordinates of the nearest pair in range."""
         return join(apply(finish_pair, split(values, 2), self, group, at))
 
@@ -183,7 +187,7 @@ class Pairwise(Epilogue):
             raise ValueError(f"{type(self).__name__} needs an even number of columns; the result is {M} x {N}")
 
 
-def finish_pair(pair: tuple, i: int, epilogue: Any, group: Any, at: Any) -> tuple:
+def finish_pair(pair: tuple, i: int, epilogue: Any, group: Lanes, at: Any) -> tuple:
     m, n = group.row_at(2 * i, at), min(group.column(2 * i, at), at.shape.N - 2)
     return numbers(epilogue, "f", epilogue.pair(pair[0], pair[1], m, n), pair)
 
@@ -215,7 +219,7 @@ class Pairs(Pairwise):
     def with_coordinates(self) -> bool:
         return required(self.f) == 4
 
-    def pair(self, x: Any, y: Any, m: int, n: int) -> tuple:
+    def pair(self, x: Value, y: Value, m: int, n: int) -> tuple:
         if self.with_coordinates:
             return self.f(x, y, m, n)
         return self.f(x, y)
@@ -258,7 +262,7 @@ class Rotary(Pairwise):
                              "each row and each pair of a head")
         object.__setattr__(self, "head", 2 * shapes[0][1])
 
-    def pair(self, x: Any, y: Any, m: int, n: int) -> tuple:
+    def pair(self, x: Value, y: Value, m: int, n: int) -> tuple:
         i = n % self.head // 2
         c, s = self.cos[m, i], self.sin[m, i]
         return x * c - y * s, x * s + y * c
@@ -312,12 +316,12 @@ class Pack(Pairwise):
     def with_coordinates(self) -> bool:
         return required(self.f) == 4
 
-    def one(self, x: Any, y: Any, m: int, n: int) -> Any:
+    def one(self, x: Value, y: Value, m: int, n: int) -> Any:
         if self.with_coordinates:
             return number(self, "f", self.f(x, y, m, n), x)
         return number(self, "f", self.f(x, y), x)
 
-    def finish_block(self, values: tuple, group: Any, at: Any) -> tuple:
+    def finish_block(self, values: tuple, group: Lanes, at: Any) -> tuple:
         return apply(pack_pair, split(values, 2), self, group, at)
 
     # -- host -------------------------------------------------------------------------------------------------------
@@ -332,6 +336,6 @@ class Pack(Pairwise):
         return self.dtype
 
 
-def pack_pair(pair: tuple, i: int, epilogue: Any, group: Any, at: Any) -> Any:
+def pack_pair(pair: tuple, i: int, epilogue: Any, group: Lanes, at: Any) -> Any:
     m, n = group.row_at(2 * i, at), min(group.column(2 * i, at), at.shape.N - 2)
     return epilogue.one(pair[0], pair[1], m, n)

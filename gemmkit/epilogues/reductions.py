@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -30,14 +30,18 @@ from gemmkit.epilogues.base import Epilogue
 from gemmkit.kernels.spec import rule
 from gemmkit.lang.aggregates import convert
 from gemmkit.lang.checks import function_given, number, required
+from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
-from gemmkit.lang.host import fitting, narrows, refusal
+from gemmkit.lang.host import Value, fitting, narrows, refusal
 from gemmkit.lang.number_rules import device_dtype, part_dtypes
 from gemmkit.ptx.memory import load_global, store_global
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.launch import PARTIALS as ROLES
 from gemmkit.runtime.launch import described
+
+if TYPE_CHECKING:
+    from gemmkit.kernels.collectives.lanes import Lanes, Team
 
 MOST_PARTS = 4                         # of a state
 
@@ -96,7 +100,7 @@ class Combine(Component):
 
     # -- device methods -----------------------------------------------------------------------------------------------
 
-    def state_of(self, dtype: Any, x: Any, m: int, n: int) -> Any:
+    def state_of(self, dtype: np.dtype, x: Value, m: int, n: int) -> Any:
         """The state of a value."""
         if self.of is None:
             return convert(dtype, x)
@@ -104,7 +108,7 @@ class Combine(Component):
             return convert(dtype, self.of(x, m, n))
         return convert(dtype, self.of(x))
 
-    def both(self, dtype: Any, a: Any, b: Any) -> Any:
+    def both(self, dtype: np.dtype, a: Value, b: Value) -> Any:
         """The state of two."""
         return convert(dtype, self.combine(a, b))
 
@@ -215,19 +219,19 @@ class Scaled(NamedReduction):
         return state["total"]
 
 
-def add(a: Any, b: Any) -> Any:
+def add(a: Value, b: Value) -> Any:
     return a + b
 
 
-def square(x: Any) -> Any:
+def square(x: Value) -> Any:
     return x * x
 
 
-def larger(a: Any, b: Any) -> Any:
+def larger(a: Value, b: Value) -> Any:
     return max(a, b)
 
 
-def smaller(a: Any, b: Any) -> Any:
+def smaller(a: Value, b: Value) -> Any:
     return min(a, b)
 
 
@@ -245,15 +249,15 @@ def place(state: Any) -> Any:
     return state.place
 
 
-def placed_column(x: Any, m: int, n: int) -> Any:
+def placed_column(x: Value, m: int, n: int) -> Any:
     return x, n
 
 
-def placed_row(x: Any, m: int, n: int) -> Any:
+def placed_row(x: Value, m: int, n: int) -> Any:
     return x, m
 
 
-def one(x: Any) -> Any:
+def one(x: Value) -> Any:
     return x, 1
 
 
@@ -298,21 +302,21 @@ def combine_named(name: str, along_m: bool) -> Combine:
 class Partial(Component):
     """What a component may do with its workspace ``partials``: states of the dtype ``state``, ``slots`` of each row."""
 
-    def keep(self, state: Any, i: int, slot: int, shape: Any) -> None:
+    def keep(self, state: Any, i: int, slot: int, shape: StackShape) -> None:
         """A part's state of row (or column) ``i``: neighbours of one slot are neighbours in memory."""
         store_global(self.partials, 0, (self.place(i, slot, shape),), (0,), (state,))          # type: ignore[attr-defined]
 
-    def kept(self, i: int, slot: int, shape: Any) -> Any:
+    def kept(self, i: int, slot: int, shape: StackShape) -> Any:
         return load_global(self.partials, 0, (self.place(i, slot, shape),), (0,), 1)[0]        # type: ignore[attr-defined]
 
-    def place(self, i: int, slot: int, shape: Any) -> int:
+    def place(self, i: int, slot: int, shape: StackShape) -> int:
         return (shape.batch * self.slots + slot) * self.extent(shape) + i                      # type: ignore[attr-defined]
 
     @property
     def state_parts(self) -> int:
         return len(part_dtypes(self.state))                                                    # type: ignore[attr-defined]
 
-    def extent(self, shape: Any) -> Any:
+    def extent(self, shape: StackShape) -> Any:
         """How many rows (or columns) have states."""
         return shape.M
 
@@ -369,17 +373,17 @@ class States(Partial):
         """The identity."""
         return convert(self.state, self.op.identity)
 
-    def state_of(self, x: Any, m: int, n: int) -> Any:
+    def state_of(self, x: Value, m: int, n: int) -> Any:
         return self.op.state_of(self.state, x, m, n)
 
-    def combine(self, a: Any, b: Any) -> Any:
+    def combine(self, a: Value, b: Value) -> Any:
         return self.op.both(self.state, a, b)
 
-    def extent(self, shape: Any) -> int:
+    def extent(self, shape: StackShape) -> int:
         """How many rows (or columns) are reduced."""
         return shape.N if self.along_m else shape.M
 
-    def complete(self, team: Any, shape: Any) -> None:
+    def complete(self, team: Team, shape: StackShape) -> None:
         """All slots of this thread's row, combined and stored."""
         i = team.index()
         state = self.nothing()
@@ -425,7 +429,7 @@ class Reduce(States, Reducing):
 
     array_ndims = MappingProxyType({"out": 1})
 
-    def finish_block(self, values: tuple, group: Any, at: Any) -> tuple:
+    def finish_block(self, values: tuple, group: Lanes, at: Any) -> tuple:
         if self.along_m:
             group.reduce_columns(self, values, at)
         else:

@@ -341,7 +341,7 @@ def check_fields(fields: dict[str, Any]) -> None:
                   "a number from 1 to 32 is needed")
 
 
-def _check_global_layout(name: str, layout: Any) -> None:
+def _check_global_layout(name: str, layout: ArrayLayout) -> None:
     rule(isinstance(layout, ArrayLayout), name, layout, "a Layout is needed, for example RowMajor('float16')")
     if name == "global_d_layout":
         rule(isinstance(layout, ResultLayout) or not hasattr(layout, "store_element"), name, layout,

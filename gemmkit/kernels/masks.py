@@ -32,6 +32,7 @@ from gemmkit.components import Array, Component, ComponentError, Scalar
 from gemmkit.epilogues import fast
 from gemmkit.lang.checks import function_given, required, truth
 from gemmkit.lang.deferred import by_old_name
+from gemmkit.lang.host import Value
 
 __all__ = [
     "ALiBi", "Causal", "Documents", "Everything", "Intersection", "Mask", "PlainScores", "Score", "ScoreBias",
@@ -500,7 +501,7 @@ class ScoreFunction(Score):
     def arity(self) -> int:
         return int(required(self.f))
 
-    def __call__(self, *x: Any) -> Any:
+    def __call__(self, *x: Value) -> Any:
         return self.f(*x)
 
     def at(self, s: Any, m: Any, n: Any, head: int, batch: int) -> Any:

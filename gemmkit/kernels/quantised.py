@@ -37,10 +37,11 @@ from gemmkit.kernels.collectives.scheduler import UNSPLIT, Cluster, OneTilePerBl
 from gemmkit.kernels.collectives.split_k import merge
 from gemmkit.kernels.simt import ClusterSums, SimtSpec, start_from_nothing
 from gemmkit.kernels.spec import KernelFamily, check_splits, divides, rule
-from gemmkit.lang.component_products import of_product
+from gemmkit.lang.component_products import ProblemShape, StackShape, of_product
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
-from gemmkit.lang.registers import Fragment, apply, each, fold, generate, join, registers, split
+from gemmkit.lang.host import View
+from gemmkit.lang.registers import Fragment, Registers, apply, each, fold, generate, join, registers, split
 from gemmkit.layouts import GroupQuantised, RowMajor
 from gemmkit.operators.quantised import QuantisedMMAOp
 from gemmkit.ptx.copy_async import prefetch
@@ -104,7 +105,7 @@ class Factors(NamedTuple):
     zeros: Any
 
 
-def run(spec: Any, accumulators: Any, a: Any, b: Any, work: Work, warp: int, shape: Any) -> None:
+def run(spec: Any, accumulators: Registers, a: Any, b: Any, work: Work, warp: int, shape: ProblemShape) -> None:
     """The products of a block's share of K, each warp's added to its accumulators."""
     of_n, of_k, lane = warp % spec.warps_n, udiv(warp, spec.warps_n), lane_index()
     column = work.n + of_n * spec.compute_warp.size.N + udiv(lane, 4) * 4
@@ -123,7 +124,7 @@ def run(spec: Any, accumulators: Any, a: Any, b: Any, work: Work, warp: int, sha
 
 # -- loads ------------------------------------------------------------------------------------------------------------
 
-def fill(_: int, place: int, spec: Any, ring: PartRing, source: QuantisedSource, walk: PartWalk) -> int:
+def fill(_: int, place: int, spec: QuantisedSpec, ring: PartRing, source: QuantisedSource, walk: PartWalk) -> int:
     """Load the part that is ``place`` parts ahead, if there is one."""
     k = walk.at + place * walk.step
     if k < walk.end:
@@ -131,7 +132,7 @@ def fill(_: int, place: int, spec: Any, ring: PartRing, source: QuantisedSource,
     return 0
 
 
-def load(spec: Any, ring: PartRing, source: QuantisedSource, place: int, k: int) -> None:
+def load(spec: QuantisedSpec, ring: PartRing, source: QuantisedSource, place: int, k: int) -> None:
     """A part that begins at ``k``, to its place in the ring."""
     fold(spec.loads_b, load_of_b, 0, spec, ring, source, place, k)
     fold(spec.fragments_n, load_scales, 0, spec, ring, source, place, udiv(k + source.k, spec.b.layout.group))
@@ -146,7 +147,8 @@ def load_of_b(_: int, n: int, spec: Any, ring: PartRing, source: QuantisedSource
     return 0
 
 
-def load_scales(_: int, fragment: int, spec: Any, ring: PartRing, source: QuantisedSource, place: int, group: int) -> int:
+def load_scales(_: int, fragment: int, spec: QuantisedSpec, ring: PartRing, source: QuantisedSource, place: int,
+                group: int) -> int:
     at, n = (group, own_column(fragment, spec, source)), place * spec.fragments_n + fragment
     ring.scales[n] = load_words(spec.b.layout.scales, 1, at, (0, 0), 4)
     if spec.b.layout.has_zeros:
@@ -154,12 +156,12 @@ def load_scales(_: int, fragment: int, spec: Any, ring: PartRing, source: Quanti
     return 0
 
 
-def own_column(fragment: int, spec: Any, source: QuantisedSource) -> int:
+def own_column(fragment: int, spec: QuantisedSpec, source: QuantisedSource) -> int:
     """The first of a lane's four columns of a fragment."""
     return min(source.column + fragment * spec.operation.size.N, source.last_column)
 
 
-def load_of_a(_: int, n: int, spec: Any, ring: PartRing, source: QuantisedSource, place: int, k: int) -> int:
+def load_of_a(_: int, n: int, spec: QuantisedSpec, ring: PartRing, source: QuantisedSource, place: int, k: int) -> int:
     """16 bytes: of the operations along K one after the other, of each the lane's rows, of each its places along K."""
     slab, row, vector = n // (spec.fragments_m * spec.vectors_a), n // spec.vectors_a % spec.fragments_m, n % spec.vectors_a
     ahead = slab * spec.operation.size.K + vector * VECTOR
@@ -170,7 +172,7 @@ def load_of_a(_: int, n: int, spec: Any, ring: PartRing, source: QuantisedSource
 
 # -- products ---------------------------------------------------------------------------------------------------------
 
-def one_place(_: int, place: int, spec: Any, ring: PartRing, accumulators: Any, source: QuantisedSource,
+def one_place(_: int, place: int, spec: QuantisedSpec, ring: PartRing, accumulators: Registers, source: QuantisedSource,
               walk: PartWalk) -> int:
     """The products of a part, whose place then takes the one that is ``stages`` parts ahead."""
     k = walk.at + place * walk.step
@@ -182,19 +184,19 @@ def one_place(_: int, place: int, spec: Any, ring: PartRing, accumulators: Any, 
     return 0
 
 
-def multiply(spec: Any, ring: PartRing, accumulators: Any, place: int) -> None:
+def multiply(spec: QuantisedSpec, ring: PartRing, accumulators: Any, place: int) -> None:
     scales = generate(spec.fragments_n, scales_of, spec, ring, place)
     zeros = generate(spec.fragments_n, zeros_of, spec, ring, place)
     fold(spec.slabs, one_slab, 0, spec, ring, accumulators, Factors(scales, zeros), place)
 
 
-def scales_of(fragment: int, spec: Any, ring: PartRing, place: int) -> tuple:
+def scales_of(fragment: int, spec: QuantisedSpec, ring: PartRing, place: int) -> tuple:
     """The scales of a lane's four columns, each in both halves of a word."""
     scales = ring.scales[place * spec.fragments_n + fragment]
     return interleave_words((scales, scales))
 
 
-def zeros_of(fragment: int, spec: Any, ring: PartRing, place: int) -> tuple:
+def zeros_of(fragment: int, spec: QuantisedSpec, ring: PartRing, place: int) -> tuple:
     """What takes away the zero points of a lane's four columns."""
     return generate(4, zeros_of_column, spec, ring, place * spec.fragments_n + fragment)
 
@@ -205,7 +207,8 @@ def zeros_of_column(column: int, spec: Any, ring: PartRing, at: int) -> tuple:
     return zero_words(spec.operator.bits, spec.b.layout.middle)
 
 
-def one_slab(_: int, slab: int, spec: Any, ring: PartRing, accumulators: Any, factors: Any, place: int) -> int:
+def one_slab(_: int, slab: int, spec: QuantisedSpec, ring: PartRing, accumulators: Registers, factors: Any,
+             place: int) -> int:
     """An operation along K, of all rows and columns."""
     n = place * spec.slabs + slab
     b = generate(spec.fragments_n, dequantised, spec, ring, n, factors.zeros, factors.scales)
@@ -213,7 +216,7 @@ def one_slab(_: int, slab: int, spec: Any, ring: PartRing, accumulators: Any, fa
     return 0
 
 
-def dequantised(fragment: int, spec: Any, ring: PartRing, slab: int, zeros: tuple, scales: tuple) -> tuple:
+def dequantised(fragment: int, spec: QuantisedSpec, ring: PartRing, slab: int, zeros: tuple, scales: tuple) -> tuple:
     return generate(4, dequantised_column, spec, ring.words[slab * spec.fragments_n + fragment], zeros[fragment],
                     scales[fragment])
 
@@ -223,7 +226,7 @@ def dequantised_column(column: int, spec: Any, words: tuple, zeros: tuple, scale
     return as_bfloat16(found) if spec.operator.is_bfloat16 else found
 
 
-def one_fragment(_: int, m: int, spec: Any, ring: PartRing, accumulators: Any, b: tuple, slab: int) -> int:
+def one_fragment(_: int, m: int, spec: QuantisedSpec, ring: PartRing, accumulators: Registers, b: tuple, slab: int) -> int:
     """A fragment's rows by all columns."""
     fold(spec.fragments_n, one_product, 0, spec, accumulators, pairs_of_row(spec, ring, slab * spec.fragments_m + m), b, m)
     return 0
@@ -399,7 +402,7 @@ class QuantisedSpec(SimtSpec):
 # over all warps in their order, so that the same call gives the same bits; and the first warp fetches what was added up.
 # Alone it would load all other warps' sums one after the other.
 
-def add_warps(spec: Any, accumulators: Any, warp: int) -> None:
+def add_warps(spec: QuantisedSpec, accumulators: Registers, warp: int) -> None:
     """Warps below ``warps_n`` have the sums of all; shared memory may be used anew."""
     for i in range(spec.fragments_m):
         for j in range(spec.fragments_n):
@@ -419,25 +422,25 @@ def add_warps(spec: Any, accumulators: Any, warp: int) -> None:
     barrier()
 
 
-def put_piece(values: tuple, n: int, fragment: int, spec: Any, warp: int) -> None:
+def put_piece(values: tuple, n: int, fragment: int, spec: QuantisedSpec, warp: int) -> None:
     piece = fragment * spec.pieces_of_fragment + n
     store_shared(shared(spec.operator.fragment_c.dtype, 0), place_of(spec, warp, 0), piece * 32 * spec.sums_width, values)
 
 
-def add_peer(sums: tuple, n: int, spec: Any, first: int, piece: int) -> tuple:
+def add_peer(sums: tuple, n: int, spec: QuantisedSpec, first: int, piece: int) -> tuple:
     """The piece of the next warp with these columns added."""
     return apply(merge, sums, load_piece(spec, first + (n + 1) * spec.warps_n, piece), spec)
 
 
-def fetch_piece(n: int, fragment: int, spec: Any, warp: int) -> tuple:
+def fetch_piece(n: int, fragment: int, spec: QuantisedSpec, warp: int) -> tuple:
     return load_piece(spec, warp, fragment * spec.pieces_of_fragment + n)
 
 
-def load_piece(spec: Any, warp: int, piece: int) -> tuple:
+def load_piece(spec: QuantisedSpec, warp: int, piece: int) -> tuple:
     return load_shared(shared(spec.operator.fragment_c.dtype, 0), place_of(spec, warp, piece), 0, spec.sums_width)
 
 
-def place_of(spec: Any, warp: int, piece: int) -> int:
+def place_of(spec: QuantisedSpec, warp: int, piece: int) -> int:
     """Where a lane's part of a piece lies: neighbours in a warp are neighbours in memory."""
     return ((warp * spec.pieces + piece) * 32 + lane_index()) * spec.sums_width
 
@@ -451,7 +454,7 @@ def place_of(spec: Any, warp: int, piece: int) -> int:
 LINE = 32                              # words in 128 bytes
 
 
-def prefetch_b(spec: Any, b: Any, work: Work, shape: Any) -> None:
+def prefetch_b(spec: Any, b: View, work: Work, shape: StackShape) -> None:
     """Each thread brings some of the lines of a block's words and scales."""
     end = min(work.k_begin + work.k_tiles * spec.block.size.K, shape.K)
     row = udiv(work.k_begin, spec.operator.rows) + thread_index()
@@ -465,7 +468,7 @@ def prefetch_b(spec: Any, b: Any, work: Work, shape: Any) -> None:
         group = rolled(group + spec.threads)
 
 
-def quantised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
+def quantised(spec: QuantisedSpec, a: View, b: View, c: View, d: View, shape: StackShape) -> None:
     """D = A B for one tile of D; see the module's table. Launched with ``spec.cluster.splits`` blocks of ``spec.threads`` a
     tile, in clusters of as many."""
     grid_launch_dependents()
@@ -476,7 +479,7 @@ def quantised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
                  of_product(shape, batch), tile)
 
 
-def compute_tile(spec: Any, a: Any, b: Any, d: Any, shape: Any, tile: int) -> None:
+def compute_tile(spec: QuantisedSpec, a: View, b: View, d: View, shape: StackShape, tile: int) -> None:
     """All steps, for one tile of a product of two matrices."""
     rank = spec.scheduler.rank() if spec.is_split else 0
     block_m, block_n = spec.scheduler.place(tile, rank, shape)

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from gemmkit.lang import registers
 from gemmkit.lang.aggregates import convert, convert_all, fill
 from gemmkit.lang.checks import converted
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import Value, View
 from gemmkit.lang.registers import apply, generate
 from gemmkit.lang.registers import fold as fold_registers
 from gemmkit.operators.semiring import maximum, minimum
@@ -70,11 +72,11 @@ class RowTeam(Component):
         """The thread's number in its team."""
         return thread_index()
 
-    def reduce(self, value: Any, combine: Any, identity: Any) -> Any:
+    def reduce(self, value: Value, combine: Callable, identity: Value) -> Any:
         """Every thread's value, combined."""
         return value
 
-    def moments(self, row: Any) -> tuple:
+    def moments(self, row: Row) -> tuple:
         """A row's mean, and the mean of squares about it."""
         raise NotImplementedError
 
@@ -95,10 +97,10 @@ class WarpTeam(RowTeam):
     def thread(self) -> int:
         return lane_index()
 
-    def reduce(self, value: Any, combine: Any, identity: Any) -> Any:
+    def reduce(self, value: Value, combine: Callable, identity: Value) -> Any:
         return of_warp(value, combine)
 
-    def moments(self, row: Any) -> tuple:
+    def moments(self, row: Row) -> tuple:
         mean = of_warp(row.spec.source.total(row), added) / row.columns
         return mean, of_warp(row.spec.source.squares(row, mean), added) / row.columns
 
@@ -111,7 +113,7 @@ class BlockTeam(RowTeam):
     def shared_bytes(self) -> int:
         return LEFT * self.warps * self.dtype.itemsize
 
-    def moments(self, row: Any) -> tuple:
+    def moments(self, row: Row) -> tuple:
         """Each warp leaves the mean of its own elements, and the sum of squares about that: they meet once for both. The
         row's sum of squares is that of theirs and of the way from their means to the row's, as often as they have elements
         (Chan et al., 1979)."""
@@ -132,14 +134,14 @@ class BlockTeam(RowTeam):
         rest = rest if lane_index() < self.warps else convert(self.dtype, 0)
         return whole, of_warp(rest + far * far * count, added) / row.columns
 
-    def columns_of(self, warp: int, row: Any) -> int:
+    def columns_of(self, warp: int, row: Row) -> int:
         """How many elements of a row a warp has: its share of each round of all threads, and of what is left."""
         share = LANES * row.spec.vector
         rounds = udiv(row.columns, self.warps * share)
         left = row.columns - rounds * self.warps * share - warp * share
         return rounds * share + max(0, min(left, share))
 
-    def reduce(self, value: Any, combine: Any, identity: Any) -> Any:
+    def reduce(self, value: Value, combine: Callable, identity: Value) -> Any:
         """Each warp leaves its value in shared memory. The block meets before, for what was left there last may still be
         read, and after."""
         found = of_warp(value, combine)
@@ -151,15 +153,15 @@ class BlockTeam(RowTeam):
         return of_warp(load_shared(left, lane_index(), 0, 1)[0] if lane_index() < self.warps else identity, combine)
 
 
-def added(a: Any, b: Any) -> Any:
+def added(a: Value, b: Value) -> Any:
     return a + b
 
 
-def of_warp(value: Any, combine: Any) -> Any:
+def of_warp(value: Value, combine: Callable) -> Any:
     return fold_registers(BUTTERFLIES, butterfly, value, combine)
 
 
-def butterfly(value: Any, n: int, combine: Any) -> Any:
+def butterfly(value: Value, n: int, combine: Callable) -> Any:
     """Lanes whose numbers differ in bit n exchange. The lane whose bit is 0 gives the first argument in both: so both make
     the same of it."""
     other = exchanged(value, 1 << n)
@@ -199,24 +201,24 @@ class Row(NamedTuple):
 
 # -- a function's words -------------------------------------------------------------------------------------------------
 
-def fold(row: Row, f: Any, combine: Any, identity: Any, beside: tuple = ()) -> Any:
+def fold(row: Row, f: Callable, combine: Callable, identity: Value, beside: tuple = ()) -> Any:
     """``combine`` of ``f(x, n)`` over the row, and of ``identity``, which changes nothing. The order is fixed: a thread's
     own elements by columns, then those of the threads in a tree."""
     own = row.spec.source.fold(row, f, combine, convert(row.spec.dtype, identity), beside)
     return row.spec.team.reduce(own, combine, convert(row.spec.dtype, identity))
 
 
-def total(row: Row, f: Any, beside: tuple = ()) -> Any:
+def total(row: Row, f: Callable, beside: tuple = ()) -> Any:
     """The sum of ``f(x, n)``."""
     return fold(row, f, added, 0, beside)
 
 
-def largest(row: Row, f: Any, beside: tuple = ()) -> Any:
+def largest(row: Row, f: Callable, beside: tuple = ()) -> Any:
     """The largest ``f(x, n)``, NaN where one is."""
     return fold(row, f, maximum, -np.inf, beside)
 
 
-def smallest(row: Row, f: Any, beside: tuple = ()) -> Any:
+def smallest(row: Row, f: Callable, beside: tuple = ()) -> Any:
     """The smallest ``f(x, n)``, NaN where one is."""
     return fold(row, f, minimum, np.inf, beside)
 
@@ -226,39 +228,39 @@ def moments(row: Row) -> tuple:
     return row.spec.team.moments(row)
 
 
-def mapped(row: Row, f: Any, beside: tuple = ()) -> Row:
+def mapped(row: Row, f: Callable, beside: tuple = ()) -> Row:
     """The row with ``f(x, n)`` in place of each element: computed once where the row is held, and else each time that it is
     loaded."""
     return row.spec.source.mapped(row, f, beside)
 
 
-def put(row: Row, f: Any, columns: tuple = ()) -> None:
+def put(row: Row, f: Callable, columns: tuple = ()) -> None:
     """Store ``f(x, n, *c)`` as the row's result, ``c`` the elements in column n of ``columns``: once, and last."""
     row.spec.source.put(row, f, apply(as_row, columns, row), row.y, row.spec.result)
 
 
-def put_into(row: Row, array: Any, dtype: np.dtype, f: Any, beside: tuple = ()) -> None:
+def put_into(row: Row, array: View, dtype: np.dtype, f: Callable, beside: tuple = ()) -> None:
     """Store ``f(x, n, ...)`` as the row of ``array``, which has elements of ``dtype`` and no memory of what is read."""
     row.spec.source.put(row, f, beside, array, dtype)
 
 
-def put_one(row: Row, array: Any, value: Any) -> None:
+def put_one(row: Row, array: View, value: Value) -> None:
     """Store a value of the row into ``array[m]``: an array of the function's that is among its ``outputs``."""
     if row.spec.team.thread() == 0:
         array[row.m] = value
 
 
-def row_of(row: Row, array: Any) -> Row:
+def row_of(row: Row, array: View) -> Row:
     """The row of another matrix: loaded as this one is, and held or streamed like it."""
     return Row(row.m, row.columns, row.spec.source.load(row.spec, array, row.m, row.columns), array, array, row.spec)
 
 
-def along(row: Row, array: Any) -> Row:
+def along(row: Row, array: View) -> Row:
     """An array with an element for each column, to stand beside a row: its elements are loaded where they are needed."""
     return Row(row.m, row.columns, (), array, array, row.spec.across)
 
 
-def as_row(array: Any, which: int, row: Row) -> Row:
+def as_row(array: View, which: int, row: Row) -> Row:
     return along(row, array)
 
 
@@ -268,7 +270,7 @@ def as_row(array: Any, which: int, row: Row) -> Row:
 class RowSource(Component):
     """How a team gets at a row: pieces of ``vector`` neighbours, which lie in the row wholly or not at all."""
 
-    def load(self, spec: Rows, x: Any, index: int, columns: int) -> Any:
+    def load(self, spec: Rows, x: View, index: int, columns: int) -> Any:
         """What is kept of the row."""
         return ()
 
@@ -276,7 +278,7 @@ class RowSource(Component):
         """A thread's ``p``-th piece, which begins in column ``j``."""
         return ()
 
-    def fold(self, row: Row, f: Any, combine: Any, own: Any, beside: tuple) -> Any:
+    def fold(self, row: Row, f: Callable, combine: Callable, own: Value, beside: tuple) -> Any:
         """A thread's own elements, combined."""
         return own
 
@@ -284,15 +286,15 @@ class RowSource(Component):
         """The sum of a thread's own elements."""
         return self.fold(row, lambda x, n: x, added, convert(row.spec.dtype, 0), ())
 
-    def squares(self, row: Row, mean: Any) -> Any:
+    def squares(self, row: Row, mean: Value) -> Any:
         """The sum of squares of a thread's own elements about ``mean``."""
         return self.fold(row, lambda x, n: (x - mean) * (x - mean), added, convert(row.spec.dtype, 0), ())
 
-    def mapped(self, row: Row, f: Any, beside: tuple) -> Row:
+    def mapped(self, row: Row, f: Callable, beside: tuple) -> Row:
         """The row of ``f(x, n)``."""
         return row
 
-    def put(self, row: Row, f: Any, beside: tuple, out: Any, dtype: np.dtype) -> None:
+    def put(self, row: Row, f: Callable, beside: tuple, out: View, dtype: np.dtype) -> None:
         """Store the function of a thread's own elements into ``out``."""
 
 
@@ -308,19 +310,19 @@ class RegisterRow(RowSource):
     pieces: int
     whole: int
 
-    def load(self, spec: Rows, x: Any, index: int, columns: int) -> Any:
+    def load(self, spec: Rows, x: View, index: int, columns: int) -> Any:
         return generate(self.pieces, load_own, spec, x, index, columns)
 
     def piece(self, row: Row, p: int, j: int) -> tuple:
         return row.held[p]
 
-    def mapped(self, row: Row, f: Any, beside: tuple) -> Row:
+    def mapped(self, row: Row, f: Callable, beside: tuple) -> Row:
         return Row(row.m, row.columns, apply(map_held, row.held, row, f, beside), row.x, row.y, row.spec)
 
-    def fold(self, row: Row, f: Any, combine: Any, own: Any, beside: tuple) -> Any:
+    def fold(self, row: Row, f: Callable, combine: Callable, own: Value, beside: tuple) -> Any:
         return registers.fold(self.pieces, fold_held, own, row, f, combine, beside)
 
-    def put(self, row: Row, f: Any, beside: tuple, out: Any, dtype: np.dtype) -> None:
+    def put(self, row: Row, f: Callable, beside: tuple, out: View, dtype: np.dtype) -> None:
         """The columns' elements of a piece are loaded in front of the store of the piece before: the compiler takes no load
         past a store, since y might be what is loaded."""
         registers.fold(self.pieces, put_with_next, beside_own(0, row, beside), row, f, beside, out, dtype)
@@ -334,10 +336,10 @@ class StreamedRow(RowSource):
     def piece(self, row: Row, p: int, j: int) -> tuple:
         return load_mapped(row, j)
 
-    def mapped(self, row: Row, f: Any, beside: tuple) -> Row:
+    def mapped(self, row: Row, f: Callable, beside: tuple) -> Row:
         return Row(row.m, row.columns, (row.held, f, beside), row.x, row.y, row.spec)
 
-    def fold(self, row: Row, f: Any, combine: Any, own: Any, beside: tuple) -> Any:
+    def fold(self, row: Row, f: Callable, combine: Callable, own: Value, beside: tuple) -> Any:
         step = row.spec.team.threads * row.spec.vector
         j = row.spec.team.thread() * row.spec.vector
         while j < row.columns:
@@ -345,7 +347,7 @@ class StreamedRow(RowSource):
             j += step
         return own
 
-    def put(self, row: Row, f: Any, beside: tuple, out: Any, dtype: np.dtype) -> None:
+    def put(self, row: Row, f: Callable, beside: tuple, out: View, dtype: np.dtype) -> None:
         step = row.spec.team.threads * row.spec.vector
         j = row.spec.team.thread() * row.spec.vector
         while j < row.columns:
@@ -377,7 +379,7 @@ class Rows(Component):
     def across(self) -> AcrossSpec:
         return AcrossSpec(ColumnVector(), self.vector)
 
-    def load(self, x: Any, m: int, columns: int) -> Row:
+    def load(self, x: View, m: int, columns: int) -> Row:
         """Row ``m`` of a matrix."""
         return Row(m, columns, self.source.load(self, x, m, columns), x, x, self)
 
@@ -412,7 +414,7 @@ def column_of(p: int, spec: Rows) -> int:
     return (p * spec.team.threads + spec.team.thread()) * spec.vector
 
 
-def load_piece(spec: Rows, x: Any, index: int, j: int) -> tuple:
+def load_piece(spec: Rows, x: View, index: int, j: int) -> tuple:
     return convert_all(spec.dtype, load_global(x, 1, (index, j), (0, 0), spec.vector))
 
 
@@ -428,19 +430,19 @@ def map_streamed(values: tuple, functions: tuple, j: int, spec: Rows) -> tuple:
     return map_piece(map_streamed(values, functions[0], j, spec), j, spec, functions[1], apply(piece_of, functions[2], 0, j))
 
 
-def map_piece(values: tuple, j: int, spec: Rows, f: Any, beside: tuple) -> tuple:
+def map_piece(values: tuple, j: int, spec: Rows, f: Callable, beside: tuple) -> tuple:
     return generate(spec.vector, map_element, values, j, spec, f, beside)
 
 
-def map_element(n: int, values: tuple, j: int, spec: Rows, f: Any, beside: tuple) -> Any:
+def map_element(n: int, values: tuple, j: int, spec: Rows, f: Callable, beside: tuple) -> Any:
     return converted(spec, "__call__", f(values[n], j + n, *apply(element_of, beside, n)), spec.dtype)
 
 
-def map_held(values: tuple, p: int, row: Row, f: Any, beside: tuple) -> tuple:
+def map_held(values: tuple, p: int, row: Row, f: Callable, beside: tuple) -> tuple:
     return map_piece(values, column_of(p, row.spec), row.spec, f, beside_own(p, row, beside))
 
 
-def load_own(p: int, spec: Any, x: Any, index: int, columns: int) -> tuple:
+def load_own(p: int, spec: Any, x: View, index: int, columns: int) -> tuple:
     """The ``p``-th piece. Beyond the row it is the thread's first once more, which nothing looks at: that of another thread
     might be stored by then, where y is x."""
     j = column_of(p, spec)
@@ -453,7 +455,7 @@ def load_own(p: int, spec: Any, x: Any, index: int, columns: int) -> tuple:
     return fill(spec.dtype, spec.vector, 0)
 
 
-def fold_held(own: Any, p: int, row: Row, f: Any, combine: Any, beside: tuple) -> Any:
+def fold_held(own: Value, p: int, row: Row, f: Callable, combine: Callable, beside: tuple) -> Any:
     j = column_of(p, row.spec)
     if p < row.spec.source.whole:
         return fold_piece(own, row.held[p], j, row, f, combine, apply(piece_of, beside, p, j))
@@ -462,16 +464,17 @@ def fold_held(own: Any, p: int, row: Row, f: Any, combine: Any, beside: tuple) -
     return own
 
 
-def fold_piece(own: Any, values: tuple, j: int, row: Row, f: Any, combine: Any, beside: tuple) -> Any:
+def fold_piece(own: Value, values: tuple, j: int, row: Row, f: Callable, combine: Callable, beside: tuple) -> Any:
     return registers.fold(row.spec.vector, fold_element, own, values, j, row.spec, f, combine, beside)
 
 
-def fold_element(own: Any, n: int, values: tuple, j: int, spec: Rows, f: Any, combine: Any, beside: tuple) -> Any:
+def fold_element(own: Value, n: int, values: tuple, j: int, spec: Rows, f: Callable, combine: Callable,
+                 beside: tuple) -> Any:
     given = converted(spec, "__call__", f(values[n], j + n, *apply(element_of, beside, n)), spec.dtype)
     return convert(spec.dtype, combine(own, given))
 
 
-def put_with_next(now: tuple, p: int, row: Row, f: Any, beside: tuple, out: Any, dtype: np.dtype) -> tuple:
+def put_with_next(now: tuple, p: int, row: Row, f: Callable, beside: tuple, out: View, dtype: np.dtype) -> tuple:
     """Piece ``p`` with what stands beside it, behind the loads of what stands beside the next piece."""
     following = beside_own(p + 1, row, beside) if p + 1 < row.spec.source.pieces else now
     j = column_of(p, row.spec)
@@ -490,7 +493,7 @@ def beside_own(p: int, row: Row, beside: tuple) -> tuple:
     return apply(piece_of, beside, p, j if j < row.columns else 0)
 
 
-def put_piece(values: tuple, j: int, row: Row, f: Any, beside: tuple, out: Any, dtype: np.dtype) -> None:
+def put_piece(values: tuple, j: int, row: Row, f: Callable, beside: tuple, out: View, dtype: np.dtype) -> None:
     made = generate(row.spec.vector, put_element, values, j, dtype, f, beside, row.spec)
     store_global(out, 1, (row.m, j), (0, 0), made)
 
@@ -499,7 +502,7 @@ def piece_of(beside: Row, which: int, p: int, j: int) -> tuple:
     return beside.spec.source.piece(beside, p, j)
 
 
-def put_element(n: int, values: tuple, j: int, dtype: np.dtype, f: Any, beside: tuple, spec: Any) -> Any:
+def put_element(n: int, values: tuple, j: int, dtype: np.dtype, f: Callable, beside: tuple, spec: RowsSpec) -> Any:
     return converted(spec, "__call__", f(values[n], j + n, *apply(element_of, beside, n)), dtype)
 
 

@@ -41,9 +41,10 @@ from gemmkit.kernels.collectives.scheduler import UNSPLIT, Cluster, OneTilePerBl
 from gemmkit.kernels.collectives.split_k import merge, place_of
 from gemmkit.kernels.spec import KernelFamily, Spec, check_splits, divides, rule
 from gemmkit.lang.aggregates import fill
-from gemmkit.lang.component_products import of_product
+from gemmkit.lang.component_products import StackShape, of_product
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.registers import apply, each, generate, join, registers, split
+from gemmkit.lang.host import SharedPointer, View
+from gemmkit.lang.registers import Registers, apply, each, generate, join, registers, split
 from gemmkit.operators import BoxMMAOp
 from gemmkit.ptx.barriers import cluster_barrier, cluster_rank, cluster_size, load_shared_of
 from gemmkit.ptx.memory import shared, store_shared
@@ -79,7 +80,7 @@ class ClusterSums(Reduction):
         return int(spec.sums_count * spec.operator.fragment_c.dtype.itemsize)
 
 
-def own_share(k: tuple, spec: Any, rank: int) -> tuple:
+def own_share(k: tuple, spec: SimtSpec, rank: int) -> tuple:
     """Where this block's part of K from ``k[0]`` up to ``k[1]`` begins and ends; the last may have less, or nothing."""
     begin, end = k
     size = spec.block.size.K
@@ -87,7 +88,7 @@ def own_share(k: tuple, spec: Any, rank: int) -> tuple:
     return begin + rank * share, min(begin + (rank + 1) * share, end)
 
 
-def gather_sums(spec: Any, accumulators: Any, rank: int) -> None:
+def gather_sums(spec: SimtSpec, accumulators: Registers, rank: int) -> None:
     """The first block's accumulators take in those of its peers."""
     if rank > 0:
         for i in range(spec.fragments_m):
@@ -104,16 +105,16 @@ def gather_sums(spec: Any, accumulators: Any, rank: int) -> None:
     cluster_barrier()                                  # a block's shared memory must last until the first has read it
 
 
-def put_piece(values: tuple, n: int, i: int, j: int, spec: Any) -> None:
+def put_piece(values: tuple, n: int, i: int, j: int, spec: SimtSpec) -> None:
     pointer = shared(spec.operator.fragment_c.dtype, 0)
     store_shared(pointer, thread_index() * spec.sums_width, place_of(n, i, j, spec), values)
 
 
-def fetch_fragment(i: int, j: int, spec: Any, peer: int) -> tuple:
+def fetch_fragment(i: int, j: int, spec: SimtSpec, peer: int) -> tuple:
     return join(generate(spec.operator.fragment_c.count // spec.sums_width, fetch_piece, i, j, spec, peer))
 
 
-def fetch_piece(n: int, i: int, j: int, spec: Any, peer: int) -> tuple:
+def fetch_piece(n: int, i: int, j: int, spec: SimtSpec, peer: int) -> tuple:
     pointer = shared(spec.operator.fragment_c.dtype, 0)
     return load_shared_of(peer, pointer, thread_index() * spec.sums_width, place_of(n, i, j, spec), spec.sums_width)
 
@@ -125,7 +126,7 @@ class Observed(NamedTuple):
     due: Any
 
 
-def singlestage(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
+def singlestage(spec: SimtSpec, a: View, b: View, c: View, d: View, shape: StackShape) -> None:
     """D = A B + C for one tile of D; see the module's table. Launched with ``spec.cluster.splits`` blocks
     of ``spec.threads`` a tile, in clusters of as many."""
     # 0. Which product of a stack is this block's, and which tile of it?
@@ -135,7 +136,7 @@ def singlestage(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
                  stack.d.matrix(d, batch), of_product(shape, batch), tile)
 
 
-def compute_tile(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, tile: int) -> None:
+def compute_tile(spec: SimtSpec, a: View, b: View, c: View, d: View, shape: StackShape, tile: int) -> None:
     """All steps, for one tile of a product of two matrices."""
     # 0. Where is the tile, which share of K is this block's, and which warp is this thread's?
     block = spec.block
@@ -195,14 +196,15 @@ def compute_tile(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, tile: in
         spec.epilogue.store(spec, d, d_shared, block_m, block_n, warp, shape)
 
 
-def start_observing(spec: Any, block_n: int, shape: Any) -> Any:
+def start_observing(spec: SimtSpec, block_n: int, shape: StackShape) -> Any:
     """An observer's state of this thread's row of A, and the first k-tile that this block looks at."""
     if spec.observes:
         return Observed(spec.a.observer.nothing(), spec.watch.first(spec, block_n, shape))
     return 0
 
 
-def observe(spec: Any, observed: Observed, pointer: Any, block_m: int, block_k: int, shape: Any) -> Observed:
+def observe(spec: SimtSpec, observed: Observed, pointer: SharedPointer, block_m: int, block_k: int,
+            shape: StackShape) -> Observed:
     """A's tile at ``block_k`` is looked at where it is this block's."""
     if udiv(block_k, spec.block.size.K) == observed.due:
         a = TileCoord(block_m, block_k, shape.M, shape.K)
@@ -211,7 +213,7 @@ def observe(spec: Any, observed: Observed, pointer: Any, block_m: int, block_k: 
     return observed
 
 
-def load_c(spec: Any, accumulators: Any, c: Any, place: TileCoord, warp: int, shape: Any) -> None:
+def load_c(spec: Any, accumulators: Any, c: Any, place: TileCoord, warp: int, shape: StackShape) -> None:
     """Steps 1 and 2."""
     pointer = shared(spec.c.shared.dtype, 0)
     copy_to_shared(spec.c, c, pointer, place, 0, warp, shape)
@@ -227,7 +229,7 @@ def load_c(spec: Any, accumulators: Any, c: Any, place: TileCoord, warp: int, sh
     barrier()
 
 
-def start_from_nothing(spec: Any, accumulators: Any) -> None:
+def start_from_nothing(spec: SimtSpec, accumulators: Registers) -> None:
     """No C: the accumulators start as the operator says."""
     for i in range(spec.fragments_m):
         for j in range(spec.fragments_n):
@@ -235,7 +237,7 @@ def start_from_nothing(spec: Any, accumulators: Any) -> None:
                                       spec.operator.start)
 
 
-def multiply(spec: Any, accumulators: Any, a_shared: Any, b_shared: Any, warp_tile: Any, a_place: TileCoord,
+def multiply(spec: Any, accumulators: Any, a_shared: Any, b_shared: Any, warp_tile: Tile, a_place: TileCoord,
              b_place: TileCoord) -> None:
     """Step 3c for one slice along K of a warp's tile: fragments of A and B, and their outer product."""
     operator, operation = spec.operator, spec.operation

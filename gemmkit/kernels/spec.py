@@ -180,7 +180,7 @@ class Spec(Component):
 SPLITS = (1, 2, 4, 8)                  # blocks of a cluster; more than 8 not every GPU has side by side
 
 
-def rule(condition: bool, field: str, value: Any, said: str | Callable[[], str]) -> None:
+def rule(condition: bool, field: str, value: object, said: str | Callable[[], str]) -> None:
     """Raise ConfigError, naming the field and its value, unless the condition holds.
 
     ``said`` is what would do, or makes that: to write components takes longer than to check them.
@@ -189,7 +189,7 @@ def rule(condition: bool, field: str, value: Any, said: str | Callable[[], str])
         raise ConfigError(f"{field}={value!r}: {said if isinstance(said, str) else said()}")
 
 
-def divides(small: Tile, large: Tile, field: str, said: str, value: Any = None) -> None:
+def divides(small: Tile, large: Tile, field: str, said: str, value: object = None) -> None:
     """The rule that one tile divides another."""
     for name in small.names:
         part, whole = getattr(small.size, name), getattr(large.size, name)
@@ -228,12 +228,12 @@ class KernelFamily(ABC):
                    arrays: OperandArrays | None) -> Spec:
         """What the kernel is specialised by for a class of problems; see `Config.spec`."""
 
-    def is_specialised(self, spec: Any, config: Config, arrays: OperandArrays) -> bool:
+    def is_specialised(self, spec: Spec, config: Config, arrays: OperandArrays) -> bool:
         """Whether ``spec``, made for these arrays or for others whose operands were whole where these are, is what
         `specialise` makes for all such arrays of which this is true. False where that is not known."""
         return False
 
-    def maps(self, spec: Any, arrays: OperandArrays) -> tuple[Any, ...]:
+    def maps(self, spec: Spec, arrays: OperandArrays) -> tuple[Any, ...]:
         """The tensor maps of a problem, None for operands that TMA does not move."""
         return ()
 
@@ -241,7 +241,7 @@ class KernelFamily(ABC):
         """How many of ``splits`` blocks that share the K of a tile are those of one cluster, of ``cluster`` tiles."""
         return splits
 
-    def registers(self, spec: Any) -> tuple[int, ...] | None:
+    def registers(self, spec: Spec) -> tuple[int, ...] | None:
         """Registers of a thread of each warp, where warps deal them out anew."""
         return None
 

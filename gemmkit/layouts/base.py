@@ -18,16 +18,21 @@ A class has the roles that it serves in: the plain layouts (:mod:`gemmkit.layout
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from gemmkit.components import Component
 from gemmkit.lang.checks import converted, dtype_given, number
+from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import ComponentClass, dataclass
+from gemmkit.lang.host import Value, View
 from gemmkit.lang.registers import each, generate
 from gemmkit.runtime.arrays import ArrayInfo
-from gemmkit.tiling import translate_offset
+from gemmkit.tiling import Tile, translate_offset
+
+if TYPE_CHECKING:
+    from gemmkit.layouts.plain import Plain
 
 WIDE = 16                              # bytes of the widest access of a thread
 
@@ -85,12 +90,12 @@ class ArrayLayout(AnyLayout):
 
     readable = writable = False
 
-    def row_offset(self, data: Any, i: int) -> int:
+    def row_offset(self, data: View, i: int) -> int:
         """How many bytes behind the first element of the array row ``i`` begins, where `is_separable`: in 64 bits, or, where
         the layout is ``near``, in 32."""
         raise TypeError(f"{type(self).__qualname__} has no row_offset(data, i)")
 
-    def column_offset(self, data: Any, j: int) -> int:
+    def column_offset(self, data: View, j: int) -> int:
         """How much further column ``j`` lies."""
         raise TypeError(f"{type(self).__qualname__} has no column_offset(data, j)")
 
@@ -162,15 +167,15 @@ class GlobalLayout(ArrayLayout):
 
     # -- device methods ---------------------------------------------------------------------------------------------
 
-    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+    def element(self, data: View, i: int, j: int, shape: StackShape) -> Any:
         """The element in row ``i``, column ``j`` of the operand."""
         raise TypeError(f"{type(self).__qualname__} has no element(data, i, j, shape): it cannot be read")
 
-    def load(self, data: Any, tile: Any, shape: Any) -> tuple:
+    def load(self, data: Any, tile: Tile, shape: StackShape) -> tuple:
         """All elements of a tile that lies inside the operand, first dimension fastest."""
         return load_elements(self, data, tile, shape)
 
-    def k_range(self, begin: int, end: int, shape: Any) -> tuple:
+    def k_range(self, begin: int, end: int, shape: StackShape) -> tuple:
         """The range of K in which rows (of A) or columns (of B) ``begin`` to ``end`` can be other than nothing."""
         return 0, shape.K
 
@@ -187,7 +192,7 @@ class GlobalLayout(ArrayLayout):
         blocks that ``is_as_stored(i, j, rows, columns)`` says it would not change."""
         return self if self.is_plain else None
 
-    def packs(self, tile: Any) -> bool:
+    def packs(self, tile: Tile) -> bool:
         """Whether ``load_packed(data, tile, shape)`` loads tiles of threads such as this, as 32-bit words."""
         return False
 
@@ -212,7 +217,7 @@ class ResultLayout(ArrayLayout):
     packed = 1                           # columns that an epilogue makes one of
     folds = 1                            # columns that a kernel computes for one of D
 
-    def store(self, data: Any, tile: Any, values: tuple, shape: Any) -> None:
+    def store(self, data: View, tile: Tile, values: tuple, shape: StackShape) -> None:
         """Store a tile's elements, first dimension fastest."""
         store_elements(self, data, tile, values, shape)
 
@@ -297,32 +302,32 @@ def check_dimensions(info: ArrayInfo, layout: ArrayLayout, name: str) -> None:
         raise ValueError(f"{name} has shape {info.shape}; its layout {layout!r} takes arrays of {own} dimensions")
 
 
-def load_elements(layout: Any, data: Any, tile: Any, shape: Any) -> tuple:
+def load_elements(layout: GlobalLayout, data: View, tile: Tile, shape: StackShape) -> tuple:
     """A tile's elements one by one, first dimension fastest, in the layout's dtype."""
     return generate(tile.count, element_of_tile, layout, data, tile, shape)
 
 
-def store_elements(layout: Any, data: Any, tile: Any, values: tuple, shape: Any) -> None:
+def store_elements(layout: ArrayLayout, data: View, tile: Tile, values: tuple, shape: StackShape) -> None:
     """Store a tile's elements one by one."""
     each(store_element_of_tile, values, layout, data, tile, shape)
 
 
-def element_tile(tile: Any, n: int) -> Any:
+def element_tile(tile: Tile, n: int) -> Any:
     """The tile whose first element is the n-th of this one."""
     return translate_offset(tile, n % tile.size[0], n // tile.size[0])
 
 
-def element_of_tile(n: int, layout: Any, data: Any, tile: Any, shape: Any) -> Any:
+def element_of_tile(n: int, layout: GlobalLayout, data: View, tile: Tile, shape: StackShape) -> Any:
     """Element ``n`` of a tile, first dimension fastest, in the layout's dtype."""
     return element_of(layout, data, tile.index[0] + n % tile.size[0], tile.index[1] + n // tile.size[0], shape)
 
 
-def element_of(layout: Any, data: Any, i: int, j: int, shape: Any) -> Any:
+def element_of(layout: GlobalLayout, data: View, i: int, j: int, shape: StackShape) -> Any:
     """The element in row ``i``, column ``j``, in the layout's dtype."""
     value = layout.element(data, i, j, shape)
     return converted(layout, "element", number(layout, "element", value, 0), layout.dtype)
 
 
-def store_element_of_tile(value: Any, n: int, layout: Any, data: Any, tile: Any, shape: Any) -> None:
+def store_element_of_tile(value: Value, n: int, layout: Plain, data: View, tile: Tile, shape: StackShape) -> None:
     """Store element ``n`` of a tile."""
     layout.store_element(data, tile.index[0] + n % tile.size[0], tile.index[1] + n // tile.size[0], value, shape)

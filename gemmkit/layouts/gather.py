@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 
 from gemmkit.components import Array, Scalar
+from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import Value, View
 from gemmkit.layouts.base import GlobalLayout, ResultLayout, load_elements, store_elements
 from gemmkit.layouts.matrices import Matrix, plain_layout
 from gemmkit.layouts.plain import LINE, Plain
 from gemmkit.ptx.copy_async import offset_of
 from gemmkit.ptx.memory import load_global, store_global
 from gemmkit.runtime.arrays import ArrayInfo, describe, info_of
+from gemmkit.tiling import Tile
 
 
 @dataclass(frozen=True)
@@ -32,25 +35,25 @@ class Gathered(GlobalLayout):
     array_ndim = 2
     array_names = MappingProxyType({"index": "index of Gather"})
 
-    def __init__(self, layout: Plain, index: Any, count: int):
+    def __init__(self, layout: Plain, index: Array, count: int):
         if not isinstance(layout, Plain):
             raise TypeError(f"{type(self).__name__}(layout={layout!r}): the RowMajor or ColMajor layout of the array is "
                             "needed")
         for name, value in dict(dtype=layout.dtype, layout=layout, index=index, count=count).items():
             object.__setattr__(self, name, value)
 
-    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+    def element(self, data: View, i: int, j: int, shape: StackShape) -> Any:
         return data[self.index[i], j]
 
-    def load(self, data: Any, tile: Any, shape: Any) -> tuple:
+    def load(self, data: View, tile: Tile, shape: StackShape) -> tuple:
         if self.is_row_major and tile.size[1] == tile.count:
             return load_global(data, 1, (self.index[tile.index[0]], tile.index[1]), (0, 0), tile.count)
         return load_elements(self, data, tile, shape)
 
-    def row_offset(self, data: Any, i: int) -> int:
+    def row_offset(self, data: View, i: int) -> int:
         return offset_of(data, (self.index[i if i < self.count else 0], 0))          # a tile's rows may be out of range
 
-    def column_offset(self, data: Any, j: int) -> int:
+    def column_offset(self, data: View, j: int) -> int:
         return offset_of(data, (0, j))
 
     # -- host -------------------------------------------------------------------------------------------------------
@@ -90,10 +93,10 @@ class Scattered(Gathered, ResultLayout):
 
     array_names = MappingProxyType({"index": "index of Scatter"})
 
-    def store_element(self, data: Any, i: int, j: int, value: Any, shape: Any) -> None:
+    def store_element(self, data: View, i: int, j: int, value: Value, shape: StackShape) -> None:
         data[self.index[i], j] = value
 
-    def store(self, data: Any, tile: Any, values: tuple, shape: Any) -> None:
+    def store(self, data: View, tile: Tile, values: tuple, shape: StackShape) -> None:
         if self.is_row_major and tile.size[1] == tile.count:
             store_global(data, 1, (self.index[tile.index[0]], tile.index[1]), (0, 0), values)
         else:
@@ -125,7 +128,7 @@ class Gather(Matrix):
     [[5.0, 6.0], [1.0, 2.0], [5.0, 6.0]]
     """
 
-    def __init__(self, array: Any, index: Any, check: bool = False):
+    def __init__(self, array: Array, index: Array, check: bool = False):
         self.index = index
         super().__init__(array, Gathered(*_checked(array, index, "Gather", check)))
 
@@ -151,7 +154,7 @@ class Scatter(Matrix):
     [[3.0, 4.0], [0.0, 0.0], [1.0, 2.0]]
     """
 
-    def __init__(self, array: Any, index: Any, check: bool = False):
+    def __init__(self, array: Array, index: Array, check: bool = False):
         found = _checked(array, index, "Scatter", check)
         if check:
             rows, first, times = np.unique(on_host(index), return_index=True, return_counts=True)
@@ -165,7 +168,7 @@ class Scatter(Matrix):
         raise TypeError(f"{name} is a Scatter, which is for out; give a Gather of the array and the index")
 
 
-def _checked(array: Any, index: Any, name: str, check: Any) -> tuple[Any, Any, int]:
+def _checked(array: Array, index: Array, name: str, check: Any) -> tuple[Any, Any, int]:
     """An array's layout, its index and how many rows that names."""
     info, of_array = describe(index, "index"), describe(array, "array")
     if len(of_array.shape) != 2:
@@ -185,7 +188,7 @@ def _checked(array: Any, index: Any, name: str, check: Any) -> tuple[Any, Any, i
     return plain_layout(array), index, info.shape[0]
 
 
-def on_host(x: Any) -> np.ndarray:
+def on_host(x: Array) -> np.ndarray:
     """A copy in host memory; waits for the device."""
     for name in ("get", "copy_to_host"):                             # CuPy's, Numba's
         if hasattr(x, name):

@@ -12,8 +12,10 @@ import numpy as np
 from gemmkit.components import Array, Component, Scalar
 from gemmkit.lang.aggregates import convert, convert_all, fill
 from gemmkit.lang.checks import check_dtype
+from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
+from gemmkit.lang.host import View
 from gemmkit.lang.memory import either
 from gemmkit.lang.registers import generate, join
 from gemmkit.layouts.base import WIDE, GlobalLayout, OfArray, ResultLayout, load_elements
@@ -75,7 +77,7 @@ class Joined(GlobalLayout):
     boundary: Scalar
     grain: int
 
-    def __init__(self, first: GlobalLayout, second: GlobalLayout, array: Any, axis: int, boundary: int):
+    def __init__(self, first: GlobalLayout, second: GlobalLayout, array: Array, axis: int, boundary: int):
         for name, part in (("first", first), ("second", second)):
             if not isinstance(part, GlobalLayout):
                 raise TypeError(f"Joined({name}={part!r}): a Layout is needed, for example RowMajor('float16')")
@@ -93,7 +95,7 @@ class Joined(GlobalLayout):
 
     # -- device methods ---------------------------------------------------------------------------------------------
 
-    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+    def element(self, data: View, i: int, j: int, shape: StackShape) -> Any:
         if self.is_alike:
             view = self.view(data, i, j)
             own = self.own(i, j)
@@ -104,14 +106,14 @@ class Joined(GlobalLayout):
         return convert(self.dtype, self.second.element(self.part.array, i - self.rows(self.boundary),
                                                        j - self.columns(self.boundary), shape))
 
-    def load(self, data: Any, tile: Any, shape: Any) -> tuple:
+    def load(self, data: View, tile: Tile, shape: StackShape) -> tuple:
         if self.grain % tile.size[self.axis] == 0:
             return self.load_part(data, tile, shape)
         if tile.size[self.axis] == tile.count and tile.count % self.grain == 0:
             return join(generate(tile.count // self.grain, lambda n: self.load_part(data, self.piece_of(tile, n), shape)))
         return load_elements(self, data, tile, shape)
 
-    def load_part(self, data: Any, tile: Any, shape: Any) -> tuple:
+    def load_part(self, data: View, tile: Tile, shape: StackShape) -> tuple:
         """What `load` gives, of a tile that lies in one part."""
         i, j = tile.index[0], tile.index[1]
         if self.is_alike:
@@ -122,23 +124,23 @@ class Joined(GlobalLayout):
         own_tile = translate(tile, -self.rows(self.boundary), -self.columns(self.boundary))
         return convert_all(self.dtype, self.second.load(self.part.array, own_tile, shape))
 
-    def load_packed(self, data: Any, tile: Any, shape: Any) -> tuple:
+    def load_packed(self, data: View, tile: Tile, shape: StackShape) -> tuple:
         """What `load` gives, in 32-bit words, of a tile that it `packs`."""
         i, j = tile.index[0], tile.index[1]
         own = self.own(i, j)
         place = translate(tile, -self.rows(own), -self.columns(own))
         return load_words(self.view(data, i, j), self.line_axis, place.base, place.offset, tile.count)
 
-    def piece_of(self, tile: Any, n: int) -> Any:
+    def piece_of(self, tile: Tile, n: int) -> Any:
         """The ``n``-th piece of a tile that is a line along ``axis``."""
         return translate(self.piece, tile.index[0] + self.rows(n * self.grain), tile.index[1] + self.columns(n * self.grain))
 
-    def found(self, data: Any, i: int, j: int) -> tuple:
+    def found(self, data: View, i: int, j: int) -> tuple:
         """The array that has an element, where all parts are alike, and the element's row and column in it."""
         own = self.own(i, j)
         return self.view(data, i, j), i - self.rows(own), j - self.columns(own)
 
-    def view(self, data: Any, i: int, j: int) -> Any:
+    def view(self, data: View, i: int, j: int) -> Any:
         """The array that has an element, where all parts are alike."""
         if self.is_nested:
             return either(self.is_first(i, j), self.first.view(data, i, j), self.part.array)
@@ -213,7 +215,7 @@ class Joined(GlobalLayout):
     def neighbours(self) -> int:
         return min(int(self.grain), WIDE) if self.axis == self.line_axis else WIDE
 
-    def packs(self, tile: Any) -> bool:
+    def packs(self, tile: Tile) -> bool:
         """Whether `load_packed` loads tiles of threads such as this: lines, each in one part."""
         if not self.is_alike or self.grain % tile.extents[self.axis]:
             return False
@@ -305,13 +307,13 @@ class ColumnInterleaved(OfArray, GlobalLayout):
 
     # -- device methods ---------------------------------------------------------------------------------------------
 
-    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+    def element(self, data: View, i: int, j: int, shape: StackShape) -> Any:
         part, column = self.part_of(j), self.column_of(j)
         if part < self.parts and column < self.columns:
             return convert(self.dtype, self.layout.element(data, i, part * self.columns + column, shape))
         return convert(self.dtype, 0)
 
-    def load(self, data: Any, tile: Any, shape: Any) -> tuple:
+    def load(self, data: View, tile: Tile, shape: StackShape) -> tuple:
         if self.begins_anywhere:
             return load_elements(self, data, tile, shape)
         if OCTET % tile.size[1] == 0:
@@ -325,7 +327,7 @@ class ColumnInterleaved(OfArray, GlobalLayout):
                 return fill(self.dtype, tile.count, 0)
         return load_elements(self, data, tile, shape)
 
-    def load_packed(self, data: Any, tile: Any, shape: Any) -> tuple:
+    def load_packed(self, data: View, tile: Tile, shape: StackShape) -> tuple:
         """What `load` gives, in 32-bit words, of a tile that it `packs`."""
         part, column = self.part_of(tile.index[1]), self.column_of(tile.index[1])
         own = translate(tile, 0, part * self.columns + column - tile.index[1])
@@ -335,7 +337,7 @@ class ColumnInterleaved(OfArray, GlobalLayout):
             return self.layout.load_packed(data, own, shape)
         return fill(WORD, tile.count * self.itemsize // 4, 0)
 
-    def found(self, data: Any, i: int, j: int) -> tuple:
+    def found(self, data: View, i: int, j: int) -> tuple:
         """The array that has an element, and the element's row and column in it."""
         return self.layout.found(data, i, self.part_of(j) * self.columns + self.column_of(j))
 
@@ -375,7 +377,7 @@ class ColumnInterleaved(OfArray, GlobalLayout):
     def neighbours(self) -> int:
         return OCTET
 
-    def packs(self, tile: Any) -> bool:
+    def packs(self, tile: Tile) -> bool:
         return self.is_even and OCTET % tile.extents[1] == 0 and self.layout.packs(tile)
 
     @property
@@ -490,7 +492,7 @@ class Concat(Matrix):
     [[31.0, 0.0]]
     """
 
-    def __init__(self, *arrays: Any, axis: int):
+    def __init__(self, *arrays: Array, axis: int):
         infos = _parts(arrays, "Concat")
         self.parts, self.axis = arrays, _axis(axis, infos[0])
         for n, info in enumerate(infos[1:], 1):
@@ -523,7 +525,7 @@ class InterleavedColumns(Matrix):
     [[15.0]]
     """
 
-    def __init__(self, *arrays: Any):
+    def __init__(self, *arrays: Array):
         infos = _parts(arrays, "InterleavedColumns")
         if len(arrays) > MOST:
             raise ValueError(f"InterleavedColumns() got {len(arrays)} arrays; {MOST} are the most")

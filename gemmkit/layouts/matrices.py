@@ -16,7 +16,7 @@ A new kind is a layout and, where its transpose is not the same layout of ``arra
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from gemmkit.layouts.structured import Generated as GeneratedLayout
 from gemmkit.layouts.structured import Symmetric as SymmetricLayout
 from gemmkit.layouts.structured import Triangular as TriangularLayout
 from gemmkit.runtime.arrays import describe, empty_like, strided
+
+if TYPE_CHECKING:
+    from gemmkit.lang.fingerprint import Array
 
 
 class Matrix:
@@ -108,7 +111,7 @@ class DiagonalMatrix(Matrix):
     ((3, 3), (4, 3, 3))
     """
 
-    def __init__(self, diagonal: Any):
+    def __init__(self, diagonal: Array):
         info = describe(diagonal, "diagonal")
         check_dtype(info.dtype, "diagonal")
         if not info.shape:
@@ -127,7 +130,7 @@ class TriangularMatrix(Matrix):
     <TriangularMatrix of shape (4, 4), Triangular(ColMajor('float32'), 'lower')>
     """
 
-    def __init__(self, array: Any, half: str = "lower", unit: bool = False):
+    def __init__(self, array: Array, half: str = "lower", unit: bool = False):
         super().__init__(array, TriangularLayout(plain_layout(array), half, unit))
 
     @property
@@ -139,7 +142,7 @@ class TriangularMatrix(Matrix):
 class SymmetricMatrix(Matrix):
     """The symmetric matrix of which an array's lower or upper half is read, the rest never."""
 
-    def __init__(self, array: Any, half: str = "lower"):
+    def __init__(self, array: Array, half: str = "lower"):
         layout = SymmetricLayout(plain_layout(array), half)
         super().__init__(array, layout)
         if self.shape[-2] != self.shape[-1]:
@@ -299,7 +302,7 @@ def arrays(a: Any, b: Any, others: tuple) -> tuple[Any, Any]:
     return (b if a is None else a), (a if b is None else b)
 
 
-def plain_layout(array: Any) -> Plain:
+def plain_layout(array: Array) -> Plain:
     """The layout of a matrix of numbers, or of each of a stack. Raises ValueError for fewer than two dimensions."""
     info = describe(array, "array")
     check_dtype(info.dtype, "array")
@@ -309,7 +312,7 @@ def plain_layout(array: Any) -> Plain:
     return (ColMajor if rows == 1 and columns != 1 else RowMajor)(info.dtype)
 
 
-def transposed(x: Any, parts: int = 0) -> Any:
+def transposed(x: Array, parts: int = 0) -> Any:
     """The transpose of a matrix, or of each of a stack, as a view; nothing is copied. ``parts`` is how many axes follow
     those of the matrix."""
     rows, columns = -2 - parts, -1 - parts

@@ -7,8 +7,10 @@ from typing import Any
 
 from gemmkit.lang import static  # noqa: F401  (how a Swizzle is compiled)
 from gemmkit.lang.aggregates import fill
+from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
+from gemmkit.lang.host import SharedPointer, Value, View
 from gemmkit.lang.registers import each, generate, join, split
 from gemmkit.layouts.base import (
     GlobalLayout,
@@ -23,6 +25,7 @@ from gemmkit.ptx.copy_async import offset_of
 from gemmkit.ptx.memory import load_global, load_shared, store_global, store_shared, store_words
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.shapes import CHUNK, Swizzle, lines
+from gemmkit.tiling import Coord, Tile
 
 LINE = 16                              # elements, and more, that lie side by side
 PAIR = 2                               # neighbours that a thread of every kernel holds, and `Packed` makes one
@@ -37,36 +40,36 @@ class Plain(GlobalLayout, ResultLayout, SharedLayout):
 
     # -- global memory ----------------------------------------------------------------------------------------------
 
-    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+    def element(self, data: View, i: int, j: int, shape: StackShape) -> Any:
         return data[i, j]
 
-    def store_element(self, data: Any, i: int, j: int, value: Any, shape: Any) -> None:
+    def store_element(self, data: View, i: int, j: int, value: Value, shape: StackShape) -> None:
         data[i, j] = value
 
-    def load(self, data: Any, tile: Any, shape: Any) -> tuple:
+    def load(self, data: View, tile: Tile, shape: StackShape) -> tuple:
         if tile.size[self.axis] == tile.count:
             return load_global(data, self.axis, tile.base, tile.offset, tile.count)
         return load_elements(self, data, tile, shape)
 
-    def store(self, data: Any, tile: Any, values: tuple, shape: Any) -> None:
+    def store(self, data: View, tile: Tile, values: tuple, shape: StackShape) -> None:
         if tile.size[self.axis] == tile.count:
             store_global(data, self.axis, tile.base, tile.offset, values)
         else:
             store_elements(self, data, tile, values, shape)
 
-    def row_offset(self, data: Any, i: int) -> int:
+    def row_offset(self, data: View, i: int) -> int:
         return offset_of(data, (i, 0))
 
-    def column_offset(self, data: Any, j: int) -> int:
+    def column_offset(self, data: View, j: int) -> int:
         return offset_of(data, (0, j))
 
     # -- shared memory ----------------------------------------------------------------------------------------------
 
-    def leading(self, size: Any) -> int:
+    def leading(self, size: Coord) -> int:
         """Elements from one line to the next in shared memory."""
         return size[self.axis]
 
-    def position(self, coord: Any, leading: int) -> int:
+    def position(self, coord: Coord, leading: int) -> int:
         """Where a coordinate of a shared tile lies, in elements."""
         return coord[self.axis] + coord[1 - self.axis] * leading
 
@@ -83,7 +86,7 @@ class Plain(GlobalLayout, ResultLayout, SharedLayout):
         else:
             each(lambda value, n: _store_shared_element(value, self, pointer, element_tile(tile, n), leading), values)
 
-    def store_words(self, pointer: Any, tile: Any, words: tuple, leading: int) -> None:
+    def store_words(self, pointer: SharedPointer, tile: Tile, words: tuple, leading: int) -> None:
         """Store a tile that is a line, as 32-bit words."""
         store_words(pointer, self.position(tile.base, leading), self.position(tile.offset, leading), words)
 
@@ -171,19 +174,19 @@ class Padded(SharedLayout):
     def vector_axis(self) -> int | None:
         return self.layout.axis
 
-    def leading(self, size: Any) -> int:
+    def leading(self, size: Coord) -> int:
         return self.layout.leading(size) + self.padding
 
-    def position(self, coord: Any, leading: int) -> int:
+    def position(self, coord: Coord, leading: int) -> int:
         return self.layout.position(coord, leading)
 
-    def load_shared(self, pointer: Any, tile: Any, leading: int) -> tuple:
+    def load_shared(self, pointer: SharedPointer, tile: Coord, leading: int) -> tuple:
         return self.layout.load_shared(pointer, tile, leading)
 
-    def store_shared(self, pointer: Any, tile: Any, values: tuple, leading: int) -> None:
+    def store_shared(self, pointer: SharedPointer, tile: Coord, values: tuple, leading: int) -> None:
         self.layout.store_shared(pointer, tile, values, leading)
 
-    def store_words(self, pointer: Any, tile: Any, words: tuple, leading: int) -> None:
+    def store_words(self, pointer: SharedPointer, tile: Tile, words: tuple, leading: int) -> None:
         self.layout.store_words(pointer, tile, words, leading)
 
     def physical_size(self, rows: int, columns: int) -> int:
@@ -198,10 +201,10 @@ class Padded(SharedLayout):
 class Zero(GlobalLayout):
     """A matrix of zeros that is nowhere in memory: the C of a product without C. Reads nothing."""
 
-    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+    def element(self, data: View, i: int, j: int, shape: StackShape) -> Any:
         return 0
 
-    def load(self, data: Any, tile: Any, shape: Any) -> tuple:
+    def load(self, data: View, tile: Tile, shape: StackShape) -> tuple:
         return fill(self.dtype, tile.count, 0)
 
 
@@ -212,13 +215,13 @@ class FoldedColumns(OfArray, GlobalLayout, ResultLayout):
 
     # -- device methods ---------------------------------------------------------------------------------------------
 
-    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+    def element(self, data: View, i: int, j: int, shape: StackShape) -> Any:
         return self.layout.element(data, i, j, shape)
 
-    def store_element(self, data: Any, i: int, j: int, value: Any, shape: Any) -> None:
+    def store_element(self, data: View, i: int, j: int, value: Value, shape: StackShape) -> None:
         self.layout.store_element(data, i, j, value, shape)
 
-    def store(self, data: Any, tile: Any, values: tuple, shape: Any) -> None:
+    def store(self, data: View, tile: Tile, values: tuple, shape: StackShape) -> None:
         self.layout.store(data, tile, values, shape)
 
     # -- host -------------------------------------------------------------------------------------------------------
@@ -338,7 +341,7 @@ class Swizzled(SharedLayout):
     is_linear = False
     padding = 0
 
-    def leading(self, size: Any) -> int:
+    def leading(self, size: Coord) -> int:
         """Lines of a tile: what tells where the next panel starts."""
         return size[1 - self.axis]
 
@@ -385,7 +388,7 @@ class Swizzled(SharedLayout):
         return f"Swizzled({self.layout!r}, {self.width})"
 
 
-def _ahead(layout: Any, tile: Any, n: int, leading: int) -> int:
+def _ahead(layout: Swizzled, tile: Tile, n: int, leading: int) -> int:
     """The position of a tile's n-th element."""
     return layout.position(element_tile(tile, n).index, leading)
 

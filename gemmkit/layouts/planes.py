@@ -14,7 +14,9 @@ import numpy as np
 from gemmkit.components import with_fields
 from gemmkit.lang.aggregates import convert, convert_all
 from gemmkit.lang.checks import dtype_given
+from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import SharedPointer, Value, View
 from gemmkit.lang.number_rules import part_dtypes
 from gemmkit.lang.records import numbers_of, planes_of
 from gemmkit.lang.registers import each, generate
@@ -22,6 +24,7 @@ from gemmkit.layouts.base import GlobalLayout, OfArray, ResultLayout, SharedLayo
 from gemmkit.layouts.plain import Plain
 from gemmkit.ptx.memory import load_global, repoint, store_global, unpack_words
 from gemmkit.runtime.arrays import ArrayInfo
+from gemmkit.tiling import Coord, Tile
 
 
 def _order(order: str, what: str) -> str:
@@ -138,19 +141,19 @@ class Planar(GlobalLayout, ResultLayout):
 
     # -- device -----------------------------------------------------------------------------------------------------
 
-    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+    def element(self, data: View, i: int, j: int, shape: StackShape) -> Any:
         return generate(self.count, lambda n: data[n, i, j])
 
-    def store_element(self, data: Any, i: int, j: int, value: Any, shape: Any) -> None:
+    def store_element(self, data: View, i: int, j: int, value: Value, shape: StackShape) -> None:
         each(_set_part, planes_of((convert(self.dtype, value),)), data, i, j)
 
-    def load(self, data: Any, tile: Any, shape: Any) -> tuple:
+    def load(self, data: View, tile: Tile, shape: StackShape) -> tuple:
         if tile.size[self.vector_axis] == tile.count:
             return numbers_of(self.dtype, generate(self.count, lambda n: load_global(
                 data, self.line_axis, (n, tile.base[0], tile.base[1]), (0, tile.offset[0], tile.offset[1]), tile.count)))
         return load_elements(self, data, tile, shape)
 
-    def store(self, data: Any, tile: Any, values: tuple, shape: Any) -> None:
+    def store(self, data: View, tile: Tile, values: tuple, shape: StackShape) -> None:
         if tile.size[self.vector_axis] == tile.count:
             each(lambda plane, n: store_global(
                 data, self.line_axis, (n, tile.base[0], tile.base[1]), (0, tile.offset[0], tile.offset[1]), plane),
@@ -177,7 +180,7 @@ class Planar(GlobalLayout, ResultLayout):
             raise ValueError(f"{name} is {given}; {self!r} needs {wanted} of {self.storage}")
 
 
-def _set_part(plane: tuple, n: int, data: Any, i: int, j: int) -> None:
+def _set_part(plane: tuple, n: int, data: View, i: int, j: int) -> None:
     data[n, i, j] = plane[0]
 
 
@@ -201,7 +204,7 @@ class Embedded(OfArray, GlobalLayout):
     [[[0.0, 3.0]], [[0.0, 7.0]]]
     """
 
-    def __init__(self, dtype: Any, layout: GlobalLayout):
+    def __init__(self, dtype: np.dtype, layout: GlobalLayout):
         if not isinstance(layout, GlobalLayout) or len(part_dtypes(layout.dtype)) > 1:
             raise TypeError(f"Embedded(layout={layout!r}): the layout of a real matrix is needed, for example "
                             "RowMajor('float16')")
@@ -213,13 +216,13 @@ class Embedded(OfArray, GlobalLayout):
 
     # -- device methods ---------------------------------------------------------------------------------------------
 
-    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+    def element(self, data: View, i: int, j: int, shape: StackShape) -> Any:
         return convert(self.dtype, element_of(self.layout, data, i, j, shape))
 
-    def load(self, data: Any, tile: Any, shape: Any) -> tuple:
+    def load(self, data: View, tile: Tile, shape: StackShape) -> tuple:
         return convert_all(self.dtype, self.layout.load(data, tile, shape))
 
-    def k_range(self, begin: int, end: int, shape: Any) -> tuple:
+    def k_range(self, begin: int, end: int, shape: StackShape) -> tuple:
         return self.layout.k_range(begin, end, shape)
 
     # -- host -------------------------------------------------------------------------------------------------------
@@ -247,7 +250,7 @@ class Planes(SharedLayout):
     plane: Any
     dtype: Any
 
-    def __init__(self, plane: Any, dtype: Any):
+    def __init__(self, plane: Any, dtype: np.dtype):
         dtype = _number(dtype, "Planes")
         if isinstance(plane, type) or not hasattr(plane, "physical_size") or plane.dtype not in part_dtypes(dtype):
             raise ValueError(f"Planes(plane={plane!r}): a RowMajor, ColMajor or Padded layout of {part_dtypes(dtype)[0]} is "
@@ -275,29 +278,29 @@ class Planes(SharedLayout):
         """Bytes of one part."""
         return int(self.plane.dtype.itemsize)
 
-    def leading(self, size: Any) -> Any:
+    def leading(self, size: Coord) -> Any:
         """Elements from one line of a plane to the next, and from one plane to the next."""
         return self.plane.leading(size), self.plane.physical_size(size[0], size[1])
 
     def physical_size(self, rows: int, columns: int) -> int:
         return int(self.plane.physical_size(rows, columns))
 
-    def position(self, coord: Any, leading: Any) -> int:
+    def position(self, coord: Coord, leading: Any) -> int:
         """Where a coordinate lies in each plane."""
         return self.plane.position(coord, leading[0])
 
-    def plane_at(self, n: int, pointer: Any, leading: Any) -> Any:
+    def plane_at(self, n: int, pointer: SharedPointer, leading: Any) -> Any:
         """A pointer to plane ``n``."""
         return repoint(pointer, self.plane.dtype, n * leading[1] * self.itemsize)
 
-    def store_words(self, pointer: Any, tile: Any, words: tuple, leading: Any) -> None:
+    def store_words(self, pointer: SharedPointer, tile: Tile, words: tuple, leading: Any) -> None:
         """Store a tile of numbers that came as 32-bit words."""
         self.store_shared(pointer, tile, unpack_words(self.dtype, words), leading)
 
-    def load_shared(self, pointer: Any, tile: Any, leading: Any) -> tuple:
+    def load_shared(self, pointer: SharedPointer, tile: Tile, leading: Any) -> tuple:
         return numbers_of(self.dtype, generate(self.count, lambda n: self.plane.load_shared(
             self.plane_at(n, pointer, leading), tile, leading[0])))
 
-    def store_shared(self, pointer: Any, tile: Any, values: tuple, leading: Any) -> None:
+    def store_shared(self, pointer: SharedPointer, tile: Tile, values: tuple, leading: Any) -> None:
         each(lambda plane, n: self.plane.store_shared(self.plane_at(n, pointer, leading), tile, plane, leading[0]),
              planes_of(values))

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
+from gemmkit.lang.host import View
 from gemmkit.layouts.base import GlobalLayout
 from gemmkit.layouts.matrices import Matrix
 from gemmkit.runtime.arrays import ArrayInfo, info_of
@@ -60,7 +62,7 @@ class GroupQuantised(GlobalLayout):
     def has_zeros(self) -> bool:
         return self.zeros is not None
 
-    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+    def element(self, data: View, i: int, j: int, shape: StackShape) -> Any:
         q = np.float32((data[i // self.rows, j] >> np.uint32(i % self.rows * self.bits)) & np.uint32((1 << self.bits) - 1))
         scale = np.float32(self.scales[i // self.group, j])
         if self.has_zeros:

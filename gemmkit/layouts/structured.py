@@ -21,13 +21,16 @@ import numpy as np
 from gemmkit.components import with_fields
 from gemmkit.lang.aggregates import convert, convert_all
 from gemmkit.lang.checks import function_given, required, told
+from gemmkit.lang.component_products import ProblemShape, StackShape
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import Value, View
 from gemmkit.lang.numba_hooks import TypingError, atom, signature, types
 from gemmkit.lang.registers import apply
 from gemmkit.lang.scalars import DTypeType, IndexType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral
 from gemmkit.layouts.base import ArrayLayout, GlobalLayout, load_elements
 from gemmkit.layouts.plain import Plain
 from gemmkit.runtime.arrays import ArrayInfo, is_array
+from gemmkit.tiling import Tile
 
 MOST = 4                               # run-time arguments of `Generated`
 
@@ -58,11 +61,11 @@ class Diagonal(Structured):
 
     array_ndim = 1
 
-    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+    def element(self, data: View, i: int, j: int, shape: StackShape) -> Any:
         here = data[i]                             # one load for all of a row, and no branch
         return here if i == j else convert(self.dtype, self.nothing)
 
-    def k_range(self, begin: int, end: int, shape: Any) -> tuple:
+    def k_range(self, begin: int, end: int, shape: StackShape) -> tuple:
         return (begin, min(end, shape.K)) if self.skips else (0, shape.K)
 
     def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
@@ -134,7 +137,7 @@ class Triangular(_Half):
         more = ("" if not self.unit else ", unit=True") + ("" if self.nothing == 0 else f", nothing={self.nothing!r}")
         return f"Triangular({self.layout!r}, {self.half!r}{more})"
 
-    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+    def element(self, data: View, i: int, j: int, shape: StackShape) -> Any:
         return self.of_stored(convert(self.dtype, self.layout.element(data, i, j, shape)), i, j)
 
     @property
@@ -151,13 +154,13 @@ class Triangular(_Half):
     def strictness(self) -> int:
         return 1 if self.unit else 0
 
-    def load(self, data: Any, tile: Any, shape: Any) -> tuple:
+    def load(self, data: View, tile: Tile, shape: StackShape) -> tuple:
         # Of a tile on the diagonal all is loaded, and what is not of the matrix is dropped: cheaper than a branch for each.
         return apply(lambda value, n: self.of_stored(value, tile.index[0] + n % tile.size[0],
                                                      tile.index[1] + n // tile.size[0]),
                      convert_all(self.dtype, self.layout.load(data, tile, shape)))
 
-    def of_stored(self, value: Any, i: int, j: int) -> Any:
+    def of_stored(self, value: Value, i: int, j: int) -> Any:
         """The matrix's element where the array has ``value``."""
         value = value if self.is_stored(i, j) else convert(self.dtype, self.nothing)
         return (convert(self.dtype, 1) if i == j else value) if self.unit else value
@@ -167,7 +170,7 @@ class Triangular(_Half):
         """Whether the range of K is from 0 to the last row or column, rather than from the first to K."""
         return self.is_lower == (self.operand == "a")
 
-    def k_range(self, begin: int, end: int, shape: Any) -> tuple:
+    def k_range(self, begin: int, end: int, shape: ProblemShape) -> tuple:
         if not self.skips:
             return 0, shape.K
         return (0, min(end, shape.K)) if self.starts_at_zero else (begin, shape.K)
@@ -190,11 +193,11 @@ class Symmetric(_Half):
     def __repr__(self) -> str:
         return f"Symmetric({self.layout!r}, {self.half!r})"
 
-    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+    def element(self, data: View, i: int, j: int, shape: StackShape) -> Any:
         low, high = min(i, j), max(i, j)
         return self.layout.element(data, high, low, shape) if self.is_lower else self.layout.element(data, low, high, shape)
 
-    def load(self, data: Any, tile: Any, shape: Any) -> tuple:
+    def load(self, data: View, tile: Tile, shape: StackShape) -> tuple:
         if tile.size[self.layout.axis] == tile.count:      # along the contiguous axis: at once where all of it is stored
             row, column = tile.index[0], tile.index[1]     # of the corner that is the first to leave the half
             if self.is_stored(row if self.is_lower else row + tile.size[0] - 1,
@@ -279,7 +282,7 @@ class Generated(GlobalLayout):
             return self.first, self.second, self.third
         return self.first, self.second, self.third, self.fourth
 
-    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+    def element(self, data: View, i: int, j: int, shape: StackShape) -> Any:
         i, j = (j, i) if self.transposed else (i, j)
         if self.with_batch:
             return declared(self.dtype, self.f(i, j, *self.given(), shape.batch), self.f)
@@ -289,7 +292,7 @@ class Generated(GlobalLayout):
 _NAMES = ("first", "second", "third", "fourth")
 
 
-def _argument(value: Any, name: str, dtype: np.dtype) -> Any:
+def _argument(value: Value, name: str, dtype: np.dtype) -> Any:
     if value is None or is_array(value) or isinstance(value, np.generic):
         return value
     if isinstance(value, int) and not isinstance(value, bool) and -2**31 <= value < 2**31:
@@ -301,7 +304,7 @@ def _argument(value: Any, name: str, dtype: np.dtype) -> Any:
 
 # -- device code ------------------------------------------------------------------------------------------------------
 
-def _type_declared(context: Any, dtype: Any, value: Any, f: Any) -> Any:
+def _type_declared(context: Any, dtype: np.dtype, value: Value, f: Any) -> Any:
     if not isinstance(dtype, DTypeType):
         return None
     given, target = types.unliteral(value), dtype.target
@@ -313,7 +316,7 @@ def _type_declared(context: Any, dtype: Any, value: Any, f: Any) -> Any:
 
 
 @atom(_type_declared)
-def declared(dtype: np.dtype, value: Any, f: Any) -> Any:
+def declared(dtype: np.dtype, value: Value, f: Any) -> Any:
     """A value that ``f`` returned, which must be of the dtype already or a number as Python has it."""
     if type(value) is dtype.type:
         return value

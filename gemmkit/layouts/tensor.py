@@ -14,7 +14,9 @@ import numpy as np
 
 from gemmkit.components import Component, Scalar
 from gemmkit.lang.aggregates import fill
+from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import Value, View
 from gemmkit.lang.registers import deal, each, generate, interleave, join
 from gemmkit.layouts.base import GlobalLayout, ResultLayout, load_elements, store_elements
 from gemmkit.ptx.arithmetic import divided, divisor_reciprocal
@@ -22,6 +24,7 @@ from gemmkit.ptx.copy_async import offset_of
 from gemmkit.ptx.memory import interleave_words, load_global, load_words, near, store_global
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.shapes import span
+from gemmkit.tiling import Tile
 
 INDEX = np.dtype(np.int32)
 COMBS = 1, 2, 4, 8, 16                  # teeth that a thread's registers can put in order
@@ -142,14 +145,14 @@ class Matricised(GlobalLayout, ResultLayout):
         """Where row i, column j lies in the array."""
         return join((self.rows.split(i), self.columns.split(j)))
 
-    def view(self, data: Any) -> Any:
+    def view(self, data: View) -> Any:
         """The array, as places in it are computed."""
         return near(data) if self.near else data
 
-    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+    def element(self, data: View, i: int, j: int, shape: StackShape) -> Any:
         return self.view(data)[self.place(i, j)]
 
-    def store_element(self, data: Any, i: int, j: int, value: Any, shape: Any) -> None:
+    def store_element(self, data: View, i: int, j: int, value: Value, shape: StackShape) -> None:
         self.view(data)[self.place(i, j)] = value
 
     def load(self, data: Any, tile: Any, shape: Any) -> tuple:
@@ -160,14 +163,14 @@ class Matricised(GlobalLayout, ResultLayout):
                 self.view(data), self.unit, place, _towards(self, tooth), tile.count // self.comb)))
         return load_elements(self, data, tile, shape)
 
-    def load_packed(self, data: Any, tile: Any, shape: Any) -> tuple:
+    def load_packed(self, data: Any, tile: Any, shape: StackShape) -> tuple:
         """What `load` gives, in 32-bit words, of a tile that it `packs`."""
         place = self.place(tile.index[0], tile.index[1])
         teeth = generate(self.comb, lambda tooth: load_words(self.view(data), self.unit, place, _towards(self, tooth),
                                                              tile.count // self.comb))
         return interleave_words(teeth) if self.is_narrow else interleave(teeth)
 
-    def store(self, data: Any, tile: Any, values: tuple, shape: Any) -> None:
+    def store(self, data: Any, tile: Tile, values: tuple, shape: StackShape) -> None:
         if (tile.size[self.line_axis] == tile.count and tile.count % self.comb == 0
                 and self.longest % tile.count == 0):
             place = self.place(tile.index[0], tile.index[1])
@@ -180,10 +183,10 @@ class Matricised(GlobalLayout, ResultLayout):
         """Store what lies next to each other in memory, from row i, column j on: of a comb the elements of one tooth."""
         store_global(self.view(data), self.unit, self.place(i, j), _towards(self, 0), values)
 
-    def row_offset(self, data: Any, i: int) -> int:
+    def row_offset(self, data: View, i: int) -> int:
         return offset_of(self.view(data), join((self.rows.split(i), self.columns.nowhere())))
 
-    def column_offset(self, data: Any, j: int) -> int:
+    def column_offset(self, data: View, j: int) -> int:
         return offset_of(self.view(data), join((self.rows.nowhere(), self.columns.split(j))))
 
     # -- host -------------------------------------------------------------------------------------------------------
@@ -239,7 +242,7 @@ class Matricised(GlobalLayout, ResultLayout):
         """Whether the teeth of a comb cannot be put in order word by word."""
         return self.comb > 1 and self.dtype.itemsize == 2
 
-    def packs(self, tile: Any) -> bool:
+    def packs(self, tile: Tile) -> bool:
         """Whether `load_packed` loads tiles of threads such as this."""
         count, size = tile.count // self.comb, self.dtype.itemsize
         is_run = tile.extents[self.line_axis] == tile.count == self.comb * count and self.vector % max(1, count) == 0

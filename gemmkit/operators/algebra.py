@@ -16,7 +16,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,6 +32,10 @@ from gemmkit.operators.wgmma import within
 from gemmkit.ptx.arithmetic import accumulate_terms, multiply_planes
 from gemmkit.ptx.mma import FragmentMap
 from gemmkit.ptx.wgmma import advance
+from gemmkit.tiling import Coord
+
+if TYPE_CHECKING:
+    from gemmkit.layouts.plain import Plain
 
 MOST_TANGENTS = 127                    # a multiplication table has the cube of as many entries
 Table = tuple[tuple[tuple[Any, ...], ...], ...]
@@ -60,7 +64,7 @@ class Algebra(Operator):
     names: Any = None
     conjugate: Any = None
 
-    def __init__(self, base: Operator | None, table: Any, names: Sequence[str] | None = None,
+    def __init__(self, base: Operator | None, table: Sequence | np.ndarray | Algebra, names: Sequence[str] | None = None,
                  conjugate: Sequence[int] | None = None):
         if isinstance(table, Algebra):
             names, conjugate, table = names or table.names, conjugate or table.conjugate, table.table
@@ -187,7 +191,7 @@ class Algebra(Operator):
     def has_places(self) -> bool:                                # type: ignore[override]
         return bool(self.base.has_places)
 
-    def line_alignment(self, operand: str, layout: Any) -> int:
+    def line_alignment(self, operand: str, layout: SharedLayout) -> int:
         return int(self.base.line_alignment(operand, layout))    # of each plane
 
     def shared_axis(self, operand: str, axis: int) -> int:
@@ -196,7 +200,7 @@ class Algebra(Operator):
     def padding(self, operand: str, axis: int) -> int:
         return int(self.base.padding(operand, axis))
 
-    def refuses(self, operand: str, layout: Any) -> str | None:
+    def refuses(self, operand: str, layout: SharedLayout) -> str | None:
         if not isinstance(layout, Planes):
             if operand in ("a", "b") and self.loads_numbers(operand, layout):
                 return None
@@ -204,7 +208,7 @@ class Algebra(Operator):
         refusal: str | None = self.base.refuses(operand, layout.plane)
         return refusal
 
-    def loads_numbers(self, operand: str, layout: Any) -> bool:
+    def loads_numbers(self, operand: str, layout: SharedLayout) -> bool:
         """Whether A's or B's numbers may lie in shared memory as they are in memory, in a layout of their dtype: of complex
         numbers whose base loads each lane's elements, real and imaginary parts come at once."""
         if not isinstance(layout, SharedLayout) or layout.dtype.kind != "c":
@@ -226,7 +230,7 @@ class Algebra(Operator):
                 layout.plane, layout.plane_at(n, pointer, leading), tile, leading[0])))
         return load_elements(self.map_b, 1, layout, pointer, tile, leading)
 
-    def load_c(self, layout: Any, pointer: Any, tile: Any, leading: Any) -> tuple:
+    def load_c(self, layout: Any, pointer: Any, tile: Coord, leading: Any) -> tuple:
         return numbers_of(self.fragment_c.dtype, generate(self.parts, lambda n: self.base.load_c(
             layout.plane, layout.plane_at(n, pointer, leading), tile, leading[0])))
 
@@ -244,28 +248,29 @@ class Algebra(Operator):
         """One real operation for every entry of the table."""
         return multiply_planes(self, a, b, c)
 
-    def multiply(self, accumulators: tuple, a: int, b: int, a_layout: Any, b_layout: Any, block: Any,
+    def multiply(self, accumulators: tuple, a: int, b: int, a_layout: Plain, b_layout: Plain, block: Any,
                  accumulate: int) -> tuple:
         """One stage of the warp-specialised kernel: real wgmmas of planes, all those of a k-block before the next's."""
         first = accumulate_terms(self, accumulators, _multiply_term, self, a, b, a_layout, b_layout, block, 0, accumulate)
         return fold(block.size.K // self.base.K - 1, _multiply_step, first, self, a, b, a_layout, b_layout, block)
 
-    def multiply_fragments(self, accumulators: tuple, fragments: tuple, b: int, b_layout: Any, block: Any, step: int,
-                           accumulate: int) -> tuple:
+    def multiply_fragments(self, accumulators: tuple, fragments: tuple, b: int, b_layout: SharedLayout, block: Coord,
+                           step: int, accumulate: int) -> tuple:
         """A k-block with A in registers: ``fragments`` holds the parts of each 64-row fragment."""
         return accumulate_terms(self, accumulators, _multiply_registers, self, fragments, b, b_layout, block, step,
                                 accumulate)
 
-    def store_d(self, layout: Any, pointer: Any, tile: Any, leading: Any, d: tuple) -> None:
+    def store_d(self, layout: Any, pointer: Any, tile: Coord, leading: Any, d: tuple) -> None:
         each(lambda plane, n: self.base.store_d(layout.plane, layout.plane_at(n, pointer, leading), tile, leading[0], plane),
              planes_of(d))
 
 
-def _multiply_step(sums: tuple, n: int, algebra: Any, a: int, b: int, a_layout: Any, b_layout: Any, block: Any) -> tuple:
+def _multiply_step(sums: tuple, n: int, algebra: Algebra, a: int, b: int, a_layout: SharedLayout, b_layout: SharedLayout,
+                   block: Coord) -> tuple:
     return accumulate_terms(algebra, sums, _multiply_term, algebra, a, b, a_layout, b_layout, block, n + 1, 1)
 
 
-def _multiply_term(sums: tuple, m: int, i: int, j: int, is_negative: bool, is_first: bool, algebra: Any, a: int, b: int,
+def _multiply_term(sums: tuple, m: int, i: int, j: int, is_negative: bool, is_first: bool, algebra: Algebra, a: int, b: int,
                    a_layout: Any, b_layout: Any, block: Any, step: int, accumulate: int) -> tuple:
     k = step * algebra.base.K
     a_plane = advance(a, _within_planes(a_layout, i, (m * 64, k), block.MK.size))
@@ -288,7 +293,7 @@ def _multiply_registers(sums: tuple, m: int, i: int, j: int, is_negative: bool, 
     return algebra.base.register_instruction(sums, fragments[m][i], b_plane, accumulate if is_first else 1)
 
 
-def _checked_table(table: Any) -> Table:
+def _checked_table(table: Sequence | np.ndarray | Algebra) -> Table:
     try:
         array = np.asarray(table, dtype=object)
     except Exception as error:                     # NumPy raises what it likes for what has ragged rows
@@ -331,7 +336,7 @@ def dual(tangents: int) -> Algebra:
     return Algebra(None, table, names)
 
 
-def units(operator: Any) -> Any:
+def units(operator: Operator) -> Any:
     """What multiplies: of an algebra its base, of other operators themselves."""
     return getattr(operator, "base", operator)
 

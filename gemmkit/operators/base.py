@@ -15,14 +15,19 @@ at ``start``, make up that of all of K by ``merge``: then blocks may share the K
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from gemmkit.components import Component
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import Value
 from gemmkit.lang.registers import Fragment
 from gemmkit.ptx.mma import FragmentMap
+from gemmkit.tiling import Tile
+
+if TYPE_CHECKING:
+    from gemmkit.layouts.base import SharedLayout
 
 
 @dataclass(frozen=True)
@@ -80,15 +85,15 @@ class Operator(Component):
                     "bytes, of numbers of 1, 2, 4, 8 or 16; use splits=1")
         return None
 
-    def merge(self, x: Any, y: Any) -> Any:
+    def merge(self, x: Value, y: Value) -> Any:
         """Two accumulators' values of one element as one."""
         return x + y
 
-    def place_a(self, layout: Any, tile: Any, leading: Any) -> int:
+    def place_a(self, layout: SharedLayout, tile: Tile, leading: int) -> int:
         """Where, in elements of a shared tile of A, this lane's loads of the operation at ``tile`` begin."""
         raise TypeError(f"{type(self).__qualname__} has no place_a(layout, tile, leading)")
 
-    def place_b(self, layout: Any, tile: Any, leading: Any) -> int:
+    def place_b(self, layout: SharedLayout, tile: Tile, leading: int) -> int:
         raise TypeError(f"{type(self).__qualname__} has no place_b(layout, tile, leading)")
 
     # device: load_a/load_b/load_c(layout, pointer, tile, leading) -> fragment; mma(a, b, c) -> fragment;
@@ -111,7 +116,7 @@ class Operator(Component):
     def fragment_c(self) -> Fragment:
         raise TypeError(f"operator={self!r} has no fragment_c; an operator says what a thread holds of each operand")
 
-    def line_alignment(self, operand: str, layout: Any) -> int:
+    def line_alignment(self, operand: str, layout: SharedLayout) -> int:
         """Bytes at whose multiples the lines of a shared tile of ``operand`` ("a", "b", "c" or "d") must start."""
         return int(layout.dtype.itemsize)
 
@@ -125,7 +130,7 @@ class Operator(Component):
         tile (a multiple of 64 bytes), for the accesses of a warp to fall into different banks."""
         return 16
 
-    def refuses(self, operand: str, layout: Any) -> str | None:
+    def refuses(self, operand: str, layout: SharedLayout) -> str | None:
         """Why tiles of ``operand`` in this shared layout cannot be loaded (or stored), or None when they can."""
         return None
 

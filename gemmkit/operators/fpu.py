@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gemmkit.lang.aggregates import convert_all
 from gemmkit.lang.checks import converted, dtype_given, number
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import SharedPointer, Value
 from gemmkit.lang.registers import Fragment, outer
 from gemmkit.operators.base import Operator
 from gemmkit.operators.mma import element_place, load_apart, load_elements, store_elements
 from gemmkit.ptx.arithmetic import outer_fma
 from gemmkit.ptx.mma import FragmentMap, places
+from gemmkit.tiling import Tile
+
+if TYPE_CHECKING:
+    from gemmkit.layouts.plain import Plain
 
 
 @dataclass(frozen=True)
@@ -67,10 +72,10 @@ class FPUOp(Operator):
 
     # -- the arithmetic -------------------------------------------------------------------------------------------
 
-    def multiply(self, a: Any, b: Any) -> Any:
+    def multiply(self, a: Value, b: Value) -> Any:
         return a * b
 
-    def combine(self, c: Any, product: Any) -> Any:
+    def combine(self, c: Value, product: Value) -> Any:
         return c + product
 
     @cached_property
@@ -82,7 +87,7 @@ class FPUOp(Operator):
         """Of a subclass with another `combine` it is not known: it says ``merges = True`` if it is so."""
         return type(self).combine is FPUOp.combine and bool(self.start == 0)
 
-    def merge(self, x: Any, y: Any) -> Any:
+    def merge(self, x: Value, y: Value) -> Any:
         return self.combine(x, y)
 
     # -- which thread holds what -------------------------------------------------------------------------------------------
@@ -162,10 +167,10 @@ class FPUOp(Operator):
 
     # -- the operator ---------------------------------------------------------------------------------------------
 
-    def load_a(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    def load_a(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int) -> tuple:
         return load_elements(self.map_a, (self.vector_m, 1)[layout.axis], layout, pointer, tile, leading)
 
-    def load_b(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    def load_b(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int) -> tuple:
         return load_elements(self.map_b, (1, self.vector_n)[layout.axis], layout, pointer, tile, leading)
 
     def place_a(self, layout: Any, tile: Any, leading: int) -> int:
@@ -174,7 +179,7 @@ class FPUOp(Operator):
     def place_b(self, layout: Any, tile: Any, leading: int) -> int:
         return element_place(self.map_b, layout, tile, leading)
 
-    def load_c(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    def load_c(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int) -> tuple:
         """Vectors of rows where a column is contiguous, else of columns, which are put in their places."""
         return load_apart(self.map_c, self.c_vectors[layout.axis], (1, self.rows)[layout.axis], layout, pointer, tile,
                           leading)
@@ -184,7 +189,7 @@ class FPUOp(Operator):
         a, b = convert_all(self.accumulator, a), convert_all(self.accumulator, b)
         return outer_fma(c, a, b, self.K) if self.is_ordinary else outer(_combine_product, c, a, b, self.K, self)
 
-    def store_d(self, layout: Any, pointer: Any, tile: Any, leading: int, d: tuple) -> None:
+    def store_d(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int, d: tuple) -> None:
         store_elements(self.map_c, self.d_vectors[layout.axis], (1, self.rows)[layout.axis], layout, pointer, tile,
                        leading, d)
 
@@ -193,6 +198,6 @@ def _vector(count: int, itemsize: int) -> int:
     return next(v for v in (16, 8, 4, 2, 1) if count % v == 0 and v * itemsize <= 16)
 
 
-def _combine_product(c: Any, a: Any, b: Any, operator: Any) -> Any:
+def _combine_product(c: Value, a: Value, b: Value, operator: FPUOp) -> Any:
     product = number(operator, "multiply", operator.multiply(a, b), c)
     return converted(operator, "combine", number(operator, "combine", operator.combine(c, product), c), operator.accumulator)

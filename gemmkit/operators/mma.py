@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gemmkit.lang.checks import dtype_given
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import SharedPointer
 from gemmkit.lang.registers import Fragment, each, generate, join
-from gemmkit.layouts.plain import BOX, RUN, Boxed
+from gemmkit.layouts.plain import BOX, RUN, Boxed, Plain
 from gemmkit.operators.base import Operator
 from gemmkit.ptx.memory import interleave_words, load_shared, pack_narrow, repoint, store_shared, unpack_narrow
 from gemmkit.ptx.mma import MMA, SPECS, FragmentMap, MmaSpec, fragment_coordinate, ldmatrix, map_b, map_c
@@ -20,7 +21,10 @@ from gemmkit.ptx.special import lane_index
 from gemmkit.ptx.wmma import LOAD, SHAPES, STORE, WmmaSpec
 from gemmkit.ptx.wmma import MMA as WMMA
 from gemmkit.ptx.wmma import SPECS as WMMA_SPECS
-from gemmkit.tiling import translate, translate_offset
+from gemmkit.tiling import Coord, Tile, translate, translate_offset
+
+if TYPE_CHECKING:
+    from gemmkit.layouts.base import SharedLayout
 
 # --------------------------------------------------------------------------------------------------
 # Between shared memory and the fragments of a warp: by each lane its own values, or by ``ldmatrix``.
@@ -32,13 +36,13 @@ from gemmkit.tiling import translate, translate_offset
 LINE = 16                              # bytes of a row of ldmatrix
 
 
-def own_place(fragment_map: Any, tile: Any, n: int) -> Any:
+def own_place(fragment_map: FragmentMap, tile: Tile, n: int) -> Any:
     """The tile moved to where this lane's n-th value lies."""
     lane = lane_index()
     return translate(tile, fragment_coordinate(fragment_map, lane, n, 0), fragment_coordinate(fragment_map, lane, n, 1))
 
 
-def pinned_place(fragment_map: Any, tile: Any, n: int) -> Any:
+def pinned_place(fragment_map: FragmentMap, tile: Tile, n: int) -> Any:
     """The same with what is known when a kernel is compiled apart: the base is the same for all of a lane's values."""
     return translate_offset(own_place(fragment_map, tile, 0), fragment_coordinate(fragment_map, 0, n, 0),
                             fragment_coordinate(fragment_map, 0, n, 1))
@@ -46,18 +50,20 @@ def pinned_place(fragment_map: Any, tile: Any, n: int) -> Any:
 
 # -- element by element -----------------------------------------------------------------------------------------------
 
-def load_elements(fragment_map: Any, width: int, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+def load_elements(fragment_map: Any, width: int, layout: SharedLayout, pointer: SharedPointer, tile: Tile,
+                  leading: int) -> tuple:
     """A fragment, ``width`` neighbours at a time."""
     return join(generate(fragment_map.values // width, _load_group, width, 1, fragment_map, layout, pointer, tile, leading))
 
 
-def load_apart(fragment_map: Any, width: int, apart: int, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+def load_apart(fragment_map: FragmentMap, width: int, apart: int, layout: SharedLayout, pointer: SharedPointer, tile: Tile,
+               leading: int) -> tuple:
     """A fragment, ``width`` neighbours at a time, which are ``apart`` values from each other in it."""
     groups = generate(fragment_map.values // width, _load_group, width, apart, fragment_map, layout, pointer, tile, leading)
     return generate(fragment_map.values, _value_of, groups, width, apart)
 
 
-def _load_group(n: int, width: int, apart: int, fragment_map: Any, layout: Any, pointer: Any, tile: Any,
+def _load_group(n: int, width: int, apart: int, fragment_map: FragmentMap, layout: Plain, pointer: SharedPointer, tile: Tile,
                 leading: int) -> tuple:
     if is_pinned(pointer):
         at = pinned_place(fragment_map, tile, _first(n, width, apart))
@@ -71,8 +77,8 @@ def _value_of(n: int, groups: tuple, width: int, apart: int) -> Any:
     return groups[n % apart + n // (apart * width) * apart][n // apart % width]
 
 
-def store_elements(fragment_map: Any, width: int, apart: int, layout: Any, pointer: Any, tile: Any, leading: int,
-                   values: tuple) -> None:
+def store_elements(fragment_map: FragmentMap, width: int, apart: int, layout: SharedLayout, pointer: SharedPointer,
+                   tile: Tile, leading: int, values: tuple) -> None:
     """A fragment, ``width`` neighbours at a time, which are ``apart`` values from each other in it."""
     groups = generate(fragment_map.values // width, _neighbours, values, width, apart)
     each(_store, groups, width, apart, fragment_map, layout, pointer, tile, leading)
@@ -91,43 +97,43 @@ def _neighbour(k: int, values: tuple, first: int, apart: int) -> Any:
     return values[first + k * apart]
 
 
-def _store(values: tuple, n: int, width: int, apart: int, fragment_map: Any, layout: Any, pointer: Any, tile: Any,
-           leading: int) -> None:
+def _store(values: tuple, n: int, width: int, apart: int, fragment_map: FragmentMap, layout: Plain, pointer: SharedPointer,
+           tile: Tile, leading: int) -> None:
     at = own_place(fragment_map, tile, _first(n, width, apart))
     store_shared(pointer, layout.position(at.base, leading), layout.position(at.offset, leading), values)
 
 
-def element_place(fragment_map: Any, layout: Any, tile: Any, leading: int) -> int:
+def element_place(fragment_map: Any, layout: Plain, tile: Tile, leading: int) -> int:
     """Where a lane's elements begin."""
     return layout.position(own_place(fragment_map, tile, 0).base, leading)
 
 
 # -- matrices ---------------------------------------------------------------------------------------------------------
 
-def a_along(operator: Any, tile: Any) -> Any:
+def a_along(operator: MMAOp, tile: Tile) -> Any:
     """A, contiguous along K: lane l addresses row l % 16, 16 bytes further along K from lane 16 on."""
     return translate(tile, lane_index() % 16, lane_index() // 16 * operator.line)
 
 
-def a_across(operator: Any, tile: Any) -> Any:
+def a_across(operator: Operator, tile: Tile) -> Any:
     """A of 16-bit elements, contiguous along M: lane l addresses column l % 8 of one of four 8 x 8 matrices (of K = 8:
     of two)."""
     return translate(tile, lane_index() // 8 % 2 * 8, lane_index() % 8 + lane_index() // 16 * 8)
 
 
-def b_along(operator: Any, tile: Any) -> Any:
+def b_along(operator: MMAOp, tile: Tile) -> Any:
     """B, contiguous along K: lane l addresses column l % 8, further along K and then 8 columns on in turn."""
     return translate(tile, lane_index() // 8 % operator.lines * operator.line,
                      lane_index() % 8 + lane_index() // (8 * operator.lines) * operator.further)
 
 
-def b_across(operator: Any, tile: Any) -> Any:
+def b_across(operator: MMAOp, tile: Tile) -> Any:
     """B of 16-bit elements, contiguous along N: lane l addresses row l % 16 (of K = 8: l % 8), and then 8 columns on."""
     rows = 8 * operator.lines
     return translate(tile, lane_index() % rows, lane_index() // rows * operator.further)
 
 
-def load_matrices(layout: Any, pointer: Any, tile: Any, leading: int, count: int, trans: bool) -> tuple:
+def load_matrices(layout: Plain, pointer: SharedPointer, tile: Tile, leading: int, count: int, trans: bool) -> tuple:
     """``ldmatrix``; ``tile`` lies where this lane's row does."""
     return ldmatrix(pointer, layout.position(tile.base, leading), layout.position(tile.offset, leading), count, trans)
 
@@ -309,14 +315,14 @@ class MMAOp(Operator):
             return 16 if self.by_matrices(operand, axis) else 32
         return 64 if axis == 1 and self.accumulator.itemsize == 8 else 16
 
-    def load_a(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    def load_a(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int) -> tuple:
         if layout.axis == 1 and self.along_by_matrices:
             return load_matrices(layout, pointer, a_along(self, tile), leading, self.M // 8 * self.lines, False)
         if layout.axis == 0 and self.across_by_matrices:
             return load_matrices(layout, pointer, a_across(self, tile), leading, 2 * self.lines, True)
         return load_elements(self.map_a, 1, layout, pointer, tile, leading)
 
-    def load_b(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    def load_b(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int) -> tuple:
         if layout.axis == 0 and self.along_by_matrices:
             return load_matrices(layout, pointer, b_along(self, tile), leading, self.lines * self.columns, False)
         if layout.axis == 1 and self.across_by_matrices:
@@ -337,7 +343,7 @@ class MMAOp(Operator):
             return layout.position(b_across(self, tile).base, leading)
         return element_place(self.map_b, layout, tile, leading)
 
-    def load_c(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    def load_c(self, layout: Plain, pointer: SharedPointer, tile: Coord, leading: int) -> tuple:
         """Pairs of neighbours where a row is contiguous, else element by element."""
         if layout.axis == 1:
             return _load_c_rows(self, layout, pointer, tile, leading)
@@ -346,7 +352,7 @@ class MMAOp(Operator):
     def mma(self, a: tuple, b: tuple, c: tuple) -> tuple:
         return self.instruction(a, b, c)
 
-    def store_d(self, layout: Any, pointer: Any, tile: Any, leading: int, d: tuple) -> None:
+    def store_d(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int, d: tuple) -> None:
         store_elements(self.map_c, (1, 2)[layout.axis], 1, layout, pointer, tile, leading, d)
 
 
@@ -358,11 +364,11 @@ def _usual_depth(dtype: np.dtype) -> int:
     return 8 if dtype.itemsize == 8 else 32 // int(dtype.itemsize)
 
 
-def _load_c_rows(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+def _load_c_rows(operator: MMAOp, layout: Plain, pointer: Any, tile: Any, leading: int) -> tuple:
     return load_elements(operator.map_c, 2, layout, pointer, tile, leading)
 
 
-def _load_c_columns(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+def _load_c_columns(operator: MMAOp, layout: Plain, pointer: Any, tile: Any, leading: int) -> tuple:
     return load_elements(operator.map_c, 1, layout, pointer, tile, leading)
 
 
@@ -468,33 +474,34 @@ class BoxMMAOp(MMAOp):
     def place_b(self, layout: Any, tile: Any, leading: int) -> int:
         return layout.position(lane_place(tile, 0, self.combed == "b").base, leading)
 
-    def load_a(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    def load_a(self, layout: SharedLayout, pointer: SharedPointer, tile: Tile, leading: int) -> tuple:
         near, far = load_lines(self, 1, self.combed == "a", 2, layout, pointer, tile, leading)
         return unpack_narrow(self.dtype, (near[0], far[0], near[1], far[1]))
 
-    def load_b(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    def load_b(self, layout: SharedLayout, pointer: SharedPointer, tile: Tile, leading: int) -> tuple:
         return unpack_narrow(self.dtype, join(load_lines(self, 0, self.combed == "b", self.columns, layout, pointer, tile,
                                                          leading)))
 
 
 # -- device code ------------------------------------------------------------------------------------------------------
 
-def lane_place(tile: Any, k_axis: int, is_combed: bool) -> Any:
+def lane_place(tile: Tile, k_axis: int, is_combed: bool) -> Any:
     """The tile moved to this lane's line (g), and to word t of the line's pieces or to piece 2 t."""
     g, t = lane_index() // 4, lane_index() % 4
     along = 2 * t if is_combed else 2 * RUN * t
     return translate(tile, g, along) if k_axis == 1 else translate(tile, along, g)
 
 
-def load_lines(operator: Any, k_axis: int, is_combed: bool, lines: int, layout: Any, pointer: Any, tile: Any,
-               leading: int) -> tuple:
+def load_lines(operator: MMAOp, k_axis: int, is_combed: bool, lines: int, layout: SharedLayout, pointer: SharedPointer,
+               tile: Tile, leading: int) -> tuple:
     """The two words of an operation of each of a lane's lines, which are eight apart."""
     u = tile.offset[k_axis] // 16 % 4 ^ lane_index() % 4
     moved = repoint(pointer, operator.dtype, u * 2 * PIECE if is_combed else u * WORD)
     return generate(lines, load_line, k_axis, is_combed, layout, moved, lane_place(tile, k_axis, is_combed), leading)
 
 
-def load_line(n: int, k_axis: int, is_combed: bool, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+def load_line(n: int, k_axis: int, is_combed: bool, layout: Plain, pointer: SharedPointer, tile: Coord,
+              leading: int) -> tuple:
     first = load_piece(0, n, k_axis, layout, pointer, tile, leading)
     second = load_piece(1, n, k_axis, layout, pointer, tile, leading)
     if is_combed:
@@ -591,7 +598,7 @@ class WMMAOp(Operator):
     def mma_atom(self) -> Any:
         return WMMA[self._key, self.a_order, self.b_order]
 
-    def line_alignment(self, operand: str, layout: Any) -> int:
+    def line_alignment(self, operand: str, layout: SharedLayout) -> int:
         """What the instructions ask of a stride."""
         return 16
 
@@ -601,19 +608,19 @@ class WMMAOp(Operator):
             return None
         return f"{self!r} loads tiles of {operand} in {order} order; give it {operand}_order={actual!r}"
 
-    def load_a(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    def load_a(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int) -> tuple:
         return self.load_a_atom(pointer, layout.position(tile.base, leading), layout.position(tile.offset, leading), leading)
 
-    def load_b(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    def load_b(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int) -> tuple:
         return self.load_b_atom(pointer, layout.position(tile.base, leading), layout.position(tile.offset, leading), leading)
 
-    def load_c(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    def load_c(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int) -> tuple:
         return self.load_c_atoms[layout.axis](pointer, layout.position(tile.base, leading),
                                               layout.position(tile.offset, leading), leading)
 
     def mma(self, a: tuple, b: tuple, c: tuple) -> tuple:
         return self.mma_atom(a, b, c)
 
-    def store_d(self, layout: Any, pointer: Any, tile: Any, leading: int, d: tuple) -> None:
+    def store_d(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int, d: tuple) -> None:
         self.store_d_atoms[layout.axis](pointer, layout.position(tile.base, leading),
                                         layout.position(tile.offset, leading), leading, d)

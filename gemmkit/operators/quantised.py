@@ -19,18 +19,24 @@ passes through shared memory, and no value goes from lane to lane.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
 from gemmkit.lang.checks import dtype_given
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import SharedPointer
 from gemmkit.lang.registers import Fragment, fold, generate
 from gemmkit.operators.base import Operator
 from gemmkit.operators.mma import store_elements
 from gemmkit.ptx.memory import unpack_narrow
 from gemmkit.ptx.mma import MMA, FragmentMap, places
+from gemmkit.tiling import Tile
+
+if TYPE_CHECKING:
+    from gemmkit.layouts.base import SharedLayout
+    from gemmkit.layouts.plain import Plain
 
 F16, BF16, F32 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
 COLUMNS = 4                            # of B that a lane has: instructions side by side
@@ -107,7 +113,7 @@ class QuantisedMMAOp(Operator):
     def fragment_c(self) -> Fragment:
         return Fragment(F32, 8)
 
-    def refuses(self, operand: str, layout: Any) -> str | None:
+    def refuses(self, operand: str, layout: SharedLayout) -> str | None:
         if operand in ("a", "b"):
             return f"{self!r} takes A and B from global memory; use kernel='quantised'"
         return None
@@ -121,7 +127,7 @@ class QuantisedMMAOp(Operator):
         x, y = generate(2, two_columns, self, a, b, c)
         return x[0], x[2], y[0], y[2], x[1], x[3], y[1], y[3]
 
-    def store_d(self, layout: Any, pointer: Any, tile: Any, leading: int, d: tuple) -> None:
+    def store_d(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int, d: tuple) -> None:
         store_elements(self.map_c, (1, 4)[layout.axis], 1, layout, pointer, tile, leading, d)
 
 

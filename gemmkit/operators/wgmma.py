@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,11 @@ from gemmkit.lang.registers import Fragment, apply, fold
 from gemmkit.operators.base import Operator
 from gemmkit.ptx.mma import FragmentMap
 from gemmkit.ptx.wgmma import WgmmaSpec, advance, instruction
+from gemmkit.tiling import Coord
+
+if TYPE_CHECKING:
+    from gemmkit.layouts.base import SharedLayout
+    from gemmkit.layouts.plain import Plain
 
 _DEFAULT_ACCUMULATOR = {"i": np.dtype(np.int32), "u": np.dtype(np.int32)}
 
@@ -131,31 +136,31 @@ class WGMMAOp(Operator):
         first = apply(_multiply_fragment, accumulators, self, a, b, a_layout, b_layout, block, 0, accumulate)
         return fold(block.size.K // self.K - 1, _multiply_step, first, self, a, b, a_layout, b_layout, block)
 
-    def multiply_fragments(self, accumulators: tuple, fragments: tuple, b: int, b_layout: Any, block: Any, step: int,
-                           accumulate: int) -> tuple:
+    def multiply_fragments(self, accumulators: tuple, fragments: tuple, b: int, b_layout: SharedLayout, block: Coord,
+                           step: int, accumulate: int) -> tuple:
         """A k-block with A in registers: ``fragments`` holds one for each accumulator."""
         return apply(_multiply_registers, accumulators, self, fragments, b, b_layout, block, step, accumulate)
 
 
-def _multiply_step(accumulators: tuple, n: int, operator: Any, a: int, b: int, a_layout: Any, b_layout: Any,
-                   block: Any) -> tuple:
+def _multiply_step(accumulators: tuple, n: int, operator: Operator, a: int, b: int, a_layout: SharedLayout,
+                   b_layout: SharedLayout, block: Coord) -> tuple:
     return apply(_multiply_fragment, accumulators, operator, a, b, a_layout, b_layout, block, n + 1, 1)
 
 
-def _multiply_fragment(accumulator: tuple, i: int, operator: Any, a: int, b: int, a_layout: Any, b_layout: Any, block: Any,
-                       step: int, accumulate: int) -> tuple:
+def _multiply_fragment(accumulator: tuple, i: int, operator: Any, a: int, b: int, a_layout: Plain, b_layout: Plain,
+                       block: Any, step: int, accumulate: int) -> tuple:
     k = step * operator.K
     return operator.instruction(accumulator, advance(a, within(a_layout, (i * 64, k), block.MK.size)),
                                 advance(b, within(b_layout, (k, 0), block.KN.size)), accumulate)
 
 
-def _multiply_registers(accumulator: tuple, i: int, operator: Any, fragments: tuple, b: int, b_layout: Any, block: Any,
+def _multiply_registers(accumulator: tuple, i: int, operator: Any, fragments: tuple, b: int, b_layout: Plain, block: Any,
                         step: int, accumulate: int) -> tuple:
     return operator.register_instruction(accumulator, fragments[i],
                                          advance(b, within(b_layout, (step * operator.K, 0), block.KN.size)), accumulate)
 
 
-def within(layout: Any, coord: Any, size: Any) -> int:
+def within(layout: Any, coord: Any, size: Coord) -> int:
     """How many bytes a coordinate lies into a swizzled tile, at a corner of the hardware's pattern: there the swizzle, which
     is of the address, changes nothing in the way to it."""
     along, across = coord[layout.axis], coord[1 - layout.axis]

@@ -13,14 +13,26 @@ from gemmkit.lang.aggregates import convert
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.functions import DeviceFunctionType
 from gemmkit.lang.memory import coordinates_of
-from gemmkit.lang.numba_hooks import Atom, TypingError, atom, cgutils, ir, signature, types
+from gemmkit.lang.numba_hooks import (
+    Atom,
+    Context,
+    Signature,
+    TypingContext,
+    TypingError,
+    Values,
+    atom,
+    cgutils,
+    ir,
+    signature,
+    types,
+)
 from gemmkit.lang.registers import RegistersType, each, generate, join, split
 from gemmkit.lang.static import NotKnown, SplitType, known
 from gemmkit.ptx.memory import load_global, load_shared, store_global, store_shared
 from gemmkit.shapes import Shape, ShapeError, Step, local, shape
 from gemmkit.specs import nodes
 from gemmkit.specs import nodes as steps
-from gemmkit.specs.tensors import GL, MMA, RF, Form, Line, Threads, line_of
+from gemmkit.specs.tensors import GL, MMA, RF, Form, Line, Tensor, Threads, line_of
 
 i32 = ir.IntType(32)
 
@@ -32,7 +44,7 @@ def _steps(extents: tuple) -> list[tuple]:
     return [tuple(reversed(at)) for at in itertools.product(*map(range, reversed(extents)))]
 
 
-def _slots(c: Any, b: Any, regs: Any, at: Any, v: Any, extents: tuple) -> list:
+def _slots(c: Context, b: ir.IRBuilder, regs: Any, at: object, v: Values, extents: tuple) -> list:
     first = coordinates_of(c, b, at, v[1])
     out = []
     for step in _steps(extents):
@@ -43,7 +55,7 @@ def _slots(c: Any, b: Any, regs: Any, at: Any, v: Any, extents: tuple) -> list:
     return out
 
 
-def _type_read(context: Any, regs: Any, at: Any, extents: Any) -> Any:
+def _type_read(context: TypingContext, regs: types.Type, at: types.Type, extents: types.Type) -> Any:
     try:
         wanted = known(extents)
     except NotKnown:
@@ -52,7 +64,7 @@ def _type_read(context: Any, regs: Any, at: Any, extents: Any) -> Any:
         return None
     result = types.UniTuple(regs.value.dtype, math.prod(wanted))
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         return c.make_tuple(b, result, [b.extract_value(b.load(slot), 0) for slot in _slots(c, b, regs, at, v, wanted)])
 
     return signature(result, regs, at, extents), codegen
@@ -64,7 +76,7 @@ def read_registers(regs: Any, at: tuple, extents: tuple) -> tuple:
     return tuple(regs[tuple(map(_add, at, step))][0] for step in _steps(extents))
 
 
-def _type_write(context: Any, regs: Any, at: Any, extents: Any, values: Any) -> Any:
+def _type_write(context: TypingContext, regs: types.Type, at: types.Type, extents: types.Type, values: types.Type) -> Any:
     try:
         wanted = known(extents)
     except NotKnown:
@@ -72,7 +84,7 @@ def _type_write(context: Any, regs: Any, at: Any, extents: Any, values: Any) -> 
     if not isinstance(regs, RegistersType) or regs.value.count != 1 or len(values.types) != math.prod(wanted):
         return None
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         for n, slot in enumerate(_slots(c, b, regs, at, v, wanted)):
             value = c.cast(b, b.extract_value(v[3], n), values.types[n], regs.value.dtype)
             b.store(c.make_tuple(b, regs.value, [value]), slot)
@@ -104,10 +116,10 @@ class InRegisters(Component):
         """What `explain` says: registers need no instruction of their own."""
         return ""
 
-    def load(self, tensor: Any) -> tuple:
+    def load(self, tensor: Tensor) -> tuple:
         return read_registers(tensor.storage, tensor.at, self.extents)
 
-    def store(self, tensor: Any, values: tuple) -> None:
+    def store(self, tensor: Tensor, values: tuple) -> None:
         write_registers(tensor.storage, tensor.at, self.extents, values)
 
 
@@ -121,10 +133,10 @@ class InGlobal(Component):
     def said(self, itemsize: int) -> str:
         return f"{self.count * itemsize} bytes in GL"
 
-    def load(self, tensor: Any) -> tuple:
+    def load(self, tensor: Tensor) -> tuple:
         return load_global(tensor.storage, self.axis, tensor.base, tensor.offset, self.count)
 
-    def store(self, tensor: Any, values: tuple) -> None:
+    def store(self, tensor: Tensor, values: tuple) -> None:
         store_global(tensor.storage, self.axis, tensor.base, tensor.offset, values)
 
 
@@ -134,18 +146,18 @@ class InPartial(InGlobal):
 
     dtype: Any
 
-    def load(self, tensor: Any) -> tuple:
+    def load(self, tensor: Tensor) -> tuple:
         if is_inside(self, tensor):
             values = load_global(tensor.storage, self.axis, tensor.base, tensor.offset, self.count)
         else:
             values = self.load_what_is_there(tensor)
         return values
 
-    def load_what_is_there(self, tensor: Any) -> tuple:
+    def load_what_is_there(self, tensor: Tensor) -> tuple:
         """Element by element; zeros for those beyond the edge."""
         return generate(self.count, _element_or_zero, self, tensor.storage, tensor.at)
 
-    def store(self, tensor: Any, values: tuple) -> None:
+    def store(self, tensor: Tensor, values: tuple) -> None:
         if is_inside(self, tensor):
             store_global(tensor.storage, self.axis, tensor.base, tensor.offset, values)
         else:
@@ -190,19 +202,19 @@ class InShared(Component):
     def said(self, itemsize: int) -> str:
         return f"{f'{self.times} x ' if self.times > 1 else ''}{self.width * itemsize} bytes in SH"
 
-    def load(self, tensor: Any) -> tuple:
+    def load(self, tensor: Tensor) -> tuple:
         return join(generate(self.times, _read_shared, tensor, self.step, self.width))
 
-    def store(self, tensor: Any, values: tuple) -> None:
+    def store(self, tensor: Tensor, values: tuple) -> None:
         each(_write_shared, split(values, self.width), tensor, self.step)
 
 
-def _read_shared(n: int, tensor: Any, step: int, width: int) -> tuple:
+def _read_shared(n: int, tensor: Tensor, step: int, width: int) -> tuple:
     base, offset = tensor.ahead(n * step)
     return load_shared(tensor.storage, base, offset, width)
 
 
-def _write_shared(values: tuple, n: int, tensor: Any, step: int) -> None:
+def _write_shared(values: tuple, n: int, tensor: Tensor, step: int) -> None:
     base, offset = tensor.ahead(n * step)
     store_shared(tensor.storage, base, offset, values)
 
@@ -372,12 +384,12 @@ class Instruction(Component):
         return self.row.rpartition(": ")[2]
 
     @staticmethod
-    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+    def differs(threads: Threads, *given: object) -> Iterator[str]:
         """What a spec's parameters and forms have otherwise; nothing if this is the instruction."""
         raise NotImplementedError
 
     @classmethod
-    def of(cls, threads: Threads, *given: Any) -> Instruction:
+    def of(cls, threads: Threads, *given: object) -> Instruction:
         """The instruction for them."""
         return cls()
 
@@ -415,7 +427,7 @@ def instruction(kind: str, *given: Any) -> Instruction:
 
 # -- as device code ---------------------------------------------------------------------------------------------------
 
-def _value_of(ty: Any) -> Any:
+def _value_of(ty: object) -> Any:
     """What is matched of an argument: its compile-time value, its form; of a function itself."""
     if isinstance(ty, SplitType):
         return ty.static
@@ -435,7 +447,7 @@ def _arguments(kind: str, values: tuple) -> tuple:
 
 def spec(kind: str, doc: str) -> Atom:
     """A kind of spec as a function of device code, of (parameters..., threads, tensors...)."""
-    def typer(context: Any, *args: Any) -> Any:
+    def typer(context: TypingContext, *args: types.Type) -> Any:
         try:
             at, values = _arguments(kind, tuple(map(_value_of, args)))
             made = instruction(kind, *values)
@@ -446,14 +458,14 @@ def spec(kind: str, doc: str) -> Atom:
         tensors = args[at + 1:]
         inner = signature(run.compile((ty, *tensors)).signature.return_type, ty, *tensors)
 
-        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
             component = cgutils.create_struct_proxy(ty)(c, b)._getvalue()
             c.get_function(DeviceFunctionType(run), inner)(b, (component, *v[at + 1:]))
             return c.get_dummy_value()
 
         return signature(types.none, *args), codegen
 
-    def emulate(*args: Any) -> None:
+    def emulate(*args: object) -> None:
         at, values = _arguments(kind, tuple(getattr(x, "form", x) for x in args))
         run: Any = instruction(kind, *values)
         run.run(*args[at + 1:])
@@ -474,7 +486,7 @@ def memory_is(name: str, form: Form, *memories: str) -> Iterator[str]:
         yield f"{name} is in {form.memory}, not in {' or '.join(memories)}"
 
 
-def dtype_is(name: str, form: Form, *dtypes: Any) -> Iterator[str]:
+def dtype_is(name: str, form: Form, *dtypes: object) -> Iterator[str]:
     if form.dtype not in dtypes:
         yield f"{name} is of {form.dtype}, not of {' or '.join(map(str, dtypes))}"
 

@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -34,7 +34,11 @@ from gemmkit.specs.moves import OperandForm, OperandPlace, WalkState, place_of, 
 from gemmkit.specs.nodes import BLOCK, HOME, KERNEL, LEVELS, ScheduleError, over, repeat
 from gemmkit.specs.nodes import THREAD as AT_THREAD
 from gemmkit.specs.nodes import WARP as AT_WARP
-from gemmkit.specs.tensors import FR, GL, MMA, RF, SH, THREAD, WARP, Blocks, Form, TensorError, Threads, allocate, on
+from gemmkit.specs.tensors import FR, GL, MMA, RF, SH, THREAD, WARP, Blocks, Form, Tensor, TensorError, Threads, allocate, on
+
+if TYPE_CHECKING:
+    from gemmkit.emulator.launch import Arena
+    from gemmkit.specs.schedule import Finished
 
 __all__ = [
     "ALL", "SpecKernel", "kernel",
@@ -73,7 +77,7 @@ class BlockKernel:
     shared_bytes: int
     blocks_per_sm: int = 1
 
-    def run(self, arrays: Sequence[ArrayParameter], stream: Any = None) -> None:
+    def run(self, arrays: Sequence[ArrayParameter], stream: object = None) -> None:
         """Emulate NumPy arrays, which needs ``with gemmkit.emulate():``; launch for arrays of one GPU.
 
         Raises TypeError for NumPy arrays elsewhere, ValueError for arrays in different places.
@@ -106,11 +110,11 @@ class BlockKernel:
         assembled = assemble(ptx, device.H100.arch_name)
         return Code(ptx, assembled.cubin, assembled.usage)
 
-    def _launch(self, arrays: Sequence[ArrayParameter], infos: Sequence[ArrayInfo], stream: Any) -> None:
+    def _launch(self, arrays: Sequence[ArrayParameter], infos: Sequence[ArrayInfo], stream: object) -> None:
         ordinal = infos[0].device
         readonly = tuple(array.is_readonly for array in arrays)
 
-        def made(_current: Any) -> Launch:
+        def made(_current: object) -> Launch:
             with device.made_current(ordinal):
                 kernel = self.launchable(readonly, infos, device.current(), ordinal)
             slots = enumerate(kernel.slot(n + 1) for n in range(len(arrays)))
@@ -139,13 +143,13 @@ class Emulated(NamedTuple):
     def filled(self, arrays: Sequence[ArrayParameter]) -> list[Any]:
         return [array.value for array in arrays if array.is_filled]
 
-    def emulated(self, arrays: Sequence[ArrayParameter], arena: Any) -> Iterator[tuple[Launchable, tuple[Any, ...]]]:
+    def emulated(self, arrays: Sequence[ArrayParameter], arena: Arena) -> Iterator[tuple[Launchable, tuple[Any, ...]]]:
         views = [arena.view(x.value, x.name, unit_axis(info), alignment(info), readonly=x.is_readonly,
                             written=not x.is_filled) for x, info in zip(arrays, self.infos)]
         yield self.launchable, (self.spec, *views)
 
 
-def example(shape: Sequence[int], dtype: Any, order: str = "row") -> ArrayInfo:
+def example(shape: Sequence[int], dtype: np.dtype, order: str = "row") -> ArrayInfo:
     """A matrix that is not there: what a kernel is compiled for without arrays."""
     rows, columns = shape
     strides = (columns, 1) if order == "row" else (1, rows)
@@ -203,7 +207,7 @@ class SpecKernel:
         decomposition = Decomposition(function, Blocks((Shape(grid),)), Threads((Shape(block),)), self.forms)
         self._kernel = BlockKernel(_ENTRIES[len(self.forms)], decomposition, math.prod(block), math.prod(grid), shared_bytes)
 
-    def __call__(self, *arrays: Any, stream: Any = None) -> None:
+    def __call__(self, *arrays: object, stream: object = None) -> None:
         """Run it on arrays, in the order of the tensors. Raises ValueError and TypeError for arrays that are not of their
         types, before anything is compiled."""
         if len(arrays) != len(self.forms):
@@ -282,10 +286,10 @@ class CopiedStages(OperandStages):
 
     is_copied = True
 
-    def begin(self, i: int, source: Any, held: Any) -> None:
+    def begin(self, i: int, source: Tensor, held: Tensor) -> None:
         self.implementation.run((source, on(self.stage(i), self.form)))
 
-    def end(self, i: int, held: Any) -> None:
+    def end(self, i: int, held: Tensor) -> None:
         pass
 
     @property
@@ -306,7 +310,7 @@ class RegisterStages(OperandStages):
 
     is_copied = False
 
-    def begin(self, i: int, source: Any, held: Any) -> None:
+    def begin(self, i: int, source: Tensor, held: Any) -> None:
         self.load.run((source, held.seen_as(self.seen)))
 
     def end(self, i: int, held: Any) -> None:
@@ -348,7 +352,7 @@ class LoopedAhead(Component):
         return self.a.is_copied or self.b.is_copied
 
 
-def one_step(i: int, node: LoopedAhead, operands: tuple, count: int, a_held: Any, b_held: Any) -> None:
+def one_step(i: int, node: LoopedAhead, operands: tuple, count: int, a_held: Tensor, b_held: Tensor) -> None:
     # 1. The step is there: this thread's copies, then all threads'; and the other stage has been read.
     if node.has_copies:
         wait()
@@ -363,13 +367,13 @@ def one_step(i: int, node: LoopedAhead, operands: tuple, count: int, a_held: Any
         end(node, i + 1, a_held, b_held)
 
 
-def begin(node: LoopedAhead, operands: tuple, i: int, a_held: Any, b_held: Any) -> None:
+def begin(node: LoopedAhead, operands: tuple, i: int, a_held: Tensor, b_held: Tensor) -> None:
     """Ask for step ``i``."""
     node.a.begin(i, operands[0].part(ALL, node.k, 0, i, "base"), a_held)
     node.b.begin(i, operands[1].part(node.k, ALL, i, 0, "base"), b_held)
 
 
-def end(node: LoopedAhead, i: int, a_held: Any, b_held: Any) -> None:
+def end(node: LoopedAhead, i: int, a_held: Tensor, b_held: Tensor) -> None:
     """What of step ``i`` is in registers goes to its stage."""
     node.a.end(i, a_held)
     node.b.end(i, b_held)
@@ -413,7 +417,7 @@ class Lowered:
     blocks_per_sm: int = 1
 
 
-def lower(schedule: Any, a: KnownMatrix, b: KnownMatrix, c: KnownMatrix) -> Lowered:
+def lower(schedule: Finished, a: KnownMatrix, b: KnownMatrix, c: KnownMatrix) -> Lowered:
     """The kernel of a finished schedule for matrices of these kinds.
 
     Raises ScheduleError, with the schedule's line, where a step does not fit: a size that does not divide, a level out of
@@ -442,7 +446,7 @@ def lower(schedule: Any, a: KnownMatrix, b: KnownMatrix, c: KnownMatrix) -> Lowe
                    (head, *part.text, size), tuple(state.in_shared), first.blocks_per_sm)
 
 
-def _lower(schedule: Any, rest: tuple, operands: list[OperandForm], level: str, state: WalkState) -> LoweredPart:
+def _lower(schedule: Finished, rest: tuple, operands: list[OperandForm], level: str, state: WalkState) -> LoweredPart:
     if not rest:
         return _leaf(schedule, operands, level, state)
     how: Any = {steps.TileStep: _tile, steps.SplitStep: _split, steps.Move: _move,
@@ -465,7 +469,7 @@ def _under(head: str, *parts: LoweredPart) -> tuple[str, ...]:
 
 # -- leaves -----------------------------------------------------------------------------------------------------------
 
-def _leaf(schedule: Any, operands: list[OperandForm], level: str, state: WalkState) -> LoweredPart:
+def _leaf(schedule: Finished, operands: list[OperandForm], level: str, state: WalkState) -> LoweredPart:
     kind, said = schedule.kind, _spec(schedule.kind, operands, level)
     line = schedule.steps[-1].line if schedule.steps else ""
     if schedule.micro is not None:
@@ -491,7 +495,7 @@ def _leaf(schedule: Any, operands: list[OperandForm], level: str, state: WalkSta
 
 # -- tiles ------------------------------------------------------------------------------------------------------------
 
-def _tile(schedule: Any, step: steps.TileStep, rest: tuple, operands: list[OperandForm], level: str,
+def _tile(schedule: Finished, step: steps.TileStep, rest: tuple, operands: list[OperandForm], level: str,
           state: WalkState) -> LoweredPart:
     kind, target = schedule.kind, operands[-1].form
     (rows, r), (columns, c) = (accesses.tiler(step, size, extent)
@@ -527,7 +531,7 @@ def _tile(schedule: Any, step: steps.TileStep, rest: tuple, operands: list[Opera
     return LoweredPart(node, _under(said, inner))
 
 
-def _is_block(schedule: Any, step: steps.TileStep, operands: list[OperandForm], level: str) -> bool:
+def _is_block(schedule: Finished, step: steps.TileStep, operands: list[OperandForm], level: str) -> bool:
     """Whether the rest, single elements of registers one by one, unrolled, is one leaf: the same instructions, and much less
     for LLVM to inline."""
     single = step.level is None and step.unroll and (step.rows, step.columns) == (1, 1)
@@ -574,7 +578,7 @@ def _how(step: steps.TileStep, name: str, form: Form, level: str, tile: tuple[in
     return "own" if home >= LEVELS.index(step.level) else "base"
 
 
-def _split(schedule: Any, step: steps.SplitStep, rest: tuple, operands: list[OperandForm], level: str,
+def _split(schedule: Finished, step: steps.SplitStep, rest: tuple, operands: list[OperandForm], level: str,
            state: WalkState) -> LoweredPart:
     a, b, c = operands
     depth = a.form.extents[1]
@@ -596,7 +600,7 @@ def _split(schedule: Any, step: steps.SplitStep, rest: tuple, operands: list[Ope
     return LoweredPart(node, _under(said, inner))
 
 
-def _ahead(schedule: Any, step: steps.SplitStep, rest: tuple, operands: list[OperandForm], level: str, state: WalkState,
+def _ahead(schedule: Finished, step: steps.SplitStep, rest: tuple, operands: list[OperandForm], level: str, state: WalkState,
            count: int) -> LoweredPart:
     """A loop with both moves a step ahead."""
     moves = [move for move in rest[:2] if isinstance(move, steps.Move) and move.prefetch]
@@ -652,7 +656,7 @@ def _through(move: steps.Move, nbytes: int, operand: OperandForm, place: Operand
 
 # -- moves ------------------------------------------------------------------------------------------------------------
 
-def _move(schedule: Any, step: steps.Move, rest: tuple, operands: list[OperandForm], level: str,
+def _move(schedule: Finished, step: steps.Move, rest: tuple, operands: list[OperandForm], level: str,
           state: WalkState) -> LoweredPart:
     operand = operands[step.operand]
     if step.prefetch:
@@ -674,7 +678,7 @@ def _move(schedule: Any, step: steps.Move, rest: tuple, operands: list[OperandFo
     return LoweredPart(node, (*_under(said, how), *inner.text))
 
 
-def _accumulate(schedule: Any, step: steps.Accumulate, rest: tuple, operands: list[OperandForm], level: str,
+def _accumulate(schedule: Finished, step: steps.Accumulate, rest: tuple, operands: list[OperandForm], level: str,
                 state: WalkState) -> LoweredPart:
     a, b, c = operands
     if level == KERNEL:

@@ -36,7 +36,7 @@ from gemmkit.specs.accesses import (
     write_registers,
 )
 from gemmkit.specs.nodes import HOME, LEVELS
-from gemmkit.specs.tensors import FR, GL, MMA, RF, SH, WMMA, Form, FragmentRole, Line, Threads, is_linear, line_of
+from gemmkit.specs.tensors import FR, GL, MMA, RF, SH, WMMA, Form, FragmentRole, Line, Tensor, Threads, is_linear, line_of
 
 SIDE = 16                                                     # of a wmma fragment
 
@@ -87,7 +87,7 @@ class MoveLine(Instruction):
                  if access.said(size)]
         return ", ".join(parts) or "mov"
 
-    def run(self, src: Any, dst: Any) -> None:
+    def run(self, src: Tensor, dst: Tensor) -> None:
         self.target.store(dst, self.source.load(src))
 
 
@@ -126,7 +126,7 @@ class CopyLine(Instruction):
     def of(cls, threads: Threads, *given: Any) -> Instruction:
         return cls(count_of(given[0]))
 
-    def run(self, src: Any, dst: Any) -> None:
+    def run(self, src: Tensor, dst: Tensor) -> None:
         base, offset = dst.element_at
         copy_async(dst.storage, base, offset, src.storage, offset_of(src.storage, src.at), self.count, True)
 
@@ -151,7 +151,7 @@ class LoadMatrices(Instruction):
         if src.layout is not None and count_of(src) == 8 and not _has_whole_rows(src):
             yield f"a row is not 16 bytes of neighbours, aligned, in the layout {src.layout}"
 
-    def run(self, src: Any, dst: Any) -> None:
+    def run(self, src: Tensor, dst: Tensor) -> None:
         base, offset = src.element_at
         values = ldmatrix(src.storage, base, offset, 4, False)
         for i in range(2):
@@ -326,7 +326,7 @@ class CopyLineOrZeros(Instruction):
         src, dst = given
         return cls(count_of(src), access_of(src), access_of(dst))
 
-    def run(self, src: Any, dst: Any) -> None:
+    def run(self, src: Tensor, dst: Tensor) -> None:
         if is_inside(self.source, src):
             base, offset = dst.element_at
             copy_async(dst.storage, base, offset, src.storage, offset_of(src.storage, src.at), self.count, True)
@@ -614,7 +614,7 @@ class StorePairs(Instruction):
     def of(cls, threads: Threads, *given: Any) -> Instruction:
         return cls(access_of(given[1].tile(1, 2).inner))
 
-    def run(self, src: Any, dst: Any) -> None:
+    def run(self, src: Any, dst: Tensor) -> None:
         i, j = src.at
         values = src.storage[udiv(i, SIDE), udiv(j, SIDE)]
         own = dst.window(SIDE, SIDE, OF_LANES(lane_index()), "base")

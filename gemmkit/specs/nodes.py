@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 
 from gemmkit.components import Component
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.numba_hooks import atom, ir, signature, types
+from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, Values, atom, ir, signature, types
 from gemmkit.lang.registers import call_function
 from gemmkit.lang.scalars import index
 from gemmkit.lang.static import traced
 from gemmkit.ptx.special import barrier, block_x, thread_index, udiv, uniform
 from gemmkit.shapes import ALL
-from gemmkit.specs.tensors import FR, GL, RF, SH, allocate, on
+from gemmkit.specs.tensors import FR, GL, RF, SH, Tensor, allocate, on
 
 # --------------------------------------------------------------------------------------------------
 # Code that is there as often as it is executed.
@@ -32,14 +32,14 @@ from gemmkit.specs.tensors import FR, GL, RF, SH, allocate, on
 i32 = ir.IntType(32)
 
 
-def _type_repeat(context: Any, count: Any, function: Any, *args: Any) -> Any:
+def _type_repeat(context: TypingContext, count: types.Type, function: types.Type, *args: types.Type) -> Any:
     if not isinstance(count, types.IntegerLiteral) or not isinstance(function, types.Callable):
         return None
     inner = context.resolve_function_type(function, (index, *args), {})
     if inner is None:
         return None
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         for n in range(int(count.literal_value)):
             given = [c.cast(b, x, t, to) for x, t, to in zip((i32(n), *v[2:]), (index, *args), inner.args)]
             call_function(c, b, function, v[1], inner, given)
@@ -247,17 +247,17 @@ class MovedNode(Component):
 
 
 @traced
-def with_a(operands: tuple, new: Any) -> tuple:
+def with_a(operands: tuple, new: object) -> tuple:
     return new, operands[1], operands[2]
 
 
 @traced
-def with_b(operands: tuple, new: Any) -> tuple:
+def with_b(operands: tuple, new: object) -> tuple:
     return operands[0], new, operands[2]
 
 
 @traced
-def with_source(operands: tuple, new: Any) -> tuple:
+def with_source(operands: tuple, new: object) -> tuple:
     return new, operands[1]
 
 
@@ -346,11 +346,11 @@ class Root(Component):
     b: Any
     c: Any
 
-    def run(self, a: Any, b: Any, c: Any) -> None:
+    def run(self, a: Tensor, b: Tensor, c: Tensor) -> None:
         self.tree.run((on(a, self.a), on(b, self.b), on(c, self.c)))
 
 
-def scheduled(root: Root, a: Any, b: Any, c: Any) -> None:
+def scheduled(root: Root, a: Tensor, b: Tensor, c: Tensor) -> None:
     """The kernel of a schedule."""
     root.run(a, b, c)
 

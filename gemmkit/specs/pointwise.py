@@ -33,7 +33,7 @@ from gemmkit.specs.accesses import (
     write_registers,
 )
 from gemmkit.specs.moves import SIDE
-from gemmkit.specs.tensors import FR, GL, RF, SH, Threads, fragments_of
+from gemmkit.specs.tensors import FR, GL, RF, SH, Tensor, Threads, fragments_of
 
 F16 = np.dtype(np.float16)
 
@@ -72,7 +72,7 @@ def _one_thread(threads: Threads, forms: tuple) -> Iterator[str]:
     yield from alike(forms, "they")
 
 
-def _operator(name: Any) -> Iterator[str]:
+def _operator(name: object) -> Iterator[str]:
     if name not in OPERATORS:
         yield f"{name!r} is no operator: {', '.join(OPERATORS)}"
 
@@ -91,7 +91,7 @@ class InitLine(Instruction):
     count: int
 
     @staticmethod
-    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+    def differs(threads: Threads, *given: object) -> Iterator[str]:
         yield from _one_thread(threads, given[-1:])
 
     @classmethod
@@ -104,7 +104,7 @@ class InitLine(Instruction):
         stored = self.target.said(self.dtype.itemsize)
         return f"st {stored}" if stored else "mov"
 
-    def run(self, dst: Any) -> None:
+    def run(self, dst: Tensor) -> None:
         self.target.store(dst, fill(self.dtype, self.count, self.value))
 
 
@@ -133,7 +133,7 @@ class InitBlock(Instruction):
     def count(self) -> int:
         return math.prod(self.extents)
 
-    def run(self, dst: Any) -> None:
+    def run(self, dst: Tensor) -> None:
         write_registers(dst.storage, dst.at, self.extents, fill(self.dtype, self.count, self.value))
 
 
@@ -174,7 +174,7 @@ class Apply(Instruction):
     target: Any
 
     @staticmethod
-    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+    def differs(threads: Threads, *given: object) -> Iterator[str]:
         function, *forms = given
         if not isinstance(function, FunctionType):
             yield f"{function!r} is no function of one number"
@@ -183,11 +183,11 @@ class Apply(Instruction):
         yield from _same_length(tuple(forms))
 
     @classmethod
-    def of(cls, threads: Threads, *given: Any) -> Instruction:
+    def of(cls, threads: Threads, *given: object) -> Instruction:
         function, src, dst = given
         return cls(function, access_of(src), access_of(dst))
 
-    def run(self, src: Any, dst: Any) -> None:
+    def run(self, src: Tensor, dst: Tensor) -> None:
         self.target.store(dst, apply(_applied, self.source.load(src), self))
 
 
@@ -236,7 +236,7 @@ class CombineHalves(Instruction):
     def combine(self) -> Any:
         return _OF_HALVES[self.name, self.count]
 
-    def run(self, a: Any, b: Any, c: Any) -> None:
+    def run(self, a: Tensor, b: Tensor, c: Tensor) -> None:
         x, y = self.access[0].load(a), self.access[1].load(b)
         if self.is_pair:
             self.access[2].store(c, self.combine(x, y))
@@ -266,7 +266,7 @@ class CombineElements(Instruction):
         name, *forms = given
         return cls(OPERATORS[name], tuple(map(access_of, forms)), 0 if count_of(forms[1]) == 1 else 1)
 
-    def run(self, a: Any, b: Any, c: Any) -> None:
+    def run(self, a: Tensor, b: Tensor, c: Tensor) -> None:
         x, y = self.access[0].load(a), self.access[1].load(b)
         self.access[2].store(c, apply(_combined, x, self, y))
 
@@ -307,7 +307,7 @@ class ReduceLine(Instruction):
     def rest(self) -> int:
         return self.count - 1
 
-    def run(self, src: Any, dst: Any) -> None:
+    def run(self, src: Tensor, dst: Tensor) -> None:
         values = self.source.load(src)
         self.target.store(dst, (fold(self.rest, _reduced, values[0], self, values),))
 
@@ -352,7 +352,7 @@ class ShuffleElements(Instruction):
     def shuffle(self) -> Any:
         return SHUFFLE[self.mode]
 
-    def run(self, src: Any, dst: Any) -> None:
+    def run(self, src: Tensor, dst: Tensor) -> None:
         self.target.store(dst, apply(_exchanged, self.source.load(src), self))
 
 

@@ -54,7 +54,7 @@ from gemmkit.specs.schedule import (
     Warp,
     micro_kernel,
 )
-from gemmkit.specs.tensors import WMMA, Form, Threads
+from gemmkit.specs.tensors import WMMA, Form, Tensor, Threads
 
 F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
 QUAD_PAIR = shape((4, 2), (1, 16))
@@ -77,7 +77,7 @@ class MultiplyAdd(Instruction):
     is_half: bool
 
     @staticmethod
-    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+    def differs(threads: Threads, *given: object) -> Iterator[str]:
         yield from count_is(threads, 1)
         for name, form in _three(given):
             yield from memory_is(name, form, RF, GL, SH)
@@ -99,7 +99,7 @@ class MultiplyAdd(Instruction):
     def multiply_add(self) -> Any:
         return hfma if self.is_half else fma
 
-    def run(self, a: Any, b: Any, c: Any) -> None:
+    def run(self, a: Tensor, b: Tensor, c: Tensor) -> None:
         x, y, z = self.a.load(a), self.b.load(b), self.c.load(c)
         self.c.store(c, (self.multiply_add(x[0], y[0], z[0]),))
 
@@ -115,7 +115,7 @@ class MultiplyAddPairs(Instruction):
     c: Any
 
     @staticmethod
-    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+    def differs(threads: Threads, *given: object) -> Iterator[str]:
         yield from count_is(threads, 1)
         for name, form in _three(given):
             yield from memory_is(name, form, RF)
@@ -124,10 +124,10 @@ class MultiplyAddPairs(Instruction):
             yield from is_line(name, form)
 
     @classmethod
-    def of(cls, threads: Threads, *given: Any) -> Instruction:
+    def of(cls, threads: Threads, *given: object) -> Instruction:
         return cls(*map(access_of, given))
 
-    def run(self, a: Any, b: Any, c: Any) -> None:
+    def run(self, a: Tensor, b: Tensor, c: Tensor) -> None:
         self.c.store(c, hfma2(self.a.load(a), self.b.load(b), self.c.load(c)))
 
 
@@ -165,7 +165,7 @@ class MultiplyAddBlock(Instruction):
     def becomes(self) -> str:
         return f"{self.rows * self.columns * self.depth} {'hfma' if self.is_half else 'fmaf'}"
 
-    def run(self, a: Any, b: Any, c: Any) -> None:
+    def run(self, a: Tensor, b: Tensor, c: Tensor) -> None:
         x = read_registers(a.storage, a.at, (self.rows, self.depth))
         z = read_registers(c.storage, c.at, (self.rows, self.columns))
         if self.is_half:
@@ -200,7 +200,7 @@ class MultiplyFragments(Instruction):
     orders: tuple
 
     @staticmethod
-    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+    def differs(threads: Threads, *given: object) -> Iterator[str]:
         yield from count_is(threads, 32)
         for name, form in _three(given):
             yield from memory_is(name, form, FR)
@@ -234,7 +234,7 @@ class MultiplyQuadPairs(Instruction):
                           "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32")
 
     @staticmethod
-    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+    def differs(threads: Threads, *given: object) -> Iterator[str]:
         if threads.inner != QUAD_PAIR:
             yield f"{threads!r} are no quad-pairs, {QUAD_PAIR}"
         for (name, form), dtype, extents in zip(_three(given), (F16, F16, F32), ((4, 1), (1, 4), (2, 4))):
@@ -244,7 +244,7 @@ class MultiplyQuadPairs(Instruction):
             if not is_block(form):
                 yield f"{name} is {form}, not a block of registers"
 
-    def run(self, a: Any, b: Any, c: Any) -> None:
+    def run(self, a: Tensor, b: Tensor, c: Tensor) -> None:
         z = read_registers(c.storage, c.at, (2, 4))
         x, y = read_registers(a.storage, a.at, (4, 1)), read_registers(b.storage, b.at, (1, 4))
         out = mma_quad_pair(x, y, generate(8, _taken, z))
@@ -289,7 +289,7 @@ class MultiplyMatrices(Instruction):
     def multiply(self) -> Any:
         return MMA[16, K_OF_MMA, self.kind, self.kind, self.accumulator]
 
-    def run(self, a: Any, b: Any, c: Any) -> None:
+    def run(self, a: Tensor, b: Tensor, c: Tensor) -> None:
         # The instruction has the rows of A's four 8 x 8 matrices fastest; registers have them as (row, column).
         x = _pair(a[0, 0], (1, 2)) + _pair(a[1, 0], (1, 2)) + _pair(a[0, 1], (1, 2)) + _pair(a[1, 1], (1, 2))
         y = _pair(b[0, 0], (2, 1)) + _pair(b[1, 0], (2, 1))
@@ -381,7 +381,7 @@ cuda_wmma_sample = (MatMul(M, N, K)(GL, GL, GL)(Kernel)
 
 
 @micro_kernel(shared_bytes=16 * 128 * 4)
-def store_cuda(source: Any, target: Any) -> None:
+def store_cuda(source: Tensor, target: Tensor) -> None:
     """Sums stream through 128 x 16 of shared memory, a column of every thread's at a time, so that a warp writes 512 bytes
     of C that are neighbours. It knows which elements a thread has: the listing's strided tile, and its swizzle."""
     thread = thread_index()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,8 +17,11 @@ from gemmkit.runtime.array_info import ArrayInfo, alignment, shares_memory, unit
 from gemmkit.runtime.arrays import describe, empty_like
 from gemmkit.specs import nodes
 from gemmkit.specs.lower import ArrayParameter, BlockKernel, Code, KnownMatrix, Lowered, example, lower
-from gemmkit.specs.nodes import scheduled
+from gemmkit.specs.nodes import ScheduleStep, scheduled
 from gemmkit.specs.tensors import FR, SH
+
+if TYPE_CHECKING:
+    from gemmkit.specs.schedule import Finished, Schedule
 
 #: Which of A, B and C a kernel only reads.
 READ_ONLY = (True, True, False)
@@ -26,7 +29,7 @@ READ_ONLY = (True, True, False)
 _SUMS = {"float16": np.float32, "bfloat16": np.float32}
 
 
-def run(schedule: Any, a: Any, b: Any, out: Any = None, *, stream: Any = None) -> Any:
+def run(schedule: Finished, a: Any, b: Any, out: Any = None, *, stream: object = None) -> Any:
     """``a @ b`` by the kernel of a schedule; ``out`` says where to, and C's dtype and order.
 
     ``a`` is M x K, ``b`` K x N, of one dtype. Without ``out`` the product is row-major, float32 for 16-bit floats, else of
@@ -49,7 +52,7 @@ def run(schedule: Any, a: Any, b: Any, out: Any = None, *, stream: Any = None) -
     return out
 
 
-def described(a: Any, b: Any, out: Any) -> tuple[tuple[ArrayInfo, ...], Any]:
+def described(a: object, b: ArrayParameter, out: object) -> tuple[tuple[ArrayInfo, ...], Any]:
     """What the three matrices are, and ``out``: a new one where there is none."""
     given = describe(a, "a"), describe(b, "b")
     m, n, _ = _sizes(*given)
@@ -58,7 +61,7 @@ def described(a: Any, b: Any, out: Any) -> tuple[tuple[ArrayInfo, ...], Any]:
     return (*given, describe(out, "out")), out
 
 
-def prepared(schedule: Any, infos: tuple[ArrayInfo, ...]) -> tuple[BlockKernel, Lowered]:
+def prepared(schedule: Finished, infos: tuple[ArrayInfo, ...]) -> tuple[BlockKernel, Lowered]:
     """The kernel that multiplies these matrices. Raises ScheduleError and ValueError where it does not fit them."""
     matrices = list(map(_matrix, ("a", "b", "out"), infos))
     lowered = kernel_of(schedule, *matrices)
@@ -70,12 +73,12 @@ def prepared(schedule: Any, infos: tuple[ArrayInfo, ...]) -> tuple[BlockKernel, 
 
 
 @lru_cache(maxsize=256)
-def kernel_of(schedule: Any, a: KnownMatrix, b: KnownMatrix, c: KnownMatrix) -> Lowered:
+def kernel_of(schedule: Finished, a: KnownMatrix, b: KnownMatrix, c: KnownMatrix) -> Lowered:
     """The lowered schedule, once for each kind of matrices."""
     return lower(schedule, a, b, c)
 
 
-def matrix_of(name: str, given: Any) -> KnownMatrix:
+def matrix_of(name: str, given: object) -> KnownMatrix:
     """What is known of a matrix: of an array, or of (dtype, order) with order "row" or "col".
 
     Raises ValueError for another order, TypeError for what is neither.
@@ -107,7 +110,7 @@ def _sizes(a: ArrayInfo, b: ArrayInfo) -> tuple[int, int, int]:
     return a.shape[0], b.shape[1], a.shape[1]
 
 
-def _blocks(schedule: Any, lowered: Lowered, infos: tuple) -> tuple[int, bool]:
+def _blocks(schedule: Finished, lowered: Lowered, infos: tuple) -> tuple[int, bool]:
     """How many blocks are launched, and whether tiles reach over an edge. Raises ValueError where out does not fit, or
     overlaps."""
     a, b, out = infos
@@ -124,7 +127,7 @@ def _blocks(schedule: Any, lowered: Lowered, infos: tuple) -> tuple[int, bool]:
     return -(-m // lowered.tile[0]) * -(-n // lowered.tile[1]), is_partial
 
 
-def compile_schedule(schedule: Any, a: Any, b: Any, c: Any, *, blocks_per_sm: int | None = None) -> Code:
+def compile_schedule(schedule: Finished, a: object, b: object, c: object, *, blocks_per_sm: int | None = None) -> Code:
     """PTX and machine code of a schedule for an H100, without a GPU. Matrices are as `matrix_of` takes them;
     ``blocks_per_sm`` None is what the schedule says (`.occupancy`).
 
@@ -139,7 +142,7 @@ def compile_schedule(schedule: Any, a: Any, b: Any, c: Any, *, blocks_per_sm: in
     return kernel.compile(READ_ONLY, infos)
 
 
-def explain(schedule: Any, a: Any, b: Any, c: Any) -> str:
+def explain(schedule: Schedule, a: object, b: object, c: object) -> str:
     """The decomposition as an indented tree: sizes, workers, memories, and what each leaf becomes."""
     return "\n".join(kernel_of(schedule, *map(matrix_of, ("a", "b", "c"), (a, b, c))).text)
 
@@ -153,7 +156,7 @@ def explain(schedule: Any, a: Any, b: Any, c: Any) -> str:
 _PLAIN = {nodes.ROW_MAJOR: layouts.RowMajor, nodes.COLUMN_MAJOR: layouts.ColMajor}
 
 
-def config(schedule: Any, a: Any, b: Any, c: Any, **fields: Any) -> Any:
+def config(schedule: Finished, a: object, b: object, c: object, **fields: object) -> Any:
     """The Config for matrices (arrays, or (dtype, order)); ``fields`` are further ones of it.
 
     What differs and changes no result is left to the template: the order in which a warp's tiles are dealt, and barriers
@@ -209,14 +212,14 @@ class _Walk:
         self.wrong.append(f"where {what} is expected stands {found}")
         raise self.error()
 
-    def refuse(self, step: Any, why: str) -> None:
+    def refuse(self, step: ScheduleStep, why: str) -> None:
         self.wrong.append(f"{step}: {why} (at {step.line})")
 
     def error(self) -> ConfigError:
         return ConfigError("no Config does what this schedule says:\n  " + "\n  ".join(self.wrong))
 
 
-def _product(walk: _Walk, sums: Any, dtype: Any, accumulator: Any, values: dict[str, Any]) -> int:
+def _product(walk: _Walk, sums: Any, dtype: np.dtype, accumulator: object, values: dict[str, Any]) -> int:
     """The operator, and the depth of its steps."""
     if sums.memory == FR:
         depth = walk.next(nodes.SplitStep, ".split(16)", k=16)
@@ -249,7 +252,7 @@ def _epilogue(walk: _Walk, sums: Any, of_c: Any, values: dict[str, Any]) -> None
         values["shared_c_layout"] = values["shared_d_layout"] = Padded(layout, first.pad) if first.pad else layout
 
 
-def _moved(walk: _Walk, step: Any, schedule: Any, decomposition: tuple, names: str) -> tuple:
+def _moved(walk: _Walk, step: ScheduleStep, schedule: Finished, decomposition: tuple, names: str) -> tuple:
     """(mem_x_warp, mem_x_thread) of a move by tiles of warps, then of threads; nothing where it does not fit."""
     if schedule.micro is not None:
         walk.refuse(step, f"moved by the micro-kernel {schedule.micro.__name__}")

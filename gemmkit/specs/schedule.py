@@ -48,7 +48,7 @@ from typing import Any
 from gemmkit.shapes import Shape, Swizzle
 from gemmkit.specs import nodes
 from gemmkit.specs.moves import XOR
-from gemmkit.specs.nodes import ScheduleError, line_here
+from gemmkit.specs.nodes import ScheduleError, ScheduleStep, line_here
 from gemmkit.specs.tensors import FR, GL, RF, SH
 
 __all__ = ["FR", "GL", "RF", "SH", "SRC", "XOR", "A", "B", "Block", "ColMajor", "Init", "K", "Kernel", "M", "MatMul", "Move",
@@ -76,7 +76,7 @@ class Schedule:
 
     # -- decompositions ---------------------------------------------------------------------------------------------
 
-    def tile(self, rows: Any, columns: Any) -> Schedule:
+    def tile(self, rows: object, columns: object) -> Schedule:
         """Tiles of ``rows`` x ``columns``, each a number or (width, step)."""
         step = nodes.TileStep(rows, columns, line=line_here())
         for name, size in (("rows", rows), ("columns", columns)):
@@ -130,7 +130,7 @@ class Schedule:
             raise self._last(nodes.TileStep, ".to").refuse(f".to({level!r}): give {', '.join(nodes.LEVELS[1:])}")
         return self._refined(".to", (nodes.TileStep,), level=level)
 
-    def layout(self, order: Any) -> Schedule:
+    def layout(self, order: object) -> Schedule:
         """Of a tile: workers row by row (RowMajor) or column by column (ColMajor). Of a move to SH: the tile's layout there,
         a `Shape` of its rows and columns or its text, ``"[(8,16):(16,1)]"``."""
         if isinstance(self._last((nodes.TileStep, nodes.Move), ".layout"), nodes.Move):
@@ -139,7 +139,7 @@ class Schedule:
             return self._refined(".layout", (nodes.Move,), layout=order)
         return self._refined(".layout", (nodes.TileStep,), order=_order(self, ".layout", order))
 
-    def swizzle(self, function: Any) -> Schedule:
+    def swizzle(self, function: object) -> Schedule:
         """Of a tile: workers renumbered by a device function, which must be a permutation of their numbers. Of a move to SH:
         elements renumbered, behind their layout, so that no two that are accessed together lie in one bank: by `XOR`, a
         `Swizzle`, or a function of an element's number that is an XOR of its bits."""
@@ -202,7 +202,7 @@ class Schedule:
 
     # -- helpers ----------------------------------------------------------------------------------------------------
 
-    def _with(self, step: Any) -> Schedule:
+    def _with(self, step: ScheduleStep) -> Schedule:
         if isinstance(self, Finished):
             raise step.refuse("the schedule is done; put the step before .done")
         return Schedule(self.kind, self.sizes, (*self.steps, step))
@@ -216,7 +216,7 @@ class Schedule:
                                 f"{'.done' if isinstance(self, Finished) else ''}\n  at {line_here()}")
         return last
 
-    def _refined(self, name: str, kinds: tuple, **changed: Any) -> Schedule:
+    def _refined(self, name: str, kinds: tuple, **changed: object) -> Schedule:
         last = self._last(kinds, name)
         if isinstance(last, nodes.Move) and last.memory != SH:
             raise last.refuse(f"{name} is of moves to SH; registers have no layout and need no barrier")
@@ -229,7 +229,7 @@ class Finished(Schedule):
 
     micro: Any = None
 
-    def __call__(self, *given: Any, **how: Any) -> Any:
+    def __call__(self, *given: object, **how: Any) -> Any:
         """Of a kernel's schedule: ``schedule(a, b, out=None, stream=None)``, the product (`gemmkit.specs.run.run`). Of a
         part: ``done(function)``, executed by a micro-kernel.
 
@@ -241,7 +241,7 @@ class Finished(Schedule):
 
         return run(self, *given, **how)
 
-    def explain(self, a: Any, b: Any, c: Any) -> str:
+    def explain(self, a: object, b: object, c: object) -> str:
         """What the kernel's schedule becomes, as an indented tree: how many tiles, for whom, in which memory, and which
         instruction executes each leaf.
 
@@ -252,7 +252,7 @@ class Finished(Schedule):
 
         return explain(self, a, b, c)
 
-    def compile(self, a: Any, b: Any, c: Any, *, blocks_per_sm: int | None = None) -> Any:
+    def compile(self, a: object, b: object, c: object, *, blocks_per_sm: int | None = None) -> Any:
         """PTX, machine code and what it takes of registers, for an H100 and without a GPU: a
         `gemmkit.specs.lower.Code`. Matrices are as for `explain`; ``blocks_per_sm`` is the schedule's ``.occupancy``
         where it is not given. Raises ScheduleError."""
@@ -260,7 +260,7 @@ class Finished(Schedule):
 
         return compile_schedule(self, a, b, c, blocks_per_sm=blocks_per_sm)
 
-    def config(self, a: Any, b: Any, c: Any, **fields: Any) -> Any:
+    def config(self, a: object, b: object, c: object, **fields: object) -> Any:
         """The Config of gemmkit's template kernel that does the same (`gemmkit.specs.run.config`); raises ConfigError,
         naming all that does not fit, where there is none."""
         from gemmkit.specs.run import config
@@ -268,7 +268,7 @@ class Finished(Schedule):
         return config(self, a, b, c, **fields)
 
 
-def MatMul(m: Any, n: Any, k: Any) -> Any:
+def MatMul(m: object, n: object, k: object) -> Any:
     """``MatMul(M, N, K)(GL, GL, GL)(Kernel)``: the spec of a whole product.
 
     Sizes are numbers, or M, N, K: known at run time. Raises ScheduleError for another size, memory or level.
@@ -316,13 +316,13 @@ def micro_kernel(shared_bytes: int) -> Any:
     return mark
 
 
-def _order(schedule: Schedule, name: str, order: Any) -> str:
+def _order(schedule: Schedule, name: str, order: object) -> str:
     if order not in (RowMajor, ColMajor):
         raise ScheduleError(f"{name}({order!r}): give RowMajor or ColMajor\n  at {line_here()}")
     return str(order)
 
 
-def _finished(step: nodes.ScheduleStep, name: str, given: Any, kind: str) -> None:
+def _finished(step: nodes.ScheduleStep, name: str, given: object, kind: str) -> None:
     if not isinstance(given, Finished) or given.kind != kind:
         got = f"a {given.kind} that is not done" if isinstance(given, Schedule) and given.kind == kind else (
             f"a {given.kind}" if isinstance(given, Schedule) else repr(given))

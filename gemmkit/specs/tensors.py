@@ -22,7 +22,7 @@ import ml_dtypes
 import numpy as np
 
 from gemmkit.lang.aggregates import Number
-from gemmkit.lang.numba_hooks import TypingError, atom, signature
+from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, TypingError, Values, atom, ir, signature, types
 from gemmkit.lang.references import Static
 from gemmkit.lang.registers import Fragment, call_function, registers
 from gemmkit.lang.scalars import WeakIntLiteral, i32
@@ -84,7 +84,7 @@ class Form(Static):
     tiles reach over its edge (section 3.4): there reads give zeros, and nothing is written.
     """
 
-    def __init__(self, levels: tuple[Shape, ...], memory: str, dtype: Any, layout: Shape | None = None,
+    def __init__(self, levels: tuple[Shape, ...], memory: str, dtype: np.dtype, layout: Shape | None = None,
                  unit: int | None = None, alignment: int = 16, role: FragmentRole | None = None, rank: int | None = None,
                  is_partial: bool = False, swizzle: Swizzle = NONE):
         self.levels, self.memory, self.dtype = levels, memory, np.dtype(dtype)
@@ -155,7 +155,7 @@ class Form(Static):
             raise ShapeError(f"{self}.stored({made}): a layout is of a tensor in SH, and has its extents {self.extents}")
         return self.replaced(layout=made)
 
-    def tile(self, *tilers: Any) -> Form:
+    def tile(self, *tilers: object) -> Form:
         """Tiles of the outermost level, as `Shape.tile` has them; the levels inside stay."""
         return _tiled(self, tilers)
 
@@ -236,7 +236,7 @@ class T:
     extents: tuple
     dtype: Any = None
 
-    def __class_getitem__(cls, extents: Any) -> T:
+    def __class_getitem__(cls, extents: object) -> T:
         return cls(extents if isinstance(extents, tuple) else (extents,))
 
     def __getattr__(self, name: str) -> Any:
@@ -282,7 +282,7 @@ class Tensor(Split):
         """Where it begins, in its storage's coordinates."""
         return tuple(map(_plus, self.base, self.offset))
 
-    def tile(self, *tilers: Any) -> Tensor:
+    def tile(self, *tilers: object) -> Tensor:
         """The tensor of its tiles (`gemmkit.shapes.Shape.tile`). Raises ShapeError."""
         return Tensor(self.form.tile(*tilers), self.storage, self.base, self.offset)
 
@@ -290,7 +290,7 @@ class Tensor(Split):
         """The same elements, or tiles, in other dimensions, the last fastest. Raises ShapeError."""
         return Tensor(self.form.reshape(*extents), self.storage, self.base, self.offset)
 
-    def __getitem__(self, key: Any) -> Tensor:
+    def __getitem__(self, key: object) -> Tensor:
         """One tile, or one element, of the outermost level. Raises TensorError for an index outside of it."""
         form, key = self.form, key if isinstance(key, tuple) else (key,)
         _check(form, key)
@@ -300,7 +300,7 @@ class Tensor(Split):
         """What is here under another form: of a matrix that all workers have together, one's own part."""
         return Tensor(form, self.storage, self.base, self.offset)
 
-    def part(self, rows: Any, columns: Any, i: Any, j: Any, how: Any) -> Tensor:
+    def part(self, rows: object, columns: object, i: object, j: object, how: object) -> Tensor:
         """Tile (i, j) of ``rows`` x ``columns``. ``how`` says where that moves it: ``"base"``, ``"offset"``, or ``"own"``:
         nowhere, for each worker has a part of its own; and (rows, columns) are what a worker has of each tile in turn."""
         if how == "own":
@@ -392,7 +392,7 @@ def fragments_of(form: Form) -> tuple[Fragment, tuple[int, ...]]:
     return kept, tuple(extent // 16 for extent in form.extents)
 
 
-def _type_allocate(context: Any, form: Any, *offset: Any) -> Any:
+def _type_allocate(context: TypingContext, form: types.Type, *offset: types.Type) -> Any:
     try:
         of = known(form)
         origin = _check_allocation(of, tuple(map(known, offset)))
@@ -405,7 +405,7 @@ def _type_allocate(context: Any, form: Any, *offset: Any) -> Any:
     inner = context.resolve_function_type(function.device_type, tuple(given), {})
     example = Tensor(of, OpaqueStorage(inner.return_type, None), zeros, zeros)
 
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+    def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         values = [i32(x) if isinstance(x, int) else c.get_dummy_value() for x in static]
         made = call_function(c, b, function.device_type, None, inner, values)
         return lowered(c, b, Tensor(of, OpaqueStorage(inner.return_type, made), zeros, zeros))
@@ -413,7 +413,7 @@ def _type_allocate(context: Any, form: Any, *offset: Any) -> Any:
     return signature(type_of(example), form, *offset), codegen
 
 
-def _check_allocation(form: Any, offset: tuple) -> int:
+def _check_allocation(form: object, offset: tuple) -> int:
     if not isinstance(form, Form) or form.memory not in (SH, RF, FR):
         raise TensorError(f"Allocate({form}): a form in SH or RF is needed, for example T[8, 8].fp32.RF")
     if None in form.extents:
@@ -482,7 +482,7 @@ class Threads(Static):
         """How many act together."""
         return self.inner.size
 
-    def tile(self, *tilers: Any) -> Threads:
+    def tile(self, *tilers: object) -> Threads:
         """Groups of the outermost level (`gemmkit.shapes.Shape.tile`). Raises ShapeError."""
         outer, inner = self.outer.tile(*tilers)
         return type(self)((outer, inner, *self.levels[1:]))

@@ -12,14 +12,14 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from gemmkit.components import ComponentError
 from gemmkit.emulator.mode import ExecutionTarget, current_mode
 from gemmkit.lang import deferred
-from gemmkit.lang.fingerprint import look_again
+from gemmkit.lang.fingerprint import Array, look_again
 from gemmkit.runtime import device
 from gemmkit.runtime.array_info import ArrayInfo, alignment
 from gemmkit.runtime.arrays import describe
@@ -40,6 +40,9 @@ from gemmkit.tuner.measure import (
     tolerance,
 )
 from gemmkit.tuner.tuner import Progress
+
+if TYPE_CHECKING:
+    from gemmkit.specs.schedule import Finished
 
 # --------------------------------------------------------------------------------------------------
 # What came of trying variants of a schedule: a row each, and the table.
@@ -277,7 +280,7 @@ class _Search:
 
     # -- 3. checked and timed on a GPU ------------------------------------------------------------------------------------
 
-    def time(self, a: Any, b: Any, out: Any, shown: Any) -> None:
+    def time(self, a: Array, b: Array, out: Array, shown: Any) -> None:
         from gemmkit.plans.plan import Plan
 
         if not self._tried:
@@ -365,7 +368,7 @@ class _Search:
 
 # -- small operands of the same kind ------------------------------------------------------------------------------------
 
-def small_sizes(schedule: Any, lowered: Lowered, sizes: tuple[int, int, int]) -> tuple[int, ...]:
+def small_sizes(schedule: Finished, lowered: Lowered, sizes: tuple[int, int, int]) -> tuple[int, ...]:
     """Sizes of which the same kernel computes one whole tile and what the last one has, along K two steps and the rest.
     Sizes that the schedule says stay."""
     least = (lowered.tile[0], lowered.tile[1], 2 * lowered.depth)
@@ -454,7 +457,7 @@ class Variants(Sequence[Variant]):
     def __getitem__(self, number: Any) -> Any:
         return self._rows[number]
 
-    def __call__(self, a: Any, b: Any, out: Any = None, *, budget: float = 300.0, jobs: int | None = None,
+    def __call__(self, a: object, b: object, out: object = None, *, budget: float = 300.0, jobs: int | None = None,
                  progress: bool | None = None) -> Explored:
         """Try them on ``a @ b``.
 
@@ -480,7 +483,7 @@ class Variants(Sequence[Variant]):
         return explored(self._rows, a, b, out, float(budget), jobs, progress)
 
 
-def _values(name: str, given: Any) -> list[Any]:
+def _values(name: str, given: object) -> list[Any]:
     if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
         raise TypeError(f"explore: {name}={given!r}: give a list of values, for example {name}=[{given!r}]")
     values = list(given)

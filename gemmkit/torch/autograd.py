@@ -115,10 +115,10 @@ class EpilogueRecipe(NamedTuple):
 class Leaf:
     """An array in device code, indexed by coordinates."""
 
-    def __init__(self, tensor: Any, variable: int, at: OutputCoordinates):
+    def __init__(self, tensor: torch.Tensor, variable: int, at: OutputCoordinates):
         self.tensor, self.variable, self.at = tensor, variable, at
 
-    def __getitem__(self, key: Any) -> DualTensor:
+    def __getitem__(self, key: object) -> DualTensor:
         seen = self.at.seen(self.tensor, key)
         if seen is None:                                   # (no coordinates as they are: a table)
             index = tuple(k.value if isinstance(k, DualTensor) else k for k in (key if isinstance(key, tuple) else (key,)))
@@ -136,13 +136,13 @@ class Leaf:
 class OutputCoordinates:
     """The rows and columns of D, as device code is given them."""
 
-    def __init__(self, x: Any, paths: Paths, dtype: Any, read: dict[int, Any]):
+    def __init__(self, x: torch.Tensor, paths: Paths, dtype: torch.dtype | None, read: dict[int, Any]):
         rows, columns = x.shape[-2:]
         self.paths, self.dtype, self.read = paths, dtype, read
         self.m = DualTensor(torch.arange(rows, device=x.device).unsqueeze(-1), paths)
         self.n = DualTensor(torch.arange(columns, device=x.device), paths)
 
-    def seen(self, tensor: Any, key: Any) -> Any:
+    def seen(self, tensor: torch.Tensor, key: object) -> Any:
         """A tensor as it lies along D where ``key`` are D's coordinates; None for any other key."""
         if key is self.m:
             return tensor.unsqueeze(-1)
@@ -167,7 +167,7 @@ class _Functions:
 
 
 def _unknown(name: str) -> Callable[..., Any]:
-    def raises(*args: Any) -> Any:
+    def raises(*args: object) -> Any:
         if any(isinstance(x, DualTensor) for x in args):
             raise TypeError(f"{name}, whose derivative is not known")
         raise TypeError(f"{name} in an epilogue that is to be differentiated")
@@ -188,7 +188,7 @@ _STANDS_FOR: dict[int, Any] = {
 class Replay:
     """A component with leaves for its arrays: its own code, properties and fields."""
 
-    def __init__(self, component: Any, world: Callable[[Any], Any]):
+    def __init__(self, component: object, world: Callable[[Any], Any]):
         self._component, self._world = component, world
 
     def __getattr__(self, name: str) -> Any:
@@ -197,7 +197,7 @@ class Replay:
             return self._world(found).__get__(self)
         return self._world(getattr(self._component, name))
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: object) -> Any:
         return self._world(type(self._component).__call__)(self, *args)
 
 
@@ -205,7 +205,7 @@ def _world(leaves: dict[int, Leaf], at: OutputCoordinates) -> Callable[[Any], An
     """What stands for a value in code that is run again."""
     made: dict[int, Any] = {}
 
-    def of(x: Any) -> Any:
+    def of(x: torch.Tensor) -> Any:
         if id(x) in leaves:
             return leaves[id(x)]
         if id(x) in _STANDS_FOR:
@@ -260,7 +260,7 @@ def _rebound(function: FunctionType, world: Callable[[Any], Any], made: dict[int
 
 # -- partial derivatives ----------------------------------------------------------------------------------------------
 
-def partials(recipe: EpilogueRecipe, x: Any, operands: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def partials(recipe: EpilogueRecipe, x: torch.Tensor, operands: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Of each element of D, the derivative by the product's element ``x``, and by what it reads of each operand; and of each
     operand its shape as it lies along D (a vector of columns (1, N), of rows (M, 1)).
 
@@ -325,8 +325,8 @@ class Derivative:
         if self.refuses is not None:
             raise NotImplementedError(f"{name} has no derivative: {self.refuses}{_WHAT_WOULD_DO}")
 
-    def __call__(self, grad: Any, of_kept: Any, kept: Any, a: Any, b: Any, c: Any, operands: Sequence[Any],
-                 needed: Sequence[bool]) -> list[Any]:
+    def __call__(self, grad: torch.Tensor, of_kept: torch.Tensor | None, kept: torch.Tensor | None, a: torch.Tensor,
+                 b: torch.Tensor, c: torch.Tensor | None, operands: Sequence[Any], needed: Sequence[bool]) -> list[Any]:
         """The gradients of a, b, c and each operand from that of D and (None: none) that of the product that was kept.
 
         ``needed`` says of each of them whether it is wanted; where it is not, None is returned.
@@ -354,11 +354,11 @@ class Derivative:
                 out[3 + n] = _of_operand(of_d if is_there else _times(grad, partial, _wide(grad)), operand, shape)
         return out
 
-    def _product(self, a: Any, b: Any, c: Any) -> Any:
+    def _product(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None) -> Any:
         found = product(a, b, self.a_form, self.b_form)
         return found if c is None else found + c
 
-    def _partials(self, x: Any, operands: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def _partials(self, x: torch.Tensor, operands: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         if self.given is None:
             return partials(self.recipe, x, operands)
         found = self.given(x, *operands)
@@ -391,7 +391,7 @@ class Derivative:
         return out
 
 
-def _of_operand(full: Any, operand: Any, shape: Any) -> Any:
+def _of_operand(full: torch.Tensor, operand: torch.Tensor, shape: object) -> Any:
     """The gradient of an operand of an epilogue, which lies along D in this shape: summed along what it was broadcast
     along."""
     if full.dim() == 2 and operand.dim() == 1 and shape == (1, full.shape[1]) and full.dtype == operand.dtype:
@@ -400,17 +400,17 @@ def _of_operand(full: Any, operand: Any, shape: Any) -> Any:
     return summed_to(full, shape, _wide(full)).reshape(operand.shape).to(operand.dtype)
 
 
-def _is_wider(operand: Any, of_x: Any) -> bool:
+def _is_wider(operand: torch.Tensor, of_x: torch.Tensor) -> bool:
     """Whether an operand's dtype holds more than dX's, to which dX has been rounded."""
     return bool(torch.promote_types(operand.dtype, of_x.dtype) != of_x.dtype)
 
 
-def _wide(x: Any) -> Any:
+def _wide(x: torch.Tensor) -> Any:
     """The dtype that elements of a gradient are added up in."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def _times(grad: Any, partial: Any, dtype: Any) -> Any:
+def _times(grad: torch.Tensor, partial: torch.Tensor, dtype: torch.dtype | None) -> Any:
     """dD times a derivative: of complex numbers its conjugate."""
     if partial is None:
         return torch.zeros_like(grad, dtype=dtype)
@@ -419,7 +419,7 @@ def _times(grad: Any, partial: Any, dtype: Any) -> Any:
 
 # -- semirings --------------------------------------------------------------------------------------------------------
 
-def _selected(semiring: Semiring, grad: Any, index: Any, a: Any, b: Any) -> list[Any]:
+def _selected(semiring: Semiring, grad: torch.Tensor, index: Any, a: torch.Tensor, b: torch.Tensor) -> list[Any]:
     """The gradients of A and B in a semiring that selects, where ``index`` says which k is D's; -1 is none.
 
     All are stacks (..., M, K), (..., K, N) and (..., M, N), of which a and b may be broadcast along D's.
@@ -441,7 +441,7 @@ def _selected(semiring: Semiring, grad: Any, index: Any, a: Any, b: Any) -> list
     return [_scattered(of_a, -1, k, of_all_a, a), _scattered(of_b, -2, k, of_all_b, b)]
 
 
-def _scattered(gradient: Any, dim: int, k: Any, of_all: Any, operand: Any) -> Any:
+def _scattered(gradient: torch.Tensor, dim: int, k: torch.Tensor, of_all: torch.Tensor, operand: torch.Tensor) -> Any:
     """The gradient of an operand: each element of D's goes to the k that decided, and stacks that it was broadcast along
     are summed."""
     dtype = _wide(gradient)
@@ -449,7 +449,7 @@ def _scattered(gradient: Any, dim: int, k: Any, of_all: Any, operand: Any) -> An
     return summed_to(found, operand.shape).to(operand.dtype)
 
 
-def _of_factors(mul: Callable[[Any, Any], Any], x: Any, y: Any) -> list[Any]:
+def _of_factors(mul: Callable[[Any, Any], Any], x: torch.Tensor, y: torch.Tensor) -> list[Any]:
     """The derivatives of a semiring's mul by both factors."""
     paths, one = Paths(), torch.ones_like(x)
     given = DualTensor(x, paths, {0: one}), DualTensor(y, paths, {1: one})
@@ -458,8 +458,8 @@ def _of_factors(mul: Callable[[Any, Any], Any], x: Any, y: Any) -> list[Any]:
 
 # -- what has none ----------------------------------------------------------------------------------------------------
 
-def _refusal(conf: Config | None, components: dict[str, Any], operator: Any, recipe: EpilogueRecipe, forms: tuple[str, str],
-             given: Callable[..., Any] | None) -> str | None:
+def _refusal(conf: Config | None, components: dict[str, Any], operator: object, recipe: EpilogueRecipe,
+             forms: tuple[str, str], given: Callable[..., Any] | None) -> str | None:
     """Why an operator has no derivative; None if it has."""
     def part(name: str) -> Any:
         return components.get(name, getattr(conf, name, None))
@@ -502,7 +502,7 @@ def _is_known(mul: Callable[[Any, Any], Any]) -> bool:
 # --------------------------------------------------------------------------------------------------
 # Products that autograd records: `gemmkit.matmul` of tensors that require a gradient comes here.
 
-def matmul(a: Any, b: Any, c: Any = None) -> Any:
+def matmul(a: Any, b: Any, c: torch.Tensor | None = None) -> Any:
     """A B + C of tensors (..., M, K), (..., K, N) and (..., M, N), as an operator: autograd, compile, vmap, export. An A or
     a B of one dimension is a row or a column, which the result lacks. ``torch.autocast`` casts a, b and c.
 
@@ -523,12 +523,12 @@ def matmul(a: Any, b: Any, c: Any = None) -> Any:
     return product(a, b) if c is None and a.dim() == b.dim() == 2 else _matmul(a, b, c)
 
 
-def _matmul(a: Any, b: Any, c: Any) -> Any:
+def _matmul(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None) -> Any:
     found = _of_vectors(product, a, b) if 1 in (a.dim(), b.dim()) else product(a, b)
     return found if c is None else found + c
 
 
-def _of_vectors(multiplied: Any, a: Any, b: Any, *more: Any) -> Any:
+def _of_vectors(multiplied: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *more: object) -> Any:
     """A product of which a or b has one dimension, by PyTorch's own views, so that the gradient has one, too."""
     is_row, is_column = a.dim() == 1, b.dim() == 1
     found = multiplied(a[None] if is_row else a, b[:, None] if is_column else b, *more)
@@ -536,7 +536,8 @@ def _of_vectors(multiplied: Any, a: Any, b: Any, *more: Any) -> Any:
     return found.squeeze(-1 if is_column else -2) if is_row else found
 
 
-def recorded(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any, keywords: dict[str, Any]) -> Any:
+def recorded(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, conf: Config | None, out: torch.Tensor | None,
+             stream: object, keywords: dict[str, Any]) -> Any:
     """`gemmkit.matmul` where a tensor among a, b and c requires a gradient.
 
     Raises ValueError for an ``out``, whose former values autograd would have to keep, and NotImplementedError where there
@@ -572,7 +573,7 @@ def _derivative(conf: Config | None, keywords: dict[str, Any]) -> Derivative:
 
 
 @functools.lru_cache(maxsize=64)
-def _recipe(epilogue: Any) -> EpilogueRecipe:
+def _recipe(epilogue: Epilogue | None) -> EpilogueRecipe:
     return EpilogueRecipe.of(epilogue)
 
 
@@ -581,7 +582,8 @@ class _Recorded(torch.autograd.Function):
     second derivatives go."""
 
     @staticmethod
-    def forward(derivative: Derivative, conf: Any, keywords: dict[str, Any], a: Any, b: Any, c: Any) -> Any:
+    def forward(derivative: Derivative, conf: Config | None, keywords: dict[str, Any], a: torch.Tensor, b: torch.Tensor,
+                c: torch.Tensor | None) -> Any:
         if derivative.keeps == "index":
             if c is not None:
                 raise ValueError("c is given with a semiring: what was there before may decide an element, which has no k")
@@ -595,14 +597,14 @@ class _Recorded(torch.autograd.Function):
         return (multiply_matrices(a, b, c, conf, **keywords),)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+    def setup_context(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         ctx.derivative, _, _, a, b, c = inputs
         ctx.has_c = c is not None
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*(x for x in (a, b, c, *output[1:]) if x is not None))
 
     @staticmethod
-    def backward(ctx: Any, grad: Any, of_kept: Any = None) -> Any:
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor, of_kept: torch.Tensor | None = None) -> Any:
         a, b, *more = ctx.saved_tensors
         c = more.pop(0) if ctx.has_c else None
         kept = more[0] if more else None
@@ -610,7 +612,8 @@ class _Recorded(torch.autograd.Function):
         return (None, None, None, *ctx.derivative(grad, of_kept, kept, a, b, c, (), needed)[:3])
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, derivative: Derivative, conf: Any, keywords: dict[str, Any], *tensors: Any) -> Any:
+    def vmap(info: Any, in_dims: tuple, derivative: Derivative, conf: Config | None, keywords: dict[str, Any],
+             *tensors: torch.Tensor) -> Any:
         """A launch for each of the batch: components may have arrays, which all share."""
         return batched_by(lambda *one: _Recorded.apply(derivative, conf, keywords, *one), info.batch_size, in_dims[3:],
                           tensors, (None, None, None), {})

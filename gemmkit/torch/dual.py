@@ -28,7 +28,7 @@ class Paths:
         self._planned: list[bool] = []
         self._asked: list[Any] = []
 
-    def decide(self, condition: Any) -> bool:
+    def decide(self, condition: torch.Tensor | Truth) -> bool:
         """The way that this run takes at a branch on ``condition``, a tensor of truth values."""
         if len(self._asked) == len(self._planned):
             self._planned.append(True)
@@ -54,7 +54,7 @@ class Paths:
         return bool(self._planned)
 
 
-def tangents(paths: Paths, run: Callable[[], Any], count: int, zero: Any) -> list[Any]:
+def tangents(paths: Paths, run: Callable[[], Any], count: int, zero: torch.Tensor) -> list[Any]:
     """Of what ``run()`` returns, the derivatives by variables 0 to ``count`` - 1, over all ways through it; None where it
     depends on nothing of a variable. Variables that it depends on alike (a product, and the bias that is added to it) have
     one tensor. Raises TypeError where there are more than `MOST_WAYS`."""
@@ -64,7 +64,7 @@ def tangents(paths: Paths, run: Callable[[], Any], count: int, zero: Any) -> lis
         found = made.tangents if isinstance(made, DualTensor) else {}
         where = paths.taken()
 
-        def joined(here: Any, before: Any, where: Any = where) -> Any:
+        def joined(here: object, before: object, where: object = where) -> Any:
             if where is None or (here is None and before is None):
                 return here
             return torch.where(where, zero if here is None else here, zero if before is None else before)
@@ -87,23 +87,23 @@ def _once(function: Callable[..., Any], many: Iterable[tuple[Any, ...]]) -> list
     return out
 
 
-def _scaled(slope: Any, tangent: Any) -> Any:
+def _scaled(slope: torch.Tensor, tangent: torch.Tensor) -> Any:
     return tangent if slope is ONE else slope if tangent is ONE else slope * tangent
 
 
 class Truth:
     """Of each element, whether a condition holds."""
 
-    def __init__(self, condition: Any, paths: Paths):
+    def __init__(self, condition: torch.Tensor | Truth, paths: Paths):
         self.condition, self.paths = condition, paths
 
     def __bool__(self) -> bool:
         return self.paths.decide(self.condition)
 
-    def __and__(self, other: Any) -> Truth:
+    def __and__(self, other: Truth | torch.Tensor) -> Truth:
         return Truth(torch.logical_and(self.condition, _condition(other, self.condition)), self.paths)
 
-    def __or__(self, other: Any) -> Truth:
+    def __or__(self, other: Truth | torch.Tensor) -> Truth:
         return Truth(torch.logical_or(self.condition, _condition(other, self.condition)), self.paths)
 
     def __invert__(self) -> Truth:
@@ -112,7 +112,7 @@ class Truth:
     __rand__, __ror__ = __and__, __or__
 
 
-def _condition(x: Any, like: Any) -> Any:
+def _condition(x: object, like: torch.Tensor) -> Any:
     return x.condition if isinstance(x, Truth) else torch.full_like(like, bool(x))
 
 
@@ -122,16 +122,16 @@ class DualTensor:
     __slots__ = ("paths", "tangents", "value")
     __hash__ = None                                                            # type: ignore[assignment]
 
-    def __init__(self, value: Any, paths: Paths, tangents: dict[int, Any] | None = None):
+    def __init__(self, value: torch.Tensor, paths: Paths, tangents: dict[int, Any] | None = None):
         self.value, self.paths, self.tangents = value, paths, tangents or {}
 
-    def chain(self, value: Any, slope: Any) -> DualTensor:
+    def chain(self, value: torch.Tensor, slope: torch.Tensor) -> DualTensor:
         """A function of these numbers: its values and its derivative there."""
         scaled = _once(lambda t: _scaled(slope, t), ((t,) for t in self.tangents.values()))
         return DualTensor(value, self.paths, dict(zip(self.tangents, scaled)))
 
-    def _sum(self, value: Any, other: DualTensor, of_self: Any, of_other: Any) -> DualTensor:
-        def added(mine: Any, theirs: Any) -> Any:
+    def _sum(self, value: torch.Tensor, other: DualTensor, of_self: torch.Tensor, of_other: torch.Tensor) -> DualTensor:
+        def added(mine: torch.Tensor, theirs: torch.Tensor) -> Any:
             if mine is None or theirs is None:
                 return _scaled(of_other, theirs) if mine is None else _scaled(of_self, mine)
             return _scaled(of_self, mine) + _scaled(of_other, theirs)
@@ -142,35 +142,35 @@ class DualTensor:
 
     # -- arithmetic -----------------------------------------------------------------------------------------------
 
-    def __add__(self, other: Any) -> DualTensor:
+    def __add__(self, other: DualTensor | torch.Tensor | float) -> DualTensor:
         if isinstance(other, DualTensor):
             return self._sum(self.value + other.value, other, ONE, ONE)
         return self.chain(self.value + _number(other), ONE)
 
-    def __sub__(self, other: Any) -> DualTensor:
+    def __sub__(self, other: DualTensor | torch.Tensor | float) -> DualTensor:
         if isinstance(other, DualTensor):
             return self._sum(self.value - other.value, other, ONE, -1)
         return self.chain(self.value - _number(other), ONE)
 
-    def __rsub__(self, other: Any) -> DualTensor:
+    def __rsub__(self, other: DualTensor | torch.Tensor | float) -> DualTensor:
         return self.chain(_number(other) - self.value, -1)
 
-    def __mul__(self, other: Any) -> DualTensor:
+    def __mul__(self, other: DualTensor | torch.Tensor | float) -> DualTensor:
         if isinstance(other, DualTensor):
             return self._sum(self.value * other.value, other, other.value, self.value)
         return self.chain(self.value * _number(other), _number(other))
 
-    def __truediv__(self, other: Any) -> DualTensor:
+    def __truediv__(self, other: DualTensor | torch.Tensor | float) -> DualTensor:
         if isinstance(other, DualTensor):
             value = self.value / other.value
             return self._sum(value, other, 1 / other.value, -value / other.value)
         return self.chain(self.value / _number(other), 1 / _number(other))
 
-    def __rtruediv__(self, other: Any) -> DualTensor:
+    def __rtruediv__(self, other: DualTensor | torch.Tensor | float) -> DualTensor:
         value = _number(other) / self.value
         return self.chain(value, -value / self.value)
 
-    def __pow__(self, other: Any) -> DualTensor:
+    def __pow__(self, other: DualTensor | torch.Tensor | float) -> DualTensor:
         if isinstance(other, DualTensor):
             raise TypeError("a power whose exponent is not a constant; write exp(log(x) * y)")
         return self.chain(self.value ** other, other * self.value ** (other - 1))
@@ -185,13 +185,13 @@ class DualTensor:
         _check_real(self.value, "abs")
         return self.chain(torch.abs(self.value), torch.sign(self.value))
 
-    def __mod__(self, other: Any) -> DualTensor:
+    def __mod__(self, other: DualTensor | torch.Tensor | float) -> DualTensor:
         return self._whole("%", self.value % _whole_number(other))
 
-    def __floordiv__(self, other: Any) -> DualTensor:
+    def __floordiv__(self, other: DualTensor | torch.Tensor | float) -> DualTensor:
         return self._whole("//", self.value // _whole_number(other))
 
-    def _whole(self, what: str, value: Any) -> DualTensor:
+    def _whole(self, what: str, value: torch.Tensor) -> DualTensor:
         if self.tangents:
             raise TypeError(f"{what} of a number that is to be differentiated")
         return DualTensor(value, self.paths)
@@ -200,27 +200,27 @@ class DualTensor:
 
     # -- comparisons ----------------------------------------------------------------------------------------------
 
-    def _compared(self, function: Callable[..., Any], other: Any) -> Truth:
+    def _compared(self, function: Callable[..., Any], other: DualTensor | torch.Tensor | float) -> Truth:
         if function not in (torch.eq, torch.ne):
             _check_real(self.value, "an order")
         return Truth(function(self.value, other.value if isinstance(other, DualTensor) else _number(other)), self.paths)
 
-    def __lt__(self, other: Any) -> Truth:
+    def __lt__(self, other: DualTensor | torch.Tensor | float) -> Truth:
         return self._compared(torch.lt, other)
 
-    def __le__(self, other: Any) -> Truth:
+    def __le__(self, other: DualTensor | torch.Tensor | float) -> Truth:
         return self._compared(torch.le, other)
 
-    def __gt__(self, other: Any) -> Truth:
+    def __gt__(self, other: DualTensor | torch.Tensor | float) -> Truth:
         return self._compared(torch.gt, other)
 
-    def __ge__(self, other: Any) -> Truth:
+    def __ge__(self, other: DualTensor | torch.Tensor | float) -> Truth:
         return self._compared(torch.ge, other)
 
-    def __eq__(self, other: Any) -> Truth:                                     # type: ignore[override]
+    def __eq__(self, other: DualTensor | torch.Tensor | float) -> Truth:                                     # type: ignore[override]
         return self._compared(torch.eq, other)
 
-    def __ne__(self, other: Any) -> Truth:                                     # type: ignore[override]
+    def __ne__(self, other: DualTensor | torch.Tensor | float) -> Truth:                                     # type: ignore[override]
         return self._compared(torch.ne, other)
 
     def __bool__(self) -> bool:
@@ -237,7 +237,7 @@ def _number(x: Any) -> Any:
     return x if isinstance(x, (bool, int, float, complex)) else x.item() if hasattr(x, "item") else float(x)
 
 
-def _whole_number(x: Any) -> Any:
+def _whole_number(x: object) -> Any:
     return x.value if isinstance(x, DualTensor) else _number(x)
 
 
@@ -252,7 +252,7 @@ def _function(name: str, derivative: Callable[[Any, Any], Any], is_real: bool = 
     """A function of dual tensors, and of plain numbers as `math` has it."""
     of_tensors, of_numbers = getattr(torch, name), getattr(math, name, None)
 
-    def function(x: Any) -> Any:
+    def function(x: object) -> Any:
         if not isinstance(x, DualTensor):
             return of_numbers(x) if of_numbers is not None else of_tensors(torch.tensor(x)).item()
         if is_real:
@@ -263,7 +263,7 @@ def _function(name: str, derivative: Callable[[Any, Any], Any], is_real: bool = 
     return function
 
 
-def _nothing(x: Any) -> Any:
+def _nothing(x: object) -> Any:
     return torch.zeros_like(x)
 
 

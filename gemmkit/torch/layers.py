@@ -39,7 +39,7 @@ from gemmkit.torch.product import (
 # us for 8192 x 4096 of float16 with GELU, where summing what is there takes 16 (H200, PyTorch 2.11). An operator is read
 # from memory.
 
-def biased(x: Any, bias: Any) -> Any:
+def biased(x: torch.Tensor, bias: torch.Tensor) -> Any:
     """x (M, N) plus a bias (N,), recorded."""
     return _Biased.apply(x, bias)
 
@@ -48,36 +48,36 @@ class _Biased(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Any, bias: Any) -> Any:
+    def forward(x: torch.Tensor, bias: torch.Tensor) -> Any:
         return x + bias
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def setup_context(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], output: object) -> None:
         ctx.of_x, ctx.of_bias = inputs[0].dtype, inputs[1].dtype
 
     @staticmethod
-    def backward(ctx: Any, grad: Any) -> tuple[Any, Any]:
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, Any]:
         of_bias = _SUM(grad).to(ctx.of_bias) if ctx.needs_input_grad[1] else None
         return grad.to(ctx.of_x), of_bias
 
 
-def _compute_sum(x: Any) -> Any:
+def _compute_sum(x: torch.Tensor) -> Any:
     return x.sum(0)
 
 
-def _allocate_sum(x: Any) -> Any:
+def _allocate_sum(x: torch.Tensor) -> Any:
     return x.new_empty(x.shape[1:])
 
 
-def _keep_sum(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _keep_sum(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], output: object) -> None:
     ctx.shape = inputs[0].shape
 
 
-def _backward_sum(ctx: Any, grad: Any) -> Any:
+def _backward_sum(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> Any:
     return grad.expand(ctx.shape)
 
 
-def _sum_in_batches(size: int, in_dims: tuple, x: Any) -> tuple[Any, int]:
+def _sum_in_batches(size: int, in_dims: tuple, x: torch.Tensor) -> tuple[Any, int]:
     """One sum of rows that are a batch long."""
     rows = x.movedim(in_dims[0], 1).flatten(1)
     return _SUM(rows).unflatten(0, (size, -1)), 0
@@ -110,13 +110,13 @@ def _operator(activation: str | None, has_bias: bool) -> ProductOperator | None:
     return op(name=name, epilogue=lambda bias: Bias(bias) | after)
 
 
-def check_width(x: Any, in_features: int) -> None:
+def check_width(x: torch.Tensor, in_features: int) -> None:
     """Raise ValueError for an x whose last dimension is not ``in_features``."""
     if not x.dim() or x.shape[-1] != in_features:
         raise ValueError(f"x has shape {tuple(x.shape)}; (..., {in_features}) is needed, as in_features={in_features}")
 
 
-def check_layer(in_features: Any, out_features: Any, activation: Any) -> None:
+def check_layer(in_features: object, out_features: object, activation: object) -> None:
     """Raise ValueError for what is no number of features, and for another activation than those of `ACTIVATIONS`."""
     if activation is not None and not (isinstance(activation, str) and activation in ACTIVATIONS):
         raise ValueError(f"activation={activation!r}: None or one of {', '.join(map(repr, ACTIVATIONS))} is needed")
@@ -147,7 +147,7 @@ class Linear(torch.nn.Module):
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, activation: str | None = None,
-                 device: Any = None, dtype: Any = None):
+                 device: torch.device | str | None = None, dtype: torch.dtype | None = None):
         super().__init__()
         check_layer(in_features, out_features, activation)
         self.in_features, self.out_features, self.activation = in_features, out_features, activation
@@ -175,7 +175,7 @@ class Linear(torch.nn.Module):
             bound = 1 / math.sqrt(self.in_features) if self.in_features > 0 else 0
             torch.nn.init.uniform_(self.bias, -bound, bound)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: torch.Tensor) -> Any:
         check_width(x, self.in_features)
         own = self._parameters                                 # (an attribute takes 1 us; parametrised ones are no such)
         weight, bias = own.get("weight", None), own.get("bias", None)
@@ -244,7 +244,7 @@ class QuantisedLinear(torch.nn.Module):
     zeros: torch.Tensor | None
 
     def __init__(self, in_features: int, out_features: int, bits: int = 4, group: int = 128, bias: bool = True,
-                 activation: str | None = None, symmetric: bool = True, device: Any = None):
+                 activation: str | None = None, symmetric: bool = True, device: torch.device | str | None = None):
         super().__init__()
         check_layer(in_features, out_features, activation)
         layout = GroupQuantised("float16", np.empty((0, 0), np.float16), bits, group)
@@ -286,14 +286,14 @@ class QuantisedLinear(torch.nn.Module):
 
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
         """As ``torch.nn.Module`` has it, of buffers without a change of dtype."""
-        def moved(x: Any) -> Any:
+        def moved(x: torch.Tensor) -> Any:
             found = fn(x)
             is_bits = found.dtype != x.dtype and any(x is buffer for buffer in self._buffers.values())
             return x.to(found.device) if is_bits else found
 
         return super()._apply(moved, recurse)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: torch.Tensor) -> Any:
         check_width(x, self.in_features)
         x, bias = autocast(x, self.bias)
         if x.dtype not in _DTYPES:
@@ -314,12 +314,13 @@ class QuantisedLinear(torch.nn.Module):
 
 # -- the operators ----------------------------------------------------------------------------------------------------
 
-def _weights(x: Any, words: Any, scales: Any, zeros: Any, bits: int, group: int) -> Matrix:
+def _weights(x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int,
+             group: int) -> Matrix:
     """B, whose elements are of x's dtype."""
     return Matrix(words.view(torch.uint32), GroupQuantised(dtype_from_torch(x.dtype), scales, bits, group, zeros))
 
 
-def _compute_quantised(x: Any, words: Any, scales: Any, zeros: Any, bias: Any,
+def _compute_quantised(x: Any, words: Any, scales: Any, zeros: Any, bias: torch.Tensor | None,
                        bits: int, group: int, activation: str | None) -> Any:
     out = _allocate_quantised(x, words, scales, zeros, bias, bits, group, activation)
     more: dict[str, Any] = {} if activation is None else {"epilogue": ACTIVATIONS[activation]}
@@ -330,8 +331,8 @@ def _compute_quantised(x: Any, words: Any, scales: Any, zeros: Any, bias: Any,
     return out
 
 
-def _allocate_quantised(x: Any, words: Any, scales: Any, zeros: Any, bias: Any,
-                        bits: int, group: int, activation: str | None) -> Any:
+def _allocate_quantised(x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor,
+                        bias: torch.Tensor | None, bits: int, group: int, activation: str | None) -> Any:
     return x.new_empty((x.shape[0], words.shape[1]))
 
 
@@ -341,17 +342,18 @@ def _compute_gradient(grad: Any, words: Any, scales: Any, zeros: Any, bits: int,
     return out
 
 
-def _allocate_gradient(grad: Any, words: Any, scales: Any, zeros: Any, bits: int, group: int) -> Any:
+def _allocate_gradient(grad: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int,
+                       group: int) -> Any:
     return grad.new_empty((grad.shape[0], words.shape[0] * 32 // bits))
 
 
-def _keep_quantised(ctx: Any, inputs: tuple, output: Any) -> None:
+def _keep_quantised(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: object) -> None:
     _, words, scales, zeros, bias, ctx.bits, ctx.group, ctx.activation = inputs
     ctx.of_bias = None if bias is None else (bias.shape, bias.dtype)
     ctx.save_for_backward(words, scales, zeros)
 
 
-def _backward_quantised(ctx: Any, grad: Any) -> tuple[Any, ...]:
+def _backward_quantised(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
     if ctx.activation is not None:
         raise NotImplementedError(f"a gradient through gemmkit::quantised_linear with activation={ctx.activation!r}, which "
                                   "keeps no product; leave activation out and apply the function to the result")
@@ -365,18 +367,19 @@ def _backward_quantised(ctx: Any, grad: Any) -> tuple[Any, ...]:
     return of_x, None, None, None, of_bias, None, None, None
 
 
-def _backward_of_gradient(ctx: Any, grad: Any) -> tuple[Any, ...]:
+def _backward_of_gradient(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
     words, scales, zeros = ctx.saved_tensors
     found = _LINEAR(grad, words, scales, zeros, None, ctx.bits, ctx.group, None)
     return found, None, None, None, None, None
 
 
-def _keep_of_gradient(ctx: Any, inputs: tuple, output: Any) -> None:
+def _keep_of_gradient(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: object) -> None:
     _, words, scales, zeros, ctx.bits, ctx.group = inputs
     ctx.save_for_backward(words, scales, zeros)
 
 
-def _quantised_in_batches(operator: Differentiable, size: int, in_dims: tuple, x: Any, *rest: Any) -> tuple[Any, int]:
+def _quantised_in_batches(operator: Differentiable, size: int, in_dims: tuple, x: torch.Tensor,
+                          *rest: object) -> tuple[Any, int]:
     """A batch of x is more rows; of weights or a bias there is a launch for each."""
     if any(dim is not None for dim in in_dims[1:]):
         found: tuple[Any, int] = batched_by(operator, size, in_dims, (x, *rest), (None,) * len(in_dims), {})

@@ -33,8 +33,9 @@ from gemmkit.torch.product import (
 )
 
 
-def op(conf: Config | None = None, *, name: str, epilogue: Any = None, a: Any = None, b: Any = None, dtype: Any = None,
-       derivative: Callable[..., Any] | None = None, **components: Any) -> ProductOperator:
+def op(conf: Config | None = None, *, name: str, epilogue: Any = None, a: torch.Tensor | None = None,
+       b: torch.Tensor | None = None, dtype: torch.dtype | None = None, derivative: Callable[..., Any] | None = None,
+       **components: Any) -> ProductOperator:
     """An operator of PyTorch's that computes D = A B + C by a configuration or by components.
 
     It has a fake kernel, so that ``torch.compile`` and ``torch.export`` see it whole; autograd; and ``torch.func.vmap``.
@@ -81,8 +82,8 @@ def op(conf: Config | None = None, *, name: str, epilogue: Any = None, a: Any = 
 class ProductOperator:
     """An operator made by `op`."""
 
-    def __init__(self, conf: Config | None, name: str, epilogue: Any, a: Any, b: Any, dtype: Any,
-                 derivative: Callable[..., Any] | None, components: dict[str, Any]):
+    def __init__(self, conf: Config | None, name: str, epilogue: Epilogue | None, a: torch.Tensor, b: torch.Tensor,
+                 dtype: torch.dtype | None, derivative: Callable[..., Any] | None, components: dict[str, Any]):
         if conf is not None and not isinstance(conf, Config):
             raise TypeError(f"conf={conf!r}: a configuration of gemmkit.get_config is needed")
         allowed = set(KEYWORDS) - {"epilogue", "gemm_shape", "order", "global_c_layout", "global_d_layout"}
@@ -110,13 +111,13 @@ class ProductOperator:
         self._define()
         _operators[self.name] = self
 
-    def _form(self, name: str, made: Any) -> str:
+    def _form(self, name: str, made: object) -> str:
         layout = self.components.get(f"global_{name}_layout", getattr(self.conf, f"global_{name}_layout", None))
         if layout is None or made is not None:
             return product.form_of(made, name)
         return product.form_of_layout(layout, f"global_{name}_layout")
 
-    def __call__(self, a: Any, b: Any, *operands: Any, c: Any = None) -> Any:
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, *operands: torch.Tensor, c: torch.Tensor | None = None) -> Any:
         """D of tensors; recorded where one of them requires a gradient."""
         if len(operands) != len(self.recipe.names):
             raise TypeError(f"{self.name} takes a, b{''.join(', ' + name for name in self.recipe.names)} and c=; got "
@@ -125,7 +126,7 @@ class ProductOperator:
             (a, b, c), operands = (found := autocast(a, b, c, *operands))[:3], found[3:]
         return self.of_one_dtype(a, b, c, *operands)
 
-    def of_one_dtype(self, a: Any, b: Any, c: Any, *operands: Any) -> Any:
+    def of_one_dtype(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, *operands: torch.Tensor) -> Any:
         """`__call__` of tensors that need no cast, all of them given."""
         if self._keeping is not None and torch.is_grad_enabled():
             for x in (a, b, c, *operands):
@@ -158,7 +159,7 @@ class ProductOperator:
             self._keeping = Differentiable(keeping, self._backward_keeping, self._setup,
                                            lambda *batch: self._in_batches(self._keeping, *batch), self._compute_keeping)
 
-    def _allocate(self, a: Any, b: Any, c: Any, *operands: Any) -> Any:
+    def _allocate(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, *operands: torch.Tensor) -> Any:
         check_together(a, b=b, c=c, **dict(zip(self.recipe.names, operands)))
         if not self._says_dtypes and self.dtype is None:
             check_dtypes(a, b=b)
@@ -173,7 +174,7 @@ class ProductOperator:
             return a.new_empty((*shape[:-2], shape[-1], shape[-2]), dtype=dtype).mT
         return a.new_empty(shape, dtype=dtype)
 
-    def _result_dtype(self, common: Any, c: Any) -> Any:
+    def _result_dtype(self, common: object, c: torch.Tensor | None) -> Any:
         """The dtype of D: what the definition says, else C's, else the operands' common one."""
         if self.dtype is not None:
             return self.dtype
@@ -182,25 +183,27 @@ class ProductOperator:
             return dtype_to_torch(told)
         return common if c is None else c.dtype
 
-    def _allocate_keeping(self, a: Any, b: Any, c: Any, *operands: Any) -> tuple[Any, Any]:
+    def _allocate_keeping(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None,
+                          *operands: torch.Tensor) -> tuple[Any, Any]:
         out = self._allocate(a, b, c, *operands)
         if self.derivative.keeps == "index":
             return out, a.new_empty(out.shape, dtype=torch.int32 if a.dtype.itemsize == 4 else torch.int64)
         return out, a.new_empty(out.shape, dtype=torch.promote_types(a.dtype, b.dtype))
 
-    def _compute(self, a: Any, b: Any, c: Any, *operands: Any) -> Any:
+    def _compute(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, *operands: torch.Tensor) -> Any:
         out = self._allocate(a, b, c, *operands)
         self._launch(a, b, c, out, self.epilogue_of(operands) if self._has_epilogue else None)
         return out
 
-    def _compute_eagerly(self, a: Any, b: Any, c: Any, *operands: Any) -> Any:
+    def _compute_eagerly(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, *operands: torch.Tensor) -> Any:
         """`_compute`, by way of calls of `gemmkit.matmul` that are known, which make the result themselves."""
         if (self._is_plain and c is None and a.dtype in KEPT and min(a.dim(), b.dim()) >= 2 and a.shape[-1] == b.shape[-2]
                 and all(x.dtype == a.dtype for x in (b, *operands))):
             return matmul(a, b, epilogue=self.epilogue_of(operands)) if self._has_epilogue else matmul(a, b)
         return self._compute(a, b, c, *operands)
 
-    def _compute_keeping(self, a: Any, b: Any, c: Any, *operands: Any) -> tuple[Any, Any]:
+    def _compute_keeping(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None,
+                         *operands: torch.Tensor) -> tuple[Any, Any]:
         out, kept = self._allocate_keeping(a, b, c, *operands)
         if self.derivative.keeps == "index":
             if c is not None:
@@ -229,7 +232,8 @@ class ProductOperator:
     def _made_of(self, operands: tuple) -> Epilogue:
         return self.recipe.make(*(x.detach() for x in operands))
 
-    def _launch(self, a: Any, b: Any, c: Any, out: Any, epilogue: Epilogue | None) -> None:
+    def _launch(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, out: torch.Tensor | None,
+                epilogue: Epilogue | None) -> None:
         of_a, of_b = a, b
         for name, form in zip("ab", self.forms):
             if form != product.PLAIN and f"global_{name}_layout" not in self.components and self.conf is None:
@@ -240,7 +244,7 @@ class ProductOperator:
 
     # -- autograd ---------------------------------------------------------------------------------------------------
 
-    def _setup(self, ctx: Any, inputs: tuple, output: Any) -> None:
+    def _setup(self, ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: object) -> None:
         self.derivative.check(self.name)
         ctx.set_materialize_grads(False)
         a, b, c, *operands = inputs
@@ -248,25 +252,26 @@ class ProductOperator:
         kept = output[1:] if isinstance(output, tuple) else ()
         ctx.save_for_backward(a, b, *(() if c is None else (c,)), *operands, *kept)
 
-    def _saved(self, ctx: Any) -> tuple[Any, Any, Any, list[Any], list[Any]]:
+    def _saved(self, ctx: torch.autograd.function.FunctionCtx) -> tuple[Any, Any, Any, list[Any], list[Any]]:
         a, b, *more = ctx.saved_tensors
         c = more.pop(0) if ctx.has_c else None
         count = len(self.recipe.names)
         return a, b, c, more[:count], more[count:]
 
-    def _backward(self, ctx: Any, grad: Any) -> tuple[Any, ...]:
+    def _backward(self, ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
         """Of a call that kept nothing (by ``torch.ops``, or within ``torch.func.vmap``): what is needed is computed anew."""
         a, b, c, operands, _ = self._saved(ctx)
         index = self._keeping(a, b, c, *operands)[1] if self.derivative.keeps == "index" else None
         return tuple(self.derivative(grad, None, index, a, b, c, operands, ctx.needs_input_grad))
 
-    def _backward_keeping(self, ctx: Any, grad: Any, of_kept: Any) -> tuple[Any, ...]:
+    def _backward_keeping(self, ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor,
+                          of_kept: torch.Tensor | None) -> tuple[Any, ...]:
         a, b, c, operands, (kept,) = self._saved(ctx)
         return tuple(self.derivative(grad, of_kept, kept, a, b, c, operands, ctx.needs_input_grad))
 
     # -- batches ----------------------------------------------------------------------------------------------------
 
-    def _in_batches(self, operator: Differentiable, size: int, in_dims: tuple, *tensors: Any) -> tuple[Any, Any]:
+    def _in_batches(self, operator: Differentiable, size: int, in_dims: tuple, *tensors: torch.Tensor) -> tuple[Any, Any]:
         if self.conf is not None:
             cores: list[int | None] = [None] * len(tensors)
         else:

@@ -84,7 +84,7 @@ def form_of_layout(layout: Any, name: str) -> str:
                     "Symmetric have")
 
 
-def matrix_of(x: Any, form: str) -> Any:
+def matrix_of(x: torch.Tensor, form: str) -> Any:
     """The array as the matrix that a product takes."""
     return FORMS[form](x)
 
@@ -94,7 +94,7 @@ def own_ndim(form: str | None) -> int:
     return 1 if form == "diagonal" else 2
 
 
-def shape_of(x: Any, form: str, name: str) -> tuple[Any, ...]:
+def shape_of(x: torch.Tensor, form: str, name: str) -> tuple[Any, ...]:
     """The shape of the matrix, or the stack of them, that a tensor is. Raises ValueError where it is none."""
     if form == "diagonal":
         if x.dim() < 1:
@@ -114,7 +114,7 @@ def transposed(x: Any, form: str) -> tuple[Any, str]:
     return x.mT, _TRANSPOSED.get(form, form)
 
 
-def gradient_of_stored(gradient: Any, form: str) -> Any:
+def gradient_of_stored(gradient: torch.Tensor, form: str) -> Any:
     """The gradient of what is stored, from that of the matrix."""
     if form == PLAIN:
         return gradient
@@ -172,7 +172,7 @@ def _one_after_the_other(operator: Callable[..., Any], size: int, in_dims: Seque
 _NAME = re.compile(r"[A-Za-z_]\w*(::[A-Za-z_]\w*)?")
 
 
-def qualified(name: Any) -> str:
+def qualified(name: object) -> str:
     """``namespace::name`` of a name; without a namespace it is gemmkit's. Raises ValueError for no name, or a taken one."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(f'name={name!r}: a name such as "linear" or "mine::linear" is needed')
@@ -257,7 +257,7 @@ def _eager_function(compute: Callable[..., Any], count: int, defaults: dict[str,
     """The autograd function of eager calls. Saved with the forward pass: a `setup_context` of its own takes 5 us more."""
     class Eager(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *args: Any) -> Any:
+        def forward(ctx: torch.autograd.function.FunctionCtx, *args: object) -> Any:
             if not defaults:
                 output = compute(*args)
                 setup(ctx, inputs=args, output=output)
@@ -280,15 +280,15 @@ def _function(call: Differentiable, count: int, names: tuple[str, ...], backward
 
     class Recorded(torch.autograd.Function):
         @staticmethod
-        def forward(*args: Any) -> Any:
+        def forward(*args: object) -> Any:
             return call(*args[:count], **told(args))
 
         @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        def setup_context(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], output: object) -> None:
             setup(ctx, inputs=inputs[:count], output=output, **({"keyword_only_inputs": told(inputs)} if names else {}))
 
         @staticmethod
-        def backward(ctx: Any, *grads: Any) -> Any:
+        def backward(ctx: torch.autograd.function.FunctionCtx, *grads: object) -> Any:
             found = backward(ctx, *grads)
             return (*(found if isinstance(found, tuple) else (found,)), *(None for _ in names))
 
@@ -303,7 +303,7 @@ _SCHEMA = ('(Tensor a, Tensor b, *, str a_form="plain", str b_form="plain", bool
            "ScalarType? dtype=None) -> Tensor")
 
 
-def result_shape(a: Any, b: Any, a_form: str, b_form: str) -> tuple[Any, ...]:
+def result_shape(a: torch.Tensor, b: torch.Tensor, a_form: str, b_form: str) -> tuple[Any, ...]:
     """The shape of A B. Raises ValueError, naming both, where they do not fit each other."""
     of_a, of_b = shape_of(a, a_form, "a"), shape_of(b, b_form, "b")
     if of_a[-1] != of_b[-2]:
@@ -319,7 +319,7 @@ def result_shape(a: Any, b: Any, a_form: str, b_form: str) -> tuple[Any, ...]:
     return (*stack, of_a[-2], of_b[-1])
 
 
-def autocast(*tensors: Any) -> tuple[Any, ...]:
+def autocast(*tensors: torch.Tensor) -> tuple[Any, ...]:
     """Operands as ``torch.autocast`` casts those of ``torch.matmul``: floating-point ones to its dtype, except float64. None
     stays None; outside ``torch.autocast`` all stay as they are."""
     kind = tensors[0].device.type
@@ -345,7 +345,7 @@ def check_together(a: Any, **others: Any) -> None:
             raise ValueError(f"{name} is on {x.device} and a on {a.device}; all operands of a product must be on one device")
 
 
-def result_dtype(a: Any, b: Any, dtype: Any) -> Any:
+def result_dtype(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype | None) -> Any:
     """``dtype``, or where it is None that which holds a's and b's. Raises TypeError for a real one of a complex product."""
     common = torch.promote_types(a.dtype, b.dtype)
     if dtype is not None and common.is_complex and not dtype.is_complex:
@@ -354,8 +354,8 @@ def result_dtype(a: Any, b: Any, dtype: Any) -> Any:
     return common if dtype is None else dtype
 
 
-def _compute(a: Any, b: Any, *, a_form: str = PLAIN, b_form: str = PLAIN, conj_a: bool = False,
-             conj_b: bool = False, dtype: Any = None) -> Any:
+def _compute(a: torch.Tensor, b: torch.Tensor, *, a_form: str = PLAIN, b_form: str = PLAIN, conj_a: bool = False,
+             conj_b: bool = False, dtype: torch.dtype | None = None) -> Any:
     out = _allocate(a, b, a_form=a_form, b_form=b_form, dtype=dtype)
     more: dict[str, Any] = {}
     for name, conjugated, x in (("a", conj_a, a), ("b", conj_b, b)):
@@ -365,8 +365,8 @@ def _compute(a: Any, b: Any, *, a_form: str = PLAIN, b_form: str = PLAIN, conj_a
     return out
 
 
-def _allocate(a: Any, b: Any, *, a_form: str = PLAIN, b_form: str = PLAIN, conj_a: bool = False,
-              conj_b: bool = False, dtype: Any = None) -> Any:
+def _allocate(a: torch.Tensor, b: torch.Tensor, *, a_form: str = PLAIN, b_form: str = PLAIN, conj_a: bool = False,
+              conj_b: bool = False, dtype: torch.dtype | None = None) -> Any:
     """The result, uninitialised: what the operator makes of tensors that have no data."""
     check_form(a_form, "a_form")
     check_form(b_form, "b_form")
@@ -374,19 +374,20 @@ def _allocate(a: Any, b: Any, *, a_form: str = PLAIN, b_form: str = PLAIN, conj_
     return a.new_empty(result_shape(a, b, a_form, b_form), dtype=result_dtype(a, b, dtype))
 
 
-def _keep(ctx: Any, inputs: tuple, keyword_only_inputs: dict[str, Any], output: Any) -> None:
+def _keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, keyword_only_inputs: dict[str, Any],
+          output: object) -> None:
     ctx.save_for_backward(*inputs)
     ctx.told = keyword_only_inputs
 
 
-def _backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+def _backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
     a, b = ctx.saved_tensors
     told = {name: value for name, value in ctx.told.items() if name != "dtype"}
     return gradients(grad, a, b, ctx.needs_input_grad[:2], **told)
 
 
-def gradients(grad: Any, a: Any, b: Any, needed: tuple[bool, ...], a_form: str = PLAIN, b_form: str = PLAIN,
-              conj_a: bool = False, conj_b: bool = False) -> tuple[Any, Any]:
+def gradients(grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, needed: tuple[bool, ...], a_form: str = PLAIN,
+              b_form: str = PLAIN, conj_a: bool = False, conj_b: bool = False) -> tuple[Any, Any]:
     """The gradients of A and B, from that of A B; None where ``needed`` is false.
 
     Each has its operand's dtype. The product of a gradient and an operand of two dtypes is of their common one: by that
@@ -403,7 +404,8 @@ def gradients(grad: Any, a: Any, b: Any, needed: tuple[bool, ...], a_form: str =
     return of_a, of_b
 
 
-def _like(operand: Any, operand_form: str, a: Any, b: Any, a_form: str, b_form: str, conj_a: bool, conj_b: bool) -> Any:
+def _like(operand: torch.Tensor, operand_form: str, a: torch.Tensor, b: torch.Tensor, a_form: str, b_form: str, conj_a: bool,
+          conj_b: bool) -> Any:
     """The gradient of what is stored of an operand, of its shape and dtype: a product of a and b."""
     if (a_form == b_form == operand_form == PLAIN and operand.dim() == a.dim() == b.dim() == 2
             and a.dtype == b.dtype == operand.dtype and not operand.is_complex()):      # no view more than it needs
@@ -423,13 +425,13 @@ def _like(operand: Any, operand_form: str, a: Any, b: Any, a_form: str, b_form: 
     return summed_to(stored, operand.shape).to(operand.dtype)
 
 
-def _of_one_dtype(a: Any, b: Any) -> tuple[Any, Any]:
+def _of_one_dtype(a: torch.Tensor, b: torch.Tensor) -> tuple[Any, Any]:
     """The factors of a gradient in the dtype that holds both."""
     dtype = torch.promote_types(a.dtype, b.dtype)
     return a.to(dtype), b.to(dtype)
 
 
-def _folded(a: Any, b: Any, a_form: str, b_form: str, operand: Any) -> tuple[Any, Any]:
+def _folded(a: torch.Tensor, b: torch.Tensor, a_form: str, b_form: str, operand: torch.Tensor) -> tuple[Any, Any]:
     """The factors of the gradient of one matrix that was multiplied with a stack: a sum over the stack is one long K,
     where views can say so."""
     if a.dim() < 3 or a.shape[:-2] != b.shape[:-2] or a_form != PLAIN or b_form != PLAIN:
@@ -440,7 +442,7 @@ def _folded(a: Any, b: Any, a_form: str, b_form: str, operand: Any) -> tuple[Any
         return a, b
 
 
-def summed_to(x: Any, shape: Any, dtype: Any = None) -> Any:
+def summed_to(x: Any, shape: Any, dtype: torch.dtype | None = None) -> Any:
     """A gradient summed over what was broadcast; in ``dtype``, where one is given: nothing of x is converted in memory."""
     if x.shape == shape:
         return x if dtype is None else x.to(dtype)
@@ -451,8 +453,8 @@ def summed_to(x: Any, shape: Any, dtype: Any = None) -> Any:
     return x.sum(along, keepdim=True, dtype=dtype).reshape(shape)
 
 
-def product(a: Any, b: Any, a_form: str = PLAIN, b_form: str = PLAIN, conj_a: bool = False, conj_b: bool = False,
-            dtype: Any = None) -> Any:
+def product(a: torch.Tensor, b: torch.Tensor, a_form: str = PLAIN, b_form: str = PLAIN, conj_a: bool = False,
+            conj_b: bool = False, dtype: torch.dtype | None = None) -> Any:
     """A B by the operator ``gemmkit::product``, of (..., M, K) and (..., K, N)."""
     if a_form == b_form == PLAIN and dtype is None and not (conj_a or conj_b):
         if are_matrices(a, b) and a.shape[1] == b.shape[0] and is_eager((a, b)):
@@ -461,17 +463,17 @@ def product(a: Any, b: Any, a_form: str = PLAIN, b_form: str = PLAIN, conj_a: bo
     return _OPERATOR(a, b, a_form=a_form, b_form=b_form, conj_a=conj_a, conj_b=conj_b, dtype=dtype)
 
 
-def are_matrices(a: Any, b: Any) -> bool:
+def are_matrices(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether both are matrices, of one dtype of `KEPT`."""
     return a.dim() == b.dim() == 2 and a.dtype == b.dtype and a.dtype in KEPT
 
 
-def records(*tensors: Any) -> bool:
+def records(*tensors: torch.Tensor) -> bool:
     """Whether autograd records what is computed of tensors."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
-def layer(x: Any, weight: Any, bias: Any, operator: Any) -> Any:
+def layer(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, operator: object) -> Any:
     """x W^T of matrices (`are_matrices`) that nothing but autograd looks at (`is_eager`), with the epilogue of an operator
     (`gemmkit.torch.op`; None: none), which adds ``bias`` and nothing more where a gradient is wanted."""
     if records(x, weight, bias):
@@ -496,13 +498,14 @@ class _Eager(torch.autograd.Function):
     alone, no view and no operator, and each gradient is one launch."""
 
     @staticmethod
-    def forward(ctx: Any, a: Any, b: Any, is_layer: bool, operator: Any, bias: Any) -> Any:
+    def forward(ctx: torch.autograd.function.FunctionCtx, a: torch.Tensor, b: torch.Tensor, is_layer: bool, operator: object,
+                bias: torch.Tensor | None) -> Any:
         ctx.save_for_backward(a, b)
         ctx.is_layer = is_layer
         return _of_layer(a, b, bias, operator) if is_layer else matmul(a, b)
 
     @staticmethod
-    def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
         a, b = ctx.saved_tensors
         of_a, of_b, _, _, of_bias = ctx.needs_input_grad
         multiply = product if torch.is_grad_enabled() else matmul          # a gradient of the gradient is recorded, too
@@ -515,13 +518,13 @@ class _Eager(torch.autograd.Function):
         return (*found, None, None, grad.sum(0) if of_bias else None)
 
 
-def _gradient(multiply: Any, operand: Any, a: Any, b: Any) -> Any:
+def _gradient(multiply: Any, operand: torch.Tensor, a: Any, b: Any) -> Any:
     """The gradient of an operand: a product, which lies as the operand does, so that nothing is copied where it adds up."""
     lies_in_columns = operand.stride(0) == 1 and operand.stride(1) != 1
     return multiply(b.mT, a.mT).mT if lies_in_columns else multiply(a, b)
 
 
-def _in_batches(size: int, in_dims: tuple, a: Any, b: Any, **told: Any) -> tuple[Any, int]:
+def _in_batches(size: int, in_dims: tuple, a: torch.Tensor, b: torch.Tensor, **told: Any) -> tuple[Any, int]:
     cores = own_ndim(told.get("a_form")), own_ndim(told.get("b_form"))
     return batched_by(_OPERATOR, size, in_dims[:2], (a, b), cores, told)
 
@@ -530,7 +533,7 @@ def _in_batches(size: int, in_dims: tuple, a: Any, b: Any, **told: Any) -> tuple
 KEPT = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 
 
-def _compute_eagerly(a: Any, b: Any, **told: Any) -> Any:
+def _compute_eagerly(a: torch.Tensor, b: torch.Tensor, **told: Any) -> Any:
     """`_compute`, by way of calls of `gemmkit.matmul` that are known, which make the result themselves."""
     if not told and a.dtype == b.dtype and a.dtype in KEPT and min(a.dim(), b.dim()) >= 2 and a.shape[-1] == b.shape[-2]:
         return matmul(a, b)

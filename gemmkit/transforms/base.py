@@ -7,6 +7,7 @@ stack, too (0 without one). Its result is converted to the type of where it goes
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -14,11 +15,12 @@ from gemmkit.components import Component
 from gemmkit.lang.aggregates import convert
 from gemmkit.lang.checks import dtype_given, function_given, number, required
 from gemmkit.lang.components import ComponentType, dataclass
+from gemmkit.lang.host import Value
 from gemmkit.lang.numba_hooks import atom, signature
 from gemmkit.lang.registers import call_function
 
 
-def takes_coordinates(function: Any, what: str) -> bool:
+def takes_coordinates(function: Callable, what: str) -> bool:
     """Whether a function is ``f(x, i, j)`` or ``f(x, i, j, batch)`` rather than ``f(x)``; raises TypeError for any other
     signature."""
     count = required(function)
@@ -28,7 +30,7 @@ def takes_coordinates(function: Any, what: str) -> bool:
     return count != 1
 
 
-def check_of_elements(function: Any, what: str) -> None:
+def check_of_elements(function: Callable, what: str) -> None:
     """Raise TypeError for an epilogue that sees more than an element, or stores D: as a function of one it does nothing."""
     if getattr(function, "finishes_blocks", False) or getattr(function, "stores_itself", False):
         raise TypeError(f"{what}({function!r}): it is not a function of one element (it sees rows, neighbours or parts of "
@@ -71,20 +73,20 @@ class Transform(Component):
         """Whether ``__call__`` wants the number of the product, too."""
         return self.with_coordinates and required(self.__call__) == 4          # type: ignore[operator]
 
-    def of(self, x: Any) -> Any:
+    def of(self, x: Value) -> Any:
         """The transform of a value, without coordinates (what device code calls)."""
         return self(x)                                                         # type: ignore[operator]
 
-    def at(self, x: Any, i: int, j: int) -> Any:
+    def at(self, x: Value, i: int, j: int) -> Any:
         """The transform of the value in row i, column j."""
         return self(x, i, j)                                                   # type: ignore[operator]
 
-    def in_product(self, x: Any, i: int, j: int, batch: int) -> Any:
+    def in_product(self, x: Value, i: int, j: int, batch: int) -> Any:
         """The same in a product of a stack, for a transform that asks for its number."""
         return self(x, i, j, batch)                                            # type: ignore[operator]
 
 
-def _type_transformed(context: Any, transform: Any, x: Any, i: Any, j: Any) -> Any:
+def _type_transformed(context: Any, transform: Transform, x: Value, i: int, j: int) -> Any:
     if not isinstance(transform, ComponentType):
         return None
     with_coordinates = transform.skeleton.with_coordinates
@@ -102,11 +104,11 @@ def _type_transformed(context: Any, transform: Any, x: Any, i: Any, j: Any) -> A
 
 
 @atom(_type_transformed)
-def _called(transform: Transform, x: Any, i: int, j: int) -> Any:
+def _called(transform: Transform, x: Value, i: int, j: int) -> Any:
     return transform.at(x, i, j) if transform.with_coordinates else transform.of(x)
 
 
-def transformed(transform: Transform, x: Any, i: int, j: int) -> Any:
+def transformed(transform: Transform, x: Value, i: int, j: int) -> Any:
     """A transform of one element; the coordinates are given only to a transform that wants them. What it returns is a
     number: a tuple of parts, for an element that has as many, is made one."""
     return number(transform, "__call__", _called(transform, x, i, j), x)
@@ -129,13 +131,13 @@ class ComposedTransform(Transform):
                 raise TypeError(f"{name}={part!r} in a composition of transforms: a Transform is needed; wrap a function in "
                                 "transforms.Map")
 
-    def __call__(self, x: Any, *at: Any) -> Any:
+    def __call__(self, x: Value, *at: Any) -> Any:
         return self.at(x, *at) if at else self.of(x)
 
-    def of(self, x: Any) -> Any:
+    def of(self, x: Value) -> Any:
         return transformed(self.second, transformed(self.first, x, 0, 0), 0, 0)
 
-    def at(self, x: Any, i: int, j: int) -> Any:
+    def at(self, x: Value, i: int, j: int) -> Any:
         return transformed(self.second, transformed(self.first, x, i, j), i, j)
 
     @cached_property
@@ -170,10 +172,10 @@ class Staged(ComposedTransform):
         super().__post_init__()
         object.__setattr__(self, "dtype", dtype_given(self.dtype, "Staged"))
 
-    def of(self, x: Any) -> Any:
+    def of(self, x: Value) -> Any:
         return transformed(self.second, convert(self.dtype, transformed(self.first, x, 0, 0)), 0, 0)
 
-    def at(self, x: Any, i: int, j: int) -> Any:
+    def at(self, x: Value, i: int, j: int) -> Any:
         return transformed(self.second, convert(self.dtype, transformed(self.first, x, i, j)), i, j)
 
 
@@ -183,7 +185,7 @@ class Identity(Transform):
 
     is_identity = True
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Value) -> Any:
         return x
 
 
@@ -205,16 +207,16 @@ class Map(Transform):
         given = function_given(self.f, "Map", "f", (1, 3, 4), "f(x) or f(x, i, j), a function of x or of x, i, j")
         object.__setattr__(self, "f", given)
 
-    def __call__(self, *x: Any) -> Any:
+    def __call__(self, *x: Value) -> Any:
         return self.f(*x)
 
-    def of(self, x: Any) -> Any:
+    def of(self, x: Value) -> Any:
         return self.f(x)
 
-    def at(self, x: Any, i: int, j: int) -> Any:
+    def at(self, x: Value, i: int, j: int) -> Any:
         return self.f(x, i, j)
 
-    def in_product(self, x: Any, i: int, j: int, batch: int) -> Any:
+    def in_product(self, x: Value, i: int, j: int, batch: int) -> Any:
         return self.f(x, i, j, batch)
 
     @cached_property

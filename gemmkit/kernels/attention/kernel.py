@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from gemmkit.kernels.collectives.softmax import (
     FREE,
     TESTED,
     AttentionOutputs,
+    AttentionSizes,
     AttentionState,
     HeadTile,
     KeyBlocks,
@@ -49,6 +50,7 @@ from gemmkit.kernels.collectives.softmax import (
 )
 from gemmkit.kernels.sm90.store import own_column, own_row
 from gemmkit.lang.aggregates import fill
+from gemmkit.lang.host import View
 from gemmkit.lang.registers import fold
 from gemmkit.ptx.barriers import mbarrier_fence_init
 from gemmkit.ptx.memory import shared
@@ -64,6 +66,10 @@ from gemmkit.ptx.wgmma import (
     wgmma_wait,
 )
 
+if TYPE_CHECKING:
+    from gemmkit.emulator.copies import EmulatedTensorMap
+    from gemmkit.kernels.attention.spec import AttentionSpec, HeadRing
+
 # --------------------------------------------------------------------------------------------------
 # Step 1 of `attention`: one thread has TMA fill the stages of Q, K and V.
 #
@@ -71,7 +77,8 @@ from gemmkit.ptx.wgmma import (
 # block of V, or V before Q where a tile ends before the next one begins. A tile's blocks go from the last of its keys to
 # the first.
 
-def produce(spec: Any, sizes: Any, order: Any, map_q: Any, map_k: Any, map_v: Any) -> None:
+def produce(spec: AttentionSpec, sizes: AttentionSizes, order: View, map_q: EmulatedTensorMap, map_k: EmulatedTensorMap,
+            map_v: EmulatedTensorMap) -> None:
     zero = thread_index() * 0
     slot, q_slot = Slot(zero, zero + 1), Slot(zero, zero + 1)            # fresh rings are empty
     before, last, last_block, turn = slot, tile_at(spec, sizes, order, zero), zero - 1, zero
@@ -101,21 +108,23 @@ def produce(spec: Any, sizes: Any, order: Any, map_q: Any, map_k: Any, map_v: An
         load_v(spec, sizes, map_v, before, last, last_block)
 
 
-def load_q(spec: Any, tensor_map: Any, slot: Slot, tile: HeadTile) -> None:
+def load_q(spec: AttentionSpec, tensor_map: EmulatedTensorMap, slot: Slot, tile: HeadTile) -> None:
     load(spec, spec.q_ring, tensor_map, slot, (tile.first_query + tile.m, tile.head, slice_of(spec, tile)))
 
 
-def load_k(spec: Any, sizes: Any, tensor_map: Any, slot: Slot, tile: HeadTile, block: int) -> None:
+def load_k(spec: AttentionSpec, sizes: AttentionSizes, tensor_map: EmulatedTensorMap, slot: Slot, tile: HeadTile,
+           block: int) -> None:
     head, batch = udiv(tile.head, sizes.k_share), slice_of(spec, tile) * sizes.k_batch
     load(spec, spec.k_ring, tensor_map, slot, (tile.first_key + block * spec.block_n, head, batch))
 
 
-def load_v(spec: Any, sizes: Any, tensor_map: Any, slot: Slot, tile: HeadTile, block: int) -> None:
+def load_v(spec: AttentionSpec, sizes: AttentionSizes, tensor_map: EmulatedTensorMap, slot: Slot, tile: HeadTile,
+           block: int) -> None:
     head, batch = udiv(tile.head, sizes.v_share), slice_of(spec, tile) * sizes.v_batch
     load(spec, spec.v_ring, tensor_map, slot, (tile.first_key + block * spec.block_n, head, batch))
 
 
-def load(spec: Any, ring: Any, tensor_map: Any, slot: Slot, at: tuple) -> None:
+def load(spec: AttentionSpec, ring: HeadRing, tensor_map: EmulatedTensorMap, slot: Slot, at: tuple) -> None:
     """A stage of a ring, panel by panel, from a row of a head of a batch on."""
     ring.acquire(slot)
     ring.expect(slot, 2 * ring.rows * spec.head_dim)
@@ -148,12 +157,12 @@ class ConsumerOperands(NamedTuple):
     first: Any
 
 
-def with_q(spec: Any, operands: ConsumerOperands, stage: int, first: int) -> ConsumerOperands:
+def with_q(spec: AttentionSpec, operands: ConsumerOperands, stage: int, first: int) -> ConsumerOperands:
     """The same with Q in another stage, of a tile of which ``first`` is the block of keys that comes last."""
     return ConsumerOperands(advance(operands.q, stage * spec.q_bytes), operands.k, operands.v, operands.group, stage, first)
 
 
-def release_q(spec: Any, operands: ConsumerOperands, block: int) -> None:
+def release_q(spec: AttentionSpec, operands: ConsumerOperands, block: int) -> None:
     """A block of keys has been multiplied: behind the tile's last one the next tile's Q may come, while the softmax and the
     last product go on."""
     if not spec.joins_tiles:
@@ -161,13 +170,13 @@ def release_q(spec: Any, operands: ConsumerOperands, block: int) -> None:
             spec.q_ring.release(operands.q_stage)
 
 
-def release_last(spec: Any, slot: Slot) -> None:
+def release_last(spec: AttentionSpec, slot: Slot) -> None:
     """At the end of a tile, where `release_q` has not given Q back."""
     if spec.joins_tiles:
         spec.q_ring.release(slot.stage)
 
 
-def operands_of(spec: Any, group: int) -> ConsumerOperands:
+def operands_of(spec: AttentionSpec, group: int) -> ConsumerOperands:
     width = spec.head.line_bytes
     q = matrix_descriptor(shared(spec.dtype, 0), 0, 0, 8 * width, width)
     k = matrix_descriptor(shared(spec.dtype, spec.k_offset), 0, 0, 8 * width, width)
@@ -175,7 +184,7 @@ def operands_of(spec: Any, group: int) -> ConsumerOperands:
     return ConsumerOperands(advance(q, group * 64 * width), k, v, group, 0, 0)
 
 
-def start_first(spec: Any, operands: ConsumerOperands, slot: Slot) -> tuple:
+def start_first(spec: AttentionSpec, operands: ConsumerOperands, slot: Slot) -> tuple:
     """S of the first block, with nothing beside it."""
     wgmma_fence()
     s = multiply_qk(spec, operands.q, advance(operands.k, slot.stage * spec.k_bytes) if spec.skips else operands.k)
@@ -183,7 +192,7 @@ def start_first(spec: Any, operands: ConsumerOperands, slot: Slot) -> tuple:
     return wgmma_wait(0, (s,))[0]
 
 
-def start_both(spec: Any, operands: ConsumerOperands, state: AttentionState, slot: Slot) -> tuple:
+def start_both(spec: AttentionSpec, operands: ConsumerOperands, state: AttentionState, slot: Slot) -> tuple:
     """Start S of the keys in a slot, and O's product of the values in the state's slot; S is done at the end."""
     spec.turns.wait(operands.group)
     wgmma_fence()
@@ -197,7 +206,7 @@ def start_both(spec: Any, operands: ConsumerOperands, state: AttentionState, slo
     return wgmma_wait(1, (s, o))
 
 
-def start_next(spec: Any, following: ConsumerOperands, o: tuple, slots: tuple) -> tuple:
+def start_next(spec: AttentionSpec, following: ConsumerOperands, o: tuple, slots: tuple) -> tuple:
     """Start the first S of the next tile, ``following``, of the keys and the Q in ``slots``, behind the last product of a
     tile, ``o``. O is done at the end, and S is on its way."""
     spec.k_ring.wait(slots[0])
@@ -208,12 +217,12 @@ def start_next(spec: Any, following: ConsumerOperands, o: tuple, slots: tuple) -
     return wgmma_wait(1, (s, o))
 
 
-def multiply_alone(spec: Any, operands: ConsumerOperands, state: AttentionState) -> tuple:
+def multiply_alone(spec: AttentionSpec, operands: ConsumerOperands, state: AttentionState) -> tuple:
     """The last product of all, beside which no S goes."""
     return wgmma_wait(0, (start_alone(spec, operands, state),))[0]
 
 
-def start_alone(spec: Any, operands: ConsumerOperands, state: AttentionState) -> tuple:
+def start_alone(spec: AttentionSpec, operands: ConsumerOperands, state: AttentionState) -> tuple:
     spec.v_ring.wait(state.slot)
     wgmma_fence()
     o = start_pv(spec, operands, state)
@@ -221,16 +230,16 @@ def start_alone(spec: Any, operands: ConsumerOperands, state: AttentionState) ->
     return o
 
 
-def start_pv(spec: Any, operands: ConsumerOperands, state: AttentionState) -> tuple:
+def start_pv(spec: AttentionSpec, operands: ConsumerOperands, state: AttentionState) -> tuple:
     return fold(spec.pv_steps, pv_step, state.o, spec, state.p, advance(operands.v, state.slot.stage * spec.k_bytes))
 
 
-def multiply_qk(spec: Any, q: int, k: int) -> tuple:
+def multiply_qk(spec: AttentionSpec, q: int, k: int) -> tuple:
     s = spec.qk(fill(F32, spec.values_s, 0.0), q, k, 0)
     return fold(spec.qk_steps - 1, qk_step, s, spec, q, k)
 
 
-def qk_step(s: tuple, n: int, spec: Any, q: int, k: int) -> tuple:
+def qk_step(s: tuple, n: int, spec: AttentionSpec, q: int, k: int) -> tuple:
     """16 elements of the head: 32 bytes on in a line, or in the next panel."""
     steps = spec.head.line // 16
     panel, within = (n + 1) // steps, (n + 1) % steps * 32
@@ -238,7 +247,7 @@ def qk_step(s: tuple, n: int, spec: Any, q: int, k: int) -> tuple:
                    advance(k, panel * spec.block_n * spec.head.line_bytes + within), 1)
 
 
-def pv_step(o: tuple, n: int, spec: Any, p: tuple, v: int) -> tuple:
+def pv_step(o: tuple, n: int, spec: AttentionSpec, p: tuple, v: int) -> tuple:
     """16 keys: as many lines of V on."""
     return spec.pv(o, p[n], advance(v, n * 16 * spec.head.line_bytes), 1)
 
@@ -251,7 +260,7 @@ def pv_step(o: tuple, n: int, spec: Any, p: tuple, v: int) -> tuple:
 # stages of Q: of one (`AttentionSpec.joins_tiles` is False) a tile's last product comes first, while the next tile's Q is
 # on its way, and the tile is stored while the first S of the next one is multiplied.
 
-def consume(spec: Any, sizes: Any, order: Any, outputs: AttentionOutputs, group: int) -> None:
+def consume(spec: Any, sizes: Any, order: View, outputs: AttentionOutputs, group: int) -> None:
     zero = thread_index() * 0
     slot, q_slot, turn = Slot(zero, zero), Slot(zero, zero), zero
     operands = operands_of(spec, group)
@@ -334,14 +343,14 @@ def consume(spec: Any, sizes: Any, order: Any, outputs: AttentionOutputs, group:
     spec.store.finish()
 
 
-def own_blocks(spec: Any, tile: HeadTile, group: int) -> KeyBlocks:
+def own_blocks(spec: AttentionSpec, tile: HeadTile, group: int) -> KeyBlocks:
     """A consumer's blocks of keys, made uniform, for the assembler does not always see that loops over them are: causal
     rounds at D 128 then moved 48 descriptors from vector to uniform registers."""
     blocks = consumer_blocks(spec, tile, group) if spec.skips else key_blocks(spec, tile)
     return KeyBlocks(uniform(blocks.first), uniform(blocks.last), uniform(blocks.free_first), uniform(blocks.free_last))
 
 
-def first_seen(spec: Any, tile: HeadTile, blocks: KeyBlocks, slot: Slot) -> Slot:
+def first_seen(spec: AttentionSpec, tile: HeadTile, blocks: KeyBlocks, slot: Slot) -> Slot:
     """The slot of a consumer's first block of keys. Of a tile's first one, which shows its rows nothing, it gives back K and
     V as they come: not before, for the other consumers may still read what was there."""
     if spec.skips:
@@ -354,12 +363,12 @@ def first_seen(spec: Any, tile: HeadTile, blocks: KeyBlocks, slot: Slot) -> Slot
     return slot
 
 
-def first_block(s: tuple, spec: Any, sizes: Any, place: ScoreCoord) -> tuple:
+def first_block(s: tuple, spec: AttentionSpec, sizes: AttentionSizes, place: ScoreCoord) -> tuple:
     """A tile's first block of keys, which may reach beyond the last one."""
     return soften(TESTED.scores(s, spec, sizes, place), spec, sizes, begin())
 
 
-def place_in(spec: Any, tile: HeadTile, row: int, column: int, block: int) -> ScoreCoord:
+def place_in(spec: AttentionSpec, tile: HeadTile, row: int, column: int, block: int) -> ScoreCoord:
     """A thread's place in a block of keys. With a score LLVM knows nothing of it: it would carry each of 32 columns from
     round to round in a register of its own (D 128, s - 0.06 (m - n): 56 bytes spilled). Without one masks get longer."""
     if spec.has_score:
@@ -367,8 +376,8 @@ def place_in(spec: Any, tile: HeadTile, row: int, column: int, block: int) -> Sc
     return ScoreCoord(tile, tile.m + row, column + block * spec.block_n, block)
 
 
-def one_round(spec: Any, sizes: Any, operands: ConsumerOperands, state: AttentionState, place: ScoreCoord,
-              kind: Any) -> AttentionState:
+def one_round(spec: AttentionSpec, sizes: AttentionSizes, operands: ConsumerOperands, state: AttentionState,
+              place: ScoreCoord, kind: Any) -> AttentionState:
     """A round with the block of keys at ``place``, of which ``kind`` says whether keys may be hidden from queries."""
     slot = spec.k_ring.advance(state.slot)
     spec.k_ring.wait(slot)
@@ -381,8 +390,8 @@ def one_round(spec: Any, sizes: Any, operands: ConsumerOperands, state: Attentio
     return AttentionState(rescale(o, growth[0], growth[1]), packed(spec, weights), stats, slot)
 
 
-def attention(spec: Any, sizes: Any, order: Any, out: Any, lse: Any, map_q: Any, map_k: Any, map_v: Any,
-              map_out: Any) -> None:
+def attention(spec: AttentionSpec, sizes: AttentionSizes, order: View, out: View, lse: View, map_q: EmulatedTensorMap,
+              map_k: EmulatedTensorMap, map_v: EmulatedTensorMap, map_out: EmulatedTensorMap) -> None:
     """Launched with ``spec.threads`` threads; see the module's tables."""
     # 0. Barriers, before any thread waits on one; then what the previous kernel wrote may be read.
     group = uniform(udiv(thread_index(), 128))

@@ -26,6 +26,7 @@ from gemmkit.kernels.collectives.softmax import (
     FREE,
     TESTED,
     AttentionOutputs,
+    AttentionSizes,
     HeadTile,
     ScoreCoord,
     Stats,
@@ -40,6 +41,7 @@ from gemmkit.kernels.collectives.softmax import (
 from gemmkit.kernels.sm90.store import own_column, own_row
 from gemmkit.lang.aggregates import convert_all, fill
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import View
 from gemmkit.lang.registers import apply, fold, join, split
 from gemmkit.operators import MMAOp
 from gemmkit.ptx.copy_async import commit_copies, copy_async, offset_of, wait_copies
@@ -72,7 +74,8 @@ class HeadRows(NamedTuple):
     end: Any
 
 
-def attention_by_warps(spec: Any, sizes: Any, order: Any, out: Any, lse: Any, q: Any, k: Any, v: Any) -> None:
+def attention_by_warps(spec: Any, sizes: AttentionSizes, order: View, out: View, lse: View, q: View, k: View,
+                       v: View) -> None:
     """Launched with a block for each tile; see the module's table."""
     # 1. The first copies.
     zero = thread_index() * 0
@@ -103,7 +106,8 @@ def attention_by_warps(spec: Any, sizes: Any, order: Any, out: Any, lse: Any, q:
     spec.store.run(spec, sizes, WeightedSums(o, stats), AttentionOutputs(out, lse, zero), tile, zero)
 
 
-def one_block(spec: Any, inputs: AttentionInputs, o: tuple, stats: Stats, block: int, stage: int, kind: Any) -> tuple:
+def one_block(spec: MmaAttentionSpec, inputs: AttentionInputs, o: tuple, stats: Stats, block: int, stage: int,
+              kind: Any) -> tuple:
     """A block of keys, of which ``kind`` says whether some may be hidden; the one below it is copied meanwhile.
     (O and stats as one tuple cost 4 % more instructions: D 128 with a window.)"""
     if block > inputs.first:
@@ -123,7 +127,7 @@ def one_block(spec: Any, inputs: AttentionInputs, o: tuple, stats: Stats, block:
 
 # -- copies ---------------------------------------------------------------------------------------------------------------
 
-def copy_keys(spec: Any, inputs: AttentionInputs, block: int, stage: int) -> None:
+def copy_keys(spec: MmaAttentionSpec, inputs: AttentionInputs, block: int, stage: int) -> None:
     """A block of K and of V into a stage: a group of copies."""
     sizes, tile, row = inputs.sizes, inputs.tile, block * spec.block_n
     k = HeadRows(inputs.k, slice_of(spec, tile) * sizes.k_batch, udiv(tile.head, sizes.k_share), tile.first_key, row,
@@ -165,7 +169,7 @@ def qk_columns(s: tuple, i: int, spec: Any, a: tuple, n: int, stage: int) -> tup
     return spec.mma(a, ldmatrix(shared(spec.dtype, spec.k_offset + stage * spec.k_bytes), at, 0, 4, False), s)
 
 
-def pv_step(o: tuple, n: int, spec: Any, p: tuple, stage: int) -> tuple:
+def pv_step(o: tuple, n: int, spec: MmaAttentionSpec, p: tuple, stage: int) -> tuple:
     """16 keys: their weights against 16 elements of the head at a time."""
     return apply(pv_columns, o, spec, p[n], n, stage)
 

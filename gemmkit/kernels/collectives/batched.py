@@ -6,20 +6,25 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gemmkit.components import Array, Component, Scalar
 from gemmkit.kernels.collectives.operand import OperandArrays
 from gemmkit.kernels.collectives.scheduler import Cluster, Order, Reduction, Stack, StackSteps, TileScheduler, Work
-from gemmkit.lang.component_products import of_product, with_number
+from gemmkit.lang.component_products import StackShape, of_product, with_number
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import View
 from gemmkit.lang.memory import FIRST, K, M, N, entry_of, member_of, number_of
+from gemmkit.lang.registers import Registers
 from gemmkit.ptx.arithmetic import divided, divisor_reciprocal
 from gemmkit.ptx.barriers import await_flag
 from gemmkit.ptx.special import rolled
 from gemmkit.tiling import Tile
+
+if TYPE_CHECKING:
+    from gemmkit.kernels.spec import Spec
 
 # --------------------------------------------------------------------------------------------------
 # What schedulers of many products in one launch share: each product's tiles are handed out by a `TileScheduler`.
@@ -54,7 +59,7 @@ class ManyProducts(Component):
     def begin(self) -> int:
         return self.one.begin()
 
-    def end(self, shape: Any) -> int:
+    def end(self, shape: StackShape) -> int:
         return self.one.end(shape)
 
     def following(self, at: int, step: int) -> int:
@@ -78,17 +83,17 @@ class ManyProducts(Component):
     def rank(self) -> int:
         return self.one.rank()
 
-    def gather(self, spec: Any, accumulators: Any, rank: int) -> bool:
+    def gather(self, spec: Spec, accumulators: Registers, rank: int) -> bool:
         return self.one.gather(spec, accumulators, rank)
 
     def product(self, tile: int) -> tuple:
         """Which product a tile is of, and which tile of that."""
         raise NotImplementedError
 
-    def place(self, tile: int, rank: int, shape: Any) -> tuple:
+    def place(self, tile: int, rank: int, shape: StackShape) -> tuple:
         return self.one.place(tile, rank, shape)
 
-    def k_tiles(self, spec: Any, m: int, n: int, rank: int, shape: Any) -> tuple:
+    def k_tiles(self, spec: Spec, m: int, n: int, rank: int, shape: StackShape) -> tuple:
         return self.one.k_tiles(spec, m, n, rank, shape)
 
 
@@ -117,17 +122,17 @@ class Batched(ManyProducts):
         stack = Stack(*(StackSteps.of(() if info is None else info.steps) for info in infos))
         return cls(one, stack, products, tiles, *divisor_reciprocal(max(1, tiles)))
 
-    def count(self, shape: Any) -> int:
+    def count(self, shape: StackShape) -> int:
         return self.tiles * self.products
 
-    def end(self, shape: Any) -> int:
+    def end(self, shape: StackShape) -> int:
         return self.one.end(shape) if self.one.stays else self.count(shape)
 
     def product(self, tile: int) -> tuple:
         batch = divided(tile, self.multiplier, self.shift)
         return batch, tile - batch * self.tiles
 
-    def work(self, spec: Any, tile: int, rank: int, shape: Any) -> Work:
+    def work(self, spec: Spec, tile: int, rank: int, shape: StackShape) -> Work:
         batch, own = self.product(tile)
         work = self.one.work(of_product(spec, batch), own, rank, of_product(shape, batch))
         return Work(work.m, work.n, batch, work.k_begin, work.k_tiles, rank)
@@ -156,7 +161,7 @@ class Member(Component):
     sizes: Array
     places: Array
 
-    def matrix(self, data: Any, batch: int) -> Any:
+    def matrix(self, data: View, batch: int) -> Any:
         """The view of a product's matrix."""
         return member_of(data, self.sizes, self.places, batch, self.operand)
 

@@ -10,20 +10,27 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gemmkit.components import Component, Scalar
 from gemmkit.kernels.collectives.operand import column_of, delivered, inside, row_of
 from gemmkit.kernels.collectives.scheduler import TileCoord
 from gemmkit.lang.aggregates import convert, convert_all
 from gemmkit.lang.checks import numbers
-from gemmkit.lang.component_products import of_product
+from gemmkit.lang.component_products import StackShape, of_product
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import SharedPointer, Value, View
 from gemmkit.lang.registers import apply, each, fold, generate
 from gemmkit.ptx.arithmetic import exp2
 from gemmkit.ptx.memory import load_global, load_shared, shared, store_global, store_shared
 from gemmkit.ptx.special import SHUFFLE, barrier, block_x, lane_index, thread_index, udiv
 from gemmkit.tiling import Tile, translate
+
+if TYPE_CHECKING:
+    from gemmkit.epilogues.base import Epilogue
+    from gemmkit.epilogues.reductions import Reduce, States
+    from gemmkit.kernels.sm90.family import Sm90Spec
+    from gemmkit.kernels.spec import Spec
 
 WARP = 32
 DOWN = 8                               # lanes below each other where columns are reduced, too
@@ -109,20 +116,20 @@ class Lanes(Component):
         return translate(self.piece, part % self.down * self.height + self.lane_m() * self.piece.size.M,
                          udiv(part, self.down) * self.width + self.lane_n() * self.piece.size.N)
 
-    def finish(self, epilogue: Any, values: tuple, at: LaneCoord) -> tuple:
+    def finish(self, epilogue: Epilogue, values: tuple, at: LaneCoord) -> tuple:
         """Values out of range are not finished: 0 stands in their place."""
         if inside(at.place, at.shape.M, at.shape.N):
             return numbers(epilogue, "finish", epilogue.finish(values, at.place, at.shape), values)
         return apply(finish_in_range, values, epilogue, at)
 
-    def reduce_rows(self, reduction: Any, values: tuple, at: LaneCoord) -> None:
+    def reduce_rows(self, reduction: States, values: tuple, at: LaneCoord) -> None:
         each(reduce_row, generate(self.piece.size.M, number_of), self, reduction, values, at)
 
-    def row_states(self, reduction: Any, values: tuple, at: LaneCoord) -> tuple:
+    def row_states(self, reduction: States, values: tuple, at: LaneCoord) -> tuple:
         """The state of each row of which a lane has values: of all that the warp's part has of the row, in each lane."""
         return generate(self.piece.size.M, row_state, self, reduction, values, at)
 
-    def keep_rows(self, reduction: Any, states: tuple, at: LaneCoord) -> None:
+    def keep_rows(self, reduction: States, states: tuple, at: LaneCoord) -> None:
         each(keep_row, states, self, reduction, at)
 
     def row(self, n: int) -> int:
@@ -141,7 +148,7 @@ class Lanes(Component):
         """How many columns of D the warp's part has."""
         return min(self.width, at.shape.N - udiv(at.place.index[1], self.width) * self.width)
 
-    def reduce_columns(self, reduction: Any, values: tuple, at: LaneCoord) -> None:
+    def reduce_columns(self, reduction: States, values: tuple, at: LaneCoord) -> None:
         each(reduce_column, generate(self.piece.size.N, number_of), self, reduction, values, at)
 
 
@@ -149,34 +156,34 @@ def number_of(n: int) -> int:
     return n
 
 
-def finish_in_range(x: Any, n: int, epilogue: Any, at: LaneCoord) -> Any:
+def finish_in_range(x: Value, n: int, epilogue: Epilogue, at: LaneCoord) -> Any:
     i, j = row_of(at.place, n), column_of(at.place, n)
     if i < at.shape.M and j < at.shape.N:
         return numbers(epilogue, "finish", epilogue.finish((x,), translate(ELEMENT, i, j), at.shape), (x,))[0]
     return 0
 
 
-def reduce_row(_: int, r: int, lanes: Any, reduction: Any, values: tuple, at: LaneCoord) -> None:
+def reduce_row(_: int, r: int, lanes: Lanes, reduction: States, values: tuple, at: LaneCoord) -> None:
     keep_row(row_state(r, lanes, reduction, values, at), r, lanes, reduction, at)
 
 
-def row_state(r: int, lanes: Any, reduction: Any, values: tuple, at: LaneCoord) -> Any:
+def row_state(r: int, lanes: Lanes, reduction: States, values: tuple, at: LaneCoord) -> Any:
     """A row of the warp's part: a lane's own values, then those of its lanes. All of these have the state."""
     state = fold(lanes.piece.size.N, with_column, reduction.nothing(), r, lanes, reduction, values, at)
     return fold(lanes.steps_n, exchanged, state, lanes.first_n, reduction)
 
 
-def keep_row(state: Any, r: int, lanes: Any, reduction: Any, at: LaneCoord) -> None:
+def keep_row(state: Any, r: int, lanes: Lanes, reduction: States, at: LaneCoord) -> None:
     i, j = at.place.index[0] + r, at.place.index[1]
     if at.holds and lanes.lane_n() == 0 and i < at.shape.M and j < at.shape.N:
         reduction.keep(state, i, udiv(j, lanes.width), at.shape)
 
 
-def with_column(state: Any, c: int, r: int, lanes: Any, reduction: Any, values: tuple, at: LaneCoord) -> Any:
+def with_column(state: Any, c: int, r: int, lanes: Lanes, reduction: States, values: tuple, at: LaneCoord) -> Any:
     return combined(state, values[c * lanes.piece.size.M + r], reduction, at, at.place.index[0] + r, at.place.index[1] + c)
 
 
-def reduce_column(_: int, c: int, lanes: Any, reduction: Any, values: tuple, at: LaneCoord) -> None:
+def reduce_column(_: int, c: int, lanes: Lanes, reduction: States, values: tuple, at: LaneCoord) -> None:
     state = fold(lanes.piece.size.M, with_row, reduction.nothing(), c, lanes, reduction, values, at)
     state = fold(lanes.steps_m, exchanged, state, lanes.first_m, reduction)
     i, j = at.place.index[0], at.place.index[1] + c
@@ -184,11 +191,11 @@ def reduce_column(_: int, c: int, lanes: Any, reduction: Any, values: tuple, at:
         reduction.keep(state, j, udiv(i, lanes.height), at.shape)
 
 
-def with_row(state: Any, r: int, c: int, lanes: Any, reduction: Any, values: tuple, at: LaneCoord) -> Any:
+def with_row(state: Any, r: int, c: int, lanes: Lanes, reduction: States, values: tuple, at: LaneCoord) -> Any:
     return combined(state, values[c * lanes.piece.size.M + r], reduction, at, at.place.index[0] + r, at.place.index[1] + c)
 
 
-def combined(state: Any, x: Any, reduction: Any, at: Any, i: int, j: int) -> Any:
+def combined(state: Any, x: Value, reduction: States, at: Any, i: int, j: int) -> Any:
     """A state with one value more, if that is in range."""
     if i < at.shape.M and j < at.shape.N:
         return reduction.combine(state, reduction.state_of(x, i, j))
@@ -197,14 +204,14 @@ def combined(state: Any, x: Any, reduction: Any, at: Any, i: int, j: int) -> Any
 
 # -- exchanges ----------------------------------------------------------------------------------------------------------
 
-def exchanged(state: Any, n: int, first: int, reduction: Any) -> Any:
+def exchanged(state: Any, n: int, first: int, reduction: Reduce) -> Any:
     """Lanes whose numbers differ in one bit exchange. The lane whose bit is 0 gives the first argument in both, so both make
     the same of it."""
     other = of_other_lane(reduction, state, first << n)
     return reduction.combine(state, other) if lane_index() & first << n == 0 else reduction.combine(other, state)
 
 
-def of_other_lane(reduction: Any, x: Any, distance: int) -> Any:
+def of_other_lane(reduction: Reduce, x: Any, distance: int) -> Any:
     """Part by part."""
     if reduction.state_parts == 1:
         return butterfly(x, distance)
@@ -218,7 +225,8 @@ def of_other_lane(reduction: Any, x: Any, distance: int) -> Any:
 
 # -- where D's tile is in shared memory ---------------------------------------------------------------------------------
 
-def store_together(epilogue: Any, spec: Any, d: Any, pointer: Any, block: TileCoord, warp: int, shape: Any) -> None:
+def store_together(epilogue: Any, spec: Sm90Spec, d: View, pointer: SharedPointer, block: TileCoord, warp: int,
+                   shape: StackShape) -> None:
     """Step 6 of `singlestage` for an epilogue that finishes blocks: a warp takes its parts of D's tile in turn."""
     lanes = spec.lanes
     for part in range(warp, lanes.parts, spec.warps):
@@ -229,7 +237,7 @@ def store_together(epilogue: Any, spec: Any, d: Any, pointer: Any, block: TileCo
         store_masked(epilogue.finish_block(values, lanes, LaneCoord(place, shape, holds)), 0, spec, d, place, shape)
 
 
-def store_masked(values: tuple, _: int, spec: Any, d: Any, place: Any, shape: Any) -> None:
+def store_masked(values: tuple, _: int, spec: Sm90Spec, d: View, place: Tile, shape: StackShape) -> None:
     """Finished values of a tile, those in range."""
     if spec.d.layout.packed > 1:
         store_packed(values, spec, d, place, shape)
@@ -239,7 +247,7 @@ def store_masked(values: tuple, _: int, spec: Any, d: Any, place: Any, shape: An
         each(store_in_range, values, spec, d, place, shape)
 
 
-def store_packed(values: tuple, spec: Any, d: Any, place: Any, shape: Any) -> None:
+def store_packed(values: tuple, spec: Sm90Spec, d: View, place: Tile, shape: StackShape) -> None:
     """Of a row's pairs one value each: pairs are in range or out of it. ``place`` counts the product's columns."""
     if inside(place, shape.M, shape.N):
         packed = translate(spec.lanes.packed, place.index[0], udiv(place.index[1], 2))
@@ -248,13 +256,13 @@ def store_packed(values: tuple, spec: Any, d: Any, place: Any, shape: Any) -> No
         each(store_packed_in_range, values, spec, d, place, shape)
 
 
-def store_packed_in_range(x: Any, n: int, spec: Any, d: Any, place: Any, shape: Any) -> None:
+def store_packed_in_range(x: Value, n: int, spec: Spec, d: View, place: Tile, shape: StackShape) -> None:
     i, j = place.index[0], place.index[1] + 2 * n
     if i < shape.M and j < shape.N:
         spec.d.layout.store(d, translate(ELEMENT, i, udiv(j, 2)), delivered(spec, (x,)), shape)
 
 
-def store_in_range(x: Any, n: int, spec: Any, d: Any, place: Any, shape: Any) -> None:
+def store_in_range(x: Value, n: int, spec: Spec, d: View, place: Tile, shape: StackShape) -> None:
     i, j = row_of(place, n), column_of(place, n)
     if i < shape.M and j < shape.N:
         spec.d.layout.store(d, translate(ELEMENT, i, j), delivered(spec, (x,)), shape)
@@ -313,7 +321,7 @@ class ProductRow(NamedTuple):
     sizes: Any
 
 
-def rescale_rows(how: Any, epilogue: Any, d: Any, shape: Any) -> None:
+def rescale_rows(how: Any, epilogue: Epilogue, d: View, shape: StackShape) -> None:
     """See the module. Launched with ``WARPS`` warps a block."""
     # 1. Which product, which rows and which columns are this warp's?
     batch = udiv(block_x(), how.blocks)
@@ -330,7 +338,7 @@ def rescale_rows(how: Any, epilogue: Any, d: Any, shape: Any) -> None:
             rescale_columns(own, how.steps.matrix(d, batch), row, chunk * STEP, sizes)
 
 
-def rescale_row(how: Any, own: Any, d: Any, row: int, begin: int, sizes: Any) -> None:
+def rescale_row(how: Any, own: Value, d: View, row: int, begin: int, sizes: Any) -> None:
     # 2. The states of lanes 0 to 31, and so on; then the lanes' in a tree.
     whole = fold(EXCHANGES, exchanged, combined_states(own, row, lane_index(), WARP, sizes), 1, own)
     # 3. Beyond the row a lane's first piece stands for the next ones, which are not stored.
@@ -340,7 +348,7 @@ def rescale_row(how: Any, own: Any, d: Any, row: int, begin: int, sizes: Any) ->
         each(store_piece, generate(PIECES, load_piece, how, this, first), how, this, first)
 
 
-def rescale_columns(own: Any, d: Any, row: int, begin: int, sizes: Any) -> None:
+def rescale_columns(own: Value, d: View, row: int, begin: int, sizes: Any) -> None:
     this = ProductRow(d, row, own, combined_states(own, row, 0, 1, sizes), sizes)
     end = min(begin + STEP, sizes.N)
     j = begin
@@ -435,7 +443,7 @@ class Team(Component):
     def is_first(self) -> bool:
         return thread_index() < LANES
 
-    def gather(self, reduction: Any, state: Any) -> Any:
+    def gather(self, reduction: States, state: Any) -> Any:
         """The states of all warps, combined, in the first one."""
         left = shared(reduction.state, 0)
         barrier()                                      # what was left there last has been read
@@ -449,7 +457,7 @@ class Team(Component):
         return state
 
 
-def complete_reductions(team: Any, epilogue: Any, observer: Any, shape: Any) -> None:
+def complete_reductions(team: Team, epilogue: Epilogue, observer: Any, shape: StackShape) -> None:
     """See the module. Launched with ``team.warps`` warps a block, ``team.blocks`` blocks a product."""
     own, sizes = of_product(epilogue, team.batch()), of_product(shape, team.batch())
     own.complete(team, sizes)
@@ -503,27 +511,27 @@ class Watch(Component):
 
     # -- in device code -----------------------------------------------------------------------------------------------
 
-    def first(self, spec: Any, n: int, shape: Any) -> int:
+    def first(self, spec: Spec, n: int, shape: StackShape) -> int:
         """The first k-tile of block column ``n`` (in columns of D); beyond all of them where it is beyond D."""
         return udiv(n, spec.block.size.N) if n < shape.N else shape.K + 1
 
-    def step(self, spec: Any, shape: Any) -> int:
+    def step(self, spec: Spec, shape: StackShape) -> int:
         """From a block's k-tile to its next."""
         return udiv(shape.N + spec.block.size.N - 1, spec.block.size.N)
 
-    def add(self, state: Any, spec: Any, pointer: Any, base: int, thread: int, a: TileCoord) -> Any:
+    def add(self, state: Any, spec: Spec, pointer: SharedPointer, base: int, thread: int, a: TileCoord) -> Any:
         """A state with a thread's elements of the k-tile at ``pointer``, whose row ``base`` begins at ``a`` in A."""
         row, column = thread % self.rows, udiv(thread, self.rows) % self.parts * self.columns
         first = TileCoord(min(a.i + row, a.rows - 1), a.j + column, a.rows, a.columns)
         return fold(self.pieces, with_piece, state, spec, pointer, base + row, column, first)
 
-    def keep(self, state: Any, spec: Any, thread: int, m: int, n: int, shape: Any) -> None:
+    def keep(self, state: Any, spec: Spec, thread: int, m: int, n: int, shape: StackShape) -> None:
         row, part = m + thread % self.rows, udiv(thread, self.rows)
         if row < shape.M and n < shape.N and part < self.parts:
             spec.a.observer.keep(state, row, udiv(n, spec.block.size.N) * self.parts + part, shape)
 
 
-def with_piece(state: Any, p: int, spec: Any, pointer: Any, row: int, column: int, a: TileCoord) -> Any:
+def with_piece(state: Any, p: int, spec: Spec, pointer: SharedPointer, row: int, column: int, a: TileCoord) -> Any:
     """The same with a thread's ``p``-th piece of its row; the first one is at ``row``, ``column``, and at ``a`` in A."""
     tile = translate(spec.watch.piece, row, column + p * spec.watch.vector)
     values = spec.a.shared.load_shared(pointer, tile, spec.a.shared.leading(spec.a.tile.size))

@@ -13,12 +13,13 @@ from gemmkit.components import Component
 from gemmkit.kernels.collectives.scheduler import KTile, Slot, TileCoord
 from gemmkit.lang.aggregates import convert, convert_all, fill
 from gemmkit.lang.checks import all_converted, converted, convertible, counted, numbers
+from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
-from gemmkit.lang.host import fitting
+from gemmkit.lang.host import SharedPointer, Value, View, fitting
 from gemmkit.lang.registers import Fragment, apply, generate, registers
 from gemmkit.layouts import ColMajor, Plain, RowMajor, Swizzled
-from gemmkit.layouts.base import element_of
+from gemmkit.layouts.base import ArrayLayout, element_of
 from gemmkit.operators.base import Operator
 from gemmkit.ptx.memory import load_words, load_words_within, pack_words
 from gemmkit.ptx.mma import FragmentMap, fragment_coordinate
@@ -30,7 +31,10 @@ from gemmkit.transforms import Transform
 from gemmkit.transforms.base import transformed
 
 if TYPE_CHECKING:
+    from gemmkit.emulator.copies import EmulatedTensorMap
+    from gemmkit.epilogues.base import Epilogue
     from gemmkit.kernels.config import Config
+    from gemmkit.kernels.spec import Spec
 
 
 CHUNK = 16                             # bytes of an access, at most
@@ -51,10 +55,11 @@ class Route(Component):
         """What TMA brings into a stage of this block."""
         return operand.nbytes if self.uses_tma else 0
 
-    def prefetch(self, tensor_map: Any) -> None:
+    def prefetch(self, tensor_map: EmulatedTensorMap) -> None:
         """Fetch the tensor map: there is none."""
 
-    def start(self, spec: Any, operand: Any, tensor_map: Any, barrier: Any, slot: Slot, at: KTile) -> None:
+    def start(self, spec: Spec, operand: Operand, tensor_map: EmulatedTensorMap, barrier: SharedPointer, slot: Slot,
+              at: KTile) -> None:
         """Start TMA's copies of a stage: none."""
 
 
@@ -240,24 +245,24 @@ class Operand(Component):
         """The leading dimension of the block's tile in shared memory."""
         return self.shared.leading(self.tile.size)
 
-    def place(self, m: int, n: int, k: int, shape: Any) -> TileCoord:
+    def place(self, m: int, n: int, k: int, shape: StackShape) -> TileCoord:
         """Where the block's tile begins in A or B, and where the matrix ends."""
         if self.k_axis == 1:
             return TileCoord(m, k, shape.M, shape.K)
         return TileCoord(k, n, shape.K, shape.N)
 
-    def distance(self, data: Any, n: int, axis: int) -> int:
+    def distance(self, data: View, n: int, axis: int) -> int:
         """What row ``n`` (axis 0) or column ``n`` (axis 1) adds to an element's place, in bytes, where that is their sum."""
         return self.layout.row_offset(data, n) if axis == 0 else self.layout.column_offset(data, n)
 
 
-def unit_of(layout: Any, info: ArrayInfo) -> int | None:
+def unit_of(layout: ArrayLayout, info: ArrayInfo) -> int | None:
     """The dimension of the array along which a layout's lines lie: if it does not say, the contiguous one."""
     unit: int | None = getattr(layout, "unit", layout.axis if isinstance(layout, Plain) else unit_axis(info))
     return unit
 
 
-def stored_by_neighbours(operand: Operand, info: ArrayInfo | None, extents: tuple[int, int], epilogue: Any) -> Operand:
+def stored_by_neighbours(operand: Operand, info: ArrayInfo | None, extents: tuple[int, int], epilogue: Epilogue) -> Operand:
     """How threads store D, a matrix of ``extents`` in the array ``info`` (None: one whose rows begin at 16 bytes), by an
     ``epilogue``: no more at a time than one access takes.
 
@@ -285,7 +290,7 @@ def is_whole(extents: tuple[int, int], thread: Tile) -> bool:
     return extents[0] % thread.extents[0] == 0 and extents[1] % thread.extents[1] == 0
 
 
-def bytes_of(layout: Any, rows: int, columns: int) -> int:
+def bytes_of(layout: Plain, rows: int, columns: int) -> int:
     """What a tile takes in shared memory."""
     return int(layout.physical_size(rows, columns) * layout.dtype.itemsize)
 
@@ -293,18 +298,18 @@ def bytes_of(layout: Any, rows: int, columns: int) -> int:
 # --------------------------------------------------------------------------------------------------
 # Functions of elements: transforms of tiles and fragments at their coordinates, and the dtypes that results must hold.
 
-def row_of(tile: Any, n: int) -> int:
+def row_of(tile: Tile, n: int) -> int:
     """The row of a tile's n-th element, first dimension fastest."""
     return tile.index[0] + n % tile.size[0]
 
 
-def column_of(tile: Any, n: int) -> int:
+def column_of(tile: Tile, n: int) -> int:
     return tile.index[1] + n // tile.size[0]
 
 
 # -- epilogues of tiles ------------------------------------------------------------------------------------------------
 
-def finished(epilogue: Any, values: tuple, layout: Any, tile: Any, shape: Any) -> tuple:
+def finished(epilogue: Any, values: tuple, layout: ArrayLayout, tile: Tile, shape: StackShape) -> tuple:
     """What an epilogue made of a tile's values, fit to be stored in D's layout."""
     made = numbers(epilogue, "finish", epilogue.finish(values, tile, shape), values)
     return convertible(epilogue, "finish", made, layout.dtype) if layout.is_plain else made    # a user's may take anything
@@ -312,34 +317,34 @@ def finished(epilogue: Any, values: tuple, layout: Any, tile: Any, shape: Any) -
 
 # -- tiles -------------------------------------------------------------------------------------------------------------
 
-def transform_into(operand: Any, values: tuple, tile: Any) -> tuple:
+def transform_into(operand: Operand, values: tuple, tile: Tile) -> tuple:
     """Elements on their way to shared memory."""
     changed = transform_tile(operand.to_shared, values, tile)
     return all_converted(operand.to_shared, "__call__", changed, operand.shared.dtype)
 
 
-def transform_element_into(operand: Any, x: Any, i: int, j: int) -> Any:
+def transform_element_into(operand: Operand, x: Value, i: int, j: int) -> Any:
     """An element on its way to shared memory."""
     return converted(operand.to_shared, "__call__", transformed(operand.to_shared, x, i, j), operand.shared.dtype)
 
 
-def transform_tile(transform: Any, values: tuple, tile: Any) -> tuple:
+def transform_tile(transform: Transform, values: tuple, tile: Tile) -> tuple:
     """A transform of a tile's elements."""
     return values if transform.is_identity else apply(transform_element, values, transform, tile)
 
 
-def transform_element(x: Any, n: int, transform: Any, tile: Any) -> Any:
+def transform_element(x: Value, n: int, transform: Transform, tile: Tile) -> Any:
     return transformed(transform, x, row_of(tile, n), column_of(tile, n))
 
 
-def transform_within(transform: Any, values: tuple, tile: Any, rows: int, columns: int) -> tuple:
+def transform_within(transform: Transform, values: tuple, tile: Tile, rows: int, columns: int) -> tuple:
     """`transform_tile` of a tile that may be partly out of range: there the coordinates are the nearest in range."""
     if transform.is_identity:
         return values
     return apply(transform_element_within, values, transform, tile, rows, columns)
 
 
-def transform_element_within(x: Any, n: int, transform: Any, tile: Any, rows: int, columns: int) -> Any:
+def transform_element_within(x: Value, n: int, transform: Transform, tile: Tile, rows: int, columns: int) -> Any:
     return transformed(transform, x, min(row_of(tile, n), rows - 1), min(column_of(tile, n), columns - 1))
 
 
@@ -348,7 +353,7 @@ def transform_element_within(x: Any, n: int, transform: Any, tile: Any, rows: in
 OUT, SHARED_D = "out (global_d_layout)", "shared_d_layout, where values of D stand before they are stored,"
 
 
-def kept_in_shared(spec: Any, values: tuple) -> tuple:
+def kept_in_shared(spec: Spec, values: tuple) -> tuple:
     """Values on their way into shared memory, in its dtype. Those that will only pass through D's array must hold, too."""
     if spec.passes_d:
         fitting(OUT, spec.d.layout.dtype, values)
@@ -356,7 +361,7 @@ def kept_in_shared(spec: Any, values: tuple) -> tuple:
     return all_converted(spec.d.to_registers, "__call__", fitting(SHARED_D, dtype, values), dtype)
 
 
-def delivered(spec: Any, values: tuple) -> tuple:
+def delivered(spec: Spec, values: tuple) -> tuple:
     """Finished values, which D's array must hold. Those that only passed through shared memory may have come in a narrower
     dtype, which a transform gave them by name."""
     if spec.returns_d:
@@ -366,8 +371,8 @@ def delivered(spec: Any, values: tuple) -> tuple:
 
 # -- fragments --------------------------------------------------------------------------------------------------------
 
-def transform_fragment(operator: Any, transform: Any, fragment_map: Any, dtype: Any, fragment: tuple, tile: Any,
-                       place: TileCoord) -> tuple:
+def transform_fragment(operator: Operator, transform: Transform, fragment_map: FragmentMap, dtype: np.dtype, fragment: tuple,
+                       tile: Tile, place: TileCoord) -> tuple:
     """A transform of a fragment's elements, as ``dtype``; ``tile`` is where the fragment lies in its matrix.
 
     An element beyond the matrix's end (``place``) is transformed as if it were the nearest one inside: a function that
@@ -379,7 +384,7 @@ def transform_fragment(operator: Any, transform: Any, fragment_map: Any, dtype: 
     return all_converted(transform, "__call__", changed, dtype)
 
 
-def transform_registers(operator: Any, transform: Any, fragment_map: Any, fragment: tuple, tile: Any,
+def transform_registers(operator: Operator, transform: Transform, fragment_map: FragmentMap, fragment: tuple, tile: Tile,
                         place: TileCoord) -> tuple:
     """The same in the type that the transform gives."""
     if transform.is_identity:
@@ -389,19 +394,19 @@ def transform_registers(operator: Any, transform: Any, fragment_map: Any, fragme
     return apply(changed_opaque_element, fragment, transform)
 
 
-def changed_element(x: Any, n: int, transform: Any, fragment_map: Any, tile: Any, place: TileCoord) -> Any:
+def changed_element(x: Value, n: int, transform: Transform, fragment_map: FragmentMap, tile: Tile, place: TileCoord) -> Any:
     lane = lane_index()
     i = tile.index[0] + fragment_coordinate(fragment_map, lane, n, 0)
     j = tile.index[1] + fragment_coordinate(fragment_map, lane, n, 1)
     return transformed(transform, x, min(i, place.rows - 1), min(j, place.columns - 1))
 
 
-def changed_opaque_element(x: Any, n: int, transform: Any) -> Any:
+def changed_opaque_element(x: Value, n: int, transform: Transform) -> Any:
     return transformed(transform, x, 0, 0)
 
 
-def transform_input(operand: Any, operator: Any, fragment_map: Any, dtype: Any, fragment: tuple, tile: Any,
-                    place: TileCoord) -> tuple:
+def transform_input(operand: Operand, operator: Operator, fragment_map: FragmentMap, dtype: np.dtype, fragment: tuple,
+                    tile: Tile, place: TileCoord) -> tuple:
     """The shared-to-registers transform of A or B. Beyond K's end the identity stays."""
     changed = transform_fragment(operator, operand.to_registers, fragment_map, dtype, fragment, tile, place)
     if operator.is_mapped and not operand.to_registers.is_identity:
@@ -409,7 +414,8 @@ def transform_input(operand: Any, operator: Any, fragment_map: Any, dtype: Any, 
     return changed
 
 
-def masked_element(x: Any, n: int, operand: Any, fragment_map: Any, tile: Any, place: TileCoord, nothing: Any) -> Any:
+def masked_element(x: Value, n: int, operand: Operand, fragment_map: FragmentMap, tile: Tile, place: TileCoord,
+                   nothing: Value) -> Any:
     end = place.columns if operand.k_axis == 1 else place.rows
     if tile.index[operand.k_axis] + fragment_coordinate(fragment_map, lane_index(), n, operand.k_axis) < end:
         return x
@@ -423,7 +429,8 @@ def masked_element(x: Any, n: int, operand: Any, fragment_map: Any, tile: Any, p
 # Masking is done here, once, for all layouts: an element out of range is never asked for, and stands as the operator's
 # identity wherever the product would meet it.
 
-def copy_to_shared(operand: Any, data: Any, pointer: Any, place: TileCoord, nothing: Any, warp: int, shape: Any) -> None:
+def copy_to_shared(operand: Operand, data: View, pointer: SharedPointer, place: TileCoord, nothing: Value, warp: int,
+                   shape: StackShape) -> None:
     """Copy the block's tile of an operand, which begins at ``place``, from global to shared memory.
 
     Where a thread's registers hold all its tiles, all loads go out before the first store waits for one.
@@ -434,7 +441,8 @@ def copy_to_shared(operand: Any, data: Any, pointer: Any, place: TileCoord, noth
         copy_in_turn(operand, data, pointer, place, nothing, warp, shape)
 
 
-def copy_in_turn(operand: Any, data: Any, pointer: Any, place: TileCoord, nothing: Any, warp: int, shape: Any) -> None:
+def copy_in_turn(operand: Operand, data: View, pointer: SharedPointer, place: TileCoord, nothing: Value, warp: int,
+                 shape: StackShape) -> None:
     """Tile by tile."""
     warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)
     for i in range(len(warp_tiles)):
@@ -443,7 +451,8 @@ def copy_in_turn(operand: Any, data: Any, pointer: Any, place: TileCoord, nothin
             put_moved(operand, pointer, thread_tiles[j], read_moved(operand, data, thread_tiles[j], place, nothing, shape))
 
 
-def copy_together(operand: Any, data: Any, pointer: Any, place: TileCoord, nothing: Any, warp: int, shape: Any) -> None:
+def copy_together(operand: Operand, data: View, pointer: SharedPointer, place: TileCoord, nothing: Value, warp: int,
+                  shape: StackShape) -> None:
     """All loads, then all stores."""
     held = registers(operand.held, operand.moves)
     warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)
@@ -457,31 +466,31 @@ def copy_together(operand: Any, data: Any, pointer: Any, place: TileCoord, nothi
             put_moved(operand, pointer, thread_tiles[j], held[i * len(thread_tiles) + j])
 
 
-def read_moved(operand: Any, data: Any, tile: Any, place: TileCoord, nothing: Any, shape: Any) -> tuple:
+def read_moved(operand: Operand, data: View, tile: Tile, place: TileCoord, nothing: Value, shape: StackShape) -> tuple:
     """A thread's tile on its way to shared memory: in words where nothing happens to it, or in elements."""
     if operand.passes_words:
         return read_words(operand, data, translate(tile, place.i, place.j), place, nothing, shape)
     return read_tile(operand, data, translate(tile, place.i, place.j), place, nothing, shape)
 
 
-def put_moved(operand: Any, pointer: Any, tile: Any, held: tuple) -> None:
+def put_moved(operand: Operand, pointer: SharedPointer, tile: Tile, held: tuple) -> None:
     if operand.passes_words:
         put_words(operand, pointer, tile, held)
     else:
         put_elements(operand, pointer, tile, held)
 
 
-def put_words(operand: Any, pointer: Any, tile: Any, words: tuple) -> None:
+def put_words(operand: Operand, pointer: SharedPointer, tile: Tile, words: tuple) -> None:
     operand.shared.store_words(pointer, tile, words, operand.leading())
 
 
-def put_elements(operand: Any, pointer: Any, tile: Any, values: tuple) -> None:
+def put_elements(operand: Operand, pointer: SharedPointer, tile: Tile, values: tuple) -> None:
     operand.shared.store_shared(pointer, tile, values, operand.leading())
 
 
 # -- reading an operand -----------------------------------------------------------------------------------------------
 
-def read_words(operand: Any, data: Any, tile: Any, place: TileCoord, nothing: Any, shape: Any) -> tuple:
+def read_words(operand: Operand, data: View, tile: Tile, place: TileCoord, nothing: Value, shape: StackShape) -> tuple:
     """A thread's tile in 32-bit words: for the same type and order on both sides, and no transform between.
 
     ``tile`` is where it lies in the matrix, which ends as ``place`` says.
@@ -495,47 +504,48 @@ def read_words(operand: Any, data: Any, tile: Any, place: TileCoord, nothing: An
     return pack_words(read_outside(operand, data, tile, place, nothing, shape))
 
 
-def read_line(operand: Any, data: Any, tile: Any) -> tuple:
+def read_line(operand: Operand, data: View, tile: Tile) -> tuple:
     return load_words(data, operand.layout.axis, tile.base, tile.offset, tile.count)
 
 
-def read_clipped(operand: Any, data: Any, tile: Any, place: TileCoord) -> tuple:
+def read_clipped(operand: Operand, data: View, tile: Tile, place: TileCoord) -> tuple:
     """A line, and zeros behind the matrix's end: in any thread by the same instructions."""
     rows, columns = place.rows - tile.index[0], place.columns - tile.index[1]
     along, across = (columns, rows) if operand.layout.axis == 1 else (rows, columns)
     return load_words_within(data, operand.layout.axis, tile.base, tile.offset, tile.count, along if across > 0 else 0)
 
 
-def read_packed(operand: Any, data: Any, tile: Any, shape: Any) -> tuple:
+def read_packed(operand: Operand, data: View, tile: Tile, shape: StackShape) -> tuple:
     return operand.layout.load_packed(data, tile, shape)
 
 
-def read_tile(operand: Any, data: Any, tile: Any, place: TileCoord, nothing: Any, shape: Any) -> tuple:
+def read_tile(operand: Operand, data: View, tile: Tile, place: TileCoord, nothing: Value, shape: StackShape) -> tuple:
     """A thread's tile of an operand, transformed, in the shared layout's dtype; ``nothing`` where it is out of range."""
     if inside(tile, place.rows, place.columns):
         return read_inside(operand, data, tile, shape)
     return read_outside(operand, data, tile, place, nothing, shape)
 
 
-def inside(tile: Any, rows: int, columns: int) -> bool:
+def inside(tile: Tile, rows: int, columns: int) -> bool:
     return tile.index[0] + tile.size[0] <= rows and tile.index[1] + tile.size[1] <= columns
 
 
-def read_inside(operand: Any, data: Any, tile: Any, shape: Any) -> tuple:
+def read_inside(operand: Operand, data: View, tile: Tile, shape: StackShape) -> tuple:
     layout = operand.layout
     loaded = counted(layout, "load", layout.load(data, tile, shape), tile.count)
     values = all_converted(layout, "load", loaded, layout.dtype)
     return transform_into(operand, values, tile)
 
 
-def read_outside(operand: Any, data: Any, tile: Any, place: TileCoord, nothing: Any, shape: Any) -> tuple:
+def read_outside(operand: Operand, data: View, tile: Tile, place: TileCoord, nothing: Value, shape: StackShape) -> tuple:
     """A tile that is not wholly in range: all of it is out where no tile straddles an edge."""
     if operand.whole:
         return fill(operand.shared.dtype, tile.count, nothing)
     return generate(tile.count, read_edge_element, operand, data, tile, place, nothing, shape)
 
 
-def read_edge_element(n: int, operand: Any, data: Any, tile: Any, place: TileCoord, nothing: Any, shape: Any) -> Any:
+def read_edge_element(n: int, operand: Operand, data: View, tile: Tile, place: TileCoord, nothing: Value,
+                      shape: StackShape) -> Any:
     i, j = row_of(tile, n), column_of(tile, n)
     if i < place.rows and j < place.columns:
         return transform_element_into(operand, element_of(operand.layout, data, i, j, shape), i, j)
@@ -707,7 +717,7 @@ OTHERS = 32                            # of a thread, beside accumulators and wh
 A_WORD = 3                             # registers, at most, that a word on its way takes: its line's fifth, its address
 
 
-def clipped(operand: Operand, info: ArrayInfo | None, nothing: Any) -> Operand:
+def clipped(operand: Operand, info: ArrayInfo | None, nothing: Value) -> Operand:
     """``operand``, marked if lines of its array ``info`` can be loaded so, with ``nothing`` behind their ends."""
     size = operand.layout.dtype.itemsize
     if info is None or not operand.is_direct or alignment(info) >= CHUNK or nothing != 0 or size > 8:

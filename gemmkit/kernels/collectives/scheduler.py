@@ -7,18 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from gemmkit.components import Component, Scalar
 from gemmkit.lang.checks import pair, truth
-from gemmkit.lang.component_products import matrix_of
+from gemmkit.lang.component_products import StackShape, matrix_of
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.registers import fold, join
+from gemmkit.lang.host import View
+from gemmkit.lang.registers import Registers, fold, join
 from gemmkit.ptx.arithmetic import divided, divisor_reciprocal
 from gemmkit.ptx.special import block_x, grid_x, rolled, udiv
 from gemmkit.tiling import Tile
+
+if TYPE_CHECKING:
+    from gemmkit.kernels.spec import Spec
+    from gemmkit.layouts.base import GlobalLayout
 
 # --------------------------------------------------------------------------------------------------
 # Named tuples of run-time values that travel together through the kernels.
@@ -110,7 +115,7 @@ class KTiles(NamedTuple):
     word: Any
 
 
-def k_steps(spec: Any, work: Work) -> int:
+def k_steps(spec: Spec, work: Work) -> int:
     """How many stages a tile takes: its k-tiles, without those that the condition leaves out."""
     if spec.condition.is_always:
         return work.k_tiles
@@ -121,7 +126,7 @@ def k_steps(spec: Any, work: Work) -> int:
     return steps
 
 
-def first_k_tile(spec: Any, work: Work) -> KTiles:
+def first_k_tile(spec: Spec, work: Work) -> KTiles:
     """The first k-tile that is computed."""
     zero = work.k_tiles * 0
     if spec.condition.is_always:
@@ -129,14 +134,14 @@ def first_k_tile(spec: Any, work: Work) -> KTiles:
     return listed(spec, work, zero - WORD, np.uint32(0))
 
 
-def following_k_tile(spec: Any, work: Work, at: KTiles) -> KTiles:
+def following_k_tile(spec: Spec, work: Work, at: KTiles) -> KTiles:
     """The next one."""
     if spec.condition.is_always:
         return KTiles(rolled(at.block + 1), at.first, at.word)       # unrolled, addresses would fill the few registers
     return listed(spec, work, at.first, at.word & (at.word - np.uint32(1)))
 
 
-def listed(spec: Any, work: Work, first: int, word: np.uint32) -> KTiles:
+def listed(spec: Spec, work: Work, first: int, word: np.uint32) -> KTiles:
     """The k-tile of a word's lowest bit, or of the next word that has one."""
     while word == 0 and first < work.k_tiles:
         first = rolled(first + WORD)
@@ -144,7 +149,7 @@ def listed(spec: Any, work: Work, first: int, word: np.uint32) -> KTiles:
     return KTiles(first + trailing_zeros(word) if word != 0 else first, first, word)
 
 
-def word_from(spec: Any, work: Work, first: int) -> np.uint32:
+def word_from(spec: Spec, work: Work, first: int) -> np.uint32:
     """A bit for each of the 32 k-tiles from number ``first`` on: whether it is one, and the condition leaves it in."""
     word = np.uint32(0)
     for n in range(0, WORD, TOGETHER):
@@ -153,7 +158,7 @@ def word_from(spec: Any, work: Work, first: int) -> np.uint32:
     return word
 
 
-def with_bit(word: np.uint32, n: int, spec: Any, work: Work, first: int) -> np.uint32:
+def with_bit(word: np.uint32, n: int, spec: Spec, work: Work, first: int) -> np.uint32:
     """Bit ``n``. Beyond the end the last k-tile is asked for once more: with a branch, loads would wait for each other."""
     block = min(first + n, work.k_tiles - 1)
     is_in = holds(spec, work.m, work.n, work.k_begin + block * spec.block.size.K)
@@ -165,7 +170,7 @@ def trailing_zeros(word: np.uint32) -> int:
     return ((word ^ (word - np.uint32(1))) >> np.uint32(1)).bit_count()
 
 
-def holds(spec: Any, m: int, n: int, k: int) -> bool:
+def holds(spec: Spec, m: int, n: int, k: int) -> bool:
     """Whether the condition leaves a k-tile in."""
     return truth(spec.condition, "__call__", spec.condition(m, n, k))
 
@@ -329,7 +334,7 @@ class StackSteps(Component):
             return ()
         return (coordinate,)
 
-    def matrix(self, data: Any, batch: int) -> Any:
+    def matrix(self, data: View, batch: int) -> Any:
         """The view of a product's matrix."""
         return matrix_of(data, self.coordinates(batch))
 
@@ -392,7 +397,7 @@ class Reduction(Component):
         """The first of a block's k-tiles, of ``count``, and how many they are."""
         return 0, count
 
-    def gather(self, spec: Any, accumulators: Any, rank: int) -> bool:
+    def gather(self, spec: Spec, accumulators: Registers, rank: int) -> bool:
         """Add up the sums of all shares, in a fixed order; whether this block has them, and finishes the tile.
 
         All threads of the block come here after a barrier behind which nobody reads what is in shared memory; the finishing
@@ -407,7 +412,7 @@ class Reduction(Component):
         """Blocks beside each other in the grid that share a tile (not those of a cluster)."""
         return 1
 
-    def shared_bytes(self, spec: Any) -> int:
+    def shared_bytes(self, spec: Spec) -> int:
         """What it needs of shared memory, at the time of `gather`."""
         return 0
 
@@ -551,16 +556,16 @@ class TileScheduler(Component):
         """Which matrices belong to a product: there is one product."""
         return ALONE
 
-    def rows(self, shape: Any) -> int:
+    def rows(self, shape: StackShape) -> int:
         """Tiles of a cluster along M."""
         size = self.block.size.M * self.cluster.m
         return udiv(shape.M + size - 1, size)
 
-    def columns(self, shape: Any) -> int:
+    def columns(self, shape: StackShape) -> int:
         size = self.block.size.N * self.cluster.n
         return udiv(shape.N + size - 1, size)
 
-    def count(self, shape: Any) -> int:
+    def count(self, shape: StackShape) -> int:
         return self.rows(shape) * self.columns(shape)
 
     def own(self) -> int:
@@ -581,7 +586,7 @@ class TileScheduler(Component):
         """A cluster's first part."""
         return self.first()
 
-    def end(self, shape: Any) -> int:
+    def end(self, shape: StackShape) -> int:
         """Behind all parts of all clusters."""
         return self.count(shape)
 
@@ -603,7 +608,7 @@ class TileScheduler(Component):
         """The block's place among those that share its tile's K."""
         return self.reduction.rank()
 
-    def gather(self, spec: Any, accumulators: Any, rank: int) -> bool:
+    def gather(self, spec: Spec, accumulators: Registers, rank: int) -> bool:
         """Add up the sums of blocks that share a tile; whether this block has them. See `Reduction.gather`."""
         return self.reduction.gather(spec, accumulators, rank)
 
@@ -611,13 +616,13 @@ class TileScheduler(Component):
         """Which product of a stack a tile is of, and which tile of that."""
         return 0, tile
 
-    def work(self, spec: Any, tile: int, rank: int, shape: Any) -> Work:
+    def work(self, spec: Spec, tile: int, rank: int, shape: StackShape) -> Work:
         """A block's tile of D, and which k-tiles of it are this block's."""
         m, n = self.place(tile, rank, shape)
         begin, count = self.k_tiles(spec, m, n, rank, shape)
         return Work(m, n, 0, begin, count, rank)
 
-    def place(self, tile: int, rank: int, shape: Any) -> tuple:
+    def place(self, tile: int, rank: int, shape: StackShape) -> tuple:
         """First row and column of a block's tile of D."""
         row, column = pair(self.order, "block", self.order.block(tile, self.rows(shape), self.columns(shape)))
         m, n = row * self.cluster.m, column * self.cluster.n
@@ -627,7 +632,7 @@ class TileScheduler(Component):
             n += self.cluster.column(rank)
         return m * self.block.size.M, n * self.block.size.N
 
-    def k_tiles(self, spec: Any, m: int, n: int, rank: int, shape: Any) -> tuple:
+    def k_tiles(self, spec: Spec, m: int, n: int, rank: int, shape: StackShape) -> tuple:
         """Where the k-tiles that can matter to a tile begin, and how many there are: the same for a whole cluster, or this
         block's share of them."""
         size = self.block.size
@@ -683,7 +688,7 @@ class OneTilePerBlock(TileScheduler):
         return rows * columns * products * self.cluster.size * self.reduction.blocks_of_a_tile
 
 
-def k_range_of(layout: Any, begin: int, end: int, shape: Any) -> tuple:
+def k_range_of(layout: GlobalLayout, begin: int, end: int, shape: StackShape) -> tuple:
     """The part of K that a layout says matters to some rows or columns, of what there is of K."""
     first, last = pair(layout, "k_range", layout.k_range(begin, end, shape))
     return max(first, 0), min(last, shape.K)

@@ -15,7 +15,7 @@ warp that has such a row subtracts first: an instruction an element, behind a br
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from gemmkit.kernels.sm90.store import own_column, own_row
 from gemmkit.lang.aggregates import convert, convert_all
 from gemmkit.lang.checks import converted
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import Value, View
 from gemmkit.lang.memory import number_of
 from gemmkit.lang.registers import alike, apply, each, reduce, split, together
 from gemmkit.ptx.arithmetic import exp2, fma, log2, maximum, reciprocal
@@ -32,6 +33,9 @@ from gemmkit.ptx.mma import pack_fragment, stmatrix
 from gemmkit.ptx.special import SHUFFLE, any_lane, block_x, grid_x, lane_index, thread_index, udiv
 from gemmkit.ptx.tma import tma_commit, tma_store, tma_wait, tma_wait_read
 from gemmkit.ptx.wgmma import fence_async, named_barrier
+
+if TYPE_CHECKING:
+    from gemmkit.kernels.attention.spec import AttentionSpec, HeadSpec
 
 # --------------------------------------------------------------------------------------------------
 # Named tuples of run-time values that travel together through the kernel, and the sizes of a launch.
@@ -140,12 +144,12 @@ def begin() -> Stats:
     return Stats(low, low, none, none)
 
 
-def exponent(spec: Any, sizes: Any) -> Any:
+def exponent(spec: HeadSpec, sizes: AttentionSizes) -> Any:
     """What takes scores to exponents of 2."""
     return convert(F32, LOG2E) if spec.has_score else sizes.to_log2
 
 
-def soften(s: tuple, spec: Any, sizes: Any, stats: Stats) -> tuple:
+def soften(s: tuple, spec: HeadSpec, sizes: AttentionSizes, stats: Stats) -> tuple:
     """Weights, the new stats, and what O's two rows are to be multiplied by."""
     c = exponent(spec, sizes)
     groups = split(s, 8)                               # of both rows: two columns, and two that are 8 columns on
@@ -172,51 +176,51 @@ def added(a: tuple, b: tuple) -> tuple:
     return together(add, a, b)
 
 
-def add(x: Any, y: Any) -> Any:
+def add(x: Value, y: Value) -> Any:
     return x + y
 
 
-def finite(x: Any) -> Any:
+def finite(x: Value) -> Any:
     """A row of which nothing was seen so far has weights 0, not NaN."""
     return x if x > -math.inf else convert(F32, 0.0)
 
 
 @alike(4)
-def weight(x: Any, i: int, c: Any, over: Any, under: Any) -> Any:
+def weight(x: Value, i: int, c: Value, over: Value, under: Value) -> Any:
     return exp2(fma(x, c, -(over if i // 2 % 2 == 0 else under)))
 
 
 @alike(4)
-def lowered(x: Any, i: int, first: Any, second: Any) -> Any:
+def lowered(x: Value, i: int, first: Value, second: Value) -> Any:
     return x - (first if i // 2 % 2 == 0 else second)
 
 
-def quad_max(x: Any) -> Any:
+def quad_max(x: Value) -> Any:
     x = maximum(x, exchanged(x, 1))
     return maximum(x, exchanged(x, 2))
 
 
-def quad_sum(x: Any) -> Any:
+def quad_sum(x: Value) -> Any:
     x = x + exchanged(x, 1)
     return x + exchanged(x, 2)
 
 
-def packed(spec: Any, weights: tuple) -> tuple:
+def packed(spec: HeadSpec, weights: tuple) -> tuple:
     """P as A's fragments, one for each 16 keys."""
     return apply(packed_step, split(weights, spec.hand_over.values), spec)
 
 
-def packed_step(weights: tuple, n: int, spec: Any) -> tuple:
+def packed_step(weights: tuple, n: int, spec: HeadSpec) -> tuple:
     return pack_fragment(spec.dtype, weights)
 
 
-def rescale(o: tuple, upper: Any, lower: Any) -> tuple:
+def rescale(o: tuple, upper: Value, lower: Value) -> tuple:
     """O's rows by a factor each."""
     return apply(scaled, o, upper, lower)
 
 
 @alike(4)
-def scaled(x: Any, i: int, upper: Any, lower: Any) -> Any:
+def scaled(x: Value, i: int, upper: Value, lower: Value) -> Any:
     return x * (upper if i // 2 % 2 == 0 else lower)
 
 
@@ -235,7 +239,7 @@ def scaled(x: Any, i: int, upper: Any, lower: Any) -> Any:
 class Free(Component):
     """A block in which nothing is tested."""
 
-    def scores(self, s: tuple, spec: Any, sizes: Any, place: ScoreCoord) -> tuple:
+    def scores(self, s: tuple, spec: HeadSpec, sizes: AttentionSizes, place: ScoreCoord) -> tuple:
         if spec.has_score:
             return apply(score, s, self, spec, sizes, place)
         return s
@@ -248,7 +252,7 @@ class Free(Component):
 class Tested(Component):
     """A block with keys that some queries may not see."""
 
-    def scores(self, s: tuple, spec: Any, sizes: Any, place: ScoreCoord) -> tuple:
+    def scores(self, s: tuple, spec: HeadSpec, sizes: AttentionSizes, place: ScoreCoord) -> tuple:
         if spec.has_score:
             s = apply(score, s, self, spec, sizes, place)
         return apply(seen, s, spec, place, limits_of(spec, place, 0), limits_of(spec, place, 2))
@@ -260,7 +264,7 @@ class Tested(Component):
 FREE, TESTED = Free(), Tested()
 
 
-def limits_of(spec: Any, place: ScoreCoord, i: int) -> Limits:
+def limits_of(spec: HeadSpec, place: ScoreCoord, i: int) -> Limits:
     """The keys that a row sees, counted from the thread's first one: asked once a row, since a mask may load them."""
     tile, row = place.tile, row_of(i, place)
     shift = tile.keys - tile.queries
@@ -284,7 +288,7 @@ def column_at(i: int) -> int:
     return i // 4 * 8 + i % 2
 
 
-def score(x: Any, i: int, kind: Any, spec: Any, sizes: Any, place: ScoreCoord) -> Any:
+def score(x: Value, i: int, kind: Free, spec: HeadSpec, sizes: AttentionSizes, place: ScoreCoord) -> Any:
     tile, s = place.tile, x * sizes.scale
     if spec.score.real_places:
         m = convert(F32, place.row) + convert(F32, i // 2 % 2 * 8)
@@ -294,7 +298,7 @@ def score(x: Any, i: int, kind: Any, spec: Any, sizes: Any, place: ScoreCoord) -
     return converted(spec.score, "__call__", spec.score.at(s, m, n, tile.head, tile.batch), F32)
 
 
-def seen(x: Any, i: int, spec: Any, place: ScoreCoord, upper: Limits, lower: Limits) -> Any:
+def seen(x: Value, i: int, spec: HeadSpec, place: ScoreCoord, upper: Limits, lower: Limits) -> Any:
     limits = upper if i // 2 % 2 == 0 else lower
     within = column_at(i) < limits.end
     if spec.mask.has_first:
@@ -315,7 +319,7 @@ def seen(x: Any, i: int, spec: Any, place: ScoreCoord, upper: Limits, lower: Lim
 ROWS = 64                              # of a consumer
 
 
-def tile_at(spec: Any, sizes: Any, order: Any, turn: int) -> HeadTile:
+def tile_at(spec: HeadSpec, sizes: AttentionSizes, order: View, turn: int) -> HeadTile:
     """The block's ``turn``-th tile; of the one behind the last m is -1."""
     row = turn * grid_x() + block_x()
     m, head, batch = number_of(order, row, 0), number_of(order, row, 1), number_of(order, row, 2)
@@ -325,17 +329,17 @@ def tile_at(spec: Any, sizes: Any, order: Any, turn: int) -> HeadTile:
     return HeadTile(m, head, batch, sizes.queries, sizes.keys, 0, sizes.first_key)
 
 
-def slice_of(spec: Any, tile: HeadTile) -> int:
+def slice_of(spec: HeadSpec, tile: HeadTile) -> int:
     """Where the tile's arrays are along the batch: packed sequences have one, and ``tile.batch`` is the sequence."""
     return 0 if spec.packed else tile.batch
 
 
-def key_blocks(spec: Any, tile: HeadTile) -> KeyBlocks:
+def key_blocks(spec: HeadSpec, tile: HeadTile) -> KeyBlocks:
     """The blocks of keys of a tile: one at least, of which the mask then shows nothing."""
     return blocks_of_rows(spec, tile, tile.m, min(tile.m + spec.block_m, tile.queries))
 
 
-def consumer_blocks(spec: Any, tile: HeadTile, group: int) -> KeyBlocks:
+def consumer_blocks(spec: HeadSpec, tile: HeadTile, group: int) -> KeyBlocks:
     """Those of a consumer's rows of the tile, from the tile's last or the one before down to the tile's first: the last one
     may show nothing to the upper rows (causal masks, as long as a block has 64 keys or more)."""
     blocks = key_blocks(spec, tile)
@@ -345,7 +349,7 @@ def consumer_blocks(spec: Any, tile: HeadTile, group: int) -> KeyBlocks:
     return KeyBlocks(blocks.first, last, own.free_first if spec.tests_below else blocks.free_first, own.free_last)
 
 
-def blocks_of_rows(spec: Any, tile: HeadTile, begin: int, end: int) -> KeyBlocks:
+def blocks_of_rows(spec: HeadSpec, tile: HeadTile, begin: int, end: int) -> KeyBlocks:
     """Those that rows ``begin`` to ``end`` of a tile's head visit."""
     keys, shift = tile.keys, tile.keys - tile.queries
     first, last = spec.mask.visited(begin, end, keys, tile.head, tile.batch, shift)
@@ -380,7 +384,8 @@ class AttentionStore(Component):
 
     uses_tma = False
 
-    def run(self, spec: Any, sizes: Any, sums: WeightedSums, outputs: AttentionOutputs, tile: HeadTile, group: int) -> None:
+    def run(self, spec: HeadSpec, sizes: AttentionSizes, sums: WeightedSums, outputs: AttentionOutputs, tile: HeadTile,
+            group: int) -> None:
         """The end of a tile."""
         stats = sums.stats
         upper, lower = quad_sum(stats.upper_sum), quad_sum(stats.lower_sum)
@@ -393,19 +398,19 @@ class AttentionStore(Component):
                 store_lse(spec, outputs.lse, tile, row + own_row() + 8, scale * finite(stats.lower), lower)
         self.put(spec, values, outputs, tile, row, group)
 
-    def put(self, spec: Any, values: tuple, outputs: AttentionOutputs, tile: HeadTile, row: int, group: int) -> None:
+    def put(self, spec: HeadSpec, values: tuple, outputs: AttentionOutputs, tile: HeadTile, row: int, group: int) -> None:
         raise NotImplementedError
 
     def finish(self) -> None:
         """Before the block ends."""
 
 
-def inverse(total: Any) -> Any:
+def inverse(total: Value) -> Any:
     """One over a sum of weights; 0 of none."""
     return reciprocal(total) if total != 0 else convert(F32, 0.0)
 
 
-def store_lse(spec: Any, lse: Any, tile: HeadTile, row: int, largest: Any, total: Any) -> None:
+def store_lse(spec: HeadSpec, lse: View, tile: HeadTile, row: int, largest: Value, total: Value) -> None:
     """A row's logarithm of the sum of exponentials, of its largest score and the sum of weights relative to it."""
     if row < tile.queries:
         lse[slice_of(spec, tile), tile.head, tile.first_query + row] = largest + log2(total) * convert(F32, LN2)
@@ -438,7 +443,7 @@ class AttentionTmaStore(AttentionStore):
             tma_wait(0)
 
 
-def put_matrix(values: tuple, n: int, spec: Any, group: int) -> None:
+def put_matrix(values: tuple, n: int, spec: AttentionSpec, group: int) -> None:
     """16 rows by 16 columns of a warp: four 8 x 8 matrices, of which a lane addresses a line."""
     lane = lane_index()
     row = group * 64 + udiv(thread_index() % 128, 32) * 16 + lane % 16
@@ -450,11 +455,11 @@ def put_matrix(values: tuple, n: int, spec: Any, group: int) -> None:
 class AttentionDirectStore(AttentionStore):
     """Pairs of neighbours, from the registers."""
 
-    def put(self, spec: Any, values: tuple, outputs: AttentionOutputs, tile: HeadTile, row: int, group: int) -> None:
+    def put(self, spec: HeadSpec, values: tuple, outputs: AttentionOutputs, tile: HeadTile, row: int, group: int) -> None:
         each(put_pair, split(values, 2), spec, outputs.out, tile, row + own_row())
 
 
-def put_pair(pair: tuple, n: int, spec: Any, out: Any, tile: HeadTile, row: int) -> None:
+def put_pair(pair: tuple, n: int, spec: HeadSpec, out: View, tile: HeadTile, row: int) -> None:
     line = row + n % 2 * 8
     if line < tile.queries:
         place = (slice_of(spec, tile), tile.head, tile.first_query + line, own_column())
@@ -467,7 +472,7 @@ class QuadOut(AttentionStore):
     pairs, so that each has one octet in four, and stores 16 bytes at once where O's strides allow it. Whether a row is there
     is asked once (D 256: of the 2562 instructions of a tile's end, by pairs, 1218 are left)."""
 
-    def put(self, spec: Any, values: tuple, outputs: AttentionOutputs, tile: HeadTile, row: int, group: int) -> None:
+    def put(self, spec: HeadSpec, values: tuple, outputs: AttentionOutputs, tile: HeadTile, row: int, group: int) -> None:
         words = apply(octets, split(pack_narrow(values), 8))
         each(put_half, (0, 1), spec, outputs.out, tile, row + own_row(), words)
 
@@ -477,7 +482,7 @@ def octets(words: tuple, n: int) -> tuple:
     return quad_transpose(words[0], words[2], words[4], words[6]), quad_transpose(words[1], words[3], words[5], words[7])
 
 
-def quad_transpose(a: Any, b: Any, c: Any, d: Any) -> tuple:
+def quad_transpose(a: Value, b: Any, c: Value, d: Value) -> tuple:
     """The four words of a lane's row of a 4 x 4 matrix, of which each lane of a quad gives a column."""
     is_odd, is_upper = lane_index() % 2 == 1, lane_index() % 4 >= 2
     ab, cd = swapped(a, b, is_odd, 1), swapped(c, d, is_odd, 1)
@@ -485,18 +490,18 @@ def quad_transpose(a: Any, b: Any, c: Any, d: Any) -> tuple:
     return even[0], odd[0], even[1], odd[1]
 
 
-def swapped(x: Any, y: Any, is_second: Any, distance: int) -> tuple:
+def swapped(x: Value, y: Value, is_second: Any, distance: int) -> tuple:
     """The rows of a 2 x 2 matrix, of which two lanes give the columns."""
     got = exchanged(x if is_second else y, distance)
     return (got if is_second else x), (y if is_second else got)
 
 
-def put_half(half: int, n: int, spec: Any, out: Any, tile: HeadTile, row: int, words: tuple) -> None:
+def put_half(half: int, n: int, spec: HeadSpec, out: View, tile: HeadTile, row: int, words: tuple) -> None:
     line = row + n * 8
     if line < tile.queries:
         place = (slice_of(spec, tile), tile.head, tile.first_query + line, lane_index() % 4 * 8)
         each(put_octet, words, n, spec, out, place)
 
 
-def put_octet(words: tuple, n: int, half: int, spec: Any, out: Any, place: tuple) -> None:
+def put_octet(words: tuple, n: int, half: int, spec: HeadSpec, out: View, place: tuple) -> None:
     store_global(out, 3, place, (0, 0, 0, n * 32), unpack_narrow(spec.dtype, words[half]))

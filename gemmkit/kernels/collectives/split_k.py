@@ -35,16 +35,19 @@ import numpy as np
 
 from gemmkit.components import Array, Scalar
 from gemmkit.kernels.collectives.scheduler import Reduction, TileScheduler, dealt
-from gemmkit.lang.component_products import with_number
+from gemmkit.lang.component_products import StackShape, with_number
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
-from gemmkit.lang.registers import apply, each, generate, join, split
+from gemmkit.lang.host import Value, View
+from gemmkit.lang.registers import Registers, apply, each, generate, join, split
 from gemmkit.ptx.arithmetic import divided, divisor_reciprocal
 from gemmkit.ptx.barriers import atomic_add, await_counter, set_counter
 from gemmkit.ptx.memory import load_global, load_shared, shared, store_global, store_shared
 from gemmkit.ptx.special import barrier, block_x, rolled, thread_index, udiv, warp_barrier
 
 if TYPE_CHECKING:
+    from gemmkit.kernels.simt import SimtSpec
+    from gemmkit.kernels.spec import Spec
     from gemmkit.runtime.device import DeviceInfo
 
 
@@ -112,7 +115,7 @@ class WorkspaceSums(Reduction):
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def put(self, spec: Any, accumulators: Any, tile: int, rank: int) -> None:
+    def put(self, spec: SimtSpec, accumulators: Registers, tile: int, rank: int) -> None:
         """A block's accumulators to its place in the workspace."""
         first = (tile * self.shares + rank) * spec.sums_count + thread_index() * spec.sums_width
         for i in range(spec.fragments_m):
@@ -149,7 +152,7 @@ class WorkspaceSums(Reduction):
     def blocks_of_a_tile(self) -> int:
         return int(self.shares)
 
-    def shared_bytes(self, spec: Any) -> int:
+    def shared_bytes(self, spec: Spec) -> int:
         return FLAG
 
 
@@ -176,7 +179,7 @@ class SlicedSums(WorkspaceSums):
         self.fetch(spec, accumulators, tile)
         return True
 
-    def sum_slice(self, spec: Any, tile: int, rank: int) -> None:
+    def sum_slice(self, spec: SimtSpec, tile: int, rank: int) -> None:
         """The block's pieces of the tile: each thread sums a group of neighbouring shares, the first ones sum the groups."""
         pieces = udiv(spec.sums_pieces + self.shares - 1, self.shares)          # of a block
         across = min(pieces, spec.threads)                                      # pieces that are summed at a time
@@ -203,7 +206,7 @@ class SlicedSums(WorkspaceSums):
                 store_global(self.sums, 0, (first,), (0,), values)
             barrier()
 
-    def sum_group(self, spec: Any, first: int, share: int, end: int) -> tuple:
+    def sum_group(self, spec: SimtSpec, first: int, share: int, end: int) -> tuple:
         """A piece, summed over the shares up to ``end``."""
         values = load_global(self.sums, 0, (first + share * spec.sums_count,), (0,), spec.sums_width)
         share += 1
@@ -226,23 +229,23 @@ class SlicedSums(WorkspaceSums):
         return max(FLAG, int(spec.threads * spec.sums_width * spec.operator.fragment_c.dtype.itemsize))
 
 
-def merge(x: Any, n: int, others: tuple, spec: Any) -> Any:
+def merge(x: Value, n: int, others: tuple, spec: Spec) -> Any:
     return spec.operator.merge(x, others[n])
 
 
-def put_piece(values: tuple, n: int, i: int, j: int, spec: Any, sums: Any, first: int) -> None:
+def put_piece(values: tuple, n: int, i: int, j: int, spec: SimtSpec, sums: View, first: int) -> None:
     store_global(sums, 0, (first,), (place_of(n, i, j, spec),), values)
 
 
-def fetch_fragment(i: int, j: int, spec: Any, sums: Any, first: int) -> tuple:
+def fetch_fragment(i: int, j: int, spec: SimtSpec, sums: Any, first: int) -> tuple:
     return join(generate(spec.operator.fragment_c.count // spec.sums_width, fetch_piece, i, j, spec, sums, first))
 
 
-def fetch_piece(n: int, i: int, j: int, spec: Any, sums: Any, first: int) -> tuple:
+def fetch_piece(n: int, i: int, j: int, spec: SimtSpec, sums: View, first: int) -> tuple:
     return load_global(sums, 0, (first,), (place_of(n, i, j, spec),), spec.sums_width)
 
 
-def place_of(n: int, i: int, j: int, spec: Any) -> int:
+def place_of(n: int, i: int, j: int, spec: SimtSpec) -> int:
     """Where the threads' n-th pieces of a fragment begin: neighbours in a warp are neighbours in memory."""
     pieces = spec.operator.fragment_c.count // spec.sums_width
     return ((i * spec.fragments_n + j) * pieces + n) * spec.threads * spec.sums_width
@@ -259,7 +262,7 @@ def takes_slices(shares: int, tiles: int, sm_count: int) -> bool:
     return shares >= MANY and tiles * shares <= sm_count
 
 
-def reduction_of(spec: Any, shares: int, tiles: int, sm_count: int) -> WorkspaceSums:
+def reduction_of(spec: SimtSpec, shares: int, tiles: int, sm_count: int) -> WorkspaceSums:
     """The reduction of a launch of so many tiles (of all products), with descriptions of the workspace in it.
 
     Raises ValueError for sums that 32-bit coordinates do not reach.
@@ -308,7 +311,7 @@ class HandedOver(WorkspaceSums):
     divides_k = False
     waits = True
 
-    def hand_over(self, spec: Any, accumulators: Any, block: int) -> None:
+    def hand_over(self, spec: SimtSpec, accumulators: Registers, block: int) -> None:
         first = place_of_block(spec, block)
         for i in range(spec.fragments_m):
             for j in range(spec.fragments_n):
@@ -317,7 +320,7 @@ class HandedOver(WorkspaceSums):
         if thread_index() == 0:
             atomic_add(self.counts, block, 1, "release")
 
-    def take_over(self, spec: Any, accumulators: Any, block: int) -> None:
+    def take_over(self, spec: SimtSpec, accumulators: Registers, block: int) -> None:
         """Wait for a block's sums, and merge them. Its counter is 0 again for the next launch; no other block reads it."""
         if thread_index() == 0:
             await_counter(self.counts, block, 1, "acquire")
@@ -329,16 +332,16 @@ class HandedOver(WorkspaceSums):
                 pieces = split(accumulators[i, j], spec.sums_width)
                 accumulators[i, j] = join(apply(merge_piece, pieces, i, j, spec, self.sums, first))
 
-    def shared_bytes(self, spec: Any) -> int:
+    def shared_bytes(self, spec: Spec) -> int:
         return 0
 
 
-def place_of_block(spec: Any, block: int) -> int:
+def place_of_block(spec: SimtSpec, block: int) -> int:
     """Where a block's sums begin that this thread writes or reads. (The thread's number is asked for anew.)"""
     return block * spec.sums_count + rolled(thread_index()) * spec.sums_width
 
 
-def merge_piece(values: tuple, n: int, i: int, j: int, spec: Any, sums: Any, first: int) -> tuple:
+def merge_piece(values: tuple, n: int, i: int, j: int, spec: Any, sums: View, first: int) -> tuple:
     pieces = spec.operator.fragment_c.count // spec.sums_width
     if ((i * spec.fragments_n + j) * pieces + n) % spec.sums_at_once == 0:
         warp_barrier()                                 # no load goes before it: more on their way than registers hold
@@ -379,7 +382,7 @@ class StreamedScheduler(TileScheduler):
         own = self.share(self.own())
         return own if own < self.share(self.own() + 1) else self.first_whole(self.own())
 
-    def end(self, shape: Any) -> int:
+    def end(self, shape: StackShape) -> int:
         return self.tiles * self.steps
 
     def step(self) -> int:
@@ -420,7 +423,7 @@ class StreamedScheduler(TileScheduler):
         rest = self.steps - self.rank()
         return min(rest, self.share(self.own() + 1) - self.at) if self.first() < self.streamed else rest
 
-    def k_tiles(self, spec: Any, m: int, n: int, rank: int, shape: Any) -> tuple:
+    def k_tiles(self, spec: Spec, m: int, n: int, rank: int, shape: StackShape) -> tuple:
         """Those of the part that can matter to the tile. (``rank`` is the block's in its cluster, if it has one.)"""
         size, part = self.block.size.K, self.rank()
         begin, count = TileScheduler.k_tiles(self, spec, m, n, rank, shape)
@@ -432,7 +435,7 @@ class StreamedScheduler(TileScheduler):
         tile = self.tile_of(rolled(self.at))           # computed anew, as in `following`
         return tile < self.streamed and self.share(peer) < (tile + 1) * self.steps
 
-    def gather(self, spec: Any, accumulators: Any, rank: int) -> bool:
+    def gather(self, spec: Spec, accumulators: Registers, rank: int) -> bool:
         block, tile = rolled(self.own()), self.tile_of(rolled(self.at))        # computed anew, as in `following`
         if rank > 0:
             self.reduction.hand_over(spec, accumulators, block)
@@ -477,7 +480,7 @@ def resident(device: DeviceInfo, threads: int, shared_bytes: int) -> int:
     return max(1, min(device.max_threads_per_sm // threads, device.shared_memory_per_sm // nbytes, device.max_blocks_per_sm))
 
 
-def streamed(scheduler: TileScheduler, spec: Any, how: StreamK, tiles: int, K: int, most: int) -> StreamedScheduler:
+def streamed(scheduler: TileScheduler, spec: SimtSpec, how: StreamK, tiles: int, K: int, most: int) -> StreamedScheduler:
     """The scheduler of a product's ``tiles`` tiles, streamed by ``most`` blocks or fewer, with descriptions of a workspace.
 
     Raises ValueError for products whose k-tiles, and workspaces whose sums, 32 bits do not count.

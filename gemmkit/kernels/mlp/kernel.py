@@ -21,12 +21,24 @@ the activations of one lie under the products of the other. The blocks of a clus
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gemmkit.kernels.collectives.scheduler import Slot
-from gemmkit.kernels.mlp.spec import CHUNK, F32, ROWS, ConsumerRows, LayerTables, MlpOutputs, fragments
+from gemmkit.kernels.mlp.spec import (
+    CHUNK,
+    F32,
+    ROWS,
+    ConsumerRows,
+    LayerTables,
+    MlpOutputs,
+    MlpSizes,
+    MlpSpec,
+    Weights,
+    fragments,
+)
 from gemmkit.kernels.sm90.store import own_column
 from gemmkit.lang.aggregates import convert, fill
+from gemmkit.lang.host import Value, View
 from gemmkit.lang.registers import fold, generate, join
 from gemmkit.ptx.barriers import cluster_barrier, cluster_rank, mbarrier_fence_init
 from gemmkit.ptx.memory import load_shared, shared
@@ -42,15 +54,18 @@ from gemmkit.ptx.wgmma import (
     wgmma_wait,
 )
 
+if TYPE_CHECKING:
+    from gemmkit.emulator.copies import EmulatedTensorMap
+
 # --------------------------------------------------------------------------------------------------
 # Which tiles a block computes: producer and consumers ask alike. All blocks of a cluster take as many.
 
-def first_row(spec: Any, turn: int) -> int:
+def first_row(spec: MlpSpec, turn: int) -> int:
     """Of the block's ``turn``-th tile."""
     return (turn * grid_x() + block_x()) * spec.block_m
 
 
-def has_tile(spec: Any, sizes: Any, turn: int, rank: int) -> bool:
+def has_tile(spec: MlpSpec, sizes: MlpSizes, turn: int, rank: int) -> bool:
     """Whether the first block of the cluster has a tile: its peers compute rows beyond the last one beside it, of zeros."""
     return first_row(spec, turn) - rank * spec.block_m < sizes.rows
 
@@ -58,7 +73,7 @@ def has_tile(spec: Any, sizes: Any, turn: int, rank: int) -> bool:
 # --------------------------------------------------------------------------------------------------
 # Step 1 of `mlp`: one thread has TMA fill the stages of x and of the weights, layer after layer, tile after tile.
 
-def produce(spec: Any, sizes: Any, maps: Any, map_x: Any, rank: int) -> None:
+def produce(spec: MlpSpec, sizes: MlpSizes, maps: View, map_x: EmulatedTensorMap, rank: int) -> None:
     zero = thread_index() * 0
     slot, x_slot, turn = Slot(zero, zero + 1), Slot(zero, zero + 1), zero      # fresh rings are empty
     while has_tile(spec, sizes, turn, rank):
@@ -80,7 +95,7 @@ def produce(spec: Any, sizes: Any, maps: Any, map_x: Any, rank: int) -> None:
         turn = rolled(turn + 1)
 
 
-def load_x(spec: Any, map_x: Any, slot: Slot, row: int) -> None:
+def load_x(spec: MlpSpec, map_x: EmulatedTensorMap, slot: Slot, row: int) -> None:
     """The tile's rows, consumer by consumer, panel by panel."""
     spec.x_ring.acquire(slot)
     spec.x_ring.expect(slot, spec.x_loaded)
@@ -91,7 +106,7 @@ def load_x(spec: Any, map_x: Any, slot: Slot, row: int) -> None:
                      spec.x_ring.full(), slot.stage)
 
 
-def load_layer(weights: Any, spec: Any, sizes: Any, maps: Any, slot: Slot, layer: int, rank: int) -> Slot:
+def load_layer(weights: Weights, spec: MlpSpec, sizes: MlpSizes, maps: View, slot: Slot, layer: int, rank: int) -> Slot:
     """A layer's weights, chunk by chunk, its biases with the first; returns the slot behind it."""
     chunk = layer * 0
     while chunk < weights.chunks:
@@ -109,7 +124,7 @@ def load_layer(weights: Any, spec: Any, sizes: Any, maps: Any, slot: Slot, layer
     return slot
 
 
-def load_chunk(weights: Any, spec: Any, tensor_map: Any, slot: Slot, k: int, rank: int) -> None:
+def load_chunk(weights: Weights, spec: MlpSpec, tensor_map: EmulatedTensorMap, slot: Slot, k: int, rank: int) -> None:
     """``CHUNK`` rows of weights from row ``k`` on: this block's lines of each panel, to all blocks of the cluster."""
     part = weights.lines // spec.cluster.size
     pointer, line = shared(spec.dtype, spec.w_offset), rank * part
@@ -128,7 +143,7 @@ def load_chunk(weights: Any, spec: Any, tensor_map: Any, slot: Slot, k: int, ran
 STEPS = 4                              # of 16 rows of weights, in a chunk
 
 
-def consume(spec: Any, sizes: Any, tables: LayerTables, outputs: MlpOutputs, rank: int, group: int) -> None:
+def consume(spec: Any, sizes: MlpSizes, tables: LayerTables, outputs: MlpOutputs, rank: int, group: int) -> None:
     zero = thread_index() * 0
     slot, x_slot, turn = Slot(zero, zero), Slot(zero, zero), zero
     spec.turns.give_first(group)
@@ -164,7 +179,7 @@ def consume(spec: Any, sizes: Any, tables: LayerTables, outputs: MlpOutputs, ran
 
 # -- a layer --------------------------------------------------------------------------------------------------------------
 
-def multiply(weights: Any, spec: Any, a: Any, slot: Slot, group: int) -> tuple:
+def multiply(weights: Weights, spec: MlpSpec, a: Any, slot: Slot, group: int) -> tuple:
     """The biases, and on top of them A times the weights, whose first chunk is in ``slot``; their stages are released."""
     spec.ring.wait(slot)
     sums = biases(weights, spec, slot.stage)
@@ -176,7 +191,7 @@ def multiply(weights: Any, spec: Any, a: Any, slot: Slot, group: int) -> tuple:
     return sums
 
 
-def step(sums: tuple, n: int, weights: Any, spec: Any, a: Any, w: int, slot: Slot) -> tuple:
+def step(sums: tuple, n: int, weights: Weights, spec: MlpSpec, a: Value, w: int, slot: Slot) -> tuple:
     """16 rows of the weights. The products of a chunk are a group; its stage is released when the next chunk's is on its
     way."""
     at = spec.ring.skip(slot, n // STEPS)
@@ -194,7 +209,7 @@ def step(sums: tuple, n: int, weights: Any, spec: Any, a: Any, w: int, slot: Slo
     return sums
 
 
-def part_of(weights: Any, spec: Any, a: Any, n: int) -> Any:
+def part_of(weights: Weights, spec: MlpSpec, a: Any, n: int) -> Any:
     """A's ``n``-th 16 columns: a fragment, or 32 bytes on in a line of x, or in the next panel."""
     if weights.from_registers:
         return a[n]
@@ -202,14 +217,14 @@ def part_of(weights: Any, spec: Any, a: Any, n: int) -> Any:
     return advance(a, n // steps * (64 * spec.x.line_bytes) + n % steps * 32)
 
 
-def x_descriptor(spec: Any, group: int, stage: int) -> int:
+def x_descriptor(spec: MlpSpec, group: int, stage: int) -> int:
     """A consumer's rows of x."""
     width = spec.x.line_bytes
     return advance(matrix_descriptor(shared(spec.dtype, 0), 0, 0, 8 * width, width),
                    stage * spec.x_bytes + group * spec.group_bytes)
 
 
-def weights_descriptor(weights: Any, spec: Any) -> int:
+def weights_descriptor(weights: Weights, spec: MlpSpec) -> int:
     """Of the first stage."""
     width = weights.line_bytes
     return matrix_descriptor(shared(spec.dtype, spec.w_offset), 0, weights.leading_bytes, 8 * width, width)
@@ -217,21 +232,22 @@ def weights_descriptor(weights: Any, spec: Any) -> int:
 
 # -- between layers -------------------------------------------------------------------------------------------------------
 
-def biases(weights: Any, spec: Any, stage: int) -> tuple:
+def biases(weights: Weights, spec: MlpSpec, stage: int) -> tuple:
     """What a thread's sums begin with."""
     if spec.has_bias:
         return join(generate(weights.n // 8, bias_of, spec, stage * spec.bias_pitch + own_column()))
     return fill(F32, weights.values, 0.0)
 
 
-def bias_of(n: int, spec: Any, at: int) -> tuple:
+def bias_of(n: int, spec: MlpSpec, at: int) -> tuple:
     """Of two columns, in both of a thread's rows."""
     pair = load_shared(shared(spec.bias_dtype, spec.bias_offset), at, n * 8, 2)
     first, second = convert(F32, pair[0]), convert(F32, pair[1])
     return first, second, first, second
 
 
-def mlp(spec: Any, sizes: Any, maps: Any, shapes: Any, out: Any, map_x: Any, map_out: Any) -> None:
+def mlp(spec: MlpSpec, sizes: MlpSizes, maps: View, shapes: View, out: View, map_x: EmulatedTensorMap,
+        map_out: EmulatedTensorMap) -> None:
     """Launched with ``spec.threads`` threads, in clusters of ``spec.cluster.size``; see the module's tables."""
     # 0. Barriers, before any thread waits on one; then what was written before may be read: maps that a copy has written.
     group = uniform(udiv(thread_index(), 128))

@@ -23,10 +23,21 @@ import numpy as np
 from gemmkit.components import Component
 from gemmkit.kernels.collectives.operand import HandOver
 from gemmkit.kernels.collectives.pipeline import Warpgroups
-from gemmkit.kernels.mlp.spec import F32, ConsumerRows, LayersSpec, MlpOutputs, MlpStore, columns_of, fragments
+from gemmkit.kernels.mlp.spec import (
+    F32,
+    ConsumerRows,
+    LayersSpec,
+    MlpOutputs,
+    MlpSizes,
+    MlpStore,
+    Weights,
+    columns_of,
+    fragments,
+)
 from gemmkit.kernels.sm90.store import line_of, own_column
 from gemmkit.lang.aggregates import convert, fill
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import Value, View
 from gemmkit.lang.memory import EXTENTS, member_of, number_of
 from gemmkit.lang.registers import apply, each, fold, generate, join, split
 from gemmkit.layouts import ColMajor, RowMajor
@@ -164,7 +175,7 @@ class WeightStep(NamedTuple):
     lane: Any
 
 
-def mlp_by_warps(spec: Any, sizes: Any, places: Any, shapes: Any, out: Any, x: Any, w: Any, b: Any) -> None:
+def mlp_by_warps(spec: Any, sizes: MlpSizes, places: View, shapes: Any, out: View, x: View, w: View, b: View) -> None:
     """Launched with a block for each 64 rows; see the module's table."""
     # 1. The first copies; x as A fragments.
     zero = thread_index() * 0
@@ -204,7 +215,7 @@ def copy_x(spec: Any, sizes: Any, x: Any, row: int, columns: int) -> None:
                    offset_of(x, (row + line, column)), spec.run, row + line < sizes.rows and column < columns)
 
 
-def copy_chunk(weights: Any, spec: Any, inputs: MlpInputs, layer: int, chunk: int, stage: int) -> None:
+def copy_chunk(weights: Any, spec: MmaMlpSpec, inputs: MlpInputs, layer: int, chunk: int, stage: int) -> None:
     """32 rows of a layer's weights into a stage, zeros beyond them: a group of copies."""
     view = member_of(inputs.w, inputs.shapes, inputs.places, layer, 0)
     rows, columns = number_of(inputs.shapes, layer, EXTENTS), columns_of(inputs.shapes, layer)
@@ -245,7 +256,7 @@ def x_fragment(n: int, spec: Any) -> tuple:
     return pack_words(ldmatrix(shared(spec.dtype, 0), at, 0, 4, False))
 
 
-def multiply(weights: Any, spec: Any, inputs: MlpInputs, a: tuple, at: LayerStage) -> tuple:
+def multiply(weights: Any, spec: MmaMlpSpec, inputs: MlpInputs, a: tuple, at: LayerStage) -> tuple:
     """The biases, and on top of them A times a layer's weights. The next layer's biases are loaded before,
     and stored behind the last barrier at which threads that read these have met."""
     sums = split(biases(weights, spec, at.layer), 8)
@@ -257,7 +268,7 @@ def multiply(weights: Any, spec: Any, inputs: MlpInputs, a: tuple, at: LayerStag
     return found
 
 
-def one_chunk(sums: tuple, c: int, weights: Any, spec: Any, inputs: MlpInputs, a: tuple, at: LayerStage) -> tuple:
+def one_chunk(sums: tuple, c: int, weights: Weights, spec: MmaMlpSpec, inputs: MlpInputs, a: tuple, at: LayerStage) -> tuple:
     """32 rows of weights; the next ones are copied meanwhile."""
     stage = at.stage ^ (c % 2)
     copy_next(weights, spec, inputs, at.layer, c, stage ^ 1)
@@ -268,13 +279,13 @@ def one_chunk(sums: tuple, c: int, weights: Any, spec: Any, inputs: MlpInputs, a
     return sums
 
 
-def one_step(sums: tuple, n: int, weights: Any, spec: Any, a: tuple, c: int, stage: int) -> tuple:
+def one_step(sums: tuple, n: int, weights: Weights, spec: MmaMlpSpec, a: tuple, c: int, stage: int) -> tuple:
     """16 rows of weights against 16 columns at a time."""
     lane = rolled(lane_index())                        # or the places of all columns stay in registers
     return apply(columns, sums, weights, spec, unpack_words(spec.dtype, a[c * STEPS + n]), WeightStep(stage, n, lane))
 
 
-def columns(sums: tuple, i: int, weights: Any, spec: Any, a: tuple, step: WeightStep) -> tuple:
+def columns(sums: tuple, i: int, weights: Any, spec: MmaMlpSpec, a: tuple, step: WeightStep) -> tuple:
     matrix, line = udiv(step.lane, 8), step.lane % 8
     k, column = step.n * 16 + matrix % 2 * 8, i * 16 + udiv(matrix, 2) * 8
     k, column = (k, column + line) if spec.k_major else (k + line, column)
@@ -287,7 +298,7 @@ def columns(sums: tuple, i: int, weights: Any, spec: Any, a: tuple, step: Weight
 
 # -- between layers -------------------------------------------------------------------------------------------------------
 
-def next_biases(spec: Any, inputs: MlpInputs, layer: int) -> tuple:
+def next_biases(spec: MmaMlpSpec, inputs: MlpInputs, layer: int) -> tuple:
     """A thread's columns of a layer's biases: zeros beyond the last column, and the last layer."""
     if spec.has_bias:
         last = min(layer, inputs.sizes.layers - 1)
@@ -297,21 +308,21 @@ def next_biases(spec: Any, inputs: MlpInputs, layer: int) -> tuple:
     return ()
 
 
-def bias_of(n: int, spec: Any, view: Any, columns: int) -> Any:
+def bias_of(n: int, spec: MmaMlpSpec, view: View, columns: int) -> Any:
     column = thread_index() + n * spec.threads
     return convert(F32, view[0, column]) if column < columns else convert(F32, 0.0)
 
 
-def store_biases(spec: Any, values: tuple, layer: int) -> None:
+def store_biases(spec: MmaMlpSpec, values: tuple, layer: int) -> None:
     """Biases of even layers lie in front of those of odd ones."""
     each(store_bias, values, spec, layer % 2 * (spec.bias_columns * spec.threads) + thread_index())
 
 
-def store_bias(value: Any, n: int, spec: Any, at: int) -> None:
+def store_bias(value: Value, n: int, spec: MmaMlpSpec, at: int) -> None:
     store_shared(shared(F32, spec.bias_offset), at, n * spec.threads, (value,))
 
 
-def biases(weights: Any, spec: Any, layer: int) -> tuple:
+def biases(weights: Weights, spec: MmaMlpSpec, layer: int) -> tuple:
     """What a thread's sums begin with."""
     if spec.has_bias:
         at = layer % 2 * (spec.bias_columns * spec.threads) + own_column()
@@ -319,7 +330,7 @@ def biases(weights: Any, spec: Any, layer: int) -> tuple:
     return fill(F32, weights.values, 0.0)
 
 
-def bias_pair(n: int, spec: Any, at: int) -> tuple:
+def bias_pair(n: int, spec: MmaMlpSpec, at: int) -> tuple:
     """Of two columns, in both of a thread's rows."""
     pair = load_shared(shared(F32, spec.bias_offset), at, n * 8, 2)
     return pair[0], pair[1], pair[0], pair[1]

@@ -18,6 +18,7 @@ from gemmkit.kernels.sm90.store import Panels, line_of, own_column, own_row
 from gemmkit.lang.aggregates import convert, convert_all
 from gemmkit.lang.checks import converted, function_given
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import Value, View
 from gemmkit.lang.memory import EXTENTS, number_of
 from gemmkit.lang.registers import apply, each, split
 from gemmkit.layouts.plain import pattern_of
@@ -83,7 +84,7 @@ class Activation(Component):
         given = function_given(self.f, "mlp", "activation", (1,), "f(x), a function of one number,")
         object.__setattr__(self, "f", given)
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Value) -> Any:
         return self.f(x)
 
 
@@ -94,7 +95,7 @@ class Relu(Component):
     is_identity = False
     is_relu = True
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Value) -> Any:
         return relu(x)
 
 
@@ -105,23 +106,23 @@ class NoActivation(Component):
     is_identity = True
     is_relu = False
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Value) -> Any:
         return x
 
 
-def columns_of(shapes: Any, layer: int) -> int:
+def columns_of(shapes: View, layer: int) -> int:
     """The columns of a layer's weights: its width, without what pads it."""
     return number_of(shapes, layer, EXTENTS + 1)
 
 
-def words_of(sums: tuple, n: int, spec: Any, columns: int) -> tuple:
+def words_of(sums: tuple, n: int, spec: MlpSpec, columns: int) -> tuple:
     """The activations of a fragment of the next layer's A, the ``n``-th, of a thread's sums."""
     if spec.activation.is_relu:
         return pack_relu(spec.dtype, sums)             # of sums that pad a layer, 0, it is 0
     return pack_fragment(spec.dtype, apply(activated, sums, spec, n * spec.hand_over.k, columns))
 
 
-def activated(x: Any, i: int, spec: Any, first: int, columns: int) -> Any:
+def activated(x: Value, i: int, spec: MlpSpec, first: int, columns: int) -> Any:
     """The activation of the ``i``-th of a thread's sums from column ``first`` on. Columns that pad a layer become 0: of some
     functions 0 becomes no finite number, which the zeros of the next layer's weights would not take away."""
     value = converted(spec.activation, "__call__", spec.activation(x), F32)
@@ -130,20 +131,20 @@ def activated(x: Any, i: int, spec: Any, first: int, columns: int) -> Any:
     return value
 
 
-def fragments(spec: Any, sums: tuple, shapes: Any, layer: int) -> tuple:
+def fragments(spec: MlpSpec, sums: tuple, shapes: View, layer: int) -> tuple:
     """The activations of a layer as A of the next one, a fragment at a time (`gemmkit.kernels.collectives.operand`)."""
     columns = columns_of(shapes, layer) if spec.has_padding else layer
     return apply(words_of, split(sums, spec.hand_over.values), spec, columns)
 
 
-def finished(sums: tuple, spec: Any) -> tuple:
+def finished(sums: tuple, spec: MlpSpec) -> tuple:
     """The sums of the last layer, with its own activation."""
     if spec.last.is_identity:
         return sums
     return apply(finished_one, sums, spec)
 
 
-def finished_one(x: Any, i: int, spec: Any) -> Any:
+def finished_one(x: Value, i: int, spec: MlpSpec) -> Any:
     return converted(spec.last, "__call__", spec.last(x), F32)
 
 
@@ -161,7 +162,7 @@ class MlpStore(Component):
 
     uses_tma = False
 
-    def run(self, spec: Any, sizes: Any, sums: tuple, outputs: MlpOutputs, rows: ConsumerRows) -> None:
+    def run(self, spec: MlpSpec, sizes: MlpSizes, sums: tuple, outputs: MlpOutputs, rows: ConsumerRows) -> None:
         raise NotImplementedError
 
     def finish(self) -> None:
@@ -175,7 +176,7 @@ class MlpTmaStore(MlpStore):
 
     uses_tma = True
 
-    def run(self, spec: Any, sizes: Any, sums: tuple, outputs: MlpOutputs, rows: ConsumerRows) -> None:
+    def run(self, spec: MlpSpec, sizes: MlpSizes, sums: tuple, outputs: MlpOutputs, rows: ConsumerRows) -> None:
         row, group = rows.first, rows.group
         values = convert_all(spec.dtype, finished(sums, spec))
         place = rows.stage * (spec.x_bytes // 2) + group * (spec.group_bytes // 2)
@@ -211,12 +212,12 @@ class MlpDirectStore(MlpStore):
 
     pairs: bool
 
-    def run(self, spec: Any, sizes: Any, sums: tuple, outputs: MlpOutputs, rows: ConsumerRows) -> None:
+    def run(self, spec: MlpSpec, sizes: MlpSizes, sums: tuple, outputs: MlpOutputs, rows: ConsumerRows) -> None:
         values = convert_all(spec.dtype, finished(sums, spec))
         each(put_pair, split(values, 2), self, sizes, outputs.out, rows.first + own_row(), own_column())
 
 
-def put_pair(pair: tuple, n: int, store: Any, sizes: Any, out: Any, row: int, column: int) -> None:
+def put_pair(pair: tuple, n: int, store: Any, sizes: MlpSizes, out: View, row: int, column: int) -> None:
     row, column = row + n % 2 * 8, column + n // 2 * 8
     if row < sizes.rows and column < sizes.columns:
         if store.pairs:

@@ -36,8 +36,9 @@ from gemmkit.kernels.simt import (
 from gemmkit.kernels.sm80 import routes
 from gemmkit.kernels.sm80.routes import ANYWHERE, AT_EDGES, COPIES, INSIDE, AsyncCopies, Copies, Reach, copies_of
 from gemmkit.kernels.spec import KernelFamily, rule
-from gemmkit.lang.component_products import of_part, of_product
+from gemmkit.lang.component_products import StackShape, of_part, of_product
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import View
 from gemmkit.lang.registers import Fragment, fold, registers
 from gemmkit.operators import FPUOp
 from gemmkit.operators.algebra import units
@@ -72,7 +73,7 @@ if TYPE_CHECKING:
 #
 # Steps 1, 2 and 4 to 6 are those of `singlestage`. CUTLASS calls this main loop ``MainloopSm80CpAsync``.
 
-def multistage(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
+def multistage(spec: Sm80Spec, a: View, b: View, c: View, d: View, shape: StackShape) -> None:
     """D = A B + C for one tile of D, or for the parts of tiles that are a block's; see the module's table. Launched with as
     many blocks of ``spec.threads`` as the scheduler says."""
     if spec.scheduler.stays:
@@ -85,7 +86,7 @@ def multistage(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
         compute_part(spec, a, b, c, d, shape)
 
 
-def compute_part(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
+def compute_part(spec: Sm80Spec, a: View, b: View, c: View, d: View, shape: StackShape) -> None:
     # 0. Which product of a stack is this block's, and which tile of it?
     batch, tile = spec.scheduler.product(spec.scheduler.first())
     stack = spec.scheduler.stack
@@ -93,7 +94,7 @@ def compute_part(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
                  stack.d.matrix(d, batch), of_product(shape, batch), tile)
 
 
-def compute_tile(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, tile: int) -> None:
+def compute_tile(spec: Sm80Spec, a: View, b: View, c: View, d: View, shape: StackShape, tile: int) -> None:
     """All steps, for one tile of a product of two matrices."""
     # 0. Where is the tile, which share of K is this block's, and which warp is this thread's?
     rank = spec.scheduler.rank() if spec.is_split else 0      # without a split a block has K to itself
@@ -195,7 +196,7 @@ class CopyShare(NamedTuple):
 class Mainloop(Component):
     """Fragments of the next step are fetched while this one's are multiplied, across the ends of stages too."""
 
-    def run(self, spec: Any, accumulators: Any, inputs: Inputs, work: Work, warp: int, shape: Any) -> None:
+    def run(self, spec: Any, accumulators: Any, inputs: Inputs, work: Work, warp: int, shape: StackShape) -> None:
         """The products of a block's share of K, added to the accumulators."""
         kept = MainloopState(accumulators, registers(spec.kept_a, 2 * spec.fragments_m),
                              registers(spec.kept_b, 2 * spec.fragments_n),
@@ -241,11 +242,12 @@ class Mainloop(Component):
             advance(spec, kept, tile_at(work, ahead, shape))
             keep_places(kept)
 
-    def begin(self, spec: Any, kept: MainloopState, read: int, at: KTile) -> None:
+    def begin(self, spec: Sm80Spec, kept: MainloopState, read: int, at: KTile) -> None:
         """The fragments of the first step."""
         fetch(spec, kept, read, at, 0, 0)
 
-    def multiply_tile(self, spec: Any, kept: MainloopState, this: Round, read: int, following: KTile, goes_on: bool) -> None:
+    def multiply_tile(self, spec: Sm80Spec, kept: MainloopState, this: Round, read: int, following: KTile,
+                      goes_on: bool) -> None:
         """A round; the next one reads the stage at ``read``, which is to hold the k-tile ``following``."""
         if this.fills:
             load_staged(spec, kept, this.ahead)
@@ -275,10 +277,11 @@ class InStepMainloop(Mainloop):
     wait between a round's last product and the next one's first on the same accumulators, and the sums are wrong.
     """
 
-    def begin(self, spec: Any, kept: MainloopState, read: int, at: KTile) -> None:
+    def begin(self, spec: Sm80Spec, kept: MainloopState, read: int, at: KTile) -> None:
         """Nothing is fetched ahead."""
 
-    def multiply_tile(self, spec: Any, kept: MainloopState, this: Round, read: int, following: KTile, goes_on: bool) -> None:
+    def multiply_tile(self, spec: Sm80Spec, kept: MainloopState, this: Round, read: int, following: KTile,
+                      goes_on: bool) -> None:
         if this.fills:
             load_staged(spec, kept, this.ahead)
             copy_all(spec, kept, this)
@@ -290,7 +293,7 @@ class InStepMainloop(Mainloop):
             meet_stage(spec)
 
 
-def step_within(done: int, step: int, spec: Any, kept: MainloopState, this: Round) -> int:
+def step_within(done: int, step: int, spec: Sm80Spec, kept: MainloopState, this: Round) -> int:
     """A step that is not a round's last."""
     fetch(spec, kept, this.read, this.at, step + 1, (step + 1) % 2)
     if spec.copy_parts > 1:
@@ -300,20 +303,20 @@ def step_within(done: int, step: int, spec: Any, kept: MainloopState, this: Roun
     return done
 
 
-def step_of_its_own(done: int, step: int, spec: Any, kept: MainloopState, this: Round) -> int:
+def step_of_its_own(done: int, step: int, spec: Sm80Spec, kept: MainloopState, this: Round) -> int:
     fetch(spec, kept, this.read, this.at, step, step % 2)
     multiply(spec, kept, step % 2)
     return done
 
 
-def tile_at(work: Work, k: int, shape: Any) -> KTile:
+def tile_at(work: Work, k: int, shape: StackShape) -> KTile:
     """The k-tile that begins at ``k``."""
     return KTile(work.m, work.n, k, work.batch, work.rank, shape)
 
 
 # -- the ring ---------------------------------------------------------------------------------------------------------
 
-def following_stage(spec: Any, at: int) -> int:
+def following_stage(spec: Sm80Spec, at: int) -> int:
     """Where the next stage begins."""
     if at == (spec.stages - 1) * spec.stage_bytes:
         return at * 0
@@ -326,20 +329,20 @@ def rounds_inside(spec: Any, work: Work, at: KTile, rounds: int) -> int:
     return max(whole - (spec.stages - 1), 0)
 
 
-def meet_stage(spec: Any) -> None:
+def meet_stage(spec: Sm80Spec) -> None:
     """The next stage is full for all threads, and the one just read is empty."""
     spec.copies.wait(spec)
     barrier()
 
 
-def first_k(spec: Any, work: Work, end: int) -> int:
+def first_k(spec: Sm80Spec, work: Work, end: int) -> int:
     """Where the first k-tile begins that the condition leaves in."""
     if spec.condition.is_always:
         return work.k_begin
     return following_k(spec, work, work.k_begin - spec.block.size.K, end)
 
 
-def following_k(spec: Any, work: Work, k: int, end: int) -> int:
+def following_k(spec: Sm80Spec, work: Work, k: int, end: int) -> int:
     """Where the next k-tile begins that the condition leaves in."""
     k += spec.block.size.K
     if not spec.condition.is_always:
@@ -350,7 +353,7 @@ def following_k(spec: Any, work: Work, k: int, end: int) -> int:
 
 # -- 3a. global -> stage ----------------------------------------------------------------------------------------------
 
-def fill(spec: Any, kept: MainloopState, write: int, at: KTile) -> None:
+def fill(spec: Sm80Spec, kept: MainloopState, write: int, at: KTile) -> None:
     """All of a stage at once."""
     this = Round(write, write, at, at, True, ANYWHERE)
     load_staged(spec, kept, at)
@@ -397,7 +400,7 @@ def copy_part(spec: Any, kept: MainloopState, this: Round, part: int) -> None:
 
 # -- 3b. stage -> registers, and 3c. ------------------------------------------------------------------------------------
 
-def find_places(spec: Any, kept: MainloopState) -> None:
+def find_places(spec: Sm80Spec, kept: MainloopState) -> None:
     """Where in the first stage this lane's loads of fragments begin."""
     if spec.operator.has_places:
         warp_tile = parallelise(spec.block, spec.compute_warp, kept.warp, spec.warps)[0]
@@ -414,7 +417,7 @@ def keep_places(kept: MainloopState) -> None:
     kept.places[1] = (carried(kept.places[1][0]),)
 
 
-def pointer_of(spec: Any, operand: Any, read: int, place: int) -> Any:
+def pointer_of(spec: Sm80Spec, operand: Operand, read: int, place: int) -> Any:
     """For loads of fragments from the stage at ``read``."""
     pointer = shared(operand.shared.dtype, operand.offset + read)
     return pinned(pointer, place) if spec.operator.has_places else pointer
@@ -452,13 +455,13 @@ def multiply(spec: Any, kept: MainloopState, which: int) -> None:
                                                           kept.accumulators[row, j])
 
 
-def fragment_a(spec: Any, kept: MainloopState, n: int) -> tuple:
+def fragment_a(spec: Sm80Spec, kept: MainloopState, n: int) -> tuple:
     if spec.packs_a:
         return unpack_narrow(spec.operator.fragment_a.dtype, kept.a[n])
     return kept.a[n]
 
 
-def fragment_b(spec: Any, kept: MainloopState, n: int) -> tuple:
+def fragment_b(spec: Sm80Spec, kept: MainloopState, n: int) -> tuple:
     if spec.packs_b:
         return unpack_narrow(spec.operator.fragment_b.dtype, kept.b[n])
     return kept.b[n]

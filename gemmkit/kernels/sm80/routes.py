@@ -12,6 +12,7 @@ from gemmkit.kernels.collectives.scheduler import KTile
 from gemmkit.kernels.spec import rule
 from gemmkit.lang.aggregates import fill
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import SharedPointer
 from gemmkit.lang.registers import Fragment
 from gemmkit.layouts import Boxed, ColumnInterleaved, Joined, Matricised, Plain
 from gemmkit.layouts.plain import BOX, RUN
@@ -21,10 +22,11 @@ from gemmkit.ptx.memory import shared, store_shared
 from gemmkit.ptx.special import carried, lane_index
 from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis
 from gemmkit.runtime.device import DeviceInfo
-from gemmkit.tiling import parallelise, translate_offset
+from gemmkit.tiling import Tile, parallelise, translate_offset
 
 if TYPE_CHECKING:
     from gemmkit.kernels.config import Config
+    from gemmkit.kernels.sm80.kernel import CopyShare, Moved, Round, Sm80Spec
 
 
 # --------------------------------------------------------------------------------------------------
@@ -93,23 +95,23 @@ class StageRoute(Route):
 
     # -- in device code -------------------------------------------------------------------------------------------------
 
-    def seek(self, operand: Any, moved: Any, at: KTile) -> None:
+    def seek(self, operand: Operand, moved: Moved, at: KTile) -> None:
         """Find where this thread's part of a k-tile begins in memory."""
 
-    def advance(self, spec: Any, operand: Any, moved: Any) -> None:
+    def advance(self, spec: Sm80Spec, operand: Operand, moved: Moved) -> None:
         """The same of the k-tile behind it."""
 
-    def whole_tiles(self, operand: Any, at: KTile, rounds: int) -> int:
+    def whole_tiles(self, operand: Operand, at: KTile, rounds: int) -> int:
         """How many k-tiles from ``at`` on are copied without a look at the matrix's edges; ``rounds`` if all are."""
         return rounds
 
-    def load(self, spec: Any, operand: Any, moved: Any, at: KTile) -> None:
+    def load(self, spec: Sm80Spec, operand: Operand, moved: Moved, at: KTile) -> None:
         """Load this thread's part of a k-tile."""
 
-    def copy(self, spec: Any, operand: Any, moved: Any, this: Any, share: Any) -> None:
+    def copy(self, spec: Sm80Spec, operand: Operand, moved: Moved, this: Round, share: CopyShare) -> None:
         """Start a share of the copies of a round."""
 
-    def store(self, operand: Any, moved: Any, stage: int) -> None:
+    def store(self, operand: Operand, moved: Moved, stage: int) -> None:
         """Store what was loaded into the stage at ``stage`` (bytes)."""
 
 
@@ -161,22 +163,22 @@ class CpAsync(StageRoute):
                 if width * size in SIZES and limit % width == 0 and aligned % (width * size) == 0
                 and (width == 1 or (extents[axis] % width == 0 and layout.neighbours % width == 0))]
 
-    def pieces(self, operand: Any) -> int:
+    def pieces(self, operand: Operand) -> int:
         """How many copies bring a thread's tile."""
         return operand.thread.count // self.width
 
-    def seek(self, operand: Any, moved: Any, at: KTile) -> None:
+    def seek(self, operand: Operand, moved: Moved, at: KTile) -> None:
         place = operand.place(at.m, at.n, at.k, at.shape)
         warp_tile = parallelise(operand.tile, operand.warp, moved.warp, operand.warps)[0]
         first = parallelise(warp_tile, operand.thread, lane_index(), 32, operand.order)[0]
         moved.cursor[0] = (offset_of(moved.data, (place.i + first.base[0], place.j + first.base[1])),)
 
-    def advance(self, spec: Any, operand: Any, moved: Any) -> None:
+    def advance(self, spec: Sm80Spec, operand: Operand, moved: Moved) -> None:
         size = spec.block.size.K
         step = offset_of(moved.data, (0, size)) if operand.k_axis == 1 else offset_of(moved.data, (size, 0))
         moved.cursor[0] = (carried(moved.cursor[0][0] + step),)
 
-    def whole_tiles(self, operand: Any, at: KTile, rounds: int) -> int:
+    def whole_tiles(self, operand: Operand, at: KTile, rounds: int) -> int:
         place = operand.place(at.m, at.n, at.k, at.shape)
         across, along = (place.rows - place.i, place.columns - place.j) if operand.k_axis == 1 else (
             place.columns - place.j, place.rows - place.i)
@@ -184,7 +186,7 @@ class CpAsync(StageRoute):
             return along // operand.tile.size[operand.k_axis]
         return along * 0
 
-    def copy(self, spec: Any, operand: Any, moved: Any, this: Any, share: Any) -> None:
+    def copy(self, spec: Sm80Spec, operand: Operand, moved: Moved, this: Round, share: CopyShare) -> None:
         """In range, without predicates: with them f64 4096^3 took 5 % more, and f32 2 % more instructions. A branch between
         products would part them (f16 4096^3: 0.55 of cuBLAS's wgmma, and 0.51 with it), so there pieces have predicates."""
         if this.reach.inside:
@@ -198,7 +200,7 @@ class CpAsync(StageRoute):
         else:
             self.copy_edge(spec, operand, moved, this.write, this.ahead, share)
 
-    def copy_whole(self, operand: Any, moved: Any, write: int, at: KTile, share: Any) -> None:
+    def copy_whole(self, operand: Operand, moved: Moved, write: int, at: KTile, share: CopyShare) -> None:
         """A tile in range. (It gets no more of a round than it needs: what is known of rounds would make it a function for
         each kind of them, and it is a twentieth of a float32 kernel's compilation.)"""
         pointer = shared(operand.shared.dtype, operand.offset + write)
@@ -212,7 +214,7 @@ class CpAsync(StageRoute):
                         n = (i * len(thread_tiles) + j) * self.pieces(operand) + piece
                         self.copy_piece(operand, moved, pointer, Piece(tile, n), at, True)
 
-    def copy_edge(self, spec: Any, operand: Any, moved: Any, write: int, at: KTile, share: Any) -> None:
+    def copy_edge(self, spec: Sm80Spec, operand: Operand, moved: Moved, write: int, at: KTile, share: CopyShare) -> None:
         """A tile that reaches beyond an edge: pieces are wholly in range, or wholly out."""
         place = operand.place(at.m, at.n, at.k, at.shape)
         pointer = shared(operand.shared.dtype, operand.offset + write)
@@ -234,7 +236,8 @@ class CpAsync(StageRoute):
                                          operand.shared.position(tile.offset, operand.leading()),
                                          fill(operand.shared.dtype, self.width, spec.operator.identity))
 
-    def copy_piece(self, operand: Any, moved: Any, pointer: Any, piece: Piece, at: KTile, is_there: bool) -> None:
+    def copy_piece(self, operand: Operand, moved: Moved, pointer: SharedPointer, piece: Piece, at: KTile,
+                   is_there: bool) -> None:
         """``width`` elements of the k-tile ``at``."""
         tile = piece.tile
         copy_async(pointer, operand.shared.position(tile.base, operand.leading()),
@@ -242,7 +245,7 @@ class CpAsync(StageRoute):
                    moved.cursor[0][0] + offset_of(moved.data, (tile.offset[0], tile.offset[1])), self.width, is_there)
 
 
-def piece_of(tile: Any, operand: Any, n: int) -> Any:
+def piece_of(tile: Tile, operand: Any, n: int) -> Any:
     """A thread's tile, moved to its n-th piece."""
     distance = n * operand.route.width
     if operand.thread.size[0] > 1:
@@ -258,7 +261,7 @@ class StagedByThreads(StageRoute):
     behind them. Otherwise tile by tile, before the products.
     """
 
-    def load(self, spec: Any, operand: Any, moved: Any, at: KTile) -> None:
+    def load(self, spec: Sm80Spec, operand: Operand, moved: Moved, at: KTile) -> None:
         if operand.moves > 0:
             place = operand.place(at.m, at.n, at.k, at.shape)
             warp_tiles = parallelise(operand.tile, operand.warp, moved.warp, operand.warps)
@@ -268,14 +271,14 @@ class StagedByThreads(StageRoute):
                     moved.held[i * len(thread_tiles) + j] = read_moved(operand, moved.data, thread_tiles[j], place,
                                                                        spec.operator.identity, at.shape)
 
-    def copy(self, spec: Any, operand: Any, moved: Any, this: Any, share: Any) -> None:
+    def copy(self, spec: Sm80Spec, operand: Operand, moved: Moved, this: Round, share: CopyShare) -> None:
         if operand.moves == 0:
             if share.part == 0:
                 at = this.ahead
                 copy_in_turn(operand, moved.data, shared(operand.shared.dtype, operand.offset + this.write),
                              operand.place(at.m, at.n, at.k, at.shape), spec.operator.identity, moved.warp, at.shape)
 
-    def store(self, operand: Any, moved: Any, stage: int) -> None:
+    def store(self, operand: Operand, moved: Moved, stage: int) -> None:
         if operand.moves > 0:
             pointer = shared(operand.shared.dtype, operand.offset + stage)
             warp_tiles = parallelise(operand.tile, operand.warp, moved.warp, operand.warps)
@@ -312,13 +315,14 @@ class CpAsyncJoined(CpAsync):
 
     # -- in device code -------------------------------------------------------------------------------------------------
 
-    def seek(self, operand: Any, moved: Any, at: KTile) -> None:
+    def seek(self, operand: Operand, moved: Moved, at: KTile) -> None:
         """Nothing is kept."""
 
-    def advance(self, spec: Any, operand: Any, moved: Any) -> None:
+    def advance(self, spec: Sm80Spec, operand: Operand, moved: Moved) -> None:
         """Nothing is kept."""
 
-    def copy_piece(self, operand: Any, moved: Any, pointer: Any, piece: Piece, at: KTile, is_there: bool) -> None:
+    def copy_piece(self, operand: Operand, moved: Moved, pointer: SharedPointer, piece: Piece, at: KTile,
+                   is_there: bool) -> None:
         tile = piece.tile
         place = operand.place(at.m, at.n, at.k, at.shape)
         view, row, column = operand.layout.found(moved.data, place.i + tile.index[0], place.j + tile.index[1])
@@ -352,7 +356,7 @@ class CpAsyncSeparable(CpAsync):
 
     # -- in device code -------------------------------------------------------------------------------------------------
 
-    def seek(self, operand: Any, moved: Any, at: KTile) -> None:
+    def seek(self, operand: Operand, moved: Moved, at: KTile) -> None:
         place, across = operand.place(at.m, at.n, at.k, at.shape), 1 - operand.k_axis
         begin = place.i if across == 0 else place.j
         warp_tiles = parallelise(operand.tile, operand.warp, moved.warp, operand.warps)
@@ -364,10 +368,11 @@ class CpAsyncSeparable(CpAsync):
                     n = (i * len(thread_tiles) + j) * self.pieces(operand) + piece
                     moved.cursor[n] = (operand.distance(moved.data, begin + tile.index[across], across),)
 
-    def advance(self, spec: Any, operand: Any, moved: Any) -> None:
+    def advance(self, spec: Sm80Spec, operand: Operand, moved: Moved) -> None:
         """The rows and columns stay."""
 
-    def copy_piece(self, operand: Any, moved: Any, pointer: Any, piece: Piece, at: KTile, is_there: bool) -> None:
+    def copy_piece(self, operand: Operand, moved: Moved, pointer: SharedPointer, piece: Piece, at: KTile,
+                   is_there: bool) -> None:
         tile = piece.tile
         along = operand.distance(moved.data, at.k + tile.index[operand.k_axis], operand.k_axis)
         copy_async(pointer, operand.shared.position(tile.base, operand.leading()),
@@ -401,7 +406,8 @@ class CpAsyncBoxes(CpAsyncSeparable):
 
     # -- in device code -------------------------------------------------------------------------------------------------
 
-    def copy_piece(self, operand: Any, moved: Any, pointer: Any, piece: Piece, at: KTile, is_there: bool) -> None:
+    def copy_piece(self, operand: Operand, moved: Moved, pointer: SharedPointer, piece: Piece, at: KTile,
+                   is_there: bool) -> None:
         tile = piece.tile
         element = at.k + operand.shared.element_at(tile.index[operand.k_axis])
         copy_async(pointer, operand.shared.position(tile.base, operand.leading()),
@@ -464,7 +470,7 @@ class Copies(Component):
     def commit(self) -> None:
         """The copies that this thread has started for a stage are complete in number."""
 
-    def wait(self, spec: Any) -> None:
+    def wait(self, spec: Sm80Spec) -> None:
         """Wait for this thread's copies to the next stage that is read."""
 
 
@@ -479,7 +485,7 @@ class AsyncCopies(Copies):
     def commit(self) -> None:
         commit_copies()
 
-    def wait(self, spec: Any) -> None:
+    def wait(self, spec: Sm80Spec) -> None:
         wait_copies(spec.stages - 2)
 
 

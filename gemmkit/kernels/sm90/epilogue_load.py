@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gemmkit.components import Component, with_at_path
 from gemmkit.kernels.collectives.operand import OperandArrays, delivered
@@ -27,7 +27,9 @@ from gemmkit.kernels.collectives.scheduler import Outputs
 from gemmkit.kernels.sm90.cross_lane import finish_pair_by_element
 from gemmkit.kernels.sm90.store import BUFFERS, ConsumerPart, TmaStore, own_column, own_row
 from gemmkit.lang.aggregates import convert_all
+from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import View
 from gemmkit.lang.registers import apply, each, join, split
 from gemmkit.layouts import ArrayLayout, GlobalLayout, RowMajor, Swizzled
 from gemmkit.ptx.barriers import mbarrier_expect, mbarrier_init, mbarrier_wait
@@ -37,6 +39,11 @@ from gemmkit.ptx.tma import tma_commit, tma_load, tma_wait, tma_wait_read
 from gemmkit.ptx.wgmma import named_barrier
 from gemmkit.runtime.arrays import ArrayInfo, info_of
 from gemmkit.runtime.tensor_maps import TensorMapSpec, why_not
+from gemmkit.tiling import Tile
+
+if TYPE_CHECKING:
+    from gemmkit.emulator.copies import EmulatedTensorMap
+    from gemmkit.kernels.sm90.family import Sm90Spec
 
 # -- what is read -----------------------------------------------------------------------------------------------------
 
@@ -47,11 +54,11 @@ class EpilogueSource(Component):
     path: tuple = ("c",)               # fields from the spec to what has its ``layout``
     array: tuple | None = None         # fields to its array, where a component holds it
 
-    def is_read(self, spec: Any) -> bool:
+    def is_read(self, spec: Sm90Spec) -> bool:
         """Whether this launch reads it at all."""
         return True
 
-    def coordinates(self, spec: Any, batch: int) -> tuple:
+    def coordinates(self, spec: Sm90Spec, batch: int) -> tuple:
         """Of a product's matrix, behind those of columns and rows."""
         return spec.scheduler.stack.c.coordinates(batch)
 
@@ -64,7 +71,7 @@ class OfEpilogue(EpilogueSource):
     where: Any
     steps: Any = None
 
-    def is_read(self, spec: Any) -> bool:
+    def is_read(self, spec: Sm90Spec) -> bool:
         return self.where.reads(spec.epilogue)
 
     @cached_property
@@ -72,7 +79,7 @@ class OfEpilogue(EpilogueSource):
         """Whether all products of a stack have one matrix of it."""
         return self.steps is None
 
-    def coordinates(self, spec: Any, batch: int) -> tuple:
+    def coordinates(self, spec: Sm90Spec, batch: int) -> tuple:
         if self.is_shared:
             return ()
         return self.steps.coordinates(batch)
@@ -93,10 +100,10 @@ class InSubtiles(GlobalLayout):
     def axis(self) -> int:
         return self.lines.axis
 
-    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+    def element(self, data: View, i: int, j: int, shape: StackShape) -> Any:
         return load_shared(shared(self.dtype, self.offset), self.place(i, j), 0, 1)[0]
 
-    def load(self, data: Any, tile: Any, shape: Any) -> tuple:
+    def load(self, data: View, tile: Tile, shape: StackShape) -> tuple:
         """A thread's neighbours in a row."""
         return load_shared(shared(self.dtype, self.offset), self.place(tile.index[0], tile.index[1]), 0, tile.count)
 
@@ -155,14 +162,14 @@ class PrefetchedStore(TmaStore):
 
     # -- TMA's thread -------------------------------------------------------------------------------------------------
 
-    def begin(self, spec: Any, map_c: Any, batch: int, part: ConsumerPart) -> None:
+    def begin(self, spec: Sm90Spec, map_c: EmulatedTensorMap, batch: int, part: ConsumerPart) -> None:
         """The first subtiles set out when TMA has read the last tile's."""
         if thread_index() % 128 == 0 and self.source.is_read(spec):
             tma_wait_read(0)
             for k in range(self.first):
                 self.fetch(k, spec, map_c, batch, part)
 
-    def fetch(self, k: int, spec: Any, map_c: Any, batch: int, part: ConsumerPart) -> None:
+    def fetch(self, k: int, spec: Sm90Spec, map_c: EmulatedTensorMap, batch: int, part: ConsumerPart) -> None:
         """Have TMA bring subtile ``k`` of the tile that begins at ``part``."""
         buffer = part.group * BUFFERS + k % BUFFERS
         row, column = part.m + udiv(k, self.count) * 64, part.n + k % self.count * self.columns
@@ -171,7 +178,7 @@ class PrefetchedStore(TmaStore):
         tma_load(map_c, join(((column, row), matrix)), shared(spec.d.shared.dtype, self.offset), buffer * self.elements,
                  self.filled(), buffer)
 
-    def make_room(self, k: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
+    def make_room(self, k: int, spec: Sm90Spec, outputs: Outputs, part: ConsumerPart) -> None:
         """Before subtile ``k`` is written, which is of the fragment at ``part``. The next one sets out, unless it was among
         the first: to where subtile ``k - 1`` was, when TMA has read that."""
         if thread_index() % 128 == 0:
@@ -187,18 +194,18 @@ class PrefetchedStore(TmaStore):
 
     # -- all threads --------------------------------------------------------------------------------------------------
 
-    def fragment(self, sums: tuple, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
+    def fragment(self, sums: tuple, i: int, spec: Sm90Spec, outputs: Outputs, part: ConsumerPart) -> None:
         each(finish_subtile, split(sums, self.columns // 2), i, spec, outputs, part)
 
-    def leave_out(self, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
+    def leave_out(self, i: int, spec: Sm90Spec, outputs: Outputs, part: ConsumerPart) -> None:
         for p in range(self.count):
             self.pass_over(i * self.count + p, spec, outputs, part)
 
-    def await_subtile(self, k: int, spec: Any, part: ConsumerPart) -> None:
+    def await_subtile(self, k: int, spec: Sm90Spec, part: ConsumerPart) -> None:
         if self.source.is_read(spec):
             mbarrier_wait(self.filled(), part.group * BUFFERS + k % BUFFERS, self.phase(k, part.turn))
 
-    def pass_over(self, k: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
+    def pass_over(self, k: int, spec: Sm90Spec, outputs: Outputs, part: ConsumerPart) -> None:
         """In place of a subtile that lies wholly out of range. It comes all the same, and all threads see that before its
         barrier's next phase begins; it counts as stored."""
         self.await_subtile(k, spec, part)
@@ -249,7 +256,7 @@ def with_ahead(spec: Any, arrays: OperandArrays | None) -> Any:
     return spec
 
 
-def candidates(spec: Any, arrays: OperandArrays) -> Any:
+def candidates(spec: Sm90Spec, arrays: OperandArrays) -> Any:
     """(source, layout, array) of C and of what the epilogue reads beside D, in the order in which they are preferred."""
     if spec.has_c and arrays.c is not None:
         yield EpilogueSource(), spec.c.layout, arrays.c
@@ -259,7 +266,7 @@ def candidates(spec: Any, arrays: OperandArrays) -> Any:
         yield OfEpilogue(path, (*path, one.field), where=one.where, steps=one.steps), one.layout, info
 
 
-def refuses(spec: Any, arrays: OperandArrays, layout: ArrayLayout, info: ArrayInfo) -> str | None:
+def refuses(spec: Sm90Spec, arrays: OperandArrays, layout: ArrayLayout, info: ArrayInfo) -> str | None:
     """Why an array cannot come by TMA into D's subtiles, in words; None where it can."""
     if type(spec.store) is not TmaStore:
         return "D is not stored by TMA, or it is folded"

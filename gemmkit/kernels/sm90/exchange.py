@@ -15,7 +15,7 @@ block is first.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from gemmkit.kernels.sm90.cross_lane import add_value
 from gemmkit.kernels.spec import SPLITS
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
+from gemmkit.lang.host import Value
 from gemmkit.lang.registers import apply, each, fold, generate, join, split
 from gemmkit.ptx.barriers import (
     atomic_add,
@@ -45,6 +46,10 @@ from gemmkit.ptx.special import block_x, lane_index, rolled, thread_index, udiv,
 from gemmkit.ptx.wgmma import named_barrier
 from gemmkit.tiling import Tile
 
+if TYPE_CHECKING:
+    from gemmkit.epilogues.base import Epilogue
+    from gemmkit.kernels.sm90.family import Sm90Spec
+
 
 @dataclass(frozen=True)
 class Exchange(Component):
@@ -61,20 +66,20 @@ class Exchange(Component):
     def initialise(self, splits: int) -> None:
         """Called by one thread, before any other meets a barrier."""
 
-    def finishes(self, spec: Any) -> bool:
+    def finishes(self, spec: Sm90Spec) -> bool:
         """Whether this block finishes any of its tile."""
         return True
 
-    def slice(self, spec: Any, rank: int) -> int:
+    def slice(self, spec: Sm90Spec, rank: int) -> int:
         """Which slice of columns a block finishes, of those that do. ``rank`` is the block's in its cluster."""
         return rank
 
-    def hand_over(self, sums: tuple, spec: Any, group: int, rank: int, phase: int) -> bool:
+    def hand_over(self, sums: tuple, spec: Sm90Spec, group: int, rank: int, phase: int) -> bool:
         """Give a consumer's sums of the whole tile to the blocks that finish it; whether this is one of them. ``phase``
         flips with every tile."""
         return True
 
-    def collect(self, sums: tuple, spec: Any, group: int, rank: int, phase: int) -> tuple:
+    def collect(self, sums: tuple, spec: Sm90Spec, group: int, rank: int, phase: int) -> tuple:
         """This block's slice of the columns, over all of K."""
         return sums
 
@@ -108,14 +113,14 @@ class ClusterExchange(Exchange):
             mbarrier_init(self.filled(), consumer, 1)
             mbarrier_init(self.free(), consumer, splits)
 
-    def hand_over(self, sums: tuple, spec: Any, group: int, rank: int, phase: int) -> bool:
+    def hand_over(self, sums: tuple, spec: Sm90Spec, group: int, rank: int, phase: int) -> bool:
         if thread_index() % 128 == 0:
             mbarrier_expect(self.filled(), group, self.nbytes)
         mbarrier_wait(self.free(), group, phase ^ 1)   # those it sends to have read what it sent for the last tile
         each(send_fragment, sums, spec, group, rank)
         return True
 
-    def collect(self, sums: tuple, spec: Any, group: int, rank: int, phase: int) -> tuple:
+    def collect(self, sums: tuple, spec: Sm90Spec, group: int, rank: int, phase: int) -> tuple:
         mbarrier_wait(self.filled(), group, phase)
         mine = generate(spec.fragments_m, receive_fragment, spec, group)
         named_barrier(spec.store.barrier + group, 128)
@@ -125,11 +130,11 @@ class ClusterExchange(Exchange):
         return mine
 
 
-def send_fragment(fragment: tuple, i: int, spec: Any, group: int, rank: int) -> None:
+def send_fragment(fragment: tuple, i: int, spec: Sm90Spec, group: int, rank: int) -> None:
     each(send_slice, split(fragment, spec.exchange.count), i, spec, group, rank)
 
 
-def send_slice(values: tuple, to: int, i: int, spec: Any, group: int, rank: int) -> None:
+def send_slice(values: tuple, to: int, i: int, spec: Sm90Spec, group: int, rank: int) -> None:
     each(send_words, split(values, 4), i, to, spec, group, rank)
 
 
@@ -142,11 +147,11 @@ def receive_fragment(i: int, spec: Any, group: int) -> tuple:
     return join(generate(spec.exchange.pieces, receive_words, i, spec, group))
 
 
-def receive_words(j: int, i: int, spec: Any, group: int) -> tuple:
+def receive_words(j: int, i: int, spec: Sm90Spec, group: int) -> tuple:
     return fold(spec.cluster.splits - 1, add_next, load_words_from(0, i, j, spec, group), i, j, spec, group)
 
 
-def add_next(total: tuple, n: int, i: int, j: int, spec: Any, group: int) -> tuple:
+def add_next(total: tuple, n: int, i: int, j: int, spec: Sm90Spec, group: int) -> tuple:
     return apply(add_value, total, load_words_from(n + 1, i, j, spec, group))
 
 
@@ -237,7 +242,7 @@ class ClusterRowExchange(RowExchange):
         """Where a block's state of a row of fragment ``n`` lies."""
         return ((n * self.blocks + source) * ROWS + row) * self.words
 
-    def whole_rows(self, epilogue: Any, states: tuple, at: Any) -> tuple:
+    def whole_rows(self, epilogue: Epilogue, states: tuple, at: Any) -> tuple:
         """The states of a lane's rows over all blocks, of those that this block has."""
         n, row, lane = at.group * self.fragments + at.fragment, at.row % ROWS, lane_index()
         # 1.
@@ -258,20 +263,20 @@ class ClusterRowExchange(RowExchange):
         return wholes
 
 
-def send_state(state: Any, r: int, exchange: Any, epilogue: Any, n: int, row: int, to: int) -> None:
+def send_state(state: Any, r: int, exchange: ClusterRowExchange, epilogue: Any, n: int, row: int, to: int) -> None:
     place = exchange.place(n, cluster_rank(), row + r * 8)
     store_async(exchange.values(), place, epilogue.words_of(state), exchange.full(), n, to)
 
 
-def whole_row(r: int, exchange: Any, epilogue: Any, n: int, row: int) -> Any:
+def whole_row(r: int, exchange: ClusterRowExchange, epilogue: Epilogue, n: int, row: int) -> Any:
     return fold(exchange.blocks - 1, with_next, state_from(0, r, exchange, epilogue, n, row), r, exchange, epilogue, n, row)
 
 
-def with_next(whole: Any, k: int, r: int, exchange: Any, epilogue: Any, n: int, row: int) -> Any:
+def with_next(whole: Value, k: int, r: int, exchange: ClusterRowExchange, epilogue: Any, n: int, row: int) -> Any:
     return epilogue.combine(whole, state_from(k + 1, r, exchange, epilogue, n, row))
 
 
-def state_from(source: int, r: int, exchange: Any, epilogue: Any, n: int, row: int) -> Any:
+def state_from(source: int, r: int, exchange: ClusterRowExchange, epilogue: Any, n: int, row: int) -> Any:
     return epilogue.of_words(load_shared(exchange.values(), exchange.place(n, source, row + r * 8), 0, exchange.words))
 
 
@@ -441,13 +446,13 @@ class WorkspaceExchange(Exchange):
     def rest(self) -> int:
         return (self.shares - 1) % AHEAD
 
-    def finishes(self, spec: Any) -> bool:
+    def finishes(self, spec: Sm90Spec) -> bool:
         return spec.reduction.rank() < self.slices
 
-    def slice(self, spec: Any, rank: int) -> int:
+    def slice(self, spec: Sm90Spec, rank: int) -> int:
         return spec.reduction.rank()
 
-    def hand_over(self, sums: tuple, spec: Any, group: int, rank: int, phase: int) -> bool:
+    def hand_over(self, sums: tuple, spec: Sm90Spec, group: int, rank: int, phase: int) -> bool:
         own, share = workspace_place(spec, group, rank), spec.reduction.rank()
         first = (own * self.shares + share) * self.share_elements + thread_index() % 128 * WIDTH
         each(put_fragment, sums, spec, first)
@@ -456,7 +461,7 @@ class WorkspaceExchange(Exchange):
             atomic_add(self.counts, own, 1, "release")
         return share < self.slices
 
-    def collect(self, sums: tuple, spec: Any, group: int, rank: int, phase: int) -> tuple:
+    def collect(self, sums: tuple, spec: Sm90Spec, group: int, rank: int, phase: int) -> tuple:
         own, thread = workspace_place(spec, group, rank), thread_index() % 128
         if thread == 0:
             await_counter(self.counts, own, self.shares, "acquire")
@@ -471,12 +476,12 @@ class WorkspaceExchange(Exchange):
         return fold(self.rest, add_share, mine, spec, first)
 
 
-def workspace_place(spec: Any, group: int, rank: int) -> int:
+def workspace_place(spec: Sm90Spec, group: int, rank: int) -> int:
     """The number of a consumer's part of a tile among all that the launch computes."""
     return (spec.scheduler.first() * spec.cluster.size + rank) * spec.consumers + group
 
 
-def put_fragment(fragment: tuple, i: int, spec: Any, first: int) -> None:
+def put_fragment(fragment: tuple, i: int, spec: Sm90Spec, first: int) -> None:
     each(put_piece, split(fragment, WIDTH), i, spec, first)
 
 
@@ -484,7 +489,7 @@ def put_piece(values: tuple, j: int, i: int, spec: Any, first: int) -> None:
     store_global(spec.exchange.sums, 0, (first,), ((i * spec.exchange.total + j * WIDTH) * 128,), values)
 
 
-def fetch_fragment(i: int, spec: Any, first: int) -> tuple:
+def fetch_fragment(i: int, spec: Sm90Spec, first: int) -> tuple:
     """This thread's sums of a slice of a fragment."""
     return join(generate(spec.exchange.count // WIDTH, fetch_piece, i, spec, first))
 
@@ -498,14 +503,14 @@ def add_share(mine: tuple, n: int, spec: Any, first: int) -> tuple:
     return apply(add_fragment, mine, spec, first + (n + 1) * spec.exchange.share_elements)
 
 
-def add_fragment(fragment: tuple, i: int, spec: Any, first: int) -> tuple:
+def add_fragment(fragment: tuple, i: int, spec: Sm90Spec, first: int) -> tuple:
     return apply(add_value, fragment, fetch_fragment(i, spec, first))
 
 
 
 # -- on the host ------------------------------------------------------------------------------------------------------
 
-def exchange_of(spec: Any, slices: int, sharing: SharedK, arrays: OperandArrays | None) -> WorkspaceExchange:
+def exchange_of(spec: Sm90Spec, slices: int, sharing: SharedK, arrays: OperandArrays | None) -> WorkspaceExchange:
     """The exchange of a launch, with descriptions of its workspace.
 
     Raises ConfigError where the device cannot hold all blocks at once, and for sums that 32-bit coordinates do not reach.
@@ -558,13 +563,13 @@ class StreamExchange(WorkspaceExchange):
     """A consumer's sums of a part that another cluster finishes: a place in ``sums`` for each consumer of each block, and a
     number in ``counts``. Tiles are finished whole."""
 
-    def finishes(self, spec: Any) -> bool:
+    def finishes(self, spec: Sm90Spec) -> bool:
         return spec.scheduler.rank() == 0
 
-    def slice(self, spec: Any, rank: int) -> int:
+    def slice(self, spec: Sm90Spec, rank: int) -> int:
         return 0
 
-    def hand_over(self, sums: tuple, spec: Any, group: int, rank: int, phase: int) -> bool:
+    def hand_over(self, sums: tuple, spec: Sm90Spec, group: int, rank: int, phase: int) -> bool:
         if spec.scheduler.rank() == 0:
             return True
         place, thread = stream_place(spec, rolled(spec.scheduler.own()), group, rank), thread_index() % 128
@@ -574,14 +579,14 @@ class StreamExchange(WorkspaceExchange):
             atomic_add(self.counts, place, 1, "release")
         return False
 
-    def collect(self, sums: tuple, spec: Any, group: int, rank: int, phase: int) -> tuple:
+    def collect(self, sums: tuple, spec: Sm90Spec, group: int, rank: int, phase: int) -> tuple:
         peer = rolled(spec.scheduler.own()) + 1
         while spec.scheduler.goes_on(peer):            # the clusters that have the rest of the tile
             sums = self.take_over(sums, spec, stream_place(spec, peer, group, rank), group)
             peer = rolled(peer + 1)
         return sums
 
-    def take_over(self, sums: tuple, spec: Any, place: int, group: int) -> tuple:
+    def take_over(self, sums: tuple, spec: Sm90Spec, place: int, group: int) -> tuple:
         """Wait for what has been handed over at a place, and add it."""
         thread = thread_index() % 128
         if thread == 0:
@@ -591,7 +596,7 @@ class StreamExchange(WorkspaceExchange):
         return apply(add_fragment, sums, spec, place * self.share_elements + thread * WIDTH)
 
 
-def stream_place(spec: Any, cluster: int, group: int, rank: int) -> int:
+def stream_place(spec: Sm90Spec, cluster: int, group: int, rank: int) -> int:
     """Where a consumer hands over and another takes over; ``rank`` is its block's in the cluster. With a ping-pong schedule
     a consumer has all rows of a tile, and takes over from either one of the next cluster."""
     block = cluster * spec.cluster.size + rank

@@ -450,7 +450,7 @@ def maps(spec: Sm90Spec, arrays: OperandArrays) -> tuple[TensorMapSlot | Maps | 
     return tuple(made)
 
 
-def _of_operand(which: int, name: str, operand: Any, info: ArrayInfo | None) -> list[Any]:
+def _of_operand(which: int, name: str, operand: Operand, info: ArrayInfo | None) -> list[Any]:
     """(which, array, what makes the box of it) of A or B, and of the arrays behind the operand's own."""
     if not isinstance(operand.route, Tma):
         return []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gemmkit.components import Component
 from gemmkit.kernels.collectives.scheduler import (
@@ -19,16 +19,22 @@ from gemmkit.kernels.collectives.scheduler import (
 )
 from gemmkit.kernels.sm90.mainloop import numbers_of_parts
 from gemmkit.kernels.sm90.store import ConsumerPart
-from gemmkit.lang.component_products import of_part, of_product
+from gemmkit.lang.component_products import StackShape, of_part, of_product
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import SharedPointer, View
 from gemmkit.ptx.barriers import cluster_barrier, cluster_rank, fence_async_global, mbarrier_fence_init
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import barrier, thread_index, udiv, uniform
 from gemmkit.ptx.tma import tma_prefetch
 from gemmkit.ptx.wgmma import grid_launch_dependents, grid_wait
 
+if TYPE_CHECKING:
+    from gemmkit.emulator.copies import EmulatedTensorMap
+    from gemmkit.kernels.collectives.operand import Operand
+    from gemmkit.kernels.sm90.family import Sm90Spec
 
-def consume_cooperatively(spec: Any, outputs: Outputs, group: int, rank: int) -> None:
+
+def consume_cooperatively(spec: Sm90Spec, outputs: Outputs, group: int, rank: int) -> None:
     """Cooperative: every consumer computes its rows of every tile, or of every part of one that is the block's."""
     turn = thread_index() * 0
     slot = Slot(turn, turn)
@@ -53,7 +59,7 @@ def consume_cooperatively(spec: Any, outputs: Outputs, group: int, rank: int) ->
     spec.store.finish()
 
 
-def consume_ping_pong(spec: Any, outputs: Outputs, group: int, rank: int) -> None:
+def consume_ping_pong(spec: Sm90Spec, outputs: Outputs, group: int, rank: int) -> None:
     """Ping-pong: every other tile (or part of one) is this consumer's. While it finishes one, the other multiplies the next.
 
     The order barrier is needed, and not only for speed: a consumer two rounds ahead would take the parity of an old phase
@@ -88,7 +94,7 @@ def consume_ping_pong(spec: Any, outputs: Outputs, group: int, rank: int) -> Non
     spec.store.finish()
 
 
-def await_arrivals(spec: Any, tile: int, opened: int) -> int:
+def await_arrivals(spec: Sm90Spec, tile: int, opened: int) -> int:
     """Where operands arrive while the kernel runs, and the store fetches an array ahead of time: that array may be what
     arrives, and TMA's thread waits for it as the producer's does for A."""
     if spec.scheduler.order.gates and spec.store.reads_ahead:
@@ -100,14 +106,14 @@ def await_arrivals(spec: Any, tile: int, opened: int) -> int:
     return opened
 
 
-def outputs_of(spec: Any, outputs: Outputs, batch: int) -> Outputs:
+def outputs_of(spec: Sm90Spec, outputs: Outputs, batch: int) -> Outputs:
     """C, D and the sizes of one product of a stack. (A tensor map is of the whole stack.)"""
     stack = spec.scheduler.stack
     return Outputs(stack.c.matrix(outputs.c, batch), stack.d.matrix(outputs.d, batch), outputs.map_c, outputs.map_d, batch,
                    of_product(outputs.shape, batch))
 
 
-def multiply_tile(spec: Any, group: int, slot: Slot, steps: int, work: Work, shape: Any) -> tuple:
+def multiply_tile(spec: Sm90Spec, group: int, slot: Slot, steps: int, work: Work, shape: StackShape) -> tuple:
     """The sums of a consumer's fragments, and the slot after ``steps`` stages."""
     sums, slot = spec.mainloop.run(spec, group, slot, steps, work, shape)
     if spec.has_parts:
@@ -176,18 +182,18 @@ class Producer(Component):
         """This thread's team."""
         return udiv(uniform(udiv(thread_index(), 32)), self.warps)
 
-    def begin(self, spec: Any, inputs: Inputs, work: Work, kept: Any) -> None:
+    def begin(self, spec: Sm90Spec, inputs: Inputs, work: Work, kept: Registers) -> None:
         """Before the first k-tile of a tile of D."""
 
-    def fill(self, spec: Any, inputs: Inputs, slot: Slot, at: KTile, kept: Any, state: Any) -> Any:
+    def fill(self, spec: Sm90Spec, inputs: Inputs, slot: Slot, at: KTile, kept: Registers, state: Any) -> Any:
         """Fill one stage; returns the state that the next one gets. ``kept`` are arrays of registers, which stay."""
         return state
 
-    def finish(self, spec: Any, state: Any, shape: Any) -> None:
+    def finish(self, spec: Sm90Spec, state: Any, shape: StackShape) -> None:
         """After the last stage."""
 
 
-def fill_stages(spec: Any, inputs: Inputs, rank: int, shape: Any, kept: Any, state: Any) -> None:
+def fill_stages(spec: Sm90Spec, inputs: Inputs, rank: int, shape: StackShape, kept: Any, state: Any) -> None:
     """For every tile of D (or part of one), for every k-tile: the team whose turn it is fills the next stage."""
     zero = thread_index() * 0
     slot = Slot(zero, zero + 1)                        # a fresh pipeline is empty: the first round waits for no consumer
@@ -217,25 +223,25 @@ def fill_stages(spec: Any, inputs: Inputs, rank: int, shape: Any, kept: Any, sta
     spec.producer.finish(spec, state, shape)
 
 
-def rank_of(spec: Any) -> int:
+def rank_of(spec: Sm90Spec) -> int:
     """The block's place in its cluster."""
     return thread_index() * 0 if spec.cluster.is_single else cluster_rank()
 
 
-def inputs_of(spec: Any, inputs: Inputs, batch: int) -> Inputs:
+def inputs_of(spec: Sm90Spec, inputs: Inputs, batch: int) -> Inputs:
     """The operands of one product of a stack. (A tensor map is of the whole stack.)"""
     stack = spec.scheduler.stack
     return Inputs(Input(stack.a.matrix(inputs.a.data, batch), inputs.a.map),
                   Input(stack.b.matrix(inputs.b.data, batch), inputs.b.map))
 
 
-def start_copies(spec: Any, inputs: Inputs, barrier: Any, slot: Slot, at: KTile) -> None:
+def start_copies(spec: Sm90Spec, inputs: Inputs, barrier: SharedPointer, slot: Slot, at: KTile) -> None:
     """TMA's copies of a stage; ``barrier`` completes when their bytes are there."""
     spec.a.route.start(spec, spec.a, inputs.a.map, barrier, slot, at)
     spec.b.route.start(spec, spec.b, inputs.b.map, barrier, slot, at)
 
 
-def acquire(spec: Any, inputs: Inputs, slot: Slot, at: KTile) -> None:
+def acquire(spec: Sm90Spec, inputs: Inputs, slot: Slot, at: KTile) -> None:
     """Wait until the stage is empty; a team's first thread starts the copies of an operand that TMA moves."""
     spec.pipeline.acquire(slot)
     if spec.producer.tma_bytes > 0 and thread_index() % (32 * spec.producer.warps) == 0:
@@ -243,12 +249,12 @@ def acquire(spec: Any, inputs: Inputs, slot: Slot, at: KTile) -> None:
         start_copies(spec, inputs, spec.pipeline.full(), slot, at)
 
 
-def stage_of(spec: Any, operand: Any, slot: Slot) -> Any:
+def stage_of(spec: Sm90Spec, operand: Operand, slot: Slot) -> Any:
     """Where an operand's tile of a stage begins in shared memory."""
     return shared(operand.shared.dtype, slot.stage * spec.stage_bytes + operand.offset)
 
 
-def place_of(operand: Any, at: KTile) -> TileCoord:
+def place_of(operand: Operand, at: KTile) -> TileCoord:
     """Where an operand's tile of a stage begins in A or B, and where the matrix ends."""
     return operand.place(at.m, at.n, at.k, at.shape)
 
@@ -286,8 +292,8 @@ def place_of(operand: Any, at: KTile) -> TileCoord:
 # Transforms of A and B between shared memory and registers stand before shared memory here, behind those on the way to it
 # (`Config.transforms_of`): tensor cores read shared memory themselves. A that comes from registers is transformed there.
 
-def warp_specialised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, map_a: Any, map_b: Any, map_c: Any,
-                     map_d: Any) -> None:
+def warp_specialised(spec: Sm90Spec, a: View, b: View, c: View, d: View, shape: StackShape, map_a: EmulatedTensorMap,
+                     map_b: EmulatedTensorMap, map_c: EmulatedTensorMap, map_d: EmulatedTensorMap) -> None:
     """D = A B + C; see the module's table. Launched with ``spec.threads`` threads, in clusters of ``spec.cluster.size``."""
     # 0. Barriers, before any thread waits on one; then what the previous kernel wrote may be read.
     group = uniform(udiv(thread_index(), 128))

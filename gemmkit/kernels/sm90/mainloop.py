@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,9 @@ from gemmkit.kernels.collectives.operand import Operand, transform_within
 from gemmkit.kernels.collectives.scheduler import KTile, Slot, TileCoord, Work
 from gemmkit.kernels.sm90.cross_lane import add_value
 from gemmkit.lang.aggregates import convert_all, fill
+from gemmkit.lang.component_products import ProblemShape, StackShape
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import SharedPointer, Value
 from gemmkit.lang.pairs import is_pairwise, transform_pairs
 from gemmkit.lang.records import numbers_of
 from gemmkit.lang.registers import apply, fold, generate, join, split
@@ -41,6 +43,9 @@ from gemmkit.ptx.wgmma import (
 )
 from gemmkit.tiling import Tile, translate
 
+if TYPE_CHECKING:
+    from gemmkit.kernels.sm90.family import Sm90Spec
+
 # --------------------------------------------------------------------------------------------------
 # Step 2 of `warp_specialised`: mainloops, in which a consumer multiplies the pipeline's stages and keeps the sums.
 #
@@ -58,7 +63,7 @@ class WgmmaMainloop(Component):
     readers_are_warps = False          # threads, not tensor cores alone, read the stages
     sets = 1                           # of accumulators that a thread holds at once
 
-    def run(self, spec: Any, group: int, slot: Slot, steps: int, work: Work, shape: Any) -> tuple:
+    def run(self, spec: Sm90Spec, group: int, slot: Slot, steps: int, work: Work, shape: StackShape) -> tuple:
         raise NotImplementedError
 
 
@@ -66,7 +71,7 @@ class WgmmaMainloop(Component):
 class SharedMainloop(WgmmaMainloop):
     """One group of wgmmas a stage; a stage is released when the next one's group is on its way."""
 
-    def run(self, spec: Any, group: int, slot: Slot, steps: int, work: Work, shape: Any) -> tuple:
+    def run(self, spec: Sm90Spec, group: int, slot: Slot, steps: int, work: Work, shape: StackShape) -> tuple:
         a, b = descriptor_a(spec, group), descriptor_b(spec)
         sums = nothing(spec)
         if steps > 0:                                  # around the waits, too: or ptxas makes each wgmma wait for the last
@@ -89,7 +94,7 @@ class PairMainloop(WgmmaMainloop):
 
     sets = 3
 
-    def run(self, spec: Any, group: int, slot: Slot, steps: int, work: Work, shape: Any) -> tuple:
+    def run(self, spec: Sm90Spec, group: int, slot: Slot, steps: int, work: Work, shape: StackShape) -> tuple:
         a, b = descriptor_a(spec, group), descriptor_b(spec)
         total, one, other = nothing(spec), nothing(spec), nothing(spec)
         for _ in range(udiv(steps, 2)):
@@ -119,7 +124,7 @@ class PromotedMainloop(WgmmaMainloop):
     stages: int
     sets = 3
 
-    def run(self, spec: Any, group: int, slot: Slot, steps: int, work: Work, shape: Any) -> tuple:
+    def run(self, spec: Sm90Spec, group: int, slot: Slot, steps: int, work: Work, shape: StackShape) -> tuple:
         a, b = descriptor_a(spec, group), descriptor_b(spec)
         total = nothing(spec)
         done = 0 * steps
@@ -152,7 +157,7 @@ def add_fragment(fragment: tuple, i: int, others: tuple) -> tuple:
     return apply(add_value, fragment, others[i])
 
 
-def nothing(spec: Any) -> tuple:
+def nothing(spec: Sm90Spec) -> tuple:
     """The sums of no products."""
     return generate(spec.sums, nothing_of_fragment, spec)
 
@@ -170,12 +175,12 @@ def halves_of(words: tuple, n: int) -> tuple:
     return halves(words)
 
 
-def numbers_of_parts(sums: tuple, spec: Any) -> tuple:
+def numbers_of_parts(sums: tuple, spec: Sm90Spec) -> tuple:
     """The sums of all parts, by fragments, as numbers."""
     return apply(numbers_of_fragment, split(sums, spec.operator.sums), spec)
 
 
-def numbers_of_fragment(planes: tuple, n: int, spec: Any) -> tuple:
+def numbers_of_fragment(planes: tuple, n: int, spec: Sm90Spec) -> tuple:
     return numbers_of(spec.operator.fragment_c.dtype, planes)
 
 
@@ -185,11 +190,11 @@ def descriptor_a(spec: Any, group: int) -> int:
     return advance(descriptor(spec.a), own)
 
 
-def descriptor_b(spec: Any) -> int:
+def descriptor_b(spec: Sm90Spec) -> int:
     return descriptor(spec.b)
 
 
-def descriptor(operand: Any) -> int:
+def descriptor(operand: Operand) -> int:
     """The matrix descriptor of an operand's tile in stage 0."""
     pointer = shared(operand.plane.dtype, operand.offset)
     return matrix_descriptor(pointer, 0, operand.panel_bytes, operand.pattern_bytes, operand.plane.width)
@@ -216,7 +221,7 @@ HALVES = np.dtype(np.uint16)           # the elements that `ldmatrix` moves
 class FragmentSource(Component):
     """Where fragments of A come from."""
 
-    def load(self, spec: Any, group: int, stage: int, step: int, at: KTile) -> tuple:
+    def load(self, spec: Sm90Spec, group: int, stage: int, step: int, at: KTile) -> tuple:
         """The fragments of a k-block; ``at`` is where the stage's tile of A begins."""
         raise NotImplementedError
 
@@ -244,7 +249,7 @@ class RegisterMainloop(WgmmaMainloop):
         the very registers that the last round's group reads, so that one has to be done."""
         return 1 if self.steps > 1 else 0
 
-    def run(self, spec: Any, group: int, slot: Slot, steps: int, work: Work, shape: Any) -> tuple:
+    def run(self, spec: Sm90Spec, group: int, slot: Slot, steps: int, work: Work, shape: StackShape) -> tuple:
         sums, b = nothing(spec), descriptor_b(spec)
         if steps > 0:                                  # around the waits, too: or ptxas makes each wgmma wait for the last
             previous = slot.stage
@@ -280,7 +285,7 @@ class RegisterMainloop(WgmmaMainloop):
         return values_of(sums, spec), slot
 
 
-def wait_for_a(spec: Any, slot: Slot) -> None:
+def wait_for_a(spec: Sm90Spec, slot: Slot) -> None:
     """A is there before the producer's warps are done with B."""
     if spec.pipeline.has_raw:
         spec.pipeline.wait_raw(slot)
@@ -322,7 +327,7 @@ def load_next_stage(spec: Any, group: int, ahead: Slot, at: KTile) -> tuple:
                                      KTile(at.m, at.n, at.k + spec.block.size.K, at.batch, at.rank, at.shape))
 
 
-def release_last(spec: Any, stage: int, step: int) -> None:
+def release_last(spec: Sm90Spec, stage: int, step: int) -> None:
     if step > 0:
         spec.pipeline.release(stage)
 
@@ -353,10 +358,10 @@ class Transformed(FragmentSource):
         """A thread's elements in a register."""
         return Tile(M=1, K=4 // self.itemsize)
 
-    def load(self, spec: Any, group: int, stage: int, step: int, at: KTile) -> tuple:
+    def load(self, spec: Sm90Spec, group: int, stage: int, step: int, at: KTile) -> tuple:
         return generate(spec.fragments_m, load_transformed, spec, group, stage, step, at)
 
-    def fetch(self, spec: Any, stage: int, row: int, k: int) -> tuple:
+    def fetch(self, spec: Sm90Spec, stage: int, row: int, k: int) -> tuple:
         """A lane's words of the 16 rows from ``row`` on of a stage's tile, from ``k`` along K."""
         return fetch_words(spec, stage, row, k)
 
@@ -381,7 +386,7 @@ def transform_words(words: tuple, spec: Any, row: int, k: int, at: KTile) -> tup
     return apply(within_k, apply(transform_word, words, spec, i, j, at.shape), spec, j, at.shape)
 
 
-def fetch_words(spec: Any, stage: int, row: int, k: int) -> tuple:
+def fetch_words(spec: Sm90Spec, stage: int, row: int, k: int) -> tuple:
     """Four matrices of 8 lines of 16 bytes: of each this lane points to a line, and gets the word that is its own."""
     matrix, line = udiv(lane_index(), 8), lane_index() % 8
     width = 16 // spec.a.plane.itemsize
@@ -394,13 +399,13 @@ def fetch_words(spec: Any, stage: int, row: int, k: int) -> tuple:
     return pack_words(ldmatrix(shared(HALVES, 0), halves, 0, 4, spec.a.plane.axis == 0))
 
 
-def transform_word(word: Any, n: int, spec: Any, i: int, j: int, shape: Any) -> Any:
+def transform_word(word: Any, n: int, spec: Any, i: int, j: int, shape: StackShape) -> Any:
     tile = translate(spec.mainloop.source.word, i + n % 2 * 8, j + n // 2 * 4 * spec.mainloop.source.word.size.K)
     values = transform_within(spec.a.to_shared, unpack_words(spec.a.plane.dtype, (word,)), tile, shape.M, shape.K)
     return pack_words(convert_all(spec.a.plane.dtype, values))[0]
 
 
-def within_k(word: Any, n: int, spec: Any, j: int, shape: Any) -> Any:
+def within_k(word: Any, n: int, spec: Any, j: int, shape: ProblemShape) -> Any:
     """Nothing beyond K, where a transform has made something of TMA's zeros. (Rows beyond M go nowhere.)"""
     return first_elements(spec.a.plane.dtype, word, shape.K - j - n // 2 * 4 * spec.mainloop.source.word.size.K)
 
@@ -417,14 +422,14 @@ class Deinterleaved(FragmentSource):
     is moved: B's planes are written in this order (`gemmkit.kernels.sm90.mainloop`).
     """
 
-    def load(self, spec: Any, group: int, stage: int, step: int, at: KTile) -> tuple:
+    def load(self, spec: Sm90Spec, group: int, stage: int, step: int, at: KTile) -> tuple:
         return generate(spec.fragments_m, load_fragment, spec, group, stage, step)
 
     def settle(self, fragment: tuple) -> tuple:
         return settle(join(apply(first_parts, fragment))), settle(join(apply(second_parts, fragment)))
 
 
-def load_fragment(m: int, spec: Any, group: int, stage: int, step: int) -> tuple:
+def load_fragment(m: int, spec: Sm90Spec, group: int, stage: int, step: int) -> tuple:
     return generate(2, load_numbers, spec, group * spec.first_rows + 64 * m, stage, 16 * step)
 
 
@@ -459,7 +464,7 @@ class MnMajorTf32(Transformed):
     words of t % 4 + 4 first: then the 32 words of an access lie in 32 banks.
     """
 
-    def fetch(self, spec: Any, stage: int, row: int, k: int) -> tuple:
+    def fetch(self, spec: Sm90Spec, stage: int, row: int, k: int) -> tuple:
         late = lane_index() % 2
         i, j = row + udiv(lane_index(), 4), lane_index() % 4
         first = fetch_two(spec, stage, i, j + 4 * late, k)
@@ -472,18 +477,18 @@ class MnMajorTf32(Transformed):
         return apply(round_one, words)
 
 
-def fetch_two(spec: Any, stage: int, i: int, j: int, k: int) -> tuple:
+def fetch_two(spec: Sm90Spec, stage: int, i: int, j: int, k: int) -> tuple:
     """The words of rows ``i`` and ``i + 8``, at ``k + j`` along K."""
     return fetch_word(spec, stage, i, j, k) + fetch_word(spec, stage, i + 8, j, k)
 
 
-def fetch_word(spec: Any, stage: int, i: int, j: int, k: int) -> tuple:
+def fetch_word(spec: Sm90Spec, stage: int, i: int, j: int, k: int) -> tuple:
     """``k`` is a multiple of the pattern's 8 lines: it moves a place, whose swizzle is computed once for all of a stage."""
     at = spec.a.plane.position((i, j), spec.a.plane.leading(spec.a.tile.size))
     return load_shared(shared(WORDS, 0), stage * udiv(spec.stage_bytes, 4) + at, k * spec.a.plane.line, 1)
 
 
-def round_one(word: Any, n: int) -> Any:
+def round_one(word: Value, n: int) -> Any:
     return round_word(word)
 
 
@@ -498,7 +503,7 @@ def round_one(word: Any, n: int) -> Any:
 class ObservedMainloop(SharedMainloop):
     """`SharedMainloop` with an observer of A."""
 
-    def run(self, spec: Any, group: int, slot: Slot, steps: int, work: Work, shape: Any) -> tuple:
+    def run(self, spec: Sm90Spec, group: int, slot: Slot, steps: int, work: Work, shape: StackShape) -> tuple:
         a, b = descriptor_a(spec, group), descriptor_b(spec)
         sums, state = nothing(spec), spec.a.observer.nothing()
         thread, first_row = thread_index() % 128, group * spec.first_rows
@@ -548,7 +553,7 @@ class PermutedPlanes(Planes):
     def __repr__(self) -> str:
         return f"PermutedPlanes({super().__repr__()})"
 
-    def store_shared(self, pointer: Any, tile: Any, values: tuple, leading: Any) -> None:
+    def store_shared(self, pointer: SharedPointer, tile: Tile, values: tuple, leading: int) -> None:
         if tile.size[0] == EIGHT:                      # a line along K
             line = values[0], values[4], values[1], values[5], values[2], values[6], values[3], values[7]
             Planes.store_shared(self, pointer, tile, line, leading)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -35,8 +35,9 @@ from gemmkit.kernels.sm90.kernel import WORKING, Producer, Registers, fill_stage
 from gemmkit.kernels.sm90.staged import put_held
 from gemmkit.kernels.sm90.tma import Request, Tma, TmaCopy
 from gemmkit.lang.aggregates import convert, convert_all
-from gemmkit.lang.component_products import of_product
+from gemmkit.lang.component_products import StackShape, of_product
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import SharedPointer, Value
 from gemmkit.lang.pairs import is_pairwise, transform_pairs
 from gemmkit.lang.registers import apply, each, generate, join, registers, split
 from gemmkit.layouts.base import element_tile
@@ -44,7 +45,10 @@ from gemmkit.ptx.barriers import store_async
 from gemmkit.ptx.memory import load_shared, pack_words, shared, unpack_words
 from gemmkit.ptx.special import lane_index, rolled, thread_index, udiv, uniform
 from gemmkit.ptx.wgmma import fence_async, named_barrier
-from gemmkit.tiling import Tile, parallelise, translate
+from gemmkit.tiling import Coord, Tile, parallelise, translate
+
+if TYPE_CHECKING:
+    from gemmkit.kernels.sm90.family import Sm90Spec
 
 BATCH = 32                             # registers of tiles that a producer's thread rewrites at a time
 TRANSPOSED = 64                        # registers of a tile that a producer's thread may hold while it is transposed
@@ -88,7 +92,7 @@ class Rewrite(Tma):
         most = max(1, BATCH // (operand.lane_tiles * operand.words.count))
         return dataclasses.replace(self, batch=math.gcd(warp_tiles, most) if warp_tiles else 1)
 
-    def rewrite_inside(self, spec: Any, operand: Any, slot: Slot, at: KTile, warp: int) -> None:
+    def rewrite_inside(self, spec: Sm90Spec, operand: Operand, slot: Slot, at: KTile, warp: int) -> None:
         """Most tiles of a triangular matrix are as they are stored."""
         share = self.share(spec, operand, slot, at)
         place, rows, columns = share.place, self.tile.size[0], self.tile.size[1]
@@ -103,22 +107,22 @@ class Rewrite(Tma):
             end = TileCoord(place.i, place.j, place.i + rows, place.j + columns)
             transform_masked(spec, operand, share, end, warp)
 
-    def rewrite_edge(self, spec: Any, operand: Any, slot: Slot, at: KTile, warp: int) -> None:
+    def rewrite_edge(self, spec: Sm90Spec, operand: Operand, slot: Slot, at: KTile, warp: int) -> None:
         """TMA has put zeros beyond the edge, and the product must meet the identity."""
         share = self.share(spec, operand, slot, at)
         transform_masked(spec, operand, share, share.place, warp)
 
-    def share(self, spec: Any, operand: Any, slot: Slot, at: KTile) -> RewriteShare:
+    def share(self, spec: Sm90Spec, operand: Operand, slot: Slot, at: KTile) -> RewriteShare:
         """What the block rewrites of a stage."""
         return RewriteShare(stage_of(spec, operand, slot), place_of(operand, at), slot.stage, at.rank)
 
-    def put(self, spec: Any, operand: Any, share: RewriteShare, tile: Any, words: tuple) -> None:
+    def put(self, spec: Sm90Spec, operand: Operand, share: RewriteShare, tile: Tile, words: tuple) -> None:
         put_words(operand, share.pointer, tile, words)
 
-    def put_values(self, spec: Any, operand: Any, share: RewriteShare, tile: Any, values: tuple) -> None:
+    def put_values(self, spec: Sm90Spec, operand: Operand, share: RewriteShare, tile: Tile, values: tuple) -> None:
         put_elements(operand, share.pointer, tile, values)
 
-    def pass_on(self, spec: Any, operand: Any, share: RewriteShare, warp: int) -> None:
+    def pass_on(self, spec: Sm90Spec, operand: Operand, share: RewriteShare, warp: int) -> None:
         """What is to be done with a tile that is as it is to be: nothing."""
 
 
@@ -131,7 +135,7 @@ class RewriteShare(NamedTuple):
     rank: int
 
 
-def transform_in_batches(spec: Any, operand: Any, share: RewriteShare, warp: int) -> None:
+def transform_in_batches(spec: Sm90Spec, operand: Any, share: RewriteShare, warp: int) -> None:
     """Some tiles at a time: all are read before the first is written, or each would wait for the last."""
     pointer = share.pointer
     warp_tiles = parallelise(operand.route.tile, operand.route.warp, warp, operand.warps)
@@ -150,7 +154,7 @@ def transform_in_batches(spec: Any, operand: Any, share: RewriteShare, warp: int
         first = rolled(first + operand.route.batch)
 
 
-def put_rewritten(spec: Any, operand: Any, share: RewriteShare, tile: Any, words: tuple) -> None:
+def put_rewritten(spec: Any, operand: Any, share: RewriteShare, tile: Coord, words: tuple) -> None:
     if is_pairwise(operand.to_shared, operand.shared.dtype):
         operand.route.put(spec, operand, share, tile, transform_pairs(operand.to_shared, operand.shared.dtype, words))
     else:
@@ -172,7 +176,7 @@ def transform_masked(spec: Any, operand: Any, share: RewriteShare, place: TileCo
                 transform_element_masked, values, operand, translate(tile, place.i, place.j), place, nothing))
 
 
-def transform_element_masked(x: Any, n: int, operand: Any, tile: Any, place: TileCoord, nothing: Any) -> Any:
+def transform_element_masked(x: Value, n: int, operand: Operand, tile: Tile, place: TileCoord, nothing: Value) -> Any:
     i, j = row_of(tile, n), column_of(tile, n)
     if i < place.rows and j < place.columns:
         value = operand.layout.of_stored(x, i, j) if operand.is_masked else x
@@ -202,13 +206,13 @@ class Transpose(Rewrite):
             return f"its lines do not divide among the producer's threads, or {TRANSPOSED} registers do not hold them"
         return "the blocks of a cluster would each have a part of it" if spec.cluster.shares else None
 
-    def rewrite_inside(self, spec: Any, operand: Any, slot: Slot, at: KTile, warp: int) -> None:
+    def rewrite_inside(self, spec: Sm90Spec, operand: Operand, slot: Slot, at: KTile, warp: int) -> None:
         """See `transpose`."""
 
-    def rewrite_edge(self, spec: Any, operand: Any, slot: Slot, at: KTile, warp: int) -> None:
+    def rewrite_edge(self, spec: Sm90Spec, operand: Operand, slot: Slot, at: KTile, warp: int) -> None:
         """See `transpose`."""
 
-    def transpose(self, spec: Any, operand: Any, slot: Slot, at: KTile, warp: int) -> None:
+    def transpose(self, spec: Sm90Spec, operand: Operand, slot: Slot, at: KTile, warp: int) -> None:
         """Read the team's part of the tile as it came, line by line across K, and store it along K."""
         pointer, place = stage_of(spec, operand, slot), place_of(operand, at)
         held = registers(operand.words, operand.slots)
@@ -258,7 +262,7 @@ class RewriteProducer(Producer):
         return self.sent_bytes > 0
 
     @classmethod
-    def of(cls, spec: Any) -> RewriteProducer:
+    def of(cls, spec: Sm90Spec) -> RewriteProducer:
         """A team has a stage on its way and one in work, and the consumers have two: from six stages on two teams work."""
         transposes = any(isinstance(x.route, Transpose) for x in (spec.a, spec.b))
         teams = 2 if spec.stages >= 6 and not transposes else 1
@@ -270,7 +274,7 @@ class RewriteProducer(Producer):
         zero = thread_index() * 0
         fill_stages(spec, inputs, rank, shape, (), (zero, (zero, zero, zero, zero, zero, zero)))
 
-    def fill(self, spec: Any, inputs: Inputs, slot: Slot, at: KTile, kept: Any, state: Any) -> Any:
+    def fill(self, spec: Sm90Spec, inputs: Inputs, slot: Slot, at: KTile, kept: Registers, state: Any) -> Any:
         """Start the copies of this stage, and rewrite the one that they were started for a turn ago. Consumers release a
         stage when they have the next: of two stages the last must be rewritten before the next can be asked for."""
         is_behind, brought = state
@@ -286,12 +290,12 @@ class RewriteProducer(Producer):
             rewrite_last(spec, is_behind, brought, at.rank, at.shape)
         return 1, (slot.stage, slot.phase ^ 1, at.m, at.n, at.k, at.batch)
 
-    def finish(self, spec: Any, state: Any, shape: Any) -> None:
+    def finish(self, spec: Sm90Spec, state: Any, shape: StackShape) -> None:
         is_behind, brought = state
         rewrite_last(spec, is_behind, brought, rank_of(spec), shape)
 
 
-def rewrite_last(spec: Any, is_behind: int, brought: tuple, rank: int, shape: Any) -> None:
+def rewrite_last(spec: Sm90Spec, is_behind: int, brought: tuple, rank: int, shape: StackShape) -> None:
     if is_behind == 1:
         stage, phase, m, n, k, batch = brought         # of the tile before this one perhaps, and of its product
         rewrite_stage(of_product(spec, batch), Slot(stage, phase), KTile(m, n, k, batch, rank, of_product(shape, batch)))
@@ -357,7 +361,7 @@ class PartRewrite(Rewrite):
     def brought_bytes(self, operand: Operand) -> int:
         return operand.nbytes * self.tile.count // operand.tile.count
 
-    def share(self, spec: Any, operand: Any, slot: Slot, at: KTile) -> RewriteShare:
+    def share(self, spec: Sm90Spec, operand: Operand, slot: Slot, at: KTile) -> RewriteShare:
         place, part = place_of(operand, at), spec.cluster.part(operand.k_axis, at.rank)
         i, j = place.i, place.j
         if operand.k_axis == 1:
@@ -377,7 +381,7 @@ class PartRewrite(Rewrite):
     def put_values(self, spec: Any, operand: Any, share: RewriteShare, tile: Any, values: tuple) -> None:
         self.put(spec, operand, share, tile, pack_words(values))
 
-    def pass_on(self, spec: Any, operand: Any, share: RewriteShare, warp: int) -> None:
+    def pass_on(self, spec: Sm90Spec, operand: Any, share: RewriteShare, warp: int) -> None:
         """The other blocks have not got it."""
         warp_tiles = parallelise(operand.route.tile, operand.route.warp, warp, operand.warps)
         for i in range(len(warp_tiles)):
@@ -416,11 +420,11 @@ def begin_of(spec: Any, operand: Any, stage: int, part: int) -> int:
     return stage * spec.stage_bytes + operand.offset + part * (operand.route.copy.part * operand.shared.itemsize)
 
 
-def send_chunk(words: tuple, n: int, spec: Any, operand: Any, share: RewriteShare, tile: Any) -> None:
+def send_chunk(words: tuple, n: int, spec: Sm90Spec, operand: Operand, share: RewriteShare, tile: Tile) -> None:
     send(spec, operand, share, element_tile(tile, n * operand.shared.chunk), words)
 
 
-def send(spec: Any, operand: Any, share: RewriteShare, tile: Any, words: tuple) -> None:
+def send(spec: Sm90Spec, operand: Any, share: RewriteShare, tile: Coord, words: tuple) -> None:
     """Send a chunk at most to the same place in the other blocks."""
     part = spec.cluster.part(operand.k_axis, share.rank)
     at = operand.shared.position(tile.index, operand.leading()) * operand.shared.itemsize
@@ -474,7 +478,7 @@ class Deinterleave(Tma):
     def goes_with(cls, other: type[Route]) -> bool:
         return other in (Tma, Deinterleave)
 
-    def split(self, spec: Any, operand: Any, slot: Slot, at: KTile, team: int) -> None:
+    def split(self, spec: Sm90Spec, operand: Operand, slot: Slot, at: KTile, team: int) -> None:
         """A team reads all numbers of a tile, and writes their parts over them."""
         byte = slot.stage * spec.stage_bytes + operand.offset
         place = place_of(operand, at)
@@ -498,14 +502,14 @@ class Deinterleave(Tma):
             put_clipped(operand, held, pointer, place, spec.operator.identity, warp)
 
 
-def load_line(operand: Any, byte: int, tile: Any) -> tuple:
+def load_line(operand: Operand, byte: int, tile: Tile) -> tuple:
     """A thread's numbers, in words, of a tile that is as it was in global memory, without gaps."""
     axis = operand.plane.axis
     words = (tile.index[1 - axis] * operand.tile.size[axis] + tile.index[axis]) * operand.words.count // tile.count
     return load_shared(shared(U32, byte), words, 0, operand.words.count)
 
 
-def load_chunks(operand: Any, byte: int, tile: Any) -> tuple:
+def load_chunks(operand: Operand, byte: int, tile: Tile) -> tuple:
     """The same of a tile of B that lies in swizzled panels: a line along K of several chunks of 16 bytes."""
     return join(generate(operand.words.count // 4, load_chunk, operand, byte, tile))
 
@@ -516,7 +520,7 @@ def load_chunk(n: int, operand: Any, byte: int, tile: Any) -> tuple:
     return load_shared(shared(U32, byte), operand.numbers.position(chunk, operand.numbers.leading(operand.tile.size)), 0, 4)
 
 
-def put_clipped(operand: Any, held: Any, pointer: Any, place: TileCoord, nothing: Any, warp: int) -> None:
+def put_clipped(operand: Any, held: Any, pointer: SharedPointer, place: TileCoord, nothing: Value, warp: int) -> None:
     """The parts of transformed numbers, ``nothing`` for those beyond the end."""
     warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)
     for i in range(len(warp_tiles)):
@@ -529,7 +533,7 @@ def put_clipped(operand: Any, held: Any, pointer: Any, place: TileCoord, nothing
             put_elements(operand, pointer, thread_tiles[j], apply(clipped, values, operand, tile, place, nothing))
 
 
-def clipped(value: Any, n: int, operand: Any, tile: Any, place: TileCoord, nothing: Any) -> Any:
+def clipped(value: Value, n: int, operand: Operand, tile: Tile, place: TileCoord, nothing: Value) -> Any:
     """The value, or ``nothing`` where it is out of range."""
     if row_of(tile, n) < place.rows and column_of(tile, n) < place.columns:
         return value
@@ -553,7 +557,7 @@ class DeinterleaveProducer(Producer):
         return SPLITTING
 
     @classmethod
-    def of(cls, spec: Any) -> DeinterleaveProducer:
+    def of(cls, spec: Sm90Spec) -> DeinterleaveProducer:
         """Consumers release a stage when they have the next, so a copy can take the place of the last but one, and no later
         one; where there are enough stages, of one before."""
         a, b = (isinstance(operand.route, Deinterleave) for operand in (spec.a, spec.b))
@@ -589,7 +593,7 @@ class DeinterleaveProducer(Producer):
             tile += step
 
 
-def start_next(spec: Any, inputs: Inputs, place: tuple, slot: Slot, tiles: int, step: int, shape: Any) -> tuple:
+def start_next(spec: Sm90Spec, inputs: Inputs, place: tuple, slot: Slot, tiles: int, step: int, shape: StackShape) -> tuple:
     """Copy the next k-tile to the next stage, if there is one left; returns the place in the iteration and the stage after.
 
     A place is a tile, its work and the number of the k-tile.
@@ -611,7 +615,7 @@ def start_next(spec: Any, inputs: Inputs, place: tuple, slot: Slot, tiles: int, 
     return (tile, work, block), slot
 
 
-def is_filled(spec: Any, work: Work, block: int) -> bool:
+def is_filled(spec: Sm90Spec, work: Work, block: int) -> bool:
     """Whether this k-tile is one, and the condition does not leave it out."""
     return block < work.k_tiles and holds(spec, work.m, work.n, work.k_begin + block * spec.block.size.K)
 

@@ -7,9 +7,10 @@ this one's: another team does.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gemmkit.kernels.collectives.operand import (
+    Operand,
     Route,
     copy_in_turn,
     put_elements,
@@ -24,7 +25,9 @@ from gemmkit.kernels.collectives.operand import (
 from gemmkit.kernels.collectives.scheduler import Inputs, KTile, Slot, TileCoord, Work
 from gemmkit.kernels.sm90.kernel import WORKING, Producer, Registers, acquire, fill_stages, place_of, stage_of
 from gemmkit.kernels.sm90.tma import Request, Tma
+from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import SharedPointer, View
 from gemmkit.lang.pairs import is_pairwise, transform_pairs
 from gemmkit.lang.registers import registers
 from gemmkit.ptx.copy_async import SIZES, copies_arrive, copy_async
@@ -32,7 +35,10 @@ from gemmkit.ptx.memory import pack_words, unpack_words
 from gemmkit.ptx.special import lane_index, thread_index, udiv, uniform
 from gemmkit.ptx.wgmma import fence_async
 from gemmkit.runtime.arrays import alignment, unit_axis
-from gemmkit.tiling import parallelise, translate
+from gemmkit.tiling import Tile, parallelise, translate
+
+if TYPE_CHECKING:
+    from gemmkit.kernels.sm90.family import Sm90Spec
 
 CLIPPED, TOGETHER = 24, 40             # words of an operand, and of both, that a thread loads at an edge at once: with more
 #                                        threads spill
@@ -71,7 +77,7 @@ class StagedProducer(Producer):
     together: bool = False
 
     @classmethod
-    def of(cls, spec: Any) -> StagedProducer:
+    def of(cls, spec: Sm90Spec) -> StagedProducer:
         """Two teams, if half of the warps can hold a stage with registers to spare; else one."""
         staged = [operand for operand in (spec.a, spec.b) if not operand.route.uses_tma]
 
@@ -90,7 +96,7 @@ class StagedProducer(Producer):
         return cls(warps, teams, spec.tma_bytes, holds=holds, holds_whole=is_whole, holds_clipped=is_clipped,
                    together=is_clipped and together)
 
-    def fill(self, spec: Any, inputs: Inputs, slot: Slot, at: KTile, kept: Any, state: Any) -> Any:
+    def fill(self, spec: Sm90Spec, inputs: Inputs, slot: Slot, at: KTile, kept: Registers, state: Any) -> Any:
         warp = uniform(udiv(thread_index(), 32)) % self.warps
         size, shape = spec.block.size, at.shape
         if self.holds_whole:
@@ -124,7 +130,7 @@ class StagedProducer(Producer):
         return state
 
 
-def fill_from_registers(spec: Any, inputs: Inputs, slot: Slot, at: KTile, warp: int, is_inside: bool) -> None:
+def fill_from_registers(spec: Sm90Spec, inputs: Inputs, slot: Slot, at: KTile, warp: int, is_inside: bool) -> None:
     """All loads go out before the wait for the stage; registers hold what they bring. Unless the stage is known to lie
     inside, each of the threads' tiles is wholly in range or wholly out, and then the identity."""
     a_held, b_held = registers(spec.a.words, spec.a.slots), registers(spec.b.words, spec.b.slots)
@@ -139,14 +145,14 @@ def fill_from_registers(spec: Any, inputs: Inputs, slot: Slot, at: KTile, warp: 
         put_held(spec.b, b_held, stage_of(spec, spec.b, slot), place_of(spec.b, at), warp)
 
 
-def copy_clipped(spec: Any, operand: Any, data: Any, slot: Slot, at: KTile, warp: int) -> None:
+def copy_clipped(spec: Sm90Spec, operand: Operand, data: View, slot: Slot, at: KTile, warp: int) -> None:
     """A stage at an edge, an operand after the other: what is loaded anywhere takes more registers."""
     held = registers(operand.words, operand.slots)
     load_held(spec, operand, held, data, at, warp, False)
     put_held(operand, held, stage_of(spec, operand, slot), place_of(operand, at), warp)
 
 
-def load_held(spec: Any, operand: Any, held: Any, data: Any, at: KTile, warp: int, is_inside: bool) -> None:
+def load_held(spec: Sm90Spec, operand: Operand, held: Any, data: View, at: KTile, warp: int, is_inside: bool) -> None:
     """Load all of a thread's tiles as words: raw, or finished and packed; or masked, the identity for those out of range."""
     place = place_of(operand, at)
     warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)
@@ -165,7 +171,7 @@ def load_held(spec: Any, operand: Any, held: Any, data: Any, at: KTile, warp: in
             held[i * len(thread_tiles) + j] = words
 
 
-def put_held(operand: Any, held: Any, pointer: Any, place: TileCoord, warp: int) -> None:
+def put_held(operand: Operand, held: Any, pointer: SharedPointer, place: TileCoord, warp: int) -> None:
     """Store what `load_held` loaded; what is raw is transformed now."""
     warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)
     for i in range(len(warp_tiles)):
@@ -178,7 +184,7 @@ def put_held(operand: Any, held: Any, pointer: Any, place: TileCoord, warp: int)
                 put_words(operand, pointer, thread_tiles[j], words)
 
 
-def put_transformed(operand: Any, pointer: Any, tile: Any, words: tuple, place: TileCoord) -> None:
+def put_transformed(operand: Operand, pointer: SharedPointer, tile: Tile, words: tuple, place: TileCoord) -> None:
     if operand.same_dtype and is_pairwise(operand.to_shared, operand.layout.dtype):
         changed = transform_pairs(operand.to_shared, operand.layout.dtype, words)
         if operand.same_axis:
@@ -190,7 +196,8 @@ def put_transformed(operand: Any, pointer: Any, tile: Any, words: tuple, place: 
         put_elements(operand, pointer, tile, values)
 
 
-def copy_inside(operand: Any, data: Any, pointer: Any, place: TileCoord, warp: int, shape: Any) -> None:
+def copy_inside(operand: Operand, data: View, pointer: SharedPointer, place: TileCoord, warp: int,
+                shape: StackShape) -> None:
     """Tile by tile, all in range."""
     warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)
     for i in range(len(warp_tiles)):
@@ -266,7 +273,7 @@ class CpAsyncProducer(Producer):
         return WORKING
 
     @classmethod
-    def of(cls, spec: Any) -> CpAsyncProducer:
+    def of(cls, spec: Sm90Spec) -> CpAsyncProducer:
         return cls(spec.producer_warps, 1, spec.tma_bytes)
 
     def team(self) -> int:
@@ -305,7 +312,7 @@ def find_lines(operand: Any, lines: Any, data: Any, at: int, warp: int) -> None:
             lines[i * len(thread_tiles) + j] = (operand.distance(data, at + thread_tiles[j].index[across], across),)
 
 
-def copy_lines(spec: Any, operand: Any, lines: Any, data: Any, slot: Slot, at: KTile, warp: int) -> None:
+def copy_lines(spec: Sm90Spec, operand: Any, lines: Any, data: Any, slot: Slot, at: KTile, warp: int) -> None:
     """Extents are multiples of a thread's tile, so it is wholly in range or wholly out."""
     pointer, place = stage_of(spec, operand, slot), place_of(operand, at)
     warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)

@@ -18,12 +18,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from gemmkit.components import Component
-from gemmkit.kernels.collectives.operand import delivered, transform_within, unit_of
+from gemmkit.kernels.collectives.operand import Operand, delivered, transform_within, unit_of
 from gemmkit.kernels.collectives.pipeline import SharedMemory
 from gemmkit.kernels.collectives.scheduler import Outputs
 from gemmkit.kernels.sm90.cross_lane import add_c_masked, finish_pair_by_element, finish_together, store_together
@@ -42,6 +42,10 @@ from gemmkit.ptx.wgmma import fence_async, named_barrier
 from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis
 from gemmkit.runtime.tensor_maps import TensorMapSpec, why_not
 from gemmkit.tiling import Tile, parallelise, translate
+
+if TYPE_CHECKING:
+    from gemmkit.emulator.copies import EmulatedTensorMap
+    from gemmkit.kernels.sm90.family import Sm90Spec
 
 BUFFERS = 2                            # subtiles of D that a warpgroup has on their way out
 
@@ -79,24 +83,24 @@ class TileStore(Component):
     def initialise(self) -> None:
         """Called by one thread, before any other meets a barrier."""
 
-    def begin(self, spec: Any, map_c: Any, batch: int, part: ConsumerPart) -> None:
+    def begin(self, spec: Sm90Spec, map_c: EmulatedTensorMap, batch: int, part: ConsumerPart) -> None:
         """Before a tile is multiplied."""
 
-    def run(self, spec: Any, sums: tuple, outputs: Outputs, part: ConsumerPart) -> None:
+    def run(self, spec: Sm90Spec, sums: tuple, outputs: Outputs, part: ConsumerPart) -> None:
         """All 64-row fragments of a consumer."""
         each(store_fragment, sums, spec, outputs, part)
 
-    def fragment(self, sums: tuple, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
+    def fragment(self, sums: tuple, i: int, spec: Sm90Spec, outputs: Outputs, part: ConsumerPart) -> None:
         """The ``i``-th fragment; ``part`` is where it begins."""
 
-    def leave_out(self, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
+    def leave_out(self, i: int, spec: Sm90Spec, outputs: Outputs, part: ConsumerPart) -> None:
         """In place of a fragment that lies wholly out of range."""
 
     def finish(self) -> None:
         """Before the block ends."""
 
 
-def store_fragment(sums: tuple, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
+def store_fragment(sums: tuple, i: int, spec: Sm90Spec, outputs: Outputs, part: ConsumerPart) -> None:
     """Where values are finished, a fragment wholly out of range is left out. Its nearest elements in range are other
     consumers', which may be storing them, and C or an array that the epilogue reads may be D."""
     place = ConsumerPart(part.group, part.m + i * 64, part.n, part.turn)
@@ -108,7 +112,7 @@ def store_fragment(sums: tuple, i: int, spec: Any, outputs: Outputs, part: Consu
         spec.store.leave_out(i, spec, outputs, place)
 
 
-def finished(sums: tuple, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> tuple:
+def finished(sums: tuple, i: int, spec: Sm90Spec, outputs: Outputs, part: ConsumerPart) -> tuple:
     """A fragment's values as D has them. All are finished before the first goes, so that what is loaded for them (C, a bias)
     is on its way at once."""
     values = sums
@@ -163,7 +167,7 @@ class SubtileStore(TileStore):
         buffers alike, that is the buffer of the last tile's last subtile."""
         return BUFFERS - 1 if self.fragments * self.count % BUFFERS == 0 else 0
 
-    def fragment(self, sums: tuple, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
+    def fragment(self, sums: tuple, i: int, spec: Sm90Spec, outputs: Outputs, part: ConsumerPart) -> None:
         values = finished(sums, i, spec, outputs, part)
         each(store_subtile, split(values, self.columns // 2), i, spec, outputs, part)
 
@@ -171,7 +175,7 @@ class SubtileStore(TileStore):
         """The element where the ``p``-th subtile of the ``i``-th fragment begins."""
         return (group * BUFFERS + (i * self.count + p) % BUFFERS) * self.elements
 
-    def subtile(self, values: tuple, p: int, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
+    def subtile(self, values: tuple, p: int, i: int, spec: Sm90Spec, outputs: Outputs, part: ConsumerPart) -> None:
         """Store a subtile: 64 rows of ``columns`` columns."""
 
 
@@ -185,13 +189,13 @@ class TmaStore(SubtileStore):
 
     uses_tma = True
 
-    def map_spec(self, operand: Any, info: ArrayInfo) -> tuple[int, TensorMapSpec]:
+    def map_spec(self, operand: Operand, info: ArrayInfo) -> tuple[int, TensorMapSpec]:
         """The axis of the array along which elements are contiguous, and the tensor map's box."""
         layout, before = operand.shared, len(info.shape) - 2          # dimensions of a stack
         box = (layout.line, self.columns if layout.axis == 0 else 64)
         return layout.axis + before, TensorMapSpec(info.dtype, box + (1,) * before, layout.width)
 
-    def subtile(self, values: tuple, p: int, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
+    def subtile(self, values: tuple, p: int, i: int, spec: Sm90Spec, outputs: Outputs, part: ConsumerPart) -> None:
         if thread_index() % 128 == 0:                  # TMA has read what was in the subtile before
             if i + p == 0:
                 tma_wait_read(self.pending)
@@ -200,7 +204,7 @@ class TmaStore(SubtileStore):
         named_barrier(self.barrier + part.group, 128)
         self.send(values, p, i, spec, outputs, part)
 
-    def send(self, values: tuple, p: int, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
+    def send(self, values: tuple, p: int, i: int, spec: Sm90Spec, outputs: Outputs, part: ConsumerPart) -> None:
         """Write a subtile, and have TMA store it."""
         position = self.position(p, i, part.group)
         pointer = shared(spec.d.shared.dtype, self.offset)
@@ -218,7 +222,7 @@ class TmaStore(SubtileStore):
                     tma_store(outputs.map_d, join(((m + i * spec.d.shared.line, n), matrix)), pointer, at)
             tma_commit()
 
-    def leave_out(self, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
+    def leave_out(self, i: int, spec: Sm90Spec, outputs: Outputs, part: ConsumerPart) -> None:
         """Its subtiles count as stored: how many may be on their way when a buffer is filled again is counted in them."""
         if thread_index() % 128 == 0:
             for _ in range(self.count):
@@ -269,7 +273,7 @@ class VectorStore(SubtileStore):
         """Rows of a subtile that are neighbours in memory."""
         return 64 // self.apart
 
-    def subtile(self, values: tuple, p: int, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
+    def subtile(self, values: tuple, p: int, i: int, spec: Sm90Spec, outputs: Outputs, part: ConsumerPart) -> None:
         """The two buffers alternate; the named barrier guarantees that a buffer is refilled only after every thread has
         finished storing from it."""
         position = self.position(p, i, part.group)
@@ -330,14 +334,14 @@ def spread(tile: Any, spec: Any) -> Any:
 class DirectStore(TileStore):
     """Threads store pairs from their registers."""
 
-    def fragment(self, sums: tuple, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
+    def fragment(self, sums: tuple, i: int, spec: Sm90Spec, outputs: Outputs, part: ConsumerPart) -> None:
         if spec.epilogue.finishes_blocks:
             store_together(sums, i, spec, outputs, part.m + own_row(), part.n + own_column(), part)
         else:
             each(store_pair, split(sums, 2), spec, outputs, part.m + own_row(), part.n + own_column())
 
 
-def store_pair(pair: tuple, n: int, spec: Any, outputs: Outputs, row: int, column: int) -> None:
+def store_pair(pair: tuple, n: int, spec: Sm90Spec, outputs: Outputs, row: int, column: int) -> None:
     """The pair may be partly or wholly out of range: `read_tile` and the epilogue mask it."""
     place, shape = translate(spec.store.pair, row + n % 2 * 8, column + n // 2 * 8), outputs.shape
     values = add_c_masked(pair, spec, outputs, place) if spec.has_c else pair
@@ -365,7 +369,7 @@ class InterleavedStore(TileStore):
     length: int = 1
 
     @classmethod
-    def of(cls, spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barrier: int) -> InterleavedStore | None:
+    def of(cls, spec: Sm90Spec, info: ArrayInfo | None, extents: tuple[int, int], barrier: int) -> InterleavedStore | None:
         """None where D is no such tensor, or has vectors as long along the lines of a subtile."""
         layout: Any = spec.d.layout
         if info is None or not isinstance(layout, Matricised) or layout.axis != 1 or layout.comb % OCTET:
@@ -377,7 +381,7 @@ class InterleavedStore(TileStore):
         length = math.gcd(WIDE // size, layout.vector, width // layout.comb, alignment(info) // size)
         return cls(barrier, layout.comb, length) if length > others > 0 else None
 
-    def fragment(self, sums: tuple, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> None:
+    def fragment(self, sums: tuple, i: int, spec: Sm90Spec, outputs: Outputs, part: ConsumerPart) -> None:
         """A thread's values are pairs, of two rows in turn: those of one row and tooth are dealt out."""
         values = finished(sums, i, spec, outputs, part)
         each(store_tooth, deal(values, self.comb // 2), spec, outputs, part.m + own_row(), part.n + own_column())
@@ -411,20 +415,20 @@ HELD = 4                               # values of a thread in an octet of colum
 class Folding(TileStore):
     """A store whose fragments are folded first."""
 
-    def run(self, spec: Any, sums: tuple, outputs: Outputs, part: ConsumerPart) -> None:
+    def run(self, spec: Sm90Spec, sums: tuple, outputs: Outputs, part: ConsumerPart) -> None:
         shape = with_number(outputs.shape, "N", spec.d.layout.columns)
         own = Outputs(outputs.c, outputs.d, outputs.map_c, outputs.map_d, outputs.batch, shape)
         place = ConsumerPart(part.group, part.m, udiv(part.n, spec.b.layout.slots), part.turn)
         each(store_fragment, apply(fold_fragment, sums, spec, own, place), spec, own, place)
 
 
-def fold_fragment(sums: tuple, i: int, spec: Any, outputs: Outputs, part: ConsumerPart) -> tuple:
+def fold_fragment(sums: tuple, i: int, spec: Sm90Spec, outputs: Outputs, part: ConsumerPart) -> tuple:
     """The ``i``-th fragment of D; ``part`` is where the first begins."""
     return join(generate(spec.folded_octets, fold_octets, split(sums, HELD), spec, outputs, part.m + i * 64 + own_row(),
                          part.n + own_column()))
 
 
-def fold_octets(octet: int, sums: tuple, spec: Any, outputs: Outputs, row: int, column: int) -> tuple:
+def fold_octets(octet: int, sums: tuple, spec: Sm90Spec, outputs: Outputs, row: int, column: int) -> tuple:
     """A thread's values of an octet of D's columns, from those of the same octet of each part."""
     if spec.b.route.parts_apart:
         parts = generate(spec.b.layout.parts, lambda part: sums[part * spec.folded_octets + octet])
@@ -479,7 +483,7 @@ SECTOR, LINE = 32, 128                 # bytes that memory moves together, and t
 APART = 2, 4, 8, 16, 32
 
 
-def store_of(spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barrier: int) -> TileStore:
+def store_of(spec: Sm90Spec, info: ArrayInfo | None, extents: tuple[int, int], barrier: int) -> TileStore:
     """How D, a matrix of ``extents`` in the array ``info`` (None: one that suits TMA), leaves."""
     layout: Any = spec.d.shared
     if info is not None and refuses_tma(spec, info) is not None and vector_length(spec, info, extents) == 0:
@@ -495,7 +499,7 @@ def store_of(spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barrie
                        axis=layout.vector_axis)
 
 
-def refuses_tma(spec: Any, info: ArrayInfo) -> str | None:
+def refuses_tma(spec: Sm90Spec, info: ArrayInfo) -> str | None:
     """Why TMA cannot store D. It clips to bounds, so the epilogue also runs on elements that are out of them: one with side
     outputs must not use TMA. It clips 16 bytes at a time: a line of another length would be overrun."""
     layout, shared = spec.d.layout, spec.d.shared
@@ -508,7 +512,7 @@ def refuses_tma(spec: Any, info: ArrayInfo) -> str | None:
     return why_not(info, layout.axis)
 
 
-def vector_length(spec: Any, info: ArrayInfo, extents: tuple[int, int]) -> int:
+def vector_length(spec: Sm90Spec, info: ArrayInfo, extents: tuple[int, int]) -> int:
     """Vector length of D's global stores in elements (a vector is wholly in or out of bounds); 0 where the epilogue stores D
     itself, or no lines are to be had. Single elements pay, too: lanes then store neighbours (`stored_by_neighbours`)."""
     layout, shared = spec.d.layout, spec.d.shared
@@ -521,7 +525,7 @@ def vector_length(spec: Any, info: ArrayInfo, extents: tuple[int, int]) -> int:
     return int(layout.comb * nbytes // shared.itemsize) if nbytes >= shared.itemsize else 0
 
 
-def rows_apart(spec: Any, info: ArrayInfo) -> tuple[int, bool]:
+def rows_apart(spec: Sm90Spec, info: ArrayInfo) -> tuple[int, bool]:
     """How far apart rows of a subtile of a tensor are that lie next to each other in memory, and whether they are nearer to
     each other than a row's own pieces."""
     layout = spec.d.layout

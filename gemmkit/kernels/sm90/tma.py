@@ -19,6 +19,7 @@ from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.tensor_maps import TensorMapSpec, why_not
 
 if TYPE_CHECKING:
+    from gemmkit.emulator.copies import EmulatedTensorMap
     from gemmkit.kernels.sm90.family import Sm90Spec
 
 
@@ -187,14 +188,15 @@ class Tma(Route):
         return layout.axis + planes, TensorMapSpec(info.dtype, (self.copy.line, self.copy.lines) + (1,) * planes,
                                                    self.copy.swizzle)
 
-    def prefetch(self, tensor_map: Any) -> None:
+    def prefetch(self, tensor_map: EmulatedTensorMap) -> None:
         tma_prefetch(tensor_map)
 
     def start(self, spec: Any, operand: Any, tensor_map: Any, barrier: Any, slot: Slot, at: KTile) -> None:
         """Start a stage's copies."""
         self.start_boxes(spec, operand, tensor_map, StageFill(slot, at, barrier), 0)
 
-    def start_boxes(self, spec: Any, operand: Any, tensor_map: Any, fill: StageFill, first: int) -> None:
+    def start_boxes(self, spec: Sm90Spec, operand: Operand, tensor_map: EmulatedTensorMap, fill: StageFill,
+                    first: int) -> None:
         """Start copies panel by panel, from element ``first`` of the stage's tile on; in a cluster that shares the operand,
         of this block's part, to all."""
         at, stage = fill.at, fill.slot.stage
@@ -222,17 +224,17 @@ class Tma(Route):
 
     # Nothing is to be done to what is there (see `rewrite.Rewrite`).
 
-    def rewrite_inside(self, spec: Any, operand: Any, slot: Slot, at: KTile, warp: int) -> None:
+    def rewrite_inside(self, spec: Sm90Spec, operand: Operand, slot: Slot, at: KTile, warp: int) -> None:
         """A team's part of a raw tile that is wholly in range."""
 
-    def rewrite_edge(self, spec: Any, operand: Any, slot: Slot, at: KTile, warp: int) -> None:
+    def rewrite_edge(self, spec: Sm90Spec, operand: Operand, slot: Slot, at: KTile, warp: int) -> None:
         """The same of one that is partly out of range."""
 
-    def transpose(self, spec: Any, operand: Any, slot: Slot, at: KTile, warp: int) -> None:
+    def transpose(self, spec: Sm90Spec, operand: Operand, slot: Slot, at: KTile, warp: int) -> None:
         """The same of any tile that lies across."""
 
 
-def matrix_at(spec: Any, operand: Any, batch: int) -> tuple:
+def matrix_at(spec: Sm90Spec, operand: Operand, batch: int) -> tuple:
     """Where a product's matrix of A or B lies in a stack: its coordinates behind those of rows, columns and planes."""
     if operand.k_axis == 1:
         return spec.scheduler.stack.a.coordinates(batch)
@@ -257,7 +259,7 @@ class TmaProducer(Producer):
     full_arrivals = 1
 
     @classmethod
-    def of(cls, spec: Any) -> TmaProducer:
+    def of(cls, spec: Sm90Spec) -> TmaProducer:
         return cls(spec.producer_warps, 1, spec.tma_bytes, streams=spec.scheduler.stays or not spec.condition.is_always)
 
     def run(self, spec: Any, inputs: Inputs, rank: int, shape: Any) -> None:
@@ -267,7 +269,7 @@ class TmaProducer(Producer):
     def team(self) -> int:
         return thread_index() * 0
 
-    def fill(self, spec: Any, inputs: Inputs, slot: Slot, at: KTile, kept: Any, state: Any) -> Any:
+    def fill(self, spec: Sm90Spec, inputs: Inputs, slot: Slot, at: KTile, kept: Registers, state: Any) -> Any:
         """TMA tells ``full`` itself when the bytes are there."""
         spec.pipeline.acquire(slot)
         spec.pipeline.expect(slot, self.tma_bytes)
@@ -388,17 +390,19 @@ def why_no_tma_of_parts(request: Request, layout: Joined) -> str | None:
 
 # -- device code ----------------------------------------------------------------------------------------------------------
 
-def prefetch_part(tensor_map: Any, n: int) -> None:
+def prefetch_part(tensor_map: EmulatedTensorMap, n: int) -> None:
     tma_prefetch(tensor_map)
 
 
-def start_own(tensor_map: Any, n: int, route: Any, spec: Any, operand: Any, fill: StageFill, part: int) -> None:
+def start_own(tensor_map: EmulatedTensorMap, n: int, route: Any, spec: Sm90Spec, operand: Operand, fill: StageFill,
+              part: int) -> None:
     """The copies of a tile that lies in one part, if it is this one."""
     if part == n:
         route.start_boxes(spec, operand, tensor_map, fill, 0)
 
 
-def start_share(tensor_map: Any, n: int, route: Any, spec: Any, operand: Any, fill: StageFill) -> None:
+def start_share(tensor_map: EmulatedTensorMap, n: int, route: Any, spec: Sm90Spec, operand: Operand,
+                fill: StageFill) -> None:
     """The copies of one part's columns, if this block is to load them."""
     if route.copy.is_shared:
         if spec.cluster.part(operand.k_axis, fill.at.rank) == n // route.share:
