@@ -96,6 +96,7 @@ def figures(sources: Sources) -> dict[str, int]:
         "implementations of a launch": sum(map(_binds, trees.values())),
         "functions that choose a mapping": sum(_choosers(tree) for path, tree in trees.items() if _may_choose(path)),
         "loops that compile again where code has changed": sum(map(_compiles_again, trees.values())),
+        "parameters annotated Any": sum(untyped(trees).values()),
         **{f"lines in the room {room}": sum(n for path, n in lines.items() if room_of(path) == room) for room in ROOMS},
     }
 
@@ -169,6 +170,12 @@ def _goes_on(function: ast.FunctionDef) -> bool:
 
 def parameters_of(function: ast.FunctionDef) -> list[str]:
     return [one.arg for one in function.args.posonlyargs + function.args.args + function.args.kwonlyargs]
+
+
+def untyped(trees: Mapping[str, ast.Module]) -> dict[str, int]:
+    """How many parameters of each file's functions are annotated ``Any``, which says nothing of them."""
+    return {path: sum(isinstance(node, ast.arg) and node.annotation is not None and ast.unparse(node.annotation) == "Any"
+                      for node in ast.walk(tree)) for path, tree in trees.items()}
 
 
 def long_lists(sources: Sources) -> list[str]:

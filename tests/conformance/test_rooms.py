@@ -39,6 +39,18 @@ def test_the_tree_can_be_held_in_the_head() -> None:
     assert SOURCES[longest].count("\n") <= BUDGET["longest"], longest
 
 
+def test_parameters_name_their_types() -> None:
+    """Their number goes down: a parameter is of a class, a protocol, or an object that is only passed on."""
+    untyped = house.untyped({path: ast.parse(text) for path, text in SOURCES.items()})
+    most = max(untyped, key=lambda path: untyped[path])
+    assert sum(untyped.values()) <= BUDGET["parameters annotated Any"], f"{most} has {untyped[most]} of them"
+
+
+def test_a_parameter_without_a_type_is_counted() -> None:
+    source = "def f(a: Any, *b: Any, c: int, **d: Any) -> Any:\n    def g(x: Any, y: list[Any]) -> None: ...\n"
+    assert house.untyped({"one.py": ast.parse(source)}) == {"one.py": 4}
+
+
 # -- words ------------------------------------------------------------------------------------------------------------
 
 def names(source: str) -> set[str]:
