@@ -337,7 +337,7 @@ def further_state(component: Any) -> dict[str, Any]:
 
 # -- for Numba -------------------------------------------------------------------------------------------------------
 
-@typeof_impl.register(Component)
+@typeof_impl.register(Component)                          # type: ignore[untyped-decorator]
 def _typeof(value: Component, c: Any) -> types.Type:
     return freeze(value).type
 

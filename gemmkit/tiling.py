@@ -461,7 +461,7 @@ def _tiles(tile: Tile, tiling: Tile, index: Any, count: Any, order: str) -> Tile
     return Tiles(tile, how, index)
 
 
-@typeof_impl.register(Tile)
+@typeof_impl.register(Tile)                               # type: ignore[untyped-decorator]
 def _typeof(value: Tile, c: Any) -> Any:
     return value.__device_type__()
 
