@@ -568,6 +568,6 @@ def _type_fill(context: TypingContext, dtype: types.Type, count: types.Type, val
 
 
 @atom(_type_fill)
-def fill(dtype: np.dtype, count: int, value: Any) -> tuple:
+def fill(dtype: np.dtype | type, count: int, value: Any) -> tuple:
     """``count`` times one value, as ``dtype``."""
     return (convert(np.dtype(dtype), value),) * count

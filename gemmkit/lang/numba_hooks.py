@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from importlib import import_module
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from gemmkit.lang.deferred import at_load, later, load
 from gemmkit.lang.references import Owner, owner_of
@@ -87,6 +87,7 @@ else:
 
 
 Typer = Callable[..., Any]
+F = TypeVar("F", bound=Callable[..., Any])
 Values = Sequence["ir.Value"]                                 # a call's arguments in LLVM
 
 
@@ -333,10 +334,10 @@ class Atom:
         return f"<atom {self.__name__}>"
 
 
-def atom(typer: Callable[..., Any]) -> Callable[[Callable[..., Any]], Atom]:
+def atom(typer: Callable[..., Any]) -> Callable[[F], F]:
     """Decorate the emulation with its typer: ``@atom(typer) def fma(a, b, c): ...``"""
-    def wrap(emulate: Callable[..., Any]) -> Atom:
-        return Atom(emulate.__name__, typer, emulate)
+    def wrap(emulate: F) -> F:
+        return cast(F, Atom(emulate.__name__, typer, emulate))
 
     return wrap
 

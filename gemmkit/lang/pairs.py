@@ -164,7 +164,7 @@ def _decided(context: TypingContext, transform: types.Type, dtype: types.Type) -
     return _pairwise(context, ty, element.target) is not None
 
 
-is_pairwise.decided = _decided
+is_pairwise.decided = _decided                             # type: ignore[attr-defined]
 
 
 def _type_transform_pairs(context: TypingContext, transform: types.Type, dtype: types.Type, words: types.Type) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit import emulator
-from gemmkit.lang.host import SharedPointer, View, current, piece_bytes
+from gemmkit.lang.host import SharedPointer, current, piece_bytes
 from gemmkit.lang.memory import SharedType, ViewType, coordinates_of, global_pointer, proxy
 from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, Values, atom, ir, signature, types
 from gemmkit.lang.number_rules import part_size, scalars
@@ -54,7 +54,7 @@ def _type_add(context: TypingContext, view: types.Type, at: types.Type, number: 
 
 
 @atom(_type_add)
-def atomic_add(view: View, at: int, number: int, order: str) -> int:
+def atomic_add(view: Any, at: int, number: int, order: str) -> int:
     """Add to the counter ``at`` of a view of uint32; what it was before."""
     return emulator.barriers.add(current(), view.memory, view.locate((at,)), int(number), order)
 
@@ -72,7 +72,7 @@ def _type_set(context: TypingContext, view: types.Type, at: types.Type, number: 
 
 
 @atom(_type_set)
-def set_counter(view: View, at: int, number: int) -> None:
+def set_counter(view: Any, at: int, number: int) -> None:
     """Set the counter ``at`` of a view of uint32, ordering nothing else."""
     emulator.barriers.put(current(), view.memory, view.locate((at,)), int(number))
 
@@ -92,7 +92,7 @@ def _type_await(context: TypingContext, view: types.Type, at: types.Type, number
 
 
 @atom(_type_await)
-def await_counter(view: View, at: int, number: int, order: str) -> None:
+def await_counter(view: Any, at: int, number: int, order: str) -> None:
     """Look at the counter ``at`` of a view of uint32 until it is ``number`` at least ("acquire" or "relaxed").
 
     Who is awaited must run: a block that waits for one that finds no multiprocessor waits for ever.
@@ -134,7 +134,7 @@ def _type_await_flag(context: TypingContext, view: types.Type, at: types.Type, v
 
 
 @atom(_type_await_flag)
-def await_flag(view: View, at: int, value: int, patience: int) -> None:
+def await_flag(view: Any, at: int, value: int, patience: int) -> None:
     """Wait until flag ``at`` of a view of uint32 has just this value, and acquire what was written before it.
 
     After ``patience`` milliseconds the kernel traps: the launch fails, where a writer that has gone would have it wait for

@@ -237,7 +237,7 @@ def _type_load_global(context: TypingContext, view: types.Type, axis: types.Type
 
 
 @atom(_type_load_global)
-def load_global(view: View, axis: int, base: Any, offset: Any, count: int) -> tuple:
+def load_global(view: Any, axis: int, base: Any, offset: Any, count: int) -> tuple:
     """``count`` elements of a view along ``axis`` (a compile-time number), starting at ``base + offset``."""
     return view.load(axis, tuple(map(operator.add, base, offset)), count)
 
@@ -274,7 +274,7 @@ def _type_store_global(context: TypingContext, view: types.Type, axis: types.Typ
 
 
 @atom(_type_store_global)
-def store_global(view: View, axis: int, base: Any, offset: Any, values: tuple) -> None:
+def store_global(view: Any, axis: int, base: Any, offset: Any, values: tuple) -> None:
     """Store elements of a view along ``axis``, starting at ``base + offset``, converted to its dtype."""
     view.store(axis, tuple(map(operator.add, base, offset)), values)
 
@@ -305,7 +305,7 @@ def _type_shared(context: TypingContext, dtype: types.Type, offset: types.Type) 
 
 
 @atom(_type_shared)
-def shared(dtype: np.dtype, offset: int) -> SharedPointer:
+def shared(dtype: np.dtype | type, offset: int) -> SharedPointer:
     """A pointer to elements of ``dtype`` that start ``offset`` bytes into the block's dynamic shared memory."""
     return SharedPointer(np.dtype(dtype), int(offset))
 

@@ -78,7 +78,7 @@ def _pinned_decided(context: TypingContext, pointer: Any) -> bool:
     return bool(pointer.ty.pinned)
 
 
-is_pinned.decided = _pinned_decided
+is_pinned.decided = _pinned_decided                       # type: ignore[attr-defined]
 
 
 def pointer_at(builder: ir.IRBuilder, pointer: SharedType, value: ir.Value, terms: list, llvm_type: ir.Type) -> Any:

@@ -471,7 +471,7 @@ def spec(kind: str, doc: str) -> Atom:
         run.run(*args[at + 1:])
 
     emulate.__name__, emulate.__doc__ = kind, doc
-    return atom(typer)(emulate)
+    return Atom(kind, typer, emulate)
 
 
 # -- what rules say ---------------------------------------------------------------------------------------------------

@@ -399,7 +399,7 @@ def _type_allocate(context: TypingContext, form: types.Type, *offset: types.Type
     except (NotKnown, ShapeError, TensorError) as error:
         raise TypingError(str(error)) from None
     zeros = (0,) * of.shape.rank
-    function = shared if of.memory == SH else registers
+    function: Any = shared if of.memory == SH else registers
     static = (of.dtype, origin) if of.memory == SH else (fragments_of(of)[0], *fragments_of(of)[1])
     given = [WeakIntLiteral(x) if isinstance(x, int) else type_of(x) for x in static]
     inner = context.resolve_function_type(function.device_type, tuple(given), {})
