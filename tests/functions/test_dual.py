@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import Dual
+from gemmkit.functions import Dual
 from tests.support.checks import assert_close
 from tests.support.machines import on_machines, random
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import StreamK
+from gemmkit.kernels import StreamK
 from gemmkit.emulator import errors
 from gemmkit.epilogues import RowReduce
 from gemmkit.kernels.collectives.scheduler import dealt
