@@ -467,17 +467,34 @@ def _typeof(value: Tile, c: Any) -> Any:
 
 
 def _parallelise(tile: Tile, tiling: Tile, index: int, count: int, order: str = "column") -> Tiles:
-    """The sub-tiles of size ``tiling`` that worker ``index`` of ``count`` handles.
+    """Deal a tile's sub-tiles to workers (GemmKernels.jl's ``parallelise``).
 
-    Sub-tiles are numbered along the first dimension first (``order="column"``) or the last (``"row"``), and dealt in
-    turn. ``count`` may leave tiles for further rounds, or exceed the number of sub-tiles (then some workers get none).
-    Raises ValueError when the tile is not a multiple of the tiling, and (on the host) when there is no such worker.
+    Args:
+        tile: the tile to divide, in elements.
+        tiling: the size of a sub-tile; each extent divides that of ``tile``.
+        index: the worker, 0 to count - 1: a warp of a block, a lane of a warp.
+        count: how many workers there are, a compile-time number. It may leave sub-tiles for further rounds, or exceed
+            their number: then some workers get none.
+        order: number sub-tiles along the first dimension first ("column") or the last ("row").
+
+    Returns:
+        `Tiles`: worker ``index`` gets the sub-tiles ``index``, ``index + count``, ...
+
+    Raises:
+        ValueError: the tile is no multiple of the tiling, or (on the host) there is no such worker.
+
+    >>> [sub.index for sub in parallelise(Tile(M=4, N=4), Tile(M=2, N=2), 1, 2)]
+    [(M=2, N=0), (M=2, N=2)]
     """
     return _tiles(tile, tiling, index, count, order)
 
 
 def _subdivide(tile: Tile, tiling: Tile, index: int, count: int, order: str = "column") -> Tile:
-    """The first sub-tile of worker ``index`` of ``count``: ``parallelise(...)[0]``."""
+    """The first sub-tile of a worker: ``parallelise(tile, tiling, index, count, order)[0]``, with the same arguments.
+
+    >>> subdivide(Tile(M=4, N=4), Tile(M=2, N=2), 3, 4)
+    Tile(M=2, N=2) at (M=2, N=2)
+    """
     return _tiles(tile, tiling, index, count, order)[0]
 
 
@@ -507,7 +524,23 @@ def _not_moved(tile: Any, distances: tuple, by: dict[str, Any]) -> str:
 
 
 def _translate(tile: Tile, *distances: int, **by: int) -> Tile:
-    """The tile with its base moved: ``translate(tile, M=i, N=j)`` (dimensions not named stay), or by position."""
+    """Move a tile's base.
+
+    Args:
+        tile: a tile.
+        distances: elements along each dimension, in the tile's order.
+        by: elements along dimensions by name, instead; a dimension that is not named stays.
+
+    Returns:
+        The moved tile. ``tile.index`` is base plus offset; `translate_offset` moves the compile-time offset alone.
+
+    Raises:
+        ValueError: as many distances as dimensions are needed, or a name is not among the dimensions.
+        TypeError: a distance is no whole number.
+
+    >>> translate(Tile(M=4, N=4), M=8).index
+    (M=8, N=0)
+    """
     try:
         return _at(tile._form, _moved(tile, tile._base, distances, by), tile._offset)
     except (AttributeError, TypeError):
@@ -515,7 +548,11 @@ def _translate(tile: Tile, *distances: int, **by: int) -> Tile:
 
 
 def _translate_offset(tile: Tile, *distances: int, **by: int) -> Tile:
-    """The tile with its offset moved; for distances that are compile-time numbers."""
+    """Move a tile's offset by distances that are compile-time numbers; arguments and errors as of `translate`.
+
+    >>> translate_offset(Tile(M=4, N=4), 0, 2).index
+    (M=0, N=2)
+    """
     try:
         return _at(tile._form, tile._base, _moved(tile, tile._offset, distances, by))
     except (AttributeError, TypeError):
@@ -523,9 +560,18 @@ def _translate_offset(tile: Tile, *distances: int, **by: int) -> Tile:
 
 
 def _linearise(coord: Any, shape: Any, order: str = "column") -> int:
-    """The linear position of a coordinate in an array of ``shape``, first dimension fastest (``order="row"``: last).
+    """Compute the linear position of a coordinate in an array, in elements.
 
-    ``coord`` and ``shape`` are Coords, tuples or tile sizes of one length. The slowest extent is not used.
+    Args:
+        coord, shape: Coords, tuples or tile sizes of one length. The slowest extent of ``shape`` is not used.
+        order: "column" if the first dimension is the fastest, "row" if the last is.
+
+    Raises:
+        ValueError: the lengths differ, or order is neither.
+        TypeError: coord or shape is no tuple of numbers.
+
+    >>> linearise((1, 2), (4, 8)), linearise((1, 2), (4, 8), "row")
+    (9, 10)
     """
     try:
         values, extents = tuple(coord), tuple(shape)

@@ -16,7 +16,7 @@ from gemmkit.layouts.matrices import Matrix, result, unwrapped
 from gemmkit.operators import Algebra, Operator
 from gemmkit.plans.launch import KnownCall, cache
 from gemmkit.plans.plan import known_call, multiply
-from gemmkit.plans.problem import asked_dtype, check_places, stack_of
+from gemmkit.plans.problem import asked_dtype, check_places, names_keywords, stack_of
 from gemmkit.runtime.arrays import KEYS, ArrayInfo, RequiresGradient, describe, empty_like, key_of, strided
 from gemmkit.runtime.device import target
 from gemmkit.tuning.operators import new_dtype
@@ -107,6 +107,7 @@ def _without_ones(x: Any, info: ArrayInfo, labels: str) -> tuple[Any, str]:
     return view, "".join(own[n] for n in kept)
 
 
+@names_keywords
 def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any = None, dtype: Any = None,
            precision: str | None = None, stream: Any = None, **keywords: Any) -> Any:
     """D = A B + C, or what the components make of it.
@@ -132,7 +133,7 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
         stream: where to launch; None is the current stream of a's library.
         keywords: an ``operator``, ``epilogue``, ``condition``, any of the eight ``transform_...`` of `Config`, a
             ``global_{a,b,c,d}_layout`` for operands that are not plain matrices, and ``gemm_shape=dict(M=, N=, K=)``
-            where such layouts leave the sizes open.
+            if such layouts leave the sizes open; the signature names all of them.
 
     Returns:
         out. Nothing is copied, cast or synchronised. Of PyTorch's tensors that require a gradient the product is recorded

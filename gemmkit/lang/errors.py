@@ -91,7 +91,7 @@ def explain(function: Any, args: tuple, error: Exception) -> ComponentError:
     filename = function.__code__.co_filename
     line = _line(filename, error) or function.__code__.co_firstlineno
     kinds = ", ".join(str(a) for a in args)
-    return refused(function, line, f"with arguments ({kinds})\n  {in_words(_first_line(str(error)))}")
+    return refused(function, line, f"its argument types are ({kinds})\n  {in_words(_first_line(str(error)))}")
 
 
 def _plain(text: str) -> str:

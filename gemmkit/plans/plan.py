@@ -30,7 +30,18 @@ from gemmkit.layouts.matrices import CallSizes, Matrix, arrays, components_of, f
 from gemmkit.plans.adapters import component_for_products
 from gemmkit.plans.compiled import OPERANDS, Compiled, normaliser_of
 from gemmkit.plans.launch import Cache, Current, KnownCall, Launch, Start, bound, cache
-from gemmkit.plans.problem import KEYWORDS, PLAIN, Call, check_out, check_places, fitting, held_by, resolve, sharing
+from gemmkit.plans.problem import (
+    KEYWORDS,
+    PLAIN,
+    Call,
+    check_out,
+    check_places,
+    fitting,
+    held_by,
+    names_keywords,
+    resolve,
+    sharing,
+)
 from gemmkit.runtime.array_info import are_the_same
 from gemmkit.runtime.arrays import (
     KEYS,
@@ -394,14 +405,29 @@ def _no_array(x: Any) -> int | None:
     return 0 if x is None else None
 
 
+@names_keywords
 def plan(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any = None, dtype: Any = None,
          precision: str | None = None, **keywords: Any) -> Plan:
     """Resolve a product once; calling the plan then costs microseconds.
 
-    Takes what `gemmkit.matmul` takes, stacks and matrices with structure among it; results that the plan makes have
-    ``dtype``, and its sums hold that, or out's dtype. The arrays are examples of their kind:
-    the plan accepts others of the same library, shape, strides, dtype and device. The kernel is compiled (or found in the
-    cache) and loaded here.
+    The arrays are examples of their kind: the plan accepts others of the same library, shape, strides, dtype and device.
+    The kernel is compiled (or found in the cache) and loaded here. No element is read or written.
+
+    Args:
+        a: (M, K) and b: (K, N): arrays, stacks of them, or matrices with structure, as `gemmkit.matmul` takes them.
+        c: (M, N), or None for a plan without C.
+        conf: a configuration of `gemmkit.get_config`; None chooses one by dtypes and sizes.
+        out: (M, N), an example of the results; None: results are new arrays of a's library, of ``dtype``.
+        dtype: the dtype of results that the plan makes; sums hold this dtype, or that of out.
+        precision: "tf32" or "fast", as `gemmkit.matmul` takes it.
+        keywords: components and layouts, as `gemmkit.matmul` takes them. Their types are the plan's; their arrays and
+            numbers may change with each call.
+
+    Returns:
+        A `gemmkit.plans.Plan`: ``run(a, b, c=None, out=None, stream=None)`` launches and returns out.
+
+    Raises:
+        ValueError, TypeError, ConfigError, ComponentError: as `gemmkit.matmul` raises them, and before it compiles.
 
     >>> import numpy as np, gemmkit
     >>> a, b = np.ones((3, 4), np.float32), np.ones((4, 2), np.float32)

@@ -133,8 +133,29 @@ class Program:
 
 
 def program(function: Callable[..., None]) -> Program:
-    """Decorate a function that is written in the words of `gemmkit.programs`. Raises TypeError for what is no function, and
-    for arguments that a program's calls have themselves."""
+    """Derive a kernel from a function that is written in the words of `gemmkit.programs`.
+
+    Args:
+        function: a function of arrays and numbers. Its first loop is `parallel`; a result is an argument that the function
+            stores into. Nothing is compiled until the program is called.
+
+    Returns:
+        A `Program`: ``f(*arrays, mapping=None, stream=None)`` launches one kernel, which stores into its arguments;
+        ``f.plan(*arrays)`` resolves a call once, and ``f.reference(*arrays)`` computes with NumPy in float64.
+
+    Raises:
+        TypeError: no function is given, or one of its arguments has a name that calls of a program use themselves.
+        Calls raise errors with the line of the program that cannot be derived.
+
+    >>> import numpy as np, gemmkit as gk
+    >>> from gemmkit import programs as gp
+    >>> @gk.program
+    ... def row_sums(x, d):
+    ...     for m in gp.parallel(x.rows):
+    ...         d[m] = x[m].sum(axis=1)
+    >>> row_sums.reference(np.ones((2, 3), np.float32), np.empty(2, np.float32)).tolist()
+    [3.0, 3.0]
+    """
     if not inspect.isfunction(function):
         raise TypeError(f"gk.program({function!r}): a function is needed")
     taken = next((name for name in inspect.signature(function).parameters if name in OWN), None)

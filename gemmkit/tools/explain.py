@@ -11,6 +11,7 @@ from typing import Any
 from gemmkit.emulator.errors import document, framed, table
 from gemmkit.kernels.config import Config
 from gemmkit.plans.ahead import CompiledKernel
+from gemmkit.plans.problem import names_keywords
 from gemmkit.runtime.compile import AssemblerError
 from gemmkit.tools import figures, timeline
 from gemmkit.tools.subject import ChoiceReport, ExplainedKernel, Run, choice_of, microseconds_text, of_call
@@ -263,13 +264,22 @@ class Explanation:
         )
 
 
+@names_keywords
 def explain(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any = None, **keywords: Any) -> Explanation:
-    """How `gemmkit.matmul` would compute a product, and why: nothing is launched, and no element read or written.
+    """Explain how `gemmkit.matmul` would compute a product, and why. Nothing is launched; no element is read or written.
 
-    Takes what `matmul` takes. Arrays of NumPy need no GPU: the product is planned for the one that is here, or for an H100.
-    An array of another library is planned on its GPU, where D is allocated if ``out`` is not given.
+    Args:
+        a, b, c, conf, out, keywords: as `gemmkit.matmul` takes them. NumPy arrays need no GPU: the product is planned for
+            the GPU that is here, or for an H100. An array of another library is planned on its GPU, where D is allocated
+            if ``out`` is not given.
 
-    Raises what `matmul` raises for arguments that do not go together, and ValueError for a product without elements.
+    Returns:
+        An `Explanation`: ``print`` shows what was chosen and why, ``save("report.html")`` writes the page with waves,
+        lanes and times in us, and a notebook shows the page.
+
+    Raises:
+        ValueError: a product without elements.
+        ValueError, TypeError, ConfigError, ComponentError: as `gemmkit.matmul` raises them.
 
     >>> import numpy as np, gemmkit as gk
     >>> a = np.empty((512, 512), np.float32)

@@ -373,14 +373,24 @@ AS_IT_IS = Map(_itself)
 
 def get_config(*, operator: Operator, global_a_layout: GlobalLayout, gemm_shape: Any = None,
                device: DeviceInfo | None = None, **fields: Any) -> Config:
-    """A complete configuration from an operator, A's layout and whatever else is given.
+    """Complete a configuration from an operator, A's layout and any other fields.
 
-    ``gemm_shape`` (a dict or Tile of M, N, K, or a tuple of the three; a dict may have ``batch``, the number of products of
-    a stack) helps to choose tiles and decides nothing else. Every field of `Config` may be given; missing ones get: B's
-    layout that of A, no C, D's layout that of A in the accumulator's dtype, a block shape by `gemmkit.tuning`, shared
-    layouts in the order of the global ones, padded by 16 bytes.
+    Args:
+        operator: what multiplies, such as ``operators.WGMMAOp()`` or ``operators.FPUOp()``.
+        global_a_layout: how A lies in global memory, with its dtype: ``layouts.RowMajor("float16")``.
+        gemm_shape: M, N and K as a dict, a Tile or a tuple of three; a dict may have ``batch``, the number of products of
+            a stack. It helps to choose tiles and decides nothing else.
+        device: the GPU to choose for, a `gemmkit.runtime.device.DeviceInfo`; None is the current one, or an H100.
+        fields: any other field of `gemmkit.Config`. Missing fields get defaults: B's layout is that of A, there is no C,
+            D's layout is that of A in the accumulator's dtype, `gemmkit.tuning` chooses the block shape (elements),
+            warps and stages, and shared layouts have the order of the global ones, padded by 16 bytes.
 
-    Raises ConfigError for a combination that no kernel can carry out, TypeError for an unknown field.
+    Returns:
+        A `gemmkit.Config`, for ``conf=`` of every function that multiplies. ``repr(config)`` can be pasted into a program.
+
+    Raises:
+        ConfigError: no kernel can carry out the combination, or it does not fit the device; the message says why.
+        TypeError: an unknown field, or a field of the wrong type.
 
     >>> from gemmkit import layouts, operators
     >>> config = get_config(operator=operators.MMAOp(), global_a_layout=layouts.RowMajor("float16"))

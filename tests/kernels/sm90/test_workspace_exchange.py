@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.kernels import StreamK
 from gemmkit.emulator import errors
 from gemmkit.epilogues import RowReduce
+from gemmkit.kernels import StreamK
 from gemmkit.kernels.collectives.scheduler import dealt
 from gemmkit.kernels.sm90 import exchange
 from gemmkit.kernels.sm90.exchange import ClusterExchange, SharedK, StreamExchange, WorkspaceExchange
