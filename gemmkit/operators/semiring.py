@@ -78,7 +78,7 @@ class Semiring(FPUOp):
         if isinstance(sample, type) or not isinstance(sample, (Iterable, type(None))):
             raise TypeError(f"Semiring(sample={sample!r}): a tuple of numbers is needed")
         sample = _sample_for(zero) if sample is None else tuple(sample)
-        if not all(isinstance(x, (int, float, complex, np.number)) for x in sample):
+        if not all(isinstance(x, (int, float, np.bool_, np.number)) for x in sample):
             raise TypeError(f"Semiring(sample={sample!r}): a tuple of numbers is needed")
         fields = dict(add=_function(add, "add"), mul=_function(mul, "mul"), zero=zero, sample=sample, M=M or _NONE,
                       N=N or _NONE, K=K, MB=MB, NB=NB, dtype=dtype, accumulator=accumulator, b_dtype=b_dtype)
