@@ -70,6 +70,16 @@ def of_commit(revision: str) -> Sources:
     return {name: git("show", f"{revision}:{name}") for name in names if name.endswith(".py")}
 
 
+def classes(sources: Sources) -> dict[str, list[str]]:
+    """The files that define a public class of each name."""
+    found: dict[str, list[str]] = {}
+    for path, text in sources.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(path)
+    return found
+
+
 def figures(sources: Sources) -> dict[str, int]:
     """What is counted, by its name."""
     trees = {path: ast.parse(text) for path, text in sources.items()}
@@ -85,6 +95,7 @@ def figures(sources: Sources) -> dict[str, int]:
             count for path, count in lines.items() if path.split("/")[1] not in BELOW),
         "lines in kernels": sum(count for path, count in lines.items() if path.startswith("gemmkit/kernels/")),
         f"files over {MOST_LINES} lines": sum(count > MOST_LINES for count in lines.values()),
+        "public names of two classes": sum(len(where) > 1 for where in classes(sources).values()),
         "functions in kernels": len(functions),
         f"functions in kernels with {MANY_PARAMETERS} parameters or more": sum(n >= MANY_PARAMETERS for n in parameters),
         "most parameters": max(parameters, default=0),
