@@ -39,7 +39,6 @@ def test_the_tree_can_be_held_in_the_head() -> None:
     assert SOURCES[longest].count("\n") <= BUDGET["longest"], longest
 
 
-<<<<<<< HEAD
 def test_parameters_name_their_types() -> None:
     """Their number goes down: a parameter is of a class, a protocol, or an object that is only passed on."""
     untyped = house.untyped({path: ast.parse(text) for path, text in SOURCES.items()})
@@ -50,11 +49,11 @@ def test_parameters_name_their_types() -> None:
 def test_a_parameter_without_a_type_is_counted() -> None:
     source = "def f(a: Any, *b: Any, c: int, **d: Any) -> Any:\n    def g(x: Any, y: list[Any]) -> None: ...\n"
     assert house.untyped({"one.py": ast.parse(source)}) == {"one.py": 4}
-=======
+
+
 def test_a_class_has_a_name_of_its_own() -> None:
     twice = {name: where for name, where in house.classes(SOURCES).items() if len(where) > 1}
     assert not twice, twice
->>>>>>> 8a72b7db (A public class has a name of its own: a test holds it, tools.house counts it)
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
