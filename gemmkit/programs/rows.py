@@ -745,9 +745,8 @@ def shown_team(team: RowTeam) -> str:
     return f"WarpTeam(1, F32, {team.rows})" if isinstance(team, WarpTeam) else f"BlockTeam({team.warps}, F32)"
 
 
-def shown_source(source: RowSource) -> str:
-    return f"RegisterRow(pieces={source.pieces}, whole={source.whole})" if isinstance(source,
-                                                                                      RegisterRow) else "StreamedRow()"
+def shown_source(x: RowSource) -> str:
+    return f"RegisterRow(pieces={x.pieces}, whole={x.whole})" if isinstance(x, RegisterRow) else "StreamedRow()"
 
 
 # --------------------------------------------------------------------------------------------------
