@@ -70,13 +70,13 @@ def of_commit(revision: str) -> Sources:
     return {name: git("show", f"{revision}:{name}") for name in names if name.endswith(".py")}
 
 
-def classes(sources: Sources) -> dict[str, list[str]]:
+def classes(sources: Sources) -> dict[str, set[str]]:
     """The files that define a public class of each name."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, set[str]] = {}
     for path, text in sources.items():
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found.setdefault(node.name, []).append(path)
+                found.setdefault(node.name, set()).add(path)
     return found
 
 

@@ -34,7 +34,7 @@ from gemmkit.tiling import Tile, translate
 from gemmkit.transforms.base import transformed
 
 if TYPE_CHECKING:
-    from gemmkit.lang.host import Value
+    from gemmkit.lang.host import Numeric
 
 Statement = dict[str, str]
 
@@ -156,15 +156,15 @@ def ranks_of(group: dist.ProcessGroup | None = None) -> Ranks:
 # --------------------------------------------------------------------------------------------------
 # Sums over ranks, in the order of ranks: the same bits in every call, and on every rank.
 
-def plus(x: Value, y: Value) -> Any:
+def plus(x: Numeric, y: Numeric) -> Any:
     return x + y
 
 
-def least(x: Value, y: Value) -> Any:
+def least(x: Numeric, y: Numeric) -> Any:
     return min(x, y)
 
 
-def most(x: Value, y: Value) -> Any:
+def most(x: Numeric, y: Numeric) -> Any:
     return max(x, y)
 
 
@@ -176,7 +176,7 @@ class Rule(Component):
 
     function: Any
 
-    def merge(self, x: Value, y: Value) -> Any:
+    def merge(self, x: Numeric, y: Numeric) -> Any:
         return self.function(x, y)
 
 
@@ -209,7 +209,7 @@ class InRankOrder(Epilogue):
         if self.layout is None:
             object.__setattr__(self, "layout", RowMajor(info_of(self.parts, "parts").dtype))
 
-    def __call__(self, x: Value, m: int, n: int) -> Any:
+    def __call__(self, x: Numeric, m: int, n: int) -> Any:
         total = self.part(0, x, m, n)
         if self.follows:
             total = convert(self.dtype, self.rule.merge(convert(self.dtype, x), total))
@@ -217,7 +217,7 @@ class InRankOrder(Epilogue):
             total = convert(self.dtype, self.rule.merge(total, self.part(rank, x, m, n)))
         return total
 
-    def part(self, rank: int, x: Value, m: int, n: int) -> Any:
+    def part(self, rank: int, x: Numeric, m: int, n: int) -> Any:
         """A rank's partial sum: what it sent, or of its own the product's, rounded as if it had been sent."""
         if self.takes_own and rank == self.own:
             return convert(self.dtype, convert(self.travels, x))
@@ -244,15 +244,15 @@ class InRankOrder(Epilogue):
     reads_tiles = True
 
 
-def as_sum(x: Value, n: int, merging: InRankOrder) -> Any:
+def as_sum(x: Numeric, n: int, merging: InRankOrder) -> Any:
     return convert(merging.dtype, x)
 
 
-def as_sent(x: Value, n: int, merging: InRankOrder) -> Any:
+def as_sent(x: Numeric, n: int, merging: InRankOrder) -> Any:
     return convert(merging.dtype, convert(merging.travels, x))
 
 
-def merge_parts(x: Value, n: int, others: tuple, merging: InRankOrder) -> Any:
+def merge_parts(x: Numeric, n: int, others: tuple, merging: InRankOrder) -> Any:
     return convert(merging.dtype, merging.rule.merge(x, others[n]))
 
 
@@ -280,10 +280,10 @@ class WithOther(Epilogue):
         if self.layout is None:
             object.__setattr__(self, "layout", RowMajor(info_of(self.other, "other").dtype))
 
-    def __call__(self, x: Value, m: int, n: int) -> Any:
+    def __call__(self, x: Numeric, m: int, n: int) -> Any:
         return self.merged(x, self.other[m, n])
 
-    def merged(self, x: Value, other: object) -> Any:
+    def merged(self, x: Numeric, other: object) -> Any:
         """The product's sum, rounded as if it had been sent, and the other rank's, the first rank's first."""
         own, sent = convert(self.dtype, convert(self.travels, x)), convert(self.dtype, other)
         if self.is_second:
@@ -296,7 +296,7 @@ class WithOther(Epilogue):
     reads_tiles = True
 
 
-def merge_other(x: Value, n: int, others: tuple, merging: Any) -> Any:
+def merge_other(x: Numeric, n: int, others: tuple, merging: Any) -> Any:
     return merging.merged(x, others[n])
 
 
@@ -311,7 +311,7 @@ class OfTransform(Epilogue):
 
     transform: Any
 
-    def __call__(self, x: Value, m: int, n: int) -> Any:
+    def __call__(self, x: Numeric, m: int, n: int) -> Any:
         return transformed(self.transform, x, m, n)
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from gemmkit.lang.host import Value
+from gemmkit.lang.host import Numeric
 
 __all__ = ["gelu", "gelu_tanh", "relu", "sigmoid", "silu", "tanh"]
 
 
-def relu(x: Value) -> Any:
+def relu(x: Numeric) -> Any:
     """max(x, 0).
 
     >>> relu(-2.0), relu(3.0)
@@ -22,12 +22,12 @@ def relu(x: Value) -> Any:
     return 0 if x < 0 else x
 
 
-def gelu(x: Value) -> Any:
+def gelu(x: Numeric) -> Any:
     """x Phi(x), Phi the normal distribution: GELU itself, by the error function."""
     return 0.5 * x * (1 + math.erf(x * 0.7071067811865476))
 
 
-def gelu_tanh(x: Value) -> Any:
+def gelu_tanh(x: Numeric) -> Any:
     """The approximation of GELU by the hyperbolic tangent (PyTorch's ``approximate="tanh"``)."""
     return 0.5 * x * (1 + math.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
 
@@ -38,7 +38,7 @@ def sigmoid(x: Any) -> Any:
     return (small if x < 0 else 1) / (1 + small)
 
 
-def silu(x: Value) -> Any:
+def silu(x: Numeric) -> Any:
     """x sigmoid(x), also known as swish."""
     return x * sigmoid(x)
 

@@ -20,7 +20,7 @@ from gemmkit.kernels.collectives.scheduler import TileCoord
 from gemmkit.lang.checks import number, numbers, required
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import SharedPointer, Value, View
+from gemmkit.lang.host import Numeric, SharedPointer, View
 from gemmkit.lang.registers import apply, each
 from gemmkit.ptx.special import lane_index
 from gemmkit.tiling import Tile, parallelise, translate
@@ -89,10 +89,10 @@ class ElementEpilogue(Component):
     #: What methods may ask for beside the arguments that they have here.
     may_take: ClassVar[Mapping[str, str]] = MappingProxyType({"__call__": "batch"})
 
-    def __call__(self, x: Value, m: int, n: int) -> Any:
+    def __call__(self, x: Numeric, m: int, n: int) -> Any:
         return x
 
-    def in_product(self, x: Value, m: int, n: int, batch: int) -> Any:
+    def in_product(self, x: Numeric, m: int, n: int, batch: int) -> Any:
         """The epilogue of an element, for one that asks for the number of the product."""
         return self(x, m, n, batch)                                            # type: ignore[call-arg]
 
@@ -293,12 +293,13 @@ def answered_by(field: str, *names: str) -> Callable[[type[E]], type[E]]:
     return answering
 
 
-def finish_element(x: Value, n: int, epilogue: Epilogue, tile: Tile) -> Any:
+def finish_element(x: Numeric, n: int, epilogue: Epilogue, tile: Tile) -> Any:
     """The epilogue of a tile's n-th element."""
     return number(epilogue, "__call__", epilogue(x, row_of(tile, n), column_of(tile, n)), x)
 
 
-def finish_edge_element(x: Value, n: int, epilogue: Epilogue, spec: Spec, data: View, tile: Tile, shape: StackShape) -> None:
+def finish_edge_element(x: Numeric, n: int, epilogue: Epilogue, spec: Spec, data: View, tile: Tile,
+                        shape: StackShape) -> None:
     i, j = row_of(tile, n), column_of(tile, n)
     if i < shape.M and j < shape.N:
         place = translate(ELEMENT, i, j)
@@ -342,7 +343,7 @@ class ComposedEpilogue(Epilogue):
             raise TypeError(f"first={self.first!r} {self.first.ending().ends}; put {self.second!r} in front of it, or into "
                             "a call of its own")
 
-    def __call__(self, x: Value, m: int, n: int) -> Any:
+    def __call__(self, x: Numeric, m: int, n: int) -> Any:
         return self.second(number(self.first, "__call__", self.first(x, m, n), x), m, n)
 
     def finish(self, values: tuple, tile: Tile, shape: StackShape) -> tuple:

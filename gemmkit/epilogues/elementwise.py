@@ -15,7 +15,7 @@ from gemmkit.lang.aggregates import convert, convert_all, fill
 from gemmkit.lang.checks import check_dtype, function_given, required, truth
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import Value, fitting
+from gemmkit.lang.host import Numeric, fitting
 from gemmkit.lang.number_rules import (
     REAL_IMAG,
     SIGNS,
@@ -151,7 +151,7 @@ def _wanted(dtype: np.dtype) -> str:
     return "a real number"
 
 
-def _checked(value: Value, info: ArrayInfo, name: str, dtype: np.dtype) -> Any:
+def _checked(value: Numeric, info: ArrayInfo, name: str, dtype: np.dtype) -> Any:
     """An array that may be a factor: of one number, or of a number's parts. Raises ValueError or TypeError for another."""
     count = len(part_dtypes(dtype))
     if info.shape != () and (info.shape != (count,) or count == 1):
@@ -165,7 +165,7 @@ def _checked(value: Value, info: ArrayInfo, name: str, dtype: np.dtype) -> Any:
     return value
 
 
-def in_memory(value: Value, name: str, dtype: np.dtype) -> InMemory:
+def in_memory(value: Numeric, name: str, dtype: np.dtype) -> InMemory:
     """A factor of results of ``dtype`` in an array that stays where it is; raises as `factor` does."""
     info = describe(value, name)
     _checked(value, info, name, dtype)
@@ -266,7 +266,7 @@ class Scale(Epilogue):
     def is_along_m(self) -> bool:
         return self.along == "M"
 
-    def __call__(self, x: Value, m: int, n: int) -> Any:
+    def __call__(self, x: Numeric, m: int, n: int) -> Any:
         if self.is_number:
             return x * self.by.value
         if self.is_in_memory:
@@ -281,7 +281,7 @@ class Scale(Epilogue):
                 raise ValueError(f"by of Scale has shape {shape}; along={self.along!r} of a {M} x {N} result needs {wanted}")
 
 
-def describe_vector(x: Value, name: str) -> None:
+def describe_vector(x: Numeric, name: str) -> None:
     if not is_array(x) and not isinstance(x, ArrayInfo):
         raise TypeError(f"{name}: got {type(x).__name__}; a number or a vector is needed")
 
@@ -338,7 +338,7 @@ class Residual(_WithArray):
 
     beside = "array"
 
-    def __call__(self, x: Value, m: int, n: int) -> Any:
+    def __call__(self, x: Numeric, m: int, n: int) -> Any:
         return x + self.array[m, n]
 
     def finish(self, values: tuple, tile: Tile, shape: StackShape) -> tuple:
@@ -355,7 +355,7 @@ class Store(_WithArray):
 
     outputs = ("array",)
 
-    def __call__(self, x: Value, m: int, n: int) -> Any:
+    def __call__(self, x: Numeric, m: int, n: int) -> Any:
         self.array[m, n] = x
         return x
 
@@ -390,7 +390,7 @@ class Bias(Epilogue):
     def is_along_m(self) -> bool:
         return self.along == "M"
 
-    def __call__(self, x: Value, m: int, n: int) -> Any:
+    def __call__(self, x: Numeric, m: int, n: int) -> Any:
         return x + self.bias[m if self.is_along_m else n]
 
     def check(self, M: int, N: int) -> None:
@@ -436,7 +436,7 @@ class LinearCombination(Epilogue):
                                 "float is none; give an integer")
         super().__post_init__()
 
-    def __call__(self, x: Value, m: int, n: int) -> Any:
+    def __call__(self, x: Numeric, m: int, n: int) -> Any:
         raise TypeError("LinearCombination works on tiles")
 
     def check(self, M: int, N: int) -> None:
@@ -527,21 +527,21 @@ def second(m: int, n: int) -> int:
     return n
 
 
-def scaled(x: Value, n: int, epilogue: Any) -> Any:
+def scaled(x: Numeric, n: int, epilogue: Any) -> Any:
     return x * epilogue.alpha
 
 
-def combined(x: Value, n: int, epilogue: Any, c: tuple) -> Any:
+def combined(x: Numeric, n: int, epilogue: Any, c: tuple) -> Any:
     return x * epilogue.alpha + c[n] * epilogue.beta
 
 
-def multiple(x: Value, n: int, alpha: Value, is_left: bool) -> Any:
+def multiple(x: Numeric, n: int, alpha: Numeric, is_left: bool) -> Any:
     if is_left:
         return alpha * x
     return x * alpha
 
 
-def plus_multiple(x: Value, n: int, c: tuple, beta: Value, is_left: bool) -> Any:
+def plus_multiple(x: Numeric, n: int, c: tuple, beta: Numeric, is_left: bool) -> Any:
     return x + multiple(c[n], n, beta, is_left)
 
 
@@ -566,14 +566,14 @@ class Elementwise(Epilogue):
     def with_batch(self) -> bool:
         return required(self.f) == 4
 
-    def in_product(self, x: Value, m: int, n: int, batch: int) -> Any:
+    def in_product(self, x: Numeric, m: int, n: int, batch: int) -> Any:
         return self.f(x, m, n, batch)
 
     @property
     def with_coordinates(self) -> bool:
         return takes_coordinates(self.f, "Elementwise")
 
-    def __call__(self, x: Value, m: int, n: int) -> Any:
+    def __call__(self, x: Numeric, m: int, n: int) -> Any:
         return self.f(x, m, n) if self.with_coordinates else self.f(x)
 
 
@@ -581,7 +581,7 @@ class Elementwise(Epilogue):
 class ReLU(Epilogue):
     """max(x, 0)."""
 
-    def __call__(self, x: Value, m: int, n: int) -> Any:
+    def __call__(self, x: Numeric, m: int, n: int) -> Any:
         return relu(x)
 
 
@@ -600,7 +600,7 @@ class GELU(Epilogue):
     def is_exact(self) -> bool:
         return self.form == "erf"
 
-    def __call__(self, x: Value, m: int, n: int) -> Any:
+    def __call__(self, x: Numeric, m: int, n: int) -> Any:
         return gelu(x) if self.is_exact else gelu_tanh(x)
 
 
@@ -608,7 +608,7 @@ class GELU(Epilogue):
 class SiLU(Epilogue):
     """x / (1 + exp(-x))."""
 
-    def __call__(self, x: Value, m: int, n: int) -> Any:
+    def __call__(self, x: Numeric, m: int, n: int) -> Any:
         return silu(x)
 
 
@@ -616,7 +616,7 @@ class SiLU(Epilogue):
 class Tanh(Epilogue):
     """The hyperbolic tangent."""
 
-    def __call__(self, x: Value, m: int, n: int) -> Any:
+    def __call__(self, x: Numeric, m: int, n: int) -> Any:
         return tanh(x)
 
 
@@ -631,7 +631,7 @@ class Clamp(Epilogue):
     low: Scalar
     high: Scalar
 
-    def __call__(self, x: Value, m: int, n: int) -> Any:
+    def __call__(self, x: Numeric, m: int, n: int) -> Any:
         return min(max(x, self.low), self.high)
 
 
@@ -651,7 +651,7 @@ class Where(Epilogue):
         super().__post_init__()
         object.__setattr__(self, "mask", function_given(self.mask, "Where", "mask", (2,), "a function of m, n"))
 
-    def __call__(self, x: Value, m: int, n: int) -> Any:
+    def __call__(self, x: Numeric, m: int, n: int) -> Any:
         if truth(self, "mask", self.mask(m, n)):
             return x
         return self.value
@@ -670,7 +670,7 @@ class CausalMask(Epilogue):
     value: Scalar = float("-inf")
     offset: Scalar = 0
 
-    def __call__(self, x: Value, m: int, n: int) -> Any:
+    def __call__(self, x: Numeric, m: int, n: int) -> Any:
         if n <= m + self.offset:
             return x
         return self.value
@@ -703,7 +703,7 @@ class Saturate(Epilogue):
                             "example 'int8'")
         object.__setattr__(self, "dtype", dtype)
 
-    def __call__(self, x: Value, m: int, n: int) -> Any:
+    def __call__(self, x: Numeric, m: int, n: int) -> Any:
         return saturate(self.dtype, x)
 
     @property

@@ -29,7 +29,7 @@ from gemmkit.kernels.spec import Spec, rule
 from gemmkit.lang.aggregates import convert, convert_all
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import Value
+from gemmkit.lang.host import Numeric
 from gemmkit.lang.number_rules import part_dtypes
 from gemmkit.lang.registers import apply
 from gemmkit.ptx.arithmetic import difference
@@ -57,16 +57,16 @@ class Total(Component):
     def nothing(self) -> Any:
         return convert(self.dtype, 0)
 
-    def state_of(self, x: Value, m: int, n: int) -> Any:
+    def state_of(self, x: Numeric, m: int, n: int) -> Any:
         return x
 
-    def combine(self, a: Value, b: Value) -> Any:
+    def combine(self, a: Numeric, b: Numeric) -> Any:
         return a + b
 
 
 @dataclass(frozen=True)
 class Squares(Total):
-    def state_of(self, x: Value, m: int, n: int) -> Any:
+    def state_of(self, x: Numeric, m: int, n: int) -> Any:
         return x * x
 
 
@@ -75,7 +75,7 @@ class Largest(Total):
     def nothing(self) -> Any:
         return convert(self.dtype, -math.inf)
 
-    def combine(self, a: Value, b: Value) -> Any:
+    def combine(self, a: Numeric, b: Numeric) -> Any:
         return max(a, b)                               # NaN where one is
 
 
@@ -103,19 +103,19 @@ class Normalise(Reducing):
         """The state that changes nothing."""
         raise NotImplementedError
 
-    def combine(self, a: Value, b: Value) -> Any:
+    def combine(self, a: Numeric, b: Numeric) -> Any:
         """The state of two parts."""
         raise NotImplementedError
 
-    def factor(self, own: Value, whole: Value, shape: StackShape) -> Any:
+    def factor(self, own: Numeric, whole: Numeric, shape: StackShape) -> Any:
         """What a standard value is multiplied by: ``own`` is its part's state, ``whole`` its row's."""
         raise NotImplementedError
 
-    def shift(self, own: Value, whole: Value, shape: StackShape) -> Any:
+    def shift(self, own: Numeric, whole: Numeric, shape: StackShape) -> Any:
         """What is added then."""
         return convert(self.dtype, 0)
 
-    def finished(self, values: tuple, factor: Value, shift: Value, n: int) -> tuple:
+    def finished(self, values: tuple, factor: Numeric, shift: Numeric, n: int) -> tuple:
         """Neighbours of a row, from column ``n`` on, of standard values."""
         return apply(multiplied, values, factor)
 
@@ -227,7 +227,7 @@ class Normalise(Reducing):
         return with_fields(one, dict(kept=RowStates(described(ROLES[number], count, one.state), one.state, slots, width)))
 
 
-def multiplied(x: Value, n: int, factor: Value) -> Any:
+def multiplied(x: Numeric, n: int, factor: Numeric) -> Any:
     return x * factor
 
 
@@ -239,7 +239,7 @@ def shift_of(state: Any, r: int, epilogue: Any, wholes: tuple, at: Any) -> Any:
     return epilogue.shift(state, wholes[r], at.shape)
 
 
-def finished_value(x: Value, n: int, epilogue: Any, group: Lanes, factors: tuple, shifts: tuple, at: Any) -> Any:
+def finished_value(x: Numeric, n: int, epilogue: Any, group: Lanes, factors: tuple, shifts: tuple, at: Any) -> Any:
     r = group.row(n)
     return epilogue.finished((x,), factors[r], shifts[r], group.column(n, at))[0]
 
@@ -293,7 +293,7 @@ class Softmax(Normalise):
     def factor(self, own: Any, whole: Any, shape: StackShape) -> Any:
         return power(self, own.largest - whole.largest) / whole.total
 
-    def finite(self, top: Value) -> Any:
+    def finite(self, top: Numeric) -> Any:
         """A part of -inf alone has values 0, not NaN."""
         return top if top != -math.inf else convert(self.dtype, 0)
 
@@ -306,11 +306,11 @@ class Softmax(Normalise):
         return self.dtype == np.float32 and self.stored.itemsize == 2
 
 
-def raised_value(x: Value, n: int, softmax: Any, group: Lanes, tops: tuple) -> Any:
+def raised_value(x: Numeric, n: int, softmax: Any, group: Lanes, tops: tuple) -> Any:
     return power(softmax, difference(x, softmax.finite(tops[group.row(n)])))
 
 
-def softmax_state(top: Value, r: int, softmax: Any, totals: tuple) -> Any:
+def softmax_state(top: Numeric, r: int, softmax: Any, totals: tuple) -> Any:
     return convert(softmax.state, (top, totals[r]))
 
 
@@ -320,7 +320,7 @@ def softmax_state(top: Value, r: int, softmax: Any, totals: tuple) -> Any:
 class Norm(Normalise):
     """What the two have in common: standard values are those of a part over its root mean square."""
 
-    def own_scale(self, squares: Value) -> Any:
+    def own_scale(self, squares: Numeric) -> Any:
         """What makes a part's values standard, of their sum of squares; 1 where that is no number."""
         if squares > 0 and squares < math.inf:
             return self.root(squares / convert(self.dtype, self.width))
@@ -370,13 +370,13 @@ class RMSNorm(Norm):
     def nothing(self) -> Any:
         return convert(self.dtype, 0)
 
-    def combine(self, a: Value, b: Value) -> Any:
+    def combine(self, a: Numeric, b: Numeric) -> Any:
         return a + b
 
-    def factor(self, own: Value, whole: Value, shape: StackShape) -> Any:
+    def factor(self, own: Numeric, whole: Numeric, shape: StackShape) -> Any:
         return self.root(whole / convert(self.dtype, shape.N) + convert(self.dtype, self.eps)) / self.own_scale(own)
 
-    def finished(self, values: tuple, factor: Value, shift: Value, n: int) -> tuple:
+    def finished(self, values: tuple, factor: Numeric, shift: Numeric, n: int) -> tuple:
         scaled = apply(multiplied, values, factor)
         if self.gain is None:
             return scaled
@@ -437,7 +437,7 @@ class LayerNorm(Norm):
     def shift(self, own: Any, whole: Any, shape: StackShape) -> Any:
         return (own.mean - whole.mean) * self.scale(whole, shape)
 
-    def finished(self, values: tuple, factor: Value, shift: Value, n: int) -> tuple:
+    def finished(self, values: tuple, factor: Numeric, shift: Numeric, n: int) -> tuple:
         made = apply(moved, values, factor, shift)
         if self.gain is not None:
             made = convert_all(self.dtype, apply(times_column, made, load_global(self.gain, 0, (n,), (0,), len(values))))
@@ -450,35 +450,35 @@ class LayerNorm(Norm):
         return np.dtype([("mean", self.dtype), ("squares", self.dtype), ("count", self.dtype)])
 
 
-def divided(x: Value, n: int, count: Any) -> Any:
+def divided(x: Numeric, n: int, count: Any) -> Any:
     return x / count
 
 
-def centred_value(x: Value, n: int, group: Lanes, means: tuple) -> Any:
+def centred_value(x: Numeric, n: int, group: Lanes, means: tuple) -> Any:
     return x - means[group.row(n)]
 
 
-def moments(mean: Value, r: int, norm: Any, sums: tuple, count: Any) -> Any:
+def moments(mean: Numeric, r: int, norm: Any, sums: tuple, count: Any) -> Any:
     return convert(norm.state, (mean, sums[r], count))
 
 
-def moved(x: Value, n: int, factor: Value, shift: Value) -> Any:
+def moved(x: Numeric, n: int, factor: Numeric, shift: Numeric) -> Any:
     return x * factor + shift
 
 
-def times_column(x: Value, n: int, gains: tuple) -> Any:
+def times_column(x: Numeric, n: int, gains: tuple) -> Any:
     return x * gains[n]
 
 
-def plus_column(x: Value, n: int, biases: tuple) -> Any:
+def plus_column(x: Numeric, n: int, biases: tuple) -> Any:
     return x + biases[n]
 
 
-def scale_of(squares: Value, r: int, norm: Any) -> Any:
+def scale_of(squares: Numeric, r: int, norm: Any) -> Any:
     return norm.own_scale(squares)
 
 
-def scaled_value(x: Value, n: int, group: Lanes, scales: tuple) -> Any:
+def scaled_value(x: Numeric, n: int, group: Lanes, scales: tuple) -> Any:
     return x * scales[group.row(n)]
 
 

@@ -16,7 +16,7 @@ from gemmkit.kernels.collectives.scheduler import TileCoord
 from gemmkit.lang.checks import dtype_given, function_given, number, numbers, required
 from gemmkit.lang.component_products import ProblemShape, StackShape, with_number
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import SharedPointer, Value, View
+from gemmkit.lang.host import Numeric, SharedPointer, View
 from gemmkit.lang.registers import apply, each, generate, join, split
 from gemmkit.layouts.base import ResultLayout
 from gemmkit.layouts.joined import MOST, OCTET
@@ -168,7 +168,7 @@ def fold_line(n: int, fold: Any, parts: tuple, place: Tile, shape: StackShape) -
 class Pairwise(Epilogue):
     """An epilogue with ``pair(x, y, m, n)``: two values for those in row m, columns n and n + 1, n even."""
 
-    def pair(self, x: Value, y: Value, m: int, n: int) -> tuple:
+    def pair(self, x: Numeric, y: Numeric, m: int, n: int) -> tuple:
         return x, y
 
     def finish_block(self, values: tuple, group: Lanes, at: Any) -> tuple:
@@ -219,7 +219,7 @@ class Pairs(Pairwise):
     def with_coordinates(self) -> bool:
         return required(self.f) == 4
 
-    def pair(self, x: Value, y: Value, m: int, n: int) -> tuple:
+    def pair(self, x: Numeric, y: Numeric, m: int, n: int) -> tuple:
         if self.with_coordinates:
             return self.f(x, y, m, n)
         return self.f(x, y)
@@ -262,7 +262,7 @@ class Rotary(Pairwise):
                              "each row and each pair of a head")
         object.__setattr__(self, "head", 2 * shapes[0][1])
 
-    def pair(self, x: Value, y: Value, m: int, n: int) -> tuple:
+    def pair(self, x: Numeric, y: Numeric, m: int, n: int) -> tuple:
         i = n % self.head // 2
         c, s = self.cos[m, i], self.sin[m, i]
         return x * c - y * s, x * s + y * c
@@ -316,7 +316,7 @@ class Pack(Pairwise):
     def with_coordinates(self) -> bool:
         return required(self.f) == 4
 
-    def one(self, x: Value, y: Value, m: int, n: int) -> Any:
+    def one(self, x: Numeric, y: Numeric, m: int, n: int) -> Any:
         if self.with_coordinates:
             return number(self, "f", self.f(x, y, m, n), x)
         return number(self, "f", self.f(x, y), x)

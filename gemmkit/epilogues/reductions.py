@@ -33,7 +33,7 @@ from gemmkit.lang.checks import function_given, number, required
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
-from gemmkit.lang.host import Value, fitting, narrows, refusal
+from gemmkit.lang.host import Numeric, fitting, narrows, refusal
 from gemmkit.lang.number_rules import device_dtype, part_dtypes
 from gemmkit.ptx.memory import load_global, store_global
 from gemmkit.runtime.arrays import describe
@@ -100,7 +100,7 @@ class Combine(Component):
 
     # -- device methods -----------------------------------------------------------------------------------------------
 
-    def state_of(self, dtype: np.dtype, x: Value, m: int, n: int) -> Any:
+    def state_of(self, dtype: np.dtype, x: Numeric, m: int, n: int) -> Any:
         """The state of a value."""
         if self.of is None:
             return convert(dtype, x)
@@ -108,7 +108,7 @@ class Combine(Component):
             return convert(dtype, self.of(x, m, n))
         return convert(dtype, self.of(x))
 
-    def both(self, dtype: np.dtype, a: Value, b: Value) -> Any:
+    def both(self, dtype: np.dtype, a: Numeric, b: Numeric) -> Any:
         """The state of two."""
         return convert(dtype, self.combine(a, b))
 
@@ -219,19 +219,19 @@ class Scaled(NamedReduction):
         return state["total"]
 
 
-def add(a: Value, b: Value) -> Any:
+def add(a: Numeric, b: Numeric) -> Any:
     return a + b
 
 
-def square(x: Value) -> Any:
+def square(x: Numeric) -> Any:
     return x * x
 
 
-def larger(a: Value, b: Value) -> Any:
+def larger(a: Numeric, b: Numeric) -> Any:
     return max(a, b)
 
 
-def smaller(a: Value, b: Value) -> Any:
+def smaller(a: Numeric, b: Numeric) -> Any:
     return min(a, b)
 
 
@@ -249,15 +249,15 @@ def place(state: Any) -> Any:
     return state.place
 
 
-def placed_column(x: Value, m: int, n: int) -> Any:
+def placed_column(x: Numeric, m: int, n: int) -> Any:
     return x, n
 
 
-def placed_row(x: Value, m: int, n: int) -> Any:
+def placed_row(x: Numeric, m: int, n: int) -> Any:
     return x, m
 
 
-def one(x: Value) -> Any:
+def one(x: Numeric) -> Any:
     return x, 1
 
 
@@ -373,10 +373,10 @@ class States(Partial):
         """The identity."""
         return convert(self.state, self.op.identity)
 
-    def state_of(self, x: Value, m: int, n: int) -> Any:
+    def state_of(self, x: Numeric, m: int, n: int) -> Any:
         return self.op.state_of(self.state, x, m, n)
 
-    def combine(self, a: Value, b: Value) -> Any:
+    def combine(self, a: Numeric, b: Numeric) -> Any:
         return self.op.both(self.state, a, b)
 
     def extent(self, shape: StackShape) -> int:

@@ -32,7 +32,7 @@ from gemmkit.components import Array, Component, ComponentError, Scalar
 from gemmkit.epilogues import fast
 from gemmkit.lang.checks import function_given, required, truth
 from gemmkit.lang.deferred import by_old_name
-from gemmkit.lang.host import Value
+from gemmkit.lang.host import Numeric
 
 __all__ = [
     "ALiBi", "Causal", "Documents", "Everything", "Intersection", "Mask", "PlainScores", "Score", "ScoreBias",
@@ -501,7 +501,7 @@ class ScoreFunction(Score):
     def arity(self) -> int:
         return int(required(self.f))
 
-    def __call__(self, *x: Value) -> Any:
+    def __call__(self, *x: Numeric) -> Any:
         return self.f(*x)
 
     def at(self, s: Any, m: Any, n: Any, head: int, batch: int) -> Any:

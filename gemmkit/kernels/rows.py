@@ -18,7 +18,7 @@ from gemmkit.lang import registers
 from gemmkit.lang.aggregates import convert, convert_all, fill
 from gemmkit.lang.checks import converted
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import Value, View
+from gemmkit.lang.host import Numeric, View
 from gemmkit.lang.registers import apply, generate
 from gemmkit.lang.registers import fold as fold_registers
 from gemmkit.operators.semiring import maximum, minimum
@@ -72,7 +72,7 @@ class RowTeam(Component):
         """The thread's number in its team."""
         return thread_index()
 
-    def reduce(self, value: Value, combine: Callable, identity: Value) -> Any:
+    def reduce(self, value: Numeric, combine: Callable, identity: Numeric) -> Any:
         """Every thread's value, combined."""
         return value
 
@@ -97,7 +97,7 @@ class WarpTeam(RowTeam):
     def thread(self) -> int:
         return lane_index()
 
-    def reduce(self, value: Value, combine: Callable, identity: Value) -> Any:
+    def reduce(self, value: Numeric, combine: Callable, identity: Numeric) -> Any:
         return of_warp(value, combine)
 
     def moments(self, row: Row) -> tuple:
@@ -141,7 +141,7 @@ class BlockTeam(RowTeam):
         left = row.columns - rounds * self.warps * share - warp * share
         return rounds * share + max(0, min(left, share))
 
-    def reduce(self, value: Value, combine: Callable, identity: Value) -> Any:
+    def reduce(self, value: Numeric, combine: Callable, identity: Numeric) -> Any:
         """Each warp leaves its value in shared memory. The block meets before, for what was left there last may still be
         read, and after."""
         found = of_warp(value, combine)
@@ -153,15 +153,15 @@ class BlockTeam(RowTeam):
         return of_warp(load_shared(left, lane_index(), 0, 1)[0] if lane_index() < self.warps else identity, combine)
 
 
-def added(a: Value, b: Value) -> Any:
+def added(a: Numeric, b: Numeric) -> Any:
     return a + b
 
 
-def of_warp(value: Value, combine: Callable) -> Any:
+def of_warp(value: Numeric, combine: Callable) -> Any:
     return fold_registers(BUTTERFLIES, butterfly, value, combine)
 
 
-def butterfly(value: Value, n: int, combine: Callable) -> Any:
+def butterfly(value: Numeric, n: int, combine: Callable) -> Any:
     """Lanes whose numbers differ in bit n exchange. The lane whose bit is 0 gives the first argument in both: so both make
     the same of it."""
     other = exchanged(value, 1 << n)
@@ -201,7 +201,7 @@ class Row(NamedTuple):
 
 # -- a function's words -------------------------------------------------------------------------------------------------
 
-def fold(row: Row, f: Callable, combine: Callable, identity: Value, beside: tuple = ()) -> Any:
+def fold(row: Row, f: Callable, combine: Callable, identity: Numeric, beside: tuple = ()) -> Any:
     """``combine`` of ``f(x, n)`` over the row, and of ``identity``, which changes nothing. The order is fixed: a thread's
     own elements by columns, then those of the threads in a tree."""
     own = row.spec.source.fold(row, f, combine, convert(row.spec.dtype, identity), beside)
@@ -244,7 +244,7 @@ def put_into(row: Row, array: View, dtype: np.dtype, f: Callable, beside: tuple 
     row.spec.source.put(row, f, beside, array, dtype)
 
 
-def put_one(row: Row, array: View, value: Value) -> None:
+def put_one(row: Row, array: View, value: Numeric) -> None:
     """Store a value of the row into ``array[m]``: an array of the function's that is among its ``outputs``."""
     if row.spec.team.thread() == 0:
         array[row.m] = value
@@ -278,7 +278,7 @@ class RowSource(Component):
         """A thread's ``p``-th piece, which begins in column ``j``."""
         return ()
 
-    def fold(self, row: Row, f: Callable, combine: Callable, own: Value, beside: tuple) -> Any:
+    def fold(self, row: Row, f: Callable, combine: Callable, own: Numeric, beside: tuple) -> Any:
         """A thread's own elements, combined."""
         return own
 
@@ -286,7 +286,7 @@ class RowSource(Component):
         """The sum of a thread's own elements."""
         return self.fold(row, lambda x, n: x, added, convert(row.spec.dtype, 0), ())
 
-    def squares(self, row: Row, mean: Value) -> Any:
+    def squares(self, row: Row, mean: Numeric) -> Any:
         """The sum of squares of a thread's own elements about ``mean``."""
         return self.fold(row, lambda x, n: (x - mean) * (x - mean), added, convert(row.spec.dtype, 0), ())
 
@@ -319,7 +319,7 @@ class RegisterRow(RowSource):
     def mapped(self, row: Row, f: Callable, beside: tuple) -> Row:
         return Row(row.m, row.columns, apply(map_held, row.held, row, f, beside), row.x, row.y, row.spec)
 
-    def fold(self, row: Row, f: Callable, combine: Callable, own: Value, beside: tuple) -> Any:
+    def fold(self, row: Row, f: Callable, combine: Callable, own: Numeric, beside: tuple) -> Any:
         return registers.fold(self.pieces, fold_held, own, row, f, combine, beside)
 
     def put(self, row: Row, f: Callable, beside: tuple, out: View, dtype: np.dtype) -> None:
@@ -339,7 +339,7 @@ class StreamedRow(RowSource):
     def mapped(self, row: Row, f: Callable, beside: tuple) -> Row:
         return Row(row.m, row.columns, (row.held, f, beside), row.x, row.y, row.spec)
 
-    def fold(self, row: Row, f: Callable, combine: Callable, own: Value, beside: tuple) -> Any:
+    def fold(self, row: Row, f: Callable, combine: Callable, own: Numeric, beside: tuple) -> Any:
         step = row.spec.team.threads * row.spec.vector
         j = row.spec.team.thread() * row.spec.vector
         while j < row.columns:
@@ -455,7 +455,7 @@ def load_own(p: int, spec: Any, x: View, index: int, columns: int) -> tuple:
     return fill(spec.dtype, spec.vector, 0)
 
 
-def fold_held(own: Value, p: int, row: Row, f: Callable, combine: Callable, beside: tuple) -> Any:
+def fold_held(own: Numeric, p: int, row: Row, f: Callable, combine: Callable, beside: tuple) -> Any:
     j = column_of(p, row.spec)
     if p < row.spec.source.whole:
         return fold_piece(own, row.held[p], j, row, f, combine, apply(piece_of, beside, p, j))
@@ -464,11 +464,11 @@ def fold_held(own: Value, p: int, row: Row, f: Callable, combine: Callable, besi
     return own
 
 
-def fold_piece(own: Value, values: tuple, j: int, row: Row, f: Callable, combine: Callable, beside: tuple) -> Any:
+def fold_piece(own: Numeric, values: tuple, j: int, row: Row, f: Callable, combine: Callable, beside: tuple) -> Any:
     return registers.fold(row.spec.vector, fold_element, own, values, j, row.spec, f, combine, beside)
 
 
-def fold_element(own: Value, n: int, values: tuple, j: int, spec: Rows, f: Callable, combine: Callable,
+def fold_element(own: Numeric, n: int, values: tuple, j: int, spec: Rows, f: Callable, combine: Callable,
                  beside: tuple) -> Any:
     given = converted(spec, "__call__", f(values[n], j + n, *apply(element_of, beside, n)), spec.dtype)
     return convert(spec.dtype, combine(own, given))

@@ -267,7 +267,7 @@ def check_stored(value: Any, dtype: np.dtype) -> None:
         raise refused_at(site[0].co_name, line.file, line.number, refusal("this array", got, dtype))
 
 
-class Value(Protocol):
+class Numeric(Protocol):
     """A number of any dtype in device code: what an operator gives has the dtype that NumPy promotes to."""
 
     def __add__(self, other: Any, /) -> Any: ...

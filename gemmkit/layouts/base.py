@@ -26,7 +26,7 @@ from gemmkit.components import Component
 from gemmkit.lang.checks import converted, dtype_given, number
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import ComponentClass, dataclass
-from gemmkit.lang.host import Value, View
+from gemmkit.lang.host import Numeric, View
 from gemmkit.lang.registers import each, generate
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.tiling import Tile, translate_offset
@@ -328,6 +328,6 @@ def element_of(layout: GlobalLayout, data: View, i: int, j: int, shape: StackSha
     return converted(layout, "element", number(layout, "element", value, 0), layout.dtype)
 
 
-def store_element_of_tile(value: Value, n: int, layout: Plain, data: View, tile: Tile, shape: StackShape) -> None:
+def store_element_of_tile(value: Numeric, n: int, layout: Plain, data: View, tile: Tile, shape: StackShape) -> None:
     """Store element ``n`` of a tile."""
     layout.store_element(data, tile.index[0] + n % tile.size[0], tile.index[1] + n // tile.size[0], value, shape)

@@ -10,7 +10,7 @@ import numpy as np
 from gemmkit.components import Array, Scalar
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import Value, View
+from gemmkit.lang.host import Numeric, View
 from gemmkit.layouts.base import GlobalLayout, ResultLayout, load_elements, store_elements
 from gemmkit.layouts.matrices import Matrix, plain_layout
 from gemmkit.layouts.plain import LINE, Plain
@@ -93,7 +93,7 @@ class Scattered(Gathered, ResultLayout):
 
     array_names = MappingProxyType({"index": "index of Scatter"})
 
-    def store_element(self, data: View, i: int, j: int, value: Value, shape: StackShape) -> None:
+    def store_element(self, data: View, i: int, j: int, value: Numeric, shape: StackShape) -> None:
         data[self.index[i], j] = value
 
     def store(self, data: View, tile: Tile, values: tuple, shape: StackShape) -> None:

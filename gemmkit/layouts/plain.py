@@ -10,7 +10,7 @@ from gemmkit.lang.aggregates import fill
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
-from gemmkit.lang.host import SharedPointer, Value, View
+from gemmkit.lang.host import Numeric, SharedPointer, View
 from gemmkit.lang.registers import each, generate, join, split
 from gemmkit.layouts.base import (
     GlobalLayout,
@@ -43,7 +43,7 @@ class Plain(GlobalLayout, ResultLayout, SharedLayout):
     def element(self, data: View, i: int, j: int, shape: StackShape) -> Any:
         return data[i, j]
 
-    def store_element(self, data: View, i: int, j: int, value: Value, shape: StackShape) -> None:
+    def store_element(self, data: View, i: int, j: int, value: Numeric, shape: StackShape) -> None:
         data[i, j] = value
 
     def load(self, data: View, tile: Tile, shape: StackShape) -> tuple:
@@ -218,7 +218,7 @@ class FoldedColumns(OfArray, GlobalLayout, ResultLayout):
     def element(self, data: View, i: int, j: int, shape: StackShape) -> Any:
         return self.layout.element(data, i, j, shape)
 
-    def store_element(self, data: View, i: int, j: int, value: Value, shape: StackShape) -> None:
+    def store_element(self, data: View, i: int, j: int, value: Numeric, shape: StackShape) -> None:
         self.layout.store_element(data, i, j, value, shape)
 
     def store(self, data: View, tile: Tile, values: tuple, shape: StackShape) -> None:

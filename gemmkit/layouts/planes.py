@@ -16,7 +16,7 @@ from gemmkit.lang.aggregates import convert, convert_all
 from gemmkit.lang.checks import dtype_given
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import SharedPointer, Value, View
+from gemmkit.lang.host import Numeric, SharedPointer, View
 from gemmkit.lang.number_rules import part_dtypes
 from gemmkit.lang.records import numbers_of, planes_of
 from gemmkit.lang.registers import each, generate
@@ -144,7 +144,7 @@ class Planar(GlobalLayout, ResultLayout):
     def element(self, data: View, i: int, j: int, shape: StackShape) -> Any:
         return generate(self.count, lambda n: data[n, i, j])
 
-    def store_element(self, data: View, i: int, j: int, value: Value, shape: StackShape) -> None:
+    def store_element(self, data: View, i: int, j: int, value: Numeric, shape: StackShape) -> None:
         each(_set_part, planes_of((convert(self.dtype, value),)), data, i, j)
 
     def load(self, data: View, tile: Tile, shape: StackShape) -> tuple:

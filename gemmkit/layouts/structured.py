@@ -23,7 +23,7 @@ from gemmkit.lang.aggregates import convert, convert_all
 from gemmkit.lang.checks import function_given, required, told
 from gemmkit.lang.component_products import ProblemShape, StackShape
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import Value, View
+from gemmkit.lang.host import Numeric, View
 from gemmkit.lang.numba_hooks import TypingError, atom, signature, types
 from gemmkit.lang.registers import apply
 from gemmkit.lang.scalars import DTypeType, IndexType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral
@@ -160,7 +160,7 @@ class Triangular(_Half):
                                                      tile.index[1] + n // tile.size[0]),
                      convert_all(self.dtype, self.layout.load(data, tile, shape)))
 
-    def of_stored(self, value: Value, i: int, j: int) -> Any:
+    def of_stored(self, value: Numeric, i: int, j: int) -> Any:
         """The matrix's element where the array has ``value``."""
         value = value if self.is_stored(i, j) else convert(self.dtype, self.nothing)
         return (convert(self.dtype, 1) if i == j else value) if self.unit else value
@@ -292,7 +292,7 @@ class Generated(GlobalLayout):
 _NAMES = ("first", "second", "third", "fourth")
 
 
-def _argument(value: Value, name: str, dtype: np.dtype) -> Any:
+def _argument(value: Numeric, name: str, dtype: np.dtype) -> Any:
     if value is None or is_array(value) or isinstance(value, np.generic):
         return value
     if isinstance(value, int) and not isinstance(value, bool) and -2**31 <= value < 2**31:
@@ -304,7 +304,7 @@ def _argument(value: Value, name: str, dtype: np.dtype) -> Any:
 
 # -- device code ------------------------------------------------------------------------------------------------------
 
-def _type_declared(context: Any, dtype: np.dtype, value: Value, f: Any) -> Any:
+def _type_declared(context: Any, dtype: np.dtype, value: Numeric, f: Any) -> Any:
     if not isinstance(dtype, DTypeType):
         return None
     given, target = types.unliteral(value), dtype.target
@@ -316,7 +316,7 @@ def _type_declared(context: Any, dtype: np.dtype, value: Value, f: Any) -> Any:
 
 
 @atom(_type_declared)
-def declared(dtype: np.dtype, value: Value, f: Any) -> Any:
+def declared(dtype: np.dtype, value: Numeric, f: Any) -> Any:
     """A value that ``f`` returned, which must be of the dtype already or a number as Python has it."""
     if type(value) is dtype.type:
         return value

@@ -16,7 +16,7 @@ from gemmkit.components import Component, Scalar
 from gemmkit.lang.aggregates import fill
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import Value, View
+from gemmkit.lang.host import Numeric, View
 from gemmkit.lang.registers import deal, each, generate, interleave, join
 from gemmkit.layouts.base import GlobalLayout, ResultLayout, load_elements, store_elements
 from gemmkit.ptx.arithmetic import divided, divisor_reciprocal
@@ -152,7 +152,7 @@ class Matricised(GlobalLayout, ResultLayout):
     def element(self, data: View, i: int, j: int, shape: StackShape) -> Any:
         return self.view(data)[self.place(i, j)]
 
-    def store_element(self, data: View, i: int, j: int, value: Value, shape: StackShape) -> None:
+    def store_element(self, data: View, i: int, j: int, value: Numeric, shape: StackShape) -> None:
         self.view(data)[self.place(i, j)] = value
 
     def load(self, data: Any, tile: Any, shape: Any) -> tuple:

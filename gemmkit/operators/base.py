@@ -21,7 +21,7 @@ import numpy as np
 
 from gemmkit.components import Component
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import Value
+from gemmkit.lang.host import Numeric
 from gemmkit.lang.registers import Fragment
 from gemmkit.ptx.mma import FragmentMap
 from gemmkit.tiling import Tile
@@ -85,7 +85,7 @@ class Operator(Component):
                     "bytes, of numbers of 1, 2, 4, 8 or 16; use splits=1")
         return None
 
-    def merge(self, x: Value, y: Value) -> Any:
+    def merge(self, x: Numeric, y: Numeric) -> Any:
         """Two accumulators' values of one element as one."""
         return x + y
 

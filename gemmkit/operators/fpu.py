@@ -11,7 +11,7 @@ import numpy as np
 from gemmkit.lang.aggregates import convert_all
 from gemmkit.lang.checks import converted, dtype_given, number
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import SharedPointer, Value
+from gemmkit.lang.host import Numeric, SharedPointer
 from gemmkit.lang.registers import Fragment, outer
 from gemmkit.operators.base import Operator
 from gemmkit.operators.mma import element_place, load_apart, load_elements, store_elements
@@ -72,10 +72,10 @@ class FPUOp(Operator):
 
     # -- the arithmetic -------------------------------------------------------------------------------------------
 
-    def multiply(self, a: Value, b: Value) -> Any:
+    def multiply(self, a: Numeric, b: Numeric) -> Any:
         return a * b
 
-    def combine(self, c: Value, product: Value) -> Any:
+    def combine(self, c: Numeric, product: Numeric) -> Any:
         return c + product
 
     @cached_property
@@ -87,7 +87,7 @@ class FPUOp(Operator):
         """Of a subclass with another `combine` it is not known: it says ``merges = True`` if it is so."""
         return type(self).combine is FPUOp.combine and bool(self.start == 0)
 
-    def merge(self, x: Value, y: Value) -> Any:
+    def merge(self, x: Numeric, y: Numeric) -> Any:
         return self.combine(x, y)
 
     # -- which thread holds what -------------------------------------------------------------------------------------------
@@ -198,6 +198,6 @@ def _vector(count: int, itemsize: int) -> int:
     return next(v for v in (16, 8, 4, 2, 1) if count % v == 0 and v * itemsize <= 16)
 
 
-def _combine_product(c: Value, a: Value, b: Value, operator: FPUOp) -> Any:
+def _combine_product(c: Numeric, a: Numeric, b: Numeric, operator: FPUOp) -> Any:
     product = number(operator, "multiply", operator.multiply(a, b), c)
     return converted(operator, "combine", number(operator, "combine", operator.combine(c, product), c), operator.accumulator)

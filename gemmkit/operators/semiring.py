@@ -33,7 +33,7 @@ import numpy as np
 
 from gemmkit.lang.checks import required
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import Value
+from gemmkit.lang.host import Numeric
 from gemmkit.operators.fpu import FPUOp
 
 LOG_2 = math.log(2.0)
@@ -70,7 +70,8 @@ class Semiring(FPUOp):
 
     merges = True                                          # add is associative, and zero its neutral element
 
-    def __init__(self, add: Callable[[Any, Any], Any], mul: Callable[[Any, Any], Any], zero: Value, *, M: int | None = None,
+    def __init__(self, add: Callable[[Any, Any], Any], mul: Callable[[Any, Any], Any], zero: Numeric, *,
+                 M: int | None = None,
                  N: int | None = None, K: int = 1, MB: int = 4, NB: int = 8, dtype: Any = None, accumulator: Any = None,
                  b_dtype: Any = None, sample: Iterable[Any] | None = None):
         if not isinstance(zero, (bool, int, float, np.bool_, np.integer, np.floating)):
@@ -138,13 +139,13 @@ class Semiring(FPUOp):
         """Whether the emulator may call it with arrays: by gemmkit's functions, in which nothing branches."""
         return not self.is_absorbing and {self.add.__code__, self.mul.__code__} <= _ELEMENTWISE
 
-    def multiply(self, a: Value, b: Value) -> Any:
+    def multiply(self, a: Numeric, b: Numeric) -> Any:
         if self.is_absorbing:
             zero = self.accumulator.type(self.identity)
             return zero if a == zero or b == zero else self.accumulator.type(self.mul(a, b))
         return self.accumulator.type(self.mul(a, b))
 
-    def combine(self, c: Value, product: Value) -> Any:
+    def combine(self, c: Numeric, product: Numeric) -> Any:
         return self.add(c, product)
 
 
@@ -160,17 +161,17 @@ def _function(given: Any, name: str) -> FunctionType:
     return given
 
 
-def _sample_for(zero: Value) -> tuple:
+def _sample_for(zero: Numeric) -> tuple:
     if isinstance(zero, (bool, np.bool_)):
         return False, True
     return (1, 2, 3, -1, -2) if isinstance(zero, (int, np.integer)) else (0.25, 0.5, 0.75, -0.25, -2.0)
 
 
-def _is_number(x: Value) -> bool:
+def _is_number(x: Numeric) -> bool:
     return isinstance(x, (bool, int, float, np.bool_, np.integer, np.floating))
 
 
-def _check_laws(add: Callable, mul: Callable, zero: Value, sample: tuple) -> None:
+def _check_laws(add: Callable, mul: Callable, zero: Numeric, sample: tuple) -> None:
     for x, y in itertools.product(sample, (zero, *sample)):
         if not _is_number(mul(zero, y)):
             raise ValueError(f"Semiring(mul={mul.__name__}): mul(zero, {y!r}) is {mul(zero, y)!r}; a number is needed")
@@ -191,19 +192,19 @@ def selects(semiring: Semiring) -> bool:
     return all(semiring.add(x, y) in (x, y) for x in semiring.sample for y in semiring.sample)
 
 
-def minimum(x: Value, y: Value) -> Any:
+def minimum(x: Numeric, y: Numeric) -> Any:
     return min(x, y)
 
 
-def maximum(x: Value, y: Value) -> Any:
+def maximum(x: Numeric, y: Numeric) -> Any:
     return max(x, y)
 
 
-def plus(x: Value, y: Value) -> Any:
+def plus(x: Numeric, y: Numeric) -> Any:
     return x + y
 
 
-def times(x: Value, y: Value) -> Any:
+def times(x: Numeric, y: Numeric) -> Any:
     return x * y
 
 
@@ -218,7 +219,7 @@ def both(x: Any, y: Any) -> Any:
 _ELEMENTWISE = {function.__code__ for function in (minimum, maximum, plus, times, either, both)}
 
 
-def log_sum(x: Value, y: Value) -> Any:
+def log_sum(x: Numeric, y: Numeric) -> Any:
     """log(e^x + e^y) without overflow; right for infinities too."""
     if x == y:
         return x + LOG_2

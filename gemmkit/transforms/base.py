@@ -15,7 +15,7 @@ from gemmkit.components import Component
 from gemmkit.lang.aggregates import convert
 from gemmkit.lang.checks import dtype_given, function_given, number, required
 from gemmkit.lang.components import ComponentType, dataclass
-from gemmkit.lang.host import Value
+from gemmkit.lang.host import Numeric
 from gemmkit.lang.numba_hooks import atom, signature
 from gemmkit.lang.registers import call_function
 
@@ -73,20 +73,20 @@ class Transform(Component):
         """Whether ``__call__`` wants the number of the product, too."""
         return self.with_coordinates and required(self.__call__) == 4          # type: ignore[operator]
 
-    def of(self, x: Value) -> Any:
+    def of(self, x: Numeric) -> Any:
         """The transform of a value, without coordinates (what device code calls)."""
         return self(x)                                                         # type: ignore[operator]
 
-    def at(self, x: Value, i: int, j: int) -> Any:
+    def at(self, x: Numeric, i: int, j: int) -> Any:
         """The transform of the value in row i, column j."""
         return self(x, i, j)                                                   # type: ignore[operator]
 
-    def in_product(self, x: Value, i: int, j: int, batch: int) -> Any:
+    def in_product(self, x: Numeric, i: int, j: int, batch: int) -> Any:
         """The same in a product of a stack, for a transform that asks for its number."""
         return self(x, i, j, batch)                                            # type: ignore[operator]
 
 
-def _type_transformed(context: Any, transform: Transform, x: Value, i: int, j: int) -> Any:
+def _type_transformed(context: Any, transform: Transform, x: Numeric, i: int, j: int) -> Any:
     if not isinstance(transform, ComponentType):
         return None
     with_coordinates = transform.skeleton.with_coordinates
@@ -104,11 +104,11 @@ def _type_transformed(context: Any, transform: Transform, x: Value, i: int, j: i
 
 
 @atom(_type_transformed)
-def _called(transform: Transform, x: Value, i: int, j: int) -> Any:
+def _called(transform: Transform, x: Numeric, i: int, j: int) -> Any:
     return transform.at(x, i, j) if transform.with_coordinates else transform.of(x)
 
 
-def transformed(transform: Transform, x: Value, i: int, j: int) -> Any:
+def transformed(transform: Transform, x: Numeric, i: int, j: int) -> Any:
     """A transform of one element; the coordinates are given only to a transform that wants them. What it returns is a
     number: a tuple of parts, for an element that has as many, is made one."""
     return number(transform, "__call__", _called(transform, x, i, j), x)
@@ -131,13 +131,13 @@ class ComposedTransform(Transform):
                 raise TypeError(f"{name}={part!r} in a composition of transforms: a Transform is needed; wrap a function in "
                                 "transforms.Map")
 
-    def __call__(self, x: Value, *at: Any) -> Any:
+    def __call__(self, x: Numeric, *at: Any) -> Any:
         return self.at(x, *at) if at else self.of(x)
 
-    def of(self, x: Value) -> Any:
+    def of(self, x: Numeric) -> Any:
         return transformed(self.second, transformed(self.first, x, 0, 0), 0, 0)
 
-    def at(self, x: Value, i: int, j: int) -> Any:
+    def at(self, x: Numeric, i: int, j: int) -> Any:
         return transformed(self.second, transformed(self.first, x, i, j), i, j)
 
     @cached_property
@@ -172,10 +172,10 @@ class Staged(ComposedTransform):
         super().__post_init__()
         object.__setattr__(self, "dtype", dtype_given(self.dtype, "Staged"))
 
-    def of(self, x: Value) -> Any:
+    def of(self, x: Numeric) -> Any:
         return transformed(self.second, convert(self.dtype, transformed(self.first, x, 0, 0)), 0, 0)
 
-    def at(self, x: Value, i: int, j: int) -> Any:
+    def at(self, x: Numeric, i: int, j: int) -> Any:
         return transformed(self.second, convert(self.dtype, transformed(self.first, x, i, j)), i, j)
 
 
@@ -185,7 +185,7 @@ class Identity(Transform):
 
     is_identity = True
 
-    def __call__(self, x: Value) -> Any:
+    def __call__(self, x: Numeric) -> Any:
         return x
 
 
@@ -207,16 +207,16 @@ class Map(Transform):
         given = function_given(self.f, "Map", "f", (1, 3, 4), "f(x) or f(x, i, j), a function of x or of x, i, j")
         object.__setattr__(self, "f", given)
 
-    def __call__(self, *x: Value) -> Any:
+    def __call__(self, *x: Numeric) -> Any:
         return self.f(*x)
 
-    def of(self, x: Value) -> Any:
+    def of(self, x: Numeric) -> Any:
         return self.f(x)
 
-    def at(self, x: Value, i: int, j: int) -> Any:
+    def at(self, x: Numeric, i: int, j: int) -> Any:
         return self.f(x, i, j)
 
-    def in_product(self, x: Value, i: int, j: int, batch: int) -> Any:
+    def in_product(self, x: Numeric, i: int, j: int, batch: int) -> Any:
         return self.f(x, i, j, batch)
 
     @cached_property

@@ -19,7 +19,7 @@ from gemmkit.lang.aggregates import convert, convert_all
 from gemmkit.lang.checks import numbers
 from gemmkit.lang.component_products import StackShape, of_product
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import SharedPointer, Value, View
+from gemmkit.lang.host import Numeric, SharedPointer, View
 from gemmkit.lang.registers import apply, each, fold, generate
 from gemmkit.ptx.arithmetic import exp2
 from gemmkit.ptx.memory import load_global, load_shared, shared, store_global, store_shared
@@ -156,7 +156,7 @@ def number_of(n: int) -> int:
     return n
 
 
-def finish_in_range(x: Value, n: int, epilogue: Epilogue, at: LaneCoord) -> Any:
+def finish_in_range(x: Numeric, n: int, epilogue: Epilogue, at: LaneCoord) -> Any:
     i, j = row_of(at.place, n), column_of(at.place, n)
     if i < at.shape.M and j < at.shape.N:
         return numbers(epilogue, "finish", epilogue.finish((x,), translate(ELEMENT, i, j), at.shape), (x,))[0]
@@ -195,7 +195,7 @@ def with_row(state: Any, r: int, c: int, lanes: Lanes, reduction: States, values
     return combined(state, values[c * lanes.piece.size.M + r], reduction, at, at.place.index[0] + r, at.place.index[1] + c)
 
 
-def combined(state: Any, x: Value, reduction: States, at: Any, i: int, j: int) -> Any:
+def combined(state: Any, x: Numeric, reduction: States, at: Any, i: int, j: int) -> Any:
     """A state with one value more, if that is in range."""
     if i < at.shape.M and j < at.shape.N:
         return reduction.combine(state, reduction.state_of(x, i, j))
@@ -256,13 +256,13 @@ def store_packed(values: tuple, spec: Sm90Spec, d: View, place: Tile, shape: Sta
         each(store_packed_in_range, values, spec, d, place, shape)
 
 
-def store_packed_in_range(x: Value, n: int, spec: Spec, d: View, place: Tile, shape: StackShape) -> None:
+def store_packed_in_range(x: Numeric, n: int, spec: Spec, d: View, place: Tile, shape: StackShape) -> None:
     i, j = place.index[0], place.index[1] + 2 * n
     if i < shape.M and j < shape.N:
         spec.d.layout.store(d, translate(ELEMENT, i, udiv(j, 2)), delivered(spec, (x,)), shape)
 
 
-def store_in_range(x: Value, n: int, spec: Spec, d: View, place: Tile, shape: StackShape) -> None:
+def store_in_range(x: Numeric, n: int, spec: Spec, d: View, place: Tile, shape: StackShape) -> None:
     i, j = row_of(place, n), column_of(place, n)
     if i < shape.M and j < shape.N:
         spec.d.layout.store(d, translate(ELEMENT, i, j), delivered(spec, (x,)), shape)
@@ -338,7 +338,7 @@ def rescale_rows(how: Any, epilogue: Epilogue, d: View, shape: StackShape) -> No
             rescale_columns(own, how.steps.matrix(d, batch), row, chunk * STEP, sizes)
 
 
-def rescale_row(how: Any, own: Value, d: View, row: int, begin: int, sizes: Any) -> None:
+def rescale_row(how: Any, own: Numeric, d: View, row: int, begin: int, sizes: Any) -> None:
     # 2. The states of lanes 0 to 31, and so on; then the lanes' in a tree.
     whole = fold(EXCHANGES, exchanged, combined_states(own, row, lane_index(), WARP, sizes), 1, own)
     # 3. Beyond the row a lane's first piece stands for the next ones, which are not stored.
@@ -348,7 +348,7 @@ def rescale_row(how: Any, own: Value, d: View, row: int, begin: int, sizes: Any)
         each(store_piece, generate(PIECES, load_piece, how, this, first), how, this, first)
 
 
-def rescale_columns(own: Value, d: View, row: int, begin: int, sizes: Any) -> None:
+def rescale_columns(own: Numeric, d: View, row: int, begin: int, sizes: Any) -> None:
     this = ProductRow(d, row, own, combined_states(own, row, 0, 1, sizes), sizes)
     end = min(begin + STEP, sizes.N)
     j = begin

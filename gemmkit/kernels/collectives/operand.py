@@ -16,7 +16,7 @@ from gemmkit.lang.checks import all_converted, converted, convertible, counted, 
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
-from gemmkit.lang.host import SharedPointer, Value, View, fitting
+from gemmkit.lang.host import Numeric, SharedPointer, View, fitting
 from gemmkit.lang.registers import Fragment, apply, generate, registers
 from gemmkit.layouts import ColMajor, Plain, RowMajor, Swizzled
 from gemmkit.layouts.base import ArrayLayout, element_of
@@ -323,7 +323,7 @@ def transform_into(operand: Operand, values: tuple, tile: Tile) -> tuple:
     return all_converted(operand.to_shared, "__call__", changed, operand.shared.dtype)
 
 
-def transform_element_into(operand: Operand, x: Value, i: int, j: int) -> Any:
+def transform_element_into(operand: Operand, x: Numeric, i: int, j: int) -> Any:
     """An element on its way to shared memory."""
     return converted(operand.to_shared, "__call__", transformed(operand.to_shared, x, i, j), operand.shared.dtype)
 
@@ -333,7 +333,7 @@ def transform_tile(transform: Transform, values: tuple, tile: Tile) -> tuple:
     return values if transform.is_identity else apply(transform_element, values, transform, tile)
 
 
-def transform_element(x: Value, n: int, transform: Transform, tile: Tile) -> Any:
+def transform_element(x: Numeric, n: int, transform: Transform, tile: Tile) -> Any:
     return transformed(transform, x, row_of(tile, n), column_of(tile, n))
 
 
@@ -344,7 +344,7 @@ def transform_within(transform: Transform, values: tuple, tile: Tile, rows: int,
     return apply(transform_element_within, values, transform, tile, rows, columns)
 
 
-def transform_element_within(x: Value, n: int, transform: Transform, tile: Tile, rows: int, columns: int) -> Any:
+def transform_element_within(x: Numeric, n: int, transform: Transform, tile: Tile, rows: int, columns: int) -> Any:
     return transformed(transform, x, min(row_of(tile, n), rows - 1), min(column_of(tile, n), columns - 1))
 
 
@@ -394,14 +394,15 @@ def transform_registers(operator: Operator, transform: Transform, fragment_map: 
     return apply(changed_opaque_element, fragment, transform)
 
 
-def changed_element(x: Value, n: int, transform: Transform, fragment_map: FragmentMap, tile: Tile, place: TileCoord) -> Any:
+def changed_element(x: Numeric, n: int, transform: Transform, fragment_map: FragmentMap, tile: Tile,
+                    place: TileCoord) -> Any:
     lane = lane_index()
     i = tile.index[0] + fragment_coordinate(fragment_map, lane, n, 0)
     j = tile.index[1] + fragment_coordinate(fragment_map, lane, n, 1)
     return transformed(transform, x, min(i, place.rows - 1), min(j, place.columns - 1))
 
 
-def changed_opaque_element(x: Value, n: int, transform: Transform) -> Any:
+def changed_opaque_element(x: Numeric, n: int, transform: Transform) -> Any:
     return transformed(transform, x, 0, 0)
 
 
@@ -414,8 +415,8 @@ def transform_input(operand: Operand, operator: Operator, fragment_map: Fragment
     return changed
 
 
-def masked_element(x: Value, n: int, operand: Operand, fragment_map: FragmentMap, tile: Tile, place: TileCoord,
-                   nothing: Value) -> Any:
+def masked_element(x: Numeric, n: int, operand: Operand, fragment_map: FragmentMap, tile: Tile, place: TileCoord,
+                   nothing: Numeric) -> Any:
     end = place.columns if operand.k_axis == 1 else place.rows
     if tile.index[operand.k_axis] + fragment_coordinate(fragment_map, lane_index(), n, operand.k_axis) < end:
         return x
@@ -429,7 +430,7 @@ def masked_element(x: Value, n: int, operand: Operand, fragment_map: FragmentMap
 # Masking is done here, once, for all layouts: an element out of range is never asked for, and stands as the operator's
 # identity wherever the product would meet it.
 
-def copy_to_shared(operand: Operand, data: View, pointer: SharedPointer, place: TileCoord, nothing: Value, warp: int,
+def copy_to_shared(operand: Operand, data: View, pointer: SharedPointer, place: TileCoord, nothing: Numeric, warp: int,
                    shape: StackShape) -> None:
     """Copy the block's tile of an operand, which begins at ``place``, from global to shared memory.
 
@@ -441,7 +442,7 @@ def copy_to_shared(operand: Operand, data: View, pointer: SharedPointer, place: 
         copy_in_turn(operand, data, pointer, place, nothing, warp, shape)
 
 
-def copy_in_turn(operand: Operand, data: View, pointer: SharedPointer, place: TileCoord, nothing: Value, warp: int,
+def copy_in_turn(operand: Operand, data: View, pointer: SharedPointer, place: TileCoord, nothing: Numeric, warp: int,
                  shape: StackShape) -> None:
     """Tile by tile."""
     warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)
@@ -451,7 +452,7 @@ def copy_in_turn(operand: Operand, data: View, pointer: SharedPointer, place: Ti
             put_moved(operand, pointer, thread_tiles[j], read_moved(operand, data, thread_tiles[j], place, nothing, shape))
 
 
-def copy_together(operand: Operand, data: View, pointer: SharedPointer, place: TileCoord, nothing: Value, warp: int,
+def copy_together(operand: Operand, data: View, pointer: SharedPointer, place: TileCoord, nothing: Numeric, warp: int,
                   shape: StackShape) -> None:
     """All loads, then all stores."""
     held = registers(operand.held, operand.moves)
@@ -466,7 +467,7 @@ def copy_together(operand: Operand, data: View, pointer: SharedPointer, place: T
             put_moved(operand, pointer, thread_tiles[j], held[i * len(thread_tiles) + j])
 
 
-def read_moved(operand: Operand, data: View, tile: Tile, place: TileCoord, nothing: Value, shape: StackShape) -> tuple:
+def read_moved(operand: Operand, data: View, tile: Tile, place: TileCoord, nothing: Numeric, shape: StackShape) -> tuple:
     """A thread's tile on its way to shared memory: in words where nothing happens to it, or in elements."""
     if operand.passes_words:
         return read_words(operand, data, translate(tile, place.i, place.j), place, nothing, shape)
@@ -490,7 +491,7 @@ def put_elements(operand: Operand, pointer: SharedPointer, tile: Tile, values: t
 
 # -- reading an operand -----------------------------------------------------------------------------------------------
 
-def read_words(operand: Operand, data: View, tile: Tile, place: TileCoord, nothing: Value, shape: StackShape) -> tuple:
+def read_words(operand: Operand, data: View, tile: Tile, place: TileCoord, nothing: Numeric, shape: StackShape) -> tuple:
     """A thread's tile in 32-bit words: for the same type and order on both sides, and no transform between.
 
     ``tile`` is where it lies in the matrix, which ends as ``place`` says.
@@ -519,7 +520,7 @@ def read_packed(operand: Operand, data: View, tile: Tile, shape: StackShape) -> 
     return operand.layout.load_packed(data, tile, shape)
 
 
-def read_tile(operand: Operand, data: View, tile: Tile, place: TileCoord, nothing: Value, shape: StackShape) -> tuple:
+def read_tile(operand: Operand, data: View, tile: Tile, place: TileCoord, nothing: Numeric, shape: StackShape) -> tuple:
     """A thread's tile of an operand, transformed, in the shared layout's dtype; ``nothing`` where it is out of range."""
     if inside(tile, place.rows, place.columns):
         return read_inside(operand, data, tile, shape)
@@ -537,14 +538,14 @@ def read_inside(operand: Operand, data: View, tile: Tile, shape: StackShape) -> 
     return transform_into(operand, values, tile)
 
 
-def read_outside(operand: Operand, data: View, tile: Tile, place: TileCoord, nothing: Value, shape: StackShape) -> tuple:
+def read_outside(operand: Operand, data: View, tile: Tile, place: TileCoord, nothing: Numeric, shape: StackShape) -> tuple:
     """A tile that is not wholly in range: all of it is out where no tile straddles an edge."""
     if operand.whole:
         return fill(operand.shared.dtype, tile.count, nothing)
     return generate(tile.count, read_edge_element, operand, data, tile, place, nothing, shape)
 
 
-def read_edge_element(n: int, operand: Operand, data: View, tile: Tile, place: TileCoord, nothing: Value,
+def read_edge_element(n: int, operand: Operand, data: View, tile: Tile, place: TileCoord, nothing: Numeric,
                       shape: StackShape) -> Any:
     i, j = row_of(tile, n), column_of(tile, n)
     if i < place.rows and j < place.columns:
@@ -717,7 +718,7 @@ OTHERS = 32                            # of a thread, beside accumulators and wh
 A_WORD = 3                             # registers, at most, that a word on its way takes: its line's fifth, its address
 
 
-def clipped(operand: Operand, info: ArrayInfo | None, nothing: Value) -> Operand:
+def clipped(operand: Operand, info: ArrayInfo | None, nothing: Numeric) -> Operand:
     """``operand``, marked if lines of its array ``info`` can be loaded so, with ``nothing`` behind their ends."""
     size = operand.layout.dtype.itemsize
     if info is None or not operand.is_direct or alignment(info) >= CHUNK or nothing != 0 or size > 8:

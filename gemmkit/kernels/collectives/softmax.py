@@ -24,7 +24,7 @@ from gemmkit.kernels.sm90.store import own_column, own_row
 from gemmkit.lang.aggregates import convert, convert_all
 from gemmkit.lang.checks import converted
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import Value, View
+from gemmkit.lang.host import Numeric, View
 from gemmkit.lang.memory import number_of
 from gemmkit.lang.registers import alike, apply, each, reduce, split, together
 from gemmkit.ptx.arithmetic import exp2, fma, log2, maximum, reciprocal
@@ -176,31 +176,31 @@ def added(a: tuple, b: tuple) -> tuple:
     return together(add, a, b)
 
 
-def add(x: Value, y: Value) -> Any:
+def add(x: Numeric, y: Numeric) -> Any:
     return x + y
 
 
-def finite(x: Value) -> Any:
+def finite(x: Numeric) -> Any:
     """A row of which nothing was seen so far has weights 0, not NaN."""
     return x if x > -math.inf else convert(F32, 0.0)
 
 
 @alike(4)
-def weight(x: Value, i: int, c: Value, over: Value, under: Value) -> Any:
+def weight(x: Numeric, i: int, c: Numeric, over: Numeric, under: Numeric) -> Any:
     return exp2(fma(x, c, -(over if i // 2 % 2 == 0 else under)))
 
 
 @alike(4)
-def lowered(x: Value, i: int, first: Value, second: Value) -> Any:
+def lowered(x: Numeric, i: int, first: Numeric, second: Numeric) -> Any:
     return x - (first if i // 2 % 2 == 0 else second)
 
 
-def quad_max(x: Value) -> Any:
+def quad_max(x: Numeric) -> Any:
     x = maximum(x, exchanged(x, 1))
     return maximum(x, exchanged(x, 2))
 
 
-def quad_sum(x: Value) -> Any:
+def quad_sum(x: Numeric) -> Any:
     x = x + exchanged(x, 1)
     return x + exchanged(x, 2)
 
@@ -214,13 +214,13 @@ def packed_step(weights: tuple, n: int, spec: HeadSpec) -> tuple:
     return pack_fragment(spec.dtype, weights)
 
 
-def rescale(o: tuple, upper: Value, lower: Value) -> tuple:
+def rescale(o: tuple, upper: Numeric, lower: Numeric) -> tuple:
     """O's rows by a factor each."""
     return apply(scaled, o, upper, lower)
 
 
 @alike(4)
-def scaled(x: Value, i: int, upper: Value, lower: Value) -> Any:
+def scaled(x: Numeric, i: int, upper: Numeric, lower: Numeric) -> Any:
     return x * (upper if i // 2 % 2 == 0 else lower)
 
 
@@ -288,7 +288,7 @@ def column_at(i: int) -> int:
     return i // 4 * 8 + i % 2
 
 
-def score(x: Value, i: int, kind: Free, spec: HeadSpec, sizes: AttentionSizes, place: ScoreCoord) -> Any:
+def score(x: Numeric, i: int, kind: Free, spec: HeadSpec, sizes: AttentionSizes, place: ScoreCoord) -> Any:
     tile, s = place.tile, x * sizes.scale
     if spec.score.real_places:
         m = convert(F32, place.row) + convert(F32, i // 2 % 2 * 8)
@@ -298,7 +298,7 @@ def score(x: Value, i: int, kind: Free, spec: HeadSpec, sizes: AttentionSizes, p
     return converted(spec.score, "__call__", spec.score.at(s, m, n, tile.head, tile.batch), F32)
 
 
-def seen(x: Value, i: int, spec: HeadSpec, place: ScoreCoord, upper: Limits, lower: Limits) -> Any:
+def seen(x: Numeric, i: int, spec: HeadSpec, place: ScoreCoord, upper: Limits, lower: Limits) -> Any:
     limits = upper if i // 2 % 2 == 0 else lower
     within = column_at(i) < limits.end
     if spec.mask.has_first:
@@ -405,12 +405,12 @@ class AttentionStore(Component):
         """Before the block ends."""
 
 
-def inverse(total: Value) -> Any:
+def inverse(total: Numeric) -> Any:
     """One over a sum of weights; 0 of none."""
     return reciprocal(total) if total != 0 else convert(F32, 0.0)
 
 
-def store_lse(spec: HeadSpec, lse: View, tile: HeadTile, row: int, largest: Value, total: Value) -> None:
+def store_lse(spec: HeadSpec, lse: View, tile: HeadTile, row: int, largest: Numeric, total: Numeric) -> None:
     """A row's logarithm of the sum of exponentials, of its largest score and the sum of weights relative to it."""
     if row < tile.queries:
         lse[slice_of(spec, tile), tile.head, tile.first_query + row] = largest + log2(total) * convert(F32, LN2)
@@ -482,7 +482,7 @@ def octets(words: tuple, n: int) -> tuple:
     return quad_transpose(words[0], words[2], words[4], words[6]), quad_transpose(words[1], words[3], words[5], words[7])
 
 
-def quad_transpose(a: Value, b: Any, c: Value, d: Value) -> tuple:
+def quad_transpose(a: Numeric, b: Any, c: Numeric, d: Numeric) -> tuple:
     """The four words of a lane's row of a 4 x 4 matrix, of which each lane of a quad gives a column."""
     is_odd, is_upper = lane_index() % 2 == 1, lane_index() % 4 >= 2
     ab, cd = swapped(a, b, is_odd, 1), swapped(c, d, is_odd, 1)
@@ -490,7 +490,7 @@ def quad_transpose(a: Value, b: Any, c: Value, d: Value) -> tuple:
     return even[0], odd[0], even[1], odd[1]
 
 
-def swapped(x: Value, y: Value, is_second: Any, distance: int) -> tuple:
+def swapped(x: Numeric, y: Numeric, is_second: Any, distance: int) -> tuple:
     """The rows of a 2 x 2 matrix, of which two lanes give the columns."""
     got = exchanged(x if is_second else y, distance)
     return (got if is_second else x), (y if is_second else got)

@@ -38,7 +38,7 @@ from gemmkit.kernels.collectives.scheduler import Reduction, TileScheduler, deal
 from gemmkit.lang.component_products import StackShape, with_number
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
-from gemmkit.lang.host import Value, View
+from gemmkit.lang.host import Numeric, View
 from gemmkit.lang.registers import Registers, apply, each, generate, join, split
 from gemmkit.ptx.arithmetic import divided, divisor_reciprocal
 from gemmkit.ptx.barriers import atomic_add, await_counter, set_counter
@@ -229,7 +229,7 @@ class SlicedSums(WorkspaceSums):
         return max(FLAG, int(spec.threads * spec.sums_width * spec.operator.fragment_c.dtype.itemsize))
 
 
-def merge(x: Value, n: int, others: tuple, spec: Spec) -> Any:
+def merge(x: Numeric, n: int, others: tuple, spec: Spec) -> Any:
     return spec.operator.merge(x, others[n])
 
 

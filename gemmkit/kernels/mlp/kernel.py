@@ -38,7 +38,7 @@ from gemmkit.kernels.mlp.spec import (
 )
 from gemmkit.kernels.sm90.store import own_column
 from gemmkit.lang.aggregates import convert, fill
-from gemmkit.lang.host import Value, View
+from gemmkit.lang.host import Numeric, View
 from gemmkit.lang.registers import fold, generate, join
 from gemmkit.ptx.barriers import cluster_barrier, cluster_rank, mbarrier_fence_init
 from gemmkit.ptx.memory import load_shared, shared
@@ -191,7 +191,7 @@ def multiply(weights: Weights, spec: MlpSpec, a: Any, slot: Slot, group: int) ->
     return sums
 
 
-def step(sums: tuple, n: int, weights: Weights, spec: MlpSpec, a: Value, w: int, slot: Slot) -> tuple:
+def step(sums: tuple, n: int, weights: Weights, spec: MlpSpec, a: Numeric, w: int, slot: Slot) -> tuple:
     """16 rows of the weights. The products of a chunk are a group; its stage is released when the next chunk's is on its
     way."""
     at = spec.ring.skip(slot, n // STEPS)

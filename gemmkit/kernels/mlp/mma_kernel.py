@@ -37,7 +37,7 @@ from gemmkit.kernels.mlp.spec import (
 from gemmkit.kernels.sm90.store import line_of, own_column
 from gemmkit.lang.aggregates import convert, fill
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import Value, View
+from gemmkit.lang.host import Numeric, View
 from gemmkit.lang.memory import EXTENTS, member_of, number_of
 from gemmkit.lang.registers import apply, each, fold, generate, join, split
 from gemmkit.layouts import ColMajor, RowMajor
@@ -318,7 +318,7 @@ def store_biases(spec: MmaMlpSpec, values: tuple, layer: int) -> None:
     each(store_bias, values, spec, layer % 2 * (spec.bias_columns * spec.threads) + thread_index())
 
 
-def store_bias(value: Value, n: int, spec: MmaMlpSpec, at: int) -> None:
+def store_bias(value: Numeric, n: int, spec: MmaMlpSpec, at: int) -> None:
     store_shared(shared(F32, spec.bias_offset), at, n * spec.threads, (value,))
 
 

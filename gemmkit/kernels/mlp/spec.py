@@ -18,7 +18,7 @@ from gemmkit.kernels.sm90.store import Panels, line_of, own_column, own_row
 from gemmkit.lang.aggregates import convert, convert_all
 from gemmkit.lang.checks import converted, function_given
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import Value, View
+from gemmkit.lang.host import Numeric, View
 from gemmkit.lang.memory import EXTENTS, number_of
 from gemmkit.lang.registers import apply, each, split
 from gemmkit.layouts.plain import pattern_of
@@ -84,7 +84,7 @@ class Activation(Component):
         given = function_given(self.f, "mlp", "activation", (1,), "f(x), a function of one number,")
         object.__setattr__(self, "f", given)
 
-    def __call__(self, x: Value) -> Any:
+    def __call__(self, x: Numeric) -> Any:
         return self.f(x)
 
 
@@ -95,7 +95,7 @@ class Relu(Component):
     is_identity = False
     is_relu = True
 
-    def __call__(self, x: Value) -> Any:
+    def __call__(self, x: Numeric) -> Any:
         return relu(x)
 
 
@@ -106,7 +106,7 @@ class NoActivation(Component):
     is_identity = True
     is_relu = False
 
-    def __call__(self, x: Value) -> Any:
+    def __call__(self, x: Numeric) -> Any:
         return x
 
 
@@ -122,7 +122,7 @@ def words_of(sums: tuple, n: int, spec: MlpSpec, columns: int) -> tuple:
     return pack_fragment(spec.dtype, apply(activated, sums, spec, n * spec.hand_over.k, columns))
 
 
-def activated(x: Value, i: int, spec: MlpSpec, first: int, columns: int) -> Any:
+def activated(x: Numeric, i: int, spec: MlpSpec, first: int, columns: int) -> Any:
     """The activation of the ``i``-th of a thread's sums from column ``first`` on. Columns that pad a layer become 0: of some
     functions 0 becomes no finite number, which the zeros of the next layer's weights would not take away."""
     value = converted(spec.activation, "__call__", spec.activation(x), F32)
@@ -144,7 +144,7 @@ def finished(sums: tuple, spec: MlpSpec) -> tuple:
     return apply(finished_one, sums, spec)
 
 
-def finished_one(x: Value, i: int, spec: MlpSpec) -> Any:
+def finished_one(x: Numeric, i: int, spec: MlpSpec) -> Any:
     return converted(spec.last, "__call__", spec.last(x), F32)
 
 

@@ -18,7 +18,7 @@ from gemmkit.kernels.collectives.scheduler import Outputs, TileCoord
 from gemmkit.lang.aggregates import convert_all
 from gemmkit.lang.checks import convertible, numbers
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import Value
+from gemmkit.lang.host import Numeric
 from gemmkit.lang.registers import apply, each, fold, generate, join, split
 from gemmkit.ptx.special import lane_index, udiv
 from gemmkit.tiling import Tile, translate
@@ -69,7 +69,7 @@ def add_c(values: tuple, spec: Sm90Spec, outputs: Outputs, place: Tile) -> tuple
     return apply(add_value, values, convert_all(spec.operator.fragment_c.dtype, added))
 
 
-def add_value(x: Value, n: int, others: tuple) -> Any:
+def add_value(x: Numeric, n: int, others: tuple) -> Any:
     return x + others[n]
 
 
@@ -263,7 +263,7 @@ def store_together(sums: tuple, i: int, spec: Any, outputs: Outputs, row: int, c
         each(store_pair, split(values, 2), spec, outputs, at)
 
 
-def store_packed(x: Value, n: int, spec: Sm90Spec, outputs: Outputs, at: FragmentCoord) -> None:
+def store_packed(x: Numeric, n: int, spec: Sm90Spec, outputs: Outputs, at: FragmentCoord) -> None:
     """What a pair became."""
     i, j = place_of(n, at).index[0], place_of(n, at).index[1]
     if i < at.shape.M and j < at.shape.N:

@@ -28,7 +28,7 @@ from gemmkit.kernels.sm90.cross_lane import add_value
 from gemmkit.kernels.spec import SPLITS
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
-from gemmkit.lang.host import Value
+from gemmkit.lang.host import Numeric
 from gemmkit.lang.registers import apply, each, fold, generate, join, split
 from gemmkit.ptx.barriers import (
     atomic_add,
@@ -272,7 +272,7 @@ def whole_row(r: int, exchange: ClusterRowExchange, epilogue: Epilogue, n: int, 
     return fold(exchange.blocks - 1, with_next, state_from(0, r, exchange, epilogue, n, row), r, exchange, epilogue, n, row)
 
 
-def with_next(whole: Value, k: int, r: int, exchange: ClusterRowExchange, epilogue: Any, n: int, row: int) -> Any:
+def with_next(whole: Numeric, k: int, r: int, exchange: ClusterRowExchange, epilogue: Any, n: int, row: int) -> Any:
     return epilogue.combine(whole, state_from(k + 1, r, exchange, epilogue, n, row))
 
 

@@ -21,7 +21,7 @@ from gemmkit.kernels.sm90.cross_lane import add_value
 from gemmkit.lang.aggregates import convert_all, fill
 from gemmkit.lang.component_products import ProblemShape, StackShape
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import SharedPointer, Value
+from gemmkit.lang.host import Numeric, SharedPointer
 from gemmkit.lang.pairs import is_pairwise, transform_pairs
 from gemmkit.lang.records import numbers_of
 from gemmkit.lang.registers import apply, fold, generate, join, split
@@ -488,7 +488,7 @@ def fetch_word(spec: Sm90Spec, stage: int, i: int, j: int, k: int) -> tuple:
     return load_shared(shared(WORDS, 0), stage * udiv(spec.stage_bytes, 4) + at, k * spec.a.plane.line, 1)
 
 
-def round_one(word: Value, n: int) -> Any:
+def round_one(word: Numeric, n: int) -> Any:
     return round_word(word)
 
 

@@ -37,7 +37,7 @@ from gemmkit.kernels.sm90.tma import Request, Tma, TmaCopy
 from gemmkit.lang.aggregates import convert, convert_all
 from gemmkit.lang.component_products import StackShape, of_product
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import SharedPointer, Value
+from gemmkit.lang.host import Numeric, SharedPointer
 from gemmkit.lang.pairs import is_pairwise, transform_pairs
 from gemmkit.lang.registers import apply, each, generate, join, registers, split
 from gemmkit.layouts.base import element_tile
@@ -176,7 +176,7 @@ def transform_masked(spec: Any, operand: Any, share: RewriteShare, place: TileCo
                 transform_element_masked, values, operand, translate(tile, place.i, place.j), place, nothing))
 
 
-def transform_element_masked(x: Value, n: int, operand: Operand, tile: Tile, place: TileCoord, nothing: Value) -> Any:
+def transform_element_masked(x: Numeric, n: int, operand: Operand, tile: Tile, place: TileCoord, nothing: Numeric) -> Any:
     i, j = row_of(tile, n), column_of(tile, n)
     if i < place.rows and j < place.columns:
         value = operand.layout.of_stored(x, i, j) if operand.is_masked else x
@@ -520,7 +520,7 @@ def load_chunk(n: int, operand: Any, byte: int, tile: Any) -> tuple:
     return load_shared(shared(U32, byte), operand.numbers.position(chunk, operand.numbers.leading(operand.tile.size)), 0, 4)
 
 
-def put_clipped(operand: Any, held: Any, pointer: SharedPointer, place: TileCoord, nothing: Value, warp: int) -> None:
+def put_clipped(operand: Any, held: Any, pointer: SharedPointer, place: TileCoord, nothing: Numeric, warp: int) -> None:
     """The parts of transformed numbers, ``nothing`` for those beyond the end."""
     warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)
     for i in range(len(warp_tiles)):
@@ -533,7 +533,7 @@ def put_clipped(operand: Any, held: Any, pointer: SharedPointer, place: TileCoor
             put_elements(operand, pointer, thread_tiles[j], apply(clipped, values, operand, tile, place, nothing))
 
 
-def clipped(value: Value, n: int, operand: Operand, tile: Tile, place: TileCoord, nothing: Value) -> Any:
+def clipped(value: Numeric, n: int, operand: Operand, tile: Tile, place: TileCoord, nothing: Numeric) -> Any:
     """The value, or ``nothing`` where it is out of range."""
     if row_of(tile, n) < place.rows and column_of(tile, n) < place.columns:
         return value
