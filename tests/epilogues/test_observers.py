@@ -100,10 +100,10 @@ def test_of_no_depth(machine: Any) -> None:
 A, B = np.ones((7, 5), np.float32), np.ones((5, 9), np.float32)
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "no observer": (lambda out: gk.matmul(A, B, observe_a=out), gk.ConfigError, "an observer is needed, such as gemmkit.epilogues.observers.OperandRowSum"),
-    "too short": (lambda out: gk.matmul(A, B, observe_a=OperandRowSum(out[:5])), ValueError, r"out of RowSum has shape \(5,\); the rows of an A of 7 x 5 need \(7,\)"),
-    "the result": (lambda out: gk.matmul(A, B, out=(d := poison((7, 9), "f4")), observe_a=OperandRowSum(d[:, 0])), ValueError, "out of RowSum overlaps out"),
-    "its own array": (lambda out: gk.matmul(A, B, observe_a=OperandRowSum(A[:, 0])), ValueError, "out of RowSum overlaps a"),
-    "integers": (lambda out: gk.matmul(A, B, observe_a=OperandRowSum(np.zeros(7, "i4"))), gk.ConfigError, "out of RowSum holds int32 and would get float32"),
+    "too short": (lambda out: gk.matmul(A, B, observe_a=OperandRowSum(out[:5])), ValueError, r"out of OperandRowSum has shape \(5,\); the rows of an A of 7 x 5 need \(7,\)"),
+    "the result": (lambda out: gk.matmul(A, B, out=(d := poison((7, 9), "f4")), observe_a=OperandRowSum(d[:, 0])), ValueError, "out of OperandRowSum overlaps out"),
+    "its own array": (lambda out: gk.matmul(A, B, observe_a=OperandRowSum(A[:, 0])), ValueError, "out of OperandRowSum overlaps a"),
+    "integers": (lambda out: gk.matmul(A, B, observe_a=OperandRowSum(np.zeros(7, "i4"))), gk.ConfigError, "out of OperandRowSum holds int32 and would get float32"),
     "multistage": (lambda out: gk.matmul(A.astype("f2"), B.astype("f2"), conf=config("multistage"), observe_a=OperandRowSum(out)), gk.ConfigError,
                    "the kernels that observe are warp_specialised, singlestage; this is 'multistage'"),
     "split K": (lambda out: gk.matmul(A.astype("f2"), B.astype("f2"), conf=config("singlestage", splits=2), observe_a=OperandRowSum(out)), gk.ConfigError,

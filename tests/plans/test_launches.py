@@ -190,7 +190,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "x": (lambda: gk.mlp(half(4, 16), EYE), ValueError, r"weights\[0\] has shape \(32, 32\); x has 16 columns"),
     "too wide": (lambda: gk.mlp(half(4, 32), [half(32, 272)]), ConfigError, r"weights\[0\].*272 columns.*gemmkit.matmul"),
     "x too wide": (lambda: gk.mlp(half(4, 784), [half(784, 32)]), ConfigError, r"x has shape \(4, 784\)"),
-    "no columns": (lambda: gk.mlp(half(4, 32), [half(32, 0)]), ValueError, "one column"),
+    "no columns": (lambda: gk.mlp(half(4, 32), [half(32, 0)]), ValueError, "a layer needs at least one column"),
     "no layer": (lambda: gk.mlp(half(4, 32), []), ValueError, "weights is empty"),
     "one matrix": (lambda: gk.mlp(half(4, 32), half(32, 32)), ValueError, r"weights has shape \(32, 32\).*\(layers, K, N\)"),
     "a vector": (lambda: gk.mlp(half(4, 32), [half(32)]), ValueError, r"weights\[0\] has shape \(32,\); \(K, N\)"),

@@ -135,8 +135,8 @@ def too_many_dimensions(a: Any, b: Any, d: Any) -> None:
 
 BROKEN = [(inner_differs, ValueError, "to sum over"), (stored_twice_as_wide, ValueError, "48.*56 elements"),
           (carried_changes, ValueError, "keep its dimensions"), (branches, TypeError, "control flow"),
-          (breaks, ValueError, "to its end"), (by_numpy, TypeError, "no number before the kernel runs"),
-          (wrong_key, TypeError, "index 0 is 0"), (third_axis_reduced, ValueError, ", axis=0"),
+          (breaks, ValueError, "must run to its end"), (by_numpy, TypeError, "no number before the kernel runs"),
+          (wrong_key, TypeError, "index 0 is 0"), (third_axis_reduced, ValueError, "axis=0 its columns"),
           (rounds_alone, ValueError, "outside of parallel"), (too_many_dimensions, ValueError, "at most two dimensions")]
 
 

@@ -207,7 +207,7 @@ class LargestOfParts(Largest):
 
 @pytest.mark.parametrize("operator, splits, said", [
     (SMALL, 3, "splits=3: .* one of 1, 2, 4, 8"), (SMALL, 16, "one of 1, 2, 4, 8"), (SMALL, 0, "positive"),
-    (Largest(16, 16), 2, "splits=2: with Largest.*if combine is associative and start is its neutral element, set merges = True"),
+    (Largest(16, 16), 2, "splits=2: with Largest.*combine must be associative, and start its neutral element.*set merges = True"),
     (FPUOp(4, 8, dtype="i1"), 2, "holds 1 numbers of 1 bytes"),
     (dual(2).with_base(FPUOp(8, 8)), 2, "numbers of 12 bytes")], ids=repr)
 def test_rules(operator: Any, splits: int, said: str) -> None:
