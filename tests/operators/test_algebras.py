@@ -212,7 +212,7 @@ def test_tables_of_the_wrong_shape() -> None:
         Algebra(None, [[1, 0], [0, 1]])
     with pytest.raises(ValueError, match=r"it has shape \(2, 2, 3\)"):
         Algebra(None, np.zeros((2, 2, 3)))
-    with pytest.raises(ValueError, match="'x' is no real number"):
+    with pytest.raises(ValueError, match="'x' is not a real number"):
         Algebra(None, [[["x", 0], [0, 1]], [[0, 1], [0, 0]]])
     with pytest.raises(ValueError, match="2 different names are needed"):
         Algebra(None, DUAL.table, ["a"])

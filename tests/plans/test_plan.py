@@ -79,7 +79,7 @@ def test_a_plan_refuses_a_lower_alignment(machine: Any, which: str, dtype: Any) 
     with machine.session():
         run = gk.plan(**tensors)
         tensors[which] = memory[1:].reshape(24, 24)
-        with pytest.raises(ValueError, match=f"{which} is at an address that is not a multiple of 16 bytes.*call matmul"):
+        with pytest.raises(ValueError, match=f"{which} begins at an address that is not a multiple of 16 bytes.*call matmul"):
             run(**tensors)
     assert is_poison(machine.numpy(memory))
 

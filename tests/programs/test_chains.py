@@ -117,7 +117,7 @@ def test_anchors_change_nothing_but_the_order(mapping: gk.Mapping) -> None:
 
 def test_a_mapping_is_in_the_text() -> None:
     given = text(gk.Mapping({"m": 64, "n": 32}, warpgroups=1, stages={"q": 2, "k": 3, "v": 4}, places={"p": "registers"}))
-    assert "k_tile = Staged('float16', lines=32," in given and "WARPGROUPS = Warpgroups(1, 1," in given
+    assert "k_tile = StagedTile('float16', lines=32," in given and "WARPGROUPS = Warpgroups(1, 1," in given
     assert [f"ring_{name} = Pipeline(stages={n}," in given for name, n in (("q", 2), ("k", 3), ("v", 4))] == [True] * 3
     ahead, plain = text(SMALL), text(dataclasses.replace(SMALL, ahead=False))
     assert "wgmma_wait(1, (s, out))" in ahead and "wgmma_wait(1" not in plain

@@ -198,7 +198,7 @@ def test_a_text_is_saved_edited_and_run_in_its_place(drawn: Drawn, tmp_path: Any
     with gk.emulate():
         listing.dual.plan(a, b, c, d, gate=lambda x, y: x + y, text=edited).run(dict(a=a, b=b, c=c, d=d))
     np.testing.assert_allclose(d, a.astype(float) @ (b.astype(float) - c.astype(float)), atol=1e-4)
-    with pytest.raises(ValueError, match="line 1 is no Python"):
+    with pytest.raises(ValueError, match="line 1 is not valid Python"):
         listing.dual.plan(a, b, c, d, gate=lambda x, y: x + y, text="kernel =")
     with pytest.raises(ValueError, match="it has no kernel"):
         listing.dual.plan(a, b, c, d, gate=lambda x, y: x + y, text="x = 1")

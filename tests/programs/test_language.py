@@ -146,7 +146,7 @@ def test_a_cell_from_outside_of_the_tiles() -> None:
         total += 1.0
         y[m] = x[m]
 """
-    check_refused(text, "do not know of each other", lambda f: f.plan(SQUARE, SQUARE, SQUARE.copy()))
+    check_refused(text, "is made outside of the tiles", lambda f: f.plan(SQUARE, SQUARE, SQUARE.copy()))
 
 
 def test_a_result_of_a_stack_has_a_place_for_each() -> None:
@@ -214,9 +214,9 @@ ROUNDED = """def f(a, b, c, d):
 
 
 @pytest.mark.parametrize("round, words", [
-    ("p = a[m] @ b[n].T; out += p @ c[n]  #", r"p, is float32, and c is float16.*p.astype\(c.dtype\)"),
-    ("out += gp.exp(a[m] @ b[n].T) @ c[n]  #", "is float32, and c is float16"),
-    ("p = (a[m] @ b[n].T).astype('bfloat16'); out += p @ c[n]  #", "p, is bfloat16, and c is float16"),
+    ("p = a[m] @ b[n].T; out += p @ c[n]  #", r"p, is float32, but c is float16.*p.astype\(c.dtype\)"),
+    ("out += gp.exp(a[m] @ b[n].T) @ c[n]  #", "is float32, but c is float16"),
+    ("p = (a[m] @ b[n].T).astype('bfloat16'); out += p @ c[n]  #", "p, is bfloat16, but c is float16"),
     ("p = (a[m] @ b[n].T).astype(c.dtype); out += p @ c[n]", "")])
 def test_a_computed_operand_is_rounded_by_the_program(round: str, words: str) -> None:
     """The kernel rounds it anyway, and a reference that does not would be another result."""
@@ -239,7 +239,7 @@ LAYERS = """def f(x, w, y):
 def test_a_cell_of_layers_is_rounded_by_the_program() -> None:
     stack = np.zeros((3, 64, 64), np.float16)
     written(LAYERS.format("gp.maximum(h @ w[layer], 0.0).astype(w.dtype)"))[0].plan(SQUARE, stack, SQUARE.copy())
-    check_refused(LAYERS.format("gp.maximum(h @ w[layer], 0.0)  #"), r"h, is float32, and w is float16.*h.astype\(w.dtype\)",
+    check_refused(LAYERS.format("gp.maximum(h @ w[layer], 0.0)  #"), r"h, is float32, but w is float16.*h.astype\(w.dtype\)",
                   lambda f: f.plan(SQUARE, stack, SQUARE.copy()))
 
 
@@ -255,7 +255,7 @@ SQUARES = [
     ("a.rows, b.columns", "a.columns", "a[m, k] @ b[n, k].T", "n is a block of axis 1 of b .*axis 0 of b, which is another axis"),
     ("a.rows, a.rows", "a.columns", "a[m, k] @ a[k, n]", "n is a block of axis 0 of a"),
     ("a.rows, a.rows", "a.rows", "a[m, k] @ a[n, k].T", "k is a block of axis 0 of a"),
-    ("a.rows, a.columns", "b.rows", "a[m, k] @ a[k, n]", "k stands on two axes of a.*loop over a.rows or a.columns")]
+    ("a.rows, a.columns", "b.rows", "a[m, k] @ a[k, n]", "k is used for two axes of a.*loop over a.rows or a.columns")]
 
 
 @pytest.mark.parametrize("tile, rounds, product, words", SQUARES, ids=[" ".join(case[:3]) for case in SQUARES])
