@@ -162,7 +162,7 @@ def test_a_result_of_a_stack_has_a_place_for_each() -> None:
     ((SQUARE.tolist(), SQUARE, SQUARE), "AttributeError: 'list'.*a is of type list, and a program's arrays are needed"),
     ((None, SQUARE, SQUARE), "a is None"), ((SQUARE, SQUARE, None), "d is None"), ((SQUARE, SQUARE, 3), "d is of type int"),
     ((SQUARE, SQUARE, 3.0), "store results in array arguments"), ((SQUARE, SQUARE, SQUARE.tolist()), "d is of type list"),
-    ((SQUARE, SQUARE, {}), "nothing is stored"), ((SQUARE, "b", SQUARE), "b is of type str"), ((1.0, SQUARE, SQUARE), "has shape .* and no rows")])
+    ((SQUARE, SQUARE, {}), "nothing is stored"), ((SQUARE, "b", SQUARE), "b is of type str"), ((1.0, SQUARE, SQUARE), "a value of a program has no rows")])
 def test_arguments_of_another_kind(given: tuple, words: str) -> None:
     text = ROUNDS.format(CELL, "acc += a[m, k] @ b[k, n]")
     for call in (lambda f: f.plan(*given), lambda f: f.reference(*given)):

@@ -175,7 +175,7 @@ def test_a_gpu_has_what_it_can() -> None:
     for mapping in (gk.Mapping(), gk.Mapping(kernel="multistage")):
         with assumed(turing), pytest.raises(gk.ConfigError, match="8.0 or above, but a T4 has 7.5"):
             listing.gemm.plan(*arrays, mapping=mapping)
-    with assumed(A100), pytest.raises(gk.ConfigError, match="of compute capability 9.0, and an A100 has 8.0; take"):
+    with assumed(A100), pytest.raises(gk.ConfigError, match="need compute capability 9.0, but an A100 has 8.0; use"):
         listing.gemm.plan(*arrays, mapping=gk.Mapping(kernel="warp_specialised"))
 
 
