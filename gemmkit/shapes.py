@@ -532,7 +532,7 @@ def of_function(function: Callable[[int], int], count: int) -> Swizzle:
     >>> of_function(lambda i: i // 2, 16)
     Traceback (most recent call last):
     ...
-    gemmkit.shapes.ShapeError: it is no permutation of 16 offsets: 0 and 1 both go to 0
+    gemmkit.shapes.ShapeError: it is not a permutation of 16 offsets: 0 and 1 both go to 0
     """
     places = [int(function(i)) for i in range(count)]
     first: dict[int, int] = {}

@@ -471,7 +471,7 @@ def test_layouts_of_the_users(machine: Any, name: str, rng: np.random.Generator)
     with machine.session():
         spec = gk.plan(*by, conf, out=out, gemm_shape=sizes)._compiled.spec
         gk.matmul(*by, conf, out=out, gemm_shape=sizes)
-    assert [type(x.route).__name__ for x in (spec.a, spec.b)] == ["Staged", "CpAsync"]
+    assert [type(x.route).__name__ for x in (spec.a, spec.b)] == ["StagedByThreads", "CpAsync"]
     m, k = np.indices((M_MULTISTAGE, K_MULTISTAGE))
     assert np.array_equal(machine.numpy(out).reshape(M_MULTISTAGE, n), reference(t[m - k + K_MULTISTAGE - 1], b, c))
 

@@ -122,7 +122,7 @@ def test_an_address_that_is_no_multiple_of_an_element_is_refused(which: str) -> 
 
     a, b, c, out, field, captured = (array("a", 4, 6), array("b", 6, 5), array("c", 4, 5), array("out", 4, 5),
                                      array("field", 5), array("captured", 5))
-    name = {"field": "Bias.bias", "captured": "Elementwise.f's captured captured"}.get(which, which)
+    name = {"field": "Bias.bias", "captured": "Map.f's captured captured"}.get(which, which)
     with gk.emulate(), pytest.raises(ValueError, match=re.escape(f"{name} is at address 0x") + ".* not a multiple of 4 bytes"):
         gk.matmul(a, b, c, out=out, epilogue=epilogues.Bias(field),
                   transform_regs_to_shared_d=transforms.Map(lambda x, m, n: x + captured[n]))

@@ -233,7 +233,10 @@ def test_the_mappings_of_two_modes_are_two_plans(rng: np.random.Generator) -> No
     dict(operator=operators.FPUOp(M=16, N=32)), dict(operator=operators.MMAOp(dtype="float32"))], ids=["FPUOp", "MMAOp"])
 def test_an_operator_with_a_shape_is_a_part_of_a_mapping(fields: dict[str, Any]) -> None:
     a = np.zeros((8, 8), "f4")
-    assert planned(a, a, "small", **fields).config == planned(a, a, "device", **fields).config
+    small, device = (planned(a, a, mapping, **fields).config for mapping in ("small", "device"))
+    assert small.operator == device.operator
+    if not isinstance(small.operator, operators.FPUOp):                       # its tiles may be smaller all the same
+        assert small == device
 
 
 def test_a_configuration_is_taken_as_it_is() -> None:

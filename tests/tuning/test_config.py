@@ -233,7 +233,7 @@ def test_orders_that_wmma_would_misread() -> None:
     (lambda: Padded(RowMajor("f2"), -1), ("Padded(padding=-1)", "0 or more")),
     (lambda: Grouped(0), ("Grouped(group=0)", "positive")),
     (lambda: epilogues.Bias(np.zeros(3), "K"), ("Bias(along='K')", '"M"')),
-    (lambda: transforms.Map(3), ("Elementwise(f=3)", "a function of x or of x, i, j")),
+    (lambda: transforms.Map(3), ("Map(f=3)", "a function of x or of x, i, j")),
     (lambda: transforms.Map(lambda x, i: x), ("takes 2 arguments", "a function of x or of x, i, j")),
 ])
 def test_parts_that_cannot_be(make_it: Any, says: tuple[str, ...]) -> None:

@@ -112,14 +112,14 @@ def test_the_widest_copy_is_taken() -> None:
     spec = mapping(F32_OPERATOR, ColMajor, ColMajor, steps=16).spec()
     assert (named(spec.a.route), named(spec.b.route)) == ("CpAsync 4", "CpAsync 1")
     spec = mapping(F32_OPERATOR, transform_global_to_shared_a=gk.transforms.Map(lambda x: x + 1)).spec()
-    assert named(spec.a.route) == "Staged"
+    assert named(spec.a.route) == "StagedByThreads"
 
 
 # what is cut out of a larger matrix: (rows skipped, columns skipped, columns of memory), and the routes
 VIEWS = {
     "whole": (0, 0, 64, "CpAsync 8", "CpAsync 8"), "aligned rows": (3, 8, 80, "CpAsync 8", "CpAsync 8"),
     "8 bytes": (0, 4, 80, "CpAsync 4", "CpAsync 4"), "4 bytes": (1, 2, 70, "CpAsync 2", "CpAsync 2"),
-    "2 bytes": (0, 1, 80, "Staged", "Staged"), "odd lines": (0, 0, 69, "Staged", "Staged"),
+    "2 bytes": (0, 1, 80, "StagedByThreads", "StagedByThreads"), "odd lines": (0, 0, 69, "StagedByThreads", "StagedByThreads"),
 }
 
 
@@ -278,7 +278,7 @@ def test_no_operand_goes_by_cp_async(rng: np.random.Generator) -> None:
     a, b = whole(rng, (64, 64), F32), whole(rng, (64, 64), F32)
     conf = small(KINDS_SM75["f32"], ColMajor, steps=16)
     with assumed(T4):
-        assert routes(EMULATOR, conf, a.T, b) == routes(EMULATOR, conf, a.T[1:], b[:, 1:]) == ("Staged", "Staged")
+        assert routes(EMULATOR, conf, a.T, b) == routes(EMULATOR, conf, a.T[1:], b[:, 1:]) == ("StagedByThreads", "StagedByThreads")
     assert routes(EMULATOR, conf, a.T, b) == ("CpAsync 4", "CpAsync 4")
 
 

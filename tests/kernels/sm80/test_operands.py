@@ -67,7 +67,7 @@ def test_lines_are_copied_from_the_array_that_has_them(machine: Any, kind: str, 
     np.testing.assert_array_equal(machine.numpy(folded), left @ (v[0].astype("f8") - 2 * v[1].astype("f8")))
     routes = [type(plan._compiled.spec.b.route).__name__ for plan in (joined, braided)]          # type: ignore[attr-defined]
     across = kind == "f32" and order == "F"                    # single elements are left to the registers
-    assert routes == ["Staged" if across else "CpAsyncJoined"] * 2
+    assert routes == ["StagedByThreads" if across else "CpAsyncJoined"] * 2
 
 
 REFUSED = {"a boundary of 7": (7, 33, 0, "C"), "a misaligned part": (8, 32, 1, "C"), "parts of different orders": (8, 32, 0, "F")}
@@ -87,7 +87,7 @@ def test_what_is_left_to_the_registers(name: str) -> None:
         a = gk.layouts.Concat(x, h, axis=1)
         run = gk.plan(a, w, conf=config("f16", RowMajor))
         got = run(a, w)
-    assert type(run._compiled.spec.a.route).__name__ == "Staged"                                  # type: ignore[attr-defined]
+    assert type(run._compiled.spec.a.route).__name__ == "StagedByThreads"                                  # type: ignore[attr-defined]
     np.testing.assert_array_equal(got, np.concatenate([x, h], 1).astype("f8") @ w.astype("f8"))
 
 
@@ -256,10 +256,10 @@ def test_routes() -> None:
     assert route_of_a(np.empty((8, 8, 8, 8), F32)) == "CpAsyncSeparable 1"
     assert route_of_a(np.empty((9, 5, 6, 7), F32).transpose(3, 2, 1, 0)) == "CpAsyncSeparable 1"
     doubled = Map(lambda x: x + x)
-    assert route_of_a(np.empty((8, 8, 8, 8), F32), transform_global_to_shared_a=doubled) == "Staged"
+    assert route_of_a(np.empty((8, 8, 8, 8), F32), transform_global_to_shared_a=doubled) == "StagedByThreads"
     halves = dict(operator=MMAOp(), block_shape=Tile(M=32, N=32, K=32), compute_warp=Tile(M=16, N=16, K=32))
     assert route_of_a(np.empty((8, 8, 8, 8), np.float16).transpose(0, 1, 3, 2), **halves) == "CpAsyncSeparable 8"
-    assert route_of_a(np.empty((5, 7, 9, 7), np.float16), **halves) == "Staged"
+    assert route_of_a(np.empty((5, 7, 9, 7), np.float16), **halves) == "StagedByThreads"
 
 
 def test_an_array_that_is_not_near() -> None:
