@@ -42,11 +42,11 @@ def gemmEx(transa: str | int, transb: str | int, alpha: Any, a: Any, b: Any, bet
             With beta = 0, C is not read: it may hold NaN. With alpha = 0 (a number of the host's) A and B are not read; with
             an alpha in the GPU's memory that is 0 then, what they hold does not count. (BLAS's rules, which
             `epilogues.LinearCombination` has for beta alone.)
-        a, b: op(A) is (M, K) and op(B) is (K, N): arrays, or matrices with structure (`gemmkit.layouts.DiagonalMatrix(x)`
-        and the
-            like). c: (M, N), any strides. Of arrays of more dimensions the last two are the matrices, and those before are a
-            stack's, whose products are one launch; ``trans`` turns each matrix. The stacks of a and b are broadcast as NumPy
-            does, and c, which is written, has that shape in full: (..., M, N).
+        a, b: op(A) is (M, K) and op(B) is (K, N): arrays, or matrices with structure (such as
+            `gemmkit.layouts.DiagonalMatrix(x)`).
+        c: (M, N), any strides. The last two dimensions of each array are its matrices; dimensions before are a stack's,
+            whose products are one launch; ``trans`` turns each matrix. The stacks of a and b are broadcast as NumPy does,
+            and c, which is written, has that shape in full: (..., M, N).
         operator: what multiplies; None chooses one by dtypes and sizes, whose sums hold what c holds: int8 into an int32 or
             float32 c is exact. With an `operators.Algebra` arrays of more than two
             dimensions have a last axis, the parts of its numbers, behind those of the matrices (unless they are complex).

@@ -170,7 +170,7 @@ def gemm(is_array: Callable[[Any], bool], transa: object, transb: object, a: Any
         raise NotTaken("shapes that do not fit")
     out = _checked(is_array, out, (M, N), a, b)
     return CupyCall(blas_gemm, (*named, a, b), (M, N), a.dtype, M * N * K, out, "F",
-                   dict(alpha=float(alpha), beta=0.0 if out is None else float(beta)))
+                    dict(alpha=float(alpha), beta=0.0 if out is None else float(beta)))
 
 
 def _contraction(is_array: Callable[[Any], bool], a: Any, b: Any, of_a: tuple[int, ...], of_b: tuple[int, ...],

@@ -20,7 +20,7 @@ from gemmkit.layouts.joined import Concat
 from gemmkit.plans.compiled import PARTS
 from gemmkit.plans.launch import Cache
 from gemmkit.plans.plan import Plan, plan
-from gemmkit.plans.problem import FUNCTIONS, LAYOUTS
+from gemmkit.plans.problem import KEYWORDS, PLAIN
 from gemmkit.runtime.arrays import KEYS, dtype_to_torch
 
 Made = TypeVar("Made")
@@ -32,7 +32,7 @@ BEFORE_SUM = (*(name for name in TRANSFORMS if name.endswith(("_a", "_b"))), "ob
 
 def check_keywords(call: str, components: dict[str, Any], refused: tuple[str, ...] = ()) -> None:
     """Raise TypeError for a keyword that the call does not take."""
-    known = [name for name in (*FUNCTIONS, *LAYOUTS, "operator") if name not in refused]
+    known = [name for name in KEYWORDS if name not in (*PLAIN, "order", *refused)]
     unknown = sorted(name for name, value in components.items() if name not in known and value is not None)
     if unknown:
         raise TypeError(f"{call}() got keywords {', '.join(unknown)}; of components it takes {', '.join(known)}")

@@ -304,8 +304,8 @@ def merge_other(x: Numeric, n: int, others: tuple, merging: Any) -> Any:
 class OfTransform(Epilogue):
     """A transform of D as a part of the epilogue.
 
-    >>> from gemmkit.transforms import Elementwise
-    >>> OfTransform(Elementwise(lambda x, m, n: x + 10 * m))(0.5, 1, 2)
+    >>> from gemmkit.transforms import Map
+    >>> OfTransform(Map(lambda x, m, n: x + 10 * m))(0.5, 1, 2)
     10.5
     """
 

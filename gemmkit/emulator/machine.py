@@ -131,12 +131,7 @@ class Scheduler:
         if self._turns % _TURNS_PER_POLL == 0:
             self.wake(self._polling)
             self._polling.clear()
-        if self._ready and self._random is None and not self._stopped:          # `_switch`, without the calls
-            self._fibers[self._ready.popleft()].switch()
-            if self._stopped:
-                raise GreenletExit
-        else:
-            self._switch()
+        self._switch()
         thread.waits_for = None
 
     def wait_until(self, thread: Thread, predicate: Callable[[], bool], what: str | Callable[[], str]) -> None:

@@ -326,8 +326,7 @@ class AttentionLaunch:
         k_share, v_share = (operands.heads // info.shape[1] for info in (operands.k, operands.v))
         k_batch, v_batch = (int(self.call.sequences is None and info.shape[0] > 1) for info in (operands.k, operands.v))
         return AttentionSizes(operands.queries, operands.keys, np.float32(scale), np.float32(scale * LOG2E), k_share,
-                              v_share,
-                     k_batch, v_batch, 0 if operands.keys else NOWHERE)
+                              v_share, k_batch, v_batch, 0 if operands.keys else NOWHERE)
 
     @cached_property
     def tensor_maps(self) -> list[TensorMapSlot]:
@@ -492,8 +491,7 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
             h // (q's heads / k's). A batch of 1 is for all. Strides are any that TMA can follow: the head size contiguous,
             other strides positive multiples of 16 bytes, or 0 (broadcast) along heads and batch.
         mask: a `gemmkit.masks.Mask`, such as ``Causal()``, ``Window(1024)``, ``Documents(...)`` or your own;
-        None hides
-            nothing.
+            None hides nothing.
         score: a function ``f(s, m, n)``, ``f(s, m, n, head)`` or ``f(s, m, n, head, batch)`` of a scaled score, its query
             and its key, or a `gemmkit.masks.Score`; None leaves scores as they are.
         scale: the factor of q k^T; None for one over the root of the head size. A run-time number.

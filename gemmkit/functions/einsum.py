@@ -165,7 +165,8 @@ def _view(term: str, shape: tuple[int, ...], strides: tuple[int, ...], sizes: di
 #   elements of that come next. Elements contiguous in the second tensor are then v apart in the matrix, as the teeth of
 #   a comb
 #   are: a thread that owns all v interleaved vectors accesses both tensors in vectors (`gemmkit.layouts.Matricised`,
-#   ``comb``). Of equally large tensors it is two or three such vectors, for memory moves sectors of 32 bytes.
+#   ``comb``). If tensors are equally large, it is two or three such vectors, because memory moves sectors of 32
+#   bytes.
 # * Where Hopper's kernel reads more of the leading tensor than it writes of the other, a whole sector of 32 bytes of it
 # comes
 #   first, and one vector of the other: copies of 16 bytes are asked for together where they are neighbours in shared memory,

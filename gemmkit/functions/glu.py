@@ -19,11 +19,11 @@ from gemmkit.layouts import ColumnInterleaved, Joined
 from gemmkit.layouts.joined import Concat, InterleavedColumns
 from gemmkit.layouts.matrices import Matrix
 from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like, strided
-from gemmkit.transforms import Map as ElementwiseTransform
+from gemmkit.transforms import Map
 
 
 def _fold(activation: Any) -> Fold:
-    own = ElementwiseTransform(activation)                # which names the activation where it returns no number
+    own = Map(activation)                # which names the activation where it returns no number
     return Fold(lambda gate, up: number(own, "__call__", activation(gate), gate) * up)
 
 

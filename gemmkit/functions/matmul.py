@@ -116,11 +116,11 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
         a: (M, K), b: (K, N), c: (M, N) or None. CuPy arrays, PyTorch tensors, Numba device arrays, anything with
             ``__cuda_array_interface__`` or DLPack; NumPy arrays under ``with gemmkit.emulate():``. Any strides: a
             transposed or sliced view is read in place, on the arrays' own device (which need not be the current one).
-            a and b may also be matrices with structure (`gemmkit.layouts.DiagonalMatrix(x)`, `Triangular`, `Symmetric`,
-            `Generated`). Of arrays of more dimensions the last two are the matrices, and those before are a stack's,
-            broadcast as NumPy does; out is then (..., M, N), and all products are one launch. An a of one dimension is a
-            row, a b a column, and out (and c) lacks that dimension: (N,), (M,), or () for two of them. Of booleans a
-            product is whether any k has both (`operators.OR_AND`).
+            a and b may also be matrices with structure (`gemmkit.layouts.DiagonalMatrix(x)`, `TriangularMatrix`,
+            `SymmetricMatrix`, `GeneratedMatrix`). The last two dimensions of an array are its matrices; dimensions before
+            are a stack's, broadcast as NumPy does. out is then (..., M, N), and all products are one launch. An a of one
+            dimension is a row, a b a column, and out (and c) lacks that dimension: (N,), (M,), or () for two of them. A
+            product of booleans is whether any k has both (`operators.OR_AND`).
         conf: a configuration of `gemmkit.get_config`; None chooses one by dtypes and sizes.
         out: (M, N), written and returned; None allocates one of a's library, in C order, of ``dtype``. It may be c itself,
             and may overlap nothing else; or a `gemmkit.layouts.Scatter`, whose array is written and returned.

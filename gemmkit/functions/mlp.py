@@ -178,7 +178,7 @@ def _stack(weights: Any, biases: Any) -> LayerStack:
     rows = tuple(info._replace(shape=(1, *info.shape), strides=(0, *info.strides)) for _, info in of_biases)
     kind = tuple((*info[1:6], info.pointer % 16) for _, info in named)
     return LayerStack(tuple(info for _, info in of_weights), rows, _kinds.setdefault((len(of_weights), kind), len(_kinds)),
-                 tuple((*byte_range(info), name, info) for name, info in named))
+                      tuple((*byte_range(info), name, info) for name, info in named))
 
 
 def _several(arrays: Any, name: str, ndim: int) -> list[tuple[str, ArrayInfo]]:

@@ -111,8 +111,8 @@ def run(spec: Any, accumulators: Registers, a: Any, b: Any, work: Work, warp: in
     column = work.n + of_n * spec.compute_warp.size.N + udiv(lane, 4) * 4
     source = QuantisedSource(a, b, work.m + udiv(lane, 4), column, lane % 4 * spec.operator.rows, shape.M - 1, shape.N - 4)
     ring = PartRing(registers(spec.words, spec.stages * spec.loads_b), registers(spec.vectors, spec.stages * spec.loads_a),
-                registers(spec.scale_words, spec.stages * spec.fragments_n),
-                registers(spec.zero_words, spec.stages * spec.fragments_n))
+                    registers(spec.scale_words, spec.stages * spec.fragments_n),
+                    registers(spec.zero_words, spec.stages * spec.fragments_n))
     step = spec.block.size.K
     at = work.k_begin + of_k * spec.compute_warp.size.K
     end = min(work.k_begin + work.k_tiles * step, shape.K)
@@ -241,7 +241,7 @@ def pairs_of_row(spec: Any, ring: PartRing, row: int) -> tuple:
     """The lane's places along K of its row of a fragment, in the pairs that B has."""
     words = join(generate(spec.vectors_a, vector_of, ring, row * spec.vectors_a))
     return interleave_words((generate(spec.operator.pairs // 2, word_of, words, 0),
-                        generate(spec.operator.pairs // 2, word_of, words, spec.operator.pairs // 2)))
+                             generate(spec.operator.pairs // 2, word_of, words, spec.operator.pairs // 2)))
 
 
 def vector_of(n: int, ring: PartRing, first: int) -> tuple:
@@ -418,7 +418,7 @@ def add_warps(spec: QuantisedSpec, accumulators: Registers, warp: int) -> None:
         for i in range(spec.fragments_m):
             for j in range(spec.fragments_n):
                 accumulators[i, j] = join(generate(spec.pieces_of_fragment, fetch_piece, i * spec.fragments_n + j, spec,
-                                                  warp))
+                                                   warp))
     barrier()
 
 

@@ -383,14 +383,14 @@ def public_names(scope: dict[str, Any]) -> tuple[Callable[[str], Any], Callable[
     def get(name: str) -> Any:
         if name.startswith("_"):                              # what Python asks of any module
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        if f"{package}.{name}" in renamed():
-            return by_old_name(package, name)
         if name in homes():
             home, origin = homes()[name]
             module = importlib.import_module(home)
             found = getattr(module, origin, None)
             scope[name] = importlib.import_module(f"{home}.{origin}") if found is None else found     # asked for once
             return scope[name]
+        if f"{package}.{name}" in renamed():
+            return by_old_name(package, name)
         try:
             return importlib.import_module(f"{package}.{name}")
         except ModuleNotFoundError as error:
@@ -429,7 +429,7 @@ def renamed() -> dict[str, str]:
 def by_old_name(module: str, name: str) -> Any:
     """What ``module`` called ``name``, with a DeprecationWarning; AttributeError if it never did. A module whose names
     changed says ``__getattr__ = partial(by_old_name, __name__)``."""
-    now = renamed().get(f"{module}.{name}")
+    now = None if name.startswith("__") else renamed().get(f"{module}.{name}")         # imports ask for __path__
     if now is None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     warnings.warn(f"{module}.{name} is {now} now; the old name goes with gemmkit 0.2", DeprecationWarning, 3)

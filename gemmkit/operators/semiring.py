@@ -71,16 +71,14 @@ class Semiring(FPUOp):
     merges = True                                          # add is associative, and zero its neutral element
 
     def __init__(self, add: Callable[[Any, Any], Any], mul: Callable[[Any, Any], Any], zero: Numeric, *,
-                 M: int | None = None,
-                 N: int | None = None, K: int = 1, MB: int = 4, NB: int = 8, dtype: Any = None, accumulator: Any = None,
-                 b_dtype: Any = None, sample: Iterable[Any] | None = None):
+                 M: int | None = None, N: int | None = None, K: int = 1, MB: int = 4, NB: int = 8, dtype: Any = None,
+                 accumulator: Any = None, b_dtype: Any = None, sample: Iterable[Any] | None = None):
         if not isinstance(zero, (bool, int, float, np.bool_, np.integer, np.floating)):
             raise TypeError(f"Semiring(zero={zero!r}): a number is needed")
-        if isinstance(sample, type) or not isinstance(sample, (Iterable, type(None))):
-            raise TypeError(f"Semiring(sample={sample!r}): a tuple of numbers is needed")
-        sample = _sample_for(zero) if sample is None else tuple(sample)
-        if not all(isinstance(x, (int, float, np.bool_, np.number)) for x in sample):
-            raise TypeError(f"Semiring(sample={sample!r}): a tuple of numbers is needed")
+        given = _sample_for(zero) if sample is None else sample
+        sample = tuple(given) if isinstance(given, Iterable) and not isinstance(given, type) else (None,)
+        if not all(isinstance(x, (int, float, complex, np.bool_, np.number)) for x in sample):
+            raise TypeError(f"Semiring(sample={given!r}): a tuple of numbers is needed")
         fields = dict(add=_function(add, "add"), mul=_function(mul, "mul"), zero=zero, sample=sample, M=M or _NONE,
                       N=N or _NONE, K=K, MB=MB, NB=NB, dtype=dtype, accumulator=accumulator, b_dtype=b_dtype)
         for name, value in fields.items():

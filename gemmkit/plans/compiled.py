@@ -302,8 +302,7 @@ class Compiled:
                                      [held for _, held in call.held])
         is_stack = problem.products != 1
         assert out is not None
-        arrays = OperandArrays(problem.a, problem.b, out, M, N, K, c, problem.products if is_stack else None,
-                        problem.device)
+        arrays = OperandArrays(problem.a, problem.b, out, M, N, K, c, problem.products if is_stack else None, problem.device)
         self.spec = conf.spec(arrays)
         if conf.epilogue.reduces or conf.observe_a is not None:
             conf = self.config = reserved(conf, self.spec, self._of_d(), problem.products)

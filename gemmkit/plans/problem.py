@@ -346,18 +346,12 @@ HOST = -1
 F32 = np.dtype(np.float32)
 LIMIT = 2**31 - 2**10                  # coordinates are 32 bits wide
 
-FUNCTIONS = (*TRANSFORMS, "observe_a", "epilogue", "condition")
 LAYOUTS = tuple(f"global_{name}_layout" for name in "abcd")
 PLAIN = "gemm_shape", "dtype", "precision"                     # keywords that are no fields of a configuration
 
 class Keywords(TypedDict, total=False):
     """What a product takes besides its operands; `gemmkit.matmul` says what each means. Editors complete these names."""
 
-    operator: Operator | None
-    epilogue: Epilogue | None
-    condition: Condition | None
-    observe_a: Epilogue | None
-    order: Order | str | None
     transform_global_to_shared_a: Transform | None
     transform_global_to_shared_b: Transform | None
     transform_global_to_shared_c: Transform | None
@@ -366,10 +360,15 @@ class Keywords(TypedDict, total=False):
     transform_shared_to_regs_c: Transform | None
     transform_regs_to_shared_d: Transform | None
     transform_shared_to_global_d: Transform | None
+    observe_a: Epilogue | None
+    epilogue: Epilogue | None
+    condition: Condition | None
     global_a_layout: GlobalLayout | None
     global_b_layout: GlobalLayout | None
     global_c_layout: GlobalLayout | None
     global_d_layout: GlobalLayout | None
+    operator: Operator | None
+    order: Order | str | None
     gemm_shape: Mapping[str, int] | Tile | tuple[int, int, int] | None
     dtype: DTypeLike | None
     precision: str | None

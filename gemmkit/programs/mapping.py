@@ -192,7 +192,7 @@ HOPPER, AMPERE = (9, 0), (8, 0)
 ORDERS = dict(ahead="products are done where they stand, and none runs ahead",
               across="a block has one tile, and its last products are beside no other's",
               turns="products are done where they stand, and warps need no turns",
-             anchored="products are done where they stand, and nothing waits for them")
+              anchored="products are done where they stand, and nothing waits for them")
 
 
 @dataclass(frozen=True)
@@ -277,11 +277,11 @@ class KernelLimits:
 #: Lengths as measured on Hopper (112 keys of heads of 192: 1.2).
 KERNELS = {kernel.name: kernel for kernel in (
     KernelLimits(WARP_SPECIALISED, {1: 256, 2: 256, 3: 128}, {1: 256, 2: 256, 3: 128}, {1: 192, 2: 192, 3: 136}, depth=64,
-           depths=64, barriers=2 * BARRIER, parts=1, lengths=(128, 96, 80, 64, 48, 32), chain_warpgroups=2, columns=8,
-           line=64, uses_tma=True),
+                 depths=64, barriers=2 * BARRIER, parts=1, lengths=(128, 96, 80, 64, 48, 32), chain_warpgroups=2, columns=8,
+                 line=64, uses_tma=True),
     KernelLimits(MULTISTAGE, {1: 256, 2: 256, 3: 128}, {1: 128, 2: 128, 3: 128}, {1: 176, 2: 176, 3: 96}, depth=32,
-           depths=32, barriers=0, parts=2, lengths=(64, 48, 32, 16), chain_warpgroups=1, columns=16, line=32,
-           uses_tma=False))}
+                 depths=32, barriers=0, parts=2, lengths=(64, 48, 32, 16), chain_warpgroups=1, columns=16, line=32,
+                 uses_tma=False))}
 
 
 def kernel_of(mapping: Mapping, device: DeviceInfo) -> KernelLimits:

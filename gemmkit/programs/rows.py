@@ -700,8 +700,7 @@ class RowPrinter:
 
 
 def printed(title: str, program: RowProgram, steps: RowSteps, threads: tuple[RowTeam, RowSource, int],
-            dtypes: dict[str, np.dtype],
-            scalars: list[str], early: bool) -> Printed:
+            dtypes: dict[str, np.dtype], scalars: list[str], early: bool) -> Printed:
     """Print the kernel. ``dtypes``: of all arrays, by their names. ``early``: its launch may begin before the kernel before
     has ended."""
     team, source, vector = threads

@@ -45,9 +45,9 @@ def op(conf: Config | None = None, *, name: str, epilogue: Any = None, a: torch.
         name: ``"namespace::name"``, or a name in the namespace ``gemmkit``: it is then ``torch.ops.namespace.name``.
         epilogue: an epilogue, or a function of tensors that makes one: these are then operands of the operator, behind a
             and b, and have gradients: ``epilogue=lambda bias: Bias(bias) | GELU()``.
-        a, b: what makes a matrix with structure of the operand: `gemmkit.layouts.DiagonalMatrix`, `Triangular`,
-        `Symmetric`, or a
-            function such as ``lambda x: gemmkit.layouts.TriangularMatrix(x, "upper")``.
+        a, b: what makes a matrix with structure of the operand: `gemmkit.layouts.DiagonalMatrix`,
+            `TriangularMatrix`, `SymmetricMatrix`, or a function such as
+            ``lambda x: gemmkit.layouts.TriangularMatrix(x, "upper")``.
         dtype: of the result; None: conf's or the epilogue's if they say one, else C's if there is one, else what PyTorch
             promotes a's and b's to.
         derivative: ``derivative(x, *operands)``, of tensors: the derivative of each element of D by the product's element

@@ -151,8 +151,7 @@ def is_unaligned(info: ArrayInfo | None) -> bool:
 
 
 BY_TMA = MappingTable(MAPPINGS + SPLIT, mappings_of(tables.WORKSPACE), STREAMED, STREAMED_CLUSTERED, tables.LEAST_SHARED,
-                      ALIGNED,
-               CLUSTERED, orders_few=True, tries_more=True)
+                      ALIGNED, CLUSTERED, orders_few=True, tries_more=True)
 BY_BRAIDS = dataclasses.replace(BY_TMA, mappings=BRAIDED + SPLIT)
 BY_BRAIDED_ROWS = dataclasses.replace(BY_TMA, mappings=BRAIDED_ROWS + SPLIT, aligned=())
 BY_TRANSPOSES = MappingTable(TRANSPOSED)
@@ -204,8 +203,8 @@ def table_of(spec: Any, arrays: OperandArrays | None) -> MappingTable:
 
 #: With one of these given, a mapping is the caller's.
 MAPPING_FIELDS = {"kernel", "block_shape", "warps_per_block", "compute_warp", "blocks_per_sm",
-           *(f"shared_{name}_layout" for name in "abcd"),
-           *(f"mem_{name}_{what}" for name in ("a", "b", "cd") for what in ("warp", "thread"))}
+                  *(f"shared_{name}_layout" for name in "abcd"),
+                  *(f"mem_{name}_{what}" for name in ("a", "b", "cd") for what in ("warp", "thread"))}
 
 
 def applies(a: np.dtype, b: np.dtype, fields: dict[str, Any], device: DeviceInfo) -> bool:

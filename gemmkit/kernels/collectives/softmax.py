@@ -325,7 +325,7 @@ def tile_at(spec: HeadSpec, sizes: AttentionSizes, order: View, turn: int) -> He
     m, head, batch = number_of(order, row, 0), number_of(order, row, 1), number_of(order, row, 2)
     if spec.packed:
         return HeadTile(m, head, batch, number_of(order, row, 3), number_of(order, row, 4), number_of(order, row, 5),
-                    number_of(order, row, 6))
+                        number_of(order, row, 6))
     return HeadTile(m, head, batch, sizes.queries, sizes.keys, 0, sizes.first_key)
 
 

@@ -53,8 +53,7 @@ INSIDE, AT_EDGES, ANYWHERE = Reach(inside=True), Reach(), Reach(asks=True)
 # | `separable.CpAsyncSeparable` | the same of tensors, whose rows and columns are made of several dimensions |
 # | `boxes.CpAsyncBoxes` | 16-bit tensors whose neighbours in memory are eight apart along K, for `operators.BoxMMAOp` |
 # | `joined.CpAsyncJoined` | lines of operands of several arrays |
-# | `StagedByThreads` | everything: `Layout.element`, transforms, numbers that become planes, two-byte elements at any
-# address |
+# | `StagedByThreads` | everything: `Layout.element`, transforms, numbers that become planes, two-byte elements anywhere |
 #
 # cp.async copies are started before a round's products, or in parts between them. What is staged is loaded before the
 # products and stored behind them. Which of these ways a GPU has is `copies`' to say.

@@ -405,8 +405,9 @@ def store_neighbours(values: tuple, n: int, spec: Any, outputs: Outputs, row: in
 #
 # A fragment of wgmma is octets of columns, and a thread has two columns of each. Those of a braid
 # (`gemmkit.layouts.ColumnInterleaved`) are the parts' in turn, or all of one part before those of the next where TMA brings
-# them (`gemmkit.kernels.sm90.tma`): either way a thread folds values of its own. What comes of it lies in registers
-# as the sums of a product with a narrower tile do: the stores of `gemmkit.kernels.sm90.store` take it, at D's coordinates.
+# them (`gemmkit.kernels.sm90.tma`): either way a thread folds values of its own. The folded values lie in registers
+# as the accumulators of a product with a narrower tile do: the stores of `gemmkit.kernels.sm90.store` take them, at D's
+# coordinates.
 
 HELD = 4                               # values of a thread in an octet of columns: two rows of two
 
@@ -459,7 +460,7 @@ class FoldingDirectStore(Folding, DirectStore):
 
 
 FOLDING: dict[type[TileStore], Any] = {TmaStore: FoldingTmaStore, VectorStore: FoldingVectorStore,
-                                   DirectStore: FoldingDirectStore}
+                                       DirectStore: FoldingDirectStore}
 
 
 def store_for(spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barrier: int) -> TileStore:

@@ -109,8 +109,7 @@ def _operand(dot: Value, which: int, chain: Chain, places: ChainPlaces,
     if load is None:
         if which == 1 or x.op == "transpose":
             raise refused(ValueError, f"the {'right' if which else 'left'} operand of a product is computed; only the left "
-                                      "operand may be, and without a "
-                                      "transpose (only .reference(...) runs others)", dot.line)
+                                      "operand may be, and without a transpose (only .reference(...) runs others)", dot.line)
         return None
     parameter, key = load.data
     if np.dtype(parameter.dtype) not in TAKEN:
@@ -120,8 +119,7 @@ def _operand(dot: Value, which: int, chain: Chain, places: ChainPlaces,
     stacks = [index for index in key if index.stack]
     if len(load.dims) != 2 or len(stacks) > 1:
         raise refused(ValueError, f"{parameter.name}[{shown(key)}] is an operand of a product: a matrix, or one of a "
-                                  f"stack, is "
-                                  "needed", dot.line)
+                                  "stack, is needed", dot.line)
     found = known.get((parameter.name, key))
     if found is None:
         index = chain.index if chain.index in key else None

@@ -113,7 +113,7 @@ class ScheduleCandidate(NamedTuple):
 
 @dataclass(frozen=True)
 class ChainProblem(problems.MappingProblem):
-    """``outs``: the dtypes of results that leave by TMA. What is chosen is a `ScheduleChoice`. Of what is left open all is
+    """``outs``: the dtypes of results that leave by TMA. The choice is a `ScheduleChoice`. All values of open fields are
     tried, and the reason why nothing fits is the smallest one's."""
 
     chain: Chain
@@ -297,9 +297,8 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, lengt
     stacks = () if chain.stack is None else (chain.stack.name,)
     blocks.update(dict.fromkeys(stacks, 1))
     return ScheduleChoice(blocks, mapping.warpgroups, ahead, across and divided is None, turns, descending, longest,
-                          stacks=stacks,
-                  splits=chain.splits, lazy=bool(chain.factors), anchored=bool(mapping.anchored),
-                  cluster=Cluster(mapping.cluster.get(chain.rows.name, 1)))
+                          stacks=stacks, splits=chain.splits, lazy=bool(chain.factors), anchored=bool(mapping.anchored),
+                          cluster=Cluster(mapping.cluster.get(chain.rows.name, 1)))
 
 
 def room_left(chain: Chain, choice: ScheduleChoice, kernel: KernelLimits) -> int:
@@ -355,8 +354,7 @@ def _shapes(places: ChainPlaces, choice: ScheduleChoice, chain: Chain, kernel: K
 
 
 def _memory(places: ChainPlaces, mapping: Mapping, choice: ScheduleChoice, outs: dict[str, np.dtype],
-            room: SharedMemoryBudget,
-            chain: Chain) -> str | None:
+            room: SharedMemoryBudget, chain: Chain) -> str | None:
     """Lay out shared memory; why it does not fit."""
     bound, share, kernel = room
     choice.stages.clear()
