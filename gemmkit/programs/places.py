@@ -477,7 +477,7 @@ def sized(places: Places, mapping: Mapping, kernel: KernelLimits) -> dict[str, i
     parts = 2 if kernel.parts == 2 and mapping.blocks.get(m.name) == 2 * rows else 1
     if parts == 2 and (places.row_starts or places.column_starts):
         raise ConfigError(f"Mapping(blocks={{{m.name!r}: {2 * rows}}}, warpgroups={mapping.warpgroups}): where rounds add "
-                          f"up rows or columns, a warpgroup has {ROWS}; {rows} are needed")
+                          f"up rows or columns, a warpgroup has {ROWS} rows; use {rows} rows along {m.name}")
     most = kernel.most_sums[mapping.warpgroups] // parts // len(places.starts) // 64 * 64
     if most == 0:
         raise ConfigError(f"{len(places.starts)} accumulators do not fit in the registers of {mapping.warpgroups} "
