@@ -32,18 +32,18 @@ def gemmEx(transa: str | int, transb: str | int, alpha: Any, a: Any, b: Any, bet
     """``C := alpha op(A) op(B) + beta C``, in place; returns c.
 
     Args:
-        transa, transb: "N" (as it is), "T" (transposed) or "C" (conjugate transposed, conjugated on the way in; for
-            real and dual numbers that is "T"), in capital or small letters; or cuBLAS's constants for these, 0, 1 and 2.
-        alpha, beta: numbers (complex ones for a complex C, whole ones for an integer C, real ones otherwise), applied in the
+        transa: "N" (as it is), "T" (transposed) or "C" (conjugate transposed, conjugated on the way in; for real and dual
+            numbers that is "T"), in capital or small letters; or cuBLAS's constants for these, 0, 1 and 2.
+        transb: the same for B.
+        alpha: a number (a complex one for a complex C, a whole one for an integer C, a real one otherwise), applied in the
             accumulator's precision. For a C of an algebra's numbers also one of these: a tuple or array of its parts, a
             `gemmkit.functions.Dual` of shape (); it multiplies from the left. A 0-d array in the GPU's memory stays there,
             and the kernel loads it when it runs, without synchronisation (cuBLAS's pointer mode "device"); a host array is
-            read at the call.
-            With beta = 0, C is not read: it may hold NaN. With alpha = 0 (a number of the host's) A and B are not read; with
-            an alpha in the GPU's memory that is 0 then, what they hold does not count. (BLAS's rules, which
-            `epilogues.LinearCombination` has for beta alone.)
-        a, b: op(A) is (M, K) and op(B) is (K, N): arrays, or matrices with structure (such as
-            `gemmkit.layouts.DiagonalMatrix(x)`).
+            read at the call. With alpha = 0 (a number of the host's) A and B are not read; with an alpha in the GPU's memory
+            that is 0 then, what they hold does not count.
+        a: op(A) is (M, K): an array, or a matrix with structure (such as `gemmkit.layouts.DiagonalMatrix(x)`).
+        b: op(B) is (K, N), as a.
+        beta: a number, as alpha. With beta = 0, C is not read: it may hold NaN.
         c: (M, N), any strides. The last two dimensions of each array are its matrices; dimensions before are a stack's,
             whose products are one launch; ``trans`` turns each matrix. The stacks of a and b are broadcast as NumPy does,
             and c, which is written, has that shape in full: (..., M, N).
@@ -122,8 +122,17 @@ def _dual(transa: str, transb: str, alpha: Any, a: Any, b: Any, beta: Any, c: Du
 def gemm(transa: str | int, transb: str | int, a: Any, b: Any, out: Any = None, alpha: Any = 1.0, beta: Any = 0.0) -> Any:
     """``out := alpha op(a) op(b) + beta out``, with the signature of ``cupy.cublas.gemm``.
 
-    a, b and out may be stacks, as in `gemmEx`. "H" is accepted for "C", as CuPy has it, and so are cuBLAS's constants.
-    Without ``out`` a new array is returned (and beta does nothing).
+    Args:
+        transa: "N", "T", "C" or "H" (CuPy's name for "C"), in capital or small letters, or cuBLAS's constants.
+        transb: the same for b.
+        a: op(a) is (M, K), or a stack, as `gemmEx` takes it.
+        b: op(b) is (K, N), or a stack.
+        out: (M, N), or a stack; None returns a new array, for which beta does nothing.
+        alpha: a number, as `gemmEx` takes it.
+        beta: a number, as alpha.
+
+    Raises:
+        ValueError, TypeError, ConfigError: as `gemmEx`.
 
     >>> import numpy as np, gemmkit
     >>> a = np.array([[1, 2], [3, 4]], np.float32)

@@ -14,13 +14,13 @@ from gemmkit.components import Component
 from gemmkit.distributed.ranks import GPU, InRankOrder, OfTransform, Ranks, WithOther, gpu_text, statement_of
 from gemmkit.emulator.mode import current_mode
 from gemmkit.functions.matmul import matmul
-from gemmkit.kernels.config import TRANSFORMS, Config
+from gemmkit.kernels.config import KEYWORDS, TRANSFORMS, Config
 from gemmkit.lang.functions import Frozen
 from gemmkit.layouts.joined import Concat
 from gemmkit.plans.compiled import PARTS
 from gemmkit.plans.launch import Cache
 from gemmkit.plans.plan import Plan, plan
-from gemmkit.plans.problem import KEYWORDS, PLAIN
+from gemmkit.plans.problem import PLAIN
 from gemmkit.runtime.arrays import KEYS, dtype_to_torch
 
 Made = TypeVar("Made")

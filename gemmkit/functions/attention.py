@@ -487,9 +487,10 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
 
     Args:
         q: (batch, heads, queries, head size), float16 or bfloat16; head sizes 32, 64, 96, 128, 192 and 256.
-        k, v: (batch, heads, keys, head size), of q's dtype. Their heads divide q's: head h of q goes with head
+        k: (batch, heads, keys, head size), of q's dtype. Its heads divide q's: head h of q goes with head
             h // (q's heads / k's). A batch of 1 is for all. Strides are any that TMA can follow: the head size contiguous,
             other strides positive multiples of 16 bytes, or 0 (broadcast) along heads and batch.
+        v: (batch, heads, keys, head size), of k's shape and dtype; strides as k's.
         mask: a `gemmkit.masks.Mask`, such as ``Causal()``, ``Window(1024)``, ``Documents(...)`` or your own;
             None hides nothing.
         score: a function ``f(s, m, n)``, ``f(s, m, n, head)`` or ``f(s, m, n, head, batch)`` of a scaled score, its query

@@ -19,14 +19,14 @@ import math
 import string
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from gemmkit import shapes
 from gemmkit.emulator.mode import current_mode
 from gemmkit.epilogues import Epilogue
-from gemmkit.kernels.config import check_fields
+from gemmkit.kernels.config import check_fields, names_keywords
 from gemmkit.lang.checks import check_dtype
 from gemmkit.layouts import Matricised
 from gemmkit.layouts.joined import InterleavedColumns
@@ -305,8 +305,9 @@ def check_matrix(spec: str, n: int, x: Matrix, found: Subscripts) -> None:
                          "be the index that is summed over")
 
 
+@names_keywords
 def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None = None, epilogue: Epilogue | None = None,
-           stream: Any = None, optimize: Any = "auto", dtype: Any = None, **others: Any) -> Any:
+           stream: Any = None, optimize: Any = "auto", dtype: Any = None, **others: NoReturn) -> Any:
     """Sum of products of tensors' elements, as `numpy.einsum` has it.
 
     Args:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from gemmkit.epilogues import Bias, Elementwise, Epilogue, Fold, Store
 from gemmkit.epilogues.activations import relu, sigmoid, silu
 from gemmkit.functions.matmul import Door, matmul
+from gemmkit.kernels.config import Config, Keywords, names_keywords
 from gemmkit.lang.checks import check_dtype, function_given, number
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import fitting
@@ -18,8 +19,13 @@ from gemmkit.lang.registers import apply
 from gemmkit.layouts import ColumnInterleaved, Joined
 from gemmkit.layouts.joined import Concat, InterleavedColumns
 from gemmkit.layouts.matrices import Matrix
+from gemmkit.operators import Operator
+from gemmkit.plans.problem import checked_keywords
 from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like, strided
 from gemmkit.transforms import Map
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def _fold(activation: Any) -> Fold:
@@ -30,16 +36,21 @@ def _fold(activation: Any) -> Fold:
 _known_fold = lru_cache(maxsize=64)(_fold)  # kept: a call looks at it in place of reading its code (`gemmkit.components`)
 
 
-def glu(x: Any, w: Any, v: Any, activation: Any = silu, *, epilogue: Epilogue | None = None, **keywords: Any) -> Any:
+@names_keywords
+def glu(x: Any, w: Any, v: Any, activation: Any = silu, *, out: Any = None, conf: Config | None = None, stream: Any = None,
+        **keywords: Unpack[Keywords]) -> Any:
     """``activation(x w) * (x v)``: one product by a `gemmkit.layouts.InterleavedColumns` of w and v, whose parts are folded
     in registers.
 
     Args:
         x: (M, K), or a stack; anything that `gemmkit.matmul` takes as a.
-        w, v: (K, N), the gate's weights and those of what it gates; arrays of one dtype.
+        w: (K, N), the gate's weights.
+        v: (K, N), the weights of what is gated; of w's dtype.
         activation: a function of one number, device code; by default `gemmkit.epilogues.activations.silu` (SwiGLU).
-        epilogue: what follows, at coordinates of the result: ``Residual(x0)``.
-        keywords: ``out``, ``stream``, ``conf`` and the others of `gemmkit.matmul`.
+        out: (M, N), written and returned; None allocates one.
+        conf: a configuration of `gemmkit.get_config`; None chooses one.
+        stream: where to launch; None is the current stream of x's library.
+        keywords: those of `gemmkit.matmul`; the epilogue follows the gate, at coordinates of the result: ``Residual(x0)``.
 
     Returns:
         (M, N): ``out``, or a new array of x's library. The activation gets sums in the accumulator's type.
@@ -57,6 +68,8 @@ def glu(x: Any, w: Any, v: Any, activation: Any = silu, *, epilogue: Epilogue | 
     [[15.0]]
     """
     given = function_given(activation, "glu", "activation", (1,), "f(x), a function of one number,")
+    rest = checked_keywords(keywords, "glu") if keywords else {}
+    epilogue = rest.pop("epilogue", None)
     is_kept = getattr(given, "__closure__", ()) is None
     fold = _known_fold(given) if is_kept else _fold(given)
 
@@ -67,10 +80,10 @@ def glu(x: Any, w: Any, v: Any, activation: Any = silu, *, epilogue: Epilogue | 
             raise type(error)(f"glu: {error} (part 0 is w, part 1 is v)") from None
         return x, both, {"epilogue": fold if epilogue is None else fold | epilogue}
 
-    if is_kept and epilogue is None and not keywords.keys() - {"out", "stream"}:
-        return _glu(given, (x, w, v), keywords.get("out"), keywords.get("stream"), described)
+    if is_kept and conf is None and epilogue is None and not rest:
+        return _glu(given, (x, w, v), out, stream, described)
     a, b, components = described()
-    return matmul(a, b, **components, **keywords)
+    return matmul(a, b, None, conf, out=out, stream=stream, **components, **rest)
 
 
 _glu = Door()
@@ -109,7 +122,8 @@ def hidden(z: Any, n: int) -> Any:
 
 
 def lstm_cell(x: Any, h: Any, c: Any, w: Any, u: Any, b: Any = None, *, activation: Any = None, out: Any = None,
-              state: Any = None, **keywords: Any) -> Any:
+              state: Any = None, conf: Config | None = None, operator: Operator | None = None, precision: str | None = None,
+              stream: Any = None) -> Any:
     """One step of a long short-term memory: ``(h', c')`` of an input ``x``, the last output ``h`` and state ``c``.
 
     ``i, f, g, o = x w + h u + b``, side by side; ``c' = sigmoid(f) c + sigmoid(i) tanh(g)``; ``h' = sigmoid(o) tanh(c')``
@@ -119,14 +133,20 @@ def lstm_cell(x: Any, h: Any, c: Any, w: Any, u: Any, b: Any = None, *, activati
     (Bhaskaracharya et al., *Automatic Kernel Generation for Volta Tensor Cores*, 2020).
 
     Args:
-        x: (M, X). h: (M, H). Arrays of one dtype, of any strides.
+        x: (M, X), of any strides.
+        h: (M, H), of x's dtype and any strides.
         c: (M, H), of any float dtype; or None.
-        w: (X, 4 H), and u: (H, 4 H), the gates' weights side by side in PyTorch's order (its ``weight_ih.T`` and
-            ``weight_hh.T``, as views). Of the simplified cell (X, H) and (H, H).
+        w: (X, 4 H), the gates' weights side by side in PyTorch's order (its ``weight_ih.T``, as a view). The simplified
+            cell takes (X, H).
+        u: (H, 4 H), as w (``weight_hh.T``). The simplified cell takes (H, H).
         b: 4 H elements (H of the simplified cell); None for none. PyTorch's two biases are to be added.
         activation: of the simplified cell, by default ReLU.
-        out, state: (M, H), for h' and c': neither may be an operand's memory. None makes one like x, and one like c.
-        keywords: ``stream``, ``conf`` and ``operator``, as of `gemmkit.matmul`.
+        out: (M, H), for h'; it may not be an operand's memory. None makes one like x.
+        state: (M, H), for c', as out. None makes one like c.
+        conf: a configuration of `gemmkit.get_config`; None chooses one.
+        operator: what multiplies, as `gemmkit.matmul` takes it.
+        precision: "tf32" or "fast", as `gemmkit.matmul` takes it.
+        stream: where to launch; None is the current stream of x's library.
 
     Returns:
         (out, state); of the simplified cell out.
@@ -150,12 +170,13 @@ def lstm_cell(x: Any, h: Any, c: Any, w: Any, u: Any, b: Any = None, *, activati
     inputs, weights = Concat(x, h, axis=1), Concat(w, u, axis=0)
     if out is None:
         out = empty_like(x, about["h"].shape, about["x"].dtype)
+    how: dict[str, Any] = dict(out=out, operator=operator, precision=precision, stream=stream)
     if c is None:
         if state is not None:
             raise TypeError("state is given without c: the simplified cell has no state; give c, or leave state out")
         function = function_given(relu if activation is None else activation, "lstm_cell", "activation", (1,), "f(x)")
         then: Epilogue = Elementwise(function)
-        return matmul(inputs, weights, out=out, epilogue=then if vector is None else Bias(vector) | then, **keywords)
+        return matmul(inputs, weights, None, conf, epilogue=then if vector is None else Bias(vector) | then, **how)
     if activation is not None:
         raise TypeError(f"activation={activation!r}: an LSTM's own are sigmoid and tanh; give c=None for the simplified "
                         "cell, or write the cell as a Fold of four parts")
@@ -163,7 +184,7 @@ def lstm_cell(x: Any, h: Any, c: Any, w: Any, u: Any, b: Any = None, *, activati
         info = describe(c, "c")
         state = empty_like(c, info.shape, info.dtype)
     braid = Matrix(w, ColumnInterleaved(cast(Joined, weights.layout), about["h"].shape[1], GATES))
-    matmul(inputs, braid, out=out, epilogue=Fold(_cell(c, vector)) | KeptState(state), **keywords)
+    matmul(inputs, braid, None, conf, epilogue=Fold(_cell(c, vector)) | KeptState(state), **how)
     return out, state
 
 

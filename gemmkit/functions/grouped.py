@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from gemmkit.components import check_held, freeze, uncached, with_fields
 from gemmkit.emulator.mode import current_mode, world
 from gemmkit.kernels.collectives.batched import GroupScheduler, GroupShape, MatrixGroup, Member
 from gemmkit.kernels.collectives.operand import OperandArrays as ArraysOfProduct
-from gemmkit.kernels.config import Config
+from gemmkit.kernels.config import Config, Keywords, names_keywords
 from gemmkit.kernels.spec import Spec, StackShape
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.functions import Frozen, ViewKind, freeze_array
@@ -58,6 +58,9 @@ from gemmkit.tuning import store
 from gemmkit.tuning.candidates import Candidate
 from gemmkit.tuning.choose import ProductProblem, by_precision
 from gemmkit.tuning.problems import choose
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 # --------------------------------------------------------------------------------------------------
 # Groups on the host: the arrays of products of different sizes as one class of problems, and the tables that tell them
@@ -358,36 +361,59 @@ class GroupPlan:
             mode.run(self._compiled, (list(zip(*lists[:3], outs)), GroupTables.places(infos)))
 
 
+@names_keywords
 def plan_grouped(a_list: Arrays, b_list: Arrays, c_list: Arrays | None = None, *, out: Arrays | None = None,
-                 conf: Config | None = None, **keywords: Any) -> GroupPlan:
-    """Resolve a group of products once. Takes what `grouped` takes; the kernel is compiled (or found in the cache) here."""
-    made = GroupPlan(a_list, b_list, c_list, out, conf, keywords)
+                 conf: Config | None = None, **keywords: Unpack[Keywords]) -> GroupPlan:
+    """Resolve a group of products once; the kernel is compiled (or found in the cache) here.
+
+    Args:
+        a_list: matrices (M, K), as `grouped` takes them; examples of their kinds.
+        b_list: matrices (K, N).
+        c_list: matrices (M, N); None for a plan without C.
+        out: examples of the results; None: each call makes new ones.
+        conf: a configuration of `gemmkit.get_config`; None chooses one.
+        keywords: those of `grouped`.
+
+    Returns:
+        A `GroupPlan`: ``run(a_list, b_list, c_list, out=out)``.
+
+    Raises:
+        ValueError: a_list is empty.
+        ValueError, TypeError, ConfigError, ComponentError: as `grouped`.
+    """
+    made = GroupPlan(a_list, b_list, c_list, out, conf, dict(keywords))
     if made._device != HOST and made._compiled.blocks:
         made.bound()
     return made
 
 
+@names_keywords
 def grouped(a_list: Arrays, b_list: Arrays, c_list: Arrays | None = None, out: Arrays | None = None, *,
-            conf: Config | None = None, stream: Any = None, **keywords: Any) -> list[Any]:
+            conf: Config | None = None, stream: Any = None, **keywords: Unpack[Keywords]) -> list[Any]:
     """Products of different sizes, ``d[i] = a_list[i] @ b_list[i] + c_list[i]``, in one launch.
 
-    Args: a_list, b_list, c_list: lists of as many matrices, (M, K), (K, N) and (M, N), whose sizes differ from product to
-    product and may be 0. All of a list have one dtype and one order (row- or column-major; any strides), for one kernel
-    computes all. Pieces of one array are given as a list of views, ``[x[o:p] for o, p in pairwise(offsets)]``.
+    Args:
+        a_list: a list of matrices (M, K), whose sizes differ from product to product and may be 0. All of them have one
+            dtype and one order (row- or column-major; any strides), because one kernel computes all products. Pieces of one
+            array are given as a list of views, ``[x[o:p] for o, p in pairwise(offsets)]``.
+        b_list: a list of as many matrices (K, N).
+        c_list: a list of as many matrices (M, N), or None.
         out: a list of arrays to write, or None for new ones. They may share memory with nothing else in the group, but each
         may be its product's c.
         conf: a configuration of `gemmkit.get_config` with kernel="multistage" or "singlestage"; None chooses one.
         stream: where to launch; None is the current stream of the arrays' library.
-        keywords: a ``dtype``, ``operator``, ``epilogue``, ``condition`` or transforms, as `gemmkit.matmul` takes them: the
-        same for all products. A function may ask which product it is for (``batch``, its place in the lists).
+        keywords: those of `gemmkit.matmul` but ``gemm_shape`` and ``observe_a``, the same for all products. A function may
+            ask which product it is for (``batch``, its place in the lists). With keywords a plan is made in each call:
+            keep one (`plan_grouped`) if that matters.
 
-    Returns: The results, as a list. No matrix is copied or cast, and nothing is synchronised; a table of addresses is copied
-    to the device in front of the launch. With keywords a plan is made in each call: keep one (`plan_grouped`) where that
-    matters.
+    Returns:
+        The results, as a list. No matrix is copied or cast, and nothing is synchronised; a table of addresses is copied to
+        the device in front of the launch.
 
     Raises:
         ValueError: lists of different lengths, devices, shapes or dtypes that do not fit (the product is named), results
-        that overlap. TypeError, ConfigError, ComponentError: as `gemmkit.matmul`.
+            that overlap.
+        TypeError, ConfigError, ComponentError: as `gemmkit.matmul`.
 
     >>> import numpy as np, gemmkit
     >>> a = [np.ones((2, 3), np.float32), np.ones((1, 4), np.float32)]
@@ -397,7 +423,7 @@ def grouped(a_list: Arrays, b_list: Arrays, c_list: Arrays | None = None, out: A
     [[[3.0], [3.0]], [[4.0, 4.0]]]
     """
     if keywords:
-        return GroupPlan(a_list, b_list, c_list, out, conf, keywords)(a_list, b_list, c_list, out=out, stream=stream)
+        return GroupPlan(a_list, b_list, c_list, out, conf, dict(keywords))(a_list, b_list, c_list, out=out, stream=stream)
     lists = _checked(a_list, b_list, c_list, out)
     if not lists[0]:
         return []
@@ -453,7 +479,7 @@ def _problems(lists: list[list[Any]], conf: Config | None, keywords: dict[str, A
     """Each product checked, by one configuration."""
     if not lists[0]:
         raise ValueError("a_list is empty; a plan needs a product")
-    if "gemm_shape" in keywords:
+    if keywords.get("gemm_shape") is not None:
         raise TypeError("gemm_shape: the sizes of a group are those of its matrices")
     infos = []
     for n, of in enumerate(zip(*lists)):

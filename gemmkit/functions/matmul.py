@@ -6,20 +6,23 @@ import string
 from collections.abc import Callable
 from importlib import import_module
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gemmkit.emulator.mode import current_mode
-from gemmkit.kernels.config import Config
+from gemmkit.kernels.config import Config, Keywords, names_keywords
 from gemmkit.lang.checks import check_dtype
 from gemmkit.layouts import RowMajor
 from gemmkit.layouts.matrices import Matrix, result, unwrapped
 from gemmkit.operators import Algebra, Operator
 from gemmkit.plans.launch import KnownCall, cache
 from gemmkit.plans.plan import known_call, multiply
-from gemmkit.plans.problem import asked_dtype, check_places, names_keywords, stack_of
+from gemmkit.plans.problem import asked_dtype, check_places, stack_of
 from gemmkit.runtime.arrays import KEYS, ArrayInfo, RequiresGradient, describe, empty_like, key_of, strided
 from gemmkit.runtime.device import target
 from gemmkit.tuning.operators import new_dtype
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 # --------------------------------------------------------------------------------------------------
 # Stacks of which one operand alone has a dimension: that dimension becomes rows or columns of fewer, larger products. So
@@ -108,36 +111,33 @@ def _without_ones(x: Any, info: ArrayInfo, labels: str) -> tuple[Any, str]:
 
 
 @names_keywords
-def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any = None, dtype: Any = None,
-           precision: str | None = None, stream: Any = None, **keywords: Any) -> Any:
+def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any = None, stream: Any = None,
+           **others: Unpack[Keywords]) -> Any:
     """D = A B + C, or what the components make of it.
 
     Args:
-        a: (M, K), b: (K, N), c: (M, N) or None. CuPy arrays, PyTorch tensors, Numba device arrays, anything with
-            ``__cuda_array_interface__`` or DLPack; NumPy arrays under ``with gemmkit.emulate():``. Any strides: a
-            transposed or sliced view is read in place, on the arrays' own device (which need not be the current one).
-            a and b may also be matrices with structure (`gemmkit.layouts.DiagonalMatrix(x)`, `TriangularMatrix`,
-            `SymmetricMatrix`, `GeneratedMatrix`). The last two dimensions of an array are its matrices; dimensions before
-            are a stack's, broadcast as NumPy does. out is then (..., M, N), and all products are one launch. An a of one
-            dimension is a row, a b a column, and out (and c) lacks that dimension: (N,), (M,), or () for two of them. A
-            product of booleans is whether any k has both (`operators.OR_AND`).
+        a: (M, K). A CuPy array, a PyTorch tensor, a Numba device array, anything with ``__cuda_array_interface__`` or
+            DLPack; a NumPy array under ``with gemmkit.emulate():``. Any strides: a transposed or sliced view is read in
+            place, on the array's own device (which need not be the current one). Or a matrix with structure
+            (`gemmkit.layouts.DiagonalMatrix(x)`, `TriangularMatrix`, `SymmetricMatrix`, `GeneratedMatrix`). Dimensions
+            before the last two are a stack's, broadcast as NumPy does: out is then (..., M, N), and all products are one
+            launch. An a of one dimension is a row, and out (and c) lacks M.
+        b: (K, N), as a. A b of one dimension is a column, and out (and c) lacks N. A product of booleans is whether any k
+            has both (`operators.OR_AND`).
+        c: (M, N), or None.
         conf: a configuration of `gemmkit.get_config`; None chooses one by dtypes and sizes.
         out: (M, N), written and returned; None allocates one of a's library, in C order, of ``dtype``. It may be c itself,
             and may overlap nothing else; or a `gemmkit.layouts.Scatter`, whose array is written and returned.
-        dtype: the result's, where there is no out; None is NumPy's result type of a and b, or c's type if there is a c.
-            **The sums hold what the result is asked to hold**, by out, by c or by this: int8 into int32 is exact, float32
-            into float64 is summed in float64. If nothing is asked for, integers wrap in NumPy's result type. An epilogue
-            gets sums of 8 and 16 bits' integers in int32 or int64, which hold them, and the result has that type.
-        precision: "tf32" multiplies float32 operands on tensor cores, with 10 bits of their mantissas; "fast" sums float8
-            operands with the 14 bits that Hopper's tensor cores keep. None is exact float32, and float8 summed in float32.
         stream: where to launch; None is the current stream of a's library.
-        keywords: an ``operator``, ``epilogue``, ``condition``, any of the eight ``transform_...`` of `Config`, a
-            ``global_{a,b,c,d}_layout`` for operands that are not plain matrices, and ``gemm_shape=dict(M=, N=, K=)``
-            if such layouts leave the sizes open; the signature names all of them.
+        others: any of `gemmkit.kernels.config.Keywords`. None is as if the keyword were not given.
 
     Returns:
         out. Nothing is copied, cast or synchronised. Of PyTorch's tensors that require a gradient the product is recorded
         (`gemmkit.torch`).
+
+    **The sums hold what the result is asked to hold**, by out, c or dtype: int8 into int32 is exact, float32 into float64 is
+    summed in float64. If nothing is asked for, integers wrap in NumPy's result type. An epilogue gets sums of 8 and 16 bits'
+    integers in int32 or int64, which hold them, and the result has that type.
 
     Raises:
         NotImplementedError: such a tensor, where the product has no derivative.
@@ -156,10 +156,11 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
     ...     gemmkit.matmul(a, np.ones(3, np.float32)).tolist()                      # a matrix and a vector
     [3.0, 12.0]
     """
-    if dtype is not None:
-        keywords["dtype"] = dtype
-    if precision is not None:
-        keywords["precision"] = precision
+    keywords: dict[str, Any] = others                                 # type: ignore[assignment]
+    if keywords:
+        for name in "dtype", "precision":
+            if keywords.get(name, name) is None:
+                del keywords[name]
     if isinstance(a, Matrix) or isinstance(b, Matrix):
         product = next((x.product for x in (a, b) if isinstance(x, Matrix) and hasattr(x, "product")), None)
         if product is not None:                                       # it multiplies in its own way

@@ -439,7 +439,22 @@ def softmax(x: Any, *, scale: float = 1.0, out: Any = None, stream: Any = None) 
 
 
 def log_softmax(x: Any, *, scale: float = 1.0, out: Any = None, stream: Any = None) -> Any:
-    """The logarithm of `softmax`, which does not underflow; the arguments are the same."""
+    """The logarithm of `softmax`, which does not underflow.
+
+    Args:
+        x: (..., N), as `softmax` takes it.
+        scale: a factor of x; a run-time number.
+        out: an array of x's shape to store into, as `softmax` takes it; None makes one like x.
+        stream: the stream to launch on; None for the library's current one.
+
+    Raises:
+        ValueError, TypeError: as `softmax`.
+
+    >>> import numpy as np, gemmkit
+    >>> with gemmkit.emulate():
+    ...     gemmkit.log_softmax(np.array([0.0, 1000.0], np.float32)).tolist()
+    [-1000.0, 0.0]
+    """
     return rowwise(x, LogSoftmax(_number(scale, "scale", x)), out=out, stream=stream)
 
 
@@ -450,9 +465,12 @@ def layernorm(x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5,
     row is beta, or zeros, as NumPy computes it in float32. `rmsnorm` does the same.
 
     Args:
-        x, out, stream: as of `softmax`.
-        gamma, beta: arrays of N elements, of any dtype of real numbers; both or none.
+        x: (..., N), as `softmax` takes it.
+        gamma: N factors, of any dtype of real numbers; None for none.
+        beta: N terms, given if gamma is.
         eps: added to the variance.
+        out: an array of x's shape to store into, as `softmax` takes it; None makes one like x.
+        stream: the stream to launch on; None for the library's current one.
 
     Raises:
         ValueError, TypeError: as of `softmax`; gamma or beta does not have N elements, or is given alone.
@@ -470,7 +488,17 @@ def layernorm(x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5,
 
 
 def rmsnorm(x: Any, gamma: Any = None, *, eps: float = 1e-6, out: Any = None, stream: Any = None) -> Any:
-    """x / sqrt(mean of squares + eps) gamma along the last axis (Zhang and Sennrich, 2019); arguments as of `layernorm`.
+    """x / sqrt(mean of squares + eps) gamma along the last axis (Zhang and Sennrich, 2019).
+
+    Args:
+        x: (..., N), as `softmax` takes it.
+        gamma: N factors, of any dtype of real numbers; None for none.
+        eps: added to the mean of squares.
+        out: an array of x's shape to store into, as `softmax` takes it; None makes one like x.
+        stream: the stream to launch on; None for the library's current one.
+
+    Raises:
+        ValueError, TypeError: as `softmax`; gamma does not have N elements.
 
     >>> import numpy as np, gemmkit
     >>> with gemmkit.emulate():
@@ -485,10 +513,13 @@ def rowwise(x: Any, function: RowFunction, *, out: Any = None, stream: Any = Non
     """A function of each row of ``x`` (its last axis), in one launch.
 
     Args:
-        x, out, stream: as of `softmax`.
+        x: (..., N), as `softmax` takes it.
         function: a `RowFunction`; arrays that it holds are on x's device.
+        out: an array of x's shape to store into, as `softmax` takes it; None makes one like x.
+        stream: the stream to launch on; None for the library's current one.
 
-    Returns: ``out``, or a new array like x.
+    Returns:
+        ``out``, or a new array like x.
 
     Raises:
         TypeError: function is no RowFunction; else as of `softmax`.

@@ -12,13 +12,14 @@ import math
 from collections.abc import Iterable
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from gemmkit.components import Array
 from gemmkit.epilogues import Epilogue
 from gemmkit.functions.matmul import matmul
+from gemmkit.kernels.config import names_keywords
 from gemmkit.lang.components import dataclass
 from gemmkit.operators import FPUOp
 from gemmkit.operators.semiring import MIN_PLUS, Semiring, selects
@@ -30,15 +31,18 @@ from gemmkit.tuning.operators import fpu_shape
 NOBODY = -1                            # the index where no product is better than the semiring's zero
 
 
+@names_keywords
 def select(a: Any, b: Any, *, operator: Semiring = MIN_PLUS, out: Any = None, index: Any = None,
-           stream: Any = None, **others: Any) -> tuple[Any, Any]:
+           stream: Any = None, **others: NoReturn) -> tuple[Any, Any]:
     """A B in a semiring, and for each element the k whose product it is.
 
     Args:
-        a, b: (M, K) and (K, N), or stacks of them, as of `gemmkit.matmul`, of one dtype of 4 or 8 bytes.
+        a: (M, K), or a stack, as `gemmkit.matmul` takes it, of a dtype of 4 or 8 bytes.
+        b: (K, N), or a stack, of a's dtype.
         operator: a semiring whose ``add`` returns one of its arguments.
-        out, index: (M, N) arrays to write, of a stack (..., M, N); index is int32 for dtypes of 4 bytes and int64
-            for those of 8. None allocates.
+        out: (M, N), of a stack (..., M, N), written and returned; None allocates one.
+        index: an array of out's shape, int32 for dtypes of 4 bytes and int64 for those of 8; None allocates one.
+        stream: where to launch; None is the current stream of a's library.
 
     Returns:
         (out, index). Of several k with the same product, index is the least; it is -1 where every product is the

@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import numpy as np
 
@@ -39,9 +42,16 @@ from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Identity, Staged, Transform
 
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from gemmkit.layouts import SharedLayout
+
+F = TypeVar("F", bound=Callable[..., Any])
+
 __all__ = [
-    "TRANSFORMS", "Config", "ConfigError", "Problem", "ProductMapping", "check_fields", "check_stream_k",
-    "device_given", "products_given", "sizes_given", "with_swap_ab",
+    "KEYWORDS", "TRANSFORMS", "ChosenFields", "Config", "ConfigError", "Keywords", "Problem", "ProductMapping",
+    "check_fields", "check_stream_k", "device_given", "names_keywords", "products_given", "sizes_given", "with_swap_ab",
 ]
 
 TRANSFORMS = (
@@ -494,3 +504,135 @@ def sizes_given(gemm_shape: Any) -> tuple[int, int, int] | None:
 def products_given(gemm_shape: Any) -> int:
     """How many products of these sizes there are."""
     return max(1, int(gemm_shape.get("batch", 1))) if isinstance(gemm_shape, dict) else 1
+
+# -- keywords of public functions ---------------------------------------------------------------------------------------
+
+class Components(TypedDict, total=False):
+    """What products and configurations name alike.
+
+    Args:
+        epilogue: what D's elements become; coordinates are those of D.
+        condition: which products of tiles are left out, and which part of K each tile multiplies.
+        transform_global_to_shared_a: a function of A's elements, on their way from global to shared memory.
+        transform_global_to_shared_b: a function of B's elements, on their way from global to shared memory.
+        transform_global_to_shared_c: a function of C's elements, on their way from global to shared memory.
+        transform_shared_to_regs_a: a function of A's elements, on their way from shared memory to registers.
+        transform_shared_to_regs_b: a function of B's elements, on their way from shared memory to registers.
+        transform_shared_to_regs_c: a function of C's elements, on their way from shared memory to registers.
+        transform_regs_to_shared_d: a function of the sums, on their way from registers to shared memory.
+        transform_shared_to_global_d: a function of D's elements, on their way to global memory.
+        observe_a: a `gemmkit.epilogues.observers.Observer`, which reduces A while the product reads it.
+        global_b_layout: how B's elements lie in its array.
+        global_c_layout: how C's elements lie in its array.
+        global_d_layout: how D's elements are stored in ``out``.
+        order: the order in which blocks take tiles. It is part of a mapping: a product takes it with ``conf`` alone.
+    """
+
+    epilogue: Epilogue | None
+    condition: Condition | None
+    transform_global_to_shared_a: Transform | None
+    transform_global_to_shared_b: Transform | None
+    transform_global_to_shared_c: Transform | None
+    transform_shared_to_regs_a: Transform | None
+    transform_shared_to_regs_b: Transform | None
+    transform_shared_to_regs_c: Transform | None
+    transform_regs_to_shared_d: Transform | None
+    transform_shared_to_global_d: Transform | None
+    observe_a: Observer | None
+    global_b_layout: GlobalLayout | None
+    global_c_layout: GlobalLayout | None
+    global_d_layout: ResultLayout | None
+    order: Order | None
+
+
+class Keywords(Components, total=False):
+    """What a product takes besides operands, ``conf``, ``out`` and ``stream``.
+
+    Args:
+        dtype: the dtype of a new D, which the sums hold; None is NumPy's result type of a and b, or c's.
+        operator: what multiplies and sums; None chooses one by dtypes, sizes and device.
+        precision: "tf32" multiplies float32 on tensor cores, with 10 bits of mantissas; "fast" sums float8 operands with the
+            14 bits that Hopper's tensor cores keep. None is exact float32, and float8 summed in float32.
+        global_a_layout: how A's elements lie in its array; None for a plain matrix.
+        gemm_shape: M, N and K, ``dict(M=, N=, K=)``, if the layouts leave them open.
+    """
+
+    dtype: DTypeLike | None
+    operator: Operator | None
+    precision: str | None
+    global_a_layout: GlobalLayout | None
+    gemm_shape: Mapping[str, int] | Tile | tuple[int, int, int] | None
+
+
+class ChosenFields(Components, total=False):
+    """The fields of a configuration that `gemmkit.get_config` chooses where they are not given.
+
+    Args:
+        kernel: "warp_specialised" (Hopper), "multistage" or "singlestage", or a family of your own.
+        block_shape: M, N and K of a block's tile, in elements.
+        warps_per_block: how many warps of a block multiply.
+        compute_warp: M, N and K of a warp's tile.
+        stages: tiles of A and B that shared memory holds at a time.
+        splits: blocks that share the K of a tile and add up their sums, or a `StreamK`.
+        schedule: "cooperative" or "pingpong": whether a tile's warpgroups share it, or take turns (warp_specialised).
+        cluster: M and N of a cluster, in blocks, which share what TMA loads (warp_specialised).
+        producer_warps: warps that load and do not multiply (warp_specialised).
+        blocks_per_sm: blocks that a multiprocessor must be able to hold, which bounds their registers.
+        shared_a_layout: how A's tile lies in shared memory: RowMajor, ColMajor or Padded.
+        shared_b_layout: how B's tile lies in shared memory.
+        shared_c_layout: how C's tile lies in shared memory.
+        shared_d_layout: how D's tile lies in shared memory.
+        mem_a_warp: M and K of the part of A's tile that a warp loads at a time.
+        mem_a_thread: M and K of the part of it that a thread loads.
+        mem_b_warp: K and N of the part of B's tile that a warp loads at a time.
+        mem_b_thread: K and N of the part of it that a thread loads.
+        mem_cd_warp: M and N of the part of C's and D's tile that a warp moves at a time.
+        mem_cd_thread: M and N of the part of it that a thread moves.
+    """
+
+    kernel: str | None
+    block_shape: Tile | None
+    warps_per_block: int | None
+    compute_warp: Tile | None
+    stages: int | None
+    splits: int | StreamK | None
+    schedule: str | None
+    cluster: Tile | None
+    producer_warps: int | None
+    blocks_per_sm: int | None
+    shared_a_layout: SharedLayout | None
+    shared_b_layout: SharedLayout | None
+    shared_c_layout: SharedLayout | None
+    shared_d_layout: SharedLayout | None
+    mem_a_warp: Tile | None
+    mem_a_thread: Tile | None
+    mem_b_warp: Tile | None
+    mem_b_thread: Tile | None
+    mem_cd_warp: Tile | None
+    mem_cd_thread: Tile | None
+
+
+KEYWORDS = tuple(Keywords.__annotations__)
+
+
+def names_keywords(function: F) -> F:
+    """Name the keywords of a function's ``**keywords: Unpack[T]``, T a `TypedDict` such as `Keywords`, in its signature and
+    in its docstring's rows: for ``help``, and editors that ask `inspect`. ``**others: NoReturn`` names none."""
+    own = inspect.signature(function)
+    *first, rest = own.parameters.values()
+    kinds = _kinds_of(function.__globals__[rest.annotation[7:-1]]) if rest.annotation != "NoReturn" else {}
+    named = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+             for name, (kind, _) in kinds.items()]
+    function.__signature__ = own.replace(parameters=[*first, *named])      # type: ignore[attr-defined]
+    rows = "\n".join(f"        {name}: {text}" for name, (_, text) in kinds.items())
+    function.__doc__ = re.sub(rf"\n {{8}}{rest.name}: .*?(?=\n {{8}}\w|\n\n)", lambda found: f"{found[0]}\n{rows}",
+                              function.__doc__ or "", count=1, flags=re.DOTALL)
+    return function
+
+
+@functools.cache
+def _kinds_of(keywords: Any) -> dict[str, tuple[str, str]]:
+    """The type and the row of each keyword."""
+    row = re.compile(r"^ {8}(\w+): (.*?)\n(?= {8}\w| {4}\Z)", re.MULTILINE | re.DOTALL)
+    rows = dict(found for cls in (Components, Keywords, keywords) for found in row.findall(cls.__doc__ or ""))
+    return {name: (kind.__forward_arg__, rows.get(name, "")) for name, kind in keywords.__annotations__.items()}

@@ -275,6 +275,12 @@ class ComponentClass(ABCMeta):
             _sound.add(cls)
         return super().__call__(*args, **kwargs)
 
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """That of ``__init__``, for ``help``: Python would give that of `__call__`."""
+        own = inspect.signature(cls.__init__)             # type: ignore[misc]
+        return own.replace(parameters=list(own.parameters.values())[1:])
+
 
 # -- gemmkit's own classes --------------------------------------------------------------------------------------------
 

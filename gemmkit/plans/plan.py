@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,25 +23,14 @@ from gemmkit.components import (
     without_arrays,
 )
 from gemmkit.emulator.mode import current_mode, world
-from gemmkit.kernels.config import Config, sizes_given
+from gemmkit.kernels.config import KEYWORDS, Config, Keywords, names_keywords, sizes_given
 from gemmkit.lang.functions import Frozen
 from gemmkit.lang.references import Guards
 from gemmkit.layouts.matrices import CallSizes, Matrix, arrays, components_of, frozen_components, result, unwrapped
 from gemmkit.plans.adapters import component_for_products
 from gemmkit.plans.compiled import OPERANDS, Compiled, normaliser_of
 from gemmkit.plans.launch import Cache, Current, KnownCall, Launch, Start, bound, cache
-from gemmkit.plans.problem import (
-    KEYWORDS,
-    PLAIN,
-    Call,
-    check_out,
-    check_places,
-    fitting,
-    held_by,
-    names_keywords,
-    resolve,
-    sharing,
-)
+from gemmkit.plans.problem import PLAIN, Call, check_out, check_places, fitting, held_by, resolve, sharing
 from gemmkit.runtime.array_info import are_the_same
 from gemmkit.runtime.arrays import (
     KEYS,
@@ -61,6 +50,9 @@ from gemmkit.runtime.arrays import (
     whole,
 )
 from gemmkit.runtime.streams import check_stream, stream_finder
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class CallValues(NamedTuple):
@@ -406,22 +398,21 @@ def _no_array(x: Any) -> int | None:
 
 
 @names_keywords
-def plan(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any = None, dtype: Any = None,
-         precision: str | None = None, **keywords: Any) -> Plan:
+def plan(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any = None,
+         **keywords: Unpack[Keywords]) -> Plan:
     """Resolve a product once; calling the plan then costs microseconds.
 
     The arrays are examples of their kind: the plan accepts others of the same library, shape, strides, dtype and device.
     The kernel is compiled (or found in the cache) and loaded here. No element is read or written.
 
     Args:
-        a: (M, K) and b: (K, N): arrays, stacks of them, or matrices with structure, as `gemmkit.matmul` takes them.
+        a: (M, K): an array, a stack, or a matrix with structure, as `gemmkit.matmul` takes it.
+        b: (K, N), as a.
         c: (M, N), or None for a plan without C.
         conf: a configuration of `gemmkit.get_config`; None chooses one by dtypes and sizes.
         out: (M, N), an example of the results; None: results are new arrays of a's library, of ``dtype``.
-        dtype: the dtype of results that the plan makes; sums hold this dtype, or that of out.
-        precision: "tf32" or "fast", as `gemmkit.matmul` takes it.
-        keywords: components and layouts, as `gemmkit.matmul` takes them. Their types are the plan's; their arrays and
-            numbers may change with each call.
+        keywords: those of `gemmkit.matmul`. Types of components are the plan's; their arrays and numbers may change with
+            each call.
 
     Returns:
         A `gemmkit.plans.Plan`: ``run(a, b, c=None, out=None, stream=None)`` launches and returns out.
@@ -440,8 +431,7 @@ def plan(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any 
     ...     run, run(gemmkit.layouts.DiagonalMatrix(np.full((5, 3), 2, np.float32)), a).shape
     (<plan of (5,) products of 3 x 4 x 3>, (5, 3, 4))
     """
-    keywords.update({name: x for name, x in (("dtype", dtype), ("precision", precision)) if x is not None})
-    made = Plan(a, b, c, out, conf, keywords)
+    made = Plan(a, b, c, out, conf, {name: x for name, x in keywords.items() if x is not None or name not in KEYWORDS})
     if made._device >= 0 and made._has_work:
         made.start()
     return made

@@ -6,19 +6,18 @@ Nothing is launched, allocated or written here; what is wrong with the arguments
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gemmkit.components import ALONGSIDE, CapturedArray, Component, arrays_of, check_held, field_values
 from gemmkit.emulator.mode import is_emulating
 from gemmkit.epilogues import parts, result_layout
-from gemmkit.kernels.config import TRANSFORMS, Config, check_fields, sizes_given, with_swap_ab
+from gemmkit.kernels.config import KEYWORDS, TRANSFORMS, Config, check_fields, sizes_given, with_swap_ab
 from gemmkit.lang.checks import check_dtype, check_methods, dtype_given
 from gemmkit.lang.errors import ConfigError
 from gemmkit.layouts import ArrayLayout, ColMajor, GlobalLayout, Interleaved, Plain, ResultLayout, RowMajor, Zero
@@ -44,16 +43,6 @@ from gemmkit.tuning.candidates import Candidate
 from gemmkit.tuning.choose import ProductProblem, by_precision
 from gemmkit.tuning.operators import embed, new_layout
 from gemmkit.tuning.problems import Choice, choose
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
-
-    from gemmkit.epilogues import Epilogue
-    from gemmkit.kernels.collectives.scheduler import Order
-    from gemmkit.kernels.spec import Condition
-    from gemmkit.tiling import Tile
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = [
     "check_dimensions", "check_steps", "first_matrices", "first_matrix", "leading", "seen_stack", "stack_of",
@@ -349,44 +338,6 @@ LIMIT = 2**31 - 2**10                  # coordinates are 32 bits wide
 LAYOUTS = tuple(f"global_{name}_layout" for name in "abcd")
 PLAIN = "gemm_shape", "dtype", "precision"                     # keywords that are no fields of a configuration
 
-class Keywords(TypedDict, total=False):
-    """What a product takes besides its operands; `gemmkit.matmul` says what each means. Editors complete these names."""
-
-    transform_global_to_shared_a: Transform | None
-    transform_global_to_shared_b: Transform | None
-    transform_global_to_shared_c: Transform | None
-    transform_shared_to_regs_a: Transform | None
-    transform_shared_to_regs_b: Transform | None
-    transform_shared_to_regs_c: Transform | None
-    transform_regs_to_shared_d: Transform | None
-    transform_shared_to_global_d: Transform | None
-    observe_a: Epilogue | None
-    epilogue: Epilogue | None
-    condition: Condition | None
-    global_a_layout: GlobalLayout | None
-    global_b_layout: GlobalLayout | None
-    global_c_layout: GlobalLayout | None
-    global_d_layout: GlobalLayout | None
-    operator: Operator | None
-    order: Order | str | None
-    gemm_shape: Mapping[str, int] | Tile | tuple[int, int, int] | None
-    dtype: DTypeLike | None
-    precision: str | None
-
-
-KEYWORDS = tuple(Keywords.__annotations__)
-
-
-def names_keywords(function: F) -> F:
-    """Name `Keywords` in the function's signature, in place of ``**keywords``: for ``help``, and editors that ask
-    `inspect.signature`."""
-    own = inspect.signature(function)
-    first = [x for x in own.parameters.values() if x.kind is not x.VAR_KEYWORD]
-    named = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind.__forward_arg__)
-             for name, kind in Keywords.__annotations__.items() if name not in own.parameters]
-    function.__signature__ = own.replace(parameters=[*first, *named])      # type: ignore[attr-defined]
-    return function
-
 
 @dataclass
 class Call:
@@ -450,7 +401,7 @@ class Call:
         return layout.seen(first_matrix(out, leading(out, layout), self.stack))
 
 
-def checked_keywords(keywords: dict[str, Any], what: str = "matmul") -> dict[str, Any]:
+def checked_keywords(keywords: Mapping[str, Any], what: str = "matmul") -> dict[str, Any]:
     """Those that are given, each of its kind; ``what`` is the function that got them."""
     unknown = set(keywords) - set(KEYWORDS)
     if unknown:

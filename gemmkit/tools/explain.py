@@ -6,15 +6,17 @@ import os
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gemmkit.emulator.errors import document, framed, table
-from gemmkit.kernels.config import Config
+from gemmkit.kernels.config import Config, Keywords, names_keywords
 from gemmkit.plans.ahead import CompiledKernel
-from gemmkit.plans.problem import names_keywords
 from gemmkit.runtime.compile import AssemblerError
 from gemmkit.tools import figures, timeline
 from gemmkit.tools.subject import ChoiceReport, ExplainedKernel, Run, choice_of, microseconds_text, of_call
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 # --------------------------------------------------------------------------------------------------
 # A report as one page of HTML that fetches nothing: from the mapping and its reasons to the compiled kernel.
@@ -265,13 +267,18 @@ class Explanation:
 
 
 @names_keywords
-def explain(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any = None, **keywords: Any) -> Explanation:
+def explain(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any = None,
+            **keywords: Unpack[Keywords]) -> Explanation:
     """Explain how `gemmkit.matmul` would compute a product, and why. Nothing is launched; no element is read or written.
 
     Args:
-        a, b, c, conf, out, keywords: as `gemmkit.matmul` takes them. NumPy arrays need no GPU: the product is planned for
-            the GPU that is here, or for an H100. An array of another library is planned on its GPU, where D is allocated
-            if ``out`` is not given.
+        a: (M, K), as `gemmkit.matmul` takes it. NumPy arrays need no GPU: the product is planned for the GPU that is here,
+            or for an H100. An array of another library is planned on its GPU, where D is allocated if out is not given.
+        b: (K, N), as a.
+        c: (M, N), or None.
+        conf: a configuration of `gemmkit.get_config`; None explains the one that is chosen.
+        out: (M, N), or None.
+        keywords: those of `gemmkit.matmul`.
 
     Returns:
         An `Explanation`: ``print`` shows what was chosen and why, ``save("report.html")`` writes the page with waves,
@@ -294,4 +301,4 @@ def explain(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: A
     Traceback (most recent call last):
     ValueError: path='no/such/folder/report.html': there is no folder no/such/folder
     """
-    return Explanation(of_call(a, b, c, conf, out, keywords))
+    return Explanation(of_call(a, b, c, conf, out, dict(keywords)))

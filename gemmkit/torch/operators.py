@@ -11,11 +11,10 @@ import torch
 from gemmkit.epilogues import Epilogue, Store
 from gemmkit.functions.matmul import matmul
 from gemmkit.functions.semiring import select
-from gemmkit.kernels.config import Config
+from gemmkit.kernels.config import KEYWORDS, Config
 from gemmkit.lang.errors import ConfigError
 from gemmkit.layouts import ColMajor
 from gemmkit.operators import Operator
-from gemmkit.plans.problem import KEYWORDS
 from gemmkit.runtime.arrays import dtype_to_torch
 from gemmkit.torch import product
 from gemmkit.torch.autograd import Derivative, EpilogueRecipe

@@ -7,12 +7,13 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gemmkit.emulator.mode import is_emulating
+from gemmkit.kernels.config import Keywords, names_keywords
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.fingerprint import look_again
 from gemmkit.plans.ahead import KernelToCompile, compiled, kernel_of
@@ -20,6 +21,11 @@ from gemmkit.plans.launch import forget
 from gemmkit.tuner.measure import Buffers, Failed, Measuring, contents_of, difference, elements
 from gemmkit.tuner.subjects import Subject, Tried, Tuned, subject_of
 from gemmkit.tuning import store
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from gemmkit.programs.mapping import Mapping
 
 # --------------------------------------------------------------------------------------------------
 # The times of a search as a heat map over tile sizes, as of paper 003's exploration.
@@ -117,8 +123,25 @@ DEFAULT_S = 300.0                      # that the default may take to load and t
 CANDIDATE_S, TIMES = 20.0, 50          # that a candidate may take, and so many times what the default took once
 
 
+class TunedKeywords(Keywords, total=False):
+    """What `tune` takes of what it tunes.
+
+    Args:
+        c: (M, N), of a product.
+        out: where results would go; it is not written, nor are a program's results.
+        c_list: matrices (M, N), of a group.
+        mappings: those of a program to try.
+    """
+
+    c: Any
+    out: Any
+    c_list: Sequence[Any] | None
+    mappings: Iterable[Mapping] | None
+
+
+@names_keywords
 def tune(*arguments: Any, effort: str = "quick", budget: float | None = None, keep: bool = True, jobs: int | None = None,
-         progress: bool | None = None, **keywords: Any) -> Tuned:
+         progress: bool | None = None, **keywords: Unpack[TunedKeywords]) -> Tuned:
     """Try mappings of a product, and keep the fastest for `gemmkit.matmul`, `plan` and `gemmEx` to take from now on; or of a
     contraction for `einsum`, of a group for `grouped`, or of a program (`gemmkit.program`).
 
@@ -127,14 +150,15 @@ def tune(*arguments: Any, effort: str = "quick", budget: float | None = None, ke
     is wrong, faults or hangs is listed with its reason. Ctrl-C ends the search and keeps what was found by then.
 
     Args:
-        arguments, keywords: those of `gemmkit.matmul` (but for ``conf`` and ``stream``), ``a, b, c=None, out=None``; or a
-            function, `gemmkit.matmul`, `einsum` (of two operands) or `grouped`, and its arguments; or a program and its
-            own, and ``mappings`` to try. ``out`` is not written, nor a program's results.
+        arguments: ``a, b, c``, operands of `gemmkit.matmul`; or a function, `gemmkit.matmul`, `einsum` (of two operands) or
+            `grouped`, and its arguments; or a program and its own.
         effort: "quick" (16 candidates, a minute at most) or "full" (160, 20 minutes).
         budget: seconds in place of the effort's. Half of them may be spent on compiling.
         keep: whether the winner goes to the store of this kind of GPU (`gemmkit.tuning.store`).
         jobs: candidates that are compiled at a time; None for one a processor.
         progress: whether to show it on standard error; None where that is a terminal.
+        keywords: those of what is tuned, but for ``conf`` and ``stream``. (``program.tune`` takes a program's arguments by
+            name.)
 
     Returns:
         A `Tuned`: its ``config`` is the fastest configuration, and printed it is a table of all that were tried. Of a
@@ -158,7 +182,7 @@ def tune(*arguments: Any, effort: str = "quick", budget: float | None = None, ke
     if is_emulating():
         raise TypeError("tune: mappings are timed on a GPU, and this is the emulator")
     start = time.monotonic()
-    search = _Search(subject_of(arguments, keywords), chosen, start)
+    search = _Search(subject_of(arguments, dict(keywords)), chosen, start)
     with Progress(progress) as shown:
         return search.run(keep, jobs, shown)
 

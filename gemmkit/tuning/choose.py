@@ -23,7 +23,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,10 +32,12 @@ from gemmkit.epilogues import Default, Epilogue, result_layout
 from gemmkit.kernels.collectives.scheduler import Grouped, Hilbert
 from gemmkit.kernels.collectives.split_k import StreamK
 from gemmkit.kernels.config import (
+    ChosenFields,
     Config,
     check_fields,
     check_stream_k,
     device_given,
+    names_keywords,
     products_given,
     sizes_given,
     with_swap_ab,
@@ -66,6 +68,9 @@ from gemmkit.tuning.operators import (
     sized,
 )
 from gemmkit.tuning.problems import Choice, MappingProblem, choose
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Asked", "ProductProblem", "by_precision", "get_config"]
 
@@ -371,8 +376,9 @@ def _itself(x: Any) -> Any:
 AS_IT_IS = Map(_itself)
 
 
+@names_keywords
 def get_config(*, operator: Operator, global_a_layout: GlobalLayout, gemm_shape: Any = None,
-               device: DeviceInfo | None = None, **fields: Any) -> Config:
+               device: DeviceInfo | None = None, **fields: Unpack[ChosenFields]) -> Config:
     """Complete a configuration from an operator, A's layout and any other fields.
 
     Args:
@@ -381,9 +387,9 @@ def get_config(*, operator: Operator, global_a_layout: GlobalLayout, gemm_shape:
         gemm_shape: M, N and K as a dict, a Tile or a tuple of three; a dict may have ``batch``, the number of products of
             a stack. It helps to choose tiles and decides nothing else.
         device: the GPU to choose for, a `gemmkit.runtime.device.DeviceInfo`; None is the current one, or an H100.
-        fields: any other field of `gemmkit.Config`. Missing fields get defaults: B's layout is that of A, there is no C,
-            D's layout is that of A in the accumulator's dtype, `gemmkit.tuning` chooses the block shape (elements),
-            warps and stages, and shared layouts have the order of the global ones, padded by 16 bytes.
+        fields: any other field of `gemmkit.Config`. If a field is missing or None: B's layout is that of A, there is no C,
+            D's layout is that of A in the accumulator's dtype, `gemmkit.tuning` chooses the block shape, warps and
+            stages, and shared layouts have the order of the global ones, padded by 16 bytes.
 
     Returns:
         A `gemmkit.Config`, for ``conf=`` of every function that multiplies. ``repr(config)`` can be pasted into a program.
@@ -402,7 +408,8 @@ def get_config(*, operator: Operator, global_a_layout: GlobalLayout, gemm_shape:
     if unknown:
         raise TypeError(f"get_config() got unknown fields {', '.join(sorted(unknown))}; the fields are "
                         + ", ".join(sorted(known)))
-    values = dict(fields, operator=operator, global_a_layout=global_a_layout)
+    values = {name: value for name, value in fields.items() if value is not None}
+    values.update(operator=operator, global_a_layout=global_a_layout)
     check_fields(values)
     return complete(values, sizes_given(gemm_shape), device_given(device), products_given(gemm_shape))
 

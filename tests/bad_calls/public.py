@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmkit.components import Component
-from gemmkit.plans.problem import KEYWORDS
+from gemmkit.kernels.config import KEYWORDS
 from tests.bad_calls.judge import Case
 from tests.bad_calls.values import broken
 
