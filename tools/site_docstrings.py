@@ -1,10 +1,11 @@
-"""Examples in docstrings as blocks of code: Markdown would take ``>>>`` for quotations.
+"""Examples in docstrings as blocks of code: Markdown would take ``>>>`` for quotations. Keywords of ``Unpack[T]`` by name.
 
 An extension of griffe, which reads the sources for the site's reference (``extensions`` in mkdocs.yml).
 """
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import Any
 
@@ -41,3 +42,26 @@ class Examples(griffe.Extension):
     def on_object(self, *, obj: Any, **rest: Any) -> None:
         if obj.docstring is not None:
             obj.docstring.value = fenced(obj.docstring.value)
+
+    def on_package(self, *, pkg: Any, **rest: Any) -> None:
+        """What `gemmkit.kernels.config.names_keywords` does for ``help``."""
+        for function in _functions(pkg):
+            for parameter in list(function.parameters):
+                if str(parameter.annotation).startswith("Unpack["):
+                    _name_keywords(function, parameter, pkg[parameter.annotation.slice.canonical_path.partition(".")[2]])
+
+
+def _functions(module: Any) -> Any:
+    for member in module.members.values():
+        if not member.is_alias:
+            yield from [member] if member.is_function else _functions(member) if member.is_module else ()
+
+
+def _name_keywords(function: Any, parameter: Any, keywords: Any) -> None:
+    classes = [*reversed(keywords.mro()), keywords]
+    rows = "\n".join(cls.docstring.value.split("Args:\n")[1] for cls in classes)
+    del function.parameters[parameter.name]
+    for name in (name for cls in classes for name in cls.members):
+        function.parameters.add(griffe.Parameter(name, kind=griffe.ParameterKind.keyword_only, default="None"))
+    row = re.compile(rf"\n {{4}}{parameter.name}: .*?(?=\n {{4}}\w|\n\n)", re.DOTALL)
+    function.docstring.value = row.sub(lambda found: f"{found[0]}\n{rows}", function.docstring.value, count=1)
