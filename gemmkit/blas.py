@@ -63,7 +63,7 @@ def gemmEx(transa: str | int, transb: str | int, alpha: Any, a: Any, b: Any, bet
     ...     gemmEx("T", "N", 2.0, a, a, -1.0, c).tolist()
     [[19.0, 27.0], [27.0, 39.0]]
     >>> stack, c = np.stack([a, -a]), np.ones((2, 2, 2), np.float32)
-    >>> with gemmkit.emulate():                                         # two products with the same B
+    >>> with gemmkit.emulate():                             # two products with the same B
     ...     gemmEx("N", "N", 1.0, stack, a, 0.0, c).tolist()
     [[[7.0, 10.0], [15.0, 22.0]], [[-7.0, -10.0], [-15.0, -22.0]]]
     """

@@ -1,9 +1,9 @@
 """Products over several GPUs, on torch.distributed: shards of A, B or K in the ranks of a process group, any components.
 
-    d = gemmkit.distributed.all_gather_matmul(a_shard, b)              # D = gather(A) B
-    d = gemmkit.distributed.matmul_reduce_scatter(a, b_shard)          # this rank's rows of the sum over ranks of A B
-    d = gemmkit.distributed.matmul_all_reduce(a, b_shard)              # all rows, on every rank
-    d = gemmkit.distributed.ring_matmul(a, b_shard)                    # this rank's rows; B's shards go round
+    d = gemmkit.distributed.all_gather_matmul(a_shard, b)      # D = gather(A) B
+    d = gemmkit.distributed.matmul_reduce_scatter(a, b_shard)  # rows of the sum of A B
+    d = gemmkit.distributed.matmul_all_reduce(a, b_shard)      # all rows, on every rank
+    d = gemmkit.distributed.ring_matmul(a, b_shard)            # rows; shards go round
 
 A `DistributedMatrix` knows how it is shared out: ``gemmkit.matmul`` picks one of these for it, and `explain` says which.
 

@@ -196,10 +196,10 @@ def matmul_reduce_scatter(a: torch.Tensor, b_shard: torch.Tensor, c: torch.Tenso
         operator does not say how sums over parts of K are combined.
 
     >>> import torch, torch.distributed as dist, gemmkit
-    >>> from gemmkit import distributed
+    >>> from gemmkit.distributed import matmul_reduce_scatter
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> with gemmkit.emulate():
-    ...     distributed.matmul_reduce_scatter(torch.tensor([[1.0, 2.0]]), torch.ones(2, 2)).tolist()
+    ...     matmul_reduce_scatter(torch.tensor([[1.0, 2.0]]), torch.ones(2, 2)).tolist()
     [[3.0, 3.0]]
     >>> dist.destroy_process_group()
     """
@@ -261,10 +261,10 @@ def matmul_all_reduce(a: torch.Tensor, b_shard: torch.Tensor, c: torch.Tensor | 
     ranks, so that all have the same bits. It needs memory for every rank's partial sums, M x N each.
 
     >>> import torch, torch.distributed as dist, gemmkit
-    >>> from gemmkit import distributed, epilogues
+    >>> from gemmkit.distributed import matmul_all_reduce
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> with gemmkit.emulate():
-    ...     distributed.matmul_all_reduce(torch.ones(1, 3), torch.ones(3, 2), epilogue=epilogues.Scale(2.0)).tolist()
+    ...     matmul_all_reduce(torch.ones(1, 3), torch.full((3, 2), 2.0)).tolist()
     [[6.0, 6.0]]
     >>> dist.destroy_process_group()
     """

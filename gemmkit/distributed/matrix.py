@@ -136,7 +136,8 @@ class DistributedMatrix(Matrix):
     >>> from gemmkit.distributed import DistributedMatrix
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> with gemmkit.emulate():
-    ...     gemmkit.matmul(DistributedMatrix(torch.ones(2, 3), "rows"), torch.ones(3, 2)).local.tolist()
+    ...     a = DistributedMatrix(torch.ones(2, 3), "rows")
+    ...     gemmkit.matmul(a, torch.ones(3, 2)).local.tolist()
     [[3.0, 3.0], [3.0, 3.0]]
     >>> dist.destroy_process_group()
     """

@@ -144,9 +144,9 @@ class BlockSparse(Matrix):
         >>> import numpy as np, gemmkit as gk
         >>> mask = np.array([[True, False], [False, False], [True, True]])
         >>> a = gk.functions.BlockSparse(np.ones((48, 32), np.float32), mask, (16, 16))
-        >>> tile = gk.Tile(M=16, N=16, K=16)
-        >>> conf = gk.get_config(operator=gk.operators.FPUOp(M=16, N=16), global_a_layout=gk.layouts.RowMajor("float32"),
-        ...                      block_shape=tile, kernel="singlestage")
+        >>> conf = gk.get_config(operator=gk.operators.FPUOp(M=16, N=16), kernel="singlestage",
+        ...                      global_a_layout=gk.layouts.RowMajor("float32"),
+        ...                      block_shape=gk.Tile(M=16, N=16, K=16))
         >>> a.longest_first("a", conf).order.blocks.tolist()
         [2, 0, 1]
         """

@@ -209,7 +209,7 @@ class Dual(Matrix):
     def map(self, f: Callable[[Any], Any], derivative: Callable[[Any, Any], Any]) -> Dual:
         """``f`` of every number; ``derivative(x, f(x))`` is its derivative, both of arrays.
 
-        >>> Dual.seed(np.float64([3.0])).map(lambda x: x**2, lambda x, y: 2 * x).tangents.tolist()
+        >>> Dual.seed(np.float64([3])).map(lambda x: x**2, lambda x, y: 2 * x).tangents.tolist()
         [[6.0]]
         """
         for name, given in (("f", f), ("derivative", derivative)):

@@ -157,9 +157,9 @@ def lstm_cell(x: Any, h: Any, c: Any, w: Any, u: Any, b: Any = None, *, activati
 
     >>> import numpy as np, gemmkit as gk
     >>> x, h, c = np.float32([[1]]), np.float32([[0]]), np.float32([[2]])
-    >>> w, u = np.float32([[-100, 100, 0, 100]]), np.zeros((1, 4), np.float32)           # forgets nothing, takes nothing in
+    >>> w = np.float32([[-100, 100, 0, 100]])          # forgets nothing, takes nothing in
     >>> with gk.emulate():
-    ...     new_h, new_c = gk.functions.lstm_cell(x, h, c, w, u)
+    ...     new_h, new_c = gk.functions.lstm_cell(x, h, c, w, 0 * w)
     >>> new_c.tolist(), new_h.round(3).tolist()
     ([[2.0]], [[0.9639999866485596]])
     """

@@ -113,47 +113,43 @@ def _without_ones(x: Any, info: ArrayInfo, labels: str) -> tuple[Any, str]:
 @names_keywords
 def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any = None, stream: Any = None,
            **others: Unpack[Keywords]) -> Any:
-    """D = A B + C, or what the components make of it.
+    """Compute D = A B + C, or what the components make of it.
 
     Args:
-        a: (M, K). A CuPy array, a PyTorch tensor, a Numba device array, anything with ``__cuda_array_interface__`` or
-            DLPack; a NumPy array under ``with gemmkit.emulate():``. Any strides: a transposed or sliced view is read in
-            place, on the array's own device (which need not be the current one). Or a matrix with structure
-            (`gemmkit.layouts.DiagonalMatrix(x)`, `TriangularMatrix`, `SymmetricMatrix`, `GeneratedMatrix`). Dimensions
-            before the last two are a stack's, broadcast as NumPy does: out is then (..., M, N), and all products are one
-            launch. An a of one dimension is a row, and out (and c) lacks M.
-        b: (K, N), as a. A b of one dimension is a column, and out (and c) lacks N. A product of booleans is whether any k
-            has both (`operators.OR_AND`).
-        c: (M, N), or None.
-        conf: a configuration of `gemmkit.get_config`; None chooses one by dtypes and sizes.
-        out: (M, N), written and returned; None allocates one of a's library, in C order, of ``dtype``. It may be c itself,
-            and may overlap nothing else; or a `gemmkit.layouts.Scatter`, whose array is written and returned.
-        stream: where to launch; None is the current stream of a's library.
-        others: any of `gemmkit.kernels.config.Keywords`. None is as if the keyword were not given.
+        a: (M, K): a CuPy array, a PyTorch tensor, a Numba device array, anything with ``__cuda_array_interface__`` or
+            DLPack; a NumPy array under ``with gemmkit.emulate():``. Any strides: the kernel reads a transposed or sliced
+            view in place. Or a matrix of `gemmkit.layouts` (`DiagonalMatrix(x)`, `Gather(x, rows)`). Dimensions before the
+            last two are a stack, which broadcasts as in NumPy; one launch computes all products. One dimension is a row.
+        b: (K, N), as a. One dimension is a column. The result lacks the dimension of a row or column: (N,), (M,) or ().
+        c: (M, N), added to the product; None adds nothing.
+        conf: a configuration of `gemmkit.get_config`; None chooses one for the dtypes and sizes.
+        out: (M, N), or (..., M, N) for stacks: receives the result. It may be c itself, and must overlap nothing else; or
+            a `gemmkit.layouts.Scatter`. None allocates an array of a's library, in C order, of ``dtype``.
+        stream: the stream of the launch; None takes the current stream of a's library.
+        others: any of `gemmkit.kernels.config.Keywords`. None means that the keyword is not given.
 
     Returns:
-        out. Nothing is copied, cast or synchronised. Of PyTorch's tensors that require a gradient the product is recorded
-        (`gemmkit.torch`).
+        out. The call does not copy, cast or synchronise. It records a gradient if a PyTorch tensor requires one.
 
-    **The sums hold what the result is asked to hold**, by out, c or dtype: int8 into int32 is exact, float32 into float64 is
-    summed in float64. If nothing is asked for, integers wrap in NumPy's result type. An epilogue gets sums of 8 and 16 bits'
-    integers in int32 or int64, which hold them, and the result has that type.
+    **Accumulators hold whatever the result's type holds**: int8 into int32 is exact, float32 into float64 adds in float64.
+    Integers wrap in NumPy's result type if ``out``, ``c`` and ``dtype`` ask for no other. An epilogue receives 8- and 16-bit
+    integers as int32 or int64, and the result then has that type. A product of booleans says whether any k has both.
 
     Raises:
-        NotImplementedError: such a tensor, where the product has no derivative.
-        ValueError: shapes, dtypes or devices that do not fit each other; an ``out`` that is read-only, or overlaps itself,
-            a, b or an array of a component; an array whose address is no multiple of its elements'.
-        TypeError: something that is no array; a host array without emulation; a dtype that no operator takes.
-        ConfigError: a configuration that no kernel can carry out.
-        ComponentError: a component's method that cannot be compiled, with its file and line.
+        NotImplementedError: a tensor requires a gradient, and the product has none.
+        ValueError: shapes, dtypes or devices do not fit each other; ``out`` is read-only, or overlaps itself, a, b or an
+            array of a component; an array's address is no multiple of its itemsize.
+        TypeError: an argument is no array, or a host array without emulation; no operator takes a dtype.
+        ConfigError: no kernel can carry out the configuration.
+        ComponentError: a component's method cannot be compiled; the error names its file and line.
 
-    >>> import numpy as np, gemmkit
+    >>> import numpy as np, gemmkit as gk
     >>> a, b = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones((3, 2), np.float32)
-    >>> with gemmkit.emulate():
-    ...     gemmkit.matmul(a, b, epilogue=gemmkit.epilogues.Bias(np.float32([0.5, 0]))).tolist()
+    >>> with gk.emulate():
+    ...     gk.matmul(a, b, epilogue=gk.epilogues.Bias(np.float32([0.5, 0]))).tolist()
     [[3.5, 3.0], [12.5, 12.0]]
-    >>> with gemmkit.emulate():
-    ...     gemmkit.matmul(a, np.ones(3, np.float32)).tolist()                      # a matrix and a vector
+    >>> with gk.emulate():
+    ...     gk.matmul(a, np.ones(3, np.float32)).tolist()         # a matrix and a vector
     [3.0, 12.0]
     """
     keywords: dict[str, Any] = others                                 # type: ignore[assignment]

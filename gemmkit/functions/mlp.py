@@ -577,13 +577,13 @@ def mlp(x: Any, weights: Any, biases: Any = None, activation: Any = relu, *, las
 
     >>> import numpy as np, gemmkit as gk
     >>> x = np.float16([[1, 2] + 14 * [0]])
-    >>> weights, biases = [np.eye(16, 32, dtype=np.float16), np.eye(32, 16, dtype=np.float16)], [np.zeros(32, np.float32),
-    ...     np.full(16, -1.5, np.float32)]
+    >>> weights = [np.eye(16, 32, dtype=np.float16), np.eye(32, 16, dtype=np.float16)]
+    >>> biases = [np.zeros(32, np.float32), np.full(16, -1.5, np.float32)]
     >>> with gk.emulate():
     ...     gk.mlp(x, weights, biases)[0, :3].tolist()
-    ...     gk.mlp(x, weights, biases, lambda v: 2 * v, last=lambda v: max(v, 0))[0, :3].tolist()
+    ...     gk.mlp(x, weights, biases, lambda v: 2 * v, last=abs)[0, :3].tolist()
     [-0.5, 0.5, -1.5]
-    [0.5, 2.5, 0.0]
+    [0.5, 2.5, 1.5]
     """
     rule = RELU if activation is relu else Activation(activation)
     end = IDENTITY if last is None else Activation(last)

@@ -56,7 +56,7 @@ def select(a: Any, b: Any, *, operator: Semiring = MIN_PLUS, out: Any = None, in
     >>> roads = np.array([[0, 1, 9], [9, 0, 2], [9, 9, 0]], np.float32)
     >>> with gemmkit.emulate():
     ...     lengths, via = gemmkit.functions.select(roads, roads)
-    >>> float(lengths[0, 2]), int(via[0, 2])               # from 0 to 2 it is 1 + 2 = 3, through 1
+    >>> float(lengths[0, 2]), int(via[0, 2])               # 1 + 2 = 3, through node 1
     (3.0, 1)
     """
     if others:

@@ -124,7 +124,7 @@ class Gather(Matrix):
     >>> import numpy as np, gemmkit as gk
     >>> tokens = np.float32([[1, 2], [3, 4], [5, 6]])
     >>> with gk.emulate():
-    ...     gk.matmul(gk.layouts.Gather(tokens, np.int32([2, 0, 2])), np.eye(2, dtype=np.float32)).tolist()
+    ...     gk.matmul(Gather(tokens, np.int32([2, 0, 2])), np.eye(2, dtype="f4")).tolist()
     [[5.0, 6.0], [1.0, 2.0], [5.0, 6.0]]
     """
 

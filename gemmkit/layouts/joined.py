@@ -488,8 +488,8 @@ class Concat(Matrix):
     >>> x, h = np.float32([[1, 2]]), np.float32([[10]])
     >>> w, u = np.float32([[1, 0], [0, 1]]), np.float32([[3, -3]])
     >>> with gk.emulate():
-    ...     gk.matmul(Concat(x, h, axis=1), Concat(w, u, axis=0), epilogue=gk.epilogues.ReLU()).tolist()
-    [[31.0, 0.0]]
+    ...     gk.matmul(Concat(x, h, axis=1), Concat(w, u, axis=0)).tolist()
+    [[31.0, -28.0]]
     """
 
     def __init__(self, *arrays: Array, axis: int):
@@ -520,8 +520,8 @@ class InterleavedColumns(Matrix):
     >>> import numpy as np, gemmkit as gk
     >>> x, w, v = np.float32([[1, 2]]), np.float32([[1], [1]]), np.float32([[5], [0]])
     >>> with gk.emulate():
-    ...     both = gk.layouts.InterleavedColumns(w, v)
-    ...     gk.matmul(x, both, epilogue=gk.epilogues.Fold(lambda gate, up: max(gate, 0) * up)).tolist()
+    ...     fold = gk.epilogues.Fold(lambda gate, up: max(gate, 0) * up)
+    ...     gk.matmul(x, InterleavedColumns(w, v), epilogue=fold).tolist()
     [[15.0]]
     """
 

@@ -107,7 +107,7 @@ def _is_extent(n: Any) -> bool:
 class DiagonalMatrix(Matrix):
     """The diagonal matrix of a vector. An array of more dimensions is a stack: its last axis is each matrix's diagonal.
 
-    >>> DiagonalMatrix(np.float32([1, 2, 3])).shape, DiagonalMatrix(np.zeros((4, 3), np.float32)).shape
+    >>> DiagonalMatrix(np.zeros(3)).shape, DiagonalMatrix(np.zeros((4, 3))).shape
     ((3, 3), (4, 3, 3))
     """
 
@@ -158,7 +158,7 @@ class GeneratedMatrix(Matrix):
 
     >>> import gemmkit as gk
     >>> with gk.emulate():
-    ...     a = gk.layouts.GeneratedMatrix(lambda i, j, s: s * (i - j), (2, 3), "float32", 0.5)
+    ...     a = GeneratedMatrix(lambda i, j, s: s * (i - j), (2, 3), "float32", 0.5)
     ...     gk.matmul(a, np.eye(3, dtype="float32")).tolist()
     [[0.0, -0.5, -1.0], [0.5, 0.0, -0.5]]
     """

@@ -88,8 +88,8 @@ class Matricised(GlobalLayout, ResultLayout):
     >>> Matricised("float32", (2, 3), (4,)).element(x, 3, 2, None) == x[1, 1, 2]
     np.True_
     >>> from gemmkit.runtime.arrays import describe
-    >>> y = np.arange(32, dtype=np.float32).reshape(4, 8).T.reshape(2, 4, 4).transpose(2, 1, 0)      # 4 teeth, 8 apart
-    >>> layout = Matricised.of(describe(y), 2)
+    >>> y = np.arange(32, dtype=np.float32).reshape(4, 8).T.reshape(2, 4, 4)
+    >>> layout = Matricised.of(describe(y.transpose(2, 1, 0)), 2)   # strides 8, 2 and 1
     >>> layout, layout.run
     (Matricised('float32', (4, 4), (2,), 0, 4, 4, near=True), 16)
     """

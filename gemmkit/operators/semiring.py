@@ -56,7 +56,7 @@ class Semiring(FPUOp):
     Raises ValueError when the laws do not hold on the sample, TypeError for what is no Python function.
 
     >>> import math, numpy as np, gemmkit
-    >>> widest = Semiring(max, min, -math.inf)             # of all paths, the one whose narrowest edge is the widest
+    >>> widest = Semiring(max, min, -math.inf)    # the path with the widest narrowest edge
     >>> roads = np.array([[9, 3, 0], [3, 9, 5], [0, 5, 9]], np.float32)
     >>> with gemmkit.emulate():
     ...     gemmkit.matmul(roads, roads, operator=widest).tolist()

@@ -426,9 +426,9 @@ def plan(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any 
     ...     run = gemmkit.plan(a, b)
     ...     run(a, b).tolist()
     [[4.0, 4.0], [4.0, 4.0], [4.0, 4.0]]
-    >>> with gemmkit.emulate():                              # a stack: of each product A is a diagonal
-    ...     run = gemmkit.plan(gemmkit.layouts.DiagonalMatrix(np.zeros((5, 3), np.float32)), a)
-    ...     run, run(gemmkit.layouts.DiagonalMatrix(np.full((5, 3), 2, np.float32)), a).shape
+    >>> with gemmkit.emulate():                              # a stack of diagonal matrices
+    ...     diagonals = gemmkit.layouts.DiagonalMatrix(np.zeros((5, 3), np.float32))
+    ...     gemmkit.plan(diagonals, a), gemmkit.plan(diagonals, a)(diagonals, a).shape
     (<plan of (5,) products of 3 x 4 x 3>, (5, 3, 4))
     """
     made = Plan(a, b, c, out, conf, {name: x for name, x in keywords.items() if x is not None or name not in KEYWORDS})

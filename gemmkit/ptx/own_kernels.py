@@ -8,8 +8,8 @@ Instructions take a `view` of an array, so that they know its element type, its 
         i = block_x() * 32 + thread_index()
         y[i] = x[i] + x[i]
 
-    double[2, 32](out, a)                                   # as any kernel of Numba
-    launch(double, out, a, grid=2, block=32)                # the same; emulated within ``with gemmkit.emulate():``
+    double[2, 32](out, a)                        # as any kernel of Numba
+    launch(double, out, a, grid=2, block=32)     # the same; gemmkit.emulate() emulates it
 
 A helper function is one of `device` (its constants take the type of what they meet, and it runs in the emulator, too). What
 a thread holds is a tuple, which functions go over: `each`, `apply`, `generate`, `fill`, `split`, `join`, `deal`.

@@ -1,6 +1,6 @@
 """gemmkit's products as operators of PyTorch's, for autograd, ``torch.compile``, ``torch.func.vmap`` and ``torch.export``.
 
-    linear = gemmkit.torch.op(name="mine::linear", epilogue=lambda bias: Bias(bias) | GELU())
+    linear = gemmkit.torch.op(name="mine::linear", epilogue=lambda b: Bias(b) | GELU())
     y = linear(x, weight, bias)
     y = gemmkit.torch.matmul(a, b)               # the same of a plain product
     layer = gemmkit.torch.Linear(1024, 4096, activation="gelu")

@@ -68,9 +68,9 @@ def op(conf: Config | None = None, *, name: str, epilogue: Any = None, a: torch.
     >>> import torch, gemmkit as gk, gemmkit.torch
     >>> from gemmkit.epilogues import Bias, ReLU
     >>> f = gk.torch.op(name="docs::biased", epilogue=lambda bias: Bias(bias) | ReLU())
-    >>> a, bias = torch.ones(2, 3, requires_grad=True), torch.tensor([1.0, -9.0], requires_grad=True)
+    >>> bias = torch.tensor([1.0, -9.0], requires_grad=True)
     >>> with gk.emulate():
-    ...     d = f(a, torch.ones(3, 2), bias)
+    ...     d = f(torch.ones(2, 3), torch.ones(3, 2), bias)
     ...     d.sum().backward()
     >>> d.tolist(), bias.grad.tolist()
     ([[4.0, 0.0], [4.0, 0.0]], [2.0, 0.0])

@@ -176,7 +176,7 @@ def tune(*arguments: Any, effort: str = "quick", budget: float | None = None, ke
         d = gemmkit.matmul(a, b)                               # by the fastest of them
         gemmkit.tune(gemmkit.einsum, "ijk,kl->lij", x, y)
         gemmkit.tune(gemmkit.grouped, a_list, b_list)
-        gemmkit.tune(program, x, y, out)                       # the same as program.tune(x, y, out)
+        gemmkit.tune(program, x, y, out)                       # as program.tune(x, y, out)
     """
     chosen = _effort(effort, budget)
     if is_emulating():

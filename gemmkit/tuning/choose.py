@@ -399,7 +399,8 @@ def get_config(*, operator: Operator, global_a_layout: GlobalLayout, gemm_shape:
         TypeError: an unknown field, or a field of the wrong type.
 
     >>> from gemmkit import layouts, operators
-    >>> config = get_config(operator=operators.MMAOp(), global_a_layout=layouts.RowMajor("float16"))
+    >>> row_major = layouts.RowMajor("float16")
+    >>> config = get_config(operator=operators.MMAOp(), global_a_layout=row_major)
     >>> config.block_shape, config.warps_per_block
     (Tile(M=128, N=256, K=128), 8)
     """

@@ -131,9 +131,11 @@ def _rooms(picture: str) -> dict[str, int]:
     """The row of each file and folder of the package that the picture of the house names."""
     here = markdown.ROOT / "gemmkit"
     rooms: dict[str, int] = {}
-    for row, line in enumerate(picture.splitlines()):
+    row = 0
+    for line in picture.splitlines():
         if line.strip().startswith("."):                      # files of the room above
             continue
+        row += not line.startswith(("|", " "))                # a label begins a row
         for name in line.replace(",", " ").split():
             path = here / name.rstrip("/")
             if (name.endswith("/") and path.is_dir()) or path.with_suffix(".py").exists():

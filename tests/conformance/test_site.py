@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -77,6 +78,41 @@ def test_blocks_run(page: str, monkeypatch: pytest.MonkeyPatch, rng: np.random.G
     assert markdown.run(path, monkeypatch, rng, {}, check) == BLOCKS[page]
 
 
+@pytest.mark.parametrize("page", [markdown.ROOT / "README.md", *PAGES], ids=name)
+def test_blocks_are_at_most_88_columns_wide(page: Path) -> None:
+    wide = [line for block in markdown.blocks(page) for line in block.text.splitlines() if len(line) > 88]
+    assert not wide, f"{page.name}: {wide}"
+
+
+def referred() -> dict[str, Any]:
+    """What each ``::: module.name`` of the reference's pages names."""
+    from importlib import import_module
+    from importlib.util import find_spec
+
+    found = {}
+    for page in (DOCS / "reference").glob("*.md"):
+        for given in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE):
+            module, _, attribute = given.rpartition(".")
+            try:
+                is_module = find_spec(given) is not None
+            except ModuleNotFoundError:                                  # a name of a module
+                is_module = False
+            found[given] = import_module(given) if is_module else getattr(import_module(module), attribute)
+    return found
+
+
+def test_examples_of_the_reference_are_at_most_88_columns_wide() -> None:
+    """Those of docstrings, which the site shows."""
+    docs = {}
+    for name, thing in referred().items():
+        docs[name] = inspect.getdoc(thing) or ""
+        names = getattr(thing, "__all__", ()) if inspect.ismodule(thing) else vars(thing) if inspect.isclass(thing) else ()
+        docs |= {f"{name}.{member}": inspect.getdoc(getattr(thing, member)) or "" for member in names if member[0] != "_"}
+    wide = {name: line for name, doc in docs.items() for line in doc.splitlines()
+            if len(line) > 88 and re.match(r">>> |\.\.\. |    \S.* = ", line)}
+    assert len(docs) > 100 and not wide, wide
+
+
 def test_every_block_of_python_is_run_somewhere() -> None:
     """By this file, or by one that names the page."""
     tests = "".join(path.read_text(encoding="utf-8") for path in (markdown.ROOT / "tests").rglob("test_*.py"))
@@ -86,15 +122,4 @@ def test_every_block_of_python_is_run_somewhere() -> None:
 
 
 def test_references_name_what_there_is() -> None:
-    """Of each ``::: module.name`` the module has the name."""
-    from importlib import import_module
-    from importlib.util import find_spec
-
-    for page in (DOCS / "reference").glob("*.md"):
-        for given in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE):
-            module, _, attribute = given.rpartition(".")
-            try:
-                is_module = find_spec(given) is not None
-            except ModuleNotFoundError:                                  # a name of a module
-                is_module = False
-            assert is_module or hasattr(import_module(module), attribute), given
+    assert len(referred()) > 50

@@ -467,9 +467,9 @@ def _ahead(spec: Sm90Spec, store: PrefetchedStore, arrays: OperandArrays) -> tup
 
 
 #: In the order in which they are preferred, and what fills the stages where a route is the last of the two by this order.
-ROUTES: dict[Any, Any] = {Tma: TmaProducer, JoinedTma: TmaProducer, BraidedTma: TmaProducer,
-                          PartRewrite: RewriteProducer, Rewrite: RewriteProducer, Transpose: RewriteProducer,
-                          Deinterleave: DeinterleaveProducer, CpAsyncLines: CpAsyncProducer, StagedRoute: StagedProducer}
+ROUTES: dict[Any, Any] = {Tma: TmaProducer, JoinedTma: TmaProducer,
+    BraidedTma: TmaProducer, PartRewrite: RewriteProducer, Rewrite: RewriteProducer, Transpose: RewriteProducer,
+    Deinterleave: DeinterleaveProducer, CpAsyncLines: CpAsyncProducer, StagedRoute: StagedProducer}
 WIDEST = 128                           # bytes of a swizzle's lines
 REGISTER_THREADS = 384                 # of a block with A in registers: with more, wgmmas wait for each other
 
@@ -477,8 +477,7 @@ REGISTER_THREADS = 384                 # of a block with A in registers: with mo
 class Sm90(KernelFamily):
     """Persistent blocks with a producer and consumers."""
 
-    is_dependent = True
-    streams_k = True
+    is_dependent = streams_k = True
     joins_transforms = True            # tensor cores read shared memory themselves
 
     def validate(self, config: Config) -> None:
@@ -489,7 +488,8 @@ class Sm90(KernelFamily):
         m, n = config.cluster.extents
         sharing = SharedK(config.splits, config.cluster)
         cluster = Cluster(m, n, sharing.in_cluster)
-        scheduler: TileScheduler = Persistent(config.order, config.block_shape, cluster, sharing.reduction)
+        scheduler: TileScheduler = Persistent(
+            config.order, config.block_shape, cluster, sharing.reduction)
         if isinstance(config.splits, StreamK):
             scheduler = streamed_clusters(scheduler, config.splits, arrays)
         spec = Sm90Spec(config.block_shape, config.compute_warp, config.warps_per_block, config.operator, *operands,
