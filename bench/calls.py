@@ -107,12 +107,12 @@ def matmul_rows(make: Callable[..., Any]) -> Iterator[tuple[str, float]]:
     keyed, allocate, start, find_stream = KEYS[type(a)], made._allocate, made.start(), made._find_stream
     assert find_stream is not None
     d, at_d = allocate()
-    addresses = at_d, keyed(a)[0], keyed(b)[0], 0
+    addresses = at_d, keyed(a, "a")[0], keyed(b, "b")[0], 0
     dtype = d.dtype
     library = microseconds(lambda: type(d)((SIZE, SIZE), dtype))
     total = microseconds(lambda: gemmkit.matmul(a, b)) - library
     parts = {
-        "keys of two arrays": microseconds(lambda: (keyed(a), keyed(b))),
+        "keys of two arrays": microseconds(lambda: (keyed(a, "a"), keyed(b, "b"))),
         "the new array": microseconds(allocate) - library,
         "the stream": microseconds(lambda: find_stream()),
         "the launch": microseconds(lambda: start(stand_ins.STREAM, addresses)),

@@ -33,7 +33,7 @@ from dataclasses import fields, is_dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import repeat
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -72,6 +72,8 @@ from gemmkit.runtime.arrays import (
 __all__ = [
     "Array", "Component", "ComponentError", "Frozen", "Scalar", "freeze",
 ]
+
+C = TypeVar("C")
 
 
 class Component(metaclass=ComponentClass):
@@ -154,7 +156,7 @@ def without_arrays(component: Any) -> Any:
     return with_fields(component, changed)
 
 
-def with_fields(component: Any, changed: dict[str, Any]) -> Any:
+def with_fields(component: C, changed: dict[str, Any]) -> C:
     """The component with other values in some fields, which nothing checks, and without what its cached properties remember:
     itself if there are none."""
     if not changed:
@@ -443,7 +445,7 @@ class _Kept:
     def stands(self) -> bool:
         if self._guards is None:
             self._guards = Guards(self.frozen.facts)
-        return self._guards.stand() and all(KEYS.get(type(x), key_of)(x) == seen for x, seen in self.arrays)
+        return self._guards.stand() and all(KEYS.get(type(x), key_of)(x, "") == seen for x, seen in self.arrays)
 
 
 _kept: dict[int, _Kept] = {}
@@ -464,7 +466,8 @@ def frozen(component: Component, name: str = "value") -> Frozen:
     found = freeze(component, name)
     if len(_kept) >= _LIMIT:
         _kept.clear()
-    arrays = [(x, KEYS.get(type(x), key_of)(x)) for _, x, _ in held_values(component) if is_array(x)] if found.arrays else []
+    arrays = [(x, KEYS.get(type(x), key_of)(x, "")) for _, x, _ in held_values(component)
+              if is_array(x)] if found.arrays else []
     _kept[id(component)] = _Kept(_reference(component), found, arrays)
     return found
 

@@ -54,7 +54,7 @@ class ShapeError(ValueError):
     """Shapes, tiles or coordinates that do not go together."""
 
 
-class Step(tuple):
+class Step(tuple[Any, ...]):
     """A stride of several parts: how far one coordinate leads along each dimension of what is indexed.
 
     >>> Step((1, 0)) * 3 + Step((0, 2))
@@ -162,7 +162,7 @@ def plus(a: Any, b: Any) -> Any:
     return b if is_number(a, 0) else a if is_number(b, 0) else a + b
 
 
-def backwards(items: Any) -> tuple:
+def backwards(items: Any) -> tuple[Any, ...]:
     return tuple(reversed(items))
 
 
@@ -180,7 +180,7 @@ def flat(dim: Any, stride: Any) -> Iterable[Mode]:
     yield dim, stride
 
 
-def row_major(dims: tuple) -> tuple:
+def row_major(dims: tuple[Any, ...]) -> tuple[Any, ...]:
     """Strides with the last dimension fastest; within a hierarchical one the first part is."""
     strides: list[Any] = []
     at = 1
@@ -202,7 +202,7 @@ def runs(dim: Any, at: Any) -> tuple[Any, Any]:
     return tuple(made), at
 
 
-def said(numbers: tuple) -> str:
+def said(numbers: tuple[Any, ...]) -> str:
     parts = ["?" if n is None else str(n).replace(" ", "") for n in numbers]
     return parts[0] if len(parts) == 1 else f"({','.join(parts)})"
 
@@ -310,7 +310,7 @@ class Shape(Static):
         """The offsets of all elements, the last coordinate fastest."""
         return [self(*at) for at in itertools.product(*map(range, self._known("its elements")))]
 
-    def places(self, offset: Any) -> tuple:
+    def places(self, offset: Any) -> tuple[Any, ...]:
         """The coordinates at which a shape has an offset: of thread tensors, where an offset is a thread's number.
 
         The strides must be those of numbers: each a multiple of the product of what varies faster.
@@ -431,7 +431,7 @@ def local(*extents: int | None) -> Shape:
 
 
 @lru_cache(maxsize=4096)
-def _tiled(of: Shape, tilers: tuple) -> tuple[Shape, Shape]:
+def _tiled(of: Shape, tilers: tuple[Any, ...]) -> tuple[Shape, Shape]:
     outer, inner = [], []
     for number, (dim, extent, tiler) in enumerate(zip(of.modes, of.extents, tilers)):
         if tiler is ALL:

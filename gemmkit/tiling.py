@@ -19,6 +19,8 @@ __all__ = [
     "translate", "translate_base", "translate_offset",
 ]
 
+Position = tuple[Any, ...]             # numbers, or the compiler's values that stand for them
+
 
 def _operated(f: Callable[[Any, Any], Any]) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
     """An operator of an extent and a number, and the reflected one."""
@@ -113,7 +115,7 @@ class Division:
         rounds, rest = divmod(self.total, self.count)
         return rounds + (worker < rest) if rest else rounds
 
-    def position(self, linear: Any, bound: int) -> tuple:
+    def position(self, linear: Any, bound: int) -> Position:
         """Where the sub-tile of a linear number lies. It is below ``bound``: what follows from that is not computed."""
         digits: list[Mode] = []
         for extent, step in self.modes:
@@ -127,7 +129,7 @@ class Division:
             digits.append((None, Step((0,) * len(self.grid))))
         return tuple(walk(tuple(digits), linear))
 
-    def place(self, worker: Any, step: Any) -> tuple[tuple, tuple]:
+    def place(self, worker: Any, step: Any) -> tuple[Position, Position]:
         """Base and offset of a worker's sub-tile; raises IndexError where it has none, if both are known."""
         found = self._places.get((worker, step))
         if found is None:
@@ -138,14 +140,14 @@ class Division:
             found = self._places[worker, step] = self._place(worker, step)
         return found
 
-    def _place(self, worker: Any, step: Any) -> tuple[tuple, tuple]:
+    def _place(self, worker: Any, step: Any) -> tuple[Position, Position]:
         ahead = step * self.count
         if self.split:
             return self.position(worker, self.count), self.position(ahead, self.total)
         return self.position(worker + ahead, self.total), (0,) * len(self.grid)
 
 
-_divisions: dict[tuple, Division] = {}
+_divisions: dict[Position, Division] = {}
 
 
 def division(tile: Any, tiling: Any, count: int, order: str = "column") -> Division:
@@ -185,7 +187,7 @@ def division(tile: Any, tiling: Any, count: int, order: str = "column") -> Divis
 # The same functions are device code (:mod:`gemmkit.lang.aggregates`); there a loop over tiles is ``for i in
 # range(len(tiles))``, which the compiler unrolls.
 
-class Coord(tuple[Any, ...], Aggregate):
+class Coord(tuple[int, ...], Aggregate):
     """A named position or extent: ``coord.M``, ``coord[0]``, iterable in dimension order."""
 
     __slots__ = ()
@@ -194,12 +196,12 @@ class Coord(tuple[Any, ...], Aggregate):
     def __new__(cls, names: tuple[str, ...], values: Sequence[int]) -> Coord:
         return tuple.__new__(_coord_class(names), values)
 
-    def __parts__(self) -> tuple[Any, tuple]:
+    def __parts__(self) -> tuple[Any, Position]:
         """A tile's size is compile-time, a position is not."""
         return (None, tuple(self)) if any(type(value) is not int for value in self) else (tuple(self), ())
 
     @classmethod
-    def __of_parts__(cls, static: Any, numbers: tuple) -> Coord:
+    def __of_parts__(cls, static: Any, numbers: Position) -> Coord:
         return tuple.__new__(cls, numbers if static is None else static)
 
     @classmethod
@@ -248,9 +250,9 @@ class _Form:
         self.text = f"Tile({', '.join(f'{n}={s}' for n, s in zip(names, extents))})"
         self.coord = _coord_class(names)
         self.size = Coord(names, extents)
-        self.projections: dict[str, tuple[_Form, Callable[[tuple], tuple]]] = {}
+        self.projections: dict[str, tuple[_Form, Callable[[Position], Position]]] = {}
 
-    def projection(self, dims: list[int]) -> tuple[_Form, Callable[[tuple], tuple]]:
+    def projection(self, dims: list[int]) -> tuple[_Form, Callable[[Position], Position]]:
         """The form of the dimensions kept, and what picks them from a position."""
         one = operator.itemgetter(dims[0])
         pick = operator.itemgetter(*dims) if len(dims) > 1 else lambda position: (one(position),)
@@ -285,7 +287,7 @@ class Tile(Extent, Aggregate):
         self._base = self._offset = (0,) * len(extents)
 
     @classmethod
-    def at(cls, names: tuple[str, ...], extents: tuple[int, ...], base: tuple, offset: tuple) -> Tile:
+    def at(cls, names: tuple[str, ...], extents: tuple[int, ...], base: Position, offset: Position) -> Tile:
         """A tile at a position; nothing is checked."""
         return _at(_form(names, extents), base, offset)
 
@@ -329,11 +331,11 @@ class Tile(Extent, Aggregate):
         form, pick = known[name]
         return _at(form, pick(self._base), pick(self._offset))
 
-    def __parts__(self) -> tuple[Any, tuple]:
+    def __parts__(self) -> tuple[Any, Position]:
         return self._form, (*self._base, *self._offset)
 
     @classmethod
-    def __of_parts__(cls, form: _Form, numbers: tuple) -> Tile:
+    def __of_parts__(cls, form: _Form, numbers: Position) -> Tile:
         middle = len(form.names)
         return _at(form, numbers[:middle], numbers[middle:])
 
@@ -352,7 +354,7 @@ class Tile(Extent, Aggregate):
     def __hash__(self) -> int:
         return hash(self._state() if len(self._form.extents) > 1 else self._form.extents[0])       # equal to a number
 
-    def _state(self) -> tuple:
+    def _state(self) -> Position:
         return self.names, self.extents, self._base, self._offset
 
     def __repr__(self) -> str:
@@ -375,7 +377,7 @@ class Tile(Extent, Aggregate):
 _new_tuple, _new_tile = tuple.__new__, object.__new__
 
 
-def _at(form: _Form, base: tuple, offset: tuple) -> Tile:
+def _at(form: _Form, base: Position, offset: Position) -> Tile:
     """A tile at a position (the inner loop of the emulator comes through here)."""
     tile = _new_tile(Tile)
     tile._form, tile._base, tile._offset = form, base, offset
@@ -426,11 +428,11 @@ class Tiles(Aggregate):
         self.tile, self.division, self.worker = tile, division, worker
         self.form = _form(tile._form.names, division.tiling)
 
-    def __parts__(self) -> tuple[Any, tuple]:
+    def __parts__(self) -> tuple[Any, Position]:
         return (self.tile._form, self.division), (*self.tile.__parts__()[1], self.worker)
 
     @classmethod
-    def __of_parts__(cls, static: Any, numbers: tuple) -> Tiles:
+    def __of_parts__(cls, static: Any, numbers: Position) -> Tiles:
         form, division = static
         return Tiles(Tile.__of_parts__(form, numbers[:-1]), division, numbers[-1])
 
@@ -440,7 +442,8 @@ class Tiles(Aggregate):
         return f"Tiles({Tile.__text__(form)}/{_text(form.names, division.tiling)}/{division.count}/{division.order})"
 
     def __len__(self) -> int:
-        return self.division.steps(self.worker)
+        steps: int = self.division.steps(self.worker)
+        return steps
 
     def __getitem__(self, step: int) -> Tile:
         tile, (base, offset) = self.tile, self.division.place(self.worker, step)
@@ -498,7 +501,7 @@ def _subdivide(tile: Tile, tiling: Tile, index: int, count: int, order: str = "c
     return _tiles(tile, tiling, index, count, order)[0]
 
 
-def _moved(tile: Tile, position: tuple, distances: tuple[int, ...], by: dict[str, int]) -> tuple:
+def _moved(tile: Tile, position: Position, distances: tuple[int, ...], by: dict[str, int]) -> Position:
     """``position`` and these distances from it."""
     if by or len(distances) != len(position):
         _check_distances(tile, distances, by)
@@ -506,7 +509,7 @@ def _moved(tile: Tile, position: tuple, distances: tuple[int, ...], by: dict[str
     return tuple(map(operator.add, position, distances))
 
 
-def _check_distances(tile: Tile, distances: tuple, by: dict[str, Any]) -> None:
+def _check_distances(tile: Tile, distances: Position, by: dict[str, Any]) -> None:
     """Raise ValueError unless these distances, by position or by name, are a tile's."""
     if distances and (by or len(distances) != len(tile.names)):
         raise ValueError(f"translate: {len(distances)} distances; give one distance for each of "
@@ -516,7 +519,7 @@ def _check_distances(tile: Tile, distances: tuple, by: dict[str, Any]) -> None:
         raise ValueError(f"translate: {', '.join(sorted(unknown))} is not among the dimensions {', '.join(tile.names)}")
 
 
-def _not_moved(tile: Any, distances: tuple, by: dict[str, Any]) -> str:
+def _not_moved(tile: Any, distances: Position, by: dict[str, Any]) -> str:
     if not isinstance(tile, Tile):
         return f"translate: tile={tile!r}; a Tile is needed"
     given = ", ".join([*map(repr, distances), *(f"{name}={value!r}" for name, value in by.items())])
@@ -584,7 +587,7 @@ def _linearise(coord: Any, shape: Any, order: str = "column") -> int:
         raise ValueError(f'linearise: order is {order!r}; it is "column" or "row"')
     if order == "row":
         values, extents = values[::-1], extents[::-1]
-    linear: Any = 0
+    linear = 0
     try:
         for value, extent in zip(reversed(values), reversed(extents)):
             linear = linear * extent + value

@@ -372,7 +372,8 @@ def _method(cupy: object, name: str, original: Any) -> Any:
     return method
 
 
-def _taken(cupy: Any, name: str, chosen: Callable[..., Any], arguments: tuple, keywords: dict[str, Any]) -> tuple[bool, Any]:
+def _taken(cupy: Any, name: str, chosen: Callable[..., Any], arguments: tuple[Any, ...],
+           keywords: dict[str, Any]) -> tuple[bool, Any]:
     """Whether gemmkit computed a call, and its result. What it refuses it refuses before anything is launched."""
     device = cupy.cuda.runtime.getDevice()
 

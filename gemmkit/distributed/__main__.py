@@ -59,7 +59,7 @@ def _bandwidth(source: int, to: int, nbytes: int) -> float:
     """Bytes a second of copies from one GPU's memory to another's: the median of some."""
     x = torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{source}")
     y = torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{to}")
-    seconds = []
+    seconds: list[float] = []
     with torch.cuda.device(source):
         y.copy_(x)
         for _ in range(_TIMES):

@@ -54,7 +54,8 @@ def meet(ranks: Ranks, call: str, tensor: torch.Tensor, facts: Callable[[], dict
         key = tuple(statement.items())
         known = key in ranks.agreed
         if known and dist.get_debug_level() == dist.DebugLevel.OFF:
-            return ranks.agreed[key]
+            agreed: Made = ranks.agreed[key]
+            return agreed
         made = ranks.agreed[key] if known else make()
     except Exception as error:
         ranks.refuse(error)
@@ -119,7 +120,7 @@ def key_of_call(arrays: tuple[Any, ...], conf: Config | None, components: dict[s
         keyed = None if x is None else KEYS.get(type(x))
         if keyed is None and x is not None:
             return None
-        at, kind = (0, None) if keyed is None else keyed(x)
+        at, kind = (0, None) if keyed is None else keyed(x, "")
         kinds.append((kind, at & 15))
     return (*kinds, id(conf), *more, *((name, id(value)) for name, value in components.items()))
 

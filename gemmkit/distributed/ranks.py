@@ -34,7 +34,8 @@ from gemmkit.tiling import Tile, translate
 from gemmkit.transforms.base import transformed
 
 if TYPE_CHECKING:
-    from gemmkit.lang.host import Numeric
+    from gemmkit.distributed.transport import Inbox
+    from gemmkit.lang.host import Elements, Numeric
 
 Statement = dict[str, str]
 
@@ -52,11 +53,11 @@ class Ranks:
 
     def __init__(self, group: dist.ProcessGroup):
         self.group = group
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.rank, self.size = int(dist.get_rank(group)), int(dist.get_world_size(group))
         self.members = dist.get_process_group_ranks(group)             # their numbers in the world
         self.store: Any = dist.PrefixStore("gemmkit/", c10d._get_process_group_store(group))
         self.agreed: dict[tuple[tuple[str, str], ...], Any] = {}        # statements, and what was made for them
-        self.inboxes: dict[Any, Any] = {}                               # in symmetric memory, by device and size
+        self.inboxes: dict[Any, Inbox] = {}                             # in symmetric memory, by device and size
         self.repeated = Cache(64)                                       # calls over them (`again.Repeated`), by their keys
         self.why_plain: str | None = None                               # why the last call did not use one
         self._facts: dict[str, str | None] = {}
@@ -71,7 +72,8 @@ class Ranks:
     def timeout(self) -> timedelta:
         """How long the group's collectives wait, and agreements as well."""
         known = (self.group._get_backend(device) for device in self.group._device_types)
-        return max((backend.options._timeout for backend in known), default=c10d.default_pg_timeout)
+        longest: timedelta = max((backend.options._timeout for backend in known), default=c10d.default_pg_timeout)
+        return longest
 
     def refuse(self, error: Exception) -> None:
         """Tell the other ranks, which meet for this call, why this one does not compute it. (It need not wait for them.)"""
@@ -223,7 +225,7 @@ class InRankOrder(Epilogue):
             return convert(self.dtype, convert(self.travels, x))
         return convert(self.dtype, self.parts[rank * self.rows + m, n])
 
-    def finish(self, values: tuple, tile: Tile, shape: StackShape) -> tuple:
+    def finish(self, values: Elements, tile: Tile, shape: StackShape) -> Elements:
         """The same of a thread's tile, whose parts it loads in vectors."""
         total = self.parts_at(0, values, tile, shape)
         if self.follows:
@@ -232,7 +234,7 @@ class InRankOrder(Epilogue):
             total = apply(merge_parts, total, self.parts_at(rank, values, tile, shape), self)
         return total
 
-    def parts_at(self, rank: int, values: tuple, tile: Tile, shape: StackShape) -> tuple:
+    def parts_at(self, rank: int, values: Elements, tile: Tile, shape: StackShape) -> Elements:
         if self.takes_own and rank == self.own:
             return apply(as_sent, values, self)
         return apply(as_sum, self.layout.load(self.parts, translate(tile, rank * self.rows, 0), shape), self)
@@ -252,7 +254,7 @@ def as_sent(x: Numeric, n: int, merging: InRankOrder) -> Any:
     return convert(merging.dtype, convert(merging.travels, x))
 
 
-def merge_parts(x: Numeric, n: int, others: tuple, merging: InRankOrder) -> Any:
+def merge_parts(x: Numeric, n: int, others: tuple[Any, ...], merging: InRankOrder) -> Any:
     return convert(merging.dtype, merging.rule.merge(x, others[n]))
 
 
@@ -290,13 +292,13 @@ class WithOther(Epilogue):
             return convert(self.dtype, self.rule.merge(own, sent))
         return convert(self.dtype, self.rule.merge(sent, own))
 
-    def finish(self, values: tuple, tile: Tile, shape: StackShape) -> tuple:
+    def finish(self, values: Elements, tile: Tile, shape: StackShape) -> Elements:
         return apply(merge_other, values, self.layout.load(self.other, tile, shape), self)
 
     reads_tiles = True
 
 
-def merge_other(x: Numeric, n: int, others: tuple, merging: Any) -> Any:
+def merge_other(x: Numeric, n: int, others: tuple[Any, ...], merging: Any) -> Any:
     return merging.merged(x, others[n])
 
 
@@ -338,7 +340,8 @@ def rule_of(operator: Any, combine: Any) -> Component:
     if isinstance(operator, Algebra):
         raise ConfigError(f"combine: give it with {operator!r}: numbers of several parts, whose base has a combine of its "
                           "own")
-    return base
+    own: Component = base
+    return own
 
 
 def accumulator_of(config: Any, dtype: np.dtype) -> np.dtype:
@@ -347,7 +350,8 @@ def accumulator_of(config: Any, dtype: np.dtype) -> np.dtype:
         return dtype
     if dtype.kind == "c":
         return np.result_type(dtype, np.complex64)
-    return np.dtype(config.operator.fragment_c.dtype)
+    accumulator: np.dtype = config.operator.fragment_c.dtype
+    return accumulator
 
 
 # --------------------------------------------------------------------------------------------------

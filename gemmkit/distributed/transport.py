@@ -277,7 +277,7 @@ class Inbox:
         self.main, self._last = 0, -1                                       # streams: of this call, and of the last one
         self._made, self._sent, self._ended = new_event(), new_event(), new_event()
         self._is_pushing = False
-        self._memory = [int(buffer.data_ptr()) for buffer in peers.buffers]
+        self._memory: list[int] = [int(buffer.data_ptr()) for buffer in peers.buffers]
         count = _FLAG * CHUNKS * ranks.size
         self._arrived = [peers.buffers[ranks.rank][slot * count:(slot + 1) * count].view(torch.uint32)
                          for slot in range(SLOTS)]

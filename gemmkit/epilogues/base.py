@@ -20,7 +20,7 @@ from gemmkit.kernels.collectives.scheduler import TileCoord
 from gemmkit.lang.checks import number, numbers, required
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import Numeric, SharedPointer, View
+from gemmkit.lang.host import Elements, Numeric, SharedPointer, View
 from gemmkit.lang.registers import apply, each
 from gemmkit.ptx.special import lane_index
 from gemmkit.tiling import Tile, parallelise, translate
@@ -96,7 +96,7 @@ class ElementEpilogue(Component):
         """The epilogue of an element, for one that asks for the number of the product."""
         return self(x, m, n, batch)                                            # type: ignore[call-arg]
 
-    def finish(self, values: tuple, tile: Tile, shape: StackShape) -> tuple:
+    def finish(self, values: Elements, tile: Tile, shape: StackShape) -> Elements:
         """The finished values of a thread's tile that lies wholly in range, first dimension fastest."""
         return apply(finish_element, values, self, tile)
 
@@ -157,10 +157,10 @@ class CrossLaneEpilogue(Component):
     #: Words of a row's state that blocks of a cluster exchange, where it finishes whole rows (`Normalise`).
     row_words: ClassVar[int] = 0
 
-    def finish_block(self, values: tuple, group: Any, at: Any) -> tuple:
+    def finish_block(self, values: Elements, group: Lanes, at: Any) -> Elements:
         """The finished values that a thread holds of what ``group`` (`gemmkit.kernels.collectives.lanes`) holds together, at
         ``at``, some of them out of range: for one that `finishes_blocks`. All threads of the group come here."""
-        return group.finish(self, values, at)
+        return group.finish(self, values, at)  # type: ignore[arg-type]
 
     def complete(self, team: Team, shape: StackShape) -> None:
         """Behind the product, in a kernel of its own: what is left to do of reductions."""
@@ -217,12 +217,12 @@ class StoreEpilogue(Component):
                 place = translate(tile, block_m, block_n)
                 self.tile(spec, d, place, transform_within(spec.d.to_shared, values, place, shape.M, shape.N), shape)
 
-    def values_at(self, spec: Spec, pointer: SharedPointer, tile: Tile, place: Tile, shape: StackShape) -> tuple:
+    def values_at(self, spec: Spec, pointer: SharedPointer, tile: Tile, place: Tile, shape: StackShape) -> Elements:
         """The values that it finishes of a tile of D, which lies at ``tile`` in shared memory and at ``place`` in D."""
         values = spec.d.shared.load_shared(pointer, tile, spec.d.shared.leading(spec.block.size))
         return transform_within(spec.d.to_shared, values, place, shape.M, shape.N)
 
-    def tile(self, spec: Any, d: Any, tile: Any, values: tuple, shape: Any) -> None:
+    def tile(self, spec: Any, d: Any, tile: Any, values: Elements, shape: Any) -> None:
         """Finish and store a thread's tile of D. ``tile`` is where it lies globally; parts of it may be out of range."""
         if inside(tile, shape.M, shape.N):
             spec.d.layout.store(d, tile, delivered(spec, finished(self, values, spec.d.layout, tile, shape)), shape)
@@ -346,10 +346,10 @@ class ComposedEpilogue(Epilogue):
     def __call__(self, x: Numeric, m: int, n: int) -> Any:
         return self.second(number(self.first, "__call__", self.first(x, m, n), x), m, n)
 
-    def finish(self, values: tuple, tile: Tile, shape: StackShape) -> tuple:
+    def finish(self, values: Elements, tile: Tile, shape: StackShape) -> Elements:
         return self.second.finish(numbers(self.first, "finish", self.first.finish(values, tile, shape), values), tile, shape)
 
-    def finish_block(self, values: tuple, group: Lanes, at: Any) -> tuple:
+    def finish_block(self, values: Elements, group: Lanes, at: Any) -> Elements:
         if self.finishes_blocks:
             return self.second.finish_block(self.first.finish_block(values, group, at), group, at)
         return group.finish(self, values, at)

@@ -15,7 +15,7 @@ from gemmkit.lang.aggregates import convert, convert_all, fill
 from gemmkit.lang.checks import check_dtype, function_given, required, truth
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import Numeric, fitting
+from gemmkit.lang.host import Elements, Numeric, fitting
 from gemmkit.lang.number_rules import (
     REAL_IMAG,
     SIGNS,
@@ -190,7 +190,7 @@ def _parts(value: Any, name: str, dtype: np.dtype) -> Any:
 
 def _number(value: Any, name: str, dtype: np.dtype) -> Any:
     """A number: complex ones in the precision of C."""
-    kinds: tuple = (int, float, np.integer, np.floating)
+    kinds: tuple[Any, ...] = (int, float, np.integer, np.floating)
     is_complex = _is_complex(dtype)
     if is_complex:
         kinds = (*kinds, complex, np.complexfloating)
@@ -341,7 +341,7 @@ class Residual(_WithArray):
     def __call__(self, x: Numeric, m: int, n: int) -> Any:
         return x + self.array[m, n]
 
-    def finish(self, values: tuple, tile: Tile, shape: StackShape) -> tuple:
+    def finish(self, values: Elements, tile: Tile, shape: StackShape) -> Elements:
         others = self.layout.load(self.array, tile, shape)
         return apply(lambda x, n: x + others[n], values)
 
@@ -359,7 +359,7 @@ class Store(_WithArray):
         self.array[m, n] = x
         return x
 
-    def finish(self, values: tuple, tile: Tile, shape: StackShape) -> tuple:
+    def finish(self, values: Elements, tile: Tile, shape: StackShape) -> Elements:
         self.layout.store(self.array, tile, fitting("array of Store", self.layout.dtype, values), shape)
         return values
 
@@ -456,9 +456,9 @@ class LinearCombination(Epilogue):
     def reads_alongside(self) -> bool:
         if self.is_beta_held:
             return not self.beta.is_zero()
-        return self.beta != 0
+        return bool(self.beta != 0)
 
-    def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
+    def finish(self, values: Elements, tile: Any, shape: Any) -> Elements:
         if self.is_alpha_held or self.is_beta_held:
             return self.finish_held(values, tile, shape)
         if self.beta == 0:
@@ -466,7 +466,7 @@ class LinearCombination(Epilogue):
         c = convert_all(self.wide, self.layout.load(self.c, tile, shape))
         return convert_all(self.layout.dtype, apply(combined, fitting("c", self.layout.dtype, values), self, c))
 
-    def finish_held(self, values: tuple, tile: Any, shape: Any) -> tuple:
+    def finish_held(self, values: Elements, tile: Any, shape: Any) -> Elements:
         """`finish` with a factor in memory, or of several parts: each is loaded once for a tile."""
         if self.is_alpha_held:
             if self.alpha.is_zero():                       # whatever the product is, NaN too
@@ -479,7 +479,7 @@ class LinearCombination(Epilogue):
         c = convert_all(self.computed, self.layout.load(self.c, tile, shape))
         return convert_all(self.layout.dtype, apply(plus_multiple, multiples, c, beta, self.is_beta_left))
 
-    def finish_without(self, values: tuple, tile: Any, shape: Any) -> tuple:
+    def finish_without(self, values: Elements, tile: Any, shape: Any) -> Elements:
         """beta C, where alpha is 0."""
         if not self.reads_alongside():
             return fill(self.layout.dtype, len(values), 0)
@@ -531,7 +531,7 @@ def scaled(x: Numeric, n: int, epilogue: Any) -> Any:
     return x * epilogue.alpha
 
 
-def combined(x: Numeric, n: int, epilogue: Any, c: tuple) -> Any:
+def combined(x: Numeric, n: int, epilogue: Any, c: Elements) -> Any:
     return x * epilogue.alpha + c[n] * epilogue.beta
 
 
@@ -541,7 +541,7 @@ def multiple(x: Numeric, n: int, alpha: Numeric, is_left: bool) -> Any:
     return x * alpha
 
 
-def plus_multiple(x: Numeric, n: int, c: tuple, beta: Numeric, is_left: bool) -> Any:
+def plus_multiple(x: Numeric, n: int, c: Elements, beta: Numeric, is_left: bool) -> Any:
     return x + multiple(c[n], n, beta, is_left)
 
 

@@ -29,7 +29,7 @@ from gemmkit.kernels.spec import Spec, rule
 from gemmkit.lang.aggregates import convert, convert_all
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import Numeric
+from gemmkit.lang.host import Elements, Numeric
 from gemmkit.lang.number_rules import part_dtypes
 from gemmkit.lang.registers import apply
 from gemmkit.ptx.arithmetic import difference
@@ -95,7 +95,7 @@ class Normalise(Reducing):
 
     # -- device methods: what a kind says of itself ----------------------------------------------------------------------
 
-    def standard(self, values: tuple, group: Lanes, at: Any) -> tuple:
+    def standard(self, values: Elements, group: Lanes, at: Any) -> Elements:
         """A thread's values, standard by their parts of the rows, and these parts' states."""
         raise NotImplementedError
 
@@ -115,13 +115,13 @@ class Normalise(Reducing):
         """What is added then."""
         return convert(self.dtype, 0)
 
-    def finished(self, values: tuple, factor: Numeric, shift: Numeric, n: int) -> tuple:
+    def finished(self, values: Elements, factor: Numeric, shift: Numeric, n: int) -> Elements:
         """Neighbours of a row, from column ``n`` on, of standard values."""
         return apply(multiplied, values, factor)
 
     # -- device methods ---------------------------------------------------------------------------------------------
 
-    def finish_block(self, values: tuple, group: Any, at: Any) -> tuple:
+    def finish_block(self, values: Elements, group: Any, at: Any) -> Elements:
         # 1. Standard values of this part, and its state of each row.
         values, states = self.standard(convert_all(self.dtype, values), group, at)
         if self.is_in_two_passes:
@@ -136,7 +136,7 @@ class Normalise(Reducing):
     def keep(self, state: Any, i: int, slot: int, shape: StackShape) -> None:
         self.kept.keep(state, i, slot, shape)
 
-    def words_of(self, state: Any) -> tuple:
+    def words_of(self, state: Any) -> tuple[Any, ...]:
         """A state as 1, 2 or 4 words: what is sent together."""
         if self.state_parts == 1:
             return (state,)
@@ -144,7 +144,7 @@ class Normalise(Reducing):
             return state[0], state[1]
         return state[0], state[1], state[2], convert(self.dtype, 0)
 
-    def of_words(self, words: tuple) -> Any:
+    def of_words(self, words: Elements) -> Any:
         if self.state_parts == 1:
             return words[0]
         if self.state_parts == 2:
@@ -231,15 +231,15 @@ def multiplied(x: Numeric, n: int, factor: Numeric) -> Any:
     return x * factor
 
 
-def factor_of(state: Any, r: int, epilogue: Any, wholes: tuple, at: Any) -> Any:
+def factor_of(state: Any, r: int, epilogue: Any, wholes: tuple[Any, ...], at: Any) -> Any:
     return epilogue.factor(state, wholes[r], at.shape)
 
 
-def shift_of(state: Any, r: int, epilogue: Any, wholes: tuple, at: Any) -> Any:
+def shift_of(state: Any, r: int, epilogue: Any, wholes: Elements, at: Any) -> Any:
     return epilogue.shift(state, wholes[r], at.shape)
 
 
-def finished_value(x: Numeric, n: int, epilogue: Any, group: Lanes, factors: tuple, shifts: tuple, at: Any) -> Any:
+def finished_value(x: Numeric, n: int, epilogue: Any, group: Lanes, factors: Elements, shifts: Elements, at: Any) -> Any:
     r = group.row(n)
     return epilogue.finished((x,), factors[r], shifts[r], group.column(n, at))[0]
 
@@ -277,7 +277,7 @@ class Softmax(Normalise):
             raise ValueError(f"Softmax(axis={self.axis!r}): only rows are supported; for columns compute the transpose, "
                              "gk.matmul(b.T, a.T, out=d.T, epilogue=Softmax())")
 
-    def standard(self, values: tuple, group: Any, at: Any) -> tuple:
+    def standard(self, values: Elements, group: Any, at: Any) -> Elements:
         tops = group.row_states(self.largest, values, at)
         raised = apply(raised_value, values, self, group, tops)
         return raised, apply(softmax_state, tops, self, group.row_states(self.total, raised, at))
@@ -303,14 +303,14 @@ class Softmax(Normalise):
 
     @property
     def is_narrow(self) -> bool:
-        return self.dtype == np.float32 and self.stored.itemsize == 2
+        return bool(self.dtype == np.float32 and self.stored.itemsize == 2)
 
 
-def raised_value(x: Numeric, n: int, softmax: Any, group: Lanes, tops: tuple) -> Any:
+def raised_value(x: Numeric, n: int, softmax: Any, group: Lanes, tops: Elements) -> Any:
     return power(softmax, difference(x, softmax.finite(tops[group.row(n)])))
 
 
-def softmax_state(top: Numeric, r: int, softmax: Any, totals: tuple) -> Any:
+def softmax_state(top: Numeric, r: int, softmax: Any, totals: Elements) -> Any:
     return convert(softmax.state, (top, totals[r]))
 
 
@@ -363,7 +363,7 @@ class RMSNorm(Norm):
         check_vector(self, "gain")
         check_eps(self)
 
-    def standard(self, values: tuple, group: Any, at: Any) -> tuple:
+    def standard(self, values: Elements, group: Any, at: Any) -> Elements:
         sums = group.row_states(self.squares, values, at)
         return apply(scaled_value, values, group, apply(scale_of, sums, self)), sums
 
@@ -376,7 +376,7 @@ class RMSNorm(Norm):
     def factor(self, own: Numeric, whole: Numeric, shape: StackShape) -> Any:
         return self.root(whole / convert(self.dtype, shape.N) + convert(self.dtype, self.eps)) / self.own_scale(own)
 
-    def finished(self, values: tuple, factor: Numeric, shift: Numeric, n: int) -> tuple:
+    def finished(self, values: Elements, factor: Numeric, shift: Numeric, n: int) -> Elements:
         scaled = apply(multiplied, values, factor)
         if self.gain is None:
             return scaled
@@ -412,7 +412,7 @@ class LayerNorm(Norm):
         check_vector(self, "bias", 1)
         check_eps(self)
 
-    def standard(self, values: tuple, group: Any, at: Any) -> tuple:
+    def standard(self, values: Elements, group: Any, at: Any) -> Elements:
         count = convert(self.dtype, group.held_columns(at))
         means = apply(divided, group.row_states(self.total, values, at), count)
         values = apply(centred_value, values, group, means)
@@ -437,7 +437,7 @@ class LayerNorm(Norm):
     def shift(self, own: Any, whole: Any, shape: StackShape) -> Any:
         return (own.mean - whole.mean) * self.scale(whole, shape)
 
-    def finished(self, values: tuple, factor: Numeric, shift: Numeric, n: int) -> tuple:
+    def finished(self, values: Elements, factor: Numeric, shift: Numeric, n: int) -> Elements:
         made = apply(moved, values, factor, shift)
         if self.gain is not None:
             made = convert_all(self.dtype, apply(times_column, made, load_global(self.gain, 0, (n,), (0,), len(values))))
@@ -454,11 +454,11 @@ def divided(x: Numeric, n: int, count: Any) -> Any:
     return x / count
 
 
-def centred_value(x: Numeric, n: int, group: Lanes, means: tuple) -> Any:
+def centred_value(x: Numeric, n: int, group: Lanes, means: Elements) -> Any:
     return x - means[group.row(n)]
 
 
-def moments(mean: Numeric, r: int, norm: Any, sums: tuple, count: Any) -> Any:
+def moments(mean: Numeric, r: int, norm: Any, sums: Elements, count: Any) -> Any:
     return convert(norm.state, (mean, sums[r], count))
 
 
@@ -466,11 +466,11 @@ def moved(x: Numeric, n: int, factor: Numeric, shift: Numeric) -> Any:
     return x * factor + shift
 
 
-def times_column(x: Numeric, n: int, gains: tuple) -> Any:
+def times_column(x: Numeric, n: int, gains: Elements) -> Any:
     return x * gains[n]
 
 
-def plus_column(x: Numeric, n: int, biases: tuple) -> Any:
+def plus_column(x: Numeric, n: int, biases: Elements) -> Any:
     return x + biases[n]
 
 
@@ -478,7 +478,7 @@ def scale_of(squares: Numeric, r: int, norm: Any) -> Any:
     return norm.own_scale(squares)
 
 
-def scaled_value(x: Numeric, n: int, group: Lanes, scales: tuple) -> Any:
+def scaled_value(x: Numeric, n: int, group: Lanes, scales: Elements) -> Any:
     return x * scales[group.row(n)]
 
 

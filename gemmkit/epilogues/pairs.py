@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from gemmkit.kernels.collectives.scheduler import TileCoord
 from gemmkit.lang.checks import dtype_given, function_given, number, numbers, required
 from gemmkit.lang.component_products import ProblemShape, StackShape, with_number
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import Numeric, SharedPointer, View
+from gemmkit.lang.host import Elements, Numeric, SharedPointer, View
 from gemmkit.lang.registers import apply, each, generate, join, split
 from gemmkit.layouts.base import ResultLayout
 from gemmkit.layouts.joined import MOST, OCTET
@@ -65,13 +65,13 @@ class Fold(Epilogue):
 
     # -- device methods ---------------------------------------------------------------------------------------------
 
-    def fold(self, values: tuple, m: int, n: int) -> Any:
+    def fold(self, values: Elements, m: int, n: int) -> Any:
         """One value of D from the parts' values at its place."""
         if len(values) == self.arguments:
             return number(self, "f", self.f(*values), values[0])
         return number(self, "f", self.f(*values, m, n), values[0])
 
-    def finish(self, values: tuple, tile: Tile, shape: StackShape) -> tuple:
+    def finish(self, values: Elements, tile: Tile, shape: StackShape) -> Elements:
         return self.then.finish(values, tile, shape)
 
     def store(self, spec: Any, d: Any, pointer: Any, block_m: int, block_n: int, warp: int, shape: ProblemShape) -> None:
@@ -94,10 +94,10 @@ class Fold(Epilogue):
             place = translate(LINE, block_m + row, udiv(block_n, slots) + line * OCTET)
             self.tile(spec, d, place, generate(OCTET, fold_line, self, parts, place, own), own)
 
-    def finish_block(self, values: tuple, group: Lanes, at: Any) -> tuple:
+    def finish_block(self, values: Elements, group: Lanes, at: Any) -> Elements:
         return self.then.finish_block(values, group, at)
 
-    def values_at(self, spec: Spec, pointer: SharedPointer, tile: Tile, place: Tile, shape: StackShape) -> tuple:
+    def values_at(self, spec: Spec, pointer: SharedPointer, tile: Tile, place: Tile, shape: StackShape) -> Elements:
         """Folded values; ``tile`` counts folded columns."""
         first = translate(LINE, tile.index[0], tile.index[1] * spec.b.layout.slots)
         parts = generate(spec.b.layout.parts, load_line, spec, pointer, first, spec.d.shared.leading(spec.block.size))
@@ -109,7 +109,7 @@ class Fold(Epilogue):
     def ending(self) -> Any:
         return self.then.ending()
 
-    def tile(self, spec: Any, d: Any, tile: Any, values: tuple, shape: Any) -> None:
+    def tile(self, spec: Any, d: Any, tile: Any, values: Elements, shape: Any) -> None:
         """Store folded values; ``shape`` has D's extents."""
         if inside(tile, shape.M, shape.N):
             spec.d.layout.store(d, tile, delivered(spec, finished(self, values, spec.d.layout, tile, shape)), shape)
@@ -132,7 +132,7 @@ class Fold(Epilogue):
 
     def mapped(self, change: Callable[[Epilogue], Epilogue]) -> Epilogue:
         then = self.then.mapped(change)
-        return change(self if then is self.then else cast(Fold, with_fields(self, {"then": then})))
+        return change(self if then is self.then else with_fields(self, {"then": then}))
 
     def check(self, M: int, N: int) -> None:
         check = getattr(self.then, "check", None)
@@ -146,12 +146,12 @@ class Fold(Epilogue):
         return f"Fold({self.f!r})" + ("" if type(self.then) is Default else f" | {self.then!r}")
 
 
-def load_line(part: int, spec: Spec, pointer: SharedPointer, first: Any, leading: int) -> tuple:
+def load_line(part: int, spec: Spec, pointer: SharedPointer, first: Any, leading: int) -> Elements:
     """A part's eight columns."""
-    return spec.d.shared.load_shared(pointer, translate(first, 0, part * OCTET), leading)
+    return spec.d.shared.load_shared(pointer, translate(first, 0, part * OCTET), leading)  # type: ignore[no-any-return]
 
 
-def fold_line(n: int, fold: Any, parts: tuple, place: Tile, shape: StackShape) -> Any:
+def fold_line(n: int, fold: Any, parts: Elements, place: Tile, shape: StackShape) -> Any:
     """The ``n``-th of eight values of D. Beyond D's edge f gets the coordinates of the nearest element in range."""
     values = generate(len(parts), lambda part: parts[part][n])
     return fold.fold(values, min(place.index[0], shape.M - 1), min(place.index[1] + n, shape.N - 1))
@@ -168,10 +168,10 @@ def fold_line(n: int, fold: Any, parts: tuple, place: Tile, shape: StackShape) -
 class Pairwise(Epilogue):
     """An epilogue with ``pair(x, y, m, n)``: two values for those in row m, columns n and n + 1, n even."""
 
-    def pair(self, x: Numeric, y: Numeric, m: int, n: int) -> tuple:
+    def pair(self, x: Numeric, y: Numeric, m: int, n: int) -> tuple[Any, ...]:
         return x, y
 
-    def finish_block(self, values: tuple, group: Lanes, at: Any) -> tuple:
+    def finish_block(self, values: Elements, group: Lanes, at: Any) -> Elements:
         """Beyond D's edge it is asked with the coordinates of the nearest pair in range."""
         return join(apply(finish_pair, split(values, 2), self, group, at))
 
@@ -187,7 +187,7 @@ class Pairwise(Epilogue):
             raise ValueError(f"{type(self).__name__} needs an even number of columns; the result is {M} x {N}")
 
 
-def finish_pair(pair: tuple, i: int, epilogue: Any, group: Lanes, at: Any) -> tuple:
+def finish_pair(pair: tuple[Any, ...], i: int, epilogue: Any, group: Lanes, at: Any) -> tuple[Any, ...]:
     m, n = group.row_at(2 * i, at), min(group.column(2 * i, at), at.shape.N - 2)
     return numbers(epilogue, "f", epilogue.pair(pair[0], pair[1], m, n), pair)
 
@@ -219,10 +219,10 @@ class Pairs(Pairwise):
     def with_coordinates(self) -> bool:
         return required(self.f) == 4
 
-    def pair(self, x: Numeric, y: Numeric, m: int, n: int) -> tuple:
+    def pair(self, x: Numeric, y: Numeric, m: int, n: int) -> tuple[Any, ...]:
         if self.with_coordinates:
-            return self.f(x, y, m, n)
-        return self.f(x, y)
+            return self.f(x, y, m, n)  # type: ignore[no-any-return]
+        return self.f(x, y)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ class Rotary(Pairwise):
                              "each row and each pair of a head")
         object.__setattr__(self, "head", 2 * shapes[0][1])
 
-    def pair(self, x: Numeric, y: Numeric, m: int, n: int) -> tuple:
+    def pair(self, x: Numeric, y: Numeric, m: int, n: int) -> tuple[Any, ...]:
         i = n % self.head // 2
         c, s = self.cos[m, i], self.sin[m, i]
         return x * c - y * s, x * s + y * c
@@ -321,7 +321,7 @@ class Pack(Pairwise):
             return number(self, "f", self.f(x, y, m, n), x)
         return number(self, "f", self.f(x, y), x)
 
-    def finish_block(self, values: tuple, group: Lanes, at: Any) -> tuple:
+    def finish_block(self, values: Elements, group: Lanes, at: Any) -> Elements:
         return apply(pack_pair, split(values, 2), self, group, at)
 
     # -- host -------------------------------------------------------------------------------------------------------
@@ -336,6 +336,6 @@ class Pack(Pairwise):
         return self.dtype
 
 
-def pack_pair(pair: tuple, i: int, epilogue: Any, group: Lanes, at: Any) -> Any:
+def pack_pair(pair: tuple[Any, ...], i: int, epilogue: Any, group: Lanes, at: Any) -> Any:
     m, n = group.row_at(2 * i, at), min(group.column(2 * i, at), at.shape.N - 2)
     return epilogue.one(pair[0], pair[1], m, n)

@@ -33,7 +33,7 @@ from gemmkit.lang.checks import function_given, number, required
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
-from gemmkit.lang.host import Numeric, fitting, narrows, refusal
+from gemmkit.lang.host import Elements, Numeric, fitting, narrows, refusal
 from gemmkit.lang.number_rules import device_dtype, part_dtypes
 from gemmkit.ptx.memory import load_global, store_global
 from gemmkit.runtime.arrays import describe
@@ -310,7 +310,7 @@ class Partial(Component):
         return load_global(self.partials, 0, (self.place(i, slot, shape),), (0,), 1)[0]        # type: ignore[attr-defined]
 
     def place(self, i: int, slot: int, shape: StackShape) -> int:
-        return (shape.batch * self.slots + slot) * self.extent(shape) + i                      # type: ignore[attr-defined]
+        return (shape.batch * self.slots + slot) * self.extent(shape) + i       # type: ignore[attr-defined,no-any-return]
 
     @property
     def state_parts(self) -> int:
@@ -381,7 +381,7 @@ class States(Partial):
 
     def extent(self, shape: StackShape) -> int:
         """How many rows (or columns) are reduced."""
-        return shape.N if self.along_m else shape.M
+        return shape.N if self.along_m else shape.M  # type: ignore[no-any-return]
 
     def complete(self, team: Team, shape: StackShape) -> None:
         """All slots of this thread's row, combined and stored."""
@@ -429,7 +429,7 @@ class Reduce(States, Reducing):
 
     array_ndims = MappingProxyType({"out": 1})
 
-    def finish_block(self, values: tuple, group: Lanes, at: Any) -> tuple:
+    def finish_block(self, values: Elements, group: Lanes, at: Any) -> Elements:
         if self.along_m:
             group.reduce_columns(self, values, at)
         else:

@@ -43,8 +43,8 @@ class BlockMask(Condition):
 
     def __call__(self, m: int, n: int, k: int) -> bool:
         if self.of_b:
-            return self.mask[k // self.rows, n // self.columns]
-        return self.mask[m // self.rows, k // self.columns]
+            return self.mask[k // self.rows, n // self.columns]  # type: ignore[no-any-return]
+        return self.mask[m // self.rows, k // self.columns]  # type: ignore[no-any-return]
 
     def check_tiles(self, block: Tile) -> None:
         tile, name = ((block.size.K, block.size.N), "b") if self.of_b else ((block.size.M, block.size.K), "a")
@@ -76,7 +76,7 @@ class LongestFirst(Order):
 
     def moved(self, at: int) -> int:
         block = udiv(at, self.tiles)
-        return self.blocks[block] * self.tiles + (at - block * self.tiles)
+        return self.blocks[block] * self.tiles + (at - block * self.tiles)  # type: ignore[no-any-return]
 
 
 class BlockSparse(Matrix):

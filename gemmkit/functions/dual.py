@@ -167,10 +167,10 @@ class Dual(Matrix):
 
     def __sub__(self, other: Any) -> Dual:
         self._other(other)
-        return self + -other
+        return self.__add__(-other)
 
     def __rsub__(self, other: Any) -> Dual:
-        return -self + other
+        return (-self).__add__(other)
 
     def __mul__(self, other: Any) -> Dual:
         dual_other = self._other(other)
@@ -186,7 +186,7 @@ class Dual(Matrix):
     def __truediv__(self, other: Any) -> Dual:
         dual_other = self._other(other)
         if dual_other is None:
-            return self * (1 / other)
+            return self.__mul__(1 / other)
         value = self.value / dual_other.value
         return self._with(value, (self.tangents - value[..., None] * dual_other.tangents) / dual_other.value[..., None])
 

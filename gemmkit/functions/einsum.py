@@ -389,7 +389,7 @@ def as_product(spec: str, *operands: Any, out: Any = None, operator: Operator | 
     return a, b, d, {**keywords, **_layouts(recipe, _described(a, b, d), keywords)}
 
 
-def _checked(spec: str, operands: tuple,
+def _checked(spec: str, operands: tuple[Any, ...],
              out: Any) -> tuple[tuple[str, ...], str, tuple[ArrayInfo, ...], ArrayInfo | None, tuple[Any, ...]]:
     """The operands' indices, the result's, and the operands as views with each index once."""
     if not isinstance(spec, str):
@@ -417,7 +417,7 @@ def _checked(spec: str, operands: tuple,
     return found.terms, found.result, tuple(infos), of_out, views
 
 
-def _array_of(x: Any, operands: tuple, spec: str) -> Any:
+def _array_of(x: Any, operands: tuple[Any, ...], spec: str) -> Any:
     """The array of an operand; one without an array is where the others are."""
     if not isinstance(x, Matrix):
         return x
@@ -429,8 +429,8 @@ def _array_of(x: Any, operands: tuple, spec: str) -> Any:
     return found
 
 
-def _as_matrices(spec: str, terms: tuple[str, ...], result: str, operands: tuple, infos: tuple[ArrayInfo, ...], out: Any,
-                 of_out: ArrayInfo | None, operator: Operator | None, epilogue: Epilogue | None,
+def _as_matrices(spec: str, terms: tuple[str, ...], result: str, operands: tuple[Any, ...], infos: tuple[ArrayInfo, ...],
+                 out: Any, of_out: ArrayInfo | None, operator: Operator | None, epilogue: Epilogue | None,
                  dtype: np.dtype | None = None) -> tuple[ContractionPlan, list[Any], dict[str, Any], Any]:
     """A contraction of two operands: its recipe, the views of A, B and D, the components, and the result."""
     a, b = operands
@@ -553,7 +553,7 @@ REREAD = {"m": 256, "k": 512}          # from here on a tile of 256 rows reads t
 
 
 @functools.lru_cache(maxsize=4096)
-def _recipe(spec: str, terms: tuple[str, str], result: str, arrays: tuple, fixed: str = "",
+def _recipe(spec: str, terms: tuple[str, str], result: str, arrays: tuple[Any, ...], fixed: str = "",
             copies: bool = False) -> ContractionPlan:
     """``fixed`` are the kinds of dimensions (m, n, k) of which there is one, whose order is that of a matrix as it is.
     ``copies`` says that Hopper's kernel copies operands of 16 bits (cp.async) that TMA does not take."""
@@ -604,7 +604,7 @@ def _joined(modes: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 # -- three operands and more ------------------------------------------------------------------------------------------
 
-def _chain(terms: tuple[str, ...], result: str, operands: tuple, infos: tuple[ArrayInfo, ...], out: Any,
+def _chain(terms: tuple[str, ...], result: str, operands: tuple[Any, ...], infos: tuple[ArrayInfo, ...], out: Any,
            operator: Operator | None, epilogue: Epilogue | None, stream: Any, optimize: Any, dtype: np.dtype | None) -> Any:
     import opt_einsum
 

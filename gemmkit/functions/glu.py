@@ -14,7 +14,7 @@ from gemmkit.functions.matmul import Door, matmul
 from gemmkit.kernels.config import Config, Keywords, names_keywords
 from gemmkit.lang.checks import check_dtype, function_given, number
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import fitting
+from gemmkit.lang.host import Elements, fitting
 from gemmkit.lang.registers import apply
 from gemmkit.layouts import ColumnInterleaved, Joined
 from gemmkit.layouts.joined import Concat, InterleavedColumns
@@ -107,7 +107,7 @@ class KeptState(Store):
         self.array[m, n] = z.real
         return hidden(z, 0)
 
-    def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
+    def finish(self, values: Elements, tile: Any, shape: Any) -> Elements:
         states = fitting("state of lstm_cell", self.layout.dtype, apply(state_of, values))
         self.layout.store(self.array, tile, states, shape)
         return apply(hidden, values)

@@ -429,7 +429,7 @@ def grouped(a_list: Arrays, b_list: Arrays, c_list: Arrays | None = None, out: A
         return []
     kinds = tuple(_kinds(_described(n, *of)) for n, of in enumerate(zip(*lists)))
     key = kinds, id(conf), world()
-    known = _plans.get(key)
+    known: tuple[GroupPlan, Config | None] | None = _plans.get(key)
     if known is None:
         known = _plans.keep(key, (GroupPlan(a_list, b_list, c_list, out, conf, {}), conf))
     return known[0](a_list, b_list, c_list, out=out, stream=stream)
@@ -460,7 +460,7 @@ def _described(n: int, a: Any, b: Any, c: Any, out: Any) -> Any:
                  for name, x in (("a_list", a), ("b_list", b), ("c_list", c), ("out", out)))
 
 
-def _kinds(infos: Sequence[ArrayInfo | None]) -> tuple:
+def _kinds(infos: Sequence[ArrayInfo | None]) -> tuple[Any, ...]:
     return tuple(None if info is None else (info[1:7], alignment(info)) for info in infos)
 
 

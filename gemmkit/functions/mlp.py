@@ -146,7 +146,7 @@ def layers_of(x: Any, weights: Any, biases: Any) -> Layers:
 # -- the layers of a call, which mostly are those of the call before ------------------------------------------------------
 
 _stacks = Cache()
-_kinds: dict[tuple, int] = {}
+_kinds: dict[tuple[Any, ...], int] = {}
 
 
 def stack_of(weights: Any, biases: Any) -> LayerStack:
@@ -156,7 +156,7 @@ def stack_of(weights: Any, biases: Any) -> LayerStack:
     return found or _stacks.keep(key, _stack(weights, biases))
 
 
-def _key(arrays: Any, name: str) -> tuple:
+def _key(arrays: Any, name: str) -> tuple[Any, ...]:
     """What tells arrays of other addresses or descriptions."""
     if isinstance(arrays, (list, tuple)):
         return tuple([KEYS.get(type(one), key_of)(one, f"{name}[{n}]") for n, one in enumerate(arrays)])
@@ -195,7 +195,7 @@ def _several(arrays: Any, name: str, ndim: int) -> list[tuple[str, ArrayInfo]]:
             for n in range(info.shape[0])]
 
 
-def _check_dtypes(weights: list, biases: list) -> None:
+def _check_dtypes(weights: list[Any], biases: list[Any]) -> None:
     (_, first), *_ = weights
     for name, info in weights:
         if info.dtype not in DTYPES:
@@ -211,7 +211,7 @@ def _check_dtypes(weights: list, biases: list) -> None:
                             "one dtype")
 
 
-def _check_shapes(weights: list, biases: list) -> None:
+def _check_shapes(weights: list[Any], biases: list[Any]) -> None:
     width, what = None, ""
     for n, (name, info) in enumerate(weights):
         if len(info.shape) != 2:

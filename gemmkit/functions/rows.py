@@ -156,7 +156,7 @@ class LogSoftmax(RowFunction):
         put(row, lambda x, n: difference(convert(spec.dtype, scale * x), top) - low)
 
 
-def centred(row: Row, eps: Any) -> tuple:
+def centred(row: Row, eps: Any) -> tuple[Any, ...]:
     """A row's mean, and one over its standard deviation (of the row, not of what it is a sample of)."""
     mean, variance = moments(row)
     return mean, 1 / math.sqrt(variance + eps)

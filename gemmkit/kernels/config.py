@@ -186,7 +186,7 @@ class Config(Problem, ProductMapping):
         return ProductMapping(**{field.name: getattr(self, field.name) for field in dataclasses.fields(ProductMapping)})
 
     @staticmethod
-    def fields() -> list[dataclasses.Field]:
+    def fields() -> list[dataclasses.Field[Any]]:
         """In the order in which errors and ``repr`` name them: the problem's functions come last."""
         problem = dataclasses.fields(Problem)
         return [*(field for field in problem if field.default is dataclasses.MISSING), *dataclasses.fields(ProductMapping),
@@ -475,7 +475,7 @@ def _strict(operator: Operator) -> bool:
 
 # -- what is given ----------------------------------------------------------------------------------------------------
 
-def device_given(device: Any) -> DeviceInfo:
+def device_given(device: DeviceInfo | None) -> DeviceInfo:
     """What to compile for: a description of a device, or for None the GPU that is here."""
     if device is None:
         return target()

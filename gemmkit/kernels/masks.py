@@ -161,7 +161,7 @@ class Mask(Component):
         within = self.first_shown(m, head, batch, shift) <= n < self.end_shown(m, head, batch, shift)
         return bool(within and self.shows(m, n, head, batch, shift))
 
-    def visited(self, begin: int, end: int, keys: int, head: int, batch: int, shift: int) -> tuple:
+    def visited(self, begin: int, end: int, keys: int, head: int, batch: int, shift: int) -> tuple[int, int]:
         """`keys`, with the arguments that it takes."""
         begin, end = (begin + shift, end + shift) if self.is_lower_right else (begin, end)
         if self.arities[1] == 3:
@@ -170,7 +170,7 @@ class Mask(Component):
             return self.keys(begin, end, keys, head)                                           # type: ignore[call-arg]
         return self.keys(begin, end, keys, head, batch)                                        # type: ignore[call-arg]
 
-    def untested(self, begin: int, end: int, keys: int, head: int, batch: int, shift: int) -> tuple:
+    def untested(self, begin: int, end: int, keys: int, head: int, batch: int, shift: int) -> tuple[int, int]:
         """`free`, with the arguments that it takes."""
         begin, end = (begin + shift, end + shift) if self.is_lower_right else (begin, end)
         if self.arities[2] == 3:
@@ -276,10 +276,10 @@ class Window(Mask):
             object.__setattr__(self, name, int(value))
 
     def first_key(self, m: int) -> int:
-        return m - self.left
+        return m - self.left  # type: ignore[no-any-return]
 
     def end_key(self, m: int) -> int:
-        return m + self.right + 1
+        return m + self.right + 1  # type: ignore[no-any-return]
 
     def keys(self, begin: int, end: int, keys: int) -> tuple[int, int]:
         return begin - self.left, end + self.right
@@ -317,10 +317,10 @@ class Documents(Mask):
         return cls(asarray(starts), asarray(ends))
 
     def first_key(self, m: int) -> int:
-        return self.starts[m]
+        return self.starts[m]  # type: ignore[no-any-return]
 
     def end_key(self, m: int) -> int:
-        return self.ends[m]
+        return self.ends[m]  # type: ignore[no-any-return]
 
     def keys(self, begin: int, end: int, keys: int) -> tuple[int, int]:
         return self.starts[begin], self.ends[end - 1]
@@ -393,12 +393,12 @@ class Intersection(Mask):
             return min(self.first.end_shown(m, head, batch, shift), self.second.end_shown(m, head, batch, shift))
         return (self.first if self.first.has_end else self.second).end_shown(m, head, batch, shift)
 
-    def visited(self, begin: int, end: int, keys: int, head: int, batch: int, shift: int) -> tuple:
+    def visited(self, begin: int, end: int, keys: int, head: int, batch: int, shift: int) -> tuple[int, int]:
         one = self.first.visited(begin, end, keys, head, batch, shift)
         other = self.second.visited(begin, end, keys, head, batch, shift)
         return max(one[0], other[0]), min(one[1], other[1])
 
-    def untested(self, begin: int, end: int, keys: int, head: int, batch: int, shift: int) -> tuple:
+    def untested(self, begin: int, end: int, keys: int, head: int, batch: int, shift: int) -> tuple[int, int]:
         one = self.first.untested(begin, end, keys, head, batch, shift)
         other = self.second.untested(begin, end, keys, head, batch, shift)
         return max(one[0], other[0]), min(one[1], other[1])

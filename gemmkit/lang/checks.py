@@ -582,7 +582,7 @@ def _type_truth(context: TypingContext, component: types.Type, method: types.Typ
 
 
 @atom(_type_truth)
-def truth(component: Any, method: str, value: Any) -> Any:
+def truth(component: Any, method: str, value: Any) -> bool:
     """What a condition said: a truth value or a whole number."""
     if not isinstance(value, np.bool_) and not _has_index(value):
         raise refusal(component, method, told(value), TRUTH)

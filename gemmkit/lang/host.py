@@ -267,6 +267,9 @@ def check_stored(value: Any, dtype: np.dtype) -> None:
         raise refused_at(site[0].co_name, line.file, line.number, refusal("this array", got, dtype))
 
 
+Elements = tuple[Any, ...]             # what a thread has of a tile in its registers: elements, sums or words
+
+
 class Numeric(Protocol):
     """A number of any dtype in device code: what an operator gives has the dtype that NumPy promotes to."""
 

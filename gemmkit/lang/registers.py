@@ -13,7 +13,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -47,7 +47,7 @@ __all__ = [
     "Fragment", "IndexType", "Registers", "apply", "cgutils", "generate", "holds_registers", "refuse_returned",
     "registers",
 ]
-
+V = TypeVar("V")
 
 i32 = ir.IntType(32)
 
@@ -464,7 +464,7 @@ def _of_any_value(ty: types.Type) -> Any:
 
 
 @atom(_type_fold)
-def fold(count: int, function: Any, value: Any, *args: Any) -> Any:
+def fold(count: int, function: Any, value: V, *args: Any) -> V:
     """``for n in range(count): value = function(value, n, *args)``, unrolled; the value keeps its type."""
     for n in range(count):
         value = function(value, n, *args)

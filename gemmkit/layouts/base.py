@@ -26,7 +26,7 @@ from gemmkit.components import Component
 from gemmkit.lang.checks import converted, dtype_given, number
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import ComponentClass, dataclass
-from gemmkit.lang.host import Numeric, View
+from gemmkit.lang.host import Elements, Numeric, View
 from gemmkit.lang.registers import each, generate
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.tiling import Tile, translate_offset
@@ -126,7 +126,7 @@ class ArrayLayout(AnyLayout):
     @property
     def run(self) -> int:
         """How many elements along ``vector_axis`` a thread should move: what makes its accesses 16 bytes wide."""
-        return max(1, WIDE // self.dtype.itemsize)
+        return max(1, WIDE // int(self.dtype.itemsize))
 
     def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
         """The operand's rows and columns as far as the array says."""
@@ -135,7 +135,8 @@ class ArrayLayout(AnyLayout):
     @property
     def storage(self) -> np.dtype:
         """The dtype of an array in this layout, where that is not the elements' own."""
-        return np.dtype(self.dtype)
+        dtype: np.dtype = self.dtype
+        return dtype
 
     def dimensions_of(self, array: ArrayInfo) -> int | None:
         """How many dimensions of an array are a matrix's; those before are a stack's, of which ``element`` and the other
@@ -171,11 +172,11 @@ class GlobalLayout(ArrayLayout):
         """The element in row ``i``, column ``j`` of the operand."""
         raise TypeError(f"{type(self).__qualname__} has no element(data, i, j, shape): it cannot be read")
 
-    def load(self, data: Any, tile: Tile, shape: StackShape) -> tuple:
+    def load(self, data: Any, tile: Tile, shape: StackShape) -> Elements:
         """All elements of a tile that lies inside the operand, first dimension fastest."""
         return load_elements(self, data, tile, shape)
 
-    def k_range(self, begin: int, end: int, shape: StackShape) -> tuple:
+    def k_range(self, begin: int, end: int, shape: StackShape) -> tuple[int, int]:
         """The range of K in which rows (of A) or columns (of B) ``begin`` to ``end`` can be other than nothing."""
         return 0, shape.K
 
@@ -217,7 +218,7 @@ class ResultLayout(ArrayLayout):
     packed = 1                           # columns that an epilogue makes one of
     folds = 1                            # columns that a kernel computes for one of D
 
-    def store(self, data: View, tile: Tile, values: tuple, shape: StackShape) -> None:
+    def store(self, data: View, tile: Tile, values: Elements, shape: StackShape) -> None:
         """Store a tile's elements, first dimension fastest."""
         store_elements(self, data, tile, values, shape)
 
@@ -256,7 +257,7 @@ class Layout(GlobalLayout, ResultLayout, SharedLayout, metaclass=LayoutClass):
 class OfArray(ArrayLayout):
     """Base class of layouts whose array is one of ``layout``, which says what it is."""
 
-    layout: Any
+    layout: ArrayLayout
 
     @property
     def vector_axis(self) -> int | None:
@@ -302,12 +303,12 @@ def check_dimensions(info: ArrayInfo, layout: ArrayLayout, name: str) -> None:
         raise ValueError(f"{name} has shape {info.shape}; its layout {layout!r} takes arrays of {own} dimensions")
 
 
-def load_elements(layout: GlobalLayout, data: View, tile: Tile, shape: StackShape) -> tuple:
+def load_elements(layout: GlobalLayout, data: View, tile: Tile, shape: StackShape) -> Elements:
     """A tile's elements one by one, first dimension fastest, in the layout's dtype."""
     return generate(tile.count, element_of_tile, layout, data, tile, shape)
 
 
-def store_elements(layout: ArrayLayout, data: View, tile: Tile, values: tuple, shape: StackShape) -> None:
+def store_elements(layout: ArrayLayout, data: View, tile: Tile, values: Elements, shape: StackShape) -> None:
     """Store a tile's elements one by one."""
     each(store_element_of_tile, values, layout, data, tile, shape)
 

@@ -10,7 +10,7 @@ import numpy as np
 from gemmkit.components import Array, Scalar
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import Numeric, View
+from gemmkit.lang.host import Elements, Numeric, View
 from gemmkit.layouts.base import GlobalLayout, ResultLayout, load_elements, store_elements
 from gemmkit.layouts.matrices import Matrix, plain_layout
 from gemmkit.layouts.plain import LINE, Plain
@@ -45,7 +45,7 @@ class Gathered(GlobalLayout):
     def element(self, data: View, i: int, j: int, shape: StackShape) -> Any:
         return data[self.index[i], j]
 
-    def load(self, data: View, tile: Tile, shape: StackShape) -> tuple:
+    def load(self, data: View, tile: Tile, shape: StackShape) -> Elements:
         if self.is_row_major and tile.size[1] == tile.count:
             return load_global(data, 1, (self.index[tile.index[0]], tile.index[1]), (0, 0), tile.count)
         return load_elements(self, data, tile, shape)
@@ -96,7 +96,7 @@ class Scattered(Gathered, ResultLayout):
     def store_element(self, data: View, i: int, j: int, value: Numeric, shape: StackShape) -> None:
         data[self.index[i], j] = value
 
-    def store(self, data: View, tile: Tile, values: tuple, shape: StackShape) -> None:
+    def store(self, data: View, tile: Tile, values: Elements, shape: StackShape) -> None:
         if self.is_row_major and tile.size[1] == tile.count:
             store_global(data, 1, (self.index[tile.index[0]], tile.index[1]), (0, 0), values)
         else:

@@ -15,7 +15,7 @@ from gemmkit.lang.checks import check_dtype
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
-from gemmkit.lang.host import View
+from gemmkit.lang.host import Elements, View
 from gemmkit.lang.memory import either
 from gemmkit.lang.registers import generate, join
 from gemmkit.layouts.base import WIDE, GlobalLayout, OfArray, ResultLayout, load_elements
@@ -106,14 +106,14 @@ class Joined(GlobalLayout):
         return convert(self.dtype, self.second.element(self.part.array, i - self.rows(self.boundary),
                                                        j - self.columns(self.boundary), shape))
 
-    def load(self, data: View, tile: Tile, shape: StackShape) -> tuple:
+    def load(self, data: View, tile: Tile, shape: StackShape) -> Elements:
         if self.grain % tile.size[self.axis] == 0:
             return self.load_part(data, tile, shape)
         if tile.size[self.axis] == tile.count and tile.count % self.grain == 0:
             return join(generate(tile.count // self.grain, lambda n: self.load_part(data, self.piece_of(tile, n), shape)))
         return load_elements(self, data, tile, shape)
 
-    def load_part(self, data: View, tile: Tile, shape: StackShape) -> tuple:
+    def load_part(self, data: View, tile: Tile, shape: StackShape) -> Elements:
         """What `load` gives, of a tile that lies in one part."""
         i, j = tile.index[0], tile.index[1]
         if self.is_alike:
@@ -124,7 +124,7 @@ class Joined(GlobalLayout):
         own_tile = translate(tile, -self.rows(self.boundary), -self.columns(self.boundary))
         return convert_all(self.dtype, self.second.load(self.part.array, own_tile, shape))
 
-    def load_packed(self, data: View, tile: Tile, shape: StackShape) -> tuple:
+    def load_packed(self, data: View, tile: Tile, shape: StackShape) -> Elements:
         """What `load` gives, in 32-bit words, of a tile that it `packs`."""
         i, j = tile.index[0], tile.index[1]
         own = self.own(i, j)
@@ -135,7 +135,7 @@ class Joined(GlobalLayout):
         """The ``n``-th piece of a tile that is a line along ``axis``."""
         return translate(self.piece, tile.index[0] + self.rows(n * self.grain), tile.index[1] + self.columns(n * self.grain))
 
-    def found(self, data: View, i: int, j: int) -> tuple:
+    def found(self, data: View, i: int, j: int) -> tuple[Any, ...]:
         """The array that has an element, where all parts are alike, and the element's row and column in it."""
         own = self.own(i, j)
         return self.view(data, i, j), i - self.rows(own), j - self.columns(own)
@@ -155,7 +155,7 @@ class Joined(GlobalLayout):
     def own(self, i: int, j: int) -> int:
         """Where along ``axis`` the part begins that has an element."""
         if self.is_nested:
-            return self.first.own(i, j) if self.is_first(i, j) else self.boundary
+            return self.first.own(i, j) if self.is_first(i, j) else self.boundary  # type: ignore[no-any-return]
         return 0 if self.is_first(i, j) else self.boundary
 
     def rows(self, along: int) -> int:
@@ -166,7 +166,7 @@ class Joined(GlobalLayout):
         return 0 if self.is_above else along
 
     def is_first(self, i: int, j: int) -> bool:
-        return (i if self.is_above else j) < self.boundary
+        return (i if self.is_above else j) < self.boundary  # type: ignore[no-any-return]
 
     # -- host -------------------------------------------------------------------------------------------------------
 
@@ -240,7 +240,8 @@ class Joined(GlobalLayout):
         return self.first.contiguous_axis if self.first.contiguous_axis == self.second.contiguous_axis else None
 
     def dimensions_of(self, array: ArrayInfo) -> int | None:
-        return self.first.dimensions_of(array)
+        own: int | None = self.first.dimensions_of(array)
+        return own
 
     def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
         other = self.second.extents(self.part.info)
@@ -290,6 +291,7 @@ class ColumnInterleaved(OfArray, GlobalLayout):
     [0.0, 7.0, 100.0, 107.0]
     """
 
+    layout: Any
     columns: Scalar
     parts: int
     is_even: bool = False                        # whether the columns are a multiple of eight
@@ -313,7 +315,7 @@ class ColumnInterleaved(OfArray, GlobalLayout):
             return convert(self.dtype, self.layout.element(data, i, part * self.columns + column, shape))
         return convert(self.dtype, 0)
 
-    def load(self, data: View, tile: Tile, shape: StackShape) -> tuple:
+    def load(self, data: View, tile: Tile, shape: StackShape) -> Elements:
         if self.begins_anywhere:
             return load_elements(self, data, tile, shape)
         if OCTET % tile.size[1] == 0:
@@ -327,19 +329,19 @@ class ColumnInterleaved(OfArray, GlobalLayout):
                 return fill(self.dtype, tile.count, 0)
         return load_elements(self, data, tile, shape)
 
-    def load_packed(self, data: View, tile: Tile, shape: StackShape) -> tuple:
+    def load_packed(self, data: View, tile: Tile, shape: StackShape) -> Elements:
         """What `load` gives, in 32-bit words, of a tile that it `packs`."""
         part, column = self.part_of(tile.index[1]), self.column_of(tile.index[1])
         own = translate(tile, 0, part * self.columns + column - tile.index[1])
         if self.is_full:
-            return self.layout.load_packed(data, own, shape)
+            return self.layout.load_packed(data, own, shape)  # type: ignore[no-any-return]
         if part < self.parts:
-            return self.layout.load_packed(data, own, shape)
+            return self.layout.load_packed(data, own, shape)  # type: ignore[no-any-return]
         return fill(WORD, tile.count * self.itemsize // 4, 0)
 
-    def found(self, data: View, i: int, j: int) -> tuple:
+    def found(self, data: View, i: int, j: int) -> tuple[Any, ...]:
         """The array that has an element, and the element's row and column in it."""
-        return self.layout.found(data, i, self.part_of(j) * self.columns + self.column_of(j))
+        return self.layout.found(data, i, self.part_of(j) * self.columns + self.column_of(j))  # type: ignore[no-any-return]
 
     def part_of(self, j: int) -> int:
         """Which part column ``j`` is of: ``parts`` or more where it is of none."""
@@ -438,10 +440,10 @@ class Folded(FoldedColumns):
         return self.layout.is_separable
 
     def finished_columns(self, columns: int) -> int:
-        return self.columns
+        return int(self.columns)
 
     def stored_columns(self, columns: int) -> int:
-        return self.columns
+        return int(self.columns)
 
     def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
         return array.shape[0], braided_columns(self.columns, self.folds)
@@ -552,7 +554,7 @@ class InterleavedColumns(Matrix):
         return f"<InterleavedColumns of {len(self.parts)} matrices of shape {shape}, {self.dtype}>"
 
 
-def joined(arrays: tuple, infos: list[ArrayInfo], axis: int) -> GlobalLayout:
+def joined(arrays: tuple[Any, ...], infos: list[ArrayInfo], axis: int) -> GlobalLayout:
     """The layout of matrices joined along an axis of the last two, from the first on."""
     layout, boundary = _plain(infos[0]), infos[0].shape[axis - 2]
     for array, info in zip(arrays[1:], infos[1:]):
@@ -568,7 +570,7 @@ def _plain(info: ArrayInfo) -> GlobalLayout:
 
 # -- checks -----------------------------------------------------------------------------------------------------------
 
-def _parts(arrays: tuple, what: str) -> list[ArrayInfo]:
+def _parts(arrays: tuple[Any, ...], what: str) -> list[ArrayInfo]:
     """The parts, described."""
     if len(arrays) < 2:
         raise ValueError(f"{what}() got {len(arrays)} arrays; two or more are needed")

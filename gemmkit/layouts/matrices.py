@@ -77,7 +77,8 @@ class Matrix:
 
     @property
     def dtype(self) -> np.dtype:
-        return self.layout.dtype
+        dtype: np.dtype = self.layout.dtype
+        return dtype
 
     @property
     def ndim(self) -> int:
@@ -185,7 +186,7 @@ class GeneratedMatrix(Matrix):
 
 # -- how calls take them ----------------------------------------------------------------------------------------------
 
-def unwrapped(a: Any, b: Any, others: tuple, keywords: dict[str, Any],
+def unwrapped(a: Any, b: Any, others: tuple[Any, ...], keywords: dict[str, Any],
               conf: Any = None) -> tuple[Any, Any, dict[str, Any]]:
     """A call's operands as arrays, and its keywords with their layouts and conditions and, where arrays do not say them, the
     sizes."""
@@ -291,7 +292,7 @@ def result(out: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     return out.array, {**keywords, "global_d_layout": out.layout}
 
 
-def arrays(a: Any, b: Any, others: tuple) -> tuple[Any, Any]:
+def arrays(a: Any, b: Any, others: tuple[Any, ...]) -> tuple[Any, Any]:
     """The arrays of a call's operands. One that has none gets the other's: it says where to compute."""
     a, b = (x.array if isinstance(x, Matrix) else x for x in (a, b))
     if a is None and b is None:

@@ -10,7 +10,7 @@ from gemmkit.lang.aggregates import fill
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
-from gemmkit.lang.host import Numeric, SharedPointer, View
+from gemmkit.lang.host import Elements, Numeric, SharedPointer, View
 from gemmkit.lang.registers import each, generate, join, split
 from gemmkit.layouts.base import (
     GlobalLayout,
@@ -46,12 +46,12 @@ class Plain(GlobalLayout, ResultLayout, SharedLayout):
     def store_element(self, data: View, i: int, j: int, value: Numeric, shape: StackShape) -> None:
         data[i, j] = value
 
-    def load(self, data: View, tile: Tile, shape: StackShape) -> tuple:
+    def load(self, data: View, tile: Tile, shape: StackShape) -> Elements:
         if tile.size[self.axis] == tile.count:
             return load_global(data, self.axis, tile.base, tile.offset, tile.count)
         return load_elements(self, data, tile, shape)
 
-    def store(self, data: View, tile: Tile, values: tuple, shape: StackShape) -> None:
+    def store(self, data: View, tile: Tile, values: Elements, shape: StackShape) -> None:
         if tile.size[self.axis] == tile.count:
             store_global(data, self.axis, tile.base, tile.offset, values)
         else:
@@ -73,20 +73,20 @@ class Plain(GlobalLayout, ResultLayout, SharedLayout):
         """Where a coordinate of a shared tile lies, in elements."""
         return coord[self.axis] + coord[1 - self.axis] * leading
 
-    def load_shared(self, pointer: Any, tile: Any, leading: int) -> tuple:
+    def load_shared(self, pointer: Any, tile: Any, leading: int) -> Elements:
         """A tile's elements, first dimension fastest: one access when it extends along ``axis`` only."""
         if tile.size[self.axis] == tile.count:
             return load_shared(pointer, self.position(tile.base, leading), self.position(tile.offset, leading), tile.count)
         return join(generate(tile.count, lambda n: _load_shared_element(self, pointer, element_tile(tile, n), leading)))
 
-    def store_shared(self, pointer: Any, tile: Any, values: tuple, leading: int) -> None:
+    def store_shared(self, pointer: Any, tile: Any, values: Elements, leading: int) -> None:
         """Store a tile's elements: one access when it extends along ``axis``, else element by element."""
         if tile.size[self.axis] == tile.count:
             store_shared(pointer, self.position(tile.base, leading), self.position(tile.offset, leading), values)
         else:
             each(lambda value, n: _store_shared_element(value, self, pointer, element_tile(tile, n), leading), values)
 
-    def store_words(self, pointer: SharedPointer, tile: Tile, words: tuple, leading: int) -> None:
+    def store_words(self, pointer: SharedPointer, tile: Tile, words: Elements, leading: int) -> None:
         """Store a tile that is a line, as 32-bit words."""
         store_words(pointer, self.position(tile.base, leading), self.position(tile.offset, leading), words)
 
@@ -180,13 +180,13 @@ class Padded(SharedLayout):
     def position(self, coord: Coord, leading: int) -> int:
         return self.layout.position(coord, leading)
 
-    def load_shared(self, pointer: SharedPointer, tile: Coord, leading: int) -> tuple:
+    def load_shared(self, pointer: SharedPointer, tile: Coord, leading: int) -> Elements:
         return self.layout.load_shared(pointer, tile, leading)
 
-    def store_shared(self, pointer: SharedPointer, tile: Coord, values: tuple, leading: int) -> None:
+    def store_shared(self, pointer: SharedPointer, tile: Coord, values: Elements, leading: int) -> None:
         self.layout.store_shared(pointer, tile, values, leading)
 
-    def store_words(self, pointer: SharedPointer, tile: Tile, words: tuple, leading: int) -> None:
+    def store_words(self, pointer: SharedPointer, tile: Tile, words: Elements, leading: int) -> None:
         self.layout.store_words(pointer, tile, words, leading)
 
     def physical_size(self, rows: int, columns: int) -> int:
@@ -204,7 +204,7 @@ class Zero(GlobalLayout):
     def element(self, data: View, i: int, j: int, shape: StackShape) -> Any:
         return 0
 
-    def load(self, data: View, tile: Tile, shape: StackShape) -> tuple:
+    def load(self, data: View, tile: Tile, shape: StackShape) -> Elements:
         return fill(self.dtype, tile.count, 0)
 
 
@@ -212,6 +212,8 @@ class Zero(GlobalLayout):
 class FoldedColumns(OfArray, GlobalLayout, ResultLayout):
     """Base class of D's layouts whose array has fewer columns than the kernel computes, because an epilogue makes one value
     of several: elements are stored in the order of ``layout``, at coordinates of the array."""
+
+    layout: Plain
 
     # -- device methods ---------------------------------------------------------------------------------------------
 
@@ -221,7 +223,7 @@ class FoldedColumns(OfArray, GlobalLayout, ResultLayout):
     def store_element(self, data: View, i: int, j: int, value: Numeric, shape: StackShape) -> None:
         self.layout.store_element(data, i, j, value, shape)
 
-    def store(self, data: View, tile: Tile, values: tuple, shape: StackShape) -> None:
+    def store(self, data: View, tile: Tile, values: Elements, shape: StackShape) -> None:
         self.layout.store(data, tile, values, shape)
 
     # -- host -------------------------------------------------------------------------------------------------------
@@ -261,7 +263,7 @@ class Packed(FoldedColumns):
         return array.shape[0], array.shape[1] * PAIR
 
 
-def _load_shared_element(layout: Any, pointer: Any, at: Any, leading: int) -> tuple:
+def _load_shared_element(layout: Any, pointer: Any, at: Any, leading: int) -> Elements:
     return load_shared(pointer, layout.position(at.base, leading), layout.position(at.offset, leading), 1)
 
 
@@ -345,16 +347,16 @@ class Swizzled(SharedLayout):
         """Lines of a tile: what tells where the next panel starts."""
         return size[1 - self.axis]
 
-    def position(self, coord: Any, leading: int) -> int:
+    def position(self, coord: tuple[int, ...], leading: int) -> int:
         """Where a coordinate of a shared tile lies, in elements."""
         along, across = coord[self.axis], coord[1 - self.axis]
         linear = across * self.line + along % self.line
-        return along // self.line * (leading * self.line) + self.swizzle(linear)
+        return along // self.line * (leading * self.line) + self.swizzle(linear)  # type: ignore[no-any-return]
 
     # A line of a power of two elements, at most a chunk and at a multiple of its length, is one access; a longer one an
     # access for each of its chunks. `get_config` refuses tiles of threads that are neither.
 
-    def load_shared(self, pointer: Any, tile: Any, leading: int) -> tuple:
+    def load_shared(self, pointer: Any, tile: Any, leading: int) -> Elements:
         """A tile's elements, first dimension fastest: in accesses of whole chunks when it extends along ``axis`` only."""
         if tile.size[self.axis] != tile.count:
             return join(generate(tile.count, lambda n: load_shared(pointer, _ahead(self, tile, n, leading), 0, 1)))
@@ -363,7 +365,7 @@ class Swizzled(SharedLayout):
                 pointer, _ahead(self, tile, n * self.chunk, leading), 0, self.chunk)))
         return load_shared(pointer, self.position(tile.index, leading), 0, tile.count)
 
-    def store_shared(self, pointer: Any, tile: Any, values: tuple, leading: int) -> None:
+    def store_shared(self, pointer: Any, tile: Any, values: Elements, leading: int) -> None:
         if tile.size[self.axis] != tile.count:
             each(lambda value, n: store_shared(pointer, _ahead(self, tile, n, leading), 0, (value,)), values)
         elif tile.count > self.chunk:
@@ -372,7 +374,7 @@ class Swizzled(SharedLayout):
         else:
             store_shared(pointer, self.position(tile.index, leading), 0, values)
 
-    def store_words(self, pointer: Any, tile: Any, words: tuple, leading: int) -> None:
+    def store_words(self, pointer: Any, tile: Any, words: Elements, leading: int) -> None:
         """Store a line, as 32-bit words."""
         if tile.count > self.chunk:
             each(lambda chunk, n: store_words(pointer, _ahead(self, tile, n * self.chunk, leading), 0, chunk),

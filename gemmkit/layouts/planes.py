@@ -16,7 +16,7 @@ from gemmkit.lang.aggregates import convert, convert_all
 from gemmkit.lang.checks import dtype_given
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import Numeric, SharedPointer, View
+from gemmkit.lang.host import Elements, Numeric, SharedPointer, View
 from gemmkit.lang.number_rules import part_dtypes
 from gemmkit.lang.records import numbers_of, planes_of
 from gemmkit.lang.registers import each, generate
@@ -39,11 +39,11 @@ def dtype_text(dtype: np.dtype) -> str:
 
 
 def _number(dtype: Any, what: str) -> np.dtype:
-    dtype = dtype_given(dtype, what)
-    if len(part_dtypes(dtype)) < 2:
-        raise ValueError(f"{what}(dtype={dtype}): the dtype of a number of several parts is needed, for example complex64 "
+    given: np.dtype = dtype_given(dtype, what)
+    if len(part_dtypes(given)) < 2:
+        raise ValueError(f"{what}(dtype={given}): the dtype of a number of several parts is needed, for example complex64 "
                          'or operators.DUAL.number_dtype("float16")')
-    return dtype
+    return given
 
 
 @dataclass(frozen=True)
@@ -147,13 +147,13 @@ class Planar(GlobalLayout, ResultLayout):
     def store_element(self, data: View, i: int, j: int, value: Numeric, shape: StackShape) -> None:
         each(_set_part, planes_of((convert(self.dtype, value),)), data, i, j)
 
-    def load(self, data: View, tile: Tile, shape: StackShape) -> tuple:
+    def load(self, data: View, tile: Tile, shape: StackShape) -> Elements:
         if tile.size[self.vector_axis] == tile.count:
             return numbers_of(self.dtype, generate(self.count, lambda n: load_global(
                 data, self.line_axis, (n, tile.base[0], tile.base[1]), (0, tile.offset[0], tile.offset[1]), tile.count)))
         return load_elements(self, data, tile, shape)
 
-    def store(self, data: View, tile: Tile, values: tuple, shape: StackShape) -> None:
+    def store(self, data: View, tile: Tile, values: Elements, shape: StackShape) -> None:
         if tile.size[self.vector_axis] == tile.count:
             each(lambda plane, n: store_global(
                 data, self.line_axis, (n, tile.base[0], tile.base[1]), (0, tile.offset[0], tile.offset[1]), plane),
@@ -180,7 +180,7 @@ class Planar(GlobalLayout, ResultLayout):
             raise ValueError(f"{name} is {given}; {self!r} needs {wanted} of {self.storage}")
 
 
-def _set_part(plane: tuple, n: int, data: View, i: int, j: int) -> None:
+def _set_part(plane: tuple[Any, ...], n: int, data: View, i: int, j: int) -> None:
     data[n, i, j] = plane[0]
 
 
@@ -204,6 +204,8 @@ class Embedded(OfArray, GlobalLayout):
     [[[0.0, 3.0]], [[0.0, 7.0]]]
     """
 
+    layout: GlobalLayout
+
     def __init__(self, dtype: np.dtype, layout: GlobalLayout):
         if not isinstance(layout, GlobalLayout) or len(part_dtypes(layout.dtype)) > 1:
             raise TypeError(f"Embedded(layout={layout!r}): the layout of a real matrix is needed, for example "
@@ -219,10 +221,10 @@ class Embedded(OfArray, GlobalLayout):
     def element(self, data: View, i: int, j: int, shape: StackShape) -> Any:
         return convert(self.dtype, element_of(self.layout, data, i, j, shape))
 
-    def load(self, data: View, tile: Tile, shape: StackShape) -> tuple:
+    def load(self, data: View, tile: Tile, shape: StackShape) -> Elements:
         return convert_all(self.dtype, self.layout.load(data, tile, shape))
 
-    def k_range(self, begin: int, end: int, shape: StackShape) -> tuple:
+    def k_range(self, begin: int, end: int, shape: StackShape) -> tuple[int, int]:
         return self.layout.k_range(begin, end, shape)
 
     # -- host -------------------------------------------------------------------------------------------------------
@@ -287,20 +289,20 @@ class Planes(SharedLayout):
 
     def position(self, coord: Coord, leading: Any) -> int:
         """Where a coordinate lies in each plane."""
-        return self.plane.position(coord, leading[0])
+        return self.plane.position(coord, leading[0])  # type: ignore[no-any-return]
 
     def plane_at(self, n: int, pointer: SharedPointer, leading: Any) -> Any:
         """A pointer to plane ``n``."""
         return repoint(pointer, self.plane.dtype, n * leading[1] * self.itemsize)
 
-    def store_words(self, pointer: SharedPointer, tile: Tile, words: tuple, leading: Any) -> None:
+    def store_words(self, pointer: SharedPointer, tile: Tile, words: Elements, leading: Any) -> None:
         """Store a tile of numbers that came as 32-bit words."""
         self.store_shared(pointer, tile, unpack_words(self.dtype, words), leading)
 
-    def load_shared(self, pointer: SharedPointer, tile: Tile, leading: Any) -> tuple:
+    def load_shared(self, pointer: SharedPointer, tile: Tile, leading: Any) -> Elements:
         return numbers_of(self.dtype, generate(self.count, lambda n: self.plane.load_shared(
             self.plane_at(n, pointer, leading), tile, leading[0])))
 
-    def store_shared(self, pointer: SharedPointer, tile: Tile, values: tuple, leading: Any) -> None:
+    def store_shared(self, pointer: SharedPointer, tile: Tile, values: Elements, leading: Any) -> None:
         each(lambda plane, n: self.plane.store_shared(self.plane_at(n, pointer, leading), tile, plane, leading[0]),
              planes_of(values))

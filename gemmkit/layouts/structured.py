@@ -23,7 +23,7 @@ from gemmkit.lang.aggregates import convert, convert_all
 from gemmkit.lang.checks import function_given, required, told
 from gemmkit.lang.component_products import ProblemShape, StackShape
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import Numeric, View
+from gemmkit.lang.host import Elements, Numeric, View
 from gemmkit.lang.numba_hooks import TypingError, atom, signature, types
 from gemmkit.lang.registers import apply
 from gemmkit.lang.scalars import DTypeType, IndexType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral
@@ -65,7 +65,7 @@ class Diagonal(Structured):
         here = data[i]                             # one load for all of a row, and no branch
         return here if i == j else convert(self.dtype, self.nothing)
 
-    def k_range(self, begin: int, end: int, shape: StackShape) -> tuple:
+    def k_range(self, begin: int, end: int, shape: StackShape) -> tuple[int, int]:
         return (begin, min(end, shape.K)) if self.skips else (0, shape.K)
 
     def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
@@ -81,7 +81,7 @@ class Diagonal(Structured):
 class _Half(Structured):
     """A matrix of which one half (with the diagonal) is stored in a 2-D array of the matrix's shape."""
 
-    layout: Any = None
+    layout: Plain = None                # type: ignore[assignment]  # `_set` gives one
     half: str = "lower"
 
     array_ndim = 2
@@ -154,7 +154,7 @@ class Triangular(_Half):
     def strictness(self) -> int:
         return 1 if self.unit else 0
 
-    def load(self, data: View, tile: Tile, shape: StackShape) -> tuple:
+    def load(self, data: View, tile: Tile, shape: StackShape) -> Elements:
         # Of a tile on the diagonal all is loaded, and what is not of the matrix is dropped: cheaper than a branch for each.
         return apply(lambda value, n: self.of_stored(value, tile.index[0] + n % tile.size[0],
                                                      tile.index[1] + n // tile.size[0]),
@@ -170,7 +170,7 @@ class Triangular(_Half):
         """Whether the range of K is from 0 to the last row or column, rather than from the first to K."""
         return self.is_lower == (self.operand == "a")
 
-    def k_range(self, begin: int, end: int, shape: ProblemShape) -> tuple:
+    def k_range(self, begin: int, end: int, shape: ProblemShape) -> tuple[int, int]:
         if not self.skips:
             return 0, shape.K
         return (0, min(end, shape.K)) if self.starts_at_zero else (begin, shape.K)
@@ -197,7 +197,7 @@ class Symmetric(_Half):
         low, high = min(i, j), max(i, j)
         return self.layout.element(data, high, low, shape) if self.is_lower else self.layout.element(data, low, high, shape)
 
-    def load(self, data: View, tile: Tile, shape: StackShape) -> tuple:
+    def load(self, data: View, tile: Tile, shape: StackShape) -> Elements:
         if tile.size[self.layout.axis] == tile.count:      # along the contiguous axis: at once where all of it is stored
             row, column = tile.index[0], tile.index[1]     # of the corner that is the first to leave the half
             if self.is_stored(row if self.is_lower else row + tile.size[0] - 1,
@@ -270,7 +270,7 @@ class Generated(GlobalLayout):
         """Whether f wants the number of the product, too."""
         return required(self.f) == self.count + 3
 
-    def given(self) -> tuple:
+    def given(self) -> tuple[Any, ...]:
         """The run-time arguments."""
         if self.count == 0:
             return ()

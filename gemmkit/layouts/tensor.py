@@ -16,7 +16,7 @@ from gemmkit.components import Component, Scalar
 from gemmkit.lang.aggregates import fill
 from gemmkit.lang.component_products import StackShape
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import Numeric, View
+from gemmkit.lang.host import Elements, Numeric, View
 from gemmkit.lang.registers import deal, each, generate, interleave, join
 from gemmkit.layouts.base import GlobalLayout, ResultLayout, load_elements, store_elements
 from gemmkit.ptx.arithmetic import divided, divisor_reciprocal
@@ -49,14 +49,14 @@ class Modes(Component):
         """How many dimensions they are."""
         return 1 if self.rest is None else 1 + int(self.rest.depth)
 
-    def split(self, linear: int) -> tuple:
+    def split(self, linear: int) -> tuple[Any, ...]:
         """A row's coordinate in each dimension, the fastest first."""
         if self.is_last:
             return (linear,)                        # the slowest: what is left
         quotient = divided(linear, self.multiplier, self.shift)
         return join(((linear - quotient * self.extent,), self.rest.split(quotient)))
 
-    def nowhere(self) -> tuple:
+    def nowhere(self) -> tuple[Any, ...]:
         """No step along any of them."""
         return fill(INDEX, self.depth, 0)
 
@@ -141,7 +141,7 @@ class Matricised(GlobalLayout, ResultLayout):
 
     # -- device methods ---------------------------------------------------------------------------------------------
 
-    def place(self, i: int, j: int) -> tuple:
+    def place(self, i: int, j: int) -> tuple[Any, ...]:
         """Where row i, column j lies in the array."""
         return join((self.rows.split(i), self.columns.split(j)))
 
@@ -155,7 +155,7 @@ class Matricised(GlobalLayout, ResultLayout):
     def store_element(self, data: View, i: int, j: int, value: Numeric, shape: StackShape) -> None:
         self.view(data)[self.place(i, j)] = value
 
-    def load(self, data: Any, tile: Any, shape: Any) -> tuple:
+    def load(self, data: Any, tile: Any, shape: Any) -> Elements:
         if (tile.size[self.line_axis] == tile.count and tile.count % self.comb == 0
                 and self.longest % tile.count == 0):
             place = self.place(tile.index[0], tile.index[1])
@@ -163,14 +163,14 @@ class Matricised(GlobalLayout, ResultLayout):
                 self.view(data), self.unit, place, _towards(self, tooth), tile.count // self.comb)))
         return load_elements(self, data, tile, shape)
 
-    def load_packed(self, data: Any, tile: Any, shape: StackShape) -> tuple:
+    def load_packed(self, data: Any, tile: Any, shape: StackShape) -> Elements:
         """What `load` gives, in 32-bit words, of a tile that it `packs`."""
         place = self.place(tile.index[0], tile.index[1])
         teeth = generate(self.comb, lambda tooth: load_words(self.view(data), self.unit, place, _towards(self, tooth),
                                                              tile.count // self.comb))
         return interleave_words(teeth) if self.is_narrow else interleave(teeth)
 
-    def store(self, data: Any, tile: Tile, values: tuple, shape: StackShape) -> None:
+    def store(self, data: Any, tile: Tile, values: Elements, shape: StackShape) -> None:
         if (tile.size[self.line_axis] == tile.count and tile.count % self.comb == 0
                 and self.longest % tile.count == 0):
             place = self.place(tile.index[0], tile.index[1])
@@ -179,7 +179,7 @@ class Matricised(GlobalLayout, ResultLayout):
         else:
             store_elements(self, data, tile, values, shape)
 
-    def store_neighbours(self, data: Any, i: int, j: int, values: tuple) -> None:
+    def store_neighbours(self, data: Any, i: int, j: int, values: Elements) -> None:
         """Store what lies next to each other in memory, from row i, column j on: of a comb the elements of one tooth."""
         store_global(self.view(data), self.unit, self.place(i, j), _towards(self, 0), values)
 
@@ -279,6 +279,6 @@ def _span(array: ArrayInfo) -> int:
 
 # -- device code ------------------------------------------------------------------------------------------------------
 
-def _towards(layout: Any, tooth: int) -> tuple:
+def _towards(layout: Any, tooth: int) -> tuple[Any, ...]:
     """How far tooth number ``tooth`` lies from the first along each dimension: constants."""
     return generate(layout.ndim, lambda dimension: tooth if dimension == layout.teeth else 0)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import Elements
 from gemmkit.lang.number_rules import number_dtype, terms
 from gemmkit.lang.records import numbers_of, planes_of
 from gemmkit.lang.registers import Fragment, each, fold, generate
@@ -64,8 +65,8 @@ class Algebra(Operator):
     names: Any = None
     conjugate: Any = None
 
-    def __init__(self, base: Operator | None, table: Sequence | np.ndarray | Algebra, names: Sequence[str] | None = None,
-                 conjugate: Sequence[int] | None = None):
+    def __init__(self, base: Operator | None, table: Sequence[Any] | np.ndarray | Algebra,
+                 names: Sequence[str] | None = None, conjugate: Sequence[int] | None = None):
         if isinstance(table, Algebra):
             names, conjugate, table = names or table.names, conjugate or table.conjugate, table.table
         table = _checked_table(table)
@@ -138,15 +139,15 @@ class Algebra(Operator):
 
     @cached_property
     def map_a(self) -> FragmentMap | None:
-        return self.base.map_a
+        return self.base.map_a  # type: ignore[no-any-return]
 
     @cached_property
     def map_b(self) -> FragmentMap | None:
-        return self.base.map_b
+        return self.base.map_b  # type: ignore[no-any-return]
 
     @cached_property
     def map_c(self) -> FragmentMap | None:
-        return self.base.map_c
+        return self.base.map_c  # type: ignore[no-any-return]
 
     @cached_property
     def fragment_a(self) -> Fragment:
@@ -174,7 +175,7 @@ class Algebra(Operator):
 
     @cached_property
     def registers(self) -> Fragment:
-        return self.base.registers
+        return self.base.registers  # type: ignore[no-any-return]
 
     @cached_property
     def sums_in_words(self) -> bool:
@@ -218,60 +219,60 @@ class Algebra(Operator):
 
     # -- device -----------------------------------------------------------------------------------------------------
 
-    def load_a(self, layout: Any, pointer: Any, tile: Any, leading: Any) -> tuple:
+    def load_a(self, layout: Any, pointer: Any, tile: Any, leading: Any) -> Elements:
         if layout.in_planes:
             return numbers_of(self.fragment_a.dtype, generate(self.parts, lambda n: self.base.load_a(
                 layout.plane, layout.plane_at(n, pointer, leading), tile, leading[0])))
         return load_elements(self.map_a, 1, layout, pointer, tile, leading)
 
-    def load_b(self, layout: Any, pointer: Any, tile: Any, leading: Any) -> tuple:
+    def load_b(self, layout: Any, pointer: Any, tile: Any, leading: Any) -> Elements:
         if layout.in_planes:
             return numbers_of(self.fragment_b.dtype, generate(self.parts, lambda n: self.base.load_b(
                 layout.plane, layout.plane_at(n, pointer, leading), tile, leading[0])))
         return load_elements(self.map_b, 1, layout, pointer, tile, leading)
 
-    def load_c(self, layout: Any, pointer: Any, tile: Coord, leading: Any) -> tuple:
+    def load_c(self, layout: Any, pointer: Any, tile: Coord, leading: Any) -> Elements:
         return numbers_of(self.fragment_c.dtype, generate(self.parts, lambda n: self.base.load_c(
             layout.plane, layout.plane_at(n, pointer, leading), tile, leading[0])))
 
     def place_a(self, layout: Any, tile: Any, leading: Any) -> int:
         if layout.in_planes:
-            return self.base.place_a(layout.plane, tile, leading[0])
+            return self.base.place_a(layout.plane, tile, leading[0])  # type: ignore[no-any-return]
         return element_place(self.map_a, layout, tile, leading)
 
     def place_b(self, layout: Any, tile: Any, leading: Any) -> int:
         if layout.in_planes:
-            return self.base.place_b(layout.plane, tile, leading[0])
+            return self.base.place_b(layout.plane, tile, leading[0])  # type: ignore[no-any-return]
         return element_place(self.map_b, layout, tile, leading)
 
-    def mma(self, a: tuple, b: tuple, c: tuple) -> tuple:
+    def mma(self, a: Elements, b: Elements, c: Elements) -> Elements:
         """One real operation for every entry of the table."""
         return multiply_planes(self, a, b, c)
 
-    def multiply(self, accumulators: tuple, a: int, b: int, a_layout: Plain, b_layout: Plain, block: Any,
-                 accumulate: int) -> tuple:
+    def multiply(self, accumulators: Elements, a: int, b: int, a_layout: Plain, b_layout: Plain, block: Any,
+                 accumulate: int) -> Elements:
         """One stage of the warp-specialised kernel: real wgmmas of planes, all those of a k-block before the next's."""
         first = accumulate_terms(self, accumulators, _multiply_term, self, a, b, a_layout, b_layout, block, 0, accumulate)
         return fold(block.size.K // self.base.K - 1, _multiply_step, first, self, a, b, a_layout, b_layout, block)
 
-    def multiply_fragments(self, accumulators: tuple, fragments: tuple, b: int, b_layout: SharedLayout, block: Coord,
-                           step: int, accumulate: int) -> tuple:
+    def multiply_fragments(self, accumulators: Elements, fragments: Elements, b: int, b_layout: SharedLayout, block: Coord,
+                           step: int, accumulate: int) -> Elements:
         """A k-block with A in registers: ``fragments`` holds the parts of each 64-row fragment."""
         return accumulate_terms(self, accumulators, _multiply_registers, self, fragments, b, b_layout, block, step,
                                 accumulate)
 
-    def store_d(self, layout: Any, pointer: Any, tile: Coord, leading: Any, d: tuple) -> None:
+    def store_d(self, layout: Any, pointer: Any, tile: Coord, leading: Any, d: Elements) -> None:
         each(lambda plane, n: self.base.store_d(layout.plane, layout.plane_at(n, pointer, leading), tile, leading[0], plane),
              planes_of(d))
 
 
-def _multiply_step(sums: tuple, n: int, algebra: Algebra, a: int, b: int, a_layout: SharedLayout, b_layout: SharedLayout,
-                   block: Coord) -> tuple:
+def _multiply_step(sums: Elements, n: int, algebra: Algebra, a: int, b: int, a_layout: SharedLayout, b_layout: SharedLayout,
+                   block: Coord) -> Elements:
     return accumulate_terms(algebra, sums, _multiply_term, algebra, a, b, a_layout, b_layout, block, n + 1, 1)
 
 
-def _multiply_term(sums: tuple, m: int, i: int, j: int, is_negative: bool, is_first: bool, algebra: Algebra, a: int, b: int,
-                   a_layout: Any, b_layout: Any, block: Any, step: int, accumulate: int) -> tuple:
+def _multiply_term(sums: Elements, m: int, i: int, j: int, is_negative: bool, is_first: bool, algebra: Algebra, a: int,
+                   b: int, a_layout: Any, b_layout: Any, block: Any, step: int, accumulate: int) -> Any:
     k = step * algebra.base.K
     a_plane = advance(a, _within_planes(a_layout, i, (m * 64, k), block.MK.size))
     b_plane = advance(b, _within_planes(b_layout, j, (k, 0), block.KN.size))
@@ -280,20 +281,20 @@ def _multiply_term(sums: tuple, m: int, i: int, j: int, is_negative: bool, is_fi
     return algebra.base.instruction(sums, a_plane, b_plane, accumulate if is_first else 1)
 
 
-def _within_planes(layout: Any, n: int, coord: Any, size: Any) -> int:
+def _within_planes(layout: Planes, n: int, coord: tuple[int, int], size: Coord) -> int:
     """How many bytes a coordinate of plane ``n`` lies into a tile."""
-    return n * layout.leading(size)[1] * layout.itemsize + within(layout.plane, coord, size)
+    return n * layout.leading(size)[1] * layout.itemsize + within(layout.plane, coord, size)  # type: ignore[no-any-return]
 
 
-def _multiply_registers(sums: tuple, m: int, i: int, j: int, is_negative: bool, is_first: bool, algebra: Any,
-                        fragments: tuple, b: int, b_layout: Any, block: Any, step: int, accumulate: int) -> tuple:
+def _multiply_registers(sums: Elements, m: int, i: int, j: int, is_negative: bool, is_first: bool, algebra: Any,
+                        fragments: Elements, b: int, b_layout: Any, block: Any, step: int, accumulate: int) -> Any:
     b_plane = advance(b, _within_planes(b_layout, j, (step * algebra.base.K, 0), block.KN.size))
     if is_negative:
         return algebra.base.negated_register_instruction(sums, fragments[m][i], b_plane, accumulate if is_first else 1)
     return algebra.base.register_instruction(sums, fragments[m][i], b_plane, accumulate if is_first else 1)
 
 
-def _checked_table(table: Sequence | np.ndarray | Algebra) -> Table:
+def _checked_table(table: Sequence[Any] | np.ndarray | Algebra) -> Table:
     try:
         array = np.asarray(table, dtype=object)
     except Exception as error:                     # NumPy raises what it likes for what has ragged rows

@@ -28,6 +28,7 @@ from gemmkit.tiling import Tile
 
 if TYPE_CHECKING:
     from gemmkit.layouts.base import SharedLayout
+    from gemmkit.layouts.plain import Plain
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,11 @@ class Operator(Component):
         """Two accumulators' values of one element as one."""
         return x + y
 
-    def place_a(self, layout: SharedLayout, tile: Tile, leading: int) -> int:
+    def place_a(self, layout: Plain, tile: Tile, leading: int) -> int:
         """Where, in elements of a shared tile of A, this lane's loads of the operation at ``tile`` begin."""
         raise TypeError(f"{type(self).__qualname__} has no place_a(layout, tile, leading)")
 
-    def place_b(self, layout: SharedLayout, tile: Tile, leading: int) -> int:
+    def place_b(self, layout: Plain, tile: Tile, leading: int) -> int:
         raise TypeError(f"{type(self).__qualname__} has no place_b(layout, tile, leading)")
 
     # device: load_a/load_b/load_c(layout, pointer, tile, leading) -> fragment; mma(a, b, c) -> fragment;

@@ -11,7 +11,7 @@ import numpy as np
 from gemmkit.lang.aggregates import convert_all
 from gemmkit.lang.checks import converted, dtype_given, number
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import Numeric, SharedPointer
+from gemmkit.lang.host import Elements, Numeric, SharedPointer
 from gemmkit.lang.registers import Fragment, outer
 from gemmkit.operators.base import Operator
 from gemmkit.operators.mma import element_place, load_apart, load_elements, store_elements
@@ -167,10 +167,10 @@ class FPUOp(Operator):
 
     # -- the operator ---------------------------------------------------------------------------------------------
 
-    def load_a(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int) -> tuple:
+    def load_a(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int) -> Elements:
         return load_elements(self.map_a, (self.vector_m, 1)[layout.axis], layout, pointer, tile, leading)
 
-    def load_b(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int) -> tuple:
+    def load_b(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int) -> Elements:
         return load_elements(self.map_b, (1, self.vector_n)[layout.axis], layout, pointer, tile, leading)
 
     def place_a(self, layout: Any, tile: Any, leading: int) -> int:
@@ -179,17 +179,17 @@ class FPUOp(Operator):
     def place_b(self, layout: Any, tile: Any, leading: int) -> int:
         return element_place(self.map_b, layout, tile, leading)
 
-    def load_c(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int) -> tuple:
+    def load_c(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int) -> Elements:
         """Vectors of rows where a column is contiguous, else of columns, which are put in their places."""
         return load_apart(self.map_c, self.c_vectors[layout.axis], (1, self.rows)[layout.axis], layout, pointer, tile,
                           leading)
 
-    def mma(self, a: tuple, b: tuple, c: tuple) -> tuple:
+    def mma(self, a: Elements, b: Elements, c: Elements) -> Elements:
         """The outer product of the fragments in the accumulator's type; fused where the arithmetic is the usual one."""
         a, b = convert_all(self.accumulator, a), convert_all(self.accumulator, b)
         return outer_fma(c, a, b, self.K) if self.is_ordinary else outer(_combine_product, c, a, b, self.K, self)
 
-    def store_d(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int, d: tuple) -> None:
+    def store_d(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int, d: Elements) -> None:
         store_elements(self.map_c, self.d_vectors[layout.axis], (1, self.rows)[layout.axis], layout, pointer, tile,
                        leading, d)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from gemmkit.lang.checks import dtype_given
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import SharedPointer
+from gemmkit.lang.host import Elements, SharedPointer
 from gemmkit.lang.registers import Fragment, each, generate, join
 from gemmkit.layouts.plain import BOX, RUN, Boxed, Plain
 from gemmkit.operators.base import Operator
@@ -51,20 +52,20 @@ def pinned_place(fragment_map: FragmentMap, tile: Tile, n: int) -> Any:
 # -- element by element -----------------------------------------------------------------------------------------------
 
 def load_elements(fragment_map: Any, width: int, layout: SharedLayout, pointer: SharedPointer, tile: Tile,
-                  leading: int) -> tuple:
+                  leading: int) -> Elements:
     """A fragment, ``width`` neighbours at a time."""
     return join(generate(fragment_map.values // width, _load_group, width, 1, fragment_map, layout, pointer, tile, leading))
 
 
 def load_apart(fragment_map: FragmentMap, width: int, apart: int, layout: SharedLayout, pointer: SharedPointer, tile: Tile,
-               leading: int) -> tuple:
+               leading: int) -> Elements:
     """A fragment, ``width`` neighbours at a time, which are ``apart`` values from each other in it."""
     groups = generate(fragment_map.values // width, _load_group, width, apart, fragment_map, layout, pointer, tile, leading)
     return generate(fragment_map.values, _value_of, groups, width, apart)
 
 
 def _load_group(n: int, width: int, apart: int, fragment_map: FragmentMap, layout: Plain, pointer: SharedPointer, tile: Tile,
-                leading: int) -> tuple:
+                leading: int) -> Elements:
     if is_pinned(pointer):
         at = pinned_place(fragment_map, tile, _first(n, width, apart))
     else:                              # apart, FFMA loops of the single-stage kernel would be unrolled once, not four times
@@ -72,13 +73,13 @@ def _load_group(n: int, width: int, apart: int, fragment_map: FragmentMap, layou
     return load_shared(pointer, layout.position(at.base, leading), layout.position(at.offset, leading), width)
 
 
-def _value_of(n: int, groups: tuple, width: int, apart: int) -> Any:
+def _value_of(n: int, groups: Elements, width: int, apart: int) -> Any:
     """The inverse of `_first`: which group has the n-th value, and where in it."""
     return groups[n % apart + n // (apart * width) * apart][n // apart % width]
 
 
 def store_elements(fragment_map: FragmentMap, width: int, apart: int, layout: SharedLayout, pointer: SharedPointer,
-                   tile: Tile, leading: int, values: tuple) -> None:
+                   tile: Tile, leading: int, values: Elements) -> None:
     """A fragment, ``width`` neighbours at a time, which are ``apart`` values from each other in it."""
     groups = generate(fragment_map.values // width, _neighbours, values, width, apart)
     each(_store, groups, width, apart, fragment_map, layout, pointer, tile, leading)
@@ -89,16 +90,16 @@ def _first(n: int, width: int, apart: int) -> int:
     return n % apart + n // apart * apart * width
 
 
-def _neighbours(n: int, values: tuple, width: int, apart: int) -> tuple:
+def _neighbours(n: int, values: Elements, width: int, apart: int) -> Elements:
     return generate(width, _neighbour, values, _first(n, width, apart), apart)
 
 
-def _neighbour(k: int, values: tuple, first: int, apart: int) -> Any:
+def _neighbour(k: int, values: Elements, first: int, apart: int) -> Any:
     return values[first + k * apart]
 
 
-def _store(values: tuple, n: int, width: int, apart: int, fragment_map: FragmentMap, layout: Plain, pointer: SharedPointer,
-           tile: Tile, leading: int) -> None:
+def _store(values: Elements, n: int, width: int, apart: int, fragment_map: FragmentMap, layout: Plain,
+           pointer: SharedPointer, tile: Tile, leading: int) -> None:
     at = own_place(fragment_map, tile, _first(n, width, apart))
     store_shared(pointer, layout.position(at.base, leading), layout.position(at.offset, leading), values)
 
@@ -133,7 +134,7 @@ def b_across(operator: MMAOp, tile: Tile) -> Any:
     return translate(tile, lane_index() % rows, lane_index() // rows * operator.further)
 
 
-def load_matrices(layout: Plain, pointer: SharedPointer, tile: Tile, leading: int, count: int, trans: bool) -> tuple:
+def load_matrices(layout: Plain, pointer: SharedPointer, tile: Tile, leading: int, count: int, trans: bool) -> Elements:
     """``ldmatrix``; ``tile`` lies where this lane's row does."""
     return ldmatrix(pointer, layout.position(tile.base, leading), layout.position(tile.offset, leading), count, trans)
 
@@ -224,7 +225,7 @@ class MMAOp(Operator):
         return SPECS[self._key]
 
     @cached_property
-    def instruction(self) -> Any:
+    def instruction(self) -> Callable[..., Elements]:
         return MMA[self._key]
 
     # -- which lane holds what ------------------------------------------------------------------------------------------
@@ -315,44 +316,44 @@ class MMAOp(Operator):
             return 16 if self.by_matrices(operand, axis) else 32
         return 64 if axis == 1 and self.accumulator.itemsize == 8 else 16
 
-    def load_a(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int) -> tuple:
+    def load_a(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int) -> Elements:
         if layout.axis == 1 and self.along_by_matrices:
             return load_matrices(layout, pointer, a_along(self, tile), leading, self.M // 8 * self.lines, False)
         if layout.axis == 0 and self.across_by_matrices:
             return load_matrices(layout, pointer, a_across(self, tile), leading, 2 * self.lines, True)
         return load_elements(self.map_a, 1, layout, pointer, tile, leading)
 
-    def load_b(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int) -> tuple:
+    def load_b(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int) -> Elements:
         if layout.axis == 0 and self.along_by_matrices:
             return load_matrices(layout, pointer, b_along(self, tile), leading, self.lines * self.columns, False)
         if layout.axis == 1 and self.across_by_matrices:
             return load_matrices(layout, pointer, b_across(self, tile), leading, self.lines * self.columns, True)
         return load_elements(self.map_b, 1, layout, pointer, tile, leading)
 
-    def place_a(self, layout: Any, tile: Any, leading: int) -> int:
+    def place_a(self, layout: Plain, tile: Tile, leading: int) -> int:
         if layout.axis == 1 and self.along_by_matrices:
             return layout.position(a_along(self, tile).base, leading)
         if layout.axis == 0 and self.across_by_matrices:
             return layout.position(a_across(self, tile).base, leading)
         return element_place(self.map_a, layout, tile, leading)
 
-    def place_b(self, layout: Any, tile: Any, leading: int) -> int:
+    def place_b(self, layout: Plain, tile: Tile, leading: int) -> int:
         if layout.axis == 0 and self.along_by_matrices:
             return layout.position(b_along(self, tile).base, leading)
         if layout.axis == 1 and self.across_by_matrices:
             return layout.position(b_across(self, tile).base, leading)
         return element_place(self.map_b, layout, tile, leading)
 
-    def load_c(self, layout: Plain, pointer: SharedPointer, tile: Coord, leading: int) -> tuple:
+    def load_c(self, layout: Plain, pointer: SharedPointer, tile: Coord, leading: int) -> Elements:
         """Pairs of neighbours where a row is contiguous, else element by element."""
         if layout.axis == 1:
             return _load_c_rows(self, layout, pointer, tile, leading)
         return _load_c_columns(self, layout, pointer, tile, leading)
 
-    def mma(self, a: tuple, b: tuple, c: tuple) -> tuple:
+    def mma(self, a: Elements, b: Elements, c: Elements) -> Elements:
         return self.instruction(a, b, c)
 
-    def store_d(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int, d: tuple) -> None:
+    def store_d(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int, d: Elements) -> None:
         store_elements(self.map_c, (1, 2)[layout.axis], 1, layout, pointer, tile, leading, d)
 
 
@@ -364,11 +365,11 @@ def _usual_depth(dtype: np.dtype) -> int:
     return 8 if dtype.itemsize == 8 else 32 // int(dtype.itemsize)
 
 
-def _load_c_rows(operator: MMAOp, layout: Plain, pointer: Any, tile: Any, leading: int) -> tuple:
+def _load_c_rows(operator: MMAOp, layout: Plain, pointer: Any, tile: Any, leading: int) -> Elements:
     return load_elements(operator.map_c, 2, layout, pointer, tile, leading)
 
 
-def _load_c_columns(operator: MMAOp, layout: Plain, pointer: Any, tile: Any, leading: int) -> tuple:
+def _load_c_columns(operator: MMAOp, layout: Plain, pointer: Any, tile: Any, leading: int) -> Elements:
     return load_elements(operator.map_c, 1, layout, pointer, tile, leading)
 
 
@@ -468,17 +469,17 @@ class BoxMMAOp(MMAOp):
     def padding(self, operand: str, axis: int) -> int:
         return PIECE
 
-    def place_a(self, layout: Any, tile: Any, leading: int) -> int:
+    def place_a(self, layout: Plain, tile: Tile, leading: int) -> int:
         return layout.position(lane_place(tile, 1, self.combed == "a").base, leading)
 
-    def place_b(self, layout: Any, tile: Any, leading: int) -> int:
+    def place_b(self, layout: Plain, tile: Tile, leading: int) -> int:
         return layout.position(lane_place(tile, 0, self.combed == "b").base, leading)
 
-    def load_a(self, layout: SharedLayout, pointer: SharedPointer, tile: Tile, leading: int) -> tuple:
+    def load_a(self, layout: SharedLayout, pointer: SharedPointer, tile: Tile, leading: int) -> Elements:
         near, far = load_lines(self, 1, self.combed == "a", 2, layout, pointer, tile, leading)
         return unpack_narrow(self.dtype, (near[0], far[0], near[1], far[1]))
 
-    def load_b(self, layout: SharedLayout, pointer: SharedPointer, tile: Tile, leading: int) -> tuple:
+    def load_b(self, layout: SharedLayout, pointer: SharedPointer, tile: Tile, leading: int) -> Elements:
         return unpack_narrow(self.dtype, join(load_lines(self, 0, self.combed == "b", self.columns, layout, pointer, tile,
                                                          leading)))
 
@@ -493,7 +494,7 @@ def lane_place(tile: Tile, k_axis: int, is_combed: bool) -> Any:
 
 
 def load_lines(operator: MMAOp, k_axis: int, is_combed: bool, lines: int, layout: SharedLayout, pointer: SharedPointer,
-               tile: Tile, leading: int) -> tuple:
+               tile: Tile, leading: int) -> Elements:
     """The two words of an operation of each of a lane's lines, which are eight apart."""
     u = tile.offset[k_axis] // 16 % 4 ^ lane_index() % 4
     moved = repoint(pointer, operator.dtype, u * 2 * PIECE if is_combed else u * WORD)
@@ -501,7 +502,7 @@ def load_lines(operator: MMAOp, k_axis: int, is_combed: bool, lines: int, layout
 
 
 def load_line(n: int, k_axis: int, is_combed: bool, layout: Plain, pointer: SharedPointer, tile: Coord,
-              leading: int) -> tuple:
+              leading: int) -> Elements:
     first = load_piece(0, n, k_axis, layout, pointer, tile, leading)
     second = load_piece(1, n, k_axis, layout, pointer, tile, leading)
     if is_combed:
@@ -509,7 +510,7 @@ def load_line(n: int, k_axis: int, is_combed: bool, layout: Plain, pointer: Shar
     return interleave_words((first, second))
 
 
-def load_piece(piece: int, n: int, k_axis: int, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+def load_piece(piece: int, n: int, k_axis: int, layout: Any, pointer: Any, tile: Any, leading: int) -> Elements:
     """A word of the box's piece ``piece`` behind the lane's first, of the n-th line."""
     along, across = tile.offset[k_axis] // BOX * BOX + piece * RUN, tile.offset[1 - k_axis] + 8 * n
     ahead = (across, along) if k_axis == 1 else (along, across)
@@ -579,15 +580,15 @@ class WMMAOp(Operator):
         return Fragment(self.accumulator, self.spec.count("c"))
 
     @cached_property
-    def load_a_atom(self) -> Any:
+    def load_a_atom(self) -> Callable[..., Elements]:
         return LOAD[self._key, "a", self.a_order]
 
     @cached_property
-    def load_b_atom(self) -> Any:
+    def load_b_atom(self) -> Callable[..., Elements]:
         return LOAD[self._key, "b", self.b_order]
 
     @cached_property
-    def load_c_atoms(self) -> Any:
+    def load_c_atoms(self) -> tuple[Callable[..., Elements], ...]:
         return LOAD[self._key, "c", "col"], LOAD[self._key, "c", "row"]
 
     @cached_property
@@ -595,7 +596,7 @@ class WMMAOp(Operator):
         return STORE[self._key, "col"], STORE[self._key, "row"]
 
     @cached_property
-    def mma_atom(self) -> Any:
+    def mma_atom(self) -> Callable[..., Elements]:
         return WMMA[self._key, self.a_order, self.b_order]
 
     def line_alignment(self, operand: str, layout: SharedLayout) -> int:
@@ -608,19 +609,19 @@ class WMMAOp(Operator):
             return None
         return f"{self!r} loads tiles of {operand} in {order} order; give it {operand}_order={actual!r}"
 
-    def load_a(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int) -> tuple:
+    def load_a(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int) -> Elements:
         return self.load_a_atom(pointer, layout.position(tile.base, leading), layout.position(tile.offset, leading), leading)
 
-    def load_b(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int) -> tuple:
+    def load_b(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int) -> Elements:
         return self.load_b_atom(pointer, layout.position(tile.base, leading), layout.position(tile.offset, leading), leading)
 
-    def load_c(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int) -> tuple:
+    def load_c(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int) -> Elements:
         return self.load_c_atoms[layout.axis](pointer, layout.position(tile.base, leading),
                                               layout.position(tile.offset, leading), leading)
 
-    def mma(self, a: tuple, b: tuple, c: tuple) -> tuple:
+    def mma(self, a: Elements, b: Elements, c: Elements) -> Elements:
         return self.mma_atom(a, b, c)
 
-    def store_d(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int, d: tuple) -> None:
+    def store_d(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int, d: Elements) -> None:
         self.store_d_atoms[layout.axis](pointer, layout.position(tile.base, leading),
                                         layout.position(tile.offset, leading), leading, d)

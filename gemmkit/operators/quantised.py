@@ -18,6 +18,7 @@ passes through shared memory, and no value goes from lane to lane.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ import numpy as np
 
 from gemmkit.lang.checks import dtype_given
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.host import SharedPointer
+from gemmkit.lang.host import Elements, SharedPointer
 from gemmkit.lang.registers import Fragment, fold, generate
 from gemmkit.operators.base import Operator
 from gemmkit.operators.mma import store_elements
@@ -94,7 +95,7 @@ class QuantisedMMAOp(Operator):
         return "the default operator, which has B dequantised on its way to shared memory"
 
     @cached_property
-    def instruction(self) -> Any:
+    def instruction(self) -> Callable[..., Elements]:
         return MMA[16, 16, self.dtype, self.dtype, F32]
 
     @cached_property
@@ -121,24 +122,24 @@ class QuantisedMMAOp(Operator):
     def line_alignment(self, operand: str, layout: Any) -> int:
         return int(layout.dtype.itemsize) * (4 if layout.axis == 1 else 1)
 
-    def mma(self, a: tuple, b: tuple, c: tuple) -> tuple:
+    def mma(self, a: Elements, b: Elements, c: Elements) -> Elements:
         """``a``: the pairs of a row's places along K; ``b``: those of four columns; ``c``: four columns of a row, and of the
         next."""
         x, y = generate(2, two_columns, self, a, b, c)
         return x[0], x[2], y[0], y[2], x[1], x[3], y[1], y[3]
 
-    def store_d(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int, d: tuple) -> None:
+    def store_d(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int, d: Elements) -> None:
         store_elements(self.map_c, (1, 4)[layout.axis], 1, layout, pointer, tile, leading, d)
 
 
 # -- device code ------------------------------------------------------------------------------------------------------
 
-def two_columns(h: int, operator: Any, a: tuple, b: tuple, c: tuple) -> tuple:
+def two_columns(h: int, operator: QuantisedMMAOp, a: Elements, b: Elements, c: Elements) -> Elements:
     """The sums of a lane's columns 2 h and 2 h + 1, of each for two rows."""
     sums = c[2 * h], c[4 + 2 * h], c[2 * h + 1], c[5 + 2 * h]
     return fold(operator.pairs // 2, along_k, sums, operator, a, b[2 * h], b[2 * h + 1])
 
 
-def along_k(sums: tuple, s: int, operator: Any, a: tuple, near: tuple, far: tuple) -> tuple:
+def along_k(sums: Elements, s: int, operator: QuantisedMMAOp, a: Elements, near: Elements, far: Elements) -> Elements:
     return operator.instruction(unpack_narrow(operator.dtype, (near[2 * s], far[2 * s], near[2 * s + 1], far[2 * s + 1])),
                                 unpack_narrow(operator.dtype, (a[2 * s], a[2 * s + 1])), sums)

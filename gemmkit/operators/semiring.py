@@ -150,7 +150,7 @@ class Semiring(FPUOp):
 # -- what is asked of the functions -----------------------------------------------------------------------------------
 
 def _function(given: Any, name: str) -> FunctionType:
-    known = next((function for builtin, function in _BUILTINS.items() if builtin is given), None)
+    known: FunctionType | None = next((function for builtin, function in _BUILTINS.items() if builtin is given), None)
     if known is not None:
         return known
     if not isinstance(given, FunctionType) or required(given) != 2:
@@ -159,7 +159,7 @@ def _function(given: Any, name: str) -> FunctionType:
     return given
 
 
-def _sample_for(zero: Numeric) -> tuple:
+def _sample_for(zero: Numeric) -> tuple[Any, ...]:
     if isinstance(zero, (bool, np.bool_)):
         return False, True
     return (1, 2, 3, -1, -2) if isinstance(zero, (int, np.integer)) else (0.25, 0.5, 0.75, -0.25, -2.0)
@@ -169,7 +169,7 @@ def _is_number(x: Numeric) -> bool:
     return isinstance(x, (bool, int, float, np.bool_, np.integer, np.floating))
 
 
-def _check_laws(add: Callable, mul: Callable, zero: Numeric, sample: tuple) -> None:
+def _check_laws(add: Callable[..., Any], mul: Callable[..., Any], zero: Numeric, sample: tuple[Any, ...]) -> None:
     for x, y in itertools.product(sample, (zero, *sample)):
         if not _is_number(mul(zero, y)):
             raise ValueError(f"Semiring(mul={mul.__name__}): mul(zero, {y!r}) is {mul(zero, y)!r}; a number is needed")

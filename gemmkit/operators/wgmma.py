@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from gemmkit.lang.checks import dtype_given
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import Elements
 from gemmkit.lang.registers import Fragment, apply, fold
 from gemmkit.operators.base import Operator
 from gemmkit.ptx.mma import FragmentMap
@@ -18,7 +20,7 @@ from gemmkit.tiling import Coord
 
 if TYPE_CHECKING:
     from gemmkit.layouts.base import SharedLayout
-    from gemmkit.layouts.plain import Plain
+    from gemmkit.layouts.plain import Swizzled
 
 _DEFAULT_ACCUMULATOR = {"i": np.dtype(np.int32), "u": np.dtype(np.int32)}
 
@@ -111,56 +113,56 @@ class WGMMAOp(Operator):
         return Fragment(np.dtype(np.uint32), self.N // 4) if self.sums_in_words else self.fragment_c
 
     @cached_property
-    def instruction(self) -> Any:
+    def instruction(self) -> Callable[..., Elements]:
         return instruction(self.spec)
 
     @cached_property
-    def negated_instruction(self) -> Any:
+    def negated_instruction(self) -> Callable[..., Elements]:
         """The one that subtracts the product."""
         return instruction(dataclasses.replace(self.spec, negates=True))
 
     @cached_property
-    def register_instruction(self) -> Any:
+    def register_instruction(self) -> Callable[..., Elements]:
         """The one that takes A from registers."""
         return instruction(dataclasses.replace(self.spec, a_major="K", a_registers=True))
 
     @cached_property
-    def negated_register_instruction(self) -> Any:
+    def negated_register_instruction(self) -> Callable[..., Elements]:
         return instruction(dataclasses.replace(self.spec, a_major="K", a_registers=True, negates=True))
 
     # -- device -----------------------------------------------------------------------------------------------------
 
-    def multiply(self, accumulators: tuple, a: int, b: int, a_layout: Any, b_layout: Any, block: Any,
-                 accumulate: int) -> tuple:
+    def multiply(self, accumulators: Elements, a: int, b: int, a_layout: Any, b_layout: Any, block: Any,
+                 accumulate: int) -> Elements:
         """One stage: the accumulators of several 64-row fragments, and A's and B's tiles by their descriptors."""
         first = apply(_multiply_fragment, accumulators, self, a, b, a_layout, b_layout, block, 0, accumulate)
         return fold(block.size.K // self.K - 1, _multiply_step, first, self, a, b, a_layout, b_layout, block)
 
-    def multiply_fragments(self, accumulators: tuple, fragments: tuple, b: int, b_layout: SharedLayout, block: Coord,
-                           step: int, accumulate: int) -> tuple:
+    def multiply_fragments(self, accumulators: Elements, fragments: Elements, b: int, b_layout: SharedLayout, block: Coord,
+                           step: int, accumulate: int) -> Elements:
         """A k-block with A in registers: ``fragments`` holds one for each accumulator."""
         return apply(_multiply_registers, accumulators, self, fragments, b, b_layout, block, step, accumulate)
 
 
-def _multiply_step(accumulators: tuple, n: int, operator: Operator, a: int, b: int, a_layout: SharedLayout,
-                   b_layout: SharedLayout, block: Coord) -> tuple:
+def _multiply_step(accumulators: Elements, n: int, operator: WGMMAOp, a: int, b: int, a_layout: SharedLayout,
+                   b_layout: SharedLayout, block: Coord) -> Elements:
     return apply(_multiply_fragment, accumulators, operator, a, b, a_layout, b_layout, block, n + 1, 1)
 
 
-def _multiply_fragment(accumulator: tuple, i: int, operator: Any, a: int, b: int, a_layout: Plain, b_layout: Plain,
-                       block: Any, step: int, accumulate: int) -> tuple:
+def _multiply_fragment(accumulator: Elements, i: int, operator: WGMMAOp, a: int, b: int, a_layout: Swizzled,
+                       b_layout: Swizzled, block: Any, step: int, accumulate: int) -> Elements:
     k = step * operator.K
     return operator.instruction(accumulator, advance(a, within(a_layout, (i * 64, k), block.MK.size)),
                                 advance(b, within(b_layout, (k, 0), block.KN.size)), accumulate)
 
 
-def _multiply_registers(accumulator: tuple, i: int, operator: Any, fragments: tuple, b: int, b_layout: Plain, block: Any,
-                        step: int, accumulate: int) -> tuple:
+def _multiply_registers(accumulator: Elements, i: int, operator: WGMMAOp, fragments: Elements, b: int, b_layout: Swizzled,
+                        block: Any, step: int, accumulate: int) -> Elements:
     return operator.register_instruction(accumulator, fragments[i],
                                          advance(b, within(b_layout, (step * operator.K, 0), block.KN.size)), accumulate)
 
 
-def within(layout: Any, coord: Any, size: Coord) -> int:
+def within(layout: Swizzled, coord: tuple[int, int], size: Coord) -> int:
     """How many bytes a coordinate lies into a swizzled tile, at a corner of the hardware's pattern: there the swizzle, which
     is of the address, changes nothing in the way to it."""
     along, across = coord[layout.axis], coord[1 - layout.axis]

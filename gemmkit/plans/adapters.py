@@ -35,6 +35,7 @@ from gemmkit.lang.component_products import with_matrix, with_number
 from gemmkit.lang.components import COUNT, NARROW, WIDE, dataclass, narrowed
 from gemmkit.lang.components import widened as wide
 from gemmkit.lang.functions import DeviceFunction
+from gemmkit.lang.host import Elements
 from gemmkit.lang.references import is_gemmkit
 from gemmkit.lang.registers import apply
 from gemmkit.layouts import ArrayLayout, GlobalLayout, ResultLayout
@@ -166,7 +167,7 @@ class EpilogueOfTranspose(AdaptedEpilogue):
 
     coordinates: Coordinates = Transposed()
 
-    def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
+    def finish(self, values: Elements, tile: Any, shape: Any) -> Elements:
         of_d = with_number(with_number(shape, "M", shape.N), "N", shape.M)
         return apply(finish_transposed, values, self.epilogue, tile, of_d)
 
@@ -220,13 +221,14 @@ class WideLayout(GlobalLayout, ResultLayout):
     def store_element(self, data: Any, i: int, j: int, value: Any, shape: Any) -> None:
         self.layout.store_element(data, wide(i), wide(j), value, wide(shape))
 
-    def k_range(self, begin: int, end: int, shape: Any) -> tuple:
+    def k_range(self, begin: int, end: int, shape: Any) -> tuple[int, int]:
         first, last = self.layout.k_range(wide(begin), wide(end), wide(shape))
         return narrowed(first), narrowed(last)
 
     @property
     def vector_axis(self) -> int | None:
-        return self.layout.vector_axis
+        axis: int | None = self.layout.vector_axis
+        return axis
 
     def __repr__(self) -> str:
         return f"WideLayout({self.layout!r})"
@@ -238,7 +240,7 @@ class WideFold(Fold):
 
     coordinate_bits = WIDE
 
-    def fold(self, values: tuple, m: int, n: int) -> Any:
+    def fold(self, values: Elements, m: int, n: int) -> Any:
         if len(values) == self.arguments:
             return number(self, "f", self.f(*values), values[0])
         return number(self, "f", self.f(*values, wide(m), wide(n)), values[0])
@@ -261,7 +263,7 @@ def for_products(conf: Config, stack: tuple[int, ...] | None) -> Config:
     """The configuration with adapters where components ask for the product, or have arrays of stacks; else itself."""
     changed = {name: new for name in (*TRANSFORMS, "epilogue", "global_a_layout", "global_b_layout")
                if (new := component_for_products(value := getattr(conf, name), stack)) is not value}
-    return cast(Config, with_fields(conf, changed))
+    return with_fields(conf, changed)
 
 
 def component_for_products(component: Component, stack: tuple[int, ...] | None) -> Component:
@@ -280,14 +282,14 @@ def component_for_products(component: Component, stack: tuple[int, ...] | None) 
 
 def _with_changed(component: Component, fields: dict[str, Any]) -> Component:
     changed = {name: new for name, new in fields.items() if new is not getattr(component, name)}
-    return cast(Component, with_fields(component, changed))
+    return with_fields(component, changed)
 
 
 def _layout_for_products(component: Component, stack: tuple[int, ...]) -> Component:
     """A layout, or a component of it, whose arrays are stacks."""
     if isinstance(component, PartArray):
         first, array = _first(component.array, 2, stack)
-        changed = cast(PartArray, with_fields(component, {"array": array}))
+        changed = with_fields(component, {"array": array})
         return PartOfStack(array, StackSteps.of(first.steps)) if first.steps else changed
     return _with_changed(component, {name: _layout_for_products(value, stack)
                                      for name, value in field_values(component).items() if isinstance(value, Component)})
@@ -313,7 +315,7 @@ def _epilogue_for_products(epilogue: Epilogue, stack: tuple[int, ...] | None) ->
             raise TypeError(f"{type(epilogue).__qualname__} asks for the number of the product and declares {field} as an "
                             "array of stacks (array_ndims); one or the other")
         first, view = _first(array, own, stack)
-        changed = cast(Epilogue, with_fields(epilogue, {field: view}))
+        changed = with_fields(epilogue, {field: view})
         # gemmkit's epilogues have one array
         return EpilogueOfStack(changed, field, StackSteps.of(first.steps)) if first.steps else changed
     return AdaptedEpilogue(epilogue, OfProduct()) if epilogue.with_batch else epilogue
@@ -328,7 +330,7 @@ def for_swap_ab(conf: Config) -> Config:
                                if not (value := getattr(conf, name)).is_identity and value.with_coordinates}
     if not conf.epilogue.passes_on:
         changed["epilogue"] = EpilogueOfTranspose(conf.epilogue)
-    return cast(Config, with_fields(conf, changed))
+    return with_fields(conf, changed)
 
 
 # -- of large operands ------------------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ class Made:
     seconds: float = 0.0
 
 
-def kernel_of(launchable: Launchable) -> tuple:
+def kernel_of(launchable: Launchable) -> tuple[Any, ...]:
     """What tells a kernel from others."""
     arguments = tuple((str(argument.kind), argument.fingerprint) for argument in launchable.arguments)
     return launchable.kernel, launchable.threads, launchable.blocks_per_sm, launchable.target.arch_name, arguments

@@ -71,7 +71,7 @@ def reserved(conf: Config, spec: Spec, sizes: tuple[int, int, int], products: in
     columns that are computed) by the kernel of ``spec``; itself without any."""
     changed = {name: of for name in ("epilogue", "observe_a")
                if (of := reserve(name, getattr(conf, name), conf, spec, sizes, products)) is not getattr(conf, name)}
-    return cast(Config, with_fields(conf, changed))
+    return with_fields(conf, changed)
 
 
 def reserve(name: str, component: Any, conf: Config, spec: Spec, sizes: tuple[int, int, int], products: int) -> Any:
@@ -141,7 +141,7 @@ class Finalisation:
         """What each argument is of the product's: the field of its configuration, or "out"; None: its own."""
         raise NotImplementedError
 
-    def emulated(self, spec: Any, d: Any) -> tuple:
+    def emulated(self, spec: Any, d: Any) -> tuple[Any, ...]:
         """The arguments as the emulator takes them, of a product's specialisation and D there."""
         raise NotImplementedError
 
@@ -199,7 +199,7 @@ class Completion(Finalisation):
 
     @cached_property
     def shared_bytes(self) -> int:
-        return self.threads * max(one.state.itemsize for one in self.reductions)
+        return self.threads * max(int(one.state.itemsize) for one in self.reductions)
 
     @cached_property
     def parts(self) -> tuple[Any, Any]:
@@ -212,7 +212,7 @@ class Completion(Finalisation):
     def sources(self) -> tuple[str | None, ...]:
         return None, "epilogue", "observe_a", None
 
-    def emulated(self, spec: Any, d: Any) -> tuple:
+    def emulated(self, spec: Any, d: Any) -> tuple[Any, ...]:
         return self.team, spec.epilogue, self.parts[1] if self.observer is None else spec.a.observer, self.shape
 
     def forget_arrays(self) -> None:
@@ -256,7 +256,7 @@ class Rescaling(Finalisation):
     def sources(self) -> tuple[str | None, ...]:
         return None, "epilogue", "out", None
 
-    def emulated(self, spec: Any, d: Any) -> tuple:
+    def emulated(self, spec: Any, d: Any) -> tuple[Any, ...]:
         return self.how, spec.epilogue, d, self.shape
 
     @property

@@ -329,7 +329,7 @@ class Plan:
             self._prepare(dataclasses.replace(problem, config=uncached(problem.config)))
         return self._compiled.launch(slots)
 
-    def _refuse(self, arrays: tuple) -> None:
+    def _refuse(self, arrays: tuple[Any, ...]) -> None:
         """Say why these arrays do not fit the plan."""
         infos: dict[str, ArrayInfo | None] = {}
         for (name, array), planned, align in zip(arrays, self._infos, self._align):

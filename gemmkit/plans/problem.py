@@ -547,9 +547,11 @@ def _layout(name: str, info: ArrayInfo | None, conf: Config | None, keywords: di
     """The layout of operand ``name``: as given, of the configuration, or the plain one of its array."""
     field = f"global_{'d' if name == 'out' else name}_layout"
     if field in keywords:
-        return keywords[field]
+        given: ArrayLayout | None = keywords[field]
+        return given
     if conf is not None and not (name == "c" and info is not None and isinstance(conf.global_c_layout, Zero)):
-        return getattr(conf, field)
+        of_conf: ArrayLayout = getattr(conf, field)
+        return of_conf
     return None if info is None else layout_of(info, name, keywords.get("operator", getattr(conf, "operator", None)))
 
 

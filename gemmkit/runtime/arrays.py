@@ -526,7 +526,7 @@ def key_of(x: Any, name: str = "a") -> tuple[int, Key]:
     if make is None:
         return info.pointer, (kind, *info[1:7])
     keyed = KEYS[kind] = make()
-    return keyed(x)
+    return keyed(x, name)
 
 
 def key_if_given(x: Any, name: str) -> tuple[int, Key | None]:
@@ -534,7 +534,7 @@ def key_if_given(x: Any, name: str) -> tuple[int, Key | None]:
     return (0, None) if x is None else KEYS.get(type(x), key_of)(x, name)
 
 
-def _cupy_keys() -> Callable[..., tuple[int, Key]]:
+def _cupy_keys() -> Callable[[Any, str], tuple[int, Key]]:
     def keyed(x: Any, name: str = "") -> tuple[int, Key]:
         data = x.data
         return data.ptr, (type(x), x.shape, x.strides, x.dtype, data.device_id)
@@ -542,7 +542,7 @@ def _cupy_keys() -> Callable[..., tuple[int, Key]]:
     return keyed
 
 
-def _torch_keys() -> Callable[..., tuple[int, Key]]:
+def _torch_keys() -> Callable[[Any, str], tuple[int, Key]]:
     """A tensor that `describe` refuses has a key too, which is no other's."""
     recording = sys.modules["torch"].is_grad_enabled
 
@@ -557,7 +557,7 @@ def _torch_keys() -> Callable[..., tuple[int, Key]]:
 
 
 #: Type of an array -> what `key_of` is for arrays of that type.
-KEYS: dict[type, Callable[..., tuple[int, Key]]] = {}
+KEYS: dict[type, Callable[[Any, str], tuple[int, Key]]] = {}
 _MAKERS = {"cupy": _cupy_keys, "torch": _torch_keys}
 
 

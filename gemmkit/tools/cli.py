@@ -538,7 +538,7 @@ def wanted(called: list[tuple[str, Callable[[], object]]], devices: list[DeviceI
            is_program: bool) -> Iterator[KernelToCompile]:
     """The kernels of products on devices, each once. A program gets zeros for results."""
     for device in devices:
-        kernels: dict[tuple, tuple[Any, list[str]]] = {}
+        kernels: dict[tuple[Any, ...], tuple[Any, list[str]]] = {}
         for name, call in called:
             for found in recorded(call, device, zeros=is_program):
                 launchable = found.launchable

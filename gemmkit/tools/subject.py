@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from gemmkit.epilogues import Default
 from gemmkit.functions.matmul import matmul
 from gemmkit.kernels.config import Config
 from gemmkit.lang.errors import ConfigError
+from gemmkit.layouts import ArrayLayout
 from gemmkit.layouts.matrices import arrays
 from gemmkit.plans.ahead import CompiledKernel, compiled_kernel
 from gemmkit.plans.ahead import recorded as resolved
@@ -117,9 +118,9 @@ def small_run(conf: Config, device: DeviceInfo, sizes: tuple[int, int, int] | No
     M, N, K = small_sizes(conf, device, sizes, products)
     alone = dataclasses.replace(device, sm_count=conf.peers)            # so that its tiles are one cluster's, in turn
 
-    def zeros(layout: Any, rows: int, columns: int) -> np.ndarray:
-        order = "F" if getattr(layout, "axis", 1) == 0 else "C"
-        return np.zeros(layout.array_shape(rows, columns), layout.storage, order)       # type: ignore[call-overload]
+    def zeros(layout: ArrayLayout, rows: int, columns: int) -> np.ndarray:
+        order: Literal["F", "C"] = "F" if getattr(layout, "axis", 1) == 0 else "C"
+        return np.zeros(layout.array_shape(rows, columns), layout.storage, order)
 
     a, b = zeros(conf.global_a_layout, M, K), zeros(conf.global_b_layout, K, N)
     c = zeros(conf.global_c_layout, M, N) if conf.has_c else None
@@ -238,7 +239,7 @@ def choice_of(compiled: Compiled) -> ChoiceReport:
             mine, found = own, listed
         if own is not None:
             break
-    others: dict[tuple, Candidate] = {}
+    others: dict[tuple[Any, ...], Candidate] = {}
     # Of each tile the best: the rest are orders and depths of it. Families have models of their own, which do not compare.
     for one in found:
         if mine is None or (one.kernel == mine.kernel and tile_of(one) != tile_of(mine)):
@@ -250,7 +251,7 @@ def _time(candidate: Candidate) -> float:
     return candidate.nanoseconds
 
 
-def tile_of(candidate: Candidate) -> tuple:
+def tile_of(candidate: Candidate) -> tuple[Any, ...]:
     return candidate.kernel, candidate.block[:2], candidate.schedule, candidate.splits
 
 

@@ -612,7 +612,7 @@ class _Recorded(torch.autograd.Function):
         return (None, None, None, *ctx.derivative(grad, of_kept, kept, a, b, c, (), needed)[:3])
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, derivative: Derivative, conf: Config | None, keywords: dict[str, Any],
+    def vmap(info: Any, in_dims: tuple[Any, ...], derivative: Derivative, conf: Config | None, keywords: dict[str, Any],
              *tensors: torch.Tensor) -> Any:
         """A launch for each of the batch: components may have arrays, which all share."""
         return batched_by(lambda *one: _Recorded.apply(derivative, conf, keywords, *one), info.batch_size, in_dims[3:],

@@ -77,7 +77,7 @@ def _backward_sum(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) 
     return grad.expand(ctx.shape)
 
 
-def _sum_in_batches(size: int, in_dims: tuple, x: torch.Tensor) -> tuple[Any, int]:
+def _sum_in_batches(size: int, in_dims: tuple[Any, ...], x: torch.Tensor) -> tuple[Any, int]:
     """One sum of rows that are a batch long."""
     rows = x.movedim(in_dims[0], 1).flatten(1)
     return _SUM(rows).unflatten(0, (size, -1)), 0
@@ -347,7 +347,7 @@ def _allocate_gradient(grad: torch.Tensor, words: torch.Tensor, scales: torch.Te
     return grad.new_empty((grad.shape[0], words.shape[0] * 32 // bits))
 
 
-def _keep_quantised(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: object) -> None:
+def _keep_quantised(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], output: object) -> None:
     _, words, scales, zeros, bias, ctx.bits, ctx.group, ctx.activation = inputs
     ctx.of_bias = None if bias is None else (bias.shape, bias.dtype)
     ctx.save_for_backward(words, scales, zeros)
@@ -373,12 +373,12 @@ def _backward_of_gradient(ctx: torch.autograd.function.FunctionCtx, grad: torch.
     return found, None, None, None, None, None
 
 
-def _keep_of_gradient(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: object) -> None:
+def _keep_of_gradient(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], output: object) -> None:
     _, words, scales, zeros, ctx.bits, ctx.group = inputs
     ctx.save_for_backward(words, scales, zeros)
 
 
-def _quantised_in_batches(operator: Differentiable, size: int, in_dims: tuple, x: torch.Tensor,
+def _quantised_in_batches(operator: Differentiable, size: int, in_dims: tuple[Any, ...], x: torch.Tensor,
                           *rest: object) -> tuple[Any, int]:
     """A batch of x is more rows; of weights or a bias there is a launch for each."""
     if any(dim is not None for dim in in_dims[1:]):

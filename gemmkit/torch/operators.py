@@ -101,7 +101,7 @@ class ProductOperator:
         self.recipe = EpilogueRecipe.of(getattr(conf, "epilogue", None) if epilogue is None else epilogue)
         self._has_epilogue = epilogue is not None
         self._says_dtypes = conf is not None or operator is not None
-        self._of_parameters: dict[tuple[int, ...], Any] = {}
+        self._of_parameters: dict[tuple[int, ...], tuple[Epilogue, list[Any], list[Any]]] = {}
         self._constant: Epilogue | None = None if self.recipe.names else self.recipe.model
         self.forms = self._form("a", a), self._form("b", b)
         self._is_plain = (conf is None and dtype is None and not components and self.forms == (product.PLAIN, product.PLAIN)
@@ -213,7 +213,7 @@ class ProductOperator:
             self._launch(a, b, c, out, Store(kept) | self.epilogue_of(operands))
         return out, kept
 
-    def epilogue_of(self, operands: tuple) -> Epilogue:
+    def epilogue_of(self, operands: tuple[Any, ...]) -> Epilogue:
         """The epilogue with these operands; one of parameters is kept."""
         if self._constant is not None:
             return self._constant
@@ -228,7 +228,7 @@ class ProductOperator:
         self._of_parameters[key] = made, state, forget
         return made
 
-    def _made_of(self, operands: tuple) -> Epilogue:
+    def _made_of(self, operands: tuple[Any, ...]) -> Epilogue:
         return self.recipe.make(*(x.detach() for x in operands))
 
     def _launch(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, out: torch.Tensor | None,
@@ -243,7 +243,7 @@ class ProductOperator:
 
     # -- autograd ---------------------------------------------------------------------------------------------------
 
-    def _setup(self, ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: object) -> None:
+    def _setup(self, ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], output: object) -> None:
         self.derivative.check(self.name)
         ctx.set_materialize_grads(False)
         a, b, c, *operands = inputs
@@ -270,7 +270,8 @@ class ProductOperator:
 
     # -- batches ----------------------------------------------------------------------------------------------------
 
-    def _in_batches(self, operator: Differentiable, size: int, in_dims: tuple, *tensors: torch.Tensor) -> tuple[Any, Any]:
+    def _in_batches(self, operator: Differentiable, size: int, in_dims: tuple[Any, ...],
+                    *tensors: torch.Tensor) -> tuple[Any, Any]:
         if self.conf is not None:
             cores: list[int | None] = [None] * len(tensors)
         else:

@@ -144,7 +144,7 @@ def batched_by(operator: Callable[..., Any], size: int, in_dims: Sequence[int | 
         return _one_after_the_other(operator, size, in_dims, tensors, batched, keywords)
 
     def stack_ndim(n: int) -> int:
-        return tensors[n].dim() - (n in batched) - (cores[n] or 0)
+        return int(tensors[n].dim()) - (n in batched) - (cores[n] or 0)
 
     most = max(stack_ndim(n) for n, x in enumerate(tensors) if x is not None and cores[n] is not None)
     given = list(tensors)
@@ -275,7 +275,7 @@ def _eager_function(compute: Callable[..., Any], count: int, defaults: dict[str,
 def _function(call: Differentiable, count: int, names: tuple[str, ...], backward: Callable[..., Any],
               setup: Callable[..., None], rule: Callable[..., Any]) -> Any:
     """The autograd function of an operator of ``count`` arguments, and of the keywords ``names``, which come behind them."""
-    def told(args: tuple) -> dict[str, Any]:
+    def told(args: tuple[Any, ...]) -> dict[str, Any]:
         return dict(zip(names, args[count:]))
 
     class Recorded(torch.autograd.Function):
@@ -293,7 +293,7 @@ def _function(call: Differentiable, count: int, names: tuple[str, ...], backward
             return (*(found if isinstance(found, tuple) else (found,)), *(None for _ in names))
 
         @staticmethod
-        def vmap(info: Any, in_dims: tuple, *args: Any) -> Any:
+        def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
             return rule(info.batch_size, in_dims[:count], *args[:count], **told(args))
 
     return Recorded
@@ -374,7 +374,7 @@ def _allocate(a: torch.Tensor, b: torch.Tensor, *, a_form: str = PLAIN, b_form: 
     return a.new_empty(result_shape(a, b, a_form, b_form), dtype=result_dtype(a, b, dtype))
 
 
-def _keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, keyword_only_inputs: dict[str, Any],
+def _keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any],
           output: object) -> None:
     ctx.save_for_backward(*inputs)
     ctx.told = keyword_only_inputs
@@ -524,7 +524,7 @@ def _gradient(multiply: Any, operand: torch.Tensor, a: Any, b: Any) -> Any:
     return multiply(b.mT, a.mT).mT if lies_in_columns else multiply(a, b)
 
 
-def _in_batches(size: int, in_dims: tuple, a: torch.Tensor, b: torch.Tensor, **told: Any) -> tuple[Any, int]:
+def _in_batches(size: int, in_dims: tuple[Any, ...], a: torch.Tensor, b: torch.Tensor, **told: Any) -> tuple[Any, int]:
     cores = own_ndim(told.get("a_form")), own_ndim(told.get("b_form"))
     return batched_by(_OPERATOR, size, in_dims[:2], (a, b), cores, told)
 

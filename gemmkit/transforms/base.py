@@ -20,7 +20,7 @@ from gemmkit.lang.numba_hooks import atom, signature
 from gemmkit.lang.registers import call_function
 
 
-def takes_coordinates(function: Callable, what: str) -> bool:
+def takes_coordinates(function: Callable[..., Any], what: str) -> bool:
     """Whether a function is ``f(x, i, j)`` or ``f(x, i, j, batch)`` rather than ``f(x)``; raises TypeError for any other
     signature."""
     count = required(function)
@@ -30,7 +30,7 @@ def takes_coordinates(function: Callable, what: str) -> bool:
     return count != 1
 
 
-def check_of_elements(function: Callable, what: str) -> None:
+def check_of_elements(function: Callable[..., Any], what: str) -> None:
     """Raise TypeError for an epilogue that sees more than an element, or stores D: as a function of one it does nothing."""
     if getattr(function, "finishes_blocks", False) or getattr(function, "stores_itself", False):
         raise TypeError(f"{what}({function!r}): it is not a function of one element (it sees rows, neighbours or parts of "

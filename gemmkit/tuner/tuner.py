@@ -268,7 +268,7 @@ class _Search:
     def _compiled(self, listed: Sequence[_Ready], jobs: int | None, shown: Any) -> list[_Ready]:
         """Those whose kernels could be made, the default first. Half of the budget may be spent on it."""
         needs = {one.number: self._subject.kernels(one.compiled) for one in listed}
-        kernels: dict[tuple, tuple[KernelToCompile, list[_Ready]]] = {}
+        kernels: dict[tuple[Any, ...], tuple[KernelToCompile, list[_Ready]]] = {}
         for one in listed:
             for launchable in needs[one.number]:
                 kernels.setdefault(kernel_of(launchable), (KernelToCompile(launchable), []))[1].append(one)
