@@ -32,24 +32,24 @@ def gemmEx(transa: str | int, transb: str | int, alpha: Any, a: Any, b: Any, bet
     """``C := alpha op(A) op(B) + beta C``, in place; returns c.
 
     Args:
-        transa: "N" (as it is), "T" (transposed) or "C" (conjugate transposed, conjugated on the way in; for real and dual
-            numbers that is "T"), in capital or small letters; or cuBLAS's constants for these, 0, 1 and 2.
+        transa: "N" (as it is), "T" (transposed) or "C" (conjugate transposed; equal to "T" for real and dual numbers), in
+            capital or small letters; or cuBLAS's constants 0, 1 and 2.
         transb: the same for B.
-        alpha: a number (a complex one for a complex C, a whole one for an integer C, a real one otherwise), applied in the
-            accumulator's precision. For a C of an algebra's numbers also one of these: a tuple or array of its parts, a
+        alpha: a number (complex for a complex C, whole for an integer C, otherwise real), applied in the accumulator's
+            precision. If C has numbers of an algebra, also one of these: a tuple or array of its parts, or a
             `gemmkit.functions.Dual` of shape (); it multiplies from the left. A 0-d array in the GPU's memory stays there,
             and the kernel loads it when it runs, without synchronisation (cuBLAS's pointer mode "device"); a host array is
-            read at the call. With alpha = 0 (a number of the host's) A and B are not read; with an alpha in the GPU's memory
-            that is 0 then, what they hold does not count.
+            read at the call. If alpha is 0 on the host, the kernel does not read A and B; if it is 0 in the GPU's memory,
+            their contents have no effect.
         a: op(A) is (M, K): an array, or a matrix with structure (such as `gemmkit.layouts.DiagonalMatrix(x)`).
         b: op(B) is (K, N), as a.
         beta: a number, as alpha. With beta = 0, C is not read: it may hold NaN.
-        c: (M, N), any strides. The last two dimensions of each array are its matrices; dimensions before are a stack's,
-            whose products are one launch; ``trans`` turns each matrix. The stacks of a and b are broadcast as NumPy does,
-            and c, which is written, has that shape in full: (..., M, N).
-        operator: what multiplies; None chooses one by dtypes and sizes, whose sums hold what c holds: int8 into an int32 or
-            float32 c is exact. With an `operators.Algebra` arrays of more than two
-            dimensions have a last axis, the parts of its numbers, behind those of the matrices (unless they are complex).
+        c: (M, N), any strides. The last two dimensions of each array are its matrices; dimensions before are a stack,
+            computed in one launch; ``trans`` transposes each matrix. The stacks of a and b broadcast as in NumPy, and c has
+            the full shape: (..., M, N).
+        operator: an operator; None chooses one for the dtypes and sizes, with accumulators that hold what c holds: int8 into
+            an int32 or float32 c is exact. With an `operators.Algebra`, arrays of more than two dimensions have a last axis,
+            the parts of its numbers, after those of the matrices (unless they are complex).
         conf: a configuration for op(A), op(B) and c, whose epilogue gives way to alpha and beta.
         precision: "tf32" or "fast", as of `gemmkit.matmul`.
         stream: None is the current stream of a's library.

@@ -79,8 +79,9 @@ C = TypeVar("C")
 class Component(metaclass=ComponentClass):
     """Base class of every pluggable part; subclasses are frozen dataclasses.
 
-    ``device_methods`` names the methods that are device code by contract; those among them that are ``without_value`` store
-    something and return nothing. (Of a component of gemmkit's own that may be a field, too, in which a user's function is.)
+    ``device_methods`` names the methods that are device code by contract. Those that are also in ``without_value`` store
+    something and return nothing. (In a component of gemmkit's own, ``device_methods`` may name a field that holds a user's
+    function.)
     """
 
     device_methods: typing.ClassVar[tuple[str, ...]] = ("__call__",)

@@ -1,8 +1,8 @@
 """Shapes: dimensions and strides, both nested; tiles of them that need not be contiguous (Graphene, sections 3.1 to 3.3).
 
-A `Shape` leads from logical coordinates to an offset. A dimension is a whole number, or a tuple of them: a hierarchical
-dimension, of which the first number varies fastest, and which has a stride for each. However a dimension is laid out, it
-takes one coordinate. Figure 3c of the paper, where pairs of columns are neighbours and four rows lie in between:
+A `Shape` maps logical coordinates to an offset. A dimension is a whole number, or a tuple of them: a hierarchical dimension,
+whose first number varies fastest, with a stride for each number. A dimension takes one coordinate, however it is laid out.
+Figure 3c of the paper, in which pairs of columns are neighbours and four rows lie in between:
 
 >>> layout = Shape((4, (2, 4)), (2, (1, 8)))
 >>> layout
@@ -16,9 +16,9 @@ Tiles are shapes of shapes. Figure 4d: every other row, and pairs of columns fou
 >>> outer, inner
 ([(2,2):(1,8)], [(2,(2,2)):(2,(4,16))])
 
-A stride is a number, or a `Step`: a number for each dimension of what is indexed. With steps one algebra does for offsets in
-memory, coordinates of an array, numbers of threads, and the places of fragments. An extent may be None: it is known at run
-time. Coordinates may be run-time numbers too; all here that is given coordinates is device code as it stands
+A stride is a number, or a `Step`: a number for each dimension of the indexed object. With steps one algebra serves offsets
+in memory, coordinates of an array, numbers of threads, and the places of fragments. An extent may be None: it is known at
+run time. Coordinates may be run-time numbers too; every function here that takes coordinates is device code
 (`gemmkit.lang.static`).
 """
 
@@ -211,8 +211,8 @@ class Shape(Static):
     """Dimensions with their strides: ``Shape(dims, strides)``, in the paper's notation ``[dims:strides]``.
 
     ``dims`` is a number or a tuple, with a number or a (nested) tuple for each dimension; ``strides`` has the same form.
-    Without strides the shape is row-major: the last dimension varies fastest. Raises ShapeError where strides do not have
-    the form of the dimensions, or an extent is less than 1.
+    Without strides the shape is row-major: the last dimension varies fastest. Raises ShapeError if strides do not have the
+    form of the dimensions, or if an extent is less than 1.
 
     >>> Shape((16, 16))
     [(16,16):(16,1)]
@@ -334,7 +334,7 @@ class Shape(Static):
         """(outer, inner): the arrangement of the tiles, and of the elements in each (section 3.3).
 
         A tiler is a number (neighbours), a 1-D `shape` in logical coordinates (elements apart), or `ALL`. Both results have
-        the rank of what is tiled, and ``outer(*tile) + inner(*element)`` is the element's offset. Raises ShapeError where
+        the rank of the tiled shape, and ``outer(*tile) + inner(*element)`` is the element's offset. Raises ShapeError if
         tiles overlap or do not divide a dimension.
 
         >>> Shape((4, 8), (1, 4)).tile(2, 4)                          # Fig. 4b

@@ -79,9 +79,9 @@ class Extent:
 class Division:
     """How a tile divides into sub-tiles for ``count`` workers.
 
-    ``split`` is true when a worker's sub-tiles all lie at (position of its first) + (a compile-time offset), so that
-    base and offset can be told apart. That holds when the workers fill whole leading dimensions of the grid, the last
-    one evenly (mixed-radix addition without carries); otherwise the whole position is computed at run time.
+    ``split`` is true if all of a worker's sub-tiles lie at (position of its first) + (a compile-time offset), so that base
+    and offset can be separated. This holds if the workers fill whole leading dimensions of the grid, the last one evenly
+    (mixed-radix addition without carries). Otherwise the whole position is computed at run time.
     """
 
     def __init__(self, names: tuple[str, ...], extents: tuple[int, ...], tiling: tuple[int, ...], count: int,

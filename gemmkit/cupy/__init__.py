@@ -4,8 +4,8 @@
         d = a @ b                                # of CuPy's arrays
     print(using)
 
-CuPy is imported by `use`, and nowhere else in gemmkit. What is computed here, and what is left to CuPy, is decided in
-`gemmkit.cupy.using`, which needs neither CuPy nor a GPU.
+Only `use` imports CuPy. `gemmkit.cupy.using` decides which calls gemmkit computes and which it leaves to CuPy; it requires
+neither CuPy nor a GPU.
 """
 
 from gemmkit.cupy.using import Using, use

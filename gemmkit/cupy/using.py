@@ -251,8 +251,8 @@ _local = threading.local()
 class Using:
     """What became of the calls since `use`; a context manager, at whose end CuPy's functions are its own again.
 
-    ``calls`` counts those that gemmkit computed, by function; ``left`` those that CuPy did, by function and reason.
-    ``least`` is how many multiply-adds a product that gemmkit computes has at least.
+    ``calls`` counts the calls that gemmkit computed, by function; ``left`` counts those that CuPy computed, by function and
+    reason. gemmkit computes products of at least ``least`` multiply-adds.
     """
 
     def __init__(self, least: int) -> None:
@@ -283,17 +283,17 @@ class Using:
 def use(*, least: int = LEAST) -> Using:
     """Have gemmkit compute CuPy's products, in all threads of this process, where it can; CuPy computes the others.
 
-    ``cupy.matmul``, ``cupy.dot``, ``cupy.einsum``, ``cupy.tensordot``, ``cupy.cublas.gemm``, and the operator ``@`` and the
-    method ``dot`` of `cupy.ndarray`. Results have CuPy's shape, dtype and order in memory; sums are added up in another
-    order. Kernels are compiled at the first call of their kind, and kept on disk.
+    It replaces ``cupy.matmul``, ``cupy.dot``, ``cupy.einsum``, ``cupy.tensordot``, ``cupy.cublas.gemm``, and the operator
+    ``@`` and the method ``dot`` of `cupy.ndarray`. Results have CuPy's shape, dtype and order in memory; gemmkit adds in
+    another order. The first call of a kind compiles a kernel, which stays on disk.
 
         using = gemmkit.cupy.use()               # from here on, until using.stop()
         with gemmkit.cupy.use() as using:        # or within
             a @ b
 
     Args:
-        least: how many multiply-adds (M N K, times the products of a stack) a product has at least; CuPy computes those of
-            fewer, for which no kernel is to be compiled. 0 leaves none of them to CuPy.
+        least: the number of multiply-adds (M N K, times the products of a stack) from which gemmkit computes a product. CuPy
+            computes smaller ones, which are not worth compiling a kernel. 0 leaves none to CuPy.
 
     Returns:
         a `Using`, that counts calls. Calls of `use` nest: each has its own counts, the last one's ``least`` holds, and

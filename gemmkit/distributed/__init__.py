@@ -7,8 +7,8 @@
 
 A `DistributedMatrix` knows how it is shared out: ``gemmkit.matmul`` picks one of these for it, and `explain` says which.
 
-Processes are started by ``torchrun``. Imported on demand: PyTorch is needed. Tensors on the CPU are computed in the emulator
-(``with gemmkit.emulate():``), over gloo, so that programs of several ranks are tested without a GPU.
+``torchrun`` starts the processes. gemmkit imports this package on demand, because it requires PyTorch. The emulator computes
+tensors on the CPU (``with gemmkit.emulate():``), over gloo, so you can test programs of several ranks without a GPU.
 """
 
 from gemmkit.distributed.matmul import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter

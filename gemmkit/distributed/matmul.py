@@ -82,8 +82,8 @@ def all_gather_matmul(a_shard: torch.Tensor, b: torch.Tensor, c: torch.Tensor | 
         lengths: M_r of every rank; None: all are as long as this one. (No rank asks the others.)
         conf, components: as of `gemmkit.matmul`. They see the rank's own product: all rows, its own columns.
         return_a: return the gathered A, too.
-        way: "symmetric" pushes the shards by copy engines while the kernel computes the rows that are there; "plain" gathers
-            and then multiplies. None takes the first where the ranks' GPUs reach each other's memory.
+        way: "symmetric" lets copy engines push the shards while the kernel computes the rows that have arrived; "plain"
+            gathers and then multiplies. None takes the first if the ranks' GPUs can access each other's memory.
 
     Returns:
         D, (M, N); with ``return_a`` the pair (D, A). The bits are those of `gemmkit.matmul` of the gathered A.
@@ -180,13 +180,13 @@ def matmul_reduce_scatter(a: torch.Tensor, b_shard: torch.Tensor, c: torch.Tenso
         conf: a configuration of the partial products, without C, transforms of D and an epilogue: give these beside it.
         combine: an associative function of two partial sums, ``min`` or ``max``; None: the operator's own
             (`Operator.merge`: min for min-plus).
-        reduce_dtype: in which dtype partial sums travel, ``torch.float32`` say; None: in D's, but integers in the
-            accumulator's, which is that of the product of one GPU. They are added up in the accumulator's dtype, from rank 0
-            to the last: the same bits in every call.
+        reduce_dtype: the dtype in which partial sums travel, for example ``torch.float32``. None takes D's dtype, and the
+            accumulator's for integers. The ranks add them in the accumulator's dtype, from rank 0 to the last: the same bits
+            in every call.
         way: as of `all_gather_matmul`; "symmetric" computes the peers' rows first, which copy engines push while the rest is
             computed.
-        components: as of `gemmkit.matmul`. Those of A and B see the rank's own operands, whose k begins at 0; those of the
-            sums (C, D, epilogue) see the rank's own rows of D.
+        components: as for `gemmkit.matmul`. Components of A and B see the rank's own operands, whose k begins at 0.
+            Components of the sums (C, D, epilogue) see the rank's own rows of D.
 
     Returns:
         D's rows, (M_r, N).
@@ -254,11 +254,11 @@ def matmul_all_reduce(a: torch.Tensor, b_shard: torch.Tensor, c: torch.Tensor | 
                       group: dist.ProcessGroup | None = None, out: torch.Tensor | None = None, conf: Config | None = None,
                       combine: Any = None, reduce_dtype: torch.dtype | None = None, way: str | None = None,
                       **components: object) -> Any:
-    """D = C + the sum over all ranks of A B on every rank, where each rank has some of K: `matmul_reduce_scatter`, but that
-    every rank has all rows of D.
+    """Compute D = C + the sum over all ranks of A B, on every rank; each rank has a part of K. It is
+    `matmul_reduce_scatter`, except that every rank has all rows of D.
 
-    Made for few rows (decoding): all partial sums go to all ranks in one step, and each rank merges them in the order of
-    ranks, so that all have the same bits. It needs memory for every rank's partial sums, M x N each.
+    Use it for few rows (decoding): all partial sums go to all ranks in one step, and each rank merges them in the order of
+    ranks, so all have the same bits. It needs memory for every rank's partial sums, M x N each.
 
     >>> import torch, torch.distributed as dist, gemmkit
     >>> from gemmkit.distributed import matmul_all_reduce

@@ -39,7 +39,7 @@ _OF_K = "condition", "observe_a", "global_a_layout", "global_b_layout"
 
 def ring_matmul(a: Any, b_shard: Any, c: Any = None, *, group: object = None, lengths: Any = None, out: Any = None,
                 **components: Any) -> Any:
-    """This rank's rows of D = A B + C, where each rank has some rows of A and some of K's rows of B.
+    """Compute this rank's rows of D = A B + C; each rank has some rows of A and some of B's K rows.
 
     Args:
         a: (M_r, K), this rank's rows of A; M_r may differ between ranks.
@@ -47,8 +47,8 @@ def ring_matmul(a: Any, b_shard: Any, c: Any = None, *, group: object = None, le
         c, out: (M_r, N), this rank's, as of `gemmkit.matmul`.
         group: a process group; None is the default one.
         lengths: K_r of every rank; None: all are as long as this one.
-        components: as of `gemmkit.matmul`. Transforms of D and the epilogue act on the whole sums, in the last turn.
-            Transforms of A and B see no coordinates (a turn's k begins at 0).
+        components: as for `gemmkit.matmul`. Transforms of D and the epilogue act on the whole sums, in the last turn.
+            Transforms of A and B see no coordinates, because a turn's k begins at 0.
 
     Returns:
         D's rows, (M_r, N). They are added up in the accumulator's dtype from this rank's shard of K on, round to the one
@@ -129,8 +129,8 @@ class DistributedMatrix(Matrix):
         over: a one-dimensional ``DeviceMesh``, a process group, or None for the default group.
         lengths: how many rows or columns each rank has; None: all as many as this one.
 
-    ``gemmkit.matmul(a, b)`` takes one for A, for B or for both; a plain tensor beside it is there on all ranks. D is a
-    `DistributedMatrix` (`explain` says which call computes it, and how D is shared out).
+    ``gemmkit.matmul(a, b)`` takes one for A, for B or for both; a plain tensor with it is the same on all ranks. D is a
+    `DistributedMatrix` (`explain` says which call computes it, and how D is shared).
 
     >>> import torch, torch.distributed as dist, gemmkit
     >>> from gemmkit.distributed import DistributedMatrix

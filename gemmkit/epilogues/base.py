@@ -248,8 +248,8 @@ class StoreEpilogue(Component):
 
 @dataclass(frozen=True)
 class Epilogue(ElementEpilogue, CrossLaneEpilogue, StoreEpilogue):
-    """Base class of epilogues. A kernel asks each in three roles: what it makes of an element, what of values that several
-    threads hold, and how it stores D. By default an epilogue passes elements on, and kernels store tiles as they do for all.
+    """Base class of epilogues. A kernel uses each in three roles: to finish an element, to combine values of several
+    threads, and to store D. By default an epilogue passes elements on, and kernels store tiles in their usual way.
 
     >>> from gemmkit import Scalar
     >>> @dataclass(frozen=True)
@@ -321,8 +321,8 @@ class Default(Epilogue):
 class ComposedEpilogue(Epilogue):
     """``first``, then ``second``: what ``first | second`` makes. Either may be composed itself.
 
-    Values stay in registers between the two, in the type that ``first`` gives. Raises TypeError for an epilogue that
-    stores D in its own way: it can be alone only.
+    Values stay in registers between the two, in the type that ``first`` returns. Raises TypeError for an epilogue that
+    stores D itself, because it cannot be composed.
 
     >>> from gemmkit.epilogues import Clamp, Scale
     >>> (Scale(2.0) | Clamp(0.0, 5.0))(4.0, 0, 0)

@@ -228,8 +228,8 @@ class WeakScalar(Component):
 
 @dataclass(frozen=True)
 class Scale(Epilogue):
-    """Multiplies by a run-time number, or by a vector: every column by its own element (``along="N"``: by[n]), or every
-    row (``"M"``: by[m]). A 0-d array is a number in the GPU's memory, which the kernel loads when it runs.
+    """Multiply by a run-time number, or by a vector: each column by its own element (``along="N"``: by[n]), or each row
+    (``"M"``: by[m]). A 0-d array is a number in the GPU's memory, which the kernel loads when it runs.
 
     >>> import numpy as np
     >>> Scale(2.0)(1.5, 0, 0), float(Scale(np.array([1.0, 10.0]), along="M")(1.5, 1, 0))
@@ -368,8 +368,8 @@ class Store(_WithArray):
 class Bias(Epilogue):
     """Adds a vector to every row of D (``along="N"``: bias[n], N elements) or to every column (``"M"``: bias[m]).
 
-    Of a stack of products each may have its own, in an array with the stack's dimensions before the vector's (broadcast as
-    NumPy does). The vector may have any dtype; the sum is taken in NumPy's common type of it and the accumulator.
+    Each product of a stack may have its own vector: the array then has the stack's dimensions before the vector's (broadcast
+    as in NumPy). The vector may have any dtype; the sum has NumPy's common type of the vector and the accumulator.
 
     >>> import numpy as np
     >>> float(Bias(np.array([1.0, 2.0]))(0.5, 0, 1))
@@ -404,13 +404,13 @@ class Bias(Epilogue):
 class LinearCombination(Epilogue):
     """``alpha * x + beta * C``, with run-time alpha and beta; C is not read when beta is 0 (BLAS's rule).
 
-    C may be the same array as D: every element is read and written by one thread. ``layout`` is C's, and its dtype is the
-    result's. The arithmetic is the accumulator's, or float32's. Of an integer C, alpha and beta are integers, and sums that
-    it cannot hold are refused (ConfigError). Of a stack of products each may have its own C, in an array with the stack's
-    dimensions before a matrix's (broadcast as NumPy does); alpha and beta are those of all.
+    C may be the same array as D, because one thread reads and writes each element. ``layout`` is C's, and its dtype is the
+    result's. The arithmetic is in the accumulator's type, or float32. If C is an integer array, alpha and beta are integers,
+    and sums that it cannot hold are refused (ConfigError). Each product of a stack may have its own C, in an array with the
+    stack's dimensions before a matrix's (broadcast as in NumPy); alpha and beta are the same for all.
 
-    alpha and beta may be 0-d arrays in the GPU's memory, which the kernel loads, and of an algebra's C numbers of its parts,
-    as a tuple or an array (`gemmkit.epilogues.elementwise`). Such a number multiplies from the left.
+    alpha and beta may be 0-d arrays in the GPU's memory, which the kernel loads. If C has numbers of an algebra, they may be
+    such numbers, as a tuple or an array of parts (`gemmkit.epilogues.elementwise`), and multiply from the left.
     """
 
     alpha: Scalar
@@ -680,9 +680,9 @@ class CausalMask(Epilogue):
 class Saturate(Epilogue):
     """Converts to ``dtype``, clamped to what it holds: the end of a quantised product.
 
-    Floats become the nearest integers, ties to even; what is too large or too small, infinities included, becomes the
-    largest or smallest number of the dtype (of a float: the largest finite one), and NaN becomes 0 (of a float: stays NaN).
-    Raises TypeError for a dtype that is no integer and no float, or that device code does not have.
+    Floats become the nearest integers, ties to even. A value that is too large or too small, infinities included, becomes
+    the largest or smallest number of the dtype (for a float dtype: the largest finite one). NaN becomes 0 (for a float dtype
+    it stays NaN). Raises TypeError for a dtype that is no integer and no float, or that device code does not have.
 
     >>> from gemmkit.epilogues import Scale
     >>> int8 = Scale(0.5) | Saturate("int8")

@@ -250,12 +250,13 @@ def finished_value(x: Numeric, n: int, epilogue: Any, group: Lanes, factors: Ele
 class Softmax(Normalise):
     """exp(x - largest) over its sum, of each row of D: the last epilogue of a chain.
 
-    ``Scale(0.125) | Causal() | Softmax()`` is that of masked scores: a masked value is 0. Of a stack rows are those of each
-    product. A row of -inf alone, or with a NaN or inf, is NaN, as in NumPy. D is of float16, bfloat16, float32 or float64.
-    Results of 16 bits are computed in float32, and are within two units in the last place.
+    ``Scale(0.125) | Causal() | Softmax()`` computes the softmax of masked scores: a masked value is 0. In a stack the rows
+    are those of each product. A row of -inf alone, or with a NaN or inf, is NaN, as in NumPy. D is float16, bfloat16,
+    float32 or float64. 16-bit results are computed in float32, and are within two units in the last place.
 
-    Where a tile of D has all columns, or the tiles of a cluster (Hopper), rows are finished in registers; else in a second
-    pass over D, by a kernel behind the product (`Plan.row_passes` says which). Results have the same bits every time.
+    If one tile of D has all columns, or the tiles of a cluster (Hopper) have them, the kernel finishes rows in registers.
+    Otherwise a second kernel finishes them in a second pass over D (`Plan.row_passes` says which). Results have the same
+    bits every time.
 
     Raises TypeError for an epilogue behind it, ValueError for another axis, ConfigError for a D of other numbers and for
     two passes over a D that is not plain.
@@ -391,8 +392,8 @@ class RMSNorm(Norm):
 class LayerNorm(Norm):
     """(x - mean) / sqrt(variance + eps) of each row of D, times ``gain[n]`` plus ``bias[n]``: the last epilogue of a chain.
 
-    The variance is summed about the means of the parts, so nothing cancels. Of a stack all products have one gain and one
-    bias. All else is as with `RMSNorm` and `Softmax`.
+    The kernel sums the variance about the means of the parts, so nothing cancels. All products of a stack share one gain and
+    one bias. Everything else is as with `RMSNorm` and `Softmax`.
 
     >>> import numpy as np, gemmkit as gk
     >>> with gk.emulate():

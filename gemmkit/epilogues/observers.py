@@ -3,8 +3,8 @@
     sums = cupy.empty(M, cupy.float32)
     gemmkit.matmul(a, b, observe_a=gemmkit.epilogues.observers.OperandRowSum(sums))
 
-Threads look at A's tiles where they are in shared memory for the product (`gemmkit.kernels.collectives.lanes`). For
-columns of B observe A of the transposed product: ``matmul(b.T, a.T, observe_a=OperandRowSum(sums), out=d.T)``.
+Threads read A's tiles in shared memory, where the product needs them (`gemmkit.kernels.collectives.lanes`). To reduce
+columns of B, observe A of the transposed product: ``matmul(b.T, a.T, observe_a=OperandRowSum(sums), out=d.T)``.
 """
 
 from __future__ import annotations

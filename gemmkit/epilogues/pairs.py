@@ -36,9 +36,10 @@ LINE = Tile(M=1, N=OCTET)              # of each part, and of D
 class Fold(Epilogue):
     """D's element (m, n) is ``f`` of the parts' at (m, n): ``f(gate, up)``, or with the coordinates ``f(gate, up, m, n)``.
 
-    B is a `gemmkit.layouts.InterleavedColumns` of as many parts as ``f`` takes: D = f(A W, A V, ...), of the parts' shape.
-    ``f`` gets the sums in the accumulator's type; arrays and NumPy scalars that it captured are kernel arguments. What
-    follows, ``Fold(f) | Residual(x)``, acts on the folded values at coordinates of D; nothing can stand before it.
+    B is a `gemmkit.layouts.InterleavedColumns` of as many parts as ``f`` takes: D = f(A W, A V, ...), in the parts' shape.
+    ``f`` receives the sums in the accumulator's type; arrays and NumPy scalars that it captured are kernel arguments. An
+    epilogue that follows, ``Fold(f) | Residual(x)``, acts on the folded values at coordinates of D. No epilogue can precede
+    a fold.
 
     Raises TypeError for an ``f`` that is no function of 2 to 6 arguments, ConfigError where B is no braid of as many parts.
 
@@ -194,11 +195,11 @@ def finish_pair(pair: tuple[Any, ...], i: int, epilogue: Any, group: Lanes, at: 
 
 @dataclass(frozen=True)
 class Pairs(Pairwise):
-    """D's elements (m, n) and (m, n + 1), for each even n, are ``f`` of both: ``f(x, y)``, or ``f(x, y, m, n)`` with the
-    coordinates of the first, gives a tuple of two.
+    """For each even n, ``f`` computes D's elements (m, n) and (m, n + 1) from both: ``f(x, y)``, or ``f(x, y, m, n)`` with
+    the coordinates of the first, returns a tuple of two.
 
-    It stands anywhere in a chain, and gets values as they are there. Arrays and NumPy scalars that f captured are arguments
-    of the kernel. Works in every kernel, with stacks and folds (of a fold neighbours are those of D).
+    It may stand anywhere in a chain, and receives the values at its place. Arrays and NumPy scalars that f captured are
+    arguments of the kernel. It works in every kernel, with stacks and folds (after a fold, neighbours are those of D).
 
     Raises TypeError for an f that is no function of 2 or 4 arguments, ValueError where D has an odd number of columns.
 
@@ -231,8 +232,8 @@ class Rotary(Pairwise):
     row: x cos - y sin, x sin + y cos.
 
     Args:
-        cos, sin: arrays (M, H / 2) of cos and sin of the angles of each row, H the size of a head. Columns of D are those of
-            the heads side by side: a multiple of H. Of a stack all products have the same.
+        cos, sin: arrays (M, H / 2) of cos and sin of the angles of each row; H is the size of a head. D's columns are the
+            heads side by side: a multiple of H. All products of a stack share the arrays.
 
     Pairs are neighbours, as in the paper. (Models whose pairs are (i, i + H / 2) have the columns of their weights in
     another order: a permutation of these makes neighbours of them.)
@@ -285,8 +286,8 @@ class Pack(Pairwise):
         f: ``f(x, y)``, or ``f(x, y, m, n)`` with the coordinates of the first in the product, gives a number of ``dtype``.
         dtype: D's, where no out is given.
 
-    It is the last epilogue of a chain, which acts on the product's columns. D is plain; from Hopper's fragments it leaves
-    element by element, in the other kernels in vectors.
+    It must be the last epilogue of a chain, and acts on the product's columns. D is plain. Hopper's kernel stores it element
+    by element, the other kernels in vectors.
 
     Raises TypeError for an epilogue behind it and for an f that is no function of 2 or 4 arguments, ValueError for an odd
     number of columns, ConfigError where D is not plain, or behind a fold (whose own function can pack).

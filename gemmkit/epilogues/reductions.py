@@ -53,13 +53,13 @@ class Combine(Component):
     Args:
         combine: device code; associative and commutative, for values meet in the order of the kernel's threads (which is
             the same every time).
-        identity: what changes nothing, a number or a tuple of a state's parts: what an empty row gives. Where states are
-            whole numbers, infinity is their type's largest and -infinity its smallest.
+        identity: the neutral state, a number or a tuple of a state's parts; an empty row gives it. If states are whole
+            numbers, infinity is their type's largest and -infinity its smallest.
         of: the state of one value, ``of(x)`` or ``of(x, m, n)``; by default x itself.
         result: what is stored of the last state, ``result(state)``; by default the state itself.
-        dtype: of a state. Of several parts, a structured dtype of up to 4 numbers of one size,
-            ``[("largest", "f4"), ("place", "i4")]``: states are then read by number or name, ``a[0]`` or ``a.largest``, and
-            made as tuples. By default the accumulator's type or that of ``out``, the wider of them.
+        dtype: the dtype of a state. A state of several parts has a structured dtype of up to 4 numbers of one size,
+            ``[("largest", "f4"), ("place", "i4")]``: read its parts by number or name, ``a[0]`` or ``a.largest``, and make
+            it as a tuple. Default: the wider of the accumulator's type and that of ``out``.
 
     Raises TypeError for what is no function of as many arguments, ValueError for a dtype or an identity of other parts.
 
@@ -453,10 +453,11 @@ class RowReduce(Reduce):
         out: M elements, written; of a stack of products with the stack's dimensions before.
         op: "sum", "sumsq" (of squares), "max", "min", "argmax", "logsumexp", or a `Combine` of your own.
 
-    Values are those at its place in the chain, before they are converted to D's type: ``ReLU() | RowReduce(sums, "sum") |
-    Scale(2.0)`` sums what the ReLU gives. They are combined in the accumulator's type (float32 of narrower ones) or that of
-    ``out``, the wider of the two, in an order that depends on the kernel's tiles alone. NaN in a row makes its sum, max, min
-    and logsumexp NaN, and is its argmax; an empty row gives 0, -inf, inf, and raises ValueError for argmax.
+    It reads the values at its place in the chain, before they are converted to D's type:
+    ``ReLU() | RowReduce(sums, "sum") | Scale(2.0)`` sums the ReLU's results. It combines them in the wider of the
+    accumulator's type (at least float32) and that of ``out``, in an order that depends only on the kernel's tiles. A NaN in
+    a row makes its sum, max, min and logsumexp NaN, and is its argmax. An empty row gives 0, -inf or inf, and raises
+    ValueError for argmax.
 
     >>> import numpy as np, gemmkit as gk
     >>> a, squares = np.float32([[1, 2], [3, 4]]), np.empty(2, np.float32)

@@ -487,9 +487,9 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
 
     Args:
         q: (batch, heads, queries, head size), float16 or bfloat16; head sizes 32, 64, 96, 128, 192 and 256.
-        k: (batch, heads, keys, head size), of q's dtype. Its heads divide q's: head h of q goes with head
-            h // (q's heads / k's). A batch of 1 is for all. Strides are any that TMA can follow: the head size contiguous,
-            other strides positive multiples of 16 bytes, or 0 (broadcast) along heads and batch.
+        k: (batch, heads, keys, head size), of q's dtype. Its heads divide q's: head h of q uses head h // (q's heads / k's).
+            A batch of 1 serves all. TMA must be able to load the strides: the head size is contiguous, and other strides are
+            positive multiples of 16 bytes, or 0 (broadcast) along heads and batch.
         v: (batch, heads, keys, head size), of k's shape and dtype; strides as k's.
         mask: a `gemmkit.masks.Mask`, such as ``Causal()``, ``Window(1024)``, ``Documents(...)`` or your own;
             None hides nothing.
@@ -497,9 +497,9 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
             and its key, or a `gemmkit.masks.Score`; None leaves scores as they are.
         scale: the factor of q k^T; None for one over the root of the head size. A run-time number.
         layout: "bhnd", or "bnhd" for (batch, rows, heads, head size), of q, k, v and the result.
-        lengths: ``(q_offsets, k_offsets)``, lists or NumPy arrays, for sequences packed one behind the other: sequence i has
-            rows ``offsets[i]`` to ``offsets[i + 1]``. Arrays have no batch axis then, places are counted in each sequence,
-            and a score's and mask's batch is the sequence.
+        lengths: ``(q_offsets, k_offsets)``, lists or NumPy arrays, for packed sequences: sequence i has rows ``offsets[i]``
+            to ``offsets[i + 1]``. The arrays then have no batch axis, places count from each sequence's start, and the batch
+            that a score and a mask receive is the sequence.
         out: an array of q's shape and dtype, of any strides, to write; None makes one.
         return_lse: whether to return the logarithms of the sums of exponentials, too: float32, (batch, heads, queries), or
             (heads, queries) with lengths.
@@ -511,8 +511,8 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
     Raises:
         TypeError: q, k, v or out is no array, of another dtype, or on the host outside of `gemmkit.emulate`; mask or score
             is none.
-        ValueError: shapes do not go together, heads do not divide, strides cannot be loaded, out overlaps what is read, a
-            tensor requires a gradient, offsets fall, scale is not finite or above 2.36e38.
+        ValueError: shapes do not fit each other, heads do not divide, TMA cannot load the strides, out overlaps an operand,
+            a tensor requires a gradient, offsets decrease, or scale is not finite or above 2.36e38.
         ConfigError: another head size; a GPU of a compute capability below 8.0.
         ComponentError: code of the mask or the score cannot be compiled.
 

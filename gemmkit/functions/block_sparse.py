@@ -82,13 +82,13 @@ class LongestFirst(Order):
 class BlockSparse(Matrix):
     """A matrix of blocks of ``block`` = (rows, columns), where ``mask[i, j]`` says whether block (i, j) has elements.
 
-    As A or B of `gemmkit.matmul`, `gemmkit.plan` and `gemmkit.blas.gemmEx`. Empty blocks are neither loaded nor multiplied:
-    they add nothing to any sum, whatever memory holds there (NaN, too) and whatever a transform would make of it. Of an
-    operator that is no sum of products, they are left out of its reduction.
+    For A or B of `gemmkit.matmul`, `gemmkit.plan` and `gemmkit.blas.gemmEx`. The kernel neither loads nor multiplies empty
+    blocks: they add nothing to any sum, whatever memory holds there (NaN, too) and whatever a transform would make of it. An
+    operator that is no sum of products leaves them out of its reduction.
 
-    ``array`` is (R, C) of any strides. ``mask`` is of bool, ceil(R / rows) x ceil(C / columns), on the array's device. The
-    kernel reads it in each call, so that it may change between two. The kernel's tiles must divide the blocks, so that a
-    tile lies in one of them.
+    ``array`` is (R, C) of any strides. ``mask`` is a bool array, ceil(R / rows) x ceil(C / columns), on the array's device.
+    The kernel reads it in each call, so it may change between two calls. The kernel's tiles must divide the blocks, so that
+    a tile lies in one block.
 
     Raises TypeError for what is no array and for blocks that are no whole numbers; ValueError for an array or a mask that is
     no matrix, for blocks of no elements, and for a mask of another dtype or shape. `matmul` raises TypeError for a
@@ -135,9 +135,10 @@ class BlockSparse(Matrix):
     def longest_first(self, name: str, conf: Config) -> Config:
         """``conf`` with an order of tiles in which those with the most blocks come first, where this is operand ``name``.
 
-        Blocks of the kernel take one tile after the other, so that those with long tiles would end late; the longest first,
-        all have about as much. The array's library counts and sorts the mask, here and once, on its current stream; nothing
-        waits for it. The order decides nothing but the time: after the mask has changed it is right still, and may be slow.
+        Thread blocks take one tile after the other, so a long tile at the end would run alone; with the longest tiles first,
+        all blocks end at about the same time. The array's library counts and sorts the mask once, in this call, on its
+        current stream; the host does not wait. The order changes only the time: if the mask changes later, the result is
+        right and may be slow.
 
         Raises ConfigError where the tiles of ``conf`` do not divide the blocks, ValueError for another ``name``.
 

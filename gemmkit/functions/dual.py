@@ -28,8 +28,8 @@ from gemmkit.runtime.arrays import describe, empty_like
 class Dual(Matrix):
     """An array of dual numbers.
 
-    ``parts`` is a real array of shape (..., 1 + p) of any library: values, then p tangents, in a last axis. It is used as it
-    is, not copied. ``value`` is of shape (...), ``tangents`` of shape (..., p); both are views.
+    ``parts`` is a real array of shape (..., 1 + p) of any library: values, then p tangents, in a last axis. Dual uses it
+    without a copy. ``value`` has shape (...), ``tangents`` shape (..., p); both are views.
 
     Raises ValueError for an array without a last axis of 2 or more, TypeError for one that is not of floats.
     """

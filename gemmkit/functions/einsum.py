@@ -311,15 +311,15 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
     """Sum of products of tensors' elements, as `numpy.einsum` has it.
 
     Args:
-        spec: the indices of each operand and, after ``->``, of the result: ``"abj,jk->bak"``. Without ``->`` the result
-            has the indices that occur once, in alphabetical order. An index is one letter. An ellipsis stands for
-            dimensions without a name (``"...ij,jk->...k"``), and an index that an operand repeats for its diagonal
-            (``"ii"`` is a trace). Where an index is 1 in one operand and more in another, it is broadcast.
-        operands: arrays of any strides, of one library. Of two, one or both may be a matrix with structure
-            (`gemmkit.layouts.TriangularMatrix` and the like), of whose indices one is summed over and one is the result's.
-            Three and more are contracted two at a time along `opt_einsum`'s path, intermediates in the result's dtype. Of a
-            single one the result is a view of it where nothing is summed over and there is no ``out``, as NumPy has it,
-            else the product with a generated vector of ones.
+        spec: the indices of each operand and, after ``->``, of the result: ``"abj,jk->bak"``. Without ``->`` the result has
+            the indices that occur once, in alphabetical order. An index is one letter. An ellipsis stands for dimensions
+            without a name (``"...ij,jk->...k"``). An operand that repeats an index contributes its diagonal (``"ii"`` is a
+            trace). An index of extent 1 in one operand is broadcast.
+        operands: arrays of any strides, of one library. If there are two, one or both may be a matrix with structure (such
+            as `gemmkit.layouts.TriangularMatrix`): one of its indices is summed over, and one is the result's. Three and
+            more are contracted two at a time along `opt_einsum`'s path, with intermediates in the result's dtype. The result
+            of one operand is a view if nothing is summed over and there is no ``out``, as in NumPy; otherwise a product with
+            a generated vector of ones.
         out: where the result goes (any strides); None allocates it in C order, of ``dtype``, or of NumPy's result type.
         operator: what multiplies and sums; None chooses one by dtypes and sizes.
         epilogue: an element-wise function of the result. Its coordinates are the row and column of the matrix product,
@@ -333,9 +333,9 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
         out.
 
     Raises:
-        ValueError: a spec that does not fit the operands: it asks for an index that no operand has, or for one twice, counts
-            operands or dimensions otherwise; sizes of one index that differ; a matrix with structure that is no matrix of
-            the product; an ``operator`` for one operand, which has no one of its own.
+        ValueError: the spec asks for an index that no operand has, or for one twice, or has another number of operands or
+            dimensions; sizes of one index differ; a matrix with structure is no matrix of the product; one operand
+            has an ``operator``, which names no neutral factor.
         TypeError, ConfigError, ComponentError: as `gemmkit.matmul`.
 
     >>> import gemmkit, numpy as np

@@ -129,7 +129,7 @@ def lstm_cell(x: Any, h: Any, c: Any, w: Any, u: Any, b: Any = None, *, activati
     ``i, f, g, o = x w + h u + b``, side by side; ``c' = sigmoid(f) c + sigmoid(i) tanh(g)``; ``h' = sigmoid(o) tanh(c')``
     (Hochreiter and Schmidhuber, 1997; Gers et al., 2000), in one launch. Nothing but h' and c' is written.
 
-    With ``c=None`` it is the simplified cell of one gate, ``h' = activation(x w + h u + b)``, which is returned alone
+    With ``c=None`` it computes the simplified cell of one gate, ``h' = activation(x w + h u + b)``, and returns h' alone
     (Bhaskaracharya et al., *Automatic Kernel Generation for Volta Tensor Cores*, 2020).
 
     Args:
@@ -152,8 +152,8 @@ def lstm_cell(x: Any, h: Any, c: Any, w: Any, u: Any, b: Any = None, *, activati
         (out, state); of the simplified cell out.
 
     Raises:
-        ValueError: shapes that do not fit each other; state or out shares memory with an operand. TypeError: an activation
-            or a state for the cell that has none; else what `gemmkit.matmul` raises.
+        ValueError: shapes do not fit each other; state or out shares memory with an operand. TypeError: an activation for
+            the full cell, or a state for the cell of one gate; otherwise what `gemmkit.matmul` raises.
 
     >>> import numpy as np, gemmkit as gk
     >>> x, h, c = np.float32([[1]]), np.float32([[0]]), np.float32([[2]])

@@ -265,9 +265,9 @@ _TABLES = 256                          # of a plan, that are kept on the host
 class GroupPlan:
     """A group of products of arrays of certain kinds: ``run(a_list, b_list, c_list, out=out)``.
 
-    Other arrays of the same shapes, strides, dtypes, device and at least that alignment are accepted. Their addresses are
-    put into a table in device memory by an asynchronous copy in front of the launch, unless the stream's last group was of
-    the same plan and arrays. While a stream is captured the copy is made at once, beside the graph, and kept for it
+    It accepts other arrays of the same shapes, strides, dtypes and device and at least the same alignment. An asynchronous
+    copy before the launch puts their addresses into a table in device memory, unless the stream's last group had the same
+    plan and arrays. While a stream is captured, the copy happens at once, outside the graph, and stays for it
     (`gemmkit.runtime.launch`).
     """
 
@@ -394,17 +394,17 @@ def grouped(a_list: Arrays, b_list: Arrays, c_list: Arrays | None = None, out: A
 
     Args:
         a_list: a list of matrices (M, K), whose sizes differ from product to product and may be 0. All of them have one
-            dtype and one order (row- or column-major; any strides), because one kernel computes all products. Pieces of one
-            array are given as a list of views, ``[x[o:p] for o, p in pairwise(offsets)]``.
+            dtype and one order (row- or column-major; any strides), because one kernel computes all products. Pass pieces of
+            one array as a list of views, ``[x[o:p] for o, p in pairwise(offsets)]``.
         b_list: a list of as many matrices (K, N).
         c_list: a list of as many matrices (M, N), or None.
         out: a list of arrays to write, or None for new ones. They may share memory with nothing else in the group, but each
         may be its product's c.
         conf: a configuration of `gemmkit.get_config` with kernel="multistage" or "singlestage"; None chooses one.
         stream: where to launch; None is the current stream of the arrays' library.
-        keywords: those of `gemmkit.matmul` but ``gemm_shape`` and ``observe_a``, the same for all products. A function may
-            ask which product it is for (``batch``, its place in the lists). With keywords a plan is made in each call:
-            keep one (`plan_grouped`) if that matters.
+        keywords: those of `gemmkit.matmul` except ``gemm_shape`` and ``observe_a``, the same for all products. A function
+            may ask which product it computes (``batch``, its place in the lists). With keywords each call makes a plan: keep
+            one (`plan_grouped`) if the time matters.
 
     Returns:
         The results, as a list. No matrix is copied or cast, and nothing is synchronised; a table of addresses is copied to

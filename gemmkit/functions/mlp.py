@@ -543,8 +543,8 @@ def mlp(x: Any, weights: Any, biases: Any = None, activation: Any = relu, *, las
         stream: Any = None) -> Any:
     """last(...activation(activation(x W1 + b1) W2 + b2)... WL + bL): a multi-layer perceptron in one launch. Forward only.
 
-    Sums are float32, and biases are added to them in float32. Between layers activations are rounded to x's dtype, as
-    separate products round what they store; they never leave the registers.
+    Accumulators are float32, and the kernel adds biases in float32. Between layers it rounds activations to x's dtype, as
+    separate products round what they store; activations never leave the registers.
 
     Args:
         x: (..., K), float16 or bfloat16; leading axes must be one (strides that collapse).
@@ -555,16 +555,16 @@ def mlp(x: Any, weights: Any, biases: Any = None, activation: Any = relu, *, las
         activation: a function of one number (device code), of all layers but the last;
         `gemmkit.epilogues.activations.relu` where
             none is given.
-        last: the same of the last layer; None leaves its sums as they are, as a torch.nn.Sequential does that ends in a
-            Linear. Give ``last=activation`` for activations after every layer.
+        last: the activation of the last layer; None leaves its values as they are, as a torch.nn.Sequential does that ends
+            in a Linear. ``last=activation`` applies the activation after every layer.
         out: an array (..., N) of x's dtype to write; None makes one.
         stream: the stream to launch on; None for the library's current one.
 
     Returns: ``out``, or a new array like x.
 
-    On Hopper TMA loads x, weights and biases: addresses and strides are multiples of 16 bytes. What is not, and other GPUs
-    from compute capability 8.0 on, go another way (mma.sync), which takes even strides and numbers of columns at addresses
-    that are multiples of 4 bytes.
+    On Hopper TMA loads x, weights and biases: addresses and strides are multiples of 16 bytes. Other arrays, and other GPUs
+    from compute capability 8.0 on, take a kernel on mma.sync, which requires even strides and numbers of columns, and
+    addresses that are multiples of 4 bytes.
 
     Raises:
         TypeError: an argument is no array, of another dtype, or on the host outside of `gemmkit.emulate`; activation or last

@@ -427,8 +427,8 @@ def softmax(x: Any, *, scale: float = 1.0, out: Any = None, stream: Any = None) 
 
     Raises:
         TypeError: x or out is no array of these dtypes, or on the host outside of `gemmkit.emulate`.
-        ValueError: shapes differ, leading axes do not collapse, out shares memory with x without being it, or scale is
-            no finite number of float32 (of float64, where x is of float64).
+        ValueError: shapes differ, leading axes do not collapse, out shares memory with x without being x, or scale is no
+            finite float32 (float64 if x is float64).
 
     >>> import numpy as np, gemmkit
     >>> with gemmkit.emulate():
@@ -461,8 +461,8 @@ def log_softmax(x: Any, *, scale: float = 1.0, out: Any = None, stream: Any = No
 def layernorm(x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5, out: Any = None, stream: Any = None) -> Any:
     """(x - mean) / sqrt(variance + eps) gamma + beta along the last axis (Ba et al., 2016).
 
-    The kernel sums squares in float32 (of float64 in float64), which overflow where deviations exceed about 1e19: such a
-    row is beta, or zeros, as NumPy computes it in float32. `rmsnorm` does the same.
+    The kernel adds squares in float32 (in float64 for float64), which overflow if deviations exceed about 1e19. Such a row
+    becomes beta, or zeros, as in NumPy's float32. `rmsnorm` does the same.
 
     Args:
         x: (..., N), as `softmax` takes it.

@@ -201,8 +201,8 @@ class Config(Problem, ProductMapping):
         return "get_config(\n" + "\n".join(parts) + "\n)"
 
     def transforms_of(self, name: str) -> tuple[Transform, Transform]:
-        """What A ("a") or B passes on the way to shared memory, and from there. The warp-specialised kernel has no registers
-        behind shared memory but those of the tensor cores: there both stand before it, one after the other."""
+        """The two transforms of A ("a") or B: on the way to shared memory, and from there. The warp-specialised kernel
+        applies both before shared memory, one after the other, because only the tensor cores read from there."""
         first, second = (getattr(self, f"transform_{way}_{name}") for way in ("global_to_shared", "shared_to_regs"))
         if not self.family.joins_transforms or second.is_identity:
             return first, second
@@ -212,8 +212,8 @@ class Config(Problem, ProductMapping):
         return Staged(first, second, dtype), Identity()
 
     def spec(self, arrays: OperandArrays | None = None) -> Spec:
-        """The kernel's specialisation for a class of problems, by their arrays' extents and places. Without arrays no extent
-        is a multiple of anything and all suit TMA, so that shared memory is the most that any problem needs."""
+        """The kernel's specialisation for a class of problems with the arrays' extents and addresses. Without arrays, no
+        extent has a known divisor and TMA can load all operands, so shared memory is the most that any problem needs."""
         block = self.block_shape
         warps = self.warps_per_block
         operands = {
@@ -253,8 +253,8 @@ class Config(Problem, ProductMapping):
         return {}
 
     def check_device(self, device: DeviceInfo, needed: int | None = None) -> None:
-        """Raise ConfigError when the kernel does not fit the device. ``needed`` bytes of shared memory are the most that any
-        problem takes; None: the kernel is asked."""
+        """Raise ConfigError if the kernel does not fit the device. ``needed`` is the most shared memory, in bytes, that any
+        problem takes; None asks the kernel."""
         has = f"{device.name} has {device.arch[0]}.{device.arch[1]}"
         if device.arch < self.family.minimum_arch:
             least = min(family.minimum_arch for family in FAMILIES.values())

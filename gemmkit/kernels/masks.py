@@ -1,9 +1,9 @@
 """Masks of attention: which keys a query sees (`gemmkit.attention`), and the contract of your own.
 
-A mask is a component. `visible` says of one query and one key whether they meet. Where the keys of a query are one interval,
-`first_key` and `end_key` say which: that is asked once a row, not once an element. `keys` says which keys matter to some
-neighbouring queries: others are neither loaded nor multiplied. `free` says which of these every one of the queries sees:
-there nothing is tested. A mask with `visible` alone is right, and visits and tests all keys.
+A mask is a component. `visible` says whether one query sees one key. If a query's keys are one interval, `first_key` and
+`end_key` give its bounds; the kernel asks them once a row instead of once an element. `keys` gives the range of keys that
+some neighbouring queries see: the kernel neither loads nor multiplies the others. `free` gives the part of it that each of
+these queries sees: the kernel tests nothing there. A mask with `visible` alone is right, and visits and tests all keys.
 
 >>> from gemmkit.lang.components import dataclass
 >>> import numpy as np, gemmkit as gk
@@ -51,8 +51,8 @@ LOWER_RIGHT, UPPER_LEFT = "lower right", "upper left"
 class Mask(Component):
     """Base class of masks. Queries m and keys n are counted from 0; the methods are device code.
 
-    With ``aligned = "lower right"`` a mask's queries are counted so that the last one stands at the last key: of 2 queries
-    and 5 keys they are 3 and 4. With fewer keys than queries the first ones are negative.
+    With ``aligned = "lower right"`` the last query has the last key's number: 2 queries of 5 keys have the numbers 3 and 4.
+    With fewer keys than queries the first numbers are negative.
 
     ``free_from_first`` says that the free keys begin where the visited ones do: less code.
     """
@@ -71,13 +71,13 @@ class Mask(Component):
         return 0
 
     def end_key(self, m: int) -> int:
-        """The key behind the last one that query m sees; it may take the head and the batch as well, and reach beyond the
+        """One more than the last key that query m sees. It may take the head and the batch as well, and exceed the number of
         keys."""
         return 2**31 - 1
 
     def keys(self, begin: int, end: int, keys: int) -> tuple[int, int]:
-        """The first key, and the one after the last, that queries ``begin`` to ``end`` (exclusive) may see, of ``keys``. It
-        may take the head and the batch as well. Keys outside are not visited; the range may reach beyond the keys."""
+        """The range of keys, its end exclusive, that queries ``begin`` to ``end`` (exclusive) may see, of ``keys``. It may
+        take the head and the batch as well. The kernel does not visit keys outside; the range may exceed the keys."""
         return 0, keys
 
     def free(self, begin: int, end: int, keys: int) -> tuple[int, int]:
@@ -195,8 +195,8 @@ def _arity(mask: Mask, name: str, least: int) -> int:
 
 
 def check_ranges(mask: Mask, queries: int, keys: int, heads: int, batch: int, block_m: int) -> None:
-    """Raise ComponentError where a mask's `keys` leave out a key that a query sees, or its `free` ones have one that it does
-    not: what an emulated launch asks of users' masks, for every query and key."""
+    """Raise ComponentError if a mask's `keys` leave out a key that a query sees, or if its `free` keys contain one that a
+    query does not see. An emulated launch checks users' masks so, for every query and key."""
     shift = keys - queries
     for i, h in product(range(batch if max(mask.arities) > 3 else 1), range(heads)):
         for begin in range(0, queries, block_m):
@@ -234,7 +234,7 @@ def _check_aligned(mask: Any) -> None:
 class Causal(Mask):
     """A query sees the keys up to its own place.
 
-    ``aligned="lower right"``: the last query sees all keys, as with a cache of keys (and PyTorch's ``is_causal`` where there
+    ``aligned="lower right"``: the last query sees all keys, as with a cache of keys (and as PyTorch's ``is_causal`` if there
     are as many queries as keys). ``"upper left"``: the first query sees the first key alone.
     """
 
@@ -302,8 +302,8 @@ class Documents(Mask):
 
     @classmethod
     def of(cls, offsets: Sequence[int], asarray: Callable[[np.ndarray], Any] = np.asarray) -> Documents:
-        """Of documents one behind the other: where each begins, and at last where all end. ``asarray`` puts an array where
-        the queries are (``cupy.asarray``, ``lambda x: torch.from_numpy(x).cuda()``).
+        """Make the mask of packed documents. ``offsets`` says where each begins, and at last where all end. ``asarray`` puts
+        an array on the queries' device (``cupy.asarray``, ``lambda x: torch.from_numpy(x).cuda()``).
 
         >>> Documents.of([0, 2, 5]).starts.tolist()
         [0, 0, 2, 2, 2]
@@ -430,8 +430,8 @@ class Intersection(Mask):
 class Score(Component):
     """Base class of scores: ``__call__(s, m, n)``, ``(s, m, n, head)`` or ``(s, m, n, head, batch)``, device code.
 
-    With ``real_places = True`` m and n come as float32, exact up to 2^24: converting a whole number takes a slot of the unit
-    that computes exponentials, which a softmax has none of to spare.
+    With ``real_places = True`` m and n are float32, exact up to 2^24. Converting a whole number would take a slot of the
+    unit that computes exponentials, which limits a softmax.
     """
 
     real_places = False

@@ -64,9 +64,10 @@ class AnyLayout(Component):
 class SharedLayout(AnyLayout):
     """How a tile is staged in shared memory.
 
-    Device methods: ``position(coord, leading)`` is where an element lies, in elements; ``leading(size)`` what it is told of
-    the tile; ``load_shared(pointer, tile, leading)``, ``store_shared(pointer, tile, values, leading)`` and ``store_words``
-    (of 32-bit words) move a thread's tile. On the host ``physical_size(rows, columns)`` is how many elements a tile takes.
+    Device methods: ``position(coord, leading)`` is an element's place, in elements; ``leading(size)`` is the leading
+    dimension of a tile; ``load_shared(pointer, tile, leading)``, ``store_shared(pointer, tile, values, leading)`` and
+    ``store_words`` (of 32-bit words) move a thread's tile. On the host ``physical_size(rows, columns)`` is the number of
+    elements that a tile takes.
     """
 
     is_contract = True
@@ -74,8 +75,8 @@ class SharedLayout(AnyLayout):
 
     @property
     def is_linear(self) -> bool:
-        """Whether `position` of a sum of coordinates is the sum of their positions, where tiles begin at multiples of their
-        extents. A swizzle is not."""
+        """Whether the `position` of a sum of coordinates is the sum of their positions, for tiles that begin at multiples of
+        their extents. A swizzle is not linear."""
         return True
 
 
@@ -91,8 +92,8 @@ class ArrayLayout(AnyLayout):
     readable = writable = False
 
     def row_offset(self, data: View, i: int) -> int:
-        """How many bytes behind the first element of the array row ``i`` begins, where `is_separable`: in 64 bits, or, where
-        the layout is ``near``, in 32."""
+        """The byte offset of row ``i`` from the array's first element, if the layout `is_separable`: in 64 bits, or in 32 if
+        it is ``near``."""
         raise TypeError(f"{type(self).__qualname__} has no row_offset(data, i)")
 
     def column_offset(self, data: View, j: int) -> int:
@@ -103,14 +104,14 @@ class ArrayLayout(AnyLayout):
 
     @property
     def is_separable(self) -> bool:
-        """Whether an element is the array's at the sum of `row_offset` and `column_offset`, and the array's dtype its own:
-        threads can then have it copied without looking at it, and keep one of the two while the other changes."""
+        """Whether an element lies at the sum of `row_offset` and `column_offset`, in the array's own dtype. Threads can then
+        copy it without reading it, and keep one of the two offsets while the other changes."""
         return False
 
     @property
     def is_plain(self) -> bool:
-        """Whether its elements are those of a strided matrix as they lie in memory, and nothing of its own is done to read
-        them: raw words can then stand for them, and TMA can move them."""
+        """Whether its elements are those of a strided matrix as they lie in memory, read without a computation. Raw words
+        can then stand for them, and TMA can move them."""
         return False
 
     @property
@@ -139,9 +140,9 @@ class ArrayLayout(AnyLayout):
         return dtype
 
     def dimensions_of(self, array: ArrayInfo) -> int | None:
-        """How many dimensions of an array are a matrix's; those before are a stack's, of which ``element`` and the other
-        methods get one matrix at a time. None: all products of a stack share the array, and ``shape.batch`` says which one
-        is asked for. A layout sets ``array_ndim``, or overrides this."""
+        """How many dimensions of an array belong to a matrix. Those before are a stack; ``element`` and the other methods
+        get one of its matrices at a time. None: all products of a stack share the array, and ``shape.batch`` is the
+        product's number. A layout sets ``array_ndim``, or overrides this method."""
         return self.array_ndim
 
     def array_shape(self, rows: int, columns: int) -> tuple[int, ...]:
@@ -188,9 +189,9 @@ class GlobalLayout(ArrayLayout):
 
     @property
     def stored(self) -> ArrayLayout | None:
-        """The plain layout of the array, where an element is a function of the array's element at its place: its method
-        ``of_stored(value, i, j)``. TMA can then bring tiles, and the function be applied in place, but to those
-        blocks that ``is_as_stored(i, j, rows, columns)`` says it would not change."""
+        """The plain layout of the array, if an element is a function of the array's element at the same place: the method
+        ``of_stored(value, i, j)``. TMA can then load tiles, and the kernel applies the function in place, except to blocks
+        that ``is_as_stored(i, j, rows, columns)`` declares unchanged."""
         return self if self.is_plain else None
 
     def packs(self, tile: Tile) -> bool:

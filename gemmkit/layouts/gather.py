@@ -22,8 +22,8 @@ from gemmkit.tiling import Tile
 
 @dataclass(frozen=True)
 class Gathered(GlobalLayout):
-    """The ``count`` rows ``index[0]``, ``index[1]``, ... of an array in a plain ``layout``: any of them, in any order, as
-    often as the index names them. `gemmkit.layouts.Gather` makes one.
+    """The ``count`` rows ``index[0]``, ``index[1]``, ... of an array in a plain ``layout``, in any order, with repetitions.
+    `gemmkit.layouts.Gather` makes one.
 
     An element's place is the sum of its row's and its column's, so threads copy lines of a row-major array by cp.async.
     """
@@ -112,11 +112,10 @@ class Scattered(Gathered, ResultLayout):
 class Gather(Matrix):
     """The matrix of the rows ``array[index]``: its row i is the array's row ``index[i]``. Nothing is copied.
 
-    As A (or B, whose rows run along K) of `gemmkit.matmul`, `gemmkit.plan` and `gemmkit.blas.gemmEx`. ``array`` is (R, K) of
-    any strides, ``index`` int32 of (M,), on the array's device. Rows may occur any number of times, in any order. The kernel
-    reads the index in each call, so that it may change between two. An index that is none of 0 to R - 1 is a fault in the
-    emulator. A GPU reads other memory then, and looks for it on request: with ``check`` the index is copied to the host,
-    which waits for the device.
+    For A (or B, whose rows run along K) of `gemmkit.matmul`, `gemmkit.plan` and `gemmkit.blas.gemmEx`. ``array`` is (R, K)
+    of any strides, ``index`` int32 of (M,), on the array's device. Rows may occur any number of times, in any order. The
+    kernel reads the index in each call, so it may change between two calls. An index outside 0 to R - 1 is a fault in the
+    emulator; a GPU then reads other memory. ``check`` copies the index to the host, which waits for the device, and raises.
 
     Raises TypeError for what is no array; ValueError for an array that is no matrix, and for an index of another dtype or of
     other than one dimension; with ``check`` IndexError, which names the first index out of range.
@@ -136,12 +135,12 @@ class Gather(Matrix):
 class Scatter(Matrix):
     """The rows ``array[index]`` as the result of a product: row i of D is written to row ``index[i]`` of the array.
 
-    As ``out`` of `gemmkit.matmul` and `gemmkit.plan`, which return the array. ``array`` is (R, N) of any strides, ``index``
-    int32 of (M,), on the array's device, read in each call. Rows that the index does not name stay as they are. It names
-    each row once: rows are written, not added up, and of two that go to one place either may stay. (Added up by atomics, the
-    result would depend on the order of blocks: give the copies of a row places of their own, and reduce them behind the
-    product.) An index out of range is a fault in the emulator. A GPU writes other memory then, and looks for it on request:
-    with ``check`` the index is copied to the host here, which waits for the device.
+    For ``out`` of `gemmkit.matmul` and `gemmkit.plan`, which return the array. ``array`` is (R, N) of any strides, ``index``
+    int32 of (M,), on the array's device; the kernel reads it in each call. Rows that the index does not name stay as they
+    are. It must name each row once: the kernel writes rows and does not add them, and either of two rows for one place may
+    stay. (With atomics, the result would depend on the order of blocks: give each copy of a row its own place, and reduce
+    the copies after the product.) An index out of range is a fault in the emulator; a GPU then writes other memory.
+    ``check`` copies the index to the host, which waits for the device, and raises.
 
     Raises TypeError and ValueError as `Gather`; with ``check`` IndexError, which names the first index out of range, and
     ValueError, which names the first row that occurs twice.

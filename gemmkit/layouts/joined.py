@@ -54,10 +54,10 @@ class Joined(GlobalLayout):
     """A matrix whose first ``boundary`` rows (``axis`` 0) or columns (1) are ``first``'s and the others ``second``'s.
 
     ``first`` reads the operand's own array, ``second`` reads that of ``part``, which is a run-time argument as the operand's
-    is. Either may be any layout that can be read, of one dtype; a ``first`` that is joined itself makes a join of three. The
-    boundary is a run-time number; what it is a multiple of (``grain``, 1 to 256) is not, since a thread's tile is loaded in
-    pieces of so many elements along ``axis``: each lies in one part, aligned as that part's array is. Of a block's tile that
-    divides it TMA brings all from one array.
+    is. Both may be any readable layout of one dtype; a joined ``first`` makes a join of three. The boundary is a run-time
+    number. Its divisor (``grain``, 1 to 256) is a constant, because a thread's tile is loaded in pieces of so many elements
+    along ``axis``: each piece lies in one part, aligned as that part's array is. If a block's tile divides the boundary, TMA
+    loads it from one array.
 
     Raises TypeError for a part that is no layout, and ValueError for dtypes that differ and an ``axis`` other than 0 and 1.
     `gemmkit.layouts.Concat` makes one from arrays.
@@ -278,8 +278,8 @@ MOST = 4                               # parts: the smallest tiles have 32 colum
 class ColumnInterleaved(OfArray, GlobalLayout):
     """B of ``parts`` matrices of ``columns`` columns each, which ``layout`` has side by side.
 
-    The kernel multiplies by ``slots`` parts, the next power of two, so that a tile holds all parts of its columns. Where a
-    slot has no part, and in the last eight columns beyond a part's end, elements are 0. D is stored by `Folded`.
+    The kernel multiplies by ``slots`` parts, the next power of two, so a tile contains all parts of its columns. Elements
+    are 0 in a slot without a part, and in the last eight columns beyond a part's end. `Folded` stores D.
 
     Raises ValueError for fewer than 2 or more than 4 parts. `gemmkit.layouts.InterleavedColumns` makes one from arrays.
 
@@ -420,8 +420,8 @@ class Folded(FoldedColumns):
     """D of a product by a `ColumnInterleaved` B, of ``columns`` columns in the array; ``folds`` columns are computed for
     each.
 
-    What is stored is one value for all parts of a column, in the order of ``layout``; coordinates are those of D. A
-    configuration whose B is braided makes one of its ``global_d_layout``.
+    The kernel stores one value for all parts of a column, in the order of ``layout``; coordinates are those of D. A
+    configuration with an interleaved B wraps its ``global_d_layout`` in this one.
 
     Raises TypeError for a layout that is not plain.
     """
@@ -477,9 +477,10 @@ def braided_columns(columns: int, slots: int) -> int:
 class Concat(Matrix):
     """Matrices side by side (``axis`` 1) or one above the other (``axis`` 0), as `numpy.concatenate` has them, uncopied.
 
-    As A or B of `gemmkit.matmul`, `gemmkit.plan` and `gemmkit.blas.gemmEx`, joined along M, N or K. The parts are arrays of
-    any strides, of one library, dtype and device, with as many rows (or columns) each along the other axis; of stacks, of
-    the same leading dimensions, the matrices are joined (``axis`` -2 or -1). ``T`` is the transpose, of the parts' views.
+    For A or B of `gemmkit.matmul`, `gemmkit.plan` and `gemmkit.blas.gemmEx`, joined along M, N or K. The parts are arrays of
+    any strides, of one library, dtype and device, with equally many rows (or columns) along the other axis. The matrices of
+    stacks are joined (``axis`` -2 or -1) if their leading dimensions are equal. ``T`` is the transpose, with views of the
+    parts.
 
     Raises TypeError for a part that is no array, ValueError for fewer than two parts, an ``axis`` that is none of a
     matrix's, and parts of which dtypes, devices, dimensions or extents do not fit each other.
@@ -507,12 +508,11 @@ class Concat(Matrix):
 
 
 class InterleavedColumns(Matrix):
-    """Matrices of one shape as B of one product, which computes those by all of them: D = Fold(f) of A W, A V, ...
+    """Matrices of one shape as the B of one product: D = Fold(f) of A W, A V, ...
 
-    Of 2 to 4 arrays of (K, N), or stacks of them, of any strides, and one library, dtype and device. Columns are interleaved
-    in the kernel (`gemmkit.layouts.ColumnInterleaved` says how), so its products can be had by
-    ``epilogue=epilogues.Fold(f)`` alone: any other epilogue is refused. ``Concat(w, v, axis=1)`` gives the products side by
-    side.
+    Takes 2 to 4 arrays of (K, N), or stacks of them, of any strides, and one library, dtype and device. The kernel
+    interleaves their columns (`gemmkit.layouts.ColumnInterleaved` says how), so only ``epilogue=epilogues.Fold(f)`` can use
+    the products: any other epilogue is refused. ``Concat(w, v, axis=1)`` gives the products side by side.
 
     Raises TypeError for a part that is no array and for its transpose (braid the parts' transposes), ValueError for a number
     of parts other than 2 to 4 and for parts of which dtypes, devices or shapes differ.

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 
 class Matrix:
-    """A matrix as an array and the layout that makes a matrix of it; or a stack of them, if the array has more dimensions.
+    """An array with the layout that reads it as a matrix; or a stack of matrices, if the array has more dimensions.
 
-    ``shape`` is needed for a layout that cannot tell it from the array. ``array`` may be None for a layout that reads
-    none. Raises ValueError when neither says the shape, and when they say different ones.
+    ``shape`` is required if the layout cannot derive it from the array. ``array`` may be None if the layout reads none.
+    Raises ValueError if neither gives the shape, and if they give different ones.
 
     A Toeplitz matrix, of an array that has each diagonal's element once:
 

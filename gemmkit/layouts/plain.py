@@ -132,9 +132,9 @@ class Plain(GlobalLayout, ResultLayout, SharedLayout):
 class RowMajor(Plain):
     """A matrix whose rows are contiguous (or strided: any leading dimension, any strides).
 
-    In global memory any strides work; accesses are as wide as the strides' and the address's alignment allows when
-    the last axis has stride 1, and element by element when it has not. As a shared layout, row (i) of a tile of C
-    columns starts at element i * C.
+    In global memory any strides work. If the last axis has stride 1, accesses are as wide as the strides and the address
+    allow; otherwise the kernel moves single elements. As a shared layout, row (i) of a tile of C columns starts at element
+    i * C.
     """
 
     axis = 1
@@ -241,8 +241,8 @@ class FoldedColumns(OfArray, GlobalLayout, ResultLayout):
 
 @dataclass(frozen=True)
 class Packed(FoldedColumns):
-    """D of half as many columns as the kernel computes, stored in the order of ``layout``: coordinates are those of the
-    array. A configuration whose epilogue is a `gemmkit.epilogues.Pack` makes one of its ``global_d_layout``.
+    """A D with half the columns that the kernel computes, stored in the order of ``layout``; coordinates are those of the
+    array. A configuration whose epilogue is a `gemmkit.epilogues.Pack` wraps its ``global_d_layout`` in this one.
 
     Raises ConfigError for a layout that is not plain.
     """

@@ -188,11 +188,10 @@ def _set_part(plane: tuple[Any, ...], n: int, data: View, i: int, j: int) -> Non
 class Embedded(OfArray, GlobalLayout):
     """A matrix of real numbers in any ``layout``, structured ones among them, as one of numbers of several parts.
 
-    An operator that is an `operators.Algebra` multiplies numbers of one kind. Where one operand has parts and the other one
-    is real, the call puts this layout around the real one's: the array is read as it is, and threads complete its elements
-    on their way to shared memory. All real products are issued, those with the parts that are 0 among them. (complex64 and
-    complex128 beside real matrices need no algebra: without ``operator=`` the ordinary units multiply the two kinds as they
-    are.)
+    An `operators.Algebra` multiplies numbers of one kind. If only one operand has parts, the call wraps the real operand's
+    layout in this one: the kernel reads the array as it is, and threads complete its elements on their way to shared memory.
+    The kernel computes all real products, including those with the parts that are 0. (complex64 and complex128 beside real
+    matrices need no algebra: without ``operator=`` the ordinary units multiply the two kinds directly.)
 
     Raises TypeError for a layout whose elements are no real numbers.
 

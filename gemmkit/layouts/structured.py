@@ -118,8 +118,8 @@ class _Half(Structured):
 class Triangular(_Half):
     """A triangular matrix: the lower or upper half of an array, the diagonal included; the rest may hold anything.
 
-    With ``unit`` the diagonal is 1, whatever the array has there. The transpose of a lower triangular array ``x`` is
-    ``x.T`` with the upper half. Rectangular ones (trapezoids) are fine.
+    With ``unit`` the diagonal is 1, whatever the array contains there. The transpose of a lower triangular array ``x`` is
+    ``x.T`` with the upper half. The matrix may be rectangular (a trapezoid).
 
     >>> from gemmkit.layouts import RowMajor
     >>> Triangular(RowMajor("float16"), "upper")
@@ -225,14 +225,13 @@ def _check_array(layout: GlobalLayout, array: ArrayInfo | None, shape: tuple[int
 
 @dataclass(frozen=True)
 class Generated(GlobalLayout):
-    """The matrix of ``f(i, j)``, or of ``f(i, j, first, second, ...)`` with up to four run-time arguments. One argument more
-    is the number of the product in a stack.
+    """The matrix of ``f(i, j)``, or of ``f(i, j, first, second, ...)`` with up to four run-time arguments. If ``f`` takes
+    one more, it receives the number of the product in a stack.
 
-    Arguments are arrays, NumPy scalars or Python numbers (taken in the layout's dtype if they are floats, else as int32);
-    another value compiles nothing. Arrays and NumPy scalars that ``f`` captured are run-time arguments too. ``f`` returns
-    the declared dtype, or a number as Python itself has it (a coordinate, a literal, what `math` makes of them: int64 and
-    float64); any other dtype raises, so that nothing is narrowed silently. The operand's own array is not read; any array
-    will do.
+    Arguments are arrays, NumPy scalars or Python numbers (floats in the layout's dtype, others as int32); another value
+    compiles nothing. Arrays and NumPy scalars that ``f`` captured are run-time arguments too. ``f`` returns the declared
+    dtype, or a number of Python (a coordinate, a literal, a result of `math`: int64 and float64); any other dtype raises, so
+    nothing is narrowed silently. The kernel does not read the operand's array; any array will do.
 
     >>> import numpy as np, gemmkit as gk
     >>> hilbert = Generated("float32", lambda i, j: np.float32(1) / (i + j + 1))

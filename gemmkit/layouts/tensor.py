@@ -75,14 +75,14 @@ class Matricised(GlobalLayout, ResultLayout):
     """A matrix that lies in an array of several dimensions: first those of its rows, then those of its columns.
 
     Row i is ``i = r0 + rows[0] * (r1 + rows[1] * (r2 + ...))``, in the array at ``[r0, r1, ..., c0, c1, ...]``: the first
-    dimension of each group is the fastest. Any strides; transpose a view to bring its dimensions into this order.
-    ``axis`` is 0 or 1 where neighbouring rows or columns are neighbours in memory (the first of their dimensions has
-    stride 1), and ``vector`` of them, a compile-time number, stay within that dimension: then they are moved together.
+    dimension of each group is the fastest. Strides may be any; transpose a view to bring its dimensions into this order.
+    ``axis`` is 0 or 1 if neighbouring rows or columns are neighbours in memory (the first of their dimensions has stride 1).
+    ``vector`` of them, a compile-time number, stay within that dimension, and are moved together.
 
-    With ``comb`` = 2, 4, 8 or 16 it is the *second* of their dimensions that has stride 1, and the first has ``comb``
-    elements exactly, the teeth: neighbours in memory are ``comb`` apart in the matrix. A thread that moves all teeth at
-    once, ``run`` elements along ``axis``, moves vectors; which element is which is settled in its registers. With ``near``
-    all elements lie within 2**31 bytes of the first, so that 32 bits count these. `Matricised.of` finds all four.
+    With ``comb`` = 2, 4, 8 or 16 the *second* of their dimensions has stride 1, and the first has exactly ``comb`` elements:
+    neighbours in memory are ``comb`` apart in the matrix. A thread that moves ``run`` elements along ``axis`` moves vectors,
+    and sorts the elements in its registers. With ``near`` all elements lie within 2**31 bytes of the first, so 32 bits are
+    enough for their offsets. `Matricised.of` finds all four.
 
     >>> x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     >>> Matricised("float32", (2, 3), (4,)).element(x, 3, 2, None) == x[1, 1, 2]

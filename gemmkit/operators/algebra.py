@@ -210,8 +210,8 @@ class Algebra(Operator):
         return refusal
 
     def loads_numbers(self, operand: str, layout: SharedLayout) -> bool:
-        """Whether A's or B's numbers may lie in shared memory as they are in memory, in a layout of their dtype: of complex
-        numbers whose base loads each lane's elements, real and imaginary parts come at once."""
+        """Whether A's or B's numbers may lie in shared memory as they lie in memory, in a layout of their dtype. This holds
+        for complex numbers whose base loads each lane's elements, because a load brings both parts."""
         if not isinstance(layout, SharedLayout) or layout.dtype.kind != "c":
             return False
         axis = layout.axis                                                                  # type: ignore[attr-defined]

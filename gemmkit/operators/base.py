@@ -127,8 +127,8 @@ class Operator(Component):
         return axis
 
     def padding(self, operand: str, axis: int) -> int:
-        """Bytes by which lines of a shared tile of ``operand`` that is contiguous along ``axis`` should be longer than the
-        tile (a multiple of 64 bytes), for the accesses of a warp to fall into different banks."""
+        """The bytes by which a line of a shared tile of ``operand``, contiguous along ``axis``, should be longer than the
+        tile (a multiple of 64 bytes), so that the accesses of a warp use different banks."""
         return 16
 
     def refuses(self, operand: str, layout: SharedLayout) -> str | None:

@@ -37,8 +37,8 @@ class FPUOp(Operator):
     ...     def multiply(self, a, b): return a + b
     ...     def combine(self, c, product): return min(c, product)
 
-    ``identity`` stands where an operand has nothing (a masked edge): multiplied by anything it must leave the
-    accumulator as it was. ``start`` is the accumulator of an empty sum.
+    ``identity`` replaces elements beyond an operand's edge: multiplied by anything, it must leave the accumulator unchanged.
+    ``start`` is the accumulator of an empty sum.
 
     Raises ValueError unless MB * NB = 32, and M and N are multiples of MB and NB.
     """

@@ -154,11 +154,11 @@ class MMAOp(Operator):
     | float8_e4m3fn, float8_e5m2 | 16 x 8 x 32 | float32 | sm_89 |
     | float64 | 16 x 8 x 8 (4 or 16); 8 x 8 x 4 | float64 | sm_90; sm_80 |
 
-    tf32 has 10 bits of the mantissa, to which inputs are rounded: a choice that is never made for the caller. ``b_dtype`` is
-    for 8-bit types, which can be mixed. N = 16 issues two instructions, with both columns of B in one ``ldmatrix``.
+    tf32 rounds inputs to 10 bits of mantissa; gemmkit never chooses it for the caller. ``b_dtype`` is for 8-bit types, which
+    can be mixed. N = 16 issues two instructions, with both columns of B in one ``ldmatrix``.
 
-    Shared operands may be contiguous along K or across it, of 8-bit types along K only. `padding` says how much longer
-    lines are to be for no two accesses of a warp to meet in a bank.
+    Shared operands may be contiguous along K, or along M and N; 8-bit operands along K only. `padding` returns the bytes by
+    which a line is longer, so that no two accesses of a warp meet in a bank.
 
     Raises ValueError for a shape or dtypes that no instruction has.
 
@@ -405,9 +405,9 @@ class BoxMMAOp(MMAOp):
     """Products on tensor cores of 16-bit operands that are contiguous along different indices of K; sm_80+.
 
     ``combed`` is "a" or "b": the operand whose neighbours in memory are eight apart along K (a `layouts.Matricised` with
-    ``comb`` = 8), which stands `layouts.Boxed` in shared memory. The other is contiguous along K, from wherever it comes.
-    Other fields are those of `MMAOp`. For kernel="multistage", with k-tiles of multiples of 64; elements are not transformed
-    between shared memory and registers.
+    ``comb`` = 8); it is `layouts.Boxed` in shared memory. The other operand is contiguous along K. The other fields are
+    those of `MMAOp`. It requires kernel="multistage", k-tiles of multiples of 64, and no transform between shared memory and
+    registers.
 
     Raises ValueError for dtypes that are not of 16 bits, another K, or no such operand.
 

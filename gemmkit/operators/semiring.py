@@ -46,12 +46,13 @@ class Semiring(FPUOp):
 
     Args:
         add, mul: Python functions of two scalars of the accumulator's dtype (``min`` and ``max`` themselves will do).
-        zero: the neutral element of ``add``, which ``mul`` must keep; what operands hold beyond their edges, and what an
-            empty sum is. Infinite ones stand for the extreme numbers of an integer dtype.
-        M, N, K, MB, NB, dtype, b_dtype, accumulator: as of `FPUOp`. Without M, shape and dtypes are chosen by the sizes and
-            dtypes of the arrays that it is used for.
-        sample: numbers on which the laws are tried: ``add(zero, x) == x`` and ``add(x, mul(zero, y)) == x``. By default some
-            are negative; ``sample=(1, 2, 3)`` says that operands have none, and of others results are not defined.
+        zero: the neutral element of ``add``, which ``mul`` must keep. Operands have this value beyond their edges, and an
+            empty sum is this value. An infinite zero stands for the extreme number of an integer dtype.
+        M, N, K, MB, NB, dtype, b_dtype, accumulator: as for `FPUOp`. Without M, gemmkit chooses shape and dtypes for the
+            sizes and dtypes of the arrays.
+        sample: numbers on which gemmkit tests the laws: ``add(zero, x) == x`` and ``add(x, mul(zero, y)) == x``. By default
+            some are negative. ``sample=(1, 2, 3)`` states that operands have no negative numbers; results for others are
+            undefined.
 
     Raises ValueError when the laws do not hold on the sample, TypeError for what is no Python function.
 
@@ -99,8 +100,8 @@ class Semiring(FPUOp):
         return self.M != _NONE
 
     def sized(self, shape: dict[str, int], a: np.dtype, b: np.dtype, accumulator: np.dtype) -> Semiring:
-        """This semiring with a shape, and with dtypes where it has none. Operands whose dtype lacks the stand-in for an
-        infinite zero are read in the accumulator's."""
+        """This semiring with a shape, and with dtypes if it has none. Operands whose dtype has no number for an infinite
+        zero are read in the accumulator's dtype."""
         made = dataclasses.replace(self, **shape, dtype=self.dtype or a, b_dtype=self.b_dtype or b,
                                    accumulator=self.accumulator or accumulator)
         dtypes = made.dtype, made.b_dtype

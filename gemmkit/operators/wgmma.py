@@ -29,17 +29,17 @@ _DEFAULT_ACCUMULATOR = {"i": np.dtype(np.int32), "u": np.dtype(np.int32)}
 class WGMMAOp(Operator):
     """64 x ``N`` products of a warpgroup, with both operands in swizzled shared memory.
 
-    ``dtype`` (and ``b_dtype``, where B's differs): float16 or bfloat16; float32, whose products are those of tf32 (10 bits
-    of the mantissa: a choice that is never made for the caller); float8_e4m3fn and float8_e5m2; int8 and uint8.
-    ``accumulator``: float32 (int32 for integers), or float16 for float16 and 8-bit floats. ``promote`` is for 8-bit floats,
-    whose tensor cores keep but 14 bits of a sum: every so many elements along K (a multiple of the block's K; 0: never) the
-    sum is added to one in float32.
+    ``dtype`` (and ``b_dtype`` if B's differs): float16 or bfloat16; float32, whose products are tf32 (10 bits of mantissa;
+    gemmkit never chooses it for the caller); float8_e4m3fn and float8_e5m2; int8 and uint8. ``accumulator``: float32 (int32
+    for integers), or float16 for float16 and 8-bit floats. ``promote`` is for 8-bit floats, whose tensor cores keep only 14
+    bits of a sum: after every ``promote`` elements along K (a multiple of the block's K; 0: never) the kernel adds the sum
+    to one in float32.
 
     `gemmkit.matmul` computes some products as their transpose (docs/hopper.md; of float32 those of A and B by rows). ``N``
     then counts rows of D.
 
-    ``a_major`` and ``b_major`` say along which axis the shared operands are contiguous: "K", or "MN" (16-bit types only);
-    `get_config` sets them after the shared layouts.
+    ``a_major`` and ``b_major`` name the axis along which the shared operands are contiguous: "K", or "MN" (16-bit types
+    only); `get_config` derives them from the shared layouts.
 
     Raises ValueError for what the instruction does not have.
     """

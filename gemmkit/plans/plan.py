@@ -161,9 +161,9 @@ class Plan:
 
     @property
     def row_passes(self) -> str | None:
-        """How an epilogue that normalises rows of D does so: "one tile", which has whole rows in its registers; "one
-        cluster", whose blocks have them together, on Hopper; or "two passes", of which the second is a kernel behind the
-        product. None without such an epilogue."""
+        """How an epilogue normalises rows of D: "one tile" has whole rows in its registers; "one cluster", on Hopper, has
+        them in the registers of its blocks; in "two passes" a second kernel finishes them. None without such an
+        epilogue."""
         return self._row_passes
 
     def __repr__(self) -> str:
@@ -247,8 +247,8 @@ class Plan:
         return self._call(brought, a, b, c, out, stream)
 
     def launch(self, stream: int, at: tuple[int, int, int, int]) -> None:
-        """The product of arrays at these addresses (out, a, b, c; 0: none), known to be of the plan's kind and to overlap
-        nothing, on a stream's handle."""
+        """Launch the product of arrays at these addresses (out, a, b, c; 0: none) on a stream's handle. They must be of the
+        plan's kind and must not overlap."""
         if self._has_work:
             self.start()(stream, at)
 

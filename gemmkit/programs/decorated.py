@@ -29,8 +29,8 @@ def _check_mapping(mapping: Any) -> None:
 
 
 class Program:
-    """A decorated function. Its arguments are arrays, floating point numbers, and whatever else the function calls: a gate,
-    a score. Arrays that it stores into are its results, given by the caller."""
+    """A decorated function. Its arguments are arrays, floating-point numbers, and functions that it calls, such as a gate or
+    a score. The arrays that it stores into are its results; the caller passes them."""
 
     def __init__(self, function: Callable[..., None]):
         self.function = function
@@ -56,9 +56,9 @@ class Program:
         return trace(self.function, {**arguments, **parameters})
 
     def reference(self, *arrays: Any, block: int = BLOCK, **components: Any) -> Any:
-        """The results in float64, computed with NumPy in blocks of ``block``: one array, or a tuple in the order of the
-        arguments. Of the arrays that are stored into only the shapes are read; nothing is written to them. What the program
-        does not store is NaN.
+        """Compute the results in float64, with NumPy, in blocks of ``block``. Returns one array, or a tuple in the order of
+        the arguments. It reads only the shapes of the arrays that the program stores into, and writes nothing to them.
+        Elements that the program does not store are NaN.
 
         Raises ValueError and TypeError with the line of the program that breaks a rule, TypeError for an array of a GPU.
         """
@@ -78,8 +78,8 @@ class Program:
         return found if len(found) > 1 else found[0]
 
     def plan(self, *arrays: Any, mapping: Mapping | None = None, text: str | None = None, **components: Any) -> ProgramPlan:
-        """The derived kernel for arrays of these kinds. ``text``: a kernel's text that is run in its place. Where no mapping
-        is given, it is the one that `tune` has kept, or the default.
+        """Derive the kernel for arrays of these kinds. ``text``: a kernel's source that runs in its place. Without a mapping
+        it takes the one that `tune` has stored, or the default.
 
         Raises ConfigError for a mapping that cannot be, ValueError and TypeError for a program that has no kernel yet.
         """

@@ -11,8 +11,8 @@ Instructions take a `view` of an array, so that they know its element type, its 
     double[2, 32](out, a)                        # as any kernel of Numba
     launch(double, out, a, grid=2, block=32)     # the same; gemmkit.emulate() emulates it
 
-A helper function is one of `device` (its constants take the type of what they meet, and it runs in the emulator, too). What
-a thread holds is a tuple, which functions go over: `each`, `apply`, `generate`, `fill`, `split`, `join`, `deal`.
+`device` makes a helper function: its constants take the type of the other operand, and it runs in the emulator, too. A
+thread's numbers are a tuple, and these functions go over it: `each`, `apply`, `generate`, `fill`, `split`, `join`, `deal`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def tensor_maps(*maps: tuple[Any, Sequence[int], int]) -> Any:
     """A table of tensor maps for TMA, as an argument of a kernel: `acquire_map` and `map_at` take a `view` of it.
 
     Args:
-        maps: ``(array, box, swizzle)`` each. The array's last axis is contiguous, its other strides and its address are
+        maps: tuples ``(array, box, swizzle)``. The array's last axis is contiguous; its other strides and its address are
             multiples of 16 bytes. ``box`` counts elements, the last axis's first, 1 to 256 of each; ``swizzle`` is 0, 32, 64
             or 128: the bytes of a row of the box.
 

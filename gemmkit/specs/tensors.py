@@ -78,10 +78,10 @@ class FragmentRole:
 class Form(Static):
     """What is known of a tensor: see the module.
 
-    ``levels`` are shapes, the outermost first: an index takes one off. ``unit`` is the axis of a global matrix along which
-    elements are neighbours, and ``alignment`` what its rows are aligned to, in bytes. ``rank`` is how many coordinates the
-    storage has. ``swizzle`` says where elements of shared memory go behind their layout. Of a matrix that ``is_partial``
-    tiles reach over its edge (section 3.4): there reads give zeros, and nothing is written.
+    ``levels`` are shapes, the outermost first; an index removes one. ``unit`` is the axis of a global matrix along which
+    elements are neighbours, and ``alignment`` the alignment of its rows in bytes. ``rank`` is the number of coordinates of
+    the storage. ``swizzle`` permutes the places of elements in shared memory. If a matrix ``is_partial``, tiles reach over
+    its edge (section 3.4): reads give zeros there, and nothing is written.
     """
 
     def __init__(self, levels: tuple[Shape, ...], memory: str, dtype: np.dtype, layout: Shape | None = None,
@@ -226,8 +226,8 @@ def line_of(form: Form) -> Line | str:
 class T:
     """A tensor's type as one writes it: ``T[1024, 1024].fp16.GL``; ``T[...]`` of one element is ``T[()]``.
 
-    ``None`` is an extent that is known at run time (section 3.4). In SH elements lie row-major, unless `Form.stored` says
-    otherwise. Raises AttributeError for an element type or memory that there is none of.
+    An extent of ``None`` is known at run time (section 3.4). In SH elements lie row-major, unless `Form.stored` says
+    otherwise. Raises AttributeError for an unknown element type or memory.
 
     >>> T[None, 64].fp32.GL.extents
     (None, 64)
@@ -301,8 +301,9 @@ class Tensor(Split):
         return Tensor(form, self.storage, self.base, self.offset)
 
     def part(self, rows: object, columns: object, i: object, j: object, how: object) -> Tensor:
-        """Tile (i, j) of ``rows`` x ``columns``. ``how`` says where that moves it: ``"base"``, ``"offset"``, or ``"own"``:
-        nowhere, for each worker has a part of its own; and (rows, columns) are what a worker has of each tile in turn."""
+        """Tile (i, j) of ``rows`` x ``columns``. ``how`` says what a tile's coordinates change: ``"base"``, ``"offset"``,
+        or, with ``"own"``, nothing, because each worker has a part of its own; (rows, columns) is then the worker's part of
+        each tile."""
         if how == "own":
             return Tensor(self.form.part((rows, columns)), self.storage, self.base, self.offset)
         if isinstance(how, tuple):
@@ -327,7 +328,7 @@ class Tensor(Split):
         return self.ahead(0)
 
     def ahead(self, distance: Any) -> tuple:
-        """The same of what lies ``distance`` elements behind it in its layout. A swizzle moves what its bits depend on;
+        """The tensor that begins ``distance`` elements later in its layout. A swizzle depends on some bits of the place;
         multiples of its period stay in the offset, and become the immediate of an address."""
         layout, swizzle = self.form.layout, self.form.swizzle
         if layout is None:

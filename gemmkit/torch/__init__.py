@@ -5,8 +5,8 @@
     y = gemmkit.torch.matmul(a, b)               # the same of a plain product
     layer = gemmkit.torch.Linear(1024, 4096, activation="gelu")
 
-PyTorch is imported here and nowhere else in gemmkit, which imports this package when it is asked for. Tensors on the CPU are
-computed in the emulator (``with gemmkit.emulate():``), so that operators can be tested without a GPU.
+Only this package imports PyTorch; gemmkit imports the package on demand. The emulator computes tensors on the CPU
+(``with gemmkit.emulate():``), so you can test operators without a GPU.
 """
 
 from gemmkit.torch.autograd import matmul

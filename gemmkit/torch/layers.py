@@ -129,13 +129,13 @@ class Linear(torch.nn.Module):
     """``activation(x W^T + bias)`` of (..., in_features) to (..., out_features), one kernel forward where no gradient is
     wanted.
 
-    Where one is, the activation's derivative needs what comes before it, and that is stored. A kernel that stores both from
-    its registers takes longer than the product and PyTorch's activation behind it (1.41 and 1.02 of the time without a
-    gradient; 8192 rows, 4096 to 4096, float16, GELU, on an H200, 2026-11-24), so the latter is what is recorded.
+    With a gradient, the activation's derivative requires the values before the activation, so they are stored. One kernel
+    that stores both takes longer than the product followed by PyTorch's activation (1.41 and 1.02 of the time without a
+    gradient; 8192 rows, 4096 to 4096, float16, GELU, on an H200, 2026-11-24), so the layer records the latter.
 
-    Parameters and how they start are those of ``torch.nn.Linear`` (its ``state_dict`` fits): weight (out, in), bias (out,).
-    ``activation`` is None, "relu", "gelu", "gelu_tanh", "silu" or "tanh". ``torch.autocast`` casts x and the parameters, as
-    those of ``torch.nn.Linear``.
+    Parameters and their initialisation are those of ``torch.nn.Linear`` (its ``state_dict`` fits): weight (out, in), bias
+    (out,). ``activation`` is None, "relu", "gelu", "gelu_tanh", "silu" or "tanh". ``torch.autocast`` casts x and the
+    parameters, as it does for ``torch.nn.Linear``.
 
     Raises ValueError for another activation and for an x of another width, TypeError for an x of another dtype than weight.
 
@@ -226,9 +226,9 @@ class QuantisedLinear(torch.nn.Module):
     ``symmetric``, ``zeros`` (uint8); the parameter is ``bias``. Weights have no gradient. ``to(dtype)``, ``half()`` and the
     like convert ``bias`` alone: buffers are bits, and keep their dtypes. ``torch.autocast`` casts x and ``bias``.
 
-    A call raises TypeError for an x of another dtype, ValueError for one of another width. The constructor raises
-    ConfigError for other bits and groups than `GroupQuantised` takes, ValueError for ``in_features`` that is no multiple of
-    ``group`` and for another activation than `gemmkit.torch.Linear` has.
+    A call raises TypeError for an x of another dtype, and ValueError for another width. The constructor raises ConfigError
+    for bits and groups that `GroupQuantised` does not take, and ValueError if ``in_features`` is no multiple of ``group`` or
+    the activation is none of `gemmkit.torch.Linear`'s.
 
     >>> import torch, gemmkit as gk, gemmkit.torch
     >>> linear = torch.nn.Linear(32, 2, bias=False)

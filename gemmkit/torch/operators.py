@@ -42,16 +42,16 @@ def op(conf: Config | None = None, *, name: str, epilogue: Any = None, a: torch.
     Args:
         conf: a configuration of `gemmkit.get_config`; None chooses one for each call, as `gemmkit.matmul` does.
         name: ``"namespace::name"``, or a name in the namespace ``gemmkit``: it is then ``torch.ops.namespace.name``.
-        epilogue: an epilogue, or a function of tensors that makes one: these are then operands of the operator, behind a
-            and b, and have gradients: ``epilogue=lambda bias: Bias(bias) | GELU()``.
+        epilogue: an epilogue, or a function of tensors that makes one. These tensors are operands of the operator, after a
+            and b, and get gradients: ``epilogue=lambda bias: Bias(bias) | GELU()``.
         a, b: what makes a matrix with structure of the operand: `gemmkit.layouts.DiagonalMatrix`,
             `TriangularMatrix`, `SymmetricMatrix`, or a function such as
             ``lambda x: gemmkit.layouts.TriangularMatrix(x, "upper")``.
-        dtype: of the result; None: conf's or the epilogue's if they say one, else C's if there is one, else what PyTorch
-            promotes a's and b's to.
-        derivative: ``derivative(x, *operands)``, of tensors: the derivative of each element of D by the product's element
-            x (..., M, N), or a tuple of it and those by what it reads of the operands. None takes them from the epilogue's
-            own code, by dual numbers.
+        dtype: the result's dtype. None takes that of conf or the epilogue if they name one, else C's if there is one, else
+            PyTorch's promotion of a's and b's.
+        derivative: ``derivative(x, *operands)``, a function of tensors. It returns the derivative of each element of D by
+            the product's element x (..., M, N), or a tuple of it and the derivatives by the operands that it reads. None
+            derives them from the epilogue's own code, with dual numbers.
         components: what `gemmkit.matmul` takes: ``operator``, ``transform_...``, ``condition``.
 
     a and b have one dtype (TypeError), and ``torch.autocast`` casts all operands, unless ``conf`` or ``operator`` says what

@@ -142,16 +142,17 @@ class TunedKeywords(Keywords, total=False):
 @names_keywords
 def tune(*arguments: Any, effort: str = "quick", budget: float | None = None, keep: bool = True, jobs: int | None = None,
          progress: bool | None = None, **keywords: Unpack[TunedKeywords]) -> Tuned:
-    """Try mappings of a product, and keep the fastest for `gemmkit.matmul`, `plan` and `gemmEx` to take from now on; or of a
-    contraction for `einsum`, of a group for `grouped`, or of a program (`gemmkit.program`).
+    """Try mappings of a product, and keep the fastest: `gemmkit.matmul`, `plan` and `gemmEx` take it from now on. Also for a
+    contraction of `einsum`, a group of `grouped`, or a program (`gemmkit.program`).
 
-    Candidates are compiled in processes side by side. One process more, with a context of its own and copies of the arrays,
-    runs each: its result is compared with the default mapping's, and it is timed in turns with it. What cannot be compiled,
-    is wrong, faults or hangs is listed with its reason. Ctrl-C ends the search and keeps what was found by then.
+    Candidates are compiled in parallel processes. One more process, with its own context and copies of the arrays, runs each
+    of them, compares its result with the default mapping's, and times it in turns with the default. The table lists a
+    candidate that cannot be compiled, is wrong, faults or hangs, with the reason. Ctrl-C ends the search and keeps what was
+    found.
 
     Args:
-        arguments: ``a, b, c``, operands of `gemmkit.matmul`; or a function, `gemmkit.matmul`, `einsum` (of two operands) or
-            `grouped`, and its arguments; or a program and its own.
+        arguments: ``a, b, c``, the operands of `gemmkit.matmul`; or a function (`gemmkit.matmul`, `einsum` of two operands,
+            `grouped`) and its arguments; or a program and its arguments.
         effort: "quick" (16 candidates, a minute at most) or "full" (160, 20 minutes).
         budget: seconds in place of the effort's. Half of them may be spent on compiling.
         keep: whether the winner goes to the store of this kind of GPU (`gemmkit.tuning.store`).

@@ -287,9 +287,9 @@ LIMIT = 2**31                          # k-tiles, and sums of the workspace, are
 class StreamK:
     """``splits=StreamK()``, for the multistage kernel and for Hopper's: blocks stay, and share K where tiles fill no wave.
 
-    ``blocks`` is how many are launched (in clusters, a multiple of their size); None: as many as are resident. Up to
-    ``waves`` waves are streamed, 1 or 2: the last, which is not full, and for 2 a full one with it, so that a block's share
-    is a tile at least.
+    ``blocks`` is the number of launched blocks (in clusters, a multiple of their size); None launches as many as are
+    resident. Up to ``waves`` waves are streamed, 1 or 2: the last, partial wave, and for 2 a full one with it, so that a
+    block's share is at least a tile.
     """
 
     blocks: int | None = None
