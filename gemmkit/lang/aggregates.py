@@ -18,37 +18,16 @@ import numpy as np
 
 from gemmkit.lang import arithmetic as _arithmetic  # noqa: F401  (registers + and its like)
 from gemmkit.lang import builtins as _builtins  # noqa: F401  (and `max`, `int`, `math.exp`)
+from gemmkit.lang import numba_hooks as nb
 from gemmkit.lang import records as _records  # noqa: F401  (registers the arithmetic of records)
 from gemmkit.lang.arithmetic import of_two
-from gemmkit.lang.numba_hooks import (
-    AbstractTemplate,
-    Atom,
-    AttributeTemplate,
-    Context,
-    DataModelManager,
-    Signature,
-    TypingContext,
-    TypingError,
-    Values,
-    atom,
-    cgutils,
-    compiles_ours,
-    global_callable,
-    ir,
-    lowering_registry,
-    models,
-    operation,
-    register_model,
-    signature,
-    types,
-    typing_registry,
-)
+from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, Values, atom, ir, operation, signature, types
 from gemmkit.lang.number_rules import Record, device_dtype, is_of_one_type, to_dtype
 from gemmkit.lang.passes import KnownType, UnknownValue
 from gemmkit.lang.scalars import DTypeType, WeakFloatLiteral, WeakIntLiteral, dtype_type, i1, i32, index, numba_type, weaken
 
 __all__ = [
-    "DTypeType", "WeakFloatLiteral", "WeakIntLiteral", "global_callable", "static_type", "static_value",
+    "DTypeType", "WeakFloatLiteral", "WeakIntLiteral", "static_type", "static_value",
 ]
 
 
@@ -150,7 +129,7 @@ class AggregateType(types.Type):
     def of(self, context: Context, builder: ir.IRBuilder, value: ir.Value) -> Any:
         """The object of an LLVM value."""
         # by memory, from which LLVM takes structs apart as it does Numba's: of chains of `insertvalue` it hoists less
-        fields = cgutils.create_struct_proxy(self)(context, builder, value=value)
+        fields = nb.cgutils.create_struct_proxy(self)(context, builder, value=value)
         numbers = tuple(Number(builder, getattr(fields, f"n{n}")) for n in range(self.count))
         return self.cls.__of_parts__(self.static, numbers)
 
@@ -173,13 +152,13 @@ def _known(value: Any) -> Any:
     raise UnknownValue
 
 
-@register_model(AggregateType)
-class _AggregateModel(models.StructModel):
-    def __init__(self, dmm: DataModelManager, fe_type: AggregateType):
+@nb.register_model(AggregateType)
+class _AggregateModel(nb.models.StructModel):
+    def __init__(self, dmm: nb.DataModelManager, fe_type: AggregateType):
         super().__init__(dmm, fe_type, [(f"n{n}", index) for n in range(fe_type.count)])
 
 
-@lowering_registry.lower_constant(AggregateType)
+@nb.lowering_registry.lower_constant(AggregateType)
 def _constant(context: Context, builder: ir.IRBuilder, ty: AggregateType, value: object) -> Any:
     return ir.Constant(context.get_value_type(ty), [0] * ty.count)       # of a tile, which is at the origin
 
@@ -202,7 +181,7 @@ def type_of(value: Any, literal: bool = True) -> Any:
 def _lowered(context: Context, builder: ir.IRBuilder, value: Aggregate | Number | int) -> Any:
     if not isinstance(value, Aggregate):
         return _value(value)
-    out = cgutils.create_struct_proxy(type_of(value))(context, builder)
+    out = nb.cgutils.create_struct_proxy(type_of(value))(context, builder)
     for n, number in enumerate(value.__parts__()[1]):
         setattr(out, f"n{n}", _value(number))
     return out._getvalue()
@@ -248,7 +227,7 @@ def _traced(function: Callable[..., Any], args: tuple, by: Iterable[str] = (), l
     except _NotOurs:
         return None
     except (TypeError, ValueError, AttributeError, IndexError) as error:
-        raise TypingError(str(error)) from None
+        raise nb.TypingError(str(error)) from None
     return None if result is None else (signature(result, *args), codegen)
 
 
@@ -259,7 +238,7 @@ def _takes_names(function: Callable[..., Any]) -> bool:
     return bool(code.co_flags & inspect.CO_VARKEYWORDS)
 
 
-def traced(name: str, function: Callable[..., Any]) -> Atom:
+def traced(name: str, function: Callable[..., Any]) -> nb.Atom:
     """A function of aggregates and whole numbers as device code: its own text. What it returns is an aggregate, or a
     coordinate."""
     def typer(context: TypingContext, *args: types.Type) -> Any:
@@ -268,13 +247,13 @@ def traced(name: str, function: Callable[..., Any]) -> Atom:
     def typer_by_name(context: TypingContext, *args: types.Type, **by: types.Type) -> Any:
         return _traced(function, (*args, *by.values()), by, literal=False)
 
-    return Atom(name, typer_by_name if _takes_names(function) else typer, function)
+    return nb.Atom(name, typer_by_name if _takes_names(function) else typer, function)
 
 
 # -- attributes, items, lengths ---------------------------------------------------------------------------------------
 
-@typing_registry.register_attr
-class _Attributes(AttributeTemplate):
+@nb.typing_registry.register_attr
+class _Attributes(nb.AttributeTemplate):
     key = AggregateType
 
     def generic_resolve(self, ty: AggregateType, attr: str) -> Any:
@@ -283,10 +262,10 @@ class _Attributes(AttributeTemplate):
         try:
             return type_of(getattr(ty.example, attr))
         except AttributeError as error:
-            raise TypingError(str(error)) from None
+            raise nb.TypingError(str(error)) from None
 
 
-@lowering_registry.lower_getattr_generic(AggregateType)
+@nb.lowering_registry.lower_getattr_generic(AggregateType)
 def _getattr(context: Context, builder: ir.IRBuilder, ty: AggregateType, value: ir.Value, attr: str) -> Any:
     return _lowered(context, builder, getattr(ty.of(context, builder, value), attr))
 
@@ -318,7 +297,7 @@ def _tuple_item(context: TypingContext, *args: types.Type) -> Any:
 @operation(len)
 def _tuple_length(context: TypingContext, *args: types.Type) -> Any:
     """``len`` of a tuple, or of a word, is a literal, as in Python."""
-    if len(args) != 1 or not isinstance(args[0], (types.BaseTuple, types.StringLiteral)) or not compiles_ours():
+    if len(args) != 1 or not isinstance(args[0], (types.BaseTuple, types.StringLiteral)) or not nb.compiles_ours():
         return None
     of = args[0]
     result = WeakIntLiteral(len(of.types if isinstance(of, types.BaseTuple) else of.literal_value))
@@ -327,7 +306,7 @@ def _tuple_length(context: TypingContext, *args: types.Type) -> Any:
 
 @operation(operator.not_)
 def _is_empty(context: TypingContext, *args: types.Type) -> Any:
-    if len(args) != 1 or not isinstance(args[0], types.BaseTuple) or not compiles_ours():
+    if len(args) != 1 or not isinstance(args[0], types.BaseTuple) or not nb.compiles_ours():
         return None
     answer = not args[0].types
     return signature(types.boolean, args[0]), lambda c, b, s, v: ir.Constant(i1, answer)
@@ -336,7 +315,7 @@ def _is_empty(context: TypingContext, *args: types.Type) -> Any:
 def _repeated(context: TypingContext, *args: types.Type) -> Any:
     """``(x,) * 4``: as many as a literal says, on either side."""
     at = 0 if args and isinstance(args[0], types.BaseTuple) else 1
-    if len(args) != 2 or not isinstance(args[at], types.BaseTuple) or not compiles_ours():
+    if len(args) != 2 or not isinstance(args[at], types.BaseTuple) or not nb.compiles_ours():
         return None
     if not isinstance(args[1 - at], WeakIntLiteral):
         raise TypeError(f"a tuple times {args[1 - at]}: its length is part of its type; multiply it by a literal")
@@ -344,7 +323,7 @@ def _repeated(context: TypingContext, *args: types.Type) -> Any:
     result = types.BaseTuple.from_types(tuple(args[at].types) * times)
 
     def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        return c.make_tuple(builder, result, cgutils.unpack_tuple(builder, v[at], count) * times)
+        return c.make_tuple(builder, result, nb.cgutils.unpack_tuple(builder, v[at], count) * times)
 
     return signature(result, *args), codegen
 
@@ -381,7 +360,7 @@ def _equals(context: TypingContext, values: types.BaseTuple, wanted: types.Type)
 @operation(operator.contains)
 def _contains(context: TypingContext, *args: types.Type) -> Any:
     """``x in t`` of numbers of several types."""
-    if len(args) != 2 or not isinstance(args[0], types.Tuple) or not args[0].types or not compiles_ours():
+    if len(args) != 2 or not isinstance(args[0], types.Tuple) or not args[0].types or not nb.compiles_ours():
         return None
     if any(isinstance(t, types.BaseTuple) for t in (*args[0].types, args[1])):
         return None
@@ -398,7 +377,7 @@ def _contains(context: TypingContext, *args: types.Type) -> Any:
     return signature(types.boolean, *args), codegen
 
 
-class _Method(AbstractTemplate):
+class _Method(nb.AbstractTemplate):
     """``t.count(x)`` and ``t.index(x)``: coordinates."""
 
     metadata: ClassVar[dict[str, str]] = {"target": "cuda"}       # before Numba's own, which are for any target
@@ -417,17 +396,17 @@ class _Index(_Method):
     key = "gemmkit tuple.index"
 
 
-@typing_registry.register_attr
-class _Methods(AttributeTemplate):
+@nb.typing_registry.register_attr
+class _Methods(nb.AttributeTemplate):
     key, metadata = types.BaseTuple, _Method.metadata
 
     def generic_resolve(self, ty: types.Type, attr: str) -> Any:
-        if attr not in ("count", "index") or not compiles_ours() or attr in getattr(ty, "fields", ()):
+        if attr not in ("count", "index") or not nb.compiles_ours() or attr in getattr(ty, "fields", ()):
             return None
         return types.BoundFunction(_Count if attr == "count" else _Index, ty)
 
 
-@lowering_registry.lower("gemmkit tuple.count", types.BaseTuple, types.Any)
+@nb.lowering_registry.lower("gemmkit tuple.count", types.BaseTuple, types.Any)
 def _count(context: Context, builder: ir.IRBuilder, sig: Signature, args: Values) -> Any:
     same = _equals(context.typing_context, *sig.args)(context, builder, *args)
     out = i32(0)
@@ -436,7 +415,7 @@ def _count(context: Context, builder: ir.IRBuilder, sig: Signature, args: Values
     return out
 
 
-@lowering_registry.lower("gemmkit tuple.index", types.BaseTuple, types.Any)
+@nb.lowering_registry.lower("gemmkit tuple.index", types.BaseTuple, types.Any)
 def _index(context: Context, builder: ir.IRBuilder, sig: Signature, args: Values) -> Any:
     """The first, and 0 where there is none: Python raises there."""
     same = _equals(context.typing_context, *sig.args)(context, builder, *args)
@@ -470,7 +449,7 @@ def static_maker(value: Any) -> Callable[[], types.Type]:
         return lambda: types.literal(weaken(value))
     if isinstance(value, np.dtype):
         return _dtype_maker(value)
-    if isinstance(value, Atom):
+    if isinstance(value, nb.Atom):
         return lambda: value.device_type
     if isinstance(value, str):
         return lambda: types.literal(value)

@@ -14,23 +14,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gemmkit.lang import complex, number_rules
-from gemmkit.lang.numba_hooks import (
-    AbstractTemplate,
-    AttributeTemplate,
-    Context,
-    Signature,
-    TypingContext,
-    TypingError,
-    Values,
-    compiles_ours,
-    ir,
-    lowering_registry,
-    operation,
-    signature,
-    target_arch,
-    types,
-    typing_registry,
-)
+from gemmkit.lang import numba_hooks as nb
+from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, Values, ir, operation, signature, types
 from gemmkit.lang.number_rules import BOOL
 from gemmkit.lang.scalars import (
     IndexType,
@@ -281,7 +266,7 @@ def of_two(context: TypingContext, op: Callable, a: types.Type, b: types.Type) -
     if any(kind is None for kind in kinds):                    # not ``None in kinds``: float64's dtype equals None
         return None
     if not any(isinstance(t, (IndexType, WeakIntLiteral, WeakFloatLiteral, WeakFloat64Type, NarrowFloatType))
-               for t in (a, b)) and not compiles_ours():
+               for t in (a, b)) and not nb.compiles_ours():
         return None
     name = _NAMES[op]
     if op in _COMPARISON and all(number_rules.is_integer(k) or k == BOOL for k in kinds):
@@ -353,7 +338,7 @@ def _float_extremum(name: str, ty: types.Type, a: types.Type, b: types.Type) -> 
 
         values = [c.cast(builder, x, t, compute) for x, t in zip(v, s.args)]
         instruction = _INSTRUCTION.get(compute)
-        if instruction is not None and tuple(target_arch())[:2] >= (8, 0):
+        if instruction is not None and tuple(nb.target_arch())[:2] >= (8, 0):
             return extremum(builder, name, instruction, *values)
         if not isinstance(compute, NarrowFloatType):
             return selected(builder, name, *values)
@@ -478,7 +463,7 @@ def _narrow_operation(context: TypingContext, op: Callable, a: types.Type, b: ty
 
 
 def _identity(context: TypingContext, *args: types.Type) -> Any:
-    if len(args) == 2 and compiles_ours() and all(complex.kind_of(t) is not None for t in args):
+    if len(args) == 2 and nb.compiles_ours() and all(complex.kind_of(t) is not None for t in args):
         raise TypeError("is, and a pattern of True or False, compares objects, and device code's numbers are none; write ==")
     return None
 
@@ -500,7 +485,7 @@ for _op in _NAMES:
 _CUDA = {"target": "cuda"}                                    # before Numba's own
 
 
-class _BitCount(AbstractTemplate):
+class _BitCount(nb.AbstractTemplate):
     key = "gemmkit int.bit_count"
     metadata: ClassVar[dict[str, str]] = _CUDA
 
@@ -508,24 +493,24 @@ class _BitCount(AbstractTemplate):
         return None if args or kws else signature(index, recvr=types.unliteral(self.this))
 
 
-@typing_registry.register_attr
-class _OfIntegers(AttributeTemplate):
+@nb.typing_registry.register_attr
+class _OfIntegers(nb.AttributeTemplate):
     key, metadata = types.Integer, _CUDA
 
     def generic_resolve(self, ty: types.Type, attr: str) -> Any:
-        return types.BoundFunction(_BitCount, types.unliteral(ty)) if attr == "bit_count" and compiles_ours() else None
+        return types.BoundFunction(_BitCount, types.unliteral(ty)) if attr == "bit_count" and nb.compiles_ours() else None
 
 
-@typing_registry.register_attr
-class _OfNumbers(AttributeTemplate):
+@nb.typing_registry.register_attr
+class _OfNumbers(nb.AttributeTemplate):
     key, metadata = types.Number, _CUDA
 
     def generic_resolve(self, ty: types.Type, attr: str) -> Any:
-        if attr == "item" and compiles_ours():
-            raise TypingError("item() makes a Python number, which device code has none of; write the number itself")
+        if attr == "item" and nb.compiles_ours():
+            raise nb.TypingError("item() makes a Python number, which device code has none of; write the number itself")
 
 
-@lowering_registry.lower("gemmkit int.bit_count", types.Integer)
+@nb.lowering_registry.lower("gemmkit int.bit_count", types.Integer)
 def _bit_count(context: Context, builder: ir.IRBuilder, sig: Signature, args: Values) -> Any:
     """Of the absolute value, as in Python."""
     (ty,), (value,) = sig.args, args
@@ -559,7 +544,7 @@ def _register_unary(op: Callable) -> None:
             value = op(a.literal_value)
             result = WeakIntLiteral(value) if isinstance(value, int) else WeakFloatLiteral(value)
             return signature(result, a), lambda c, b, s, v: c.get_constant_generic(b, result, value)
-        if not isinstance(a, (IndexType, NarrowFloatType, WeakFloat64Type)) and not compiles_ours():
+        if not isinstance(a, (IndexType, NarrowFloatType, WeakFloat64Type)) and not nb.compiles_ours():
             return None
         number_rules.unary(name, kind)
         if isinstance(a, NarrowFloatType):

@@ -12,28 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.lang import numba_hooks as nb
 from gemmkit.lang import number_rules
 from gemmkit.lang.arithmetic import of_two
 from gemmkit.lang.complex import kind_of
-from gemmkit.lang.numba_hooks import (
-    Context,
-    DataModelManager,
-    RefType,
-    Signature,
-    TypingContext,
-    Values,
-    call_iternext,
-    cgutils,
-    compiles_ours,
-    ir,
-    iternext_impl,
-    lowering_registry,
-    models,
-    operation,
-    register_model,
-    signature,
-    types,
-)
+from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, Values, ir, operation, signature, types
 from gemmkit.lang.number_rules import Weak
 from gemmkit.lang.scalars import (
     IndexType,
@@ -54,7 +37,7 @@ _OURS = (IndexType, NarrowFloatType, WeakFloat64Type, WeakFloatLiteral, WeakIntL
 def _kinds(context: TypingContext, args: tuple) -> list | None:
     """The kinds of a call's arguments; None where Numba's rules are to hold, or one is no number."""
     kinds = [kind_of_type(a) for a in args]
-    if any(kind is None for kind in kinds) or not (compiles_ours() or any(isinstance(a, _OURS) for a in args)):
+    if any(kind is None for kind in kinds) or not (nb.compiles_ours() or any(isinstance(a, _OURS) for a in args)):
         return None
     return kinds
 
@@ -95,7 +78,7 @@ def _register_extremum(key: Callable) -> None:
     def typer(context: TypingContext, *args: types.Type) -> Any:
         is_tuple = len(args) == 1 and isinstance(args[0], types.BaseTuple)
         given = tuple(args[0].types) if is_tuple else args
-        if len(args) == 1 and compiles_ours() and not (is_tuple and given):
+        if len(args) == 1 and nb.compiles_ours() and not (is_tuple and given):
             raise TypeError(f"{key.__name__} of one argument: device code takes two numbers or more")
         if len(given) < 1 + (not is_tuple) or _kinds(context, given) is None:
             return None
@@ -107,7 +90,7 @@ def _register_extremum(key: Callable) -> None:
         result, code = folded
 
         def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
-            return code(c, builder, cgutils.unpack_tuple(builder, v[0], len(given)) if is_tuple else v)
+            return code(c, builder, nb.cgutils.unpack_tuple(builder, v[0], len(given)) if is_tuple else v)
 
         return signature(result, *args), codegen
 
@@ -123,7 +106,7 @@ def _sum(context: TypingContext, *args: types.Type) -> Any:
         return None
     count, start = len(args[0].types), args[1] if len(args) == 2 else WeakIntLiteral(0)
     given = (start, *args[0].types)
-    if any(kind_of(t) is None for t in given) or not (compiles_ours() or any(isinstance(t, _OURS) for t in given)):
+    if any(kind_of(t) is None for t in given) or not (nb.compiles_ours() or any(isinstance(t, _OURS) for t in given)):
         return None
     folded = _folded_up(context, operator.add, given)
     if folded is None:
@@ -132,7 +115,7 @@ def _sum(context: TypingContext, *args: types.Type) -> Any:
 
     def codegen(c: Context, builder: ir.IRBuilder, s: Signature, v: Values) -> Any:
         first = v[1] if len(v) == 2 else c.get_constant_generic(builder, start, 0)
-        return code(c, builder, [first, *cgutils.unpack_tuple(builder, v[0], count)])
+        return code(c, builder, [first, *nb.cgutils.unpack_tuple(builder, v[0], count)])
 
     return signature(result, *args), codegen
 
@@ -285,15 +268,15 @@ class IndexRangeIteratorType(types.SimpleIteratorType):
         super().__init__("index_range_iterator" if of == index else "wide_index_range_iterator", of)
 
 
-@register_model(IndexRangeType)
-class _RangeModel(models.StructModel):
-    def __init__(self, dmm: DataModelManager, fe_type: types.Type):
+@nb.register_model(IndexRangeType)
+class _RangeModel(nb.models.StructModel):
+    def __init__(self, dmm: nb.DataModelManager, fe_type: types.Type):
         super().__init__(dmm, fe_type, [(name, fe_type.of) for name in ("start", "stop", "step")])
 
 
-@register_model(IndexRangeIteratorType)
-class _IteratorModel(models.StructModel):
-    def __init__(self, dmm: DataModelManager, fe_type: types.Type):
+@nb.register_model(IndexRangeIteratorType)
+class _IteratorModel(nb.models.StructModel):
+    def __init__(self, dmm: nb.DataModelManager, fe_type: types.Type):
         members = [("current", types.EphemeralPointer(fe_type.of)), ("stop", fe_type.of), ("step", fe_type.of)]
         super().__init__(dmm, fe_type, members)
 
@@ -303,14 +286,14 @@ def _range(context: TypingContext, *args: types.Type) -> Any:
     if not 1 <= len(args) <= 3:
         return None
     if not all(isinstance(a, (IndexType, types.IntegerLiteral)) for a in args):
-        return _of_integers(context, args) if compiles_ours() else None
+        return _of_integers(context, args) if nb.compiles_ours() else None
     if not any(isinstance(a, (IndexType, WeakIntLiteral)) for a in args):
         return None
     of = wide_index if wide_index in args else index
     width = ir.IntType(of.bitwidth)
 
     def codegen(context: Context, builder: ir.IRBuilder, sig: Signature, values: Values) -> Any:
-        state = cgutils.create_struct_proxy(sig.return_type)(context, builder)
+        state = nb.cgutils.create_struct_proxy(sig.return_type)(context, builder)
         values = list(values)
         state.start = width(0) if len(values) == 1 else values.pop(0)
         state.stop = values.pop(0)
@@ -337,20 +320,20 @@ def _of_integers(context: TypingContext, args: tuple) -> Any:
     return signature(inner.return_type, *args), codegen
 
 
-@lowering_registry.lower("getiter", IndexRangeType)
+@nb.lowering_registry.lower("getiter", IndexRangeType)
 def _getiter(context: Context, builder: ir.IRBuilder, sig: Signature, args: Values) -> Any:
-    state = cgutils.create_struct_proxy(sig.args[0])(context, builder, args[0])
-    iterator = cgutils.create_struct_proxy(sig.return_type)(context, builder)
-    iterator.current = cgutils.alloca_once_value(builder, state.start)
+    state = nb.cgutils.create_struct_proxy(sig.args[0])(context, builder, args[0])
+    iterator = nb.cgutils.create_struct_proxy(sig.return_type)(context, builder)
+    iterator.current = nb.cgutils.alloca_once_value(builder, state.start)
     builder.store(state.start, iterator.current)
     iterator.stop, iterator.step = state.stop, state.step
     return iterator._getvalue()
 
 
-@lowering_registry.lower("iternext", IndexRangeIteratorType)
-@iternext_impl(RefType.UNTRACKED)
+@nb.lowering_registry.lower("iternext", IndexRangeIteratorType)
+@nb.iternext_impl(nb.RefType.UNTRACKED)
 def _iternext(context: Context, builder: ir.IRBuilder, sig: Signature, args: Values, result: ir.Value) -> None:
-    iterator = cgutils.create_struct_proxy(sig.args[0])(context, builder, args[0])
+    iterator = nb.cgutils.create_struct_proxy(sig.args[0])(context, builder, args[0])
     current = builder.load(iterator.current)
     upwards = builder.icmp_signed(">", iterator.step, iterator.step.type(0))
     valid = builder.select(upwards, builder.icmp_signed("<", current, iterator.stop),
@@ -371,9 +354,9 @@ class IndexEnumerateType(types.SimpleIteratorType):
         super().__init__(f"index_enumerate({of})", types.BaseTuple.from_types((index, of.yield_type)))
 
 
-@register_model(IndexEnumerateType)
-class _EnumerateModel(models.StructModel):
-    def __init__(self, dmm: DataModelManager, fe_type: types.Type):
+@nb.register_model(IndexEnumerateType)
+class _EnumerateModel(nb.models.StructModel):
+    def __init__(self, dmm: nb.DataModelManager, fe_type: types.Type):
         super().__init__(dmm, fe_type, [("count", types.EphemeralPointer(index)), ("iterator", fe_type.of)])
 
 
@@ -385,9 +368,9 @@ def _enumerate(context: TypingContext, *args: types.Type) -> Any:
         return None
 
     def codegen(context: Context, builder: ir.IRBuilder, sig: Signature, values: Values) -> Any:
-        state = cgutils.create_struct_proxy(sig.return_type)(context, builder)
+        state = nb.cgutils.create_struct_proxy(sig.return_type)(context, builder)
         start = context.cast(builder, values[1], args[1], index) if len(values) == 2 else ir.IntType(32)(0)
-        state.count = cgutils.alloca_once_value(builder, start)
+        state.count = nb.cgutils.alloca_once_value(builder, start)
         builder.store(start, state.count)
         getiter = context.get_function("getiter", signature(sig.return_type.of, args[0]))
         state.iterator = getiter(builder, (values[0],))
@@ -396,13 +379,13 @@ def _enumerate(context: TypingContext, *args: types.Type) -> Any:
     return signature(IndexEnumerateType(args[0].iterator_type), *args), codegen
 
 
-@lowering_registry.lower("iternext", IndexEnumerateType)
-@iternext_impl(RefType.UNTRACKED)
+@nb.lowering_registry.lower("iternext", IndexEnumerateType)
+@nb.iternext_impl(nb.RefType.UNTRACKED)
 def _next_of_enumerate(context: Context, builder: ir.IRBuilder, sig: Signature, args: Values, result: ir.Value) -> None:
     of = sig.args[0].of
-    state = cgutils.create_struct_proxy(sig.args[0])(context, builder, args[0])
+    state = nb.cgutils.create_struct_proxy(sig.args[0])(context, builder, args[0])
     count = builder.load(state.count)
-    following = call_iternext(context, builder, of, state.iterator)
+    following = nb.call_iternext(context, builder, of, state.iterator)
     valid = following.is_valid()
     result.set_valid(valid)
     with builder.if_then(valid):

@@ -13,26 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.lang import numba_hooks as nb
 from gemmkit.lang import number_rules
-from gemmkit.lang.numba_hooks import (
-    AttributeTemplate,
-    Context,
-    Conversion,
-    DataModelManager,
-    Signature,
-    TypingContext,
-    Values,
-    compiles_ours,
-    ir,
-    lowering_registry,
-    models,
-    operation,
-    register_model,
-    signature,
-    typeof_impl,
-    types,
-    typing_registry,
-)
+from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, Values, ir, operation, signature, types
 from gemmkit.lang.number_rules import Weak
 from gemmkit.lang.scalars import (
     IndexType,
@@ -56,7 +39,7 @@ class WeakComplex128Type(types.Type):
 
     def can_convert_to(self, typingctx: TypingContext, other: types.Type) -> Any:
         if isinstance(other, types.Complex):
-            return Conversion.promote if other == types.complex128 else Conversion.safe
+            return nb.Conversion.promote if other == types.complex128 else nb.Conversion.safe
         return None
 
     def unify(self, typingctx: TypingContext, other: types.Type) -> Any:
@@ -89,19 +72,19 @@ class WeakComplexLiteral(types.Literal, types.Dummy):
         return weak_complex128
 
 
-@register_model(WeakComplex128Type)
-class _WeakComplexModel(models.StructModel):
-    def __init__(self, dmm: DataModelManager, fe_type: types.Type):
+@nb.register_model(WeakComplex128Type)
+class _WeakComplexModel(nb.models.StructModel):
+    def __init__(self, dmm: nb.DataModelManager, fe_type: types.Type):
         super().__init__(dmm, fe_type, [("real", types.float64), ("imag", types.float64)])
 
 
-register_model(WeakComplexLiteral)(models.OpaqueModel)
+nb.register_model(WeakComplexLiteral)(nb.models.OpaqueModel)
 types.Literal.ctor_map[WeakComplex] = WeakComplexLiteral
 WEAK_COMPLEX = (WeakComplex128Type, WeakComplexLiteral)
 _WEAK = (*WEAK_COMPLEX, WeakIntLiteral, WeakFloatLiteral, WeakFloat64Type, IndexType, NarrowFloatType)
 
 
-@typeof_impl.register(WeakComplex)
+@nb.typeof_impl.register(WeakComplex)
 def _typeof(value: WeakComplex, _c: object) -> types.Type:
     return WeakComplexLiteral(value)
 
@@ -112,18 +95,18 @@ def _constant(value: complex) -> Any:
     return ir.Constant.literal_struct([f64(value.real), f64(value.imag)])
 
 
-@lowering_registry.lower_constant(WeakComplexLiteral)
+@nb.lowering_registry.lower_constant(WeakComplexLiteral)
 def _literal_constant(context: Context, builder: ir.IRBuilder, ty: types.Type, value: complex) -> Any:
     return context.get_dummy_value()
 
 
-@lowering_registry.lower_constant(WeakComplex128Type)
+@nb.lowering_registry.lower_constant(WeakComplex128Type)
 def _weak_constant(context: Context, builder: ir.IRBuilder, ty: types.Type, value: complex) -> Any:
     return _constant(value)
 
 
-@lowering_registry.lower_cast(WeakComplexLiteral, types.Complex)
-@lowering_registry.lower_cast(WeakComplexLiteral, WeakComplex128Type)
+@nb.lowering_registry.lower_cast(WeakComplexLiteral, types.Complex)
+@nb.lowering_registry.lower_cast(WeakComplexLiteral, WeakComplex128Type)
 def _literal_to_complex(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type,
                         value: ir.Value) -> Any:
     if toty == weak_complex128:
@@ -131,12 +114,12 @@ def _literal_to_complex(context: Context, builder: ir.IRBuilder, fromty: types.T
     return context.get_constant_generic(builder, toty, fromty.literal_value)
 
 
-@lowering_registry.lower_cast(WeakComplex128Type, types.Complex)
+@nb.lowering_registry.lower_cast(WeakComplex128Type, types.Complex)
 def _weak_to_complex(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type, value: ir.Value) -> Any:
     return value if toty == types.complex128 else context.cast(builder, value, types.complex128, toty)
 
 
-@lowering_registry.lower_cast(types.Complex, WeakComplex128Type)
+@nb.lowering_registry.lower_cast(types.Complex, WeakComplex128Type)
 def _complex_to_weak(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type, value: ir.Value) -> Any:
     return context.cast(builder, value, fromty, types.complex128)
 
@@ -156,8 +139,8 @@ def _real_to_complex(context: Context, builder: ir.IRBuilder, fromty: types.Type
 
 for _real in (WeakIntLiteral, WeakFloatLiteral, WeakFloat64Type, IndexType, types.Integer, types.Float, types.Boolean,
               NarrowFloatType):
-    lowering_registry.lower_cast(_real, WeakComplex128Type)(_real_to_complex)
-lowering_registry.lower_cast(NarrowFloatType, types.Complex)(_real_to_complex)
+    nb.lowering_registry.lower_cast(_real, WeakComplex128Type)(_real_to_complex)
+nb.lowering_registry.lower_cast(NarrowFloatType, types.Complex)(_real_to_complex)
 
 
 # -- kinds ------------------------------------------------------------------------------------------------------------
@@ -187,7 +170,7 @@ def is_complex(ty: types.Type) -> bool:
 def of_two(context: TypingContext, op: Callable, name: str, a: types.Type, b: types.Type) -> Any:
     """Signature and code of an operator on two numbers of which one is complex; None for what Numba has as it is to be."""
     kinds = kind_of(a), kind_of(b)
-    if any(kind is None for kind in kinds) or not (compiles_ours() or any(isinstance(t, _WEAK) for t in (a, b))):
+    if any(kind is None for kind in kinds) or not (nb.compiles_ours() or any(isinstance(t, _WEAK) for t in (a, b))):
         return None
     if a == b and isinstance(a, types.Complex):
         number_rules.result(name, *kinds)
@@ -230,21 +213,21 @@ for _op in (operator.neg, operator.pos, abs):
 
 # -- parts ------------------------------------------------------------------------------------------------------------
 
-@typing_registry.register_attr
-class _Parts(AttributeTemplate):
+@nb.typing_registry.register_attr
+class _Parts(nb.AttributeTemplate):
     key: Any = WeakComplex128Type
 
     def generic_resolve(self, ty: types.Type, attr: str) -> Any:
         return weak_float64 if attr in ("real", "imag") else None
 
 
-@typing_registry.register_attr
+@nb.typing_registry.register_attr
 class _LiteralParts(_Parts):
     key = WeakComplexLiteral
 
 
-@lowering_registry.lower_getattr_generic(WeakComplex128Type)
-@lowering_registry.lower_getattr_generic(WeakComplexLiteral)
+@nb.lowering_registry.lower_getattr_generic(WeakComplex128Type)
+@nb.lowering_registry.lower_getattr_generic(WeakComplexLiteral)
 def _part(context: Context, builder: ir.IRBuilder, ty: types.Type, value: ir.Value, attr: str) -> Any:
     return builder.extract_value(context.cast(builder, value, ty, weak_complex128), 0 if attr == "real" else 1)
 
@@ -253,7 +236,7 @@ def _part(context: Context, builder: ir.IRBuilder, ty: types.Type, value: ir.Val
 def _complex(context: TypingContext, *args: types.Type) -> Any:
     """Of one number or of two parts, by `number_rules.of_parts`."""
     kinds = [kind_of(a) for a in args]
-    if len(args) > 2 or any(kind is None for kind in kinds) or not compiles_ours():
+    if len(args) > 2 or any(kind is None for kind in kinds) or not nb.compiles_ours():
         return None
     ty = type_of(number_rules.of_parts(*kinds))
     if len(args) == 1 and is_complex(args[0]):
@@ -275,7 +258,7 @@ def _register_cmath(name: str) -> None:
 
     @operation(key)
     def typer(context: TypingContext, *args: types.Type) -> Any:
-        if len(args) != 1 or kind_of(args[0]) is None or not compiles_ours():
+        if len(args) != 1 or kind_of(args[0]) is None or not nb.compiles_ours():
             return None
         kind = number_rules.of_cmath(name, kind_of(args[0]))
         result = type_of(kind)

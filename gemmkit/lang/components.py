@@ -16,25 +16,11 @@ from operator import attrgetter
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+from gemmkit.lang import numba_hooks as nb
 from gemmkit.lang.aggregates import static_type, static_value
 from gemmkit.lang.fingerprint import mutable_in_property
 from gemmkit.lang.functions import DeviceFunction, Kind, device, freeze_function, kind, without_captures
-from gemmkit.lang.numba_hooks import (
-    AttributeTemplate,
-    Context,
-    DataModelManager,
-    Signature,
-    TypingContext,
-    Values,
-    atom,
-    ir,
-    lowering_registry,
-    models,
-    register_model,
-    signature,
-    types,
-    typing_registry,
-)
+from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, Values, atom, ir, signature, types
 from gemmkit.lang.passes import UnknownValue, asked, of_type
 from gemmkit.lang.references import class_version, is_fixed, names_of
 from gemmkit.lang.scalars import IndexType, index, wide_index
@@ -136,9 +122,9 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert",
     setattr(_RuntimeField, f"__{_name}__", _RuntimeField._refuse)
 
 
-@register_model(ComponentType)
-class _ComponentModel(models.StructModel):
-    def __init__(self, dmm: DataModelManager, fe_type: ComponentType):
+@nb.register_model(ComponentType)
+class _ComponentModel(nb.models.StructModel):
+    def __init__(self, dmm: nb.DataModelManager, fe_type: ComponentType):
         super().__init__(dmm, fe_type, list(fe_type.runtime.items()))
 
 
@@ -165,13 +151,13 @@ class MethodType(types.Callable):
         return self.function.compile(tuple(sig.args)).entry_point
 
 
-@register_model(MethodType)
-class _MethodModel(models.PrimitiveModel):
-    def __init__(self, dmm: DataModelManager, fe_type: MethodType):
+@nb.register_model(MethodType)
+class _MethodModel(nb.models.PrimitiveModel):
+    def __init__(self, dmm: nb.DataModelManager, fe_type: MethodType):
         super().__init__(dmm, fe_type, dmm.lookup(fe_type.component).get_value_type())
 
 
-@lowering_registry.lower_constant(ComponentType)
+@nb.lowering_registry.lower_constant(ComponentType)
 def _constant(context: Context, builder: ir.IRBuilder, ty: ComponentType, value: object) -> Any:
     from numba.cuda import cgutils
 
@@ -180,8 +166,8 @@ def _constant(context: Context, builder: ir.IRBuilder, ty: ComponentType, value:
     return cgutils.create_struct_proxy(ty)(context, builder)._getvalue()
 
 
-@typing_registry.register_attr
-class _Attributes(AttributeTemplate):
+@nb.typing_registry.register_attr
+class _Attributes(nb.AttributeTemplate):
     key = ComponentType
 
     def generic_resolve(self, ty: ComponentType, attr: str) -> Any:
@@ -223,7 +209,7 @@ def _type_of_static(ty: ComponentType, attr: str, value: object) -> Any:
         raise TypingError(f"{ty.cls.__qualname__}.{attr}: {error}") from error
 
 
-@lowering_registry.lower_getattr_generic(ComponentType)
+@nb.lowering_registry.lower_getattr_generic(ComponentType)
 def _getattr(context: Context, builder: ir.IRBuilder, ty: ComponentType, value: ir.Value, attr: str) -> Any:
     from numba.cuda import cgutils
 

@@ -25,34 +25,13 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.lang import numba_hooks as nb
 from gemmkit.lang.aggregates import static_type
 from gemmkit.lang.deferred import at_load, load
 from gemmkit.lang.errors import ComponentError, changeable, explain, line_of, refused
 from gemmkit.lang.fingerprint import read_closure, read_value, when_forgetting
 from gemmkit.lang.memory import ViewType
-from gemmkit.lang.numba_hooks import (
-    Atom,
-    Context,
-    DataModelManager,
-    NumbaError,
-    OpaqueModel,
-    Signature,
-    TypingContext,
-    TypingError,
-    Values,
-    cgutils,
-    fold_arguments,
-    global_compiler_lock,
-    ir,
-    lowering_registry,
-    models,
-    register_model,
-    signature,
-    target_arch,
-    target_context,
-    typeof_impl,
-    types,
-)
+from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, Values, ir, signature, types
 from gemmkit.lang.number_rules import Record, device_dtype, record_text
 from gemmkit.lang.passes import CapturesType, InnerFunctions, ModuleAttributes
 from gemmkit.lang.references import Fact, Guards, Owner, cell, contents, globals_of, is_fixed, item, owner_of
@@ -218,11 +197,11 @@ class DeviceFunction:
             return tuple(args), None
         for p in declared:
             if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
-                raise TypingError(f"{self.function.__qualname__} takes {str(p).partition(':')[0]}; device code needs a "
+                raise nb.TypingError(f"{self.function.__qualname__} takes {str(p).partition(':')[0]}; device code needs a "
                                   "fixed number of arguments")
         plain = inspect.Signature([p.replace(kind=p.POSITIONAL_OR_KEYWORD, default=weaken(p.default), annotation=p.empty)
                                    for p in declared], __validate_parameters__=False)
-        return fold_arguments(plain, args, kws, lambda _n, _p, given: given, _default_type, None), plain
+        return nb.fold_arguments(plain, args, kws, lambda _n, _p, given: given, _default_type, None), plain
 
     @cached_property
     def _parameters(self) -> list[inspect.Parameter]:
@@ -240,12 +219,13 @@ class DeviceFunction:
         from gemmkit.lang.compile import compile_function
 
         self._look()
-        key = (self, target_arch(), args, captures)
+        key = (self, nb.target_arch(), args, captures)
         result = self._compiled.get(key)
         if result is None:
-            with global_compiler_lock:
+            with nb.global_compiler_lock:
                 if key in _open or sum(other[0] is self for other in _open) > _NESTED:
-                    raise TypingError(f"{self.function.__qualname__} calls itself, which device code cannot; write a loop")
+                    raise nb.TypingError(f"{self.function.__qualname__} calls itself, which device code cannot; write a "
+                                         "loop")
                 _open.append(key)
                 try:
                     result = compile_function(self.weakened, args, captures)
@@ -254,7 +234,7 @@ class DeviceFunction:
                     result = compacted(result)
                 except ComponentError:
                     raise
-                except (NumbaError, NotImplementedError, TypeError) as error:
+                except (nb.NumbaError, NotImplementedError, TypeError) as error:
                     raise explain(self.function, args, error) from error
                 finally:
                     _open.remove(key)
@@ -281,7 +261,7 @@ def _default_type(_number: int, parameter: inspect.Parameter, default: Any) -> A
     try:
         return static_type(default)
     except TypeError as error:
-        raise TypingError(f"the default of {parameter.name}: {error}") from None
+        raise nb.TypingError(f"the default of {parameter.name}: {error}") from None
 
 
 _functions: dict[FunctionType, DeviceFunction] = {}
@@ -384,20 +364,20 @@ class DeviceFunctionType(types.Callable, types.Opaque):
         return self.function.compile(tuple(sig.args)).entry_point
 
 
-register_model(DeviceFunctionType)(OpaqueModel)
+nb.register_model(DeviceFunctionType)(nb.OpaqueModel)
 
 
-@typeof_impl.register(DeviceFunction)
+@nb.typeof_impl.register(DeviceFunction)
 def _typeof_device_function(value: DeviceFunction, _c: object) -> types.Type:
     return DeviceFunctionType(value)
 
 
-@lowering_registry.lower_constant(DeviceFunctionType)
+@nb.lowering_registry.lower_constant(DeviceFunctionType)
 def _constant(context: Context, builder: ir.IRBuilder, ty: types.Type, value: object) -> Any:
     return context.get_dummy_value()
 
 
-@lowering_registry.lower_cast(DeviceFunctionType, DeviceFunctionType)
+@nb.lowering_registry.lower_cast(DeviceFunctionType, DeviceFunctionType)
 def _cast(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type, value: ir.Value) -> Any:
     return value
 
@@ -406,7 +386,7 @@ def call(context: Context, builder: ir.IRBuilder, function: DeviceFunction, argu
     """From inside a lowering: call a device function."""
     result = function.compile(tuple(argument_types))
     sig = signature(result.signature.return_type, *argument_types)
-    return target_context().get_function(DeviceFunctionType(function), sig)(builder, values)
+    return nb.target_context().get_function(DeviceFunctionType(function), sig)(builder, values)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -500,9 +480,9 @@ def without_captures(function: Any, names: Collection[str], instead: Callable[[s
     return out
 
 
-@register_model(ClosureType)
-class _ClosureModel(models.PrimitiveModel):
-    def __init__(self, dmm: DataModelManager, fe_type: ClosureType):
+@nb.register_model(ClosureType)
+class _ClosureModel(nb.models.PrimitiveModel):
+    def __init__(self, dmm: nb.DataModelManager, fe_type: ClosureType):
         super().__init__(dmm, fe_type, dmm.lookup(fe_type.captures).get_value_type())
 
     def get_argument_type(self) -> Any:
@@ -520,7 +500,7 @@ class _ClosureModel(models.PrimitiveModel):
 _numbers = count(1)
 
 
-def inner_function(function: FunctionType, code: CodeType) -> Atom:
+def inner_function(function: FunctionType, code: CodeType) -> nb.Atom:
     """Of a function's inner one, the same each time that the function is compiled: its captured values to the function."""
     known = vars(function).setdefault("gemmkit_inner", {})
     if code not in known:
@@ -531,12 +511,12 @@ def inner_function(function: FunctionType, code: CodeType) -> Atom:
             made = ClosureType(inner, f"{function.__qualname__}.{code.co_name}", inner, captures)
             return signature(made, *values), lambda c, b, s, v: _struct(c, b, captures, v)
 
-        known[code] = Atom(f"capture {next(_numbers)}", typer, lambda *values: None)
+        known[code] = nb.Atom(f"capture {next(_numbers)}", typer, lambda *values: None)
     return known[code]
 
 
 def _struct(context: Context, builder: ir.IRBuilder, ty: CapturesType, values: Values) -> Any:
-    out = cgutils.create_struct_proxy(ty)(context, builder)
+    out = nb.cgutils.create_struct_proxy(ty)(context, builder)
     for name, value in zip(ty.members, values):
         setattr(out, name, value)
     return out._getvalue()

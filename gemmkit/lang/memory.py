@@ -12,26 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.lang import numba_hooks as nb
 from gemmkit.lang.host import View, access_alignment, misfit_of_type, refusal
-from gemmkit.lang.numba_hooks import (
-    AttributeTemplate,
-    Context,
-    DataModelManager,
-    Signature,
-    TypingContext,
-    TypingError,
-    Values,
-    atom,
-    cgutils,
-    ir,
-    lowering_registry,
-    models,
-    operation,
-    register_model,
-    signature,
-    types,
-    typing_registry,
-)
+from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, Values, atom, ir, operation, signature, types
 from gemmkit.lang.scalars import index, numba_type, wide_index
 
 i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
@@ -62,9 +45,9 @@ class ViewType(types.Type):
         return [axis for axis in range(self.ndim) if axis != self.unit]
 
 
-@register_model(ViewType)
-class _ViewModel(models.StructModel):
-    def __init__(self, dmm: DataModelManager, fe_type: ViewType):
+@nb.register_model(ViewType)
+class _ViewModel(nb.models.StructModel):
+    def __init__(self, dmm: nb.DataModelManager, fe_type: ViewType):
         members = [("address", types.uint64)]
         members += [(f"extent{axis}", fe_type.coordinate) for axis in range(fe_type.ndim)]
         members += [(f"stride{axis}", types.int64) for axis in fe_type.strided_axes]
@@ -84,9 +67,9 @@ class SharedType(types.Type):
         super().__init__(f"Shared({self.element if self.dtype.names else self.dtype}{', pinned' if pinned else ''})")
 
 
-@register_model(SharedType)
-class _SharedModel(models.PrimitiveModel):
-    def __init__(self, dmm: DataModelManager, fe_type: SharedType):
+@nb.register_model(SharedType)
+class _SharedModel(nb.models.PrimitiveModel):
+    def __init__(self, dmm: nb.DataModelManager, fe_type: SharedType):
         super().__init__(dmm, fe_type, i32)
 
 
@@ -111,7 +94,7 @@ def shared_pointer(builder: ir.IRBuilder, ty: SharedType, byte_offset: ir.Value,
     return builder.bitcast(pointer, ir.PointerType(llvm_type, addrspace=SHARED))
 
 
-def global_pointer(builder: ir.IRBuilder, ty: ViewType, view: cgutils._StructProxy, terms: list[list],
+def global_pointer(builder: ir.IRBuilder, ty: ViewType, view: nb.cgutils._StructProxy, terms: list[list],
                    llvm_type: ir.Type) -> Any:
     """The address of coordinates given as a sum of terms (base, offset): each is one 64-bit displacement."""
     pointer = builder.inttoptr(view.address, ir.PointerType(i8, addrspace=GLOBAL))
@@ -130,7 +113,7 @@ def global_pointer(builder: ir.IRBuilder, ty: ViewType, view: cgutils._StructPro
     return builder.bitcast(pointer, ir.PointerType(llvm_type, addrspace=GLOBAL))
 
 
-def near_bytes(builder: ir.IRBuilder, ty: ViewType, view: cgutils._StructProxy, coordinates: list) -> Any:
+def near_bytes(builder: ir.IRBuilder, ty: ViewType, view: nb.cgutils._StructProxy, coordinates: list) -> Any:
     """How far coordinates lead into a near view, in 32 bits."""
     elements = i32(0)
     for axis, coordinate in enumerate(coordinates):
@@ -167,9 +150,9 @@ def coordinate_count(ty: types.Type) -> int:
 
 def proxy(context: Context, builder: ir.IRBuilder, ty: types.Type, value: ir.Value | None) -> Any:
     """A view's fields, in a slot: as values they change the loops of float64 (tools.sass_gate)."""
-    slot = (cgutils.alloca_once(builder, context.get_value_type(ty), zfill=True) if value is None else
-            cgutils.alloca_once_value(builder, value))
-    return cgutils.create_struct_proxy(ty)(context, builder, ref=slot)
+    slot = (nb.cgutils.alloca_once(builder, context.get_value_type(ty), zfill=True) if value is None else
+            nb.cgutils.alloca_once_value(builder, value))
+    return nb.cgutils.create_struct_proxy(ty)(context, builder, ref=slot)
 
 
 @operation(operator.getitem)
@@ -215,7 +198,7 @@ def _setitem(context: TypingContext, *args: types.Type) -> Any:
         raise TypeError(refusal("this array", got, ty.dtype))
 
     if is_view and ty.readonly:
-        raise TypingError(READ_ONLY)
+        raise nb.TypingError(READ_ONLY)
 
     def store(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
         where = coordinates_of(c, b, key, v[1], ty.coordinate if is_view else index)
@@ -254,8 +237,8 @@ def _store_record(c: Context, b: ir.IRBuilder, ty: ViewType, view: ir.Value, whe
     return c.get_dummy_value()
 
 
-@typing_registry.register_attr
-class _ViewAttributes(AttributeTemplate):
+@nb.typing_registry.register_attr
+class _ViewAttributes(nb.AttributeTemplate):
     key = ViewType
 
     def generic_resolve(self, ty: ViewType, attr: str) -> Any:
@@ -264,7 +247,7 @@ class _ViewAttributes(AttributeTemplate):
         return None
 
 
-@lowering_registry.lower_getattr(ViewType, "shape")
+@nb.lowering_registry.lower_getattr(ViewType, "shape")
 def _shape(context: Context, builder: ir.IRBuilder, ty: ViewType, value: ir.Value) -> Any:
     view = proxy(context, builder, ty, value)
     parts = [getattr(view, f"extent{axis}") for axis in range(ty.ndim)]

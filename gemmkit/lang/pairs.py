@@ -14,20 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.numba_hooks import (
-    Context,
-    DataModelManager,
-    Signature,
-    TypingContext,
-    Values,
-    atom,
-    ir,
-    models,
-    operation,
-    register_model,
-    signature,
-    types,
-)
+from gemmkit.lang import numba_hooks as nb
+from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, Values, atom, ir, operation, signature, types
 from gemmkit.lang.passes import KnownType, UnknownValue
 from gemmkit.lang.registers import call_function
 from gemmkit.lang.scalars import DTypeType, NarrowFloatType, WeakFloatLiteral, WeakIntLiteral, bfloat16, float16
@@ -44,9 +32,9 @@ class PairType(types.Type):
         super().__init__(f"pair({element})")
 
 
-@register_model(PairType)
-class _PairModel(models.PrimitiveModel):
-    def __init__(self, dmm: DataModelManager, fe_type: PairType):
+@nb.register_model(PairType)
+class _PairModel(nb.models.PrimitiveModel):
+    def __init__(self, dmm: nb.DataModelManager, fe_type: PairType):
         super().__init__(dmm, fe_type, i32)
 
 

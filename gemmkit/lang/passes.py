@@ -21,23 +21,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gemmkit.lang.numba_hooks import (
-    AttributeTemplate,
-    Context,
-    DataModelManager,
-    FunctionPass,
-    StateDict,
-    build_definitions,
-    cgutils,
-    compute_cfg_from_blocks,
-    lowering_registry,
-    models,
-    register_model,
-    register_pass,
-    replace_vars,
-    types,
-    typing_registry,
-)
+from gemmkit.lang import numba_hooks as nb
+from gemmkit.lang.numba_hooks import Context, types
 from gemmkit.lang.numba_hooks import numba_ir as ir
 from gemmkit.lang.references import is_fixed, is_library
 from gemmkit.lang.scalars import WeakInt
@@ -47,15 +32,15 @@ from gemmkit.lang.scalars import WeakInt
 #
 # A GPU cannot say which assertion failed. Compiled as Python has them they would end a thread early, its results missing.
 
-class Assertions(FunctionPass):
+class Assertions(nb.FunctionPass):
     """Takes the ways that end in an assertion's error for never taken."""
 
     _name = "gemmkit_assertions"
 
     def __init__(self) -> None:
-        FunctionPass.__init__(self)
+        nb.FunctionPass.__init__(self)
 
-    def run_pass(self, state: StateDict) -> bool:
+    def run_pass(self, state: nb.StateDict) -> bool:
         blocks = state.func_ir.blocks
         failing = {label for label, block in blocks.items() if any(map(_is_error, block.body))}
         changed = False
@@ -69,7 +54,7 @@ class Assertions(FunctionPass):
         return changed
 
 
-register_pass(mutates_CFG=True, analysis_only=False)(Assertions)
+nb.register_pass(mutates_CFG=True, analysis_only=False)(Assertions)
 
 
 def _is_error(statement: ir.Stmt) -> bool:
@@ -112,7 +97,7 @@ def _unroll_one(func_ir: ir.FunctionIR, args: tuple) -> bool:
     heads = {label: s for label, block in func_ir.blocks.items() for s in block.body if _is(s, "iternext")}
     if not heads or len(func_ir.blocks) > BLOCKS:
         return False
-    for loop in compute_cfg_from_blocks(func_ir.blocks).loops().values():
+    for loop in nb.compute_cfg_from_blocks(func_ir.blocks).loops().values():
         following = heads.get(loop.header)
         if following is None or not isinstance(func_ir.blocks[loop.header].body[-1], ir.Branch):
             continue
@@ -121,7 +106,7 @@ def _unroll_one(func_ir: ir.FunctionIR, args: tuple) -> bool:
         if count is not None and count <= MOST:
             _write_out(func_ir, loop, iterator, count)
             forget_unreached(func_ir.blocks)
-            func_ir._definitions = build_definitions(func_ir.blocks)
+            func_ir._definitions = nb.build_definitions(func_ir.blocks)
             return True
     return False
 
@@ -174,7 +159,7 @@ def _write_out(func_ir: ir.FunctionIR, loop: Any, iterator: ir.Assign, count: in
         targets = {**labels, loop.header: after}
         for block in made.values():
             block.body[-1] = _redirected(block.body[-1], targets)
-        replace_vars(made, {name: scope.redefine(name, loc) for name in own})
+        nb.replace_vars(made, {name: scope.redefine(name, loc) for name in own})
         blocks.update(made)
     first = heads[0] if heads else blocks[loop.header].body[-1].falsebr
     for entry in loop.entries:
@@ -242,22 +227,22 @@ class KnownType:
         self.ty = ty
 
 
-class StaticBranches(FunctionPass):
+class StaticBranches(nb.FunctionPass):
     """Makes jumps of the branches that are decided, and forgets what is then not reached."""
 
     _name = "gemmkit_static_branches"
 
     def __init__(self) -> None:
-        FunctionPass.__init__(self)
+        nb.FunctionPass.__init__(self)
 
-    def run_pass(self, state: StateDict) -> bool:
+    def run_pass(self, state: nb.StateDict) -> bool:
         changed = not is_library(state.func_id.func) and unroll(state.func_ir, state.args)
         while _decide(state.func_ir, state.args, state.typingctx):      # what a side that is gone assigned is known then
             changed = True
         return changed
 
 
-register_pass(mutates_CFG=True, analysis_only=False)(StaticBranches)
+nb.register_pass(mutates_CFG=True, analysis_only=False)(StaticBranches)
 
 
 def _decide(func_ir: ir.FunctionIR, args: tuple, context: Any) -> bool:
@@ -276,7 +261,7 @@ def _decide(func_ir: ir.FunctionIR, args: tuple, context: Any) -> bool:
     if found:
         forget_unreached(func_ir.blocks)
         _forget_overwritten(func_ir.blocks)
-        func_ir._definitions = build_definitions(func_ir.blocks)
+        func_ir._definitions = nb.build_definitions(func_ir.blocks)
     return found
 
 
@@ -450,34 +435,34 @@ class CapturesType(types.Type):
         return of_type(self.members[name])
 
 
-@register_model(CapturesType)
-class _CapturesModel(models.StructModel):
-    def __init__(self, dmm: DataModelManager, fe_type: CapturesType):
+@nb.register_model(CapturesType)
+class _CapturesModel(nb.models.StructModel):
+    def __init__(self, dmm: nb.DataModelManager, fe_type: CapturesType):
         super().__init__(dmm, fe_type, list(fe_type.members.items()))
 
 
-@typing_registry.register_attr
-class _CapturesAttributes(AttributeTemplate):
+@nb.typing_registry.register_attr
+class _CapturesAttributes(nb.AttributeTemplate):
     key = CapturesType
 
     def generic_resolve(self, ty: CapturesType, attr: str) -> Any:
         return ty.members.get(attr)
 
 
-@lowering_registry.lower_getattr_generic(CapturesType)
+@nb.lowering_registry.lower_getattr_generic(CapturesType)
 def _captures_getattr(context: Context, builder: ir.IRBuilder, ty: CapturesType, value: ir.Value, attr: str) -> Any:
-    return getattr(cgutils.create_struct_proxy(ty)(context, builder, value=value), attr)
+    return getattr(nb.cgutils.create_struct_proxy(ty)(context, builder, value=value), attr)
 
 
-class CapturesToArguments(FunctionPass):
+class CapturesToArguments(nb.FunctionPass):
     """Reads captured names from an extra argument instead of the closure."""
 
     _name = "gemmkit_captures"
 
     def __init__(self) -> None:
-        FunctionPass.__init__(self)
+        nb.FunctionPass.__init__(self)
 
-    def run_pass(self, state: StateDict) -> bool:
+    def run_pass(self, state: nb.StateDict) -> bool:
         first = state.args[0] if state.args else None
         if not isinstance(first, CapturesType):
             return False
@@ -485,7 +470,7 @@ class CapturesToArguments(FunctionPass):
         return True
 
 
-register_pass(mutates_CFG=False, analysis_only=False)(CapturesToArguments)
+nb.register_pass(mutates_CFG=False, analysis_only=False)(CapturesToArguments)
 
 
 def _bind(func_ir: ir.FunctionIR, names: tuple[str, ...]) -> None:
@@ -505,7 +490,7 @@ def _bind(func_ir: ir.FunctionIR, names: tuple[str, ...]) -> None:
     block.body.insert(0, ir.Assign(ir.Arg(ARGUMENT, 0, loc), struct, loc))
     func_ir.arg_names = (ARGUMENT, *func_ir.arg_names)
     func_ir.arg_count += 1
-    func_ir._definitions = build_definitions(func_ir.blocks)       # or branches on them would be decided by what cells held
+    func_ir._definitions = nb.build_definitions(func_ir.blocks)  # or branches on them would be decided by what cells held
 
 
 # --------------------------------------------------------------------------------------------------
@@ -516,7 +501,7 @@ def _bind(func_ir: ir.FunctionIR, names: tuple[str, ...]) -> None:
 # variable is captured by value, so it may not change before the function is handed on: where it may, Numba is left to
 # refuse it.
 
-class InnerFunctions(FunctionPass):
+class InnerFunctions(nb.FunctionPass):
     """Makes values of the inner functions that are arguments of calls."""
 
     _name = "gemmkit_inner_functions"
@@ -524,9 +509,9 @@ class InnerFunctions(FunctionPass):
     atom: Callable[[FunctionType, CodeType], Any]
 
     def __init__(self) -> None:
-        FunctionPass.__init__(self)
+        nb.FunctionPass.__init__(self)
 
-    def run_pass(self, state: StateDict) -> bool:
+    def run_pass(self, state: nb.StateDict) -> bool:
         function = state.func_id.func
         if not any(isinstance(constant, CodeType) for constant in function.__code__.co_consts):
             return False
@@ -538,7 +523,7 @@ class InnerFunctions(FunctionPass):
         return found
 
 
-register_pass(mutates_CFG=False, analysis_only=False)(InnerFunctions)
+nb.register_pass(mutates_CFG=False, analysis_only=False)(InnerFunctions)
 
 
 def _is_inner(statement: ir.Stmt) -> bool:
@@ -583,7 +568,7 @@ def _source(func_ir: ir.FunctionIR, variable: ir.Var) -> str:
 # --------------------------------------------------------------------------------------------------
 # The compiler pass for what a function reads from modules and classes.
 
-class ModuleAttributes(FunctionPass):
+class ModuleAttributes(nb.FunctionPass):
     """What a function reads from a module or class becomes what its own globals would be: ``math.pi`` is a weak constant,
     ``np.float32`` a conversion, ``helpers.f`` and ``Base.method`` are device functions."""
 
@@ -593,9 +578,9 @@ class ModuleAttributes(FunctionPass):
     prepared: ClassVar[Any]
 
     def __init__(self) -> None:
-        FunctionPass.__init__(self)
+        nb.FunctionPass.__init__(self)
 
-    def run_pass(self, state: StateDict) -> bool:
+    def run_pass(self, state: nb.StateDict) -> bool:
         changed = False
         for block in state.func_ir.blocks.values():
             for statement in block.body:
@@ -650,4 +635,4 @@ def _module(func_ir: ir.FunctionIR, variable: ir.Var) -> ModuleType | type | enu
     return value if isinstance(value, (ModuleType, type, enum.Enum)) else None
 
 
-register_pass(mutates_CFG=False, analysis_only=False)(ModuleAttributes)
+nb.register_pass(mutates_CFG=False, analysis_only=False)(ModuleAttributes)

@@ -8,20 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.numba_hooks import (
-    AttributeTemplate,
-    Context,
-    Signature,
-    TypingContext,
-    Values,
-    atom,
-    ir,
-    lowering_registry,
-    operation,
-    signature,
-    types,
-    typing_registry,
-)
+from gemmkit.lang import numba_hooks as nb
+from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, Values, atom, ir, operation, signature, types
 from gemmkit.lang.number_rules import SIGNS, Record, metadata_of, number_dtype, parts, terms, to_dtype
 from gemmkit.lang.scalars import REAL_TYPES, DTypeType, NarrowFloatType, PackedType, RecordType, numba_type, numpy_dtype
 
@@ -88,24 +76,24 @@ def _cast_scalar(context: Context, builder: ir.IRBuilder, fromty: types.Type, to
 
 
 for _from, _to in ((RecordType, RecordType), (RecordType, types.Complex), (types.Complex, RecordType)):
-    lowering_registry.lower_cast(_from, _to)(_cast_numbers)
+    nb.lowering_registry.lower_cast(_from, _to)(_cast_numbers)
 for _to in (RecordType, types.Complex):
     for _from in (types.UniTuple, types.Tuple):
-        lowering_registry.lower_cast(_from, _to)(_cast_tuple)
+        nb.lowering_registry.lower_cast(_from, _to)(_cast_tuple)
 for _from in REAL_TYPES:
-    lowering_registry.lower_cast(_from, RecordType)(_cast_scalar)
-lowering_registry.lower_cast(NarrowFloatType, types.Complex)(_cast_scalar)
+    nb.lowering_registry.lower_cast(_from, RecordType)(_cast_scalar)
+nb.lowering_registry.lower_cast(NarrowFloatType, types.Complex)(_cast_scalar)
 
 
-@typing_registry.register_attr
-class _Attributes(AttributeTemplate):
+@nb.typing_registry.register_attr
+class _Attributes(nb.AttributeTemplate):
     key = RecordType
 
     def generic_resolve(self, ty: RecordType, attr: str) -> Any:
         return ty.parts[ty.names.index(attr)] if attr in ty.names else None
 
 
-@lowering_registry.lower_getattr_generic(RecordType)
+@nb.lowering_registry.lower_getattr_generic(RecordType)
 def _getattr(context: Context, builder: ir.IRBuilder, ty: RecordType, value: ir.Value, attr: str) -> Any:
     return part_of(builder, ty, value, ty.names.index(attr))
 

@@ -17,36 +17,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from gemmkit.lang import numba_hooks as nb
 from gemmkit.lang.functions import when_compiled
-from gemmkit.lang.numba_hooks import (
-    AttributeTemplate,
-    Context,
-    DataModelManager,
-    OpaqueModel,
-    Signature,
-    TypingContext,
-    TypingError,
-    Values,
-    atom,
-    cgutils,
-    ir,
-    lowering_registry,
-    models,
-    numba_ir,
-    operation,
-    register_model,
-    signature,
-    typeof_impl,
-    types,
-    typing_registry,
-)
+from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, Values, atom, ir, operation, signature, types
 from gemmkit.lang.number_rules import is_of_one_type
 from gemmkit.lang.scalars import IndexType, WeakFloatLiteral, WeakIntLiteral, index, numba_type, weak_float64
 
 __all__ = [
-    "Fragment", "IndexType", "Registers", "apply", "cgutils", "generate", "holds_registers", "refuse_returned",
-    "registers",
+    "Fragment", "IndexType", "Registers", "apply", "generate", "holds_registers", "refuse_returned", "registers",
 ]
+
 V = TypeVar("V")
 
 i32 = ir.IntType(32)
@@ -70,16 +50,16 @@ class FragmentType(types.Type):
         super().__init__(f"Fragment({fragment.dtype}, {fragment.count})")
 
 
-register_model(FragmentType)(OpaqueModel)
+nb.register_model(FragmentType)(nb.OpaqueModel)
 
 
-@typeof_impl.register(Fragment)
+@nb.typeof_impl.register(Fragment)
 def _typeof_fragment(value: Fragment, c: object) -> types.Type:
     return FragmentType(value)
 
 
-@typing_registry.register_attr
-class _FragmentAttributes(AttributeTemplate):
+@nb.typing_registry.register_attr
+class _FragmentAttributes(nb.AttributeTemplate):
     key = FragmentType
 
     def generic_resolve(self, ty: FragmentType, attr: str) -> Any:
@@ -88,7 +68,7 @@ class _FragmentAttributes(AttributeTemplate):
         return static_type(getattr(ty.fragment, attr)) if attr in ("dtype", "count") else None
 
 
-@lowering_registry.lower_getattr_generic(FragmentType)
+@nb.lowering_registry.lower_getattr_generic(FragmentType)
 def _fragment_getattr(context: Context, builder: ir.IRBuilder, ty: FragmentType, value: ir.Value, attr: str) -> Any:
     from gemmkit.lang.aggregates import static_type, static_value
 
@@ -96,7 +76,7 @@ def _fragment_getattr(context: Context, builder: ir.IRBuilder, ty: FragmentType,
     return static_value(context, builder, static_type(static), static)
 
 
-@lowering_registry.lower_constant(FragmentType)
+@nb.lowering_registry.lower_constant(FragmentType)
 def _fragment_constant(context: Context, builder: ir.IRBuilder, ty: types.Type, value: object) -> Any:
     return context.get_dummy_value()
 
@@ -109,9 +89,9 @@ class RegistersType(types.Type):
         super().__init__(f"registers({value}, {shape})")
 
 
-@register_model(RegistersType)
-class _RegistersModel(models.PrimitiveModel):
-    def __init__(self, dmm: DataModelManager, fe_type: RegistersType):
+@nb.register_model(RegistersType)
+class _RegistersModel(nb.models.PrimitiveModel):
+    def __init__(self, dmm: nb.DataModelManager, fe_type: RegistersType):
         super().__init__(dmm, fe_type, dmm.lookup(fe_type.value).get_value_type().as_pointer())
 
 
@@ -188,8 +168,8 @@ def refuse_returned(result: types.Type) -> None:
         return
     annotation = result.type_annotation
     found = [statement.loc for block in annotation.blocks.values() for statement in block.body
-             if isinstance(statement, numba_ir.Return) and holds_registers(annotation.typemap[statement.value.name])]
-    error = TypingError("returns registers: they are this function's own stack, which is gone when it returns; make them "
+             if isinstance(statement, nb.numba_ir.Return) and holds_registers(annotation.typemap[statement.value.name])]
+    error = nb.TypingError("returns registers: they are this function's own stack, which is gone when it returns; make them "
                         "with registers(...) where they are used, and pass them to the functions that fill them")
     error.loc = found[0] if found else None
     raise error

@@ -15,29 +15,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from gemmkit.lang import numba_hooks as nb
 from gemmkit.lang import number_rules
 from gemmkit.lang.deferred import at_load
-from gemmkit.lang.numba_hooks import (
-    AttributeTemplate,
-    Context,
-    Conversion,
-    DataModelManager,
-    OpaqueModel,
-    Signature,
-    TypingContext,
-    Values,
-    ir,
-    lowering_registry,
-    models,
-    register_model,
-    signature,
-    target_arch,
-    target_context,
-    typeof_impl,
-    types,
-    typing_registry,
-    unify_weakly,
-)
+from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, Values, ir, signature, types
 from gemmkit.lang.number_rules import BOOL, TABLE, Weak, device_dtype, metadata_of, part_dtypes, record_text
 
 # --------------------------------------------------------------------------------------------------
@@ -86,9 +67,9 @@ class IndexType(types.Integer):
 
     def can_convert_to(self, typingctx: TypingContext, other: types.Type) -> Any:
         if isinstance(other, types.Integer) and other.bitwidth >= self.bitwidth:
-            return Conversion.promote if other.bitwidth > self.bitwidth else Conversion.safe
+            return nb.Conversion.promote if other.bitwidth > self.bitwidth else nb.Conversion.safe
         if isinstance(other, types.Float) and other.bitwidth >= 32:
-            return Conversion.promote if other.bitwidth == 64 else Conversion.unsafe
+            return nb.Conversion.promote if other.bitwidth == 64 else nb.Conversion.unsafe
         return None
 
     def unify(self, typingctx: TypingContext, other: types.Type) -> Any:
@@ -100,7 +81,7 @@ class IndexType(types.Integer):
 
 
 index, wide_index = IndexType(), IndexType(64)
-register_model(IndexType)(models.IntegerModel)
+nb.register_model(IndexType)(nb.models.IntegerModel)
 
 
 class WeakIntLiteral(types.IntegerLiteral):
@@ -133,7 +114,7 @@ class WeakFloatLiteral(types.Literal, types.Dummy):
         return self.name
 
     def can_convert_to(self, typingctx: TypingContext, other: types.Type) -> Any:
-        return Conversion.safe if isinstance(other, (types.Float, types.Complex, NarrowFloatType)) else None
+        return nb.Conversion.safe if isinstance(other, (types.Float, types.Complex, NarrowFloatType)) else None
 
     def unify(self, typingctx: TypingContext, other: types.Type) -> Any:
         if isinstance(other, (types.Float, NarrowFloatType)):
@@ -151,8 +132,8 @@ class WeakFloat64Type(types.Type):
 
     def can_convert_to(self, typingctx: TypingContext, other: types.Type) -> Any:
         if other == types.float64:
-            return Conversion.promote                     # where nothing else decides (``math.exp(alpha)``): all of it
-        return Conversion.safe if isinstance(other, (types.Float, types.Complex, NarrowFloatType)) else None
+            return nb.Conversion.promote                     # where nothing else decides (``math.exp(alpha)``): all of it
+        return nb.Conversion.safe if isinstance(other, (types.Float, types.Complex, NarrowFloatType)) else None
 
     def unify(self, typingctx: TypingContext, other: types.Type) -> Any:
         if isinstance(other, (types.Float, NarrowFloatType)):
@@ -165,22 +146,22 @@ class WeakFloat64Type(types.Type):
 weak_float64 = WeakFloat64Type()
 
 
-@register_model(WeakFloat64Type)
-class _WeakFloat64Model(models.PrimitiveModel):
-    def __init__(self, dmm: DataModelManager, fe_type: WeakFloat64Type):
+@nb.register_model(WeakFloat64Type)
+class _WeakFloat64Model(nb.models.PrimitiveModel):
+    def __init__(self, dmm: nb.DataModelManager, fe_type: WeakFloat64Type):
         super().__init__(dmm, fe_type, f64)
 
 
 WEAK_FLOATS = (WeakFloatLiteral, WeakFloat64Type)
-at_load(unify_weakly, (WeakIntLiteral, IndexType))
+at_load(nb.unify_weakly, (WeakIntLiteral, IndexType))
 types.Literal.ctor_map[WeakInt] = WeakIntLiteral
 types.Literal.ctor_map[WeakFloat] = WeakFloatLiteral
-register_model(WeakIntLiteral)(models.IntegerModel)
-register_model(WeakFloatLiteral)(models.OpaqueModel)
+nb.register_model(WeakIntLiteral)(nb.models.IntegerModel)
+nb.register_model(WeakFloatLiteral)(nb.models.OpaqueModel)
 
 
-@typeof_impl.register(WeakInt)
-@typeof_impl.register(WeakFloat)
+@nb.typeof_impl.register(WeakInt)
+@nb.typeof_impl.register(WeakFloat)
 def _typeof_weak(value: Any, _c: object) -> types.Type:
     """Of a constant within a tuple."""
     return WeakIntLiteral(value) if isinstance(value, int) else WeakFloatLiteral(value)
@@ -201,7 +182,7 @@ class NarrowFloatType(types.Type):
 
     def can_convert_to(self, typingctx: TypingContext, other: types.Type) -> Any:
         if isinstance(other, types.Float) and other.bitwidth >= 32:
-            return Conversion.promote
+            return nb.Conversion.promote
         return None
 
     def unify(self, typingctx: TypingContext, other: types.Type) -> Any:
@@ -222,28 +203,28 @@ _FLOAT8 = {float8_e4m3fn: "e4m3", float8_e5m2: "e5m2"}
 OF_ML_DTYPES = (bfloat16, float8_e4m3fn, float8_e5m2)
 
 
-@register_model(NarrowFloatType)
-class _NarrowFloatModel(models.PrimitiveModel):
-    def __init__(self, dmm: DataModelManager, fe_type: NarrowFloatType):
+@nb.register_model(NarrowFloatType)
+class _NarrowFloatModel(nb.models.PrimitiveModel):
+    def __init__(self, dmm: nb.DataModelManager, fe_type: NarrowFloatType):
         super().__init__(dmm, fe_type, fe_type.bits)
 
 
-@lowering_registry.lower_constant(NarrowFloatType)
+@nb.lowering_registry.lower_constant(NarrowFloatType)
 def _narrow_constant(context: Context, builder: ir.IRBuilder, ty: NarrowFloatType, value: float) -> Any:
     return ir.Constant(ty.bits, int(np.asarray(value, ty.dtype).view(f"u{ty.dtype.itemsize}")))
 
 
-@lowering_registry.lower_constant(IndexType)
+@nb.lowering_registry.lower_constant(IndexType)
 def _index_constant(context: Context, builder: ir.IRBuilder, ty: IndexType, value: int) -> Any:
     return ir.Constant(ir.IntType(ty.bitwidth), int(value))
 
 
-@lowering_registry.lower_constant(WeakIntLiteral)
+@nb.lowering_registry.lower_constant(WeakIntLiteral)
 def _weak_int_constant(context: Context, builder: ir.IRBuilder, ty: WeakIntLiteral, value: int) -> Any:
     return ir.Constant(ir.IntType(ty.bitwidth), int(value))
 
 
-@lowering_registry.lower_constant(WeakFloatLiteral)
+@nb.lowering_registry.lower_constant(WeakFloatLiteral)
 def _weak_float_constant(context: Context, builder: ir.IRBuilder, ty: WeakFloatLiteral, value: float) -> Any:
     return context.get_dummy_value()
 
@@ -277,13 +258,13 @@ def narrow(builder: ir.IRBuilder, ty: NarrowFloatType, value: ir.Value) -> Any:
     return f16_from_f32(builder, value) if ty == float16 else bf16_from_f32(builder, value)
 
 
-@lowering_registry.lower_cast(NarrowFloatType, types.Float)
+@nb.lowering_registry.lower_cast(NarrowFloatType, types.Float)
 def _narrow_to_float(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type, value: ir.Value) -> Any:
     value = widen(builder, fromty, value)
     return builder.fpext(value, f64) if toty == types.float64 else value
 
 
-@lowering_registry.lower_cast(types.Float, NarrowFloatType)
+@nb.lowering_registry.lower_cast(types.Float, NarrowFloatType)
 def _float_to_narrow(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type, value: ir.Value) -> Any:
 
     if fromty == types.float64 and _is_number(value):
@@ -295,31 +276,31 @@ def _float_to_narrow(context: Context, builder: ir.IRBuilder, fromty: types.Type
     return narrow(builder, toty, value)
 
 
-@lowering_registry.lower_cast(types.Integer, NarrowFloatType)
+@nb.lowering_registry.lower_cast(types.Integer, NarrowFloatType)
 def _integer_to_narrow(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type,
                        value: ir.Value) -> Any:
     return narrow(builder, toty, context.cast(builder, value, fromty, types.float32))
 
 
-@lowering_registry.lower_cast(types.Boolean, NarrowFloatType)
+@nb.lowering_registry.lower_cast(types.Boolean, NarrowFloatType)
 def _boolean_to_narrow(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type,
                        value: ir.Value) -> Any:
     return narrow(builder, toty, builder.uitofp(value, f32))
 
 
-@lowering_registry.lower_cast(NarrowFloatType, types.Integer)
+@nb.lowering_registry.lower_cast(NarrowFloatType, types.Integer)
 def _narrow_to_integer(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type,
                        value: ir.Value) -> Any:
     return context.cast(builder, widen(builder, fromty, value), types.float32, toty)
 
 
-@lowering_registry.lower_cast(NarrowFloatType, types.Boolean)
+@nb.lowering_registry.lower_cast(NarrowFloatType, types.Boolean)
 def _narrow_to_boolean(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type,
                        value: ir.Value) -> Any:
     return builder.fcmp_unordered("une", widen(builder, fromty, value), ir.Constant(f32, 0.0))
 
 
-@lowering_registry.lower_cast(NarrowFloatType, NarrowFloatType)
+@nb.lowering_registry.lower_cast(NarrowFloatType, NarrowFloatType)
 def _narrow_to_narrow(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type, value: ir.Value) -> Any:
     return value if fromty == toty else narrow(builder, toty, widen(builder, fromty, value))
 
@@ -333,18 +314,18 @@ def _weak_to_number(context: Context, builder: ir.IRBuilder, fromty: types.Type,
     return number_constant(context, builder, toty, v)
 
 
-@lowering_registry.lower_cast(WeakFloat64Type, types.Float)
-@lowering_registry.lower_cast(WeakFloat64Type, types.Complex)
-@lowering_registry.lower_cast(WeakFloat64Type, types.Integer)
-@lowering_registry.lower_cast(WeakFloat64Type, types.Boolean)
-@lowering_registry.lower_cast(WeakFloat64Type, NarrowFloatType)
+@nb.lowering_registry.lower_cast(WeakFloat64Type, types.Float)
+@nb.lowering_registry.lower_cast(WeakFloat64Type, types.Complex)
+@nb.lowering_registry.lower_cast(WeakFloat64Type, types.Integer)
+@nb.lowering_registry.lower_cast(WeakFloat64Type, types.Boolean)
+@nb.lowering_registry.lower_cast(WeakFloat64Type, NarrowFloatType)
 def _weak_float64_to_number(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type,
                             value: ir.Value) -> Any:
     return value if toty == types.float64 else context.cast(builder, value, types.float64, toty)
 
 
-@lowering_registry.lower_cast(types.Float, WeakFloat64Type)
-@lowering_registry.lower_cast(types.Integer, WeakFloat64Type)
+@nb.lowering_registry.lower_cast(types.Float, WeakFloat64Type)
+@nb.lowering_registry.lower_cast(types.Integer, WeakFloat64Type)
 def _number_to_weak_float64(context: Context, builder: ir.IRBuilder, fromty: types.Type, toty: types.Type,
                             value: ir.Value) -> Any:
     return context.cast(builder, value, fromty, types.float64)
@@ -353,7 +334,7 @@ def _number_to_weak_float64(context: Context, builder: ir.IRBuilder, fromty: typ
 for _weak in (WeakIntLiteral, WeakFloatLiteral):              # exact classes: Numba refuses ambiguous casts
     for _to in (types.Integer, IndexType, types.Float, types.Complex, NarrowFloatType, types.Boolean, WeakFloat64Type,
                 WeakIntLiteral, WeakFloatLiteral):
-        lowering_registry.lower_cast(_weak, _to)(_weak_to_number)
+        nb.lowering_registry.lower_cast(_weak, _to)(_weak_to_number)
 
 
 def number_constant(context: Context, builder: ir.IRBuilder, ty: types.Type, v: float) -> Any:
@@ -391,9 +372,9 @@ class RecordType(types.Type):
         super().__init__(f"record {record_text(dtype)}")
 
 
-@register_model(RecordType)
-class _RecordModel(models.StructModel):
-    def __init__(self, dmm: DataModelManager, fe_type: RecordType):
+@nb.register_model(RecordType)
+class _RecordModel(nb.models.StructModel):
+    def __init__(self, dmm: nb.DataModelManager, fe_type: RecordType):
         super().__init__(dmm, fe_type, [(f"part{n}", ty) for n, ty in enumerate(fe_type.parts)])
 
 
@@ -401,9 +382,9 @@ class PackedType(RecordType):
     """A record of two 16-bit parts: one 32-bit register, as memory has it; moving it takes nothing apart."""
 
 
-@register_model(PackedType)
-class _PackedModel(models.PrimitiveModel):
-    def __init__(self, dmm: DataModelManager, fe_type: PackedType):
+@nb.register_model(PackedType)
+class _PackedModel(nb.models.PrimitiveModel):
+    def __init__(self, dmm: nb.DataModelManager, fe_type: PackedType):
         super().__init__(dmm, fe_type, ir.IntType(32))
 
 
@@ -503,7 +484,7 @@ def dtype_type(ty: types.Type) -> DTypeType | None:
     return ty if isinstance(ty, DTypeType) else None
 
 
-register_model(DTypeType)(OpaqueModel)
+nb.register_model(DTypeType)(nb.OpaqueModel)
 _conversions: dict[Any, Any] = {}
 
 
@@ -514,29 +495,29 @@ def _conversion(sig: Signature) -> Any:
             return context.cast(builder, args[0], sig.args[0], sig.return_type)
 
         _conversions[key] = convert
-        target_context().insert_func_defn([(convert, convert, sig.args)])
+        nb.target_context().insert_func_defn([(convert, convert, sig.args)])
     return _conversions[key]
 
 
-@typing_registry.register_attr
-class _DTypeAttributes(AttributeTemplate):
+@nb.typing_registry.register_attr
+class _DTypeAttributes(nb.AttributeTemplate):
     key = DTypeType
 
     def generic_resolve(self, ty: DTypeType, attr: str) -> Any:
         return ty if attr == "type" else None                 # ``dtype.type(x)`` is how Python converts
 
 
-@lowering_registry.lower_getattr(DTypeType, "type")
+@nb.lowering_registry.lower_getattr(DTypeType, "type")
 def _dtype_type(context: Context, builder: ir.IRBuilder, ty: types.Type, value: ir.Value) -> Any:
     return value
 
 
-@lowering_registry.lower_constant(DTypeType)
+@nb.lowering_registry.lower_constant(DTypeType)
 def _dtype_constant(context: Context, builder: ir.IRBuilder, ty: types.Type, value: object) -> Any:
     return context.get_dummy_value()
 
 
-@typeof_impl.register(np.dtype)
+@nb.typeof_impl.register(np.dtype)
 def _typeof_dtype(value: np.dtype, c: object) -> Any:
     return DTypeType(numba_type(value))
 
@@ -593,7 +574,7 @@ def braces(first: int, count: int) -> str:
 
 def bf16_from_f32(builder: ir.IRBuilder, value: ir.Value) -> Any:
     """float32 to the bits of a bfloat16, round to nearest even: an instruction from sm_80 on, and a few before."""
-    if tuple(target_arch())[:2] < (8, 0):
+    if tuple(nb.target_arch())[:2] < (8, 0):
         return _bf16_by_integers(builder, value)
     function = ir.FunctionType(ir.IntType(16), [ir.FloatType()])
     return builder.call(ir.InlineAsm(function, "cvt.rn.bf16.f32 $0, $1;", "=h,f"), [value])

@@ -19,31 +19,11 @@ import operator
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from gemmkit.lang import numba_hooks as nb
 from gemmkit.lang.aggregates import Number, static_type, static_value
 from gemmkit.lang.components import ComponentType, MethodType
 from gemmkit.lang.functions import device
-from gemmkit.lang.numba_hooks import (
-    Atom,
-    AttributeTemplate,
-    Context,
-    DataModelManager,
-    OpaqueModel,
-    Signature,
-    TypingContext,
-    TypingError,
-    Values,
-    cgutils,
-    ir,
-    lowering_registry,
-    models,
-    operation,
-    register_model,
-    signature,
-    target_context,
-    typeof_impl,
-    types,
-    typing_registry,
-)
+from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, Values, ir, operation, signature, types
 from gemmkit.lang.references import Static
 from gemmkit.lang.scalars import WeakIntLiteral, index
 
@@ -74,15 +54,15 @@ class StaticType(types.Callable):
         return TracedMethod(self, "__call__").get_impl_key(sig)
 
 
-register_model(StaticType)(OpaqueModel)
+nb.register_model(StaticType)(nb.OpaqueModel)
 
 
-@typeof_impl.register(Static)
+@nb.typeof_impl.register(Static)
 def _typeof(value: Static, c: object) -> types.Type:
     return StaticType(value)
 
 
-@lowering_registry.lower_constant(StaticType)
+@nb.lowering_registry.lower_constant(StaticType)
 def _constant(context: Context, builder: ir.IRBuilder, ty: StaticType, value: object) -> Any:
     return context.get_dummy_value()
 
@@ -123,9 +103,9 @@ class SplitType(types.Type):
         return {"storage": self.storage}
 
 
-@register_model(SplitType)
-class _SplitModel(models.StructModel):
-    def __init__(self, dmm: DataModelManager, fe_type: SplitType):
+@nb.register_model(SplitType)
+class _SplitModel(nb.models.StructModel):
+    def __init__(self, dmm: nb.DataModelManager, fe_type: SplitType):
         super().__init__(dmm, fe_type, [("storage", fe_type.storage), *((f"n{n}", index) for n in range(fe_type.count))])
 
 
@@ -155,7 +135,7 @@ def object_of(context: Any, builder: ir.IRBuilder | None, ty: types.Type, value:
     if isinstance(ty, SplitType):
         if builder is None:
             return ty.cls.__of_parts__(ty.static, OpaqueStorage(ty.storage, None), (Number(None, None),) * ty.count)
-        parts = cgutils.create_struct_proxy(ty)(context, builder, value=value)
+        parts = nb.cgutils.create_struct_proxy(ty)(context, builder, value=value)
         numbers = tuple(Number(builder, getattr(parts, f"n{n}")) for n in range(ty.count))
         return ty.cls.__of_parts__(ty.static, OpaqueStorage(ty.storage, parts.storage), numbers)
     if isinstance(ty, types.BaseTuple):
@@ -194,7 +174,7 @@ def lowered(context: Context, builder: ir.IRBuilder, value: object) -> Any:
         return value.value
     if isinstance(value, Split):
         _, storage, numbers = value.__split__()
-        out = cgutils.create_struct_proxy(type_of(value))(context, builder)
+        out = nb.cgutils.create_struct_proxy(type_of(value))(context, builder)
         out.storage = storage.value
         for n, number in enumerate(numbers):
             setattr(out, f"n{n}", number.value if isinstance(number, Number) else i32(number))
@@ -209,7 +189,7 @@ def _traced(function: Callable[..., Any], args: tuple) -> Any:
     try:
         result = type_of(function(*(object_of(None, None, ty, None) for ty in args)))
     except (TypeError, ValueError, IndexError, AttributeError) as error:
-        raise TypingError(str(error)) from None
+        raise nb.TypingError(str(error)) from None
 
     def codegen(context: Context, builder: ir.IRBuilder, sig: Signature, values: Values) -> Any:
         given = [object_of(context, builder, ty, value) for ty, value in zip(args, values)]
@@ -218,13 +198,13 @@ def _traced(function: Callable[..., Any], args: tuple) -> Any:
     return result, codegen
 
 
-def traced(function: Callable[..., Any]) -> Atom:
+def traced(function: Callable[..., Any]) -> nb.Atom:
     """A function of static and split objects and coordinates, that the compiler runs where device code calls it."""
     def typer(context: TypingContext, *args: types.Type) -> Any:
         result, codegen = _traced(function, args)
         return signature(result, *args), codegen
 
-    return Atom(function.__name__, typer, function)
+    return nb.Atom(function.__name__, typer, function)
 
 
 # -- methods and attributes -------------------------------------------------------------------------------------------
@@ -241,7 +221,7 @@ class TracedMethod(types.Callable):
 
     def get_call_type(self, context: TypingContext, args: tuple, kws: dict) -> Any:
         if kws:
-            raise TypingError(f"{self.method}: device code gives {', '.join(kws)} by position")
+            raise nb.TypingError(f"{self.method}: device code gives {', '.join(kws)} by position")
         result, codegen = _traced(self._call, (self.owner, *args))
         key = self.method, (self.owner, *args)
         if key not in _codes:
@@ -249,7 +229,7 @@ class TracedMethod(types.Callable):
                 return codegen(context, builder, sig, values)
 
             _codes[key] = code
-            target_context().insert_func_defn([(code, code, key[1])])
+            nb.target_context().insert_func_defn([(code, code, key[1])])
         return signature(result, *args, recvr=self.owner)
 
     def _call(self, owner: Any, *args: Any) -> Any:
@@ -262,9 +242,9 @@ class TracedMethod(types.Callable):
         return _codes[self.method, tuple(sig.args)]           # the first is the object
 
 
-@register_model(TracedMethod)
-class _MethodModel(models.PrimitiveModel):
-    def __init__(self, dmm: DataModelManager, fe_type: TracedMethod):
+@nb.register_model(TracedMethod)
+class _MethodModel(nb.models.PrimitiveModel):
+    def __init__(self, dmm: nb.DataModelManager, fe_type: TracedMethod):
         super().__init__(dmm, fe_type, dmm.lookup(fe_type.owner).get_value_type())
 
 
@@ -287,28 +267,28 @@ def _read(context: Context, builder: ir.IRBuilder, ty: types.Type, value: ir.Val
     return value if inspect.ismethod(found) else lowered(context, builder, found)
 
 
-@typing_registry.register_attr
-class _StaticAttributes(AttributeTemplate):
+@nb.typing_registry.register_attr
+class _StaticAttributes(nb.AttributeTemplate):
     key = StaticType
 
     def generic_resolve(self, ty: StaticType, attr: str) -> Any:
         return _resolve(ty, type(ty.value), ty.value, attr)
 
 
-@lowering_registry.lower_getattr_generic(StaticType)
+@nb.lowering_registry.lower_getattr_generic(StaticType)
 def _static_getattr(context: Context, builder: ir.IRBuilder, ty: StaticType, value: ir.Value, attr: str) -> Any:
     return _read(context, builder, ty, value, attr, type(ty.value))
 
 
-@typing_registry.register_attr
-class _SplitAttributes(AttributeTemplate):
+@nb.typing_registry.register_attr
+class _SplitAttributes(nb.AttributeTemplate):
     key = SplitType
 
     def generic_resolve(self, ty: SplitType, attr: str) -> Any:
         return _resolve(ty, ty.cls, object_of(None, None, ty, None), attr)
 
 
-@lowering_registry.lower_getattr_generic(SplitType)
+@nb.lowering_registry.lower_getattr_generic(SplitType)
 def _split_getattr(context: Context, builder: ir.IRBuilder, ty: SplitType, value: ir.Value, attr: str) -> Any:
     return _read(context, builder, ty, value, attr, ty.cls)
 

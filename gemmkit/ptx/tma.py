@@ -13,21 +13,10 @@ from typing import Any
 import numpy as np
 
 from gemmkit import emulator
+from gemmkit.lang import numba_hooks as nb
 from gemmkit.lang.host import current
 from gemmkit.lang.memory import SharedType, ViewType, coordinate_count, coordinates_of, global_pointer, proxy
-from gemmkit.lang.numba_hooks import (
-    Context,
-    DataModelManager,
-    Signature,
-    TypingContext,
-    Values,
-    atom,
-    ir,
-    models,
-    register_model,
-    signature,
-    types,
-)
+from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, Values, atom, ir, signature, types
 from gemmkit.lang.scalars import assembly, index, plain
 from gemmkit.ptx.barriers import element_address, is_barrier, place
 from gemmkit.runtime.compile import PLACEHOLDER
@@ -46,9 +35,9 @@ class MapAddressType(types.Type):
         super().__init__("TensorMapAddress")
 
 
-@register_model(MapAddressType)
-class _MapAddressModel(models.PrimitiveModel):
-    def __init__(self, dmm: DataModelManager, fe_type: MapAddressType):
+@nb.register_model(MapAddressType)
+class _MapAddressModel(nb.models.PrimitiveModel):
+    def __init__(self, dmm: nb.DataModelManager, fe_type: MapAddressType):
         super().__init__(dmm, fe_type, i64)
 
 
@@ -135,11 +124,11 @@ class TensorMapType(types.Type):
         super().__init__(f"TensorMap({self.ordinal})")
 
 
-@register_model(TensorMapType)
-class _TensorMapModel(models.PrimitiveModel):
+@nb.register_model(TensorMapType)
+class _TensorMapModel(nb.models.PrimitiveModel):
     """128 bytes as a parameter, nothing as a value: whatever the code does with it, no copy is made of the bytes."""
 
-    def __init__(self, dmm: DataModelManager, fe_type: TensorMapType):
+    def __init__(self, dmm: nb.DataModelManager, fe_type: TensorMapType):
         super().__init__(dmm, fe_type, i8)
 
     def get_argument_type(self) -> Any:

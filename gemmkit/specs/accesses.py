@@ -9,23 +9,12 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from gemmkit.components import Component, freeze
+from gemmkit.lang import numba_hooks as nb
 from gemmkit.lang.aggregates import convert
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.functions import DeviceFunctionType
 from gemmkit.lang.memory import coordinates_of
-from gemmkit.lang.numba_hooks import (
-    Atom,
-    Context,
-    Signature,
-    TypingContext,
-    TypingError,
-    Values,
-    atom,
-    cgutils,
-    ir,
-    signature,
-    types,
-)
+from gemmkit.lang.numba_hooks import Context, Signature, TypingContext, Values, atom, ir, signature, types
 from gemmkit.lang.registers import RegistersType, each, generate, join, split
 from gemmkit.lang.static import NotKnown, SplitType, known
 from gemmkit.ptx.memory import load_global, load_shared, store_global, store_shared
@@ -445,21 +434,21 @@ def _arguments(kind: str, values: tuple) -> tuple:
     return at[0], values
 
 
-def spec(kind: str, doc: str) -> Atom:
+def spec(kind: str, doc: str) -> nb.Atom:
     """A kind of spec as a function of device code, of (parameters..., threads, tensors...)."""
     def typer(context: TypingContext, *args: types.Type) -> Any:
         try:
             at, values = _arguments(kind, tuple(map(_value_of, args)))
             made = instruction(kind, *values)
         except (NoAtom, NotKnown) as error:
-            raise TypingError(str(error)) from None
+            raise nb.TypingError(str(error)) from None
         ty: Any = freeze(made).type
         run = ty.method("run")
         tensors = args[at + 1:]
         inner = signature(run.compile((ty, *tensors)).signature.return_type, ty, *tensors)
 
         def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-            component = cgutils.create_struct_proxy(ty)(c, b)._getvalue()
+            component = nb.cgutils.create_struct_proxy(ty)(c, b)._getvalue()
             c.get_function(DeviceFunctionType(run), inner)(b, (component, *v[at + 1:]))
             return c.get_dummy_value()
 
@@ -471,7 +460,7 @@ def spec(kind: str, doc: str) -> Atom:
         run.run(*args[at + 1:])
 
     emulate.__name__, emulate.__doc__ = kind, doc
-    return Atom(kind, typer, emulate)
+    return nb.Atom(kind, typer, emulate)
 
 
 # -- what rules say ---------------------------------------------------------------------------------------------------
