@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import glob
 import os
+import random
 import secrets
 import zlib
 from collections import Counter
@@ -53,6 +54,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sample", action="store_true",
                      help="what `make test` runs: no tests marked thorough, every n-th case of each function marked sample(n), "
                           "every n-th of a module's functions that are marked kin(n)")
+    parser.addoption("--rest", type=int, default=0, metavar="N",
+                     help="N cases, drawn anew in each run, of what --sample leaves out of each function")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -117,6 +120,15 @@ SLOW = tuple(f"tests/{name}" for name in (
     "operators/", "plans/test_plan", "plans/test_inspection", "programs/", "ptx/", "pytorch/", "specs/", "tiling/", "tuner/"))
 
 
+def _rest(items: list[pytest.Item], count: int) -> list[pytest.Item]:
+    """``count`` cases of each function that a sample leaves out: in the emulator, and as many on a GPU."""
+    functions: dict[tuple[str, bool], list[pytest.Item]] = {}
+    for item in _left_out(items):
+        functions.setdefault((item.nodeid.partition("[")[0], item.get_closest_marker("gpu") is not None), []).append(item)
+    draw = random.Random(os.environ["GEMMKIT_SEED"])
+    return [item for cases in functions.values() for item in draw.sample(cases, min(count, len(cases)))]
+
+
 def _every(item: pytest.Item) -> int:
     """Every how many-th case of its function a sample has."""
     mark: Any = item.get_closest_marker("sample")
@@ -140,9 +152,10 @@ def _kin_left_out(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what `--sample` leaves out, and the tests marked `gpu` where there is no GPU (a skip would look like a fault)."""
-    if config.getoption("sample"):
-        without = set(_left_out(items))
+    """Deselect what `--sample` or `--rest` leaves out, and the tests marked `gpu` where there is no GPU (a skip would look like
+    a fault)."""
+    if config.getoption("sample") or config.getoption("rest"):
+        without = set(_left_out(items)) if config.getoption("sample") else set(items).difference(_rest(items, config.getoption("rest")))
         config.hook.pytest_deselected(items=list(without))
         items[:] = [item for item in items if item not in without]
     gpu = [item for item in items if item.get_closest_marker("gpu")]
