@@ -70,11 +70,11 @@ def of_commit(revision: str) -> Sources:
     return {name: git("show", f"{revision}:{name}") for name in names if name.endswith(".py")}
 
 
-def classes(sources: Sources) -> dict[str, set[str]]:
+def classes(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
     """The files that define a public class of each name."""
     found: dict[str, set[str]] = {}
-    for path, text in sources.items():
-        for node in ast.walk(ast.parse(text)):
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, set()).add(path)
     return found
@@ -95,7 +95,7 @@ def figures(sources: Sources) -> dict[str, int]:
             count for path, count in lines.items() if path.split("/")[1] not in BELOW),
         "lines in kernels": sum(count for path, count in lines.items() if path.startswith("gemmkit/kernels/")),
         f"files over {MOST_LINES} lines": sum(count > MOST_LINES for count in lines.values()),
-        "public names of two classes": sum(len(where) > 1 for where in classes(sources).values()),
+        "public names of two classes": sum(len(where) > 1 for where in classes(trees).values()),
         "functions in kernels": len(functions),
         f"functions in kernels with {MANY_PARAMETERS} parameters or more": sum(n >= MANY_PARAMETERS for n in parameters),
         "most parameters": max(parameters, default=0),
@@ -185,7 +185,7 @@ def parameters_of(function: ast.FunctionDef) -> list[str]:
 
 def untyped(trees: Mapping[str, ast.Module]) -> dict[str, int]:
     """How many parameters of each file's functions are annotated ``Any``, which says nothing of them."""
-    return {path: sum(isinstance(node, ast.arg) and node.annotation is not None and ast.unparse(node.annotation) == "Any"
+    return {path: sum(isinstance(node, ast.arg) and isinstance(node.annotation, ast.Name) and node.annotation.id == "Any"
                       for node in ast.walk(tree)) for path, tree in trees.items()}
 
 
