@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import multiprocessing
+import re
 from concurrent.futures import ProcessPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -122,7 +123,7 @@ def test_experts(work: str) -> None:
 
 def keys_of(groups: tuple[str, ...]) -> dict[str, str]:
     rows = [case for group in groups for case in experiments.make([group], "f16|f32")]
-    return {str(case): repr(prepare.key(case)) for case in rows}
+    return {str(case): re.sub(r" at 0x\w+", "", repr(prepare.key(case))) for case in rows}          # of functions, by process
 
 
 @pytest.mark.thorough

@@ -43,9 +43,9 @@ ONCE_MISSED = {
                             "registers of A are written while"),
     "sums before their wait": ("wait dropped", "SharedMainloop.run", r"sums = wgmma_wait\(0", "sums = sums", ("half_sums",),
                                "accumulators are used while"),
-    "fragments that are not loaded": ("statement dropped", "kernels.sm80.mainloop.Mainloop.begin", "fetch", "pass", ("ring_of_two",),
+    "fragments that are not loaded": ("statement dropped", "kernels.sm80.kernel.Mainloop.begin", "fetch", "pass", ("ring_of_two",),
                                       r"registers of shape .*0\)? was read"),
-    "no wgmma_fence of new sums": ("statement dropped", "attention.products.start_next", r"wgmma_fence\(\)", "pass", ("attention_apart_of_few_keys",),
+    "no wgmma_fence of new sums": ("statement dropped", "attention.kernel.start_next", r"wgmma_fence\(\)", "pass", ("attention_apart_of_few_keys",),
                                    "wgmma takes accumulators"),
     "no fence of what is sent": ("statement dropped", "RegisterMainloop.run", r"fence_async\(\)", "pass", ("parts_beside_registers",),
                                  "a thread's write is not to be seen"),
@@ -53,12 +53,22 @@ ONCE_MISSED = {
 }
 
 
+def candidates(operator: str, function: str, before: str) -> list[seeding.Fault]:
+    """Faults of that kind in the function, of which one is the fault that was missed."""
+    return [fault for fault in seeding.faults(every=True) if fault.operator == operator and re.search(before, fault.before)
+            and f"{fault.module}.{fault.function}".endswith(function)]
+
+
+def test_faults_that_were_missed_once_have_a_place() -> None:
+    """Of all, although `make test` judges few: a function may have another name, or lie elsewhere."""
+    assert not [name for name, (operator, function, before, *_) in ONCE_MISSED.items() if not candidates(operator, function, before)]
+
+
 @pytest.mark.sample(7)
 @pytest.mark.parametrize("name", ONCE_MISSED)
 def test_a_fault_that_was_missed_once(name: str) -> None:
     operator, function, before, after, cases, message = ONCE_MISSED[name]
-    faults = [fault for fault in seeding.faults(every=True) if fault.operator == operator and re.search(before, fault.before)
-              and f"{fault.module}.{fault.function}".endswith(function)]
+    faults = candidates(operator, function, before)
     findings = [finding for finding in judged(faults, cases) if re.search(after, finding.after)]
     assert len(findings) == 1, f"{operator} of {before}: {[finding.after for finding in findings]}"
     assert findings[0].found.endswith(("Error", "UninitialisedRead")) and re.search(message, findings[0].message), findings

@@ -16,9 +16,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.thorough]      # two processes, which
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: Any) -> dict[str, list[str]]:
+def said(request: Any, tmp_path_factory: Any) -> dict[str, list[str]]:
     folder: Path = tmp_path_factory.mktemp("ranks")
-    return ranks.run_all(shared_gpu_scenarios.__name__, folder, timeout=240.0, backend="shared", apart=True)
+    return ranks.run_chosen(request, shared_gpu_scenarios, folder, timeout=240.0, backend="shared", apart=True)
 
 
 @pytest.mark.parametrize("name", ranks.scenarios(shared_gpu_scenarios))

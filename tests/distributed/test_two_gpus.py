@@ -18,9 +18,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(GPUS < 2, reason="two GPUs of 
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: Any) -> dict[str, list[str]]:
+def said(request: Any, tmp_path_factory: Any) -> dict[str, list[str]]:
     folder: Path = tmp_path_factory.mktemp("ranks")
-    return ranks.run_all(gpu_scenarios.__name__, folder, timeout=260.0, backend="nccl", apart=True)
+    return ranks.run_chosen(request, gpu_scenarios, folder, timeout=260.0, backend="nccl", apart=True)
 
 
 @pytest.mark.parametrize("name", ranks.scenarios(gpu_scenarios))

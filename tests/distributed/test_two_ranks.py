@@ -16,9 +16,9 @@ ENDED = "check_a_rank_that_is_killed"                # which ends rank 1
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: Any) -> dict[str, list[str]]:
+def said(request: Any, tmp_path_factory: Any) -> dict[str, list[str]]:
     folder: Path = tmp_path_factory.mktemp("ranks")
-    return ranks.run_all(scenarios.__name__, folder)
+    return ranks.run_chosen(request, scenarios, folder)
 
 
 @pytest.mark.parametrize("name", ranks.scenarios(scenarios))

@@ -32,18 +32,20 @@ def scenarios(module: Any) -> list[str]:
     return [name for name in vars(module) if name.startswith("check_")]
 
 
-def run_all(module: str, folder: Path, timeout: float = 300.0, backend: str = "gloo",
-            apart: bool = False) -> dict[str, list[str]]:
-    """What each rank says of each scenario: nothing where all is right. After ``timeout`` seconds the ranks are ended, and
-    what they have not said is not lost on what they have.
+def run_chosen(request: Any, module: Any, folder: Path, timeout: float = 300.0, backend: str = "gloo",
+               apart: bool = False) -> dict[str, list[str]]:
+    """What each rank says of each scenario of ``module`` that the requesting module's tests have as their ``name`` in this
+    session: nothing where all is right. After ``timeout`` seconds the ranks are ended, and what they have not said is not lost
+    on what they have.
 
     With ``apart`` each scenario has two processes of its own, all at once: on a GPU, where what takes long is compiling.
     """
-    names = scenarios(importlib.import_module(module))
+    chosen = {item.callspec.params["name"] for item in request.session.items if item.path == request.path}
+    names = [name for name in scenarios(module) if name in chosen]
     groups = [[name] for name in names] if apart else [names]
     folders = [folder / str(n) for n in range(len(groups))]
     started = [process for place, group in zip(folders, groups, strict=True)
-               for process in _start(module, place, backend, group)]
+               for process in _start(module.__name__, place, backend, group)]
     end = time.monotonic() + timeout
     try:
         for process in started:

@@ -93,10 +93,8 @@ def test_an_einsum_of_matrices_is_a_product(folder: Path, measured: Any) -> None
     assert found.best is not found.default and Plan(a, b, None, out, None, {}).config.mapping == found.config.mapping
 
 
-def test_the_fastest_of_a_group_is_taken_next_time(folder: Path, measured: Any, replaced: Seeded) -> None:
-    process: Measured = measured(lambda number: 50.0 if number == 3 else 80.0 + number)
-    real = process.result
-    replaced(process, "result", lambda number, seconds: real(number, seconds))
+def test_the_fastest_of_a_group_is_taken_next_time(folder: Path, measured: Any) -> None:
+    measured(lambda number: 50.0 if number == 3 else 80.0 + number)
     a, b, out = group()
     found = tune(gk.grouped, a, b, out=out)
     assert found.best.ratio == pytest.approx(2.0) and found.kept and str(found).startswith("a group of 4 products up to 128 x 200 x 32")
@@ -466,25 +464,16 @@ def test_bad_calls_of_programs(folder: Path) -> None:
 
 
 @pytest.mark.compile
-def test_candidates_are_compiled_side_by_side(folder: Path, replaced: Seeded) -> None:
-    process = Measured(lambda number: 90.0)
-    replaced(module, "contents_of", lambda memory, ordinal: [b"" for _ in memory.buffers])
-    subject = Programmed(listing.gemm, *product(128, 64, 64), mappings=[gk.Mapping(stages=2), gk.Mapping(warpgroups=1)])
-    found = module._Search(subject, Effort(2, 120.0, 3, 100.0), module.time.monotonic(), process).run(False, 2, module.Progress(False))
-    assert [row.error for row in found.rows] == [None] * 3 and len(list(folder.glob("*.kernel"))) == 3
-    assert all(job.cubin.startswith(b"\x7fELF") for job in process.kept.values())
-
-
-@pytest.mark.compile
 def test_a_candidate_of_two_kernels_is_compiled(folder: Path, replaced: Seeded) -> None:
+    """For real, beside one of a single kernel (those of products: test_search.py)."""
     process = Measured(lambda number: 90.0)
     replaced(module, "contents_of", lambda memory, ordinal: [b"" for _ in memory.buffers])
     arrays = tuple(half(1, extent, 64) for extent in (16, 4096, 4096, 16))
-    subject = Programmed(listing.attention, *arrays, 0.1, mappings=[gk.Mapping(splits=2), gk.Mapping(splits=1)])
-    found = module._Search(subject, Effort(2, 120.0, 3, 100.0), module.time.monotonic(), process).run(False, 2, module.Progress(False))
-    assert [row.error for row in found.rows] == [None] * 3 and len(list(folder.glob("*.kernel"))) == 5
+    subject = Programmed(listing.attention, *arrays, 0.1, mappings=[gk.Mapping(splits=1)])
+    found = module._Search(subject, Effort(1, 120.0, 3, 100.0), module.time.monotonic(), process).run(False, 2, module.Progress(False))
+    assert [row.error for row in found.rows] == [None] * 2 and len(list(folder.glob("*.kernel"))) == 3
     jobs = sorted((len(job.then), [one.cubin[:4] for one in (job, *job.then)]) for job in process.kept.values())
-    assert jobs[-1] == (1, [b"\x7fELF"] * 2)
+    assert jobs == [(n, [b"\x7fELF"] * (n + 1)) for n in (0, 1)]
 
 
 def test_tune_is_the_programs_own(folder: Path, measured: Any) -> None:
