@@ -129,7 +129,7 @@ def matmul_rows(make: Callable[..., Any]) -> Iterator[tuple[str, float]]:
 
 def program_rows() -> Iterator[str]:
     """Deriving, in milliseconds; then the look-up of a plan that is kept."""
-    from gemmkit.programs.tuned import plan_of_call
+    from gemmkit.programs.calls import plan_of_call
 
     half = np.float16
     x, vector = np.zeros((512, 1024), half), np.zeros(1024, half)

@@ -10,6 +10,9 @@ Rows (one problem, small enough that the device always keeps up):
     torch.matmul, torch.Linear
                   `gemmkit.torch`'s operator and layer (a bias and GELU), without a gradient and with one that is recorded;
                   the peer is PyTorch's product or layers
+    program, another number, a new length
+                  a call of a program with 4 tensors (attention) that comes again, that has another scale each time, and
+                  the first of each of 200 lengths, whose kernel is there (`derivations`: how often passes ran)
     first call    a second process's first product, with the kernels that the first compiled on disk; the peer
                   is that first process. `compiles` and `peer_compiles` count the kernels that each compiled;
                   the time is that of the first product alone, with the libraries imported and the device's
@@ -25,7 +28,9 @@ Host times are medians of batches between synchronisations. A batch is shorter t
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -142,7 +147,71 @@ def doors(backend: backends.Backend) -> list[Row]:
     return rows
 
 
+def programs(backend: backends.Backend) -> list[Row]:
+    """The rows of a program's calls: attention of 4 tensors and a scale, out given. The peer is PyTorch's attention."""
+    import torch
+    from torch.nn import functional
+
+    import gemmkit
+    from gemmkit import programs as gp
+    from gemmkit.programs.calls import derivations
+
+    @gemmkit.program
+    def attention(q: Any, k: Any, v: Any, o: Any, scale: float) -> None:
+        for h, m in gp.parallel(q.count, q.rows):
+            best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
+            for n in gp.sequential(k.rows):
+                s = gp.where(lambda row, key: key <= row, scale * (q[h, m] @ k[h, n].T), -math.inf)
+                top = gp.maximum(best, s.max(axis=1))
+                p, shrink = gp.exp(s - top), gp.exp(best - top)
+                total[:] = total * shrink + p.sum(axis=1)
+                out[:] = out * shrink + p.astype(v.dtype) @ v[h, n]
+                best[:] = top
+            o[h, m] = out / total
+
+    def heads(length: int) -> tuple[Any, ...]:
+        q, k, v = (backend.normal(2 * length, SIZE, DTYPE, seed).reshape(2, length, SIZE) for seed in (2, 3, 4))
+        return q, k, v, torch.empty_like(q)
+
+    scale, lengths = SIZE**-0.5, range(256, 256 + LENGTHS)
+    of_length = {length: heads(length) for length in lengths}
+    given = of_length[lengths[0]]
+    attention(*given, scale)
+    q, k, v, _ = given
+    exact = functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), scale=scale, is_causal=True)
+    error = backend.relative_error(given[3].reshape(-1, SIZE), exact.reshape(-1, SIZE))
+    floats = itertools.cycle([scale + 1e-6 * n for n in range(2000)])
+
+    def kernels() -> int:
+        """How often the passes have made one."""
+        return sum(len(of.kernels) for of in derivations.values() if of.program is attention)
+
+    def peer(x: tuple[Any, ...]) -> Any:
+        return functional.scaled_dot_product_attention(x[0], x[1], x[2], scale=scale, is_causal=True)
+
+    def each(call: Callable[[Any], object]) -> float:
+        """The median of the first call of each length."""
+        times = []
+        for length in lengths[1:]:
+            backend.synchronise()
+            start = time.perf_counter_ns()
+            call(of_length[length])
+            times.append((time.perf_counter_ns() - start) * 1e-3)
+        return statistics.median(times)
+
+    before = kernels()
+    ours = host_us(lambda: attention(*given, scale), backend.synchronise)
+    other = host_us(lambda: attention(*given, next(floats)), backend.synchronise)
+    new = each(lambda x: attention(*x, scale))
+    derived = kernels() - before
+    peers = host_us(lambda: peer(given), backend.synchronise), each(peer)
+    name = f"torch {torch.__version__}"
+    return [row("program", ours, name, peers[0], error), row("program, another number", other, name, peers[0], error),
+            row("program, a new length", new, name, peers[1], error, derivations=derived)]
+
+
 SCALE = 2.0
+LENGTHS = 200
 
 
 def helper(x: Any) -> Any:
@@ -236,7 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = options.backends.split(",") if options.backends else backends.installed()
     chosen = [backends.choose(name) for name in found] or [backends.choose()]
     rows = [each for backend in chosen for each in (*calls(backend), *looking_again(backend))]
-    rows += [each for backend in chosen if backend.name == "torch" for each in doors(backend)]
+    rows += [each for backend in chosen if backend.name == "torch" for each in (*doors(backend), *programs(backend))]
     rows += [first_call(work) for work in WORKS if "torch" in found and not options.no_first_calls]
     path = report.results_path("host", options.out)
     content = report.document("host", rows, chosen[0].device())

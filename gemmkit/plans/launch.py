@@ -50,9 +50,9 @@ class Cache(dict[Any, Any]):
 _caches: list[Cache] = []
 
 
-def cache() -> Cache:
+def cache(limit: int = 4096) -> Cache:
     """A module's cache of what rests on gemmkit's choices, which `forget` empties."""
-    _caches.append(Cache())
+    _caches.append(Cache(limit))
     return _caches[-1]
 
 

@@ -35,6 +35,7 @@ class Program:
     def __init__(self, function: Callable[..., None]):
         self.function = function
         self.signature = inspect.signature(function)
+        self.names = list(self.signature.parameters)
         functools.update_wrapper(self, function)
 
     def __repr__(self) -> str:
@@ -122,14 +123,13 @@ class Program:
 
         return Programmed(self, *arrays, **keywords)
 
-    def __call__(self, *arrays: Any, mapping: Mapping | None = None, stream: int | None = None, **components: Any) -> None:
+    def __call__(self, *arrays: Any, mapping: Mapping | None = None, stream: Any = None, **components: Any) -> None:
         """Run the derived kernel on arrays of a GPU, or on NumPy's within ``with gemmkit.emulate():``. A call that is like
-        an earlier one finds its plan (`gemmkit.programs.tuned`)."""
-        from gemmkit.programs.tuned import plan_of_call
+        an earlier one finds its plan, and one with other sizes its derivation (`gemmkit.programs.calls`)."""
+        from gemmkit.programs.calls import run
 
         _check_mapping(mapping)
-        arguments = self.bound(arrays, components)
-        plan_of_call(self, arguments, mapping).run(arguments, stream)
+        run(self, arrays, components, mapping, stream)
 
 
 def program(function: Callable[..., None]) -> Program:

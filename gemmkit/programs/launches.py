@@ -214,14 +214,15 @@ def laid_out(places: Places, mapping: Mapping, kernel: KernelLimits, processors:
     warpgroups = warpgroups or WARPGROUPS
     own = ROWS * warpgroups
     height = max(1, found.get(m.name, own))
-    down = max(1, -(-m.extent.size // height)) * (1 if places.stack is None else max(1, places.stack.extent.size))
+    rows, width = places.sizes[m.extent], places.sizes[n.extent]
+    down = max(1, -(-rows // height)) * (1 if places.stack is None else max(1, places.sizes[places.stack.extent]))
     if n.name not in found:
         room = kernel.usual_sums[warpgroups] if height <= own else kernel.most_sums[warpgroups] * own // height
         usual = max(STEP, room // len(places.starts) // STEP * STEP)
-        widest = min(usual, max(STEP, -(-n.extent.size // STEP) * STEP))
+        widest = min(usual, max(STEP, -(-width // STEP) * STEP))
 
         def time(columns: int) -> int:
-            tiles = down * max(1, -(-n.extent.size // columns))
+            tiles = down * max(1, -(-width // columns))
             return -(-tiles // processors) * (columns + BEGINNING)
 
         found[n.name] = min(range(widest, 0, -STEP), key=time)

@@ -25,7 +25,7 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.collectives import PATTERN, ROWS
 from gemmkit.programs.mapping import KernelLimits, Mapping
 from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value
-from gemmkit.programs.values import Index, Parameter, refused, shown
+from gemmkit.programs.values import Index, Parameter, ProgramAxis, refused, shown
 from gemmkit.runtime.device import DeviceInfo
 
 LEAVES = ("const", "scalar", "carried", "after", "load", "coordinate")
@@ -173,6 +173,7 @@ class Places:
     columns: dict[Value, str] = field(default_factory=dict)        # of cells that have one for each column
     column_starts: dict[str, float] = field(default_factory=dict)
     arguments: frozenset[str] = frozenset()
+    sizes: dict[ProgramAxis, int] = field(default_factory=dict)          # how long the axes of all indices are in a call
 
     @property
     def names(self) -> list[str]:
@@ -194,7 +195,7 @@ def places_of(loop: Loop, arguments: Iterable[str]) -> Places:
                       loop.line)
     out = Places((loop.indices[-2], loop.indices[-1]), [], [], loop.indices[0] if len(loop.indices) == 3 else None)
     taken: set[str] = set()
-    out.arguments = frozenset(arguments)
+    out.arguments, out.sizes = frozenset(arguments), loop.sizes
     for held in loop.body:
         if isinstance(held, StoreStatement):
             out.stores.append(_checked(held, out))

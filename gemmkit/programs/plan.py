@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -21,7 +22,17 @@ from gemmkit.lang.functions import Frozen, freeze_array
 from gemmkit.plans.launch import Launch, Start, launch_of
 from gemmkit.programs.chains.algebra import commutes, guard, keep_parts, ranges_of, rewrite, settle
 from gemmkit.programs.chains.chain import Chain, chain_of, is_chained
-from gemmkit.programs.chains.merging import Shares, begin_lazily, begun, check_bounded, references, shares_of
+from gemmkit.programs.chains.elements import EXACT, largest, may_be_inexact
+from gemmkit.programs.chains.merging import (
+    Shares,
+    begin_lazily,
+    begun,
+    check_bounded,
+    memory_of,
+    references,
+    shares_of,
+    splits_of,
+)
 from gemmkit.programs.chains.places import ChainPlaces, placed
 from gemmkit.programs.chains.schedule import ChainProblem, May, read_early, section_of
 from gemmkit.programs.chains.schedule import ScheduleChoice as ChainChoice
@@ -46,19 +57,19 @@ from gemmkit.programs.multistage import OWN_NAMES as NAMES_OF_MULTISTAGE
 from gemmkit.programs.multistage import CopyWidth, MultistageChainPrinter, MultistagePrinter
 from gemmkit.programs.places import STEP, Places, allocated, ordered, out_bytes, places_of, said, simplified
 from gemmkit.programs.rows import OWN_NAMES as NAMES_OF_ROWS
-from gemmkit.programs.rows import PART, has_rows_alone, row_program_of, walked
+from gemmkit.programs.rows import PART, RowProgram, has_rows_alone, row_program_of, walked
 from gemmkit.programs.rows import derived as derived_rows
 from gemmkit.programs.text import OWN_NAMES, OWN_STARTS, ElementFunction, Out, OutKind, Printed, Printer, function_of
 from gemmkit.programs.text import printed as text_of
 from gemmkit.programs.trace import Loop, StoreStatement, Value
-from gemmkit.programs.values import Index, refused
+from gemmkit.programs.values import Index, ProgramAxis, refused
 from gemmkit.runtime.array_info import ArrayInfo, alignment, byte_range, shares_memory, unit_axis
 from gemmkit.runtime.arrays import describe, is_array
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.runtime.launch import Launchable
 from gemmkit.runtime.streams import launch_stream
 from gemmkit.runtime.tensor_maps import why_not
-from gemmkit.tuning.problems import Choice, MappingProblem, choose
+from gemmkit.tuning.problems import Choice, MappingProblem, choose, once
 
 # --------------------------------------------------------------------------------------------------
 # The kernel that a program's passes have made for arrays of some kinds, and its launch.
@@ -71,7 +82,8 @@ class ProgramPlan:
     """The kernel of a program for arrays of some kinds. ``text`` is what runs: with ``plan(..., text=edited)`` another.
     ``mapping`` has all that was left open said: it derives the same text.
 
-    ``call``: what it was made for beside arrays. Numbers are a launch's own; all else is in the text.
+    ``call``: what it was made for beside arrays. Numbers are a launch's own; all else is in the text. ``reading``: what the
+    passes know when sizes decide; None of a text that is given.
 
     Where blocks share a tile's rounds, ``merge`` is the kernel behind it, and both have ``spare`` arrays, in memory of the
     stream's (`gemmkit.programs.chains.merging`)."""
@@ -86,6 +98,7 @@ class ProgramPlan:
     device: DeviceInfo
     spare: tuple[str, ...] = ()
     merge: ProgramPlan | None = None
+    reading: Reading | None = field(default=None, repr=False, compare=False)
 
     def run(self, arguments: dict[str, Any], stream: int | None = None) -> None:
         """Launch it on a GPU's arrays, by name; emulate it on those in host memory within
@@ -108,8 +121,8 @@ class ProgramPlan:
             if _meet(found[one], found[other], *self._ranges[one], *self._ranges[other]):
                 raise shared(self._names[one], self._names[other])
         first = found[0]
-        if 0 in (self.extents[name] for name in self.printed.tile):
-            return                                     # no tiles
+        if self.is_empty:
+            return
         if first.device < 0:
             mode = current_mode()
             if mode is None:
@@ -123,8 +136,13 @@ class ProgramPlan:
         handle, spare = launch_stream(first, stream), self.launches.spare
         begin = stream_memory(first.device, handle, spare) if spare else 0
         values = *(info.pointer for info in found), begin, *map(bits_of, numbers.values())
-        for launch in self._bound:
-            launch(handle, values)
+        for start in self.starts:
+            start(handle, values)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no tiles."""
+        return 0 in (self.extents[name] for name in self.printed.tile)
 
     @property
     def results(self) -> tuple[str, ...]:
@@ -249,7 +267,8 @@ class ProgramPlan:
                 if one in self.results or other in self.results]
 
     @cached_property
-    def _bound(self) -> list[Start]:
+    def starts(self) -> list[Start]:
+        """Of its kernels, compiled and loaded."""
         return [plan._loaded(launch).start for plan, launch in zip(self.kernels, self.launches.kernels)]
 
     def _loaded(self, launch: Launch) -> Launch:
@@ -308,21 +327,22 @@ class _Given(NamedTuple):
 class Derived:
     """What the passes make of a program: the parts that a launch and its checks need."""
 
-    def __init__(self, chain: Chain, places: ChainPlaces, choice: ChainChoice, text: Printed, read: dict[str, Value],
-                 shares: Shares | None):
+    def __init__(self, chain: Chain, places: ChainPlaces, problem: ChainProblem, choice: ChainChoice, text: Printed,
+                 read: dict[str, Value], shares: Shares | None):
         self.chain, self.places, self.choice, self.text, self.read = chain, places, choice, text, read
-        self.shares = shares
+        self.problem, self.shares = problem, shares
 
-    def section(self, processors: int) -> int:
-        """How many of the stack are taken side by side (`gemmkit.programs.chains.schedule`)."""
-        if self.chain.stack is None or not self.choice.longest_first:
-            return 1
-        blocks = {block.parameter.name: block.parameter for ring in self.places.rings if ring.index is not None
-                  for block in ring.blocks}
-        nbytes = sum(2 * math.prod(parameter.shape[-2:]) for parameter in blocks.values())
-        count, rows = self.chain.stack.extent.size, self.chain.rows.extent.size
-        tiles, clusters = -(-rows // (self.choice.rows * self.choice.cluster.m)), self.choice.cluster.at_once(processors)
-        return section_of(count, tiles, nbytes, max(1, min(clusters, count * tiles))) if count * tiles else 1
+    def extents(self, chain: Chain, infos: dict[str, ArrayInfo], processors: int) -> dict[str, int]:
+        """Of a call: how long its indices' axes are, and how many of the stack are taken side by side
+        (`gemmkit.programs.chains.schedule`)."""
+        sizes = {index.name: chain.sizes[index.extent] for index in (*chain.indices, chain.index)}
+        if chain.stack is None or not self.choice.longest_first:
+            return {**sizes, "section": 1}
+        arrays = {block.parameter.name for ring in self.places.rings if ring.index is not None for block in ring.blocks}
+        nbytes, cluster = sum(2 * math.prod(infos[name].shape[-2:]) for name in arrays), self.choice.cluster
+        tiles, clusters = -(-chain.sizes[chain.rows.extent] // (self.choice.rows * cluster.m)), cluster.at_once(processors)
+        count = chain.count * tiles
+        return {**sizes, "section": section_of(chain.count, tiles, nbytes, max(1, min(clusters, count))) if count else 1}
 
 
 def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], outs: Any, arrays: list[str],
@@ -347,7 +367,8 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
     keep_parts(chain)
     places = placed(chain)
     by_tma = {key: np.dtype(kind.dtype) for key, kind in kinds.items() if kind.kind == "TmaOut"}
-    choice: ChainChoice = choose(ChainProblem(chain, places, mapping, may, by_tma, kernel), device).spec
+    problem = ChainProblem(chain, places, mapping, may, by_tma, kernel)
+    choice: ChainChoice = choose(problem, device).spec
     kinds = {key: replace(kind, kind="OctetOut") if key in by_tma and key not in choice.outs else kind
              for key, kind in kinds.items()}
     read_early(chain, choice, kernel)
@@ -360,7 +381,7 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
     made = chain, places, choice, order, ranges, kinds, list(numbers), [*arrays, *cells]
     printer = ChainPrinter(*made) if kernel.uses_tma else MultistageChainPrinter(*made, copies=copies)
     text, read = printer.printed(title)
-    return Derived(chain, places, choice, text, read, shares)
+    return Derived(chain, places, problem, choice, text, read, shares)
 
 
 def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str | None) -> ProgramPlan:
@@ -384,8 +405,13 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
             return planned(program, arguments, replace(mapping, splits=1), text)
     places = places_of(loop, arguments)
     _check_names(infos, places, arguments, kernel)
-    _check_arrays(infos, places, kernel)
-    mapping, memory, outs = choose(GridProblem(loop, places, infos, mapping, kernel), device).spec
+    lines = {rounds.index.name: rounds.line for rounds in places.loops}
+    check = partial(_check_launch, operands={tile.parameter.name: rounds.line for rounds in places.loops
+                                             for tile in rounds.tiles}, tile=_tile_indices(places), lines=lines,
+                    rounds=[rounds.index for rounds in places.loops], stores=places.stores, kernel=kernel)
+    check(infos, loop.sizes)
+    problem = GridProblem(loop, places, infos, mapping, kernel)
+    mapping, memory, outs = choose(problem, device).spec
     shown = ", ".join(f"{key} {size}" for key, size in memory.blocks.items())
     together = "" if memory.cluster.is_single else f"; clusters of {memory.cluster.m} x {memory.cluster.n}"
     title = f"{name}: blocks of {shown}; {mapping.warpgroups} warpgroups; {memory.rings[0].stages} stages{together}."
@@ -393,12 +419,56 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
     operands = {tile.parameter.name for rounds in places.loops for tile in rounds.tiles}
     printed = text_of(Printer(*given) if kernel.uses_tma else MultistagePrinter(*given, copies={
         key: _copies(kernel, infos[key]) for key in operands}), title)
-    indices = *_tile_indices(places), *(rounds.index for rounds in places.loops)
-    extents = {index.name: index.extent.size for index in indices}
     if text is not None:
         module_of(name, text)                          # raises for what is no kernel's text
-    return ProgramPlan(name, said(memory, mapping), printed, printed.text if text is None else text, infos, extents,
-                       given_by(arguments), device)
+    reading = GridReading(check, problem)
+    return ProgramPlan(name, said(memory, mapping), printed, printed.text if text is None else text, infos,
+                       reading.extents(infos, loop.sizes), given_by(arguments), device, reading=reading)
+
+
+Sizes = dict[ProgramAxis, int]         # how long the axes are that a program's indices go along
+Check = Callable[[dict[str, ArrayInfo], Sizes], None]
+
+
+class Reading(ABC):
+    """What the passes know of a program when sizes decide. ``check`` raises ValueError and TypeError for arrays that no
+    launch may have; ``axes``: what the trace has taken from sizes."""
+
+    def __init__(self, check: Check, loop: Loop):
+        self.check, self.axes, self._extents = check, loop.axes, list(loop.sizes)
+
+    def sizes(self, infos: dict[str, ArrayInfo]) -> Sizes:
+        return {extent: infos[extent.parameter].shape[extent.axis] for extent in self._extents}
+
+    def form(self, sizes: Sizes) -> Any:
+        """Readings of one form differ in nothing."""
+        return None
+
+    @abstractmethod
+    def decided(self, sizes: Sizes, device: DeviceInfo) -> Any:
+        """What tells the kernels of a reading apart. Raises ConfigError where none is possible."""
+
+    @abstractmethod
+    def extents(self, infos: dict[str, ArrayInfo], sizes: Sizes) -> dict[str, int]:
+        """What a kernel is told of sizes."""
+
+    def sized(self, plan: ProgramPlan, infos: dict[str, ArrayInfo], sizes: Sizes, call: CallArguments) -> ProgramPlan:
+        """A plan for arrays of other sizes that decide the same, and other numbers. Raises what ``check`` raises."""
+        self.check(infos, sizes)
+        return replace(plan, infos=infos, extents=self.extents(infos, sizes), call=call)
+
+
+class GridReading(Reading):
+    def __init__(self, check: Check, problem: GridProblem):
+        super().__init__(check, problem.loop)
+        self.problem = problem
+
+    def decided(self, sizes: Sizes, device: DeviceInfo) -> Any:
+        return id(choose(replace(self.problem, places=replace(self.problem.places, sizes=sizes)), device).spec)
+
+    def extents(self, infos: dict[str, ArrayInfo], sizes: Sizes) -> dict[str, int]:
+        places = self.problem.places
+        return {index.name: sizes[index.extent] for index in (*_tile_indices(places), *(x.index for x in places.loops))}
 
 
 @dataclass(frozen=True)
@@ -412,6 +482,7 @@ class GridProblem(MappingProblem):
     infos: dict[str, ArrayInfo]
     mapping: Mapping
     kernel: KernelLimits
+    known: dict[Mapping, Choice | ConfigError] = field(default_factory=dict)
 
     def candidates(self, device: DeviceInfo) -> Iterator[Mapping]:
         m, n = (index.name for index in self.places.indices)
@@ -425,6 +496,9 @@ class GridProblem(MappingProblem):
                 return
 
     def specialise(self, mapping: Mapping, device: DeviceInfo) -> Choice:
+        return once(self.known, mapping, lambda: self._specialised(mapping, device))
+
+    def _specialised(self, mapping: Mapping, device: DeviceInfo) -> Choice:
         places, stores, outs = self.places, self.places.stores, list[Out]()
         stale = {carried.init for held in self.loop.body if isinstance(held, Loop) for carried in held.carried}
         for store, root in zip(stores, simplified([store.value for store in stores])):
@@ -435,9 +509,9 @@ class GridProblem(MappingProblem):
             info = self.infos[store.parameter.name]
             for array in made.arrays:
                 _check_read(array, self.infos[array], store.line)
-            kind = {None: self.kernel.whole_rows if _leaves_by_tma(info) else "DirectOut", places.indices[0]: "ColumnsOut",
+            kind = {None: self.kernel.whole_rows if leaves_by_tma(info) else "DirectOut", places.indices[0]: "ColumnsOut",
                     places.indices[1]: "RowsOut"}[store.only]
-            outs.append(Out(store, info.dtype, kind, kind == "DirectOut" and _in_pairs(info),
+            outs.append(Out(store, info.dtype, kind, kind == "DirectOut" and in_pairs(info),
                             None if root.op == "after" else made, made.sums[0]))
         nbytes = {out.name: out_bytes(places, mapping, out.dtype, self.kernel) for out in outs if out.kind == "TmaOut"}
         return Choice((mapping, allocated(places, mapping, nbytes, device, self.kernel), outs))
@@ -463,9 +537,9 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
     def leaves(chain: Chain, store: StoreStatement, cells: dict[str, ArrayInfo]) -> OutKind:
         info, is_rows = {**infos, **cells}[store.parameter.name], chain.stores_rows(store)
         columns = 1 if is_rows else info.shape[-1]
-        whole = not is_rows and columns % kernel.line == 0 and _leaves_by_tma(info)
+        whole = not is_rows and columns % kernel.line == 0 and leaves_by_tma(info)
         kind = "RowsOut" if is_rows else kernel.whole_rows if whole else "DirectOut"
-        return OutKind(kind, info.dtype, not is_rows and _in_pairs(info), columns)
+        return OutKind(kind, info.dtype, not is_rows and in_pairs(info), columns)
 
     copies = {} if kernel.uses_tma else {key: _copies(kernel, info) for key, info in infos.items() if info.shape}
     made = derived(name, loop, mapping, numbers, leaves, list(infos), device, kernel, copies)
@@ -480,16 +554,46 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
     operands = {block.parameter.name: chain.line for ring in made.places.rings for block in ring.blocks}
     shares = made.shares
     stores: list[StoreStatement] = chain.stores if shares is None else shares.merging.body
-    _check_launch(infos, operands, chain.indices, [chain.index], {chain.index.name: chain.line}, stores, kernel)
+    check = partial(_check_launch, operands=operands, tile=chain.indices, rounds=[chain.index],
+                    lines={chain.index.name: chain.line}, stores=stores, kernel=kernel)
+    check(infos, loop.sizes)
     for array, x in made.read.items():
         _check_read(array, infos[array], x.line)
     if text is not None:
         module_of(name, text)
-    extents = {**{index.name: index.extent.size for index in indices}, "section": made.section(device.sm_count)}
     merge = None if shares is None else _merging(name, shares, infos, arguments, device)
     cells = {} if shares is None else shares.cells
+    reading = ChainReading(check, loop, made, mapping, device)
     return ProgramPlan(name, made.choice.said(mapping), printed, printed.text if text is None else text, {**infos, **cells},
-                       extents, call, device, tuple(cells), merge)
+                       reading.extents(infos, loop.sizes), call, device, tuple(cells), merge, reading)
+
+
+class ChainReading(Reading):
+    """Readings differ in the number of shares that rounds have."""
+
+    def __init__(self, check: Check, loop: Loop, made: Derived, mapping: Mapping, device: DeviceInfo):
+        super().__init__(check, loop)
+        self.made, self.mapping, self.processors = made, mapping, device.sm_count
+        self.inexact = list(may_be_inexact(made.chain))
+
+    def form(self, sizes: Sizes) -> int:
+        return splits_of(replace(self.made.chain, sizes=sizes), self.mapping, self.processors, self.made.problem.kernel)
+
+    def decided(self, sizes: Sizes, device: DeviceInfo) -> Any:
+        choice = choose(replace(self.made.problem, chain=replace(self.made.chain, sizes=sizes)), device).spec
+        return id(choice), *(largest(x, sizes) >= EXACT for x in self.inexact)
+
+    def extents(self, infos: dict[str, ArrayInfo], sizes: Sizes) -> dict[str, int]:
+        return self.made.extents(replace(self.made.chain, sizes=sizes), infos, self.processors)
+
+    def sized(self, plan: ProgramPlan, infos: dict[str, ArrayInfo], sizes: Sizes, call: CallArguments) -> ProgramPlan:
+        plan = super().sized(plan, infos, sizes, call)
+        if self.made.shares is None or plan.merge is None or plan.merge.reading is None:
+            return plan
+        cells, parts = memory_of(self.made.shares.widths, replace(self.made.chain, sizes=sizes))
+        known = {**infos, **parts}
+        merge = plan.merge.reading.sized(plan.merge, {key: known[key] for key in plan.merge.infos}, sizes, call)
+        return replace(plan, infos={**infos, **cells}, merge=merge)
 
 
 class _NoMerge(Exception):
@@ -526,12 +630,36 @@ def _of_rows(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
     for key in (*infos, *call.numbers, *(index.name for index in program.indices)):
         if key in NAMES_OF_ROWS or key.startswith(PART):
             raise _taken(key)
-    _check_launch(infos, {}, program.indices, [], {}, program.stores)
+    check = partial(_check_rows, program=program)
+    check(infos, loop.sizes)
     printed = derived_rows(name, program, mapping, infos, list(call.numbers), device)
     if text is not None:
         module_of(name, text, ROWS_NEEDED)
-    extents = {**{index.name: index.extent.size for index in program.indices}, "columns": program.columns}
-    return ProgramPlan(name, mapping, printed, printed.text if text is None else text, infos, extents, call, device)
+    reading = RowReading(check, loop, program)
+    return ProgramPlan(name, mapping, printed, printed.text if text is None else text, infos,
+                       reading.extents(infos, loop.sizes), call, device, reading=reading)
+
+
+class RowReading(Reading):
+    """The length of rows is a program's own: what is decided by it is decided."""
+
+    def __init__(self, check: Check, loop: Loop, program: RowProgram):
+        super().__init__(check, loop)
+        self.program = program
+
+    def decided(self, sizes: Sizes, device: DeviceInfo) -> Any:
+        return None
+
+    def extents(self, infos: dict[str, ArrayInfo], sizes: Sizes) -> dict[str, int]:
+        return {**{index.name: sizes[index.extent] for index in self.program.indices}, "columns": self.program.columns}
+
+
+def _check_rows(infos: dict[str, ArrayInfo], sizes: Sizes, program: RowProgram) -> None:
+    _check_launch(infos, sizes, {}, program.indices, [], {}, program.stores)
+    count = math.prod(sizes[index.extent] for index in program.indices)
+    if count >= 2**31 or program.columns >= 2**31:
+        raise refused(ValueError, f"{count} rows of {program.columns} elements; less than 2**31 of each is needed",
+                      program.line)
 
 
 def device_of(infos: dict[str, ArrayInfo]) -> DeviceInfo:
@@ -579,20 +707,15 @@ def _taken(name: str) -> ValueError:
     return ValueError(f"{name}: the derived kernel uses this name; rename the array, cell or index")
 
 
-def _check_arrays(infos: dict[str, ArrayInfo], places: Places, kernel: KernelLimits) -> None:
-    operands = {tile.parameter.name: rounds.line for rounds in places.loops for tile in rounds.tiles}
-    _check_launch(infos, operands, _tile_indices(places), [rounds.index for rounds in places.loops],
-                  {rounds.index.name: rounds.line for rounds in places.loops}, places.stores, kernel)
-
-
-def _check_launch(infos: dict[str, ArrayInfo], operands: dict[str, str], tile: tuple[Index, ...], rounds: list[Index],
-                  lines: dict[str, str], stores: list[StoreStatement], kernel: KernelLimits | None = None) -> None:
+def _check_launch(infos: dict[str, ArrayInfo], sizes: Sizes, operands: dict[str, str], tile: tuple[Index, ...],
+                  rounds: list[Index], lines: dict[str, str], stores: list[StoreStatement],
+                  kernel: KernelLimits | None = None) -> None:
     """Raises ValueError where a kernel cannot bring an operand, a sum goes over nothing, or results share memory."""
     for index in rounds:
-        if index.extent.size == 0:
+        if sizes[index.extent] == 0:
             raise refused(ValueError, f"{index} is a block of {index.extent}; a kernel sums over at least one element",
                           lines[index.name])
-    if 0 not in (index.extent.size for index in tile):
+    if 0 not in (sizes[index.extent] for index in tile):
         for name, line in operands.items():
             reason = None if kernel is None else kernel.why_not(infos[name])
             if reason is not None:
@@ -620,12 +743,12 @@ def _check_read(name: str, info: ArrayInfo, line: str) -> None:
                                  "that is read where a tile is stored must be real", line)
 
 
-def _leaves_by_tma(info: ArrayInfo) -> bool:
+def leaves_by_tma(info: ArrayInfo) -> bool:
     """TMA clips rows at multiples of 16 bytes alone."""
     return info.dtype.itemsize == 2 and info.shape[-1] * 2 % 16 == 0 and why_not(info, len(info.shape) - 1) is None
 
 
-def _in_pairs(info: ArrayInfo) -> bool:
+def in_pairs(info: ArrayInfo) -> bool:
     """Whether two neighbours of a row are stored at once."""
     size = 2 * info.dtype.itemsize
     return (info.shape[-1] % 2 == 0 and info.strides[-1] == 1 and all(stride % 2 == 0 for stride in info.strides[:-1])

@@ -756,13 +756,8 @@ F32 = np.dtype(np.float32)
 
 def derived(name: str, program: RowProgram, mapping: Mapping, infos: Names[str, ArrayInfo], numbers: list[str],
             device: DeviceInfo) -> Printed:
-    """``numbers``: the names of the run-time scalars. Raises ConfigError for a mapping of products, and ValueError, with the
-    user's line, for more rows than can be counted."""
+    """``numbers``: the names of the run-time scalars. Raises ConfigError for a mapping of products."""
     _refuse_blocks(mapping)
-    count = program.rows.extent.size * (1 if program.stack is None else program.stack.extent.size)
-    if count >= 2**31 or program.columns >= 2**31:
-        raise refused(ValueError, f"{count} rows of {program.columns} elements; less than 2**31 of each is needed",
-                      program.line)
     steps = steps_of(program, rewritten(program))
     whole = {x.data[0].name for x in steps.rows if x.op == "load"}
     whole |= {store.parameter.name for store in program.stores if len(store.parameter.shape) > len(program.indices)}

@@ -234,7 +234,8 @@ class Interpreter:
         if isinstance(value, (bool, Term, Parameter)) or not hasattr(value, "__float__"):
             raise refused(TypeError, f"full(..., {value!r}): the last argument must be a number; to begin with a value "
                                      "write copy(x)")
-        axes = tuple(Axis(d.size, (d.parameter, d.axis)) if isinstance(d, ProgramAxis) else d for d in dims)
+        axes = tuple(Axis(d.length, (d.parameter, d.axis)) if isinstance(d, ProgramAxis) else d for d in dims)
+        self.axes.whole.update(axis.of for axis in axes if isinstance(axis, Axis) and axis.of)
         if len(set(axes)) < len(axes):
             raise refused(ValueError, f"a cell of ({shown(dims)}): its rows and columns must be blocks of two loops")
         return self.filled(axes, float(value))
@@ -396,6 +397,17 @@ class Loop:
     stop: Value | None = None
     line: str = field(default_factory=line_here)
     twice: str = ""                    # the line of a product of a block with itself, which no kernel has
+    axes: Axes = field(default_factory=Axes)           # of a whole program
+
+    @property
+    def loops(self) -> list[Loop]:
+        """It, and all loops within."""
+        return [self, *(each for held in self.body if isinstance(held, Loop) for each in held.loops)]
+
+    @property
+    def sizes(self) -> dict[ProgramAxis, int]:
+        """How long the axes of all indices are."""
+        return {index.extent: index.extent.length for loop in self.loops for index in loop.indices}
 
 
 class Tracer(Interpreter):
@@ -579,7 +591,7 @@ def trace(function: Any, arguments: dict[str, Any]) -> Loop:
                                   "inside the loop", loop.line)
     _check_stores(loop, code, [name for name, x in given.items() if isinstance(x, Parameter)], tracer.reads)
     _forget_axes(loop)
-    loop.twice = tracer.twice
+    loop.twice, loop.axes = tracer.twice, tracer.axes
     return loop
 
 
@@ -714,10 +726,10 @@ class Reference(Interpreter):
 
     def loop(self, extents: tuple[ProgramAxis, ...], kind: str, stop: Any = None) -> Iterator[Any]:
         if stop is not None:
-            yield from self._blocks(extents[0], min(int(stop.value.array), extents[0].size))
+            yield from self._blocks(extents[0], min(int(stop.value.array), extents[0].length))
             return
         of_tile = kind == "parallel"
-        for blocks in itertools.product(*(self._blocks(extent, extent.size, of_tile) for extent in extents)):
+        for blocks in itertools.product(*(self._blocks(extent, extent.length, of_tile) for extent in extents)):
             yield blocks if len(blocks) > 1 else blocks[0]
 
     def _blocks(self, extent: ProgramAxis, end: int, of_tile: bool = False) -> list[Index]:

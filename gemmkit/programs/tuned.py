@@ -9,30 +9,25 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Mapping as Names
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from gemmkit.emulator.mode import current_mode, world
 from gemmkit.lang.errors import ConfigError
-from gemmkit.lang.fingerprint import read, when_forgetting
-from gemmkit.lang.references import Guards
-from gemmkit.plans.launch import Launch, cache
+from gemmkit.plans.launch import Launch
+from gemmkit.programs.calls import Code, derive
 from gemmkit.programs.chains.chain import is_chained
 from gemmkit.programs.collectives import ROWS
-from gemmkit.programs.launches import FLOATS
 from gemmkit.programs.mapping import ORDERS, SWITCHES, KernelLimits, Mapping, kernel_of
 from gemmkit.programs.plan import ProgramPlan, device_of, planned
 from gemmkit.programs.trace import Loop
 from gemmkit.programs.values import Index
 from gemmkit.runtime.array_info import ArrayInfo
-from gemmkit.runtime.arrays import KEYS, describe, is_array
-from gemmkit.runtime.arrays import key_of as array_key
+from gemmkit.runtime.arrays import describe, is_array
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.launch import Launchable
 from gemmkit.runtime.tensor_maps import Encoder
@@ -78,6 +73,7 @@ class ProgramProblem(MappingProblem):
 
     def __init__(self, program: Any, arguments: dict[str, Any], text: str | None = None):
         self.program, self.arguments, self.text = program, arguments, text
+        self.code: Code | None = None                  # what its plans rest on, where they can be kept
 
     @cached_property
     def device(self) -> DeviceInfo:
@@ -86,7 +82,13 @@ class ProgramProblem(MappingProblem):
     @cached_property
     def default(self) -> ProgramPlan:
         """By the passes alone. Raises what `gemmkit.programs.plan.planned` raises."""
-        return planned(self.program, self.arguments, DEFAULT.mapping, self.text)
+        return self._derived(DEFAULT.mapping)
+
+    def _derived(self, mapping: Mapping) -> ProgramPlan:
+        if self.text is not None:
+            return planned(self.program, self.arguments, mapping, self.text)
+        plan, self.code = derive(self.program, self.arguments, mapping)
+        return plan
 
     def key(self) -> str:
         return store.digest_of_program(self.default.printed.text, self.default.infos)
@@ -96,8 +98,7 @@ class ProgramProblem(MappingProblem):
 
     def specialise(self, mapping: Laid, device: DeviceInfo) -> Choice:
         """A `ProgramPlan`. Raises what `gemmkit.programs.plan.planned` raises."""
-        return Choice(self.default if mapping is DEFAULT else
-                      planned(self.program, self.arguments, mapping.mapping, self.text))
+        return Choice(self.default if mapping is DEFAULT else self._derived(mapping.mapping))
 
     def plan(self, mapping: Mapping | None) -> ProgramPlan:
         """That of a mapping; None: of the one that the tuner has kept, or the default."""
@@ -203,7 +204,7 @@ class Programmed(Subject):
 
     def outputs(self) -> list[Output]:
         plan = self.default
-        terms = max(index.extent.size for index in _rounds(self._loop))
+        terms = max(index.extent.length for index in _rounds(self._loop))
         return [Output(name, plan.given[name], self._allowed(plan.given[name], terms)) for name in plan.results]
 
     def _allowed(self, info: ArrayInfo, terms: int) -> float:
@@ -294,62 +295,3 @@ def _checked(mappings: Any) -> list[Mapping]:
         raise TypeError(f"tune(mappings={mappings!r}): a list of instances of gemmkit.Mapping is needed, such as "
                         "[gemmkit.Mapping(stages=3)]")
     return given
-
-
-# --------------------------------------------------------------------------------------------------
-# Plans of calls, kept: a call of a program finds the plan of an earlier one that is like it.
-#
-# Deriving takes milliseconds, a launch microseconds. Calls are alike where their arrays are of the same kinds, their
-# floating point numbers positive or not (a launch is told which ones they are), other numbers equal, functions the same
-# ones and mappings equal, and where all that the functions' code names still is what it was
-# (`gemmkit.lang.references`). A call is derived anew where that cannot be told: a function names something that can
-# change in place, such as a list, or an argument is neither an array nor a number nor a function. In the emulator all
-# are.
-
-CONSTANTS = (type(None), bool, int, str, np.number)
-
-
-class CachedPlan(NamedTuple):
-    """A plan, and whether the code that it was derived from is what it was. The functions are kept, so that their ids stay
-    theirs."""
-
-    plan: ProgramPlan
-    stands: Callable[[], bool]
-    functions: list[FunctionType]
-
-
-plans = cache()                        # by what decides how a call is computed
-when_forgetting(plans.clear)           # gemmkit's own code has changed
-
-
-def plan_of_call(program: Any, arguments: dict[str, Any], mapping: Mapping | None) -> ProgramPlan:
-    """The plan of a call with these arguments, by their names. Raises what `gemmkit.programs.plan.planned` raises."""
-    key = None if current_mode() is not None else _key(program, arguments, mapping)
-    known = None if key is None else plans.get(key)
-    if known is not None and known.stands():
-        return known.plan
-    found = ProgramProblem(program, arguments).plan(mapping)
-    functions = [program.function, *(x for x in arguments.values() if isinstance(x, FunctionType))]
-    readings = [] if key is None else [read(x) for x in functions]
-    if readings and not any(reading.mutable or reading.of_process for reading in readings):
-        guards = Guards(fact for reading in readings for fact in reading.guards.facts)
-        plans.keep(key, CachedPlan(found, guards.ready(), functions))
-    return found
-
-
-def _key(program: Any, arguments: dict[str, Any], mapping: Mapping | None) -> Any:
-    """None for arguments of which it cannot be told whether they are what they were."""
-    parts: list[Any] = [program, mapping, world()]
-    for name, x in arguments.items():
-        if isinstance(x, FLOATS):
-            parts.append(x > 0)
-        elif isinstance(x, CONSTANTS):
-            parts.append((type(x), x))
-        elif isinstance(x, FunctionType):
-            parts.append(id(x))
-        elif type(x) in KEYS or is_array(x):
-            at, kind = KEYS.get(type(x), array_key)(x, name)
-            parts.append((kind, at & 15))             # and the alignment's class
-        else:
-            return None
-    return tuple(parts)

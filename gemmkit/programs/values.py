@@ -334,17 +334,29 @@ class Symbol:
         return True
 
 
+def _seen(name: str) -> None:
+    """A program's own code reads how long an array's axes are: what it makes of that, it makes for these lengths alone."""
+    interpreter = _current.get()
+    if interpreter is not None and not is_ours(sys._getframe(2).f_code):
+        interpreter.axes.seen.add(name)
+
+
 @dataclass(frozen=True, eq=False)
 class ProgramAxis(Symbol):
     """An axis of an array, to go along; ``stack``: one by one."""
 
     parameter: str
     axis: int
-    size: int
+    length: int
     stack: bool = False
 
+    @property
+    def size(self) -> int:
+        _seen(self.parameter)
+        return self.length
+
     def __repr__(self) -> str:
-        return f"axis {self.axis} of {self.parameter} ({self.size})"
+        return f"axis {self.axis} of {self.parameter} ({self.length})"
 
     @property
     def instead(self) -> str:                          # type: ignore[override]
@@ -432,16 +444,16 @@ class Place(Term):
         self.dim = dim
 
 
-@dataclass(eq=False)
 class Parameter(Arithmetic):
     """An array argument. ``data`` is the array where numbers are computed. Without indices a vector is a value."""
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: Any
-    data: Any = None
+    def __init__(self, name: str, shape: tuple[int, ...], dtype: Any, data: Any = None):
+        self.name, self.dtype, self.data, self._shape = name, dtype, data, shape
 
-    __hash__ = object.__hash__
+    @property
+    def shape(self) -> tuple[int, ...]:
+        _seen(self.name)
+        return self._shape
 
     @property
     def rows(self) -> ProgramAxis:
@@ -490,6 +502,7 @@ class Parameter(Arithmetic):
                                          "sequential(...) as indices")
             current().use(index, self, axis, key)
         whole = tuple(Axis(size, (self.name, axis)) for axis, size in enumerate(self.shape) if axis >= len(key))
+        current().axes.whole.update((self.name, axis) for axis in range(len(key), len(self.shape)))
         return key, (*(index for index in key if not index.stack), *whole)
 
 
@@ -561,6 +574,9 @@ class Cell(Term):
 # ``a[m, k]`` with ``k`` of ``a.rows``; one that stands on two axes of another array; and two whole axes of one array that
 # meet element by element, and are not the same through other arrays.
 
+# From sizes a trace takes no more than is noted here: which axes must be of one length, how long those are that are
+# values' own, and whatever a program's code makes of a shape. With other sizes that agree in it, it is the same trace.
+
 AxisSymbol = tuple[str, int]
 
 
@@ -569,9 +585,13 @@ def _stands(index: Index, at: AxisSymbol, key: tuple) -> str:
 
 
 class Axes:
-    """What a program has said so far."""
+    """What a program has said so far. ``equal``: axes that must be of one length; ``whole``: those that are values' own
+    dimensions; ``seen``: the arrays whose shapes the program's own code has read."""
 
     def __init__(self) -> None:
+        self.equal: set[tuple[AxisSymbol, AxisSymbol]] = set()
+        self.whole: set[AxisSymbol] = set()
+        self.seen: set[str] = set()
         self._parents: dict[AxisSymbol, AxisSymbol] = {}
         self._uses: dict[Index, dict[AxisSymbol, tuple[tuple, str]]] = {}  # where indices stand: among which, and the line
 
@@ -598,8 +618,9 @@ class Axes:
         if sum(other is index for other in key) > 1:
             raise refused(ValueError, f"{name}[{shown(key)}]: {index} is used twice, but rows and columns must be different "
                                       "blocks; use two loops")
-        if extent.size != parameter.shape[axis]:
+        if extent.length != parameter.shape[axis]:
             raise refused(ValueError, f"{_stands(index, at, key)} ({parameter.shape[axis]} elements)")
+        self.equal.add(((extent.parameter, extent.axis), at))
         uses = self._uses.setdefault(index, {})
         if at not in uses:
             uses[at] = key, line_here()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.programs import tuned
+from gemmkit.programs import calls
 from gemmkit.runtime import cache
 from tests.programs import test_roles as roles
 from tests.support import chains, large_scores, row_programs
@@ -221,7 +221,7 @@ def test_calls_find_their_plans(rng: np.random.Generator, rebound: Set) -> None:
     """Other arrays of the same kinds, on other streams, by one plan; another by a constant that has changed."""
     import cupy
 
-    tuned.plans.clear()
+    calls.plans.clear()
     exact = listing.attention.reference
     for slope in (2.0, 0.5):
         rebound(SLOPE=slope)
@@ -232,7 +232,7 @@ def test_calls_find_their_plans(rng: np.random.Generator, rebound: Set) -> None:
             listing.attention(q, k, v, o, 0.125, score=sloped, stream=None if stream is None else stream.ptr)
             cupy.cuda.Device().synchronize()
             close(o.get(), exact(q.get(), k.get(), v.get(), np.empty(q.shape), 0.125, score=sloped))
-    assert len(tuned.plans) == 1
+    assert len(calls.plans) == 1
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["launches", "graph"])

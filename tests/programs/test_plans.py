@@ -14,8 +14,8 @@ import pytest
 import gemmkit as gk
 from gemmkit import programs as gp
 from gemmkit.plans.launch import forget
+from gemmkit.programs import calls
 from gemmkit.programs import plan as module
-from gemmkit.programs import tuned
 from gemmkit.programs.launches import BEGIN, bits_of
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import H100, assumed
@@ -39,7 +39,7 @@ SLOPE = 2.0
 @pytest.fixture
 def device() -> Iterator[None]:
     """Host arrays are planned for a GPU that need not be here, and not run."""
-    tuned.plans.clear()
+    calls.plans.clear()
     with assumed(H100):
         yield
 
@@ -49,7 +49,7 @@ def heads(rows: int = 70, keys: int = 90, dtype: Any = F16) -> list[np.ndarray]:
 
 
 def planned(*arrays: Any, mapping: gk.Mapping | None = None, program: gk.Program = listing.attention, **more: Any) -> Any:
-    return tuned.plan_of_call(program, program.bound(arrays, {"scale": 0.125, **more} if program is listing.attention else more),
+    return calls.plan_of_call(program, program.bound(arrays, {"scale": 0.125, **more} if program is listing.attention else more),
                                    mapping)
 
 
@@ -218,7 +218,7 @@ def test_what_can_change_in_place_is_not_kept() -> None:
     texts = [planned(*heads(), score=score).text for score in (by_list, called)]
     slopes[0] = called.slope = 3.0
     assert all(planned(*heads(), score=score).text != text for score, text in zip((by_list, called), texts))
-    assert not tuned.plans
+    assert not calls.plans
 
 
 @pytest.mark.usefixtures("device")
@@ -226,10 +226,10 @@ def test_tuned_mappings_and_many_calls_forget(monkeypatch: pytest.MonkeyPatch) -
     first = planned(*heads())
     forget()
     assert planned(*heads()) is not first
-    monkeypatch.setattr(tuned.plans, "limit", 3)
+    monkeypatch.setattr(calls.plans, "limit", 3)
     for rows in range(1, 9):
         planned(*heads(rows))
-        assert len(tuned.plans) <= 3
+        assert len(calls.plans) <= 3
 
 
 @pytest.mark.usefixtures("device")
@@ -237,7 +237,7 @@ def test_the_emulator_derives_anew() -> None:
     arrays = [np.ones((64, 64), F16) for _ in range(3)]
     with gk.emulate():
         listing.gemm(*arrays)
-    assert not tuned.plans and np.all(arrays[2] == 64)
+    assert not calls.plans and np.all(arrays[2] == 64)
     with pytest.raises(TypeError, match="emulate its kernel"):
         listing.gemm(*arrays)
 
@@ -250,7 +250,7 @@ def test_arrays_that_share_memory_are_refused_by_a_plan_too() -> None:
     plan = listing.gemm.plan(a, b, d)
     with pytest.raises(TypeError, match="emulate its kernel"):
         listing.gemm(a, b, d)
-    assert len(tuned.plans) == 1
+    assert len(calls.plans) == 1
     with gk.emulate():
         plan.run(dict(a=a, b=a, d=d))                  # operands may be one array
     assert np.all(d == 64)
@@ -259,7 +259,7 @@ def test_arrays_that_share_memory_are_refused_by_a_plan_too() -> None:
             listing.gemm(*given.values())
         with gk.emulate(), pytest.raises(ValueError, match="share memory, and one of them is a result"):
             plan.run(given)
-    assert len(tuned.plans) == 1
+    assert len(calls.plans) == 1
     two = np.ones((64, 128), F16)
     left, right = listing.gemm.plan(a, two[:, :64], two[:, 64:]), dict(a=a, b=two[:, :64], d=two[:, 64:])      # side by side
     with gk.emulate():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value
-from gemmkit.programs.values import Index, refused, shown
+from gemmkit.programs.values import Index, ProgramAxis, refused, shown
 
 
 @dataclass(eq=False)
@@ -15,7 +15,8 @@ class Chain:
     """``body``: what a round computes, in order; ``carried``: its cells; ``end``: what is computed behind the loop, and
     ``stores``: what becomes of it. ``length``: the load of what bounds a tile's rounds, where not the array does.
     ``splits``: how many blocks share a tile's rounds (`gemmkit.programs.chains.merging`). ``factors``: of rows, which are 1
-    in most rounds, and what they go to (`gemmkit.programs.chains.merging`)."""
+    in most rounds, and what they go to (`gemmkit.programs.chains.merging`). ``sizes``: how long the axes of its indices
+    are in a call."""
 
     stack: Index | None
     rows: Index
@@ -28,6 +29,12 @@ class Chain:
     length: Value | None = None
     splits: int = 1
     factors: dict[Value, Value] = field(default_factory=dict)
+    sizes: dict[ProgramAxis, int] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """Of its stack."""
+        return 1 if self.stack is None else self.sizes[self.stack.extent]
 
     @property
     def values(self) -> list[Value]:
@@ -82,7 +89,7 @@ def chain_of(loop: Loop) -> Chain:
     stores = [held for held in loop.body if isinstance(held, StoreStatement)]
     stack, rows = (None, loop.indices[0]) if len(loop.indices) == 1 else loop.indices
     chain = Chain(stack, rows, rounds.indices[0], rounds.body, rounds.carried, [], stores, rounds.line,
-                  rounds.stop)
+                  rounds.stop, sizes=loop.sizes)
     for store in stores:
         rank = len(store.parameter.shape)
         if tuple(store.key) != chain.indices or store.only is not None or rank - len(chain.indices) not in (0, 1):

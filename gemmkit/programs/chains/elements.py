@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,17 +35,29 @@ def _may_be_whole(x: Value) -> bool:
     return is_whole_number(x) or (x.op == "const" and not x.dims and float(x.data).is_integer())
 
 
-def largest(x: Value) -> float:
+def largest(x: Value, sizes: Mapping[Any, int]) -> float:
     """A bound of the size of a whole number that is made of places; infinity where there is none."""
     if x.op == "const":
         return abs(float(x.data))
     if x.op == "coordinate":
-        extent = x.data.size if isinstance(x.data, Axis) else x.data.extent.size
+        extent = x.data.size if isinstance(x.data, Axis) else sizes[x.data.extent]
         return float(extent + BEYOND)
     if x.op not in ("add", "sub", "mul", "neg"):
         return math.inf
-    sizes = [largest(y) for y in x.args]
-    return math.prod(sizes) if x.op == "mul" else sum(sizes)
+    bounds = [largest(y, sizes) for y in x.args]
+    return math.prod(bounds) if x.op == "mul" else sum(bounds)
+
+
+def may_be_inexact(chain: Chain) -> Iterator[Value]:
+    """Whole numbers that no float32 may be, where axes are long: texts convert these another way."""
+    pending, seen = [*chain.values, *(store.value for store in chain.stores)], set[Value]()
+    while pending:
+        x = pending.pop()
+        if x not in seen:
+            seen.add(x)
+            pending += x.args
+            if x.op not in CONDITIONS and is_whole_number(x):
+                yield x
 
 
 def scalar_text(x: Value, top: bool = False) -> str:
@@ -180,7 +192,7 @@ class Element:
     def _float(self, x: Value) -> str:
         """A whole number as float32. Of places it is made of where the thread's first is, converted once: what a conversion
         takes on each element is what an exponential takes."""
-        if largest(x) >= EXACT:
+        if largest(x, self.chain.sizes) >= EXACT:
             return f"convert(F32, {self.of(x, whole=True)})"
         if x.op == "coordinate":
             name, begin, further = self._begin(x.data)

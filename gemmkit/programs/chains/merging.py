@@ -16,6 +16,7 @@ it is tried: a round's cells for drawn operands, merged in either grouping, agai
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping as Names
 from dataclasses import dataclass, replace
 from itertools import count as count_from
 from typing import Any, NamedTuple
@@ -398,11 +399,12 @@ ALIGNED = 256                          # bytes
 
 
 class Shares(NamedTuple):
-    """``cells``: what the rounds' kernel stores, of (stack x splits, rows, ...); ``merging``: the second kernel's program,
-    and ``parts``, its arrays: one for each cell and share."""
+    """``merging``: the second kernel's program; ``cells``: what the rounds' kernel stores, of (stack x splits, rows, ...);
+    ``parts``: its arrays, one for each cell and share; ``widths``: see `memory_of`."""
 
-    cells: dict[str, ArrayInfo]
     merging: Loop
+    widths: dict[str, tuple[int, ...]]
+    cells: dict[str, ArrayInfo]
     parts: dict[str, ArrayInfo]
 
 
@@ -413,7 +415,7 @@ def shares_of(chain: Chain, mapping: Mapping, signs: dict[str, float], processor
 
     Raises ConfigError where splits are asked for that cannot be.
     """
-    splits = mapping.splits or _left_open(chain, mapping, processors, kernel)
+    splits = splits_of(chain, mapping, processors, kernel)
     if splits == 1:
         return None
     if chain.index.stack:
@@ -427,45 +429,55 @@ def shares_of(chain: Chain, mapping: Mapping, signs: dict[str, float], processor
             raise
         return None
     stores, chain.stores, chain.end, chain.splits = chain.stores, [], [], splits
-    count = 1 if chain.stack is None else chain.stack.extent.size
-    rows, first, cells, parts = chain.rows.extent.size, 0, {}, {}
-    states: list[dict[Value, Value]] = [{} for _ in range(splits)]
+    widths = dict[str, tuple[int, ...]]()
     for c in chain.carried:
-        columns, base = [dim.size for dim in c.init.dims[1:]], c.inside.name or "cell"
-        stem = next(x for n in count_from(1) if f"{(x := base if n == 1 else f'{base}_{n}')}_shares" not in cells)
-        name = f"{stem}_shares"
-        shape = (count * splits, rows, *columns)
-        info = cells[name] = spare(first, shape)
-        chain.stores.append(StoreStatement(Parameter(name, shape, F32), chain.indices, c.after, None, c.inside.line))
+        base = c.inside.name or "cell"
+        stem = next(x for n in count_from(1) if (x := base if n == 1 else f"{base}_{n}") not in widths)
+        widths[stem] = tuple(dim.size for dim in c.init.dims[1:])
+    made = Shares(Loop("parallel", chain.indices, [], line=chain.line), widths, *memory_of(widths, chain))
+    states: list[dict[Value, Value]] = [{} for _ in range(splits)]
+    for c, stem, (name, info) in zip(chain.carried, widths, made.cells.items()):
+        chain.stores.append(StoreStatement(Parameter(name, info.shape, F32), chain.indices, c.after, None, c.inside.line))
+        for share, state in enumerate(states):
+            part = f"{stem}_{share}"
+            held = Parameter(part, made.parts[part].shape, F32), chain.indices
+            state[c.inside] = Value("load", (), c.init.dims, held, part, c.inside.line)
+    made.merging.body += _merged(chain, merge, states, stores)
+    return made
+
+
+def memory_of(widths: Names[str, tuple[int, ...]], chain: Chain) -> tuple[dict[str, ArrayInfo], dict[str, ArrayInfo]]:
+    """`Shares`' cells and parts, for a chain's sizes. ``widths``: of cells, by what their arrays' names begin with."""
+    splits, of_stack, first, cells, parts = chain.splits, chain.stack is not None, 0, {}, {}
+    for stem, columns in widths.items():
+        shape = (chain.count * splits, chain.sizes[chain.rows.extent], *columns)
+        info = cells[f"{stem}_shares"] = spare(first, shape)
         step = math.prod(shape[1:])
         for share in range(splits):
-            part = f"{stem}_{share}"
-            of_stack = chain.stack is not None
-            parts[part] = info._replace(pointer=info.pointer + 4 * step * share, readonly=True,
-                                        shape=((count,) if of_stack else ()) + shape[1:],
-                                        strides=((splits * step,) if of_stack else ()) + info.strides[1:])
-            held = Parameter(part, parts[part].shape, F32), chain.indices
-            states[share][c.inside] = Value("load", (), c.init.dims, held, part, c.inside.line)
+            parts[f"{stem}_{share}"] = info._replace(
+                pointer=info.pointer + 4 * step * share, readonly=True,
+                shape=((chain.count,) if of_stack else ()) + shape[1:],
+                strides=((splits * step,) if of_stack else ()) + info.strides[1:])
         first += -(-4 * math.prod(shape) // ALIGNED) * ALIGNED
-    return Shares(cells, _merging(chain, merge, states, stores), parts)
+    return cells, parts
 
 
-def _left_open(chain: Chain, mapping: Mapping, processors: int, kernel: KernelLimits) -> int:
-    """As many shares as there are idle multiprocessors for, of some rounds each."""
-    if chain.index.stack or mapping.longest_first:
-        return 1
-    count = 1 if chain.stack is None else chain.stack.extent.size
+def splits_of(chain: Chain, mapping: Mapping, processors: int, kernel: KernelLimits) -> int:
+    """How many shares are asked for. Where nothing is said, as many as there are idle multiprocessors for, of some rounds
+    each."""
+    if mapping.splits or chain.index.stack or mapping.longest_first:
+        return mapping.splits or 1
     rows = mapping.blocks.get(chain.rows.name, ROWS * (mapping.warpgroups or kernel.chain_warpgroups))
-    tiles = count * -(-chain.rows.extent.size // rows)
-    rounds = chain.index.extent.size // mapping.blocks.get(chain.index.name, kernel.lengths[0])
+    tiles = chain.count * -(-chain.sizes[chain.rows.extent] // rows)
+    rounds = chain.sizes[chain.index.extent] // mapping.blocks.get(chain.index.name, kernel.lengths[0])
     return max(1, min(processors // tiles, rounds // LEAST, MOST_SPLITS)) if tiles else 1
 
 
-def _merging(chain: Chain, merge: Merge, states: list[dict[Value, Value]], stores: list[StoreStatement]) -> Loop:
-    """The program of the second kernel."""
+def _merged(chain: Chain, merge: Merge, states: list[dict[Value, Value]],
+            stores: list[StoreStatement]) -> list[StoreStatement]:
+    """What the second kernel stores."""
     state = states[0]
     for further in states[1:]:
         state = merge.of(state, further)
     known = {c.after: state[c.inside] for c in chain.carried}
-    body: list[Any] = [replace(store, value=made_anew(store.value, known)) for store in stores]
-    return Loop("parallel", chain.indices, body, line=chain.line)
+    return [replace(store, value=made_anew(store.value, known)) for store in stores]

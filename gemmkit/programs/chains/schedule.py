@@ -122,12 +122,16 @@ class ChainProblem(problems.MappingProblem):
     may: May
     outs: dict[str, np.dtype]
     kernel: KernelLimits
+    known: dict[ScheduleCandidate, problems.Choice | ConfigError] = field(default_factory=dict)
 
     def candidates(self, device: DeviceInfo) -> Iterator[ScheduleCandidate]:
         _check_names(self.chain, self.places, self.mapping, self.kernel)
         return _candidates(self.chain, self.mapping, self.kernel, device.sm_count)
 
     def specialise(self, mapping: ScheduleCandidate, device: DeviceInfo) -> problems.Choice:
+        return problems.once(self.known, mapping, lambda: self._specialised(mapping, device))
+
+    def _specialised(self, mapping: ScheduleCandidate, device: DeviceInfo) -> problems.Choice:
         given, length, across = mapping
         chain, places, kernel = self.chain, self.places, self.kernel
         limit, said = device.shared_memory_per_block, self.mapping.shared_bytes
@@ -172,10 +176,10 @@ def _candidates(chain: Chain, mapping: Mapping, kernel: KernelLimits, processors
         raise ConfigError(f"Mapping(blocks={{{chain.index.name!r}: {given}}}): {chain.index} goes along a stack, one by one")
     lengths = (1,) if chain.index.stack else (given,) if given is not None else kernel.lengths
     if takes_small_mappings():                         # what lies beyond the last row, and the last place, is emulated too
-        enough = [length for length in lengths if length >= chain.index.extent.size]
+        enough = [length for length in lengths if length >= chain.sizes[chain.index.extent]]
         lengths = tuple(length for length in lengths if length <= min(enough, default=max(lengths)))
         is_open = not (mapping.warpgroups or mapping.turns or chain.rows.name in mapping.blocks)
-        if is_open and -(-chain.rows.extent.size // ROWS) % 2:
+        if is_open and -(-chain.sizes[chain.rows.extent] // ROWS) % 2:
             mapping = replace(mapping, warpgroups=1)
     if not kernel.uses_tma:
         mapping = replace(mapping, warpgroups=mapping.warpgroups or mapping.blocks.get(chain.rows.name, 0) // ROWS or 1,
@@ -186,7 +190,7 @@ def _candidates(chain: Chain, mapping: Mapping, kernel: KernelLimits, processors
     rows = mapping.blocks.get(chain.rows.name, 0)
     if not mapping.warpgroups and rows in (ROWS, 2 * ROWS, 3 * ROWS):
         mapping = replace(mapping, warpgroups=rows // ROWS)
-    if not (mapping.warpgroups or mapping.turns) and chain.rows.extent.size <= ROWS:      # a second one would have no rows
+    if not (mapping.warpgroups or mapping.turns) and chain.sizes[chain.rows.extent] <= ROWS:
         mapping = replace(mapping, warpgroups=1)
     three = not (mapping.warpgroups or only_adds(chain) or _is_heavy(chain)) and _time(chain, 3, processors) < _time(
         chain, 2, processors)
@@ -210,8 +214,7 @@ def _time(chain: Chain, warpgroups: int, processors: int) -> int:
     """Of all tiles, in rows of a tile: waves of them, of which each takes time by its rows, and as much as 256 rows take for
     the way from one product to the next. 16384 rows of an MLP are a wave with 128 rows a tile as with 192 (0.84 of it),
     65536 are four and three (1.15)."""
-    count = chain.splits * (1 if chain.stack is None else chain.stack.extent.size)
-    tiles = count * -(-chain.rows.extent.size // (ROWS * warpgroups))
+    tiles = chain.splits * chain.count * -(-chain.sizes[chain.rows.extent] // (ROWS * warpgroups))
     return -(-tiles // processors) * (ROWS * warpgroups + ON_THE_WAY)
 
 

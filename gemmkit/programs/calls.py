@@ -1,0 +1,272 @@
+"""Calls of programs: what they find of earlier ones.
+
+A call looks for the plan of one that is like it, and else for the derivation of one whose arrays differ in size alone:
+
+| kept | found by | what there is to do |
+|---|---|---|
+| `KnownCall` | the arguments as they stand: kinds and shapes of arrays, signs of numbers, functions | one launch |
+| a kernel of a `Derivation` | what sizes decide: the mapping | extents, tensor maps, the grid |
+| a `Derivation` | classes of arrays, lengths of values' own axes | the passes, for a mapping that is new |
+
+Deriving takes milliseconds, a new size a tenth of one, a launch microseconds. All three hold for code that is what it was
+(`gemmkit.lang.references`). A call is derived anew where that cannot be told: a function names something that can change in
+place, such as a list, or an argument is neither an array nor a number nor a function. In the emulator all are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import itemgetter
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gemmkit.emulator.mode import current_mode, world
+from gemmkit.lang.fingerprint import read, when_forgetting
+from gemmkit.lang.references import Guards
+from gemmkit.plans.launch import Cache, cache
+from gemmkit.programs.launches import FLOATS, bits_of, given_by, stream_memory
+from gemmkit.programs.mapping import Mapping
+from gemmkit.programs.plan import ProgramPlan, Reading, in_pairs, leaves_by_tma, planned
+from gemmkit.programs.values import Axes
+from gemmkit.runtime.array_info import ArrayInfo, alignment, unit_axis
+from gemmkit.runtime.arrays import KEYS, describe, is_array
+from gemmkit.runtime.arrays import key_of as array_key
+from gemmkit.runtime.streams import as_stream_handle, check_stream, stream_finder
+from gemmkit.runtime.tensor_maps import why_not
+
+CONSTANTS = (type(None), bool, int, str, np.number)
+
+
+# --------------------------------------------------------------------------------------------------
+# What a program's passes have found out, for arrays of some classes and of any sizes.
+
+class Code(NamedTuple):
+    """What is to stay as it was: ``stands()`` tells. The functions are kept, so that their ids stay theirs."""
+
+    stands: Callable[[], bool]
+    functions: tuple[FunctionType, ...]
+
+
+def _code_of(program: Any, arguments: dict[str, Any]) -> Code | None:
+    """None where something can change in place."""
+    functions = (program.function, *(x for x in arguments.values() if isinstance(x, FunctionType)))
+    readings = [read(x) for x in functions]
+    if any(reading.mutable or reading.of_process for reading in readings):
+        return None
+    return Code(Guards(fact for reading in readings for fact in reading.guards.facts).ready(), functions)
+
+
+class Derivation:
+    """A program as its passes have read it. ``readings``: by their form; ``kernels``: plans, by that and by what sizes have
+    decided. Both are those of the sizes that came first."""
+
+    def __init__(self, program: Any, code: Code, axes: Axes):
+        self.program, self.code, self.axes = program, code, axes
+        self.readings: dict[Any, Reading] = {}
+        self.kernels: dict[Any, ProgramPlan] = {}
+
+    def lengths(self, infos: dict[str, ArrayInfo]) -> tuple[int, ...] | None:
+        """Of the axes that are values' own: another length is another derivation. None where axes differ that the program
+        makes the same, so that the passes have to say so."""
+        if any(infos[a].shape[i] != infos[b].shape[j] for (a, i), (b, j) in self.axes.equal):
+            return None
+        return tuple(infos[array].shape[axis] for array, axis in sorted(self.axes.whole))
+
+    def plan(self, arguments: dict[str, Any], infos: dict[str, ArrayInfo], mapping: Mapping) -> ProgramPlan:
+        """Raises what `gemmkit.programs.plan.planned` raises."""
+        any_reading, any_kernel = next(iter(self.readings.values())), next(iter(self.kernels.values()))
+        sizes = any_reading.sizes(infos)
+        form = any_reading.form(sizes)
+        reading = self.readings.get(form)
+        found = None if reading is None else self.kernels.get((form, reading.decided(sizes, any_kernel.device)))
+        if reading is not None and found is not None:
+            return reading.sized(found, infos, sizes, given_by(arguments))
+        made = planned(self.program, arguments, mapping, None)
+        self.add(made, infos)
+        return made
+
+    def add(self, plan: ProgramPlan, infos: dict[str, ArrayInfo]) -> None:
+        """Keep a plan of the passes as the kernel of all sizes that decide what its own have."""
+        if plan.reading is not None:
+            sizes = plan.reading.sizes(infos)
+            form = plan.reading.form(sizes)
+            reading = self.readings.setdefault(form, plan.reading)
+            self.kernels[form, reading.decided(sizes, plan.device)] = plan
+
+
+derivations = cache(256)              # by what decides how sizes are read
+_first = cache(256)                    # those that came first, which say what lengths are looked at
+plans = cache()                        # `KnownCall`, by what is quickly seen of a call
+
+
+def forget_all() -> None:
+    """Derive everything anew."""
+    for one in (derivations, _first, plans):
+        one.clear()
+
+
+when_forgetting(forget_all)            # gemmkit's own code has changed
+
+
+def derive(program: Any, arguments: dict[str, Any], mapping: Mapping) -> tuple[ProgramPlan, Code | None]:
+    """A plan by the passes, and the code that it rests on; None where it cannot be kept. Raises what
+    `gemmkit.programs.plan.planned` raises."""
+    key = None if current_mode() is not None else _likeness(program, arguments, mapping)
+    if key is None:
+        return planned(program, arguments, mapping, None), None
+    infos = {name: describe(x, name) for name, x in arguments.items() if is_array(x)}
+    key = key, *map(_class_of, infos.values())
+    first: Derivation | None = _first.get(key)
+    if first is not None and first.code.stands():
+        lengths = first.lengths(infos)
+        known: Derivation | None = None if lengths is None else derivations.get((key, lengths))
+        if known is not None and known.code.stands():
+            return known.plan(arguments, infos, mapping), known.code
+    made, code = planned(program, arguments, mapping, None), _code_of(program, arguments)
+    if code is not None and made.reading is not None and not made.reading.axes.seen:
+        known = Derivation(program, code, made.reading.axes)
+        known.add(made, infos)
+        _first.keep(key, known)
+        derivations.keep((key, known.lengths(infos)), known)
+    return made, code
+
+
+def _likeness(program: Any, arguments: dict[str, Any], mapping: Mapping) -> Any:
+    """What calls have in common beside arrays that are of one class; None for arguments of which it cannot be told whether
+    they are what they were."""
+    parts: list[Any] = [program, mapping, world()]
+    for name, x in arguments.items():
+        part = name if is_array(x) else _part(x)
+        if part is None:
+            return None
+        parts.append(part)
+    return tuple(parts)
+
+
+def _part(x: Any) -> Any:
+    """Of a key, for an argument that is no array: numbers by their signs, since a launch is told which ones they are."""
+    if isinstance(x, FLOATS):
+        return "positive" if x > 0 else "not positive"
+    if isinstance(x, CONSTANTS):
+        return type(x), x
+    return id(x) if isinstance(x, FunctionType) else None
+
+
+def _class_of(info: ArrayInfo) -> tuple[Any, ...]:
+    """All that the passes look at of an array beside its lengths."""
+    if not info.shape:
+        return info.dtype, info.device, info.readonly
+    axis = len(info.shape) - 1
+    aligned = alignment(info, axis)
+    return (axis, info.dtype, info.device, info.library, info.readonly, unit_axis(info), info.strides[axis] == 1,
+            why_not(info, axis) is None, leaves_by_tma(info), in_pairs(info), aligned,
+            info.shape[axis] * info.dtype.itemsize % aligned == 0, 0 in info.shape)
+
+
+# --------------------------------------------------------------------------------------------------
+# Calls that come again.
+
+class KnownCall:
+    """A plan as calls of one form find it, which give arguments by these ``names``, in this order."""
+
+    def __init__(self, plan: ProgramPlan, code: Code, names: list[str]):
+        self.plan, self.code, self.fit = plan, code, Cache()
+        arrays = [name for name in names if name in plan.given]
+        numbers = [name for name in names if name in plan.call.numbers]
+        self._places = None if arrays == list(plan.given) else itemgetter(*map(arrays.index, plan.given))
+        self._numbers = [(numbers.index(name) if name in numbers else -1, bits_of(x))      # -1: an argument's default
+                         for name, x in plan.call.numbers.items()]
+
+    def allow(self, at: tuple[int, ...]) -> None:
+        """A call with arrays at these addresses has been checked, and its kernels are loaded."""
+        if not self.fit:
+            first = next(iter(self.plan.given.values()))
+            self._device, self._stream = first.device, stream_finder(first.library, first.device)
+            self._spare = self.plan.launches.spare
+            self._starts = [] if self.plan.is_empty else self.plan.starts
+        self.fit.keep(at, True)
+
+    def again(self, at: tuple[int, ...], numbers: list[float], stream: Any) -> bool:
+        """Launch it on arrays at these addresses; False where the call has to be looked at: for other addresses, and where
+        code is not what it was."""
+        if at not in self.fit or not self.code.stands() or (stream is None and self._stream is None):
+            return False
+        if stream is None:
+            handle: int = self._stream()               # type: ignore[misc]
+        else:
+            handle = as_stream_handle(stream)
+            check_stream(handle, self._device)
+        try:
+            bits = [bits if place < 0 else bits_of(numbers[place]) for place, bits in self._numbers]
+        except OverflowError:
+            return False
+        if self._places is not None:
+            at = self._places(at)
+        begin = stream_memory(self._device, handle, self._spare) if self._spare else 0
+        values = *at, begin, *bits
+        for start in self._starts:
+            start(handle, values)
+        return True
+
+
+def run(program: Any, arrays: tuple[Any, ...], components: dict[str, Any], mapping: Mapping | None, stream: Any) -> None:
+    """`gemmkit.programs.decorated.Program.__call__`."""
+    seen = None if current_mode() is not None else _quickly(program, arrays, components, mapping)
+    if seen is not None:
+        key, at, numbers = seen
+        known: KnownCall | None = plans.get(key)
+        if known is not None and known.again(at, numbers, stream):
+            return
+    arguments = program.bound(arrays, components)
+    plan, known = _plan_of(program, arguments, mapping, None if seen is None else seen[0], [
+        *program.names[:len(arrays)], *components])
+    plan.run(arguments, None if stream is None else as_stream_handle(stream))
+    if known is not None and seen is not None:
+        known.allow(seen[1])
+
+
+def plan_of_call(program: Any, arguments: dict[str, Any], mapping: Mapping | None) -> ProgramPlan:
+    """The plan of a call with these arguments, by their names. Raises what `gemmkit.programs.plan.planned` raises."""
+    seen = None if current_mode() is not None else _quickly(program, (), arguments, mapping)
+    return _plan_of(program, arguments, mapping, None if seen is None else seen[0], list(arguments))[0]
+
+
+def _plan_of(program: Any, arguments: dict[str, Any], mapping: Mapping | None, key: Any,
+             names: list[str]) -> tuple[ProgramPlan, KnownCall | None]:
+    """The plan that is kept under a key, or a new one, which is kept."""
+    from gemmkit.programs.tuned import ProgramProblem
+
+    known: KnownCall | None = None if key is None else plans.get(key)
+    if known is not None and known.code.stands():
+        return known.plan, known
+    problem = ProgramProblem(program, arguments)
+    plan = problem.plan(mapping)
+    if key is None or problem.code is None or not set(plan.given) <= {*names}:
+        return plan, None
+    known = plans.keep(key, KnownCall(plan, problem.code, names))
+    return plan, known
+
+
+def _quickly(program: Any, arrays: tuple[Any, ...], components: dict[str, Any],
+             mapping: Mapping | None) -> tuple[Any, tuple[int, ...], list[float]] | None:
+    """What a call is known by, where its arrays are, and its numbers; None for arguments of which it cannot be told whether
+    they are what they were."""
+    parts: list[Any] = [program, mapping, world(), *components]
+    at: list[int] = []
+    numbers: list[float] = []
+    for x in (*arrays, *components.values()) if components else arrays:
+        key_of = KEYS.get(type(x))
+        part = _part(x) if key_of is None else None
+        if part is not None:
+            if isinstance(x, FLOATS):
+                numbers.append(x)                      # type: ignore[arg-type]
+            parts.append(part)
+        elif key_of is not None or is_array(x):
+            address, kind = (key_of or array_key)(x, "")
+            at.append(address)
+            parts += kind, address & 15
+        else:
+            return None
+    return tuple(parts), tuple(at), numbers
