@@ -58,7 +58,7 @@ def launches(count: int) -> Iterator[tuple[str, float]]:
     direct = bound.launch
     config, typed = launch_arguments(bound, values)
 
-    pack = parameter_struct(codes)[0].pack_into
+    pack = parameter_struct(tuple(codes))[0].pack_into
     buffer = bytearray(8 * count)
 
     yield "pack", host_us(lambda: pack(buffer, 0, *values), synchronise)

@@ -21,7 +21,7 @@ from gemmkit.lang.registers import apply, fold, generate, join, split
 from gemmkit.layouts import RowMajor
 from gemmkit.layouts.plain import Swizzled
 from gemmkit.operators import MMAOp
-from gemmkit.programs.chains.places import OperandBlock
+from gemmkit.programs.chains.chain import OperandBlock
 from gemmkit.programs.chains.schedule import ChainStart, Compute, Event
 from gemmkit.programs.chains.text import IMPORTS as CHAIN_IMPORTS
 from gemmkit.programs.chains.text import ChainPrinter, Consumer, scalar_lines

@@ -21,7 +21,7 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.functions import Frozen, freeze_array
 from gemmkit.plans.launch import Launch, Start, launch_of
 from gemmkit.programs.chains.algebra import commutes, guard, keep_parts, ranges_of, rewrite, settle
-from gemmkit.programs.chains.chain import Chain, chain_of, is_chained
+from gemmkit.programs.chains.chain import Chain, ChainPlaces, chain_of, is_chained, placed
 from gemmkit.programs.chains.elements import EXACT, largest, may_be_inexact
 from gemmkit.programs.chains.merging import (
     Shares,
@@ -33,7 +33,6 @@ from gemmkit.programs.chains.merging import (
     shares_of,
     splits_of,
 )
-from gemmkit.programs.chains.places import ChainPlaces, placed
 from gemmkit.programs.chains.schedule import ChainProblem, May, read_early, section_of
 from gemmkit.programs.chains.schedule import ScheduleChoice as ChainChoice
 from gemmkit.programs.chains.schedule import ordered as ordered_chain
@@ -83,7 +82,7 @@ class ProgramPlan:
     ``mapping`` has all that was left open said: it derives the same text.
 
     ``call``: what it was made for beside arrays. Numbers are a launch's own; all else is in the text. ``reading``: what the
-    passes know when sizes decide; None of a text that is given.
+    passes know when sizes decide; None of a text that is given. ``like``: the plan of other sizes whose text this is.
 
     Where blocks share a tile's rounds, ``merge`` is the kernel behind it, and both have ``spare`` arrays, in memory of the
     stream's (`gemmkit.programs.chains.merging`)."""
@@ -99,6 +98,7 @@ class ProgramPlan:
     spare: tuple[str, ...] = ()
     merge: ProgramPlan | None = None
     reading: Reading | None = field(default=None, repr=False, compare=False)
+    like: ProgramPlan | None = field(default=None, repr=False, compare=False)
 
     def run(self, arguments: dict[str, Any], stream: int | None = None) -> None:
         """Launch it on a GPU's arrays, by name; emulate it on those in host memory within
@@ -234,7 +234,8 @@ class ProgramPlan:
         per_sm = max(1, resident // threads) if self.is_of_rows else int(getattr(module, "RESIDENT", 1))
         return Launchable(module.kernel, self.arguments, threads, self.blocks, self.device, ordinal, module.SHARED_BYTES,
                           cluster=self.cluster.size, blocks_per_sm=per_sm, dependent=hasattr(module, "grid_wait"),
-                          registers=None if self.is_of_rows else module.WARPGROUPS.warp_registers)
+                          registers=None if self.is_of_rows else module.WARPGROUPS.warp_registers,
+                          like=None if self.like is None else self.like.launchable)
 
     @cached_property
     def given(self) -> dict[str, ArrayInfo]:
@@ -455,7 +456,7 @@ class Reading(ABC):
     def sized(self, plan: ProgramPlan, infos: dict[str, ArrayInfo], sizes: Sizes, call: CallArguments) -> ProgramPlan:
         """A plan for arrays of other sizes that decide the same, and other numbers. Raises what ``check`` raises."""
         self.check(infos, sizes)
-        return replace(plan, infos=infos, extents=self.extents(infos, sizes), call=call)
+        return replace(plan, infos=infos, extents=self.extents(infos, sizes), call=call, like=plan)
 
 
 class GridReading(Reading):

@@ -457,7 +457,8 @@ def attributes(cluster: Dim3 | None, dependent: bool, cooperative: bool = False)
     return out
 
 
-def parameter_struct(parameters: Sequence[str]) -> tuple[struct.Struct, list[int]]:
+@functools.lru_cache(maxsize=4096)
+def parameter_struct(parameters: tuple[str, ...]) -> tuple[struct.Struct, tuple[int, ...]]:
     """The struct that packs all parameters, each at a multiple of its alignment, and their offsets in it."""
     text, offset, offsets = "=", 0, []
     for code in parameters:
@@ -467,7 +468,7 @@ def parameter_struct(parameters: Sequence[str]) -> tuple[struct.Struct, list[int
         offsets.append(offset)
         text += f"{padding}x{letter}" if padding else letter
         offset += struct.calcsize("=" + letter)
-    return struct.Struct(text), offsets
+    return struct.Struct(text), tuple(offsets)
 
 
 def dim3(extents: Sequence[int], name: str) -> Dim3:

@@ -293,7 +293,7 @@ def launch_arguments(bound: BoundLaunch, values: Sequence[int | float | bytes]) 
 
 def _launcher(bound: BoundLaunch) -> Callable[[int, Sequence[int | float | bytes]], None]:
     """The launch function of ``bound``. A closure: its variables cost less than attributes of an object."""
-    packer, offsets = parameter_struct(bound.parameters)
+    packer, offsets = parameter_struct(tuple(bound.parameters))
     pack, entry = packer.pack_into, bound.entry
     frames: list[_Frame] = []
     function = ctypes.c_void_p(bound.function)
@@ -326,13 +326,13 @@ def _prepared(
 ) -> Callable[[int, tuple[Any, ...]], None]:
     """What `BoundLaunch.prepare` returns. All launches share one buffer for the values that stay. Each frame has one for
     those at ``slots``, and the addresses that these are for."""
-    packer, offsets = parameter_struct(bound.parameters)
+    packer, offsets = parameter_struct(tuple(bound.parameters))
     constants = ctypes.create_string_buffer(max(packer.size, 1))
     try:
         packer.pack_into(constants, 0, *values)
     except (struct.error, TypeError, OverflowError) as error:
         bound._misfit(values, error)
-    changing, places = parameter_struct([bound.parameters[slot] for slot in slots])
+    changing, places = parameter_struct(tuple(bound.parameters[slot] for slot in slots))
     entry, pack = bound.entry, changing.pack
     frames: list[_Frame] = []
     images: dict[tuple[Any, ...], bytes] = {}
@@ -635,7 +635,8 @@ class Launchable:
     ``target`` is what it is compiled for, and ``ordinal`` the device that it is loaded on. With ``dependent`` a launch may
     begin before the kernel before it in the stream has ended; the kernel waits for that itself (``griddepcontrol.wait``).
     With ``waits`` blocks wait for each other: all must be on the device's multiprocessors at once, or `bind` refuses.
-    ``registers`` says how many a thread of each warp ends with, where warps give and take some.
+    ``registers`` says how many a thread of each warp ends with, where warps give and take some. ``like``: one whose code is
+    this one's, if all that code depends on is equal: it is not read again.
     """
 
     kernel: Callable[..., None]
@@ -650,9 +651,11 @@ class Launchable:
     dependent: bool = False
     waits: bool = False
     registers: Sequence[int] | None = None
+    like: Launchable | None = None
     formats: list[str] = field(init=False)
     values: list[Any] = field(init=False)
     _bound: Any = field(init=False, default=None, repr=False, compare=False)
+    _entry: Any = field(init=False, default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         leaves = [leaf for argument in self.arguments for leaf in argument.leaves]
@@ -673,7 +676,17 @@ class Launchable:
         """The compiled kernel, found in the cache or compiled now (`gemmkit.runtime.compile.cubin_of`)."""
         from gemmkit.runtime.compile import cubin_of
 
-        return cubin_of(self.kernel, self.arguments, self.threads, self.target, self.blocks_per_sm)
+        if self._entry is None:
+            is_known = self.like is not None and self.like._entry is not None and self.like._rests_on == self._rests_on
+            self._entry = self.like._entry if self.like is not None and is_known else cubin_of(
+                self.kernel, self.arguments, self.threads, self.target, self.blocks_per_sm)
+        return self._entry
+
+    @property
+    def _rests_on(self) -> tuple[Any, ...]:
+        """What its code depends on."""
+        return (self.kernel, self.threads, self.target, self.blocks_per_sm,
+                *((one.fingerprint, one.kind) for one in self.arguments))
 
     def bind(self) -> Any:
         """The kernel as a `gemmkit.runtime.launch.BoundLaunch`: compiled, or found in the cache, and loaded, once.

@@ -494,7 +494,7 @@ def launches(seeded: Seeded) -> Iterator[list[tuple[Any, int, list[Any]]]]:
     found: list[tuple[Any, int, list[Any]]] = []
 
     def bind(made: Any) -> Any:
-        packing, _ = parameter_struct(made.formats)
+        packing, _ = parameter_struct(tuple(made.formats))
 
         def launch(stream: int, values: Any) -> None:
             packing.pack(*values)

@@ -61,7 +61,7 @@ class Seen:
 
         def bind(made: Any) -> Any:
             self.bound += 1
-            packing, _ = parameter_struct(made.formats)
+            packing, _ = parameter_struct(tuple(made.formats))
 
             def started(stream: int, brought: tuple[Any, ...], put: list[Any]) -> None:
                 self.launches.append((stream, list(packing.unpack(packing.pack(*put)))))      # numbers as the kernel has them

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gemmkit.programs.chains.algebra import LOWERED, Ranges, bounds_of
-from gemmkit.programs.chains.chain import Chain, depends
-from gemmkit.programs.chains.places import ChainPlaces, OperandBlock, RingPlace
+from gemmkit.programs.chains.chain import Chain, ChainPlaces, OperandBlock, RingPlace, depends
 from gemmkit.programs.chains.schedule import READ, ChainOrder, Compute, Event, Full, ScheduleChoice
 from gemmkit.programs.text import JOINTS, SIGNS, is_converted, of_blocks
 from gemmkit.programs.trace import COMPARISONS, CONDITIONS, Value

@@ -20,6 +20,9 @@ from gemmkit.kernels.collectives.scheduler import Cluster
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.chains.chain import (
     Chain,
+    ChainPlaces,
+    OperandBlock,
+    RingPlace,
     depends,
     dots,
     late_values,
@@ -28,7 +31,6 @@ from gemmkit.programs.chains.chain import (
     why_not_ahead,
     zero_values,
 )
-from gemmkit.programs.chains.places import ChainPlaces, OperandBlock, RingPlace
 from gemmkit.programs.collectives import PATTERN, ROWS
 from gemmkit.programs.mapping import KernelLimits, Mapping
 from gemmkit.programs.trace import Value

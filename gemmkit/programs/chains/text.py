@@ -12,10 +12,9 @@ import numpy as np
 
 from gemmkit.kernels.sm90.kernel import STARTING
 from gemmkit.programs.chains.algebra import LOWERED, Ranges, mentions
-from gemmkit.programs.chains.chain import Chain, dots
+from gemmkit.programs.chains.chain import RECTIFIED, Chain, ChainPlaces, OperandBlock, dots
 from gemmkit.programs.chains.elements import CONSUMER, ELEMENTWISE, Element, Naming, ProducerRole, Role, scalar_text
 from gemmkit.programs.chains.merging import LENGTH
-from gemmkit.programs.chains.places import RECTIFIED, ChainPlaces, OperandBlock
 from gemmkit.programs.chains.schedule import (
     READ,
     Anchor,
