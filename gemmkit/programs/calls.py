@@ -4,7 +4,7 @@ A call looks for the plan of one that is like it, and else for the derivation of
 
 | kept | found by | what there is to do |
 |---|---|---|
-| `KnownCall` | the arguments as they stand: kinds and shapes of arrays, signs of numbers, functions | one launch |
+| `KnownProgram` | the arguments as they stand: kinds and shapes of arrays, signs of numbers, functions | one launch |
 | a kernel of a `Derivation` | what sizes decide: the mapping | extents, tensor maps, the grid |
 | a `Derivation` | classes of arrays, lengths of values' own axes | the passes, for a mapping that is new |
 
@@ -16,25 +16,34 @@ place, such as a list, or an argument is neither an array nor a number nor a fun
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Mapping as Names
+from dataclasses import dataclass, fields
+from functools import cached_property
 from operator import itemgetter
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from gemmkit.emulator.mode import current_mode, world
 from gemmkit.lang.fingerprint import read, when_forgetting
 from gemmkit.lang.references import Guards
-from gemmkit.plans.launch import Cache, cache
+from gemmkit.plans.launch import Cache, Start, cache
 from gemmkit.programs.launches import FLOATS, bits_of, given_by, stream_memory
 from gemmkit.programs.mapping import Mapping
-from gemmkit.programs.plan import ProgramPlan, Reading, in_pairs, leaves_by_tma, planned
+from gemmkit.programs.plan import ProgramPlan, Resizing, device_of, in_pairs, leaves_by_tma, planned
 from gemmkit.programs.values import Axes
 from gemmkit.runtime.array_info import ArrayInfo, alignment, unit_axis
 from gemmkit.runtime.arrays import KEYS, describe, is_array
 from gemmkit.runtime.arrays import key_of as array_key
+from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.streams import as_stream_handle, check_stream, stream_finder
 from gemmkit.runtime.tensor_maps import why_not
+from gemmkit.tuning import store
+from gemmkit.tuning.problems import Choice, MappingProblem, choose
+
+if TYPE_CHECKING:
+    from gemmkit.programs.decorated import Program
 
 CONSTANTS = (type(None), bool, int, str, np.number)
 
@@ -42,29 +51,29 @@ CONSTANTS = (type(None), bool, int, str, np.number)
 # --------------------------------------------------------------------------------------------------
 # What a program's passes have found out, for arrays of some classes and of any sizes.
 
-class Code(NamedTuple):
+class ProgramCode(NamedTuple):
     """What is to stay as it was: ``stands()`` tells. The functions are kept, so that their ids stay theirs."""
 
     stands: Callable[[], bool]
     functions: tuple[FunctionType, ...]
 
 
-def _code_of(program: Any, arguments: dict[str, Any]) -> Code | None:
+def _code_of(program: Program, arguments: dict[str, Any]) -> ProgramCode | None:
     """None where something can change in place."""
-    functions = (program.function, *(x for x in arguments.values() if isinstance(x, FunctionType)))
+    functions = (cast("FunctionType", program.function), *(x for x in arguments.values() if isinstance(x, FunctionType)))
     readings = [read(x) for x in functions]
     if any(reading.mutable or reading.of_process for reading in readings):
         return None
-    return Code(Guards(fact for reading in readings for fact in reading.guards.facts).ready(), functions)
+    return ProgramCode(Guards(fact for reading in readings for fact in reading.guards.facts).ready(), functions)
 
 
 class Derivation:
-    """A program as its passes have read it. ``readings``: by their form; ``kernels``: plans, by that and by what sizes have
+    """A program as its passes have read it. ``resizings``: by their form; ``kernels``: plans, by that and by what sizes have
     decided. Both are those of the sizes that came first."""
 
-    def __init__(self, program: Any, code: Code, axes: Axes):
+    def __init__(self, program: Program, code: ProgramCode, axes: Axes):
         self.program, self.code, self.axes = program, code, axes
-        self.readings: dict[Any, Reading] = {}
+        self.resizings: dict[Any, Resizing] = {}
         self.kernels: dict[Any, ProgramPlan] = {}
 
     def lengths(self, infos: dict[str, ArrayInfo]) -> tuple[int, ...] | None:
@@ -76,29 +85,29 @@ class Derivation:
 
     def plan(self, arguments: dict[str, Any], infos: dict[str, ArrayInfo], mapping: Mapping) -> ProgramPlan:
         """Raises what `gemmkit.programs.plan.planned` raises."""
-        any_reading, any_kernel = next(iter(self.readings.values())), next(iter(self.kernels.values()))
-        sizes = any_reading.sizes(infos)
-        form = any_reading.form(sizes)
-        reading = self.readings.get(form)
-        found = None if reading is None else self.kernels.get((form, reading.decided(sizes, any_kernel.device)))
-        if reading is not None and found is not None:
-            return reading.sized(found, infos, sizes, given_by(arguments))
+        any_resizing, any_kernel = next(iter(self.resizings.values())), next(iter(self.kernels.values()))
+        sizes = any_resizing.sizes(infos)
+        form = any_resizing.form(sizes)
+        resizing = self.resizings.get(form)
+        found = None if resizing is None else self.kernels.get((form, resizing.decided(sizes, any_kernel.device)))
+        if resizing is not None and found is not None:
+            return resizing.sized(found, infos, sizes, given_by(arguments))
         made = planned(self.program, arguments, mapping, None)
         self.add(made, infos)
         return made
 
     def add(self, plan: ProgramPlan, infos: dict[str, ArrayInfo]) -> None:
         """Keep a plan of the passes as the kernel of all sizes that decide what its own have."""
-        if plan.reading is not None:
-            sizes = plan.reading.sizes(infos)
-            form = plan.reading.form(sizes)
-            reading = self.readings.setdefault(form, plan.reading)
-            self.kernels[form, reading.decided(sizes, plan.device)] = plan
+        if plan.resizing is not None:
+            sizes = plan.resizing.sizes(infos)
+            form = plan.resizing.form(sizes)
+            resizing = self.resizings.setdefault(form, plan.resizing)
+            self.kernels[form, resizing.decided(sizes, plan.device)] = plan
 
 
 derivations = cache(256)              # by what decides how sizes are read
 _first = cache(256)                    # those that came first, which say what lengths are looked at
-plans = cache()                        # `KnownCall`, by what is quickly seen of a call
+plans = cache()                        # `KnownProgram`, by what is quickly seen of a call
 
 
 def forget_all() -> None:
@@ -110,7 +119,7 @@ def forget_all() -> None:
 when_forgetting(forget_all)            # gemmkit's own code has changed
 
 
-def derive(program: Any, arguments: dict[str, Any], mapping: Mapping) -> tuple[ProgramPlan, Code | None]:
+def derive(program: Program, arguments: dict[str, Any], mapping: Mapping) -> tuple[ProgramPlan, ProgramCode | None]:
     """A plan by the passes, and the code that it rests on; None where it cannot be kept. Raises what
     `gemmkit.programs.plan.planned` raises."""
     key = None if current_mode() is not None else _likeness(program, arguments, mapping)
@@ -125,15 +134,15 @@ def derive(program: Any, arguments: dict[str, Any], mapping: Mapping) -> tuple[P
         if known is not None and known.code.stands():
             return known.plan(arguments, infos, mapping), known.code
     made, code = planned(program, arguments, mapping, None), _code_of(program, arguments)
-    if code is not None and made.reading is not None and not made.reading.axes.seen:
-        known = Derivation(program, code, made.reading.axes)
+    if code is not None and made.resizing is not None and not made.resizing.axes.seen:
+        known = Derivation(program, code, made.resizing.axes)
         known.add(made, infos)
         _first.keep(key, known)
         derivations.keep((key, known.lengths(infos)), known)
     return made, code
 
 
-def _likeness(program: Any, arguments: dict[str, Any], mapping: Mapping) -> Any:
+def _likeness(program: Program, arguments: dict[str, Any], mapping: Mapping) -> Any:
     """What calls have in common beside arrays that are of one class; None for arguments of which it cannot be told whether
     they are what they were."""
     parts: list[Any] = [program, mapping, world()]
@@ -166,12 +175,90 @@ def _class_of(info: ArrayInfo) -> tuple[Any, ...]:
 
 
 # --------------------------------------------------------------------------------------------------
+# Which mapping a program has where none is said: the one that the tuner has kept for these arrays, else the default.
+#
+# An entry of the store (`gemmkit.tuning.store`) is found by the text of the default kernel, which has all of a program's
+# mathematics, and by the kinds of its arrays. So a first call without a mapping derives twice where there is an entry.
+
+@dataclass(frozen=True)
+class Laid:
+    """A mapping as the tuner tries it, and as plain data that a file can keep.
+
+    >>> Laid.of_plain(Laid(Mapping({"n": 128}, stages=3)).plain()).name
+    "Mapping({'n': 128}, stages=3)"
+    """
+
+    mapping: Mapping
+
+    @property
+    def name(self) -> str:
+        return repr(self.mapping)
+
+    def plain(self) -> dict[str, Any]:
+        """The fields that say something."""
+        held = {part.name: getattr(self.mapping, part.name) for part in fields(self.mapping)}
+        held = {name: dict(value) if isinstance(value, Names) else value for name, value in held.items()}
+        return {name: value for name, value in held.items() if value or value is False}
+
+    @classmethod
+    def of_plain(cls, plain: Any) -> Laid:
+        """Raises ValueError for what is no mapping."""
+        try:
+            return cls(Mapping(**plain))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{plain!r} is not a mapping of a program: {error}") from None
+
+
+class ProgramProblem(MappingProblem):
+    """A call of a program, or a plan; mappings are `Laid`. ``text``: what runs in place of the derived kernel."""
+
+    read = staticmethod(Laid.of_plain)
+
+    def __init__(self, program: Program, arguments: dict[str, Any], text: str | None = None):
+        self.program, self.arguments, self.text = program, arguments, text
+        self.code: ProgramCode | None = None                  # what its plans rest on, where they can be kept
+
+    @cached_property
+    def device(self) -> DeviceInfo:
+        return device_of({name: describe(x, name) for name, x in self.arguments.items() if is_array(x)})
+
+    @cached_property
+    def default(self) -> ProgramPlan:
+        """By the passes alone. Raises what `gemmkit.programs.plan.planned` raises."""
+        return self._derived(DEFAULT.mapping)
+
+    def _derived(self, mapping: Mapping) -> ProgramPlan:
+        if self.text is not None:
+            return planned(self.program, self.arguments, mapping, self.text)
+        plan, self.code = derive(self.program, self.arguments, mapping)
+        return plan
+
+    def key(self) -> str:
+        return store.digest_of_program(self.default.printed.text, self.default.infos)
+
+    def candidates(self, device: DeviceInfo) -> list[Laid]:
+        return [DEFAULT]
+
+    def specialise(self, mapping: Laid, device: DeviceInfo) -> Choice:
+        """A `ProgramPlan`. Raises what `gemmkit.programs.plan.planned` raises."""
+        return Choice(self.default if mapping is DEFAULT else self._derived(mapping.mapping))
+
+    def plan(self, mapping: Mapping | None) -> ProgramPlan:
+        """That of a mapping; None: of the one that the tuner has kept, or the default."""
+        found: ProgramPlan = choose(self, self.device, mapping and Laid(mapping)).spec
+        return found
+
+
+DEFAULT = Laid(Mapping())
+
+
+# --------------------------------------------------------------------------------------------------
 # Calls that come again.
 
-class KnownCall:
+class KnownProgram:
     """A plan as calls of one form find it, which give arguments by these ``names``, in this order."""
 
-    def __init__(self, plan: ProgramPlan, code: Code, names: list[str]):
+    def __init__(self, plan: ProgramPlan, code: ProgramCode, names: list[str]):
         self.plan, self.code, self.fit = plan, code, Cache()
         arrays = [name for name in names if name in plan.given]
         numbers = [name for name in names if name in plan.call.numbers]
@@ -179,14 +266,17 @@ class KnownCall:
         self._numbers = [(numbers.index(name) if name in numbers else -1, bits_of(x))      # -1: an argument's default
                          for name, x in plan.call.numbers.items()]
 
+        first = next(iter(plan.given.values()))
+        self._device, self._stream = first.device, None if first.device < 0 else stream_finder(first.library, first.device)
+
     def allow(self, at: tuple[int, ...]) -> None:
-        """A call with arrays at these addresses has been checked, and its kernels are loaded."""
-        if not self.fit:
-            first = next(iter(self.plan.given.values()))
-            self._device, self._stream = first.device, stream_finder(first.library, first.device)
-            self._spare = self.plan.launches.spare
-            self._starts = [] if self.plan.is_empty else self.plan.starts
+        """A call with arrays at these addresses has been checked and run."""
         self.fit.keep(at, True)
+
+    @cached_property
+    def _bound(self) -> tuple[int, list[Start]]:
+        """How much memory is between its kernels, and they, as they are started."""
+        return self.plan.launches.spare, [] if self.plan.is_empty else self.plan.starts
 
     def again(self, at: tuple[int, ...], numbers: list[float], stream: Any) -> bool:
         """Launch it on arrays at these addresses; False where the call has to be looked at: for other addresses, and where
@@ -204,19 +294,20 @@ class KnownCall:
             return False
         if self._places is not None:
             at = self._places(at)
-        begin = stream_memory(self._device, handle, self._spare) if self._spare else 0
+        spare, starts = self._bound
+        begin = stream_memory(self._device, handle, spare) if spare else 0
         values = *at, begin, *bits
-        for start in self._starts:
+        for start in starts:
             start(handle, values)
         return True
 
 
-def run(program: Any, arrays: tuple[Any, ...], components: dict[str, Any], mapping: Mapping | None, stream: Any) -> None:
+def run(program: Program, arrays: tuple[Any, ...], components: dict[str, Any], mapping: Mapping | None, stream: Any) -> None:
     """`gemmkit.programs.decorated.Program.__call__`."""
     seen = None if current_mode() is not None else _quickly(program, arrays, components, mapping)
     if seen is not None:
         key, at, numbers = seen
-        known: KnownCall | None = plans.get(key)
+        known: KnownProgram | None = plans.get(key)
         if known is not None and known.again(at, numbers, stream):
             return
     arguments = program.bound(arrays, components)
@@ -227,29 +318,27 @@ def run(program: Any, arrays: tuple[Any, ...], components: dict[str, Any], mappi
         known.allow(seen[1])
 
 
-def plan_of_call(program: Any, arguments: dict[str, Any], mapping: Mapping | None) -> ProgramPlan:
+def plan_of_call(program: Program, arguments: dict[str, Any], mapping: Mapping | None) -> ProgramPlan:
     """The plan of a call with these arguments, by their names. Raises what `gemmkit.programs.plan.planned` raises."""
     seen = None if current_mode() is not None else _quickly(program, (), arguments, mapping)
     return _plan_of(program, arguments, mapping, None if seen is None else seen[0], list(arguments))[0]
 
 
-def _plan_of(program: Any, arguments: dict[str, Any], mapping: Mapping | None, key: Any,
-             names: list[str]) -> tuple[ProgramPlan, KnownCall | None]:
+def _plan_of(program: Program, arguments: dict[str, Any], mapping: Mapping | None, key: Any,
+             names: list[str]) -> tuple[ProgramPlan, KnownProgram | None]:
     """The plan that is kept under a key, or a new one, which is kept."""
-    from gemmkit.programs.tuned import ProgramProblem
-
-    known: KnownCall | None = None if key is None else plans.get(key)
+    known: KnownProgram | None = None if key is None else plans.get(key)
     if known is not None and known.code.stands():
         return known.plan, known
     problem = ProgramProblem(program, arguments)
     plan = problem.plan(mapping)
     if key is None or problem.code is None or not set(plan.given) <= {*names}:
         return plan, None
-    known = plans.keep(key, KnownCall(plan, problem.code, names))
+    known = plans.keep(key, KnownProgram(plan, problem.code, names))
     return plan, known
 
 
-def _quickly(program: Any, arrays: tuple[Any, ...], components: dict[str, Any],
+def _quickly(program: Program, arrays: tuple[Any, ...], components: dict[str, Any],
              mapping: Mapping | None) -> tuple[Any, tuple[int, ...], list[float]] | None:
     """What a call is known by, where its arrays are, and its numbers; None for arguments of which it cannot be told whether
     they are what they were."""

@@ -84,7 +84,7 @@ class Program:
 
         Raises ConfigError for a mapping that cannot be, ValueError and TypeError for a program that has no kernel yet.
         """
-        from gemmkit.programs.tuned import ProgramProblem
+        from gemmkit.programs.calls import ProgramProblem
 
         _check_mapping(mapping)
         return ProgramProblem(self, self.bound(arrays, components), text).plan(mapping)

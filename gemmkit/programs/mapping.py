@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping as Names
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -141,6 +142,10 @@ class Mapping:
         return f"Mapping({', '.join(found)})"
 
     def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
         stages = self.stages if isinstance(self.stages, int) else frozenset(self.stages.items())
         names = (frozenset(held.items()) for held in (self.blocks, self.cluster, self.places))
         switches = (getattr(self, switch) for switch in SWITCHES)

@@ -33,7 +33,7 @@ from gemmkit.programs.chains.merging import (
     shares_of,
     splits_of,
 )
-from gemmkit.programs.chains.schedule import ChainProblem, May, read_early, section_of
+from gemmkit.programs.chains.schedule import ChainProblem, May, decided_by, read_early, section_of
 from gemmkit.programs.chains.schedule import ScheduleChoice as ChainChoice
 from gemmkit.programs.chains.schedule import ordered as ordered_chain
 from gemmkit.programs.chains.text import ChainPrinter, names_of_ranges
@@ -68,7 +68,7 @@ from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.runtime.launch import Launchable
 from gemmkit.runtime.streams import launch_stream
 from gemmkit.runtime.tensor_maps import why_not
-from gemmkit.tuning.problems import Choice, MappingProblem, choose, once
+from gemmkit.tuning.problems import Choice, MappingProblem, choose
 
 # --------------------------------------------------------------------------------------------------
 # The kernel that a program's passes have made for arrays of some kinds, and its launch.
@@ -81,7 +81,7 @@ class ProgramPlan:
     """The kernel of a program for arrays of some kinds. ``text`` is what runs: with ``plan(..., text=edited)`` another.
     ``mapping`` has all that was left open said: it derives the same text.
 
-    ``call``: what it was made for beside arrays. Numbers are a launch's own; all else is in the text. ``reading``: what the
+    ``call``: what it was made for beside arrays. Numbers are a launch's own; all else is in the text. ``resizing``: what the
     passes know when sizes decide; None of a text that is given. ``like``: the plan of other sizes whose text this is.
 
     Where blocks share a tile's rounds, ``merge`` is the kernel behind it, and both have ``spare`` arrays, in memory of the
@@ -97,7 +97,7 @@ class ProgramPlan:
     device: DeviceInfo
     spare: tuple[str, ...] = ()
     merge: ProgramPlan | None = None
-    reading: Reading | None = field(default=None, repr=False, compare=False)
+    resizing: Resizing | None = field(default=None, repr=False, compare=False)
     like: ProgramPlan | None = field(default=None, repr=False, compare=False)
 
     def run(self, arguments: dict[str, Any], stream: int | None = None) -> None:
@@ -422,16 +422,16 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
         key: _copies(kernel, infos[key]) for key in operands}), title)
     if text is not None:
         module_of(name, text)                          # raises for what is no kernel's text
-    reading = GridReading(check, problem)
+    resizing = GridResizing(check, problem)
     return ProgramPlan(name, said(memory, mapping), printed, printed.text if text is None else text, infos,
-                       reading.extents(infos, loop.sizes), given_by(arguments), device, reading=reading)
+                       resizing.extents(infos, loop.sizes), given_by(arguments), device, resizing=resizing)
 
 
 Sizes = dict[ProgramAxis, int]         # how long the axes are that a program's indices go along
 Check = Callable[[dict[str, ArrayInfo], Sizes], None]
 
 
-class Reading(ABC):
+class Resizing(ABC):
     """What the passes know of a program when sizes decide. ``check`` raises ValueError and TypeError for arrays that no
     launch may have; ``axes``: what the trace has taken from sizes."""
 
@@ -447,7 +447,7 @@ class Reading(ABC):
 
     @abstractmethod
     def decided(self, sizes: Sizes, device: DeviceInfo) -> Any:
-        """What tells the kernels of a reading apart. Raises ConfigError where none is possible."""
+        """What tells the kernels of a resizing apart. Raises ConfigError where none is possible."""
 
     @abstractmethod
     def extents(self, infos: dict[str, ArrayInfo], sizes: Sizes) -> dict[str, int]:
@@ -459,7 +459,7 @@ class Reading(ABC):
         return replace(plan, infos=infos, extents=self.extents(infos, sizes), call=call, like=plan)
 
 
-class GridReading(Reading):
+class GridResizing(Resizing):
     def __init__(self, check: Check, problem: GridProblem):
         super().__init__(check, problem.loop)
         self.problem = problem
@@ -483,7 +483,7 @@ class GridProblem(MappingProblem):
     infos: dict[str, ArrayInfo]
     mapping: Mapping
     kernel: KernelLimits
-    known: dict[Mapping, Choice | ConfigError] = field(default_factory=dict)
+    known: dict[Mapping, Choice | ConfigError] = field(default_factory=dict)      # what sizes do not decide
 
     def candidates(self, device: DeviceInfo) -> Iterator[Mapping]:
         m, n = (index.name for index in self.places.indices)
@@ -497,7 +497,17 @@ class GridProblem(MappingProblem):
                 return
 
     def specialise(self, mapping: Mapping, device: DeviceInfo) -> Choice:
-        return once(self.known, mapping, lambda: self._specialised(mapping, device))
+        """What is made for the first size is every size's. Raises ConfigError where it was raised then."""
+        found = self.known.get(mapping)
+        if found is None:
+            try:
+                found = self._specialised(mapping, device)
+            except ConfigError as error:
+                found = error
+            self.known[mapping] = found
+        if isinstance(found, ConfigError):
+            raise found
+        return found
 
     def _specialised(self, mapping: Mapping, device: DeviceInfo) -> Choice:
         places, stores, outs = self.places, self.places.stores, list[Out]()
@@ -564,12 +574,12 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
         module_of(name, text)
     merge = None if shares is None else _merging(name, shares, infos, arguments, device)
     cells = {} if shares is None else shares.cells
-    reading = ChainReading(check, loop, made, mapping, device)
+    resizing = ChainResizing(check, loop, made, mapping, device)
     return ProgramPlan(name, made.choice.said(mapping), printed, printed.text if text is None else text, {**infos, **cells},
-                       reading.extents(infos, loop.sizes), call, device, tuple(cells), merge, reading)
+                       resizing.extents(infos, loop.sizes), call, device, tuple(cells), merge, resizing)
 
 
-class ChainReading(Reading):
+class ChainResizing(Resizing):
     """Readings differ in the number of shares that rounds have."""
 
     def __init__(self, check: Check, loop: Loop, made: Derived, mapping: Mapping, device: DeviceInfo):
@@ -581,19 +591,19 @@ class ChainReading(Reading):
         return splits_of(replace(self.made.chain, sizes=sizes), self.mapping, self.processors, self.made.problem.kernel)
 
     def decided(self, sizes: Sizes, device: DeviceInfo) -> Any:
-        choice = choose(replace(self.made.problem, chain=replace(self.made.chain, sizes=sizes)), device).spec
-        return id(choice), *(largest(x, sizes) >= EXACT for x in self.inexact)
+        chain = replace(self.made.chain, sizes=sizes)
+        return decided_by(chain, device.sm_count), *(largest(x, sizes) >= EXACT for x in self.inexact)
 
     def extents(self, infos: dict[str, ArrayInfo], sizes: Sizes) -> dict[str, int]:
         return self.made.extents(replace(self.made.chain, sizes=sizes), infos, self.processors)
 
     def sized(self, plan: ProgramPlan, infos: dict[str, ArrayInfo], sizes: Sizes, call: CallArguments) -> ProgramPlan:
         plan = super().sized(plan, infos, sizes, call)
-        if self.made.shares is None or plan.merge is None or plan.merge.reading is None:
+        if self.made.shares is None or plan.merge is None or plan.merge.resizing is None:
             return plan
         cells, parts = memory_of(self.made.shares.widths, replace(self.made.chain, sizes=sizes))
         known = {**infos, **parts}
-        merge = plan.merge.reading.sized(plan.merge, {key: known[key] for key in plan.merge.infos}, sizes, call)
+        merge = plan.merge.resizing.sized(plan.merge, {key: known[key] for key in plan.merge.infos}, sizes, call)
         return replace(plan, infos={**infos, **cells}, merge=merge)
 
 
@@ -636,12 +646,12 @@ def _of_rows(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
     printed = derived_rows(name, program, mapping, infos, list(call.numbers), device)
     if text is not None:
         module_of(name, text, ROWS_NEEDED)
-    reading = RowReading(check, loop, program)
+    resizing = RowResizing(check, loop, program)
     return ProgramPlan(name, mapping, printed, printed.text if text is None else text, infos,
-                       reading.extents(infos, loop.sizes), call, device, reading=reading)
+                       resizing.extents(infos, loop.sizes), call, device, resizing=resizing)
 
 
-class RowReading(Reading):
+class RowResizing(Resizing):
     """The length of rows is a program's own: what is decided by it is decided."""
 
     def __init__(self, check: Check, loop: Loop, program: RowProgram):

@@ -1,8 +1,8 @@
-"""Which mapping a program has where none is said: the one that the tuner has kept for these arrays, else the default.
+"""A program as it is tuned: its mappings in the order in which they are tried, and its launch.
 
-An entry of the store (`gemmkit.tuning.store`) is found by the text of the default kernel, which has all of a program's
-mathematics, and by the kinds of its arrays. So a call without a mapping derives twice where there is an entry; a plan does
-it once.
+Mappings are tried that differ from the default in one thing, then in two, then in three. All else stays open in each,
+so that the passes fit it to what is said: ``Mapping(warpgroups=3)`` has shorter blocks and other stages than the
+default. Two mappings of one text are one kernel.
 """
 
 from __future__ import annotations
@@ -10,111 +10,26 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from collections.abc import Mapping as Names
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from gemmkit.lang.errors import ConfigError
 from gemmkit.plans.launch import Launch
-from gemmkit.programs.calls import Code, derive
+from gemmkit.programs.calls import Laid, ProgramProblem
 from gemmkit.programs.chains.chain import is_chained
 from gemmkit.programs.collectives import ROWS
 from gemmkit.programs.mapping import ORDERS, SWITCHES, KernelLimits, Mapping, kernel_of
-from gemmkit.programs.plan import ProgramPlan, device_of, planned
+from gemmkit.programs.plan import ProgramPlan
 from gemmkit.programs.trace import Loop
 from gemmkit.programs.values import Index
 from gemmkit.runtime.array_info import ArrayInfo
-from gemmkit.runtime.arrays import describe, is_array
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.launch import Launchable
 from gemmkit.runtime.tensor_maps import Encoder
 from gemmkit.tuner.measure import Buffers, Job, Pointer, tolerance
 from gemmkit.tuner.subjects import Output, Subject, TunedProgram
-from gemmkit.tuning import store
-from gemmkit.tuning.problems import Choice, MappingProblem, choose
-
-
-@dataclass(frozen=True)
-class Laid:
-    """A mapping as the tuner tries it, and as plain data that a file can keep.
-
-    >>> Laid.of_plain(Laid(Mapping({"n": 128}, stages=3)).plain()).name
-    "Mapping({'n': 128}, stages=3)"
-    """
-
-    mapping: Mapping
-
-    @property
-    def name(self) -> str:
-        return repr(self.mapping)
-
-    def plain(self) -> dict[str, Any]:
-        """The fields that say something."""
-        held = {part.name: getattr(self.mapping, part.name) for part in fields(self.mapping)}
-        held = {name: dict(value) if isinstance(value, Names) else value for name, value in held.items()}
-        return {name: value for name, value in held.items() if value or value is False}
-
-    @classmethod
-    def of_plain(cls, plain: Any) -> Laid:
-        """Raises ValueError for what is no mapping."""
-        try:
-            return cls(Mapping(**plain))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{plain!r} is not a mapping of a program: {error}") from None
-
-
-class ProgramProblem(MappingProblem):
-    """A call of a program, or a plan; mappings are `Laid`. ``text``: what runs in place of the derived kernel."""
-
-    read = staticmethod(Laid.of_plain)
-
-    def __init__(self, program: Any, arguments: dict[str, Any], text: str | None = None):
-        self.program, self.arguments, self.text = program, arguments, text
-        self.code: Code | None = None                  # what its plans rest on, where they can be kept
-
-    @cached_property
-    def device(self) -> DeviceInfo:
-        return device_of({name: describe(x, name) for name, x in self.arguments.items() if is_array(x)})
-
-    @cached_property
-    def default(self) -> ProgramPlan:
-        """By the passes alone. Raises what `gemmkit.programs.plan.planned` raises."""
-        return self._derived(DEFAULT.mapping)
-
-    def _derived(self, mapping: Mapping) -> ProgramPlan:
-        if self.text is not None:
-            return planned(self.program, self.arguments, mapping, self.text)
-        plan, self.code = derive(self.program, self.arguments, mapping)
-        return plan
-
-    def key(self) -> str:
-        return store.digest_of_program(self.default.printed.text, self.default.infos)
-
-    def candidates(self, device: DeviceInfo) -> list[Laid]:
-        return [DEFAULT]
-
-    def specialise(self, mapping: Laid, device: DeviceInfo) -> Choice:
-        """A `ProgramPlan`. Raises what `gemmkit.programs.plan.planned` raises."""
-        return Choice(self.default if mapping is DEFAULT else self._derived(mapping.mapping))
-
-    def plan(self, mapping: Mapping | None) -> ProgramPlan:
-        """That of a mapping; None: of the one that the tuner has kept, or the default."""
-        found: ProgramPlan = choose(self, self.device, mapping and Laid(mapping)).spec
-        return found
-
-
-DEFAULT = Laid(Mapping())
-
-
-# --------------------------------------------------------------------------------------------------
-# A program as it is tuned: its mappings in the order in which they are tried, and its launch.
-#
-# Mappings are tried that differ from the default in one thing, then in two, then in three. All else stays open in each,
-# so that the passes fit it to what is said: ``Mapping(warpgroups=3)`` has shorter blocks and other stages than the
-# default. Two mappings of one text are one kernel.
 
 TOGETHER = 3                           # things in which a mapping differs from the default
 WARPGROUPS, STAGES = (1, 2, 3), (2, 3, 4, 5, 6)

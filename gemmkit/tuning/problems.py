@@ -65,21 +65,6 @@ class MappingProblem(ABC):
         return refused[-1]
 
 
-def once(known: dict[Any, Choice | ConfigError], mapping: Any, make: Callable[[], Choice]) -> Choice:
-    """What ``make`` has made of a mapping for the first size of a problem, where sizes decide nothing but which mapping is
-    taken. Raises the ConfigError that it raised then."""
-    found = known.get(mapping)
-    if found is None:
-        try:
-            found = make()
-        except ConfigError as error:
-            found = error
-        known[mapping] = found
-    if isinstance(found, ConfigError):
-        raise found
-    return found
-
-
 def choose(problem: MappingProblem, device: DeviceInfo, mapping: Any = None) -> Choice:
     """The choice for a problem: ``mapping`` where one is given, else the tuned one, else the candidate that costs least.
 

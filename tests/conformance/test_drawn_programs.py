@@ -128,12 +128,12 @@ def test_another_meaning_is_noticed(tile: Case) -> None:
 @pytest.mark.parametrize("error", [AttributeError("x"), SyntaxError("x"), RuntimeError("x"), ValueError("rounds carry no sums"), KeyError("m")],
                          ids=lambda error: type(error).__name__)
 def test_errors_without_a_line_are_noticed(tile: Case, error: Exception, seeded: Seeded) -> None:
-    from gemmkit.programs import tuned
+    from gemmkit.programs import calls
 
     def fails(*_: Any) -> None:
         raise error
 
-    seeded(tuned, "planned", fails)
+    seeded(calls, "planned", fails)
     assert judged(tile).is_fault
 
 

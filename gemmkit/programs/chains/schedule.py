@@ -124,16 +124,12 @@ class ChainProblem(problems.MappingProblem):
     may: May
     outs: dict[str, np.dtype]
     kernel: KernelLimits
-    known: dict[ScheduleCandidate, problems.Choice | ConfigError] = field(default_factory=dict)
 
     def candidates(self, device: DeviceInfo) -> Iterator[ScheduleCandidate]:
         _check_names(self.chain, self.places, self.mapping, self.kernel)
-        return _candidates(self.chain, self.mapping, self.kernel, device.sm_count)
+        return _candidates(self.chain, self.mapping, self.kernel, decided_by(self.chain, device.sm_count))
 
     def specialise(self, mapping: ScheduleCandidate, device: DeviceInfo) -> problems.Choice:
-        return problems.once(self.known, mapping, lambda: self._specialised(mapping, device))
-
-    def _specialised(self, mapping: ScheduleCandidate, device: DeviceInfo) -> problems.Choice:
         given, length, across = mapping
         chain, places, kernel = self.chain, self.places, self.kernel
         limit, said = device.shared_memory_per_block, self.mapping.shared_bytes
@@ -165,7 +161,24 @@ class SharedMemoryBudget(NamedTuple):
     kernel: KernelLimits
 
 
-def _candidates(chain: Chain, mapping: Mapping, kernel: KernelLimits, processors: int) -> Iterator[ScheduleCandidate]:
+class SizeFacts(NamedTuple):
+    """All that candidates take from sizes: whether a warpgroup has all rows, and whether waves of tiles take less time with
+    three warpgroups than with two. In the emulator also how many places there are, and whether a tile more of rows is
+    another warpgroup's (`takes_small_mappings`)."""
+
+    few_rows: bool
+    three: bool
+    places: int = 0
+    is_odd: bool = False
+
+
+def decided_by(chain: Chain, processors: int) -> SizeFacts:
+    rows = chain.sizes[chain.rows.extent]
+    small = (chain.sizes[chain.index.extent], -(-rows // ROWS) % 2 == 1) if takes_small_mappings() else (0, False)
+    return SizeFacts(rows <= ROWS, _time(chain, 3, processors) < _time(chain, 2, processors), *small)
+
+
+def _candidates(chain: Chain, mapping: Mapping, kernel: KernelLimits, facts: SizeFacts) -> Iterator[ScheduleCandidate]:
     """The best first. What does not fit takes
     shorter blocks, then one warpgroup, then one stage.
 
@@ -178,10 +191,10 @@ def _candidates(chain: Chain, mapping: Mapping, kernel: KernelLimits, processors
         raise ConfigError(f"Mapping(blocks={{{chain.index.name!r}: {given}}}): {chain.index} goes along a stack, one by one")
     lengths = (1,) if chain.index.stack else (given,) if given is not None else kernel.lengths
     if takes_small_mappings():                         # what lies beyond the last row, and the last place, is emulated too
-        enough = [length for length in lengths if length >= chain.sizes[chain.index.extent]]
+        enough = [length for length in lengths if length >= facts.places]
         lengths = tuple(length for length in lengths if length <= min(enough, default=max(lengths)))
         is_open = not (mapping.warpgroups or mapping.turns or chain.rows.name in mapping.blocks)
-        if is_open and -(-chain.sizes[chain.rows.extent] // ROWS) % 2:
+        if is_open and facts.is_odd:
             mapping = replace(mapping, warpgroups=1)
     if not kernel.uses_tma:
         mapping = replace(mapping, warpgroups=mapping.warpgroups or mapping.blocks.get(chain.rows.name, 0) // ROWS or 1,
@@ -192,11 +205,9 @@ def _candidates(chain: Chain, mapping: Mapping, kernel: KernelLimits, processors
     rows = mapping.blocks.get(chain.rows.name, 0)
     if not mapping.warpgroups and rows in (ROWS, 2 * ROWS, 3 * ROWS):
         mapping = replace(mapping, warpgroups=rows // ROWS)
-    if not (mapping.warpgroups or mapping.turns) and chain.sizes[chain.rows.extent] <= ROWS:
+    if not (mapping.warpgroups or mapping.turns) and facts.few_rows:                      # a second one would have no rows
         mapping = replace(mapping, warpgroups=1)
-    three = not (mapping.warpgroups or only_adds(chain) or _is_heavy(chain)) and _time(chain, 3, processors) < _time(
-        chain, 2, processors)
-    if three:
+    if facts.three and not (mapping.warpgroups or only_adds(chain) or _is_heavy(chain)):
         for across in joins:
             yield ScheduleCandidate(replace(mapping, warpgroups=3), lengths[0], bool(across))
     may_shrink = not (mapping.warpgroups or mapping.turns)
