@@ -1,7 +1,7 @@
 """Figures of the source tree that a redesign is judged by: lines, rooms, imports that run upwards, long parameter lists,
 launches, and what a process loads and calls.
 
-    python -m tools.house                    of this tree
+    python -m tools.house                    of this tree beside its budget; 1 is returned where it is over
     python -m tools.house --commit REV       of this tree beside a commit's
     python -m tools.house --upwards          the imports that run upwards, too
 
@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
 import json
 import os
 import re
 import subprocess
 import sys
 import textwrap
+import tokenize
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -26,6 +28,9 @@ ROOT = Path(__file__).resolve().parents[1]
 #: Libraries below the framework: a compiler, an instruction set, a machine and a driver layer.
 BELOW = ("lang", "device", "ptx", "emulator", "runtime")
 MOST_LINES, MANY_PARAMETERS = 800, 8
+#: What the tree may have: numbers go down, or up with a reason in the commit that raises them.
+BUDGET: dict[str, Any] = json.loads((ROOT / "tests" / "conformance" / "budget.json").read_text(encoding="utf-8"))
+IN_A_CYCLE = 8                         # files that may import each other, if they are of one room
 
 #: The rooms of the house, from the top: imports run down. Files lie in the room that names them or their folder.
 ROOMS: dict[str, tuple[str, ...]] = {
@@ -80,9 +85,29 @@ def classes(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
     return found
 
 
+def banned(source: str) -> list[str]:
+    """The names of a file that the budget bans: within f-strings and comments too where they stand alone."""
+    found = {token.string for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type == tokenize.NAME}
+    found |= {part for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)
+              for part in (node.module or "").split(".")}
+    return sorted(found & set(BUDGET["banned"]))
+
+
+def limits() -> dict[str, int]:
+    """How much the tree may have of some `figures`."""
+    lines = BUDGET["lines"]
+    return {"entries": BUDGET["entries"], "files": BUDGET["files"], f"files over {MOST_LINES} lines": 0,
+            "lines": lines["all"], "public names of two classes": 0, "banned names": 0,
+            "import cycles between rooms": 0, "largest group of them": IN_A_CYCLE, "imports that run upwards": 0,
+            "parameters annotated Any": BUDGET["parameters annotated Any"],
+            **{f"lines in the room {room}": lines[room] for room in ROOMS}}
+
+
 def figures(sources: Sources) -> dict[str, int]:
     """What is counted, by its name."""
     trees = {path: ast.parse(text) for path, text in sources.items()}
+    graph = imports(trees)
+    groups = cycles(graph)
     kernels = [tree for path, tree in trees.items() if path.startswith("gemmkit/kernels/")]
     lines = {path: text.count("\n") for path, text in sources.items()}
     functions = [node for tree in kernels for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
@@ -90,6 +115,8 @@ def figures(sources: Sources) -> dict[str, int]:
     calls = [node.func.id for tree in kernels for node in ast.walk(tree)
              if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     return {
+        "entries": len({path.split("/")[1] for path in sources if path.count("/") == 1 or path.endswith("/__init__.py")}),
+        "files": len(sources),
         "lines": sum(lines.values()),
         "lines above device, ptx, emulator and runtime": sum(
             count for path, count in lines.items() if path.split("/")[1] not in BELOW),
@@ -101,9 +128,11 @@ def figures(sources: Sources) -> dict[str, int]:
         "most parameters": max(parameters, default=0),
         "fields and properties of specs": sum(_members(tree) for tree in kernels),
         "calls of choose in kernels": calls.count("choose"),
-        "files that import each other": sum(map(len, cycles(imports(trees)))),
-        "largest group of them": max(map(len, cycles(imports(trees))), default=0),
-        "imports that run upwards": len(upwards(imports(trees))),
+        "banned names": sum(len(banned(text)) for text in sources.values()),
+        "files that import each other": sum(map(len, groups)),
+        "largest group of them": max(map(len, groups), default=0),
+        "import cycles between rooms": sum(len(set(map(room_of, group))) > 1 for group in groups),
+        "imports that run upwards": len(upwards(graph)),
         "implementations of a launch": sum(map(_binds, trees.values())),
         "functions that choose a mapping": sum(_choosers(tree) for path, tree in trees.items() if _may_choose(path)),
         "loops that compile again where code has changed": sum(map(_compiles_again, trees.values())),
@@ -343,8 +372,14 @@ def main(arguments: list[str] | None = None) -> int:
     now = of_tree()
     columns = [figures(sources) for sources in (*([of_commit(given.commit)] if given.commit else ()), now)]
     columns[-1] |= measured()
+    allowed = limits()
+    over = {name for name, limit in allowed.items() if columns[-1][name] > limit}
+    heads = [*([given.commit[:9]] if given.commit else ()), "tree", "budget"]
+    print(" " * 58 + "".join(f"{head:>10s}" for head in heads))
     for name in columns[-1]:
-        print(f"{name:58s}" + "".join(f"{column[name]:10,}" if name in column else f"{'-':>10s}" for column in columns))
+        numbers = [column.get(name) for column in (*columns, allowed)]
+        print(f"{name:58s}" + "".join(f"{'-' if n is None else format(n, ','):>10s}" for n in numbers)
+              + "  over" * (name in over))
     if given.cycles:
         for group in cycles(imports({path: ast.parse(text) for path, text in now.items()})):
             print(" <-> ".join(group))
@@ -353,7 +388,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{path} ({room_of(path)}) imports {other} ({room_of(other)})")
     if given.parameters:
         print(*long_lists(now), sep="\n")
-    return 0
+    return 1 if over else 0
 
 
 if __name__ == "__main__":
