@@ -4,7 +4,7 @@ Rows (one problem, small enough that the device always keeps up):
 
     plan          run(a, b, out=d) of a planned product; the peer is the library's product with out=
     matmul        gemmkit.matmul(a, b), everything looked up; the peer is the library's product that allocates
-    attention, softmax, rmsnorm, bias and relu
+    attention, softmax, rmsnorm, bias and relu, einsum
                   calls of PyTorch tensors that come again, outputs allocated; the peer is PyTorch's own function (of a
                   product with a bias and ReLU: ``relu(addmm(...))``, two calls)
     torch.matmul, torch.Linear
@@ -133,6 +133,7 @@ def doors(backend: backends.Backend) -> list[Row]:
          lambda: functional.rms_norm(a, (SIZE,), gamma, 1e-6), False),
         ("bias and relu", lambda: gemmkit.matmul(a, b, epilogue=Bias(bias) | ReLU()),
          lambda: torch.relu(torch.addmm(bias, a, b)), False),
+        ("einsum", lambda: gemmkit.einsum("km,nk->mn", a, b), lambda: torch.einsum("km,nk->mn", a, b), False),
         ("torch.matmul", lambda: gemmkit.torch.matmul(a, b), lambda: torch.matmul(a, b), False),
         ("torch.matmul, recorded", lambda: gemmkit.torch.matmul(a, w), lambda: torch.matmul(a, w), True),
         ("torch.Linear, gelu", lambda: ours(a), lambda: functional.gelu(theirs(a)), False),
@@ -187,7 +188,8 @@ def programs(backend: backends.Backend) -> list[Row]:
         return sum(len(of.kernels) for of in derivations.values() if of.program is attention)
 
     def peer(x: tuple[Any, ...]) -> Any:
-        return functional.scaled_dot_product_attention(x[0], x[1], x[2], scale=scale, is_causal=True)
+        q, k, v = (each.unsqueeze(0) for each in x[:3])                     # its kernels take four dimensions
+        return functional.scaled_dot_product_attention(q, k, v, scale=scale, is_causal=True)
 
     def each(call: Callable[[Any], object]) -> float:
         """The median of the first call of each length."""

@@ -90,9 +90,10 @@ class CupyArray:
 
     __slots__ = ("__weakref__", "data", "dtype", "shape", "strides")
 
-    def __init__(self, shape: tuple[int, ...], dtype: Any = np.float32, pointer: int = _SAME):
+    def __init__(self, shape: tuple[int, ...], dtype: Any = np.float32, pointer: int = _SAME,
+                 strides: tuple[int, ...] | None = None):
         self.shape, self.dtype = shape, np.dtype(dtype)
-        self.strides = _c_strides(shape, self.dtype.itemsize)
+        self.strides = _c_strides(shape, self.dtype.itemsize) if strides is None else strides
         self.data = SimpleNamespace(ptr=pointer, device_id=0)
 
     @property
@@ -104,14 +105,18 @@ class CupyArray:
 class TorchTensor:
     """What gemmkit reads of a ``torch.Tensor``. Its methods are C functions, as PyTorch's are."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: Any, pointer: int = _SAME, device: Any = ("cuda", 0)):
+    def __init__(self, shape: tuple[int, ...], dtype: Any, pointer: int = _SAME, device: Any = ("cuda", 0),
+                 strides: tuple[int, ...] | None = None):
         self.shape, self.dtype, self.device, self.layout = shape, dtype, device, "strided"
         self.is_cuda, self.requires_grad = True, False
-        self.stride = repeat(_c_strides(shape, 1)).__next__
+        self.stride = repeat(_c_strides(shape, 1) if strides is None else strides).__next__
         self.data_ptr = repeat(pointer).__next__
         self.get_device = repeat(device[1]).__next__
         self.is_conj = self.is_neg = repeat(False).__next__
         self.__cuda_array_interface__: dict[str, Any] = {}  # it is there, and not read
+
+    def as_strided(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> TorchTensor:
+        return TorchTensor(tuple(shape), self.dtype, self.data_ptr(), self.device, tuple(strides))
 
 
 def _c_strides(shape: tuple[int, ...], step: int) -> tuple[int, ...]:
@@ -128,6 +133,8 @@ def cupy_module() -> ModuleType:
     made: Any = ModuleType("cupy")
     made.ndarray = CupyArray
     made.empty = lambda shape, dtype: CupyArray(shape, dtype)
+    made.lib = SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=lambda x, shape, strides: CupyArray(
+        tuple(shape), x.dtype, x.data.ptr, tuple(strides))))
     made.cuda = SimpleNamespace(get_current_stream=lambda ordinal: stream, device=SimpleNamespace(get_device_id=lambda: 0))
     return made
 

@@ -26,6 +26,7 @@ import numpy as np
 from gemmkit import shapes
 from gemmkit.emulator.mode import current_mode
 from gemmkit.epilogues import Epilogue
+from gemmkit.functions.matmul import quickly
 from gemmkit.kernels.config import check_fields, names_keywords
 from gemmkit.lang.checks import check_dtype
 from gemmkit.layouts import Matricised
@@ -33,7 +34,7 @@ from gemmkit.layouts.joined import InterleavedColumns
 from gemmkit.layouts.matrices import GeneratedMatrix, Matrix, unwrapped
 from gemmkit.operators import Algebra, Operator
 from gemmkit.plans.launch import cache
-from gemmkit.plans.plan import multiply, plan
+from gemmkit.plans.plan import Plan, multiply, plan
 from gemmkit.plans.problem import asked_dtype, check_places, layout_of
 from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, empty_like, strided
 from gemmkit.runtime.device import target
@@ -351,6 +352,15 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
         raise TypeError(f"einsum() got unknown keywords {', '.join(sorted(others))}; it takes out, dtype, operator, "
                         "epilogue, stream and optimize, and no transforms: transform the operand first (x.conj()), or call "
                         "matmul")
+    quick = None
+    if len(operands) == 2 and operator is None and epilogue is None and current_mode() is None:
+        quick = quickly((spec, dtype), operands, out) if dtype is None or isinstance(dtype, (str, type, np.dtype)) else None
+    if quick is not None:
+        key, at_out, at = quick
+        known, is_swapped = _calls.get(key, (None, False))
+        result = known and known.again(operands[0], at_out, (*at[::-1 if is_swapped else 1], 0), out, stream)
+        if result is not None:
+            return result
     check_fields({} if operator is None else {"operator": operator})
     terms, result, infos, of_out, operands = _checked(spec, operands, out)
     asked = None if dtype is None else asked_dtype({"dtype": dtype}, None, of_out, "einsum")
@@ -362,9 +372,28 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
                 check_multiplied(info.dtype, f"operand {n}")
         asked = asked if of_out is None else of_out.dtype
         return _chain(terms, result, operands, infos, out, operator, epilogue, stream, optimize, asked)
-    recipe, views, keywords, out = _as_matrices(spec, terms, result, operands, infos, out, of_out, operator, epilogue, asked)
-    _launch(recipe, views[0], views[1], views[2], stream, keywords)
-    return out
+    recipe, views, keywords, made = _as_matrices(spec, terms, result, operands, infos, out, of_out, operator, epilogue,
+                                                 asked)
+    launched = _launch(recipe, views[0], views[1], views[2], stream, keywords)
+    if quick is not None and launched is not None:
+        _know(quick, launched, operands, views, made)
+    return made
+
+
+_calls = cache()                       # `KnownCall` and whether B comes first, by what is quickly seen of a call
+
+
+def _know(quick: tuple[Any, int, tuple[int, ...]], launched: Plan, operands: tuple[Any, ...], views: list[Any],
+          out: Any) -> None:
+    """Know such a call from now on."""
+    key, _, at = quick
+    found = tuple(describe(x, "").pointer for x in views[:2])
+    if found not in (at, at[::-1]):
+        return                                             # operands that are copies, or begin elsewhere
+    known, is_swapped = _calls.get(key) or (launched.known({}, (), None, describe(out, "out")), found != at)
+    if known is not None:
+        _calls.keep(key, (known, is_swapped))
+        known.allow(describe(out, "out").pointer, *found, 0)
 
 
 def as_product(spec: str, *operands: Any, out: Any = None, operator: Operator | None = None,
@@ -484,26 +513,28 @@ def _of_one(spec: str, term: str, result: str, x: Any, info: ArrayInfo, out: Any
     return out
 
 
-def _launch(recipe: ContractionPlan, a: Any, b: Any, out: Any, stream: Any, keywords: dict[str, Any]) -> None:
-    """The launch. Without components of the user's its plan is kept, which leaves nothing else to do."""
+def _launch(recipe: ContractionPlan, a: Any, b: Any, out: Any, stream: Any, keywords: dict[str, Any]) -> Plan | None:
+    """The launch. Without components of the user's its plan is kept, which leaves nothing else to do, and returned."""
     if isinstance(a, Matrix) or isinstance(b, Matrix):
         keywords = {**keywords, **_layouts(recipe, _described(a, b, out), keywords)}
         a, b, keywords = unwrapped(a, b, (None, out), keywords)
         multiply(a, b, None, None, out, stream, keywords)
-        return
+        return None
     infos: Any = _described(a, b, out)
     key = None
     if not keywords and current_mode() is None:
         key = recipe, tuple((type(x), info[1:7], info.pointer & 15) for x, info in zip((a, b, out), infos))
-        known = _plans.get(key)
+        known: Plan | None = _plans.get(key)
         if known is not None:
             known(a, b, out=out, stream=stream)
-            return
+            return known
     layouts = _layouts(recipe, infos, keywords)
     if key is None:
         multiply(a, b, None, None, out, stream, {**keywords, **layouts})
-        return
-    _plans.keep(key, plan(a, b, out=out, **layouts))(a, b, out=out, stream=stream)
+        return None
+    made: Plan = _plans.keep(key, plan(a, b, out=out, **layouts))
+    made(a, b, out=out, stream=stream)
+    return made
 
 
 def _described(a: Any, b: Any, out: Any) -> list[ArrayInfo | None]:

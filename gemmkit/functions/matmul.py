@@ -174,6 +174,23 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
     return recording.recorded(a, b, c, conf, out, stream, keywords)
 
 
+def quickly(rest: Any, arrays: tuple[Any, ...], out: Any) -> tuple[Any, int, tuple[int, ...]] | None:
+    """What a call is known by, and the addresses of out and of the arrays. None for what is no array."""
+    key: list[Any] = [rest]
+    at: list[int] = []
+    try:
+        for x in (out, *arrays):
+            address, of_x = (0, None) if x is None else KEYS.get(type(x), key_of)(x, "")
+            key += of_x, address & 15
+            at.append(address)
+    except (TypeError, ValueError):
+        return None
+    at_out, *others = at
+    if len({*others}) < len(others):                       # which of them are one array
+        key += map(others.index, others)
+    return tuple(key), at_out, tuple(others)
+
+
 class Door:
     """A function of arrays that comes down to one product, whose components are made of these arrays. Its calls that come
     again are known by the arrays alone: no component is made or read."""
@@ -185,7 +202,7 @@ class Door:
                  described: Callable[[], tuple[Any, Any, dict[str, Any]]]) -> Any:
         """`matmul` of what ``described()`` says: a, b and components. What these hold beside ``arrays`` follows from the
         arrays' kinds and from ``rest``, which can be looked up."""
-        quick = None if current_mode() is not None else self._quickly(rest, arrays, out)
+        quick = None if current_mode() is not None else quickly(rest, arrays, out)
         if quick is not None:
             key, at_out, at = quick
             found = self._known.get(key)
@@ -201,23 +218,6 @@ class Door:
                 a, b, keywords = unwrapped(a, b, (None, out), keywords, None)
             self._keep(key, at, *known_call(a, b, out, keywords))
         return result
-
-    @staticmethod
-    def _quickly(rest: Any, arrays: tuple[Any, ...], out: Any) -> tuple[Any, int, tuple[int, ...]] | None:
-        """What a call is known by, and the addresses of out and of the arrays. None for what is no array."""
-        key: list[Any] = [rest]
-        at: list[int] = []
-        try:
-            for x in (out, *arrays):
-                address, of_x = (0, None) if x is None else KEYS.get(type(x), key_of)(x, "")
-                key += of_x, address & 15
-                at.append(address)
-        except (TypeError, ValueError):
-            return None
-        at_out, *others = at
-        if len({*others}) < len(others):                   # which of them are one array
-            key += map(others.index, others)
-        return tuple(key), at_out, tuple(others)
 
     def _keep(self, key: Any, at: tuple[int, ...], known: KnownCall | None, brought: tuple[Any, ...]) -> None:
         """Know a call from now on: each address among what it brings is that of one of the arrays."""

@@ -252,9 +252,10 @@ class Plan:
         if self._has_work:
             self.start()(stream, at)
 
-    def known(self, components: dict[str, Any], brought: tuple[Any, ...], keeps: Any) -> KnownCall | None:
-        """Calls with these components, by what they bring (`gemmkit.components.seen`). None where they need more than a
-        launch: components that are adapted, or that write."""
+    def known(self, components: dict[str, Any], brought: tuple[Any, ...], keeps: Any,
+              like: ArrayInfo | None = None) -> KnownCall | None:
+        """Calls with these components, by what they bring (`gemmkit.components.seen`), whose results are ``like`` an array
+        (None: D). None where they need more than a launch: components that are adapted, or that write."""
         if self._writes or self._device < 0:
             return None
         slots = list[int]()
@@ -264,7 +265,7 @@ class Plan:
             slots += [self.ranges[name].start + slot for slot in slots_of(component)]
         if len(slots) != len(brought):
             return None
-        like = self._infos[0]._replace(shape=self._shape, dtype=self._dtype)
+        like = like or self._infos[0]._replace(shape=self._shape, dtype=self._dtype)
         return KnownCall(self.start(tuple(slots)) if self._has_work else _no_launch, like, self.stands, keeps)
 
     def _call_on_device(self) -> Any:

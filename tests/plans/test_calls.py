@@ -242,6 +242,36 @@ def test_a_known_unit_has_the_addresses_of_its_call(library: str, make: Any, lau
     assert len(launches.seen) == launched
 
 
+@LIBRARIES
+@pytest.mark.parametrize("spec", ["mk,kn->mn", "mk,kn->nm", "km,nk->mn", "bmk,bkn->bmn", "mak,kan->mn", "mk,bkn->bnm", "mk,mk->m"])
+def test_a_known_contraction_launches_what_the_first_did(library: str, make: Any, launches: Launches, spec: str) -> None:
+    """`gk.einsum` is known by its arrays alone, whichever of them comes first as a matrix."""
+    extents = dict(m=M, n=N, k=K, a=2, b=3)
+    shapes = [tuple(extents[x] for x in term) for term in spec.replace("->", ",").split(",")]
+    sets = [tuple(make(*shape) for shape in shapes) for _ in range(3)]
+    seen: dict[tuple[int, bool], Any] = {}
+    for n in (0, 1, 2):
+        x, y, out = sets[n]
+        for how in ({"out": out}, {}):
+            forget()
+            gk.einsum(spec, x, y, **how)
+            seen[n, bool(how)] = launches.seen[-1]
+    forget()
+    for n in (0, 0, 1, 2, 0, 2, 1, 1):
+        x, y, out = sets[n]
+        for how in ({"out": out}, {}):
+            found = gk.einsum(spec, x, y, **how)
+            assert launches.seen[-1] == seen[n, bool(how)] and tuple(found.shape) == shapes[2]
+            assert found is out or not how
+    count = len(functions_run(lambda: gk.einsum(spec, *sets[0][:2], out=sets[0][2])))
+    assert count <= PLAN[library] + 12, count
+    launched = len(launches.seen)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"shares? memory|overlaps"):
+            gk.einsum(spec, x, y, out=part_of(y, *shapes[2]))
+    assert len(launches.seen) == launched
+
+
 def strided_row(x: Any) -> Any:
     """The beginning of an array's memory, as a bias."""
     return part_of(x, N)
