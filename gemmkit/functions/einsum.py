@@ -26,14 +26,13 @@ import numpy as np
 from gemmkit import shapes
 from gemmkit.emulator.mode import current_mode
 from gemmkit.epilogues import Epilogue
-from gemmkit.functions.matmul import quickly
 from gemmkit.kernels.config import check_fields, names_keywords
 from gemmkit.lang.checks import check_dtype
 from gemmkit.layouts import Matricised
 from gemmkit.layouts.joined import InterleavedColumns
 from gemmkit.layouts.matrices import GeneratedMatrix, Matrix, unwrapped
 from gemmkit.operators import Algebra, Operator
-from gemmkit.plans.launch import cache
+from gemmkit.plans.launch import cache, quickly
 from gemmkit.plans.plan import Plan, multiply, plan
 from gemmkit.plans.problem import asked_dtype, check_places, layout_of
 from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, empty_like, strided

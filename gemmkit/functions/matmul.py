@@ -14,10 +14,10 @@ from gemmkit.lang.checks import check_dtype
 from gemmkit.layouts import RowMajor
 from gemmkit.layouts.matrices import Matrix, result, unwrapped
 from gemmkit.operators import Algebra, Operator
-from gemmkit.plans.launch import KnownCall, cache
+from gemmkit.plans.launch import KnownCall, cache, quickly
 from gemmkit.plans.plan import known_call, multiply
 from gemmkit.plans.problem import asked_dtype, check_places, stack_of
-from gemmkit.runtime.arrays import KEYS, ArrayInfo, RequiresGradient, describe, empty_like, key_of, strided
+from gemmkit.runtime.arrays import ArrayInfo, RequiresGradient, describe, empty_like, strided
 from gemmkit.runtime.device import target
 from gemmkit.tuning.operators import new_dtype
 
@@ -172,23 +172,6 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
             raise                                                     # a component's tensor, or out itself
     recording = import_module("gemmkit.torch.autograd")               # which imports PyTorch, and calls this function
     return recording.recorded(a, b, c, conf, out, stream, keywords)
-
-
-def quickly(rest: Any, arrays: tuple[Any, ...], out: Any) -> tuple[Any, int, tuple[int, ...]] | None:
-    """What a call is known by, and the addresses of out and of the arrays. None for what is no array."""
-    key: list[Any] = [rest]
-    at: list[int] = []
-    try:
-        for x in (out, *arrays):
-            address, of_x = (0, None) if x is None else KEYS.get(type(x), key_of)(x, "")
-            key += of_x, address & 15
-            at.append(address)
-    except (TypeError, ValueError):
-        return None
-    at_out, *others = at
-    if len({*others}) < len(others):                       # which of them are one array
-        key += map(others.index, others)
-    return tuple(key), at_out, tuple(others)
 
 
 class Door:

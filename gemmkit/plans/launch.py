@@ -21,7 +21,7 @@ import numpy as np
 
 from gemmkit.components import uncached
 from gemmkit.runtime import launch
-from gemmkit.runtime.arrays import ArrayInfo, allocator, as_stream_handle, current_stream, producer_stream
+from gemmkit.runtime.arrays import KEYS, ArrayInfo, allocator, as_stream_handle, current_stream, key_of, producer_stream
 from gemmkit.runtime.compile import CodeChanged
 from gemmkit.runtime.launch import Launchable, Space
 from gemmkit.runtime.streams import check_stream, stream_finder
@@ -195,6 +195,23 @@ class KnownCall:
     def allow(self, *brought: Any) -> None:
         """Such a call into a given result has been checked."""
         self.fit.keep(brought, True)
+
+
+def quickly(rest: Any, arrays: tuple[Any, ...], out: Any) -> tuple[Any, int, tuple[int, ...]] | None:
+    """What a call is known by, and the addresses of out and of the arrays. None for what is no array."""
+    key: list[Any] = [rest]
+    at: list[int] = []
+    try:
+        for x in (out, *arrays):
+            address, of_x = (0, None) if x is None else KEYS.get(type(x), key_of)(x, "")
+            key += of_x, address & 15
+            at.append(address)
+    except (TypeError, ValueError):
+        return None
+    at_out, *others = at
+    if len({*others}) < len(others):                       # which of them are one array
+        key += map(others.index, others)
+    return tuple(key), at_out, tuple(others)
 
 
 def _again(start: Start, like: ArrayInfo, fit: Cache, stands: Callable[[], bool] | None) -> Callable[..., Any]:
