@@ -1,4 +1,4 @@
-"""Arithmetic of what has an extent: ``conf.block_shape.M`` as a number, on the host."""
+"""Tiles: named blocking of an iteration space, on the host and in device code; and how a tile divides among workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``all_gather_matmul``: D = gather(A) B, of an A whose rows are shared out over the ranks."""
+"""Products of shards: `all_gather_matmul` of rows of A, `matmul_reduce_scatter` and `matmul_all_reduce` of parts of K."""
 
 from __future__ import annotations
 

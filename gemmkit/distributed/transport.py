@@ -1,4 +1,4 @@
-"""Shards between ranks by torch.distributed's own operations, as bytes: any dtype, any backend, any lengths."""
+"""How shards get from rank to rank: by torch.distributed's own operations, as bytes, or by copies over symmetric memory."""
 
 from __future__ import annotations
 

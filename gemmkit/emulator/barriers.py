@@ -1,4 +1,4 @@
-"""The barrier of a cluster, reads of each other's shared memory, and the registers that the warps of a block share out."""
+"""Barriers of clusters, mbarriers and counters in global memory; and the registers that the warps of a block share out."""
 
 from __future__ import annotations
 

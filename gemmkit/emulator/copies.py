@@ -1,4 +1,4 @@
-"""TMA: boxes of a tensor between global and shared memory, loads and stores."""
+"""What TMA (boxes of a tensor) and the copies of threads (cp.async) move between global and shared memory."""
 
 from __future__ import annotations
 

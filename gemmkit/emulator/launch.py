@@ -185,7 +185,7 @@ class Arena:
         return Members(on_host(array), views[0].memory, views[0].unit, align, views) if views else None
 
     def map(self, made: Any, view: View) -> Any:
-        """A tensor map (`gemmkit.kernels.sm90.family.Map`) of a view."""
+        """A tensor map (`gemmkit.kernels.sm90.family.TensorMapSlot`) of a view."""
         return EmulatedTensorMap.of(view, made.spec, made.axis)
 
     def tell(self, spec: Any, arrays: dict[str, Any]) -> None:

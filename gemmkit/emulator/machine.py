@@ -318,9 +318,9 @@ class Thread(Agent):
         lane: index in its warp of 32; warp: index of the warp.
         block: its `Block`.
         stores: the copies to global memory that it has asked for, if it has.
-        copies: the copies to shared memory that it has started, if it has (`thread_copies`).
+        copies: the copies to shared memory that it has started, if it has (`gemmkit.emulator.copies`).
         register_fences, touched, touched_a: its calls of `wgmma_fence`, and how many there were when it could last touch
-            accumulators, and registers of A (`in_flight`).
+            accumulators, and registers of A (`gemmkit.emulator.tensor_cores`).
     """
 
     __slots__ = ("_scheduler", "copies", "lane", "register_fences", "stores", "thread_index", "touched", "touched_a",

@@ -361,12 +361,12 @@ class Memory:
 
     Attributes:
         valid: one byte for each byte of memory, 0 where no element lies, or in shared memory where a thread's copy is on its
-            way (`thread_copies`); None when all are valid.
+            way (`gemmkit.emulator.copies`); None when all are valid.
         written: one byte for each byte of memory, 0 where nothing has been written; None when all counts as
             written.
         pages: the access history of shared memory. None for arrays: theirs belongs to the launch and goes by
             absolute address, so that two memories over the same bytes share it.
-        clocks: those of counters, by their addresses (`counters`).
+        clocks: those of counters, by their addresses (`gemmkit.emulator.barriers`).
     """
 
     __slots__ = ("base", "bytes", "clocks", "data", "name", "pages", "readonly", "size", "valid", "written")

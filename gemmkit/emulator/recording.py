@@ -27,7 +27,7 @@ from gemmkit.emulator.tensor_cores import TensorCores
 from gemmkit.lang.host import TEMPLATE_PATHS, Site, here
 
 MOST = 2_000_000                       # events of a launch; the rest is left out (`EventRecording.is_cut`)
-_FINISHED = "_finish"                  # the function of `thread_copies` that writes a copy a second time, at its end
+_FINISHED = "_finish"                  # the function of `copies` that writes a copy a second time, at its end
 
 
 class Event(NamedTuple):

@@ -1,4 +1,4 @@
-"""Element-wise epilogues without operands: functions, activations, masks by coordinate, narrow results."""
+"""Element-wise epilogues: functions, activations, masks by coordinate, scaling, bias, residual, BLAS's alpha and beta."""
 
 from __future__ import annotations
 

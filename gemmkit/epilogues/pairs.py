@@ -1,4 +1,4 @@
-"""`Fold`: one value of D from several products, computed together with an interleaved B (`gemmkit.layouts`)."""
+"""Epilogues of several columns: `Fold` makes one value of several products; `Pairs`, `Rotary` and `Pack` see neighbours."""
 
 from __future__ import annotations
 

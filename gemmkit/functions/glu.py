@@ -1,4 +1,4 @@
-"""Gated linear units: ``activation(x w) * (x v)`` in one kernel."""
+"""Gated linear units, ``activation(x w) * (x v)``, and LSTM cells, each in one kernel."""
 
 from __future__ import annotations
 

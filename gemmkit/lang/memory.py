@@ -58,7 +58,7 @@ class SharedType(types.Type):
     """A typed pointer into the block's dynamic shared memory; the value is a byte offset.
 
     The value of a ``pinned`` pointer is an address in the shared window, with the bases of all its accesses in it
-    (`gemmkit.ptx.memory.pinned`).
+    (`gemmkit.ptx.registers.pinned`).
     """
 
     def __init__(self, dtype: np.dtype, pinned: bool = False):

@@ -3,9 +3,10 @@ for the emulator. `gemmkit.ptx.own_kernels` launches a user's kernel and gives i
 
 | for | modules |
 |---|---|
-| a thread's place, and barriers | `special`, `warpgroup`, `cluster` |
-| global and shared memory | `memory`, `ldmatrix`, `stmatrix`, `prefetch`, `atomics` |
-| asynchronous copies | `copy_async` (sm_80), `tma`, `map_table` and `mbarrier` (sm_90) |
-| tensor cores | `mma` and `wmma`, `wgmma` and `descriptors` (sm_90), `fragments` |
-| arithmetic | `arithmetic`, `half`, `approximate`, `shuffle`, `vote` |
+| a thread's place, barriers of a block, shuffles and votes | `special` |
+| counters and flags, mbarriers and clusters (sm_90) | `barriers` |
+| global and shared memory | `memory` |
+| asynchronous copies, prefetches | `copy_async` (sm_80), `tma` (sm_90) |
+| tensor cores, ldmatrix and stmatrix | `mma` and `wmma`, `wgmma` (sm_90) |
+| arithmetic, values in registers | `arithmetic`, `registers` |
 """

@@ -1,4 +1,4 @@
-"""Fused multiply-add of the ordinary floating-point units, and a difference that is never fused."""
+"""Arithmetic: fused multiply-adds, functions in one instruction, division by a constant, clamps, 16-bit pairs, planes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Counters in global memory, by which blocks tell each other how far they are (sm_70).
+"""Counters and flags in global memory (sm_70), mbarriers in shared memory, and clusters (sm_90).
 
-``order`` is a constant: what else the access orders, for all blocks of the device. What a block's other threads did is
-ordered as well where they met at a barrier before (release) or meet behind it (acquire).
+Blocks tell each other by counters how far they are. ``order`` is a constant: what else the access orders, for all blocks of
+the device. What a block's other threads did is ordered as well where they met at a barrier before (release) or meet behind
+it (acquire).
 
 | order | of an addition | means |
 |---|---|---|

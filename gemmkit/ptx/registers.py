@@ -1,9 +1,9 @@
-"""Pinned pointers to shared memory: loads of a loop that share an address.
+"""Values in registers: pinned pointers, views of a round's own, packed integers as float16, and fragments as 32-bit words.
 
-LLVM adds what does not change in a loop before what does. A loop over stages whose loads differ in a compile-time part
-then has an address of its own for every load, each with its addition. A pinned pointer has the run-time part of all
-positions in it, and hides the sum: the loads of a stage have one address, and immediates (f32, 16 steps of 64 FFMAs a
-thread: 86 additions a round before, 22 after).
+Pinned pointers are for loads of a loop that share an address. LLVM adds what does not change in a loop before what does. A
+loop over stages whose loads differ in a compile-time part then has an address of its own for every load, each with its
+addition. A pinned pointer has the run-time part of all positions in it, and hides the sum: the loads of a stage have one
+address, and immediates (f32, 16 steps of 64 FFMAs a thread: 86 additions a round before, 22 after).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Values of other lanes of the warp: shfl.sync, of elements of 16, 32 and (in two halves) 64 bits."""
+"""Where a thread is; barriers of a block; what the lanes of a warp exchange (shfl.sync) and agree on (vote.sync)."""
 
 from __future__ import annotations
 

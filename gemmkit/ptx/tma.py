@@ -1,4 +1,4 @@
-"""Tensor maps in a table in global memory: for operands of which there are as many as the user has (the layers of an MLP).
+"""TMA (sm_90), which copies boxes of a tensor between global and shared memory; and tensor maps in a table in global memory.
 
 A map that is a parameter is there when the kernel begins. A map in memory was written by a copy, through another proxy than
 TMA's, so that each block acquires it first: `acquire_map`, then a barrier, then `map_at` by any thread (PTX ISA,

@@ -1,4 +1,4 @@
-"""A point in the code that a value is computed before, and that the assembler moves no wait for wgmma over."""
+"""``wgmma``: a warpgroup multiplies matrices in shared memory (sm_90a). Its descriptors, fences, waits and setmaxnreg."""
 
 from __future__ import annotations
 

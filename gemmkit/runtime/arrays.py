@@ -1,6 +1,6 @@
-"""New arrays of one kind, by the shortest way that their library offers.
+"""Arrays of any library: described, recognised, allocated, and viewed in other shapes.
 
-`gemmkit.runtime.arrays.empty_like` makes any array like any other; a plan makes the same array at every call, so that all
+`empty_like` makes any array like any other; a plan makes the same array at every call, so that all
 but the allocation itself is settled beforehand.
 """
 

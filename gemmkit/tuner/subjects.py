@@ -90,7 +90,7 @@ class TunedProgram(Tuned):
 # What a search asks of what is tuned (`gemmkit.tuner.subjects`, `gemmkit.programs.tuned`).
 
 class Output(NamedTuple):
-    """An array that a launch writes, and how far a candidate's may lie from the default's (`verifying.difference`)."""
+    """An array that a launch writes, and how far a candidate's may lie from the default's (`measure.difference`)."""
 
     name: str
     info: ArrayInfo

@@ -1,6 +1,6 @@
 """The mappings that are chosen among, as numbers: tiles, how warps share them, and what they cost, as measured.
 
-`gemmkit.tuning.sm90` reads rows of Hopper's kernel as `gemmkit.tuning.model.Mapping`, `gemmkit.tuning.sm80` those of
+`gemmkit.tuning.sm90` reads rows of Hopper's kernel as `gemmkit.tuning.model.CostedTile`, `gemmkit.tuning.sm80` those of
 the multistage kernel as `Multistage`, and `gemmkit.tuning.simt` those of the single-stage kernel.
 """
 

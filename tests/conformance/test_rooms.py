@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping
 
 import pytest
@@ -125,6 +127,42 @@ def test_names_are_the_fields(path: str) -> None:
 
 def test_a_banned_name_is_found() -> None:
     assert house.banned("from gemmkit.anew import x\ny = [weave_words(z) for z in x]\n") == ["anew", "weave_words"]
+
+
+# -- what texts refer to -----------------------------------------------------------------------------------------------
+
+def _is_there(name: str) -> bool:
+    """Whether a name such as ``gemmkit.layouts.base.Layout.run`` leads to something, by no old name."""
+    found, parts = None, name.split(".")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DeprecationWarning)
+        for n, part in enumerate(parts, 1):
+            path = ROOT.joinpath(*parts[:n])
+            if path.is_dir() or path.with_suffix(".py").exists():
+                found = importlib.import_module(".".join(parts[:n]))
+            elif part in getattr(found, "__annotations__", {}):               # a field
+                return n == len(parts)
+            else:
+                try:
+                    found = getattr(found, part)
+                except (AttributeError, DeprecationWarning):
+                    return False
+    return True
+
+
+@pytest.mark.parametrize("path", sorted(SOURCES))
+def test_texts_refer_to_what_is_there(path: str) -> None:
+    """Docstrings and comments name modules, classes and functions by where they are today."""
+    named = set(re.findall(r"`(gemmkit(?:\.\w+)+)(?:\([^`]*\))?`", SOURCES[path]))
+    if any(name.startswith(("gemmkit.torch", "gemmkit.distributed")) for name in named):
+        pytest.importorskip("torch")
+    assert not [name for name in sorted(named) if not _is_there(name)]
+
+
+def test_a_text_that_refers_to_nothing_is_found() -> None:
+    assert _is_there("gemmkit.layouts.base.ArrayLayout.run") and _is_there("gemmkit.plans.problem.Call.config")
+    assert _is_there("gemmkit.masks.Causal") and _is_there("gemmkit.matmul")
+    assert not any(map(_is_there, ("gemmkit.layouts.base.Across", "gemmkit.nothing.at.all", "gemmkit.epilogues.observers.RowSum")))
 
 
 # -- modules by their names before --------------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ def run_compiled(compiled: Any, a: Any, b: Any, c: Any, out: Any) -> None:
 
 
 def run_rows(made: Any, x: Any, out: Any) -> None:
-    """What `gemmkit.emulator.launch.run_rows` does, with the kernel's PTX."""
+    """What the emulator does for a function of rows, with the kernel's PTX."""
     launch = made.launchable
     key = launch.kernel, tuple(argument.type for argument in launch.arguments), launch.threads, launch.target.arch_name
     if key not in _ptx:
@@ -156,7 +156,7 @@ def run_row_program(plan: Any, arrays: Sequence[Any]) -> None:
 
 
 def run_mlp(made: Any, arrays: dict[str, Any]) -> None:
-    """What `gemmkit.emulator.launch.run_mlp` does, with the PTX of the kernel by mma.sync."""
+    """What the emulator does for an MLP, with the PTX of the kernel by mma.sync."""
     launch, layers = made.launchable, made.layers
     key = launch.kernel, tuple(argument.type for argument in launch.arguments), launch.threads, launch.target.arch_name
     if key not in _ptx:

@@ -1,4 +1,4 @@
-"""The scheduler of stacks: it hands out the tiles of all products in one launch."""
+"""Schedulers of many products in one launch: stacks, groups of different sizes, tiles whose operands arrive meanwhile."""
 
 from __future__ import annotations
 

@@ -368,9 +368,8 @@ ALONE = Stack()                        # one product: its operands are the matri
 # | `ClustersShareK` | any number of clusters, all resident at once | in slices, by the exchange of `warp_specialised` |
 # | `ClustersStreamK` | those of a stream, clusters all resident at once | in the block that began the tile, by the same |
 #
-# `ClusterSums` is in `gemmkit.kernels.simt`, `WorkspaceSums` and `SlicedSums` are in
-# `gemmkit.kernels.collectives.split_k`, `HandedOver` in `gemmkit.kernels.collectives.split_k`, and the last two in
-# `gemmkit.kernels.sm90`: `shared_k` and `stream_exchange`.
+# `ClusterSums` is in `gemmkit.kernels.simt`, the next three are in `gemmkit.kernels.collectives.split_k`, and the last two
+# in `gemmkit.kernels.sm90.exchange`.
 #
 # Whatever the kind, the order of additions depends on the number of shares alone: the same call gives the same bits.
 

@@ -1,4 +1,6 @@
-"""Stream-K: the k-tiles of all tiles, dealt evenly to as many blocks as are resident (Osama et al., "Stream-K: Work-centric
+"""Blocks that share K through a workspace in global memory: a fixed number of shares, or stream-K.
+
+Stream-K deals the k-tiles of all tiles evenly to as many blocks as are resident (Osama et al., "Stream-K: Work-centric
 Parallel Decomposition for Dense Matrix-Matrix Multiplication on the GPU", PPoPP 2023).
 
 The k-tiles of a product are counted through: tile t has those from t ``steps`` to (t + 1) ``steps``. The first tiles are

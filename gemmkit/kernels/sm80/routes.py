@@ -1,4 +1,4 @@
-"""cp.async for tensors whose neighbours in memory are eight apart along K: 16 bytes a copy, into boxes (`layouts.Boxed`)."""
+"""How operands get into the stages of `multistage`: by cp.async (plain, joined, tensors, boxes), or through registers."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ INSIDE, AT_EDGES, ANYWHERE = Reach(inside=True), Reach(), Reach(asks=True)
 # | route | what it takes |
 # |---|---|
 # | `CpAsync` | elements of a strided matrix as they are, 4 to 16 bytes a copy, along the stage's lines or across |
-# | `separable.CpAsyncSeparable` | the same of tensors, whose rows and columns are made of several dimensions |
-# | `boxes.CpAsyncBoxes` | 16-bit tensors whose neighbours in memory are eight apart along K, for `operators.BoxMMAOp` |
-# | `joined.CpAsyncJoined` | lines of operands of several arrays |
+# | `CpAsyncSeparable` | the same of tensors, whose rows and columns are made of several dimensions |
+# | `CpAsyncBoxes` | 16-bit tensors whose neighbours in memory are eight apart along K, for `operators.BoxMMAOp` |
+# | `CpAsyncJoined` | lines of operands of several arrays |
 # | `StagedByThreads` | everything: `Layout.element`, transforms, numbers that become planes, two-byte elements anywhere |
 #
 # cp.async copies are started before a round's products, or in parts between them. What is staged is loaded before the

@@ -65,8 +65,8 @@ class EpilogueSource(Component):
 
 @dataclass(frozen=True, kw_only=True)
 class OfEpilogue(EpilogueSource):
-    """An array of the epilogue's; ``where`` finds what reads it (`gemmkit.epilogues.base.Here`), and ``steps`` its matrices
-    in a stack."""
+    """An array of the epilogue's; ``where`` finds what reads it (`gemmkit.epilogues.base.StageLocation`), and ``steps`` its
+    matrices in a stack."""
 
     where: Any
     steps: Any = None

@@ -280,7 +280,7 @@ def place_of(operand: Operand, at: KTile) -> TileCoord:
 # own, and while one multiplies the other finishes: they take turns at the tensor cores, which an order barrier sees to.
 # In a cluster, blocks with the same rows (or columns) share A (or B): each loads a part for all. Or they share the K of a
 # tile, and `exchange` their sums. Clusters that share operands can share K with other clusters: their sums meet in global
-# memory (`workspace_exchange`).
+# memory (`WorkspaceExchange`).
 #
 # | step | what | where |
 # |---|---|---|

@@ -1,7 +1,7 @@
-"""A of 32-bit elements that lies across K, fetched into registers by the consumers' threads.
+"""Step 2 of `warp_specialised`: the mainloops of the consumers, with A in shared memory or in registers.
 
-wgmma reads 32-bit operands in shared memory along K alone. A fragment in registers has no such order: a thread holds single
-elements of it, one a register, and loads them from where TMA has put the tile as it lies in memory. So no tile is
+wgmma reads 32-bit operands in shared memory along K alone, and from registers in no order: a thread holds single elements of
+a fragment, one a register. So a thread loads those of an MN-major A from the tile as TMA brought it, and no tile is
 transposed.
 """
 
@@ -210,8 +210,7 @@ def descriptor(operand: Operand) -> int:
 # | source | A in shared memory | on its way |
 # |---|---|---|
 # | `Transformed` | as TMA brings it | elements are transformed |
-# | `gemmkit.kernels.sm90.mainloop.Across` | as TMA brings it, of 32-bit elements across K | rounded to tf32 (and
-# transformed) |
+# | `MnMajorTf32` | as TMA brings it, of 32-bit elements, MN-major | rounded to tf32 (and transformed) |
 # | `Deinterleaved` | numbers of two 16-bit parts, in panels along K | de-interleaved; B's planes are permuted along K |
 
 HALVES = np.dtype(np.uint16)           # the elements that `ldmatrix` moves
