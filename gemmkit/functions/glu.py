@@ -126,8 +126,9 @@ def lstm_cell(x: Any, h: Any, c: Any, w: Any, u: Any, b: Any = None, *, activati
               stream: Any = None) -> Any:
     """One step of a long short-term memory: ``(h', c')`` of an input ``x``, the last output ``h`` and state ``c``.
 
-    ``i, f, g, o = x w + h u + b``, side by side; ``c' = sigmoid(f) c + sigmoid(i) tanh(g)``; ``h' = sigmoid(o) tanh(c')``
-    (Hochreiter and Schmidhuber, 1997; Gers et al., 2000), in one launch. Nothing but h' and c' is written.
+    Compute ``i, f, g, o = x w + h u + b`` (side by side), ``c' = sigmoid(f) c + sigmoid(i) tanh(g)`` and
+    ``h' = sigmoid(o) tanh(c')`` (Hochreiter and Schmidhuber, 1997; Gers et al., 2000) in one launch, which writes only h'
+    and c'.
 
     With ``c=None`` it computes the simplified cell of one gate, ``h' = activation(x w + h u + b)``, and returns h' alone
     (Bhaskaracharya et al., *Automatic Kernel Generation for Volta Tensor Cores*, 2020).
