@@ -297,7 +297,7 @@ def arrive(thread: Thread, barrier: Mbarrier) -> None:
     barrier.arrive(thread)
 
 
-def check_told(thread: Thread) -> None:
+def check_arrival(thread: Thread) -> None:
     """Raises ProtocolError where the thread would tell others of copies that may still be on their way."""
     if thread.copies is not None and thread.copies.are_pending:
         raise fault(thread, "a thread arrives while copies that it has started are on their way; call copies_arrive")

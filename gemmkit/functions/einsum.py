@@ -162,22 +162,19 @@ def _view(term: str, shape: tuple[int, ...], strides: tuple[int, ...], sizes: di
 #
 # * One tensor leads: ``v`` elements of its fastest mode, 16 bytes, come first. Its accesses are vectors.
 # * Where another mode is the other tensor's fastest (the unit-stride modes conflict: the tensors are *at odds*), as many
-#   elements of that come next. Elements contiguous in the second tensor are then v apart in the matrix, as the teeth of
-#   a comb
-#   are: a thread that owns all v interleaved vectors accesses both tensors in vectors (`gemmkit.layouts.Matricised`,
-#   ``comb``). If tensors are equally large, it is two or three such vectors, because memory moves sectors of 32
-#   bytes.
+#   elements of that come next. Elements contiguous in the second tensor are then v apart in the matrix: a thread that owns
+#   all v interleaved vectors accesses both tensors in vectors (`gemmkit.layouts.Matricised`, ``comb``). If tensors are
+#   equally large, it is two or three such vectors, because memory moves sectors of 32 bytes.
 # * Where Hopper's kernel reads more of the leading tensor than it writes of the other, a whole sector of 32 bytes of it
-# comes
-#   first, and one vector of the other: copies of 16 bytes are asked for together where they are neighbours in shared memory,
-#   too.
+#   comes first, and one vector of the other: copies of 16 bytes are asked for together where they are neighbours in shared
+#   memory, too.
 # * Where the other tensor is written, it never leads, and if it is the larger no more than four elements of what leads come
 #   first: parts of sectors cost more to write than to read.
 # * The rest is in the order of the larger tensor if that is much the larger, else in that of the leading one.
 
 LARGER = 4                             # times as many elements: what a tensor must have to decide over another
 WIDE = 16                              # bytes of the widest access of a thread
-TEETH = 8                              # elements of the widest vector: a thread holds as many teeth
+VECTORS = 8                            # elements of the widest vector: a thread holds as many vectors
 FEW, MORE = 4, 1.15                    # or so many, where D is to have whole sectors, because it is so many times as large
 
 
@@ -249,7 +246,7 @@ def ordered(modes: Sequence[Mode], itemsizes: tuple[int, int], counts: tuple[int
 def fastest(modes: Sequence[Mode], which: int, itemsize: int) -> list[tuple[int, int]]:
     """Which mode's elements are neighbours in one tensor, and how many of them a thread moves at once; none if not two."""
     at = next((at for at, mode in enumerate(modes) if mode[1 + which] == 1), None)
-    count = 1 if at is None else math.gcd(modes[at].extent, TEETH, max(1, WIDE // itemsize))
+    count = 1 if at is None else math.gcd(modes[at].extent, VECTORS, max(1, WIDE // itemsize))
     return [(at, count)] if at is not None and count > 1 else []
 
 

@@ -182,7 +182,7 @@ def compute_tile(spec: SimtSpec, a: View, b: View, c: View, d: View, shape: Stac
             barrier()
 
     if spec.observes:
-        spec.watch.keep(observed.state, spec, thread_index(), block_m, block_n, shape)
+        spec.operand_reduction.keep(observed.state, spec, thread_index(), block_m, block_n, shape)
 
     # 4. The sums of blocks that share K become those of the first, which finishes the tile.
     finishes = spec.scheduler.gather(spec, accumulators, rank) if spec.is_split else True
@@ -199,7 +199,7 @@ def compute_tile(spec: SimtSpec, a: View, b: View, c: View, d: View, shape: Stac
 def start_observing(spec: SimtSpec, block_n: int, shape: StackShape) -> Any:
     """An observer's state of this thread's row of A, and the first k-tile that this block looks at."""
     if spec.observes:
-        return Observed(spec.a.observer.nothing(), spec.watch.first(spec, block_n, shape))
+        return Observed(spec.a.observer.nothing(), spec.operand_reduction.first(spec, block_n, shape))
     return 0
 
 
@@ -208,8 +208,8 @@ def observe(spec: SimtSpec, observed: Observed, pointer: SharedPointer, block_m:
     """A's tile at ``block_k`` is looked at where it is this block's."""
     if udiv(block_k, spec.block.size.K) == observed.due:
         a = TileCoord(block_m, block_k, shape.M, shape.K)
-        state = spec.watch.add(observed.state, spec, pointer, 0, thread_index(), a)
-        return Observed(state, observed.due + spec.watch.step(spec, shape))
+        state = spec.operand_reduction.add(observed.state, spec, pointer, 0, thread_index(), a)
+        return Observed(state, observed.due + spec.operand_reduction.step(spec, shape))
     return observed
 
 

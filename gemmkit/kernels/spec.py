@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from gemmkit.components import Component
 from gemmkit.kernels.collectives.batched import Batched
-from gemmkit.kernels.collectives.lanes import BESIDE, Lanes, Watch, lanes_of, watch_of
+from gemmkit.kernels.collectives.lanes import BESIDE, Lanes, OperandReduction, lanes_of, operand_reduction_of
 from gemmkit.kernels.collectives.operand import Operand, OperandArrays
 from gemmkit.kernels.collectives.scheduler import Cluster, Reduction, TileScheduler
 from gemmkit.lang.component_products import ProblemShape, StackShape
@@ -145,9 +145,9 @@ class Spec(Component):
         return self.a.observer is not None
 
     @cached_property
-    def watch(self) -> Watch:
+    def operand_reduction(self) -> OperandReduction:
         """How a block's threads look at A's tiles where it is observed."""
-        return watch_of(self.a, self.a.tile.extents[0], self.threads)
+        return operand_reduction_of(self.a, self.a.tile.extents[0], self.threads)
 
     @property
     def parts(self) -> tuple[int, int]:

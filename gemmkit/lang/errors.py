@@ -1,4 +1,4 @@
-"""Errors of user code inside a kernel, told in the user's terms."""
+"""Errors of user code inside a kernel, during in the user's terms."""
 
 from __future__ import annotations
 
@@ -115,9 +115,9 @@ def _line(filename: str, error: Exception) -> int | None:
     """The line of the user's file where Numba met the error: by the error itself, by its text, or by where Numba stood."""
     loc = getattr(error, "loc", None)
     if loc is None or loc.filename != filename:
-        told = re.search(rf"^During: typing of .* at {re.escape(filename)} \((\d+)\)$", _plain(str(error)), re.MULTILINE)
-        if told:
-            return int(told[1])
+        during = re.search(rf"^During: typing of .* at {re.escape(filename)} \((\d+)\)$", _plain(str(error)), re.MULTILINE)
+        if during:
+            return int(during[1])
         loc = _stood_at(error)
     return int(loc.line) if loc is not None and loc.filename == filename else None
 

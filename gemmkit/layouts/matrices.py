@@ -61,16 +61,16 @@ class Matrix:
         self.array, self.layout = array, layout
         info = None if array is None else describe(array, "array")
         count = 0 if info is None else leading(info, layout)
-        told: Any = None
+        stated: Any = None
         if info is not None:
             check_dimensions(info, layout, "array")
-            told = layout.extents(info._replace(shape=info.shape[count:], strides=info.strides[count:]))
-        found: Any = told if shape is None else shape
+            stated = layout.extents(info._replace(shape=info.shape[count:], strides=info.strides[count:]))
+        found: Any = stated if shape is None else shape
         if found is None or not isinstance(found, tuple) or len(found) != 2 or not all(map(_is_extent, found)):
             raise ValueError(f"shape={shape!r}: {layout!r} does not say how many rows and columns an array has; "
                              "give both, as a tuple of two whole numbers")
-        if shape is not None and told is not None and any(n not in (None, m) for n, m in zip(told, found)):
-            raise ValueError(f"shape={shape!r}: {layout!r} says that the array is {told[0]} x {told[1]}; leave shape out")
+        if shape is not None and stated is not None and any(n not in (None, m) for n, m in zip(stated, found)):
+            raise ValueError(f"shape={shape!r}: {layout!r} says {stated[0]} x {stated[1]}; leave shape out")
         self.is_sized = shape is not None                            # the layout may not know it: calls take it from here
         stack = () if info is None else info.shape[:count]
         self.shape: tuple[int, ...] = (*stack, int(found[0]), int(found[1]))
@@ -213,10 +213,10 @@ def unwrapped(a: Any, b: Any, others: tuple[Any, ...], keywords: dict[str, Any],
 
 
 class CallSizes(NamedTuple):
-    """A call's ``gemm_shape`` beside matrices that have a shape of their own: ``told`` has (operand, dimension, extent)."""
+    """A call's ``gemm_shape`` and the sizes of matrices with a shape: ``stated`` has (operand, dimension, extent)."""
 
     gemm_shape: Any
-    told: tuple[tuple[str, str, int], ...]
+    stated: tuple[tuple[str, str, int], ...]
 
 
 def _sizes(operands: dict[str, Any], keywords: dict[str, Any], conf: Any) -> list[tuple[str, str, int]]:

@@ -27,7 +27,7 @@ from gemmkit.shapes import span
 from gemmkit.tiling import Tile
 
 INDEX = np.dtype(np.int32)
-COMBS = 1, 2, 4, 8, 16                  # teeth that a thread's registers can put in order
+COMBS = 1, 2, 4, 8, 16                  # vectors that a thread's registers can put in order
 NEAR = 2**31
 
 
@@ -159,28 +159,28 @@ class Matricised(GlobalLayout, ResultLayout):
         if (tile.size[self.line_axis] == tile.count and tile.count % self.comb == 0
                 and self.longest % tile.count == 0):
             place = self.place(tile.index[0], tile.index[1])
-            return interleave(generate(self.comb, lambda tooth: load_global(
-                self.view(data), self.unit, place, _towards(self, tooth), tile.count // self.comb)))
+            return interleave(generate(self.comb, lambda n: load_global(
+                self.view(data), self.unit, place, _towards(self, n), tile.count // self.comb)))
         return load_elements(self, data, tile, shape)
 
     def load_packed(self, data: Any, tile: Any, shape: StackShape) -> Elements:
         """What `load` gives, in 32-bit words, of a tile that it `packs`."""
         place = self.place(tile.index[0], tile.index[1])
-        teeth = generate(self.comb, lambda tooth: load_words(self.view(data), self.unit, place, _towards(self, tooth),
+        vectors = generate(self.comb, lambda n: load_words(self.view(data), self.unit, place, _towards(self, n),
                                                              tile.count // self.comb))
-        return interleave_words(teeth) if self.is_narrow else interleave(teeth)
+        return interleave_words(vectors) if self.is_narrow else interleave(vectors)
 
     def store(self, data: Any, tile: Tile, values: Elements, shape: StackShape) -> None:
         if (tile.size[self.line_axis] == tile.count and tile.count % self.comb == 0
                 and self.longest % tile.count == 0):
             place = self.place(tile.index[0], tile.index[1])
-            each(lambda teeth, tooth: store_global(self.view(data), self.unit, place, _towards(self, tooth), teeth),
+            each(lambda vector, n: store_global(self.view(data), self.unit, place, _towards(self, n), vector),
                  deal(values, self.comb))
         else:
             store_elements(self, data, tile, values, shape)
 
     def store_neighbours(self, data: Any, i: int, j: int, values: Elements) -> None:
-        """Store what lies next to each other in memory, from row i, column j on: of a comb the elements of one tooth."""
+        """Store what lies next to each other in memory, from row i, column j on: of a comb the elements of one vector."""
         store_global(self.view(data), self.unit, self.place(i, j), _towards(self, 0), values)
 
     def row_offset(self, data: View, i: int) -> int:
@@ -207,18 +207,18 @@ class Matricised(GlobalLayout, ResultLayout):
         return self.axis or 0
 
     @property
-    def teeth(self) -> int:
-        """The array's dimension along which the teeth of a comb lie: the first along ``axis``."""
+    def interleaved_dimension(self) -> int:
+        """The array's dimension along which the vectors of a comb lie side by side: the first along ``axis``."""
         return int(self.rows.depth) if self.axis == 1 else 0
 
     @property
     def unit(self) -> int:
         """The array's dimension along which lines are moved."""
-        return self.teeth + (self.comb > 1)
+        return self.interleaved_dimension + (self.comb > 1)
 
     @property
     def longest(self) -> int:
-        """The most neighbours along ``axis`` that lie in vectors of one length, all teeth of them."""
+        """The most neighbours along ``axis`` that lie in vectors of one length, all vectors of a comb."""
         return self.comb * self.vector
 
     @property
@@ -239,7 +239,7 @@ class Matricised(GlobalLayout, ResultLayout):
 
     @property
     def is_narrow(self) -> bool:
-        """Whether the teeth of a comb cannot be put in order word by word."""
+        """Whether the vectors of a comb cannot be put in order word by word."""
         return self.comb > 1 and self.dtype.itemsize == 2
 
     def packs(self, tile: Tile) -> bool:
@@ -279,6 +279,6 @@ def _span(array: ArrayInfo) -> int:
 
 # -- device code ------------------------------------------------------------------------------------------------------
 
-def _towards(layout: Any, tooth: int) -> tuple[Any, ...]:
-    """How far tooth number ``tooth`` lies from the first along each dimension: constants."""
-    return generate(layout.ndim, lambda dimension: tooth if dimension == layout.teeth else 0)
+def _towards(layout: Any, vector: int) -> tuple[Any, ...]:
+    """How far vector number ``vector`` lies from the first along each dimension: constants."""
+    return generate(layout.ndim, lambda dimension: vector if dimension == layout.interleaved_dimension else 0)

@@ -116,7 +116,7 @@ def a_along(operator: MMAOp, tile: Tile) -> Any:
     return translate(tile, lane_index() % 16, lane_index() // 16 * operator.line)
 
 
-def a_across(operator: Operator, tile: Tile) -> Any:
+def a_mn_major(operator: Operator, tile: Tile) -> Any:
     """A of 16-bit elements, contiguous along M: lane l addresses column l % 8 of one of four 8 x 8 matrices (of K = 8:
     of two)."""
     return translate(tile, lane_index() // 8 % 2 * 8, lane_index() % 8 + lane_index() // 16 * 8)
@@ -128,7 +128,7 @@ def b_along(operator: MMAOp, tile: Tile) -> Any:
                      lane_index() % 8 + lane_index() // (8 * operator.lines) * operator.further)
 
 
-def b_across(operator: MMAOp, tile: Tile) -> Any:
+def b_mn_major(operator: MMAOp, tile: Tile) -> Any:
     """B of 16-bit elements, contiguous along N: lane l addresses row l % 16 (of K = 8: l % 8), and then 8 columns on."""
     rows = 8 * operator.lines
     return translate(tile, lane_index() % rows, lane_index() // rows * operator.further)
@@ -278,7 +278,7 @@ class MMAOp(Operator):
 
     def by_matrices(self, operand: str, axis: int) -> bool:
         """Whether ``ldmatrix`` loads A or B, contiguous along ``axis`` of the matrix, and not each lane its elements."""
-        return self.along_by_matrices if axis == (1 if operand == "a" else 0) else self.across_by_matrices
+        return self.along_by_matrices if axis == (1 if operand == "a" else 0) else self.mn_major_by_matrices
 
     @cached_property
     def along_by_matrices(self) -> bool:
@@ -286,7 +286,7 @@ class MMAOp(Operator):
         return bool(self.dtype.itemsize < 8)
 
     @cached_property
-    def across_by_matrices(self) -> bool:
+    def mn_major_by_matrices(self) -> bool:
         """Where they are not: ldmatrix turns elements of 16 bits alone."""
         return bool(self.dtype.itemsize == 2)
 
@@ -319,29 +319,29 @@ class MMAOp(Operator):
     def load_a(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int) -> Elements:
         if layout.axis == 1 and self.along_by_matrices:
             return load_matrices(layout, pointer, a_along(self, tile), leading, self.M // 8 * self.lines, False)
-        if layout.axis == 0 and self.across_by_matrices:
-            return load_matrices(layout, pointer, a_across(self, tile), leading, 2 * self.lines, True)
+        if layout.axis == 0 and self.mn_major_by_matrices:
+            return load_matrices(layout, pointer, a_mn_major(self, tile), leading, 2 * self.lines, True)
         return load_elements(self.map_a, 1, layout, pointer, tile, leading)
 
     def load_b(self, layout: Plain, pointer: SharedPointer, tile: Tile, leading: int) -> Elements:
         if layout.axis == 0 and self.along_by_matrices:
             return load_matrices(layout, pointer, b_along(self, tile), leading, self.lines * self.columns, False)
-        if layout.axis == 1 and self.across_by_matrices:
-            return load_matrices(layout, pointer, b_across(self, tile), leading, self.lines * self.columns, True)
+        if layout.axis == 1 and self.mn_major_by_matrices:
+            return load_matrices(layout, pointer, b_mn_major(self, tile), leading, self.lines * self.columns, True)
         return load_elements(self.map_b, 1, layout, pointer, tile, leading)
 
     def place_a(self, layout: Plain, tile: Tile, leading: int) -> int:
         if layout.axis == 1 and self.along_by_matrices:
             return layout.position(a_along(self, tile).base, leading)
-        if layout.axis == 0 and self.across_by_matrices:
-            return layout.position(a_across(self, tile).base, leading)
+        if layout.axis == 0 and self.mn_major_by_matrices:
+            return layout.position(a_mn_major(self, tile).base, leading)
         return element_place(self.map_a, layout, tile, leading)
 
     def place_b(self, layout: Plain, tile: Tile, leading: int) -> int:
         if layout.axis == 0 and self.along_by_matrices:
             return layout.position(b_along(self, tile).base, leading)
-        if layout.axis == 1 and self.across_by_matrices:
-            return layout.position(b_across(self, tile).base, leading)
+        if layout.axis == 1 and self.mn_major_by_matrices:
+            return layout.position(b_mn_major(self, tile).base, leading)
         return element_place(self.map_b, layout, tile, leading)
 
     def load_c(self, layout: Plain, pointer: SharedPointer, tile: Coord, leading: int) -> Elements:

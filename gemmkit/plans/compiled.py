@@ -80,7 +80,7 @@ def reserve(name: str, component: Any, conf: Config, spec: Spec, sizes: tuple[in
     if name == "observe_a":
         if component is None:
             return None
-        slots = spec.scheduler.tiles(sizes[0], sizes[2])[1] * spec.watch.parts
+        slots = spec.scheduler.tiles(sizes[0], sizes[2])[1] * spec.operand_reduction.parts
         number = len(reductions_of(conf.epilogue)) + (normaliser_of(conf.epilogue) is not None)
         return component.reserved(number, slots, sizes[0], products, accumulator)
     if not component.reduces:

@@ -558,7 +558,7 @@ def _with_components(quick: Any, a: Any, b: Any, c: Any, conf: Config | None, ou
     keywords = {name: value for name, value in keywords.items() if value is not None or name not in KEYWORDS}
     frozen = {name: components.frozen(value) for name, value in keywords.items() if isinstance(value, Component)}
     sizes = keywords.get("gemm_shape")
-    sizes = (sizes_given(sizes.gemm_shape), sizes.told) if isinstance(sizes, CallSizes) else sizes_given(sizes)
+    sizes = (sizes_given(sizes.gemm_shape), sizes.stated) if isinstance(sizes, CallSizes) else sizes_given(sizes)
     plain = sizes, *(repr(keywords.get(name)) for name in PLAIN[1:])
     if set(frozen) != set(keywords) - set(PLAIN):      # what is no component: resolved anew each time, or refused
         other = otherwise and otherwise(a, b, c, conf, out, stream, keywords)

@@ -630,12 +630,12 @@ def _sizes(infos: dict[str, ArrayInfo | None], layouts: dict[str, ArrayLayout | 
             raise ValueError(f"{name} {what.format(extent)}, and {known[0]} says {dim}={known[1]}; a is (M, K), b is (K, "
                              "N), c and out are (M, N)")
 
-    told: tuple[tuple[str, str, int], ...] = ()
+    stated: tuple[tuple[str, str, int], ...] = ()
     if isinstance(gemm_shape, CallSizes):
-        gemm_shape, told = gemm_shape
+        gemm_shape, stated = gemm_shape
     for dim, size in zip("MNK", sizes_given(gemm_shape) or ()):
         add("gemm_shape", dim, size, "")
-    for name, dim, size in told:
+    for name, dim, size in stated:
         add(name, dim, size, f"is a matrix of {dim}={{}}")
     for name, dims in (("a", "MK"), ("b", "KN"), ("c", "MN"), ("out", "MN")):
         info, layout = infos[name], layouts["d" if name == "out" else name]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmkit.components import Component
-from gemmkit.kernels.collectives.operand import HandOver
+from gemmkit.kernels.collectives.operand import FragmentReuse
 from gemmkit.kernels.collectives.scheduler import Cluster
 from gemmkit.kernels.collectives.softmax import LARGE, added, larger, octets, put_matrix, quad_max, quad_sum
 from gemmkit.kernels.mlp.spec import put_pair
@@ -342,7 +342,7 @@ class HandedProduct(Component):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.hand_over                                 # noqa: B018  (raises where the sums are no A fragments)
+        self.reuse                                 # noqa: B018  (raises where the sums are no A fragments)
 
     @cached_property
     def block(self) -> Tile:
@@ -359,8 +359,8 @@ class HandedProduct(Component):
         return WGMMAOp(self.block.size.N, self.b.dtype, F32, b_major="K" if self.b_transposed else "MN")
 
     @cached_property
-    def hand_over(self) -> HandOver:
-        return HandOver(WGMMAOp(self.block.size.K, self.b.dtype, F32), self.operator, self.block.size.K)
+    def reuse(self) -> FragmentReuse:
+        return FragmentReuse(WGMMAOp(self.block.size.K, self.b.dtype, F32), self.operator, self.block.size.K)
 
     @cached_property
     def values(self) -> int:
@@ -372,18 +372,18 @@ class HandedProduct(Component):
 
     def fragments(self, values: tuple) -> tuple:
         """Values as A, rounded to its dtype."""
-        return apply(packed, split(values, self.hand_over.values), self.b.dtype)
+        return apply(packed, split(values, self.reuse.values), self.b.dtype)
 
     def rectified(self, values: tuple) -> tuple:
         """`fragments` of max(x, 0) of each: in the same instructions."""
-        return apply(packed_rectified, split(values, self.hand_over.values), self.b.dtype)
+        return apply(packed_rectified, split(values, self.reuse.values), self.b.dtype)
 
     def multiply(self, sums: tuple, fragments: tuple, slot: Any, accumulate: int) -> tuple:
         """Start the product with a stage, on top of the sums or (``accumulate`` 0) in their place. It is done after a
         wait."""
         b = advance(self.b.descriptor(), slot.stage * self.b.stage_bytes)
         sums = multiply_step(sums, 0, self, fragments, b, accumulate)
-        return fold(self.hand_over.fragments - 1, next_step, sums, self, fragments, b)
+        return fold(self.reuse.fragments - 1, next_step, sums, self, fragments, b)
 
 
 def packed(values: tuple, n: int, dtype: Any) -> tuple:

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from gemmkit.components import Component
-from gemmkit.kernels.collectives.operand import HandOver
+from gemmkit.kernels.collectives.operand import FragmentReuse
 from gemmkit.kernels.collectives.scheduler import Slot
 from gemmkit.kernels.sm90.store import line_of
 from gemmkit.lang.aggregates import fill
@@ -579,23 +579,23 @@ class HandedMmaProduct(Multiplied):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.hand_over                                 # noqa: B018  (raises where the sums are no A fragments)
+        self.reuse                                 # noqa: B018  (raises where the sums are no A fragments)
 
     @cached_property
-    def hand_over(self) -> HandOver:
-        return HandOver(self.operator, self.operator, self.k)
+    def reuse(self) -> FragmentReuse:
+        return FragmentReuse(self.operator, self.operator, self.k)
 
     def fragments(self, values: tuple) -> tuple:
         """Values as A, rounded to its dtype."""
-        return apply(packed, split(values, self.hand_over.values), self.b.dtype)
+        return apply(packed, split(values, self.reuse.values), self.b.dtype)
 
     def rectified(self, values: tuple) -> tuple:
         """`fragments` of max(x, 0) of each: in the same instructions."""
-        return apply(packed_rectified, split(values, self.hand_over.values), self.b.dtype)
+        return apply(packed_rectified, split(values, self.reuse.values), self.b.dtype)
 
     def multiply(self, sums: tuple, fragments: tuple, slot: Slot) -> tuple:
         """The sums, and on top of them the product with a stage."""
-        return join(fold(self.hand_over.fragments, handed_step, split(sums, 8), self, fragments, slot.stage))
+        return join(fold(self.reuse.fragments, handed_step, split(sums, 8), self, fragments, slot.stage))
 
 
 def handed_step(sums: tuple, n: int, product: Any, fragments: tuple, stage: int) -> tuple:

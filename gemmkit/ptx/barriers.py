@@ -211,7 +211,7 @@ def mbarrier_expect(barriers: Any, n: int, nbytes: int) -> None:
 def mbarrier_arrive(barriers: Any, n: int) -> None:
     """Arrive at a barrier of this block."""
     thread = current()
-    emulator.copies.check_told(thread)
+    emulator.copies.check_arrival(thread)
     emulator.barriers.find(thread, place(barriers, n)).arrive(thread)
 
 

@@ -583,31 +583,31 @@ def element_size(element: types.Type) -> int:
     return int(numpy_dtype(element).itemsize)
 
 
-def _type_interleave_words(context: TypingContext, teeth: types.Type) -> Any:
-    if not isinstance(teeth, types.UniTuple) or not isinstance(teeth.dtype, types.UniTuple) or teeth.count % 2:
+def _type_interleave_words(context: TypingContext, vectors: types.Type) -> Any:
+    if not isinstance(vectors, types.UniTuple) or not isinstance(vectors.dtype, types.UniTuple) or vectors.count % 2:
         return None
-    if teeth.dtype.dtype != types.uint32:
+    if vectors.dtype.dtype != types.uint32:
         return None
-    result = types.UniTuple(types.uint32, teeth.count * teeth.dtype.count)
+    result = types.UniTuple(types.uint32, vectors.count * vectors.dtype.count)
 
     def codegen(c: Context, b: ir.IRBuilder, s: Signature, v: Values) -> Any:
-        given = [b.extract_value(v[0], n) for n in range(teeth.count)]
+        given = [b.extract_value(v[0], n) for n in range(vectors.count)]
         out: list = []
-        for n in range(teeth.dtype.count):
-            words = [b.extract_value(tooth, n) for tooth in given]
+        for n in range(vectors.dtype.count):
+            words = [b.extract_value(vector, n) for vector in given]
             for halves in ("0x5410", "0x7632"):                       # the low ones of two words, the high ones
                 out += [assembly(b, f"prmt.b32 $0, $1, $2, {halves};", [i32], list(pair), pure=True)[0]
                         for pair in zip(words[::2], words[1::2])]
         return c.make_tuple(b, result, out)
 
-    return signature(result, teeth), codegen
+    return signature(result, vectors), codegen
 
 
 @atom(_type_interleave_words)
-def interleave_words(teeth: tuple) -> tuple:
+def interleave_words(vectors: tuple) -> tuple:
     """`interleave` of 16-bit elements in 32-bit words: the first element of each tuple, then the second of each, and so on.
     One instruction a word; an even number of tuples."""
-    halves = [np.array(words, np.uint32).view(np.uint16) for words in teeth]
+    halves = [np.array(words, np.uint32).view(np.uint16) for words in vectors]
     return tuple(np.stack(halves, axis=1).reshape(-1).view(np.uint32))
 
 

@@ -177,9 +177,9 @@ class ProductOperator:
         """The dtype of D: what the definition says, else C's, else the operands' common one."""
         if self.dtype is not None:
             return self.dtype
-        told = self.recipe.model.result_dtype if self.conf is None else self.conf.global_d_layout.dtype
-        if told is not None:
-            return dtype_to_torch(told)
+        stated = self.recipe.model.result_dtype if self.conf is None else self.conf.global_d_layout.dtype
+        if stated is not None:
+            return dtype_to_torch(stated)
         return common if c is None else c.dtype
 
     def _allocate_keeping(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None,

@@ -211,21 +211,21 @@ class Differentiable:
                  compute: Callable[..., Any]):
         self.operator, self._compute = operator, compute
         torch.library.register_autograd(operator, backward, setup_context=setup)
-        torch.library.register_vmap(operator, lambda info, *args, **told: rule(info.batch_size, *args, **told))
+        torch.library.register_vmap(operator, lambda info, *args, **options: rule(info.batch_size, *args, **options))
         arguments = operator._schema.arguments
         self._defaults = {x.name: x.default_value for x in arguments if x.kwarg_only}
         count, names = len(arguments) - len(self._defaults), tuple(self._defaults)
         self._recorded = _function(self, count, names, backward, setup, rule)
         self._eager = _eager_function(compute, count, self._defaults, setup, self._recorded.backward)
 
-    def __call__(self, *args: Any, **told: Any) -> Any:
+    def __call__(self, *args: Any, **options: Any) -> Any:
         if is_eager(args):
             if torch.is_grad_enabled() and any(type(x) in _PLAIN and x.requires_grad for x in args):
-                return self._eager.apply(*args, *(told.get(name, default) for name, default in self._defaults.items()))
-            return self._compute(*args, **told)
+                return self._eager.apply(*args, *(options.get(name, default) for name, default in self._defaults.items()))
+            return self._compute(*args, **options)
         if _transforms():
-            return self._recorded.apply(*args, *{**self._defaults, **told}.values())
-        return self.operator(*args, **told)
+            return self._recorded.apply(*args, *{**self._defaults, **options}.values())
+        return self.operator(*args, **options)
 
 
 _PLAIN = torch.Tensor, torch.nn.Parameter
@@ -262,9 +262,9 @@ def _eager_function(compute: Callable[..., Any], count: int, defaults: dict[str,
                 output = compute(*args)
                 setup(ctx, inputs=args, output=output)
                 return output
-            told = dict(zip(defaults, args[count:]))
-            output = compute(*args[:count], **{name: value for name, value in told.items() if value != defaults[name]})
-            setup(ctx, inputs=args[:count], output=output, keyword_only_inputs=told)
+            options = dict(zip(defaults, args[count:]))
+            output = compute(*args[:count], **{name: value for name, value in options.items() if value != defaults[name]})
+            setup(ctx, inputs=args[:count], output=output, keyword_only_inputs=options)
             return output
 
         backward = staticmethod(gradients)
@@ -275,17 +275,17 @@ def _eager_function(compute: Callable[..., Any], count: int, defaults: dict[str,
 def _function(call: Differentiable, count: int, names: tuple[str, ...], backward: Callable[..., Any],
               setup: Callable[..., None], rule: Callable[..., Any]) -> Any:
     """The autograd function of an operator of ``count`` arguments, and of the keywords ``names``, which come behind them."""
-    def told(args: tuple[Any, ...]) -> dict[str, Any]:
+    def options(args: tuple[Any, ...]) -> dict[str, Any]:
         return dict(zip(names, args[count:]))
 
     class Recorded(torch.autograd.Function):
         @staticmethod
         def forward(*args: object) -> Any:
-            return call(*args[:count], **told(args))
+            return call(*args[:count], **options(args))
 
         @staticmethod
         def setup_context(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], output: object) -> None:
-            setup(ctx, inputs=inputs[:count], output=output, **({"keyword_only_inputs": told(inputs)} if names else {}))
+            setup(ctx, inputs=inputs[:count], output=output, **({"keyword_only_inputs": options(inputs)} if names else {}))
 
         @staticmethod
         def backward(ctx: torch.autograd.function.FunctionCtx, *grads: object) -> Any:
@@ -294,7 +294,7 @@ def _function(call: Differentiable, count: int, names: tuple[str, ...], backward
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-            return rule(info.batch_size, in_dims[:count], *args[:count], **told(args))
+            return rule(info.batch_size, in_dims[:count], *args[:count], **options(args))
 
     return Recorded
 
@@ -377,13 +377,13 @@ def _allocate(a: torch.Tensor, b: torch.Tensor, *, a_form: str = PLAIN, b_form: 
 def _keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any],
           output: object) -> None:
     ctx.save_for_backward(*inputs)
-    ctx.told = keyword_only_inputs
+    ctx.options = keyword_only_inputs
 
 
 def _backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
     a, b = ctx.saved_tensors
-    told = {name: value for name, value in ctx.told.items() if name != "dtype"}
-    return gradients(grad, a, b, ctx.needs_input_grad[:2], **told)
+    options = {name: value for name, value in ctx.options.items() if name != "dtype"}
+    return gradients(grad, a, b, ctx.needs_input_grad[:2], **options)
 
 
 def gradients(grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, needed: tuple[bool, ...], a_form: str = PLAIN,
@@ -524,20 +524,20 @@ def _gradient(multiply: Any, operand: torch.Tensor, a: Any, b: Any) -> Any:
     return multiply(b.mT, a.mT).mT if lies_in_columns else multiply(a, b)
 
 
-def _in_batches(size: int, in_dims: tuple[Any, ...], a: torch.Tensor, b: torch.Tensor, **told: Any) -> tuple[Any, int]:
-    cores = own_ndim(told.get("a_form")), own_ndim(told.get("b_form"))
-    return batched_by(_OPERATOR, size, in_dims[:2], (a, b), cores, told)
+def _in_batches(size: int, in_dims: tuple[Any, ...], a: torch.Tensor, b: torch.Tensor, **options: Any) -> tuple[Any, int]:
+    cores = own_ndim(options.get("a_form")), own_ndim(options.get("b_form"))
+    return batched_by(_OPERATOR, size, in_dims[:2], (a, b), cores, options)
 
 
 #: Of whose products `gemmkit.matmul` makes results as the operator does, of the operands' own dtype.
 KEPT = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 
 
-def _compute_eagerly(a: torch.Tensor, b: torch.Tensor, **told: Any) -> Any:
+def _compute_eagerly(a: torch.Tensor, b: torch.Tensor, **options: Any) -> Any:
     """`_compute`, by way of calls of `gemmkit.matmul` that are known, which make the result themselves."""
-    if not told and a.dtype == b.dtype and a.dtype in KEPT and min(a.dim(), b.dim()) >= 2 and a.shape[-1] == b.shape[-2]:
+    if not options and a.dtype == b.dtype and a.dtype in KEPT and min(a.dim(), b.dim()) >= 2 and a.shape[-1] == b.shape[-2]:
         return matmul(a, b)
-    return _compute(a, b, **told)
+    return _compute(a, b, **options)
 
 
 _OPERATOR = Differentiable(define("gemmkit::product", _SCHEMA, _compute, _allocate), _backward, _keep, _in_batches,

@@ -282,7 +282,7 @@ def _multistage(a: ArrayLayout, b: ArrayLayout, given: Operator | None, sizes: S
     if boxed is not None:
         table = sm80.BOXES
     M, N, K = (max(1, size) for size in sizes)
-    across = sm80.copied_across(a, b)
+    across = sm80.mn_major_copies(a, b)
     for one in table:
         lanes = one.lanes if a.dtype.itemsize in (4, 8) else None
         for stages in sorted({one.stages, max(2, one.stages - 1), one.stages + 1}):

@@ -350,7 +350,7 @@ def streamed_nanoseconds(tiles: int, k_tiles: int, nbytes: int, step: float, sm_
     """The modelled time of a launch by ``blocks`` blocks a multiprocessor, which take ``step`` ns for a k-tile each (all at
     a time), with sums of ``nbytes`` a tile; without the launch itself. Infinite where nothing would be streamed.
 
-    133 tiles of 100 k-tiles on 132 multiprocessors, 1000 ns each, are two waves, or 1.01 and the hand-over:
+    133 tiles of 100 k-tiles on 132 multiprocessors, 1000 ns each, are two waves, or 1.01 and the exchange of sums:
 
     >>> round(streamed_nanoseconds(133, 100, 2**16, 1000.0, 132, 1)), streamed_nanoseconds(132, 100, 2**16, 1000.0, 132, 1)
     (106837, inf)
@@ -378,7 +378,7 @@ def streamed_cycles(tiles: int, k_tiles: int, nbytes: int, step: float, finish: 
     for a k-tile and ``finish`` for a tile's end, with sums of ``nbytes`` a block. Infinite where nothing would be streamed.
     With ``takes_turns`` (ping-pong) one consumer multiplies while the other hands over, or takes over before whole tiles.
 
-    400 tiles of 79 k-tiles on 66 clusters are seven waves of 620,000 cycles, or 6.06 and the hand-over:
+    400 tiles of 79 k-tiles on 66 clusters are seven waves of 620,000 cycles, or 6.06 and the exchange of sums:
 
     >>> round(streamed_cycles(400, 79, 2**17, 1046, 6000, 66, 2)), streamed_cycles(396, 79, 2**17, 1046, 6000, 66, 2)
     (565836, inf)

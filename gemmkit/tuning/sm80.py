@@ -219,7 +219,7 @@ def fastest(mappings: tuple[Multistage, ...], a: ArrayLayout, b: ArrayLayout, si
             products: int, may_stream: bool) -> tuple[Multistage, int | StreamK] | None:
     """The mapping with the least modelled time, as the device has it, of those that fit a block's shared memory, if any; and
     its shares of K. ``may_stream``: all k-tiles take as long, so that equal numbers of them are equal shares."""
-    across, sm_count = copied_across(a, b), device.sm_count
+    across, sm_count = mn_major_copies(a, b), device.sm_count
     fit = [one for one in (one.on(device) for one in mappings) if one.nbytes <= device.shared_memory_per_block]
     found = [(one, one.splits(sizes, products, across, sm_count)) for one in fit]
     best = min(found, key=lambda of: of[0].nanoseconds(sizes, products, across, sm_count, of[1]), default=None)
@@ -281,7 +281,7 @@ def operator(dtype: np.dtype, one: Multistage, device: DeviceInfo) -> Operator |
     return COMPLEX.with_base(doubles) if dtype == C128 else doubles
 
 
-def copied_across(a: ArrayLayout, b: ArrayLayout) -> int:
+def mn_major_copies(a: ArrayLayout, b: ArrayLayout) -> int:
     """Which operands are copied across on the ordinary units: 1 for A, 2 for B."""
     return (a.contiguous_axis == 1) + 2 * (b.contiguous_axis == 0)
 
@@ -331,8 +331,8 @@ def _fill_shared(values: dict[str, Any], operator: Operator) -> None:
         values.setdefault(f"shared_{operator.combed}_layout", Boxed(order(operator.dtype), RUN))
     if not isinstance(operator, Algebra) and isinstance(operator, FPUOp):
         for name, fragment, axis in (("a", operator.fragment_a, 0), ("b", operator.fragment_b, 1)):
-            if _is_across(values, name, axis, fragment.dtype):
-                values.setdefault(f"shared_{name}_layout", _padded_across(axis, fragment.dtype))
+            if _is_mn_major(values, name, axis, fragment.dtype):
+                values.setdefault(f"shared_{name}_layout", _padded_mn_major(axis, fragment.dtype))
     if isinstance(operator, Algebra):
         for name, fragment, preferred in (("a", operator.fragment_a, 0), ("b", operator.fragment_b, 1)):
             layout = values[f"global_{name}_layout"]
@@ -365,12 +365,12 @@ def _is_copied(values: dict[str, Any], name: str, dtype: np.dtype) -> bool:
             and (transform is None or transform.is_identity))
 
 
-def _is_across(values: dict[str, Any], name: str, axis: int, dtype: np.dtype) -> bool:
+def _is_mn_major(values: dict[str, Any], name: str, axis: int, dtype: np.dtype) -> bool:
     """Whether an operand is copied element by element, to lie across."""
     return _is_copied(values, name, dtype) and values[f"global_{name}_layout"].contiguous_axis == 1 - axis
 
 
-def _padded_across(axis: int, dtype: np.dtype) -> Padded:
+def _padded_mn_major(axis: int, dtype: np.dtype) -> Padded:
     """Lanes write 32 bytes along K by as many lines as are left of a warp's (or of 16 bytes a lane, a half-warp's) 128."""
     return Padded((ColMajor, RowMajor)[axis](dtype), 4)
 
@@ -393,7 +393,7 @@ def _fill_moves(values: dict[str, Any]) -> None:
 
 def by_element(tile: Tile, layout: ArrayLayout, shared: Any) -> tuple[Tile, Tile]:
     """A warp's tile of single elements: along the contiguous axis, by as many lines as there are lanes left; no more than a
-    sector where lines of shared memory lie across, or half a sector of each tooth of a comb."""
+    sector where lines of shared memory lie across, or half a sector of each vector of a comb."""
     axis = shared.axis if layout.contiguous_axis is None else layout.contiguous_axis
     sector = SECTOR // layout.dtype.itemsize if layout.comb == 1 else layout.comb * SECTOR // (2 * layout.dtype.itemsize)
     lanes = math.gcd(32 if axis == shared.axis else min(32, sector), tile.extents[axis])

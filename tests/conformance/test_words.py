@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 
@@ -126,3 +127,28 @@ def test_every_layout_of_an_array_with_structure_has_a_row() -> None:
              "Planar", "Planes", "ResultLayout", "SharedLayout", "Swizzled", "Zero"}
     of_arrays = {"Concat", "Gather", "InterleavedColumns", "Matrix", "Scatter"}         # arrays with a layout: docs/reference/matrices.md
     assert shown == {name for name in set(layouts.__all__) - plain - of_arrays if not name.endswith("Matrix")}
+
+
+# -- words that the field's nouns replace -----------------------------------------------------------------------------
+
+#: In sentences of the pages; tests/conformance/budget.json has the names that code may not have.
+REPLACED = {r"hand(s|ed|ing)?[ -]over|hand-over": "store partial sums; reuse accumulators as an operand", r"braid\w*": "interleave",
+            r"teeth|tooth|combs?|combed": "interleaved vectors", r"weaves?|woven|weaving": "interleave", "anew": "again",
+            "told": "stated", r"dealt": "distributed", r"(lie|lies|lying) across|across K": "MN-major",
+            r"watch(es|ed)?": "reduce an operand", r"recognis\w+": "known"}
+
+
+def replaced(text: str) -> list[str]:
+    """The words of sentences that have another noun: code in blocks and within lines is left out."""
+    sentences = re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
+    return [f"{found[0]}: {noun}" for word, noun in REPLACED.items() for found in re.finditer(rf"\b({word})\b", sentences)]
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda page: page.name)
+def test_pages_use_the_fields_nouns(page: Path) -> None:
+    assert not replaced(page.read_text(encoding="utf-8"))
+
+
+def test_a_replaced_word_is_found() -> None:
+    assert replaced("A block hands over once; a braid\n\n```\nanew\n```\n`told`") == [
+        "hands over: store partial sums; reuse accumulators as an operand", "braid: interleave"]

@@ -30,7 +30,7 @@ HOST_NAMES = {
     "Order", "Quantised", "Request", "SharedMemory", "Simt", "Sm80", "Sm90", "_ahead", "_chunks", "_copy_parts",
     "_exchange", "_fetches_a", "_fits", "_is_column", "_laid_out", "_mainloop", "_of_operand", "_pipeline",
     "_row_exchange", "_sent", "_shared", "_validate_algebra", "_validate_d", "_validate_one_stage", "_validate_operand",
-    "_validate_roles", "_validate_splits", "_validate_tiles", "_with_a_across", "_with_a_deinterleaved",
+    "_validate_roles", "_validate_splits", "_validate_tiles", "_with_mn_major_a", "_with_a_deinterleaved",
     "_with_a_transformed", "_with_producer", "_with_routes", "blocks_of", "check_sizes", "check_splits", "divides",
     "mappings", "maps", "refusal", "rule", "spec_of", "specialise", "validate", "validate_lines", "validate_tiles",
     "validate_transforms", "why_not",

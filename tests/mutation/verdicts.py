@@ -62,7 +62,7 @@ EQUIVALENT: list[Equivalent] = [
     Equivalent("never", r"% spec.sums_at_once == 0: -> if False: warp_barrier", "It limits how many loads are on their way at a time."),
     Equivalent("constant changed", r"accumulate if is_first else 2\)", "Any number but 0 adds to the sums."),
     Equivalent("always", r"if tile.count > self.chunk: -> if True", "One chunk is a loop of one."),
-    Equivalent("half a condition", r"if layout.axis == 0 and self.across_by_matrices: -> if self.across_by_matrices",
+    Equivalent("half a condition", r"if layout.axis == 0 and self.mn_major_by_matrices: -> if self.mn_major_by_matrices",
                "Elements of 16 bits along the other axis have gone by matrices before."),
     Equivalent("constant changed", r"place_[ab]\(layout.plane, tile, leading\[0\]\) -> .*leading\[1\]", "Planes of a layout have lines of one length."),
     Equivalent("sign changed", r"\(step \+ 1\) % 2.* -> .*\(step - 1\) % 2", "There are two sets of fragments: either is the other one."),

@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from gemmkit.kernels.attention.spec import ROWS, HeadSpec
-from gemmkit.kernels.collectives.operand import HandOver
+from gemmkit.kernels.collectives.operand import FragmentReuse
 from gemmkit.kernels.collectives.pipeline import Warpgroups
 from gemmkit.kernels.collectives.softmax import (
     F32,
@@ -119,7 +119,7 @@ def one_block(spec: MmaAttentionSpec, inputs: AttentionInputs, o: tuple, stats: 
     place = ScoreCoord(inputs.tile, inputs.tile.m + own_row(), own_column() + block * spec.block_n, block)
     s = join(fold(spec.qk_steps, qk_step, split(fill(F32, spec.values_s, 0.0), 8), spec, stage))
     weights, stats, growth = soften(kind.scores(s, spec, inputs.sizes, place), spec, inputs.sizes, stats)
-    p = split(convert_all(spec.dtype, weights), spec.hand_over.values)
+    p = split(convert_all(spec.dtype, weights), spec.reuse.values)
     o = join(fold(spec.pv_steps, pv_step, split(rescale(o, growth[0], growth[1]), 8), spec, p, stage))
     barrier()                                          # the stage may be filled anew
     return o, stats
@@ -204,8 +204,8 @@ class MmaAttentionSpec(HeadSpec):
         return MMAOp(N=16, dtype=self.dtype, accumulator=F32)
 
     @cached_property
-    def hand_over(self) -> HandOver:
-        return HandOver(self.operator, self.operator, self.block_n)
+    def reuse(self) -> FragmentReuse:
+        return FragmentReuse(self.operator, self.operator, self.block_n)
 
     @cached_property
     def mma(self) -> Any:

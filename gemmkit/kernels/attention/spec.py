@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmkit.components import Component
-from gemmkit.kernels.collectives.operand import HandOver
+from gemmkit.kernels.collectives.operand import FragmentReuse
 from gemmkit.kernels.collectives.pipeline import OrderBarrier, Pipeline, Warpgroups
 from gemmkit.kernels.collectives.softmax import F32, AttentionStore, AttentionTmaStore, QuadOut
 from gemmkit.kernels.masks import Mask, Score
@@ -37,10 +37,10 @@ class HeadSpec(Component):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.hand_over                                 # noqa: B018  (raises where P is no A fragment)
+        self.reuse                                 # noqa: B018  (raises where P is no A fragment)
 
     @cached_property
-    def hand_over(self) -> HandOver:
+    def reuse(self) -> FragmentReuse:
         """S, whose values become those of P, as A of O += P V."""
         raise NotImplementedError
 
@@ -63,7 +63,7 @@ class HeadSpec(Component):
 
     @cached_property
     def pv_steps(self) -> int:
-        return self.hand_over.fragments
+        return self.reuse.fragments
 
     @cached_property
     def values_s(self) -> int:
@@ -131,8 +131,8 @@ class AttentionSpec(HeadSpec):
         return WGMMAOp(self.head_dim, self.dtype, F32, b_major="MN")
 
     @cached_property
-    def hand_over(self) -> HandOver:
-        return HandOver(self.qk_operator, self.pv_operator, self.block_n)
+    def reuse(self) -> FragmentReuse:
+        return FragmentReuse(self.qk_operator, self.pv_operator, self.block_n)
 
     @cached_property
     def qk(self) -> Any:

@@ -488,7 +488,7 @@ CHUNK = 16                             # bytes that a thread reads together
 
 
 @dataclass(frozen=True)
-class Watch(Component):
+class OperandReduction(Component):
     """``threads`` threads on ``rows`` rows of A's tile, ``parts`` of them a row; each reads ``columns`` columns of it,
     ``vector`` at a time."""
 
@@ -533,9 +533,10 @@ class Watch(Component):
 
 def with_piece(state: Any, p: int, spec: Spec, pointer: SharedPointer, row: int, column: int, a: TileCoord) -> Any:
     """The same with a thread's ``p``-th piece of its row; the first one is at ``row``, ``column``, and at ``a`` in A."""
-    tile = translate(spec.watch.piece, row, column + p * spec.watch.vector)
+    tile = translate(spec.operand_reduction.piece, row, column + p * spec.operand_reduction.vector)
     values = spec.a.shared.load_shared(pointer, tile, spec.a.shared.leading(spec.a.tile.size))
-    return fold(spec.watch.vector, with_element, state, values, spec.a.observer, a, a.j + p * spec.watch.vector)
+    j = a.j + p * spec.operand_reduction.vector
+    return fold(spec.operand_reduction.vector, with_element, state, values, spec.a.observer, a, j)
 
 
 def with_element(state: Any, n: int, values: tuple, observer: Any, a: TileCoord, k: int) -> Any:
@@ -546,10 +547,10 @@ def with_element(state: Any, n: int, values: tuple, observer: Any, a: TileCoord,
 
 # -- on the host --------------------------------------------------------------------------------------------------------
 
-def watch_of(a: Any, rows: int, threads: int) -> Watch:
+def operand_reduction_of(a: Any, rows: int, threads: int) -> OperandReduction:
     """Threads for an operand A of which they hold ``rows`` rows."""
     parts = 1 << (max(1, threads // rows).bit_length() - 1)
     columns = a.tile.extents[1] // min(parts, a.tile.extents[1])
     along = a.shared.axis == 1
     vector = math.gcd(columns, max(1, CHUNK // a.shared.dtype.itemsize)) if along else 1
-    return Watch(rows, a.tile.extents[1] // columns * rows, columns, vector)
+    return OperandReduction(rows, a.tile.extents[1] // columns * rows, columns, vector)

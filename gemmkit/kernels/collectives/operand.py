@@ -554,7 +554,7 @@ def read_edge_element(n: int, operand: Operand, data: View, tile: Tile, place: T
 
 
 # --------------------------------------------------------------------------------------------------
-# The hand-over: the sums of one product become A of the next one in the registers that they are in.
+# Reuse of accumulators as an operand: the sums of one product become A of the next one in the registers that they are in.
 #
 # A kernel that chains products (attention's two, the layers of an MLP) joins the sums of one, converts them, packs
 # neighbours into registers, and gives the next product so many at a time as fragments of A. That is right where every
@@ -567,23 +567,23 @@ PARTS = {1: ("",), 2: (" (its lower half)", " (its upper half)"), 4: tuple(f" (i
 
 
 @dataclass(frozen=True)
-class HandOver(Component):
+class FragmentReuse(Component):
     """The sums of ``product``, ``columns`` wide, as A of ``following``.
 
     The sums are a lane's accumulators, joined: instructions stand side by side along N, as many as ``columns`` has, and what
     a lane holds of one comes before what it holds of the next. Each ``values`` of them, converted to ``following``'s dtype
     and packed, the first into the lower part of a register, are a fragment of A: in device code
-    ``split(sums, hand_over.values)``. Fragment n has columns ``n * k`` to ``(n + 1) * k`` of the sums.
+    ``split(sums, reuse.values)``. Fragment n has columns ``n * k`` to ``(n + 1) * k`` of the sums.
 
     Raises ConfigError where a lane does not hold what it has to, naming operators, lane, register and elements.
 
     >>> from gemmkit.operators import MMAOp, WGMMAOp
-    >>> layers = HandOver(WGMMAOp(128), WGMMAOp(64), columns=128)
+    >>> layers = FragmentReuse(WGMMAOp(128), WGMMAOp(64), columns=128)
     >>> layers.fragments, layers.values, layers.k
     (8, 8, 16)
-    >>> HandOver(MMAOp(), MMAOp(), columns=64).fragments           # eight instructions of 8 columns
+    >>> FragmentReuse(MMAOp(), MMAOp(), columns=64).fragments           # eight instructions of 8 columns
     4
-    >>> HandOver(MMAOp(), MMAOp(dtype="float32"), columns=64)      # doctest: +ELLIPSIS
+    >>> FragmentReuse(MMAOp(), MMAOp(dtype="float32"), columns=64)      # doctest: +ELLIPSIS
     Traceback (most recent call last):
     gemmkit.lang.errors.ConfigError: the sums of MMAOp() as A of MMAOp(dtype='float32'): lane 0 has element (0, 1) of ...
     """
@@ -613,13 +613,13 @@ class HandOver(Component):
         return self.columns // self.k
 
 
-def _map_a(given: HandOver) -> FragmentMap:
+def _map_a(given: FragmentReuse) -> FragmentMap:
     found = given.following.map_a
     assert found is not None
     return found
 
 
-def _unmapped(given: HandOver) -> str | None:
+def _unmapped(given: FragmentReuse) -> str | None:
     """Why nothing can be said of a lane's registers."""
     c, a = given.product.map_c, given.following.map_a
     if c is None:
@@ -632,7 +632,7 @@ def _unmapped(given: HandOver) -> str | None:
     return None
 
 
-def _uneven(given: HandOver) -> str | None:
+def _uneven(given: FragmentReuse) -> str | None:
     """Why the two do not have the same rows and whole numbers of instructions."""
     c, a = given.product.map_c, given.following.map_a
     assert c is not None and a is not None
@@ -647,7 +647,7 @@ def _uneven(given: HandOver) -> str | None:
     return None
 
 
-def _other_element(given: HandOver) -> str | None:
+def _other_element(given: FragmentReuse) -> str | None:
     """Which element stands where another one should."""
     c, a = given.product.map_c, given.following.map_a
     assert c is not None and a is not None

@@ -207,7 +207,7 @@ def quad_sum(x: Numeric) -> Any:
 
 def packed(spec: HeadSpec, weights: tuple) -> tuple:
     """P as A's fragments, one for each 16 keys."""
-    return apply(packed_step, split(weights, spec.hand_over.values), spec)
+    return apply(packed_step, split(weights, spec.reuse.values), spec)
 
 
 def packed_step(weights: tuple, n: int, spec: HeadSpec) -> tuple:

@@ -15,14 +15,14 @@ blocks stand in clusters a cluster is what is called a block here, and tiles are
 
 Two tiles (a and b) of four k-tiles by three blocks, in shares of 3, 3 and 2:
 
-    tile     a a a a b b b b                  block 1 hands over a's last k-tile, and block 2 b's last two;
+    tile     a a a a b b b b                  block 1 stores the sums of a's last k-tile, block 2 of b's two;
     block    0 0 0 1 1 1 2 2                  then block 0 merges and finishes a, and block 1 finishes b
 
-**No deadlock.** A block hands over, if at all, before it waits, and waits for no hand-over that comes behind a wait. All
+**No deadlock.** A block stores partial sums, if at all, before it waits, and waits for none that come after a wait. All
 blocks must be resident: the launch is cooperative, and the driver is asked before the first.
 
-**Bounded workspace.** A block hands over once, so g tiles of accumulators are enough, whatever the product. With a share of
-a tile or more (two waves are streamed) at most two blocks meet in a tile, and what is waited for was handed over long
+**Bounded workspace.** A block stores partial sums once, so g tiles of accumulators are enough, whatever the product. With a
+share of a tile or more (two waves are streamed) at most two blocks meet in a tile, and what is waited for was stored long
 before.
 
 **The same bits.** Which block has which k-tiles is known before the launch; sums are merged in that order.
@@ -313,7 +313,7 @@ class HandedOver(WorkspaceSums):
     divides_k = False
     waits = True
 
-    def hand_over(self, spec: SimtSpec, accumulators: Registers, block: int) -> None:
+    def store_partials(self, spec: SimtSpec, accumulators: Registers, block: int) -> None:
         first = place_of_block(spec, block)
         for i in range(spec.fragments_m):
             for j in range(spec.fragments_n):
@@ -440,7 +440,7 @@ class StreamedScheduler(TileScheduler):
     def gather(self, spec: Spec, accumulators: Registers, rank: int) -> bool:
         block, tile = rolled(self.own()), self.tile_of(rolled(self.at))        # computed anew, as in `following`
         if rank > 0:
-            self.reduction.hand_over(spec, accumulators, block)
+            self.reduction.store_partials(spec, accumulators, block)
             return False
         if tile < self.streamed:
             end = (tile + 1) * self.steps

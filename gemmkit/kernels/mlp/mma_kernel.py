@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmkit.components import Component
-from gemmkit.kernels.collectives.operand import HandOver
+from gemmkit.kernels.collectives.operand import FragmentReuse
 from gemmkit.kernels.collectives.pipeline import Warpgroups
 from gemmkit.kernels.mlp.spec import (
     F32,
@@ -100,8 +100,8 @@ class MmaMlpSpec(LayersSpec):
         return MMAOp(N=16, dtype=self.dtype, accumulator=F32)
 
     @cached_property
-    def hand_overs(self) -> tuple[HandOver, ...]:
-        return () if self.single else (HandOver(self.operator, self.operator, self.hidden),)
+    def reuses(self) -> tuple[FragmentReuse, ...]:
+        return () if self.single else (FragmentReuse(self.operator, self.operator, self.hidden),)
 
     @cached_property
     def mma(self) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 
 from gemmkit.components import Component, Scalar
 from gemmkit.epilogues.activations import relu
-from gemmkit.kernels.collectives.operand import HandOver
+from gemmkit.kernels.collectives.operand import FragmentReuse
 from gemmkit.kernels.collectives.pipeline import CLUSTER_WARPS, WARPS, OrderBarrier, Pipeline, Warpgroups
 from gemmkit.kernels.collectives.scheduler import Cluster
 from gemmkit.kernels.sm90.store import Panels, line_of, own_column, own_row
@@ -119,7 +119,7 @@ def words_of(sums: tuple, n: int, spec: MlpSpec, columns: int) -> tuple:
     """The activations of a fragment of the next layer's A, the ``n``-th, of a thread's sums."""
     if spec.activation.is_relu:
         return pack_relu(spec.dtype, sums)             # of sums that pad a layer, 0, it is 0
-    return pack_fragment(spec.dtype, apply(activated, sums, spec, n * spec.hand_over.k, columns))
+    return pack_fragment(spec.dtype, apply(activated, sums, spec, n * spec.reuse.k, columns))
 
 
 def activated(x: Numeric, i: int, spec: MlpSpec, first: int, columns: int) -> Any:
@@ -134,7 +134,7 @@ def activated(x: Numeric, i: int, spec: MlpSpec, first: int, columns: int) -> An
 def fragments(spec: MlpSpec, sums: tuple, shapes: View, layer: int) -> tuple:
     """The activations of a layer as A of the next one, a fragment at a time (`gemmkit.kernels.collectives.operand`)."""
     columns = columns_of(shapes, layer) if spec.has_padding else layer
-    return apply(words_of, split(sums, spec.hand_over.values), spec, columns)
+    return apply(words_of, split(sums, spec.reuse.values), spec, columns)
 
 
 def finished(sums: tuple, spec: MlpSpec) -> tuple:
@@ -254,17 +254,17 @@ class LayersSpec(Component):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.hand_overs                                # noqa: B018  (raises where a layer's sums are no A fragments)
+        self.reuses                                # noqa: B018  (raises where a layer's sums are no A fragments)
 
     @cached_property
-    def hand_overs(self) -> tuple[HandOver, ...]:
+    def reuses(self) -> tuple[FragmentReuse, ...]:
         """The sums of a layer as A of the next one, of each pair of layers that follow each other."""
         raise NotImplementedError
 
     @cached_property
-    def hand_over(self) -> HandOver:
+    def reuse(self) -> FragmentReuse:
         """The one that is written as text; the others have the same fragments."""
-        return self.hand_overs[0]
+        return self.reuses[0]
 
     @cached_property
     def warpgroups(self) -> Warpgroups:
@@ -382,10 +382,10 @@ class MlpSpec(LayersSpec):
         return Weights(self.dtype, self.hidden, self.n, self.k_major, True)
 
     @cached_property
-    def hand_overs(self) -> tuple[HandOver, ...]:
+    def reuses(self) -> tuple[FragmentReuse, ...]:
         if self.single:
             return ()
-        return tuple(HandOver(layer.operator, following.operator, self.hidden)
+        return tuple(FragmentReuse(layer.operator, following.operator, self.hidden)
                      for following in (self.middle, self.final) for layer in (self.first, self.middle))
 
     def weights_of(self, layer: int, layers: int) -> Weights:

@@ -74,7 +74,7 @@ class Exchange(Component):
         """Which slice of columns a block finishes, of those that do. ``rank`` is the block's in its cluster."""
         return rank
 
-    def hand_over(self, sums: tuple, spec: Sm90Spec, group: int, rank: int, phase: int) -> bool:
+    def store_partials(self, sums: tuple, spec: Sm90Spec, group: int, rank: int, phase: int) -> bool:
         """Give a consumer's sums of the whole tile to the blocks that finish it; whether this is one of them. ``phase``
         flips with every tile."""
         return True
@@ -113,7 +113,7 @@ class ClusterExchange(Exchange):
             mbarrier_init(self.filled(), consumer, 1)
             mbarrier_init(self.free(), consumer, splits)
 
-    def hand_over(self, sums: tuple, spec: Sm90Spec, group: int, rank: int, phase: int) -> bool:
+    def store_partials(self, sums: tuple, spec: Sm90Spec, group: int, rank: int, phase: int) -> bool:
         if thread_index() % 128 == 0:
             mbarrier_expect(self.filled(), group, self.nbytes)
         mbarrier_wait(self.free(), group, phase ^ 1)   # those it sends to have read what it sent for the last tile
@@ -452,7 +452,7 @@ class WorkspaceExchange(Exchange):
     def slice(self, spec: Sm90Spec, rank: int) -> int:
         return spec.reduction.rank()
 
-    def hand_over(self, sums: tuple, spec: Sm90Spec, group: int, rank: int, phase: int) -> bool:
+    def store_partials(self, sums: tuple, spec: Sm90Spec, group: int, rank: int, phase: int) -> bool:
         own, share = workspace_place(spec, group, rank), spec.reduction.rank()
         first = (own * self.shares + share) * self.share_elements + thread_index() % 128 * WIDTH
         each(put_fragment, sums, spec, first)
@@ -569,7 +569,7 @@ class StreamExchange(WorkspaceExchange):
     def slice(self, spec: Sm90Spec, rank: int) -> int:
         return 0
 
-    def hand_over(self, sums: tuple, spec: Sm90Spec, group: int, rank: int, phase: int) -> bool:
+    def store_partials(self, sums: tuple, spec: Sm90Spec, group: int, rank: int, phase: int) -> bool:
         if spec.scheduler.rank() == 0:
             return True
         place, thread = stream_place(spec, rolled(spec.scheduler.own()), group, rank), thread_index() % 128

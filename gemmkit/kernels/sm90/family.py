@@ -12,7 +12,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from gemmkit.components import at_path
-from gemmkit.kernels.collectives.lanes import Watch, watch_of
+from gemmkit.kernels.collectives.lanes import OperandReduction, operand_reduction_of
 from gemmkit.kernels.collectives.operand import Operand, OperandArrays, clipped
 from gemmkit.kernels.collectives.pipeline import (
     BARRIER,
@@ -313,8 +313,8 @@ class Sm90Spec(Spec):
                     or not self.d.to_shared.is_identity)
 
     @cached_property
-    def watch(self) -> Watch:
-        return watch_of(self.a, self.compute_warp.size.M, 128)
+    def operand_reduction(self) -> OperandReduction:
+        return operand_reduction_of(self.a, self.compute_warp.size.M, 128)
 
     @cached_property
     def together(self) -> Fragments:
@@ -528,7 +528,7 @@ def specialise(spec: Sm90Spec, sharing: SharedK, arrays: OperandArrays | None = 
     spec = dataclasses.replace(spec, b=b, mainloop=_mainloop(spec))
     requests = (Request(spec, spec.a, arrays.a if arrays else None, arrays.extents("a") if arrays else (0, 0)),
                 Request(spec, spec.b, arrays.b if arrays else None, arrays.extents("b") if arrays else (0, 0)))
-    spec = (_with_a_deinterleaved(spec, *requests) or _with_a_across(spec, *requests)
+    spec = (_with_a_deinterleaved(spec, *requests) or _with_mn_major_a(spec, *requests)
             or _with_a_transformed(_with_routes(spec, *requests)))
     if arrays is not None:
         a, b = (operand if operand.route.uses_tma else clipped(operand, info, spec.operator.identity)
@@ -584,7 +584,7 @@ def _with_a_deinterleaved(spec: Sm90Spec, a: Request, b: Request) -> Sm90Spec | 
     return chosen if _fits(chosen) else None
 
 
-def _with_a_across(spec: Sm90Spec, a: Request, b: Request) -> Sm90Spec | None:
+def _with_mn_major_a(spec: Sm90Spec, a: Request, b: Request) -> Sm90Spec | None:
     """A of 32-bit elements across K, which consumers fetch as it lies; None where they cannot. B may be rewritten."""
     operand = a.operand
     if not (_fetches_a(spec) and operand.layout.is_plain and operand.shared.dtype.itemsize == 4

@@ -50,7 +50,7 @@ def consume_cooperatively(spec: Sm90Spec, outputs: Outputs, group: int, rank: in
             spec.store.begin(spec, outputs.map_c, work.batch,
                              ConsumerPart(group, work.m + group * spec.first_rows, first, turn))
         sums, slot = multiply_tile(own, group, slot, k_steps(here, work), work, matrices.shape)
-        if spec.exchange.hand_over(sums, here, group, rank, turn):
+        if spec.exchange.store_partials(sums, here, group, rank, turn):
             mine = spec.exchange.collect(sums, here, group, rank, turn)
             column = work.n + spec.exchange.slice(spec, rank) * spec.exchange.columns
             spec.store.run(own, mine, matrices, ConsumerPart(group, work.m + group * spec.first_rows, column, turn))
@@ -83,7 +83,7 @@ def consume_ping_pong(spec: Sm90Spec, outputs: Outputs, group: int, rank: int) -
             own, matrices = of_product(here, work.batch), outputs_of(spec, outputs, work.batch)
             sums, slot = multiply_tile(own, group, slot, steps, work, matrices.shape)
             spec.turns.give(1 - group)
-            if spec.exchange.hand_over(sums, here, group, rank, own_turn):
+            if spec.exchange.store_partials(sums, here, group, rank, own_turn):
                 mine = spec.exchange.collect(sums, here, group, rank, own_turn)
                 spec.store.run(own, mine, matrices, ConsumerPart(group, work.m, work.n, own_turn))
                 own_turn = own_turn ^ 1

@@ -506,7 +506,7 @@ class ObservedMainloop(SharedMainloop):
         a, b = descriptor_a(spec, group), descriptor_b(spec)
         sums, state = nothing(spec), spec.a.observer.nothing()
         thread, first_row = thread_index() % 128, group * spec.first_rows
-        due, step_due = spec.watch.first(spec, work.n, shape), spec.watch.step(spec, shape)
+        due, step_due = spec.operand_reduction.first(spec, work.n, shape), spec.operand_reduction.step(spec, shape)
         if steps > 0:
             previous = slot.stage
             for step in range(steps):
@@ -514,7 +514,7 @@ class ObservedMainloop(SharedMainloop):
                 if step == due:
                     pointer = shared(spec.a.shared.dtype, spec.a.offset + slot.stage * spec.stage_bytes)
                     at = TileCoord(work.m + first_row, step * spec.block.size.K, shape.M, shape.K)
-                    state = spec.watch.add(state, spec, pointer, first_row, thread, at)
+                    state = spec.operand_reduction.add(state, spec, pointer, first_row, thread, at)
                     due += step_due
                     named_barrier(spec.store.barrier + group, 128)
                 sums = wgmma_wait(1, sums)
@@ -524,7 +524,7 @@ class ObservedMainloop(SharedMainloop):
                 slot = spec.pipeline.advance(slot)
             sums = wgmma_wait(0, sums)
             spec.pipeline.release(previous)
-        spec.watch.keep(state, spec, thread, work.m + first_row, work.n, shape)
+        spec.operand_reduction.keep(state, spec, thread, work.m + first_row, work.n, shape)
         return values_of(sums, spec), slot
 
 

@@ -350,12 +350,12 @@ def store_pair(pair: tuple, n: int, spec: Sm90Spec, outputs: Outputs, row: int, 
     spec.epilogue.tile(spec, outputs.d, place, values, shape)
 
 
-# -- a D with teeth ---------------------------------------------------------------------------------------------------
+# -- a D of interleaved vectors ---------------------------------------------------------------------------------------------
 #
 # The store of a tensor whose neighbours in memory are ``comb`` columns apart in D: from the registers, in vectors.
 #
 # Of an octet of columns a consumer's thread has two, in each of its rows the same two. Columns that are a multiple of eight
-# apart are therefore one thread's, and with a comb of 8 or 16 the neighbours of one tooth: nothing goes through shared
+# apart are therefore one thread's, and with a comb of 8 or 16 the neighbours of one vector: nothing goes through shared
 # memory, and no thread waits for another.
 
 WIDE = 16                              # bytes of the widest store
@@ -363,7 +363,7 @@ WIDE = 16                              # bytes of the widest store
 
 @dataclass(frozen=True)
 class InterleavedStore(TileStore):
-    """Threads store ``length`` neighbours of a tooth of ``comb`` at a time, wholly in or out of bounds."""
+    """Threads store ``length`` neighbours of one of ``comb`` vectors at a time, wholly in or out of bounds."""
 
     comb: int = OCTET
     length: int = 1
@@ -382,13 +382,13 @@ class InterleavedStore(TileStore):
         return cls(barrier, layout.comb, length) if length > others > 0 else None
 
     def fragment(self, sums: tuple, i: int, spec: Sm90Spec, outputs: Outputs, part: ConsumerPart) -> None:
-        """A thread's values are pairs, of two rows in turn: those of one row and tooth are dealt out."""
+        """A thread's values are pairs, of two rows in turn: it stores those of one row and vector together."""
         values = finished(sums, i, spec, outputs, part)
-        each(store_tooth, deal(values, self.comb // 2), spec, outputs, part.m + own_row(), part.n + own_column())
+        each(store_vector, deal(values, self.comb // 2), spec, outputs, part.m + own_row(), part.n + own_column())
 
 
-def store_tooth(tooth: tuple, n: int, spec: Any, outputs: Outputs, row: int, column: int) -> None:
-    each(store_neighbours, split(tooth, spec.store.length), spec, outputs, row + udiv(n, 2) % 2 * 8,
+def store_vector(vector: tuple, n: int, spec: Any, outputs: Outputs, row: int, column: int) -> None:
+    each(store_neighbours, split(vector, spec.store.length), spec, outputs, row + udiv(n, 2) % 2 * 8,
          column + n % 2 + udiv(n, 4) * OCTET)
 
 

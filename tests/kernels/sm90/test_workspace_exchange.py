@@ -615,7 +615,7 @@ def test_faults(what: str, cluster: str, schedule: str, seeded: Seeded) -> None:
 @pytest.mark.parametrize("which", [0, 1])
 def test_every_barrier_matters_by_stream_k(which: int, seeded: Seeded) -> None:
     """Of a consumer that hands over, in front of the addition; and of one that takes over, behind the wait."""
-    real, place = exchange.named_barrier, ("hand_over", "take_over")[which]
+    real, place = exchange.named_barrier, ("store_partials", "take_over")[which]
 
     def barrier(number: int, threads: int) -> None:
         import sys

@@ -15,7 +15,7 @@ from gemmkit import ConfigError
 from gemmkit.epilogues.activations import silu
 from gemmkit.kernels.attention.mma_kernel import BLOCK_N, MmaAttentionSpec
 from gemmkit.kernels.attention.spec import MAPPINGS, AttentionSpec
-from gemmkit.kernels.collectives.operand import HandOver
+from gemmkit.kernels.collectives.operand import FragmentReuse
 from gemmkit.kernels.collectives.softmax import AttentionDirectStore
 from gemmkit.kernels.masks import Everything, PlainScores
 from gemmkit.kernels.mlp.mma_kernel import MmaMlpSpec
@@ -39,7 +39,7 @@ def handed(c: FragmentMap, a: FragmentMap, columns: int) -> np.ndarray:
     return np.concatenate([a.gather(fragment) for fragment in fragments], axis=1)
 
 
-def is_right(given: HandOver) -> bool:
+def is_right(given: FragmentReuse) -> bool:
     c, a = given.product.map_c, given.following.map_a
     assert c is not None and a is not None
     return np.array_equal(handed(c, a, given.columns), np.arange(c.rows * given.columns).reshape(c.rows, -1))
@@ -60,9 +60,9 @@ def attention_specs(dtype: np.dtype, head_dim: int) -> list[Any]:
 @pytest.mark.parametrize("head_dim", MAPPINGS)
 def test_attention(head_dim: int, dtype: np.dtype) -> None:
     for spec in attention_specs(dtype, head_dim):
-        assert is_right(spec.hand_over)
-        assert (spec.hand_over.values, spec.hand_over.k, spec.pv_steps) == (8, 16, spec.block_n // 16)
-        assert spec.hand_over.following.dtype == dtype
+        assert is_right(spec.reuse)
+        assert (spec.reuse.values, spec.reuse.k, spec.pv_steps) == (8, 16, spec.block_n // 16)
+        assert spec.reuse.following.dtype == dtype
 
 
 def mlp_specs(dtype: np.dtype, hidden: int, **fields: Any) -> list[Any]:
@@ -77,12 +77,12 @@ def mlp_specs(dtype: np.dtype, hidden: int, **fields: Any) -> list[Any]:
 def test_mlp(hidden: int, dtype: np.dtype) -> None:
     for spec, k_major in product((0, 1), (False, True)):
         made = mlp_specs(dtype, hidden, k_major=k_major)[spec]
-        assert all(map(is_right, made.hand_overs))
-        assert {(one.values, one.k, one.fragments) for one in made.hand_overs} == {(8, 16, hidden // 16)}
+        assert all(map(is_right, made.reuses))
+        assert {(one.values, one.k, one.fragments) for one in made.reuses} == {(8, 16, hidden // 16)}
 
 
 def test_a_single_layer_hands_nothing_over() -> None:
-    assert [spec.hand_overs for spec in mlp_specs(F16, 32, single=True)] == [(), ()]
+    assert [spec.reuses for spec in mlp_specs(F16, 32, single=True)] == [(), ()]
 
 
 # -- which operators go together ------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def test_a_hand_over_is_refused_where_another_product_would_be_computed(operator
             continue
         right = np.array_equal(handed(c, a, columns), np.arange(c.rows * columns).reshape(c.rows, -1))
         try:
-            HandOver(first, second, columns)
+            FragmentReuse(first, second, columns)
         except ConfigError as refused:
             assert not right and repr(first) in str(refused) and repr(second) in str(refused)
         else:
@@ -115,16 +115,16 @@ def test_a_hand_over_is_refused_where_another_product_would_be_computed(operator
 
 
 def test_instructions_of_eight_columns_are_halves_of_a_fragment() -> None:
-    found = HandOver(MMAOp(), MMAOp(), columns=48)
+    found = FragmentReuse(MMAOp(), MMAOp(), columns=48)
     assert (found.fragments, found.values, found.k) == (3, 8, 16) and is_right(found)
-    found = HandOver(MMAOp(), MMAOp(K=8), columns=48)
+    found = FragmentReuse(MMAOp(), MMAOp(K=8), columns=48)
     assert (found.fragments, found.values, found.k) == (6, 4, 8) and is_right(found)
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("n", [16, 80, 96, 256])
 def test_a_warpgroups_sums(n: int) -> None:
-    found = HandOver(WGMMAOp(n), WGMMAOp(8), columns=n)
+    found = FragmentReuse(WGMMAOp(n), WGMMAOp(8), columns=n)
     assert (found.fragments, found.values, found.k) == (n // 16, 8, 16) and is_right(found)
 
 
@@ -197,7 +197,7 @@ class LaterBlocks(WGMMAOp):
 ], ids=lambda value: value.__class__.__name__ if isinstance(value, Operator) else "")
 def test_what_is_said(first: Operator, second: Operator, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        HandOver(first, second, columns=64)
+        FragmentReuse(first, second, columns=64)
     assert said in str(refused.value)
 
 
@@ -209,7 +209,7 @@ def test_what_is_said(first: Operator, second: Operator, said: str) -> None:
 ])
 def test_columns(first: Operator, second: Operator, columns: int, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        HandOver(first, second, columns)
+        FragmentReuse(first, second, columns)
     assert said in str(refused.value)
 
 
