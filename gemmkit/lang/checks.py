@@ -331,7 +331,7 @@ def refusal(component: Any, method: str, got: str, wanted: str) -> ComponentErro
     return ComponentError(f"{name} returned {got}\n{place_of(function)}  {wanted} is needed")
 
 
-def described(x: Any) -> str:
+def worded(x: Any) -> str:
     """A returned value or its type, in words."""
     if isinstance(x, types.NoneType) or x is None:
         return "None (is there a return on every way through it?)"
@@ -413,7 +413,7 @@ def _type_number(context: TypingContext, component: types.Type, method: types.Ty
     if is_number_type(value):
         return signature(value, *given), lambda c, b, s, v: v[2]
     if not isinstance(value, types.BaseTuple) or not value.types or not all(isinstance(t, REAL_TYPES) for t in value.types):
-        raise refusal(component, method.literal_value, described(value), NUMBER)
+        raise refusal(component, method.literal_value, worded(value), NUMBER)
     wanted = _number_type(value, like)
     if wanted is None:
         return signature(value, *given), lambda c, b, s, v: v[2]
@@ -439,15 +439,14 @@ def number(component: Any, method: str, value: Any, like: Any) -> Any:
             return as_number(value, like)
     elif is_number(value):
         return value
-    raise refusal(component, method, described(value), NUMBER)
+    raise refusal(component, method, worded(value), NUMBER)
 
 
 def _type_numbers(context: TypingContext, component: types.Type, method: types.Type, values: types.Type,
                   like: types.Type) -> Any:
     given = (component, method, values, like)
     if not isinstance(values, types.BaseTuple) or len(values.types) != len(like.types):
-        wanted = f"a tuple of {len(like.types)}, one for each value,"
-        raise refusal(component, method.literal_value, described(values), wanted)
+        raise refusal(component, method.literal_value, worded(values), f"a tuple of {len(like.types)}, one for each value,")
     single = [_type_number(context, component, method, t, x) for t, x in zip(values.types, like.types)]
     result = types.BaseTuple.from_types([sig.return_type for sig, _ in single])
 
@@ -462,7 +461,7 @@ def _type_numbers(context: TypingContext, component: types.Type, method: types.T
 def numbers(component: Any, method: str, values: tuple, like: tuple) -> tuple:
     """`number`, of a tuple: as many as the method was given."""
     if not isinstance(values, tuple) or len(values) != len(like):
-        raise refusal(component, method, described(values), f"a tuple of {len(like)}, one for each value,")
+        raise refusal(component, method, worded(values), f"a tuple of {len(like)}, one for each value,")
     return tuple(number(component, method, value, x) for value, x in zip(values, like))
 
 
@@ -470,10 +469,10 @@ def _type_counted(context: TypingContext, component: types.Type, method: types.T
                   count: types.Type) -> Any:
     wanted = count.literal_value
     if not isinstance(values, types.BaseTuple) or len(values.types) != wanted:
-        raise refusal(component, method.literal_value, described(values), f"a tuple of {wanted}, one for each element,")
+        raise refusal(component, method.literal_value, worded(values), f"a tuple of {wanted}, one for each element,")
     for ty in values.types:
         if not is_number_type(ty) and not isinstance(ty, types.BaseTuple):
-            raise refusal(component, method.literal_value, f"a tuple with {described(ty)}", NUMBER)
+            raise refusal(component, method.literal_value, f"a tuple with {worded(ty)}", NUMBER)
     return signature(values, component, method, values, count), lambda c, b, s, v: v[2]
 
 
@@ -481,10 +480,10 @@ def _type_counted(context: TypingContext, component: types.Type, method: types.T
 def counted(component: Any, method: str, values: tuple, count: int) -> tuple:
     """A tile's elements that ``component.method`` returned: so many numbers."""
     if not isinstance(values, tuple) or len(values) != count:
-        raise refusal(component, method, described(values), f"a tuple of {count}, one for each element,")
+        raise refusal(component, method, worded(values), f"a tuple of {count}, one for each element,")
     for value in values:
         if not isinstance(value, tuple) and not is_number(value):
-            raise refusal(component, method, f"a tuple with {described(value)}", NUMBER)
+            raise refusal(component, method, f"a tuple with {worded(value)}", NUMBER)
     return values
 
 
@@ -509,7 +508,7 @@ def _type_converted(context: TypingContext, component: types.Type, method: types
     count = len(value.types) if isinstance(value, types.BaseTuple) else len(part_types(value) or (value,))
     target = numpy_dtype(dtype.target)
     if not _fits(count, target, isinstance(value, types.BaseTuple)):
-        raise _too_many(component, method.literal_value, target, described(value))
+        raise _too_many(component, method.literal_value, target, worded(value))
     return signature(dtype.target, component, method, value, dtype), lambda c, b, s, v: c.cast(b, v[2], value, dtype.target)
 
 
@@ -520,7 +519,7 @@ def converted(component: Any, method: str, value: Any, dtype: np.dtype) -> Any:
         return value
     count = len(value) if isinstance(value, (tuple, Record)) else 1 + isinstance(value, (complex, np.complexfloating))
     if not _fits(count, dtype, isinstance(value, tuple)):
-        raise _too_many(component, method, dtype, described(value))
+        raise _too_many(component, method, dtype, worded(value))
     return convert(dtype, value)
 
 
@@ -564,7 +563,7 @@ def _has_index(x: Any) -> bool:
 
 def _type_pair(context: TypingContext, component: types.Type, method: types.Type, value: types.Type) -> Any:
     if not isinstance(value, types.BaseTuple) or len(value.types) != 2 or not all(isinstance(t, WHOLE) for t in value.types):
-        raise refusal(component, method.literal_value, described(value), "a tuple of two whole numbers")
+        raise refusal(component, method.literal_value, worded(value), "a tuple of two whole numbers")
     return signature(value, component, method, value), lambda c, b, s, v: v[2]
 
 
@@ -572,13 +571,13 @@ def _type_pair(context: TypingContext, component: types.Type, method: types.Type
 def pair(component: Any, method: str, value: Any) -> tuple:
     """A range or a place that ``component.method`` returned: two whole numbers."""
     if not isinstance(value, tuple) or len(value) != 2 or not _has_index(value[0]) or not _has_index(value[1]):
-        raise refusal(component, method, described(value), "a tuple of two whole numbers")
+        raise refusal(component, method, worded(value), "a tuple of two whole numbers")
     return value
 
 
 def _type_truth(context: TypingContext, component: types.Type, method: types.Type, value: types.Type) -> Any:
     if not isinstance(value, (types.Boolean, types.BooleanLiteral, *WHOLE)):
-        raise refusal(component, method.literal_value, described(value), TRUTH)
+        raise refusal(component, method.literal_value, worded(value), TRUTH)
     return signature(value, component, method, value), lambda c, b, s, v: v[2]
 
 
@@ -586,5 +585,5 @@ def _type_truth(context: TypingContext, component: types.Type, method: types.Typ
 def truth(component: Any, method: str, value: Any) -> bool:
     """What a condition said: a truth value or a whole number."""
     if not isinstance(value, np.bool_) and not _has_index(value):
-        raise refusal(component, method, described(value), TRUTH)
+        raise refusal(component, method, worded(value), TRUTH)
     return value

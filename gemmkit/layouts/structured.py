@@ -20,7 +20,7 @@ import numpy as np
 
 from gemmkit.components import with_fields
 from gemmkit.lang.aggregates import convert, convert_all
-from gemmkit.lang.checks import described, function_given, required
+from gemmkit.lang.checks import function_given, required, worded
 from gemmkit.lang.component_products import ProblemShape, StackShape
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.host import Elements, Numeric, View
@@ -322,7 +322,7 @@ def declared(dtype: np.dtype, value: Numeric, f: Any) -> Any:
     is_integer = isinstance(value, (int, np.int64)) and not isinstance(value, bool)
     if not is_integer and not (isinstance(value, float) and dtype.kind not in "iu"):         # np.float64 is a float, too
         is_number = isinstance(value, (np.generic, bool, complex))
-        raise TypeError(_mismatch(f, np.asarray(value).dtype if is_number else described(value), dtype))
+        raise TypeError(_mismatch(f, np.asarray(value).dtype if is_number else worded(value), dtype))
     with np.errstate(all="ignore"):
         return np.asarray(value).astype(dtype)[()]
 

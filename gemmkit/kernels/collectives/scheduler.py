@@ -364,7 +364,7 @@ ALONE = Stack()                        # one product: its operands are the matri
 # | `ClusterSums` | 2, 4 or 8 blocks of a cluster (sm_90) | in the first block's registers, by way of shared memory |
 # | `WorkspaceSums` | any number | in the registers of the block that comes last, by way of global memory |
 # | `SlicedSums` | any number, all resident at once | each block sums a slice; the last to do so collects them |
-# | `HandedOver` | those of a stream of k-tiles, all resident at once | in the registers of the block that began the tile |
+# | `StreamedSums` | those of a stream of k-tiles, all resident at once | in the registers of the block that began the tile |
 # | `ClustersShareK` | any number of clusters, all resident at once | in slices, by the exchange of `warp_specialised` |
 # | `ClustersStreamK` | those of a stream, clusters all resident at once | in the block that began the tile, by the same |
 #

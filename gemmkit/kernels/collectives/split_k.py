@@ -21,9 +21,8 @@ Two tiles (a and b) of four k-tiles by three blocks, in shares of 3, 3 and 2:
 **No deadlock.** A block stores partial sums, if at all, before it waits, and waits for none that come after a wait. All
 blocks must be resident: the launch is cooperative, and the driver is asked before the first.
 
-**Bounded workspace.** A block stores partial sums once, so g tiles of accumulators are enough, whatever the product. With a
-share of a tile or more (two waves are streamed) at most two blocks meet in a tile, and what is waited for was stored long
-before.
+**Bounded workspace.** A block stores partial sums once, so g tiles of accumulators are enough, whatever the product. If a
+share is a tile or more, at most two blocks meet in a tile, and the sums that a block waits for were stored long before.
 
 **The same bits.** Which block has which k-tiles is known before the launch; sums are merged in that order.
 """
@@ -307,7 +306,7 @@ class StreamK:
 
 
 @dataclass(frozen=True)
-class HandedOver(WorkspaceSums):
+class StreamedSums(WorkspaceSums):
     """A block's sums of a tile that another one finishes: a place in the workspace, and a counter, for each block."""
 
     divides_k = False
@@ -358,7 +357,7 @@ class StreamedScheduler(TileScheduler):
     A part of a block's work is known by the number of its first k-tile, ``at``.
     """
 
-    reduction: Any = None              # `HandedOver`, or `gemmkit.kernels.sm90.exchange.ClustersStreamK`
+    reduction: Any = None              # `StreamedSums`, or `gemmkit.kernels.sm90.exchange.ClustersStreamK`
     tiles: Scalar = 1
     steps: Scalar = 1
     streamed: Scalar = 0
@@ -491,7 +490,7 @@ def streamed(scheduler: TileScheduler, spec: SimtSpec, how: StreamK, tiles: int,
 
     stream = streamed_in_shares(scheduler, how, tiles, K, most, int(spec.sums_count))
     blocks = int(stream.launched)
-    reduction = HandedOver(1, described("sums", blocks * int(spec.sums_count), spec.operator.fragment_c.dtype),
+    reduction = StreamedSums(1, described("sums", blocks * int(spec.sums_count), spec.operator.fragment_c.dtype),
                            described("counts", blocks, np.dtype(np.uint32)))
     return dataclasses.replace(stream, reduction=reduction)
 

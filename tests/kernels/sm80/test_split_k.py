@@ -15,9 +15,9 @@ from gemmkit.epilogues import Bias, ReLU
 from gemmkit.kernels.collectives import scheduler, split_k
 from gemmkit.kernels.collectives.scheduler import Cluster, Columns, OneTilePerBlock
 from gemmkit.kernels.collectives.split_k import (
-    HandedOver,
     SlicedSums,
     StreamedScheduler,
+    StreamedSums,
     StreamK,
     WorkspaceSums,
     division,
@@ -431,7 +431,7 @@ def test_every_k_tile_is_once_and_who_waits_comes_behind(blocks: int, waves: int
     launched, first = division(tiles, steps, blocks, waves)
     at = {}
     seeded(scheduler, "block_x", lambda: at["block"])
-    reduction = HandedOver(1, np.zeros(1, F32), np.zeros(1, "u4"))
+    reduction = StreamedSums(1, np.zeros(1, F32), np.zeros(1, "u4"))
     cluster = Cluster(2, 2) if tiles % 2 else Cluster()                      # of which any block has the cluster's parts
     whole = OneTilePerBlock(Columns(), Tile(M=16, N=16, K=32), cluster)
     one = StreamedScheduler.of(whole, reduction, tiles, steps, first, launched)
