@@ -151,7 +151,17 @@ _divisions: dict[Position, Division] = {}
 
 
 def division(tile: Any, tiling: Any, count: int, order: str = "column") -> Division:
-    """The division of a tile (or its device type); raises ValueError when there is none."""
+    """How a tile (or its device type) is divided; made once.
+
+    Args:
+        tile: the tile to divide.
+        tiling: the size of a sub-tile.
+        count: how many workers there are.
+        order: "column" or "row", as `parallelise` takes it.
+
+    Raises:
+        ValueError: the tile is no multiple of the tiling, or has other dimensions.
+    """
     try:
         key = (tile.names, tile.extents, tiling.names, tiling.extents, count, order)
         found = _divisions.get(key)
@@ -171,18 +181,6 @@ def division(tile: Any, tiling: Any, count: int, order: str = "column") -> Divis
 #
 # A `Tile` has a compile-time size, named dimensions, and a position split in two: a run-time ``base`` (what depends on
 # the thread) and an ``offset`` (what does not). Addresses computed from the two apart become register + immediate.
-#
-# * **project**: ``tile.MN``, ``tile.KM`` keep (and order) dimensions;
-# * **parallelise**: ``parallelise(tile, tiling, index, count)`` divides a tile among ``count`` workers;
-# * **translate**: ``translate(tile, M=i, N=j)`` moves the base, ``translate_offset`` the offset;
-# * **linearise**: ``linearise(tile.base, (rows, columns))`` is the position in memory.
-#
-# >>> block = Tile(M=8, N=4)
-# >>> tiles = parallelise(block, Tile(M=4, N=1), index=3, count=4)     # worker 3 of 4; 2 x 4 sub-tiles
-# >>> [tuple(t.index) for t in tiles]
-# [(4, 1), (4, 3)]
-# >>> linearise(translate(tiles[0], M=16, N=0).index, (64, 64))
-# 84
 #
 # The same functions are device code (:mod:`gemmkit.lang.aggregates`); there a loop over tiles is ``for i in
 # range(len(tiles))``, which the compiler unrolls.
@@ -408,7 +406,18 @@ def _dimensions_of(projection: str, names: tuple[str, ...]) -> list[int]:
 
 
 def _project(tile: Tile, *names: str) -> Tile:
-    """Keep the named dimensions, in this order; raises ValueError for a name that the tile lacks."""
+    """Keep some of a tile's dimensions. ``tile.KM`` is short for ``project(tile, "K", "M")``.
+
+    Args:
+        tile: a tile.
+        names: the dimensions to keep, in the order that the result has.
+
+    Raises:
+        ValueError: no name, a name twice, or a name that the tile lacks.
+
+    >>> project(Tile(M=4, N=2, K=8), "K", "M")
+    Tile(K=8, M=4)
+    """
     missing = [name for name in names if name not in tile.names]
     if missing or not names:
         raise ValueError(f"project: {missing or 'nothing'} is not among the dimensions {', '.join(tile.names)}")
@@ -493,7 +502,17 @@ def _parallelise(tile: Tile, tiling: Tile, index: int, count: int, order: str = 
 
 
 def _subdivide(tile: Tile, tiling: Tile, index: int, count: int, order: str = "column") -> Tile:
-    """The first sub-tile of a worker: ``parallelise(tile, tiling, index, count, order)[0]``, with the same arguments.
+    """The first sub-tile of a worker, ``parallelise(tile, tiling, index, count, order)[0]``.
+
+    Args:
+        tile: the tile to divide, in elements.
+        tiling: the size of a sub-tile; each extent divides that of ``tile``.
+        index: the worker, 0 to count - 1.
+        count: how many workers there are, a compile-time number.
+        order: "column" or "row", as `parallelise` takes it.
+
+    Raises:
+        ValueError, IndexError: as `parallelise`; the worker has no sub-tile.
 
     >>> subdivide(Tile(M=4, N=4), Tile(M=2, N=2), 3, 4)
     Tile(M=2, N=2) at (M=2, N=2)
@@ -551,7 +570,15 @@ def _translate(tile: Tile, *distances: int, **by: int) -> Tile:
 
 
 def _translate_offset(tile: Tile, *distances: int, **by: int) -> Tile:
-    """Move a tile's offset by distances that are compile-time numbers; arguments and errors as of `translate`.
+    """Move a tile's offset, which becomes the immediate of an address.
+
+    Args:
+        tile: a tile.
+        distances: elements along each dimension, in the tile's order; compile-time numbers.
+        by: elements along dimensions by name, instead; a dimension that is not named stays.
+
+    Raises:
+        ValueError, TypeError: as `translate`.
 
     >>> translate_offset(Tile(M=4, N=4), 0, 2).index
     (M=0, N=2)
@@ -566,7 +593,8 @@ def _linearise(coord: Any, shape: Any, order: str = "column") -> int:
     """Compute the linear position of a coordinate in an array, in elements.
 
     Args:
-        coord, shape: Coords, tuples or tile sizes of one length. The slowest extent of ``shape`` is not used.
+        coord: a Coord, a tuple or a tile's size.
+        shape: the array's extents, as many. The slowest one is not used.
         order: "column" if the first dimension is the fastest, "row" if the last is.
 
     Raises:

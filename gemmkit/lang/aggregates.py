@@ -12,7 +12,7 @@ import inspect
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 
@@ -29,6 +29,8 @@ from gemmkit.lang.scalars import DTypeType, WeakFloatLiteral, WeakIntLiteral, dt
 __all__ = [
     "DTypeType", "WeakFloatLiteral", "WeakIntLiteral", "static_type", "static_value",
 ]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Number:
@@ -238,7 +240,7 @@ def _takes_names(function: Callable[..., Any]) -> bool:
     return bool(code.co_flags & inspect.CO_VARKEYWORDS)
 
 
-def traced(name: str, function: Callable[..., Any]) -> nb.Atom:
+def traced(name: str, function: F) -> F:
     """A function of aggregates and whole numbers as device code: its own text. What it returns is an aggregate, or a
     coordinate."""
     def typer(context: TypingContext, *args: types.Type) -> Any:
@@ -247,7 +249,7 @@ def traced(name: str, function: Callable[..., Any]) -> nb.Atom:
     def typer_by_name(context: TypingContext, *args: types.Type, **by: types.Type) -> Any:
         return _traced(function, (*args, *by.values()), by, literal=False)
 
-    return nb.Atom(name, typer_by_name if _takes_names(function) else typer, function)
+    return cast(F, nb.Atom(name, typer_by_name if _takes_names(function) else typer, function))
 
 
 # -- attributes, items, lengths ---------------------------------------------------------------------------------------

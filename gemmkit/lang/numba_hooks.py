@@ -330,6 +330,11 @@ class Atom:
         join_numba()
         return self.device_type
 
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """For ``help``: Python would take the first argument for ``self``."""
+        return inspect.signature(self.emulate)
+
     def __repr__(self) -> str:
         return f"<atom {self.__name__}>"
 

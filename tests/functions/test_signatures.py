@@ -13,9 +13,11 @@ import gemmkit as gk
 from gemmkit import epilogues, layouts
 from gemmkit.functions import lstm_cell, plan_grouped, select
 from gemmkit.kernels.config import KEYWORDS, ChosenFields, Config
+from gemmkit.lang.numba_hooks import Atom
+from gemmkit.ptx import memory
 
-FUNCTIONS = {name: made for space in (gk, gk.functions, gk.blas) for name in space.__all__
-             if inspect.isfunction(made := getattr(space, name))}
+FUNCTIONS = {name: made for space in (gk, gk.functions, gk.blas, gk.tiling) for name in space.__all__
+             if inspect.isfunction(made := getattr(space, name)) or isinstance(made, Atom)}
 PRODUCTS = (gk.matmul, gk.plan, gk.explain, gk.glu, gk.grouped, plan_grouped, gk.tune)
 
 
@@ -26,10 +28,15 @@ def test_functions_are_found() -> None:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_parameter_is_named_and_has_a_row(name: str) -> None:
     parameters = inspect.signature(FUNCTIONS[name]).parameters.values()
-    assert not [x.name for x in parameters if x.kind is x.VAR_KEYWORD]
+    assert not [x.name for x in parameters if x.kind is x.VAR_KEYWORD and x.annotation in ("Any", "object")]
     doc = inspect.getdoc(FUNCTIONS[name]) or ""
     rows = re.findall(r"^    (\w+): \S", doc[doc.index("Args:"):].split("\n\n")[0], re.MULTILINE)
     assert {x.name for x in parameters} <= set(rows) and len(rows) == len(set(rows))
+
+
+def test_device_functions_have_their_signatures() -> None:
+    assert list(inspect.signature(gk.tiling.parallelise).parameters) == ["tile", "tiling", "index", "count", "order"]
+    assert list(inspect.signature(memory.load_global).parameters)[:2] == ["view", "axis"]
 
 
 @pytest.mark.parametrize("function", PRODUCTS)

@@ -154,7 +154,7 @@ def transform_in_batches(spec: Sm90Spec, operand: Any, share: RewriteShare, warp
         first = rolled(first + operand.route.batch)
 
 
-def put_rewritten(spec: Any, operand: Any, share: RewriteShare, tile: Coord, words: tuple) -> None:
+def put_rewritten(spec: Any, operand: Any, share: RewriteShare, tile: Tile, words: tuple) -> None:
     if is_pairwise(operand.to_shared, operand.shared.dtype):
         operand.route.put(spec, operand, share, tile, transform_pairs(operand.to_shared, operand.shared.dtype, words))
     else:
