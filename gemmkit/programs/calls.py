@@ -32,7 +32,6 @@ from gemmkit.plans.launch import Cache, Start, cache
 from gemmkit.programs.launches import FLOATS, bits_of, given_by, stream_memory
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.plan import ProgramPlan, Resizing, device_of, in_pairs, leaves_by_tma, planned
-from gemmkit.programs.values import Axes
 from gemmkit.runtime.array_info import ArrayInfo, alignment, unit_axis
 from gemmkit.runtime.arrays import KEYS, describe, is_array
 from gemmkit.runtime.arrays import key_of as array_key
@@ -68,11 +67,11 @@ def _code_of(program: Program, arguments: dict[str, Any]) -> ProgramCode | None:
 
 
 class Derivation:
-    """A program as its passes have read it. ``resizings``: by their form; ``kernels``: plans, by that and by what sizes have
-    decided. Both are those of the sizes that came first."""
+    """A program as its passes have read it, for a ``first`` plan. ``resizings``: by their form; ``kernels``: plans, by that
+    and by what sizes have decided. Both are those of the sizes that came first."""
 
-    def __init__(self, program: Program, code: ProgramCode, axes: Axes):
-        self.program, self.code, self.axes = program, code, axes
+    def __init__(self, program: Program, code: ProgramCode, first: Resizing, device: DeviceInfo):
+        self.program, self.code, self.first, self.device, self.axes = program, code, first, device, first.axes
         self.resizings: dict[Any, Resizing] = {}
         self.kernels: dict[Any, ProgramPlan] = {}
 
@@ -85,11 +84,10 @@ class Derivation:
 
     def plan(self, arguments: dict[str, Any], infos: dict[str, ArrayInfo], mapping: Mapping) -> ProgramPlan:
         """Raises what `gemmkit.programs.plan.planned` raises."""
-        any_resizing, any_kernel = next(iter(self.resizings.values())), next(iter(self.kernels.values()))
-        sizes = any_resizing.sizes(infos)
-        form = any_resizing.form(sizes)
+        sizes = self.first.sizes(infos)
+        form = self.first.form(sizes)
         resizing = self.resizings.get(form)
-        found = None if resizing is None else self.kernels.get((form, resizing.decided(sizes, any_kernel.device)))
+        found = None if resizing is None else self.kernels.get((form, resizing.decided(sizes, self.device)))
         if resizing is not None and found is not None:
             return resizing.sized(found, infos, sizes, given_by(arguments))
         made = planned(self.program, arguments, mapping, None)
@@ -135,7 +133,7 @@ def derive(program: Program, arguments: dict[str, Any], mapping: Mapping) -> tup
             return known.plan(arguments, infos, mapping), known.code
     made, code = planned(program, arguments, mapping, None), _code_of(program, arguments)
     if code is not None and made.resizing is not None and not made.resizing.axes.seen:
-        known = Derivation(program, code, made.resizing.axes)
+        known = Derivation(program, code, made.resizing, made.device)
         known.add(made, infos)
         _first.keep(key, known)
         derivations.keep((key, known.lengths(infos)), known)

@@ -81,10 +81,34 @@ def same(one: ProgramPlan, other: ProgramPlan) -> None:
         same(one.merge, other.merge)
 
 
+def rows_case(seed: int) -> Case:
+    """A function of rows (drawn ones hold lists, which can change in place, so that all of them are derived anew)."""
+    rng = np.random.default_rng(seed)
+    count, rows, columns = (int(x) for x in (rng.integers(1, 5), rng.integers(1, 90), rng.choice(row_programs.COLUMNS)))
+
+    def array(*shape: int) -> np.ndarray:
+        dtypes = np.float16, row_programs.BF16, np.float32
+        return rng.uniform(0.25, 1.5, shape).astype(dtypes[rng.integers(3)])
+
+    def row() -> np.ndarray:
+        return array(rows, columns)
+
+    name = ("softmax", "layernorm", "added_rmsnorm", "causal_softmax", "stacked", "quantised", "corners")[seed % 7]
+    arrays, more = {
+        "softmax": ([row(), row()], dict(scale=0.5)), "layernorm": ([row(), array(columns), array(columns), row()], dict(eps=1e-5)),
+        "added_rmsnorm": ([row(), row(), array(columns), row(), row(), array(rows)], dict(eps=1e-5)),
+        "causal_softmax": ([row(), row(), array(rows)], {}), "quantised": ([row(), row(), array(rows)], {}),
+        "stacked": ([array(count, rows, columns), array(count, columns), array(count), array(count, rows),
+                     array(count, rows, columns), array(count, rows)], {}),
+        "corners": ([row(), array(columns), row(), row(), array(rows)], dict(alpha=0.5)),
+    }[name]
+    return getattr(row_programs, name), arrays, gk.Mapping(), dict(more)
+
+
 DRAWN: dict[str, Callable[[int], Case]] = {
     "tiles": listing.drawn_case, "chains": chains.drawn_case, "lengths": chains.drawn_lengths, "shares": chains.drawn_shares,
     "lazy": chains.drawn_lazy, "clusters": chains.drawn_clusters,
-    "rows": lambda seed: (lambda program, arrays, more: (program, arrays, gk.Mapping(), more))(*row_programs.drawn_rows(seed)),
+    "rows": lambda seed: rows_case(seed),
 }
 
 
@@ -115,6 +139,38 @@ def heads(count: int, rows: int, keys: int) -> list[np.ndarray]:
 
 def plan(program: Any, *arrays: Any, **more: Any) -> Any:
     return calls.plan_of_call(program, program.bound(arrays, more), None)
+
+
+OF_HEADS = [(1, 20, 40), (2, 33, 17), (1, 50, 100)]
+COMPUTED: dict[str, tuple[Any, list[list[tuple[int, ...]]], gk.Mapping, dict[str, Any]]] = {
+    "tiles": (listing.gemm, [[(m, k), (k, n), (m, n)] for m, k, n in ((64, 64, 64), (65, 72, 40), (1, 8, 136))],
+              gk.Mapping({"n": 64}, warpgroups=1), {}),
+    "chains": (listing.attention, [[(h, m, 64), (h, n, 64), (h, n, 64), (h, m, 64)] for h, m, n in OF_HEADS],
+               gk.Mapping({"n": 16}, warpgroups=1, splits=1), dict(scale=0.125, visible=chains.causal)),
+    "shares": (listing.attention, [[(h, m, 64), (h, n, 64), (h, n, 64), (h, m, 64)] for h, m, n in OF_HEADS],
+               gk.Mapping({"n": 16}, warpgroups=1, splits=2), dict(scale=0.125)),
+    "multistage": (listing.attention, [[(h, m, 64), (h, n, 64), (h, n, 64), (h, m, 64)] for h, m, n in OF_HEADS],
+                   gk.Mapping({"n": 16}, kernel="multistage", splits=1), dict(scale=0.125)),
+    "rows": (row_programs.stacked, [[(h, m, 24), (h, 24), (h,), (h, m), (h, m, 24), (h, m)] for h, m in ((2, 3), (1, 9), (5, 1))],
+             gk.Mapping(), {}),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_a_plan_of_another_size_computes(name: str, derivations: list[str], rng: np.random.Generator) -> None:
+    """What has been resized is run, and compared with the reference: fewer rows, more places, one row alone."""
+    program, sizes, mapping, more = COMPUTED[name]
+    for shapes in sizes:
+        arrays = [(rng.standard_normal(shape) / 4).astype(F16) for shape in shapes]
+        arguments = program.bound(tuple(arrays), more)
+        plan, _ = calls.derive(program, arguments, mapping)
+        for result in plan.results:
+            arguments[result][...] = np.nan
+        wanted = program.reference(*arrays, **more)
+        with gk.emulate():
+            plan.run(arguments)
+        chains.check_close([arguments[name] for name in arguments if name in plan.results], wanted, lambda got: 2e-3)
+    assert len(derivations) == 1
 
 
 def test_a_new_length_derives_nothing(derivations: list[str]) -> None:
