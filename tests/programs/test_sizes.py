@@ -151,7 +151,7 @@ COMPUTED: dict[str, tuple[Any, list[list[tuple[int, ...]]], gk.Mapping, dict[str
                gk.Mapping({"n": 16}, warpgroups=1, splits=2), dict(scale=0.125)),
     "multistage": (listing.attention, [[(h, m, 64), (h, n, 64), (h, n, 64), (h, m, 64)] for h, m, n in OF_HEADS],
                    gk.Mapping({"n": 16}, kernel="multistage", splits=1), dict(scale=0.125)),
-    "rows": (row_programs.stacked, [[(h, m, 24), (h, 24), (h,), (h, m), (h, m, 24), (h, m)] for h, m in ((2, 3), (1, 9), (5, 1))],
+    "rows": (row_programs.stacked, [[(h, m, 24), (h, 24), (h,), (h, m), (h, m, 24), (h, m)] for h, m in ((2, 8), (4, 24), (2, 16))],
              gk.Mapping(), {}),
 }
 
