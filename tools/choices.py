@@ -168,8 +168,9 @@ def save(calls: Sequence[tuple[str, str]], found: dict[str, str], path: Path = S
 
 def differences(stored: Record, every: int = 1, jobs: int = 1) -> list[str]:
     """What is chosen otherwise than the record says, every so many-th case alone, and which public names are gone."""
+    there = public_names()
     gone = [f"gemmkit/{module}: {name} is no public name any more" for module, names in stored["public names"].items()
-            for name in names if name not in public_names().get(module, ())]
+            for name in names if name not in there.get(module, ())]
     calls, works = stored["calls"][::every], list(stored["works"])[::every]
     wanted = {**{f"{device}: {code}": said for device, code, said in calls},
               **{name: stored["works"][name] for name in works}}

@@ -172,7 +172,7 @@ def run_demo(options: argparse.Namespace) -> int:
         out.print("[bold]Emulating:[/bold] the kernels run thread by thread in Python, with every memory access checked.")
     elif reason is not None:
         out.print(f"[bold]No GPU[/bold] ({reason}). The kernels run in the emulator: thread by thread in Python, with every "
-                  "memory access checked. One to two minutes in all, as a rule.")
+                  "memory access checked. About a minute in all, as a rule.")
     names, lacking = options.examples or EXAMPLES, {}
     if not options.examples:                    # what is named is run, or refused
         lacking = {name: package for name in names if (package := _lacks(name)) is not None}

@@ -28,8 +28,10 @@ def _lists() -> Iterator[None]:
         entries.update(before)
 
 
-def test_the_toys_run(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    """Each block asserts that its product is right; here: that the toy had a part in it, and what the page shows."""
+@pytest.mark.compile
+def test_the_toys_run_and_compile(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    """Each block asserts that its product is right; here: that the toy had a part in it, and what the page shows. Compiled for an
+    H100, the instruction is in the PTX, each operand comes in two boxes, and nothing spills."""
     met, printed = [], []
 
     def check(block: markdown.Block, names: dict[str, Any], said: str) -> None:
@@ -43,6 +45,12 @@ def test_the_toys_run(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator)
                     == [forwards.place(n, 0, shape) for n in reversed(range(4))])
         if "Dots" in met:
             assert names["dots"].family.kernel is names["dot_products"]
+        if "class HalfBoxes" in block.text:
+            kernel = compile_config(names["conf"])
+            assert kernel.ptx.count("cp.async.bulk.tensor.2d.shared") == 4 and kernel.usage.spill_stores == 0
+        if "class Dots" in block.text:
+            kernel = compile_config(names["dots"], operands={})
+            assert "st.shared" not in kernel.ptx and kernel.usage.spill_stores == 0
 
     assert markdown.run(PAGE, monkeypatch, rng, {}, check) == 6
     assert met == list(TOYS)
@@ -57,20 +65,3 @@ def test_the_diffs_apply() -> None:
         taken = [line[1:] for line in lines if line.startswith("-")]
         assert taken and all(text.count(line) == 1 for line in taken), head
     assert len(diffs) == 3
-
-
-@pytest.mark.compile
-def test_the_toys_compile(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    """For an H100: the instruction is in the PTX, each operand comes in two boxes, and nothing spills."""
-    def check(block: markdown.Block, names: dict[str, Any], said: str) -> None:
-        if "class HalfBoxes" in block.text:
-            kernel = compile_config(names["conf"])
-            assert kernel.ptx.count("cp.async.bulk.tensor.2d.shared") == 4
-        elif "class Dots" in block.text:
-            kernel = compile_config(names["dots"], operands={})
-            assert "st.shared" not in kernel.ptx
-        else:
-            return
-        assert kernel.usage.spill_stores == 0
-
-    markdown.run(PAGE, monkeypatch, rng, {}, check)
