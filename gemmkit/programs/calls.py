@@ -268,8 +268,9 @@ class KnownProgram:
         self._device, self._stream = first.device, None if first.device < 0 else stream_finder(first.library, first.device)
 
     def allow(self, at: tuple[int, ...]) -> None:
-        """A call with arrays at these addresses has been checked and run."""
-        self.fit.keep(at, True)
+        """A call with arrays at these addresses has been checked."""
+        if self._device >= 0:                          # the emulator alone runs those of the host
+            self.fit.keep(at, True)
 
     @cached_property
     def _bound(self) -> tuple[int, list[Start]]:
@@ -303,14 +304,20 @@ class KnownProgram:
 def run(program: Program, arrays: tuple[Any, ...], components: dict[str, Any], mapping: Mapping | None, stream: Any) -> None:
     """`gemmkit.programs.decorated.Program.__call__`."""
     seen = None if current_mode() is not None else _quickly(program, arrays, components, mapping)
+    known: KnownProgram | None = None
     if seen is not None:
         key, at, numbers = seen
-        known: KnownProgram | None = plans.get(key)
+        known = plans.get(key)
         if known is not None and known.again(at, numbers, stream):
             return
     arguments = program.bound(arrays, components)
+    before = known
     plan, known = _plan_of(program, arguments, mapping, None if seen is None else seen[0], [
         *program.names[:len(arrays)], *components])
+    if known is not None and known is not before and seen is not None:
+        known.allow(seen[1])                           # the passes, or what stands for them, have looked at these arrays
+        if known.again(*seen[1:], stream):
+            return
     plan.run(arguments, None if stream is None else as_stream_handle(stream))
     if known is not None and seen is not None:
         known.allow(seen[1])

@@ -238,8 +238,9 @@ def test_the_emulator_derives_anew() -> None:
     with gk.emulate():
         listing.gemm(*arrays)
     assert not calls.plans and np.all(arrays[2] == 64)
-    with pytest.raises(TypeError, match="emulate its kernel"):
-        listing.gemm(*arrays)
+    for stream in (None, 77):
+        with pytest.raises(TypeError, match="emulate its kernel"):
+            listing.gemm(*arrays, stream=stream)
 
 
 @pytest.mark.usefixtures("device")

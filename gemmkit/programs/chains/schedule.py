@@ -466,6 +466,8 @@ def section_of(count: int, rows: int, nbytes: int, blocks: int) -> int:
     fits = max(1.0, L2 / max(1, nbytes))
     most = max(1, min(count, int(count / fits) + 1))
     sizes = sorted({-(-count // sections) for sections in range(1, most + 1)}, reverse=True)
+    if len(sizes) == 1:
+        return sizes[0]
     return min(sizes, key=lambda size: imbalance(count, rows, size, blocks) * (1 + CROWDED * max(0.0, size / fits - 1)))
 
 
