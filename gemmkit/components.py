@@ -427,7 +427,7 @@ def check_held(held: Iterable[tuple[str, CapturedArray]], infos: dict[str, Array
 # Freezing reads all of a component's code and constants: 10 to 20 us for each one nested in it. What that rests on takes
 # a look: code and constants at their guards (`gemmkit.lang.references`), arrays at what identifies them
 # (`gemmkit.runtime.arrays`), since an array's memory may be another in the next call. Fields are those of a frozen
-# dataclass, and do not change. Of gemmkit's own part of a call that leaves 15 us in place of 190 (a plan with a braid),
+# dataclass, and do not change. Of gemmkit's own part of a call that leaves 15 us in place of 190 (a plan with a Fold),
 # 14 of 49 (`matmul` with a residual).
 
 _LIMIT = 1024                          # components that are remembered

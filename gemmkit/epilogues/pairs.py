@@ -41,7 +41,7 @@ class Fold(Epilogue):
     epilogue that follows, ``Fold(f) | Residual(x)``, acts on the folded values at coordinates of D. No epilogue can precede
     a fold.
 
-    Raises TypeError for an ``f`` that is no function of 2 to 6 arguments, ConfigError where B is no braid of as many parts.
+    Raises TypeError for an ``f`` that is no function of 2 to 6 arguments, ConfigError if B interleaves another number.
 
     >>> import numpy as np, gemmkit as gk
     >>> x, w, v = np.float32([[1, 2]]), np.float32([[1], [1]]), np.float32([[5], [0]])
@@ -50,7 +50,7 @@ class Fold(Epilogue):
     [[15.0]]
     """
 
-    alone = "takes the parts of a braid, so that nothing can stand before it; make what should part of its function"
+    alone = "takes interleaved columns, so no epilogue can precede it; make that epilogue part of its function"
 
     f: Any
     then: Epilogue = Default()

@@ -90,7 +90,7 @@ _glu = Door()
 
 
 # --------------------------------------------------------------------------------------------------
-# LSTM cells in one kernel: joined inputs, four gates as a braid, and a fold that makes both results of them.
+# LSTM cells in one kernel: joined inputs, four gates as interleaved columns, and a fold that makes both results of them.
 #
 # A thread has all four gates of its columns in registers (`gemmkit.layouts.ColumnInterleaved`). The fold makes the new
 # state and the output gate of them, which travel on as the two parts of a complex number; `KeptState` stores the state and
@@ -184,8 +184,8 @@ def lstm_cell(x: Any, h: Any, c: Any, w: Any, u: Any, b: Any = None, *, activati
     if state is None:
         info = describe(c, "c")
         state = empty_like(c, info.shape, info.dtype)
-    braid = Matrix(w, ColumnInterleaved(cast(Joined, weights.layout), about["h"].shape[1], GATES))
-    matmul(inputs, braid, None, conf, epilogue=Fold(_cell(c, vector)) | KeptState(state), **how)
+    interleaved = Matrix(w, ColumnInterleaved(cast(Joined, weights.layout), about["h"].shape[1], GATES))
+    matmul(inputs, interleaved, None, conf, epilogue=Fold(_cell(c, vector)) | KeptState(state), **how)
     return out, state
 
 

@@ -370,19 +370,19 @@ def _validate_packed(config: Config) -> None:
 
 
 def _validate_fold(config: Config) -> None:
-    """A braid's products are had by a fold alone, and a fold is of a braid's."""
+    """Only a fold takes interleaved columns, and a fold takes nothing else."""
     b: Any = config.global_b_layout
     fold = config.epilogue
     if not isinstance(fold, Fold):
         rule(not isinstance(b, ColumnInterleaved), "epilogue", fold,
-             lambda: f"B is a braid of {b.parts} matrices, whose columns are "
-             "interleaved; give epilogues.Fold(f), or Concat(..., axis=1) as B for all products side by side")
+             lambda: f"B interleaves the columns of {b.parts} matrices, "
+             "which only a fold takes; give epilogues.Fold(f), or Concat(..., axis=1) as B for all products side by side")
         return
     rule(isinstance(b, ColumnInterleaved), "epilogue", fold,
-         "it folds the products of a braid; give gemmkit.layouts.InterleavedColumns(...) as B, of as "
+         "it folds interleaved columns; give gemmkit.layouts.InterleavedColumns(...) as B, of as "
          "many matrices as it has arguments")
     rule(fold.arguments in (b.parts, b.parts + 2), "epilogue", fold, f"its function takes {fold.arguments} arguments, and B "
-         f"is a braid of {b.parts} matrices; a function of {b.parts} values is needed, or of {b.parts} values and m, n")
+         f"interleaves {b.parts} matrices; a function of {b.parts} values is needed, or of {b.parts} values and m, n")
     rule(not config.has_c, "global_c_layout", config.global_c_layout,
          "a folded product has no C; add it after the fold: Fold(f) | Residual(c)")
     for name in ("transform_regs_to_shared_d", "transform_shared_to_global_d"):
@@ -390,7 +390,7 @@ def _validate_fold(config: Config) -> None:
              "it would act on the parts before the fold; put it into the fold's function")
     least = OCTET * b.slots
     rule(config.block_shape.size.N % least == 0, "block_shape", config.block_shape, f"N must be a multiple of {least}, "
-         f"{OCTET} columns of each of a braid's {b.slots} slots")
+         f"{OCTET} columns of each of the {b.slots} interleaved slots")
 
 
 def _validate_observer(config: Config) -> None:

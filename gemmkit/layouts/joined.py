@@ -286,8 +286,8 @@ class ColumnInterleaved(OfArray, GlobalLayout):
     >>> import numpy as np
     >>> from gemmkit.layouts import RowMajor
     >>> side_by_side = np.float32([[*range(8), *range(100, 108)]])
-    >>> braid = ColumnInterleaved(RowMajor("float32"), 8, 2)
-    >>> [float(braid.element(side_by_side, 0, n, None)) for n in (0, 7, 8, 15)]
+    >>> interleaved = ColumnInterleaved(RowMajor("float32"), 8, 2)
+    >>> [float(interleaved.element(side_by_side, 0, n, None)) for n in (0, 7, 8, 15)]
     [0.0, 7.0, 100.0, 107.0]
     """
 
@@ -402,14 +402,14 @@ class ColumnInterleaved(OfArray, GlobalLayout):
 
     def as_operand(self, name: str, transformed: bool) -> GlobalLayout:
         if name != "b":
-            raise ConfigError(f"global_{name}_layout={self!r}: a braid's columns become columns of D: it can be B alone")
+            raise ConfigError(f"global_{name}_layout={self!r}: interleaved columns become columns of D: it can be B alone")
         return self
 
     def of_result(self, layout: ResultLayout) -> ResultLayout:
         return layout if isinstance(layout, Folded) else Folded(layout, self.columns, self.slots)
 
     def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
-        return self.layout.extents(array)[0], braided_columns(self.columns, self.slots)
+        return self.layout.extents(array)[0], interleaved_columns(self.columns, self.slots)
 
     def check(self, array: ArrayInfo | None, rows: int, columns: int, name: str) -> None:
         self.layout.check(array, rows, self.parts * self.columns, name)
@@ -446,7 +446,7 @@ class Folded(FoldedColumns):
         return int(self.columns)
 
     def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
-        return array.shape[0], braided_columns(self.columns, self.folds)
+        return array.shape[0], interleaved_columns(self.columns, self.folds)
 
 
 def slots_of(parts: int) -> int:
@@ -458,10 +458,10 @@ def slots_of(parts: int) -> int:
     return 1 << (parts - 1).bit_length()
 
 
-def braided_columns(columns: int, slots: int) -> int:
+def interleaved_columns(columns: int, slots: int) -> int:
     """Columns that a kernel computes of parts of ``columns`` each.
 
-    >>> braided_columns(5, 2), braided_columns(0, 4)
+    >>> interleaved_columns(5, 2), interleaved_columns(0, 4)
     (16, 0)
     """
     return -(-columns // OCTET) * OCTET * slots
@@ -514,8 +514,8 @@ class InterleavedColumns(Matrix):
     interleaves their columns (`gemmkit.layouts.ColumnInterleaved` says how), so only ``epilogue=epilogues.Fold(f)`` can use
     the products: any other epilogue is refused. ``Concat(w, v, axis=1)`` gives the products side by side.
 
-    Raises TypeError for a part that is no array and for its transpose (braid the parts' transposes), ValueError for a number
-    of parts other than 2 to 4 and for parts of which dtypes, devices or shapes differ.
+    Raises TypeError for a part that is no array and for its transpose (interleave the transposes), ValueError for a number of
+    parts other than 2 to 4 and for parts of which dtypes, devices or shapes differ.
 
     A gated linear unit, ``relu(x w) * (x v)``, in one kernel:
 

@@ -397,10 +397,10 @@ def _ahead(layout: Swizzled, tile: Tile, n: int, leading: int) -> int:
 
 @dataclass(frozen=True)
 class Boxed(Padded):
-    """A padded shared tile of a tensor whose neighbours in memory are eight apart along K (`Tensor`, ``comb`` = 8).
+    """A padded shared tile of a tensor whose neighbours in memory are eight apart along K (`Matricised`, ``comb`` = 8).
 
-    K is cut into boxes of 64: element ``64 r + 8 q + p`` of K, with p and q below 8, stands at ``64 r + 8 p + q`` of its
-    line. So 16 bytes of the tensor's memory are 16 bytes of the tile. `operators.BoxMMAOp` reads such a tile, and
+    The layout cuts K into boxes of 64: element ``64 r + 8 q + p`` of K, with p and q below 8, is at ``64 r + 8 p + q`` of
+    its line. So 16 bytes of the tensor's memory are 16 bytes of the tile. `operators.BoxMMAOp` reads such a tile, and
     `gemmkit.kernels.sm80.routes.CpAsyncBoxes` fills it; coordinates along K are positions in the line.
 
     >>> from gemmkit.layouts import ColMajor

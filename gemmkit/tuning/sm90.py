@@ -90,7 +90,7 @@ def _stepping(mappings: tuple[CostedTile, ...], steps: dict[int, int]) -> tuple[
 LIKELY, = mappings_of([tables.LIKELY])
 MAPPINGS = mappings_of(tables.MAPPINGS) + mappings_of(tables.DEEP, depth=2 * LINE)
 BRAIDED = tuple(dataclasses.replace(one, finish=one.finish + tables.FOLDING.get((one.M, one.N), 0)) for one in MAPPINGS)
-# Where a braid's rows lie along N a tile takes a piece of a row of each part. One that ends within a line of the L2 has it
+# Where rows of interleaved columns lie along N a tile takes a piece of a row of each part. If it ends within a line of the L2, it is
 # fetched twice: by 128x192, 96 columns of each, 8192^3 takes 5.6 ms on an H100, 3.6 to 3.9 by 128x128 (H200: 3.49 and 3.61),
 # and 8192 x 14336 x 4096 4.0 and 3.2 to 3.4 (2.95, 2.96).
 BRAIDED_ROWS = tuple(one for one in BRAIDED if one.N != 192)
@@ -491,7 +491,7 @@ def assumed_spec(values: dict[str, Any], mapping: CostedTile, arrays: OperandArr
 @dataclass(frozen=True)
 class Lying:
     """How an operand lies in shared memory in tiles of any extents: along ``k_axis`` where it ``is_along``, else across K
-    where its tile is wide enough; of a braid's ``slots`` TMA brings parts."""
+    where its tile is wide enough; of interleaved columns' ``slots`` TMA brings parts."""
 
     k_axis: int
     dtype: np.dtype

@@ -29,8 +29,8 @@ MAPPINGS = (
 # it is no gain: 33 x 64 x 2504 takes 6.06 us, and 4.30 in 8 shares of 64 x 128.
 DEEP = ((64, 32, "cooperative", 4, (1, 1), 145, 2200, 0),)
 
-# Cycles that a braid of two adds to a tile's end. Consumers that multiply together wait for what is folded: 4096^3 takes 458
-# us by 128x256, 415 by 128x128 in turns; and of those in turns large tiles fold longer (433 by 128x192; H200, 2026-11-26).
+# Cycles that folding two parts adds to a tile's end. Cooperating consumers wait for what is folded: 4096^3 takes 458
+# us by 128x256, 415 by 128x128 in ping-pong; and of the latter large tiles fold longer (433 by 128x192; H200, 2026-11-26).
 FOLDING = {(128, 256): 7000, (256, 128): 7000, (128, 192): 2000}
 
 # Beside them where rows begin at lines of the L2: tiles between those above, for what fills a wave of neither. Three

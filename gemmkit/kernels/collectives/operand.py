@@ -49,7 +49,7 @@ class Route(Component):
     """
 
     uses_tma = False                   # a tensor map is needed, and TMA's bytes arrive on a barrier
-    parts_apart = False                # a braid's parts stand one behind the other in the tile, not eight by eight
+    parts_apart = False                # interleaved parts follow each other in the tile, not eight by eight
 
     def brought_bytes(self, operand: Operand) -> int:
         """What TMA brings into a stage of this block."""

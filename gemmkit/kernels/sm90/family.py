@@ -60,7 +60,7 @@ from gemmkit.kernels.sm90.mainloop import (
 from gemmkit.kernels.sm90.rewrite import Deinterleave, DeinterleaveProducer, PartRewrite, Rewrite, RewriteProducer, Transpose
 from gemmkit.kernels.sm90.staged import CpAsyncLines, CpAsyncProducer, StagedProducer, StagedRoute
 from gemmkit.kernels.sm90.store import DirectStore, SubtileStore, TileStore, TmaStore, refuses_tma, store_for
-from gemmkit.kernels.sm90.tma import BraidedTma, JoinedTma, Request, Tma, TmaProducer
+from gemmkit.kernels.sm90.tma import InterleavedTma, JoinedTma, Request, Tma, TmaProducer
 from gemmkit.kernels.spec import KernelFamily, Spec, rule
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.functions import Frozen, Kind, kind
@@ -468,7 +468,7 @@ def _ahead(spec: Sm90Spec, store: PrefetchedStore, arrays: OperandArrays) -> tup
 
 #: In the order in which they are preferred, and what fills the stages where a route is the last of the two by this order.
 ROUTES: dict[Any, Any] = {Tma: TmaProducer, JoinedTma: TmaProducer,
-    BraidedTma: TmaProducer, PartRewrite: RewriteProducer, Rewrite: RewriteProducer, Transpose: RewriteProducer,
+    InterleavedTma: TmaProducer, PartRewrite: RewriteProducer, Rewrite: RewriteProducer, Transpose: RewriteProducer,
     Deinterleave: DeinterleaveProducer, CpAsyncLines: CpAsyncProducer, StagedRoute: StagedProducer}
 WIDEST = 128                           # bytes of a swizzle's lines
 REGISTER_THREADS = 384                 # of a block with A in registers: with more, wgmmas wait for each other

@@ -403,7 +403,7 @@ def store_neighbours(values: tuple, n: int, spec: Any, outputs: Outputs, row: in
 # Stores of folded products in `warp_specialised`: a consumer's sums of several parts become one fragment, which leaves as
 # any other.
 #
-# A fragment of wgmma is octets of columns, and a thread has two columns of each. Those of a braid
+# A fragment of wgmma is octets of columns, and a thread has two columns of each. Interleaved columns
 # (`gemmkit.layouts.ColumnInterleaved`) are the parts' in turn, or all of one part before those of the next where TMA brings
 # them (`gemmkit.kernels.sm90.tma`): either way a thread folds values of its own. The folded values lie in registers
 # as the accumulators of a product with a narrower tile do: the stores of `gemmkit.kernels.sm90.store` take them, at D's

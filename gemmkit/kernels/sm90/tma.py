@@ -283,9 +283,9 @@ class TmaProducer(Producer):
 # | route | operand | a tile is brought from |
 # |---|---|---|
 # | `JoinedTma` | `gemmkit.layouts.Concat` | the one array that has all of it |
-# | `BraidedTma` | `gemmkit.layouts.InterleavedColumns` | all arrays, as many of its columns from each |
+# | `InterleavedTma` | `gemmkit.layouts.InterleavedColumns` | all arrays, as many of its columns from each |
 #
-# A braid's columns lie here in another order than in `gemmkit.layouts.ColumnInterleaved`: all of one part before those of
+# Interleaved columns lie here in another order than in `gemmkit.layouts.ColumnInterleaved`: all of one part before those of
 # the next. TMA copies no eight columns of one array between eight of another's into a swizzled line, and a thread of wgmma
 # has the same two columns of every octet anyway.
 
@@ -325,7 +325,7 @@ class JoinedTma(Tma):
 
 
 @dataclass(frozen=True)
-class BraidedTma(JoinedTma):
+class InterleavedTma(JoinedTma):
     """TMA brings as many columns of each part, the parts one behind the other.
 
     ``copy`` is of one part, ``apart`` elements are from one to the next in shared memory. In a cluster that shares B each
@@ -338,35 +338,35 @@ class BraidedTma(JoinedTma):
     parts_apart = True
 
     @classmethod
-    def of(cls, request: Request) -> BraidedTma:
+    def of(cls, request: Request) -> InterleavedTma:
         operand, cluster = request.operand, request.spec.cluster
         layout: Any = operand.brought
-        braid: Any = operand.layout
+        columns: Any = operand.layout
         depth, across = operand.tile.extents
-        width, line = across // braid.slots, layout.line
+        width, line = across // columns.slots, layout.line
         if layout.axis == operand.k_axis:                            # lines along K
             copy = TmaCopy(line, width, depth // line, across * line, line, 0, 0, 0, cluster.shares_b, True, 1, 0,
                            layout.width)
-            return cls(copy, width * line, braid.slots // cluster.m)
+            return cls(copy, width * line, columns.slots // cluster.m)
         copy = TmaCopy(line, depth, width // line, depth * line, line, 0, 0, 0, cluster.shares_b, False, 1, 0, layout.width)
-        return cls(copy, width * depth, braid.slots // cluster.m)
+        return cls(copy, width * depth, columns.slots // cluster.m)
 
     @classmethod
     def refuses(cls, request: Request) -> str | None:
-        braid, spec, shared = request.operand.layout, request.spec, request.operand.shared
-        if not isinstance(braid, ColumnInterleaved) or not isinstance(braid.layout, Joined) or braid.layout.axis != 1:
+        columns, spec, shared = request.operand.layout, request.spec, request.operand.shared
+        if not isinstance(columns, ColumnInterleaved) or not isinstance(columns.layout, Joined) or columns.layout.axis != 1:
             return "it does not interleave arrays"
-        if not braid.is_full:
+        if not columns.is_full:
             return "a part of each tile is of no array"
         if spec.scheduler.reduction.divides_k or spec.cluster.splits > 1:
             return "blocks that share K exchange neighbouring columns, which are of one part"
-        if braid.slots % spec.cluster.m:
-            return f"{spec.cluster.m} blocks cannot share {braid.slots} parts"
+        if columns.slots % spec.cluster.m:
+            return f"{spec.cluster.m} blocks cannot share {columns.slots} parts"
         least = ATOM if request.read_axis == request.operand.k_axis else shared.line
-        width = request.operand.tile.extents[1] // braid.slots
+        width = request.operand.tile.extents[1] // columns.slots
         if width % least:
             return f"a tile has {width} columns of a part, and {least} are a line or a pattern"
-        return why_no_tma_of_parts(request, braid.layout)
+        return why_no_tma_of_parts(request, columns.layout)
 
     def start(self, spec: Any, operand: Any, tensor_map: Any, barrier: Any, slot: Slot, at: KTile) -> None:
         own = KTile(at.m, udiv(at.n, operand.layout.slots), at.k, at.batch, at.rank, at.shape)

@@ -58,7 +58,7 @@ def test_braids(machine: Any, schedule: str, order: str, count: int, columns: in
     """Columns and rows that do not divide, parts that blocks of a cluster share, and the launch of a plan with other parts."""
     conf = sm90.mapping(schedule, WGMMAOp(columns), **braid_of(columns, count, order))
     run, got, expected = braided(machine, conf, shape, count, order)
-    assert routes(run) == ("Tma", "BraidedTma")
+    assert routes(run) == ("Tma", "InterleavedTma")
     np.testing.assert_array_equal(got, expected)
 
 
@@ -66,7 +66,7 @@ def test_braids(machine: Any, schedule: str, order: str, count: int, columns: in
 @pytest.mark.parametrize("N", [5, 13, 57])
 def test_any_number_of_columns_where_lines_lie_along_k(machine: Any, N: int) -> None:
     run, got, expected = braided(machine, sm90.mapping("one", WGMMAOp(64), b=ColMajor), (37, N, 72), 2, "F")
-    assert routes(run)[1] == "BraidedTma"
+    assert routes(run)[1] == "InterleavedTma"
     np.testing.assert_array_equal(got, expected)
 
 
@@ -79,7 +79,7 @@ def test_what_tma_cannot_bring_threads_stage(machine: Any, fields: Any, count: i
     """Three parts of four, rows that begin anywhere, blocks that exchange columns, a transform."""
     conf = sm90.mapping("one", WGMMAOp(64), b=ColMajor if order == "F" else RowMajor, **fields)
     run, got, expected = braided(machine, conf, shape, count, order)
-    assert routes(run)[1] != "BraidedTma"
+    assert routes(run)[1] != "InterleavedTma"
     np.testing.assert_array_equal(got, expected * (2 if "transform_global_to_shared_b" in fields else 1))
 
 
