@@ -514,8 +514,8 @@ class InterleavedColumns(Matrix):
     interleaves their columns (`gemmkit.layouts.ColumnInterleaved` says how), so only ``epilogue=epilogues.Fold(f)`` can use
     the products: any other epilogue is refused. ``Concat(w, v, axis=1)`` gives the products side by side.
 
-    Raises TypeError for a part that is no array and for its transpose (interleave the transposes), ValueError for a number of
-    parts other than 2 to 4 and for parts of which dtypes, devices or shapes differ.
+    Raises TypeError for a part that is no array and for its transpose (interleave the transposes), ValueError for a number
+    of parts other than 2 to 4 and for parts of which dtypes, devices or shapes differ.
 
     A gated linear unit, ``relu(x w) * (x v)``, in one kernel:
 

@@ -164,7 +164,7 @@ def _banks(subject: ExplainedKernel) -> str:
     return (
         f"<p>Counted in a product of {' x '.join(map(str, run.sizes))} that the emulator ran{escape(said)}. Shared "
         f"memory has 32 "
-        f"banks of 4 bytes; what falls on a bank twice takes another pass.</p>{figures.drawn_accesses(run)}"
+        f"banks of 4 bytes; two accesses to one bank take two passes.</p>{figures.drawn_accesses(run)}"
     )
 
 

@@ -44,7 +44,7 @@ def plan_drawn(subject: ExplainedKernel) -> str:
         )
     )
     return (
-        f"<div class=row>{grid(subject)}{block(subject)}</div><h3>What a thread holds of a fragment</h3>{missing}<div "
+        f"<div class=row>{grid(subject)}{block(subject)}</div><h3>The threads' elements of a fragment</h3>{missing}<div "
         f"class=row>{drawn}</div>"
     )
 
@@ -99,8 +99,8 @@ def grid(subject: ExplainedKernel) -> str:
         keys = legend([(_wave(n, at_once, len(order)), hue(n, max(4, waves))) for n in range(min(waves, MOST_WAVES))])
         more = f" The first {MOST_WAVES} of {waves} waves are named." if waves > MOST_WAVES else ""
         caption += (
-            f". A wave is what {subject.device.sm_count} multiprocessors compute at one time, in the order "
-            f"{spec.scheduler.order!r}; hover tells a tile's number.{more}"
+            f". {subject.device.sm_count} multiprocessors compute a wave at one time, in the order "
+            f"{spec.scheduler.order!r}; hover over a tile for its number.{more}"
         )
     else:
         caption += f"; more than {MOST_BLOCKS:,} are not drawn one by one. Order: {spec.scheduler.order!r}."
@@ -201,7 +201,7 @@ def block(subject: ExplainedKernel) -> str:
                 )
                 parts.append(rect(x, y, wide, high, tip, None, 40 if name == "A" else 160))
     parts.append(
-        text(left, top + size.M * scale + 14, f"D {size.M} x {size.N}: {len(tiles)} {worker}s, by number", kind="soft")
+        text(left, top + size.M * scale + 14, f"D {size.M} x {size.N}: {worker}s by number ({len(tiles)})", kind="soft")
     )
     stages = f", {spec.stages} stages" if hasattr(spec, "stages") else ""
     producers = f" (and {spec.producer_warps} warps that fetch)" if of_groups else ""
@@ -210,7 +210,7 @@ def block(subject: ExplainedKernel) -> str:
         top + size.M * scale + 20,
         parts,
         f"A block's tiles: {size.M} x {size.N} of D, {size.K} deep{stages}; {spec.warps} warps multiply{producers}. "
-        "Lines are fragments; hover tells who computes what.",
+        "Lines separate fragments; hover over a part for the warp that computes it.",
     )
 
 
@@ -260,8 +260,8 @@ def fragment(name: str, found: FragmentMap) -> str:
     lanes = sorted({*range(0, min(32, threads), 4)})
     caption = (
         f"{found.threads} threads hold {found.values} values each of {name}'s {found.rows} x {found.columns}. A rectangle "
-        f"is {across}; its number is the thread{' (of several, the first)' if shared else ''}. Hover lights all that the "
-        f"thread holds.{part}"
+        f"is {across}; its number is the thread{' (of several, the first)' if shared else ''}. Hover over one to "
+        f"light all that its thread holds.{part}"
     )
     keys = legend([(f"lane {n}", hue(n, 32)) for n in lanes])
     return f"<div>{keys}{figure(max(columns * wide, 110), 18 + rows * high, parts, caption)}</div>"
@@ -396,7 +396,7 @@ def drawn_accesses(run: Run) -> str:
     )
     said = (
         "A square is a word of 4 bytes, and its colour is the bank that it lies in. Lanes that read a column of squares of "
-        "one colour wait for each other. Hover lights all words of a bank."
+        "one colour wait for each other. Hover over a square to light all words of its bank."
     )
     return counted(rows) + f"<p class=soft>{said}</p>" + parts
 

@@ -273,8 +273,8 @@ def drawn(run: Run) -> str:
     hidden = {bar.role for bar in found.bars} - set(roles)
     more = f" {len(hidden)} more warps do alike." if hidden else ""
     caption = (
-        f"{_of_what(run)}; the axis counts k-tiles' products. What waits for what is "
-        f"the run's. Lengths are assumed: a copy takes {LATENCY:g} k-tiles, the end of a tile {FINISH:g}.{more}"
+        f"{_of_what(run)}; the axis counts k-tiles' products. The waits are those "
+        f"of the run. Lengths are assumed: a copy takes {LATENCY:g} k-tiles, the end of a tile {FINISH:g}.{more}"
     )
     keys = [(f"stage {n}", hue(n, stages)) for n in range(stages)]
     hatch = (
@@ -287,7 +287,7 @@ def drawn(run: Run) -> str:
     )
     said = (
         "<p class=soft>Bars: a stage's colour full height: multiplied; dark: a copy is started; striped: waits; "
-        "grey: the tile's end. Hover tells the barrier and its phase.</p>"
+        "grey: the tile's end. Hover over a bar for its barrier and phase.</p>"
     )
     return legend(keys) + figure(left + found.end * unit + 10, y + 18, [hatch, *parts], caption, wide=True) + said + shown
 

@@ -89,11 +89,11 @@ def _stepping(mappings: tuple[CostedTile, ...], steps: dict[int, int]) -> tuple[
 
 LIKELY, = mappings_of([tables.LIKELY])
 MAPPINGS = mappings_of(tables.MAPPINGS) + mappings_of(tables.DEEP, depth=2 * LINE)
-BRAIDED = tuple(dataclasses.replace(one, finish=one.finish + tables.FOLDING.get((one.M, one.N), 0)) for one in MAPPINGS)
-# Where rows of interleaved columns lie along N a tile takes a piece of a row of each part. If it ends within a line of the L2, it is
-# fetched twice: by 128x192, 96 columns of each, 8192^3 takes 5.6 ms on an H100, 3.6 to 3.9 by 128x128 (H200: 3.49 and 3.61),
-# and 8192 x 14336 x 4096 4.0 and 3.2 to 3.4 (2.95, 2.96).
-BRAIDED_ROWS = tuple(one for one in BRAIDED if one.N != 192)
+INTERLEAVED = tuple(dataclasses.replace(one, finish=one.finish + tables.FOLDING.get((one.M, one.N), 0)) for one in MAPPINGS)
+# Where rows of interleaved columns lie along N, a tile takes a piece of a row of each part. A piece that ends within a line
+# of the L2 is fetched twice: by 128x192, 96 columns of each, 8192^3 takes 5.6 ms on an H100, 3.6 to 3.9 by 128x128 (H200:
+# 3.49 and 3.61), and 8192 x 14336 x 4096 4.0 and 3.2 to 3.4 (2.95, 2.96).
+INTERLEAVED_ROWS = tuple(one for one in INTERLEAVED if one.N != 192)
 ALIGNED = mappings_of(tables.ALIGNED)
 CLUSTERED = tuple(dataclasses.replace(one, cluster=cluster)
                   for one in MAPPINGS + mappings_of(tables.NARROW) + mappings_of(tables.THREE)
@@ -152,8 +152,8 @@ def is_unaligned(info: ArrayInfo | None) -> bool:
 
 BY_TMA = MappingTable(MAPPINGS + SPLIT, mappings_of(tables.WORKSPACE), STREAMED, STREAMED_CLUSTERED, tables.LEAST_SHARED,
                       ALIGNED, CLUSTERED, orders_few=True, tries_more=True)
-BY_BRAIDS = dataclasses.replace(BY_TMA, mappings=BRAIDED + SPLIT)
-BY_BRAIDED_ROWS = dataclasses.replace(BY_TMA, mappings=BRAIDED_ROWS + SPLIT, aligned=())
+BY_BRAIDS = dataclasses.replace(BY_TMA, mappings=INTERLEAVED + SPLIT)
+BY_BRAIDED_ROWS = dataclasses.replace(BY_TMA, mappings=INTERLEAVED_ROWS + SPLIT, aligned=())
 BY_TRANSPOSES = MappingTable(TRANSPOSED)
 BY_REGISTERS = MappingTable(TRANSFORMED)
 BY_FETCHES = MappingTable(ACROSS)
