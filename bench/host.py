@@ -14,9 +14,9 @@ Rows (one problem, small enough that the device always keeps up):
                   a call of a program with 4 tensors (attention) that comes again, that has another scale each time, and
                   the first of each of 200 lengths, whose kernel is there (`derivations`: how often passes ran)
     first call    a second process's first product, with the kernels that the first compiled on disk; the peer
-                  is that first process. `compiles` and `peer_compiles` count the kernels that each compiled;
-                  the time is that of the first product alone, with the libraries imported and the device's
-                  context made.
+                  is that first process; in first_calls.json. `compiles` and `peer_compiles` count the kernels
+                  that each compiled; the time is that of the first product alone, with the libraries imported and
+                  the device's context made.
     plan, users' code; matmul, a conf with users' code
                   the same with an epilogue of the user's, a helper and a constant, which every call looks at again;
                   the peer is the same plan when it does not (`added_us` is the difference)
@@ -308,16 +308,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [backends.choose(name) for name in found] or [backends.choose()]
     rows = [each for backend in chosen for each in (*calls(backend), *looking_again(backend))]
     rows += [each for backend in chosen if backend.name == "torch" for each in (*doors(backend), *programs(backend))]
-    rows += [first_call(work) for work in WORKS if "torch" in found and not options.no_first_calls]
     path = report.results_path("host", options.out)
-    content = report.document("host", rows, chosen[0].device())
-    report.write(content, path)
-    print(f"\n{path}\n{report.table(content)}")
-    for each in rows:
-        if "compiles" in each:
-            warm, cold = each["ours_us"] * 1e-6, each["peer_us"] * 1e-6
-            print(f"{each['work']}: {warm:.3f} s and {each['compiles']} kernels compiled")
-            print(f"{each['peer']}: {cold:.3f} s and {each['peer_compiles']} kernels compiled")
+    of_files = [(path, rows)]
+    if "torch" in found and not options.no_first_calls:
+        of_files.append((path.with_name("first_calls.json"), [first_call(work) for work in WORKS]))
+    for file, each in of_files:
+        content = report.document(file.stem, each, chosen[0].device())
+        report.write(content, file)
+        print(f"\n{file}\n{report.table(content)}")
+    for made in (row for _, each in of_files[1:] for row in each):
+        warm, cold = made["ours_us"] * 1e-6, made["peer_us"] * 1e-6
+        print(f"{made['work']}: {warm:.3f} s and {made['compiles']} kernels compiled")
+        print(f"{made['peer']}: {cold:.3f} s and {made['peer_compiles']} kernels compiled")
     return 0
 
 

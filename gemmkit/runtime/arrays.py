@@ -56,7 +56,8 @@ def is_array(value: Any) -> bool:
     """Whether a value is an array of some library (and not a NumPy scalar)."""
     if isinstance(value, (np.generic, int, float, complex, str, bytes, type(None), np.dtype, type)):
         return False
-    return isinstance(value, np.ndarray) or offers(value, "__cuda_array_interface__") or offers(value, "__dlpack__")
+    return (isinstance(value, np.ndarray) or type(value) in _READERS or offers(value, "__cuda_array_interface__")
+            or offers(value, "__dlpack__"))
 
 
 def interface_of(x: Any, name: str) -> dict[str, Any]:

@@ -413,7 +413,7 @@ CALLS: dict[str, tuple[Any, type[Exception], str]] = {
     "something behind a chain": (lambda out: Scale(2.0) | Softmax() | Residual(out), TypeError, "nothing can follow it"),
     "a reduction behind it": (lambda out: RMSNorm() | RowReduce(out[:, 0], "sum"), TypeError, "nothing can follow it"),
     "twice": (lambda out: Softmax() | Softmax(), TypeError, "nothing can follow it"),
-    "in front of a fold": (lambda out: Softmax() | Fold(lambda x, y: x + y), TypeError, "nothing can stand before it"),
+    "in front of a fold": (lambda out: Softmax() | Fold(lambda x, y: x + y), TypeError, "no epilogue can precede it"),
     "behind a fold's norm": (lambda out: Fold(lambda x, y: x + y) | Softmax() | Scale(2.0), TypeError, "nothing can follow it"),
     "a gain of rows": (lambda out: gk.matmul(A, B, out=out, epilogue=RMSNorm(np.ones(7, "f4"))), ValueError,
                        r"gain of RMSNorm has shape \(7,\); a 7 x 9 result needs \(9,\)"),

@@ -450,7 +450,7 @@ CALLS: dict[str, tuple[Any, type[Exception], str]] = {
                    "out of RowReduce overlaps out in memory"),
     "twice the same": (lambda out: gk.matmul(A, B, epilogue=RowReduce(out, "sum") | RowReduce(out, "max")), ValueError,
                        "out of RowReduce overlaps out of RowReduce in memory"),
-    "in front of a fold": (lambda out: RowReduce(out, "sum") | Fold(lambda x, y: x + y), TypeError, "nothing can stand before it"),
+    "in front of a fold": (lambda out: RowReduce(out, "sum") | Fold(lambda x, y: x + y), TypeError, "no epilogue can precede it"),
     "five of them": (lambda out: gk.matmul(A, B, epilogue=RowReduce(out, "sum") | RowReduce(rows(), "sum") | RowReduce(rows(), "sum")
                                            | RowReduce(rows(), "sum") | RowReduce(rows(), "sum")), gk.ConfigError,
                      "a launch may have 4 reductions; this is one more"),
