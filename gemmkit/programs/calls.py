@@ -214,7 +214,7 @@ class ProgramProblem(MappingProblem):
 
     def __init__(self, program: Program, arguments: dict[str, Any], text: str | None = None):
         self.program, self.arguments, self.text = program, arguments, text
-        self.code: ProgramCode | None = None                  # what its plans rest on, where they can be kept
+        self.code: ProgramCode | None = None           # what its plans rest on, where they can be kept
 
     @cached_property
     def device(self) -> DeviceInfo:
@@ -263,7 +263,6 @@ class KnownProgram:
         self._places = None if arrays == list(plan.given) else itemgetter(*map(arrays.index, plan.given))
         self._numbers = [(numbers.index(name) if name in numbers else -1, bits_of(x))      # -1: an argument's default
                          for name, x in plan.call.numbers.items()]
-
         first = next(iter(plan.given.values()))
         self._device, self._stream = first.device, None if first.device < 0 else stream_finder(first.library, first.device)
 
