@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.mutation import operators, report, running, seeding
+from tests.mutation import battery, operators, report, running, seeding
 from tests.mutation.running import Cost, Finding
 
 DRAWN, SEED = int(os.environ.get("GEMMKIT_MUTANTS", 8)), 11
@@ -124,3 +124,10 @@ def mutants(source: str, operator: str) -> list[str]:
     ("constant changed", "return i + 8", ["return i + 9"])])
 def test_operators_of_mutation(operator: str, body: str, expected: list[str]) -> None:
     assert mutants(f"def f(spec, empty, stage):\n    {body}", operator) == expected
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", sorted(battery.CASES))
+def test_a_case_of_the_battery_is_right_without_a_fault(name: str) -> None:
+    """A case that names what has another name since would end the whole run before its first fault."""
+    battery.CASES[name]()

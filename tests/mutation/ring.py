@@ -57,7 +57,7 @@ def ring_of_four_parts() -> None:
 @case
 def ring_staged() -> None:
     """Elements of two bytes at odd addresses: loads before the products, stores behind them."""
-    ring("f16", (19, 13, 101), by=("Staged", "Staged"), stages=3, steps=4)
+    ring("f16", (19, 13, 101), by=("StagedByThreads", "StagedByThreads"), stages=3, steps=4)
     ring("f16", (19, 13, 101), "NT", steps=2, mem_a_thread=Tile(M=1, K=2), mem_a_warp=Tile(M=4, K=32), mem_b_thread=Tile(K=2, N=1), mem_b_warp=Tile(K=32, N=4))
 
 
