@@ -126,7 +126,7 @@ def test_operators_of_mutation(operator: str, body: str, expected: list[str]) ->
     assert mutants(f"def f(spec, empty, stage):\n    {body}", operator) == expected
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("name", sorted(battery.CASES))
 def test_a_case_of_the_battery_is_right_without_a_fault(name: str) -> None:
     """A case that names what has another name since would end the whole run before its first fault."""
