@@ -32,7 +32,7 @@ from bench.experiments.types import ORDERS, Product
 from bench.harness import Call, input_sets, interleave, summarise
 from bench.prepare import HostArrays, recorded
 from gemmkit.lang.errors import ConfigError
-from gemmkit.plans.ahead import KernelToCompile, compiled, kernel_of
+from gemmkit.plans.ahead import KernelToCompile, compiled
 from gemmkit.plans.compiled import Compiled
 from gemmkit.plans.problem import resolve
 from gemmkit.runtime.arrays import describe, describe_all
@@ -114,11 +114,11 @@ def prepared(listed: list[list[Way]], jobs: int | None, until: float) -> set[tup
     for rank in range(max(map(len, listed))):
         for of in listed:
             for way in of[rank : rank + 1]:
-                kernels.setdefault(kernel_of(way.launchable), KernelToCompile(way.launchable))
+                kernels.setdefault(way.launchable.code_key, KernelToCompile(way.launchable))
     start, there = time.monotonic(), set()
     for made in compiled(list(kernels.values()), jobs):
         if made.error is None:
-            there.add(kernel_of(made.kernel.launchable))
+            there.add(made.kernel.launchable.code_key)
         else:
             print(f"CANNOT: {made.error}"[:200], flush=True)
         if time.monotonic() > until:
@@ -259,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     missing = 0
     for product, found in zip(products, listed, strict=True):
-        ready = [way for way in found if kernel_of(way.launchable) in there]
+        ready = [way for way in found if way.launchable.code_key in there]
         if time.monotonic() - start > options.limit or not ready or ready[0].candidate is not None:
             missing += 1
             continue

@@ -101,7 +101,7 @@ def products(case: Any) -> list[Any]:
 
 def key(case: Any) -> tuple:
     """What decides which kernels a case runs."""
-    kernels = dict.fromkeys(ahead.kernel_of(each.launchable) for each in products(case))
+    kernels = dict.fromkeys(each.launchable.code_key for each in products(case))
     return tuple(kernels), isinstance(case, Experiment) and case.peers_kernel
 
 
@@ -114,7 +114,7 @@ def build(case: Any) -> Prepared:
     """Compile a case's kernels, or find them on disk; of several, the most that one of them takes."""
     start = time.perf_counter()
     try:
-        distinct_ones = {ahead.kernel_of(each.launchable): each for each in products(case)}
+        distinct_ones = {each.launchable.code_key: each for each in products(case)}
         usages = [built(compiled) for compiled in distinct_ones.values()]
         if isinstance(case, Experiment):
             case.build_peer()

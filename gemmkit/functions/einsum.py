@@ -372,24 +372,24 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
                                                  asked)
     launched = _launch(recipe, views[0], views[1], views[2], stream, keywords)
     if quick is not None and launched is not None:
-        _know(quick, launched, operands, views, made)
+        _know(quick, launched, views, made)
     return made
 
 
 _calls = cache()                       # `KnownCall` and whether B comes first, by what is quickly seen of a call
 
 
-def _know(quick: tuple[Any, int, tuple[int, ...]], launched: Plan, operands: tuple[Any, ...], views: list[Any],
-          out: Any) -> None:
+def _know(quick: tuple[Any, int, tuple[int, ...]], launched: Plan, views: list[Any], out: Any) -> None:
     """Know such a call from now on."""
     key, _, at = quick
     found = tuple(describe(x, "").pointer for x in views[:2])
     if found not in (at, at[::-1]):
         return                                             # operands that are copies, or begin elsewhere
-    known, is_swapped = _calls.get(key) or (launched.known({}, (), None, describe(out, "out")), found != at)
+    of_out = describe(out, "out")
+    known, is_swapped = _calls.get(key) or (launched.known({}, (), None, of_out), found != at)
     if known is not None:
         _calls.keep(key, (known, is_swapped))
-        known.allow(describe(out, "out").pointer, *found, 0)
+        known.allow(of_out.pointer, *found, 0)
 
 
 def as_product(spec: str, *operands: Any, out: Any = None, operator: Operator | None = None,

@@ -33,7 +33,7 @@ from gemmkit.runtime.launch import Launchable
 
 __all__ = [
     "CompiledKernel", "KernelToCompile", "Made", "Occupancy", "Recording", "compile_config", "compiled", "compiled_kernel",
-    "imagined", "kernel_of", "occupancy", "recorded",
+    "imagined", "occupancy", "recorded",
 ]
 
 
@@ -90,12 +90,6 @@ class Made:
     was_there: bool = False
     error: str | None = None
     seconds: float = 0.0
-
-
-def kernel_of(launchable: Launchable) -> tuple[Any, ...]:
-    """What tells a kernel from others."""
-    arguments = tuple((str(argument.kind), argument.fingerprint) for argument in launchable.arguments)
-    return launchable.kernel, launchable.threads, launchable.blocks_per_sm, launchable.target.arch_name, arguments
 
 
 def compiled(kernels: Sequence[KernelToCompile], jobs: int | None = None) -> Iterator[Made]:

@@ -15,7 +15,7 @@ place, such as a list, or an argument is neither an array nor a number nor a fun
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Mapping as Names
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -120,10 +120,10 @@ when_forgetting(forget_all)            # gemmkit's own code has changed
 def derive(program: Program, arguments: dict[str, Any], mapping: Mapping) -> tuple[ProgramPlan, ProgramCode | None]:
     """A plan by the passes, and the code that it rests on; None where it cannot be kept. Raises what
     `gemmkit.programs.plan.planned` raises."""
-    key = None if current_mode() is not None else _likeness(program, arguments, mapping)
+    infos = {name: describe(x, name) for name, x in arguments.items() if is_array(x)}
+    key = None if current_mode() is not None else _likeness(program, arguments, infos, mapping)
     if key is None:
         return planned(program, arguments, mapping, None), None
-    infos = {name: describe(x, name) for name, x in arguments.items() if is_array(x)}
     key = key, *map(_class_of, infos.values())
     first: Derivation | None = _first.get(key)
     if first is not None and first.code.stands():
@@ -140,12 +140,12 @@ def derive(program: Program, arguments: dict[str, Any], mapping: Mapping) -> tup
     return made, code
 
 
-def _likeness(program: Program, arguments: dict[str, Any], mapping: Mapping) -> Any:
-    """What calls have in common beside arrays that are of one class; None for arguments of which it cannot be told whether
-    they are what they were."""
+def _likeness(program: Program, arguments: dict[str, Any], arrays: Collection[str], mapping: Mapping) -> Any:
+    """What calls have in common beside ``arrays`` that are of one class; None for arguments of which it cannot be told
+    whether they are what they were."""
     parts: list[Any] = [program, mapping, world()]
     for name, x in arguments.items():
-        part = name if is_array(x) else _part(x)
+        part = name if name in arrays else _part(x)
         if part is None:
             return None
         parts.append(part)

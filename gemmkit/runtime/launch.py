@@ -677,16 +677,16 @@ class Launchable:
         from gemmkit.runtime.compile import cubin_of
 
         if self._entry is None:
-            is_known = self.like is not None and self.like._entry is not None and self.like._rests_on == self._rests_on
+            is_known = self.like is not None and self.like._entry is not None and self.like.code_key == self.code_key
             self._entry = self.like._entry if self.like is not None and is_known else cubin_of(
                 self.kernel, self.arguments, self.threads, self.target, self.blocks_per_sm)
         return self._entry
 
     @property
-    def _rests_on(self) -> tuple[Any, ...]:
-        """What its code depends on."""
-        return (self.kernel, self.threads, self.target, self.blocks_per_sm,
-                *((one.fingerprint, one.kind) for one in self.arguments))
+    def code_key(self) -> tuple[Any, ...]:
+        """What its machine code depends on, which tells it from others."""
+        arguments = tuple((str(argument.kind), argument.fingerprint) for argument in self.arguments)
+        return self.kernel, self.threads, self.blocks_per_sm, self.target.arch_name, arguments
 
     def bind(self) -> Any:
         """The kernel as a `gemmkit.runtime.launch.BoundLaunch`: compiled, or found in the cache, and loaded, once.

@@ -42,7 +42,7 @@ from gemmkit.lang.checks import check_dtype
 from gemmkit.lang.deferred import NotInstalledError
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import FPUOp, MMAOp, Operator, WMMAOp
-from gemmkit.plans.ahead import CompiledKernel, KernelToCompile, Made, compiled, compiled_kernel, kernel_of, recorded
+from gemmkit.plans.ahead import CompiledKernel, KernelToCompile, Made, compiled, compiled_kernel, recorded
 from gemmkit.runtime.cache import default_cache
 from gemmkit.runtime.compile import AssemblerError, candidates, release
 from gemmkit.runtime.device import GPUS, DeviceInfo, absence, gpu, target
@@ -542,7 +542,7 @@ def wanted(called: list[tuple[str, Callable[[], object]]], devices: list[DeviceI
         for name, call in called:
             for found in recorded(call, device, zeros=is_program):
                 launchable = found.launchable
-                _, products = kernels.setdefault(kernel_of(launchable), (launchable, []))
+                _, products = kernels.setdefault(launchable.code_key, (launchable, []))
                 if name not in products:
                     products.append(name)
         yield from (KernelToCompile(launchable, tuple(products)) for launchable, products in kernels.values())

@@ -16,7 +16,7 @@ from gemmkit.emulator.mode import is_emulating
 from gemmkit.kernels.config import Keywords, names_keywords
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.fingerprint import look_again
-from gemmkit.plans.ahead import KernelToCompile, compiled, kernel_of
+from gemmkit.plans.ahead import KernelToCompile, compiled
 from gemmkit.plans.launch import forget
 from gemmkit.tuner.measure import Buffers, Failed, Measuring, contents_of, difference, elements
 from gemmkit.tuner.subjects import Subject, Tried, Tuned, subject_of
@@ -272,12 +272,12 @@ class _Search:
         kernels: dict[tuple[Any, ...], tuple[KernelToCompile, list[_Ready]]] = {}
         for one in listed:
             for launchable in needs[one.number]:
-                kernels.setdefault(kernel_of(launchable), (KernelToCompile(launchable), []))[1].append(one)
+                kernels.setdefault(launchable.code_key, (KernelToCompile(launchable), []))[1].append(one)
         until = self._left() / 2
         shown.begin("compiling", len(kernels))
         waiting = {one.number: len(needs[one.number]) for one in listed}
         for made in compiled([kernel for kernel, _ in kernels.values()], jobs):
-            for one in kernels[kernel_of(made.kernel.launchable)][1]:
+            for one in kernels[made.kernel.launchable.code_key][1]:
                 waiting[one.number] -= 1
                 if made.error is not None:
                     self._rows[one.number] = one.row(error=f"not compiled: {made.error}")

@@ -19,7 +19,6 @@ from bench.experiments import groups, minplus
 from bench.experiments import run as experiments
 from bench.experiments.experiment import Experiment
 from gemmkit.operators.algebra import units
-from gemmkit.plans.ahead import kernel_of
 from gemmkit.plans.launch import Launch, forget
 from gemmkit.programs.plan import ProgramPlan
 from gemmkit.runtime import device
@@ -87,7 +86,7 @@ def test_a_call_on_the_device_finds_what_was_compiled_ahead(case: Experiment, re
         if isinstance(value, np.ndarray):
             setattr(x, name, OnDevice(value))
     case.ours(OnTheDevice(), x)()
-    assert {kernel_of(one.launchable) for one in found} == set(prepare.key(case)[0])
+    assert {one.launchable.code_key for one in found} == set(prepare.key(case)[0])
 
 
 def test_groups() -> None:

@@ -14,7 +14,7 @@ import gemmkit as gk
 from gemmkit.epilogues import activations
 from gemmkit.kernels.collectives.softmax import QuadOut
 from gemmkit.kernels.masks import ALiBi, Causal, Documents, SoftCap, Window
-from gemmkit.plans.ahead import kernel_of, recorded
+from gemmkit.plans.ahead import recorded
 from gemmkit.runtime.compile import disassemble
 from gemmkit.runtime.device import H100
 from tests.ptx_machine.launch import Ptx
@@ -101,9 +101,8 @@ def test_machine_code_by_warps(head_dim: int, arch: tuple[int, int]) -> None:
 @pytest.mark.compile
 @pytest.mark.sample(30)
 def test_another_scale_window_or_array_compiles_nothing() -> None:
-    from gemmkit.plans.ahead import kernel_of
 
-    kinds = {kernel_of(launch(64, mask=Window(left), score=SoftCap(cap), scale=scale).launchable)
+    kinds = {launch(64, mask=Window(left), score=SoftCap(cap), scale=scale).launchable.code_key
              for left, cap, scale in ((10, 5.0, 1.0), (200, 50.0, 0.1))}
     assert len(kinds) == 1
 
@@ -185,7 +184,7 @@ def test_machine_code_by_warps_of_an_mlp(widths: list[int], order: str, arch: tu
 @pytest.mark.sample(5)
 def test_another_depth_number_of_rows_or_address_compiles_nothing() -> None:
     """Where weights do not fit shared memory: those that do stay there, which is another kernel."""
-    kinds = {kernel_of(launch_mlp([128] * (layers + 1), rows=rows).launchable) for layers, rows in ((6, 129), (20, 16384), (200, 1000))}
+    kinds = {launch_mlp([128] * (layers + 1), rows=rows).launchable.code_key for layers, rows in ((6, 129), (20, 16384), (200, 1000))}
     assert len(kinds) == 1
 
 
