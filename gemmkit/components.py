@@ -563,6 +563,9 @@ def _read(component: Component, key: list[Any], brought: list[Any]) -> bool:
             at, of_array = KEYS.get(kind, key_of)(value, name)
             key += of_array, at & 15
             brought.append(at)
+        elif kind is ArrayInfo:                        # it stands for its array
+            key += value[1:], value.pointer & 15
+            brought.append(value.pointer)
         elif value is None or isinstance(value, (np.dtype, type)):
             key.append(value)
         elif kind is FunctionType and _is_constant(value):
@@ -601,7 +604,7 @@ def _read_slots(component: Component) -> list[int]:
         elif is_scalar and type(value) in (float, int):
             slots.append(at)
             at += 1
-        elif is_array(value):
+        elif is_array(value) or isinstance(value, ArrayInfo):
             slots.append(at)
             at += len(freeze_runtime(value, name).leaves)
     return slots

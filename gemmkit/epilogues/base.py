@@ -117,6 +117,13 @@ class ElementEpilogue(Component):
         return type(self).__call__ is ElementEpilogue.__call__ and type(self).finish is ElementEpilogue.finish
 
     @property
+    def is_elementwise(self) -> bool:
+        """Whether ``__call__`` is all that it does: it makes a number of a number and its place, and nothing else."""
+        cls: Any = type(self)
+        is_whole = self.writes or self.finishes_blocks or self.stores_itself               # type: ignore[attr-defined]
+        return not is_whole and (cls.__call__ is not ElementEpilogue.__call__ or cls.finish is ElementEpilogue.finish)
+
+    @property
     def is_default(self) -> bool:
         """Whether D is what the product gives."""
         return False
@@ -373,6 +380,10 @@ class ComposedEpilogue(Epilogue):
         first, second = self.first.mapped(change), self.second.mapped(change)
         same = first is self.first and second is self.second
         return self if same else cast(Epilogue, with_fields(self, {"first": first, "second": second}))
+
+    @property
+    def is_elementwise(self) -> bool:
+        return self.first.is_elementwise and self.second.is_elementwise
 
     @property
     def reduces(self) -> bool:

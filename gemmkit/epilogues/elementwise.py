@@ -436,6 +436,8 @@ class LinearCombination(Epilogue):
                                 "float is none; give an integer")
         super().__post_init__()
 
+    is_elementwise = False
+
     def __call__(self, x: Numeric, m: int, n: int) -> Any:
         raise TypeError("LinearCombination works on tiles")
 

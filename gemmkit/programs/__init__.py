@@ -19,7 +19,9 @@ from typing import Any
 
 from gemmkit.programs.decorated import (
     Program,
+    call,
     copy,
+    erf,
     exp,
     finite,
     full,
@@ -40,8 +42,8 @@ from gemmkit.programs.decorated import (
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.values import refused
 
-__all__ = ["Mapping", "Program", "copy", "exp", "finite", "full", "log", "maximum", "minimum", "once", "parallel",
-           "place", "program", "rsqrt", "sequential", "sqrt", "tanh", "where", "zeros"]
+__all__ = ["Mapping", "Program", "call", "copy", "erf", "exp", "finite", "full", "log", "maximum", "minimum", "once",
+           "parallel", "place", "program", "rsqrt", "sequential", "sqrt", "tanh", "where", "zeros"]
 
 
 def __getattr__(name: str) -> Any:
@@ -49,5 +51,5 @@ def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     words = ", ".join(word for word in __all__ if word.islower())
-    raise refused(AttributeError, f"gemmkit.programs has no word {name!r}: the words are {words}; and abs(x), x ** 2, x @ "
+    raise refused(AttributeError, f"gemmkit.programs has no word {name!r}: the words are {words}; and abs(x), x ** y, x @ "
                                   "y, x.T, x.max(axis=1), min, sum, mean and astype")

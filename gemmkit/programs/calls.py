@@ -10,7 +10,9 @@ A call looks for the plan of one that is like it, and else for the derivation of
 
 Deriving takes milliseconds, a new size a tenth of one, a launch microseconds. All three hold for code that is what it was
 (`gemmkit.lang.references`). A call is derived anew where that cannot be told: a function names something that can change in
-place, such as a list, or an argument is neither an array nor a number nor a function. In the emulator all are.
+place, such as a list, or an argument is neither an array nor a number nor a function nor a component. In the emulator all
+are. A component is known by its kind: its numbers and the addresses of its arrays are a launch's own
+(`gemmkit.components.seen`).
 """
 
 from __future__ import annotations
@@ -25,10 +27,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
+from gemmkit import components
+from gemmkit.components import Component, arrays_of
 from gemmkit.emulator.mode import current_mode, world
 from gemmkit.lang.fingerprint import read, when_forgetting
-from gemmkit.lang.references import Guards
+from gemmkit.lang.references import Fact, Guards
 from gemmkit.plans.launch import Cache, Start, cache
+from gemmkit.programs.called import Callees
 from gemmkit.programs.launches import FLOATS, bits_of, given_by, stream_memory
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.plan import ProgramPlan, Resizing, device_of, in_pairs, leaves_by_tma, planned
@@ -57,13 +62,23 @@ class ProgramCode(NamedTuple):
     functions: tuple[FunctionType, ...]
 
 
-def _code_of(program: Program, arguments: dict[str, Any]) -> ProgramCode | None:
-    """None where something can change in place."""
+def _code_of(program: Program, arguments: dict[str, Any], plan: ProgramPlan) -> ProgramCode | None:
+    """None where something can change in place. What a called function has captured may: a launch is told."""
     functions = (cast("FunctionType", program.function), *(x for x in arguments.values() if isinstance(x, FunctionType)))
-    readings = [read(x) for x in functions]
-    if any(reading.mutable or reading.of_process for reading in readings):
-        return None
-    return ProgramCode(Guards(fact for reading in readings for fact in reading.guards.facts).ready(), functions)
+    called = {id(callee.f): callee.component for callee in plan.callees.all}
+    facts: list[Fact] = []
+    for f in functions:
+        if id(f) in called:
+            facts += components.frozen(called[id(f)]).facts
+            continue
+        reading = read(f)
+        if reading.mutable or reading.of_process:
+            return None
+        facts += reading.guards.facts
+    stands = Guards(facts).ready()
+    holding = Callees(tuple(x for x in plan.callees.all if not x.argument and components.frozen(x.component).leaves))
+    kinds = holding.kinds                              # of an array another shape, say, is another kind
+    return ProgramCode((lambda: stands() and holding.kinds == kinds) if holding.all else stands, functions)
 
 
 class Derivation:
@@ -100,7 +115,7 @@ class Derivation:
             sizes = plan.resizing.sizes(infos)
             form = plan.resizing.form(sizes)
             resizing = self.resizings.setdefault(form, plan.resizing)
-            self.kernels[form, resizing.decided(sizes, plan.device)] = plan
+            self.kernels[form, resizing.decided(sizes, plan.device)] = plan.without_arrays()
 
 
 derivations = cache(256)              # by what decides how sizes are read
@@ -131,7 +146,8 @@ def derive(program: Program, arguments: dict[str, Any], mapping: Mapping) -> tup
         known: Derivation | None = None if lengths is None else derivations.get((key, lengths))
         if known is not None and known.code.stands():
             return known.plan(arguments, infos, mapping), known.code
-    made, code = planned(program, arguments, mapping, None), _code_of(program, arguments)
+    made = planned(program, arguments, mapping, None)
+    code = _code_of(program, arguments, made)
     if code is not None and made.resizing is not None and not made.resizing.axes.seen:
         known = Derivation(program, code, made.resizing, made.device)
         known.add(made, infos)
@@ -145,6 +161,10 @@ def _likeness(program: Program, arguments: dict[str, Any], arrays: Collection[st
     whether they are what they were."""
     parts: list[Any] = [program, mapping, world()]
     for name, x in arguments.items():
+        if isinstance(x, Component):                   # of arrays of any lengths
+            frozen = components.frozen(x)
+            parts += frozen.kind, frozen.fingerprint
+            continue
         part = name if name in arrays else _part(x)
         if part is None:
             return None
@@ -253,11 +273,23 @@ DEFAULT = Laid(Mapping())
 # --------------------------------------------------------------------------------------------------
 # Calls that come again.
 
-class KnownProgram:
-    """A plan as calls of one form find it, which give arguments by these ``names``, in this order."""
+class Seen(NamedTuple):
+    """What a call is known by, where its arrays are, its numbers, and what each of its components brings."""
 
-    def __init__(self, plan: ProgramPlan, code: ProgramCode, names: list[str]):
-        self.plan, self.code, self.fit = plan, code, Cache()
+    key: tuple[Any, ...]
+    at: tuple[int, ...]
+    numbers: list[float]
+    held: list[list[Any]]
+
+
+class KnownProgram:
+    """A plan as calls of one form find it, which give ``arguments`` by these ``names``, in this order."""
+
+    def __init__(self, plan: ProgramPlan, code: ProgramCode, names: list[str], arguments: dict[str, Any]):
+        self.plan, self.code, self.fit = plan.without_arrays(), code, Cache()
+        given = [name for name in names if isinstance(arguments[name], Component)]
+        self._held = [given.index(of.argument) if of.argument in given else of for of in plan.called_with(arguments).all]
+        self._with_arrays = [n for n, name in enumerate(given) if arrays_of(arguments[name])]
         arrays = [name for name in names if name in plan.given]
         numbers = [name for name in names if name in plan.call.numbers]
         self._places = None if arrays == list(plan.given) else itemgetter(*map(arrays.index, plan.given))
@@ -266,20 +298,31 @@ class KnownProgram:
         first = next(iter(plan.given.values()))
         self._device, self._stream = first.device, None if first.device < 0 else stream_finder(first.library, first.device)
 
-    def allow(self, at: tuple[int, ...]) -> None:
+    def allow(self, seen: Seen) -> None:
         """A call with arrays at these addresses has been checked."""
         if self._device >= 0:                          # the emulator alone runs those of the host
-            self.fit.keep(at, True)
+            self.fit.keep(self._places_of(seen), True)
+
+    def _places_of(self, seen: Seen) -> Any:
+        return (seen.at, *(tuple(seen.held[n]) for n in self._with_arrays)) if self._with_arrays else seen.at
+
+    def _brought(self, seen: Seen) -> list[Any]:
+        """Of the functions that it calls: a call's components, and others."""
+        found: list[Any] = []
+        for one in self._held:
+            found += seen.held[one] if isinstance(one, int) else Callees((one,)).brought
+        return found
 
     @cached_property
     def _bound(self) -> tuple[int, list[Start]]:
         """How much memory is between its kernels, and they, as they are started."""
         return self.plan.launches.spare, [] if self.plan.is_empty else self.plan.starts
 
-    def again(self, at: tuple[int, ...], numbers: list[float], stream: Any) -> bool:
+    def again(self, seen: Seen, stream: Any) -> bool:
         """Launch it on arrays at these addresses; False where the call has to be looked at: for other addresses, and where
         code is not what it was."""
-        if at not in self.fit or not self.code.stands() or (stream is None and self._stream is None):
+        at, numbers = seen.at, seen.numbers
+        if self._places_of(seen) not in self.fit or not self.code.stands() or (stream is None and self._stream is None):
             return False
         if stream is None:
             handle: int = self._stream()               # type: ignore[misc]
@@ -294,38 +337,37 @@ class KnownProgram:
             at = self._places(at)
         spare, starts = self._bound
         begin = stream_memory(self._device, handle, spare) if spare else 0
-        values = *at, begin, *bits
+        values = (*at, begin, *bits, *self._brought(seen)) if self._held else (*at, begin, *bits)
         for start in starts:
             start(handle, values)
         return True
 
 
-def run(program: Program, arrays: tuple[Any, ...], components: dict[str, Any], mapping: Mapping | None, stream: Any) -> None:
-    """`gemmkit.programs.decorated.Program.__call__`."""
-    seen = None if current_mode() is not None else _quickly(program, arrays, components, mapping)
+def run(program: Program, arrays: tuple[Any, ...], others: dict[str, Any], mapping: Mapping | None, stream: Any) -> None:
+    """`gemmkit.programs.decorated.Program.__call__`; ``others``: arguments by their names."""
+    seen = None if current_mode() is not None else _quickly(program, arrays, others, mapping)
     known: KnownProgram | None = None
     if seen is not None:
-        key, at, numbers = seen
-        known = plans.get(key)
-        if known is not None and known.again(at, numbers, stream):
+        known = plans.get(seen.key)
+        if known is not None and known.again(seen, stream):
             return
-    arguments = program.bound(arrays, components)
+    arguments = program.bound(arrays, others)
     before = known
-    plan, known = _plan_of(program, arguments, mapping, None if seen is None else seen[0], [
-        *program.names[:len(arrays)], *components])
-    if known is not None and known is not before and seen is not None:
-        known.allow(seen[1])                           # the passes, or what stands for them, have looked at these arrays
-        if known.again(*seen[1:], stream):
+    plan, known = _plan_of(program, arguments, mapping, None if seen is None else seen.key, [
+        *program.names[:len(arrays)], *others])
+    if known is not None and known is not before and seen is not None and not plan.callees.all:
+        known.allow(seen)                              # the passes, or what stands for them, have looked at these arrays
+        if known.again(seen, stream):
             return
     plan.run(arguments, None if stream is None else as_stream_handle(stream))
     if known is not None and seen is not None:
-        known.allow(seen[1])
+        known.allow(seen)
 
 
 def plan_of_call(program: Program, arguments: dict[str, Any], mapping: Mapping | None) -> ProgramPlan:
     """The plan of a call with these arguments, by their names. Raises what `gemmkit.programs.plan.planned` raises."""
     seen = None if current_mode() is not None else _quickly(program, (), arguments, mapping)
-    return _plan_of(program, arguments, mapping, None if seen is None else seen[0], list(arguments))[0]
+    return _plan_of(program, arguments, mapping, None if seen is None else seen.key, list(arguments))[0]
 
 
 def _plan_of(program: Program, arguments: dict[str, Any], mapping: Mapping | None, key: Any,
@@ -338,18 +380,17 @@ def _plan_of(program: Program, arguments: dict[str, Any], mapping: Mapping | Non
     plan = problem.plan(mapping)
     if key is None or problem.code is None or not set(plan.given) <= {*names}:
         return plan, None
-    known = plans.keep(key, KnownProgram(plan, problem.code, names))
+    known = plans.keep(key, KnownProgram(plan, problem.code, names, arguments))
     return plan, known
 
 
-def _quickly(program: Program, arrays: tuple[Any, ...], components: dict[str, Any],
-             mapping: Mapping | None) -> tuple[Any, tuple[int, ...], list[float]] | None:
-    """What a call is known by, where its arrays are, and its numbers; None for arguments of which it cannot be told whether
-    they are what they were."""
-    parts: list[Any] = [program, mapping, world(), *components]
+def _quickly(program: Program, arrays: tuple[Any, ...], others: dict[str, Any], mapping: Mapping | None) -> Seen | None:
+    """None for arguments of which it cannot be told whether they are what they were."""
+    parts: list[Any] = [program, mapping, world(), *others]
     at: list[int] = []
     numbers: list[float] = []
-    for x in (*arrays, *components.values()) if components else arrays:
+    held: list[list[Any]] = []
+    for x in (*arrays, *others.values()) if others else arrays:
         key_of = KEYS.get(type(x))
         part = _part(x) if key_of is None else None
         if part is not None:
@@ -360,6 +401,9 @@ def _quickly(program: Program, arrays: tuple[Any, ...], components: dict[str, An
             address, kind = (key_of or array_key)(x, "")
             at.append(address)
             parts += kind, address & 15
+        elif isinstance(x, Component):
+            held.append([])
+            components.seen(x, parts, held[-1])
         else:
             return None
-    return tuple(parts), tuple(at), numbers
+    return Seen(tuple(parts), tuple(at), numbers, held)

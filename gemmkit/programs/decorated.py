@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from gemmkit.programs.called import given_for
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.trace import BLOCK, Along, Loop, Reference, called, entered, stores_of, trace
 from gemmkit.programs.values import Cell, Index, Parameter, Place, ProgramAxis, Term, current, refused, term
@@ -54,7 +55,7 @@ class Program:
         """The program on symbols, for arrays of these shapes. Raises ValueError and TypeError with the user's line."""
         infos = {name: describe(x, name) for name, x in arguments.items() if is_array(x)}
         parameters = {name: Parameter(name, tuple(info.shape), info.dtype) for name, info in infos.items()}
-        return trace(self.function, {**arguments, **parameters})
+        return trace(self.function, {**given_for(arguments), **parameters})
 
     def reference(self, *arrays: Any, block: int = BLOCK, **components: Any) -> Any:
         """Compute the results in float64, with NumPy, in blocks of ``block``. Returns one array, or a tuple in the order of
@@ -74,7 +75,7 @@ class Program:
         with entered(Reference(block)) as reference:
             numbers = {name: Term(reference.constant(x)) for name, x in arguments.items()
                        if isinstance(x, (float, np.floating))}
-            called(self.function, {**arguments, **parameters, **numbers}, arguments)
+            called(self.function, {**given_for(arguments), **parameters, **numbers}, arguments)
         found = tuple(held[name] for name in arguments if name in results)
         return found if len(found) > 1 else found[0]
 
@@ -176,7 +177,8 @@ def program(function: Callable[..., None]) -> Program:
 # | ``zeros(m, n)``, ``full(m, value)``, ``copy(x)`` | cells, whose values rounds carry |
 # | ``x @ y``, ``.T`` | of matrices |
 # | ``x.max(axis=1)``, ``min``, ``sum``, ``mean`` | of a matrix's rows; with ``axis=0`` of its columns |
-# | ``exp``, ``log``, ``tanh``, ``sqrt``, ``rsqrt``, ``finite``, ``maximum``, ``minimum``, ``where`` | element by element |
+# | ``exp``, ``log``, ``tanh``, ``erf``, ``sqrt``, ``rsqrt``, ``finite``, ``maximum``, ``minimum``, ``where`` | by element |
+# | ``call(f, x)`` | any function of numbers, element by element |
 # | ``x == y``, ``!=``, ``<``, ``<=``, ``c & d``, ``c | d``, ``~c`` | conditions, for ``where`` |
 # | ``place(m)`` | where the elements of a block are |
 # | ``with once(n)`` | what is stored by the first block along ``n`` alone |
@@ -232,6 +234,47 @@ def rsqrt(x: Any) -> Any:
     return term("div", 1.0, sqrt(x))
 
 
+def erf(x: Any) -> Any:
+    """The error function."""
+    return term("erf", x)
+
+
+def call(f: Any, *x: Any, dtype: Any = None) -> Any:
+    """A function of numbers, applied to each element: device code, which no pass reads.
+
+    Args:
+        f: a plain function, such as those of `gemmkit.epilogues.activations` and `math`, or a component that is called with
+            numbers: a score of attention, an element-wise epilogue, one of your own. It may use arrays and NumPy scalars
+            that it has captured. It is told nothing but ``x``, so that its result must follow from these alone.
+        x: values, which it gets in float32; numbers; and indices, which stand for the places of elements, whole numbers from
+            0. Elements of arrays of whole numbers, and what is made of places alone, are whole, too.
+        dtype: None for a number, float32; ``bool`` for a condition.
+
+    Returns:
+        A value whose dimensions are those of all arguments.
+
+    Raises:
+        TypeError: with the program's line, for what is no function of as many numbers, for an epilogue that does more than
+            make a number of a number, and for another dtype.
+
+    >>> import numpy as np, gemmkit as gk
+    >>> from gemmkit import programs as gp
+    >>> @gk.program
+    ... def gelu_of_product(a, b, d):
+    ...     for m, n in gp.parallel(a.rows, b.columns):
+    ...         acc = gp.zeros(m, n)
+    ...         for k in gp.sequential(a.columns):
+    ...             acc += a[m, k] @ b[k, n]
+    ...         d[m, n] = gp.call(gk.epilogues.activations.gelu, acc)
+    >>> a = np.eye(2, dtype=np.float16)
+    >>> gelu_of_product.reference(a, a, a).round(4).tolist()
+    [[0.8413, 0.0], [0.0, 0.8413]]
+    """
+    if dtype is not None and dtype not in (bool, np.bool_, float, np.float32, "float32", "bool"):
+        raise refused(TypeError, f"call(dtype={dtype!r}): a function makes a number, dtype=None, or a condition, dtype=bool")
+    return Term(current().call(f, x, dtype in (bool, np.bool_, "bool")))
+
+
 def finite(x: Any) -> Any:
     """0 in place of -inf."""
     return term("finite", x)
@@ -246,12 +289,12 @@ def minimum(x: Any, y: Any) -> Any:
 
 
 def place(index: Index) -> Any:
-    """Where each element of a block is along its axis, from 0: ``place(m) - place(n)`` is the distance from the diagonal."""
+    """Where each element of a block is along its axis, from 0: ``place(m) - place(n)`` is the distance from the diagonal.
+    Of an index along a stack it is the matrix's number."""
     if isinstance(index, Place):
         return index                                   # a condition's function is given places
-    if not isinstance(index, Index) or index.stack:
-        raise refused(TypeError, f"place({index!r}): a variable of parallel(...) or sequential(...) over rows or columns is "
-                                 "needed")
+    if not isinstance(index, Index):
+        raise refused(TypeError, f"place({index!r}): a variable of parallel(...) or sequential(...) is needed")
     return current().place(index)
 
 

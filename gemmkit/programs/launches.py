@@ -1,8 +1,9 @@
 """How the kernels of a plan are launched: one after the other in one stream, with what a call brings among their values.
 
 A call brings the addresses of the arrays that the caller gives (`ProgramPlan.given`), where the memory begins in which one
-kernel leaves its cells for the next (`gemmkit.programs.launches`; 0 without any), and its numbers. All of a plan's arrays of
-that memory follow from this one address, so that a call looks up as many addresses as it has arrays.
+kernel leaves its cells for the next (`gemmkit.programs.launches`; 0 without any), its numbers, and what the functions have
+captured that it calls (`gemmkit.programs.called`). All of a plan's arrays of that memory follow from this one address, so
+that a call looks up as many addresses as it has arrays.
 
 Launches are described here: a plan's run binds them, and the tuner makes of them what its process launches.
 """
@@ -22,11 +23,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from gemmkit.components import Component, number
 from gemmkit.plans.launch import Launch, Put
 from gemmkit.programs.collectives import ROWS
 from gemmkit.programs.mapping import MOST_BAND, KernelLimits, Mapping
-from gemmkit.programs.places import STEP, Places
-from gemmkit.programs.rows import walked
+from gemmkit.programs.places import STEP, Places, walked
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.arrays import is_array
 from gemmkit.runtime.launch import PLACES, Space, addresses
@@ -117,6 +118,8 @@ class CallArguments(NamedTuple):
         """The numbers of another call with this one's text. Raises ValueError and TypeError where it needs another one."""
         for name, x in self.components.items():
             other = arguments.get(name, x)
+            if isinstance(x, Component) and isinstance(other, Component):
+                continue                               # which is called: `ProgramPlan.called_with` looks at it
             if other is not x and not (isinstance(x, CONSTANTS) and isinstance(other, CONSTANTS) and other == x):
                 raise ValueError(f"{name} is {other}, but the plan was made for {x}, which is part of its text; make "
                                  "another plan")
@@ -171,11 +174,13 @@ def launches_of(plans: tuple[ProgramPlan, ...]) -> Launches:
     own = [plan.infos[name] for plan in plans for name in plan.spare]
     which = {name: n for n, name in enumerate(plans[0].given)}
     numbers = {name: n for n, name in enumerate(plans[0].call.numbers, len(which) + 1)}
-    return Launches(spare_bytes(own), tuple(_of_kernel(plan, which, numbers) for plan in plans))
+    held = plans[0].callees.puts(len(which) + 1 + len(numbers))
+    return Launches(spare_bytes(own), tuple(_of_kernel(plan, which, numbers, held) for plan in plans))
 
 
-def _of_kernel(plan: ProgramPlan, which: MappingABC[str, int], numbers: MappingABC[str, int]) -> Launch:
-    """``which``, ``numbers``: where a call brings arrays and numbers."""
+def _of_kernel(plan: ProgramPlan, which: MappingABC[str, int], numbers: MappingABC[str, int],
+               held: MappingABC[str, list[tuple[int, int, bool]]]) -> Launch:
+    """``which``, ``numbers``: where a call brings arrays and numbers; ``held``: what called functions have (`Callees`)."""
     kernel, sizes = plan.launchable, [field.name for field in fields(plan.sizes)]
     puts = [Put(sizes.index(name), numbers[name], 0, _of_bits) for name in plan.printed.scalars]
     for n, (name, tensor_map) in enumerate(plan.taken, 1):
@@ -184,6 +189,11 @@ def _of_kernel(plan: ProgramPlan, which: MappingABC[str, int], numbers: MappingA
             encoder = None if tensor_map is None else tensor_map.encoder
             offset = 0 if name in which else plan.infos[name].pointer - BEGIN
             puts.append(Put(slot, which.get(name, len(which)), offset, encoder))
+    for n, callee in enumerate(plan.printed.callees.all, 1 + len(plan.taken)):
+        slot = kernel.slot(n)
+        if slot is not None:
+            puts += [Put(slot + own, brought, 0, None if is_address else number)
+                     for own, brought, is_address in held[callee.name]]
     return Launch(kernel, puts)
 
 

@@ -26,8 +26,7 @@ from gemmkit.programs.chains.schedule import ChainStart, Compute, Event
 from gemmkit.programs.chains.text import IMPORTS as CHAIN_IMPORTS
 from gemmkit.programs.chains.text import ChainPrinter, Consumer, scalar_lines
 from gemmkit.programs.collectives import F32, ROWS, Typed, packed, packed_rectified
-from gemmkit.programs.places import Read, Ring, TilePlace
-from gemmkit.programs.rows import walked
+from gemmkit.programs.places import Read, Ring, TilePlace, walked
 from gemmkit.programs.text import IMPORTS, Printer
 from gemmkit.programs.values import Axis, Index
 from gemmkit.ptx.copy_async import commit_copies, copy_async, copy_async_clipped, offset_of, wait_copies

@@ -31,6 +31,21 @@ from gemmkit.runtime.device import DeviceInfo
 LEAVES = ("const", "scalar", "carried", "after", "load", "coordinate")
 
 
+def walked(roots: list[Value]) -> list[Value]:
+    """The values and what they are made of, operands first."""
+    out: dict[Value, None] = {}
+
+    def visit(x: Value) -> None:
+        if x not in out:
+            for y in x.args:
+                visit(y)
+            out[x] = None
+
+    for root in roots:
+        visit(root)
+    return list(out)
+
+
 def simplified(roots: list[Value]) -> list[Value]:
     """The values, with what they are made of."""
     rewriter = Rewriter()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmkit.components import freeze
+from gemmkit.components import Component, freeze, without_arrays
 from gemmkit.emulator.mode import current_mode
 from gemmkit.functions.rows import RESIDENT
 from gemmkit.kernels.collectives.scheduler import Cluster
@@ -20,6 +20,7 @@ from gemmkit.kernels.sm90.family import TensorMapSlot
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.functions import Frozen, freeze_array
 from gemmkit.plans.launch import Launch, Start, launch_of
+from gemmkit.programs.called import Callees
 from gemmkit.programs.chains.algebra import commutes, guard, keep_parts, ranges_of, rewrite, settle
 from gemmkit.programs.chains.chain import Chain, ChainPlaces, chain_of, is_chained, placed
 from gemmkit.programs.chains.elements import EXACT, largest, may_be_inexact
@@ -54,9 +55,9 @@ from gemmkit.programs.launches import (
 from gemmkit.programs.mapping import SWITCHES, KernelLimits, Mapping, kernel_of
 from gemmkit.programs.multistage import OWN_NAMES as NAMES_OF_MULTISTAGE
 from gemmkit.programs.multistage import CopyWidth, MultistageChainPrinter, MultistagePrinter
-from gemmkit.programs.places import STEP, Places, allocated, ordered, out_bytes, places_of, said, simplified
+from gemmkit.programs.places import STEP, Places, allocated, ordered, out_bytes, places_of, said, simplified, walked
 from gemmkit.programs.rows import OWN_NAMES as NAMES_OF_ROWS
-from gemmkit.programs.rows import PART, RowProgram, has_rows_alone, row_program_of, walked
+from gemmkit.programs.rows import PART, RowProgram, has_rows_alone, row_program_of
 from gemmkit.programs.rows import derived as derived_rows
 from gemmkit.programs.text import OWN_NAMES, OWN_STARTS, ElementFunction, Out, OutKind, Printed, Printer, function_of
 from gemmkit.programs.text import printed as text_of
@@ -120,6 +121,8 @@ class ProgramPlan:
         for one, other in self._apart:
             if _meet(found[one], found[other], *self._ranges[one], *self._ranges[other]):
                 raise shared(self._names[one], self._names[other])
+        callees = self.called_with(arguments)
+        callees.check(dict(zip(self.given, found)), self.results)
         first = found[0]
         if self.is_empty:
             return
@@ -130,14 +133,41 @@ class ProgramPlan:
                                 "with gemmkit.emulate(): ...")
             held = {**arguments, **host_arrays({name: plan.infos[name] for plan in self.kernels for name in plan.spare})}
             for plan in self.kernels:
-                plan = replace(plan, call=self.call._replace(numbers=numbers))
+                printed = replace(plan.printed, callees=plan.printed.callees.within(callees))
+                plan = replace(plan, call=self.call._replace(numbers=numbers), printed=printed)
                 mode.run(plan, [_Given(held[name], name, name in plan.printed.outs) for name in plan.infos])
             return
         handle, spare = launch_stream(first, stream), self.launches.spare
         begin = stream_memory(first.device, handle, spare) if spare else 0
-        values = *(info.pointer for info in found), begin, *map(bits_of, numbers.values())
+        values = *(info.pointer for info in found), begin, *map(bits_of, numbers.values()), *callees.brought
         for start in self.starts:
             start(handle, values)
+
+    def called_with(self, arguments: dict[str, Any]) -> Callees:
+        """The functions of a call. Raises ValueError for those of another code, and that have other kinds of arrays."""
+        callees = self.callees.called_with({**self.call.components, **arguments})
+        for callee, kind, made in zip(callees.all, callees.kinds, self._made_with):
+            if kind != made:
+                raise ValueError(f"{callee!r} is not the function that the plan was made for: its code, or the kinds of the "
+                                 "arrays that it has captured, are others; make another plan")
+        return callees
+
+    @cached_property
+    def callees(self) -> Callees:
+        """The functions that its kernels call: of components that are arguments, what a call's have in common."""
+        return Callees.of(callee for plan in self.kernels for callee in plan.printed.callees.all)
+
+    def without_arrays(self) -> ProgramPlan:
+        """The plan as it is kept, which a call brings its components: it keeps no array of theirs alive."""
+        if not any(isinstance(x, Component) for x in self.call.components.values()):
+            return self
+        components = {name: without_arrays(x) if isinstance(x, Component) else x for name, x in self.call.components.items()}
+        call = self.call._replace(components=components)
+        return replace(self, call=call, merge=None if self.merge is None else replace(self.merge, call=call))
+
+    @cached_property
+    def _made_with(self) -> list[tuple[Any, str]]:
+        return self.callees.kinds
 
     @property
     def is_empty(self) -> bool:
@@ -199,7 +229,7 @@ class ProgramPlan:
     def arguments(self) -> list[Frozen]:
         held = [freeze_array(self.infos[array], readonly=array not in self.printed.outs) if tensor_map is None else
                 tensor_map.frozen for array, tensor_map in self.taken]
-        return [freeze(self.sizes), *held]
+        return [freeze(self.sizes), *held, *self.printed.callees.frozen]
 
     @cached_property
     def blocks(self) -> int:
@@ -275,7 +305,7 @@ class ProgramPlan:
     def _loaded(self, launch: Launch) -> Launch:
         """The kernel on the device: a program that is called derives a plan anew, and loads nothing twice."""
         key = (self.name, self.text, self.blocks, *(_kind(info) for info in self.infos.values()),
-               *(put[:3] for put in launch.puts))
+               *(put[:3] for put in launch.puts), *self._made_with)
         return launch_of(key, lambda _: launch, self.name)
 
     # -- without a GPU ------------------------------------------------------------------------------------------------
@@ -291,7 +321,8 @@ class ProgramPlan:
             how = dict(written=False) if given.is_filled else dict(readonly=True)
             views[given.name] = arena.view(given.value, given.name, unit_axis(info), alignment(info), **how)
         yield self.launchable, (self.sizes, *(views[name] if one is None else arena.map(one, views[name])
-                                              for name, one in self.taken))
+                                              for name, one in self.taken),
+                                *map(arena.component, self.printed.callees.components))
 
 
 def shared(one: str, other: str) -> ValueError:

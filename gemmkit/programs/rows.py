@@ -12,9 +12,11 @@ import numpy as np
 from gemmkit.functions.rows import RowsProblem
 from gemmkit.kernels.rows import RegisterRow, RowSource, RowTeam, WarpTeam
 from gemmkit.lang.errors import ConfigError
+from gemmkit.programs.called import CALLED, NUMBER, RETURNS, Callees, is_place_made
 from gemmkit.programs.chains.elements import is_whole_number
 from gemmkit.programs.mapping import SWITCHES, Mapping
-from gemmkit.programs.places import LEAVES, Rewriter
+from gemmkit.programs.places import LEAVES, Rewriter, walked
+from gemmkit.programs.text import CALLS as OF_ELEMENTS
 from gemmkit.programs.text import EARLY, JOINTS, SIGNS, Printed
 from gemmkit.programs.trace import CONDITIONS, Loop, StoreStatement, Value
 from gemmkit.programs.values import Axis, Index, refused, shown
@@ -66,21 +68,6 @@ def has_rows_alone(loop: Loop) -> bool:
     """Whether tiles go along rows, and nothing goes around in rounds."""
     along_rows = [index.stack for index in loop.indices] in ([False], [True, False])
     return along_rows and not any(isinstance(held, Loop) for held in loop.body)
-
-
-def walked(roots: list[Value]) -> list[Value]:
-    """The values and what they are made of, operands first."""
-    out: dict[Value, None] = {}
-
-    def visit(x: Value) -> None:
-        if x not in out:
-            for y in x.args:
-                visit(y)
-            out[x] = None
-
-    for root in roots:
-        visit(root)
-    return list(out)
 
 
 def row_program_of(loop: Loop) -> RowProgram:
@@ -199,7 +186,7 @@ class RowRewriter(Rewriter):
 # need is mapped once where computing it again costs more than a place in the registers: exponentials and the like, and
 # what stands in place of the rows that it is made of. A difference from the mean is written where it is needed.
 
-COSTLY = frozenset({"exp2", "log2", "tanh", "sqrt", "reciprocal"})
+COSTLY = frozenset({"exp2", "log2", "tanh", "erf", "pow", "sqrt", "reciprocal", NUMBER})
 NEVER = CONDITIONS | {"load"}                   # an array's row is one anyway, and a condition is no number
 
 
@@ -379,8 +366,8 @@ def _at_once(builder: Builder) -> int:
 
 DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
 #: Functions as the text calls them, and what it imports for that.
-CALLS = dict(exp2="exp2", log2="log2", reciprocal="reciprocal", tanh="math.tanh", sqrt="math.sqrt", max="max", min="min")
-FLOAT32 = frozenset({"exp2", "log2", "reciprocal", "cast", "scalar", *FOLDS})
+CALLS = {**OF_ELEMENTS, "min": "min"}
+FLOAT32 = frozenset({"exp2", "log2", "reciprocal", "cast", "scalar", NUMBER, *FOLDS})
 COLUMN = "column"                      # what an element's place in its row is called
 PART = "part_"                         # what is needed more than once in a function has such a name, which nothing else has
 
@@ -401,6 +388,7 @@ class RowElement:
     text: str = field(init=False)
     _known: dict[Value, str] = field(default_factory=dict)
     _uses: dict[Value, int] = field(default_factory=dict)
+    _stays_inside: bool = False        # whether columns are those of elements that are there
 
     def __post_init__(self) -> None:
         for x in self.steps.within(self.root) if self.is_made or not self._has_name(self.root) else ():
@@ -415,16 +403,18 @@ class RowElement:
         """``whole``: as a whole number, which places are."""
         if x.op == "const":
             return str(int(x.data)) if whole else self._number(x.data)
+        if x.op == "coordinate" and isinstance(x.data, Axis):
+            return f"min({COLUMN}, {self._outside('sizes')}.columns - 1)" if self._stays_inside else COLUMN
         if x.op == "coordinate":
-            return COLUMN if isinstance(x.data, Axis) else self._outside(x.data.name)
+            return self._outside(x.data.name)
         if self._has_name(x):
             return self._beside(x) if is_vector(x) else self._outside(self.name(x))
         if x.op == "load":
             return self._beside(x)
-        if x in self._known:
+        if x in self._known and not self._stays_inside:
             return self._known[x]                      # it has a line of its own
         text = self._operation(x)
-        if self._uses.get(x, 0) > 1:
+        if self._uses.get(x, 0) > 1 and not self._stays_inside:
             name = f"{PART}{len(self._known)}"
             self.lines.append(f"{name} = {bare(text)}")
             self._known[x] = text = name
@@ -447,6 +437,8 @@ class RowElement:
         return self.name(x)
 
     def _operation(self, x: Value) -> str:
+        if x.op in CALLED:
+            return self._called(x)
         if x.op == "where":
             condition, one, other = self.of(x.args[0]), *(self._float(y) for y in x.args[1:])
             if x.args[1].op != "where":                # within another's first choice it keeps its brackets
@@ -480,6 +472,17 @@ class RowElement:
             return f"(0.0 if {args[0]} == -math.inf else {args[0]})"
         self.needs |= {"math"} if CALLS[x.op].startswith("math.") else {CALLS[x.op]}
         return f"{CALLS[x.op]}({', '.join(map(bare, args))})"
+
+    def _called(self, x: Value) -> str:
+        """A row's pieces may reach beyond its end, where a function is told the last place: it may have an array."""
+        self._outside(x.data.name)
+        self.needs.add(RETURNS[x.op])
+        args = []
+        for y in x.args:
+            self._stays_inside = is_place_made(y)
+            args.append(bare(self.of(y, True) if self._stays_inside else self._float(y)))
+            self._stays_inside = False
+        return str(x.data.text(x.op, args))
 
     def _binds(self, x: Value) -> int:
         """How closely a value's text binds where its brackets may go: 2 a product, 1 a sum, 0 anything else."""
@@ -535,12 +538,12 @@ IMPORTS = [
     *(("gemmkit.kernels.rows", word) for word in WORDS),
     ("gemmkit.kernels.rows", "BlockTeam"), ("gemmkit.kernels.rows", "WarpTeam"),
     ("gemmkit.lang.component_products", "matrix_of"), ("gemmkit.lang.aggregates", "convert"),
-    ("gemmkit.programs.collectives", "blocks"),
+    *(("gemmkit.programs.called", word) for word in RETURNS.values()), ("gemmkit.programs.collectives", "blocks"),
     *(("gemmkit.ptx.arithmetic", name) for name in ("exp2", "log2", "reciprocal")),
     ("gemmkit.ptx.arithmetic", "difference"), ("gemmkit.ptx.special", "udiv"),
     *(("gemmkit.ptx.wgmma", name) for name in ("grid_launch_dependents", "grid_wait"))]
 FOLDED = dict(rowsum="total", rowmean="total", rowmax="largest", rowmin="smallest")
-CALLED = dict(rowsum="whole", rowmean="mean", rowmax="top", rowmin="low", variance="variance", reciprocal="over")
+NAMED = dict(rowsum="whole", rowmean="mean", rowmax="top", rowmin="low", variance="variance", reciprocal="over")
 LONG = 70                              # characters of an expression, beyond which it is a function of its own
 ALWAYS = {"Component", "Scalar", "Rows", "blocks"}
 #: What a text calls its own things: arrays, numbers and indices of programs are called otherwise.
@@ -584,7 +587,7 @@ class RowPrinter:
             else:
                 # (A reciprocal with its argument's name is the rewriter's, not the user's.)
                 given = "" if x.op == "reciprocal" and x.name == x.args[0].name else x.name
-                plain = f"{x.data[0].name}_value" if x.op == "load" else given or CALLED.get(x.op, "value")
+                plain = f"{x.data[0].name}_value" if x.op == "load" else given or NAMED.get(x.op, "value")
                 self.names[x] = self.unique(plain)
         return self.names[x]
 
@@ -637,7 +640,7 @@ class RowPrinter:
 
     def moment(self, op: str, row: Value) -> str:
         found = [x for x in self.steps.named if x.op == op and x.args[0] is row]
-        return self.name(found[0]) if found else self.unique(CALLED[op])
+        return self.name(found[0]) if found else self.unique(NAMED[op])
 
     def fold(self, x: Value) -> None:
         made = self.over(FOLDED[x.op], x.args[0], f"of_{self.name(x)}")
@@ -715,6 +718,7 @@ def printed(title: str, program: RowProgram, steps: RowSteps, threads: tuple[Row
     outs = [store.parameter.name for store in program.stores]
     reads = [name for name in dtypes if name in program.reads]
     used = [name for name in scalars if any(x.op == "scalar" and x.data == name for x in steps.named)]
+    callees = Callees.of(x.data for x in walked([step.value for step in steps.order]) if x.op in CALLED)
     imports: dict[str, list[str]] = {}
     for module, word in IMPORTS:
         if word in printer.needs:
@@ -732,12 +736,12 @@ def printed(title: str, program: RowProgram, steps: RowSteps, threads: tuple[Row
         f"SHARED_BYTES = {team.shared_bytes}", "", "",
         "@dataclass(frozen=True)", "class Sizes(Component):",
         *(f"    {name}: Scalar" for name in (*tile, "columns", *used)), "", "",
-        f"def kernel({', '.join(['sizes', *outs, *reads])}):", *(f"    {line}" for line in (*begin, *at)),
+        f"def kernel({', '.join(['sizes', *outs, *reads, *callees.names])}):", *(f"    {line}" for line in (*begin, *at)),
         *(f"        {line}" for line in printer.lines), "", "",
         "def tiles(sizes):", f"    return blocks({' * '.join(f'sizes.{name}' for name in tile)}, ROWS.team.rows)",
         *printer.functions]
     return Printed("\n".join(lines) + "\n", (), tuple(outs), tuple(reads), (*tile, "columns"), tuple(tile), tuple(used),
-                   team.block)
+                   team.block, callees=callees)
 
 
 def shown_team(team: RowTeam) -> str:

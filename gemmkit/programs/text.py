@@ -14,6 +14,7 @@ import ml_dtypes  # noqa: F401 - makes NumPy know bfloat16 by its name
 import numpy as np
 
 from gemmkit.kernels.collectives.scheduler import Cluster
+from gemmkit.programs.called import CALLED, RETURNS, START, Callee, Callees, is_place_made, is_whole_load
 from gemmkit.programs.collectives import COLUMN, ROW
 from gemmkit.programs.places import (
     Allocation,
@@ -36,8 +37,9 @@ from gemmkit.programs.values import Index, refused
 
 SIGNS = dict(add="+", sub="-", mul="*", div="/", lt="<", le="<=", eq="==", ne="!=")
 JOINTS = {"and": "{} and {}", "or": "{} or {}", "not": "not {}"}
-CALLS = dict(exp2="exp2", log2="log2", reciprocal="reciprocal", tanh="math.tanh", sqrt="math.sqrt", max="max")
-NEEDS = dict(tanh="math", sqrt="math")
+CALLS = dict(exp2="exp2", log2="log2", reciprocal="reciprocal", tanh="math.tanh", sqrt="math.sqrt", erf="math.erf",
+             pow="math.pow", max="max", abs="abs")
+NEEDS = dict(tanh="math", sqrt="math", erf="math", pow="math", max="", abs="")
 MEETING = COMPARISONS | {"add", "sub", "mul"}                  # 16 bits and float32 are float32 in these
 KEPT = "kept_"                         # a text's name of a cell of columns in shared memory begins so
 
@@ -68,6 +70,8 @@ class ElementFunction:
     names: dict[Value, str] = field(default_factory=dict)
     uses: dict[Value, int] = field(default_factory=dict)
     of_rows: list[str] = field(default_factory=list)
+    callees: list[Callee] = field(default_factory=list)
+    _stays_inside: bool = False        # whether places are those of elements that are there
 
     @property
     def parameters(self) -> list[str]:
@@ -75,7 +79,8 @@ class ElementFunction:
         rows = [self.place, f"last_{names[0]}"] if self.indices[0].name in names else []
         columns = ["column", f"last_{names[-1]}"] if self.indices[1:] and self.indices[1].name in names else []
         stack = [self.stack.name] if self.stack is not None and self.stack.name in self.places else []
-        return [*self.arrays, *self.scalars, *self.of_rows, *rows, *columns, *stack]
+        called = [callee.name for callee in self.callees]
+        return [*self.arrays, *called, *self.scalars, *self.of_rows, *rows, *columns, *stack]
 
     @property
     def text(self) -> str:
@@ -88,11 +93,11 @@ class ElementFunction:
 
     def of(self, x: Value, top: bool = False) -> str:
         """The text of a value, in brackets if it is no ``top``; what is used more than once has a line of its own."""
-        if x in self.names:
+        if x in self.names and not self._stays_inside:
             return self.names[x]
-        is_shared = self.uses.get(x, 0) > 1 and (x.args or x.op == "load" or x in self.columns)
+        is_shared = not self._stays_inside and self.uses.get(x, 0) > 1 and (x.args or x.op == "load" or x in self.columns)
         text = self._operation(x) if x.args else self._leaf(x)
-        if x.op not in CALLS and (x.args or x.op == "coordinate") and (is_shared or not top):
+        if x.op not in CALLS and x.op not in CALLED and (x.args or x.op == "coordinate") and (is_shared or not top):
             text = f"({text})"
         if is_shared:
             name = f"value_{len(self.names)}"
@@ -102,6 +107,8 @@ class ElementFunction:
         return text
 
     def _operation(self, x: Value) -> str:
+        if x.op in CALLED:
+            return self._called(x)
         args = [self.of(arg, top=x.op in CALLS or (x.op in COMPARISONS and arg.op == "coordinate")) for arg in x.args]
         for n, arg in enumerate(x.args):
             if is_converted(x, arg):
@@ -112,7 +119,7 @@ class ElementFunction:
         if x.op in JOINTS:
             return JOINTS[x.op].format(*args)
         if x.op in CALLS:
-            self.needs.add(NEEDS.get(x.op, x.op if x.op != "max" else ""))
+            self.needs.add(NEEDS.get(x.op, x.op))
             return f"{CALLS[x.op]}({', '.join(args)})"
         if x.op == "neg":
             return f"-{args[0]}"
@@ -125,7 +132,22 @@ class ElementFunction:
         raise refused(ValueError, f"{what} where a tile is stored: a kernel computes element by element there, and rounds "
                                   "to the result's dtype (only .reference(...) runs others)", x.line)
 
+    def _called(self, x: Value) -> str:
+        """Of elements that are not there a function is told the places of the last ones that are: it may have an array."""
+        if x.data not in self.callees:
+            self.callees.append(x.data)
+        self.needs |= {"convert", RETURNS[x.op]}
+        args = []
+        for y in x.args:
+            self._stays_inside = is_place_made(y)
+            text = self.of(y, top=True)
+            args.append(text if self._stays_inside or is_whole_load(y) else f"convert(F32, {text})")
+            self._stays_inside = False
+        return x.data.text(x.op, args)
+
     def _leaf(self, x: Value) -> str:
+        if x.op == "const" and self._stays_inside:
+            return str(int(x.data))
         if x.op == "const":
             return repr(float(x.data)) if math.isfinite(x.data) else self._not_finite(x.data)
         if x.op == "scalar":
@@ -144,9 +166,9 @@ class ElementFunction:
         if x.op == "after" and x in self.columns:
             self.needs |= {"own_column", "column_at"}
             return f"{KEPT}{self.columns[x]}.at(own_column() + column_at(i))"
-        if x.op == "coordinate" and x.data in self.indices:
+        if x.op == "coordinate" and (x.data in self.indices or x.data is self.stack):
             self.places.add(x.data.name)
-            return self._place(x.data)
+            return self._in_range(x.data) if self._stays_inside or x.data is self.stack else self._place(x.data)
         if x.op == "load":
             parameter, key = x.data
             known = (*self.indices, *([self.stack] if self.stack is not None else []))
@@ -237,6 +259,7 @@ IMPORTS = [
     ("gemmkit.kernels.sm90.store", "own_row", ("row",)), ("gemmkit.kernels.collectives.pipeline", "Warpgroups", ()),
     ("gemmkit.lang.registers", "interleave", ("interleave",)), ("gemmkit.lang.registers", "split", ("interleave",)),
     ("gemmkit.lang.registers", "apply", ("apply",)),
+    *(("gemmkit.programs.called", word, (word,)) for word in RETURNS.values()),
     ("gemmkit.programs.collectives", "row_value", ("row_value",)),
     ("gemmkit.lang.aggregates", "convert", ("convert",)), ("gemmkit.programs.collectives", "F32", ("convert",)),
     ("gemmkit.programs.collectives", "DirectOut", ("DirectOut",)),
@@ -259,7 +282,7 @@ OWN_NAMES = frozenset({name for _, name, _ in IMPORTS} | {
     "kernel", "math", "max", "min", "order", "place", "place_float", "produce", "rank", "ring", "row", "row_float",
     "rows", "sizes", "slot", "tile", "tiles", "values", "zero"})
 OWN_STARTS = ("at_", "before_", "make_", "ring_", "slot_", "out_", "map_", "rows_of_", "columns_of_", "element_of_", "last_",
-              "value_", KEPT)
+              "value_", KEPT, START)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -300,7 +323,7 @@ class OutKind:
 @dataclass(frozen=True)
 class Printed:
     """The text; its kernel's arguments behind the sizes: tensor maps, each of a staged block and of the array that the
-    block is of, or operands that threads copy, results, arrays that threads read."""
+    block is of, or operands that threads copy, results, arrays that threads read, functions that they call."""
 
     text: str
     maps: tuple[tuple[str, str], ...]
@@ -311,6 +334,7 @@ class Printed:
     scalars: tuple[str, ...]
     threads: int
     operands: tuple[str, ...] = ()
+    callees: Callees = Callees()
 
 
 def of_blocks(count: str, cluster: Cluster) -> str:
@@ -487,10 +511,15 @@ class Printer:
         return 128 * (1 + self.warpgroups)
 
     def arguments(self) -> tuple[list[tuple[str, str]], list[str], list[str], list[str]]:
-        """Blocks that TMA brings and their arrays, operands that threads copy, results, arrays that threads read."""
+        """Blocks that TMA brings and their arrays, operands that threads copy, results, arrays and functions of threads."""
         functions = [out.function for out in self.outs if out.function is not None]
+        arrays = dict.fromkeys(name for made in functions for name in made.arrays)
         return ([(tile.name, tile.parameter.name) for tile in self.tiles], [], [out.name for out in self.outs],
-                list(dict.fromkeys(name for made in functions for name in made.arrays)))
+                [*arrays, *self.callees.names])
+
+    @property
+    def callees(self) -> Callees:
+        return Callees.of(callee for out in self.outs if out.function is not None for callee in out.function.callees)
 
     def kernel(self) -> None:
         maps, _, names, arrays = self.arguments()
@@ -671,5 +700,7 @@ def printed(printer: Printer, title: str) -> Printed:
     for made in functions:
         printer.put(0, "", "", *made.text.split("\n"))
     maps, operands, names, arrays = printer.arguments()
-    return Printed("\n".join(printer.lines) + "\n", tuple(maps), tuple(names), tuple(arrays), tuple(sizes),
-                   tile, tuple(scalars), printer.threads, tuple(operands))
+    callees = printer.callees
+    return Printed("\n".join(printer.lines) + "\n", tuple(maps), tuple(names),
+                   tuple(name for name in arrays if name not in callees.names), tuple(sizes), tile, tuple(scalars),
+                   printer.threads, tuple(operands), callees)

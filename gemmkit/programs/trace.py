@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import itertools
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from typing import Any, cast
 import ml_dtypes  # noqa: F401 - makes NumPy know bfloat16 by its name
 import numpy as np
 
+from gemmkit.components import without_arrays
+from gemmkit.programs.called import NUMBER, TEST, WHOLE, CallableArgument, Callee, function_of, of_elements
 from gemmkit.programs.values import (
     Arithmetic,
     Axes,
@@ -39,7 +42,7 @@ from gemmkit.programs.values import (
 
 #: Operations that make conditions: of numbers, and of conditions.
 COMPARISONS, CONNECTIVES = frozenset({"lt", "le", "eq", "ne"}), frozenset({"and", "or", "not"})
-CONDITIONS = COMPARISONS | CONNECTIVES
+CONDITIONS = COMPARISONS | CONNECTIVES | {TEST}
 
 
 class Interpreter:
@@ -70,6 +73,9 @@ class Interpreter:
 
     def coordinate(self, dim: Any) -> Any:
         raise NotImplementedError
+
+    def callee(self, f: Any, name: str) -> Callee:
+        return Callee(name, f)
 
     def loop(self, extents: tuple[ProgramAxis, ...], kind: str, stop: Any = None) -> Iterator[Any]:
         """``stop``: a length that bounds the only extent."""
@@ -152,13 +158,19 @@ class Interpreter:
         """What a constant is."""
         raise NotImplementedError
 
-    def _met(self, op: str, args: list[Any], first: tuple = ()) -> Any:
+    def call(self, f: Any, given: tuple, is_test: bool) -> Any:
+        """A function of the user's of each element; an index stands for the places of its elements."""
+        name, f = getattr(f, "_name", "") if isinstance(f, CallableArgument) else "", function_of(f, len(given))
+        args = [self.coordinate(x) if isinstance(x, Index) else self.lift(x) for x in given]
+        return self._met(TEST if is_test else NUMBER, args, data=self.callee(f, name))
+
+    def _met(self, op: str, args: list[Any], first: tuple = (), data: Any = None) -> Any:
         """An element-wise operation of values, which meet along the dimensions that they share. Its own are in the order of
         those of the value that has most, ``first`` among them."""
         longest = max([first, *(x.dims for x in args)], key=len)
         met = [self.met(lambda: op, longest, x) for x in args]
         dims = list(dict.fromkeys([longest, *(new for _, new in met)]))
-        return self.compute(op, tuple(x for x, _ in met), joined(op, dims))
+        return self.compute(op, tuple(x for x, _ in met), joined(op, dims), data)
 
     def met(self, what: Callable[[], str], dims: tuple, x: Any) -> tuple[Any, tuple]:
         """A value and its dimensions, whose whole axes are those of ``dims`` where they meet."""
@@ -411,10 +423,14 @@ class Loop:
 
 
 class Tracer(Interpreter):
+    """``names``: of a program's arguments that are functions, by their ids."""
+
     kind = Value
 
-    def __init__(self) -> None:
+    def __init__(self, names: dict[int, str]) -> None:
         super().__init__()
+        self.names = names
+        self.callees: dict[int, Callee] = {}           # by the ids of functions, which they keep alive
         self.bodies: list[list] = [[]]
         self.only: Index | None = None
         self.over: dict[Value, Loop] = {}              # what rounds that are over have computed
@@ -465,7 +481,18 @@ class Tracer(Interpreter):
         self.emit(StoreStatement(parameter, key, value, self.only))
 
     def coordinate(self, dim: Any) -> Value:
-        return Value("coordinate", (), (dim,), dim)
+        return Value("coordinate", (), () if isinstance(dim, Index) and dim.stack else (dim,), dim)
+
+    def callee(self, f: Any, name: str) -> Callee:
+        if id(f) not in self.callees:
+            wanted = name or self.names.get(id(f)) or getattr(f, "__name__", "") or type(f).__name__.lower()
+            wanted = wanted if wanted.isidentifier() else "function"                       # of a lambda
+            taken, n, found = {repr(callee) for callee in self.callees.values()}, 1, wanted
+            while found in taken:
+                n += 1
+                found = f"{wanted}_{n}"
+            self.callees[id(f)] = Callee(found, without_arrays(f), name) if name else Callee(found, f)
+        return self.callees[id(f)]
 
     def loop(self, extents: tuple[ProgramAxis, ...], kind: str, stop: Any = None) -> Iterator[Any]:
         if kind == "parallel" and len(self.bodies) > 1:
@@ -570,7 +597,7 @@ def trace(function: Any, arguments: dict[str, Any]) -> Loop:
 
     Raises what the words raise (ValueError, TypeError, with the user's line), and ValueError for another form.
     """
-    tracer, code = Tracer(), function.__code__
+    tracer, code = Tracer({id(x): name for name, x in arguments.items() if callable(x)}), function.__code__
     with entered(tracer):
         given = {name: Term(Value("scalar", data=name, name=name)) if isinstance(x, (float, np.floating)) else x
                  for name, x in arguments.items()}
@@ -653,15 +680,21 @@ BLOCK = 37                             # an odd length shows that a result does 
 FUNCTIONS: dict[str, Any] = dict(
     add=np.add, sub=np.subtract, mul=np.multiply, div=np.divide, neg=np.negative, lt=np.less, le=np.less_equal, eq=np.equal,
     ne=np.not_equal, exp=np.exp, log=np.log, tanh=np.tanh, sqrt=np.sqrt, max=np.maximum,
-    finite=lambda x: np.where(x == -np.inf, 0.0, x), where=np.where,
+    erf=np.vectorize(math.erf, [np.float64]), abs=np.abs, pow=np.power, where=np.where,
+    finite=lambda x: np.where(x == -np.inf, 0.0, x),
     **{"and": np.logical_and, "or": np.logical_or, "not": np.logical_not})
 
 
 class Dimensioned:
-    """Numbers with dimensions."""
+    """Numbers with dimensions. ``whole``: "place" of places and what is made of them, "count" of elements of arrays of whole
+    numbers, which functions get as whole numbers; "constant" of one that may meet places."""
 
-    def __init__(self, dims: tuple, array: Any):
-        self.dims, self.array = dims, np.asarray(array)
+    def __init__(self, dims: tuple, array: Any, whole: str = ""):
+        self.dims, self.array, self.whole = dims, np.asarray(array), whole
+
+    @property
+    def is_whole(self) -> bool:
+        return self.whole in ("place", "count")
 
     def over(self, dims: tuple) -> np.ndarray:
         """The numbers with an axis for each of ``dims``, of length 1 where they have it not."""
@@ -680,7 +713,7 @@ class Reference(Interpreter):
         self.only: Index | None = None
 
     def constant(self, x: Any) -> Dimensioned:
-        return Dimensioned((), np.float64(x))
+        return Dimensioned((), np.float64(x), "constant" if float(x).is_integer() else "")
 
     def number(self, value: Dimensioned) -> float | None:
         return None                                    # the trace has looked at constants
@@ -705,8 +738,10 @@ class Reference(Interpreter):
             return Dimensioned(dims, np.sum(args[0].array, axis=1))
         if op == "cast":
             return Dimensioned(dims, args[0].array.astype(data).astype(np.float64))
+        if op in (NUMBER, TEST):
+            return Dimensioned(dims, of_elements(data.f, op == TEST, [(x.over(dims), x.is_whole) for x in args]))
         with np.errstate(all="ignore"):
-            return Dimensioned(dims, FUNCTIONS[op](*(x.over(dims) for x in args)))
+            return Dimensioned(dims, FUNCTIONS[op](*(x.over(dims) for x in args)), _stays_whole(op, args))
 
     def filled(self, dims: tuple, value: float) -> Dimensioned:
         return Dimensioned(dims, np.full([_length(d) for d in dims], value))
@@ -715,14 +750,17 @@ class Reference(Interpreter):
         return Dimensioned(dims, np.broadcast_to(value.over(dims), [_length(d) for d in dims]))
 
     def load(self, parameter: Parameter, key: tuple, dims: tuple) -> Dimensioned:
-        return Dimensioned(dims, np.asarray(parameter.data[_slices(key)], np.float64))
+        whole = "count" if np.dtype(parameter.dtype).kind in "iu" else ""
+        return Dimensioned(dims, np.asarray(parameter.data[_slices(key)], np.float64), whole)
 
     def store(self, parameter: Parameter, key: tuple, dims: tuple, value: Dimensioned) -> None:
         if self.only is None or self.only.start == 0:
             parameter.data[_slices(key)] = value.over(dims)
 
     def coordinate(self, dim: Any) -> Dimensioned:
-        return Dimensioned((dim,), np.arange(dim.size) if isinstance(dim, Axis) else np.arange(dim.start, dim.stop))
+        if isinstance(dim, Index) and dim.stack:
+            return Dimensioned((), dim.start, "place")
+        return Dimensioned((dim,), np.arange(dim.size) if isinstance(dim, Axis) else np.arange(dim.start, dim.stop), "place")
 
     def loop(self, extents: tuple[ProgramAxis, ...], kind: str, stop: Any = None) -> Iterator[Any]:
         if stop is not None:
@@ -735,6 +773,12 @@ class Reference(Interpreter):
     def _blocks(self, extent: ProgramAxis, end: int, of_tile: bool = False) -> list[Index]:
         step = 1 if extent.stack else self.block
         return [Index(extent, "", start, min(start + step, end), of_tile) for start in range(0, end, step)]
+
+
+def _stays_whole(op: str, args: tuple) -> str:
+    """Places stay places, as kernels compute them."""
+    kinds = {x.whole for x in args}
+    return "place" if op in WHOLE and "place" in kinds and kinds <= {"place", "constant"} else ""
 
 
 def _length(dim: Any) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.components import arrays_of
 from gemmkit.lang.errors import ConfigError
 from gemmkit.plans.launch import Launch
 from gemmkit.programs.calls import Laid, ProgramProblem
@@ -105,7 +106,9 @@ class Programmed(Subject):
 
     def memory(self) -> Buffers:
         given, results = self.default.given, self.default.results
-        return Buffers([info for name, info in given.items() if name not in results], [given[name] for name in results])
+        captured = [held.info for component in self.default.called_with({}).components for held in arrays_of(component)]
+        return Buffers([*(info for name, info in given.items() if name not in results), *captured],
+                       [given[name] for name in results])
 
     @staticmethod
     def kernels(compiled: ProgramPlan) -> list[Launchable]:
@@ -113,7 +116,9 @@ class Programmed(Subject):
 
     def job(self, compiled: ProgramPlan, memory: Buffers, cubins: Sequence[bytes]) -> Job:
         launches, given = compiled.launches, [info.pointer for info in compiled.given.values()]
-        first, *then = (_job(launch, given, memory, cubin) for launch, cubin in zip(launches.kernels, cubins, strict=True))
+        brought = *given, 0, *(0 for _ in compiled.call.numbers), *compiled.called_with({}).brought
+        first, *then = (_job(launch, brought, len(given), memory, cubin)
+                        for launch, cubin in zip(launches.kernels, cubins, strict=True))
         varied = tuple(dict.fromkeys(buffer for one in (first, *then) for buffer in one.varied))
         return replace(first, varied=varied, spare_bytes=launches.spare, then=tuple(then))
 
@@ -133,8 +138,9 @@ class Programmed(Subject):
         return self._problem.key()
 
 
-def _job(launch: Launch, given: Sequence[int], memory: Buffers, cubin: bytes) -> Job:
-    """Of one kernel of a plan whose arrays have the addresses ``given``, and lie in ``memory``."""
+def _job(launch: Launch, brought: Sequence[Any], spare: int, memory: Buffers, cubin: bytes) -> Job:
+    """Of one kernel of a plan whose arrays, at the addresses ``brought``, lie in ``memory``; ``spare``: where among these
+    the address of its own arrays is."""
     kernel, values = launch.kernel, list(launch.kernel.values)
     pointers: list[tuple[int, Pointer]] = []
     maps: list[tuple[int, Pointer, tuple[Any, ...]]] = []
@@ -142,11 +148,11 @@ def _job(launch: Launch, given: Sequence[int], memory: Buffers, cubin: bytes) ->
     for put in launch.puts:
         if isinstance(put.encoder, Encoder):
             values[put.slot] = bytes(128)
-            maps.append((put.slot, memory.pointer(given[put.which] + put.offset), put.encoder.arguments))
-        elif put.which == len(given):
+            maps.append((put.slot, memory.pointer(brought[put.which] + put.offset), put.encoder.arguments))
+        elif put.which == spare:
             spares.append((put.slot, put.offset))
         elif put.encoder is None:                      # numbers stay the plan's
-            pointers.append((put.slot, memory.pointer(given[put.which] + put.offset)))
+            pointers.append((put.slot, memory.pointer(brought[put.which] + put.offset)))
     varied = tuple(dict.fromkeys(at.buffer for at in (*(at for _, at in pointers), *(at for _, at, _ in maps))))
     return Job(cubin, kernel.blocks, kernel.threads, kernel.shared_bytes, tuple(kernel.formats), tuple(values),
                kernel.cluster, kernel.dependent, kernel.waits, tuple(pointers), tuple(maps), (), varied, (), tuple(spares))

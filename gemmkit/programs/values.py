@@ -11,6 +11,7 @@ code, where ``==`` makes a condition.
 from __future__ import annotations
 
 import linecache
+import math
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -111,19 +112,23 @@ _current: ContextVar[Any] = ContextVar("gemmkit_program", default=None)
 
 #: NumPy's functions of two numbers, which `np.float32(2) * x` calls, by the operation that they are.
 UFUNCS = dict(add="add", subtract="sub", multiply="mul", divide="div", true_divide="div", less="lt", less_equal="le",
-              equal="eq", not_equal="ne")
+              equal="eq", not_equal="ne", power="pow", float_power="pow")
 SWAPPED = dict(greater="lt", greater_equal="le")
 #: What to write in place of NumPy's and Python's words.
 WRITE = dict(
     exp="gp.exp(x)", log="gp.log(x)", tanh="gp.tanh(x)", sqrt="gp.sqrt(x)", maximum="gp.maximum(x, y)",
     minimum="gp.minimum(x, y)", fmax="gp.maximum(x, y)", fmin="gp.minimum(x, y)", where="gp.where(condition, x, y)",
-    absolute="abs(x)", fabs="abs(x)", square="x * x", power="x ** 2", negative="-x", matmul="x @ y", dot="x @ y",
+    absolute="abs(x)", fabs="abs(x)", square="x * x", negative="-x", matmul="x @ y", dot="x @ y",
     transpose="x.T", sum="x.sum(axis=1)", max="x.max(axis=1)", amax="x.max(axis=1)", min="x.min(axis=1)",
-    amin="x.min(axis=1)", mean="x.mean(axis=1)", clip="gp.minimum(gp.maximum(x, low), high)", exp2="gp.exp(x * math.log(2))",
+    amin="x.min(axis=1)", mean="x.mean(axis=1)", clip="gp.minimum(gp.maximum(x, low), high)", exp2="2.0 ** x",
     log2="gp.log(x) / math.log(2)", reciprocal="1.0 / x", logical_and="x & y", logical_or="x | y", logical_not="~x",
     bitwise_and="x & y", bitwise_or="x | y", invert="~x", isnan="x != x", zeros_like="gp.zeros(m, n)",
     full_like="gp.full(m, n, value)")
-WORDS = "exp, log, tanh, sqrt, rsqrt, maximum, minimum, where, finite of gemmkit.programs, abs(x) and x ** 2"
+WORDS = ("exp, log, tanh, erf, sqrt, rsqrt, maximum, minimum, where, finite of gemmkit.programs, abs(x) and x ** y; "
+         "gp.call(f, x) calls any function of numbers")
+
+
+MOST_POWER = 64                        # that is computed as products
 
 
 def current() -> Any:
@@ -180,18 +185,29 @@ class Arithmetic:
         return Term(current().lift(self))
 
     def __abs__(self) -> Any:
-        x = +self
-        return Term(current().where(x <= 0.0, 0.0 - x, x))             # of -0.0, 0.0
+        return term("abs", self)
 
     def __pow__(self, power: Any) -> Any:
-        if isinstance(power, bool) or not isinstance(power, (int, np.integer)) or not 1 <= power <= 8:
-            raise refused(TypeError, f"x ** {power!r}: powers are whole numbers from 1 to 8; write gp.sqrt(x), 1.0 / x, or "
-                                     "gp.exp(y * gp.log(x))")
-        x = Term(current().lift(self))
-        made = x
-        for _ in range(int(power) - 1):
-            made = made * x
-        return made
+        """Whole powers are products, a half is a root; others, of x >= 0 unless they turn out whole, are `math.pow`'s."""
+        if not isinstance(power, (int, float, np.integer, np.floating)) or isinstance(power, bool):
+            return term("pow", self, power)
+        x, number = Term(current().lift(self)), float(power)
+        if abs(number) == 0.5:
+            return term("sqrt", x) if number > 0 else 1.0 / term("sqrt", x)
+        if not number.is_integer() or abs(number) > MOST_POWER:
+            return term("pow", x, number)
+        if number == 0:
+            return Term(current().where(x == x, 1.0, 1.0))
+        made, square, left = x, x, abs(int(number)) - 1
+        while left:
+            made = made * square if left & 1 else made
+            left >>= 1
+            square = square * square if left else square
+        return made if number > 0 else 1.0 / made
+
+    def __rpow__(self, base: Any) -> Any:
+        is_positive = isinstance(base, (int, float, np.integer, np.floating)) and 0.0 < base < math.inf
+        return term("exp", term("mul", self, math.log(base))) if is_positive else term("pow", base, self)
 
     # -- conditions ---------------------------------------------------------------------------------------------------
 
@@ -289,15 +305,15 @@ _NO_INDEX = ("a value of a program is no index, and no number before the kernel 
              "argument of it, and the loops' variables are its indices, x[m, n]")
 _NO_ELEMENTS = ("a value of a program has no elements to go through: all of them are computed at once; loops are for m, n "
                 "in gp.parallel(...) and for k in gp.sequential(...)")
-_NO_OPERATION = ("values of programs have no {}: they have +, -, *, /, abs(x), x ** 2, @, comparisons, and &, |, ~ of "
-                 "conditions")
+_NO_OPERATION = ("values of programs have no {}: they have +, -, *, /, abs(x), x ** y, @, comparisons, and &, |, ~ of "
+                 "conditions; gp.call(f, x) calls any function of numbers")
 for _why, _names in (
         (_NO_INDEX, ("__index__", "__array__")),
         (_NO_NUMBER, ("__float__", "__int__", "__complex__", "__round__", "__trunc__", "__floor__", "__ceil__")),
         (_NO_ELEMENTS, ("__iter__", "__len__", "__contains__", "__reversed__")),
         *((_NO_OPERATION.format(_sign), _of) for _sign, _of in (
             ("//", ("__floordiv__", "__rfloordiv__")), ("%", ("__mod__", "__rmod__")),
-            ("divmod", ("__divmod__", "__rdivmod__")), ("powers of a number, but gp.exp(x * math.log(2))", ("__rpow__",)),
+            ("divmod", ("__divmod__", "__rdivmod__")),
             ("^", ("__xor__", "__rxor__")), ("<<", ("__lshift__", "__rlshift__")), (">>", ("__rshift__", "__rrshift__")),
             ("& with what is no condition", ("__rand__",)), ("| with what is no condition", ("__ror__",)),
             ("@ with what is no argument of the program", ("__rmatmul__",))))):

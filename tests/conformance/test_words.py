@@ -65,7 +65,7 @@ def test_what_values_and_arrays_provide_has_a_row() -> None:
                                   "__matmul__", "__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__", "__and__",
                                   "__or__", "__invert__"])
 def test_operators_have_a_row(sign: str) -> None:
-    written = dict(add="x + y", sub="x - y", mul="x * y", truediv="x / y", neg="-x", abs="abs(x)", pow="x ** 2", matmul="x @ y",
+    written = dict(add="x + y", sub="x - y", mul="x * y", truediv="x / y", neg="-x", abs="abs(x)", pow="x ** y", matmul="x @ y",
                    lt="x < y", le="x <= y", gt="x > y", ge="x >= y", eq="x == y", ne="x != y", invert="~c",
                    **{"and": "c & d", "or": "c \\| d"})
     rows = " ".join(first_cells("### Values") + first_cells("### Conditions"))

@@ -61,9 +61,9 @@ ENDS = [
     # NumPy, math, Python
     ("x = np.exp(acc)", r"write gp.exp\(x\)"), ("x = np.maximum(acc, 0)", r"write gp.maximum\(x, y\)"), ("x = np.sum(acc)", "x.sum"),
     ("x = np.where(acc > 0, acc, 0)", "write gp.where"), ("x = np.arctan(acc)", "functions of values are exp"),
-    ("x = np.float32(2) ** acc", "write x"), ("x = np.asarray(acc)", "no number before"), ("x = math.erf(acc)", "no number before"),
+    ("x = np.cbrt(acc)", "functions of values are exp"), ("x = np.asarray(acc)", "no number before"), ("x = math.erf(acc)", "no number before"),
     ("x = float(acc)", "functions are exp"), ("x = int(acc)", "functions are exp"), ("x = round(acc)", "functions are exp"),
-    ("x = acc ** 0.5", r"gp.sqrt\(x\)"), ("x = acc ** acc", "powers are whole"), ("x = 2.0 ** acc", r"gp.exp\(x \* math.log"),
+    ("x = acc ** 'a'", "is not a value"), ("x = acc ** (acc > 0)", "a condition is not a number"), ("x = (acc > 0) ** 2", "a condition is not a number"),
     ("x = acc // 2", "have no //"), ("x = 7 % acc", "have no %"), ("x = divmod(acc, 2)", "have no divmod"), ("x = acc ^ 1", r"have no \^"),
     ("x = len(acc)", "no elements to go through"), ("x = list(acc)", "no elements"), ("x = sum(acc)", "no elements"),
     ("x = acc[0]", "cannot be indexed"), ("x = acc.shape", "a value of a program has no shape"), ("x = [v for v in a]", "cannot be indexed|no elements"),

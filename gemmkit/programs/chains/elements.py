@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gemmkit.programs.called import CALLED, WHOLE, Callee, is_whole_load
 from gemmkit.programs.chains.algebra import LOWERED, Ranges, bounds_of
 from gemmkit.programs.chains.chain import Chain, ChainPlaces, OperandBlock, RingPlace, depends
 from gemmkit.programs.chains.schedule import READ, ChainOrder, Compute, Event, Full, ScheduleChoice
@@ -15,17 +16,17 @@ from gemmkit.programs.trace import COMPARISONS, CONDITIONS, Value
 from gemmkit.programs.values import Axis, Index
 
 CALLS = dict(exp2="exp2", log2="log2", reciprocal="reciprocal", tanh="tanh", sqrt="math.sqrt", max="maximum",
-             finite="finite", fma="fma", difference="difference")
+             finite="finite", fma="fma", difference="difference", erf="math.erf", pow="math.pow", abs="abs")
 EXACT = 2.0**24                        # whole numbers up to it are float32
 BEYOND = 256                           # places that a tile's last block has behind an array's end, at most
-ELEMENTWISE = frozenset({*SIGNS, *JOINTS, *CALLS, LOWERED, "neg", "where", "inside"})
+ELEMENTWISE = frozenset({*SIGNS, *JOINTS, *CALLS, *CALLED, LOWERED, "neg", "where", "inside"})
 
 
 def is_whole_number(x: Value) -> bool:
     """Whether a value is a place or made of places, which are counted in whole numbers; a length; or a condition."""
     if x.op in CONDITIONS or x.op in ("coordinate", "length"):
         return True
-    if x.op not in ("add", "sub", "mul", "neg", "max"):
+    if x.op not in WHOLE:
         return False
     return all(map(_may_be_whole, x.args)) and any(map(is_whole_number, x.args))
 
@@ -41,7 +42,7 @@ def largest(x: Value, sizes: Mapping[Any, int]) -> float:
     if x.op == "coordinate":
         extent = x.data.size if isinstance(x.data, Axis) else sizes[x.data.extent]
         return float(extent + BEYOND)
-    if x.op not in ("add", "sub", "mul", "neg"):
+    if x.op not in ("add", "sub", "mul", "neg", "abs"):
         return math.inf
     bounds = [largest(y, sizes) for y in x.args]
     return math.prod(bounds) if x.op == "mul" else sum(bounds)
@@ -89,12 +90,14 @@ class Element:
     zips: list[str] = field(default_factory=list)
     extra: dict[str, str] = field(default_factory=dict)
     arrays: set[str] = field(default_factory=set)
+    callees: list[Callee] = field(default_factory=list)
     rows_used: bool = False
+    _stays_inside: bool = False        # whether places are those of elements that are there
 
     def text(self) -> str:
         made = self.of(self.root, top=True)
-        if not self.zips and not self.rows_used:
-            made = f"convert(F32, {made})"
+        if not self.zips and not self.rows_used and not (self.root.op == READ and is_whole_load(self.root)):
+            made = f"convert(F32, {made})"             # whole numbers are compared exactly
         return made
 
     @property
@@ -132,6 +135,8 @@ class Element:
     def _operation(self, x: Value, top: bool) -> str:
         if x.op == READ:
             return self.of(x.args[0])
+        if x.op in CALLED:
+            return self._called(x)
         if x.op == LOWERED and x not in self.lowered:
             return f"({self.of(x.args[3])} * {self.of(x.args[4])})"
         if x.op == LOWERED:
@@ -168,6 +173,21 @@ class Element:
             return text if top else f"({text})"
         return f"{CALLS[x.op]}({', '.join(args)})"
 
+    def _called(self, x: Value) -> str:
+        """Of elements that are not there a function is told the places of the last ones that are: it may have an array."""
+        if x.data not in self.callees:
+            self.callees.append(x.data)
+            self.extra[x.data.name] = x.data.name
+        args = []
+        for y in x.args:
+            self._stays_inside = is_whole_number(y)
+            text = self.of(y, top=True, whole=self._stays_inside)
+            is_whole = self._stays_inside or is_whole_load(y)
+            is_float = y.op not in ("const", "load", READ) and self.known(y) is not None
+            args.append(text if is_whole or is_float else f"convert(F32, {text})")
+            self._stays_inside = False
+        return str(x.data.text(x.op, args))
+
     # -- places -------------------------------------------------------------------------------------------------------
 
     def _compared(self, x: Value) -> str | None:
@@ -198,12 +218,24 @@ class Element:
             self.extra[f"{name}_float"] = f"convert(F32, {begin})"
             return f"({name}_float + convert(F32, {further}))"
         args = [scalar_text(y) if y.op == "const" else self._float(y) for y in x.args]
+        if x.op == "abs":
+            return f"abs({args[0]})"
         return f"(-{args[0]})" if x.op == "neg" else f"({args[0]} {SIGNS[x.op]} {args[1]})"
 
     def _place(self, dim: Any) -> str:
+        if isinstance(dim, Index) and dim.stack:
+            self.extra[dim.name] = self.place(dim)
+            return dim.name
         name, begin, further = self._begin(dim)
         self.extra[name] = begin
-        return f"{name} + {further}"
+        place = f"{name} + {further}"
+        return self._last(dim, place) if self._stays_inside and isinstance(dim, Index) else place
+
+    def _last(self, index: Index, place: str) -> str:
+        """A place, or the last one that is there."""
+        last = f"last_{index.name}"
+        self.extra[last] = f"sizes.{index.name} - 1"
+        return f"min({place}, {last})"
 
     def _begin(self, dim: Any) -> tuple[str, str, str]:
         """Where the thread's first place is: its name and its expression; and how much further the element's is."""
@@ -220,13 +252,7 @@ class Element:
         self.extra[parameter.name] = parameter.name
         at = []
         for index in key:
-            if index.stack:
-                self.extra[index.name] = self.place(index)
-                at.append(index.name)
-            else:
-                last = f"last_{index.name}"
-                self.extra[last] = f"sizes.{index.name} - 1"
-                at.append(f"min({self._place(index)}, {last})")
+            at.append(self._place(index) if index.stack else self._last(index, self._place(index)))
         at += [self._place(dim) for dim in x.dims if isinstance(dim, Axis)]
         return f"{parameter.name}[{', '.join(at)}]"
 
@@ -539,7 +565,7 @@ class ProducerRole(Role):
 # | another | the user's, or what it is |
 
 DEFAULT = dict(mul="scaled", rowmax="row_top", rowsum="row_sum", neg="minus", reciprocal="over", where="chosen",
-               max="larger", fma="value", inside="value", add="value", sub="value", dot="s")
+               max="larger", fma="value", inside="value", add="value", sub="value", dot="s", call="value", test="holds")
 
 
 class Naming:

@@ -108,7 +108,7 @@ class Forms:
             return rule(x, *args)
         if not all(map(is_pure, args)) or any(_is_infinite(f.get(UNIT, ONE)) for f in args):
             raise Unproved(x)
-        return {} if x.op in ("tanh", "sqrt") and not args[0] else {UNIT: None}
+        return {} if x.op in ("tanh", "erf", "abs", "sqrt") and not args[0] else {UNIT: None}
 
     def _leaf(self, x: Value) -> Form:
         if x.op == "const":

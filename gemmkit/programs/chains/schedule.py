@@ -18,6 +18,7 @@ from gemmkit.kernels.attention.kernel import L2, OVERHEAD
 from gemmkit.kernels.collectives.pipeline import SharedMemory
 from gemmkit.kernels.collectives.scheduler import Cluster
 from gemmkit.lang.errors import ConfigError
+from gemmkit.programs.called import NUMBER, is_whole_load
 from gemmkit.programs.chains.chain import (
     Chain,
     ChainPlaces,
@@ -41,7 +42,7 @@ from gemmkit.tuning import problems
 MOST = {1: 4, 2: 4, 3: 4}
 SHORTEST = 16                          # of a round's blocks
 MOST_LINES = 256                       # of a block that TMA brings at once
-SPECIAL = "exp2", "log2", "tanh", "reciprocal", "sqrt"
+SPECIAL = "exp2", "log2", "tanh", "erf", "pow", "reciprocal", "sqrt", NUMBER
 ON_THE_WAY = 256
 READING = 80                           # for addresses of a matrix that threads read in rounds
 
@@ -505,7 +506,8 @@ def read_early(chain: Chain, choice: ScheduleChoice, kernel: KernelLimits) -> No
         for y in x.args:
             if y.op != "load" or len(y.dims) != 1 or y.dims[0] is chain.rows or y in made:
                 continue
-            registers = choice.size(y.dims[0]) // 4
+            is_long = is_whole_load(y) and np.dtype(y.data[0].dtype).itemsize > 4
+            registers = choice.size(y.dims[0]) // 4 * (1 + is_long)
             if registers <= room:
                 room -= registers
                 made[y] = Value(READ, (y,), y.dims, None, f"{y.data[0].name}_columns", x.line)

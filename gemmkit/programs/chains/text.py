@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gemmkit.kernels.sm90.kernel import STARTING
+from gemmkit.programs.called import CALLED, RETURNS, Callee, Callees
 from gemmkit.programs.chains.algebra import LOWERED, Ranges, mentions
 from gemmkit.programs.chains.chain import RECTIFIED, Chain, ChainPlaces, OperandBlock, dots
 from gemmkit.programs.chains.elements import CONSUMER, ELEMENTWISE, Element, Naming, ProducerRole, Role, scalar_text
@@ -48,6 +49,7 @@ class Consumer(Role):
     scalars: dict[Value, str] = field(default_factory=dict)
     products: dict[tuple, str] = field(default_factory=dict)
     arrays: dict[str, Value] = field(default_factory=dict)         # that threads read, and what reads them
+    callees: list[Callee] = field(default_factory=list)
     lowered: dict[Value, tuple[str, ...]] = field(default_factory=dict)        # what exponents call their operands
     extra: dict[Any, tuple[str, ...]] = field(default_factory=dict)
     rare: dict[Value, str] = field(default_factory=dict)           # votes of a lazy round, by the references
@@ -78,7 +80,7 @@ class Consumer(Role):
         return None if self.naming.is_inlined(x) else self.name(x)
 
     def _is_constant(self, x: Value) -> bool:
-        return x.op in ("const", "scalar") or (bool(x.args) and all(map(self._is_constant, x.args)))
+        return x.op in ("const", "scalar") or (bool(x.args) and x.op not in CALLED and all(map(self._is_constant, x.args)))
 
     def product(self, d: Value) -> str:
         """The collective of products of the same blocks, taken in the same way."""
@@ -224,6 +226,7 @@ class Consumer(Role):
         text, call = made.printed(self.values(x))
         for array in made.arrays:
             self.arrays.setdefault(array, x)
+        self.callees += made.callees
         function = self.functions.get(text)
         if function is None:
             function = self.functions[text] = self.naming.fresh(f"make_{name or self.naming.of(x)}")
@@ -373,6 +376,7 @@ IMPORTS = [
     ("gemmkit.kernels.collectives.pipeline", "OrderBarrier"), ("gemmkit.kernels.collectives.pipeline", "Warpgroups"),
     ("gemmkit.lang.registers", "interleave"), ("gemmkit.lang.registers", "split"), ("gemmkit.lang.registers", "apply"),
     ("gemmkit.lang.registers", "generate"), ("gemmkit.lang.aggregates", "convert"), ("gemmkit.lang.aggregates", "fill"),
+    *(("gemmkit.programs.called", word) for word in RETURNS.values()),
     *(("gemmkit.programs.collectives", name) for name in (
         "HandedProduct", "OctetOut", "changes", "column_of", "column_value", "lane_value", "limits", "own_sum",
         "rescales", "row_max", "row_value", "steep", "whole_sum")),
@@ -525,7 +529,8 @@ class ChainPrinter:
         consumer.tiles()
         if chain.length is not None:
             consumer.arrays.setdefault(chain.length.data[0].name, chain.length)
-        maps, operands, outs, others = self.arguments(list(consumer.arrays))
+        callees = Callees.of(consumer.callees)
+        maps, operands, outs, others = self.arguments([*consumer.arrays, *callees.names])
         sizes = [*dict.fromkeys(indices), *(["section"] if choice.longest_first and chain.stack is not None else [])]
         lines = self.constants(consumer)
         lines += ["", "", "@dataclass(frozen=True)", "class Sizes(Component):",
@@ -542,8 +547,9 @@ class ChainPrinter:
         head = [f'"""{title}"""', "", *(["import math"] if "math" in used else []),
                 *(f"from {module} import {', '.join(names)}" for module, names in imports.items()), "", ""]
         tile = tuple(index.name for index in chain.indices)
-        made = Printed("\n".join(head) + body, tuple(maps), tuple(outs), tuple(others), tuple(sizes), tile,
-                       tuple(self.scalars), self.threads, tuple(operands))
+        made = Printed("\n".join(head) + body, tuple(maps), tuple(outs),
+                       tuple(name for name in others if name not in callees.names), tuple(sizes), tile, tuple(self.scalars),
+                       self.threads, tuple(operands), callees)
         return made, consumer.arrays
 
     def constants(self, consumer: Consumer) -> list[str]:

@@ -1,0 +1,236 @@
+"""Functions of numbers inside programs: ``gp.call(f, x, ...)`` applies device code to each element.
+
+A program's own arithmetic is read by the passes, which derive from it. A called function is not read: it may branch, loop,
+use `math` and the arrays that it has captured, and a change of its numbers derives nothing. Whatever an epilogue, a score of
+attention or an activation is elsewhere in gemmkit, it is here.
+
+| in | a called function is |
+|---|---|
+| a trace | an operation, ``call`` or ``test``, whose ``data`` is a `Callee` |
+| the passes | an unknown function of its arguments: the same for the same |
+| a kernel | an argument, `CalledFunction`, with what the function has captured |
+| a reference | the function itself, for each element |
+
+>>> import numpy as np
+>>> import gemmkit as gk
+>>> from gemmkit import programs as gp
+>>> @gk.program
+... def activated(x, y, f):
+...     for m in gp.parallel(x.rows):
+...         y[m] = gp.call(f, x[m])
+>>> x = np.array([[-1.0, 2.0]], np.float32)
+>>> activated.reference(x, np.empty_like(x), lambda v: v if v > 0 else 0.1 * v).tolist()
+[[-0.1, 2.0]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Mapping as Names
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from gemmkit import components
+from gemmkit.components import Component, arrays_of
+from gemmkit.lang.aggregates import convert
+from gemmkit.lang.checks import function_given, number, truth
+from gemmkit.lang.functions import Frozen
+from gemmkit.programs.values import refused
+from gemmkit.runtime.array_info import ArrayInfo, shares_memory
+
+#: Operations that a called function is: one makes a number, one a condition.
+NUMBER, TEST = "call", "test"
+RETURNS = {NUMBER: "number_of", TEST: "truth_of"}              # that a text has for what they return
+F32 = np.dtype(np.float32)
+CALLED = frozenset({NUMBER, TEST})
+#: Operations of which places and whole constants make whole numbers.
+WHOLE = frozenset({"add", "sub", "mul", "neg", "max", "abs"})
+START = "called_"                      # of what a text calls them
+
+
+@dataclass(frozen=True)
+class CalledFunction(Component):
+    """A function as a kernel's argument: plain, or a component that can be called."""
+
+    f: Any
+
+
+def number_of(called: CalledFunction, value: Any) -> Any:
+    """What a called function has returned, in float32."""
+    return convert(F32, number(called, "f", value, 0.0))
+
+
+def truth_of(called: CalledFunction, value: Any) -> Any:
+    """What a called condition has returned."""
+    return truth(called, "f", value)
+
+
+class Callee:
+    """A function that a program calls, and the name that a text has for it. Equal to itself alone.
+
+    ``argument``: the program's argument that it is, if that is a component. Then this one has descriptions in place of
+    arrays, and a call brings its own.
+    """
+
+    def __init__(self, name: str, f: Any, argument: str = ""):
+        self.name, self.component, self.argument = START + name, CalledFunction(f), argument
+
+    def __repr__(self) -> str:
+        return self.name.removeprefix(START)
+
+    @property
+    def f(self) -> Any:
+        return self.component.f
+
+    def text(self, op: str, args: Iterable[str]) -> str:
+        """The expression that calls it, of arguments in float32 or whole."""
+        return f"{RETURNS[op]}({self.name}, {self.name}.f({', '.join(args)}))"
+
+
+class CallableArgument:
+    """A component among a program's arguments. Programs call it, and read nothing of it: its numbers are the kernel's
+    arguments, so that a call with others derives nothing."""
+
+    def __init__(self, name: str, component: Component):
+        self.__dict__.update(_name=name, _component=component)
+
+    def __repr__(self) -> str:
+        return f"<{type(self._component).__name__} {self._name}>"
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        raise refused(TypeError, f"{self._name} is a component, whose code runs in kernels alone: write "
+                                 f"gp.call({self._name}, ...)")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise refused(TypeError, f"{self._name}.{name}: a program calls a component, gp.call({self._name}, ...), and reads "
+                                 "nothing of it; pass the number as an argument of its own")
+
+
+def given_for(arguments: dict[str, Any]) -> dict[str, Any]:
+    """A program's arguments as its code gets them: components can be called, and not read."""
+    return {name: CallableArgument(name, x) if isinstance(x, Component) else x for name, x in arguments.items()}
+
+
+def function_of(f: Any, count: int) -> Any:
+    """What ``gp.call(f, ...)`` calls with ``count`` arguments. Raises TypeError, with the user's line, for what cannot be
+    called so, and for a component that does more than make a number of numbers."""
+    f = f._component if isinstance(f, CallableArgument) else f
+    wanted = f"a function of {count} number{'s' * (count != 1)}, or a component that can be called with them,"
+    try:
+        f = function_given(f, "gp.call", "f", (count,), wanted)
+    except TypeError as error:
+        raise refused(TypeError, str(error)) from None
+    outputs: tuple[str, ...] = getattr(f, "outputs", ()) if isinstance(f, Component) else ()
+    if outputs:
+        raise refused(TypeError, f"gp.call({type(f).__name__}): it stores into {outputs[0]}, but a called function may be "
+                                 "computed twice or for elements that are not there; store a result of the program's own")
+    if isinstance(f, Component) and not getattr(f, "is_elementwise", True):
+        raise refused(TypeError, f"gp.call({type(f).__name__}): it finishes whole tiles, and a call is of one element; "
+                                 "write its formula in the program")
+    return f
+
+
+def of_elements(f: Any, is_test: bool, args: list[tuple[np.ndarray, bool]]) -> np.ndarray:
+    """A function of each element, as a reference computes it; of arguments that are whole or are not."""
+    if not args:
+        return np.asarray(f(), np.bool_ if is_test else np.float64)
+    arrays = np.broadcast_arrays(*(array for array, _ in args))
+    kinds: list[Callable[[Any], Any]] = [int if is_whole else float for _, is_whole in args]
+    made = [f(*(kind(x) for kind, x in zip(kinds, given))) for given in zip(*(array.ravel() for array in arrays))]
+    return np.array(made, np.bool_ if is_test else np.float64).reshape(arrays[0].shape)
+
+
+# --------------------------------------------------------------------------------------------------
+# Callees of a plan: what they bring to a launch, and what their arrays have to be.
+
+class Callees(NamedTuple):
+    """The functions that kernels call, in the order of their arguments."""
+
+    all: tuple[Callee, ...] = ()
+
+    @classmethod
+    def of(cls, found: Iterable[Callee]) -> Callees:
+        return cls(tuple(sorted(dict.fromkeys(found), key=lambda callee: callee.name)))
+
+    @property
+    def names(self) -> list[str]:
+        return [callee.name for callee in self.all]
+
+    @property
+    def components(self) -> list[CalledFunction]:
+        return [callee.component for callee in self.all]
+
+    @property
+    def frozen(self) -> list[Frozen]:
+        """As arguments of one kernel."""
+        return list(map(components.freeze, self.components))
+
+    @property
+    def kinds(self) -> list[tuple[Any, str]]:
+        """What a kernel depends on of them."""
+        return [(one.kind, one.fingerprint) for one in map(components.frozen, self.components)]
+
+    @property
+    def brought(self) -> list[Any]:
+        """What a launch with them brings: addresses of what they have captured, and numbers."""
+        return components.given_by(*self.components).brought if self.all else []
+
+    def puts(self, at: int) -> dict[str, list[tuple[int, int, bool]]]:
+        """By their names: where among a function's own values each stands that a launch brings, where that is, from ``at``
+        on, and whether it is an array's address."""
+        found: dict[str, list[tuple[int, int, bool]]] = {}
+        for callee in self.all:
+            leaves, slots = components.frozen(callee.component).leaves, components.slots_of(callee.component)
+            arrays = {held.info.pointer for held in arrays_of(callee.component)}
+            found[callee.name] = [(slot, n, leaves[slot][0] == "u64" and leaves[slot][1] in arrays)
+                                  for n, slot in enumerate(slots, at)]
+            at += len(slots)
+        return found
+
+    def called_with(self, arguments: Names[str, Any]) -> Callees:
+        """With a call's components, by the names of arguments."""
+        return Callees(tuple(Callee(repr(callee), arguments[callee.argument], callee.argument) if callee.argument else callee
+                             for callee in self.all))
+
+    def within(self, others: Callees) -> Callees:
+        """Those of another call that have their names."""
+        return Callees(tuple(callee for callee in others.all if callee.name in self.names))
+
+    def check(self, infos: dict[str, ArrayInfo], results: Iterable[str]) -> None:
+        """Raise ValueError for a captured array that is elsewhere than the program's arrays, or shares memory with a
+        result."""
+        place = next(iter(infos.values())).device
+        for callee in self.all:
+            for held in arrays_of(callee.component):
+                if held.info.device != place:
+                    raise ValueError(f"{held.name} is on {_where(held.info.device)}, and the program's arrays are on "
+                                     f"{_where(place)}; put them together")
+                for name in results:
+                    if shares_memory(held.info, infos[name]):
+                        raise ValueError(f"{held.name} shares memory with {name}, a result; a result needs its own memory")
+
+
+def _where(device: int) -> str:
+    return "the host" if device < 0 else f"GPU {device}"
+
+
+def is_place_made(x: Any) -> bool:
+    """Whether a value is places, or made of places and whole constants: a whole number in kernels."""
+    if x.op == "coordinate":
+        return True
+    return (x.op in WHOLE and any(map(is_place_made, x.args))
+            and all(is_place_made(y) or _is_whole_constant(y) for y in x.args))
+
+
+def _is_whole_constant(x: Any) -> bool:
+    return x.op == "const" and not x.dims and float(x.data).is_integer()
+
+
+def is_whole_load(x: Any) -> bool:
+    """Whether it is an element of an array of whole numbers, where it is used or read ahead."""
+    x = x.args[0] if x.op == "read" else x
+    return x.op == "load" and np.dtype(x.data[0].dtype).kind in "iu"
