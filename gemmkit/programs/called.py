@@ -4,6 +4,8 @@ A program's own arithmetic is read by the passes, which derive from it. A called
 use `math` and the arrays that it has captured, and a change of its numbers derives nothing. Whatever an epilogue, a score of
 attention or an activation is elsewhere in gemmkit, it is here.
 
+A mask of attention is a condition, ``gp.where(mask, s, -math.inf)``; blocks are visited as its ``keys`` and ``free`` say.
+
 | in | a called function is |
 |---|---|
 | a trace | an operation, ``call`` or ``test``, whose ``data`` is a `Callee` |
@@ -34,14 +36,19 @@ import numpy as np
 
 from gemmkit import components
 from gemmkit.components import Component, arrays_of
+from gemmkit.epilogues import Epilogue
+from gemmkit.kernels.masks import Mask, Score, check_ranges
 from gemmkit.lang.aggregates import convert
 from gemmkit.lang.checks import function_given, number, truth
 from gemmkit.lang.functions import Frozen
-from gemmkit.programs.values import refused
+from gemmkit.lang.references import is_gemmkit
+from gemmkit.programs.values import ProgramAxis, refused
 from gemmkit.runtime.array_info import ArrayInfo, shares_memory
 
 #: Operations that a called function is: one makes a number, one a condition.
 NUMBER, TEST = "call", "test"
+#: An operation without operands: how long an index's axis is, or how far rounds along it go; ``data`` is the index.
+EXTENT = "extent"
 RETURNS = {NUMBER: "number_of", TEST: "truth_of"}              # that a text has for what they return
 F32 = np.dtype(np.float32)
 CALLED = frozenset({NUMBER, TEST})
@@ -71,11 +78,11 @@ class Callee:
     """A function that a program calls, and the name that a text has for it. Equal to itself alone.
 
     ``argument``: the program's argument that it is, if that is a component. Then this one has descriptions in place of
-    arrays, and a call brings its own.
+    arrays, and a call brings its own. ``extents``: of what arguments that are places go along, in each call.
     """
 
-    def __init__(self, name: str, f: Any, argument: str = ""):
-        self.name, self.component, self.argument = START + name, CalledFunction(f), argument
+    def __init__(self, name: str, f: Any, argument: str = "", extents: Iterable[tuple[Any, ...]] = ()):
+        self.name, self.component, self.argument, self.extents = START + name, CalledFunction(f), argument, [*extents]
 
     def __repr__(self) -> str:
         return self.name.removeprefix(START)
@@ -84,9 +91,37 @@ class Callee:
     def f(self) -> Any:
         return self.component.f
 
+    @property
+    def is_mask(self) -> bool:
+        return isinstance(self.f, Mask)
+
+    @property
+    def stays_inside(self) -> bool:
+        """Whether it must be told places of elements that are there: it may have an array, or divide by a place."""
+        return not is_gemmkit(type(self.f)) or bool(arrays_of(self.component))
+
     def text(self, op: str, args: Iterable[str]) -> str:
         """The expression that calls it, of arguments in float32 or whole."""
-        return f"{RETURNS[op]}({self.name}, {self.name}.f({', '.join(args)}))"
+        return f"{RETURNS[op]}({self.name}, {self.name}.f{'.sees' if self.is_mask else ''}({', '.join(args)}))"
+
+    def again(self, f: Any) -> Callee:
+        """The same of another call."""
+        return Callee(repr(self), f, self.argument, self.extents)
+
+    def lengths(self, shapes: Names[str, tuple[int, ...]]) -> list[list[Any]]:
+        """How far the places go that it is told, in each call."""
+        return [[shapes[x.parameter][x.axis] if isinstance(x, ProgramAxis) else x for x in extents]
+                for extents in self.extents]
+
+    def check(self, shapes: Names[str, tuple[int, ...]]) -> None:
+        """Raise ValueError where the arrays of a mask, a score or an epilogue do not fit what it is told the places of."""
+        for known in self.lengths(shapes):
+            if isinstance(self.f, Mask):
+                self.f.check(known[0], known[1], known[2] or 1, 1)
+            elif isinstance(self.f, Score) and None not in known[1:] and len(known) > 2:
+                self.f.check(known[1], known[2], known[3] if len(known) > 3 else 1, known[4] if len(known) > 4 else 1)
+            elif isinstance(self.f, Epilogue) and hasattr(self.f, "check") and None not in known[1:3]:
+                self.f.check(known[1], known[2])
 
 
 class CallableArgument:
@@ -132,6 +167,12 @@ def function_of(f: Any, count: int) -> Any:
         raise refused(TypeError, f"gp.call({type(f).__name__}): it finishes whole tiles, and a call is of one element; "
                                  "write its formula in the program")
     return f
+
+
+def mask_of(x: Any) -> Mask | None:
+    """A mask of attention, as a condition: itself, or as an argument."""
+    x = x._component if isinstance(x, CallableArgument) else x
+    return x if isinstance(x, Mask) else None
 
 
 def of_elements(f: Any, is_test: bool, args: list[tuple[np.ndarray, bool]]) -> np.ndarray:
@@ -193,18 +234,26 @@ class Callees(NamedTuple):
 
     def called_with(self, arguments: Names[str, Any]) -> Callees:
         """With a call's components, by the names of arguments."""
-        return Callees(tuple(Callee(repr(callee), arguments[callee.argument], callee.argument) if callee.argument else callee
-                             for callee in self.all))
+        return Callees(tuple(callee.again(arguments[callee.argument]) if callee.argument else callee for callee in self.all))
 
     def within(self, others: Callees) -> Callees:
         """Those of another call that have their names."""
         return Callees(tuple(callee for callee in others.all if callee.name in self.names))
 
-    def check(self, infos: dict[str, ArrayInfo], results: Iterable[str]) -> None:
-        """Raise ValueError for a captured array that is elsewhere than the program's arrays, or shares memory with a
-        result."""
-        place = next(iter(infos.values())).device
+    def check_masks(self, infos: dict[str, ArrayInfo], rows: int) -> None:
+        """Ask masks of the user's about every query and key (`gemmkit.masks.check_ranges`), in tiles of so many rows."""
+        shapes = {name: info.shape for name, info in infos.items()}
         for callee in self.all:
+            if callee.is_mask and not is_gemmkit(type(callee.f)):
+                for queries, keys, heads in callee.lengths(shapes):
+                    check_ranges(callee.f, queries, keys, heads or 1, 1, rows)
+
+    def check(self, infos: dict[str, ArrayInfo], results: Iterable[str]) -> None:
+        """Raise ValueError for a captured array that is elsewhere than the program's arrays, shares memory with a result, or
+        does not fit them (`Callee.check`)."""
+        place, shapes = next(iter(infos.values())).device, {name: info.shape for name, info in infos.items()}
+        for callee in self.all:
+            callee.check(shapes)
             for held in arrays_of(callee.component):
                 if held.info.device != place:
                     raise ValueError(f"{held.name} is on {_where(held.info.device)}, and the program's arrays are on "
@@ -220,7 +269,7 @@ def _where(device: int) -> str:
 
 def is_place_made(x: Any) -> bool:
     """Whether a value is places, or made of places and whole constants: a whole number in kernels."""
-    if x.op == "coordinate":
+    if x.op in ("coordinate", EXTENT):
         return True
     return (x.op in WHOLE and any(map(is_place_made, x.args))
             and all(is_place_made(y) or _is_whole_constant(y) for y in x.args))

@@ -4,21 +4,143 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from gemmkit.programs.called import given_for
+from gemmkit.programs.called import NUMBER, TEST, WHOLE, given_for, of_elements
 from gemmkit.programs.mapping import Mapping
-from gemmkit.programs.trace import BLOCK, Along, Loop, Reference, called, entered, stores_of, trace
-from gemmkit.programs.values import Cell, Index, Parameter, Place, ProgramAxis, Term, current, refused, term
+from gemmkit.programs.trace import FUNCTIONS, Along, Interpreter, Loop, called, entered, stores_of, trace
+from gemmkit.programs.values import Axis, Cell, Index, Parameter, Place, ProgramAxis, Term, current, refused, term
 from gemmkit.runtime.arrays import describe, is_array, on_host
 
 if TYPE_CHECKING:
     from gemmkit.programs.plan import ProgramPlan
     from gemmkit.tuner.subjects import Subject, TunedProgram
 
+
+# --------------------------------------------------------------------------------------------------
+# A program on NumPy, in float64: blocks are slices, and dimensions have names, so that a row's value meets its row.
+
+BLOCK = 37                             # an odd length shows that a result does not depend on it
+
+
+class Dimensioned:
+    """Numbers with dimensions. ``whole``: "place" of places and what is made of them, "count" of elements of arrays of whole
+    numbers, which functions get as whole numbers; "constant" of one that may meet places."""
+
+    def __init__(self, dims: tuple, array: Any, whole: str = ""):
+        self.dims, self.array, self.whole = dims, np.asarray(array), whole
+
+    @property
+    def is_whole(self) -> bool:
+        return self.whole in ("place", "count")
+
+    def over(self, dims: tuple) -> np.ndarray:
+        """The numbers with an axis for each of ``dims``, of length 1 where they have it not."""
+        order = [self.dims.index(d) for d in dims if d in self.dims]
+        return self.array.transpose(order)[tuple(slice(None) if d in self.dims else None for d in dims)]
+
+
+class Reference(Interpreter):
+    """``block``: how long blocks are."""
+
+    kind = Dimensioned
+
+    def __init__(self, block: int = BLOCK):
+        super().__init__()
+        self.block = block
+        self.only: Index | None = None
+
+    def constant(self, x: Any) -> Dimensioned:
+        return Dimensioned((), np.float64(x), "constant" if float(x).is_integer() else "")
+
+    def number(self, value: Dimensioned) -> float | None:
+        return None                                    # the trace has looked at constants
+
+    def use(self, index: Index, parameter: Parameter, axis: int, key: tuple) -> None:
+        """The trace has looked at it."""
+
+    def is_condition(self, value: Dimensioned) -> bool:
+        return value.array.dtype == np.bool_
+
+    def renamed(self, value: Dimensioned, dims: tuple) -> Dimensioned:
+        return Dimensioned(dims, value.array)
+
+    def compute(self, op: str, args: tuple, dims: tuple, data: Any = None) -> Dimensioned:
+        if op == "dot":
+            return Dimensioned(dims, args[0].array @ args[1].array)
+        if op == "transpose":
+            return Dimensioned(dims, args[0].array.T)
+        if op == "rowmax":
+            return Dimensioned(dims, np.max(args[0].array, axis=1, initial=-np.inf))
+        if op == "rowsum":
+            return Dimensioned(dims, np.sum(args[0].array, axis=1))
+        if op == "cast":
+            return Dimensioned(dims, args[0].array.astype(data).astype(np.float64))
+        if op in (NUMBER, TEST):
+            f = data.f.sees if data.is_mask else data.f
+            given = [(x.over(dims), x.is_whole or (data.is_mask and x.whole == "constant")) for x in args]
+            return Dimensioned(dims, of_elements(f, op == TEST, given))
+        with np.errstate(all="ignore"):
+            return Dimensioned(dims, FUNCTIONS[op](*(x.over(dims) for x in args)), _stays_whole(op, args))
+
+    def filled(self, dims: tuple, value: float) -> Dimensioned:
+        return Dimensioned(dims, np.full([_length(d) for d in dims], value))
+
+    def fitted(self, value: Dimensioned, dims: tuple) -> Dimensioned:
+        return Dimensioned(dims, np.broadcast_to(value.over(dims), [_length(d) for d in dims]))
+
+    def extent(self, dim: Any) -> Dimensioned:
+        is_block, whole = isinstance(dim, Index), dim.size if isinstance(dim, Axis) else dim.extent.length
+        return Dimensioned((), dim.limit if is_block and dim.limit is not None else whole, "place")
+
+    def load(self, parameter: Parameter, key: tuple, dims: tuple) -> Dimensioned:
+        whole = "count" if np.dtype(parameter.dtype).kind in "iu" else ""
+        return Dimensioned(dims, np.asarray(parameter.data[_slices(key)], np.float64), whole)
+
+    def store(self, parameter: Parameter, key: tuple, dims: tuple, value: Dimensioned) -> None:
+        if self.only is None or self.only.start == 0:
+            parameter.data[_slices(key)] = value.over(dims)
+
+    def coordinate(self, dim: Any) -> Dimensioned:
+        if isinstance(dim, Index) and dim.stack:
+            return Dimensioned((), dim.start, "place")
+        return Dimensioned((dim,), np.arange(dim.size) if isinstance(dim, Axis) else np.arange(dim.start, dim.stop), "place")
+
+    def loop(self, extents: tuple[ProgramAxis, ...], kind: str, stop: Any = None) -> Iterator[Any]:
+        if stop is not None:
+            yield from self._blocks(extents[0], min(int(stop.value.array), extents[0].length))
+            return
+        of_tile = kind == "parallel"
+        for blocks in itertools.product(*(self._blocks(extent, extent.length, of_tile) for extent in extents)):
+            self.stack = next((x for x in blocks if x.stack), None) if of_tile else self.stack
+            yield blocks if len(blocks) > 1 else blocks[0]
+
+    def _blocks(self, extent: ProgramAxis, end: int, of_tile: bool = False) -> list[Index]:
+        step = 1 if extent.stack else self.block
+        limit = None if of_tile else end
+        return [Index(extent, "", start, min(start + step, end), of_tile, limit=limit) for start in range(0, end, step)]
+
+
+def _stays_whole(op: str, args: tuple) -> str:
+    """Places stay places, as kernels compute them."""
+    kinds = {x.whole for x in args}
+    return "place" if op in WHOLE and "place" in kinds and kinds <= {"place", "constant"} else ""
+
+
+def _length(dim: Any) -> int:
+    return dim.size if isinstance(dim, Axis) else dim.stop - dim.start
+
+
+def _slices(key: tuple) -> tuple:
+    return tuple(index.start if index.stack else slice(index.start, index.stop) for index in key)
+
+
+# --------------------------------------------------------------------------------------------------
+# A decorated function.
 
 #: Arguments of a program's calls.
 OWN = "mapping", "stream", "text", "block", "mappings", "effort", "budget", "keep", "jobs", "progress"

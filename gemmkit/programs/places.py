@@ -22,13 +22,14 @@ import numpy as np
 from gemmkit.kernels.collectives.pipeline import SharedMemory
 from gemmkit.kernels.collectives.scheduler import Cluster
 from gemmkit.lang.errors import ConfigError
+from gemmkit.programs.called import EXTENT
 from gemmkit.programs.collectives import PATTERN, ROWS
 from gemmkit.programs.mapping import KernelLimits, Mapping
 from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value
 from gemmkit.programs.values import Index, Parameter, ProgramAxis, refused, shown
 from gemmkit.runtime.device import DeviceInfo
 
-LEAVES = ("const", "scalar", "carried", "after", "load", "coordinate")
+LEAVES = ("const", "scalar", "carried", "after", "load", "coordinate", EXTENT)
 
 
 def walked(roots: list[Value]) -> list[Value]:

@@ -38,7 +38,7 @@ from gemmkit.programs.chains.schedule import ChainProblem, May, decided_by, read
 from gemmkit.programs.chains.schedule import ScheduleChoice as ChainChoice
 from gemmkit.programs.chains.schedule import ordered as ordered_chain
 from gemmkit.programs.chains.text import ChainPrinter, names_of_ranges
-from gemmkit.programs.collectives import TmaOut
+from gemmkit.programs.collectives import ROWS, TmaOut
 from gemmkit.programs.launches import (
     NEEDED,
     ROWS_NEEDED,
@@ -131,6 +131,7 @@ class ProgramPlan:
             if mode is None:
                 raise TypeError(f"{next(iter(self.infos))} is a host array; emulate its kernel: "
                                 "with gemmkit.emulate(): ...")
+            callees.check_masks(self.given, self.mapping.blocks.get(self.printed.tile[-1], ROWS))
             held = {**arguments, **host_arrays({name: plan.infos[name] for plan in self.kernels for name in plan.spare})}
             for plan in self.kernels:
                 printed = replace(plan.printed, callees=plan.printed.callees.within(callees))

@@ -12,7 +12,7 @@ import numpy as np
 from gemmkit.functions.rows import RowsProblem
 from gemmkit.kernels.rows import RegisterRow, RowSource, RowTeam, WarpTeam
 from gemmkit.lang.errors import ConfigError
-from gemmkit.programs.called import CALLED, NUMBER, RETURNS, Callees, is_place_made
+from gemmkit.programs.called import CALLED, EXTENT, NUMBER, RETURNS, Callees, is_place_made
 from gemmkit.programs.chains.elements import is_whole_number
 from gemmkit.programs.mapping import SWITCHES, Mapping
 from gemmkit.programs.places import LEAVES, Rewriter, walked
@@ -405,6 +405,8 @@ class RowElement:
             return str(int(x.data)) if whole else self._number(x.data)
         if x.op == "coordinate" and isinstance(x.data, Axis):
             return f"min({COLUMN}, {self._outside('sizes')}.columns - 1)" if self._stays_inside else COLUMN
+        if x.op == EXTENT:
+            return f"{self._outside('sizes')}.{x.data.name}"
         if x.op == "coordinate":
             return self._outside(x.data.name)
         if self._has_name(x):
@@ -479,7 +481,7 @@ class RowElement:
         self.needs.add(RETURNS[x.op])
         args = []
         for y in x.args:
-            self._stays_inside = is_place_made(y)
+            self._stays_inside = is_place_made(y) or x.data.is_mask
             args.append(bare(self.of(y, True) if self._stays_inside else self._float(y)))
             self._stays_inside = False
         return str(x.data.text(x.op, args))

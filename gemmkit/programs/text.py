@@ -14,7 +14,7 @@ import ml_dtypes  # noqa: F401 - makes NumPy know bfloat16 by its name
 import numpy as np
 
 from gemmkit.kernels.collectives.scheduler import Cluster
-from gemmkit.programs.called import CALLED, RETURNS, START, Callee, Callees, is_place_made, is_whole_load
+from gemmkit.programs.called import CALLED, EXTENT, RETURNS, START, Callee, Callees, is_place_made, is_whole_load
 from gemmkit.programs.collectives import COLUMN, ROW
 from gemmkit.programs.places import (
     Allocation,
@@ -139,7 +139,7 @@ class ElementFunction:
         self.needs |= {"convert", RETURNS[x.op]}
         args = []
         for y in x.args:
-            self._stays_inside = is_place_made(y)
+            self._stays_inside = is_place_made(y) or x.data.is_mask
             text = self.of(y, top=True)
             args.append(text if self._stays_inside or is_whole_load(y) else f"convert(F32, {text})")
             self._stays_inside = False
@@ -166,6 +166,9 @@ class ElementFunction:
         if x.op == "after" and x in self.columns:
             self.needs |= {"own_column", "column_at"}
             return f"{KEPT}{self.columns[x]}.at(own_column() + column_at(i))"
+        if x.op == EXTENT:
+            self.places.add(x.data.name)
+            return f"(last_{x.data.name} + 1)"
         if x.op == "coordinate" and (x.data in self.indices or x.data is self.stack):
             self.places.add(x.data.name)
             return self._in_range(x.data) if self._stays_inside or x.data is self.stack else self._place(x.data)

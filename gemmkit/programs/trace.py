@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dis
-import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +16,8 @@ import ml_dtypes  # noqa: F401 - makes NumPy know bfloat16 by its name
 import numpy as np
 
 from gemmkit.components import without_arrays
-from gemmkit.programs.called import NUMBER, TEST, WHOLE, CallableArgument, Callee, function_of, of_elements
+from gemmkit.kernels.masks import Mask
+from gemmkit.programs.called import EXTENT, NUMBER, TEST, CallableArgument, Callee, function_of, mask_of
 from gemmkit.programs.values import (
     Arithmetic,
     Axes,
@@ -45,6 +45,15 @@ COMPARISONS, CONNECTIVES = frozenset({"lt", "le", "eq", "ne"}), frozenset({"and"
 CONDITIONS = COMPARISONS | CONNECTIVES | {TEST}
 
 
+#: What element-wise operations of a traced program compute.
+FUNCTIONS: dict[str, Any] = dict(
+    add=np.add, sub=np.subtract, mul=np.multiply, div=np.divide, neg=np.negative, lt=np.less, le=np.less_equal, eq=np.equal,
+    ne=np.not_equal, exp=np.exp, log=np.log, tanh=np.tanh, sqrt=np.sqrt, max=np.maximum,
+    erf=np.vectorize(math.erf, [np.float64]), abs=np.abs, pow=np.power, where=np.where,
+    finite=lambda x: np.where(x == -np.inf, 0.0, x),
+    **{"and": np.logical_and, "or": np.logical_or, "not": np.logical_not})
+
+
 class Interpreter:
     """A reading of a program. Values are a ``kind`` of object that has ``dims``; a subclass says what they are otherwise."""
 
@@ -53,6 +62,7 @@ class Interpreter:
     def __init__(self) -> None:
         self.cells: list[Cell] = []
         self.axes = Axes()
+        self.stack: Index | None = None                # of the tiles
 
     # -- a subclass's -------------------------------------------------------------------------------------------------
 
@@ -160,9 +170,27 @@ class Interpreter:
 
     def call(self, f: Any, given: tuple, is_test: bool) -> Any:
         """A function of the user's of each element; an index stands for the places of its elements."""
-        name, f = getattr(f, "_name", "") if isinstance(f, CallableArgument) else "", function_of(f, len(given))
+        name, f = name_of(f), function_of(f, len(given))
         args = [self.coordinate(x) if isinstance(x, Index) else self.lift(x) for x in given]
-        return self._met(TEST if is_test else NUMBER, args, data=self.callee(f, name))
+        callee = self.callee(f, name)
+        callee.extents.append(tuple(extent_of(x) for x in given))
+        return self._met(TEST if is_test else NUMBER, args, data=callee)
+
+    def shown(self, given: Any, mask: Mask, dims: tuple) -> Any:
+        """What a mask shows, as a condition: queries are rows, and keys columns."""
+        if len(dims) != 2:
+            raise refused(ValueError, f"where({type(mask).__name__}(), ...) of a value of ({shown(dims)}): a mask is of "
+                                      "scores, whose rows are queries and whose columns are keys")
+        _ = mask.arities                               # refuses other numbers of arguments
+        callee, stack, zero = self.callee(mask, name_of(given)), self.stack, self.constant(0)
+        callee.extents.append((*map(extent_of, dims), None if stack is None else stack.extent))
+        shift = self.compute("sub", (self.extent(dims[1]), self.extent(dims[0])), ())
+        head = zero if stack is None else self.coordinate(stack)
+        return self._met(TEST, [*map(self.coordinate, dims), head, zero, shift], data=callee)
+
+    def extent(self, dim: Any) -> Any:
+        """How long an axis is, or how far rounds along it go."""
+        raise NotImplementedError
 
     def _met(self, op: str, args: list[Any], first: tuple = (), data: Any = None) -> Any:
         """An element-wise operation of values, which meet along the dimensions that they share. Its own are in the order of
@@ -255,6 +283,11 @@ class Interpreter:
     def where(self, condition: Any, x: Any, other: Any) -> Any:
         """``condition`` is a value, or a function of the places of an element: ``condition(m, n)``."""
         x = self.lift(x)
+        mask = mask_of(condition)
+        if mask is not None and mask.is_everything:
+            return x
+        if mask is not None:
+            return self._met("where", [self.shown(condition, mask, x.dims), x, self.lift(other)], x.dims)
         if not isinstance(condition, (Term, Parameter)):
             if not callable(condition):
                 raise refused(TypeError, f"where({condition!r}, ...): a condition compares values, x < y, or is a function "
@@ -271,6 +304,17 @@ class Interpreter:
                 raise refused(TypeError, f"a loop is over {extent!r}, but an axis is needed, such as a.rows, a.columns, "
                                          "a.count")
         return given
+
+
+def name_of(f: Any) -> str:
+    """The program's argument that a component is."""
+    return str(f._name) if isinstance(f, CallableArgument) else ""
+
+
+def extent_of(x: Any) -> ProgramAxis | int | None:
+    """What a called function is told the places along; None for another argument."""
+    x = x.dim if isinstance(x, Place) else x
+    return x.extent if isinstance(x, Index) else x.size if isinstance(x, Axis) else None
 
 
 class Along:
@@ -483,6 +527,9 @@ class Tracer(Interpreter):
     def coordinate(self, dim: Any) -> Value:
         return Value("coordinate", (), () if isinstance(dim, Index) and dim.stack else (dim,), dim)
 
+    def extent(self, dim: Any) -> Value:
+        return self.constant(dim.size) if isinstance(dim, Axis) else Value(EXTENT, (), (), dim)
+
     def callee(self, f: Any, name: str) -> Callee:
         if id(f) not in self.callees:
             wanted = name or self.names.get(id(f)) or getattr(f, "__name__", "") or type(f).__name__.lower()
@@ -501,6 +548,7 @@ class Tracer(Interpreter):
             raise refused(ValueError, "sequential(...) outside of parallel(...); it must be inside")
         length = None if stop is None else check_length(stop, extents[0])
         indices = tuple(Index(extent, of_tile=kind == "parallel") for extent in extents)
+        self.stack = next((x for x in indices if x.stack), None) if kind == "parallel" else self.stack
         loop = self.emit(Loop(kind, indices, stop=length))
         user = sys._getframe(1)
         known = dict(user.f_locals)
@@ -671,119 +719,3 @@ def _forget_axes(loop: Loop) -> None:
             if x.op == "coordinate" and isinstance(x.data, Axis):
                 x.data = Axis(x.data.size)
             pending += x.args
-
-
-# --------------------------------------------------------------------------------------------------
-# A program on NumPy, in float64: blocks are slices, and dimensions have names, so that a row's value meets its row.
-
-BLOCK = 37                             # an odd length shows that a result does not depend on it
-FUNCTIONS: dict[str, Any] = dict(
-    add=np.add, sub=np.subtract, mul=np.multiply, div=np.divide, neg=np.negative, lt=np.less, le=np.less_equal, eq=np.equal,
-    ne=np.not_equal, exp=np.exp, log=np.log, tanh=np.tanh, sqrt=np.sqrt, max=np.maximum,
-    erf=np.vectorize(math.erf, [np.float64]), abs=np.abs, pow=np.power, where=np.where,
-    finite=lambda x: np.where(x == -np.inf, 0.0, x),
-    **{"and": np.logical_and, "or": np.logical_or, "not": np.logical_not})
-
-
-class Dimensioned:
-    """Numbers with dimensions. ``whole``: "place" of places and what is made of them, "count" of elements of arrays of whole
-    numbers, which functions get as whole numbers; "constant" of one that may meet places."""
-
-    def __init__(self, dims: tuple, array: Any, whole: str = ""):
-        self.dims, self.array, self.whole = dims, np.asarray(array), whole
-
-    @property
-    def is_whole(self) -> bool:
-        return self.whole in ("place", "count")
-
-    def over(self, dims: tuple) -> np.ndarray:
-        """The numbers with an axis for each of ``dims``, of length 1 where they have it not."""
-        order = [self.dims.index(d) for d in dims if d in self.dims]
-        return self.array.transpose(order)[tuple(slice(None) if d in self.dims else None for d in dims)]
-
-
-class Reference(Interpreter):
-    """``block``: how long blocks are."""
-
-    kind = Dimensioned
-
-    def __init__(self, block: int = BLOCK):
-        super().__init__()
-        self.block = block
-        self.only: Index | None = None
-
-    def constant(self, x: Any) -> Dimensioned:
-        return Dimensioned((), np.float64(x), "constant" if float(x).is_integer() else "")
-
-    def number(self, value: Dimensioned) -> float | None:
-        return None                                    # the trace has looked at constants
-
-    def use(self, index: Index, parameter: Parameter, axis: int, key: tuple) -> None:
-        """The trace has looked at it."""
-
-    def is_condition(self, value: Dimensioned) -> bool:
-        return value.array.dtype == np.bool_
-
-    def renamed(self, value: Dimensioned, dims: tuple) -> Dimensioned:
-        return Dimensioned(dims, value.array)
-
-    def compute(self, op: str, args: tuple, dims: tuple, data: Any = None) -> Dimensioned:
-        if op == "dot":
-            return Dimensioned(dims, args[0].array @ args[1].array)
-        if op == "transpose":
-            return Dimensioned(dims, args[0].array.T)
-        if op == "rowmax":
-            return Dimensioned(dims, np.max(args[0].array, axis=1, initial=-np.inf))
-        if op == "rowsum":
-            return Dimensioned(dims, np.sum(args[0].array, axis=1))
-        if op == "cast":
-            return Dimensioned(dims, args[0].array.astype(data).astype(np.float64))
-        if op in (NUMBER, TEST):
-            return Dimensioned(dims, of_elements(data.f, op == TEST, [(x.over(dims), x.is_whole) for x in args]))
-        with np.errstate(all="ignore"):
-            return Dimensioned(dims, FUNCTIONS[op](*(x.over(dims) for x in args)), _stays_whole(op, args))
-
-    def filled(self, dims: tuple, value: float) -> Dimensioned:
-        return Dimensioned(dims, np.full([_length(d) for d in dims], value))
-
-    def fitted(self, value: Dimensioned, dims: tuple) -> Dimensioned:
-        return Dimensioned(dims, np.broadcast_to(value.over(dims), [_length(d) for d in dims]))
-
-    def load(self, parameter: Parameter, key: tuple, dims: tuple) -> Dimensioned:
-        whole = "count" if np.dtype(parameter.dtype).kind in "iu" else ""
-        return Dimensioned(dims, np.asarray(parameter.data[_slices(key)], np.float64), whole)
-
-    def store(self, parameter: Parameter, key: tuple, dims: tuple, value: Dimensioned) -> None:
-        if self.only is None or self.only.start == 0:
-            parameter.data[_slices(key)] = value.over(dims)
-
-    def coordinate(self, dim: Any) -> Dimensioned:
-        if isinstance(dim, Index) and dim.stack:
-            return Dimensioned((), dim.start, "place")
-        return Dimensioned((dim,), np.arange(dim.size) if isinstance(dim, Axis) else np.arange(dim.start, dim.stop), "place")
-
-    def loop(self, extents: tuple[ProgramAxis, ...], kind: str, stop: Any = None) -> Iterator[Any]:
-        if stop is not None:
-            yield from self._blocks(extents[0], min(int(stop.value.array), extents[0].length))
-            return
-        of_tile = kind == "parallel"
-        for blocks in itertools.product(*(self._blocks(extent, extent.length, of_tile) for extent in extents)):
-            yield blocks if len(blocks) > 1 else blocks[0]
-
-    def _blocks(self, extent: ProgramAxis, end: int, of_tile: bool = False) -> list[Index]:
-        step = 1 if extent.stack else self.block
-        return [Index(extent, "", start, min(start + step, end), of_tile) for start in range(0, end, step)]
-
-
-def _stays_whole(op: str, args: tuple) -> str:
-    """Places stay places, as kernels compute them."""
-    kinds = {x.whole for x in args}
-    return "place" if op in WHOLE and "place" in kinds and kinds <= {"place", "constant"} else ""
-
-
-def _length(dim: Any) -> int:
-    return dim.size if isinstance(dim, Axis) else dim.stop - dim.start
-
-
-def _slices(key: tuple) -> tuple:
-    return tuple(index.start if index.stack else slice(index.start, index.stop) for index in key)

@@ -411,6 +411,7 @@ class Index(Symbol):
     of_tile: bool = False
     is_over: bool = False
     twin: Index | None = None
+    limit: int | None = None           # where rounds end before the axis does, where numbers are computed
 
     def is_block_of(self, other: Any) -> bool:
         return other is self or other is self.twin or (isinstance(other, Index) and other.twin is self)

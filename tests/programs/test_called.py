@@ -167,6 +167,7 @@ def test_functions_of_rows(columns: int, rng: np.random.Generator) -> None:
 ACTIVATIONS = [getattr(activations, name) for name in activations.__all__]
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("f", ACTIVATIONS, ids=activations.__all__)
 def test_every_activation_in_every_form(f: Callable[[Any], Any], rng: np.random.Generator) -> None:
     @gk.program
@@ -238,6 +239,7 @@ def elementwise(rng: np.random.Generator) -> dict[str, Any]:
     return {**made, "composed": made["scale"] | made["bias"] | epilogues.ReLU() | made["residual"]}
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("name", list(elementwise(np.random.default_rng(0))))
 def test_elementwise_epilogues(name: str, rng: np.random.Generator) -> None:
     check(of_tiles, half(rng, 100, 24), half(rng, 24, 136), poisoned(100, 136), elementwise(rng)[name],
@@ -258,6 +260,148 @@ class Swish(gk.Component):
 def test_a_users_own_component(rng: np.random.Generator) -> None:
     for mapping in (None, MULTISTAGE):
         check(of_tiles, half(rng, 70, 24), half(rng, 24, 72), poisoned(70, 72), Swish(1.5, half(rng, 72)), mapping=mapping)
+
+
+# -- masks ------------------------------------------------------------------------------------------------------------------
+
+@gk.program
+def masked(q: Any, k: Any, v: Any, o: Any, scale: float, seen: Any) -> None:
+    for h, m in gp.parallel(q.count, q.rows):
+        best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
+        for n in gp.sequential(k.rows):
+            s = gp.where(seen, scale * (q[h, m] @ k[h, n].T), -math.inf)
+            top = gp.maximum(best, s.max(axis=1))
+            zero = gp.finite(top)
+            p, shrink = gp.exp(s - zero), gp.exp(best - zero)
+            total[:] = total * shrink + p.sum(axis=1)
+            out[:] = out * shrink + p.astype(v.dtype) @ v[h, n]
+            best[:] = top
+        o[h, m] = gp.where(total > 0.0, out / total, 0.0)
+
+
+@gk.program
+def masked_and_padded(q: Any, k: Any, v: Any, lengths: Any, o: Any, scale: float, seen: Any) -> None:
+    for h, m in gp.parallel(q.count, q.rows):
+        best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
+        for n in gp.sequential(k.rows, stop=lengths[h]):
+            s = gp.where(seen, scale * (q[h, m] @ k[h, n].T), -math.inf)
+            top = gp.maximum(best, s.max(axis=1))
+            zero = gp.finite(top)
+            p, shrink = gp.exp(s - zero), gp.exp(best - zero)
+            total[:] = total * shrink + p.sum(axis=1)
+            out[:] = out * shrink + p.astype(v.dtype) @ v[h, n]
+            best[:] = top
+        o[h, m] = gp.where(total > 0.0, out / total, 0.0)
+
+
+@dataclass(frozen=True)
+class EveryThird(masks.Mask):
+    """Of heads differently: visible alone."""
+
+    by: gk.Scalar
+
+    def visible(self, m: int, n: int, head: int) -> bool:                                      # type: ignore[override]
+        return (m + self.by * n) % (3 + head) == 0
+
+
+@dataclass(frozen=True)
+class Bands(masks.Mask):
+    """Of each query another interval, from an array; it says which blocks to visit."""
+
+    starts: gk.Array
+
+    def first_key(self, m: int) -> int:
+        return self.starts[m]
+
+    def end_key(self, m: int) -> int:
+        return self.starts[m] + 40
+
+    def keys(self, begin: int, end: int, keys: int) -> tuple[int, int]:
+        return self.starts[begin], self.starts[end - 1] + 40
+
+    def free(self, begin: int, end: int, keys: int) -> tuple[int, int]:
+        return self.starts[end - 1], self.starts[begin] + 40
+
+
+@dataclass(frozen=True)
+class WrongBands(Bands):
+    def keys(self, begin: int, end: int, keys: int) -> tuple[int, int]:
+        return self.starts[end - 1], self.starts[end - 1] + 40
+
+
+def all_masks(queries: int, keys: int) -> list[Any]:
+    bounds = np.array([0, 17, queries])
+    return [masks.Causal(), masks.Causal(aligned="upper left"), masks.Window(20, 10), masks.Window(20, 10) & masks.Causal(),
+            masks.Everything(), masks.Documents.of(bounds) & masks.Causal(), EveryThird(2),
+            Bands(np.sort(np.random.default_rng(1).integers(0, keys - 40, queries)).astype(np.int32)),
+            Bands(np.linspace(0, keys - 40, queries).astype(np.int64)) & EveryThird(1)]
+
+
+MASKED = [gk.Mapping({"n": 32}, splits=1), gk.Mapping({"n": 32}, splits=2, descending=False), gk.Mapping(kernel="multistage", splits=1),
+          gk.Mapping({"n": 64}, warpgroups=1, cluster={"m": 2})]
+
+
+@pytest.mark.sample(36)
+@pytest.mark.parametrize("n", range(9))
+@pytest.mark.parametrize("mapping", MASKED, ids=["", "splits", "multistage", "cluster"])
+def test_masks_of_attention(mapping: gk.Mapping, n: int, rng: np.random.Generator) -> None:
+    seen = all_masks(70, 98)[n]
+    check(masked, half(rng, 2, 70, 64), half(rng, 2, 98, 64), half(rng, 2, 98, 64), poisoned(2, 70, 64), 0.125, seen, mapping=mapping)
+
+
+@pytest.mark.sample(24)
+@pytest.mark.parametrize("n", [0, 2, 6, 7])
+@pytest.mark.parametrize("mapping", MASKED[:3], ids=["", "splits", "multistage"])
+def test_masks_of_padded_attention(mapping: gk.Mapping, n: int, rng: np.random.Generator) -> None:
+    """Aligned with the last key that a sequence has."""
+    q, k, v, o = half(rng, 3, 70, 64), half(rng, 3, 98, 64), half(rng, 3, 98, 64), poisoned(3, 70, 64)
+    check(masked_and_padded, q, k, v, np.array([98, 51, 0], np.int32), o, 0.125, all_masks(70, 98)[n], mapping=mapping)
+
+
+def test_a_mask_says_which_blocks_are_visited() -> None:
+    q, k, v = (np.zeros((2, rows, 64), F16) for rows in (256, 256, 256))
+    for seen in (masks.Causal(), masks.Window(64), Bands(np.zeros(256, np.int32))):
+        text = masked.plan(q, k, v, np.zeros_like(q), 0.125, seen).text
+        assert "end_seen(" in text and "free_to(" in text and "visited(" in text
+    assert "called_" not in masked.plan(q, k, v, np.zeros_like(q), 0.125, masks.Everything()).text
+
+
+def test_masks_in_tiles_and_rows(rng: np.random.Generator) -> None:
+    @gk.program
+    def tiles(a: Any, b: Any, d: Any, seen: Any) -> None:
+        for h, m, n in gp.parallel(a.count, a.rows, b.columns):
+            acc = gp.zeros(m, n)
+            for k in gp.sequential(a.columns):
+                acc += a[h, m, k] @ b[h, k, n]
+            d[h, m, n] = gp.where(seen, acc, -1.0)
+
+    @gk.program
+    def rows(x: Any, y: Any, seen: Any) -> None:
+        for h, m in gp.parallel(x.count, x.rows):
+            s = gp.where(seen, x[h, m], -math.inf)
+            p = gp.exp(s - s.max(axis=1))
+            y[h, m] = p / p.sum(axis=1)
+
+    for seen in (masks.Causal(), masks.Window(5, 5), EveryThird(2) & masks.Causal()):
+        for mapping in (None, MULTISTAGE):
+            check(tiles, half(rng, 2, 50, 24), half(rng, 2, 24, 72), poisoned(2, 50, 72), seen, mapping=mapping)
+        if not isinstance(seen, masks.Intersection):
+            check(rows, half(rng, 2, 9, 72), poisoned(2, 9, 72), seen)
+
+
+def test_wrong_ranges_of_a_mask_are_found_and_wrong_arrays_refused(rng: np.random.Generator) -> None:
+    arrays = half(rng, 2, 70, 64), half(rng, 2, 98, 64), half(rng, 2, 98, 64), poisoned(2, 70, 64), 0.125
+    starts = np.linspace(0, 50, 70).astype(np.int32)
+    with gk.emulate():
+        with pytest.raises(gk.ComponentError, match="WrongBands.keys of queries"):
+            masked(*arrays, WrongBands(starts))
+        with pytest.raises(ValueError, match="starts of Documents has shape"):
+            masked(*arrays, masks.Documents.of([0, 60]))
+        with pytest.raises(ValueError, match="slopes of ALiBi has shape"):
+            attention(*arrays, masks.ALiBi(np.zeros(3, F32)))
+        a, b, d = half(rng, 64, 64), half(rng, 64, 64), poisoned(64, 64)
+        with pytest.raises(ValueError, match=r"bias has shape \(63,\)"):
+            of_tiles(a, b, d, epilogues.Bias(np.zeros(63, F32)))
 
 
 # -- what functions are told ------------------------------------------------------------------------------------------------
@@ -434,6 +578,7 @@ WHOLE = np.zeros((64, 64), F32)
     ("gp.call(g, acc, m, n)", epilogues.Store(WHOLE), "it stores into array"),
     ("gp.call(g, acc, m, n)", epilogues.LinearCombination(1.0, 1.0, WHOLE, gk.layouts.RowMajor("float32")), "finishes whole tiles"),
     ("gp.call(g, acc, m, n)", epilogues.Softmax(), "finishes whole tiles"),
+    ("gp.where(g, acc.sum(axis=1), 0.0)", masks.Causal(), "reduces n|a mask is of scores"), ("gp.where(g, 1.0, acc)", masks.Causal(), "a mask is of scores"),
     ("gp.call(g, acc, m, n)", epilogues.Scale(2.0) | epilogues.Store(WHOLE), "finishes whole tiles"),
 ])
 def test_what_cannot_be_called(expression: str, given: Any, words: str) -> None:
@@ -590,6 +735,8 @@ def test_nothing_spills(mapping: gk.Mapping, rng: np.random.Generator) -> None:
     q, k, v = (np.zeros((2, 256, 128), F16) for _ in range(3))
     slopes, of_keys = half(rng, 2, dtype=F32), rng.integers(0, 4, 256).astype(np.int32)
     seen = lambda m, n, h: of_keys[n] <= h                                 # noqa: E731
+    usage = masked.plan(q, k, v, np.zeros_like(q), 0.125, masks.Causal(), mapping=mapping).launchable.entry().meta["usage"]
+    assert usage["spill_stores"] == usage["spill_loads"] == 0, usage
     for score, shown in ((masks.ALiBi(slopes), None), (lambda s, m, n, h: s if n < m else s - slopes[h], seen)):
         usage = attention.plan(q, k, v, np.zeros_like(q), 0.125, score, shown, mapping=mapping).launchable.entry().meta["usage"]
         assert usage["spill_stores"] == usage["spill_loads"] == 0, usage
@@ -622,6 +769,15 @@ def test_on_a_gpu(mapping: gk.Mapping | None, rng: np.random.Generator) -> None:
         slopes = half(rng, 2, dtype=F32)
         attention(*map(on_gpu, (q, k, v)), o, 0.125, masks.ALiBi(on_gpu(slopes)), mapping=mapping)
         assert_close(o.get(), attention.reference(q, k, v, o.get(), 0.125, masks.ALiBi(slopes)), 4e-3)
+    for n, seen in enumerate(all_masks(100, 700)):
+        on = all_masks(100, 700)[n]
+        if n in (5, 7, 8):                             # whose arrays a GPU has
+            continue
+        masked(*map(on_gpu, (q, k, v)), o, 0.125, on, mapping=mapping)
+        assert_close(o.get(), masked.reference(q, k, v, o.get(), 0.125, seen), 4e-3)
+    starts = np.sort(rng.integers(0, 660, 100)).astype(np.int32)
+    masked(*map(on_gpu, (q, k, v)), o, 0.125, Bands(on_gpu(starts)), mapping=mapping)
+    assert_close(o.get(), masked.reference(q, k, v, o.get(), 0.125, Bands(starts)), 4e-3)
     x, w = half(rng, 9, 1000), half(rng, 1000)
     y, z = cupy.full((9, 1000), cupy.nan, "f2"), cupy.full(9, cupy.nan, "f4")
     f, g = (lambda x, m: x * m), (lambda x: x if x > 0 else 0.1 * x)

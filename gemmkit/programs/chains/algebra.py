@@ -27,7 +27,7 @@ import numpy as np
 
 from gemmkit.kernels.collectives.softmax import LARGE
 from gemmkit.programs import trace
-from gemmkit.programs.called import CALLED, TEST
+from gemmkit.programs.called import CALLED, TEST, Callee
 from gemmkit.programs.chains.chain import Chain
 from gemmkit.programs.chains.monoids import Unproved, beyond, monoids, stays, unchanged_by_nothing
 from gemmkit.programs.places import LEAVES, Rewriter, _is_number
@@ -580,6 +580,20 @@ class Bound:
         return f"{scaled} {sign} {abs(self.shift)}" if self.shift else scaled
 
 
+@dataclass(frozen=True)
+class MaskBound:
+    """The first place, or the one behind the last, that a mask says rows see."""
+
+    callee: Callee
+    is_end: bool
+    shift: int = 0
+
+    @property
+    def slope(self) -> int:
+        """Whether it grows with the row, as far as is seen: the order of tiles alone rests on it."""
+        return int(self.callee.f.has_end if self.is_end else self.callee.f.has_first)
+
+
 @dataclass
 class Ranges:
     """``ends`` and ``begins``: bounds of places that rows see; ``visits_less``: blocks outside are left out. ``has_tests``:
@@ -588,8 +602,12 @@ class Ranges:
     has_tests: bool = False
     has_free: bool = True
     visits_less: bool = False
-    ends: list[Bound] = field(default_factory=list)
-    begins: list[Bound] = field(default_factory=list)
+    ends: list[Bound | MaskBound] = field(default_factory=list)
+    begins: list[Bound | MaskBound] = field(default_factory=list)
+
+    @property
+    def masks(self) -> list[Callee]:
+        return [bound.callee for bound in self.ends if isinstance(bound, MaskBound)]
 
     @property
     def show_the_first(self) -> bool:
@@ -621,8 +639,13 @@ def ranges_of(chain: Chain, signs: dict[str, float], commutes: bool) -> Ranges:
     return out
 
 
-def bounds_of(x: Value, rows: Index, index: Index) -> tuple[list[Bound], list[Bound]] | None:
+Bounds = tuple[list[Bound | MaskBound], list[Bound | MaskBound]]
+
+
+def bounds_of(x: Value, rows: Index, index: Index) -> Bounds | None:
     """(first places, places behind the last) that hold together; None for what is no such bound."""
+    if x.op == TEST and x.data.is_mask and x.args[0].data is rows and x.args[1].data is index:
+        return [MaskBound(x.data, False)], [MaskBound(x.data, True)]
     if x.op == "and":
         parts = [bounds_of(y, rows, index) for y in x.args]
         if any(part is None for part in parts):

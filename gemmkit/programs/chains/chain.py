@@ -8,6 +8,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from gemmkit.programs.called import EXTENT
+from gemmkit.programs.places import walked
 from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value
 from gemmkit.programs.values import Index, Parameter, ProgramAxis, refused, shown
 
@@ -51,6 +53,16 @@ class Chain:
     def stop(self) -> str:
         """What a text calls the place behind the last that rounds go to."""
         return f"{self.index.name}_length" if self.has_length else f"sizes.{self.index.name}"
+
+    def extent_of(self, index: Index) -> str:
+        """What a text calls how many places there are along an index."""
+        is_bounded = index is self.index and self.length is not None
+        return f"{index.name}_count" if is_bounded else f"sizes.{index.name}"
+
+    @property
+    def asks_extent(self) -> bool:
+        """Whether a mask asks how many places there are."""
+        return any(x.op == EXTENT for x in walked([c.out for c in self.carried]))
 
     @property
     def has_length(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gemmkit.programs.called import CALLED, WHOLE, Callee, is_whole_load
+from gemmkit.programs.called import CALLED, EXTENT, WHOLE, Callee, is_whole_load
 from gemmkit.programs.chains.algebra import LOWERED, Ranges, bounds_of
 from gemmkit.programs.chains.chain import Chain, ChainPlaces, OperandBlock, RingPlace, depends
 from gemmkit.programs.chains.schedule import READ, ChainOrder, Compute, Event, Full, ScheduleChoice
@@ -24,7 +24,7 @@ ELEMENTWISE = frozenset({*SIGNS, *JOINTS, *CALLS, *CALLED, LOWERED, "neg", "wher
 
 def is_whole_number(x: Value) -> bool:
     """Whether a value is a place or made of places, which are counted in whole numbers; a length; or a condition."""
-    if x.op in CONDITIONS or x.op in ("coordinate", "length"):
+    if x.op in CONDITIONS or x.op in ("coordinate", "length", EXTENT):
         return True
     if x.op not in WHOLE:
         return False
@@ -107,6 +107,9 @@ class Element:
     def of(self, x: Value, top: bool = False, whole: bool = False) -> str:
         if x.op == "coordinate":
             return f"({self._place(x.data)})"
+        if x.op == EXTENT:
+            self.extra[f"count_{x.data.name}"] = self.chain.extent_of(x.data)
+            return f"count_{x.data.name}"
         if x.op == "load":
             return self._load(x)
         name = None if x is self.root else self.known(x)
@@ -180,9 +183,10 @@ class Element:
             self.extra[x.data.name] = x.data.name
         args = []
         for y in x.args:
-            self._stays_inside = is_whole_number(y)
-            text = self.of(y, top=True, whole=self._stays_inside)
-            is_whole = self._stays_inside or is_whole_load(y)
+            is_whole = is_whole_number(y) or x.data.is_mask
+            self._stays_inside = is_whole and x.data.stays_inside
+            text = self.of(y, top=True, whole=is_whole)
+            is_whole = is_whole or is_whole_load(y)
             is_float = y.op not in ("const", "load", READ) and self.known(y) is not None
             args.append(text if is_whole or is_float else f"convert(F32, {text})")
             self._stays_inside = False
@@ -270,6 +274,15 @@ class Element:
         zips = ", ".join(self.zips)
         return (f"(values, i{extra}):\n    {zips} = values\n    return {text}\n",
                 lambda f: f"apply({f}, split(interleave(({zips})), {len(self.zips)}){given})")
+
+
+def given_to_ranges(chain: Chain, ranges: Ranges) -> list[str]:
+    """What the functions of a text take, beside a row, that say which blocks a tile's rounds visit."""
+    given = [chain.stop, "sizes"] if chain.has_length else ["sizes"]
+    if ranges.masks:
+        given += [] if chain.stack is None else [chain.stack.name]
+        given += [chain.extent_of(chain.index)] if chain.length is not None else []
+    return [*given, *(callee.name for callee in ranges.masks)]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -376,7 +389,7 @@ class Role:
     def range(self) -> None:
         """Where a tile's rounds begin."""
         n, step, uniform, length = self.n, self.step, self.kind == CONSUMER, self.chain.length
-        row, more = self.chain.rows.name, ", ".join([*([self.chain.stop] if self.chain.has_length else []), "sizes"])
+        row, more = self.chain.rows.name, ", ".join(given_to_ranges(self.chain, self.ranges))
         visited = row if self.choice.cluster.is_single else f"{row} - rank * {self.choice.rows}"     # a cluster's first row
 
         def put(name: str, made: str) -> None:
@@ -385,6 +398,8 @@ class Role:
         if length is not None:
             parameter, key = length.data
             put(self.chain.stop, f"min(int({parameter.name}[{', '.join(index.name for index in key)}]), sizes.{n})")
+            if self.chain.asks_extent:
+                self.put(f"{self.chain.extent_of(self.chain.index)} = {self.chain.stop}")
         elif self.chain.has_length:
             self.put(f"{self.chain.stop} = sizes.{n}")
         if self.is_bounded:

@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from gemmkit.programs.called import EXTENT
 from gemmkit.programs.chains.chain import Chain
 from gemmkit.programs.trace import Carried, Value
 
@@ -116,7 +117,7 @@ class Forms:
                 raise Unproved(x)
             return constant(x.data)
         key = self._constant(x)
-        if x.op in ("scalar", "load", "coordinate") or self.beyond is not None:
+        if x.op in ("scalar", "load", "coordinate", EXTENT) or self.beyond is not None:
             return {UNIT: None if key is None else (1.0, (key,))}
         raise Unproved(x)
 

@@ -12,9 +12,18 @@ import numpy as np
 
 from gemmkit.kernels.sm90.kernel import STARTING
 from gemmkit.programs.called import CALLED, RETURNS, Callee, Callees
-from gemmkit.programs.chains.algebra import LOWERED, Ranges, mentions
+from gemmkit.programs.chains.algebra import LOWERED, MaskBound, Ranges, mentions
 from gemmkit.programs.chains.chain import RECTIFIED, Chain, ChainPlaces, OperandBlock, dots
-from gemmkit.programs.chains.elements import CONSUMER, ELEMENTWISE, Element, Naming, ProducerRole, Role, scalar_text
+from gemmkit.programs.chains.elements import (
+    CONSUMER,
+    ELEMENTWISE,
+    Element,
+    Naming,
+    ProducerRole,
+    Role,
+    given_to_ranges,
+    scalar_text,
+)
 from gemmkit.programs.chains.merging import LENGTH
 from gemmkit.programs.chains.schedule import (
     READ,
@@ -400,7 +409,7 @@ TAKEN = ("begins", "end_seen", "ends", "first_seen", "following", "free_from", "
 def names_of_ranges(chain: Chain) -> list[str]:
     """What a text calls the places where rounds begin and end, and the shares of a tile's."""
     of_shares = ("each", "outer", "share") if chain.splits > 1 else ()
-    return [f"{chain.index.name}_{what}" for what in ("end", "first", "free", "length", "tested", *of_shares)]
+    return [f"{chain.index.name}_{what}" for what in ("count", "end", "first", "free", "length", "tested", *of_shares)]
 
 
 def tests_of(chain: Chain, ranges: Ranges) -> set[Value]:
@@ -487,7 +496,8 @@ class ChainPrinter:
     def kernel(self, arguments: list[str], consumer: Consumer) -> list[str]:
         rings, length = self.places.rings, self.chain.length
         takes_maps = [f"map_{block.name}" for ring in rings for block in ring.blocks]
-        takes_blocks = ["sizes", *takes_maps, *([] if length is None else [length.data[0].name])]
+        asked = [callee.name for callee in self.ranges.masks]
+        takes_blocks = ["sizes", *takes_maps, *([] if length is None else [length.data[0].name]), *asked]
         takes_all = [name for name in arguments if name not in takes_maps]
         cluster = self.choice.cluster
         met = "barrier()" if cluster.is_single else "cluster_barrier()"
@@ -634,11 +644,14 @@ def _ranges(chain: Chain, choice: ScheduleChoice, ranges: Ranges) -> list[str]:
     """Functions that say which blocks a tile's rounds visit, and where nothing is tested."""
     m, rows, step = chain.rows.name, choice.rows * choice.cluster.m, choice.blocks[chain.index.name]
     last, stop = f"min({m} + {rows}, sizes.{m}) - 1", chain.stop
-    given = f"{m}, {stop}, sizes" if chain.has_length else f"{m}, sizes"
+    given = ", ".join([m, *(name.removeprefix("sizes.") for name in given_to_ranges(chain, ranges))])
+    keys, head = chain.extent_of(chain.index), "0" if chain.stack is None else chain.stack.name
 
-    def extreme(bounds: list, of_last: bool) -> list[str]:
-        """The bounds of the last of the rows where they grow with them, or of the first."""
-        return [bound.text("last" if (bound.slope >= 0) is of_last else m) for bound in bounds]
+    def extreme(bounds: list, of_last: bool, asked: str = "visited") -> list[str]:
+        """The bounds of the last of the rows where they grow with them, or of the first; a mask's are of all of them."""
+        call = f"{asked}({m}, last + 1, {keys}, {head}, 0, {keys} - sizes.{m})"
+        return [f"int({bound.callee.name}.f.{call}[{int(bound.is_end)}])" if isinstance(bound, MaskBound) else
+                bound.text("last" if (bound.slope >= 0) is of_last else m) for bound in bounds]
 
     out: list[str] = []
     if ranges.visits_less and ranges.begins:
@@ -658,5 +671,5 @@ def _ranges(chain: Chain, choice: ScheduleChoice, ranges: Ranges) -> list[str]:
                 what = "first place" if kind == "max" else "place behind the last"
                 out += [f"def {name}({given}):", f'    """The {what} that all of rows {m} on see."""',
                         f"    last = min({m} + {choice.rows}, sizes.{m}) - 1",
-                        f"    return {kind}({', '.join([least, *extreme(bounds, kind == 'max')])})", "", ""]
+                        f"    return {kind}({', '.join([least, *extreme(bounds, kind == 'max', 'untested')])})", "", ""]
     return out
