@@ -95,6 +95,8 @@ class Derivation:
         makes the same, so that the passes have to say so."""
         if any(infos[a].shape[i] != infos[b].shape[j] for (a, i), (b, j) in self.axes.equal):
             return None
+        if any(infos[a].shape[i] != infos[b].shape[j] * by for (a, i), (b, j), by in self.axes.grouped):
+            return None
         return tuple(infos[array].shape[axis] for array, axis in sorted(self.axes.whole))
 
     def plan(self, arguments: dict[str, Any], infos: dict[str, ArrayInfo], mapping: Mapping) -> ProgramPlan:

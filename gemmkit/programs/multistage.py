@@ -182,7 +182,7 @@ class MultistagePrinter(Printer):
                      'global -> shared."""')
             for tile in ring.rounds.tiles:
                 where = [index.name for index in tile.dims]
-                stack = [] if tile.stack is None else [tile.stack.name]
+                stack = [] if tile.stack is None else [tile.stack.text(lambda h: h.name)]
                 self.put(1, f"{tile.name}_tile.copy({tile.parameter.name}, ({', '.join([*stack, *where])}), "
                             f"({', '.join(f'sizes.{x}' for x in where)}), slot)")
 
@@ -213,7 +213,7 @@ class MultistageConsumer(Consumer):
     @property
     def given(self) -> list[str]:
         """What copies of a round's blocks need, before the round and the stage: operands, and where the tile is."""
-        used = {dim for block in self.blocks for dim in (*block.key, *block.dims)}
+        used = {dim.of_loop if isinstance(dim, Index) else dim for block in self.blocks for dim in (*block.key, *block.dims)}
         return ["sizes", *dict.fromkeys(block.parameter.name for block in self.blocks),
                 *(index.name for index in self.chain.indices if index in used)]
 
@@ -225,7 +225,7 @@ class MultistageConsumer(Consumer):
         def end(dim: Index | Axis) -> str:
             return f"{dim.size}" if isinstance(dim, Axis) else f"sizes.{dim.name}"
 
-        stack = [] if block.stack is None else [begin(block.stack)]
+        stack = [] if block.stack is None else [block.stack.text(begin)]
         return (f"{block.name}_tile.copy({block.parameter.name}, ({', '.join([*stack, *map(begin, block.dims)])}), "
                 f"({', '.join(map(end, block.dims))}), {slot})")
 

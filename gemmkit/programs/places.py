@@ -354,7 +354,7 @@ def _multiply(dot: Value, carried: Carried, places: Places, rounds: Rounds, tile
                 name += "_2"
             taken.add(name)
             stack = key[0] if key[0].stack else None
-            if stack is not None and stack is not places.stack:
+            if stack is not None and stack.of_loop is not places.stack:
                 raise refused(ValueError, f"{parameter.name}[{shown(key)}]: the stack of a block is the tile's", dot.line)
             tiles[parameter.name, key] = TilePlace(name, parameter, load.dims, stack)
             rounds.tiles.append(tiles[parameter.name, key])

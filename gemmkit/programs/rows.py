@@ -103,7 +103,7 @@ def _check(x: Value, program: RowProgram, lengths: dict[int, str]) -> None:
         return
     if x.op == "load":
         parameter, key = x.data
-        if not set(key) <= set(program.indices) or len(set(key)) < len(key):
+        if not {index.of_loop for index in key} <= set(program.indices) or len(set(key)) < len(key):
             raise refused(ValueError, f"{parameter.name}[{shown(key)}]: a function of rows must use the index "
                                       f"{shown(program.indices)}", x.line)
         if np.dtype(parameter.dtype).name not in FLOATS:
@@ -408,7 +408,7 @@ class RowElement:
         if x.op == EXTENT:
             return f"{self._outside('sizes')}.{x.data.name}"
         if x.op == "coordinate":
-            return self._outside(x.data.name)
+            return str(x.data.text(lambda index: self._outside(index.name)))
         if self._has_name(x):
             return self._beside(x) if is_vector(x) else self._outside(self.name(x))
         if x.op == "load":
@@ -610,7 +610,7 @@ class RowPrinter:
     def array(self, x: Value) -> str:
         """An array without its stack."""
         parameter, key = x.data
-        stacks = [index.name for index in key if index.stack]
+        stacks = [index.text(lambda h: h.name) for index in key if index.stack]
         return self.call("matrix_of", parameter.name, f"({stacks[0]},)") if stacks else str(parameter.name)
 
     def call(self, word: str, *arguments: str) -> str:
@@ -656,7 +656,7 @@ class RowPrinter:
             return [f"{self.name(x)} = sizes.{x.data}"]
         if x.op == "load":
             self.needs |= {"convert", "F32"}
-            at = ", ".join(index.name for index in x.data[1])
+            at = ", ".join(index.text(lambda h: h.name) for index in x.data[1])
             return [f"{self.name(x)} = convert(F32, {x.data[0].name}[{at}])"]
         made = self.element(x, True)
         text = made.text

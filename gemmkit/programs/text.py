@@ -169,22 +169,23 @@ class ElementFunction:
         if x.op == EXTENT:
             self.places.add(x.data.name)
             return f"(last_{x.data.name} + 1)"
-        if x.op == "coordinate" and (x.data in self.indices or x.data is self.stack):
-            self.places.add(x.data.name)
-            return self._in_range(x.data) if self._stays_inside or x.data is self.stack else self._place(x.data)
+        if x.op == "coordinate" and isinstance(x.data, Index) and x.data.of_loop in (*self.indices, self.stack):
+            self.places.add(x.data.of_loop.name)
+            return self._in_range(x.data) if self._stays_inside or x.data.stack else self._place(x.data)
         if x.op == "load":
             parameter, key = x.data
             known = (*self.indices, *([self.stack] if self.stack is not None else []))
-            if set(key) <= set(known) and len(key) == len(parameter.shape):
+            if {index.of_loop for index in key} <= set(known) and len(key) == len(parameter.shape):
                 if parameter.name not in self.arrays:
                     self.arrays.append(parameter.name)
-                self.places.update(index.name for index in key)
+                self.places.update(index.of_loop.name for index in key)
                 return f"{parameter.name}[{', '.join(map(self._in_range, key))}]"
         raise refused(ValueError, f"{x!r} is read where a tile is stored; only accumulators, scalars and array elements of "
                                   "the tile are available", x.line)
 
     def _in_range(self, index: Index) -> str:
-        return index.name if index is self.stack else f"min({self._place(index)}, last_{index.name})"
+        is_stack = index.of_loop is self.stack
+        return index.text(lambda h: h.name) if is_stack else f"min({self._place(index)}, last_{index.name})"
 
     def _not_finite(self, number: float) -> str:
         self.needs.add("math")
@@ -496,7 +497,8 @@ class Printer:
 
     def corner(self, tile: TilePlace) -> str:
         """Where a block begins, as TMA counts: the contiguous axis first."""
-        return ", ".join([tile.dims[1].name, tile.dims[0].name, *([tile.stack.name] if tile.stack is not None else [])])
+        stack = [] if tile.stack is None else [tile.stack.text(lambda h: h.name)]
+        return ", ".join([tile.dims[1].name, tile.dims[0].name, *stack])
 
     # -- the kernel ---------------------------------------------------------------------------------------------------
 

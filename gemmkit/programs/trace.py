@@ -176,7 +176,7 @@ class Interpreter:
         callee.extents.append(tuple(extent_of(x) for x in given))
         return self._met(TEST if is_test else NUMBER, args, data=callee)
 
-    def shown(self, given: Any, mask: Mask, dims: tuple) -> Any:
+    def shown(self, given: object, mask: Mask, dims: tuple) -> Any:
         """What a mask shows, as a condition: queries are rows, and keys columns."""
         if len(dims) != 2:
             raise refused(ValueError, f"where({type(mask).__name__}(), ...) of a value of ({shown(dims)}): a mask is of "
@@ -306,7 +306,7 @@ class Interpreter:
         return given
 
 
-def name_of(f: Any) -> str:
+def name_of(f: object) -> str:
     """The program's argument that a component is."""
     return str(f._name) if isinstance(f, CallableArgument) else ""
 
@@ -496,7 +496,7 @@ class Tracer(Interpreter):
 
     def check(self, value: Value, said: Any) -> None:
         index = next((index for index in (*value.dims, *(value.data[1] if value.op == "load" else ()))
-                      if isinstance(index, Index) and index.is_over), None)
+                      if isinstance(index, Index) and index.of_loop.is_over), None)
         loop = self.over.get(value)
         if loop is not None or index is not None:
             name, along = name_here(said) or "acc", index if loop is None else shown(loop.indices)

@@ -15,7 +15,7 @@ import math
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
@@ -339,7 +339,7 @@ class Symbol:
 
     __hash__ = object.__hash__
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _wrong
-    __floordiv__ = __mod__ = __lt__ = __le__ = __gt__ = __ge__ = _wrong
+    __floordiv__ = __rfloordiv__ = __mod__ = __lt__ = __le__ = __gt__ = __ge__ = _wrong
 
     def __neg__(self) -> NoReturn:
         self._wrong()
@@ -365,6 +365,7 @@ class ProgramAxis(Symbol):
     axis: int
     length: int
     stack: bool = False
+    group: int = 1                     # of a stack: how many of it share one matrix
 
     @property
     def size(self) -> int:
@@ -380,10 +381,10 @@ class ProgramAxis(Symbol):
                 f"{self.parameter}.shape[{self.axis}]")
 
     def _same(self, other: Any) -> bool:
-        return (self.parameter, self.axis, self.stack) == (other.parameter, other.axis, other.stack)
+        return (self.parameter, self.axis, self.stack, self.group) == (other.parameter, other.axis, other.stack, other.group)
 
     def __hash__(self) -> int:
-        return hash((self.parameter, self.axis, self.stack))
+        return hash((self.parameter, self.axis, self.stack, self.group))
 
 
 @dataclass(frozen=True)
@@ -402,7 +403,9 @@ class Axis:
 class Index(Symbol):
     """A loop's variable: a block of an axis, from ``start`` to ``stop`` where numbers are computed; ``of_tile`` where tiles
     go along the axis, and not rounds. ``is_over``: its loop is. ``twin``: the index of the same blocks, where one block is
-    rows and columns of a product."""
+    rows and columns of a product.
+
+    Of a stack's index ``h // 4`` is an index, too, whose ``base`` is h: four neighbours of the stack share a matrix."""
 
     extent: ProgramAxis
     name: str = ""
@@ -412,6 +415,33 @@ class Index(Symbol):
     is_over: bool = False
     twin: Index | None = None
     limit: int | None = None           # where rounds end before the axis does, where numbers are computed
+    base: Index | None = None
+    groups: dict[int, Index] = field(default_factory=dict)         # made of it, by how many share a matrix
+
+    def __floordiv__(self, group: Any) -> Index:       # type: ignore[override]
+        if not self.stack:
+            self._wrong()
+        if isinstance(group, bool) or not isinstance(group, (int, np.integer)) or group < 1:
+            raise refused(TypeError, f"{self!r} // {group!r}: how many of a stack share a matrix must be a whole number "
+                                     "of 1 or more")
+        if self.base is not None:
+            return self.base // (self.extent.group * int(group))
+        if group not in self.groups and group > 1:
+            if self.extent.length % group:
+                raise refused(ValueError, f"{self!r} // {group}: {self.extent.parameter} has {self.extent.length} matrices, "
+                                          f"no multiple of {group}")
+            extent = replace(self.extent, length=self.extent.length // int(group), group=int(group))
+            self.groups[int(group)] = Index(extent, "", self.start // int(group), base=self)
+        return self.groups[int(group)] if group > 1 else self
+
+    @property
+    def of_loop(self) -> Index:
+        """The loop's variable that it is made of."""
+        return self if self.base is None else self.base
+
+    def text(self, place: Callable[[Index], str]) -> str:
+        """Where it is, as a kernel computes it from where a loop's variable is."""
+        return place(self) if self.base is None else f"udiv({place(self.base)}, {self.extent.group})"
 
     def is_block_of(self, other: Any) -> bool:
         return other is self or other is self.twin or (isinstance(other, Index) and other.twin is self)
@@ -421,6 +451,8 @@ class Index(Symbol):
         return self.extent.stack
 
     def __repr__(self) -> str:
+        if self.base is not None:
+            return f"{self.base!r} // {self.extent.group}"
         return self.name or name_here(self) or f"a block of {self.extent}"
 
     @property
@@ -602,11 +634,13 @@ def _stands(index: Index, at: AxisSymbol, key: tuple) -> str:
 
 
 class Axes:
-    """What a program has said so far. ``equal``: axes that must be of one length; ``whole``: those that are values' own
-    dimensions; ``seen``: the arrays whose shapes the program's own code has read."""
+    """What a program has said so far. ``equal``: axes that must be of one length; ``grouped``: those of which the first is
+    so many times as long as the second; ``whole``: those that are values' own dimensions; ``seen``: the arrays whose shapes
+    the program's own code has read."""
 
     def __init__(self) -> None:
         self.equal: set[tuple[AxisSymbol, AxisSymbol]] = set()
+        self.grouped: set[tuple[AxisSymbol, AxisSymbol, int]] = set()
         self.whole: set[AxisSymbol] = set()
         self.seen: set[str] = set()
         self._parents: dict[AxisSymbol, AxisSymbol] = {}
@@ -630,13 +664,16 @@ class Axes:
         """An index stands on an axis of an array. Raises ValueError for a length that differs, an index twice, and for one
         that stands on two axes of an array that it is not of."""
         extent, name, at = index.extent, parameter.name, (parameter.name, axis)
-        if index.is_over:
+        if index.of_loop.is_over:
             raise refused(ValueError, f"{name}[{shown(key)}]: the loop of {index} is over")
-        if sum(other is index for other in key) > 1:
+        if sum(isinstance(other, Index) and other.of_loop is index.of_loop for other in key) > 1:
             raise refused(ValueError, f"{name}[{shown(key)}]: {index} is used twice, but rows and columns must be different "
                                       "blocks; use two loops")
         if extent.length != parameter.shape[axis]:
             raise refused(ValueError, f"{_stands(index, at, key)} ({parameter.shape[axis]} elements)")
+        if extent.group > 1:
+            self.grouped.add(((extent.parameter, extent.axis), at, extent.group))
+            return
         self.equal.add(((extent.parameter, extent.axis), at))
         uses = self._uses.setdefault(index, {})
         if at not in uses:

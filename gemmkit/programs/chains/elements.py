@@ -40,7 +40,7 @@ def largest(x: Value, sizes: Mapping[Any, int]) -> float:
     if x.op == "const":
         return abs(float(x.data))
     if x.op == "coordinate":
-        extent = x.data.size if isinstance(x.data, Axis) else sizes[x.data.extent]
+        extent = x.data.size if isinstance(x.data, Axis) else sizes[x.data.of_loop.extent]
         return float(extent + BEYOND)
     if x.op not in ("add", "sub", "mul", "neg", "abs"):
         return math.inf
@@ -215,7 +215,8 @@ class Element:
     def _float(self, x: Value) -> str:
         """A whole number as float32. Of places it is made of where the thread's first is, converted once: what a conversion
         takes on each element is what an exponential takes."""
-        if largest(x, self.chain.sizes) >= EXACT:
+        is_of_stack = x.op == "coordinate" and isinstance(x.data, Index) and x.data.stack
+        if is_of_stack or x.op == EXTENT or largest(x, self.chain.sizes) >= EXACT:
             return f"convert(F32, {self.of(x, whole=True)})"
         if x.op == "coordinate":
             name, begin, further = self._begin(x.data)
@@ -228,8 +229,8 @@ class Element:
 
     def _place(self, dim: Any) -> str:
         if isinstance(dim, Index) and dim.stack:
-            self.extra[dim.name] = self.place(dim)
-            return dim.name
+            self.extra[dim.of_loop.name] = self.place(dim.of_loop)
+            return dim.text(lambda h: h.name)
         name, begin, further = self._begin(dim)
         self.extra[name] = begin
         place = f"{name} + {further}"
@@ -397,7 +398,8 @@ class Role:
 
         if length is not None:
             parameter, key = length.data
-            put(self.chain.stop, f"min(int({parameter.name}[{', '.join(index.name for index in key)}]), sizes.{n})")
+            at = ", ".join(index.text(lambda h: h.name) for index in key)
+            put(self.chain.stop, f"min(int({parameter.name}[{at}]), sizes.{n})")
             if self.chain.asks_extent:
                 self.put(f"{self.chain.extent_of(self.chain.index)} = {self.chain.stop}")
         elif self.chain.has_length:
@@ -565,7 +567,7 @@ class ProducerRole(Role):
                 return at
             return f"before_{dim.name}" if of_last else dim.name
 
-        stack = [] if block.stack is None else [place(block.stack)]
+        stack = [] if block.stack is None else [block.stack.text(place)]
         return ", ".join([place(block.dims[1]), place(block.dims[0]), *stack])
 
 

@@ -1,0 +1,172 @@
+"""Neighbours of a stack that share a matrix, ``k[h // 4, n]``: grouped heads, in every form of a program."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit import masks
+from gemmkit import programs as gp
+from gemmkit.programs import calls
+from gemmkit.runtime.device import H100, assumed
+from tests.programs.test_called import check, half, poisoned
+from tests.programs.test_language import check_refused
+
+F16, F32 = np.float16, np.float32
+MULTISTAGE = gk.Mapping(kernel="multistage")
+
+
+@gk.program
+def attention(q: Any, k: Any, v: Any, o: Any, scale: float, group: int, seen: Any = None) -> None:
+    for h, m in gp.parallel(q.count, q.rows):
+        best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
+        for n in gp.sequential(k.rows):
+            s = scale * (q[h, m] @ k[h // group, n].T)
+            s = s if seen is None else gp.where(seen, s, -math.inf)
+            top = gp.maximum(best, s.max(axis=1))
+            zero = gp.finite(top)
+            p, shrink = gp.exp(s - zero), gp.exp(best - zero)
+            total[:] = total * shrink + p.sum(axis=1)
+            out[:] = out * shrink + p.astype(v.dtype) @ v[h // group, n]
+            best[:] = top
+        o[h, m] = out / total
+
+
+@gk.program
+def biased_and_padded(q: Any, k: Any, v: Any, lengths: Any, bias: Any, o: Any, scale: float, group: int) -> None:
+    for h, m in gp.parallel(q.count, q.rows):
+        best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
+        for n in gp.sequential(k.rows, stop=lengths[h // group]):
+            s = scale * (q[h, m] @ k[h // group, n].T) + bias[h // group, n] + gp.call(lambda h: 0.5 * h, h // group)
+            top = gp.maximum(best, s.max(axis=1))
+            zero = gp.finite(top)
+            p, shrink = gp.exp(s - zero), gp.exp(best - zero)
+            total[:] = total * shrink + p.sum(axis=1)
+            out[:] = out * shrink + p.astype(v.dtype) @ v[h // group, n]
+            best[:] = top
+        o[h, m] = out / total + gp.place(h // group)
+
+
+@gk.program
+def tiles(a: Any, b: Any, s: Any, c: Any, d: Any) -> None:
+    for h, m, n in gp.parallel(a.count, a.rows, b.columns):
+        acc = gp.zeros(m, n)
+        for k in gp.sequential(a.columns):
+            acc += a[h, m, k] @ b[h // 3, k, n]
+        d[h, m, n] = acc * s[h // 3] + c[h // 6, m, n] + gp.place(h // 3)
+
+
+@gk.program
+def rows(x: Any, w: Any, s: Any, y: Any) -> None:
+    for h, m in gp.parallel(x.count, x.rows):
+        y[h, m] = x[h, m] * s[h // 2] + w[h // 2, m] + gp.place(h // 2)
+
+
+MAPPINGS = {"": gk.Mapping({"n": 32}, splits=1), "splits": gk.Mapping({"n": 32}, splits=2), "multistage": gk.Mapping(
+    kernel="multistage", splits=1), "cluster": gk.Mapping({"n": 64}, warpgroups=1, cluster={"m": 2}, splits=1),
+    "plain": gk.Mapping({"n": 32}, splits=1, ahead=False)}
+
+
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("seen", [None, masks.Causal(), masks.Window(20, 10)], ids=["all", "causal", "window"])
+@pytest.mark.parametrize("mapping", MAPPINGS.values(), ids=MAPPINGS)
+def test_grouped_heads(mapping: gk.Mapping, seen: Any, rng: np.random.Generator) -> None:
+    q, k, v = half(rng, 6, 70, 64), half(rng, 2, 98, 64), half(rng, 2, 98, 64)
+    check(attention, q, k, v, poisoned(6, 70, 64), 0.125, 3, seen, mapping=mapping)
+
+
+@pytest.mark.parametrize("mapping", list(MAPPINGS.values())[:3], ids=list(MAPPINGS)[:3])
+def test_lengths_biases_and_numbers_of_groups(mapping: gk.Mapping, rng: np.random.Generator) -> None:
+    q, k, v = half(rng, 4, 66, 64), half(rng, 2, 70, 64), half(rng, 2, 70, 64)
+    lengths, bias = np.array([70, 33], np.int32), half(rng, 2, 70)
+    check(biased_and_padded, q, k, v, lengths, bias, poisoned(4, 66, 64), 0.125, 2, mapping=mapping)
+
+
+@pytest.mark.parametrize("mapping", [None, MULTISTAGE], ids=["", "multistage"])
+def test_tiles(mapping: gk.Mapping | None, rng: np.random.Generator) -> None:
+    check(tiles, half(rng, 6, 50, 24), half(rng, 2, 24, 72), half(rng, 2), half(rng, 1, 50, 72), poisoned(6, 50, 72), mapping=mapping)
+
+
+def test_rows(rng: np.random.Generator) -> None:
+    check(rows, half(rng, 6, 5, 72), half(rng, 3, 5, 72), half(rng, 3), poisoned(6, 5, 72))
+
+
+def test_groups_of_groups_are_groups() -> None:
+    @gk.program
+    def nested(a: Any, b: Any, d: Any) -> None:
+        for h, m, n in gp.parallel(a.count, a.rows, b.columns):
+            acc = gp.zeros(m, n)
+            for k in gp.sequential(a.columns):
+                acc += a[h // 1, m, k] @ b[h // 2 // 3, k, n]
+            d[h, m, n] = acc
+
+    assert "udiv(h, 6)" in nested.plan(np.zeros((12, 64, 64), F16), np.zeros((2, 64, 64), F16), np.zeros((12, 64, 64), F16)).text
+
+
+def planned(heads: int, of_keys: int, keys: int, group: int) -> Any:
+    arrays = [np.zeros((count, extent, 64), F16) for count, extent in ((heads, 128), (of_keys, keys), (of_keys, keys), (heads, 128))]
+    return calls.plan_of_call(attention, attention.bound((*arrays, 0.125, group), {}), gk.Mapping(splits=1))
+
+
+def test_other_sizes_are_of_one_derivation_and_must_fit(replaced: Any) -> None:
+    calls.forget_all()
+    derived, original = list[int](), calls.planned
+
+    def noted(*given: Any) -> Any:
+        derived.append(1)
+        return original(*given)
+
+    replaced(calls, "planned", noted)
+    with assumed(H100):
+        for sizes in ((8, 2, 256, 4), (16, 4, 256, 4), (8, 2, 512, 4)):
+            plan = planned(*sizes)
+            assert plan.extents["h"] == sizes[0] and len(derived) == 1
+        for sizes, words in (((8, 4, 256, 4), r"h // 4 is a block of axis 0 of q \(2\)|\(4 elements\)"), ((6, 2, 256, 4), "no multiple of 4")):
+            with pytest.raises(ValueError, match=words):
+                planned(*sizes)
+        planned(8, 4, 256, 2)                              # another constant
+        assert len(derived) == 4
+
+
+STACKED = """def f(a, b, d):
+    for h, m, n in gp.parallel(a.count, a.rows, b.columns):
+        acc = gp.zeros(m, n)
+        for k in gp.sequential(a.columns):
+            acc += {}  #
+        d[h, m, n] = acc
+"""
+
+
+@pytest.mark.parametrize(("expression", "words"), [
+    ("a[h, m, k] @ b[h // 0, k, n]", "a whole number of 1 or more"), ("a[h, m, k] @ b[h // 2.0, k, n]", "a whole number of 1 or more"),
+    ("a[h, m, k] @ b[h // 5, k, n]", "a has 6 matrices, no multiple of 5"), ("a[h, m, k] @ b[h // 3, k, n]", r"\(6 elements\)"),
+    ("a[h, m, k] @ b[m // 2, k, n]", "not a number"), ("a[h, m, k] @ b[6 // h, k, n]", "not a number"),
+    ("a[h, h // 2, k] @ b[h, k, n]", "used twice|used here"),
+])
+def test_what_is_no_group(expression: str, words: str) -> None:
+    arrays = [np.zeros((6, 64, 64), F16) for _ in range(3)]
+    check_refused(STACKED.format(expression), words, lambda f: f.plan(*arrays))
+
+
+def test_a_group_stores_nothing() -> None:
+    text = STACKED.format("a[h, m, k] @ b[h, k, n]").replace("  #", "").replace("d[h, m, n] = acc", "d[h // 2, m, n] = acc  #")
+    arrays = [np.zeros((count, 64, 64), F16) for count in (6, 6, 3)]
+    check_refused(text, "each overwrites the one before", lambda f: f.plan(*arrays))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mapping", [None, MULTISTAGE], ids=["", "multistage"])
+def test_on_a_gpu(mapping: gk.Mapping | None, rng: np.random.Generator) -> None:
+    import cupy
+
+    for heads, of_keys, keys in ((8, 2, 300), (12, 4, 700)):
+        q, k, v = half(rng, heads, 100, 64), half(rng, of_keys, keys, 64), half(rng, of_keys, keys, 64)
+        for seen in (None, masks.Causal()):
+            o = cupy.full(q.shape, cupy.nan, "f2")
+            attention(*map(cupy.asarray, (q, k, v)), o, 0.125, heads // of_keys, seen, mapping=mapping)
+            exact = attention.reference(q, k, v, o.get(), 0.125, heads // of_keys, seen)
+            assert np.abs(o.get() - exact).max() < 4e-3 * np.abs(exact).max()
