@@ -56,6 +56,8 @@ class Drawing:
 
     def __init__(self, seed: int, number: int, large: bool = False):
         self.rng = np.random.default_rng((seed, number))
+        self.more = np.random.default_rng((seed, number, 1))   # of what came later, so that earlier programs stay what they are
+        self.grouped = False                                   # whether neighbours of the stack share matrices
         self.arrays: list[Array] = []
         self.numbers: dict[str, float] = {}
         self.merged: dict[str, str] = {}
@@ -120,7 +122,7 @@ class Drawing:
         return Expr("scalar", (), name)
 
     def load(self, array: Array, *indices: str) -> Expr:
-        dims = (*(x for x in indices if x != "h"), *(f"*{x}" for x in array.dims[len(indices):]))
+        dims = (*(x for x in indices if x not in ("h", "h // 2")), *(f"*{x}" for x in array.dims[len(indices):]))
         return Expr("load", (), (array.name, indices), dims)
 
     def stacked(self, p: float = 0.6) -> tuple[str, ...]:
@@ -144,6 +146,8 @@ class Drawing:
         if depth <= 0 or self.chance(0.15):
             return self.pick(*leaves)()
         x = self.computed(leaves, depth - 1, dims)
+        if self.more.random() < 0.12:
+            return self.called(x, dims)
         kind = self.rng.integers(16)
         make, constant = self.make, self.constant
         if kind < 5:
@@ -164,6 +168,39 @@ class Drawing:
                 lambda: make(self.pick("sqrt", "rsqrt", "log"), make("add", make("mul", x, x), constant(0.5, 1.0, 0.25))),
                 lambda: make("neg", x), lambda: make("max", x, number(0.0)),
                 lambda: make("abs", x), lambda: make("power", make("min", make("max", x, number(-2.0)), number(2.0)), data=int(self.pick(2, 2, 3, 4)))][kind - 9]()
+
+    def called(self, x: Expr, dims: tuple[str, ...]) -> Expr:
+        """Functions of numbers that programs call, and what came with them."""
+        self.tags.add("a called function")
+        make, kind = self.make, self.more.integers(8)
+        if kind == 0:
+            return make("called", x, data="leaky")
+        if kind == 1:
+            return make("called", x, data="stepped")
+        if kind == 2 and x.dims:
+            return make("where", make("asked", x, data="between"), x, number(0.5))
+        if kind == 3:
+            places = [dim for dim in dims if not dim.startswith("*")]
+            at: Any = Expr("place", (), places[0], (places[0],))
+            if len(places) > 1 and self.more.random() < 0.5:
+                other = Expr("place", (), places[1], (places[1],))
+                at = make("abs", make("sub", at, other))
+            return make("add", x, make("called", at, data="looked_up"))
+        if kind == 4:
+            return make("erf", x)
+        if kind == 5:
+            return make("root", make("abs", make("max", make("min", x, number(4.0)), number(-4.0))),
+                        data=float((0.75, 1.5)[self.more.integers(2)]))
+        if kind == 6 and self.stack:
+            return make("add", x, make("mul", number(0.25), Expr("place", (), "h")))
+        if kind == 7 and self.stack:
+            self.grouped = True
+            self.tags.add("a group of a stack")
+            return make("add", x, self.load(self.array(("G",), "element", self.pick_later("float32", "float16"), scale=0.5), "h // 2"))
+        return make("called", x, data="leaky")
+
+    def pick_later(self, *given: Any) -> Any:
+        return given[self.more.integers(len(given))]
 
     def condition(self, x: Expr, leaves: list[Callable[[], Expr]], dims: tuple[str, ...]) -> Expr:
         """Of values, and of places, which are written as such where ``x`` is not all of a tile."""
@@ -252,6 +289,8 @@ class Drawing:
         def use(name: str, indices: tuple[str, ...]) -> None:
             array, rank = known[name], len(known[name].dims)
             for at, dim in enumerate((*indices, *(f"*{x}" for x in array.dims[len(indices):]))):
+                if " // " in dim:
+                    continue
                 if dim in ("h", "layer"):
                     axis = "count" if at == 0 and rank > 1 else ""
                 else:
@@ -695,6 +734,8 @@ def drawn(seed: int, number: int, large: bool = False) -> Case:
         if of.of(name) == name:
             sizes[name] = int(of.pick(64, 64, 64, 128) if kernel == "" else of.pick(32, 64, 64, 96)) if narrow else of.size()
     sizes["H"], sizes["L"] = int(of.pick(1, 2, 2, 3)), sizes.get("L", int(of.pick(1, 2, 3)))
+    if of.grouped:
+        sizes["H"], sizes["G"] = 2 * sizes["H"], sizes["H"]
     if of.of("C") in ("M", "K") and narrow:
         sizes[of.of("C")] = int(of.pick(64, 128))
     if machine == "ptx":

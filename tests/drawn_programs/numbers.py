@@ -99,7 +99,17 @@ BINARY: dict[str, Callable[..., tuple[Any, Any]]] = {
 UNARY: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "neg": lambda x, ex: (-x, ex), "abs": lambda x, ex: (np.abs(x), ex), "exp": _exp, "log": _log, "sqrt": _sqrt,
     "tanh": lambda x, ex: (np.tanh(x), np.minimum(ex, 2.0) + TANH * np.abs(np.tanh(x)) + LEAST),
+    "erf": lambda x, ex: (_ERF(x), np.minimum(1.13 * ex, 2.0) + 4 * UNIT * np.abs(_ERF(x)) + LEAST),
     "finite": lambda x, ex: (np.where(x == -np.inf, 0.0, x), ex)}
+_ERF = np.vectorize(math.erf, [float])
+
+
+def _root(x: Any, ex: Any, power: float) -> tuple[Any, Any]:
+    value = x ** power
+    error = np.maximum((x + ex) ** power - value, value - np.maximum(x - ex, 0.0) ** power)
+    return value, np.where(ex == 0, 0.0, error) + 8 * UNIT * value + LEAST
+
+
 COMPARED: dict[str, Callable[[Any, Any], Any]] = {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
                                                   "eq": np.equal, "ne": np.not_equal}
 
@@ -207,6 +217,8 @@ class Numbers:
             return self.named(x.data)
         if x.op == "load":
             return self.load(*x.data)
+        if x.op == "place" and isinstance(self.at.get(x.data), int):
+            return Bounded((), np.array(float(self.at[x.data])), np.array(0.0))                # type: ignore[arg-type]
         if x.op == "place":
             at = self.at.get(x.data)
             begin, end = (at.start, at.stop) if isinstance(at, slice) else (0, self.length(x.data))
@@ -218,11 +230,17 @@ class Numbers:
     def load(self, name: str, indices: tuple[str, ...]) -> Bounded:
         array = self.given[name]
         for index, of in zip(indices, array.dims):
-            if index not in self.at or self.sizes[self.of[index]] != self.sizes[of]:
+            index, _, group = index.partition(" // ")
+            if index not in self.at or self.sizes[self.of[index]] != self.sizes[of] * int(group or 1):
                 raise Unbound(f"{name}[{indices}]")
-        value = self.held[name][tuple(self.at[index] for index in indices)]
-        dims = (*(index for index in indices if isinstance(self.at[index], slice)), *(f"*{c}" for c in array.dims[len(indices):]))
+        value = self.held[name][tuple(map(self.placed, indices))]
+        dims = (*(index for index in indices if isinstance(self.placed(index), slice)), *(f"*{c}" for c in array.dims[len(indices):]))
         return Bounded(dims, value, np.zeros_like(value))
+
+    def placed(self, index: str) -> int | slice:
+        index, _, group = index.partition(" // ")
+        at = self.at[index]
+        return at // int(group) if group and isinstance(at, int) else at
 
     def product(self, x: Expr, y: Expr) -> Bounded:
         """What was computed is rounded to the other operand's type, whether a program says so or not."""
@@ -245,6 +263,10 @@ class Numbers:
         first = (args[1], args[0], *args[2:]) if op == "where" else args
         dims = tuple(dict.fromkeys(dim for x in sorted(first, key=lambda x: -len(x.dims)) for dim in x.dims))
         pairs = [x.over(dims) for x in args]
+        if op in ("called", "asked"):
+            return self.called(data, *args)
+        if op == "root":
+            return _settled(dims, *_root(*pairs[0], data))
         if op == "power":
             made = args[0]
             for _ in range(data - 1):
@@ -271,6 +293,21 @@ class Numbers:
         (condition, may), (then, e_then), (other, e_other) = pairs
         apart = np.where(then == other, 0.0, np.abs(then - other)) + np.maximum(e_then, e_other)
         return _settled(dims, np.where(condition, then, other), np.where(may, apart, np.where(condition, e_then, e_other)))
+
+    def called(self, name: str, x: Bounded) -> Bounded:
+        """What `syntax.FUNCTIONS` do, in the operations of programs."""
+        at, do = self.constant, self.operation
+        if name == "leaky":
+            return do("where", [do("gt", [x, at(0.0)]), x, do("mul", [at(0.25), x])])
+        if name == "stepped":
+            for _ in range(2):
+                x = do("add", [do("mul", [at(0.5), x]), at(0.25)])
+            return x
+        if name == "looked_up":
+            value = np.arange(7)[x.value.astype(int) % 7] / 8
+            return Bounded(x.dims, value, np.zeros_like(value))
+        assert name == "between", name
+        return do("and", [do("lt", [at(-0.5), x]), do("lt", [x, at(0.75)])])
 
     def dot(self, x: Bounded, y: Bounded) -> Bounded:
         if len(x.dims) != 2 or len(y.dims) != 2 or x.dims[1] != y.dims[0]:

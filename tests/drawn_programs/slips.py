@@ -17,7 +17,7 @@ CAPTURED = "captured = np.ones(3, np.float32)"
 #: By name: what becomes of a value's text.
 VALUES: dict[str, Callable[[str], str]] = {
     "np.exp": lambda x: f"np.exp({x})", "np.maximum": lambda x: f"np.maximum({x}, 0.0)", "np.where": lambda x: f"np.where({x} > 0.0, {x}, 0.0)",
-    "np.sqrt": lambda x: f"np.sqrt({x})", "math.exp": lambda x: f"math.exp({x})", "**": lambda x: f"({x}) ** 0.5",
+    "np.sqrt": lambda x: f"np.sqrt({x})", "math.exp": lambda x: f"math.exp({x})", "**": lambda x: f"({x}) ** '2'",
     "//": lambda x: f"({x}) // 2.0", "%": lambda x: f"({x}) % 2.0", "float": lambda x: f"float({x})", "int": lambda x: f"int({x})",
     "if else": lambda x: f"({x}) if ({x}) > 0.0 else 0.0", "and": lambda x: f"({x}) and 1.0", "or": lambda x: f"({x}) or 1.0",
     "not": lambda x: f"not ({x})", "max": lambda x: f"max({x}, 0.0)", "in": lambda x: f"1.0 if ({x}) in (1.0, 2.0) else 0.0",

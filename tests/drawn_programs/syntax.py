@@ -24,6 +24,8 @@ class Expr:
     | lt, le, gt, ge, eq, ne, and, or, not | |
     | abs | |
     | power | the exponent |
+    | erf, root | ; the exponent, of what is not negative |
+    | called, asked | the function's name, among `FUNCTIONS`: a number, or a condition, of the arguments |
     | where | whether its condition is written as a function of places |
     | sum, rowmax, rowmin, mean | the axis |
     | cast | (as it is written, the dtype's name) |
@@ -176,7 +178,13 @@ def expressions(x: Any) -> Iterator[Expr]:
 
 SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "and": "&", "or": "|",
          "dot": "@"}
-CALLS = {"exp": "exp", "log": "log", "tanh": "tanh", "sqrt": "sqrt", "rsqrt": "rsqrt", "max": "maximum", "min": "minimum", "finite": "finite"}
+CALLS = {"exp": "exp", "log": "log", "tanh": "tanh", "sqrt": "sqrt", "rsqrt": "rsqrt", "max": "maximum", "min": "minimum", "finite": "finite", "erf": "erf"}
+#: Functions that programs call: with branches, loops, and an array that they have captured, whose index is a place's.
+FUNCTIONS = {
+    "leaky": "def leaky(x):\n    return x if x > 0 else 0.25 * x",
+    "stepped": "def stepped(x):\n    for _ in range(2):\n        x = 0.5 * x + 0.25\n    return x",
+    "looked_up": "TABLE = np.arange(7, dtype=np.float32) / 8\ndef looked_up(i):\n    return TABLE[i % 7]",
+    "between": "def between(x):\n    return -0.5 < x and x < 0.75"}
 FOLDS = {"sum": "sum", "rowmax": "max", "rowmin": "min", "mean": "mean"}
 
 
@@ -201,7 +209,10 @@ def text_of(x: Expr, places: dict[str, str] | None = None, top: bool = True) -> 
         return f"(~{args[0]})"
     if x.op == "abs":
         return f"abs({text_of(x.args[0], places)})"
-    if x.op == "power":
+    if x.op in ("called", "asked"):
+        given = [x.data, *(text_of(y, places) for y in x.args)]
+        return f"gp.call({', '.join(given)}{', dtype=bool' if x.op == 'asked' else ''})"
+    if x.op in ("power", "root"):
         return f"{args[0]} ** {x.data}" if top else f"({args[0]} ** {x.data})"
     if x.op in CALLS:
         return f"gp.{CALLS[x.op]}({', '.join(text_of(y, places) for y in x.args)})"
@@ -256,6 +267,8 @@ def _block(body: tuple[Statement, ...], indent: str) -> Iterator[str]:
 
 def printed(source: Source) -> str:
     """A module with the program ``drawn``."""
-    head = ["import math", "", "import numpy as np", "", "import gemmkit as gk", "from gemmkit import programs as gp", "", *source.helpers, "",
+    called = dict.fromkeys(x.data for x in expressions(source.loop) if x.op in ("called", "asked"))
+    head = ["import math", "", "import numpy as np", "", "import gemmkit as gk", "from gemmkit import programs as gp", "", *source.helpers,
+            *(line for name in called for line in FUNCTIONS[name].split("\n")), "",
             "@gk.program", f"def drawn({', '.join(source.names)}):"]
     return "\n".join([*head, *_lines(source.loop, "    ")]) + "\n"

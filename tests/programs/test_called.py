@@ -522,6 +522,27 @@ def test_error_functions_powers_and_sizes_in_products(mapping: gk.Mapping | None
     check(chain, a, b, c, poisoned(70, 64), mapping=mapping, tolerance=8e-3)
 
 
+@pytest.mark.parametrize("mapping", [gk.Mapping({"n": 32}, warpgroups=1), gk.Mapping(kernel="multistage", warpgroups=1)], ids=["", "multistage"])
+def test_exponents_times_a_number_of_the_stack(mapping: gk.Mapping, rng: np.random.Generator) -> None:
+    """Found by a drawn program: an exponential's factor that has no line of its own was None, which is NaN."""
+    @gk.program
+    def sharpened(q: Any, k: Any, v: Any, bias: Any, o: Any) -> None:
+        for h, m in gp.parallel(q.count, q.rows):
+            best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
+            for n in gp.sequential(k.rows):
+                s = (q[h, m] @ k[h, n].T) * gp.exp(bias[h]) + gp.call(lambda h: 0.25 * h, h)
+                top = gp.maximum(best, s.max(axis=1))
+                zero = gp.finite(top)
+                p, shrink = gp.exp(s - zero), gp.exp(best - zero)
+                total[:] = total * shrink + p.sum(axis=1)
+                out[:] = out * shrink + p.astype(v.dtype) @ v[h, n]
+                best[:] = top
+            o[h, m] = out / total
+
+    q, k, v = half(rng, 2, 66, 64) / F16(4), half(rng, 2, 70, 64) / F16(4), half(rng, 2, 70, 64)
+    check(sharpened, q, k, v, half(rng, 2), poisoned(2, 66, 64), mapping=mapping)
+
+
 # -- what analyses may assume -----------------------------------------------------------------------------------------------
 
 def test_rounds_with_a_function_of_what_they_multiply_may_be_split() -> None:

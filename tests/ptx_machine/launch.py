@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.components import Component, field_values
+from gemmkit.components import Component, field_values, held_values
 from gemmkit.emulator.mode import ExecutionTarget, computed_by
 from gemmkit.functions.mlp import MlpLaunch
 from gemmkit.functions.rows import RowsLaunch
@@ -152,6 +152,7 @@ def run_row_program(plan: Any, arrays: Sequence[Any]) -> None:
     if key not in _ptx:
         _ptx[key] = to_ptx(launch.kernel, key[1], launch.threads, launch.target, launch.blocks_per_sm)
     memory = [Array(np.asarray(x.value), x.name, is_output=x.is_filled, is_written=not x.is_filled) for x in arrays]
+    memory += [Array(np.asarray(x), name) for held in plan.printed.callees.components for name, x, _ in held_values(held)]
     run_ptx(_ptx[key], launch.threads, launch.blocks, _packed(launch, launch.values), memory, launch.shared_bytes)
 
 

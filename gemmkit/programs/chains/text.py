@@ -222,7 +222,16 @@ class Consumer(Role):
         return all(self._is_there(y) if self.naming.is_inlined(y) else y not in self.left or y in self.done for y in x.args)
 
     def number(self, x: Value) -> str:
-        return f"convert(F32, {scalar_text(x) if x.op == 'const' else self.known(x)})"
+        return f"convert(F32, {scalar_text(x) if x.op == 'const' else self.known(x) or self.written(x)})"
+
+    def written(self, x: Value) -> str:
+        """A number that tiles change, as an element of the stack's matrix is: it has no line of its own."""
+        made = Element(self.chain, x, self.known, self.of_tile, self.lowered)
+        text = made.of(x)
+        for array in made.arrays:
+            self.arrays.setdefault(array, x)
+        self.callees += made.callees
+        return re.sub(r"[A-Za-z_]\w*", lambda name: made.extra.get(name[0], name[0]), text)
 
     def values(self, x: Value) -> int:
         """A thread's: of two rows, of a quarter of the columns, of both, in whichever order the program met them."""
