@@ -367,6 +367,24 @@ def test_deriving_is_little_work() -> None:
         assert named_functions_run(call) <= MOST_FUNCTIONS
 
 
+@pytest.mark.parametrize("length", [8, 40, 96])
+def test_short_rounds_along_columns_have_blocks_of_whole_lines(length: int) -> None:
+    """The emulator takes the shortest blocks that hold all places, and was refused blocks of half a line."""
+    @gk.program
+    def normalised(a: Any, b: Any, d: Any) -> None:
+        for m in gp.parallel(a.rows):
+            acc = gp.zeros(m, b.columns)
+            for k in gp.sequential(a.columns):
+                acc += a[m, k] @ b[k]
+            d[m] = acc / acc.max(axis=1)
+
+    rng = np.random.default_rng(3)
+    arrays = [np.abs(chains.half(rng, 16, length)), np.abs(chains.half(rng, length, 64)), chains.empty(16, 64)]
+    with gk.emulate():
+        normalised(*arrays)
+    assert np.abs(arrays[-1] - normalised.reference(*arrays)).max() <= 2e-3
+
+
 def test_a_block_that_two_products_take_is_not_taken_a_round_later() -> None:
     """The second product would find the next round's block: this gave wrong results, by default."""
     @gk.program

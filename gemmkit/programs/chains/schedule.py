@@ -27,6 +27,7 @@ from gemmkit.programs.chains.chain import (
     depends,
     dots,
     late_values,
+    loaded,
     only_adds,
     why_not_across,
     why_not_ahead,
@@ -192,7 +193,8 @@ def _candidates(chain: Chain, mapping: Mapping, kernel: KernelLimits, facts: Siz
         raise ConfigError(f"Mapping(blocks={{{chain.index.name!r}: {given}}}): {chain.index} goes along a stack, one by one")
     lengths = (1,) if chain.index.stack else (given,) if given is not None else kernel.lengths
     if takes_small_mappings():                         # what lies beyond the last row, and the last place, is emulated too
-        enough = [length for length in lengths if length >= facts.places]
+        line = kernel.line if _goes_along_columns(chain) else 1
+        enough = [length for length in lengths if length >= facts.places and length % line == 0]
         lengths = tuple(length for length in lengths if length <= min(enough, default=max(lengths)))
         is_open = not (mapping.warpgroups or mapping.turns or chain.rows.name in mapping.blocks)
         if is_open and facts.is_odd:
@@ -222,6 +224,12 @@ def _candidates(chain: Chain, mapping: Mapping, kernel: KernelLimits, facts: Siz
         for length in lengths:
             for across in joins:
                 yield ScheduleCandidate(smaller, length, bool(across))
+
+
+def _goes_along_columns(chain: Chain) -> bool:
+    """Whether rounds take columns of an operand, of which blocks have whole lines."""
+    taken = [loaded(x) for d in dots(chain.body) for x in d.args[:2]]
+    return any(load is not None and load.dims[-1] is chain.index for load in taken)
 
 
 def _time(chain: Chain, warpgroups: int, processors: int) -> int:
