@@ -26,7 +26,7 @@ from gemmkit.programs.called import EXTENT
 from gemmkit.programs.collectives import PATTERN, ROWS
 from gemmkit.programs.mapping import KernelLimits, Mapping
 from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value
-from gemmkit.programs.values import Index, Parameter, ProgramAxis, refused, shown
+from gemmkit.programs.values import Index, Parameter, ProgramAxis, refused, shown, unique
 from gemmkit.runtime.device import DeviceInfo
 
 LEAVES = ("const", "scalar", "carried", "after", "load", "coordinate", EXTENT)
@@ -246,8 +246,7 @@ def _rounds(loop: Loop, out: Places, taken: set[str]) -> Rounds:
                                   "parallel(a.rows) (only .reference(...) runs others)", loop.line)
     index = loop.indices[0]
     others = [*out.indices, *([] if out.stack is None else [out.stack]), *(rounds.index for rounds in out.loops)]
-    while index.name in [x.name for x in others]:
-        index.name += "_2"                             # of two loops that a program calls by one name
+    index.name = unique(index.name, [x.name for x in others])          # of two loops that a program calls by one name
     made = Rounds(index, [], [], loop.line)
     tiles: dict[Any, TilePlace] = {}
     used: set[Value] = set()
@@ -321,9 +320,7 @@ def _cell(carried: Carried, out: Places) -> None:
     if carried.init.op == "after":
         name = cells[carried.init]
     elif carried.init.op == "const":
-        name = carried.inside.name or "acc"
-        while name in out.names or name in out.arguments:
-            name += "_2"
+        name = unique(carried.inside.name or "acc", {*out.names, *out.arguments})
         starts[name] = carried.init.data
     else:
         raise refused(ValueError, f"a cell that begins with {carried.init.op}; a kernel's cells begin with a number, such "
@@ -349,9 +346,7 @@ def _multiply(dot: Value, carried: Carried, places: Places, rounds: Rounds, tile
                                      "bfloat16 (gemmkit.matmul takes other dtypes)",
                           dot.line)
         if (parameter.name, key) not in tiles:
-            name = parameter.name
-            while name in taken:
-                name += "_2"
+            name = unique(parameter.name, taken)
             taken.add(name)
             stack = key[0] if key[0].stack else None
             if stack is not None and stack.of_loop is not places.stack:

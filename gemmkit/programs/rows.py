@@ -19,7 +19,7 @@ from gemmkit.programs.places import LEAVES, Rewriter, walked
 from gemmkit.programs.text import CALLS as OF_ELEMENTS
 from gemmkit.programs.text import EARLY, JOINTS, SIGNS, Printed
 from gemmkit.programs.trace import CONDITIONS, Loop, StoreStatement, Value
-from gemmkit.programs.values import Axis, Index, refused, shown
+from gemmkit.programs.values import Axis, Index, refused, shown, unique
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tuning.problems import choose
@@ -570,11 +570,7 @@ class RowPrinter:
     # -- names --------------------------------------------------------------------------------------------------------
 
     def unique(self, wanted: str) -> str:
-        wanted = wanted.replace(PART, "value_")
-        name, n = wanted, 1
-        while name in self.taken:
-            n += 1
-            name = f"{wanted}_{n}"
+        name = unique(wanted.replace(PART, "value_"), self.taken)
         self.taken.add(name)
         return name
 

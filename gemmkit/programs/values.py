@@ -10,10 +10,11 @@ code, where ``==`` makes a condition.
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -553,6 +554,15 @@ class Parameter(Arithmetic):
         whole = tuple(Axis(size, (self.name, axis)) for axis, size in enumerate(self.shape) if axis >= len(key))
         current().axes.whole.update((self.name, axis) for axis in range(len(key), len(self.shape)))
         return key, (*(index for index in key if not index.stack), *whole)
+
+
+def unique(wanted: str, taken: Collection[str]) -> str:
+    """The name as it is wanted, or the first of ``wanted_2``, ``wanted_3`` and so on that is not taken.
+
+    >>> unique("k", ["k", "k_2"])
+    'k_3'
+    """
+    return next(name for n in itertools.count(1) if (name := wanted if n == 1 else f"{wanted}_{n}") not in taken)
 
 
 def joined(op: str, dims: list[tuple]) -> tuple:

@@ -11,7 +11,7 @@ import numpy as np
 from gemmkit.programs.called import EXTENT
 from gemmkit.programs.places import walked
 from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value
-from gemmkit.programs.values import Index, Parameter, ProgramAxis, refused, shown
+from gemmkit.programs.values import Index, Parameter, ProgramAxis, refused, shown, unique
 
 
 @dataclass(eq=False)
@@ -354,9 +354,7 @@ def _operand(dot: Value, which: int, chain: Chain, places: ChainPlaces,
     if found is None:
         index = chain.index if chain.index in key else None
         ring = RingPlace(index)
-        name = parameter.name
-        while any(block.name == name for block in known.values()):
-            name += "_2"
+        name = unique(parameter.name, {block.name for block in known.values()})
         found = known[parameter.name, key] = OperandBlock(name, parameter, key, load.dims, ring)
         ring.blocks.append(found)
         places.rings.append(ring)

@@ -13,7 +13,7 @@ from gemmkit.programs.chains.chain import Chain, ChainPlaces, OperandBlock, Ring
 from gemmkit.programs.chains.schedule import READ, ChainOrder, Compute, Event, Full, ScheduleChoice
 from gemmkit.programs.text import JOINTS, SIGNS, is_converted, of_blocks
 from gemmkit.programs.trace import COMPARISONS, CONDITIONS, Value
-from gemmkit.programs.values import Axis, Index
+from gemmkit.programs.values import Axis, Index, unique
 
 CALLS = dict(exp2="exp2", log2="log2", reciprocal="reciprocal", tanh="tanh", sqrt="math.sqrt", max="maximum",
              finite="finite", fma="fma", difference="difference", erf="math.erf", pow="math.pow", abs="abs")
@@ -204,10 +204,7 @@ class Element:
             for bound in bounds:
                 row = f"{self.place(self.chain.rows)} + group * 64 + own_row()"
                 given = f"limits({row}, {self.place(self.chain.index)} + column, {bound.slope}, {bound.shift})"
-                name, n = kind, 1
-                while self.extra.get(name, given) != given:
-                    n += 1
-                    name = f"{kind}_{n}"
+                name = unique(kind, {other for other, held in self.extra.items() if held != given})
                 self.extra[name] = given
                 return f"(column_at(i) {sign} row_value({name}, i))"
         return None
@@ -629,10 +626,7 @@ class Naming:
         return len(users) == 1 and users[0] in self.tests and users[0].op == "inside" and x not in self.outs
 
     def fresh(self, name: str) -> str:
-        out, n = name, 1
-        while out in self.taken:
-            n += 1
-            out = f"{name}_{n}"
+        out = unique(name, self.taken)
         self.taken.add(out)
         return out
 

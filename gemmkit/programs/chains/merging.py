@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping as Names
 from dataclasses import dataclass, replace
-from itertools import count as count_from
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +30,7 @@ from gemmkit.programs.collectives import DROP, ROWS
 from gemmkit.programs.launches import spare
 from gemmkit.programs.mapping import MOST_SPLITS, KernelLimits, Mapping
 from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value
-from gemmkit.programs.values import Axis, Parameter, refused
+from gemmkit.programs.values import Axis, Parameter, refused, unique
 from gemmkit.runtime.array_info import ArrayInfo
 
 _OF_A_BLOCK = "load", "dot", "rowmax", "rowsum", "transpose", "coordinate", "inside", "carried"
@@ -431,8 +430,7 @@ def shares_of(chain: Chain, mapping: Mapping, signs: dict[str, float], processor
     stores, chain.stores, chain.end, chain.splits = chain.stores, [], [], splits
     widths = dict[str, tuple[int, ...]]()
     for c in chain.carried:
-        base = c.inside.name or "cell"
-        stem = next(x for n in count_from(1) if (x := base if n == 1 else f"{base}_{n}") not in widths)
+        stem = unique(c.inside.name or "cell", widths)
         widths[stem] = tuple(dim.size for dim in c.init.dims[1:])
     made = Shares(Loop("parallel", chain.indices, [], line=chain.line), widths, *memory_of(widths, chain))
     states: list[dict[Value, Value]] = [{} for _ in range(splits)]

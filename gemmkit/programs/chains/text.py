@@ -42,6 +42,7 @@ from gemmkit.programs.chains.schedule import (
 from gemmkit.programs.collectives import COLUMN
 from gemmkit.programs.text import EARLY, OWN_NAMES, OutKind, Printed, of_blocks
 from gemmkit.programs.trace import Carried, Value
+from gemmkit.programs.values import unique
 
 # --------------------------------------------------------------------------------------------------
 # The consumers' half of a text: waits, groups of products, lines of values, stores.
@@ -97,10 +98,7 @@ class Consumer(Role):
         key = d.args[0] if a is None else a, b, *(x.op == "transpose" for x in d.args[:2])
         if key not in self.products:
             left = self.naming.of(d.args[0]).removesuffix("_as_a") if a is None else a.name
-            name = f"{left}_by_{b.name}"
-            while name in self.products.values():
-                name += "_2"
-            self.products[key] = name
+            self.products[key] = unique(f"{left}_by_{b.name}", self.products.values())
         return self.products[key]
 
     # -- values -------------------------------------------------------------------------------------------------------
