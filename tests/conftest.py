@@ -40,6 +40,7 @@ from tests.support.patches import (  # noqa: F401
 )
 from tests.support.ranks import ALL_GPUS
 from tests.support.replaced import forget_replaced
+from tests.verifier import watched
 
 # Examples are the same in every run, so that a red run can be looked into; no deadline: kernels compile in
 # seconds.
@@ -197,6 +198,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Hundreds of failures after one are no news: a worker of xdist gives up, and a fresh one goes on with the rest."""
     if _lost and item.get_closest_marker("gpu") and "PYTEST_XDIST_WORKER" in os.environ:
         os._exit(3)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def verified_plans() -> Generator[None, None, None]:
+    """What the passes of programs make in any test is verified (tests/verifier)."""
+    with watched():
+        yield
 
 
 @pytest.fixture

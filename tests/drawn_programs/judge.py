@@ -27,6 +27,7 @@ from tests.drawn_programs.syntax import Array, Loop, printed, statements
 from tests.ptx_machine.launch import Ptx
 from tests.support.jobs import limited
 from tests.support.machines import MACHINES
+from tests.verifier import Unsound, verify
 
 __all__ = ["LIMIT", "Judged", "Outcome", "arrays_of", "fails_so", "judge_number", "judged", "script"]
 
@@ -153,6 +154,7 @@ def _judged(case: Case, machine: Any, name: str, lines: int, program: Any, tampe
         with assumed(A100) if case.machine == "ptx" else contextlib.nullcontext():
             plan = program.plan(**given, **(source.told or source.numbers), mapping=case.mapping)
             blocks = dict(plan.mapping.blocks)
+            verify(plan)
             stage = "run"
             with Ptx().session() if case.machine == "ptx" else machine.session():
                 if case.how == "call" and case.machine != "ptx":
@@ -161,6 +163,8 @@ def _judged(case: Case, machine: Any, name: str, lines: int, program: Any, tampe
                     plan.run({**given, **source.numbers})
     except (KeyboardInterrupt, GeneratorExit, MemoryError):
         raise
+    except Unsound as error:
+        return Outcome("fault", f"verifier: {_first_words(error)}", _shown(error))
     except BaseException as error:
         if stage == "run" and source.told is not None and isinstance(error, ValueError) and _named(error, case) is not None:
             return Outcome("refused", said=_first_words(error))                 # a plan's numbers may be its own

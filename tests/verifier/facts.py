@@ -1,0 +1,500 @@
+"""What the passes hand on, looked at as it stands: names, typed events, memory, tensor maps, barriers."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gemmkit.kernels.collectives.pipeline import CLUSTER, CLUSTER_WARPS, THREAD, WARPS, OrderBarrier, Pipeline, Warpgroups
+from gemmkit.programs import collectives, multistage
+from gemmkit.programs import plan as plans
+from gemmkit.programs.chains import chain as chains
+from gemmkit.programs.chains import schedule
+from gemmkit.programs.launches import BEGIN
+from gemmkit.programs.places import Await, Fill, Read, Release, Start, Wait
+from gemmkit.programs.places import ordered as ordered_rounds
+from gemmkit.programs.values import Axis
+from gemmkit.tuning.problems import choose
+from tests.verifier.texts import Staged, Text, expect, resizing_of, tiles_of_rings
+
+# -- names ------------------------------------------------------------------------------------------------------------------
+
+def check_names(text: Text) -> None:
+    known = {*dir(builtins)}
+    for node in text.tree.body:
+        for stmt in ast.walk(node):
+            if isinstance(stmt, (ast.Import, ast.ImportFrom)):
+                known |= {(x.asname or x.name).partition(".")[0] for x in stmt.names}
+    for node in text.tree.body:
+        if isinstance(node, ast.Assign):
+            uses(node.value, known, "the module")
+        if isinstance(node, ast.Assign):
+            new = bound(node)
+            expect(not new & (known - {*dir(builtins)}), f"{', '.join(sorted(new & known))} is defined twice in the module")
+            known |= new
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            expect(node.name not in known - {*dir(builtins)}, f"{node.name} is defined twice in the module")
+            known.add(node.name)
+    for function in text.functions.values():
+        taken = [arg.arg for arg in function.args.args]
+        expect(len(set(taken)) == len(taken), f"{function.name} takes {taken}")
+        defined(function.body, known | set(taken), function.name)
+        for call in ast.walk(function):
+            if isinstance(call, ast.Call):
+                check_call(text, call, function.name)
+
+
+def defined(body: Iterable[ast.stmt], known: set[str], where: str) -> set[str]:
+    """The names behind a body, on every path. Raises Unsound for one that is used before."""
+    for node in body:
+        if isinstance(node, ast.If):
+            uses(node.test, known, where)
+            known = defined(node.body, known, where) & defined(node.orelse, known, where)
+        elif isinstance(node, ast.While):
+            uses(node.test, known, where)
+            defined(node.body, known, where)
+        elif isinstance(node, ast.For):
+            uses(node.iter, known, where)
+            defined(node.body, known | bound(node), where)
+        elif isinstance(node, ast.AugAssign):
+            uses(ast.Name(ast.unparse(node.target), ast.Load()), known, where)
+            uses(node.value, known, where)
+        else:
+            uses(node, known, where)
+            known = known | bound(node)
+    return known
+
+
+def bound(node: ast.stmt) -> set[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.For) else []
+    return {x.id for target in targets for x in ast.walk(target) if isinstance(x, ast.Name)}
+
+
+def uses(node: ast.AST, known: set[str], where: str) -> None:
+    inner = {x.arg for f in ast.walk(node) if isinstance(f, ast.Lambda) for x in f.args.args}
+    for x in ast.walk(node):
+        if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load):
+            expect(x.id in known or x.id in inner, f"{where}: {x.id} is used before it is defined, on some path")
+
+
+def check_call(text: Text, call: ast.Call, where: str) -> None:
+    """A function of the text is given as much as it takes, and by its parameters' own names nothing else."""
+    name, given, skipped = ast.unparse(call.func), list(call.args), 0
+    if name in ("apply", "generate"):
+        f = given[1] if name == "generate" else given[0]
+        values, given = (None, given[2:]) if name == "generate" else (given[1], given[2:])
+        name, skipped = ast.unparse(f), 1 if values is None else 2
+        if values is not None and name in text.functions:
+            check_zipped(text.functions[name], values, where)
+    function = text.functions.get(name)
+    if function is None:
+        return
+    taken = [arg.arg for arg in function.args.args][skipped:]
+    expect(len(taken) == len(given), f"{where}: {name} takes {taken} and is given {[ast.unparse(x) for x in given]}")
+    for parameter, argument in zip(taken, given):
+        if isinstance(argument, ast.Name):
+            said = argument.id.removeprefix("before_")
+            expect(parameter == said or said not in taken, f"{where}: {name} takes {parameter}, and is given {argument.id}")
+
+
+def check_zipped(function: ast.FunctionDef, values: ast.expr, where: str) -> None:
+    """Values that are interleaved are unpacked again, in the same order."""
+    first = function.body[0]
+    unpacked = [x.id for x in ast.walk(first.targets[0]) if isinstance(x, ast.Name)] if isinstance(first, ast.Assign) and isinstance(
+        first.value, ast.Name) and first.value.id == function.args.args[0].arg else []
+    if isinstance(values, ast.Call) and ast.unparse(values.func) == "split":
+        inner, count = values.args
+        assert isinstance(inner, ast.Call) and isinstance(count, ast.Constant) and isinstance(inner.args[0], ast.Tuple)
+        given = [ast.unparse(x).removesuffix(".own(group)") for x in inner.args[0].elts]
+        expect(count.value == len(given) == len(unpacked), f"{where}: {function.name} is given {given}, and unpacks {unpacked}")
+        expect([x.removeprefix("kept_").removeprefix("before_") for x in given] == [x.removeprefix("before_") for x in unpacked],
+               f"{where}: {function.name} is given {given}, and unpacks {unpacked}")
+    else:
+        expect(not unpacked, f"{where}: {function.name} unpacks one value")
+
+
+# -- typed events -------------------------------------------------------------------------------------------------------------
+
+def check_order(plan: plans.ProgramPlan) -> None:
+    resizing: Any = plan.resizing
+    if isinstance(resizing, plans.GridResizing):
+        for rounds in resizing.problem.places.loops:
+            check_grid_order(ordered_rounds(rounds))
+        return
+    made = resizing.made
+    order = plans.ordered_chain(made.chain, made.places, made.choice)
+    if plan.is_multistage:             # whose printer leaves waits out; the order is plain
+        expect(not (order.late or order.join or order.lags), "a multistage kernel's rounds run ahead")
+    tries = [["before", *["round"] * rounds, "after"] for rounds in range(4 if order.round else 1)]
+    if order.join:
+        tries += [["before", *["round"] * rounds, "join", *["round"] * more, "after"] for rounds in range(2) for more in range(2)]
+    for parts in tries:
+        ChainWalk(made.chain, made.places, order).run([part for part in parts if getattr(order, part) or part == "round"])
+
+
+class ChainWalk:
+    """Goes through a chain's events. ``made``: which round's instance of a value is there; ``groups``: products on their way."""
+
+    def __init__(self, chain: Any, places: Any, order: Any):
+        self.chain, self.places, self.order = chain, places, order
+        self.made: dict[Any, tuple[int, int]] = {}
+        self.groups: list[list[tuple[Any, tuple[int, int]]]] = []
+        self.awaited, self.released = Counter[Any](), Counter[Any]()
+        self.cells = {c.inside: c for c in chain.carried}
+        self.peeled = {first: dot for dot, first in places.peeled.items()}
+        self.turn = 0
+
+    def run(self, parts: list[str]) -> None:
+        tile, count = 0, 0
+        for part in parts:
+            if part == "join":
+                self.part(part, (tile, count - 1), (tile + 1, 0))
+                tile, count = tile + 1, 1
+            elif part == "after":
+                self.part(part, (tile, count - 1), None)
+            else:
+                self.part(part, (tile, count - 1) if count else None, (tile, count))
+                count += 1
+        expect(not self.groups, "products are on their way at the end")
+        expect(self.awaited == self.released, f"stages are filled {_counts(self.awaited)}, and released {_counts(self.released)}")
+
+    def part(self, name: str, last: tuple[int, int] | None, now: tuple[int, int] | None) -> None:
+        late = self.order.late
+        self.last, self.now, self.name, seen = last, now, name, Counter[Any]()
+        for event in getattr(self.order, name):
+            if isinstance(event, schedule.Full):
+                self.awaited[event.ring] += 1
+                expect(self.awaited[event.ring] <= self.released[event.ring] + 1 + self.order.lags,
+                       f"{event.ring.name} is awaited again before it is released")
+            elif isinstance(event, schedule.Compute):
+                for x in event.values:
+                    seen[x] += 1
+                    self.needs(x)
+                    self.made[x] = self.instance(x)
+            elif isinstance(event, schedule.ChainStart):
+                for d in event.products:
+                    seen[d] += 1
+                    self.needs(d)
+                    for ring in self.places.rings_of([d]):
+                        expect(ring.index is None or self.awaited[ring] > self.released[ring], f"{d!r} reads {ring.name} before it is full")
+                self.groups.append([(d, self.instance(d)) for d in event.products])
+            elif isinstance(event, schedule.ChainWait):
+                self.wait(event)
+            elif isinstance(event, schedule.ChainRelease):
+                self.release(event)
+            elif isinstance(event, (schedule.Turn, schedule.Pass)):
+                expect(self.turn == isinstance(event, schedule.Pass), "a turn is waited for, and given on, once each")
+                self.turn ^= 1
+        expect(not self.turn, "a turn is not given on")
+        wanted = [x for x in self.chain.body if (x in late and last is not None and name != "before") or (
+            x not in late and now is not None and not (x in self.order.zero and now[1] == 0))]
+        if self.peeled and name == "before":
+            wanted = [self.places.peeled.get(x, x) for x in wanted if x not in {d.args[0] for d in self.places.peeled}]
+        if name == "after" and self.order.lags:
+            wanted = []
+        wanted = [x for x in wanted if not (self.order.lags and x.op == "transpose")]
+        missing = [x for x in wanted if seen[x] != 1]
+        expect(not missing, f"{name}: {missing[:1]!r} is made {[seen[x] for x in missing[:1]]} times a round")
+        expect(set(seen) <= set(wanted), f"{name}: {next(iter(set(seen) - set(wanted)), None)!r} is made there")
+
+    def instance(self, x: Any) -> tuple[int, int]:
+        found = self.last if x in self.order.late else self.now
+        expect(found is not None, f"{x!r} is made where no round is")
+        assert found is not None
+        return found
+
+    def needs(self, x: Any) -> None:
+        tile, number = self.instance(x)
+        for n, y in enumerate(x.args):
+            if y.op in ("load", "transpose") or (x.op == "dot" and n < 2 and chains.loaded(y) is not None):
+                continue
+            if y in self.cells:
+                self.needs_cell(x, y, n, (tile, number))
+            elif y in self.order.zero and number == 0:
+                continue
+            elif y in self.chain.body:
+                y = self.places.peeled.get(y, y) if self.name == "before" else y
+                expect(self.made.get(y) == (tile, number), f"{x!r} of round {number} needs {y!r}, of which {self.made.get(y)} is there")
+
+    def needs_cell(self, x: Any, y: Any, n: int, at: tuple[int, int]) -> None:
+        """A cell as the round before has left it: a product that adds to it may be on its way still."""
+        out, (tile, number) = self.cells[y].out, at
+        flying = {d: instance for group in self.groups for d, instance in group}
+        if number == 0:
+            return
+        added = x.op == "dot" and n == 2
+        there = flying.get(out) if added and out in flying else self.made.get(self.places.peeled.get(out, out) if number == 1 and (
+            self.places.peeled.get(out) in self.made) and out not in self.made else out)
+        if out in self.cells:          # it becomes what another cell was
+            return
+        expect(there in ((tile, number - 1), (tile, number)), f"{x!r} of round {number} needs {y!r}, whose {out!r} is of {there}")
+        expect(added or out not in flying or flying[out] == at, f"{x!r} reads {y!r} while a product adds to it")
+        if there == (tile, number):    # it has been made anew: the old one is another register
+            expect(out is not x, f"{x!r} is made twice")
+
+    def wait(self, event: Any) -> None:
+        expect(self.groups, "a wait for no products")
+        over = list[tuple[Any, tuple[int, int]]]()
+        while len(self.groups) > event.pending:
+            over += self.groups.pop(0)
+        flying = [d for group in self.groups for d, _ in group]
+        expect(set(d for d, _ in over) == set(event.over), f"a wait says that {event.over!r} are over, and {[d for d, _ in over]!r} are")
+        expect(set(flying) == set(event.flying) or (self.order.lags and set(flying) <= set(event.over)), f"a wait says that {event.flying!r} are on their way, and {flying!r} are")
+        self.made.update(over)
+
+    def release(self, event: Any) -> None:
+        ring = event.ring
+        readers = [d for group in self.groups for d, _ in group if ring in self.places.rings_of([d])]
+        held = self.awaited[ring] - self.released[ring]
+        expect(held > (1 if event.before and self.name == "round" else 0), f"{ring.name} is released before it is awaited")
+        newest = self.order.lags and self.name != "after"
+        expect(not readers or (newest and len(self.groups) == 1), f"{ring.name} is released while {readers!r} read it")
+        self.released[ring] += 1
+
+
+def _counts(x: Counter[Any]) -> str:
+    return ", ".join(f"{ring.name} {n} times" for ring, n in x.items())
+
+
+def check_grid_order(order: Any) -> None:
+    """Of rounds that only add."""
+    rounds = order.rounds
+    for count in range(4):
+        filled = awaited = started = over = released = 0
+        begun, read = set[int](), 0
+        for event in [*order.before, *list(order.round) * count, *order.after]:
+            if isinstance(event, Fill):
+                filled += 1
+            elif isinstance(event, Await):
+                awaited += 1
+                expect(awaited == started + 1 <= filled, "a stage is awaited out of turn")
+            elif isinstance(event, Start):
+                started += 1
+                expect(started == awaited, "products start before their stage is full")
+                expect(list(map(id, event.products)) == list(map(id, rounds.products)), "a round's products are not all there")
+                for product in rounds.products:
+                    init = product.carried.init
+                    expect((product in event.fresh) <= (id(product.carried) not in begun and init.op == "const" and init.data == 0),
+                           f"the sums of {product.a.name} by {product.b.name} begin anew")
+                    begun.add(id(product.carried))
+            elif isinstance(event, Read):
+                read += 1
+                expect(read == awaited == released + 1 + (released < started - 1), "threads read a stage out of turn")
+                expect(list(event.row_sums) == rounds.row_sums and list(event.column_sums) == rounds.column_sums, "sums are left out")
+            elif isinstance(event, Wait):
+                over = max(over, started - event.pending)
+            elif isinstance(event, Release):
+                released += 1
+                expect(released <= over and (not rounds.is_read_by_threads or released <= read), "a stage is released while it is read")
+        expect(filled == awaited == started == over == released == count + 1, f"of {count + 1} rounds {filled} are filled, {awaited} "
+               f"awaited, {over} waited for and {released} released")
+        expect(read == (count + 1 if rounds.is_read_by_threads else 0), "threads do not read each stage once")
+
+
+# -- memory -------------------------------------------------------------------------------------------------------------------
+
+class Region(NamedTuple):
+    what: str
+    first: int
+    end: int
+    alignment: int
+    shares: str                        # regions of one name may overlap: loops that go around one ring, one after the other
+
+
+def check_memory(text: Text) -> None:
+    plan, constants, regions = text.plan, text.constants, list[Region]()
+    for ring, tiles in tiles_of_rings(text).items():
+        stages = text.rings[ring].stages if ring else 1
+        per_loop = loops_of(text, tiles)
+        for name in tiles:
+            tile = text.tiles[name]
+            nbytes = tile.lines * tile.columns * tile.dtype.itemsize
+            expect(nbytes <= tile.stage_bytes, f"{name} has {nbytes} bytes in a stage of {tile.stage_bytes}")
+            expect(len({text.tiles[other].stage_bytes for other in tiles}) == 1 or text.plan.is_multistage,
+                   f"tiles of {ring} have stages of several lengths")
+            regions += [Region(f"stage {n} of {name}", tile.offset + n * tile.stage_bytes, tile.offset + n * tile.stage_bytes + nbytes, 1024,
+                               f"{ring}:{n}" if len(per_loop) > 1 else "") for n in range(stages)]
+    for name, ring in text.of_kind(Pipeline).items():
+        regions.append(Region(name, ring.offset, ring.end, 8, ""))
+    for name, out in text.of_kind(collectives.TmaOut).items():
+        regions.append(Region(name, out.o_offset, out.o_offset + out.block_m * out.columns * out.dtype.itemsize, 1024, ""))
+    for name, kept in text.of_kind(collectives.ColumnValues).items():
+        regions.append(Region(name, kept.offset, kept.offset + 4 * kept.sums.columns, 16, ""))
+    total, bound = constants["SHARED_BYTES"], plan.device.shared_memory_per_block
+    said = resizing_of(plan).mapping.shared_bytes
+    expect(total <= min(bound, said or bound), f"{total} bytes of shared memory, of {min(bound, said or bound)}")
+    for region in regions:
+        expect(region.first % region.alignment == 0, f"{region.what} begins at byte {region.first}, no multiple of {region.alignment}")
+        expect(0 <= region.first < region.end <= total, f"{region.what} lies from {region.first} to {region.end}, of {total} bytes")
+    for one, other in itertools.combinations(sorted(regions, key=lambda x: x.first), 2):
+        if other.first < one.end:
+            expect(one.shares and one.shares == other.shares and _in_two_loops(text, one.what, other.what),
+                   f"{one.what} and {other.what} overlap from byte {other.first} on")
+    check_registers(text)
+
+
+def loops_of(text: Text, tiles: list[str]) -> list[set[str]]:
+    """The tiles of each loop that go around one ring."""
+    resizing: Any = text.plan.resizing
+    if not isinstance(resizing, plans.GridResizing):
+        return [set(tiles)]
+    loops = [{f"{tile.name}_tile" for tile in rounds.tiles} for rounds in resizing.problem.places.loops]
+    return [loop & set(tiles) for loop in loops if loop & set(tiles)]
+
+
+def _in_two_loops(text: Text, one: str, other: str) -> bool:
+    names = [what.rpartition(" ")[2] for what in (one, other)]
+    loops = loops_of(text, names)
+    return len(loops) == 2 and not loops[0] & loops[1]
+
+
+def check_registers(text: Text) -> None:
+    """Of a thread: sums and fragments of A beside what a mapping's limits leave for the rest; and of a block, 65536."""
+    plan, groups = text.plan, text.constants["WARPGROUPS"]
+    assert isinstance(groups, Warpgroups)
+    resizing: Any = plan.resizing
+    if isinstance(resizing, plans.GridResizing):
+        memory = choose(resizing.problem, plan.device).spec[1]
+        products = text.of_kind(collectives.Product, multistage.MmaProduct)
+        cells = max(len(resizing.problem.places.starts), 1)
+        most = max(product.values for product in products.values()) * cells
+        expect(2 * most <= memory.kernel.most_sums[groups.consumers], f"{most} sums of a thread")
+    else:
+        choice, kernel = resizing.made.choice, resizing.made.problem.kernel
+        need = sum(choice.size(x.dims[1]) // 2 for x in resizing.made.chain.body if x.op == "dot")
+        need += sum(choice.size(x.dims[1]) // 4 for x in resizing.made.chain.body if x.op == "handover")
+        expect(need <= kernel.room[choice.warpgroups], f"sums and fragments of {need} registers, of {kernel.room[choice.warpgroups]}")
+        expect(groups.consumers == choice.warpgroups, f"{groups.consumers} warpgroups of {choice.warpgroups}")
+    if groups.few:
+        expect(groups.few % 8 == 0 == groups.many % 8 and 128 * (groups.few + groups.many * groups.consumers) <= 65536 and groups.many <= 255,
+               f"registers {groups.few} and {groups.many}")
+    expect(plan.printed.threads == groups.threads <= 1024, f"{plan.printed.threads} threads, of {groups.threads}")
+
+
+def check_spare(plan: plans.ProgramPlan) -> None:
+    """Arrays in the stream's memory: what the first kernel stores lies apart, and is what the second one reads."""
+    if plan.merge is None:
+        expect(not plan.spare, "arrays of the stream's memory that nothing merges")
+        return
+    stored = np.zeros(0, np.int32)
+    owner: dict[int, str] = {}
+    for name in plan.spare:
+        info, at = plan.infos[name], plan.infos[name].pointer - BEGIN
+        expect(at >= 0 and at % 16 == 0, f"{name} begins at byte {at}")
+        count = math.prod(info.shape)
+        expect(info.strides == tuple(math.prod(info.shape[n + 1:]) for n in range(len(info.shape))), f"{name} has strides {info.strides}")
+        for other, begin in list(owner.items()):
+            end = other + 4 * math.prod(plan.infos[begin].shape)
+            expect(at + 4 * count <= other or end <= at, f"{name} and {begin} overlap")
+        owner[at] = name
+    read = Counter[int]()
+    for name in plan.merge.spare:
+        info = plan.merge.infos[name]
+        first = (info.pointer - BEGIN) // 4
+        places = first + sum((np.arange(n) * stride).reshape(-1, *[1] * (len(info.shape) - axis - 1))
+                             for axis, (n, stride) in enumerate(zip(info.shape, info.strides))) if min(info.shape) else stored
+        read.update(np.ravel(places).tolist())
+    expect(all(n == 1 for n in read.values()), "two parts are one")
+    whole = {at // 4 + n for at, name in owner.items() for n in range(math.prod(plan.infos[name].shape))}
+    expect(set(read) <= whole, "what is merged has not been stored")
+    prefixes = {name.rpartition("_")[0] for name in plan.merge.spare}
+    of_read = {n for name in plan.spare if name.rpartition("_")[0] in prefixes
+               for n in range((plan.infos[name].pointer - BEGIN) // 4, (plan.infos[name].pointer - BEGIN) // 4 + math.prod(plan.infos[name].shape))}
+    expect(set(read) == of_read, "some of what is stored is not merged")
+
+
+# -- maps ---------------------------------------------------------------------------------------------------------------------
+
+def check_maps(text: Text) -> None:
+    plan, blocks = text.plan, text.blocks
+    names = [block.name for block in blocks]
+    expect(len(set(names)) == len(names), f"blocks are called {names}")
+    expect({f"{name}_tile" for name in names} == set(text.tiles), f"blocks are {names}, and tiles {list(text.tiles)}")
+    for block in blocks:
+        tile, info = text.tiles[f"{block.name}_tile"], plan.infos[block.array]
+        expect((tile.lines, tile.columns) == block.size, f"{block.name} is {block.size}, and its tile {tile.lines} x {tile.columns}")
+        expect(tile.dtype == block.dtype == info.dtype, f"{block.name} has dtype {block.dtype}, its tile {tile.dtype}")
+        expect(tile.stacked == (block.stack is not None) == (len(info.shape) == 3), f"{block.name} is stacked: {block.stack}, {tile.stacked}")
+        for axis, dim in enumerate(block.dims):
+            if isinstance(dim, Axis):
+                expect(info.shape[len(info.shape) - 2 + axis] == dim.size == block.size[axis], f"{block.name} takes {dim} of {info.shape}")
+    kernel = [arg.arg for arg in text.functions["kernel"].args.args]
+    if plan.is_multistage:
+        expect(not plan.printed.maps and set(plan.printed.operands) == {block.array for block in blocks}, "operands that threads copy")
+    else:
+        expect(sorted(plan.printed.maps) == sorted((b.name, b.array) for b in blocks), f"maps are {plan.printed.maps}, and blocks {names}")
+        loads = Counter[tuple[str, str]]()
+        for call in ast.walk(text.functions["produce"]):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in ("load", "load_part"):
+                loads[ast.unparse(call.func.value).removesuffix("_tile"), ast.unparse(call.args[0])] += 1
+        expect(set(loads) == {(name, f"map_{name}") for name in names}, f"blocks are loaded by maps {sorted(loads)}")
+    wanted = ["sizes"]
+    for array, slot in plan.taken:
+        block = next((b.name for b, (name, of) in itertools.product(blocks, plan.printed.maps) if slot is not None and b.name == name
+                      and of == array and f"map_{name}" not in wanted), None) if slot is not None and array not in plan.printed.outs else None
+        wanted.append(array if block is None else f"map_{block}")
+        if slot is None:
+            continue
+        spec = slot.spec
+        if block is not None:
+            tile = text.tiles[f"{block}_tile"]
+            lines = tile.part[1]
+            whole = tile.part[0] * 64 * tile.part[1] * tile.parts
+            expect(tuple(spec.box[:2]) == (64, lines) and whole == tile.lines * tile.columns and lines <= 256,
+                   f"the map of {block} brings {spec.box}, and a block is {tile.lines} x {tile.columns} in {tile.parts} parts")
+            expect(spec.swizzle == 128 and spec.rank == 2 + tile.stacked and spec.dtype == plan.infos[array].dtype, f"the map of {block}: {spec}")
+        expect(slot.info is plan.infos[array] or slot.info == plan.infos[array], f"a map of {array} describes another array")
+    expect(kernel == wanted, f"the kernel takes {kernel}, and is given {wanted}")
+    for name, tile in text.of_kind(collectives.StagedTile).items():
+        shares = {collectives.ROW: tile.cluster.n, collectives.COLUMN: tile.cluster.m}.get(tile.peers, 1)
+        expect(tile.parts == shares and (not tile.peers or shares > 1), f"{name} is shared by {shares} blocks: {tile.peers!r}")
+        block = next(b for b in blocks if f"{b.name}_tile" == name)
+        check_peers(text, block, tile)
+
+
+def check_peers(text: Text, block: Staged, tile: Any) -> None:
+    """Blocks of a cluster share what has none of the dimension in which they differ."""
+    resizing: Any = text.plan.resizing
+    if isinstance(resizing, plans.GridResizing):
+        m, n = resizing.problem.places.indices
+        along = {collectives.ROW: n, collectives.COLUMN: m}
+    else:
+        along = {collectives.COLUMN: resizing.made.chain.rows}
+    if tile.peers:
+        expect(tile.peers in along and along[tile.peers] not in block.dims, f"{block.name} is not the same for a {tile.peers} of tiles")
+    cluster = text.plan.cluster
+    wanted = {collectives.ROW: cluster.n, collectives.COLUMN: cluster.m}
+    could = [peers for peers, index in along.items() if wanted[peers] > 1 and index not in block.dims]
+    expect(len(could) <= 1 and tile.peers == (could[0] if could else ""), f"{block.name} could be shared by {could}, and is by {tile.peers!r}")
+
+
+def check_barriers(text: Text) -> None:
+    """How many arrive at a ring's barriers: one producer, and each reader of each block that reads what is brought."""
+    groups, cluster = text.constants["WARPGROUPS"], text.plan.cluster
+    for name, ring in text.of_kind(Pipeline).items():
+        tiles = [text.tiles[tile] for tile in tiles_of_rings(text)[name]]
+        by_threads = _is_read_by_threads(text, name)
+        shared = any(tile.peers for tile in tiles)
+        each = (4 if by_threads else 1) * groups.consumers
+        readers = {True: {True: CLUSTER_WARPS, False: CLUSTER}, False: {True: WARPS, False: THREAD}}[shared][by_threads]
+        expect(ring.readers == readers, f"{name} is released by {ring.readers}, and {readers} are needed")
+        for rank in range(cluster.size if shared else 1):
+            count = sum(bool(cluster.reads_of(peer, rank)) for peer in range(cluster.size)) if shared else 1
+            expect(ring.empty_arrivals == each * count, f"{name} waits for {ring.empty_arrivals} readers, of {each * count}")
+        expect(ring.full_arrivals == 1 and not ring.has_raw, f"{name} waits for {ring.full_arrivals} producers")
+        expect(not shared or ring.cluster == cluster, f"{name} is of another cluster")
+    for name, turns in text.of_kind(OrderBarrier).items():
+        expect(turns.consumers == groups.consumers and turns.barrier == 1 + groups.consumers and turns.taken, f"{name}: {turns}")
+        expect(turns.barrier + turns.consumers <= 16, f"{name} takes barriers up to {turns.barrier + turns.consumers}")
+
+
+def _is_read_by_threads(text: Text, ring: str) -> bool:
+    read = [of.tile for of in text.of_kind(collectives.RowSums, collectives.ColumnSums).values()]
+    return any(text.tiles[tile] in read for tile in tiles_of_rings(text)[ring])

@@ -1,0 +1,127 @@
+"""What the verifier looks at: a derived text with its syntax tree, its constants, and the blocks that its passes have placed."""
+
+from __future__ import annotations
+
+import ast
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gemmkit.kernels.collectives.pipeline import Pipeline
+from gemmkit.programs import collectives, multistage
+from gemmkit.programs import plan as plans
+from gemmkit.tuning.problems import choose
+
+
+class Unsound(AssertionError):
+    """What a pass has handed on is wrong."""
+
+
+def expect(holds: object, said: str) -> None:
+    if not holds:
+        raise Unsound(said)
+
+
+class Text:
+    """A derived text, and what its constants are."""
+
+    def __init__(self, plan: plans.ProgramPlan):
+        self.plan, self.tree = plan, ast.parse(plan.text)
+        self.functions = {node.name: node for node in self.tree.body if isinstance(node, ast.FunctionDef)}
+        self.constants = {name: value for name, value in vars(plan.module).items() if not name.startswith("__")}
+
+    def of_kind(self, *kinds: type) -> dict[str, Any]:
+        return {name: value for name, value in self.constants.items() if isinstance(value, kinds)}
+
+    @cached_property
+    def tiles(self) -> dict[str, Any]:
+        return self.of_kind(collectives.StagedTile, multistage.CopiedTile)
+
+    @cached_property
+    def rings(self) -> dict[str, Any]:
+        return self.of_kind(Pipeline, multistage.CopyRing)
+
+    @cached_property
+    def rings_of_tiles(self) -> dict[str, str]:
+        """Which ring a tile's stages are in; "" for those that threads copy once a tile."""
+        return {name: ring for ring, names in tiles_of_rings(self).items() for name in names}
+
+    @cached_property
+    def index_functions(self) -> dict[str, Any]:
+        """The functions that compute with places, as Python."""
+        known: dict[str, Any] = {"udiv": lambda x, y: int(x) // int(y), "blocks": lambda x, y: -(-x // y), "grid_x": lambda: self.grid}
+        known |= {name: value for name, value in self.constants.items() if name in ("order", "cluster", "ROWS")}
+        wanted = [f for name, f in self.functions.items() if name in INDEXING]
+        exec(compile(ast.Module(wanted, []), self.plan.name, "exec"), known)
+        return {f.name: known[f.name] for f in wanted}
+
+    def parameters(self, function: str) -> list[str]:
+        """Of a function of the text; of another none."""
+        return [arg.arg for arg in self.functions[function].args.args] if function in self.functions else []
+
+    @cached_property
+    def sizes_of_parts(self) -> list[int]:
+        """Where the parts of 64 rows each begin that a warpgroup has of a tile."""
+        parts = max((getattr(product, "parts", 1) for product in self.of_kind(collectives.Product, multistage.MmaProduct).values()), default=1)
+        return [64 * self.constants["WARPGROUPS"].consumers * n for n in range(parts)]
+
+    @cached_property
+    def blocks(self) -> list[Staged]:
+        return staged_blocks(self.plan)
+
+    grid = 1                           # blocks, in a walk
+
+
+INDEXING = ("tiles", "place", "following", "first_seen", "end_seen", "free_from", "free_to")
+
+
+def resizing_of(plan: plans.ProgramPlan) -> Any:
+    resizing: Any = plan.resizing
+    return resizing.problem if isinstance(resizing, plans.GridResizing) else resizing.made.problem
+
+
+class Staged(NamedTuple):
+    """A block as the places say: its dimensions, how long they are, its array and its stack."""
+
+    name: str
+    array: str
+    dtype: np.dtype
+    dims: tuple[Any, Any]
+    size: tuple[int, int]
+    stack: Any
+
+
+def staged_blocks(plan: plans.ProgramPlan) -> list[Staged]:
+    resizing: Any = plan.resizing
+    if isinstance(resizing, plans.GridResizing):
+        blocks = choose(resizing.problem, plan.device).spec[1].blocks
+        return [Staged(t.name, t.parameter.name, np.dtype(t.parameter.dtype), t.dims, (blocks[t.dims[0].name], blocks[t.dims[1].name]), t.stack)
+                for rounds in resizing.problem.places.loops for t in rounds.tiles]
+    choice = resizing.made.choice
+    return [Staged(b.name, b.parameter.name, np.dtype(b.parameter.dtype), b.dims, (choice.size(b.dims[0]), choice.size(b.dims[1])), b.stack)
+            for ring in resizing.made.places.rings for b in ring.blocks]
+
+
+def tiles_of_rings(text: Text) -> dict[str, list[str]]:
+    """By the rings' names, the tiles that are loaded into them: read in the text."""
+    out: dict[str, list[str]] = {ring: [] for ring in text.rings}
+    for node in ast.walk(text.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("load", "load_part"):
+            tile, ring = ast.unparse(node.func.value), ast.unparse(node.args[2])
+            if tile in text.tiles:
+                expect(ring in out, f"{tile} is loaded into {ring}, which is no ring")
+                expect(all(tile not in others for name, others in out.items() if name != ring), f"{tile} is loaded into two rings")
+                out[ring] += [] if tile in out[ring] else [tile]
+    if text.of_kind(multistage.CopyRing):              # which stages are written is said where copies are called
+        functions = {name: [ast.unparse(x.func.value) for x in ast.walk(f) if isinstance(x, ast.Call) and isinstance(x.func, ast.Attribute)
+                            and x.func.attr == "copy"] for name, f in text.functions.items() if name.startswith("copy_blocks")}
+        for name, tiles in functions.items():
+            ring = "ring" + name.removeprefix("copy_blocks")
+            expect(ring in out, f"{name}: there is no {ring}")
+            out[ring] += tiles
+        lone = [name for name in text.tiles if not any(name in tiles for tiles in out.values())]
+        return {**out, "": lone} if lone else out
+    loose = [name for name in text.tiles if not any(name in tiles for tiles in out.values())]
+    expect(not loose, f"{', '.join(loose)} is never loaded")
+    return out

@@ -1,0 +1,384 @@
+"""Both roles of a text against each other: on every path what each does with its rings, and with numbers what they do together."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from gemmkit.programs import collectives
+from gemmkit.programs import plan as plans
+from gemmkit.programs.chains.chain import dots, late_values
+from gemmkit.programs.values import Axis
+from tests.verifier.texts import Text, expect
+from tests.verifier.walks import Given, State, Walk
+
+Log = list[tuple[Any, ...]]
+Taken = tuple[list[tuple[Any, ...]], list[tuple[Any, ...]], Log]               # a block's tiles, products and events
+
+
+def check_paths(text: Text) -> None:
+    """Of the producer's thread and one of the consumers'."""
+    for thread in (0, 128):
+        for state in Walk(text, thread).run():
+            check_end(text, thread, state)
+
+
+def check_end(text: Text, thread: int, state: State) -> None:
+    """When a role is over: all is released, nothing is on its way, and all threads have met in the right order."""
+    events = [event for event in state.log if event[0] in SETTING_UP]
+    cluster = text.plan.cluster
+    met = [("barrier",) if cluster.is_single else ("cluster_barrier",)]
+    begins = [*[("initialise", name) for name in text.rings], ("mbarrier_fence_init",)] if thread == 0 else []
+    wanted = [*begins, *met, ("grid_launch_dependents",), ("grid_wait",), ("release_registers",) if thread == 0 else ("claim_registers",),
+              *([] if cluster.is_single else met)]
+    expect(events == wanted, f"thread {thread} sets up {events}, and not {wanted}")
+    if thread:
+        expect(not state.groups and state.open is None, "products are on their way at the end")
+        for name, ring in state.rings.items():
+            expect(ring.filled == ring.released, f"{name}: of {ring.filled} stages that are awaited {ring.released} are released")
+        expect(state.turn in (0, 1), "a turn is not given on")
+        finished = [event[1] for event in state.log if event[0] == "finish"]
+        outs = [f"out_{name}" for name in text.plan.printed.outs]
+        expect(sorted(finished) == sorted(outs), f"{finished} are finished, and {outs} are stored")
+    first = next((n for n, event in enumerate(state.log) if event[0] in ("fill", "wait", "store")), len(state.log))
+    expect(("grid_wait",) in state.log[:first], "memory is touched before the kernel before is over")
+
+
+SETTING_UP = ("initialise", "barrier", "cluster_barrier", "mbarrier_fence_init", "grid_launch_dependents", "grid_wait",
+              "release_registers", "claim_registers")
+
+
+# -- with numbers -------------------------------------------------------------------------------------------------------------
+
+class Case(NamedTuple):
+    numbers: dict[str, float]
+    grid: int                          # clusters of blocks
+    votes: bool
+    length: int | None
+
+
+def check_traces(text: Text) -> None:
+    program: Any = _ChainProgram(text) if isinstance(text.plan.resizing, plans.ChainResizing) else _GridProgram(text)
+    for case in program.cases():
+        _check_case(text, program, case)
+
+
+def _check_case(text: Text, program: Any, case: Case) -> None:
+    cluster, multistage = text.plan.cluster.size, text.plan.is_multistage
+    tiles = int(text.index_functions["tiles"](_Numbers(case.numbers)))
+    grid = tiles if multistage else min(tiles, case.grid) * cluster
+    stored = defaultdict[str, list[tuple[Any, ...]]](list)
+    taken = list[Taken]()
+    for block in range(grid):
+        def walked(thread: int, block: int = block) -> Log:
+            (state,) = Walk(text, thread, Given(case.numbers, block, grid, case.votes, case.length, program.watched)).run()
+            if not multistage:
+                check_end(text, thread, state)
+            return state.log
+
+        groups = text.constants["WARPGROUPS"].consumers
+        first = 0 if multistage else 128
+        consumer = walked(first)
+        if block == 0:
+            for group in range(1, groups):
+                _check_alike(consumer, walked(first + 128 * group), group)
+        products = [event[2] for event in consumer if event[0] == "multiply"]
+        _check_sums(text, consumer, len(program.tiles_of(consumer)) // len(text.sizes_of_parts))
+        if not multistage:
+            places = _replayed(text, walked(0), consumer)
+            products = [tuple((name, places[ring][at][name]) for name, ring, at in tiles_of) for tiles_of in products]
+        for event in consumer:
+            if event[0] == "store":
+                stored[event[1]].append((event[2].name, event[3], block))
+        taken.append((program.tiles_of(consumer), products, consumer))
+    program.check(case, stored, taken)
+
+
+def _check_sums(text: Text, log: Log, tiles: int) -> None:
+    """What threads add up of a stage they read once, when a product does; sums of columns go to shared memory once a tile."""
+    for name, of in text.of_kind(collectives.RowSums, collectives.ColumnSums).items():
+        tile = next(key for key, value in text.tiles.items() if value is of.tile)
+        added = Counter(event[2] for event in log if event[:2] == ("add", name))
+        taken = {x for event in log if event[0] == "multiply" for x in event[2] if x[0] == tile}
+        expect(set(added) == taken, f"{name} adds up {sorted(added)}, and products take {sorted(taken)}")
+    for name in text.of_kind(collectives.ColumnValues):
+        puts = sum(event == ("put", name) for event in log)
+        expect(puts == tiles or (not tiles and puts), f"{name} is put {puts} times, for {tiles} tiles")
+
+
+def _check_alike(one: Log, other: Log, group: int) -> None:
+    """Warpgroups do the same, of rows further down."""
+    def shown(log: Log, down: int) -> Log:
+        return [(*event[:3], (event[3][0] - down, *event[3][1:])) if event[0] == "store" else event for event in log]
+
+    expect(shown(one, 0) == shown(other, 64 * group), f"warpgroup {group} does not do what the first one does")
+
+
+def _replayed(text: Text, producer: Log, consumer: Log) -> dict[str, list[dict[str, Any]]]:
+    """Both roles side by side: neither waits for ever. Returns what each filling of a ring has brought."""
+    fills = [event for event in producer if event[0] == "fill"]
+    waits = [event for event in consumer if event[0] in ("wait", "release")]
+    filled, released, awaited = Counter[str](), Counter[str](), Counter[str]()
+    places = defaultdict[str, list[dict[str, Any]]](list)
+    n = m = 0
+    while n < len(fills) or m < len(waits):
+        moved = False
+        while n < len(fills) and filled[fills[n][1]] - released[fills[n][1]] < text.rings[fills[n][1]].stages:
+            filled[fills[n][1]] += 1
+            places[fills[n][1]].append(fills[n][2])
+            n, moved = n + 1, True
+        while m < len(waits) and (waits[m][0] == "release" or awaited[waits[m][1]] < filled[waits[m][1]]):
+            (released if waits[m][0] == "release" else awaited)[waits[m][1]] += 1
+            m, moved = m + 1, True
+        expect(moved, f"the producer has filled {dict(filled)} and consumers have awaited {dict(awaited)}: both wait for ever")
+    expect(filled == awaited == released, f"{dict(filled)} stages are filled, {dict(awaited)} awaited and {dict(released)} released")
+    return places
+
+
+class _Numbers:
+    def __init__(self, numbers: dict[str, float]):
+        self.__dict__.update(numbers)
+
+
+class _GridProgram:
+    """What a grid of tiles of rows and columns is to do."""
+
+    def __init__(self, text: Text):
+        self.text, resizing = text, text.plan.resizing
+        assert isinstance(resizing, plans.GridResizing)
+        self.places = resizing.problem.places
+        self.blocks = {block.name: block for block in text.blocks}
+        self.sizes = {str(k): v for k, v in text.plan.mapping.blocks.items()}
+        self.m, self.n = (index.name for index in self.places.indices)
+        self.stack = None if self.places.stack is None else self.places.stack.name
+
+    def cases(self) -> Iterator[Case]:
+        m, n, cluster = self.sizes[self.m], self.sizes[self.n], self.text.plan.cluster
+        most = max(getattr(ring, "stages", 1) for ring in self.text.rings.values())
+        for rows, columns, rounds, count, grid in ((1, 1, 1, 1, 1), (m * cluster.m + 1, 3 * n - 1, 2, 2, 2), (3 * m + 1, n, most + 2, 1, 1)):
+            numbers = {self.m: rows, self.n: columns, **({self.stack: count} if self.stack else {})}
+            for r in self.places.loops:
+                step = self.sizes[r.index.name]
+                numbers[r.index.name] = rounds * step - (rounds > 1 and step // 2)
+            yield Case({**dict.fromkeys(self.text.plan.printed.scalars, 1.0), **numbers}, grid, False, None)
+
+    watched: tuple[str, ...] = ()      # names whose numbers are noted with a product
+
+    def tiles_of(self, log: Log) -> list[tuple[Any, ...]]:
+        """In order: (stack, row, column)."""
+        outs = {name: out for name, out in self.text.constants.items() if name.startswith("out_")}
+        whole = [name for name, out in outs.items() if not isinstance(out, (collectives.RowsOut, collectives.ColumnsOut))]
+        return [(event[3][4], event[3][0], event[3][1]) for event in log if event[0] == "store" and event[1] == whole[0]] if whole else []
+
+    def check(self, case: Case, stored: dict[str, list[tuple[Any, ...]]], taken: list[Taken]) -> None:
+        text, numbers = self.text, case.numbers
+        cluster, parts = text.plan.cluster, text.sizes_of_parts
+        counts = [-(-int(numbers[name]) // (self.sizes[name] * k)) * k for name, k in ((self.m, cluster.m), (self.n, cluster.n))]
+        rows = [m * self.sizes[self.m] + part for m in range(counts[0]) for part in parts]
+        columns = [n * self.sizes[self.n] for n in range(counts[1])]
+        stacks = range(int(numbers[self.stack])) if self.stack else range(1)
+        for store in self.places.stores:
+            name = f"out_{store.parameter.name}"
+            out = text.constants[name]
+            tiles = itertools.product(stacks, rows if not isinstance(out, collectives.ColumnsOut) else rows[:1],
+                                      columns if not isinstance(out, collectives.RowsOut) else columns[:1])
+            wanted = Counter((m, n, numbers[self.m], numbers[self.n], h) for h, m, n in tiles)
+            found = Counter(part for array, part, _ in stored[name])
+            expect(found == wanted, f"{name}: tiles {found - wanted or wanted - found} are not stored once each ({case})")
+            expect(all(array == store.parameter.name for array, *_ in stored[name]), f"{name} is stored into another array")
+        for tiles, products, _ in taken:
+            if not tiles:
+                continue
+            tiles = tiles[::len(parts)]
+            streams, want = defaultdict[tuple[str, ...], list[Any]](list), defaultdict[tuple[str, ...], list[Any]](list)
+            for product in products:
+                streams[tuple(name for name, _ in product)].append(tuple(place for _, place in product))
+            for h, m, n in tiles:
+                for loop in self.places.loops:
+                    k = loop.index
+                    for at in range(0, int(numbers[k.name]), self.sizes[k.name]):
+                        known = {self.m: m, self.n: n, k.name: at, **({self.stack: h} if self.stack else {})}
+                        for p in loop.products:
+                            want[f"{p.a.name}_tile", f"{p.b.name}_tile"].append(tuple(self.place(x.name, known) for x in (p.a, p.b)))
+            _check_streams(streams, want, case)
+
+    def place(self, name: str, known: dict[str, Any]) -> tuple[Any, ...]:
+        block = self.blocks[name]
+        at = [0 if isinstance(dim, Axis) else known[dim.name] for dim in block.dims]
+        stack = [] if block.stack is None else [known[block.stack.name]]
+        return (*stack, *at) if self.text.plan.is_multistage else (*at[::-1], *stack)
+
+
+def _check_streams(found: dict[tuple[str, ...], list[Any]], wanted: dict[tuple[str, ...], list[Any]], case: Case) -> None:
+    expect(set(found) == set(wanted), f"products are of {sorted(found)}, and {sorted(wanted)} are wanted")
+    for names, stream in wanted.items():
+        at = next((n for n, (x, y) in enumerate(zip(found[names], stream)) if x != y), min(len(found[names]), len(stream)))
+        expect(found[names] == stream, f"the {at}-th product of {' by '.join(names)} takes {found[names][at:at + 1]} in place of "
+               f"{stream[at:at + 1]} ({case})")
+
+
+class _ChainProgram(_GridProgram):
+    """What tiles of whole rows are to do."""
+
+    def __init__(self, text: Text):
+        made: Any = text.plan.resizing
+        self.text, self.made, self.chain, self.choice = text, made.made, made.made.chain, made.made.choice
+        self.places = self.made.places
+        self.blocks = {block.name: block for block in text.blocks}
+        self.rows, self.step = self.choice.rows, self.choice.blocks[self.chain.index.name]
+        self.late = late_values(self.chain) if self.choice.ahead else set()
+        self.is_bounded = "first_seen" in text.functions or "end_seen" in text.functions
+
+    def cases(self) -> Iterator[Case]:
+        chain, cluster = self.chain, self.choice.cluster
+        most = max(self.choice.stages.values())
+        tall = self.rows * cluster.m
+        for rows, rounds, count, grid, votes in ((1, 1, 1, 1, False), (tall + 1, 2, 2, 1, True), (tall, most, 1, 1, False),
+                                                 (2 * tall, most + 2, 2, 2, False)):
+            numbers = {chain.rows.name: rows, chain.index.name: rounds * self.step - (rounds != 2 and self.step // 2)}
+            if chain.stack is not None:
+                numbers = {chain.stack.name: count, **numbers}
+            if chain.stack is not None and chain.stack.extent == chain.index.extent:
+                numbers[chain.index.name] = numbers[chain.stack.name]
+            numbers = {**dict.fromkeys(self.text.plan.printed.scalars, 1.0), "section": min(2, count), **numbers}
+            lengths = (None,) if chain.length is None else (0, numbers[chain.index.name] + 5, max(1, numbers[chain.index.name] - self.step))
+            for length in lengths:
+                yield Case(numbers, grid, votes, length)
+
+    @property
+    def watched(self) -> tuple[str, ...]:              # type: ignore[override]
+        chain = self.chain
+        outer = [f"{chain.index.name}_outer"] if chain.splits > 1 else ["0"] if chain.stack is None else [chain.stack.name]
+        return (*outer, chain.rows.name, chain.index.name)
+
+    def tiles_of(self, log: Log) -> list[tuple[Any, ...]]:
+        name = f"out_{self.chain.stores[0].parameter.name}"
+        return [(event[3][4], event[3][0]) for event in log if event[0] == "store" and event[1] == name]
+
+    def check(self, case: Case, stored: dict[str, list[tuple[Any, ...]]], taken: list[Taken]) -> None:
+        chain, numbers, cluster = self.chain, case.numbers, self.choice.cluster.m
+        extent = int(numbers[chain.rows.name])
+        rows = [n * self.rows for n in range(-(-extent // (self.rows * cluster)) * cluster)]
+        stacks = range((int(numbers[chain.stack.name]) if chain.stack is not None else 1) * chain.splits)
+        for store in chain.stores:
+            name = f"out_{store.parameter.name}"
+            columns = 1 if chain.stores_rows(store) else store.parameter.shape[-1]
+            wanted = Counter((m, 0, extent, columns, h) for h in stacks for m in rows)
+            found = Counter(part for _, part, _ in stored[name])
+            expect(found == wanted, f"{name}: tiles {found - wanted or wanted - found} are not stored once each ({case})")
+            expect(all(array == store.parameter.name for array, *_ in stored[name]), f"{name} is stored into another array")
+        visited = defaultdict[tuple[Any, ...], list[list[int]]](list)
+        for tiles, products, log in taken:
+            streams = defaultdict[tuple[str, ...], list[Any]](list)
+            for product in products:
+                streams[tuple(name for name, _ in product)].append(tuple(place for _, place in product))
+            want = defaultdict[tuple[str, ...], list[Any]](list)
+            for (outer, m), rounds in zip(tiles, self.rounds_of(tiles, log)):
+                h = outer // chain.splits
+                visited[h, m].append(rounds)
+                for n, place in enumerate(rounds):
+                    known = {chain.rows.name: m, chain.index.name: place, **({} if chain.stack is None else {chain.stack.name: h})}
+                    for d in dots(chain.body):
+                        d = self.places.peeled.get(d, d) if n == 0 else d
+                        want[self.taken_by(d)].append(tuple(self.place(block.removesuffix("_tile"), known) for block in self.taken_by(d)))
+            _check_streams(streams, want, case)
+            self.check_masks(case, log)
+        self.check_rounds(case, visited)
+
+    def taken_by(self, d: Any) -> tuple[str, ...]:
+        """The tiles that a product takes."""
+        return tuple(f"{self.places.blocks[d, k].name}_tile" for k in (0, 1) if (d, k) in self.places.blocks)
+
+    @property
+    def first(self) -> Any:
+        """A product that goes before the others of its round."""
+        return next(d for d in dots(self.chain.body) if d not in self.late)
+
+    def is_first(self, event: tuple[Any, ...]) -> bool:
+        return tuple(x[0] for x in event[2]) in (self.taken_by(self.first), self.taken_by(self.places.peeled.get(self.first, self.first)))
+
+    def rounds_of(self, tiles: list[tuple[Any, ...]], log: Log) -> Iterator[list[int]]:
+        """Where a block's tiles have their rounds, as consumers count: they test these places, and the products that no other
+        of the round goes before take blocks from there."""
+        each = sum(self.taken_by(d) == self.taken_by(self.first) for d in dots(self.chain.body) if d not in self.late)
+        seen = [event[3] for event in log if event[0] == "multiply" and self.is_first(event)]
+        groups = [list(group) for _, group in itertools.groupby(seen[::each], key=lambda x: x[:-1])]
+        expect(len(groups) == len(tiles), f"products of {len(groups)} tiles, of which {len(tiles)} are stored")
+        for (outer, m), group in zip(tiles, groups):
+            expect(group[0][:-1] == (outer, m), f"products of tile {group[0][:-1]}, and {(outer, m)} is stored")
+            yield [x[-1] for x in group]
+
+    def check_masks(self, case: Case, log: Log) -> None:
+        """If a round masks what lies behind the last place, all rounds do that go beyond it: by as much as is there."""
+        if not any("room" in self.text.parameters(name) for name in self.text.functions) or self.chain.splits > 1:
+            return
+        end = self.end(case)
+        masked = {event[2] for event in log if event[0] == "masked"}
+        for event in log:
+            if event[0] == "masked":
+                expect(event[1] == end - event[2][-1], f"a mask of {event[1]} places in a round at {event[2][-1]} of {end}")
+            elif event[0] == "multiply" and self.is_first(event):
+                at = event[3]
+                expect(at in masked or at[-1] + self.step <= end, f"a round at {at[-1]} of {end} is not masked ({case})")
+
+    def every(self, case: Case) -> list[int]:
+        found = list(range(0, max(self.end(case), 1), self.step))
+        return found[::-1] if self.choice.descending else found
+
+    def end(self, case: Case) -> int:
+        end = int(case.numbers[self.chain.index.name])
+        return end if case.length is None else min(end, case.length)
+
+    def check_rounds(self, case: Case, visited: dict[tuple[Any, ...], list[list[int]]]) -> None:
+        """Of a tile's shares together each round is one share's; a share may have one that shows nothing."""
+        for tile, shares in visited.items():
+            expect(len(shares) == self.chain.splits, f"tile {tile} has {len(shares)} shares")
+            expect(all(shares), f"a share of {tile} has no rounds")
+            found, every = Counter(n for share in shares for n in share), self.every(case)
+            if self.is_bounded:
+                expect(all(0 <= n <= max(every) + self.step * self.chain.splits * 20 for n in found), f"rounds {found} of {every}")
+                continue
+            expect(all(found[n] == 1 for n in every), f"tile {tile}: rounds {sorted(found.items())} are not {every} once each ({case})")
+            extra = [n for n in found if n not in every]
+            expect(not extra or (self.chain.splits > 1 and all([n] in shares for n in extra)), f"tile {tile}: rounds {extra} are not its own")
+
+
+
+# -- rows ---------------------------------------------------------------------------------------------------------------------
+
+def check_rows(text: Text) -> None:
+    """Of a kernel of rows: each row, and no other, is one team's, for numbers of rows around those of a block."""
+    kernel, rows = text.functions["kernel"], text.constants["ROWS"].team.rows
+    names = [name for name in text.plan.printed.sizes if name != "columns"]
+    body = [node for node in kernel.body if not (isinstance(node, ast.Expr) and ast.unparse(node) in ("grid_wait()", "grid_launch_dependents()"))]
+    *begin, last = body
+    expect(isinstance(last, ast.If) and not last.orelse, "a kernel of rows asks first whether its row is there")
+    assert isinstance(last, ast.If)
+    waits = [ast.unparse(node) for node in kernel.body if node not in body]
+    expect(waits in ([], ["grid_launch_dependents()", "grid_wait()"]) and kernel.body[:len(waits)] == [
+        node for node in kernel.body if node not in body], "memory is touched before the kernel before is over")
+    places = [node for node in last.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in names]
+    step = ast.Module([*begin, ast.If(last.test, [*places, *ast.parse(f"seen.append(({', '.join(names)},))").body], [])], [])
+    code = compile(ast.fix_missing_locations(step), text.plan.name, "exec")
+    for extent in (1, rows, rows + 1, 3 * rows + 1):
+        numbers = {name: extent if name == names[-1] else 3 for name in names}
+        sizes, seen = _Numbers({**numbers, "columns": 1}), list[tuple[int, ...]]()
+        count = int(text.index_functions["tiles"](sizes)) * rows
+        for row in range(count):
+            exec(code, {"sizes": sizes, "seen": seen, "udiv": lambda x, y: x // y, "ROWS": _Rows(row)})
+        expect(sorted(seen) == sorted(itertools.product(*(range(numbers[name]) for name in names))), f"{extent} rows: teams take {seen[:8]} and so on")
+
+
+class _Rows:
+    def __init__(self, row: int):
+        self.number = row
+
+    @property
+    def team(self) -> _Rows:
+        return self
+
+    def row(self) -> int:
+        return self.number

@@ -1,0 +1,594 @@
+"""Roles of a derived text, walked through statement by statement: on every path, or with numbers.
+
+The state of a role is what its barriers and its tensor cores are: which stages it has filled or awaited, which groups of
+products are on their way and what they read, whose turn it is. Numbers are computed where they are known, and are `ANY` where not;
+a condition of `ANY` goes both ways, and holds until one of its names changes. Of two states that are alike one is gone on with,
+so that loops end.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from gemmkit.kernels.collectives.pipeline import OrderBarrier, Pipeline, Warpgroups
+from gemmkit.programs import collectives, multistage
+from gemmkit.programs.values import Axis
+from tests.verifier.texts import INDEXING, Text, Unsound, expect
+
+PRODUCTS = collectives.Product, collectives.HandedProduct, multistage.MmaProduct, multistage.HandedMmaProduct
+OUTS = tuple(getattr(collectives, name) for name in ("TmaOut", "DirectOut", "RowsOut", "OctetOut", "ColumnsOut"))
+VOTES = "steep", "rescales", "changes"
+
+
+class _Any:
+    def __repr__(self) -> str:
+        return "ANY"
+
+
+ANY: Any = _Any()
+DONE, PARTS = "registers", "parts of sums"
+
+
+class At(NamedTuple):
+    """A slot: how far it is from where it began, and with which phase that was; around which ring it goes."""
+
+    position: int
+    phase: int
+    ring: str = ""
+
+    def stands(self, position: int, phase: int, ring: str) -> bool:
+        return self[:2] == (position, phase) and self.ring in ("", ring)
+
+
+class Part(NamedTuple):
+    """A stage, or a phase, of a slot."""
+
+    of: At
+    what: str
+
+
+class Flying(NamedTuple):
+    """Registers of a group of products that are on their way, or of one that is over and that no wait has named."""
+
+    group: int
+
+
+class Name(NamedTuple):
+    """An argument of the kernel."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class RingState:
+    """``filled``: stages that the producer has acquired, or that a consumer has awaited; ``loaded``: tiles of the last one."""
+
+    filled: int = 0
+    released: int = 0
+    expected: int | None = None
+    loaded: tuple[str, ...] = ()
+
+
+class Group(NamedTuple):
+    """``reads``: (ring, position) of stages; ``fragments``: names of A's registers; ``onto``: groups whose sums it adds to."""
+
+    reads: tuple[tuple[str, int], ...] = ()
+    fragments: tuple[str, ...] = ()
+    onto: tuple[int, ...] = ()
+
+
+class Copy(NamedTuple):
+    """What a stage has of a tile, by threads' copies of a group."""
+
+    group: int
+    place: tuple[Any, ...]
+
+
+@dataclass
+class State:
+    env: dict[str, Any] = field(default_factory=dict)
+    rings: dict[str, RingState] = field(default_factory=dict)
+    groups: tuple[Group, ...] = ()
+    begun: int = 0                     # groups that have been committed
+    open: Group | None = None
+    is_fenced: bool = False
+    turn: int = 0
+    facts: dict[str, bool] = field(default_factory=dict)
+    log: list[tuple[Any, ...]] = field(default_factory=list)
+    copies: dict[tuple[str, int], Copy] = field(default_factory=dict)          # by tile and stage
+    copied: int = 0                    # groups of copies that are committed
+    there: int = 0                     # of these, those that are waited for by all
+    read: frozenset[tuple[str, int]] = frozenset()             # tiles and stages since the last barrier
+
+    def copy(self) -> State:
+        return replace(self, env=dict(self.env), rings=dict(self.rings), facts=dict(self.facts), log=list(self.log),
+                       copies=dict(self.copies))
+
+    def key(self) -> Any:
+        """The same for states that go on alike: positions are counted from the last release on, groups from the oldest."""
+        least = {name: ring.released for name, ring in self.rings.items()}
+        base = self.begun - len(self.groups)
+
+        def moved(name: str, x: Any) -> Any:
+            if isinstance(x, At):
+                return x.position - least.get(x.ring, 0), x.phase
+            if isinstance(x, Flying):
+                return Flying(max(-1, x.group - base))
+            return "number" if isinstance(x, (int, float)) and not isinstance(x, bool) else repr(x)
+
+        env = tuple(sorted((name, moved(name, x)) for name, x in self.env.items() if not isinstance(x, Name)), )
+        rings = tuple(sorted((name, ring.filled - least[name], ring.expected, ring.loaded) for name, ring in self.rings.items()))
+        groups = tuple((tuple((r, at - least[r]) for r, at in g.reads), g.fragments, tuple(n - base for n in g.onto if n >= base)) for g in self.groups)
+        return env, rings, groups, self.open is None, self.is_fenced, self.turn, tuple(sorted(self.facts.items()))
+
+
+class Given(NamedTuple):
+    """What a walk has numbers for: ``numbers`` of `sizes`; the ``block`` of a ``grid``; how warps vote; what an array of lengths
+    holds. ``watched``: names whose numbers are noted with each product."""
+
+    numbers: dict[str, float]
+    block: int
+    grid: int
+    votes: bool
+    length: int | None
+    watched: tuple[str, ...]
+
+
+class Walk:
+    """Of one thread of a block. Without ``given`` on every path."""
+
+    def __init__(self, text: Text, thread: int, given: Given | None = None):
+        self.text, self.thread, self.given = text, thread, given
+        self.numbers = None if given is None else given.numbers
+        self.tests: dict[int, str] = {}
+
+    def run(self) -> list[State]:
+        kernel = self.text.functions["kernel"]
+        state = State(rings={name: RingState() for name in self.text.rings})
+        state.env = {arg.arg: Name(arg.arg) for arg in kernel.args.args}
+        return self.body(kernel.body, [state])
+
+    # -- statements -----------------------------------------------------------------------------------------------------------
+
+    def body(self, body: Iterable[ast.stmt], states: list[State]) -> list[State]:
+        for node in body:
+            states = self.merged([new for state in states for new in self.statement(node, state)])
+        return states
+
+    def merged(self, states: list[State]) -> list[State]:
+        if self.numbers is not None or len(states) < 2:
+            return states
+        return list({state.key(): state for state in reversed(states)}.values())
+
+    def statement(self, node: ast.stmt, state: State) -> list[State]:
+        if isinstance(node, ast.If):
+            out = []
+            for holds, new in self.asked(node.test, state):
+                out += self.body(node.body if holds else node.orelse, [new])
+            return out
+        if isinstance(node, ast.While):
+            return self.loop(node, state)
+        if isinstance(node, ast.For):
+            assert isinstance(node.target, ast.Name) and isinstance(node.iter, ast.Call)
+            states = [state]
+            for n in range(self.value(node.iter.args[0], state)):
+                for one in states:
+                    one.env[node.target.id] = n
+                states = self.body(node.body, states)
+            return states
+        if isinstance(node, ast.Assign):
+            (target,) = node.targets
+            self.assign(target, self.value(node.value, state, target), state)
+            if isinstance(target, ast.Name) and target.id == "tile" and "block_x()" in ast.unparse(node.value):
+                state.facts["tile < tiles(sizes)"] = True              # there are as many blocks as tiles, or fewer
+            return [state]
+        if isinstance(node, ast.AugAssign):
+            assert isinstance(node.target, ast.Name)
+            self.assign(node.target, self.value(ast.BinOp(ast.Name(node.target.id), node.op, node.value), state), state)
+            return [state]
+        if isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+            return [state]
+        assert isinstance(node, ast.Expr) and isinstance(node.value, ast.Call), ast.unparse(node)
+        name = ast.unparse(node.value.func)
+        if name in self.text.functions and name not in INDEXING:
+            return self.call(self.text.functions[name], node.value.args, state)
+        self.value(node.value, state)
+        return [state]
+
+    def call(self, function: ast.FunctionDef, given: list[ast.expr], state: State) -> list[State]:
+        outer = state.env
+        state.env = {arg.arg: self.value(x, state) for arg, x in zip(function.args.args, given)}
+        states = self.body(function.body, [state])
+        for one in states:
+            one.env = dict(outer)
+        return states
+
+    def loop(self, node: ast.While, state: State) -> list[State]:
+        out, seen, todo = [], set(), [state]
+        while todo:
+            state = todo.pop()
+            if self.numbers is None:
+                key = state.key()
+                if key in seen:
+                    continue
+                seen.add(key)
+                expect(len(seen) < 400, f"{ast.unparse(node.test)}: stages are not released as they are filled")
+            for holds, new in self.asked(node.test, state):
+                if holds:
+                    todo += self.body(node.body, [new])
+                else:
+                    out.append(new)
+        return self.merged(out)
+
+    def asked(self, test: ast.expr, state: State) -> list[tuple[bool, State]]:
+        said = self.tests.setdefault(id(test), ast.unparse(test))
+        found = self.value(test, state)
+        if found is not ANY:
+            return [(bool(found), state)]
+        if said in state.facts:
+            return [(state.facts[said], state)]
+        other = state.copy()
+        state.facts[said], other.facts[said] = True, False
+        return [(True, state), (False, other)]
+
+    def assign(self, target: ast.expr, value: Any, state: State) -> None:
+        if isinstance(target, ast.Tuple):
+            values = [ANY] * len(target.elts) if value is ANY else value
+            expect(isinstance(values, (tuple, list)) and len(values) == len(target.elts), f"{ast.unparse(target)} = {value}")
+            for one, x in zip(target.elts, values):
+                self.assign(one, x, state)
+            return
+        assert isinstance(target, ast.Name)
+        name = target.id
+        for group in (*state.groups, *([state.open] if state.open else [])):
+            expect(name not in group.fragments, f"{name} is made anew while products read it")
+        state.env[name] = value
+        for said in [said for said in state.facts if name in _names(said)]:
+            del state.facts[said]
+
+    # -- values ---------------------------------------------------------------------------------------------------------------
+
+    def value(self, node: ast.expr, state: State, target: ast.expr | None = None) -> Any:
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.Name):
+            return state.env[node.id] if node.id in state.env else Name(node.id)
+        if isinstance(node, ast.Tuple):
+            return tuple(self.value(x, state) for x in node.elts)
+        if isinstance(node, ast.Call):
+            return self.called(node, state)
+        if isinstance(node, ast.Attribute):
+            of = self.value(node.value, state)
+            if isinstance(of, At):
+                return Part(of, node.attr)
+            if of == Name("sizes"):
+                return ANY if self.numbers is None else self.numbers[node.attr]
+            return {"inf": math.inf, "nan": math.nan}[node.attr]
+        if isinstance(node, ast.Subscript):
+            of = self.value(node.value, state)
+            self.used(self.value(node.slice, state), node)
+            if isinstance(of, Name):   # an element of an array: a length
+                return ANY if self.given is None or self.given.length is None else self.given.length
+            self.used(of, node)
+            return DONE
+        parts = [self.value(x, state) for x in ast.iter_child_nodes(node) if isinstance(x, ast.expr)]
+        if any(isinstance(x, (Flying, str)) for x in parts):
+            for x in parts:
+                self.used(x, node)
+            return DONE
+        if isinstance(node, ast.BoolOp):
+            stops = isinstance(node.op, ast.Or)
+            if any(x is not ANY and bool(x) == stops for x in parts):
+                return stops
+            return ANY if any(x is ANY for x in parts) else not stops
+        if isinstance(node, ast.IfExp):
+            test, one, other = parts
+            return (one if one == other else ANY) if test is ANY else one if test else other
+        if any(x is ANY for x in parts):
+            return ANY
+        expect(all(isinstance(x, (int, float)) for x in parts), f"{ast.unparse(node)} of {parts}")
+        return eval(compile(ast.Expression(_of_numbers(node, parts)), "", "eval"), {})
+
+    def used(self, x: Any, node: ast.AST) -> None:
+        """Threads read it."""
+        if isinstance(x, Flying):
+            raise Unsound(f"{ast.unparse(node)}: sums are used while products add to them, or before a wait that names them")
+        if x == PARTS:
+            raise Unsound(f"{ast.unparse(node)}: threads have parts of these sums, which have not met")
+        if isinstance(x, (tuple, list)) and not isinstance(x, (At, Part, Name)):
+            for one in x:
+                self.used(one, node)
+
+    def called(self, node: ast.Call, state: State) -> Any:
+        if isinstance(node.func, ast.Attribute):
+            of = self.text.constants.get(ast.unparse(node.func.value))
+            return self.method(node, of, ast.unparse(node.func.value), node.func.attr, state)
+        name = ast.unparse(node.func)
+        if name == "wgmma_wait":
+            return self.waited(node, state)
+        args = [self.value(x, state) for x in node.args]
+        if name in ("uniform", "rolled", "carried", "int"):
+            return args[0]
+        if name == "Slot":
+            return self.slot(node, args)
+        if name == "thread_index":
+            return self.thread
+        if name in ("block_x", "grid_x", "cluster_rank"):
+            if self.given is None:
+                return ANY
+            return self.given.grid if name == "grid_x" else self.given.block % (self.text.plan.cluster.size if name == "cluster_rank" else 2**31)
+        if name in ("udiv", "min", "max", "blocks"):
+            if any(x is ANY for x in args):
+                return ANY
+            return {"udiv": lambda x, y: x // y, "min": min, "max": max, "blocks": lambda x, y: -(-x // y)}[name](*args)
+        if name in INDEXING:
+            if any(x is ANY for x in args) or self.given is None:
+                return ANY
+            self.text.grid = self.given.grid
+            return self.text.index_functions[name](*(_Sizes(self.numbers) if x == Name("sizes") else x for x in args))
+        if name in VOTES:
+            self.used(args, node)
+            return ANY if self.given is None else self.given.votes
+        if name == "wgmma_fence":
+            state.is_fenced = True
+            return None
+        if name == "wgmma_commit":
+            expect(state.open is not None, "a group without products is committed")
+            assert state.open is not None
+            state.groups, state.open, state.begun = (*state.groups, state.open), None, state.begun + 1
+            state.is_fenced = False
+            return None
+        if name in EVENTS:
+            state.log.append((name,))
+            return None
+        self.used(args, node)
+        if name == "apply":            # a mask counts the places that are there from the thread's first column on
+            taken = self.text.parameters(ast.unparse(node.args[0]))
+            state.log += [("masked", room, self.watched(state)) for what, room in zip(taken[2:], args[2:]) if what == "room" and self.given is not None]
+        return DONE if name not in ("own_column", "own_row") else 0
+
+    def slot(self, node: ast.Call, args: list[Any]) -> At:
+        stage, phase = args
+        if isinstance(stage, Part):
+            expect((stage.what, phase) == ("stage", Part(stage.of, "phase")), f"{ast.unparse(node)}: stage and phase of two slots")
+            return stage.of
+        return At(int(stage), int(phase))
+
+    # -- collectives ----------------------------------------------------------------------------------------------------------
+
+    def method(self, node: ast.Call, of: Any, name: str, what: str, state: State) -> Any:
+        args = [self.value(x, state) for x in node.args]
+        expect(of is not None, f"{ast.unparse(node)}: {name} is no constant of the text")
+        if isinstance(of, Pipeline):
+            return self.of_ring(node, of, name, what, args, state)
+        if isinstance(of, multistage.CopyRing):
+            return self.of_copies(of, what, args, state)
+        if isinstance(of, collectives.StagedTile):
+            return self.loaded(of, name, what, args, state)
+        if isinstance(of, multistage.CopiedTile):
+            return self.copied(of, name, args, state)
+        if isinstance(of, PRODUCTS):
+            return self.of_product(node, of, name, what, args, state)
+        if isinstance(of, (collectives.RowSums, collectives.ColumnSums)):
+            expect(what == "begin" or args[0] == PARTS, f"{ast.unparse(node)}: sums that have not begun, or have met")
+            if what == "add":
+                state.log.append(("add", name, *self.places([self.reads(of.tile, args[1], state)], state)))
+                expect(args[2] == self.group, f"{name} takes rows of warpgroup {args[2]}")
+            return DONE if what == "whole" else PARTS
+        if isinstance(of, collectives.ColumnValues):
+            self.used(args[0] if what == "put" else (), node)
+            state.log.append((what, name))
+            return DONE
+        if isinstance(of, Warpgroups):
+            state.log.append((what,))
+            return None
+        if isinstance(of, OrderBarrier):
+            return self.of_turns(of, what, args, state)
+        if isinstance(of, OUTS):
+            if what == "store":
+                self.used(args[0], node)
+                part = node.args[2]
+                assert isinstance(part, ast.Call) and ast.unparse(part.func) == "WarpgroupPart"
+                state.log.append(("store", name, args[1], tuple(self.value(x, state) for x in part.args)))
+            else:
+                state.log.append((what, name))
+            return None
+        self.used(args, node)
+        return DONE
+
+    def of_turns(self, of: OrderBarrier, what: str, args: list[Any], state: State) -> None:
+        group = self.thread // 128 - 1
+        if what == "give_first":
+            expect(state.turn == 0, "the first turn is given twice")
+            state.turn = 1
+        elif what == "wait":
+            expect((state.turn, args[0]) == (1, group), f"warpgroup {args[0]} waits for the turn of {group}, or waits twice")
+            state.turn = 2
+        else:
+            expect((state.turn, args[0]) == (2, (group + 1) % of.consumers), f"the turn is given to {args[0]} by {group}, or given twice")
+            state.turn = 1
+
+    def of_ring(self, node: ast.Call, ring: Pipeline, name: str, what: str, args: list[Any], state: State) -> Any:
+        held, is_producer = state.rings[name], self.thread == 0
+        if what == "initialise":
+            expect(is_producer and not any(event[0] in ("met", "barrier", "cluster_barrier") for event in state.log), f"{name} begins too late")
+            state.log.append(("initialise", name))
+            return None
+        if what in ("full", "empty"):  # the address of a barrier
+            return 0
+        expect(is_producer == (what in ("acquire", "expect")) or what == "advance", f"{name}.{what} by another role")
+        if what == "advance":
+            at: At = args[0]
+            if is_producer:
+                self.is_complete(name, state)
+            expect(at.ring in ("", name), f"{name}: a slot of {at.ring}")
+            return At(at.position + 1, at.phase, name)
+        if what == "acquire":
+            expect(args[0].stands(held.filled, 1, name), f"{name}: stage {held.filled} is filled next, and {args[0]} is acquired")
+            self.is_complete(name, state)
+            state.rings[name] = RingState(held.filled + 1, held.filled)
+        elif what == "expect":
+            expect(args[0].stands(held.filled - 1, 1, name) and held.expected is None, f"{name}: {args[0]} expects bytes before it is acquired, or twice")
+            state.rings[name] = replace(held, expected=args[1])
+            state.log.append(("fill", name, {}))
+        elif what == "wait":
+            expect(args[0].stands(held.filled, 0, name), f"{name}: stage {held.filled} is awaited next, and {args[0]} is")
+            expect(held.filled - held.released < ring.stages, f"{name}: a stage is awaited that cannot be filled before one is released")
+            state.rings[name] = replace(held, filled=held.filled + 1)
+            state.log.append(("wait", name))
+        else:
+            expect(what == "release", what)
+            at = args[0].of
+            expect(args[0].what == "stage" and at.stands(held.released, 0, name), f"{name}: stage {held.released} is released next, and {at} is")
+            expect(held.released < held.filled, f"{name}: a stage is released before it is awaited")
+            expect(not any((name, at.position) in group.reads for group in (*state.groups, *([state.open] if state.open else []))),
+                   f"{name}: a stage is released while products read it")
+            state.rings[name] = replace(held, released=held.released + 1)
+            state.log.append(("release", name))
+        return None
+
+    def is_complete(self, name: str, state: State) -> None:
+        """The last stage that was acquired has what it expects."""
+        held = state.rings[name]
+        if held.filled == 0:
+            return
+        nbytes = sum(self.text.tiles[tile].lines * self.text.tiles[tile].columns * 2 for tile in held.loaded)
+        expect(held.expected == nbytes, f"{name} expects {held.expected} bytes, and {' and '.join(held.loaded)} bring {nbytes}")
+
+    def loaded(self, tile: Any, name: str, what: str, args: list[Any], state: State) -> None:
+        (source, place, ring, at), rank = args[:4], args[4:]
+        held = state.rings[ring.name]
+        expect(self.thread == 0, f"{name} is loaded by thread {self.thread}")
+        expect(source == Name(f"map_{name.removesuffix('_tile')}"), f"{name} is loaded by {source}")
+        expect(at.stands(held.filled - 1, 1, ring.name) and held.expected is not None, f"{name} is loaded into {at} before its bytes are expected")
+        expect(name not in held.loaded, f"{name} is loaded twice")
+        expect((what == "load_part") == bool(tile.peers) == bool(rank), f"{name} is loaded by {what}")
+        expect(len(place) == 2 + tile.stacked, f"{name} is loaded from {place}")
+        state.rings[ring.name] = replace(held, loaded=(*held.loaded, name))
+        if self.numbers is not None:
+            filled = next(event for event in reversed(state.log) if event[:2] == ("fill", ring.name))
+            filled[2][name] = place
+
+    def reads(self, tile: Any, at: At, state: State) -> tuple[str, str, int]:
+        """What reads a slot: the tile, its ring and the position."""
+        name = next(name for name, other in self.text.tiles.items() if other is tile)
+        ring = self.text.rings_of_tiles[name]
+        if isinstance(tile, multistage.CopiedTile):
+            stage = at.position % (self.text.rings[ring].stages if ring else 1)
+            held = state.copies.get((name, stage))
+            expect(held is not None and held.group < state.there, f"{name}: stage {stage} is read before its copies are waited for")
+            state.read |= {(name, stage)}
+            return name, ring, stage
+        held_ring = state.rings[ring]
+        expect(at.phase == 0 and at.ring in ("", ring) and held_ring.released <= at.position < held_ring.filled, f"{name}: {at} is read, and stages from "
+               f"{held_ring.released} to {held_ring.filled} are held")
+        return name, ring, at.position
+
+    def of_product(self, node: ast.Call, of: Any, name: str, what: str, args: list[Any], state: State) -> Any:
+        if not what.startswith("multiply"):
+            self.used(args, node)
+            return DONE
+        is_handed = isinstance(of, (collectives.HandedProduct, multistage.HandedMmaProduct))
+        if is_handed:
+            self.used(args[1], node)
+            tiles = [self.reads(of.b, args[2], state)]
+        else:
+            slots, group = (args[1:3], args[3]) if what == "multiply_apart" else ([args[1]] * 2, args[2])
+            tiles = [self.reads(tile, at, state) for tile, at in zip((of.a, of.b), slots)]
+            expect(group == self.group, f"{name} takes rows of warpgroup {group}, and is {self.group}")
+        state.log.append(("multiply", name, self.places(tiles, state), self.watched(state)))
+        if isinstance(of, (multistage.MmaProduct, multistage.HandedMmaProduct)):
+            self.used(args[0], node)
+            return DONE
+        expect(state.is_fenced, f"{name} begins without a fence")
+        expect(not isinstance(args[0], Flying) or args[0].group >= state.begun - len(state.groups), f"{name} adds to sums that no wait has named")
+        fragments = (ast.unparse(node.args[1]),) if is_handed else ()
+        held, onto = state.open or Group(), (args[0].group,) if isinstance(args[0], Flying) else ()
+        state.open = Group((*held.reads, *((ring, at) for _, ring, at in tiles)), (*held.fragments, *fragments), (*held.onto, *onto))
+        return Flying(state.begun)
+
+    def watched(self, state: State) -> tuple[Any, ...]:
+        return () if self.given is None else tuple(state.env.get(x, 0) for x in self.given.watched)
+
+    @property
+    def group(self) -> int:
+        return self.thread // 128 - (0 if self.text.plan.is_multistage else 1)
+
+    def places(self, tiles: list[tuple[str, str, int]], state: State) -> Any:
+        """Where the blocks are that a product takes, of copies; of rings, which fill."""
+        if self.numbers is None:
+            return ()
+        return tuple((name, state.copies[name, at].place) if self.text.plan.is_multistage else (name, ring, at) for name, ring, at in tiles)
+
+    def waited(self, node: ast.Call, state: State) -> Any:
+        expect(state.open is None, "a wait for a group that is not committed")
+        pending = self.value(node.args[0], state)
+        values = [self.value(x, state) for x in node.args[1].elts]             # type: ignore[attr-defined]
+        base = state.begun - len(state.groups)
+        expect(len(state.groups) >= pending, f"a wait leaves {pending} groups, and {len(state.groups)} are on their way")
+        expect(all(not isinstance(x, Flying) or x.group >= base for x in values), "a wait names sums that another one has ended")
+        named = {x.group for x in values if isinstance(x, Flying)}
+        for n in range(state.begun - 1, base - 1, -1):
+            named |= set(state.groups[n - base].onto) if n in named else set()
+        state.groups = state.groups[len(state.groups) - pending:] if pending else ()
+        over = state.begun - len(state.groups)
+        expect(named >= set(range(base, state.begun)), "a wait leaves out sums of a group that runs")
+        return tuple(DONE if isinstance(x, Flying) and x.group < over else x for x in values)
+
+    # -- copies by threads ------------------------------------------------------------------------------------------------------
+
+    def of_copies(self, ring: Any, what: str, args: list[Any], state: State) -> Any:
+        if what == "advance":
+            return At((args[0].position + 1) % ring.stages, args[0].phase)          # a stage, which has no phase
+        if what == "commit":
+            state.copied += 1
+        else:
+            expect(what == "wait", what)
+            state.there = max(state.there, state.copied - (ring.stages - 2))
+            state.read = frozenset()
+        return None
+
+    def copied(self, tile: Any, name: str, args: list[Any], state: State) -> None:
+        array, place, ends, at = args
+        block = next(b for b in self.text.blocks if f"{b.name}_tile" == name)
+        expect(array == Name(block.array), f"{name} is copied from {array}")
+        ring = self.text.rings_of_tiles[name]
+        stages = self.text.rings[ring].stages if ring else 1
+        expect(0 <= at.position < stages and (name, at.position) not in state.read, f"{name}: stage {at} is overwritten while it is read")
+        expect(len(place) == 2 + tile.stacked, f"{name} is copied from {place}")
+        wanted = tuple(dim.size if isinstance(dim, Axis) else (self.numbers or {})[dim.name] for dim in block.dims)
+        expect(ends == wanted, f"{name} is copied up to {ends}, and {block.array} ends at {wanted}")
+        state.copies[name, at.position] = Copy(state.copied, place)
+        state.log.append(("copy", name, place, ends))
+
+
+EVENTS = ("barrier", "cluster_barrier", "mbarrier_fence_init", "grid_launch_dependents", "grid_wait")
+
+
+class _Sizes:
+    def __init__(self, numbers: dict[str, float]):
+        self.__dict__.update(numbers)
+
+
+def _names(said: str) -> set[str]:
+    found = _NAMES.get(said)
+    if found is None:
+        found = _NAMES[said] = {x.id for x in ast.walk(ast.parse(said)) if isinstance(x, ast.Name)}
+    return found
+
+
+_NAMES: dict[str, set[str]] = {}
+
+
+def _of_numbers(node: ast.expr, parts: list[Any]) -> ast.expr:
+    """The operation with numbers in place of what is computed."""
+    values = iter(parts)
+    out = type(node)(**{name: ([ast.Constant(next(values)) if isinstance(x, ast.expr) else x for x in value] if isinstance(value, list)
+                               else ast.Constant(next(values)) if isinstance(value, ast.expr) else value)
+                        for name, value in ast.iter_fields(node)})
+    return ast.fix_missing_locations(ast.copy_location(out, node) if hasattr(node, "lineno") else ast.copy_location(out, ast.Pass(
+        lineno=1, col_offset=0, end_lineno=1, end_col_offset=0)))
