@@ -1,4 +1,4 @@
-"""``python -m tests.mutation [--derived] [--sample N --seed S] [--every] [--jobs J] [--json FILE] [--only TEXT ...]``"""
+"""``python -m tests.mutation [--derived] [--passes] [--sample N --seed S] [--every] [--jobs J] [--json FILE] [--only TEXT ...]``"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import random
 import sys
 from pathlib import Path
 
-from tests.mutation import derived, report, running, seeding
+from tests.mutation import derived, passes, report, running, seeding
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -20,6 +20,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--sample", type=int, metavar="N", help="so many of the faults, drawn")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draw (0)")
     parser.add_argument("--derived", action="store_true", help="faults in derived texts alone (tests/mutation/derived.py)")
+    parser.add_argument("--passes", action="store_true", help="faults in the passes of programs alone (tests/mutation/passes.py); with --sample, "
+                        "--seed, --only and --coverage")
     parser.add_argument("--every", action="store_true", help="at every place where an operator finds something (hours)")
     parser.add_argument("--only", action="append", metavar="TEXT", help="faults whose description has this text (or another: it may "
                         "be given more than once)")
@@ -29,6 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.derived:
         return derived.report(options.only or [], options.jobs)
+    if options.passes:
+        return passes.report(options.only or [], options.jobs, options.sample, options.seed, options.coverage, options.every)
     faults = [fault for fault in seeding.faults(options.every) if any(text in str(fault) for text in options.only or [""])]
     is_whole = options.sample is None and not options.only
     if options.sample is not None:
@@ -44,7 +48,9 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         report.write(findings, costs, options.json)
     missed = report.show(findings, is_whole)
-    return missed or (derived.report([], options.jobs) if is_whole else 0)
+    if not is_whole:
+        return missed
+    return max(missed, derived.report([], options.jobs), passes.report([], options.jobs, every=options.every))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ refused, are in `single`; those that lanes, warps and blocks finish together in 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -501,6 +502,21 @@ def numbers_that_land_and_change() -> None:
 @case
 def numbers_by_warps() -> None:
     numbers(DUAL, (33, 15, 37), test_algebras.small(DUAL))
+
+
+# -- derived programs ---------------------------------------------------------------------------------------------------
+
+def of_program(name: str) -> None:
+    """A text of `tests.mutation.derived`, which calls the collectives of `gemmkit.programs`."""
+    from tests.mutation import derived  # which takes its processes from `running`, and that takes the battery
+
+    if not derived.is_right(name):
+        raise WrongResult(name)
+
+
+for name in ("GEMM", "dual", "clusters", "columns", "attention", "attention in turns", "multistage GEMM", "multistage loops", "multistage attention",
+             "multistage MLP", "MLP"):
+    CASES[f"program {name}"] = partial(of_program, name)
 
 
 def run(name: str) -> None:

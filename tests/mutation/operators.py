@@ -249,7 +249,7 @@ def update_dropped(place: Place) -> Iterator[ast.AST]:
 
 def limit_dropped(place: Place) -> Iterator[ast.AST]:
     """``min`` or ``max`` of one thing."""
-    if isinstance(place.node, ast.Call) and name_of(place.node) in ("min", "max"):
+    if isinstance(place.node, ast.Call) and name_of(place.node) in ("min", "max") and place.node.args:
         yield place.node.args[0]
 
 

@@ -21,12 +21,13 @@ import gemmkit
 from tests.mutation.operators import OPERATORS, SYNCHRONISATION, Place, name_of, places
 
 ROOT = Path(gemmkit.__file__).parent
-LAYERS = ("layouts/plain.py", "operators/wgmma.py", "operators/algebra.py", "operators/mma.py", "operators/fpu.py")
+LAYERS = ("layouts/plain.py", "operators/wgmma.py", "operators/algebra.py", "operators/mma.py", "operators/fpu.py", "programs/collectives.py",
+          "programs/multistage.py")
 ATOMS = ("gemmkit.ptx.barriers", "gemmkit.ptx.tma", "gemmkit.ptx.wgmma")      # run, and not changed
 # What runs on the host alone, and the order of tiles, of which any is right: these have tests of their own.
 HOST = {"config.py", "masks.py"}
 HOST_NAMES = {
-    "OperandArrays", "Columns", "Families", "Grouped", "Hilbert", "KernelFamily", "TensorMapSlot", "ProductMapping", "Maps", "NamedBarriers",
+    "CopyWidth", "MultistageChainPrinter", "MultistageConsumer", "MultistagePrinter", "OperandArrays", "Columns", "Families", "Grouped", "Hilbert", "KernelFamily", "TensorMapSlot", "ProductMapping", "Maps", "NamedBarriers",
     "Order", "Quantised", "Request", "SharedMemory", "Simt", "Sm80", "Sm90", "_ahead", "_chunks", "_copy_parts",
     "_exchange", "_fetches_a", "_fits", "_is_column", "_laid_out", "_mainloop", "_of_operand", "_pipeline",
     "_row_exchange", "_sent", "_shared", "_validate_algebra", "_validate_d", "_validate_one_stage", "_validate_operand",

@@ -42,6 +42,7 @@ def check_names(text: Text) -> None:
         elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             expect(node.name not in known - {*dir(builtins)}, f"{node.name} is defined twice in the module")
             known.add(node.name)
+    check_sizes(text)
     for function in text.functions.values():
         taken = [arg.arg for arg in function.args.args]
         expect(len(set(taken)) == len(taken), f"{function.name} takes {taken}")
@@ -49,6 +50,17 @@ def check_names(text: Text) -> None:
         for call in ast.walk(function):
             if isinstance(call, ast.Call):
                 check_call(text, call, function.name)
+
+
+def check_sizes(text: Text) -> None:
+    """What a kernel reads of its sizes is what a launch brings."""
+    (sizes,) = (node for node in text.tree.body if isinstance(node, ast.ClassDef))
+    fields = [ast.unparse(node.target) for node in sizes.body if isinstance(node, ast.AnnAssign)]
+    printed = text.plan.printed
+    expect(fields == [*printed.sizes, *printed.scalars], f"Sizes has {fields}, and a launch brings {[*printed.sizes, *printed.scalars]}")
+    expect(set(printed.tile) <= set(printed.sizes) <= set(text.plan.extents), f"tiles are of {printed.tile}, and extents {text.plan.extents}")
+    read = {node.attr for node in ast.walk(text.tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "sizes"}
+    expect(read <= set(fields), f"{', '.join(sorted(read - set(fields)))} is read of Sizes, which has {fields}")
 
 
 def defined(body: Iterable[ast.stmt], known: set[str], where: str) -> set[str]:
@@ -94,6 +106,9 @@ def check_call(text: Text, call: ast.Call, where: str) -> None:
         if values is not None and name in text.functions:
             check_zipped(text.functions[name], values, where)
     function = text.functions.get(name)
+    if name in ("fma", "difference") and not text.plan.is_of_rows:
+        weak = [ast.unparse(x) for x in given if not isinstance(x, (ast.Name, ast.Call))]
+        expect(not weak, f"{where}: {name} takes float32, and is given {', '.join(weak)}")
     if function is None:
         return
     taken = [arg.arg for arg in function.args.args][skipped:]
@@ -452,11 +467,34 @@ def check_maps(text: Text) -> None:
             expect(spec.swizzle == 128 and spec.rank == 2 + tile.stacked and spec.dtype == plan.infos[array].dtype, f"the map of {block}: {spec}")
         expect(slot.info is plan.infos[array] or slot.info == plan.infos[array], f"a map of {array} describes another array")
     expect(kernel == wanted, f"the kernel takes {kernel}, and is given {wanted}")
+    check_outs(text)
     for name, tile in text.of_kind(collectives.StagedTile).items():
         shares = {collectives.ROW: tile.cluster.n, collectives.COLUMN: tile.cluster.m}.get(tile.peers, 1)
         expect(tile.parts == shares and (not tile.peers or shares > 1), f"{name} is shared by {shares} blocks: {tile.peers!r}")
         block = next(b for b in blocks if f"{b.name}_tile" == name)
         check_peers(text, block, tile)
+
+
+def check_outs(text: Text) -> None:
+    """Ways out have their results' dtype and shape, and the tile's rows and columns."""
+    plan, resizing = text.plan, text.plan.resizing
+    groups = text.constants["WARPGROUPS"].consumers
+    if isinstance(resizing, plans.GridResizing):
+        m, n = (plan.mapping.blocks[index.name] for index in resizing.problem.places.indices)
+    else:
+        m, n = 64 * groups, 0
+    expect(m in (64 * groups, 64 * groups * len(text.sizes_of_parts)), f"tiles of {m} rows for {groups} warpgroups")
+    for name in plan.printed.outs:
+        out, info = text.constants[f"out_{name}"], plan.infos[name]
+        one = isinstance(out, (collectives.RowsOut, collectives.ColumnsOut))
+        expect(out.dtype == info.dtype and out.stacked == (len(info.shape) == (2 if one else 3)), f"{name} is {info.dtype} of {info.shape}, and leaves by {out}")
+        columns = n or info.shape[-1]
+        if isinstance(out, collectives.TmaOut):
+            expect((out.block_m, out.columns) == (m, columns), f"{name} leaves by {out}, and tiles are {m} x {columns}")
+        if isinstance(out, collectives.ColumnsOut):
+            expect((out.columns, out.threads) == (columns, 128 * groups), f"{name} leaves by {out}, and tiles have {columns} columns")
+        if isinstance(out, collectives.DirectOut) and out.pairs:
+            expect(plans.in_pairs(info), f"{name} leaves in pairs, and has strides {info.strides}")
 
 
 def check_peers(text: Text, block: Staged, tile: Any) -> None:

@@ -8,6 +8,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from gemmkit.programs import collectives
 from gemmkit.programs import plan as plans
 from gemmkit.programs.chains.chain import dots, late_values
@@ -317,7 +319,10 @@ class _ChainProgram(_GridProgram):
             return
         end = self.end(case)
         masked = {event[2] for event in log if event[0] == "masked"}
+        tested = {event[2] for event in log if event[0] == "tested"}
         for event in log:
+            if event[0] == "multiply" and tested and self.is_first(event) and event[3] not in tested:
+                expect(self.seen(*event[3][1:], case).all(), f"a round at {event[3]} is not tested, and not all of it is seen ({case})")
             if event[0] == "masked":
                 expect(event[1] == end - event[2][-1], f"a mask of {event[1]} places in a round at {event[2][-1]} of {end}")
             elif event[0] == "multiply" and self.is_first(event):
@@ -327,6 +332,17 @@ class _ChainProgram(_GridProgram):
     def every(self, case: Case) -> list[int]:
         found = list(range(0, max(self.end(case), 1), self.step))
         return found[::-1] if self.choice.descending else found
+
+    def seen(self, m: int, n: int, case: Case) -> np.ndarray:
+        """Which places from ``n`` on the rows from ``m`` on see, by the program's conditions of places."""
+        rows = np.arange(m, min(m + self.rows, int(case.numbers[self.chain.rows.name])))[:, None]
+        places = np.arange(n, max(n + 1, min(n + self.step, self.end(case))))[None, :]
+        out = np.ones((len(rows), places.shape[1]), bool)
+        for x in self.chain.body:
+            if x.op == "where" and self.chain.index in x.args[0].dims and (x.args[1].op == "const") != (x.args[2].op == "const"):
+                holds = _of_places(x.args[0], {self.chain.rows: rows, self.chain.index: places})
+                out &= True if holds is None else holds if x.args[2].op == "const" else ~holds
+        return out
 
     def end(self, case: Case) -> int:
         end = int(case.numbers[self.chain.index.name])
@@ -339,12 +355,30 @@ class _ChainProgram(_GridProgram):
             expect(all(shares), f"a share of {tile} has no rounds")
             found, every = Counter(n for share in shares for n in share), self.every(case)
             if self.is_bounded:
-                expect(all(0 <= n <= max(every) + self.step * self.chain.splits * 20 for n in found), f"rounds {found} of {every}")
+                needed = [n for n in every if self.seen(tile[1], n, case).any()]
+                expect(set(needed) <= set(found) and all(n == 1 for n in found.values()), f"tile {tile} sees blocks at {needed}, and visits {found} ({case})")
                 continue
             expect(all(found[n] == 1 for n in every), f"tile {tile}: rounds {sorted(found.items())} are not {every} once each ({case})")
             extra = [n for n in found if n not in every]
             expect(not extra or (self.chain.splits > 1 and all([n] in shares for n in extra)), f"tile {tile}: rounds {extra} are not its own")
 
+
+
+def _of_places(x: Any, known: dict[Any, np.ndarray]) -> Any:
+    """A condition of places, with numbers; None for one that is made of more than places."""
+    if x.op == "const":
+        return np.float64(x.data)
+    if x.op == "coordinate":
+        return known.get(x.data)
+    args = [_of_places(y, known) for y in x.args]
+    if x.op not in OF_PLACES or any(y is None for y in args):
+        return None
+    return OF_PLACES[x.op](*args)
+
+
+OF_PLACES: dict[str, Any] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "neg": np.negative, "lt": np.less, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal,
+    "and": np.logical_and, "or": np.logical_or, "not": np.logical_not, "max": np.maximum}
 
 
 # -- rows ---------------------------------------------------------------------------------------------------------------------

@@ -349,6 +349,8 @@ class Walk:
         if name == "apply":            # a mask counts the places that are there from the thread's first column on
             taken = self.text.parameters(ast.unparse(node.args[0]))
             state.log += [("masked", room, self.watched(state)) for what, room in zip(taken[2:], args[2:]) if what == "room" and self.given is not None]
+            if any(what.startswith(("begins", "ends")) for what in taken[2:]):
+                state.log += [("tested", "", self.watched(state))] if self.given is not None else []
         return DONE if name not in ("own_column", "own_row") else 0
 
     def slot(self, node: ast.Call, args: list[Any]) -> At:
