@@ -35,6 +35,7 @@ from gemmkit.programs.values import (
     name_here,
     refused,
     shown,
+    unique,
 )
 
 # --------------------------------------------------------------------------------------------------
@@ -534,10 +535,7 @@ class Tracer(Interpreter):
         if id(f) not in self.callees:
             wanted = name or self.names.get(id(f)) or getattr(f, "__name__", "") or type(f).__name__.lower()
             wanted = wanted if wanted.isidentifier() else "function"                       # of a lambda
-            taken, n, found = {repr(callee) for callee in self.callees.values()}, 1, wanted
-            while found in taken:
-                n += 1
-                found = f"{wanted}_{n}"
+            found = unique(wanted, {repr(callee) for callee in self.callees.values()})
             self.callees[id(f)] = Callee(found, without_arrays(f), name) if name else Callee(found, f)
         return self.callees[id(f)]
 

@@ -466,6 +466,7 @@ def check_maps(text: Text) -> None:
                    f"the map of {block} brings {spec.box}, and a block is {tile.lines} x {tile.columns} in {tile.parts} parts")
             expect(spec.swizzle == 128 and spec.rank == 2 + tile.stacked and spec.dtype == plan.infos[array].dtype, f"the map of {block}: {spec}")
         expect(slot.info is plan.infos[array] or slot.info == plan.infos[array], f"a map of {array} describes another array")
+    wanted += plan.printed.callees.names
     expect(kernel == wanted, f"the kernel takes {kernel}, and is given {wanted}")
     check_outs(text)
     for name, tile in text.of_kind(collectives.StagedTile).items():

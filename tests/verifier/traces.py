@@ -210,7 +210,7 @@ class _GridProgram:
     def place(self, name: str, known: dict[str, Any]) -> tuple[Any, ...]:
         block = self.blocks[name]
         at = [0 if isinstance(dim, Axis) else known[dim.name] for dim in block.dims]
-        stack = [] if block.stack is None else [known[block.stack.name]]
+        stack = [] if block.stack is None else [known[block.stack.of_loop.name] // block.stack.extent.group]          # some share a matrix
         return (*stack, *at) if self.text.plan.is_multistage else (*at[::-1], *stack)
 
 

@@ -329,7 +329,8 @@ class Walk:
             if any(x is ANY for x in args) or self.given is None:
                 return ANY
             self.text.grid = self.given.grid
-            return self.text.index_functions[name](*(_Sizes(self.numbers) if x == Name("sizes") else x for x in args))
+            return self.text.index_functions[name](*(
+                _Sizes(self.numbers or {}) if x == Name("sizes") else _Mask() if isinstance(x, Name) else x for x in args))
         if name in VOTES:
             self.used(args, node)
             return ANY if self.given is None else self.given.votes
@@ -569,6 +570,20 @@ class Walk:
 
 
 EVENTS = ("barrier", "cluster_barrier", "mbarrier_fence_init", "grid_launch_dependents", "grid_wait")
+
+
+class _Mask:
+    """In place of a component's mask, whose ranges a launch checks: all is visited, and tested."""
+
+    @property
+    def f(self) -> _Mask:
+        return self
+
+    def visited(self, first: int, last: int, keys: int, *_: Any) -> tuple[int, int]:
+        return 0, keys
+
+    def untested(self, *_: Any) -> tuple[int, int]:
+        return 0, 0
 
 
 class _Sizes:
