@@ -522,6 +522,22 @@ def test_error_functions_powers_and_sizes_in_products(mapping: gk.Mapping | None
     check(chain, a, b, c, poisoned(70, 64), mapping=mapping, tolerance=8e-3)
 
 
+@pytest.mark.parametrize("mapping", [gk.Mapping(), gk.Mapping({"n": 32}, warpgroups=1, ahead=False), MULTISTAGE], ids=["", "plain", "multistage"])
+def test_a_matrix_is_added_to_a_product_as_it_is(mapping: gk.Mapping, rng: np.random.Generator) -> None:
+    """Found by a drawn program: a product was to begin with a matrix's elements, which had no register."""
+    @gk.program
+    def added(a: Any, b: Any, bias: Any, c: Any, d: Any) -> None:
+        for m in gp.parallel(a.rows):
+            out = gp.zeros(m, c.columns)
+            for n in gp.sequential(b.rows):
+                p = gp.exp(gp.minimum(bias[m, n] + a[m] @ b[n].T, 1.0))
+                out += p.astype(c.dtype) @ c[n]
+            d[m] = out
+
+    a, b, c = (half(rng, rows, 64) / F16(8) for rows in (66, 70, 70))
+    check(added, a, b, half(rng, 66, 70), c, poisoned(66, 64), mapping=mapping, tolerance=8e-3)
+
+
 @pytest.mark.parametrize("mapping", [gk.Mapping({"n": 32}, warpgroups=1), gk.Mapping(kernel="multistage", warpgroups=1)], ids=["", "multistage"])
 def test_exponents_times_a_number_of_the_stack(mapping: gk.Mapping, rng: np.random.Generator) -> None:
     """Found by a drawn program: an exponential's factor that has no line of its own was None, which is NaN."""

@@ -177,7 +177,8 @@ class ChainRewriter(Rewriter):
     def _of_add(self, like: Value, x: Value, y: Value) -> Value | None:
         if x.op == "dot":
             x, y = y, x
-        if y.op == "dot" and len(y.args) == 2 and x.dims == y.dims and x.op != "dot":
+        is_computed = x.op == "carried" or x.op not in LEAVES             # a matrix's element has no register before a sum
+        if y.op == "dot" and len(y.args) == 2 and x.dims == y.dims and x.op != "dot" and is_computed:
             return self.build("dot", (*y.args, x), y)
         for one, other in ((x, y), (y, x)):
             if one.op == "mul" and one.dims and not _is_place(one) and len(other.dims) <= len(one.dims):
