@@ -33,6 +33,7 @@ from tests.support.patches import (  # noqa: F401
     own_cache,
     own_launches,
     ptx_alone,
+    quick_collections,
     rebound,
     replaced,
     seeded,

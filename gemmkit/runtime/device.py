@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import gc
 import multiprocessing
 import os
 import re
@@ -363,6 +364,7 @@ def forked(tasks: Sequence[Callable[[], Any]], jobs: int | None = None, seconds:
 def _run(task: Callable[[], Any], answer: Connection) -> None:
     """What a child does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)              # Ctrl-C is the parent's, which ends its children
+    gc.freeze()                                               # else a walk of the collector copies all pages of the parent's
     try:
         found = _result(task)
         try:

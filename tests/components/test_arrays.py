@@ -243,6 +243,7 @@ def test_copies_and_replacements_are_components_of_their_own() -> None:
     assert seen(replace(scale, by=3.0)) != seen(scale)
 
 
+@pytest.mark.usefixtures("quick_collections")
 def test_what_dies_is_forgotten_with_its_arrays() -> None:
     array = np.zeros((4, 4), "f4")
     held, epilogue = weakref.ref(array), Residual(array)

@@ -100,6 +100,7 @@ def greenlets() -> int:
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.usefixtures("quick_collections")
 def test_nothing_is_left_behind_by_a_fault(seed: int | None) -> None:
     before = greenlets()
     unwound, swallowed, alive = [], [], []
@@ -154,6 +155,7 @@ def test_an_error_while_the_others_end_does_not_hide_the_fault() -> None:
         run(kernel)
 
 
+@pytest.mark.usefixtures("quick_collections")
 def test_deadlock_and_races_leave_nothing_behind() -> None:
     before = greenlets()
     with pytest.raises(errors.DeadlockError):

@@ -231,6 +231,7 @@ def test_threads_that_call_for_one_kernel_compile_it_once(cache: CubinCache) -> 
 
 @pytest.mark.kin(5)
 @pytest.mark.compile
+@pytest.mark.usefixtures("quick_collections")
 def test_a_captured_array_dies_with_its_function(cache: CubinCache) -> None:
     """A kernel is kept for as long as the process lives; an array that its first user captured is not."""
     class Array(np.ndarray):                                         # one that can be referred to weakly
@@ -292,6 +293,7 @@ def compile_tiny(number: int) -> None:
 
 
 @pytest.mark.compile
+@pytest.mark.usefixtures("quick_collections")
 def test_little_is_kept_of_a_device_function() -> None:
     """Objects that the garbage collector walks through: signatures and tables, not LLVM's instructions."""
     for number in range(2):

@@ -134,6 +134,7 @@ def test_components_that_are_kept_are_looked_at_alone(library: str, make: Any) -
 
 
 @LIBRARIES
+@pytest.mark.usefixtures("quick_collections")
 def test_known_calls_keep_no_array_alive(library: str, make: Any) -> None:
     """Neither those that components hold, nor what functions captured; nor, with swap-AB, those of the transposed product."""
     def alive() -> list[Any]:
@@ -333,6 +334,7 @@ def test_an_arrays_own_stream_is_that_of_the_call(launches: Launches) -> None:
 
 
 @LIBRARIES
+@pytest.mark.usefixtures("quick_collections")
 def test_no_array_is_kept_alive(library: str, make: Any) -> None:
     def alive() -> list[Any]:
         a, b, out = operands(make)

@@ -220,6 +220,7 @@ def test_a_remembered_plan_keeps_no_array_alive() -> None:
 
 
 @pytest.mark.kin(3)
+@pytest.mark.usefixtures("quick_collections")
 def test_a_plan_that_forgets_arrays_keeps_none_alive() -> None:
     """What a remembered plan of device arrays does, on one that was made for host arrays."""
     import gc

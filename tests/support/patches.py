@@ -6,6 +6,7 @@ the one whose behaviour it looks at.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,14 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 def few_blocks(clusters: Callable[[int], None]) -> None:
     """Two clusters of the warp-specialised kernel: each has several tiles, one after the other."""
     clusters(2)
+
+
+@pytest.fixture
+def quick_collections() -> Iterator[None]:
+    """`gc.collect` walks through what the test makes, and not through the million objects that were there: a second each time."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
