@@ -29,6 +29,7 @@ from tests.support.patches import (  # noqa: F401
     gpus,
     grids,
     in_the_emulator,
+    no_assembler,
     no_gpu,
     own_cache,
     own_launches,
@@ -95,8 +96,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def _left_out(items: list[pytest.Item]) -> list[pytest.Item]:
-    """The cases that a sample does without. Which ones follows from the function's name alone, so every run has the same, and
-    every function keeps one at least (but see `_kin_left_out`): one in the emulator and one on a GPU, where it has both. On a GPU
+    """The cases that a sample does without. Which ones follows from the function's name alone, so every run has the same, or from
+    its mark, ``sample(n, at=first)``, where a case has all edges and others are larger. Every function keeps one at least (but
+    see `_kin_left_out`): one in the emulator and one on a GPU, where it has both. On a GPU
     it then has no more than that one: its cost is compiling, and what distinguishes the cases is looked at in the emulator."""
     functions: dict[tuple[str, bool, int], list[pytest.Item]] = {}
     out = [item for item in items if item.get_closest_marker("thorough")] + _kin_left_out(items)
@@ -110,7 +112,9 @@ def _left_out(items: list[pytest.Item]) -> list[pytest.Item]:
     for (name, on_gpu, every), cases in functions.items():
         if on_gpu and name in emulated:
             every = len(cases)
-        kept = zlib.crc32(name.encode()) % min(every, len(cases))
+        mark: Any = cases[0].get_closest_marker("sample")
+        first = zlib.crc32(name.encode()) if mark is None else mark.kwargs.get("at", zlib.crc32(name.encode()))
+        kept = first % min(every, len(cases))
         out += [item for n, item in enumerate(cases) if n % every != kept]
     return out
 

@@ -67,7 +67,7 @@ def test_drawn(seed: int) -> None:
             assert sums_up or "bytes of shared memory" in str(error)
 
 
-@pytest.mark.sample(80)
+@pytest.mark.sample(80, at=35)
 @pytest.mark.parametrize("draw", [chains.drawn_case, chains.drawn_lengths, chains.drawn_shares], ids=lambda draw: draw.__name__)
 @pytest.mark.parametrize("seed", range(120))
 def test_drawn_chains(draw: Any, seed: int) -> None:
@@ -80,7 +80,7 @@ def test_drawn_chains(draw: Any, seed: int) -> None:
 
 
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("m, n, k", [(1, 1, 1), (1, 8, 8), (0, 8, 8), (131, 137, 167), (64, 67, 64), (257, 129, 33)])
+@pytest.mark.parametrize("m, n, k", [(1, 1, 1), (1, 8, 8), (0, 8, 8), (131, 137, 167), (64, 67, 64), (129, 67, 33)])
 def test_odd_sizes(m: int, n: int, k: int) -> None:
     checked(listing.gemm, [aligned(m, k, 8), aligned(k, n, 8), empty(m, n)], gk.Mapping(kernel="multistage"))
 
@@ -89,16 +89,16 @@ def test_odd_sizes(m: int, n: int, k: int) -> None:
 @pytest.mark.parametrize("columns", [72, 71])
 def test_rows_that_begin_at_fewer_bytes_are_copied_by_fewer(of: int, copied: str | None, columns: int) -> None:
     """And where a row ends within a copy, what is behind it is not looked at."""
-    plan = checked(listing.gemm, [aligned(70, columns, of), aligned(columns, 80, of), empty(70, 80)], SMALL, 3)
+    plan = checked(listing.gemm, [aligned(40, columns, of), aligned(columns, 80, of), empty(40, 80)], SMALL, 3)
     (line,) = (line for line in plan.text.splitlines() if line.startswith("a_tile"))
     assert ("vector=" in line) == (copied is not None) and (copied or "") in line
     assert ("clipped=True" in line) == (columns % of != 0)
-    checked(listing.transposed, [aligned(70, 100, of), aligned(67, 70, of), empty(100, 67, dtype=F32)], SMALL, 3)
+    checked(listing.transposed, [aligned(70, 68, of), aligned(35, 70, of), empty(68, 35, dtype=F32)], SMALL, 3)
 
 
 @pytest.mark.parametrize("warpgroups", [1, 2, 3])
 @pytest.mark.parametrize("blocks, stages", [({"n": 64, "k": 32}, 2), ({"n": 192, "k": 96}, 2), ({"n": 64, "k": 64}, 5)])
-@pytest.mark.sample(5)
+@pytest.mark.sample(5, at=1)
 def test_a_mapping_changes_no_result(warpgroups: int, blocks: dict[str, int], stages: int) -> None:
     mapping = gk.Mapping(blocks, warpgroups=warpgroups, stages=stages, kernel="multistage")
     if warpgroups == 3 and blocks["n"] == 192:
@@ -108,6 +108,7 @@ def test_a_mapping_changes_no_result(warpgroups: int, blocks: dict[str, int], st
     assert f"CopyRing(stages={stages})" in plan.text
 
 
+@pytest.mark.sample(3, at=0)
 @pytest.mark.parametrize("warpgroups", [1, 2, 3])
 def test_a_warpgroup_has_twice_as_many_rows(warpgroups: int) -> None:
     """What a warp loads of B serves both halves of them."""
@@ -115,9 +116,9 @@ def test_a_warpgroup_has_twice_as_many_rows(warpgroups: int) -> None:
     b, rows = drawn(72, 72, scale=0.1), 128 * warpgroups + 7
     plan = checked(listing.residual, [drawn(rows, 72), b, drawn(rows, 72), empty(rows, 72), empty(rows, 72, dtype=F32)], mapping, 3)
     assert "MmaProduct(a_tile, b_tile, parts=2)" in plan.text and plan.text.count("    finish(sizes, d, e, c, m") == 2
-    checked(listing.transposed, [drawn(72, 136), drawn(67, 72), empty(136, 67)], mapping, 3)
+    checked(listing.transposed, [drawn(72, 136), drawn(35, 72), empty(136, 35)], mapping, 3)
     if warpgroups < 3:
-        checked(listing.dual, [drawn(200, 72), b, drawn(72, 72, scale=0.1), empty(200, 72)], mapping, 3, gate=listing.silu_times)
+        checked(listing.dual, [drawn(100, 72), b, drawn(72, 72, scale=0.1), empty(100, 72)], mapping, 3, gate=listing.silu_times)
     with pytest.raises(gk.ConfigError, match="where rounds add up rows or columns, a warpgroup has 64"):
         listing.product_and_sums.plan(drawn(200, 72), b, empty(200, 72), empty(200, dtype=F32), mapping=mapping)
 
@@ -136,26 +137,26 @@ def test_dtypes(dtype: Any, out: Any) -> None:
 
 
 def test_stacks_and_sums_of_rows() -> None:
-    arrays = [drawn(2, 70, 72), drawn(72, 72), drawn(2), drawn(2, 72), empty(2, 70, 72), empty(2, 70, dtype=F32)]
+    arrays = [drawn(2, 40, 72), drawn(72, 72), drawn(2), drawn(2, 72), empty(2, 40, 72), empty(2, 40, dtype=F32)]
     checked(listing.batched, arrays, SMALL, 1)
-    checked(listing.batched, [arrays[0][:0], arrays[1], arrays[2][:0], arrays[3][:0], empty(0, 70, 72), empty(0, 70, dtype=F32)], SMALL)
+    checked(listing.batched, [arrays[0][:0], arrays[1], arrays[2][:0], arrays[3][:0], empty(0, 40, 72), empty(0, 40, dtype=F32)], SMALL)
 
 
 def test_results_that_are_views() -> None:
     whole = empty(67, 83)
-    checked(listing.gemm, [drawn(67, 72), drawn(72, 80), whole[:, 1:81]], SMALL)
+    checked(listing.gemm, [drawn(67, 40), drawn(40, 80), whole[:, 1:81]], SMALL)
     assert np.isnan(whole[:, 0]).all() and np.isnan(whole[:, 81:]).all()
-    checked(listing.gemm, [drawn(67, 72), drawn(72, 80), empty(80, 67).T], SMALL)
+    checked(listing.gemm, [drawn(67, 40), drawn(40, 40), empty(40, 67).T], SMALL)
     wide = empty(67, 96)                               # octets, and the last columns of a tile are the neighbour's
-    plan = checked(listing.gemm, [drawn(67, 72), drawn(72, 72), wide[:, 8:80]], SMALL)
+    plan = checked(listing.gemm, [drawn(67, 40), drawn(40, 72), wide[:, 8:80]], SMALL)
     assert "out_d = OctetOut('float16', clipped=True)" in plan.text
     assert np.isnan(wide[:, :8]).all() and np.isnan(wide[:, 80:]).all()
 
 
 def test_heads_of_multiples_of_32() -> None:
     """The stages' lines may have 64 bytes: half of what TMA's have."""
-    checked(listing.attention, heads(1, 70, 50, 96), SMALL, 2, scale=0.125, visible=chains.window)
-    checked(listing.attention, heads(2, 40, 70, 32), SMALL, 2, scale=0.125)
+    checked(listing.attention, heads(1, 40, 50, 96), SMALL, 2, scale=0.125, visible=chains.window)
+    checked(listing.attention, heads(1, 70, 70, 32), SMALL, 2, scale=0.125)
 
 
 # -- which kernel it is -----------------------------------------------------------------------------------------------------------
@@ -193,7 +194,7 @@ def test_rounds_are_split_over_blocks_where_multiprocessors_are_idle() -> None:
     with assumed(A100):
         plan = listing.attention.plan(*heads(1, 16, 2000), 0.125)
     assert plan.mapping.splits == 7 and plan.blocks == 7 and plan.merge is not None    # of 4 rounds each
-    checked(listing.attention, heads(1, 16, 400), dataclasses.replace(SMALL, splits=3), 3, scale=0.125)
+    checked(listing.attention, heads(1, 16, 200), dataclasses.replace(SMALL, splits=3), 3, scale=0.125)
 
 
 def test_a_text_is_edited_and_run() -> None:

@@ -174,6 +174,19 @@ def ptx_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def no_assembler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without ptxas: what is shown of a kernel says so. (PTX, which takes a second and which nothing would take, is none.)"""
+    from gemmkit.plans import ahead
+    from gemmkit.runtime.compile import AssemblerError
+
+    def none(*given: object) -> None:
+        raise AssemblerError("no ptxas is here")
+
+    monkeypatch.setattr(ahead, "to_ptx", lambda *given: "")
+    monkeypatch.setattr(ahead, "assemble", none)
+
+
+@pytest.fixture
 def always_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every operand counts as one of 2^31 elements, and a product by adapters as one of many."""
     from gemmkit.plans import adapters

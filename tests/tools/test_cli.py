@@ -145,6 +145,7 @@ def test_no_cache_on_disk(folder: Path, environment: Set, capsys: pytest.Capture
 
 # -- explain -----------------------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(4)
 @pytest.mark.compile
 def test_explain_counts_the_warps_that_fetch(capsys: pytest.CaptureFixture[str]) -> None:
     """Of Hopper's kernel a warpgroup loads, and does not multiply."""
@@ -153,7 +154,7 @@ def test_explain_counts_the_warps_that_fetch(capsys: pytest.CaptureFixture[str])
     assert found and int(found[1]) == 32 * int(found[2]) > 128
 
 
-@pytest.mark.kin(3)
+@pytest.mark.kin(4)
 @pytest.mark.compile
 def test_explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ptx, sass = tmp_path / "k.ptx", tmp_path / "k.sass"
@@ -174,14 +175,14 @@ def test_explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "mma.sync" in ptx.read_text() and "HMMA" in sass.read_text()
 
 
-@pytest.mark.kin(3)
+@pytest.mark.kin(4)
 @pytest.mark.compile
 def test_explain_of_a_stack_says_how_many_launches(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--m", "64", "--n", "64", "--k", "32", "--batch", "6", "--a-dtype", "float32", "--block", "32x32x32"]) == 0
     assert "6 in one launch, 24 tiles" in capsys.readouterr().out
 
 
-@pytest.mark.kin(3)
+@pytest.mark.kin(4)
 def test_explain_says_how_many_blocks_share_k(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--m", "64", "--n", "64", "--k", "9000", "--a-dtype", "float32"]) == 0
     assert rows(capsys.readouterr().out)["shared K"] == ["66 blocks, by way of a workspace, for each, 5 steps or fewer a block"]

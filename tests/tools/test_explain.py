@@ -69,15 +69,8 @@ def check_alone(text: str) -> None:
     assert not re.search(r"https?:|@import|fetch\(|XMLHttpRequest|import\(|url\((?!#)", text)
 
 
-def no_assembler(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(*given: object) -> None:
-        raise AssemblerError("no ptxas is here")
-
-    monkeypatch.setattr(ahead, "assemble", none)
-
-
-def test_a_page_without_a_toolkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    no_assembler(monkeypatch)
+@pytest.mark.usefixtures("no_assembler")
+def test_a_page_without_a_toolkit(tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     assert main(["explain", "--m", "64", "--n", "64", "--k", "64", "--html", str(file)]) == 0
     text = file.read_text(encoding="utf-8")
@@ -101,16 +94,16 @@ def test_a_page_without_a_disassembler(replaced: Seeded) -> None:
     assert "this one is singlestage" in text
 
 
-def subject_of(monkeypatch: pytest.MonkeyPatch, m: int, n: int, k: int) -> Any:
-    no_assembler(monkeypatch)
+def subject_of(m: int, n: int, k: int) -> Any:
     return of_call(np.empty((m, k), np.float16), np.empty((k, n), np.float16), device=H100)
 
 
+@pytest.mark.usefixtures("no_assembler")
 @pytest.mark.parametrize("sizes, bound, tried", [
     ((64, 64, 512), "global memory", "of 132 multiprocessors have a tile"), ((8192, 8192, 8192), "the tensor cores, float16", "gemmkit.tune"),
     ((8192, 8192, 32), "global memory", "to fuse"), ((512, 512, 512), "global memory", "several products in one launch")])
-def test_three_lines_say_what_matters(sizes: tuple[int, int, int], bound: str, tried: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = subject_of(monkeypatch, *sizes)
+def test_three_lines_say_what_matters(sizes: tuple[int, int, int], bound: str, tried: str) -> None:
+    subject = subject_of(*sizes)
     cells = re.findall("<td>(.*?)</td>", summary(subject))
     assert cells[::2] == ["Bound by", "Share of the roof", "To try"]
     assert cells[1].startswith(bound) and "ridge" in cells[1] and "TFLOP/s" in cells[3] and tried in cells[5]
@@ -118,8 +111,9 @@ def test_three_lines_say_what_matters(sizes: tuple[int, int, int], bound: str, t
     assert not isinstance(found, str) and found.share is not None and cells[3].startswith(found.share)
 
 
+@pytest.mark.usefixtures("no_assembler")
 def test_what_is_not_known_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = subject_of(monkeypatch, 256, 256, 256)
+    subject = subject_of(256, 256, 256)
     monkeypatch.setattr(figures, "MEMORY", {})
     cells = re.findall("<td>(.*?)</td>", summary(subject))
     assert "rates of" in cells[1] and cells[3] == "not known" and cells[5]
@@ -140,15 +134,17 @@ def labels_cut_off(text: str, each: float = 0.6) -> list[str]:
     return found
 
 
-def test_no_label_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = page(subject_of(monkeypatch, 512, 512, 512))
+@pytest.mark.usefixtures("no_assembler")
+def test_no_label_is_cut_off() -> None:
+    text = page(subject_of(512, 512, 512))
     assert re.search("B [0-9]+ x [0-9]+", text) and labels_cut_off(text) == []
     assert labels_cut_off('<svg viewBox="0 0 20 9"><text x="0" y="1">B 128 x 32</text></svg>') == ["B 128 x 32"]
 
 
-def test_colours_have_a_legend(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("no_assembler")
+def test_colours_have_a_legend() -> None:
     """Waves by their tiles, lanes by their numbers, stages; and a rectangle of a fragment says how many columns it is."""
-    text = page(subject_of(monkeypatch, 2048, 2048, 256))
+    text = page(subject_of(2048, 2048, 256))
     for key in ("wave 1: tiles 0 to ", "lane 0", "lane 28", "stage 0"):
         assert f"</span>{key}" in text
     assert "A rectangle is 2 neighbouring columns; its number is the thread" in text
@@ -160,8 +156,8 @@ def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "there is no folder" in capsys.readouterr().err
 
 
-def test_the_numbers_of_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    no_assembler(monkeypatch)
+@pytest.mark.usefixtures("no_assembler")
+def test_the_numbers_of_a_page() -> None:
     x = np.zeros((64, 64), np.float16)
     subject = of_call(x, x, None, mapping("one", WGMMAOp(64)), device=H100)
     assert not isinstance(subject.run, str)
@@ -172,8 +168,8 @@ def test_the_numbers_of_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
         assert f"<td>{row.operand}</td><td>core matrices (wgmma)</td>{cells}" in text
 
 
-def test_explain_is_of_the_plan_that_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    no_assembler(monkeypatch)
+@pytest.mark.usefixtures("no_assembler")
+def test_explain_is_of_the_plan_that_runs(tmp_path: Path) -> None:
     a, b = np.empty((128, 64), np.float16), np.empty((64, 256), np.float16)
     said = gk.explain(a, b)
     with gk.emulate(mapping="device"):
@@ -208,10 +204,10 @@ WIDER = """[...document.querySelectorAll("body *")].filter(e => e.getBoundingCli
   && !e.closest(".wide, pre, #tip") && !e.parentElement.closest("table")).map(e => e.tagName + " " + e.textContent.slice(0, 40))"""
 
 
+@pytest.mark.usefixtures("no_assembler")
 @pytest.mark.skipif(not any(map(shutil.which, NAMES)), reason="no Chromium is installed")
-def test_a_page_in_a_browser(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_page_in_a_browser(tmp_path: Path) -> None:
     """Nothing is asked for, no script raises, and the pointer tells what is under it."""
-    no_assembler(monkeypatch)
     x = np.zeros((64, 64), np.float16)
     file = tmp_path / "report.html"
     file.write_text(page(of_call(x, x, None, mapping("one", WGMMAOp(64)), device=H100)), encoding="utf-8")
