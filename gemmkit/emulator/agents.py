@@ -113,6 +113,8 @@ class Agent:
             if first >= 0:
                 raise self._fault(errors.UninitialisedRead, "read", memory, address, nbytes,
                                   f"of which nothing has written byte {first - low}")
+        if memory.constant and self.pages.__class__ is dict:   # else the thread must wait for the kernel before
+            return memory.data[low:low + nbytes].copy()
         pages = memory.pages
         conflict = shadow.note(self.pages if pages is None else pages, self, address, nbytes, False)
         if conflict is not None:

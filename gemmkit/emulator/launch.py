@@ -12,6 +12,7 @@ import numpy as np
 
 from gemmkit.components import Component, arrays_of, field_values, with_fields
 from gemmkit.emulator import machine
+from gemmkit.emulator.agents import running
 from gemmkit.emulator.copies import EmulatedTensorMap
 from gemmkit.emulator.errors import EmulatorError, Launched
 from gemmkit.emulator.user_code import arguments, kernel_code
@@ -167,6 +168,16 @@ class Arena:
             self._memories[kind, readonly] = found
         return found
 
+    def note_constants(self) -> None:
+        """Tell which memories nothing writes in the launch that follows: read-only ones that have no byte of another one. (A
+        stream beside the launch may write anywhere.)"""
+        memories = self._memories.values()
+        written = [(memory.base, memory.base + memory.size) for memory in memories if not memory.readonly]
+        alone = running.get() is None
+        for memory in memories:
+            low, high = memory.base, memory.base + memory.size
+            memory.constant = alone and memory.readonly and all(end <= low or first >= high for first, end in written)
+
     def view(self, array: Any, name: str, unit: int | None, align: int, **how: Any) -> View:
         array = on_host(array)
         return View(array, self.memory(array, name, **how), unit, align)
@@ -234,6 +245,7 @@ def run(made: Any, arrays: Any, seed: int | None = None) -> None:
     source.check(made.spec)
     try:
         for kernel, given in made.emulated(arrays, arena):
+            arena.note_constants()
             with np.errstate(all="ignore"):                   # integers wrap and floats overflow, as on the device
                 machine.launch(kernel_code(kernel.kernel), arguments(given, arena.originals), grid=(kernel.blocks, 1, 1),
                                block=(kernel.threads, 1, 1), cluster=(kernel.cluster, 1, 1),

@@ -367,9 +367,10 @@ class Memory:
         pages: the access history of shared memory. None for arrays: theirs belongs to the launch and goes by
             absolute address, so that two memories over the same bytes share it.
         clocks: those of counters, by their addresses (`gemmkit.emulator.barriers`).
+        constant: nothing writes these bytes while the launch runs, so that nobody's reads of them are entered anywhere.
     """
 
-    __slots__ = ("base", "bytes", "clocks", "data", "name", "pages", "readonly", "size", "valid", "written")
+    __slots__ = ("base", "bytes", "clocks", "constant", "data", "name", "pages", "readonly", "size", "valid", "written")
 
     def __init__(self, name: str, base: int, data: npt.NDArray[np.uint8], *, readonly: bool = False,
                  valid: bytearray | None = None, written: bytearray | None = None,
@@ -378,6 +379,7 @@ class Memory:
         self.data, self.bytes = data, memoryview(data)  # type: ignore[arg-type]
         self.readonly, self.valid, self.written, self.pages = readonly, valid, written, pages
         self.clocks: dict[int, Clock] = {}
+        self.constant = False
 
     @classmethod
     def for_array(cls, array: npt.NDArray[Any], name: str, readonly: bool = False,

@@ -57,6 +57,11 @@ def places(*modes: tuple[int, tuple[int, int]]) -> Shape:
     return Shape.of_modes([[(extent, Step(step)) for extent, step in modes]])
 
 
+def in_threads(values: np.ndarray, count: int) -> list[tuple]:
+    """Values in threads' fragments of ``count``, one thread's behind another's."""
+    return list(zip(*[iter(values)] * count))
+
+
 @dataclass(frozen=True)
 class FragmentMap(Component):
     """(thread, value) -> (row, column) of a ``rows`` x ``columns`` operand: the sum of two `places`."""
@@ -101,16 +106,24 @@ class FragmentMap(Component):
         rows, columns = (np.add.outer(*parts) for parts in zip(self._of_threads, self._of_values))
         return rows, columns
 
+    @cached_property
+    def _places(self) -> np.ndarray:
+        """Of all threads' values, one thread's behind another's, the places in the matrix, which has a value at each."""
+        rows, columns = self.indices
+        return (rows * self.columns + columns).reshape(-1)
+
+    @cached_property
+    def _holders(self) -> np.ndarray:
+        """Of each place in the matrix, which of all threads' values lies there."""
+        return np.argsort(self._places)
+
     def gather(self, fragments: list) -> np.ndarray:
         """The matrix that the threads' fragments make up, in float64 (or the integers' own type)."""
-        values = np.asarray(fragments)
-        out = np.zeros((self.rows, self.columns), values.dtype)
-        out[self.indices] = values
-        return out
+        return np.asarray(fragments).reshape(-1)[self._holders].reshape(self.rows, self.columns)
 
     def scatter(self, matrix: np.ndarray) -> list[tuple]:
         """The threads' fragments of a matrix."""
-        return [tuple(row) for row in matrix[self.indices]]
+        return in_threads(matrix.reshape(-1)[self._places], self.values)
 
     def table(self, rows: int | None = None) -> str:
         """Who holds each element, as text: ``T5.1`` is value 1 of thread 5."""
@@ -462,13 +475,11 @@ def _ldmatrix_typer(context: TypingContext, pointer: types.Type, base: types.Typ
 
 def distribute(rows: list[np.ndarray], matrices: int, trans: bool) -> list[tuple]:
     """From the rows that the 32 lanes addressed to the 32 fragments."""
-    out: list[tuple] = [()] * 32
-    for m in range(matrices):
-        matrix = np.stack(rows[8 * m:8 * m + 8])
-        parts = ROWS_8X8.scatter(matrix.T) if trans else [tuple(part) for part in matrix.reshape(32, -1)]
-        for lane, part in enumerate(parts):
-            out[lane] += part
-    return out
+    there = np.stack(rows[:8 * matrices]).reshape(matrices, 8, -1)
+    if trans:
+        there = there.swapaxes(1, 2)
+    parts = there.reshape(matrices, 32, -1).swapaxes(0, 1)             # lane t has a quarter of row t // 4
+    return in_threads(parts.reshape(-1), matrices * parts.shape[2])
 
 
 @atom(_ldmatrix_typer)
