@@ -21,6 +21,7 @@ import sys
 import textwrap
 import tokenize
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -75,20 +76,32 @@ def of_commit(revision: str) -> Sources:
     return {name: git("show", f"{revision}:{name}") for name in names if name.endswith(".py")}
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
+@cache
+def nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
+    """All of a file: a dozen figures go through them, and to find them takes longer than to look at them."""
+    return tuple(ast.walk(tree))
+
+
 def classes(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
     """The files that define a public class of each name."""
     found: dict[str, set[str]] = {}
     for path, tree in trees.items():
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, set()).add(path)
     return found
 
 
+@cache
 def banned(source: str) -> list[str]:
     """The names of a file that the budget bans: within f-strings and comments too where they stand alone."""
     found = {token.string for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type == tokenize.NAME}
-    found |= {part for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)
+    found |= {part for node in nodes(parsed(source)) if isinstance(node, ast.ImportFrom)
               for part in (node.module or "").split(".")}
     return sorted(found & set(BUDGET["banned"]))
 
@@ -105,14 +118,14 @@ def limits() -> dict[str, int]:
 
 def figures(sources: Sources) -> dict[str, int]:
     """What is counted, by its name."""
-    trees = {path: ast.parse(text) for path, text in sources.items()}
+    trees = {path: parsed(text) for path, text in sources.items()}
     graph = imports(trees)
     groups = cycles(graph)
     kernels = [tree for path, tree in trees.items() if path.startswith("gemmkit/kernels/")]
     lines = {path: text.count("\n") for path, text in sources.items()}
-    functions = [node for tree in kernels for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    functions = [node for tree in kernels for node in nodes(tree) if isinstance(node, ast.FunctionDef)]
     parameters = [len(parameters_of(function)) for function in functions]
-    calls = [node.func.id for tree in kernels for node in ast.walk(tree)
+    calls = [node.func.id for tree in kernels for node in nodes(tree)
              if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     return {
         "entries": len({path.split("/")[1] for path in sources if path.count("/") == 1 or path.endswith("/__init__.py")}),
@@ -159,7 +172,7 @@ def upwards(graph: Mapping[str, Collection[str]]) -> list[tuple[str, str]]:
 
 def _binds(tree: ast.Module) -> int:
     """Whether a file has kernels of its own bound: it calls a `Launchable`'s ``bind()``, and no `Launch` does it."""
-    bound = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    bound = [node for node in nodes(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
              and node.func.attr == "bind" and not node.args and not node.keywords]
     return int(bool(bound))
 
@@ -167,7 +180,7 @@ def _binds(tree: ast.Module) -> int:
 def _compiles_again(tree: ast.Module) -> int:
     """Handlers of `CodeChanged`."""
     return sum(isinstance(node, ast.ExceptHandler) and node.type is not None and "CodeChanged" in ast.unparse(node.type)
-               for node in ast.walk(tree))
+               for node in nodes(tree))
 
 
 CHOOSERS = re.compile(r"_?(choice|choos\w*|chosen\w*|mapping|\w*mapping_of\w*|best_\w+|dealt|allocate)$")
@@ -183,7 +196,7 @@ def _may_choose(path: str) -> bool:
 def _choosers(tree: ast.Module) -> int:
     """Functions that are called as if they chose, and ask no `choose`; and those that go on to another mapping where one is
     refused."""
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
+    functions = [node for node in nodes(tree) if isinstance(node, ast.FunctionDef)
                  and not any(isinstance(one, ast.Name) and one.id.endswith("property") for one in node.decorator_list)]
     return sum((CHOOSERS.match(node.name) is not None and not _asks(node)) or _goes_on(node) for node in functions)
 
@@ -215,13 +228,13 @@ def parameters_of(function: ast.FunctionDef) -> list[str]:
 def untyped(trees: Mapping[str, ast.Module]) -> dict[str, int]:
     """How many parameters of each file's functions are annotated ``Any``, which says nothing of them."""
     return {path: sum(isinstance(node, ast.arg) and isinstance(node.annotation, ast.Name) and node.annotation.id == "Any"
-                      for node in ast.walk(tree)) for path, tree in trees.items()}
+                      for node in nodes(tree)) for path, tree in trees.items()}
 
 
 def long_lists(sources: Sources) -> list[str]:
     """The functions in kernels that have many parameters, and these."""
     return [f"{path}:{node.lineno} {node.name}({', '.join(parameters_of(node))})"
-            for path, text in sources.items() if path.startswith("gemmkit/kernels/") for node in ast.walk(ast.parse(text))
+            for path, text in sources.items() if path.startswith("gemmkit/kernels/") for node in nodes(parsed(text))
             if isinstance(node, ast.FunctionDef) and len(parameters_of(node)) >= MANY_PARAMETERS]
 
 
@@ -242,7 +255,7 @@ def imports(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
     files = {_module(path): path for path in trees}
     out: dict[str, set[str]] = {}
     for path, tree in trees.items():
-        statements = ast.walk(tree) if PurePosixPath(path).name == "__init__.py" else _statements(tree.body)
+        statements = nodes(tree) if PurePosixPath(path).name == "__init__.py" else _statements(tree.body)
         names = {name for node in statements for name in _imported(node, path, files)}
         out[path] = {files[name] for name in names if name in files} - {path}
     return out
@@ -381,10 +394,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{name:58s}" + "".join(f"{'-' if n is None else format(n, ','):>10s}" for n in numbers)
               + "  over" * (name in over))
     if given.cycles:
-        for group in cycles(imports({path: ast.parse(text) for path, text in now.items()})):
+        for group in cycles(imports({path: parsed(text) for path, text in now.items()})):
             print(" <-> ".join(group))
     if given.upwards:
-        for path, other in upwards(imports({path: ast.parse(text) for path, text in now.items()})):
+        for path, other in upwards(imports({path: parsed(text) for path, text in now.items()})):
             print(f"{path} ({room_of(path)}) imports {other} ({room_of(other)})")
     if given.parameters:
         print(*long_lists(now), sep="\n")

@@ -257,12 +257,14 @@ class PendingCopies:
 def start(thread: Thread, offset: int, memory: Memory, address: int | None, nbytes: int, there: int | None = None) -> None:
     """Starts a copy to `offset` of shared memory; zeros where there is no `address`, and behind the first bytes that are
     `there` (None: all are)."""
-    data: Bytes = np.zeros(nbytes, np.uint8)
-    if address is not None:
-        count = nbytes if there is None else there
-        data[:count] = thread.read(memory, address, count, None if there is None else nbytes)
+    if address is not None and there is None:
+        data = thread.read(memory, address, nbytes)
+    else:
+        data = np.zeros(nbytes, np.uint8)
+        if address is not None and there is not None:
+            data[:there] = thread.read(memory, address, there, nbytes)
     shared = thread.block.shared
-    thread.write(shared, offset, np.full(nbytes, 0xFF, np.uint8))
+    thread.write(shared, offset, b"\xff" * nbytes)
     if shared.valid is None:
         shared.valid = bytearray(b"\x01") * shared.size
     shared.valid[offset:offset + nbytes] = bytes(nbytes)

@@ -261,6 +261,7 @@ def test_the_limits_kernel_computes_what_is_expected_of_it() -> None:
     assert (out == limit.BOUND).all()  # the greater of the two, and too large to add 1 to
 
 
+@pytest.mark.usefixtures("quick_collections")
 def test_a_call_of_the_limits_kernel_keeps_its_arrays(monkeypatch: pytest.MonkeyPatch, replaced: Seeded) -> None:
     """Memory that was given back is another array's by the time of the launch: the chains would begin at whatever it has."""
     loaded = mock.Mock()

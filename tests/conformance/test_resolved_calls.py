@@ -16,7 +16,7 @@ from tests.resolved_calls.resolve import refusals
 COUNT, PART = int(os.environ.get("GEMMKIT_RESOLVED_CALLS", 300)), 50
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("first", range(0, COUNT, PART))
 def test_a_legal_call_finds_a_kernel(first: int) -> None:
     went, found = refusals(5, range(first, min(first + PART, COUNT)))

@@ -23,7 +23,7 @@ SOURCES = {path: text for path, text in house.of_tree().items() if path.startswi
 @pytest.fixture(scope="module")
 def trees() -> Mapping[str, ast.Module]:
     """All files, parsed once."""
-    return {path: ast.parse(text) for path, text in SOURCES.items()}
+    return {path: house.parsed(text) for path, text in SOURCES.items()}
 
 
 @pytest.fixture(scope="module")

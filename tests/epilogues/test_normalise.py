@@ -367,6 +367,7 @@ def test_hoppers_kernel_spills_nothing_and_waits_as_the_plain_product(kind: str,
 @pytest.mark.parametrize(("N", "tile", "schedule", "blocks"), [(1024, (128, 256), "cooperative", 4), (2048, (128, 256), "cooperative", 8),
                                                                (512, (64, 256), "pingpong", 2), (512, (128, 128), "pingpong", 4)])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.kin(5)
 def test_a_cluster_exchanges_states_of_its_rows(kind: str, N: int, tile: tuple[int, int], schedule: str, blocks: int) -> None:
     """Nothing spills, nothing waits for the memory of the whole GPU but where the cluster meets, there is no second pass, and the
     multiplication waits as that of the plain product of the same mapping."""

@@ -222,7 +222,7 @@ def test_routes(machine: Any, rng: np.random.Generator, how: str) -> None:
 @on_machines
 def test_stacks_that_tma_does_not_take(machine: Any, rng: np.random.Generator) -> None:
     """Matrices an odd distance apart, rows of odd length, and stacks of too many dimensions: threads move them."""
-    conf = mapping("two", d=RowMajor(F16))
+    conf = mapping("one", d=RowMajor(F16))
     flat = machine.array(whole(rng, (3, 72 * 72 + 3), F16))
     a = flat[:, :72 * 72].reshape(3, 72, 72) if not machine.emulated else np.lib.stride_tricks.as_strided(
         flat, (3, 72, 72), (2 * (72 * 72 + 3), 144, 2))

@@ -574,8 +574,8 @@ def test_stacks(machine: Any, kind: str, rng: np.random.Generator, grids: list[A
     """In one launch: broadcast, spread, transposed; matrices an odd distance apart are copied as far as they allow it."""
     operator = KINDS[kind]
     conf = mapping_multistage(operator)
-    a, b = operands_multistage(rng, operator, 3 * 19, 21, 37)
-    a, b = a.reshape(3, 19, 37), np.stack([b, 2 * b]).reshape(2, 1, 37, 21)
+    a, b = operands_multistage(rng, operator, 2 * 19, 21, 37)
+    a, b = a.reshape(2, 19, 37), np.stack([b, 2 * b]).reshape(2, 1, 37, 21)
     wide = a.astype("c16" if a.dtype.kind == "c" else "f8") @ b
     out = machine.array(poison(wide.shape, conf.global_d_layout.dtype))
     with machine.session():

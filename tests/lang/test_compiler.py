@@ -109,6 +109,7 @@ assert scipy.linalg.det([[2.0]]) == 2.0
 
 
 @pytest.mark.compile
+@pytest.mark.kin(3)
 def test_scipy_is_not_loaded_and_can_be() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -317,6 +318,7 @@ assert "libnvrtc.so" not in open("/proc/self/maps").read()
 
 @pytest.mark.compile
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.kin(3)
 def test_a_first_call_neither_collects_while_it_loads_nor_loads_nvrtc() -> None:
     assert deferred._State.loaded
     subprocess.run([sys.executable, "-c", PROGRAM], check=True)
@@ -369,6 +371,7 @@ assert fingerprint._outsides is kept
 """
 
 
+@pytest.mark.kin(3)
 def test_what_was_read_is_kept_when_numba_is_loaded() -> None:
     subprocess.run([sys.executable, "-c", PROGRAM_CALLS], check=True)
 

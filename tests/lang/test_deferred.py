@@ -25,6 +25,7 @@ def run(program: str) -> str:
     return subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.kin(2)
 def test_no_stand_in_is_left() -> None:
     """One in a closure, a default or a class would be unequal to what it stands for."""
     text = run("""
@@ -43,6 +44,7 @@ def test_no_stand_in_is_left() -> None:
     assert text == "True []\n"
 
 
+@pytest.mark.kin(2)
 def test_a_use_loads_and_is_the_real_thing() -> None:
     text = run("""
         import sys
@@ -64,6 +66,7 @@ def test_a_use_loads_and_is_the_real_thing() -> None:
     assert text == ""
 
 
+@pytest.mark.kin(2)
 def test_threads_wait_for_the_one_that_loads() -> None:
     text = run("""
         import sys, threading
@@ -128,6 +131,7 @@ READINGS = """
 """
 
 
+@pytest.mark.kin(2)
 def test_readings_are_the_same_before_and_after() -> None:
     """A kernel's key is made before Numba is loaded, or after: it is one key, and what was read still holds."""
     before = run(READINGS + "    first = texts(); later.load(); assert packages_stand() and texts() == first; print(first)")
@@ -358,6 +362,7 @@ def test_an_import_loads_no_more_than_names() -> None:
     assert len(done.stdout.split()) <= IMPORTED, done.stdout
 
 
+@pytest.mark.kin(2)
 def test_without_compiling_nothing_heavy_is_loaded() -> None:
     assert loaded("import gemmkit", COMPONENTS, EMULATED) == [set()] * 3
 
@@ -365,6 +370,7 @@ def test_without_compiling_nothing_heavy_is_loaded() -> None:
 @pytest.mark.sample(3)
 @pytest.mark.compile
 @pytest.mark.parametrize("program", [COMPILED, ASKED, OWN], ids=["compiled", "types first", "a function of the user's, in the emulator"])
+@pytest.mark.kin(2)
 def test_compiling_loads_the_compiler(program: str) -> None:
     """The names above are those of the packages that a compiler is. The emulator asks it about functions of the user's."""
     (found,) = loaded(program)

@@ -72,7 +72,7 @@ def test_with_transforms_and_an_epilogue(machine: Any, family: str) -> None:
 
 
 @pytest.mark.kin(3)
-@pytest.mark.sample(10)
+@pytest.mark.sample(10, at=9)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8"])
 @pytest.mark.parametrize("shape", [(1, 1, (1, 1)), (33, 17, (16, 32)), (7, 65, (31, 2, 5)), (3, 4, (0, 0)), (0, 5, (2, 3))], ids=str)
@@ -358,6 +358,7 @@ def test_joined_along_k(name: str, boundary: int) -> None:
 @pytest.mark.parametrize("name", MAPPINGS)
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize(("count", "f"), [(2, gated), (4, gates)])
+@pytest.mark.kin(2)
 def test_braids(name: str, order: str, count: int, f: Any) -> None:
     """As many loads as a plain operand's: the part is chosen in front of them."""
     b = gk.layouts.InterleavedColumns(*(zeros(name, SIZE, SIZE // count, order) for _ in range(count)))
@@ -409,7 +410,7 @@ def test_folded(family: str, count: int, shape: tuple[int, int, int], order: str
 
 
 @pytest.mark.compile
-@pytest.mark.kin(4)
+@pytest.mark.kin(2)
 def test_parts_of_different_orders_and_stacks() -> None:
     rng = np.random.default_rng(3)
     x, h, w = whole(rng, (2, 21, 20), "f4"), whole(rng, (2, 13, 21), "f4").swapaxes(1, 2), whole(rng, (33, 9), "f4")

@@ -93,6 +93,7 @@ CASES: dict[str, tuple[Any, list[Any], gk.Mapping, dict[str, Any], int, int, int
 @pytest.mark.compile
 @pytest.mark.sample(9)
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.kin(2)
 def test_machine_code(name: str) -> None:
     program, arrays, mapping, components, groups, products, most, by_tma = CASES[name]
     (plan,) = recorded(lambda: program(*arrays, mapping=mapping, **components), H100, zeros=False)
@@ -206,6 +207,7 @@ def rounds_of(launch: Any) -> list[list[str]]:
 @pytest.mark.compile
 @pytest.mark.sample(15)
 @pytest.mark.parametrize("name", CASES_CHAINS)
+@pytest.mark.kin(2)
 def test_machine_code_of_chains(name: str) -> None:
     program, arrays, mapping, components, most = CASES_CHAINS[name]
     (plan,) = recorded(lambda: program(*arrays, mapping=mapping, **components), H100, zeros=False)
@@ -241,6 +243,7 @@ def test_shares_have_the_rounds_of_whole_tiles(splits: int, d: int, components: 
 @pytest.mark.compile
 @pytest.mark.sample(15)
 @pytest.mark.parametrize("d, sums", [(128, 64), (256, 128)])
+@pytest.mark.kin(3)
 def test_lazy_rounds_leave_multiplications_out(d: int, sums: int) -> None:
     """The branch is one for the warp, by a vote, and jumps over all that rescales."""
     (plan,) = recorded(lambda: listing.attention(*heads(d), mapping=gk.Mapping(lazy=True), **SCALED), H100, zeros=False)
@@ -254,6 +257,7 @@ def test_lazy_rounds_leave_multiplications_out(d: int, sums: int) -> None:
 
 @pytest.mark.compile
 @pytest.mark.sample(15)
+@pytest.mark.kin(3)
 def test_clusters_spill_at_the_ends_of_tiles_alone() -> None:
     """Of tiles that go there and back under a mask a register has no room: it is stored and loaded once a tile."""
     (plan,) = recorded(lambda: listing.attention(*heads(128), mapping=gk.Mapping(cluster={"m": 2}), visible=chains.causal, **SCALED),
@@ -265,6 +269,7 @@ def test_clusters_spill_at_the_ends_of_tiles_alone() -> None:
 @pytest.mark.compile
 @pytest.mark.sample(15)
 @pytest.mark.parametrize("d, mapping", [(128, {}), (128, dict(turns=True)), (64, dict(warpgroups=3)), (256, {})], ids=str)
+@pytest.mark.kin(3)
 def test_anchors_keep_exponentials_before_the_wait(d: int, mapping: dict[str, Any]) -> None:
     """Without one the assembler moves the wait for the second product before them; with it all are before."""
     found = []
@@ -336,6 +341,7 @@ CASES_MULTISTAGE: dict[str, tuple[tuple[Any, list[Any], dict[str, Any], dict[str
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("device", [A100, RTX], ids=lambda device: device.arch_name)
 @pytest.mark.parametrize("name", CASES_MULTISTAGE)
+@pytest.mark.kin(2)
 def test_machine_code_without_wgmma(name: str, device: Any) -> None:
     (program, arrays, mapping, components), wanted = CASES_MULTISTAGE[name]
     made = recorded(lambda: program(*arrays, mapping=gk.Mapping(**mapping), **components), device, zeros=False)
@@ -407,6 +413,7 @@ def empty(*shape: int, dtype: Any = F16_ROWS) -> np.ndarray:
 @pytest.mark.sample(15)
 @pytest.mark.parametrize("shape", [(5, 1), (3, 31), (6, 96), (1, 1100), (2, 4608)], ids=str)
 @pytest.mark.parametrize("dtype", [F16_ROWS, BF16_ROWS, F32_ROWS], ids=str)
+@pytest.mark.kin(4)
 def test_what_was_compiled_computes(dtype: Any, shape: tuple[int, int], rng: np.random.Generator) -> None:
     m, n = shape
 
@@ -426,6 +433,7 @@ def test_what_was_compiled_computes(dtype: Any, shape: tuple[int, int], rng: np.
 @pytest.mark.compile
 @pytest.mark.sample(20)
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.kin(4)
 def test_drawn(seed: int) -> None:
     program, arrays, more = listing_of_rows.drawn_rows(seed)
     computed(program, *arrays, ulps=2000, **more)
@@ -450,6 +458,7 @@ CASES_ROWS: dict[str, Any] = {
 @pytest.mark.sample(27)
 @pytest.mark.parametrize("columns", [768, 1024, 4096, 16384, 32768, 65536])
 @pytest.mark.parametrize("name", CASES_ROWS)
+@pytest.mark.kin(2)
 def test_machine_code_of_rows(name: str, columns: int) -> None:
     program, arrays, more, read = CASES_ROWS[name]
     plan = program.plan(*arrays(columns), **more)
@@ -519,6 +528,7 @@ CASES_BY_PTX: dict[str, tuple[Any, Any, gk.Mapping, dict[str, Any]]] = {
 @pytest.mark.sample(9)
 @pytest.mark.parametrize("device", [A100, RTX], ids=lambda device: device.arch_name)
 @pytest.mark.parametrize("name", CASES_BY_PTX)
+@pytest.mark.kin(4)
 def test_what_was_compiled_computes_by_ptx(name: str, device: Any) -> None:
     program, made, mapping, more = CASES_BY_PTX[name]
     computed_by_ptx(program, made(), mapping, device, **more)
@@ -528,6 +538,7 @@ def test_what_was_compiled_computes_by_ptx(name: str, device: Any) -> None:
 @pytest.mark.sample(40)
 @pytest.mark.parametrize("draw", [listing.drawn_case, chains.drawn_case, chains.drawn_lengths], ids=lambda draw: draw.__name__)
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.kin(4)
 def test_drawn_by_ptx(draw: Any, seed: int) -> None:
     program, arrays, mapping, more = draw(seed)
     try:

@@ -39,6 +39,7 @@ def check(program: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.kin(2)
 def test_components_of_users_are_emulated() -> None:
     check("""
         @dataclass(frozen=True)
@@ -98,6 +99,7 @@ PRODUCTS = {
 }
 
 
+@pytest.mark.kin(2)
 def test_kernels_are_emulated() -> None:
     """In one process: each starts one, and a process takes longer than a product."""
     check(f"""
@@ -152,6 +154,7 @@ def test_no_toolkit(replaced: Seeded, environment: Set) -> None:
         compile._nvvm()
 
 
+@pytest.mark.kin(2)
 def test_the_command_line() -> None:
     """`info` shows what there is, `explain` the mapping and then the way to a compiler; neither shows a traceback."""
     program = "import gemmkit.tools.cli\nraise SystemExit(gemmkit.tools.cli.main(sys.argv[1:]))"

@@ -248,6 +248,7 @@ def compiled(name: str, combed: str, arch: str) -> CompiledKernel:
 @pytest.mark.parametrize("arch", DEVICES)
 @pytest.mark.parametrize("combed", "ab")
 @pytest.mark.parametrize("name", TILES)
+@pytest.mark.kin(2)
 def test_the_shipped_mappings(name: str, combed: str, arch: str) -> None:
     """No spill; both operands by cp.async of 16 bytes, fragments by words and two permutations a pair, nothing by ldmatrix."""
     if TILES[name].nbytes > DEVICES[arch].shared_memory_per_block:

@@ -37,7 +37,7 @@ def test_every_type_in_every_order(machine: Any, kind: str, trans: str, rng: np.
     """Several tiles and rounds, none of them whole; and sizes of which copies are wide."""
     operator = KINDS[kind]
     m, n, k = operator.shape
-    for size in ((2 * m + 3, n + 5, 9 * k + 1), (2 * m + 16, n + 16, 6 * k + 16)):
+    for size in ((2 * m + 3, n + 5, 7 * k + 1), (2 * m + 16, n + 16, 4 * k + 16)):
         a, b = operands(rng, operator, *size)
         conf = mapping(operator, ORDERS[trans[0]], ORDERS[trans[1]], ORDERS[trans[0]])
         assert np.array_equal(product(machine, conf, a, b), expected(operator, a, b)), size
@@ -217,7 +217,7 @@ def test_every_type_in_every_order_on_sm75(kind: str, trans: str, rng: np.random
     operator = KINDS_SM75[kind]
     m, n, k = operator.shape
     conf = small(operator, ORDERS[trans[0]], ORDERS[trans[1]], ORDERS[trans[0]])
-    for size in ((2 * m + 3, n + 5, 9 * k + 1), (2 * m + 16, n + 16, 6 * k + 16)):
+    for size in ((2 * m + 3, n + 5, 7 * k + 1), (2 * m + 16, n + 16, 4 * k + 16)):
         a, b = operands(rng, operator, *size)
         with assumed(T4):
             assert np.array_equal(product(EMULATOR, conf, a, b), expected(operator, a, b)), size

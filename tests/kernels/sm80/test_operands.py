@@ -51,16 +51,16 @@ def parts(rng: np.random.Generator, rows: tuple[int, ...], columns: tuple[int, .
 def test_lines_are_copied_from_the_array_that_has_them(machine: Any, kind: str, order: str) -> None:
     """Extents that are no multiples of the tile's, so that some lie beyond an edge; boundaries that are none of the k-tile's."""
     rng, dtype = np.random.default_rng(0), OPERATORS[kind].fragment_a.dtype
-    x, w = parts(rng, (40,) * 3, (24, 8, 40), dtype, "C"), parts(rng, (24, 8, 40), (40,) * 3, dtype, order)
+    x, w = parts(rng, (20,) * 3, (24, 8, 40), dtype, "C"), parts(rng, (24, 8, 40), (40,) * 3, dtype, order)
     v = parts(rng, (72,) * 2, (24,) * 2, dtype, order)
     conf = config(kind, RowMajor if order == "C" else ColMajor)
     with machine.session():
         a, b = gk.layouts.Concat(*map(machine.array, x), axis=1), gk.layouts.Concat(*map(machine.array, w), axis=0)
         braid = gk.layouts.InterleavedColumns(*map(machine.array, v))
         joined, braided = gk.plan(a, b, conf=conf), gk.plan(a, braid, conf=conf, epilogue=Fold(lambda gate, up: gate - 2 * up))
-        out = machine.array(poison((40, 40), conf.global_d_layout.dtype))
+        out = machine.array(poison((20, 40), conf.global_d_layout.dtype))
         joined(a, b, out=out)
-        folded = machine.array(poison((40, 24), conf.global_d_layout.dtype))
+        folded = machine.array(poison((20, 24), conf.global_d_layout.dtype))
         braided(a, braid, out=folded)
     left = np.concatenate(x, 1).astype("f8")
     np.testing.assert_array_equal(machine.numpy(out), left @ np.concatenate(w).astype("f8"))

@@ -106,7 +106,7 @@ def test_semirings(machine: Any, splits: int, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.kin(5)
-@pytest.mark.sample(2)
+@pytest.mark.sample(2, at=0)
 @on_machines
 @pytest.mark.parametrize("splits", [3, 9])
 def test_complex_numbers(machine: Any, splits: int, rng: np.random.Generator) -> None:
