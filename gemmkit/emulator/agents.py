@@ -106,8 +106,12 @@ class Agent:
             AlignmentError, BoundsError, UninitialisedRead, RaceError, ProxyError: the faults of the kernel.
             ValueError: a size that no plain access has.
         """
-        address = as_index(address)
-        low = self._locate("read", memory, address, nbytes, alignment)
+        if address.__class__ is not int:
+            address = as_index(address)
+        low = address - memory.base
+        if (alignment is not None or memory.valid is not None or nbytes not in _PLAIN_SIZES or address % nbytes
+                or not 0 <= low <= memory.size - nbytes):      # else there is nothing to look at
+            low = self._locate("read", memory, address, nbytes, alignment)
         if memory.written is not None:
             first = memory.written.find(0, low, low + nbytes)
             if first >= 0:
@@ -132,9 +136,13 @@ class Agent:
             ReadOnlyError, AlignmentError, BoundsError, RaceError: the faults of the kernel.
             TypeError, ValueError: `data` is not bytes; a size that no plain access has.
         """
-        address = as_index(address)
+        if address.__class__ is not int:
+            address = as_index(address)
         nbytes = data.nbytes if data.__class__ is np.ndarray else len(data)
-        low = self._locate("write", memory, address, nbytes, alignment)
+        low = address - memory.base
+        if (alignment is not None or memory.valid is not None or nbytes not in _PLAIN_SIZES or address % nbytes
+                or not 0 <= low <= memory.size - nbytes):
+            low = self._locate("write", memory, address, nbytes, alignment)
         if memory.readonly:
             raise self._fault(errors.ReadOnlyError, "write", memory, address, nbytes, "which is read-only")
         pages = self.pages if memory.pages is None else memory.pages
@@ -164,9 +172,6 @@ class Agent:
     def _locate(self, kind: str, memory: Memory, address: int, nbytes: int, alignment: int | None) -> int:
         """Index of the access's first byte in `memory.data`, checked for size, alignment and bounds."""
         low = address - memory.base
-        if (alignment is None and nbytes in _PLAIN_SIZES and not address % nbytes and 0 <= low <= memory.size - nbytes
-                and memory.valid is None):
-            return low
         if alignment is None:
             if nbytes not in _PLAIN_SIZES:
                 raise ValueError(f"nbytes is {nbytes}; a plain access has 1, 2, 4, 8 or 16 bytes; "

@@ -149,7 +149,13 @@ class Scheduler:
 
     def _switch(self) -> None:
         if not self._stopped:
-            (self._next() if self._ready else self._hub).switch()
+            ready = self._ready
+            if not ready:
+                self._hub.switch()
+            elif self._random is None:
+                ready.popleft().fiber.switch()
+            else:
+                self._next().switch()
         if self._stopped:  # the launch has failed, and a `finally` of the kernel tried to wait once more
             raise GreenletExit
 
@@ -166,14 +172,14 @@ class Scheduler:
             thread = ready[choice]
             self._warp = thread.block, thread.warp
             ready.rotate(-choice)
-        return self._fibers[ready.popleft()]
+        return ready.popleft().fiber
 
     def _admit(self) -> bool:
         """Brings in the next cluster's blocks, if any is left."""
         blocks = next(self._clusters, ())
         for block in blocks:
             for thread in block.threads:
-                fiber = self._fibers[thread] = Fiber(self._run, self._hub, thread)
+                fiber = thread.fiber = self._fibers[thread] = Fiber(self._run, self._hub, thread)
                 fiber.switch()
             self.wake(block.threads)
             self._moved = True
@@ -206,6 +212,7 @@ class Scheduler:
             raise
         finally:
             del self._fibers[thread]
+            thread.fiber = None                            # which refers to the thread
             thread.block.leave()
 
     def _stop(self) -> None:
@@ -316,15 +323,15 @@ class Thread(Agent):
     Attributes:
         index: linear index in the block; thread_index: (x, y, z).
         lane: index in its warp of 32; warp: index of the warp.
-        block: its `Block`.
+        block: its `Block`; fiber: its greenlet, while it lives.
         stores: the copies to global memory that it has asked for, if it has.
         copies: the copies to shared memory that it has started, if it has (`gemmkit.emulator.copies`).
         register_fences, touched, touched_a: its calls of `wgmma_fence`, and how many there were when it could last touch
             accumulators, and registers of A (`gemmkit.emulator.tensor_cores`).
     """
 
-    __slots__ = ("_scheduler", "copies", "lane", "register_fences", "stores", "thread_index", "touched", "touched_a",
-                 "waits_for", "warp")
+    __slots__ = ("_scheduler", "copies", "fiber", "lane", "register_fences", "stores", "thread_index", "touched",
+                 "touched_a", "waits_for", "warp")
 
     def __init__(self, block: Block, index: int, seen: Vector, pages: memory.Pages,
                  scheduler: Scheduler) -> None:
@@ -334,6 +341,7 @@ class Thread(Agent):
         self.warp: int = index // WARP
         self.lane: int = index % WARP
         self.waits_for: Callable[[], str] | None = None
+        self.fiber: Any = None
         self.stores: Stores | None = None
         self.copies: PendingCopies | None = None
         self.register_fences = self.touched = self.touched_a = 0

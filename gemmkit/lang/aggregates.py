@@ -497,6 +497,8 @@ def convert(dtype: np.dtype, value: Any) -> Any:
         return value
     if dtype.names is not None or type(value) in (Record, tuple):
         return to_dtype(dtype, value)
+    if value.__class__ is int and value == 0:                # of what lies beyond an edge, and where sums begin
+        return dtype.type(0)
     if isinstance(value, _FLOATS) and dtype.char in "efd" and (
             1e-4 < abs(value) < 6e4 or value == 0 or abs(value) == np.inf or value != value):
         return dtype.type(value)

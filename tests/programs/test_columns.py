@@ -202,7 +202,7 @@ def test_a_barrier_that_is_not_there_is_found(which: int, seeded: Seeded, rng: n
             real(number, threads)
 
     seeded(module, "named_barrier", every_other)
-    arrays = wide(rng, 300, 72), wide(rng, 72, 140), nothing(300), nothing(140), nothing(140), nothing(300, 140)
+    arrays = wide(rng, 150, 72), wide(rng, 72, 140), nothing(150), nothing(140), nothing(140), nothing(150, 140)
     for x in arrays[2:5]:
         x[...] = 1.0
     found = 0

@@ -77,6 +77,7 @@ def in_a_list(a: Any, b: Any, most: Any, sums: Any) -> None:
         sums[m] = cells[1]
 
 
+@pytest.mark.kin(2)
 def test_cells_without_a_name() -> None:
     rng = np.random.default_rng(5)
     a, b = chains.half(rng, 70, 64) / F16(8), chains.half(rng, 130, 64)
@@ -117,6 +118,7 @@ def test_names() -> None:
         called_as_ranges.plan(*arrays, mapping=SPLIT)
 
 
+@pytest.mark.kin(2)
 def test_a_cell_that_is_normalised_in_every_round() -> None:
     """What a share has is its own sums' quotient: its factor is made of two other cells, merged and its own."""
     rng = np.random.default_rng(1)

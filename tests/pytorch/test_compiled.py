@@ -47,6 +47,7 @@ def trained(model: Any, parameters: Any, x: Any, y: Any, steps: int, after: Any 
     return losses
 
 
+@pytest.mark.kin(2)
 def test_a_model_compiles_without_a_break(in_the_emulator: None) -> None:
     ours, theirs = models("cpu", (3, 5, 4, 2))
     x, y = torch.randn(6, 3), torch.randn(6, 2)
@@ -57,6 +58,7 @@ def test_a_model_compiles_without_a_break(in_the_emulator: None) -> None:
     assert found == pytest.approx(trained(theirs, theirs.parameters(), x, y, 3), rel=1e-5)
 
 
+@pytest.mark.kin(2)
 def test_a_compiled_layers_bias(in_the_emulator: None) -> None:
     """Its gradient is an operator, once a layer, behind an activation; and is right where weights, or x, need none."""
     ours, theirs = models("cpu", (3, 5, 4, 2))

@@ -176,16 +176,16 @@ def test_explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.kin(4)
+def test_explain_says_how_many_blocks_share_k(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--m", "64", "--n", "64", "--k", "9000", "--a-dtype", "float32"]) == 0
+    assert rows(capsys.readouterr().out)["shared K"] == ["66 blocks, by way of a workspace, for each, 5 steps or fewer a block"]
+
+
+@pytest.mark.kin(4)
 @pytest.mark.compile
 def test_explain_of_a_stack_says_how_many_launches(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--m", "64", "--n", "64", "--k", "32", "--batch", "6", "--a-dtype", "float32", "--block", "32x32x32"]) == 0
     assert "6 in one launch, 24 tiles" in capsys.readouterr().out
-
-
-@pytest.mark.kin(4)
-def test_explain_says_how_many_blocks_share_k(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "--m", "64", "--n", "64", "--k", "9000", "--a-dtype", "float32"]) == 0
-    assert rows(capsys.readouterr().out)["shared K"] == ["66 blocks, by way of a workspace, for each, 5 steps or fewer a block"]
 
 
 @pytest.mark.parametrize(("arguments", "operator"), [

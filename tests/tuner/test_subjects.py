@@ -464,6 +464,7 @@ def test_bad_calls_of_programs(folder: Path) -> None:
 
 
 @pytest.mark.compile
+@pytest.mark.thorough
 def test_a_candidate_of_two_kernels_is_compiled(folder: Path, replaced: Seeded) -> None:
     """For real, beside one of a single kernel (those of products: test_search.py)."""
     process = Measured(lambda number: 90.0)

@@ -91,7 +91,7 @@ def count(kernel: CompiledKernel, opcode: str, *modifiers: str) -> int:
     return found
 
 
-@pytest.mark.kin(2)
+@pytest.mark.kin(3)
 @pytest.mark.sample(78)
 @pytest.mark.parametrize("arch", ARCHS, ids=str)
 @pytest.mark.parametrize("name", CONFIGS)
@@ -314,6 +314,7 @@ def without_waits(text: str) -> str:
                      for n, line in enumerate(lines))
 
 
+@pytest.mark.kin(3)
 def test_missing_waits_are_noticed() -> None:
     text = hex_listing(kernel("float64", 128, "nn", H100).assembled.cubin)
     code, _ = listing(text)
