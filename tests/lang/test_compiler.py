@@ -190,6 +190,7 @@ def test_a_walk_waits_until_as_much_was_made_as_is_alive(walks: list[str], repla
         assert len(walks) == walked
 
 
+@pytest.mark.usefixtures("quick_collections")
 def test_frozen_objects_stay_frozen(walks: list[str]) -> None:
     gc.collect()
     gc.freeze()
