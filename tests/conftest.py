@@ -186,6 +186,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.set_threshold(50_000, 20, 1000)
 
 
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Errors of finalisers, for which pytest walks five times through a million objects at the end, have been told by then."""
+    gc.freeze()
+
+
 # What a process cannot get over: after it every call of the driver fails.
 _STICKY = ("IllegalInstruction", "IllegalAddress", "MisalignedAddress", "LaunchFailure", "HardwareStackError",
            "ILLEGAL_INSTRUCTION", "ILLEGAL_ADDRESS", "MISALIGNED_ADDRESS", "LAUNCH_FAILED", "illegal memory access")

@@ -55,7 +55,7 @@ def faults(first: int, machine: Any = None) -> list[str]:
     return found
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("first", range(0, COUNT, PART))
 def test_a_program_is_right_or_refused(first: int) -> None:
     assert not (found := faults(first)), "\n\n".join(found)

@@ -26,7 +26,7 @@ every_level = pytest.mark.parametrize("level", ladder.LEVELS, ids=lambda level: 
 SHAPES = ((19, 37, 23), (256, 128, 24), (128, 256, 32), (128, 128, 224), (128, 256, 320), (256, 512, 320))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("level, shape", [*zip(ladder.LEVELS, SHAPES)], ids=str)
 def test_a_level_multiplies(level: ModuleType, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     if hasattr(level, "BLOCKS"):
@@ -86,7 +86,7 @@ def compiled(level: ModuleType) -> Any:
     return ptx, assemble(ptx, "sm_90a")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @every_level
 def test_a_level_is_the_code_that_it_describes(level: ModuleType) -> None:
     wanted, registers = INSTRUCTIONS[ladder.LEVELS.index(level) + 1]

@@ -121,6 +121,7 @@ class Taken(np.ndarray):
 
 @pytest.mark.parametrize("name", ["one", "pingpong", "one-2x1"])
 @pytest.mark.parametrize("own", [0, 1])
+@pytest.mark.sample(2)
 def test_two_ranks(name: str, own: int, rng: np.random.Generator) -> None:
     d, expected = of_two(mapping(name), 130, 72, own, rng)
     assert np.array_equal(d, expected)

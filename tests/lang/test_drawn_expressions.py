@@ -30,7 +30,7 @@ from tests.support.lang.error_bounds import NoBound, bounded
 from tests.support.lang.on_host import on_host
 from tests.support.lang.typing import result
 
-COUNT = int(os.environ.get("GEMMKIT_DRAWN_EXPRESSIONS", "200"))
+COUNT = int(os.environ.get("GEMMKIT_DRAWN_EXPRESSIONS", "100"))
 SEED = int(os.environ.get("GEMMKIT_DRAWN_SEED", "20261122"))
 BATCH = 25                                                    # of one function: Numba makes tuples of 30 at most
 TYPES = tuple(type_of_kind(kind) for kind in OPERANDS.values())

@@ -148,12 +148,19 @@ def process(script: str, *arguments: str, **environment: str) -> Any:
 def test_another_process_finds_the_kernel(tmp_path: Path) -> None:
     """With user-written components, other runtime values and another hash seed; and it does not even load Numba."""
     where = dict(GEMMKIT_CACHE_DIR=str(tmp_path), GEMMKIT_CACHE="1")
-    compiled, from_disk, _, size = process(SCRIPT, "1.0", **where, PYTHONHASHSEED="1")
+    compiled, from_disk, *_ = process(SCRIPT, "1.0", **where, PYTHONHASHSEED="1")
     assert (compiled, from_disk) == (1, False)
     assert process(SCRIPT, "2.0", **where, PYTHONHASHSEED="2")[:3] == [0, True, False]
+
+
+@pytest.mark.compile
+@pytest.mark.thorough
+def test_another_process_does_not_use_what_is_damaged(tmp_path: Path) -> None:
+    where = dict(GEMMKIT_CACHE_DIR=str(tmp_path), GEMMKIT_CACHE="1")
+    process(SCRIPT, "1.0", **where)
     (file,) = tmp_path.glob("*.kernel")
     content = bytearray(file.read_bytes())
-    content[-100] ^= 255                                             # damaged on disk: built anew, not used
+    content[-100] ^= 255
     file.write_bytes(content)
     assert process(SCRIPT, "1.0", **where)[:2] == [1, False]
 

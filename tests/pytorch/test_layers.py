@@ -65,7 +65,7 @@ def near(x: Any, y: Any) -> None:
 
 # -- calls that come again ------------------------------------------------------------------------------------------------
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(2, at=1)
 @pytest.mark.parametrize(("device", "dtype"), [("cpu", F32), *(pytest.param("cuda", dtype, marks=pytest.mark.gpu)
                                                                for dtype in (BF16, F32, F64))], indirect=["device"])
 @pytest.mark.parametrize(("activation", "bias"), [("gelu", True), (None, True), ("gelu", False), (None, False)])
