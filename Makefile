@@ -2,8 +2,8 @@
 # that needs it makes the environment in .venv and installs gemmkit there.
 #
 #   make demo                          the examples, on real data; in the emulator where there is no GPU
-#   make test [PYTEST_ARGS=...]        tests that need no GPU: of those with many cases, a sample (10 to
-#                                      20 minutes on two cores, 20 on a virtual AMD EPYC)
+#   make test [PYTEST_ARGS=...]        tests that need no GPU: of those with many cases, a sample (5 to 10
+#                                      minutes on two cores)
 #   make test-all [PYTEST_ARGS=...]    all of them, and all that is drawn: edited programs, programs, expressions, bad calls,
 #                                      seeded faults, compiled kernels (hours on two cores)
 #   make test-gpu [PYTEST_ARGS=...]    the tests that need one (ten minutes on 16 cores, for compiling)

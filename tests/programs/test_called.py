@@ -366,7 +366,8 @@ def test_a_mask_says_which_blocks_are_visited() -> None:
     assert "called_" not in masked.plan(q, k, v, np.zeros_like(q), 0.125, masks.Everything()).text
 
 
-def test_masks_in_tiles_and_rows(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("seen", [masks.Causal(), masks.Window(5, 5), EveryThird(2) & masks.Causal()], ids=["causal", "window", "both"])
+def test_masks_in_tiles_and_rows(seen: Any, rng: np.random.Generator) -> None:
     @gk.program
     def tiles(a: Any, b: Any, d: Any, seen: Any) -> None:
         for h, m, n in gp.parallel(a.count, a.rows, b.columns):
@@ -382,11 +383,10 @@ def test_masks_in_tiles_and_rows(rng: np.random.Generator) -> None:
             p = gp.exp(s - s.max(axis=1))
             y[h, m] = p / p.sum(axis=1)
 
-    for seen in (masks.Causal(), masks.Window(5, 5), EveryThird(2) & masks.Causal()):
-        for mapping in (None, MULTISTAGE):
-            check(tiles, half(rng, 2, 50, 24), half(rng, 2, 24, 72), poisoned(2, 50, 72), seen, mapping=mapping)
-        if not isinstance(seen, masks.Intersection):
-            check(rows, half(rng, 2, 9, 72), poisoned(2, 9, 72), seen)
+    for mapping in (None, MULTISTAGE):
+        check(tiles, half(rng, 2, 50, 24), half(rng, 2, 24, 72), poisoned(2, 50, 72), seen, mapping=mapping)
+    if not isinstance(seen, masks.Intersection):
+        check(rows, half(rng, 2, 9, 72), poisoned(2, 9, 72), seen)
 
 
 def test_wrong_ranges_of_a_mask_are_found_and_wrong_arrays_refused(rng: np.random.Generator) -> None:
@@ -767,16 +767,16 @@ def test_a_plan_takes_components_of_its_kind_alone(rng: np.random.Generator) -> 
 # -- compiled, and on a GPU -------------------------------------------------------------------------------------------------
 
 @pytest.mark.compile
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("called", ["a mask", "a score", "a condition"])
 @pytest.mark.parametrize("mapping", [gk.Mapping(splits=1), MULTISTAGE], ids=["", "multistage"])
-def test_nothing_spills(mapping: gk.Mapping, rng: np.random.Generator) -> None:
-    q, k, v = (np.zeros((2, 256, 128), F16) for _ in range(3))
+def test_nothing_spills(mapping: gk.Mapping, called: str, rng: np.random.Generator) -> None:
+    q, k, v, o = (np.zeros((2, 256, 128), F16) for _ in range(4))
     slopes, of_keys = half(rng, 2, dtype=F32), rng.integers(0, 4, 256).astype(np.int32)
-    seen = lambda m, n, h: of_keys[n] <= h                                 # noqa: E731
-    usage = masked.plan(q, k, v, np.zeros_like(q), 0.125, masks.Causal(), mapping=mapping).launchable.entry().meta["usage"]
+    program, given = {"a mask": (masked, (masks.Causal(),)), "a score": (attention, (masks.ALiBi(slopes), None)),
+                      "a condition": (attention, (lambda s, m, n, h: s if n < m else s - slopes[h], lambda m, n, h: of_keys[n] <= h))}[called]
+    usage = program.plan(q, k, v, o, 0.125, *given, mapping=mapping).launchable.entry().meta["usage"]
     assert usage["spill_stores"] == usage["spill_loads"] == 0, usage
-    for score, shown in ((masks.ALiBi(slopes), None), (lambda s, m, n, h: s if n < m else s - slopes[h], seen)):
-        usage = attention.plan(q, k, v, np.zeros_like(q), 0.125, score, shown, mapping=mapping).launchable.entry().meta["usage"]
-        assert usage["spill_stores"] == usage["spill_loads"] == 0, usage
 
 
 @pytest.mark.gpu

@@ -227,7 +227,7 @@ def test_every_product_waits_for_the_one_before(dtype: str, trans: str, size: in
     assert unwaited_products(found.assembled.cubin) == []
 
 
-@pytest.mark.kin(3)
+@pytest.mark.thorough
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("K", [4, 16])
 @pytest.mark.parametrize("trans", ORDERS)
