@@ -153,7 +153,9 @@ def run_row_program(plan: Any, arrays: Sequence[Any]) -> None:
         _ptx[key] = to_ptx(launch.kernel, key[1], launch.threads, launch.target, launch.blocks_per_sm)
     memory = [Array(np.asarray(x.value), x.name, is_output=x.is_filled, is_written=not x.is_filled) for x in arrays]
     memory += [Array(np.asarray(x), name) for held in plan.printed.callees.components for name, x, _ in held_values(held)]
-    run_ptx(_ptx[key], launch.threads, launch.blocks, _packed(launch, launch.values), memory, launch.shared_bytes)
+    at = {plan.infos[x.name].pointer: _bits(np.asarray(x.value)) for x in arrays if x.name in plan.spare}
+    values = [at.get(value, value) if isinstance(value, int) else value for value in launch.values]
+    run_ptx(_ptx[key], launch.threads, launch.blocks, _packed(launch, values), memory, launch.shared_bytes)
 
 
 def run_mlp(made: Any, arrays: dict[str, Any]) -> None:
