@@ -107,7 +107,7 @@ class Derivation:
         found = None if resizing is None else self.kernels.get((form, resizing.decided(sizes, self.device)))
         if resizing is not None and found is not None:
             return resizing.sized(found, infos, sizes, given_by(arguments))
-        made = planned(self.program, arguments, mapping, None)
+        made = _planned(self.program, arguments, mapping)
         self.add(made, infos)
         return made
 
@@ -134,13 +134,25 @@ def forget_all() -> None:
 when_forgetting(forget_all)            # gemmkit's own code has changed
 
 
+#: What looks at each plan that the passes make: tests verify it (tests/verifier).
+looks: list[Callable[[ProgramPlan], None]] = []
+
+
+def _planned(program: Program, arguments: dict[str, Any], mapping: Mapping) -> ProgramPlan:
+    """By the passes. Raises what `gemmkit.programs.plan.planned` raises."""
+    made = planned(program, arguments, mapping, None)
+    for look in looks:
+        look(made)
+    return made
+
+
 def derive(program: Program, arguments: dict[str, Any], mapping: Mapping) -> tuple[ProgramPlan, ProgramCode | None]:
     """A plan by the passes, and the code that it rests on; None where it cannot be kept. Raises what
     `gemmkit.programs.plan.planned` raises."""
     infos = {name: describe(x, name) for name, x in arguments.items() if is_array(x)}
     key = None if current_mode() is not None else _likeness(program, arguments, infos, mapping)
     if key is None:
-        return planned(program, arguments, mapping, None), None
+        return _planned(program, arguments, mapping), None
     key = key, *map(_class_of, infos.values())
     first: Derivation | None = _first.get(key)
     if first is not None and first.code.stands():
@@ -148,7 +160,7 @@ def derive(program: Program, arguments: dict[str, Any], mapping: Mapping) -> tup
         known: Derivation | None = None if lengths is None else derivations.get((key, lengths))
         if known is not None and known.code.stands():
             return known.plan(arguments, infos, mapping), known.code
-    made = planned(program, arguments, mapping, None)
+    made = _planned(program, arguments, mapping)
     code = _code_of(program, arguments, made)
     if code is not None and made.resizing is not None and not made.resizing.axes.seen:
         known = Derivation(program, code, made.resizing, made.device)
