@@ -154,7 +154,6 @@ def test_results_that_are_views() -> None:
     assert np.isnan(wide[:, :8]).all() and np.isnan(wide[:, 80:]).all()
 
 
-@pytest.mark.kin(2)
 def test_heads_of_multiples_of_32() -> None:
     """The stages' lines may have 64 bytes: half of what TMA's have."""
     checked(listing.attention, heads(1, 40, 50, 96), SMALL, 2, scale=0.125, visible=chains.window)

@@ -105,7 +105,6 @@ def test_semirings(machine: Any, splits: int, rng: np.random.Generator) -> None:
     assert np.array_equal(product(machine, conf, a, b), (a[:, :, None] + b[None]).min(1))
 
 
-@pytest.mark.kin(5)
 @pytest.mark.sample(2, at=0)
 @on_machines
 @pytest.mark.parametrize("splits", [3, 9])

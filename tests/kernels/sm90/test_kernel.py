@@ -55,7 +55,6 @@ def test_sizes_that_tma_refuses(machine: Any, schedule: str, rng: np.random.Gene
         check(machine, conf, rng, *size)
 
 
-@pytest.mark.kin(5)
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("schedule", ["pingpong", "one-2x1", "one-1x2"])

@@ -498,7 +498,6 @@ class Nearby(Condition):
         return abs(m - k) < 48
 
 
-@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("cluster, shares", [("1x1", 3), ("2x1", 2), ("2x2", 2)])
