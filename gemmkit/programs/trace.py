@@ -475,7 +475,7 @@ class Tracer(Interpreter):
     def __init__(self, names: dict[int, str]) -> None:
         super().__init__()
         self.names = names
-        self.callees: dict[int, Callee] = {}           # by the ids of functions, which they keep alive
+        self.callees: dict[tuple[int, str], Callee] = {}               # by functions' ids, and the arguments that they are
         self.bodies: list[list] = [[]]
         self.only: Index | None = None
         self.over: dict[Value, Loop] = {}              # what rounds that are over have computed
@@ -532,12 +532,14 @@ class Tracer(Interpreter):
         return self.constant(dim.size) if isinstance(dim, Axis) else Value(EXTENT, (), (), dim)
 
     def callee(self, f: Any, name: str) -> Callee:
-        if id(f) not in self.callees:
+        """Of two arguments that happen to be one component each has its own: in another call they are two."""
+        key = id(f), name
+        if key not in self.callees:
             wanted = name or self.names.get(id(f)) or getattr(f, "__name__", "") or type(f).__name__.lower()
             wanted = wanted if wanted.isidentifier() else "function"                       # of a lambda
             found = unique(wanted, {repr(callee) for callee in self.callees.values()})
-            self.callees[id(f)] = Callee(found, without_arrays(f), name) if name else Callee(found, f)
-        return self.callees[id(f)]
+            self.callees[key] = Callee(found, without_arrays(f), name) if name else Callee(found, f)
+        return self.callees[key]
 
     def loop(self, extents: tuple[ProgramAxis, ...], kind: str, stop: Any = None) -> Iterator[Any]:
         if kind == "parallel" and len(self.bodies) > 1:

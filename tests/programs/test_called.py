@@ -699,6 +699,23 @@ def test_another_number_or_array_of_a_component_derives_nothing(launched: Launch
         assert derived == ["of_tiles"] * 3
 
 
+def test_two_arguments_that_are_one_component_are_two_in_another_call(launched: Launched, derived: list[str]) -> None:
+    @gk.program
+    def twice(a: Any, b: Any, d: Any, f: Any, g: Any) -> None:
+        for m, n in gp.parallel(a.rows, b.columns):
+            acc = gp.zeros(m, n)
+            for k in gp.sequential(a.columns):
+                acc += a[m, k] @ b[k, n]
+            d[m, n] = gp.call(f, acc, m, n) - gp.call(g, acc, m, n)
+
+    with stand_ins.library("cupy") as make:
+        a, b, d, scale = make(64, 64), make(64, 64), make(64, 64), epilogues.Scale(2.0)
+        twice(a, b, d, scale, scale)
+        twice(a, b, d, epilogues.Scale(2.0), epilogues.Scale(3.0))
+        assert derived == ["twice"] and launched.count == 2
+        assert brought(twice, a, b, d, epilogues.Scale(2.0), epilogues.Scale(3.0)) == [2.0, 3.0]
+
+
 def test_other_sizes_with_other_components_derive_nothing(launched: Launched, derived: list[str]) -> None:
     with stand_ins.library("cupy") as make:
         for rows in (64, 128, 192):
