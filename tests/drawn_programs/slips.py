@@ -9,7 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from tests.drawn_programs.syntax import Add, Cell, Expr, Let, Loop, Once, Put, Raw, Statement, Store, statements, text_of
+from tests.drawn_programs.syntax import (
+    Add,
+    Cell,
+    Expr,
+    Let,
+    Loop,
+    Once,
+    Put,
+    Raw,
+    Statement,
+    Store,
+    expressions,
+    statements,
+    text_of,
+)
 
 __all__ = ["SLIPS", "slipped"]
 
@@ -57,6 +71,8 @@ def _line(kind: str, x: Any, loop: Loop, case: Any, pick: Callable[..., Any]) ->
         if isinstance(x, Let) and not any(x.name in re.findall(r"\w+", text_of(other.value)) for other in statements(loop)
                                           if other is not x and hasattr(other, "value")):
             return None                                        # nothing reads it, so that it may be anything
+        if hasattr(x, "value") and not any(y.op in ("load", "name", "place", "scalar") for y in expressions(x.value)):
+            return None                                        # a number, with which Python may do anything
         return (Raw(_prefix(x) + VALUES[kind](text_of(x.value))),) if hasattr(x, "value") else None
     if kind == "a cell is bound anew":
         if isinstance(x, Add):

@@ -522,6 +522,22 @@ def test_error_functions_powers_and_sizes_in_products(mapping: gk.Mapping | None
     check(chain, a, b, c, poisoned(70, 64), mapping=mapping, tolerance=8e-3)
 
 
+def test_a_mask_of_two_numbers_is_tried(rng: np.random.Generator) -> None:
+    """Found by a drawn program: where a trial's condition held nowhere, the choice of two numbers had lost its dimensions."""
+    @gk.program
+    def chosen(a: Any, b: Any, c: Any, d: Any) -> None:
+        for m in gp.parallel(a.rows):
+            total, out = gp.zeros(m), gp.zeros(m, c.columns)
+            for n in gp.sequential(b.rows):
+                s = gp.where(lambda i, j: j <= i, a[m] @ b[n].T, 0.0)
+                p = s * gp.exp(gp.where(gp.place(m) == gp.place(n), 0.25, -1.0) * gp.where(gp.place(n) < gp.place(m), 0.5, 0.25))
+                total += p.sum(axis=1)
+                out += p.astype(c.dtype) @ c[n]
+            d[m] = out + total
+
+    check(chosen, *(half(rng, rows, 64) / F16(8) for rows in (66, 70, 70)), poisoned(66, 64), tolerance=8e-3)
+
+
 @pytest.mark.parametrize("mapping", [gk.Mapping(), gk.Mapping({"n": 32}, warpgroups=1, ahead=False), MULTISTAGE], ids=["", "plain", "multistage"])
 def test_a_matrix_is_added_to_a_product_as_it_is(mapping: gk.Mapping, rng: np.random.Generator) -> None:
     """Found by a drawn program: a product was to begin with a matrix's elements, which had no register."""

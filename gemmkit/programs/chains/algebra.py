@@ -445,7 +445,8 @@ class Trial:
         given = [_over(y, a, x.dims) for y, a in zip(x.args, args)]
         if x in shown:
             given[0] = shown[x]
-        return unknown(x, given) if x.op in CALLED else TRIAL_FUNCTIONS[x.op](*given)
+        made = unknown(x, given) if x.op in CALLED else TRIAL_FUNCTIONS[x.op](*given)
+        return np.broadcast_to(made, [SIZE] * len(x.dims))         # one of two numbers has no dimensions
 
 
 def _over(x: Value, array: Any, dims: tuple) -> Any:
