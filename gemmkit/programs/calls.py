@@ -287,13 +287,8 @@ DEFAULT = Laid(Mapping())
 # --------------------------------------------------------------------------------------------------
 # Calls that come again.
 
-class Seen(NamedTuple):
-    """What a call is known by, where its arrays are, its numbers, and what each of its components brings."""
-
-    key: tuple[Any, ...]
-    at: tuple[int, ...]
-    numbers: list[float]
-    held: list[list[Any]]
+#: What a call is known by, where its arrays are, its numbers, and what each of its components brings.
+Seen = tuple[tuple[Any, ...], tuple[int, ...], list[float], list[list[Any]]]
 
 
 class KnownProgram:
@@ -318,13 +313,14 @@ class KnownProgram:
             self.fit.keep(self._places_of(seen), True)
 
     def _places_of(self, seen: Seen) -> Any:
-        return (seen.at, *(tuple(seen.held[n]) for n in self._with_arrays)) if self._with_arrays else seen.at
+        _, at, _, held = seen
+        return (at, *(tuple(held[n]) for n in self._with_arrays)) if self._with_arrays else at
 
-    def _brought(self, seen: Seen) -> list[Any]:
+    def _brought(self, held: list[list[Any]]) -> list[Any]:
         """Of the functions that it calls: a call's components, and others."""
         found: list[Any] = []
         for one in self._held:
-            found += seen.held[one] if isinstance(one, int) else Callees((one,)).brought
+            found += held[one] if isinstance(one, int) else Callees((one,)).brought
         return found
 
     @cached_property
@@ -335,8 +331,9 @@ class KnownProgram:
     def again(self, seen: Seen, stream: Any) -> bool:
         """Launch it on arrays at these addresses; False where the call has to be looked at: for other addresses, and where
         code is not what it was."""
-        at, numbers = seen.at, seen.numbers
-        if self._places_of(seen) not in self.fit or not self.code.stands() or (stream is None and self._stream is None):
+        _, at, numbers, held = seen
+        known = at if not self._with_arrays else self._places_of(seen)
+        if known not in self.fit or not self.code.stands() or (stream is None and self._stream is None):
             return False
         if stream is None:
             handle: int = self._stream()               # type: ignore[misc]
@@ -351,7 +348,7 @@ class KnownProgram:
             at = self._places(at)
         spare, starts = self._bound
         begin = stream_memory(self._device, handle, spare) if spare else 0
-        values = (*at, begin, *bits, *self._brought(seen)) if self._held else (*at, begin, *bits)
+        values = (*at, begin, *bits, *self._brought(held)) if self._held else (*at, begin, *bits)
         for start in starts:
             start(handle, values)
         return True
@@ -362,12 +359,12 @@ def run(program: Program, arrays: tuple[Any, ...], others: dict[str, Any], mappi
     seen = None if current_mode() is not None else _quickly(program, arrays, others, mapping)
     known: KnownProgram | None = None
     if seen is not None:
-        known = plans.get(seen.key)
+        known = plans.get(seen[0])
         if known is not None and known.again(seen, stream):
             return
     arguments = program.bound(arrays, others)
     before = known
-    plan, known = _plan_of(program, arguments, mapping, None if seen is None else seen.key, [
+    plan, known = _plan_of(program, arguments, mapping, None if seen is None else seen[0], [
         *program.names[:len(arrays)], *others])
     if known is not None and known is not before and seen is not None and not plan.callees.all:
         known.allow(seen)                              # the passes, or what stands for them, have looked at these arrays
@@ -381,7 +378,7 @@ def run(program: Program, arrays: tuple[Any, ...], others: dict[str, Any], mappi
 def plan_of_call(program: Program, arguments: dict[str, Any], mapping: Mapping | None) -> ProgramPlan:
     """The plan of a call with these arguments, by their names. Raises what `gemmkit.programs.plan.planned` raises."""
     seen = None if current_mode() is not None else _quickly(program, (), arguments, mapping)
-    return _plan_of(program, arguments, mapping, None if seen is None else seen.key, list(arguments))[0]
+    return _plan_of(program, arguments, mapping, None if seen is None else seen[0], list(arguments))[0]
 
 
 def _plan_of(program: Program, arguments: dict[str, Any], mapping: Mapping | None, key: Any,
@@ -420,4 +417,4 @@ def _quickly(program: Program, arrays: tuple[Any, ...], others: dict[str, Any], 
             components.seen(x, parts, held[-1])
         else:
             return None
-    return Seen(tuple(parts), tuple(at), numbers, held)
+    return tuple(parts), tuple(at), numbers, held
