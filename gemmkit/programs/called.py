@@ -272,10 +272,11 @@ def is_place_made(x: Any) -> bool:
     if x.op in ("coordinate", EXTENT):
         return True
     return (x.op in WHOLE and any(map(is_place_made, x.args))
-            and all(is_place_made(y) or _is_whole_constant(y) for y in x.args))
+            and all(is_place_made(y) or is_whole_constant(y) for y in x.args))
 
 
-def _is_whole_constant(x: Any) -> bool:
+def is_whole_constant(x: Any) -> bool:
+    """Whether it is a number that places may meet and stay whole."""
     return x.op == "const" and not x.dims and float(x.data).is_integer()
 
 

@@ -182,7 +182,7 @@ class MultistagePrinter(Printer):
                      'global -> shared."""')
             for tile in ring.rounds.tiles:
                 where = [index.name for index in tile.dims]
-                stack = [] if tile.stack is None else [tile.stack.text(lambda h: h.name)]
+                stack = [] if tile.stack is None else [tile.stack.text()]
                 self.put(1, f"{tile.name}_tile.copy({tile.parameter.name}, ({', '.join([*stack, *where])}), "
                             f"({', '.join(f'sizes.{x}' for x in where)}), slot)")
 

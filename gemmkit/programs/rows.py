@@ -606,7 +606,7 @@ class RowPrinter:
     def array(self, x: Value) -> str:
         """An array without its stack."""
         parameter, key = x.data
-        stacks = [index.text(lambda h: h.name) for index in key if index.stack]
+        stacks = [index.text() for index in key if index.stack]
         return self.call("matrix_of", parameter.name, f"({stacks[0]},)") if stacks else str(parameter.name)
 
     def call(self, word: str, *arguments: str) -> str:
@@ -652,7 +652,7 @@ class RowPrinter:
             return [f"{self.name(x)} = sizes.{x.data}"]
         if x.op == "load":
             self.needs |= {"convert", "F32"}
-            at = ", ".join(index.text(lambda h: h.name) for index in x.data[1])
+            at = ", ".join(index.text() for index in x.data[1])
             return [f"{self.name(x)} = convert(F32, {x.data[0].name}[{at}])"]
         made = self.element(x, True)
         text = made.text

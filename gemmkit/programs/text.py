@@ -185,7 +185,7 @@ class ElementFunction:
 
     def _in_range(self, index: Index) -> str:
         is_stack = index.of_loop is self.stack
-        return index.text(lambda h: h.name) if is_stack else f"min({self._place(index)}, last_{index.name})"
+        return index.text() if is_stack else f"min({self._place(index)}, last_{index.name})"
 
     def _not_finite(self, number: float) -> str:
         self.needs.add("math")
@@ -497,7 +497,7 @@ class Printer:
 
     def corner(self, tile: TilePlace) -> str:
         """Where a block begins, as TMA counts: the contiguous axis first."""
-        stack = [] if tile.stack is None else [tile.stack.text(lambda h: h.name)]
+        stack = [] if tile.stack is None else [tile.stack.text()]
         return ", ".join([tile.dims[1].name, tile.dims[0].name, *stack])
 
     # -- the kernel ---------------------------------------------------------------------------------------------------

@@ -440,8 +440,8 @@ class Index(Symbol):
         """The loop's variable that it is made of."""
         return self if self.base is None else self.base
 
-    def text(self, place: Callable[[Index], str]) -> str:
-        """Where it is, as a kernel computes it from where a loop's variable is."""
+    def text(self, place: Callable[[Index], str] = lambda index: index.name) -> str:
+        """Where it is, as a kernel computes it from where a loop's variable is: by that variable's name, or ``place``."""
         return place(self) if self.base is None else f"udiv({place(self.base)}, {self.extent.group})"
 
     def is_block_of(self, other: Any) -> bool:

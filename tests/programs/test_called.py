@@ -23,8 +23,11 @@ from gemmkit.plans.launch import forget
 from gemmkit.programs import calls
 from gemmkit.runtime.arrays import describe
 from tests.programs.test_language import check_refused
+from tests.support.chains import computed
+from tests.support.chains import empty as poisoned
 from tests.support.checks import assert_close
 from tests.support.patches import Set
+from tests.support.programs import online
 
 F16, F32, BF16 = np.float16, np.float32, ml_dtypes.bfloat16
 MULTISTAGE = gk.Mapping(kernel="multistage")
@@ -82,12 +85,7 @@ def attention(q: Any, k: Any, v: Any, o: Any, scale: float, score: Any = None, s
                 s = gp.call(score, s, m, n, h)
             if seen is not None:
                 s = gp.where(gp.call(seen, m, n, h, dtype=bool), s, -math.inf)
-            top = gp.maximum(best, s.max(axis=1))
-            zero = gp.finite(top)
-            p, shrink = gp.exp(s - zero), gp.exp(best - zero)
-            total[:] = total * shrink + p.sum(axis=1)
-            out[:] = out * shrink + p.astype(v.dtype) @ v[h, n]
-            best[:] = top
+            online(s, v[h, n], v.dtype, best, total, out)
         o[h, m] = out / total
 
 
@@ -95,19 +93,10 @@ def half(rng: np.random.Generator, *shape: int, dtype: Any = F16) -> np.ndarray:
     return rng.standard_normal(shape).astype(dtype)
 
 
-def poisoned(*shape: int, dtype: Any = F16) -> np.ndarray:
-    return np.full(shape, np.nan, dtype)
-
-
 def check(program: gk.Program, *arrays: Any, mapping: gk.Mapping | None = None, tolerance: float = 4e-3, **more: Any) -> Any:
     """A program's kernel in the emulator, against its reference."""
-    wanted = program.reference(*arrays, **more)
-    plan = program.plan(*arrays, mapping=mapping, **more)
-    with gk.emulate():
-        plan.run(program.bound(arrays, more))
-    results = [x for x in arrays if isinstance(x, np.ndarray)]
-    for name, exact in zip(plan.results, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
-        got = next(x for x in results if describe(x).pointer == plan.infos[name].pointer)
+    plan, results, wanted = computed(program, arrays, mapping, **more)
+    for got, exact in zip(results, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
         assert_close(got, exact, tolerance)
     return plan
 
@@ -270,12 +259,7 @@ def masked(q: Any, k: Any, v: Any, o: Any, scale: float, seen: Any) -> None:
         best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
         for n in gp.sequential(k.rows):
             s = gp.where(seen, scale * (q[h, m] @ k[h, n].T), -math.inf)
-            top = gp.maximum(best, s.max(axis=1))
-            zero = gp.finite(top)
-            p, shrink = gp.exp(s - zero), gp.exp(best - zero)
-            total[:] = total * shrink + p.sum(axis=1)
-            out[:] = out * shrink + p.astype(v.dtype) @ v[h, n]
-            best[:] = top
+            online(s, v[h, n], v.dtype, best, total, out)
         o[h, m] = gp.where(total > 0.0, out / total, 0.0)
 
 
@@ -285,12 +269,7 @@ def masked_and_padded(q: Any, k: Any, v: Any, lengths: Any, o: Any, scale: float
         best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
         for n in gp.sequential(k.rows, stop=lengths[h]):
             s = gp.where(seen, scale * (q[h, m] @ k[h, n].T), -math.inf)
-            top = gp.maximum(best, s.max(axis=1))
-            zero = gp.finite(top)
-            p, shrink = gp.exp(s - zero), gp.exp(best - zero)
-            total[:] = total * shrink + p.sum(axis=1)
-            out[:] = out * shrink + p.astype(v.dtype) @ v[h, n]
-            best[:] = top
+            online(s, v[h, n], v.dtype, best, total, out)
         o[h, m] = gp.where(total > 0.0, out / total, 0.0)
 
 
@@ -563,12 +542,7 @@ def test_exponents_times_a_number_of_the_stack(mapping: gk.Mapping, rng: np.rand
             best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
             for n in gp.sequential(k.rows):
                 s = (q[h, m] @ k[h, n].T) * gp.exp(bias[h]) + gp.call(lambda h: 0.25 * h, h)
-                top = gp.maximum(best, s.max(axis=1))
-                zero = gp.finite(top)
-                p, shrink = gp.exp(s - zero), gp.exp(best - zero)
-                total[:] = total * shrink + p.sum(axis=1)
-                out[:] = out * shrink + p.astype(v.dtype) @ v[h, n]
-                best[:] = top
+                online(s, v[h, n], v.dtype, best, total, out)
             o[h, m] = out / total
 
     q, k, v = half(rng, 2, 66, 64) / F16(4), half(rng, 2, 70, 64) / F16(4), half(rng, 2, 70, 64)

@@ -13,8 +13,10 @@ from gemmkit import masks
 from gemmkit import programs as gp
 from gemmkit.programs import calls
 from gemmkit.runtime.device import H100, assumed
-from tests.programs.test_called import check, half, poisoned
+from tests.programs.test_called import check, half
 from tests.programs.test_language import check_refused
+from tests.support.chains import empty as poisoned
+from tests.support.programs import online
 
 F16, F32 = np.float16, np.float32
 MULTISTAGE = gk.Mapping(kernel="multistage")
@@ -27,12 +29,7 @@ def attention(q: Any, k: Any, v: Any, o: Any, scale: float, group: int, seen: An
         for n in gp.sequential(k.rows):
             s = scale * (q[h, m] @ k[h // group, n].T)
             s = s if seen is None else gp.where(seen, s, -math.inf)
-            top = gp.maximum(best, s.max(axis=1))
-            zero = gp.finite(top)
-            p, shrink = gp.exp(s - zero), gp.exp(best - zero)
-            total[:] = total * shrink + p.sum(axis=1)
-            out[:] = out * shrink + p.astype(v.dtype) @ v[h // group, n]
-            best[:] = top
+            online(s, v[h // group, n], v.dtype, best, total, out)
         o[h, m] = out / total
 
 
@@ -42,12 +39,7 @@ def biased_and_padded(q: Any, k: Any, v: Any, lengths: Any, bias: Any, o: Any, s
         best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
         for n in gp.sequential(k.rows, stop=lengths[h // group]):
             s = scale * (q[h, m] @ k[h // group, n].T) + bias[h // group, n] + gp.call(lambda h: 0.5 * h, h // group)
-            top = gp.maximum(best, s.max(axis=1))
-            zero = gp.finite(top)
-            p, shrink = gp.exp(s - zero), gp.exp(best - zero)
-            total[:] = total * shrink + p.sum(axis=1)
-            out[:] = out * shrink + p.astype(v.dtype) @ v[h // group, n]
-            best[:] = top
+            online(s, v[h // group, n], v.dtype, best, total, out)
         o[h, m] = out / total + gp.place(h // group)
 
 

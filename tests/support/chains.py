@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,13 +29,19 @@ def check_infinite(results: list[Any], wanted: Any) -> None:
         assert np.array_equal(got[np.isinf(exact)], exact[np.isinf(exact)])
 
 
+def computed(program: gp.Program, given: Sequence[Any], mapping: gk.Mapping | None, seed: int | None = None,
+             **components: Any) -> tuple[Any, list[Any], Any]:
+    """The plan of a program, its results in the emulator, and what they have to be."""
+    plan = program.plan(*given, mapping=mapping, **components)
+    wanted, arguments = program.reference(*given, **components), program.bound(tuple(given), components)
+    with gk.emulate(seed):
+        plan.run(arguments)
+    return plan, [arguments[name] for name in arguments if name in plan.results], wanted
+
+
 def check(program: gp.Program, arrays: list[np.ndarray], mapping: gk.Mapping, seed: int | None = None, **components: Any) -> Any:
     """The plan of a program, all of whose results in the emulator are the reference's: to rounding, NaN and infinite where it is."""
-    plan = program.plan(*arrays, mapping=mapping, **components)
-    wanted, given = program.reference(*arrays, **components), program.bound(tuple(arrays), components)
-    with gk.emulate(seed):
-        plan.run(given)
-    results = [given[name] for name in given if name in plan.results]
+    plan, results, wanted = computed(program, arrays, mapping, seed, **components)
     check_close(results, wanted, lambda got: 2e-2 if components.get("score") else 3e-3)
     check_infinite(results, wanted)
     return plan

@@ -161,6 +161,16 @@ def attention(q: Any, k: Any, v: Any, o: Any, scale: float, score: Any = None, v
         o[h, m] = out / total
 
 
+def online(s: Any, values: Any, dtype: Any, best: Any, total: Any, out: Any) -> None:
+    """A round of a softmax whose maximum runs, of scores and of what they weigh: it changes the three cells."""
+    top = gp.maximum(best, s.max(axis=1))
+    zero = gp.finite(top)
+    p, shrink = gp.exp(s - zero), gp.exp(best - zero)
+    total[:] = total * shrink + p.sum(axis=1)
+    out[:] = out * shrink + p.astype(dtype) @ values
+    best[:] = top
+
+
 def silu_times(x: Any, y: Any) -> Any:
     return x / (1.0 + gp.exp(-x)) * y
 

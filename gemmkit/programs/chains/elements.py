@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gemmkit.programs.called import CALLED, EXTENT, WHOLE, Callee, is_whole_load
+from gemmkit.programs.called import CALLED, EXTENT, Callee, is_place_made, is_whole_constant, is_whole_load
 from gemmkit.programs.chains.algebra import LOWERED, Ranges, bounds_of
 from gemmkit.programs.chains.chain import Chain, ChainPlaces, OperandBlock, RingPlace, depends
 from gemmkit.programs.chains.schedule import READ, ChainOrder, Compute, Event, Full, ScheduleChoice
@@ -24,15 +24,11 @@ ELEMENTWISE = frozenset({*SIGNS, *JOINTS, *CALLS, *CALLED, LOWERED, "neg", "wher
 
 def is_whole_number(x: Value) -> bool:
     """Whether a value is a place or made of places, which are counted in whole numbers; a length; or a condition."""
-    if x.op in CONDITIONS or x.op in ("coordinate", "length", EXTENT):
-        return True
-    if x.op not in WHOLE:
-        return False
-    return all(map(_may_be_whole, x.args)) and any(map(is_whole_number, x.args))
+    return x.op in CONDITIONS or x.op == "length" or is_place_made(x)
 
 
 def _may_be_whole(x: Value) -> bool:
-    return is_whole_number(x) or (x.op == "const" and not x.dims and float(x.data).is_integer())
+    return is_whole_number(x) or is_whole_constant(x)
 
 
 def largest(x: Value, sizes: Mapping[Any, int]) -> float:
@@ -227,7 +223,7 @@ class Element:
     def _place(self, dim: Any) -> str:
         if isinstance(dim, Index) and dim.stack:
             self.extra[dim.of_loop.name] = self.place(dim.of_loop)
-            return dim.text(lambda h: h.name)
+            return dim.text()
         name, begin, further = self._begin(dim)
         self.extra[name] = begin
         place = f"{name} + {further}"
@@ -395,7 +391,7 @@ class Role:
 
         if length is not None:
             parameter, key = length.data
-            at = ", ".join(index.text(lambda h: h.name) for index in key)
+            at = ", ".join(index.text() for index in key)
             put(self.chain.stop, f"min(int({parameter.name}[{at}]), sizes.{n})")
             if self.chain.asks_extent:
                 self.put(f"{self.chain.extent_of(self.chain.index)} = {self.chain.stop}")

@@ -226,10 +226,14 @@ class Consumer(Role):
         """A number that tiles change, as an element of the stack's matrix is: it has no line of its own."""
         made = Element(self.chain, x, self.known, self.of_tile, self.lowered)
         text = made.of(x)
-        for array in made.arrays:
-            self.arrays.setdefault(array, x)
-        self.callees += made.callees
+        self.take(made)
         return re.sub(r"[A-Za-z_]\w*", lambda name: made.extra.get(name[0], name[0]), text)
+
+    def take(self, made: Element) -> None:
+        """What an element is made of besides values is the kernel's to take."""
+        for array in made.arrays:
+            self.arrays.setdefault(array, made.root)
+        self.callees += made.callees
 
     def values(self, x: Value) -> int:
         """A thread's: of two rows, of a quarter of the columns, of both, in whichever order the program met them."""
@@ -240,9 +244,7 @@ class Consumer(Role):
     def applied(self, x: Value, name: str = "") -> str:
         made = Element(self.chain, x, self.known, self.of_tile, self.lowered)
         text, call = made.printed(self.values(x))
-        for array in made.arrays:
-            self.arrays.setdefault(array, x)
-        self.callees += made.callees
+        self.take(made)
         function = self.functions.get(text)
         if function is None:
             function = self.functions[text] = self.naming.fresh(f"make_{name or self.naming.of(x)}")
