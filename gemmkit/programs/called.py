@@ -100,9 +100,10 @@ class Callee:
         """Whether it must be told places of elements that are there: it may have an array, or divide by a place."""
         return not is_gemmkit(type(self.f)) or bool(arrays_of(self.component))
 
-    def text(self, op: str, args: Iterable[str]) -> str:
-        """The expression that calls it, of arguments in float32 or whole."""
-        return f"{RETURNS[op]}({self.name}, {self.name}.f{'.sees' if self.is_mask else ''}({', '.join(args)}))"
+    def text(self, op: str, args: Iterable[str], method: str = "") -> str:
+        """The expression that calls it, or a mask's ``method``, of arguments in float32 or whole."""
+        method = method or ("sees" if self.is_mask else "")
+        return f"{RETURNS[op]}({self.name}, {self.name}.f{f'.{method}' if method else ''}({', '.join(args)}))"
 
     def again(self, f: Any) -> Callee:
         """The same of another call."""
@@ -117,7 +118,7 @@ class Callee:
         """Raise ValueError where the arrays of a mask, a score or an epilogue do not fit what it is told the places of."""
         for known in self.lengths(shapes):
             if isinstance(self.f, Mask):
-                self.f.check(known[0], known[1], known[2] or 1, 1)
+                self.f.check(known[0], known[1], known[2] or 1, known[3] or 1)
             elif isinstance(self.f, Score) and None not in known[1:] and len(known) > 2:
                 self.f.check(known[1], known[2], known[3] if len(known) > 3 else 1, known[4] if len(known) > 4 else 1)
             elif isinstance(self.f, Epilogue) and hasattr(self.f, "check") and None not in known[1:3]:
@@ -245,8 +246,8 @@ class Callees(NamedTuple):
         shapes = {name: info.shape for name, info in infos.items()}
         for callee in self.all:
             if callee.is_mask and not is_gemmkit(type(callee.f)):
-                for queries, keys, heads in callee.lengths(shapes):
-                    check_ranges(callee.f, queries, keys, heads or 1, 1, rows)
+                for queries, keys, heads, batch in callee.lengths(shapes):
+                    check_ranges(callee.f, queries, keys, heads or 1, batch or 1, rows)
 
     def check(self, infos: dict[str, ArrayInfo], results: Iterable[str]) -> None:
         """Raise ValueError for a captured array that is elsewhere than the program's arrays, shares memory with a result, or

@@ -62,8 +62,8 @@ class Typed(Component):
 
 @dataclass(frozen=True)
 class StagedTile(Typed):
-    """``lines`` x ``columns`` elements of a row-major array in every stage of a ring, by panels of 64 columns; of a
-    ``stacked`` array from one of its matrices.
+    """``lines`` x ``columns`` elements of a row-major array in every stage of a ring, by panels of 64 columns; of an
+    array with ``stacks`` axes in front from one of its matrices.
 
     In a ``cluster`` whose blocks of a ROW (or COLUMN) of tiles, ``peers``, have the same block of the array, each loads a
     part for all: some of the panels, or some lines of each."""
@@ -72,7 +72,7 @@ class StagedTile(Typed):
     columns: int
     offset: int
     stage_bytes: int
-    stacked: bool = False
+    stacks: int = 0
     cluster: Cluster = Cluster()
     peers: str = ""
 
@@ -117,19 +117,15 @@ class StagedTile(Typed):
 
     @cached_property
     def map_spec(self) -> TensorMapSpec:
-        box = LINE, self.part[1]
-        return TensorMapSpec(self.dtype, (*box, 1) if self.stacked else box, 2 * LINE)
+        return TensorMapSpec(self.dtype, (LINE, self.part[1], *(1,) * self.stacks), 2 * LINE)
 
     def load(self, tensor_map: Any, place: tuple, ring: Any, slot: Any) -> None:
-        """Have TMA bring the block that begins at a place (column, row, which matrix of a stack); zeros where the array
-        has ended."""
+        """Have TMA bring the block that begins at a place (column, row, which matrix of stacks, the last stack first); zeros
+        where the array has ended."""
         pointer = shared(self.dtype, self.offset)
         for panel in range(self.panels):
             to = slot.stage * (self.stage_bytes // 2) + panel * self.lines * LINE
-            if self.stacked:
-                tma_load(tensor_map, (place[0] + panel * LINE, place[1], place[2]), pointer, to, ring.full(), slot.stage)
-            else:
-                tma_load(tensor_map, (place[0] + panel * LINE, place[1]), pointer, to, ring.full(), slot.stage)
+            tma_load(tensor_map, (place[0] + panel * LINE, *place[1:]), pointer, to, ring.full(), slot.stage)
 
     def load_part(self, tensor_map: Any, place: tuple, ring: Any, slot: Any, rank: int) -> None:
         """The same for all that share the block: of this one's part, whose place in the cluster is ``rank``."""
@@ -139,11 +135,8 @@ class StagedTile(Typed):
         for n in range(panels):
             panel, line = (n + part * panels, 0) if self.by_panels else (n, part * lines)
             to = slot.stage * (self.stage_bytes // 2) + (panel * self.lines + line) * LINE
-            column, row = place[0] + panel * LINE, place[1] + line
-            if self.stacked:
-                tma_load_multicast(tensor_map, (column, row, place[2]), pointer, to, ring.full(), slot.stage, mask)
-            else:
-                tma_load_multicast(tensor_map, (column, row), pointer, to, ring.full(), slot.stage, mask)
+            at = place[0] + panel * LINE, place[1] + line, *place[2:]
+            tma_load_multicast(tensor_map, at, pointer, to, ring.full(), slot.stage, mask)
 
     def descriptor(self) -> int:
         """Of the first stage."""
@@ -226,7 +219,8 @@ def add_matrix(sums: tuple, n: int, tile: Any, stage: int, group: int) -> tuple:
 
 
 class WarpgroupPart(NamedTuple):
-    """Where a warpgroup's sums are stored: first row and column, where the matrix ends, and which one of a stack it is."""
+    """Where a warpgroup's sums are stored: first row and column, where the matrix ends, and which one of stacks it is, of
+    the last stack first."""
 
     m: Any
     n: Any
@@ -242,7 +236,7 @@ class TmaOut(Typed):
     block_m: int
     columns: int
     o_offset: int
-    stacked: bool = False
+    stacks: int = 0
 
     @cached_property
     def head(self) -> Panels:
@@ -250,7 +244,7 @@ class TmaOut(Typed):
 
     @cached_property
     def map_spec(self) -> TensorMapSpec:
-        return self.head.map_spec(ROWS, 3 if self.stacked else 2)
+        return self.head.map_spec(ROWS, 2 + self.stacks)
 
     def store(self, values: tuple, out: Any, part: WarpgroupPart, group: int) -> None:
         is_leader = thread_index() % 128 == 0
@@ -265,14 +259,9 @@ class TmaOut(Typed):
                 for panel in range(self.head.count):
                     column = part.n + panel * self.head.line
                     if column < part.columns:
-                        self.store_panel(out, column, part, (panel * self.block_m + group * ROWS) * self.head.line)
+                        at = (panel * self.block_m + group * ROWS) * self.head.line
+                        tma_store(out, (column, part.m, *part.stack), shared(self.dtype, self.o_offset), at)
             tma_commit()
-
-    def store_panel(self, out: Any, column: int, part: WarpgroupPart, at: int) -> None:
-        if self.stacked:
-            tma_store(out, (column, part.m, part.stack), shared(self.dtype, self.o_offset), at)
-        else:
-            tma_store(out, (column, part.m), shared(self.dtype, self.o_offset), at)
 
     def finish(self) -> None:
         """Shared memory must last until TMA has read it."""
@@ -285,14 +274,10 @@ class DirectOut(Typed):
     """Elements that are in range, from the registers: as ``pairs`` where there are as many in a row."""
 
     pairs: bool
-    stacked: bool = False
 
     def store(self, values: tuple, out: Any, part: WarpgroupPart, group: int) -> None:
         pairs, row, column = split(convert_all(self.dtype, values), 2), part.m + own_row(), part.n + own_column()
-        if self.stacked:
-            each(put_pair, pairs, self, part, matrix_of(out, (part.stack,)), row, column)
-        else:
-            each(put_pair, pairs, self, part, out, row, column)
+        each(put_pair, pairs, self, part, matrix_of(out, part.stack), row, column)
 
     def finish(self) -> None:
         """Nothing is under way."""
@@ -302,10 +287,8 @@ class DirectOut(Typed):
 class RowsOut(Typed):
     """A value of each row, by the first of the row's four threads."""
 
-    stacked: bool = False
-
     def store(self, values: tuple, out: Any, part: WarpgroupPart, group: int) -> None:
-        each(put_row, values, self, part, out, part.m + own_row())
+        each(put_row, values, self, part, matrix_of(out, part.stack), part.m + own_row())
 
     def finish(self) -> None:
         """Nothing is under way."""
@@ -313,10 +296,7 @@ class RowsOut(Typed):
 
 def put_row(value: Any, n: int, store: Any, part: WarpgroupPart, out: Any, row: int) -> None:
     if lane_index() % 4 == 0 and row + n * 8 < part.rows:
-        if store.stacked:
-            out[part.stack, row + n * 8] = convert(store.dtype, value)
-        else:
-            out[row + n * 8] = convert(store.dtype, value)
+        out[row + n * 8] = convert(store.dtype, value)
 
 
 def blocks(extent: int, size: int) -> int:
@@ -412,15 +392,11 @@ class OctetOut(Typed):
     Columns are a multiple of 32, and rows begin at multiples of 16 bytes. ``clipped``: tiles have columns beyond the
     array's, which are a multiple of 8."""
 
-    stacked: bool = False
     clipped: bool = False
 
     def store(self, values: tuple, out: Any, part: WarpgroupPart, group: int) -> None:
         words = apply(octets, split(pack_narrow(convert_all(self.dtype, values)), 8))
-        if self.stacked:
-            each(put_row_of_octets, (0, 1), self, part, matrix_of(out, (part.stack,)), words)
-        else:
-            each(put_row_of_octets, (0, 1), self, part, out, words)
+        each(put_row_of_octets, (0, 1), self, part, matrix_of(out, part.stack), words)
 
     def finish(self) -> None:
         """Nothing is under way."""
@@ -462,6 +438,19 @@ def lane_value(rows: tuple, i: int) -> Any:
 def limits(row: int, place: int, slope: int, shift: int) -> tuple:
     """Of a thread's two rows slope * row + shift, counted from its first place on."""
     return slope * row + shift - place, slope * (row + 8) + shift - place
+
+
+def first_limits(called: Any, row: int, last: int, place: int, head: int, batch: int, shift: int) -> tuple:
+    """Of a thread's two rows the first place that a mask shows them, counted from the thread's first on; of a row behind the
+    ``last`` one this one's. A mask may load it, and is asked once a row."""
+    upper = called.f.first_shown(min(row, last), head, batch, shift)
+    return upper - place, called.f.first_shown(min(row + 8, last), head, batch, shift) - place
+
+
+def end_limits(called: Any, row: int, last: int, place: int, head: int, batch: int, shift: int) -> tuple:
+    """The same of the place behind the last."""
+    upper = called.f.end_shown(min(row, last), head, batch, shift)
+    return upper - place, called.f.end_shown(min(row + 8, last), head, batch, shift) - place
 
 
 def rescales(factors: tuple) -> bool:
@@ -653,10 +642,9 @@ class ColumnsOut(Typed):
 
     columns: int
     threads: int
-    stacked: bool = False
 
     def store(self, values: tuple, out: Any, part: WarpgroupPart, group: int) -> None:
-        each(put_column, values, self, part, out, number(group))
+        each(put_column, values, self, part, matrix_of(out, part.stack), number(group))
 
     def finish(self) -> None:
         """Nothing is under way."""
@@ -665,7 +653,4 @@ class ColumnsOut(Typed):
 def put_column(value: Any, n: int, store: Any, part: WarpgroupPart, out: Any, thread: int) -> None:
     column = thread + n * store.threads
     if column < store.columns and part.n + column < part.columns:
-        if store.stacked:
-            out[part.stack, part.n + column] = convert(store.dtype, value)
-        else:
-            out[part.n + column] = convert(store.dtype, value)
+        out[part.n + column] = convert(store.dtype, value)

@@ -116,7 +116,7 @@ class Reference(Interpreter):
             return
         of_tile = kind == "parallel"
         for blocks in itertools.product(*(self._blocks(extent, extent.length, of_tile) for extent in extents)):
-            self.stack = next((x for x in blocks if x.stack), None) if of_tile else self.stack
+            self.stacks = tuple(x for x in blocks if x.stack) if of_tile else self.stacks
             yield blocks if len(blocks) > 1 else blocks[0]
 
     def _blocks(self, extent: ProgramAxis, end: int, of_tile: bool = False) -> list[Index]:

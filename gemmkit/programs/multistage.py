@@ -182,8 +182,8 @@ class MultistagePrinter(Printer):
                      'global -> shared."""')
             for tile in ring.rounds.tiles:
                 where = [index.name for index in tile.dims]
-                stack = [] if tile.stack is None else [tile.stack.text()]
-                self.put(1, f"{tile.name}_tile.copy({tile.parameter.name}, ({', '.join([*stack, *where])}), "
+                stacks = [stack.text() for stack in tile.stacks]
+                self.put(1, f"{tile.name}_tile.copy({tile.parameter.name}, ({', '.join([*stacks, *where])}), "
                             f"({', '.join(f'sizes.{x}' for x in where)}), slot)")
 
 
@@ -225,8 +225,8 @@ class MultistageConsumer(Consumer):
         def end(dim: Index | Axis) -> str:
             return f"{dim.size}" if isinstance(dim, Axis) else f"sizes.{dim.name}"
 
-        stack = [] if block.stack is None else [block.stack.text(begin)]
-        return (f"{block.name}_tile.copy({block.parameter.name}, ({', '.join([*stack, *map(begin, block.dims)])}), "
+        stacks = [stack.text(begin) for stack in block.stacks]
+        return (f"{block.name}_tile.copy({block.parameter.name}, ({', '.join([*stacks, *map(begin, block.dims)])}), "
                 f"({', '.join(map(end, block.dims))}), {slot})")
 
     def copy_round(self, distance: str, slot: str) -> None:
@@ -376,8 +376,8 @@ class CopyRing(Component):
 
 @dataclass(frozen=True)
 class CopiedTile(Typed):
-    """``lines`` x ``columns`` elements of a row-major array in every stage of a ring, by panels of 64 columns (or 32); of a
-    ``stacked`` array from one of its matrices. ``threads`` copy ``vector`` elements at a time; ``clipped`` where a row may
+    """``lines`` x ``columns`` elements of a row-major array in every stage of a ring, by panels of 64 columns (or 32); of
+    one matrix where there are stacks. ``threads`` copy ``vector`` elements at a time; ``clipped`` where a row may
     end within them."""
 
     lines: int
@@ -387,7 +387,6 @@ class CopiedTile(Typed):
     threads: int
     vector: int = 8
     clipped: bool = False
-    stacked: bool = False
 
     @cached_property
     def line(self) -> int:
@@ -417,7 +416,7 @@ class CopiedTile(Typed):
     # -- in device code: global -> shared -----------------------------------------------------------------------------
 
     def copy(self, array: Any, place: tuple, ends: tuple, slot: Slot) -> None:
-        """Start this thread's copies of the block that begins at a place (of a stack which matrix, row, column); zeros from
+        """Start this thread's copies of the block that begins at a place (which matrix of stacks, row, column); zeros from
         the ``ends`` of rows and columns on."""
         thread = rolled(thread_index())                # or the places of all copies stay in registers
         first = udiv(thread, self.vectors)
@@ -435,10 +434,7 @@ class CopiedTile(Typed):
             panel = udiv(first + more, self.lines)
             line = first + more - panel * self.lines
         row, along = place[-2] + line, place[-1] + panel * self.line + column
-        if self.stacked:
-            source = offset_of(array, (place[0], row, along))
-        else:
-            source = offset_of(array, (row, along))
+        source = offset_of(array, (*place[:-2], row, along))
         if self.at_once % PATTERN_LINES == 0:
             to, ahead = self.layout.swizzle(first * self.line + column), more * self.line
         else:

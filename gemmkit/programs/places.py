@@ -125,7 +125,7 @@ class TilePlace:
     name: str
     parameter: Parameter
     dims: tuple[Index, Index]
-    stack: Index | None
+    stacks: tuple[Index, ...]
 
 
 @dataclass(eq=False)
@@ -181,7 +181,7 @@ class Places:
     indices: tuple[Index, Index]
     loops: list[Rounds]
     stores: list[StoreStatement]
-    stack: Index | None = None         # which matrix of stacked arrays
+    stacks: tuple[Index, ...] = ()     # which matrix of stacked arrays
     cells: dict[Value, str] = field(default_factory=dict)          # of what is there after a loop: the sums' name
     starts: dict[str, float] = field(default_factory=dict)         # of the sums' names: what they begin with
     rows: dict[Value, str] = field(default_factory=dict)           # the same of cells that have a value for each row
@@ -190,6 +190,11 @@ class Places:
     column_starts: dict[str, float] = field(default_factory=dict)
     arguments: frozenset[str] = frozenset()
     sizes: dict[ProgramAxis, int] = field(default_factory=dict)          # how long the axes of all indices are in a call
+
+    @property
+    def count(self) -> int:
+        """Of its stacks."""
+        return math.prod(self.sizes[stack.extent] for stack in self.stacks)
 
     @property
     def names(self) -> list[str]:
@@ -201,15 +206,20 @@ class Places:
         return [x for rounds in self.loops for x in rounds.column_sums if self.columns[x.carried.after] == name]
 
 
+def is_tiled(loop: Loop, axes: int) -> bool:
+    """Whether tiles go along so many axes that have blocks, after stacks."""
+    return [index.stack for index in loop.indices] == [True] * (len(loop.indices) - axes) + [False] * axes
+
+
 def places_of(loop: Loop, arguments: Iterable[str]) -> Places:
     """Of a program with ``arguments``, whose names cells do not have. Raises ValueError and TypeError, with the user's line,
     for what has no place yet."""
-    if [index.stack for index in loop.indices] not in ([False, False], [True, False, False]):
+    if not is_tiled(loop, 2):
         raise refused(ValueError, f"parallel({shown(index.extent for index in loop.indices)}): a kernel's tiles are rows "
-                                  "and columns, parallel(a.rows, b.columns), optionally after one stack (only "
+                                  "and columns, parallel(a.rows, b.columns), optionally after stacks (only "
                                   ".reference(...) runs others)",
                       loop.line)
-    out = Places((loop.indices[-2], loop.indices[-1]), [], [], loop.indices[0] if len(loop.indices) == 3 else None)
+    out = Places((loop.indices[-2], loop.indices[-1]), [], [], loop.indices[:-2])
     taken: set[str] = set()
     out.arguments, out.sizes = frozenset(arguments), loop.sizes
     for held in loop.body:
@@ -224,15 +234,15 @@ def places_of(loop: Loop, arguments: Iterable[str]) -> Places:
 
 
 def _checked(store: StoreStatement, places: Places) -> StoreStatement:
-    stack = () if places.stack is None else (places.stack,)
-    indices, rank = (*stack, *places.indices), len(store.parameter.shape)
+    stacks = places.stacks
+    indices, rank = (*stacks, *places.indices), len(store.parameter.shape)
     tile = store.only is None and tuple(store.key) == indices and rank == len(indices)
     rows = store.only is indices[-1] and tuple(store.key) == indices[:-1] and rank == len(indices) - 1
-    columns = store.only is indices[-2] and tuple(store.key) == (*stack, indices[-1]) and rank == len(indices) - 1
+    columns = store.only is indices[-2] and tuple(store.key) == (*stacks, indices[-1]) and rank == len(indices) - 1
     if not tile and not rows and not columns:
         raise refused(ValueError, f"{store.parameter.name}[{shown(store.key)}] is stored; a kernel stores whole tiles, "
                                   f"[{shown(indices)}], rows' values within once({indices[-1]}), [{shown(indices[:-1])}], "
-                                  f"and columns' within once({indices[-2]}), [{shown((*stack, indices[-1]))}] (only "
+                                  f"and columns' within once({indices[-2]}), [{shown((*stacks, indices[-1]))}] (only "
                                   ".reference(...) runs others)", store.line)
     return store
 
@@ -245,7 +255,7 @@ def _rounds(loop: Loop, out: Places, taken: set[str]) -> Rounds:
         raise refused(ValueError, f"{loop.indices[0]} has a length (stop=); a kernel takes lengths in tiles of whole rows, "
                                   "parallel(a.rows) (only .reference(...) runs others)", loop.line)
     index = loop.indices[0]
-    others = [*out.indices, *([] if out.stack is None else [out.stack]), *(rounds.index for rounds in out.loops)]
+    others = [*out.indices, *out.stacks, *(rounds.index for rounds in out.loops)]
     index.name = unique(index.name, [x.name for x in others])          # of two loops that a program calls by one name
     made = Rounds(index, [], [], loop.line)
     tiles: dict[Any, TilePlace] = {}
@@ -348,10 +358,10 @@ def _multiply(dot: Value, carried: Carried, places: Places, rounds: Rounds, tile
         if (parameter.name, key) not in tiles:
             name = unique(parameter.name, taken)
             taken.add(name)
-            stack = key[0] if key[0].stack else None
-            if stack is not None and stack.of_loop is not places.stack:
-                raise refused(ValueError, f"{parameter.name}[{shown(key)}]: the stack of a block is the tile's", dot.line)
-            tiles[parameter.name, key] = TilePlace(name, parameter, load.dims, stack)
+            stacks = tuple(index for index in key if index.stack)
+            if not {stack.of_loop for stack in stacks} <= set(places.stacks):
+                raise refused(ValueError, f"{parameter.name}[{shown(key)}]: the stacks of a block are the tile's", dot.line)
+            tiles[parameter.name, key] = TilePlace(name, parameter, load.dims, stacks)
             rounds.tiles.append(tiles[parameter.name, key])
         found.append((tiles[parameter.name, key], x.op == "transpose"))
     (a, a_transposed), (b, b_transposed) = found

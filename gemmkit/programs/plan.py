@@ -366,10 +366,10 @@ class Derived:
         self.problem, self.shares = problem, shares
 
     def extents(self, chain: Chain, infos: dict[str, ArrayInfo], processors: int) -> dict[str, int]:
-        """Of a call: how long its indices' axes are, and how many of the stack are taken side by side
+        """Of a call: how long its indices' axes are, and how many of the stacks are taken side by side
         (`gemmkit.programs.chains.schedule`)."""
         sizes = {index.name: chain.sizes[index.extent] for index in (*chain.indices, chain.index)}
-        if chain.stack is None or not self.choice.longest_first:
+        if not chain.stacks or not self.choice.longest_first:
             return {**sizes, "section": 1}
         arrays = {block.parameter.name for ring in self.places.rings if ring.index is not None for block in ring.blocks}
         nbytes, cluster = sum(2 * math.prod(infos[name].shape[-2:]) for name in arrays), self.choice.cluster
@@ -564,11 +564,11 @@ def _element(store: StoreStatement, root: Value, places: Places, warpgroups: int
     """What becomes of the sums of a tile, or of its rows or columns alone."""
     name, (m, n) = f"element_of_{store.parameter.name}", places.indices
     if store.only is n:
-        return function_of(name, root, (m,), places.rows, places.stack)
+        return function_of(name, root, (m,), places.rows, places.stacks)
     if store.only is m:
-        return function_of(name, root, (n,), places.columns, places.stack, place="column",
+        return function_of(name, root, (n,), places.columns, places.stacks, place="column",
                            step=128 * warpgroups)
-    return function_of(name, root, (m, n), places.cells, places.stack, rows=places.rows, columns=places.columns)
+    return function_of(name, root, (m, n), places.cells, places.stacks, rows=places.rows, columns=places.columns)
 
 
 def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict[str, Any], mapping: Mapping,
@@ -713,8 +713,8 @@ def device_of(infos: dict[str, ArrayInfo]) -> DeviceInfo:
 
 
 def _tile_indices(places: Places) -> tuple[Index, ...]:
-    """Rows, columns, and the stack if there is one."""
-    return places.indices if places.stack is None else (*places.indices, places.stack)
+    """Rows, columns, and stacks."""
+    return *places.indices, *places.stacks
 
 
 def _copies(kernel: KernelLimits, info: ArrayInfo) -> CopyWidth:

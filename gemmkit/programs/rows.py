@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Mapping as Names
 from dataclasses import dataclass, field
 
@@ -15,9 +15,9 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.called import CALLED, EXTENT, NUMBER, RETURNS, Callees, is_place_made
 from gemmkit.programs.chains.elements import is_whole_number
 from gemmkit.programs.mapping import SWITCHES, Mapping
-from gemmkit.programs.places import LEAVES, Rewriter, walked
+from gemmkit.programs.places import LEAVES, Rewriter, is_tiled, walked
 from gemmkit.programs.text import CALLS as OF_ELEMENTS
-from gemmkit.programs.text import EARLY, JOINTS, SIGNS, Printed
+from gemmkit.programs.text import EARLY, JOINTS, SIGNS, Printed, count_of, parts_of_stacks, tuple_of
 from gemmkit.programs.trace import CONDITIONS, Loop, StoreStatement, Value
 from gemmkit.programs.values import Axis, Index, refused, shown, unique
 from gemmkit.runtime.array_info import ArrayInfo
@@ -37,7 +37,7 @@ FORMS = dict(dot="a product: products of whole rows are taken in rounds, for n i
 class RowProgram:
     """``columns``: the length of its rows; ``reads``: the arrays that are read, with the lines where they are."""
 
-    stack: Index | None
+    stacks: tuple[Index, ...]
     rows: Index
     columns: int
     stores: list[StoreStatement]
@@ -46,7 +46,7 @@ class RowProgram:
 
     @property
     def indices(self) -> tuple[Index, ...]:
-        return (self.rows,) if self.stack is None else (self.stack, self.rows)
+        return *self.stacks, self.rows
 
 
 def is_vector(x: Value) -> bool:
@@ -66,15 +66,14 @@ def is_row(x: Value) -> bool:
 
 def has_rows_alone(loop: Loop) -> bool:
     """Whether tiles go along rows, and nothing goes around in rounds."""
-    along_rows = [index.stack for index in loop.indices] in ([False], [True, False])
-    return along_rows and not any(isinstance(held, Loop) for held in loop.body)
+    return is_tiled(loop, 1) and not any(isinstance(held, Loop) for held in loop.body)
 
 
 def row_program_of(loop: Loop) -> RowProgram:
     """Raises ValueError and TypeError, with the user's line, for what is no function of rows."""
-    stack, rows = (None, loop.indices[0]) if len(loop.indices) == 1 else loop.indices
+    *stacks, rows = loop.indices
     stores = [held for held in loop.body if isinstance(held, StoreStatement)]
-    made = RowProgram(stack, rows, 0, stores, {}, loop.line)
+    made = RowProgram(tuple(stacks), rows, 0, stores, {}, loop.line)
     lengths: dict[int, str] = {}
     for x in walked([store.value for store in stores]):
         _check(x, made, lengths)
@@ -604,10 +603,12 @@ class RowPrinter:
         return self.names[x]
 
     def array(self, x: Value) -> str:
-        """An array without its stack."""
+        """An array without its stacks."""
         parameter, key = x.data
-        stacks = [index.text() for index in key if index.stack]
-        return self.call("matrix_of", parameter.name, f"({stacks[0]},)") if stacks else str(parameter.name)
+        return self.matrix_of(parameter.name, [index for index in key if index.stack])
+
+    def matrix_of(self, name: str, stacks: Sequence[Index]) -> str:
+        return self.call("matrix_of", name, tuple_of(stack.text() for stack in stacks[::-1])) if stacks else name
 
     def call(self, word: str, *arguments: str) -> str:
         self.needs.add(word)
@@ -688,8 +689,7 @@ class RowPrinter:
     def put(self, step: RowStore) -> None:
         x, parameter = step.value, step.store.parameter
         kind = self.dtypes[parameter.name].name
-        stack = self.program.stack
-        out = parameter.name if stack is None else self.call("matrix_of", parameter.name, f"({stack.name},)")
+        out = self.matrix_of(parameter.name, self.program.stacks)
         self.needs.add(DTYPES[kind])
         if len(parameter.shape) > len(self.program.indices):
             self.lines.append(self.over("put_into", x, f"element_of_{parameter.name}", False, out, DTYPES[kind]))
@@ -705,14 +705,14 @@ def printed(title: str, program: RowProgram, steps: RowSteps, threads: tuple[Row
     """Print the kernel. ``dtypes``: of all arrays, by their names. ``early``: its launch may begin before the kernel before
     has ended."""
     team, source, vector = threads
-    rows, stack = program.rows.name, program.stack
+    rows, stacks = program.rows.name, program.stacks
     tile = [index.name for index in program.indices]
     printer = RowPrinter(program, steps, dtypes, {*OWN_NAMES, *dtypes, *scalars, *tile})
     for step in steps.order:
         printer.step(step)
     begin = EARLY if early else ()
     printer.needs |= {"F32", *(line.removesuffix("()") for line in begin), type(team).__name__, type(source).__name__,
-                      *(["udiv"] if stack is not None else [])}
+                      *(["udiv"] if stacks else [])}
     outs = [store.parameter.name for store in program.stores]
     reads = [name for name in dtypes if name in program.reads]
     used = [name for name in scalars if any(x.op == "scalar" and x.data == name for x in steps.named)]
@@ -722,9 +722,11 @@ def printed(title: str, program: RowProgram, steps: RowSteps, threads: tuple[Row
         if word in printer.needs:
             imports.setdefault(module, []).append(word)
     at = [f"{rows} = ROWS.team.row()", f"if {rows} < sizes.{rows}:"]
-    if stack is not None:
-        at = ["index = ROWS.team.row()", f"if index < sizes.{stack.name} * sizes.{rows}:",
-              f"    {stack.name} = udiv(index, sizes.{rows})", f"    {rows} = index - {stack.name} * sizes.{rows}"]
+    if stacks:
+        which = f"udiv(index, sizes.{rows})"
+        at = ["index = ROWS.team.row()", f"if index < {count_of(stacks)}sizes.{rows}:",
+              *(f"    {stack.name} = {part}" for stack, part in zip(stacks, parts_of_stacks(stacks, which))),
+              f"    {rows} = index - {which if stacks[1:] else stacks[0].name} * sizes.{rows}"]
     lines = [
         f'"""{title}"""', "", *(["import math"] if "math" in printer.needs else []), "from dataclasses import dataclass", "",
         "import numpy as np", "",

@@ -6,7 +6,7 @@ A thread has the sums of two rows, 8 apart, and of pairs of columns, 8 apart; a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,7 +56,7 @@ class ElementFunction:
     name: str
     indices: tuple
     cells: dict[Value, str]
-    stack: Index | None = None
+    stacks: tuple[Index, ...] = ()
     place: str = "row"
     step: int = 8
     rows: dict[Value, str] = field(default_factory=dict)
@@ -78,9 +78,9 @@ class ElementFunction:
         names = [index.name for index in self.indices if index.name in self.places]
         rows = [self.place, f"last_{names[0]}"] if self.indices[0].name in names else []
         columns = ["column", f"last_{names[-1]}"] if self.indices[1:] and self.indices[1].name in names else []
-        stack = [self.stack.name] if self.stack is not None and self.stack.name in self.places else []
+        stacks = [stack.name for stack in self.stacks if stack.name in self.places]
         called = [callee.name for callee in self.callees]
-        return [*self.arrays, *called, *self.scalars, *self.of_rows, *rows, *columns, *stack]
+        return [*self.arrays, *called, *self.scalars, *self.of_rows, *rows, *columns, *stacks]
 
     @property
     def text(self) -> str:
@@ -169,13 +169,12 @@ class ElementFunction:
         if x.op == EXTENT:
             self.places.add(x.data.name)
             return f"(last_{x.data.name} + 1)"
-        if x.op == "coordinate" and isinstance(x.data, Index) and x.data.of_loop in (*self.indices, self.stack):
+        if x.op == "coordinate" and isinstance(x.data, Index) and x.data.of_loop in (*self.indices, *self.stacks):
             self.places.add(x.data.of_loop.name)
             return self._in_range(x.data) if self._stays_inside or x.data.stack else self._place(x.data)
         if x.op == "load":
             parameter, key = x.data
-            known = (*self.indices, *([self.stack] if self.stack is not None else []))
-            if {index.of_loop for index in key} <= set(known) and len(key) == len(parameter.shape):
+            if {index.of_loop for index in key} <= {*self.indices, *self.stacks} and len(key) == len(parameter.shape):
                 if parameter.name not in self.arrays:
                     self.arrays.append(parameter.name)
                 self.places.update(index.of_loop.name for index in key)
@@ -184,8 +183,7 @@ class ElementFunction:
                                   "the tile are available", x.line)
 
     def _in_range(self, index: Index) -> str:
-        is_stack = index.of_loop is self.stack
-        return index.text() if is_stack else f"min({self._place(index)}, last_{index.name})"
+        return index.text() if index.of_loop in self.stacks else f"min({self._place(index)}, last_{index.name})"
 
     def _not_finite(self, number: float) -> str:
         self.needs.add("math")
@@ -231,11 +229,11 @@ def _is_counted(x: Value) -> bool:
         x.op in ("add", "sub", "mul", "neg") and all(map(_is_counted, x.args)))
 
 
-def function_of(name: str, root: Value, indices: tuple, cells: dict[Value, str], stack: Index | None,
-                **more: Any) -> ElementFunction:
+def function_of(name: str, root: Value, indices: tuple, cells: dict[Value, str],
+                stacks: tuple[Index, ...], **more: Any) -> ElementFunction:
     """The function that makes an element of a result; ``more``: other fields of it. Raises ValueError, with the user's line,
     for what it cannot read."""
-    made = ElementFunction(name, indices, cells, stack, **more)
+    made = ElementFunction(name, indices, cells, stacks, **more)
     pending, seen = [root], set()
     while pending:
         x = pending.pop()
@@ -247,6 +245,32 @@ def function_of(name: str, root: Value, indices: tuple, cells: dict[Value, str],
     if not made.sums:
         raise refused(ValueError, "a result without an accumulator; it must contain a product's", root.line)
     return made
+
+
+def tuple_of(names: Iterable[str]) -> str:
+    """A tuple in a text.
+
+    >>> tuple_of([]), tuple_of("a"), tuple_of("ab")
+    ('()', '(a,)', '(a, b)')
+    """
+    found = list(names)
+    return f"({', '.join(found)}{',' if len(found) == 1 else ''})"
+
+
+def count_of(stacks: Sequence[Index]) -> str:
+    """How many matrices stacks have, as the first factor of a product."""
+    return "".join(f"sizes.{stack.name} * " for stack in stacks)
+
+
+def parts_of_stacks(stacks: Sequence[Index], which: str) -> list[str]:
+    """Which of each of the stacks a matrix is of, from its number among all, ``which``."""
+    found = []
+    for n, stack in enumerate(stacks):
+        inner = " * ".join(f"sizes.{other.name}" for other in stacks[n + 1:])
+        part = f"udiv({which}, {inner})" if inner else which
+        own = f"sizes.{stack.name}"
+        found.append(f"{part} - udiv({which}, {f'{own} * {inner}' if inner else own}) * {own}" if n else part)
+    return found
 
 
 # --------------------------------------------------------------------------------------------------
@@ -443,11 +467,10 @@ class Printer:
         size = self.memory.blocks
         return (f"{tile.name}_tile = {kind}({np.dtype(tile.parameter.dtype).name!r}, "
                 f"lines={size[tile.dims[0].name]}, columns={size[tile.dims[1].name]}, "
-                f"offset={ring.offsets[tile.name]}, stage_bytes={ring.stage_bytes}{more}"
-                + ("" if tile.stack is None else ", stacked=True"))
+                f"offset={ring.offsets[tile.name]}, stage_bytes={ring.stage_bytes}{more}")
 
     def staged(self, tile: TilePlace, ring: Ring) -> str:
-        return self.tile_of("StagedTile", tile, ring) + (
+        return self.tile_of("StagedTile", tile, ring, f", stacks={len(tile.stacks)}" if tile.stacks else "") + (
             f", cluster=cluster, peers={self.peers(tile)!r})" if self.peers(tile) else ")")
 
     def pipeline(self, ring: Ring) -> str:
@@ -476,29 +499,26 @@ class Printer:
                                 f"{product.b.name}_tile{how}{self.product_fields})")
         for name, offset in self.memory.columns.items():
             self.put(0, f"{KEPT}{name} = ColumnValues({self.columns_of(name)}, offset={offset})")
-        stacked = "" if self.places.stack is None else ", stacked=True"
+        stacks = f", stacks={len(self.places.stacks)}" if self.places.stacks else ""
         for out in self.outs:
-            made = f"DirectOut({out.dtype.name!r}, pairs={out.pairs}{stacked})"
+            made = f"DirectOut({out.dtype.name!r}, pairs={out.pairs})"
             if out.kind in ("RowsOut", "OctetOut"):
-                made = f"{out.kind}({out.dtype.name!r}{', clipped=True' if out.kind == 'OctetOut' else ''}{stacked})"
+                made = f"{out.kind}({out.dtype.name!r}{', clipped=True' if out.kind == 'OctetOut' else ''})"
             elif out.kind == "ColumnsOut":
-                made = (f"ColumnsOut({out.dtype.name!r}, columns={size[n.name]}, threads={128 * self.warpgroups}"
-                        f"{stacked})")
+                made = f"ColumnsOut({out.dtype.name!r}, columns={size[n.name]}, threads={128 * self.warpgroups})"
             elif out.kind == "TmaOut":
                 made = (f"TmaOut({out.dtype.name!r}, block_m={size[m.name]}, columns={size[n.name]}, "
-                        f"o_offset={self.memory.outs[out.name]}{stacked})")
+                        f"o_offset={self.memory.outs[out.name]}{stacks})")
             self.put(0, f"out_{out.name} = {made}")
 
     @property
     def place(self) -> str:
-        """What a tile is: the matrix of a stack, first row, first column."""
-        stack = [] if self.places.stack is None else [self.places.stack.name]
-        return ", ".join([*stack, *(index.name for index in self.places.indices)])
+        """What a tile is: the matrix of stacks, first row, first column."""
+        return ", ".join(index.name for index in (*self.places.stacks, *self.places.indices))
 
     def corner(self, tile: TilePlace) -> str:
         """Where a block begins, as TMA counts: the contiguous axis first."""
-        stack = [] if tile.stack is None else [tile.stack.text()]
-        return ", ".join([tile.dims[1].name, tile.dims[0].name, *stack])
+        return ", ".join([tile.dims[1].name, tile.dims[0].name, *(stack.text() for stack in tile.stacks[::-1])])
 
     # -- the kernel ---------------------------------------------------------------------------------------------------
 
@@ -651,8 +671,8 @@ class Printer:
                 values = f"split(interleave(({', '.join(map(held, made.sums))})), {len(made.sums)})"
             lines = [f"values = apply({made.name}, {values}{given})"]
             values = "values"
-        stack = "0" if self.places.stack is None else self.places.stack.name
-        part = f"WarpgroupPart({m} + group * 64, {n}, sizes.{m}, sizes.{n}, {stack})"
+        stacks = tuple_of(stack.name for stack in self.places.stacks[::-1])
+        part = f"WarpgroupPart({m} + group * 64, {n}, sizes.{m}, sizes.{n}, {stacks})"
         lines.append(f"out_{out.name}.store({values}, {out.name}, {part}, group)")
         once = {"RowsOut": n, "ColumnsOut": m}.get(out.kind)
         return lines if once is None else [f"if {once} == 0:", *(f"    {line}" for line in lines)]
@@ -672,8 +692,8 @@ def printed(printer: Printer, title: str) -> Printed:
     (m, n), size = (index.name for index in places.indices), memory.blocks
     functions = [out.function for out in outs if out.function is not None]
     scalars = list(dict.fromkeys(name for made in functions for name in made.scalars))
-    stack = None if places.stack is None else places.stack.name
-    tile = (m, n) if stack is None else (m, n, stack)
+    stacks = [stack.name for stack in places.stacks]
+    tile = m, n, *stacks
     sizes = list(dict.fromkeys([*tile, *(ring.rounds.index.name for ring in memory.rings)]))
     uses = {out.kind for out in outs} | ({"RowSums"} if places.row_starts else set())
     uses |= {"ColumnSums", "ColumnValues"} if places.column_starts else set()
@@ -693,14 +713,14 @@ def printed(printer: Printer, title: str) -> Printed:
     outer, inner = (f"blocks(sizes.{index}, {size[index] * count})"
                     for index, count in ((m, memory.cluster.m), (n, memory.cluster.n)))
     row, column = printer.corners(size)
-    tile_of_one = "tile" if stack is None else f"tile - {stack} * rows * {inner}"
+    tile_of_one = f"tile - outer * rows * {inner}" if stacks else "tile"
     printer.put(0, "", "", "def tiles(sizes):",
-                f"    return {'' if stack is None else f'sizes.{stack} * '}{outer} * {inner}",
+                f"    return {count_of(places.stacks)}{outer} * {inner}",
                 "", "", f"def place(tile, {'' if memory.cluster.is_single else 'rank, '}sizes):",
                 f'    """The tile\'s first row and column: bands of tile rows go along {n}, column by column."""',
-                f"    rows = {outer}", *([] if stack is None else [f"    {stack} = udiv(tile, rows * {inner})"]),
+                f"    rows = {outer}", *([f"    outer = udiv(tile, rows * {inner})"] if stacks else []),
                 f"    row, column = order.block({tile_of_one}, rows, {inner})",
-                f"    return {'' if stack is None else f'{stack}, '}{row}, {column}", "", "")
+                f"    return {', '.join([*parts_of_stacks(places.stacks, 'outer'), row, column])}", "", "")
     printer.parts()
     for made in functions:
         printer.put(0, "", "", *made.text.split("\n"))

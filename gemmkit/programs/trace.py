@@ -63,7 +63,7 @@ class Interpreter:
     def __init__(self) -> None:
         self.cells: list[Cell] = []
         self.axes = Axes()
-        self.stack: Index | None = None                # of the tiles
+        self.stacks: tuple[Index, ...] = ()            # of the tiles
 
     # -- a subclass's -------------------------------------------------------------------------------------------------
 
@@ -182,12 +182,15 @@ class Interpreter:
         if len(dims) != 2:
             raise refused(ValueError, f"where({type(mask).__name__}(), ...) of a value of ({shown(dims)}): a mask is of "
                                       "scores, whose rows are queries and whose columns are keys")
+        if len(self.stacks) > 2:
+            raise refused(ValueError, f"where({type(mask).__name__}(), ...) in tiles of {len(self.stacks)} stacks: a mask "
+                                      "is given a head and a batch")
         _ = mask.arities                               # refuses other numbers of arguments
-        callee, stack, zero = self.callee(mask, name_of(given)), self.stack, self.constant(0)
-        callee.extents.append((*map(extent_of, dims), None if stack is None else stack.extent))
+        callee, heads = self.callee(mask, name_of(given)), self.stacks[::-1]
+        callee.extents.append((*map(extent_of, dims), *(stack.extent for stack in heads), *(None, None)[len(heads):]))
         shift = self.compute("sub", (self.extent(dims[1]), self.extent(dims[0])), ())
-        head = zero if stack is None else self.coordinate(stack)
-        return self._met(TEST, [*map(self.coordinate, dims), head, zero, shift], data=callee)
+        places = [*map(self.coordinate, (*dims, *heads)), *[self.constant(0)] * (2 - len(heads))]
+        return self._met(TEST, [*places, shift], data=callee)
 
     def extent(self, dim: Any) -> Any:
         """How long an axis is, or how far rounds along it go."""
@@ -548,7 +551,8 @@ class Tracer(Interpreter):
             raise refused(ValueError, "sequential(...) outside of parallel(...); it must be inside")
         length = None if stop is None else check_length(stop, extents[0])
         indices = tuple(Index(extent, of_tile=kind == "parallel") for extent in extents)
-        self.stack = next((x for x in indices if x.stack), None) if kind == "parallel" else self.stack
+        if kind == "parallel":
+            self.stacks = tuple(x for x in indices if x.stack)
         loop = self.emit(Loop(kind, indices, stop=length))
         user = sys._getframe(1)
         known = dict(user.f_locals)

@@ -515,10 +515,15 @@ class Parameter(Arithmetic):
 
     @property
     def count(self) -> ProgramAxis:
-        """Of a stack of matrices, or of vectors."""
+        """Of a stack of matrices, or of vectors: the first axis, one by one."""
         if len(self.shape) < 2:
             raise refused(ValueError, f"{self.name}.count: {self.name} has shape {self.shape}, which is not a stack")
         return ProgramAxis(self.name, 0, self.shape[0], True)
+
+    @property
+    def counts(self) -> tuple[ProgramAxis, ...]:
+        """Of stacks of matrices, such as batch and heads: all axes in front of rows and columns, one by one."""
+        return tuple(ProgramAxis(self.name, axis, length, True) for axis, length in enumerate(self.shape[:-2]))
 
     def _extent(self, axis: int) -> ProgramAxis:
         rank = len(self.shape)

@@ -58,7 +58,7 @@ def test_what_values_and_arrays_provide_has_a_row() -> None:
     for name in methods:
         assert f"`x.{name}{signature(getattr(values.Arithmetic, name)).replace('self, ', '')}`" in rows, name
     axes = {name for name, x in vars(values.Parameter).items() if isinstance(x, property)}
-    assert axes == {cell.strip("`").removeprefix("a.") for cell in first_cells("### Arrays")[:4]}
+    assert axes == {cell.strip("`").removeprefix("a.") for cell in first_cells("### Arrays")[:5]}
 
 
 @pytest.mark.parametrize("sign", ["__add__", "__sub__", "__mul__", "__truediv__", "__neg__", "__abs__", "__pow__",

@@ -436,7 +436,8 @@ def check_maps(text: Text) -> None:
         tile, info = text.tiles[f"{block.name}_tile"], plan.infos[block.array]
         expect((tile.lines, tile.columns) == block.size, f"{block.name} is {block.size}, and its tile {tile.lines} x {tile.columns}")
         expect(tile.dtype == block.dtype == info.dtype, f"{block.name} has dtype {block.dtype}, its tile {tile.dtype}")
-        expect(tile.stacked == (block.stack is not None) == (len(info.shape) == 3), f"{block.name} is stacked: {block.stack}, {tile.stacked}")
+        expect(len(block.stacks) == len(info.shape) - 2, f"{block.name} is of the stacks {block.stacks}, and has {info.shape}")
+        expect(getattr(tile, "stacks", len(block.stacks)) == len(block.stacks), f"{block.name} is of the stacks {block.stacks}: {tile}")
         for axis, dim in enumerate(block.dims):
             if isinstance(dim, Axis):
                 expect(info.shape[len(info.shape) - 2 + axis] == dim.size == block.size[axis], f"{block.name} takes {dim} of {info.shape}")
@@ -464,7 +465,7 @@ def check_maps(text: Text) -> None:
             whole = tile.part[0] * 64 * tile.part[1] * tile.parts
             expect(tuple(spec.box[:2]) == (64, lines) and whole == tile.lines * tile.columns and lines <= 256,
                    f"the map of {block} brings {spec.box}, and a block is {tile.lines} x {tile.columns} in {tile.parts} parts")
-            expect(spec.swizzle == 128 and spec.rank == 2 + tile.stacked and spec.dtype == plan.infos[array].dtype, f"the map of {block}: {spec}")
+            expect(spec.swizzle == 128 and spec.rank == 2 + tile.stacks and spec.dtype == plan.infos[array].dtype, f"the map of {block}: {spec}")
         expect(slot.info is plan.infos[array] or slot.info == plan.infos[array], f"a map of {array} describes another array")
     wanted += plan.printed.callees.names
     expect(kernel == wanted, f"the kernel takes {kernel}, and is given {wanted}")
@@ -488,7 +489,8 @@ def check_outs(text: Text) -> None:
     for name in plan.printed.outs:
         out, info = text.constants[f"out_{name}"], plan.infos[name]
         one = isinstance(out, (collectives.RowsOut, collectives.ColumnsOut))
-        expect(out.dtype == info.dtype and out.stacked == (len(info.shape) == (2 if one else 3)), f"{name} is {info.dtype} of {info.shape}, and leaves by {out}")
+        stacks = len(info.shape) - (1 if one else 2)
+        expect(out.dtype == info.dtype and getattr(out, "stacks", stacks) == stacks, f"{name} is {info.dtype} of {info.shape}, and leaves by {out}")
         columns = n or info.shape[-1]
         if isinstance(out, collectives.TmaOut):
             expect((out.block_m, out.columns) == (m, columns), f"{name} leaves by {out}, and tiles are {m} x {columns}")

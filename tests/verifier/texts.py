@@ -82,24 +82,24 @@ def resizing_of(plan: plans.ProgramPlan) -> Any:
 
 
 class Staged(NamedTuple):
-    """A block as the places say: its dimensions, how long they are, its array and its stack."""
+    """A block as the places say: its dimensions, how long they are, its array and its stacks."""
 
     name: str
     array: str
     dtype: np.dtype
     dims: tuple[Any, Any]
     size: tuple[int, int]
-    stack: Any
+    stacks: tuple[Any, ...]
 
 
 def staged_blocks(plan: plans.ProgramPlan) -> list[Staged]:
     resizing: Any = plan.resizing
     if isinstance(resizing, plans.GridResizing):
         blocks = choose(resizing.problem, plan.device).spec[1].blocks
-        return [Staged(t.name, t.parameter.name, np.dtype(t.parameter.dtype), t.dims, (blocks[t.dims[0].name], blocks[t.dims[1].name]), t.stack)
+        return [Staged(t.name, t.parameter.name, np.dtype(t.parameter.dtype), t.dims, (blocks[t.dims[0].name], blocks[t.dims[1].name]), t.stacks)
                 for rounds in resizing.problem.places.loops for t in rounds.tiles]
     choice = resizing.made.choice
-    return [Staged(b.name, b.parameter.name, np.dtype(b.parameter.dtype), b.dims, (choice.size(b.dims[0]), choice.size(b.dims[1])), b.stack)
+    return [Staged(b.name, b.parameter.name, np.dtype(b.parameter.dtype), b.dims, (choice.size(b.dims[0]), choice.size(b.dims[1])), b.stacks)
             for ring in resizing.made.places.rings for b in ring.blocks]
 
 

@@ -155,13 +155,13 @@ class _GridProgram:
         self.blocks = {block.name: block for block in text.blocks}
         self.sizes = {str(k): v for k, v in text.plan.mapping.blocks.items()}
         self.m, self.n = (index.name for index in self.places.indices)
-        self.stack = None if self.places.stack is None else self.places.stack.name
+        self.stacks = [stack.name for stack in self.places.stacks]
 
     def cases(self) -> Iterator[Case]:
         m, n, cluster = self.sizes[self.m], self.sizes[self.n], self.text.plan.cluster
         most = max(getattr(ring, "stages", 1) for ring in self.text.rings.values())
         for rows, columns, rounds, count, grid in ((1, 1, 1, 1, 1), (m * cluster.m + 1, 3 * n - 1, 2, 2, 2), (3 * m + 1, n, most + 2, 1, 1)):
-            numbers = {self.m: rows, self.n: columns, **({self.stack: count} if self.stack else {})}
+            numbers = {self.m: rows, self.n: columns, **dict.fromkeys(self.stacks, count)}
             for r in self.places.loops:
                 step = self.sizes[r.index.name]
                 numbers[r.index.name] = rounds * step - (rounds > 1 and step // 2)
@@ -170,10 +170,10 @@ class _GridProgram:
     watched: tuple[str, ...] = ()      # names whose numbers are noted with a product
 
     def tiles_of(self, log: Log) -> list[tuple[Any, ...]]:
-        """In order: (stack, row, column)."""
+        """In order: (which of the stacks, row, column)."""
         outs = {name: out for name, out in self.text.constants.items() if name.startswith("out_")}
         whole = [name for name, out in outs.items() if not isinstance(out, (collectives.RowsOut, collectives.ColumnsOut))]
-        return [(event[3][4], event[3][0], event[3][1]) for event in log if event[0] == "store" and event[1] == whole[0]] if whole else []
+        return [(event[3][4][::-1], event[3][0], event[3][1]) for event in log if event[0] == "store" and event[1] == whole[0]] if whole else []
 
     def check(self, case: Case, stored: dict[str, list[tuple[Any, ...]]], taken: list[Taken]) -> None:
         text, numbers = self.text, case.numbers
@@ -181,13 +181,13 @@ class _GridProgram:
         counts = [-(-int(numbers[name]) // (self.sizes[name] * k)) * k for name, k in ((self.m, cluster.m), (self.n, cluster.n))]
         rows = [m * self.sizes[self.m] + part for m in range(counts[0]) for part in parts]
         columns = [n * self.sizes[self.n] for n in range(counts[1])]
-        stacks = range(int(numbers[self.stack])) if self.stack else range(1)
+        matrices = self.matrices(numbers)
         for store in self.places.stores:
             name = f"out_{store.parameter.name}"
             out = text.constants[name]
-            tiles = itertools.product(stacks, rows if not isinstance(out, collectives.ColumnsOut) else rows[:1],
+            tiles = itertools.product(matrices, rows if not isinstance(out, collectives.ColumnsOut) else rows[:1],
                                       columns if not isinstance(out, collectives.RowsOut) else columns[:1])
-            wanted = Counter((m, n, numbers[self.m], numbers[self.n], h) for h, m, n in tiles)
+            wanted = Counter((m, n, numbers[self.m], numbers[self.n], h[::-1]) for h, m, n in tiles)
             found = Counter(part for array, part, _ in stored[name])
             expect(found == wanted, f"{name}: tiles {found - wanted or wanted - found} are not stored once each ({case})")
             expect(all(array == store.parameter.name for array, *_ in stored[name]), f"{name} is stored into another array")
@@ -202,16 +202,20 @@ class _GridProgram:
                 for loop in self.places.loops:
                     k = loop.index
                     for at in range(0, int(numbers[k.name]), self.sizes[k.name]):
-                        known = {self.m: m, self.n: n, k.name: at, **({self.stack: h} if self.stack else {})}
+                        known = {self.m: m, self.n: n, k.name: at, **dict(zip(self.stacks, h))}
                         for p in loop.products:
                             want[f"{p.a.name}_tile", f"{p.b.name}_tile"].append(tuple(self.place(x.name, known) for x in (p.a, p.b)))
             _check_streams(streams, want, case)
 
+    def matrices(self, numbers: dict[str, Any]) -> list[tuple[int, ...]]:
+        """Of stacks, one after the other."""
+        return [*itertools.product(*(range(int(numbers[name])) for name in self.stacks))]
+
     def place(self, name: str, known: dict[str, Any]) -> tuple[Any, ...]:
         block = self.blocks[name]
         at = [0 if isinstance(dim, Axis) else known[dim.name] for dim in block.dims]
-        stack = [] if block.stack is None else [known[block.stack.of_loop.name] // block.stack.extent.group]          # some share a matrix
-        return (*stack, *at) if self.text.plan.is_multistage else (*at[::-1], *stack)
+        stacks = [known[stack.of_loop.name] // stack.extent.group for stack in block.stacks]           # some share a matrix
+        return (*stacks, *at) if self.text.plan.is_multistage else (*at[::-1], *stacks[::-1])
 
 
 def _check_streams(found: dict[tuple[str, ...], list[Any]], wanted: dict[tuple[str, ...], list[Any]], case: Case) -> None:
@@ -228,7 +232,7 @@ class _ChainProgram(_GridProgram):
     def __init__(self, text: Text):
         made: Any = text.plan.resizing
         self.text, self.made, self.chain, self.choice = text, made.made, made.made.chain, made.made.choice
-        self.places = self.made.places
+        self.places, self.stacks = self.made.places, [stack.name for stack in self.chain.stacks]
         self.blocks = {block.name: block for block in text.blocks}
         self.rows, self.step = self.choice.rows, self.choice.blocks[self.chain.index.name]
         self.late = late_values(self.chain) if self.choice.ahead else set()
@@ -241,10 +245,10 @@ class _ChainProgram(_GridProgram):
         for rows, rounds, count, grid, votes in ((1, 1, 1, 1, False), (tall + 1, 2, 2, 1, True), (tall, most, 1, 1, False),
                                                  (2 * tall, most + 2, 2, 2, False)):
             numbers = {chain.rows.name: rows, chain.index.name: rounds * self.step - (rounds != 2 and self.step // 2)}
-            if chain.stack is not None:
-                numbers = {chain.stack.name: count, **numbers}
-            if chain.stack is not None and chain.stack.extent == chain.index.extent:
-                numbers[chain.index.name] = numbers[chain.stack.name]
+            numbers = {**dict.fromkeys(self.stacks, count), **numbers}
+            for stack in chain.stacks:
+                if stack.extent == chain.index.extent:
+                    numbers[chain.index.name] = numbers[stack.name]
             numbers = {**dict.fromkeys(self.text.plan.printed.scalars, 1.0), "section": min(2, count), **numbers}
             lengths = (None,) if chain.length is None else (0, numbers[chain.index.name] + 5, max(1, numbers[chain.index.name] - self.step))
             for length in lengths:
@@ -253,8 +257,7 @@ class _ChainProgram(_GridProgram):
     @property
     def watched(self) -> tuple[str, ...]:              # type: ignore[override]
         chain = self.chain
-        outer = [f"{chain.index.name}_outer"] if chain.splits > 1 else ["0"] if chain.stack is None else [chain.stack.name]
-        return (*outer, chain.rows.name, chain.index.name)
+        return *([f"{chain.index.name}_outer"] if chain.splits > 1 else self.stacks), chain.rows.name, chain.index.name
 
     def tiles_of(self, log: Log) -> list[tuple[Any, ...]]:
         name = f"out_{self.chain.stores[0].parameter.name}"
@@ -264,11 +267,12 @@ class _ChainProgram(_GridProgram):
         chain, numbers, cluster = self.chain, case.numbers, self.choice.cluster.m
         extent = int(numbers[chain.rows.name])
         rows = [n * self.rows for n in range(-(-extent // (self.rows * cluster)) * cluster)]
-        stacks = range((int(numbers[chain.stack.name]) if chain.stack is not None else 1) * chain.splits)
+        matrices = self.matrices(numbers)
+        outers = [(n,) for n in range(len(matrices) * chain.splits)] if chain.splits > 1 else [h[::-1] for h in matrices]
         for store in chain.stores:
             name = f"out_{store.parameter.name}"
             columns = 1 if chain.stores_rows(store) else store.parameter.shape[-1]
-            wanted = Counter((m, 0, extent, columns, h) for h in stacks for m in rows)
+            wanted = Counter((m, 0, extent, columns, h) for h in outers for m in rows)
             found = Counter(part for _, part, _ in stored[name])
             expect(found == wanted, f"{name}: tiles {found - wanted or wanted - found} are not stored once each ({case})")
             expect(all(array == store.parameter.name for array, *_ in stored[name]), f"{name} is stored into another array")
@@ -279,10 +283,10 @@ class _ChainProgram(_GridProgram):
                 streams[tuple(name for name, _ in product)].append(tuple(place for _, place in product))
             want = defaultdict[tuple[str, ...], list[Any]](list)
             for (outer, m), rounds in zip(tiles, self.rounds_of(tiles, log)):
-                h = outer // chain.splits
+                h = matrices[outer[0] // chain.splits] if chain.splits > 1 else outer[::-1]
                 visited[h, m].append(rounds)
                 for n, place in enumerate(rounds):
-                    known = {chain.rows.name: m, chain.index.name: place, **({} if chain.stack is None else {chain.stack.name: h})}
+                    known = {chain.rows.name: m, chain.index.name: place, **dict(zip(self.stacks, h))}
                     for d in dots(chain.body):
                         d = self.places.peeled.get(d, d) if n == 0 else d
                         want[self.taken_by(d)].append(tuple(self.place(block.removesuffix("_tile"), known) for block in self.taken_by(d)))
@@ -310,7 +314,7 @@ class _ChainProgram(_GridProgram):
         groups = [list(group) for _, group in itertools.groupby(seen[::each], key=lambda x: x[:-1])]
         expect(len(groups) == len(tiles), f"products of {len(groups)} tiles, of which {len(tiles)} are stored")
         for (outer, m), group in zip(tiles, groups):
-            expect(group[0][:-1] == (outer, m), f"products of tile {group[0][:-1]}, and {(outer, m)} is stored")
+            expect(group[0][:-1] == (*outer[::-1], m), f"products of tile {group[0][:-1]}, and {(*outer[::-1], m)} is stored")
             yield [x[-1] for x in group]
 
     def check_masks(self, case: Case, log: Log) -> None:
@@ -322,7 +326,7 @@ class _ChainProgram(_GridProgram):
         tested = {event[2] for event in log if event[0] == "tested"}
         for event in log:
             if event[0] == "multiply" and tested and self.is_first(event) and event[3] not in tested:
-                expect(self.seen(*event[3][1:], case).all(), f"a round at {event[3]} is not tested, and not all of it is seen ({case})")
+                expect(self.seen(*event[3][-2:], case).all(), f"a round at {event[3]} is not tested, and not all of it is seen ({case})")
             if event[0] == "masked":
                 expect(event[1] == end - event[2][-1], f"a mask of {event[1]} places in a round at {event[2][-1]} of {end}")
             elif event[0] == "multiply" and self.is_first(event):

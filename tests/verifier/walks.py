@@ -470,7 +470,7 @@ class Walk:
         expect(at.stands(held.filled - 1, 1, ring.name) and held.expected is not None, f"{name} is loaded into {at} before its bytes are expected")
         expect(name not in held.loaded, f"{name} is loaded twice")
         expect((what == "load_part") == bool(tile.peers) == bool(rank), f"{name} is loaded by {what}")
-        expect(len(place) == 2 + tile.stacked, f"{name} is loaded from {place}")
+        expect(len(place) == 2 + tile.stacks, f"{name} is loaded from {place}")
         state.rings[ring.name] = replace(held, loaded=(*held.loaded, name))
         if self.numbers is not None:
             filled = next(event for event in reversed(state.log) if event[:2] == ("fill", ring.name))
@@ -562,7 +562,7 @@ class Walk:
         ring = self.text.rings_of_tiles[name]
         stages = self.text.rings[ring].stages if ring else 1
         expect(0 <= at.position < stages and (name, at.position) not in state.read, f"{name}: stage {at} is overwritten while it is read")
-        expect(len(place) == 2 + tile.stacked, f"{name} is copied from {place}")
+        expect(len(place) == 2 + len(block.stacks), f"{name} is copied from {place}")
         wanted = tuple(dim.size if isinstance(dim, Axis) else (self.numbers or {})[dim.name] for dim in block.dims)
         expect(ends == wanted, f"{name} is copied up to {ends}, and {block.array} ends at {wanted}")
         state.copies[name, at.position] = Copy(state.copied, place)

@@ -609,7 +609,7 @@ class Ranges:
 
     @property
     def masks(self) -> list[Callee]:
-        return [bound.callee for bound in self.ends if isinstance(bound, MaskBound)]
+        return [*dict.fromkeys(bound.callee for bound in (*self.begins, *self.ends) if isinstance(bound, MaskBound))]
 
     @property
     def show_the_first(self) -> bool:
@@ -647,7 +647,9 @@ Bounds = tuple[list[Bound | MaskBound], list[Bound | MaskBound]]
 def bounds_of(x: Value, rows: Index, index: Index) -> Bounds | None:
     """(first places, places behind the last) that hold together; None for what is no such bound."""
     if x.op == TEST and x.data.is_mask and x.args[0].data is rows and x.args[1].data is index:
-        return [MaskBound(x.data, False)], [MaskBound(x.data, True)]
+        mask = x.data.f                                # one without a condition and a first key shows a row all up to an end
+        return ([MaskBound(x.data, False)] if mask.has_first or mask.has_visible else [],
+                [MaskBound(x.data, True)] if mask.has_end or mask.has_visible else [])
     if x.op == "and":
         parts = [bounds_of(y, rows, index) for y in x.args]
         if any(part is None for part in parts):

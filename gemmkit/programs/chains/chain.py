@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from gemmkit.programs.called import EXTENT
-from gemmkit.programs.places import walked
+from gemmkit.programs.places import is_tiled, walked
 from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value
 from gemmkit.programs.values import Index, Parameter, ProgramAxis, refused, shown, unique
 
@@ -22,7 +23,7 @@ class Chain:
     in most rounds, and what they go to (`gemmkit.programs.chains.merging`). ``sizes``: how long the axes of its indices
     are in a call."""
 
-    stack: Index | None
+    stacks: tuple[Index, ...]
     rows: Index
     index: Index
     body: list[Value]
@@ -37,8 +38,8 @@ class Chain:
 
     @property
     def count(self) -> int:
-        """Of its stack."""
-        return 1 if self.stack is None else self.sizes[self.stack.extent]
+        """Of its stacks."""
+        return math.prod(self.sizes[stack.extent] for stack in self.stacks)
 
     @property
     def values(self) -> list[Value]:
@@ -47,7 +48,7 @@ class Chain:
     @property
     def indices(self) -> tuple[Index, ...]:
         """Of a tile."""
-        return (self.rows,) if self.stack is None else (self.stack, self.rows)
+        return *self.stacks, self.rows
 
     @property
     def stop(self) -> str:
@@ -70,17 +71,18 @@ class Chain:
         return self.length is not None or self.splits > 1
 
     @property
-    def results_are_stacked(self) -> bool:
-        return self.stack is not None or self.splits > 1
+    def stacks_of_results(self) -> int:
+        """How many axes its results have in front: shares of a tile's rounds are a stack, whatever the tile is one of."""
+        return 1 if self.splits > 1 else len(self.stacks)
 
     def stores_rows(self, store: StoreStatement) -> bool:
         """Whether a store is of a value of each row, and not of rows."""
-        return len(store.parameter.shape) == 1 + self.results_are_stacked
+        return len(store.parameter.shape) == 1 + self.stacks_of_results
 
 
 def is_chained(loop: Loop) -> bool:
     """Whether tiles go along rows alone: then a tile has whole rows, which rounds may reduce and multiply again."""
-    return [index.stack for index in loop.indices] in ([False], [True, False])
+    return is_tiled(loop, 1)
 
 
 def chain_of(loop: Loop) -> Chain:
@@ -101,8 +103,8 @@ def chain_of(loop: Loop) -> Chain:
             raise refused(ValueError, "a reduction with axis=0, or of a transpose; in tiles of whole rows a kernel reduces "
                                       "with axis=1 (only .reference(...) runs others)", x.line)
     stores = [held for held in loop.body if isinstance(held, StoreStatement)]
-    stack, rows = (None, loop.indices[0]) if len(loop.indices) == 1 else loop.indices
-    chain = Chain(stack, rows, rounds.indices[0], rounds.body, rounds.carried, [], stores, rounds.line,
+    *stacks, rows = loop.indices
+    chain = Chain(tuple(stacks), rows, rounds.indices[0], rounds.body, rounds.carried, [], stores, rounds.line,
                   rounds.stop, sizes=loop.sizes)
     for store in stores:
         rank = len(store.parameter.shape)
@@ -267,8 +269,8 @@ class OperandBlock:
     ring: RingPlace
 
     @property
-    def stack(self) -> Index | None:
-        return next((index for index in self.key if index.stack), None)
+    def stacks(self) -> tuple[Index, ...]:
+        return tuple(index for index in self.key if index.stack)
 
 
 @dataclass(eq=False)
@@ -346,10 +348,9 @@ def _operand(dot: Value, which: int, chain: Chain, places: ChainPlaces,
         raise refused(TypeError, f"{parameter.name} has dtype {parameter.dtype}; products in programs need float16 or "
                                  "bfloat16 (gemmkit.matmul takes other dtypes)",
                       dot.line)
-    stacks = [index for index in key if index.stack]
-    if len(load.dims) != 2 or len(stacks) > 1:
-        raise refused(ValueError, f"{parameter.name}[{shown(key)}] is an operand of a product: a matrix, or one of a "
-                                  "stack, is needed", dot.line)
+    if len(load.dims) != 2 or any(index.stack for index in key[len(parameter.shape) - 2:]):
+        raise refused(ValueError, f"{parameter.name}[{shown(key)}] is an operand of a product: a matrix, or one of "
+                                  "stacks, is needed", dot.line)
     found = known.get((parameter.name, key))
     if found is None:
         index = chain.index if chain.index in key else None

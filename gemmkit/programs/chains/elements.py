@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from gemmkit.programs.called import CALLED, EXTENT, Callee, is_place_made, is_wh
 from gemmkit.programs.chains.algebra import LOWERED, Ranges, bounds_of
 from gemmkit.programs.chains.chain import Chain, ChainPlaces, OperandBlock, RingPlace, depends
 from gemmkit.programs.chains.schedule import READ, ChainOrder, Compute, Event, Full, ScheduleChoice
-from gemmkit.programs.text import JOINTS, SIGNS, is_converted, of_blocks
+from gemmkit.programs.text import JOINTS, SIGNS, is_converted, of_blocks, parts_of_stacks
 from gemmkit.programs.trace import COMPARISONS, CONDITIONS, Value
 from gemmkit.programs.values import Axis, Index, unique
 
@@ -177,6 +178,33 @@ class Element:
         if x.data not in self.callees:
             self.callees.append(x.data)
             self.extra[x.data.name] = x.data.name
+        is_of_scores = x.data.is_mask and len(self.root.dims) == 2 and self.root.dims[1] is self.chain.index
+        return self._shown(x) if is_of_scores else self._call(x)
+
+    def _shown(self, x: Value) -> str:
+        """What a mask shows of the rounds' places: each row's bounds are worked out once, and compared with constants."""
+        mask, (rows, index), found = x.data.f, self.root.dims, []
+        row, place = f"{self.place(rows)} + group * 64 + own_row()", f"{self.place(index)} + column"
+        given = ", ".join([x.data.name, row, f"sizes.{rows.name} - 1", place, *map(self._of_tile, x.args[2:])])
+        for has_bound, kind, sign in ((mask.has_first, "first", ">="), (mask.has_end, "end", "<")):
+            if has_bound:
+                name = f"{kind}_of_{x.data.name}"
+                self.extra[name] = f"{kind}_limits({given})"
+                found.append(f"(column_at(i) {sign} row_value({name}, i))")
+        if mask.has_visible:
+            found.append(self._call(x, "shows"))
+        return f"({' and '.join(found)})" if found[1:] else found[0]
+
+    def _of_tile(self, x: Value) -> str:
+        """A whole number of a tile, where the function of an element is applied."""
+        made = Element(self.chain, x, self.known, self.place, self.lowered)
+        return made.outside(made.of(x, whole=True))
+
+    def outside(self, text: str) -> str:
+        """A text of numbers that tiles change, with what the function of an element is given in place of what it takes."""
+        return re.sub(r"[A-Za-z_]\w*", lambda name: self.extra.get(name[0], name[0]), text)
+
+    def _call(self, x: Value, method: str = "") -> str:
         args = []
         for y in x.args:
             is_whole = is_whole_number(y) or x.data.is_mask
@@ -186,7 +214,7 @@ class Element:
             is_float = y.op not in ("const", "load", READ) and self.known(y) is not None
             args.append(text if is_whole or is_float else f"convert(F32, {text})")
             self._stays_inside = False
-        return str(x.data.text(x.op, args))
+        return str(x.data.text(x.op, args, method))
 
     # -- places -------------------------------------------------------------------------------------------------------
 
@@ -274,7 +302,7 @@ def given_to_ranges(chain: Chain, ranges: Ranges) -> list[str]:
     """What the functions of a text take, beside a row, that say which blocks a tile's rounds visit."""
     given = [chain.stop, "sizes"] if chain.has_length else ["sizes"]
     if ranges.masks:
-        given += [] if chain.stack is None else [chain.stack.name]
+        given += [stack.name for stack in chain.stacks]
         given += [chain.extent_of(chain.index)] if chain.length is not None else []
     return [*given, *(callee.name for callee in ranges.masks)]
 
@@ -515,8 +543,7 @@ class Role:
             which = f"udiv({self.outer}, {chain.splits})"
             self.put(f"{self.outer}, {chain.rows.name} = place({given})")
             self.put(f"{self.n}_share = {self.outer} - {which} * {chain.splits}")
-            if chain.stack is not None:
-                self.put(f"{chain.stack.name} = {which}")
+            self.put(*(f"{stack.name} = {part}" for stack, part in zip(chain.stacks, parts_of_stacks(chain.stacks, which))))
         self.begin_tile(joined)
         self.range()
 
@@ -560,8 +587,8 @@ class ProducerRole(Role):
                 return at
             return f"before_{dim.name}" if of_last else dim.name
 
-        stack = [] if block.stack is None else [block.stack.text(place)]
-        return ", ".join([place(block.dims[1]), place(block.dims[0]), *stack])
+        stacks = [stack.text(place) for stack in block.stacks[::-1]]
+        return ", ".join([place(block.dims[1]), place(block.dims[0]), *stacks])
 
 
 # --------------------------------------------------------------------------------------------------

@@ -446,7 +446,8 @@ def shares_of(chain: Chain, mapping: Mapping, signs: dict[str, float], processor
 
 def memory_of(widths: Names[str, tuple[int, ...]], chain: Chain) -> tuple[dict[str, ArrayInfo], dict[str, ArrayInfo]]:
     """`Shares`' cells and parts, for a chain's sizes. ``widths``: of cells, by what their arrays' names begin with."""
-    splits, of_stack, first, cells, parts = chain.splits, chain.stack is not None, 0, {}, {}
+    splits, first, cells, parts = chain.splits, 0, dict[str, ArrayInfo](), dict[str, ArrayInfo]()
+    counts = [chain.sizes[stack.extent] for stack in chain.stacks]
     for stem, columns in widths.items():
         shape = (chain.count * splits, chain.sizes[chain.rows.extent], *columns)
         info = cells[f"{stem}_shares"] = spare(first, shape)
@@ -454,8 +455,8 @@ def memory_of(widths: Names[str, tuple[int, ...]], chain: Chain) -> tuple[dict[s
         for share in range(splits):
             parts[f"{stem}_{share}"] = info._replace(
                 pointer=info.pointer + 4 * step * share, readonly=True,
-                shape=((chain.count,) if of_stack else ()) + shape[1:],
-                strides=((splits * step,) if of_stack else ()) + info.strides[1:])
+                shape=(*counts, *shape[1:]),
+                strides=(*(splits * step * math.prod(counts[n:]) for n in range(1, len(counts) + 1)), *info.strides[1:]))
         first += -(-4 * math.prod(shape) // ALIGNED) * ALIGNED
     return cells, parts
 

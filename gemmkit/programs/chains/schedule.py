@@ -59,7 +59,7 @@ class May:
 @dataclass
 class ScheduleChoice:
     """``stages`` and ``barriers`` by ring; ``offsets`` by block, within the first stage; ``outs``: of results that leave by
-    TMA; ``stacks``: the index of a stack that tiles go along."""
+    TMA; ``stacks``: the indices of stacks that tiles go along."""
 
     blocks: dict[str, int]
     warpgroups: int
@@ -319,7 +319,7 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, lengt
         turns = mapping.warpgroups > 1 and not only_adds(chain) and is_long
     longest = may.grow and chain.splits == 1 if mapping.longest_first is None else mapping.longest_first
     blocks = {chain.rows.name: ROWS * mapping.warpgroups, chain.index.name: length}
-    stacks = () if chain.stack is None else (chain.stack.name,)
+    stacks = tuple(stack.name for stack in chain.stacks)
     blocks.update(dict.fromkeys(stacks, 1))
     return ScheduleChoice(blocks, mapping.warpgroups, ahead, across and divided is None, turns, descending, longest,
                           stacks=stacks, splits=chain.splits, lazy=bool(chain.factors), anchored=bool(mapping.anchored),

@@ -40,7 +40,7 @@ from gemmkit.programs.chains.schedule import (
     Turn,
 )
 from gemmkit.programs.collectives import COLUMN
-from gemmkit.programs.text import EARLY, OWN_NAMES, OutKind, Printed, of_blocks
+from gemmkit.programs.text import EARLY, OWN_NAMES, OutKind, Printed, count_of, of_blocks, parts_of_stacks, tuple_of
 from gemmkit.programs.trace import Carried, Value
 from gemmkit.programs.values import unique
 
@@ -227,7 +227,7 @@ class Consumer(Role):
         made = Element(self.chain, x, self.known, self.of_tile, self.lowered)
         text = made.of(x)
         self.take(made)
-        return re.sub(r"[A-Za-z_]\w*", lambda name: made.extra.get(name[0], name[0]), text)
+        return made.outside(text)
 
     def take(self, made: Element) -> None:
         """What an element is made of besides values is the kernel's to take."""
@@ -362,14 +362,14 @@ class Consumer(Role):
 
     def finish_tile(self) -> None:
         self.compute_all(self.chain.end, False)
-        stack = "0" if self.chain.stack is None else self.of_tile(self.chain.stack)
+        stacks = [self.of_tile(stack) for stack in self.chain.stacks[::-1]]
         if self.chain.splits > 1:
-            stack = f"before_{self.outer}" if self.before else self.outer
+            stacks = [f"before_{self.outer}" if self.before else self.outer]
         rows = self.chain.rows
         for store in self.chain.stores:
             name = store.parameter.name
             columns = 1 if self.chain.stores_rows(store) else store.parameter.shape[-1]
-            part = f"WarpgroupPart({self.of_tile(rows)} + group * 64, 0, sizes.{rows.name}, {columns}, {stack})"
+            part = f"WarpgroupPart({self.of_tile(rows)} + group * 64, 0, sizes.{rows.name}, {columns}, {tuple_of(stacks)})"
             value = store.value
             text = self.applied(value) if value.op in ("const", "scalar", "load") else self.name(value)
             self.put(f"out_{name}.store({text}, {name}, {part}, group)")
@@ -396,8 +396,8 @@ IMPORTS = [
     ("gemmkit.lang.registers", "generate"), ("gemmkit.lang.aggregates", "convert"), ("gemmkit.lang.aggregates", "fill"),
     *(("gemmkit.programs.called", word) for word in RETURNS.values()),
     *(("gemmkit.programs.collectives", name) for name in (
-        "HandedProduct", "OctetOut", "changes", "column_of", "column_value", "lane_value", "limits", "own_sum",
-        "rescales", "row_max", "row_value", "steep", "whole_sum")),
+        "HandedProduct", "OctetOut", "changes", "column_of", "column_value", "end_limits", "first_limits", "lane_value",
+        "limits", "own_sum", "rescales", "row_max", "row_value", "steep", "whole_sum")),
     *(("gemmkit.programs.collectives", name) for name in (
         "F32", "DirectOut", "WarpgroupPart", "Product", "RowsOut", "StagedTile", "TmaOut", "blocks", "row_of")),
     *(("gemmkit.ptx.arithmetic", name) for name in ("exp2", "log2", "maximum", "reciprocal", "tanh")),
@@ -474,14 +474,14 @@ class ChainPrinter:
     def tile_of(self, kind: str, block: OperandBlock, more: str = "") -> str:
         """The constant of a block."""
         rows, columns = map(self.choice.size, block.dims)
-        stacked = "" if block.stack is None else ", stacked=True"
         dtype = np.dtype(block.parameter.dtype).name
         return (f"{block.name}_tile = {kind}({dtype!r}, lines={rows}, columns={columns}, "
-                f"offset={self.choice.offsets[block]}, stage_bytes={self.choice.stage_bytes(block.ring)}{more}{stacked}")
+                f"offset={self.choice.offsets[block]}, stage_bytes={self.choice.stage_bytes(block.ring)}{more}")
 
     def staged(self, block: OperandBlock) -> str:
+        more = f", stacks={len(block.stacks)}" if block.stacks else ""
         return self.tile_of("StagedTile", block,
-                            f", cluster=cluster, peers={COLUMN!r}" if self.is_shared(block) else "") + ")"
+                            f"{more}, cluster=cluster, peers={COLUMN!r}" if self.is_shared(block) else more) + ")"
 
     def is_shared(self, block: OperandBlock) -> bool:
         return self.choice.is_shared(block, self.chain.rows)
@@ -550,7 +550,7 @@ class ChainPrinter:
             consumer.arrays.setdefault(chain.length.data[0].name, chain.length)
         callees = Callees.of(consumer.callees)
         maps, operands, outs, others = self.arguments([*consumer.arrays, *callees.names])
-        sizes = [*dict.fromkeys(indices), *(["section"] if choice.longest_first and chain.stack is not None else [])]
+        sizes = [*dict.fromkeys(indices), *(["section"] if choice.longest_first and chain.stacks else [])]
         lines = self.constants(consumer)
         lines += ["", "", "@dataclass(frozen=True)", "class Sizes(Component):",
                   *(f"    {name}: Scalar" for name in (*sizes, *self.scalars)), "", "",
@@ -591,15 +591,15 @@ class ChainPrinter:
         if choice.turns:
             lines.append(f"turns = OrderBarrier({choice.warpgroups}, {1 + choice.warpgroups}, True)")
         rows = choice.blocks[chain.rows.name]
-        stacked = ", stacked=True" if chain.results_are_stacked else ""
+        stacks = f", stacks={chain.stacks_of_results}" if chain.stacks_of_results else ""
         for name, out in self.outs.items():
             if out.kind == "TmaOut":
                 lines.append(f"out_{name} = TmaOut({out.dtype.name!r}, block_m={rows}, columns={out.columns}, "
-                             f"o_offset={choice.outs[name]}{stacked})")
+                             f"o_offset={choice.outs[name]}{stacks})")
             elif out.kind == "DirectOut":
-                lines.append(f"out_{name} = DirectOut({out.dtype.name!r}, pairs={out.pairs}{stacked})")
+                lines.append(f"out_{name} = DirectOut({out.dtype.name!r}, pairs={out.pairs})")
             else:
-                lines.append(f"out_{name} = {out.kind}({out.dtype.name!r}{stacked})")
+                lines.append(f"out_{name} = {out.kind}({out.dtype.name!r})")
         return lines
 
     def tile_functions(self) -> list[str]:
@@ -626,27 +626,26 @@ def _places(chain: Chain, choice: ScheduleChoice) -> list[str]:
     """A cluster's tiles are neighbours: they count as one."""
     m, size = chain.rows.name, choice.rows * choice.cluster.m
     given, own = ("tile, sizes", "") if choice.cluster.is_single else ("tile, rank, sizes", f" + rank * {choice.rows}")
-    place = f"def place({given}):"
+    place, count = f"def place({given}):", count_of(chain.stacks)
     if chain.splits > 1:
-        count = f"{chain.splits}" if chain.stack is None else f"sizes.{chain.stack.name} * {chain.splits}"
-        return ["def tiles(sizes):", f"    return {count} * blocks(sizes.{m}, {size})", "", "", place,
+        return ["def tiles(sizes):", f"    return {count}{chain.splits} * blocks(sizes.{m}, {size})", "", "", place,
                 '    """Which of the stack, which of its shares, and the tile\'s first row."""',
                 f"    inner = blocks(sizes.{m}, {size})", "    outer = udiv(tile, inner)",
                 f"    return outer, (tile - outer * inner) * {size}{own}"]
-    if chain.stack is None:
+    if not chain.stacks:
         n = f"(blocks(sizes.{m}, {size}) - 1 - tile)" if choice.longest_first else "tile"
         return ["def tiles(sizes):", f"    return blocks(sizes.{m}, {size})", "", "", place,
                 '    """The tile\'s first row."""', f"    return {n} * {size}{own}"]
-    h = chain.stack.name
-    head = ["def tiles(sizes):", f"    return sizes.{h} * blocks(sizes.{m}, {size})", "", "", place]
+    head = ["def tiles(sizes):", f"    return {count}blocks(sizes.{m}, {size})", "", "", place]
     if not choice.longest_first:
         return [*head, '    """Which of the stack, and the tile\'s first row."""', f"    inner = blocks(sizes.{m}, {size})",
-                "    outer = udiv(tile, inner)", f"    return outer, (tile - outer * inner) * {size}{own}"]
+                "    outer = udiv(tile, inner)",
+                f"    return {', '.join(parts_of_stacks(chain.stacks, 'outer'))}, (tile - outer * inner) * {size}{own}"]
     return [*head, '    """Which of the stack, and the tile\'s first row: the longest tiles of a section first."""',
             f"    rows = blocks(sizes.{m}, {size})", "    outer = udiv(tile, sizes.section * rows)",
-            "    first = outer * sizes.section", f"    count = min(sizes.section, sizes.{h} - first)",
-            "    rest = tile - first * rows", "    inner = udiv(rest, count)",
-            f"    return first + rest - inner * count, (rows - 1 - inner) * {size}{own}"]
+            "    first = outer * sizes.section", f"    count = min(sizes.section, {count.removesuffix(' * ')} - first)",
+            "    rest = tile - first * rows", "    inner = udiv(rest, count)", "    which = first + rest - inner * count",
+            f"    return {', '.join(parts_of_stacks(chain.stacks, 'which'))}, (rows - 1 - inner) * {size}{own}"]
 
 
 def _ranges(chain: Chain, choice: ScheduleChoice, ranges: Ranges) -> list[str]:
@@ -654,11 +653,11 @@ def _ranges(chain: Chain, choice: ScheduleChoice, ranges: Ranges) -> list[str]:
     m, rows, step = chain.rows.name, choice.rows * choice.cluster.m, choice.blocks[chain.index.name]
     last, stop = f"min({m} + {rows}, sizes.{m}) - 1", chain.stop
     given = ", ".join([m, *(name.removeprefix("sizes.") for name in given_to_ranges(chain, ranges))])
-    keys, head = chain.extent_of(chain.index), "0" if chain.stack is None else chain.stack.name
+    keys, heads = chain.extent_of(chain.index), [stack.name for stack in chain.stacks[::-1]]
 
     def extreme(bounds: list, of_last: bool, asked: str = "visited") -> list[str]:
         """The bounds of the last of the rows where they grow with them, or of the first; a mask's are of all of them."""
-        call = f"{asked}({m}, last + 1, {keys}, {head}, 0, {keys} - sizes.{m})"
+        call = f"{asked}({m}, last + 1, {keys}, {', '.join([*heads, '0', '0'][:2])}, {keys} - sizes.{m})"
         return [f"int({bound.callee.name}.f.{call}[{int(bound.is_end)}])" if isinstance(bound, MaskBound) else
                 bound.text("last" if (bound.slope >= 0) is of_last else m) for bound in bounds]
 

@@ -1,4 +1,4 @@
-"""Neighbours of a stack that share a matrix, ``k[h // 4, n]``: grouped heads, in every form of a program."""
+"""Stacks of matrices in every form of a program: several, ``q[b, h, m]``, and neighbours that share a matrix, ``k[h // 4, n]``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import gemmkit as gk
 from gemmkit import masks
 from gemmkit import programs as gp
+from gemmkit.lang.components import dataclass
 from gemmkit.programs import calls
 from gemmkit.runtime.device import H100, assumed
 from tests.programs.test_called import check, half
@@ -85,6 +86,124 @@ def test_tiles(mapping: gk.Mapping | None, rng: np.random.Generator) -> None:
 
 def test_rows(rng: np.random.Generator) -> None:
     check(rows, half(rng, 6, 5, 72), half(rng, 3, 5, 72), half(rng, 3), poisoned(6, 5, 72))
+
+
+# -- several stacks -----------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Striped(masks.Mask):
+    """Keys that depend on the head and the batch."""
+
+    def visible(self, m: int, n: int, head: int, batch: int) -> bool:
+        return (m + n + head) % (batch + 2) > 0
+
+    def keys(self, begin: int, end: int, keys: int, head: int, batch: int) -> tuple[int, int]:
+        return 0, keys
+
+    def free(self, begin: int, end: int, keys: int, head: int, batch: int) -> tuple[int, int]:
+        return 0, 0
+
+
+@gk.program
+def batched(q: Any, k: Any, v: Any, sink: Any, bias: Any, lengths: Any, o: Any, lse: Any, scale: float, group: int, seen: Any = None) -> None:
+    """Attention of a batch with grouped heads; keys have lengths, one head for two values', a bias for each batch."""
+    for b, h, m in gp.parallel(*q.counts, q.rows):
+        best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
+        for n in gp.sequential(k.rows, stop=lengths[b]):
+            s = scale * (q[b, h, m] @ k[b, h // group, n].T) + bias[b, n]
+            s = s if seen is None else gp.where(seen, s, -math.inf)
+            online(s, v[h // group, n], v.dtype, best, total, out)
+        top = gp.finite(best)
+        total = total + gp.exp(sink[h] - top)
+        o[b, h, m] = out / total + gp.place(b)
+        lse[b, h, m] = top + gp.log(total)
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("seen", [None, Striped(), masks.Causal()], ids=["all", "striped", "causal"])
+@pytest.mark.parametrize("mapping", MAPPINGS.values(), ids=MAPPINGS)
+def test_batch_and_heads(mapping: gk.Mapping, seen: Any, rng: np.random.Generator) -> None:
+    q, k, v, bias = half(rng, 3, 2, 40, 64), half(rng, 3, 1, 50, 64), half(rng, 1, 50, 64), half(rng, 3, 50)
+    lengths = np.array([50, 0, 33], np.int32)
+    check(batched, q, k, v, half(rng, 2), bias, lengths, poisoned(3, 2, 40, 64), poisoned(3, 2, 40, dtype=F32), 0.125, 2, seen,
+          mapping=mapping, tolerance=1e-2)
+
+
+@pytest.mark.parametrize("mapping", [MAPPINGS[""], MAPPINGS["splits"]], ids=["", "splits"])
+def test_stacks_of_views(mapping: gk.Mapping, rng: np.random.Generator) -> None:
+    """Batch and heads as (batch, rows, heads, columns), and parts of both."""
+    q, o = half(rng, 2, 40, 4, 64), poisoned(2, 40, 4, 64)
+    k, v, lengths = half(rng, 4, 6, 50, 64)[1:3, ::3], half(rng, 50, 2, 64).swapaxes(0, 1), np.array([50, 33], np.int64)
+    check(batched, q.swapaxes(1, 2), k, v, half(rng, 4), half(rng, 2, 50), lengths, o.swapaxes(1, 2), poisoned(2, 4, 40, dtype=F32), 0.125, 2,
+          mapping=mapping, tolerance=1e-2)
+
+
+@gk.program
+def three_stacks(a: Any, b: Any, s: Any, c: Any, d: Any, sums: Any) -> None:
+    for x, y, z, m, n in gp.parallel(*a.counts, a.rows, b.columns):
+        acc, total = gp.zeros(m, n), gp.zeros(m)
+        for k in gp.sequential(a.columns):
+            acc += a[x, y, z, m, k] @ b[y // 2, x, k, n]
+            total += a[x, y, z, m, k].sum(axis=1)
+        d[x, y, z, m, n] = acc * s[y] + c[x, z, m, n] + gp.place(x) - gp.place(z)
+        with gp.once(n):
+            sums[x, y, z, m] = total
+
+
+@pytest.mark.parametrize("mapping", [None, MULTISTAGE, gk.Mapping({"n": 64}, warpgroups=1, cluster={"m": 2})], ids=["", "multistage", "cluster"])
+def test_three_stacks(mapping: gk.Mapping | None, rng: np.random.Generator) -> None:
+    a, b, c = half(rng, 2, 2, 2, 66, 24), half(rng, 1, 2, 24, 72), half(rng, 2, 2, 66, 72)
+    check(three_stacks, a, b, half(rng, 2), c, poisoned(2, 2, 2, 66, 72), poisoned(2, 2, 2, 66, dtype=F32), mapping=mapping)
+
+
+@gk.program
+def rows_of_stacks(x: Any, w: Any, s: Any, y: Any, most: Any) -> None:
+    for a, b, m in gp.parallel(*x.counts, x.rows):
+        y[a, b, m] = x[a, b, m] * s[b] + w[a, m] + gp.place(a)
+        most[a, b, m] = x[a, b, m].max(axis=1) + s[b]
+
+
+def test_rows_of_stacks(rng: np.random.Generator) -> None:
+    check(rows_of_stacks, half(rng, 3, 2, 5, 72), half(rng, 3, 5, 72), half(rng, 2), poisoned(3, 2, 5, 72), poisoned(3, 2, 5, dtype=F32))
+
+
+def test_stacks_have_sizes_of_their_own() -> None:
+    """One derivation is every batch's and every number of heads."""
+    calls.forget_all()
+    with assumed(H100):
+        texts = set()
+        for batch, heads in ((2, 8), (1, 64), (16, 8)):
+            q, k = np.zeros((batch, heads, 256, 64), F16), np.zeros((batch, heads // 4, 256, 64), F16)
+            given = q, k, k[0].copy(), np.zeros(heads, F16), np.zeros((batch, 256), F16), np.zeros(batch, np.int32), q.copy(), np.zeros(
+                (batch, heads, 256), F32)
+            plan = calls.plan_of_call(batched, batched.bound((*given, 0.125, 4), {}), gk.Mapping(splits=1, longest_first=False))
+            assert (plan.extents["b"], plan.extents["h"]) == (batch, heads)
+            texts.add(plan.text)
+    assert len(texts) == 1
+
+
+def test_what_stacks_cannot_be(rng: np.random.Generator) -> None:
+    @gk.program
+    def masked(q: Any, k: Any, v: Any, o: Any) -> None:
+        for a, b, c, m in gp.parallel(*q.counts, q.rows):
+            best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
+            for n in gp.sequential(k.rows):
+                online(gp.where(masks.Causal(), q[a, b, c, m] @ k[n].T, -math.inf), v[n], v.dtype, best, total, out)
+            o[a, b, c, m] = out / total
+
+    @gk.program
+    def lost(q: Any, k: Any, o: Any) -> None:
+        for b, h, m in gp.parallel(*q.counts, q.rows):
+            total = gp.zeros(m)
+            for n in gp.sequential(k.rows):
+                total[:] = total + (q[b, h, m] @ k[n].T).sum(axis=1)
+            o[b, m] = total
+
+    q, k = half(rng, 2, 2, 2, 70, 64), half(rng, 70, 64)
+    with pytest.raises(ValueError, match="tiles of 3 stacks: a mask is given a head and a batch"):
+        masked.plan(q, k, k.copy(), poisoned(2, 2, 2, 70, 64))
+    with pytest.raises(ValueError, match="stored for each h of axis 1 of q"):
+        lost.plan(half(rng, 2, 3, 70, 64), k, poisoned(2, 70, dtype=F32))
 
 
 def test_groups_of_groups_are_groups() -> None:
