@@ -57,17 +57,7 @@ from gemmkit.lang.functions import (
 from gemmkit.lang.numba_hooks import typeof_impl, types
 from gemmkit.lang.references import Guards, class_version, is_gemmkit
 from gemmkit.runtime.array_info import are_the_same
-from gemmkit.runtime.arrays import (
-    KEYS,
-    ArrayInfo,
-    describe,
-    info_of,
-    is_array,
-    key_of,
-    overlaps,
-    overlaps_itself,
-    shares_memory,
-)
+from gemmkit.runtime.arrays import KEYS, ArrayInfo, describe, is_array, key_of, overlaps, overlaps_itself, shares_memory
 
 __all__ = [
     "Array", "Component", "ComponentError", "Frozen", "Scalar", "freeze",
@@ -368,7 +358,7 @@ class CapturedArray(NamedTuple):
 def arrays_of(component: Any) -> list[CapturedArray]:
     """The arrays of a component, of those nested in it and of the functions among its fields, in the order of its leaves."""
     found = held_values(component)
-    return [CapturedArray(name, info_of(x, name), is_output) for name, x, is_output in found] if found else []
+    return [CapturedArray(name, describe(x, name), is_output) for name, x, is_output in found] if found else []
 
 
 def held_values(component: Any) -> list[tuple[str, Any, bool]]:

@@ -29,7 +29,7 @@ from gemmkit.layouts import RowMajor
 from gemmkit.layouts.matrices import Matrix
 from gemmkit.operators import Algebra, FPUOp, MMAOp, WGMMAOp, WMMAOp
 from gemmkit.plans.launch import Cache
-from gemmkit.runtime.arrays import info_of, is_array
+from gemmkit.runtime.arrays import describe, is_array
 from gemmkit.tiling import Tile, translate
 from gemmkit.transforms.base import transformed
 
@@ -209,7 +209,7 @@ class InRankOrder(Epilogue):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.layout is None:
-            object.__setattr__(self, "layout", RowMajor(info_of(self.parts, "parts").dtype))
+            object.__setattr__(self, "layout", RowMajor(describe(self.parts, "parts").dtype))
 
     def __call__(self, x: Numeric, m: int, n: int) -> Any:
         total = self.part(0, x, m, n)
@@ -280,7 +280,7 @@ class WithOther(Epilogue):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.layout is None:
-            object.__setattr__(self, "layout", RowMajor(info_of(self.other, "other").dtype))
+            object.__setattr__(self, "layout", RowMajor(describe(self.other, "other").dtype))
 
     def __call__(self, x: Numeric, m: int, n: int) -> Any:
         return self.merged(x, self.other[m, n])
@@ -456,7 +456,7 @@ def _text(value: Any, is_runtime: bool = False) -> str:
                  for name, field in {**field_values(value), **further_state(value)}.items()]
         return "\n".join((read_class(type(value), Component).text, *parts))
     if is_array(value):
-        info = info_of(value)
+        info = describe(value)
         return f"array of {info.dtype}, {len(info.shape)} dimensions"
     if is_runtime or isinstance(value, np.generic):
         return f"number of {type(value).__name__}"

@@ -32,7 +32,7 @@ from gemmkit.layouts import ArrayLayout, ColMajor, GlobalLayout, RowMajor
 from gemmkit.layouts.base import leading
 from gemmkit.ptx.arithmetic import saturate
 from gemmkit.runtime.array_info import ArrayInfo
-from gemmkit.runtime.arrays import describe, info_of, is_array, strided
+from gemmkit.runtime.arrays import describe, is_array, strided
 from gemmkit.tiling import Tile
 from gemmkit.transforms.base import check_of_elements, takes_coordinates
 
@@ -250,7 +250,7 @@ class Scale(Epilogue):
             object.__setattr__(self, "by", WeakScalar(self.by))
         elif not isinstance(self.by, (WeakScalar, InMemory)):
             describe_vector(self.by, "Scale(by=...)")
-            info = info_of(self.by, "by of Scale")
+            info = describe(self.by, "by of Scale")
             if not info.shape:
                 object.__setattr__(self, "by", in_memory(self.by, "by of Scale", info.dtype))
 
@@ -298,7 +298,7 @@ class _WithArray(Epilogue):
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
-        info = info_of(self.array, f"array of {kind}")
+        info = describe(self.array, f"array of {kind}")
         check_dtype(info.dtype, f"array of {kind}")
         if len(info.shape) < 2:
             raise ValueError(f"array of {kind} has {len(info.shape)} dimensions; a matrix of 2 is needed")
@@ -453,7 +453,7 @@ class LinearCombination(Epilogue):
         return {} if own is None else {"c": own}
 
     def _described(self) -> ArrayInfo:
-        return info_of(self.c, "c")          # a plan keeps no array
+        return describe(self.c, "c")          # a plan keeps no array
 
     def reads_alongside(self) -> bool:
         if self.is_beta_held:

@@ -22,7 +22,7 @@ from gemmkit.layouts.base import ResultLayout
 from gemmkit.layouts.joined import MOST, OCTET
 from gemmkit.layouts.plain import Packed
 from gemmkit.ptx.special import thread_index, udiv
-from gemmkit.runtime.arrays import describe, info_of
+from gemmkit.runtime.arrays import describe
 from gemmkit.tiling import Tile, translate
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ class Rotary(Pairwise):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        shapes = [info_of(of, f"{name} of Rotary").shape
+        shapes = [describe(of, f"{name} of Rotary").shape
                   for name, of in (("cos", self.cos), ("sin", self.sin))]
         if len(shapes[0]) != 2 or shapes[0] != shapes[1] or shapes[0][1] == 0:
             raise ValueError(f"Rotary: cos has shape {shapes[0]} and sin {shapes[1]}; both need (M, H / 2), an element for "

@@ -13,12 +13,14 @@ import math
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import pairwise
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from gemmkit import components
+from gemmkit import programs as gp
 from gemmkit.components import arrays_of, check_held, freeze
 from gemmkit.emulator.mode import current_mode, takes_small_mappings
 from gemmkit.kernels.attention.kernel import L2, Head, schedule
@@ -27,14 +29,17 @@ from gemmkit.kernels.attention.mma_kernel import BLOCK_N, MmaAttentionSpec, atte
 from gemmkit.kernels.attention.spec import HEADS, AttentionMapping, AttentionSpec, HeadSpec, few_keys, mappings
 from gemmkit.kernels.attention.spec import why_not as why_not_mapped
 from gemmkit.kernels.collectives.softmax import LOG2E, AttentionDirectStore, AttentionSizes
-from gemmkit.kernels.masks import Everything, Mask, PlainScores, Score, ScoreFunction, check_ranges
+from gemmkit.kernels.masks import Causal, Everything, Mask, PlainScores, Score, ScoreFunction, check_ranges
 from gemmkit.kernels.sm90.family import TensorMapSlot
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.functions import Frozen, freeze_array
 from gemmkit.lang.references import is_gemmkit
 from gemmkit.plans.compiled import Nothing
-from gemmkit.plans.launch import Current, KnownCall, Launch, LaunchTable, Put, cache, launch_of
+from gemmkit.plans.launch import Current, KnownCall, Launch, LaunchTable, Put, Start, cache, launch_of
 from gemmkit.plans.problem import FLOAT32_MAX, check_places, finite_number
+from gemmkit.programs.calls import plan_of_call
+from gemmkit.programs.decorated import program
+from gemmkit.programs.launches import bits_of, of_bits
 from gemmkit.runtime import launch as workspace
 from gemmkit.runtime.arrays import (
     KEYS,
@@ -44,6 +49,7 @@ from gemmkit.runtime.arrays import (
     empty_like,
     key_if_given,
     key_of,
+    on_host,
     overlaps_itself,
     shares_memory,
 )
@@ -59,6 +65,7 @@ from gemmkit.tuning.problems import Choice, MappingProblem, choose
 
 LAYOUTS = {"bhnd": (0, 1, 2, 3), "bnhd": (0, 2, 1, 3)}
 DTYPES = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
+FEW = 64                               # queries whose heads are rows of one tile
 LIMIT = 2**30                          # rows: coordinates are 32 bits wide, and masks add to them
 
 
@@ -207,7 +214,94 @@ def sequences_of(lengths: Any, queries: int, keys: int) -> Sequences:
 
 
 # --------------------------------------------------------------------------------------------------
-# Launches of attention: a mapping for the head size, a table of tiles for the blocks, kernels kept by kind.
+# Attention of whole arrays on Hopper is a program: its kernels are derived, for all sizes, and rounds of few queries are
+# split over blocks (`gemmkit.programs`).
+
+@program
+def softmax_attention(out: Any, q: Any, k: Any, v: Any, lse: Any, scale: float, mask: Any, score: Any, k_stacks: str,
+                      v_stacks: str, k_share: int, v_share: int) -> None:
+    """The online softmax (Milakov and Gimelshein, 2018; Dao et al., 2022). ``k_stacks``, ``v_stacks``: which of batch and
+    heads k and v have; ``k_share``, ``v_share``: by how many heads of q one of theirs is shared."""
+    for b, h, m in gp.parallel(*q.counts, q.rows):
+        k_of, v_of = ([{"b": b, "h": h // share}[which] for which in stacks]
+                      for stacks, share in ((k_stacks, k_share), (v_stacks, v_share)))
+        best, total, sums = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
+        for n in gp.sequential(k.rows):
+            s = scale * (q[b, h, m] @ k[(*k_of, n)].T)
+            s = s if score is None else gp.call(score, s, m, n, h, b)
+            s = s if mask is None else gp.where(mask, s, -math.inf)
+            top = gp.maximum(best, s.max(axis=1))
+            zero = gp.finite(top)
+            p, shrink = gp.exp(s - zero), gp.exp(best - zero)
+            total[:] = total * shrink + p.sum(axis=1)
+            sums[:] = sums * shrink + p.astype(v.dtype) @ v[(*v_of, n)]
+            best[:] = top
+        if mask is None and score is None:
+            out[b, h, m] = sums / total
+        else:                                          # a query that sees no key gets zeros
+            out[b, h, m] = sums * gp.where(best == -math.inf, 0.0, 1.0 / total)
+        if lse is not None:
+            lse[b, h, m] = best + gp.log(total)
+
+
+@program
+def without_keys(out: Any, q: Any, lse: Any) -> None:
+    for b, h, m in gp.parallel(*q.counts, q.rows):
+        out[b, h, m] = gp.call(lambda x: 0.0, q[b, h, m])
+        if lse is not None:
+            lse[b, h, m] = gp.call(lambda x: -math.inf, q[b, h, m].max(axis=1))
+
+
+def program_arguments(call: AttentionCall) -> dict[str, Any]:
+    """Those of `softmax_attention`, or without keys of `without_keys`, with descriptions in place of arrays."""
+    operands = call.operands
+    if not operands.keys:
+        return dict(out=call.out, q=operands.q, lse=call.lse)
+    mask = None if call.mask.is_everything else call.mask
+    score = None if isinstance(call.score, PlainScores) else call.score
+    (k, k_stacks, k_share), (v, v_stacks, v_share) = (_with_own_stacks(info, operands) for info in (operands.k, operands.v))
+    return dict(out=call.out, q=operands.q, k=k, v=v, lse=call.lse, scale=float(call.scale), mask=mask, score=score,
+                k_stacks=k_stacks, v_stacks=v_stacks, k_share=k_share, v_share=v_share)
+
+
+def _with_own_stacks(info: ArrayInfo, operands: AttentionOperands) -> tuple[ArrayInfo, str, int]:
+    """Keys or values without the axes of which they have one for all, the letters of the others, and how many heads of q
+    share one of theirs."""
+    kept = [axis for axis, count in enumerate((operands.batch, operands.heads)) if info.shape[axis] > 1 or count == 1]
+    axes = (*kept, 2, 3)
+    shape, strides = (tuple(numbers[axis] for axis in axes) for numbers in (info.shape, info.strides))
+    share = operands.heads // info.shape[1] if 1 in kept else 1
+    return info._replace(shape=shape, strides=strides), "".join("bh"[axis] for axis in kept), share
+
+
+def folded(call: AttentionCall) -> AttentionCall:
+    """A call of few queries as one of more, whose rows are those of all heads that share a head of k: a tile then has them
+    together, and keys are read once. Where rows depend on their place it stays as it is."""
+    q, k, v = call.operands
+    batch, heads, queries, _ = q.shape
+    group = heads // k.shape[1]
+    if (group == 1 or queries > FEW or k.shape[1] != v.shape[1] or not isinstance(call.score, PlainScores)
+            or not (call.mask.is_everything or (queries == 1 and call.mask == LAST_QUERY))):
+        return call
+
+    def joined(info: ArrayInfo) -> ArrayInfo | None:
+        """(batch, heads of k, group x queries, ...), where a view can have it."""
+        by_head, by_row = info.strides[1:3]
+        if queries > 1 and by_head != queries * by_row:
+            return None
+        rows = by_head if queries == 1 else by_row
+        return info._replace(shape=(batch, heads // group, group * queries, *info.shape[3:]),
+                             strides=(info.strides[0], group * by_head, rows, *info.strides[3:]))
+
+    views = [None if info is None else joined(info) for info in (q, call.out, call.lse)]
+    if views[0] is None or views[1] is None or why_not(views[0], 3) is not None:
+        return call
+    return call._replace(operands=call.operands._replace(q=views[0]), out=views[1], lse=views[2], mask=EVERYTHING)
+
+
+# --------------------------------------------------------------------------------------------------
+# Launches of packed sequences, and of other GPUs: a mapping for the head size, a table of tiles for the blocks, kernels
+# kept by kind.
 
 HOPPER, LEAST = (9, 0), (8, 0)
 NOWHERE = 2**30                        # a row beyond all: what TMA brings from there is 0
@@ -242,15 +336,42 @@ class AttentionCall(NamedTuple):
 def run_attention(call: AttentionCall, arrays: dict[str, Any], stream: int | None, quick: Quick = UNKNOWN) -> None:
     """Compute a call that has a result, on a stream (None: the library's current one), which is known as ``quick`` from then
     on."""
+    mode = current_mode()
+    if is_derived(call):
+        _run_program(folded(call), arrays, stream, quick)
+        return
     if not call.operands.keys:                         # nothing to ask about: every row is empty
         call = call._replace(mask=Everything(), score=PlainScores())
     elif call.score.is_plain and call.scale <= 0:      # the largest score is not that of the largest product then
         call = call._replace(score=PlainScores(exact=True))
-    mode = current_mode()
     if mode is not None:
         mode.run(AttentionLaunch(call), arrays)
         return
     _launch(launch_stream(call.operands.q, stream), call, quick)
+
+
+def is_derived(call: AttentionCall) -> bool:
+    """Whether its kernel is derived, and not the one that is written by hand."""
+    return call.sequences is None and target(call.operands.q.device).arch == HOPPER
+
+
+def _run_program(call: AttentionCall, arrays: dict[str, Any], stream: int | None, quick: Quick) -> None:
+    arguments = program_arguments(call)
+    plan = plan_of_call(softmax_attention if call.operands.keys else without_keys, arguments, None)
+    if current_mode() is not None:                     # of the arrays, as they are described
+        arguments.update((name, seen_as(x, arrays[name])) for name, x in arguments.items() if isinstance(x, ArrayInfo))
+        plan.run(arguments)
+        return
+    plan.run(arguments, stream)
+    if quick.key is not None and call.operands.keys:
+        _keep(quick, plan.start)
+
+
+def seen_as(info: ArrayInfo, x: Any) -> np.ndarray:
+    """An array in host memory as it is described."""
+    array = on_host(x)
+    return np.lib.stride_tricks.as_strided(array, info.shape, [array.dtype.itemsize * stride for stride in info.strides],
+                                           writeable=array.flags.writeable)
 
 
 class AttentionLaunch:
@@ -435,13 +556,23 @@ def _launch(stream: int, call: AttentionCall, quick: Quick) -> None:
            call.scale > 0,
            held.key, None if of_mask.arrays else tuple(value for _, value in of_mask.leaves))  # what the table rests on
     start = launch_of(key, made, f"{type(call.mask).__qualname__} or of the score").start
-    start(stream, (*pointers, call.scale, call.scale * LOG2E, *held.brought))
+    start(stream, (*pointers, *scales(call.scale), *held.brought))
     if quick.key is not None and call.operands.keys:
-        known = _calls.get(quick.key) or _calls.keep(quick.key, KnownCall(start, quick.like))
-        known.allow(quick.at_out, *quick.brought)
+        _keep(quick, lambda handle, values: start(handle, (*values[:5], *scales(of_bits(values[5])), *values[6:])))
+
+
+def scales(scale: float) -> tuple[float, float]:
+    """What takes products to scores, and to exponents of 2."""
+    return scale or abs(scale), scale * LOG2E or 0.0
 
 
 _calls = cache()
+
+
+def _keep(quick: Quick, start: Start) -> None:
+    """A call that has been checked, and all that are like it."""
+    known = _calls.get(quick.key) or _calls.keep(quick.key, KnownCall(start, quick.like))
+    known.allow(quick.at_out, *quick.brought)
 
 
 def quickly(q: Any, k: Any, v: Any, out: Any, mask: Any, score: Any, scale: Any, layout: str) -> Quick:
@@ -455,6 +586,7 @@ def quickly(q: Any, k: Any, v: Any, out: Any, mask: Any, score: Any, scale: Any,
     key: list[Any] = [layout, of_q, of_k, of_v, of_out, at_q & 15, at_k & 15, at_v & 15, at_out & 15]
     held: list[Any] = []
     for rule in (mask, score):
+        rule = ScoreFunction(rule) if type(rule) is FunctionType else rule
         if rule is None:
             key.append(None)
         elif not isinstance(rule, (Mask, Score)):
@@ -468,7 +600,7 @@ def quickly(q: Any, k: Any, v: Any, out: Any, mask: Any, score: Any, scale: Any,
     elif type(scale) is not float or not -LARGEST <= scale <= LARGEST:
         return UNKNOWN
     key.append(scale > 0)
-    return Quick(tuple(key), at_out, (at_q, at_k, at_v, 0, scale or abs(scale), scale * LOG2E or 0.0, *held))
+    return Quick(tuple(key), at_out, (at_q, at_k, at_v, 0, bits_of(scale), *held))
 
 
 def again(quick: Quick, q: Any, out: Any, stream: Any) -> Any:
@@ -477,7 +609,7 @@ def again(quick: Quick, q: Any, out: Any, stream: Any) -> Any:
     return None if known is None else known.again(q, quick.at_out, quick.brought, out, stream)
 
 
-EVERYTHING, PLAIN = Everything(), PlainScores()     # what their properties cost is paid once
+EVERYTHING, PLAIN, LAST_QUERY = Everything(), PlainScores(), Causal()         # what their properties cost is paid once
 
 
 def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = None, scale: float | None = None,

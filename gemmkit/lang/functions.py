@@ -36,7 +36,7 @@ from gemmkit.lang.number_rules import Record, device_dtype, record_text
 from gemmkit.lang.passes import CapturesType, InnerFunctions, ModuleAttributes
 from gemmkit.lang.references import Fact, Guards, Owner, cell, contents, globals_of, is_fixed, item, owner_of
 from gemmkit.lang.scalars import index, numba_type, weak_float64, weaken, weaken_code
-from gemmkit.runtime.arrays import ArrayInfo, alignment, check_aligned, info_of, is_array, part_bytes, unit_axis
+from gemmkit.runtime.arrays import ArrayInfo, alignment, check_aligned, describe, is_array, part_bytes, unit_axis
 
 # --------------------------------------------------------------------------------------------------
 # What a kernel's arguments are, told without Numba: a `Kind` stands for a type that is made when it is compiled.
@@ -580,7 +580,7 @@ def freeze_runtime(value: Any, name: str, readonly: bool = False) -> Frozen:
     try:
         if isinstance(value, np.generic):
             return freeze_scalar(value)
-        info = info_of(value, name)
+        info = describe(value, name)
         frozen = freeze_array(info, readonly=readonly)
     except TypeError as error:
         raise TypeError(str(error) if str(error).startswith(name) else f"{name}: {error}") from None

@@ -16,7 +16,7 @@ from gemmkit.layouts.matrices import Matrix, plain_layout
 from gemmkit.layouts.plain import LINE, Plain
 from gemmkit.ptx.copy_async import offset_of
 from gemmkit.ptx.memory import load_global, store_global
-from gemmkit.runtime.arrays import ArrayInfo, describe, info_of
+from gemmkit.runtime.arrays import ArrayInfo, describe
 from gemmkit.tiling import Tile
 
 
@@ -73,14 +73,15 @@ class Gathered(GlobalLayout):
         return 1 if self.is_row_major else None
 
     def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
-        return info_of(self.index).shape[0], array.shape[1]
+        return describe(self.index).shape[0], array.shape[1]
 
     def check(self, array: ArrayInfo | None, rows: int, columns: int, name: str) -> None:
         if array is None:
             raise ValueError(f"{name} is None, and {self!r} needs an array")
         self.layout.check(array, array.shape[0], columns, name)
-        if info_of(self.index).shape != (rows,):
-            raise ValueError(f"{name} has {rows} rows, and its index shape {info_of(self.index).shape}; ({rows},) is needed")
+        found = describe(self.index).shape
+        if found != (rows,):
+            raise ValueError(f"{name} has {rows} rows, and its index shape {found}; ({rows},) is needed")
 
     def __repr__(self) -> str:
         return f"Gathered({self.layout!r}, <index of {self.count} rows>)"

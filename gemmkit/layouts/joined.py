@@ -23,7 +23,7 @@ from gemmkit.layouts.matrices import Matrix, transposed
 from gemmkit.layouts.plain import ColMajor, FoldedColumns, Plain, RowMajor
 from gemmkit.ptx.memory import load_words
 from gemmkit.ptx.special import udiv
-from gemmkit.runtime.arrays import ArrayInfo, describe, info_of
+from gemmkit.runtime.arrays import ArrayInfo, describe
 from gemmkit.tiling import Tile, translate
 
 GRAIN = 256                            # elements: the longest tile of a block along a boundary
@@ -39,13 +39,13 @@ class PartArray(Component):
     array_names = MappingProxyType({"array": "a part of a Concat or InterleavedColumns"})
 
     def __repr__(self) -> str:
-        info = info_of(self.array)
+        info = describe(self.array)
         return f"PartArray(<array of shape {info.shape}>)"
 
     @property
     def info(self) -> ArrayInfo:
         """The array, or the first matrix of its stack."""
-        info = info_of(self.array)
+        info = describe(self.array)
         return info._replace(shape=info.shape[-2:], strides=info.strides[-2:])
 
 

@@ -12,7 +12,7 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.host import View
 from gemmkit.layouts.base import GlobalLayout
 from gemmkit.layouts.matrices import Matrix
-from gemmkit.runtime.arrays import ArrayInfo, info_of
+from gemmkit.runtime.arrays import ArrayInfo, describe
 
 __all__ = [
     "dequantise", "quantise",
@@ -84,7 +84,7 @@ class GroupQuantised(GlobalLayout):
         if rows % self.group:
             raise ValueError(f"{name} has {rows} rows; a multiple of group={self.group} is needed")
         for field, dtype in (("scales", np.float16), ("zeros", np.uint8)) if self.has_zeros else (("scales", np.float16),):
-            info = info_of(getattr(self, field), field)
+            info = describe(getattr(self, field), field)
             if info.shape != wanted:
                 raise ValueError(f"{field} has shape {info.shape}; {wanted} is needed for {name}, which is {rows} x "
                                  f"{columns} in groups of {self.group} rows")

@@ -44,7 +44,7 @@ from gemmkit.layouts import ArrayLayout, Plain
 from gemmkit.plans.adapters import Adapted, for_products, for_swap_ab, widened
 from gemmkit.plans.launch import Launch, Put
 from gemmkit.plans.problem import Call
-from gemmkit.runtime.arrays import ArrayInfo, describe, flipped, info_of, shares_memory, unit_axis, whole
+from gemmkit.runtime.arrays import ArrayInfo, describe, flipped, shares_memory, unit_axis, whole
 from gemmkit.runtime.arrays import on_host as as_numpy
 from gemmkit.runtime.launch import Launchable, on_host, spaces_of
 
@@ -354,7 +354,7 @@ class Compiled:
     def _slot_of(self, path: tuple[str, ...], spec: Frozen) -> int:
         """Where the address of an array that the specialisation holds stands among the values: the one that another address
         changes."""
-        info = info_of(at_path(self.spec, path))
+        info = describe(at_path(self.spec, path))
         other = freeze(with_at_path(self.spec, path, info._replace(pointer=info.pointer ^ ELSEWHERE)))
         (slot,) = (n for n, (old, new) in enumerate(zip(spec.leaves, other.leaves)) if old != new)
         return slot

@@ -54,6 +54,7 @@ F32 = np.dtype(np.float32)
 CALLED = frozenset({NUMBER, TEST})
 #: Operations of which places and whole constants make whole numbers.
 WHOLE = frozenset({"add", "sub", "mul", "neg", "max", "abs"})
+MOST_OF_SCORE = 5                      # arguments: s, m, n, head, batch
 START = "called_"                      # of what a text calls them
 
 
@@ -96,13 +97,35 @@ class Callee:
         return isinstance(self.f, Mask)
 
     @property
+    def is_score(self) -> bool:
+        return isinstance(self.f, Score)
+
+    @property
+    def method(self) -> str:
+        """What is called of a component, if not itself: with all arguments that it may take."""
+        return "sees" if self.is_mask else "at" if self.is_score else ""
+
+    @property
+    def host(self) -> Any:
+        """What a reference calls."""
+        return getattr(self.f, self.method) if self.method else self.f
+
+    def is_counted(self, n: int, x: Any) -> bool:
+        """Whether its n-th argument is whole: a place, or what stands for one."""
+        return is_place_made(x) or ((self.is_mask or (self.is_score and n > 0)) and is_whole_constant(x))
+
+    def is_real(self, n: int) -> bool:
+        """Whether a place is given to it in float32 as its n-th argument (`gemmkit.masks.Score.real_places`)."""
+        return self.is_score and n in (1, 2) and bool(self.f.real_places)
+
+    @property
     def stays_inside(self) -> bool:
         """Whether it must be told places of elements that are there: it may have an array, or divide by a place."""
         return not is_gemmkit(type(self.f)) or bool(arrays_of(self.component))
 
     def text(self, op: str, args: Iterable[str], method: str = "") -> str:
         """The expression that calls it, or a mask's ``method``, of arguments in float32 or whole."""
-        method = method or ("sees" if self.is_mask else "")
+        method = method or self.method
         return f"{RETURNS[op]}({self.name}, {self.name}.f{f'.{method}' if method else ''}({', '.join(args)}))"
 
     def again(self, f: Any) -> Callee:
@@ -155,6 +178,11 @@ def function_of(f: Any, count: int) -> Any:
     """What ``gp.call(f, ...)`` calls with ``count`` arguments. Raises TypeError, with the user's line, for what cannot be
     called so, and for a component that does more than make a number of numbers."""
     f = f._component if isinstance(f, CallableArgument) else f
+    if isinstance(f, Score):
+        if not f.arity <= count <= MOST_OF_SCORE:
+            raise refused(TypeError, f"gp.call({type(f).__name__}) with {count} arguments: a score takes s, m, n, and "
+                                     f"optionally head and batch, {f.arity} at least")
+        return f
     wanted = f"a function of {count} number{'s' * (count != 1)}, or a component that can be called with them,"
     try:
         f = function_given(f, "gp.call", "f", (count,), wanted)

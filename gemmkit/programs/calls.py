@@ -32,9 +32,9 @@ from gemmkit.components import Component, arrays_of
 from gemmkit.emulator.mode import current_mode, world
 from gemmkit.lang.fingerprint import read, when_forgetting
 from gemmkit.lang.references import Fact, Guards
-from gemmkit.plans.launch import Cache, Start, cache
+from gemmkit.plans.launch import Cache, cache
 from gemmkit.programs.called import Callees
-from gemmkit.programs.launches import FLOATS, bits_of, given_by, stream_memory
+from gemmkit.programs.launches import FLOATS, bits_of, given_by
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.plan import ProgramPlan, Resizing, device_of, in_pairs, leaves_by_tma, planned
 from gemmkit.runtime.array_info import ArrayInfo, alignment, unit_axis
@@ -323,11 +323,6 @@ class KnownProgram:
             found += held[one] if isinstance(one, int) else Callees((one,)).brought
         return found
 
-    @cached_property
-    def _bound(self) -> tuple[int, list[Start]]:
-        """How much memory is between its kernels, and they, as they are started."""
-        return self.plan.launches.spare, [] if self.plan.is_empty else self.plan.starts
-
     def again(self, seen: Seen, stream: Any) -> bool:
         """Launch it on arrays at these addresses; False where the call has to be looked at: for other addresses, and where
         code is not what it was."""
@@ -346,11 +341,7 @@ class KnownProgram:
             return False
         if self._places is not None:
             at = self._places(at)
-        spare, starts = self._bound
-        begin = stream_memory(self._device, handle, spare) if spare else 0
-        values = (*at, begin, *bits, *self._brought(held)) if self._held else (*at, begin, *bits)
-        for start in starts:
-            start(handle, values)
+        self.plan.start(handle, (*at, 0, *bits, *self._brought(held)) if self._held else (*at, 0, *bits))
         return True
 
 

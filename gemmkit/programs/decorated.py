@@ -81,9 +81,10 @@ class Reference(Interpreter):
         if op == "cast":
             return Dimensioned(dims, args[0].array.astype(data).astype(np.float64))
         if op in (NUMBER, TEST):
-            f = data.f.sees if data.is_mask else data.f
-            given = [(x.over(dims), x.is_whole or (data.is_mask and x.whole == "constant")) for x in args]
-            return Dimensioned(dims, of_elements(f, op == TEST, given))
+            counts = [data.is_mask or (data.is_score and n > 0) for n in range(len(args))]
+            given = [(x.over(dims), (x.is_whole or (counts[n] and x.whole == "constant")) and not data.is_real(n))
+                     for n, x in enumerate(args)]
+            return Dimensioned(dims, of_elements(data.host, op == TEST, given))
         with np.errstate(all="ignore"):
             return Dimensioned(dims, FUNCTIONS[op](*(x.over(dims) for x in args)), _stays_whole(op, args))
 

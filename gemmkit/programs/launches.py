@@ -157,7 +157,7 @@ def bits_of(x: float) -> int:
     return bits
 
 
-def _of_bits(bits: int) -> float:
+def of_bits(bits: int) -> float:
     number: float = struct.unpack("f", struct.pack("I", bits))[0]
     return number
 
@@ -182,7 +182,7 @@ def _of_kernel(plan: ProgramPlan, which: MappingABC[str, int], numbers: MappingA
                held: MappingABC[str, list[tuple[int, int, bool]]]) -> Launch:
     """``which``, ``numbers``: where a call brings arrays and numbers; ``held``: what called functions have (`Callees`)."""
     kernel, sizes = plan.launchable, [field.name for field in fields(plan.sizes)]
-    puts = [Put(sizes.index(name), numbers[name], 0, _of_bits) for name in plan.printed.scalars]
+    puts = [Put(sizes.index(name), numbers[name], 0, of_bits) for name in plan.printed.scalars]
     for n, (name, tensor_map) in enumerate(plan.taken, 1):
         slot = kernel.slot(n)
         if slot is not None:

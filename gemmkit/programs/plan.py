@@ -138,11 +138,8 @@ class ProgramPlan:
                 plan = replace(plan, call=self.call._replace(numbers=numbers), printed=printed)
                 mode.run(plan, [_Given(held[name], name, name in plan.printed.outs) for name in plan.infos])
             return
-        handle, spare = launch_stream(first, stream), self.launches.spare
-        begin = stream_memory(first.device, handle, spare) if spare else 0
-        values = *(info.pointer for info in found), begin, *map(bits_of, numbers.values()), *callees.brought
-        for start in self.starts:
-            start(handle, values)
+        values = *(info.pointer for info in found), 0, *map(bits_of, numbers.values()), *callees.brought
+        self.start(launch_stream(first, stream), values)
 
     def called_with(self, arguments: dict[str, Any]) -> Callees:
         """The functions of a call. Raises ValueError for those of another code, and that have other kinds of arrays."""
@@ -302,6 +299,22 @@ class ProgramPlan:
     def starts(self) -> list[Start]:
         """Of its kernels, compiled and loaded."""
         return [plan._loaded(launch).start for plan, launch in zip(self.kernels, self.launches.kernels)]
+
+    @cached_property
+    def start(self) -> Start:
+        """Start all of them, with what a call brings; 0 stands where the memory between them begins."""
+        starts, spare, place = [] if self.is_empty else self.starts, self.launches.spare, len(self.given)
+        if len(starts) == 1 and not spare:
+            return starts[0]
+        ordinal = next(iter(self.given.values())).device
+
+        def start(stream: int, values: tuple[Any, ...]) -> None:
+            begin = stream_memory(ordinal, stream, spare) if spare else 0
+            values = *values[:place], begin, *values[place + 1:]
+            for one in starts:
+                one(stream, values)
+
+        return start
 
     def _loaded(self, launch: Launch) -> Launch:
         """The kernel on the device: a program that is called derives a plan anew, and loads nothing twice."""

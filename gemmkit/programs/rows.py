@@ -12,7 +12,7 @@ import numpy as np
 from gemmkit.functions.rows import RowsProblem
 from gemmkit.kernels.rows import RegisterRow, RowSource, RowTeam, WarpTeam
 from gemmkit.lang.errors import ConfigError
-from gemmkit.programs.called import CALLED, EXTENT, NUMBER, RETURNS, Callees, is_place_made
+from gemmkit.programs.called import CALLED, EXTENT, NUMBER, RETURNS, Callees
 from gemmkit.programs.chains.elements import is_whole_number
 from gemmkit.programs.mapping import SWITCHES, Mapping
 from gemmkit.programs.places import LEAVES, Rewriter, is_tiled, walked
@@ -479,9 +479,10 @@ class RowElement:
         self._outside(x.data.name)
         self.needs.add(RETURNS[x.op])
         args = []
-        for y in x.args:
-            self._stays_inside = is_place_made(y) or x.data.is_mask
-            args.append(bare(self.of(y, True) if self._stays_inside else self._float(y)))
+        for n, y in enumerate(x.args):
+            self._stays_inside = x.data.is_counted(n, y)
+            text = self.of(y, True) if self._stays_inside else self._float(y)
+            args.append(bare(self._converted(text) if x.data.is_real(n) else text))
             self._stays_inside = False
         return str(x.data.text(x.op, args))
 

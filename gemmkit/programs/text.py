@@ -14,7 +14,7 @@ import ml_dtypes  # noqa: F401 - makes NumPy know bfloat16 by its name
 import numpy as np
 
 from gemmkit.kernels.collectives.scheduler import Cluster
-from gemmkit.programs.called import CALLED, EXTENT, RETURNS, START, Callee, Callees, is_place_made, is_whole_load
+from gemmkit.programs.called import CALLED, EXTENT, RETURNS, START, Callee, Callees, is_whole_load
 from gemmkit.programs.collectives import COLUMN, ROW
 from gemmkit.programs.places import (
     Allocation,
@@ -138,10 +138,11 @@ class ElementFunction:
             self.callees.append(x.data)
         self.needs |= {"convert", RETURNS[x.op]}
         args = []
-        for y in x.args:
-            self._stays_inside = is_place_made(y) or x.data.is_mask
+        for n, y in enumerate(x.args):
+            self._stays_inside = x.data.is_counted(n, y)
             text = self.of(y, top=True)
-            args.append(text if self._stays_inside or is_whole_load(y) else f"convert(F32, {text})")
+            is_whole = (self._stays_inside or is_whole_load(y)) and not x.data.is_real(n)
+            args.append(text if is_whole else f"convert(F32, {text})")
             self._stays_inside = False
         return x.data.text(x.op, args)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from gemmkit.components import without_arrays
 from gemmkit.kernels.masks import Mask
-from gemmkit.programs.called import EXTENT, NUMBER, TEST, CallableArgument, Callee, function_of, mask_of
+from gemmkit.programs.called import EXTENT, MOST_OF_SCORE, NUMBER, TEST, CallableArgument, Callee, function_of, mask_of
 from gemmkit.programs.values import (
     Arithmetic,
     Axes,
@@ -175,6 +175,8 @@ class Interpreter:
         args = [self.coordinate(x) if isinstance(x, Index) else self.lift(x) for x in given]
         callee = self.callee(f, name)
         callee.extents.append(tuple(extent_of(x) for x in given))
+        if callee.is_score:
+            args += [self.constant(0)] * (MOST_OF_SCORE - len(args))
         return self._met(TEST if is_test else NUMBER, args, data=callee)
 
     def shown(self, given: object, mask: Mask, dims: tuple) -> Any:

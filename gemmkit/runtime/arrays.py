@@ -33,7 +33,7 @@ from gemmkit.runtime.streams import as_stream_handle, current_stream
 __all__ = [
     "ArrayInfo", "RequiresGradient", "alignment", "as_stream_handle", "byte_range", "check_aligned",
     "current_stream", "describe", "describe_all", "dtype_from_torch", "dtype_to_torch", "empty_like", "flipped",
-    "info_of", "is_array", "offers", "on_host", "overlaps", "overlaps_itself", "part_bytes", "producer_stream",
+    "is_array", "offers", "on_host", "overlaps", "overlaps_itself", "part_bytes", "producer_stream",
     "shares_memory", "unit_axis", "whole",
 ]
 
@@ -151,7 +151,7 @@ def describe(x: Any, name: str = "a") -> ArrayInfo:
 
 
 _Reader = Callable[[Any, str], ArrayInfo]
-_READERS: dict[type, _Reader] = {}
+_READERS: dict[type, _Reader] = {ArrayInfo: lambda info, name: info}      # a component keeps no array when its plan is kept
 
 
 def _find_reader(x: Any, name: str) -> _Reader:
@@ -341,11 +341,6 @@ def on_host(x: Any) -> np.ndarray[Any, Any]:
 # -- new arrays ----------------------------------------------------------------------------------------------
 
 
-def info_of(x: Any, name: str = "array") -> ArrayInfo:
-    """`describe`, of an array or of what describes one: a component keeps no array when its plan is remembered."""
-    return x if isinstance(x, ArrayInfo) else describe(x, name)
-
-
 def empty_like(like: Any, shape: Sequence[int], dtype: Any) -> Any:
     """A new, uninitialised, C-contiguous array of the library and on the device of ``like``, an array or
     ArrayInfo.
@@ -357,7 +352,7 @@ def empty_like(like: Any, shape: Sequence[int], dtype: Any) -> Any:
     >>> empty_like(np.zeros(3), (2, 2), np.float16).dtype
     dtype('float16')
     """
-    info = info_of(like, "like")
+    info = describe(like, "like")
     shape, dtype = tuple(shape), np.dtype(dtype)
     if info.device == _HOST and info.library != "torch":
         return np.empty(shape, dtype)

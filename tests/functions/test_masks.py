@@ -146,11 +146,11 @@ def test_masks_of_the_users(machine: Any, session: Any, qkv: tuple[np.ndarray, .
 
 def test_what_is_not_visited_is_not_loaded(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     """Keys outside of `keys` may hold anything."""
-    q, k, v = (draw(rng, (1, 1, 160, 64), F16) for _ in range(3))
-    k[:, :, 96:], v[:, :, 96:] = np.nan, np.nan
+    q, k, v = (draw(rng, (1, 1, 200, 64), F16) for _ in range(3))
+    k[:, :, 128:], v[:, :, 128:] = np.nan, np.nan
     with small(monkeypatch), gk.emulate():
         found = gk.attention(q[:, :, :40], k, v, mask=Causal("upper left"))
-    close(found, reference(q[:, :, :40], k[:, :, :96], v[:, :, :96], visible=lambda m, n, h, b: n <= m))
+    close(found, reference(q[:, :, :40], k[:, :, :128], v[:, :, :128], visible=lambda m, n, h, b: n <= m))
 
 
 # -- bad input ----------------------------------------------------------------------------------------------------------

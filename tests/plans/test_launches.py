@@ -18,6 +18,7 @@ from gemmkit.kernels.masks import Causal, Window
 from gemmkit.lang.errors import ConfigError
 from gemmkit.runtime.device import H100, assumed
 from tests.support import launches
+from tests.support.attention import by_hand
 from tests.support.launches import TABLE
 
 # ==========================================================================================================================
@@ -43,6 +44,7 @@ class Seen(launches.Seen):
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     found = Seen()
+    by_hand(monkeypatch)
     found.watch(monkeypatch, attention)
     return found
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from gemmkit.functions import attention
+from gemmkit.programs import mapping
 from gemmkit.runtime.device import H100, assumed
 from tests.support.machines import epsilon
 
@@ -43,6 +44,11 @@ def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float | None =
     return np.einsum("bhmn,bhnd->bhmd", p, v), lse, np.einsum("bhmn,bhnd->bhmd", p, np.abs(v))
 
 
+def by_hand(patch: pytest.MonkeyPatch) -> None:
+    """Calls take the kernels that are written by hand."""
+    patch.setattr(attention, "is_derived", lambda call: False)
+
+
 def close(found: np.ndarray, expected: tuple[np.ndarray, ...], lse: np.ndarray | None = None, slack: float = 0.0) -> None:
     """Within the rounding of the weights and of the result; ``slack`` is what scores may be wrong by."""
     out, logarithms, magnitude = expected
@@ -63,12 +69,17 @@ def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.nda
 
 @contextmanager
 def small(monkeypatch: pytest.MonkeyPatch, block_n: int = 32, blocks: int = 2, **fields: Any) -> Iterator[None]:
-    """Within it the emulated kernel has one consumer and takes few keys at a time, and few blocks compute all tiles: what takes
-    thousands of rows otherwise, several blocks of keys and several tiles for a block, takes a hundred."""
+    """Within it an emulated kernel takes few keys at a time, and few blocks compute all tiles: what takes thousands of rows
+    otherwise, several blocks of keys and several tiles for a block, takes a hundred. With ``fields`` of a mapping the kernel is the
+    one that is written by hand, and has one consumer."""
     shipped = attention.mappings
     with ExitStack() as stack:
         stack.enter_context(assumed(dataclasses.replace(H100, sm_count=blocks)))
         patch = stack.enter_context(monkeypatch.context())
+        patch.setitem(mapping.KERNELS, mapping.WARP_SPECIALISED,
+                      dataclasses.replace(mapping.KERNELS[mapping.WARP_SPECIALISED], lengths=(block_n,)))
+        if fields:
+            by_hand(patch)
         changed = {"consumers": 1, "turns": False, "block_n": block_n, **fields}
         patch.setattr(attention, "mappings", lambda *given: [one._replace(**changed) for one in shipped(*given)])
         yield

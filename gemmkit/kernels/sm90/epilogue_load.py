@@ -37,7 +37,7 @@ from gemmkit.ptx.memory import load_shared, shared
 from gemmkit.ptx.special import thread_index, udiv
 from gemmkit.ptx.tma import tma_commit, tma_load, tma_wait, tma_wait_read
 from gemmkit.ptx.wgmma import named_barrier
-from gemmkit.runtime.arrays import ArrayInfo, info_of
+from gemmkit.runtime.arrays import ArrayInfo, describe
 from gemmkit.runtime.tensor_maps import TensorMapSpec, why_not
 from gemmkit.tiling import Tile
 
@@ -261,7 +261,7 @@ def candidates(spec: Sm90Spec, arrays: OperandArrays) -> Any:
     if spec.has_c and arrays.c is not None:
         yield EpilogueSource(), spec.c.layout, arrays.c
     for one in spec.epilogue.alongside():
-        info = info_of(one.array)
+        info = describe(one.array)
         path = ("epilogue", *one.path)
         yield OfEpilogue(path, (*path, one.field), where=one.where, steps=one.steps), one.layout, info
 

@@ -71,7 +71,7 @@ from gemmkit.layouts.plain import PATTERN, pattern_of
 from gemmkit.operators.algebra import Algebra, units
 from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.ptx.tma import TensorMapType
-from gemmkit.runtime.arrays import ArrayInfo, info_of, whole
+from gemmkit.runtime.arrays import ArrayInfo, describe, whole
 from gemmkit.runtime.device import H100
 from gemmkit.runtime.tensor_maps import BYTES, Encoder, TensorMapSpec, why_not
 from gemmkit.tiling import Tile
@@ -463,7 +463,7 @@ def _ahead(spec: Sm90Spec, store: PrefetchedStore, arrays: OperandArrays) -> tup
     path = store.source.array
     if path is None:
         return 2, arrays.c
-    return path, info_of(at_path(spec, path))
+    return path, describe(at_path(spec, path))
 
 
 #: In the order in which they are preferred, and what fills the stages where a route is the last of the two by this order.

@@ -206,8 +206,11 @@ class Element:
 
     def _call(self, x: Value, method: str = "") -> str:
         args = []
-        for y in x.args:
-            is_whole = is_whole_number(y) or x.data.is_mask
+        for n, y in enumerate(x.args):
+            if x.data.is_real(n) and is_whole_number(y):
+                args.append(self._float(y))
+                continue
+            is_whole = x.data.is_counted(n, y)
             self._stays_inside = is_whole and x.data.stays_inside
             text = self.of(y, top=True, whole=is_whole)
             is_whole = is_whole or is_whole_load(y)

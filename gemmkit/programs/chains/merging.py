@@ -217,25 +217,21 @@ def references(chain: Chain, signs: dict[str, float], said: bool | None) -> list
 
     Raises ConfigError where they are asked for, and there is none.
     """
-    if said is None:
-        is_wide = any(len(c.init.dims) == 2 and isinstance(c.init.dims[1], Axis) and c.init.dims[1].size >= WIDE
-                      for c in chain.carried)
-        said = is_wide and any(map(_keeps_a_maximum, chain.carried))
-    return _found(chain, signs) if said else []
-
-
-def _keeps_a_maximum(c: Carried) -> bool:
-    return c.out.op == "max" and c.inside in c.out.args and len(c.out.dims) == 1
-
-
-def _found(chain: Chain, signs: dict[str, float]) -> list[Carried]:
+    is_wide = any(len(c.init.dims) == 2 and isinstance(c.init.dims[1], Axis) and c.init.dims[1].size >= WIDE
+                  for c in chain.carried)
+    if said is False or not (said or is_wide):
+        return []
     maxima = list(filter(_keeps_a_maximum, chain.carried))
     found = [c for c in maxima if _does_not_matter(chain, c, signs)]
-    if not found:
+    if said and not found:
         why = (f"results depend on the maximum that {maxima[0].inside!r} keeps" if maxima else
                "no cell of rows keeps a maximum, such as best[:] = maximum(best, s.max(axis=1))")
         raise _refused(chain, why)
     return found
+
+
+def _keeps_a_maximum(c: Carried) -> bool:
+    return c.out.op == "max" and c.inside in c.out.args and len(c.out.dims) == 1
 
 
 def _refused(chain: Chain, why: str, line: str = "") -> ConfigError:

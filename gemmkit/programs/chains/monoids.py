@@ -76,11 +76,13 @@ def constant(number: float) -> Form:
 class Forms:
     """Values as forms. ``known``: forms of some values, such as atoms for cells; ``hidden``: a ``where`` whose condition
     holds nowhere; ``nothing``: all places are out of range; ``beyond``: the index that is, and whether arrays have zeros
-    there. ``signs`` of numbers, by their names."""
+    there. ``unseen``: a maximum over all rounds: where it is -inf, as of a row that has seen nothing, nothing depends on by
+    how much it is moved. ``signs`` of numbers, by their names."""
 
     def __init__(self, chain: Chain, signs: Mapping[str, float], known: Mapping[Value, Form], hidden: Value | None = None,
-                 nothing: bool = False, beyond: bool | None = None):
+                 nothing: bool = False, beyond: bool | None = None, unseen: Value | None = None):
         self.chain, self.signs, self.hidden, self.nothing, self.beyond = chain, signs, hidden, nothing, beyond
+        self.unseen = unseen
         self.known = dict(known)
 
     def of(self, x: Value) -> Form:
@@ -133,7 +135,8 @@ class Forms:
 
     def _where(self, x: Value) -> Form:
         condition, one, other = x.args
-        if x is self.hidden:
+        if x is self.hidden or (condition.op == "eq" and condition.args[0] is self.unseen
+                                and number(self.of(condition.args[1])) == -math.inf):
             return self.of(other)
         holds = self._holds(condition)
         return self._either(x, self.of(one), self.of(other)) if holds is None else self.of(one if holds else other)
@@ -477,7 +480,7 @@ def is_independent(chain: Chain, signs: Mapping[str, float], cell: Carried) -> b
                 degree = _added(degree, moved[other], by if other is cell.inside else (float(power), ()), -1.0)
             moved[inside] = degree
         after = {c.after: moved[c.inside] for c in chain.carried}
-        forms = Forms(chain, signs, {x: atom(x) for x in after})
+        forms = Forms(chain, signs, {x: atom(x) for x in after}, unseen=cell.after if cell.out.op == "max" else None)
         return not any(_moved(store.value, forms.of(store.value), cell.after, after) for store in chain.stores)
     except Unproved:
         return False

@@ -242,7 +242,7 @@ def _time(chain: Chain, warpgroups: int, processors: int) -> int:
 
 def _is_heavy(chain: Chain) -> bool:
     """Whether rounds compute more than a softmax does, by special functions an element, or with matrices and places."""
-    special = [x for x in chain.body if x.op in SPECIAL and len(x.dims) == 2]
+    special = [x for x in chain.body if x.op in SPECIAL and len(x.dims) == 2 and not _is_light(x)]
     reads = any(y.op == "load" and len(y.dims) == 2 for x in chain.body if x.op != "dot" for y in x.args)
     return len(special) > 1 or reads or _uses_places(chain)
 
@@ -256,8 +256,13 @@ def _uses_places(chain: Chain) -> bool:
             return True
         if x not in seen:
             seen.add(x)
-            pending += x.args[1:] if x.op == "where" else x.args
+            pending += x.args[1:] if x.op == "where" else x.args[:1] if _is_light(x) else x.args
     return False
+
+
+def _is_light(x: Value) -> bool:
+    """Whether it calls a score for which three warpgroups have registers."""
+    return x.op == NUMBER and x.data.is_score and bool(x.data.f.is_light)
 
 
 def _check_names(chain: Chain, places: ChainPlaces, mapping: Mapping, kernel: KernelLimits) -> None:
