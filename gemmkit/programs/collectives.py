@@ -17,7 +17,7 @@ from gemmkit.kernels.collectives.operand import FragmentReuse
 from gemmkit.kernels.collectives.scheduler import Cluster
 from gemmkit.kernels.collectives.softmax import LARGE, added, larger, octets, put_matrix, quad_max, quad_sum
 from gemmkit.kernels.mlp.spec import put_pair
-from gemmkit.kernels.sm90.store import Panels, own_column, own_row
+from gemmkit.kernels.sm90.store import Panels, line_of, own_column, own_row
 from gemmkit.lang.aggregates import convert, convert_all, fill
 from gemmkit.lang.checks import dtype_given
 from gemmkit.lang.component_products import matrix_of
@@ -44,9 +44,9 @@ from gemmkit.tiling import Tile
 
 F32 = np.dtype(np.float32)
 ROWS = 64                              # of a product, which a warpgroup has
-LINE = 64                              # elements of a swizzled line of 128 bytes
+STEP = 16                              # of a product's K that an instruction takes
 ROW, COLUMN = "row", "column"          # of a cluster's tiles
-PATTERN = 1024                         # bytes of eight such lines, after which the swizzle begins anew
+PATTERN = 1024                         # bytes of eight lines of 128 bytes, after which the swizzle begins anew
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,12 @@ class Typed(Component):
 
 @dataclass(frozen=True)
 class StagedTile(Typed):
-    """``lines`` x ``columns`` elements of a row-major array in every stage of a ring, by panels of 64 columns; of an
+    """``lines`` x ``columns`` elements of a row-major array in every stage of a ring, by panels of 64 or 32 columns; of an
     array with ``stacks`` axes in front from one of its matrices.
+
+    Panels are whole, and lines are in whole steps of a product's K: TMA fills both with zeros where the array ends, which
+    it then does, and products of zeros add nothing. Heads of 80 lie in three panels of 32 columns, 96 in all: in panels of
+    64 they would take 128, a third of the memory of a stage more (`line_of`).
 
     In a ``cluster`` whose blocks of a ROW (or COLUMN) of tiles, ``peers``, have the same block of the array, each loads a
     part for all: some of the panels, or some lines of each."""
@@ -79,11 +83,16 @@ class StagedTile(Typed):
     @cached_property
     def line(self) -> int:
         """Elements of a panel's line."""
-        return LINE
+        return line_of(self.columns)
 
     @cached_property
     def panels(self) -> int:
-        return self.columns // LINE
+        return -(-self.columns // self.line)
+
+    @cached_property
+    def held(self) -> int:
+        """Lines of a panel."""
+        return in_steps(self.lines)
 
     @cached_property
     def k_axis(self) -> int:
@@ -103,29 +112,29 @@ class StagedTile(Typed):
     def part(self) -> tuple[int, int]:
         """Panels and lines of a part."""
         if self.by_panels:
-            return self.panels // self.parts, self.lines
-        return self.panels, self.lines // self.parts
+            return self.panels // self.parts, self.held
+        return self.panels, self.held // self.parts
 
     @cached_property
     def layout(self) -> Swizzled:
         """Of the block as it is in its array, and in a stage."""
-        return Swizzled(RowMajor(self.dtype), 2 * LINE)
+        return Swizzled(RowMajor(self.dtype), 2 * self.line)
 
     @cached_property
     def transposed_layout(self) -> Swizzled:
-        return Swizzled(ColMajor(self.dtype), 2 * LINE)
+        return Swizzled(ColMajor(self.dtype), 2 * self.line)
 
     @cached_property
     def map_spec(self) -> TensorMapSpec:
-        return TensorMapSpec(self.dtype, (LINE, self.part[1], *(1,) * self.stacks), 2 * LINE)
+        return TensorMapSpec(self.dtype, (self.line, self.part[1], *(1,) * self.stacks), 2 * self.line)
 
     def load(self, tensor_map: Any, place: tuple, ring: Any, slot: Any) -> None:
         """Have TMA bring the block that begins at a place (column, row, which matrix of stacks, the last stack first); zeros
         where the array has ended."""
         pointer = shared(self.dtype, self.offset)
         for panel in range(self.panels):
-            to = slot.stage * (self.stage_bytes // 2) + panel * self.lines * LINE
-            tma_load(tensor_map, (place[0] + panel * LINE, *place[1:]), pointer, to, ring.full(), slot.stage)
+            to = slot.stage * (self.stage_bytes // 2) + panel * self.held * self.line
+            tma_load(tensor_map, (place[0] + panel * self.line, *place[1:]), pointer, to, ring.full(), slot.stage)
 
     def load_part(self, tensor_map: Any, place: tuple, ring: Any, slot: Any, rank: int) -> None:
         """The same for all that share the block: of this one's part, whose place in the cluster is ``rank``."""
@@ -134,13 +143,19 @@ class StagedTile(Typed):
         part = self.cluster.part(self.k_axis, rank)
         for n in range(panels):
             panel, line = (n + part * panels, 0) if self.by_panels else (n, part * lines)
-            to = slot.stage * (self.stage_bytes // 2) + (panel * self.lines + line) * LINE
-            at = place[0] + panel * LINE, place[1] + line, *place[2:]
+            to = slot.stage * (self.stage_bytes // 2) + (panel * self.held + line) * self.line
+            at = place[0] + panel * self.line, place[1] + line, *place[2:]
             tma_load_multicast(tensor_map, at, pointer, to, ring.full(), slot.stage, mask)
 
     def descriptor(self) -> int:
         """Of the first stage."""
-        return matrix_descriptor(shared(self.dtype, self.offset), 0, self.lines * 2 * LINE, PATTERN, 2 * LINE)
+        line = 2 * self.line
+        return matrix_descriptor(shared(self.dtype, self.offset), 0, self.held * line, 8 * line, line)
+
+
+def in_steps(extent: int) -> int:
+    """Elements of the whole steps that a product takes so many elements of K in."""
+    return -(-extent // STEP) * STEP
 
 
 @dataclass(frozen=True)
@@ -154,9 +169,14 @@ class Product(Component):
 
     @cached_property
     def block(self) -> Tile:
+        """As its operands lie in their stages."""
         a, b = self.a, self.b
-        m, k = (a.columns, a.lines) if self.a_transposed else (a.lines, a.columns)
-        return Tile(M=m, N=b.lines if self.b_transposed else b.columns, K=k)
+        m, k = (a.columns, a.held) if self.a_transposed else (a.held, in_steps(a.columns))
+        return Tile(M=m, N=b.held if self.b_transposed else b.columns, K=k)
+
+    @cached_property
+    def columns(self) -> int:
+        return self.b.lines if self.b_transposed else self.b.columns
 
     @cached_property
     def a_layout(self) -> Swizzled:
@@ -168,13 +188,13 @@ class Product(Component):
 
     @cached_property
     def operator(self) -> WGMMAOp:
-        return WGMMAOp(self.block.size.N, self.a.dtype, F32, a_major="MN" if self.a_transposed else "K",
+        return WGMMAOp(self.columns, self.a.dtype, F32, a_major="MN" if self.a_transposed else "K",
                        b_major="K" if self.b_transposed else "MN")
 
     @cached_property
     def values(self) -> int:
         """A thread's sums."""
-        return self.block.size.N // 2
+        return self.columns // 2
 
     def begin(self, value: float) -> tuple:
         return fill(F32, self.values, value)
@@ -251,7 +271,10 @@ class TmaOut(Typed):
         if is_leader:                                  # TMA has read what the last tile left there
             tma_wait_read(0)
         named_barrier(1 + group, 128)
-        each(put_matrix, split(convert_all(self.dtype, values), 8), self, group)
+        held = convert_all(self.dtype, values)
+        if self.columns % 16 != 0:                     # a matrix more, of columns that TMA does not store
+            held = join((held, fill(self.dtype, 4, 0)))
+        each(put_matrix, split(held, 8), self, group)
         fence_async()
         named_barrier(1 + group, 128)
         if is_leader:
@@ -326,9 +349,14 @@ class HandedProduct(Component):
 
     @cached_property
     def block(self) -> Tile:
+        """As its operands lie in their stages."""
         b = self.b
-        n, k = (b.lines, b.columns) if self.b_transposed else (b.columns, b.lines)
+        n, k = (b.held, b.columns) if self.b_transposed else (b.columns, b.lines)
         return Tile(M=ROWS, N=n, K=k)
+
+    @cached_property
+    def columns(self) -> int:
+        return self.b.lines if self.b_transposed else self.b.columns
 
     @cached_property
     def b_layout(self) -> Swizzled:
@@ -336,7 +364,7 @@ class HandedProduct(Component):
 
     @cached_property
     def operator(self) -> WGMMAOp:
-        return WGMMAOp(self.block.size.N, self.b.dtype, F32, b_major="K" if self.b_transposed else "MN")
+        return WGMMAOp(self.columns, self.b.dtype, F32, b_major="K" if self.b_transposed else "MN")
 
     @cached_property
     def reuse(self) -> FragmentReuse:
@@ -345,7 +373,7 @@ class HandedProduct(Component):
     @cached_property
     def values(self) -> int:
         """A thread's sums."""
-        return self.block.size.N // 2
+        return self.columns // 2
 
     def begin(self, value: float) -> tuple:
         return fill(F32, self.values, value)
@@ -389,13 +417,17 @@ def multiply_step(sums: tuple, n: int, product: Any, fragments: tuple, b: int, a
 class OctetOut(Typed):
     """A warpgroup's whole rows from the registers, where shared memory has no room for them: the four lanes of a row
     exchange pairs, so that each stores 16 bytes at once (pairs made attention with heads of 256 take 1.2 times as long).
-    Columns are a multiple of 32, and rows begin at multiples of 16 bytes. ``clipped``: tiles have columns beyond the
-    array's, which are a multiple of 8."""
+    Columns are a multiple of 32 with the ``more`` that it adds, and rows begin at multiples of 16 bytes. ``clipped``: tiles
+    have columns beyond the array's, which are a multiple of 8."""
 
     clipped: bool = False
+    more: int = 0
 
     def store(self, values: tuple, out: Any, part: WarpgroupPart, group: int) -> None:
-        words = apply(octets, split(pack_narrow(convert_all(self.dtype, values)), 8))
+        held = convert_all(self.dtype, values)
+        if self.more > 0:
+            held = join((held, fill(self.dtype, self.more // 2, 0)))
+        words = apply(octets, split(pack_narrow(held), 8))
         each(put_row_of_octets, (0, 1), self, part, matrix_of(out, part.stack), words)
 
     def finish(self) -> None:

@@ -203,24 +203,24 @@ ORDERS = dict(ahead="products are done where they stand, and none runs ahead",
 @dataclass(frozen=True)
 class KernelLimits:
     """``most_sums``: columns of sums that fit in the registers of so many warpgroups, ``usual_sums``: of those that are
-    taken where nothing is said; ``room``: a thread's registers of sums and of what is handed over, beyond which the
-    assembler spills; ``depth``: the length of a round's blocks that sums go over, a multiple of ``depths``; ``barriers``:
+    taken where nothing is said; ``room``: a thread's registers of sums and of what is handed over, beyond which rounds
+    spill, ``usual_room``: beyond which rare ones do (heads of 80 by 128 keys and three warpgroups: 136); ``depth``: the length of a round's blocks that sums go over, a multiple of ``depths``; ``barriers``:
     bytes that a stage's take; ``parts``: of 64 rows each, that a warpgroup may have of tiles of rows and columns.
 
-    Of chains ``lengths`` of a round's blocks, the best first, and the usual number of warpgroups; a product's columns are a
-    multiple of ``columns``, and a block's of ``line``."""
+    Of chains ``lengths`` of a round's blocks, the best first, and the usual number of warpgroups; where rounds go along a
+    block's columns, these are a multiple of ``line``."""
 
     name: str
     most_sums: dict[int, int] = field(hash=False)
     usual_sums: dict[int, int] = field(hash=False)
     room: dict[int, int] = field(hash=False)
+    usual_room: dict[int, int] = field(hash=False)
     depth: int
     depths: int
     barriers: int
     parts: int
     lengths: tuple[int, ...]
     chain_warpgroups: int
-    columns: int
     line: int
     uses_tma: bool
 
@@ -281,12 +281,12 @@ class KernelLimits:
 
 #: Lengths as measured on Hopper (112 keys of heads of 192: 1.2).
 KERNELS = {kernel.name: kernel for kernel in (
-    KernelLimits(WARP_SPECIALISED, {1: 256, 2: 256, 3: 128}, {1: 256, 2: 256, 3: 128}, {1: 192, 2: 192, 3: 136}, depth=64,
-                 depths=64, barriers=2 * BARRIER, parts=1, lengths=(128, 96, 80, 64, 48, 32), chain_warpgroups=2, columns=8,
-                 line=64, uses_tma=True),
-    KernelLimits(MULTISTAGE, {1: 256, 2: 256, 3: 128}, {1: 128, 2: 128, 3: 128}, {1: 176, 2: 176, 3: 96}, depth=32,
-                 depths=32, barriers=0, parts=2, lengths=(64, 48, 32, 16), chain_warpgroups=1, columns=16, line=32,
-                 uses_tma=False))}
+    KernelLimits(WARP_SPECIALISED, {1: 256, 2: 256, 3: 128}, {1: 256, 2: 256, 3: 128}, {1: 192, 2: 192, 3: 136},
+                 {1: 192, 2: 192, 3: 128}, depth=64, depths=64, barriers=2 * BARRIER, parts=1,
+                 lengths=(128, 96, 80, 64, 48, 32), chain_warpgroups=2, line=64, uses_tma=True),
+    KernelLimits(MULTISTAGE, {1: 256, 2: 256, 3: 128}, {1: 128, 2: 128, 3: 128}, {1: 176, 2: 176, 3: 96},
+                 {1: 176, 2: 176, 3: 96}, depth=32, depths=32, barriers=0, parts=2, lengths=(64, 48, 32, 16),
+                 chain_warpgroups=1, line=32, uses_tma=False))}
 
 
 def kernel_of(mapping: Mapping, device: DeviceInfo) -> KernelLimits:

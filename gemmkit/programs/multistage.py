@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from gemmkit.components import Component
 from gemmkit.kernels.collectives.operand import FragmentReuse
 from gemmkit.kernels.collectives.scheduler import Slot
-from gemmkit.kernels.sm90.store import line_of
+from gemmkit.kernels.sm90.store import in_lines, line_of
 from gemmkit.lang.aggregates import fill
 from gemmkit.lang.components import dataclass
 from gemmkit.lang.registers import apply, fold, generate, join, split
@@ -25,7 +25,7 @@ from gemmkit.programs.chains.chain import OperandBlock
 from gemmkit.programs.chains.schedule import ChainStart, Compute, Event
 from gemmkit.programs.chains.text import IMPORTS as CHAIN_IMPORTS
 from gemmkit.programs.chains.text import ChainPrinter, Consumer, scalar_lines
-from gemmkit.programs.collectives import F32, ROWS, Typed, packed, packed_rectified
+from gemmkit.programs.collectives import F32, ROWS, STEP, Typed, in_steps, packed, packed_rectified
 from gemmkit.programs.places import Read, Ring, TilePlace, walked
 from gemmkit.programs.text import IMPORTS, Printer
 from gemmkit.programs.values import Axis, Index
@@ -348,7 +348,7 @@ class MultistageChainPrinter(ChainPrinter):
 # the others' after the barrier of the block; behind the same barrier all have read the stage of the round before, which
 # is filled next.
 
-WARP_ROWS = STEP = 16                  # of a product's rows; of its K that an instruction takes
+WARP_ROWS = 16                         # of a product's rows
 PATTERN_LINES = 8                      # after which the swizzle begins anew
 
 
@@ -377,7 +377,8 @@ class CopyRing(Component):
 @dataclass(frozen=True)
 class CopiedTile(Typed):
     """``lines`` x ``columns`` elements of a row-major array in every stage of a ring, by panels of 64 columns (or 32); of
-    one matrix where there are stacks. ``threads`` copy ``vector`` elements at a time; ``clipped`` where a row may
+    one matrix where there are stacks. Panels and steps of a product's K are whole, with zeros where the array ends
+    (`gemmkit.programs.collectives.StagedTile`). ``threads`` copy ``vector`` elements at a time; ``clipped`` where a row may
     end within them."""
 
     lines: int
@@ -406,7 +407,12 @@ class CopiedTile(Typed):
     @cached_property
     def all_lines(self) -> int:
         """Of all panels, which lie one behind the other."""
-        return self.columns // self.line * self.lines
+        return in_lines(self.columns) // self.line * self.held
+
+    @cached_property
+    def held(self) -> int:
+        """Lines of a panel."""
+        return in_steps(self.lines)
 
     @cached_property
     def at_once(self) -> int:
@@ -427,12 +433,12 @@ class CopiedTile(Typed):
 
     def copy_vector(self, array: Any, place: tuple, ends: tuple, slot: Slot, first: int, more: int, column: int) -> None:
         """Of line ``first + more``, ``column`` elements into it."""
-        if self.lines % self.at_once == 0:             # then the panel does not depend on the thread
-            panel = more // self.lines
-            line = first + (more - panel * self.lines)
+        if self.held % self.at_once == 0:              # then the panel does not depend on the thread
+            panel = more // self.held
+            line = first + (more - panel * self.held)
         else:
-            panel = udiv(first + more, self.lines)
-            line = first + more - panel * self.lines
+            panel = udiv(first + more, self.held)
+            line = first + more - panel * self.held
         row, along = place[-2] + line, place[-1] + panel * self.line + column
         source = offset_of(array, (*place[:-2], row, along))
         if self.at_once % PATTERN_LINES == 0:
@@ -466,9 +472,9 @@ class CopiedTile(Typed):
         panel, known = udiv(column, self.line), k // self.line
         within = column - panel * self.line + (k - known * self.line)
         at = self.layout.swizzle(down * self.line + right + within) + line * self.line
-        at += panel * (self.lines * self.line) + stage * (self.stage_bytes // 2)
+        at += panel * (self.held * self.line) + stage * (self.stage_bytes // 2)
         pointer = pinned(shared(self.dtype, self.offset), shared_place(self.dtype, at))
-        return ldmatrix(pointer, at, known * (self.lines * self.line) + n * self.line, 4, trans)
+        return ldmatrix(pointer, at, known * (self.held * self.line) + n * self.line, 4, trans)
 
 
 class Multiplied(Component):
@@ -484,6 +490,27 @@ class Multiplied(Component):
     @cached_property
     def k(self) -> int:
         return self.b.columns if self.b_transposed else self.b.lines
+
+    @cached_property
+    def steps(self) -> int:
+        return in_steps(self.k) // STEP
+
+    @cached_property
+    def odd(self) -> int:
+        """A thread's sums of half an instruction's columns, which are not there."""
+        return self.columns % 16 // 2
+
+    def whole(self, sums: tuple) -> tuple:
+        """Sums of the 16 columns that an instruction has, at a time."""
+        if self.odd > 0:
+            return join((sums, fill(F32, self.odd, 0.0)))
+        return sums
+
+    def own(self, sums: tuple) -> tuple:
+        """Those of `whole` that are columns of the product."""
+        if self.odd > 0:
+            return generate(self.values, lambda n: sums[n])
+        return sums
 
     @cached_property
     def operator(self) -> MMAOp:
@@ -531,7 +558,8 @@ class MmaProduct(Multiplied):
     def multiply_apart(self, sums: tuple, a_slot: Slot, b_slot: Slot, group: int) -> tuple:
         """The same of operands in rings of their own."""
         row = group * ROWS + udiv(thread_index() % 128, 32) * WARP_ROWS
-        return join(fold(self.k // STEP, one_step, split(sums, 8 * self.parts), self, a_slot.stage, b_slot.stage, row))
+        whole = split(self.whole(sums), 8 * self.parts)
+        return self.own(join(fold(self.steps, one_step, whole, self, a_slot.stage, b_slot.stage, row)))
 
     def left(self, stage: int, row: int, n: int) -> tuple:
         """A warp's rows of A, 16 elements of each."""
@@ -590,7 +618,8 @@ class HandedMmaProduct(Multiplied):
 
     def multiply(self, sums: tuple, fragments: tuple, slot: Slot) -> tuple:
         """The sums, and on top of them the product with a stage."""
-        return join(fold(self.reuse.fragments, handed_step, split(sums, 8), self, fragments, slot.stage))
+        whole = split(self.whole(sums), 8)
+        return self.own(join(fold(self.reuse.fragments, handed_step, whole, self, fragments, slot.stage)))
 
 
 def handed_step(sums: tuple, n: int, product: Any, fragments: tuple, stage: int) -> tuple:

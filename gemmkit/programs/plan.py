@@ -593,7 +593,7 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
     def leaves(chain: Chain, store: StoreStatement, cells: dict[str, ArrayInfo]) -> OutKind:
         info, is_rows = {**infos, **cells}[store.parameter.name], chain.stores_rows(store)
         columns = 1 if is_rows else info.shape[-1]
-        whole = not is_rows and columns % kernel.line == 0 and leaves_by_tma(info)
+        whole = not is_rows and leaves_by_tma(info)
         kind = "RowsOut" if is_rows else kernel.whole_rows if whole else "DirectOut"
         return OutKind(kind, info.dtype, not is_rows and in_pairs(info), columns)
 

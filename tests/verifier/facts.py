@@ -22,7 +22,7 @@ from gemmkit.programs.places import Await, Fill, Read, Release, Start, Wait
 from gemmkit.programs.places import ordered as ordered_rounds
 from gemmkit.programs.values import Axis
 from gemmkit.tuning.problems import choose
-from tests.verifier.texts import Staged, Text, expect, resizing_of, tiles_of_rings
+from tests.verifier.texts import Staged, Text, bytes_of, expect, held, resizing_of, tiles_of_rings
 
 # -- names ------------------------------------------------------------------------------------------------------------------
 
@@ -330,7 +330,7 @@ def check_memory(text: Text) -> None:
         per_loop = loops_of(text, tiles)
         for name in tiles:
             tile = text.tiles[name]
-            nbytes = tile.lines * tile.columns * tile.dtype.itemsize
+            nbytes = bytes_of(tile)
             expect(nbytes <= tile.stage_bytes, f"{name} has {nbytes} bytes in a stage of {tile.stage_bytes}")
             expect(len({text.tiles[other].stage_bytes for other in tiles}) == 1 or text.plan.is_multistage,
                    f"tiles of {ring} have stages of several lengths")
@@ -339,7 +339,8 @@ def check_memory(text: Text) -> None:
     for name, ring in text.of_kind(Pipeline).items():
         regions.append(Region(name, ring.offset, ring.end, 8, ""))
     for name, out in text.of_kind(collectives.TmaOut).items():
-        regions.append(Region(name, out.o_offset, out.o_offset + out.block_m * out.columns * out.dtype.itemsize, 1024, ""))
+        nbytes = out.block_m * -(-out.columns // out.head.line) * out.head.line * out.dtype.itemsize
+        regions.append(Region(name, out.o_offset, out.o_offset + nbytes, 1024, ""))
     for name, kept in text.of_kind(collectives.ColumnValues).items():
         regions.append(Region(name, kept.offset, kept.offset + 4 * kept.sums.columns, 16, ""))
     total, bound = constants["SHARED_BYTES"], plan.device.shared_memory_per_block
@@ -439,6 +440,7 @@ def check_maps(text: Text) -> None:
         expect(len(block.stacks) == len(info.shape) - 2, f"{block.name} is of the stacks {block.stacks}, and has {info.shape}")
         expect(getattr(tile, "stacks", len(block.stacks)) == len(block.stacks), f"{block.name} is of the stacks {block.stacks}: {tile}")
         for axis, dim in enumerate(block.dims):
+            expect(isinstance(dim, Axis) or held(tile)[axis] == block.size[axis], f"{block.name} takes {held(tile)[axis]} of {dim}")
             if isinstance(dim, Axis):
                 expect(info.shape[len(info.shape) - 2 + axis] == dim.size == block.size[axis], f"{block.name} takes {dim} of {info.shape}")
     kernel = [arg.arg for arg in text.functions["kernel"].args.args]
@@ -461,11 +463,11 @@ def check_maps(text: Text) -> None:
         spec = slot.spec
         if block is not None:
             tile = text.tiles[f"{block}_tile"]
-            lines = tile.part[1]
-            whole = tile.part[0] * 64 * tile.part[1] * tile.parts
-            expect(tuple(spec.box[:2]) == (64, lines) and whole == tile.lines * tile.columns and lines <= 256,
+            line, lines = spec.box[:2]
+            whole = tile.part[0] * line * lines * tile.parts * tile.dtype.itemsize
+            expect(line == tile.line in (32, 64) and lines == tile.part[1] <= 256 and whole == bytes_of(tile),
                    f"the map of {block} brings {spec.box}, and a block is {tile.lines} x {tile.columns} in {tile.parts} parts")
-            expect(spec.swizzle == 128 and spec.rank == 2 + tile.stacks and spec.dtype == plan.infos[array].dtype, f"the map of {block}: {spec}")
+            expect(spec.swizzle == 2 * line and spec.rank == 2 + tile.stacks and spec.dtype == plan.infos[array].dtype, f"the map of {block}: {spec}")
         expect(slot.info is plan.infos[array] or slot.info == plan.infos[array], f"a map of {array} describes another array")
     wanted += plan.printed.callees.names
     expect(kernel == wanted, f"the kernel takes {kernel}, and is given {wanted}")
@@ -494,6 +496,9 @@ def check_outs(text: Text) -> None:
         columns = n or info.shape[-1]
         if isinstance(out, collectives.TmaOut):
             expect((out.block_m, out.columns) == (m, columns), f"{name} leaves by {out}, and tiles are {m} x {columns}")
+        if isinstance(out, collectives.OctetOut):
+            expect((columns + out.more) % 32 == 0 and info.shape[-1] % 8 == 0 and (out.clipped or not (n or out.more)),
+                   f"{name} leaves by {out}, and has {columns} columns")
         if isinstance(out, collectives.ColumnsOut):
             expect((out.columns, out.threads) == (columns, 128 * groups), f"{name} leaves by {out}, and tiles have {columns} columns")
         if isinstance(out, collectives.DirectOut) and out.pairs:

@@ -103,6 +103,16 @@ def staged_blocks(plan: plans.ProgramPlan) -> list[Staged]:
             for ring in resizing.made.places.rings for b in ring.blocks]
 
 
+def held(tile: Any) -> tuple[int, int]:
+    """Lines and columns of a tile as it lies in a stage: in whole steps of 16 of a product's K, and in whole lines."""
+    return -(-tile.lines // 16) * 16, -(-tile.columns // tile.line) * tile.line
+
+
+def bytes_of(tile: Any) -> int:
+    lines, columns = held(tile)
+    return lines * columns * int(tile.dtype.itemsize)
+
+
 def tiles_of_rings(text: Text) -> dict[str, list[str]]:
     """By the rings' names, the tiles that are loaded into them: read in the text."""
     out: dict[str, list[str]] = {ring: [] for ring in text.rings}

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from gemmkit.kernels.collectives.pipeline import OrderBarrier, Pipeline, Warpgroups
 from gemmkit.programs import collectives, multistage
 from gemmkit.programs.values import Axis
-from tests.verifier.texts import INDEXING, Text, Unsound, expect
+from tests.verifier.texts import INDEXING, Text, Unsound, bytes_of, expect
 
 PRODUCTS = collectives.Product, collectives.HandedProduct, multistage.MmaProduct, multistage.HandedMmaProduct
 OUTS = tuple(getattr(collectives, name) for name in ("TmaOut", "DirectOut", "RowsOut", "OctetOut", "ColumnsOut"))
@@ -459,7 +459,7 @@ class Walk:
         held = state.rings[name]
         if held.filled == 0:
             return
-        nbytes = sum(self.text.tiles[tile].lines * self.text.tiles[tile].columns * 2 for tile in held.loaded)
+        nbytes = sum(bytes_of(self.text.tiles[tile]) for tile in held.loaded)
         expect(held.expected == nbytes, f"{name} expects {held.expected} bytes, and {' and '.join(held.loaded)} bring {nbytes}")
 
     def loaded(self, tile: Any, name: str, what: str, args: list[Any], state: State) -> None:

@@ -542,17 +542,28 @@ def rows_apart(spec: Sm90Spec, info: ArrayInfo) -> tuple[int, bool]:
 # Rows of 16-bit elements in shared memory, as TMA and the tensor cores want them: panels of swizzled lines side by side.
 
 def line_of(width: int) -> int:
-    """Elements of a swizzled line: 128 bytes where the width is made of these, else 64.
+    """Elements of a swizzled line: 128 bytes, or 64 where half of the last line of 128 bytes would be empty.
 
-    >>> line_of(128), line_of(96)
-    (64, 32)
+    >>> line_of(128), line_of(112), line_of(96), line_of(80)
+    (64, 64, 32, 32)
     """
-    return 64 if width % 64 == 0 else 32
+    return 32 if 0 < width % 64 <= 32 else 64
+
+
+def in_lines(width: int) -> int:
+    """Elements of the whole lines that so many elements of a row lie in.
+
+    >>> in_lines(128), in_lines(112), in_lines(96), in_lines(80)
+    (128, 128, 96, 96)
+    """
+    line = line_of(width)
+    return -(-width // line) * line
 
 
 @dataclass(frozen=True)
 class Panels(Component):
-    """Rows of ``width`` elements, a multiple of 32."""
+    """Rows of ``width`` elements, in whole lines: TMA loads zeros behind the end of an array's rows, and stores nothing
+    there."""
 
     dtype: np.dtype
     width: int
@@ -568,7 +579,7 @@ class Panels(Component):
 
     @cached_property
     def count(self) -> int:
-        return self.width // self.line
+        return -(-self.width // self.line)
 
     @cached_property
     def layout(self) -> Swizzled:

@@ -17,6 +17,7 @@ from gemmkit.emulator.mode import takes_small_mappings
 from gemmkit.kernels.attention.kernel import L2, OVERHEAD
 from gemmkit.kernels.collectives.pipeline import SharedMemory
 from gemmkit.kernels.collectives.scheduler import Cluster
+from gemmkit.kernels.sm90.store import in_lines, line_of
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.called import NUMBER, is_whole_load
 from gemmkit.programs.chains.chain import (
@@ -33,7 +34,7 @@ from gemmkit.programs.chains.chain import (
     why_not_ahead,
     zero_values,
 )
-from gemmkit.programs.collectives import PATTERN, ROWS
+from gemmkit.programs.collectives import PATTERN, ROWS, STEP, in_steps
 from gemmkit.programs.mapping import KernelLimits, Mapping
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Axis, Index, refused
@@ -92,7 +93,8 @@ class ScheduleChoice:
                        descending=self.descending, longest_first=self.longest_first, kernel=self.kernel)
 
     def block_bytes(self, block: OperandBlock) -> int:
-        return 2 * self.size(block.dims[0]) * self.size(block.dims[1])
+        """As it lies in its stage, and as TMA counts what it brings: zeros are bytes too."""
+        return 2 * in_steps(self.size(block.dims[0])) * in_lines(self.size(block.dims[1]))
 
     def stage_bytes(self, ring: RingPlace) -> int:
         return sum(map(self.block_bytes, ring.blocks))
@@ -138,7 +140,8 @@ class ChainProblem(problems.MappingProblem):
         room = SharedMemoryBudget(min(limit, said or limit), said or kernel.share(device), kernel)
         choice = _orders(chain, places, given, self.may, length, across)
         choice.kernel = kernel.said
-        reason = _registers(chain, choice, kernel) or _shapes(places, choice, chain, kernel, given)
+        registers = kernel.room if chain.index.name in self.mapping.blocks else kernel.usual_room
+        reason = _registers(chain, choice, kernel, registers) or _shapes(places, choice, chain, kernel, given)
         if reason is None:                             # results leave from the registers where memory is short
             reason = _memory(places, given, choice, self.outs, room, chain)
             if reason is not None and self.outs:
@@ -341,20 +344,23 @@ def _needed(chain: Chain, choice: ScheduleChoice, kernel: KernelLimits) -> int:
     for x in chain.body:
         if x.op == "dot":
             n = choice.size(x.dims[1])
-            if n % kernel.columns or n > 256:
-                raise refused(ConfigError, f"a product has {n} columns; a multiple of {kernel.columns} up to 256 is needed",
-                              x.line)
+            if n % 8 or n > 256:
+                raise refused(ConfigError, f"a product has {n} columns; a multiple of 8 up to 256 is needed", x.line)
             need += n // 2
         if x.op == "handover":
-            need += choice.size(x.dims[1]) // 4
+            k = choice.size(x.dims[1])
+            if k % STEP:
+                raise refused(ConfigError, f"the left operand of a product is computed and has {k} columns; a multiple of "
+                                           f"{STEP} is needed, which an instruction takes", x.line)
+            need += k // 4
     read = {(y.data[0].name, y.data[1]) for x in chain.body if x.op not in ("dot", "transpose") for y in x.args
             if y.op == "load" and len(y.dims) == 2}
     return need + READING * len(read)
 
 
-def _registers(chain: Chain, choice: ScheduleChoice, kernel: KernelLimits) -> str | None:
+def _registers(chain: Chain, choice: ScheduleChoice, kernel: KernelLimits, rooms: dict[int, int]) -> str | None:
     """Why a thread's sums have no room."""
-    need, room = _needed(chain, choice, kernel), kernel.room[choice.warpgroups]
+    need, room = _needed(chain, choice, kernel), rooms[choice.warpgroups]
     if need > room:
         return (f"accumulators and reused operands need {need} registers of a thread, but only {room} are available with "
                 f"{choice.warpgroups} warpgroups with blocks of {choice.blocks[chain.index.name]} along {chain.index}; use "
@@ -367,16 +373,20 @@ def _shapes(places: ChainPlaces, choice: ScheduleChoice, chain: Chain, kernel: K
     for ring in places.rings:
         for block in ring.blocks:
             lines, columns = map(choice.size, block.dims)
-            if columns % kernel.line or lines % 8:
-                why = (f"multiples of 8 rows and of {kernel.line} columns are needed ({2 * kernel.line} bytes, the "
+            is_whole = isinstance(block.dims[1], Axis)         # then TMA has zeros for what is behind a row's end
+            if columns % (8 if is_whole else kernel.line) or lines % 8:
+                why = ("multiples of 8 rows and of 8 columns are needed (16 bytes)" if is_whole else
+                       f"multiples of 8 rows and of {kernel.line} columns are needed ({2 * kernel.line} bytes, the "
                        "swizzle's line)")
                 return str(refused(ConfigError, f"blocks of {block.name} are {lines} x {columns}: {why}", chain.line))
             parts = choice.cluster.m if choice.is_shared(block, chain.rows) else 1
-            if columns // kernel.line % parts and lines % (8 * parts):
+            line, held = line_of(columns), in_steps(lines)
+            panels = in_lines(columns) // line
+            if panels % parts and held % (8 * parts):
                 return (f"Mapping(cluster={dict(mapping.cluster)!r}): {parts} blocks bring a part each of {block.name}'s "
-                        f"blocks of {lines} x {columns}: columns of {kernel.line * parts} or lines of {8 * parts} are "
+                        f"blocks of {lines} x {columns}: columns of {line * parts} or lines of {8 * parts} are "
                         f"needed; use other blocks along {chain.index}")
-            brought = lines if columns // kernel.line % parts == 0 else lines // parts
+            brought = held if panels % parts == 0 else held // parts
             if kernel.uses_tma and brought > MOST_LINES:
                 return str(refused(ConfigError, f"blocks of {block.name} are {lines} x {columns}: TMA brings {MOST_LINES} "
                                                 "lines at most", chain.line))
@@ -403,7 +413,7 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: ScheduleChoice, outs:
                        "a stage is filled while another is read"))
     if not kernel.uses_tma:
         _check_stages(places, choice, given)
-    out_bytes = {name: choice.blocks[chain.rows.name] * dtype.itemsize * _columns(chain, name, choice)
+    out_bytes = {name: choice.blocks[chain.rows.name] * dtype.itemsize * in_lines(_columns(chain, name))
                  for name, dtype in outs.items()}
 
     def needed() -> int:
@@ -447,7 +457,7 @@ def _check_stages(places: ChainPlaces, choice: ScheduleChoice, given: dict[RingP
     choice.stages.update(dict.fromkeys(rounds, most))
 
 
-def _columns(chain: Chain, name: str, choice: ScheduleChoice) -> int:
+def _columns(chain: Chain, name: str) -> int:
     store = next(store for store in chain.stores if store.parameter.name == name)
     return int(store.parameter.shape[-1])
 

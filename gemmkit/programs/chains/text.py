@@ -114,7 +114,7 @@ class Consumer(Role):
         if not x.dims or naming.is_inlined(x) or (x in naming.tests and not guarded):
             return
         if x.op in ROW_CALLS:
-            self.put(f"{self.name(x)} = {ROW_CALLS[x.op]}({self.name(x.args[0])})")
+            self.put(f"{self.name(x)} = {ROW_CALLS[x.op]}({self.in_eights(x)})")
         elif x.op == "handover":
             dot = next(d for d in naming.users[x] if d.op == "dot")
             packed = "rectified" if x.data == RECTIFIED else "fragments"
@@ -131,6 +131,13 @@ class Consumer(Role):
                     self.lower(part.args[2], guarded)
             if x not in self.done:
                 self.put(f"{self.name(x)} = {self.applied(x)}")
+
+    def in_eights(self, x: Value) -> str:
+        """What a reduction takes, which goes over eight values at a time: with four more that change nothing."""
+        name = self.name(x.args[0])
+        if x.op == "whole" or self.values(x.args[0]) % 8 == 0:
+            return name
+        return f"join(({name}, fill(F32, 4, {'-math.inf' if x.op == 'rowmax' else '0.0'})))"
 
     def is_rescaled(self, x: Value) -> bool:
         """Whether a value becomes itself times a factor that is 1 in most rounds."""
@@ -393,6 +400,7 @@ IMPORTS = [
     ("gemmkit.kernels.sm90.store", "own_column"), ("gemmkit.kernels.sm90.store", "own_row"),
     ("gemmkit.kernels.collectives.pipeline", "OrderBarrier"), ("gemmkit.kernels.collectives.pipeline", "Warpgroups"),
     ("gemmkit.lang.registers", "interleave"), ("gemmkit.lang.registers", "split"), ("gemmkit.lang.registers", "apply"),
+    ("gemmkit.lang.registers", "join"),
     ("gemmkit.lang.registers", "generate"), ("gemmkit.lang.aggregates", "convert"), ("gemmkit.lang.aggregates", "fill"),
     *(("gemmkit.programs.called", word) for word in RETURNS.values()),
     *(("gemmkit.programs.collectives", name) for name in (
@@ -599,7 +607,9 @@ class ChainPrinter:
             elif out.kind == "DirectOut":
                 lines.append(f"out_{name} = DirectOut({out.dtype.name!r}, pairs={out.pairs})")
             else:
-                lines.append(f"out_{name} = {out.kind}({out.dtype.name!r})")
+                more = -out.columns % 32 if out.kind == "OctetOut" else 0
+                clipped = f", clipped=True, more={more}" if more else ""
+                lines.append(f"out_{name} = {out.kind}({out.dtype.name!r}{clipped})")
         return lines
 
     def tile_functions(self) -> list[str]:
