@@ -504,8 +504,11 @@ class Role:
             self.advance_round()
             self.before_loops()
         self.loops()
+        if self.order.lags:                            # the last product still reads what all rounds take
+            self.events(self.order.after, False)
         self.end_rounds()
-        self.events(self.order.after, False)
+        if not self.order.lags:
+            self.events(self.order.after, False)
         self.finish_tile()
         self.put(self.next_tile)
         self.depth -= 1
