@@ -203,9 +203,11 @@ ORDERS = dict(ahead="products are done where they stand, and none runs ahead",
 @dataclass(frozen=True)
 class KernelLimits:
     """``most_sums``: columns of sums that fit in the registers of so many warpgroups, ``usual_sums``: of those that are
-    taken where nothing is said; ``room``: a thread's registers of sums and of what is handed over, beyond which rounds
-    spill, ``usual_room``: beyond which rare ones do (heads of 80 by 128 keys and three warpgroups: 136); ``depth``: the length of a round's blocks that sums go over, a multiple of ``depths``; ``barriers``:
-    bytes that a stage's take; ``parts``: of 64 rows each, that a warpgroup may have of tiles of rows and columns.
+    taken where nothing is said; ``room``: a thread's registers of sums and of what is handed over, beyond which ordinary
+    rounds spill, ``usual_room``: beyond which those of large scores do, for lengths of which nothing is said (heads of 80
+    by 128 keys and three warpgroups need 136); ``depth``: the length of a round's blocks that sums go over, a multiple of
+    ``depths``; ``barriers``: bytes that a stage's take; ``parts``: of 64 rows each, that a warpgroup may have of tiles of
+    rows and columns.
 
     Of chains ``lengths`` of a round's blocks, the best first, and the usual number of warpgroups; where rounds go along a
     block's columns, these are a multiple of ``line``."""

@@ -31,6 +31,7 @@ from tests.drawn_programs.syntax import (
 
 __all__ = ["Case", "drawn"]
 
+WIDTHS = 8, 16, 24, 32, 40, 48, 56, 72, 80, 96, 104, 112, 136, 160     # of heads and layers
 SMALL, MIDDLE = (1, 2, 3, 5, 7, 8, 9, 13, 16, 17, 24, 31, 33, 40), (48, 63, 64, 65, 70, 81, 96, 97, 100, 127, 128, 129)
 LARGE = (130, 150, 191, 192, 200, 255, 256, 257, 299, 300)
 OPERANDS, ELEMENTS, RESULTS = list("abcuvwxq"), ["bias", "scale", "gate", "shift", "extra", "gamma", "beta", "third"], list("deyzro")
@@ -733,11 +734,15 @@ def drawn(seed: int, number: int, large: bool = False) -> Case:
     for name in "DC":
         if of.of(name) == name:
             sizes[name] = int(of.pick(64, 64, 64, 128) if kernel == "" else of.pick(32, 64, 64, 96)) if narrow else of.size()
+            if narrow and of.more.random() < 0.6:              # most are no whole lines
+                sizes[name] = int(of.more.choice(WIDTHS))
     sizes["H"], sizes["L"] = int(of.pick(1, 2, 2, 3)), sizes.get("L", int(of.pick(1, 2, 3)))
     if of.grouped:
         sizes["H"], sizes["G"] = 2 * sizes["H"], sizes["H"]
     if of.of("C") in ("M", "K") and narrow:
         sizes[of.of("C")] = int(of.pick(64, 128))
+        if of.more.random() < 0.6:
+            sizes[of.of("C")] = int(of.more.choice(WIDTHS))
     if machine == "ptx":
         sizes = {name: min(size, 70) if name not in "DC" or size > 128 else size for name, size in sizes.items()}
     case = Case(source, sizes, mapping_of(of, form, kernel), int(of.rng.integers(2**31)), machine, of.pick("plan", "plan", "call"), "",

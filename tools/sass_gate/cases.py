@@ -18,6 +18,7 @@ from gemmkit.layouts import ColMajor, Interleaved, Matricised, Planar, RowMajor,
 from gemmkit.operators import COMPLEX, DUAL, MIN_PLUS, QUATERNION, Algebra, BoxMMAOp, FPUOp, MMAOp, WGMMAOp, WMMAOp
 from gemmkit.runtime.arrays import describe
 from gemmkit.transforms import Map
+from tests.support.programs import attention
 
 F16, BF16, F32, F64 = np.dtype("f2"), np.dtype(ml_dtypes.bfloat16), np.dtype("f4"), np.dtype("f8")
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -33,6 +34,13 @@ class Case:
     sizes: tuple[int, int, int] = LARGE
     operands: dict[str, Callable[[], Any]] = field(default_factory=dict)
     batch: int = 0
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A call that launches one kernel, such as a program's."""
+
+    call: Callable[[], object]
 
 
 # -- components of a user's -------------------------------------------------------------------------------------------
@@ -164,7 +172,11 @@ FFMA = FPUOp(64, 32, MB=8, NB=4)
 PAIR: dict[str, Any] = {"cluster": gk.Tile(M=2, N=1), **big(128, 128, 8)}
 TF32: dict[str, Any] = {"operator": WGMMAOp(128, F32), "global_d_layout": RowMajor(F32)}
 
-CASES: dict[str, Case] = {
+def heads_of(d: int) -> list[Any]:
+    return [np.zeros((16, 4096, d), F16) for _ in range(4)]
+
+
+CASES: dict[str, Case | Launched] = {
     # Hopper: TMA, schedules, clusters, shares of K, types
     "tma pingpong": Case(wgmma(**big(128, 128, 8, "pingpong"))),
     "tma cooperative 256 columns": Case(wgmma(256, **big(128, 256, 8))),
@@ -288,4 +300,6 @@ CASES: dict[str, Case] = {
     "stack, fpu f32": Case(single(FPUOp(16, 16)), SMALL, batch=64),
     "stack, ring f32": Case(staged(FFMA, (64, 32, 16), (64, 32), 3, ColMajor(F32), RowMajor(F32)), SMALL, batch=64),
     "stack, mma": Case(single(MMAOp(), F16), SMALL, batch=64),
+    # derived: a chain whose heads end within a swizzled line
+    "attention by a program, heads of 80": Launched(lambda: attention(*heads_of(80), 0.1, mapping=gk.Mapping(splits=1))),
 }

@@ -11,11 +11,11 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from gemmkit.plans.ahead import compile_config
-from gemmkit.runtime.compile import candidates, release, versions
+from gemmkit.plans.ahead import compile_config, recorded
+from gemmkit.runtime.compile import candidates, disassemble, release, versions
 from gemmkit.runtime.device import H100
 from gemmkit.tuning.choose import get_config
-from tools.sass_gate.cases import CASES, Case
+from tools.sass_gate.cases import CASES, Case, Launched
 from tools.sass_gate.listing import Listing, digest, histogram, main_loops
 
 STORED = Path(__file__).with_name("stored.json")
@@ -29,15 +29,24 @@ def compilers() -> dict[str, str]:
     return {**{name: known[name] for name in COMPILERS}, **tools}
 
 
-def measured(case: Case) -> dict[str, Any]:
+def measured(case: Case | Launched) -> dict[str, Any]:
     """What is written down of a case's kernel."""
+    if isinstance(case, Launched):
+        (launched,) = recorded(case.call, H100, zeros=False)
+        entry = launched.launchable.entry()
+        known = entry.meta["usage"]
+        return _written(known["registers"], [known[name] for name in ("spill_stores", "spill_loads", "stack_bytes")],
+                        disassemble(entry.cubin))
     sizes = {**dict(zip("MNK", case.sizes)), **({"batch": case.batch} if case.batch else {})}
     conf = get_config(gemm_shape=sizes, device=H100, **case.fields())
     operands = {name: make() for name, make in case.operands.items()}
     kernel = compile_config(conf, device=H100, gemm_shape=sizes, operands=operands)
-    usage, sass = kernel.usage, kernel.sass
-    return {"registers": usage.registers, "spills": [usage.spill_stores, usage.spill_loads, usage.stack_bytes],
-            "histogram": histogram(sass), "loops": main_loops(Listing.of(sass))}
+    usage = kernel.usage
+    return _written(usage.registers, [usage.spill_stores, usage.spill_loads, usage.stack_bytes], kernel.sass)
+
+
+def _written(registers: int, spills: list[int], sass: str) -> dict[str, Any]:
+    return {"registers": registers, "spills": spills, "histogram": histogram(sass), "loops": main_loops(Listing.of(sass))}
 
 
 def _named(name: str) -> tuple[str, dict[str, Any], float]:

@@ -1,0 +1,229 @@
+"""Chains whose heads and widths are no multiples of a swizzled line: blocks end within a panel, and results within a store."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit import programs as gp
+from gemmkit.plans.ahead import recorded
+from gemmkit.runtime.compile import disassemble
+from gemmkit.runtime.device import H100, assumed
+from tests.support import chains
+from tests.support import programs as listing
+from tests.support.machines import MACHINES
+from tests.support.sass import instructions, loops, written_in_flight
+
+F16, F32, BF16 = np.float16, np.float32, ml_dtypes.bfloat16
+HEADS = 8, 16, 24, 32, 40, 48, 72, 80, 96, 104, 112, 136, 160, 176, 192, 224, 248, 256
+KERNELS = "warp_specialised", "multistage"
+
+
+def beside(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The same array in rows that are longer: its neighbours are NaN, where TMA takes 16 bytes that are no row's own."""
+    whole = np.full((*x.shape[:-1], x.shape[-1] + int(rng.choice([0, 8, 24, 64]))), np.nan, x.dtype)
+    whole[..., :x.shape[-1]] = x
+    return whole[..., :x.shape[-1]]
+
+
+def whole_of(x: np.ndarray) -> np.ndarray:
+    """What an array lies in: longer rows, or itself."""
+    return x.base if isinstance(x.base, np.ndarray) and x.base.shape[:-1] == x.shape[:-1] else x
+
+
+def untouched(x: np.ndarray) -> bool:
+    """Whether nothing was written behind a view's rows."""
+    return bool(np.isnan(whole_of(x)[..., x.shape[-1]:].astype(F32)).all())
+
+
+def first(x: np.ndarray) -> np.ndarray:
+    """Of a stack, beside what it lies beside."""
+    return np.array(whole_of(x)[0])[..., :x.shape[-1]]
+
+
+def drawn(seed: int, kernel: str, large: bool = False) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any]]:
+    """A program of two products in a chain, its operands beside others, and a mapping."""
+    rng = np.random.default_rng(seed)
+
+    def pick(*given: Any) -> Any:
+        return given[rng.integers(len(given))]
+
+    def given(*shape: int, scale: float = 1.0) -> np.ndarray:
+        return beside((rng.standard_normal(shape) * scale).astype(dtype), rng)
+
+    dtype = pick(F16, F16, BF16)
+    d = int(pick(*HEADS))
+    width = int(pick(d, d, *HEADS))
+    count, most = int(rng.integers(1, 4)), 1500 if large else 200
+    rows, places = int(pick(1, 64, 128, *rng.integers(1, most, 4))), int(pick(1, 16, *rng.integers(1, most, 4)))
+    q, k, v = given(count, rows, d), given(count, places, d, scale=d ** -0.5), given(count, places, width)
+    out = pick(dtype, dtype, F32)
+    o = beside(chains.empty(count, rows, width, dtype=out), rng)
+    splits = pick(1, 1, 1, 2, 3)
+    more = dict(splits=splits, warpgroups=pick(0, 1, 2), stages=pick(0, 0, 2), descending=pick(None, False))
+    if kernel == KERNELS[0]:
+        more.update(ahead=pick(None, None, False), turns=pick(None, None, False), cluster=pick({}, {}, {}, {"m": 2}))
+    mapping = gk.Mapping({"n": int(pick(16, 32, 48))} if rng.random() < 0.7 else {}, kernel=kernel, **more)
+    name = pick("attention", "bounded", "gated_chain", "normalised")
+    if name == "attention":
+        return listing.attention, [q, k, v, o], mapping, dict(scale=0.5, visible=pick(None, chains.causal, chains.window))
+    if name == "bounded":
+        lengths = np.array([pick(0, 1, places, places + 9, *rng.integers(0, places + 1, 3)) for _ in range(count)], np.int32)
+        return chains.bounded, [q, chains.padded(k, lengths, np.nan), chains.padded(v, lengths, 6e4), lengths, o,
+                                chains.empty(count, rows, dtype=F32)], mapping, dict(scale=0.5, visible=pick(None, chains.causal))
+    if name == "normalised":
+        return chains.normalised, list(map(first, (q, k, v, o))), dataclasses.replace(mapping, splits=1, ahead=None), {}
+    return chains.gated_chain, [*map(first, (q, k)), chains.half(rng, rows).astype(dtype), *map(first, (v, o))], mapping, {}
+
+
+def is_refusal(error: str) -> bool:
+    """Blocks that were asked for have no room; a cluster's share of a block is no whole lines."""
+    return any(words in error for words in ("bytes of shared memory", "registers of a thread", "needed; use other blocks along"))
+
+
+def near(got: np.ndarray) -> float:
+    return 2e-2 if got.dtype == BF16 else 4e-3
+
+
+@pytest.mark.sample(40)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("seed", range(160))
+def test_drawn(seed: int, kernel: str) -> None:
+    program, arrays, mapping, more = drawn(seed, kernel)
+    try:
+        _, results, wanted = chains.computed(program, arrays, mapping, **more)
+    except gk.ConfigError as error:
+        assert is_refusal(str(error)), error
+        return
+    of_operands = near(arrays[0])
+    chains.check_close(results, wanted, lambda got: max(near(got), of_operands))
+    assert all(map(untouched, arrays))
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("d, width", [*((d, d) for d in HEADS), (192, 128), (128, 192), (72, 8), (8, 256)])
+def test_every_head_by_default(d: int, width: int, kernel: str) -> None:
+    rng = np.random.default_rng(d)
+    q, k, v = (beside(chains.half(rng, 2, rows, columns), rng) for rows, columns in ((70, d), (150, d), (150, width)))
+    o = beside(chains.empty(2, 70, width), rng)
+    chains.check(listing.attention, [q, k, v, o], gk.Mapping(kernel=kernel), scale=d ** -0.5)
+    assert untouched(o)
+
+
+def test_sums_of_half_a_matrix_are_reduced() -> None:
+    """A thread's sums of 72 columns are no multiple of 8, by which maxima and sums of rows go."""
+    rng = np.random.default_rng(1)
+    for kernel in KERNELS:
+        d, largest = chains.empty(20, 72), chains.empty(20, dtype=F32)
+        chains.check(chains.softmax_gemm, [chains.half(rng, 20, 64), chains.half(rng, 64, 72), d, largest], gk.Mapping(kernel=kernel))
+
+
+@gk.program
+def layers(x: Any, w: Any, y: Any) -> None:
+    for m in gp.parallel(x.rows):
+        h = gp.copy(x[m])
+        for layer in gp.sequential(w.count):
+            h[:] = gp.maximum(h @ w[layer], 0.1).astype(x.dtype)
+        y[m] = h
+
+
+@gk.program
+def summed(x: Any, w: Any, y: Any) -> None:
+    for m in gp.parallel(x.rows):
+        out = gp.zeros(m, w.columns)
+        for layer in gp.sequential(w.count):
+            out += x[m] @ w[layer]
+        y[m] = out
+
+
+@gk.program
+def summed_transposed(x: Any, w: Any, y: Any) -> None:
+    for m in gp.parallel(x.rows):
+        out = gp.zeros(m, w.rows)
+        for layer in gp.sequential(w.count):
+            out += x[m] @ w[layer].T
+        y[m] = out
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_layers(kernel: str) -> None:
+    """K of 72 is five steps of 16, the last of them half zeros; of 24 lines of a transposed operand 32 are brought."""
+    rng, mapping = np.random.default_rng(2), gk.Mapping(kernel=kernel)
+    for width in (16, 48, 80, 112):
+        x, w, y = chains.half(rng, 70, width), chains.half(rng, 3, width, width, scale=width ** -0.5), chains.empty(70, width)
+        chains.check(layers, [beside(x, rng), beside(w, rng), y], mapping)
+    for k, n in ((64, 64), (72, 40), (8, 72), (40, 24), (80, 80), (104, 136)):
+        x, w, y = chains.half(rng, 70, k), chains.half(rng, 3, k, n, scale=k ** -0.5), chains.empty(70, n)
+        chains.check(summed, [beside(x, rng), beside(w, rng), y], mapping)
+        chains.check(summed_transposed, [beside(x, rng), beside(np.ascontiguousarray(w.transpose(0, 2, 1)), rng), y], mapping)
+    with pytest.raises(gk.ConfigError, match="the left operand of a product is computed and has 72 columns; a multiple of 16 is needed"):
+        layers.plan(chains.half(rng, 70, 72), chains.half(rng, 3, 72, 72), chains.empty(70, 72), mapping=mapping)
+
+
+def test_defaults_are_those_of_the_hand_written_kernel() -> None:
+    """Of 32 and 64: three warpgroups in turns; of 96: two, and three stages. What is between has the same blocks."""
+    found = {}
+    with assumed(H100):
+        for d in (32, 40, 64, 80, 96, 128):
+            q, k, v, o = (np.zeros((16, 4096, d), F16) for _ in range(4))
+            mapping = listing.attention.plan(q, k, v, o, 0.1).mapping
+            stages: Any = mapping.stages
+            found[d] = mapping.warpgroups, mapping.blocks["n"], stages["q"], stages["k"], mapping.turns
+    three, two = (3, 128, 2, 4, True), (2, 128, 2, 3, False)
+    assert found == {32: three, 40: three, 64: three, 80: two, 96: two, 128: (2, 128, 2, 2, False)}
+
+
+@pytest.mark.compile
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=["f16", "bf16"])
+@pytest.mark.parametrize("d, width", [(32, 32), (40, 40), (72, 72), (80, 80), (96, 96), (136, 136), (160, 160), (224, 224), (192, 128), (8, 8)])
+def test_nothing_spills(d: int, width: int, dtype: Any) -> None:
+    q, k, v, o = (np.zeros((2, 4096, columns), dtype) for columns in (d, d, width, width))
+    (plan,) = recorded(lambda: listing.attention(q, k, v, o, mapping=gk.Mapping(splits=1), scale=0.1, visible=chains.causal), H100, zeros=False)
+    entry = plan.launchable.entry()
+    assert not entry.meta["usage"]["spill_stores"] + entry.meta["usage"]["spill_loads"] + entry.meta["usage"]["stack_bytes"]
+    sass = disassemble(entry.cubin)
+    assert not [line for line in instructions(sass) if line.startswith(("LDL", "STL", "CALL"))]
+    assert not [line for one in loops(sass) for line in written_in_flight(one)]
+    multiplied = [line for line in instructions(sass) if line.startswith("HGMMA")]
+    assert any(f"64x{width}x16" in line for line in multiplied)
+
+
+@pytest.mark.gpu
+@pytest.mark.sample(40)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("seed", range(240))
+def test_drawn_on_a_gpu(seed: int, kernel: str) -> None:
+    gpu = MACHINES["gpu"]
+    program, arrays, mapping, more = drawn(seed, kernel, large=bool(seed % 2))
+    wholes = [gpu.array(whole_of(x)) for x in arrays]
+    given = program.bound(tuple(whole[tuple(map(slice, x.shape))] for whole, x in zip(wholes, arrays, strict=True)), more)
+    try:
+        plan = program.plan(*given.values(), mapping=mapping)
+    except gk.ConfigError as error:
+        assert is_refusal(str(error)), error
+        return
+    plan.run(given)
+    wanted, of_operands = program.reference(*arrays, **more), near(arrays[0])
+    chains.check_close([gpu.numpy(given[name]) for name in given if name in plan.results], wanted, lambda got: max(near(got), of_operands))
+    for whole, x in zip(wholes, arrays, strict=True):
+        assert np.isnan(gpu.numpy(whole)[..., x.shape[-1]:].astype(F32)).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("d, width", [*((d, d) for d in HEADS), (192, 128), (128, 192), (72, 8), (8, 256)])
+def test_many_tiles_on_a_gpu(d: int, width: int) -> None:
+    """By default, and as many tiles and rounds as go around all stages."""
+    gpu, rng = MACHINES["gpu"], np.random.default_rng(d)
+    q, k, v = (chains.half(rng, 24, rows, columns) for rows, columns in ((1500, d), (2100, d), (2100, width)))
+    for visible in (None, chains.causal):
+        o = gpu.array(chains.empty(24, 1500, width))
+        listing.attention(*map(gpu.array, (q, k, v)), o, d ** -0.5, visible=visible)
+        chains.check_close([gpu.numpy(o)], listing.attention.reference(q, k, v, np.empty(o.shape), d ** -0.5, visible=visible), near)
