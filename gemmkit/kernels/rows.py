@@ -180,6 +180,7 @@ def butterfly(value: Numeric, n: int, combine: Callable) -> Any:
 # | `put(row, f, columns)` | stores ``f(x, n, ...)``; of each array in ``columns`` the element of column n comes along |
 # | `put_one(row, array, value)` | stores one value of the row into an array with an element for each |
 # | `row_of(row, array)` | the same row of another matrix |
+# | `in_turn(count, load, merge)` | rows and values that lie in parts, merged one after the other |
 # | `along(row, array)` | an array with an element for each column, to stand beside a row |
 # | `put_into(row, array, dtype, f, beside)` | stores ``f(x, n, ...)`` into the row of any array |
 #
@@ -262,6 +263,41 @@ def along(row: Row, array: View) -> Row:
 
 def as_row(array: View, which: int, row: Row) -> Row:
     return along(row, array)
+
+
+# -- rows in parts --------------------------------------------------------------------------------------------------------
+
+MANY, FEW = 16, 8                      # parts whose loads are on their way at once
+
+
+def in_turn(count: int, load: Callable, merge: Callable) -> tuple:
+    """``load(0)``, which ``merge(so far, load(n))`` takes the place of for each n up to ``count``, in this order. Loads of `MANY`
+    parts begin before the first of them is waited for; of the rest, of `FEW`, where the last part is loaded in place of those
+    that are not there, since the loads behind a branch would wait for those before it."""
+    so_far, n = load(0), 1
+    while n + MANY <= count:
+        so_far = fold_registers(MANY, merge_next, so_far, generate(MANY, load_next, n, load), merge)
+        n += MANY
+    while n < count:
+        so_far = fold_registers(FEW, merge_within, so_far, generate(FEW, load_within, n, count, load), n, count, merge)
+        n += FEW
+    return so_far
+
+
+def load_next(k: int, n: int, load: Callable) -> tuple:
+    return load(n + k)
+
+
+def load_within(k: int, n: int, count: int, load: Callable) -> tuple:
+    return load(min(n + k, count - 1))
+
+
+def merge_next(so_far: tuple, k: int, found: tuple, merge: Callable) -> tuple:
+    return merge(so_far, found[k])
+
+
+def merge_within(so_far: tuple, k: int, found: tuple, n: int, count: int, merge: Callable) -> tuple:
+    return merge(so_far, found[k]) if n + k < count else so_far
 
 
 # -- where its elements are -----------------------------------------------------------------------------------------------

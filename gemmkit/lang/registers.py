@@ -437,7 +437,7 @@ def _type_fold(context: TypingContext, count: types.Type, function: types.Type, 
 def _of_any_value(ty: types.Type) -> Any:
     """The type of a value that will change: not that of a constant, which is its value."""
     if isinstance(ty, types.BaseTuple):
-        return types.BaseTuple.from_types([_of_any_value(t) for t in ty.types])
+        return types.BaseTuple.from_types([_of_any_value(t) for t in ty.types], getattr(ty, "instance_class", None))
     if isinstance(ty, types.Literal):
         return {WeakIntLiteral: index, WeakFloatLiteral: weak_float64}.get(type(ty), types.unliteral(ty))
     return ty

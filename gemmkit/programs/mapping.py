@@ -27,7 +27,7 @@ from gemmkit.runtime.tensor_maps import why_not
 # --------------------------------------------------------------------------------------------------
 # ``Mapping``: how a program is laid onto the machine. It changes the speed of a kernel, not its result beyond rounding.
 
-MOST_STAGES, MOST_WARPGROUPS, MOST_BLOCKS, MOST_SPLITS, MOST_BAND = 16, 3, 4, 16, 64
+MOST_STAGES, MOST_WARPGROUPS, MOST_BLOCKS, MOST_SPLITS, MOST_BAND = 16, 3, 4, 1024, 64
 REGISTERS = "registers"
 WARP_SPECIALISED, MULTISTAGE = "warp_specialised", "multistage"          # as `gemmkit.get_config` calls them
 SWITCHES = "ahead", "across", "turns", "descending", "longest_first", "lazy", "anchored"
@@ -174,6 +174,15 @@ class Mapping:
                               f"both at once; "
                               "give one number")
         return next(iter(given.values()), 0)
+
+    def refuse_products(self) -> None:
+        """Of a function of rows. Raises ConfigError for what is said of products' tiles and rounds."""
+        for name in ("blocks", "cluster", "warpgroups", "stages", "shared_bytes", "splits", "band", "kernel", *SWITCHES):
+            value = getattr(self, name)
+            if value:
+                shown = dict(value) if isinstance(value, Names) else value
+                raise ConfigError(f"Mapping({name}={shown!r}): only products have it; a function of rows takes its mapping "
+                                  "from the length of its rows. Leave it out")
 
     def refuse_orders(self, values: Any) -> None:
         """Of rounds that only add. Raises ConfigError for orders that these have not, and for names of no ``values``."""

@@ -258,7 +258,7 @@ class ProgramPlan:
     def launchable(self) -> Launchable:
         module, ordinal = self.module, max(info.device for info in self.infos.values())
         threads = module.ROWS.team.block if self.is_of_rows else module.WARPGROUPS.threads
-        resident = RESIDENT // 2 if self.spare else RESIDENT       # what merges 16 shares has some 60 values of a row
+        resident = RESIDENT // 2 if self.spare else RESIDENT       # what merges shares holds 16 of them at a time
         per_sm = max(1, resident // threads) if self.is_of_rows else int(getattr(module, "RESIDENT", 1))
         return Launchable(module.kernel, self.arguments, threads, self.blocks, self.device, ordinal, module.SHARED_BYTES,
                           cluster=self.cluster.size, blocks_per_sm=per_sm, dependent=hasattr(module, "grid_wait"),
@@ -382,6 +382,8 @@ class Derived:
         """Of a call: how long its indices' axes are, and how many of the stacks are taken side by side
         (`gemmkit.programs.chains.schedule`)."""
         sizes = {index.name: chain.sizes[index.extent] for index in (*chain.indices, chain.index)}
+        if chain.splits > 1:
+            sizes[chain.share] = chain.splits
         if not chain.stacks or not self.choice.longest_first:
             return {**sizes, "section": 1}
         arrays = {block.parameter.name for ring in self.places.rings if ring.index is not None for block in ring.blocks}
@@ -421,7 +423,7 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
     order = ordered_chain(chain, places, choice)
     shown = ", ".join(f"{key} {size}" for key, size in choice.blocks.items())
     how = ", ".join(word.replace("_", " ") for word in SWITCHES if getattr(choice, word))
-    split = f"; rounds in {chain.splits} shares" if chain.splits > 1 else ""
+    split = "; rounds in shares" if chain.splits > 1 else ""
     together = "" if choice.cluster.is_single else f"; clusters of {choice.cluster.m}"
     title = f"{name}: blocks of {shown}; {choice.warpgroups} warpgroups{'; ' if how else ''}{how}{split}{together}."
     made = chain, places, choice, order, ranges, kinds, list(numbers), [*arrays, *cells]
@@ -609,7 +611,7 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
         raise _taken(clash) if made.shares is None else _NoMerge(_taken(clash))
     operands = {block.parameter.name: chain.line for ring in made.places.rings for block in ring.blocks}
     shares = made.shares
-    stores: list[StoreStatement] = chain.stores if shares is None else shares.merging.body
+    stores = chain.stores if shares is None else shares.stores
     check = partial(_check_launch, operands=operands, tile=chain.indices, rounds=[chain.index],
                     lines={chain.index.name: chain.line}, stores=stores, kernel=kernel)
     check(infos, loop.sizes)
@@ -625,31 +627,36 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
 
 
 class ChainResizing(Resizing):
-    """Readings differ in the number of shares that rounds have."""
+    """Readings differ in whether rounds have shares."""
 
     def __init__(self, check: Check, loop: Loop, made: Derived, mapping: Mapping, device: DeviceInfo):
         super().__init__(check, loop)
         self.made, self.mapping, self.processors = made, mapping, device.sm_count
         self.inexact = list(may_be_inexact(made.chain))
 
-    def form(self, sizes: Sizes) -> int:
+    def form(self, sizes: Sizes) -> bool:
+        return self._splits(sizes) > 1
+
+    def _splits(self, sizes: Sizes) -> int:
         return splits_of(replace(self.made.chain, sizes=sizes), self.mapping, self.processors, self.made.problem.kernel)
 
+    def _chain(self, sizes: Sizes) -> Chain:
+        return replace(self.made.chain, sizes=sizes, splits=1 if self.made.shares is None else self._splits(sizes))
+
     def decided(self, sizes: Sizes, device: DeviceInfo) -> Any:
-        chain = replace(self.made.chain, sizes=sizes)
-        return decided_by(chain, device.sm_count), *(largest(x, sizes) >= EXACT for x in self.inexact)
+        return decided_by(self._chain(sizes), device.sm_count), *(largest(x, sizes) >= EXACT for x in self.inexact)
 
     def extents(self, infos: dict[str, ArrayInfo], sizes: Sizes) -> dict[str, int]:
-        return self.made.extents(replace(self.made.chain, sizes=sizes), infos, self.processors)
+        return self.made.extents(self._chain(sizes), infos, self.processors)
 
     def sized(self, plan: ProgramPlan, infos: dict[str, ArrayInfo], sizes: Sizes, call: CallArguments) -> ProgramPlan:
-        plan = super().sized(plan, infos, sizes, call)
-        if self.made.shares is None or plan.merge is None or plan.merge.resizing is None:
+        plan, shares, chain = super().sized(plan, infos, sizes, call), self.made.shares, self._chain(sizes)
+        if shares is None or plan.merge is None or plan.merge.resizing is None:
             return plan
-        cells, parts = memory_of(self.made.shares.widths, replace(self.made.chain, sizes=sizes))
-        known = {**infos, **parts}
+        cells, parts = memory_of(shares.widths, chain)
+        known, sizes = {**infos, **parts}, {**sizes, shares.index.extent: chain.splits}
         merge = plan.merge.resizing.sized(plan.merge, {key: known[key] for key in plan.merge.infos}, sizes, call)
-        return replace(plan, infos={**infos, **cells}, merge=merge)
+        return replace(plan, infos={**infos, **cells}, merge=merge, mapping=replace(plan.mapping, splits=chain.splits))
 
 
 class _NoMerge(Exception):
@@ -666,8 +673,8 @@ def _merging(name: str, shares: Shares, infos: dict[str, ArrayInfo], arguments: 
     clash = next((key for key in (*shares.cells, *shares.parts) if key in infos), None)
     if clash is not None:
         raise _NoMerge(_taken(clash))
-    used = {store.parameter.name for store in shares.merging.body}
-    used |= {x.data[0].name for x in walked([store.value for store in shares.merging.body]) if x.op == "load"}
+    used = {store.parameter.name for store in shares.stores}
+    used |= {x.data[0].name for x in walked(shares.values) if x.op == "load"}
     held = {key: info for key, info in {**infos, **shares.parts}.items() if key in used}
     try:
         plan = _of_rows(f"{name}_merged", shares.merging, held, arguments, Mapping(), None, device)
@@ -707,7 +714,7 @@ class RowResizing(Resizing):
         return None
 
     def extents(self, infos: dict[str, ArrayInfo], sizes: Sizes) -> dict[str, int]:
-        return {**{index.name: sizes[index.extent] for index in self.program.indices}, "columns": self.program.columns}
+        return {**{index.name: sizes[index.extent] for index in self.program.sizes}, "columns": self.program.columns}
 
 
 def _check_rows(infos: dict[str, ArrayInfo], sizes: Sizes, program: RowProgram) -> None:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Mapping as Names
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from gemmkit.functions.rows import RowsProblem
-from gemmkit.kernels.rows import RegisterRow, RowSource, RowTeam, WarpTeam
+from gemmkit.kernels.rows import FEW, RegisterRow, RowSource, RowTeam, WarpTeam
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.called import CALLED, EXTENT, NUMBER, RETURNS, Callees
 from gemmkit.programs.chains.elements import is_whole_number
-from gemmkit.programs.mapping import SWITCHES, Mapping
-from gemmkit.programs.places import LEAVES, Rewriter, is_tiled, walked
+from gemmkit.programs.mapping import Mapping
+from gemmkit.programs.places import RowRewriter, is_tiled, walked
 from gemmkit.programs.text import CALLS as OF_ELEMENTS
 from gemmkit.programs.text import EARLY, JOINTS, SIGNS, Printed, count_of, parts_of_stacks, tuple_of
-from gemmkit.programs.trace import CONDITIONS, Loop, StoreStatement, Value
+from gemmkit.programs.trace import CONDITIONS, Carried, Loop, StoreStatement, Value
 from gemmkit.programs.values import Axis, Index, refused, shown, unique
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
@@ -35,7 +36,9 @@ FORMS = dict(dot="a product: products of whole rows are taken in rounds, for n i
 
 @dataclass(eq=False)
 class RowProgram:
-    """``columns``: the length of its rows; ``reads``: the arrays that are read, with the lines where they are."""
+    """``columns``: the length of its rows; ``reads``: the arrays that are read, with the lines where they are. ``parts``: a
+    loop whose cells begin as the rows of the first part, ``init``, and become ``out`` of themselves and of those of each
+    further one (`gemmkit.programs.chains.merging`)."""
 
     stacks: tuple[Index, ...]
     rows: Index
@@ -43,10 +46,24 @@ class RowProgram:
     stores: list[StoreStatement]
     reads: dict[str, str]
     line: str
+    parts: Loop | None = None
 
     @property
     def indices(self) -> tuple[Index, ...]:
         return *self.stacks, self.rows
+
+    @property
+    def cells(self) -> list[Carried]:
+        return [] if self.parts is None else self.parts.carried
+
+    @property
+    def sizes(self) -> tuple[Index, ...]:
+        """The indices of which a kernel is told how long they are."""
+        return (*self.indices, *(() if self.parts is None else self.parts.indices))
+
+    @property
+    def values(self) -> list[Value]:
+        return walked([*(store.value for store in self.stores), *(c.out for c in self.cells)])
 
 
 def is_vector(x: Value) -> bool:
@@ -73,9 +90,10 @@ def row_program_of(loop: Loop) -> RowProgram:
     """Raises ValueError and TypeError, with the user's line, for what is no function of rows."""
     *stacks, rows = loop.indices
     stores = [held for held in loop.body if isinstance(held, StoreStatement)]
-    made = RowProgram(tuple(stacks), rows, 0, stores, {}, loop.line)
+    parts = next((held for held in loop.body if isinstance(held, Loop)), None)
+    made = RowProgram(tuple(stacks), rows, 0, stores, {}, loop.line, parts)
     lengths: dict[int, str] = {}
-    for x in walked([store.value for store in stores]):
+    for x in made.values:
         _check(x, made, lengths)
     for store in stores:
         name, rank = store.parameter.name, len(store.parameter.shape)
@@ -88,7 +106,7 @@ def row_program_of(loop: Loop) -> RowProgram:
     if len(lengths) > 1:
         raise refused(ValueError, f"rows of {' and of '.join(map(str, lengths))} elements; all rows of a kernel must have "
                                   "one length (only .reference(...) runs others)", list(lengths.values())[1])
-    if not any(is_vector(x) and x.op == "load" for x in walked([store.value for store in stores])):
+    if not any(is_vector(x) and x.op == "load" for x in made.values):
         raise refused(ValueError, "no sequential loop, and no row of an array is read; a kernel needs products in rounds, "
                                   "or rows, x[m]", loop.line)
     made.columns = next(iter(lengths))
@@ -96,13 +114,13 @@ def row_program_of(loop: Loop) -> RowProgram:
 
 
 def _check(x: Value, program: RowProgram, lengths: dict[int, str]) -> None:
-    if x.op in FORMS:
+    if x.op in FORMS and not any(x in (c.inside, c.after) for c in program.cells):
         raise refused(ValueError, FORMS[x.op], x.line)
     if x.op == "const":
         return
     if x.op == "load":
         parameter, key = x.data
-        if not {index.of_loop for index in key} <= set(program.indices) or len(set(key)) < len(key):
+        if not {index.of_loop for index in key} <= set(program.sizes) or len(set(key)) < len(key):
             raise refused(ValueError, f"{parameter.name}[{shown(key)}]: a function of rows must use the index "
                                       f"{shown(program.indices)}", x.line)
         if np.dtype(parameter.dtype).name not in FLOATS:
@@ -124,69 +142,16 @@ def _check(x: Value, program: RowProgram, lengths: dict[int, str]) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Equal expressions that cost less, of functions of rows, beyond those of `gemmkit.programs.places`.
-#
-# | written | computed | instead of |
-# |---|---|---|
-# | the mean of (t - mean of t)^2 | a row's moments: its warps meet once for both | a fold more |
-# | a sum over the number of columns | the mean | a constant of the length |
-# | -max(-x), -max(-x, -y) | min | two signs an element |
-# | astype(float32) | what is in float32 anyway | |
-
-def rewritten(program: RowProgram) -> list[Value]:
-    """What is stored, in the order of the stores."""
-    rewriter = RowRewriter(program.columns)
-    return [rewriter.of(store.value) for store in program.stores]
-
-
-class RowRewriter(Rewriter):
-    """Of rows of so many columns."""
-
-    def __init__(self, columns: int):
-        super().__init__()
-        self.columns = columns
-
-    def of(self, x: Value) -> Value:
-        new = super().of(x)
-        if x.name and not new.name and new.op not in LEAVES:
-            new.name = x.name
-        return new
-
-    def _of_mul(self, like: Value, x: Value, y: Value) -> Value | None:
-        is_mean = x.op == "rowsum" and y.op == "const" and not y.dims and self.columns and y.data == 1 / self.columns
-        return self.build("rowmean", x.args, like) if is_mean else super()._of_mul(like, x, y)
-
-    def _of_rowmean(self, like: Value, x: Value) -> Value | None:
-        if x.op != "mul" or x.args[0] is not x.args[1] or x.args[0].op != "sub":
-            return None
-        t, mean = x.args[0].args
-        return self.build("variance", (t,), like) if mean.op == "rowmean" and mean.args[0] is t else None
-
-    def _of_neg(self, like: Value, x: Value) -> Value | None:
-        if x.op == "neg":
-            return x.args[0]
-        if x.op == "rowmax" and x.args[0].op == "neg":
-            return self.build("rowmin", x.args[0].args, like)
-        if x.op == "max" and "neg" in (x.args[0].op, x.args[1].op):
-            return self.build("min", tuple(self.build("neg", (y,), y) for y in x.args), like)
-        if x.op == "const" and not x.dims:
-            return Value("const", data=-x.data, line="")
-        return None
-
-
-    def _of_cast(self, like: Value, x: Value) -> Value | None:
-        return x if np.dtype(like.data) == np.dtype(np.float32) else None
-
-
-# --------------------------------------------------------------------------------------------------
 # What a row's threads do, in order: rows are loaded, mapped and folded, and results are stored.
 #
 # A row is held in registers from where it is loaded or mapped to where it is needed last. What several folds and stores
 # need is mapped once where computing it again costs more than a place in the registers: exponentials and the like, and
 # what stands in place of the rows that it is made of. A difference from the mean is written where it is needed.
 
+CELLS = frozenset({"carried", "after"})         # within a loop over parts, and behind it
+HELD = CELLS | {"load"}
 COSTLY = frozenset({"exp2", "log2", "tanh", "erf", "pow", "sqrt", "reciprocal", NUMBER})
-NEVER = CONDITIONS | {"load"}                   # an array's row is one anyway, and a condition is no number
+NEVER = CONDITIONS | HELD                       # an array's row is one anyway, and a condition is no number
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,28 +191,41 @@ class RowStore(RowStep):
 @dataclass
 class RowSteps:
     """``rows``: the values that are rows in the text; ``named``: those of a row that have a name; ``at_once``: how many rows
-    threads hold at the same time."""
+    threads hold at the same time; ``results``: what the steps are for; ``parts``: what comes before them."""
 
     order: list[RowStep]
     rows: set[Value]
     named: set[Value]
     at_once: int
+    results: list[Value]
+    parts: RowSteps | None = None
 
     def within(self, root: Value) -> Iterator[Value]:
         """What the elements of a value are made of, as far as that has no name: operands first."""
         return _within(root, self.rows | self.named)
 
 
-def steps_of(program: RowProgram, roots: list[Value]) -> RowSteps:
-    """``roots``: what is stored."""
+def steps_of(program: RowProgram) -> RowSteps:
+    rewriter = RowRewriter(program.columns)
+    made = _steps([rewriter.of(store.value) for store in program.stores], program.stores)
+    if program.parts is None:
+        return made
+    parts = _steps([rewriter.of(c.out) for c in program.cells], [])
+    count = sum(x.op == "load" for x in parts.rows)
+    return replace(made, parts=parts, at_once=max(made.at_once, FEW * count))
+
+
+def _steps(roots: list[Value], stores: list[StoreStatement]) -> RowSteps:
+    """``roots``: what is stored; without ``stores`` they are held."""
     values = walked(roots)
-    rows = {x for x in values if x.op == "load" and is_vector(x)} | _mapped(values, roots)
+    forced = {x.args[0] for x in values if x.op == "variance"} | (set() if stores else set(filter(is_vector, roots)))
+    rows = {x for x in values if x.op in HELD and is_vector(x)} | _mapped(values, roots, forced - {x for x in forced if x.op in HELD})
     builder = Builder(rows, _named(values, roots), {x.args[0] for x in values if x.op == "variance"})
     builder.order += [Load(x) for x in values if x.op == "load" and is_vector(x)]
-    for store, root in zip(program.stores, roots):
+    for n, root in enumerate(roots):
         builder.need(root)
-        builder.order.append(RowStore(root, store))
-    return RowSteps(builder.order, rows, builder.named, _at_once(builder))
+        builder.order += [RowStore(root, store) for store in stores[n:n + 1]]
+    return RowSteps(builder.order, rows, builder.named, _at_once(builder), roots)
 
 
 def _within(root: Value, known: set[Value]) -> Iterator[Value]:
@@ -266,13 +244,12 @@ def _within(root: Value, known: set[Value]) -> Iterator[Value]:
 
 # -- which values are rows ------------------------------------------------------------------------------------------------
 
-def _mapped(values: list[Value], roots: list[Value]) -> set[Value]:
-    """The computed values that are held."""
+def _mapped(values: list[Value], roots: list[Value], forced: set[Value]) -> set[Value]:
+    """The computed values that are held: those ``forced``, and others."""
     users: dict[Value, list[Value]] = {x: [] for x in values}
     for x in values:
         for y in x.args:
             users[y].append(x)
-    forced = {x.args[0] for x in values if x.op == "variance" and x.args[0].op != "load"}
     held = set(forced)
     places: dict[Value, set[Value | int]] = {}
 
@@ -292,13 +269,13 @@ def _mapped(values: list[Value], roots: list[Value]) -> set[Value]:
     computed = [x for x in reversed(values) if is_vector(x) and x.op not in NEVER]
     for x in computed:                                 # what needs a value comes before it
         parts = elements(x, set())
-        if len(where(x)) > 1 and (COSTLY & {y.op for y in parts} or sum(y.op == "load" for y in parts) > 1):
+        if len(where(x)) > 1 and (COSTLY & {y.op for y in parts} or sum(y.op in HELD for y in parts) > 1):
             held.add(x)
     for x in computed:
         if x in held - forced:
             places.clear()
             parts = elements(x, held - {x})
-            replaced = any(is_vector(y) and (y in held or y.op == "load") and where(y) == {x} for y in parts)
+            replaced = any(is_vector(y) and (y in held or y.op in HELD) and where(y) == {x} for y in parts)
             inner = {y.op for y in parts if y not in held or y is x}
             if not COSTLY & inner and not replaced:
                 held.discard(x)
@@ -316,7 +293,7 @@ def _named(values: list[Value], roots: list[Value]) -> set[Value]:
     for root in roots:
         uses[root] = uses.get(root, 0) + 2
     return {x for x in values if is_row(x) and x.op not in ("const", "coordinate")
-            and (x.op in FOLDS or x.op in ("load", "scalar") or uses.get(x, 0) > 1)}
+            and (x.op in FOLDS or x.op in HELD or x.op == "scalar" or uses.get(x, 0) > 1)}
 
 
 # -- in order ---------------------------------------------------------------------------------------------------------------
@@ -334,7 +311,7 @@ class Builder:
     def need(self, root: Value) -> None:
         """The steps that a value's elements need."""
         for x in _within(root, self.rows | self.named):
-            if x not in self.done and ((x in self.rows and x.op != "load") or x in self.named):
+            if x not in self.done and x.op not in CELLS and ((x in self.rows and x.op != "load") or x in self.named):
                 self.done.add(x)
                 self.make(x)
 
@@ -533,7 +510,7 @@ def bare(text: str) -> str:
 # --------------------------------------------------------------------------------------------------
 # A function of rows as text: a kernel in gemmkit's dialect, in the words of `gemmkit.kernels.rows`.
 
-WORDS = ("along", "largest", "mapped", "moments", "put_into", "put_one", "row_of", "smallest", "total")
+WORDS = ("along", "in_turn", "largest", "mapped", "moments", "put_into", "put_one", "row_of", "smallest", "total")
 IMPORTS = [
     ("gemmkit.components", "Component"), ("gemmkit.components", "Scalar"), ("gemmkit.kernels.rows", "RegisterRow"),
     ("gemmkit.kernels.rows", "Rows"), ("gemmkit.kernels.rows", "StreamedRow"),
@@ -615,6 +592,44 @@ class RowPrinter:
         self.needs.add(word)
         return f"{word}({', '.join(arguments)})"
 
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    def in_turn(self, parts: RowSteps, callees: Iterable[str]) -> None:
+        """One function loads a part, another one merges two. Cells have one name within it and behind the loop."""
+        loop, cells = self.program.parts, self.program.cells
+        assert loop is not None
+        load, merge, one, other = map(self.unique, ("load_part", "merge_part", "one", "other"))
+        names, n = [self.held(c.after) for c in cells], loop.indices[0].name
+        for c in cells:
+            self.names[c.inside] = self.names[c.after]
+            if is_vector(c.after):
+                self.elements[c.inside] = self.elements[c.after]
+        outer, self.steps, self.lines = (self.steps, self.lines), parts, []
+        for c in cells:
+            self.step(Load(c.init) if is_vector(c.init) else NamedValue(c.init))
+        given = ", ".join(["sizes", *(index.name for index in self.program.indices), *(c.init.data[0].name for c in cells)])
+        self.function(f"{load}({n}, {given})", self.lines, listed(map(self.held, (c.init for c in cells))))
+        self.lines = []
+        self.first = next((name for c, name in zip(cells, names) if is_vector(c.after)), "")
+        for step in parts.order:
+            if step.value.op != "load":
+                self.step(step)
+        words = set(re.findall(r"\w+", " ".join(self.lines)))
+        more = "".join(f", {name}" for name in ("sizes", *callees) if name in words)
+        begin = [f"{listed(names)} = {one}", f"{listed(map(self.held, (c.init for c in cells)))} = {other}"]
+        self.function(f"{merge}({one}, {other}{more})", [*begin, *self.lines], listed(map(self.held, parts.results)))
+        self.steps, self.lines = outer
+        merged = f"lambda {one}, {other}: {merge}({one}, {other}{more})" if more else merge
+        made = self.call("in_turn", f"sizes.{n}", f"lambda {n}: {load}({n}, {given})", merged)
+        self.lines.append(f"{listed(names)} = {made}")
+
+    def held(self, x: Value) -> str:
+        """What a row is called, or a value of the row."""
+        return self.row(x) if is_vector(x) else self.name(x)
+
+    def function(self, head: str, lines: list[str], result: str) -> None:
+        self.functions += ["", "", f"def {head}:", *(f"    {line}" for line in lines), f"    return {result}"]
+
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def step(self, step: RowStep) -> None:
@@ -681,10 +696,9 @@ class RowPrinter:
         if made.lines or len(text) > LONG:
             f = self.unique(called or f"make_{self.elements.get(x, 'value')}")
             arguments = ", ".join([parameters, *made.outside])
-            self.functions += ["", "", f"def {f}({arguments}):", *(f"    {line}" for line in made.lines),
-                               f"    return {made.text}"]
+            self.function(f"{f}({arguments})", made.lines, made.text)
             text = f"{f}({arguments})"
-        tuples = [f"({', '.join(map(self.row, beside))}{',' if len(beside) == 1 else ''})"] if beside else []
+        tuples = [f"({listed(map(self.row, beside))})"] if beside else []
         return self.call(word, main, *given, f"lambda {parameters}: {text}", *tuples)
 
     def put(self, step: RowStore) -> None:
@@ -701,14 +715,23 @@ class RowPrinter:
         self.lines += [*made.lines, self.call("put_one", self.first, out, value)]
 
 
+def listed(names: Iterable[str]) -> str:
+    """As a tuple, without its brackets."""
+    found = list(names)
+    return ", ".join(found) + "," * (len(found) == 1)
+
+
 def printed(title: str, program: RowProgram, steps: RowSteps, threads: tuple[RowTeam, RowSource, int],
             dtypes: dict[str, np.dtype], scalars: list[str], early: bool) -> Printed:
     """Print the kernel. ``dtypes``: of all arrays, by their names. ``early``: its launch may begin before the kernel before
     has ended."""
     team, source, vector = threads
-    rows, stacks = program.rows.name, program.stacks
+    rows, stacks, counted = program.rows.name, program.stacks, [index.name for index in program.sizes]
     tile = [index.name for index in program.indices]
-    printer = RowPrinter(program, steps, dtypes, {*OWN_NAMES, *dtypes, *scalars, *tile})
+    printer = RowPrinter(program, steps, dtypes, {*OWN_NAMES, *dtypes, *scalars, *counted})
+    callees = Callees.of(x.data for x in walked([*steps.results, *(steps.parts.results if steps.parts else [])]) if x.op in CALLED)
+    if steps.parts is not None:
+        printer.in_turn(steps.parts, callees.names)
     for step in steps.order:
         printer.step(step)
     begin = EARLY if early else ()
@@ -716,8 +739,8 @@ def printed(title: str, program: RowProgram, steps: RowSteps, threads: tuple[Row
                       *(["udiv"] if stacks else [])}
     outs = [store.parameter.name for store in program.stores]
     reads = [name for name in dtypes if name in program.reads]
-    used = [name for name in scalars if any(x.op == "scalar" and x.data == name for x in steps.named)]
-    callees = Callees.of(x.data for x in walked([step.value for step in steps.order]) if x.op in CALLED)
+    named = steps.named | (steps.parts.named if steps.parts else set())
+    used = [name for name in scalars if any(x.op == "scalar" and x.data == name for x in named)]
     imports: dict[str, list[str]] = {}
     for module, word in IMPORTS:
         if word in printer.needs:
@@ -736,12 +759,12 @@ def printed(title: str, program: RowProgram, steps: RowSteps, threads: tuple[Row
         f"ROWS = Rows({shown_team(team)}, {shown_source(source)}, vector={vector}, dtype=F32)",
         f"SHARED_BYTES = {team.shared_bytes}", "", "",
         "@dataclass(frozen=True)", "class Sizes(Component):",
-        *(f"    {name}: Scalar" for name in (*tile, "columns", *used)), "", "",
+        *(f"    {name}: Scalar" for name in (*counted, "columns", *used)), "", "",
         f"def kernel({', '.join(['sizes', *outs, *reads, *callees.names])}):", *(f"    {line}" for line in (*begin, *at)),
         *(f"        {line}" for line in printer.lines), "", "",
         "def tiles(sizes):", f"    return blocks({' * '.join(f'sizes.{name}' for name in tile)}, ROWS.team.rows)",
         *printer.functions]
-    return Printed("\n".join(lines) + "\n", (), tuple(outs), tuple(reads), (*tile, "columns"), tuple(tile), tuple(used),
+    return Printed("\n".join(lines) + "\n", (), tuple(outs), tuple(reads), (*counted, "columns"), tuple(tile), tuple(used),
                    team.block, callees=callees)
 
 
@@ -762,8 +785,8 @@ F32 = np.dtype(np.float32)
 def derived(name: str, program: RowProgram, mapping: Mapping, infos: Names[str, ArrayInfo], numbers: list[str],
             device: DeviceInfo) -> Printed:
     """``numbers``: the names of the run-time scalars. Raises ConfigError for a mapping of products."""
-    _refuse_blocks(mapping)
-    steps = steps_of(program, rewritten(program))
+    mapping.refuse_products()
+    steps = steps_of(program)
     whole = {x.data[0].name for x in steps.rows if x.op == "load"}
     whole |= {store.parameter.name for store in program.stores if len(store.parameter.shape) > len(program.indices)}
     widest = max(infos[key].dtype.itemsize for key in whole)
@@ -775,16 +798,6 @@ def derived(name: str, program: RowProgram, mapping: Mapping, infos: Names[str, 
              f"{'held in registers' if isinstance(source, RegisterRow) else 'loaded anew for each fold and store'}.")
     used = {key: info.dtype for key, info in infos.items()}
     return printed(title, program, steps, found, used, numbers, device.starts_early)
-
-
-def _refuse_blocks(mapping: Mapping) -> None:
-    """Raises ConfigError for what a mapping says of products' tiles and rounds."""
-    for name in ("blocks", "cluster", "warpgroups", "stages", "shared_bytes", "splits", "band", "kernel", *SWITCHES):
-        value = getattr(mapping, name)
-        if value:
-            shown = dict(value) if isinstance(value, Names) else value
-            raise ConfigError(f"Mapping({name}={shown!r}): only products have it; a function of rows takes its mapping from "
-                              "the length of its rows. Leave it out")
 
 
 def _check_places(mapping: Mapping, steps: RowSteps, is_held: bool) -> None:

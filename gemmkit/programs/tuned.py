@@ -34,7 +34,7 @@ from gemmkit.tuner.subjects import Output, Subject, TunedProgram
 
 TOGETHER = 3                           # things in which a mapping differs from the default
 WARPGROUPS, STAGES = (1, 2, 3), (2, 3, 4, 5, 6)
-COLUMNS, DEPTHS, SPLITS = (64, 128, 192, 256), (32, 64, 128), (1, 2, 4, 8, 16)
+COLUMNS, DEPTHS, SPLITS = (64, 128, 192, 256), (32, 64, 128), (1, 2, 4, 8, 16, 32, 64, 128)
 BANDS = 4, 8, 16, 32
 F32 = np.dtype(np.float32)
 
@@ -58,7 +58,7 @@ class Programmed(Subject):
         host = next((name for name, info in self.default.given.items() if info.device < 0), None)
         if host is not None:
             raise TypeError(f"{host} is a host array (NumPy); mappings are timed on a GPU")
-        self._loop, self._texts = program.traced(arguments), {self.default.text}
+        self._loop, self._known = program.traced(arguments), {_form(self.default)}
 
     @property
     def what(self) -> str:
@@ -96,8 +96,8 @@ class Programmed(Subject):
         return self._problem.plan(candidate.mapping)
 
     def is_known(self, tried: ProgramPlan) -> bool:
-        known = tried.text in self._texts
-        self._texts.add(tried.text)
+        known = _form(tried) in self._known
+        self._known.add(_form(tried))
         return known
 
     @staticmethod
@@ -156,6 +156,11 @@ def _job(launch: Launch, brought: Sequence[Any], spare: int, memory: Buffers, cu
     varied = tuple(dict.fromkeys(at.buffer for at in (*(at for _, at in pointers), *(at for _, at, _ in maps))))
     return Job(cubin, kernel.blocks, kernel.threads, kernel.shared_bytes, tuple(kernel.formats), tuple(values),
                kernel.cluster, kernel.dependent, kernel.waits, tuple(pointers), tuple(maps), (), varied, (), tuple(spares))
+
+
+def _form(plan: ProgramPlan) -> tuple[str, int]:
+    """What tells kernels apart: a text is one for all numbers of shares."""
+    return plan.text, plan.mapping.splits
 
 
 def listed(loop: Loop, kernel: KernelLimits, splits: Sequence[int] = ()) -> Iterator[Mapping]:

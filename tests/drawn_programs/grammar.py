@@ -715,7 +715,7 @@ def mapping_of(of: Drawing, form: str, kernel: str) -> gk.Mapping | None:
             if of.chance(0.1):
                 more["cluster"] = {"m": 2}
         if of.chance(0.2):
-            more["splits"] = pick(1, 2, 3, 5)
+            more["splits"] = pick(1, 2, 3, 5, 18, 33)
         if of.chance(0.1):
             more["lazy"] = pick(True, False)
     more["warpgroups"] = pick(0, 1, 1, 2)

@@ -13,6 +13,10 @@ import pytest
 import gemmkit as gk
 from gemmkit import programs as gp
 from gemmkit.emulator.errors import EmulatorError
+from gemmkit.emulator.mode import current_mode
+from gemmkit.kernels.rows import FEW, in_turn
+from gemmkit.programs import calls
+from gemmkit.programs.plan import _Given
 from gemmkit.runtime.device import H100, assumed
 from tests.support import chains
 from tests.support import programs as listing
@@ -36,7 +40,7 @@ def test_drawn(seed: int) -> None:
             return
         said = program.plan(*arrays, mapping=plan.mapping, **more)
     assert plan.merge is not None and (said.text, said.merge.text) == (plan.text, plan.merge.text)
-    assert f"rounds in {mapping.splits} shares" in plan.text
+    assert "rounds in shares" in plan.text
 
 
 @gk.program
@@ -54,7 +58,7 @@ def ranges_of_rows(a: Any, b: Any, low: Any, high: Any, sums: Any) -> None:
         sums[m] = out
 
 
-@pytest.mark.parametrize("rows, places, splits", [(1, 150, 2), (70, 129, 5), (40, 31, 16)])
+@pytest.mark.parametrize("rows, places, splits", [(1, 150, 2), (70, 129, 5), (40, 31, 16), (3, 300, 34)])
 def test_cells_of_several_kinds(rows: int, places: int, splits: int) -> None:
     rng = np.random.default_rng(rows)
     a, b = chains.half(rng, rows, 64) / F16(8), chains.half(rng, places, 64)
@@ -83,7 +87,7 @@ def test_cells_without_a_name() -> None:
     a, b = chains.half(rng, 70, 64) / F16(8), chains.half(rng, 130, 64)
     with assumed(ONE):
         plan = check(in_a_list, [a, b, chains.empty(70, dtype=F32), chains.empty(70, 64)], SPLIT)
-    assert plan.spare == ("cell_shares", "cell_2_shares")
+    assert plan.spare == ("cell_shares", "cell_2_shares") and plan.merge.spare == ("cell_parts", "cell_2_parts")
 
 
 @gk.program
@@ -125,7 +129,7 @@ def test_a_cell_that_is_normalised_in_every_round() -> None:
     q, k, v = (chains.half(rng, extent, 64) for extent in (70, 130, 130))
     with assumed(ONE):
         plan = check(chains.normalised, [q, k, v, chains.empty(70, 64)], SPLIT)
-    assert plan.merge.printed.outs == ("o",) and {"total_0", "total_2", "out_1"} <= set(plan.merge.spare)
+    assert plan.merge.printed.outs == ("o",) and {"total_parts", "out_parts"} <= set(plan.merge.spare)
 
 
 def test_shares_end_where_blocks_do() -> None:
@@ -149,7 +153,7 @@ def test_shares_end_where_blocks_do() -> None:
     ("n_first = n_share * n_each", "n_first = 0 * n_share"), ("n_share * n_each", "n_share * n_each + 32"),
     ("n_end = max(min(n_end, n_first + n_each), n_first + 1)", "n_end = n_end"),
     ("n_length = n_length if n_first < n_length else 0", "n_length = n_length"),        # harmless: see the test
-    ("return outer, ", "return outer + 1 - 1 * 2, "), ("udiv(n_outer, 3) * 3", "udiv(n_outer, 3) * 2"),
+    ("return outer, ", "return outer + 1 - 1 * 2, "), ("udiv(n_outer, sizes.n_share) * sizes.n_share", "udiv(n_outer, sizes.n_share) * (sizes.n_share - 1)"),
     ("0, sizes.m, 64, n_outer)", "0, sizes.m, 64, h)")])
 def test_a_fault_is_found(old: str, new: str) -> None:
     """Of the lines that shares add to a text: each changed everywhere, the emulator raises, or a result is wrong."""
@@ -174,6 +178,75 @@ def test_a_fault_is_found(old: str, new: str) -> None:
     assert is_right == ("else 0" in old)               # a block behind the array is all zeros' place: n_length - n is below 0
 
 
+# -- any number of them -------------------------------------------------------------------------------------------------------
+
+@pytest.mark.sample(6)
+@pytest.mark.kin(2)
+@pytest.mark.parametrize("splits", range(1, 41))
+def test_any_number_of_shares(splits: int) -> None:
+    """Of few blocks of 16, so that some shares have none; rounds that end at lengths of 0, in a share, or behind the last."""
+    rng = np.random.default_rng(splits)
+    count, rows, places = (int(rng.integers(1, most)) for most in (3, 20, 24 * splits + 40))
+    lengths = rng.choice([0, places // 2, places + 5], count).astype(np.int32)
+    q, k, v = (chains.half(rng, count, extent, 64) for extent in (rows, places, places))
+    arrays = [q, k, v, lengths, chains.empty(count, rows, 64), chains.empty(count, rows, dtype=F32)]
+    with assumed(TWO):
+        plan = check(chains.bounded, arrays, gk.Mapping({"n": 16}, warpgroups=1, splits=splits), splits, scale=0.125)
+    assert plan.mapping.splits == splits and (plan.merge is None) == (splits == 1)
+
+
+def test_parts_are_merged_in_their_order() -> None:
+    """Each once, the first to the last, whatever was loaded at a time; and nothing behind the last is loaded."""
+    for count in range(1, 80):
+        loaded: list[int] = []
+        merged = in_turn(count, lambda n: loaded.append(n) or (n,), lambda one, other: (*one, *other))
+        assert merged == tuple(range(count)) and set(loaded) == set(range(count)) and len(loaded) < count + FEW
+
+
+def unrolled(parts: dict[str, np.ndarray]) -> np.ndarray:
+    """What shares of an attention become, in float32 and their order, each of them by a line of its own."""
+    best, total, out = (parts[name][:, 0] for name in ("best_parts", "total_parts", "out_parts"))
+    by = np.float32(math.log2(math.e))
+    for n in range(1, parts["best_parts"].shape[1]):
+        top = np.maximum(best, parts["best_parts"][:, n])
+        one, other = (np.exp2((x - np.where(np.isinf(top), F32(0), top)) * by) for x in (best, parts["best_parts"][:, n]))
+        total = total * one + parts["total_parts"][:, n] * other
+        out = out * one[..., None] + parts["out_parts"][:, n] * other[..., None]
+        best = top
+    return (out * (F32(1) / total)[..., None]).astype(F16)
+
+
+@pytest.mark.parametrize("splits", [2, 9, 17, 33, 132])
+def test_the_merging_kernel_alone(splits: int) -> None:
+    """Of drawn cells, some shares of which have seen nothing: bit by bit what a line for each share computes."""
+    rng = np.random.default_rng(splits)
+    with assumed(H100):
+        merge = listing.attention.plan(*heads(2, 5, 128), 0.125, mapping=gk.Mapping(splits=splits)).merge
+    parts = {name: rng.standard_normal(merge.infos[name].shape).astype(F32) * F32(4) for name in merge.spare}
+    parts["total_parts"] = np.abs(parts["total_parts"]) + F32(1)
+    nothing = rng.random(parts["best_parts"].shape) < 0.3
+    nothing[:, 0] = False
+    for name, value in (("best_parts", -np.inf), ("total_parts", 0), ("out_parts", 0)):
+        parts[name][nothing] = value
+    arguments = dict(parts, o=chains.empty(2, 5, 128))
+    with gk.emulate():
+        current_mode().run(merge, [_Given(arguments[name], name, name in merge.printed.outs) for name in merge.infos])
+    assert np.array_equal(arguments["o"], unrolled(parts))
+
+
+def test_one_text_for_every_number_of_shares() -> None:
+    """Both kernels', of a mapping that says how many and of sizes that decide it: they are compiled once."""
+    with assumed(H100):
+        said = [listing.attention.plan(*heads(2, 5, 9000), 0.1, mapping=gk.Mapping(splits=n)) for n in (2, 7, 33, 1024)]
+        chosen = [calls.derive(listing.attention, listing.attention.bound((*heads(2, 5, places), 0.1), {}), gk.Mapping())[0]
+                  for places in (9000, 16384, 65536, 131072)]
+    assert [plan.mapping.splits for plan in chosen] == [17, 32, 66, 66]
+    for plans in (said, chosen):
+        for kernels in zip(*(plan.kernels for plan in plans), strict=True):
+            assert len({kernel.text for kernel in kernels}) == 1 and len({kernel.launchable.code_key for kernel in kernels}) == 1
+    assert [plan.merge.extents["n_share"] for plan in chosen] == [plan.extents["n_share"] for plan in chosen] == [17, 32, 66, 66]
+
+
 # -- where nothing is said ----------------------------------------------------------------------------------------------------
 
 def heads(count: int, rows: int, places: int) -> list[np.ndarray]:
@@ -182,9 +255,9 @@ def heads(count: int, rows: int, places: int) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("count, rows, places, splits", [
     (8, 16, 32768, 16), (8, 16, 4096, 8), (1, 1, 8192, 16), (32, 100, 16384, 4), (64, 256, 4096, 1), (66, 1, 9000, 2),
-    (2, 100, 700, 1), (4, 0, 8192, 1)])
+    (2, 100, 700, 1), (4, 0, 8192, 1), (1, 1, 65536, 128), (1, 1, 131072, 132), (2, 1, 65536, 66), (2, 200, 131072, 33)])
 def test_idle_multiprocessors_take_shares(count: int, rows: int, places: int, splits: int) -> None:
-    """Of 132: as many as are idle, of 4 blocks of 128 at least, and 16 at most."""
+    """Of 132: the most that run at once, of 4 blocks of 128 at least."""
     with assumed(H100):
         plan = listing.attention.plan(*heads(count, rows, places), 0.1)
     assert plan.mapping.splits == splits and (plan.merge is None) == (splits == 1)
@@ -246,8 +319,8 @@ def test_other_words_that_do_not_go_with_shares() -> None:
     arrays = heads(2, 256, 256)
     with pytest.raises(gk.ConfigError, match=r"longest_first=True, splits=3\): shares of a tile are of one length"):
         listing.attention.plan(*arrays, 0.1, visible=chains.causal, mapping=dataclasses.replace(SPLIT, longest_first=True))
-    for wrong in (-1, 17, 2.0, True, "2"):
-        with pytest.raises(gk.ConfigError, match="splits=.*a whole number from 0 to 16"):
+    for wrong in (-1, 1025, 2.0, True, "2"):
+        with pytest.raises(gk.ConfigError, match="splits=.*a whole number from 0 to 1024"):
             gk.Mapping(splits=wrong)                   # type: ignore[arg-type]
     with pytest.raises(ValueError, match="share memory"):
         listing.attention.plan(*arrays[:3], arrays[0], 0.1, mapping=SPLIT)

@@ -278,9 +278,9 @@ NO_SHARES = {"decayed": "shows a row nothing", "bounded_weights": "is not what t
 
 
 def drawn_shares(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any]]:
-    """A program of either kind whose rounds are split over 2 to 16 blocks; most of them have fewer."""
+    """A program of either kind whose rounds are split over 2 to 19 blocks; most of them have fewer."""
     program, arrays, mapping, more = (drawn_lengths if seed % 2 else drawn_case)(seed)
-    return program, arrays, dataclasses.replace(mapping, splits=(2, 3, 5, 16)[seed // 2 % 4], longest_first=None), more
+    return program, arrays, dataclasses.replace(mapping, splits=(2, 3, 5, 19)[seed // 2 % 4], longest_first=None), more
 
 
 #: Programs without lazy rescaling, and what they are told.

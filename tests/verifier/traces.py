@@ -249,7 +249,7 @@ class _ChainProgram(_GridProgram):
             for stack in chain.stacks:
                 if stack.extent == chain.index.extent:
                     numbers[chain.index.name] = numbers[stack.name]
-            numbers = {**dict.fromkeys(self.text.plan.printed.scalars, 1.0), "section": min(2, count), **numbers}
+            numbers = {**dict.fromkeys(self.text.plan.printed.scalars, 1.0), "section": min(2, count), chain.share: chain.splits, **numbers}
             lengths = (None,) if chain.length is None else (0, numbers[chain.index.name] + 5, max(1, numbers[chain.index.name] - self.step))
             for length in lengths:
                 yield Case(numbers, grid, votes, length)
@@ -390,7 +390,7 @@ OF_PLACES: dict[str, Any] = {
 def check_rows(text: Text) -> None:
     """Of a kernel of rows: each row, and no other, is one team's, for numbers of rows around those of a block."""
     kernel, rows = text.functions["kernel"], text.constants["ROWS"].team.rows
-    names = [name for name in text.plan.printed.sizes if name != "columns"]
+    names = list(text.plan.printed.tile)
     body = [node for node in kernel.body if not (isinstance(node, ast.Expr) and ast.unparse(node) in ("grid_wait()", "grid_launch_dependents()"))]
     *begin, last = body
     expect(isinstance(last, ast.If) and not last.orelse, "a kernel of rows asks first whether its row is there")

@@ -66,6 +66,11 @@ class Chain:
         return any(x.op == EXTENT for x in walked([c.out for c in self.carried]))
 
     @property
+    def share(self) -> str:
+        """What a text calls which of a tile's shares is a block's; ``sizes`` have of that name how many there are."""
+        return f"{self.index.name}_share"
+
+    @property
     def has_length(self) -> bool:
         """Whether a text has a length of each tile's own."""
         return self.length is not None or self.splits > 1

@@ -438,8 +438,8 @@ class Role:
             self.put(f"{self.end} = max({self.chain.stop}, {f'{self.first} + 1' if begins else '1'})")
         if self.chain.splits > 1:
             of_tile, each, stop = f" - {self.first}" if begins else "", f"{n}_each", self.chain.stop
-            self.put(f"{each} = blocks(blocks({self.end}{of_tile}, {step}), {self.chain.splits}) * {step}")
-            put(self.first, f"{f'{self.first} + ' if begins else ''}{n}_share * {each}")
+            self.put(f"{each} = blocks(blocks({self.end}{of_tile}, {step}), sizes.{self.chain.share}) * {step}")
+            put(self.first, f"{f'{self.first} + ' if begins else ''}{self.chain.share} * {each}")
             put(self.end, f"max(min({self.end}, {self.first} + {each}), {self.first} + 1)")
             put(stop, f"{stop} if {self.first} < {stop} else 0")
         if uniform and self.ranges.has_tests and self.ranges.has_free:
@@ -546,9 +546,9 @@ class Role:
         if chain.splits == 1:
             self.put(f"{self.tile} = place({given})")
         else:
-            which = f"udiv({self.outer}, {chain.splits})"
+            which = f"udiv({self.outer}, sizes.{chain.share})"
             self.put(f"{self.outer}, {chain.rows.name} = place({given})")
-            self.put(f"{self.n}_share = {self.outer} - {which} * {chain.splits}")
+            self.put(f"{chain.share} = {self.outer} - {which} * sizes.{chain.share}")
             self.put(*(f"{stack.name} = {part}" for stack, part in zip(chain.stacks, parts_of_stacks(chain.stacks, which))))
         self.begin_tile(joined)
         self.range()

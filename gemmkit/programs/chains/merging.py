@@ -29,8 +29,9 @@ from gemmkit.programs.chains.monoids import Unproved, is_independent, monoids
 from gemmkit.programs.collectives import DROP, ROWS
 from gemmkit.programs.launches import spare
 from gemmkit.programs.mapping import MOST_SPLITS, KernelLimits, Mapping
+from gemmkit.programs.places import walked
 from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value
-from gemmkit.programs.values import Axis, Parameter, refused, unique
+from gemmkit.programs.values import Axis, Index, Parameter, ProgramAxis, refused, unique
 from gemmkit.runtime.array_info import ArrayInfo
 
 _OF_A_BLOCK = "load", "dot", "rowmax", "rowsum", "transpose", "coordinate", "inside", "carried"
@@ -385,22 +386,37 @@ def begun(chain: Chain, signs: dict[str, float]) -> None:
 # second kernel, a function of rows (`gemmkit.programs.rows`), merges them in the order of the shares by the rule of
 # `gemmkit.programs.chains.merging`, and computes what the program stores.
 #
+# How many shares there are is a size of both kernels, as the number of rows is: one text merges 2 and 132. The second one
+# loads 16 shares before it waits for the first (`gemmkit.kernels.rows.in_turn`).
+#
 # A tile's shares are of one length, in blocks, so that the last ones may have no rounds: as behind a length they have one
 # that shows nothing.
 
 F32 = np.dtype(np.float32)
-LEAST = 4                              # rounds of a share, where the number of shares is left open
+LEAST = 4                              # rounds of a share at least, where the number of shares is left open
 ALIGNED = 256                          # bytes
 
 
 class Shares(NamedTuple):
-    """``merging``: the second kernel's program; ``cells``: what the rounds' kernel stores, of (stack x splits, rows, ...);
-    ``parts``: its arrays, one for each cell and share; ``widths``: see `memory_of`."""
+    """``merging``: the second kernel's program, whose loop goes along the shares, by their ``index``; ``cells``: what the
+    rounds' kernel stores, of (stack x shares, rows, ...); ``parts``: the same memory as the second kernel reads it, of (stack,
+    shares, rows, ...); ``widths``: see `memory_of`."""
 
     merging: Loop
+    index: Index
     widths: dict[str, tuple[int, ...]]
     cells: dict[str, ArrayInfo]
     parts: dict[str, ArrayInfo]
+
+    @property
+    def stores(self) -> list[StoreStatement]:
+        """What the second kernel stores."""
+        return [held for held in self.merging.body if isinstance(held, StoreStatement)]
+
+    @property
+    def values(self) -> list[Value]:
+        """What it computes from: the roots of its cells and of its results."""
+        return [*(store.value for store in self.stores), *(c.out for loop in self.merging.loops for c in loop.carried)]
 
 
 def shares_of(chain: Chain, mapping: Mapping, signs: dict[str, float], processors: int,
@@ -428,38 +444,29 @@ def shares_of(chain: Chain, mapping: Mapping, signs: dict[str, float], processor
     for c in chain.carried:
         stem = unique(c.inside.name or "cell", widths)
         widths[stem] = tuple(dim.size for dim in c.init.dims[1:])
-    made = Shares(Loop("parallel", chain.indices, [], line=chain.line), widths, *memory_of(widths, chain))
-    states: list[dict[Value, Value]] = [{} for _ in range(splits)]
-    for c, stem, (name, info) in zip(chain.carried, widths, made.cells.items()):
+    cells, parts = memory_of(widths, chain)
+    share = Index(ProgramAxis(next(iter(parts)), len(chain.indices) - 1, splits, stack=True), chain.share)
+    for c, (name, info) in zip(chain.carried, cells.items()):
         chain.stores.append(StoreStatement(Parameter(name, info.shape, F32), chain.indices, c.after, None, c.inside.line))
-        for share, state in enumerate(states):
-            part = f"{stem}_{share}"
-            held = Parameter(part, made.parts[part].shape, F32), chain.indices
-            state[c.inside] = Value("load", (), c.init.dims, held, part, c.inside.line)
-    made.merging.body += _merged(chain, merge, states, stores)
-    return made
+    merging = Loop("parallel", chain.indices, _merged(chain, merge, share, parts, stores), line=chain.line)
+    return Shares(merging, share, widths, cells, parts)
 
 
 def memory_of(widths: Names[str, tuple[int, ...]], chain: Chain) -> tuple[dict[str, ArrayInfo], dict[str, ArrayInfo]]:
     """`Shares`' cells and parts, for a chain's sizes. ``widths``: of cells, by what their arrays' names begin with."""
-    splits, first, cells, parts = chain.splits, 0, dict[str, ArrayInfo](), dict[str, ArrayInfo]()
+    first, cells, parts = 0, dict[str, ArrayInfo](), dict[str, ArrayInfo]()
     counts = [chain.sizes[stack.extent] for stack in chain.stacks]
     for stem, columns in widths.items():
-        shape = (chain.count * splits, chain.sizes[chain.rows.extent], *columns)
-        info = cells[f"{stem}_shares"] = spare(first, shape)
-        step = math.prod(shape[1:])
-        for share in range(splits):
-            parts[f"{stem}_{share}"] = info._replace(
-                pointer=info.pointer + 4 * step * share, readonly=True,
-                shape=(*counts, *shape[1:]),
-                strides=(*(splits * step * math.prod(counts[n:]) for n in range(1, len(counts) + 1)), *info.strides[1:]))
+        shape = (chain.count * chain.splits, chain.sizes[chain.rows.extent], *columns)
+        cells[f"{stem}_shares"] = spare(first, shape)
+        parts[f"{stem}_parts"] = spare(first, (*counts, chain.splits, *shape[1:]))._replace(readonly=True)
         first += -(-4 * math.prod(shape) // ALIGNED) * ALIGNED
     return cells, parts
 
 
 def splits_of(chain: Chain, mapping: Mapping, processors: int, kernel: KernelLimits) -> int:
-    """How many shares are asked for. Where nothing is said, as many as there are idle multiprocessors for, of some rounds
-    each."""
+    """How many shares are asked for. Where nothing is said, the most with which all tiles' shares run at once, a block each on
+    the multiprocessors, and have `LEAST` rounds: 2 heads of 65,536 keys have 66 on 132 multiprocessors, one of 8,192 has 16."""
     if mapping.splits or chain.index.stack or mapping.longest_first:
         return mapping.splits or 1
     rows = mapping.blocks.get(chain.rows.name, ROWS * (mapping.warpgroups or kernel.chain_warpgroups))
@@ -468,11 +475,21 @@ def splits_of(chain: Chain, mapping: Mapping, processors: int, kernel: KernelLim
     return max(1, min(processors // tiles, rounds // LEAST, MOST_SPLITS)) if tiles else 1
 
 
-def _merged(chain: Chain, merge: Merge, states: list[dict[Value, Value]],
-            stores: list[StoreStatement]) -> list[StoreStatement]:
-    """What the second kernel stores."""
-    state = states[0]
-    for further in states[1:]:
-        state = merge.of(state, further)
-    known = {c.after: state[c.inside] for c in chain.carried}
-    return [replace(store, value=made_anew(store.value, known)) for store in stores]
+def _merged(chain: Chain, merge: Merge, share: Index, parts: dict[str, ArrayInfo],
+            stores: list[StoreStatement]) -> list[Loop | StoreStatement]:
+    """The second kernel's loop along the shares, with those cells that results need, and what it stores."""
+    def made(op: str, c: Carried, name: str, data: Any = None) -> Value:
+        return Value(op, (), c.init.dims, data, name, c.inside.line)
+
+    found = {c: (made("load", c, name, (Parameter(name, info.shape, F32), (*chain.indices[:-1], share, chain.rows))),
+                 made("carried", c, c.inside.name), made("after", c, c.inside.name))
+             for c, (name, info) in zip(chain.carried, parts.items())}
+    merged = merge.of(*({c.inside: values[n] for c, values in found.items()} for n in (1, 0)))
+    known = {c.after: after for c, (_, _, after) in found.items()}
+    stores = [replace(store, value=made_anew(store.value, known)) for store in stores]
+    cells = [Carried(c.cell, load, inside, merged[c.inside], after) for c, (load, inside, after) in found.items()]
+    needed = set(walked([store.value for store in stores]))
+    for _ in cells:
+        needed |= set(walked([c.out for c in cells if c.after in needed or c.inside in needed]))
+    cells = [c for c in cells if c.after in needed or c.inside in needed]
+    return [Loop("sequential", (share,), carried=cells, line=chain.line), *stores]

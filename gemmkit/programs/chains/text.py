@@ -558,7 +558,8 @@ class ChainPrinter:
             consumer.arrays.setdefault(chain.length.data[0].name, chain.length)
         callees = Callees.of(consumer.callees)
         maps, operands, outs, others = self.arguments([*consumer.arrays, *callees.names])
-        sizes = [*dict.fromkeys(indices), *(["section"] if choice.longest_first and chain.stacks else [])]
+        sizes = [*dict.fromkeys(indices), *(["section"] if choice.longest_first and chain.stacks else []),
+                 *([chain.share] if chain.splits > 1 else [])]
         lines = self.constants(consumer)
         lines += ["", "", "@dataclass(frozen=True)", "class Sizes(Component):",
                   *(f"    {name}: Scalar" for name in (*sizes, *self.scalars)), "", "",
@@ -638,7 +639,7 @@ def _places(chain: Chain, choice: ScheduleChoice) -> list[str]:
     given, own = ("tile, sizes", "") if choice.cluster.is_single else ("tile, rank, sizes", f" + rank * {choice.rows}")
     place, count = f"def place({given}):", count_of(chain.stacks)
     if chain.splits > 1:
-        return ["def tiles(sizes):", f"    return {count}{chain.splits} * blocks(sizes.{m}, {size})", "", "", place,
+        return ["def tiles(sizes):", f"    return {count}sizes.{chain.share} * blocks(sizes.{m}, {size})", "", "", place,
                 '    """Which of the stack, which of its shares, and the tile\'s first row."""',
                 f"    inner = blocks(sizes.{m}, {size})", "    outer = udiv(tile, inner)",
                 f"    return outer, (tile - outer * inner) * {size}{own}"]
