@@ -267,13 +267,15 @@ def as_row(array: View, which: int, row: Row) -> Row:
 
 # -- rows in parts --------------------------------------------------------------------------------------------------------
 
-MANY, FEW = 16, 8                      # parts whose loads are on their way at once
+MANY, FEW = 15, 8                      # parts whose loads are on their way at once, beside the first: of 16 all are
 
 
 def in_turn(count: int, load: Callable, merge: Callable) -> tuple:
-    """``load(0)``, which ``merge(so far, load(n))`` takes the place of for each n up to ``count``, in this order. Loads of `MANY`
-    parts begin before the first of them is waited for; of the rest, of `FEW`, where the last part is loaded in place of those
-    that are not there, since the loads behind a branch would wait for those before it."""
+    """``load(0)``, merged with each further part in their order: ``so_far = merge(so_far, load(n))``, for n below ``count``.
+
+    Loads of `MANY` parts begin before the first of them is waited for, and no branch is between what merges them. The rest
+    comes by `FEW`: the last part is loaded once more in place of what is not there, and not merged.
+    """
     so_far, n = load(0), 1
     while n + MANY <= count:
         so_far = fold_registers(MANY, merge_next, so_far, generate(MANY, load_next, n, load), merge)

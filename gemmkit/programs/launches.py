@@ -17,6 +17,7 @@ import math
 import struct
 import sys
 from collections.abc import Mapping as MappingABC
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gemmkit.components import Component, number
-from gemmkit.plans.launch import Launch, Put
+from gemmkit.plans.launch import Launch, Put, Start
 from gemmkit.programs.collectives import ROWS
 from gemmkit.programs.mapping import MOST_BAND, KernelLimits, Mapping
 from gemmkit.programs.places import STEP, Places, walked
@@ -88,6 +89,21 @@ def stream_memory(ordinal: int, stream: int, nbytes: int) -> int:
     """Where a stream has memory for so many bytes of such arrays."""
     (begin,) = addresses(ordinal, stream, [Space(0, ROLE, nbytes)])
     return begin
+
+
+def started(starts: Sequence[Start], spare: int, place: int, ordinal: int) -> Start:
+    """Starts one after the other, with ``spare`` bytes of the stream's memory, whose address stands at a ``place`` of what a
+    call brings."""
+    if len(starts) == 1 and not spare:
+        return starts[0]
+
+    def start(stream: int, values: tuple[Any, ...]) -> None:
+        if spare:
+            values = *values[:place], stream_memory(ordinal, stream, spare), *values[place + 1:]
+        for one in starts:
+            one(stream, values)
+
+    return start
 
 
 def host_arrays(infos: dict[str, ArrayInfo]) -> dict[str, np.ndarray]:

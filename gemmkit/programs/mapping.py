@@ -56,7 +56,7 @@ class Mapping:
     | ``longest_first`` | tiles that visit most blocks go first; refused where all visit the same | where they differ |
     | ``lazy`` | a running maximum stays until what it scales would shrink below 2^-8 | for sums of 192 columns or more |
     | ``anchored`` | what rounds compute while a product runs stays before the wait for it | not |
-    | ``splits`` | so many blocks share a tile's rounds, and a second kernel merges | as idle multiprocessors take them |
+    | ``splits`` | so many blocks share a tile's rounds, up to 1024, and a second kernel merges | the most that run at once |
     | ``places`` | by the name of a value, ``"registers"``: an error where it has another place | |
     | ``kernel`` | ``"warp_specialised"`` (TMA, wgmma) or ``"multistage"`` (cp.async, mma.sync) | the first on Hopper |
 

@@ -50,12 +50,12 @@ from gemmkit.programs.launches import (
     laid_out,
     launches_of,
     module_of,
-    stream_memory,
+    started,
 )
 from gemmkit.programs.mapping import SWITCHES, KernelLimits, Mapping, kernel_of
 from gemmkit.programs.multistage import OWN_NAMES as NAMES_OF_MULTISTAGE
 from gemmkit.programs.multistage import CopyWidth, MultistageChainPrinter, MultistagePrinter
-from gemmkit.programs.places import STEP, Places, allocated, ordered, out_bytes, places_of, said, simplified, walked
+from gemmkit.programs.places import STEP, Places, allocated, ordered, out_bytes, places_of, said, simplified
 from gemmkit.programs.rows import OWN_NAMES as NAMES_OF_ROWS
 from gemmkit.programs.rows import PART, RowProgram, has_rows_alone, row_program_of
 from gemmkit.programs.rows import derived as derived_rows
@@ -303,18 +303,8 @@ class ProgramPlan:
     @cached_property
     def start(self) -> Start:
         """Start all of them, with what a call brings; 0 stands where the memory between them begins."""
-        starts, spare, place = [] if self.is_empty else self.starts, self.launches.spare, len(self.given)
-        if len(starts) == 1 and not spare:
-            return starts[0]
-        ordinal = next(iter(self.given.values())).device
-
-        def start(stream: int, values: tuple[Any, ...]) -> None:
-            begin = stream_memory(ordinal, stream, spare) if spare else 0
-            values = *values[:place], begin, *values[place + 1:]
-            for one in starts:
-                one(stream, values)
-
-        return start
+        place, ordinal = len(self.given), next(iter(self.given.values())).device
+        return started([] if self.is_empty else self.starts, self.launches.spare, place, ordinal)
 
     def _loaded(self, launch: Launch) -> Launch:
         """The kernel on the device: a program that is called derives a plan anew, and loads nothing twice."""
@@ -382,10 +372,8 @@ class Derived:
         """Of a call: how long its indices' axes are, and how many of the stacks are taken side by side
         (`gemmkit.programs.chains.schedule`)."""
         sizes = {index.name: chain.sizes[index.extent] for index in (*chain.indices, chain.index)}
-        if chain.splits > 1:
-            sizes[chain.share] = chain.splits
         if not chain.stacks or not self.choice.longest_first:
-            return {**sizes, "section": 1}
+            return {**sizes, "section": 1, **({chain.share: chain.splits} if chain.splits > 1 else {})}
         arrays = {block.parameter.name for ring in self.places.rings if ring.index is not None for block in ring.blocks}
         nbytes, cluster = sum(2 * math.prod(infos[name].shape[-2:]) for name in arrays), self.choice.cluster
         tiles, clusters = -(-chain.sizes[chain.rows.extent] // (self.choice.rows * cluster.m)), cluster.at_once(processors)
@@ -423,9 +411,9 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
     order = ordered_chain(chain, places, choice)
     shown = ", ".join(f"{key} {size}" for key, size in choice.blocks.items())
     how = ", ".join(word.replace("_", " ") for word in SWITCHES if getattr(choice, word))
-    split = "; rounds in shares" if chain.splits > 1 else ""
-    together = "" if choice.cluster.is_single else f"; clusters of {choice.cluster.m}"
-    title = f"{name}: blocks of {shown}; {choice.warpgroups} warpgroups{'; ' if how else ''}{how}{split}{together}."
+    together = "; rounds in shares" if chain.splits > 1 else ""
+    together += "" if choice.cluster.is_single else f"; clusters of {choice.cluster.m}"
+    title = f"{name}: blocks of {shown}; {choice.warpgroups} warpgroups{'; ' if how else ''}{how}{together}."
     made = chain, places, choice, order, ranges, kinds, list(numbers), [*arrays, *cells]
     printer = ChainPrinter(*made) if kernel.uses_tma else MultistageChainPrinter(*made, copies=copies)
     text, read = printer.printed(title)
@@ -631,17 +619,16 @@ class ChainResizing(Resizing):
 
     def __init__(self, check: Check, loop: Loop, made: Derived, mapping: Mapping, device: DeviceInfo):
         super().__init__(check, loop)
-        self.made, self.mapping, self.processors = made, mapping, device.sm_count
+        self.made, self.processors = made, device.sm_count
+        self.splits = partial(splits_of, mapping=mapping, processors=device.sm_count, kernel=made.problem.kernel)
         self.inexact = list(may_be_inexact(made.chain))
 
     def form(self, sizes: Sizes) -> bool:
-        return self._splits(sizes) > 1
-
-    def _splits(self, sizes: Sizes) -> int:
-        return splits_of(replace(self.made.chain, sizes=sizes), self.mapping, self.processors, self.made.problem.kernel)
+        return self.splits(replace(self.made.chain, sizes=sizes)) > 1
 
     def _chain(self, sizes: Sizes) -> Chain:
-        return replace(self.made.chain, sizes=sizes, splits=1 if self.made.shares is None else self._splits(sizes))
+        chain = replace(self.made.chain, sizes=sizes)
+        return chain if self.made.shares is None else replace(chain, splits=self.splits(chain))
 
     def decided(self, sizes: Sizes, device: DeviceInfo) -> Any:
         return decided_by(self._chain(sizes), device.sm_count), *(largest(x, sizes) >= EXACT for x in self.inexact)
@@ -654,7 +641,7 @@ class ChainResizing(Resizing):
         if shares is None or plan.merge is None or plan.merge.resizing is None:
             return plan
         cells, parts = memory_of(shares.widths, chain)
-        known, sizes = {**infos, **parts}, {**sizes, shares.index.extent: chain.splits}
+        known, sizes = {**infos, **parts}, {**sizes, shares.share.extent: chain.splits}
         merge = plan.merge.resizing.sized(plan.merge, {key: known[key] for key in plan.merge.infos}, sizes, call)
         return replace(plan, infos={**infos, **cells}, merge=merge, mapping=replace(plan.mapping, splits=chain.splits))
 
@@ -673,15 +660,13 @@ def _merging(name: str, shares: Shares, infos: dict[str, ArrayInfo], arguments: 
     clash = next((key for key in (*shares.cells, *shares.parts) if key in infos), None)
     if clash is not None:
         raise _NoMerge(_taken(clash))
-    used = {store.parameter.name for store in shares.stores}
-    used |= {x.data[0].name for x in walked(shares.values) if x.op == "load"}
-    held = {key: info for key, info in {**infos, **shares.parts}.items() if key in used}
+    held = shares.held(infos)
     try:
         plan = _of_rows(f"{name}_merged", shares.merging, held, arguments, Mapping(), None, device)
     except (ValueError, TypeError) as error:
         raise _NoMerge(ConfigError(f"Mapping(splits=...): the kernel that merges shares is a function of rows, and: "
                                    f"{error}")) from None
-    return replace(plan, spare=tuple(key for key in shares.parts if key in used))
+    return replace(plan, spare=tuple(key for key in shares.parts if key in held))
 
 
 def _of_rows(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict[str, Any], mapping: Mapping,

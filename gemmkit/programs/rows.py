@@ -18,7 +18,7 @@ from gemmkit.programs.chains.elements import is_whole_number
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.places import RowRewriter, is_tiled, walked
 from gemmkit.programs.text import CALLS as OF_ELEMENTS
-from gemmkit.programs.text import EARLY, JOINTS, SIGNS, Printed, count_of, parts_of_stacks, tuple_of
+from gemmkit.programs.text import EARLY, JOINTS, SIGNS, Printed, bare, count_of, listed, parts_of_stacks
 from gemmkit.programs.trace import CONDITIONS, Carried, Loop, StoreStatement, Value
 from gemmkit.programs.values import Axis, Index, refused, shown, unique
 from gemmkit.runtime.array_info import ArrayInfo
@@ -200,6 +200,10 @@ class RowSteps:
     results: list[Value]
     parts: RowSteps | None = None
 
+    @property
+    def all(self) -> list[RowSteps]:
+        return [self] if self.parts is None else [self.parts, self]
+
     def within(self, root: Value) -> Iterator[Value]:
         """What the elements of a value are made of, as far as that has no name: operands first."""
         return _within(root, self.rows | self.named)
@@ -218,9 +222,10 @@ def steps_of(program: RowProgram) -> RowSteps:
 def _steps(roots: list[Value], stores: list[StoreStatement]) -> RowSteps:
     """``roots``: what is stored; without ``stores`` they are held."""
     values = walked(roots)
-    forced = {x.args[0] for x in values if x.op == "variance"} | (set() if stores else set(filter(is_vector, roots)))
-    rows = {x for x in values if x.op in HELD and is_vector(x)} | _mapped(values, roots, forced - {x for x in forced if x.op in HELD})
-    builder = Builder(rows, _named(values, roots), {x.args[0] for x in values if x.op == "variance"})
+    spread = {x.args[0] for x in values if x.op == "variance"}
+    forced = {x for x in (*spread, *(() if stores else roots)) if is_vector(x) and x.op not in HELD}
+    rows = {x for x in values if x.op in HELD and is_vector(x)} | _mapped(values, roots, forced)
+    builder = Builder(rows, _named(values, roots), spread)
     builder.order += [Load(x) for x in values if x.op == "load" and is_vector(x)]
     for n, root in enumerate(roots):
         builder.need(root)
@@ -497,16 +502,6 @@ def is_narrow(x: Value) -> bool:
     return x.op == "load" and is_column(x) and np.dtype(x.data[0].dtype).name != "float32"
 
 
-def bare(text: str) -> str:
-    """Without the brackets around all of it."""
-    depth = 0
-    for n, letter in enumerate(text):
-        depth += (letter == "(") - (letter == ")")
-        if depth == 0 and n < len(text) - 1:
-            return text
-    return text[1:-1] if text.startswith("(") else text
-
-
 # --------------------------------------------------------------------------------------------------
 # A function of rows as text: a kernel in gemmkit's dialect, in the words of `gemmkit.kernels.rows`.
 
@@ -586,7 +581,7 @@ class RowPrinter:
         return self.matrix_of(parameter.name, [index for index in key if index.stack])
 
     def matrix_of(self, name: str, stacks: Sequence[Index]) -> str:
-        return self.call("matrix_of", name, tuple_of(stack.text() for stack in stacks[::-1])) if stacks else name
+        return self.call("matrix_of", name, f"({listed(stack.text() for stack in stacks[::-1])})") if stacks else name
 
     def call(self, word: str, *arguments: str) -> str:
         self.needs.add(word)
@@ -594,34 +589,30 @@ class RowPrinter:
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
-    def in_turn(self, parts: RowSteps, callees: Iterable[str]) -> None:
+    def in_turn(self, n: str, parts: RowSteps, callees: Iterable[str]) -> None:
         """One function loads a part, another one merges two. Cells have one name within it and behind the loop."""
-        loop, cells = self.program.parts, self.program.cells
-        assert loop is not None
         load, merge, one, other = map(self.unique, ("load_part", "merge_part", "one", "other"))
-        names, n = [self.held(c.after) for c in cells], loop.indices[0].name
+        cells, names = self.program.cells, [self.held(c.after) for c in self.program.cells]
         for c in cells:
-            self.names[c.inside] = self.names[c.after]
-            if is_vector(c.after):
-                self.elements[c.inside] = self.elements[c.after]
+            self.names[c.inside], self.elements[c.inside] = self.names[c.after], self.elements.get(c.after, "")
         outer, self.steps, self.lines = (self.steps, self.lines), parts, []
         for c in cells:
             self.step(Load(c.init) if is_vector(c.init) else NamedValue(c.init))
         given = ", ".join(["sizes", *(index.name for index in self.program.indices), *(c.init.data[0].name for c in cells)])
-        self.function(f"{load}({n}, {given})", self.lines, listed(map(self.held, (c.init for c in cells))))
-        self.lines = []
+        loaded = listed(self.held(c.init) for c in cells)
+        self.function(f"{load}({n}, {given})", self.lines, loaded)
+        self.lines = [f"{listed(names)} = {one}", f"{loaded} = {other}"]
         self.first = next((name for c, name in zip(cells, names) if is_vector(c.after)), "")
         for step in parts.order:
             if step.value.op != "load":
                 self.step(step)
         words = set(re.findall(r"\w+", " ".join(self.lines)))
         more = "".join(f", {name}" for name in ("sizes", *callees) if name in words)
-        begin = [f"{listed(names)} = {one}", f"{listed(map(self.held, (c.init for c in cells)))} = {other}"]
-        self.function(f"{merge}({one}, {other}{more})", [*begin, *self.lines], listed(map(self.held, parts.results)))
+        self.function(f"{merge}({one}, {other}{more})", self.lines, listed(map(self.held, parts.results)))
         self.steps, self.lines = outer
         merged = f"lambda {one}, {other}: {merge}({one}, {other}{more})" if more else merge
-        made = self.call("in_turn", f"sizes.{n}", f"lambda {n}: {load}({n}, {given})", merged)
-        self.lines.append(f"{listed(names)} = {made}")
+        loaded = f"lambda {n}: {load}({n}, {given})"
+        self.lines.append(f"{listed(names)} = {self.call('in_turn', f'sizes.{n}', loaded, merged)}")
 
     def held(self, x: Value) -> str:
         """What a row is called, or a value of the row."""
@@ -715,12 +706,6 @@ class RowPrinter:
         self.lines += [*made.lines, self.call("put_one", self.first, out, value)]
 
 
-def listed(names: Iterable[str]) -> str:
-    """As a tuple, without its brackets."""
-    found = list(names)
-    return ", ".join(found) + "," * (len(found) == 1)
-
-
 def printed(title: str, program: RowProgram, steps: RowSteps, threads: tuple[RowTeam, RowSource, int],
             dtypes: dict[str, np.dtype], scalars: list[str], early: bool) -> Printed:
     """Print the kernel. ``dtypes``: of all arrays, by their names. ``early``: its launch may begin before the kernel before
@@ -729,9 +714,10 @@ def printed(title: str, program: RowProgram, steps: RowSteps, threads: tuple[Row
     rows, stacks, counted = program.rows.name, program.stacks, [index.name for index in program.sizes]
     tile = [index.name for index in program.indices]
     printer = RowPrinter(program, steps, dtypes, {*OWN_NAMES, *dtypes, *scalars, *counted})
-    callees = Callees.of(x.data for x in walked([*steps.results, *(steps.parts.results if steps.parts else [])]) if x.op in CALLED)
-    if steps.parts is not None:
-        printer.in_turn(steps.parts, callees.names)
+    values = walked([step.value for made in steps.all for step in made.order])
+    callees = Callees.of(x.data for x in values if x.op in CALLED)
+    if steps.parts is not None and program.parts is not None:
+        printer.in_turn(program.parts.indices[0].name, steps.parts, callees.names)
     for step in steps.order:
         printer.step(step)
     begin = EARLY if early else ()
@@ -739,8 +725,7 @@ def printed(title: str, program: RowProgram, steps: RowSteps, threads: tuple[Row
                       *(["udiv"] if stacks else [])}
     outs = [store.parameter.name for store in program.stores]
     reads = [name for name in dtypes if name in program.reads]
-    named = steps.named | (steps.parts.named if steps.parts else set())
-    used = [name for name in scalars if any(x.op == "scalar" and x.data == name for x in named)]
+    used = [name for name in scalars if any(x.op == "scalar" and x.data == name for made in steps.all for x in made.named)]
     imports: dict[str, list[str]] = {}
     for module, word in IMPORTS:
         if word in printer.needs:

@@ -209,6 +209,16 @@ def is_converted(x: Value, y: Value) -> bool:
     return x.op not in MEETING or dtype.name not in ("float16", "bfloat16") or not any(map(_is_float32, others))
 
 
+def bare(text: str) -> str:
+    """Without the brackets around all of it."""
+    depth = 0
+    for n, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if depth == 0 and n < len(text) - 1:
+            return text
+    return text[1:-1] if text.startswith("(") else text
+
+
 def _load(x: Value) -> Value | None:
     """The load of an array that a value's text is, in the array's dtype."""
     return x if x.op == "load" else x.args[0] if x.op == "read" else None
@@ -248,14 +258,14 @@ def function_of(name: str, root: Value, indices: tuple, cells: dict[Value, str],
     return made
 
 
-def tuple_of(names: Iterable[str]) -> str:
-    """A tuple in a text.
+def listed(names: Iterable[str]) -> str:
+    """As a tuple, without its brackets.
 
-    >>> tuple_of([]), tuple_of("a"), tuple_of("ab")
-    ('()', '(a,)', '(a, b)')
+    >>> listed([]), listed("a"), listed("ab")
+    ('', 'a,', 'a, b')
     """
     found = list(names)
-    return f"({', '.join(found)}{',' if len(found) == 1 else ''})"
+    return ", ".join(found) + "," * (len(found) == 1)
 
 
 def count_of(stacks: Sequence[Index]) -> str:
@@ -672,8 +682,8 @@ class Printer:
                 values = f"split(interleave(({', '.join(map(held, made.sums))})), {len(made.sums)})"
             lines = [f"values = apply({made.name}, {values}{given})"]
             values = "values"
-        stacks = tuple_of(stack.name for stack in self.places.stacks[::-1])
-        part = f"WarpgroupPart({m} + group * 64, {n}, sizes.{m}, sizes.{n}, {stacks})"
+        stacks = listed(stack.name for stack in self.places.stacks[::-1])
+        part = f"WarpgroupPart({m} + group * 64, {n}, sizes.{m}, sizes.{n}, ({stacks}))"
         lines.append(f"out_{out.name}.store({values}, {out.name}, {part}, group)")
         once = {"RowsOut": n, "ColumnsOut": m}.get(out.kind)
         return lines if once is None else [f"if {once} == 0:", *(f"    {line}" for line in lines)]

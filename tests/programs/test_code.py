@@ -14,6 +14,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.kernels.masks import Causal
+from gemmkit.kernels.rows import FEW, MANY
 from gemmkit.plans.ahead import recorded
 from gemmkit.programs import multistage
 from gemmkit.runtime.compile import disassemble, instruction_counts
@@ -225,9 +226,10 @@ def test_machine_code_of_chains(name: str) -> None:
 @pytest.mark.compile
 @pytest.mark.sample(15)
 @pytest.mark.thorough
-@pytest.mark.parametrize("splits, d, components", [(4, 128, SCALED), (16, 128, dict(SCALED, visible=chains.between)), (16, 256, SCALED)])
+@pytest.mark.parametrize("splits, d, components", [(4, 128, SCALED), (132, 128, dict(SCALED, visible=chains.between)), (16, 256, SCALED)])
 def test_shares_have_the_rounds_of_whole_tiles(splits: int, d: int, components: dict[str, Any]) -> None:
-    """And in the kernel that merges them nothing spills, of up to 16 rows that are added up."""
+    """And in the kernel that merges them nothing spills. Its loops load all parts of a round, two values and a piece of a row each,
+    before they compute with the first."""
     arrays = heads(d)
     plans = [recorded(lambda mapping=gk.Mapping(splits=n, across=False): listing.attention(
         *arrays, mapping=mapping, **components), H100, zeros=False) for n in (1, splits)]
@@ -238,6 +240,9 @@ def test_shares_have_the_rounds_of_whole_tiles(splits: int, d: int, components: 
     found, wanted = (min(map(len, rounds_of(plan))) for plan in (shares, whole))
     assert found <= MORE * wanted
     assert not [line for one in loops(disassemble(shares.launchable.entry().cubin)) for line in written_in_flight(one)]
+    merging = loops(disassemble(merge.launchable.entry().cubin), "LDG")
+    ahead = [[line.startswith("LDG") for line in one[:next(n for n, line in enumerate(one) if line.startswith("MUFU"))]] for one in merging]
+    assert [sum(one) for one in ahead] == [3 * MANY, 3 * FEW] and len(merging[0]) <= 40 * MANY
 
 
 @pytest.mark.compile

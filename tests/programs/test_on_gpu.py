@@ -180,6 +180,21 @@ def test_multistage_heads(width: int, visible: Any, rng: np.random.Generator) ->
     close(o.get(), listing.attention.reference(q.get(), k.get(), v.get(), np.empty(q.shape), width ** -0.5, visible=visible))
 
 
+@pytest.mark.parametrize("splits", [2, 7, 16, 17, 33, 132, 1024])
+def test_any_number_of_shares(splits: int, rng: np.random.Generator) -> None:
+    """More than there are blocks of rounds, too; a second call has the same bits."""
+    q, k, v = (there(chains.half(rng, 2, extent, 128)) for extent in (5, 20000, 20000))
+    given = listing.attention.bound((q, k, v, there(chains.empty(2, 5, 128)), 0.09), {})
+    plan = listing.attention.plan(*given.values(), mapping=gk.Mapping({"n": 64}, splits=splits))
+    results = []
+    for _ in range(2):
+        given["o"][...] = np.nan
+        plan.run(given)
+        results.append(given["o"].get())
+    assert np.array_equal(*results)
+    close(results[0], listing.attention.reference(q.get(), k.get(), v.get(), np.empty(q.shape), 0.09))
+
+
 def test_shares_on_streams_and_in_a_graph(rng: np.random.Generator) -> None:
     """What shares leave is in memory of the stream's: two streams at once, and a graph that runs beside its stream."""
     import cupy

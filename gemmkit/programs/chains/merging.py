@@ -398,12 +398,12 @@ ALIGNED = 256                          # bytes
 
 
 class Shares(NamedTuple):
-    """``merging``: the second kernel's program, whose loop goes along the shares, by their ``index``; ``cells``: what the
-    rounds' kernel stores, of (stack x shares, rows, ...); ``parts``: the same memory as the second kernel reads it, of (stack,
+    """``merging``: the second kernel's program, with a loop along the shares, by the index ``share``; ``cells``: what the
+    rounds' kernel stores, (stack x shares, rows, ...); ``parts``: the same memory as the second kernel reads it, (stack,
     shares, rows, ...); ``widths``: see `memory_of`."""
 
     merging: Loop
-    index: Index
+    share: Index
     widths: dict[str, tuple[int, ...]]
     cells: dict[str, ArrayInfo]
     parts: dict[str, ArrayInfo]
@@ -413,10 +413,11 @@ class Shares(NamedTuple):
         """What the second kernel stores."""
         return [held for held in self.merging.body if isinstance(held, StoreStatement)]
 
-    @property
-    def values(self) -> list[Value]:
-        """What it computes from: the roots of its cells and of its results."""
-        return [*(store.value for store in self.stores), *(c.out for loop in self.merging.loops for c in loop.carried)]
+    def held(self, infos: dict[str, ArrayInfo]) -> dict[str, ArrayInfo]:
+        """Of a program's arrays and the parts, those that it takes."""
+        roots = [*(store.value for store in self.stores), *(c.out for loop in self.merging.loops for c in loop.carried)]
+        used = {store.parameter.name for store in self.stores} | {x.data[0].name for x in walked(roots) if x.op == "load"}
+        return {key: info for key, info in {**infos, **self.parts}.items() if key in used}
 
 
 def shares_of(chain: Chain, mapping: Mapping, signs: dict[str, float], processors: int,
@@ -465,8 +466,8 @@ def memory_of(widths: Names[str, tuple[int, ...]], chain: Chain) -> tuple[dict[s
 
 
 def splits_of(chain: Chain, mapping: Mapping, processors: int, kernel: KernelLimits) -> int:
-    """How many shares are asked for. Where nothing is said, the most with which all tiles' shares run at once, a block each on
-    the multiprocessors, and have `LEAST` rounds: 2 heads of 65,536 keys have 66 on 132 multiprocessors, one of 8,192 has 16."""
+    """How many shares are asked for. If nothing is said, as many as fill the multiprocessors once with the shares of all
+    tiles, of `LEAST` rounds or more: on 132, each of 2 heads of 65,536 keys takes 66 shares, one of 8,192 keys takes 16."""
     if mapping.splits or chain.index.stack or mapping.longest_first:
         return mapping.splits or 1
     rows = mapping.blocks.get(chain.rows.name, ROWS * (mapping.warpgroups or kernel.chain_warpgroups))

@@ -40,7 +40,7 @@ from gemmkit.programs.chains.schedule import (
     Turn,
 )
 from gemmkit.programs.collectives import COLUMN
-from gemmkit.programs.text import EARLY, OWN_NAMES, OutKind, Printed, count_of, of_blocks, parts_of_stacks, tuple_of
+from gemmkit.programs.text import EARLY, OWN_NAMES, OutKind, Printed, count_of, listed, of_blocks, parts_of_stacks
 from gemmkit.programs.trace import Carried, Value
 from gemmkit.programs.values import unique
 
@@ -376,7 +376,7 @@ class Consumer(Role):
         for store in self.chain.stores:
             name = store.parameter.name
             columns = 1 if self.chain.stores_rows(store) else store.parameter.shape[-1]
-            part = f"WarpgroupPart({self.of_tile(rows)} + group * 64, 0, sizes.{rows.name}, {columns}, {tuple_of(stacks)})"
+            part = f"WarpgroupPart({self.of_tile(rows)} + group * 64, 0, sizes.{rows.name}, {columns}, ({listed(stacks)}))"
             value = store.value
             text = self.applied(value) if value.op in ("const", "scalar", "load") else self.name(value)
             self.put(f"out_{name}.store({text}, {name}, {part}, group)")
