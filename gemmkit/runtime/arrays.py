@@ -553,7 +553,8 @@ def _torch_keys() -> Callable[[Any, str], tuple[int, Key]]:
 
 
 #: Type of an array -> what `key_of` is for arrays of that type.
-KEYS: dict[type, Callable[[Any, str], tuple[int, Key]]] = {}
+KEYS: dict[type, Callable[[Any, str], tuple[int, Key]]] = {
+    ArrayInfo: lambda info, name: (info.pointer, (ArrayInfo, *info[1:7]))}
 _MAKERS = {"cupy": _cupy_keys, "torch": _torch_keys}
 
 
