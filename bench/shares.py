@@ -3,7 +3,7 @@ different lengths: `python -m bench.shares --out bench/results/shares.json`.
 
 | kind | ours | beside |
 |---|---|---|
-| shares | the program's default mapping | the same by ``splits=1``; PyTorch's ``scaled_dot_product_attention`` |
+| shares | the program's default mapping | ``splits=1``; 16, if it has more; PyTorch's ``scaled_dot_product_attention`` |
 | lengths | ``stop=lengths[h]``, lengths evenly from 1 to all | the same with all of them; without ``stop=`` |
 
 All are CUDA graphs, timed in turns in one run (`bench.turns`). Results are compared before, of shares and of lengths with
@@ -25,7 +25,8 @@ from bench.turns import times
 
 D = 128
 #: (matrices of a stack, rows of Q, rows of K)
-SHAPES = (8, 16, 32768), (8, 1, 8192), (32, 16, 8192), (1, 64, 65536), (2, 128, 131072), (64, 16, 4096)
+SHAPES = ((8, 16, 32768), (8, 1, 8192), (32, 16, 8192), (1, 64, 65536), (2, 128, 131072), (64, 16, 4096), (1, 1, 131072),
+          (2, 1, 65536))
 LONG = 64, 2048, 2048
 
 
@@ -67,9 +68,12 @@ def shares(shape: tuple[int, int, int]) -> list[dict[str, Any]]:
     x = heads(*shape)
     plan, ours, o = run(*x)
     _, whole, of_whole = run(*x, mapping=gk.Mapping(splits=1))
-    exact = by_pytorch(*x)
-    return row(f"{plan.mapping.splits} shares", shape, {"ours": ours, "splits=1": whole, "PyTorch": lambda: by_pytorch(*x)},
-               [(o, exact), (of_whole, exact)])
+    calls, exact = {"ours": ours, "splits=1": whole, "PyTorch": lambda: by_pytorch(*x)}, by_pytorch(*x)
+    compared = [(o, exact), (of_whole, exact)]
+    if plan.mapping.splits > 16:
+        _, calls["splits=16"], of_16 = run(*x, mapping=gk.Mapping(splits=16))
+        compared.append((of_16, exact))
+    return row(f"{plan.mapping.splits} shares", shape, calls, compared)
 
 
 def lengths(shape: tuple[int, int, int]) -> list[dict[str, Any]]:

@@ -85,6 +85,26 @@ def test_fold_takes_a_tuple_along() -> None:
     check(folding_a_tuple, list(pair))
 
 
+class Span(NamedTuple):
+    begin: Any
+    lengths: Any
+
+
+def moved(spans: tuple, n: int, step: int) -> tuple:
+    """Only a named tuple has these names."""
+    return spans[1], Span(spans[0].begin + step, (spans[0].lengths[0] + n,))
+
+
+def folding_named_tuples(out: Any, static: Any) -> None:
+    spans = fold(static.four, moved, (Span(1, (2,)), Span(3, (4,))), 10)
+    out[0] = spans[0].begin
+    out[1] = spans[1].lengths[0]
+
+
+def test_fold_takes_named_tuples_along() -> None:
+    check(folding_named_tuples, [21, 8])
+
+
 def folding_floats(out: Any, static: Any) -> None:
     out[0] = np.int32(fold(2, halved, 7.0) * 4)
     out[1] = fold(2, doubled, 1, static.none)
