@@ -65,6 +65,7 @@ from gemmkit.tuning.problems import Choice, MappingProblem, choose
 
 LAYOUTS = {"bhnd": (0, 1, 2, 3), "bnhd": (0, 2, 1, 3)}
 DTYPES = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
+WIDEST = 256                           # of heads
 FEW = 64                               # queries whose heads are rows of one tile
 LIMIT = 2**30                          # rows: coordinates are 32 bits wide, and masks add to them
 
@@ -152,7 +153,11 @@ def operands_of(q: ArrayInfo, k: ArrayInfo, v: ArrayInfo, layout: str, packed: b
             raise ValueError(f"{name} has a batch of {info.shape[0]} and q of {q.shape[0]}; it must be q's, or 1")
         if q.shape[1] and (info.shape[1] == 0 or q.shape[1] % info.shape[1]):
             raise ValueError(f"{name} has {info.shape[1]} heads and q has {q.shape[1]}; the number must divide q's")
-    if q.shape[3] not in HEADS:
+    if _is_derived(q, packed):
+        if q.shape[3] % 8 or not 0 < q.shape[3] <= WIDEST:
+            raise ConfigError(f"q has head size {q.shape[3]}; a multiple of 8 up to {WIDEST} is needed; pad q, k and v with "
+                              "zeros to one, and give scale")
+    elif q.shape[3] not in HEADS:
         sizes = ", ".join(map(str, HEADS))
         raise ConfigError(f"q has head size {q.shape[3]}; there are kernels for {sizes}; pad q, k and v with zeros to one "
                           "of these, and give scale")
@@ -352,7 +357,11 @@ def run_attention(call: AttentionCall, arrays: dict[str, Any], stream: int | Non
 
 def is_derived(call: AttentionCall) -> bool:
     """Whether its kernel is derived, and not the one that is written by hand."""
-    return call.sequences is None and target(call.operands.q.device).arch == HOPPER
+    return _is_derived(call.operands.q, call.sequences is not None)
+
+
+def _is_derived(q: ArrayInfo, packed: bool) -> bool:
+    return not packed and target(q.device).arch == HOPPER
 
 
 def _run_program(call: AttentionCall, arrays: dict[str, Any], stream: int | None, quick: Quick) -> None:
@@ -618,7 +627,8 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
     """softmax(score(scale q k^T)) v of each head, with float32 sums; the same bits every time. Forward only.
 
     Args:
-        q: (batch, heads, queries, head size), float16 or bfloat16; head sizes 32, 64, 96, 128, 192 and 256.
+        q: (batch, heads, queries, head size), float16 or bfloat16. On Hopper head sizes are multiples of 8 up to 256; of
+            packed sequences, and on other GPUs, 32, 64, 96, 128, 192 and 256.
         k: (batch, heads, keys, head size), of q's dtype. Its heads divide q's: head h of q uses head h // (q's heads / k's).
             A batch of 1 serves all. TMA must be able to load the strides: the head size is contiguous, and other strides are
             positive multiples of 16 bytes, or 0 (broadcast) along heads and batch.

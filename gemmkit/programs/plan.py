@@ -123,14 +123,12 @@ class ProgramPlan:
                 raise shared(self._names[one], self._names[other])
         callees = self.called_with(arguments)
         callees.check(dict(zip(self.given, found)), self.results)
-        first = found[0]
         if self.is_empty:
             return
-        if first.device < 0:
+        if found[0].device < 0:
             mode = current_mode()
             if mode is None:
-                raise TypeError(f"{next(iter(self.infos))} is a host array; emulate its kernel: "
-                                "with gemmkit.emulate(): ...")
+                raise TypeError(f"{next(iter(self.infos))} is a host array; emulate its kernel: with gemmkit.emulate(): ...")
             callees.check_masks(self.given, self.mapping.blocks.get(self.printed.tile[-1], ROWS))
             held = {**arguments, **host_arrays({name: plan.infos[name] for plan in self.kernels for name in plan.spare})}
             for plan in self.kernels:
@@ -139,7 +137,7 @@ class ProgramPlan:
                 mode.run(plan, [_Given(held[name], name, name in plan.printed.outs) for name in plan.infos])
             return
         values = *(info.pointer for info in found), 0, *map(bits_of, numbers.values()), *callees.brought
-        self.start(launch_stream(first, stream), values)
+        self.start(launch_stream(found[0], stream), values)
 
     def called_with(self, arguments: dict[str, Any]) -> Callees:
         """The functions of a call. Raises ValueError for those of another code, and that have other kinds of arrays."""
@@ -196,7 +194,6 @@ class ProgramPlan:
 
     @property
     def spec(self) -> Any:
-        """The component that its kernel takes."""
         return self.sizes
 
     @cached_property
@@ -240,7 +237,7 @@ class ProgramPlan:
 
     @property
     def is_of_rows(self) -> bool:
-        """Whether it has no products, and teams of threads that take rows."""
+        """Whether it has no products: teams take rows."""
         return not self.printed.maps and not self.printed.operands
 
     @property
@@ -303,8 +300,8 @@ class ProgramPlan:
     @cached_property
     def start(self) -> Start:
         """Start all of them, with what a call brings; 0 stands where the memory between them begins."""
-        place, ordinal = len(self.given), next(iter(self.given.values())).device
-        return started([] if self.is_empty else self.starts, self.launches.spare, place, ordinal)
+        first = next(iter(self.given.values()))
+        return started([] if self.is_empty else self.starts, self.launches.spare, len(self.given), first.device)
 
     def _loaded(self, launch: Launch) -> Launch:
         """The kernel on the device: a program that is called derives a plan anew, and loads nothing twice."""
@@ -345,7 +342,7 @@ def _kind(info: ArrayInfo) -> tuple:
 
 
 class Taken(NamedTuple):
-    """An argument of a kernel: an array, or a tensor map of it."""
+    """An argument of a kernel: an array, or a map of it."""
 
     array: str
     map: TensorMapSlot | None

@@ -148,6 +148,9 @@ def judged(case: Case, machine: Any = None, tamper: Callable[[dict[str, np.ndarr
 def _judged(case: Case, machine: Any, name: str, lines: int, program: Any, tamper: Any, interpreted: Any) -> Outcome:
     arrays, source = arrays_of(case), case.source
     given = arrays if machine.emulated else arrays_of(case, machine.array)
+    captured = program.function.__globals__
+    if not machine.emulated and "TABLE" in captured:   # of a function that the program calls
+        captured["TABLE"] = machine.array(captured["TABLE"])
     blocks: dict[str, int] = {}
     stage = "plan"
     try:

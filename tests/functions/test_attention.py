@@ -84,7 +84,7 @@ def test_masks(machine: Any, session: Any, head_dim: int, dtype: Any, mask: str,
 @pytest.mark.kin(5)
 @on_machines
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
-@pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 192, 256])
+@pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 128, 160, 192, 256])
 def test_head_sizes(machine: Any, head_dim: int, dtype: Any, rng: np.random.Generator) -> None:
     """The mappings as they are shipped."""
     queries, keys = (65, 97) if machine.emulated else (777, 1013)

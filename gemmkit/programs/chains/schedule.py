@@ -46,6 +46,7 @@ SHORTEST = 16                          # of a round's blocks
 MOST_LINES = 256                       # of a block that TMA brings at once
 SPECIAL = "exp2", "log2", "tanh", "erf", "pow", "reciprocal", "sqrt", NUMBER
 ON_THE_WAY = 256
+ROOM_OF_SHORTER = 112                  # registers with which a third warpgroup pays though blocks are shorter for it
 READING = 80                           # for addresses of a matrix that threads read in rounds
 
 
@@ -140,7 +141,10 @@ class ChainProblem(problems.MappingProblem):
         room = SharedMemoryBudget(min(limit, said or limit), said or kernel.share(device), kernel)
         choice = _orders(chain, places, given, self.may, length, across)
         choice.kernel = kernel.said
-        registers = kernel.room if chain.index.name in self.mapping.blocks else kernel.usual_room
+        is_open = chain.index.name not in self.mapping.blocks
+        registers = kernel.usual_room if is_open else kernel.room
+        if is_open and not self.mapping.warpgroups and length < kernel.lengths[0]:
+            registers = {**registers, 3: ROOM_OF_SHORTER}
         reason = _registers(chain, choice, kernel, registers) or _shapes(places, choice, chain, kernel, given)
         if reason is None:                             # results leave from the registers where memory is short
             reason = _memory(places, given, choice, self.outs, room, chain)
@@ -187,10 +191,10 @@ def _candidates(chain: Chain, mapping: Mapping, kernel: KernelLimits, facts: Siz
     """The best first. What does not fit takes
     shorter blocks, then one warpgroup, then one stage.
 
-    Three warpgroups where the longest blocks fit and waves of tiles take less time so, else two: heads of 64 took 0.75 of
-    the time with three, in turns. One where there are 64 rows or fewer: 8 heads of one row over 8192 keys took 0.70 of the
-    rounds' time (H200). Of a multistage kernel one, so that a multiprocessor has several blocks, which wait at
-    barriers of their own."""
+    Three warpgroups where long blocks fit and waves of tiles take less time so, else two: heads of 64 took 0.75 of the time
+    with three, in turns, and heads of 80 0.92 with 96 keys in place of 128 (heads of 96 1.03, H100). One where there are 64
+    rows or fewer: 8 heads of one row over 8192 keys took 0.70 of the time (H200). Of a multistage kernel one, so that
+    a multiprocessor has several blocks, which wait at barriers of their own."""
     given = mapping.blocks.get(chain.index.name)
     if chain.index.stack and given not in (None, 1):
         raise ConfigError(f"Mapping(blocks={{{chain.index.name!r}: {given}}}): {chain.index} goes along a stack, one by one")
@@ -214,8 +218,9 @@ def _candidates(chain: Chain, mapping: Mapping, kernel: KernelLimits, facts: Siz
     if not (mapping.warpgroups or mapping.turns) and facts.few_rows:                      # a second one would have no rows
         mapping = replace(mapping, warpgroups=1)
     if facts.three and not (mapping.warpgroups or only_adds(chain) or _is_heavy(chain)):
-        for across in joins:
-            yield ScheduleCandidate(replace(mapping, warpgroups=3), lengths[0], bool(across))
+        for length in lengths[:2]:
+            for across in joins:
+                yield ScheduleCandidate(replace(mapping, warpgroups=3), length, bool(across))
     may_shrink = not (mapping.warpgroups or mapping.turns)
     mapping = replace(mapping, warpgroups=mapping.warpgroups or 2)
     if len(lengths) > 1 and lengths[-1] > SHORTEST:
