@@ -40,6 +40,7 @@ from gemmkit.plans.problem import FLOAT32_MAX, check_places, finite_number
 from gemmkit.programs.calls import plan_of_call
 from gemmkit.programs.decorated import program
 from gemmkit.programs.launches import bits_of, of_bits
+from gemmkit.programs.values import Parameter
 from gemmkit.runtime import launch as workspace
 from gemmkit.runtime.arrays import (
     KEYS,
@@ -223,8 +224,9 @@ def sequences_of(lengths: Any, queries: int, keys: int) -> Sequences:
 # split over blocks (`gemmkit.programs`).
 
 @program
-def softmax_attention(out: Any, q: Any, k: Any, v: Any, lse: Any, scale: float, mask: Any, score: Any, k_stacks: str,
-                      v_stacks: str, k_share: int, v_share: int) -> None:
+def softmax_attention(out: Parameter, q: Parameter, k: Parameter, v: Parameter, lse: Parameter | None, scale: float,
+                      mask: Mask | None, score: Score | None, k_stacks: str, v_stacks: str, k_share: int,
+                      v_share: int) -> None:
     """The online softmax (Milakov and Gimelshein, 2018; Dao et al., 2022). ``k_stacks``, ``v_stacks``: which of batch and
     heads k and v have; ``k_share``, ``v_share``: by how many heads of q one of theirs is shared."""
     for b, h, m in gp.parallel(*q.counts, q.rows):
@@ -250,7 +252,7 @@ def softmax_attention(out: Any, q: Any, k: Any, v: Any, lse: Any, scale: float, 
 
 
 @program
-def without_keys(out: Any, q: Any, lse: Any) -> None:
+def without_keys(out: Parameter, q: Parameter, lse: Parameter | None) -> None:
     for b, h, m in gp.parallel(*q.counts, q.rows):
         out[b, h, m] = gp.call(lambda x: 0.0, q[b, h, m])
         if lse is not None:

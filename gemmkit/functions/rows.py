@@ -24,28 +24,9 @@ from gemmkit import components
 from gemmkit.components import Array, Component, Scalar, arrays_of, check_held, freeze
 from gemmkit.emulator.mode import current_mode
 from gemmkit.kernels.collectives.lanes import power
-from gemmkit.kernels.rows import (
-    BlockTeam,
-    RegisterRow,
-    Row,
-    RowSource,
-    RowsSpec,
-    RowTeam,
-    StreamedRow,
-    WarpTeam,
-    fold,
-    largest,
-    mapped,
-    moments,
-    put,
-    put_one,
-    rows,
-    smallest,
-    total,
-)
+from gemmkit.kernels.rows import Row, RowsSpec, fold, largest, mapped, moments, put, put_one, rows, smallest, total
 from gemmkit.lang.aggregates import convert
 from gemmkit.lang.deferred import by_old_name
-from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.functions import Frozen, freeze_array, freeze_scalar
 from gemmkit.lang.number_rules import part_dtypes
 from gemmkit.plans.launch import Current, KnownCall, Launch, Put, Start, cache, launch_of
@@ -62,10 +43,10 @@ from gemmkit.runtime.arrays import (
     key_of,
     shares_memory,
 )
-from gemmkit.runtime.device import DeviceInfo, target
+from gemmkit.runtime.device import target
 from gemmkit.runtime.launch import Launchable
 from gemmkit.runtime.streams import launch_stream
-from gemmkit.tuning.problems import Choice, MappingProblem, choose
+from gemmkit.tuning.problems import RESIDENT, WORDS, RowsProblem, choose
 
 __all__ = [
     "Row", "RowFunction", "fold", "largest", "layernorm", "log_softmax", "mapped", "moments", "put", "put_one",
@@ -224,12 +205,6 @@ class AffineRMSNorm(RowFunction):
 # Launches of functions of rows: arguments checked, threads dealt to rows, kernels kept by kind.
 
 FLOATS = "float16", "bfloat16", "float32", "float64"
-WORDS = 16                             # bytes that a thread loads at a time
-WARP, MOST_WARPS = 32, 32
-MOST_AT_ONCE = 48                      # of all rows: elements, and two values of each row (16 x 4 spilled 124 bytes)
-MOST_PIECES = 4                        # of these that a thread holds: with more, blocks of 1,024 threads spill
-ROWS_PER_BLOCK = 4                     # where a warp has a row
-RESIDENT = 1024                        # threads of a multiprocessor: while some fold their rows, others wait for theirs
 
 
 def run_rows(x: Any, function: RowFunction, out: Any, stream: Any) -> Any:
@@ -305,44 +280,6 @@ def matrix(info: ArrayInfo, name: str) -> ArrayInfo:
         raise ValueError(f"{name} has {count} rows of {columns} elements; less than 2**31 of each is needed")
     step = extents[-1][1] if extents else columns * info.strides[-1]
     return info._replace(shape=(count, columns), strides=(step, info.strides[-1]))
-
-
-# -- which threads --------------------------------------------------------------------------------------------------------
-
-class RowsProblem(MappingProblem):
-    """Rows of so many ``columns`` of ``itemsize`` bytes, computed in ``dtype``: the threads of a row, how they get at it,
-    and how many elements they load at a time. Mappings are how many warps have a row, and whether they hold it: as few
-    warps as can, else rows are streamed. Of rows ``held_at_once``, a thread has fewer pieces of each.
-
-    >>> from gemmkit.runtime.device import H100
-    >>> team, source, vector = choose(RowsProblem(768, 2, np.dtype(np.float32)), H100).spec
-    >>> team.warps, source.pieces, source.whole, vector
-    (1, 3, 3, 8)
-    """
-
-    def __init__(self, columns: int, itemsize: int, dtype: np.dtype, held_at_once: int = 1):
-        self.dtype, self.vector = dtype, math.gcd(columns, WORDS // itemsize) or 1
-        while self.vector > 1 and (self.vector + 2) * held_at_once > MOST_AT_ONCE:
-            self.vector //= 2
-        self.pieces = -(-columns // self.vector)
-        self.most = min(MOST_PIECES, MOST_PIECES * WORDS // 2 // (self.vector * held_at_once))      # of a thread
-
-    def candidates(self, device: DeviceInfo) -> Iterator[tuple[int, bool]]:
-        for is_held in (True, False):
-            for warps in (1, 2, 4, 8, 16, 32)[:MOST_WARPS.bit_length()]:
-                yield warps, is_held
-
-    def specialise(self, mapping: tuple[int, bool], device: DeviceInfo) -> Choice:
-        warps, is_held = mapping
-        threads = warps * WARP
-        held = -(-self.pieces // threads)
-        if is_held and not 0 < held <= self.most:
-            raise ConfigError(f"{warps} warps hold {self.most * threads} pieces of a row, and not {self.pieces}")
-        if held > max(1, self.most) and warps < MOST_WARPS:
-            raise ConfigError(f"{self.pieces} pieces of a row are streamed by more than {warps} warps")
-        team: RowTeam = WarpTeam(1, self.dtype, ROWS_PER_BLOCK) if warps == 1 else BlockTeam(warps, self.dtype)
-        source: RowSource = RegisterRow(held, self.pieces // threads) if is_held else StreamedRow()
-        return Choice((team, source, self.vector))
 
 
 class RowsLaunch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +19,7 @@ from gemmkit.runtime.arrays import describe, is_array, on_host
 
 if TYPE_CHECKING:
     from gemmkit.programs.plan import ProgramPlan
-    from gemmkit.tuner.subjects import Subject, TunedProgram
+    from gemmkit.tuner.subjects import TunedProgram
 
 
 # --------------------------------------------------------------------------------------------------
@@ -235,17 +236,10 @@ class Program:
             gemm(a, b, d)                                      # by the fastest
             gemm(a, b, d, mapping=found.mapping)               # the same, said
         """
-        from gemmkit.tuner import tune
-
+        tune = importlib.import_module("gemmkit.tuner").tune           # which is made of programs, and stands above them
         found = tune(self, *arrays, mappings=mappings, effort=effort, budget=budget, keep=keep, jobs=jobs, progress=progress,
                      **components)
         return cast("TunedProgram", found)
-
-    def tuning_subject(self, *arrays: Any, **keywords: Any) -> Subject:
-        """What `gemmkit.tune` asks of a program with arguments."""
-        from gemmkit.programs.tuned import Programmed
-
-        return Programmed(self, *arrays, **keywords)
 
     def __call__(self, *arrays: Any, mapping: Mapping | None = None, stream: Any = None, **components: Any) -> None:
         """Run the derived kernel on arrays of a GPU, or on NumPy's within ``with gemmkit.emulate():``. A call that is like

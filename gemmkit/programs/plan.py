@@ -14,7 +14,6 @@ import numpy as np
 
 from gemmkit.components import Component, freeze, without_arrays
 from gemmkit.emulator.mode import current_mode
-from gemmkit.functions.rows import RESIDENT
 from gemmkit.kernels.collectives.scheduler import Cluster
 from gemmkit.kernels.sm90.family import TensorMapSlot
 from gemmkit.lang.errors import ConfigError
@@ -69,7 +68,7 @@ from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.runtime.launch import Launchable
 from gemmkit.runtime.streams import launch_stream
 from gemmkit.runtime.tensor_maps import why_not
-from gemmkit.tuning.problems import Choice, MappingProblem, choose
+from gemmkit.tuning.problems import RESIDENT, Choice, MappingProblem, choose
 
 # --------------------------------------------------------------------------------------------------
 # The kernel that a program's passes have made for arrays of some kinds, and its launch.

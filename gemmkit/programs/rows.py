@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gemmkit.functions.rows import RowsProblem
 from gemmkit.kernels.rows import FEW, RegisterRow, RowSource, RowTeam, WarpTeam
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.called import CALLED, EXTENT, NUMBER, RETURNS, Callees
@@ -23,7 +22,7 @@ from gemmkit.programs.trace import CONDITIONS, Carried, Loop, StoreStatement, Va
 from gemmkit.programs.values import Axis, Index, refused, shown, unique
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
-from gemmkit.tuning.problems import choose
+from gemmkit.tuning.problems import RowsProblem, choose
 
 FLOATS = "float16", "bfloat16", "float32"
 #: What all of a row becomes one value by. ``rowmean`` and ``variance`` are made by the algebra.

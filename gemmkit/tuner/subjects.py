@@ -18,6 +18,7 @@ from gemmkit.layouts.matrices import Matrix, unwrapped
 from gemmkit.plans.compiled import Compiled
 from gemmkit.plans.plan import Plan
 from gemmkit.plans.problem import Call, held_by, resolve
+from gemmkit.programs.decorated import Program
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.launch import Launchable
@@ -87,7 +88,7 @@ class TunedProgram(Tuned):
 
 
 # --------------------------------------------------------------------------------------------------
-# What a search asks of what is tuned (`gemmkit.tuner.subjects`, `gemmkit.programs.tuned`).
+# What a search asks of what is tuned (`gemmkit.tuner.subjects`, `gemmkit.tuner.programs`).
 
 class Output(NamedTuple):
     """An array that a launch writes, and how far a candidate's may lie from the default's (`measure.difference`)."""
@@ -166,9 +167,10 @@ def subject_of(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Subject:
     if not arguments or not callable(arguments[0]):
         return TunedProduct(*arguments, **keywords)
     function, *given = arguments
-    if hasattr(function, "tuning_subject"):                # a program
-        made: Subject = function.tuning_subject(*given, **keywords)
-        return made
+    if isinstance(function, Program):
+        from gemmkit.tuner.programs import Programmed
+
+        return Programmed(*arguments, **keywords)
     found = SUBJECTS.get(function)
     if found is None:
         raise TypeError(f"tune({getattr(function, '__name__', function)!r}, ...): matmul, einsum and grouped have mappings "

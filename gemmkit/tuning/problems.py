@@ -11,10 +11,10 @@ becomes of one. `choose` takes the first of these that a kernel can carry out:
 |---|---|
 | products, groups (`gemmkit.tuning.choose`) | swap-AB, the winners, the tables by their models, the dtypes' operator |
 | wgmma's tiles for an operator (`gemmkit.tuning.sm90`) | its table's mappings by their cycles |
-| attention (`gemmkit.functions.attention`) | the head size's rows of a table |
+| attention of packed sequences (`gemmkit.functions.attention`) | the head size's rows of a table |
 | MLPs (`gemmkit.functions.mlp`) | two tiles of x where enough stages of weights fit beside them, then one |
-| rows (`gemmkit.functions.rows`) | as few warps a row as can hold it, then rows that are streamed |
-| programs (`gemmkit.programs.tuned`) | the default: tiles by waves, or a chain's blocks by what fits |
+| rows (`RowsProblem`) | as few warps a row as can hold it, then rows that are streamed |
+| programs (`gemmkit.programs.calls`) | the default: tiles by waves, or a chain's blocks by what fits |
 
 A choice is made once for a class of problems: `gemmkit.plans.launch` keeps launches by what they rest on, programs keep
 plans.
@@ -22,9 +22,12 @@ plans.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from gemmkit.lang.errors import ConfigError
 
@@ -96,3 +99,53 @@ def choose(problem: MappingProblem, device: DeviceInfo, mapping: Any = None) -> 
         raise problem.refusal(refused, one)
     finally:
         refused.clear()                                # what they were raised for would live as long as they
+
+
+# --------------------------------------------------------------------------------------------------
+# Which threads a row has: of functions of rows, and of programs of rows.
+
+WORDS = 16                             # bytes that a thread loads at a time
+WARP, MOST_WARPS = 32, 32
+MOST_AT_ONCE = 48                      # of all rows: elements, and two values of each row (16 x 4 spilled 124 bytes)
+MOST_PIECES = 4                        # of these that a thread holds: with more, blocks of 1,024 threads spill
+ROWS_PER_BLOCK = 4                     # where a warp has a row
+RESIDENT = 1024                        # threads of a multiprocessor: while some fold their rows, others wait for theirs
+
+
+class RowsProblem(MappingProblem):
+    """Rows of so many ``columns`` of ``itemsize`` bytes, computed in ``dtype``: the threads of a row, how they get at it,
+    and how many elements they load at a time. Mappings are how many warps have a row, and whether they hold it: as few
+    warps as can, else rows are streamed. Of rows ``held_at_once``, a thread has fewer pieces of each.
+
+    >>> import numpy as np
+    >>> from gemmkit.runtime.device import H100
+    >>> team, source, vector = choose(RowsProblem(768, 2, np.dtype(np.float32)), H100).spec
+    >>> team.warps, source.pieces, source.whole, vector
+    (1, 3, 3, 8)
+    """
+
+    def __init__(self, columns: int, itemsize: int, dtype: np.dtype, held_at_once: int = 1):
+        self.dtype, self.vector = dtype, math.gcd(columns, WORDS // itemsize) or 1
+        while self.vector > 1 and (self.vector + 2) * held_at_once > MOST_AT_ONCE:
+            self.vector //= 2
+        self.pieces = -(-columns // self.vector)
+        self.most = min(MOST_PIECES, MOST_PIECES * WORDS // 2 // (self.vector * held_at_once))      # of a thread
+
+    def candidates(self, device: DeviceInfo) -> Iterator[tuple[int, bool]]:
+        for is_held in (True, False):
+            for warps in (1, 2, 4, 8, 16, 32)[:MOST_WARPS.bit_length()]:
+                yield warps, is_held
+
+    def specialise(self, mapping: tuple[int, bool], device: DeviceInfo) -> Choice:
+        from gemmkit.kernels.rows import BlockTeam, RegisterRow, StreamedRow, WarpTeam  # products need none of these
+
+        warps, is_held = mapping
+        threads = warps * WARP
+        held = -(-self.pieces // threads)
+        if is_held and not 0 < held <= self.most:
+            raise ConfigError(f"{warps} warps hold {self.most * threads} pieces of a row, and not {self.pieces}")
+        if held > max(1, self.most) and warps < MOST_WARPS:
+            raise ConfigError(f"{self.pieces} pieces of a row are streamed by more than {warps} warps")
+        team = WarpTeam(1, self.dtype, ROWS_PER_BLOCK) if warps == 1 else BlockTeam(warps, self.dtype)
+        source = RegisterRow(held, self.pieces // threads) if is_held else StreamedRow()
+        return Choice((team, source, self.vector))

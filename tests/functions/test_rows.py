@@ -15,11 +15,11 @@ import gemmkit as gk
 from gemmkit.components import ComponentError
 from gemmkit.emulator.errors import EmulatorError
 from gemmkit.emulator.machine import current
-from gemmkit.functions import rows
 from gemmkit.functions.rows import RowFunction
 from gemmkit.kernels import rows as team
 from gemmkit.kernels.rows import RegisterRow, StreamedRow, fold, largest, moments, put, put_one, smallest, total
 from gemmkit.runtime.device import H100
+from gemmkit.tuning import problems
 from gemmkit.tuning.problems import choose
 from tests.support.machines import BF16, epsilon, on_machines, poison
 from tests.support.patches import Seeded
@@ -85,11 +85,11 @@ def test_rows_that_no_block_can_hold_are_streamed(machine: Any, name: str, sourc
     """33,000 elements of 16 bits; in the emulator a block that may hold less."""
     columns = 300 if machine.emulated else 33_000
     if machine.emulated:
-        monkeypatch.setattr(rows, "MOST_WARPS", 2)
-        monkeypatch.setattr(rows, "MOST_PIECES", 2 if source == "held" else 1)
+        monkeypatch.setattr(problems, "MOST_WARPS", 2)
+        monkeypatch.setattr(problems, "MOST_PIECES", 2 if source == "held" else 1)
     elif source == "held":
         columns = 32_768
-    _, kind, vector = choose(rows.RowsProblem(columns, 2, F32), H100).spec
+    _, kind, vector = choose(problems.RowsProblem(columns, 2, F32), H100).spec
     assert isinstance(kind, RegisterRow if source == "held" else StreamedRow) and vector > 1
     x = rng.standard_normal((2, columns)).astype(F16)
     given = machine.array(x)

@@ -18,11 +18,11 @@ from gemmkit.plans.ahead import Made
 from gemmkit.plans.plan import Plan
 from gemmkit.programs.launches import BEGIN
 from gemmkit.programs.mapping import KERNELS
-from gemmkit.programs.tuned import Programmed, listed
 from gemmkit.runtime.arrays import describe, describe_all
 from gemmkit.tuner import TunedProgram
 from gemmkit.tuner import tuner as module
 from gemmkit.tuner.measure import Failed, group_job_of, group_memory_of
+from gemmkit.tuner.programs import Programmed, listed
 from gemmkit.tuner.subjects import subject_of
 from gemmkit.tuner.tuner import Effort, tune
 from gemmkit.tuning import store

@@ -51,7 +51,7 @@ class Programmed(Subject):
         arguments = program.bound(arrays, components)
         self._problem = ProgramProblem(program, arguments)
         self._mappings = None if mappings is None else _checked(mappings)
-        self.default = self._problem.default
+        self.default: ProgramPlan = self._problem.default
         if self.default.is_of_rows:
             raise ConfigError(f"{self.default.name}: a function of rows has one mapping, which the length of its rows "
                               "decides; there is nothing to tune")
