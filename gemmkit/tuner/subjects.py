@@ -18,7 +18,6 @@ from gemmkit.layouts.matrices import Matrix, unwrapped
 from gemmkit.plans.compiled import Compiled
 from gemmkit.plans.plan import Plan
 from gemmkit.plans.problem import Call, held_by, resolve
-from gemmkit.programs.decorated import Program
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.launch import Launchable
@@ -157,25 +156,6 @@ class Subject:
     def key(self) -> str:
         """What the winner is kept under."""
         raise NotImplementedError
-
-
-def subject_of(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Subject:
-    """Of the arguments of `gemmkit.tune`: those of `matmul`, or a function of gemmkit's and its own.
-
-    Raises TypeError for another function.
-    """
-    if not arguments or not callable(arguments[0]):
-        return TunedProduct(*arguments, **keywords)
-    function, *given = arguments
-    if isinstance(function, Program):
-        from gemmkit.tuner.programs import Programmed
-
-        return Programmed(*arguments, **keywords)
-    found = SUBJECTS.get(function)
-    if found is None:
-        raise TypeError(f"tune({getattr(function, '__name__', function)!r}, ...): matmul, einsum and grouped have mappings "
-                        "that are tuned, and programs; give one of these, or the operands of a product")
-    return found(*given, **keywords)
 
 
 class Called(Subject):

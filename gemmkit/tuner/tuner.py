@@ -18,8 +18,10 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.fingerprint import look_again
 from gemmkit.plans.ahead import KernelToCompile, compiled
 from gemmkit.plans.launch import forget
+from gemmkit.programs.decorated import Program
 from gemmkit.tuner.measure import Buffers, Failed, Measuring, contents_of, difference, elements
-from gemmkit.tuner.subjects import Subject, Tried, Tuned, subject_of
+from gemmkit.tuner.programs import Programmed
+from gemmkit.tuner.subjects import SUBJECTS, Subject, Tried, Tuned, TunedProduct
 from gemmkit.tuning import store
 
 if TYPE_CHECKING:
@@ -137,6 +139,23 @@ class TunedKeywords(Keywords, total=False):
     out: Any
     c_list: Sequence[Any] | None
     mappings: Iterable[Mapping] | None
+
+
+def subject_of(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Subject:
+    """Of the arguments of `gemmkit.tune`: those of `matmul`, or a function of gemmkit's and its own.
+
+    Raises TypeError for another function.
+    """
+    if not arguments or not callable(arguments[0]):
+        return TunedProduct(*arguments, **keywords)
+    function, *given = arguments
+    if isinstance(function, Program):
+        return Programmed(*arguments, **keywords)
+    found = SUBJECTS.get(function)
+    if found is None:
+        raise TypeError(f"tune({getattr(function, '__name__', function)!r}, ...): matmul, einsum and grouped have mappings "
+                        "that are tuned, and programs; give one of these, or the operands of a product")
+    return found(*given, **keywords)
 
 
 @names_keywords

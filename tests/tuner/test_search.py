@@ -25,8 +25,7 @@ from gemmkit.runtime.cache import Entry
 from gemmkit.runtime.device import A100, H100
 from gemmkit.tuner import tuner as module
 from gemmkit.tuner.measure import Failed, difference, elements, job_of, memory_of, tolerance
-from gemmkit.tuner.subjects import subject_of
-from gemmkit.tuner.tuner import EFFORTS, Effort, tune
+from gemmkit.tuner.tuner import EFFORTS, Effort, subject_of, tune
 from gemmkit.tuning import store
 from gemmkit.tuning.candidates import Candidate, candidates
 from tests.support.on_device import OnDevice
