@@ -103,7 +103,7 @@ def _paste_able(component: Any) -> str:
         if not holds_array and field.default is not dataclasses.MISSING and _same(value, field.default):
             leading = leading and bool(field.kw_only)      # such a field has no place
             continue
-        if holds_array and not isinstance(value, np.ndarray):          # its elements may lie on a device
+        if holds_array and not isinstance(value, (np.ndarray, ArrayInfo)):          # its elements may lie on a device
             shape = getattr(value, "shape", None)
             text = f"<array{'' if shape is None else f' of shape {tuple(shape)}'}, {type(value).__qualname__}>"
         else:
@@ -139,12 +139,16 @@ def without_arrays(component: Any) -> Any:
             if inner is not value:
                 changed[field] = inner
         elif isinstance(value, FunctionType):
-            held = {name: describe(x, name) for name, x in captured(value).items() if is_array(x)}
+            held = {name: describe(x, name) for name, x in captured(value).items() if _has_elements(x)}
             if held:
                 changed[field] = without_captures(value, held, held.__getitem__)
-        elif not isinstance(value, NO_ARRAYS) and is_array(value):
+        elif not isinstance(value, NO_ARRAYS) and _has_elements(value):
             changed[field] = describe(value, field)
     return with_fields(component, changed)
+
+
+def _has_elements(x: Any) -> bool:
+    return is_array(x) and not isinstance(x, ArrayInfo)
 
 
 def with_fields(component: C, changed: dict[str, Any]) -> C:
@@ -242,7 +246,7 @@ def _freeze_field(component: Component, field: str, value: Any, path: str) -> Fr
             return freeze_scalar(value)
         except TypeError as error:
             raise TypeError(f"{where}: {error}") from None
-    if kind is Array and value is not None and not is_array(value) and not isinstance(value, ArrayInfo):
+    if kind is Array and value is not None and not is_array(value):
         raise TypeError(f"{where}: got {type(value).__name__}; an array (CuPy, PyTorch, NumPy under emulation) is needed")
     if is_runtime(value):
         return freeze_runtime(value, where, field not in getattr(cls, "outputs", ()))
@@ -369,8 +373,8 @@ def held_values(component: Any) -> list[tuple[str, Any, bool]]:
             found += held_values(value)
         elif isinstance(value, (FunctionType, DeviceFunction)):
             found += [(f"{name}, captured by {value.__name__} of {kind.__qualname__},", x, False)
-                      for name, x in captured(value).items() if is_array(x) or isinstance(x, ArrayInfo)]
-        elif not isinstance(value, NO_ARRAYS) and (is_array(value) or isinstance(value, ArrayInfo)):
+                      for name, x in captured(value).items() if is_array(x)]
+        elif not isinstance(value, NO_ARRAYS) and is_array(value):
             name = getattr(kind, "array_names", {}).get(field, f"{field} of {kind.__qualname__}")
             found.append((name, value, field in getattr(kind, "outputs", ())))
     return found
@@ -553,9 +557,6 @@ def _read(component: Component, key: list[Any], brought: list[Any]) -> bool:
             at, of_array = KEYS.get(kind, key_of)(value, name)
             key += of_array, at & 15
             brought.append(at)
-        elif kind is ArrayInfo:                        # it stands for its array
-            key += value[1:], value.pointer & 15
-            brought.append(value.pointer)
         elif value is None or isinstance(value, (np.dtype, type)):
             key.append(value)
         elif kind is FunctionType and _is_constant(value):
@@ -594,7 +595,7 @@ def _read_slots(component: Component) -> list[int]:
         elif is_scalar and type(value) in (float, int):
             slots.append(at)
             at += 1
-        elif is_array(value) or isinstance(value, ArrayInfo):
+        elif is_array(value):
             slots.append(at)
             at += len(freeze_runtime(value, name).leaves)
     return slots

@@ -282,7 +282,7 @@ class Scale(Epilogue):
 
 
 def describe_vector(x: Numeric, name: str) -> None:
-    if not is_array(x) and not isinstance(x, ArrayInfo):
+    if not is_array(x):
         raise TypeError(f"{name}: got {type(x).__name__}; a number or a vector is needed")
 
 

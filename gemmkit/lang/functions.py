@@ -419,7 +419,7 @@ def captured_at(function: FunctionType, name: str) -> Fact:
 
 def is_runtime(value: Any) -> bool:
     """Whether a value is an argument of kernels by itself."""
-    return isinstance(value, (np.generic, ArrayInfo)) or is_array(value)
+    return isinstance(value, np.generic) or is_array(value)
 
 
 class ClosureType(types.Callable):

@@ -730,7 +730,7 @@ def _check_functions(conf: Config, M: int, N: int, K: int, stack: tuple[int, ...
 
 def described(value: Any) -> ArrayInfo | None:
     """An array that a component holds, or what is left of it in a plan that keeps none; None for another value."""
-    return value if isinstance(value, ArrayInfo) else describe(value) if is_array(value) else None
+    return describe(value) if is_array(value) else None
 
 
 def held_by(conf: Config | dict[str, Any]) -> list[tuple[str, CapturedArray]]:

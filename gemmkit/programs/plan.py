@@ -372,9 +372,10 @@ class Derived:
             return {**sizes, "section": 1, **({chain.share: chain.splits} if chain.splits > 1 else {})}
         arrays = {block.parameter.name for ring in self.places.rings if ring.index is not None for block in ring.blocks}
         nbytes, cluster = sum(2 * math.prod(infos[name].shape[-2:]) for name in arrays), self.choice.cluster
-        tiles, clusters = -(-chain.sizes[chain.rows.extent] // (self.choice.rows * cluster.m)), cluster.at_once(processors)
-        count = chain.count * tiles
-        return {**sizes, "section": section_of(chain.count, tiles, nbytes, max(1, min(clusters, count))) if count else 1}
+        rows = self.choice.rows * cluster.m
+        tiles = -(-chain.sizes[chain.rows.extent] // rows)
+        blocks = min(cluster.at_once(processors), chain.count * tiles)
+        return {**sizes, "section": section_of(chain.count, tiles, nbytes, blocks, rows) if blocks else 1}
 
 
 def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], outs: Any, arrays: list[str],

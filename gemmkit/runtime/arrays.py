@@ -56,8 +56,8 @@ def is_array(value: Any) -> bool:
     """Whether a value is an array of some library (and not a NumPy scalar)."""
     if isinstance(value, (np.generic, int, float, complex, str, bytes, type(None), np.dtype, type)):
         return False
-    return (isinstance(value, np.ndarray) or type(value) in _READERS or offers(value, "__cuda_array_interface__")
-            or offers(value, "__dlpack__"))
+    return (isinstance(value, (np.ndarray, ArrayInfo)) or type(value) in _READERS
+            or offers(value, "__cuda_array_interface__") or offers(value, "__dlpack__"))
 
 
 def interface_of(x: Any, name: str) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def describe(x: Any, name: str = "a") -> ArrayInfo:
 
 
 _Reader = Callable[[Any, str], ArrayInfo]
-_READERS: dict[type, _Reader] = {ArrayInfo: lambda info, name: info}      # a component keeps no array when its plan is kept
+_READERS: dict[type, _Reader] = {}
 
 
 def _find_reader(x: Any, name: str) -> _Reader:
@@ -162,6 +162,7 @@ def _find_reader(x: Any, name: str) -> _Reader:
         ("numba.cuda.cudadrv.devicearray", "DeviceNDArrayBase", _read_numba),
         ("numpy.ma", "MaskedArray", _read_masked),
         ("numpy", "ndarray", _read_numpy),
+        ("gemmkit.runtime.array_info", "ArrayInfo", lambda info, _: info),       # a component of a kept plan has no array
     ):
         kind = getattr(sys.modules.get(module), attribute, None)
         if kind is not None and isinstance(x, kind):
@@ -518,7 +519,7 @@ def key_of(x: Any, name: str = "a") -> tuple[int, Key]:
     """
     kind = type(x)
     info = describe(x, name)
-    make = _MAKERS.get(info.library)
+    make = None if kind is ArrayInfo else _MAKERS.get(info.library)
     if make is None:
         return info.pointer, (kind, *info[1:7])
     keyed = KEYS[kind] = make()
@@ -553,8 +554,7 @@ def _torch_keys() -> Callable[[Any, str], tuple[int, Key]]:
 
 
 #: Type of an array -> what `key_of` is for arrays of that type.
-KEYS: dict[type, Callable[[Any, str], tuple[int, Key]]] = {
-    ArrayInfo: lambda info, name: (info.pointer, (ArrayInfo, *info[1:7]))}
+KEYS: dict[type, Callable[[Any, str], tuple[int, Key]]] = {}
 _MAKERS = {"cupy": _cupy_keys, "torch": _torch_keys}
 
 

@@ -24,6 +24,7 @@ from gemmkit.kernels.mlp.spec import MlpDirectStore as MlpOut
 from gemmkit.operators import COMPLEX, FPUOp, MMAOp, Operator, WGMMAOp, WMMAOp
 from gemmkit.ptx.mma import FragmentMap, MmaSpec, places
 from gemmkit.ptx.wgmma import WgmmaSpec
+from tests.support.attention import by_hand
 from tests.support.machines import BF16, E4M3, is_poison, poison
 from tests.support.patches import Seeded
 
@@ -249,6 +250,7 @@ def test_a_spec_of_operators_that_do_not_go_together_is_not_made(machine: str, o
 
 def test_a_call_says_it_before_anything_is_compiled_or_written(monkeypatch: pytest.MonkeyPatch) -> None:
     seed_maps(monkeypatch, "wgmma", "c")
+    by_hand(monkeypatch)
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((1, 1, 16, 64)).astype(F16) for _ in range(3))
     x, w, out, y = rng.standard_normal((8, 64)).astype(F16), np.zeros((2, 64, 64), F16), poison(q.shape, F16), poison((8, 64), F16)

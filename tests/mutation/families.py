@@ -17,7 +17,6 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.functions import attention as attention_plans
-from gemmkit.functions import rows as row_plans
 from gemmkit.functions.rows import RowFunction
 from gemmkit.kernels.collectives.softmax import QuadOut
 from gemmkit.kernels.masks import Causal, Documents, Mask, SoftCap, Window
@@ -26,6 +25,7 @@ from gemmkit.kernels.rows import mapped, put
 from gemmkit.plans.launch import Cache
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Map
+from gemmkit.tuning import problems
 from tests.functions import test_rows
 from tests.functions.test_rows import FUNCTIONS, layernorm
 from tests.functions.test_rows import close as close_rows
@@ -283,11 +283,11 @@ def rows_beside_arrays() -> None:
     with gk.emulate():
         right(close_rows, gk.layernorm(x, gamma, beta), layernorm(x.astype("f8"), gamma, beta), F16)
     with patched() as patch:
-        patch.setattr(row_plans, "MOST_PIECES", 1)
+        patch.setattr(problems, "MOST_PIECES", 1)
         right(test_rows.test_moments, EMULATOR, np.dtype("f4"), 131, rng)
     with patched() as patch, gk.emulate():
-        patch.setattr(row_plans, "MOST_PIECES", 1)
-        patch.setattr(row_plans, "MOST_WARPS", 1)
+        patch.setattr(problems, "MOST_PIECES", 1)
+        patch.setattr(problems, "MOST_WARPS", 1)
         equal(gk.rowwise(x, Placed()), x + np.arange(41))
     with patched() as patch:
         right(test_rows.test_rows_that_no_block_can_hold_are_streamed, EMULATOR, "log_softmax", "streamed", rng, patch)

@@ -14,8 +14,7 @@ import pytest
 import gemmkit as gk
 from gemmkit import programs as gp
 from gemmkit.plans.launch import forget
-from gemmkit.programs import calls
-from gemmkit.programs import plan as module
+from gemmkit.programs import calls, launches
 from gemmkit.programs.launches import BEGIN, bits_of
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import H100, assumed
@@ -289,7 +288,7 @@ def launched(own_launches: None, replaced: Seeded, gpus: Set) -> Iterator[list[A
     gpus(available=False)
     replaced(Launchable, "bind", lambda self: Bound(self, log))
     replaced(Encoder, "__call__", lambda self, address: address.to_bytes(128, "little"))
-    replaced(module, "stream_memory", lambda ordinal, stream, nbytes: log.append(nbytes) or AT)
+    replaced(launches, "stream_memory", lambda ordinal, stream, nbytes: log.append(nbytes) or AT)
     yield log
 
 

@@ -11,9 +11,9 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import programs as gp
-from gemmkit.functions import rows as row_plans
 from gemmkit.kernels.rows import RegisterRow, StreamedRow
 from gemmkit.runtime import device
+from gemmkit.tuning import problems
 from tests.support import row_programs as listing
 from tests.support.checks import named_functions_run
 from tests.support.row_programs import BF16, F16, F32
@@ -110,8 +110,8 @@ def test_what_is_not_finite() -> None:
 @pytest.mark.parametrize("source", [RegisterRow, StreamedRow])
 @pytest.mark.parametrize("columns", [300, 301])
 def test_rows_that_no_block_can_hold_are_loaded_anew(drawn: Any, source: Any, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_plans, "MOST_WARPS", 4 if source is RegisterRow else 2)
-    monkeypatch.setattr(row_plans, "MOST_PIECES", 4 if source is RegisterRow else 1)
+    monkeypatch.setattr(problems, "MOST_WARPS", 4 if source is RegisterRow else 2)
+    monkeypatch.setattr(problems, "MOST_PIECES", 4 if source is RegisterRow else 1)
     arrays = [drawn(2, columns), drawn(2, columns), drawn(columns), empty(2, columns), empty(2, columns), empty(2)]
     plan = listing.added_rmsnorm.plan(*arrays, eps=0.1)
     assert isinstance(plan.module.ROWS.source, source) or columns == 301

@@ -179,7 +179,7 @@ def arrays_of(component: Component) -> list[Array]:
     for name, value in field_values(component).items():
         if isinstance(value, Component):
             found += arrays_of(value)
-        elif is_array(value):
+        elif is_array(value) and not isinstance(value, ArrayInfo):
             is_output = name in getattr(component, "outputs", ())
             found.append(Array(np.asarray(value), f"{type(component).__qualname__}.{name}", is_output, not is_output))
     return found

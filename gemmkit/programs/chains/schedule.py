@@ -7,6 +7,7 @@ chain, rounds from the last to the first where they commute (then only a tile's 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -482,22 +483,36 @@ def _columns(chain: Chain, name: str) -> int:
 # | **11 heads** | 1.10 | **1.014** |
 # | 22 heads | 1.04 | 1.007 |
 # | all | 1.06 | 1.001 |
+#
+# Operands that L2 has no room for come from memory again for every row of tiles, but for blocks that take the same matrix
+# at once. Of 512 heads of 512 rows a section of 256 takes 1.38 of the time by hand, since 132 blocks have a head each. So a
+# section is counted as longer by what memory takes for it; and one whose tiles fill there and back is a candidate: 66 heads
+# of 4 tiles on 132 blocks.
 
 CROWDED = 0.02                         # time more where the operands of a section are twice as large as what L2 has for them
+MISSED = 256                           # rows of a tile for which memory brings operands as fast as it multiplies them
+MOST_SECTIONS = 8                      # of which all lengths are candidates
 
 
-def section_of(count: int, rows: int, nbytes: int, blocks: int) -> int:
-    """How many of a stack of ``count``, of ``rows`` tiles and ``nbytes`` of operands each, are a section on ``blocks``.
+def section_of(count: int, tiles: int, nbytes: int, blocks: int, rows: int) -> int:
+    """How many of a stack of ``count``, of so many ``tiles`` of ``rows`` and ``nbytes`` of operands each, are a section on
+    ``blocks``.
 
-    >>> section_of(64, 32, 2 << 20, 132), section_of(2, 32, 2 << 20, 132)
-    (11, 2)
+    >>> section_of(64, 32, 2 << 20, 132, 128), section_of(2, 32, 2 << 20, 132, 128), section_of(512, 4, 2 << 17, 132, 128)
+    (11, 2, 66)
     """
     fits = max(1.0, L2 / max(1, nbytes))
-    most = max(1, min(count, int(count / fits) + 1))
-    sizes = sorted({-(-count // sections) for sections in range(1, most + 1)}, reverse=True)
-    if len(sizes) == 1:
-        return sizes[0]
-    return min(sizes, key=lambda size: imbalance(count, rows, size, blocks) * (1 + CROWDED * max(0.0, size / fits - 1)))
+    most = max(1, min(count, int(count / fits) + 1, MOST_SECTIONS))
+    even = 2 * blocks // math.gcd(2 * blocks, tiles)
+    sizes = {-(-count // sections) for sections in range(1, most + 1)} | {even * max(1, int(fits) // even)}
+
+    def time(size: int) -> float:
+        crowded = CROWDED * max(0.0, size / fits - 1)
+        missed = max(0.0, MISSED / rows * min(1.0, size / blocks) - 1) if size > fits else 0.0
+        return imbalance(count, tiles, size, blocks) * (1 + crowded + missed)
+
+    sizes = {size for size in sizes if size <= count}
+    return max(sizes) if len(sizes) == 1 else min(sorted(sizes, reverse=True), key=time)
 
 
 def imbalance(count: int, rows: int, section: int, blocks: int) -> float:
