@@ -147,7 +147,7 @@ def without_arrays(component: Any) -> Any:
     return with_fields(component, changed)
 
 
-def _has_elements(x: Any) -> bool:
+def _has_elements(x: object) -> bool:
     return is_array(x) and not isinstance(x, ArrayInfo)
 
 
