@@ -289,6 +289,41 @@ def test_documents(machine: Any, session: Any, fields: dict[str, Any], rng: np.r
     close(machine.numpy(causal), reference(q, k, v, visible=lambda m, n, h, b: (of[m] == of[n]) & (n <= m)))
 
 
+@pytest.mark.sample(4)
+@on_machines
+@pytest.mark.parametrize("mask", [None, Causal(), Causal("upper left"), Window(40)], ids=["all", "causal", "upper left", "window"])
+@pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
+@pytest.mark.parametrize("queries", [1, 3])
+def test_few_queries(machine: Any, session: Any, queries: int, layout: str, mask: Any, rng: np.random.Generator) -> None:
+    """Heads that share keys are rows of one tile where no row depends on its place, and blocks share long keys."""
+    keys = 300 if machine.emulated else 9000
+    q, k, v = draw(rng, (2, 6, queries, 64), F16), draw(rng, (2, 2, keys, 64), F16), draw(rng, (2, 2, keys, 64), F16)
+    shift, left = keys - queries, 40
+    visible = {None: None, Causal(): lambda m, n, h, b: n <= m + shift, Causal("upper left"): lambda m, n, h, b: n <= m,
+               Window(40): lambda m, n, h, b: (m + shift - left <= n) & (n <= m + shift)}[mask]
+    given = [machine.array(x if layout == "bhnd" else np.ascontiguousarray(x.swapaxes(1, 2))) for x in (q, k, v)]
+    with session(machine):
+        out, lse = gk.attention(*given, mask=mask, layout=layout, return_lse=True)
+    found = machine.numpy(out)
+    close(found if layout == "bhnd" else found.swapaxes(1, 2), reference(q, k, v, visible=visible), machine.numpy(lse))
+
+
+def test_rows_of_one_tile() -> None:
+    """Of one query all heads that share keys, in either layout; of more, where they lie one behind the other; not where rows
+    depend on their place."""
+    def rows(shape: tuple[int, ...], layout: str = "bhnd", mask: Any = None) -> int:
+        q, k = np.zeros(shape, F16), np.zeros((1, 2, 900, 64) if layout == "bhnd" else (1, 900, 2, 64), F16)
+        operands = attention.operands_of(*(describe(x, "x") for x in (q, k, k)), layout, False)
+        call = attention.AttentionCall(operands, operands.q, None, mask or attention.EVERYTHING, attention.PLAIN, 1.0, None)
+        return attention.folded(call).operands.queries
+
+    with assumed(H100), gk.emulate():
+        assert rows((1, 8, 1, 64)) == 4 and rows((1, 1, 8, 64), "bnhd") == 4
+        assert rows((1, 8, 16, 64)) == 64 and rows((1, 16, 8, 64), "bnhd") == 16 and rows((1, 8, 65, 64)) == 65
+        assert rows((1, 8, 1, 64), mask=Causal()) == 4
+        assert rows((1, 8, 1, 64), mask=Causal("upper left")) == 1 and rows((1, 8, 2, 64), mask=Causal()) == 2
+
+
 @pytest.mark.sample(16)
 @pytest.mark.kin(5)
 @on_machines

@@ -485,11 +485,11 @@ def _columns(chain: Chain, name: str) -> int:
 # | all | 1.06 | 1.001 |
 #
 # Operands that L2 has no room for come from memory again for every row of tiles, but for blocks that take the same matrix
-# at once. Of 512 heads of 512 rows a section of 256 takes 1.38 of the time by hand, since 132 blocks have a head each. So a
-# section is counted as longer by what memory takes for it; and one whose tiles fill there and back is a candidate: 66 heads
-# of 4 tiles on 132 blocks.
+# at once. Of 512 heads of 512 rows a section of 256 took 147 us, and one of 66 takes 103 (H100): 132 blocks had a head each.
+# So a section is counted as longer by what memory takes for it; and one whose tiles fill there and back is a candidate: 66
+# heads of 4 tiles on 132 blocks.
 
-CROWDED = 0.02                         # time more where the operands of a section are twice as large as what L2 has for them
+CROWDED = 0.1                          # time more where the operands of a section are twice as large as what L2 has for them
 MISSED = 256                           # rows of a tile for which memory brings operands as fast as it multiplies them
 MOST_SECTIONS = 8                      # of which all lengths are candidates
 
