@@ -33,7 +33,7 @@ from gemmkit.programs.chains.merging import (
     shares_of,
     splits_of,
 )
-from gemmkit.programs.chains.schedule import ChainProblem, May, decided_by, read_early, section_of
+from gemmkit.programs.chains.schedule import ChainProblem, decided_by, read_early, section_of
 from gemmkit.programs.chains.schedule import ScheduleChoice as ChainChoice
 from gemmkit.programs.chains.schedule import ordered as ordered_chain
 from gemmkit.programs.chains.text import ChainPrinter, names_of_ranges
@@ -391,7 +391,7 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
     kinds: dict[str, OutKind] = {store.parameter.name: outs(chain, store, cells) for store in chain.stores}
     may_commute = commutes(chain, numbers)
     ranges = ranges_of(chain, numbers, may_commute)
-    may = May(may_commute, ranges.grow)
+    chain.grows = ranges.grow
     rewrite(chain, numbers)
     begin_lazily(chain, lazy, mapping.lazy)
     settle(chain)
@@ -400,7 +400,7 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
     keep_parts(chain)
     places = placed(chain)
     by_tma = {key: np.dtype(kind.dtype) for key, kind in kinds.items() if kind.kind == "TmaOut"}
-    problem = ChainProblem(chain, places, mapping, may, by_tma, kernel)
+    problem = ChainProblem(chain, places, mapping, may_commute, by_tma, kernel)
     choice: ChainChoice = choose(problem, device).spec
     kinds = {key: replace(kind, kind="OctetOut") if key in by_tma and key not in choice.outs else kind
              for key, kind in kinds.items()}

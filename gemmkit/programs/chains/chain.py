@@ -35,6 +35,7 @@ class Chain:
     splits: int = 1
     factors: dict[Value, Value] = field(default_factory=dict)
     sizes: dict[ProgramAxis, int] = field(default_factory=dict)
+    grows: bool = False                # whether later tiles visit more blocks than earlier ones
 
     @property
     def count(self) -> int:

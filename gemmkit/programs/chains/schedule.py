@@ -48,15 +48,9 @@ MOST_LINES = 256                       # of a block that TMA brings at once
 SPECIAL = "exp2", "log2", "tanh", "erf", "pow", "reciprocal", "sqrt", NUMBER
 ON_THE_WAY = 256
 ROOM_OF_SHORTER = 112                  # registers with which a third warpgroup pays though blocks are shorter for it
+LONGEST = 128                          # of a round's blocks
+THIRD = 0.85                           # the time that rows take with a third warpgroup
 READING = 80                           # for addresses of a matrix that threads read in rounds
-
-
-@dataclass(frozen=True)
-class May:
-    """What a program allows: rounds in another order; tiles ``grow`` with their rows, so that their order matters."""
-
-    commute: bool
-    grow: bool
 
 
 @dataclass
@@ -121,13 +115,13 @@ class ScheduleCandidate(NamedTuple):
 
 @dataclass(frozen=True)
 class ChainProblem(problems.MappingProblem):
-    """``outs``: the dtypes of results that leave by TMA. The choice is a `ScheduleChoice`. All values of open fields are
-    tried, and the reason why nothing fits is the smallest one's."""
+    """``commutes``: whether rounds may go in another order; ``outs``: the dtypes of results that leave by TMA. The choice is
+    a `ScheduleChoice`. All values of open fields are tried, and the reason why nothing fits is the smallest one's."""
 
     chain: Chain
     places: ChainPlaces
     mapping: Mapping
-    may: May
+    commutes: bool
     outs: dict[str, np.dtype]
     kernel: KernelLimits
 
@@ -140,7 +134,7 @@ class ChainProblem(problems.MappingProblem):
         chain, places, kernel = self.chain, self.places, self.kernel
         limit, said = device.shared_memory_per_block, self.mapping.shared_bytes
         room = SharedMemoryBudget(min(limit, said or limit), said or kernel.share(device), kernel)
-        choice = _orders(chain, places, given, self.may, length, across)
+        choice = _orders(chain, places, given, self.commutes, length, across)
         choice.kernel = kernel.said
         is_open = chain.index.name not in self.mapping.blocks
         registers = kernel.usual_room if is_open else kernel.room
@@ -185,7 +179,10 @@ class SizeFacts(NamedTuple):
 def decided_by(chain: Chain, processors: int) -> SizeFacts:
     rows = chain.sizes[chain.rows.extent]
     small = (chain.sizes[chain.index.extent], -(-rows // ROWS) % 2 == 1) if takes_small_mappings() else (0, False)
-    return SizeFacts(rows <= ROWS, _time(chain, 3, processors) < _time(chain, 2, processors), *small)
+    three = _time(chain, 3, processors) < _time(chain, 2, processors)
+    if three and chain.grows:
+        three = THIRD * _visited(chain, 3) < _visited(chain, 2)
+    return SizeFacts(rows <= ROWS, three, *small)
 
 
 def _candidates(chain: Chain, mapping: Mapping, kernel: KernelLimits, facts: SizeFacts) -> Iterator[ScheduleCandidate]:
@@ -193,9 +190,10 @@ def _candidates(chain: Chain, mapping: Mapping, kernel: KernelLimits, facts: Siz
     shorter blocks, then one warpgroup, then one stage.
 
     Three warpgroups where long blocks fit and waves of tiles take less time so, else two: heads of 64 took 0.75 of the time
-    with three, in turns, and heads of 80 0.92 with 96 keys in place of 128 (heads of 96 1.03, H100). One where there are 64
-    rows or fewer: 8 heads of one row over 8192 keys took 0.70 of the time (H200). Of a multistage kernel one, so that
-    a multiprocessor has several blocks, which wait at barriers of their own."""
+    with three, in turns, and heads of 80 0.92 with 96 keys in place of 128 (heads of 96 1.03, H100). Tall causal tiles visit
+    more that is hidden: heads of 64 take 240 us with three and 203 with two of 1024 rows, 307 and 329 of 4096. One where
+    there are 64 rows or fewer: 8 heads of one row over 8192 keys took 0.70 of the time (H200). Of a multistage kernel one,
+    so that a multiprocessor has several blocks, which wait at barriers of their own."""
     given = mapping.blocks.get(chain.index.name)
     if chain.index.stack and given not in (None, 1):
         raise ConfigError(f"Mapping(blocks={{{chain.index.name!r}: {given}}}): {chain.index} goes along a stack, one by one")
@@ -247,6 +245,13 @@ def _time(chain: Chain, warpgroups: int, processors: int) -> int:
     65536 are four and three (1.15)."""
     tiles = chain.splits * chain.count * -(-chain.sizes[chain.rows.extent] // (ROWS * warpgroups))
     return -(-tiles // processors) * (ROWS * warpgroups + ON_THE_WAY)
+
+
+def _visited(chain: Chain, warpgroups: int) -> int:
+    """Of tiles that get longer with their rows: what they visit of the last rows' places, in rows times blocks."""
+    height, rows, places = ROWS * warpgroups, chain.sizes[chain.rows.extent], chain.sizes[chain.index.extent]
+    ends = np.arange(height, rows + height, height) + places - rows
+    return int(height * np.maximum(1, -(-np.clip(ends, 0, places) // LONGEST)).sum())
 
 
 def _is_heavy(chain: Chain) -> bool:
@@ -305,7 +310,8 @@ def _check_names(chain: Chain, places: ChainPlaces, mapping: Mapping, kernel: Ke
                 f"the program's values are {', '.join(sorted(filter(None, values)))}"))
 
 
-def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, length: int, across: bool) -> ScheduleChoice:
+def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, commutes: bool, length: int,
+            across: bool) -> ScheduleChoice:
     """Raises ConfigError for orders that the program does not have."""
     apart = ("rounds that only add wait for nothing" if only_adds(chain) else why_not_ahead(chain) if not places.peeled else
              "a cell begins as a block of an array, whose first round is another one")
@@ -320,18 +326,18 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, lengt
     if mapping.turns and only_adds(chain):
         raise ConfigError("Mapping(turns=True): rounds that only add have nothing to compute under another "
                           "warpgroup's products")
-    if mapping.descending and not may.commute:
+    if mapping.descending and not commutes:
         raise ConfigError(f"Mapping(descending=True): the rounds of {chain.index} do not commute, so they keep the "
                           "program's order")
-    descending = (may.commute and not chain.index.stack) if mapping.descending is None else mapping.descending
-    if mapping.longest_first and not may.grow:
+    descending = (commutes and not chain.index.stack) if mapping.descending is None else mapping.descending
+    if mapping.longest_first and not chain.grows:
         raise ConfigError("Mapping(longest_first=True): the length of a tile does not grow with its rows; it does if a "
                           "condition bounds places from above by the row")
     turns = mapping.turns
     if turns is None:
-        is_long = mapping.warpgroups == 3 or not ahead or _is_heavy(chain) or bool(chain.factors) or may.grow
+        is_long = mapping.warpgroups == 3 or not ahead or _is_heavy(chain) or bool(chain.factors) or chain.grows
         turns = mapping.warpgroups > 1 and not only_adds(chain) and is_long
-    longest = may.grow and chain.splits == 1 if mapping.longest_first is None else mapping.longest_first
+    longest = chain.grows and chain.splits == 1 if mapping.longest_first is None else mapping.longest_first
     blocks = {chain.rows.name: ROWS * mapping.warpgroups, chain.index.name: length}
     stacks = tuple(stack.name for stack in chain.stacks)
     blocks.update(dict.fromkeys(stacks, 1))
