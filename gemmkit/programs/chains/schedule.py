@@ -510,7 +510,8 @@ def section_of(count: int, tiles: int, nbytes: int, blocks: int, rows: int) -> i
     fits = max(1.0, L2 / max(1, nbytes))
     most = max(1, min(count, int(count / fits) + 1, MOST_SECTIONS))
     even = 2 * blocks // math.gcd(2 * blocks, tiles)
-    sizes = {-(-count // sections) for sections in range(1, most + 1)} | {even * max(1, int(fits) // even)}
+    fitting = -(-count // max(1, int(fits)))           # sections
+    sizes = {-(-count // sections) for sections in (*range(1, most + 1), fitting)} | {even * max(1, int(fits) // even)}
 
     def time(size: int) -> float:
         crowded = CROWDED * max(0.0, size / fits - 1)
