@@ -50,9 +50,9 @@ from gemmkit.runtime.arrays import (
     empty_like,
     key_if_given,
     key_of,
-    on_host,
     overlaps_itself,
     shares_memory,
+    strided,
 )
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.runtime.launch import Launchable
@@ -370,19 +370,13 @@ def _run_program(call: AttentionCall, arrays: dict[str, Any], stream: int | None
     arguments = program_arguments(call)
     plan = plan_of_call(softmax_attention if call.operands.keys else without_keys, arguments, None)
     if current_mode() is not None:                     # of the arrays, as they are described
-        arguments.update((name, seen_as(x, arrays[name])) for name, x in arguments.items() if isinstance(x, ArrayInfo))
+        arguments.update((name, strided(arrays[name], describe(arrays[name], name), x.shape, x.strides))
+                         for name, x in arguments.items() if isinstance(x, ArrayInfo))
         plan.run(arguments)
         return
     plan.run(arguments, stream)
     if quick.key is not None and call.operands.keys:
         _keep(quick, plan.start)
-
-
-def seen_as(info: ArrayInfo, x: Any) -> np.ndarray:
-    """An array in host memory as it is described."""
-    array = on_host(x)
-    return np.lib.stride_tricks.as_strided(array, info.shape, [array.dtype.itemsize * stride for stride in info.strides],
-                                           writeable=array.flags.writeable)
 
 
 class AttentionLaunch:

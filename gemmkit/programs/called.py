@@ -110,9 +110,13 @@ class Callee:
         """What a reference calls."""
         return getattr(self.f, self.method) if self.method else self.f
 
+    def takes_place(self, n: int) -> bool:
+        """Whether a place belongs as its n-th argument, so that a whole number there stands for one."""
+        return self.is_mask or (self.is_score and n > 0)
+
     def is_counted(self, n: int, x: Any) -> bool:
         """Whether its n-th argument is whole: a place, or what stands for one."""
-        return is_place_made(x) or ((self.is_mask or (self.is_score and n > 0)) and is_whole_constant(x))
+        return is_place_made(x) or (self.takes_place(n) and is_whole_constant(x))
 
     def is_real(self, n: int) -> bool:
         """Whether a place is given to it in float32 as its n-th argument (`gemmkit.masks.Score.real_places`)."""

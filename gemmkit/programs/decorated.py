@@ -82,8 +82,7 @@ class Reference(Interpreter):
         if op == "cast":
             return Dimensioned(dims, args[0].array.astype(data).astype(np.float64))
         if op in (NUMBER, TEST):
-            counts = [data.is_mask or (data.is_score and n > 0) for n in range(len(args))]
-            given = [(x.over(dims), (x.is_whole or (counts[n] and x.whole == "constant")) and not data.is_real(n))
+            given = [(x.over(dims), (x.is_whole or (data.takes_place(n) and x.whole == "constant")) and not data.is_real(n))
                      for n, x in enumerate(args)]
             return Dimensioned(dims, of_elements(data.host, op == TEST, given))
         with np.errstate(all="ignore"):

@@ -460,15 +460,7 @@ def test_wide_left_operands_compute(kernel: str) -> None:
 
 def test_what_all_rounds_take_is_released_behind_the_last_product() -> None:
     """Rounds that only add wait for a product one round later: the next tile's rows came while the last product read this one's."""
-    @gk.program
-    def summed(x: Any, w: Any, y: Any) -> None:
-        for m in gp.parallel(x.rows):
-            out = gp.zeros(m, w.columns)
-            for layer in gp.sequential(w.count):
-                out += x[m] @ w[layer]
-            y[m] = out
-
-    text = summed.plan(np.zeros((70, 64), F16), np.zeros((3, 64, 64), F16), np.zeros((70, 64), F16)).text
+    text = chains.summed.plan(np.zeros((70, 64), F16), np.zeros((3, 64, 64), F16), np.zeros((70, 64), F16)).text
     assert text.index("wgmma_wait(0, ") < text.index("ring_x.release(") < text.index("out_y.store(")
 
 

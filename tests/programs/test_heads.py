@@ -134,15 +134,6 @@ def layers(x: Any, w: Any, y: Any) -> None:
 
 
 @gk.program
-def summed(x: Any, w: Any, y: Any) -> None:
-    for m in gp.parallel(x.rows):
-        out = gp.zeros(m, w.columns)
-        for layer in gp.sequential(w.count):
-            out += x[m] @ w[layer]
-        y[m] = out
-
-
-@gk.program
 def summed_transposed(x: Any, w: Any, y: Any) -> None:
     for m in gp.parallel(x.rows):
         out = gp.zeros(m, w.rows)
@@ -160,7 +151,7 @@ def test_layers(kernel: str) -> None:
         chains.check(layers, [beside(x, rng), beside(w, rng), y], mapping)
     for k, n in ((64, 64), (72, 40), (8, 72), (40, 24), (80, 80), (104, 136)):
         x, w, y = chains.half(rng, 70, k), chains.half(rng, 3, k, n, scale=k ** -0.5), chains.empty(70, n)
-        chains.check(summed, [beside(x, rng), beside(w, rng), y], mapping)
+        chains.check(chains.summed, [beside(x, rng), beside(w, rng), y], mapping)
         chains.check(summed_transposed, [beside(x, rng), beside(np.ascontiguousarray(w.transpose(0, 2, 1)), rng), y], mapping)
     with pytest.raises(gk.ConfigError, match="the left operand of a product is computed and has 72 columns; a multiple of 16 is needed"):
         layers.plan(chains.half(rng, 70, 72), chains.half(rng, 3, 72, 72), chains.empty(70, 72), mapping=mapping)

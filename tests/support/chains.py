@@ -48,6 +48,16 @@ def check(program: gp.Program, arrays: list[np.ndarray], mapping: gk.Mapping, se
 
 
 @gk.program
+def summed(x: Any, w: Any, y: Any) -> None:
+    """Rounds that only add: one operand is all layers'."""
+    for m in gp.parallel(x.rows):
+        out = gp.zeros(m, w.columns)
+        for layer in gp.sequential(w.count):
+            out += x[m] @ w[layer]
+        y[m] = out
+
+
+@gk.program
 def decayed(q: Any, k: Any, v: Any, decay: Any, bias: Any, o: Any, lse: Any, scale: float) -> None:
     """Attention whose scores fall with the distance, by a factor for each head, on top of a bias; and its logarithms."""
     for h, m in gp.parallel(q.count, q.rows):

@@ -221,7 +221,9 @@ def drawn_case(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, 
               "zero_points": [half(m, k), half(k, n), row, column, half(n), out[0]],
               "zero_points_of_weights": [half(2, m, k), half(2, n, k), half(2, m), np.full((2, m, n), np.nan, out[0].dtype),
                                          np.full((2, n), np.nan, out[1].dtype)]}[name]
-    more = {"dual": dict(gate=silu_times), "biased": dict(alpha=0.5), "zero_points_of_weights": dict(of_all=0.25)}.get(name, {})
+    known: dict[str, dict[str, Any]] = {"dual": dict(gate=silu_times), "biased": dict(alpha=0.5),
+                                        "zero_points_of_weights": dict(of_all=0.25)}
+    more = known.get(name, {})
     mapping = gk.Mapping({"n": int(rng.choice([64, 128])), "k": int(rng.choice([64, 128]))}, warpgroups=int(rng.integers(1, 3)),
                          stages=int(rng.integers(2, 4)), cluster=CLUSTERS[rng.integers(len(CLUSTERS))])
     return globals()[name], arrays, mapping, more
