@@ -29,6 +29,7 @@ from gemmkit.programs.decorated import (
     maximum,
     minimum,
     once,
+    packed,
     parallel,
     place,
     program,
@@ -43,7 +44,7 @@ from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.values import refused
 
 __all__ = ["Mapping", "Program", "call", "copy", "erf", "exp", "finite", "full", "log", "maximum", "minimum", "once",
-           "parallel", "place", "program", "rsqrt", "sequential", "sqrt", "tanh", "where", "zeros"]
+           "packed", "parallel", "place", "program", "rsqrt", "sequential", "sqrt", "tanh", "where", "zeros"]
 
 
 def __getattr__(name: str) -> Any:

@@ -137,14 +137,13 @@ class Callee:
         return Callee(repr(self), f, self.argument, self.extents)
 
     def lengths(self, shapes: Names[str, tuple[int, ...]]) -> list[list[Any]]:
-        """How far the places go that it is told, in each call."""
-        return [[shapes[x.parameter][x.axis] if isinstance(x, ProgramAxis) else x for x in extents]
-                for extents in self.extents]
+        """How far the places go that it is told, in each call; None along pieces, whose lengths the host does not know."""
+        return [[_length(x, shapes) if isinstance(x, ProgramAxis) else x for x in extents] for extents in self.extents]
 
     def check(self, shapes: Names[str, tuple[int, ...]]) -> None:
         """Raise ValueError where the arrays of a mask, a score or an epilogue do not fit what it is told the places of."""
         for known in self.lengths(shapes):
-            if isinstance(self.f, Mask):
+            if isinstance(self.f, Mask) and None not in known[:2]:
                 self.f.check(known[0], known[1], known[2] or 1, known[3] or 1)
             elif isinstance(self.f, Score) and None not in known[1:] and len(known) > 2:
                 self.f.check(known[1], known[2], known[3] if len(known) > 3 else 1, known[4] if len(known) > 4 else 1)
@@ -279,7 +278,8 @@ class Callees(NamedTuple):
         for callee in self.all:
             if callee.is_mask and not is_gemmkit(type(callee.f)):
                 for queries, keys, heads, batch in callee.lengths(shapes):
-                    check_ranges(callee.f, queries, keys, heads or 1, batch or 1, rows)
+                    if queries is not None and keys is not None:
+                        check_ranges(callee.f, queries, keys, heads or 1, batch or 1, rows)
 
     def check(self, infos: dict[str, ArrayInfo], results: Iterable[str]) -> None:
         """Raise ValueError for a captured array that is elsewhere than the program's arrays, shares memory with a result, or
@@ -294,6 +294,10 @@ class Callees(NamedTuple):
                 for name in results:
                     if shares_memory(held.info, infos[name]):
                         raise ValueError(f"{held.name} shares memory with {name}, a result; a result needs its own memory")
+
+
+def _length(x: ProgramAxis, shapes: Names[str, tuple[int, ...]]) -> int | None:
+    return None if x.offsets is not None and not x.stack else x.measured(shapes[x.parameter])
 
 
 def _where(device: int) -> str:

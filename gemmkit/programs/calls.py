@@ -34,9 +34,9 @@ from gemmkit.lang.fingerprint import read, when_forgetting
 from gemmkit.lang.references import Fact, Guards
 from gemmkit.plans.launch import Cache, cache
 from gemmkit.programs.called import Callees
-from gemmkit.programs.launches import FLOATS, bits_of, given_by
+from gemmkit.programs.launches import FLOATS, bits_of, given_by, in_pairs, leaves_by_tma
 from gemmkit.programs.mapping import Mapping
-from gemmkit.programs.plan import ProgramPlan, Resizing, device_of, in_pairs, leaves_by_tma, planned
+from gemmkit.programs.plan import ProgramPlan, Resizing, device_of, planned
 from gemmkit.runtime.array_info import ArrayInfo, alignment, unit_axis
 from gemmkit.runtime.arrays import KEYS, describe, is_array
 from gemmkit.runtime.arrays import key_of as array_key
@@ -93,9 +93,7 @@ class Derivation:
     def lengths(self, infos: dict[str, ArrayInfo]) -> tuple[int, ...] | None:
         """Of the axes that are values' own: another length is another derivation. None where axes differ that the program
         makes the same, so that the passes have to say so."""
-        if any(infos[a].shape[i] != infos[b].shape[j] for (a, i), (b, j) in self.axes.equal):
-            return None
-        if any(infos[a].shape[i] != infos[b].shape[j] * by for (a, i), (b, j), by in self.axes.grouped):
+        if any(infos[a].shape[i] != infos[b].shape[j] * by + more for (a, i), (b, j), by, more in self.axes.related):
             return None
         return tuple(infos[array].shape[axis] for array, axis in sorted(self.axes.whole))
 

@@ -7,6 +7,7 @@ meet.
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -15,21 +16,20 @@ import numpy as np
 from gemmkit.components import Component
 from gemmkit.kernels.collectives.operand import FragmentReuse
 from gemmkit.kernels.collectives.scheduler import Cluster
-from gemmkit.kernels.collectives.softmax import LARGE, added, larger, octets, put_matrix, quad_max, quad_sum
 from gemmkit.kernels.mlp.spec import put_pair
 from gemmkit.kernels.sm90.store import Panels, line_of, own_column, own_row
 from gemmkit.lang.aggregates import convert, convert_all, fill
 from gemmkit.lang.checks import dtype_given
 from gemmkit.lang.component_products import matrix_of
 from gemmkit.lang.components import dataclass
-from gemmkit.lang.registers import apply, each, fold, generate, join, reduce, split
+from gemmkit.lang.registers import apply, each, fold, generate, join, reduce, split, together
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.layouts.plain import Swizzled
 from gemmkit.operators import WGMMAOp
 from gemmkit.operators.wgmma import within
 from gemmkit.ptx.arithmetic import maximum
 from gemmkit.ptx.memory import load_shared, pack_narrow, shared, store_global, store_shared, unpack_narrow
-from gemmkit.ptx.mma import ldmatrix, pack_fragment, pack_relu
+from gemmkit.ptx.mma import ldmatrix, pack_fragment, pack_relu, stmatrix
 from gemmkit.ptx.special import SHUFFLE, any_lane, lane_index, thread_index, udiv
 from gemmkit.ptx.tma import tma_commit, tma_load, tma_load_multicast, tma_store, tma_wait, tma_wait_read
 from gemmkit.ptx.wgmma import advance, fence_async, matrix_descriptor, named_barrier
@@ -292,6 +292,14 @@ class TmaOut(Typed):
             tma_wait(0)
 
 
+def put_matrix(values: tuple, n: int, store: TmaOut, group: int) -> None:
+    """16 rows by 16 columns of a warp: four 8 x 8 matrices, of which a lane addresses a line."""
+    lane = lane_index()
+    row = group * ROWS + udiv(thread_index() % 128, 32) * 16 + lane % 16
+    place = store.head.layout.position((row, n * 16 + udiv(lane, 16) * 8), store.block_m)
+    stmatrix(shared(store.dtype, store.o_offset), 0, place, values, False)
+
+
 @dataclass(frozen=True)
 class DirectOut(Typed):
     """Elements that are in range, from the registers: as ``pairs`` where there are as many in a row."""
@@ -327,11 +335,72 @@ def blocks(extent: int, size: int) -> int:
     return udiv(extent + size - 1, size)
 
 
+def begin_of(offsets: Any, piece: int, rows: int) -> int:
+    """Where a piece of packed rows begins, whatever the offsets are: within the ``rows`` that there are."""
+    return min(max(int(offsets[piece]), 0), rows)
+
+
+def piece_at(offsets: Any, piece: int, pieces: int, slot: int, size: int, rows: int) -> int:
+    """The piece whose tiles of ``size`` rows have the slot: the last one whose first slot is not behind it. It is ``piece``
+    or one behind, by no more than there are slots between, since each has one."""
+    end = min(piece + (slot - slot_of(offsets, piece, size, rows)) + 1, pieces)
+    while end - piece > 1:
+        middle = udiv(piece + end, 2)
+        if slot_of(offsets, middle, size, rows) <= slot:
+            piece = middle
+        else:
+            end = middle
+    return piece
+
+
+def slot_of(offsets: Any, piece: int, size: int, rows: int) -> int:
+    """The first one of a piece."""
+    return udiv(begin_of(offsets, piece, rows), size) + piece
+
+
 def row_of(i: int) -> int:
     """Of a thread's i-th sum: rows below the thread's first."""
     return i // 2 % 2 * 8
 
 
+def column_at(i: int) -> int:
+    """Of a thread's i-th sum: columns behind the thread's first."""
+    return i // 4 * 8 + i % 2
+
+
+exchanged = SHUFFLE["bfly"]
+
+
+def larger(a: tuple, b: tuple) -> tuple:
+    return together(maximum, a, b)
+
+
+def added(a: tuple, b: tuple) -> tuple:
+    return together(add, a, b)
+
+
+def add(x: Any, y: Any) -> Any:
+    return x + y
+
+
+def finite(x: Any) -> Any:
+    """A row of which nothing was seen so far has weights 0, not NaN."""
+    return x if x > -math.inf else convert(F32, 0.0)
+
+
+def quad_max(x: Any) -> Any:
+    x = maximum(x, exchanged(x, 1))
+    return maximum(x, exchanged(x, 2))
+
+
+def quad_sum(x: Any) -> Any:
+    x = x + exchanged(x, 1)
+    return x + exchanged(x, 2)
+
+
+#: Exponents of 2 up to it are rounded by no more than 2^-15. Beyond it a factor times a score, which an fma does not round,
+#: less a rounded maximum would show that rounding: of scores of -1e9 it is 2^16 and more, which float16 has not.
+LARGE = 1024.0
 DROP = -8.0                            # the least exponent of a factor for which rows are left as they are
 
 
@@ -443,6 +512,25 @@ def put_row_of_octets(half: int, n: int, store: Any, part: WarpgroupPart, out: A
 def put_octet(words: tuple, n: int, half: int, store: Any, part: WarpgroupPart, out: Any, place: tuple) -> None:
     if not store.clipped or place[1] + n * 32 < part.columns:
         store_global(out, 1, place, (0, n * 32), unpack_narrow(store.dtype, words[half]))
+
+
+def octets(words: tuple, n: int) -> tuple:
+    """Of four octets of each of two rows the one that is this lane's."""
+    return quad_transpose(words[0], words[2], words[4], words[6]), quad_transpose(words[1], words[3], words[5], words[7])
+
+
+def quad_transpose(a: Any, b: Any, c: Any, d: Any) -> tuple:
+    """The four words of a lane's row of a 4 x 4 matrix, of which each lane of a quad gives a column."""
+    is_odd, is_upper = lane_index() % 2 == 1, lane_index() % 4 >= 2
+    ab, cd = swapped(a, b, is_odd, 1), swapped(c, d, is_odd, 1)
+    even, odd = swapped(ab[0], cd[0], is_upper, 2), swapped(ab[1], cd[1], is_upper, 2)
+    return even[0], odd[0], even[1], odd[1]
+
+
+def swapped(x: Any, y: Any, is_second: Any, distance: int) -> tuple:
+    """The rows of a 2 x 2 matrix, of which two lanes give the columns."""
+    got = exchanged(x if is_second else y, distance)
+    return (got if is_second else x), (y if is_second else got)
 
 
 # -- values of rows -------------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,8 +12,32 @@ import numpy as np
 
 from gemmkit.programs.called import NUMBER, TEST, WHOLE, given_for, of_elements
 from gemmkit.programs.mapping import Mapping
-from gemmkit.programs.trace import FUNCTIONS, Along, Interpreter, Loop, called, entered, stores_of, trace
-from gemmkit.programs.values import Axis, Cell, Index, Parameter, Place, ProgramAxis, Term, current, refused, term
+from gemmkit.programs.trace import (
+    FUNCTIONS,
+    Along,
+    Interpreter,
+    Loop,
+    called,
+    entered,
+    packed_rows,
+    piece_of,
+    stores_of,
+    trace,
+)
+from gemmkit.programs.values import (
+    Axis,
+    Cell,
+    Index,
+    Packed,
+    Parameter,
+    Piece,
+    Place,
+    ProgramAxis,
+    Term,
+    current,
+    refused,
+    term,
+)
 from gemmkit.runtime.arrays import describe, is_array, on_host
 
 if TYPE_CHECKING:
@@ -112,18 +135,34 @@ class Reference(Interpreter):
         return Dimensioned((dim,), np.arange(dim.size) if isinstance(dim, Axis) else np.arange(dim.start, dim.stop), "place")
 
     def loop(self, extents: tuple[ProgramAxis, ...], kind: str, stop: Any = None) -> Iterator[Any]:
-        if stop is not None:
-            yield from self._blocks(extents[0], min(int(stop.value.array), extents[0].length))
-            return
-        of_tile = kind == "parallel"
-        for blocks in itertools.product(*(self._blocks(extent, extent.length, of_tile) for extent in extents)):
-            self.stacks = tuple(x for x in blocks if x.stack) if of_tile else self.stacks
-            yield blocks if len(blocks) > 1 else blocks[0]
+        if kind == "parallel":
+            for blocks in self._tiles(extents, ()):
+                self.stacks = tuple(x for x in blocks if x.stack)
+                yield blocks if len(blocks) > 1 else blocks[0]
+        elif isinstance(stop, Piece):
+            yield from self._blocks(extents[0], piece=stop.which)
+        else:
+            end = extents[0].length if stop is None else min(int(stop.value.array), extents[0].length)
+            yield from self._blocks(extents[0], end)
 
-    def _blocks(self, extent: ProgramAxis, end: int, of_tile: bool = False) -> list[Index]:
-        step = 1 if extent.stack else self.block
-        limit = None if of_tile else end
-        return [Index(extent, "", start, min(start + step, end), of_tile, limit=limit) for start in range(0, end, step)]
+    def _tiles(self, extents: tuple[ProgramAxis, ...], before: tuple[Index, ...]) -> Iterator[tuple[Index, ...]]:
+        """With the first indices, which say which piece rows are of."""
+        if not extents:
+            yield before
+            return
+        for index in self._blocks(extents[0], None, piece_of(extents[0], before)):
+            yield from self._tiles(extents[1:], (*before, index))
+
+    def _blocks(self, extent: ProgramAxis, end: int | None = None, piece: Index | None = None) -> list[Index]:
+        """Of rounds up to ``end``; None: of tiles, or of a piece."""
+        step, origin, limit = 1 if extent.stack else self.block, 0, end
+        if piece is not None:
+            assert extent.offsets is not None
+            first, last = (min(max(int(x), 0), extent.length) for x in extent.offsets.data[piece.start:piece.start + 2])
+            origin, limit = first, max(last - first, 0)
+        stop = extent.length if limit is None else limit
+        return [Index(extent, "", start, min(start + step, stop), limit=limit, piece=piece, origin=origin)
+                for start in range(0, stop, step)]
 
 
 def _stays_whole(op: str, args: tuple) -> str:
@@ -137,7 +176,8 @@ def _length(dim: Any) -> int:
 
 
 def _slices(key: tuple) -> tuple:
-    return tuple(index.start if index.stack else slice(index.start, index.stop) for index in key)
+    return tuple(index.start if index.stack else slice(index.origin + index.start, index.origin + index.stop)
+                 for index in key)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -290,6 +330,7 @@ def program(function: Callable[..., None]) -> Program:
 # | ``for m, n in parallel(a.rows, b.columns)`` | tiles, in no order: each is one thread block's |
 # | ``for k in sequential(a.columns)`` | rounds, one after the other |
 # | ``for n in sequential(k.rows, stop=lengths[h])`` | the same, up to a length of the tile's own |
+# | ``x = packed(q.rows, offsets)``, ``parallel(x.count, x.rows)``, ``sequential(x[i])`` | rows of pieces, as of sequences |
 # | ``zeros(m, n)``, ``full(m, value)``, ``copy(x)`` | cells, whose values rounds carry |
 # | ``x @ y``, ``.T`` | of matrices |
 # | ``x.max(axis=1)``, ``min``, ``sum``, ``mean`` | of a matrix's rows; with ``axis=0`` of its columns |
@@ -306,12 +347,47 @@ def parallel(*extents: ProgramAxis) -> Along:
     return Along(current().loop(current().extents(extents), "parallel"))
 
 
-def sequential(extent: ProgramAxis, stop: Any = None) -> Along:
-    """Blocks of an axis, one after the other: cells keep what a round has put there.
+def sequential(extent: ProgramAxis | Piece, stop: Any = None) -> Along:
+    """Blocks of an axis, or of a piece of one, one after the other: cells keep what a round has put there.
 
     ``stop``: an element of an array of whole numbers, ``lengths[h]``, behind which nothing is there (`lengths`).
     """
+    if isinstance(extent, Piece):
+        if stop is not None:
+            raise refused(ValueError, f"sequential(..., stop=...): {extent.axis!r} has a length of its own; leave stop out")
+        return Along(current().loop(current().extents((extent.axis,), extent.which), "sequential", extent))
     return Along(current().loop(current().extents((extent,)), "sequential", stop))
+
+
+def packed(axis: ProgramAxis, offsets: Parameter) -> Packed:
+    """Rows that are cut into pieces, as sequences of different lengths are that are packed one behind the other.
+
+    Args:
+        axis: the rows of an array, such as ``q.rows``, which is then one of all pieces.
+        offsets: an array of int32 or int64, one element more than there are pieces: piece i has rows ``offsets[i]`` to
+            ``offsets[i + 1]``. A kernel reads them on the GPU; rows of no piece are left as they are.
+
+    Returns an object of which ``count`` goes along the pieces, one by one, and ``rows`` along the rows of one, for
+    `parallel`; ``packed(...)[i]`` are the rows of the i-th, for `sequential`. Places of an index, and what a mask and a
+    score are told, count from where the piece begins, and a mask's lengths are the piece's.
+
+    Raises TypeError and ValueError, with the program's line, for what is no axis of rows, and for other arrays.
+
+    >>> import numpy as np, gemmkit as gk
+    >>> from gemmkit import programs as gp
+    >>> @gk.program
+    ... def sums_of_pieces(x, y, offsets, d):
+    ...     rows, others = gp.packed(x.rows, offsets), gp.packed(y.rows, offsets)
+    ...     for i, m in gp.parallel(rows.count, rows.rows):
+    ...         sums = gp.zeros(m, y.columns)
+    ...         for n in gp.sequential(others[i]):
+    ...             sums += (x[m] @ y[n].T) @ y[n]
+    ...         d[m] = sums
+    >>> x = np.ones((3, 1))
+    >>> sums_of_pieces.reference(x, x, np.array([0, 1, 3]), x).ravel()
+    array([1., 2., 2.])
+    """
+    return packed_rows(axis, offsets)
 
 
 def zeros(*dims: Any) -> Cell:

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Mapping as MappingABC
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from itertools import combinations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,9 +30,12 @@ from gemmkit.plans.launch import Launch, Put, Start
 from gemmkit.programs.collectives import ROWS
 from gemmkit.programs.mapping import MOST_BAND, KernelLimits, Mapping
 from gemmkit.programs.places import STEP, Places, walked
-from gemmkit.runtime.array_info import ArrayInfo
+from gemmkit.programs.trace import StoreStatement
+from gemmkit.programs.values import Index, ProgramAxis, refused
+from gemmkit.runtime.array_info import ArrayInfo, shares_memory, unit_axis
 from gemmkit.runtime.arrays import is_array
 from gemmkit.runtime.launch import PLACES, Space, addresses
+from gemmkit.runtime.tensor_maps import why_not
 
 if TYPE_CHECKING:
     from gemmkit.programs.plan import ProgramPlan
@@ -271,3 +275,66 @@ def _band(places: Places, height: int, columns: int, processors: int) -> int:
     taken = [tile for rounds in places.loops for tile in rounds.tiles]
     of_a, of_b = (max(1, sum(index in tile.dims for tile in taken)) for index in (m, n))
     return max(1, min(MOST_BAND, round(math.sqrt(processors * columns * of_b / (height * of_a)))))
+
+
+# --------------------------------------------------------------------------------------------------
+# What the arrays of a launch have to be.
+
+Sizes = dict[ProgramAxis, int]         # how long the axes are that a program's indices go along
+
+
+class NotByTma(ValueError):
+    """An operand that threads can copy, and TMA cannot."""
+
+
+def check_launch(infos: dict[str, ArrayInfo], sizes: Sizes, operands: dict[str, str], tile: tuple[Index, ...],
+                  rounds: list[Index], lines: dict[str, str], stores: list[StoreStatement],
+                  kernel: KernelLimits | None = None) -> None:
+    """Raises ValueError where a kernel cannot bring an operand, a sum goes over nothing, or results share memory."""
+    for index in rounds:
+        if sizes[index.extent] == 0:
+            raise refused(ValueError, f"{index} is a block of {index.extent}; a kernel sums over at least one element",
+                          lines[index.name])
+    if 0 not in (sizes[index.extent] for index in tile):
+        for name, line in operands.items():
+            reason = None if kernel is None else kernel.why_not(infos[name])
+            if kernel is not None and reason is not None:
+                raise refused(NotByTma if kernel.uses_tma else ValueError,
+                              f"{name} is an operand of a product, and {reason}", line)
+    results = [store.parameter.name for store in stores]
+    twice = next((name for name in results if results.count(name) > 1), None)
+    if twice is not None:
+        raise refused(ValueError, f"{twice} is stored twice; store each result once", stores[-1].line)
+    for store in stores:
+        info = infos[store.parameter.name]
+        if info.readonly:
+            raise refused(ValueError, f"{store.parameter.name} is a result, but it is read-only", store.line)
+        if info.dtype.name not in ("float16", "bfloat16", "float32"):
+            raise refused(TypeError, f"{store.parameter.name} has dtype {info.dtype}; a result must be float16, bfloat16 or "
+                                     "float32", store.line)
+    for (one, x), (other, y) in combinations(infos.items(), 2):
+        if (one in results or other in results) and shares_memory(x, y):
+            raise shared(one, other)
+
+
+def check_read(name: str, info: ArrayInfo, line: str) -> None:
+    """Raises TypeError for elements that no float32 can meet."""
+    if info.dtype.kind == "c" or info.dtype.names is not None:
+        raise refused(TypeError, f"{name} has dtype {info.dtype}; an array "
+                                 "that is read where a tile is stored must be real", line)
+
+
+def leaves_by_tma(info: ArrayInfo) -> bool:
+    """TMA clips rows at multiples of 16 bytes alone."""
+    return info.dtype.itemsize == 2 and info.shape[-1] * 2 % 16 == 0 and why_not(info, len(info.shape) - 1) is None
+
+
+def in_pairs(info: ArrayInfo) -> bool:
+    """Whether two neighbours of a row are stored at once."""
+    size = 2 * info.dtype.itemsize
+    return (info.shape[-1] % 2 == 0 and info.strides[-1] == 1 and all(stride % 2 == 0 for stride in info.strides[:-1])
+            and info.pointer % size == 0 and unit_axis(info) == len(info.shape) - 1)
+
+
+def shared(one: str, other: str) -> ValueError:
+    return ValueError(f"{one} and {other} share memory, and one of them is a result; a result needs its own memory")

@@ -214,13 +214,16 @@ class MultistageConsumer(Consumer):
     def given(self) -> list[str]:
         """What copies of a round's blocks need, before the round and the stage: operands, and where the tile is."""
         used = {dim.of_loop if isinstance(dim, Index) else dim for block in self.blocks for dim in (*block.key, *block.dims)}
+        cut = [index for index in (self.chain.rows, self.chain.index) if index in used and index.piece is not None]
         return ["sizes", *dict.fromkeys(block.parameter.name for block in self.blocks),
-                *(index.name for index in self.chain.indices if index in used)]
+                *(index.name for index in self.chain.indices if index in used), *(f"{index.name}_origin" for index in cut)]
 
     def copied(self, block: OperandBlock, slot: str) -> str:
         """A line that copies a block: where it begins, and where the array ends."""
         def begin(dim: Index | Axis) -> str:
-            return "0" if isinstance(dim, Axis) else dim.name
+            if isinstance(dim, Axis):
+                return "0"
+            return dim.name if dim.piece is None else f"{dim.name}_origin + {dim.name}"
 
         def end(dim: Index | Axis) -> str:
             return f"{dim.size}" if isinstance(dim, Axis) else f"sizes.{dim.name}"
@@ -270,6 +273,11 @@ class MultistageConsumer(Consumer):
 
     def tiles(self) -> None:
         self.put("tile = block_x()")
+        if self.chain.piece is not None:
+            rows = self.chain.rows.name
+            self.put(f"{', '.join(self.placed)} = place(tile, 0, sizes, {self.chain.piece.data[0].name})",
+                     f"if {rows} >= 0 and {rows} < {rows}_count:       # where a piece begins in a tile, one has none")
+            self.depth += 1
         self.begin(False)
         for ring in self.places.lone():
             self.put(*(self.copied(block, "of_tile") for block in ring.blocks))
@@ -331,7 +339,7 @@ class MultistageChainPrinter(ChainPrinter):
                 '    them in the registers. 3. The end of the tile: registers -> global."""',
                 "    group, zero, column = uniform(udiv(thread_index(), 128)), thread_index() * 0, own_column()",
                 *(["    of_tile = Slot(zero, zero)"] if self.places.lone() else []), *scalar_lines(consumer),
-                *consumer.lines, "", "", *self.tile_functions(),
+                *consumer.lines, "", "", *self.tile_functions(consumer),
                 f"def copy_blocks({', '.join([*consumer.given, consumer.n, 'slot'])}):",
                 '    """Blocks of a round on their way: global -> shared."""',
                 *(f"    {consumer.copied(block, 'slot')}" for block in consumer.blocks)]

@@ -259,6 +259,14 @@ def is_tiled(loop: Loop, axes: int) -> bool:
     return [index.stack for index in loop.indices] == [True] * (len(loop.indices) - axes) + [False] * axes
 
 
+def refuse_pieces(loop: Loop) -> None:
+    """Raises ValueError, with the user's line, for rows that are packed where a kernel does not read offsets."""
+    for each in loop.loops:
+        if any(index.extent.offsets is not None for index in each.indices):
+            raise refused(ValueError, "packed(...): a kernel has pieces in tiles of whole rows with a sequential loop, "
+                                      "parallel(x.count, x.rows); only .reference(...) runs others", each.line)
+
+
 def places_of(loop: Loop, arguments: Iterable[str]) -> Places:
     """Of a program with ``arguments``, whose names cells do not have. Raises ValueError and TypeError, with the user's line,
     for what has no place yet."""
@@ -267,6 +275,7 @@ def places_of(loop: Loop, arguments: Iterable[str]) -> Places:
                                   "and columns, parallel(a.rows, b.columns), optionally after stacks (only "
                                   ".reference(...) runs others)",
                       loop.line)
+    refuse_pieces(loop)
     out = Places((loop.indices[-2], loop.indices[-1]), [], [], loop.indices[:-2])
     taken: set[str] = set()
     out.arguments, out.sizes = frozenset(arguments), loop.sizes

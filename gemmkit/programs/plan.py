@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,22 +35,29 @@ from gemmkit.programs.chains.merging import (
 from gemmkit.programs.chains.schedule import ChainProblem, decided_by, read_early, section_of
 from gemmkit.programs.chains.schedule import ScheduleChoice as ChainChoice
 from gemmkit.programs.chains.schedule import ordered as ordered_chain
-from gemmkit.programs.chains.text import ChainPrinter, names_of_ranges
+from gemmkit.programs.chains.text import ChainPrinter, has_sections, names_of_ranges
 from gemmkit.programs.collectives import ROWS, TmaOut
 from gemmkit.programs.launches import (
     NEEDED,
     ROWS_NEEDED,
     CallArguments,
     Launches,
+    NotByTma,
+    Sizes,
     bits_of,
+    check_launch,
+    check_read,
     given_by,
     host_arrays,
+    in_pairs,
     laid_out,
     launches_of,
+    leaves_by_tma,
     module_of,
+    shared,
     started,
 )
-from gemmkit.programs.mapping import SWITCHES, KernelLimits, Mapping, kernel_of
+from gemmkit.programs.mapping import MULTISTAGE, SWITCHES, KernelLimits, Mapping, kernel_of
 from gemmkit.programs.multistage import OWN_NAMES as NAMES_OF_MULTISTAGE
 from gemmkit.programs.multistage import CopyWidth, MultistageChainPrinter, MultistagePrinter
 from gemmkit.programs.places import STEP, Places, allocated, ordered, out_bytes, places_of, said, simplified
@@ -61,13 +67,12 @@ from gemmkit.programs.rows import derived as derived_rows
 from gemmkit.programs.text import OWN_NAMES, OWN_STARTS, ElementFunction, Out, OutKind, Printed, Printer, function_of
 from gemmkit.programs.text import printed as text_of
 from gemmkit.programs.trace import Loop, StoreStatement, Value
-from gemmkit.programs.values import Index, ProgramAxis, refused
+from gemmkit.programs.values import Index, refused
 from gemmkit.runtime.array_info import ArrayInfo, alignment, byte_range, shares_memory, unit_axis
 from gemmkit.runtime.arrays import describe, is_array
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.runtime.launch import Launchable
 from gemmkit.runtime.streams import launch_stream
-from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tuning.problems import RESIDENT, Choice, MappingProblem, choose
 
 # --------------------------------------------------------------------------------------------------
@@ -325,10 +330,6 @@ class ProgramPlan:
                                 *map(arena.component, self.printed.callees.components))
 
 
-def shared(one: str, other: str) -> ValueError:
-    return ValueError(f"{one} and {other} share memory, and one of them is a result; a result needs its own memory")
-
-
 def _meet(one: ArrayInfo, other: ArrayInfo, low: int, high: int, other_low: int, other_high: int) -> bool:
     """Whether arrays share memory: their ranges of bytes are compared first, since ranges that are apart take no more."""
     ahead, behind = one.pointer + low < other.pointer + other_high, other.pointer + other_low < one.pointer + high
@@ -368,7 +369,7 @@ class Derived:
         """Of a call: how long its indices' axes are, and how many of the stacks are taken side by side
         (`gemmkit.programs.chains.schedule`)."""
         sizes = {index.name: chain.sizes[index.extent] for index in (*chain.indices, chain.index)}
-        if not chain.stacks or not self.choice.longest_first:
+        if not has_sections(chain, self.choice):
             return {**sizes, "section": 1, **({chain.share: chain.splits} if chain.splits > 1 else {})}
         arrays = {block.parameter.name for ring in self.places.rings if ring.index is not None for block in ring.blocks}
         nbytes, cluster = sum(2 * math.prod(infos[name].shape[-2:]) for name in arrays), self.choice.cluster
@@ -418,7 +419,20 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
 
 
 def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str | None) -> ProgramPlan:
-    """All passes. Raises ValueError, TypeError and ConfigError before anything is compiled."""
+    """All passes. Where the mapping leaves the kernel open, and TMA cannot bring an operand, threads do. Raises ValueError,
+    TypeError and ConfigError before anything is compiled."""
+    try:
+        return _planned(program, arguments, mapping, text)
+    except NotByTma as error:
+        if mapping.kernel or text is not None:
+            raise
+        try:
+            return _planned(program, arguments, replace(mapping, kernel=MULTISTAGE), None)
+        except (ConfigError, ValueError):
+            raise error from None
+
+
+def _planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str | None) -> ProgramPlan:
     loop, name = program.traced(arguments), program.function.__name__
     if loop.twice:
         raise refused(ValueError, "rows and columns of a product are the same block of a round; only .reference(...) runs "
@@ -435,11 +449,11 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
         except _NoMerge as error:
             if mapping.splits:
                 raise error.reason from None
-            return planned(program, arguments, replace(mapping, splits=1), text)
+            return _planned(program, arguments, replace(mapping, splits=1), text)
     places = places_of(loop, arguments)
     _check_names(infos, places, arguments, kernel)
     lines = {rounds.index.name: rounds.line for rounds in places.loops}
-    check = partial(_check_launch, operands={tile.parameter.name: rounds.line for rounds in places.loops
+    check = partial(check_launch, operands={tile.parameter.name: rounds.line for rounds in places.loops
                                              for tile in rounds.tiles}, tile=_tile_indices(places), lines=lines,
                     rounds=[rounds.index for rounds in places.loops], stores=places.stores, kernel=kernel)
     check(infos, loop.sizes)
@@ -459,7 +473,6 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
                        resizing.extents(infos, loop.sizes), given_by(arguments), device, resizing=resizing)
 
 
-Sizes = dict[ProgramAxis, int]         # how long the axes are that a program's indices go along
 Check = Callable[[dict[str, ArrayInfo], Sizes], None]
 
 
@@ -471,7 +484,7 @@ class Resizing(ABC):
         self.check, self.axes, self._extents = check, loop.axes, list(loop.sizes)
 
     def sizes(self, infos: dict[str, ArrayInfo]) -> Sizes:
-        return {extent: infos[extent.parameter].shape[extent.axis] for extent in self._extents}
+        return {extent: extent.measured(infos[extent.parameter].shape) for extent in self._extents}
 
     def form(self, sizes: Sizes) -> Any:
         """Readings of one form differ in nothing."""
@@ -551,7 +564,7 @@ class GridProblem(MappingProblem):
                                           "last loop", store.line)
             info = self.infos[store.parameter.name]
             for array in made.arrays:
-                _check_read(array, self.infos[array], store.line)
+                check_read(array, self.infos[array], store.line)
             kind = {None: self.kernel.whole_rows if leaves_by_tma(info) else "DirectOut", places.indices[0]: "ColumnsOut",
                     places.indices[1]: "RowsOut"}[store.only]
             outs.append(Out(store, info.dtype, kind, kind == "DirectOut" and in_pairs(info),
@@ -581,7 +594,8 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
         info, is_rows = {**infos, **cells}[store.parameter.name], chain.stores_rows(store)
         columns = 1 if is_rows else info.shape[-1]
         whole = not is_rows and leaves_by_tma(info)
-        kind = "RowsOut" if is_rows else kernel.whole_rows if whole else "DirectOut"
+        by_rows = "OctetOut" if chain.piece is not None else kernel.whole_rows         # TMA does not end where a piece does
+        kind = "RowsOut" if is_rows else by_rows if whole else "DirectOut"
         return OutKind(kind, info.dtype, not is_rows and in_pairs(info), columns)
 
     copies = {} if kernel.uses_tma else {key: _copies(kernel, info) for key, info in infos.items() if info.shape}
@@ -597,11 +611,11 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
     operands = {block.parameter.name: chain.line for ring in made.places.rings for block in ring.blocks}
     shares = made.shares
     stores = chain.stores if shares is None else shares.stores
-    check = partial(_check_launch, operands=operands, tile=chain.indices, rounds=[chain.index],
+    check = partial(check_launch, operands=operands, tile=chain.indices, rounds=[chain.index],
                     lines={chain.index.name: chain.line}, stores=stores, kernel=kernel)
     check(infos, loop.sizes)
     for array, x in made.read.items():
-        _check_read(array, infos[array], x.line)
+        check_read(array, infos[array], x.line)
     if text is not None:
         module_of(name, text)
     merge = None if shares is None else _merging(name, shares, infos, arguments, device)
@@ -700,7 +714,7 @@ class RowResizing(Resizing):
 
 
 def _check_rows(infos: dict[str, ArrayInfo], sizes: Sizes, program: RowProgram) -> None:
-    _check_launch(infos, sizes, {}, program.indices, [], {}, program.stores)
+    check_launch(infos, sizes, {}, program.indices, [], {}, program.stores)
     count = math.prod(sizes[index.extent] for index in program.indices)
     if count >= 2**31 or program.columns >= 2**31:
         raise refused(ValueError, f"{count} rows of {program.columns} elements; less than 2**31 of each is needed",
@@ -750,51 +764,3 @@ def _check_indices(names: Iterable[str], indices: list[str]) -> None:
 
 def _taken(name: str) -> ValueError:
     return ValueError(f"{name}: the derived kernel uses this name; rename the array, cell or index")
-
-
-def _check_launch(infos: dict[str, ArrayInfo], sizes: Sizes, operands: dict[str, str], tile: tuple[Index, ...],
-                  rounds: list[Index], lines: dict[str, str], stores: list[StoreStatement],
-                  kernel: KernelLimits | None = None) -> None:
-    """Raises ValueError where a kernel cannot bring an operand, a sum goes over nothing, or results share memory."""
-    for index in rounds:
-        if sizes[index.extent] == 0:
-            raise refused(ValueError, f"{index} is a block of {index.extent}; a kernel sums over at least one element",
-                          lines[index.name])
-    if 0 not in (sizes[index.extent] for index in tile):
-        for name, line in operands.items():
-            reason = None if kernel is None else kernel.why_not(infos[name])
-            if reason is not None:
-                raise refused(ValueError, f"{name} is an operand of a product, and {reason}", line)
-    results = [store.parameter.name for store in stores]
-    twice = next((name for name in results if results.count(name) > 1), None)
-    if twice is not None:
-        raise refused(ValueError, f"{twice} is stored twice; store each result once", stores[-1].line)
-    for store in stores:
-        info = infos[store.parameter.name]
-        if info.readonly:
-            raise refused(ValueError, f"{store.parameter.name} is a result, but it is read-only", store.line)
-        if info.dtype.name not in ("float16", "bfloat16", "float32"):
-            raise refused(TypeError, f"{store.parameter.name} has dtype {info.dtype}; a result must be float16, bfloat16 or "
-                                     "float32", store.line)
-    for (one, x), (other, y) in combinations(infos.items(), 2):
-        if (one in results or other in results) and shares_memory(x, y):
-            raise shared(one, other)
-
-
-def _check_read(name: str, info: ArrayInfo, line: str) -> None:
-    """Raises TypeError for elements that no float32 can meet."""
-    if info.dtype.kind == "c" or info.dtype.names is not None:
-        raise refused(TypeError, f"{name} has dtype {info.dtype}; an array "
-                                 "that is read where a tile is stored must be real", line)
-
-
-def leaves_by_tma(info: ArrayInfo) -> bool:
-    """TMA clips rows at multiples of 16 bytes alone."""
-    return info.dtype.itemsize == 2 and info.shape[-1] * 2 % 16 == 0 and why_not(info, len(info.shape) - 1) is None
-
-
-def in_pairs(info: ArrayInfo) -> bool:
-    """Whether two neighbours of a row are stored at once."""
-    size = 2 * info.dtype.itemsize
-    return (info.shape[-1] % 2 == 0 and info.strides[-1] == 1 and all(stride % 2 == 0 for stride in info.strides[:-1])
-            and info.pointer % size == 0 and unit_axis(info) == len(info.shape) - 1)

@@ -15,7 +15,7 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.called import CALLED, EXTENT, NUMBER, RETURNS, Callees
 from gemmkit.programs.chains.elements import is_whole_number
 from gemmkit.programs.mapping import Mapping
-from gemmkit.programs.places import RowRewriter, is_tiled, walked
+from gemmkit.programs.places import RowRewriter, is_tiled, refuse_pieces, walked
 from gemmkit.programs.text import CALLS as OF_ELEMENTS
 from gemmkit.programs.text import EARLY, JOINTS, SIGNS, Printed, bare, count_of, listed, parts_of_stacks
 from gemmkit.programs.trace import CONDITIONS, Carried, Loop, StoreStatement, Value
@@ -87,6 +87,7 @@ def has_rows_alone(loop: Loop) -> bool:
 
 def row_program_of(loop: Loop) -> RowProgram:
     """Raises ValueError and TypeError, with the user's line, for what is no function of rows."""
+    refuse_pieces(loop)
     *stacks, rows = loop.indices
     stores = [held for held in loop.body if isinstance(held, StoreStatement)]
     parts = next((held for held in loop.body if isinstance(held, Loop)), None)

@@ -78,7 +78,7 @@ class ElementFunction:
         names = [index.name for index in self.indices if index.name in self.places]
         rows = [self.place, f"last_{names[0]}"] if self.indices[0].name in names else []
         columns = ["column", f"last_{names[-1]}"] if self.indices[1:] and self.indices[1].name in names else []
-        stacks = [stack.name for stack in self.stacks if stack.name in self.places]
+        stacks = [name_of_stack(stack) for stack in self.stacks if stack.name in self.places]
         called = [callee.name for callee in self.callees]
         return [*self.arrays, *called, *self.scalars, *self.of_rows, *rows, *columns, *stacks]
 
@@ -184,7 +184,7 @@ class ElementFunction:
                                   "the tile are available", x.line)
 
     def _in_range(self, index: Index) -> str:
-        return index.text() if index.of_loop in self.stacks else f"min({self._place(index)}, last_{index.name})"
+        return index.text(name_of_stack) if index.of_loop in self.stacks else f"min({self._place(index)}, last_{index.name})"
 
     def _not_finite(self, number: float) -> str:
         self.needs.add("math")
@@ -258,6 +258,17 @@ def function_of(name: str, root: Value, indices: tuple, cells: dict[Value, str],
     return made
 
 
+def name_of_stack(index: Index) -> str:
+    """What a function of elements calls it, whose i is the element's number.
+
+    >>> from gemmkit.programs.values import ProgramAxis
+    >>> [name_of_stack(Index(ProgramAxis("x", 0, 3, True), name)) for name in "hi"]
+    ['h', 'at_i']
+    """
+    name = index.of_loop.name
+    return "at_i" if name == "i" else name
+
+
 def listed(names: Iterable[str]) -> str:
     """As a tuple, without its brackets.
 
@@ -289,7 +300,7 @@ def parts_of_stacks(stacks: Sequence[Index], which: str) -> list[str]:
 
 IMPORTS = [
     ("dataclasses", "dataclass", ()), ("gemmkit.components", "Component", ()), ("gemmkit.components", "Scalar", ()),
-    ("gemmkit.kernels.collectives.softmax", "column_at", ("column_at",)),
+    ("gemmkit.programs.collectives", "column_at", ("column_at",)),
     ("gemmkit.kernels.collectives.scheduler", "Cluster", ("cluster",)),
     *(("gemmkit.kernels.collectives.pipeline", name, (name,)) for name in ("CLUSTER", "CLUSTER_WARPS")),
     ("gemmkit.kernels.collectives.pipeline", "Pipeline", ()), ("gemmkit.kernels.collectives.pipeline", "WARPS", ("WARPS",)),
@@ -692,7 +703,7 @@ class Printer:
         """What a function is given behind the sums."""
         m, n = (index.name for index in self.places.indices)
         column = f"{n} + group * 128 + thread_index() % 128" if kind == "ColumnsOut" else f"{n} + own_column()"
-        here = {"row": f"{m} + group * 64 + own_row()", "column": column, f"last_{m}": f"sizes.{m} - 1",
+        here = {**{name_of_stack(stack): stack.name for stack in self.places.stacks}, "row": f"{m} + group * 64 + own_row()", "column": column, f"last_{m}": f"sizes.{m} - 1",
                 f"last_{n}": f"sizes.{n} - 1", **{name: f"sizes.{name}" for name in made.scalars}}
         return [here.get(name, name) for name in made.parameters]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -24,7 +24,9 @@ from gemmkit.programs.values import (
     Axis,
     Cell,
     Index,
+    Packed,
     Parameter,
+    Piece,
     Place,
     ProgramAxis,
     Term,
@@ -89,7 +91,7 @@ class Interpreter:
         return Callee(name, f)
 
     def loop(self, extents: tuple[ProgramAxis, ...], kind: str, stop: Any = None) -> Iterator[Any]:
-        """``stop``: a length that bounds the only extent."""
+        """``stop``: a length that bounds the only extent, or the piece that it is of."""
         raise NotImplementedError
 
     def fitted(self, value: Any, dims: tuple) -> Any:
@@ -304,11 +306,16 @@ class Interpreter:
     def place(self, dim: Any) -> Place:
         return Place(self.coordinate(dim), dim)
 
-    def extents(self, given: tuple) -> tuple[ProgramAxis, ...]:
-        for extent in given:
+    def extents(self, given: tuple, piece: Index | None = None) -> tuple[ProgramAxis, ...]:
+        """``piece``: which one a loop along the rows of a piece is of, where it is no tile's."""
+        for n, extent in enumerate(given):
             if not isinstance(extent, ProgramAxis):
                 raise refused(TypeError, f"a loop is over {extent!r}, but an axis is needed, such as a.rows, a.columns, "
                                          "a.count")
+            if extent.offsets is not None and not extent.stack and piece is None and not any(
+                    x.counts_pieces and x.offsets is extent.offsets for x in given[:n]):
+                raise refused(ValueError, f"a loop is over {extent!r}, but of which one is not said: of x = packed(...) "
+                                          "write parallel(x.count, x.rows) for tiles, and sequential(x[i]) for rounds")
         return given
 
 
@@ -384,12 +391,16 @@ def entered(interpreter: Interpreter) -> Iterator[Interpreter]:
 # array([3., 5.])
 
 COUNTED = np.dtype(np.int32), np.dtype(np.int64)
+#: An operation: how long a piece is. Its data is the array of offsets, and the index that says which piece it is.
+PIECE = "piece"
 SUCH = "an element of an array of int32 or int64 is needed, such as stop=lengths[h]"
 
 
 def check_length(stop: Any, extent: ProgramAxis) -> Value:
-    """The load that a loop's ``stop`` is. Raises TypeError and ValueError, with the user's line, for what is no length of
-    all rows of a tile."""
+    """The load that a loop's ``stop`` is, or the piece that it is of. Raises TypeError and ValueError, with the user's line,
+    for what is no length of all rows of a tile."""
+    if isinstance(stop, Piece):
+        return Value(PIECE, (), (), (extent.offsets, (stop.which,)))
     if isinstance(stop, Parameter):
         raise refused(TypeError, f"sequential(stop={stop.name}): {stop.name} has shape {stop.shape}, and a tile has one "
                                  f"length; {SUCH}")
@@ -407,6 +418,28 @@ def check_length(stop: Any, extent: ProgramAxis) -> Value:
         raise refused(ValueError, f"{said}: the loop is over {extent}, one by one; only loops over rows and columns take "
                                   "stop=")
     return cast("Value", found)
+
+
+def packed_rows(axis: Any, offsets: Any) -> Packed:
+    """Raises TypeError and ValueError, with the user's line, for what is no axis of rows, and no array of offsets."""
+    if not isinstance(axis, ProgramAxis) or axis.stack or axis.offsets is not None:
+        raise refused(TypeError, f"packed({axis!r}, ...): the rows of an array are needed, such as q.rows")
+    if not isinstance(offsets, Parameter):
+        raise refused(TypeError, f"packed(..., {offsets!r}): an array argument of whole numbers is needed, in which each "
+                                 "piece begins where the one before ends")
+    rank, dtype = len(offsets._shape), np.dtype(offsets.dtype)
+    if rank != 1 or not offsets._shape[0] or dtype not in COUNTED:
+        raise refused(ValueError if dtype in COUNTED else TypeError,
+                      f"packed(..., {offsets.name}): {offsets.name} has shape {offsets._shape} and dtype {dtype}; one "
+                      "dimension of int32 or int64 is needed, one element more than there are pieces")
+    return Packed(axis, offsets)
+
+
+def piece_of(extent: ProgramAxis, indices: Iterable[Index]) -> Index | None:
+    """The index of a tile that says which piece its rows are of; None of rows that are in no piece."""
+    if extent.offsets is None or extent.stack:
+        return None
+    return next(x for x in indices if x.extent.counts_pieces and x.extent.offsets is extent.offsets)
 
 
 @dataclass(eq=False)
@@ -555,6 +588,10 @@ class Tracer(Interpreter):
         indices = tuple(Index(extent, of_tile=kind == "parallel") for extent in extents)
         if kind == "parallel":
             self.stacks = tuple(x for x in indices if x.stack)
+        for index in indices:
+            index.piece = stop.which if isinstance(stop, Piece) else piece_of(index.extent, indices)
+            if index.extent.offsets is not None:
+                self.reads.add(index.extent.offsets.name)
         loop = self.emit(Loop(kind, indices, stop=length))
         user = sys._getframe(1)
         known = dict(user.f_locals)
@@ -700,7 +737,8 @@ def _check_stores(loop: Loop, code: CodeType, arrays: list[str], reads: set[str]
             raise refused(ValueError, f"{name} is both read and stored; a result needs its own array. Read the input from "
                                       f"another argument: {name}[{shown(store.key)}] = acc + c[{shown(store.key)}]",
                           store.line)
-        missing = next((x for x in loop.indices if x.stack and not any(y is x for y in store.key)), None)
+        of_piece = [x.piece for x in store.key if isinstance(x, Index)]            # which is in no other's rows
+        missing = next((x for x in loop.indices if x.stack and not any(y is x for y in (*store.key, *of_piece))), None)
         if missing is not None and store.only is not missing:
             raise refused(ValueError, f"{name}[{shown(store.key)}] is stored for each {missing} of {missing.extent}, and "
                                       "each overwrites the one before; give each its place: "

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
@@ -360,20 +360,32 @@ def _seen(name: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class ProgramAxis(Symbol):
-    """An axis of an array, to go along; ``stack``: one by one."""
+    """An axis of an array, to go along; ``stack``: one by one. ``offsets``: the array that says where pieces of it begin, if
+    it is cut into some, as packed sequences are; of a stack, the array that it counts the pieces of."""
 
     parameter: str
     axis: int
     length: int
     stack: bool = False
     group: int = 1                     # of a stack: how many of it share one matrix
+    offsets: Parameter | None = None
 
     @property
     def size(self) -> int:
         _seen(self.parameter)
         return self.length
 
+    @property
+    def counts_pieces(self) -> bool:
+        return self.stack and self.offsets is not None
+
+    def measured(self, shape: tuple[int, ...]) -> int:
+        """How long it is where its array has another shape."""
+        return shape[self.axis] - self.counts_pieces
+
     def __repr__(self) -> str:
+        if self.offsets is not None:
+            return f"{'the pieces' if self.stack else 'a piece'} of {self.parameter} by {self.offsets.name}"
         return f"axis {self.axis} of {self.parameter} ({self.length})"
 
     @property
@@ -381,11 +393,15 @@ class ProgramAxis(Symbol):
         return (f"loops are for m, n in gp.parallel(...) and for k in gp.sequential(...), and its length is "
                 f"{self.parameter}.shape[{self.axis}]")
 
+    @property
+    def _identity(self) -> tuple[Any, ...]:
+        return self.parameter, self.axis, self.stack, self.group, "" if self.offsets is None else self.offsets.name
+
     def _same(self, other: Any) -> bool:
-        return (self.parameter, self.axis, self.stack, self.group) == (other.parameter, other.axis, other.stack, other.group)
+        return bool(self._identity == other._identity)
 
     def __hash__(self) -> int:
-        return hash((self.parameter, self.axis, self.stack, self.group))
+        return hash(self._identity)
 
 
 @dataclass(frozen=True)
@@ -406,7 +422,8 @@ class Index(Symbol):
     go along the axis, and not rounds. ``is_over``: its loop is. ``twin``: the index of the same blocks, where one block is
     rows and columns of a product.
 
-    Of a stack's index ``h // 4`` is an index, too, whose ``base`` is h: four neighbours of the stack share a matrix."""
+    Of a stack's index ``h // 4`` is an index, too, whose ``base`` is h: four neighbours of the stack share a matrix. Places
+    of a piece's index count from where the piece begins, ``origin``; ``piece``: which one it is."""
 
     extent: ProgramAxis
     name: str = ""
@@ -417,6 +434,8 @@ class Index(Symbol):
     twin: Index | None = None
     limit: int | None = None           # where rounds end before the axis does, where numbers are computed
     base: Index | None = None
+    piece: Index | None = None
+    origin: int = 0
     groups: dict[int, Index] = field(default_factory=dict)         # made of it, by how many share a matrix
 
     def __floordiv__(self, group: Any) -> Index:       # type: ignore[override]
@@ -460,6 +479,39 @@ class Index(Symbol):
     def instead(self) -> str:                          # type: ignore[override]
         return ("it is an index, of arrays that are arguments of the program; where its elements are is "
                 f"gp.place({self!r})")
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """Rows that are cut into pieces, one behind the other: piece i goes from ``offsets[i]`` to ``offsets[i + 1]``.
+    ``count``: to go along the pieces, one by one; ``rows``: along the rows of one; ``[i]``: those of the i-th, in rounds."""
+
+    axis: ProgramAxis
+    offsets: Parameter
+
+    @property
+    def count(self) -> ProgramAxis:
+        (length,) = self.offsets._shape
+        return ProgramAxis(self.offsets.name, 0, length - 1, True, offsets=self.offsets)
+
+    @property
+    def rows(self) -> ProgramAxis:
+        return replace(self.axis, offsets=self.offsets)
+
+    def __getitem__(self, piece: Any) -> Piece:
+        piece = piece.dim if isinstance(piece, Place) else piece
+        if not isinstance(piece, Index) or not piece.stack:
+            raise refused(TypeError, f"packed(...)[{piece!r}]: which piece it is must be a variable of parallel(...) along "
+                                     "pieces or a stack")
+        current().axes.cut(piece, self.offsets)
+        return Piece(self.rows, piece)
+
+
+class Piece(NamedTuple):
+    """Rows of one of an array's pieces: which one is it."""
+
+    axis: ProgramAxis
+    which: Index
 
 
 class Term(Arithmetic):
@@ -649,13 +701,12 @@ def _stands(index: Index, at: AxisSymbol, key: tuple) -> str:
 
 
 class Axes:
-    """What a program has said so far. ``equal``: axes that must be of one length; ``grouped``: those of which the first is
-    so many times as long as the second; ``whole``: those that are values' own dimensions; ``seen``: the arrays whose shapes
-    the program's own code has read."""
+    """What a program has said so far. ``related``: axes of which the first is so many times as long as the second, and so
+    much longer; ``whole``: those that are values' own dimensions; ``seen``: the arrays whose shapes the program's own code
+    has read."""
 
     def __init__(self) -> None:
-        self.equal: set[tuple[AxisSymbol, AxisSymbol]] = set()
-        self.grouped: set[tuple[AxisSymbol, AxisSymbol, int]] = set()
+        self.related: set[tuple[AxisSymbol, AxisSymbol, int, int]] = set()
         self.whole: set[AxisSymbol] = set()
         self.seen: set[str] = set()
         self._parents: dict[AxisSymbol, AxisSymbol] = {}
@@ -686,10 +737,9 @@ class Axes:
                                       "blocks; use two loops")
         if extent.length != parameter.shape[axis]:
             raise refused(ValueError, f"{_stands(index, at, key)} ({parameter.shape[axis]} elements)")
-        if extent.group > 1:
-            self.grouped.add(((extent.parameter, extent.axis), at, extent.group))
+        self.related.add(((extent.parameter, extent.axis), at, extent.group, int(extent.counts_pieces)))
+        if extent.group > 1 or extent.counts_pieces:
             return
-        self.equal.add(((extent.parameter, extent.axis), at))
         uses = self._uses.setdefault(index, {})
         if at not in uses:
             uses[at] = key, line_here()
@@ -698,6 +748,15 @@ class Axes:
                 raise refused(ValueError, f"{name}[{shown(key)}]: {index} is used for two axes of {name}, but is a block of "
                                           f"{extent}; if {name} is square, loop over {name}.rows or {name}.columns")
             self.join((extent.parameter, extent.axis), at)
+
+    def cut(self, piece: Index, offsets: Parameter) -> None:
+        """An index says which piece of an array it is. Raises ValueError where there is another number of them."""
+        extent, (length,) = piece.extent, offsets._shape
+        if extent.length != length - 1:
+            raise refused(ValueError, f"packed(...)[{piece!r}]: {offsets.name} has the offsets of {length - 1} pieces, and "
+                                      f"{piece!r} goes along {extent.length}")
+        more = int(extent.counts_pieces) - extent.group
+        self.related.add(((extent.parameter, extent.axis), (offsets.name, 0), extent.group, more))
 
     def check(self) -> None:
         """Raises ValueError, with the line, for an index that stands on other axes of its array alone."""

@@ -14,11 +14,9 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.functions import attention
-from gemmkit.kernels.collectives.softmax import QuadOut
 from gemmkit.kernels.masks import ALiBi, Causal, Documents, SoftCap, Window
 from gemmkit.runtime.arrays import describe
-from gemmkit.runtime.device import A100, H100, assumed
-from gemmkit.tuning.problems import choose
+from gemmkit.runtime.device import H100, assumed
 from tests.support.attention import close, draw, reference, small
 from tests.support.machines import BF16, on_machines, poison
 
@@ -32,8 +30,8 @@ F16 = np.dtype("f2")
 def session(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Calls on a machine; in the emulator with few keys a block and few blocks."""
     @contextlib.contextmanager
-    def made(machine: Any, **fields: Any) -> Any:
-        with small(monkeypatch, **fields) if machine.emulated else contextlib.nullcontext(), machine.session():
+    def made(machine: Any) -> Any:
+        with small(monkeypatch) if machine.emulated else contextlib.nullcontext(), machine.session():
             yield
 
     return made
@@ -57,10 +55,6 @@ MASKS: dict[str, Any] = {
     "window": lambda queries, keys: (Window(37, 5), lambda m, n, h, b: (m + keys - queries - 37 <= n) & (n <= m + keys - queries + 5)),
     "window, causal": lambda queries, keys: (Window(40, 9) & Causal(), lambda m, n, h, b: (m + keys - queries - 40 <= n) & (n <= m + keys - queries)),
 }
-
-TILE_ENDS: list[dict[str, Any]] = [{"joins_tiles": joins, "q_stages": 1, "store": QuadOut()} for joins in (False, True)]
-TILE_ENDS += [{"joins_tiles": False, "q_stages": 1, "store": QuadOut(), "skips": True, "block_n": keys} for keys in (16, 80)]
-
 
 @pytest.mark.kin(5)
 @pytest.mark.sample(50)
@@ -92,23 +86,6 @@ def test_head_sizes(machine: Any, head_dim: int, dtype: Any, rng: np.random.Gene
     with machine.session():
         found = gk.attention(*map(machine.array, (q, k, v)))
     close(machine.numpy(found), reference(q, k, v))
-
-
-@pytest.mark.sample(26)                                # each of the four ends, with other masks and sizes
-@pytest.mark.parametrize("sizes", [(1, 1), (5, 3), (67, 130), (197, 61), (150, 150)], ids=str)
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("fields", TILE_ENDS, ids=str)
-def test_tile_ends(fields: dict[str, Any], mask: str, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    """Tiles that end before the next one begins, and O stored in octets: also where strides allow no 16 bytes."""
-    queries, keys = sizes
-    rule, visible = MASKS[mask](queries, keys)
-    q, k, v = draw(rng, (1, 2, queries, 64), F16), *(draw(rng, (1, 1, keys, 64), F16) for _ in range(2))
-    whole = np.full((1, 2, queries, 67), np.nan, F16)
-    with small(monkeypatch, blocks=1, **fields), gk.emulate():
-        _, lse = gk.attention(q, k, v, mask=rule, out=whole[..., 1:65], return_lse=True)
-        found = gk.attention(q, k, v, mask=rule)
-    close(found, reference(q, k, v, visible=visible), lse)
-    assert np.array_equal(whole[..., 1:65], found) and np.isnan(whole[..., :1]).all() and np.isnan(whole[..., 65:]).all()
 
 
 @pytest.mark.sample(16)
@@ -251,16 +228,15 @@ def test_large_products(machine: Any, sessions: Any, dtype: Any, size: float, rn
 @pytest.mark.sample(16)
 @pytest.mark.kin(5)
 @on_machines
-@pytest.mark.parametrize("fields", [{}, TILE_ENDS[-1]], ids=["", "skips"])
 @pytest.mark.parametrize("mask", [None, Causal()], ids=str)
 @pytest.mark.parametrize("layout", ["bnhd", "bhnd"])
-def test_packed_sequences(machine: Any, session: Any, mask: Any, layout: str, fields: dict[str, Any], rng: np.random.Generator) -> None:
+def test_packed_sequences(machine: Any, session: Any, mask: Any, layout: str, rng: np.random.Generator) -> None:
     """Sequences of 0, 1 and more rows, of other lengths of keys, each on its own; what lies between is not looked at."""
     starts, ends = np.array([0, 70, 70, 71, 100, 110]), np.array([0, 33, 40, 75, 75, 90])
     q, k, v = draw(rng, (110, 2, 64), F16), draw(rng, (90, 1, 64), F16), draw(rng, (90, 1, 64), F16)
     given = [machine.array(np.ascontiguousarray(x.swapaxes(0, 1) if layout == "bhnd" else x)) for x in (q, k, v)]
     out = machine.array(poison((2, 110, 64) if layout == "bhnd" else q.shape, F16))
-    with session(machine, **fields):
+    with session(machine):
         found, lse = gk.attention(*given, lengths=(starts, ends), mask=mask, out=out, layout=layout, return_lse=True)
         scored = gk.attention(*given, lengths=(starts.tolist(), ends.tolist()), layout=layout,
                               score=lambda s, m, n, head, batch: s + 0.125 * batch * (n < 3) - 0.25 * head * (m > 2) * (n > 4))
@@ -276,13 +252,12 @@ def test_packed_sequences(machine: Any, session: Any, mask: Any, layout: str, fi
 @pytest.mark.sample(16)
 @pytest.mark.kin(5)
 @on_machines
-@pytest.mark.parametrize("fields", [{}, TILE_ENDS[-1]], ids=["", "skips"])
-def test_documents(machine: Any, session: Any, fields: dict[str, Any], rng: np.random.Generator) -> None:
+def test_documents(machine: Any, session: Any, rng: np.random.Generator) -> None:
     q, k, v = (draw(rng, (1, 1, 110, 64), F16) for _ in range(3))
     offsets = [0, 20, 20, 21, 90, 110]
     of = np.repeat(np.arange(5), np.diff(offsets))
     mask = Documents.of(offsets, machine.array)
-    with session(machine, **fields):
+    with session(machine):
         found = gk.attention(*map(machine.array, (q, k, v)), mask=mask)
         causal = gk.attention(*map(machine.array, (q, k, v)), mask=mask & Causal())
     close(machine.numpy(found), reference(q, k, v, visible=lambda m, n, h, b: of[m] == of[n]))
@@ -314,7 +289,7 @@ def test_rows_of_one_tile() -> None:
     def rows(shape: tuple[int, ...], layout: str = "bhnd", mask: Any = None) -> int:
         q, k = np.zeros(shape, F16), np.zeros((1, 2, 900, 64) if layout == "bhnd" else (1, 900, 2, 64), F16)
         operands = attention.operands_of(*(describe(x, "x") for x in (q, k, k)), layout, False)
-        call = attention.AttentionCall(operands, operands.q, None, mask or attention.EVERYTHING, attention.PLAIN, 1.0, None)
+        call = attention.AttentionCall(operands, operands.q, None, mask or attention.EVERYTHING, attention.PLAIN, 1.0, {})
         return attention.folded(call).operands.queries
 
     with assumed(H100), gk.emulate():
@@ -339,18 +314,6 @@ def test_the_same_bits_every_time(machine: Any, session: Any, head_dim: int, rng
         if machine.emulated:
             with gk.emulate(seed=5):
                 assert np.array_equal(gk.attention(q, k, v, mask=Causal()), first)
-
-
-@pytest.mark.sample(16)
-@pytest.mark.kin(5)
-@pytest.mark.parametrize("turns", [False, True])
-@pytest.mark.parametrize("consumers", [2, 3])
-def test_mappings(turns: bool, consumers: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    """Two and three consumers, with turns and without, in a shuffled order; a block that computes all tiles."""
-    q, k, v = (draw(rng, (1, 1, 200, 64), F16) for _ in range(3))
-    with small(monkeypatch, blocks=1, turns=turns, consumers=consumers, stages=3), gk.emulate(seed=consumers):
-        found = gk.attention(q, k, v, mask=Causal())
-    close(found, reference(q, k, v, visible=lambda m, n, h, b: n <= m))
 
 
 @pytest.mark.sample(16)
@@ -461,17 +424,3 @@ def test_drawn(machine: Any, number: int, monkeypatch: pytest.MonkeyPatch) -> No
             lse = machine.numpy(found[1]) if returns else None
             result = machine.numpy(out) if layout == "bhnd" else machine.numpy(out).swapaxes(1, 2)
             close(result, reference(q, k, v, scale, visible, computed), lse, slack)
-
-
-@pytest.mark.parametrize("device", [H100, A100], ids=["sm90", "sm80"])
-def test_few_queries_and_keys_take_a_small_mapping_in_the_emulator(device: Any) -> None:
-    def spec(queries: int, keys: int, mapping: str) -> Any:
-        q, k = (attention.as_heads(describe(np.zeros((1, 1, n, 64), np.float16), "q"), "q", "bhnd", False)
-                for n in (queries, keys))
-        call = attention.AttentionCall(attention.AttentionOperands(q, k, k), q, None, attention.EVERYTHING, attention.PLAIN, 1.0, None)
-        with assumed(device), gk.emulate(mapping=mapping):
-            return choose(attention.AttentionProblem(call), device).spec
-
-    assert (spec(12, 40, "small").block_n, spec(12, 40, "small").block_m) == (64, 64)
-    assert spec(12, 7, "small").block_n == 32 and spec(70, 900, "small").block_n == spec(70, 900, "device").block_n
-    assert spec(12, 40, "device").block_n == spec(5000, 5000, "device").block_n

@@ -14,7 +14,6 @@ import pytest
 import gemmkit as gk
 from gemmkit.components import ComponentError
 from gemmkit.emulator.errors import EmulatorError
-from gemmkit.kernels.attention.spec import mappings, why_not
 from gemmkit.kernels.masks import ALiBi, Causal, Documents, Mask, Score, ScoreBias, ScoreFunction, SoftCap, Window
 from gemmkit.lang.errors import ConfigError
 from tests.support.attention import close, draw, reference, small
@@ -184,13 +183,16 @@ def call(**changed: Any) -> Callable[[], Any]:
     (call(k=np.zeros((1, 3, 8, 64), F16), v=np.zeros((1, 3, 8, 64), F16)), ValueError, "k has 3 heads and q has 2; the number must divide"),
     (call(k=np.zeros((3, 2, 8, 64), F16)), ValueError, "k has a batch of 3 and q of 1"),
     (call(v=X[:, :, :4]), ValueError, "v has 4 rows and k has 8"),
-    (call(v=X[..., :32]), ValueError, "v has head size 32 and q has 64"),
+    (call(k=X[..., :32]), ValueError, "k has head size 32 and q has 64"),
+    (call(v=X[..., :36]), ConfigError, "v has head size 36; a multiple of 8 up to 256 is needed"),
+    (call(v=X[..., :32], out=np.zeros(X.shape, F16)), ValueError, r"out has shape \(1, 2, 8, 64\); q's shape with v's head size, 32"),
     (call(**dict.fromkeys("qkv", np.zeros((1, 1, 4, 84), F16))), ConfigError, "q has head size 84; a multiple of 8 up to 256 is needed"),
-    (call(**dict.fromkeys("qkv", np.zeros((4, 1, 80), F16)), layout="bnhd", lengths=([0, 4], [0, 4])), ConfigError,
-     "q has head size 80; there are kernels for 32, 64, 96"),
-    (call(k=np.zeros((1, 2, 8, 128), F16)[..., ::2]), ValueError, "k cannot be loaded by TMA.*not contiguous along axis 3.*contiguous copy"),
-    (call(k=np.zeros((1, 2, 8, 66), F16)[..., :64]), ValueError, "k cannot be loaded by TMA.*not a multiple of 16"),
-    (call(q=X[:, :, ::-1]), ValueError, "q cannot be loaded by TMA.*not positive"),
+    (call(k=np.zeros((1, 2, 8, 128), F16)[..., ::2]), ValueError, "k cannot be loaded.*not contiguous along axis 3.*contiguous copy"),
+    (call(k=np.zeros((1, 2, 8, 65), F16)[..., :64]), ValueError, "k cannot be loaded.*rows begin at odd elements"),
+    (call(key_lengths=[1, 2]), ValueError, "key_lengths has 2 elements and q has a batch of 1"),
+    (call(key_lengths=[0.5]), TypeError, "key_lengths is an array of float64"),
+    (call(key_lengths=7), TypeError, "key_lengths is a int; a list or an array of whole numbers"),
+    (call(**dict.fromkeys("qkv", X[0]), lengths=([0, 8], [0, 8]), key_lengths=[3]), ValueError, "leave key_lengths out"),
     (call(mask=np.ones((8, 8), bool)), TypeError, "mask is a ndarray; a gemmkit.masks.Mask is needed"),
     (call(mask=Wrong()), TypeError, r"Wrong.visible takes 1 arguments; visible\(self, m, n\)"),
     (call(mask=Number()), ComponentError, "True or False is needed"),
@@ -231,6 +233,30 @@ def test_bad_components(make: Callable[[], Any], words: str) -> None:
         make()
 
 
+@dataclass(frozen=True)
+class Leaves(Mask):
+    """Its keys leave out what it shows, or its free ones have what it hides."""
+
+    few: bool
+
+    def visible(self, m: int, n: int) -> bool:
+        return n <= m + 1
+
+    def keys(self, begin: int, end: int, keys: int) -> tuple[int, int]:
+        return 0, end if self.few else end + 1
+
+    def free(self, begin: int, end: int, keys: int) -> tuple[int, int]:
+        return 0, begin + 1 if self.few else begin + 3
+
+
+@pytest.mark.parametrize("few,words", [(True, r"keys of queries 0 to 9 gives \(0, 9\), and query 8 sees key 9"),
+                                       (False, r"free of queries 0 to 9 gives \(0, 3\), and query 0 does not see key 2")])
+def test_a_mask_that_contradicts_itself_is_found(few: bool, words: str) -> None:
+    x = np.zeros((1, 1, 12, 64), F16)
+    with gk.emulate(), pytest.raises(ComponentError, match=words):
+        gk.attention(x[:, :, :9], x, x, mask=Leaves(few))
+
+
 def test_a_host_array_needs_the_emulator() -> None:
     with pytest.raises(TypeError, match="q is a host array"):
         gk.attention(X, X, X)
@@ -251,16 +277,3 @@ def test_a_score_beyond_its_array_is_found() -> None:
         gk.attention(X, X, X, score=lambda s, m, n: s + short[n])
 
 
-@pytest.mark.thorough
-@on_machines
-def test_alibi_by_the_shipped_mapping(machine: Any, rng: np.random.Generator) -> None:
-    """A light score by three consumers of heads of 64; any other, or packed sequences, by two."""
-    light, other = ALiBi(np.zeros(1, np.float32)), SoftCap(5.0)
-    taken = [[one.consumers for one in mappings(64, score) if why_not(one, score, packed) is None]
-             for score, packed in ((light, False), (light, True), (other, False))]
-    assert taken == [[3, 2], [2], [2]] and all(one.turns for one in mappings(128, light))
-    q, k, v = (draw(rng, (1, 2, 200, 64), F16) for _ in range(3))
-    with machine.session():
-        found = gk.attention(*map(machine.array, (q, k, v)), score=ALiBi(machine.array(SLOPES[:2])), mask=Causal())
-    close(machine.numpy(found), reference(q, k, v, visible=lambda m, n, h, b: n <= m,
-                                          score=lambda s, m, n, h, b: s - SLOPES[h] * (m - n)), slack=1e-4)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.emulator.errors import EmulatorError
-from gemmkit.kernels.attention import mma_kernel
 from gemmkit.kernels.masks import Causal, SoftCap, Window
 from tests.support.attention import close, draw, reference
 from tests.support.machines import BF16, on_machines, poison
@@ -65,22 +62,3 @@ def test_scores_layouts_and_packed_sequences(machine: Any, rng: np.random.Genera
     packed = machine.numpy(packed).swapaxes(0, 1)[None]
     close(packed[:, :, 20:], reference(q[:, :, 20:], k[:, :, 30:], v[:, :, 30:]))
     assert not packed[:, :, :20].any() and not machine.numpy(empty).any()
-
-
-def nothing(*given: Any) -> None:
-    pass
-
-
-FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "no barrier": lambda patch: patch.setattr(mma_kernel, "barrier", nothing),
-    "no wait": lambda patch: patch.setattr(mma_kernel, "wait_copies", nothing),
-    "a wait less": lambda patch: patch.setattr(mma_kernel, "wait_copies", lambda pending, wait=mma_kernel.wait_copies: wait(2)),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    q, k, v = (draw(rng, (1, 1, rows, 64), F16) for rows in (30, 140, 140))
-    FAULTS[fault](monkeypatch)
-    with gk.emulate(), pytest.raises(EmulatorError):
-        gk.attention(q, k, v)

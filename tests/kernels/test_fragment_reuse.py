@@ -13,18 +13,15 @@ import pytest
 import gemmkit as gk
 from gemmkit import ConfigError
 from gemmkit.epilogues.activations import silu
-from gemmkit.kernels.attention.mma_kernel import BLOCK_N, MmaAttentionSpec
-from gemmkit.kernels.attention.spec import MAPPINGS, AttentionSpec
 from gemmkit.kernels.collectives.operand import FragmentReuse
-from gemmkit.kernels.collectives.softmax import AttentionDirectStore
-from gemmkit.kernels.masks import Everything, PlainScores
 from gemmkit.kernels.mlp.mma_kernel import MmaMlpSpec
 from gemmkit.kernels.mlp.spec import Activation, MlpMapping, NoActivation, spec_of
 from gemmkit.kernels.mlp.spec import MlpDirectStore as MlpOut
 from gemmkit.operators import COMPLEX, FPUOp, MMAOp, Operator, WGMMAOp, WMMAOp
+from gemmkit.programs.collectives import HandedProduct, StagedTile
+from gemmkit.programs.multistage import CopiedTile, HandedMmaProduct
 from gemmkit.ptx.mma import FragmentMap, MmaSpec, places
 from gemmkit.ptx.wgmma import WgmmaSpec
-from tests.support.attention import by_hand
 from tests.support.machines import BF16, E4M3, is_poison, poison
 from tests.support.patches import Seeded
 
@@ -48,22 +45,20 @@ def is_right(given: FragmentReuse) -> bool:
 
 # -- what the kernels hand over -------------------------------------------------------------------------------------------
 
-def attention_specs(dtype: np.dtype, head_dim: int) -> list[Any]:
-    rules = dict(mask=Everything(), score=PlainScores(), store=AttentionDirectStore(), dtype=dtype, head_dim=head_dim, has_lse=False, packed=False)
-    on = MAPPINGS[head_dim][0]
-    return [AttentionSpec(**rules, block_n=on.block_n, consumers=on.consumers, stages=on.stages, q_stages=on.q_stages,
-                          takes_turns=on.turns, joins_tiles=on.joins_tiles),
-            MmaAttentionSpec(**rules, block_n=BLOCK_N[head_dim])]
+def handed_products(dtype: np.dtype, keys: int) -> list[Any]:
+    """Of weights of so many keys and values of 64 columns, as programs have them."""
+    memory = dict(lines=keys, columns=64, offset=0, stage_bytes=2 * 64 * keys)
+    return [HandedProduct(StagedTile(dtype.name, **memory)), HandedMmaProduct(CopiedTile(dtype.name, **memory, threads=128))]
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
-@pytest.mark.parametrize("head_dim", MAPPINGS)
-def test_attention(head_dim: int, dtype: np.dtype) -> None:
-    for spec in attention_specs(dtype, head_dim):
-        assert is_right(spec.reuse)
-        assert (spec.reuse.values, spec.reuse.k, spec.pv_steps) == (8, 16, spec.block_n // 16)
-        assert spec.reuse.following.dtype == dtype
+@pytest.mark.parametrize("keys", [16, 48, 80, 128])
+def test_weights(keys: int, dtype: np.dtype) -> None:
+    for made in handed_products(dtype, keys):
+        assert is_right(made.reuse)
+        assert (made.reuse.values, made.reuse.k, made.reuse.fragments) == (8, 16, keys // 16)
+        assert made.reuse.following.dtype == dtype
 
 
 def mlp_specs(dtype: np.dtype, hidden: int, **fields: Any) -> list[Any]:
@@ -241,7 +236,7 @@ def test_a_spec_of_operators_that_do_not_go_together_is_not_made(machine: str, o
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     seed_maps(monkeypatch, machine, operand)
     which = 0 if machine == "wgmma" else 1
-    for make in (lambda: attention_specs(F16, 64), lambda: mlp_specs(BF16, 64)):
+    for make in (lambda: handed_products(F16, 64), lambda: mlp_specs(BF16, 64)):
         with pytest.raises(ConfigError, match=r"as A of .*: lane 0 has element .* is wanted") as refused:
             make()[which]
         assert ("WGMMAOp" if which == 0 else "MMAOp(N=16") in str(refused.value)
@@ -250,7 +245,6 @@ def test_a_spec_of_operators_that_do_not_go_together_is_not_made(machine: str, o
 
 def test_a_call_says_it_before_anything_is_compiled_or_written(monkeypatch: pytest.MonkeyPatch) -> None:
     seed_maps(monkeypatch, "wgmma", "c")
-    by_hand(monkeypatch)
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((1, 1, 16, 64)).astype(F16) for _ in range(3))
     x, w, out, y = rng.standard_normal((8, 64)).astype(F16), np.zeros((2, 64, 64), F16), poison(q.shape, F16), poison((8, 64), F16)
@@ -263,10 +257,10 @@ def test_a_call_says_it_before_anything_is_compiled_or_written(monkeypatch: pyte
 
 
 def test_equal_maps_are_compared_once(seeded: Seeded) -> None:
-    attention_specs(F16, 128)
+    handed_products(F16, 128)
 
     def asked(*_: Any) -> int:
         raise AssertionError("a map was read again")
 
     seeded(FragmentMap, "row", asked)
-    assert len(attention_specs(F16, 128)) == 2
+    assert len(handed_products(F16, 128)) == 2

@@ -16,13 +16,10 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.functions import attention as attention_plans
 from gemmkit.functions.rows import RowFunction
-from gemmkit.kernels.collectives.softmax import QuadOut
 from gemmkit.kernels.masks import Causal, Documents, Mask, SoftCap, Window
 from gemmkit.kernels.mlp import spec as mlp_mapping
 from gemmkit.kernels.rows import mapped, put
-from gemmkit.plans.launch import Cache
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Map
 from gemmkit.tuning import problems
@@ -52,17 +49,17 @@ def patched() -> Iterator[pytest.MonkeyPatch]:
 
 
 def attend(queries: int, keys: int, head: int = 64, mask: Any = None, visible: Any = None, by_warps: bool = False, batch: int = 1,
-           count: int = 1, score: Any = None, scored: Any = None, wide: bool = False, **fields: Any) -> None:
-    """Attention and its logarithms, by one multiprocessor; ``fields`` of the mapping. ``scored`` is the score for arrays of places.
-    ``wide``: into rows that TMA cannot store."""
+           count: int = 1, score: Any = None, scored: Any = None, wide: bool = False, width: int | None = None) -> None:
+    """Attention and its logarithms, by one multiprocessor. ``scored`` is the score for arrays of places. ``wide``: into rows that TMA
+    cannot store; ``width``: v's head size."""
     rng = np.random.default_rng(queries + keys)
-    q, k, v = (heads.draw(rng, (batch, count, rows, head), F16) for rows in (queries, keys, keys))
-    out = poison((batch, count, queries, head + 3 * wide), F16)[..., :head]
+    q, k = (heads.draw(rng, (batch, count, rows, head), F16) for rows in (queries, keys))
+    v = heads.draw(rng, (batch, count, keys, width or head), F16)
+    out = poison((batch, count, queries, (width or head) + 3 * wide), F16)[..., :width or head]
     with patched() as patch:
         if by_warps:
-            patch.setattr(attention_plans, "HOPPER", (0, 0))
-            patch.setattr("gemmkit.plans.launch._launches", Cache())
-        with heads.small(patch, blocks=1, **fields), gk.emulate():
+            heads.by_warps(patch)
+        with heads.small(patch, blocks=1), gk.emulate():
             _, lse = gk.attention(q, k, v, mask=mask, score=score, out=out, return_lse=True)
     right(heads.close, out, heads.reference(q, k, v, visible=visible, score=scored), lse, 1e-4)
 
@@ -75,7 +72,6 @@ class Thirds(Mask):
         return (m + n) % 3 > 0
 
 
-APART: dict[str, Any] = dict(joins_tiles=False, q_stages=1, store=QuadOut())
 CAUSAL: dict[str, Any] = dict(mask=Causal(), visible=lambda m, n, h, b: n <= m)
 CAPPED: dict[str, Any] = dict(score=SoftCap(2.0), scored=lambda s, *_: 2 * np.tanh(s / 2))
 
@@ -86,43 +82,25 @@ def attention() -> None:
 
 
 @case
-def attention_of_three_consumers() -> None:
-    attend(270, 100, consumers=3)
-
-
-@case
 def attention_of_few_keys() -> None:
     """One block of keys a tile: the rings are longer than a tile's rounds."""
     attend(300, 30)
 
 
 @case
-def attention_apart() -> None:
-    attend(150, 100, **APART)
+def attention_into_rows_that_tma_cannot_store() -> None:
+    attend(200, 30, wide=True)
 
 
 @case
-def attention_apart_of_few_keys() -> None:
-    """One block of keys a tile: the first one gives Q back before any round."""
-    attend(200, 30, wide=True, **APART)
-
-
-@case
-def attention_in_turns() -> None:
-    attend(260, 100, consumers=2, turns=True, **APART)
-
-
-@case
-def attention_that_skips() -> None:
-    """Consumers whose rows see nothing of a tile's last keys, in tile after tile; of documents, where the second consumer has no rows of the last tile."""
-    skipping = {**APART, "skips": True, "consumers": 2}
-    attend(260, 260, **skipping, block_n=64, stages=2, **CAUSAL)
-    attend(60, 60, mask=Documents.of([0, 20, 60]), visible=lambda m, n, h, b: (m < 20) == (n < 20), **skipping)
+def attention_of_documents() -> None:
+    """The second warpgroup has no rows of the last tile."""
+    attend(60, 60, mask=Documents.of([0, 20, 60]), visible=lambda m, n, h, b: (m < 20) == (n < 20))
 
 
 @case
 def attention_of_192() -> None:
-    attend(130, 70, head=192)
+    attend(130, 70, head=192, width=128)
 
 
 @case

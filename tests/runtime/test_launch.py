@@ -17,9 +17,7 @@ import pytest
 import gemmkit as gk
 from gemmkit.components import Component, freeze
 from gemmkit.emulator.errors import ProtocolError
-from gemmkit.functions import attention as functions_attention
 from gemmkit.kernels import rows as of_rows
-from gemmkit.kernels.attention import kernel as of_attention
 from gemmkit.kernels.mlp import kernel as of_mlp
 from gemmkit.lang.functions import freeze_array
 from gemmkit.plans.ahead import recorded
@@ -367,9 +365,8 @@ def test_they_begin_early_where_they_may(name: str) -> None:
     assert of_rows_alone == {"rows": [True], "program of rows": [True], "shares": [False, True]}.get(name, [False])
 
 
-@pytest.mark.parametrize("module, call", [(of_attention, attention), (of_mlp, mlp), (of_rows, rows)], ids=["attention", "MLP", "rows"])
+@pytest.mark.parametrize("module, call", [(of_mlp, mlp), (of_rows, rows)], ids=["MLP", "rows"])
 def test_what_does_not_wait_is_found(module: Any, call: Callable[[], None], replaced: Seeded) -> None:
-    replaced(functions_attention, "is_derived", lambda call: False)     # a derived kernel's is in its text
     with gk.emulate():
         call()
         replaced(module, "grid_wait", lambda: None)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gemmkit.functions import attention
-from gemmkit.programs import mapping
+from gemmkit.plans.launch import Cache
+from gemmkit.programs import Mapping, mapping
+from gemmkit.programs.calls import plan_of_call
 from gemmkit.runtime.device import H100, assumed
 from tests.support.machines import epsilon
 
+MULTISTAGE = Mapping(kernel="multistage")
 Rule = Callable[..., Any]              # of arrays m, n, and numbers head, batch
 
 
@@ -44,9 +47,13 @@ def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float | None =
     return np.einsum("bhmn,bhnd->bhmd", p, v), lse, np.einsum("bhmn,bhnd->bhmd", p, np.abs(v))
 
 
-def by_hand(patch: pytest.MonkeyPatch) -> None:
-    """Calls take the kernels that are written by hand."""
-    patch.setattr(attention, "is_derived", lambda call: False)
+def by_warps(patch: pytest.MonkeyPatch) -> None:
+    """Calls take the kernel of GPUs without wgmma."""
+    def planned(program: Any, arguments: dict[str, Any], mapping: Any) -> Any:
+        return plan_of_call(program, arguments, MULTISTAGE if program is attention.softmax_attention else mapping)
+
+    patch.setattr(attention, "plan_of_call", planned)
+    patch.setattr(attention, "_calls", Cache())
 
 
 def close(found: np.ndarray, expected: tuple[np.ndarray, ...], lse: np.ndarray | None = None, slack: float = 0.0) -> None:
@@ -68,20 +75,12 @@ def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.nda
 
 
 @contextmanager
-def small(monkeypatch: pytest.MonkeyPatch, block_n: int = 32, blocks: int = 2, **fields: Any) -> Iterator[None]:
+def small(monkeypatch: pytest.MonkeyPatch, block_n: int = 32, blocks: int = 2) -> Iterator[None]:
     """Within it an emulated kernel takes few keys at a time, and few blocks compute all tiles: what takes thousands of rows
-    otherwise, several blocks of keys and several tiles for a block, takes a hundred. With ``fields`` of a mapping the kernel is the
-    one that is written by hand, and has one consumer."""
-    shipped = attention.mappings
-    with ExitStack() as stack:
-        stack.enter_context(assumed(dataclasses.replace(H100, sm_count=blocks)))
-        patch = stack.enter_context(monkeypatch.context())
+    otherwise, several blocks of keys and several tiles for a block, takes a hundred."""
+    with assumed(dataclasses.replace(H100, sm_count=blocks)), monkeypatch.context() as patch:
         patch.setitem(mapping.KERNELS, mapping.WARP_SPECIALISED,
                       dataclasses.replace(mapping.KERNELS[mapping.WARP_SPECIALISED], lengths=(block_n,)))
-        if fields:
-            by_hand(patch)
-        changed = {"consumers": 1, "turns": False, "block_n": block_n, **fields}
-        patch.setattr(attention, "mappings", lambda *given: [one._replace(**changed) for one in shipped(*given)])
         yield
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gemmkit.kernels.collectives.softmax import LARGE
+from gemmkit.programs.collectives import LARGE
 
 
 def instructions(sass: str) -> list[str]:
@@ -14,7 +14,7 @@ def instructions(sass: str) -> list[str]:
 
 def loops(sass: str, product: str = "HGMMA", ordinary: bool = False) -> list[list[str]]:
     """The innermost loops with products: instructions of this name. ``ordinary``: without what lies behind the branch for
-    large scores (`gemmkit.kernels.collectives.softmax.LARGE`), which a warp takes by a vote."""
+    large scores (`gemmkit.programs.collectives.LARGE`), which a warp takes by a vote."""
     places: dict[str, int] = {}
     lines: list[str] = []
     found: list[tuple[int, int]] = []

@@ -64,14 +64,19 @@ def check_sizes(text: Text) -> None:
 
 
 def defined(body: Iterable[ast.stmt], known: set[str], where: str) -> set[str]:
-    """The names behind a body, on every path. Raises Unsound for one that is used before."""
+    """The names behind a body, on every path. Raises Unsound for one that is used before. A loop begins with what was defined where
+    its condition held, just before it."""
+    held: tuple[str, set[str]] = "", set()
     for node in body:
         if isinstance(node, ast.If):
             uses(node.test, known, where)
-            known = defined(node.body, known, where) & defined(node.orelse, known, where)
-        elif isinstance(node, ast.While):
+            inner = defined(node.body, known, where)
+            known = inner & defined(node.orelse, known, where)
+            held = ast.unparse(node.test), inner
+            continue
+        if isinstance(node, ast.While):
             uses(node.test, known, where)
-            defined(node.body, known, where)
+            defined(node.body, known | (held[1] if held[0] == ast.unparse(node.test) else set()), where)
         elif isinstance(node, ast.For):
             uses(node.iter, known, where)
             defined(node.body, known | bound(node), where)
@@ -81,6 +86,7 @@ def defined(body: Iterable[ast.stmt], known: set[str], where: str) -> set[str]:
         else:
             uses(node, known, where)
             known = known | bound(node)
+        held = "", set()
     return known
 
 

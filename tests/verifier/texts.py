@@ -53,6 +53,7 @@ class Text:
         known: dict[str, Any] = {"udiv": lambda x, y: int(x) // int(y), "blocks": lambda x, y: -(-x // y), "grid_x": lambda: self.grid}
         known |= {name: value for name, value in self.constants.items() if name in ("order", "cluster", "ROWS")}
         wanted = [f for name, f in self.functions.items() if name in INDEXING]
+        known |= {f.__name__: f for f in (collectives.begin_of, collectives.piece_at)}
         exec(compile(ast.Module(wanted, []), self.plan.name, "exec"), known)
         return {f.name: known[f.name] for f in wanted}
 
@@ -73,7 +74,7 @@ class Text:
     grid = 1                           # blocks, in a walk
 
 
-INDEXING = ("tiles", "place", "following", "first_seen", "end_seen", "free_from", "free_to")
+INDEXING = ("tiles", "place", "with_rows", "following", "first_seen", "end_seen", "free_from", "free_to")
 
 
 def resizing_of(plan: plans.ProgramPlan) -> Any:

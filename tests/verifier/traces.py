@@ -60,6 +60,7 @@ class Case(NamedTuple):
     grid: int                          # clusters of blocks
     votes: bool
     length: int | None
+    offsets: dict[str, list[int]] = {}
 
 
 def check_traces(text: Text) -> None:
@@ -76,7 +77,7 @@ def _check_case(text: Text, program: Any, case: Case) -> None:
     taken = list[Taken]()
     for block in range(grid):
         def walked(thread: int, block: int = block) -> Log:
-            (state,) = Walk(text, thread, Given(case.numbers, block, grid, case.votes, case.length, program.watched)).run()
+            (state,) = Walk(text, thread, Given(case.numbers, block, grid, case.votes, case.length, case.offsets, program.watched)).run()
             if not multistage:
                 check_end(text, thread, state)
             return state.log
@@ -88,14 +89,14 @@ def _check_case(text: Text, program: Any, case: Case) -> None:
             for group in range(1, groups):
                 _check_alike(consumer, walked(first + 128 * group), group)
         products = [event[2] for event in consumer if event[0] == "multiply"]
-        _check_sums(text, consumer, len(program.tiles_of(consumer)) // len(text.sizes_of_parts))
+        _check_sums(text, consumer, len(program.tiles_of(consumer, case)) // len(text.sizes_of_parts))
         if not multistage:
             places = _replayed(text, walked(0), consumer)
             products = [tuple((name, places[ring][at][name]) for name, ring, at in tiles_of) for tiles_of in products]
         for event in consumer:
             if event[0] == "store":
                 stored[event[1]].append((event[2].name, event[3], block))
-        taken.append((program.tiles_of(consumer), products, consumer))
+        taken.append((program.tiles_of(consumer, case), products, consumer))
     program.check(case, stored, taken)
 
 
@@ -169,7 +170,7 @@ class _GridProgram:
 
     watched: tuple[str, ...] = ()      # names whose numbers are noted with a product
 
-    def tiles_of(self, log: Log) -> list[tuple[Any, ...]]:
+    def tiles_of(self, log: Log, case: Case) -> list[tuple[Any, ...]]:
         """In order: (which of the stacks, row, column)."""
         outs = {name: out for name, out in self.text.constants.items() if name.startswith("out_")}
         whole = [name for name, out in outs.items() if not isinstance(out, (collectives.RowsOut, collectives.ColumnsOut))]
@@ -251,17 +252,55 @@ class _ChainProgram(_GridProgram):
                     numbers[chain.index.name] = numbers[stack.name]
             numbers = {**dict.fromkeys(self.text.plan.printed.scalars, 1.0), "section": min(2, count), chain.share: chain.splits, **numbers}
             lengths = (None,) if chain.length is None else (0, numbers[chain.index.name] + 5, max(1, numbers[chain.index.name] - self.step))
-            for length in lengths:
+            for length in lengths if self.piece is None and chain.index.piece is None else ():
                 yield Case(numbers, grid, votes, length)
+            if self.piece is not None or chain.index.piece is not None:
+                yield self.of_pieces(Case(numbers, grid, votes, None))
+
+    def of_pieces(self, case: Case) -> Case:
+        """With pieces of all rows, none, and one; and of keys."""
+        numbers, offsets = dict(case.numbers), {}
+        for index in (self.chain.rows, self.chain.index):
+            if index.piece is not None:
+                numbers[index.piece.of_loop.name] = 4
+                each = int(case.numbers[index.name])
+                cuts = list(itertools.accumulate([0, each, 0, 1, each + 1]))
+                numbers[index.name] = cuts[-1] + 3
+                offsets[index.extent.offsets.name] = cuts if index is self.chain.rows else [0, 0, 1, *cuts[2:3], numbers[index.name]]
+        return case._replace(numbers=numbers, offsets=offsets)
+
+    @property
+    def piece(self) -> Any:
+        return self.chain.rows.piece
+
+    def range_of(self, index: Any, at: tuple[Any, ...], case: Case) -> tuple[int, int]:
+        """Where a tile's rows or keys begin, and how many there are. ``at``: of the stacks, and more."""
+        if index.piece is None:
+            end = int(case.numbers[index.name])
+            return 0, end if case.length is None or index is self.chain.rows else min(end, case.length)
+        which = at[self.stacks.index(index.piece.of_loop.name)] // index.piece.extent.group
+        begin, end = case.offsets[index.extent.offsets.name][which:which + 2]
+        return begin, end - begin
 
     @property
     def watched(self) -> tuple[str, ...]:              # type: ignore[override]
         chain = self.chain
         return *([f"{chain.index.name}_outer"] if chain.splits > 1 else self.stacks), chain.rows.name, chain.index.name
 
-    def tiles_of(self, log: Log) -> list[tuple[Any, ...]]:
+    def tiles_of(self, log: Log, case: Case) -> list[tuple[Any, ...]]:
+        """In order: which of the stacks, the last one first, and the row, of its piece if there are pieces."""
         name = f"out_{self.chain.stores[0].parameter.name}"
-        return [(event[3][4], event[3][0]) for event in log if event[0] == "store" and event[1] == name]
+        found = [(event[3][4], event[3][0]) for event in log if event[0] == "store" and event[1] == name]
+        if self.piece is None:
+            return found
+        cuts = np.array(case.offsets[self.chain.rows.extent.offsets.name])
+        out = []
+        for outer, row in found:
+            which = int(np.searchsorted(cuts, row, "right")) - 1
+            stacks = list(outer[::-1])
+            stacks.insert(self.stacks.index(self.piece.name), which)
+            out.append((tuple(stacks[::-1]), row - int(cuts[which])))
+        return out
 
     def check(self, case: Case, stored: dict[str, list[tuple[Any, ...]]], taken: list[Taken]) -> None:
         chain, numbers, cluster = self.chain, case.numbers, self.choice.cluster.m
@@ -273,6 +312,10 @@ class _ChainProgram(_GridProgram):
             name = f"out_{store.parameter.name}"
             columns = 1 if chain.stores_rows(store) else store.parameter.shape[-1]
             wanted = Counter((m, 0, extent, columns, h) for h in outers for m in rows)
+            if self.piece is not None:
+                at = self.stacks.index(self.piece.name)
+                wanted = Counter((begin + m, 0, begin + count, columns, (*h[:at], *h[at + 1:])[::-1]) for h in matrices
+                                 for begin, count in [self.range_of(chain.rows, h, case)] for m in range(0, count, self.rows))
             found = Counter(part for _, part, _ in stored[name])
             expect(found == wanted, f"{name}: tiles {found - wanted or wanted - found} are not stored once each ({case})")
             expect(all(array == store.parameter.name for array, *_ in stored[name]), f"{name} is stored into another array")
@@ -286,7 +329,8 @@ class _ChainProgram(_GridProgram):
                 h = matrices[outer[0] // chain.splits] if chain.splits > 1 else outer[::-1]
                 visited[h, m].append(rounds)
                 for n, place in enumerate(rounds):
-                    known = {chain.rows.name: m, chain.index.name: place, **dict(zip(self.stacks, h))}
+                    known = {chain.rows.name: self.range_of(chain.rows, h, case)[0] * (self.piece is not None) + m,
+                             chain.index.name: self.range_of(chain.index, h, case)[0] + place, **dict(zip(self.stacks, h))}
                     for d in dots(chain.body):
                         d = self.places.peeled.get(d, d) if n == 0 else d
                         want[self.taken_by(d)].append(tuple(self.place(block.removesuffix("_tile"), known) for block in self.taken_by(d)))
@@ -321,26 +365,28 @@ class _ChainProgram(_GridProgram):
         """If a round masks what lies behind the last place, all rounds do that go beyond it: by as much as is there."""
         if not any("room" in self.text.parameters(name) for name in self.text.functions) or self.chain.splits > 1:
             return
-        end = self.end(case)
         masked = {event[2] for event in log if event[0] == "masked"}
         tested = {event[2] for event in log if event[0] == "tested"}
         for event in log:
             if event[0] == "multiply" and tested and self.is_first(event) and event[3] not in tested:
-                expect(self.seen(*event[3][-2:], case).all(), f"a round at {event[3]} is not tested, and not all of it is seen ({case})")
+                expect(self.seen(event[3], case).all(), f"a round at {event[3]} is not tested, and not all of it is seen ({case})")
             if event[0] == "masked":
+                end = self.range_of(self.chain.index, event[2], case)[1]
                 expect(event[1] == end - event[2][-1], f"a mask of {event[1]} places in a round at {event[2][-1]} of {end}")
             elif event[0] == "multiply" and self.is_first(event):
                 at = event[3]
+                end = self.range_of(self.chain.index, at, case)[1]
                 expect(at in masked or at[-1] + self.step <= end, f"a round at {at[-1]} of {end} is not masked ({case})")
 
-    def every(self, case: Case) -> list[int]:
-        found = list(range(0, max(self.end(case), 1), self.step))
+    def every(self, at: tuple[Any, ...], case: Case) -> list[int]:
+        found = list(range(0, max(self.range_of(self.chain.index, at, case)[1], 1), self.step))
         return found[::-1] if self.choice.descending else found
 
-    def seen(self, m: int, n: int, case: Case) -> np.ndarray:
-        """Which places from ``n`` on the rows from ``m`` on see, by the program's conditions of places."""
-        rows = np.arange(m, min(m + self.rows, int(case.numbers[self.chain.rows.name])))[:, None]
-        places = np.arange(n, max(n + 1, min(n + self.step, self.end(case))))[None, :]
+    def seen(self, at: tuple[Any, ...], case: Case) -> np.ndarray:
+        """Which places from the last of ``at`` on the rows from the one before it on see, by the program's conditions of places."""
+        m, n = at[-2:]
+        rows = np.arange(m, min(m + self.rows, self.range_of(self.chain.rows, at, case)[1]))[:, None]
+        places = np.arange(n, max(n + 1, min(n + self.step, self.range_of(self.chain.index, at, case)[1])))[None, :]
         out = np.ones((len(rows), places.shape[1]), bool)
         for x in self.chain.body:
             if x.op == "where" and self.chain.index in x.args[0].dims and (x.args[1].op == "const") != (x.args[2].op == "const"):
@@ -348,18 +394,14 @@ class _ChainProgram(_GridProgram):
                 out &= True if holds is None else holds if x.args[2].op == "const" else ~holds
         return out
 
-    def end(self, case: Case) -> int:
-        end = int(case.numbers[self.chain.index.name])
-        return end if case.length is None else min(end, case.length)
-
     def check_rounds(self, case: Case, visited: dict[tuple[Any, ...], list[list[int]]]) -> None:
         """Of a tile's shares together each round is one share's; a share may have one that shows nothing."""
         for tile, shares in visited.items():
             expect(len(shares) == self.chain.splits, f"tile {tile} has {len(shares)} shares")
             expect(all(shares), f"a share of {tile} has no rounds")
-            found, every = Counter(n for share in shares for n in share), self.every(case)
+            found, every = Counter(n for share in shares for n in share), self.every(tile[0], case)
             if self.is_bounded:
-                needed = [n for n in every if self.seen(tile[1], n, case).any()]
+                needed = [n for n in every if self.seen((*tile[0], tile[1], n), case).any()]
                 expect(set(needed) <= set(found) and all(n == 1 for n in found.values()), f"tile {tile} sees blocks at {needed}, and visits {found} ({case})")
                 continue
             expect(all(found[n] == 1 for n in every), f"tile {tile}: rounds {sorted(found.items())} are not {every} once each ({case})")

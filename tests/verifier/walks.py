@@ -128,13 +128,14 @@ class State:
 
 class Given(NamedTuple):
     """What a walk has numbers for: ``numbers`` of `sizes`; the ``block`` of a ``grid``; how warps vote; what an array of lengths
-    holds. ``watched``: names whose numbers are noted with each product."""
+    holds, and arrays of offsets. ``watched``: names whose numbers are noted with each product."""
 
     numbers: dict[str, float]
     block: int
     grid: int
     votes: bool
     length: int | None
+    offsets: dict[str, list[int]]
     watched: tuple[str, ...]
 
 
@@ -330,7 +331,12 @@ class Walk:
                 return ANY
             self.text.grid = self.given.grid
             return self.text.index_functions[name](*(
-                _Sizes(self.numbers or {}) if x == Name("sizes") else _Mask() if isinstance(x, Name) else x for x in args))
+                _Sizes(self.numbers or {}) if x == Name("sizes") else self.given.offsets.get(x.name, _Mask()) if isinstance(x, Name) else x
+                for x in args))
+        if name == "begin_of":
+            if any(x is ANY for x in args) or self.given is None:
+                return ANY
+            return collectives.begin_of(self.given.offsets[args[0].name], *args[1:])
         if name in VOTES:
             self.used(args, node)
             return ANY if self.given is None else self.given.votes

@@ -25,11 +25,11 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.kernels.collectives.softmax import LARGE
 from gemmkit.programs import trace
 from gemmkit.programs.called import CALLED, TEST, Callee
 from gemmkit.programs.chains.chain import Chain
 from gemmkit.programs.chains.monoids import Unproved, beyond, monoids, stays, unchanged_by_nothing
+from gemmkit.programs.collectives import LARGE
 from gemmkit.programs.places import LEAVES, Rewriter, _is_number
 from gemmkit.programs.trace import CONDITIONS, Carried, StoreStatement, Value
 from gemmkit.programs.values import Index, joined

@@ -11,14 +11,15 @@ import numpy as np
 
 from gemmkit.programs.called import EXTENT
 from gemmkit.programs.places import is_tiled, walked
-from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value
+from gemmkit.programs.trace import PIECE, Carried, Loop, StoreStatement, Value
 from gemmkit.programs.values import Index, Parameter, ProgramAxis, refused, shown, unique
 
 
 @dataclass(eq=False)
 class Chain:
     """``body``: what a round computes, in order; ``carried``: its cells; ``end``: what is computed behind the loop, and
-    ``stores``: what becomes of it. ``length``: the load of what bounds a tile's rounds, where not the array does.
+    ``stores``: what becomes of it. ``length``: the load of what bounds a tile's rounds, where not the array does, or the
+    piece that it is of; ``piece``: the one that a tile's rows are of, where rows are packed.
     ``splits``: how many blocks share a tile's rounds (`gemmkit.programs.chains.merging`). ``factors``: of rows, which are 1
     in most rounds, and what they go to (`gemmkit.programs.chains.merging`). ``sizes``: how long the axes of its indices
     are in a call."""
@@ -32,6 +33,7 @@ class Chain:
     stores: list[StoreStatement]
     line: str
     length: Value | None = None
+    piece: Value | None = None
     splits: int = 1
     factors: dict[Value, Value] = field(default_factory=dict)
     sizes: dict[ProgramAxis, int] = field(default_factory=dict)
@@ -59,7 +61,17 @@ class Chain:
     def extent_of(self, index: Index) -> str:
         """What a text calls how many places there are along an index."""
         is_bounded = index is self.index and self.length is not None
-        return f"{index.name}_count" if is_bounded else f"sizes.{index.name}"
+        return f"{index.name}_count" if is_bounded or (index is self.rows and self.piece) else f"sizes.{index.name}"
+
+    def each(self, index: Index) -> int:
+        """How many places there are along an index; of pieces in the mean, as the host does not know their lengths."""
+        length = self.sizes[index.extent]
+        return length if index.piece is None else -(-length // max(1, self.sizes[index.piece.of_loop.extent]))
+
+    @property
+    def own_stacks(self) -> tuple[Index, ...]:
+        """Those of a result: rows of all pieces are one axis."""
+        return tuple(stack for stack in self.stacks if stack is not self.rows.piece)
 
     @property
     def asks_extent(self) -> bool:
@@ -79,7 +91,7 @@ class Chain:
     @property
     def stacks_of_results(self) -> int:
         """How many axes its results have in front: shares of a tile's rounds are a stack, whatever the tile is one of."""
-        return 1 if self.splits > 1 else len(self.stacks)
+        return 1 if self.splits > 1 else len(self.own_stacks)
 
     def stores_rows(self, store: StoreStatement) -> bool:
         """Whether a store is of a value of each row, and not of rows."""
@@ -112,11 +124,14 @@ def chain_of(loop: Loop) -> Chain:
     *stacks, rows = loop.indices
     chain = Chain(tuple(stacks), rows, rounds.indices[0], rounds.body, rounds.carried, [], stores, rounds.line,
                   rounds.stop, sizes=loop.sizes)
+    if rows.piece is not None:
+        chain.piece = Value(PIECE, (), (), (rows.extent.offsets, (rows.piece,)), line=loop.line)
+    key = *chain.own_stacks, rows
     for store in stores:
         rank = len(store.parameter.shape)
-        if tuple(store.key) != chain.indices or store.only is not None or rank - len(chain.indices) not in (0, 1):
+        if tuple(store.key) != key or store.only is not None or rank - len(key) not in (0, 1):
             raise refused(ValueError, f"{store.parameter.name}[{shown(store.key)}] is stored; in tiles of whole rows a "
-                                      f"kernel stores rows, [{shown(chain.indices)}] (only .reference(...) runs others)",
+                                      f"kernel stores rows, [{shown(key)}] (only .reference(...) runs others)",
                           store.line)
     for dot in dots(chain.body):
         _check_rounded(dot, {c.inside: c for c in chain.carried})

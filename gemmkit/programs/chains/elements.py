@@ -12,8 +12,8 @@ from gemmkit.programs.called import CALLED, EXTENT, Callee, is_place_made, is_wh
 from gemmkit.programs.chains.algebra import LOWERED, Ranges, bounds_of
 from gemmkit.programs.chains.chain import Chain, ChainPlaces, OperandBlock, RingPlace, depends
 from gemmkit.programs.chains.schedule import READ, ChainOrder, Compute, Event, Full, ScheduleChoice
-from gemmkit.programs.text import JOINTS, SIGNS, is_converted, of_blocks, parts_of_stacks
-from gemmkit.programs.trace import COMPARISONS, CONDITIONS, Value
+from gemmkit.programs.text import JOINTS, SIGNS, is_converted, name_of_stack, of_blocks, parts_of_stacks
+from gemmkit.programs.trace import COMPARISONS, CONDITIONS, PIECE, Value
 from gemmkit.programs.values import Axis, Index, unique
 
 CALLS = dict(exp2="exp2", log2="log2", reciprocal="reciprocal", tanh="tanh", sqrt="math.sqrt", max="maximum",
@@ -76,13 +76,13 @@ def scalar_text(x: Value, top: bool = False) -> str:
 @dataclass
 class Element:
     """``known``: the name of a value that is computed elsewhere, None for one that is written here. ``place``: where a tile
-    or a round is, by its index. ``lowered``: what parts of exponents call the three
-    operands of their fma ("": by their own names); others are written as differences."""
+    or a round is, by its index; or of rows of a piece its ``"origin"`` and its ``"count"``. ``lowered``: what parts of
+    exponents call the three operands of their fma ("": by their own names); others are written as differences."""
 
     chain: Chain
     root: Value
     known: Callable[[Value], str | None]
-    place: Callable[[Index], str]
+    place: Callable[..., str]
     lowered: Mapping[Value, tuple[str, ...]]
     zips: list[str] = field(default_factory=list)
     extra: dict[str, str] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Element:
         if x.op == "coordinate":
             return f"({self._place(x.data)})"
         if x.op == EXTENT:
-            self.extra[f"count_{x.data.name}"] = self.chain.extent_of(x.data)
+            self.extra[f"count_{x.data.name}"] = self._extent(x.data)
             return f"count_{x.data.name}"
         if x.op == "load":
             return self._load(x)
@@ -185,7 +185,7 @@ class Element:
         """What a mask shows of the rounds' places: each row's bounds are worked out once, and compared with constants."""
         mask, (rows, index), found = x.data.f, self.root.dims, []
         row, place = f"{self.place(rows)} + group * 64 + own_row()", f"{self.place(index)} + column"
-        given = ", ".join([x.data.name, row, f"sizes.{rows.name} - 1", place, *map(self._of_tile, x.args[2:])])
+        given = ", ".join([x.data.name, row, f"{self._extent(rows)} - 1", place, *map(self._of_tile, x.args[2:])])
         for has_bound, kind, sign in ((mask.has_first, "first", ">="), (mask.has_end, "end", "<")):
             if has_bound:
                 name = f"{kind}_of_{x.data.name}"
@@ -253,18 +253,34 @@ class Element:
 
     def _place(self, dim: Any) -> str:
         if isinstance(dim, Index) and dim.stack:
-            self.extra[dim.of_loop.name] = self.place(dim.of_loop)
-            return dim.text()
+            self.extra[name_of_stack(dim)] = self.place(dim.of_loop)
+            return dim.text(name_of_stack)
         name, begin, further = self._begin(dim)
         self.extra[name] = begin
         place = f"{name} + {further}"
         return self._last(dim, place) if self._stays_inside and isinstance(dim, Index) else place
 
+    def _extent(self, index: Index) -> str:
+        """How many places there are."""
+        is_cut = index is self.chain.rows and self.chain.piece is not None
+        return self.place(index, "count") if is_cut else self.chain.extent_of(index)
+
     def _last(self, index: Index, place: str) -> str:
-        """A place, or the last one that is there."""
+        """A place, or the last one that is there; of a piece without any the first."""
         last = f"last_{index.name}"
-        self.extra[last] = f"sizes.{index.name} - 1"
+        self.extra[last] = f"sizes.{index.name} - 1" if index.piece is None else (
+            f"max({self._extent(index) if index is self.chain.rows else self.chain.stop} - 1, 0)")
         return f"min({place}, {last})"
+
+    def _in_array(self, index: Index) -> str:
+        """Where an element of an array is along an axis: one that is there."""
+        if index.stack:
+            return self._place(index)
+        if index.piece is None:
+            return self._last(index, self._place(index))
+        origin, last = f"{index.name}_origin", f"last_of_{index.name}"
+        self.extra[origin], self.extra[last] = self.place(index, "origin"), f"sizes.{index.name} - 1"
+        return f"min({origin} + {self._place(index)}, {last})"
 
     def _begin(self, dim: Any) -> tuple[str, str, str]:
         """Where the thread's first place is: its name and its expression; and how much further the element's is."""
@@ -279,9 +295,7 @@ class Element:
         parameter, key = x.data
         self.arrays.add(parameter.name)
         self.extra[parameter.name] = parameter.name
-        at = []
-        for index in key:
-            at.append(self._place(index) if index.stack else self._last(index, self._place(index)))
+        at = list(map(self._in_array, key))
         at += [self._place(dim) for dim in x.dims if isinstance(dim, Axis)]
         return f"{parameter.name}[{', '.join(at)}]"
 
@@ -304,6 +318,7 @@ class Element:
 def given_to_ranges(chain: Chain, ranges: Ranges) -> list[str]:
     """What the functions of a text take, beside a row, that say which blocks a tile's rounds visit."""
     given = [chain.stop, "sizes"] if chain.has_length else ["sizes"]
+    given += [chain.extent_of(chain.rows)] if chain.piece is not None else []
     if ranges.masks:
         given += [stack.name for stack in chain.stacks]
         given += [chain.extent_of(chain.index)] if chain.length is not None else []
@@ -345,13 +360,24 @@ class Role:
     def step(self) -> int:
         return self.choice.blocks[self.n]
 
-    @property
-    def tile(self) -> str:
-        return ", ".join(index.name for index in self.chain.indices)
+    def of_tile(self, index: Index, what: str = "") -> str:
+        """Where the tile is that is spoken of; ``what``: or the origin or the count of its rows, which are a piece's."""
+        name = f"{index.name}_{what}" if what else index.name
+        return f"before_{name}" if self.before and index in self.chain.indices else name
 
-    def of_tile(self, index: Index) -> str:
-        """Where the tile is that is spoken of."""
-        return f"before_{index.name}" if self.before and index in self.chain.indices else index.name
+    @property
+    def piece(self) -> str:
+        """What a text calls the piece that a tile's rows are of."""
+        return "" if self.chain.piece is None else str(self.chain.piece.data[1][0].name)
+
+    @property
+    def placed(self) -> list[str]:
+        """What a text's `place` returns."""
+        rows = self.chain.rows.name
+        if self.chain.splits > 1:
+            return [self.outer, rows]
+        more = [f"{rows}_origin", f"{rows}_count"] if self.chain.piece is not None else []
+        return [*(index.name for index in self.chain.indices), *more]
 
     @property
     def outer(self) -> str:
@@ -364,9 +390,23 @@ class Role:
 
     @property
     def next_tile(self) -> str:
-        if self.choice.longest_first:
-            return "tile = rolled(following(tile))"
-        return f"tile = rolled(tile + {of_blocks('grid_x()', self.choice.cluster)})"
+        made = "following(tile)" if self.choice.longest_first else f"tile + {of_blocks('grid_x()', self.choice.cluster)}"
+        return f"rolled({made})"
+
+    def put_tile(self, tile: str, before: str, start: str = "") -> None:
+        """The tile, or the next one of the block that has rows: where a piece begins within a tile, one has none.
+        ``before``: a piece that it is not before; ``start``: of the names of what is known of it."""
+        if self.chain.piece is None:
+            self.put(f"tile = {tile}")
+            return
+        names = ["tile", *(f"{start}{name}" for name in self.placed)]
+        self.put(f"{', '.join(names)} = with_rows({tile}, {before}, sizes, {self.chain.piece.data[0].name})")
+        if self.kind == CONSUMER:
+            self.put(*(f"{name} = uniform({name})" for name in names))
+
+    def uniform(self, made: str) -> str:
+        """What a warp's threads have in common, which the assembler does not see of what is loaded."""
+        return f"uniform({made})" if self.kind == CONSUMER else made
 
     # -- a subclass's -------------------------------------------------------------------------------------------------
 
@@ -413,17 +453,21 @@ class Role:
 
     def range(self) -> None:
         """Where a tile's rounds begin."""
-        n, step, uniform, length = self.n, self.step, self.kind == CONSUMER, self.chain.length
+        n, step, length = self.n, self.step, self.chain.length
         row, more = self.chain.rows.name, ", ".join(given_to_ranges(self.chain, self.ranges))
         visited = row if self.choice.cluster.is_single else f"{row} - rank * {self.choice.rows}"     # a cluster's first row
 
         def put(name: str, made: str) -> None:
-            self.put(f"{name} = uniform({made})" if uniform else f"{name} = {made}")
+            self.put(f"{name} = {self.uniform(made)}")
 
         if length is not None:
             parameter, key = length.data
             at = ", ".join(index.text() for index in key)
-            put(self.chain.stop, f"min(int({parameter.name}[{at}]), sizes.{n})")
+            if length.op == PIECE:
+                put(f"{n}_origin", f"begin_of({parameter.name}, {at}, sizes.{n})")
+                put(self.chain.stop, f"begin_of({parameter.name}, {at} + 1, sizes.{n}) - {n}_origin")
+            else:
+                put(self.chain.stop, f"min(int({parameter.name}[{at}]), sizes.{n})")
             if self.chain.asks_extent:
                 self.put(f"{self.chain.extent_of(self.chain.index)} = {self.chain.stop}")
         elif self.chain.has_length:
@@ -442,7 +486,7 @@ class Role:
             put(self.first, f"{f'{self.first} + ' if begins else ''}{self.chain.share} * {each}")
             put(self.end, f"max(min({self.end}, {self.first} + {each}), {self.first} + 1)")
             put(stop, f"{stop} if {self.first} < {stop} else 0")
-        if uniform and self.ranges.has_tests and self.ranges.has_free:
+        if self.kind == CONSUMER and self.ranges.has_tests and self.ranges.has_free:
             for name, function, bounds in ((f"{n}_free", "free_from", self.ranges.begins),
                                            (f"{n}_tested", "free_to", self.ranges.ends)):
                 if bounds:
@@ -492,7 +536,7 @@ class Role:
     def tiles(self) -> None:
         if not self.choice.cluster.is_single:
             self.put("rank = cluster_rank()")
-        self.put(f"tile = {of_blocks('block_x()', self.choice.cluster)}")
+        self.put_tile(of_blocks("block_x()", self.choice.cluster), "0")
         if self.order.join:
             self._joined_tiles()
             return
@@ -510,23 +554,31 @@ class Role:
         if not self.order.lags:
             self.events(self.order.after, False)
         self.finish_tile()
-        self.put(self.next_tile)
+        self.put_tile(self.next_tile, self.piece)
         self.depth -= 1
 
     def _joined_tiles(self) -> None:
         """Rounds run on: the end of a tile is beside the beginning of the next."""
-        self.begin(False)                              # every block has a tile
+        may_have_none = self.chain.piece is not None   # else every block has a tile
+        if may_have_none:
+            self.put("if tile < tiles(sizes):")
+            self.depth += 1
+        self.begin(False)
         self.events(self.order.before, True)
         self.advance_round()
+        self.depth -= may_have_none
         self.put("while tile < tiles(sizes):")
         self.depth += 1
         self.loops()
         self.end_rounds()
-        self.put(self.next_tile, "if tile < tiles(sizes):")
+        self.put_tile(self.next_tile, self.piece, "next_")
+        self.put("if tile < tiles(sizes):")
         self.depth += 1
-        outer = [self.outer] if self.chain.splits > 1 else []
-        kept = [*outer, *(index.name for index in self.chain.indices), *self.kept()]
+        origins = [f"{self.n}_origin"] if self.chain.index.piece is not None else []
+        kept = [*dict.fromkeys([*self.placed, *(index.name for index in self.chain.indices)]), *origins, *self.kept()]
         self.put(f"{', '.join(f'before_{name}' for name in kept)} = {', '.join(kept)}")
+        if self.chain.piece is not None:
+            self.put(f"{', '.join(self.placed)} = {', '.join(f'next_{name}' for name in self.placed)}")
         self.begin(True)
         self.events(self.order.join, True, joined=True)
         self.before = True
@@ -542,12 +594,12 @@ class Role:
         self.depth -= 2
 
     def begin(self, joined: bool) -> None:
-        chain, given = self.chain, "tile, sizes" if self.choice.cluster.is_single else "tile, rank, sizes"
-        if chain.splits == 1:
-            self.put(f"{self.tile} = place({given})")
-        else:
+        chain = self.chain
+        if chain.piece is None:
+            given = "tile, sizes" if self.choice.cluster.is_single else "tile, rank, sizes"
+            self.put(f"{', '.join(self.placed)} = place({given})")
+        if chain.splits > 1:
             which = f"udiv({self.outer}, sizes.{chain.share})"
-            self.put(f"{self.outer}, {chain.rows.name} = place({given})")
             self.put(f"{chain.share} = {self.outer} - {which} * sizes.{chain.share}")
             self.put(*(f"{stack.name} = {part}" for stack, part in zip(chain.stacks, parts_of_stacks(chain.stacks, which))))
         self.begin_tile(joined)
@@ -589,9 +641,9 @@ class ProducerRole(Role):
         def place(dim: Index | Axis) -> str:
             if isinstance(dim, Axis):
                 return "0"
-            if dim is self.chain.index:
-                return at
-            return f"before_{dim.name}" if of_last else dim.name
+            before = "before_" if of_last else ""
+            origin = f"{before}{dim.name}_origin + " if dim.piece is not None else ""
+            return f"{origin}{at if dim is self.chain.index else before + dim.name}"
 
         stacks = [stack.text(place) for stack in block.stacks[::-1]]
         return ", ".join([place(block.dims[1]), place(block.dims[0]), *stacks])

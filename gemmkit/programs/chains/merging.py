@@ -432,6 +432,8 @@ def shares_of(chain: Chain, mapping: Mapping, signs: dict[str, float], processor
         return None
     if chain.index.stack:
         raise ConfigError(f"Mapping(splits={splits}): {chain.index} goes along a stack, whose matrices are not split")
+    if chain.piece is not None:
+        raise ConfigError(f"Mapping(splits={splits}): rows of {chain.rows} are packed, and their rounds are not split")
     if mapping.longest_first:
         raise ConfigError(f"Mapping(longest_first=True, splits={splits}): shares of a tile are of one length; leave out one")
     try:
@@ -468,11 +470,11 @@ def memory_of(widths: Names[str, tuple[int, ...]], chain: Chain) -> tuple[dict[s
 def splits_of(chain: Chain, mapping: Mapping, processors: int, kernel: KernelLimits) -> int:
     """How many shares are asked for. If nothing is said, as many as fill the multiprocessors once with the shares of all
     tiles, of `LEAST` rounds or more: on 132, each of 2 heads of 65,536 keys takes 66 shares, one of 8,192 keys takes 16."""
-    if mapping.splits or chain.index.stack or mapping.longest_first:
+    if mapping.splits or chain.index.stack or mapping.longest_first or chain.piece is not None:
         return mapping.splits or 1
     rows = mapping.blocks.get(chain.rows.name, ROWS * (mapping.warpgroups or kernel.chain_warpgroups))
     tiles = chain.count * -(-chain.sizes[chain.rows.extent] // rows)
-    rounds = chain.sizes[chain.index.extent] // mapping.blocks.get(chain.index.name, kernel.lengths[0])
+    rounds = chain.each(chain.index) // mapping.blocks.get(chain.index.name, kernel.lengths[0])
     return max(1, min(processors // tiles, rounds // LEAST, MOST_SPLITS)) if tiles else 1
 
 

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmkit.emulator.mode import takes_small_mappings
-from gemmkit.kernels.attention.kernel import L2, OVERHEAD
 from gemmkit.kernels.collectives.pipeline import SharedMemory
 from gemmkit.kernels.collectives.scheduler import Cluster
 from gemmkit.kernels.sm90.store import in_lines, line_of
@@ -177,7 +176,7 @@ class SizeFacts(NamedTuple):
 
 
 def decided_by(chain: Chain, processors: int) -> SizeFacts:
-    rows = chain.sizes[chain.rows.extent]
+    rows = chain.each(chain.rows)
     small = (chain.sizes[chain.index.extent], -(-rows // ROWS) % 2 == 1) if takes_small_mappings() else (0, False)
     three = _time(chain, 3, processors) < _time(chain, 2, processors)
     if three and chain.grows:
@@ -243,13 +242,13 @@ def _time(chain: Chain, warpgroups: int, processors: int) -> int:
     """Of all tiles, in rows of a tile: waves of them, of which each takes time by its rows, and as much as 256 rows take for
     the way from one product to the next. 16384 rows of an MLP are a wave with 128 rows a tile as with 192 (0.84 of it),
     65536 are four and three (1.15)."""
-    tiles = chain.splits * chain.count * -(-chain.sizes[chain.rows.extent] // (ROWS * warpgroups))
+    tiles = chain.splits * chain.count * -(-chain.each(chain.rows) // (ROWS * warpgroups))
     return -(-tiles // processors) * (ROWS * warpgroups + ON_THE_WAY)
 
 
 def _visited(chain: Chain, warpgroups: int) -> int:
     """Of tiles that get longer with their rows: what they visit of the last rows' places, in rows times blocks."""
-    height, rows, places = ROWS * warpgroups, chain.sizes[chain.rows.extent], chain.sizes[chain.index.extent]
+    height, rows, places = ROWS * warpgroups, chain.each(chain.rows), chain.each(chain.index)
     ends = np.arange(height, rows + height, height) + places - rows
     return int(height * np.maximum(1, -(-np.clip(ends, 0, places) // LONGEST)).sum())
 
@@ -330,6 +329,9 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, commutes: bool,
         raise ConfigError(f"Mapping(descending=True): the rounds of {chain.index} do not commute, so they keep the "
                           "program's order")
     descending = (commutes and not chain.index.stack) if mapping.descending is None else mapping.descending
+    if chain.piece is not None and math.prod(mapping.cluster.values()) > 1:
+        raise ConfigError(f"Mapping(cluster={dict(mapping.cluster)!r}): rows of {chain.rows} are packed, so that tiles that "
+                          "follow each other may be of two pieces; leave cluster out")
     if mapping.longest_first and not chain.grows:
         raise ConfigError("Mapping(longest_first=True): the length of a tile does not grow with its rows; it does if a "
                           "condition bounds places from above by the row")
@@ -495,6 +497,8 @@ def _columns(chain: Chain, name: str) -> int:
 # So a section is counted as longer by what memory takes for it; and one whose tiles fill there and back is a candidate: 66
 # heads of 4 tiles on 132 blocks.
 
+OVERHEAD = 0.5                         # of a tile, in blocks of keys
+L2 = 24 << 20                          # bytes of operands that a section may have
 CROWDED = 0.1                          # time more where the operands of a section are twice as large as what L2 has for them
 MISSED = 256                           # rows of a tile for which memory brings operands as fast as it multiplies them
 MOST_SECTIONS = 8                      # of which all lengths are candidates

@@ -369,14 +369,18 @@ class Consumer(Role):
 
     def finish_tile(self) -> None:
         self.compute_all(self.chain.end, False)
-        stacks = [self.of_tile(stack) for stack in self.chain.stacks[::-1]]
+        stacks = [self.of_tile(stack) for stack in self.chain.own_stacks[::-1]]
         if self.chain.splits > 1:
             stacks = [f"before_{self.outer}" if self.before else self.outer]
-        rows = self.chain.rows
+        rows, end = self.chain.rows, f"sizes.{self.chain.rows.name}"
+        first = self.of_tile(rows)
+        if self.chain.piece is not None:
+            origin = self.of_tile(rows, "origin")
+            first, end = f"{origin} + {first}", f"{origin} + {self.of_tile(rows, 'count')}"
         for store in self.chain.stores:
             name = store.parameter.name
             columns = 1 if self.chain.stores_rows(store) else store.parameter.shape[-1]
-            part = f"WarpgroupPart({self.of_tile(rows)} + group * 64, 0, sizes.{rows.name}, {columns}, ({listed(stacks)}))"
+            part = f"WarpgroupPart({first} + group * 64, 0, {end}, {columns}, ({listed(stacks)}))"
             value = store.value
             text = self.applied(value) if value.op in ("const", "scalar", "load") else self.name(value)
             self.put(f"out_{name}.store({text}, {name}, {part}, group)")
@@ -394,7 +398,7 @@ def _is_made_of(x: Value, reference: Value) -> bool:
 
 IMPORTS = [
     ("dataclasses", "dataclass"), ("gemmkit.components", "Component"), ("gemmkit.components", "Scalar"),
-    ("gemmkit.kernels.collectives.softmax", "column_at"), ("gemmkit.kernels.collectives.softmax", "finite"),
+    ("gemmkit.programs.collectives", "column_at"), ("gemmkit.programs.collectives", "finite"),
     ("gemmkit.kernels.collectives.scheduler", "Cluster"), ("gemmkit.kernels.collectives.pipeline", "CLUSTER"),
     ("gemmkit.kernels.collectives.pipeline", "Pipeline"), ("gemmkit.kernels.collectives.scheduler", "Slot"),
     ("gemmkit.kernels.sm90.store", "own_column"), ("gemmkit.kernels.sm90.store", "own_row"),
@@ -404,8 +408,8 @@ IMPORTS = [
     ("gemmkit.lang.registers", "generate"), ("gemmkit.lang.aggregates", "convert"), ("gemmkit.lang.aggregates", "fill"),
     *(("gemmkit.programs.called", word) for word in RETURNS.values()),
     *(("gemmkit.programs.collectives", name) for name in (
-        "HandedProduct", "OctetOut", "changes", "column_of", "column_value", "end_limits", "first_limits", "lane_value",
-        "limits", "own_sum", "rescales", "row_max", "row_value", "steep", "whole_sum")),
+        "HandedProduct", "OctetOut", "begin_of", "changes", "column_of", "column_value", "end_limits", "first_limits",
+        "lane_value", "limits", "own_sum", "piece_at", "rescales", "row_max", "row_value", "steep", "whole_sum")),
     *(("gemmkit.programs.collectives", name) for name in (
         "F32", "DirectOut", "WarpgroupPart", "Product", "RowsOut", "StagedTile", "TmaOut", "blocks", "row_of")),
     *(("gemmkit.ptx.arithmetic", name) for name in ("exp2", "log2", "maximum", "reciprocal", "tanh")),
@@ -419,14 +423,16 @@ IMPORTS = [
 ]
 
 #: What a text calls its own things, beside `OWN_NAMES`.
-TAKEN = ("begins", "end_seen", "ends", "first_seen", "following", "free_from", "free_to", "i", "place", "room", "section",
-         "turns", "values")
+TAKEN = ("begins", "end_seen", "ends", "first_seen", "following", "free_from", "free_to", "i", "place", "room",
+         "section", "slot", "turns", "values", "which", "with_rows")
 
 
 def names_of_ranges(chain: Chain) -> list[str]:
     """What a text calls the places where rounds begin and end, and the shares of a tile's."""
-    of_shares = ("each", "outer", "share") if chain.splits > 1 else ()
-    return [f"{chain.index.name}_{what}" for what in ("count", "end", "first", "free", "length", "tested", *of_shares)]
+    more = ("each", "outer", "share") if chain.splits > 1 else ("origin",) if chain.index.piece is not None else ()
+    of_rows = [f"{chain.rows.name}_{what}" for what in ("count", "origin")] if chain.piece is not None else []
+    of_rounds = "count", "end", "first", "free", "length", "tested", *more
+    return [*of_rows, *(f"{chain.index.name}_{what}" for what in of_rounds)]
 
 
 def tests_of(chain: Chain, ranges: Ranges) -> set[Value]:
@@ -514,7 +520,8 @@ class ChainPrinter:
         rings, length = self.places.rings, self.chain.length
         takes_maps = [f"map_{block.name}" for ring in rings for block in ring.blocks]
         asked = [callee.name for callee in self.ranges.masks]
-        takes_blocks = ["sizes", *takes_maps, *([] if length is None else [length.data[0].name]), *asked]
+        read = dict.fromkeys(x.data[0].name for x in (length, self.chain.piece) if x is not None)
+        takes_blocks = ["sizes", *takes_maps, *read, *asked]
         takes_all = [name for name in arguments if name not in takes_maps]
         cluster = self.choice.cluster
         met = "barrier()" if cluster.is_single else "cluster_barrier()"
@@ -529,7 +536,7 @@ class ChainPrinter:
                 "        WARPGROUPS.claim_registers()",
                 f"        consume({', '.join(['sizes', *takes_all, 'group - 1'])})",
                 *([] if cluster.is_single else [f"    {met}        # a peer may still arrive at this one's barriers"]),
-                "", "", *self.tile_functions(),
+                "", "", *self.tile_functions(consumer),
                 f"def produce({', '.join(takes_blocks)}):",
                 '    """1. Blocks of the operands: global -> shared."""', "    zero = thread_index() * 0",
                 *(f"    at_{ring.name} = Slot(zero, zero + 1)          # fresh rings are empty" for ring in rings),
@@ -554,11 +561,12 @@ class ChainPrinter:
         naming = Naming(chain, self.places, tests, parts, taken)
         consumer = self.consumer_class(chain, self.places, choice, order, self.ranges, bool(tests), naming=naming)
         consumer.tiles()
-        if chain.length is not None:
-            consumer.arrays.setdefault(chain.length.data[0].name, chain.length)
+        for x in (chain.length, chain.piece):
+            if x is not None:
+                consumer.arrays.setdefault(x.data[0].name, x)
         callees = Callees.of(consumer.callees)
         maps, operands, outs, others = self.arguments([*consumer.arrays, *callees.names])
-        sizes = [*dict.fromkeys(indices), *(["section"] if choice.longest_first and chain.stacks else []),
+        sizes = [*dict.fromkeys(indices), *(["section"] if has_sections(chain, choice) else []),
                  *([chain.share] if chain.splits > 1 else [])]
         lines = self.constants(consumer)
         lines += ["", "", "@dataclass(frozen=True)", "class Sizes(Component):",
@@ -613,9 +621,11 @@ class ChainPrinter:
                 lines.append(f"out_{name} = {out.kind}({out.dtype.name!r}{clipped})")
         return lines
 
-    def tile_functions(self) -> list[str]:
+    def tile_functions(self, consumer: Consumer) -> list[str]:
         """How many tiles there are, and which are a block's; and which blocks a tile's rounds visit."""
-        lines = _places(self.chain, self.choice)
+        following = "following(tile)" if self.choice.longest_first else "tile + grid_x()"
+        lines = _places(self.chain, self.choice) if self.chain.piece is None else _places_of_pieces(
+            self.chain, self.choice, consumer.placed, following if self.has_next else "")
         if self.choice.longest_first and self.has_next:
             lines += ["", "", "def following(tile):", '    """The block\'s next tile: blocks take tiles there and back."""',
                       *_there_and_back(self.choice)]
@@ -659,16 +669,51 @@ def _places(chain: Chain, choice: ScheduleChoice) -> list[str]:
             f"    return {', '.join(parts_of_stacks(chain.stacks, 'which'))}, (rows - 1 - inner) * {size}{own}"]
 
 
+def has_sections(chain: Chain, choice: ScheduleChoice) -> bool:
+    """Whether so many of the stack are taken side by side (`schedule.section_of`)."""
+    return choice.longest_first and bool(chain.stacks) and chain.piece is None
+
+
+def _places_of_pieces(chain: Chain, choice: ScheduleChoice, names: list[str], following: str) -> list[str]:
+    """Tiles of rows that are packed. Lengths of pieces are read on the GPU: each has a tile for every block of rows that it
+    begins, and one more, so that piece i's are from offsets[i] // rows + i on. Some have no rows. ``names``: what `place`
+    returns; ``following``: the next tile of the block, if it has more than one."""
+    assert chain.piece is not None
+    offsets, (piece,) = chain.piece.data
+    i, m, size, heads = piece.name, chain.rows.name, choice.rows, count_of(chain.own_stacks)
+    place, given = ", ".join(names), f"tile, {i}, sizes, {offsets.name}"
+    parts = dict(zip((stack.name for stack in chain.own_stacks), parts_of_stacks(chain.own_stacks, "which")))
+    first = f"(slot - udiv({m}_origin, {size}) - {i}) * {size}"
+    lines = ["def tiles(sizes):", f"    return {heads}(udiv(sizes.{m}, {size}) + sizes.{i})", "", "", f"def place({given}):",
+             '    """Which piece, which of the stack, and the first row; where the piece begins, and its rows."""',
+             f"    slot = udiv(tile, {heads.removesuffix(' * ') or 1})"]
+    if heads:
+        lines += [f"    which = tile - slot * {heads.removesuffix(' * ')}"]
+    lines += [f"    {i} = piece_at({offsets.name}, {i}, sizes.{i}, slot, {size}, sizes.{m})",
+              f"    {m}_origin = begin_of({offsets.name}, {i}, sizes.{m})",
+              f"    {m}_count = begin_of({offsets.name}, {i} + 1, sizes.{m}) - {m}_origin"]
+    if choice.longest_first:
+        first = f"(blocks(max({m}_count, 0), {size}) - 1) * {size} - {first}"
+    lines += [f"    {m} = {first}", f"    return {', '.join(parts.get(name, name) for name in names)}"]
+    if following:
+        lines += ["", "", f"def with_rows({given}):",
+                  '    """The tile, or the next one of the block that has rows, and its place."""',
+                  f"    {place} = place({given})", f"    while tile < tiles(sizes) and ({m} < 0 or {m} >= {m}_count):",
+                  f"        tile = {following}", f"        {place} = place({given})", f"    return tile, {place}"]
+    return lines
+
+
 def _ranges(chain: Chain, choice: ScheduleChoice, ranges: Ranges) -> list[str]:
     """Functions that say which blocks a tile's rounds visit, and where nothing is tested."""
     m, rows, step = chain.rows.name, choice.rows * choice.cluster.m, choice.blocks[chain.index.name]
-    last, stop = f"min({m} + {rows}, sizes.{m}) - 1", chain.stop
+    count = chain.extent_of(chain.rows)
+    last, stop = f"min({m} + {rows}, {count}) - 1", chain.stop
     given = ", ".join([m, *(name.removeprefix("sizes.") for name in given_to_ranges(chain, ranges))])
     keys, heads = chain.extent_of(chain.index), [stack.name for stack in chain.stacks[::-1]]
 
     def extreme(bounds: list, of_last: bool, asked: str = "visited") -> list[str]:
         """The bounds of the last of the rows where they grow with them, or of the first; a mask's are of all of them."""
-        call = f"{asked}({m}, last + 1, {keys}, {', '.join([*heads, '0', '0'][:2])}, {keys} - sizes.{m})"
+        call = f"{asked}({m}, last + 1, {keys}, {', '.join([*heads, '0', '0'][:2])}, {keys} - {count})"
         return [f"int({bound.callee.name}.f.{call}[{int(bound.is_end)}])" if isinstance(bound, MaskBound) else
                 bound.text("last" if (bound.slope >= 0) is of_last else m) for bound in bounds]
 
@@ -689,6 +734,6 @@ def _ranges(chain: Chain, choice: ScheduleChoice, ranges: Ranges) -> list[str]:
             if bounds:
                 what = "first place" if kind == "max" else "place behind the last"
                 out += [f"def {name}({given}):", f'    """The {what} that all of rows {m} on see."""',
-                        f"    last = min({m} + {choice.rows}, sizes.{m}) - 1",
+                        f"    last = min({m} + {choice.rows}, {count}) - 1",
                         f"    return {kind}({', '.join([least, *extreme(bounds, kind == 'max', 'untested')])})", "", ""]
     return out
