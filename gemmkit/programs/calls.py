@@ -198,6 +198,8 @@ def _class_of(info: ArrayInfo) -> tuple[Any, ...]:
     if not info.shape:
         return info.dtype, info.device, info.readonly
     axis = len(info.shape) - 1
+    if info.dtype.kind in "iu":                        # which threads read one by one
+        return axis, info.dtype, info.device, info.library, info.readonly, unit_axis(info)
     aligned = alignment(info, axis)
     return (axis, info.dtype, info.device, info.library, info.readonly, unit_axis(info), info.strides[axis] == 1,
             why_not(info, axis) is None, leaves_by_tma(info), in_pairs(info), aligned,

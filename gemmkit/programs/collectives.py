@@ -22,6 +22,7 @@ from gemmkit.lang.aggregates import convert, convert_all, fill
 from gemmkit.lang.checks import dtype_given
 from gemmkit.lang.component_products import matrix_of
 from gemmkit.lang.components import dataclass
+from gemmkit.lang.host import Numeric
 from gemmkit.lang.registers import apply, each, fold, generate, join, reduce, split, together
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.layouts.plain import Swizzled
@@ -379,21 +380,21 @@ def added(a: tuple, b: tuple) -> tuple:
     return together(add, a, b)
 
 
-def add(x: Any, y: Any) -> Any:
+def add(x: Numeric, y: Numeric) -> Any:
     return x + y
 
 
-def finite(x: Any) -> Any:
+def finite(x: Numeric) -> Any:
     """A row of which nothing was seen so far has weights 0, not NaN."""
     return x if x > -math.inf else convert(F32, 0.0)
 
 
-def quad_max(x: Any) -> Any:
+def quad_max(x: Numeric) -> Any:
     x = maximum(x, exchanged(x, 1))
     return maximum(x, exchanged(x, 2))
 
 
-def quad_sum(x: Any) -> Any:
+def quad_sum(x: Numeric) -> Any:
     x = x + exchanged(x, 1)
     return x + exchanged(x, 2)
 
@@ -519,7 +520,7 @@ def octets(words: tuple, n: int) -> tuple:
     return quad_transpose(words[0], words[2], words[4], words[6]), quad_transpose(words[1], words[3], words[5], words[7])
 
 
-def quad_transpose(a: Any, b: Any, c: Any, d: Any) -> tuple:
+def quad_transpose(a: Numeric, b: Numeric, c: Numeric, d: Numeric) -> tuple:
     """The four words of a lane's row of a 4 x 4 matrix, of which each lane of a quad gives a column."""
     is_odd, is_upper = lane_index() % 2 == 1, lane_index() % 4 >= 2
     ab, cd = swapped(a, b, is_odd, 1), swapped(c, d, is_odd, 1)
@@ -527,7 +528,7 @@ def quad_transpose(a: Any, b: Any, c: Any, d: Any) -> tuple:
     return even[0], odd[0], even[1], odd[1]
 
 
-def swapped(x: Any, y: Any, is_second: Any, distance: int) -> tuple:
+def swapped(x: Numeric, y: Numeric, is_second: Any, distance: int) -> tuple:
     """The rows of a 2 x 2 matrix, of which two lanes give the columns."""
     got = exchanged(x if is_second else y, distance)
     return (got if is_second else x), (y if is_second else got)

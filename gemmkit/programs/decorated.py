@@ -28,9 +28,9 @@ from gemmkit.programs.values import (
     Axis,
     Cell,
     Index,
-    Packed,
+    PackedRows,
     Parameter,
-    Piece,
+    RowsOfPiece,
     Place,
     ProgramAxis,
     Term,
@@ -139,7 +139,7 @@ class Reference(Interpreter):
             for blocks in self._tiles(extents, ()):
                 self.stacks = tuple(x for x in blocks if x.stack)
                 yield blocks if len(blocks) > 1 else blocks[0]
-        elif isinstance(stop, Piece):
+        elif isinstance(stop, RowsOfPiece):
             yield from self._blocks(extents[0], piece=stop.which)
         else:
             end = extents[0].length if stop is None else min(int(stop.value.array), extents[0].length)
@@ -347,19 +347,19 @@ def parallel(*extents: ProgramAxis) -> Along:
     return Along(current().loop(current().extents(extents), "parallel"))
 
 
-def sequential(extent: ProgramAxis | Piece, stop: Any = None) -> Along:
+def sequential(extent: ProgramAxis | RowsOfPiece, stop: Any = None) -> Along:
     """Blocks of an axis, or of a piece of one, one after the other: cells keep what a round has put there.
 
     ``stop``: an element of an array of whole numbers, ``lengths[h]``, behind which nothing is there (`lengths`).
     """
-    if isinstance(extent, Piece):
+    if isinstance(extent, RowsOfPiece):
         if stop is not None:
             raise refused(ValueError, f"sequential(..., stop=...): {extent.axis!r} has a length of its own; leave stop out")
         return Along(current().loop(current().extents((extent.axis,), extent.which), "sequential", extent))
     return Along(current().loop(current().extents((extent,)), "sequential", stop))
 
 
-def packed(axis: ProgramAxis, offsets: Parameter) -> Packed:
+def packed(axis: ProgramAxis, offsets: Parameter) -> PackedRows:
     """Rows that are cut into pieces, as sequences of different lengths are that are packed one behind the other.
 
     Args:

@@ -24,9 +24,9 @@ from gemmkit.programs.values import (
     Axis,
     Cell,
     Index,
-    Packed,
+    PackedRows,
     Parameter,
-    Piece,
+    RowsOfPiece,
     Place,
     ProgramAxis,
     Term,
@@ -399,7 +399,7 @@ SUCH = "an element of an array of int32 or int64 is needed, such as stop=lengths
 def check_length(stop: Any, extent: ProgramAxis) -> Value:
     """The load that a loop's ``stop`` is, or the piece that it is of. Raises TypeError and ValueError, with the user's line,
     for what is no length of all rows of a tile."""
-    if isinstance(stop, Piece):
+    if isinstance(stop, RowsOfPiece):
         return Value(PIECE, (), (), (extent.offsets, (stop.which,)))
     if isinstance(stop, Parameter):
         raise refused(TypeError, f"sequential(stop={stop.name}): {stop.name} has shape {stop.shape}, and a tile has one "
@@ -420,7 +420,7 @@ def check_length(stop: Any, extent: ProgramAxis) -> Value:
     return cast("Value", found)
 
 
-def packed_rows(axis: Any, offsets: Any) -> Packed:
+def packed_rows(axis: Any, offsets: Any) -> PackedRows:
     """Raises TypeError and ValueError, with the user's line, for what is no axis of rows, and no array of offsets."""
     if not isinstance(axis, ProgramAxis) or axis.stack or axis.offsets is not None:
         raise refused(TypeError, f"packed({axis!r}, ...): the rows of an array are needed, such as q.rows")
@@ -432,7 +432,7 @@ def packed_rows(axis: Any, offsets: Any) -> Packed:
         raise refused(ValueError if dtype in COUNTED else TypeError,
                       f"packed(..., {offsets.name}): {offsets.name} has shape {offsets._shape} and dtype {dtype}; one "
                       "dimension of int32 or int64 is needed, one element more than there are pieces")
-    return Packed(axis, offsets)
+    return PackedRows(axis, offsets)
 
 
 def piece_of(extent: ProgramAxis, indices: Iterable[Index]) -> Index | None:
@@ -589,7 +589,7 @@ class Tracer(Interpreter):
         if kind == "parallel":
             self.stacks = tuple(x for x in indices if x.stack)
         for index in indices:
-            index.piece = stop.which if isinstance(stop, Piece) else piece_of(index.extent, indices)
+            index.piece = stop.which if isinstance(stop, RowsOfPiece) else piece_of(index.extent, indices)
             if index.extent.offsets is not None:
                 self.reads.add(index.extent.offsets.name)
         loop = self.emit(Loop(kind, indices, stop=length))

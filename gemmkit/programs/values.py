@@ -482,7 +482,7 @@ class Index(Symbol):
 
 
 @dataclass(frozen=True, eq=False)
-class Packed:
+class PackedRows:
     """Rows that are cut into pieces, one behind the other: piece i goes from ``offsets[i]`` to ``offsets[i + 1]``.
     ``count``: to go along the pieces, one by one; ``rows``: along the rows of one; ``[i]``: those of the i-th, in rounds."""
 
@@ -498,16 +498,16 @@ class Packed:
     def rows(self) -> ProgramAxis:
         return replace(self.axis, offsets=self.offsets)
 
-    def __getitem__(self, piece: Any) -> Piece:
+    def __getitem__(self, piece: Any) -> RowsOfPiece:
         piece = piece.dim if isinstance(piece, Place) else piece
         if not isinstance(piece, Index) or not piece.stack:
             raise refused(TypeError, f"packed(...)[{piece!r}]: which piece it is must be a variable of parallel(...) along "
                                      "pieces or a stack")
         current().axes.cut(piece, self.offsets)
-        return Piece(self.rows, piece)
+        return RowsOfPiece(self.rows, piece)
 
 
-class Piece(NamedTuple):
+class RowsOfPiece(NamedTuple):
     """Rows of one of an array's pieces: which one is it."""
 
     axis: ProgramAxis

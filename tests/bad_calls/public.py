@@ -28,7 +28,7 @@ NAMESPACES = ("", "blas", "layouts", "epilogues", "transforms", "operators", "ke
 LEFT_OUT = frozenset(
     "Array Component ComponentError Config ConfigError Explanation GroupPlan Plan Program Scalar Tuned emulate explain float16 float32 "
     "float64 tune Product CompiledKernel Occupancy compiled_kernel imagined check_ranges parts result_layout copy exp finite "
-    "full log maximum minimum once parallel place rsqrt sequential sqrt tanh where zeros Layout Epilogue Transform Operator Mask "
+    "full log maximum minimum once packed parallel place rsqrt sequential sqrt tanh where zeros Layout Epilogue Transform Operator Mask "
     "Score PlainScores Everything Default Identity Program Folded Packed Embedded Boxed erf Kernel Made compiled kernel_of recorded KernelToCompile ProductOperator".split())
 
 #: A good value of each parameter: (kind of its bad values, code). By function and name where one name means several things.

@@ -45,8 +45,6 @@ ONCE_MISSED = {
                                "accumulators are used while"),
     "fragments that are not loaded": ("statement dropped", "kernels.sm80.kernel.Mainloop.begin", "fetch", "pass", ("ring_of_two",),
                                       r"registers of shape .*0\)? was read"),
-    "no wgmma_fence of new sums": ("statement dropped", "attention.kernel.start_next", r"wgmma_fence\(\)", "pass", ("attention_apart_of_few_keys",),
-                                   "wgmma takes accumulators"),
     "no fence of what is sent": ("statement dropped", "RegisterMainloop.run", r"fence_async\(\)", "pass", ("parts_beside_registers",),
                                  "a thread's write is not to be seen"),
     "stores that collide": ("term dropped", "exchange.place_of", "row =", r"group \* spec.cluster.splits \* ", ("splits",), "race in 16 bytes"),
