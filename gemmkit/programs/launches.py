@@ -283,10 +283,6 @@ def _band(places: Places, height: int, columns: int, processors: int) -> int:
 Sizes = dict[ProgramAxis, int]         # how long the axes are that a program's indices go along
 
 
-class NotByTma(ValueError):
-    """An operand that threads can copy, and TMA cannot."""
-
-
 def check_launch(infos: dict[str, ArrayInfo], sizes: Sizes, operands: dict[str, str], tile: tuple[Index, ...],
                   rounds: list[Index], lines: dict[str, str], stores: list[StoreStatement],
                   kernel: KernelLimits | None = None) -> None:
@@ -299,8 +295,9 @@ def check_launch(infos: dict[str, ArrayInfo], sizes: Sizes, operands: dict[str, 
         for name, line in operands.items():
             reason = None if kernel is None else kernel.why_not(infos[name])
             if kernel is not None and reason is not None:
-                raise refused(NotByTma if kernel.uses_tma else ValueError,
-                              f"{name} is an operand of a product, and {reason}", line)
+                error = refused(ValueError, f"{name} is an operand of a product, and {reason}", line)
+                error.is_of_tma = kernel.uses_tma      # type: ignore[attr-defined]
+                raise error
     results = [store.parameter.name for store in stores]
     twice = next((name for name in results if results.count(name) > 1), None)
     if twice is not None:

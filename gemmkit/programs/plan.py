@@ -42,7 +42,6 @@ from gemmkit.programs.launches import (
     ROWS_NEEDED,
     CallArguments,
     Launches,
-    NotByTma,
     Sizes,
     bits_of,
     check_launch,
@@ -423,8 +422,8 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
     TypeError and ConfigError before anything is compiled."""
     try:
         return _planned(program, arguments, mapping, text)
-    except NotByTma as error:
-        if mapping.kernel or text is not None:
+    except ValueError as error:
+        if mapping.kernel or text is not None or not getattr(error, "is_of_tma", False):
             raise
         try:
             return _planned(program, arguments, replace(mapping, kernel=MULTISTAGE), None)

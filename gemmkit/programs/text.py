@@ -703,7 +703,8 @@ class Printer:
         """What a function is given behind the sums."""
         m, n = (index.name for index in self.places.indices)
         column = f"{n} + group * 128 + thread_index() % 128" if kind == "ColumnsOut" else f"{n} + own_column()"
-        here = {**{name_of_stack(stack): stack.name for stack in self.places.stacks}, "row": f"{m} + group * 64 + own_row()", "column": column, f"last_{m}": f"sizes.{m} - 1",
+        here = {**{name_of_stack(stack): stack.name for stack in self.places.stacks},
+                "row": f"{m} + group * 64 + own_row()", "column": column, f"last_{m}": f"sizes.{m} - 1",
                 f"last_{n}": f"sizes.{n} - 1", **{name: f"sizes.{name}" for name in made.scalars}}
         return [here.get(name, name) for name in made.parameters]
 

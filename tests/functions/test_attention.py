@@ -238,6 +238,10 @@ def test_packed_sequences(machine: Any, session: Any, mask: Any, layout: str, rn
     out = machine.array(poison((2, 110, 64) if layout == "bhnd" else q.shape, F16))
     with session(machine):
         found, lse = gk.attention(*given, lengths=(starts, ends), mask=mask, out=out, layout=layout, return_lse=True)
+        read = [gk.attention(*given, lengths=tuple(machine.array(x.astype(kind)) for x in (starts, ends)), mask=mask, layout=layout)
+                for kind in (np.int32, np.int64)]
+    assert all(np.array_equal(machine.numpy(x), machine.numpy(found)) for x in read)
+    with session(machine):
         scored = gk.attention(*given, lengths=(starts.tolist(), ends.tolist()), layout=layout,
                               score=lambda s, m, n, head, batch: s + 0.125 * batch * (n < 3) - 0.25 * head * (m > 2) * (n > 4))
     found, scored = (machine.numpy(x) if layout == "bnhd" else machine.numpy(x).swapaxes(0, 1) for x in (found, scored))
@@ -247,6 +251,55 @@ def test_packed_sequences(machine: Any, session: Any, mask: Any, layout: str, rn
         close(found[a:b].swapaxes(0, 1)[None], reference(*one, visible=visible), machine.numpy(lse)[None, :, a:b])
         close(scored[a:b].swapaxes(0, 1)[None], reference(*one, score=lambda s, m, n, head, i, batch=batch: (
             s + 0.125 * batch * (n < 3) - 0.25 * head * (m > 2) * (n > 4))))
+
+
+@pytest.mark.sample(8)
+@on_machines
+@pytest.mark.parametrize("where", ["list", "int32", "int64"])
+@pytest.mark.parametrize("mask", [None, Causal()], ids=str)
+@pytest.mark.parametrize("queries", [1, 9])
+def test_lengths_of_keys(machine: Any, session: Any, queries: int, mask: Any, where: str, rng: np.random.Generator) -> None:
+    """None, one, some and more than there are, by heads that are rows of one tile, and others; keys behind them may hold anything."""
+    lengths, keys = [0, 1, 40, 99], 70 if machine.emulated else 5000
+    lengths = lengths if machine.emulated else [0, 1, 3001, 9000]
+    q, k, v = draw(rng, (4, 4, queries, 64), F16), draw(rng, (4, 2, keys, 64), F16), draw(rng, (1, 2, keys, 64), F16)
+    for batch, length in enumerate(lengths):
+        k[batch, :, length:] = np.nan
+    given = lengths if where == "list" else machine.array(np.array(lengths, where))
+    with session(machine):
+        for _ in range(2):                             # the second is known where lengths are on the GPU
+            out = gk.attention(*map(machine.array, (q, k, v)), mask=mask, key_lengths=given)
+        _, lse = gk.attention(*map(machine.array, (q, k, v)), mask=mask, key_lengths=given, return_lse=True)
+    found, lse = machine.numpy(out), machine.numpy(lse)
+    for batch, length in enumerate(min(n, keys) for n in lengths):
+        one = q[batch:batch + 1], k[batch:batch + 1, :, :length], v[:, :, :length]
+        visible = None if mask is None else lambda m, n, h, b, shift=length - queries: n <= m + shift
+        close(found[batch:batch + 1], reference(*one, visible=visible), lse[batch:batch + 1])
+
+
+@pytest.mark.sample(4)
+@on_machines
+@pytest.mark.parametrize("head_dim,width", [(64, 128), (192, 128), (40, 8), (256, 64)])
+def test_a_head_size_of_its_own_for_v(machine: Any, session: Any, head_dim: int, width: int, rng: np.random.Generator) -> None:
+    q, k, v = draw(rng, (2, 2, 70, head_dim), F16), draw(rng, (2, 1, 90, head_dim), F16), draw(rng, (1, 2, 90, width), F16)
+    with session(machine):
+        found, lse = gk.attention(*map(machine.array, (q, k, v)), mask=Causal(), return_lse=True)
+        out = machine.array(poison((2, 70, 2, width), F16))
+        gk.attention(*(machine.array(np.ascontiguousarray(x.swapaxes(1, 2))) for x in (q, k, v)), mask=Causal(), layout="bnhd", out=out)
+    close(machine.numpy(found), reference(q, k, v, visible=lambda m, n, h, b: n <= m + 20), machine.numpy(lse))
+    assert np.array_equal(machine.numpy(out).swapaxes(1, 2), machine.numpy(found))
+
+
+@pytest.mark.sample(3)
+@on_machines
+@pytest.mark.parametrize("kind", ["rows of 66", "backwards", "odd base"])
+def test_strides_that_tma_cannot_take(machine: Any, session: Any, kind: str, rng: np.random.Generator) -> None:
+    """Threads copy such rows, and the result is the same."""
+    q, k, v = (draw(rng, (1, 2, rows, 66 if kind == "rows of 66" else 72), F16) for rows in (50, 90, 90))
+    cut = {"rows of 66": lambda x: x[..., :64], "backwards": lambda x: x[:, :, ::-1, :64], "odd base": lambda x: x[..., 2:66]}[kind]
+    with session(machine):
+        found = gk.attention(*(cut(machine.array(x)) for x in (q, k, v)), mask=Causal())
+    close(machine.numpy(found), reference(cut(q), cut(k), cut(v), visible=lambda m, n, h, b: n <= m + 40))
 
 
 @pytest.mark.sample(16)

@@ -86,6 +86,28 @@ def test_offsets_that_are_none(machine: Any, rng: np.random.Generator) -> None:
     assert np.isnan(found[:, 100:]).all() and not np.isnan(found[:, :40]).any()
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("seen", [None, masks.Causal(), masks.Window(300, 10)], ids=["all", "causal", "window"])
+@pytest.mark.parametrize("mapping", MAPPINGS)
+def test_drawn_pieces_on_a_gpu(mapping: str, seen: Any, rng: np.random.Generator) -> None:
+    """Many, of drawn lengths, against the same in the memory of the host."""
+    import cupy
+
+    if MAPPINGS[mapping] is not None and MAPPINGS[mapping].kernel == "" and cupy.cuda.Device().compute_capability != "90":
+        pytest.skip("a mapping of Hopper's kernel")
+    for _ in range(6):
+        count = int(rng.integers(1, 60))
+        of_q, of_k = (np.cumsum([0, *rng.choice([0, 1, 7, 63, 64, 65, 127, 129, 192, 500], count)]) for _ in range(2))
+        heads, group, rows, keys = 4, int(rng.choice([1, 2, 4])), max(1, of_q[-1]), max(1, of_k[-1])
+        q, k, v = half(rng, heads, rows, 64), half(rng, heads // group, keys, 64), half(rng, heads // group, keys, 64)
+        bias, o, lse = half(rng, heads, keys), poisoned(heads, rows, 64), poisoned(heads, rows, dtype=F32)
+        kinds = np.int32 if rng.integers(2) else np.int64
+        given = [cupy.asarray(x) for x in (q, k, v, bias, of_q.astype(kinds), of_k.astype(kinds), o, lse)]
+        attention(*given, 0.125, group, seen, mapping=MAPPINGS[mapping])
+        wanted = attention.reference(q, k, v, bias, of_q, of_k, o, lse, 0.125, group, seen)
+        check_close([x.get() for x in given[-2:]], wanted, lambda got: 4e-3)
+
+
 @gk.program
 def keys_alone(q: Any, k: Any, offsets: Any, o: Any, scale: float) -> None:
     """Queries of a batch, whose keys are packed; two of the batch share a piece."""

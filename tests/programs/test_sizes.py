@@ -58,8 +58,9 @@ def resized(program: Any, arrays: list[np.ndarray], more: dict[str, Any], rng: n
             lengths[at] = 8 * (1 + lengths[at] // 8)
         elif at[1] == 0 and arguments[at[0]].ndim == 3:
             lengths[at] = int(rng.integers(1, 9))
-    for _ in range(len(axes.equal)):                   # so often a length is handed on at most
-        for one, other in axes.equal:
+    equal = [(one, other) for one, other, by, more in axes.related if (by, more) == (1, 0)]
+    for _ in equal:                                    # so often a length is handed on at most
+        for one, other in equal:
             lengths[one] = lengths[other] = lengths[one] if other not in axes.whole else lengths[other]
     made = []
     for name in names:
