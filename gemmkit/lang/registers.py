@@ -278,25 +278,7 @@ def _type_apply(context: TypingContext, function: types.Type, values: types.Type
 @atom(_type_apply)
 def apply(function: Any, values: tuple, *args: Any) -> tuple:
     """``tuple(function(value, i, *args) for i, value in enumerate(values))``, unrolled."""
-    period = getattr(function, "period", 0)
-    if period and len(values) > period and is_of_one_type(values):
-        given = np.array(values)
-        parts = [function(given[n::period], n, *args) for n in range(period)]
-        out = np.empty(len(values), parts[0].dtype)
-        for n, part in enumerate(parts):
-            out[n::period] = part
-        return tuple(out)
     return tuple([function(value, i, *args) for i, value in enumerate(values)])
-
-
-def alike(period: int) -> Any:
-    """Declares that a function of a value and its number (`apply`) computes alike what ``period`` values are apart: the
-    emulator calls it with arrays of these."""
-    def mark(function: Any) -> Any:
-        function.period = period
-        return function
-
-    return mark
 
 
 # --------------------------------------------------------------------------------------------------

@@ -20,23 +20,9 @@ from gemmkit.lang.functions import device
 from gemmkit.lang.host import View
 from gemmkit.lang.memory import ViewType
 from gemmkit.lang.pairs import is_pairwise
-from gemmkit.lang.registers import (
-    Fragment,
-    alike,
-    apply,
-    deal,
-    each,
-    fold,
-    generate,
-    interleave,
-    join,
-    outer,
-    registers,
-    split,
-)
+from gemmkit.lang.registers import Fragment, apply, deal, each, fold, generate, interleave, join, outer, registers, split
 from gemmkit.layouts import RowMajor
 from gemmkit.operators import WGMMAOp
-from gemmkit.ptx.arithmetic import exp2, fma
 from gemmkit.ptx.special import thread_index
 from gemmkit.runtime.compile import to_ptx
 from gemmkit.runtime.device import H100
@@ -498,26 +484,3 @@ def test_the_interpreter_finds_what_the_emulator_cannot(monkeypatch: pytest.Monk
     parameters = [x for array in (a, b, c) for x in (array, 4, 32, 32)]
     run_ptx(ptx, 32, 1, parameters, [a, b, c])
     assert np.array_equal(c, b * b) and not np.array_equal(c, a * b)
-
-
-@alike(4)
-def weight(x: Any, i: int, c: Any, over: Any, under: Any) -> Any:
-    return exp2(fma(x, c, -(over if i // 2 % 2 == 0 else under)))
-
-
-@alike(4)
-def scaled(x: Any, i: int, upper: Any, lower: Any) -> Any:
-    return x * (upper if i // 2 % 2 == 0 else lower)
-
-
-def test_values_that_are_computed_alike_are_what_each_is_alone(rng: np.random.Generator) -> None:
-    """`apply` in the emulator calls such a function with arrays."""
-    x = tuple(np.float32([*(100 * rng.standard_normal(61)), -np.inf, np.inf, np.nan]))
-    one, other = np.float32(-3.5), np.float32(0.25)
-    for function, args in ((weight, (other, one, other)), (scaled, (one, other))):
-        assert function.period == 4
-        with np.errstate(all="ignore"):
-            wanted = np.array([function(value, i, *args) for i, value in enumerate(x)], np.float32)
-            found = apply(function, x, *args)
-        assert {*map(type, found)} == {np.float32}
-        np.testing.assert_allclose(np.array(found), wanted, rtol=3e-7, atol=0)

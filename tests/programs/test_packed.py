@@ -87,6 +87,7 @@ def test_offsets_that_are_none(machine: Any, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("seen", [None, masks.Causal(), masks.Window(300, 10)], ids=["all", "causal", "window"])
 @pytest.mark.parametrize("mapping", MAPPINGS)
 def test_drawn_pieces_on_a_gpu(mapping: str, seen: Any, rng: np.random.Generator) -> None:
@@ -95,7 +96,7 @@ def test_drawn_pieces_on_a_gpu(mapping: str, seen: Any, rng: np.random.Generator
 
     if MAPPINGS[mapping] is not None and MAPPINGS[mapping].kernel == "" and cupy.cuda.Device().compute_capability != "90":
         pytest.skip("a mapping of Hopper's kernel")
-    for _ in range(6):
+    for _ in range(3):
         count = int(rng.integers(1, 60))
         of_q, of_k = (np.cumsum([0, *rng.choice([0, 1, 7, 63, 64, 65, 127, 129, 192, 500], count)]) for _ in range(2))
         heads, group, rows, keys = 4, int(rng.choice([1, 2, 4])), max(1, of_q[-1]), max(1, of_k[-1])
