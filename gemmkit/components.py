@@ -469,9 +469,10 @@ def frozen(component: Component, name: str = "value") -> Frozen:
 
 # -- what a call is known by, and what it brings ------------------------------------------------------------------------
 
-def seen(component: Component, key: list[Any], brought: list[Any]) -> None:
+def seen(component: Component, key: list[Any], brought: list[Any], arrays: list[Any] | None = None) -> None:
     """Add to ``key`` what decides how a component is computed with, and to ``brought`` its run-time values that calls with
-    that key differ in: addresses of arrays and numbers, as `exact` says (`slots_of` tells where they stand).
+    that key differ in: addresses of arrays and numbers, as `exact` says (`slots_of` tells where they stand). Arrays that are
+    added to ``arrays`` the caller recognises, and puts their addresses where `ADDRESS` stands.
 
     >>> from gemmkit.epilogues import ReLU, Scale
     >>> key, brought = [], []
@@ -479,9 +480,11 @@ def seen(component: Component, key: list[Any], brought: list[Any]) -> None:
     >>> brought, slots_of(Scale(2.0) | ReLU())
     ([2.0], [0])
     """
-    known, count = len(key), len(brought)
-    if not _read(component, key, brought):
+    known, count, given = len(key), len(brought), 0 if arrays is None else len(arrays)
+    if not _read(component, key, brought, arrays):
         del key[known:], brought[count:]
+        if arrays is not None:
+            del arrays[given:]
         found = frozen(component)
         key += found.kind, found.fingerprint, tuple((info.shape, info.strides, info.device) for info in found.arrays)
         brought += [exact(value) for _, value in found.leaves]
@@ -532,7 +535,11 @@ def number(value: Any) -> Any:
     return -0.0 if value is NEGATIVE_ZERO else value
 
 
-def _read(component: Component, key: list[Any], brought: list[Any]) -> bool:
+#: What stands for an address that is not looked up yet.
+ADDRESS = "address"
+
+
+def _read(component: Component, key: list[Any], brought: list[Any], arrays: list[Any] | None = None) -> bool:
     """`seen` of a component of gemmkit's own, whose code nobody changes. False, with both half done, for one with code of
     the user's, or with values that cannot be told from others so quickly."""
     read = _fields_of(type(component))
@@ -551,8 +558,12 @@ def _read(component: Component, key: list[Any], brought: list[Any]) -> bool:
         elif kind in _CONSTANTS and not is_scalar:
             key += kind, value
         elif isinstance(value, Component):
-            if not _read(value, key, brought):
+            if not _read(value, key, brought, arrays):
                 return False
+        elif arrays is not None and kind in KEYS:
+            arrays.append(value)
+            key.append(ADDRESS)
+            brought.append(ADDRESS)
         elif kind in KEYS or is_array(value):
             at, of_array = KEYS.get(kind, key_of)(value, name)
             key += of_array, at & 15

@@ -35,7 +35,7 @@ from gemmkit.operators import Algebra, Operator
 from gemmkit.plans.launch import cache, quickly
 from gemmkit.plans.plan import Plan, multiply, plan
 from gemmkit.plans.problem import asked_dtype, check_places, layout_of
-from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, empty_like, strided
+from gemmkit.runtime.arrays import ArrayInfo, Recogniser, check_aligned, describe, empty_like, strided
 from gemmkit.runtime.device import target
 from gemmkit.shapes import NOTHING, Shape, Step, merged
 from gemmkit.tuning.operators import AccumulatorRule, algebra_of, check_multiplied, new_dtype
@@ -350,7 +350,8 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
                         "matmul")
     quick = None
     if len(operands) == 2 and operator is None and epilogue is None and current_mode() is None:
-        quick = quickly((spec, dtype), operands, out) if dtype is None or isinstance(dtype, (str, type, np.dtype)) else None
+        if dtype is None or isinstance(dtype, (str, type, np.dtype)):
+            quick = quickly(_recogniser, (spec, dtype), operands, out)
     if quick is not None:
         key, at_out, at = quick
         known, is_swapped = _calls.get(key, (None, False))
@@ -377,6 +378,7 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
 
 
 _calls = cache()                       # `KnownCall` and whether B comes first, by what is quickly seen of a call
+_recogniser = Recogniser()
 
 
 def _know(quick: tuple[Any, int, tuple[int, ...]], launched: Plan, views: list[Any], out: Any) -> None:

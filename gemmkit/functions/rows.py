@@ -12,7 +12,7 @@ each fold, from the L2 cache where it fits there.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
@@ -29,20 +29,11 @@ from gemmkit.lang.aggregates import convert
 from gemmkit.lang.deferred import by_old_name
 from gemmkit.lang.functions import Frozen, freeze_array, freeze_scalar
 from gemmkit.lang.number_rules import part_dtypes
-from gemmkit.plans.launch import Current, KnownCall, Launch, Put, Start, cache, launch_of
+from gemmkit.plans.launch import Current, KnownCall, Launch, Put, Start, cache, launch_of, quickly
 from gemmkit.plans.problem import FLOAT32_MAX, check_out, check_places, finite_number
 from gemmkit.ptx.arithmetic import difference
 from gemmkit.runtime.array_info import are_the_same
-from gemmkit.runtime.arrays import (
-    KEYS,
-    ArrayInfo,
-    as_stream_handle,
-    describe,
-    empty_like,
-    key_if_given,
-    key_of,
-    shares_memory,
-)
+from gemmkit.runtime.arrays import ArrayInfo, Recogniser, as_stream_handle, describe, empty_like, shares_memory
 from gemmkit.runtime.device import target
 from gemmkit.runtime.launch import Launchable
 from gemmkit.runtime.streams import launch_stream
@@ -207,14 +198,36 @@ class AffineRMSNorm(RowFunction):
 FLOATS = "float16", "bfloat16", "float32", "float64"
 
 
+_recogniser = Recogniser()
+
+
 def run_rows(x: Any, function: RowFunction, out: Any, stream: Any) -> Any:
     """`gemmkit.functions.rows.rowwise`."""
-    key, at_out, brought = _quickly(x, function, out)
-    known: KnownCall | None = _calls.get(key)
-    if known is not None:
-        result = known.again(x, at_out, brought, out, stream)
+    key: list[Any] = []
+    held: list[Any] = []
+    if not function.outputs and current_mode() is None:
+        components.seen(function, key, held)
+    return _run(tuple(key), x, held, (), lambda: function, out, stream)
+
+
+def _run_own(kind: Callable[..., RowFunction], x: Any, number: float, arrays: tuple[Any, ...], out: Any, stream: Any) -> Any:
+    """`run_rows` of a function of gemmkit's own, which has a number and arrays: known by these alone, it is not made."""
+    return _run(kind, x, (number or components.exact(number),), arrays, lambda: kind(number, *arrays), out, stream)
+
+
+def _run(rest: Any, x: Any, numbers: Sequence[Any], arrays: tuple[Any, ...], make: Callable[[], RowFunction], out: Any,
+         stream: Any) -> Any:
+    """A function that ``make`` gives, and that is known by ``rest`` (nothing: it is looked at) and its arrays; a call brings
+    its numbers and their addresses."""
+    quick = quickly(_recogniser, rest, (x, *arrays), out) if rest and current_mode() is None else None
+    if quick is not None:
+        key, at_out, (at, *others) = quick
+        brought = at, *numbers, *others
+        known: KnownCall | None = _calls.get(key)
+        result = None if known is None else known.again(x, at_out, brought, out, stream)
         if result is not None:
             return result
+    function = make()
     info = describe(x, "x")
     _check_dtype(info, "x")
     if not info.shape:
@@ -238,7 +251,7 @@ def run_rows(x: Any, function: RowFunction, out: Any, stream: Any) -> Any:
         mode.run(RowsLaunch(of_x, of_out, function), (x, out))
         return out
     start = _launch(launch_stream(info, handle), of_x, of_out, function)
-    if key is not None:
+    if quick is not None:
         known = _calls.get(key) or _calls.keep(key, KnownCall(start, info))
         known.allow(at_out, *brought)
     return out
@@ -340,19 +353,6 @@ def _launch(stream: int, x: ArrayInfo, out: ArrayInfo, function: RowFunction) ->
     return start
 
 
-def _quickly(x: Any, function: RowFunction, out: Any) -> tuple[Any, int, tuple[Any, ...]]:
-    """What a call is known by, the address of out (0: a new one), and what else the call brings: x's, and what the function
-    holds. None for a call whose arguments have to be described."""
-    if function.outputs or current_mode() is not None:
-        return None, 0, ()
-    at, of_x = KEYS.get(type(x), key_of)(x, "x")
-    at_out, of_out = key_if_given(out, "out")
-    key: list[Any] = []
-    held: list[Any] = []
-    components.seen(function, key, held)
-    return (of_x, at & 15, of_out, at_out & 15, at == at_out, *key), at_out, (at, *held)
-
-
 def softmax(x: Any, *, scale: float = 1.0, out: Any = None, stream: Any = None) -> Any:
     """The softmax of ``scale * x`` along the last axis.
 
@@ -372,7 +372,7 @@ def softmax(x: Any, *, scale: float = 1.0, out: Any = None, stream: Any = None) 
     ...     gemmkit.softmax(np.array([1.0, 1.0], np.float32), scale=2.0).tolist()
     [0.5, 0.5]
     """
-    return rowwise(x, SoftmaxRows(_number(scale, "scale", x)), out=out, stream=stream)
+    return _run_own(SoftmaxRows, x, _number(scale, "scale", x), (), out, stream)
 
 
 def log_softmax(x: Any, *, scale: float = 1.0, out: Any = None, stream: Any = None) -> Any:
@@ -392,7 +392,7 @@ def log_softmax(x: Any, *, scale: float = 1.0, out: Any = None, stream: Any = No
     ...     gemmkit.log_softmax(np.array([0.0, 1000.0], np.float32)).tolist()
     [-1000.0, 0.0]
     """
-    return rowwise(x, LogSoftmax(_number(scale, "scale", x)), out=out, stream=stream)
+    return _run_own(LogSoftmax, x, _number(scale, "scale", x), (), out, stream)
 
 
 def layernorm(x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5, out: Any = None, stream: Any = None) -> Any:
@@ -419,9 +419,9 @@ def layernorm(x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5,
     """
     if (gamma is None) is not (beta is None):
         raise ValueError(f"{'beta' if gamma is None else 'gamma'} is given alone; give gamma and beta, or none of them")
-    number = _number(eps, "eps", x)
-    return rowwise(x, LayerNormRows(number) if gamma is None else AffineLayerNorm(number, gamma, beta), out=out,
-                   stream=stream)
+    kind: Callable[..., RowFunction] = LayerNormRows if gamma is None else AffineLayerNorm
+    arrays = () if gamma is None else (gamma, beta)
+    return _run_own(kind, x, _number(eps, "eps", x), arrays, out, stream)
 
 
 def rmsnorm(x: Any, gamma: Any = None, *, eps: float = 1e-6, out: Any = None, stream: Any = None) -> Any:
@@ -442,8 +442,9 @@ def rmsnorm(x: Any, gamma: Any = None, *, eps: float = 1e-6, out: Any = None, st
     ...     gemmkit.rmsnorm(np.array([2.0, -2.0], np.float32), eps=0.0).tolist()
     [1.0, -1.0]
     """
-    number = _number(eps, "eps", x)
-    return rowwise(x, RMSNormRows(number) if gamma is None else AffineRMSNorm(number, gamma), out=out, stream=stream)
+    kind: Callable[..., RowFunction] = RMSNormRows if gamma is None else AffineRMSNorm
+    arrays = () if gamma is None else (gamma,)
+    return _run_own(kind, x, _number(eps, "eps", x), arrays, out, stream)
 
 
 def rowwise(x: Any, function: RowFunction, *, out: Any = None, stream: Any = None) -> Any:

@@ -21,7 +21,7 @@ import numpy as np
 
 from gemmkit.components import uncached
 from gemmkit.runtime import launch
-from gemmkit.runtime.arrays import KEYS, ArrayInfo, allocator, as_stream_handle, current_stream, key_of, producer_stream
+from gemmkit.runtime.arrays import ArrayInfo, Recogniser, allocator, as_stream_handle, current_stream, producer_stream
 from gemmkit.runtime.compile import CodeChanged
 from gemmkit.runtime.launch import Launchable, Space
 from gemmkit.runtime.streams import check_stream, stream_finder
@@ -178,63 +178,66 @@ def _as_it_is(component: Any) -> Any:
 # -- calls that come again ------------------------------------------------------------------------------------------------
 
 class KnownCall:
-    """Calls that are alike: the result of ``start`` is ``like`` an array, and made by its library.
+    """Calls that are alike: a launch by ``start``, of arrays on ``like``'s device and of its library.
 
-    ``again(x, at_out, brought, out, stream)`` is the result of one more call, of arrays of x's library, that brings
-    ``brought`` behind the result's address: a new array, or ``out``, if that was ``fit`` with them before. It returns None
-    where the call has to be looked at: for other addresses, and where ``stands`` says that code is not what it was.
+    ``launch(x, given, values, stream)`` launches one more, which brings ``values``, if its addresses ``given`` have been
+    allowed. It returns False where the call has to be looked at: for other addresses, and where ``stands`` says that code is
+    not what it was. ``again(x, at_out, brought, out, stream)`` is the result of one more call that brings ``brought``
+    behind the result's address: ``out``, or for None a new array like ``like``; None where the call has to be looked at.
     ``keeps`` has what ids in its key are of.
     """
 
-    __slots__ = ("again", "fit", "keeps", "stands")
+    __slots__ = ("again", "allow", "keeps", "launch", "stands")
 
-    def __init__(self, start: Start, like: ArrayInfo, stands: Callable[[], bool] | None = None, keeps: Any = None):
-        self.fit, self.keeps, self.stands = Cache(), keeps, stands
-        self.again = _again(start, like, self.fit, stands)
+    def __init__(self, start: Start, like: ArrayInfo, stands: Callable[[], bool] | None = None, keeps: Any = None,
+                 results: bool = True):
+        """Closures: their variables cost less than attributes."""
+        self.keeps, self.stands = keeps, stands
+        fit, find_stream = Cache(), stream_finder(like.library, like.device)
+        allocate, address_of = allocator(like, like.shape, like.dtype) if results else (None, None)
 
-    def allow(self, *brought: Any) -> None:
-        """Such a call into a given result has been checked."""
-        self.fit.keep(brought, True)
-
-
-def quickly(rest: Any, arrays: tuple[Any, ...], out: Any) -> tuple[Any, int, tuple[int, ...]] | None:
-    """What a call is known by, and the addresses of out and of the arrays. None for what is no array."""
-    key: list[Any] = [rest]
-    at: list[int] = []
-    try:
-        for x in (out, *arrays):
-            address, of_x = (0, None) if x is None else KEYS.get(type(x), key_of)(x, "")
-            key += of_x, address & 15
-            at.append(address)
-    except (TypeError, ValueError):
-        return None
-    at_out, *others = at
-    if len({*others}) < len(others):                       # which of them are one array
-        key += map(others.index, others)
-    return tuple(key), at_out, tuple(others)
-
-
-def _again(start: Start, like: ArrayInfo, fit: Cache, stands: Callable[[], bool] | None) -> Callable[..., Any]:
-    """`KnownCall.again`, as a closure: its variables cost less than attributes."""
-    allocate, find_stream = allocator(like, like.shape, like.dtype), stream_finder(like.library, like.device)
-
-    def again(x: Any, at_out: int, brought: tuple[Any, ...], out: Any, stream: Any) -> Any:
-        if stands is not None and not stands():
-            return None
-        if stream is None:
-            handle = find_stream() if find_stream is not None else current_stream(
-                like.library, like.device, producer_stream(x, like.library))
-        else:
+        def handle_of(x: Any, stream: Any) -> int:
+            if stream is None:
+                return current_stream(like.library, like.device, producer_stream(x, like.library))
             handle = as_stream_handle(stream)
             check_stream(handle, like.device)
-        if out is None:
-            out, at_out = allocate()
-            start(handle, (at_out, *brought))
-            return out
-        given = at_out, *brought
-        if given not in fit:
-            return None
-        start(handle, given)
-        return out
+            return handle
 
-    return again
+        def launch(x: Any, given: Any, values: tuple[Any, ...], stream: Any) -> bool:
+            if given not in fit or (stands is not None and not stands()):
+                return False
+            start(find_stream() if stream is None and find_stream is not None else handle_of(x, stream), values)
+            return True
+
+        def again(x: Any, at_out: int, brought: tuple[Any, ...], out: Any, stream: Any) -> Any:
+            if out is not None:
+                given = at_out, *brought
+                return out if launch(x, given, given, stream) else None
+            if stands is not None and not stands():
+                return None
+            handle = find_stream() if stream is None and find_stream is not None else handle_of(x, stream)
+            out = allocate()                                   # type: ignore[misc]
+            start(handle, (address_of(out), *brought))         # type: ignore[misc]
+            return out
+
+        def allow(*given: Any) -> None:
+            """Such a call at these addresses has been checked."""
+            fit.keep(given, True)
+
+        self.launch, self.again, self.allow = launch, again, allow
+
+
+#: What is quickly seen of a call: what it is known by, out's address (0: None is given), and what else it brings.
+Quick = tuple[Any, int, tuple[Any, ...]]
+
+
+def quickly(recogniser: Recogniser, rest: Any, arrays: tuple[Any, ...], out: Any) -> Quick | None:
+    """Of a call that is known by ``rest`` and its arrays, and brings their addresses. None for what is no array."""
+    try:
+        if out is None:
+            kinds, at = recogniser(arrays)
+            return (rest, kinds), 0, at
+        kinds, at = recogniser((*arrays, out))
+    except (TypeError, ValueError):                    # who looks at the call says why
+        return None
+    return (rest, kinds, True), at[-1], at[:-1]

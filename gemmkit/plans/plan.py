@@ -29,12 +29,13 @@ from gemmkit.lang.references import Guards
 from gemmkit.layouts.matrices import CallSizes, Matrix, arrays, components_of, frozen_components, result, unwrapped
 from gemmkit.plans.adapters import component_for_products
 from gemmkit.plans.compiled import OPERANDS, Compiled, normaliser_of
-from gemmkit.plans.launch import Cache, Current, KnownCall, Launch, Start, bound, cache
+from gemmkit.plans.launch import Cache, Current, KnownCall, Launch, Quick, Start, bound, cache, quickly
 from gemmkit.plans.problem import PLAIN, Call, check_out, check_places, fitting, held_by, resolve, sharing
 from gemmkit.runtime.array_info import are_the_same
 from gemmkit.runtime.arrays import (
     KEYS,
     ArrayInfo,
+    Recogniser,
     alignment,
     allocator,
     as_stream_handle,
@@ -42,7 +43,6 @@ from gemmkit.runtime.arrays import (
     describe,
     describe_all,
     empty_like,
-    key_if_given,
     key_of,
     matcher,
     overlaps,
@@ -276,7 +276,7 @@ class Plan:
         """
         match_a, match_b, match_c, match_out = self._match
         without_c = self._infos[2] is None
-        has_work, allocate, find_stream = self._has_work, self._allocate, self._find_stream
+        has_work, (allocate, address_of), find_stream = self._has_work, self._allocate, self._find_stream
         fits, shares = self._fits, sharing(self._infos, self._held)
         fit = Cache()                          # with the plan's own components, and with what others bring
         fit_alone = fit if shares is None else Cache()
@@ -286,7 +286,8 @@ class Plan:
             nonlocal planned
             at_out: Any
             if out is None:
-                out, at_out = allocate()
+                out = allocate()
+                at_out = address_of(out)
             else:
                 at_out = match_out(out)
             given: Any = at_out, match_a(a), match_b(b), 0 if without_c and c is None else match_c(c)
@@ -468,64 +469,66 @@ def multiply(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
         if keywords:
             return _with_components(None, a, b, c, conf, out, stream, keywords, otherwise)
         return _planned(None, a, b, c, conf, out, stream, otherwise)
-    if not keywords and c is None and out is None:                               # (a function less)
-        at_a, key_a = KEYS.get(type(a), key_of)(a, "a")
-        at_b, key_b = KEYS.get(type(b), key_of)(b, "b")
-        key: Any = key_a, at_a & 15, key_b, at_b & 15, id(conf)                  # & 15: the alignment's class
-        at_out, brought = 0, (at_a, at_b, 0)
-    else:
-        key, at_out, brought = _quickly(a, b, c, conf, out, keywords)
-    known: KnownCall | None = _seen.get(key)
-    if known is not None:
-        found = known.again(a, at_out, brought, out, stream)
-        if found is not None:
-            return found
+    quick: Quick | None
+    if keywords or c is not None or out is not None:
+        quick = _quickly(a, b, c, conf, out, keywords)
+    else:                                                                        # (a function less)
+        try:
+            kinds, at = _recogniser((a, b))
+            quick = ((id(conf),), kinds), 0, (*at, 0)
+        except (TypeError, ValueError):
+            quick = None
+    if quick is not None:
+        key, at_out, brought = quick
+        known: KnownCall | None = _seen.get(key)
+        if known is not None:
+            found = known.again(a, at_out, brought, out, stream)
+            if found is not None:
+                return found
     if keywords:
-        return _with_components(key, a, b, c, conf, out, stream, keywords, otherwise)
-    return _planned(key, a, b, c, conf, out, stream, otherwise)
+        return _with_components(quick, a, b, c, conf, out, stream, keywords, otherwise)
+    return _planned(quick, a, b, c, conf, out, stream, otherwise)
+
+
+_recogniser = Recogniser()
 
 
 def known_call(a: Any, b: Any, out: Any, keywords: dict[str, Any]) -> tuple[KnownCall | None, tuple[Any, ...]]:
     """What is known of such a call of device arrays (None where it has to be looked at), and what it brings."""
-    key, _, brought = _quickly(a, b, None, None, out, keywords)
-    return _seen.get(key), brought
+    quick = _quickly(a, b, None, None, out, keywords)
+    return (None, ()) if quick is None else (_seen.get(quick[0]), quick[2])
 
 
-def _quickly(a: Any, b: Any, c: Any, conf: Config | None, out: Any,
-             keywords: dict[str, Any]) -> tuple[Any, int, tuple[Any, ...]]:
-    """What a call is known by (None where a component says more than that), out's address, and what else it brings."""
-    at_a, key_a = KEYS.get(type(a), key_of)(a, "a")
-    at_b, key_b = KEYS.get(type(b), key_of)(b, "b")
-    key: Any = key_a, at_a & 15, key_b, at_b & 15, id(conf)
-    if not keywords and c is None and out is None:
-        return key, 0, (at_a, at_b, 0)
-    at_c, key_c = key_if_given(c, "c")
-    at_out, key_out = key_if_given(out, "out")
-    key = *key, key_c, at_c & 15, key_out, at_out & 15
-    if not keywords:
-        return key, at_out, (at_a, at_b, at_c)
-    more, brought = _quick_components(keywords)
-    return None if more is None else (*key, *more), at_out, (at_a, at_b, at_c, *brought)
-
-
-def _quick_components(keywords: dict[str, Any]) -> tuple[list[Any] | None, tuple[Any, ...]]:
-    """What keywords are known by, and what their components bring; None where one says more than that."""
-    key: list[Any] = []
+def _quickly(a: Any, b: Any, c: Any, conf: Config | None, out: Any, keywords: dict[str, Any]) -> Quick | None:
+    """None where a component says more than is quickly seen, and for what is no array."""
+    key: list[Any] = [id(conf)]
     brought: list[Any] = []
+    arrays = [a, b]
+    if c is not None:
+        key.append("c")
+        arrays.append(c)
+    count = len(arrays)
     for name, value in keywords.items():
         key.append(name)
         if isinstance(value, Component):
-            components.seen(value, key, brought)
+            components.seen(value, key, brought, arrays)
         elif value is None or (name in PLAIN and isinstance(value, (str, type, np.dtype))):
             key.append(value)
         else:
-            return None, ()
-    return key, tuple(brought)
+            return None
+    quick = quickly(_recogniser, tuple(key), tuple(arrays), out)
+    if quick is None:
+        return None
+    known_by, at_out, at = quick
+    if len(at) > count:
+        held = iter(at[count:])
+        brought = [next(held) if value is components.ADDRESS else value for value in brought]
+    return known_by, at_out, (*at[:count], *(() if c is not None else (0,)), *brought)
 
 
-def _planned(key: Any, a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
+def _planned(quick: Quick | None, a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
              otherwise: Otherwise | None) -> Any:
-    """A call that is not known by the ``key`` of what is quickly seen, which finds its plan from then on."""
+    """A call that is not known by what is quickly seen, which finds its plan from then on."""
     kind = (_kind(a, "a"), _kind(b, "b"), c is not None and _kind(c, "c"), out is not None and _kind(out, "out"),
             id(conf), world())
     known: Known | None = _plans.get(kind)
@@ -536,7 +539,7 @@ def _planned(key: Any, a: Any, b: Any, c: Any, conf: Config | None, out: Any, st
         known = _plans.keep(kind, Known(Plan(a, b, c, out, conf, {}), conf))
     assert known is not None
     found = known.plan(a, b, c, out=out, stream=stream)          # which looks whether the conf's code is what it was
-    _recognise(key, known, {}, {}, a, b, c, out)
+    _recognise(quick, known, {}, out)
     return found
 
 
@@ -551,10 +554,9 @@ def _kind(x: Any, name: str) -> Any:
     return found
 
 
-def _with_components(quick: Any, a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
+def _with_components(quick: Quick | None, a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
                      keywords: dict[str, Any], otherwise: Otherwise | None) -> Any:
-    """A call with components, which are frozen; it is known by the key ``quick`` from then on, where that says all of it."""
-    given = keywords
+    """A call with components, which are frozen; it is known by what is quickly seen from then on, where that is all."""
     keywords = {name: value for name, value in keywords.items() if value is not None or name not in KEYWORDS}
     frozen = {name: components.frozen(value) for name, value in keywords.items() if isinstance(value, Component)}
     sizes = keywords.get("gemm_shape")
@@ -582,22 +584,21 @@ def _with_components(quick: Any, a: Any, b: Any, c: Any, conf: Config | None, ou
             known.plan.forget_arrays(frozen)        # those of the conf are kept by the conf
     brought = known.plan.with_components(frozen, keywords, a, b, c, out)
     found = known.plan.run(brought, a, b, c, out, stream)
-    _recognise(quick, known, keywords, given, a, b, c, out)
+    _recognise(quick, known, keywords, out)
     return found
 
 
-def _recognise(quick: Any, known: Known, keywords: dict[str, Any], given: dict[str, Any], a: Any, b: Any, c: Any,
-               out: Any) -> None:
-    """Have a call found by ``quick`` from then on, and its addresses known to be right."""
+def _recognise(quick: Quick | None, known: Known, keywords: dict[str, Any], out: Any) -> None:
+    """Have a call found by what is quickly seen from then on, and its addresses known to be right."""
     if quick is None:
         return
-    _, brought = _quick_components(given)
-    found: KnownCall | None = _seen.get(quick)
+    key, at_out, brought = quick
+    found: KnownCall | None = _seen.get(key)
     if found is None or found.stands is not known.plan.stands:
-        found = known.plan.known({name: x for name, x in keywords.items() if isinstance(x, Component)}, brought, known.conf)
+        given = {name: x for name, x in keywords.items() if isinstance(x, Component)}
+        found = known.plan.known(given, brought[3:], known.conf)
         if found is None:
             return
-        _seen.keep(quick, found)
+        _seen.keep(key, found)
     if out is not None:
-        at_out, *others = (key_if_given(x, name)[0] for name, x in (("out", out), ("a", a), ("b", b), ("c", c)))
-        found.allow(at_out, *others, *brought)
+        found.allow(at_out, *brought)

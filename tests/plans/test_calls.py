@@ -525,7 +525,9 @@ def test_new_arrays_are_of_the_callers_library_and_kind(library: str, devices: i
 
     gpus(count=devices)
     like, wanted = make(4, 4), make(M, N, dtype="float32")
-    made, pointer = allocator(describe(like), (M, N), np.float32)()
+    make_one, address_of = allocator(describe(like), (M, N), np.float32)
+    made = make_one()
+    pointer = address_of(made)
     assert type(made) is type(wanted) and describe(made)[1:] == describe(wanted)[1:] and pointer == describe(made).pointer
 
 
@@ -543,11 +545,11 @@ def test_pytorchs_short_way_to_a_new_tensor_is_taken_on_one_device(launches: Lau
     with stand_ins.library("torch") as make:
         like, torch = describe(make(4, 4)), sys.modules["torch"]
         torch._C._dynamo = SimpleNamespace(guards=SimpleNamespace(_empty_strided_cuda=short))    # type: ignore[attr-defined]
-        allocator(like, (M, 0), np.float16)()
+        allocator(like, (M, 0), np.float16)[0]()
         gpus(count=2)
-        allocator(like, (M, N), np.float16)()
+        allocator(like, (M, N), np.float16)[0]()
         with pytest.raises(TypeError, match="PyTorch has no dtype"):
-            allocator(like, (M, N), np.complex64)()
+            allocator(like, (M, N), np.complex64)[0]()
     assert asked == [((M, 0), (1, 1), "torch.float16")]
 
 
