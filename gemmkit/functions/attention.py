@@ -24,11 +24,11 @@ from gemmkit.components import arrays_of, check_held
 from gemmkit.emulator.mode import current_mode
 from gemmkit.kernels.masks import Causal, Everything, Mask, PlainScores, Score, ScoreFunction
 from gemmkit.lang.errors import ConfigError
+from gemmkit.plans import launch as plans
 from gemmkit.plans.launch import KnownCall, Start, cache
 from gemmkit.plans.problem import FLOAT32_MAX, check_places, finite_number
 from gemmkit.programs.calls import plan_of_call
 from gemmkit.programs.decorated import program
-from gemmkit.programs.launches import bits_of
 from gemmkit.programs.mapping import KERNELS, MULTISTAGE
 from gemmkit.programs.trace import COUNTED
 from gemmkit.programs.values import Parameter
@@ -36,12 +36,11 @@ from gemmkit.runtime import launch as workspace
 from gemmkit.runtime.arrays import (
     KEYS,
     ArrayInfo,
+    Recogniser,
     as_stream_handle,
     describe,
     empty_like,
     is_array,
-    key_if_given,
-    key_of,
     overlaps_itself,
     shares_memory,
     strided,
@@ -385,47 +384,40 @@ def _keep(quick: Quick, start: Start) -> None:
     known.allow(quick.at_out, *quick.brought)
 
 
+_recogniser = Recogniser()
+
+
 def quickly(q: Any, k: Any, v: Any, out: Any, mask: Any, score: Any, scale: Any, layout: str, lengths: Any,
-            key_lengths: Any) -> Quick:
+            key_lengths: Any) -> plans.Quick | None:
     """Of a call without sums, whose lengths are on the GPU."""
     if current_mode() is not None:
-        return UNKNOWN
-    at_lengths, of_lengths = list[int](), list[Any]()
+        return None
+    given = [q, k, v]
     for x in (key_lengths,) if lengths is None else lengths if type(lengths) is tuple else (0,):
-        find = KEYS.get(type(x))
-        if find is not None and type(x) is not np.ndarray:
-            at, of = find(x, "lengths")
-            at_lengths.append(at)
-            of_lengths += of, at & 15
+        if type(x) in KEYS and type(x) is not np.ndarray:
+            given.append(x)
         elif x is not None:
-            return UNKNOWN
-    at_q, of_q = KEYS.get(type(q), key_of)(q, "q")
-    at_k, of_k = KEYS.get(type(k), key_of)(k, "k")
-    at_v, of_v = KEYS.get(type(v), key_of)(v, "v")
-    at_out, of_out = key_if_given(out, "out")
-    key: list[Any] = [layout, lengths is None, *of_lengths, of_q, of_k, of_v, of_out, at_q & 15, at_k & 15, at_v & 15,
-                      at_out & 15]
+            return None
+    key: list[Any] = [layout, lengths is None]
     held: list[Any] = []
     for rule in (mask, score):
-        rule = ScoreFunction(rule) if type(rule) is FunctionType else rule
         if rule is None:
             key.append(None)
-        elif not isinstance(rule, (Mask, Score)):
-            return UNKNOWN
-        else:
-            components.seen(rule, key, held)
-    if scale is None:
-        scale = 1 / math.sqrt(q.shape[-1] if q.shape and q.shape[-1] else 1)
-    elif type(scale) is not float or not -LARGEST <= scale <= LARGEST:
-        return UNKNOWN
-    key.append(scale > 0)
-    return Quick(tuple(key), at_out, (at_q, at_k, at_v, *at_lengths, 0, bits_of(scale), *held))
-
-
-def again(quick: Quick, q: Any, out: Any, stream: Any) -> Any:
-    """The result of a call that is known; None for another one."""
-    known: KnownCall | None = _calls.get(quick.key)
-    return None if known is None else known.again(q, quick.at_out, quick.brought, out, stream)
+            continue
+        rule = ScoreFunction(rule) if type(rule) is FunctionType else rule
+        if not isinstance(rule, (Mask, Score)):
+            return None
+        components.seen(rule, key, held)
+    if scale is not None and (type(scale) is not float or not -LARGEST <= scale <= LARGEST):
+        return None
+    key.append(scale is None or scale > 0)
+    quick = plans.quickly(_recogniser, tuple(key), tuple(given), out)
+    shape = getattr(q, "shape", None)
+    if quick is None or not shape:
+        return None
+    known_by, at_out, at = quick
+    factor = 1 / math.sqrt(shape[-1] or 1) if scale is None else scale or components.exact(scale)
+    return known_by, at_out, (*at, 0, factor, *held)
 
 
 EVERYTHING, PLAIN, LAST_QUERY = Everything(), PlainScores(), Causal()         # what their properties cost is paid once
@@ -480,10 +472,13 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
     """
     if not isinstance(layout, str) or layout not in LAYOUTS:
         raise ValueError(f'layout={layout!r}: "bhnd" or "bnhd" is needed')
-    quick = UNKNOWN if return_lse else quickly(q, k, v, out, mask, score, scale, layout, lengths, key_lengths)
-    known = again(quick, q, out, stream)
-    if known is not None:
-        return known
+    quick = None if return_lse else quickly(q, k, v, out, mask, score, scale, layout, lengths, key_lengths)
+    if quick is not None:
+        key, at_out, brought = quick
+        known: KnownCall | None = _calls.get(key)
+        result = None if known is None else known.again(q, at_out, brought, out, stream)
+        if result is not None:
+            return result
     rule, change = _mask(mask), _score(score)
     packed, handle = lengths is not None, None if stream is None else as_stream_handle(stream)
     operands = operands_of(describe(q, "q"), describe(k, "k"), describe(v, "v"), layout, packed)
@@ -508,7 +503,8 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
         lse = empty_like(q, operands.q.shape[packed:3], np.dtype(np.float32))
     call = AttentionCall(operands, seen, None if lse is None else _lse(lse, packed), rule, change, factor, counted)
     if math.prod(operands.q.shape):
-        run_attention(call, {"q": q, "k": k, "v": v, "out": result, "lse": lse}, handle, quick._replace(like=given))
+        known_as = UNKNOWN if quick is None else Quick(*quick, given)
+        run_attention(call, {"q": q, "k": k, "v": v, "out": result, "lse": lse}, handle, known_as)
     return (result, lse) if return_lse else result
 
 

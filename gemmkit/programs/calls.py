@@ -17,6 +17,7 @@ are. A component is known by its kind: its numbers and the addresses of its arra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from collections.abc import Mapping as Names
 from dataclasses import dataclass, fields
@@ -32,16 +33,15 @@ from gemmkit.components import Component, arrays_of
 from gemmkit.emulator.mode import current_mode, world
 from gemmkit.lang.fingerprint import read, when_forgetting
 from gemmkit.lang.references import Fact, Guards
-from gemmkit.plans.launch import Cache, cache
+from gemmkit.plans.launch import KnownCall, cache
 from gemmkit.programs.called import Callees
-from gemmkit.programs.launches import FLOATS, bits_of, given_by, in_pairs, leaves_by_tma
+from gemmkit.programs.launches import FLOATS, LARGEST, given_by, in_pairs, leaves_by_tma
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.plan import ProgramPlan, Resizing, device_of, planned
 from gemmkit.runtime.array_info import ArrayInfo, alignment, unit_axis
 from gemmkit.runtime.arrays import KEYS, describe, is_array
-from gemmkit.runtime.arrays import key_of as array_key
-from gemmkit.runtime.device import DeviceInfo
-from gemmkit.runtime.streams import as_stream_handle, check_stream, stream_finder
+from gemmkit.runtime.device import DeviceInfo, assumed_device
+from gemmkit.runtime.streams import as_stream_handle
 from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tuning import store
 from gemmkit.tuning.problems import Choice, MappingProblem, choose
@@ -144,10 +144,16 @@ def _planned(program: Program, arguments: dict[str, Any], mapping: Mapping) -> P
     return made
 
 
-def derive(program: Program, arguments: dict[str, Any], mapping: Mapping) -> tuple[ProgramPlan, ProgramCode | None]:
-    """A plan by the passes, and the code that it rests on; None where it cannot be kept. Raises what
-    `gemmkit.programs.plan.planned` raises."""
-    infos = {name: describe(x, name) for name, x in arguments.items() if is_array(x)}
+def described(arguments: dict[str, Any]) -> dict[str, ArrayInfo]:
+    """The arrays among them."""
+    return {name: describe(x, name) for name, x in arguments.items() if is_array(x)}
+
+
+def derive(program: Program, arguments: dict[str, Any], mapping: Mapping,
+           infos: dict[str, ArrayInfo] | None = None) -> tuple[ProgramPlan, ProgramCode | None]:
+    """A plan by the passes, and the code that it rests on; None where it cannot be kept. ``infos`` are the `described`
+    arrays. Raises what `gemmkit.programs.plan.planned` raises."""
+    infos = described(arguments) if infos is None else infos
     key = None if current_mode() is not None else _likeness(program, arguments, infos, mapping)
     if key is None:
         return _planned(program, arguments, mapping), None
@@ -187,7 +193,7 @@ def _likeness(program: Program, arguments: dict[str, Any], arrays: Collection[st
 def _part(x: Any) -> Any:
     """Of a key, for an argument that is no array: numbers by their signs, since a launch is told which ones they are."""
     if isinstance(x, FLOATS):
-        return "positive" if x > 0 else "not positive"
+        return bool(x > 0)
     if isinstance(x, CONSTANTS):
         return type(x), x
     return id(x) if isinstance(x, FunctionType) else None
@@ -252,7 +258,11 @@ class ProgramProblem(MappingProblem):
 
     @cached_property
     def device(self) -> DeviceInfo:
-        return device_of({name: describe(x, name) for name, x in self.arguments.items() if is_array(x)})
+        return device_of(self.infos)
+
+    @cached_property
+    def infos(self) -> dict[str, ArrayInfo]:
+        return described(self.arguments)
 
     @cached_property
     def default(self) -> ProgramPlan:
@@ -262,7 +272,7 @@ class ProgramProblem(MappingProblem):
     def _derived(self, mapping: Mapping) -> ProgramPlan:
         if self.text is not None:
             return planned(self.program, self.arguments, mapping, self.text)
-        plan, self.code = derive(self.program, self.arguments, mapping)
+        plan, self.code = derive(self.program, self.arguments, mapping, self.infos)
         return plan
 
     def key(self) -> str:
@@ -287,34 +297,38 @@ DEFAULT = Laid(Mapping())
 # --------------------------------------------------------------------------------------------------
 # Calls that come again.
 
-#: What a call is known by, where its arrays are, its numbers, and what each of its components brings.
-Seen = tuple[tuple[Any, ...], tuple[int, ...], list[float], list[list[Any]]]
+#: What is quickly seen of a call: what it is known by, its arrays, where they are, its numbers, and what each of its
+#: components brings.
+Seen = tuple[Any, list[Any], tuple[int, ...], list[Any], list[list[Any]]]
 
 
 class KnownProgram:
     """A plan as calls of one form find it, which give ``arguments`` by these ``names``, in this order."""
 
     def __init__(self, plan: ProgramPlan, code: ProgramCode, names: list[str], arguments: dict[str, Any]):
-        self.plan, self.code, self.fit = plan.without_arrays(), code, Cache()
+        self.plan, self.code = plan.without_arrays(), code
         given = [name for name in names if isinstance(arguments[name], Component)]
         self._held = [given.index(of.argument) if of.argument in given else of for of in plan.called_with(arguments).all]
         self._with_arrays = [n for n, name in enumerate(given) if arrays_of(arguments[name])]
         arrays = [name for name in names if name in plan.given]
         numbers = [name for name in names if name in plan.call.numbers]
         self._places = None if arrays == list(plan.given) else itemgetter(*map(arrays.index, plan.given))
-        self._numbers = [(numbers.index(name) if name in numbers else -1, bits_of(x))      # -1: an argument's default
+        self._numbers = [(numbers.index(name) if name in numbers else -1, components.exact(x))   # -1: an argument's default
                          for name, x in plan.call.numbers.items()]
-        first = next(iter(plan.given.values()))
-        self._device, self._stream = first.device, None if first.device < 0 else stream_finder(first.library, first.device)
+        self._first, self._like = arrays.index(next(iter(plan.given))), next(iter(plan.given.values()))
+        self._call: KnownCall | None = None
 
     def allow(self, seen: Seen) -> None:
         """A call with arrays at these addresses has been checked."""
-        if self._device >= 0:                          # the emulator alone runs those of the host
-            self.fit.keep(self._places_of(seen), True)
+        if self._like.device < 0:                      # the emulator alone runs those of the host
+            return
+        if self._call is None:
+            self._call = KnownCall(self.plan.start, self._like, self.code.stands, results=False)
+        self._call.allow(*self._places_of(seen))
 
     def _places_of(self, seen: Seen) -> Any:
-        _, at, _, held = seen
-        return (at, *(tuple(held[n]) for n in self._with_arrays)) if self._with_arrays else at
+        _, _, at, _, held = seen
+        return (*at, *(tuple(held[n]) for n in self._with_arrays)) if self._with_arrays else at
 
     def _brought(self, held: list[list[Any]]) -> list[Any]:
         """Of the functions that it calls: a call's components, and others."""
@@ -324,25 +338,17 @@ class KnownProgram:
         return found
 
     def again(self, seen: Seen, stream: Any) -> bool:
-        """Launch it on arrays at these addresses; False where the call has to be looked at: for other addresses, and where
-        code is not what it was."""
-        _, at, numbers, held = seen
-        known = at if not self._with_arrays else self._places_of(seen)
-        if known not in self.fit or not self.code.stands() or (stream is None and self._stream is None):
+        """Launch it on arrays at these addresses; False where the call has to be looked at."""
+        _, arrays, at, numbers, held = seen
+        if self._call is None:
             return False
-        if stream is None:
-            handle: int = self._stream()               # type: ignore[misc]
-        else:
-            handle = as_stream_handle(stream)
-            check_stream(handle, self._device)
-        try:
-            bits = [bits if place < 0 else bits_of(numbers[place]) for place, bits in self._numbers]
-        except OverflowError:
-            return False
-        if self._places is not None:
-            at = self._places(at)
-        self.plan.start(handle, (*at, 0, *bits, *self._brought(held)) if self._held else (*at, 0, *bits))
-        return True
+        given = self._places_of(seen) if self._with_arrays else at
+        values = [*(at if self._places is None else self._places(at)), 0]
+        for place, default in self._numbers:
+            values.append(default if place < 0 else numbers[place])
+        if self._held:
+            values += self._brought(held)
+        return self._call.launch(arrays[self._first], given, tuple(values), stream)
 
 
 def run(program: Program, arrays: tuple[Any, ...], others: dict[str, Any], mapping: Mapping | None, stream: Any) -> None:
@@ -388,24 +394,29 @@ def _plan_of(program: Program, arguments: dict[str, Any], mapping: Mapping | Non
 
 def _quickly(program: Program, arrays: tuple[Any, ...], others: dict[str, Any], mapping: Mapping | None) -> Seen | None:
     """None for arguments of which it cannot be told whether they are what they were."""
-    parts: list[Any] = [program, mapping, world(), *others]
-    at: list[int] = []
+    parts: list[Any] = [program, mapping, assumed_device(), *others]
+    given: list[Any] = []
     numbers: list[float] = []
     held: list[list[Any]] = []
     for x in (*arrays, *others.values()) if others else arrays:
-        key_of = KEYS.get(type(x))
-        part = _part(x) if key_of is None else None
-        if part is not None:
+        if type(x) in KEYS or ((part := _part(x)) is None and is_array(x)):
+            given.append(x)
+            parts.append(None)
+        elif part is not None:
             if isinstance(x, FLOATS):
-                numbers.append(x)                      # type: ignore[arg-type]
+                number = float(x)
+                if LARGEST < abs(number) < math.inf:   # who looks at the call refuses it
+                    return None
+                numbers.append(number or components.exact(number))
             parts.append(part)
-        elif key_of is not None or is_array(x):
-            address, kind = (key_of or array_key)(x, "")
-            at.append(address)
-            parts += kind, address & 15
         elif isinstance(x, Component):
             held.append([])
             components.seen(x, parts, held[-1])
         else:
             return None
-    return tuple(parts), tuple(at), numbers, held
+    try:
+        kinds, at = program.recogniser(tuple(given))
+    except (TypeError, ValueError):
+        return None
+    parts.append(kinds)
+    return tuple(parts), given, at, numbers, held

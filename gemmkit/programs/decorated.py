@@ -38,7 +38,7 @@ from gemmkit.programs.values import (
     refused,
     term,
 )
-from gemmkit.runtime.arrays import describe, is_array, on_host
+from gemmkit.runtime.arrays import Recogniser, describe, is_array, on_host
 
 if TYPE_CHECKING:
     from gemmkit.programs.plan import ProgramPlan
@@ -187,6 +187,12 @@ def _slices(key: tuple) -> tuple:
 OWN = "mapping", "stream", "text", "block", "mappings", "effort", "budget", "keep", "jobs", "progress"
 
 
+@functools.cache
+def _calls() -> Any:
+    """`gemmkit.programs.calls`, which stands above programs. (A statement that imports takes 0.3 us in each call.)"""
+    return importlib.import_module("gemmkit.programs.calls")
+
+
 def _check_mapping(mapping: Any) -> None:
     if mapping is not None and not isinstance(mapping, Mapping):
         raise TypeError(f"mapping={mapping!r}: a gemmkit.Mapping is needed, such as Mapping({{'m': 128}}), or None")
@@ -200,6 +206,9 @@ class Program:
         self.function = function
         self.signature = inspect.signature(function)
         self.names = list(self.signature.parameters)
+        kinds = {parameter.kind for parameter in self.signature.parameters.values()}
+        self._is_plain = kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY}
+        self.recogniser = Recogniser()                 # of its calls' arrays
         functools.update_wrapper(self, function)
 
     def __repr__(self) -> str:
@@ -207,6 +216,8 @@ class Program:
 
     def bound(self, arrays: tuple, components: dict[str, Any]) -> dict[str, Any]:
         """The arguments by name. Raises TypeError for those that the function does not take, or misses."""
+        if not components and len(arrays) == len(self.names) and self._is_plain:
+            return dict(zip(self.names, arrays))
         try:
             given = self.signature.bind(*arrays, **components)
         except TypeError as error:
@@ -248,10 +259,8 @@ class Program:
 
         Raises ConfigError for a mapping that cannot be, ValueError and TypeError for a program that has no kernel yet.
         """
-        from gemmkit.programs.calls import ProgramProblem
-
         _check_mapping(mapping)
-        return ProgramProblem(self, self.bound(arrays, components), text).plan(mapping)
+        return _calls().ProgramProblem(self, self.bound(arrays, components), text).plan(mapping)
 
     def tune(self, *arrays: Any, mappings: Iterable[Mapping] | None = None, effort: str = "quick",
              budget: float | None = None, keep: bool = True, jobs: int | None = None, progress: bool | None = None,
@@ -283,10 +292,9 @@ class Program:
     def __call__(self, *arrays: Any, mapping: Mapping | None = None, stream: Any = None, **components: Any) -> None:
         """Run the derived kernel on arrays of a GPU, or on NumPy's within ``with gemmkit.emulate():``. A call that is like
         an earlier one finds its plan, and one with other sizes its derivation (`gemmkit.programs.calls`)."""
-        from gemmkit.programs.calls import run
-
-        _check_mapping(mapping)
-        run(self, arrays, components, mapping, stream)
+        if mapping is not None:
+            _check_mapping(mapping)
+        _calls().run(self, arrays, components, mapping, stream)
 
 
 def program(function: Callable[..., None]) -> Program:

@@ -14,7 +14,6 @@ import functools
 import hashlib
 import linecache
 import math
-import struct
 import sys
 from collections.abc import Mapping as MappingABC
 from collections.abc import Sequence
@@ -165,21 +164,10 @@ def number_of(name: str, x: Any) -> float:
     """Raises TypeError for what is no number, ValueError for one that is finite and no float32 is."""
     if not isinstance(x, (int, np.integer, *FLOATS)) or isinstance(x, bool):
         raise TypeError(f"{name}={x!r}: a number is needed")
-    number = float(x)
-    if LARGEST < abs(number) < float("inf"):
+    found = float(x)
+    if LARGEST < abs(found) < math.inf:
         raise ValueError(f"{name}={x!r}: numbers of a kernel are float32, up to {LARGEST:.3g}")
-    return number
-
-
-def bits_of(x: float) -> int:
-    """Of float32. Launches compare what they bring with what the last one brought: NaN and -0.0 are told apart as bits."""
-    bits: int = struct.unpack("I", struct.pack("f", x))[0]
-    return bits
-
-
-def of_bits(bits: int) -> float:
-    number: float = struct.unpack("f", struct.pack("I", bits))[0]
-    return number
+    return found
 
 
 class Launches(NamedTuple):
@@ -202,7 +190,7 @@ def _of_kernel(plan: ProgramPlan, which: MappingABC[str, int], numbers: MappingA
                held: MappingABC[str, list[tuple[int, int, bool]]]) -> Launch:
     """``which``, ``numbers``: where a call brings arrays and numbers; ``held``: what called functions have (`Callees`)."""
     kernel, sizes = plan.launchable, [field.name for field in fields(plan.sizes)]
-    puts = [Put(sizes.index(name), numbers[name], 0, of_bits) for name in plan.printed.scalars]
+    puts = [Put(sizes.index(name), numbers[name], 0, number) for name in plan.printed.scalars]
     for n, (name, tensor_map) in enumerate(plan.taken, 1):
         slot = kernel.slot(n)
         if slot is not None:

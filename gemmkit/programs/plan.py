@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmkit.components import Component, freeze, without_arrays
+from gemmkit.components import Component, exact, freeze, without_arrays
 from gemmkit.emulator.mode import current_mode
 from gemmkit.kernels.collectives.scheduler import Cluster
 from gemmkit.kernels.sm90.family import TensorMapSlot
@@ -43,7 +43,6 @@ from gemmkit.programs.launches import (
     CallArguments,
     Launches,
     Sizes,
-    bits_of,
     check_launch,
     check_read,
     given_by,
@@ -139,7 +138,7 @@ class ProgramPlan:
                 plan = replace(plan, call=self.call._replace(numbers=numbers), printed=printed)
                 mode.run(plan, [_Given(held[name], name, name in plan.printed.outs) for name in plan.infos])
             return
-        values = *(info.pointer for info in found), 0, *map(bits_of, numbers.values()), *callees.brought
+        values = *(info.pointer for info in found), 0, *map(exact, numbers.values()), *callees.brought
         self.start(launch_stream(found[0], stream), values)
 
     def called_with(self, arguments: dict[str, Any]) -> Callees:

@@ -499,11 +499,6 @@ def key_of(x: Any, name: str = "a") -> tuple[int, Key]:
     return keyed(x, name)
 
 
-def key_if_given(x: Any, name: str) -> tuple[int, Key | None]:
-    """`key_of` of an array that may be left out: 0 and None for None."""
-    return (0, None) if x is None else KEYS.get(type(x), key_of)(x, name)
-
-
 def _cupy_keys() -> Callable[[Any, str], tuple[int, Key]]:
     def keyed(x: Any, name: str = "") -> tuple[int, Key]:
         data = x.data

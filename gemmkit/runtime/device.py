@@ -220,9 +220,8 @@ def assumed(info: DeviceInfo) -> Iterator[None]:
         _assumed.reset(token)
 
 
-def assumed_device() -> DeviceInfo | None:
-    """The device of `assumed`, in which plans of host arrays differ; None outside."""
-    return _assumed.get()
+#: The device of `assumed`, in which plans of host arrays differ; None outside.
+assumed_device: Callable[[], DeviceInfo | None] = _assumed.get
 
 
 def target(ordinal: int | None = None) -> DeviceInfo:
