@@ -32,7 +32,19 @@ from gemmkit.operators.semiring import Semiring, plus, selects
 from gemmkit.runtime.arrays import is_array
 from gemmkit.torch import product as forms
 from gemmkit.torch.dual import ONE, DualTensor, Paths, functions, tangents
-from gemmkit.torch.product import autocast, batched_by, check_dtypes, gradients, product, result_shape, summed_to
+from gemmkit.torch.product import (
+    RECORDED,
+    autocast,
+    batched_by,
+    check_dtypes,
+    gradients,
+    known,
+    product,
+    products,
+    record,
+    result_shape,
+    summed_to,
+)
 
 # --------------------------------------------------------------------------------------------------
 # Epilogues run again on tensors: what each of D's elements depends on, and how much.
@@ -515,6 +527,10 @@ def matmul(a: Any, b: Any, c: torch.Tensor | None = None) -> Any:
     >>> a.grad.tolist()
     [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]
     """
+    if c is None:
+        found = known(products, None, (a, b))
+        if found is not None:
+            return record(a, b) if found is RECORDED else found
     for name, x in (("a", a), ("b", b), ("c", c)):
         if not isinstance(x, torch.Tensor) and not (name == "c" and x is None):
             raise TypeError(f"{name} is a {type(x).__name__}; gemmkit.torch.matmul takes tensors, gemmkit.matmul any array")

@@ -20,13 +20,17 @@ from gemmkit.runtime.arrays import dtype_from_torch
 from gemmkit.torch.autograd import matmul
 from gemmkit.torch.operators import ProductOperator, op
 from gemmkit.torch.product import (
+    RECORDED,
     Differentiable,
     are_matrices,
     autocast,
     batched_by,
     define,
     is_eager,
+    known,
     layer,
+    layers,
+    record,
     records,
     summed_to,
 )
@@ -176,18 +180,28 @@ class Linear(torch.nn.Module):
             torch.nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: torch.Tensor) -> Any:
-        check_width(x, self.in_features)
         own = self._parameters                                 # (an attribute takes 1 us; parametrised ones are no such)
         weight, bias = own.get("weight", None), own.get("bias", None)
         weight, bias = self.weight if weight is None else weight, self.bias if bias is None else bias
+        tensors = (x, weight) if bias is None else (x, weight, bias)
+        found = known(layers, self._multiply, tensors)
+        if found is RECORDED:                                  # and the activation by itself
+            found = record(x, weight, True, self._before_activation, bias)
+            return found if self.activation is None else FUNCTIONS[self.activation](found)
+        if found is not None:
+            return found
+        check_width(x, self.in_features)
         x, weight, bias = autocast(x, weight, bias)
         if x.dtype != weight.dtype:
             raise TypeError(f"x has dtype {x.dtype} and the layer's weight {weight.dtype}; convert one with .to(), or "
                             "compute under torch.autocast")
         rows = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), self.in_features)
-        is_split = self.activation is not None and records(x, weight, bias)      # the activation is recorded by itself
+        is_recorded = records(x, weight, bias)
+        is_split = self.activation is not None and is_recorded                   # the activation is recorded by itself
         operator = self._before_activation if is_split else self._multiply
         if are_matrices(rows, weight) and (bias is None or bias.dtype == x.dtype) and is_eager((rows, weight, bias)):
+            if is_recorded and rows is tensors[0]:
+                layers.note(self._multiply, tensors, RECORDED)
             found = layer(rows, weight, bias, operator)
         elif is_split and bias is not None and torch.compiler.is_compiling():    # which fuses the bias and the activation
             found = biased(matmul(rows, weight.mT), bias)

@@ -235,13 +235,19 @@ _transforms = torch._C._are_functorch_transforms_active
 _dispatching, _overriding = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 _tracing, _profiling = torch._C._get_tracing_state, torch.autograd._profiler_enabled
 _overridden = torch._C._has_torch_function
+_casting = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+
+
+def is_looked_at() -> bool:
+    """Whether anything but autograd looks at calls: a transform, mode, tracer, compiler or profiler."""
+    return (torch.compiler.is_compiling() or _transforms() or _dispatching() or _overriding() or _tracing() is not None
+            or _profiling() or forward_ad._current_level >= 0)
 
 
 def is_eager(args: tuple[Any, ...]) -> bool:
-    """Whether nothing but autograd looks at a call: no transform, mode, tracer, compiler, profiler, subclass of tensors, and
-    no tensor without data or whose data stand for others (lazily conjugated)."""
-    if (torch.compiler.is_compiling() or _transforms() or _dispatching() or _overriding() or _tracing() is not None
-            or _profiling() or forward_ad._current_level >= 0 or _overridden(args)):
+    """Whether nothing but autograd looks at a call (`is_looked_at`), of no subclass of tensors, and of no tensor without
+    data or whose data stand for others (lazily conjugated)."""
+    if is_looked_at() or _overridden(args):
         return False
     for x in args:
         if type(x) in _PLAIN:
@@ -250,6 +256,19 @@ def is_eager(args: tuple[Any, ...]) -> bool:
         elif isinstance(x, torch.Tensor):
             return False
     return True
+
+
+#: What a `Door` of tensors answers of a call that autograd records.
+RECORDED = "recorded"
+
+
+def known(door: Door, rest: Any, tensors: tuple[Any, ...]) -> Any:
+    """The result of a call that is known, at which nothing but autograd looks and which casts nothing: `RECORDED` for one
+    that is recorded, None for one that has to be looked at."""
+    for x in tensors:
+        if type(x) not in _PLAIN:
+            return None
+    return None if is_looked_at() or _casting() else door.again(rest, tensors)
 
 
 def _eager_function(compute: Callable[..., Any], count: int, defaults: dict[str, Any],
@@ -458,9 +477,21 @@ def product(a: torch.Tensor, b: torch.Tensor, a_form: str = PLAIN, b_form: str =
     """A B by the operator ``gemmkit::product``, of (..., M, K) and (..., K, N)."""
     if a_form == b_form == PLAIN and dtype is None and not (conj_a or conj_b):
         if are_matrices(a, b) and a.shape[1] == b.shape[0] and is_eager((a, b)):
-            return _Eager.apply(a, b, False, None, None) if records(a, b) else matmul(a, b)
+            if not records(a, b):
+                return products(None, (a, b), None, None, lambda: (a, b, {}))
+            products.note(None, (a, b), RECORDED)
+            return record(a, b)
         return _OPERATOR(a, b)                             # (the five by name take 2 us)
     return _OPERATOR(a, b, a_form=a_form, b_form=b_form, conj_a=conj_a, conj_b=conj_b, dtype=dtype)
+
+
+products = Door()                      # of A and B alone
+
+
+def record(a: torch.Tensor, b: torch.Tensor, is_layer: bool = False, operator: object = None,
+           bias: torch.Tensor | None = None) -> Any:
+    """A B of matrices that nothing but autograd looks at, or a `layer`, recorded."""
+    return _Eager.apply(a, b, is_layer, operator, bias)
 
 
 def are_matrices(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -477,11 +508,11 @@ def layer(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, oper
     """x W^T of matrices (`are_matrices`) that nothing but autograd looks at (`is_eager`), with the epilogue of an operator
     (`gemmkit.torch.op`; None: none), which adds ``bias`` and nothing more where a gradient is wanted."""
     if records(x, weight, bias):
-        return _Eager.apply(x, weight, True, operator, bias)
+        return record(x, weight, True, operator, bias)
     return _of_layer(x, weight, bias, operator)
 
 
-_layer = Door()
+layers = Door()                        # by the operator, of x, weight and bias
 
 
 def _of_layer(x: Any, weight: Any, bias: Any, operator: Any) -> Any:
@@ -490,7 +521,7 @@ def _of_layer(x: Any, weight: Any, bias: Any, operator: Any) -> Any:
         epilogue = None if operator is None else operator.epilogue_of(() if bias is None else (bias,))
         return x, weight.mT, {} if epilogue is None else {"epilogue": epilogue}
 
-    return _layer(operator, (x, weight, bias), None, None, described)
+    return layers(operator, (x, weight) if bias is None else (x, weight, bias), None, None, described)
 
 
 class _Eager(torch.autograd.Function):
@@ -502,7 +533,7 @@ class _Eager(torch.autograd.Function):
                 bias: torch.Tensor | None) -> Any:
         ctx.save_for_backward(a, b)
         ctx.is_layer = is_layer
-        return _of_layer(a, b, bias, operator) if is_layer else matmul(a, b)
+        return _of_layer(a, b, bias, operator) if is_layer else products(None, (a, b), None, None, lambda: (a, b, {}))
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:

@@ -1,0 +1,258 @@
+"""Calls of tensors that come again: what they are known by, and what they are known by no longer. The tensors are PyTorch's
+own, on the CPU; the driver, and where they seem to lie, are stand-ins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+import gemmkit as gk  # noqa: E402
+import gemmkit.torch as gt  # noqa: E402
+from bench import stand_ins  # noqa: E402
+from gemmkit.plans.launch import forget  # noqa: E402
+from gemmkit.runtime import arrays  # noqa: E402
+from gemmkit.runtime.arrays import ArrayInfo, Recogniser, TensorKinds  # noqa: E402
+from tests.support.checks import functions_run  # noqa: E402
+
+M, N, K = 16, 32, 64
+
+
+def half(*shape: int) -> Any:
+    return torch.ones(shape, dtype=torch.float16)
+
+
+@pytest.fixture(params=["checked", "by their keys"])
+def recogniser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Recogniser:
+    monkeypatch.setitem(arrays.KEYS, torch.Tensor, arrays._torch_keys())
+    monkeypatch.setitem(arrays.KEYS, torch.nn.Parameter, arrays._torch_keys())
+    if request.param != "checked":
+        monkeypatch.setattr(arrays, "_guards", lambda torch: None)
+    return Recogniser()
+
+
+def complex_half() -> Any:
+    return torch.ones(M, K, dtype=torch.complex64)
+
+
+OTHERS: dict[str, Callable[[], Any]] = {
+    "shape": lambda: half(M + 1, K), "strides": lambda: half(K, M).t(), "dtype": lambda: half(M, K).bfloat16(),
+    "rank": lambda: half(1, M, K), "gradient": lambda: half(M, K).requires_grad_(),
+    "parameter": lambda: torch.nn.Parameter(half(M, K)), "negated": lambda: torch._neg_view(half(M, K)),
+    "place": lambda: half(M, K).to("meta"), "alignment": lambda: half(M * K + 1)[1:].view(M, K),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_tensors_are_told_apart(recogniser: Recogniser, name: str) -> None:
+    given, other = (half(M, K), half(K, N)), (OTHERS[name](), half(K, N))
+    kinds, at = recogniser(given)
+    assert at == (given[0].data_ptr(), given[1].data_ptr())
+    for _ in range(2):
+        assert recogniser(other)[0] != kinds and recogniser(other) == recogniser(other)
+        assert recogniser((half(M, K), half(K, N)))[0] == kinds
+        assert recogniser((half(M, K),))[0] != kinds and recogniser((half(K, N), half(M, K)))[0] != kinds
+
+
+def test_conjugates_are_told_apart(recogniser: Recogniser) -> None:
+    kinds, _ = recogniser((complex_half(),))
+    assert recogniser((complex_half().conj(),))[0] != kinds and recogniser((complex_half(),))[0] == kinds
+
+
+def test_one_array_in_two_places_is_told_apart(recogniser: Recogniser) -> None:
+    x = half(K, K)
+    assert recogniser((x, half(K, K)))[0] != recogniser((x, x))[0] != recogniser((half(K, K), x))[0]
+    assert recogniser((x, x))[0] == recogniser((half(K, K),) * 2)[0]
+
+
+def test_recording_is_told_apart(recogniser: Recogniser) -> None:
+    x = half(M, K).requires_grad_()
+    recorded, _ = recogniser((x,))
+    with torch.no_grad():
+        kinds, _ = recogniser((x,))
+        assert kinds != recorded and recogniser((half(M, K).requires_grad_(),))[0] == kinds
+    assert recogniser((x,))[0] == recorded
+
+
+def test_transforms_and_modes_are_told_apart(recogniser: Recogniser) -> None:
+    """A tensor of a batch looks like one of it, and has no memory of its own."""
+    kinds, _ = recogniser((half(K),))
+    seen: list[Any] = []
+
+    def look(x: Any) -> Any:
+        seen.append(recogniser((x,))[0])
+        return x
+
+    torch.func.vmap(look)(half(3, K))
+    torch.func.grad(lambda x: look(x).sum())(half(K).float())
+    assert kinds not in seen and len(seen) == 2
+
+
+def test_no_tensor_is_kept_alive(recogniser: Recogniser) -> None:
+    import weakref
+
+    x = half(M, K)
+    recogniser((x,))
+    reference = weakref.ref(x)
+    del x
+    assert reference() is None
+
+
+def test_a_check_that_does_not_tell_a_difference_is_not_relied_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    if arrays._guards(torch) is None:
+        pytest.skip("this PyTorch has no such check")
+    real = torch._C._dynamo.guards.TensorGuards
+    for missed in ("shape", "dtype", "requires_grad", "device"):
+        class Careless:
+            def __init__(self, like: Any, missed: str = missed, **options: Any):
+                self.like, self.missed, self.check_all = like, missed, real(like, **options).check
+
+            def check(self, x: Any) -> bool:
+                others = {"shape", "dtype", "requires_grad", "device"} - {self.missed}
+                return self.check_all(x) or (getattr(x, self.missed) != getattr(self.like, self.missed)
+                                             and all(getattr(x, one) == getattr(self.like, one) for one in others))
+
+        monkeypatch.setattr(torch._C._dynamo.guards, "TensorGuards", Careless)
+        arrays._guards.cache_clear()
+        assert arrays._guards(torch) is None, missed
+    monkeypatch.setattr(torch._C._dynamo.guards, "TensorGuards", SimpleNamespace)
+    arrays._guards.cache_clear()
+    assert arrays._guards(torch) is None
+    monkeypatch.undo()
+    arrays._guards.cache_clear()
+    assert isinstance(Recogniser()((half(2),))[0], TensorKinds)
+
+
+# -- of a GPU's tensors --------------------------------------------------------------------------------------------------
+
+class Launches:
+    """How often something was launched."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, *launch: Any) -> int:
+        self.count += 1
+        return 0
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
+    """Within it tensors of the CPU are a GPU's."""
+    made, empty = Launches(), torch.empty
+
+    def read(x: Any, name: str) -> ArrayInfo:
+        if x.requires_grad and torch.is_grad_enabled():
+            raise arrays.RequiresGradient(f"{name} requires a gradient")
+        if x.is_neg() or x.is_conj():
+            raise ValueError(f"{name} is a lazy view")
+        return ArrayInfo(x.data_ptr(), tuple(x.shape), x.stride(), arrays._from_torch()[x.dtype], 0, False, "torch")
+
+    for kind in (torch.Tensor, torch.nn.Parameter):
+        monkeypatch.setitem(arrays._READERS, kind, read)
+        monkeypatch.setitem(arrays.KEYS, kind, arrays._torch_keys())
+    monkeypatch.setattr(torch, "empty", lambda *shape, device=None, **more: empty(*shape, **more))
+    monkeypatch.setattr(torch._C._dynamo.guards, "_empty_strided_cuda", torch._C._dynamo.guards._empty_strided_cpu)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda ordinal: 77, raising=False)
+    with stand_ins.gpu(made):
+        forget()
+        yield made
+        forget()
+
+
+def layer(activation: str | None = None) -> Any:
+    return gt.Linear(K, N, activation=activation, dtype=torch.float16)
+
+
+CALLS: dict[str, tuple[Callable[[], tuple[Any, ...]], Callable[..., Any], int]] = {
+    "matmul": (lambda: (half(M, K), half(K, N)), gk.matmul, 6),
+    "bias": (lambda: (half(M, K), half(K, N), half(N)),
+             lambda a, b, bias: gk.matmul(a, b, epilogue=gk.epilogues.Bias(bias) | gk.epilogues.ReLU()), 34),
+    "softmax": (lambda: (half(M, K),), gk.softmax, 9),
+    "rmsnorm": (lambda: (half(M, K), half(K)), gk.rmsnorm, 9),
+    "attention": (lambda: tuple(half(1, 2, M, K) for _ in range(3)), gk.attention, 8),
+    "torch.matmul": (lambda: (half(M, K), half(K, N)), gt.matmul, 10),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_known_call_launches_once_and_runs_few_functions(launches: Launches, name: str) -> None:
+    make, call, most = CALLS[name]
+    sets = [make() for _ in range(3)]
+    for given in sets:
+        call(*given), call(*given)
+    before = launches.count
+    for given in sets:
+        found = [functions_run(lambda given=given: call(*given)) for _ in range(8)]             # type: ignore[misc]
+        assert min(map(len, found)) <= most, found             # (a result at another address is packed)
+    assert launches.count == before + 8 * len(sets)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_known_call_is_refused_where_a_first_one_is(launches: Launches, name: str) -> None:
+    make, call, _ = CALLS[name]
+    given = make()
+    call(*given), call(*given)
+    before = launches.count
+    for _ in range(2):
+        if name != "torch.matmul":                             # which computes their values
+            with pytest.raises(ValueError, match="lazy view"):
+                call(torch._neg_view(given[0]), *given[1:])
+        with pytest.raises((ValueError, TypeError)):
+            call(given[0][..., :-1], *given[1:]) if len(given) > 1 else call(given[0].long())
+    assert launches.count == before
+
+
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_a_known_layer_is_recorded_where_a_gradient_is_wanted(launches: Launches, activation: str | None) -> None:
+    own, x = layer(activation), half(M, K)
+    for _ in range(3):
+        with torch.no_grad():
+            assert own(x).grad_fn is None
+        found = own(x)
+        assert found.grad_fn is not None and found.shape == (M, N) and found.requires_grad
+    with torch.no_grad():
+        assert min(len(functions_run(lambda: own(x))) for _ in range(8)) <= 10
+    own.requires_grad_(False)
+    assert own(x).grad_fn is None and own(x.clone().requires_grad_()).grad_fn is not None
+
+
+def test_a_known_product_is_recorded_where_a_gradient_is_wanted(launches: Launches) -> None:
+    a, b = half(M, K), half(K, N)
+    for _ in range(3):
+        assert gt.matmul(a, b).grad_fn is None
+        found = gt.matmul(a, b.clone().requires_grad_())
+        assert found.grad_fn is not None
+        before = launches.count
+        found.sum().backward()
+        assert launches.count == before + 1                    # dB alone
+
+
+def test_what_looks_at_calls_sees_known_ones(launches: Launches) -> None:
+    """A mode, a profiler, autocast and a transform: the operator is called, and known calls stay known."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, f: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.append(str(f))
+            return f(*args, **(kwargs or {}))
+
+    names: list[str] = []
+    a, b, own = half(M, K), half(K, N), layer()
+    with torch.no_grad():
+        for _ in range(3):
+            gt.matmul(a, b), own(a)
+        with Seen():
+            gt.matmul(a, b), own(a)
+        assert {"gemmkit.product.default", "gemmkit.linear.default"} <= set(names)
+        with torch.profiler.profile() as profile:
+            gt.matmul(a, b)
+        assert any("gemmkit::product" in event.name for event in profile.events())
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert gt.matmul(a, b).dtype == own(a).dtype == torch.bfloat16
+        assert torch.func.vmap(gt.matmul, (0, None))(half(3, M, K), b).shape == (3, M, N)
+        assert gt.matmul(a, b).dtype == own(a).dtype == torch.float16
