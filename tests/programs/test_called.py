@@ -18,6 +18,7 @@ import gemmkit as gk
 from bench import stand_ins
 from gemmkit import epilogues, masks
 from gemmkit import programs as gp
+from gemmkit.components import number as number_brought
 from gemmkit.epilogues import activations
 from gemmkit.plans.launch import forget
 from gemmkit.programs import calls
@@ -687,6 +688,57 @@ def test_another_number_or_array_of_a_component_derives_nothing(launched: Launch
         assert derived == ["of_tiles"] * 2
         of_tiles(a, b, d, epilogues.Bias(make(64), along="M"))         # another constant of the kernel
         assert derived == ["of_tiles"] * 3
+
+
+def test_another_size_is_launched_in_its_grid_and_binds_nothing_anew(derived: list[str], replaced: Any) -> None:
+    grids: list[int] = []
+    bound: list[Any] = []
+    bind = stand_ins.Kernel.bind
+    replaced(stand_ins.Kernel, "bind", lambda self, grid, *given, **more: bound.append(grid) or bind(
+        self, grid, *given, **more))
+
+    def entry(config: Any, *launch: Any) -> int:
+        grids.append(config._obj.grid[0])
+        return 0
+
+    with stand_ins.gpu(entry), stand_ins.library("cupy") as make:
+        forget(), calls.forget_all()
+        for rows in (256, 512, 1024, 256, 8192):
+            of_tiles(make(rows, 64), make(64, 64), make(rows, 64), epilogues.ReLU())
+            plan = calls.plan_of_call(of_tiles, of_tiles.bound(
+                (make(rows, 64), make(64, 64), make(rows, 64), epilogues.ReLU()), {}), None)
+            assert grids[-1] == plan.blocks
+        forget(), calls.forget_all()
+    assert len(set(grids)) > 2 and len(derived) == 1 and len(bound) == 2         # the first plan, and the one that is kept
+
+
+@pytest.mark.parametrize("number", [-0.0, 0.0, 1e-3, np.float32(0.5), float("inf")], ids=str)
+def test_a_known_call_brings_its_number(launched: Launched, derived: list[str], number: Any) -> None:
+    """-0.0 is another than 0.0; of numbers that are no float32 the call is refused, however known."""
+    @gk.program
+    def scaled(x: Any, y: Any, scale: float) -> None:
+        for m in gp.parallel(x.rows):
+            y[m] = scale * x[m]
+
+    values: list[Any] = []
+    with stand_ins.library("cupy") as make:
+        x, y = make(64, 64), make(64, 64)
+        for one in (0.0, number, -1.0, number):
+            scaled(x, y, one)
+        seen = calls._quickly(scaled, (x, y, number), {}, None)
+        assert seen is not None
+        known = calls.plans[seen[0]]
+        known._call = None                                     # made anew with the next that is allowed
+        known.plan.__dict__["start"] = lambda stream, given: values.append(given)
+        known.allow(seen)
+        scaled(x, y, number)
+        (given,) = values
+        assert str(number_brought(given[-1])) == str(float(number))
+        count = launched.count
+        for _ in range(2):
+            with pytest.raises(ValueError, match="numbers of a kernel are float32"):
+                scaled(x, y, 1e300)
+        assert launched.count == count
 
 
 def test_two_arguments_that_are_one_component_are_two_in_another_call(launched: Launched, derived: list[str]) -> None:
