@@ -209,9 +209,9 @@ def check_dtype(dtype: Any, name: str) -> None:
 def check_fields(component: Any) -> None:
     """The fields of a component by their annotations: numbers and words of gemmkit's own classes, and for any class what is
     annotated `Array` or `Scalar`. NumPy's integers become Python's. Raises TypeError, naming the class and the field."""
-    for name, check, wanted, default in _rules(type(component), class_version[0]):         # type: ignore[arg-type]
+    for name, check, wanted, sure, default in _rules(type(component), class_version[0]):   # type: ignore[arg-type]
         value = getattr(component, name)
-        if value is default and value is None:
+        if type(value) in sure or (value is default and value is None):
             continue
         if not check(value):
             given = f"{_short(value)} ({type(value).__qualname__}) is not" if wanted == _NUMBER else (
@@ -230,7 +230,7 @@ def _short(value: Any) -> str:
 
 
 @lru_cache(maxsize=4096)                           # a class's annotations may change, which its version counts
-def _rules(cls: Any, _version: int) -> tuple[tuple[str, Any, str, Any], ...]:
+def _rules(cls: Any, _version: int) -> tuple[tuple[str, Any, str, Collection[type], Any], ...]:
     runtime, rules = annotated(cls), []
     for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
         kind = runtime.get(field.name)
@@ -265,8 +265,6 @@ _arrays: set[type] = set()                         # types whose objects all are
 
 
 def _is_array(x: Any) -> bool:
-    if type(x) in _arrays:
-        return True
     from gemmkit.runtime.arrays import KEYS, ArrayInfo, is_array
 
     if type(x) in KEYS or type(x) in (ArrayInfo, np.ndarray):
@@ -277,13 +275,14 @@ def _is_array(x: Any) -> bool:
 
 _NUMBER = "a number that a kernel can take"
 _ARRAY = "an array (CuPy, PyTorch, NumPy under emulation)"
-_CHECKS = {
-    "int": (_is_whole, "a whole number"),
-    "str": (lambda x: isinstance(x, str), "a word"),
-    "bool": (lambda x: isinstance(x, bool), "True or False"),
-    "float": (_is_scalar, "a number"),
-    "Scalar": (_is_argument, _NUMBER),
-    "Array": (_is_array, _ARRAY),
+#: By an annotation: what a value must be, in words, and types whose objects all are.
+_CHECKS: dict[str, tuple[Any, str, Collection[type]]] = {
+    "int": (_is_whole, "a whole number", ()),
+    "str": (lambda x: isinstance(x, str), "a word", {str}),
+    "bool": (lambda x: isinstance(x, bool), "True or False", {bool}),
+    "float": (_is_scalar, "a number", {float}),
+    "Scalar": (_is_argument, _NUMBER, {float}),
+    "Array": (_is_array, _ARRAY, _arrays),
 }
 
 
