@@ -4,6 +4,8 @@ Rows (one problem, small enough that the device always keeps up):
 
     plan          run(a, b, out=d) of a planned product; the peer is the library's product with out=
     matmul        gemmkit.matmul(a, b), everything looked up; the peer is the library's product that allocates
+    matmul, in turn
+                  products of 8 shapes, one after the other: more than are recognised by the arrays of the last calls alone
     attention, softmax, rmsnorm, bias and relu, einsum
                   calls of PyTorch tensors that come again, outputs allocated; the peer is PyTorch's own function (of a
                   product with a bias and ReLU: ``relu(addmm(...))``, two calls)
@@ -31,6 +33,7 @@ import argparse
 import itertools
 import json
 import math
+import operator
 import os
 import statistics
 import subprocess
@@ -85,9 +88,15 @@ def row(work: str, ours_us: float, peer: str, peer_us: float, error: float, **fu
     return {"work": work, **shape, **times, "error": error, "graph": False, "group": "host", **further}
 
 
-def calls(backend: backends.Backend) -> list[Row]:
+Wanted = Callable[[str], bool]  # of a work
+
+
+def calls(backend: backends.Backend, wanted: Wanted) -> list[Row]:
     """The rows of cached calls with the arrays of one library."""
     import gemmkit
+
+    if not any(map(wanted, ("plan", "matmul", "matmul, in turn"))):
+        return []
 
     a, b = (backend.normal(SIZE, SIZE, DTYPE, seed) for seed in (0, 1))
     d, e = (backend.empty(SIZE, SIZE, DTYPE) for _ in range(2))
@@ -99,18 +108,24 @@ def calls(backend: backends.Backend) -> list[Row]:
     planned = backend.relative_error(d, reference)
     derived = backend.relative_error(gemmkit.matmul(a, b), reference)
 
+    many = [(backend.normal(SIZE + 8 * n, SIZE, DTYPE, n), b) for n in range(TURNS)]
+    ours_in_turn, peers_in_turn = itertools.cycle(many), itertools.cycle(many)
     pairs: list[tuple[str, Callable[[], object], Callable[[], object], float]] = [
         ("plan", lambda: run(a, b, out=d), lambda: backend.matmul(a, b, e), planned),
         ("matmul", lambda: gemmkit.matmul(a, b), lambda: a @ b, derived),
+        ("matmul, in turn", lambda: gemmkit.matmul(*next(ours_in_turn)),
+         lambda: operator.matmul(*next(peers_in_turn)), derived),
     ]
     rows = []
     for work, ours, peer, error in pairs:
+        if not wanted(work):
+            continue
         ours_us, peer_us = host_us(ours, backend.synchronise), host_us(peer, backend.synchronise)
         rows.append(row(f"{work} ({backend.name})", ours_us, backend.peer_name(), peer_us, error))
     return rows
 
 
-def doors(backend: backends.Backend) -> list[Row]:
+def doors(backend: backends.Backend, wanted: Wanted) -> list[Row]:
     """The rows of functions and layers, of PyTorch's tensors."""
     import torch
     from torch.nn import functional
@@ -141,6 +156,8 @@ def doors(backend: backends.Backend) -> list[Row]:
     ]
     rows = []
     for work, own, peer, records in works:
+        if not wanted(work):
+            continue
         with torch.set_grad_enabled(records):
             error = backend.relative_error(own().detach().reshape(-1, SIZE), peer().detach().double().reshape(-1, SIZE))
             ours_us, peer_us = host_us(own, backend.synchronise), host_us(peer, backend.synchronise)
@@ -214,6 +231,7 @@ def programs(backend: backends.Backend) -> list[Row]:
 
 SCALE = 2.0
 LENGTHS = 200
+TURNS = 8  # shapes of matmul, in turn
 
 
 def helper(x: Any) -> Any:
@@ -301,16 +319,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--backends", help="array libraries, separated by commas (default: all that are installed)"
     )
     parser.add_argument("--out", help="result file or folder (default: $OUT, else bench/results)")
+    parser.add_argument("works", nargs="*", metavar="work", help="what is measured, by the beginning of its name, such as "
+                        "attention or program (default: all); a table is printed, and nothing is written without --out")
     parser.add_argument("--no-first-calls", action="store_true", help="calls that are known alone")
     options = parser.parse_args(arguments)
 
     found = options.backends.split(",") if options.backends else backends.installed()
     chosen = [backends.choose(name) for name in found] or [backends.choose()]
-    rows = [each for backend in chosen for each in (*calls(backend), *looking_again(backend))]
-    rows += [each for backend in chosen if backend.name == "torch" for each in (*doors(backend), *programs(backend))]
+
+    def wanted(work: str) -> bool:
+        return not options.works or work.startswith(tuple(options.works))
+
+    rows = [each for backend in chosen for each in calls(backend, wanted)]
+    rows += [each for backend in chosen if wanted("users' code") for each in looking_again(backend)]
+    of_torch = [backend for backend in chosen if backend.name == "torch"]
+    rows += [each for backend in of_torch for each in doors(backend, wanted)]
+    rows += [each for backend in of_torch if wanted("program") for each in programs(backend)]
+    if options.works and not options.out:
+        print(report.table(report.document("host", rows, chosen[0].device())))
+        return 0
     path = report.results_path("host", options.out)
     of_files = [(path, rows)]
-    if "torch" in found and not options.no_first_calls:
+    if "torch" in found and not options.no_first_calls and not options.works:
         of_files.append((path.with_name("first_calls.json"), [first_call(work) for work in WORKS]))
     for file, each in of_files:
         content = report.document(file.stem, each, chosen[0].device())
