@@ -569,32 +569,24 @@ class Recogniser:
             kinds = self._last = self._alike(arrays)
         if kinds is not None:
             at = tuple(map(kinds.address_of, arrays))
-            found = kinds.at.get(at)
-            if found is not None:
-                return found, at
-        else:
-            keys: list[Key] = []
-            pointers: list[int] = []
-            key: Key = ()
-            for x in arrays:
-                pointer, key = KEYS.get(type(x), key_of)(x, "")
-                pointers.append(pointer)
-                keys.append(key)
-            at = tuple(pointers)
-            kinds = tuple(keys)
-            if len(key) == _KEY and (make := _guards(sys.modules["torch"])) is not None:
-                kinds = self._of_tensors(arrays, kinds, make)
-        low = 0
-        for pointer in at:
+            return kinds.at.get(at) or _placed(kinds, at), at
+        if len(arrays) == 2 and not self._by_shapes:       # no tensors, as a rule: half of the time that any number takes
+            x, y = arrays
+            (at_x, of_x), (at_y, of_y) = KEYS.get(type(x), key_of)(x, ""), KEYS.get(type(y), key_of)(y, "")
+            if len(of_y) != _KEY and not (at_x | at_y) & 15 and at_x != at_y:
+                return (of_x, of_y), (at_x, at_y)
+        low, keys, pointers, key = 0, [], [], ()
+        for x in arrays:
+            pointer, key = KEYS.get(type(x), key_of)(x, "")
             low |= pointer
-        found = kinds
-        if low & 15 or len({*at}) < len(at):
-            found = kinds, tuple([pointer & 15 for pointer in at]), tuple(map(at.index, at))
-        if type(kinds) is TensorKinds:
-            if len(kinds.at) >= _PLACES:
-                kinds.at.clear()
-            kinds.at[at] = found
-        return found, at
+            keys.append(key)
+            pointers.append(pointer)
+        at, kinds = tuple(pointers), tuple(keys)
+        if len(key) == _KEY and (make := _guards(sys.modules["torch"])) is not None:
+            kinds = self._of_tensors(arrays, kinds, make)
+            if type(kinds) is TensorKinds:
+                return _placed(kinds, at), at
+        return kinds if not low & 15 and len({*pointers}) == len(pointers) else _told_apart(kinds, at), at
 
     def _alike(self, arrays: tuple[Any, ...]) -> TensorKinds | None:
         """Those of earlier calls, which come in turn."""
@@ -626,6 +618,19 @@ class Recogniser:
         self._by_shapes[shapes] = found, *others[:_ALIKE - 1]
         self._last = found
         return found
+
+
+def _told_apart(kinds: Any, at: tuple[int, ...]) -> Any:
+    return kinds, tuple([pointer & 15 for pointer in at]), tuple(map(at.index, at))
+
+
+def _placed(kinds: TensorKinds, at: tuple[int, ...]) -> Any:
+    """What tensors at these addresses are known by, kept for the next that are there."""
+    if len(kinds.at) >= _PLACES:
+        kinds.at.clear()
+    apart = len({*at}) == len(at) and not any(pointer & 15 for pointer in at)
+    found = kinds.at[at] = kinds if apart else _told_apart(kinds, at)
+    return found
 
 
 _KEY = 8                               # what `_torch_keys` reads of a tensor, but of one that has no memory of its own

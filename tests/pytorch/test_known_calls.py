@@ -3,6 +3,7 @@ own, on the CPU; the driver, and where they seem to lie, are stand-ins."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -179,6 +180,16 @@ CALLS: dict[str, tuple[Callable[[], tuple[Any, ...]], Callable[..., Any], int]] 
 }
 
 
+def run_in(call: Callable[[], object]) -> list[str]:
+    """The functions that a call runs until it packs what it brings, which it does for new addresses alone."""
+    gc.disable()                                           # what dies in between has functions of gemmkit, too
+    try:
+        found = functions_run(call)
+    finally:
+        gc.enable()
+    return found[:found.index("image_of")] if "image_of" in found else found
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_a_known_call_launches_once_and_runs_few_functions(launches: Launches, name: str) -> None:
     make, call, most = CALLS[name]
@@ -187,9 +198,9 @@ def test_a_known_call_launches_once_and_runs_few_functions(launches: Launches, n
         call(*given), call(*given)
     before = launches.count
     for given in sets:
-        found = [functions_run(lambda given=given: call(*given)) for _ in range(8)]             # type: ignore[misc]
-        assert min(map(len, found)) <= most, found             # (a result at another address is packed)
-    assert launches.count == before + 8 * len(sets)
+        found = run_in(lambda given=given: call(*given))                                        # type: ignore[misc]
+        assert len(found) <= most, found
+    assert launches.count == before + len(sets)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -216,7 +227,7 @@ def test_a_known_layer_is_recorded_where_a_gradient_is_wanted(launches: Launches
         found = own(x)
         assert found.grad_fn is not None and found.shape == (M, N) and found.requires_grad
     with torch.no_grad():
-        assert min(len(functions_run(lambda: own(x))) for _ in range(8)) <= 10
+        assert len(run_in(lambda: own(x))) <= 10
     own.requires_grad_(False)
     assert own(x).grad_fn is None and own(x.clone().requires_grad_()).grad_fn is not None
 
