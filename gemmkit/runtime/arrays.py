@@ -546,7 +546,7 @@ class TensorKinds:
 
 
 _KINDS, _ALIKE, _PLACES = 4096, 4, 256
-_kinds: dict[tuple[Key, ...], TensorKinds] = {}
+_kinds: dict[tuple[tuple[Key, ...], tuple[bool, ...]], TensorKinds] = {}
 
 
 class Recogniser:
@@ -606,11 +606,14 @@ class Recogniser:
         plain = torch.Tensor, torch.nn.Parameter
         if any(len(key) != _KEY or type(x) not in plain for key, x in zip(keys, tensors)):
             return keys
-        found = _kinds.get(keys)
+        known = keys, tuple([x.requires_grad for x in tensors])        # which a check asks, recording or not
+        found = _kinds.get(known)
         if found is None:
             if len(_kinds) >= _KINDS:
                 _kinds.clear()
-            found = _kinds[keys] = TensorKinds(torch, make(tensors), tensors)
+            found = _kinds[known] = TensorKinds(torch, make(tensors), tensors)
+        elif not found.check(*tensors):                    # it was made in another mode of PyTorch's, such as for inference
+            found.check = make(tensors)
         if len(self._by_shapes) >= _KINDS:
             self._by_shapes.clear()
         shapes = tensors[0].shape, tensors[-1].shape

@@ -93,6 +93,14 @@ def test_transforms_and_modes_are_told_apart(recogniser: Recogniser) -> None:
     assert kinds not in seen and len(seen) == 2
 
 
+def test_what_is_seen_first_in_another_mode_is_checked_in_this_one(recogniser: Recogniser) -> None:
+    x = half(M, K)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        kinds, _ = recogniser((x,))
+    assert recogniser((x,))[0] == kinds
+    assert not isinstance(kinds, TensorKinds) or "_of_tensors" not in functions_run(lambda: recogniser((x,)))
+
+
 def test_no_tensor_is_kept_alive(recogniser: Recogniser) -> None:
     import weakref
 
@@ -199,7 +207,7 @@ def test_a_known_call_launches_once_and_runs_few_functions(launches: Launches, n
     before = launches.count
     for given in sets:
         found = run_in(lambda given=given: call(*given))                                        # type: ignore[misc]
-        assert len(found) <= most, found
+        assert len(found) <= most, " ".join(found)
     assert launches.count == before + len(sets)
 
 
