@@ -22,16 +22,15 @@ from gemmkit.programs.places import Await, Fill, Read, Release, Start, Wait
 from gemmkit.programs.places import ordered as ordered_rounds
 from gemmkit.programs.values import Axis
 from gemmkit.tuning.problems import choose
-from tests.verifier.texts import Staged, Text, bytes_of, expect, held, resizing_of, tiles_of_rings
+from tests.verifier.texts import Staged, Text, bytes_of, expect, held, resizing_of
 
 # -- names ------------------------------------------------------------------------------------------------------------------
 
 def check_names(text: Text) -> None:
     known = {*dir(builtins)}
-    for node in text.tree.body:
-        for stmt in ast.walk(node):
-            if isinstance(stmt, (ast.Import, ast.ImportFrom)):
-                known |= {(x.asname or x.name).partition(".")[0] for x in stmt.names}
+    for stmt in text.nodes:
+        if isinstance(stmt, (ast.Import, ast.ImportFrom)):
+            known |= {(x.asname or x.name).partition(".")[0] for x in stmt.names}
     for node in text.tree.body:
         if isinstance(node, ast.Assign):
             uses(node.value, known, "the module")
@@ -59,7 +58,7 @@ def check_sizes(text: Text) -> None:
     printed = text.plan.printed
     expect(fields == [*printed.sizes, *printed.scalars], f"Sizes has {fields}, and a launch brings {[*printed.sizes, *printed.scalars]}")
     expect(set(printed.tile) <= set(printed.sizes) <= set(text.plan.extents), f"tiles are of {printed.tile}, and extents {text.plan.extents}")
-    read = {node.attr for node in ast.walk(text.tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "sizes"}
+    read = {node.attr for node in text.nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "sizes"}
     expect(read <= set(fields), f"{', '.join(sorted(read - set(fields)))} is read of Sizes, which has {fields}")
 
 
@@ -96,8 +95,9 @@ def bound(node: ast.stmt) -> set[str]:
 
 
 def uses(node: ast.AST, known: set[str], where: str) -> None:
-    inner = {x.arg for f in ast.walk(node) if isinstance(f, ast.Lambda) for x in f.args.args}
-    for x in ast.walk(node):
+    nodes = [*ast.walk(node)]
+    inner = {x.arg for f in nodes if isinstance(f, ast.Lambda) for x in f.args.args}
+    for x in nodes:
         if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load):
             expect(x.id in known or x.id in inner, f"{where}: {x.id} is used before it is defined, on some path")
 
@@ -331,7 +331,7 @@ class Region(NamedTuple):
 
 def check_memory(text: Text) -> None:
     plan, constants, regions = text.plan, text.constants, list[Region]()
-    for ring, tiles in tiles_of_rings(text).items():
+    for ring, tiles in text.tiles_of_rings.items():
         stages = text.rings[ring].stages if ring else 1
         per_loop = loops_of(text, tiles)
         for name in tiles:
@@ -531,7 +531,7 @@ def check_barriers(text: Text) -> None:
     """How many arrive at a ring's barriers: one producer, and each reader of each block that reads what is brought."""
     groups, cluster = text.constants["WARPGROUPS"], text.plan.cluster
     for name, ring in text.of_kind(Pipeline).items():
-        tiles = [text.tiles[tile] for tile in tiles_of_rings(text)[name]]
+        tiles = [text.tiles[tile] for tile in text.tiles_of_rings[name]]
         by_threads = _is_read_by_threads(text, name)
         shared = any(tile.peers for tile in tiles)
         each = (4 if by_threads else 1) * groups.consumers
@@ -549,4 +549,4 @@ def check_barriers(text: Text) -> None:
 
 def _is_read_by_threads(text: Text, ring: str) -> bool:
     read = [of.tile for of in text.of_kind(collectives.RowSums, collectives.ColumnSums).values()]
-    return any(text.tiles[tile] in read for tile in tiles_of_rings(text)[ring])
+    return any(text.tiles[tile] in read for tile in text.tiles_of_rings[ring])

@@ -30,6 +30,15 @@ class Text:
         self.plan, self.tree = plan, ast.parse(plan.text)
         self.functions = {node.name: node for node in self.tree.body if isinstance(node, ast.FunctionDef)}
         self.constants = {name: value for name, value in vars(plan.module).items() if not name.startswith("__")}
+        self.nodes = [*ast.walk(self.tree)]
+        self._said: dict[ast.AST, str] = {}
+
+    def said(self, node: ast.AST) -> str:
+        """A node as code. (Walks ask thousands of times for each of a text's nodes.)"""
+        found = self._said.get(node)
+        if found is None:
+            found = self._said[node] = ast.unparse(node)
+        return found
 
     def of_kind(self, *kinds: type) -> dict[str, Any]:
         return {name: value for name, value in self.constants.items() if isinstance(value, kinds)}
@@ -45,7 +54,11 @@ class Text:
     @cached_property
     def rings_of_tiles(self) -> dict[str, str]:
         """Which ring a tile's stages are in; "" for those that threads copy once a tile."""
-        return {name: ring for ring, names in tiles_of_rings(self).items() for name in names}
+        return {name: ring for ring, names in self.tiles_of_rings.items() for name in names}
+
+    @cached_property
+    def tiles_of_rings(self) -> dict[str, list[str]]:
+        return tiles_of_rings(self)
 
     @cached_property
     def index_functions(self) -> dict[str, Any]:
@@ -117,7 +130,7 @@ def bytes_of(tile: Any) -> int:
 def tiles_of_rings(text: Text) -> dict[str, list[str]]:
     """By the rings' names, the tiles that are loaded into them: read in the text."""
     out: dict[str, list[str]] = {ring: [] for ring in text.rings}
-    for node in ast.walk(text.tree):
+    for node in text.nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("load", "load_part"):
             tile, ring = ast.unparse(node.func.value), ast.unparse(node.args[2])
             if tile in text.tiles:

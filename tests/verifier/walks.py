@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterable
+import operator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -113,17 +114,20 @@ class State:
         least = {name: ring.released for name, ring in self.rings.items()}
         base = self.begun - len(self.groups)
 
-        def moved(name: str, x: Any) -> Any:
-            if isinstance(x, At):
+        def moved(x: Any) -> Any:
+            kind = type(x)
+            if kind is int or kind is float:
+                return "number"
+            if kind is At:
                 return x.position - least.get(x.ring, 0), x.phase
-            if isinstance(x, Flying):
+            if kind is Flying:
                 return Flying(max(-1, x.group - base))
-            return "number" if isinstance(x, (int, float)) and not isinstance(x, bool) else repr(x)
+            return "number" if isinstance(x, (int, float)) and kind is not bool else repr(x)
 
-        env = tuple(sorted((name, moved(name, x)) for name, x in self.env.items() if not isinstance(x, Name)), )
-        rings = tuple(sorted((name, ring.filled - least[name], ring.expected, ring.loaded) for name, ring in self.rings.items()))
+        env = frozenset((name, moved(x)) for name, x in self.env.items() if type(x) is not Name)
+        rings = frozenset((name, ring.filled - least[name], ring.expected, ring.loaded) for name, ring in self.rings.items())
         groups = tuple((tuple((r, at - least[r]) for r, at in g.reads), g.fragments, tuple(n - base for n in g.onto if n >= base)) for g in self.groups)
-        return env, rings, groups, self.open is None, self.is_fenced, self.turn, tuple(sorted(self.facts.items()))
+        return env, rings, groups, self.open is None, self.is_fenced, self.turn, frozenset(self.facts.items())
 
 
 class Given(NamedTuple):
@@ -145,7 +149,7 @@ class Walk:
     def __init__(self, text: Text, thread: int, given: Given | None = None):
         self.text, self.thread, self.given = text, thread, given
         self.numbers = None if given is None else given.numbers
-        self.tests: dict[int, str] = {}
+        self.said = text.said
 
     def run(self) -> list[State]:
         kernel = self.text.functions["kernel"]
@@ -183,18 +187,18 @@ class Walk:
             return states
         if isinstance(node, ast.Assign):
             (target,) = node.targets
-            self.assign(target, self.value(node.value, state, target), state)
-            if isinstance(target, ast.Name) and target.id == "tile" and "block_x()" in ast.unparse(node.value):
+            self.assign(target, self.value(node.value, state), state)
+            if isinstance(target, ast.Name) and target.id == "tile" and "block_x()" in self.said(node.value):
                 state.facts["tile < tiles(sizes)"] = True              # there are as many blocks as tiles, or fewer
             return [state]
         if isinstance(node, ast.AugAssign):
             assert isinstance(node.target, ast.Name)
-            self.assign(node.target, self.value(ast.BinOp(ast.Name(node.target.id), node.op, node.value), state), state)
+            self.assign(node.target, self.combined(node, [self.value(node.target, state), self.value(node.value, state)]), state)
             return [state]
         if isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             return [state]
-        assert isinstance(node, ast.Expr) and isinstance(node.value, ast.Call), ast.unparse(node)
-        name = ast.unparse(node.value.func)
+        assert isinstance(node, ast.Expr) and isinstance(node.value, ast.Call), self.said(node)
+        name = self.said(node.value.func)
         if name in self.text.functions and name not in INDEXING:
             return self.call(self.text.functions[name], node.value.args, state)
         self.value(node.value, state)
@@ -217,7 +221,7 @@ class Walk:
                 if key in seen:
                     continue
                 seen.add(key)
-                expect(len(seen) < 400, f"{ast.unparse(node.test)}: stages are not released as they are filled")
+                expect(len(seen) < 400, f"{self.said(node.test)}: stages are not released as they are filled")
             for holds, new in self.asked(node.test, state):
                 if holds:
                     todo += self.body(node.body, [new])
@@ -226,7 +230,7 @@ class Walk:
         return self.merged(out)
 
     def asked(self, test: ast.expr, state: State) -> list[tuple[bool, State]]:
-        said = self.tests.setdefault(id(test), ast.unparse(test))
+        said = self.said(test)
         found = self.value(test, state)
         if found is not ANY:
             return [(bool(found), state)]
@@ -239,7 +243,7 @@ class Walk:
     def assign(self, target: ast.expr, value: Any, state: State) -> None:
         if isinstance(target, ast.Tuple):
             values = [ANY] * len(target.elts) if value is ANY else value
-            expect(isinstance(values, (tuple, list)) and len(values) == len(target.elts), f"{ast.unparse(target)} = {value}")
+            expect(isinstance(values, (tuple, list)) and len(values) == len(target.elts), f"{self.said(target)} = {value}")
             for one, x in zip(target.elts, values):
                 self.assign(one, x, state)
             return
@@ -253,11 +257,11 @@ class Walk:
 
     # -- values ---------------------------------------------------------------------------------------------------------------
 
-    def value(self, node: ast.expr, state: State, target: ast.expr | None = None) -> Any:
-        if isinstance(node, ast.Constant):
-            return node.value
+    def value(self, node: ast.expr, state: State) -> Any:
         if isinstance(node, ast.Name):
             return state.env[node.id] if node.id in state.env else Name(node.id)
+        if isinstance(node, ast.Constant):
+            return node.value
         if isinstance(node, ast.Tuple):
             return tuple(self.value(x, state) for x in node.elts)
         if isinstance(node, ast.Call):
@@ -276,7 +280,10 @@ class Walk:
                 return ANY if self.given is None or self.given.length is None else self.given.length
             self.used(of, node)
             return DONE
-        parts = [self.value(x, state) for x in ast.iter_child_nodes(node) if isinstance(x, ast.expr)]
+        return self.combined(node, [self.value(x, state) for x in ast.iter_child_nodes(node) if isinstance(x, ast.expr)])
+
+    def combined(self, node: ast.expr | ast.AugAssign, parts: list[Any]) -> Any:
+        """What an operation makes of its parts."""
         if any(isinstance(x, (Flying, str)) for x in parts):
             for x in parts:
                 self.used(x, node)
@@ -291,24 +298,27 @@ class Walk:
             return (one if one == other else ANY) if test is ANY else one if test else other
         if any(x is ANY for x in parts):
             return ANY
-        expect(all(isinstance(x, (int, float)) for x in parts), f"{ast.unparse(node)} of {parts}")
-        return eval(compile(ast.Expression(_of_numbers(node, parts)), "", "eval"), {})
+        expect(all(isinstance(x, (int, float)) for x in parts), f"{self.said(node)} of {parts}")
+        if isinstance(node, ast.Compare):
+            return all(OPERATIONS[type(op)](one, other) for op, one, other in zip(node.ops, parts, parts[1:]))
+        assert isinstance(node, (ast.BinOp, ast.UnaryOp, ast.AugAssign)), self.said(node)
+        return OPERATIONS[type(node.op)](*parts)
 
     def used(self, x: Any, node: ast.AST) -> None:
         """Threads read it."""
         if isinstance(x, Flying):
-            raise Unsound(f"{ast.unparse(node)}: sums are used while products add to them, or before a wait that names them")
+            raise Unsound(f"{self.said(node)}: sums are used while products add to them, or before a wait that names them")
         if x == PARTS:
-            raise Unsound(f"{ast.unparse(node)}: threads have parts of these sums, which have not met")
+            raise Unsound(f"{self.said(node)}: threads have parts of these sums, which have not met")
         if isinstance(x, (tuple, list)) and not isinstance(x, (At, Part, Name)):
             for one in x:
                 self.used(one, node)
 
     def called(self, node: ast.Call, state: State) -> Any:
         if isinstance(node.func, ast.Attribute):
-            of = self.text.constants.get(ast.unparse(node.func.value))
-            return self.method(node, of, ast.unparse(node.func.value), node.func.attr, state)
-        name = ast.unparse(node.func)
+            of = self.text.constants.get(self.said(node.func.value))
+            return self.method(node, of, self.said(node.func.value), node.func.attr, state)
+        name = self.said(node.func)
         if name == "wgmma_wait":
             return self.waited(node, state)
         args = [self.value(x, state) for x in node.args]
@@ -354,7 +364,7 @@ class Walk:
             return None
         self.used(args, node)
         if name == "apply":            # a mask counts the places that are there from the thread's first column on
-            taken = self.text.parameters(ast.unparse(node.args[0]))
+            taken = self.text.parameters(self.said(node.args[0]))
             state.log += [("masked", room, self.watched(state)) for what, room in zip(taken[2:], args[2:]) if what == "room" and self.given is not None]
             if any(what.startswith(("begins", "ends")) for what in taken[2:]):
                 state.log += [("tested", "", self.watched(state))] if self.given is not None else []
@@ -363,7 +373,7 @@ class Walk:
     def slot(self, node: ast.Call, args: list[Any]) -> At:
         stage, phase = args
         if isinstance(stage, Part):
-            expect((stage.what, phase) == ("stage", Part(stage.of, "phase")), f"{ast.unparse(node)}: stage and phase of two slots")
+            expect((stage.what, phase) == ("stage", Part(stage.of, "phase")), f"{self.said(node)}: stage and phase of two slots")
             return stage.of
         return At(int(stage), int(phase))
 
@@ -371,7 +381,7 @@ class Walk:
 
     def method(self, node: ast.Call, of: Any, name: str, what: str, state: State) -> Any:
         args = [self.value(x, state) for x in node.args]
-        expect(of is not None, f"{ast.unparse(node)}: {name} is no constant of the text")
+        expect(of is not None, f"{self.said(node)}: {name} is no constant of the text")
         if isinstance(of, Pipeline):
             return self.of_ring(node, of, name, what, args, state)
         if isinstance(of, multistage.CopyRing):
@@ -383,7 +393,7 @@ class Walk:
         if isinstance(of, PRODUCTS):
             return self.of_product(node, of, name, what, args, state)
         if isinstance(of, (collectives.RowSums, collectives.ColumnSums)):
-            expect(what == "begin" or args[0] == PARTS, f"{ast.unparse(node)}: sums that have not begun, or have met")
+            expect(what == "begin" or args[0] == PARTS, f"{self.said(node)}: sums that have not begun, or have met")
             if what == "add":
                 state.log.append(("add", name, *self.places([self.reads(of.tile, args[1], state)], state)))
                 expect(args[2] == self.group, f"{name} takes rows of warpgroup {args[2]}")
@@ -401,7 +411,7 @@ class Walk:
             if what == "store":
                 self.used(args[0], node)
                 part = node.args[2]
-                assert isinstance(part, ast.Call) and ast.unparse(part.func) == "WarpgroupPart"
+                assert isinstance(part, ast.Call) and self.said(part.func) == "WarpgroupPart"
                 state.log.append(("store", name, args[1], tuple(self.value(x, state) for x in part.args)))
             else:
                 state.log.append((what, name))
@@ -515,7 +525,7 @@ class Walk:
             return DONE
         expect(state.is_fenced, f"{name} begins without a fence")
         expect(not isinstance(args[0], Flying) or args[0].group >= state.begun - len(state.groups), f"{name} adds to sums that no wait has named")
-        fragments = (ast.unparse(node.args[1]),) if is_handed else ()
+        fragments = (self.said(node.args[1]),) if is_handed else ()
         held, onto = state.open or Group(), (args[0].group,) if isinstance(args[0], Flying) else ()
         state.open = Group((*held.reads, *((ring, at) for _, ring, at in tiles)), (*held.fragments, *fragments), (*held.onto, *onto))
         return Flying(state.begun)
@@ -607,11 +617,9 @@ def _names(said: str) -> set[str]:
 _NAMES: dict[str, set[str]] = {}
 
 
-def _of_numbers(node: ast.expr, parts: list[Any]) -> ast.expr:
-    """The operation with numbers in place of what is computed."""
-    values = iter(parts)
-    out = type(node)(**{name: ([ast.Constant(next(values)) if isinstance(x, ast.expr) else x for x in value] if isinstance(value, list)
-                               else ast.Constant(next(values)) if isinstance(value, ast.expr) else value)
-                        for name, value in ast.iter_fields(node)})
-    return ast.fix_missing_locations(ast.copy_location(out, node) if hasattr(node, "lineno") else ast.copy_location(out, ast.Pass(
-        lineno=1, col_offset=0, end_lineno=1, end_col_offset=0)))
+
+OPERATIONS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+    ast.Pow: operator.pow, ast.LShift: operator.lshift, ast.RShift: operator.rshift, ast.BitAnd: operator.and_, ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor, ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge, ast.Not: operator.not_, ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert}
