@@ -64,7 +64,8 @@ PASSES = ("trace", "values", "places", "text", "rows", "multistage", "plan", "la
 ON_DEVICE = frozenset({"CopyRing", "CopiedTile", "Multiplied", "MmaProduct", "HandedMmaProduct", "one_step", "left_of_part", "next_columns", "multiplied",
                        "of_part", "handed_step"})
 DERIVED, VERIFIED, EMULATED = 14, 4, 2         # cases that a mutant derives, and of those that it changes, that are looked at
-SECONDS = 60                           # of CPU, that a mutant may take
+SECONDS = 60                           # of CPU, that a mutant may take,
+DERIVING = 10                          # of these until its plans are made: sound passes make those of a case in 0.01 to 0.3
 BAR = 0.95
 
 
@@ -509,13 +510,19 @@ class Finding(NamedTuple):
 def run_all(chosen: Iterable[Seed], cases: dict[str, Case], jobs: int, by_tests: bool = True) -> Iterator[Finding]:
     """The findings, as they come. ``by_tests``: what no case shows is judged by tests."""
     def work(seed: Seed) -> Finding:
-        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, resource.RLIM_INFINITY))
+        _may_take(DERIVING)
         finding = judged(seed, cases)
+        _may_take(SECONDS)
         return tested(finding) if by_tests and finding.found in ("unchanged", "not run") else finding
 
     for seed, answer in in_processes(chosen, work, jobs):
         finding = answer if isinstance(answer, Finding) else Finding(seed, "does not end", "", "")
         yield settled(finding, cases) if finding.plan is not None else finding
+
+
+def _may_take(seconds: int) -> None:
+    """So much of CPU from its beginning on, this process."""
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
 
 
 def judged(seed: Seed, cases: dict[str, Case]) -> Finding:
@@ -540,6 +547,7 @@ def judged(seed: Seed, cases: dict[str, Case]) -> Finding:
                 verify(plan)
             except Exception as error:
                 return Finding(seed, "verifier", f"{case.name}: {type(error).__name__} {error}"[:300], after)
+    _may_take(SECONDS)
     for case, _ in sorted(changed, key=lambda x: x[0].seconds)[:EMULATED]:
         try:
             wrong = compute(case)
