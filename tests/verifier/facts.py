@@ -416,20 +416,30 @@ def check_spare(plan: plans.ProgramPlan) -> None:
             end = other + 4 * math.prod(plan.infos[begin].shape)
             expect(at + 4 * count <= other or end <= at, f"{name} and {begin} overlap")
         owner[at] = name
-    read = Counter[int]()
+    read = [np.zeros(0, np.int64)]     # where, in four bytes each
     for name in plan.merge.spare:
         info = plan.merge.infos[name]
         first = (info.pointer - BEGIN) // 4
         places = first + sum((np.arange(n) * stride).reshape(-1, *[1] * (len(info.shape) - axis - 1))
                              for axis, (n, stride) in enumerate(zip(info.shape, info.strides))) if min(info.shape) else stored
-        read.update(np.ravel(places).tolist())
-    expect(all(n == 1 for n in read.values()), "two parts are one")
-    whole = {at // 4 + n for at, name in owner.items() for n in range(math.prod(plan.infos[name].shape))}
-    expect(set(read) <= whole, "what is merged has not been stored")
+        read.append(np.ravel(places))
+    places = np.concatenate(read)
     prefixes = {name.rpartition("_")[0] for name in plan.merge.spare}
-    of_read = {n for name in plan.spare if name.rpartition("_")[0] in prefixes
-               for n in range((plan.infos[name].pointer - BEGIN) // 4, (plan.infos[name].pointer - BEGIN) // 4 + math.prod(plan.infos[name].shape))}
-    expect(set(read) == of_read, "some of what is stored is not merged")
+    whole, of_read = (_places_of(plan, names) for names in (plan.spare, [name for name in plan.spare if name.rpartition("_")[0] in prefixes]))
+    expect(places.min(initial=0) >= 0 and places.max(initial=0) < len(whole), "what is merged has not been stored")
+    times = np.bincount(places, minlength=len(whole))
+    expect((times <= 1).all(), "two parts are one")
+    expect(whole[times == 1].all(), "what is merged has not been stored")
+    expect(np.array_equal(times == 1, np.append(of_read, np.zeros(len(whole) - len(of_read), bool))), "some of what is stored is not merged")
+
+
+def _places_of(plan: plans.ProgramPlan, names: Iterable[str]) -> np.ndarray:
+    """Whether each four bytes of the stream's memory are one of these arrays'."""
+    spans = [((plan.infos[name].pointer - BEGIN) // 4, math.prod(plan.infos[name].shape)) for name in names]
+    out = np.zeros(max((first + count for first, count in spans), default=0), bool)
+    for first, count in spans:
+        out[first:first + count] = True
+    return out
 
 
 # -- maps ---------------------------------------------------------------------------------------------------------------------

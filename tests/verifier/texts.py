@@ -32,12 +32,20 @@ class Text:
         self.constants = {name: value for name, value in vars(plan.module).items() if not name.startswith("__")}
         self.nodes = [*ast.walk(self.tree)]
         self._said: dict[ast.AST, str] = {}
+        self._parts: dict[ast.AST, list[ast.expr]] = {}
 
     def said(self, node: ast.AST) -> str:
         """A node as code. (Walks ask thousands of times for each of a text's nodes.)"""
         found = self._said.get(node)
         if found is None:
             found = self._said[node] = ast.unparse(node)
+        return found
+
+    def parts(self, node: ast.AST) -> list[ast.expr]:
+        """The expressions that an expression is made of."""
+        found = self._parts.get(node)
+        if found is None:
+            found = self._parts[node] = [x for x in ast.iter_child_nodes(node) if isinstance(x, ast.expr)]
         return found
 
     def of_kind(self, *kinds: type) -> dict[str, Any]:

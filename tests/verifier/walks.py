@@ -252,8 +252,9 @@ class Walk:
         for group in (*state.groups, *([state.open] if state.open else [])):
             expect(name not in group.fragments, f"{name} is made anew while products read it")
         state.env[name] = value
-        for said in [said for said in state.facts if name in _names(said)]:
-            del state.facts[said]
+        if state.facts:
+            for said in [said for said in state.facts if name in _names(said)]:
+                del state.facts[said]
 
     # -- values ---------------------------------------------------------------------------------------------------------------
 
@@ -280,11 +281,12 @@ class Walk:
                 return ANY if self.given is None or self.given.length is None else self.given.length
             self.used(of, node)
             return DONE
-        return self.combined(node, [self.value(x, state) for x in ast.iter_child_nodes(node) if isinstance(x, ast.expr)])
+        return self.combined(node, [self.value(x, state) for x in self.text.parts(node)])
 
     def combined(self, node: ast.expr | ast.AugAssign, parts: list[Any]) -> Any:
         """What an operation makes of its parts."""
-        if any(isinstance(x, (Flying, str)) for x in parts):
+        are_numbers = NUMBERS.issuperset(map(type, parts))
+        if not are_numbers and any(isinstance(x, (Flying, str)) for x in parts):
             for x in parts:
                 self.used(x, node)
             return DONE
@@ -296,9 +298,10 @@ class Walk:
         if isinstance(node, ast.IfExp):
             test, one, other = parts
             return (one if one == other else ANY) if test is ANY else one if test else other
-        if any(x is ANY for x in parts):
-            return ANY
-        expect(all(isinstance(x, (int, float)) for x in parts), f"{self.said(node)} of {parts}")
+        if not are_numbers:
+            if any(x is ANY for x in parts):
+                return ANY
+            expect(all(isinstance(x, (int, float)) for x in parts), f"{self.said(node)} of {parts}")
         if isinstance(node, ast.Compare):
             return all(OPERATIONS[type(op)](one, other) for op, one, other in zip(node.ops, parts, parts[1:]))
         assert isinstance(node, (ast.BinOp, ast.UnaryOp, ast.AugAssign)), self.said(node)
@@ -381,7 +384,8 @@ class Walk:
 
     def method(self, node: ast.Call, of: Any, name: str, what: str, state: State) -> Any:
         args = [self.value(x, state) for x in node.args]
-        expect(of is not None, f"{self.said(node)}: {name} is no constant of the text")
+        if of is None:
+            raise Unsound(f"{self.said(node)}: {name} is no constant of the text")
         if isinstance(of, Pipeline):
             return self.of_ring(node, of, name, what, args, state)
         if isinstance(of, multistage.CopyRing):
@@ -618,6 +622,7 @@ _NAMES: dict[str, set[str]] = {}
 
 
 
+NUMBERS = frozenset({int, float, bool})
 OPERATIONS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
     ast.Pow: operator.pow, ast.LShift: operator.lshift, ast.RShift: operator.rshift, ast.BitAnd: operator.and_, ast.BitOr: operator.or_,
