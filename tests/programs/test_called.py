@@ -192,17 +192,17 @@ def test_every_activation_in_every_form(f: Callable[[Any], Any], rng: np.random.
 
 def scores(rng: np.random.Generator) -> list[Any]:
     slopes = half(rng, 2, dtype=F32)
-    return [masks.ALiBi(slopes), masks.ScoreBias(half(rng, 2, 66, 40)), lambda s, m, n, h: s - slopes[h] * abs(m - n)]
+    return [masks.ALiBi(slopes), masks.ScoreBias(half(rng, 2, 44, 40)), lambda s, m, n, h: s - slopes[h] * abs(m - n)]
 
 
 @pytest.mark.parametrize("mapping", [gk.Mapping(splits=1), gk.Mapping({"n": 16}, splits=2), gk.Mapping(kernel="multistage", splits=1)],
                          ids=["whole", "splits", "multistage"])
 def test_scores_and_conditions_of_attention(mapping: gk.Mapping, rng: np.random.Generator) -> None:
-    shape = (2, 66, 64), (2, 40, 64), (2, 40, 64)
+    shape = (2, 44, 32), (2, 40, 32), (2, 40, 32)
     of_keys = rng.integers(0, 4, 40).astype(np.int32)
     for n, score in enumerate(scores(rng)):
         seen = (lambda m, n, h: of_keys[n] <= h + m % 3) if n != 1 else None
-        check(attention, *(half(rng, *s) for s in shape), poisoned(2, 66, 64), 0.125, score, seen, mapping=mapping)
+        check(attention, *(half(rng, *s) for s in shape), poisoned(2, 44, 32), 0.125, score, seen, mapping=mapping)
 
 
 def test_scores_of_two_arguments_and_their_numbers(rng: np.random.Generator) -> None:
@@ -418,10 +418,10 @@ def test_whole_numbers_in_rounds(rng: np.random.Generator) -> None:
                 out += gp.where(near, s, 0.0).astype(a.dtype) @ c[n]
             d[m] = out
 
-    a, b, c = (half(rng, rows, 64) / F16(8) for rows in (70, 90, 90))
-    rows, columns = (rng.integers(0, 6, count).astype(np.int32) for count in (70, 90))
+    a, b, c = (half(rng, rows, 32) / F16(8) for rows in (44, 90, 90))
+    rows, columns = (rng.integers(0, 6, count).astype(np.int32) for count in (44, 90))
     for mapping in (None, MULTISTAGE):
-        check(biased_chain, a, b, c, rows, columns, poisoned(70, 64), mapping=mapping, tolerance=8e-3)
+        check(biased_chain, a, b, c, rows, columns, poisoned(44, 32), mapping=mapping, tolerance=8e-3)
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])

@@ -113,8 +113,8 @@ def test_names() -> None:
     """Indices called ``share`` and ``outer`` were taken for the text's own, and results were wrong. Of a name that the text
     needs for shares they are refused where they are asked for, and else there are none."""
     rng = np.random.default_rng(6)
-    q, k, v = (chains.half(rng, 2, extent, 64, scale=0.3) for extent in (40, 150, 150))
-    arrays = [q, k, v, rng.random((2, 40)).astype(F32), chains.empty(2, 40, 64)]
+    q, k, v = (chains.half(rng, 2, extent, 32, scale=0.3) for extent in (20, 150, 150))
+    arrays = [q, k, v, rng.random((2, 20)).astype(F32), chains.empty(2, 20, 32)]
     open_ = gk.Mapping({"n": 16}, warpgroups=1)
     for mapping in (SPLIT, open_):
         assert check(called_as_the_text, arrays, mapping).merge is not None
