@@ -131,9 +131,10 @@ def test_runs_and_periods(mask: int, base: int, shift: int, at: int) -> None:
     """What stays together does, and what repeats does."""
     swizzle = Swizzle((shift, mask << base))
     run, period = swizzle.run, swizzle.period
-    assert all(swizzle(at * run + n) == swizzle(at * run) + n for n in range(run))
-    assert all(swizzle(n + at * period) == swizzle(n) + at * period for n in range(min(period, 512)))
-    assert any(swizzle(2 * run * n + m) != swizzle(2 * run * n) + m for n in range(period // run) for m in range(2 * run))
+    beside, first, begins, within = np.arange(run), np.arange(min(period, 512)), 2 * run * np.arange(period // run)[:, None], np.arange(2 * run)
+    assert (swizzle(at * run + beside) == swizzle(at * run) + beside).all()
+    assert (swizzle(first + at * period) == swizzle(first) + at * period).all()
+    assert (swizzle(begins + within) != swizzle(begins) + within).any()
 
 
 @pytest.mark.parametrize("terms", [(), ((3, 56),), ((2, 3),), ((-3, 8),), ((1, 4), (3, 2))])
