@@ -65,7 +65,7 @@ ON_DEVICE = frozenset({"CopyRing", "CopiedTile", "Multiplied", "MmaProduct", "Ha
                        "of_part", "handed_step"})
 DERIVED, VERIFIED, EMULATED = 14, 4, 2         # cases that a mutant derives, and of those that it changes, that are looked at
 SECONDS = 60                           # of CPU, that a mutant may take,
-DERIVING = 10                          # of these until its plans are made: sound passes make those of a case in 0.01 to 0.3
+DERIVING = 5                           # of these until its plans are made and verified: sound passes take up to 0.07 a case to make them
 BAR = 0.95
 
 
