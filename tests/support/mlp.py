@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemmkit.functions import mlp
 from gemmkit.plans.launch import Cache
 from gemmkit.runtime.device import H100, assumed
 from tests.support.machines import epsilon
@@ -70,9 +69,8 @@ def whole(rng: np.random.Generator, rows: int, widths: Sequence[int], dtype: Any
 
 @contextmanager
 def small(monkeypatch: pytest.MonkeyPatch, multiprocessors: int, by_warps: bool = False) -> Iterator[None]:
-    """A Hopper with few multiprocessors, so that blocks have several tiles; or one that counts as a GPU without wgmma."""
-    with monkeypatch.context() as patch, assumed(dataclasses.replace(H100, sm_count=multiprocessors)):
+    """A Hopper with few multiprocessors, so that blocks have several tiles; or a GPU without wgmma that has as much of all else."""
+    device = dataclasses.replace(H100, sm_count=multiprocessors, arch=(8, 0) if by_warps else H100.arch)
+    with monkeypatch.context() as patch, assumed(device):
         patch.setattr("gemmkit.plans.launch._launches", Cache())
-        if by_warps:
-            patch.setattr(mlp, "HOPPER", (0, 0))
         yield
