@@ -29,8 +29,8 @@ from gemmkit.plans.launch import KnownCall, Start, cache
 from gemmkit.plans.problem import FLOAT32_MAX, check_places, finite_number
 from gemmkit.programs.calls import plan_of_call
 from gemmkit.programs.decorated import program
+from gemmkit.programs.lengths import COUNTED
 from gemmkit.programs.mapping import KERNELS, MULTISTAGE
-from gemmkit.programs.trace import COUNTED
 from gemmkit.programs.values import Parameter
 from gemmkit.runtime import launch as workspace
 from gemmkit.runtime.arrays import (

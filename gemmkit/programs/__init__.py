@@ -30,6 +30,7 @@ from gemmkit.programs.decorated import (
     minimum,
     once,
     packed,
+    paged,
     parallel,
     place,
     program,
@@ -44,7 +45,7 @@ from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.values import refused
 
 __all__ = ["Mapping", "Program", "call", "copy", "erf", "exp", "finite", "full", "log", "maximum", "minimum", "once",
-           "packed", "parallel", "place", "program", "rsqrt", "sequential", "sqrt", "tanh", "where", "zeros"]
+           "packed", "paged", "parallel", "place", "program", "rsqrt", "sequential", "sqrt", "tanh", "where", "zeros"]
 
 
 def __getattr__(name: str) -> Any:

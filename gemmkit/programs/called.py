@@ -297,7 +297,7 @@ class Callees(NamedTuple):
 
 
 def _length(x: ProgramAxis, shapes: Names[str, tuple[int, ...]]) -> int | None:
-    return None if x.offsets is not None and not x.stack else x.measured(shapes[x.parameter])
+    return None if x.offsets is not None and not x.stack else x.measured(shapes)
 
 
 def _where(device: int) -> str:

@@ -47,6 +47,7 @@ F32 = np.dtype(np.float32)
 ROWS = 64                              # of a product, which a warpgroup has
 STEP = 16                              # of a product's K that an instruction takes
 ROW, COLUMN = "row", "column"          # of a cluster's tiles
+NOWHERE = 2**30                        # a page beyond all: what TMA brings from there is 0
 PATTERN = 1024                         # bytes of eight lines of 128 bytes, after which the swizzle begins anew
 
 
@@ -70,6 +71,8 @@ class StagedTile(Typed):
     it then does, and products of zeros add nothing. Heads of 80 lie in three panels of 32 columns, 96 in all: in panels of
     64 they would take 128, a third of the memory of a stage more (`line_of`).
 
+    Of rows that lie in pages, so many in a ``page``, TMA brings what a block has of each.
+
     In a ``cluster`` whose blocks of a ROW (or COLUMN) of tiles, ``peers``, have the same block of the array, each loads a
     part for all: some of the panels, or some lines of each."""
 
@@ -78,6 +81,7 @@ class StagedTile(Typed):
     offset: int
     stage_bytes: int
     stacks: int = 0
+    page: int = 0
     cluster: Cluster = Cluster()
     peers: str = ""
 
@@ -112,6 +116,8 @@ class StagedTile(Typed):
     @cached_property
     def part(self) -> tuple[int, int]:
         """Panels and lines of a part."""
+        if self.page:
+            return self.panels, min(self.page, self.held)
         if self.by_panels:
             return self.panels // self.parts, self.held
         return self.panels, self.held // self.parts
@@ -136,6 +142,20 @@ class StagedTile(Typed):
         for panel in range(self.panels):
             to = slot.stage * (self.stage_bytes // 2) + panel * self.held * self.line
             tma_load(tensor_map, (place[0] + panel * self.line, *place[1:]), pointer, to, ring.full(), slot.stage)
+
+    def load_pages(self, tensor_map: Any, place: tuple, table: Any, line: int, first: int, end: int, ring: Any,
+                   slot: Any) -> None:
+        """The same of rows from ``first`` on that lie in pages, which a ``line`` of the table names. Zeros of pages from the
+        ``end`` on, which are not looked up. ``place``: the column, and stacks without pages."""
+        pointer = shared(self.dtype, self.offset)
+        for part in range(self.held // self.part[1]):
+            row = first + part * self.part[1]
+            page = udiv(row, self.page)
+            which = int(table[line, page]) if row < end else NOWHERE
+            for panel in range(self.panels):
+                to = slot.stage * (self.stage_bytes // 2) + (panel * self.held + part * self.part[1]) * self.line
+                at = place[0] + panel * self.line, row - page * self.page, *place[1:], which
+                tma_load(tensor_map, at, pointer, to, ring.full(), slot.stage)
 
     def load_part(self, tensor_map: Any, place: tuple, ring: Any, slot: Any, rank: int) -> None:
         """The same for all that share the block: of this one's part, whose place in the cluster is ``rank``."""

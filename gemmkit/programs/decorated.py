@@ -11,33 +11,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from gemmkit.programs.called import NUMBER, TEST, WHOLE, given_for, of_elements
+from gemmkit.programs.lengths import PackedRows, PagedRows, RowsOfPiece, packed_rows, paged_rows, piece_of
 from gemmkit.programs.mapping import Mapping
-from gemmkit.programs.trace import (
-    FUNCTIONS,
-    Along,
-    Interpreter,
-    Loop,
-    called,
-    entered,
-    packed_rows,
-    piece_of,
-    stores_of,
-    trace,
-)
-from gemmkit.programs.values import (
-    Axis,
-    Cell,
-    Index,
-    PackedRows,
-    Parameter,
-    Place,
-    ProgramAxis,
-    RowsOfPiece,
-    Term,
-    current,
-    refused,
-    term,
-)
+from gemmkit.programs.trace import FUNCTIONS, Along, Interpreter, Loop, called, entered, stores_of, trace
+from gemmkit.programs.values import Axis, Cell, Index, Parameter, Place, ProgramAxis, Term, current, refused, term
 from gemmkit.runtime.arrays import Recogniser, describe, is_array, on_host
 
 if TYPE_CHECKING:
@@ -123,7 +100,13 @@ class Reference(Interpreter):
 
     def load(self, parameter: Parameter, key: tuple, dims: tuple) -> Dimensioned:
         whole = "count" if np.dtype(parameter.dtype).kind in "iu" else ""
-        return Dimensioned(dims, np.asarray(parameter.data[_slices(key)], np.float64), whole)
+        rows: Any = next((x.base for x in key if isinstance(x, Index) and x.base is not None and x.base.is_paged), None)
+        at = _slices(key)
+        if rows is not None:
+            places, of_page = np.arange(rows.start, rows.stop), rows.extent.of_page
+            page = np.asarray(rows.extent.table.data[rows.line.start, places // of_page])
+            at = tuple(page if x.base is rows else places % of_page if x is rows else x.start for x in key)
+        return Dimensioned(dims, np.asarray(parameter.data[at], np.float64), whole)
 
     def store(self, parameter: Parameter, key: tuple, dims: tuple, value: Dimensioned) -> None:
         if self.only is None or self.only.start == 0:
@@ -134,16 +117,19 @@ class Reference(Interpreter):
             return Dimensioned((), dim.start, "place")
         return Dimensioned((dim,), np.arange(dim.size) if isinstance(dim, Axis) else np.arange(dim.start, dim.stop), "place")
 
-    def loop(self, extents: tuple[ProgramAxis, ...], kind: str, stop: Any = None) -> Iterator[Any]:
+    def loop(self, extents: tuple[ProgramAxis, ...], kind: str, stop: Any = None,
+             rows: RowsOfPiece | None = None) -> Iterator[Any]:
         if kind == "parallel":
             for blocks in self._tiles(extents, ()):
                 self.stacks = tuple(x for x in blocks if x.stack)
                 yield blocks if len(blocks) > 1 else blocks[0]
-        elif isinstance(stop, RowsOfPiece):
-            yield from self._blocks(extents[0], piece=stop.which)
+        elif rows is not None and rows.axis.offsets is not None:
+            yield from self._blocks(extents[0], piece=rows.which)
         else:
             end = extents[0].length if stop is None else min(int(stop.value.array), extents[0].length)
-            yield from self._blocks(extents[0], end)
+            for index in self._blocks(extents[0], end):
+                index.line = None if rows is None else rows.which
+                yield index
 
     def _tiles(self, extents: tuple[ProgramAxis, ...], before: tuple[Index, ...]) -> Iterator[tuple[Index, ...]]:
         """With the first indices, which say which piece rows are of."""
@@ -338,6 +324,7 @@ def program(function: Callable[..., None]) -> Program:
 # | ``for m, n in parallel(a.rows, b.columns)`` | tiles, in no order: each is one thread block's |
 # | ``for k in sequential(a.columns)`` | rounds, one after the other |
 # | ``for n in sequential(k.rows, stop=lengths[h])`` | the same, up to a length of the tile's own |
+# | ``x = paged(k, table)``, ``n in sequential(x[b])``, ``k[n.page, h, n]`` | rows in pages, as of a cache |
 # | ``x = packed(q.rows, offsets)``, ``parallel(x.count, x.rows)``, ``sequential(x[i])`` | rows of pieces, as of sequences |
 # | ``zeros(m, n)``, ``full(m, value)``, ``copy(x)`` | cells, whose values rounds carry |
 # | ``x @ y``, ``.T`` | of matrices |
@@ -361,9 +348,9 @@ def sequential(extent: ProgramAxis | RowsOfPiece, stop: Any = None) -> Along:
     ``stop``: an element of an array of whole numbers, ``lengths[h]``, behind which nothing is there (`lengths`).
     """
     if isinstance(extent, RowsOfPiece):
-        if stop is not None:
+        if stop is not None and extent.axis.offsets is not None:
             raise refused(ValueError, f"sequential(..., stop=...): {extent.axis!r} has a length of its own; leave stop out")
-        return Along(current().loop(current().extents((extent.axis,), extent.which), "sequential", extent))
+        return Along(current().loop(current().extents((extent.axis,), extent.which), "sequential", stop, extent))
     return Along(current().loop(current().extents((extent,)), "sequential", stop))
 
 
@@ -396,6 +383,38 @@ def packed(axis: ProgramAxis, offsets: Parameter) -> PackedRows:
     array([1., 2., 2.])
     """
     return packed_rows(axis, offsets)
+
+
+def paged(array: Parameter, table: Parameter) -> PagedRows:
+    """Rows that lie in pages, as a cache of keys has them: row n of sequence b is row ``n % of_page`` of page ``table[b,
+    n // of_page]``.
+
+    Args:
+        array: (pages, rows of a page, columns), or with other stacks between pages and rows. A page has a multiple of
+            8 rows.
+        table: (sequences, pages of each), int32 or int64. A kernel reads it on the GPU; pages behind a length, ``stop=``, are
+            not looked up.
+
+    Returns an object of which ``paged(...)[b]`` are the rows of the b-th sequence, for `sequential`. An index n along them
+    stands for rows of any array that has the same pages: ``k[n.page, h, n]``, and for places from 0 elsewhere.
+
+    Raises TypeError and ValueError, with the program's line, for other arrays.
+
+    >>> import numpy as np, gemmkit as gk
+    >>> from gemmkit import programs as gp
+    >>> @gk.program
+    ... def sums(x, k, table, lengths, d):
+    ...     rows = gp.paged(k, table)
+    ...     for b, m in gp.parallel(x.count, x.rows):
+    ...         found = gp.zeros(m, k.columns)
+    ...         for n in gp.sequential(rows[b], stop=lengths[b]):
+    ...             found += (x[b, m] @ k[n.page, n].T) @ k[n.page, n]
+    ...         d[b, m] = found
+    >>> x, k, table = np.ones((2, 1, 1)), np.arange(6.0).reshape(3, 2, 1), np.array([[2, 0], [1, 1]])
+    >>> sums.reference(x, k, table, np.array([3, 1]), x).ravel()                # 4^2 + 5^2 + 0^2, and 2^2
+    array([41.,  4.])
+    """
+    return paged_rows(array, table)
 
 
 def zeros(*dims: Any) -> Cell:

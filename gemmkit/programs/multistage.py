@@ -22,6 +22,7 @@ from gemmkit.layouts import RowMajor
 from gemmkit.layouts.plain import Swizzled
 from gemmkit.operators import MMAOp
 from gemmkit.programs.chains.chain import OperandBlock
+from gemmkit.programs.chains.elements import given_to_pages
 from gemmkit.programs.chains.schedule import ChainStart, Compute, Event
 from gemmkit.programs.chains.text import IMPORTS as CHAIN_IMPORTS
 from gemmkit.programs.chains.text import ChainPrinter, Consumer, scalar_lines
@@ -215,8 +216,12 @@ class MultistageConsumer(Consumer):
         """What copies of a round's blocks need, before the round and the stage: operands, and where the tile is."""
         used = {dim.of_loop if isinstance(dim, Index) else dim for block in self.blocks for dim in (*block.key, *block.dims)}
         cut = [index for index in (self.chain.rows, self.chain.index) if index in used and index.piece is not None]
+        table, line = self.chain.index.extent.table, self.chain.index.line
+        if table is not None and line is not None:
+            used.add(line.of_loop)
         return ["sizes", *dict.fromkeys(block.parameter.name for block in self.blocks),
-                *(index.name for index in self.chain.indices if index in used), *(f"{index.name}_origin" for index in cut)]
+                *(index.name for index in self.chain.indices if index in used), *(f"{index.name}_origin" for index in cut),
+                *([] if table is None else [table.name, *([self.chain.stop] if self.chain.has_length else [])])]
 
     def copied(self, block: OperandBlock, slot: str) -> str:
         """A line that copies a block: where it begins, and where the array ends."""
@@ -228,6 +233,10 @@ class MultistageConsumer(Consumer):
         def end(dim: Index | Axis) -> str:
             return f"{dim.size}" if isinstance(dim, Axis) else f"sizes.{dim.name}"
 
+        if block.paged is not None:
+            own = [stack.text(begin) for stack in block.stacks if stack.base is not block.paged]
+            return (f"{block.name}_tile.copy_pages({block.parameter.name}, ({', '.join([*own, begin(block.dims[1])])}), "
+                    f"{end(block.dims[1])}, {given_to_pages(self.chain, block, begin, self.n, self.chain.stop)}, {slot})")
         stacks = [stack.text(begin) for stack in block.stacks]
         return (f"{block.name}_tile.copy({block.parameter.name}, ({', '.join([*stacks, *map(begin, block.dims)])}), "
                 f"({', '.join(map(end, block.dims))}), {slot})")
@@ -322,7 +331,8 @@ class MultistageChainPrinter(ChainPrinter):
         return [f"WARPGROUPS = Warpgroups(0, {self.choice.warpgroups})", f"SHARED_BYTES = {self.choice.nbytes}"]
 
     def staged(self, block: OperandBlock) -> str:
-        return self.tile_of("CopiedTile", block, f", threads={self.threads}{self.copies[block.parameter.name].said}") + ")"
+        return self.tile_of("CopiedTile", block, f", threads={self.threads}{self.page(block)}"
+                            f"{self.copies[block.parameter.name].said}") + ")"
 
     def pipelines(self) -> list[str]:
         return [f"ring = CopyRing(stages={max(self.choice.stages.values())})"]
@@ -394,6 +404,7 @@ class CopiedTile(Typed):
     offset: int
     stage_bytes: int
     threads: int
+    page: int = 0
     vector: int = 8
     clipped: bool = False
 
@@ -438,6 +449,28 @@ class CopiedTile(Typed):
         for n in range(-(-self.all_lines // self.at_once)):
             if self.all_lines % self.at_once == 0 or first + n * self.at_once < self.all_lines:
                 self.copy_vector(array, place, ends, slot, first, n * self.at_once, column)
+
+    def copy_pages(self, array: Any, place: tuple, columns: int, table: Any, line: int, first: int, end: int,
+                   slot: Slot) -> None:
+        """The same of rows from ``first`` on that lie in pages, which a ``line`` of the table names. Zeros from the ``end``
+        on, where it is not looked up. ``place``: stacks without pages, and the column."""
+        thread = rolled(thread_index())
+        own = udiv(thread, self.vectors)
+        column = (thread - own * self.vectors) * self.vector
+        for n in range(-(-self.all_lines // self.at_once)):
+            more = n * self.at_once
+            if self.all_lines % self.at_once == 0 or own + more < self.all_lines:
+                panel = udiv(own + more, self.held)
+                row, along = first + own + more - panel * self.held, place[-1] + panel * self.line + column
+                page = udiv(row, self.page)
+                which = int(table[line, page]) if row < end else 0
+                source = offset_of(array, (which, *place[:-1], row - page * self.page, along))
+                to = self.layout.swizzle((own + more) * self.line + column) + slot.stage * (self.stage_bytes // 2)
+                there = max(min(columns - along, self.vector), 0) if row < end else 0
+                if self.clipped:
+                    copy_async_clipped(shared(self.dtype, self.offset), to, 0, array, source, self.vector, there)
+                else:
+                    copy_async(shared(self.dtype, self.offset), to, 0, array, source, self.vector, there > 0)
 
     def copy_vector(self, array: Any, place: tuple, ends: tuple, slot: Slot, first: int, more: int, column: int) -> None:
         """Of line ``first + more``, ``column`` elements into it."""

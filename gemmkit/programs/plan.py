@@ -482,7 +482,8 @@ class Resizing(ABC):
         self.check, self.axes, self._extents = check, loop.axes, list(loop.sizes)
 
     def sizes(self, infos: dict[str, ArrayInfo]) -> Sizes:
-        return {extent: extent.measured(infos[extent.parameter].shape) for extent in self._extents}
+        shapes = {name: info.shape for name, info in infos.items()}
+        return {extent: extent.measured(shapes) for extent in self._extents}
 
     def form(self, sizes: Sizes) -> Any:
         """Readings of one form differ in nothing."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dis
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import CodeType
-from typing import Any, cast
+from typing import Any
 
 import ml_dtypes  # noqa: F401 - makes NumPy know bfloat16 by its name
 import numpy as np
@@ -18,17 +18,16 @@ import numpy as np
 from gemmkit.components import without_arrays
 from gemmkit.kernels.masks import Mask
 from gemmkit.programs.called import EXTENT, MOST_OF_SCORE, NUMBER, TEST, CallableArgument, Callee, function_of, mask_of
+from gemmkit.programs.lengths import PIECE, RowsOfPiece, check_length, piece_of
 from gemmkit.programs.values import (
     Arithmetic,
     Axes,
     Axis,
     Cell,
     Index,
-    PackedRows,
     Parameter,
     Place,
     ProgramAxis,
-    RowsOfPiece,
     Term,
     _current,
     explained,
@@ -90,8 +89,9 @@ class Interpreter:
     def callee(self, f: Any, name: str) -> Callee:
         return Callee(name, f)
 
-    def loop(self, extents: tuple[ProgramAxis, ...], kind: str, stop: Any = None) -> Iterator[Any]:
-        """``stop``: a length that bounds the only extent, or the piece that it is of."""
+    def loop(self, extents: tuple[ProgramAxis, ...], kind: str, stop: Any = None,
+             rows: RowsOfPiece | None = None) -> Iterator[Any]:
+        """``stop``: a length that bounds the only extent; ``rows``: what it is, of a piece or of pages."""
         raise NotImplementedError
 
     def fitted(self, value: Any, dims: tuple) -> Any:
@@ -370,78 +370,6 @@ def entered(interpreter: Interpreter) -> Iterator[Interpreter]:
         _current.reset(token)
 
 
-# --------------------------------------------------------------------------------------------------
-# What bounds the rounds of a tile: an element of an array of whole numbers, ``sequential(k.rows, stop=lengths[h])``.
-#
-# Of a stack of matrices each then has a length of its own, as sequences of a batch have. A length beyond the axis is the
-# axis; of one of 0 or less there are no rounds. Blocks beyond a tile's length are not loaded.
-#
-# >>> import numpy as np
-# >>> import gemmkit as gk
-# >>> from gemmkit import programs as gp
-# >>> @gk.program
-# ... def summed(x, y, lengths, d):
-# ...     for h, m in gp.parallel(x.count, x.rows):
-# ...         sums = gp.zeros(m, y.columns)
-# ...         for n in gp.sequential(y.rows, stop=lengths[h]):
-# ...             sums += x[h, m, n] @ y[h, n]
-# ...         d[h, m] = sums
-# >>> x, y, d = np.ones((2, 1, 5)), np.ones((2, 5, 1)), np.empty((2, 1, 1))
-# >>> summed.reference(x, y, np.array([3, 9]), d).ravel()
-# array([3., 5.])
-
-COUNTED = np.dtype(np.int32), np.dtype(np.int64)
-#: An operation: how long a piece is. Its data is the array of offsets, and the index that says which piece it is.
-PIECE = "piece"
-SUCH = "an element of an array of int32 or int64 is needed, such as stop=lengths[h]"
-
-
-def check_length(stop: Any, extent: ProgramAxis) -> Value:
-    """The load that a loop's ``stop`` is, or the piece that it is of. Raises TypeError and ValueError, with the user's line,
-    for what is no length of all rows of a tile."""
-    if isinstance(stop, RowsOfPiece):
-        return Value(PIECE, (), (), (extent.offsets, (stop.which,)))
-    if isinstance(stop, Parameter):
-        raise refused(TypeError, f"sequential(stop={stop.name}): {stop.name} has shape {stop.shape}, and a tile has one "
-                                 f"length; {SUCH}")
-    found: Any = getattr(stop, "value", None)
-    if getattr(found, "op", "") != "load":
-        raise refused(TypeError, f"sequential(stop={stop!r}): {SUCH}")
-    parameter, key = found.data
-    said = f"sequential(stop={parameter.name}[{shown(key)}])"
-    if found.dims:
-        raise refused(ValueError, f"{said} has the dimensions ({shown(found.dims)}): all rows of a tile share its rounds, "
-                                  "so a length must be one number; write a limit of each row as a condition of where(...)")
-    if np.dtype(parameter.dtype) not in COUNTED:
-        raise refused(TypeError, f"{said} has dtype {parameter.dtype}: lengths must be int32 or int64")
-    if extent.stack:
-        raise refused(ValueError, f"{said}: the loop is over {extent}, one by one; only loops over rows and columns take "
-                                  "stop=")
-    return cast("Value", found)
-
-
-def packed_rows(axis: Any, offsets: Any) -> PackedRows:
-    """Raises TypeError and ValueError, with the user's line, for what is no axis of rows, and no array of offsets."""
-    if not isinstance(axis, ProgramAxis) or axis.stack or axis.offsets is not None:
-        raise refused(TypeError, f"packed({axis!r}, ...): the rows of an array are needed, such as q.rows")
-    if not isinstance(offsets, Parameter):
-        raise refused(TypeError, f"packed(..., {offsets!r}): an array argument of whole numbers is needed, in which each "
-                                 "piece begins where the one before ends")
-    rank, dtype = len(offsets._shape), np.dtype(offsets.dtype)
-    if rank != 1 or not offsets._shape[0] or dtype not in COUNTED:
-        raise refused(ValueError if dtype in COUNTED else TypeError,
-                      f"packed(..., {offsets.name}): {offsets.name} has shape {offsets._shape} and dtype {dtype}; one "
-                      "dimension of int32 or int64 is needed, one element more than there are pieces")
-    return PackedRows(axis, offsets)
-
-
-def piece_of(extent: ProgramAxis, indices: Iterable[Index]) -> Index | None:
-    """The index of a tile that says which piece its rows are of; None of rows that are in no piece."""
-    if extent.offsets is None or extent.stack:
-        return None
-    return next(x for x in indices if x.extent.counts_pieces and x.extent.offsets is extent.offsets)
-
-
 @dataclass(eq=False)
 class Value:
     """An operation's result, equal to itself alone. ``data``: a constant's number, a scalar's name, where a load reads;
@@ -579,19 +507,23 @@ class Tracer(Interpreter):
             self.callees[key] = Callee(found, without_arrays(f), name) if name else Callee(found, f)
         return self.callees[key]
 
-    def loop(self, extents: tuple[ProgramAxis, ...], kind: str, stop: Any = None) -> Iterator[Any]:
+    def loop(self, extents: tuple[ProgramAxis, ...], kind: str, stop: Any = None,
+             rows: RowsOfPiece | None = None) -> Iterator[Any]:
         if kind == "parallel" and len(self.bodies) > 1:
             raise refused(ValueError, "parallel(...) inside a loop; it must be the outermost loop")
         if kind == "sequential" and len(self.bodies) == 1:
             raise refused(ValueError, "sequential(...) outside of parallel(...); it must be inside")
         length = None if stop is None else check_length(stop, extents[0])
+        if rows is not None and rows.axis.offsets is not None:
+            length = Value(PIECE, (), (), (rows.axis.offsets, (rows.which,)))
         indices = tuple(Index(extent, of_tile=kind == "parallel") for extent in extents)
         if kind == "parallel":
             self.stacks = tuple(x for x in indices if x.stack)
         for index in indices:
-            index.piece = stop.which if isinstance(stop, RowsOfPiece) else piece_of(index.extent, indices)
-            if index.extent.offsets is not None:
-                self.reads.add(index.extent.offsets.name)
+            index.piece = piece_of(index.extent, indices)
+            if rows is not None:
+                index.piece, index.line = (rows.which, None) if rows.axis.table is None else (None, rows.which)
+            self.reads.update(x.name for x in (index.extent.offsets, index.extent.table) if x is not None)
         loop = self.emit(Loop(kind, indices, stop=length))
         user = sys._getframe(1)
         known = dict(user.f_locals)

@@ -14,13 +14,13 @@ import itertools
 import linecache
 import math
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -361,7 +361,8 @@ def _seen(name: str) -> None:
 @dataclass(frozen=True, eq=False)
 class ProgramAxis(Symbol):
     """An axis of an array, to go along; ``stack``: one by one. ``offsets``: the array that says where pieces of it begin, if
-    it is cut into some, as packed sequences are; of a stack, the array that it counts the pieces of."""
+    it is cut into some, as packed sequences are; of a stack, the array that it counts the pieces of. ``table``: the array
+    that says in which of how many ``pages`` rows are, ``of_page`` in each."""
 
     parameter: str
     axis: int
@@ -369,6 +370,9 @@ class ProgramAxis(Symbol):
     stack: bool = False
     group: int = 1                     # of a stack: how many of it share one matrix
     offsets: Parameter | None = None
+    table: Parameter | None = None
+    pages: int = 0
+    of_page: int = 0
 
     @property
     def size(self) -> int:
@@ -379,11 +383,14 @@ class ProgramAxis(Symbol):
     def counts_pieces(self) -> bool:
         return self.stack and self.offsets is not None
 
-    def measured(self, shape: tuple[int, ...]) -> int:
-        """How long it is where its array has another shape."""
-        return shape[self.axis] - self.counts_pieces
+    def measured(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """How long it is where arrays have other shapes, by their names."""
+        length = shapes[self.parameter][self.axis]
+        return length - self.counts_pieces if self.table is None or self.stack else length * shapes[self.table.name][1]
 
     def __repr__(self) -> str:
+        if self.table is not None:
+            return f"rows of {self.parameter} in pages by {self.table.name}"
         if self.offsets is not None:
             return f"{'the pieces' if self.stack else 'a piece'} of {self.parameter} by {self.offsets.name}"
         return f"axis {self.axis} of {self.parameter} ({self.length})"
@@ -395,7 +402,8 @@ class ProgramAxis(Symbol):
 
     @property
     def _identity(self) -> tuple[Any, ...]:
-        return self.parameter, self.axis, self.stack, self.group, "" if self.offsets is None else self.offsets.name
+        more = ("" if x is None else x.name for x in (self.offsets, self.table))
+        return self.parameter, self.axis, self.stack, self.group, *more
 
     def _same(self, other: Any) -> bool:
         return bool(self._identity == other._identity)
@@ -423,7 +431,8 @@ class Index(Symbol):
     rows and columns of a product.
 
     Of a stack's index ``h // 4`` is an index, too, whose ``base`` is h: four neighbours of the stack share a matrix. Places
-    of a piece's index count from where the piece begins, ``origin``; ``piece``: which one it is."""
+    of a piece's index count from where the piece begins, ``origin``; ``piece``: which one it is. Of rows in pages ``line``
+    is the one of the table, and `page` an index, too, whose ``base`` it is."""
 
     extent: ProgramAxis
     name: str = ""
@@ -435,6 +444,7 @@ class Index(Symbol):
     limit: int | None = None           # where rounds end before the axis does, where numbers are computed
     base: Index | None = None
     piece: Index | None = None
+    line: Index | None = None
     origin: int = 0
     groups: dict[int, Index] = field(default_factory=dict)         # made of it, by how many share a matrix
 
@@ -454,6 +464,18 @@ class Index(Symbol):
             self.groups[int(group)] = Index(extent, "", self.start // int(group), base=self)
         return self.groups[int(group)] if group > 1 else self
 
+    @cached_property
+    def page(self) -> Index:
+        """Of rows in pages: which page they are in, ``k[n.page, h, n]``."""
+        if not self.is_paged:
+            raise refused(AttributeError, f"{self!r}.page: {self!r} is a block of {self.extent}, which is in no pages; "
+                                          f"write for {self!r} in gp.sequential(gp.paged(k, table)[b])")
+        return Index(replace(self.extent, axis=0, length=self.extent.pages, stack=True), "", base=self)
+
+    @property
+    def is_paged(self) -> bool:
+        return self.extent.table is not None and not self.stack
+
     @property
     def of_loop(self) -> Index:
         """The loop's variable that it is made of."""
@@ -472,46 +494,13 @@ class Index(Symbol):
 
     def __repr__(self) -> str:
         if self.base is not None:
-            return f"{self.base!r} // {self.extent.group}"
+            return f"{self.base!r}.page" if self.extent.table is not None else f"{self.base!r} // {self.extent.group}"
         return self.name or name_here(self) or f"a block of {self.extent}"
 
     @property
     def instead(self) -> str:                          # type: ignore[override]
         return ("it is an index, of arrays that are arguments of the program; where its elements are is "
                 f"gp.place({self!r})")
-
-
-@dataclass(frozen=True, eq=False)
-class PackedRows:
-    """Rows that are cut into pieces, one behind the other: piece i goes from ``offsets[i]`` to ``offsets[i + 1]``.
-    ``count``: to go along the pieces, one by one; ``rows``: along the rows of one; ``[i]``: those of the i-th, in rounds."""
-
-    axis: ProgramAxis
-    offsets: Parameter
-
-    @property
-    def count(self) -> ProgramAxis:
-        (length,) = self.offsets._shape
-        return ProgramAxis(self.offsets.name, 0, length - 1, True, offsets=self.offsets)
-
-    @property
-    def rows(self) -> ProgramAxis:
-        return replace(self.axis, offsets=self.offsets)
-
-    def __getitem__(self, piece: Any) -> RowsOfPiece:
-        piece = piece.dim if isinstance(piece, Place) else piece
-        if not isinstance(piece, Index) or not piece.stack:
-            raise refused(TypeError, f"packed(...)[{piece!r}]: which piece it is must be a variable of parallel(...) along "
-                                     "pieces or a stack")
-        current().axes.cut(piece, self.offsets)
-        return RowsOfPiece(self.rows, piece)
-
-
-class RowsOfPiece(NamedTuple):
-    """Rows of one of an array's pieces: which one is it."""
-
-    axis: ProgramAxis
-    which: Index
 
 
 class Term(Arithmetic):
@@ -732,11 +721,16 @@ class Axes:
         extent, name, at = index.extent, parameter.name, (parameter.name, axis)
         if index.of_loop.is_over:
             raise refused(ValueError, f"{name}[{shown(key)}]: the loop of {index} is over")
-        if sum(isinstance(other, Index) and other.of_loop is index.of_loop for other in key) > 1:
+        held = [other for other in key if isinstance(other, Index)]
+        in_page = index.is_paged and any(other is index.page for other in held)
+        if sum(other.of_loop is index.of_loop and (other.base is None or other.extent.table is None) for other in held) > 1:
             raise refused(ValueError, f"{name}[{shown(key)}]: {index} is used twice, but rows and columns must be different "
                                       "blocks; use two loops")
-        if extent.length != parameter.shape[axis]:
-            raise refused(ValueError, f"{_stands(index, at, key)} ({parameter.shape[axis]} elements)")
+        if (extent.of_page if in_page else extent.length) != parameter._shape[axis]:
+            raise refused(ValueError, f"{_stands(index, at, key)} ({parameter._shape[axis]} elements)")
+        if index.is_paged and not in_page and extent.table is not None:
+            self.related.add((at, (extent.table.name, 1), extent.of_page, 0))
+            return
         self.related.add(((extent.parameter, extent.axis), at, extent.group, int(extent.counts_pieces)))
         if extent.group > 1 or extent.counts_pieces:
             return
@@ -749,13 +743,14 @@ class Axes:
                                           f"{extent}; if {name} is square, loop over {name}.rows or {name}.columns")
             self.join((extent.parameter, extent.axis), at)
 
-    def cut(self, piece: Index, offsets: Parameter) -> None:
-        """An index says which piece of an array it is. Raises ValueError where there is another number of them."""
-        extent, (length,) = piece.extent, offsets._shape
-        if extent.length != length - 1:
-            raise refused(ValueError, f"packed(...)[{piece!r}]: {offsets.name} has the offsets of {length - 1} pieces, and "
-                                      f"{piece!r} goes along {extent.length}")
-        more = int(extent.counts_pieces) - extent.group
+    def cut(self, piece: Index, offsets: Parameter, less: int = 1) -> None:
+        """An index says which piece of an array it is, ``less`` of which there are than ``offsets``, or which line of a
+        table. Raises ValueError where there is another number of them."""
+        extent, count = piece.extent, offsets._shape[0] - less
+        if extent.length != count:
+            what = f"has the offsets of {count} pieces" if less else f"has {count} lines"
+            raise refused(ValueError, f"[{piece!r}]: {offsets.name} {what}, and {piece!r} goes along {extent.length}")
+        more = int(extent.counts_pieces) - less * extent.group
         self.related.add(((extent.parameter, extent.axis), (offsets.name, 0), extent.group, more))
 
     def check(self) -> None:

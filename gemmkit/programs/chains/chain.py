@@ -10,8 +10,9 @@ import ml_dtypes
 import numpy as np
 
 from gemmkit.programs.called import EXTENT
+from gemmkit.programs.lengths import PIECE
 from gemmkit.programs.places import is_tiled, walked
-from gemmkit.programs.trace import PIECE, Carried, Loop, StoreStatement, Value
+from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value
 from gemmkit.programs.values import Index, Parameter, ProgramAxis, refused, shown, unique
 
 
@@ -135,7 +136,22 @@ def chain_of(loop: Loop) -> Chain:
                           store.line)
     for dot in dots(chain.body):
         _check_rounded(dot, {c.inside: c for c in chain.carried})
+    _check_pages(chain)
     return chain
+
+
+def _check_pages(chain: Chain) -> None:
+    """Raises ValueError, with the user's line, for rows in pages that threads read, and for pages of odd lengths."""
+    found = [(x, y) for x in [*chain.body, *(store.value for store in chain.stores)] for y in walked([x]) if y.op == "load"
+             and any(index.base is not None and index.base.is_paged for index in y.data[1])]
+    taken = {y for dot in dots(chain.body) for x in dot.args[:2] if (y := loaded(x)) is not None}
+    wrong = next((y for _, y in found if y not in taken), None)
+    if wrong is not None:
+        name = f"{wrong.data[0].name}[{shown(wrong.data[1])}]"
+        raise refused(ValueError, f"{name} lies in pages and is no operand of a product; a kernel has pages for products alone "
+                                  "(only .reference(...) runs others)", wrong.line)
+    if found and chain.index.extent.of_page % 8:
+        raise refused(ValueError, f"pages of {chain.index.extent.of_page} rows; a kernel takes multiples of 8", chain.line)
 
 
 def _check_rounded(dot: Value, cells: dict[Value, Carried]) -> None:
@@ -292,6 +308,11 @@ class OperandBlock:
     @property
     def stacks(self) -> tuple[Index, ...]:
         return tuple(index for index in self.key if index.stack)
+
+    @property
+    def paged(self) -> Index | None:
+        """The index of its rows, where they lie in pages."""
+        return next((index.base for index in self.key if index.base is not None and index.base.is_paged), None)
 
 
 @dataclass(eq=False)

@@ -12,8 +12,9 @@ from gemmkit.programs.called import CALLED, EXTENT, Callee, is_place_made, is_wh
 from gemmkit.programs.chains.algebra import LOWERED, Ranges, bounds_of
 from gemmkit.programs.chains.chain import Chain, ChainPlaces, OperandBlock, RingPlace, depends
 from gemmkit.programs.chains.schedule import READ, ChainOrder, Compute, Event, Full, ScheduleChoice
+from gemmkit.programs.lengths import PIECE
 from gemmkit.programs.text import JOINTS, SIGNS, is_converted, name_of_stack, of_blocks, parts_of_stacks
-from gemmkit.programs.trace import COMPARISONS, CONDITIONS, PIECE, Value
+from gemmkit.programs.trace import COMPARISONS, CONDITIONS, Value
 from gemmkit.programs.values import Axis, Index, unique
 
 CALLS = dict(exp2="exp2", log2="log2", reciprocal="reciprocal", tanh="tanh", sqrt="math.sqrt", max="maximum",
@@ -313,6 +314,13 @@ class Element:
         zips = ", ".join(self.zips)
         return (f"(values, i{extra}):\n    {zips} = values\n    return {text}\n",
                 lambda f: f"apply({f}, split(interleave(({zips})), {len(self.zips)}){given})")
+
+
+def given_to_pages(chain: Chain, block: OperandBlock, place: Callable[[Index], str], at: str, stop: str) -> str:
+    """What the copy of a block takes whose rows lie in pages, beside where it is in each of them."""
+    index = chain.index
+    assert block.paged is index and index.extent.table is not None and index.line is not None
+    return f"{index.extent.table.name}, {index.line.text(place)}, {at}, {stop}"
 
 
 def given_to_ranges(chain: Chain, ranges: Ranges) -> list[str]:
@@ -615,7 +623,7 @@ class ProducerRole(Role):
             self.fill(ring, "", False)
 
     def kept(self) -> list[str]:
-        return [self.n]
+        return [self.n, *([self.chain.stop] if self.chain.has_length and self.chain.index.is_paged else [])]
 
     def events(self, part: list[Event], guarded: bool, joined: bool = False) -> None:
         for event in part:
@@ -631,10 +639,19 @@ class ProducerRole(Role):
         name = ring.name
         self.put(f"ring_{name}.acquire(at_{name})", f"ring_{name}.expect(at_{name}, {self.choice.stage_bytes(ring)})")
         for block in ring.blocks:
+            if block.paged is not None:
+                self.put(f"{block.name}_tile.load_pages(map_{block.name}, ({self.corner(block, at, of_last)}), "
+                         f"{self.pages_of(block, at, of_last)}, ring_{name}, at_{name})")
+                continue
             part, rank = ("_part", ", rank") if self.choice.is_shared(block, self.chain.rows) else ("", "")
             self.put(f"{block.name}_tile.load{part}(map_{block.name}, ({self.corner(block, at, of_last)}), "
                      f"ring_{name}, at_{name}{rank})")
         self.put(f"at_{name} = ring_{name}.advance(at_{name})")
+
+    def pages_of(self, block: OperandBlock, at: str, of_last: bool) -> str:
+        """The table, the line of it, where the block begins, and the place behind the last row that is there."""
+        return given_to_pages(self.chain, block, lambda index: f"before_{index.name}" if of_last else index.name, at,
+                              f"{'before_' if of_last and self.chain.has_length else ''}{self.chain.stop}")
 
     def corner(self, block: OperandBlock, at: str, of_last: bool) -> str:
         """Where a block begins, as TMA counts: the contiguous axis first."""
@@ -645,8 +662,8 @@ class ProducerRole(Role):
             origin = f"{before}{dim.name}_origin + " if dim.piece is not None else ""
             return f"{origin}{at if dim is self.chain.index else before + dim.name}"
 
-        stacks = [stack.text(place) for stack in block.stacks[::-1]]
-        return ", ".join([place(block.dims[1]), place(block.dims[0]), *stacks])
+        stacks = [stack.text(place) for stack in block.stacks[::-1] if stack.base is None or stack.base is not block.paged]
+        return ", ".join([place(block.dims[1]), *([] if block.paged else [place(block.dims[0])]), *stacks])
 
 
 # --------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ chain, rounds from the last to the first where they commute (then only a tile's 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -197,6 +197,8 @@ def _candidates(chain: Chain, mapping: Mapping, kernel: KernelLimits, facts: Siz
     if chain.index.stack and given not in (None, 1):
         raise ConfigError(f"Mapping(blocks={{{chain.index.name!r}: {given}}}): {chain.index} goes along a stack, one by one")
     lengths = (1,) if chain.index.stack else (given,) if given is not None else kernel.lengths
+    if chain.index.is_paged:
+        lengths = _of_whole_pages(chain.index, lengths)
     if takes_small_mappings():                         # what lies beyond the last row, and the last place, is emulated too
         line = kernel.line if _goes_along_columns(chain) else 1
         enough = [length for length in lengths if length >= facts.places and length % line == 0]
@@ -221,7 +223,7 @@ def _candidates(chain: Chain, mapping: Mapping, kernel: KernelLimits, facts: Siz
                 yield ScheduleCandidate(replace(mapping, warpgroups=3), length, bool(across))
     may_shrink = not (mapping.warpgroups or mapping.turns)
     mapping = replace(mapping, warpgroups=mapping.warpgroups or 2)
-    if len(lengths) > 1 and lengths[-1] > SHORTEST:
+    if len(lengths) > 1 and lengths[-1] > SHORTEST and not chain.index.is_paged:
         lengths = *lengths, SHORTEST
     fewer = [replace(mapping, warpgroups=1)] if may_shrink and mapping.warpgroups > 1 else []
     may_wait = kernel.uses_tma and not mapping.stages and not only_adds(chain)
@@ -230,6 +232,16 @@ def _candidates(chain: Chain, mapping: Mapping, kernel: KernelLimits, facts: Siz
         for length in lengths:
             for across in joins:
                 yield ScheduleCandidate(smaller, length, bool(across))
+
+
+def _of_whole_pages(index: Index, lengths: Sequence[int]) -> tuple[int, ...]:
+    """Blocks are of whole pages, or whole parts of one."""
+    rows = index.extent.of_page
+    found = tuple(length for length in lengths if length % rows == 0 or rows % length == 0)
+    if not found:
+        raise ConfigError(f"pages of {rows} rows, and blocks along {index} of {' or '.join(map(str, lengths))}: one must "
+                          "divide the other; set Mapping(blocks={...}) to a multiple of the page")
+    return found
 
 
 def _goes_along_columns(chain: Chain) -> bool:
@@ -329,6 +341,9 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, commutes: bool,
         raise ConfigError(f"Mapping(descending=True): the rounds of {chain.index} do not commute, so they keep the "
                           "program's order")
     descending = (commutes and not chain.index.stack) if mapping.descending is None else mapping.descending
+    if chain.index.is_paged and math.prod(mapping.cluster.values()) > 1:
+        raise ConfigError(f"Mapping(cluster={dict(mapping.cluster)!r}): rows of {chain.index} lie in pages, which blocks do "
+                          "not share; leave cluster out")
     if chain.piece is not None and math.prod(mapping.cluster.values()) > 1:
         raise ConfigError(f"Mapping(cluster={dict(mapping.cluster)!r}): rows of {chain.rows} are packed, so that tiles that "
                           "follow each other may be of two pieces; leave cluster out")

@@ -494,8 +494,12 @@ class ChainPrinter:
 
     def staged(self, block: OperandBlock) -> str:
         more = f", stacks={len(block.stacks)}" if block.stacks else ""
+        more += self.page(block)
         return self.tile_of("StagedTile", block,
                             f"{more}, cluster=cluster, peers={COLUMN!r}" if self.is_shared(block) else more) + ")"
+
+    def page(self, block: OperandBlock) -> str:
+        return f", page={self.chain.index.extent.of_page}" if block.paged is not None else ""
 
     def is_shared(self, block: OperandBlock) -> bool:
         return self.choice.is_shared(block, self.chain.rows)
@@ -521,6 +525,7 @@ class ChainPrinter:
         takes_maps = [f"map_{block.name}" for ring in rings for block in ring.blocks]
         asked = [callee.name for callee in self.ranges.masks]
         read = dict.fromkeys(x.data[0].name for x in (length, self.chain.piece) if x is not None)
+        read |= {} if self.chain.index.extent.table is None else {self.chain.index.extent.table.name: None}
         takes_blocks = ["sizes", *takes_maps, *read, *asked]
         takes_all = [name for name in arguments if name not in takes_maps]
         cluster = self.choice.cluster
@@ -564,6 +569,9 @@ class ChainPrinter:
         for x in (chain.length, chain.piece):
             if x is not None:
                 consumer.arrays.setdefault(x.data[0].name, x)
+        table = chain.index.extent.table
+        if table is not None:
+            consumer.arrays.setdefault(table.name, Value("load", line=chain.line))
         callees = Callees.of(consumer.callees)
         maps, operands, outs, others = self.arguments([*consumer.arrays, *callees.names])
         sizes = [*dict.fromkeys(indices), *(["section"] if has_sections(chain, choice) else []),
