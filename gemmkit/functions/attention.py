@@ -107,8 +107,9 @@ def as_heads(info: ArrayInfo, name: str, layout: str, packed: bool) -> ArrayInfo
 AXES = {"b": "batch", "h": "heads", "n": "rows", "d": "head size"}
 
 
-def operands_of(q: ArrayInfo, k: ArrayInfo, v: ArrayInfo, layout: str, packed: bool) -> AttentionOperands:
-    """Q, K and V, checked against each other.
+def operands_of(q: ArrayInfo, k: ArrayInfo, v: ArrayInfo, layout: str, packed: bool,
+                paged: bool = False) -> AttentionOperands:
+    """Q, K and V, checked against each other; of K and V in pages these are a batch.
 
     Raises:
         TypeError: dtypes other than float16 and bfloat16, or different ones; arrays on the host outside of the emulator.
@@ -134,11 +135,13 @@ def operands_of(q: ArrayInfo, k: ArrayInfo, v: ArrayInfo, layout: str, packed: b
                               "zeros to one, and give scale")
         if info.shape[2] >= LIMIT:
             raise ValueError(f"{name} has {info.shape[2]} rows; less than 2**30 are needed")
-        if info.shape[0] not in (1, q.shape[0]):
+        if paged and name == "v" and info.shape[0] != k.shape[0]:
+            raise ValueError(f"{name} has {info.shape[0]} pages and k has {k.shape[0]}; both must be equal")
+        if not paged and info.shape[0] not in (1, q.shape[0]):
             raise ValueError(f"{name} has a batch of {info.shape[0]} and q of {q.shape[0]}; it must be q's, or 1")
         if q.shape[1] and (info.shape[1] == 0 or q.shape[1] % info.shape[1]):
             raise ValueError(f"{name} has {info.shape[1]} heads and q has {q.shape[1]}; the number must divide q's")
-    return AttentionOperands(q, *(_shared(found[name]) for name in "kv"))
+    return AttentionOperands(q, *(_shared(found[name], paged) for name in "kv"))
 
 
 def check_loadable(operands: AttentionOperands) -> None:
@@ -150,9 +153,9 @@ def check_loadable(operands: AttentionOperands) -> None:
                              "copy")
 
 
-def _shared(info: ArrayInfo) -> ArrayInfo:
-    """One element along axes of stride 0, which is what broadcasting leaves: all heads read it."""
-    shape = tuple(1 if axis < 2 and info.strides[axis] == 0 else extent for axis, extent in enumerate(info.shape))
+def _shared(info: ArrayInfo, paged: bool) -> ArrayInfo:
+    """One element along axes of stride 0, which is what broadcasting leaves: all heads read it. Of pages there are all."""
+    shape = tuple(1 if paged <= axis < 2 and info.strides[axis] == 0 else extent for axis, extent in enumerate(info.shape))
     return info._replace(shape=shape)
 
 
@@ -180,18 +183,23 @@ def lengths_of(given: dict[str, Any], q: ArrayInfo) -> dict[str, Any]:
             x = np.asarray(x)
         elif not is_array(x):
             raise TypeError(f"{name} is a {type(x).__name__}; a list or an array of whole numbers is needed")
-        info = describe(x, name)
-        if len(info.shape) != 1 or info.dtype.kind not in "iu" or not info.shape[0]:
-            raise TypeError(f"{name} is an array of {info.dtype} and shape {info.shape}; whole numbers in one dimension are "
-                            "needed")
+        info, rank = describe(x, name), 2 if name == "pages" else 1
+        if len(info.shape) != rank or info.dtype.kind not in "iu" or not info.shape[0]:
+            raise TypeError(f"{name} is an array of {info.dtype} and shape {info.shape}; whole numbers in "
+                            f"{'two dimensions' if rank == 2 else 'one dimension'} are needed")
         if isinstance(x, np.ndarray):
-            x = x.astype(np.int32)
+            x = np.ascontiguousarray(x, np.int32)
         elif info.device != q.device:
             raise ValueError(f"{name} is on another device than q; put it on q's, or on the host")
         elif info.dtype not in COUNTED:
             raise TypeError(f"{name} is an array of {info.dtype}; on a GPU int32 or int64 is needed")
         found[name] = x
     return found
+
+
+def keys_of(operands: AttentionOperands, lengths: dict[str, Any]) -> int:
+    """How many keys there may be."""
+    return operands.keys * (describe(lengths["pages"], "pages").shape[1] if "pages" in lengths else 1)
 
 
 def check_offsets(found: dict[str, Any], rows: dict[str, int]) -> None:
@@ -211,9 +219,9 @@ def check_offsets(found: dict[str, Any], rows: dict[str, int]) -> None:
 
 @program
 def softmax_attention(out: Parameter, q: Parameter, k: Parameter, v: Parameter, q_offsets: Parameter | None,
-                      k_offsets: Parameter | None, key_lengths: Parameter | None, lse: Parameter | None, scale: float,
-                      mask: Mask | None, score: Score | None, k_stacks: str, v_stacks: str, k_share: int,
-                      v_share: int) -> None:
+                      k_offsets: Parameter | None, key_lengths: Parameter | None, pages: Parameter | None,
+                      lse: Parameter | None, scale: float, mask: Mask | None, score: Score | None, k_stacks: str,
+                      v_stacks: str, k_share: int, v_share: int) -> None:
     """The online softmax (Milakov and Gimelshein, 2018; Dao et al., 2022). ``k_stacks``, ``v_stacks``: which of batch and
     heads k and v have; ``k_share``, ``v_share``: by how many heads of q one of theirs is shared."""
     queries = None if q_offsets is None else gp.packed(q.rows, q_offsets)
@@ -222,17 +230,19 @@ def softmax_attention(out: Parameter, q: Parameter, k: Parameter, v: Parameter, 
         at = (b, h, m) if queries is None else (h, m)
         k_of, v_of = ([{"b": b, "h": h // share}[which] for which in stacks]
                       for stacks, share in ((k_stacks, k_share), (v_stacks, v_share)))
-        keys = k.rows if k_offsets is None else gp.packed(k.rows, k_offsets)[b]
+        keys = (gp.paged(k, pages)[b] if pages is not None else k.rows if k_offsets is None else
+                gp.packed(k.rows, k_offsets)[b])
         best, total, sums = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
         for n in gp.sequential(keys, stop=None if key_lengths is None else key_lengths[b]):
-            s = scale * (q[at] @ k[(*k_of, n)].T)
+            page = () if pages is None else (n.page,)
+            s = scale * (q[at] @ k[(*page, *k_of, n)].T)
             s = s if score is None else gp.call(score, s, m, n, h, b)
             s = s if mask is None else gp.where(mask, s, -math.inf)
             top = gp.maximum(best, s.max(axis=1))
             zero = gp.finite(top)
             p, shrink = gp.exp(s - zero), gp.exp(best - zero)
             total[:] = total * shrink + p.sum(axis=1)
-            sums[:] = sums * shrink + p.astype(v.dtype) @ v[(*v_of, n)]
+            sums[:] = sums * shrink + p.astype(v.dtype) @ v[(*page, *v_of, n)]
             best[:] = top
         if mask is None and score is None and key_lengths is None and k_offsets is None:
             out[at] = sums / total
@@ -253,15 +263,16 @@ def without_keys(out: Parameter, q: Parameter, lse: Parameter | None) -> None:
 def program_arguments(call: AttentionCall) -> dict[str, Any]:
     """Those of `softmax_attention`, or without keys of `without_keys`, with descriptions in place of arrays."""
     operands = call.operands
-    if not operands.keys:
+    if not call.keys:
         return dict(out=call.out, q=operands.q, lse=call.lse)
     mask = None if call.mask.is_everything else call.mask
     score = None if isinstance(call.score, PlainScores) else call.score
     (k, k_stacks, k_share), (v, v_stacks, v_share) = (_with_own_stacks(info, call) for info in (operands.k, operands.v))
     out, q, lse = (_without_batch(info) if call.is_packed and info is not None else info
                    for info in (call.out, operands.q, call.lse))
-    found = dict(out=out, q=q, k=k, v=v, q_offsets=None, k_offsets=None, key_lengths=None, lse=lse, scale=float(call.scale),
-                 mask=mask, score=score, k_stacks=k_stacks, v_stacks=v_stacks, k_share=k_share, v_share=v_share)
+    found = dict(out=out, q=q, k=k, v=v, q_offsets=None, k_offsets=None, key_lengths=None, pages=None, lse=lse,
+                 scale=float(call.scale), mask=mask, score=score, k_stacks=k_stacks, v_stacks=v_stacks, k_share=k_share,
+                 v_share=v_share)
     return {**found, **call.lengths}
 
 
@@ -272,10 +283,10 @@ def _without_batch(info: ArrayInfo) -> ArrayInfo:
 def _with_own_stacks(info: ArrayInfo, call: AttentionCall) -> tuple[ArrayInfo, str, int]:
     """Keys or values without the axes of which they have one for all, the letters of the others, and how many heads of q
     share one of theirs."""
-    operands = call.operands
+    operands, pages = call.operands, [0] if call.is_paged else []
     kept = [axis for axis, count in enumerate((operands.batch, operands.heads))
-            if (info.shape[axis] > 1 or count == 1) and not (axis == 0 and call.is_packed)]
-    axes = (*kept, 2, 3)
+            if (info.shape[axis] > 1 or count == 1) and not (axis == 0 and (call.is_packed or call.is_paged))]
+    axes = (*pages, *kept, 2, 3)
     shape, strides = (tuple(numbers[axis] for axis in axes) for numbers in (info.shape, info.strides))
     share = operands.heads // info.shape[1] if 1 in kept else 1
     return info._replace(shape=shape, strides=strides), "".join("bh"[axis] for axis in kept), share
@@ -326,7 +337,8 @@ UNKNOWN = Quick(None, 0, ())
 
 
 class AttentionCall(NamedTuple):
-    """A checked call. ``lengths``: offsets of packed sequences, or lengths of keys, by `softmax_attention`'s names."""
+    """A checked call. ``lengths``: offsets of packed sequences, or lengths of keys and their pages, by `softmax_attention`'s
+    names."""
 
     operands: AttentionOperands
     out: ArrayInfo
@@ -340,12 +352,21 @@ class AttentionCall(NamedTuple):
     def is_packed(self) -> bool:
         return "q_offsets" in self.lengths
 
+    @property
+    def is_paged(self) -> bool:
+        return "pages" in self.lengths
+
+    @property
+    def keys(self) -> int:
+        """As many as there may be."""
+        return keys_of(self.operands, self.lengths)
+
 
 def run_attention(call: AttentionCall, arrays: dict[str, Any], stream: int | None, quick: Quick = UNKNOWN) -> None:
     """Compute a call that has a result, on a stream (None: the library's current one), which is known as ``quick`` from then
     on."""
     call = folded(call)
-    used, arguments = softmax_attention if call.operands.keys else without_keys, program_arguments(call)
+    used, arguments = softmax_attention if call.keys else without_keys, program_arguments(call)
     if current_mode() is not None:                     # of the arrays, as they are described
         plan = plan_of_call(used, arguments, None)
         arguments.update((name, strided(arrays[name], describe(arrays[name], name), x.shape, x.strides))
@@ -357,7 +378,7 @@ def run_attention(call: AttentionCall, arrays: dict[str, Any], stream: int | Non
     if not of_host:
         plan = plan_of_call(used, arguments, None)
         plan.run(arguments, handle)
-        if quick.key is not None and call.operands.keys:
+        if quick.key is not None and call.keys:
             _keep(quick, plan.start)
         return
     with workspace.tables:                             # until what reads it is under way
@@ -370,7 +391,7 @@ def _copied(arrays: Sequence[np.ndarray], names: Sequence[str], q: ArrayInfo, st
     data = b"".join(x.tobytes() + bytes(-x.nbytes % 16) for x in arrays)
     at, found = workspace.table(q.device, stream, data, np.frombuffer(data, np.uint8)), dict[str, ArrayInfo]()
     for name, x in zip(names, arrays):
-        found[name] = ArrayInfo(at, x.shape, (1,), x.dtype, q.device, True, q.library)
+        found[name] = ArrayInfo(at, x.shape, (x.shape[1], 1) if x.ndim == 2 else (1,), x.dtype, q.device, True, q.library)
         at += x.nbytes + -x.nbytes % 16
     return found
 
@@ -388,17 +409,17 @@ _recogniser = Recogniser()
 
 
 def quickly(q: Any, k: Any, v: Any, out: Any, mask: Any, score: Any, scale: Any, layout: str, lengths: Any,
-            key_lengths: Any) -> plans.Quick | None:
+            key_lengths: Any, pages: Any) -> plans.Quick | None:
     """Of a call without sums, whose lengths are on the GPU."""
     if current_mode() is not None:
         return None
     given = [q, k, v]
-    for x in (key_lengths,) if lengths is None else lengths if type(lengths) is tuple else (0,):
+    for x in (key_lengths, pages) if lengths is None else lengths if type(lengths) is tuple else (0,):
         if type(x) in KEYS and type(x) is not np.ndarray:
             given.append(x)
         elif x is not None:
             return None
-    key: list[Any] = [layout, lengths is None]
+    key: list[Any] = [layout, lengths is None, pages is None]
     held: list[Any] = []
     for rule in (mask, score):
         if rule is None:
@@ -424,8 +445,8 @@ EVERYTHING, PLAIN, LAST_QUERY = Everything(), PlainScores(), Causal()         # 
 
 
 def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = None, scale: float | None = None,
-              layout: str = "bhnd", lengths: Any = None, key_lengths: Any = None, out: Any = None, return_lse: bool = False,
-              stream: Any = None) -> Any:
+              layout: str = "bhnd", lengths: Any = None, key_lengths: Any = None, pages: Any = None, out: Any = None,
+              return_lse: bool = False, stream: Any = None) -> Any:
     """softmax(score(scale q k^T)) v of each head, with float32 sums; the same bits every time. Forward only.
 
     Args:
@@ -446,6 +467,10 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
             or NumPy arrays, which are checked, and copied there in the order of the stream.
         key_lengths: (batch,), how many of the keys each of the batch has; lists or arrays as for lengths. The other keys are
             not there: a causal mask's last query sees the last one that is.
+        pages: (batch, pages of each), in which pages of a cache the keys of each of the batch are; an array or lists as for
+            lengths. k and v then have pages for a batch, (pages, heads, rows of a page, head size) or with "bnhd" (pages,
+            rows of a page, heads, head size), of a multiple of 8 rows: key n is row n % rows of page ``pages[batch, n //
+            rows]``. Pages behind a length are not looked up.
         out: an array of the result's shape and dtype, of any strides, to write; None makes one.
         return_lse: whether to return the logarithms of the sums of exponentials, too: float32, (batch, heads, queries), or
             (heads, queries) with lengths.
@@ -472,7 +497,7 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
     """
     if not isinstance(layout, str) or layout not in LAYOUTS:
         raise ValueError(f'layout={layout!r}: "bhnd" or "bnhd" is needed')
-    quick = None if return_lse else quickly(q, k, v, out, mask, score, scale, layout, lengths, key_lengths)
+    quick = None if return_lse else quickly(q, k, v, out, mask, score, scale, layout, lengths, key_lengths, pages)
     if quick is not None:
         key, at_out, brought = quick
         known: KnownCall | None = _calls.get(key)
@@ -481,15 +506,16 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
             return result
     rule, change = _mask(mask), _score(score)
     packed, handle = lengths is not None, None if stream is None else as_stream_handle(stream)
-    operands = operands_of(describe(q, "q"), describe(k, "k"), describe(v, "v"), layout, packed)
-    counted = _lengths(lengths, key_lengths, operands)
+    operands = operands_of(describe(q, "q"), describe(k, "k"), describe(v, "v"), layout, packed, pages is not None)
+    counted = _lengths(lengths, key_lengths, pages, operands)
+    keys = keys_of(operands, counted)
     factor = 1 / math.sqrt(operands.head_dim) if scale is None else _scale(scale)
     if not packed:
         for part in (rule, change):
-            part.check(operands.queries, operands.keys, operands.heads, operands.batch)
+            part.check(operands.queries, keys, operands.heads, operands.batch)
     held = [(name, one) for name, part in (("mask", rule), ("score", change)) for one in arrays_of(part)]
     check_places({"q": operands.q, **{one.name: one.info for _, one in held}})
-    if operands.keys and math.prod(operands.q.shape):
+    if keys and math.prod(operands.q.shape):
         check_loadable(operands)
     shape = *describe(q, "q").shape[:-1], operands.v.shape[3]
     result = empty_like(q, shape, operands.q.dtype) if out is None else out
@@ -508,18 +534,20 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
     return (result, lse) if return_lse else result
 
 
-def _lengths(lengths: Any, key_lengths: Any, operands: AttentionOperands) -> dict[str, Any]:
+def _lengths(lengths: Any, key_lengths: Any, pages: Any, operands: AttentionOperands) -> dict[str, Any]:
     """`AttentionCall.lengths`. Raises TypeError and ValueError for what does not fit the arrays."""
+    given = {name: x for name, x in (("key_lengths", key_lengths), ("pages", pages)) if x is not None}
     if lengths is None:
-        found = lengths_of({} if key_lengths is None else {"key_lengths": key_lengths}, operands.q)
-        for x in found.values():
-            if describe(x, "key_lengths").shape[0] != operands.batch:
-                raise ValueError(f"key_lengths has {describe(x, 'key_lengths').shape[0]} elements and q has a batch of "
-                                 f"{operands.batch}; both must be equal")
+        found = lengths_of(given, operands.q)
+        for name, x in found.items():
+            count = describe(x, name).shape[0]
+            if count != operands.batch:
+                raise ValueError(f"{name} has {count} elements and q has a batch of {operands.batch}; both must be equal")
+        if pages is not None and operands.keys % 8:
+            raise ConfigError(f"k has pages of {operands.keys} rows; a multiple of 8 is needed")
         return found
-    if key_lengths is not None:
-        raise ValueError("key_lengths and lengths are given, but packed sequences have lengths of their own; leave "
-                         "key_lengths out")
+    for name in given:
+        raise ValueError(f"{name} and lengths are given, but packed sequences have lengths of their own; leave {name} out")
     if not isinstance(lengths, (tuple, list)) or len(lengths) != 2:
         raise TypeError(f"lengths={lengths!r}: a pair of offsets, of queries and of keys, is needed")
     found = lengths_of(dict(zip(("q_offsets", "k_offsets"), lengths)), operands.q)

@@ -106,6 +106,8 @@ class StagedTile(Typed):
 
     @cached_property
     def parts(self) -> int:
+        if self.page:
+            return self.held // min(self.page, self.held)
         return {ROW: self.cluster.n, COLUMN: self.cluster.m}.get(self.peers, 1)
 
     @cached_property
@@ -116,9 +118,7 @@ class StagedTile(Typed):
     @cached_property
     def part(self) -> tuple[int, int]:
         """Panels and lines of a part."""
-        if self.page:
-            return self.panels, min(self.page, self.held)
-        if self.by_panels:
+        if self.by_panels and not self.page:
             return self.panels // self.parts, self.held
         return self.panels, self.held // self.parts
 
@@ -148,7 +148,7 @@ class StagedTile(Typed):
         """The same of rows from ``first`` on that lie in pages, which a ``line`` of the table names. Zeros of pages from the
         ``end`` on, which are not looked up. ``place``: the column, and stacks without pages."""
         pointer = shared(self.dtype, self.offset)
-        for part in range(self.held // self.part[1]):
+        for part in range(self.parts):
             row = first + part * self.part[1]
             page = udiv(row, self.page)
             which = int(table[line, page]) if row < end else NOWHERE

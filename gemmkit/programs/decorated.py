@@ -390,10 +390,10 @@ def paged(array: Parameter, table: Parameter) -> PagedRows:
     n // of_page]``.
 
     Args:
-        array: (pages, rows of a page, columns), or with other stacks between pages and rows. A page has a multiple of
-            8 rows.
-        table: (sequences, pages of each), int32 or int64. A kernel reads it on the GPU; pages behind a length, ``stop=``, are
-            not looked up.
+        array: (pages, rows of a page, columns), or with other stacks between pages and rows. A page has a multiple
+            of 8 rows.
+        table: (sequences, pages of each), int32 or int64. A kernel reads it on the GPU; pages behind a length, ``stop=``,
+            are not looked up.
 
     Returns an object of which ``paged(...)[b]`` are the rows of the b-th sequence, for `sequential`. An index n along them
     stands for rows of any array that has the same pages: ``k[n.page, h, n]``, and for places from 0 elsewhere.

@@ -28,7 +28,7 @@ from gemmkit.programs.chains.text import IMPORTS as CHAIN_IMPORTS
 from gemmkit.programs.chains.text import ChainPrinter, Consumer, scalar_lines
 from gemmkit.programs.collectives import F32, ROWS, STEP, Typed, in_steps, packed, packed_rectified
 from gemmkit.programs.places import Read, Ring, TilePlace, walked
-from gemmkit.programs.text import IMPORTS, Printer
+from gemmkit.programs.text import IMPORTS, Printer, listed
 from gemmkit.programs.values import Axis, Index
 from gemmkit.ptx.copy_async import commit_copies, copy_async, copy_async_clipped, offset_of, wait_copies
 from gemmkit.ptx.memory import shared, unpack_words
@@ -235,7 +235,7 @@ class MultistageConsumer(Consumer):
 
         if block.paged is not None:
             own = [stack.text(begin) for stack in block.stacks if stack.base is not block.paged]
-            return (f"{block.name}_tile.copy_pages({block.parameter.name}, ({', '.join([*own, begin(block.dims[1])])}), "
+            return (f"{block.name}_tile.copy_pages({block.parameter.name}, ({listed([*own, begin(block.dims[1])])}), "
                     f"{end(block.dims[1])}, {given_to_pages(self.chain, block, begin, self.n, self.chain.stop)}, {slot})")
         stacks = [stack.text(begin) for stack in block.stacks]
         return (f"{block.name}_tile.copy({block.parameter.name}, ({', '.join([*stacks, *map(begin, block.dims)])}), "

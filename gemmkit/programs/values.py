@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NoReturn, TypeVar
@@ -446,7 +446,7 @@ class Index(Symbol):
     piece: Index | None = None
     line: Index | None = None
     origin: int = 0
-    groups: dict[int, Index] = field(default_factory=dict)         # made of it, by how many share a matrix
+    groups: dict[int, Index] = field(default_factory=dict)         # made of it, by how many share a matrix; 0: its page
 
     def __floordiv__(self, group: Any) -> Index:       # type: ignore[override]
         if not self.stack:
@@ -464,13 +464,15 @@ class Index(Symbol):
             self.groups[int(group)] = Index(extent, "", self.start // int(group), base=self)
         return self.groups[int(group)] if group > 1 else self
 
-    @cached_property
+    @property
     def page(self) -> Index:
         """Of rows in pages: which page they are in, ``k[n.page, h, n]``."""
         if not self.is_paged:
             raise refused(AttributeError, f"{self!r}.page: {self!r} is a block of {self.extent}, which is in no pages; "
                                           f"write for {self!r} in gp.sequential(gp.paged(k, table)[b])")
-        return Index(replace(self.extent, axis=0, length=self.extent.pages, stack=True), "", base=self)
+        if 0 not in self.groups:
+            self.groups[0] = Index(replace(self.extent, axis=0, length=self.extent.pages, stack=True), "", base=self)
+        return self.groups[0]
 
     @property
     def is_paged(self) -> bool:

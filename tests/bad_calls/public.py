@@ -28,7 +28,7 @@ NAMESPACES = ("", "blas", "layouts", "epilogues", "transforms", "operators", "ke
 LEFT_OUT = frozenset(
     "Array Component ComponentError Config ConfigError Explanation GroupPlan Plan Program Scalar Tuned emulate explain float16 float32 "
     "float64 tune Product CompiledKernel Occupancy compiled_kernel imagined check_ranges parts result_layout copy exp finite "
-    "full log maximum minimum once packed parallel place rsqrt sequential sqrt tanh where zeros Layout Epilogue Transform Operator Mask "
+    "full log maximum minimum once packed paged parallel place rsqrt sequential sqrt tanh where zeros Layout Epilogue Transform Operator Mask "
     "Score PlainScores Everything Default Identity Program Folded Packed Embedded Boxed erf Kernel Made compiled kernel_of recorded KernelToCompile ProductOperator".split())
 
 #: A good value of each parameter: (kind of its bad values, code). By function and name where one name means several things.
@@ -48,7 +48,7 @@ GOOD: dict[str, tuple[str, str]] = {
     "blocks": ("any", "None"), "waves": ("count", "2"),
     "q": ("array", "of(1, 1, 2, 5, 16, dtype='f2')"), "k": ("array", "of(2, 1, 2, 5, 16, dtype='f2')"),
     "attention.v": ("array", "of(3, 1, 2, 5, 16, dtype='f2')"), "attention.mask": ("component", "None"), "score": ("component", "None"),
-    "scale": ("count", "1.0"), "attention.scale": ("count", "None"), "attention.layout": ("word", "'bhnd'"), "lengths": ("any", "None"),
+    "scale": ("count", "1.0"), "attention.scale": ("count", "None"), "attention.layout": ("word", "'bhnd'"), "lengths": ("any", "None"), "key_lengths": ("any", "None"), "pages": ("any", "None"),
     "lse": ("any", "None"), "device": ("any", "H100"), "get_config.operator": ("component", "SMALL.operator"),
     "get_config.global_a_layout": ("component", "layouts.RowMajor('float32')"),
     "a_list": ("array", "[of(1, 5, 7)]"), "b_list": ("array", "[of(2, 7, 3)]"), "c_list": ("any", "None"),

@@ -260,8 +260,7 @@ def test_packed_sequences(machine: Any, session: Any, mask: Any, layout: str, rn
 @pytest.mark.parametrize("queries", [1, 9])
 def test_lengths_of_keys(machine: Any, session: Any, queries: int, mask: Any, where: str, rng: np.random.Generator) -> None:
     """None, one, some and more than there are, by heads that are rows of one tile, and others; keys behind them may hold anything."""
-    lengths, keys = [0, 1, 40, 99], 70 if machine.emulated else 5000
-    lengths = lengths if machine.emulated else [0, 1, 3001, 9000]
+    lengths, keys = ([0, 1, 40, 99], 50) if machine.emulated else ([0, 1, 3001, 9000], 5000)
     q, k, v = draw(rng, (4, 4, queries, 64), F16), draw(rng, (4, 2, keys, 64), F16), draw(rng, (1, 2, keys, 64), F16)
     for batch, length in enumerate(lengths):
         k[batch, :, length:] = np.nan
@@ -275,6 +274,52 @@ def test_lengths_of_keys(machine: Any, session: Any, queries: int, mask: Any, wh
         one = q[batch:batch + 1], k[batch:batch + 1, :, :length], v[:, :, :length]
         visible = None if mask is None else lambda m, n, h, b, shift=length - queries: n <= m + shift
         close(found[batch:batch + 1], reference(*one, visible=visible), lse[batch:batch + 1])
+
+
+@pytest.mark.sample(3)
+@on_machines
+@pytest.mark.parametrize("queries,mask", [(1, Causal()), (9, None), (9, Causal())], ids=str)
+@pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
+@pytest.mark.parametrize("rows", [8, 16, 64, 128])
+def test_pages(machine: Any, session: Any, rows: int, layout: str, queries: int, mask: Any, rng: np.random.Generator) -> None:
+    """Pages in any order, shared by sequences; those behind a length have NaN, and the table nonsense."""
+    each = -(-(100 if machine.emulated else 3000) // rows)
+    lengths = np.array([rows * each - 3, 0, 37], np.int32)
+    q = draw(rng, (3, 2, queries, 64), F16)
+    k, v = draw(rng, (2 * each + 2, 1, rows, 64), F16), draw(rng, (2 * each + 2, 2, rows, 32), F16)
+    table = rng.permutation(len(k))[:2 * each][np.r_[0:2 * each, 0:each]].reshape(3, each).astype(np.int32)
+    used = {page for line, length in zip(table, lengths) for page in line[:-(-length // rows)]}
+    for page in set(range(len(k))) - used:
+        k[page], v[page] = np.nan, np.nan
+    for line, length in zip(table, lengths):
+        line[-(-length // rows):] = rng.integers(-9, 10**6, each - -(-length // rows))
+    given = [machine.array(x if layout == "bhnd" else np.ascontiguousarray(x.swapaxes(1, 2))) for x in (q, k, v)]
+    with session(machine):
+        out, lse = gk.attention(*given, mask=mask, layout=layout, key_lengths=lengths, pages=table, return_lse=True)
+        read = [] if machine.emulated else [gk.attention(*given, mask=mask, layout=layout, key_lengths=machine.array(lengths),
+                                                         pages=machine.array(table)) for _ in range(2)]
+    assert all(np.array_equal(machine.numpy(x), machine.numpy(out)) for x in read)
+    found = machine.numpy(out) if layout == "bhnd" else machine.numpy(out).swapaxes(1, 2)
+    for b, length in enumerate(lengths):
+        one = [np.concatenate([x[page] for page in table[b, :-(-length // rows)]] or [x[0, :, :0]], 1)[None, :, :length] for x in (k, v)]
+        visible = None if mask is None else lambda m, n, h, i, shift=length - queries: n <= m + shift
+        close(found[b:b + 1], reference(q[b:b + 1], *one, visible=visible), machine.numpy(lse)[b:b + 1])
+
+
+def test_pages_that_are_refused() -> None:
+    q, k, table = np.zeros((2, 2, 3, 64), F16), np.zeros((5, 2, 16, 64), F16), np.zeros((2, 2), np.int32)
+    with gk.emulate():
+        for more, error, words in (
+                (dict(pages=table[:1]), ValueError, "pages has 1 elements and q has a batch of 2"),
+                (dict(pages=table[0]), TypeError, r"pages is an array of int32 and shape \(2,\); whole numbers in two dimensions"),
+                (dict(pages=table.astype(float)), TypeError, "pages is an array of float64"),
+                (dict(pages=table, v=k[:4]), ValueError, "v has 4 pages and k has 5"),
+                (dict(pages=table, v=k[:, :, :8]), ValueError, "v has 8 rows and k has 16"),
+                (dict(pages=table, k=k[:, :, :12], v=k[:, :, :12]), gk.ConfigError, "k has pages of 12 rows; a multiple of 8"),
+                (dict(pages=table, key_lengths=[3]), ValueError, "key_lengths has 1 elements and q has a batch of 2")):
+            given = {"k": k, "v": k, **more}
+            with pytest.raises(error, match=words):
+                gk.attention(q, given.pop("k"), given.pop("v"), **given)
 
 
 @pytest.mark.sample(4)

@@ -1,4 +1,4 @@
-"""Rows that are packed, ``gp.packed(q.rows, offsets)``: pieces of tiles and of rounds, by offsets that kernels read."""
+"""Rows that are packed, ``gp.packed(q.rows, offsets)``, and rows in pages, ``gp.paged(k, table)``: kernels read where they are."""
 
 from __future__ import annotations
 
@@ -144,6 +144,87 @@ def groups(x: Any, w: Any, y: Any, z: Any, offsets: Any, d: Any) -> None:
 def test_experts(mapping: Any, rng: np.random.Generator) -> None:
     x, w, y, z = half(rng, 150, 64), half(rng, 4, 96, 64), half(rng, 4, 96), half(rng, 4, 96, 32)
     check(groups, x, w, y, z, np.array([0, 20, 20, 140, 150], np.int64), poisoned(150, 32), mapping=mapping)
+
+
+# -- pages ----------------------------------------------------------------------------------------------------------------------
+
+@gk.program
+def paged(q: Any, k: Any, v: Any, bias: Any, table: Any, lengths: Any, o: Any, scale: float, group: int, seen: Any = None) -> None:
+    """Two of the batch have one line of the table; a bias of each key, by its place."""
+    keys = gp.paged(k, table)
+    for b, h, m in gp.parallel(*q.counts, q.rows):
+        best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
+        for n in gp.sequential(keys[b // 2], stop=None if lengths is None else lengths[b]):
+            s = scale * (q[b, h, m] @ k[n.page, h // group, n].T) + bias[h, n]
+            s = s if seen is None else gp.where(seen, s, -math.inf)
+            online(s, v[n.page, h // group, n], v.dtype, best, total, out)
+        o[b, h, m] = out * gp.where(best == -math.inf, 0.0, 1.0 / total)
+
+
+PAGED = {**{name: MAPPINGS[name] for name in ("", "two", "multistage", "plain", "apart", "ascending")},
+         "splits": gk.Mapping({"n": 32}, splits=2)}
+
+
+@pytest.mark.sample(9)
+@pytest.mark.parametrize("seen", [None, masks.Causal()], ids=["all", "causal"])
+@pytest.mark.parametrize("rows", [8, 32, 128])
+@pytest.mark.parametrize("mapping", PAGED)
+def test_rows_in_pages(mapping: str, rows: int, seen: Any, rng: np.random.Generator) -> None:
+    """Smaller than a block, of its length, and longer; pages behind a length are not looked up."""
+    each = -(-100 // rows)
+    q, k, v, bias = half(rng, 4, 2, 5, 64), half(rng, 2 * each, 1, rows, 64), half(rng, 2 * each, 1, rows, 48), half(rng, 2, each * rows)
+    table, lengths = rng.permutation(2 * each).reshape(2, each).astype(np.int64), np.array([100, 33, 0, 1], np.int32)
+    given = q, k, v, bias, table, lengths, poisoned(4, 2, 5, 48), 0.125, 2, seen
+    wanted = paged.reference(*given)
+    table[1, 1:] = -5
+    with gk.emulate():
+        paged(*given, mapping=PAGED[mapping])
+    check_close([given[6]], wanted, lambda got: 4e-3)
+
+
+def test_all_pages_of_a_view(rng: np.random.Generator) -> None:
+    """Without lengths; (pages, rows, heads, columns), of every other page."""
+    cache = half(rng, 12, 16, 2, 128)[::2]
+    k, v = (cache[..., cut].swapaxes(1, 2) for cut in (slice(0, 64), slice(64, 128)))
+    q, table = half(rng, 4, 2, 3, 64), np.array([[5, 0, 3], [1, 1, 2]], np.int32)
+    for mapping in (None, MULTISTAGE):
+        check(paged, q, k, v, half(rng, 2, 48), table, None, poisoned(4, 2, 3, 64), 0.125, 1, mapping=mapping)
+
+
+@pytest.mark.parametrize("body,words", [
+    ("    rows = gp.paged(q, offsets)  #\n", r"paged\(.*an array argument is needed whose first axis are pages"),
+    ("    rows = gp.paged(o, 3)  #\n", r"paged\(\.\.\., 3\): an array argument of whole numbers"),
+    ("    rows = gp.paged(o, offsets)  #\n", r"offsets has shape \(3,\) and dtype int64; two dimensions"),
+    ("""    for b, m in gp.parallel(o.count, q.rows):
+        for n in gp.sequential(o.rows):
+            x = n.page  #
+""", r"n.page: n is a block of .*, which is in no pages"),
+    ("""    rows = gp.paged(o, lengths)
+    for b, m in gp.parallel(o.count, o.rows):
+        for n in gp.sequential(rows[m]):  #
+            pass
+""", r"paged\(\.\.\.\)\[m\]: which line of the table"),
+])
+def test_pages_that_are_refused(body: str, words: str) -> None:
+    given = np.zeros((30, 64), F16), np.zeros((40, 64), F16), np.array([0, 10, 30]), np.array([0, 30]), np.zeros(3, F32), np.zeros(
+        (2, 4), np.int64), np.zeros((5, 16, 64), F16)
+    check_refused(HEAD + body, words, lambda program: program.reference(*given))
+
+
+def test_pages_without_a_kernel(rng: np.random.Generator) -> None:
+    q, k, table = half(rng, 2, 5, 64), half(rng, 6, 12, 64), np.zeros((2, 3), np.int32)
+    text = """def f(q, k, table, o):
+    rows = gp.paged(k, table)
+    for b, m in gp.parallel(q.count, q.rows):
+        out = gp.zeros(m, k.columns)
+        for n in gp.sequential(rows[b]):
+            out += (q[b, m] @ k[n.page, n].T{}).astype(q.dtype) @ k[n.page, n]
+        o[b, m] = out
+"""
+    check_refused(text.format(""), "pages of 12 rows; a kernel takes multiples of 8", lambda f: f.plan(q, k, table, poisoned(2, 5, 64)))
+    with pytest.raises(ConfigError, match="lie in pages, which blocks do not share"):
+        paged.plan(half(rng, 4, 2, 5, 64), half(rng, 6, 1, 16, 64), half(rng, 6, 1, 16, 64), half(rng, 2, 48), table, None,
+                   poisoned(4, 2, 5, 64), 0.1, 2, mapping=gk.Mapping(cluster={"m": 2}))
 
 
 # -- derivations ----------------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from gemmkit.programs.places import Await, Fill, Read, Release, Start, Wait
 from gemmkit.programs.places import ordered as ordered_rounds
 from gemmkit.programs.values import Axis
 from gemmkit.tuning.problems import choose
-from tests.verifier.texts import Staged, Text, bytes_of, expect, held, resizing_of
+from tests.verifier.texts import LOADS, Staged, Text, bytes_of, expect, held, resizing_of
 
 # -- names ------------------------------------------------------------------------------------------------------------------
 
@@ -466,7 +466,7 @@ def check_maps(text: Text) -> None:
         expect(sorted(plan.printed.maps) == sorted((b.name, b.array) for b in blocks), f"maps are {plan.printed.maps}, and blocks {names}")
         loads = Counter[tuple[str, str]]()
         for call in ast.walk(text.functions["produce"]):
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in ("load", "load_part"):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in LOADS:
                 loads[ast.unparse(call.func.value).removesuffix("_tile"), ast.unparse(call.args[0])] += 1
         expect(set(loads) == {(name, f"map_{name}") for name in names}, f"blocks are loaded by maps {sorted(loads)}")
     wanted = ["sizes"]
@@ -490,7 +490,7 @@ def check_maps(text: Text) -> None:
     check_outs(text)
     for name, tile in text.of_kind(collectives.StagedTile).items():
         shares = {collectives.ROW: tile.cluster.n, collectives.COLUMN: tile.cluster.m}.get(tile.peers, 1)
-        expect(tile.parts == shares and (not tile.peers or shares > 1), f"{name} is shared by {shares} blocks: {tile.peers!r}")
+        expect((tile.parts == shares or bool(tile.page)) and (not tile.peers or shares > 1), f"{name} is shared by {shares} blocks: {tile.peers!r}")
         block = next(b for b in blocks if f"{b.name}_tile" == name)
         check_peers(text, block, tile)
 

@@ -135,19 +135,23 @@ def bytes_of(tile: Any) -> int:
     return lines * columns * int(tile.dtype.itemsize)
 
 
+#: The methods that fill a stage, and which argument of them is the ring.
+LOADS = {"load": 2, "load_part": 2, "load_pages": 6}
+
+
 def tiles_of_rings(text: Text) -> dict[str, list[str]]:
     """By the rings' names, the tiles that are loaded into them: read in the text."""
     out: dict[str, list[str]] = {ring: [] for ring in text.rings}
     for node in text.nodes:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("load", "load_part"):
-            tile, ring = ast.unparse(node.func.value), ast.unparse(node.args[2])
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LOADS:
+            tile, ring = ast.unparse(node.func.value), ast.unparse(node.args[LOADS[node.func.attr]])
             if tile in text.tiles:
                 expect(ring in out, f"{tile} is loaded into {ring}, which is no ring")
                 expect(all(tile not in others for name, others in out.items() if name != ring), f"{tile} is loaded into two rings")
                 out[ring] += [] if tile in out[ring] else [tile]
     if text.of_kind(multistage.CopyRing):              # which stages are written is said where copies are called
         functions = {name: [ast.unparse(x.func.value) for x in ast.walk(f) if isinstance(x, ast.Call) and isinstance(x.func, ast.Attribute)
-                            and x.func.attr == "copy"] for name, f in text.functions.items() if name.startswith("copy_blocks")}
+                            and x.func.attr in ("copy", "copy_pages")] for name, f in text.functions.items() if name.startswith("copy_blocks")}
         for name, tiles in functions.items():
             ring = "ring" + name.removeprefix("copy_blocks")
             expect(ring in out, f"{name}: there is no {ring}")

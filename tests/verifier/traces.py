@@ -214,6 +214,11 @@ class _GridProgram:
 
     def place(self, name: str, known: dict[str, Any]) -> tuple[Any, ...]:
         block = self.blocks[name]
+        rows: Any = next((stack.base for stack in block.stacks if stack.base is not None and stack.base.is_paged), None)
+        if rows is not None:           # by the line of the table, and the place along it
+            own = [known[x.of_loop.name] // x.extent.group for x in block.stacks if x.base is not rows]
+            line = known[rows.line.of_loop.name] // rows.line.extent.group
+            return (line, *own, known[rows.name], 0) if self.text.plan.is_multistage else (0, known[rows.name], *own[::-1], line)
         at = [0 if isinstance(dim, Axis) else known[dim.name] for dim in block.dims]
         stacks = [known[stack.of_loop.name] // stack.extent.group for stack in block.stacks]           # some share a matrix
         return (*stacks, *at) if self.text.plan.is_multistage else (*at[::-1], *stacks[::-1])

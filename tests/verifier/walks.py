@@ -483,13 +483,18 @@ class Walk:
         expect(held.expected == nbytes, f"{name} expects {held.expected} bytes, and {' and '.join(held.loaded)} bring {nbytes}")
 
     def loaded(self, tile: Any, name: str, what: str, args: list[Any], state: State) -> None:
-        (source, place, ring, at), rank = args[:4], args[4:]
+        if what == "load_pages":       # the stacks' last coordinate is the line of the table, in place of a page
+            source, (column, *own), table, line, first, _, ring, at = args
+            place, rank = (column, first, *own, line), []
+            expect(isinstance(table, Name), f"{name} takes pages of {table}")
+        else:
+            (source, place, ring, at), rank = args[:4], args[4:]
         held = state.rings[ring.name]
         expect(self.thread == 0, f"{name} is loaded by thread {self.thread}")
         expect(source == Name(f"map_{name.removesuffix('_tile')}"), f"{name} is loaded by {source}")
         expect(at.stands(held.filled - 1, 1, ring.name) and held.expected is not None, f"{name} is loaded into {at} before its bytes are expected")
         expect(name not in held.loaded, f"{name} is loaded twice")
-        expect((what == "load_part") == bool(tile.peers) == bool(rank), f"{name} is loaded by {what}")
+        expect((what == "load_part") == bool(tile.peers) == bool(rank) and (what == "load_pages") == bool(tile.page), f"{name} is loaded by {what}")
         expect(len(place) == 2 + tile.stacks, f"{name} is loaded from {place}")
         state.rings[ring.name] = replace(held, loaded=(*held.loaded, name))
         if self.numbers is not None:
@@ -576,7 +581,11 @@ class Walk:
         return None
 
     def copied(self, tile: Any, name: str, args: list[Any], state: State) -> None:
-        array, place, ends, at = args
+        if len(args) == 8:
+            array, (*own, column), columns, table, line, first, end, at = args
+            place, ends = (line, *own, first, column), (end, columns)
+        else:
+            array, place, ends, at = args
         block = next(b for b in self.text.blocks if f"{b.name}_tile" == name)
         expect(array == Name(block.array), f"{name} is copied from {array}")
         ring = self.text.rings_of_tiles[name]
@@ -584,7 +593,7 @@ class Walk:
         expect(0 <= at.position < stages and (name, at.position) not in state.read, f"{name}: stage {at} is overwritten while it is read")
         expect(len(place) == 2 + len(block.stacks), f"{name} is copied from {place}")
         wanted = tuple(dim.size if isinstance(dim, Axis) else (self.numbers or {})[dim.name] for dim in block.dims)
-        expect(ends == wanted, f"{name} is copied up to {ends}, and {block.array} ends at {wanted}")
+        expect(len(args) == 8 or ends == wanted, f"{name} is copied up to {ends}, and {block.array} ends at {wanted}")
         state.copies[name, at.position] = Copy(state.copied, place)
         state.log.append(("copy", name, place, ends))
 

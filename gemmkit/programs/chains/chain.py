@@ -148,8 +148,8 @@ def _check_pages(chain: Chain) -> None:
     wrong = next((y for _, y in found if y not in taken), None)
     if wrong is not None:
         name = f"{wrong.data[0].name}[{shown(wrong.data[1])}]"
-        raise refused(ValueError, f"{name} lies in pages and is no operand of a product; a kernel has pages for products alone "
-                                  "(only .reference(...) runs others)", wrong.line)
+        raise refused(ValueError, f"{name} lies in pages and is no operand of a product; a kernel has pages for products "
+                                  "alone (only .reference(...) runs others)", wrong.line)
     if found and chain.index.extent.of_page % 8:
         raise refused(ValueError, f"pages of {chain.index.extent.of_page} rows; a kernel takes multiples of 8", chain.line)
 

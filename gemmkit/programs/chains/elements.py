@@ -13,7 +13,7 @@ from gemmkit.programs.chains.algebra import LOWERED, Ranges, bounds_of
 from gemmkit.programs.chains.chain import Chain, ChainPlaces, OperandBlock, RingPlace, depends
 from gemmkit.programs.chains.schedule import READ, ChainOrder, Compute, Event, Full, ScheduleChoice
 from gemmkit.programs.lengths import PIECE
-from gemmkit.programs.text import JOINTS, SIGNS, is_converted, name_of_stack, of_blocks, parts_of_stacks
+from gemmkit.programs.text import JOINTS, SIGNS, is_converted, listed, name_of_stack, of_blocks, parts_of_stacks
 from gemmkit.programs.trace import COMPARISONS, CONDITIONS, Value
 from gemmkit.programs.values import Axis, Index, unique
 
@@ -663,7 +663,7 @@ class ProducerRole(Role):
             return f"{origin}{at if dim is self.chain.index else before + dim.name}"
 
         stacks = [stack.text(place) for stack in block.stacks[::-1] if stack.base is None or stack.base is not block.paged]
-        return ", ".join([place(block.dims[1]), *([] if block.paged else [place(block.dims[0])]), *stacks])
+        return listed([place(block.dims[1]), *([] if block.paged else [place(block.dims[0])]), *stacks])
 
 
 # --------------------------------------------------------------------------------------------------
