@@ -39,9 +39,7 @@ from gemmkit.tiling import Tile
 
 # --------------------------------------------------------------------------------------------------
 # What derived kernels call, as constants of their text: tiles in the stages of a ring, products, ways out.
-#
-# Rings, roles and swizzles are those of the kernels that are written by hand (`gemmkit.kernels.collectives.pipeline`,
-# `gemmkit.kernels.collectives.pipeline`, `gemmkit.kernels.sm90.store`), and so is what becomes of a warpgroup's sums.
+# Rings, roles and swizzles are those of Hopper's kernel of products.
 
 F32 = np.dtype(np.float32)
 ROWS = 64                              # of a product, which a warpgroup has
@@ -148,13 +146,12 @@ class StagedTile(Typed):
         """The same of rows from ``first`` on that lie in pages, which a ``line`` of the table names. Zeros of pages from the
         ``end`` on, which are not looked up. ``place``: the column, and stacks without pages."""
         pointer = shared(self.dtype, self.offset)
+        pages = generate(self.parts, page_of_part, self, table, line, first, end)              # all look-ups are under way
         for part in range(self.parts):
             row = first + part * self.part[1]
-            page = udiv(row, self.page)
-            which = int(table[line, page]) if row < end else NOWHERE
             for panel in range(self.panels):
                 to = slot.stage * (self.stage_bytes // 2) + (panel * self.held + part * self.part[1]) * self.line
-                at = place[0] + panel * self.line, row - page * self.page, *place[1:], which
+                at = place[0] + panel * self.line, row - udiv(row, self.page) * self.page, *place[1:], pages[part]
                 tma_load(tensor_map, at, pointer, to, ring.full(), slot.stage)
 
     def load_part(self, tensor_map: Any, place: tuple, ring: Any, slot: Any, rank: int) -> None:
@@ -172,6 +169,12 @@ class StagedTile(Typed):
         """Of the first stage."""
         line = 2 * self.line
         return matrix_descriptor(shared(self.dtype, self.offset), 0, self.held * line, 8 * line, line)
+
+
+def page_of_part(part: int, tile: StagedTile, table: Any, line: int, first: int, end: int) -> int:
+    """Of the rows that TMA brings at a time."""
+    row = first + part * tile.part[1]
+    return int(table[line, udiv(row, tile.page)]) if row < end else NOWHERE
 
 
 def in_steps(extent: int) -> int:
