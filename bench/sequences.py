@@ -30,7 +30,7 @@ TOLERANCE = 6e-3                       # of two float16 results
 class PackedCase(NamedTuple):
     """Sequences of an eighth to fifteen eighths of a length, drawn; or all of it."""
 
-    count: int
+    sequences: int
     length: int
     heads: int
     head_dim: int
@@ -63,7 +63,7 @@ def row(kind: str, work: str, case: PackedCase | PagedCase, peer: str,
     if not error <= TOLERANCE:
         raise ValueError(f"{work} {case}: results differ by {error:.4f} of the largest element")
     found = times(calls)
-    rows = case.count * case.length if isinstance(case, PackedCase) else case.batch * case.queries
+    rows = case.sequences * case.length if isinstance(case, PackedCase) else case.batch * case.queries
     keys = case.length if isinstance(case, PackedCase) else case.keys
     made = dict(work=work, dtype="float16", m=rows, n=keys, k=case.head_dim, layout="nn", ours_us=round(found["ours"], 2),
                 peer=peer, peer_us=round(found[peer], 2), ratio=round(found[peer] / found["ours"], 4), error=error,
@@ -80,14 +80,14 @@ def packed(case: PackedCase, rng: np.random.Generator) -> dict[str, Any]:
     from torch.nn.attention.varlen import varlen_attn
 
     low, high = case.length // 8, 2 * case.length - case.length // 8
-    lengths = [int(n) for n in rng.integers(low, high, case.count)] if case.drawn else [case.length] * case.count
+    lengths = [int(n) for n in rng.integers(low, high, case.sequences)] if case.drawn else [case.length] * case.sequences
     offsets = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device="cuda")
     q, k, v = (drawn(sum(lengths), case.heads, case.head_dim) for _ in "qkv")
     ours = partial(gk.attention, q, k, v, lengths=(offsets, offsets), layout="bnhd", out=torch.empty_like(q),
                    mask=gk.masks.Causal() if case.causal else None)
     theirs = partial(varlen_attn, q, k, v, offsets, offsets, max(lengths), max(lengths),
                      window_size=(-1, 0) if case.causal else (-1, -1))
-    name = f"{'causal' if case.causal else 'plain'}, {case.count} sequences of {'about ' * case.drawn}{case.length}"
+    name = f"{'causal' if case.causal else 'plain'}, {case.sequences} sequences of {'about ' * case.drawn}{case.length}"
     return row("packed", f"{name} x {case.heads} heads", case, "varlen_attn", {"ours": ours, "varlen_attn": theirs})
 
 

@@ -463,8 +463,9 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
         layout: "bhnd", or "bnhd" for (batch, rows, heads, head size), of q, k, v and the result.
         lengths: ``(q_offsets, k_offsets)`` for packed sequences: sequence i has rows ``offsets[i]`` to ``offsets[i + 1]``.
             The arrays then have no batch axis, places count from each sequence's start, and the batch that a score and a
-            mask receive is the sequence. Offsets are arrays of q's GPU, int32 or int64, which the host never reads; or lists
-            or NumPy arrays, which are checked, and copied there in the order of the stream.
+            mask receive is the sequence. Offsets are arrays of q's GPU, int32 or int64, which the host never reads: rows
+            of no sequence are not written. Or they are lists or NumPy arrays, which are checked, and copied there in the
+            order of the stream.
         key_lengths: (batch,), how many of the keys each of the batch has; lists or arrays as for lengths. The other keys are
             not there: a causal mask's last query sees the last one that is.
         pages: (batch, pages of each), in which pages of a cache the keys of each of the batch are; an array or lists as for

@@ -514,6 +514,9 @@ def place(index: Index) -> Any:
         return index                                   # a condition's function is given places
     if not isinstance(index, Index):
         raise refused(TypeError, f"place({index!r}): a variable of parallel(...) or sequential(...) is needed")
+    if index.is_page:
+        raise refused(TypeError, f"place({index!r}): a page is where rows are read, and no number; place({index.base!r}) "
+                                 "counts the sequence's rows")
     return current().place(index)
 
 

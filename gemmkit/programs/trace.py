@@ -174,6 +174,9 @@ class Interpreter:
     def call(self, f: Any, given: tuple, is_test: bool) -> Any:
         """A function of the user's of each element; an index stands for the places of its elements."""
         name, f = name_of(f), function_of(f, len(given))
+        page = next((x for x in given if isinstance(x, Index) and x.is_page), None)
+        if page is not None:
+            raise refused(TypeError, f"call(..., {page!r}): a page is where rows are read, and no number")
         args = [self.coordinate(x) if isinstance(x, Index) else self.lift(x) for x in given]
         callee = self.callee(f, name)
         callee.extents.append(tuple(extent_of(x) for x in given))

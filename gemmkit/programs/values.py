@@ -479,6 +479,10 @@ class Index(Symbol):
         return self.extent.table is not None and not self.stack
 
     @property
+    def is_page(self) -> bool:
+        return self.extent.table is not None and self.stack
+
+    @property
     def of_loop(self) -> Index:
         """The loop's variable that it is made of."""
         return self if self.base is None else self.base
@@ -496,7 +500,7 @@ class Index(Symbol):
 
     def __repr__(self) -> str:
         if self.base is not None:
-            return f"{self.base!r}.page" if self.extent.table is not None else f"{self.base!r} // {self.extent.group}"
+            return f"{self.base!r}.page" if self.is_page else f"{self.base!r} // {self.extent.group}"
         return self.name or name_here(self) or f"a block of {self.extent}"
 
     @property
@@ -680,7 +684,6 @@ class Cell(Term):
 # So these are slips, whatever lengths are: an index that stands on another axis of its own array and never on its own,
 # ``a[m, k]`` with ``k`` of ``a.rows``; one that stands on two axes of another array; and two whole axes of one array that
 # meet element by element, and are not the same through other arrays.
-
 # From sizes a trace takes no more than is noted here: which axes must be of one length, how long those are that are
 # values' own, and whatever a program's code makes of a shape. With other sizes that agree in it, it is the same trace.
 
@@ -724,8 +727,11 @@ class Axes:
         if index.of_loop.is_over:
             raise refused(ValueError, f"{name}[{shown(key)}]: the loop of {index} is over")
         held = [other for other in key if isinstance(other, Index)]
-        in_page = index.is_paged and any(other is index.page for other in held)
-        if sum(other.of_loop is index.of_loop and (other.base is None or other.extent.table is None) for other in held) > 1:
+        in_page = index.is_paged and index.page in held
+        if index.is_page and index.base not in held:
+            raise refused(ValueError, f"{name}[{shown(key)}]: {index!r} is the page of rows {index.base!r}, which are not "
+                                      f"read; write {name}[{index!r}, ..., {index.base!r}]")
+        if sum(other.of_loop is index.of_loop and not other.is_page for other in held) > 1:
             raise refused(ValueError, f"{name}[{shown(key)}]: {index} is used twice, but rows and columns must be different "
                                       "blocks; use two loops")
         if (extent.of_page if in_page else extent.length) != parameter._shape[axis]:

@@ -191,6 +191,13 @@ def test_all_pages_of_a_view(rng: np.random.Generator) -> None:
         check(paged, q, k, v, half(rng, 2, 48), table, None, poisoned(4, 2, 3, 64), 0.125, 1, mapping=mapping)
 
 
+PAGES = """    rows = gp.paged(o, lengths)
+    for b, m in gp.parallel(lengths.count, q.rows):
+        for n in gp.sequential(rows[b]):
+            x = {}  #
+"""
+
+
 @pytest.mark.parametrize("body,words", [
     ("    rows = gp.paged(q, offsets)  #\n", r"paged\(.*an array argument is needed whose first axis are pages"),
     ("    rows = gp.paged(o, 3)  #\n", r"paged\(\.\.\., 3\): an array argument of whole numbers"),
@@ -199,6 +206,10 @@ def test_all_pages_of_a_view(rng: np.random.Generator) -> None:
         for n in gp.sequential(o.rows):
             x = n.page  #
 """, r"n.page: n is a block of .*, which is in no pages"),
+    (PAGES.format("o[n.page]"), r"o\[n.page\]: n.page is the page of rows n, which are not read; write o\[n.page, ..., n\]"),
+    (PAGES.format("gp.place(n.page)"), r"place\(n.page\): a page is where rows are read, and no number"),
+    (PAGES.format("gp.call(lambda x: x, n.page)"), r"call\(..., n.page\): a page is where rows are read"),
+    (PAGES.format("o[n]"), r"o\[n\]: n is a block of rows of o in pages by lengths, used here for axis 0 of o"),
     ("""    rows = gp.paged(o, lengths)
     for b, m in gp.parallel(o.count, o.rows):
         for n in gp.sequential(rows[m]):  #
