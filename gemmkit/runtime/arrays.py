@@ -570,14 +570,15 @@ class Recogniser:
         if kinds is not None:
             at = tuple(map(kinds.address_of, arrays))
             return kinds.at.get(at) or _placed(kinds, at), at
+        both: Any = ()
         if len(arrays) == 2 and not self._by_shapes:       # no tensors, as a rule: half of the time that any number takes
             x, y = arrays
-            (at_x, of_x), (at_y, of_y) = KEYS.get(type(x), key_of)(x, ""), KEYS.get(type(y), key_of)(y, "")
+            both = (at_x, of_x), (at_y, of_y) = KEYS.get(type(x), key_of)(x, ""), KEYS.get(type(y), key_of)(y, "")
             if len(of_y) != _KEY and not (at_x | at_y) & 15 and at_x != at_y:
                 return (of_x, of_y), (at_x, at_y)
         low, keys, pointers, key = 0, [], [], ()
-        for x in arrays:
-            pointer, key = KEYS.get(type(x), key_of)(x, "")
+        for n, x in enumerate(arrays):
+            pointer, key = both[n] if both else KEYS.get(type(x), key_of)(x, "")
             low |= pointer
             keys.append(key)
             pointers.append(pointer)
