@@ -507,9 +507,11 @@ def deal(values: tuple, count: int) -> tuple:
 
 def _type_reduce(context: TypingContext, function: types.Type, value: types.Type, values: types.Type,
                  *args: types.Type) -> Any:
+    kept = types.unliteral(value)
+    if values == types.Tuple(()):
+        return signature(kept, function, value, values, *args), lambda c, b, s, v: c.cast(b, v[1], value, kept)
     if not isinstance(values, types.UniTuple) or not isinstance(function, types.Callable):
         return None
-    kept = types.unliteral(value)
     inner = context.resolve_function_type(function, (kept, values.dtype, *args), {})
     if inner is None:
         return None

@@ -498,6 +498,30 @@ def test_conditions_as_compiled() -> None:
     np.testing.assert_allclose(d, of_tiles.reference(a, b, flag, labels, c, d), rtol=1e-3, atol=1e-3)
 
 
+@gk.program
+def extremes_and_sums(a: Any, b: Any, top: Any, least: Any, total: Any) -> None:
+    for m in gp.parallel(a.rows):
+        acc = gp.zeros(m, b.columns)
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k]
+        top[m] = acc.max(axis=1)
+        least[m] = acc.min(axis=1)
+        total[m] = acc.sum(axis=1)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("columns", [8, 16, 24])
+def test_rows_of_few_columns_as_compiled(columns: int, rng: np.random.Generator) -> None:
+    """Each thread may have one part of a row, and nothing to combine it with."""
+    a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((20, 32), (32, columns)))
+    results = [np.full(20, np.nan, np.float32) for _ in range(3)]
+    plan = extremes_and_sums.plan(a, b, *results, mapping=gk.Mapping(kernel="multistage"))
+    with Ptx().session():
+        plan.run(dict(zip(extremes_and_sums.names, (a, b, *results))))
+    for got, exact in zip(results, extremes_and_sums.reference(a, b, *results)):
+        np.testing.assert_allclose(got, exact, rtol=1e-4, atol=1e-4)
+
+
 def test_signs_of_zero() -> None:
     """abs(-0.0) is 0.0, so that 1 / abs(x) is inf."""
     @gk.program
