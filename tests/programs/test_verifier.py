@@ -6,11 +6,15 @@ import copy
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+import gemmkit as gk
+from gemmkit import programs as gp
 from gemmkit.programs import plan as plans
 from tests.mutation import derived
 from tests.support import chains
+from tests.support import programs as listing
 from tests.verifier import Unsound, facts, verify
 
 PARTS = 8
@@ -90,3 +94,45 @@ def test_arrays_of_the_streams_memory_that_overlap_are_found() -> None:
     moved = plan.infos[name]._replace(pointer=plan.infos[plan.spare[0]].pointer + 16)
     with pytest.raises(Unsound, match="overlap"):
         facts.check_spare(replace(plan, infos={**plan.infos, name: moved}))
+
+
+# -- packed rows ----------------------------------------------------------------------------------------------------------
+
+
+@gk.program
+def of_one_array(x: Any, offsets: Any, o: Any) -> None:
+    """Rows and rounds along the same pieces."""
+    pieces = gp.packed(x.rows, offsets)
+    for i, m in gp.parallel(pieces.count, pieces.rows):
+        out = gp.zeros(m, x.columns)
+        for n in gp.sequential(pieces[i]):
+            out += (x[m] @ x[n].T).astype(x.dtype) @ x[n]
+        o[m] = out
+
+
+@gk.program
+def of_some_keys(x: Any, offsets: Any, k: Any, lengths: Any, o: Any) -> None:
+    """Packed rows, whose rounds go along the first keys of each piece's own."""
+    pieces = gp.packed(x.rows, offsets)
+    for i, m in gp.parallel(pieces.count, pieces.rows):
+        out = gp.zeros(m, x.columns)
+        for n in gp.sequential(k.rows, stop=lengths[i]):
+            out += (x[m] @ k[i, n].T).astype(x.dtype) @ k[i, n]
+        o[m] = out
+
+
+@pytest.mark.parametrize("kernel", ["", "multistage"])
+def test_pieces_of_rows_alone_and_of_both_are_sound(kernel: str) -> None:
+    x, k, offsets, lengths = np.zeros((100, 64), np.float16), np.zeros((3, 90, 64), np.float16), np.array([0, 10, 20, 100]), np.array([9, 0, 90])
+    for program, given in ((of_one_array, (x, offsets, x.copy())), (of_some_keys, (x, offsets, k, lengths, x.copy()))):
+        plan = program.plan(*given, mapping=gk.Mapping({"n": 32}, warpgroups=1, kernel=kernel))
+        verify(plan)
+        text = plan.text.replace("m_origin + m", "m", 1)
+        assert text != plan.text
+        with pytest.raises(Unsound):
+            verify(program.plan(*given, mapping=plan.mapping, text=text))
+
+
+def test_a_plan_without_rows_that_is_split_is_sound() -> None:
+    q, k = np.zeros((1, 0, 64), np.float16), np.zeros((1, 200, 64), np.float16)
+    verify(listing.attention.plan(q, k, k, q.copy(), 0.125, mapping=gk.Mapping({"n": 64}, splits=3)))

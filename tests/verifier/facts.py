@@ -426,7 +426,7 @@ def check_spare(plan: plans.ProgramPlan) -> None:
     places = np.concatenate(read)
     prefixes = {name.rpartition("_")[0] for name in plan.merge.spare}
     whole, of_read = (_places_of(plan, names) for names in (plan.spare, [name for name in plan.spare if name.rpartition("_")[0] in prefixes]))
-    expect(places.min(initial=0) >= 0 and places.max(initial=0) < len(whole), "what is merged has not been stored")
+    expect(places.min(initial=0) >= 0 and places.max(initial=-1) < len(whole), "what is merged has not been stored")
     times = np.bincount(places, minlength=len(whole))
     expect((times <= 1).all(), "two parts are one")
     expect(whole[times == 1].all(), "what is merged has not been stored")

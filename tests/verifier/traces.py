@@ -256,22 +256,25 @@ class _ChainProgram(_GridProgram):
                 if stack.extent == chain.index.extent:
                     numbers[chain.index.name] = numbers[stack.name]
             numbers = {**dict.fromkeys(self.text.plan.printed.scalars, 1.0), "section": min(2, count), chain.share: chain.splits, **numbers}
-            lengths = (None,) if chain.length is None else (0, numbers[chain.index.name] + 5, max(1, numbers[chain.index.name] - self.step))
-            for length in lengths if self.piece is None and chain.index.piece is None else ():
-                yield Case(numbers, grid, votes, length)
-            if self.piece is not None or chain.index.piece is not None:
-                yield self.of_pieces(Case(numbers, grid, votes, None))
+            has_length = chain.length is not None and chain.index.piece is None
+            for length in (0, numbers[chain.index.name] + 5, max(1, numbers[chain.index.name] - self.step)) if has_length else (None,):
+                case = Case(numbers, grid, votes, length)
+                yield case if self.piece is None and chain.index.piece is None else self.of_pieces(case)
 
     def of_pieces(self, case: Case) -> Case:
-        """With pieces of all rows, none, and one; and of keys."""
+        """With pieces of all rows, none, and one; and of keys: of the first rows none or some. Some rows are of no piece."""
         numbers, offsets = dict(case.numbers), {}
         for index in (self.chain.rows, self.chain.index):
             if index.piece is not None:
                 numbers[index.piece.of_loop.name] = 4
                 each = int(case.numbers[index.name])
-                cuts = list(itertools.accumulate([0, each, 0, 1, each + 1]))
+                cuts = list(itertools.accumulate([2, each, 0, 1, each + 1]))
+                name = index.extent.offsets.name
+                if name in offsets:                    # of rows and of keys
+                    numbers[index.name] = numbers[self.chain.rows.name]
+                    continue
                 numbers[index.name] = cuts[-1] + 3
-                offsets[index.extent.offsets.name] = cuts if index is self.chain.rows else [0, 0, 1, *cuts[2:3], numbers[index.name]]
+                offsets[name] = cuts if index is self.chain.rows else [3, *(cuts[1:3] if case.votes else (3, 4)), cuts[2] + 3, numbers[index.name]]
         return case._replace(numbers=numbers, offsets=offsets)
 
     @property
