@@ -15,8 +15,9 @@ import pytest
 import gemmkit as gk
 from tests.drawn_programs.features import features
 from tests.drawn_programs.grammar import Case, drawn
-from tests.drawn_programs.judge import Outcome, judged, script
+from tests.drawn_programs.judge import Outcome, arrays_of, judged, script
 from tests.drawn_programs.numbers import Bounded, Numbers, computed
+from tests.drawn_programs.pieces import cut_points
 from tests.drawn_programs.shrink import shrunk
 from tests.drawn_programs.syntax import (
     Add,
@@ -106,6 +107,43 @@ def test_results_that_nobody_wrote_are_noticed(tile: Case) -> None:
     assert judged(tile, tamper=change).is_fault
 
 
+def test_rows_of_no_piece_are_looked_at() -> None:
+    """A kernel that stores into one of them is noticed, NaN too."""
+    found = 0
+    for n in range(200):
+        case = drawn(1, n)
+        if "packed rows" not in case.tags or case.slip or case.machine == "ptx":
+            continue
+        offsets, rows = arrays_of(case)["offsets_m"], case.sizes[case.source.loop.over[-1].of]
+        none = [row for row in range(rows) if not offsets[0] <= row < offsets[-1]]
+        if not none or judged(case).kind != "right":
+            continue
+        for value in (0.0, np.nan):
+            def change(results: dict[str, np.ndarray], value: float = value) -> None:
+                store = next(x for x in statements(case.source.loop) if isinstance(x, Store))
+                results[store.array][(*(0 for _ in store.indices[:-1]), none[-1])] = value
+
+            assert judged(case, tamper=change).cause == "wrong numbers (emulator)"
+        found += 1
+        if found == 2:
+            break
+    assert found == 2
+
+
+def test_pieces_are_valid_whatever_is_left_of_them() -> None:
+    """Sizes that are made smaller have offsets of their own: within the rows, in order, and one more than there are pieces."""
+    for n in range(300):
+        rng = np.random.default_rng(n)
+        pieces, rows = int(rng.integers(0, 9)), int(rng.integers(0, 200))
+        for style in ("rows", "keys", "far"):
+            found = cut_points(np.random.default_rng(n), pieces, rows, style)
+            assert found.shape == (pieces + 1,)
+            if style != "far":
+                assert 0 <= found.min(initial=0) and found.max(initial=0) <= rows
+            if style != "keys":
+                assert (np.diff(found) >= 0).all()
+
+
 def test_another_meaning_is_noticed(tile: Case) -> None:
     """The interpretation with one product left out, and with one operand's columns turned round."""
     dot = next(x for x in statements(tile.source.loop) if isinstance(x, Add) and x.value.op == "dot")
@@ -180,5 +218,6 @@ def test_what_is_drawn_has_every_feature() -> None:
     for name in ("tile", "chain", "rows", "==", "!=", "<", "<=", ">", ">=", "&", "stop=", "an array in 3 roles", "an array as left and right operand",
                  "an operand that is read again", "2 products", "3 products", "two loops", "a size of 0", "chain: saturating", "chain: online",
                  "Mapping(splits=)", "Mapping(cluster=)", "once", "bfloat16 operand", "float32 result", "float16 result", "a division",
-                 "a condition on numbers of a call", "a condition on arrays", "a condition on places", "a plan's numbers are others"):
+                 "several stacks", "packed rows", "rounds along the pieces of rows", "rounds along pieces, by those of rows",
+                 "rounds along pieces, by a stack", "a bias of a piece or a stack", "masked", "int32 offsets", "a condition on numbers of a call", "a condition on arrays", "a condition on places", "a plan's numbers are others"):
         assert name in seen, name

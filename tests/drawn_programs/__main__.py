@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from functools import partial
 
 from tests.drawn_programs.features import features
+from tests.drawn_programs.grammar import drawn
 from tests.drawn_programs.judge import Judged, fails_so, judge_number, judged, script
 from tests.drawn_programs.shrink import shrunk
 from tests.drawn_programs.syntax import statements
@@ -23,13 +24,15 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the number of the first program")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--shrink", type=float, default=45.0, help="seconds to make a failing program smaller, for each kind of fault")
+    parser.add_argument("--only", default="", help="only programs that have this feature, such as 'packed rows'; the others are not judged")
     parser.add_argument("--show", action="store_true", help="print each program, and what came of it")
     given = parser.parse_args()
     began, went = time.monotonic(), Counter[str]()
     said, ran, drew, slips = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     faults = defaultdict[str, list[Judged]](list)
     seconds = weak = 0.0
-    for made in in_jobs(partial(judge_number, given.seed), range(given.first, given.first + given.count), given.jobs):
+    numbers = [n for n in range(given.first, given.first + given.count) if not given.only or given.only in features(drawn(given.seed, n))]
+    for made in in_jobs(partial(judge_number, given.seed), numbers, given.jobs):
         outcome, case = made.outcome, made.case
         went["slips refused" if case.slip and not outcome.is_fault else outcome.kind] += 1
         seconds, weak = seconds + made.seconds, weak + outcome.weak
@@ -46,7 +49,7 @@ def main() -> int:
             faults[outcome.cause].append(made)
         if given.show:
             print(f"# {made.number}: {outcome.kind} {outcome.said}{outcome.text} ({made.seconds:.1f} s)\n{script(case)}", flush=True)
-    wanted = given.count - sum(slips.values())
+    wanted = len(numbers) - sum(slips.values())
     print("\nrefused, by their first words:")
     for words, count in said.most_common():
         print(f"  {count:4} {words}")
@@ -59,7 +62,7 @@ def main() -> int:
         outcome = judged(small) if given.shrink else first.outcome
         print(f"\n{'=' * 100}\n{len(of)} x {cause}\n  (programs {numbers_shown}; this is {first.number}, made smaller)\n\n{script(small, outcome)}", flush=True)
     total = sum(map(len, faults.values()))
-    print(f"\n{given.count} programs of seed {given.seed} from number {given.first} on, in {seconds:.0f} s of processors and "
+    print(f"\n{len(numbers)} programs of seed {given.seed} from number {given.first} on, in {seconds:.0f} s of processors and "
           f"{time.monotonic() - began:.0f} s: {went['right']} right ({went['right'] / max(1, wanted):.0%} of those without a slip), "
           f"{went['refused']} refused, {went['slips refused']} slips refused; bounds say little of {weak / max(1, went['right']):.1%} of what "
           f"is stored; {total} faults of {len(faults)} kinds")

@@ -18,7 +18,7 @@ def features(case: Case) -> set[str]:
     roles = defaultdict[str, set[str]](set)
     for held in statements(source.loop):
         for x in expressions(held) if not hasattr(held, "body") else ():
-            if x.op in ("sqrt", "rsqrt", "log", "exp", "tanh", "finite", "where", "mean", *NAMES):
+            if x.op in ("sqrt", "rsqrt", "log", "exp", "tanh", "finite", "where", "mean", "masked", *NAMES):
                 found.add(NAMES.get(x.op, x.op))
             if x.op == "scalar":
                 found.add("a number")
@@ -49,8 +49,11 @@ def features(case: Case) -> set[str]:
     found |= {f"{array.dtype} {array.role}" for array in source.arrays}
     stores = [x for x in statements(source.loop) if isinstance(x, Store)]
     found.add(f"{len(stores)} results")
-    if any(o.stack for o in source.loop.over):
+    stacks = [o for o in source.loop.over if o.stack]
+    if stacks:
         found.add("a stack")
+    if len(stacks) > 1:
+        found |= {"several stacks", f"{len(stacks)} stacks and pieces"}
     found |= {f"a size of {name}" for name, test in (("0", lambda x: x == 0), ("1", lambda x: x == 1), ("more than 128", lambda x: x > 128))
               if any(test(size) for size in case.sizes.values())}
     mapping = case.mapping

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 import gemmkit as gk
+from tests.drawn_programs.pieces import widened
 from tests.drawn_programs.slips import slipped
 from tests.drawn_programs.syntax import (
     Add,
     Array,
     Cell,
+    Cut,
     Expr,
     Let,
     Loop,
@@ -58,7 +60,9 @@ class Drawing:
     def __init__(self, seed: int, number: int, large: bool = False):
         self.rng = np.random.default_rng((seed, number))
         self.more = np.random.default_rng((seed, number, 1))   # of what came later, so that earlier programs stay what they are
+        self.late = np.random.default_rng((seed, number, 2))   # of several stacks and pieces
         self.grouped = False                                   # whether neighbours of the stack share matrices
+        self.halved: set[str] = set()                          # other stacks whose neighbours do
         self.arrays: list[Array] = []
         self.numbers: dict[str, float] = {}
         self.merged: dict[str, str] = {}
@@ -283,6 +287,8 @@ class Drawing:
 
     def finished(self, tile: tuple[str, ...], body: list[Statement]) -> Source:
         """With the axes that loops go along and cells have, as arrays have them."""
+        tile, body, chosen = widened(self, tile, body) if "chain" in self.tags else (tile, body, None)
+        counted = {"h", "layer", *(chosen.stacks if chosen else ())}
         loop = Loop("parallel", tuple(Over(x, self.classes[x], "") for x in tile), tuple(body))
         uses: dict[str, list[str]] = {}
         known = {x.name: x for x in self.arrays}
@@ -292,8 +298,10 @@ class Drawing:
             for at, dim in enumerate((*indices, *(f"*{x}" for x in array.dims[len(indices):]))):
                 if " // " in dim:
                     continue
-                if dim in ("h", "layer"):
-                    axis = "count" if at == 0 and rank > 1 else ""
+                if dim == "piece":
+                    axis = ""
+                elif dim in counted:
+                    axis = "count" if at == 0 and rank > 1 else f"counts[{at}]" if at < rank - 2 else ""
                 else:
                     axis = {1: "columns", 2: "rows"}.get(rank - at, "")
                 if axis:
@@ -306,10 +314,23 @@ class Drawing:
             if isinstance(held, Store):
                 use(held.array, held.indices)
         axes = {dim: self.pick(*found) for dim, found in uses.items()}
+        cuts: dict[str, Cut] = {}
+        pieces: dict[str, tuple[str, str]] = {}
+        if chosen is not None:
+            both = [x for x in known.values() if x.dims[:2] == tuple(self.classes[y] for y in chosen.stacks[:2]) and len(x.dims) == 4]
+            if len(chosen.stacks) > 1 and both and self.late.random() < 0.6:
+                axes |= {index: f"{both[0].name}.counts[{at}]" for at, index in enumerate(chosen.stacks[:2])}
+            for index, cut in chosen.cuts.items():
+                cuts.setdefault(cut.name, replace(cut, axis=axes[index]))
+                pieces[index], which = (cut.offsets, chosen.which[index]), chosen.which[index]
+                axes[index] = f"{cut.name}.rows" if index == "m" else f"{cut.name}[{which}]"
+            if "m" in chosen.cuts:
+                axes["piece"] = f"{chosen.cuts['m'].name}.count"
 
         def settle(x: Statement) -> Statement:
             if isinstance(x, Loop):
-                over = tuple(replace(o, axis=axes.get(o.index, f"nothing_{o.index}"), stack=o.index in ("h", "layer")) for o in x.over)
+                over = tuple(replace(o, axis=axes.get(o.index, f"nothing_{o.index}"), stack=o.index in counted,
+                                     piece=pieces.get(o.index, ())) for o in x.over)
                 return replace(x, over=over, body=tuple(map(settle, x.body)))
             if isinstance(x, Cell):
                 return replace(x, shape=tuple(axes[dim] if dim.startswith("*") else dim for dim in x.dims))
@@ -318,6 +339,7 @@ class Drawing:
         made = settle(loop)
         assert isinstance(made, Loop)
         used = {x.data[0] for x in expressions(made) if x.op == "load"} | {x.array for x in statements(made) if isinstance(x, Store)}
+        used |= {cut.offsets for cut in cuts.values()}
         numbers = {x.data for x in expressions(made) if x.op == "scalar"}
         arrays = [x for x in self.arrays if x.name in used]
         order = [x for x in arrays if x.role != "result"] + [x for x in arrays if x.role == "result"]
@@ -326,7 +348,7 @@ class Drawing:
         if kept and self.chance(0.3):
             self.tags.add("a plan's numbers are others")
             told = {name: float(np.float32(value * self.pick(0.5, 4.0, 1.0, -1.0))) for name, value in kept.items()}
-        return Source(tuple(order), made, kept, told)
+        return Source(tuple(order), made, kept, told, cuts=tuple(cuts.values()))
 
 
 def merge(of: Drawing, *pairs: tuple[str, str, float]) -> None:
@@ -722,12 +744,24 @@ def mapping_of(of: Drawing, form: str, kernel: str) -> gk.Mapping | None:
     return gk.Mapping(blocks, **more)
 
 
+def of_pieces(of: Drawing, mapping: gk.Mapping | None) -> gk.Mapping | None:
+    """Mostly without what tiles of packed rows refuse."""
+    if mapping is None:
+        return None
+    if "packed rows" in of.tags and of.late.random() < 0.85:
+        mapping = replace(mapping, splits=0, cluster={})
+    if mapping.kernel != "multistage" and of.late.random() < 0.1:
+        mapping = replace(mapping, across=False)
+    return mapping
+
+
 def drawn(seed: int, number: int, large: bool = False) -> Case:
     """The case of this number. ``large``: with sizes for a GPU."""
     of = Drawing(seed, number, large)
     form = of.pick("tile", "tile", "tile", "chain", "chain", "chain", "rows")
     machine = "ptx" if of.chance(0.1) and not large else "emulator"
     kernel = "multistage" if machine == "ptx" or of.chance(0.3) else ""
+    of.tags.add(form)
     source = {"tile": tile_program, "chain": chain_program, "rows": row_program}[form](of)
     sizes = {of.of(name): of.size() for name in "MNKJ"}
     narrow = form == "chain" and not of.chance(0.05)
@@ -737,16 +771,24 @@ def drawn(seed: int, number: int, large: bool = False) -> Case:
             if narrow and of.more.random() < 0.6:              # most are no whole lines
                 sizes[name] = int(of.more.choice(WIDTHS))
     sizes["H"], sizes["L"] = int(of.pick(1, 2, 2, 3)), sizes.get("L", int(of.pick(1, 2, 3)))
-    if of.grouped:
+    sizes["B"], sizes["P"] = int(of.late.choice([1, 2, 2, 3])), int(of.late.choice([1, 2, 3, 3, 4, 5, 7] if not large else [1, 3, 17, 40]))
+    if of.late.random() < 0.02:
+        sizes["P"] = 0
+    if of.grouped or "h" in of.halved:
         sizes["H"], sizes["G"] = 2 * sizes["H"], sizes["H"]
+    if "batch" in of.halved:
+        sizes["B"], sizes["A"] = 2 * sizes["B"], sizes["B"]
     if of.of("C") in ("M", "K") and narrow:
         sizes[of.of("C")] = int(of.pick(64, 128))
         if of.more.random() < 0.6:
             sizes[of.of("C")] = int(of.more.choice(WIDTHS))
     if machine == "ptx":
         sizes = {name: min(size, 70) if name not in "DC" or size > 128 else size for name, size in sizes.items()}
-    case = Case(source, sizes, mapping_of(of, form, kernel), int(of.rng.integers(2**31)), machine, of.pick("plan", "plan", "call"), "",
-                frozenset({form, *of.tags}))
+    mapping = mapping_of(of, form, kernel)
+    if form == "chain":
+        mapping = of_pieces(of, mapping)
+    case = Case(source, sizes, mapping, int(of.rng.integers(2**31)), machine, of.pick("plan", "plan", "call"), "",
+                frozenset(of.tags))
     if of.chance(0.12):
         return slipped(case, of.rng)
     return case

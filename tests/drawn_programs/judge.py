@@ -7,6 +7,7 @@ import contextlib
 import functools
 import inspect
 import linecache
+import math
 import os
 import re
 import time
@@ -23,6 +24,7 @@ import gemmkit as gk
 from gemmkit.runtime.device import H100, assumed
 from tests.drawn_programs.grammar import Case, drawn
 from tests.drawn_programs.numbers import Bounded, Unbound, computed
+from tests.drawn_programs.pieces import cut_points
 from tests.drawn_programs.syntax import Array, Loop, printed, statements
 from tests.ptx_machine.launch import Ptx
 from tests.support.jobs import limited
@@ -32,6 +34,7 @@ from tests.verifier import Unsound, verify
 __all__ = ["LIMIT", "Judged", "Outcome", "arrays_of", "fails_so", "judge_number", "judged", "script"]
 
 ROOT = os.path.dirname(os.path.abspath(gk.__file__)) + os.sep
+POISON = 7.75                          # of results before a program runs: what it does not store stays so
 LIMIT = 120                            # seconds of the processor
 A100 = replace(H100, name="an A100", arch=(8, 0), sm_count=108, shared_memory_per_block=166912, shared_memory_per_sm=167936)
 ERRORS = ValueError, TypeError         # ConfigError is a ValueError
@@ -68,7 +71,7 @@ def filled(seed, shape, dtype, style, scale, pitch, put=lambda x: x):   # type: 
         normal = normal * np.linspace(0.1, 4.0, shape[-2])[:, None] if shape[-2] else normal
     values = {"normal": normal, "growing": normal, "positive": 0.25 + rng.random(shape), "whole": rng.integers(-1, 2, shape) / scale,
               "places": rng.integers(0, 100, shape) / scale, "lengths": rng.choice([0, -3, 1, 7, 20, 33, 64, 100, 400], shape) / scale,
-              "result": np.full(shape, np.nan)}[style] * scale
+              "result": np.full(shape, 7.75) / scale}[style] * scale
     if pitch == 0 and len(shape) > 1:
         return put(np.ascontiguousarray(values.swapaxes(-1, -2)).astype(dtype)).swapaxes(-1, -2)
     step = 2 if pitch == -2 else 1
@@ -79,7 +82,13 @@ def filled(seed, shape, dtype, style, scale, pitch, put=lambda x: x):   # type: 
 
 def arrays_of(case: Case, put: Callable[[np.ndarray], Any] = lambda x: x) -> dict[str, Any]:
     """The arguments; ``put`` brings them where they are computed with."""
-    return {x.name: filled(*(*_drawn_by(case, x), put)) for x in case.source.arrays}
+    return {x.name: put(_offsets_of(case, x)).repeat(x.pitch)[::x.pitch] if x.role == "offsets" else filled(*(*_drawn_by(case, x), put))
+            for x in case.source.arrays}
+
+
+def _offsets_of(case: Case, x: Array) -> np.ndarray:
+    rng = np.random.default_rng((case.seed, sum(map(ord, x.name))))
+    return cut_points(rng, case.sizes[x.dims[0]], case.sizes[x.cuts], x.style).astype(x.dtype)
 
 
 def _drawn_by(case: Case, x: Array) -> tuple[Any, ...]:
@@ -92,6 +101,10 @@ def script(case: Case, outcome: Outcome | None = None) -> str:
     """The case as a program of its own."""
     lines = ["import ml_dtypes", *printed(case.source).splitlines(), "", "", *_unannotated(filled), ""]
     for x in case.source.arrays:
+        if x.role == "offsets":
+            step = "" if x.pitch == 1 else f".repeat({x.pitch})[::{x.pitch}]"
+            lines.append(f"{x.name} = np.array({_offsets_of(case, x).tolist()}, np.{x.dtype}){step}")
+            continue
         seed, shape, _, style, scale, pitch = _drawn_by(case, x)
         dtype = "ml_dtypes.bfloat16" if x.dtype == "bfloat16" else f"np.{x.dtype}"
         lines.append(f"{x.name} = filled({seed}, {shape}, {dtype}, {style!r}, {x.scale}, {pitch})")
@@ -210,7 +223,7 @@ def _of_reference(case: Case, program: Any, arrays: dict[str, np.ndarray], name:
         return Outcome("refused", said=_first_words(refused or error))
     names = [x.name for x in case.source.arrays if x.role == "result"]
     found = dict(zip(names, exact if isinstance(exact, tuple) else (exact,)))
-    said, weak = _compared(found, interpreted(case.source, case.sizes, arrays, dict.fromkeys("njk", block)))
+    said, weak = _compared(found, interpreted(case.source, case.sizes, arrays, dict.fromkeys("njk", block)), math.nan)
     if said:
         return Outcome("fault", "reference: wrong numbers", f"the reference is otherwise than the interpretation: {said}", weak)
     return Outcome("refused", said=_first_words(refused)) if refused is not None else Outcome("right", weak=weak)
@@ -220,12 +233,12 @@ def case_form(case: Case) -> str:
     return next(x for x in ("tile", "chain", "rows") if x in case.tags)
 
 
-def _compared(found: dict[str, np.ndarray], wanted: dict[str, Bounded]) -> tuple[str, float]:
-    """What is wrong, and the part of elements of which little is known."""
+def _compared(found: dict[str, np.ndarray], wanted: dict[str, Bounded], before: float = POISON) -> tuple[str, float]:
+    """What is wrong, and the part of elements of which little is known. ``before``: what elements are that nothing is stored in."""
     weak = total = 0
     for name, bound in wanted.items():
-        got, exact = found[name].astype(float), bound.value
-        finite = np.isfinite(exact)
+        got, exact, kept = found[name].astype(float), np.where(bound.error < 0, before, bound.value), bound.error < 0
+        finite = np.isfinite(exact) & ~kept
         largest = float(np.abs(exact[finite]).max(initial=0.0))
         most = bound.error + SLACK * largest
         with np.errstate(all="ignore"):

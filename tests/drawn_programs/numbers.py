@@ -36,7 +36,8 @@ class Unbound(Exception):
 
 @dataclass
 class Bounded:
-    """``error`` bounds what each element of a kernel's may be off; of a condition it is where it may be otherwise."""
+    """``error`` bounds what each element of a kernel's may be off; of a condition it is where it may be otherwise. It is -1 of elements of a
+    result that nothing is stored in."""
 
     dims: tuple[str, ...]
     value: np.ndarray
@@ -126,14 +127,16 @@ class Numbers:
         self.source, self.sizes, self.blocks = source, sizes, blocks
         self.given = {array.name: array for array in source.arrays}
         self.held = {name: np.asarray(x, np.float64) for name, x in arrays.items() if self.given[name].role != "result"}
-        self.results = {a.name: Bounded(a.dims, *(np.full([sizes[dim] for dim in a.dims], fill) for fill in (np.nan, 0.0)))
+        self.results = {a.name: Bounded(a.dims, *(np.full([sizes[dim] for dim in a.dims], fill) for fill in (np.nan, -1.0)))
                         for a in source.arrays if a.role == "result"}
         self.at: dict[str, int | slice] = {}
         self.of: dict[str, str] = {}
+        self.origin: dict[str, int] = {}                # of an index along a piece: where this begins
+        self.ends: dict[str, int] = {}                  # how many places there are along an index
         self.known: dict[str, Bounded] = {}
 
     def run(self) -> dict[str, Bounded]:
-        """The results by name, NaN where nothing is stored."""
+        """The results by name."""
         with np.errstate(all="ignore"):
             self.do(self.source.loop)
         return self.results
@@ -167,10 +170,17 @@ class Numbers:
             return
         (first, *rest), size = over, self.sizes[over[0].of]
         self.of[first.index] = first.of
+        origin = 0
+        if first.piece:
+            which = self.placed(first.piece[1])
+            assert isinstance(which, int)
+            origin, after = (min(max(int(x), 0), size) for x in self.held[first.piece[0]][which:which + 2])
+            size = max(0, after - origin)
         end = size if x.stop is None else max(0, min(size, int(self.of_expression(x.stop).value)))
+        self.origin[first.index], self.ends[first.index] = origin, end
         step = 1 if first.stack else end if x.kind == "parallel" else self.blocks.get(first.index, 64)
         for begin in range(0, end, step) if end else ():
-            self.at[first.index] = begin if first.stack else slice(begin, min(begin + step, end))
+            self.at[first.index] = begin if first.stack else slice(origin + begin, origin + min(begin + step, end))
             self.loop(x, tuple(rest))
 
     def store(self, x: Store) -> None:
@@ -222,7 +232,9 @@ class Numbers:
         if x.op == "place":
             at = self.at.get(x.data)
             begin, end = (at.start, at.stop) if isinstance(at, slice) else (0, self.length(x.data))
-            return Bounded((x.data,), np.arange(begin, end, dtype=float), np.zeros(end - begin))
+            return Bounded((x.data,), np.arange(begin, end, dtype=float) - self.origin.get(x.data, 0), np.zeros(end - begin))
+        if x.op == "masked":
+            return self.masked(*x.data, *map(self.of_expression, x.args), x.dims)
         if x.op == "dot":
             return self.product(*x.args)
         return self.operation(x.op, [self.of_expression(y) for y in x.args], x.data)
@@ -293,6 +305,16 @@ class Numbers:
         (condition, may), (then, e_then), (other, e_other) = pairs
         apart = np.where(then == other, 0.0, np.abs(then - other)) + np.maximum(e_then, e_other)
         return _settled(dims, np.where(condition, then, other), np.where(may, apart, np.where(condition, e_then, e_other)))
+
+    def masked(self, left: int | None, right: int, aligned: str, x: Bounded, other: Bounded, dims: tuple[str, ...]) -> Bounded:
+        """Rows are queries and columns keys, of which the last ones belong together."""
+        at_m, at_n = (self.of_expression(Expr("place", (), dim, (dim,))) for dim in dims)
+        shift = self.constant(float(self.ends[dims[1]] - self.ends[dims[0]] if aligned == "lower right" else 0))
+        after = self.operation("sub", [at_n, self.operation("add", [at_m, shift])])
+        seen = self.operation("le", [after, self.constant(float(right))])
+        if left is not None:
+            seen = self.operation("and", [seen, self.operation("ge", [after, self.constant(-float(left))])])
+        return self.operation("where", [self.fitted(seen, dims), self.fitted(x, dims), other])
 
     def called(self, name: str, x: Bounded) -> Bounded:
         """What `syntax.FUNCTIONS` do, in the operations of programs."""

@@ -16,12 +16,14 @@ from tests.drawn_programs.syntax import (
     Let,
     Loop,
     Once,
+    Over,
     Put,
     Raw,
     Source,
     Store,
     expressions,
     number,
+    rewritten,
     statements,
 )
 
@@ -60,6 +62,8 @@ def _smaller(case: Case) -> Iterator[Case]:
         yield replace(case, machine="emulator")
     if case.source.told is not None:
         yield replace(case, source=replace(case.source, told=None))
+    for source in _fewer_indices(case.source):
+        yield replace(case, source=_trimmed(source))
     for loop in _without(case.source.loop):
         yield replace(case, source=_trimmed(replace(case.source, loop=loop)))
     for loop in _simpler(case.source.loop):
@@ -69,7 +73,7 @@ def _smaller(case: Case) -> Iterator[Case]:
             if 0 < less < size:
                 yield replace(case, sizes={**case.sizes, name: less})
     for n, array in enumerate(case.source.arrays):
-        for change in ({"dtype": "float16"}, {"pitch": 8}, {"style": "normal"}):
+        for change in ({"pitch": 1},) if array.role == "offsets" else ({"dtype": "float16"}, {"pitch": 8}, {"style": "normal"}):
             new = replace(array, **change)
             if new != array and not (array.role == "length" or (array.style in ("whole", "places") and "style" in change)):
                 yield replace(case, source=replace(case.source, arrays=(*case.source.arrays[:n], new, *case.source.arrays[n + 1:])))
@@ -79,14 +83,70 @@ def _trimmed(source: Source) -> Source:
     """Without arguments that nothing uses."""
     loads = {x.data[0] for x in expressions(source.loop) if x.op == "load"}
     stores = {x.array for x in statements(source.loop) if isinstance(x, Store)}
-    axes = {o.axis.partition(".")[0] for x in statements(source.loop) if isinstance(x, Loop) for o in x.over}
+    said = {o.axis.partition(".")[0].partition("[")[0] for x in statements(source.loop) if isinstance(x, Loop) for o in x.over}
+    cuts = tuple(x for x in source.cuts if x.name in said)
+    axes = said | {y for x in cuts for y in (x.axis.partition(".")[0], x.offsets)}
     shapes = {dim.partition(".")[0] for x in statements(source.loop) if isinstance(x, Cell) for dim in x.shape}
     raw = " ".join(x.text for x in statements(source.loop) if isinstance(x, Raw))
     arrays = tuple(x for x in source.arrays if x.name in loads | stores | axes | shapes or x.name in raw)
     used = {x.data for x in expressions(source.loop) if x.op == "scalar"}
     numbers = {name: value for name, value in source.numbers.items() if name in used or name in raw}
-    return replace(source, arrays=arrays, numbers=numbers,
+    return replace(source, arrays=arrays, numbers=numbers, cuts=cuts,
                    told=None if source.told is None else {name: x for name, x in source.told.items() if name in numbers} or None)
+
+
+def _fewer_indices(source: Source) -> Iterator[Source]:
+    """With rows and rounds along all of an array in place of pieces, and without an index of a stack. Offsets stay those of an array that
+    is there, as they are made for its size."""
+    cuts = {x.name: x.axis for x in source.cuts}
+    cut = [o for x in statements(source.loop) if isinstance(x, Loop) for o in x.over if o.piece]
+    for over in cut:
+        whole = _changed_overs(source.loop, lambda o, over=over: replace(o, axis=cuts[o.axis.partition(".")[0].partition("[")[0]], piece=())
+                               if o is over else o)                                         # type: ignore[misc]
+        if over in source.loop.over and not any(o.piece[1] == over.piece[1] for o in cut if o is not over):
+            yield from _without_index(replace(source, loop=whole), over.piece[1])
+        elif over not in source.loop.over:
+            yield replace(source, loop=whole)
+    for over in source.loop.over:
+        if over.stack and not any(o.piece[1].partition(" // ")[0] == over.index for o in cut):
+            yield from _without_index(source, over.index)
+
+
+def _without_index(source: Source, index: str) -> Iterator[Source]:
+    if any(x.op == "place" and x.data == index for x in expressions(source.loop)):
+        return
+    read = {x.data[0]: x.data[1] for x in expressions(source.loop) if x.op == "load"}
+    read |= {x.array: x.indices for x in statements(source.loop) if isinstance(x, Store)}
+
+    def is_other(x: str) -> bool:
+        return x.partition(" // ")[0] != index
+
+    arrays = tuple(replace(a, dims=tuple(dim for n, dim in enumerate(a.dims) if n >= len(read[a.name]) or is_other(read[a.name][n])))
+                   if a.name in read else a for a in source.arrays)
+    if not all(a.dims for a in arrays):
+        return
+    left = {name: tuple(filter(is_other, indices)) for name, indices in read.items()}
+
+    def named(o: Over) -> Over:
+        name, _, axis = o.axis.partition(".")
+        if axis.startswith("count") and o.index in left.get(name, ()):
+            at = left[name].index(o.index)
+            return replace(o, axis=f"{name}.counts[{at}]" if at else f"{name}.count")
+        return o
+
+    def without(x: Any) -> Any:
+        if isinstance(x, Store):
+            return replace(x, indices=left[x.array])
+        return replace(x, body=tuple(map(without, x.body))) if hasattr(x, "body") else x
+
+    loop = without(rewritten(source.loop, lambda x: replace(x, data=(x.data[0], left[x.data[0]])) if x.op == "load" else x))
+    loop = _changed_overs(replace(loop, over=tuple(o for o in loop.over if o.index != index)), named)
+    yield replace(source, arrays=arrays, loop=loop)
+
+
+def _changed_overs(loop: Any, change: Callable[[Over], Over]) -> Any:
+    body = tuple(_changed_overs(x, change) if hasattr(x, "body") else x for x in loop.body)
+    return replace(loop, body=body, **({"over": tuple(map(change, loop.over))} if isinstance(loop, Loop) else {}))
 
 
 def _without(loop: Loop) -> Iterator[Loop]:

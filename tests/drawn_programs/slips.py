@@ -164,6 +164,6 @@ def slipped(case: Any, rng: np.random.Generator) -> Any:
             source = replace(case.source, loop=_changed(case.source.loop, x, made), helpers=(CAPTURED,))
             sizes = case.sizes
             if kind in ("the other axis", "a transpose too many", "no transpose") and pick(True, True, False):
-                sizes = dict.fromkeys(sizes, 64) | {"H": sizes["H"], "L": sizes["L"]}             # lengths do not show it
+                sizes = dict.fromkeys(sizes, 64) | {x: sizes[x] for x in "HGLBAP" if x in sizes}   # lengths do not show it
             return replace(case, source=source, sizes=sizes, slip=kind, machine="emulator")
     return case

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-__all__ = ["Add", "Array", "Cell", "Expr", "Let", "Loop", "Once", "Over", "Put", "Raw", "Source", "Statement", "Store", "expressions",
-           "number", "printed", "statements", "text_of"]
+__all__ = ["Add", "Array", "Cell", "Cut", "Expr", "Let", "Loop", "Once", "Over", "Put", "Raw", "Source", "Statement", "Store", "expressions",
+           "number", "printed", "rewritten", "statements", "text_of"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Expr:
     | erf, root | ; the exponent, of what is not negative |
     | called, asked | the function's name, among `FUNCTIONS`: a number, or a condition, of the arguments |
     | where | whether its condition is written as a function of places |
+    | masked | how many keys a row sees before its own (None: all) and after it, and how it is aligned: a mask of `gemmkit.masks` |
     | sum, rowmax, rowmin, mean | the axis |
     | cast | (as it is written, the dtype's name) |
     """
@@ -87,12 +89,23 @@ class Store(Statement):
 
 @dataclass(frozen=True)
 class Over:
-    """An index, the class of sizes that it goes along, and the axis as it is written: ``a.rows``."""
+    """An index, the class of sizes that it goes along, and the axis as it is written: ``a.rows``. ``piece``: the array of offsets, and the
+    index that says which of the pieces it goes along."""
 
     index: str
     of: str
     axis: str
     stack: bool = False
+    piece: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cut:
+    """``name = gp.packed(axis, offsets)``, in front of the loop."""
+
+    name: str
+    axis: str
+    offsets: str
 
 
 @dataclass(frozen=True)
@@ -119,7 +132,8 @@ class Raw(Statement):
 @dataclass(frozen=True)
 class Array:
     """An array argument. ``dims``: classes of sizes. ``style``: what its elements are like; ``pitch``: rows begin at multiples of so
-    many elements. ``role``: operand, element, result or length."""
+    many elements. ``role``: operand, element, result, length, or offsets, which have one element more than ``dims`` says; ``cuts``: the
+    class of rows that they are of."""
 
     name: str
     dims: tuple[str, ...]
@@ -128,6 +142,7 @@ class Array:
     scale: float = 1.0
     pitch: int = 8
     role: str = "element"
+    cuts: str = ""
 
 
 @dataclass(frozen=True)
@@ -140,6 +155,7 @@ class Source:
     numbers: dict[str, float] = field(default_factory=dict)
     told: dict[str, float] | None = None
     helpers: tuple[str, ...] = ()
+    cuts: tuple[Cut, ...] = ()
 
     def __hash__(self) -> int:
         return id(self)
@@ -174,6 +190,16 @@ def expressions(x: Any) -> Iterator[Expr]:
                 found = getattr(held, part, None)
                 if isinstance(found, Expr):
                     yield from expressions(found)
+
+
+def rewritten(x: Any, change: Callable[[Expr], Expr]) -> Any:
+    """A statement or an expression with other expressions in it, from the innermost on."""
+    if isinstance(x, Expr):
+        return change(replace(x, args=tuple(rewritten(y, change) for y in x.args)))
+    parts = {part: rewritten(getattr(x, part), change) for part in ("value", "begin", "stop") if isinstance(getattr(x, part, None), Expr)}
+    if hasattr(x, "body"):
+        parts["body"] = tuple(rewritten(y, change) for y in x.body)
+    return replace(x, **parts)
 
 
 SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "and": "&", "or": "|",
@@ -222,6 +248,11 @@ def text_of(x: Expr, places: dict[str, str] | None = None, top: bool = True) -> 
             known = {dim: f"at_{dim.strip(chr(42))}" for dim in x.args[1].dims}
             condition = f"lambda {', '.join(known.values())}: {text_of(x.args[0], known)}"
         return f"gp.where({condition}, {text_of(x.args[1], places)}, {text_of(x.args[2], places)})"
+    if x.op == "masked":
+        left, right, aligned = x.data
+        said = "" if aligned == "lower right" else f"aligned={aligned!r}"
+        mask = f"Causal({said})" if left is None else f"Window({', '.join(filter(None, (str(left), str(right), said)))})"
+        return f"gp.where(gk.masks.{mask}, {text_of(x.args[0], places)}, {text_of(x.args[1], places)})"
     if x.op == "transpose":
         return f"{args[0]}.T"
     if x.op in FOLDS:
@@ -248,7 +279,8 @@ def _lines(x: Statement, indent: str) -> Iterator[str]:
         yield f"{indent}{x.array}[{', '.join(x.indices)}] = {text_of(x.value)}"
     elif isinstance(x, Loop):
         stop = "" if x.stop is None else f", stop={text_of(x.stop)}"
-        yield f"{indent}for {', '.join(o.index for o in x.over)} in gp.{x.kind}({', '.join(o.axis for o in x.over)}{stop}):"
+        axes = re.sub(r"(\w+)\.counts\[0\], \1\.counts\[1\]", r"*\1.counts", ", ".join(o.axis for o in x.over))
+        yield f"{indent}for {', '.join(o.index for o in x.over)} in gp.{x.kind}({axes}{stop}):"
         yield from _block(x.body, indent)
     elif isinstance(x, Once):
         yield f"{indent}with gp.once({x.index}):"
@@ -270,5 +302,6 @@ def printed(source: Source) -> str:
     called = dict.fromkeys(x.data for x in expressions(source.loop) if x.op in ("called", "asked"))
     head = ["import math", "", "import numpy as np", "", "import gemmkit as gk", "from gemmkit import programs as gp", "", *source.helpers,
             *(line for name in called for line in FUNCTIONS[name].split("\n")), "",
-            "@gk.program", f"def drawn({', '.join(source.names)}):"]
+            "@gk.program", f"def drawn({', '.join(source.names)}):",
+            *(f"    {cut.name} = gp.packed({cut.axis}, {cut.offsets})" for cut in source.cuts)]
     return "\n".join([*head, *_lines(source.loop, "    ")]) + "\n"
