@@ -171,6 +171,16 @@ def online(s: Any, values: Any, dtype: Any, best: Any, total: Any, out: Any) -> 
     best[:] = top
 
 
+@gk.program
+def packed_attention(q: Any, k: Any, v: Any, of_q: Any, of_k: Any, o: Any, scale: float) -> None:
+    queries, keys = gp.packed(q.rows, of_q), gp.packed(k.rows, of_k)
+    for h, i, m in gp.parallel(q.count, queries.count, queries.rows):
+        best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
+        for n in gp.sequential(keys[i]):
+            online(scale * (q[h, m] @ k[h, n].T), v[h, n], v.dtype, best, total, out)
+        o[h, m] = out / total + gp.place(m)
+
+
 def silu_times(x: Any, y: Any) -> Any:
     return x / (1.0 + gp.exp(-x)) * y
 
