@@ -79,9 +79,9 @@ class StagedTile(Typed):
     offset: int
     stage_bytes: int
     stacks: int = 0
-    page: int = 0
     cluster: Cluster = Cluster()
     peers: str = ""
+    page: int = 0
 
     @cached_property
     def line(self) -> int:

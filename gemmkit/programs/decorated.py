@@ -410,8 +410,9 @@ def paged(array: Parameter, table: Parameter) -> PagedRows:
     ...         for n in gp.sequential(rows[b], stop=lengths[b]):
     ...             found += (x[b, m] @ k[n.page, n].T) @ k[n.page, n]
     ...         d[b, m] = found
-    >>> x, k, table = np.ones((2, 1, 1)), np.arange(6.0).reshape(3, 2, 1), np.array([[2, 0], [1, 1]])
-    >>> sums.reference(x, k, table, np.array([3, 1]), x).ravel()                # 4^2 + 5^2 + 0^2, and 2^2
+    >>> x, k = np.ones((2, 1, 1)), np.arange(6.0).reshape(3, 2, 1)
+    >>> table = np.array([[2, 0], [1, 1]])
+    >>> sums.reference(x, k, table, np.array([3, 1]), x).ravel()     # 16 + 25 + 0, 4
     array([41.,  4.])
     """
     return paged_rows(array, table)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -147,7 +147,8 @@ class PagedRows:
                                    of_page=rows.length), line)
 
 
-class RowsOfPiece(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class RowsOfPiece:
     """Rows of one of an array's pieces, or of those in the pages of one line of a table: which one is it."""
 
     axis: ProgramAxis

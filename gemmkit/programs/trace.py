@@ -282,6 +282,10 @@ class Interpreter:
         wrong = next((d for d in dims if not isinstance(d, (Index, ProgramAxis)) or d.stack), None)
         if wrong is not None or len(dims) not in (1, 2):
             raise refused(TypeError, f"a cell of ({shown(dims)}): one or two blocks or axes are needed, such as zeros(m, n)")
+        cut = next((d for d in dims if isinstance(d, ProgramAxis) and d.offsets is not None), None)
+        if cut is not None:
+            raise refused(TypeError, f"a cell of ({shown(dims)}): {cut!r} has a length that the host does not know; use the "
+                                     "index of its blocks, such as zeros(m, n)")
         if isinstance(value, (bool, Term, Parameter)) or not hasattr(value, "__float__"):
             raise refused(TypeError, f"full(..., {value!r}): the last argument must be a number; to begin with a value "
                                      "write copy(x)")

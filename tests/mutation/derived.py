@@ -55,6 +55,7 @@ WAITS = f"{IMPORTED}\nfrom gemmkit.ptx.copy_async import wait_copies\nfrom gemmk
 FENCED = "no instruction but a wgmma has touched the registers since the last fence"
 FRESH = "a fresh ring: there is nothing to wait for"
 ENDS = "nothing follows that would use the stage"
+EMPTY = "a tile without rows is computed, and stores none"
 MASKED = "a round more is masked, and slower"
 LATER = "of two stages either is the other: the producer waits for one tile more, and so for both"
 #: Text, fault, its line, and which one of such lines: why nothing goes wrong, on a GPU either.
@@ -73,6 +74,18 @@ HARMLESS: dict[tuple[str, str, str, int], str] = {
     ("attention", "dropped", "ring_v.release(at_v.stage)", 2): ENDS,
     ("attention", "too early", "ring_v.release(at_v.stage)", 2): ENDS,
     ("attention", "not advanced", "at_v = ring_v.advance(at_v)", 5): ENDS,
+    ("packed", "> in place of >=", "while tile < tiles(sizes) and (m < 0 or m >= m_count):", 0): EMPTY,
+    ("packed", "all rows", "while tile < tiles(sizes) and (m < 0 or m >= m_count):", 0): EMPTY,
+    ("packed", "dropped", "ring_q.acquire(at_q)", 0): FRESH,
+    ("packed", "dropped", "ring_k.acquire(at_k)", 0): FRESH,
+    ("packed", "another stage", "ring_q.release(at_q.stage)", 0): LATER,
+    ("packed", "another stage", "ring_v.release(at_v.stage)", 2): ENDS,
+    ("packed", "not advanced", "at_v = ring_v.advance(at_v)", 2): ENDS,
+    ("packed", "dropped", "ring_v.release(at_v.stage)", 2): ENDS,
+    ("packed", "not advanced", "at_v = ring_v.advance(at_v)", 5): ENDS,
+    ("multistage packed", "all rows", "if m >= 0 and m < m_count:       # where a piece begins in a tile, one has none", 0): EMPTY,
+    ("multistage packed", "a block more", "n = (blocks(n_end, 32) - 1) * 32", 0): MASKED,
+    ("multistage packed", ">= in place of >", "while n >= 0 and n + 32 > n_length:", 0): MASKED,
     ("multistage attention", "a block more", "n = (blocks(sizes.n, 32) - 1) * 32", 0): MASKED,
     **{(name, ">= in place of >", "while n >= 0 and n + 32 > sizes.n:", 0): MASKED
        for name in ("attention in turns", "attention of 192", "multistage attention")},

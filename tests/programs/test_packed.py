@@ -290,6 +290,8 @@ LOOP = """    rows, keys = gp.packed(q.rows, offsets), gp.packed(k.rows, offsets
     ("    rows = gp.packed(q.rows, wrong)  #\n", r"wrong has shape \(3,\) and dtype float32; one dimension of int32 or int64"),
     ("    rows = gp.packed(q.rows, q)  #\n", r"q has shape \(30, 64\) and dtype float16"),
     (LOOP.format("keys.rows", "  #"), "of which one is not said: of x = packed"),
+    (LOOP.replace("gp.sequential({})", "{}").format("keys[i]", "  #"), "'RowsOfPiece' object is not iterable"),
+    (LOOP.replace("gp.zeros(m, k.columns)", "gp.zeros(m, keys.rows)  #").format("keys[i]", ""), "has a length that the host does not know"),
     (LOOP.format("keys[m]", "  #"), r"packed\(\.\.\.\)\[m\]: which piece it is must be a variable"),
     (LOOP.format("gp.packed(k.rows, short)[i]", "  #"), "short has the offsets of 1 pieces, and i goes along 2"),
     (LOOP.format("keys[i], stop=lengths[i]", "  #"), "has a length of its own; leave stop out"),

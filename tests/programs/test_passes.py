@@ -27,7 +27,7 @@ FAULTS = {
     "an offset of another block": ("places", "allocated", "term dropped", r"offsets\[tile.name\], at", "= \\(at, at\\)|= \\(at, size\\)"),
     "a box of another shape": ("chains/text", "ChainPrinter.tile_of", "names swapped|holes swapped", "return", r"lines=\{columns\}"),
     "a bound that is one more": ("chains/elements", "Role.loops", "word changed", r"if ranges.begins|self\.loop", r"\{n\} > "),
-    "rounds along another axis": ("chains/elements", "ProducerRole.corner", "constant changed", "return", r"dims\[1\]\), place\(block\.dims\[1"),
+    "rounds along another axis": ("chains/elements", "ProducerRole.corner", "constant changed", "return", r"paged else \[place\(block\.dims\[1"),
     "bytes of another ring": ("chains/schedule", "ScheduleChoice.block_bytes", "constant changed", "return", "return 3"),
     "no identity behind the last place": ("chains/algebra", "_wanted", "never", r"if x\.op in IDENTITY", ""),
 }
