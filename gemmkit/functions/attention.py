@@ -113,8 +113,8 @@ def operands_of(q: ArrayInfo, k: ArrayInfo, v: ArrayInfo, layout: str, packed: b
 
     Raises:
         TypeError: dtypes other than float16 and bfloat16, or different ones; arrays on the host outside of the emulator.
-        ConfigError: a head size that no mapping exists for.
-        ValueError: shapes that do not go together; strides that TMA cannot follow.
+        ConfigError: a head size that is no multiple of 8, or above 256.
+        ValueError: shapes that do not go together.
     """
     infos = {"q": q, "k": k, "v": v}
     check_places(infos)                                                                        # type: ignore[arg-type]
@@ -188,7 +188,7 @@ def lengths_of(given: dict[str, Any], q: ArrayInfo) -> dict[str, Any]:
             raise TypeError(f"{name} is an array of {info.dtype} and shape {info.shape}; whole numbers in "
                             f"{'two dimensions' if rank == 2 else 'one dimension'} are needed")
         if isinstance(x, np.ndarray):
-            x = np.ascontiguousarray(x, np.int32)
+            x = np.clip(x.astype(np.float64, "C"), -2**31, 2**31 - 1).astype(np.int32)     # what is too large stays so
         elif info.device != q.device:
             raise ValueError(f"{name} is on another device than q; put it on q's, or on the host")
         elif info.dtype not in COUNTED:
@@ -263,21 +263,19 @@ def without_keys(out: Parameter, q: Parameter, lse: Parameter | None) -> None:
 def program_arguments(call: AttentionCall) -> dict[str, Any]:
     """Those of `softmax_attention`, or without keys of `without_keys`, with descriptions in place of arrays."""
     operands = call.operands
-    if not call.keys:
-        return dict(out=call.out, q=operands.q, lse=call.lse)
+    if not call.keys:                                  # rows as long as out's, whatever is in them
+        q, v = operands.q, operands.v
+        rows = q if q.shape[3] == v.shape[3] else q._replace(shape=(*q.shape[:3], v.shape[3]), strides=(*q.strides[:3], 0))
+        return dict(out=call.out, q=rows, lse=call.lse)
     mask = None if call.mask.is_everything else call.mask
     score = None if isinstance(call.score, PlainScores) else call.score
     (k, k_stacks, k_share), (v, v_stacks, v_share) = (_with_own_stacks(info, call) for info in (operands.k, operands.v))
-    out, q, lse = (_without_batch(info) if call.is_packed and info is not None else info
-                   for info in (call.out, operands.q, call.lse))
-    found = dict(out=out, q=q, k=k, v=v, q_offsets=None, k_offsets=None, key_lengths=None, pages=None, lse=lse,
-                 scale=float(call.scale), mask=mask, score=score, k_stacks=k_stacks, v_stacks=v_stacks, k_share=k_share,
-                 v_share=v_share)
-    return {**found, **call.lengths}
-
-
-def _without_batch(info: ArrayInfo) -> ArrayInfo:
-    return info._replace(shape=info.shape[1:], strides=info.strides[1:])
+    found: dict[str, Any] = dict(out=call.out, q=operands.q, lse=call.lse)
+    if call.is_packed:                                 # rows of all sequences, without a batch
+        found = {name: x and x._replace(shape=x.shape[1:], strides=x.strides[1:]) for name, x in found.items()}
+    names = ("q_offsets", "k_offsets", "key_lengths", "pages")
+    return dict(**found, **{name: call.lengths.get(name) for name in names}, k=k, v=v, scale=float(call.scale), mask=mask,
+                score=score, k_stacks=k_stacks, v_stacks=v_stacks, k_share=k_share, v_share=v_share)
 
 
 def _with_own_stacks(info: ArrayInfo, call: AttentionCall) -> tuple[ArrayInfo, str, int]:

@@ -155,6 +155,29 @@ def test_nothing(machine: Any, session: Any, shape: tuple[int, ...]) -> None:
     assert machine.numpy(lse).shape == q.shape[:3] and np.isneginf(machine.numpy(lse)).all()
 
 
+@pytest.mark.parametrize("columns", [16, 128])
+@on_machines
+def test_nothing_for_values_of_another_head_size(machine: Any, session: Any, columns: int) -> None:
+    q, k, v = np.full((2, 3, 5, 64), np.nan, F16), np.zeros((2, 3, 0, 64), F16), np.zeros((2, 3, 0, columns), F16)
+    with session(machine):
+        found, lse = gk.attention(*map(machine.array, (q, k, v)), return_lse=True)
+    assert machine.numpy(found).shape == (2, 3, 5, columns) and (machine.numpy(found) == 0).all()
+    assert np.isneginf(machine.numpy(lse)).all()
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint32, np.uint64])
+def test_lengths_that_int32_cannot_hold(rng: np.random.Generator, dtype: Any) -> None:
+    """More keys than there are mean all of them; offsets that end behind the rows are refused; neither wraps."""
+    q, k, v = (draw(rng, (2, 1, 24, 64), F16) for _ in range(3))
+    with gk.emulate():
+        found = gk.attention(q, k, v, key_lengths=np.array([2**31 + 8, 2**32 - 1], dtype))
+        assert np.array_equal(found, gk.attention(q, k, v, key_lengths=[24, 24]))
+    wrapped = np.array([0, 2**32 - 1 if dtype == np.uint32 else 2**32 + 24], dtype)
+    packed = [x[0].swapaxes(0, 1) for x in (q, k, v)]
+    with pytest.raises(ValueError, match="lengths: q_offsets goes from 0 to"), gk.emulate():
+        gk.attention(*packed, lengths=(wrapped, wrapped))
+
+
 @pytest.mark.sample(16)
 @pytest.mark.kin(5)
 @on_machines
