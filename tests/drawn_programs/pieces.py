@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.drawn_programs.syntax import Array, Cut, Expr, Let, Loop, Statement, Store, expressions, number, rewritten
+from tests.drawn_programs.syntax import Array, Cut, Expr, Let, Loop, Once, Statement, Store, expressions, number, rewritten
 
 if TYPE_CHECKING:
     from tests.drawn_programs.grammar import Drawing
@@ -47,7 +47,9 @@ def cut_points(rng: np.random.Generator, pieces: int, rows: int, style: str) -> 
         found[n] = found[n - 1] if kind < 0.2 else min(found[n - 1] + 1, rows) if kind < 0.35 else max(found[n - 1], found[n])
     if style == "far":
         found[0], found[-1] = (-5, rows + 40) if pieces else (0, 0)
-    return rng.permutation(found) if style == "keys" else found      # type: ignore[no-any-return]
+    if style == "keys":
+        rng.shuffle(found)
+    return found
 
 
 def widened(of: Drawing, tile: tuple[str, ...], body: list[Statement]) -> tuple[tuple[str, ...], list[Statement], Chosen | None]:
@@ -129,7 +131,7 @@ def widened(of: Drawing, tile: tuple[str, ...], body: list[Statement]) -> tuple[
         if isinstance(x, Loop):
             stop = None if x.over[0].index in chosen.cuts and chance(0.97) else x.stop
             return replace(x, body=tuple(map(settle, x.body)), stop=stop)
-        return replace(x, body=tuple(map(settle, x.body))) if hasattr(x, "body") else x      # type: ignore[type-var]
+        return replace(x, body=tuple(map(settle, x.body))) if isinstance(x, Once) else x
 
     made = [settle(rewritten(x, changed)) for x in body]
     return (*chosen.stacks, "m"), made, chosen
