@@ -139,7 +139,8 @@ LIBRARIES = (
          is_work("attention", "softmax", "rmsnorm", "bias", "einsum", "torch.")),
     Line("host time of a program's call, against PyTorch's attention", "host", "host",
          lambda row: row["work"] in ("program", "program, another number")),
-    Line("the same, the first call of each length", "host", "host", is_work("program, a new length")),
+    Line("host time of a program's first call of each length, against PyTorch's attention", "host", "host",
+         is_work("program, a new length")),
     Line("all-gather and product, two GPUs", "distributed", "all-gather", lambda row: row["peer"] != "alone"),
     Line("product and reduce-scatter, two GPUs", "distributed", "reduce-scatter", lambda row: row["peer"] != "alone"),
 )  # fmt: skip
