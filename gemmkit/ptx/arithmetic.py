@@ -30,6 +30,9 @@ from gemmkit.lang.scalars import (
 )
 from gemmkit.ptx.registers import elements, from_registers, to_registers
 
+F32 = np.float32
+_FLOATS = frozenset((F32, float))       # what the emulator computes with at once; a constant is a float of Python's
+
 
 def _typer(context: TypingContext, a: types.Type, b: types.Type, c: types.Type) -> Any:
     if not (a == b == c):
@@ -57,7 +60,7 @@ def fma(a: Any, b: Any, c: Any) -> Any:
 
     The emulation computes in float64: it rounds a float64 product before the sum, too.
     """
-    if type(a) is type(b) is type(c) is np.float32:
+    if type(c) is np.float32 and type(a) in _FLOATS and type(b) in _FLOATS:
         value = float(a) * float(b) + float(c)
         # NumPy warns of no such number, nor of infinities and NaN: it need not be told to be silent.
         if 1e-37 < abs(value) < 3e38 or value == 0 or value - value != 0:
@@ -174,13 +177,12 @@ def outer_fma(c: tuple, a: tuple, b: tuple, depth: int) -> tuple:
 #
 # The arguments may be any real numbers; they are converted to float32.
 
-F32 = np.float32
 
 
 def _of_floats(name: str, text: str, count: int, compute: Callable[..., Any], doc: str, low: float = 1.0,
                high: float = 100.0, also: float = 1.0) -> Atom:
-    """``low``, ``high``: from one to the other, and at ``also``, float32 arguments set off no warning, and NumPy need not be
-    told to be silent. That takes longer than to compute, and attention has this for every score."""
+    """``low``, ``high``: from one to the other, and at ``also``, arguments set off no warning, and NumPy need not be told to be
+    silent. That takes longer than to compute, and attention has this for every score (a score that a mask hides is a constant)."""
 
     def typer(context: TypingContext, *args: types.Type) -> Any:
         if len(args) != count or any(kind_of_type(t) is None or isinstance(t, types.Complex) for t in args):
@@ -194,10 +196,12 @@ def _of_floats(name: str, text: str, count: int, compute: Callable[..., Any], do
 
     def emulate(*given: Any) -> Any:
         for x in given:
-            if type(x) is not F32 or not (low <= x <= high or x == also):
+            if type(x) not in _FLOATS or not (low <= x <= high or x == also):
                 break
         else:
-            return compute(*given)
+            found = compute(*given)
+            if type(found) is F32:
+                return found
         with np.errstate(all="ignore"):
             return F32(compute(*[F32(x) for x in given]))
 
@@ -210,7 +214,7 @@ log2 = _of_floats("log2", "lg2.approx.ftz.f32 $0, $1;", 1, np.log2, "The logarit
 reciprocal = _of_floats("reciprocal", "rcp.approx.ftz.f32 $0, $1;", 1, np.reciprocal, "1 / x.")
 tanh = _of_floats("tanh", "tanh.approx.f32 $0, $1;", 1, np.tanh, "The hyperbolic tangent.", low=-100.0)
 maximum = _of_floats("maximum", "max.f32 $0, $1, $2;", 2, np.fmax, "The larger of two; of a number and a NaN the number.",
-                     low=-np.inf, high=np.inf)
+                     low=-3e38, high=3e38, also=-np.inf)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -360,7 +360,7 @@ def small_candidates(asked: Asked, config: Any) -> Iterator[Candidate]:
         return
     if config.kernel not in ("multistage", "singlestage"):
         return
-    is_fpu = isinstance(base, FPUOp) and not is_sized
+    is_fpu = whole is base and isinstance(base, FPUOp) and not is_sized        # (an algebra chooses its base's lanes)
     shape = (*LANES, base.shape[2]) if is_fpu else whole.shape
     if is_sized:                       # its fragments are moved one by one: as few of them as there can be
         sizes = tuple(-(-size // unit) * unit for size, unit in zip(asked.sizes, shape))
