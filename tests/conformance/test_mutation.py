@@ -62,7 +62,7 @@ def test_faults_that_were_missed_once_have_a_place() -> None:
     assert not [name for name, (operator, function, before, *_) in ONCE_MISSED.items() if not candidates(operator, function, before)]
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(7, at=3)
 @pytest.mark.parametrize("name", ONCE_MISSED)
 def test_a_fault_that_was_missed_once(name: str) -> None:
     operator, function, before, after, cases, message = ONCE_MISSED[name]

@@ -215,6 +215,7 @@ def large_biases(keys: int) -> np.ndarray:
     return np.concatenate(rows).astype(np.float32)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
@@ -233,6 +234,7 @@ def test_rows_of_large_scores(machine: Any, sessions: Any, dtype: Any, rng: np.r
         assert (np.abs(machine.numpy(lse) - expected[1]) <= spacing).all()
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("dtype,size", [(F16, 2.0**15), (BF16, 2.0**40), (BF16, 2.0**63)], ids=str)
@@ -276,6 +278,7 @@ def test_packed_sequences(machine: Any, session: Any, mask: Any, layout: str, rn
             s + 0.125 * batch * (n < 3) - 0.25 * head * (m > 2) * (n > 4))))
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("where", ["list", "int32", "int64"])
@@ -299,6 +302,7 @@ def test_lengths_of_keys(machine: Any, session: Any, queries: int, mask: Any, wh
         close(found[batch:batch + 1], reference(*one, visible=visible), lse[batch:batch + 1])
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("queries,mask", [(1, Causal()), (9, None), (9, Causal())], ids=str)
@@ -345,6 +349,7 @@ def test_pages_that_are_refused() -> None:
                 gk.attention(q, given.pop("k"), given.pop("v"), **given)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("head_dim,width", [(64, 128), (192, 128), (40, 8), (256, 64)])
@@ -358,6 +363,7 @@ def test_a_head_size_of_its_own_for_v(machine: Any, session: Any, head_dim: int,
     assert np.array_equal(machine.numpy(out).swapaxes(1, 2), machine.numpy(found))
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("kind", ["rows of 66", "backwards", "odd base"])
@@ -385,6 +391,7 @@ def test_documents(machine: Any, session: Any, rng: np.random.Generator) -> None
     close(machine.numpy(causal), reference(q, k, v, visible=lambda m, n, h, b: (of[m] == of[n]) & (n <= m)))
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("mask", [None, Causal(), Causal("upper left"), Window(40)], ids=["all", "causal", "upper left", "window"])

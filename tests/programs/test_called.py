@@ -123,6 +123,7 @@ def test_a_function_with_branches_and_arrays_in_tiles(mapping: gk.Mapping | None
     check(of_tiles, half(rng, 100, 72), half(rng, 72, 136), poisoned(100, 136), branched, mapping=mapping)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("mapping", [None, MULTISTAGE], ids=["", "multistage"])
 def test_stacks_and_results_of_rows(mapping: gk.Mapping | None, rng: np.random.Generator) -> None:
     rows, planes = half(rng, 70, dtype=F32), half(rng, 3, 72, dtype=F32)
@@ -195,6 +196,7 @@ def scores(rng: np.random.Generator) -> list[Any]:
     return [masks.ALiBi(slopes), masks.ScoreBias(half(rng, 2, 44, 40)), lambda s, m, n, h: s - slopes[h] * abs(m - n)]
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("mapping", [gk.Mapping(splits=1), gk.Mapping({"n": 16}, splits=2), gk.Mapping(kernel="multistage", splits=1)],
                          ids=["whole", "splits", "multistage"])
 def test_scores_and_conditions_of_attention(mapping: gk.Mapping, rng: np.random.Generator) -> None:
@@ -321,6 +323,7 @@ MASKED = [gk.Mapping({"n": 32}, splits=1), gk.Mapping({"n": 32}, splits=2, desce
           gk.Mapping({"n": 64}, warpgroups=1, cluster={"m": 2})]
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(36)
 @pytest.mark.parametrize("n", range(9))
 @pytest.mark.parametrize("mapping", MASKED, ids=["", "splits", "multistage", "cluster"])
@@ -329,6 +332,7 @@ def test_masks_of_attention(mapping: gk.Mapping, n: int, rng: np.random.Generato
     check(masked, half(rng, 2, 70, 64), half(rng, 2, 98, 64), half(rng, 2, 98, 64), poisoned(2, 70, 64), 0.125, seen, mapping=mapping)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(24)
 @pytest.mark.parametrize("n", [0, 2, 6, 7])
 @pytest.mark.parametrize("mapping", MASKED[:3], ids=["", "splits", "multistage"])
@@ -346,6 +350,7 @@ def test_a_mask_says_which_blocks_are_visited() -> None:
     assert "called_" not in masked.plan(q, k, v, np.zeros_like(q), 0.125, masks.Everything()).text
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("seen", [masks.Causal(), masks.Window(5, 5), EveryThird(2) & masks.Causal()], ids=["causal", "window", "both"])
 def test_masks_in_tiles_and_rows(seen: Any, rng: np.random.Generator) -> None:
     @gk.program
@@ -386,6 +391,7 @@ def test_wrong_ranges_of_a_mask_are_found_and_wrong_arrays_refused(rng: np.rando
 
 # -- what functions are told ------------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8])
 def test_elements_of_arrays_of_whole_numbers_are_whole(dtype: Any, rng: np.random.Generator) -> None:
     """They index a table, exactly; a sum of places does, too."""
@@ -477,6 +483,7 @@ def test_powers(power: Any, rng: np.random.Generator) -> None:
     check(powers, x, half(rng, 72, dtype=F32), poisoned(5, dtype=F32), poisoned(5, 72, dtype=F32), tolerance=1e-5)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("mapping", [None, MULTISTAGE], ids=["", "multistage"])
 def test_error_functions_powers_and_sizes_in_products(mapping: gk.Mapping | None, rng: np.random.Generator) -> None:
     @gk.program
@@ -534,6 +541,7 @@ def test_a_matrix_is_added_to_a_product_as_it_is(mapping: gk.Mapping, rng: np.ra
     check(added, a, b, half(rng, 66, 70), c, poisoned(66, 64), mapping=mapping, tolerance=8e-3)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("mapping", [gk.Mapping({"n": 32}, warpgroups=1), gk.Mapping(kernel="multistage", warpgroups=1)], ids=["", "multistage"])
 def test_exponents_times_a_number_of_the_stack(mapping: gk.Mapping, rng: np.random.Generator) -> None:
     """Found by a drawn program: an exponential's factor that has no line of its own was None, which is NaN."""

@@ -54,10 +54,12 @@ def test_drawn(seed: int) -> None:
         check(program, arrays, mapping, seed, **more)
 
 
+@pytest.mark.kin(1)
 def test_three_warpgroups_in_turns() -> None:
     check(listing.attention, heads(1, 200, 70), gk.Mapping({"n": 48}, warpgroups=3, turns=True), 3, scale=0.125, visible=chains.causal)
 
 
+@pytest.mark.kin(1)
 def test_other_dtypes_views_and_no_tiles() -> None:
     check(listing.attention, heads(1, 70, 33, dtype=BF16), SMALL, scale=0.125)
     q, k, v, _ = heads(1, 70, 33)
@@ -104,6 +106,7 @@ def text(mapping: gk.Mapping, **components: Any) -> str:
     return str(listing.attention.plan(*heads(1, 70, 90), 0.125, mapping=mapping, **components).text)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("mapping", [gk.Mapping({"n": 64}, anchored=True), gk.Mapping({"n": 32}, warpgroups=1, anchored=True),
                                      gk.Mapping({"n": 64}, anchored=True, turns=True, lazy=True, splits=2)], ids=str)
 def test_anchors_change_nothing_but_the_order(mapping: gk.Mapping) -> None:
@@ -163,6 +166,7 @@ def test_blocks_that_a_mask_hides_are_not_visited() -> None:
     assert "seen(" not in given and "def free_to(" in given
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("visible, leaves_out", [(chains.causal, True), (lambda m, n: n <= 2 * m + 3, True), (lambda m, n: n < 40, True),
                                                  (lambda m, n: n < m, False)],
                          ids=["causal", "twice the row", "the first 40", "none of row 0"])
@@ -195,6 +199,7 @@ def test_what_no_guard_protects_leaves_blocks_out_behind_the_first(visible: Any,
             unguarded.plan(*arrays, mapping=dataclasses.replace(mapping, descending=True))
 
 
+@pytest.mark.kin(1)
 def test_few_rows_are_one_warpgroup_s() -> None:
     """A second one would have none: 64 rows are one's."""
     for rows, count in ((1, 1), (64, 1), (65, 2)):
@@ -205,6 +210,7 @@ def test_few_rows_are_one_warpgroup_s() -> None:
     assert listing.attention.plan(*few, 0.125, mapping=gk.Mapping(turns=True, splits=1)).mapping.warpgroups == 2
 
 
+@pytest.mark.kin(1)
 def test_places_are_float32_where_they_are_exact() -> None:
     """A tile's first place is converted once, and places are added to it in float32, up to 2^24; beyond it each is converted."""
 
@@ -389,6 +395,7 @@ def test_short_rounds_along_columns_have_blocks_of_whole_lines(length: int) -> N
     assert np.abs(arrays[-1] - normalised.reference(*arrays)).max() <= 2e-3
 
 
+@pytest.mark.kin(1)
 def test_a_block_that_two_products_take_is_not_taken_a_round_later() -> None:
     """The second product would find the next round's block: this gave wrong results, by default."""
     @gk.program
@@ -450,6 +457,7 @@ def test_the_default_fits_where_a_mapping_does(width: int, kernel: str) -> None:
         assert not any(map(fits, longer[1:]))          # of lengths that defaults have
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("kernel", ["warp_specialised", "multistage"])
 def test_wide_left_operands_compute(kernel: str) -> None:
     rng = np.random.default_rng(1)
@@ -501,6 +509,7 @@ def test_a_value_that_meets_columns_before_rows(rows: int) -> None:
     assert np.abs(d - s @ c.astype(float)).max() < 4e-3 * np.abs(s).max() * 10
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(30)
 @pytest.mark.parametrize("seed", range(180))
 def test_drawn_large_scores(seed: int) -> None:

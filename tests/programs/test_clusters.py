@@ -115,6 +115,7 @@ def test_what_a_plan_says_derives_its_text(cluster: dict[str, int]) -> None:
 # Tiles of whole rows in clusters, whose blocks share what has none of a tile's rows by multicast.
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(24, at=4)
 @pytest.mark.parametrize("seed", range(120))
 def test_drawn(seed: int) -> None:
@@ -130,6 +131,7 @@ def test_drawn(seed: int) -> None:
     assert plan.cluster.m == mapping.cluster["m"] and plan.blocks % plan.cluster.size == 0
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(14)
 @pytest.mark.parametrize("visible", [chains.causal, chains.window, chains.between], ids=["causal", "window", "between"])
 @pytest.mark.parametrize("rows", [1, 64, 65, 128, 129, 200, 256, 257])

@@ -86,6 +86,7 @@ def test_drawn(seed: int) -> None:
         assert program.plan(*arrays, mapping=plan.mapping, **more).text == plan.text
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(30, at=16)
 @pytest.mark.parametrize("seed", range(60))
 def test_drawn_multistage(seed: int) -> None:
@@ -151,12 +152,14 @@ def dual_columns(a: Any, b: Any, c: Any, bias: Any, d: Any, y: Any) -> None:
             y[n] = gp.maximum(sums + bias[n], 0.0)
 
 
+@pytest.mark.kin(1)
 def test_of_two_products(rng: np.random.Generator) -> None:
     a, b, c = wide(rng, 100, 72), wide(rng, 72, 131), wide(rng, 72, 131)
     plan = check(dual_columns, a, b, c, rng.standard_normal(131).astype(F16), nothing(100, 131), nothing(131), seed=2)
     assert "row_value(across, i)" in plan.text and plan.text.count("kept_sums.at(") == 1
 
 
+@pytest.mark.kin(1)
 def test_a_transposed_left_operand_and_infinities(rng: np.random.Generator) -> None:
     """Columns of B have sums beside A by columns; an infinity is its column's alone."""
     @gk.program
@@ -189,6 +192,7 @@ def test_warps_share_the_columns_evenly(columns: int, consumers: int, transposed
     assert sums.steps * 32 == 64 and ColumnValues(sums, 0).threads == 128 * consumers
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("which", [0, 1], ids=["before they are put", "behind"])
 def test_a_barrier_that_is_not_there_is_found(which: int, seeded: Seeded, rng: np.random.Generator) -> None:
     """Of the two around what is put into shared memory: a warpgroup reads what is not there yet, or no longer."""

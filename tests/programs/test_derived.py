@@ -62,6 +62,7 @@ MAPPINGS = [gk.Mapping(), gk.Mapping({"n": 64}, warpgroups=1, stages=2), gk.Mapp
             gk.Mapping({"n": 64}, shared_bytes=70_000)]
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("mapping", MAPPINGS)
 @pytest.mark.parametrize("seed", [None, 5])
@@ -79,6 +80,7 @@ def test_transposed_operands(drawn: Drawn) -> None:
     check(listing.transposed, drawn(168, 136), drawn(77, 168), empty(136, 77))
 
 
+@pytest.mark.kin(1)
 def test_dual(drawn: Drawn) -> None:
     a, b, c = drawn(100, 136), drawn(136, 72, scale=0.1), drawn(136, 72, scale=0.1)
     check(listing.dual, a, b, c, empty(100, 72), gate=listing.silu_times)
@@ -120,12 +122,14 @@ def test_tiles_are_as_wide_as_they_fit() -> None:
         listing.residual.plan(*a, mapping=gk.Mapping({"m": 128, "n": 256}, shared_bytes=200_000))
 
 
+@pytest.mark.kin(1)
 def test_arrays_and_scalars_at_the_end_of_a_tile(drawn: Drawn) -> None:
     a, b = drawn(67, 72), drawn(72, 80)
     check(listing.biased, a, b, drawn(80), drawn(67, dtype=F32), empty(67, 80, dtype=F32), alpha=0.5)
     check(listing.residual, a, b, drawn(67, 80), empty(67, 80), empty(67, 80, dtype=F32))
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("k", [168, 8])
 @pytest.mark.parametrize("warpgroups", [1, 3])
@@ -134,6 +138,7 @@ def test_rows_are_added_up_where_they_are_staged(drawn: Drawn, k: int, warpgroup
           mapping=gk.Mapping({"n": 64}, warpgroups=warpgroups))
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("out, n", [(F16, 72), (F32, 67)])
 def test_stacks(drawn: Drawn, out: Any, n: int) -> None:

@@ -90,6 +90,7 @@ def near(got: np.ndarray) -> float:
     return 2e-2 if got.dtype == BF16 else 4e-3
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(40)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("seed", range(160))
@@ -105,6 +106,7 @@ def test_drawn(seed: int, kernel: str) -> None:
     assert all(map(untouched, arrays))
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("d, width", [*((d, d) for d in HEADS), (192, 128), (128, 192), (72, 8), (8, 256)])
@@ -142,6 +144,7 @@ def summed_transposed(x: Any, w: Any, y: Any) -> None:
         y[m] = out
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_layers(kernel: str) -> None:
     """K of 72 is five steps of 16, the last of them half zeros; of 24 lines of a transposed operand 32 are brought."""

@@ -52,6 +52,7 @@ def checked(program: Any, arrays: list[np.ndarray], mapping: gk.Mapping, seed: i
     return plan
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(40)
 @pytest.mark.parametrize("seed", range(80))
 def test_drawn(seed: int) -> None:
@@ -85,6 +86,7 @@ def test_odd_sizes(m: int, n: int, k: int) -> None:
     checked(listing.gemm, [aligned(m, k, 8), aligned(k, n, 8), empty(m, n)], gk.Mapping(kernel="multistage"))
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("of, copied", [(2, "vector=2"), (4, "vector=4"), (8, None)])
 @pytest.mark.parametrize("columns", [72, 71])
 def test_rows_that_begin_at_fewer_bytes_are_copied_by_fewer(of: int, copied: str | None, columns: int) -> None:
@@ -96,6 +98,7 @@ def test_rows_that_begin_at_fewer_bytes_are_copied_by_fewer(of: int, copied: str
     checked(listing.transposed, [aligned(70, 68, of), aligned(35, 70, of), empty(68, 35, dtype=F32)], SMALL, 3)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("warpgroups", [1, 2, 3])
 @pytest.mark.parametrize("blocks, stages", [({"n": 64, "k": 32}, 2), ({"n": 192, "k": 96}, 2), ({"n": 64, "k": 64}, 5)])
 @pytest.mark.sample(5, at=1)
@@ -108,6 +111,7 @@ def test_a_mapping_changes_no_result(warpgroups: int, blocks: dict[str, int], st
     assert f"CopyRing(stages={stages})" in plan.text
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(3, at=0)
 @pytest.mark.parametrize("warpgroups", [1, 2, 3])
 def test_a_warpgroup_has_twice_as_many_rows(warpgroups: int) -> None:
@@ -137,12 +141,14 @@ def test_dtypes(dtype: Any, out: Any) -> None:
     assert np.abs(o.astype(float) - listing.attention.reference(q, k, v, o, 0.125)).max() < 2e-2
 
 
+@pytest.mark.kin(1)
 def test_stacks_and_sums_of_rows() -> None:
     arrays = [drawn(2, 40, 72), drawn(72, 72), drawn(2), drawn(2, 72), empty(2, 40, 72), empty(2, 40, dtype=F32)]
     checked(listing.batched, arrays, SMALL, 1)
     checked(listing.batched, [arrays[0][:0], arrays[1], arrays[2][:0], arrays[3][:0], empty(0, 40, 72), empty(0, 40, dtype=F32)], SMALL)
 
 
+@pytest.mark.kin(1)
 def test_results_that_are_views() -> None:
     whole = empty(67, 83)
     checked(listing.gemm, [drawn(67, 40), drawn(40, 80), whole[:, 1:81]], SMALL)
@@ -154,6 +160,7 @@ def test_results_that_are_views() -> None:
     assert np.isnan(wide[:, :8]).all() and np.isnan(wide[:, 80:]).all()
 
 
+@pytest.mark.kin(1)
 def test_heads_of_multiples_of_32() -> None:
     """The stages' lines may have 64 bytes: half of what TMA's have."""
     checked(listing.attention, heads(1, 40, 50, 96), SMALL, 2, scale=0.125, visible=chains.window)

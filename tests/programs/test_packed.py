@@ -60,6 +60,7 @@ MAPPINGS = {"": None, "two": gk.Mapping({"n": 32}, warpgroups=2), "three": gk.Ma
             "ascending": gk.Mapping({"n": 32}, descending=False), "lazy": gk.Mapping({"n": 32}, lazy=True)}
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(20)
 @pytest.mark.parametrize("seen", [None, masks.Causal(), masks.Window(20, 10)], ids=["all", "causal", "window"])
 @pytest.mark.parametrize("offsets", OFFSETS)
@@ -120,6 +121,7 @@ def keys_alone(q: Any, k: Any, offsets: Any, o: Any, scale: float) -> None:
         o[b, h, m] = out / total
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("mapping", [None, gk.Mapping({"n": 32}, splits=3), MULTISTAGE], ids=["", "splits", "multistage"])
 def test_keys_of_a_batch(mapping: Any, rng: np.random.Generator) -> None:
@@ -139,6 +141,7 @@ def groups(x: Any, w: Any, y: Any, z: Any, offsets: Any, d: Any) -> None:
         d[m] = out
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("mapping", [None, MULTISTAGE], ids=["", "multistage"])
 def test_experts(mapping: Any, rng: np.random.Generator) -> None:
@@ -165,6 +168,7 @@ PAGED = {**{name: MAPPINGS[name] for name in ("", "two", "multistage", "plain", 
          "splits": gk.Mapping({"n": 32}, splits=2)}
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(9)
 @pytest.mark.parametrize("seen", [None, masks.Causal()], ids=["all", "causal"])
 @pytest.mark.parametrize("rows", [8, 32, 128])
@@ -182,6 +186,7 @@ def test_rows_in_pages(mapping: str, rows: int, seen: Any, rng: np.random.Genera
     check_close([given[6]], wanted, lambda got: 4e-3)
 
 
+@pytest.mark.kin(1)
 def test_all_pages_of_a_view(rng: np.random.Generator) -> None:
     """Without lengths; (pages, rows, heads, columns), of every other page."""
     cache = half(rng, 12, 16, 2, 128)[::2]

@@ -42,7 +42,6 @@ def judged(chosen: list[passes.Seed], cases: dict[str, passes.Case]) -> list[pas
     return list(passes.run_all(chosen, cases, 2, by_tests=False))
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_that_one_thinks_of(name: str, cases: dict[str, passes.Case]) -> None:
     module, function, operator, before, after = FAULTS[name]

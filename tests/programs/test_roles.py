@@ -123,6 +123,7 @@ def test_tiles(kernel: str, name: str, columns: int, depth: int, warpgroups: int
         assert "bytes of shared memory" in str(error) and columns == 256
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("cluster", [{"m": 2}, {"n": 2}, {"m": 2, "n": 2}], ids=str)
 @pytest.mark.parametrize("name", TILES)
@@ -150,6 +151,7 @@ def test_chains(kernel: str, name: str, length: int, warpgroups: int) -> None:
         assert "registers of a thread" in str(error) or "shared memory" in str(error)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("more", [dict(splits=2), dict(cluster={"m": 2}), dict(lazy=True, stages=3), dict(turns=True, descending=False)], ids=str)
 def test_chains_of_other_mappings(more: dict[str, Any]) -> None:

@@ -37,6 +37,7 @@ def operands(lengths: Any, rows: int = 100, places: int = 150, dtype: Any = np.i
     return [q, k, v, lengths, chains.empty(*q.shape), chains.empty(*q.shape[:2], dtype=F32)]
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(30)
 @pytest.mark.parametrize("seed", range(150))
 def test_drawn(seed: int) -> None:
@@ -45,6 +46,7 @@ def test_drawn(seed: int) -> None:
         check(program, arrays, mapping, seed, **more)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(6, at=4)
 @pytest.mark.parametrize("mapping", [SMALL, dataclasses.replace(SMALL, descending=False), dataclasses.replace(SMALL, ahead=False),
                                      gk.Mapping({"n": 32}, warpgroups=2)], ids=repr)
@@ -59,6 +61,7 @@ def test_windows_with_two_free_ends(visible: Any, mapping: gk.Mapping) -> None:
     assert all(f"def {name}(m, sizes)" in plan.text for name in ("first_seen", "end_seen", "free_from", "free_to"))
 
 
+@pytest.mark.kin(1)
 def test_lengths_of_other_stacks_and_of_none() -> None:
     """All are 0, one of a stack of one, an element of a table by a matrix of it."""
     check(chains.bounded, operands([0, 0], 40), SMALL, scale=0.125)
@@ -106,6 +109,7 @@ def test_cells_begin_anew_where_a_round_without_places_changes_them() -> None:
     assert "return 0.0 if (n_length < 1) else out" in changed and "before_n_length" in changed
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("old, new, at", [
     ("n_length = min(int(lengths[h]), sizes.n)", "n_length = sizes.n", "def produce"),
     ("n_length = uniform(min(int(lengths[h]), sizes.n))", "n_length = sizes.n", "def consume"),
@@ -271,6 +275,7 @@ def heads(growth: float, dtype: Any = np.float16) -> list[np.ndarray]:
     return [q, k, v, np.full(q.shape, np.nan, dtype)]
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("growth", [0.0, 1.0, 6.0, 7.9, 8.1, 20.0, -20.0])
 def test_growth(growth: float, dtype: Any) -> None:

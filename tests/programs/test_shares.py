@@ -28,6 +28,7 @@ ONE, TWO = (dataclasses.replace(H100, sm_count=count) for count in (1, 2))     #
 SPLIT = gk.Mapping({"n": 32}, warpgroups=1, splits=3)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(20, at=0)
 @pytest.mark.parametrize("seed", range(120))
 def test_drawn(seed: int) -> None:
@@ -59,6 +60,7 @@ def ranges_of_rows(a: Any, b: Any, low: Any, high: Any, sums: Any) -> None:
         sums[m] = out
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("rows, places, splits", [(1, 150, 2), (70, 129, 5), (40, 31, 16), (3, 300, 34)])
 def test_cells_of_several_kinds(rows: int, places: int, splits: int) -> None:
     rng = np.random.default_rng(rows)
@@ -109,6 +111,7 @@ def called_as_ranges(q: Any, k: Any, v: Any, n_share: Any, o: Any) -> None:
         o[h, m] = out * n_share[h, m]
 
 
+@pytest.mark.kin(1)
 def test_names() -> None:
     """Indices called ``share`` and ``outer`` were taken for the text's own, and results were wrong. Of a name that the text
     needs for shares they are refused where they are asked for, and else there are none."""
@@ -133,6 +136,7 @@ def test_a_cell_that_is_normalised_in_every_round() -> None:
     assert plan.merge.printed.outs == ("o",) and {"total_parts", "out_parts"} <= set(plan.merge.spare)
 
 
+@pytest.mark.kin(1)
 def test_shares_end_where_blocks_do() -> None:
     """Of 9 blocks of 32 in 4 shares: 3, 3, 3 and none, which has a round that shows nothing."""
     loads: list[int] = []
@@ -150,6 +154,7 @@ def test_shares_end_where_blocks_do() -> None:
     assert loads == [64, 32, 0, 160, 128, 96, 256, 224, 192, 288]
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("old, new", [
     ("n_first = n_share * n_each", "n_first = 0 * n_share"), ("n_share * n_each", "n_share * n_each + 32"),
     ("n_end = max(min(n_end, n_first + n_each), n_first + 1)", "n_end = n_end"),
@@ -217,6 +222,7 @@ def unrolled(parts: dict[str, np.ndarray]) -> np.ndarray:
     return (out * (F32(1) / total)[..., None]).astype(F16)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("splits", [2, 9, 17, 33, 132])
 def test_the_merging_kernel_alone(splits: int) -> None:
     """Of drawn cells, some shares of which have seen nothing: bit by bit what a line for each share computes."""

@@ -113,6 +113,7 @@ DRAWN: dict[str, Callable[[int], Case]] = {
 }
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(60)
 @pytest.mark.parametrize("draw", DRAWN)
 @pytest.mark.parametrize("seed", range(40))
@@ -157,6 +158,7 @@ COMPUTED: dict[str, tuple[Any, list[list[tuple[int, ...]]], gk.Mapping, dict[str
 }
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("name", COMPUTED)
 def test_a_plan_of_another_size_computes(name: str, derivations: list[str], rng: np.random.Generator) -> None:
     """What has been resized is run, and compared with the reference: fewer rows, more places, one row alone."""

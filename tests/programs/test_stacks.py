@@ -66,6 +66,7 @@ MAPPINGS = {"": gk.Mapping({"n": 32}, splits=1), "splits": gk.Mapping({"n": 32},
     "plain": gk.Mapping({"n": 32}, splits=1, ahead=False)}
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("seen", [None, masks.Causal(), masks.Window(20, 10)], ids=["all", "causal", "window"])
 @pytest.mark.parametrize("mapping", MAPPINGS.values(), ids=MAPPINGS)
@@ -75,6 +76,7 @@ def test_grouped_heads(mapping: gk.Mapping, seen: Any, rng: np.random.Generator)
     check(attention, q, k, v, poisoned(6, rows, 32), 0.125, 3, seen, mapping=mapping)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("mapping", list(MAPPINGS.values())[:3], ids=list(MAPPINGS)[:3])
 def test_lengths_biases_and_numbers_of_groups(mapping: gk.Mapping, rng: np.random.Generator) -> None:
     q, k, v = half(rng, 4, 40, 32), half(rng, 2, 70, 32), half(rng, 2, 70, 32)
@@ -82,6 +84,7 @@ def test_lengths_biases_and_numbers_of_groups(mapping: gk.Mapping, rng: np.rando
     check(biased_and_padded, q, k, v, lengths, bias, poisoned(4, 40, 32), 0.125, 2, mapping=mapping)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("mapping", NARROW, ids=["", "multistage"])
 def test_tiles(mapping: gk.Mapping, rng: np.random.Generator) -> None:
     check(tiles, half(rng, 6, 50, 24), half(rng, 2, 24, 72), half(rng, 2), half(rng, 1, 50, 72), poisoned(6, 50, 72), mapping=mapping)
@@ -122,6 +125,7 @@ def batched(q: Any, k: Any, v: Any, sink: Any, bias: Any, lengths: Any, o: Any, 
         lse[b, h, m] = top + gp.log(total)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("seen", [None, Striped(), masks.Causal()], ids=["all", "striped", "causal"])
 @pytest.mark.parametrize("mapping", MAPPINGS.values(), ids=MAPPINGS)
@@ -132,6 +136,7 @@ def test_batch_and_heads(mapping: gk.Mapping, seen: Any, rng: np.random.Generato
           mapping=mapping, tolerance=1e-2)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("mapping", [MAPPINGS[""], MAPPINGS["splits"]], ids=["", "splits"])
 def test_stacks_of_views(mapping: gk.Mapping, rng: np.random.Generator) -> None:
     """Batch and heads as (batch, rows, heads, columns), and parts of both."""
@@ -153,6 +158,7 @@ def three_stacks(a: Any, b: Any, s: Any, c: Any, d: Any, sums: Any) -> None:
             sums[x, y, z, m] = total
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize("mapping", [*NARROW, gk.Mapping({"n": 64}, warpgroups=1, cluster={"m": 2})], ids=["", "multistage", "cluster"])
 def test_three_stacks(mapping: gk.Mapping, rng: np.random.Generator) -> None:
     rows = 66 if mapping.cluster else 34

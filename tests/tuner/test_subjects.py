@@ -234,6 +234,7 @@ def test_a_call_takes_what_is_kept(folder: Path, measured: Any, replaced: Seeded
     assert ran == [found.mapping]                                           # type: ignore[attr-defined]
 
 
+@pytest.mark.kin(1)
 def test_each_kernel_is_tried_once_and_what_cannot_be_is_told(folder: Path, measured: Any) -> None:
     process: Measured = measured(lambda number: 90.0)
     found = listing.gemm.tune(*product(), effort="full")
@@ -356,6 +357,7 @@ def decoding(rows: int = 16, keys: int = 32768) -> tuple[OnDevice, ...]:
     return tuple(half(8, extent, 128) for extent in (rows, keys, keys, rows))
 
 
+@pytest.mark.kin(1)
 def test_numbers_of_shares_are_tried(folder: Path, measured: Any) -> None:
     """Where rounds are split by default, the nearest numbers come before all else; the fastest is taken next time."""
     process: Measured = measured(lambda number: 50.0 if number == 2 else 90.0)
