@@ -30,9 +30,6 @@ from gemmkit.lang.scalars import (
 )
 from gemmkit.ptx.registers import elements, from_registers, to_registers
 
-F32 = np.float32
-_FLOATS = frozenset((F32, float))       # what the emulator computes with at once; a constant is a float of Python's
-
 
 def _typer(context: TypingContext, a: types.Type, b: types.Type, c: types.Type) -> Any:
     if not (a == b == c):
@@ -108,8 +105,7 @@ def _type_outer_fma(context: TypingContext, c: types.Type, a: types.Type, b: typ
         return None
     if isinstance(c.dtype, types.Complex):
         return signature(c, c, a, b, depth), _complex_products(rows, columns, k)
-    element = _typer(context, c.dtype, c.dtype, c.dtype)
-    if element is None:
+    if (element := _typer(context, c.dtype, c.dtype, c.dtype)) is None:
         return None
     sig, multiply_add = element
 
@@ -118,8 +114,7 @@ def _type_outer_fma(context: TypingContext, c: types.Type, a: types.Type, b: typ
         for step in range(k):
             for i, j in to_and_fro(rows, columns):
                 n = i + j * rows
-                given = [lhs[step * rows + i], rhs[step * columns + j], out[n]]
-                out[n] = multiply_add(ctx, builder, sig, given)
+                out[n] = multiply_add(ctx, builder, sig, [lhs[step * rows + i], rhs[step * columns + j], out[n]])
         return ctx.make_tuple(builder, c, out)
 
     return signature(c, c, a, b, depth), codegen
@@ -177,12 +172,14 @@ def outer_fma(c: tuple, a: tuple, b: tuple, depth: int) -> tuple:
 #
 # The arguments may be any real numbers; they are converted to float32.
 
+F32 = np.float32
+_FLOATS = frozenset((F32, float))       # what the emulator computes with at once; a constant is a float of Python's
 
 
 def _of_floats(name: str, text: str, count: int, compute: Callable[..., Any], doc: str, low: float = 1.0,
                high: float = 100.0, also: float = 1.0) -> Atom:
-    """``low``, ``high``: from one to the other, and at ``also``, arguments set off no warning, and NumPy need not be told to be
-    silent. That takes longer than to compute, and attention has this for every score (a score that a mask hides is a constant)."""
+    """``low``, ``high``: from one to the other, and at ``also``, arguments set off no warning, and NumPy need not be told to
+    be silent. That takes longer than to compute, and attention has this for every score (a hidden one is a constant)."""
 
     def typer(context: TypingContext, *args: types.Type) -> Any:
         if len(args) != count or any(kind_of_type(t) is None or isinstance(t, types.Complex) for t in args):
@@ -199,8 +196,7 @@ def _of_floats(name: str, text: str, count: int, compute: Callable[..., Any], do
             if type(x) not in _FLOATS or not (low <= x <= high or x == also):
                 break
         else:
-            found = compute(*given)
-            if type(found) is F32:
+            if type(found := compute(*given)) is F32:
                 return found
         with np.errstate(all="ignore"):
             return F32(compute(*[F32(x) for x in given]))
