@@ -435,15 +435,10 @@ class Score(Component):
     """
 
     real_places = False
-    is_light = False                   # three consumers of Hopper's kernel have the registers for it (heads of 32 and 64)
+    is_light = False                   # three warpgroups have the registers for it (heads of 32 and 64)
 
     def __call__(self, s: Any, m: Any, n: Any) -> Any:
         raise NotImplementedError(f"{type(self).__qualname__} has no __call__(s, m, n)")
-
-    @cached_property
-    def is_plain(self) -> bool:
-        """Whether scores stay as they are."""
-        return False
 
     @cached_property
     def arity(self) -> int:
@@ -469,13 +464,7 @@ class Score(Component):
 
 @dataclass(frozen=True)
 class PlainScores(Score):
-    """Scores as they are. With ``exact`` the kernel scales them one by one, as it must for a scale that is not positive."""
-
-    exact: bool = False
-
-    @cached_property
-    def is_plain(self) -> bool:
-        return not self.exact
+    """Scores as they are."""
 
     def __call__(self, s: Any, m: Any, n: Any) -> Any:
         return s
