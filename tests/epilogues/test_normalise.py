@@ -165,6 +165,7 @@ def test_chains(machine: Any, family: str, N: int) -> None:
     same(machine.numpy(out), expected("softmax", masked))
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(48)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
@@ -492,6 +493,7 @@ def test_launches(launches: list[Any], reduces: bool) -> None:  # noqa: F811
 ENDINGS = {"softmax": lambda gain: Softmax(), "rms": RMSNorm, "layer": lambda gain: LayerNorm(gain, gain)}
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ENDINGS)
 @pytest.mark.parametrize(("M", "N", "blocks"), [

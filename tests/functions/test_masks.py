@@ -48,6 +48,7 @@ SCORES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.kin(1)
 @on_machines
 @pytest.mark.parametrize("name", SCORES)
 def test_scores_by_what_they_take(machine: Any, session: Any, name: str, qkv: tuple[np.ndarray, ...]) -> None:
@@ -78,6 +79,7 @@ SHIPPED: dict[str, tuple[Callable[..., Any], Callable[..., Any], float]] = {
 }
 
 
+@pytest.mark.kin(1)
 @on_machines
 @pytest.mark.parametrize("name", SHIPPED)
 def test_scores_that_are_components(machine: Any, session: Any, name: str, qkv: tuple[np.ndarray, ...]) -> None:

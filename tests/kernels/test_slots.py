@@ -367,6 +367,7 @@ def three(rng: np.random.Generator, name: str, m: int = M_MULTISTAGE, n: int = N
 
 # -- C, transforms, epilogues ---------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
@@ -438,6 +439,7 @@ ACTIVATIONS = {"GELU": lambda x: x * (1 + np.vectorize(math.erf)(x / math.sqrt(2
                "tanh": np.tanh}
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(14)
 @on_machines
 @pytest.mark.parametrize("kind", EPILOGUES)

@@ -238,6 +238,7 @@ def recursive(value: Any) -> list:
     return [found for each in values for found in recursive(each)]
 
 
+@pytest.mark.kin(1)
 @pytest.mark.compile
 def test_variables_are_those_that_numba_finds(replaced: Seeded) -> None:
     """In every function of a kernel: which ones a statement names, and which need no slot. These are Numba's, read in one
@@ -345,6 +346,7 @@ def test_what_is_empty() -> None:
     assert not any(map(calls.is_empty, (I32, ir_of_calls.LiteralStructType([nothing, I32]))))
 
 
+@pytest.mark.kin(1)
 @pytest.mark.compile
 def test_a_call_has_no_status(replaced: Seeded) -> None:
     texts: list[str] = []
@@ -379,6 +381,7 @@ def test_what_was_read_is_kept_when_numba_is_loaded() -> None:
 
 # -- structs without slots ----------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(1)
 def test_fields_set_on_different_ways() -> None:
     """Drawn functions set and read a struct's fields in blocks that depend on an argument: what comes out is what slots give."""
     generator = np.random.default_rng(42)

@@ -152,6 +152,7 @@ def test_names_are_told_by_name() -> None:
     assert read_value(number_types.numba_type, "f").text
 
 
+@pytest.mark.kin(1)
 def test_a_stand_in_that_is_stored_while_another_thread_loads_is_put_right(tmp_path: Path) -> None:
     (tmp_path / "probe.py").write_text(textwrap.dedent("""
         import sys
@@ -243,6 +244,7 @@ def test_modules_are_attributes_and_what_they_lack_is_told() -> None:
     assert text == "gemmkit.plans gemmkit.layouts.tensor True True True\ntorch\n"
 
 
+@pytest.mark.kin(1)
 def test_threads_that_ask_for_names_at_once() -> None:
     text = run("""
         import sys, threading

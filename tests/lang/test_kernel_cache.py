@@ -144,6 +144,7 @@ def process(script: str, *arguments: str, **environment: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.kin(1)
 @pytest.mark.compile
 def test_another_process_finds_the_kernel(tmp_path: Path) -> None:
     """With user-written components, other runtime values and another hash seed; and it does not even load Numba."""
@@ -299,6 +300,7 @@ def compile_tiny(number: int) -> None:
     assert ".visible .entry" in to_ptx(tiny, tuple(a.type for a in arguments), 32, H100)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.compile
 @pytest.mark.usefixtures("quick_collections")
 def test_little_is_kept_of_a_device_function() -> None:

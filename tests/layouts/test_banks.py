@@ -113,6 +113,7 @@ def passes_multistage(name: str, trans: str, where: str, rng: np.random.Generato
     return conflicts(accesses)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(17)
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("name", SHIPPED)
@@ -120,6 +121,7 @@ def test_fragments_meet_in_no_bank_in_the_multistage_kernel(name: str, trans: st
     assert passes_multistage(name, trans, "fetch", rng) == 0
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(7)
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("name", ["f32 x16", "f16 x64", "f64", "c64"])

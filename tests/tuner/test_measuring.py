@@ -156,6 +156,7 @@ def test_results_and_times(measuring: Measuring) -> None:
     assert np.array_equal(np.frombuffer(result, np.uint8), X)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.parametrize(("number", "reason"), [(3, "CUDA_ERROR_ILLEGAL_ADDRESS"), (4, "it did not end within 0.5 s"),
                                                 (5, "its process died with status 9")])
 def test_a_candidate_that_fails_takes_nothing_with_it(measuring: Measuring, number: int, reason: str) -> None:
@@ -185,6 +186,7 @@ def test_a_process_that_does_not_start() -> None:
             process.result(0, 30)
 
 
+@pytest.mark.kin(1)
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="open files are counted in /proc")
 def test_no_file_stays_open() -> None:
     def opened() -> int:

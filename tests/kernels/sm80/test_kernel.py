@@ -29,6 +29,7 @@ ORDERS = {"N": RowMajor, "T": ColMajor}
 F32_OPERATOR = KINDS["f32"]
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(64)
 @on_machines
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
@@ -209,6 +210,7 @@ def small(operator: Any, a: Any = RowMajor, b: Any = RowMajor, d: Any = RowMajor
 
 # -- values, in the emulator ----------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(40)
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("kind", KINDS_SM75)
@@ -292,6 +294,7 @@ def test_groups(rng: np.random.Generator) -> None:
 
 # -- values, by what was compiled -----------------------------------------------------------------------------------------
 
+@pytest.mark.kin(1)
 @pytest.mark.compile
 @pytest.mark.sample(7)
 @pytest.mark.parametrize("kind,trans", [("f32", "NT"), ("f32", "TN"), ("c64", "NN"), ("f16", "NT"), ("f16", "TN"), ("s8", "NN"), ("min-plus", "NN")])

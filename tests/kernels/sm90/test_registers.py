@@ -197,6 +197,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.kin(1)
 @pytest.mark.usefixtures("few_blocks")
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("name", FAULTS)
@@ -406,6 +407,7 @@ FAULTS_TRANSFORMED: dict[str, tuple[Any, str, Any, type[BaseException]]] = {
 }
 
 
+@pytest.mark.kin(1)
 @pytest.mark.usefixtures("few_blocks")
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name", FAULTS_TRANSFORMED)
