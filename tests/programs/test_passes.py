@@ -13,7 +13,7 @@ import pytest
 
 from tests.mutation import passes
 
-DRAWN, SEED = int(os.environ.get("GEMMKIT_MUTANTS_OF_PASSES", 8)), 5
+DRAWN, SEED = int(os.environ.get("GEMMKIT_MUTANTS_OF_PASSES", 6)), 5
 CASES = ("text/GEMM", "text/clusters", "text/columns", "text/attention", "text/attention in turns", "text/multistage attention", "text/MLP")
 
 #: Module, function, operator, the statement, and what it becomes.
