@@ -100,7 +100,7 @@ class Reference(Interpreter):
 
     def load(self, parameter: Parameter, key: tuple, dims: tuple) -> Dimensioned:
         whole = "count" if np.dtype(parameter.dtype).kind in "iu" else ""
-        rows: Any = next((x.base for x in key if isinstance(x, Index) and x.base is not None and x.base.is_paged), None)
+        rows: Any = next((x.base for x in key if isinstance(x, Index) and x.is_page), None)
         at = _slices(key)
         if rows is not None:
             places, of_page = np.arange(rows.start, rows.stop), rows.extent.of_page

@@ -449,8 +449,9 @@ class Index(Symbol):
     groups: dict[int, Index] = field(default_factory=dict)         # made of it, by how many share a matrix; 0: its page
 
     def __floordiv__(self, group: Any) -> Index:       # type: ignore[override]
-        if not self.stack:
-            self._wrong()
+        if not self.stack or self.is_page:
+            raise refused(TypeError, f"{self!r} // {group!r}: {self!r} is {'a page' if self.stack else 'a block'}; only "
+                                     "an index along a stack, such as h // 4, has neighbours that share a matrix")
         if isinstance(group, bool) or not isinstance(group, (int, np.integer)) or group < 1:
             raise refused(TypeError, f"{self!r} // {group!r}: how many of a stack share a matrix must be a whole number "
                                      "of 1 or more")
@@ -474,13 +475,8 @@ class Index(Symbol):
             self.groups[0] = Index(replace(self.extent, axis=0, length=self.extent.pages, stack=True), "", base=self)
         return self.groups[0]
 
-    @property
-    def is_paged(self) -> bool:
-        return self.extent.table is not None and not self.stack
-
-    @property
-    def is_page(self) -> bool:
-        return self.extent.table is not None and self.stack
+    is_paged = property(lambda self: self.extent.table is not None and not self.stack)
+    is_page = property(lambda self: self.extent.table is not None and self.stack)
 
     @property
     def of_loop(self) -> Index:
@@ -731,6 +727,9 @@ class Axes:
         if index.is_page and index.base not in held:
             raise refused(ValueError, f"{name}[{shown(key)}]: {index!r} is the page of rows {index.base!r}, which are not "
                                       f"read; write {name}[{index!r}, ..., {index.base!r}]")
+        if (index.is_page and axis) or (in_page and any(not x.stack and x is not index for x in held)):
+            raise refused(ValueError, f"{name}[{shown(key)}]: pages are an array's first axis, and their rows are read with "
+                                      f"all columns; write {name}[{index.of_loop.page!r}, ..., {index.of_loop!r}]")
         if sum(other.of_loop is index.of_loop and not other.is_page for other in held) > 1:
             raise refused(ValueError, f"{name}[{shown(key)}]: {index} is used twice, but rows and columns must be different "
                                       "blocks; use two loops")

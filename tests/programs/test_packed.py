@@ -214,6 +214,10 @@ PAGES = """    rows = gp.paged(o, lengths)
     (PAGES.format("o[n.page]"), r"o\[n.page\]: n.page is the page of rows n, which are not read; write o\[n.page, ..., n\]"),
     (PAGES.format("gp.place(n.page)"), r"place\(n.page\): a page is where rows are read, and no number"),
     (PAGES.format("gp.call(lambda x: x, n.page)"), r"call\(..., n.page\): a page is where rows are read"),
+    (PAGES.format("o[n.page // 2, n]"), r"n.page // 2: n.page is a page; only an index along a stack, such as h // 4"),
+    (PAGES.format("o[n.page, n // 4]"), r"n // 4: n is a block; only an index along a stack, such as h // 4"),
+    (PAGES.format("turned[b, n.page, n]"), r"turned\[b, n.page, n\]: pages are an array's first axis, .* write turned\[n.page, ..., n\]"),
+    (PAGES.format("o[n.page, n, m]").replace("q.rows", "o.columns"), r"o\[n.page, n, m\]: pages are an array's first axis, and their rows are read with all columns"),
     (PAGES.format("o[n]"), r"o\[n\]: n is a block of rows of o in pages by lengths, used here for axis 0 of o"),
     ("""    rows = gp.paged(o, lengths)
     for b, m in gp.parallel(o.count, o.rows):
@@ -223,8 +227,8 @@ PAGES = """    rows = gp.paged(o, lengths)
 ])
 def test_pages_that_are_refused(body: str, words: str) -> None:
     given = np.zeros((30, 64), F16), np.zeros((40, 64), F16), np.array([0, 10, 30]), np.array([0, 30]), np.zeros(3, F32), np.zeros(
-        (2, 4), np.int64), np.zeros((5, 16, 64), F16)
-    check_refused(HEAD + body, words, lambda program: program.reference(*given))
+        (2, 4), np.int64), np.zeros((5, 16, 64), F16), np.zeros((2, 5, 16, 8), F16)
+    check_refused(HEAD.replace("):", ", turned):") + body, words, lambda program: program.reference(*given))
 
 
 def test_pages_without_a_kernel(rng: np.random.Generator) -> None:

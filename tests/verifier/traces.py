@@ -214,7 +214,7 @@ class _GridProgram:
 
     def place(self, name: str, known: dict[str, Any]) -> tuple[Any, ...]:
         block = self.blocks[name]
-        rows: Any = next((stack.base for stack in block.stacks if stack.base is not None and stack.base.is_paged), None)
+        rows: Any = next((stack.base for stack in block.stacks if stack.is_page), None)
         if rows is not None:           # by the line of the table, and the place along it
             own = [known[x.of_loop.name] // x.extent.group for x in block.stacks if x.base is not rows]
             line = known[rows.line.of_loop.name] // rows.line.extent.group

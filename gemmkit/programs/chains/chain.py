@@ -143,7 +143,7 @@ def chain_of(loop: Loop) -> Chain:
 def _check_pages(chain: Chain) -> None:
     """Raises ValueError, with the user's line, for rows in pages that threads read, and for pages of odd lengths."""
     found = [(x, y) for x in [*chain.body, *(store.value for store in chain.stores)] for y in walked([x]) if y.op == "load"
-             and any(index.base is not None and index.base.is_paged for index in y.data[1])]
+             and any(index.is_page for index in y.data[1])]
     taken = {y for dot in dots(chain.body) for x in dot.args[:2] if (y := loaded(x)) is not None}
     wrong = next((y for _, y in found if y not in taken), None)
     if wrong is not None:
@@ -312,7 +312,7 @@ class OperandBlock:
     @property
     def paged(self) -> Index | None:
         """The index of its rows, where they lie in pages."""
-        return next((index.base for index in self.key if index.base is not None and index.base.is_paged), None)
+        return next((index.base for index in self.key if index.is_page), None)
 
 
 @dataclass(eq=False)
