@@ -100,6 +100,41 @@ def test_a_sum_and_a_maximum_of_one_value(mapping: gk.Mapping) -> None:
     check(sums_and_maxima, arrays, mapping)
 
 
+@gk.program
+def capped(a: Any, b: Any, c: Any, d: Any) -> None:
+    """What is rescaled, added to and bounded in a round: the product is another register than the cell."""
+    for m in gp.parallel(a.rows):
+        out, top = gp.zeros(m, c.columns), gp.full(m, -math.inf)
+        for n in gp.sequential(b.rows):
+            s = a[m] @ b[n].T
+            new = gp.maximum(top, s.max(axis=1))
+            out[:] = gp.minimum(out * gp.exp(top - new) + gp.exp(s - new).astype(a.dtype) @ c[n], 2.0)
+            top[:] = new
+        d[m] = out
+
+
+@gk.program
+def by_columns(a: Any, b: Any, d: Any) -> None:
+    for m in gp.parallel(a.columns):
+        out = gp.zeros(m, b.columns)
+        for n in gp.sequential(b.rows):
+            out += a[n, m].T @ b[n]
+        d[m] = out
+
+
+@pytest.mark.parametrize("mapping", [gk.Mapping({"n": 32}), gk.Mapping({"n": 32}, across=False), gk.Mapping({"n": 32}, kernel="multistage")],
+                         ids=["", "apart", "multistage"])
+def test_rounds_that_bound_a_product_or_take_a_transpose(mapping: gk.Mapping) -> None:
+    """The first one's texts used a product's register before it was there, and of the second none was made."""
+    rng = np.random.default_rng(1)
+    a, b, c, d = chains.half(rng, 9, 64, scale=0.1), chains.half(rng, 100, 64), chains.half(rng, 100, 64), chains.empty(9, 64, dtype=F32)
+    wanted = capped.reference(a, b, c, d, block=32)
+    with gk.emulate():
+        capped(a, b, c, d, mapping=mapping)
+    chains.check_close([d], wanted, lambda got: 4e-3)
+    check(by_columns, [chains.half(rng, 104, 72), chains.half(rng, 104, 64), chains.empty(72, 64)], dataclasses.replace(mapping, across=None))
+
+
 # -- what a mapping says ------------------------------------------------------------------------------------------------------
 
 def text(mapping: gk.Mapping, **components: Any) -> str:

@@ -27,7 +27,7 @@ import numpy as np
 
 from gemmkit.programs import trace
 from gemmkit.programs.called import CALLED, TEST, Callee
-from gemmkit.programs.chains.chain import Chain
+from gemmkit.programs.chains.chain import Chain, loaded
 from gemmkit.programs.chains.monoids import Unproved, beyond, monoids, stays, unchanged_by_nothing
 from gemmkit.programs.collectives import LARGE
 from gemmkit.programs.places import LEAVES, Rewriter, _is_number
@@ -283,7 +283,7 @@ def _wanted(x: Value, chain: Chain) -> tuple[Value, float] | None:
     """Which operand an operation wants to be what where it is out of range."""
     if x.op in IDENTITY and x.args[0].dims[1] is chain.index:
         return x.args[0], IDENTITY[x.op]
-    if x.op == "dot" and x.args[0].op != "load" and x.args[0].dims[1] is chain.index:
+    if x.op == "dot" and loaded(x.args[0]) is None and x.args[0].dims[1] is chain.index:
         return x.args[0], 0.0                          # B is filled up with zeros; A must not have infinities and NaN there
     return None
 

@@ -223,10 +223,15 @@ def late_values(chain: Chain) -> set[Value]:
 
 
 def zero_values(chain: Chain, late: set[Value]) -> set[Value]:
-    """Of a tile's first round: what products a round later are added to, where it is a factor times zero."""
-    empty = {c.inside for c in chain.carried if c.init.op == "const" and c.init.data == 0}
-    return {x for x in chain.body if x not in late and x.op == "mul" and x.args[0] in empty
-            and any(x in d.args[2:] for d in dots(chain.body))}
+    """Of a tile's first round: what products a round later are added to, where it is a factor times zero. The cell becomes
+    the product, and nothing else reads it: then both are one register, which has the zeros."""
+    empty = {c.inside: c.out for c in chain.carried if c.init.op == "const" and c.init.data == 0}
+    readers: dict[Value, int] = {}
+    for x in chain.body:
+        for y in x.args:
+            readers[y] = readers.get(y, 0) + 1
+    return {x for x in chain.body if x not in late and x.op == "mul" and x.args[0] in empty and readers[x.args[0]] == 1
+            and any(x in d.args[2:] and d is empty[x.args[0]] for d in dots(chain.body))}
 
 
 def why_not_ahead(chain: Chain) -> str | None:
