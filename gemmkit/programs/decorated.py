@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
@@ -117,17 +118,18 @@ class Reference(Interpreter):
             return Dimensioned((), dim.start, "place")
         return Dimensioned((dim,), np.arange(dim.size) if isinstance(dim, Axis) else np.arange(dim.start, dim.stop), "place")
 
-    def loop(self, extents: tuple[ProgramAxis, ...], kind: str, stop: Any = None,
+    def loop(self, extents: tuple[ProgramAxis, ...], kind: str, start: Any = None, stop: Any = None,
              rows: RowsOfPiece | None = None) -> Iterator[Any]:
+        begin, end = (None if x is None else int(self.lift(x).array) for x in (start, stop))
         if kind == "parallel":
             for blocks in self._tiles(extents, ()):
                 self.stacks = tuple(x for x in blocks if x.stack)
                 yield blocks if len(blocks) > 1 else blocks[0]
         elif rows is not None and rows.axis.offsets is not None:
-            yield from self._blocks(extents[0], piece=rows.which)
+            yield from self._blocks(extents[0], piece=rows.which, begin=begin or 0)
         else:
-            end = extents[0].length if stop is None else min(int(stop.value.array), extents[0].length)
-            for index in self._blocks(extents[0], end):
+            end = extents[0].length if end is None else min(end, extents[0].length)
+            for index in self._blocks(extents[0], end, begin=begin or 0):
                 index.line = None if rows is None else rows.which
                 yield index
 
@@ -139,16 +141,19 @@ class Reference(Interpreter):
         for index in self._blocks(extents[0], None, piece_of(extents[0], before)):
             yield from self._tiles(extents[1:], (*before, index))
 
-    def _blocks(self, extent: ProgramAxis, end: int | None = None, piece: Index | None = None) -> list[Index]:
-        """Of rounds up to ``end``; None: of tiles, or of a piece."""
+    def _blocks(self, extent: ProgramAxis, end: int | None = None, piece: Index | None = None,
+                begin: int = 0) -> list[Index]:
+        """Of rounds from ``begin`` up to ``end``; None: of tiles, or of a piece. Blocks do not lie across pages."""
         step, origin, limit = 1 if extent.stack else self.block, 0, end
         if piece is not None:
             assert extent.offsets is not None
             first, last = (min(max(int(x), 0), extent.length) for x in extent.offsets.data[piece.start:piece.start + 2])
             origin, limit = first, max(last - first, 0)
         stop = extent.length if limit is None else limit
-        return [Index(extent, "", start, min(start + step, stop), limit=limit, piece=piece, origin=origin)
-                for start in range(0, stop, step)]
+        begin = max(begin, 0)
+        first = begin if extent.table is None else begin - begin % math.gcd(step, extent.of_page)
+        return [Index(extent, "", max(start, begin), min(start + step, stop), limit=limit, piece=piece, origin=origin)
+                for start in range(first, stop, step) if begin < stop]
 
 
 def _stays_whole(op: str, args: tuple) -> str:
@@ -323,7 +328,7 @@ def program(function: Callable[..., None]) -> Program:
 # |---|---|
 # | ``for m, n in parallel(a.rows, b.columns)`` | tiles, in no order: each is one thread block's |
 # | ``for k in sequential(a.columns)`` | rounds, one after the other |
-# | ``for n in sequential(k.rows, stop=lengths[h])`` | the same, up to a length of the tile's own |
+# | ``for n in sequential(k.rows, start=starts[h], stop=lengths[h])`` | the same, from a start to a length of the tile's own |
 # | ``x = paged(k, table)``, ``n in sequential(x[b])``, ``k[n.page, h, n]`` | rows in pages, as of a cache |
 # | ``x = packed(q.rows, offsets)``, ``parallel(x.count, x.rows)``, ``sequential(x[i])`` | rows of pieces, as of sequences |
 # | ``zeros(m, n)``, ``full(m, value)``, ``copy(x)`` | cells, whose values rounds carry |
@@ -342,16 +347,17 @@ def parallel(*extents: ProgramAxis) -> Along:
     return Along(current().loop(current().extents(extents), "parallel"))
 
 
-def sequential(extent: ProgramAxis | RowsOfPiece, stop: Any = None) -> Along:
+def sequential(extent: ProgramAxis | RowsOfPiece, stop: Any = None, start: Any = None) -> Along:
     """Blocks of an axis, or of a piece of one, one after the other: cells keep what a round has put there.
 
-    ``stop``: an element of an array of whole numbers, ``lengths[h]``, behind which nothing is there (`lengths`).
+    ``stop``: a whole number, such as an element ``lengths[h]`` of an array, from which on nothing is there; ``start``: the
+    same of the first place that is there (`lengths`).
     """
     if isinstance(extent, RowsOfPiece):
         if stop is not None and extent.axis.offsets is not None:
             raise refused(ValueError, f"sequential(..., stop=...): {extent.axis!r} has a length of its own; leave stop out")
-        return Along(current().loop(current().extents((extent.axis,), extent.which), "sequential", stop, extent))
-    return Along(current().loop(current().extents((extent,)), "sequential", stop))
+        return Along(current().loop(current().extents((extent.axis,), extent.which), "sequential", start, stop, extent))
+    return Along(current().loop(current().extents((extent,)), "sequential", start, stop))
 
 
 def packed(axis: ProgramAxis, offsets: Parameter) -> PackedRows:

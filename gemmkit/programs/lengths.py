@@ -1,9 +1,11 @@
 """What rows and rounds of a tile go along, where arrays on the GPU say so: lengths, pieces of packed rows, pages.
 
-A length is an element of an array of whole numbers, ``sequential(k.rows, stop=lengths[h])``.
+Rounds of a tile go from ``start`` to ``stop``, ``sequential(k.rows, start=starts[h], stop=lengths[h])``: whole numbers, made of
+elements of arrays by +, -, *, maximum and minimum.
 
 Of a stack of matrices each then has a length of its own, as sequences of a batch have. A length beyond the axis is the
-axis; of one of 0 or less there are no rounds. Blocks beyond a tile's length are not loaded.
+axis, and a start in front of it its first row; of a length that is not behind the start there are no rounds. Blocks in
+front of the start and behind the length are not loaded. Places count from the axis' first row all the same.
 
 >>> import numpy as np
 >>> import gemmkit as gk
@@ -36,29 +38,56 @@ if TYPE_CHECKING:
 COUNTED = np.dtype(np.int32), np.dtype(np.int64)
 #: An operation: how long a piece is. Its data is the array of offsets, and the index that says which piece it is.
 PIECE = "piece"
-SUCH = "an element of an array of int32 or int64 is needed, such as stop=lengths[h]"
+#: How whole numbers are made of others, as a kernel writes it.
+OF_WHOLE = {"add": "({} + {})", "sub": "({} - {})", "mul": "({} * {})", "neg": "(-{})", "max": "max({}, {})"}
 
 
-def check_length(stop: Any, extent: ProgramAxis) -> Value:
-    """The load that a loop's ``stop`` is. Raises TypeError and ValueError, with the user's line, for what is no length of
-    all rows of a tile."""
-    if isinstance(stop, Parameter):
-        raise refused(TypeError, f"sequential(stop={stop.name}): {stop.name} has shape {stop.shape}, and a tile has one "
-                                 f"length; {SUCH}")
-    found: Any = getattr(stop, "value", None)
-    if getattr(found, "op", "") != "load":
-        raise refused(TypeError, f"sequential(stop={stop!r}): {SUCH}")
-    parameter, key = found.data
-    said = f"sequential(stop={parameter.name}[{shown(key)}])"
-    if found.dims:
-        raise refused(ValueError, f"{said} has the dimensions ({shown(found.dims)}): all rows of a tile share its rounds, "
-                                  "so a length must be one number; write a limit of each row as a condition of where(...)")
-    if np.dtype(parameter.dtype) not in COUNTED:
-        raise refused(TypeError, f"{said} has dtype {parameter.dtype}: lengths must be int32 or int64")
+def check_bound(word: str, given: Any, extent: ProgramAxis) -> Value:
+    """The whole number that a loop's ``start`` or ``stop`` is. Raises TypeError and ValueError, with the user's line, for
+    what is no number of all rows of a tile."""
+    such = (f"a whole number of elements of arrays of int32 or int64 is needed, such as {word}=lengths[h] or "
+            f"{word}=lengths[h] - 128")
+    if isinstance(given, Parameter):
+        raise refused(TypeError, f"sequential({word}={given.name}): {given.name} has shape {given.shape}, and a tile has "
+                                 f"one length; {such}")
     if extent.stack:
-        raise refused(ValueError, f"{said}: the loop is over {extent}, one by one; only loops over rows and columns take "
-                                  "stop=")
-    return cast("Value", found)
+        raise refused(ValueError, f"sequential({word}=...): the loop is over {extent}, one by one; only loops over rows and "
+                                  f"columns take {word}=")
+    if not isinstance(given, (int, np.integer)) and not hasattr(given, "value"):
+        raise refused(TypeError, f"sequential({word}={given!r}): {such}")
+    found = cast("Value", current().lift(given))
+    if found.dims:
+        raise refused(ValueError, f"sequential({word}={_said(found)}) has the dimensions ({shown(found.dims)}): all rows of "
+                                  "a tile share its rounds, so a length must be one number; write a limit of each row as a "
+                                  "condition of where(...)")
+    _check_whole(word, found, such)
+    return found
+
+
+def _check_whole(word: str, x: Value, such: str) -> None:
+    if x.op == "load" and np.dtype(x.data[0].dtype) not in COUNTED:
+        raise refused(TypeError, f"sequential({word}=...): {_said(x)} has dtype {x.data[0].dtype}: lengths must be int32 or "
+                                 "int64")
+    if x.op == "const" and not float(x.data).is_integer():
+        raise refused(TypeError, f"sequential({word}=...): {x.data!r} is not whole; {such}")
+    if x.op not in (*OF_WHOLE, "load", "const", "coordinate"):
+        raise refused(TypeError, f"sequential({word}=...): {_said(x)} is not whole; {such}; +, -, *, maximum and minimum "
+                                 "make others of them")
+    for y in x.args:
+        _check_whole(word, y, such)
+
+
+def _said(x: Value) -> str:
+    return f"{x.data[0].name}[{shown(x.data[1])}]" if x.op == "load" else repr(x)
+
+
+def whole_text(x: Value) -> str:
+    """A whole number of a tile as a kernel computes it."""
+    if x.op == "load":
+        return f"int({x.data[0].name}[{', '.join(index.text() for index in x.data[1])}])"
+    if x.op in ("const", "coordinate"):
+        return str(int(x.data)) if x.op == "const" else x.data.text()
+    return OF_WHOLE[x.op].format(*map(whole_text, x.args))
 
 
 def packed_rows(axis: Any, offsets: Any) -> PackedRows:

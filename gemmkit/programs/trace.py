@@ -18,7 +18,7 @@ import numpy as np
 from gemmkit.components import without_arrays
 from gemmkit.kernels.masks import Mask
 from gemmkit.programs.called import EXTENT, MOST_OF_SCORE, NUMBER, TEST, CallableArgument, Callee, function_of, mask_of
-from gemmkit.programs.lengths import PIECE, RowsOfPiece, check_length, piece_of
+from gemmkit.programs.lengths import PIECE, RowsOfPiece, check_bound, piece_of
 from gemmkit.programs.values import (
     Arithmetic,
     Axes,
@@ -89,9 +89,9 @@ class Interpreter:
     def callee(self, f: Any, name: str) -> Callee:
         return Callee(name, f)
 
-    def loop(self, extents: tuple[ProgramAxis, ...], kind: str, stop: Any = None,
+    def loop(self, extents: tuple[ProgramAxis, ...], kind: str, start: Any = None, stop: Any = None,
              rows: RowsOfPiece | None = None) -> Iterator[Any]:
-        """``stop``: a length that bounds the only extent; ``rows``: what it is, of a piece or of pages."""
+        """``start`` and ``stop`` bound the only extent; ``rows``: what it is, of a piece or of pages."""
         raise NotImplementedError
 
     def fitted(self, value: Any, dims: tuple) -> Any:
@@ -417,13 +417,14 @@ class Carried:
 
 @dataclass(eq=False)
 class Loop:
-    """``body`` has values, stores and loops, in the order in which they were written. ``stop``: the load of the length that
-    bounds its rounds."""
+    """``body`` has values, stores and loops, in the order in which they were written. ``start`` and ``stop``: the whole
+    numbers that bound its rounds."""
 
     kind: str
     indices: tuple[Index, ...]
     body: list = field(default_factory=list)
     carried: list[Carried] = field(default_factory=list)
+    start: Value | None = None
     stop: Value | None = None
     line: str = field(default_factory=line_here)
     twice: str = ""                    # the line of a product of a block with itself, which no kernel has
@@ -514,13 +515,14 @@ class Tracer(Interpreter):
             self.callees[key] = Callee(found, without_arrays(f), name) if name else Callee(found, f)
         return self.callees[key]
 
-    def loop(self, extents: tuple[ProgramAxis, ...], kind: str, stop: Any = None,
+    def loop(self, extents: tuple[ProgramAxis, ...], kind: str, start: Any = None, stop: Any = None,
              rows: RowsOfPiece | None = None) -> Iterator[Any]:
         if kind == "parallel" and len(self.bodies) > 1:
             raise refused(ValueError, "parallel(...) inside a loop; it must be the outermost loop")
         if kind == "sequential" and len(self.bodies) == 1:
             raise refused(ValueError, "sequential(...) outside of parallel(...); it must be inside")
-        length = None if stop is None else check_length(stop, extents[0])
+        begin, length = (None if x is None else check_bound(word, x, extents[0]) for word, x in (("start", start),
+                                                                                                 ("stop", stop)))
         if rows is not None and rows.axis.offsets is not None:
             length = Value(PIECE, (), (), (rows.axis.offsets, (rows.which,)))
         indices = tuple(Index(extent, of_tile=kind == "parallel") for extent in extents)
@@ -531,7 +533,7 @@ class Tracer(Interpreter):
             if rows is not None:
                 index.piece, index.line = (rows.which, None) if rows.axis.table is None else (None, rows.which)
             self.reads.update(x.name for x in (index.extent.offsets, index.extent.table) if x is not None)
-        loop = self.emit(Loop(kind, indices, stop=length))
+        loop = self.emit(Loop(kind, indices, start=begin, stop=length))
         user = sys._getframe(1)
         known = dict(user.f_locals)
         names = _carried_names(user.f_code, user.f_lasti)

@@ -13,6 +13,7 @@ import numpy as np
 from gemmkit.programs import collectives
 from gemmkit.programs import plan as plans
 from gemmkit.programs.chains.chain import dots, late_values
+from gemmkit.programs.places import walked
 from gemmkit.programs.values import Axis
 from tests.verifier.texts import Text, expect
 from tests.verifier.walks import Given, State, Walk
@@ -59,7 +60,7 @@ class Case(NamedTuple):
     numbers: dict[str, float]
     grid: int                          # clusters of blocks
     votes: bool
-    length: int | None
+    held: dict[str, int] = {}          # what each element of arrays of lengths is
     offsets: dict[str, list[int]] = {}
 
 
@@ -77,7 +78,7 @@ def _check_case(text: Text, program: Any, case: Case) -> None:
     taken = list[Taken]()
     for block in range(grid):
         def walked(thread: int, block: int = block) -> Log:
-            (state,) = Walk(text, thread, Given(case.numbers, block, grid, case.votes, case.length, case.offsets, program.watched)).run()
+            (state,) = Walk(text, thread, Given(case.numbers, block, grid, case.votes, case.held, case.offsets, program.watched)).run()
             if not multistage:
                 check_end(text, thread, state)
             return state.log
@@ -166,7 +167,7 @@ class _GridProgram:
             for r in self.places.loops:
                 step = self.sizes[r.index.name]
                 numbers[r.index.name] = rounds * step - (rounds > 1 and step // 2)
-            yield Case({**dict.fromkeys(self.text.plan.printed.scalars, 1.0), **numbers}, grid, False, None)
+            yield Case({**dict.fromkeys(self.text.plan.printed.scalars, 1.0), **numbers}, grid, False)
 
     watched: tuple[str, ...] = ()      # names whose numbers are noted with a product
 
@@ -256,10 +257,18 @@ class _ChainProgram(_GridProgram):
                 if stack.extent == chain.index.extent:
                     numbers[chain.index.name] = numbers[stack.name]
             numbers = {**dict.fromkeys(self.text.plan.printed.scalars, 1.0), "section": min(2, count), chain.share: chain.splits, **numbers}
-            has_length = chain.length is not None and chain.index.piece is None
-            for length in (0, numbers[chain.index.name] + 5, max(1, numbers[chain.index.name] - self.step)) if has_length else (None,):
-                case = Case(numbers, grid, votes, length)
+            for held in self.lengths(int(numbers[chain.index.name])):
+                case = Case(numbers, grid, votes, held)
                 yield case if self.piece is None and chain.index.piece is None else self.of_pieces(case)
+
+    def lengths(self, extent: int) -> Iterator[dict[str, int]]:
+        """What arrays of lengths hold: none, one beyond the axis, and others; starts within a block, and behind the length."""
+        starts, stops = (list(dict.fromkeys(x.data[0].name for x in walked([given]) if x.op == "load")) if given is not None else []
+                         for given in (self.chain.start, self.chain.length))
+        cases = [(0, -3), (extent + 5, self.step // 2 + 1), (max(1, extent - self.step), 2)]
+        if self.chain.start is not None:
+            cases += [(extent, extent + 3), (extent + 5, extent // 2)]
+        yield from {str(x): x for start, stop in [(b, a) for a, b in cases] for x in [{**dict.fromkeys(starts, start), **dict.fromkeys(stops, stop)}]}.values()
 
     def of_pieces(self, case: Case) -> Case:
         """With pieces of all rows, none, and one; and of keys: of the first rows none or some. Some rows are of no piece."""
@@ -284,11 +293,27 @@ class _ChainProgram(_GridProgram):
     def range_of(self, index: Any, at: tuple[Any, ...], case: Case) -> tuple[int, int]:
         """Where a tile's rows or keys begin, and how many there are. ``at``: of the stacks, and more."""
         if index.piece is None:
-            end = int(case.numbers[index.name])
-            return 0, end if case.length is None or index is self.chain.rows else min(end, case.length)
+            end, length = int(case.numbers[index.name]), self.chain.length
+            return 0, end if length is None or index is self.chain.rows else min(end, self.whole(length, at, case))
         which = at[self.stacks.index(index.piece.of_loop.name)] // index.piece.extent.group
         begin, end = case.offsets[index.extent.offsets.name][which:which + 2]
         return begin, end - begin
+
+    def whole(self, x: Any, at: tuple[Any, ...], case: Case) -> int:
+        """A whole number that rounds of a tile begin or end at."""
+        if x.op in ("load", "const", "coordinate"):
+            return (case.held[x.data[0].name] if x.op == "load" else int(x.data) if x.op == "const" else
+                    at[self.stacks.index(x.data.of_loop.name)] // x.data.extent.group)
+        return int(OF_PLACES[x.op](*(self.whole(y, at, case) for y in x.args)))
+
+    def places_of(self, at: tuple[Any, ...], case: Case) -> tuple[int, int, int]:
+        """Where a tile's first block begins, its first place that is there, and the one behind the last."""
+        end, index = self.range_of(self.chain.index, at, case)[1], self.chain.index
+        if self.chain.start is None:
+            return 0, 0, end
+        shown = max(self.whole(self.chain.start, at, case), 0)
+        shown, end = (shown, end) if shown < end else (int(case.numbers[index.name]), 0)
+        return shown - shown % min(self.step, index.extent.of_page) if index.is_paged else shown, shown, end
 
     @property
     def watched(self) -> tuple[str, ...]:              # type: ignore[override]
@@ -379,23 +404,28 @@ class _ChainProgram(_GridProgram):
             if event[0] == "multiply" and tested and self.is_first(event) and event[3] not in tested:
                 expect(self.seen(event[3], case).all(), f"a round at {event[3]} is not tested, and not all of it is seen ({case})")
             if event[0] == "masked":
-                end = self.range_of(self.chain.index, event[2], case)[1]
+                end = self.places_of(event[2], case)[2]
                 expect(event[1] == end - event[2][-1], f"a mask of {event[1]} places in a round at {event[2][-1]} of {end}")
+            elif event[0] == "front":
+                first = self.places_of(event[2], case)[1]
+                expect(event[1] == first - event[2][-1], f"a mask of {event[1]} places in front in a round at {event[2][-1]} from {first} on")
             elif event[0] == "multiply" and self.is_first(event):
                 at = event[3]
-                end = self.range_of(self.chain.index, at, case)[1]
-                expect(at in masked or at[-1] + self.step <= end, f"a round at {at[-1]} of {end} is not masked ({case})")
+                _, first, end = self.places_of(at, case)
+                expect(at in masked or (first <= at[-1] and at[-1] + self.step <= end), f"a round at {at[-1]} from {first} to {end} is not masked ({case})")
 
     def every(self, at: tuple[Any, ...], case: Case) -> list[int]:
-        found = list(range(0, max(self.range_of(self.chain.index, at, case)[1], 1), self.step))
+        begin, _, end = self.places_of(at, case)
+        found = list(range(begin, max(end, begin + 1), self.step))
         return found[::-1] if self.choice.descending else found
 
     def seen(self, at: tuple[Any, ...], case: Case) -> np.ndarray:
         """Which places from the last of ``at`` on the rows from the one before it on see, by the program's conditions of places."""
         m, n = at[-2:]
         rows = np.arange(m, min(m + self.rows, self.range_of(self.chain.rows, at, case)[1]))[:, None]
-        places = np.arange(n, max(n + 1, min(n + self.step, self.range_of(self.chain.index, at, case)[1])))[None, :]
-        out = np.ones((len(rows), places.shape[1]), bool)
+        _, first, end = self.places_of(at, case)
+        places = np.arange(n, max(n + 1, min(n + self.step, end)))[None, :]
+        out = np.broadcast_to(places >= min(first, n + places.shape[1] - 1), (len(rows), places.shape[1])).copy()
         for x in self.chain.body:
             if x.op == "where" and self.chain.index in x.args[0].dims and (x.args[1].op == "const") != (x.args[2].op == "const"):
                 holds = _of_places(x.args[0], {self.chain.rows: rows, self.chain.index: places})

@@ -131,14 +131,14 @@ class State:
 
 
 class Given(NamedTuple):
-    """What a walk has numbers for: ``numbers`` of `sizes`; the ``block`` of a ``grid``; how warps vote; what an array of lengths
-    holds, and arrays of offsets. ``watched``: names whose numbers are noted with each product."""
+    """What a walk has numbers for: ``numbers`` of `sizes`; the ``block`` of a ``grid``; how warps vote; what each element of arrays
+    of lengths is, and arrays of offsets. ``watched``: names whose numbers are noted with each product."""
 
     numbers: dict[str, float]
     block: int
     grid: int
     votes: bool
-    length: int | None
+    held: dict[str, int]
     offsets: dict[str, list[int]]
     watched: tuple[str, ...]
 
@@ -278,7 +278,7 @@ class Walk:
             of = self.value(node.value, state)
             self.used(self.value(node.slice, state), node)
             if isinstance(of, Name):   # an element of an array: a length
-                return ANY if self.given is None or self.given.length is None else self.given.length
+                return ANY if self.given is None else self.given.held.get(of.name, ANY)
             self.used(of, node)
             return DONE
         return self.combined(node, [self.value(x, state) for x in self.text.parts(node)])
@@ -368,7 +368,8 @@ class Walk:
         self.used(args, node)
         if name == "apply":            # a mask counts the places that are there from the thread's first column on
             taken = self.text.parameters(self.said(node.args[0]))
-            state.log += [("masked", room, self.watched(state)) for what, room in zip(taken[2:], args[2:]) if what == "room" and self.given is not None]
+            state.log += [({"room": "masked", "front": "front"}[what], places, self.watched(state)) for what, places in zip(taken[2:], args[2:])
+                          if what in ("room", "front") and self.given is not None]
             if any(what.startswith(("begins", "ends")) for what in taken[2:]):
                 state.log += [("tested", "", self.watched(state))] if self.given is not None else []
         return DONE if name not in ("own_column", "own_row") else 0

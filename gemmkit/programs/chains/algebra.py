@@ -636,7 +636,7 @@ def ranges_of(chain: Chain, signs: dict[str, float], commutes: bool) -> Ranges:
             tests.append(x)
             out.begins += bounds[0]
             out.ends += bounds[1]
-    at_first = commutes or not out.show_the_first
+    at_first = commutes or chain.start is not None or not out.show_the_first
     out.visits_less = out.has_tests and out.has_free and all(ignores_hidden(chain, x, signs, at_first) for x in tests)
     return out
 

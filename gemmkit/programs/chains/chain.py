@@ -23,7 +23,7 @@ class Chain:
     piece that it is of; ``piece``: the one that a tile's rows are of, where rows are packed.
     ``splits``: how many blocks share a tile's rounds (`gemmkit.programs.chains.merging`). ``factors``: of rows, which are 1
     in most rounds, and what they go to (`gemmkit.programs.chains.merging`). ``sizes``: how long the axes of its indices
-    are in a call."""
+    are in a call. ``start``: the first place of a tile's rounds, where that is not the axis' first."""
 
     stacks: tuple[Index, ...]
     rows: Index
@@ -39,6 +39,7 @@ class Chain:
     factors: dict[Value, Value] = field(default_factory=dict)
     sizes: dict[ProgramAxis, int] = field(default_factory=dict)
     grows: bool = False                # whether later tiles visit more blocks than earlier ones
+    start: Value | None = None
 
     @property
     def count(self) -> int:
@@ -58,6 +59,27 @@ class Chain:
     def stop(self) -> str:
         """What a text calls the place behind the last that rounds go to."""
         return f"{self.index.name}_length" if self.has_length else f"sizes.{self.index.name}"
+
+    @property
+    def begin(self) -> str:
+        """What a text calls the place where a tile's first block begins."""
+        return "0" if self.start is None else f"{self.index.name}_start"
+
+    @property
+    def shown(self) -> str:
+        """What it calls the first place that is there: blocks do not lie across pages, and may begin in front of it."""
+        return f"{self.index.name}_shown" if self.starts_within else self.begin
+
+    @property
+    def starts_within(self) -> bool:
+        """Whether a tile's first block may have places that are not there."""
+        return self.start is not None and self.index.is_paged
+
+    @property
+    def where(self) -> list[Value]:
+        """What a kernel reads that says where rows and rounds are: loads, and pieces."""
+        bounds = [x for x in walked([x for x in (self.start, self.length) if x is not None]) if x.op in ("load", PIECE)]
+        return [*bounds, *([] if self.piece is None else [self.piece])]
 
     def extent_of(self, index: Index) -> str:
         """What a text calls how many places there are along an index."""
@@ -87,7 +109,7 @@ class Chain:
     @property
     def has_length(self) -> bool:
         """Whether a text has a length of each tile's own."""
-        return self.length is not None or self.splits > 1
+        return self.length is not None or self.start is not None or self.splits > 1
 
     @property
     def stacks_of_results(self) -> int:
@@ -124,7 +146,7 @@ def chain_of(loop: Loop) -> Chain:
     stores = [held for held in loop.body if isinstance(held, StoreStatement)]
     *stacks, rows = loop.indices
     chain = Chain(tuple(stacks), rows, rounds.indices[0], rounds.body, rounds.carried, [], stores, rounds.line,
-                  rounds.stop, sizes=loop.sizes)
+                  rounds.stop, sizes=loop.sizes, start=rounds.start)
     if rows.piece is not None:
         chain.piece = Value(PIECE, (), (), (rows.extent.offsets, (rows.piece,)), line=loop.line)
     key = *chain.own_stacks, rows

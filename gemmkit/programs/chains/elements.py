@@ -12,7 +12,7 @@ from gemmkit.programs.called import CALLED, EXTENT, Callee, is_place_made, is_wh
 from gemmkit.programs.chains.algebra import LOWERED, Ranges, bounds_of
 from gemmkit.programs.chains.chain import Chain, ChainPlaces, OperandBlock, RingPlace, depends
 from gemmkit.programs.chains.schedule import READ, ChainOrder, Compute, Event, Full, ScheduleChoice
-from gemmkit.programs.lengths import PIECE
+from gemmkit.programs.lengths import PIECE, whole_text
 from gemmkit.programs.text import JOINTS, SIGNS, is_converted, listed, name_of_stack, of_blocks, parts_of_stacks
 from gemmkit.programs.trace import COMPARISONS, CONDITIONS, Value
 from gemmkit.programs.values import Axis, Index, unique
@@ -170,7 +170,10 @@ class Element:
         if x.op == "inside":
             index = x.data.name
             self.extra["room"] = f"{self.chain.stop} - {index} - column"
-            text = f"{args[0]} if column_at(i) < room else {args[1]}"
+            front = ""
+            if self.chain.starts_within:
+                self.extra["front"], front = f"{self.chain.shown} - {index} - column", "front <= column_at(i) and "
+            text = f"{args[0]} if {front}column_at(i) < room else {args[1]}"
             return text if top else f"({text})"
         return f"{CALLS[x.op]}({', '.join(args)})"
 
@@ -325,7 +328,7 @@ def given_to_pages(chain: Chain, block: OperandBlock, place: Callable[[Index], s
 
 def given_to_ranges(chain: Chain, ranges: Ranges) -> list[str]:
     """What the functions of a text take, beside a row, that say which blocks a tile's rounds visit."""
-    given = [chain.stop, "sizes"] if chain.has_length else ["sizes"]
+    given = [*([] if chain.start is None else [chain.begin]), *([chain.stop] if chain.has_length else []), "sizes"]
     given += [chain.extent_of(chain.rows)] if chain.piece is not None else []
     if ranges.masks:
         given += [stack.name for stack in chain.stacks]
@@ -448,7 +451,8 @@ class Role:
 
     @property
     def first(self) -> str:
-        return f"{self.n}_first" if self.chain.splits > 1 or (self.is_bounded and self.ranges.begins) else "0"
+        is_own = self.chain.splits > 1 or (self.is_bounded and self.ranges.begins)
+        return f"{self.n}_first" if is_own else self.chain.begin
 
     @property
     def end(self) -> str:
@@ -469,29 +473,37 @@ class Role:
             self.put(f"{name} = {self.uniform(made)}")
 
         if length is not None:
-            parameter, key = length.data
-            at = ", ".join(index.text() for index in key)
             if length.op == PIECE:
-                put(f"{n}_origin", f"begin_of({parameter.name}, {at}, sizes.{n})")
-                put(self.chain.stop, f"begin_of({parameter.name}, {at} + 1, sizes.{n}) - {n}_origin")
+                parameter, (piece,) = length.data
+                put(f"{n}_origin", f"begin_of({parameter.name}, {piece.text()}, sizes.{n})")
+                put(self.chain.stop, f"begin_of({parameter.name}, {piece.text()} + 1, sizes.{n}) - {n}_origin")
             else:
-                put(self.chain.stop, f"min(int({parameter.name}[{at}]), sizes.{n})")
+                put(self.chain.stop, f"min({whole_text(length)}, sizes.{n})")
             if self.chain.asks_extent:
                 self.put(f"{self.chain.extent_of(self.chain.index)} = {self.chain.stop}")
         elif self.chain.has_length:
             self.put(f"{self.chain.stop} = sizes.{n}")
+        if self.chain.start is not None:
+            shown, stop = self.chain.shown, self.chain.stop
+            self.put(f"{shown} = max({whole_text(self.chain.start)}, 0)")
+            put(shown, f"{shown} if {shown} < {stop} else sizes.{n}")              # without rounds nothing is loaded
+            self.put(f"{stop} = {stop} if {shown} < {stop} else 0")
+            if self.chain.starts_within:
+                within = min(step, self.chain.index.extent.of_page)
+                self.put(f"{self.chain.begin} = udiv({self.chain.shown}, {within}) * {within}")
         if self.is_bounded:
             for name, function, bounds in ((self.first, "first_seen", self.ranges.begins),
                                            (self.end, "end_seen", self.ranges.ends)):
                 if bounds:                             # the assembler does not see that loops over them are uniform
                     put(name, f"{function}({visited}, {more})")
-        begins = self.is_bounded and bool(self.ranges.begins)
+        begin = self.first if self.is_bounded and self.ranges.begins else self.chain.begin
+        begins = begin != "0"
         if self.chain.has_length and not (self.is_bounded and self.ranges.ends):
-            self.put(f"{self.end} = max({self.chain.stop}, {f'{self.first} + 1' if begins else '1'})")
+            self.put(f"{self.end} = max({self.chain.stop}, {f'{begin} + 1' if begins else '1'})")
         if self.chain.splits > 1:
-            of_tile, each, stop = f" - {self.first}" if begins else "", f"{n}_each", self.chain.stop
+            of_tile, each, stop = f" - {begin}" if begins else "", f"{n}_each", self.chain.stop
             self.put(f"{each} = blocks(blocks({self.end}{of_tile}, {step}), sizes.{self.chain.share}) * {step}")
-            put(self.first, f"{f'{self.first} + ' if begins else ''}{self.chain.share} * {each}")
+            put(self.first, f"{f'{begin} + ' if begins else ''}{self.chain.share} * {each}")
             put(self.end, f"max(min({self.end}, {self.first} + {each}), {self.first} + 1)")
             put(stop, f"{stop} if {self.first} < {stop} else 0")
         if self.kind == CONSUMER and self.ranges.has_tests and self.ranges.has_free:
@@ -499,6 +511,9 @@ class Role:
                                            (f"{n}_tested", "free_to", self.ranges.ends)):
                 if bounds:
                     put(name, f"{function}({row}, {more})")
+        if self.kind == CONSUMER and self.chain.starts_within and self.has_tests and self.ranges.has_free:
+            shown = self.chain.shown
+            self.put(f"{n}_free = {f'max({n}_free, {shown})' if self.ranges.begins else shown}")
         begins = self.first != "0"
         if self.choice.descending:
             count = f"(blocks({self.end}{f' - {self.first}' if begins else ''}, {step}) - 1) * {step}"
@@ -509,20 +524,20 @@ class Role:
     def loops(self) -> None:
         """A tile's rounds but the first ones: those with tests, and the others."""
         n, step, ranges = self.n, self.step, self.ranges
-        tests = self.kind == CONSUMER and self.has_tests
+        tests, begins = self.kind == CONSUMER and self.has_tests, bool(ranges.begins) or self.chain.starts_within
         free_end = f"{n}_tested" if ranges.ends else self.chain.stop
         if self.choice.descending:
             if tests and ranges.has_free:
                 if ranges.ends or not self.order.before:
                     self.loop(f"{n} >= {self.first} and {n} + {step} > {free_end}", True)
-                if ranges.begins:
+                if begins:
                     self.loop(f"{n} >= {self.first} and {n} >= {n}_free", False)
                     self.loop(f"{n} >= {self.first}", True)
                     return
             self.loop(f"{n} >= {self.first}", tests and not ranges.has_free)
             return
         if tests and ranges.has_free:
-            if ranges.begins:
+            if ranges.begins or (begins and not self.order.before):        # else the first round is the one with tests
                 self.loop(f"{n} < {self.end} and {n} < {n}_free", True)
             bound = f"{n} < {self.end} and " if self.chain.splits > 1 else ""
             self.loop(f"{bound}{n} + {step} <= {free_end}", False)

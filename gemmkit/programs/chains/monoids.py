@@ -455,7 +455,7 @@ def unchanged_by_nothing(chain: Chain, signs: Mapping[str, float]) -> set[Value]
 
 def beyond(chain: Chain, signs: Mapping[str, float]) -> dict[Value, float]:
     """What values are where the rounds' index is out of range, of those that are one number there."""
-    forms, found = Forms(chain, signs, {}, beyond=chain.length is None), dict[Value, float]()
+    forms, found = Forms(chain, signs, {}, beyond=chain.length is None and not chain.starts_within), dict[Value, float]()
     for x in chain.body:
         if chain.index in x.dims:
             try:

@@ -423,7 +423,7 @@ IMPORTS = [
 ]
 
 #: What a text calls its own things, beside `OWN_NAMES`.
-TAKEN = ("begins", "end_seen", "ends", "first_seen", "following", "free_from", "free_to", "i", "place", "room",
+TAKEN = ("begins", "end_seen", "ends", "first_seen", "following", "free_from", "free_to", "front", "i", "place", "room",
          "section", "slot", "turns", "values", "which", "with_rows")
 
 
@@ -431,6 +431,7 @@ def names_of_ranges(chain: Chain) -> list[str]:
     """What a text calls the places where rounds begin and end, and the shares of a tile's."""
     more = ("each", "outer", "share") if chain.splits > 1 else ("origin",) if chain.index.piece is not None else ()
     of_rows = [f"{chain.rows.name}_{what}" for what in ("count", "origin")] if chain.piece is not None else []
+    more += ("start", "shown") if chain.start is not None else ()
     of_rounds = "count", "end", "first", "free", "length", "tested", *more
     return [*of_rows, *(f"{chain.index.name}_{what}" for what in of_rounds)]
 
@@ -521,10 +522,10 @@ class ChainPrinter:
         return blocks, [], list(self.outs), [name for name in read if name not in self.outs]
 
     def kernel(self, arguments: list[str], consumer: Consumer) -> list[str]:
-        rings, length = self.places.rings, self.chain.length
+        rings = self.places.rings
         takes_maps = [f"map_{block.name}" for ring in rings for block in ring.blocks]
         asked = [callee.name for callee in self.ranges.masks]
-        read = dict.fromkeys(x.data[0].name for x in (length, self.chain.piece) if x is not None)
+        read = dict.fromkeys(x.data[0].name for x in self.chain.where)
         read |= {} if self.chain.index.extent.table is None else {self.chain.index.extent.table.name: None}
         takes_blocks = ["sizes", *takes_maps, *read, *asked]
         takes_all = [name for name in arguments if name not in takes_maps]
@@ -566,9 +567,8 @@ class ChainPrinter:
         naming = Naming(chain, self.places, tests, parts, taken)
         consumer = self.consumer_class(chain, self.places, choice, order, self.ranges, bool(tests), naming=naming)
         consumer.tiles()
-        for x in (chain.length, chain.piece):
-            if x is not None:
-                consumer.arrays.setdefault(x.data[0].name, x)
+        for x in chain.where:
+            consumer.arrays.setdefault(x.data[0].name, x)
         table = chain.index.extent.table
         if table is not None:
             consumer.arrays.setdefault(table.name, Value("load", line=chain.line))
@@ -727,11 +727,14 @@ def _ranges(chain: Chain, choice: ScheduleChoice, ranges: Ranges) -> list[str]:
 
     out: list[str] = []
     if ranges.visits_less and ranges.begins:
+        begin, less, more = chain.begin, "", ""
+        if begin != "0":
+            less, more = f" - {begin}", f"{begin} + "
         out += [f"def first_seen({given}):", f'    """The first block that rows {m} on visit."""', f"    last = {last}",
-                f"    first = udiv(max({', '.join(['0', *extreme(ranges.begins, False)])}), {step}) * {step}",
-                f"    return min(first, udiv(max({stop} - 1, 0), {step}) * {step})", "", ""]
+                f"    first = {more}udiv(max({', '.join([begin, *extreme(ranges.begins, False)])}){less}, {step}) * {step}",
+                f"    return min(first, {more}udiv(max({stop} - 1{less}, 0), {step}) * {step})", "", ""]
     if ranges.visits_less and ranges.ends:
-        least = f"first_seen({given}) + 1" if ranges.begins else "1"
+        least = f"first_seen({given}) + 1" if ranges.begins else f"{chain.begin} + 1" if chain.start is not None else "1"
         ends = ", ".join([stop, *extreme(ranges.ends, True)])
         out += [f"def end_seen({given}):",
                 f'    """The place behind the last that rows {m} on see, in one block at least."""', f"    last = {last}",
