@@ -219,9 +219,9 @@ def check_offsets(found: dict[str, Any], rows: dict[str, int]) -> None:
 
 @program
 def softmax_attention(out: Parameter, q: Parameter, k: Parameter, v: Parameter, q_offsets: Parameter | None,
-                      k_offsets: Parameter | None, key_lengths: Parameter | None, pages: Parameter | None,
-                      lse: Parameter | None, scale: float, mask: Mask | None, score: Score | None, k_stacks: str,
-                      v_stacks: str, k_share: int, v_share: int) -> None:
+                      k_offsets: Parameter | None, key_starts: Parameter | None, key_lengths: Parameter | None,
+                      pages: Parameter | None, lse: Parameter | None, scale: float, mask: Mask | None, score: Score | None,
+                      k_stacks: str, v_stacks: str, k_share: int, v_share: int) -> None:
     """The online softmax (Milakov and Gimelshein, 2018; Dao et al., 2022). ``k_stacks``, ``v_stacks``: which of batch and
     heads k and v have; ``k_share``, ``v_share``: by how many heads of q one of theirs is shared."""
     queries = None if q_offsets is None else gp.packed(q.rows, q_offsets)
@@ -233,7 +233,8 @@ def softmax_attention(out: Parameter, q: Parameter, k: Parameter, v: Parameter, 
         keys = (gp.paged(k, pages)[b] if pages is not None else k.rows if k_offsets is None else
                 gp.packed(k.rows, k_offsets)[b])
         best, total, sums = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
-        for n in gp.sequential(keys, stop=None if key_lengths is None else key_lengths[b]):
+        begin, end = (None if x is None else x[b] for x in (key_starts, key_lengths))
+        for n in gp.sequential(keys, start=begin, stop=end):
             page = () if pages is None else (n.page,)
             s = scale * (q[at] @ k[(*page, *k_of, n)].T)
             s = s if score is None else gp.call(score, s, m, n, h, b)
@@ -244,7 +245,7 @@ def softmax_attention(out: Parameter, q: Parameter, k: Parameter, v: Parameter, 
             total[:] = total * shrink + p.sum(axis=1)
             sums[:] = sums * shrink + p.astype(v.dtype) @ v[(*page, *v_of, n)]
             best[:] = top
-        if mask is None and score is None and key_lengths is None and k_offsets is None:
+        if mask is None and score is None and begin is None and end is None and k_offsets is None:
             out[at] = sums / total
         else:                                          # a query that sees no key gets zeros
             out[at] = sums * gp.where(best == -math.inf, 0.0, 1.0 / total)
@@ -273,7 +274,7 @@ def program_arguments(call: AttentionCall) -> dict[str, Any]:
     found: dict[str, Any] = dict(out=call.out, q=operands.q, lse=call.lse)
     if call.is_packed:                                 # rows of all sequences, without a batch
         found = {name: x and x._replace(shape=x.shape[1:], strides=x.strides[1:]) for name, x in found.items()}
-    names = ("q_offsets", "k_offsets", "key_lengths", "pages")
+    names = ("q_offsets", "k_offsets", "key_starts", "key_lengths", "pages")
     return dict(**found, **{name: call.lengths.get(name) for name in names}, k=k, v=v, scale=float(call.scale), mask=mask,
                 score=score, k_stacks=k_stacks, v_stacks=v_stacks, k_share=k_share, v_share=v_share)
 
@@ -335,8 +336,8 @@ UNKNOWN = Quick(None, 0, ())
 
 
 class AttentionCall(NamedTuple):
-    """A checked call. ``lengths``: offsets of packed sequences, or lengths of keys and their pages, by `softmax_attention`'s
-    names."""
+    """A checked call. ``lengths``: offsets of packed sequences, or starts and lengths of keys and their pages, by
+    `softmax_attention`'s names."""
 
     operands: AttentionOperands
     out: ArrayInfo
@@ -407,17 +408,17 @@ _recogniser = Recogniser()
 
 
 def quickly(q: Any, k: Any, v: Any, out: Any, mask: Any, score: Any, scale: Any, layout: str, lengths: Any,
-            key_lengths: Any, pages: Any) -> plans.Quick | None:
+            key_starts: Any, key_lengths: Any, pages: Any) -> plans.Quick | None:
     """Of a call without sums, whose lengths are on the GPU."""
     if current_mode() is not None:
         return None
     given = [q, k, v]
-    for x in (key_lengths, pages) if lengths is None else lengths if type(lengths) is tuple else (0,):
+    for x in (key_starts, key_lengths, pages) if lengths is None else lengths if type(lengths) is tuple else (0,):
         if type(x) in KEYS and type(x) is not np.ndarray:
             given.append(x)
         elif x is not None:
             return None
-    key: list[Any] = [layout, lengths is None, pages is None]
+    key: list[Any] = [layout, lengths is None, key_starts is None, pages is None]
     held: list[Any] = []
     for rule in (mask, score):
         if rule is None:
@@ -443,8 +444,8 @@ EVERYTHING, PLAIN, LAST_QUERY = Everything(), PlainScores(), Causal()         # 
 
 
 def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = None, scale: float | None = None,
-              layout: str = "bhnd", lengths: Any = None, key_lengths: Any = None, pages: Any = None, out: Any = None,
-              return_lse: bool = False, stream: Any = None) -> Any:
+              layout: str = "bhnd", lengths: Any = None, key_starts: Any = None, key_lengths: Any = None, pages: Any = None,
+              out: Any = None, return_lse: bool = False, stream: Any = None) -> Any:
     """softmax(score(scale q k^T)) v of each head, with float32 sums; the same bits every time. Forward only.
 
     Args:
@@ -464,8 +465,10 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
             mask receive is the sequence. Offsets are arrays of q's GPU, int32 or int64, which the host never reads: rows
             of no sequence are not written. Or they are lists or NumPy arrays, which are checked, and copied there in the
             order of the stream.
-        key_lengths: (batch,), how many of the keys each of the batch has; lists or arrays as for lengths. The other keys are
-            not there: a causal mask's last query sees the last one that is.
+        key_starts: (batch,), the first key that each of the batch has, as of prompts that are padded on the left; lists or
+            arrays as for lengths. Keys in front of it are not there, and not loaded. Keys keep their numbers.
+        key_lengths: (batch,), the number behind the last key that each of the batch has; lists or arrays as for lengths. The
+            other keys are not there: a causal mask's last query sees the last one that is.
         pages: (batch, pages of each), in which pages of a cache the keys of each of the batch are; an array or lists as for
             lengths. k and v then have pages for a batch, (pages, heads, rows of a page, head size) or with "bnhd" (pages,
             rows of a page, heads, head size), of a multiple of 8 rows: key n is row n % rows of page ``pages[batch, n //
@@ -496,7 +499,7 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
     """
     if not isinstance(layout, str) or layout not in LAYOUTS:
         raise ValueError(f'layout={layout!r}: "bhnd" or "bnhd" is needed')
-    quick = None if return_lse else quickly(q, k, v, out, mask, score, scale, layout, lengths, key_lengths, pages)
+    quick = None if return_lse else quickly(q, k, v, out, mask, score, scale, layout, lengths, key_starts, key_lengths, pages)
     if quick is not None:
         key, at_out, brought = quick
         known: KnownCall | None = _calls.get(key)
@@ -506,7 +509,7 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
     rule, change = _mask(mask), _score(score)
     packed, handle = lengths is not None, None if stream is None else as_stream_handle(stream)
     operands = operands_of(describe(q, "q"), describe(k, "k"), describe(v, "v"), layout, packed, pages is not None)
-    counted = _lengths(lengths, key_lengths, pages, operands)
+    counted = _lengths(lengths, {"key_starts": key_starts, "key_lengths": key_lengths, "pages": pages}, operands)
     keys = keys_of(operands, counted)
     factor = 1 / math.sqrt(operands.head_dim) if scale is None else _scale(scale)
     if not packed:
@@ -533,16 +536,16 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
     return (result, lse) if return_lse else result
 
 
-def _lengths(lengths: Any, key_lengths: Any, pages: Any, operands: AttentionOperands) -> dict[str, Any]:
+def _lengths(lengths: Any, of_keys: dict[str, Any], operands: AttentionOperands) -> dict[str, Any]:
     """`AttentionCall.lengths`. Raises TypeError and ValueError for what does not fit the arrays."""
-    given = {name: x for name, x in (("key_lengths", key_lengths), ("pages", pages)) if x is not None}
+    given = {name: x for name, x in of_keys.items() if x is not None}
     if lengths is None:
         found = lengths_of(given, operands.q)
         for name, x in found.items():
             count = describe(x, name).shape[0]
             if count != operands.batch:
                 raise ValueError(f"{name} has {count} elements and q has a batch of {operands.batch}; both must be equal")
-        if pages is not None and operands.keys % 8:
+        if "pages" in given and operands.keys % 8:
             raise ConfigError(f"k has pages of {operands.keys} rows; a multiple of 8 is needed")
         return found
     for name in given:

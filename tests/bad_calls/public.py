@@ -48,7 +48,7 @@ GOOD: dict[str, tuple[str, str]] = {
     "blocks": ("any", "None"), "waves": ("count", "2"),
     "q": ("array", "of(1, 1, 2, 5, 16, dtype='f2')"), "k": ("array", "of(2, 1, 2, 5, 16, dtype='f2')"),
     "attention.v": ("array", "of(3, 1, 2, 5, 16, dtype='f2')"), "attention.mask": ("component", "None"), "score": ("component", "None"),
-    "scale": ("count", "1.0"), "attention.scale": ("count", "None"), "attention.layout": ("word", "'bhnd'"), "lengths": ("any", "None"), "key_lengths": ("any", "None"), "pages": ("any", "None"),
+    "scale": ("count", "1.0"), "attention.scale": ("count", "None"), "attention.layout": ("word", "'bhnd'"), "lengths": ("any", "None"), "key_lengths": ("any", "None"), "key_starts": ("any", "None"), "pages": ("any", "None"),
     "lse": ("any", "None"), "device": ("any", "H100"), "get_config.operator": ("component", "SMALL.operator"),
     "get_config.global_a_layout": ("component", "layouts.RowMajor('float32')"),
     "a_list": ("array", "[of(1, 5, 7)]"), "b_list": ("array", "[of(2, 7, 3)]"), "c_list": ("any", "None"),

@@ -193,6 +193,8 @@ def call(**changed: Any) -> Callable[[], Any]:
     (call(k=np.zeros((1, 2, 8, 65), F16)[..., :64]), ValueError, "k cannot be loaded.*rows begin at odd elements"),
     (call(key_lengths=[1, 2]), ValueError, "key_lengths has 2 elements and q has a batch of 1"),
     (call(key_lengths=[0.5]), TypeError, "key_lengths is an array of float64"),
+    (call(key_starts=[1, 2]), ValueError, "key_starts has 2 elements and q has a batch of 1"),
+    (call(**dict.fromkeys("qkv", X[0]), lengths=([0, 8], [0, 8]), key_starts=[3]), ValueError, "leave key_starts out"),
     (call(key_lengths=7), TypeError, "key_lengths is a int; a list or an array of whole numbers"),
     (call(**dict.fromkeys("qkv", X[0]), lengths=([0, 8], [0, 8]), key_lengths=[3]), ValueError, "leave key_lengths out"),
     (call(mask=np.ones((8, 8), bool)), TypeError, "mask is a ndarray; a gemmkit.masks.Mask is needed"),
