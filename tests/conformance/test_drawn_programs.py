@@ -41,7 +41,11 @@ COUNT, PART = int(os.environ.get("GEMMKIT_DRAWN_PROGRAMS", 48)), 8
 
 def reduced(case: Case) -> Case:
     """With one block or two, so that many are emulated in little time."""
-    return replace(case, sizes={name: min(size, 70) if name not in "DC" else size for name, size in case.sizes.items()})
+    sizes = {name: min(size, 70) if name not in "DC" else size for name, size in case.sizes.items()}
+    if "R" in sizes:                                   # of whole pages
+        sizes["T"] = max(1, min(sizes["T"], 70 // sizes["R"]))
+        sizes["N"] = sizes["T"] * sizes["R"]
+    return replace(case, sizes=sizes)
 
 
 def faults(first: int, machine: Any = None) -> list[str]:
@@ -219,5 +223,6 @@ def test_what_is_drawn_has_every_feature() -> None:
                  "an operand that is read again", "2 products", "3 products", "two loops", "a size of 0", "chain: saturating", "chain: online",
                  "Mapping(splits=)", "Mapping(cluster=)", "once", "bfloat16 operand", "float32 result", "float16 result", "a division",
                  "several stacks", "packed rows", "rounds along the pieces of rows", "rounds along pieces, by those of rows",
-                 "rounds along pieces, by a stack", "a bias of a piece or a stack", "masked", "int32 offsets", "a condition on numbers of a call", "a condition on arrays", "a condition on places", "a plan's numbers are others"):
+                 "rounds along pieces, by a stack", "pages", "start=", "start= and stop=", "start= of packed", "start= of paged", "start= an expression",
+                 "stop= an expression", "a bias of a piece or a stack", "masked", "int32 offsets", "a condition on numbers of a call", "a condition on arrays", "a condition on places", "a plan's numbers are others"):
         assert name in seen, name

@@ -30,8 +30,12 @@ def features(case: Case) -> set[str]:
             found.add("a copied cell" if isinstance(held.begin, Expr) else "full" if held.begin else "zeros")
         if isinstance(held, Once):
             found.add("once")
-        if isinstance(held, Loop) and held.stop is not None:
-            found.add("stop=")
+        if isinstance(held, Loop):
+            given = {word for word, x in (("start=", held.start), ("stop=", held.stop)) if x is not None}
+            found |= given | ({"start= and stop="} if len(given) == 2 else set())
+            found |= {f"start= of {word}" for word in ("packed", "paged") if "start=" in given and any(
+                cut.word == word and o.axis.startswith(cut.name) for cut in source.cuts for o in held.over)}
+            found |= {f"{word} an expression" for word, x in (("start=", held.start), ("stop=", held.stop)) if x is not None and x.args}
         for part in (getattr(held, "value", None), getattr(held, "begin", None)):
             if isinstance(part, Expr):
                 _roles(part, roles)

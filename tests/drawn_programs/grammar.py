@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import gemmkit as gk
-from tests.drawn_programs.pieces import widened
+from tests.drawn_programs.pieces import page_sizes, widened
 from tests.drawn_programs.slips import slipped
 from tests.drawn_programs.syntax import (
     Add,
@@ -61,6 +61,7 @@ class Drawing:
         self.rng = np.random.default_rng((seed, number))
         self.more = np.random.default_rng((seed, number, 1))   # of what came later, so that earlier programs stay what they are
         self.late = np.random.default_rng((seed, number, 2))   # of several stacks and pieces
+        self.last = np.random.default_rng((seed, number, 3))   # of pages, and of where rounds begin
         self.grouped = False                                   # whether neighbours of the stack share matrices
         self.halved: set[str] = set()                          # other stacks whose neighbours do
         self.arrays: list[Array] = []
@@ -321,7 +322,7 @@ class Drawing:
             if len(chosen.stacks) > 1 and both and self.late.random() < 0.6:
                 axes |= {index: f"{both[0].name}.counts[{at}]" for at, index in enumerate(chosen.stacks[:2])}
             for index, cut in chosen.cuts.items():
-                cuts.setdefault(cut.name, replace(cut, axis=axes[index]))
+                cuts.setdefault(cut.name, cut if cut.axis else replace(cut, axis=axes[index]))
                 pieces[index], which = (cut.offsets, chosen.which[index]), chosen.which[index]
                 axes[index] = f"{cut.name}.rows" if index == "m" else f"{cut.name}[{which}]"
             if "m" in chosen.cuts:
@@ -745,9 +746,11 @@ def mapping_of(of: Drawing, form: str, kernel: str) -> gk.Mapping | None:
 
 
 def of_pieces(of: Drawing, mapping: gk.Mapping | None) -> gk.Mapping | None:
-    """Mostly without what tiles of packed rows refuse."""
+    """Mostly without what tiles of packed rows, and pages, refuse."""
     if mapping is None:
         return None
+    if "pages" in of.tags and of.last.random() < 0.9:
+        mapping = replace(mapping, cluster={}, blocks={**mapping.blocks, **({"n": 32} if mapping.blocks.get("n") == 48 else {})})
     if "packed rows" in of.tags and of.late.random() < 0.85:
         mapping = replace(mapping, splits=0, cluster={})
     if mapping.kernel != "multistage" and of.late.random() < 0.1:
@@ -784,6 +787,7 @@ def drawn(seed: int, number: int, large: bool = False) -> Case:
             sizes[of.of("C")] = int(of.more.choice(WIDTHS))
     if machine == "ptx":
         sizes = {name: min(size, 70) if name not in "DC" or size > 128 else size for name, size in sizes.items()}
+    sizes |= page_sizes(of)
     mapping = mapping_of(of, form, kernel)
     if form == "chain":
         mapping = of_pieces(of, mapping)

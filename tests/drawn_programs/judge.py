@@ -24,7 +24,7 @@ import gemmkit as gk
 from gemmkit.runtime.device import H100, assumed
 from tests.drawn_programs.grammar import Case, drawn
 from tests.drawn_programs.numbers import Bounded, Unbound, computed
-from tests.drawn_programs.pieces import cut_points
+from tests.drawn_programs.pieces import cut_points, table_of
 from tests.drawn_programs.syntax import Array, Loop, printed, statements
 from tests.ptx_machine.launch import Ptx
 from tests.support.jobs import limited
@@ -82,12 +82,15 @@ def filled(seed, shape, dtype, style, scale, pitch, put=lambda x: x):   # type: 
 
 def arrays_of(case: Case, put: Callable[[np.ndarray], Any] = lambda x: x) -> dict[str, Any]:
     """The arguments; ``put`` brings them where they are computed with."""
-    return {x.name: put(_offsets_of(case, x)).repeat(x.pitch)[::x.pitch] if x.role == "offsets" else filled(*(*_drawn_by(case, x), put))
-            for x in case.source.arrays}
+    return {x.name: put(_offsets_of(case, x)).repeat(x.pitch)[::x.pitch] if x.role == "offsets" else put(_offsets_of(case, x)) if x.role == "table"
+            else filled(*(*_drawn_by(case, x), put)) for x in case.source.arrays}
 
 
 def _offsets_of(case: Case, x: Array) -> np.ndarray:
+    """Or a table of pages."""
     rng = np.random.default_rng((case.seed, sum(map(ord, x.name))))
+    if x.role == "table":
+        return table_of(rng, tuple(case.sizes[dim] for dim in x.dims), case.sizes[x.cuts]).astype(x.dtype)
     return cut_points(rng, case.sizes[x.dims[0]], case.sizes[x.cuts], x.style).astype(x.dtype)
 
 
@@ -101,8 +104,8 @@ def script(case: Case, outcome: Outcome | None = None) -> str:
     """The case as a program of its own."""
     lines = ["import ml_dtypes", *printed(case.source).splitlines(), "", "", *_unannotated(filled), ""]
     for x in case.source.arrays:
-        if x.role == "offsets":
-            step = "" if x.pitch == 1 else f".repeat({x.pitch})[::{x.pitch}]"
+        if x.role in ("offsets", "table"):
+            step = "" if x.pitch == 1 or x.role == "table" else f".repeat({x.pitch})[::{x.pitch}]"
             lines.append(f"{x.name} = np.array({_offsets_of(case, x).tolist()}, np.{x.dtype}){step}")
             continue
         seed, shape, _, style, scale, pitch = _drawn_by(case, x)

@@ -133,6 +133,7 @@ class Numbers:
         self.of: dict[str, str] = {}
         self.origin: dict[str, int] = {}                # of an index along a piece: where this begins
         self.ends: dict[str, int] = {}                  # how many places there are along an index
+        self.lines: dict[str, tuple[str, ...]] = {}     # of an index of rows in pages: the table, and which of its lines
         self.known: dict[str, Bounded] = {}
 
     def run(self) -> dict[str, Bounded]:
@@ -170,8 +171,10 @@ class Numbers:
             return
         (first, *rest), size = over, self.sizes[over[0].of]
         self.of[first.index] = first.of
-        origin = 0
-        if first.piece:
+        origin, of_page = 0, 0
+        if first.piece and self.given[first.piece[0]].role == "table":
+            of_page, self.lines[first.index] = self.sizes["R"], first.piece
+        elif first.piece:
             which = self.placed(first.piece[1])
             assert isinstance(which, int)
             origin, after = (min(max(int(x), 0), size) for x in self.held[first.piece[0]][which:which + 2])
@@ -179,8 +182,10 @@ class Numbers:
         end = size if x.stop is None else max(0, min(size, int(self.of_expression(x.stop).value)))
         self.origin[first.index], self.ends[first.index] = origin, end
         step = 1 if first.stack else end if x.kind == "parallel" else self.blocks.get(first.index, 64)
-        for begin in range(0, end, step) if end else ():
-            self.at[first.index] = begin if first.stack else slice(origin + begin, origin + min(begin + step, end))
+        start = 0 if x.start is None else max(0, int(self.of_expression(x.start).value))
+        aligned = start - start % math.gcd(step, of_page) if of_page else start                # blocks do not lie across pages
+        for begin in range(aligned, end, step) if end > start else ():
+            self.at[first.index] = begin if first.stack else slice(origin + max(begin, start), origin + min(begin + step, end))
             self.loop(x, tuple(rest))
 
     def store(self, x: Store) -> None:
@@ -219,7 +224,7 @@ class Numbers:
         return Bounded(dims, np.array(np.broadcast_to(value, shape)), np.array(np.broadcast_to(error, shape)))
 
     def of_expression(self, x: Expr) -> Bounded:
-        if x.op == "number":
+        if x.op in ("number", "whole"):
             return self.constant(x.data)
         if x.op == "scalar":
             return Bounded((), np.array(self.source.numbers[x.data]), np.array(0.0))
@@ -241,10 +246,20 @@ class Numbers:
 
     def load(self, name: str, indices: tuple[str, ...]) -> Bounded:
         array = self.given[name]
+        paged = next((index.removesuffix(".page") for index in indices if index.endswith(".page")), "")
         for index, of in zip(indices, array.dims):
+            if paged and index.removesuffix(".page") == paged:
+                continue
             index, _, group = index.partition(" // ")
             if index not in self.at or self.sizes[self.of[index]] != self.sizes[of] * int(group or 1):
                 raise Unbound(f"{name}[{indices}]")
+        if paged:
+            rows, (table, which) = self.at[paged], self.lines[paged]
+            assert isinstance(rows, slice)
+            places, size = np.arange(rows.start, rows.stop), self.sizes["R"]
+            known = {f"{paged}.page": self.held[table][self.placed(which)].astype(int)[places // size], paged: places % size}
+            value = self.held[name][tuple(known[x] if x in known else self.placed(x) for x in indices)]
+            return Bounded((paged, *(f"*{c}" for c in array.dims[len(indices):])), value, np.zeros_like(value))
         value = self.held[name][tuple(map(self.placed, indices))]
         dims = (*(index for index in indices if isinstance(self.placed(index), slice)), *(f"*{c}" for c in array.dims[len(indices):]))
         return Bounded(dims, value, np.zeros_like(value))

@@ -1,7 +1,9 @@
-"""Chains in more tiles than rows: of several stacks, such as batch and heads, and of rows that are packed.
+"""Chains in more tiles than rows: of several stacks, such as batch and heads, and of rows that are packed. Rounds of rows in pages, and
+rounds that begin at a row of the tile's own.
 
 A chain that is drawn for tiles of rows gets more indices. Each array has some of them or none: a stack's, ``q[b, h, m]``, one that
 neighbours share, ``k[h // 2, n]``, and a piece's, ``w[i, n]``. Arrays of packed rows have the rows of all pieces, and need no index of one.
+Those of rows in pages have one of the page, ``k[n.page, h, n]``. Rounds begin and end at whole numbers, ``start=starts[h] - 7``.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from tests.drawn_programs.syntax import Array, Cut, Expr, Let, Loop, Once, State
 if TYPE_CHECKING:
     from tests.drawn_programs.grammar import Drawing
 
-__all__ = ["Chosen", "cut_points", "widened"]
+__all__ = ["Chosen", "cut_points", "page_sizes", "table_of", "widened"]
 
 CLASSES = {"batch": "B", "h": "H", "piece": "P"}               # of indices that are counted one by one
 HALVES = {"batch": "A", "h": "G"}                          # how many pairs of neighbours there are
@@ -53,7 +55,13 @@ def cut_points(rng: np.random.Generator, pieces: int, rows: int, style: str) -> 
 
 
 def widened(of: Drawing, tile: tuple[str, ...], body: list[Statement]) -> tuple[tuple[str, ...], list[Statement], Chosen | None]:
-    """The tile's indices and the statements of a chain, in more tiles; None for one that stays as it is."""
+    """The tile's indices and the statements of a chain, in more tiles, with pages and with bounds of rounds; None for one without these."""
+    tile, body, chosen = in_more_tiles(of, tile, body)
+    body, chosen = in_pages(of, tile, body, chosen)
+    return tile, with_bounds(of, tile, body, chosen), chosen
+
+
+def in_more_tiles(of: Drawing, tile: tuple[str, ...], body: list[Statement]) -> tuple[tuple[str, ...], list[Statement], Chosen | None]:
     rng = of.late
 
     def chance(p: float) -> bool:
@@ -135,6 +143,98 @@ def widened(of: Drawing, tile: tuple[str, ...], body: list[Statement]) -> tuple[
 
     made = [settle(rewritten(x, changed)) for x in body]
     return (*chosen.stacks, "m"), made, chosen
+
+
+# -- pages, and where rounds begin -----------------------------------------------------------------------------------------------
+
+
+def page_sizes(of: Drawing) -> dict[str, int]:
+    """Rows of a page, pages of a sequence and of a cache, and how many rows a sequence has then."""
+    if "pages" not in of.tags:
+        return {}
+    rows = int(of.last.choice([8, 8, 16, 16, 32, 64, 64, 12], p=[.15, .15, .15, .15, .15, .12, .12, .01]))
+    each = int(of.last.integers(1, max(2, 140 // rows)))
+    return {"R": rows, "T": each, "Q": int(of.last.integers(1, 3 * each + 1)), "N": rows * each}
+
+
+def table_of(rng: np.random.Generator, shape: tuple[int, ...], pages: int) -> np.ndarray:
+    """Any pages, some of them of several sequences, or twice."""
+    return rng.integers(0, pages, shape)
+
+
+def in_pages(of: Drawing, tile: tuple[str, ...], body: list[Statement], chosen: Chosen | None) -> tuple[list[Statement], Chosen | None]:
+    """Some of the operands that rounds go along lie in pages, a line of a table for each of a stack's."""
+    rounds = next((x.over[0].index for x in body if isinstance(x, Loop)), "")
+    stacks = [x for x in tile if x in HALVES]
+    if of.last.random() > 0.6 or rounds != "n" or not stacks or of.classes["n"] != "N" or (chosen is not None and "n" in chosen.cuts):
+        return body, chosen
+    loads: dict[str, set[tuple[str, ...]]] = {}
+    for x in (y for held in body for y in expressions(held)):
+        if x.op == "load":
+            loads.setdefault(x.data[0], set()).add(x.data[1])
+    found = [x for x in of.arrays if x.role == "operand" and len(loads.get(x.name, ())) == 1 and next(iter(loads[x.name]))[-1:] == ("n",)
+             and len(next(iter(loads[x.name]))) == len(x.dims) - 1 and of.last.random() < 0.85]
+    if not found:
+        return body, chosen
+    of.tags.add("pages")
+    which = stacks[of.last.integers(len(stacks))]
+    if of.last.random() < 0.25:
+        which = halved(of, which)
+    base, _, half = which.partition(" // ")
+    table = Array("table", ((HALVES if half else CLASSES)[base], "T"), "int32" if of.last.random() < 0.5 else "int64", role="table", cuts="Q")
+    for x in found:
+        of.arrays[of.arrays.index(x)] = replace(x, dims=("Q", *x.dims[:-2], "R", x.dims[-1]))
+    of.arrays.append(table)
+    chosen = chosen or Chosen(tuple(stacks), {}, {})
+    chosen.cuts["n"], chosen.which["n"] = Cut("in_pages", found[0].name, table.name, "paged"), which
+    names = {x.name for x in found}
+
+    def changed(x: Expr) -> Expr:
+        return replace(x, data=(x.data[0], ("n.page", *x.data[1]))) if x.op == "load" and x.data[0] in names else x
+
+    return [rewritten(x, changed) for x in body], chosen
+
+
+def with_bounds(of: Drawing, tile: tuple[str, ...], body: list[Statement], chosen: Chosen | None) -> list[Statement]:
+    """Rounds with a start, which is a whole number made of elements, places and numbers, and with an end of that kind."""
+    rng, stacks = of.last, [x for x in tile if x in CLASSES]
+
+    def leaf() -> Expr:
+        if not stacks or rng.random() < 0.15:
+            return Expr("whole", (), int(rng.choice([0, 5, 16, 32, 70])))
+        which = stacks[rng.integers(len(stacks))]
+        if rng.random() < 0.1:
+            return Expr("place", (), which)
+        classes = CLASSES
+        if which in HALVES and rng.random() < 0.2:
+            which, classes = halved(of, which), HALVES
+        name = f"counted{sum(x.name.startswith('counted') for x in of.arrays)}"
+        dims = (classes[which.partition(" ")[0]],)
+        known = next((x for x in of.arrays if x.role == "length" and x.dims == dims and rng.random() < 0.5), None)
+        made = known or Array(name, dims, "int32" if rng.random() < 0.5 else "int64", "lengths", 1.0, 1, "length")
+        if known is None:
+            of.arrays.append(made)
+        return Expr("load", (), (made.name, (which,)))
+
+    def bound() -> Expr:
+        x = leaf()
+        for _ in range(int(rng.choice([0, 0, 1, 1, 2]))):
+            op = str(rng.choice(["sub", "sub", "add", "max", "min", "mul"]))
+            other = Expr("whole", (), int(rng.choice([1, 3, 20, 64]))) if rng.random() < 0.6 else leaf()
+            if x.op == other.op == "whole":            # of Python's numbers gp.maximum has a program's value
+                continue
+            x = of.make(op, x, Expr("whole", (), 2) if op == "mul" else other)
+        return of.make("neg", x) if rng.random() < 0.04 else x
+
+    def settle(x: Statement) -> Statement:
+        if not isinstance(x, Loop) or x.over[0].index not in ("n", "k") or rng.random() > 0.35:
+            return x
+        is_cut = chosen is not None and x.over[0].index in chosen.cuts and chosen.cuts[x.over[0].index].word == "packed"
+        start = bound() if x.over[0].index == "n" or rng.random() < 0.2 else None
+        stop = bound() if x.stop is None and rng.random() < (0.03 if is_cut else 0.3) else x.stop
+        return replace(x, start=start, stop=stop)
+
+    return [settle(x) for x in body]
 
 
 def rest_of(indices: tuple[str, ...]) -> tuple[str, ...]:

@@ -158,8 +158,10 @@ def _without(loop: Loop) -> Iterator[Loop]:
         for inner in _without(held) if isinstance(held, (Loop, Once)) else ():          # type: ignore[arg-type]
             if inner.body:
                 yield replace(loop, body=(*loop.body[:n], inner, *loop.body[n + 1:]))
-    if loop.stop is not None:
-        yield replace(loop, stop=None)
+    for part in ("start", "stop"):
+        if getattr(loop, part) is not None:
+            yield replace(loop, **{part: None})
+        yield from (replace(loop, **{part: less}) for less in getattr(getattr(loop, part), "args", ()))
 
 
 def _simpler(loop: Loop) -> Iterator[Loop]:

@@ -103,7 +103,7 @@ def _line(kind: str, x: Any, loop: Loop, case: Any, pick: Callable[..., Any]) ->
     if kind == "nested parallel":
         if not isinstance(x, Loop):
             return None
-        return (replace(x, kind="parallel", stop=None),)
+        return (replace(x, kind="parallel", start=None, stop=None),)
     if kind == "range":
         over = x.over[0] if isinstance(x, Loop) else None
         return (Raw(f"for {over.index} in range({over.axis}):\n    pass"),) if over is not None else None

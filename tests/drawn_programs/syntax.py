@@ -19,7 +19,8 @@ class Expr:
     | op | data |
     |---|---|
     | number, scalar, name | the number; the argument's name; the local variable's name |
-    | load | (array, indices) |
+    | whole | the number, of Python's int |
+    | load | (array, indices), which may be ``h // 2``, of a stack, and ``n.page``, of rows in pages |
     | place | the index |
     | add, sub, mul, div, neg, exp, log, tanh, sqrt, rsqrt, max, min, finite, dot, transpose | |
     | lt, le, gt, ge, eq, ne, and, or, not | |
@@ -89,8 +90,8 @@ class Store(Statement):
 
 @dataclass(frozen=True)
 class Over:
-    """An index, the class of sizes that it goes along, and the axis as it is written: ``a.rows``. ``piece``: the array of offsets, and the
-    index that says which of the pieces it goes along."""
+    """An index, the class of sizes that it goes along, and the axis as it is written: ``a.rows``. ``piece``: the array of offsets, or the
+    table of pages, and the index that says which of the pieces, or lines, it goes along."""
 
     index: str
     of: str
@@ -101,11 +102,12 @@ class Over:
 
 @dataclass(frozen=True)
 class Cut:
-    """``name = gp.packed(axis, offsets)``, in front of the loop."""
+    """``name = gp.packed(axis, offsets)``, or ``gp.paged(array, table)``, in front of the loop."""
 
     name: str
     axis: str
     offsets: str
+    word: str = "packed"
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ class Loop(Statement):
     over: tuple[Over, ...]
     body: tuple[Statement, ...]
     stop: Expr | None = None
+    start: Expr | None = None
 
 
 @dataclass(frozen=True)
@@ -132,8 +135,8 @@ class Raw(Statement):
 @dataclass(frozen=True)
 class Array:
     """An array argument. ``dims``: classes of sizes. ``style``: what its elements are like; ``pitch``: rows begin at multiples of so
-    many elements. ``role``: operand, element, result, length, or offsets, which have one element more than ``dims`` says; ``cuts``: the
-    class of rows that they are of."""
+    many elements. ``role``: operand, element, result, length, table, or offsets, which have one element more than ``dims`` says; ``cuts``: the
+    class of rows that they are of, or of pages that a table's elements are."""
 
     name: str
     dims: tuple[str, ...]
@@ -186,7 +189,7 @@ def expressions(x: Any) -> Iterator[Expr]:
             yield from expressions(y)
     elif isinstance(x, Statement):
         for held in statements(x):
-            for part in ("value", "begin", "stop"):
+            for part in PARTS:
                 found = getattr(held, part, None)
                 if isinstance(found, Expr):
                     yield from expressions(found)
@@ -196,12 +199,13 @@ def rewritten(x: Any, change: Callable[[Expr], Expr]) -> Any:
     """A statement or an expression with other expressions in it, from the innermost on."""
     if isinstance(x, Expr):
         return change(replace(x, args=tuple(rewritten(y, change) for y in x.args)))
-    parts = {part: rewritten(getattr(x, part), change) for part in ("value", "begin", "stop") if isinstance(getattr(x, part, None), Expr)}
+    parts = {part: rewritten(getattr(x, part), change) for part in PARTS if isinstance(getattr(x, part, None), Expr)}
     if hasattr(x, "body"):
         parts["body"] = tuple(rewritten(y, change) for y in x.body)
     return replace(x, **parts)
 
 
+PARTS = "value", "begin", "stop", "start"
 SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "and": "&", "or": "|",
          "dot": "@"}
 CALLS = {"exp": "exp", "log": "log", "tanh": "tanh", "sqrt": "sqrt", "rsqrt": "rsqrt", "max": "maximum", "min": "minimum", "finite": "finite", "erf": "erf"}
@@ -219,7 +223,7 @@ def text_of(x: Expr, places: dict[str, str] | None = None, top: bool = True) -> 
     args = [text_of(y, places, top=False) for y in x.args]
     if x.op == "number":
         return ("math.inf" if x.data > 0 else "-math.inf") if math.isinf(x.data) else repr(x.data)
-    if x.op in ("scalar", "name"):
+    if x.op in ("scalar", "name", "whole"):
         return str(x.data)
     if x.op == "load":
         array, indices = x.data
@@ -278,7 +282,7 @@ def _lines(x: Statement, indent: str) -> Iterator[str]:
     elif isinstance(x, Store):
         yield f"{indent}{x.array}[{', '.join(x.indices)}] = {text_of(x.value)}"
     elif isinstance(x, Loop):
-        stop = "" if x.stop is None else f", stop={text_of(x.stop)}"
+        stop = "".join(f", {word}={text_of(given)}" for word, given in (("start", x.start), ("stop", x.stop)) if given is not None)
         axes = re.sub(r"(\w+)\.counts\[0\], \1\.counts\[1\]", r"*\1.counts", ", ".join(o.axis for o in x.over))
         yield f"{indent}for {', '.join(o.index for o in x.over)} in gp.{x.kind}({axes}{stop}):"
         yield from _block(x.body, indent)
@@ -303,5 +307,5 @@ def printed(source: Source) -> str:
     head = ["import math", "", "import numpy as np", "", "import gemmkit as gk", "from gemmkit import programs as gp", "", *source.helpers,
             *(line for name in called for line in FUNCTIONS[name].split("\n")), "",
             "@gk.program", f"def drawn({', '.join(source.names)}):",
-            *(f"    {cut.name} = gp.packed({cut.axis}, {cut.offsets})" for cut in source.cuts)]
+            *(f"    {cut.name} = gp.{cut.word}({cut.axis}, {cut.offsets})" for cut in source.cuts)]
     return "\n".join([*head, *_lines(source.loop, "    ")]) + "\n"
