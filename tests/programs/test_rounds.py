@@ -71,6 +71,30 @@ def test_lengths_of_other_stacks_and_of_none() -> None:
     check(chains.bounded, [q, k, v, np.repeat(lengths, 3)[::3], o, lse], SMALL, scale=0.125)         # a view with a stride
 
 
+@gk.program
+def quotients_and_sums(q: Any, k: Any, v: Any, lengths: Any, o: Any, sums: Any) -> None:
+    """A sum that begins anew without rounds, is divided by, and is a result as well."""
+    for h, m in gp.parallel(q.count, q.rows):
+        best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
+        for n in gp.sequential(k.rows, stop=lengths[h]):
+            s = 0.125 * (q[h, m] @ k[h, n].T)
+            top = gp.maximum(best, s.max(axis=1))
+            p, shrink = gp.exp(s - top), gp.exp(best - top)
+            total[:] = total * shrink + p.sum(axis=1)
+            out[:] = out * shrink + p.astype(v.dtype) @ v[h, n]
+            best[:] = top
+        o[h, m] = out / total
+        sums[h, m] = total
+
+
+@pytest.mark.parametrize("mapping", [SMALL, gk.Mapping({"n": 32}, warpgroups=1, ahead=False), gk.Mapping({"n": 32}, kernel="multistage")],
+                         ids=["", "plain", "multistage"])
+def test_what_is_stored_has_a_line_of_its_own(mapping: gk.Mapping) -> None:
+    """What one other value alone is made of was written there, and stored by a name that nothing had."""
+    with assumed(ONE):
+        check(quotients_and_sums, operands([70, 0], 40), mapping)
+
+
 # -- texts ------------------------------------------------------------------------------------------------------------------
 
 def test_blocks_behind_a_length_are_not_loaded() -> None:
