@@ -499,7 +499,9 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
     """
     if not isinstance(layout, str) or layout not in LAYOUTS:
         raise ValueError(f'layout={layout!r}: "bhnd" or "bnhd" is needed')
-    quick = None if return_lse else quickly(q, k, v, out, mask, score, scale, layout, lengths, key_starts, key_lengths, pages)
+    quick = None
+    if not return_lse:
+        quick = quickly(q, k, v, out, mask, score, scale, layout, lengths, key_starts, key_lengths, pages)
     if quick is not None:
         key, at_out, brought = quick
         known: KnownCall | None = _calls.get(key)

@@ -328,7 +328,7 @@ def program(function: Callable[..., None]) -> Program:
 # |---|---|
 # | ``for m, n in parallel(a.rows, b.columns)`` | tiles, in no order: each is one thread block's |
 # | ``for k in sequential(a.columns)`` | rounds, one after the other |
-# | ``for n in sequential(k.rows, start=starts[h], stop=lengths[h])`` | the same, from a start to a length of the tile's own |
+# | ``for n in sequential(k.rows, start=starts[h], stop=lengths[h])`` | the same, between bounds of the tile's own |
 # | ``x = paged(k, table)``, ``n in sequential(x[b])``, ``k[n.page, h, n]`` | rows in pages, as of a cache |
 # | ``x = packed(q.rows, offsets)``, ``parallel(x.count, x.rows)``, ``sequential(x[i])`` | rows of pieces, as of sequences |
 # | ``zeros(m, n)``, ``full(m, value)``, ``copy(x)`` | cells, whose values rounds carry |

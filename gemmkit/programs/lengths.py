@@ -1,11 +1,11 @@
 """What rows and rounds of a tile go along, where arrays on the GPU say so: lengths, pieces of packed rows, pages.
 
-Rounds of a tile go from ``start`` to ``stop``, ``sequential(k.rows, start=starts[h], stop=lengths[h])``: whole numbers, made of
-elements of arrays by +, -, *, maximum and minimum.
+Rounds of a tile go from ``start`` to ``stop``, ``sequential(k.rows, start=starts[h], stop=lengths[h])``: whole numbers of
+elements of arrays, which +, -, *, maximum and minimum make others of.
 
-Of a stack of matrices each then has a length of its own, as sequences of a batch have. A length beyond the axis is the
-axis, and a start in front of it its first row; of a length that is not behind the start there are no rounds. Blocks in
-front of the start and behind the length are not loaded. Places count from the axis' first row all the same.
+Each of a stack of matrices then has a length of its own, as sequences of a batch have. A length beyond the axis is the
+axis, and a start in front of it its first row. Without rows between the start and the length there are no rounds. Blocks
+in front of the start and behind the length are not loaded. Places count from the axis' first row.
 
 >>> import numpy as np
 >>> import gemmkit as gk

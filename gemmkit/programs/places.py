@@ -309,8 +309,8 @@ def _rounds(loop: Loop, out: Places, taken: set[str]) -> Rounds:
     if loop.indices[0].stack:
         raise refused(ValueError, "rounds along a stack have no kernel yet; .reference(...) runs them", loop.line)
     if loop.start is not None or loop.stop is not None:
-        raise refused(ValueError, f"{loop.indices[0]} has a length (start=, stop=); a kernel takes lengths in tiles of whole "
-                                  "rows, parallel(a.rows) (only .reference(...) runs others)", loop.line)
+        raise refused(ValueError, f"{loop.indices[0]} has a length (start=, stop=); a kernel takes lengths in tiles of "
+                                  "whole rows, parallel(a.rows) (only .reference(...) runs others)", loop.line)
     index = loop.indices[0]
     others = [*out.indices, *out.stacks, *(rounds.index for rounds in out.loops)]
     index.name = unique(index.name, [x.name for x in others])          # of two loops that a program calls by one name

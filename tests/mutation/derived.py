@@ -26,6 +26,10 @@ rings have stages, and with so few that producers come to the next tile first.
 | all rows | a piece has all rows or keys of the array |
 | the tile before | a block goes on with the place of the tile that it has done |
 | too few tiles | there is none for the part of a block that each piece may begin with |
+| no start | rounds begin at the array's first row, or a bound counts from there |
+| in front of the axis | rounds may begin there |
+| across pages | a block of rows in pages begins where its sequence does, within a page |
+| one more in front | of a block's places in front of the start the last is taken for one that is there |
 
 A fault is found where the emulator raises, the text is refused, or the result is wrong. One that changes nothing on a GPU either
 is harmless: `HARMLESS` says of each of these why.
@@ -57,6 +61,7 @@ FRESH = "a fresh ring: there is nothing to wait for"
 ENDS = "nothing follows that would use the stage"
 EMPTY = "a tile without rows is computed, and stores none"
 MASKED = "a round more is masked, and slower"
+FREE = "rounds without tests do not begin in front of the first block"
 LATER = "of two stages either is the other: the producer waits for one tile more, and so for both"
 #: Text, fault, its line, and which one of such lines: why nothing goes wrong, on a GPU either.
 HARMLESS: dict[tuple[str, str, str, int], str] = {
@@ -83,6 +88,16 @@ HARMLESS: dict[tuple[str, str, str, int], str] = {
     ("packed", "not advanced", "at_v = ring_v.advance(at_v)", 2): ENDS,
     ("packed", "dropped", "ring_v.release(at_v.stage)", 2): ENDS,
     ("packed", "not advanced", "at_v = ring_v.advance(at_v)", 5): ENDS,
+    ("multistage starts", ">= in place of >", "while n >= n_start and n + 32 > n_length:", 0): MASKED,
+    ("starts in pages", "> in place of >=", "while n >= n_start and n >= n_free:", 0): FREE,
+    ("starts in pages", "no start", "while n >= n_start and n >= n_free:", 0): FREE,
+    ("starts in pages", "dropped", "ring_q.acquire(at_q)", 0): FRESH,
+    ("starts in pages", "dropped", "ring_k.acquire(at_k)", 0): FRESH,
+    ("starts in pages", "another stage", "ring_q.release(at_q.stage)", 0): LATER,
+    ("starts in pages", "another stage", "ring_v.release(at_v.stage)", 3): ENDS,
+    ("starts in pages", "not advanced", "at_v = ring_v.advance(at_v)", 2): ENDS,
+    ("starts in pages", "dropped", "ring_v.release(at_v.stage)", 3): ENDS,
+    ("starts in pages", "not advanced", "at_v = ring_v.advance(at_v)", 6): ENDS,
     ("multistage packed", "all rows", "if m >= 0 and m < m_count:       # where a piece begins in a tile, one has none", 0): EMPTY,
     ("multistage packed", "a block more", "n = (blocks(n_end, 32) - 1) * 32", 0): MASKED,
     ("multistage packed", ">= in place of >", "while n >= 0 and n + 32 > n_length:", 0): MASKED,
@@ -153,6 +168,19 @@ def pieces(of_q: list[int], of_k: list[int]) -> list[np.ndarray]:
     return [q, k, k[:, ::-1].copy(), np.array(of_q, np.int32), np.array(of_k, np.int32), out(*q.shape)]
 
 
+def bounds(rows: int, starts: list[int], lengths: list[int]) -> list[np.ndarray]:
+    """Some keys in front of a start, and behind a length; of one of the stack none are left, or all."""
+    q, k = half(len(starts), rows, 64), half(len(starts), 150, 64)
+    return [q, k, k[:, ::-1].copy(), np.array(starts, np.int32), np.array(lengths, np.int32), out(*q.shape)]
+
+
+def pages(rows: int, starts: list[int]) -> list[np.ndarray]:
+    """Of 16 rows, where blocks are of 32."""
+    q, k = half(len(starts), rows, 64), half(7 * len(starts), 16, 64)
+    table = np.random.default_rng(1).permutation(len(k)).reshape(len(starts), 7).astype(np.int32)
+    return [q, k, k[::-1].copy(), table, np.array(starts, np.int32), out(*q.shape)]
+
+
 #: Offsets of rows and of keys: of several tiles, of none, of one; of as many keys, of more, and of one round.
 UNEVEN, EVEN, NONE = ([2, 70, 70, 71, 75], [3, 80, 84, 184, 200]), ([0, 30, 34, 34, 90], [0, 33, 37, 40, 130]), ([4] * 5, [0, 33, 37, 40, 130])
 MANY, FEW, ONE_ROUND = (140, 140), (140, 60), (280, 30)            # rows and keys of an attention
@@ -176,6 +204,9 @@ TEXTS: dict[str, Text] = {
                              gk.Mapping({"n": 32}, warpgroups=1, stages=2, ahead=False), SCALE),
     "packed": Text(listing.packed_attention, [pieces(*UNEVEN), pieces(*EVEN), pieces(*NONE)], gk.Mapping({"n": 32}, warpgroups=1, stages=2), SCALE),
     "multistage packed": Text(listing.packed_attention, [pieces(*UNEVEN), pieces(*EVEN)],
+                              gk.Mapping({"n": 32}, warpgroups=1, stages=2, **BY_COPIES), SCALE),
+    "starts in pages": Text(listing.attention_in_pages, [pages(70, [41, -3, 96]), pages(30, [200, 23, -3]), pages(30, [-3, 300])], gk.Mapping({"n": 32}, warpgroups=1, stages=2), SCALE),
+    "multistage starts": Text(listing.bounded_attention, [bounds(70, [39, -4, 97], [150, 70, 99]), bounds(30, [-4, 70, 200], [70, 70, 150])],
                               gk.Mapping({"n": 32}, warpgroups=1, stages=2, **BY_COPIES), SCALE),
     "multistage GEMM": Text(listing.gemm, [gemm(100, 72, 200), gemm(40, 72, 64)],
                             gk.Mapping({"n": 64}, warpgroups=1, stages=3, **BY_COPIES)),
@@ -237,6 +268,7 @@ def faults(text: str) -> Iterator[Fault]:
             yield Fault(n, "for itself", said, nth, changed(re.sub(r"load_part(\(.*), rank\)", r"load\1)", line)))
         yield from _places(text, n, line, said, nth, changed)
         yield from _pieces(n, line, said, nth, changed)
+        yield from _starts(n, line, said, nth, changed)
         if ".advance(" in line:
             yield Fault(n, "not advanced", said, nth, changed(re.sub(r"\w+\.advance\((\w+)\)", r"\1", line)))
         if ".release(" in line and (before := [k for k in range(n) if "wgmma_wait" in lines[k]]):
@@ -288,6 +320,20 @@ def _pieces(n: int, line: str, said: str, nth: int, changed: Callable[[str], str
         yield Fault(n, "the tile before", said, nth, changed(line[:len(line) - len(line.lstrip())] + "pass"))
     if said.startswith("return ") and " + sizes.i)" in line:
         yield Fault(n, "too few tiles", said, nth, changed(line.replace(" + sizes.i)", ")")))
+
+
+def _starts(n: int, line: str, said: str, nth: int, changed: Callable[[str], str]) -> Iterator[Fault]:
+    """Faults of where rounds begin."""
+    if found := re.fullmatch(r"(n_start|n_shown) = max\((.*), 0\)", said):
+        for kind, made in (("no start", "0 * tile"), ("in front of the axis", found[2])):
+            yield Fault(n, kind, said, nth, changed(line.replace(f"max({found[2]}, 0)", made)))
+    elif said.startswith("n_start = udiv("):
+        yield Fault(n, "across pages", said, nth, changed(re.sub(r"udiv\(.*", "n_shown", line)))
+    elif not said.startswith(("n_start = ", "n_shown = ", "n_length = ", "if n ")):              # (a copy more is one that nobody reads)
+        for found in re.finditer(r"\bn_start\b", line):
+            yield Fault(n, "no start", said, nth, changed(f"{line[:found.start()]}0{line[found.end():]}"))
+    if "n_shown - n - column" in line:
+        yield Fault(n, "one more in front", said, nth, changed(line.replace("n_shown - n - column", "n_shown - n - column - 1")))
 
 
 def is_found(name: str, fault: Fault) -> bool:

@@ -145,7 +145,7 @@ def windows(q: Any, k: Any, v: Any, lengths: Any, most: Any, o: Any, scale: floa
     for b, h, m in gp.parallel(*q.counts, q.rows):
         best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
         for n in gp.sequential(k.rows, start=gp.maximum(lengths[b] - width, 2 * gp.place(h // 2)),
-                               stop=gp.minimum(lengths[b] + gp.place(b), -(-most[b, h]))):
+                               stop=gp.minimum(lengths[b] + gp.place(b), most[b, h])):
             online(scale * (q[b, h, m] @ k[h // 2, n].T), v[h // 2, n], v.dtype, best, total, out)
         o[b, h, m] = out / total
 

@@ -19,7 +19,7 @@ from tests.verifier import Unsound, facts, verify
 
 PARTS = 8
 #: What a text's functions of elements compute is the emulator's to say.
-OF_ELEMENTS = "return s if column_at(i) < room else -math.inf"
+OF_ELEMENTS = ("return s if column_at(i) < room else -math.inf", "return s if front <= column_at(i) and column_at(i) < room else -math.inf")
 
 
 @pytest.mark.sample(10)
@@ -27,7 +27,7 @@ OF_ELEMENTS = "return s if column_at(i) < room else -math.inf"
 def test_faults_in_texts_are_found_without_the_emulator(name: str, part: int) -> None:
     """All that the emulator finds, but for what elements are made of."""
     for fault in list(derived.faults(derived.planned(name).text))[part::PARTS]:
-        if fault.harmless(name) is None and fault.said != OF_ELEMENTS:
+        if fault.harmless(name) is None and fault.said not in OF_ELEMENTS:
             with pytest.raises((Unsound, ZeroDivisionError, KeyError)):
                 verify(derived.planned(name, fault.text))
 

@@ -181,6 +181,27 @@ def packed_attention(q: Any, k: Any, v: Any, of_q: Any, of_k: Any, o: Any, scale
         o[h, m] = out / total + gp.place(m)
 
 
+@gk.program
+def bounded_attention(q: Any, k: Any, v: Any, starts: Any, lengths: Any, o: Any, scale: float) -> None:
+    """From a start to an end, both of each of a stack."""
+    for h, m in gp.parallel(q.count, q.rows):
+        best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
+        for n in gp.sequential(k.rows, start=starts[h] - 2, stop=lengths[h]):
+            online(scale * (q[h, m] @ k[h, n].T), v[h, n], v.dtype, best, total, out)
+        o[h, m] = out / total + gp.place(m)
+
+
+@gk.program
+def attention_in_pages(q: Any, k: Any, v: Any, table: Any, starts: Any, o: Any, scale: float) -> None:
+    """From a start within a page on."""
+    rows = gp.paged(k, table)
+    for h, m in gp.parallel(q.count, q.rows):
+        best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
+        for n in gp.sequential(rows[h], start=starts[h]):
+            online(scale * (q[h, m] @ k[n.page, n].T), v[n.page, n], v.dtype, best, total, out)
+        o[h, m] = out / total + gp.place(m)
+
+
 def silu_times(x: Any, y: Any) -> Any:
     return x / (1.0 + gp.exp(-x)) * y
 

@@ -423,17 +423,18 @@ IMPORTS = [
 ]
 
 #: What a text calls its own things, beside `OWN_NAMES`.
-TAKEN = ("begins", "end_seen", "ends", "first_seen", "following", "free_from", "free_to", "front", "i", "place", "room",
+TAKEN = ("begins", "end_seen", "ends", "first_seen", "following", "free_from", "free_to", "i", "place", "room",
          "section", "slot", "turns", "values", "which", "with_rows")
 
 
 def names_of_ranges(chain: Chain) -> list[str]:
     """What a text calls the places where rounds begin and end, and the shares of a tile's."""
-    more = ("each", "outer", "share") if chain.splits > 1 else ("origin",) if chain.index.piece is not None else ()
+    more = [*(["each", "outer", "share"] if chain.splits > 1 else []),
+            *(["origin"] if chain.index.piece is not None else []),
+            *(["start"] if chain.start is not None else []), *(["shown"] if chain.starts_within else [])]
     of_rows = [f"{chain.rows.name}_{what}" for what in ("count", "origin")] if chain.piece is not None else []
-    more += ("start", "shown") if chain.start is not None else ()
     of_rounds = "count", "end", "first", "free", "length", "tested", *more
-    return [*of_rows, *(f"{chain.index.name}_{what}" for what in of_rounds)]
+    return [*of_rows, *(f"{chain.index.name}_{what}" for what in of_rounds), *(["front"] if chain.starts_within else [])]
 
 
 def tests_of(chain: Chain, ranges: Ranges) -> set[Value]:
