@@ -61,6 +61,7 @@ FRESH = "a fresh ring: there is nothing to wait for"
 ENDS = "nothing follows that would use the stage"
 EMPTY = "a tile without rows is computed, and stores none"
 MASKED = "a round more is masked, and slower"
+NONE = "without rounds the one that shows nothing may be anywhere"
 FREE = "rounds without tests do not begin in front of the first block"
 LATER = "of two stages either is the other: the producer waits for one tile more, and so for both"
 #: Text, fault, its line, and which one of such lines: why nothing goes wrong, on a GPU either.
@@ -91,6 +92,8 @@ HARMLESS: dict[tuple[str, str, str, int], str] = {
     ("multistage starts", ">= in place of >", "while n >= n_start and n + 32 > n_length:", 0): MASKED,
     ("starts in pages", "> in place of >=", "while n >= n_start and n >= n_free:", 0): FREE,
     ("starts in pages", "no start", "while n >= n_start and n >= n_free:", 0): FREE,
+    ("starts in pages", "no start", "n_end = max(n_length, n_start + 1)", 2): NONE,
+    ("starts in pages", "no start", "n_end = max(n_length, n_start + 1)", 3): NONE,
     ("starts in pages", "dropped", "ring_q.acquire(at_q)", 0): FRESH,
     ("starts in pages", "dropped", "ring_k.acquire(at_k)", 0): FRESH,
     ("starts in pages", "another stage", "ring_q.release(at_q.stage)", 0): LATER,
@@ -205,7 +208,7 @@ TEXTS: dict[str, Text] = {
     "packed": Text(listing.packed_attention, [pieces(*UNEVEN), pieces(*EVEN), pieces(*NONE)], gk.Mapping({"n": 32}, warpgroups=1, stages=2), SCALE),
     "multistage packed": Text(listing.packed_attention, [pieces(*UNEVEN), pieces(*EVEN)],
                               gk.Mapping({"n": 32}, warpgroups=1, stages=2, **BY_COPIES), SCALE),
-    "starts in pages": Text(listing.attention_in_pages, [pages(70, [41, -3, 96]), pages(30, [200, 23, -3]), pages(30, [-3, 300])], gk.Mapping({"n": 32}, warpgroups=1, stages=2), SCALE),
+    "starts in pages": Text(listing.attention_in_pages, [pages(70, [41, -3, 96]), pages(30, [200, 23, -3]), pages(30, [-3, 300]), pages(30, [100, 99])], gk.Mapping({"n": 32}, warpgroups=1, stages=2), SCALE),
     "multistage starts": Text(listing.bounded_attention, [bounds(70, [39, -4, 97], [150, 70, 99]), bounds(30, [-4, 70, 200], [70, 70, 150])],
                               gk.Mapping({"n": 32}, warpgroups=1, stages=2, **BY_COPIES), SCALE),
     "multistage GEMM": Text(listing.gemm, [gemm(100, 72, 200), gemm(40, 72, 64)],

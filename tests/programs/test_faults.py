@@ -52,7 +52,7 @@ def test_a_value_that_is_not_there() -> None:
 
 KINDS = {"dropped", "not added", "one group less", "not advanced", "too early", "one arrival less", "one arrival more", "reaches no peer",
          "for itself", "one copy less", "no barrier", "the barrier alone", "the stage that is read", "another phase", "another stage",
-         "<= in place of <", "> in place of >=", ">= in place of >", "a block more", "no origin", "another piece", "all rows",
+         "<= in place of <", "< in place of <=", "> in place of >=", ">= in place of >", "a block more", "no origin", "another piece", "all rows",
          "the tile before", "too few tiles", "no start", "in front of the axis", "across pages", "one more in front"}
 PARTS = 24                             # of a text's faults
 
