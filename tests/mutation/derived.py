@@ -89,6 +89,8 @@ HARMLESS: dict[tuple[str, str, str, int], str] = {
     ("packed", "not advanced", "at_v = ring_v.advance(at_v)", 2): ENDS,
     ("packed", "dropped", "ring_v.release(at_v.stage)", 2): ENDS,
     ("packed", "not advanced", "at_v = ring_v.advance(at_v)", 5): ENDS,
+    ("multistage starts", "no start", "n_end = max(n_length, n_start + 1)", 0): NONE,
+    ("multistage starts", "a block more", "n = n_start + (blocks(n_end - n_start, 32) - 1) * 32", 0): MASKED,
     ("multistage starts", ">= in place of >", "while n >= n_start and n + 32 > n_length:", 0): MASKED,
     ("starts in pages", "> in place of >=", "while n >= n_start and n >= n_free:", 0): FREE,
     ("starts in pages", "no start", "while n >= n_start and n >= n_free:", 0): FREE,
@@ -96,6 +98,7 @@ HARMLESS: dict[tuple[str, str, str, int], str] = {
     ("starts in pages", "no start", "n_end = max(n_length, n_start + 1)", 3): NONE,
     ("starts in pages", "dropped", "ring_q.acquire(at_q)", 0): FRESH,
     ("starts in pages", "dropped", "ring_k.acquire(at_k)", 0): FRESH,
+    ("starts in pages", "too early", "ring_v.release(at_v.stage)", 3): ENDS,
     ("starts in pages", "another stage", "ring_q.release(at_q.stage)", 0): LATER,
     ("starts in pages", "another stage", "ring_v.release(at_v.stage)", 3): ENDS,
     ("starts in pages", "not advanced", "at_v = ring_v.advance(at_v)", 2): ENDS,
@@ -209,7 +212,7 @@ TEXTS: dict[str, Text] = {
     "multistage packed": Text(listing.packed_attention, [pieces(*UNEVEN), pieces(*EVEN)],
                               gk.Mapping({"n": 32}, warpgroups=1, stages=2, **BY_COPIES), SCALE),
     "starts in pages": Text(listing.attention_in_pages, [pages(70, [41, -3, 96]), pages(30, [200, 23, -3]), pages(30, [-3, 300]), pages(30, [100, 99])], gk.Mapping({"n": 32}, warpgroups=1, stages=2), SCALE),
-    "multistage starts": Text(listing.bounded_attention, [bounds(70, [39, -4, 97], [150, 70, 99]), bounds(30, [-4, 70, 200], [70, 70, 150])],
+    "multistage starts": Text(listing.bounded_attention, [bounds(70, [39, -4, 97], [150, 70, 99]), bounds(30, [39, 70, 200], [90, 70, 150])],
                               gk.Mapping({"n": 32}, warpgroups=1, stages=2, **BY_COPIES), SCALE),
     "multistage GEMM": Text(listing.gemm, [gemm(100, 72, 200), gemm(40, 72, 64)],
                             gk.Mapping({"n": 64}, warpgroups=1, stages=3, **BY_COPIES)),
@@ -271,7 +274,7 @@ def faults(text: str) -> Iterator[Fault]:
             yield Fault(n, "for itself", said, nth, changed(re.sub(r"load_part(\(.*), rank\)", r"load\1)", line)))
         yield from _places(text, n, line, said, nth, changed)
         yield from _pieces(n, line, said, nth, changed)
-        yield from _starts(n, line, said, nth, changed)
+        yield from _starts(text, n, line, said, nth, changed)
         if ".advance(" in line:
             yield Fault(n, "not advanced", said, nth, changed(re.sub(r"\w+\.advance\((\w+)\)", r"\1", line)))
         if ".release(" in line and (before := [k for k in range(n) if "wgmma_wait" in lines[k]]):
@@ -325,7 +328,7 @@ def _pieces(n: int, line: str, said: str, nth: int, changed: Callable[[str], str
         yield Fault(n, "too few tiles", said, nth, changed(line.replace(" + sizes.i)", ")")))
 
 
-def _starts(n: int, line: str, said: str, nth: int, changed: Callable[[str], str]) -> Iterator[Fault]:
+def _starts(text: str, n: int, line: str, said: str, nth: int, changed: Callable[[str], str]) -> Iterator[Fault]:
     """Faults of where rounds begin."""
     if found := re.fullmatch(r"(n_start|n_shown) = max\((.*), 0\)", said):
         for kind, made in (("no start", "0 * tile"), ("in front of the axis", found[2])):
@@ -333,7 +336,8 @@ def _starts(n: int, line: str, said: str, nth: int, changed: Callable[[str], str
     elif said.startswith("n_start = udiv("):
         yield Fault(n, "across pages", said, nth, changed(re.sub(r"udiv\(.*", "n_shown", line)))
     elif not said.startswith(("n_start = ", "n_shown = ", "n_length = ", "if n ")):              # (a copy more is one that nobody reads)
-        for found in re.finditer(r"\bn_start\b", line):
+        is_masked = "CopyRing" in text                 # more rounds of threads that copy show nothing
+        for found in re.finditer(r"(?<!n_end - )\bn_start\b" if is_masked else r"\bn_start\b", line):
             yield Fault(n, "no start", said, nth, changed(f"{line[:found.start()]}0{line[found.end():]}"))
     if "n_shown - n - column" in line:
         yield Fault(n, "one more in front", said, nth, changed(line.replace("n_shown - n - column", "n_shown - n - column - 1")))
