@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import ml_dtypes
@@ -13,10 +14,10 @@ import gemmkit as gk
 from gemmkit import programs as gp
 from gemmkit.plans.ahead import recorded
 from gemmkit.runtime.compile import disassemble
-from gemmkit.runtime.device import H100, assumed
+from gemmkit.runtime.device import A100, H100, assumed
 from tests.support import chains
 from tests.support import programs as listing
-from tests.support.machines import MACHINES
+from tests.support.machines import MACHINES, on_machines
 from tests.support.sass import instructions, loops, written_in_flight
 
 F16, F32, BF16 = np.float16, np.float32, ml_dtypes.bfloat16
@@ -187,6 +188,49 @@ def test_nothing_spills(d: int, width: int, dtype: Any) -> None:
     assert not [line for one in loops(sass) for line in written_in_flight(one)]
     multiplied = [line for line in instructions(sass) if line.startswith("HGMMA")]
     assert any(f"64x{width}x16" in line for line in multiplied)
+
+
+@gk.program
+def latent(q: Any, k: Any, v: Any, lengths: Any, o: Any, scale: float) -> None:
+    """Decoding with latent attention, whose values are k's first 512 columns of 576: a tile has half of them."""
+    for b, half, m in gp.parallel(q.count, v.counts[1], q.rows):
+        best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
+        for n in gp.sequential(k.rows, stop=lengths[b]):
+            listing.online(scale * (q[b, m] @ k[b, n].T), v[b, half, n], v.dtype, best, total, out)
+        o[b, half, m] = out / total
+
+
+def latents(rng: np.random.Generator, batch: int, rows: int, keys: int) -> tuple[Any, ...]:
+    return chains.half(rng, batch, rows, 576), chains.half(rng, batch, keys, 576), chains.empty(batch, rows, 512)
+
+
+def in_halves(x: Any) -> Any:
+    return x[..., :512].reshape(*x.shape[:2], 2, 256).transpose(0, 2, 1, 3)
+
+
+@on_machines
+def test_keys_that_are_wider_than_values_of_512(machine: Any, rng: np.random.Generator) -> None:
+    batch, rows, keys = (1, 5, 40) if machine.emulated else (8, 128, 5000)
+    q, k, o = map(machine.array, latents(rng, batch, rows, keys))
+    lengths = machine.array(rng.integers(keys // 2, keys, batch))
+    with machine.session():
+        latent(q, k, in_halves(k), lengths, in_halves(o), 0.04)
+    given = machine.numpy(k)
+    wanted = latent.reference(machine.numpy(q), given, in_halves(given), machine.numpy(lengths), in_halves(machine.numpy(o)), 0.04)
+    chains.check_close([in_halves(machine.numpy(o))], wanted, near)
+
+
+@pytest.mark.compile
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("device", [H100, A100], ids=["wgmma", "mma"])
+def test_halves_of_512_columns_do_not_spill(device: Any, rng: np.random.Generator) -> None:
+    """And all of them in one tile, which is 512 registers of a thread, are refused with what to write."""
+    q, k, o = latents(rng, 2, 64, 300)
+    with assumed(device):
+        usage = latent.plan(q, k, in_halves(k), np.array([300, 20]), in_halves(o), 0.04).launchable.entry().meta["usage"]
+        with pytest.raises(gk.ConfigError, match="a product has 512 columns; .* make halves of them a stack"):
+            latent.plan(q, k, k[:, None, :, :512], np.array([300, 20]), o[:, None], 0.04)
+    assert usage["spill_stores"] + usage["spill_loads"] + usage["stack_bytes"] == 0
 
 
 @pytest.mark.gpu

@@ -87,6 +87,7 @@ def quotients_and_sums(q: Any, k: Any, v: Any, lengths: Any, o: Any, sums: Any) 
         sums[h, m] = total
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("mapping", [SMALL, gk.Mapping({"n": 32}, warpgroups=1, ahead=False), gk.Mapping({"n": 32}, kernel="multistage")],
                          ids=["", "plain", "multistage"])
 def test_what_is_stored_has_a_line_of_its_own(mapping: gk.Mapping) -> None:

@@ -374,7 +374,8 @@ def _needed(chain: Chain, choice: ScheduleChoice, kernel: KernelLimits) -> int:
         if x.op == "dot":
             n = choice.size(x.dims[1])
             if n % 8 or n > 256:
-                raise refused(ConfigError, f"a product has {n} columns; a multiple of 8 up to 256 is needed", x.line)
+                more = "; make halves of them a stack, v[b, half, n]: each is a tile then" if n > 256 else ""
+                raise refused(ConfigError, f"a product has {n} columns; a multiple of 8 up to 256 is needed{more}", x.line)
             need += n // 2
         if x.op == "handover":
             k = choice.size(x.dims[1])
