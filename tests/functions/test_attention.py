@@ -312,17 +312,17 @@ def test_starts_of_keys(machine: Any, session: Any, rows: int, queries: int, mas
     """In front of all keys, within them, at the length and behind all; keys in front hold anything, in pages or not."""
     keys, many = (64, 1) if machine.emulated else (4096, 60)
     starts, lengths = [-4, 21 * many, 40 * many, 90 * many, 5], [keys, 47 * many, 40 * many, 2 * keys, 60]
-    q, k, v = draw(rng, (5, 4, queries, 64), F16), draw(rng, (5, 2, keys, 64), F16), draw(rng, (5, 2, keys, 64), F16)
+    q, k, v = draw(rng, (5, 2, queries, 64), F16), draw(rng, (5, 1, keys, 64), F16), draw(rng, (5, 1, keys, 64), F16)
     for batch, start in enumerate(starts):
         k[batch, :, :max(start, 0)] = np.nan
     given, more = (q, k, v), dict[str, Any]()
     if rows:                                           # each of the batch has pages of its own, backwards
-        given = q, *(np.ascontiguousarray(x[:, :, ::-1].reshape(5, 2, -1, rows, 64).swapaxes(1, 2)).reshape(-1, 2, rows, 64)[:, :, ::-1] for x in (k, v))
+        given = q, *(np.ascontiguousarray(x[:, :, ::-1].reshape(5, 1, -1, rows, 64).swapaxes(1, 2)).reshape(-1, 1, rows, 64)[:, :, ::-1] for x in (k, v))
         more = {"pages": machine.array(np.arange(len(given[1]), dtype=np.int32).reshape(5, -1)[:, ::-1])}
     counted = [x if where == "list" else machine.array(np.array(x, where)) for x in (starts, lengths)]
     arrays = [machine.array(x) for x in given]
     with session(machine):
-        for _ in range(2):                             # the second is known where they are on the GPU
+        for _ in range(1 if machine.emulated else 2):  # the second is known where they are on the GPU
             out = gk.attention(*arrays, mask=mask, key_starts=counted[0], key_lengths=counted[1], **more)
         _, lse = gk.attention(*arrays, mask=mask, key_starts=counted[0], key_lengths=counted[1], return_lse=True, **more)
         alone = gk.attention(*arrays, mask=mask, key_starts=counted[0], **more)
