@@ -227,11 +227,11 @@ def with_bounds(of: Drawing, tile: tuple[str, ...], body: list[Statement], chose
         return of.make("neg", x) if rng.random() < 0.04 else x
 
     def settle(x: Statement) -> Statement:
-        if not isinstance(x, Loop) or x.over[0].index not in ("n", "k") or rng.random() > 0.35:
+        if not isinstance(x, Loop) or x.over[0].index not in ("n", "k") or rng.random() > 0.4:
             return x
         is_cut = chosen is not None and x.over[0].index in chosen.cuts and chosen.cuts[x.over[0].index].word == "packed"
         start = bound() if x.over[0].index == "n" or rng.random() < 0.2 else None
-        stop = bound() if x.stop is None and rng.random() < (0.03 if is_cut else 0.3) else x.stop
+        stop = bound() if x.stop is None and rng.random() < (0.03 if is_cut else 0.6) else x.stop
         return replace(x, start=start, stop=stop)
 
     return [settle(x) for x in body]
