@@ -156,7 +156,10 @@ def slipped(case: Any, rng: np.random.Generator) -> Any:
     def pick(*given: Any) -> Any:
         return given[rng.integers(len(given))]
 
-    places = [x for x in statements(case.source.loop) if x is not case.source.loop and type(x).__name__ != "Once"]
+    used = {x.name for x in statements(case.source.loop) if isinstance(x, (Add, Put))}
+    used |= {x.data for x in expressions(case.source.loop) if x.op == "name"}              # a cell that is not may be anything
+    places = [x for x in statements(case.source.loop) if x is not case.source.loop and type(x).__name__ != "Once"
+              and (not isinstance(x, Cell) or x.name in used)]
     for _ in range(50):
         kind, x = pick(*SLIPS), pick(*places)
         made = _line(kind, x, case.source.loop, case, pick)
@@ -164,6 +167,6 @@ def slipped(case: Any, rng: np.random.Generator) -> Any:
             source = replace(case.source, loop=_changed(case.source.loop, x, made), helpers=(CAPTURED,))
             sizes = case.sizes
             if kind in ("the other axis", "a transpose too many", "no transpose") and pick(True, True, False):
-                sizes = dict.fromkeys(sizes, 64) | {x: sizes[x] for x in "HGLBAP" if x in sizes}   # lengths do not show it
+                sizes = dict.fromkeys(sizes, 64) | {x: sizes[x] for x in ("HGLBAP", "HGLBAPRTQN")["R" in sizes] if x in sizes}   # lengths do not show it
             return replace(case, source=source, sizes=sizes, slip=kind, machine="emulator")
     return case
