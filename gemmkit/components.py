@@ -496,27 +496,29 @@ def slots_of(component: Component) -> list[int]:
 
 
 class FrozenComponents(NamedTuple):
-    """Components as they are frozen, where among the leaves of all of them a launch puts what they bring, and what that is
-    (`seen`)."""
+    """Components as they are frozen, where among the leaves of all of them a launch puts what they bring, what that is
+    (`seen`), and the leaves that stay, such as an array's strides."""
 
     frozen: list[Frozen]
     slots: list[int]
     brought: list[Any]
+    fixed: list[Any]
 
     @property
     def key(self) -> Any:
         """What decides, of them, which launch a call has."""
-        return (tuple((one.kind, one.fingerprint, tuple((info.shape, info.device) for info in one.arrays))
-                      for one in self.frozen), tuple(self.slots))
+        return (tuple((one.kind, one.fingerprint, tuple(info.device for info in one.arrays)) for one in self.frozen),
+                tuple(self.slots), tuple(self.fixed))
 
 
 def given_by(*components: Component) -> FrozenComponents:
-    found, before = FrozenComponents([], [], []), 0
+    found, before = FrozenComponents([], [], [], []), 0
     for component in components:
         one, own = frozen(component), slots_of(component)
         found.frozen.append(one)
         found.slots.extend(before + slot for slot in own)
         found.brought.extend(exact(one.leaves[slot][1]) for slot in own)
+        found.fixed.extend(value for slot, (_, value) in enumerate(one.leaves) if slot not in own)
         before += len(one.leaves)
     return found
 

@@ -77,8 +77,8 @@ def _code_of(program: Program, arguments: dict[str, Any], plan: ProgramPlan) -> 
         facts += reading.guards.facts
     stands = Guards(facts).ready()
     holding = Callees(tuple(x for x in plan.callees.all if not x.argument and components.frozen(x.component).leaves))
-    kinds = holding.kinds                              # of an array another shape, say, is another kind
-    return ProgramCode((lambda: stands() and holding.kinds == kinds) if holding.all else stands, functions)
+    made = holding.made_with
+    return ProgramCode((lambda: stands() and holding.made_with == made) if holding.all else stands, functions)
 
 
 class Derivation:

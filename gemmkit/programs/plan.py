@@ -144,10 +144,10 @@ class ProgramPlan:
     def called_with(self, arguments: dict[str, Any]) -> Callees:
         """The functions of a call. Raises ValueError for those of another code, and that have other kinds of arrays."""
         callees = self.callees.called_with({**self.call.components, **arguments})
-        for callee, kind, made in zip(callees.all, callees.kinds, self._made_with):
-            if kind != made:
-                raise ValueError(f"{callee!r} is not the function that the plan was made for: its code, or the kinds of the "
-                                 "arrays that it has captured, are others; make another plan")
+        for callee, given, made in zip(callees.all, callees.made_with, self._made_with):
+            if given != made:
+                raise ValueError(f"{callee!r} is not the function that the plan was made for: its code, or the kinds, shapes "
+                                 "or strides of its arrays, are others; make another plan")
         return callees
 
     @cached_property
@@ -164,8 +164,8 @@ class ProgramPlan:
         return replace(self, call=call, merge=None if self.merge is None else replace(self.merge, call=call))
 
     @cached_property
-    def _made_with(self) -> list[tuple[Any, str]]:
-        return self.callees.kinds
+    def _made_with(self) -> list[Any]:
+        return self.callees.made_with
 
     @property
     def is_empty(self) -> bool:
@@ -500,7 +500,8 @@ class Resizing(ABC):
     def sized(self, plan: ProgramPlan, infos: dict[str, ArrayInfo], sizes: Sizes, call: CallArguments) -> ProgramPlan:
         """A plan for arrays of other sizes that decide the same, and other numbers. Raises what ``check`` raises."""
         self.check(infos, sizes)
-        return replace(plan, infos=infos, extents=self.extents(infos, sizes), call=call, like=plan)
+        printed = replace(plan.printed, callees=plan.printed.callees.described_with(call.components))
+        return replace(plan, printed=printed, infos=infos, extents=self.extents(infos, sizes), call=call, like=plan)
 
 
 class GridResizing(Resizing):
