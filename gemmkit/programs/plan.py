@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
+from itertools import combinations
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,7 +88,8 @@ class ProgramPlan:
     ``mapping`` has all that was left open said: it derives the same text.
 
     ``call``: what it was made for beside arrays. Numbers are a launch's own; all else is in the text. ``resizing``: what the
-    passes know when sizes decide; None of a text that is given. ``like``: the plan of other sizes whose text this is.
+    passes know when sizes decide; None of a text that is given. ``like``: the plan of other sizes whose text this is
+    (`resized`).
 
     Where blocks share a tile's rounds, ``merge`` is the kernel behind it, and both have ``spare`` arrays, in memory of the
     stream's (`gemmkit.programs.chains.merging`)."""
@@ -102,6 +106,21 @@ class ProgramPlan:
     merge: ProgramPlan | None = None
     resizing: Resizing | None = field(default=None, repr=False, compare=False)
     like: ProgramPlan | None = field(default=None, repr=False, compare=False)
+
+    def resized(self, infos: dict[str, ArrayInfo], extents: dict[str, int], call: CallArguments,
+                **more: Any) -> ProgramPlan:
+        """The plan for arrays of the same kinds and other sizes, with the same text: what sizes do not decide it has in
+        common with this one, the bound kernel too. ``more``: other fields."""
+        made, own = object.__new__(ProgramPlan), vars(self)
+        vars(made).update({name: own[name] for name in _OF_TEXT if name in own})
+        if any(isinstance(x, Component) for x in call.components.values()):        # which have arrays of other sizes, too
+            more["printed"] = replace(self.printed, callees=self.printed.callees.described_with(call.components))
+        elif "callees" in own:
+            vars(made).update(callees=own["callees"], _made_with=self._made_with)
+        vars(made).update(infos=infos, extents=extents, call=call, like=self, **more)
+        if not self.spare:
+            vars(made).update(given=infos)
+        return made
 
     def run(self, arguments: dict[str, Any], stream: int | None = None) -> None:
         """Launch it on a GPU's arrays, by name; emulate it on those in host memory within
@@ -143,11 +162,13 @@ class ProgramPlan:
 
     def called_with(self, arguments: dict[str, Any]) -> Callees:
         """The functions of a call. Raises ValueError for those of another code, and that have other kinds of arrays."""
+        if not self.callees.all:
+            return self.callees
         callees = self.callees.called_with({**self.call.components, **arguments})
         for callee, given, made in zip(callees.all, callees.made_with, self._made_with):
             if given != made:
-                raise ValueError(f"{callee!r} is not the function that the plan was made for: its code, or the kinds, shapes "
-                                 "or strides of its arrays, are others; make another plan")
+                raise ValueError(f"{callee!r} is not the function that the plan was made for: code, or the kinds, shapes or "
+                                 "strides of its arrays, are others; make another plan")
         return callees
 
     @cached_property
@@ -222,20 +243,39 @@ class ProgramPlan:
             take(array, out) if isinstance(out, TmaOut) else made.append(Taken(array, None))
         return [*made, *(Taken(array, None) for array in printed.arrays)]
 
-    @cached_property
+    @property
     def arguments(self) -> list[Frozen]:
-        held = [freeze_array(self.infos[array], readonly=array not in self.printed.outs) if tensor_map is None else
-                tensor_map.frozen for array, tensor_map in self.taken]
-        return [freeze(self.sizes), *held, *self.printed.callees.frozen]
+        def frozen(array: str) -> Frozen:
+            return freeze_array(self.infos[array], readonly=array not in self.printed.outs)
 
-    @cached_property
+        callees = self.printed.callees.frozen if self.printed.callees.all else []
+        if self.like is None:
+            held = [frozen(array) if tensor_map is None else tensor_map.frozen for array, tensor_map in self.taken]
+            return [freeze(self.sizes), *held, *callees]
+        sizes, *known = self.like.launchable.arguments
+        return [self._sizes_like(sizes), *(frozen(array) if tensor_map is None else one             # a map is put in
+                                           for one, (array, tensor_map) in zip(known, self.like.taken)), *callees]
+
+    def _sizes_like(self, known: Frozen) -> Frozen:
+        """The sizes, as those of another plan are frozen if they are integers of the same types. (Numbers are put in.)"""
+        counts = [self.extents[name] for name in self.printed.sizes]
+        for count, (code, _) in zip(counts, known.leaves):
+            if code != "i32" or count >= 2**31:
+                return freeze(self.sizes)
+        leaves = [*(("i32", count) for count in counts), *known.leaves[len(counts):]]
+        return Frozen(known.kind, known.fingerprint, leaves, [], known.guards, known.captures, known.places)
+
+    @property
     def blocks(self) -> int:
         """Thread blocks: a tile each, as many as run at once; they go on to further tiles. A cluster's go together. Of rows,
         and of multistage kernels, all that there are."""
-        tiles = int(self.module.tiles(self.sizes))
-        if self.is_of_rows or self.is_multistage:
-            return tiles
-        return min(tiles, self.cluster.at_once(self.device.sm_count)) * self.cluster.size
+        tiles = int(self.module.tiles(SimpleNamespace(**self.extents)))
+        return min(tiles, self._at_once) * self.cluster.size
+
+    @cached_property
+    def _at_once(self) -> int:
+        """As many clusters as run at once; as many as there are where blocks do not go on."""
+        return sys.maxsize if self.is_of_rows or self.is_multistage else self.cluster.at_once(self.device.sm_count)
 
     @property
     def is_of_rows(self) -> bool:
@@ -247,7 +287,7 @@ class ProgramPlan:
         """Whether its threads copy their operands, in blocks that have a tile each."""
         return bool(self.printed.operands)
 
-    @property
+    @cached_property
     def cluster(self) -> Cluster:
         """Of blocks that share operands."""
         found: Cluster = getattr(self.module, "cluster", ALONE)
@@ -255,14 +295,16 @@ class ProgramPlan:
 
     @cached_property
     def launchable(self) -> Launchable:
+        made = None if self.like is None else self.like.launchable.resized(self.arguments, self.blocks)
+        if made is not None:
+            return made
         module, ordinal = self.module, max(info.device for info in self.infos.values())
         threads = module.ROWS.team.block if self.is_of_rows else module.WARPGROUPS.threads
         resident = RESIDENT // 2 if self.spare else RESIDENT       # what merges shares holds 16 of them at a time
         per_sm = max(1, resident // threads) if self.is_of_rows else int(getattr(module, "RESIDENT", 1))
         return Launchable(module.kernel, self.arguments, threads, self.blocks, self.device, ordinal, module.SHARED_BYTES,
                           cluster=self.cluster.size, blocks_per_sm=per_sm, dependent=hasattr(module, "grid_wait"),
-                          registers=None if self.is_of_rows else module.WARPGROUPS.warp_registers,
-                          like=None if self.like is None else self.like.launchable)
+                          registers=None if self.is_of_rows else module.WARPGROUPS.warp_registers)
 
     @cached_property
     def given(self) -> dict[str, ArrayInfo]:
@@ -291,10 +333,10 @@ class ProgramPlan:
     @cached_property
     def _apart(self) -> list[tuple[int, int]]:
         """The pairs of arrays with a result among them, which must not share memory."""
-        return [(n, m) for m, other in enumerate(self._names) for n, one in enumerate(self._names[:m])
-                if one in self.results or other in self.results]
+        return [(n, m) for n, m in combinations(range(len(self._names)), 2)
+                if self._names[n] in self.results or self._names[m] in self.results]
 
-    @cached_property
+    @property
     def starts(self) -> list[Start]:
         """Of its kernels, compiled and loaded."""
         return [plan._loaded(launch).start for plan, launch in zip(self.kernels, self.launches.kernels)]
@@ -307,6 +349,8 @@ class ProgramPlan:
 
     def _loaded(self, launch: Launch) -> Launch:
         """The kernel on the device: a program that is called derives a plan anew, and loads nothing twice."""
+        if launch.kernel.like is not None and launch.kernel.like.is_bound:
+            return launch.bind()
         key = (self.name, self.text, self.blocks, *(_kind(info) for info in self.infos.values()),
                *(put[:3] for put in launch.puts), *self._made_with)
         return launch_of(key, lambda _: launch, self.name)
@@ -326,6 +370,10 @@ class ProgramPlan:
         yield self.launchable, (self.sizes, *(views[name] if one is None else arena.map(one, views[name])
                                               for name, one in self.taken),
                                 *map(arena.component, self.printed.callees.components))
+
+
+#: What is of no size: fields, and what follows from them.
+_OF_TEXT = *(part.name for part in fields(ProgramPlan)), "module", "cluster", "_at_once", "_stored", "_names", "_apart"
 
 
 def _meet(one: ArrayInfo, other: ArrayInfo, low: int, high: int, other_low: int, other_high: int) -> bool:
@@ -361,16 +409,16 @@ class Derived:
     def __init__(self, chain: Chain, places: ChainPlaces, problem: ChainProblem, choice: ChainChoice, text: Printed,
                  read: dict[str, Value], shares: Shares | None):
         self.chain, self.places, self.choice, self.text, self.read = chain, places, choice, text, read
-        self.problem, self.shares = problem, shares
+        self.problem, self.shares, self.has_sections = problem, shares, has_sections(chain, choice)
+        self.arrays = {block.parameter.name for ring in places.rings if ring.index is not None for block in ring.blocks}
 
     def extents(self, chain: Chain, infos: dict[str, ArrayInfo], processors: int) -> dict[str, int]:
         """Of a call: how long its indices' axes are, and how many of the stacks are taken side by side
         (`gemmkit.programs.chains.schedule`)."""
         sizes = {index.name: chain.sizes[index.extent] for index in (*chain.indices, chain.index)}
-        if not has_sections(chain, self.choice):
+        if not self.has_sections:
             return {**sizes, "section": 1, **({chain.share: chain.splits} if chain.splits > 1 else {})}
-        arrays = {block.parameter.name for ring in self.places.rings if ring.index is not None for block in ring.blocks}
-        nbytes, cluster = sum(2 * math.prod(infos[name].shape[-2:]) for name in arrays), self.choice.cluster
+        nbytes, cluster = sum([2 * math.prod(infos[name].shape[-2:]) for name in self.arrays]), self.choice.cluster
         rows = self.choice.rows * cluster.m
         tiles = -(-chain.sizes[chain.rows.extent] // rows)
         blocks = min(cluster.at_once(processors), chain.count * tiles)
@@ -500,8 +548,7 @@ class Resizing(ABC):
     def sized(self, plan: ProgramPlan, infos: dict[str, ArrayInfo], sizes: Sizes, call: CallArguments) -> ProgramPlan:
         """A plan for arrays of other sizes that decide the same, and other numbers. Raises what ``check`` raises."""
         self.check(infos, sizes)
-        printed = replace(plan.printed, callees=plan.printed.callees.described_with(call.components))
-        return replace(plan, printed=printed, infos=infos, extents=self.extents(infos, sizes), call=call, like=plan)
+        return plan.resized(infos, self.extents(infos, sizes), call)
 
 
 class GridResizing(Resizing):
@@ -635,11 +682,13 @@ class ChainResizing(Resizing):
         self.inexact = list(may_be_inexact(made.chain))
 
     def form(self, sizes: Sizes) -> bool:
-        return self.splits(replace(self.made.chain, sizes=sizes)) > 1
+        return self.splits(self.made.chain.resized(sizes)) > 1
 
     def _chain(self, sizes: Sizes) -> Chain:
-        chain = replace(self.made.chain, sizes=sizes)
-        return chain if self.made.shares is None else replace(chain, splits=self.splits(chain))
+        chain = self.made.chain.resized(sizes)
+        if self.made.shares is not None:
+            chain.splits = self.splits(chain)
+        return chain
 
     def decided(self, sizes: Sizes, device: DeviceInfo) -> Any:
         return decided_by(self._chain(sizes), device.sm_count), *(largest(x, sizes) >= EXACT for x in self.inexact)
@@ -648,13 +697,16 @@ class ChainResizing(Resizing):
         return self.made.extents(self._chain(sizes), infos, self.processors)
 
     def sized(self, plan: ProgramPlan, infos: dict[str, ArrayInfo], sizes: Sizes, call: CallArguments) -> ProgramPlan:
-        plan, shares, chain = super().sized(plan, infos, sizes, call), self.made.shares, self._chain(sizes)
+        shares = self.made.shares
         if shares is None or plan.merge is None or plan.merge.resizing is None:
-            return plan
+            return super().sized(plan, infos, sizes, call)
+        self.check(infos, sizes)
+        chain = self._chain(sizes)
         cells, parts = memory_of(shares.widths, chain)
         known, sizes = {**infos, **parts}, {**sizes, shares.share.extent: chain.splits}
         merge = plan.merge.resizing.sized(plan.merge, {key: known[key] for key in plan.merge.infos}, sizes, call)
-        return replace(plan, infos={**infos, **cells}, merge=merge, mapping=replace(plan.mapping, splits=chain.splits))
+        return plan.resized({**infos, **cells}, self.extents(infos, sizes), call, merge=merge,
+                            mapping=replace(plan.mapping, splits=chain.splits))
 
 
 class _NoMerge(Exception):

@@ -10,6 +10,7 @@ code, where ``==`` makes a condition.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import linecache
 import math
@@ -400,7 +401,7 @@ class ProgramAxis(Symbol):
         return (f"loops are for m, n in gp.parallel(...) and for k in gp.sequential(...), and its length is "
                 f"{self.parameter}.shape[{self.axis}]")
 
-    @property
+    @functools.cached_property
     def _identity(self) -> tuple[Any, ...]:
         more = ("" if x is None else x.name for x in (self.offsets, self.table))
         return self.parameter, self.axis, self.stack, self.group, *more

@@ -638,8 +638,8 @@ class Launchable:
     ``target`` is what it is compiled for, and ``ordinal`` the device that it is loaded on. With ``dependent`` a launch may
     begin before the kernel before it in the stream has ended; the kernel waits for that itself (``griddepcontrol.wait``).
     With ``waits`` blocks wait for each other: all must be on the device's multiprocessors at once, or `bind` refuses.
-    ``registers`` says how many a thread of each warp ends with, where warps give and take some. ``like``: one whose code is
-    this one's, if all that code depends on is equal: it is not read again.
+    ``registers`` says how many a thread of each warp ends with, where warps give and take some. ``like``: the one that this
+    is in another grid (`resized`).
     """
 
     kernel: Callable[..., None]
@@ -664,11 +664,31 @@ class Launchable:
         leaves = [leaf for argument in self.arguments for leaf in argument.leaves]
         self.formats, self.values = [code for code, _ in leaves], [value for _, value in leaves]
 
+    @property
+    def slots(self) -> list[int | None]:
+        """Where the first number of each argument stands among ``values``; None if it has none."""
+        counts = [len(argument.leaves) for argument in self.arguments]
+        return [at if count else None for at, count in zip(itertools.accumulate(counts, initial=0), counts)]
+
     def slot(self, argument: int) -> int | None:
-        """Where the first number of the ``argument``-th argument stands among ``values``; None if it has none."""
-        if not self.arguments[argument].leaves:
+        """That of the ``argument``-th."""
+        return self.slots[argument]
+
+    def resized(self, arguments: Sequence[Frozen], blocks: int) -> Launchable | None:
+        """The same kernel in another grid, with other numbers: it is compiled, loaded and bound with this one. None if
+        arguments are of other kinds, because their code is another's."""
+        if self.waits or self.blocks < 1 or not all(
+                x is y or (x.fingerprint == y.fingerprint and (x.kind is y.kind or str(x.kind) == str(y.kind))
+                           and len(x.leaves) == len(y.leaves)) for x, y in zip(arguments, self.arguments, strict=True)):
             return None
-        return sum(len(before.leaves) for before in self.arguments[:argument])
+        made = object.__new__(Launchable)
+        vars(made).update(vars(self), arguments=arguments, blocks=blocks, like=self, _bound=None)
+        made.values = [value for argument in arguments for _, value in argument.leaves]
+        return made
+
+    @property
+    def is_bound(self) -> bool:
+        return self._bound is not None
 
     def forget_code(self) -> None:
         """Keep no function alive, nor the arrays that it captured: what was compiled is not looked at again."""
@@ -680,18 +700,9 @@ class Launchable:
         from gemmkit.runtime.compile import cubin_of
 
         if self._entry is None:
-            like = self.like
-            self._entry = like._entry if like is not None and like._entry is not None and self._has_code_of(like) else (
-                cubin_of(self.kernel, self.arguments, self.threads, self.target, self.blocks_per_sm))
+            self._entry = self.like.entry() if self.like is not None else cubin_of(
+                self.kernel, self.arguments, self.threads, self.target, self.blocks_per_sm)
         return self._entry
-
-    def _has_code_of(self, other: Launchable) -> bool:
-        """Whether their `code_key` is one."""
-        mine, its = self.arguments, other.arguments
-        return (self.kernel is other.kernel and self.target.arch_name == other.target.arch_name and len(mine) == len(its)
-                and (self.threads, self.blocks_per_sm) == (other.threads, other.blocks_per_sm)
-                and all(x.fingerprint == y.fingerprint and (x.kind is y.kind or str(x.kind) == str(y.kind))
-                        for x, y in zip(mine, its)))
 
     @property
     def code_key(self) -> tuple[Any, ...]:
@@ -706,11 +717,11 @@ class Launchable:
         """
         if self._bound is not None:
             return self._bound
+        if self.like is not None:
+            self._bound = self.like.bind().in_grid(self.blocks)
+            return self._bound
         cluster = (self.cluster, 1, 1) if self.cluster > 1 else None
         with device.made_current(self.ordinal):
-            if self.like is not None and self._differs_in_grid(self.like):
-                self._bound = self.like.bind().in_grid(self.blocks)
-                return self._bound
             kernel = _loaded(self.entry().cubin)
             bound = kernel.bind((self.blocks, 1, 1), (self.threads, 1, 1), self.shared_bytes, self.formats, cluster=cluster,
                                 dependent=self.dependent, cooperative=self.waits)
@@ -719,13 +730,6 @@ class Launchable:
                                           self.cluster)
             self._bound = bound
             return bound
-
-
-    def _differs_in_grid(self, other: Launchable) -> bool:
-        """Whether the other, which may be launched, differs from this one in its grid alone."""
-        return (other.blocks > 0 and not (self.waits or other.waits) and self.formats == other.formats
-                and (self.ordinal, self.shared_bytes, self.cluster, self.dependent) == (
-                    other.ordinal, other.shared_bytes, other.cluster, other.dependent) and self._has_code_of(other))
 
 
 _kernels: dict[tuple[int, bytes], Any] = {}

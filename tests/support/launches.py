@@ -18,10 +18,12 @@ from bench import stand_ins
 from bench.stand_ins import STREAM
 from gemmkit.plans.launch import Cache, forget
 from gemmkit.programs import calls
+from gemmkit.programs import launches as of_programs
 from gemmkit.runtime import launch as launchable
 from gemmkit.runtime import launch as workspace
 from gemmkit.runtime.device import PARAMETER_FORMATS, parameter_struct
 from gemmkit.runtime.tensor_maps import Encoder
+from tests.support.replaced import forget_replaced
 
 TABLE = 0x7000_0000
 
@@ -131,12 +133,13 @@ def told() -> Iterator[list[Launched]]:
         for owner, fields in (
             (stand_ins.Kernel, {"bind": bind, "_function": lambda kernel: kernel.number}), (launchable, {"_loaded": loaded}),
             (launchable.Launchable, {"entry": lambda self: SimpleNamespace(cubin=repr(self.code_key).encode())}),
-            (Encoder, {"_encode": encoded}),
+            (Encoder, {"_encode": encoded}), (of_programs, {"stream_memory": lambda *_: 1 << 44}),
         ):  # fmt: skip
             stack.enter_context(mock.patch.multiple(owner, create=True, **fields))
         forget_all()
         yield seen
         forget_all()
+    forget_replaced()
 
 
 def forget_all() -> None:
