@@ -544,14 +544,19 @@ ADDRESS = "address"
 def _read(component: Component, key: list[Any], brought: list[Any], arrays: list[Any] | None = None) -> bool:
     """`seen` of a component of gemmkit's own, whose code nobody changes. False, with both half done, for one with code of
     the user's, or with values that cannot be told from others so quickly."""
-    read = _fields_of(type(component))
-    if read is None:
+    cls = type(component)
+    read = _fields.get(cls)
+    if read is None and (read := _fields_of(cls)) is None:
         return False
-    key.append(type(component))
+    key.append(cls)
     for name, is_scalar in read:
         value = getattr(component, name)
         kind = type(value)
-        if kind is float and is_scalar:
+        if arrays is not None and kind in KEYS:
+            arrays.append(value)
+            key.append(ADDRESS)
+            brought.append(ADDRESS)
+        elif kind is float and is_scalar:
             key.append(kind)
             brought.append(value if value else exact(value))
         elif kind is int and is_scalar and -2**31 <= value < 2**31:         # others are of another type in a kernel
@@ -562,10 +567,6 @@ def _read(component: Component, key: list[Any], brought: list[Any], arrays: list
         elif isinstance(value, Component):
             if not _read(value, key, brought, arrays):
                 return False
-        elif arrays is not None and kind in KEYS:
-            arrays.append(value)
-            key.append(ADDRESS)
-            brought.append(ADDRESS)
         elif kind in KEYS or is_array(value):
             at, of_array = KEYS.get(kind, key_of)(value, name)
             key += of_array, at & 15

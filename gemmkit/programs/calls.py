@@ -402,9 +402,15 @@ def _quickly(program: Program, arrays: tuple[Any, ...], others: dict[str, Any], 
     numbers: list[float] = []
     held: list[list[Any]] = []
     for x in (*arrays, *others.values()) if others else arrays:
-        if type(x) in KEYS or ((part := _part(x)) is None and is_array(x)):
+        kind = type(x)
+        if kind in KEYS or (kind is not float and (part := _part(x)) is None and is_array(x)):
             given.append(x)
             parts.append(None)
+        elif kind is float:
+            if LARGEST < abs(x) < math.inf:            # who looks at the call refuses it
+                return None
+            numbers.append(x or components.exact(x))
+            parts.append(x > 0)
         elif part is not None:
             if isinstance(x, FLOATS):
                 number = float(x)

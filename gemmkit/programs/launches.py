@@ -32,7 +32,7 @@ from gemmkit.programs.mapping import MOST_BAND, KernelLimits, Mapping
 from gemmkit.programs.places import STEP, Places, walked
 from gemmkit.programs.trace import StoreStatement
 from gemmkit.programs.values import Index, ProgramAxis, refused
-from gemmkit.runtime.array_info import ArrayInfo, byte_range, shares_memory, unit_axis
+from gemmkit.runtime.array_info import ArrayInfo, shares_memory, unit_axis
 from gemmkit.runtime.arrays import is_array
 from gemmkit.runtime.launch import PLACES, Space, addresses
 from gemmkit.runtime.tensor_maps import Encoder, why_not
@@ -273,6 +273,10 @@ RESULTS = frozenset(map(np.dtype, (np.float16, ml_dtypes.bfloat16, np.float32)))
 Sizes = dict[ProgramAxis, int]         # how long the axes are that a program's indices go along
 
 
+class NotByTma(ValueError):
+    """TMA cannot bring an operand; threads may (`gemmkit.programs.plan.planned`)."""
+
+
 def check_launch(infos: dict[str, ArrayInfo], sizes: Sizes, operands: dict[str, str], tile: tuple[Index, ...],
                   rounds: list[Index], lines: dict[str, str], stores: list[StoreStatement],
                   kernel: KernelLimits | None = None) -> None:
@@ -285,9 +289,8 @@ def check_launch(infos: dict[str, ArrayInfo], sizes: Sizes, operands: dict[str, 
         for name, line in operands.items():
             reason = None if kernel is None else kernel.why_not(infos[name])
             if kernel is not None and reason is not None:
-                error = refused(ValueError, f"{name} is an operand of a product, and {reason}", line)
-                error.is_of_tma = kernel.uses_tma      # type: ignore[attr-defined]
-                raise error
+                kind = NotByTma if kernel.uses_tma else ValueError
+                raise refused(kind, f"{name} is an operand of a product, and {reason}", line)
     results = [store.parameter.name for store in stores]
     twice = next((name for name in results if results.count(name) > 1), None)
     if twice is not None:
@@ -299,9 +302,8 @@ def check_launch(infos: dict[str, ArrayInfo], sizes: Sizes, operands: dict[str, 
         if info.dtype not in RESULTS:
             raise refused(TypeError, f"{store.parameter.name} has dtype {info.dtype}; a result must be float16, bfloat16 or "
                                      "float32", store.line)
-    ranges = [(name, info, *byte_range(info)) for name, info in infos.items()]
-    for (one, x, low, high), (other, y, first, last) in combinations(ranges, 2):
-        if first < high and low < last and (one in results or other in results) and shares_memory(x, y):
+    for (one, x), (other, y) in combinations(infos.items(), 2):
+        if (one in results or other in results) and shares_memory(x, y):
             raise shared(one, other)
 
 

@@ -45,6 +45,7 @@ from gemmkit.programs.launches import (
     ROWS_NEEDED,
     CallArguments,
     Launches,
+    NotByTma,
     Sizes,
     check_launch,
     check_read,
@@ -69,7 +70,7 @@ from gemmkit.programs.text import OWN_NAMES, OWN_STARTS, ElementFunction, Out, O
 from gemmkit.programs.text import printed as text_of
 from gemmkit.programs.trace import Loop, StoreStatement, Value
 from gemmkit.programs.values import Index, refused
-from gemmkit.runtime.array_info import ArrayInfo, alignment, byte_range, shares_memory, unit_axis
+from gemmkit.runtime.array_info import ArrayInfo, alignment, shares_memory, unit_axis
 from gemmkit.runtime.arrays import describe, is_array
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.runtime.launch import Launchable
@@ -131,22 +132,23 @@ class ProgramPlan:
         NumPy's arrays elsewhere.
         """
         numbers = self.call.again(arguments)
-        found = [describe(arguments[name], name) for name in self.given]
-        for name, info, kind in zip(self.given, found, self._kinds):
+        found = {name: describe(arguments[name], name) for name in self.given}
+        first = next(iter(found.values()))
+        for (name, info), kind in zip(found.items(), self._kinds):
             if _kind(info) != kind:
                 raise ValueError(f"{name} is another kind of array ({_kind(info)}) than the plan was made for ({kind}); "
                                  "shape, strides, dtype, device and alignment must be the same")
-        for name, place in self._stored:
-            if found[place].readonly:
+        for name in self._stored:
+            if found[name].readonly:
                 raise ValueError(f"{name} is a result, but it is read-only; give a writable array")
         for one, other in self._apart:
-            if _meet(found[one], found[other], *self._ranges[one], *self._ranges[other]):
-                raise shared(self._names[one], self._names[other])
+            if shares_memory(found[one], found[other]):
+                raise shared(one, other)
         callees = self.called_with(arguments)
-        callees.check(dict(zip(self.given, found)), self.results)
+        callees.check(found, self.results)
         if self.is_empty:
             return
-        if found[0].device < 0:
+        if first.device < 0:
             mode = current_mode()
             if mode is None:
                 raise TypeError(f"{next(iter(self.infos))} is a host array; emulate its kernel: with gemmkit.emulate(): ...")
@@ -157,8 +159,8 @@ class ProgramPlan:
                 plan = replace(plan, call=self.call._replace(numbers=numbers), printed=printed)
                 mode.run(plan, [_Given(held[name], name, name in plan.printed.outs) for name in plan.infos])
             return
-        values = *(info.pointer for info in found), 0, *map(exact, numbers.values()), *callees.brought
-        self.start(launch_stream(found[0], stream), values)
+        values = *(info.pointer for info in found.values()), 0, *map(exact, numbers.values()), *callees.brought
+        self.start(launch_stream(first, stream), values)
 
     def called_with(self, arguments: dict[str, Any]) -> Callees:
         """The functions of a call. Raises ValueError for those of another code, and that have other kinds of arrays."""
@@ -199,10 +201,10 @@ class ProgramPlan:
         return self.kernels[-1].printed.outs
 
     @cached_property
-    def _stored(self) -> list[tuple[str, int]]:
-        """The results, and their places among the arrays that a call gives."""
+    def _stored(self) -> list[str]:
+        """The results, and what kernels leave for others, among the arrays that a call gives."""
         stored = {name for plan in self.kernels for name in plan.printed.outs}
-        return [(name, place) for place, name in enumerate(self.given) if name in stored]
+        return [name for name in self.given if name in stored]
 
     @property
     def kernels(self) -> tuple[ProgramPlan, ...]:
@@ -321,31 +323,17 @@ class ProgramPlan:
         return [_kind(info) for info in self.given.values()]
 
     @cached_property
-    def _names(self) -> list[str]:
-        return list(self.given)
-
-    @cached_property
-    def _ranges(self) -> list[tuple[int, int]]:
-        """Of each array the bytes from its pointer to its first one, and behind its last: they follow from its kind."""
-        ranges = [(info.pointer, *byte_range(info)) for info in self.given.values()]
-        return [(low - at, high - at) for at, low, high in ranges]
-
-    @cached_property
-    def _apart(self) -> list[tuple[int, int]]:
+    def _apart(self) -> list[tuple[str, str]]:
         """The pairs of arrays with a result among them, which must not share memory."""
-        return [(n, m) for n, m in combinations(range(len(self._names)), 2)
-                if self._names[n] in self.results or self._names[m] in self.results]
-
-    @property
-    def starts(self) -> list[Start]:
-        """Of its kernels, compiled and loaded."""
-        return [plan._loaded(launch).start for plan, launch in zip(self.kernels, self.launches.kernels)]
+        return [pair for pair in combinations(self.given, 2) if not {*pair}.isdisjoint(self.results)]
 
     @cached_property
     def start(self) -> Start:
-        """Start all of them, with what a call brings; 0 stands where the memory between them begins."""
-        first = next(iter(self.given.values()))
-        return started([] if self.is_empty else self.starts, self.launches.spare, len(self.given), first.device)
+        """Start all its kernels, compiled and loaded, with what a call brings; 0 stands where the memory between them
+        begins."""
+        first, launches = next(iter(self.given.values())), [] if self.is_empty else self.launches.kernels
+        starts = [plan._loaded(launch).start for plan, launch in zip(self.kernels, launches)]
+        return started(starts, self.launches.spare, len(self.given), first.device)
 
     def _loaded(self, launch: Launch) -> Launch:
         """The kernel on the device: a program that is called derives a plan anew, and loads nothing twice."""
@@ -373,13 +361,7 @@ class ProgramPlan:
 
 
 #: What is of no size: fields, and what follows from them.
-_OF_TEXT = *(part.name for part in fields(ProgramPlan)), "module", "cluster", "_at_once", "_stored", "_names", "_apart"
-
-
-def _meet(one: ArrayInfo, other: ArrayInfo, low: int, high: int, other_low: int, other_high: int) -> bool:
-    """Whether arrays share memory: their ranges of bytes are compared first, since ranges that are apart take no more."""
-    ahead, behind = one.pointer + low < other.pointer + other_high, other.pointer + other_low < one.pointer + high
-    return ahead and behind and shares_memory(one, other)
+_OF_TEXT = *(part.name for part in fields(ProgramPlan)), "module", "cluster", "_at_once", "_stored", "_apart"
 
 
 def _kind(info: ArrayInfo) -> tuple:
@@ -469,8 +451,8 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
     TypeError and ConfigError before anything is compiled."""
     try:
         return _planned(program, arguments, mapping, text)
-    except ValueError as error:
-        if mapping.kernel or text is not None or not getattr(error, "is_of_tma", False):
+    except NotByTma as error:
+        if mapping.kernel or text is not None:
             raise
         try:
             return _planned(program, arguments, replace(mapping, kernel=MULTISTAGE), None)
