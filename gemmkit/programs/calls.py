@@ -204,12 +204,11 @@ def _part(x: Any) -> Any:
 
 def _class_of(info: ArrayInfo) -> tuple[Any, ...]:
     """All that the passes look at of an array beside its lengths."""
-    return _class_like(info.pointer % 32, *info[1:7])  # all that follows from an address
+    return _class_like(ArrayInfo(info.pointer % 32, *info[1:7]))       # all that follows from an address
 
 
 @functools.lru_cache(maxsize=4096)
-def _class_like(*described: Any) -> tuple[Any, ...]:
-    info = ArrayInfo(*described)
+def _class_like(info: ArrayInfo) -> tuple[Any, ...]:
     if not info.shape:
         return info.dtype, info.device, info.readonly
     axis = len(info.shape) - 1

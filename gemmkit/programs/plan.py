@@ -109,18 +109,17 @@ class ProgramPlan:
     like: ProgramPlan | None = field(default=None, repr=False, compare=False)
 
     def resized(self, infos: dict[str, ArrayInfo], extents: dict[str, int], call: CallArguments,
-                **more: Any) -> ProgramPlan:
+                **more: ProgramPlan | Mapping) -> ProgramPlan:
         """The plan for arrays of the same kinds and other sizes, with the same text: what sizes do not decide it has in
         common with this one, the bound kernel too. ``more``: other fields."""
         made, own = object.__new__(ProgramPlan), vars(self)
         vars(made).update({name: own[name] for name in _OF_TEXT if name in own})
+        vars(made).update(infos=infos, extents=extents, call=call, like=self, **more)
         if any(isinstance(x, Component) for x in call.components.values()):        # which have arrays of other sizes, too
-            more["printed"] = replace(self.printed, callees=self.printed.callees.described_with(call.components))
+            callees = self.printed.callees.described_with(call.components)
+            vars(made).update(printed=replace(self.printed, callees=callees))
         elif "callees" in own:
             vars(made).update(callees=own["callees"], _made_with=self._made_with)
-        vars(made).update(infos=infos, extents=extents, call=call, like=self, **more)
-        if not self.spare:
-            vars(made).update(given=infos)
         return made
 
     def run(self, arguments: dict[str, Any], stream: int | None = None) -> None:

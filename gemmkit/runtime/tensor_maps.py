@@ -205,8 +205,8 @@ class Encoder:
     def __init__(self, dtype: Any, dims: Sequence[int], strides_bytes: Sequence[int], box: Sequence[int], swizzle: int = 0):
         self._begin(TensorMapSpec(dtype, tuple(box), swizzle), tuple(dims), tuple(strides_bytes))
 
-    def _begin(self, *arguments: Any) -> None:
-        self._arguments = arguments
+    def _begin(self, spec: TensorMapSpec, dims: tuple[int, ...], strides: tuple[int, ...]) -> None:
+        self._arguments = spec, dims, strides
         self._known: dict[int, bytes] = {}
         self._lock = threading.Lock()
         self._map: Any = None
