@@ -19,6 +19,7 @@ from tests.programs.test_called import of_tiles
 from tests.support import chains, row_programs
 from tests.support import programs as listing
 from tests.support.launches import Launched, forget_all, told
+from tests.support.machines import MACHINES, on_machines
 from tests.support.patches import Seeded
 
 Call = Callable[[], object]
@@ -234,3 +235,62 @@ def test_a_size_that_cannot_be_is_refused_when_others_are_known(seen: list[Launc
     assert len(seen) == launched and derived[:1] == ["gemm"]
     product(1024, 64, 64)
     assert len(seen) == launched + 1
+
+
+# -- computed -------------------------------------------------------------------------------------------------------------
+
+def attended(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """(heads, queries, head size), in float64; two heads share one of k."""
+    k, v = (np.repeat(x.astype(float), 2, axis=0) for x in (k, v))
+    s = q.astype(float) @ k.transpose(0, 2, 1) / np.sqrt(q.shape[-1])
+    p = np.exp(s - s.max(axis=-1, keepdims=True))
+    return np.asarray(p @ v / p.sum(axis=-1, keepdims=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", ["lengths", "pages", "packed"])
+def test_calls_of_attention_that_come_again_compute(how: str, rng: np.random.Generator) -> None:
+    """The first, the second and the third call of a size, those of another between them, each with arrays of its own. (In the
+    emulator no call is known.)"""
+    machine = MACHINES["gpu"]
+
+    def half(*shape: int) -> np.ndarray:
+        return (rng.standard_normal(shape) / 2).astype(np.float16)
+
+    for keys in (40, 90) * 3:
+        arrays, lengths = [half(2, 4, 9, 64), half(2, 2, keys, 64), half(2, 2, keys, 64)], np.array([keys, keys])
+        given: dict[str, Any] = {}
+        if how != "packed":
+            lengths = rng.integers(1, keys, 2)
+            given["key_lengths"] = machine.array(lengths.astype(np.int32))
+        wanted: Any = [attended(q, k[:, :length], v[:, :length]) for q, k, v, length in zip(*arrays, lengths)]
+        if how == "pages":                             # of 16 rows, in any order
+            pages = rng.permutation(2 * -(-keys // 16)).reshape(2, -1).astype(np.int32)
+            caches = [half(pages.size, 2, 16, 64) for _ in "kv"]
+            for (b, n), (cache, x) in itertools.product(np.ndindex(2, keys), zip(caches, arrays[1:])):
+                cache[pages[b, n // 16], :, n % 16] = x[b, :, n]
+            arrays[1:], given["pages"] = caches, machine.array(pages)
+        elif how == "packed":                          # two sequences, one behind the other
+            arrays, wanted = [np.concatenate(list(x), axis=1) for x in arrays], np.concatenate(wanted, axis=1)
+            given["lengths"] = tuple(machine.array(np.array([0, n, 2 * n], np.int32)) for n in (9, keys))
+        out = machine.array(np.full(np.shape(wanted), np.nan, np.float16))
+        with machine.session():
+            gk.attention(*map(machine.array, arrays), out=out, **given)
+        assert np.abs(machine.numpy(out) - wanted).max() < 4e-3
+
+
+@on_machines
+def test_strides_of_what_is_held_are_a_calls_own(machine: Any, rng: np.random.Generator) -> None:
+    """Of calls one after the other whose arrays differ in their strides, and a program's residual in its size."""
+    x, wide = (rng.standard_normal(shape).astype(np.float32) for shape in ((9, 64), 64 * 24))
+    on_machine, held = machine.array(x), machine.array(wide)
+    for by in (8, 16, 8):
+        with machine.session():
+            found = machine.numpy(gk.rmsnorm(on_machine, held[:64 * by:by], eps=0.0))
+        assert np.allclose(found, x / np.sqrt((x.astype(float)**2).mean(1, keepdims=True)) * wide[:64 * by:by], atol=1e-5)
+    for columns in (64, 128, 64) if not machine.emulated else (64, 128):
+        a, b, c = (rng.standard_normal(shape).astype(np.float16) / 4 for shape in ((64, 64), (64, columns), (64, columns + 64)))
+        d, residual = machine.array(np.full((64, columns), np.nan, np.float16)), machine.array(c)[:, 64:]
+        with machine.session():
+            of_tiles(machine.array(a), machine.array(b), d, epilogues.Residual(residual))
+        assert np.abs(machine.numpy(d) - (a.astype(float) @ b + c[:, 64:])).max() < 4e-3
