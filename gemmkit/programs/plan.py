@@ -20,7 +20,7 @@ from gemmkit.kernels.collectives.scheduler import Cluster
 from gemmkit.kernels.sm90.family import TensorMapSlot
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.functions import Frozen, freeze_array
-from gemmkit.plans.launch import Launch, Start, launch_of
+from gemmkit.plans.launch import Launch, Start, bound, launch_of
 from gemmkit.programs.called import Callees
 from gemmkit.programs.chains.algebra import commutes, guard, keep_parts, ranges_of, rewrite, settle
 from gemmkit.programs.chains.chain import Chain, ChainPlaces, chain_of, is_chained, placed
@@ -337,7 +337,7 @@ class ProgramPlan:
     def _loaded(self, launch: Launch) -> Launch:
         """The kernel on the device: a program that is called derives a plan anew, and loads nothing twice."""
         if launch.kernel.like is not None and launch.kernel.like.is_bound:
-            return launch.bind()
+            return bound(lambda _: launch, self.name)
         key = (self.name, self.text, self.blocks, *(_kind(info) for info in self.infos.values()),
                *(put[:3] for put in launch.puts), *self._made_with)
         return launch_of(key, lambda _: launch, self.name)

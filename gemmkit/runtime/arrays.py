@@ -570,21 +570,24 @@ class Recogniser:
         if kinds is not None:
             at = tuple(map(kinds.address_of, arrays))
             return kinds.at.get(at) or _placed(kinds, at), at
-        if len(arrays) == 2:                               # half of the time that any number takes
+        both: Any = ()
+        if len(arrays) == 2:                               # no tensors, as a rule: half of the time that any number takes
             x, y = arrays
-            at_x, of_x = KEYS.get(type(x), key_of)(x, "")
-            at_y, of_y = KEYS.get(type(y), key_of)(y, "")
+            both = (at_x, of_x), (at_y, of_y) = KEYS.get(type(x), key_of)(x, ""), KEYS.get(type(y), key_of)(y, "")
             if len(of_y) != _KEY and not (at_x | at_y) & 15 and at_x != at_y:
                 return (of_x, of_y), (at_x, at_y)
-            at, kinds = (at_x, at_y), (of_x, of_y)
-        else:
-            read = [KEYS.get(type(x), key_of)(x, "") for x in arrays]
-            at, kinds = tuple([pointer for pointer, _ in read]), tuple([key for _, key in read])
-        if kinds and len(kinds[-1]) == _KEY and (make := _guards(sys.modules["torch"])) is not None:
+        low, keys, pointers, key = 0, [], [], ()
+        for n, x in enumerate(arrays):
+            pointer, key = both[n] if both else KEYS.get(type(x), key_of)(x, "")
+            low |= pointer
+            keys.append(key)
+            pointers.append(pointer)
+        at, kinds = tuple(pointers), tuple(keys)
+        if len(key) == _KEY and (make := _guards(sys.modules["torch"])) is not None:
             kinds = self._of_tensors(arrays, kinds, make)
             if type(kinds) is TensorKinds:
                 return _placed(kinds, at), at
-        return (kinds if _are_apart(at) else _told_apart(kinds, at)), at
+        return kinds if not low & 15 and len({*pointers}) == len(pointers) else _told_apart(kinds, at), at
 
     def _alike(self, arrays: tuple[Any, ...]) -> TensorKinds | None:
         """Those of earlier calls, which come in turn."""
@@ -621,14 +624,6 @@ class Recogniser:
         return found
 
 
-def _are_apart(at: tuple[int, ...]) -> bool:
-    """Whether addresses are multiples of 16, each another."""
-    low = 0
-    for pointer in at:
-        low |= pointer
-    return not low & 15 and len({*at}) == len(at)
-
-
 def _told_apart(kinds: Any, at: tuple[int, ...]) -> Any:
     return kinds, tuple([pointer & 15 for pointer in at]), tuple(map(at.index, at))
 
@@ -637,7 +632,8 @@ def _placed(kinds: TensorKinds, at: tuple[int, ...]) -> Any:
     """What tensors at these addresses are known by, kept for the next that are there."""
     if len(kinds.at) >= _PLACES:
         kinds.at.clear()
-    found = kinds.at[at] = kinds if _are_apart(at) else _told_apart(kinds, at)
+    apart = len({*at}) == len(at) and not any(pointer & 15 for pointer in at)
+    found = kinds.at[at] = kinds if apart else _told_apart(kinds, at)
     return found
 
 

@@ -677,10 +677,11 @@ class Launchable:
     def resized(self, arguments: Sequence[Frozen], blocks: int) -> Launchable | None:
         """The same kernel in another grid, with other numbers: it is compiled, loaded and bound with this one. None if
         arguments are of other kinds, because their code is another's."""
-        if self.waits or self.blocks < 1 or not all(
-                x is y or (x.fingerprint == y.fingerprint and (x.kind is y.kind or str(x.kind) == str(y.kind))
-                           and len(x.leaves) == len(y.leaves)) for x, y in zip(arguments, self.arguments, strict=True)):
+        if self.waits or self.blocks < 1:
             return None
+        for x, y in zip(arguments, self.arguments, strict=True):
+            if x is not y and (x.fingerprint != y.fingerprint or (x.kind is not y.kind and str(x.kind) != str(y.kind))):
+                return None
         made = object.__new__(Launchable)
         vars(made).update(vars(self), arguments=arguments, blocks=blocks, like=self, _bound=None)
         made.values = [value for argument in arguments for _, value in argument.leaves]
