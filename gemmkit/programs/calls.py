@@ -310,7 +310,8 @@ class KnownProgram:
     def __init__(self, plan: ProgramPlan, code: ProgramCode, names: list[str], arguments: dict[str, Any]):
         self.plan, self.code = plan.without_arrays(), code
         given = [name for name in names if name in plan.call.components and isinstance(arguments[name], Component)]
-        self._held = [given.index(of.argument) if of.argument in given else of for of in plan.called_with(arguments).all]
+        called = plan.callees.called_with({**plan.call.components, **arguments}).all
+        self._held = [given.index(of.argument) if of.argument in given else of for of in called]
         self._with_arrays = [n for n, name in enumerate(given) if arrays_of(arguments[name])]
         arrays = [name for name in names if name in plan.given]
         numbers = [name for name in names if name in plan.call.numbers]
