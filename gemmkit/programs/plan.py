@@ -258,12 +258,13 @@ class ProgramPlan:
                                            for one, (array, tensor_map) in zip(known, self.like.taken)), *callees]
 
     def _sizes_like(self, known: Frozen) -> Frozen:
-        """The sizes, as those of another plan are frozen if they are integers of the same types. (Numbers are put in.)"""
+        """The sizes, as those of another plan are frozen if they are integers of the same types."""
         counts = [self.extents[name] for name in self.printed.sizes]
         for count, (code, _) in zip(counts, known.leaves):
             if code != "i32" or count >= 2**31:
                 return freeze(self.sizes)
-        leaves = [*(("i32", count) for count in counts), *known.leaves[len(counts):]]
+        leaves: list[tuple[str, Any]] = [("i32", count) for count in counts]
+        leaves += [("f32", float(np.float32(self.call.numbers[name]))) for name in self.printed.scalars]
         return Frozen(known.kind, known.fingerprint, leaves, [], known.guards, known.captures, known.places)
 
     @property
