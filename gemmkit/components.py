@@ -496,27 +496,29 @@ def slots_of(component: Component) -> list[int]:
 
 
 class FrozenComponents(NamedTuple):
-    """Components as they are frozen, where among the leaves of all of them a launch puts what they bring, and what that is
-    (`seen`)."""
+    """Components as they are frozen, where among the leaves of all of them a launch puts what they bring, what that is
+    (`seen`), and the leaves that stay, such as an array's strides."""
 
     frozen: list[Frozen]
     slots: list[int]
     brought: list[Any]
+    fixed: list[Any]
 
     @property
     def key(self) -> Any:
         """What decides, of them, which launch a call has."""
-        return (tuple((one.kind, one.fingerprint, tuple((info.shape, info.device) for info in one.arrays))
-                      for one in self.frozen), tuple(self.slots))
+        return (tuple((one.kind, one.fingerprint, tuple(info.device for info in one.arrays)) for one in self.frozen),
+                tuple(self.slots), tuple(self.fixed))
 
 
 def given_by(*components: Component) -> FrozenComponents:
-    found, before = FrozenComponents([], [], []), 0
+    found, before = FrozenComponents([], [], [], []), 0
     for component in components:
         one, own = frozen(component), slots_of(component)
         found.frozen.append(one)
         found.slots.extend(before + slot for slot in own)
         found.brought.extend(exact(one.leaves[slot][1]) for slot in own)
+        found.fixed.extend(value for slot, (_, value) in enumerate(one.leaves) if slot not in own)
         before += len(one.leaves)
     return found
 
@@ -542,14 +544,19 @@ ADDRESS = "address"
 def _read(component: Component, key: list[Any], brought: list[Any], arrays: list[Any] | None = None) -> bool:
     """`seen` of a component of gemmkit's own, whose code nobody changes. False, with both half done, for one with code of
     the user's, or with values that cannot be told from others so quickly."""
-    read = _fields_of(type(component))
-    if read is None:
+    cls = type(component)
+    read = _fields.get(cls)
+    if read is None and (read := _fields_of(cls)) is None:
         return False
-    key.append(type(component))
+    key.append(cls)
     for name, is_scalar in read:
         value = getattr(component, name)
         kind = type(value)
-        if kind is float and is_scalar:
+        if arrays is not None and kind in KEYS:
+            arrays.append(value)
+            key.append(ADDRESS)
+            brought.append(ADDRESS)
+        elif kind is float and is_scalar:
             key.append(kind)
             brought.append(value if value else exact(value))
         elif kind is int and is_scalar and -2**31 <= value < 2**31:         # others are of another type in a kernel
@@ -560,10 +567,6 @@ def _read(component: Component, key: list[Any], brought: list[Any], arrays: list
         elif isinstance(value, Component):
             if not _read(value, key, brought, arrays):
                 return False
-        elif arrays is not None and kind in KEYS:
-            arrays.append(value)
-            key.append(ADDRESS)
-            brought.append(ADDRESS)
         elif kind in KEYS or is_array(value):
             at, of_array = KEYS.get(kind, key_of)(value, name)
             key += of_array, at & 15

@@ -25,7 +25,7 @@ from gemmkit.emulator.mode import current_mode
 from gemmkit.kernels.masks import Causal, Everything, Mask, PlainScores, Score, ScoreFunction
 from gemmkit.lang.errors import ConfigError
 from gemmkit.plans import launch as plans
-from gemmkit.plans.launch import KnownCall, Start, cache
+from gemmkit.plans.launch import KnownCall, cache
 from gemmkit.plans.problem import FLOAT32_MAX, check_places, finite_number
 from gemmkit.programs.calls import plan_of_call
 from gemmkit.programs.decorated import program
@@ -271,12 +271,16 @@ def program_arguments(call: AttentionCall) -> dict[str, Any]:
     mask = None if call.mask.is_everything else call.mask
     score = None if isinstance(call.score, PlainScores) else call.score
     (k, k_stacks, k_share), (v, v_stacks, v_share) = (_with_own_stacks(info, call) for info in (operands.k, operands.v))
-    found: dict[str, Any] = dict(out=call.out, q=operands.q, lse=call.lse)
+    out, q, lse = call.out, operands.q, call.lse
     if call.is_packed:                                 # rows of all sequences, without a batch
-        found = {name: x and x._replace(shape=x.shape[1:], strides=x.strides[1:]) for name, x in found.items()}
+        out, q, lse = _of_rows(out), _of_rows(q), lse and _of_rows(lse)
     names = ("q_offsets", "k_offsets", "key_starts", "key_lengths", "pages")
-    return dict(**found, **{name: call.lengths.get(name) for name in names}, k=k, v=v, scale=float(call.scale), mask=mask,
-                score=score, k_stacks=k_stacks, v_stacks=v_stacks, k_share=k_share, v_share=v_share)
+    return dict(out=out, q=q, k=k, v=v, **{name: call.lengths.get(name) for name in names}, lse=lse, scale=float(call.scale),
+                mask=mask, score=score, k_stacks=k_stacks, v_stacks=v_stacks, k_share=k_share, v_share=v_share)
+
+
+def _of_rows(info: ArrayInfo) -> ArrayInfo:
+    return info._replace(shape=info.shape[1:], strides=info.strides[1:])
 
 
 def _with_own_stacks(info: ArrayInfo, call: AttentionCall) -> tuple[ArrayInfo, str, int]:
@@ -322,22 +326,9 @@ def folded(call: AttentionCall) -> AttentionCall:
 LARGEST = FLOAT32_MAX * math.log(2)    # as a scale: scores are computed with scale log2(e)
 
 
-class Quick(NamedTuple):
-    """What is quickly seen of a call: what it is known by (None: it has to be described), the address of out (0: a new one),
-    what else it brings, and an array like its result."""
-
-    key: Any
-    at_out: int
-    brought: tuple[Any, ...]
-    like: Any = None
-
-
-UNKNOWN = Quick(None, 0, ())
-
-
 class AttentionCall(NamedTuple):
     """A checked call. ``lengths``: offsets of packed sequences, or starts and lengths of keys and their pages, by
-    `softmax_attention`'s names."""
+    `softmax_attention`'s names. ``keys``: as many as there may be."""
 
     operands: AttentionOperands
     out: ArrayInfo
@@ -346,6 +337,7 @@ class AttentionCall(NamedTuple):
     score: Score
     scale: float
     lengths: dict[str, Any]
+    keys: int
 
     @property
     def is_packed(self) -> bool:
@@ -355,13 +347,8 @@ class AttentionCall(NamedTuple):
     def is_paged(self) -> bool:
         return "pages" in self.lengths
 
-    @property
-    def keys(self) -> int:
-        """As many as there may be."""
-        return keys_of(self.operands, self.lengths)
 
-
-def run_attention(call: AttentionCall, arrays: dict[str, Any], stream: int | None, quick: Quick = UNKNOWN) -> None:
+def run_attention(call: AttentionCall, arrays: dict[str, Any], stream: int | None, quick: plans.Quick | None) -> None:
     """Compute a call that has a result, on a stream (None: the library's current one), which is known as ``quick`` from then
     on."""
     call = folded(call)
@@ -377,8 +364,12 @@ def run_attention(call: AttentionCall, arrays: dict[str, Any], stream: int | Non
     if not of_host:
         plan = plan_of_call(used, arguments, None)
         plan.run(arguments, handle)
-        if quick.key is not None and call.keys:
-            _keep(quick, plan.start)
+        if quick is not None and call.keys:
+            key, at_out, brought = quick
+            taken = *(describe(arguments[name], name).pointer for name in plan.given), 0
+            if (call.out.pointer, *brought)[:len(taken)] == taken:          # a known call brings them in this order
+                known = _calls.get(key) or _calls.keep(key, KnownCall(plan.start, describe(arrays["out"], "out")))
+                known.allow(at_out, *brought)
         return
     with workspace.tables:                             # until what reads it is under way
         arguments.update(_copied([arguments[name] for name in of_host], of_host, call.operands.q, handle))
@@ -396,12 +387,6 @@ def _copied(arrays: Sequence[np.ndarray], names: Sequence[str], q: ArrayInfo, st
 
 
 _calls = cache()
-
-
-def _keep(quick: Quick, start: Start) -> None:
-    """A call that has been checked, and all that are like it."""
-    known = _calls.get(quick.key) or _calls.keep(quick.key, KnownCall(start, quick.like))
-    known.allow(quick.at_out, *quick.brought)
 
 
 _recogniser = Recogniser()
@@ -531,10 +516,9 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
     lse = None
     if return_lse:
         lse = empty_like(q, operands.q.shape[packed:3], np.dtype(np.float32))
-    call = AttentionCall(operands, seen, None if lse is None else _lse(lse, packed), rule, change, factor, counted)
+    call = AttentionCall(operands, seen, None if lse is None else _lse(lse, packed), rule, change, factor, counted, keys)
     if math.prod(operands.q.shape):
-        known_as = UNKNOWN if quick is None else Quick(*quick, given)
-        run_attention(call, {"q": q, "k": k, "v": v, "out": result, "lse": lse}, handle, known_as)
+        run_attention(call, {"q": q, "k": k, "v": v, "out": result, "lse": lse}, handle, quick)
     return (result, lse) if return_lse else result
 
 

@@ -243,9 +243,9 @@ class Callees(NamedTuple):
         return list(map(components.freeze, self.components))
 
     @property
-    def kinds(self) -> list[tuple[Any, str]]:
-        """What a kernel depends on of them."""
-        return [(one.kind, one.fingerprint) for one in map(components.frozen, self.components)]
+    def made_with(self) -> list[Any]:
+        """What a kernel and its launch depend on of them, beside what a launch brings."""
+        return [components.given_by(one).key for one in self.components]
 
     @property
     def brought(self) -> list[Any]:
@@ -267,6 +267,11 @@ class Callees(NamedTuple):
     def called_with(self, arguments: Names[str, Any]) -> Callees:
         """With a call's components, by the names of arguments."""
         return Callees(tuple(callee.again(arguments[callee.argument]) if callee.argument else callee for callee in self.all))
+
+    def described_with(self, arguments: Names[str, Any]) -> Callees:
+        """With descriptions in place of the arrays of a call's components."""
+        return self.called_with({name: components.without_arrays(x) for name, x in arguments.items()
+                                 if isinstance(x, Component)}) if self.all else self
 
     def within(self, others: Callees) -> Callees:
         """Those of another call that have their names."""

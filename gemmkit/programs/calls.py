@@ -17,6 +17,7 @@ are. A component is known by its kind: its numbers and the addresses of its arra
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection
 from collections.abc import Mapping as Names
@@ -35,7 +36,7 @@ from gemmkit.lang.fingerprint import read, when_forgetting
 from gemmkit.lang.references import Fact, Guards
 from gemmkit.plans.launch import KnownCall, cache
 from gemmkit.programs.called import Callees
-from gemmkit.programs.launches import FLOATS, LARGEST, given_by, in_pairs, leaves_by_tma
+from gemmkit.programs.launches import FLOATS, LARGEST, given_by, in_pairs
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.plan import ProgramPlan, Resizing, device_of, planned
 from gemmkit.runtime.array_info import ArrayInfo, alignment, unit_axis
@@ -77,8 +78,8 @@ def _code_of(program: Program, arguments: dict[str, Any], plan: ProgramPlan) -> 
         facts += reading.guards.facts
     stands = Guards(facts).ready()
     holding = Callees(tuple(x for x in plan.callees.all if not x.argument and components.frozen(x.component).leaves))
-    kinds = holding.kinds                              # of an array another shape, say, is another kind
-    return ProgramCode((lambda: stands() and holding.kinds == kinds) if holding.all else stands, functions)
+    made = holding.made_with
+    return ProgramCode((lambda: stands() and holding.made_with == made) if holding.all else stands, functions)
 
 
 class Derivation:
@@ -86,16 +87,18 @@ class Derivation:
     and by what sizes have decided. Both are those of the sizes that came first."""
 
     def __init__(self, program: Program, code: ProgramCode, first: Resizing, device: DeviceInfo):
-        self.program, self.code, self.first, self.device, self.axes = program, code, first, device, first.axes
+        self.program, self.code, self.first, self.device = program, code, first, device
+        self._related, self._whole = list(first.axes.related), sorted(first.axes.whole)
         self.resizings: dict[Any, Resizing] = {}
         self.kernels: dict[Any, ProgramPlan] = {}
 
     def lengths(self, infos: dict[str, ArrayInfo]) -> tuple[int, ...] | None:
         """Of the axes that are values' own: another length is another derivation. None where axes differ that the program
         makes the same, so that the passes have to say so."""
-        if any(infos[a].shape[i] != infos[b].shape[j] * by + more for (a, i), (b, j), by, more in self.axes.related):
-            return None
-        return tuple(infos[array].shape[axis] for array, axis in sorted(self.axes.whole))
+        for (a, i), (b, j), by, more in self._related:
+            if infos[a].shape[i] != infos[b].shape[j] * by + more:
+                return None
+        return tuple([infos[array].shape[axis] for array, axis in self._whole])
 
     def plan(self, arguments: dict[str, Any], infos: dict[str, ArrayInfo], mapping: Mapping) -> ProgramPlan:
         """Raises what `gemmkit.programs.plan.planned` raises."""
@@ -104,7 +107,7 @@ class Derivation:
         resizing = self.resizings.get(form)
         found = None if resizing is None else self.kernels.get((form, resizing.decided(sizes, self.device)))
         if resizing is not None and found is not None:
-            return resizing.sized(found, infos, sizes, given_by(arguments))
+            return resizing.sized(found, infos, sizes, given_by(arguments, infos))
         made = _planned(self.program, arguments, mapping)
         self.add(made, infos)
         return made
@@ -201,15 +204,20 @@ def _part(x: Any) -> Any:
 
 def _class_of(info: ArrayInfo) -> tuple[Any, ...]:
     """All that the passes look at of an array beside its lengths."""
+    return _class_like(ArrayInfo(info.pointer % 32, *info[1:7]))       # all that follows from an address
+
+
+@functools.lru_cache(maxsize=4096)
+def _class_like(info: ArrayInfo) -> tuple[Any, ...]:
     if not info.shape:
         return info.dtype, info.device, info.readonly
     axis = len(info.shape) - 1
     if info.dtype.kind in "iu":                        # which threads read one by one
         return axis, info.dtype, info.device, info.library, info.readonly, unit_axis(info)
-    aligned = alignment(info, axis)
+    aligned = alignment(info, axis)                    # with this `leaves_by_tma` is decided, too
     return (axis, info.dtype, info.device, info.library, info.readonly, unit_axis(info), info.strides[axis] == 1,
-            why_not(info, axis) is None, leaves_by_tma(info), in_pairs(info), aligned,
-            info.shape[axis] * info.dtype.itemsize % aligned == 0, 0 in info.shape)
+            why_not(info, axis) is None, in_pairs(info), aligned, info.shape[axis] * info.dtype.itemsize % aligned == 0,
+            0 in info.shape)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -255,14 +263,8 @@ class ProgramProblem(MappingProblem):
     def __init__(self, program: Program, arguments: dict[str, Any], text: str | None = None):
         self.program, self.arguments, self.text = program, arguments, text
         self.code: ProgramCode | None = None           # what its plans rest on, where they can be kept
-
-    @cached_property
-    def device(self) -> DeviceInfo:
-        return device_of(self.infos)
-
-    @cached_property
-    def infos(self) -> dict[str, ArrayInfo]:
-        return described(self.arguments)
+        self.infos = described(arguments)
+        self.device = device_of(self.infos)
 
     @cached_property
     def default(self) -> ProgramPlan:
@@ -307,8 +309,9 @@ class KnownProgram:
 
     def __init__(self, plan: ProgramPlan, code: ProgramCode, names: list[str], arguments: dict[str, Any]):
         self.plan, self.code = plan.without_arrays(), code
-        given = [name for name in names if isinstance(arguments[name], Component)]
-        self._held = [given.index(of.argument) if of.argument in given else of for of in plan.called_with(arguments).all]
+        given = [name for name in names if name in plan.call.components and isinstance(arguments[name], Component)]
+        called = plan.callees.called_with({**plan.call.components, **arguments}).all
+        self._held = [given.index(of.argument) if of.argument in given else of for of in called]
         self._with_arrays = [n for n, name in enumerate(given) if arrays_of(arguments[name])]
         arrays = [name for name in names if name in plan.given]
         numbers = [name for name in names if name in plan.call.numbers]
@@ -399,9 +402,15 @@ def _quickly(program: Program, arrays: tuple[Any, ...], others: dict[str, Any], 
     numbers: list[float] = []
     held: list[list[Any]] = []
     for x in (*arrays, *others.values()) if others else arrays:
-        if type(x) in KEYS or ((part := _part(x)) is None and is_array(x)):
+        kind = type(x)
+        if kind in KEYS or (kind is not float and (part := _part(x)) is None and is_array(x)):
             given.append(x)
             parts.append(None)
+        elif kind is float:
+            if LARGEST < abs(x) < math.inf:            # who looks at the call refuses it
+                return None
+            numbers.append(x or components.exact(x))
+            parts.append(x > 0)
         elif part is not None:
             if isinstance(x, FLOATS):
                 number = float(x)

@@ -15,13 +15,14 @@ import hashlib
 import linecache
 import math
 import sys
+from collections.abc import Container, Sequence
 from collections.abc import Mapping as MappingABC
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import combinations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from gemmkit.components import Component, number
@@ -34,7 +35,7 @@ from gemmkit.programs.values import Index, ProgramAxis, refused
 from gemmkit.runtime.array_info import ArrayInfo, shares_memory, unit_axis
 from gemmkit.runtime.arrays import is_array
 from gemmkit.runtime.launch import PLACES, Space, addresses
-from gemmkit.runtime.tensor_maps import why_not
+from gemmkit.runtime.tensor_maps import Encoder, why_not
 
 if TYPE_CHECKING:
     from gemmkit.programs.plan import ProgramPlan
@@ -153,9 +154,10 @@ class CallArguments(NamedTuple):
 CONSTANTS = bool, int, str, *FLOATS, np.integer, np.bool_
 
 
-def given_by(arguments: MappingABC[str, Any]) -> CallArguments:
-    """Raises ValueError for a number that is no float32."""
-    others = {name: x for name, x in arguments.items() if not is_array(x)}
+def given_by(arguments: MappingABC[str, Any], arrays: Container[str] | None = None) -> CallArguments:
+    """``arrays``: the names of those that are arrays, where they are known. Raises ValueError for a number that is no
+    float32."""
+    others = {name: x for name, x in arguments.items() if not (is_array(x) if arrays is None else name in arrays)}
     numbers = {name: number_of(name, x) for name, x in others.items() if isinstance(x, FLOATS)}
     return CallArguments(numbers, {name: x for name, x in others.items() if name not in numbers})
 
@@ -189,16 +191,15 @@ def launches_of(plans: tuple[ProgramPlan, ...]) -> Launches:
 def _of_kernel(plan: ProgramPlan, which: MappingABC[str, int], numbers: MappingABC[str, int],
                held: MappingABC[str, list[tuple[int, int, bool]]]) -> Launch:
     """``which``, ``numbers``: where a call brings arrays and numbers; ``held``: what called functions have (`Callees`)."""
-    kernel, sizes = plan.launchable, [field.name for field in fields(plan.sizes)]
-    puts = [Put(sizes.index(name), numbers[name], 0, number) for name in plan.printed.scalars]
-    for n, (name, tensor_map) in enumerate(plan.taken, 1):
-        slot = kernel.slot(n)
+    kernel, infos = plan.launchable, plan.infos
+    puts = [Put(slot, numbers[name], 0, number) for slot, name in enumerate(plan.printed.scalars, len(plan.printed.sizes))]
+    slots, taken = kernel.slots, (plan.like or plan).taken
+    for (name, tensor_map), slot in zip(taken, slots[1:]):
         if slot is not None:
-            encoder = None if tensor_map is None else tensor_map.encoder
-            offset = 0 if name in which else plan.infos[name].pointer - BEGIN
-            puts.append(Put(slot, which.get(name, len(which)), offset, encoder))
-    for n, callee in enumerate(plan.printed.callees.all, 1 + len(plan.taken)):
-        slot = kernel.slot(n)
+            encoder = None if tensor_map is None else Encoder.of(tensor_map.spec, infos[name], tensor_map.axis)
+            puts.append(Put(slot, which[name], 0, encoder) if name in which else
+                        Put(slot, len(which), infos[name].pointer - BEGIN, encoder))
+    for callee, slot in zip(plan.printed.callees.all, slots[1 + len(taken):]):
         if slot is not None:
             puts += [Put(slot + own, brought, 0, None if is_address else number)
                      for own, brought, is_address in held[callee.name]]
@@ -268,7 +269,12 @@ def _band(places: Places, height: int, columns: int, processors: int) -> int:
 # --------------------------------------------------------------------------------------------------
 # What the arrays of a launch have to be.
 
+RESULTS = frozenset(map(np.dtype, (np.float16, ml_dtypes.bfloat16, np.float32)))
 Sizes = dict[ProgramAxis, int]         # how long the axes are that a program's indices go along
+
+
+class NotByTma(ValueError):
+    """TMA cannot bring an operand; threads may (`gemmkit.programs.plan.planned`)."""
 
 
 def check_launch(infos: dict[str, ArrayInfo], sizes: Sizes, operands: dict[str, str], tile: tuple[Index, ...],
@@ -283,9 +289,8 @@ def check_launch(infos: dict[str, ArrayInfo], sizes: Sizes, operands: dict[str, 
         for name, line in operands.items():
             reason = None if kernel is None else kernel.why_not(infos[name])
             if kernel is not None and reason is not None:
-                error = refused(ValueError, f"{name} is an operand of a product, and {reason}", line)
-                error.is_of_tma = kernel.uses_tma      # type: ignore[attr-defined]
-                raise error
+                kind = NotByTma if kernel.uses_tma else ValueError
+                raise refused(kind, f"{name} is an operand of a product, and {reason}", line)
     results = [store.parameter.name for store in stores]
     twice = next((name for name in results if results.count(name) > 1), None)
     if twice is not None:
@@ -294,7 +299,7 @@ def check_launch(infos: dict[str, ArrayInfo], sizes: Sizes, operands: dict[str, 
         info = infos[store.parameter.name]
         if info.readonly:
             raise refused(ValueError, f"{store.parameter.name} is a result, but it is read-only", store.line)
-        if info.dtype.name not in ("float16", "bfloat16", "float32"):
+        if info.dtype not in RESULTS:
             raise refused(TypeError, f"{store.parameter.name} has dtype {info.dtype}; a result must be float16, bfloat16 or "
                                      "float32", store.line)
     for (one, x), (other, y) in combinations(infos.items(), 2):

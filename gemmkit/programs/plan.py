@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
+from itertools import combinations
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +20,7 @@ from gemmkit.kernels.collectives.scheduler import Cluster
 from gemmkit.kernels.sm90.family import TensorMapSlot
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.functions import Frozen, freeze_array
-from gemmkit.plans.launch import Launch, Start, launch_of
+from gemmkit.plans.launch import Launch, Start, bound, launch_of
 from gemmkit.programs.called import Callees
 from gemmkit.programs.chains.algebra import commutes, guard, keep_parts, ranges_of, rewrite, settle
 from gemmkit.programs.chains.chain import Chain, ChainPlaces, chain_of, is_chained, placed
@@ -42,6 +45,7 @@ from gemmkit.programs.launches import (
     ROWS_NEEDED,
     CallArguments,
     Launches,
+    NotByTma,
     Sizes,
     check_launch,
     check_read,
@@ -66,7 +70,7 @@ from gemmkit.programs.text import OWN_NAMES, OWN_STARTS, ElementFunction, Out, O
 from gemmkit.programs.text import printed as text_of
 from gemmkit.programs.trace import Loop, StoreStatement, Value
 from gemmkit.programs.values import Index, refused
-from gemmkit.runtime.array_info import ArrayInfo, alignment, byte_range, shares_memory, unit_axis
+from gemmkit.runtime.array_info import ArrayInfo, alignment, shares_memory, unit_axis
 from gemmkit.runtime.arrays import describe, is_array
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.runtime.launch import Launchable
@@ -85,7 +89,8 @@ class ProgramPlan:
     ``mapping`` has all that was left open said: it derives the same text.
 
     ``call``: what it was made for beside arrays. Numbers are a launch's own; all else is in the text. ``resizing``: what the
-    passes know when sizes decide; None of a text that is given. ``like``: the plan of other sizes whose text this is.
+    passes know when sizes decide; None of a text that is given. ``like``: the plan of other sizes whose text this is
+    (`resized`).
 
     Where blocks share a tile's rounds, ``merge`` is the kernel behind it, and both have ``spare`` arrays, in memory of the
     stream's (`gemmkit.programs.chains.merging`)."""
@@ -103,6 +108,20 @@ class ProgramPlan:
     resizing: Resizing | None = field(default=None, repr=False, compare=False)
     like: ProgramPlan | None = field(default=None, repr=False, compare=False)
 
+    def resized(self, infos: dict[str, ArrayInfo], extents: dict[str, int], call: CallArguments,
+                **more: ProgramPlan | Mapping) -> ProgramPlan:
+        """The plan for arrays of the same kinds and other sizes, with the same text: what sizes do not decide it has in
+        common with this one, the bound kernel too. ``more``: other fields."""
+        made, own = object.__new__(ProgramPlan), vars(self)
+        vars(made).update({name: own[name] for name in _OF_TEXT if name in own})
+        vars(made).update(infos=infos, extents=extents, call=call, like=self, **more)
+        if any(isinstance(x, Component) for x in call.components.values()):        # which have arrays of other sizes, too
+            callees = self.printed.callees.described_with(call.components)
+            vars(made).update(printed=replace(self.printed, callees=callees))
+        elif "callees" in own:
+            vars(made).update(callees=own["callees"], _made_with=self._made_with)
+        return made
+
     def run(self, arguments: dict[str, Any], stream: int | None = None) -> None:
         """Launch it on a GPU's arrays, by name; emulate it on those in host memory within
         ``with gemmkit.emulate():``. Numbers are those of ``arguments``; one that is left out is what the plan was made with.
@@ -112,22 +131,23 @@ class ProgramPlan:
         NumPy's arrays elsewhere.
         """
         numbers = self.call.again(arguments)
-        found = [describe(arguments[name], name) for name in self.given]
-        for name, info, kind in zip(self.given, found, self._kinds):
+        found = {name: describe(arguments[name], name) for name in self.given}
+        first = next(iter(found.values()))
+        for (name, info), kind in zip(found.items(), self._kinds):
             if _kind(info) != kind:
                 raise ValueError(f"{name} is another kind of array ({_kind(info)}) than the plan was made for ({kind}); "
                                  "shape, strides, dtype, device and alignment must be the same")
-        for name, place in self._stored:
-            if found[place].readonly:
+        for name in self._stored:
+            if found[name].readonly:
                 raise ValueError(f"{name} is a result, but it is read-only; give a writable array")
         for one, other in self._apart:
-            if _meet(found[one], found[other], *self._ranges[one], *self._ranges[other]):
-                raise shared(self._names[one], self._names[other])
+            if shares_memory(found[one], found[other]):
+                raise shared(one, other)
         callees = self.called_with(arguments)
-        callees.check(dict(zip(self.given, found)), self.results)
+        callees.check(found, self.results)
         if self.is_empty:
             return
-        if found[0].device < 0:
+        if first.device < 0:
             mode = current_mode()
             if mode is None:
                 raise TypeError(f"{next(iter(self.infos))} is a host array; emulate its kernel: with gemmkit.emulate(): ...")
@@ -138,16 +158,18 @@ class ProgramPlan:
                 plan = replace(plan, call=self.call._replace(numbers=numbers), printed=printed)
                 mode.run(plan, [_Given(held[name], name, name in plan.printed.outs) for name in plan.infos])
             return
-        values = *(info.pointer for info in found), 0, *map(exact, numbers.values()), *callees.brought
-        self.start(launch_stream(found[0], stream), values)
+        values = *(info.pointer for info in found.values()), 0, *map(exact, numbers.values()), *callees.brought
+        self.start(launch_stream(first, stream), values)
 
     def called_with(self, arguments: dict[str, Any]) -> Callees:
         """The functions of a call. Raises ValueError for those of another code, and that have other kinds of arrays."""
+        if not self.callees.all:
+            return self.callees
         callees = self.callees.called_with({**self.call.components, **arguments})
-        for callee, kind, made in zip(callees.all, callees.kinds, self._made_with):
-            if kind != made:
-                raise ValueError(f"{callee!r} is not the function that the plan was made for: its code, or the kinds of the "
-                                 "arrays that it has captured, are others; make another plan")
+        for callee, given, made in zip(callees.all, callees.made_with, self._made_with):
+            if given != made:
+                raise ValueError(f"{callee!r} is not the function that the plan was made for: code, or the kinds, shapes or "
+                                 "strides of its arrays, are others; make another plan")
         return callees
 
     @cached_property
@@ -164,8 +186,8 @@ class ProgramPlan:
         return replace(self, call=call, merge=None if self.merge is None else replace(self.merge, call=call))
 
     @cached_property
-    def _made_with(self) -> list[tuple[Any, str]]:
-        return self.callees.kinds
+    def _made_with(self) -> list[Any]:
+        return self.callees.made_with
 
     @property
     def is_empty(self) -> bool:
@@ -178,10 +200,10 @@ class ProgramPlan:
         return self.kernels[-1].printed.outs
 
     @cached_property
-    def _stored(self) -> list[tuple[str, int]]:
-        """The results, and their places among the arrays that a call gives."""
+    def _stored(self) -> list[str]:
+        """The results, and what kernels leave for others, among the arrays that a call gives."""
         stored = {name for plan in self.kernels for name in plan.printed.outs}
-        return [(name, place) for place, name in enumerate(self.given) if name in stored]
+        return [name for name in self.given if name in stored]
 
     @property
     def kernels(self) -> tuple[ProgramPlan, ...]:
@@ -222,20 +244,40 @@ class ProgramPlan:
             take(array, out) if isinstance(out, TmaOut) else made.append(Taken(array, None))
         return [*made, *(Taken(array, None) for array in printed.arrays)]
 
-    @cached_property
+    @property
     def arguments(self) -> list[Frozen]:
-        held = [freeze_array(self.infos[array], readonly=array not in self.printed.outs) if tensor_map is None else
-                tensor_map.frozen for array, tensor_map in self.taken]
-        return [freeze(self.sizes), *held, *self.printed.callees.frozen]
+        def frozen(array: str) -> Frozen:
+            return freeze_array(self.infos[array], readonly=array not in self.printed.outs)
 
-    @cached_property
+        callees = self.printed.callees.frozen if self.printed.callees.all else []
+        if self.like is None:
+            held = [frozen(array) if tensor_map is None else tensor_map.frozen for array, tensor_map in self.taken]
+            return [freeze(self.sizes), *held, *callees]
+        sizes, *known = self.like.launchable.arguments
+        return [self._sizes_like(sizes), *(frozen(array) if tensor_map is None else one             # a map is put in
+                                           for one, (array, tensor_map) in zip(known, self.like.taken)), *callees]
+
+    def _sizes_like(self, known: Frozen) -> Frozen:
+        """The sizes, as those of another plan are frozen if they are integers of the same types."""
+        counts = [self.extents[name] for name in self.printed.sizes]
+        for count, (code, _) in zip(counts, known.leaves):
+            if code != "i32" or count >= 2**31:
+                return freeze(self.sizes)
+        leaves: list[tuple[str, Any]] = [("i32", count) for count in counts]
+        leaves += [("f32", float(np.float32(self.call.numbers[name]))) for name in self.printed.scalars]
+        return Frozen(known.kind, known.fingerprint, leaves, [], known.guards, known.captures, known.places)
+
+    @property
     def blocks(self) -> int:
         """Thread blocks: a tile each, as many as run at once; they go on to further tiles. A cluster's go together. Of rows,
         and of multistage kernels, all that there are."""
-        tiles = int(self.module.tiles(self.sizes))
-        if self.is_of_rows or self.is_multistage:
-            return tiles
-        return min(tiles, self.cluster.at_once(self.device.sm_count)) * self.cluster.size
+        tiles = int(self.module.tiles(SimpleNamespace(**self.extents)))
+        return min(tiles, self._at_once) * self.cluster.size
+
+    @cached_property
+    def _at_once(self) -> int:
+        """As many clusters as run at once; as many as there are where blocks do not go on."""
+        return sys.maxsize if self.is_of_rows or self.is_multistage else self.cluster.at_once(self.device.sm_count)
 
     @property
     def is_of_rows(self) -> bool:
@@ -247,7 +289,7 @@ class ProgramPlan:
         """Whether its threads copy their operands, in blocks that have a tile each."""
         return bool(self.printed.operands)
 
-    @property
+    @cached_property
     def cluster(self) -> Cluster:
         """Of blocks that share operands."""
         found: Cluster = getattr(self.module, "cluster", ALONE)
@@ -255,14 +297,16 @@ class ProgramPlan:
 
     @cached_property
     def launchable(self) -> Launchable:
+        made = None if self.like is None else self.like.launchable.resized(self.arguments, self.blocks)
+        if made is not None:
+            return made
         module, ordinal = self.module, max(info.device for info in self.infos.values())
         threads = module.ROWS.team.block if self.is_of_rows else module.WARPGROUPS.threads
         resident = RESIDENT // 2 if self.spare else RESIDENT       # what merges shares holds 16 of them at a time
         per_sm = max(1, resident // threads) if self.is_of_rows else int(getattr(module, "RESIDENT", 1))
         return Launchable(module.kernel, self.arguments, threads, self.blocks, self.device, ordinal, module.SHARED_BYTES,
                           cluster=self.cluster.size, blocks_per_sm=per_sm, dependent=hasattr(module, "grid_wait"),
-                          registers=None if self.is_of_rows else module.WARPGROUPS.warp_registers,
-                          like=None if self.like is None else self.like.launchable)
+                          registers=None if self.is_of_rows else module.WARPGROUPS.warp_registers)
 
     @cached_property
     def given(self) -> dict[str, ArrayInfo]:
@@ -279,34 +323,22 @@ class ProgramPlan:
         return [_kind(info) for info in self.given.values()]
 
     @cached_property
-    def _names(self) -> list[str]:
-        return list(self.given)
-
-    @cached_property
-    def _ranges(self) -> list[tuple[int, int]]:
-        """Of each array the bytes from its pointer to its first one, and behind its last: they follow from its kind."""
-        ranges = [(info.pointer, *byte_range(info)) for info in self.given.values()]
-        return [(low - at, high - at) for at, low, high in ranges]
-
-    @cached_property
-    def _apart(self) -> list[tuple[int, int]]:
+    def _apart(self) -> list[tuple[str, str]]:
         """The pairs of arrays with a result among them, which must not share memory."""
-        return [(n, m) for m, other in enumerate(self._names) for n, one in enumerate(self._names[:m])
-                if one in self.results or other in self.results]
-
-    @cached_property
-    def starts(self) -> list[Start]:
-        """Of its kernels, compiled and loaded."""
-        return [plan._loaded(launch).start for plan, launch in zip(self.kernels, self.launches.kernels)]
+        return [pair for pair in combinations(self.given, 2) if not {*pair}.isdisjoint(self.results)]
 
     @cached_property
     def start(self) -> Start:
-        """Start all of them, with what a call brings; 0 stands where the memory between them begins."""
-        first = next(iter(self.given.values()))
-        return started([] if self.is_empty else self.starts, self.launches.spare, len(self.given), first.device)
+        """Start all its kernels, compiled and loaded, with what a call brings; 0 stands where the memory between them
+        begins."""
+        first, launches = next(iter(self.given.values())), [] if self.is_empty else self.launches.kernels
+        starts = [plan._loaded(launch).start for plan, launch in zip(self.kernels, launches)]
+        return started(starts, self.launches.spare, len(self.given), first.device)
 
     def _loaded(self, launch: Launch) -> Launch:
         """The kernel on the device: a program that is called derives a plan anew, and loads nothing twice."""
+        if launch.kernel.like is not None and launch.kernel.like.is_bound:
+            return bound(lambda _: launch, self.name)
         key = (self.name, self.text, self.blocks, *(_kind(info) for info in self.infos.values()),
                *(put[:3] for put in launch.puts), *self._made_with)
         return launch_of(key, lambda _: launch, self.name)
@@ -328,10 +360,8 @@ class ProgramPlan:
                                 *map(arena.component, self.printed.callees.components))
 
 
-def _meet(one: ArrayInfo, other: ArrayInfo, low: int, high: int, other_low: int, other_high: int) -> bool:
-    """Whether arrays share memory: their ranges of bytes are compared first, since ranges that are apart take no more."""
-    ahead, behind = one.pointer + low < other.pointer + other_high, other.pointer + other_low < one.pointer + high
-    return ahead and behind and shares_memory(one, other)
+#: What is of no size: fields, and what follows from them.
+_OF_TEXT = *(part.name for part in fields(ProgramPlan)), "module", "cluster", "_at_once", "_stored", "_apart"
 
 
 def _kind(info: ArrayInfo) -> tuple:
@@ -361,16 +391,16 @@ class Derived:
     def __init__(self, chain: Chain, places: ChainPlaces, problem: ChainProblem, choice: ChainChoice, text: Printed,
                  read: dict[str, Value], shares: Shares | None):
         self.chain, self.places, self.choice, self.text, self.read = chain, places, choice, text, read
-        self.problem, self.shares = problem, shares
+        self.problem, self.shares, self.has_sections = problem, shares, has_sections(chain, choice)
+        self.arrays = {block.parameter.name for ring in places.rings if ring.index is not None for block in ring.blocks}
 
     def extents(self, chain: Chain, infos: dict[str, ArrayInfo], processors: int) -> dict[str, int]:
         """Of a call: how long its indices' axes are, and how many of the stacks are taken side by side
         (`gemmkit.programs.chains.schedule`)."""
         sizes = {index.name: chain.sizes[index.extent] for index in (*chain.indices, chain.index)}
-        if not has_sections(chain, self.choice):
+        if not self.has_sections:
             return {**sizes, "section": 1, **({chain.share: chain.splits} if chain.splits > 1 else {})}
-        arrays = {block.parameter.name for ring in self.places.rings if ring.index is not None for block in ring.blocks}
-        nbytes, cluster = sum(2 * math.prod(infos[name].shape[-2:]) for name in arrays), self.choice.cluster
+        nbytes, cluster = sum([2 * math.prod(infos[name].shape[-2:]) for name in self.arrays]), self.choice.cluster
         rows = self.choice.rows * cluster.m
         tiles = -(-chain.sizes[chain.rows.extent] // rows)
         blocks = min(cluster.at_once(processors), chain.count * tiles)
@@ -421,8 +451,8 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
     TypeError and ConfigError before anything is compiled."""
     try:
         return _planned(program, arguments, mapping, text)
-    except ValueError as error:
-        if mapping.kernel or text is not None or not getattr(error, "is_of_tma", False):
+    except NotByTma as error:
+        if mapping.kernel or text is not None:
             raise
         try:
             return _planned(program, arguments, replace(mapping, kernel=MULTISTAGE), None)
@@ -500,7 +530,7 @@ class Resizing(ABC):
     def sized(self, plan: ProgramPlan, infos: dict[str, ArrayInfo], sizes: Sizes, call: CallArguments) -> ProgramPlan:
         """A plan for arrays of other sizes that decide the same, and other numbers. Raises what ``check`` raises."""
         self.check(infos, sizes)
-        return replace(plan, infos=infos, extents=self.extents(infos, sizes), call=call, like=plan)
+        return plan.resized(infos, self.extents(infos, sizes), call)
 
 
 class GridResizing(Resizing):
@@ -634,11 +664,13 @@ class ChainResizing(Resizing):
         self.inexact = list(may_be_inexact(made.chain))
 
     def form(self, sizes: Sizes) -> bool:
-        return self.splits(replace(self.made.chain, sizes=sizes)) > 1
+        return self.splits(self.made.chain.resized(sizes)) > 1
 
     def _chain(self, sizes: Sizes) -> Chain:
-        chain = replace(self.made.chain, sizes=sizes)
-        return chain if self.made.shares is None else replace(chain, splits=self.splits(chain))
+        chain = self.made.chain.resized(sizes)
+        if self.made.shares is not None:
+            chain.splits = self.splits(chain)
+        return chain
 
     def decided(self, sizes: Sizes, device: DeviceInfo) -> Any:
         return decided_by(self._chain(sizes), device.sm_count), *(largest(x, sizes) >= EXACT for x in self.inexact)
@@ -647,13 +679,16 @@ class ChainResizing(Resizing):
         return self.made.extents(self._chain(sizes), infos, self.processors)
 
     def sized(self, plan: ProgramPlan, infos: dict[str, ArrayInfo], sizes: Sizes, call: CallArguments) -> ProgramPlan:
-        plan, shares, chain = super().sized(plan, infos, sizes, call), self.made.shares, self._chain(sizes)
+        shares = self.made.shares
         if shares is None or plan.merge is None or plan.merge.resizing is None:
-            return plan
+            return super().sized(plan, infos, sizes, call)
+        self.check(infos, sizes)
+        chain = self._chain(sizes)
         cells, parts = memory_of(shares.widths, chain)
         known, sizes = {**infos, **parts}, {**sizes, shares.share.extent: chain.splits}
         merge = plan.merge.resizing.sized(plan.merge, {key: known[key] for key in plan.merge.infos}, sizes, call)
-        return replace(plan, infos={**infos, **cells}, merge=merge, mapping=replace(plan.mapping, splits=chain.splits))
+        return plan.resized({**infos, **cells}, self.extents(infos, sizes), call, merge=merge,
+                            mapping=replace(plan.mapping, splits=chain.splits))
 
 
 class _NoMerge(Exception):

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NoReturn, TypeVar
@@ -400,7 +400,7 @@ class ProgramAxis(Symbol):
         return (f"loops are for m, n in gp.parallel(...) and for k in gp.sequential(...), and its length is "
                 f"{self.parameter}.shape[{self.axis}]")
 
-    @property
+    @cached_property
     def _identity(self) -> tuple[Any, ...]:
         more = ("" if x is None else x.name for x in (self.offsets, self.table))
         return self.parameter, self.axis, self.stack, self.group, *more

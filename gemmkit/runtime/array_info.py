@@ -160,11 +160,17 @@ def part_bytes(dtype: np.dtype[Any]) -> int:
 
 def byte_range(info: ArrayInfo) -> tuple[int, int]:
     """First address of the array's elements and the one after the last; equal for an empty array."""
-    low = high = info.pointer
-    itemsize = info.dtype.itemsize
-    for extent, stride in _axes(info):
+    low, high = _reach(info.shape, info.strides, info.steps, info.dtype.itemsize)
+    return info.pointer + low, info.pointer + high
+
+
+@functools.lru_cache(maxsize=4096)
+def _reach(shape: Extents, strides: Extents, steps: tuple[tuple[int, int], ...], itemsize: int) -> tuple[int, int]:
+    """`byte_range` from the pointer on."""
+    low = high = 0
+    for extent, stride in (*steps, *zip(shape, strides, strict=True)):
         if extent == 0:
-            return info.pointer, info.pointer
+            return 0, 0
         reach = (extent - 1) * stride * itemsize
         if reach < 0:
             low += reach

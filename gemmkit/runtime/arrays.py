@@ -571,7 +571,7 @@ class Recogniser:
             at = tuple(map(kinds.address_of, arrays))
             return kinds.at.get(at) or _placed(kinds, at), at
         both: Any = ()
-        if len(arrays) == 2 and not self._by_shapes:       # no tensors, as a rule: half of the time that any number takes
+        if len(arrays) == 2:                               # no tensors, as a rule: half of the time that any number takes
             x, y = arrays
             both = (at_x, of_x), (at_y, of_y) = KEYS.get(type(x), key_of)(x, ""), KEYS.get(type(y), key_of)(y, "")
             if len(of_y) != _KEY and not (at_x | at_y) & 15 and at_x != at_y:

@@ -489,8 +489,7 @@ def validate(
 ) -> None:
     """Raise ValueError, naming the value and the limit, when a device of ``limits`` cannot launch that."""
     for name, extents, most in (("grid", grid, _MAX_GRID), ("block", block, _MAX_BLOCK)):
-        if any(not 1 <= extent <= limit for extent, limit in zip(extents, most, strict=True)):
-            raise ValueError(f"{name}={extents} must be at least 1 and at most {most} in each direction")
+        _check_extents(name, extents, most)
     threads = block[0] * block[1] * block[2]
     if threads > limits.max_threads_per_block:
         raise ValueError(
@@ -512,5 +511,16 @@ def validate(
             f"cluster={cluster} must hold 1 to {_MAX_CLUSTER} blocks, on a device of compute capability "
             f"9.0 or later; {limits.name} has {limits.arch[0]}.{limits.arch[1]}"
         )
-    if any(blocks % part for blocks, part in zip(grid, cluster, strict=True)):
+    validate_grid(grid, cluster)
+
+
+def validate_grid(grid: Dim3, cluster: Dim3 | None) -> None:
+    """`validate` of a launch of which all but the grid has been looked at."""
+    _check_extents("grid", grid, _MAX_GRID)
+    if cluster is not None and any(blocks % part for blocks, part in zip(grid, cluster, strict=True)):
         raise ValueError(f"grid={grid} must be a multiple of cluster={cluster} in each direction")
+
+
+def _check_extents(name: str, extents: Dim3, most: Dim3) -> None:
+    if any(not 1 <= extent <= limit for extent, limit in zip(extents, most, strict=True)):
+        raise ValueError(f"{name}={extents} must be at least 1 and at most {most} in each direction")

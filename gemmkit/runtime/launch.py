@@ -4,7 +4,7 @@ A launch has to say three things to the driver: which kernel and how many thread
 stream, and with which values (known at the call). ``LoadedKernel.bind`` prepares the first once, as the driver's own
 launch structure; the ``launch`` of what it returns packs the values with one precompiled ``struct`` into a buffer whose
 pointers are ready, sets the stream and calls the driver through ctypes. ``BoundLaunch.prepare`` is for launches that
-differ in addresses alone: all else is packed once, and a launch with addresses that are known packs nothing. Nothing is
+differ in addresses alone: a launch with addresses that are known packs nothing. Nothing is
 allocated, checked twice or synchronised, so a launch can be captured into a CUDA graph. ``BoundLaunch.reference`` does
 the same by ``cuda.core.launch``, slower: it is what the fast route is tested against.
 
@@ -42,6 +42,7 @@ from gemmkit.runtime.device import (
     dim3,
     parameter_struct,
     validate,
+    validate_grid,
 )
 from gemmkit.runtime.streams import is_capturing
 
@@ -73,8 +74,8 @@ _STICKY = (
 Entry = Callable[[Any, Any, Any, None], int]  # cuLaunchKernelEx
 Expand = Callable[[tuple[Any, ...]], Sequence[Any]]
 
-#: The launch structure, a pointer to it and the pointers to the parameters, both as the driver takes them; the buffer of the
-#: parameters that change, and the addresses it was packed for.
+#: The launch structure, a pointer to it and the pointers to the parameters, both as the driver takes them; the parameters'
+#: buffer, the addresses that it was packed for, and whose those are.
 _Frame = list[Any]
 
 
@@ -237,7 +238,12 @@ class BoundLaunch:
         self.cooperative = cooperative
         self.function = function
         self.entry: Entry = _on_its_device(_entry(), ordinal)
-        self.launch = _launcher(self)
+        self.packer, self._offsets = parameter_struct(tuple(parameters))
+        self.frames: list[_Frame] = []                 # of launches in any grid
+
+    @functools.cached_property
+    def launch(self) -> Callable[[int, Sequence[int | float | bytes]], None]:
+        return _launcher(self)
 
     def __call__(self, stream_handle: int, values: Sequence[int | float | bytes]) -> None:
         self.launch(stream_handle, values)
@@ -245,17 +251,30 @@ class BoundLaunch:
     def prepare(
         self, values: Sequence[int | float | bytes], slots: Sequence[int], expand: Expand = tuple
     ) -> Callable[[int, tuple[Any, ...]], None]:
-        """``f(stream_handle, addresses)``: launches with ``values``, but at the parameters ``slots`` (of 64 bits, or the
-        128 bytes of a tensor map) with what ``expand`` makes of the addresses. All else is packed beforehand, and what was
-        packed for addresses is remembered: it is the fastest launch there is."""
+        """``f(stream_handle, addresses)``: launches with ``values``, but at the parameters ``slots`` with what ``expand``
+        makes of the addresses. What was packed for addresses is remembered: it is the fastest launch there is."""
         return _prepared(self, values, slots, expand)
 
-    def in_grid(self, grid: Sequence[int]) -> BoundLaunch:
-        """The same kernel in another grid: nothing is asked of it again (some 15 calls of the driver)."""
-        made = dim3(grid, "grid")
-        validate(device.current(), made, self.block, self.shared_memory, self.cluster)
-        return BoundLaunch(self.kernel, self.ordinal, made, self.block, self.shared_memory, self.parameters, self.cluster,
-                           self.function, self.dependent, self.cooperative)
+    def in_grid(self, blocks: int) -> BoundLaunch:
+        """The same kernel in another grid: nothing is asked of it again (some 15 calls of the driver), and launches have
+        their buffers in common. Raises ValueError for a grid that cannot be."""
+        made, grid = object.__new__(BoundLaunch), (blocks, 1, 1)
+        validate_grid(grid, self.cluster)
+        vars(made).update(vars(self), grid=grid)
+        vars(made).pop("launch", None)
+        return made
+
+    def frame(self) -> _Frame:
+        """What one launch at a time needs."""
+        buffer = ctypes.create_string_buffer(max(self.packer.size, 1))
+        first = ctypes.addressof(buffer)
+        config = DriverLaunchConfig(self.grid, self.block, self.shared_memory)
+        wanted = attributes(self.cluster, self.dependent, self.cooperative)
+        if wanted:
+            config.attributes = (Attribute * len(wanted))(*wanted)  # kept alive by config
+            config.attribute_count = len(wanted)
+        pointers = (ctypes.c_void_p * max(len(self._offsets), 1))(*[first + offset for offset in self._offsets])
+        return [config, ctypes.byref(config), pointers, buffer, None, None]
 
     def reference(self, stream_handle: int, values: Sequence[int | float | bytes]) -> None:
         """The same launch by ``cuda.core.launch``; tensor maps cannot be passed this way."""
@@ -300,26 +319,21 @@ def launch_arguments(bound: BoundLaunch, values: Sequence[int | float | bytes]) 
 
 def _launcher(bound: BoundLaunch) -> Callable[[int, Sequence[int | float | bytes]], None]:
     """The launch function of ``bound``. A closure: its variables cost less than attributes of an object."""
-    packer, offsets = parameter_struct(tuple(bound.parameters))
-    pack, entry = packer.pack_into, bound.entry
-    frames: list[_Frame] = []
+    pack, entry, frames, grid = bound.packer.pack_into, bound.entry, bound.frames, bound.grid
     function = ctypes.c_void_p(bound.function)
-
-    def fresh() -> _Frame:
-        buffer = ctypes.create_string_buffer(max(packer.size, 1))
-        return _frame(bound, buffer, [ctypes.addressof(buffer) + offset for offset in offsets])
 
     def launch(stream_handle: int, values: Sequence[int | float | bytes]) -> None:
         try:
             mine = frames.pop()
         except IndexError:
-            mine = fresh()
-        config, at_config, pointers, buffer, _ = mine
+            mine = bound.frame()
+        config, at_config, pointers, buffer, _, _ = mine
+        mine[5] = None
         try:
             pack(buffer, 0, *values)
         except (struct.error, TypeError, OverflowError) as error:
             bound._misfit(values, error)
-        config.stream = stream_handle
+        config.grid, config.stream = grid, stream_handle
         status = entry(at_config, function, pointers, None)
         if status:
             _again(bound, status, at_config, function, pointers)
@@ -331,42 +345,35 @@ def _launcher(bound: BoundLaunch) -> Callable[[int, Sequence[int | float | bytes
 def _prepared(
     bound: BoundLaunch, values: Sequence[int | float | bytes], slots: Sequence[int], expand: Expand
 ) -> Callable[[int, tuple[Any, ...]], None]:
-    """What `BoundLaunch.prepare` returns. All launches share one buffer for the values that stay. Each frame has one for
-    those at ``slots``, and the addresses that these are for."""
-    packer, offsets = parameter_struct(tuple(bound.parameters))
-    constants = ctypes.create_string_buffer(max(packer.size, 1))
+    """What `BoundLaunch.prepare` returns. A frame has the values of the launch that used it last: what they are is what
+    addresses they are for, and in whose ``images``."""
+    pack, entry, frames, grid = bound.packer.pack, bound.entry, bound.frames, bound.grid
     try:
-        packer.pack_into(constants, 0, *values)
+        pack(*values)
     except (struct.error, TypeError, OverflowError) as error:
         bound._misfit(values, error)
-    changing, places = parameter_struct(tuple(bound.parameters[slot] for slot in slots))
-    entry, pack = bound.entry, changing.pack
-    frames: list[_Frame] = []
     images: dict[tuple[Any, ...], bytes] = {}
     function = ctypes.c_void_p(bound.function)
 
     def image_of(addresses: tuple[Any, ...]) -> bytes:
         if len(images) >= _REMEMBERED:
             images.clear()
-        images[addresses] = made = pack(*expand(addresses))
+        filled = list(values)
+        for slot, value in zip(slots, expand(addresses)):
+            filled[slot] = value
+        images[addresses] = made = pack(*filled)
         return made
-
-    def fresh() -> _Frame:
-        buffer = (ctypes.c_char * changing.size)()
-        pointers = [ctypes.addressof(constants) + offset for offset in offsets]
-        for slot, place in zip(slots, places):
-            pointers[slot] = ctypes.addressof(buffer) + place
-        return _frame(bound, buffer, pointers)
 
     def launch(stream_handle: int, addresses: tuple[Any, ...]) -> None:
         try:
             mine = frames.pop()
         except IndexError:
-            mine = fresh()
-        config, at_config, pointers, buffer, packed = mine
-        if addresses != packed:
-            buffer.raw = images.get(addresses) or image_of(addresses)
-            mine[4] = addresses
+            mine = bound.frame()
+        config, at_config, pointers, buffer, packed, whose = mine
+        if addresses != packed or whose is not images:
+            image = images.get(addresses) or image_of(addresses)
+            buffer.raw, config.grid = image, grid
+            mine[4], mine[5] = addresses, images
         config.stream = stream_handle
         status = entry(at_config, function, pointers, None)
         if status:
@@ -374,17 +381,6 @@ def _prepared(
         frames.append(mine)
 
     return launch
-
-
-def _frame(bound: BoundLaunch, buffer: Any, addresses: Sequence[int]) -> _Frame:
-    """What one launch at a time needs, with parameters at these addresses."""
-    config = DriverLaunchConfig(bound.grid, bound.block, bound.shared_memory)
-    wanted = attributes(bound.cluster, bound.dependent, bound.cooperative)
-    if wanted:
-        config.attributes = (Attribute * len(wanted))(*wanted)  # kept alive by config
-        config.attribute_count = len(wanted)
-    pointers = (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
-    return [config, ctypes.byref(config), pointers, buffer, None]
 
 
 def _again(bound: BoundLaunch, status: int, at_config: Any, function: Any, pointers: Any) -> None:
@@ -642,8 +638,8 @@ class Launchable:
     ``target`` is what it is compiled for, and ``ordinal`` the device that it is loaded on. With ``dependent`` a launch may
     begin before the kernel before it in the stream has ended; the kernel waits for that itself (``griddepcontrol.wait``).
     With ``waits`` blocks wait for each other: all must be on the device's multiprocessors at once, or `bind` refuses.
-    ``registers`` says how many a thread of each warp ends with, where warps give and take some. ``like``: one whose code is
-    this one's, if all that code depends on is equal: it is not read again.
+    ``registers`` says how many a thread of each warp ends with, where warps give and take some. ``like``: the one that this
+    is in another grid (`resized`).
     """
 
     kernel: Callable[..., None]
@@ -668,11 +664,32 @@ class Launchable:
         leaves = [leaf for argument in self.arguments for leaf in argument.leaves]
         self.formats, self.values = [code for code, _ in leaves], [value for _, value in leaves]
 
+    @property
+    def slots(self) -> list[int | None]:
+        """Where the first number of each argument stands among ``values``; None if it has none."""
+        counts = [len(argument.leaves) for argument in self.arguments]
+        return [at if count else None for at, count in zip(itertools.accumulate(counts, initial=0), counts)]
+
     def slot(self, argument: int) -> int | None:
-        """Where the first number of the ``argument``-th argument stands among ``values``; None if it has none."""
-        if not self.arguments[argument].leaves:
+        """That of the ``argument``-th."""
+        return self.slots[argument]
+
+    def resized(self, arguments: Sequence[Frozen], blocks: int) -> Launchable | None:
+        """The same kernel in another grid, with other numbers: it is compiled, loaded and bound with this one. None if
+        arguments are of other kinds, because their code is another's."""
+        if self.waits or self.blocks < 1:
             return None
-        return sum(len(before.leaves) for before in self.arguments[:argument])
+        for x, y in zip(arguments, self.arguments, strict=True):
+            if x is not y and (x.fingerprint != y.fingerprint or (x.kind is not y.kind and str(x.kind) != str(y.kind))):
+                return None
+        made = object.__new__(Launchable)
+        vars(made).update(vars(self), arguments=arguments, blocks=blocks, like=self, _bound=None)
+        made.values = [value for argument in arguments for _, value in argument.leaves]
+        return made
+
+    @property
+    def is_bound(self) -> bool:
+        return self._bound is not None
 
     def forget_code(self) -> None:
         """Keep no function alive, nor the arrays that it captured: what was compiled is not looked at again."""
@@ -684,18 +701,9 @@ class Launchable:
         from gemmkit.runtime.compile import cubin_of
 
         if self._entry is None:
-            like = self.like
-            self._entry = like._entry if like is not None and like._entry is not None and self._has_code_of(like) else (
-                cubin_of(self.kernel, self.arguments, self.threads, self.target, self.blocks_per_sm))
+            self._entry = self.like.entry() if self.like is not None else cubin_of(
+                self.kernel, self.arguments, self.threads, self.target, self.blocks_per_sm)
         return self._entry
-
-    def _has_code_of(self, other: Launchable) -> bool:
-        """Whether their `code_key` is one."""
-        mine, its = self.arguments, other.arguments
-        return (self.kernel is other.kernel and self.target.arch_name == other.target.arch_name and len(mine) == len(its)
-                and (self.threads, self.blocks_per_sm) == (other.threads, other.blocks_per_sm)
-                and all(x.fingerprint == y.fingerprint and (x.kind is y.kind or str(x.kind) == str(y.kind))
-                        for x, y in zip(mine, its)))
 
     @property
     def code_key(self) -> tuple[Any, ...]:
@@ -710,11 +718,11 @@ class Launchable:
         """
         if self._bound is not None:
             return self._bound
+        if self.like is not None:
+            self._bound = self.like.bind().in_grid(self.blocks)
+            return self._bound
         cluster = (self.cluster, 1, 1) if self.cluster > 1 else None
         with device.made_current(self.ordinal):
-            if self.like is not None and self._differs_in_grid(self.like):
-                self._bound = self.like.bind().in_grid((self.blocks, 1, 1))
-                return self._bound
             kernel = _loaded(self.entry().cubin)
             bound = kernel.bind((self.blocks, 1, 1), (self.threads, 1, 1), self.shared_bytes, self.formats, cluster=cluster,
                                 dependent=self.dependent, cooperative=self.waits)
@@ -723,13 +731,6 @@ class Launchable:
                                           self.cluster)
             self._bound = bound
             return bound
-
-
-    def _differs_in_grid(self, other: Launchable) -> bool:
-        """Whether the other, which may be launched, differs from this one in its grid alone."""
-        return (other.blocks > 0 and not (self.waits or other.waits) and self.formats == other.formats
-                and (self.ordinal, self.shared_bytes, self.cluster, self.dependent) == (
-                    other.ordinal, other.shared_bytes, other.cluster, other.dependent) and self._has_code_of(other))
 
 
 _kernels: dict[tuple[int, bytes], Any] = {}

@@ -10,6 +10,7 @@ fastest. A call with an address that is known costs a look-up.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import threading
 from collections.abc import Sequence
@@ -90,17 +91,21 @@ def why_not(info: ArrayInfo, axis: int) -> str | None:
     if info.steps:
         stack = whole(info)
         return why_not(stack, axis + len(stack.shape) - len(info.shape))
-    size = info.dtype.itemsize
+    return _why_not(info.shape, info.strides, info.dtype.itemsize, info.pointer % _ALIGNMENT, axis)
+
+
+@functools.lru_cache(maxsize=4096)
+def _why_not(shape: tuple[int, ...], strides: tuple[int, ...], size: int, remainder: int, axis: int) -> str | None:
     if size not in (1, 2, 4, 8):
         return f"its elements have {size} bytes, not 1, 2, 4 or 8"
-    if not 1 <= len(info.shape) <= 5:
-        return f"it has {len(info.shape)} dimensions, not 1 to 5"
-    if 0 in info.shape:
+    if not 1 <= len(shape) <= 5:
+        return f"it has {len(shape)} dimensions, not 1 to 5"
+    if 0 in shape:
         return "it is empty"
-    if info.pointer % _ALIGNMENT:
+    if remainder:
         return f"it begins at an address that is not a multiple of {_ALIGNMENT} bytes"
-    reach = info.shape[axis] * size
-    for other, (extent, stride) in enumerate(zip(info.shape, info.strides)):
+    reach = shape[axis] * size
+    for other, (extent, stride) in enumerate(zip(shape, strides)):
         if extent > _MAX_EXTENT:
             return f"it has {extent} elements along axis {other}, more than {_MAX_EXTENT}"
         if extent == 1:
@@ -119,14 +124,17 @@ def why_not(info: ArrayInfo, axis: int) -> str | None:
     return None
 
 
-def dimensions(shape: Sequence[int], strides_bytes: Sequence[int], axis: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The extents and byte strides as a tensor map has them: ``axis`` first, without its stride, then the last to the first.
+@functools.lru_cache(maxsize=4096)
+def dimensions(shape: tuple[int, ...], strides: tuple[int, ...], axis: int,
+               size: int = 1) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The extents and byte strides as a tensor map has them, of elements of ``size`` bytes: ``axis`` first, without its
+    stride, then the last to the first.
 
-    >>> dimensions((5, 6, 8), (768, 128, 2), 2)
+    >>> dimensions((5, 6, 8), (384, 64, 1), 2, 2)
     ((8, 6, 5), (128, 768))
     """
     others = [other for other in reversed(range(len(shape))) if other != axis]
-    return (shape[axis], *(shape[other] for other in others)), tuple(strides_bytes[other] for other in others)
+    return (shape[axis], *[shape[other] for other in others]), tuple([strides[other] * size for other in others])
 
 
 def encode(address: int, dtype: Any, dims: Sequence[int], strides_bytes: Sequence[int], box: Sequence[int],
@@ -148,23 +156,33 @@ def _make(address: int, spec: TensorMapSpec, dims: tuple[int, ...], strides: tup
         raise ValueError(f"dims={dims} and strides_bytes={strides} do not go with box={spec.box}: {spec.rank} and "
                          f"{spec.rank - 1} numbers are needed")
     _check_address(address)
-    if not all(1 <= extent <= _MAX_EXTENT for extent in dims):
+    if min(dims) < 1 or max(dims) > _MAX_EXTENT:
         raise ValueError(f"dims={dims}: extents from 1 to 2**32 are needed")
-    steps = tuple(step if extent > 1 else _ALIGNMENT for step, extent in zip(strides, dims[1:]))
-    if any(step % _ALIGNMENT or not 0 < step < _MAX_STRIDE for step in steps):
-        raise ValueError(f"strides_bytes={strides}: positive multiples of {_ALIGNMENT} below 2**40 are needed")
-    kinds, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
-    kind = getattr(kinds, "CU_TENSOR_MAP_DATA_TYPE_" + (_NAMES.get(spec.dtype) or _NAMES_BY_SIZE[spec.dtype.itemsize]))
-    swizzle = getattr(swizzles, "CU_TENSOR_MAP_SWIZZLE_" + (f"{spec.swizzle}B" if spec.swizzle else "NONE"))
-    wide, narrow = driver.cuuint64_t, driver.cuuint32_t
-    status, made = driver.cuTensorMapEncodeTiled(
-        kind, spec.rank, address, [wide(n) for n in dims], [wide(n) for n in steps], [narrow(n) for n in spec.box],
-        [narrow(1)] * spec.rank, driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
+    steps = [step if extent > 1 else _ALIGNMENT for step, extent in zip(strides, dims[1:])]
+    for step in steps:
+        if step % _ALIGNMENT or not 0 < step < _MAX_STRIDE:
+            raise ValueError(f"strides_bytes={strides}: positive multiples of {_ALIGNMENT} below 2**40 are needed")
+    kind, box, further = _of_spec(spec.dtype, spec.box, spec.swizzle)
+    wide = driver.cuuint64_t
+    status, made = driver.cuTensorMapEncodeTiled(kind, spec.rank, address, [wide(n) for n in dims], [wide(n) for n in steps],
+                                                 box, *further)
     if int(status) != 0:
         raise RuntimeError(f"{status.name} for a tensor map of dims={dims}, strides_bytes={strides}, {spec!r}")
     return made
+
+
+@functools.cache
+def _of_spec(dtype: np.dtype, box: tuple[int, ...], swizzle: int) -> tuple[Any, list[Any], tuple[Any, ...]]:
+    """What the driver is told of a spec: the kind of its elements, its box, and what comes behind."""
+    from cuda.bindings import driver
+
+    kinds, narrow = driver.CUtensorMapDataType, driver.cuuint32_t
+    kind = getattr(kinds, "CU_TENSOR_MAP_DATA_TYPE_" + (_NAMES.get(dtype) or _NAMES_BY_SIZE[dtype.itemsize]))
+    swizzled = getattr(driver.CUtensorMapSwizzle, "CU_TENSOR_MAP_SWIZZLE_" + (f"{swizzle}B" if swizzle else "NONE"))
+    return kind, [narrow(n) for n in box], (
+        [narrow(1)] * len(box), driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE, swizzled,
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
 
 
 def _check_address(address: int) -> None:
@@ -185,7 +203,10 @@ class Encoder:
     __slots__ = ("_arguments", "_known", "_lock", "_map")
 
     def __init__(self, dtype: Any, dims: Sequence[int], strides_bytes: Sequence[int], box: Sequence[int], swizzle: int = 0):
-        self._arguments = TensorMapSpec(dtype, tuple(box), swizzle), tuple(dims), tuple(strides_bytes)
+        self._begin(TensorMapSpec(dtype, tuple(box), swizzle), tuple(dims), tuple(strides_bytes))
+
+    def _begin(self, spec: TensorMapSpec, dims: tuple[int, ...], strides: tuple[int, ...]) -> None:
+        self._arguments = spec, dims, strides
         self._known: dict[int, bytes] = {}
         self._lock = threading.Lock()
         self._map: Any = None
@@ -198,9 +219,9 @@ class Encoder:
             raise ValueError(f"an array cannot be moved by TMA: {reason}")
         if info.dtype.itemsize != spec.dtype.itemsize:
             raise ValueError(f"an array of {info.dtype} does not go with {spec!r}")
-        size = info.dtype.itemsize
-        dims, strides = dimensions(info.shape, [stride * size for stride in info.strides], axis)
-        return cls(spec.dtype, dims, strides, spec.box, spec.swizzle)
+        made = cls.__new__(cls)                        # of a spec that is there
+        made._begin(spec, *dimensions(info.shape, info.strides, axis, info.dtype.itemsize))
+        return made
 
     @property
     def arguments(self) -> tuple[Any, ...]:

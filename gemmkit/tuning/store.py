@@ -159,14 +159,14 @@ class TuningStore:
     """The file of one kind of GPU."""
 
     def __init__(self, file: Path, device: DeviceInfo):
-        self.file, self._device = file, device
+        self.file, self._path, self._device = file, str(file), device        # a Path is made one in each call
         self._seen: Any = None                         # of the file, when it was read
         self._entries: dict[str, dict[str, Any]] = {}
 
     def entries(self) -> dict[str, dict[str, Any]]:
         """What is kept, by digests. Read again when the file is another."""
         try:
-            status = os.stat(self.file)
+            status = os.stat(self._path)
         except OSError:
             self._seen, self._entries = None, {}
             return self._entries

@@ -448,7 +448,7 @@ def test_rows_of_one_tile() -> None:
     def rows(shape: tuple[int, ...], layout: str = "bhnd", mask: Any = None) -> int:
         q, k = np.zeros(shape, F16), np.zeros((1, 2, 900, 64) if layout == "bhnd" else (1, 900, 2, 64), F16)
         operands = attention.operands_of(*(describe(x, "x") for x in (q, k, k)), layout, False)
-        call = attention.AttentionCall(operands, operands.q, None, mask or attention.EVERYTHING, attention.PLAIN, 1.0, {})
+        call = attention.AttentionCall(operands, operands.q, None, mask or attention.EVERYTHING, attention.PLAIN, 1.0, {}, operands.keys)
         return attention.folded(call).operands.queries
 
     with assumed(H100), gk.emulate():

@@ -4,20 +4,23 @@ kept."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import gemmkit as gk
-from bench.stand_ins import STREAM, gpu, library
+from bench.stand_ins import STREAM, CupyArray, gpu, library
 from gemmkit.functions import mlp
 from gemmkit.functions.mlp import MlpLaunch
 from gemmkit.lang.errors import ConfigError
 from gemmkit.runtime import launch as workspace
 from gemmkit.runtime.device import H100, assumed
+from tests.programs.test_called import of_tiles
 from tests.support import launches
-from tests.support.launches import TABLE
+from tests.support.launches import TABLE, forget_all, told
 from tests.support.patches import Seeded
 
 # ==========================================================================================================================
@@ -44,6 +47,58 @@ def test_lengths_of_the_host_are_copied_in_the_order_of_the_stream(replaced: See
         for _ in range(2):
             gk.attention(q, k, v, layout="bnhd", lengths=(array(3, dtype=np.int32), array(3, dtype=np.int64)))
         assert len(copied) == 3
+
+
+# ==========================================================================================================================
+# What arrays have that components hold: a launch brings their addresses, and is another one where their strides are others.
+
+def of_components() -> dict[str, tuple[int, Callable[..., object]]]:
+    """By what is held: vectors or matrices, and a call with one, of operands that are there."""
+    from gemmkit import epilogues as ep
+    from gemmkit import masks
+
+    def multiplied(held: Callable[[Any], Any]) -> Callable[..., object]:
+        return lambda c, a, b, d, *_: gk.matmul(a, b, out=d, epilogue=held(c))
+
+    return {
+        "bias": (1, multiplied(ep.Bias)), "residual": (2, multiplied(ep.Residual)), "stored": (2, multiplied(ep.Store)),
+        "a function": (2, multiplied(lambda c: ep.Elementwise(lambda x, m, n: x + c[m, n]))),
+        "rmsnorm": (1, lambda c, a, b, d, *_: gk.rmsnorm(a, c, out=d)),
+        "layernorm": (1, lambda c, a, b, d, *_: gk.layernorm(a, c, c, out=d)),
+        "score": (2, lambda c, a, b, d, q, k, v, o: gk.attention(q, k, v, out=o, score=lambda s, m, n: s + c[m, n])),
+        "slopes": (1, lambda c, a, b, d, q, k, v, o: gk.attention(q, k, v, out=o, score=masks.ALiBi(c))),
+        "program": (2, lambda c, a, b, d, *_: of_tiles(a, b, d, ep.Residual(c))),
+    }
+
+
+@pytest.mark.parametrize("name", of_components())
+def test_another_stride_of_what_is_held_is_another_launch(name: str) -> None:
+    """Of arrays that differ in nothing that code is compiled for."""
+    rank, call = of_components()[name]
+    with library("cupy") as make, told() as seen:
+        given = [*(make(64, 64) for _ in range(3)), *(make(1, 64, 64, 64) for _ in range(4))]
+        held = [CupyArray((64,) * rank, np.float16, make(64 * 64 * 24).data.ptr, strides=(128 * by, 2) if rank == 2 else (2 * by,))
+                for by in (8, 16, 24)]
+        alone = []
+        for c in held:
+            forget_all(), call(c, *given)
+            alone.append(seen[-1])
+        forget_all()
+        for n in itertools.chain(*itertools.permutations(range(3))):
+            call(held[n], *given)
+            assert seen[-1] == alone[n]
+    assert len({one.values for one in alone}) == 3 and len({one.code for one in alone}) == 1
+
+
+def test_a_plan_takes_components_with_arrays_of_its_strides_alone(rng: np.random.Generator) -> None:
+    a, b, d = (rng.standard_normal((64, 64)).astype(F16) for _ in range(3))
+    wide = rng.standard_normal((64, 128)).astype(F16)
+    plan = of_tiles.plan(a, b, d, gk.epilogues.Residual(wide[:, :64].copy()))
+    with gk.emulate():
+        plan.run(dict(a=a, b=b, d=d, f=gk.epilogues.Residual(wide[:, 64:].copy())))
+        assert np.allclose(d, a.astype(float) @ b + wide[:, 64:], atol=0.1)
+        with pytest.raises(ValueError, match="shapes or strides of its arrays, are others; make another plan"):
+            plan.run(dict(a=a, b=b, d=d, f=gk.epilogues.Residual(wide[:, 64:])))
 
 
 # ==========================================================================================================================

@@ -77,6 +77,7 @@ def same(one: ProgramPlan, other: ProgramPlan) -> None:
     assert [one.name, one.device, list(one.infos)] == [other.name, other.device, list(other.infos)]
     assert [info[1:] for info in one.infos.values()] == [info[1:] for info in other.infos.values()]
     assert one.sizes == other.sizes and one.blocks == other.blocks
+    assert one.launchable.values == other.launchable.values and one.launchable.code_key == other.launchable.code_key
     assert (one.merge is None) == (other.merge is None)
     if one.merge is not None and other.merge is not None:
         same(one.merge, other.merge)

@@ -27,6 +27,10 @@ def half(*shape: int) -> Any:
     return torch.ones(shape, dtype=torch.float16)
 
 
+def counts(*shape: int) -> Any:
+    return torch.zeros(shape, dtype=torch.int32)
+
+
 @pytest.fixture(params=["checked", "by their keys"])
 def recogniser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Recogniser:
     monkeypatch.setitem(arrays.KEYS, torch.Tensor, arrays._torch_keys())
@@ -184,6 +188,12 @@ CALLS: dict[str, tuple[Callable[[], tuple[Any, ...]], Callable[..., Any], int]] 
     "softmax": (lambda: (half(M, K),), gk.softmax, 9),
     "rmsnorm": (lambda: (half(M, K), half(K)), gk.rmsnorm, 9),
     "attention": (lambda: tuple(half(1, 2, M, K) for _ in range(3)), gk.attention, 8),
+    "packed attention": (lambda: (*(half(2, M, K) for _ in range(3)), counts(3), counts(3)),
+                         lambda q, k, v, *offsets: gk.attention(q, k, v, lengths=offsets), 8),
+    "keys' lengths": (lambda: (*(half(2, 2, M, K) for _ in range(3)), counts(2)),
+                      lambda q, k, v, lengths: gk.attention(q, k, v, key_lengths=lengths), 8),
+    "pages": (lambda: (*(half(2, 2, M, K) for _ in range(3)), counts(2), counts(2, 3)),
+              lambda q, k, v, lengths, pages: gk.attention(q, k, v, key_lengths=lengths, pages=pages), 8),
     "torch.matmul": (lambda: (half(M, K), half(K, N)), gt.matmul, 10),
 }
 

@@ -229,6 +229,26 @@ def test_threads_of_a_prepared_launch_do_not_mix_their_addresses(monkeypatch):
     assert seen == [(number, (number, 5, i // 3)) for number in range(8) for i in range(100)]
 
 
+def test_grids_of_a_kernel_share_buffers_and_no_values(monkeypatch):
+    """Launches in turn: each has its own grid and constants, of equal addresses, too."""
+    driver = Driver(["u64", "i32"])
+    first = bound_to(driver, monkeypatch)
+    bounds = [first, first.in_grid(9), first.in_grid(2)]
+    launches = [bound.prepare((0, n), [0]) for n, bound in enumerate(bounds)]
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        n, at, general = int(rng.integers(3)), int(rng.integers(3)), rng.integers(4) == 0
+        if general:
+            bounds[n].launch(1, (at, 7))
+        else:
+            launches[n](1, (at,))
+        grid, *_, values = driver.seen[-1]
+        assert grid == ((5, 6, 7), (9, 1, 1), (2, 1, 1))[n] and values == (at, 7 if general else n)
+    assert len(first.frames) == 1
+    with pytest.raises(ValueError, match=r"grid=\(0, 1, 1\) must be at least 1"):
+        first.in_grid(0)
+
+
 def test_values_that_do_not_fit_are_named_before_a_prepared_launch(monkeypatch):
     bound = bound_to(Driver(["i32", "u64"]), monkeypatch)
     with pytest.raises(ValueError, match=r"(?s)values=.*parameters \['i32', 'u64'\] of kernel 'k'"):

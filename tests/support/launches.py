@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+import hashlib
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
 
+from bench import stand_ins
 from bench.stand_ins import STREAM
-from gemmkit.plans.launch import Cache
+from gemmkit.plans.launch import Cache, forget
+from gemmkit.programs import calls
+from gemmkit.programs import launches as of_programs
 from gemmkit.runtime import launch as launchable
 from gemmkit.runtime import launch as workspace
-from gemmkit.runtime.device import parameter_struct
+from gemmkit.runtime.device import PARAMETER_FORMATS, parameter_struct
+from gemmkit.runtime.tensor_maps import Encoder
+from tests.support.replaced import forget_replaced
 
 TABLE = 0x7000_0000
 
@@ -72,3 +82,66 @@ class Seen:
         patch.setattr("gemmkit.plans.launch._launches", Cache())
         patch.setattr(workspace, "table", self.table)
         patch.setattr(launchable.Launchable, "bind", bind)
+
+
+class Launched(NamedTuple):
+    """All that the driver is told of a launch: which kernel, and how."""
+
+    code: Any
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    shared_bytes: int
+    attributes: tuple[Any, ...]
+    stream: int
+    values: tuple[Any, ...]
+
+
+@contextmanager
+def told() -> Iterator[list[Launched]]:
+    """Within it there is a GPU of `bench.stand_ins`, whose driver writes launches down. Kernels are told apart by what their
+    code depends on, and tensor maps by the tensor and the box that they are of."""
+    kernels: dict[int, stand_ins.Kernel] = {}
+    of_code: dict[bytes, stand_ins.Kernel] = {}
+    seen: list[Launched] = []
+
+    def loaded(cubin: bytes) -> stand_ins.Kernel:
+        if cubin not in of_code:
+            made: Any = stand_ins.Kernel()
+            made.number, made.code = 1 + len(of_code), cubin
+            kernels[made.number] = of_code[cubin] = made
+        return of_code[cubin]
+
+    def bind(kernel: Any, grid: Any, block: Any, shared: Any, parameters: Any, *more: Any, **how: Any) -> Any:
+        kernel.parameters = tuple(parameters)
+        return launchable.LoadedKernel.bind(kernel, grid, block, shared, parameters, *more, **how)
+
+    def entry(at_config: Any, function: Any, pointers: Any, extra: None) -> int:
+        kernel: Any = kernels[function.value]
+        config = at_config._obj
+        letters = ["=" + PARAMETER_FORMATS[code][0] for code in kernel.parameters]
+        values = [struct.unpack(x, ctypes.string_at(at, struct.calcsize(x))) for x, at in zip(letters, pointers)]
+        given = tuple((one.id, tuple(one.dimensions)) for one in (config.attributes[n] for n in range(config.attribute_count)))
+        seen.append(Launched(kernel.code, tuple(config.grid), tuple(config.block), config.shared_memory, given, config.stream,
+                             tuple(value for (value,) in values)))
+        return 0
+
+    def encoded(encoder: Any, address: int) -> bytes:
+        return hashlib.sha512(repr((address, encoder.arguments)).encode()).digest() * 2
+
+    with ExitStack() as stack:
+        stack.enter_context(stand_ins.gpu(entry))
+        for owner, fields in (
+            (stand_ins.Kernel, {"bind": bind, "_function": lambda kernel: kernel.number}), (launchable, {"_loaded": loaded}),
+            (launchable.Launchable, {"entry": lambda self: SimpleNamespace(cubin=repr(self.code_key).encode())}),
+            (Encoder, {"_encode": encoded}), (of_programs, {"stream_memory": lambda *_: 1 << 44}),
+        ):  # fmt: skip
+            stack.enter_context(mock.patch.multiple(owner, create=True, **fields))
+        forget_all()
+        yield seen
+        forget_all()
+    forget_replaced()
+
+
+def forget_all() -> None:
+    """Choose, derive and bind everything anew."""
+    forget(), calls.forget_all()

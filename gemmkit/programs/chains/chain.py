@@ -41,10 +41,16 @@ class Chain:
     grows: bool = False                # whether later tiles visit more blocks than earlier ones
     start: Value | None = None
 
+    def resized(self, sizes: dict[ProgramAxis, int]) -> Chain:
+        """The chain of a call whose axes are so long."""
+        made = object.__new__(Chain)
+        vars(made).update(vars(self), sizes=sizes)
+        return made
+
     @property
     def count(self) -> int:
         """Of its stacks."""
-        return math.prod(self.sizes[stack.extent] for stack in self.stacks)
+        return math.prod([self.sizes[stack.extent] for stack in self.stacks])
 
     @property
     def values(self) -> list[Value]:

@@ -7,6 +7,7 @@ chain, rounds from the last to the first where they commute (then only a tile's 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -176,9 +177,9 @@ class SizeFacts(NamedTuple):
 
 
 def decided_by(chain: Chain, processors: int) -> SizeFacts:
-    rows = chain.each(chain.rows)
+    rows, stacks = chain.each(chain.rows), chain.splits * chain.count
     small = (chain.sizes[chain.index.extent], -(-rows // ROWS) % 2 == 1) if takes_small_mappings() else (0, False)
-    three = _time(chain, 3, processors) < _time(chain, 2, processors)
+    three = _time(stacks, rows, 3, processors) < _time(stacks, rows, 2, processors)
     if three and chain.grows:
         three = THIRD * _visited(chain, 3) < _visited(chain, 2)
     return SizeFacts(rows <= ROWS, three, *small)
@@ -250,11 +251,11 @@ def _goes_along_columns(chain: Chain) -> bool:
     return any(load is not None and load.dims[-1] is chain.index for load in taken)
 
 
-def _time(chain: Chain, warpgroups: int, processors: int) -> int:
+def _time(stacks: int, rows: int, warpgroups: int, processors: int) -> int:
     """Of all tiles, in rows of a tile: waves of them, of which each takes time by its rows, and as much as 256 rows take for
     the way from one product to the next. 16384 rows of an MLP are a wave with 128 rows a tile as with 192 (0.84 of it),
     65536 are four and three (1.15)."""
-    tiles = chain.splits * chain.count * -(-chain.each(chain.rows) // (ROWS * warpgroups))
+    tiles = stacks * -(-rows // (ROWS * warpgroups))
     return -(-tiles // processors) * (ROWS * warpgroups + ON_THE_WAY)
 
 
@@ -542,6 +543,7 @@ def section_of(count: int, tiles: int, nbytes: int, blocks: int, rows: int) -> i
     return max(sizes) if len(sizes) == 1 else min(sorted(sizes, reverse=True), key=time)
 
 
+@functools.lru_cache(maxsize=4096)
 def imbalance(count: int, rows: int, section: int, blocks: int) -> float:
     """The time of the block that takes longest, of the mean."""
     parts = [min(section, count - first) for first in range(0, count, section)]
