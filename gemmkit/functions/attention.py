@@ -261,7 +261,8 @@ def without_keys(out: Parameter, q: Parameter, lse: Parameter | None) -> None:
 
 
 def program_arguments(call: AttentionCall) -> dict[str, Any]:
-    """Those of `softmax_attention`, or without keys of `without_keys`, with descriptions in place of arrays."""
+    """Those of `softmax_attention`, or without keys of `without_keys`, with descriptions in place of arrays, which are in
+    the order in which `quickly` brings them."""
     operands = call.operands
     if not call.keys:                                  # rows as long as out's, whatever is in them
         q, v = operands.q, operands.v
@@ -273,9 +274,9 @@ def program_arguments(call: AttentionCall) -> dict[str, Any]:
     found: dict[str, Any] = dict(out=call.out, q=operands.q, lse=call.lse)
     if call.is_packed:                                 # rows of all sequences, without a batch
         found = {name: x and x._replace(shape=x.shape[1:], strides=x.strides[1:]) for name, x in found.items()}
-    names = ("q_offsets", "k_offsets", "key_lengths", "pages")
-    return dict(**found, **{name: call.lengths.get(name) for name in names}, k=k, v=v, scale=float(call.scale), mask=mask,
-                score=score, k_stacks=k_stacks, v_stacks=v_stacks, k_share=k_share, v_share=v_share)
+    found.update(call.lengths, k=k, v=v, scale=float(call.scale), mask=mask, score=score, k_stacks=k_stacks,
+                 v_stacks=v_stacks, k_share=k_share, v_share=v_share)
+    return {name: found.get(name) for name in softmax_attention.names}
 
 
 def _with_own_stacks(info: ArrayInfo, call: AttentionCall) -> tuple[ArrayInfo, str, int]:

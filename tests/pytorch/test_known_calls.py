@@ -16,6 +16,7 @@ import gemmkit as gk  # noqa: E402
 import gemmkit.torch as gt  # noqa: E402
 from bench import stand_ins  # noqa: E402
 from gemmkit.plans.launch import forget  # noqa: E402
+from gemmkit.programs import plan as program_plan  # noqa: E402
 from gemmkit.runtime import arrays  # noqa: E402
 from gemmkit.runtime.arrays import ArrayInfo, Recogniser, TensorKinds  # noqa: E402
 from tests.support.checks import functions_run  # noqa: E402
@@ -209,6 +210,36 @@ def test_a_known_call_launches_once_and_runs_few_functions(launches: Launches, n
         found = run_in(lambda given=given: call(*given))                                        # type: ignore[misc]
         assert len(found) <= most, " ".join(found)
     assert launches.count == before + len(sets)
+
+
+def whole(*numbers: int) -> Any:
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("kind", ["", "lengths", "pages", "packed"])
+def test_a_known_attention_brings_what_a_first_one_does(launches: Launches, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """In the same places: addresses of q, k and v, of what counts their rows, and of the result."""
+    brought: list[tuple[Any, ...]] = []
+
+    def started(*how: Any) -> Any:
+        start = real(*how)
+
+        def looked_at(stream: int, values: tuple[Any, ...]) -> None:
+            brought.append(values)
+            start(stream, values)
+
+        return looked_at
+
+    real = program_plan.started
+    monkeypatch.setattr(program_plan, "started", started)
+    shape = (3, M, K) if kind == "packed" else (2, 3, M, K)
+    q, k, v = half(*shape), *(half(4, 3, M, K) if kind == "pages" else half(*shape) for _ in "kv")
+    more: dict[str, Any] = {"lengths": lambda: dict(key_lengths=whole(3, 2)), "packed": lambda: dict(lengths=(whole(0, 5, M), whole(0, 9, M))),
+                            "pages": lambda: dict(key_lengths=whole(3, 2), pages=whole(3, 2, 1, 0).view(2, 2))}.get(kind, dict)()
+    found = [gk.attention(q, k, v, mask=gk.masks.Window(5), **more) for _ in range(3)]
+    first, *others = (["out" if x == out.data_ptr() else x for x in values] for out, values in zip(found, brought))
+    assert len(others) == 2 and all(other == first for other in others)
+    assert first[:4] == ["out", q.data_ptr(), k.data_ptr(), v.data_ptr()]
 
 
 @pytest.mark.parametrize("name", CALLS)
