@@ -185,6 +185,8 @@ CALLS: dict[str, tuple[Callable[[], tuple[Any, ...]], Callable[..., Any], int]] 
     "softmax": (lambda: (half(M, K),), gk.softmax, 9),
     "rmsnorm": (lambda: (half(M, K), half(K)), gk.rmsnorm, 9),
     "attention": (lambda: tuple(half(1, 2, M, K) for _ in range(3)), gk.attention, 8),
+    "attention with logarithms": (lambda: tuple(half(1, 2, M, K) for _ in range(3)),
+                                  lambda q, k, v: gk.attention(q, k, v, return_lse=True), 16),
     "torch.matmul": (lambda: (half(M, K), half(K, N)), gt.matmul, 10),
 }
 
@@ -216,9 +218,11 @@ def whole(*numbers: int) -> Any:
     return torch.tensor(numbers, dtype=torch.int32)
 
 
+@pytest.mark.parametrize("return_lse", [False, True], ids=["", "lse"])
 @pytest.mark.parametrize("kind", ["", "lengths", "pages", "packed"])
-def test_a_known_attention_brings_what_a_first_one_does(launches: Launches, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """In the same places: addresses of q, k and v, of what counts their rows, and of the result."""
+def test_a_known_attention_brings_what_a_first_one_does(launches: Launches, monkeypatch: pytest.MonkeyPatch, kind: str,
+                                                        return_lse: bool) -> None:
+    """In the same places: addresses of q, k and v, of what counts their rows, and of the results."""
     brought: list[tuple[Any, ...]] = []
 
     def started(*how: Any) -> Any:
@@ -236,10 +240,12 @@ def test_a_known_attention_brings_what_a_first_one_does(launches: Launches, monk
     q, k, v = half(*shape), *(half(4, 3, M, K) if kind == "pages" else half(*shape) for _ in "kv")
     more: dict[str, Any] = {"lengths": lambda: dict(key_lengths=whole(3, 2)), "packed": lambda: dict(lengths=(whole(0, 5, M), whole(0, 9, M))),
                             "pages": lambda: dict(key_lengths=whole(3, 2), pages=whole(3, 2, 1, 0).view(2, 2))}.get(kind, dict)()
-    found = [gk.attention(q, k, v, mask=gk.masks.Window(5), **more) for _ in range(3)]
-    first, *others = (["out" if x == out.data_ptr() else x for x in values] for out, values in zip(found, brought))
+    found = [gk.attention(q, k, v, return_lse=return_lse, mask=gk.masks.Window(5), **more) for _ in range(3)]
+    places = [{x.data_ptr(): name for name, x in (dict(zip(("out", "lse"), results)) if return_lse else {"out": results}).items()}
+              for results in found]
+    first, *others = ([of.get(x, x) for x in values] for of, values in zip(places, brought))
     assert len(others) == 2 and all(other == first for other in others)
-    assert first[:4] == ["out", q.data_ptr(), k.data_ptr(), v.data_ptr()]
+    assert first[:4] == ["out", q.data_ptr(), k.data_ptr(), v.data_ptr()] and ("lse" in first) == return_lse
 
 
 @pytest.mark.parametrize("name", CALLS)
