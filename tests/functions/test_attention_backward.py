@@ -31,7 +31,8 @@ from gemmkit.kernels.masks import (
 from gemmkit.lang.components import dataclass
 from gemmkit.plans.ahead import recorded
 from gemmkit.runtime.compile import disassemble
-from gemmkit.runtime.device import H100, assumed
+from gemmkit.runtime.device import A100, H100, assumed
+from tests.ptx_machine.launch import Ptx
 from tests.support.attention import close_gradients, draw, reference, reference_gradients, small
 from tests.support.machines import BF16, Emulator, on_machines
 from tests.support.sass import instructions, loops
@@ -454,3 +455,24 @@ def test_machine_code(name: str) -> None:
     assert not any(line.startswith(("LDL", "STL")) for line in instructions(sass))
     rounds = [len(one) for one in loops(sass)]
     assert len(rounds) == len(most) and all(found <= limit for found, limit in zip(rounds, most)), rounds
+
+
+BY_PTX: dict[str, dict[str, Any]] = {
+    "documents": dict(mask=Documents.of([0, 11, 12, 43]), visible=lambda m, n, h, b: np.searchsorted([11, 12], m, "right") == np.searchsorted(
+        [11, 12], n, "right")),
+    "lengths": dict(lengths=[30, 43], mask=Window(9, 3), visible=lambda m, n, h, b: (n < (30, 43)[b]) & (
+        m + (30, 43)[b] - 43 - 9 <= n) & (n <= m + (30, 43)[b] - 43 + 3)),
+    "striped": dict(mask=Striped(), visible=lambda m, n, h, b: ((m + n + h) % (b + 2) > 0) & (n < m + 3)),
+    "score": dict(score=Bent(0.7, SLOPES), formula=SCORES["component"][1], slope=SCORES["component"][2]),
+}
+
+
+@pytest.mark.compile
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("name", BY_PTX)
+def test_what_was_compiled_computes(name: str, rng: np.random.Generator) -> None:
+    """The PTX of other GPUs' kernels, all threads in step: searches, lengths and derivatives as they were compiled."""
+    arrays, grad = operands(rng, (2, 2, 43, 16), (2, 1, 43, 16))
+    machine = Ptx()
+    with machine.session(), assumed(A100):
+        check(machine, arrays, grad, **BY_PTX[name])
