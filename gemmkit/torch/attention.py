@@ -1,22 +1,24 @@
 """``gemmkit::attention``: attention as an operator of PyTorch's, with the gradients of q, k and v.
 
 Autograd keeps q, k, v, the result and the logarithms of the sums; `gemmkit.functions.attention_backward` computes the rest.
-A mask and a score are no tensors: eager calls carry them as they are, the operator a number of them (`_numbered`).
+A mask and a score are no tensors: eager calls carry them as they are, the operator a name of them (`_named`).
 """
 
 from __future__ import annotations
 
+import secrets
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
-from gemmkit.components import held_values
+from gemmkit.components import CONSTANTS, Component, field_values, held_values
 from gemmkit.functions import attention as forward
 from gemmkit.functions.attention_backward import Rules, gradients
 from gemmkit.functions.slope import slope_of
 from gemmkit.kernels.masks import Mask, Score
+from gemmkit.lang.references import is_gemmkit
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.torch.product import Differentiable, autocast, batched_by, define, is_eager, is_looked_at, records
@@ -46,28 +48,46 @@ class MaskAndScore:
         _ = self.slope
 
 
-_numbers: dict[tuple[int, int], int] = {}
-_kinds: list[tuple[MaskAndScore, Any]] = []
+_PLAIN = ""                            # the name of no mask and no score
+_PROCESS = secrets.token_hex(8)
+_kinds: dict[str, MaskAndScore] = {_PLAIN: MaskAndScore(None, None)}
+_names: dict[tuple[int, int], tuple[str, Any]] = {}                           # by ids, with what these are of
 
 
-def _numbered(mask: Any, score: Any, recorded: bool) -> int:
-    """The number of a mask and a score, from which the operator gets them: while PyTorch compiles, it is a constant. They
-    stay known for as long as the process lives, since a compiled graph may."""
+def _named(mask: Any, score: Any, recorded: bool) -> str:
+    """The name of a mask and a score, from which the operator gets them: while PyTorch compiles, it is a constant. They stay
+    known for as long as the process lives, since a compiled graph may. What gemmkit's own masks and scores say without
+    arrays is their name, in every process; another name is of this process alone, so that none that is loaded takes it for
+    its own."""
     key = id(mask), id(score)
-    if key not in _numbers:
-        kind = MaskAndScore(mask, score)
-        _numbers[key] = len(_kinds)
-        _kinds.append((kind, (mask, score)))           # whose ids then stay theirs
+    if key not in _names:
+        kind, parts = MaskAndScore(mask, score), (mask, score)
+        name = _PLAIN if parts == (None, None) else f"mask {mask!r}, score {score!r}" if all(map(_is_told, parts)) else (
+            f"{_PROCESS} {len(_names)}")
+        _kinds.setdefault(name, kind)
+        _names[key] = name, parts                      # whose ids then stay theirs
+    name = _names[key][0]
     if recorded:
-        _kinds[_numbers[key]][0].check_gradient()
-    return _numbers[key]
+        _kinds[name].check_gradient()
+    return name
 
 
-_constant_number = torch.compiler.assume_constant_result(_numbered)
+def _is_told(x: Any) -> bool:
+    """Whether ``repr`` says all of it."""
+    return x is None or (isinstance(x, Component) and is_gemmkit(type(x)) and all(
+        type(value) in CONSTANTS or _is_told(value) for value in field_values(x).values()))
 
 
-def _kind_of(kind: MaskAndScore | int) -> MaskAndScore:
-    return kind if isinstance(kind, MaskAndScore) else _kinds[kind][0]
+_constant_name = torch.compiler.assume_constant_result(_named)
+
+
+def _kind_of(kind: MaskAndScore | str) -> MaskAndScore:
+    if isinstance(kind, MaskAndScore):
+        return kind
+    if kind not in _kinds:
+        raise ValueError(f"kind={kind!r}: this process has not called gemmkit.torch.attention with this mask and score; "
+                         "call it with them before a graph of another process runs")
+    return _kinds[kind]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -128,8 +148,8 @@ def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, scor
         found = _OPERATOR(q, k, v, *_on_device(q, k, lengths, key_lengths, layout), kind=kind, scale=scale, layout=layout)
     else:
         _ = id(mask), id(score)                        # what a compiled graph is guarded by
-        number = _constant_number(mask, score, is_recorded)
-        found = _OPERATOR(q, k, v, *_tensors(lengths, key_lengths), kind=number, scale=scale, layout=layout)
+        name = _constant_name(mask, score, is_recorded)
+        found = _OPERATOR(q, k, v, *_tensors(lengths, key_lengths), kind=name, scale=scale, layout=layout)
     return tuple(found) if return_lse else found[0]
 
 
@@ -184,7 +204,7 @@ def _on_device(q: torch.Tensor, k: torch.Tensor, lengths: Any, key_lengths: Any,
 # --------------------------------------------------------------------------------------------------
 # The operators of ``torch.library``.
 
-_SAID = 'int kind=0, float? scale=None, str layout="bhnd"'
+_SAID = 'str kind="", float? scale=None, str layout="bhnd"'
 _GIVEN = "Tensor q, Tensor k, Tensor v, Tensor? q_offsets, Tensor? k_offsets, Tensor? key_lengths"
 _SCHEMA = f"({_GIVEN}, *, {_SAID}) -> (Tensor, Tensor)"
 _SCHEMA_OF_BACKWARD = (f"(Tensor grad, Tensor out, Tensor lse, Tensor? of_lse, {_GIVEN}, *, {_SAID}, int needed=7) -> "
@@ -192,7 +212,7 @@ _SCHEMA_OF_BACKWARD = (f"(Tensor grad, Tensor out, Tensor lse, Tensor? of_lse, {
 
 
 def _compute(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_offsets: Any, k_offsets: Any, key_lengths: Any, *,
-             kind: MaskAndScore | int = 0, scale: float | None = None, layout: str = "bhnd") -> Any:
+             kind: MaskAndScore | str = _PLAIN, scale: float | None = None, layout: str = "bhnd") -> Any:
     of = _kind_of(kind)
     with torch.no_grad():
         found = forward.attention(q, k, v, mask=of.mask, score=of.score, scale=scale, layout=layout, key_lengths=key_lengths,
@@ -202,7 +222,7 @@ def _compute(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_offsets: Any, 
 
 
 def _allocate(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_offsets: Any, k_offsets: Any, key_lengths: Any, *,
-              kind: int = 0, scale: float | None = None, layout: str = "bhnd") -> Any:
+              kind: str = _PLAIN, scale: float | None = None, layout: str = "bhnd") -> Any:
     """The results, uninitialised."""
     wanted = layout if q_offsets is None else layout[1:]
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -232,7 +252,7 @@ def _backward(ctx: torch.autograd.function.FunctionCtx, grad: Any, of_lse: Any) 
 
 def _compute_gradients(grad: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, of_lse: Any, q: torch.Tensor,
                        k: torch.Tensor, v: torch.Tensor, q_offsets: Any, k_offsets: Any, key_lengths: Any, *,
-                       kind: MaskAndScore | int = 0, scale: float | None = None, layout: str = "bhnd",
+                       kind: MaskAndScore | str = _PLAIN, scale: float | None = None, layout: str = "bhnd",
                        needed: int = 7) -> Any:
     of = _kind_of(kind)
     with torch.no_grad():

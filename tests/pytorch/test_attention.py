@@ -14,7 +14,7 @@ torch: Any = pytest.importorskip("torch")
 import gemmkit as gk  # noqa: E402
 import gemmkit.torch  # noqa: E402
 from gemmkit.functions import attention_backward  # noqa: E402
-from gemmkit.kernels.masks import ALiBi, Causal, ScoreFunction, Window  # noqa: E402
+from gemmkit.kernels.masks import ALiBi, Causal, Mask, ScoreFunction, SoftCap, Window  # noqa: E402
 from gemmkit.torch import attention as attending  # noqa: E402
 
 MODULE = sys.modules["gemmkit.torch.attention"]
@@ -127,7 +127,7 @@ def test_what_is_refused(in_the_emulator: None, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "operator"])
 def test_a_second_derivative_is_refused(compiled: bool, in_the_emulator: None) -> None:
     q, k, v = drawn(1, 1, 4, 16), drawn(1, 1, 4, 16), drawn(1, 1, 4, 16)
-    out = MODULE._OPERATOR.operator(q, k, v, None, None, None, kind=MODULE._numbered(None, None, True))[0] if compiled else attending(q, k, v)
+    out = MODULE._OPERATOR.operator(q, k, v, None, None, None, kind=MODULE._named(None, None, True))[0] if compiled else attending(q, k, v)
     (found,) = torch.autograd.grad(out.sum(), (q,), create_graph=True)
     with pytest.raises(NotImplementedError, match="no second derivative"):
         found.sum().backward()
@@ -136,11 +136,11 @@ def test_a_second_derivative_is_refused(compiled: bool, in_the_emulator: None) -
 @pytest.mark.thorough
 def test_the_operator(in_the_emulator: None) -> None:
     """PyTorch's own checks: the schema, autograd, the fake kernel, dynamic shapes."""
-    number = MODULE._numbered(Causal(), None, True)
+    name = MODULE._named(Causal(), None, True)
     q, k, v = drawn(1, 2, 9, 16), drawn(1, 1, 12, 16), drawn(1, 2, 12, 8)
-    torch.library.opcheck(torch.ops.gemmkit.attention.default, (q, k, v, None, None, None), dict(kind=number, scale=0.3))
+    torch.library.opcheck(torch.ops.gemmkit.attention.default, (q, k, v, None, None, None), dict(kind=name, scale=0.3))
     torch.library.opcheck(torch.ops.gemmkit.attention.default, (q[0], k[0], v[0], torch.tensor([0, 4, 9]), torch.tensor([0, 12, 12]), None),
-                          dict(kind=number))
+                          dict(kind=name))
 
 
 def test_a_function_compiles_without_a_break(in_the_emulator: None) -> None:
@@ -163,6 +163,39 @@ def test_a_function_compiles_without_a_break(in_the_emulator: None) -> None:
             assert torch.equal(one, other)
     for one, other in zip(gradients(torch.compile(inside, fullgraph=True, backend="aot_eager")), gradients(inside)):
         assert torch.equal(one, other)
+
+
+def test_names_of_masks_and_scores(in_the_emulator: None) -> None:
+    """What a graph of another process says is what it says here, or is refused."""
+    class Own(Mask):
+        """Of the user's, whose text does not say what it does."""
+
+        def visible(self, m: int, n: int) -> bool:
+            return n < m
+
+    told = MODULE._named(Causal() & Window(3), SoftCap(2.0), False)
+    assert told == MODULE._named(Causal() & Window(3), SoftCap(2.0), True) == "mask Intersection(Causal(), Window(3)), score SoftCap(2.0)"
+    assert MODULE._named(None, None, True) == "" and MODULE._named(Window(3), None, False) != MODULE._named(Window(4), None, False)
+    names = {MODULE._named(*given, False) for given in ((Own(), None), (Own() & Causal(), None), (None, ALiBi(torch.ones(2))), (None, abs_of),
+                                                        (None, ScoreFunction(abs_of)))}
+    assert len(names) == 5 and all(name.startswith(MODULE._PROCESS) for name in names)
+    q, k, v = drawn(1, 1, 4, 16), drawn(1, 1, 4, 16), drawn(1, 1, 4, 16)
+    with pytest.raises(ValueError, match="this process has not called gemmkit.torch.attention with this mask and score"):
+        torch.ops.gemmkit.attention(q, k, v, None, None, None, kind="0123456789abcdef 3")
+
+
+def abs_of(s: Any, m: int, n: int) -> Any:
+    return abs(s)
+
+
+@pytest.mark.thorough
+def test_export(in_the_emulator: None) -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, q: Any, k: Any, v: Any) -> Any:
+            return attending(q, k, v, mask=Causal())
+
+    given = tuple(drawn(1, 1, rows, 16, grad=False) for rows in (9, 12, 12))
+    assert torch.equal(torch.export.export(Layer(), given).module()(*given), attending(*given, mask=Causal()))
 
 
 def test_transforms(in_the_emulator: None) -> None:
