@@ -56,6 +56,7 @@ def check(device: str, sizes: tuple[int, ...], score: Any = None, formula: Any =
 SCORES = {"plain": (None, None), "soft cap": (lambda s, m, n: 2.0 * math.tanh(s / 2.0), lambda s, m, n: 2 * torch.tanh(s / 2))}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("score", SCORES)
 def test_gradients(score: str, in_the_emulator: None) -> None:
     check("cpu", (14, 21), *SCORES[score])
