@@ -62,7 +62,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Any:
             if machine.emulated:
                 stack.enter_context(small(monkeypatch, 16))
             stack.enter_context(machine.session())
-            if by_warps:
+            if by_warps and machine.emulated:
                 stack.enter_context(assumed(dataclasses.replace(H100, arch=(8, 0), sm_count=2, name="another GPU")))
             yield
 

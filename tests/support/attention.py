@@ -76,7 +76,8 @@ def reference_gradients(q: np.ndarray, k: np.ndarray, v: np.ndarray, grad: np.nd
     change = grad @ values.swapaxes(2, 3) - (grad * out).sum(-1, keepdims=True)
     change += 0.0 if of_lse is None else of_lse.astype(np.float64)[..., None]
     ds = p * change * slopes * scale
-    wrong = unit * (np.abs(ds) + p * (np.abs(grad) * np.abs(out)).sum(-1, keepdims=True) * np.abs(slopes * scale))
+    of_out = (np.abs(grad) * (p @ np.abs(values))).sum(-1, keepdims=True)              # the weights were rounded for it
+    wrong = unit * (np.abs(ds) + p * of_out * np.abs(slopes * scale))
 
     def summed(x: np.ndarray, like: np.ndarray) -> np.ndarray:
         x = x.reshape(batch, like.shape[1], heads // like.shape[1], *x.shape[2:]).sum(2)
