@@ -126,8 +126,7 @@ class Rules(NamedTuple):
 def gradients(rules: Rules, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any = None,
               needed: tuple[bool, ...] = (True, True, True), stream: Any = None) -> list[Any]:
     """The gradients of q, k and v, each of its array's shape and dtype, from those of ``out`` and (None: zero) of ``lse``;
-    None of what is not ``needed``. Arrays and rules are those of a call of `gemmkit.attention`, with what it returned.
-    """
+    None of what is not ``needed``. Arrays and rules are those of a call of `gemmkit.attention`, with what it returned."""
     packed = rules.offsets is not None
     dtype = describe(q, "q").dtype
     made = [empty_like(q, x.shape, dtype) if is_needed else None for x, is_needed in zip((q, k, v), needed)]
@@ -153,7 +152,7 @@ def gradients(rules: Rules, do: Any, q: Any, k: Any, v: Any, out: Any, lse: Any,
     if rules.key_lengths is not None:
         seen = OfLengths(seen_from_keys(rules.mask), rules.key_lengths, columns)
     partial: list[Any] = [x if x is None or x.shape[:-2] == q.shape[:-2] else
-               empty_like(q, (*q.shape[:-2], *x.shape[-2:]), F32) for x in dkv]
+                          empty_like(q, (*q.shape[:-2], *x.shape[-2:]), F32) for x in dkv]     # of each head of q
     if packed:
         for x in partial:
             _put(x, 0)
