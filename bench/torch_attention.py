@@ -27,8 +27,8 @@ def by_cudnn(case: Any) -> Function:
 
 
 @lru_cache(maxsize=1)                  # all input sets of a case have one compiled function
-def by_flex(case: Any) -> Function:
-    """Compiled for the case's sizes; the mask of blocks is made once, and not timed."""
+def by_flex(case: Any, recorded: bool = False) -> Function:
+    """Compiled for the case's sizes; the mask of blocks is made once, and not timed. ``recorded``: by autograd."""
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -55,7 +55,7 @@ def by_flex(case: Any) -> Function:
     compiled: Any = torch.compile(flex_attention, dynamic=False)
 
     def call(q: Array, k: Array, v: Array) -> Array:
-        with torch.no_grad():
+        with torch.set_grad_enabled(recorded):
             return compiled(q, k, v, score_mod=score, block_mask=blocks, enable_gqa=case.kv_heads != case.heads)
 
     return call

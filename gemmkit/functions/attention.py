@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from importlib import import_module
 from itertools import pairwise
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -28,15 +29,17 @@ from gemmkit.plans import launch as plans
 from gemmkit.plans.launch import KnownCall, cache
 from gemmkit.plans.problem import FLOAT32_MAX, check_places, finite_number
 from gemmkit.programs.calls import plan_of_call
-from gemmkit.programs.decorated import program
+from gemmkit.programs.decorated import Program, program
 from gemmkit.programs.lengths import COUNTED
 from gemmkit.programs.mapping import KERNELS, MULTISTAGE
+from gemmkit.programs.plan import ProgramPlan
 from gemmkit.programs.values import Parameter
 from gemmkit.runtime import launch as workspace
 from gemmkit.runtime.arrays import (
     KEYS,
     ArrayInfo,
     Recogniser,
+    RequiresGradient,
     as_stream_handle,
     describe,
     empty_like,
@@ -262,7 +265,8 @@ def without_keys(out: Parameter, q: Parameter, lse: Parameter | None) -> None:
 
 
 def program_arguments(call: AttentionCall) -> dict[str, Any]:
-    """Those of `softmax_attention`, or without keys of `without_keys`, with descriptions in place of arrays."""
+    """Those of `softmax_attention`, or without keys of `without_keys`, with descriptions in place of arrays, which are in
+    the order in which `quickly` brings them."""
     operands = call.operands
     if not call.keys:                                  # rows as long as out's, whatever is in them
         q, v = operands.q, operands.v
@@ -274,9 +278,9 @@ def program_arguments(call: AttentionCall) -> dict[str, Any]:
     out, q, lse = call.out, operands.q, call.lse
     if call.is_packed:                                 # rows of all sequences, without a batch
         out, q, lse = _of_rows(out), _of_rows(q), lse and _of_rows(lse)
-    names = ("q_offsets", "k_offsets", "key_starts", "key_lengths", "pages")
-    return dict(out=out, q=q, k=k, v=v, **{name: call.lengths.get(name) for name in names}, lse=lse, scale=float(call.scale),
-                mask=mask, score=score, k_stacks=k_stacks, v_stacks=v_stacks, k_share=k_share, v_share=v_share)
+    found = dict(call.lengths, out=out, q=q, k=k, v=v, lse=lse, scale=float(call.scale), mask=mask, score=score,
+                 k_stacks=k_stacks, v_stacks=v_stacks, k_share=k_share, v_share=v_share)
+    return {name: found.get(name) for name in softmax_attention.names}
 
 
 def _of_rows(info: ArrayInfo) -> ArrayInfo:
@@ -353,27 +357,35 @@ def run_attention(call: AttentionCall, arrays: dict[str, Any], stream: int | Non
     on."""
     call = folded(call)
     used, arguments = softmax_attention if call.keys else without_keys, program_arguments(call)
+    plan = launch(used, arguments, arrays, call.operands.q, stream)
+    if quick is not None and call.keys and plan is not None:
+        key, at_out, brought = quick
+        taken = *(describe(arguments[name], name).pointer for name in plan.given), 0
+        if (call.out.pointer, *brought)[:len(taken)] == taken:              # a known call brings them in this order
+            known = _calls.get(key) or _calls.keep(key, KnownCall(plan.start, describe(arrays["out"], "out")))
+            known.allow(at_out, *brought)
+
+
+def launch(used: Program, arguments: dict[str, Any], arrays: dict[str, Any], q: ArrayInfo,
+           stream: int | None) -> ProgramPlan | None:
+    """Run a program, some of whose arguments are descriptions of ``arrays``, by their names. Its plan, where that can be run
+    again: not in the emulator, and not with arrays of the host."""
     if current_mode() is not None:                     # of the arrays, as they are described
         plan = plan_of_call(used, arguments, None)
         arguments.update((name, strided(arrays[name], describe(arrays[name], name), x.shape, x.strides))
                          for name, x in arguments.items() if isinstance(x, ArrayInfo))
         plan.run(arguments)
-        return
-    handle = launch_stream(call.operands.q, stream)
+        return None
+    handle = launch_stream(q, stream)
     of_host = [name for name, x in arguments.items() if isinstance(x, np.ndarray)]
     if not of_host:
         plan = plan_of_call(used, arguments, None)
         plan.run(arguments, handle)
-        if quick is not None and call.keys:
-            key, at_out, brought = quick
-            taken = *(describe(arguments[name], name).pointer for name in plan.given), 0
-            if (call.out.pointer, *brought)[:len(taken)] == taken:          # a known call brings them in this order
-                known = _calls.get(key) or _calls.keep(key, KnownCall(plan.start, describe(arrays["out"], "out")))
-                known.allow(at_out, *brought)
-        return
+        return plan
     with workspace.tables:                             # until what reads it is under way
-        arguments.update(_copied([arguments[name] for name in of_host], of_host, call.operands.q, handle))
+        arguments.update(_copied([arguments[name] for name in of_host], of_host, q, handle))
         plan_of_call(used, arguments, None).run(arguments, handle)
+    return None
 
 
 def _copied(arrays: Sequence[np.ndarray], names: Sequence[str], q: ArrayInfo, stream: int) -> dict[str, ArrayInfo]:
@@ -393,8 +405,8 @@ _recogniser = Recogniser()
 
 
 def quickly(q: Any, k: Any, v: Any, out: Any, mask: Any, score: Any, scale: Any, layout: str, lengths: Any,
-            key_starts: Any, key_lengths: Any, pages: Any) -> plans.Quick | None:
-    """Of a call without sums, whose lengths are on the GPU."""
+            key_starts: Any, key_lengths: Any, pages: Any, lse: Any = None) -> plans.Quick | None:
+    """Of a call whose lengths are on the GPU; ``lse`` is an array for the logarithms of its sums."""
     if current_mode() is not None:
         return None
     given = [q, k, v]
@@ -403,7 +415,8 @@ def quickly(q: Any, k: Any, v: Any, out: Any, mask: Any, score: Any, scale: Any,
             given.append(x)
         elif x is not None:
             return None
-    key: list[Any] = [layout, lengths is None, key_starts is None, pages is None]
+    key: list[Any] = [layout, lengths is None, key_starts is None, key_lengths is None, pages is None, lse is None]
+    given += () if lse is None else (lse,)
     held: list[Any] = []
     for rule in (mask, score):
         if rule is None:
@@ -431,7 +444,8 @@ EVERYTHING, PLAIN, LAST_QUERY = Everything(), PlainScores(), Causal()         # 
 def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = None, scale: float | None = None,
               layout: str = "bhnd", lengths: Any = None, key_starts: Any = None, key_lengths: Any = None, pages: Any = None,
               out: Any = None, return_lse: bool = False, stream: Any = None) -> Any:
-    """softmax(score(scale q k^T)) v of each head, with float32 sums; the same bits every time. Forward only.
+    """softmax(score(scale q k^T)) v of each head, with float32 sums; the same bits every time. PyTorch's autograd records it
+    where q, k or v requires a gradient (`gemmkit.torch.attention`).
 
     Args:
         q: (batch, heads, queries, head size), float16 or bfloat16. Head sizes are multiples of 8 up to 256.
@@ -471,7 +485,8 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
         TypeError: q, k, v or out is no array, of another dtype, or on the host outside of `gemmkit.emulate`; mask or score
             is none; lengths are no whole numbers.
         ValueError: shapes do not fit each other, heads do not divide, no kernel can load the strides, out overlaps an
-            operand, a tensor requires a gradient, offsets decrease, or scale is not finite or above 2.36e38.
+            operand, an array of a mask or a score requires a gradient, out or stream is given where one of q, k and v does,
+            offsets decrease, or scale is not finite or above 2.36e38.
         ConfigError: another head size; a GPU of a compute capability below 8.0.
         ComponentError: code of the mask or the score cannot be compiled.
 
@@ -484,19 +499,35 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
     """
     if not isinstance(layout, str) or layout not in LAYOUTS:
         raise ValueError(f'layout={layout!r}: "bhnd" or "bnhd" is needed')
-    quick = None
-    if not return_lse:
-        quick = quickly(q, k, v, out, mask, score, scale, layout, lengths, key_starts, key_lengths, pages)
-    if quick is not None:
-        key, at_out, brought = quick
-        known: KnownCall | None = _calls.get(key)
-        result = None if known is None else known.again(q, at_out, brought, out, stream)
-        if result is not None:
-            return result
-    rule, change = _mask(mask), _score(score)
+    try:
+        lse = _logarithms(q, layout, lengths is not None) if return_lse and current_mode() is None else None
+        quick = None
+        if lse is not None or not return_lse:
+            quick = quickly(q, k, v, out, mask, score, scale, layout, lengths, key_starts, key_lengths, pages, lse)
+        if quick is not None:
+            key, at_out, brought = quick
+            known: KnownCall | None = _calls.get(key)
+            result = None if known is None else known.again(q, at_out, brought, out, stream)
+            if result is not None:
+                return (result, lse) if return_lse else result
+        of_keys = {"key_starts": key_starts, "key_lengths": key_lengths, "pages": pages}
+        return _attention(q, k, v, mask, score, scale, layout, lengths, of_keys, out, return_lse, lse, stream, quick)
+    except RequiresGradient:                           # nothing has been launched or written
+        if not any(getattr(x, "requires_grad", False) for x in (q, k, v)):
+            raise                                      # a component's tensor, or out itself
+    recording = import_module("gemmkit.torch.attention")             # which imports PyTorch, and calls this function
+    return recording.recorded(q, k, v, out, stream, mask=mask, score=score, scale=scale, layout=layout, lengths=lengths,
+                              **of_keys, return_lse=return_lse)
+
+
+def _attention(q: Any, k: Any, v: Any, mask: Any, score: Any, scale: Any, layout: str, lengths: Any, of_keys: dict[str, Any],
+               out: Any, return_lse: bool, lse: Any, stream: Any, quick: plans.Quick | None) -> Any:
+    """A call that is not known. ``lse``: an array for the logarithms, if there is one already."""
+    rule, change = mask_given(mask), score_given(score)
     packed, handle = lengths is not None, None if stream is None else as_stream_handle(stream)
-    operands = operands_of(describe(q, "q"), describe(k, "k"), describe(v, "v"), layout, packed, pages is not None)
-    counted = _lengths(lengths, {"key_starts": key_starts, "key_lengths": key_lengths, "pages": pages}, operands)
+    operands = operands_of(describe(q, "q"), describe(k, "k"), describe(v, "v"), layout, packed,
+                           of_keys["pages"] is not None)
+    counted = _lengths(lengths, of_keys, operands)
     keys = keys_of(operands, counted)
     factor = 1 / math.sqrt(operands.head_dim) if scale is None else _scale(scale)
     if not packed:
@@ -513,8 +544,7 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
     seen = as_heads(given, "out", layout, packed)
     check_out(seen, operands, given)
     check_held(held, {"q": operands.q, "k": operands.k, "v": operands.v, "out": given})
-    lse = None
-    if return_lse:
+    if return_lse and lse is None:
         lse = empty_like(q, operands.q.shape[packed:3], np.dtype(np.float32))
     call = AttentionCall(operands, seen, None if lse is None else _lse(lse, packed), rule, change, factor, counted, keys)
     if math.prod(operands.q.shape):
@@ -543,7 +573,7 @@ def _lengths(lengths: Any, of_keys: dict[str, Any], operands: AttentionOperands)
     return found
 
 
-def _mask(mask: Any) -> Mask:
+def mask_given(mask: Any) -> Mask:
     if mask is None:
         return EVERYTHING
     if not isinstance(mask, Mask):
@@ -553,7 +583,7 @@ def _mask(mask: Any) -> Mask:
     return mask
 
 
-def _score(score: Any) -> Score:
+def score_given(score: Any) -> Score:
     if score is None:
         return PLAIN
     made = score if isinstance(score, Score) else ScoreFunction(score)
@@ -567,6 +597,14 @@ def _scale(scale: Any) -> float:
         raise ValueError(f"scale={scale!r}: scores are computed in float32 with scale log2(e), so scale may be at most "
                          f"{LARGEST:.3g}")
     return number
+
+
+def _logarithms(q: Any, layout: str, packed: bool) -> Any:
+    """An array of (batch, heads, queries), or without a batch; None for a q that is none."""
+    shape = getattr(q, "shape", ())
+    if type(q) not in KEYS or len(shape) != 4 - packed:
+        return None
+    return empty_like(q, [shape[layout.index(axis) - packed] for axis in "bhn"[packed:]], np.dtype(np.float32))
 
 
 def _lse(lse: Any, packed: bool) -> Any:

@@ -229,9 +229,9 @@ class Dual(Matrix):
         operation = _OPERATORS.get(ufunc.__name__)
         if operation is not None:
             return operation(*inputs)
-        if ufunc.__name__ not in _DERIVATIVES:
+        if ufunc.__name__ not in DERIVATIVES:
             raise TypeError(f"{ufunc.__name__} of dual numbers is not known; give its derivative: x.map(f, derivative). "
-                            f"Known are {', '.join(_DERIVATIVES)}")
+                            f"Known are {', '.join(DERIVATIVES)}")
         return getattr(self, ufunc.__name__)()
 
     # -- products ---------------------------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ def _call(name: str, x: Any) -> Any:
 
 
 # Of every function: its derivative, from x and f(x).
-_DERIVATIVES: dict[str, Callable[[Any, Any], Any]] = {
+DERIVATIVES: dict[str, Callable[[Any, Any], Any]] = {
     "exp": lambda x, y: y,
     "log": lambda x, y: 1 / x,
     "sqrt": lambda x, y: 0.5 / y,
@@ -337,11 +337,11 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
 
 def _function(name: str) -> Callable[[Dual], Dual]:
     def function(self: Dual) -> Dual:
-        return self.map(lambda x: _call(name, x), _DERIVATIVES[name])
+        return self.map(lambda x: _call(name, x), DERIVATIVES[name])
 
     function.__name__, function.__doc__ = name, f"``{name}`` of every number."
     return function
 
 
-for _name in _DERIVATIVES:
+for _name in DERIVATIVES:
     setattr(Dual, _name, _function(_name))

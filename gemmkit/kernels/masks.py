@@ -409,6 +409,154 @@ class Intersection(Mask):
 
 
 # --------------------------------------------------------------------------------------------------
+# Masks with the roles swapped: which queries see a key. Tiles of keys whose rounds go over queries ask so: those of the
+# gradients of k and v.
+#
+# Of gemmkit's own masks these are masks with bounds, so that queries that see none of a tile's keys are not visited. A class
+# of the user's may have changed any of the methods, so that of its masks every query is visited and tested.
+
+def seen_from_keys(mask: Mask) -> Mask:
+    """The mask whose rows are ``mask``'s keys, and whose columns are its queries.
+
+    >>> of_keys = seen_from_keys(Window(2, 1))
+    >>> all(of_keys.sees(n, m, shift=-3) == Window(2, 1).sees(m, n, shift=3) for m in range(5) for n in range(8))
+    True
+    """
+    if type(mask) is Causal:
+        return _FromOwn(mask.aligned)
+    if type(mask) is Window:
+        return Window(mask.right, mask.left, mask.aligned)
+    if type(mask) is Documents:
+        return _TokensOfDocuments(mask.starts, mask.ends)
+    if type(mask) is Intersection:
+        return seen_from_keys(mask.first) & seen_from_keys(mask.second)
+    return mask if type(mask) is Everything else _Swapped(mask)
+
+
+@dataclass(frozen=True)
+class _FromOwn(Mask):
+    """A key is seen by the queries from its own place on: `Causal`."""
+
+    aligned: str = LOWER_RIGHT
+
+    def first_key(self, m: int) -> int:
+        return m
+
+    def keys(self, begin: int, end: int, keys: int) -> tuple[int, int]:
+        return begin, keys
+
+    def free(self, begin: int, end: int, keys: int) -> tuple[int, int]:
+        return end - 1, keys
+
+
+@dataclass(frozen=True)
+class _TokensOfDocuments(Mask):
+    """Which queries see a key of `Documents`. Their bounds rise with the query: the first that goes beyond a key is found by
+    halves."""
+
+    starts: Array
+    ends: Array
+
+    array_ndims = Documents.array_ndims
+    array_names = MappingProxyType({"starts": "starts of Documents", "ends": "ends of Documents"})
+
+    def first_key(self, m: int) -> int:
+        return _first_above(self.ends, m)
+
+    def end_key(self, m: int) -> int:
+        return _first_above(self.starts, m)
+
+    def keys(self, begin: int, end: int, keys: int) -> tuple[int, int]:
+        return _first_above(self.ends, begin), _first_above(self.starts, end - 1)
+
+    def free(self, begin: int, end: int, keys: int) -> tuple[int, int]:
+        return _first_above(self.ends, end - 1), _first_above(self.starts, begin)
+
+    def check(self, queries: int, keys: int, heads: int, batch: int) -> None:
+        Documents(self.starts, self.ends).check(keys, queries, heads, batch)
+
+
+def _first_above(rising: Any, value: int) -> int:
+    """The first place of a rising array whose element is above ``value``; its length if there is none."""
+    begin, end = 0, rising.shape[0]
+    while begin < end:
+        middle = (begin + end) // 2
+        if rising[middle] > value:
+            end = middle
+        else:
+            begin = middle + 1
+    return begin
+
+
+@dataclass(frozen=True)
+class _Swapped(Mask):
+    """Any mask, asked with its arguments swapped: every query is visited and tested."""
+
+    of: Mask
+
+    has_visible = True
+
+    def shows(self, m: int, n: int, head: int, batch: int, shift: int) -> bool:
+        return self.of.sees(n, m, head, batch, -shift)
+
+    def check(self, queries: int, keys: int, heads: int, batch: int) -> None:
+        self.of.check(keys, queries, heads, batch)
+
+
+@dataclass(frozen=True)
+class OfLengths(Mask):
+    """A mask `seen_from_keys` where each of the batch has so many of the ``rows`` keys: a query sees none of the others, and
+    the last one that is there is the last one for ``of``, too."""
+
+    of: Mask
+    lengths: Array
+    rows: Scalar
+
+    array_ndims = MappingProxyType({"lengths": 1})
+    array_names = MappingProxyType({"lengths": "key_lengths"})
+    has_end = True
+
+    @cached_property
+    def has_visible(self) -> bool:
+        return self.of.has_visible
+
+    @cached_property
+    def has_first(self) -> bool:
+        return self.of.has_first
+
+    @cached_property
+    def has_free(self) -> bool:
+        return self.of.has_free
+
+    def length(self, batch: int) -> int:
+        return int(min(max(self.lengths[batch], 0), self.rows))
+
+    def shows(self, m: int, n: int, head: int, batch: int, shift: int) -> bool:
+        return self.of.shows(m, n, head, batch, shift + self.rows - self.length(batch))
+
+    def first_shown(self, m: int, head: int, batch: int, shift: int) -> int:
+        return self.of.first_shown(m, head, batch, shift + self.rows - self.length(batch))
+
+    def end_shown(self, m: int, head: int, batch: int, shift: int) -> int:
+        length = self.length(batch)
+        end = self.of.end_shown(m, head, batch, shift + self.rows - length) if self.of.has_end else 2**31 - 1
+        return end if m < length else 0
+
+    def visited(self, begin: int, end: int, keys: int, head: int, batch: int, shift: int) -> tuple[int, int]:
+        length = self.length(batch)
+        first, last = self.of.visited(begin, end, keys, head, batch, shift + self.rows - length)
+        return first, last if begin < length else 0
+
+    def untested(self, begin: int, end: int, keys: int, head: int, batch: int, shift: int) -> tuple[int, int]:
+        length = self.length(batch)
+        first, last = self.of.untested(begin, end, keys, head, batch, shift + self.rows - length)
+        return first, last if end <= length else 0
+
+    def check(self, queries: int, keys: int, heads: int, batch: int) -> None:
+        self.of.check(queries, keys, heads, batch)
+
+
+# --------------------------------------------------------------------------------------------------
 # Scores of attention: what becomes of ``scale q k`` before the softmax (`gemmkit.attention`), and the contract of your
 # own.
 #

@@ -1,16 +1,19 @@
-"""gemmkit's products as operators of PyTorch's, for autograd, ``torch.compile``, ``torch.func.vmap`` and ``torch.export``.
+"""gemmkit's products and its attention as operators of PyTorch's, for autograd, ``torch.compile``, ``torch.func.vmap`` and
+``torch.export``.
 
     linear = gemmkit.torch.op(name="mine::linear", epilogue=lambda b: Bias(b) | GELU())
     y = linear(x, weight, bias)
     y = gemmkit.torch.matmul(a, b)               # the same of a plain product
+    y = gemmkit.torch.attention(q, k, v, mask=gemmkit.masks.Causal())
     layer = gemmkit.torch.Linear(1024, 4096, activation="gelu")
 
 Only this package imports PyTorch; gemmkit imports the package on demand. The emulator computes tensors on the CPU
 (``with gemmkit.emulate():``), so you can test operators without a GPU.
 """
 
+from gemmkit.torch.attention import attention
 from gemmkit.torch.autograd import matmul
 from gemmkit.torch.layers import Linear, QuantisedLinear
 from gemmkit.torch.operators import ProductOperator, op
 
-__all__ = ["Linear", "ProductOperator", "QuantisedLinear", "matmul", "op"]
+__all__ = ["Linear", "ProductOperator", "QuantisedLinear", "attention", "matmul", "op"]

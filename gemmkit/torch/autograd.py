@@ -14,19 +14,16 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from gemmkit.components import Component
 from gemmkit.epilogues import Bias, Default, Epilogue, Residual, Store, fast
 from gemmkit.functions.matmul import matmul as multiply_matrices
+from gemmkit.functions.replay import PASSED_ON, Replay, World
 from gemmkit.functions.semiring import select
 from gemmkit.kernels.config import TRANSFORMS, Config
-from gemmkit.lang import aggregates, checks
-from gemmkit.lang.functions import DeviceFunction
 from gemmkit.operators import COMPLEX, Algebra, FPUOp, MMAOp, WGMMAOp, WMMAOp
 from gemmkit.operators.semiring import Semiring, plus, selects
 from gemmkit.runtime.arrays import is_array
@@ -49,9 +46,9 @@ from gemmkit.torch.product import (
 # --------------------------------------------------------------------------------------------------
 # Epilogues run again on tensors: what each of D's elements depends on, and how much.
 #
-# An epilogue is device code of one element. `Replay` stands for it with other things in the place of its arrays (`Leaf`:
-# an operand of the operator), of coordinates and of mathematical functions, so that the same code runs on dual tensors
-# (`gemmkit.torch.dual`).
+# An epilogue is device code of one element. A `gemmkit.functions.replay.Replay` stands for it with other things in the
+# place of its arrays (`Leaf`: an operand of the operator), of coordinates and of mathematical functions, so that the same
+# code runs on dual tensors (`gemmkit.torch.dual`).
 
 X = 0                                  # the variable that is the product itself; operands follow
 
@@ -165,109 +162,30 @@ class OutputCoordinates:
         return None
 
 
-class _Functions:
-    """`math`, or NumPy, of dual tensors."""
+class _World(World):
+    """Device code on tensors. ``leaves``: by the ids of placeholders, the operands that they stand for."""
 
-    def __init__(self, module: ModuleType):
-        self._module = module
+    def __init__(self, leaves: dict[int, Leaf], at: OutputCoordinates):
+        super().__init__({**_STANDS_FOR, **leaves}, functions)
+        self.at = at
 
-    def __getattr__(self, name: str) -> Any:
-        if name in functions:
-            return functions[name]
-        found = getattr(self._module, name)
-        return found if not callable(found) else _unknown(f"{self._module.__name__}.{name}")
+    def leaf(self, x: Any) -> Any:
+        if is_array(x) or isinstance(x, torch.Tensor):
+            tensor = x if isinstance(x, torch.Tensor) else torch.as_tensor(np.asarray(x), device=self.at.m.value.device)
+            return Leaf(tensor, -1, self.at)
+        return x
 
+    def unknown(self, name: str) -> Callable[..., Any]:
+        def raises(*args: object) -> Any:
+            if any(isinstance(x, DualTensor) for x in args):
+                raise TypeError(f"{name}, whose derivative is not known")
+            raise TypeError(f"{name} in an epilogue that is to be differentiated")
 
-def _unknown(name: str) -> Callable[..., Any]:
-    def raises(*args: object) -> Any:
-        if any(isinstance(x, DualTensor) for x in args):
-            raise TypeError(f"{name}, whose derivative is not known")
-        raise TypeError(f"{name} in an epilogue that is to be differentiated")
-
-    return raises
+        return raises
 
 
 #: What device code calls of gemmkit's own: by the object, what stands for it.
-_STANDS_FOR: dict[int, Any] = {
-    **{id(getattr(fast, name)): functions[name] for name in fast.__all__},
-    id(checks.number): lambda component, method, value, like: value,
-    id(checks.truth): lambda component, method, value: value,
-    id(aggregates.convert): lambda dtype, value: value,
-    id(abs): abs,
-}
-
-
-class Replay:
-    """A component with leaves for its arrays: its own code, properties and fields."""
-
-    def __init__(self, component: object, world: Callable[[Any], Any]):
-        self._component, self._world = component, world
-
-    def __getattr__(self, name: str) -> Any:
-        found = next((vars(cls)[name] for cls in type(self._component).__mro__ if name in vars(cls)), None)
-        if isinstance(found, FunctionType):
-            return self._world(found).__get__(self)
-        return self._world(getattr(self._component, name))
-
-    def __call__(self, *args: object) -> Any:
-        return self._world(type(self._component).__call__)(self, *args)
-
-
-def _world(leaves: dict[int, Leaf], at: OutputCoordinates) -> Callable[[Any], Any]:
-    """What stands for a value in code that is run again."""
-    made: dict[int, Any] = {}
-
-    def of(x: torch.Tensor) -> Any:
-        if id(x) in leaves:
-            return leaves[id(x)]
-        if id(x) in _STANDS_FOR:
-            return _STANDS_FOR[id(x)]
-        if isinstance(x, ModuleType):
-            return _Functions(x) if x.__name__ in ("math", "numpy") else _Module(x, of) if x.__name__.startswith(
-                "gemmkit") else x
-        if isinstance(x, DeviceFunction):
-            return of(x.function)
-        if isinstance(x, FunctionType):
-            if id(x) not in made:
-                made[id(x)] = _rebound(x, of, made)
-            return made[id(x)]
-        if isinstance(x, Component):
-            return Replay(x, of)
-        if is_array(x) or isinstance(x, torch.Tensor):
-            tensor = x if isinstance(x, torch.Tensor) else torch.as_tensor(np.asarray(x), device=at.m.value.device)
-            return Leaf(tensor, -1, at)
-        return x
-
-    return of
-
-
-class _Module:
-    """A module of gemmkit's in code that is run again."""
-
-    def __init__(self, module: ModuleType, world: Callable[[Any], Any]):
-        self._of, self._world = module, world
-
-    def __getattr__(self, name: str) -> Any:
-        return self._world(getattr(self._of, name))
-
-
-def _names(code: CodeType) -> set[str]:
-    inner = (_names(c) for c in code.co_consts if isinstance(c, CodeType))
-    return set(code.co_names).union(*inner)
-
-
-def _rebound(function: FunctionType, world: Callable[[Any], Any], made: dict[int, Any]) -> FunctionType:
-    """The function with what stands for its globals and for what it captured."""
-    scope: dict[str, Any] = {"__builtins__": __builtins__}
-    cells = tuple(CellType() for _ in function.__closure__ or ())
-    out = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, cells)
-    out.__kwdefaults__ = function.__kwdefaults__
-    made[id(function)] = out                               # it may call itself
-    for name in _names(function.__code__) & set(function.__globals__):
-        scope[name] = world(function.__globals__[name])
-    for cell, new in zip(function.__closure__ or (), cells):
-        new.cell_contents = world(cell.cell_contents)
-    return out
+_STANDS_FOR: dict[int, Any] = {**{id(getattr(fast, name)): functions[name] for name in fast.__all__}, **PASSED_ON}
 
 
 # -- partial derivatives ----------------------------------------------------------------------------------------------
@@ -288,7 +206,7 @@ def partials(recipe: EpilogueRecipe, x: torch.Tensor, operands: Sequence[Any]) -
     def run() -> Any:
         at = OutputCoordinates(x, paths, dtype, read)
         leaves = {id(p): Leaf(t, 1 + n, at) for n, (p, t) in enumerate(zip(recipe.placeholders, operands))}
-        return Replay(recipe.model, _world(leaves, at))(DualTensor(wide, paths, {X: ONE}), at.m, at.n)
+        return Replay(recipe.model, _World(leaves, at))(DualTensor(wide, paths, {X: ONE}), at.m, at.n)
 
     try:
         found = tangents(paths, run, 1 + len(operands), zero)

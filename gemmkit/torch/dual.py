@@ -29,7 +29,10 @@ class Paths:
         self._asked: list[Any] = []
 
     def decide(self, condition: torch.Tensor | Truth) -> bool:
-        """The way that this run takes at a branch on ``condition``, a tensor of truth values."""
+        """The way that this run takes at a branch on ``condition``, a tensor of truth values. Raises TypeError behind
+        `MOST_WAYS` branches: a loop whose end depends on an element would have no last one."""
+        if len(self._asked) >= MOST_WAYS:
+            raise TypeError(f"more than {MOST_WAYS} branches, or a loop whose end depends on an element")
         if len(self._asked) == len(self._planned):
             self._planned.append(True)
         self._asked.append(condition)

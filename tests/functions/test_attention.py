@@ -498,12 +498,13 @@ def test_captured_in_a_graph(rng: np.random.Generator) -> None:
 
 @pytest.mark.sample(16)
 @pytest.mark.gpu
-def test_a_tensor_that_requires_a_gradient_is_refused() -> None:
+def test_a_tensor_that_requires_a_gradient_is_recorded() -> None:
     import torch
 
     x = torch.zeros(1, 1, 8, 64, device="cuda", dtype=torch.float16)
-    with pytest.raises(ValueError, match="k requires a gradient"):
-        gk.attention(x, x.clone().requires_grad_(), x)
+    assert gk.attention(x, x.clone().requires_grad_(), x).requires_grad
+    with pytest.raises(ValueError, match="out= is given, and a tensor that requires a gradient is among q, k and v"):
+        gk.attention(x, x.clone().requires_grad_(), x, out=torch.empty_like(x))
 
 
 # ==========================================================================================================================

@@ -188,11 +188,11 @@ def test_functions_of_tensors(rng: np.random.Generator) -> None:
     """Every function that a Dual has is the tensor's own, and its derivative PyTorch's."""
     import torch
 
-    from gemmkit.functions.dual import _DERIVATIVES
+    from gemmkit.functions.dual import DERIVATIVES
 
     x, dx = (torch.from_numpy(random(rng, (7, 5), "f8")).cuda() for _ in range(2))
     x = x.abs() / 2 + 0.25                                      # where all of them are smooth
-    for name in _DERIVATIVES:
+    for name in DERIVATIVES:
         value, tangent = torch.func.jvp(lambda t: getattr(t, name)(), (x,), (dx,))
         out = getattr(Dual.of(x, dx), name)()
         assert_close(out.value.cpu().numpy(), value.cpu().numpy(), 1e-15)

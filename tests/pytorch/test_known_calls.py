@@ -16,6 +16,7 @@ import gemmkit as gk  # noqa: E402
 import gemmkit.torch as gt  # noqa: E402
 from bench import stand_ins  # noqa: E402
 from gemmkit.plans.launch import forget  # noqa: E402
+from gemmkit.programs import plan as program_plan  # noqa: E402
 from gemmkit.runtime import arrays  # noqa: E402
 from gemmkit.runtime.arrays import ArrayInfo, Recogniser, TensorKinds  # noqa: E402
 from tests.support.checks import functions_run  # noqa: E402
@@ -194,6 +195,8 @@ CALLS: dict[str, tuple[Callable[[], tuple[Any, ...]], Callable[..., Any], int]] 
                       lambda q, k, v, lengths: gk.attention(q, k, v, key_lengths=lengths), 8),
     "pages": (lambda: (*(half(2, 2, M, K) for _ in range(3)), counts(2), counts(2, 3)),
               lambda q, k, v, lengths, pages: gk.attention(q, k, v, key_lengths=lengths, pages=pages), 8),
+    "attention with logarithms": (lambda: tuple(half(1, 2, M, K) for _ in range(3)),
+                                  lambda q, k, v: gk.attention(q, k, v, return_lse=True), 16),
     "torch.matmul": (lambda: (half(M, K), half(K, N)), gt.matmul, 10),
 }
 
@@ -219,6 +222,40 @@ def test_a_known_call_launches_once_and_runs_few_functions(launches: Launches, n
         found = run_in(lambda given=given: call(*given))                                        # type: ignore[misc]
         assert len(found) <= most, " ".join(found)
     assert launches.count == before + len(sets)
+
+
+def whole(*numbers: int) -> Any:
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("return_lse", [False, True], ids=["", "lse"])
+@pytest.mark.parametrize("kind", ["", "lengths", "pages", "packed"])
+def test_a_known_attention_brings_what_a_first_one_does(launches: Launches, monkeypatch: pytest.MonkeyPatch, kind: str,
+                                                        return_lse: bool) -> None:
+    """In the same places: addresses of q, k and v, of what counts their rows, and of the results."""
+    brought: list[tuple[Any, ...]] = []
+
+    def started(*how: Any) -> Any:
+        start = real(*how)
+
+        def looked_at(stream: int, values: tuple[Any, ...]) -> None:
+            brought.append(values)
+            start(stream, values)
+
+        return looked_at
+
+    real = program_plan.started
+    monkeypatch.setattr(program_plan, "started", started)
+    shape = (3, M, K) if kind == "packed" else (2, 3, M, K)
+    q, k, v = half(*shape), *(half(4, 3, M, K) if kind == "pages" else half(*shape) for _ in "kv")
+    more: dict[str, Any] = {"lengths": lambda: dict(key_lengths=whole(3, 2)), "packed": lambda: dict(lengths=(whole(0, 5, M), whole(0, 9, M))),
+                            "pages": lambda: dict(key_lengths=whole(3, 2), pages=whole(3, 2, 1, 0).view(2, 2))}.get(kind, dict)()
+    found = [gk.attention(q, k, v, return_lse=return_lse, mask=gk.masks.Window(5), **more) for _ in range(3)]
+    places = [{x.data_ptr(): name for name, x in (dict(zip(("out", "lse"), results)) if return_lse else {"out": results}).items()}
+              for results in found]
+    first, *others = ([of.get(x, x) for x in values] for of, values in zip(places, brought))
+    assert len(others) == 2 and all(other == first for other in others)
+    assert first[:4] == ["out", q.data_ptr(), k.data_ptr(), v.data_ptr()] and ("lse" in first) == return_lse
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -195,6 +195,20 @@ def test_an_unknown_function_is_named(in_the_emulator: None) -> None:
         d(a.abs(), a).sum().backward()
 
 
+def halved(x: Any) -> Any:
+    while x > 1.0:
+        x = x * 0.5
+    return x
+
+
+def test_a_loop_whose_end_depends_on_an_element_is_refused(in_the_emulator: None) -> None:
+    """It would have no last branch."""
+    a = drawn(2, 2).requires_grad_()
+    d = gk.torch.op(name="tests::halved", epilogue=Elementwise(halved))
+    with pytest.raises(TypeError, match="more than 64 branches, or a loop whose end depends on an element"):
+        d(a, a).sum().backward()
+
+
 @pytest.mark.parametrize(("told", "why"), [
     (dict(operator=gk.operators.LOG_SUM_EXP), "combines all products"),
     (dict(operator=gk.operators.OR_AND), "combines all products"),

@@ -47,6 +47,59 @@ def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float | None =
     return np.einsum("bhmn,bhnd->bhmd", p, v), lse, np.einsum("bhmn,bhnd->bhmd", p, np.abs(v))
 
 
+def reference_gradients(q: np.ndarray, k: np.ndarray, v: np.ndarray, grad: np.ndarray, of_lse: np.ndarray | None = None,
+                        scale: float | None = None, visible: Rule | None = None, score: Rule | None = None,
+                        slope: Rule | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The gradients of q, k and v in float64, from those of the result and of the logarithms, each with what it may be wrong by:
+    the rounding of the result, of the weights and of the scores' gradients to q's dtype. Arguments as of `reference`;
+    ``slope(s, m, n, head, batch)`` is the score's derivative."""
+    scale, unit = 1 / math.sqrt(q.shape[-1]) if scale is None else scale, 2 * epsilon(q.dtype)
+    batch, heads = q.shape[:2]
+    keys, values = (np.broadcast_to(np.repeat(x, heads // x.shape[1], 1), (batch, heads, *x.shape[2:])).astype(np.float64)
+                    for x in (k, v))
+    rows, grad = q.astype(np.float64), grad.astype(np.float64)
+    s = rows @ keys.swapaxes(2, 3) * scale
+    m, n = np.arange(s.shape[2])[:, None], np.arange(s.shape[3])[None]
+    t, slopes = s.copy(), np.ones_like(s)
+    for b, h in np.ndindex(batch, heads):
+        if score is not None:
+            t[b, h] = score(s[b, h], m, n, h, b)
+        if slope is not None:
+            slopes[b, h] = slope(s[b, h], m, n, h, b)
+        if visible is not None:
+            t[b, h] = np.where(visible(m, n, h, b), t[b, h], -np.inf)
+    largest = np.max(t, axis=-1, keepdims=True, initial=-np.inf)
+    p = np.exp(t - np.where(np.isneginf(largest), 0, largest))
+    total = p.sum(-1, keepdims=True)
+    p = np.divide(p, total, out=np.zeros_like(p), where=total > 0)
+    out = p @ values
+    change = grad @ values.swapaxes(2, 3) - (grad * out).sum(-1, keepdims=True)
+    change += 0.0 if of_lse is None else of_lse.astype(np.float64)[..., None]
+    ds = p * change * slopes * scale
+    of_out = (np.abs(grad) * (p @ np.abs(values))).sum(-1, keepdims=True)              # the weights were rounded for it
+    wrong = unit * (np.abs(ds) + p * of_out * np.abs(slopes * scale))
+
+    def summed(x: np.ndarray, like: np.ndarray) -> np.ndarray:
+        x = x.reshape(batch, like.shape[1], heads // like.shape[1], *x.shape[2:]).sum(2)
+        return x if like.shape[0] == batch else x.sum(0, keepdims=True)
+
+    found = [(ds @ keys, wrong @ np.abs(keys)),
+             *((summed(x, like), summed(bound, like)) for x, bound, like in (
+                 (ds.swapaxes(2, 3) @ rows, wrong.swapaxes(2, 3) @ np.abs(rows), k),
+                 (p.swapaxes(2, 3) @ grad, unit * (p.swapaxes(2, 3) @ np.abs(grad)), v)))]
+    least = 2.0**-23 if q.dtype == np.float16 else 0.0
+    return [(x, bound + unit * np.abs(x) + 2e-5 * np.abs(x).max(initial=0.0) + least) for x, bound in found]
+
+
+def close_gradients(found: list[Any], wanted: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    """Each is within its bound; None was not asked for."""
+    for name, x, (exact, bound) in zip("qkv", found, wanted, strict=True):
+        if x is not None:
+            assert x.shape == exact.shape and np.isfinite(x.astype(np.float64)).all(), name
+            error = np.abs(x.astype(np.float64) - exact)
+            assert (error <= bound).all(), f"d{name} is wrong by {(error / bound).max()} of what is allowed"
+
+
 def by_warps(patch: pytest.MonkeyPatch) -> None:
     """Calls take the kernel of GPUs without wgmma."""
     def planned(program: Any, arguments: dict[str, Any], mapping: Any) -> Any:
@@ -84,4 +137,4 @@ def small(monkeypatch: pytest.MonkeyPatch, block_n: int = 32, blocks: int = 2) -
         yield
 
 
-__all__ = ["close", "draw", "reference", "small"]
+__all__ = ["close", "close_gradients", "draw", "reference", "reference_gradients", "small"]

@@ -1,0 +1,183 @@
+"""The gradients of attention, beside PyTorch's: `python -m bench.attention_backward`.
+
+| works | beside |
+|---|---|
+| plain, causal | cuDNN's backward pass, through ``scaled_dot_product_attention``; FlashAttention 2's, through the same |
+| alibi, soft cap, window, grouped | FlexAttention's, by ``torch.compile`` (`bench.torch_attention`) |
+
+All are ``torch.autograd.grad`` of q, k and v of a call that is kept, timed in turns by events in one run: of these sizes the
+device takes longer than the host. Gradients are compared with the peer's before; a causal row counts half of the products.
+With ``--device cpu`` small cases run in the emulator, beside PyTorch's own mathematics: the times are no measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+import gemmkit as gk
+import gemmkit.torch
+from bench import report
+from bench.experiments.attention import CAP, WINDOW, Attention
+from bench.harness import WrongResult
+from bench.torch_attention import by_flex
+
+PRODUCTS = 5                           # of a backward pass: S, dP, dQ, dK, dV
+TOLERANCE = 8e-3                       # of two float16 gradients, of the largest element
+BY_PYTORCH, BY_FLEX = ("plain", "causal"), ("alibi", "soft cap", "window")
+CALLS, TURNS, BEFORE = 5, 9, 2
+
+
+class BackwardCase(NamedTuple):
+    work: str
+    batch: int
+    heads: int
+    kv_heads: int
+    rows: int
+    head_dim: int
+
+    @property
+    def name(self) -> str:
+        shared = f" ({self.kv_heads} of k)" if self.kv_heads != self.heads else ""
+        return f"{self.work}: {self.batch} x {self.heads} heads{shared}, {self.rows} rows"
+
+    @property
+    def experiment(self) -> Attention:
+        """The case as `bench.torch_attention` takes it. FlexAttention takes shared heads by the same function."""
+        made = Attention("backward", "shared heads" if self.work == "grouped" else self.work, "f16",
+                         self.batch * self.heads * self.rows, self.rows, self.head_dim, batch=self.batch, heads=self.heads)
+        assert self.work != "grouped" or made.kv_heads == self.kv_heads
+        return made
+
+
+CASES = (*(BackwardCase(work, 4, 16, 16, 4096, head_dim) for head_dim in (128, 64) for work in BY_PYTORCH),
+         BackwardCase("causal", 2, 16, 16, 16384, 128), BackwardCase("causal", 16, 16, 16, 1024, 128),
+         *(BackwardCase(work, 4, 16, 16, 4096, head_dim) for head_dim in (128, 64) for work in BY_FLEX),
+         BackwardCase("grouped", 4, 32, 4, 4096, 128))
+SMALL = tuple(BackwardCase(work, 1, 8 if work == "grouped" else 2, 1 if work == "grouped" else 2, 12, 16)
+              for work in ("causal", *BY_FLEX, "grouped"))
+
+
+# -- calls ------------------------------------------------------------------------------------------------------------
+
+def ours(case: BackwardCase, q: Any, k: Any, v: Any) -> Any:
+    """The result, which autograd has recorded."""
+    masks, slopes = gk.masks, torch.from_numpy(case.experiment.slopes).to(q.device)
+    rules: dict[str, dict[str, Any]] = {
+        "causal": {"mask": masks.Causal()}, "alibi": {"score": masks.ALiBi(slopes)},
+        "soft cap": {"score": masks.SoftCap(CAP)}, "window": {"mask": masks.Window(WINDOW)}}
+    return gk.torch.attention(q, k, v, **rules.get(case.work, {}))
+
+
+def by_backend(backend: str, case: BackwardCase, q: Any, k: Any, v: Any) -> Any:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with sdpa_kernel(getattr(SDPBackend, backend)):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=case.work == "causal")
+
+
+def by_flex_attention(case: BackwardCase, q: Any, k: Any, v: Any) -> Any:
+    return by_flex(case.experiment, recorded=True)(q, k, v)
+
+
+def by_formula(case: BackwardCase, q: Any, k: Any, v: Any) -> Any:
+    """In float32, without anything of FlexAttention's."""
+    s = q.float() @ k.float().repeat_interleave(case.heads // case.kv_heads, 1).mT * case.head_dim**-0.5
+    m, n = torch.arange(case.rows, device=q.device)[:, None], torch.arange(case.rows, device=q.device)
+    if case.work == "alibi":
+        s = s - torch.from_numpy(case.experiment.slopes).to(q.device)[:, None, None] * (m - n)
+    if case.work == "soft cap":
+        s = CAP * torch.tanh(s / CAP)
+    hidden = {"causal": n > m, "window": (n > m) | (n < m - WINDOW)}.get(case.work)
+    s = s if hidden is None else s.masked_fill(hidden, -torch.inf)
+    return (s.softmax(-1) @ v.float().repeat_interleave(case.heads // case.kv_heads, 1)).half()
+
+
+Forward = Callable[[BackwardCase, Any, Any, Any], Any]
+
+
+def peers(case: BackwardCase, device: str) -> dict[str, Forward]:
+    if device == "cpu":
+        return {"formula": by_formula}
+    if case.work in BY_PYTORCH:
+        return {"cuDNN": partial(by_backend, "CUDNN_ATTENTION"), "FlashAttention 2": partial(by_backend, "FLASH_ATTENTION")}
+    return {"FlexAttention": by_flex_attention}
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+def elapsed(call: Callable[[], Any], device: str, count: int) -> float:
+    """Microseconds a call."""
+    if device == "cpu":
+        begin = time.perf_counter()
+        for _ in range(count):
+            call()
+        return (time.perf_counter() - begin) * 1e6 / count
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(count):
+        call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) * 1e3 / count
+
+
+def rows(case: BackwardCase, device: str, calls: int = CALLS, turns: int = TURNS) -> list[dict[str, Any]]:
+    """A row for each peer. Raises `bench.harness.WrongResult` where gradients differ."""
+    shapes = [(case.batch, heads, case.rows, case.head_dim)
+              for heads in (case.heads, case.kv_heads, case.kv_heads, case.heads)]
+    torch.manual_seed(0)
+    *leaves, grad = (torch.randn(shape, device=device, dtype=torch.float16) for shape in shapes)
+    q, k, v = (x.requires_grad_() for x in leaves)
+    timed: dict[str, Callable[[], Any]] = {}
+    for name, forward in {"ours": ours, **peers(case, device)}.items():
+        result = forward(case, q, k, v)
+        timed[name] = partial(torch.autograd.grad, result, (q, k, v), grad, retain_graph=True)
+    found = {name: call() for name, call in timed.items()}
+    for call in timed.values():
+        elapsed(call, device, BEFORE)
+    taken: dict[str, list[float]] = {name: [] for name in timed}
+    for _ in range(turns):
+        for name, call in timed.items():
+            taken[name].append(elapsed(call, device, calls))
+    times = {name: statistics.median(of) for name, of in taken.items()}
+    products = PRODUCTS * (0.5 if case.work == "causal" else 1)
+    flops = 2 * case.batch * case.heads * case.rows**2 * case.head_dim * products
+    made = []
+    for peer in list(timed)[1:]:
+        error = max(float((x.float() - y.float()).abs().max() / y.float().abs().max())
+                    for x, y in zip(found["ours"], found[peer]))
+        if not error <= TOLERANCE:
+            raise WrongResult(f"{case.name}: gradients differ from {peer}'s by {error:.4f} of the largest element")
+        made.append(dict(work=case.name, dtype="float16", m=case.batch * case.heads * case.rows, n=case.rows,
+                         k=case.head_dim, layout="nn", ours_us=round(times["ours"], 2), peer=peer,
+                         peer_us=round(times[peer], 2), ratio=round(times[peer] / times["ours"], 4), error=error,
+                         graph=False, group="by PyTorch" if case.work in BY_PYTORCH else "by FlexAttention"))
+        print(f"{case.name} x {case.head_dim}: {times['ours']:.0f} us, {flops / times['ours'] / 1e6:.0f} TF, "
+              f"{made[-1]['ratio']} of {peer}", flush=True)
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.attention_backward", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", help="result file or folder (default: $OUT, else bench/results)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: small cases, in the emulator")
+    options = parser.parse_args(arguments)
+    if options.device == "cpu":
+        with gk.emulate():
+            made = [row for case in SMALL for row in rows(case, "cpu", 1, 1)]
+    else:
+        made = [row for case in CASES for row in rows(case, "cuda")]
+    name = "the emulator" if options.device == "cpu" else torch.cuda.get_device_name()
+    report.write(report.document("attention_backward", made, name), report.results_path("attention_backward", options.out))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

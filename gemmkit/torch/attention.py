@@ -1,0 +1,296 @@
+"""``gemmkit::attention``: attention as an operator of PyTorch's, with the gradients of q, k and v.
+
+Autograd keeps q, k, v, the result and the logarithms of the sums; `gemmkit.functions.attention_backward` computes the rest.
+A mask and a score are no tensors: eager calls carry them as they are, the operator a name of them (`_named`).
+"""
+
+from __future__ import annotations
+
+import secrets
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from gemmkit.components import CONSTANTS, Component, field_values, held_values
+from gemmkit.functions import attention as forward
+from gemmkit.functions.attention_backward import Rules, gradients
+from gemmkit.functions.slope import slope_of
+from gemmkit.kernels.masks import Mask, Score
+from gemmkit.lang.references import is_gemmkit
+from gemmkit.runtime.arrays import describe
+from gemmkit.runtime.tensor_maps import why_not
+from gemmkit.torch.product import Differentiable, autocast, batched_by, define, is_eager, is_looked_at, records
+
+# --------------------------------------------------------------------------------------------------
+# What a call says beside its tensors.
+
+class MaskAndScore:
+    """A mask and a score. Raises TypeError for what is none."""
+
+    def __init__(self, mask: Any, score: Any):
+        self.mask, self.score = forward.mask_given(mask), forward.score_given(score)
+
+    @cached_property
+    def slope(self) -> Score | None:
+        """The score's derivative. Raises TypeError where it is not known."""
+        return slope_of(self.score)
+
+    def check_gradient(self) -> None:
+        """Raise TypeError where the derivative of the score is not known, NotImplementedError where an array of it, or of
+        the mask, is to get a gradient."""
+        for part in (self.mask, self.score):
+            for name, x, _ in held_values(part):
+                if isinstance(x, torch.Tensor) and x.requires_grad:
+                    raise NotImplementedError(f"{name} requires a gradient, but gemmkit.torch.attention has those of q, k "
+                                              "and v alone; pass .detach()")
+        _ = self.slope
+
+
+_PLAIN = ""                            # the name of no mask and no score
+_PROCESS = secrets.token_hex(8)
+_kinds: dict[str, MaskAndScore] = {_PLAIN: MaskAndScore(None, None)}
+_names: dict[tuple[int, int], tuple[str, Any]] = {}                           # by ids, with what these are of
+
+
+def _named(mask: Any, score: Any, recorded: bool) -> str:
+    """The name of a mask and a score, from which the operator gets them: while PyTorch compiles, it is a constant. They stay
+    known for as long as the process lives, since a compiled graph may. What gemmkit's own masks and scores say without
+    arrays is their name, in every process; another name is of this process alone, so that none that is loaded takes it for
+    its own."""
+    key = id(mask), id(score)
+    if key not in _names:
+        kind, parts = MaskAndScore(mask, score), (mask, score)
+        name = _PLAIN if parts == (None, None) else f"mask {mask!r}, score {score!r}" if all(map(_is_told, parts)) else (
+            f"{_PROCESS} {len(_names)}")
+        _kinds.setdefault(name, kind)
+        _names[key] = name, parts                      # whose ids then stay theirs
+    name = _names[key][0]
+    if recorded:
+        _kinds[name].check_gradient()
+    return name
+
+
+def _is_told(x: Any) -> bool:
+    """Whether ``repr`` says all of it."""
+    return x is None or (isinstance(x, Component) and is_gemmkit(type(x)) and all(
+        type(value) in CONSTANTS or _is_told(value) for value in field_values(x).values()))
+
+
+_constant_name = torch.compiler.assume_constant_result(_named)
+
+
+def _kind_of(kind: MaskAndScore | str) -> MaskAndScore:
+    if isinstance(kind, MaskAndScore):
+        return kind
+    if kind not in _kinds:
+        raise ValueError(f"kind={kind!r}: this process has not called gemmkit.torch.attention with this mask and score; "
+                         "call it with them before a graph of another process runs")
+    return _kinds[kind]
+
+
+# --------------------------------------------------------------------------------------------------
+# Calls.
+
+def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = None, scale: float | None = None,
+              layout: str = "bhnd", lengths: Any = None, key_starts: Any = None, key_lengths: Any = None, pages: Any = None,
+              return_lse: bool = False) -> Any:
+    """`gemmkit.attention` of tensors as an operator: autograd, ``torch.compile``, ``torch.func.vmap``. ``torch.autocast``
+    casts q, k and v.
+
+    Args:
+        q, k, v, mask, score, scale, layout, lengths, key_lengths, return_lse: as in `gemmkit.attention`. While PyTorch
+            compiles, lengths are tensors.
+        pages, key_starts: as in `gemmkit.attention`, of tensors of which none requires a gradient.
+
+    Returns: the result, or ``(result, lse)``. Both have gradients by q, k and v, the same bits every time, and no second
+    derivatives. A key that no query sees, and one behind a length, gets zeros.
+
+    Raises: what `gemmkit.attention` raises, before anything is launched, and where a gradient is wanted
+        ValueError: pages or key_starts are given.
+        TypeError: the derivative of the score is not known.
+        NotImplementedError: an array of the mask or the score requires a gradient; a second derivative is asked for.
+
+    >>> import torch, gemmkit as gk, gemmkit.torch
+    >>> q = k = torch.eye(2, 64).half()[None, None]
+    >>> v = torch.ones(1, 1, 2, 64).half().requires_grad_()
+    >>> with gk.emulate():
+    ...     gk.torch.attention(q, k, v, mask=gk.masks.Causal(), scale=0.0).sum().backward()
+    >>> v.grad[0, 0, :, 0].tolist()                           # both queries see the first key, one sees the second
+    [1.5, 0.5]
+    """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__}; gemmkit.torch.attention takes tensors, gemmkit.attention any "
+                            "array")
+    q, k, v = autocast(q, k, v)
+    return _attended(q, k, v, mask, score, scale, layout, lengths, key_starts, key_lengths, pages, return_lse)
+
+
+def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, score: Any, scale: float | None, layout: str,
+              lengths: Any, key_starts: Any, key_lengths: Any, pages: Any, return_lse: bool) -> Any:
+    if layout not in forward.LAYOUTS:
+        raise ValueError(f'layout={layout!r}: "bhnd" or "bnhd" is needed')
+    is_recorded = records(q, k, v)
+    for name, x in (("pages", pages), ("key_starts", key_starts)):
+        if x is not None and is_recorded:
+            raise ValueError(f"{name} are given, and a tensor that requires a gradient is among q, k and v: attention with "
+                             f"{name} has no gradient; pass .detach(), or call under torch.no_grad()")
+    if pages is not None or key_starts is not None:
+        return forward.attention(q, k, v, mask=mask, score=score, scale=scale, layout=layout, lengths=lengths,
+                                 key_starts=key_starts, key_lengths=key_lengths, pages=pages, return_lse=return_lse)
+    if not torch.compiler.is_compiling() and is_eager((q, k, v)):
+        if not is_recorded:
+            return forward.attention(q, k, v, mask=mask, score=score, scale=scale, layout=layout, lengths=lengths,
+                                     key_lengths=key_lengths, return_lse=return_lse)
+        kind = MaskAndScore(mask, score)
+        kind.check_gradient()
+        found = _OPERATOR(q, k, v, *_on_device(q, k, lengths, key_lengths, layout), kind=kind, scale=scale, layout=layout)
+    else:
+        _ = id(mask), id(score)                        # what a compiled graph is guarded by
+        name = _constant_name(mask, score, is_recorded)
+        found = _OPERATOR(q, k, v, *_tensors(lengths, key_lengths), kind=name, scale=scale, layout=layout)
+    return tuple(found) if return_lse else found[0]
+
+
+def recorded(q: Any, k: Any, v: Any, out: Any, stream: Any, **more: Any) -> Any:
+    """`gemmkit.attention` where a tensor among q, k and v requires a gradient. Raises ValueError for an ``out``, and for a
+    ``stream``, TypeError for an array of another library among q, k and v."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__}, and another operand is a tensor that requires a gradient; "
+                            "give PyTorch tensors")
+    for name, given, why in (
+            ("out", out, "what is written in place cannot be recorded; leave out= away"),
+            ("stream", stream, "autograd computes on PyTorch's current stream; use torch.cuda.stream(...)")):
+        if given is not None:
+            raise ValueError(f"{name}= is given, and a tensor that requires a gradient is among q, k and v: {why}, or call "
+                             "under torch.no_grad()")
+    return _attended(q, k, v, **more)
+
+
+def _pair(lengths: Any) -> tuple[Any, Any]:
+    if lengths is None:
+        return None, None
+    if not isinstance(lengths, (tuple, list)) or len(lengths) != 2:
+        raise TypeError(f"lengths={lengths!r}: a pair of offsets, of queries and of keys, is needed")
+    return lengths[0], lengths[1]
+
+
+def _tensors(lengths: Any, key_lengths: Any) -> tuple[Any, ...]:
+    found = *_pair(lengths), key_lengths
+    for name, x in zip(("lengths", "lengths", "key_lengths"), found):
+        if x is not None and not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} has a {type(x).__name__}; within a transform of PyTorch's tensors are needed")
+    return found
+
+
+def _on_device(q: torch.Tensor, k: torch.Tensor, lengths: Any, key_lengths: Any, layout: str) -> tuple[Any, ...]:
+    """Offsets of queries and of keys, and lengths of keys, as tensors beside q. Those of the host are checked."""
+    found = *_pair(lengths), key_lengths
+    if all(x is None or isinstance(x, torch.Tensor) for x in found):
+        return found
+    with torch.no_grad():
+        info = describe(q, "q")
+        given = {name: x for name, x in zip(("q_offsets", "k_offsets", "key_lengths"), found) if x is not None}
+        of = forward.lengths_of(given, info)
+        if "q_offsets" in of and "k_offsets" in of and "key_lengths" not in of:
+            rows = layout.index("n") - 1
+            forward.check_offsets(of, {"q_offsets": q.shape[rows], "k_offsets": k.shape[rows]})
+    tensors = {name: torch.from_numpy(x).to(q.device) if isinstance(x, np.ndarray) else x for name, x in of.items()}
+    return tensors.get("q_offsets"), tensors.get("k_offsets"), tensors.get("key_lengths")
+
+
+# --------------------------------------------------------------------------------------------------
+# The operators of ``torch.library``.
+
+_SAID = 'str kind="", float? scale=None, str layout="bhnd"'
+_GIVEN = "Tensor q, Tensor k, Tensor v, Tensor? q_offsets, Tensor? k_offsets, Tensor? key_lengths"
+_SCHEMA = f"({_GIVEN}, *, {_SAID}) -> (Tensor, Tensor)"
+_SCHEMA_OF_BACKWARD = (f"(Tensor grad, Tensor out, Tensor lse, Tensor? of_lse, {_GIVEN}, *, {_SAID}, int needed=7) -> "
+                       "(Tensor, Tensor, Tensor)")
+
+
+def _compute(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_offsets: Any, k_offsets: Any, key_lengths: Any, *,
+             kind: MaskAndScore | str = _PLAIN, scale: float | None = None, layout: str = "bhnd") -> Any:
+    of = _kind_of(kind)
+    with torch.no_grad():
+        found = forward.attention(q, k, v, mask=of.mask, score=of.score, scale=scale, layout=layout, key_lengths=key_lengths,
+                                  lengths=None if q_offsets is None and k_offsets is None else (q_offsets, k_offsets),
+                                  return_lse=True)
+    return tuple(found)
+
+
+def _allocate(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_offsets: Any, k_offsets: Any, key_lengths: Any, *,
+              kind: str = _PLAIN, scale: float | None = None, layout: str = "bhnd") -> Any:
+    """The results, uninitialised."""
+    wanted = layout if q_offsets is None else layout[1:]
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != len(wanted):
+            raise ValueError(f"{name} has shape {tuple(x.shape)}; {len(wanted)} axes are needed (layout={layout!r})")
+    rows = q.shape if layout == "bhnd" else q.transpose(-2, -3).shape
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(rows[:-1], dtype=torch.float32)
+
+
+def _keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any],
+          output: tuple[Any, ...]) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs, *output)
+    ctx.options = keyword_only_inputs
+
+
+def _backward(ctx: torch.autograd.function.FunctionCtx, grad: Any, of_lse: Any) -> tuple[Any, ...]:
+    needed = ctx.needs_input_grad[:3]
+    if grad is None and of_lse is None:
+        return (None,) * 6
+    *inputs, out, lse = ctx.saved_tensors
+    grad = torch.zeros_like(out) if grad is None else grad
+    compute = _GRADIENTS if torch.is_grad_enabled() or is_looked_at() else _compute_gradients
+    found = compute(grad, out, lse, of_lse, *inputs, **ctx.options, needed=sum(x << n for n, x in enumerate(needed)))
+    return *(x if is_needed else None for x, is_needed in zip(found, needed)), None, None, None
+
+
+def _compute_gradients(grad: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, of_lse: Any, q: torch.Tensor,
+                       k: torch.Tensor, v: torch.Tensor, q_offsets: Any, k_offsets: Any, key_lengths: Any, *,
+                       kind: MaskAndScore | str = _PLAIN, scale: float | None = None, layout: str = "bhnd",
+                       needed: int = 7) -> Any:
+    of = _kind_of(kind)
+    with torch.no_grad():
+        if grad.stride(-1) != 1 or why_not(describe(grad, "grad"), grad.dim() - 1) is not None:
+            grad = grad.contiguous()                   # one element for all, as the gradient of a sum
+        rules = Rules(of.mask, of.score, of.slope, q.shape[-1] ** -0.5 if scale is None else float(scale), layout,
+                      None if q_offsets is None else (q_offsets, k_offsets), key_lengths)
+        found = gradients(rules, grad, q, k, v, out, lse, of_lse, tuple(bool(needed >> n & 1) for n in range(3)))
+        return tuple(q.new_empty(0) if x is None else x for x in found)
+
+
+def _allocate_gradients(grad: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, of_lse: Any, q: torch.Tensor,
+                        k: torch.Tensor, v: torch.Tensor, *lengths: Any, needed: int = 7, **said: Any) -> Any:
+    return tuple(x.new_empty(x.shape if needed >> n & 1 else (0,)) for n, x in enumerate((q, k, v)))
+
+
+def _keep_nothing(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any],
+                  output: tuple[Any, ...]) -> None:
+    """There is nothing that a second derivative would be computed from."""
+
+
+def _second(ctx: torch.autograd.function.FunctionCtx, *grads: Any) -> Any:
+    raise NotImplementedError("gemmkit.torch.attention has no second derivative; call without create_graph=True, or detach "
+                              "what its gradient goes into")
+
+
+def _one_by_one(size: int, in_dims: tuple[Any, ...], *args: Any, **options: Any) -> tuple[Any, Any]:
+    """Of a batch there is one launch after the other."""
+    return batched_by(_OPERATOR, size, in_dims[:6], args, (None,) * 6, options)
+
+
+def _gradients_one_by_one(size: int, in_dims: tuple[Any, ...], *args: Any, **options: Any) -> tuple[Any, Any]:
+    return batched_by(_GRADIENTS, size, in_dims[:10], args, (None,) * 10, options)
+
+
+_OPERATOR: Any = Differentiable(define("gemmkit::attention", _SCHEMA, _compute, _allocate), _backward, _keep, _one_by_one,
+                                _compute)
+_GRADIENTS: Any = Differentiable(
+    define("gemmkit::attention_backward", _SCHEMA_OF_BACKWARD, _compute_gradients, _allocate_gradients), _second,
+    _keep_nothing, _gradients_one_by_one, _compute_gradients)

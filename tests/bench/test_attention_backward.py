@@ -1,0 +1,38 @@
+"""`bench.attention_backward` without a GPU: small cases in the emulator are rows, and a wrong gradient is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+import gemmkit as gk  # noqa: E402
+from bench import attention_backward, report  # noqa: E402
+from bench.harness import WrongResult  # noqa: E402
+
+
+@pytest.mark.parametrize("case", attention_backward.SMALL, ids=lambda case: case.work)
+@pytest.mark.sample(5)
+def test_a_row(case: Any) -> None:
+    with gk.emulate():
+        (row,) = attention_backward.rows(case, "cpu", 1, 1)
+    assert row["ratio"] > 0 and row["error"] < attention_backward.TOLERANCE and row["peer"] == "formula"
+
+
+def test_a_wrong_gradient_is_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_backward, "ours", lambda case, q, k, v: attention_backward.by_formula(case, q, 1.1 * k, v))
+    with gk.emulate(), pytest.raises(WrongResult, match="gradients differ from formula's"):
+        attention_backward.rows(attention_backward.SMALL[0], "cpu", 1, 1)
+
+
+@pytest.mark.thorough
+def test_it_starts(tmp_path: Path) -> None:
+    assert attention_backward.main(["--device", "cpu", "--out", str(tmp_path)]) == 0
+    assert len(report.read(tmp_path / "attention_backward.json")["rows"]) == len(attention_backward.SMALL)
+
+
+def test_cases_are_what_peers_take() -> None:
+    assert all(case.experiment.kv_heads == case.kv_heads and case.experiment.queries == case.rows for case in attention_backward.CASES)
