@@ -517,7 +517,7 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
             raise                                      # a component's tensor, or out itself
     recording = import_module("gemmkit.torch.attention")             # which imports PyTorch, and calls this function
     return recording.recorded(q, k, v, out, stream, mask=mask, score=score, scale=scale, layout=layout, lengths=lengths,
-                              **of_keys, return_lse=return_lse)
+                              key_starts=key_starts, key_lengths=key_lengths, pages=pages, return_lse=return_lse)
 
 
 def _attention(q: Any, k: Any, v: Any, mask: Any, score: Any, scale: Any, layout: str, lengths: Any, of_keys: dict[str, Any],

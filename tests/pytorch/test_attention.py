@@ -107,6 +107,7 @@ def test_what_is_refused(in_the_emulator: None, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(attention_backward, "row_sums", None)
     for error, words, more in (
             (ValueError, "pages are given, and a tensor that requires a gradient", dict(pages=torch.zeros(1, 1, dtype=torch.int32))),
+            (ValueError, "key_starts are given, and a tensor that requires a gradient", dict(key_starts=torch.zeros(1, dtype=torch.int32))),
             (NotImplementedError, "slopes of ALiBi requires a gradient", dict(score=ALiBi(learnt))),
             (NotImplementedError, "learnt, captured by .* requires a gradient", dict(score=lambda s, m, n, head: s * learnt[head])),
             (TypeError, "score=<lambda>: the derivative of this score is not known: math.gamma", dict(score=lambda s, m, n: math.gamma(s))),

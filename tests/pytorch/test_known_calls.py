@@ -322,3 +322,12 @@ def test_what_looks_at_calls_sees_known_ones(launches: Launches) -> None:
             assert gt.matmul(a, b).dtype == own(a).dtype == torch.bfloat16
         assert torch.func.vmap(gt.matmul, (0, None))(half(3, M, K), b).shape == (3, M, N)
         assert gt.matmul(a, b).dtype == own(a).dtype == torch.float16
+
+
+@pytest.mark.parametrize("name", ["key_starts", "key_lengths", "pages"])
+def test_a_known_packed_call_takes_no_more_than_a_first_one(launches: Launches, name: str) -> None:
+    q, k, v, offsets, counted = half(3, M, K), half(3, M, K), half(3, M, K), (whole(0, 5, M), whole(0, 9, M)), whole(3, 2)
+    for _ in range(2):
+        gk.attention(q, k, v, lengths=offsets)
+    with pytest.raises(ValueError, match=name):
+        gk.attention(q, k, v, lengths=offsets, **{name: counted})
