@@ -19,6 +19,7 @@ from gemmkit.runtime.device import A100, H100, assumed
 from tests.programs.test_called import half
 from tests.programs.test_language import check_refused
 from tests.programs.test_packed import MAPPINGS, MULTISTAGE, check
+from tests.ptx_machine.launch import Ptx
 from tests.support import chains
 from tests.support.chains import check_close
 from tests.support.chains import empty as poisoned
@@ -160,6 +161,27 @@ def test_expressions(mapping: Any, rng: np.random.Generator) -> None:
     lengths, most = np.array([80, 20, 90], np.int64), rng.integers(30, 90, (3, 4)).astype(np.int32)
     plan = check(windows, q, k, v, lengths, most, poisoned(3, 4, 5, 64), 0.125, 50, mapping=mapping)
     assert "max((int(lengths[b]) - 50), (2 * udiv(h, 2)))" in plan.text
+
+
+@gk.program
+def extremes(q: Any, k: Any, starts: Any, lengths: Any, o: Any) -> None:
+    for b, m in gp.parallel(q.count, q.rows):
+        total, out = gp.zeros(m), gp.zeros(m, k.columns)
+        for n in gp.sequential(k.rows, start=3 * starts[b] - 2, stop=lengths[b] + 5):
+            p = gp.exp(0.1 * (q[b, m] @ k[b, n].T))
+            total += p.sum(axis=1)
+            out += p.astype(k.dtype) @ k[b, n]
+        o[b, m] = out / total
+
+
+@pytest.mark.kin(2)
+def test_what_is_made_of_int32_does_not_wrap(rng: np.random.Generator) -> None:
+    """In machine code: the least and the largest number are in front of the axis and behind it."""
+    q, k, o = half(rng, 2, 4, 32), half(rng, 2, 40, 32), poisoned(2, 4, 32)
+    given = q, k, np.array([-2**31, 7], np.int32), np.array([2**31 - 1, 30], np.int32), o
+    with assumed(A100), Ptx().session():
+        extremes.plan(*given, mapping=MULTISTAGE).run(extremes.bound(given, {}))
+    check_close([o], extremes.reference(*given), lambda got: 4e-3)
 
 
 @gk.program
