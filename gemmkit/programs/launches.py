@@ -274,7 +274,11 @@ Sizes = dict[ProgramAxis, int]         # how long the axes are that a program's 
 
 
 class NotByTma(ValueError):
-    """TMA cannot bring an operand; threads may (`gemmkit.programs.plan.planned`)."""
+    """TMA cannot bring an operand, which is a ``refusal`` unless threads can (`gemmkit.programs.plan.planned`)."""
+
+    def __init__(self, refusal: ValueError):
+        super().__init__(*refusal.args)
+        self.refusal = refusal
 
 
 def check_launch(infos: dict[str, ArrayInfo], sizes: Sizes, operands: dict[str, str], tile: tuple[Index, ...],
@@ -289,8 +293,8 @@ def check_launch(infos: dict[str, ArrayInfo], sizes: Sizes, operands: dict[str, 
         for name, line in operands.items():
             reason = None if kernel is None else kernel.why_not(infos[name])
             if kernel is not None and reason is not None:
-                kind = NotByTma if kernel.uses_tma else ValueError
-                raise refused(kind, f"{name} is an operand of a product, and {reason}", line)
+                refusal = refused(ValueError, f"{name} is an operand of a product, and {reason}", line)
+                raise NotByTma(refusal) if kernel.uses_tma else refusal
     results = [store.parameter.name for store in stores]
     twice = next((name for name in results if results.count(name) > 1), None)
     if twice is not None:

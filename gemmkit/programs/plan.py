@@ -6,6 +6,7 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from itertools import combinations
@@ -452,12 +453,10 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
     try:
         return _planned(program, arguments, mapping, text)
     except NotByTma as error:
-        if mapping.kernel or text is not None:
-            raise
-        try:
-            return _planned(program, arguments, replace(mapping, kernel=MULTISTAGE), None)
-        except (ConfigError, ValueError):
-            raise error from None
+        if not mapping.kernel and text is None:
+            with suppress(ConfigError, ValueError):
+                return _planned(program, arguments, replace(mapping, kernel=MULTISTAGE), None)
+        raise error.refusal from None
 
 
 def _planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str | None) -> ProgramPlan:
