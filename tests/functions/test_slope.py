@@ -102,7 +102,7 @@ def endless(s: Any, m: int, n: int) -> Any:
     (lambda s, m, n: m**s, r"exponent depends on the score|x \*\* x of a number"), (endless, "more than 64 branches"),
     (lambda s, m, n: (s, s), "it returns tuple"), (lambda s, m, n: sum(s for _ in range(n)), "a function of Python's own, or a loop"),
     (lambda s, m, n: round(s), "round"), (lambda s, m, n: s + "1", "str beside a number"),
-], ids=str)
+], ids=lambda x: x if isinstance(x, str) else "score")
 def test_what_is_refused(f: Any, words: str) -> None:
     with pytest.raises(TypeError, match=f"the derivative of this score is not known: .*({words})"):
         slope_of(ScoreFunction(f))
