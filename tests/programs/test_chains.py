@@ -135,6 +135,15 @@ def test_rounds_that_bound_a_product_or_take_a_transpose(mapping: gk.Mapping) ->
     check(by_columns, [chains.half(rng, 104, 72), chains.half(rng, 104, 64), chains.empty(72, 64)], dataclasses.replace(mapping, across=None))
 
 
+@pytest.mark.parametrize("d, width", [(0, 64), (64, 0)])
+def test_operands_without_columns_have_no_kernel(d: int, width: int) -> None:
+    """Device code of the second did not compile; the reference has both."""
+    q, k, v, o = (np.ones((1, rows, columns), F16) for rows, columns in ((5, d), (9, d), (9, width), (5, width)))
+    with pytest.raises(ValueError, match=r"has shape \(1, ., 0\): an operand of a product without columns"):
+        listing.attention.plan(q, k, v, o, 0.1)
+    assert listing.attention.reference(q, k, v, o, 0.1).shape == o.shape
+
+
 # -- what a mapping says ------------------------------------------------------------------------------------------------------
 
 def text(mapping: gk.Mapping, **components: Any) -> str:

@@ -265,7 +265,7 @@ STACKED = """def f(a, b, d):
 @pytest.mark.parametrize(("expression", "words"), [
     ("a[h, m, k] @ b[h // 0, k, n]", "a whole number of 1 or more"), ("a[h, m, k] @ b[h // 2.0, k, n]", "a whole number of 1 or more"),
     ("a[h, m, k] @ b[h // 5, k, n]", "a has 6 matrices, no multiple of 5"), ("a[h, m, k] @ b[h // 3, k, n]", r"\(6 elements\)"),
-    ("a[h, m, k] @ b[m // 2, k, n]", "not a number"), ("a[h, m, k] @ b[6 // h, k, n]", "not a number"),
+    ("a[h, m, k] @ b[m // 2, k, n]", "m is a block; only an index along a stack"), ("a[h, m, k] @ b[6 // h, k, n]", "not a number"),
     ("a[h, h // 2, k] @ b[h, k, n]", "used twice|used here"),
 ])
 def test_what_is_no_group(expression: str, words: str) -> None:

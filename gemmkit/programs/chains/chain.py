@@ -13,7 +13,7 @@ from gemmkit.programs.called import EXTENT
 from gemmkit.programs.lengths import PIECE
 from gemmkit.programs.places import is_tiled, walked
 from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value
-from gemmkit.programs.values import Index, Parameter, ProgramAxis, refused, shown, unique
+from gemmkit.programs.values import Axis, Index, Parameter, ProgramAxis, refused, shown, unique
 
 
 @dataclass(eq=False)
@@ -426,6 +426,9 @@ def _operand(dot: Value, which: int, chain: Chain, places: ChainPlaces,
     if len(load.dims) != 2 or any(index.stack for index in key[len(parameter.shape) - 2:]):
         raise refused(ValueError, f"{parameter.name}[{shown(key)}] is an operand of a product: a matrix, or one of "
                                   "stacks, is needed", dot.line)
+    if any(isinstance(dim, Axis) and not dim.size for dim in load.dims):
+        raise refused(ValueError, f"{parameter.name} has shape {parameter._shape}: an operand of a product without columns "
+                                  "has no kernel in tiles of whole rows (only .reference(...) runs it)", dot.line)
     found = known.get((parameter.name, key))
     if found is None:
         index = chain.index if chain.index in key else None
