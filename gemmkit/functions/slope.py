@@ -7,7 +7,7 @@ arguments of it, as they are of the score.
 >>> import math
 >>> from gemmkit.kernels.masks import ScoreFunction
 >>> f = slope_of(ScoreFunction(lambda s, m, n: 2.0 * math.tanh(s / 2.0) if n < m else 0.5 * s))
->>> f(0.0, 5, 3, 0, 0), f(0.0, 3, 5, 0, 0)
+>>> float(f(0.0, 5, 3, 0, 0)), float(f(0.0, 3, 5, 0, 0))
 (1.0, 0.5)
 >>> slope_of(ScoreFunction(lambda s, m, n: s - abs(m - n))) is None          # 1 everywhere
 True

@@ -117,7 +117,7 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
     >>> v = torch.ones(1, 1, 2, 64).half().requires_grad_()
     >>> with gk.emulate():
     ...     gk.torch.attention(q, k, v, mask=gk.masks.Causal(), scale=0.0).sum().backward()
-    >>> v.grad[0, 0, :, 0].tolist()                           # both queries see the first key, one sees the second
+    >>> v.grad[0, 0, :, 0].tolist()              # both queries see the first key
     [1.5, 0.5]
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
