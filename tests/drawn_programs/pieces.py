@@ -182,8 +182,8 @@ def in_pages(of: Drawing, tile: tuple[str, ...], body: list[Statement], chosen: 
         which = halved(of, which)
     base, _, half = which.partition(" // ")
     table = Array("table", ((HALVES if half else CLASSES)[base], "T"), "int32" if of.last.random() < 0.5 else "int64", role="table", cuts="Q")
-    for x in found:
-        of.arrays[of.arrays.index(x)] = replace(x, dims=("Q", *x.dims[:-2], "R", x.dims[-1]))
+    for operand in found:
+        of.arrays[of.arrays.index(operand)] = replace(operand, dims=("Q", *operand.dims[:-2], "R", operand.dims[-1]))
     of.arrays.append(table)
     chosen = chosen or Chosen(tuple(stacks), {}, {})
     chosen.cuts["n"], chosen.which["n"] = Cut("in_pages", found[0].name, table.name, "paged"), which
