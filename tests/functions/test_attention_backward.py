@@ -174,6 +174,7 @@ def test_masks(machine: Any, session: Any, mask: str, rows: tuple[int, int], rng
         check(machine, arrays, grad, mask=rule, visible=visible and (lambda m, n, h, b: visible(m, n, h, b, keys - queries)))
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("also", [None, Causal()], ids=["", "causal"])
@@ -209,6 +210,7 @@ def test_masks_that_are_seen_from_keys(mask: str) -> None:
 
 # -- shapes -----------------------------------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
@@ -295,6 +297,7 @@ def test_scales(machine: Any, session: Any, scale: float, rng: np.random.Generat
 
 # -- lengths ----------------------------------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(5)
 @on_machines
 @pytest.mark.parametrize("mask", ["none", "causal", "window", "striped", "striped, window"])
@@ -320,6 +323,7 @@ def test_lengths_of_keys(machine: Any, session: Any, mask: str, rng: np.random.G
 OFFSETS = {"usual": ([0, 9, 9, 10, 33, 35], [0, 20, 21, 21, 38, 40]), "one": ([0, 35], [0, 40]), "gaps": ([2, 12, 30], [5, 30, 36])}
 
 
+@pytest.mark.kin(1)
 @pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
@@ -467,6 +471,7 @@ BY_PTX: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.kin(1)
 @pytest.mark.compile
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name", BY_PTX)
