@@ -231,17 +231,14 @@ def softmax_attention(out: Parameter, q: Parameter, k: Parameter, v: Parameter, 
     tiles = (*q.counts, q.rows) if queries is None else (queries.count, *q.counts, queries.rows)
     for b, h, m in gp.parallel(*tiles):                # of packed sequences b is the sequence
         at = (b, h, m) if queries is None else (h, m)
-        k_of, v_of = ([{"b": b, "h": h // share}[which] for which in stacks]
-                      for stacks, share in ((k_stacks, k_share), (v_stacks, v_share)))
+        k_of, v_of = stacks_of(b, h, k_stacks, k_share), stacks_of(b, h, v_stacks, v_share)
         keys = (gp.paged(k, pages)[b] if pages is not None else k.rows if k_offsets is None else
                 gp.packed(k.rows, k_offsets)[b])
         best, total, sums = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
         begin, end = (None if x is None else x[b] for x in (key_starts, key_lengths))
         for n in gp.sequential(keys, start=begin, stop=end):
             page = () if pages is None else (n.page,)
-            s = scale * (q[at] @ k[(*page, *k_of, n)].T)
-            s = s if score is None else gp.call(score, s, m, n, h, b)
-            s = s if mask is None else gp.where(mask, s, -math.inf)
+            s = scores(scale * (q[at] @ k[(*page, *k_of, n)].T), m, n, h, b, mask, score)
             top = gp.maximum(best, s.max(axis=1))
             zero = gp.finite(top)
             p, shrink = gp.exp(s - zero), gp.exp(best - zero)
@@ -254,6 +251,17 @@ def softmax_attention(out: Parameter, q: Parameter, k: Parameter, v: Parameter, 
             out[at] = sums * gp.where(best == -math.inf, 0.0, 1.0 / total)
         if lse is not None:
             lse[at] = best + gp.log(total)
+
+
+def stacks_of(b: Any, h: Any, stacks: str, share: int) -> list[Any]:
+    """Which of a batch and of its heads keys or values are read from."""
+    return [{"b": b, "h": h // share}[which] for which in stacks]
+
+
+def scores(s: Any, m: Any, n: Any, h: Any, b: Any, mask: Any, score: Any) -> Any:
+    """What the softmax is of, from scaled products."""
+    s = s if score is None else gp.call(score, s, m, n, h, b)
+    return s if mask is None else gp.where(mask, s, -math.inf)
 
 
 @program

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmkit import programs as gp
+from gemmkit.functions.attention import scores, stacks_of
 from gemmkit.kernels.masks import Mask, OfLengths, PlainScores, Score, seen_from_keys
 from gemmkit.programs.decorated import program
 from gemmkit.programs.values import Parameter
@@ -46,12 +47,12 @@ def gradient_of_queries(dq: Parameter, q: Parameter, k: Parameter, v: Parameter,
     tiles = (*q.counts, q.rows) if queries is None else (queries.count, *q.counts, queries.rows)
     for b, h, m in gp.parallel(*tiles):
         at = (b, h, m) if queries is None else (h, m)
-        k_of, v_of = _stacks(b, h, k_stacks, k_share), _stacks(b, h, v_stacks, v_share)
+        k_of, v_of = stacks_of(b, h, k_stacks, k_share), stacks_of(b, h, v_stacks, v_share)
         keys = k.rows if k_offsets is None else gp.packed(k.rows, k_offsets)[b]
         sums = gp.zeros(m, k.columns)
         for n in gp.sequential(keys, stop=None if key_lengths is None else key_lengths[b]):
             s = scale * (q[at] @ k[(*k_of, n)].T)
-            p = gp.exp(_scores(s, m, n, h, b, mask, score) - gp.finite(lse[at]))
+            p = gp.exp(scores(s, m, n, h, b, mask, score) - gp.finite(lse[at]))
             dp = do[at] @ v[(*v_of, n)].T
             ds = _by_slope(p * (dp - delta[at]), s, m, n, h, b, mask, slope)
             sums += ds.astype(k.dtype) @ k[(*k_of, n)]
@@ -68,12 +69,12 @@ def gradients_of_keys(dk: Parameter | None, dv: Parameter | None, q: Parameter, 
     tiles = (*q.counts, k.rows) if pieces is None else (pieces.count, *q.counts, pieces.rows)
     for b, h, n in gp.parallel(*tiles):
         at, stacks = ((b, h, n), (b, h)) if pieces is None else ((h, n), (h,))
-        k_of, v_of = _stacks(b, h, k_stacks, k_share), _stacks(b, h, v_stacks, v_share)
+        k_of, v_of = stacks_of(b, h, k_stacks, k_share), stacks_of(b, h, v_stacks, v_share)
         queries = q.rows if q_offsets is None else gp.packed(q.rows, q_offsets)[b]
         sums_k, sums_v = dk is not None and gp.zeros(n, q.columns), dv is not None and gp.zeros(n, do.columns)
         for m in gp.sequential(queries):
             s = scale * (k[(*k_of, n)] @ q[(*stacks, m)].T)
-            p = gp.exp(_scores(s, m, n, h, b, mask, score) - gp.finite(lse[(*stacks, m)]))
+            p = gp.exp(scores(s, m, n, h, b, mask, score) - gp.finite(lse[(*stacks, m)]))
             if dv is not None:
                 sums_v += p.astype(v.dtype) @ do[(*stacks, m)]
             if dk is not None:
@@ -83,16 +84,6 @@ def gradients_of_keys(dk: Parameter | None, dv: Parameter | None, q: Parameter, 
         for result, sums in ((dk, dk is not None and scale * sums_k), (dv, sums_v)):
             if result is not None:                     # what lies behind a length is no key, whatever is there
                 result[at] = sums if key_lengths is None else gp.where(gp.place(n) < key_lengths[b], sums, 0.0)
-
-
-def _stacks(b: Any, h: Any, stacks: str, share: int) -> list[Any]:
-    return [{"b": b, "h": h // share}[which] for which in stacks]
-
-
-def _scores(s: Any, m: Any, n: Any, h: Any, b: Any, mask: Any, score: Any) -> Any:
-    """What the softmax is of, from scaled products."""
-    s = s if score is None else gp.call(score, s, m, n, h, b)
-    return s if mask is None else gp.where(mask, s, -math.inf)
 
 
 def _by_slope(dt: Any, s: Any, m: Any, n: Any, h: Any, b: Any, mask: Any, slope: Any) -> Any:

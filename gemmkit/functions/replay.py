@@ -22,6 +22,39 @@ PASSED_ON: dict[int, Any] = {
 }
 
 
+MOST_WAYS = 64                         # through device code, and branches on one of them
+
+
+class Ways:
+    """The ways through code that runs once for each: which way each branch goes in this run, and whether there is another.
+    ``end``: what a loop without an end depends on."""
+
+    def __init__(self, end: str) -> None:
+        self._end = end
+        self.planned: list[bool] = []
+        self.asked: list[Any] = []
+
+    def decide(self, condition: object) -> bool:
+        """The way that this run takes at a branch on ``condition``. Raises TypeError behind `MOST_WAYS` branches: a loop
+        whose end depends on what is not known would have no last one."""
+        if len(self.asked) >= MOST_WAYS:
+            raise TypeError(f"more than {MOST_WAYS} branches, or a loop whose end depends on {self._end}")
+        if len(self.asked) == len(self.planned):
+            self.planned.append(True)
+        self.asked.append(condition)
+        return self.planned[len(self.asked) - 1]
+
+    def next(self) -> bool:
+        """Prepare the next run; False if all ways have been gone."""
+        del self.planned[len(self.asked):]
+        while self.planned and not self.planned[-1]:
+            self.planned.pop()
+        self.asked = []
+        if self.planned:
+            self.planned[-1] = False
+        return bool(self.planned)
+
+
 class World:
     """What stands for a value. ``stands_for``: by objects' ids; ``functions``: by the names that `math` and NumPy have for
     them; subclasses say what an array, a number or a component's field is."""

@@ -29,12 +29,11 @@ import numpy as np
 from gemmkit.components import Component
 from gemmkit.epilogues import fast
 from gemmkit.functions.dual import DERIVATIVES
-from gemmkit.functions.replay import PASSED_ON, Replay, World
+from gemmkit.functions.replay import MOST_WAYS, PASSED_ON, Replay, Ways, World
 from gemmkit.kernels.masks import ALiBi, PlainScores, Score, ScoreBias, ScoreFunction, SoftCap
 from gemmkit.lang.fingerprint import Scalar, annotated
 from gemmkit.runtime.arrays import is_array
 
-MOST_WAYS = 64                         # through a score, and branches on one of them
 PLACES = "s", "m", "n", "head", "batch"
 
 
@@ -209,7 +208,7 @@ class DualSymbol:
     __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
 
     def __bool__(self) -> bool:
-        return self.writer.decide(self.term)
+        return self.writer.ways.decide(self.term)
 
     def __float__(self) -> float:
         raise TypeError("a function of Python's own, or a loop, whose derivative is not known")
@@ -339,8 +338,7 @@ class _Writer(World):
         self.captured: dict[str, Any] = {}             # arrays and numbers of the score's, by what the text calls them
         self._named: dict[Any, Any] = {}   # what stands for them
         self._terms: dict[Any, Formula] = {}
-        self._planned: list[bool] = []                 # which way each branch goes in this run
-        self._asked: list[Formula] = []
+        self.ways = Ways("a place")
 
     # -- what stands for what -----------------------------------------------------------------------------------------
 
@@ -379,33 +377,20 @@ class _Writer(World):
 
     # -- ways through the score ---------------------------------------------------------------------------------------
 
-    def decide(self, condition: Formula) -> bool:
-        """Which way this run takes at a branch."""
-        if len(self._asked) >= MOST_WAYS:
-            raise TypeError(f"more than {MOST_WAYS} branches, or a loop whose end depends on a place")
-        if len(self._asked) == len(self._planned):
-            self._planned.append(True)
-        self._asked.append(condition)
-        return self._planned[len(self._asked) - 1]
-
     def text(self, score: Score) -> str | None:
         """That of the derivative; None where it is 1."""
         places = [DualSymbol(self, self.term(name, ()), float(name == "s")) for name in PLACES][:score.arity]
         run = self(score.f) if isinstance(score, ScoreFunction) else Replay(score, self)
         ways: list[_Way] = []
         while True:
-            self._asked = []
             found = run(*places)
             if not isinstance(found, (DualSymbol, int, float)):
                 raise TypeError(f"it returns {type(found).__name__}")
-            ways.append(_Way(tuple(self._asked), tuple(self._planned), _tangent(found)))
-            while self._planned and not self._planned[-1]:
-                self._planned.pop()
-            if not self._planned:
+            ways.append(_Way(tuple(self.ways.asked), tuple(self.ways.planned), _tangent(found)))
+            if not self.ways.next():
                 break
             if len(ways) == MOST_WAYS:
                 raise TypeError(f"more than {MOST_WAYS} ways through it")
-            self._planned[-1] = False
         if all(_is(way.tangent, 1.0) for way in ways):
             return None
         lines = [f"    def slope({', '.join(PLACES)}):"]

@@ -16,45 +16,25 @@ from typing import Any
 
 import torch
 
-MOST_WAYS = 64                         # through a function
+from gemmkit.functions.replay import MOST_WAYS, Ways
+
 ONE = 1.0                              # the tangent of a variable itself: by any other variable it is the same object
 _TWO_OVER_ROOT_PI = 2 / math.sqrt(math.pi)
 
 
-class Paths:
-    """The ways through a function: which way each branch goes in this run, and whether another run is needed."""
+class Paths(Ways):
+    """The ways through a function of tensors; branches ask tensors of truth values."""
 
     def __init__(self) -> None:
-        self._planned: list[bool] = []
-        self._asked: list[Any] = []
-
-    def decide(self, condition: torch.Tensor | Truth) -> bool:
-        """The way that this run takes at a branch on ``condition``, a tensor of truth values. Raises TypeError behind
-        `MOST_WAYS` branches: a loop whose end depends on an element would have no last one."""
-        if len(self._asked) >= MOST_WAYS:
-            raise TypeError(f"more than {MOST_WAYS} branches, or a loop whose end depends on an element")
-        if len(self._asked) == len(self._planned):
-            self._planned.append(True)
-        self._asked.append(condition)
-        return self._planned[len(self._asked) - 1]
+        super().__init__("an element")
 
     def taken(self) -> Any:
         """Where elements go the way of this run; None where all do."""
         out: Any = None
-        for condition, way in zip(self._asked, self._planned):
+        for condition, way in zip(self.asked, self.planned):
             here = condition if way else torch.logical_not(condition)
             out = here if out is None else torch.logical_and(out, here)
         return out
-
-    def next(self) -> bool:
-        """Prepare the next run; False if all ways have been gone."""
-        del self._planned[len(self._asked):]
-        while self._planned and not self._planned[-1]:
-            self._planned.pop()
-        self._asked = []
-        if self._planned:
-            self._planned[-1] = False
-        return bool(self._planned)
 
 
 def tangents(paths: Paths, run: Callable[[], Any], count: int, zero: torch.Tensor) -> list[Any]:
