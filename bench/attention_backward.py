@@ -167,13 +167,14 @@ def rows(case: BackwardCase, device: str, calls: int = CALLS, turns: int = TURNS
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.attention_backward", description=__doc__.splitlines()[0])
     parser.add_argument("--out", help="result file or folder (default: $OUT, else bench/results)")
+    parser.add_argument("--only", default="", help="works, with commas: plain,causal")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: small cases, in the emulator")
     options = parser.parse_args(arguments)
     if options.device == "cpu":
         with gk.emulate():
             made = [row for case in SMALL for row in rows(case, "cpu", 1, 1)]
     else:
-        made = [row for case in CASES for row in rows(case, "cuda")]
+        made = [row for case in CASES if case.work in (options.only or case.work).split(",") for row in rows(case, "cuda")]
     name = "the emulator" if options.device == "cpu" else torch.cuda.get_device_name()
     report.write(report.document("attention_backward", made, name), report.results_path("attention_backward", options.out))
     return 0

@@ -250,7 +250,7 @@ class RowSums(Component):
         return fold(self.tile.columns // 16, add_matrix, sums, self.tile, slot.stage, group)
 
     def whole(self, sums: tuple) -> tuple:
-        return quad_sum(sums[0]), quad_sum(sums[1])
+        return quad(add, sums[0]), quad(add, sums[1])
 
 
 def add_matrix(sums: tuple, n: int, tile: Any, stage: int, group: int) -> tuple:
@@ -412,14 +412,9 @@ def finite(x: Numeric) -> Any:
     return x if x > -math.inf else convert(F32, 0.0)
 
 
-def quad_max(x: Numeric) -> Any:
-    x = maximum(x, exchanged(x, 1))
-    return maximum(x, exchanged(x, 2))
-
-
-def quad_sum(x: Numeric) -> Any:
-    x = x + exchanged(x, 1)
-    return x + exchanged(x, 2)
+def quad(combined: Any, x: Numeric) -> Any:
+    x = combined(x, exchanged(x, 1))
+    return combined(x, exchanged(x, 2))
 
 
 #: Exponents of 2 up to it are rounded by no more than 2^-15. Beyond it a factor times a score, which an fma does not round,
@@ -609,16 +604,20 @@ def changes(drops: tuple, least: float) -> bool:
 
 
 def steep(shifts: tuple) -> bool:
-    """Whether what exponents of a row of the warp's are shifted by is so large that its rounding would show."""
-    return any_lane(maximum(abs(shifts[0]), abs(shifts[1])) > LARGE)
+    """Whether what exponents of the warp's rows, or columns, are shifted by is so large that its rounding would show."""
+    return any_lane(reduce(larger_size, abs(shifts[0]), shifts[1:]) > LARGE)
+
+
+def larger_size(x: Any, y: Any) -> Any:
+    return maximum(x, abs(y))
 
 
 def row_max(values: tuple) -> tuple:
     """The largest of each row, in eight chains side by side."""
     groups = split(values, 8)
     m = reduce(larger, groups[0], groups[1:])
-    return (quad_max(maximum(maximum(m[0], m[1]), maximum(m[4], m[5]))),
-            quad_max(maximum(maximum(m[2], m[3]), maximum(m[6], m[7]))))
+    return (quad(maximum, maximum(maximum(m[0], m[1]), maximum(m[4], m[5]))),
+            quad(maximum, maximum(maximum(m[2], m[3]), maximum(m[6], m[7]))))
 
 
 def own_sum(values: tuple) -> tuple:
@@ -629,7 +628,7 @@ def own_sum(values: tuple) -> tuple:
 
 
 def whole_sum(own: tuple) -> tuple:
-    return quad_sum(own[0]), quad_sum(own[1])
+    return quad(add, own[0]), quad(add, own[1])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -728,7 +727,7 @@ def add_lines(sums: tuple, n: int, tile: Any, stage: int, octet: int) -> tuple:
 
 def met(x: Any, n: int, of: Any) -> Any:
     if of.transposed:
-        return quad_sum(x)
+        return quad(add, x)
     x = x + exchanged(x, 4)
     x = x + exchanged(x, 8)
     return x + exchanged(x, 16)

@@ -23,8 +23,8 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.functions import Frozen, freeze_array
 from gemmkit.plans.launch import Launch, Start, bound, launch_of
 from gemmkit.programs.called import Callees
-from gemmkit.programs.chains.algebra import commutes, guard, keep_parts, ranges_of, rewrite, settle
-from gemmkit.programs.chains.chain import Chain, ChainPlaces, chain_of, is_chained, placed
+from gemmkit.programs.chains.algebra import begin_below, commutes, guard, keep_parts, ranges_of, rewrite, settle
+from gemmkit.programs.chains.chain import Chain, ChainPlaces, chain_of, is_chained, placed, read_early
 from gemmkit.programs.chains.elements import EXACT, largest, may_be_inexact
 from gemmkit.programs.chains.merging import (
     Shares,
@@ -36,7 +36,7 @@ from gemmkit.programs.chains.merging import (
     shares_of,
     splits_of,
 )
-from gemmkit.programs.chains.schedule import ChainProblem, decided_by, read_early, section_of
+from gemmkit.programs.chains.schedule import ChainProblem, decided_by, section_of
 from gemmkit.programs.chains.schedule import ScheduleChoice as ChainChoice
 from gemmkit.programs.chains.schedule import ordered as ordered_chain
 from gemmkit.programs.chains.text import ChainPrinter, has_sections, names_of_ranges
@@ -428,13 +428,14 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
     guard(chain, numbers)
     begun(chain, numbers)
     keep_parts(chain)
+    begin_below(chain)
     places = placed(chain)
     by_tma = {key: np.dtype(kind.dtype) for key, kind in kinds.items() if kind.kind == "TmaOut"}
     problem = ChainProblem(chain, places, mapping, may_commute, by_tma, kernel)
     choice: ChainChoice = choose(problem, device).spec
     kinds = {key: replace(kind, kind="OctetOut") if key in by_tma and key not in choice.outs else kind
              for key, kind in kinds.items()}
-    read_early(chain, choice, kernel)
+    read_early(chain, choice.size, choice.ahead, kernel.room[choice.warpgroups])
     order = ordered_chain(chain, places, choice)
     shown = ", ".join(f"{key} {size}" for key, size in choice.blocks.items())
     how = ", ".join(word.replace("_", " ") for word in SWITCHES if getattr(choice, word))

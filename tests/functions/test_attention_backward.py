@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -295,6 +296,23 @@ def test_scales(machine: Any, session: Any, scale: float, rng: np.random.Generat
         check(machine, arrays, grad, scale=scale)
 
 
+@pytest.mark.sample(3)
+@on_machines
+@pytest.mark.parametrize("rows", ["every third", "all", "negative"])
+def test_large_scores(machine: Any, session: Any, rows: str, rng: np.random.Generator) -> None:
+    """Products begin at logarithms of scores that are small, and at 0 where one of the warp's is large: float32 would keep few bits
+    behind the point, and a weight that is 1, beside others that are 0, would not be."""
+    queries, keys = sizes(machine, 45, 37)
+    arrays, grad = operands(rng, (1, 2, queries, 16), (1, 2, keys, 16))
+    q, k, _ = arrays
+    q[..., 0], large = 0, slice(None, None, 3 if rows == "every third" else 1)
+    q[..., large, :] = 0
+    q[..., large, 0] = -2000 if rows == "negative" else 2000
+    k[..., 0] = 8 * np.arange(1, keys + 1)
+    with session(machine):
+        check(machine, arrays, grad, mask=Causal(), visible=lambda m, n, h, b: n <= m + keys - queries)
+
+
 # -- lengths ----------------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.kin(1)
@@ -430,11 +448,13 @@ def half(*shape: int, dtype: Any = F16) -> np.ndarray:
 
 #: (head sizes of k and v, mask, which program, results, most instructions of a round): what a round of each has, as compiled.
 CASES_CODE: dict[str, tuple[int, int, Any, str, list[int]]] = {
-    "dq 64": (64, 64, None, "q", [680, 580]), "dk, dv 64": (64, 64, None, "kv", [845, 730]),
-    "dq 128": (128, 128, None, "q", [600, 525]), "dk, dv 128": (128, 128, None, "kv", [470, 420]),
-    "dq 128, causal": (128, 128, Causal(), "q", [710, 545]), "dk, dv 128, causal": (128, 128, Causal(), "kv", [505, 425, 500]),
-    "dq 192": (192, 128, None, "q", [510, 455]), "dk 192": (192, 128, None, "k", [725, 675]), "dv 192": (192, 128, None, "v", [680]),
+    "dq 64": (64, 64, None, "q", [680, 580]), "dk, dv 64": (64, 64, None, "kv", [1270, 775]),
+    "dq 128": (128, 128, None, "q", [730, 630]), "dk, dv 128": (128, 128, None, "kv", [990, 625]),
+    "dq 128, causal": (128, 128, Causal(), "q", [855, 640]), "dk, dv 128, causal": (128, 128, Causal(), "kv", [1060, 645, 1065]),
+    "dq 192": (192, 128, None, "q", [650, 570]), "dk 192": (192, 128, None, "k", [1280, 845]), "dv 192": (192, 128, None, "v", [510]),
 }
+#: Bytes that are stored and loaded again at the ends of tiles, and in no round.
+SPILLED = {"dk, dv 128, causal": 8}
 
 
 @pytest.mark.compile
@@ -454,10 +474,11 @@ def test_machine_code(name: str) -> None:
         (plan,) = recorded(lambda: gradients_of_keys(dk, dv, q, k, v, do, lse, delta, *rest, seen, *same), H100, zeros=False)
     entry = plan.launchable.entry()
     usage = entry.meta["usage"]
-    assert usage["spill_stores"] == usage["spill_loads"] == usage["stack_bytes"] == 0 and usage["registers"] == 168
+    assert usage["stack_bytes"] <= SPILLED.get(name, 0) and usage["registers"] == 168
     sass = disassemble(entry.cubin)
-    assert not any(line.startswith(("LDL", "STL")) for line in instructions(sass))
-    rounds = [len(one) for one in loops(sass)]
+    found = loops(sass)
+    assert not any(line.startswith(("LDL", "STL")) for line in (instructions(sass) if name not in SPILLED else itertools.chain(*found)))
+    rounds = [len(one) for one in found]
     assert len(rounds) == len(most) and all(found <= limit for found, limit in zip(rounds, most)), rounds
 
 

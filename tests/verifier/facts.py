@@ -390,14 +390,72 @@ def check_registers(text: Text) -> None:
         expect(2 * most <= memory.kernel.most_sums[groups.consumers], f"{most} sums of a thread")
     else:
         choice, kernel = resizing.made.choice, resizing.made.problem.kernel
-        need = sum(choice.size(x.dims[1]) // 2 for x in resizing.made.chain.body if x.op == "dot")
-        need += sum(choice.size(x.dims[1]) // 4 for x in resizing.made.chain.body if x.op == "handover")
+        need = max(most_live(text, loop) for loop in ast.walk(text.functions["consume" if "consume" in text.functions else "kernel"])
+                   if isinstance(loop, ast.While) and not any(isinstance(x, ast.While) for x in ast.walk(loop) if x is not loop))
         expect(need <= kernel.room[choice.warpgroups], f"sums and fragments of {need} registers, of {kernel.room[choice.warpgroups]}")
         expect(groups.consumers == choice.warpgroups, f"{groups.consumers} warpgroups of {choice.warpgroups}")
     if groups.few:
         expect(groups.few % 8 == 0 == groups.many % 8 and 128 * (groups.few + groups.many * groups.consumers) <= 65536 and groups.many <= 255,
                f"registers {groups.few} and {groups.many}")
     expect(plan.printed.threads == groups.threads <= 1024, f"{plan.printed.threads} threads, of {groups.threads}")
+
+
+def most_live(text: Text, loop: ast.While) -> int:
+    """The most registers of a thread that sums, what is made of them and fragments have at once in a round, as its text names
+    them; without what rare rounds compute."""
+    rare = {x for node in text.nodes if isinstance(node, ast.If) for x in ast.walk(node)}
+    sizes, same = dict[str, int](), dict[str, str]()
+    assigned = [node for node in text.nodes if isinstance(node, ast.Assign) and node not in rare]
+    for node in sorted(assigned, key=lambda node: node.lineno):        # what a value is made of stands before it
+        for target, value in _pairs(node):
+            same.update({target.id: value.id} if isinstance(value, ast.Name) else {})
+            found = _registers_of(text, value, sizes) if isinstance(value, ast.Call) else sizes.get(same.get(target.id, ""), 0)
+            sizes.update({target.id: found} if found else {})
+    folded = {x for node in text.nodes if isinstance(node, ast.Call) and text.said(node.func) in ("row_max", "own_sum") for x in node.args}
+    kept = {x.id for node in loop.body if node not in rare for x in ast.walk(node) if isinstance(x, ast.Name) and x not in folded
+            and isinstance(x.ctx, ast.Load)}
+    sizes = {name: size for name, size in sizes.items() if name in kept}           # others are folded as they are made
+    lines = [({same.get(name, name) for name in bound(node)},
+              {same.get(x.id, x.id) for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load)})
+             for node in loop.body if node not in rare]
+    live = {name for made, _ in lines for name in made if _is_carried(name, lines)}
+    most = 0
+    for made, used in reversed(lines):
+        most = max(most, sum(sizes.get(name, 0) for name in live | made))
+        live = (live - made) | used
+    return max(most, sum(sizes.get(name, 0) for name in live))
+
+
+def _pairs(node: ast.Assign) -> list[tuple[ast.Name, ast.expr]]:
+    target, value = node.targets[0], node.value
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        return [(x, y) for x, y in zip(target.elts, value.elts) if isinstance(x, ast.Name) and x is not y]
+    return [(target, value)] if isinstance(target, ast.Name) else []
+
+
+def _is_carried(name: str, lines: list[tuple[set[str], set[str]]]) -> bool:
+    """Whether a round uses what the round before has left: as its first line that has the name does."""
+    return next(name in used for made, used in lines if name in made | used)
+
+
+def _registers_of(text: Text, call: ast.Call, sizes: dict[str, int]) -> int:
+    """Of what a call makes, if it is a matrix."""
+    of = call.func
+    if isinstance(of, ast.Attribute) and isinstance(of.value, ast.Name):
+        product = text.constants.get(of.value.id)
+        if of.attr in ("begin", "multiply", "multiply_apart"):
+            return int(product.values)
+        return _largest(call.args, sizes) // 2 if of.attr in ("fragments", "rectified") else 0
+    if isinstance(of, ast.Name) and of.id in ("fill", "generate"):
+        count = call.args[of.id == "fill"]
+        return int(count.value) if isinstance(count, ast.Constant) else 0
+    if isinstance(of, ast.Name) and of.id == "apply":
+        return _largest(call.args[1:2], sizes)
+    return 0
+
+
+def _largest(args: Iterable[ast.expr], sizes: dict[str, int]) -> int:
+    return max((sizes.get(x.id, 0) for arg in args for x in ast.walk(arg) if isinstance(x, ast.Name)), default=0)
 
 
 def check_spare(plan: plans.ProgramPlan) -> None:

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from gemmkit.programs.called import EXTENT
+from gemmkit.lang.errors import ConfigError
+from gemmkit.programs.called import EXTENT, is_whole_load
+from gemmkit.programs.collectives import STEP
 from gemmkit.programs.lengths import PIECE
 from gemmkit.programs.places import is_tiled, walked
-from gemmkit.programs.trace import Carried, Loop, StoreStatement, Value
+from gemmkit.programs.trace import CONDITIONS, Carried, Loop, StoreStatement, Value
 from gemmkit.programs.values import Axis, Index, Parameter, ProgramAxis, refused, shown, unique
+
+# Operations that passes put into a chain.
+
+#: An operation: a part of an exponent from which a number of each row is subtracted, of s, a factor and a shift, whose fma
+#: it is; and of scale s - top, which it was written as, and what that is multiplied by. A shift by columns is in s.
+LOWERED = "lowered"
+#: An operation: what a product begins at, of numbers by rows or columns, or of an exponent's shift and what divides it.
+BELOW = "below"
+#: An operation: what an array has by columns, loaded before it is needed.
+READ = "read"
 
 
 @dataclass(eq=False)
@@ -506,3 +519,108 @@ def _peel(chain: Chain, places: ChainPlaces, known: dict[Any, OperandBlock]) -> 
         if c.init.op not in ("load", "const"):
             raise refused(ValueError, f"a cell that begins with {c.init.op}; a kernel's cells begin with a number, or as a "
                                       "block of an array", c.init.line)
+
+
+# --------------------------------------------------------------------------------------------------
+# Arrays by columns that rounds read, such as an MLP's biases: loaded while the round's product runs.
+#
+# A load from global memory takes hundreds of cycles. Behind the wait for a product they would be on the way from one
+# product to the next: 20 layers of 16384 x 128 took 1.18 of the time of the kernel by hand, whose biases lie in shared
+# memory. So a thread's elements of such an array are a value of their own, which the scheduler computes as soon as it
+# needs no wait.
+#
+# Where products run ahead they are left where they are used: registers are short there, and a round's arithmetic hides
+# them. What a product begins at is loaded while nothing runs: in front of the wait for its operands.
+
+def read_early(chain: Chain, size: Callable[[Any], int], ahead: bool, room: int) -> None:
+    """Put a `READ` in the place of loads by columns, as many as a thread's ``room`` has registers for. ``size``: of a
+    dimension in a round."""
+    if ahead or only_adds(chain):
+        return
+    made, room = dict[Value, Value](), room - registers_needed(chain, size, False)
+    rare = {x.args[3] for x in chain.body if x.op == LOWERED}
+    for x in [x for x in chain.body if x.op != "dot" and len(x.dims) == 2 and x not in rare]:
+        for y in x.args:
+            if y.op != "load" or len(y.dims) != 1 or y.dims[0] is chain.rows or y in made:
+                continue
+            is_long = is_whole_load(y) and np.dtype(y.data[0].dtype).itemsize > 4
+            registers = size(y.dims[0]) // 4 * (1 + is_long)
+            if registers <= room:
+                room -= registers
+                made[y] = Value(READ, (y,), y.dims, None, f"{y.data[0].name}_columns", x.line)
+        x.args = tuple(made.get(y, y) for y in x.args)
+    chain.body[:0] = made.values()
+
+
+# --------------------------------------------------------------------------------------------------
+# Registers of a thread, where a round has most of them.
+
+READING = 80                           # for addresses of a matrix that threads read in rounds
+
+
+def registers_needed(chain: Chain, size: Callable[[Any], int], ahead: bool) -> int:
+    """Registers of a thread for matrices, where a round has most of them.
+
+    Cells have theirs always, and products that need none of the round's others from its beginning. What is computed takes
+    the place of what nothing needs any more; a hand-over stands beside what it is packed from. Where products run a round
+    ahead, all are there at once. ``size``: of a dimension in a round. Raises ConfigError for odd sizes of products."""
+    cells = {x for c in chain.carried for x in (c.inside, c.out)}
+    late, begun = late_values(chain), {y for d in dots(chain.body) for y in d.args[2:]}
+    usual = _usually([c.out for c in chain.carried])
+    users: dict[Value, list[Value]] = {}
+    for x in chain.body:
+        for y in x.args if x in usual else ():
+            users.setdefault(y, []).append(x)
+    last = {y: chain.body.index(of[-1]) for y, of in users.items()}
+
+    def own(x: Value) -> int:
+        if x.op == "dot":
+            return _sums(size(x.dims[1]), x.line)
+        if x.op == "handover":
+            return _handed(size(x.dims[1]), x.line)
+        if x.op == READ:
+            return size(x.dims[0]) // 4
+        is_folded = all(y.op in ("rowmax", "rowsum") for y in users.get(x, ()))
+        is_kept = len(x.dims) == 2 and not (ahead or is_folded or x in cells or x in begun or x.op in CONDITIONS)
+        return size(x.dims[x.dims[0] is chain.rows]) // 2 if is_kept else 0
+
+    live = {d: own(d) for d in dots(chain.body) if ahead or d in cells or d not in late}
+    live.update({c.out: size(c.init.dims[1]) // 2 for c in chain.carried if len(c.init.dims) == 2})
+    most = sum(live.values())
+    for n, x in enumerate(chain.body):
+        if x not in usual:
+            continue
+        over = [] if ahead else [y for y in x.args if y in live and last[y] == n and y not in cells]
+        more = 0 if x in live or (over and x.op not in ("dot", "handover", READ)) else own(x)
+        most = max(most, sum(live.values()) + more)
+        left = max([more, *(live.pop(y) for y in over)])
+        if left and x not in live and (len(x.dims) == 2 or x.op == READ):
+            live[x] = left
+    read = {(y.data[0].name, y.data[1]) for x in chain.body if x.op not in ("dot", "transpose") for y in x.args
+            if y.op == "load" and len(y.dims) == 2}
+    return most + READING * len(read)
+
+
+def _usually(roots: list[Value]) -> set[Value]:
+    """The values of rounds in which no exponent is large."""
+    pending, seen = [*roots], set[Value]()
+    while pending:
+        x = pending.pop()
+        if x not in seen:
+            seen.add(x)
+            pending += [y for n, y in enumerate(x.args) if x.op != LOWERED or n != 3]
+    return seen
+
+
+def _sums(columns: int, line: str) -> int:
+    if columns % 8 or columns > 256:
+        more = "; make halves of them a stack, v[b, half, n]: each is a tile then" if columns > 256 else ""
+        raise refused(ConfigError, f"a product has {columns} columns; a multiple of 8 up to 256 is needed{more}", line)
+    return columns // 2
+
+
+def _handed(columns: int, line: str) -> int:
+    if columns % STEP:
+        raise refused(ConfigError, f"the left operand of a product is computed and has {columns} columns; a multiple of "
+                                   f"{STEP} is needed, which an instruction takes", line)
+    return columns // 4

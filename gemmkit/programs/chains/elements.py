@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gemmkit.programs.called import CALLED, EXTENT, Callee, is_place_made, is_whole_constant, is_whole_load
-from gemmkit.programs.chains.algebra import LOWERED, Ranges, bounds_of
-from gemmkit.programs.chains.chain import Chain, ChainPlaces, OperandBlock, RingPlace, depends
-from gemmkit.programs.chains.schedule import READ, ChainOrder, Compute, Event, Full, ScheduleChoice
+from gemmkit.programs.chains.algebra import Ranges, bounds_of
+from gemmkit.programs.chains.chain import BELOW, LOWERED, READ, Chain, ChainPlaces, OperandBlock, RingPlace, depends
+from gemmkit.programs.chains.schedule import ChainOrder, Compute, Event, Full, ScheduleChoice
 from gemmkit.programs.lengths import PIECE, whole_text
 from gemmkit.programs.text import JOINTS, SIGNS, is_converted, listed, name_of_stack, of_blocks, parts_of_stacks
 from gemmkit.programs.trace import COMPARISONS, CONDITIONS, Value
@@ -21,7 +21,7 @@ CALLS = dict(exp2="exp2", log2="log2", reciprocal="reciprocal", tanh="tanh", sqr
              finite="finite", fma="fma", difference="difference", erf="math.erf", pow="math.pow", abs="abs")
 EXACT = 2.0**24                        # whole numbers up to it are float32
 BEYOND = 256                           # places that a tile's last block has behind an array's end, at most
-ELEMENTWISE = frozenset({*SIGNS, *JOINTS, *CALLS, *CALLED, LOWERED, "neg", "where", "inside"})
+ELEMENTWISE = frozenset({*SIGNS, *JOINTS, *CALLS, *CALLED, BELOW, LOWERED, "neg", "where", "inside"})
 
 
 def is_whole_number(x: Value) -> bool:
@@ -78,13 +78,15 @@ def scalar_text(x: Value, top: bool = False) -> str:
 class Element:
     """``known``: the name of a value that is computed elsewhere, None for one that is written here. ``place``: where a tile
     or a round is, by its index; or of rows of a piece its ``"origin"`` and its ``"count"``. ``lowered``: what parts of
-    exponents call the three operands of their fma ("": by their own names); others are written as differences."""
+    exponents call the three operands of their fma ("": by their own names); others are written as differences. ``is_whole``:
+    whether all of a round's places are there."""
 
     chain: Chain
     root: Value
     known: Callable[[Value], str | None]
     place: Callable[..., str]
     lowered: Mapping[Value, tuple[str, ...]]
+    is_whole: bool = False
     zips: list[str] = field(default_factory=list)
     extra: dict[str, str] = field(default_factory=dict)
     arrays: set[str] = field(default_factory=set)
@@ -143,7 +145,12 @@ class Element:
         if x.op == LOWERED:
             args = [self._outside(y, name) if name else f"convert(F32, {self.of(y)})"
                     for y, name in zip(x.args, self.lowered[x])]
-            return f"fma({', '.join(args)})"
+            return f"fma({', '.join(args)})" if args[2:] else f"({args[0]} * {args[1]})"
+        if x.op == BELOW and x.args[1:]:
+            self.extra["over"] = self.lowered[x][0]
+            return f"{self.of(x.args[0])} * over"
+        if x.op == BELOW:
+            return self.of(x.args[0])
         if x.op in ("lt", "le") and not self.is_rows and len(self.root.dims) == 2:
             compared = self._compared(x)
             if compared is not None:
@@ -201,7 +208,7 @@ class Element:
 
     def _of_tile(self, x: Value) -> str:
         """A whole number of a tile, where the function of an element is applied."""
-        made = Element(self.chain, x, self.known, self.place, self.lowered)
+        made = Element(self.chain, x, self.known, self.place, self.lowered, self.is_whole)
         return made.outside(made.of(x, whole=True))
 
     def outside(self, text: str) -> str:
@@ -280,10 +287,14 @@ class Element:
         """Where an element of an array is along an axis: one that is there."""
         if index.stack:
             return self._place(index)
+        is_there = self.is_whole and index is self.chain.index
         if index.piece is None:
-            return self._last(index, self._place(index))
+            return self._place(index) if is_there else self._last(index, self._place(index))
         origin, last = f"{index.name}_origin", f"last_of_{index.name}"
-        self.extra[origin], self.extra[last] = self.place(index, "origin"), f"sizes.{index.name} - 1"
+        self.extra[origin] = self.place(index, "origin")
+        if is_there:
+            return f"{origin} + {self._place(index)}"
+        self.extra[last] = f"sizes.{index.name} - 1"
         return f"min({origin} + {self._place(index)}, {last})"
 
     def _begin(self, dim: Any) -> tuple[str, str, str]:

@@ -20,8 +20,9 @@ from gemmkit.kernels.collectives.pipeline import SharedMemory
 from gemmkit.kernels.collectives.scheduler import Cluster
 from gemmkit.kernels.sm90.store import in_lines, line_of
 from gemmkit.lang.errors import ConfigError
-from gemmkit.programs.called import NUMBER, is_whole_load
+from gemmkit.programs.called import NUMBER
 from gemmkit.programs.chains.chain import (
+    READ,
     Chain,
     ChainPlaces,
     OperandBlock,
@@ -31,11 +32,12 @@ from gemmkit.programs.chains.chain import (
     late_values,
     loaded,
     only_adds,
+    registers_needed,
     why_not_across,
     why_not_ahead,
     zero_values,
 )
-from gemmkit.programs.collectives import PATTERN, ROWS, STEP, in_steps
+from gemmkit.programs.collectives import PATTERN, ROWS, in_steps
 from gemmkit.programs.mapping import KernelLimits, Mapping
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Axis, Index, refused
@@ -47,10 +49,9 @@ SHORTEST = 16                          # of a round's blocks
 MOST_LINES = 256                       # of a block that TMA brings at once
 SPECIAL = "exp2", "log2", "tanh", "erf", "pow", "reciprocal", "sqrt", NUMBER
 ON_THE_WAY = 256
-ROOM_OF_SHORTER = 112                  # registers with which a third warpgroup pays though blocks are shorter for it
+ROOM_OF_SHORTER = 112                  # with which a third warpgroup pays where blocks are shorter, and products run ahead
 LONGEST = 128                          # of a round's blocks
 THIRD = 0.85                           # the time that rows take with a third warpgroup
-READING = 80                           # for addresses of a matrix that threads read in rounds
 
 
 @dataclass
@@ -138,7 +139,7 @@ class ChainProblem(problems.MappingProblem):
         choice.kernel = kernel.said
         is_open = chain.index.name not in self.mapping.blocks
         registers = kernel.usual_room if is_open else kernel.room
-        if is_open and not self.mapping.warpgroups and length < kernel.lengths[0]:
+        if is_open and not self.mapping.warpgroups and length < kernel.lengths[0] and choice.ahead:
             registers = {**registers, 3: ROOM_OF_SHORTER}
         reason = _registers(chain, choice, kernel, registers) or _shapes(places, choice, chain, kernel, given)
         if reason is None:                             # results leave from the registers where memory is short
@@ -364,34 +365,9 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, commutes: bool,
                           cluster=Cluster(mapping.cluster.get(chain.rows.name, 1)))
 
 
-def room_left(chain: Chain, choice: ScheduleChoice, kernel: KernelLimits) -> int:
-    """Registers of a thread beside its sums and what is handed over."""
-    return kernel.room[choice.warpgroups] - _needed(chain, choice, kernel)
-
-
-def _needed(chain: Chain, choice: ScheduleChoice, kernel: KernelLimits) -> int:
-    need = 0
-    for x in chain.body:
-        if x.op == "dot":
-            n = choice.size(x.dims[1])
-            if n % 8 or n > 256:
-                more = "; make halves of them a stack, v[b, half, n]: each is a tile then" if n > 256 else ""
-                raise refused(ConfigError, f"a product has {n} columns; a multiple of 8 up to 256 is needed{more}", x.line)
-            need += n // 2
-        if x.op == "handover":
-            k = choice.size(x.dims[1])
-            if k % STEP:
-                raise refused(ConfigError, f"the left operand of a product is computed and has {k} columns; a multiple of "
-                                           f"{STEP} is needed, which an instruction takes", x.line)
-            need += k // 4
-    read = {(y.data[0].name, y.data[1]) for x in chain.body if x.op not in ("dot", "transpose") for y in x.args
-            if y.op == "load" and len(y.dims) == 2}
-    return need + READING * len(read)
-
-
 def _registers(chain: Chain, choice: ScheduleChoice, kernel: KernelLimits, rooms: dict[int, int]) -> str | None:
     """Why a thread's sums have no room."""
-    need, room = _needed(chain, choice, kernel), rooms[choice.warpgroups]
+    need, room = registers_needed(chain, choice.size, choice.ahead), rooms[choice.warpgroups]
     if need > room:
         return (f"accumulators and reused operands need {need} registers of a thread, but only {room} are available with "
                 f"{choice.warpgroups} warpgroups with blocks of {choice.blocks[chain.index.name]} along {chain.index}; use "
@@ -553,38 +529,6 @@ def imbalance(count: int, rows: int, section: int, blocks: int) -> float:
     table[1::2] = table[1::2, ::-1]
     times = table.sum(0)
     return float(times.max() / times.mean())
-
-
-# --------------------------------------------------------------------------------------------------
-# Arrays by columns that rounds read, such as an MLP's biases: loaded while the round's product runs.
-#
-# A load from global memory takes hundreds of cycles. Behind the wait for a product they would be on the way from one
-# product to the next: 20 layers of 16384 x 128 took 1.18 of the time of the kernel by hand, whose biases lie in shared
-# memory. So a thread's elements of such an array are a value of their own, which the scheduler computes as soon as it
-# needs no wait.
-#
-# Where products run ahead they are left where they are used: registers are short there, and a round's arithmetic hides
-# them.
-
-READ = "read"                          # the operation
-
-
-def read_early(chain: Chain, choice: ScheduleChoice, kernel: KernelLimits) -> None:
-    """Put a `READ` in the place of loads by columns, as many as registers have room for."""
-    if choice.ahead or only_adds(chain):
-        return
-    room, made = room_left(chain, choice, kernel), dict[Value, Value]()
-    for x in [x for x in chain.body if x.op != "dot" and len(x.dims) == 2]:
-        for y in x.args:
-            if y.op != "load" or len(y.dims) != 1 or y.dims[0] is chain.rows or y in made:
-                continue
-            is_long = is_whole_load(y) and np.dtype(y.data[0].dtype).itemsize > 4
-            registers = choice.size(y.dims[0]) // 4 * (1 + is_long)
-            if registers <= room:
-                room -= registers
-                made[y] = Value(READ, (y,), y.dims, None, f"{y.data[0].name}_columns", x.line)
-        x.args = tuple(made.get(y, y) for y in x.args)
-    chain.body[:0] = made.values()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -755,8 +699,14 @@ def arrange(values: list[Value], places: ChainPlaces, through: dict[Value, Value
                 left.remove(x)
         return ready
 
+    def passes() -> bool:
+        return any(isinstance(event, Pass) for event in events)
+
     def wait() -> None:
         over = flying.pop(0)
+        if turns and not flying and dots(left) and not passes():
+            begun = max(n for n, event in enumerate(events) if isinstance(event, ChainStart))
+            events.insert(begun + 1, Pass())           # while nothing of its own runs, another one's products do
         events.append(ChainWait(len(flying), tuple(over), tuple(d for group in flying for d in group)))
         busy = places.rings_of([*left, *(d for group in flying for d in group)])
         events.extend(ChainRelease(ring) for ring in places.rings_of(over) if ring.index is not None and ring not in busy)
@@ -774,7 +724,7 @@ def arrange(values: list[Value], places: ChainPlaces, through: dict[Value, Value
                 events.append(Turn())
             starts += len(group)
             events.append(ChainStart(tuple(group)))
-            if turns and starts == len(products):
+            if turns and starts == len(products) and not passes():
                 events.append(Pass())
             left = [x for x in left if x not in group]
             flying.append(group)

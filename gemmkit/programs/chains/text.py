@@ -12,8 +12,8 @@ import numpy as np
 
 from gemmkit.kernels.sm90.kernel import STARTING
 from gemmkit.programs.called import CALLED, RETURNS, Callee, Callees
-from gemmkit.programs.chains.algebra import LOWERED, MaskBound, Ranges, mentions
-from gemmkit.programs.chains.chain import RECTIFIED, Chain, ChainPlaces, OperandBlock, dots
+from gemmkit.programs.chains.algebra import MaskBound, Ranges, mentions
+from gemmkit.programs.chains.chain import BELOW, LOWERED, READ, RECTIFIED, Chain, ChainPlaces, OperandBlock, dots
 from gemmkit.programs.chains.elements import (
     CONSUMER,
     ELEMENTWISE,
@@ -26,7 +26,6 @@ from gemmkit.programs.chains.elements import (
 )
 from gemmkit.programs.chains.merging import LENGTH
 from gemmkit.programs.chains.schedule import (
-    READ,
     Anchor,
     ChainOrder,
     ChainRelease,
@@ -65,6 +64,7 @@ class Consumer(Role):
     rare: dict[Value, str] = field(default_factory=dict)           # votes of a lazy round, by the references
     left: list[Value] = field(default_factory=list)                # of what is computed together
     done: set[Value] = field(default_factory=set)                  # of it, before its turn
+    is_whole: bool = False             # whether all places of what is computed are there
     old: set[str] = field(default_factory=set)                     # names that a tile's end finds under before_
 
     kind = CONSUMER
@@ -104,7 +104,7 @@ class Consumer(Role):
     # -- values -------------------------------------------------------------------------------------------------------
 
     def compute_all(self, values: Iterable[Value], guarded: bool) -> None:
-        self.left, self.done = list(values), set()
+        self.left, self.done, self.is_whole = list(values), set(), self.has_tests and not guarded
         while self.left:
             self.compute(self.left[0], guarded)
             self.left.pop(0)
@@ -124,6 +124,8 @@ class Consumer(Role):
             self.put(f"if {asked}:", f"    {self.name(x)} = {self.applied(x)}")
         elif x in self.chain.factors:
             self.rescale(x)
+        elif x.op == BELOW and x.args[1:]:
+            self.begin_below(x)
         else:
             assert x.op in ELEMENTWISE or x.op == READ, x.op
             for part in self.exponents(x):
@@ -150,6 +152,16 @@ class Consumer(Role):
         bound = _bound_of(x)
         least = self.least.get(bound) or scalar_text(bound)
         self.put(f"{self.name(x)} = {self.applied(x)}", f"{rare} = changes({self.name(x.args[0].args[1])}, {least})")
+
+    def begin_below(self, x: Value) -> None:
+        """What a product begins at whose exponents are shifted; where that would be inexact it begins at 0, and they are
+        computed as they are written (`lower`)."""
+        shift, factor = x.args
+        name, (over, rare) = self.name(x), self.names_of(shift, "over", "rare")
+        self.lowered[x] = over,
+        self.put(f"{over} = reciprocal({self.number(factor)})",
+                 f"{rare} = steep({self.name(shift)}) | ({over} * {over} > 2.0**64)", f"{name} = {self.applied(x)}",
+                 f"if {rare}:", f"    {name} = fill(F32, {self.values(x)}, 0.0)")
 
     # -- exponents ----------------------------------------------------------------------------------------------------
 
@@ -184,9 +196,11 @@ class Consumer(Role):
 
     def lower(self, shift: Value, guarded: bool) -> None:
         """What is made of a shift. An exponent's fma is of s, its factor and the shift; or, where that is large, of the
-        difference as it is written, what is left of the factor, and nothing. A value of rows is computed again there."""
+        difference as it is written, what is left of the factor, and nothing. A value of rows is computed again there. A
+        shift by columns is in s, or, where it is large, nowhere."""
         lines: list[str] = []
         exact: list[str] = []
+        parts = 3 if self.chain.rows in shift.dims else 2
         for y in [y for y in self.left if not self.naming.is_inlined(y) and (guarded or y not in self.naming.tests)]:
             for part in [part for part in self.exponents(y) if part.args[2] is shift]:
                 s, factor, _, difference, by = part.args
@@ -197,8 +211,8 @@ class Consumer(Role):
                     takes = [self.name(s), self.number(factor), self.name(shift)]
                     made = [self.known(difference) or self.applied(difference, LOWERED), self.number(by),
                             "fill(F32, 2, 0.0)"]
-                    names = self.names_of(part, "exponent", "by", "less")
-                    if factor is by:
+                    names = self.names_of(part, *("exponent", "by", "less")[:parts])
+                    if factor is by and parts == 3:
                         names = names[0], "", names[2]
                     self.lowered[part] = names
                     further = [n for n in names[1:] if n]
@@ -213,7 +227,7 @@ class Consumer(Role):
                     del self.lowered[part]
         rescaled = self.shifts.get(shift)
         rare = self.rare.get(self.chain.factors[rescaled]) if rescaled else None
-        asked = f"steep({self.name(shift)})"
+        asked = f"steep({self.name(shift)})" if parts == 3 else self.names_of(shift, "over", "rare")[1]
         if rescaled is None or rare is None:
             self.put(*lines, f"if {asked}:", *(f"    {line}" for line in exact))
         else:
@@ -231,7 +245,7 @@ class Consumer(Role):
 
     def written(self, x: Value) -> str:
         """A number that tiles change, as an element of the stack's matrix is: it has no line of its own."""
-        made = Element(self.chain, x, self.known, self.of_tile, self.lowered)
+        made = Element(self.chain, x, self.known, self.of_tile, self.lowered, self.is_whole)
         text = made.of(x)
         self.take(made)
         return made.outside(text)
@@ -249,7 +263,7 @@ class Consumer(Role):
         return 2 if len(x.dims) == 1 else self.choice.size(next(dim for dim in x.dims if dim is not self.chain.rows)) // 2
 
     def applied(self, x: Value, name: str = "") -> str:
-        made = Element(self.chain, x, self.known, self.of_tile, self.lowered)
+        made = Element(self.chain, x, self.known, self.of_tile, self.lowered, self.is_whole)
         text, call = made.printed(self.values(x))
         self.take(made)
         function = self.functions.get(text)
