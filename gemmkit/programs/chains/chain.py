@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from gemmkit.lang.errors import ConfigError
-from gemmkit.programs.called import EXTENT, is_whole_load
+from gemmkit.programs.called import EXTENT, NUMBER, is_whole_load
 from gemmkit.programs.collectives import STEP
 from gemmkit.programs.lengths import PIECE
 from gemmkit.programs.places import is_tiled, walked
@@ -556,6 +556,7 @@ def read_early(chain: Chain, size: Callable[[Any], int], ahead: bool, room: int)
 # Registers of a thread, where a round has most of them.
 
 READING = 80                           # for addresses of a matrix that threads read in rounds
+CALLING = 20                           # for what functions of a user's compute with, where they are called
 
 
 def registers_needed(chain: Chain, size: Callable[[Any], int], ahead: bool) -> int:
@@ -591,8 +592,11 @@ def registers_needed(chain: Chain, size: Callable[[Any], int], ahead: bool) -> i
         if x not in usual:
             continue
         over = [] if ahead else [y for y in x.args if y in live and last[y] == n and y not in cells]
+        meanwhile = CALLING if x.op == NUMBER else 0
+        meanwhile += sum(size(chain.index) // 4 for y in x.args if len(x.dims) == 2 and y.dims == (chain.index,)
+                         and y.op != READ and any(z.op == "load" for z in walked([y])))
         more = 0 if x in live or (over and x.op not in ("dot", "handover", READ)) else own(x)
-        most = max(most, sum(live.values()) + more)
+        most = max(most, sum(live.values()) + more + (0 if ahead else meanwhile))
         left = max([more, *(live.pop(y) for y in over)])
         if left and x not in live and (len(x.dims) == 2 or x.op == READ):
             live[x] = left
