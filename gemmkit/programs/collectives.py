@@ -16,7 +16,6 @@ import numpy as np
 from gemmkit.components import Component
 from gemmkit.kernels.collectives.operand import FragmentReuse
 from gemmkit.kernels.collectives.scheduler import Cluster
-from gemmkit.kernels.mlp.spec import put_pair
 from gemmkit.kernels.sm90.store import Panels, line_of, own_column, own_row
 from gemmkit.lang.aggregates import convert, convert_all, fill
 from gemmkit.lang.checks import dtype_given
@@ -29,8 +28,8 @@ from gemmkit.layouts.plain import Swizzled
 from gemmkit.operators import WGMMAOp
 from gemmkit.operators.wgmma import within
 from gemmkit.ptx.arithmetic import maximum
-from gemmkit.ptx.memory import load_shared, pack_narrow, shared, store_global, store_shared, unpack_narrow
-from gemmkit.ptx.mma import ldmatrix, pack_fragment, pack_relu, stmatrix
+from gemmkit.ptx.memory import pack_narrow, shared, store_global, unpack_narrow
+from gemmkit.ptx.mma import pack_fragment, pack_relu, stmatrix
 from gemmkit.ptx.special import SHUFFLE, any_lane, lane_index, thread_index, udiv
 from gemmkit.ptx.tma import tma_commit, tma_load, tma_load_multicast, tma_store, tma_wait, tma_wait_read
 from gemmkit.ptx.wgmma import advance, fence_async, matrix_descriptor, named_barrier
@@ -184,18 +183,21 @@ def in_steps(extent: int) -> int:
 
 @dataclass(frozen=True)
 class Product(Component):
-    """64 rows of ``a`` times ``b``, for each warpgroup; a transposed operand lies in its stage as in its array."""
+    """64 rows of ``a`` times ``b``, for each warpgroup; a transposed operand lies in its stage as in its array. ``first``,
+    ``length``: which of a's columns the stage of ``b`` has rows for, where it is a part."""
 
     a: StagedTile
     b: StagedTile
     a_transposed: bool = False
     b_transposed: bool = False
+    first: int = 0
+    length: int = 0
 
     @cached_property
     def block(self) -> Tile:
         """As its operands lie in their stages."""
         a, b = self.a, self.b
-        m, k = (a.columns, a.held) if self.a_transposed else (a.held, in_steps(a.columns))
+        m, k = (a.columns, a.held) if self.a_transposed else (a.held, in_steps(self.length or a.columns))
         return Tile(M=m, N=b.held if self.b_transposed else b.columns, K=k)
 
     @cached_property
@@ -229,37 +231,10 @@ class Product(Component):
 
     def multiply_apart(self, sums: tuple, a_slot: Any, b_slot: Any, group: int, accumulate: int) -> tuple:
         """The same of operands in rings of their own."""
-        own = within(self.a_layout, (group * ROWS, 0), self.block.MK.size)
+        own = within(self.a_layout, (group * ROWS, self.first), self.block.MK.size)
         return self.operator.multiply((sums,), advance(self.a.descriptor(), own + a_slot.stage * self.a.stage_bytes),
                                       advance(self.b.descriptor(), b_slot.stage * self.b.stage_bytes), self.a_layout,
                                       self.b_layout, self.block, accumulate)[0]
-
-
-@dataclass(frozen=True)
-class RowSums(Component):
-    """Sums along the rows of a staged block, which a warpgroup's threads read: each adds up its part of two rows, 8 apart,
-    and the four threads of a row meet at the end."""
-
-    tile: StagedTile
-
-    def begin(self, value: float) -> tuple:
-        """The value once a row: the first of its four threads has it."""
-        return fill(F32, 2, value if lane_index() % 4 == 0 else 0.0)
-
-    def add(self, sums: tuple, slot: Any, group: int) -> tuple:
-        return fold(self.tile.columns // 16, add_matrix, sums, self.tile, slot.stage, group)
-
-    def whole(self, sums: tuple) -> tuple:
-        return quad(add, sums[0]), quad(add, sums[1])
-
-
-def add_matrix(sums: tuple, n: int, tile: Any, stage: int, group: int) -> tuple:
-    """16 rows by 16 columns of a warp: four 8 x 8 matrices, of which a lane addresses a line."""
-    lane = lane_index()
-    row = group * ROWS + udiv(thread_index() % 128, 32) * 16 + lane % 16
-    at = tile.layout.position((row, n * 16 + udiv(lane, 16) * 8), tile.lines)
-    x = convert_all(F32, ldmatrix(shared(tile.dtype, tile.offset), stage * (tile.stage_bytes // 2), at, 4, False))
-    return sums[0] + ((x[0] + x[1]) + (x[4] + x[5])), sums[1] + ((x[2] + x[3]) + (x[6] + x[7]))
 
 
 class WarpgroupPart(NamedTuple):
@@ -336,6 +311,17 @@ class DirectOut(Typed):
 
     def finish(self) -> None:
         """Nothing is under way."""
+
+
+def put_pair(pair: tuple, n: int, store: DirectOut, part: WarpgroupPart, out: Any, row: int, column: int) -> None:
+    row, column = row + n % 2 * 8, column + n // 2 * 8
+    if row < part.rows and column < part.columns:
+        if store.pairs:
+            store_global(out, 1, (row, column), (0, 0), pair)
+        else:
+            out[row, column] = pair[0]
+            if column + 1 < part.columns:
+                out[row, column + 1] = pair[1]
 
 
 @dataclass(frozen=True)
@@ -430,6 +416,8 @@ class HandedProduct(Component):
 
     b: StagedTile
     b_transposed: bool = False
+    first: int = 0
+    length: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -440,7 +428,7 @@ class HandedProduct(Component):
         """As its operands lie in their stages."""
         b = self.b
         n, k = (b.held, b.columns) if self.b_transposed else (b.columns, b.lines)
-        return Tile(M=ROWS, N=n, K=k)
+        return Tile(M=ROWS, N=n, K=self.length or k)
 
     @cached_property
     def columns(self) -> int:
@@ -495,7 +483,8 @@ def next_step(sums: tuple, n: int, product: Any, fragments: tuple, b: int) -> tu
 
 
 def multiply_step(sums: tuple, n: int, product: Any, fragments: tuple, b: int, accumulate: int) -> tuple:
-    return product.operator.multiply_fragments((sums,), (fragments[n],), b, product.b_layout, product.block, n,
+    a = (fragments[n + product.first // STEP],)
+    return product.operator.multiply_fragments((sums,), a, b, product.b_layout, product.block, n,
                                                accumulate)[0]
 
 
@@ -629,171 +618,3 @@ def own_sum(values: tuple) -> tuple:
 
 def whole_sum(own: tuple) -> tuple:
     return quad(add, own[0]), quad(add, own[1])
-
-
-# --------------------------------------------------------------------------------------------------
-# Sums of the columns of a product's right operand, which threads read where it is staged for the product.
-#
-# Each warp of the consumers adds up columns of its own, eight at a time, over all lines of a stage. A thread's sums are
-# parts: when the rounds are over, lanes that have parts of one column add them up, and the sums of all columns go to
-# shared memory. From there every thread takes those of its columns, whichever warpgroup it is in.
-
-OCTET = 8                              # columns of a matrix that ldmatrix loads, and its lines
-AT_ONCE = 32                           # lines of four such matrices one below the other, or columns side by side
-exchanged = SHUFFLE["bfly"]
-MEETING = 4                            # a named barrier; those of the consumers' ways out are 1 to 3
-
-
-@dataclass(frozen=True)
-class ColumnSums(Component):
-    """Sums of the columns of ``tile``, by ``consumers`` warpgroups; ``transposed``: by its lines, which are columns of the
-    product."""
-
-    tile: StagedTile
-    consumers: int
-    transposed: bool = False
-
-    @cached_property
-    def columns(self) -> int:
-        return self.tile.lines if self.transposed else self.tile.columns
-
-    @cached_property
-    def warps(self) -> int:
-        """Those that read: all, or those of two warpgroups where three cannot share the columns evenly."""
-        warps = 4 * self.consumers
-        return warps if self.columns // OCTET % warps == 0 else 8
-
-    @cached_property
-    def octets(self) -> int:
-        """Of a warp."""
-        return self.columns // OCTET // self.warps
-
-    @cached_property
-    def parts(self) -> int:
-        """A thread's sums of an octet: two neighbours, or one line."""
-        return 1 if self.transposed else 2
-
-    @cached_property
-    def steps(self) -> int:
-        """Groups of four matrices that have all of a stage's elements of an octet."""
-        return (self.tile.columns if self.transposed else self.tile.lines) // AT_ONCE
-
-    def begin(self, value: float) -> tuple:
-        """The value once a column: the first of the lanes that have parts of it begins with it."""
-        if self.transposed:
-            return fill(F32, self.octets, value if lane_index() % 4 == 0 else 0.0)
-        return fill(F32, 2 * self.octets, value if lane_index() < 4 else 0.0)
-
-    def add(self, sums: tuple, slot: Any, group: int) -> tuple:
-        if self.warps == 4 * self.consumers:
-            return self.added(sums, slot.stage, group)
-        if group * 4 < self.warps:
-            return self.added(sums, slot.stage, group)
-        return sums
-
-    def added(self, sums: tuple, stage: int, group: int) -> tuple:
-        return join(apply(add_octet, split(sums, self.parts), self, stage, self.first(group)))
-
-    def first(self, group: int) -> int:
-        """The warp's first octet."""
-        return (group * 4 + udiv(thread_index() % 128, 32)) * self.octets
-
-    def whole(self, sums: tuple) -> tuple:
-        """Of all lanes that have parts of a column."""
-        return apply(met, sums, self)
-
-
-def add_octet(sums: tuple, n: int, of: Any, stage: int, first: int) -> tuple:
-    at = stage * (of.tile.stage_bytes // 2)
-    if of.transposed:
-        return fold(of.steps, add_lines, sums, of.tile, at, first + n)
-    return fold(of.steps, add_columns, sums, of.tile, at, first + n)
-
-
-def add_columns(sums: tuple, n: int, tile: Any, stage: int, octet: int) -> tuple:
-    """32 lines of eight columns, of which a lane addresses one; the swizzle of a line is that of the 32nd behind it."""
-    at = tile.layout.position((lane_index(), octet * OCTET), tile.lines)
-    x = convert_all(F32, ldmatrix(shared(tile.dtype, tile.offset), stage + n * AT_ONCE * tile.line, at, 4, False))
-    return sums[0] + ((x[0] + x[2]) + (x[4] + x[6])), sums[1] + ((x[1] + x[3]) + (x[5] + x[7]))
-
-
-def add_lines(sums: tuple, n: int, tile: Any, stage: int, octet: int) -> tuple:
-    """Eight lines, 32 elements of each."""
-    lane = lane_index()
-    at = tile.layout.position((octet * OCTET + lane % 8, n * AT_ONCE + udiv(lane, 8) * 8), tile.lines)
-    x = convert_all(F32, ldmatrix(shared(tile.dtype, tile.offset), stage, at, 4, False))
-    return (sums[0] + (((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]))),)
-
-
-def met(x: Any, n: int, of: Any) -> Any:
-    if of.transposed:
-        return quad(add, x)
-    x = x + exchanged(x, 4)
-    x = x + exchanged(x, 8)
-    return x + exchanged(x, 16)
-
-
-@dataclass(frozen=True)
-class ColumnValues(Component):
-    """A value of each of a tile's columns, in shared memory from ``offset`` on: ``sums`` are put there, and read."""
-
-    sums: ColumnSums
-    offset: int
-
-    @cached_property
-    def threads(self) -> int:
-        """Of the consumers."""
-        return 128 * self.sums.consumers
-
-    def put(self, whole: tuple, group: int) -> None:
-        """When all have read the last tile's; all can read these when it returns."""
-        named_barrier(MEETING, self.threads)
-        if group * 4 < self.sums.warps:
-            each(put_value, whole, self, self.sums.first(group))
-        named_barrier(MEETING, self.threads)
-
-    def at(self, column: int) -> Any:
-        """Of a column of the tile."""
-        return load_shared(shared(F32, self.offset), column, 0, 1)[0]
-
-    def own(self, group: int) -> tuple:
-        """Of the columns that a thread stores: its own number's, and those that are ``threads`` further on."""
-        return generate(-(-self.sums.columns // self.threads), own_value, self, number(group))
-
-
-def put_value(value: Any, n: int, to: Any, first: int) -> None:
-    lane, pointer = lane_index(), shared(F32, to.offset)
-    if to.sums.transposed:
-        if lane % 4 == 0:
-            store_shared(pointer, (first + n) * OCTET + udiv(lane, 4), 0, (value,))
-    elif lane < 4:
-        store_shared(pointer, (first + n // 2) * OCTET + lane * 2, n % 2, (value,))
-
-
-def own_value(n: int, of: Any, thread: int) -> Any:
-    return of.at(min(thread + n * of.threads, of.sums.columns - 1))
-
-
-def number(group: int) -> int:
-    """Of a thread among the consumers."""
-    return group * 128 + thread_index() % 128
-
-
-@dataclass(frozen=True)
-class ColumnsOut(Typed):
-    """A value of each of a tile's ``columns``, each by one of the consumers' ``threads``."""
-
-    columns: int
-    threads: int
-
-    def store(self, values: tuple, out: Any, part: WarpgroupPart, group: int) -> None:
-        each(put_column, values, self, part, matrix_of(out, part.stack), number(group))
-
-    def finish(self) -> None:
-        """Nothing is under way."""
-
-
-def put_column(value: Any, n: int, store: Any, part: WarpgroupPart, out: Any, thread: int) -> None:
-    column = thread + n * store.threads
-    if column < store.columns and part.n + column < part.columns:
-        out[part.n + column] = convert(store.dtype, value)

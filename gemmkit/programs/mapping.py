@@ -219,7 +219,8 @@ class KernelLimits:
     rows and columns.
 
     Of chains ``lengths`` of a round's blocks, the best first, and the usual number of warpgroups; where rounds go along a
-    block's columns, these are a multiple of ``line``."""
+    block's columns, these are a multiple of ``line``. ``stage``: bytes of a stage that products take one after the other,
+    at most; what is longer comes in parts."""
 
     name: str
     most_sums: dict[int, int] = field(hash=False)
@@ -233,6 +234,7 @@ class KernelLimits:
     lengths: tuple[int, ...]
     chain_warpgroups: int
     line: int
+    stage: int
     uses_tma: bool
 
     @property
@@ -294,10 +296,10 @@ class KernelLimits:
 KERNELS = {kernel.name: kernel for kernel in (
     KernelLimits(WARP_SPECIALISED, {1: 256, 2: 256, 3: 128}, {1: 256, 2: 256, 3: 128}, {1: 208, 2: 208, 3: 136},
                  {1: 208, 2: 208, 3: 128}, depth=64, depths=64, barriers=2 * BARRIER, parts=1,
-                 lengths=(128, 96, 80, 64, 48, 32), chain_warpgroups=2, line=64, uses_tma=True),
+                 lengths=(128, 96, 80, 64, 48, 32), chain_warpgroups=2, line=64, stage=2**15, uses_tma=True),
     KernelLimits(MULTISTAGE, {1: 256, 2: 256, 3: 128}, {1: 128, 2: 128, 3: 128}, {1: 176, 2: 176, 3: 96},
                  {1: 176, 2: 176, 3: 96}, depth=32, depths=32, barriers=0, parts=2, lengths=(64, 48, 32, 16),
-                 chain_warpgroups=1, line=32, uses_tma=False))}
+                 chain_warpgroups=1, line=32, stage=2**14, uses_tma=False))}
 
 
 def kernel_of(mapping: Mapping, device: DeviceInfo) -> KernelLimits:

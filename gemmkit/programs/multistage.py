@@ -7,6 +7,7 @@ before has read, and multiplies.
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -23,12 +24,13 @@ from gemmkit.layouts.plain import Swizzled
 from gemmkit.operators import MMAOp
 from gemmkit.programs.chains.chain import OperandBlock
 from gemmkit.programs.chains.elements import given_to_pages
-from gemmkit.programs.chains.schedule import ChainStart, Compute, Event
+from gemmkit.programs.chains.order import ChainStart, Compute, Event, Full
 from gemmkit.programs.chains.text import IMPORTS as CHAIN_IMPORTS
 from gemmkit.programs.chains.text import ChainPrinter, Consumer, scalar_lines
 from gemmkit.programs.collectives import F32, ROWS, STEP, Typed, in_steps, packed, packed_rectified
 from gemmkit.programs.places import Read, Ring, TilePlace, walked
 from gemmkit.programs.text import IMPORTS, Printer, listed
+from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Axis, Index
 from gemmkit.ptx.copy_async import commit_copies, copy_async, copy_async_clipped, offset_of, wait_copies
 from gemmkit.ptx.memory import shared, unpack_words
@@ -223,15 +225,15 @@ class MultistageConsumer(Consumer):
                 *(index.name for index in self.chain.indices if index in used), *(f"{index.name}_origin" for index in cut),
                 *([] if table is None else [table.name, *([self.chain.stop] if self.chain.has_length else [])])]
 
-    def copied(self, block: OperandBlock, slot: str) -> str:
-        """A line that copies a block: where it begins, and where the array ends."""
+    def copied(self, block: OperandBlock, slot: str, first: int = 0) -> str:
+        """A line that copies a block: where it begins, and where the array ends. ``first``: of a product in parts."""
         def begin(dim: Index | Axis) -> str:
             if isinstance(dim, Axis):
-                return "0"
+                return f"{block.begin(dim, first)}"
             return dim.name if dim.piece is None else f"{dim.name}_origin + {dim.name}"
 
         def end(dim: Index | Axis) -> str:
-            return f"{dim.size}" if isinstance(dim, Axis) else f"sizes.{dim.name}"
+            return f"{block.length(dim)}" if isinstance(dim, Axis) else f"sizes.{dim.name}"
 
         if block.paged is not None:
             own = [stack.text(begin) for stack in block.stacks if stack.base is not block.paged]
@@ -280,6 +282,48 @@ class MultistageConsumer(Consumer):
 
     # -- the tile -----------------------------------------------------------------------------------------------------
 
+    def compute(self, x: Value, guarded: bool) -> None:
+        """What adds an array by columns to a product is in a branch: without it the assembler loads the array beside the
+        product, whose registers it then takes (16 bytes spilled at a width of 160, sm_80)."""
+        begin = len(self.lines)
+        super().compute(x, guarded)
+        made = re.fullmatch(r"\s*(\w+) = apply\(\w+, (\w+), .*", self.lines[-1]) if len(self.lines) == begin + 1 else None
+        if made is not None and self.chain.is_straight and x.op == "add" and len(x.dims) == 2:
+            self.lines.pop()
+            rows = self.chain.rows.name
+            self.put(f"{made[1]} = {made[2]}", f"if {rows} < sizes.{rows}:", f"    {made[0].strip()}")
+
+    def straight(self) -> None:
+        """Products that go one after the other: a stage is filled for a later one when the one before has read it."""
+        filled = [event for event in self.order.round if isinstance(event, Full)]
+        stages, at, rows = self.ahead + 1, 0, self.chain.rows.name
+
+        def copy(n: int) -> None:
+            """The copies of the n-th stage are a group, an empty one where there is none. Without a branch around them the
+            assembler mixes them with products, whose registers they then take."""
+            for event in filled[n:n + 1]:
+                slot = f"Slot(zero + {n % stages}, zero)"
+                self.put(f"if {rows} < sizes.{rows}:",
+                         *(f"    {self.copied(block, slot, event.first)}" for block in event.blocks))
+            self.put("ring.commit()")
+
+        self.put(*(self.copied(block, "of_tile") for ring in self.places.lone() for block in ring.blocks))
+        for n in range(self.ahead):
+            copy(n)
+        for event in self.order.round:
+            if isinstance(event, Full):
+                self.put("ring.wait()")
+                if event is not filled[-1]:
+                    copy(at + self.ahead)
+                self.put(f"slot = Slot(zero + {at % stages}, zero)")
+                at += 1
+            elif isinstance(event, Compute):
+                self.compute_all(event.values, True)
+            elif isinstance(event, ChainStart):
+                self.start(event, False)
+        self.move(self.order.round)
+        self.finish_tile()
+
     def tiles(self) -> None:
         self.put("tile = block_x()")
         if self.chain.piece is not None:
@@ -288,6 +332,9 @@ class MultistageConsumer(Consumer):
                      f"if {rows} >= 0 and {rows} < {rows}_count:       # where a piece begins in a tile, one has none")
             self.depth += 1
         self.begin(False)
+        if self.chain.is_straight:
+            self.straight()
+            return
         for ring in self.places.lone():
             self.put(*(self.copied(block, "of_tile") for block in ring.blocks))
         self.put(f"for stage in range({self.ahead}):")
@@ -304,7 +351,7 @@ class MultistageConsumer(Consumer):
     def begin_tile(self, joined: bool) -> None:
         self.begin_least()
         for c in self.chain.carried:
-            if c.init.op == "const":
+            if c.init.op == "const" and not self.chain.is_straight:
                 self.fill(c)
 
 
@@ -349,8 +396,11 @@ class MultistageChainPrinter(ChainPrinter):
                 '    them in the registers. 3. The end of the tile: registers -> global."""',
                 "    group, zero, column = uniform(udiv(thread_index(), 128)), thread_index() * 0, own_column()",
                 *(["    of_tile = Slot(zero, zero)"] if self.places.lone() else []), *scalar_lines(consumer),
-                *consumer.lines, "", "", *self.tile_functions(consumer),
-                f"def copy_blocks({', '.join([*consumer.given, consumer.n, 'slot'])}):",
+                *consumer.lines, "", "", *self.tile_functions(consumer)[:-2 if self.chain.is_straight else None],
+                *([] if self.chain.is_straight else self.copying(consumer))]
+
+    def copying(self, consumer: MultistageConsumer) -> list[str]:
+        return [f"def copy_blocks({', '.join([*consumer.given, consumer.n, 'slot'])}):",
                 '    """Blocks of a round on their way: global -> shared."""',
                 *(f"    {consumer.copied(block, 'slot')}" for block in consumer.blocks)]
 
@@ -523,6 +573,8 @@ class Multiplied(Component):
 
     b: CopiedTile
     b_transposed: bool
+    first: int                         # of a's columns that a stage of b has rows for, where it is a part
+    length: int
 
     @cached_property
     def columns(self) -> int:
@@ -530,7 +582,7 @@ class Multiplied(Component):
 
     @cached_property
     def k(self) -> int:
-        return self.b.columns if self.b_transposed else self.b.lines
+        return self.length or (self.b.columns if self.b_transposed else self.b.lines)
 
     @cached_property
     def steps(self) -> int:
@@ -583,6 +635,8 @@ class MmaProduct(Multiplied):
     a_transposed: bool = False
     b_transposed: bool = False
     parts: int = 1
+    first: int = 0
+    length: int = 0
 
     @cached_property
     def values(self) -> int:
@@ -606,7 +660,7 @@ class MmaProduct(Multiplied):
         """A warp's rows of A, 16 elements of each."""
         if self.a_transposed:
             return self.a.lying(stage, 0, row, n * STEP, 0, True)
-        return self.a.upright(stage, row, 0, 0, n * STEP, False)
+        return self.a.upright(stage, row, 0, 0, self.first + n * STEP, False)
 
 
 def one_step(sums: tuple, n: int, product: Any, a_stage: int, b_stage: int, row: int) -> tuple:
@@ -640,6 +694,8 @@ class HandedMmaProduct(Multiplied):
 
     b: CopiedTile
     b_transposed: bool = False
+    first: int = 0
+    length: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -664,4 +720,5 @@ class HandedMmaProduct(Multiplied):
 
 
 def handed_step(sums: tuple, n: int, product: Any, fragments: tuple, stage: int) -> tuple:
-    return apply(next_columns, sums, product, (unpack_words(product.b.dtype, fragments[n]),), stage, n)
+    a = unpack_words(product.b.dtype, fragments[n + product.first // STEP])
+    return apply(next_columns, sums, product, (a,), stage, n)

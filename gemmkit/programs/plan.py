@@ -24,7 +24,7 @@ from gemmkit.lang.functions import Frozen, freeze_array
 from gemmkit.plans.launch import Launch, Start, bound, launch_of
 from gemmkit.programs.called import Callees
 from gemmkit.programs.chains.algebra import begin_below, commutes, guard, keep_parts, ranges_of, rewrite, settle
-from gemmkit.programs.chains.chain import Chain, ChainPlaces, chain_of, is_chained, placed, read_early
+from gemmkit.programs.chains.chain import Chain, ChainPlaces, chain_of, in_one_round, is_chained, placed, read_early
 from gemmkit.programs.chains.elements import EXACT, largest, may_be_inexact
 from gemmkit.programs.chains.merging import (
     Shares,
@@ -36,9 +36,9 @@ from gemmkit.programs.chains.merging import (
     shares_of,
     splits_of,
 )
+from gemmkit.programs.chains.order import ordered as ordered_chain
 from gemmkit.programs.chains.schedule import ChainProblem, decided_by, section_of
 from gemmkit.programs.chains.schedule import ScheduleChoice as ChainChoice
-from gemmkit.programs.chains.schedule import ordered as ordered_chain
 from gemmkit.programs.chains.text import ChainPrinter, has_sections, names_of_ranges
 from gemmkit.programs.collectives import ROWS, TmaOut
 from gemmkit.programs.launches import (
@@ -429,7 +429,7 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
     begun(chain, numbers)
     keep_parts(chain)
     begin_below(chain)
-    places = placed(chain)
+    places = placed(chain, kernel)
     by_tma = {key: np.dtype(kind.dtype) for key, kind in kinds.items() if kind.kind == "TmaOut"}
     problem = ChainProblem(chain, places, mapping, may_commute, by_tma, kernel)
     choice: ChainChoice = choose(problem, device).spec
@@ -461,7 +461,7 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
 
 
 def _planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str | None) -> ProgramPlan:
-    loop, name = program.traced(arguments), program.function.__name__
+    loop, name = in_one_round(program.traced(arguments), arguments), program.function.__name__
     if loop.twice:
         raise refused(ValueError, "rows and columns of a product are the same block of a round; only .reference(...) runs "
                                   "this", loop.twice)

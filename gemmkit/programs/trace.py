@@ -154,6 +154,10 @@ class Interpreter:
                                      f"be read without indices; read blocks of others: {x.name}[m]")
         return self.load(x, *x.place(()))
 
+    def factor(self, x: Any) -> Any:
+        """An operand of a product, which may be all of a matrix, without indices."""
+        return self.load(x, *x.place(())) if isinstance(x, Parameter) and len(x._shape) == 2 else self.lift(x)
+
     def make(self, op: str, *given: Any) -> Any:
         args = list(map(self.condition if op in CONNECTIVES else self.lift, given))
         if op in ("eq", "ne"):
@@ -217,7 +221,7 @@ class Interpreter:
         return (x if new == x.dims else self.renamed(x, new)), new
 
     def dot(self, a: Any, b: Any) -> Any:
-        a, b = self.lift(a), self.lift(b)
+        a, b = self.factor(a), self.factor(b)
 
         def said() -> str:
             return f"({shown(a.dims)}) @ ({shown(b.dims)})"
@@ -244,7 +248,7 @@ class Interpreter:
         return replace(index, name=f"{index!r}'", twin=index)
 
     def transpose(self, x: Any) -> Any:
-        x = self.lift(x)
+        x = self.factor(x)
         if len(x.dims) != 2:
             raise refused(ValueError, f"cannot transpose a value of ({shown(x.dims)}); a matrix is needed")
         return self.compute("transpose", (x,), x.dims[::-1])
@@ -408,7 +412,7 @@ class StoreStatement:
 class Carried:
     """A cell that rounds change: its value before the loop, as a round begins and ends, and after the loop."""
 
-    cell: Cell
+    cell: Cell | None
     init: Value
     inside: Value
     out: Value

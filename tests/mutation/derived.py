@@ -64,6 +64,7 @@ MASKED = "a round more is masked, and slower"
 NONE = "without rounds the one that shows nothing may be anywhere"
 FREE = "rounds without tests do not begin in front of the first block"
 LATER = "of two stages either is the other: the producer waits for one tile more, and so for both"
+OF_X = "what fills the stage next waits for x's, which is released behind all that has read this one"
 #: Text, fault, its line, and which one of such lines: why nothing goes wrong, on a GPU either.
 HARMLESS: dict[tuple[str, str, str, int], str] = {
     ("GEMM", "dropped", "wgmma_fence()", 1): FENCED,
@@ -89,6 +90,9 @@ HARMLESS: dict[tuple[str, str, str, int], str] = {
     ("packed", "not advanced", "at_v = ring_v.advance(at_v)", 2): ENDS,
     ("packed", "dropped", "ring_v.release(at_v.stage)", 2): ENDS,
     ("packed", "not advanced", "at_v = ring_v.advance(at_v)", 5): ENDS,
+    ("without a loop", "dropped", "wgmma_fence()", 1): FENCED,
+    ("without a loop", "dropped", "ring_w.acquire(at_w)", 0): OF_X,
+    ("without a loop", "too early", "ring_w.release(at_w.stage)", 1): OF_X,
     ("multistage starts", "no start", "n_end = max(n_length, n_start + 1)", 0): NONE,
     ("multistage starts", "a block more", "n = n_start + (blocks(n_end - n_start, 32) - 1) * 32", 0): MASKED,
     ("multistage starts", ">= in place of >", "while n >= n_start and n + 32 > n_length:", 0): MASKED,
@@ -168,6 +172,10 @@ def layers(m: int, count: int) -> list[np.ndarray]:
     return [half(m, 64), half(count, 64, 64, scale=0.125), half(count, 64), out(m, 64)]
 
 
+def widths(m: int, k: int, h: int, n: int) -> list[np.ndarray]:
+    return [half(m, k, scale=0.25), half(k, h, scale=0.125), half(h, n, scale=0.125), half(h), out(m, n)]
+
+
 def pieces(of_q: list[int], of_k: list[int]) -> list[np.ndarray]:
     """Two heads of packed rows; some rows and keys are of no piece."""
     q, k = half(2, of_q[-1] + 3, 64), half(2, of_k[-1] + 5, 64)
@@ -222,6 +230,9 @@ TEXTS: dict[str, Text] = {
                                  gk.Mapping({"n": 32}, warpgroups=2, stages=3, **BY_COPIES), SCALE),
     "multistage MLP": Text(listing.mlp, [layers(140, 5), layers(140, 1)], gk.Mapping(warpgroups=1, stages=2, **BY_COPIES)),
     "MLP": Text(listing.mlp, [layers(140, 4), layers(200, 1)], gk.Mapping(warpgroups=1, stages=2)),
+    "without a loop": Text(listing.two_layers, [widths(140, 256, 128, 24), widths(200, 256, 128, 24)], gk.Mapping(warpgroups=2, stages={"w": 2})),
+    "multistage without a loop": Text(listing.two_layers, [widths(70, 96, 136, 24), widths(140, 96, 136, 24)],
+                                      gk.Mapping(warpgroups=1, stages={"w": 3}, **BY_COPIES)),
 }
 
 

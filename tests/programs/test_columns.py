@@ -15,7 +15,8 @@ import gemmkit as gk
 from gemmkit import programs as gp
 from gemmkit.emulator.errors import EmulatorError
 from gemmkit.programs import collectives as module
-from gemmkit.programs.collectives import ColumnSums, ColumnValues, StagedTile
+from gemmkit.programs.collectives import StagedTile
+from gemmkit.programs.sums import ColumnSums, ColumnValues
 from gemmkit.runtime.device import H100, assumed
 from tests.support import programs as listing
 from tests.support.patches import Seeded

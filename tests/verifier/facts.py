@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmkit.kernels.collectives.pipeline import CLUSTER, CLUSTER_WARPS, THREAD, WARPS, OrderBarrier, Pipeline, Warpgroups
-from gemmkit.programs import collectives, multistage
+from gemmkit.programs import collectives, multistage, sums
 from gemmkit.programs import plan as plans
 from gemmkit.programs.chains import chain as chains
-from gemmkit.programs.chains import schedule
+from gemmkit.programs.chains import order as orders
 from gemmkit.programs.launches import BEGIN
 from gemmkit.programs.places import Await, Fill, Read, Release, Start, Wait
 from gemmkit.programs.places import ordered as ordered_rounds
 from gemmkit.programs.values import Axis
 from gemmkit.tuning.problems import choose
-from tests.verifier.texts import LOADS, Staged, Text, bytes_of, expect, held, resizing_of
+from tests.verifier.texts import LOADS, Staged, Text, bytes_of, expect, held, in_turn, resizing_of
 
 # -- names ------------------------------------------------------------------------------------------------------------------
 
@@ -189,29 +189,31 @@ class ChainWalk:
     def part(self, name: str, last: tuple[int, int] | None, now: tuple[int, int] | None) -> None:
         late = self.order.late
         self.last, self.now, self.name, seen = last, now, name, Counter[Any]()
+        if self.chain.is_straight:     # whose rounds are tiles
+            self.awaited.update(self.places.lone())
         for event in getattr(self.order, name):
-            if isinstance(event, schedule.Full):
+            if isinstance(event, orders.Full):
                 self.awaited[event.ring] += 1
-                expect(self.awaited[event.ring] <= self.released[event.ring] + 1 + self.order.lags,
+                expect(self.awaited[event.ring] <= self.released[event.ring] + 1 + self.order.lags + (event.first > 0),
                        f"{event.ring.name} is awaited again before it is released")
-            elif isinstance(event, schedule.Compute):
+            elif isinstance(event, orders.Compute):
                 for x in event.values:
                     seen[x] += 1
                     self.needs(x)
                     self.made[x] = self.instance(x)
-            elif isinstance(event, schedule.ChainStart):
+            elif isinstance(event, orders.ChainStart):
                 for d in event.products:
                     seen[d] += 1
                     self.needs(d)
                     for ring in self.places.rings_of([d]):
                         expect(ring.index is None or self.awaited[ring] > self.released[ring], f"{d!r} reads {ring.name} before it is full")
                 self.groups.append([(d, self.instance(d)) for d in event.products])
-            elif isinstance(event, schedule.ChainWait):
+            elif isinstance(event, orders.ChainWait):
                 self.wait(event)
-            elif isinstance(event, schedule.ChainRelease):
+            elif isinstance(event, orders.ChainRelease):
                 self.release(event)
-            elif isinstance(event, (schedule.Turn, schedule.Pass)):
-                expect(self.turn == isinstance(event, schedule.Pass), "a turn is waited for, and given on, once each")
+            elif isinstance(event, (orders.Turn, orders.Pass)):
+                expect(self.turn == isinstance(event, orders.Pass), "a turn is waited for, and given on, once each")
                 self.turn ^= 1
         expect(not self.turn, "a turn is not given on")
         wanted = [x for x in self.chain.body if (x in late and last is not None and name != "before") or (
@@ -242,7 +244,8 @@ class ChainWalk:
                 continue
             elif y in self.chain.body:
                 y = self.places.peeled.get(y, y) if self.name == "before" else y
-                expect(self.made.get(y) == (tile, number), f"{x!r} of round {number} needs {y!r}, of which {self.made.get(y)} is there")
+                is_part = n == 2 and any(y is d for group in self.groups[-1:] for d, _ in group)     # of one product
+                expect(is_part or self.made.get(y) == (tile, number), f"{x!r} of round {number} needs {y!r}, of which {self.made.get(y)} is there")
 
     def needs_cell(self, x: Any, y: Any, n: int, at: tuple[int, int]) -> None:
         """A cell as the round before has left it: a product that adds to it may be on its way still."""
@@ -275,7 +278,7 @@ class ChainWalk:
         readers = [d for group in self.groups for d, _ in group if ring in self.places.rings_of([d])]
         held = self.awaited[ring] - self.released[ring]
         expect(held > (1 if event.before and self.name == "round" else 0), f"{ring.name} is released before it is awaited")
-        newest = self.order.lags and self.name != "after"
+        newest = (self.order.lags and self.name != "after") or (ring.in_turn and held > 1)         # which another stage has
         expect(not readers or (newest and len(self.groups) == 1), f"{ring.name} is released while {readers!r} read it")
         self.released[ring] += 1
 
@@ -341,13 +344,13 @@ def check_memory(text: Text) -> None:
             expect(len({text.tiles[other].stage_bytes for other in tiles}) == 1 or text.plan.is_multistage,
                    f"tiles of {ring} have stages of several lengths")
             regions += [Region(f"stage {n} of {name}", tile.offset + n * tile.stage_bytes, tile.offset + n * tile.stage_bytes + nbytes, 1024,
-                               f"{ring}:{n}" if len(per_loop) > 1 else "") for n in range(stages)]
+                               f"{ring}:{n}" if len(per_loop) > 1 or (ring and in_turn(text.plan)) else "") for n in range(stages)]
     for name, ring in text.of_kind(Pipeline).items():
         regions.append(Region(name, ring.offset, ring.end, 8, ""))
     for name, out in text.of_kind(collectives.TmaOut).items():
         nbytes = out.block_m * -(-out.columns // out.head.line) * out.head.line * out.dtype.itemsize
         regions.append(Region(name, out.o_offset, out.o_offset + nbytes, 1024, ""))
-    for name, kept in text.of_kind(collectives.ColumnValues).items():
+    for name, kept in text.of_kind(sums.ColumnValues).items():
         regions.append(Region(name, kept.offset, kept.offset + 4 * kept.sums.columns, 16, ""))
     total, bound = constants["SHARED_BYTES"], plan.device.shared_memory_per_block
     said = resizing_of(plan).mapping.shared_bytes
@@ -372,6 +375,8 @@ def loops_of(text: Text, tiles: list[str]) -> list[set[str]]:
 
 
 def _in_two_loops(text: Text, one: str, other: str) -> bool:
+    if in_turn(text.plan):             # stages have one block after the other
+        return True
     names = [what.rpartition(" ")[2] for what in (one, other)]
     loops = loops_of(text, names)
     return len(loops) == 2 and not loops[0] & loops[1]
@@ -390,9 +395,16 @@ def check_registers(text: Text) -> None:
         expect(2 * most <= memory.kernel.most_sums[groups.consumers], f"{most} sums of a thread")
     else:
         choice, kernel = resizing.made.choice, resizing.made.problem.kernel
-        need = max(most_live(text, loop) for loop in ast.walk(text.functions["consume" if "consume" in text.functions else "kernel"])
-                   if isinstance(loop, ast.While) and not any(isinstance(x, ast.While) for x in ast.walk(loop) if x is not loop))
-        expect(need <= kernel.room[choice.warpgroups], f"sums and fragments of {need} registers, of {kernel.room[choice.warpgroups]}")
+        if in_turn(plan):              # products go one after the other
+            body, size = resizing.made.chain.body, choice.size
+            handed = {x: size(x.dims[1]) // 4 for x in body if x.op == "handover"}
+            need = max(size(x.dims[1]) // 2 + handed.get(x.args[0], 0) for x in body if x.op == "dot")
+            room = max(kernel.room[choice.warpgroups], 192 if choice.warpgroups < 3 else 0)
+        else:
+            need, room = max(most_live(text, loop) for loop in ast.walk(text.functions["consume" if "consume" in text.functions else "kernel"])
+                             if isinstance(loop, ast.While) and not any(isinstance(x, ast.While) for x in ast.walk(loop) if x is not loop)
+                             ), kernel.room[choice.warpgroups]
+        expect(need <= room, f"sums and fragments of {need} registers, of {room}")
         expect(groups.consumers == choice.warpgroups, f"{groups.consumers} warpgroups of {choice.warpgroups}")
     if groups.few:
         expect(groups.few % 8 == 0 == groups.many % 8 and 128 * (groups.few + groups.many * groups.consumers) <= 65536 and groups.many <= 255,
@@ -516,7 +528,9 @@ def check_maps(text: Text) -> None:
         for axis, dim in enumerate(block.dims):
             expect(isinstance(dim, Axis) or held(tile)[axis] == block.size[axis], f"{block.name} takes {held(tile)[axis]} of {dim}")
             if isinstance(dim, Axis):
-                expect(info.shape[len(info.shape) - 2 + axis] == dim.size == block.size[axis], f"{block.name} takes {dim} of {info.shape}")
+                whole, least = info.shape[len(info.shape) - 2 + axis], -(-dim.size // 16) * 16 if in_turn(plan) else dim.size
+                is_part = in_turn(plan) and dim.size % 32 == 0 and dim.size < whole
+                expect((whole == dim.size or is_part) and least == block.size[axis], f"{block.name} takes {dim} of {info.shape}")
     kernel = [arg.arg for arg in text.functions["kernel"].args.args]
     if plan.is_multistage:
         expect(not plan.printed.maps and set(plan.printed.operands) == {block.array for block in blocks}, "operands that threads copy")
@@ -564,16 +578,16 @@ def check_outs(text: Text) -> None:
     expect(m in (64 * groups, 64 * groups * len(text.sizes_of_parts)), f"tiles of {m} rows for {groups} warpgroups")
     for name in plan.printed.outs:
         out, info = text.constants[f"out_{name}"], plan.infos[name]
-        one = isinstance(out, (collectives.RowsOut, collectives.ColumnsOut))
+        one = isinstance(out, (collectives.RowsOut, sums.ColumnsOut))
         stacks = len(info.shape) - (1 if one else 2)
         expect(out.dtype == info.dtype and getattr(out, "stacks", stacks) == stacks, f"{name} is {info.dtype} of {info.shape}, and leaves by {out}")
-        columns = n or info.shape[-1]
+        columns = n or (-(-info.shape[-1] // 16) * 16 if in_turn(plan) else info.shape[-1])
         if isinstance(out, collectives.TmaOut):
             expect((out.block_m, out.columns) == (m, columns), f"{name} leaves by {out}, and tiles are {m} x {columns}")
         if isinstance(out, collectives.OctetOut):
-            expect((columns + out.more) % 32 == 0 and info.shape[-1] % 8 == 0 and (out.clipped or not (n or out.more)),
+            expect((columns + out.more) % 32 == 0 and info.shape[-1] % 8 == 0 and (out.clipped or not (n or out.more or columns > info.shape[-1])),
                    f"{name} leaves by {out}, and has {columns} columns")
-        if isinstance(out, collectives.ColumnsOut):
+        if isinstance(out, sums.ColumnsOut):
             expect((out.columns, out.threads) == (columns, 128 * groups), f"{name} leaves by {out}, and tiles have {columns} columns")
         if isinstance(out, collectives.DirectOut) and out.pairs:
             expect(plans.in_pairs(info), f"{name} leaves in pairs, and has strides {info.strides}")
@@ -616,5 +630,5 @@ def check_barriers(text: Text) -> None:
 
 
 def _is_read_by_threads(text: Text, ring: str) -> bool:
-    read = [of.tile for of in text.of_kind(collectives.RowSums, collectives.ColumnSums).values()]
+    read = [of.tile for of in text.of_kind(sums.RowSums, sums.ColumnSums).values()]
     return any(text.tiles[tile] in read for tile in text.tiles_of_rings[ring])

@@ -125,6 +125,11 @@ def staged_blocks(plan: plans.ProgramPlan) -> list[Staged]:
             for ring in resizing.made.places.rings for b in ring.blocks]
 
 
+def in_turn(plan: plans.ProgramPlan) -> bool:
+    """Whether products go one after the other, whose blocks fill a ring's stages in turn."""
+    return isinstance(plan.resizing, plans.ChainResizing) and plan.resizing.made.chain.is_straight
+
+
 def held(tile: Any) -> tuple[int, int]:
     """Lines and columns of a tile as it lies in a stage: in whole steps of 16 of a product's K, and in whole lines."""
     return -(-tile.lines // 16) * 16, -(-tile.columns // tile.line) * tile.line
@@ -152,6 +157,10 @@ def tiles_of_rings(text: Text) -> dict[str, list[str]]:
     if text.of_kind(multistage.CopyRing):              # which stages are written is said where copies are called
         functions = {name: [ast.unparse(x.func.value) for x in ast.walk(f) if isinstance(x, ast.Call) and isinstance(x.func, ast.Attribute)
                             and x.func.attr in ("copy", "copy_pages")] for name, f in text.functions.items() if name.startswith("copy_blocks")}
+        if in_turn(text.plan):
+            out["ring"] = list(dict.fromkeys(ast.unparse(x.func.value) for x in ast.walk(text.functions["kernel"])
+                                             if isinstance(x, ast.Call) and isinstance(x.func, ast.Attribute) and x.func.attr == "copy"
+                                             and ast.unparse(x.args[-1]) != "of_tile"))
         for name, tiles in functions.items():
             ring = "ring" + name.removeprefix("copy_blocks")
             expect(ring in out, f"{name}: there is no {ring}")

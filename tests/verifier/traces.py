@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmkit.programs import collectives
+from gemmkit.programs import collectives, sums
 from gemmkit.programs import plan as plans
-from gemmkit.programs.chains.chain import dots, late_values
+from gemmkit.programs.chains.chain import ProductPart, dots, late_values
 from gemmkit.programs.places import walked
 from gemmkit.programs.values import Axis
 from tests.verifier.texts import Text, expect
@@ -103,12 +103,12 @@ def _check_case(text: Text, program: Any, case: Case) -> None:
 
 def _check_sums(text: Text, log: Log, tiles: int) -> None:
     """What threads add up of a stage they read once, when a product does; sums of columns go to shared memory once a tile."""
-    for name, of in text.of_kind(collectives.RowSums, collectives.ColumnSums).items():
+    for name, of in text.of_kind(sums.RowSums, sums.ColumnSums).items():
         tile = next(key for key, value in text.tiles.items() if value is of.tile)
         added = Counter(event[2] for event in log if event[:2] == ("add", name))
         taken = {x for event in log if event[0] == "multiply" for x in event[2] if x[0] == tile}
         expect(set(added) == taken, f"{name} adds up {sorted(added)}, and products take {sorted(taken)}")
-    for name in text.of_kind(collectives.ColumnValues):
+    for name in text.of_kind(sums.ColumnValues):
         puts = sum(event == ("put", name) for event in log)
         expect(puts == tiles or (not tiles and puts), f"{name} is put {puts} times, for {tiles} tiles")
 
@@ -122,23 +122,34 @@ def _check_alike(one: Log, other: Log, group: int) -> None:
 
 
 def _replayed(text: Text, producer: Log, consumer: Log) -> dict[str, list[dict[str, Any]]]:
-    """Both roles side by side: neither waits for ever. Returns what each filling of a ring has brought."""
+    """All roles side by side, and each warpgroup's turn: none waits for ever. Returns what each filling of a ring has brought."""
+    groups = text.constants["WARPGROUPS"].consumers
     fills = [event for event in producer if event[0] == "fill"]
-    waits = [event for event in consumer if event[0] in ("wait", "release")]
-    filled, released, awaited = Counter[str](), Counter[str](), Counter[str]()
+    steps = [event[:2] for event in consumer if event[0] in ("wait", "release") or event in (("turn", "wait"), ("turn", "give"))]
+    filled, released = Counter[str](), [Counter[str]() for _ in range(groups)]
+    awaited, at, turn = [Counter[str]() for _ in range(groups)], [0] * groups, 0
     places = defaultdict[str, list[dict[str, Any]]](list)
-    n = m = 0
-    while n < len(fills) or m < len(waits):
+    n = 0
+    while n < len(fills) or min(at) < len(steps):
         moved = False
-        while n < len(fills) and filled[fills[n][1]] - released[fills[n][1]] < text.rings[fills[n][1]].stages:
+        while n < len(fills) and filled[fills[n][1]] - min(x[fills[n][1]] for x in released) < text.rings[fills[n][1]].stages:
             filled[fills[n][1]] += 1
             places[fills[n][1]].append(fills[n][2])
             n, moved = n + 1, True
-        while m < len(waits) and (waits[m][0] == "release" or awaited[waits[m][1]] < filled[waits[m][1]]):
-            (released if waits[m][0] == "release" else awaited)[waits[m][1]] += 1
-            m, moved = m + 1, True
-        expect(moved, f"the producer has filled {dict(filled)} and consumers have awaited {dict(awaited)}: both wait for ever")
-    expect(filled == awaited == released, f"{dict(filled)} stages are filled, {dict(awaited)} awaited and {dict(released)} released")
+        for group in range(groups):
+            while at[group] < len(steps):
+                what, which = steps[at[group]]
+                if (what == "wait" and awaited[group][which] == filled[which]) or (what, which, turn == group) == ("turn", "wait", False):
+                    break
+                if what != "turn":
+                    (awaited if what == "wait" else released)[group][which] += 1
+                elif which == "give":
+                    turn = (group + 1) % groups
+                at[group], moved = at[group] + 1, True
+        expect(moved, f"the producer has filled {dict(filled)}, consumers have awaited {list(map(dict, awaited))}, and warpgroup {turn} has its "
+               "turn: all wait for ever")
+    expect(all(filled == x == y for x, y in zip(awaited, released)), f"{dict(filled)} stages are filled, {list(map(dict, awaited))} awaited and "
+           f"{list(map(dict, released))} released")
     return places
 
 
@@ -174,7 +185,7 @@ class _GridProgram:
     def tiles_of(self, log: Log, case: Case) -> list[tuple[Any, ...]]:
         """In order: (which of the stacks, row, column)."""
         outs = {name: out for name, out in self.text.constants.items() if name.startswith("out_")}
-        whole = [name for name, out in outs.items() if not isinstance(out, (collectives.RowsOut, collectives.ColumnsOut))]
+        whole = [name for name, out in outs.items() if not isinstance(out, (collectives.RowsOut, sums.ColumnsOut))]
         return [(event[3][4][::-1], event[3][0], event[3][1]) for event in log if event[0] == "store" and event[1] == whole[0]] if whole else []
 
     def check(self, case: Case, stored: dict[str, list[tuple[Any, ...]]], taken: list[Taken]) -> None:
@@ -187,7 +198,7 @@ class _GridProgram:
         for store in self.places.stores:
             name = f"out_{store.parameter.name}"
             out = text.constants[name]
-            tiles = itertools.product(matrices, rows if not isinstance(out, collectives.ColumnsOut) else rows[:1],
+            tiles = itertools.product(matrices, rows if not isinstance(out, sums.ColumnsOut) else rows[:1],
                                       columns if not isinstance(out, collectives.RowsOut) else columns[:1])
             wanted = Counter((m, n, numbers[self.m], numbers[self.n], h[::-1]) for h, m, n in tiles)
             found = Counter(part for array, part, _ in stored[name])
@@ -257,6 +268,8 @@ class _ChainProgram(_GridProgram):
                 if stack.extent == chain.index.extent:
                     numbers[chain.index.name] = numbers[stack.name]
             numbers = {**dict.fromkeys(self.text.plan.printed.scalars, 1.0), "section": min(2, count), chain.share: chain.splits, **numbers}
+            if chain.is_straight:
+                numbers[chain.index.name] = 1
             for held in self.lengths(int(numbers[chain.index.name])):
                 case = Case(numbers, grid, votes, held)
                 yield case if self.piece is None and chain.index.piece is None else self.of_pieces(case)
@@ -366,10 +379,21 @@ class _ChainProgram(_GridProgram):
                              chain.index.name: self.range_of(chain.index, h, case)[0] + place, **dict(zip(self.stacks, h))}
                     for d in dots(chain.body):
                         d = self.places.peeled.get(d, d) if n == 0 else d
-                        want[self.taken_by(d)].append(tuple(self.place(block.removesuffix("_tile"), known) for block in self.taken_by(d)))
+                        want[self.taken_by(d)].append(tuple(self.place_for(d, block.removesuffix("_tile"), known) for block in self.taken_by(d)))
             _check_streams(streams, want, case)
             self.check_masks(case, log)
         self.check_rounds(case, visited)
+
+    def place_for(self, d: Any, name: str, known: dict[str, Any]) -> tuple[Any, ...]:
+        """Of a product in parts where the part begins of what comes in parts."""
+        at, block = self.place(name, known), self.blocks[name]
+        if not isinstance(d.data, ProductPart):
+            return at
+        own = list(at if self.text.plan.is_multistage else at[::-1])
+        for axis, (dim, n) in enumerate(zip(block.dims, self.text.plan.infos[block.array].shape[-2:])):
+            if isinstance(dim, Axis) and dim.size < n:
+                own[axis] += d.data.first
+        return tuple(own if self.text.plan.is_multistage else own[::-1])
 
     def taken_by(self, d: Any) -> tuple[str, ...]:
         """The tiles that a product takes."""

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from gemmkit.kernels.collectives.pipeline import OrderBarrier, Pipeline, Warpgroups
-from gemmkit.programs import collectives, multistage
+from gemmkit.programs import collectives, multistage, sums
 from gemmkit.programs.values import Axis
-from tests.verifier.texts import INDEXING, Text, Unsound, bytes_of, expect
+from tests.verifier.texts import INDEXING, Text, Unsound, bytes_of, expect, in_turn
 
 PRODUCTS = collectives.Product, collectives.HandedProduct, multistage.MmaProduct, multistage.HandedMmaProduct
-OUTS = tuple(getattr(collectives, name) for name in ("TmaOut", "DirectOut", "RowsOut", "OctetOut", "ColumnsOut"))
+OUTS = *(getattr(collectives, name) for name in ("TmaOut", "DirectOut", "RowsOut", "OctetOut")), sums.ColumnsOut
 VOTES = "steep", "rescales", "changes"
 
 
@@ -397,13 +397,13 @@ class Walk:
             return self.copied(of, name, args, state)
         if isinstance(of, PRODUCTS):
             return self.of_product(node, of, name, what, args, state)
-        if isinstance(of, (collectives.RowSums, collectives.ColumnSums)):
+        if isinstance(of, (sums.RowSums, sums.ColumnSums)):
             expect(what == "begin" or args[0] == PARTS, f"{self.said(node)}: sums that have not begun, or have met")
             if what == "add":
                 state.log.append(("add", name, *self.places([self.reads(of.tile, args[1], state)], state)))
                 expect(args[2] == self.group, f"{name} takes rows of warpgroup {args[2]}")
             return DONE if what == "whole" else PARTS
-        if isinstance(of, collectives.ColumnValues):
+        if isinstance(of, sums.ColumnValues):
             self.used(args[0] if what == "put" else (), node)
             state.log.append((what, name))
             return DONE
@@ -426,6 +426,7 @@ class Walk:
 
     def of_turns(self, of: OrderBarrier, what: str, args: list[Any], state: State) -> None:
         group = self.thread // 128 - 1
+        state.log.append(("turn", what))
         if what == "give_first":
             expect(state.turn == 0, "the first turn is given twice")
             state.turn = 1
@@ -591,10 +592,14 @@ class Walk:
         expect(array == Name(block.array), f"{name} is copied from {array}")
         ring = self.text.rings_of_tiles[name]
         stages = self.text.rings[ring].stages if ring else 1
-        expect(0 <= at.position < stages and (name, at.position) not in state.read, f"{name}: stage {at} is overwritten while it is read")
+        others = self.text.tiles_of_rings[ring] if in_turn(self.text.plan) and ring else [name]
+        expect(0 <= at.position < stages and not any((other, at.position) in state.read for other in others), f"{name}: stage {at} is overwritten while it is read")
         expect(len(place) == 2 + len(block.stacks), f"{name} is copied from {place}")
-        wanted = tuple(dim.size if isinstance(dim, Axis) else (self.numbers or {})[dim.name] for dim in block.dims)
+        shape = self.text.plan.infos[block.array].shape[-2:]
+        wanted = tuple(n if isinstance(dim, Axis) else (self.numbers or {})[dim.name] for n, dim in zip(shape, block.dims))
         expect(len(args) == 8 or ends == wanted, f"{name} is copied up to {ends}, and {block.array} ends at {wanted}")
+        for other in others:
+            state.copies.pop((other, at.position), None)
         state.copies[name, at.position] = Copy(state.copied, place)
         state.log.append(("copy", name, place, ends))
 

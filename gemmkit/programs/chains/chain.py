@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
+from gemmkit.kernels.sm90.store import in_lines
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.called import EXTENT, NUMBER, is_whole_load
 from gemmkit.programs.collectives import STEP
@@ -17,6 +18,9 @@ from gemmkit.programs.lengths import PIECE
 from gemmkit.programs.places import is_tiled, walked
 from gemmkit.programs.trace import CONDITIONS, Carried, Loop, StoreStatement, Value
 from gemmkit.programs.values import Axis, Index, Parameter, ProgramAxis, refused, shown, unique
+
+if TYPE_CHECKING:
+    from gemmkit.programs.mapping import KernelLimits
 
 # Operations that passes put into a chain.
 
@@ -59,6 +63,11 @@ class Chain:
         made = object.__new__(Chain)
         vars(made).update(vars(self), sizes=sizes)
         return made
+
+    @property
+    def is_straight(self) -> bool:
+        """Whether its products go one after the other, once."""
+        return isinstance(self.index.extent, OneRound)
 
     @property
     def count(self) -> int:
@@ -140,15 +149,46 @@ class Chain:
         return len(store.parameter.shape) == 1 + self.stacks_of_results
 
 
+@dataclass(frozen=True, eq=False)
+class OneRound(ProgramAxis):
+    """What a tile without a sequential loop goes along: its products, one after the other, are a round."""
+
+    def measured(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        return 1
+
+
 def is_chained(loop: Loop) -> bool:
     """Whether tiles go along rows alone: then a tile has whole rows, which rounds may reduce and multiply again."""
     return is_tiled(loop, 1)
 
 
+def has_products(loop: Loop) -> bool:
+    """Whether a tile multiplies outside of rounds."""
+    return any(isinstance(held, Value) and held.op == "dot" for held in loop.body)
+
+
+def in_one_round(loop: Loop, taken: Collection[str]) -> Loop:
+    """A program of whole rows that multiplies without a sequential loop, as one with a loop of one round: the round makes
+    what is stored."""
+    if not is_chained(loop) or any(isinstance(held, Loop) for held in loop.body) or not has_products(loop):
+        return loop
+    index = Index(OneRound("", 0, 1, stack=True), unique("once", taken))
+    rounds, stores = Loop("sequential", (index,), line=loop.line), list[Any]()
+    for held in loop.body:
+        if isinstance(held, Value):
+            rounds.body.append(held)
+            continue
+        x = held.value
+        inside, after = (Value(op, (), x.dims, name=x.name, line=x.line) for op in ("carried", "after"))
+        rounds.carried.append(Carried(None, Value("const", (), x.dims, 0.0, line=x.line), inside, x, after))
+        stores.append(replace(held, value=after))
+    return replace(loop, body=[rounds, *stores])
+
+
 def chain_of(loop: Loop) -> Chain:
     """Raises ValueError, with the user's line, for another form than rounds followed by stores."""
     loops = [held for held in loop.body if isinstance(held, Loop)]
-    if len(loops) != 1:                                # there is one: `gemmkit.programs.rows` has programs without
+    if len(loops) != 1:                                # there is one: `in_one_round`
         raise refused(ValueError, f"{len(loops)} sequential loops in tiles of whole rows; a kernel has one, and only "
                                   ".reference(...) runs others", loops[1].line)
     (rounds,) = loops
@@ -278,6 +318,8 @@ def zero_values(chain: Chain, late: set[Value]) -> set[Value]:
 def why_not_ahead(chain: Chain) -> str | None:
     """Why products that need another one of their round cannot go a round later: what goes with them then must need nothing
     else of their own round, which the next one makes anew."""
+    if chain.is_straight:
+        return "products without a loop have no next round"
     late = late_values(chain)
     if not late:
         return "no product of a round needs another product of it"
@@ -355,6 +397,14 @@ class OperandBlock:
     def stacks(self) -> tuple[Index, ...]:
         return tuple(index for index in self.key if index.stack)
 
+    def length(self, dim: Any) -> int:
+        """Of the array's axis, which may come in parts."""
+        return next(size for x, size in zip(self.dims, self.parameter._shape[-2:]) if x is dim)
+
+    def begin(self, dim: Any, first: int) -> int:
+        """Where the part of a product is that begins at ``first``."""
+        return first if self.length(dim) > dim.size else 0
+
     @property
     def paged(self) -> Index | None:
         """The index of its rows, where they lie in pages."""
@@ -363,14 +413,16 @@ class OperandBlock:
 
 @dataclass(eq=False)
 class RingPlace:
-    """``index``: the loop's, whose round fills a stage; None: a tile does."""
+    """``index``: the loop's, whose round fills a stage; None: a tile does. ``in_turn``: its blocks fill a stage each, one
+    after the other, and not one together."""
 
     index: Index | None
     blocks: list[OperandBlock] = field(default_factory=list)
+    in_turn: bool = False
 
     @property
     def name(self) -> str:
-        return "_".join(block.name for block in self.blocks)
+        return self.blocks[0].name if self.in_turn else "_".join(block.name for block in self.blocks)
 
 
 @dataclass
@@ -389,19 +441,28 @@ class ChainPlaces:
         readers = {d for (d, _), block in self.blocks.items() if block.ring is ring}
         return readers <= set(self.peeled.values())
 
+    def brought(self, ring: RingPlace, products: list[Value]) -> tuple[OperandBlock, ...]:
+        """The blocks that fill a stage for these products."""
+        taken = [block for d in products for k in (0, 1) if (block := self.blocks.get((d, k))) is not None]
+        return tuple(block for block in ring.blocks if not ring.in_turn or block in taken)
+
     def rings_of(self, products: Any) -> list[RingPlace]:
         return list(dict.fromkeys(self.blocks[d, k].ring for d in products for k in (0, 1) if (d, k) in self.blocks))
 
 
-def placed(chain: Chain) -> ChainPlaces:
+def placed(chain: Chain, kernel: KernelLimits) -> ChainPlaces:
     """Raises ValueError and TypeError, with the user's line, for what has no place."""
     places = ChainPlaces()
     known: dict[Any, OperandBlock] = {}
     handed_over(chain)
-    sink_rectified(chain)
+    if chain.is_straight:
+        rectify(chain)
+        fill_up(chain)
+    else:
+        sink_rectified(chain)
     for dot in dots(chain.body):
         near = [block.ring for which in (0, 1) if (block := _operand(dot, which, chain, places, known)) is not None]
-        if len(near) == 2 and near[0] is not near[1] and near[0].index is near[1].index:
+        if not chain.is_straight and len(near) == 2 and near[0] is not near[1] and near[0].index is near[1].index:
             for block in near[1].blocks:               # one product takes both at once: they share stages
                 block.ring = near[0]
             near[0].blocks += near[1].blocks
@@ -409,6 +470,8 @@ def placed(chain: Chain) -> ChainPlaces:
     if not dots(chain.body):
         raise refused(ValueError, "rounds without a product; a function of rows takes whole rows instead, x[m]", chain.line)
     _peel(chain, places, known)
+    if chain.is_straight:
+        _put_in_turn(chain, places, kernel)
     for x in chain.values:
         wrong = next((y for y in x.args if y.op == "load" and len(y.dims) == 2), None)
         if wrong is not None and x.op in ("rowmax", "rowsum", "handover"):
@@ -454,6 +517,48 @@ def _operand(dot: Value, which: int, chain: Chain, places: ChainPlaces,
     return found
 
 
+class ProductPart(NamedTuple):
+    """Of a product, what it sums over: so many elements, from ``first`` on. It is the ``number``-th ``of`` so many parts."""
+
+    first: int = 0
+    length: int = 0
+    number: int = 0
+    of: int = 1
+
+
+def _put_in_turn(chain: Chain, places: ChainPlaces, kernel: KernelLimits) -> None:
+    """Right operands of products that go one after the other share a ring; long ones come in parts, and a product adds one
+    after the other. Raises ValueError, with the user's line, for
+    products of which one does not need the one before, and for a block that two of them take."""
+    order, body = dots(chain.body), set(chain.body)
+    for n, d in enumerate(order):
+        if n and not depends(d, {order[n - 1]}, body):
+            raise refused(ValueError, "a product that does not need the product before it; products without a loop go one "
+                                      "after the other (only .reference(...) runs others)", d.line)
+    taken = [places.blocks[d, 1] for d in order]
+    twice = next((n for n, block in enumerate(taken) if block in taken[:n] or block.ring.blocks != [block]), None)
+    if twice is not None:
+        raise refused(ValueError, f"{taken[twice].parameter.name} is an operand of two products; products without a loop "
+                                  "have an array each (only .reference(...) runs others)", order[twice].line)
+    ring = RingPlace(chain.index, taken, in_turn=True)
+    places.rings = [*(held for held in places.rings if not any(block in taken for block in held.blocks)), ring]
+    for d, block in zip(order, taken):
+        block.ring = ring
+        across, length = (-(-dim.size // STEP) * STEP for dim in (d.dims[1], d.args[0].dims[1]))
+        each = max(kernel.stage // (2 * in_lines(across)) // kernel.line, 1) * kernel.line
+        if each < length:
+            along = Axis(each)
+            block.dims = (block.dims[0], along) if d.args[1].op == "transpose" else (along, block.dims[1])
+            parts = [ProductPart(first, min(each, length - first), n, -(-length // each))
+                     for n, first in enumerate(range(0, length, each))]
+            for part in parts[:-1]:
+                made = Value("dot", d.args, d.dims, part, d.name, d.line)
+                places.blocks.update({(made, k): places.blocks[d, k] for k in (0, 1) if (d, k) in places.blocks})
+                chain.body.insert(chain.body.index(d), made)
+                d.args = (*d.args[:2], made)
+            d.data = parts[-1]
+
+
 def handed_over(chain: Chain) -> None:
     """What a product takes as A from registers is packed just before it; what is rounded for no other reason is not."""
     for dot in dots(chain.body):
@@ -472,6 +577,41 @@ def handed_over(chain: Chain) -> None:
             y.args = tuple(source if z is x else z for z in y.args)
         for c in chain.carried:
             c.out = source if c.out is x else c.out
+
+
+def rectify(chain: Chain) -> None:
+    """Of products that go one after the other what is max(x, 0) and only handed over is taken as it is packed."""
+    outs = {c.out for c in chain.carried}
+    for x in [x for x in chain.body if x.op == "handover"]:
+        (largest,) = x.args
+        zeros = [y for y in largest.args if y.op == "const" and y.data == 0.0]
+        is_sole = largest not in outs and not any(largest in y.args for y in chain.body if y is not x)
+        if largest.op == "max" and len(zeros) == 1 and is_sole:
+            (source,) = (y for y in largest.args if y not in zeros)
+            chain.body.remove(largest)
+            x.args, x.data, source.name = (source,), RECTIFIED, source.name or largest.name
+
+
+NOTHING = dict(handover=0.0, rowsum=0.0, rowmax=-math.inf)
+
+
+def fill_up(chain: Chain) -> None:
+    """Whole axes are computed in whole steps of a product. Columns that are not there are nothing to what folds over all of
+    them: 0 times what a function makes of 0 need not be 0."""
+    for x in [x for x in chain.body if x.op in NOTHING]:
+        (source,), identity = x.args, NOTHING[x.op]
+        axis = source.dims[1]
+        if isinstance(axis, Axis) and axis.size % STEP and (identity or not _stays_zero(source)):
+            number = Value("const", data=float(axis.size)), Value("const", data=identity)
+            within = Value("lt", (Value("coordinate", (), (axis,), axis), number[0]), (axis,), line=x.line)
+            filled = Value("where", (within, source, number[1]), source.dims, None, source.name, x.line)
+            chain.body[chain.body.index(x):chain.body.index(x)] = [within, filled]
+            x.args = (filled,)
+
+
+def _stays_zero(x: Value) -> bool:
+    """Whether a value is 0 where its columns are not there: operands and arrays are."""
+    return x.op == "dot" or (x.op == "load" and len(x.dims) > 0) or (x.op == "add" and all(map(_stays_zero, x.args)))
 
 
 def sink_rectified(chain: Chain) -> None:
@@ -546,7 +686,7 @@ def read_early(chain: Chain, size: Callable[[Any], int], ahead: bool, room: int)
             is_long = is_whole_load(y) and np.dtype(y.data[0].dtype).itemsize > 4
             registers = size(y.dims[0]) // 4 * (1 + is_long)
             if registers <= room:
-                room -= registers
+                room -= 0 if chain.is_straight else registers          # one after the other
                 made[y] = Value(READ, (y,), y.dims, None, f"{y.data[0].name}_columns", x.line)
         x.args = tuple(made.get(y, y) for y in x.args)
     chain.body[:0] = made.values()
@@ -564,7 +704,13 @@ def registers_needed(chain: Chain, size: Callable[[Any], int], ahead: bool) -> i
 
     Cells have theirs always, and products that need none of the round's others from its beginning. What is computed takes
     the place of what nothing needs any more; a hand-over stands beside what it is packed from. Where products run a round
-    ahead, all are there at once. ``size``: of a dimension in a round. Raises ConfigError for odd sizes of products."""
+    ahead, all are there at once; of products without a loop the sums of one, and what it takes. ``size``: of a dimension in
+    a round. Raises ConfigError for odd sizes of products."""
+    read = {(y.data[0].name, y.data[1]) for x in chain.body if x.op not in ("dot", "transpose") for y in x.args
+            if y.op == "load" and len(y.dims) == 2}
+    if chain.is_straight:
+        handed = {x: _handed(size(x.dims[1]), x.line) for x in chain.body if x.op == "handover"}
+        return READING * len(read) + max(_sums(size(d.dims[1]), d.line) + handed.get(d.args[0], 0) for d in dots(chain.body))
     cells = {x for c in chain.carried for x in (c.inside, c.out)}
     late, begun = late_values(chain), {y for d in dots(chain.body) for y in d.args[2:]}
     usual = _usually([c.out for c in chain.carried])
@@ -600,8 +746,6 @@ def registers_needed(chain: Chain, size: Callable[[Any], int], ahead: bool) -> i
         left = max([more, *(live.pop(y) for y in over)])
         if left and x not in live and (len(x.dims) == 2 or x.op == READ):
             live[x] = left
-    read = {(y.data[0].name, y.data[1]) for x in chain.body if x.op not in ("dot", "transpose") for y in x.args
-            if y.op == "load" and len(y.dims) == 2}
     return most + READING * len(read)
 
 

@@ -10,8 +10,10 @@ from typing import Any
 
 from gemmkit.programs.called import CALLED, EXTENT, Callee, is_place_made, is_whole_constant, is_whole_load
 from gemmkit.programs.chains.algebra import Ranges, bounds_of
-from gemmkit.programs.chains.chain import BELOW, LOWERED, READ, Chain, ChainPlaces, OperandBlock, RingPlace, depends
-from gemmkit.programs.chains.schedule import ChainOrder, Compute, Event, Full, ScheduleChoice
+from gemmkit.programs.chains.chain import BELOW, LOWERED, READ, Chain, ChainPlaces, OperandBlock, depends
+from gemmkit.programs.chains.order import ChainOrder, Compute, Event, Full
+from gemmkit.programs.chains.schedule import ScheduleChoice
+from gemmkit.programs.collectives import STEP
 from gemmkit.programs.lengths import PIECE, whole_text
 from gemmkit.programs.text import JOINTS, SIGNS, is_converted, listed, name_of_stack, of_blocks, parts_of_stacks
 from gemmkit.programs.trace import COMPARISONS, CONDITIONS, Value
@@ -103,6 +105,11 @@ class Element:
     @property
     def is_rows(self) -> bool:
         return len(self.root.dims) == 1
+
+    @property
+    def unit(self) -> int:
+        """Of the columns that whole axes are computed with (`ScheduleChoice`)."""
+        return STEP if self.chain.is_straight else 1
 
     def of(self, x: Value, top: bool = False, whole: bool = False) -> str:
         if x.op == "coordinate":
@@ -310,9 +317,10 @@ class Element:
         parameter, key = x.data
         self.arrays.add(parameter.name)
         self.extra[parameter.name] = parameter.name
-        at = list(map(self._in_array, key))
-        at += [self._place(dim) for dim in x.dims if isinstance(dim, Axis)]
-        return f"{parameter.name}[{', '.join(at)}]"
+        whole = [dim for dim in x.dims if isinstance(dim, Axis)]
+        found = f"{parameter.name}[{', '.join([*map(self._in_array, key), *map(self._place, whole)])}]"
+        filled = [f"{self._place(dim)} < {dim.size}" for dim in whole if dim.size % self.unit]
+        return f"(convert(F32, {found}) if {filled[0]} else convert(F32, 0.0))" if filled else found
 
     # -- the whole ----------------------------------------------------------------------------------------------------
 
@@ -476,6 +484,8 @@ class Role:
 
     def range(self) -> None:
         """Where a tile's rounds begin."""
+        if self.chain.is_straight:
+            return
         n, step, length = self.n, self.step, self.chain.length
         row, more = self.chain.rows.name, ", ".join(given_to_ranges(self.chain, self.ranges))
         visited = row if self.choice.cluster.is_single else f"{row} - rank * {self.choice.rows}"     # a cluster's first row
@@ -534,6 +544,9 @@ class Role:
 
     def loops(self) -> None:
         """A tile's rounds but the first ones: those with tests, and the others."""
+        if self.chain.is_straight:
+            self.events(self.order.round, True)
+            return
         n, step, ranges = self.n, self.step, self.ranges
         tests, begins = self.kind == CONSUMER and self.has_tests, bool(ranges.begins) or self.chain.starts_within
         free_end = f"{n}_tested" if ranges.ends else self.chain.stop
@@ -646,7 +659,7 @@ class ProducerRole(Role):
 
     def begin_tile(self, joined: bool) -> None:
         for ring in self.places.lone():
-            self.fill(ring, "", False)
+            self.fill(Full(ring, tuple(ring.blocks)), "", False)
 
     def kept(self) -> list[str]:
         return [self.n, *([self.chain.stop] if self.chain.has_length and self.chain.index.is_paged else [])]
@@ -659,18 +672,18 @@ class ProducerRole(Role):
                     d in self.order.late for (d, _), block in self.places.blocks.items() if block.ring is ring)
                 back = "+" if self.choice.descending else "-"
                 at = f"{'before_' if joined else ''}{self.n} {back} {self.step}" if late else self.n
-                self.fill(ring, at, late and joined)
+                self.fill(event, at, late and joined)
 
-    def fill(self, ring: RingPlace, at: str, of_last: bool) -> None:
-        name = ring.name
-        self.put(f"ring_{name}.acquire(at_{name})", f"ring_{name}.expect(at_{name}, {self.choice.stage_bytes(ring)})")
-        for block in ring.blocks:
+    def fill(self, event: Full, at: str, of_last: bool) -> None:
+        name, nbytes = event.ring.name, sum(map(self.choice.block_bytes, event.blocks))
+        self.put(f"ring_{name}.acquire(at_{name})", f"ring_{name}.expect(at_{name}, {nbytes})")
+        for block in event.blocks:
             if block.paged is not None:
                 self.put(f"{block.name}_tile.load_pages(map_{block.name}, ({self.corner(block, at, of_last)}), "
                          f"{self.pages_of(block, at, of_last)}, ring_{name}, at_{name})")
                 continue
             part, rank = ("_part", ", rank") if self.choice.is_shared(block, self.chain.rows) else ("", "")
-            self.put(f"{block.name}_tile.load{part}(map_{block.name}, ({self.corner(block, at, of_last)}), "
+            self.put(f"{block.name}_tile.load{part}(map_{block.name}, ({self.corner(block, at, of_last, event.first)}), "
                      f"ring_{name}, at_{name}{rank})")
         self.put(f"at_{name} = ring_{name}.advance(at_{name})")
 
@@ -679,11 +692,11 @@ class ProducerRole(Role):
         return given_to_pages(self.chain, block, lambda index: f"before_{index.name}" if of_last else index.name, at,
                               f"{'before_' if of_last and self.chain.has_length else ''}{self.chain.stop}")
 
-    def corner(self, block: OperandBlock, at: str, of_last: bool) -> str:
-        """Where a block begins, as TMA counts: the contiguous axis first."""
+    def corner(self, block: OperandBlock, at: str, of_last: bool, first: int = 0) -> str:
+        """Where a block begins, as TMA counts: the contiguous axis first. ``first``: of a product in parts."""
         def place(dim: Index | Axis) -> str:
             if isinstance(dim, Axis):
-                return "0"
+                return f"{block.begin(dim, first)}"
             before = "before_" if of_last else ""
             origin = f"{before}{dim.name}_origin + " if dim.piece is not None else ""
             return f"{origin}{at if dim is self.chain.index else before + dim.name}"

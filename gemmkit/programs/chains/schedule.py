@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -22,23 +22,20 @@ from gemmkit.kernels.sm90.store import in_lines, line_of
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.called import NUMBER
 from gemmkit.programs.chains.chain import (
-    READ,
     Chain,
     ChainPlaces,
     OperandBlock,
+    ProductPart,
     RingPlace,
-    depends,
     dots,
-    late_values,
     loaded,
     only_adds,
     registers_needed,
     why_not_across,
     why_not_ahead,
-    zero_values,
 )
-from gemmkit.programs.collectives import PATTERN, ROWS, in_steps
-from gemmkit.programs.mapping import KernelLimits, Mapping
+from gemmkit.programs.collectives import PATTERN, ROWS, STEP, in_steps
+from gemmkit.programs.mapping import KERNELS, WARP_SPECIALISED, KernelLimits, Mapping
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Axis, Index, refused
 from gemmkit.runtime.device import DeviceInfo
@@ -77,9 +74,10 @@ class ScheduleChoice:
     anchored: bool = False
     cluster: Cluster = Cluster()       # of blocks with neighbouring tiles, which share what has none of a tile's rows
     kernel: str = ""
+    unit: int = 1                      # of the columns that whole axes are computed with, which zeros fill up
 
     def size(self, dim: Any) -> int:
-        return int(dim.size) if isinstance(dim, Axis) else self.blocks[dim.name]
+        return -(-int(dim.size) // self.unit) * self.unit if isinstance(dim, Axis) else self.blocks[dim.name]
 
     def said(self, given: Mapping) -> Mapping:
         """The mapping with all that was left open said: it derives the same text."""
@@ -94,7 +92,7 @@ class ScheduleChoice:
         return 2 * in_steps(self.size(block.dims[0])) * in_lines(self.size(block.dims[1]))
 
     def stage_bytes(self, ring: RingPlace) -> int:
-        return sum(map(self.block_bytes, ring.blocks))
+        return (max if ring.in_turn else sum)(map(self.block_bytes, ring.blocks))
 
     @property
     def rows(self) -> int:
@@ -194,7 +192,8 @@ def _candidates(chain: Chain, mapping: Mapping, kernel: KernelLimits, facts: Siz
     with three, in turns, and heads of 80 0.92 with 96 keys in place of 128 (heads of 96 1.03, H100). Tall causal tiles visit
     more that is hidden: heads of 64 take 240 us with three and 203 with two of 1024 rows, 307 and 329 of 4096. One where
     there are 64 rows or fewer: 8 heads of one row over 8192 keys took 0.70 of the time (H200). Of a multistage kernel one,
-    so that a multiprocessor has several blocks, which wait at barriers of their own."""
+    so that a multiprocessor has several blocks, which wait at barriers of their own. Of products without a loop two: 8
+    layers of 65536 x 128 took 28.6 us, and 30.1 with three."""
     given = mapping.blocks.get(chain.index.name)
     if chain.index.stack and given not in (None, 1):
         raise ConfigError(f"Mapping(blocks={{{chain.index.name!r}: {given}}}): {chain.index} goes along a stack, one by one")
@@ -219,7 +218,7 @@ def _candidates(chain: Chain, mapping: Mapping, kernel: KernelLimits, facts: Siz
         mapping = replace(mapping, warpgroups=rows // ROWS)
     if not (mapping.warpgroups or mapping.turns) and facts.few_rows:                      # a second one would have no rows
         mapping = replace(mapping, warpgroups=1)
-    if facts.three and not (mapping.warpgroups or only_adds(chain) or _is_heavy(chain)):
+    if facts.three and not (mapping.warpgroups or only_adds(chain) or chain.is_straight or _is_heavy(chain)):
         for length in lengths[:2]:
             for across in joins:
                 yield ScheduleCandidate(replace(mapping, warpgroups=3), length, bool(across))
@@ -359,15 +358,18 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, commutes: bool,
     longest = chain.grows and chain.splits == 1 if mapping.longest_first is None else mapping.longest_first
     blocks = {chain.rows.name: ROWS * mapping.warpgroups, chain.index.name: length}
     stacks = tuple(stack.name for stack in chain.stacks)
+    stacks = (*stacks, chain.index.name) if chain.is_straight else stacks
     blocks.update(dict.fromkeys(stacks, 1))
     return ScheduleChoice(blocks, mapping.warpgroups, ahead, across and divided is None, turns, descending, longest,
                           stacks=stacks, splits=chain.splits, lazy=bool(chain.factors), anchored=bool(mapping.anchored),
-                          cluster=Cluster(mapping.cluster.get(chain.rows.name, 1)))
+                          cluster=Cluster(mapping.cluster.get(chain.rows.name, 1)), unit=STEP if chain.is_straight else 1)
 
 
 def _registers(chain: Chain, choice: ScheduleChoice, kernel: KernelLimits, rooms: dict[int, int]) -> str | None:
     """Why a thread's sums have no room."""
     need, room = registers_needed(chain, choice.size, choice.ahead), rooms[choice.warpgroups]
+    if chain.is_straight and choice.warpgroups < 3:    # little else is live
+        room = max(room, KERNELS[WARP_SPECIALISED].room[choice.warpgroups])
     if need > room:
         return (f"accumulators and reused operands need {need} registers of a thread, but only {room} are available with "
                 f"{choice.warpgroups} warpgroups with blocks of {choice.blocks[chain.index.name]} along {chain.index}; use "
@@ -406,7 +408,8 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: ScheduleChoice, outs:
     bound, share, kernel = room
     choice.stages.clear()
     lags = only_adds(chain) or not kernel.uses_tma
-    least = {ring: 2 if (ring.index is None and choice.across) or (ring.index is not None and lags) else 1
+    in_parts = any(isinstance(d.data, ProductPart) for d in dots(chain.body))
+    least = {ring: 2 if (ring.index is None and choice.across) or (ring.index is not None and (lags or in_parts)) else 1
              for ring in places.rings}
     given = {ring: mapping.stages_of([block.name for block in ring.blocks]) for ring in places.rings}
     for ring in places.rings:
@@ -416,6 +419,7 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: ScheduleChoice, outs:
         if choice.stages[ring] < least[ring]:
             return (f"Mapping(stages=...): {ring.name} has {choice.stages[ring]} stage, and {least[ring]} are needed: "
                     + ("the next tile's comes while this one's is read (across)" if ring.index is None else
+                       "a part of a product is awaited while the part before is read" if in_parts else
                        "products are waited for one round later" if kernel.uses_tma else
                        "a stage is filled while another is read"))
     if not kernel.uses_tma:
@@ -438,7 +442,7 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: ScheduleChoice, outs:
     for ring in places.rings:
         first = memory.take(choice.stages[ring] * choice.stage_bytes(ring), PATTERN)
         for block in ring.blocks:
-            choice.offsets[block], first = first, first + choice.block_bytes(block)
+            choice.offsets[block], first = first, first + choice.block_bytes(block) * (not ring.in_turn)
     choice.outs = {name: memory.take(nbytes, PATTERN) for name, nbytes in out_bytes.items()}
     choice.barriers = {ring: memory.take(kernel.barriers * choice.stages[ring]) for ring in places.rings}
     choice.nbytes = memory.nbytes
@@ -532,208 +536,3 @@ def imbalance(count: int, rows: int, section: int, blocks: int) -> float:
 
 
 # --------------------------------------------------------------------------------------------------
-# The order of a round, and with it all synchronisation: one list scheduler.
-#
-# A product starts as soon as what it takes is there; all else is computed as soon as it needs no wait; else the oldest
-# group of products is waited for, and the stages that no product needs any more are released. That is all of `arrange`.
-#
-# | rounds | before the others | in each of them | after them |
-# |---|---|---|---|
-# | only add to cells | start | start, wait for all groups but this one, release the stage before | wait, release |
-# | plain | the first one, where a cell begins as a block of memory | `arrange` (round) | |
-# | ``ahead`` | `arrange` (first) | `arrange` (first + late) | `arrange` (late) |
-# | ``across`` | the same, and over the end of a tile `arrange` (first of the next one + late) | | |
-#
-# Products of a multistage kernel are done where they stand: its rounds are plain, and its printer leaves out waits.
-#
-# With ``ahead`` products that need another product of their round, and what needs them, are late: they go in the next
-# round.
-
-class Full(NamedTuple):
-    """The producer fills a stage; a consumer goes on when it is full."""
-
-    ring: RingPlace
-
-
-class ChainStart(NamedTuple):
-    """A group of products begins."""
-
-    products: tuple[Value, ...]
-
-
-class ChainWait(NamedTuple):
-    """A consumer goes on when no more than ``pending`` groups run: ``over`` are done, ``flying`` are not."""
-
-    pending: int
-    over: tuple[Value, ...]
-    flying: tuple[Value, ...]
-
-
-class ChainRelease(NamedTuple):
-    """A stage is empty; with ``before`` that of the round before."""
-
-    ring: RingPlace
-    before: bool = False
-
-
-class Compute(NamedTuple):
-    values: tuple[Value, ...]
-
-
-class Anchor(NamedTuple):
-    """What a value of rows is made of stays before the next wait."""
-
-    value: Value
-
-
-class Turn(NamedTuple):
-    """A consumer waits for its turn at the tensor cores."""
-
-
-class Pass(NamedTuple):
-    """The next consumer's turn comes."""
-
-
-Event = Full | ChainStart | ChainWait | ChainRelease | Compute | Anchor | Turn | Pass
-
-
-@dataclass
-class ChainOrder:
-    """``join``: the last products of a tile with what goes before the next one's rounds. ``late``: values of the round
-    before, in ``round``; ``zero``: what is zero before the first round."""
-
-    before: list[Event] = field(default_factory=list)
-    round: list[Event] = field(default_factory=list)
-    after: list[Event] = field(default_factory=list)
-    join: list[Event] = field(default_factory=list)
-    late: set[Value] = field(default_factory=set)
-    zero: set[Value] = field(default_factory=set)
-    lags: bool = False
-
-
-def ordered(chain: Chain, places: ChainPlaces, choice: ScheduleChoice) -> ChainOrder:
-    """Raises ConfigError for anchors of rounds that have nowhere to put them."""
-    out = _ordered(chain, places, choice)
-    if choice.anchored:
-        found = [_anchored(chain, part) for part in (out.before, out.round, out.after, out.join)]
-        if found == [out.before, out.round, out.after, out.join]:
-            raise ConfigError("Mapping(anchored=True): no values of rows are computed while a product runs")
-        out.before, out.round, out.after, out.join = found
-    return out
-
-
-def _anchored(chain: Chain, part: list[Event]) -> list[Event]:
-    """Before each wait behind what is computed while products run: the value of rows that most of it flows into."""
-    outs, events = {c.out for c in chain.carried}, list[Event]()
-    for event in part:
-        before = events[-1] if events else None
-        if isinstance(event, ChainWait) and isinstance(before, Compute):
-            values = set(before.values)
-            rows = [x for x in before.values if x.dims == (chain.rows,) and (x.op == "rowsum" or x in outs)]
-            made_of = {x: sum(x is y or depends(x, {y}, values) for y in values) for x in rows}
-            events += [Anchor(max(rows, key=lambda x: made_of[x]))] if rows else []
-        events.append(event)
-    return events
-
-
-def _ordered(chain: Chain, places: ChainPlaces, choice: ScheduleChoice) -> ChainOrder:
-    out = ChainOrder()
-    if only_adds(chain) and not choice.kernel:
-        return _adding(chain, places)
-    late = late_values(chain) if choice.ahead else set()
-    if not late:
-        if places.peeled:
-            handed = {d.args[0] for d in places.peeled}
-            begun = [places.peeled.get(x, x) for x in chain.body if x not in handed]
-            out.before = arrange(begun, places, dict(places.peeled), turns=choice.turns)
-        out.round = arrange(chain.body, places, {}, turns=choice.turns)
-        return out
-    out.late = late
-    first, last = ([x for x in chain.body if (x in late) is is_late] for is_late in (False, True))
-    through = {c.inside: c.out for c in chain.carried if c.out in late}
-    crossing = {x for x in first if any(x in y.args for y in last)}
-    out.zero = zero_values(chain, late)
-    begun = [x for x in first if x not in out.zero]
-    out.before = arrange(begun, places, {})
-    if choice.across:
-        out.join = arrange([*begun, *last], places, {}, crossing - out.zero, choice.turns)
-    out.round = arrange([*first, *last], places, through, crossing, choice.turns, late=late)
-    out.after = arrange(last, places, {})
-    return out
-
-
-def _adding(chain: Chain, places: ChainPlaces) -> ChainOrder:
-    products = tuple(dots(chain.body))
-    events = arrange(chain.body, places, {}, leave=True)
-    groups = sum(isinstance(event, ChainStart) for event in events)
-    released = [ChainRelease(ring, True) for ring in places.rings_of(products) if ring.index is not None]
-    return ChainOrder(events, [*events, ChainWait(groups, products, ()), *released],
-                      [ChainWait(0, products, ()), *released], lags=True)
-
-
-def arrange(values: list[Value], places: ChainPlaces, through: dict[Value, Value], crossing: Iterable[Value] = (),
-            turns: bool = False, leave: bool = False, late: Iterable[Value] = ()) -> list[Event]:
-    """``through``: cells whose values some of ``values`` make, which all but those of the round before (``late``) wait for.
-    ``crossing``: what products of the round before still read: it is not made anew while they do. ``leave``: groups still
-    run at the end."""
-    events: list[Event] = []
-    left, flying = list(values), list[list[Value]]()
-    awaited: set[RingPlace] = set()
-    readers = {x: [d for d in values if d.op == "dot" and x in d.args] for x in crossing}
-    products, starts = dots(values), 0
-
-    def done(x: Value) -> bool:
-        return x not in left and not any(x in group for group in flying)
-
-    def is_ready(user: Value) -> bool:
-        """A reader of what crosses takes it as the round before left it."""
-        return all((x in readers and user in readers[x]) or done(x if user in late else through.get(x, x))
-                   for x in user.args)
-
-    def computed(reads: bool) -> list[Value]:
-        """What needs no wait, with what is made of it: no more left."""
-        ready: list[Value] = []
-        for x in list(left):
-            if x.op != "dot" and (reads or x.op != READ) and is_ready(x) and all(map(done, readers.get(x, ()))):
-                ready.append(x)
-                left.remove(x)
-        return ready
-
-    def passes() -> bool:
-        return any(isinstance(event, Pass) for event in events)
-
-    def wait() -> None:
-        over = flying.pop(0)
-        if turns and not flying and dots(left) and not passes():
-            begun = max(n for n, event in enumerate(events) if isinstance(event, ChainStart))
-            events.insert(begun + 1, Pass())           # while nothing of its own runs, another one's products do
-        events.append(ChainWait(len(flying), tuple(over), tuple(d for group in flying for d in group)))
-        busy = places.rings_of([*left, *(d for group in flying for d in group)])
-        events.extend(ChainRelease(ring) for ring in places.rings_of(over) if ring.index is not None and ring not in busy)
-
-    while left:
-        group: list[Value] = []
-        for d in dots(left):
-            if is_ready(d) and (not group or places.rings_of(group) == places.rings_of([*group, d])):
-                group.append(d)
-        if group:
-            full = [ring for ring in places.rings_of(group) if ring.index is not None and ring not in awaited]
-            awaited.update(full)
-            events.extend(map(Full, full))
-            if turns and not starts:
-                events.append(Turn())
-            starts += len(group)
-            events.append(ChainStart(tuple(group)))
-            if turns and starts == len(products) and not passes():
-                events.append(Pass())
-            left = [x for x in left if x not in group]
-            flying.append(group)
-            continue
-        ready = computed(bool(flying)) or computed(True)           # loads go while a product runs
-        if ready:
-            events.append(Compute(tuple(ready)))
-        else:
-            wait()
-    while flying and not leave:
-        wait()
-    return events

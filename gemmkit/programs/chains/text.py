@@ -13,7 +13,17 @@ import numpy as np
 from gemmkit.kernels.sm90.kernel import STARTING
 from gemmkit.programs.called import CALLED, RETURNS, Callee, Callees
 from gemmkit.programs.chains.algebra import MaskBound, Ranges, mentions
-from gemmkit.programs.chains.chain import BELOW, LOWERED, READ, RECTIFIED, Chain, ChainPlaces, OperandBlock, dots
+from gemmkit.programs.chains.chain import (
+    BELOW,
+    LOWERED,
+    READ,
+    RECTIFIED,
+    Chain,
+    ChainPlaces,
+    OperandBlock,
+    ProductPart,
+    dots,
+)
 from gemmkit.programs.chains.elements import (
     CONSUMER,
     ELEMENTWISE,
@@ -25,7 +35,7 @@ from gemmkit.programs.chains.elements import (
     scalar_text,
 )
 from gemmkit.programs.chains.merging import LENGTH
-from gemmkit.programs.chains.schedule import (
+from gemmkit.programs.chains.order import (
     Anchor,
     ChainOrder,
     ChainRelease,
@@ -35,13 +45,13 @@ from gemmkit.programs.chains.schedule import (
     Event,
     Full,
     Pass,
-    ScheduleChoice,
     Turn,
 )
+from gemmkit.programs.chains.schedule import ScheduleChoice
 from gemmkit.programs.collectives import COLUMN
 from gemmkit.programs.text import EARLY, OWN_NAMES, OutKind, Printed, count_of, listed, of_blocks, parts_of_stacks
 from gemmkit.programs.trace import Carried, Value
-from gemmkit.programs.values import unique
+from gemmkit.programs.values import Axis, unique
 
 # --------------------------------------------------------------------------------------------------
 # The consumers' half of a text: waits, groups of products, lines of values, stores.
@@ -95,7 +105,7 @@ class Consumer(Role):
     def product(self, d: Value) -> str:
         """The collective of products of the same blocks, taken in the same way."""
         a, b = self.places.blocks.get((d, 0)), self.places.blocks[d, 1]
-        key = d.args[0] if a is None else a, b, *(x.op == "transpose" for x in d.args[:2])
+        key = d.args[0] if a is None else a, b, d.data, *(x.op == "transpose" for x in d.args[:2])
         if key not in self.products:
             left = self.naming.of(d.args[0]).removesuffix("_as_a") if a is None else a.name
             self.products[key] = unique(f"{left}_by_{b.name}", self.products.values())
@@ -275,7 +285,7 @@ class Consumer(Role):
 
     def events(self, part: list[Event], guarded: bool, joined: bool = False) -> None:
         print_of: dict[type, Callable[[Any], None]] = {
-            Full: lambda e: self.put(f"ring_{e.ring.name}.wait(at_{e.ring.name})"),
+            Full: self.full,
             Turn: lambda e: self.put("turns.wait(group)"),
             Pass: lambda e: self.put(f"turns.give((group + 1) % {self.choice.warpgroups})"),
             ChainStart: lambda e: self.start(e, part is self.order.before and self.order.lags), ChainWait: self.wait,
@@ -291,6 +301,13 @@ class Consumer(Role):
             for ring in [event.ring for event in part if isinstance(event, Full)]:
                 self.put(f"before_{ring.name}, at_{ring.name} = at_{ring.name}, ring_{ring.name}.advance(at_{ring.name})")
 
+    def full(self, event: Full) -> None:
+        """A part of a product is waited for before the stage of the part before is released."""
+        name = event.ring.name
+        if event.first:
+            self.put(f"next_{name} = ring_{name}.advance(at_{name})")
+        self.put(f"ring_{name}.wait({'next' if event.first else 'at'}_{name})")
+
     def start(self, event: ChainStart, is_first: bool) -> None:
         inits = {c.inside: c.init for c in self.chain.carried}
         self.put("wgmma_fence()")
@@ -299,17 +316,18 @@ class Consumer(Role):
             a = self.places.blocks.get((d, 0))
             sums = f"{product}.begin(0.0)" if len(d.args) < 3 else self.name(d.args[2])
             fresh = len(d.args) < 3 or (is_first and inits[d.args[2]].data == 0)
-            last = f"at_{b}, {int(not fresh)}"
+            at = f"{'next' if isinstance(d.data, ProductPart) and d.data.first else 'at'}_{b}"
+            last = f"{at}, {int(not fresh)}"
             if a is None:
                 self.put(f"{name} = {product}.multiply({sums}, {self.name(d.args[0])}, {last})")
             elif a.ring.name == b:
                 self.put(f"{name} = {product}.multiply({sums}, at_{b}, group, {int(not fresh)})")
             else:
-                self.put(f"{name} = {product}.multiply_apart({sums}, at_{a.ring.name}, at_{b}, group, {int(not fresh)})")
+                self.put(f"{name} = {product}.multiply_apart({sums}, at_{a.ring.name}, {at}, group, {int(not fresh)})")
         self.put("wgmma_commit()")
 
     def wait(self, event: ChainWait) -> None:
-        names = [self.name(d) for d in (*event.over, *event.flying)]
+        names = list(dict.fromkeys(self.name(d) for d in (*event.over, *event.flying)))     # parts add to one
         if len(names) == 1:
             self.put(f"({names[0]},) = wgmma_wait({event.pending}, ({names[0]},))")
         else:
@@ -346,7 +364,7 @@ class Consumer(Role):
     def begin_tile(self, joined: bool) -> None:
         self.begin_least()
         for c in self.chain.carried:
-            if c.init.op == "const" and not (joined and len(c.init.dims) == 2):
+            if c.init.op == "const" and not (joined and len(c.init.dims) == 2) and not self.chain.is_straight:
                 self.fill(c)
         for ring in self.places.lone():
             self.put(f"ring_{ring.name}.wait(at_{ring.name})")
@@ -371,7 +389,7 @@ class Consumer(Role):
 
     def end_rounds(self) -> None:
         for ring in self.places.lone():
-            if not self.places.is_first_alone(ring):
+            if not (self.places.is_first_alone(ring) or self.chain.is_straight):
                 self.release(ChainRelease(ring))
 
     def kept(self) -> list[str]:
@@ -589,7 +607,8 @@ class ChainPrinter:
             consumer.arrays.setdefault(table.name, Value("load", line=chain.line))
         callees = Callees.of(consumer.callees)
         maps, operands, outs, others = self.arguments([*consumer.arrays, *callees.names])
-        sizes = [*dict.fromkeys(indices), *(["section"] if has_sections(chain, choice) else []),
+        counted = indices[:-1] if chain.is_straight else indices
+        sizes = [*dict.fromkeys(counted), *(["section"] if has_sections(chain, choice) else []),
                  *([chain.share] if chain.splits > 1 else [])]
         lines = self.constants(consumer)
         lines += ["", "", "@dataclass(frozen=True)", "class Sizes(Component):",
@@ -623,6 +642,7 @@ class ChainPrinter:
             said.add(name)
             a, b = places.blocks.get((d, 0)), places.blocks[d, 1]
             how = ", b_transposed=True" if d.args[1].op == "transpose" else ""
+            how += f", first={d.data.first}, length={d.data.length}" if isinstance(d.data, ProductPart) else ""
             if a is None:
                 lines.append(f"{name} = {handed}({b.name}_tile{how})")
             else:
@@ -633,14 +653,16 @@ class ChainPrinter:
         rows = choice.blocks[chain.rows.name]
         stacks = f", stacks={chain.stacks_of_results}" if chain.stacks_of_results else ""
         for name, out in self.outs.items():
+            columns = choice.size(Axis(out.columns))
             if out.kind == "TmaOut":
-                lines.append(f"out_{name} = TmaOut({out.dtype.name!r}, block_m={rows}, columns={out.columns}, "
+                lines.append(f"out_{name} = TmaOut({out.dtype.name!r}, block_m={rows}, columns={columns}, "
                              f"o_offset={choice.outs[name]}{stacks})")
             elif out.kind == "DirectOut":
                 lines.append(f"out_{name} = DirectOut({out.dtype.name!r}, pairs={out.pairs})")
             else:
-                more = -out.columns % 32 if out.kind == "OctetOut" else 0
-                clipped = f", clipped=True, more={more}" if more else ""
+                more = -columns % 32 if out.kind == "OctetOut" else 0
+                is_clipped = out.kind == "OctetOut" and columns + more > out.columns
+                clipped = f", clipped=True, more={more}" if is_clipped else ""
                 lines.append(f"out_{name} = {out.kind}({out.dtype.name!r}{clipped})")
         return lines
 
