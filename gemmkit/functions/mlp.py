@@ -1,4 +1,4 @@
-"""Multi-layer perceptrons in one launch: activations stay in registers from layer to layer.
+"""Multi-layer perceptrons: a program, whose activations stay in registers from layer to layer.
 
 >>> import numpy as np, gemmkit as gk
 >>> x, w = np.eye(2, 16, dtype=np.float16), np.full((2, 16, 16), 0.5, np.float16)
@@ -10,45 +10,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from gemmkit import components
-from gemmkit.components import arrays_of, check_held, freeze
+from gemmkit import programs as gp
+from gemmkit.components import Component, arrays_of, check_held
 from gemmkit.emulator.mode import current_mode
 from gemmkit.epilogues.activations import relu
+from gemmkit.functions.attention import launch
 from gemmkit.functions.rows import matrix
-from gemmkit.kernels.mlp.kernel import mlp as mlp_kernel
-from gemmkit.kernels.mlp.mma_kernel import ROWS, MmaMlpSpec, mlp_by_warps
-from gemmkit.kernels.mlp.spec import (
-    F32,
-    Activation,
-    MlpDirectStore,
-    MlpMapping,
-    MlpSizes,
-    MlpSpec,
-    MlpStore,
-    MlpTmaStore,
-    NoActivation,
-    Relu,
-    blocks_of,
-    mappings,
-    spec_of,
-)
-from gemmkit.kernels.sm90.family import TensorMapSlot
+from gemmkit.lang.checks import function_given
+from gemmkit.lang.components import dataclass
 from gemmkit.lang.errors import ConfigError
-from gemmkit.lang.functions import Frozen, freeze_array
-from gemmkit.lang.memory import EXTENTS, PLACES, PLACES_DTYPE, SIZES_DTYPE
-from gemmkit.plans.compiled import Nothing
-from gemmkit.plans.launch import Cache, Current, Launch, LaunchTable, Put, cache, launch_of
+from gemmkit.lang.host import Numeric
+from gemmkit.plans.launch import Cache, cache
 from gemmkit.plans.problem import check_places
-from gemmkit.ptx.tma import WORDS, MapTable
-from gemmkit.runtime import launch as workspace
+from gemmkit.programs.decorated import program
+from gemmkit.programs.mapping import KERNELS, MULTISTAGE
+from gemmkit.programs.plan import ProgramPlan
+from gemmkit.programs.values import Parameter
 from gemmkit.runtime.array_info import byte_range
 from gemmkit.runtime.arrays import (
     KEYS,
@@ -60,30 +44,31 @@ from gemmkit.runtime.arrays import (
     overlaps_itself,
     shares_memory,
 )
-from gemmkit.runtime.device import DeviceInfo, target
-from gemmkit.runtime.launch import Launchable
+from gemmkit.runtime.device import target
 from gemmkit.runtime.streams import launch_stream
-from gemmkit.runtime.tensor_maps import Encoder, why_not
-from gemmkit.tuning.problems import Choice, MappingProblem, choose
 
 # --------------------------------------------------------------------------------------------------
 # x, the weights, the biases and the result of an MLP as matrices of layers that chain; what does not fit is refused.
 
 DTYPES = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 WIDEST = 256
-CHUNK = 8                              # elements that a thread copies at a time, at most
+F32 = np.dtype(np.float32)
 LIMIT = 2**30                          # rows of x: coordinates are 32 bits wide
 
 
 @dataclass(frozen=True, eq=False)
 class LayerStack:
-    """The weights of each layer as (K, N), and its biases as (1, N), or none: checked against each other. ``kind`` is the
+    """The weights of each layer as (K, N), and its biases, or none: checked against each other. ``kind`` is the
     same for stacks of the same description; ``ranges`` are each array's first byte, the one behind its last, its name."""
 
     weights: tuple[ArrayInfo, ...]
     biases: tuple[ArrayInfo, ...]
     kind: int
-    ranges: tuple[tuple[int, int, str, ArrayInfo], ...]
+    ranges: tuple[tuple[int, int, str, ArrayInfo], ...] = ()
+
+    def part(self, first: int, end: int) -> LayerStack:
+        """Some of the layers."""
+        return layer_stack(self.weights[first:end], self.biases[first:end])
 
 
 class Layers(NamedTuple):
@@ -174,11 +159,13 @@ def _stack(weights: Any, biases: Any) -> LayerStack:
     check_places({**dict(of_weights), **dict(of_biases)})
     _check_dtypes(of_weights, of_biases)
     _check_shapes(of_weights, of_biases)
-    named = [*of_weights, *of_biases]
-    rows = tuple(info._replace(shape=(1, *info.shape), strides=(0, *info.strides)) for _, info in of_biases)
-    kind = tuple((*info[1:6], info.pointer % 16) for _, info in named)
-    return LayerStack(tuple(info for _, info in of_weights), rows, _kinds.setdefault((len(of_weights), kind), len(_kinds)),
-                      tuple((*byte_range(info), name, info) for name, info in named))
+    ranges = tuple((*byte_range(info), name, info) for name, info in [*of_weights, *of_biases])
+    return layer_stack([info for _, info in of_weights], [info for _, info in of_biases], ranges)
+
+
+def layer_stack(weights: Sequence[ArrayInfo], biases: Sequence[ArrayInfo], ranges: Any = ()) -> LayerStack:
+    kind = len(weights), tuple((*info[1:6], info.pointer % 16) for info in [*weights, *biases])
+    return LayerStack(tuple(weights), tuple(biases), _kinds.setdefault(kind, len(_kinds)), ranges)
 
 
 def _several(arrays: Any, name: str, ndim: int) -> list[tuple[str, ArrayInfo]]:
@@ -258,15 +245,6 @@ def check_out(out: ArrayInfo, shape: tuple[int, ...], layers: Layers) -> None:
 
 # -- how they lie ---------------------------------------------------------------------------------------------------------
 
-def padded(width: int) -> int:
-    """A width as kernels compute it.
-
-    >>> padded(10), padded(64), padded(0)
-    (32, 64, 0)
-    """
-    return -(-width // 32) * 32
-
-
 def order_of(layers: Layers) -> bool:
     """Whether weights are contiguous along K; raises ValueError where they are not all alike."""
     for axis in (1, 0):
@@ -277,32 +255,59 @@ def order_of(layers: Layers) -> bool:
     raise ValueError(f"{said} (in elements): all weights need a stride of 1 along N, or all along K; pass contiguous copies")
 
 
-def copied_at_once(layers: Layers, k_major: bool) -> int:
-    """How many elements of x, and of every layer's weights, can be copied together: 2, 4 or 8.
-
-    Raises ValueError for what cannot be copied but one by one.
-    """
-    least = CHUNK
-    for name, info, axis in (("x", layers.x, 1), *((f"weights[{n}]", info, 0 if k_major else 1)
-                                                   for n, info in enumerate(layers.weights))):
-        size = int(info.dtype.itemsize)
-        if info.strides[axis] != 1 and info.shape[axis] != 1:
-            raise ValueError(f"{name} has strides {info.strides} (in elements); a stride of 1 along axis {axis} is needed: "
-                             "pass a contiguous copy")
-        step = info.strides[1 - axis] if info.shape[1 - axis] > 1 else 0
-        run = math.gcd(CHUNK, info.shape[axis], step, info.pointer // size)
-        if run < 2:
+def check_loadable(operands: dict[str, ArrayInfo]) -> None:
+    """Raise ValueError for a matrix whose lines no kernel can copy: elements apart, or one by one."""
+    for name, info in operands.items():
+        if info.strides[1] != 1 and info.shape[1] > 1:
+            raise ValueError(f"{name} has strides {info.strides} (in elements); contiguous lines are needed: pass a "
+                             "contiguous copy")
+        if KERNELS[MULTISTAGE].why_not(info) is not None:
             raise ValueError(f"{name} has shape {info.shape}, strides {info.strides} (in elements) and begins at a multiple "
                              f"of {math.gcd(info.pointer, 16)} bytes: lines of an even number of elements, at addresses "
                              "that are multiples of 4 bytes, are needed; pad it with zeros")
-        least = min(least, run)
-    return least
 
 
 # --------------------------------------------------------------------------------------------------
-# Launches of an MLP: a mapping for its widths, tables of its layers in device memory, kernels kept by kind.
+# An MLP is a program: its kernels are derived (`gemmkit.programs`).
 
-HOPPER, LEAST = (9, 0), (8, 0)
+LEAST = (8, 0)
+MOST = 24                              # layers of a launch: its text has all of them
+RELU = "relu"
+
+
+@dataclass(frozen=True)
+class Activation(Component):
+    """A plain function of one number; arrays and NumPy scalars that it captured are arguments of the kernel."""
+
+    f: Any
+
+    def __post_init__(self) -> None:
+        given = function_given(self.f, "mlp", "activation", (1,), "f(x), a function of one number,")
+        object.__setattr__(self, "f", given)
+
+    def __call__(self, x: Numeric) -> Any:
+        return self.f(x)
+
+
+Rule = Activation | str | None         # "relu", or nothing
+
+
+@program
+def perceptron(out: Parameter, x: Parameter, activation: Rule, last: Rule, depth: int, k_major: bool,
+               **layers: Parameter) -> None:
+    """``layers``: the weights of each layer, w0, w1, ..., and its biases, b0, b1, ..., if there are any."""
+    for m in gp.parallel(x.rows):
+        h = x[m]
+        for n in range(depth):
+            w = layers[f"w{n}"]
+            h = h @ (w.T if k_major else w)
+            h = h + layers[f"b{n}"] if f"b{n}" in layers else h
+            h = applied(activation, h).astype(x.dtype) if n < depth - 1 else applied(last, h)
+        out[m] = h
+
+
+def applied(rule: Any, h: Any) -> Any:
+    return h if rule is None else gp.maximum(h, 0.0) if rule == RELU else gp.call(rule, h)
 
 
 class MlpCall(NamedTuple):
@@ -310,238 +315,82 @@ class MlpCall(NamedTuple):
 
     layers: Layers
     out: ArrayInfo
-    activation: Any
-    last: Any
+    activation: Rule
+    last: Rule
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Those of `perceptron`, with descriptions in place of arrays. Raises ValueError for what no kernel can load."""
+        layers, k_major = self.layers, order_of(self.layers)
+        weights = [transposed(info) if k_major else info for info in layers.weights]
+        check_loadable({"x": layers.x, **{f"weights[{n}]": info for n, info in enumerate(weights)}})
+        return dict(out=self.out, x=layers.x, activation=self.activation, last=self.last, depth=layers.depth,
+                    k_major=k_major, **{f"w{n}": info for n, info in enumerate(weights)},
+                    **{f"b{n}": info for n, info in enumerate(layers.biases)})
+
+    def parts(self, between: list[ArrayInfo]) -> Iterator[MlpCall]:
+        """The call as launches of at most `MOST` layers, with the activations ``between`` them in memory."""
+        stack, given = self.layers.stack, [self.layers.x, *between, self.out]
+        for n, first in enumerate(range(0, self.layers.depth, MOST)):
+            is_end = first + MOST >= self.layers.depth
+            part = stack if not between else stack.part(first, first + MOST)
+            yield MlpCall(Layers(given[n], part), given[n + 1], self.activation, self.last if is_end else self.activation)
+
+
+def transposed(info: ArrayInfo) -> ArrayInfo:
+    return info._replace(shape=info.shape[::-1], strides=info.strides[::-1])
 
 
 def run_mlp(call: MlpCall, arrays: dict[str, Any], stream: int | None) -> None:
     """Compute a call that has a result, on a stream; None: the library's current one."""
-    mode = current_mode()
-    if mode is not None:
-        mode.run(MlpLaunch(call), arrays)
-        return
-    _launch(launch_stream(call.layers.x, stream), call)
-
-
-class MlpLaunch:
-    """A kernel for arrays of one kind, its tables, and its arguments."""
-
-    def __init__(self, call: MlpCall):
-        layers, device = call.layers, target(call.layers.x.device)
-        if device.arch < LEAST:
-            raise ConfigError(f"mlp needs compute capability 8.0 or above, but {device.name} has "
-                              f"{device.arch[0]}.{device.arch[1]}; on this GPU call gemmkit.matmul layer by layer")
-        self.call, self.layers = call, layers
-        self.spec: Any = choose(MlpProblem(call), device).spec
-        self.by_tma = isinstance(self.spec, MlpSpec)
-        rows = layers.x.shape[0]
-        self.blocks = blocks_of(self.spec, rows, device.sm_count) if self.by_tma else -(-rows // ROWS)
-        self.sizes = MlpSizes(rows, layers.columns, layers.depth)
-        self.launchable = Launchable(mlp_kernel if self.by_tma else mlp_by_warps, self.arguments, self.spec.threads,
-                                     self.blocks,
-                                     device, layers.x.device, self.spec.shared_bytes,
-                                     cluster=self.spec.cluster.size if self.by_tma else 1, dependent=self.by_tma,
-                                     registers=self.spec.warpgroups.warp_registers)
-
-    # -- arguments ------------------------------------------------------------------------------------------------------
-
-    @property
-    def arguments(self) -> list[Frozen]:
-        """The spec, the sizes, both tables; then out and the maps of x and out, or out, x, and weights and biases of a
-        layer."""
-        shapes, call = _table("sizes", self.shapes), self.call
-        head = [freeze(self.spec), freeze(self.sizes)]
-        if not self.by_tma:
-            bias = freeze_array(self.layers.biases[0], 1, self.bias_alignment, readonly=True) if self.layers.biases else None
-            return [*head, _table("places", self.places), shapes, freeze_array(call.out),
-                    freeze_array(self.layers.x, 1, 2 * self.spec.run, readonly=True),
-                    freeze_array(self.layers.weights[0], 0 if self.spec.k_major else 1, 2 * self.spec.run, readonly=True),
-                    bias or freeze(Nothing())]
-        out = freeze(Nothing()) if self.spec.store.uses_tma else freeze_array(call.out)
-        maps = [made.frozen for made in self.maps]
-        if len(maps) == 1:
-            maps.append(freeze(Nothing()))
-        return [*head, _table("places", np.empty((len(self.table), WORDS), PLACES_DTYPE)), shapes, out, *maps]
-
-    @property
-    def bias_alignment(self) -> int:
-        return int(self.layers.biases[0].dtype.itemsize)
-
-    @cached_property
-    def maps(self) -> list[TensorMapSlot]:
-        """Those that are parameters: of x, and of out."""
-        made = [TensorMapSlot(0, 0, self.layers.x, 1, self.spec.x.map_spec(ROWS, 2))]
-        if self.spec.store.uses_tma:
-            made.append(TensorMapSlot(1, 1, self.call.out, 1, self.spec.out.map_spec(ROWS, 2)))
-        return made
-
-    @cached_property
-    def table(self) -> list[TensorMapSlot]:
-        """Those in the table: of the weights of all layers, and of their biases."""
-        axis, spec = 0 if self.spec.k_major else 1, self.spec
-        made = [TensorMapSlot(0, 0, info, axis, spec.weights_of(n, self.layers.depth).map_spec(spec.cluster.size))
-                for n, info in enumerate(self.layers.weights)]
-        return made + [TensorMapSlot(0, 0, info, 1, spec.bias_map) for info in self.layers.biases]
-
-    @cached_property
-    def shapes(self) -> np.ndarray:
-        """Extents of weights and biases (`gemmkit.lang.memory`)."""
-        table = np.zeros((self.layers.depth, EXTENTS + 4), SIZES_DTYPE)
-        for row, info in zip(table, self.layers.weights):
-            row[EXTENTS:] = *info.shape, 1, info.shape[1]
-        return table
-
-    @cached_property
-    def places(self) -> np.ndarray:
-        """Addresses and strides of weights and biases."""
-        table = np.zeros((self.layers.depth, 2 * PLACES), PLACES_DTYPE)
-        for n, info in enumerate(self.layers.weights):
-            table[n, :PLACES] = info.pointer, *info.strides
-        for n, info in enumerate(self.layers.biases):
-            table[n, PLACES:] = info.pointer, *info.strides
-        return table
-
-    # -- without a GPU (`gemmkit.emulator.mode`) -----------------------------------------------------------------------
-
-    def filled(self, arrays: dict[str, Any]) -> list[Any]:
-        return [arrays["out"]]
-
-    def emulated(self, arrays: dict[str, Any], arena: Any) -> Iterator[tuple[Launchable, tuple[Any, ...]]]:
-        """Of x, weights, biases or None, and out. (Weights and biases are lists, or arrays of one dimension more.)"""
-        layers, axis = self.layers, 0 if self.spec.k_major else 1
-        given = {name: [] if arrays[name] is None else list(arrays[name]) for name in ("weights", "biases")}
-
-        def several(name: str, infos: tuple[ArrayInfo, ...], unit: int) -> list[Any]:
-            return [arena.view_of(info, array, f"{name}[{n}]", unit, readonly=True)
-                    for n, (array, info) in enumerate(zip(given[name], infos))]
-
-        out = arena.view_of(self.call.out, arrays["out"], "out", written=False)      # first: it says what has been written
-        x = arena.view_of(layers.x, arrays["x"], "x", 1, readonly=True)
-        weights, biases = several("weights", layers.weights, axis), several("biases", layers.biases, 1)
-        shapes = arena.view(self.shapes, "shapes", 1, 4, readonly=True)
-        spec = arena.component(self.spec)
-        if self.by_tma:
-            table = MapTable([arena.map(one, view) for one, view in zip(self.table, weights + biases)])
-            maps = [arena.map(one, view) for one, view in zip(self.maps, (x, out))]
-            direct = None if self.spec.store.uses_tma else out
-            yield self.launchable, (spec, self.sizes, table, shapes, direct, *maps, *[None] * (2 - len(maps)))
-            return
-        members = [arena.members(views, given[name][0], align) if views else None for name, views, align in (
-            ("weights", weights, 2 * self.spec.run), ("biases", biases, int(self.spec.bias_dtype.itemsize)))]
-        places = arena.view(self.places, "places", 1, 8, readonly=True)
-        yield self.launchable, (spec, self.sizes, places, shapes, out, x, *members)
-
-    def written(self) -> bytes:
-        """What the tables hold on a device: the maps, or the places, and behind them the shapes."""
-        if not self.by_tma:
-            return self.places.tobytes() + self.shapes.tobytes()
-        return b"".join(_encoded(one) for one in self.table) + self.shapes.tobytes()
-
-    @property
-    def shapes_offset(self) -> int:
-        """Where the shapes begin among these bytes."""
-        return len(self.table) * WORDS * PLACES_DTYPE.itemsize if self.by_tma else self.places.nbytes
-
-
-class MlpProblem(MappingProblem):
-    """Mappings are Hopper's, or of other GPUs, and of what TMA cannot load, how many elements are copied at a time."""
-
-    def __init__(self, call: MlpCall):
-        self.call = call
-
-    def candidates(self, device: DeviceInfo) -> Iterator[Any]:
-        layers = self.call.layers
-        if device.arch == HOPPER and _why_no_tma(layers, order_of(layers)) is None:
-            yield from mappings(self._fields(), self._store(True), layers.x.shape[0], layers.depth,
-                                device.shared_memory_per_block)
-        else:
-            yield copied_at_once(layers, order_of(layers))
-
-    def specialise(self, mapping: MlpMapping | int, device: DeviceInfo) -> Choice:
-        layers, fields = self.call.layers, self._fields()
-        if isinstance(mapping, int):
-            return Choice(MmaMlpSpec(**fields, store=self._store(False), run=mapping))
-        return Choice(spec_of(mapping, fields, self._store(True), layers.x.shape[0], layers.depth))
-
-    def _fields(self) -> dict[str, Any]:
-        """Those of `LayersSpec`."""
-        call, layers = self.call, self.call.layers
-        widths = [info.shape[1] for info in layers.weights[:-1]]
-        hidden = padded(max(widths, default=0))
-        has_padding = not call.activation.is_relu and any(width != hidden for width in widths)
-        return dict(activation=call.activation, last=call.last, dtype=layers.x.dtype,
-                    bias_dtype=layers.biases[0].dtype if layers.biases else F32, has_bias=bool(layers.biases),
-                    k_major=order_of(layers), k=padded(layers.inputs), hidden=hidden, n=padded(layers.columns),
-                    single=layers.depth == 1, has_padding=has_padding)
-
-    def _store(self, by_tma: bool) -> MlpStore:
-        out = self.call.out
-        if by_tma and out.shape[1] * out.dtype.itemsize % 16 == 0 and why_not(out, 1) is None:
-            return MlpTmaStore()
-        return MlpDirectStore(out.shape[1] % 2 == 0)
-
-
-def _encoded(one: TensorMapSlot) -> bytes:
-    encoder: Encoder = one.encoder
-    return encoder(one.info.pointer)
-
-
-def _table(role: str, data: np.ndarray) -> Frozen:
-    info = ArrayInfo(workspace.PLACES[role], data.shape, (data.shape[1], 1), data.dtype, -1, True, "workspace")
-    return freeze_array(info, 1, int(data.dtype.itemsize), readonly=True)
-
-
-def _why_no_tma(layers: Layers, k_major: bool) -> str | None:
-    """Why TMA cannot load an operand; None where it can load all."""
-    weights, biases = ((info, 0 if k_major else 1) for info in layers.weights), ((info, 1) for info in layers.biases)
-    operands = ((layers.x, 1), *weights, *biases)
-    return next((reason for reason in (why_not(info, axis) for info, axis in operands) if reason is not None), None)
-
-
-# -- on a GPU -------------------------------------------------------------------------------------------------------------
-
-ARRAYS = "out", "x", "w", "b"          # what a call brings, in this order; then the activations' own values
-
-_tables = cache()                      # of layers at given addresses
-
-
-def _launch(stream: int, call: MlpCall) -> None:
     layers = call.layers
-    held = components.given_by(call.activation, call.last)
-    pointers = (call.out.pointer, layers.x.pointer, layers.weights[0].pointer,
-                layers.biases[0].pointer if layers.biases else 0)
-
-    def made(current: Current) -> Launch:
-        launch = MlpLaunch(call._replace(activation=current(call.activation), last=current(call.last)))
-        kernel = launch.launchable
-        slots = [kernel.slot(n) for n in range(len(kernel.arguments))]
-        assert slots[1] is not None and slots[2] is not None and slots[3] is not None
-        names = ["out"] if launch.by_tma else ["out", "x", "w", "b"]
-        puts = [Put(slot, ARRAYS.index(name)) for slot, name in zip(slots[4:], names) if slot is not None]
-        if launch.by_tma:
-            puts += [Put(slot, ARRAYS.index(name), encoder=one.encoder)
-                     for slot, name, one in zip(slots[5:], ("x", "out"), launch.maps) if slot is not None]
-        puts += [Put(slot, n, encoder=components.number) for n, slot in enumerate(held.slots, len(ARRAYS))]
-        behind = len(ARRAYS) + len(held.slots)
-        return Launch(kernel, [*puts, Put(slots[2], behind), Put(slots[3], behind, launch.shapes_offset)])
-
-    x, out = ((*info[1:6], info.pointer % 16) for info in (layers.x, call.out))
-    key = mlp_kernel, layers.stack.kind, x, out, held.key
-    launch_of(key, made, "the activation").run(stream, (*pointers, *held.brought), _table_of(key, call))
+    device = target(layers.x.device)
+    if device.arch < LEAST:
+        raise ConfigError(f"mlp needs compute capability 8.0 or above, but {device.name} has "
+                          f"{device.arch[0]}.{device.arch[1]}; on this GPU call gemmkit.matmul layer by layer")
+    rows, ends = layers.x.shape[0], range(MOST, layers.depth, MOST)
+    held = [empty_like(arrays["x"], (rows, layers.weights[n].shape[0]), layers.x.dtype) for n in ends]
+    ways = [arrays["x"], *held, arrays["out"]]
+    for n, part in enumerate(call.parts([describe(x, "activations") for x in held])):
+        if current_mode() is not None:
+            named = {f"{name[0]}{k}": x for name in ("weights", "biases") if arrays[name] is not None
+                     for k, x in enumerate(list(arrays[name])[n * MOST:(n + 1) * MOST])}
+            launch(perceptron, part.arguments, {"x": ways[n], "out": ways[n + 1], **named}, part.layers.x, stream)
+        elif not _again(part, stream):
+            _first(part, stream)
 
 
-def _table_of(key: Any, call: MlpCall) -> LaunchTable:
-    """What stands in device memory of layers at given addresses."""
-    found: LaunchTable | None = _tables.get((key, call.layers.stack))
-    return found or _tables.keep((key, call.layers.stack), LaunchTable(np.frombuffer(MlpLaunch(call).written(), np.uint8)))
+_plans = cache()                       # by kinds of arrays, and code of activations
 
 
-IDENTITY, RELU = NoActivation(), Relu()
+def _like(call: MlpCall) -> Any:
+    rules = [x for x in (call.activation, call.last) if isinstance(x, Activation)]
+    x, out = ((*info[1:6], info.pointer % 16) for info in (call.layers.x, call.out))
+    return call.layers.stack.kind, x, out, call.activation == RELU, call.last == RELU, components.given_by(*rules).key
+
+
+def _again(call: MlpCall, stream: int | None) -> bool:
+    """Launch a call like an earlier one."""
+    plan: ProgramPlan | None = _plans.get(_like(call))
+    if plan is None:
+        return False
+    layers = call.layers
+    at = {"out": call.out, "x": layers.x, **{f"w{n}": x for n, x in enumerate(layers.weights)},
+          **{f"b{n}": x for n, x in enumerate(layers.biases)}}
+    brought = plan.called_with({"activation": call.activation, "last": call.last}).brought if plan.callees.all else ()
+    plan.start(launch_stream(layers.x, stream), (*[at[name].pointer for name in plan.given], 0, *brought))
+    return True
+
+
+def _first(call: MlpCall, stream: int | None) -> None:
+    plan = launch(perceptron, call.arguments, {}, call.layers.x, stream)
+    if plan is not None:
+        _plans.keep(_like(call), plan.without_arrays())
 
 
 def mlp(x: Any, weights: Any, biases: Any = None, activation: Any = relu, *, last: Any = None, out: Any = None,
         stream: Any = None) -> Any:
-    """last(...activation(activation(x W1 + b1) W2 + b2)... WL + bL): a multi-layer perceptron in one launch. Forward only.
+    """last(...activation(activation(x W1 + b1) W2 + b2)... WL + bL): a multi-layer perceptron. Forward only.
 
     Accumulators are float32, and the kernel adds biases in float32. Between layers it rounds activations to x's dtype, as
     separate products round what they store; activations never leave the registers.
@@ -550,7 +399,7 @@ def mlp(x: Any, weights: Any, biases: Any = None, activation: Any = relu, *, las
         x: (..., K), float16 or bfloat16; leading axes must be one (strides that collapse).
         weights: a list of (K, N) arrays of x's dtype, or one stacked (layers, K, N) array: any number of layers, of any
             widths up to 256 that chain. All are contiguous along N, or all along K (``[layer.weight.T for layer in ...]``
-            of torch.nn.Linear). The widest hidden layer decides what the others cost.
+            of torch.nn.Linear).
         biases: a list of (N,) arrays, or one stacked (layers, N) array, of x's dtype or float32; None for no biases.
         activation: a function of one number (device code), of all layers but the last;
         `gemmkit.epilogues.activations.relu` where
@@ -562,9 +411,10 @@ def mlp(x: Any, weights: Any, biases: Any = None, activation: Any = relu, *, las
 
     Returns: ``out``, or a new array like x.
 
-    On Hopper TMA loads x, weights and biases: addresses and strides are multiples of 16 bytes. Other arrays, and other GPUs
-    from compute capability 8.0 on, take a kernel on mma.sync, which requires even strides and numbers of columns, and
-    addresses that are multiples of 4 bytes.
+    A launch computes up to 24 layers; deeper MLPs are several, with activations in memory between them. Each list of widths
+    is a kernel of its own, which is compiled once. On Hopper TMA loads x and weights, if their addresses and strides are
+    multiples of 16 bytes. Other arrays, and other GPUs from compute capability 8.0 on, take the multistage kernel, which
+    requires lines that begin at multiples of 4 bytes.
 
     Raises:
         TypeError: an argument is no array, of another dtype, or on the host outside of `gemmkit.emulate`; activation or last
@@ -585,14 +435,17 @@ def mlp(x: Any, weights: Any, biases: Any = None, activation: Any = relu, *, las
     [-0.5, 0.5, -1.5]
     [0.5, 2.5, 1.5]
     """
-    rule = RELU if activation is relu else Activation(activation)
-    end = IDENTITY if last is None else Activation(last)
+    rule, end = (f if f is None else RELU if f is relu else Activation(f) for f in (activation, last))
+    if rule is None:
+        raise TypeError("activation=None: a function of one number is needed, such as "
+                        "gemmkit.epilogues.activations.relu")
     handle = None if stream is None else as_stream_handle(stream)
     layers = layers_of(x, weights, biases)
     shape = (*layers.x.shape[:-1], layers.columns)
     result = empty_like(x, shape, layers.x.dtype) if out is None else out
     given = describe(result, "out")
-    held = [(name, one) for name, part in (("activation", rule), ("last", end)) for one in arrays_of(part)]
+    held = [(name, one) for name, part in (("activation", rule), ("last", end))
+            if isinstance(part, Activation) for one in arrays_of(part)]
     check_places({"x": layers.x, "out": given, **{one.name: one.info for _, one in held}})
     check_out(given, shape, layers)
     check_held(held, {"out": given})

@@ -11,7 +11,6 @@ becomes of one. `choose` takes the first of these that a kernel can carry out:
 |---|---|
 | products, groups (`gemmkit.tuning.choose`) | swap-AB, the winners, the tables by their models, the dtypes' operator |
 | wgmma's tiles for an operator (`gemmkit.tuning.sm90`) | its table's mappings by their cycles |
-| MLPs (`gemmkit.functions.mlp`) | two tiles of x where enough stages of weights fit beside them, then one |
 | rows (`RowsProblem`) | as few warps a row as can hold it, then rows that are streamed |
 | programs (`gemmkit.programs.calls`) | the default: tiles by waves, or a chain's blocks by what fits |
 

@@ -10,7 +10,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.epilogues import activations
-from gemmkit.kernels.mlp import spec
+from gemmkit.programs.chains import schedule
 from tests.support.machines import BF16, on_machines, poison
 from tests.support.mlp import close, draw, reference, relu, small, whole
 
@@ -90,8 +90,8 @@ def test_depths_stacked(machine: Any, kernel: None, layers: int, dtype: Any, rng
 @pytest.mark.parametrize("multiprocessors,rows", [(2, 260), (4, 700), (1, 131)])
 def test_blocks_with_several_tiles(stages: int, multiprocessors: int, rows: int, rng: np.random.Generator,
                                    monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights that come anew with each tile, and weights that stay."""
-    monkeypatch.setattr(spec, "MOST_STAGES", stages)
+    """Weights come again with each tile, in fewer stages than there are layers, and in more."""
+    monkeypatch.setattr(schedule, "MOST", dict.fromkeys(schedule.MOST, stages))
     x, weights, biases = whole(rng, rows, [32, 32, 64, 32], F16)
     with small(monkeypatch, multiprocessors), gk.emulate():
         found = gk.mlp(x, weights, biases)

@@ -12,13 +12,10 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import ConfigError
-from gemmkit.epilogues.activations import silu
 from gemmkit.kernels.collectives.operand import FragmentReuse
-from gemmkit.kernels.mlp.mma_kernel import MmaMlpSpec
-from gemmkit.kernels.mlp.spec import Activation, MlpMapping, NoActivation, spec_of
-from gemmkit.kernels.mlp.spec import MlpDirectStore as MlpOut
 from gemmkit.operators import COMPLEX, FPUOp, MMAOp, Operator, WGMMAOp, WMMAOp
 from gemmkit.programs.collectives import HandedProduct, StagedTile
+from gemmkit.programs.launches import module_of
 from gemmkit.programs.multistage import CopiedTile, HandedMmaProduct
 from gemmkit.ptx.mma import FragmentMap, MmaSpec, places
 from gemmkit.ptx.wgmma import WgmmaSpec
@@ -59,26 +56,6 @@ def test_weights(keys: int, dtype: np.dtype) -> None:
         assert is_right(made.reuse)
         assert (made.reuse.values, made.reuse.k, made.reuse.fragments) == (8, 16, keys // 16)
         assert made.reuse.following.dtype == dtype
-
-
-def mlp_specs(dtype: np.dtype, hidden: int, **fields: Any) -> list[Any]:
-    given = dict(activation=Activation(silu), last=NoActivation(), dtype=dtype, bias_dtype=F32, has_bias=True, k_major=False, k=64,
-                 hidden=hidden, n=96, single=False, has_padding=False) | fields
-    return [spec_of(MlpMapping(2, 6), given, MlpOut(True), 1000, 4), MmaMlpSpec(**given, store=MlpOut(True), run=8)]
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
-@pytest.mark.parametrize("hidden", range(32, 257, 32))
-def test_mlp(hidden: int, dtype: np.dtype) -> None:
-    for spec, k_major in product((0, 1), (False, True)):
-        made = mlp_specs(dtype, hidden, k_major=k_major)[spec]
-        assert all(map(is_right, made.reuses))
-        assert {(one.values, one.k, one.fragments) for one in made.reuses} == {(8, 16, hidden // 16)}
-
-
-def test_a_single_layer_hands_nothing_over() -> None:
-    assert [spec.reuses for spec in mlp_specs(F16, 32, single=True)] == [(), ()]
 
 
 # -- which operators go together ------------------------------------------------------------------------------------------
@@ -236,15 +213,15 @@ def test_a_spec_of_operators_that_do_not_go_together_is_not_made(machine: str, o
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     seed_maps(monkeypatch, machine, operand)
     which = 0 if machine == "wgmma" else 1
-    for make in (lambda: handed_products(F16, 64), lambda: mlp_specs(BF16, 64)):
+    for dtype in (F16, BF16):
         with pytest.raises(ConfigError, match=r"as A of .*: lane 0 has element .* is wanted") as refused:
-            make()[which]
+            handed_products(dtype, 64)[which]
         assert ("WGMMAOp" if which == 0 else "MMAOp(N=16") in str(refused.value)
-    mlp_specs(F16, 64, single=True)                                           # nothing is handed over
 
 
 def test_a_call_says_it_before_anything_is_compiled_or_written(monkeypatch: pytest.MonkeyPatch) -> None:
     seed_maps(monkeypatch, "wgmma", "c")
+    module_of.cache_clear()                                                   # of texts whose products have asked
     rng = np.random.default_rng(0)
     x, w, y = rng.standard_normal((8, 64)).astype(F16), np.zeros((2, 64, 64), F16), poison((8, 64), F16)
     with gk.emulate(), pytest.raises(ConfigError, match="lane 0 has element"):

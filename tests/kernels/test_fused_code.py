@@ -14,6 +14,7 @@ import gemmkit as gk
 from gemmkit.epilogues import activations
 from gemmkit.kernels.masks import ALiBi, Causal, Documents, SoftCap, Window
 from gemmkit.plans.ahead import recorded
+from gemmkit.programs.chains.chain import dots
 from gemmkit.runtime.compile import disassemble
 from gemmkit.runtime.device import H100
 from tests.ptx_machine.launch import Ptx
@@ -97,7 +98,7 @@ def test_another_scale_window_or_array_compiles_nothing() -> None:
 
 # ==========================================================================================================================
 # The machine code of MLPs, without a GPU: nothing spills, a group of products signals once, no register of an activation is written
-# while a product reads it, and layers touch no memory in between.
+# while a product reads it, and activations touch no memory in between.
 
 F32 = np.dtype("f4")
 
@@ -127,28 +128,19 @@ CASES_MLP: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", CASES_MLP)
 def test_machine_code_of_an_mlp(name: str) -> None:
     made = launch_mlp(**CASES_MLP[name])
-    entry, spec = made.launchable.entry(), made.spec
+    entry, chain = made.launchable.entry(), made.resizing.made.chain
     usage = entry.meta["usage"]
     assert usage["spill_stores"] == usage["spill_loads"] == usage["stack_bytes"] == 0
-    assert spec.shared_bytes <= H100.shared_memory_per_block
+    assert made.launchable.shared_bytes <= H100.shared_memory_per_block
     sass = disassemble(entry.cubin)
     lines = instructions(sass)
     assert not any(line.startswith(("LDL", "STL")) for line in lines)
-    products = [line for line in lines if line.startswith("HGMMA")]
-    layers = [spec.first] if spec.single else [spec.first, spec.middle, spec.final]
-    assert len(products) == sum(layer.steps for layer in layers)
-    assert sum("gsb0" in line for line in products) == sum(layer.chunks for layer in layers)
-    assert any(line.startswith("UTMASTG") for line in lines) == spec.store.uses_tma
-    assert sum(line.startswith("UTMACCTL.IV") for line in lines) == 1                                  # maps are acquired
-    assert any("MULTICAST" in line for line in lines) == (spec.cluster.size > 1)
-    if not spec.single:
-        found = loops(sass)
-        assert found and not any(written_in_flight(loop) for loop in found)
-        # From layer to layer nothing is stored, and nothing loaded but biases.
-        loop = min((loop for loop in found if sum(line.startswith("HGMMA") for line in loop) == spec.middle.steps), key=len)
-        loads = [line for line in loop if line.startswith(("LD", "ST")) and not line.startswith("LDC")]
-        assert all(line.startswith("LDS") for line in loads if not spec.has_padding)
-        assert spec.has_bias or not loads
+    products, widths = [line for line in lines if line.startswith("HGMMA")], CASES_MLP[name]["widths"]
+    assert len(products) == sum(-(-k // 16) for k in widths[:-1])
+    assert sum("gsb0" in line for line in products) == len(dots(chain.body))                           # parts of layers
+    assert any(line.startswith("UTMASTG") for line in lines)
+    assert not any(written_in_flight(loop) for loop in loops(sass))
+    assert not any(line.startswith(("LDS", "STG")) for line in lines)                                  # activations stay
 
 
 @pytest.mark.compile
@@ -159,20 +151,18 @@ def test_machine_code_of_an_mlp(name: str) -> None:
 def test_machine_code_by_warps_of_an_mlp(widths: list[int], order: str, arch: tuple[int, int]) -> None:
     """On GPUs without wgmma: nothing spills up to a width of 192, and every product is a tensor core's."""
     made = launch_mlp(widths, order=order, device=dataclasses.replace(H100, arch=arch, name="another GPU"))
-    entry, spec = made.launchable.entry(), made.spec
+    entry = made.launchable.entry()
     usage = entry.meta["usage"]
-    assert usage["spill_stores"] == usage["spill_loads"] == usage["stack_bytes"] == 0 and spec.shared_bytes <= 99 << 10
+    assert usage["spill_stores"] == usage["spill_loads"] == usage["stack_bytes"] == 0 and made.launchable.shared_bytes <= 99 << 10
     lines = instructions(disassemble(entry.cubin))
-    layers = [spec.first] if spec.single else [spec.first, spec.middle, spec.final]
-    assert sum(line.startswith("HMMA") for line in lines) == sum(layer.k // 16 * layer.n // 8 for layer in layers)
-    assert any(line.startswith("LDGSTS.E.BYPASS") for line in lines) == (spec.run == 8)
+    assert sum(line.startswith("HMMA") for line in lines) == sum(-(-k // 16) * -(-n // 16) * 2 for k, n in pairwise(widths))
+    assert any(line.startswith("LDGSTS.E.BYPASS") for line in lines) == (widths[0] % 8 == 0)
 
 
 @pytest.mark.compile
 @pytest.mark.sample(5)
-def test_another_depth_number_of_rows_or_address_compiles_nothing() -> None:
-    """Where weights do not fit shared memory: those that do stay there, which is another kernel."""
-    kinds = {launch_mlp([128] * (layers + 1), rows=rows).launchable.code_key for layers, rows in ((6, 129), (20, 16384), (200, 1000))}
+def test_another_number_of_rows_or_address_compiles_nothing() -> None:
+    kinds = {launch_mlp([64] * 4, rows=rows).launchable.code_key for rows in (129, 1000, 16384)}
     assert len(kinds) == 1
 
 

@@ -18,8 +18,8 @@ import pytest
 import gemmkit as gk
 from gemmkit.functions.rows import RowFunction
 from gemmkit.kernels.masks import Causal, Documents, Mask, SoftCap, Window
-from gemmkit.kernels.mlp import spec as mlp_mapping
 from gemmkit.kernels.rows import mapped, put
+from gemmkit.programs.chains import schedule
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Map
 from gemmkit.tuning import problems
@@ -160,7 +160,7 @@ def perceive(rows: int, widths: list[int], by_warps: bool = False, with_biases: 
 
 def perceived(x: np.ndarray, weights: Any, biases: Any, by_warps: bool, **functions: Any) -> np.ndarray:
     with patched() as patch:
-        patch.setattr(mlp_mapping, "MOST_STAGES", 3)
+        patch.setattr(schedule, "MOST", dict.fromkeys(schedule.MOST, 3))
         with layers.small(patch, 1, by_warps), gk.emulate():
             return np.asarray(gk.mlp(x, weights, biases, **functions))
 

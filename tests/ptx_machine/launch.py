@@ -12,7 +12,6 @@ import numpy as np
 
 from gemmkit.components import Component, field_values, held_values
 from gemmkit.emulator.mode import ExecutionTarget, computed_by
-from gemmkit.functions.mlp import MlpLaunch
 from gemmkit.functions.rows import RowsLaunch
 from gemmkit.kernels.spec import FAMILIES
 from gemmkit.lang.memory import ViewType
@@ -158,21 +157,6 @@ def run_row_program(plan: Any, arrays: Sequence[Any]) -> None:
     run_ptx(_ptx[key], launch.threads, launch.blocks, _packed(launch, values), memory, launch.shared_bytes)
 
 
-def run_mlp(made: Any, arrays: dict[str, Any]) -> None:
-    """What the emulator does for an MLP, with the PTX of the kernel by mma.sync."""
-    launch, layers = made.launchable, made.layers
-    key = launch.kernel, tuple(argument.type for argument in launch.arguments), launch.threads, launch.target.arch_name
-    if key not in _ptx:
-        _ptx[key] = to_ptx(launch.kernel, key[1], launch.threads, launch.target)
-    values = list(launch.values)
-    for argument, table in ((2, made.places), (3, made.shapes)):
-        values[launch.slot(argument)] = _bits(table)
-    memory = [Array(np.asarray(arrays["out"]), "out", is_output=True, is_written=False), Array(np.asarray(arrays["x"]), "x"),
-              Array(made.places, "places"), Array(made.shapes, "shapes"),
-              *(Array(np.asarray(_At(info)), "a layer") for info in (*layers.weights, *layers.biases))]
-    run_ptx(_ptx[key], launch.threads, launch.blocks, _packed(launch, values), memory + arrays_of(made.spec), launch.shared_bytes)
-
-
 def arrays_of(component: Component) -> list[Array]:
     """A component's run-time arrays, and those of components in it."""
     found = []
@@ -201,8 +185,6 @@ class Interpreted(ExecutionTarget):
             run_compiled(made, *arrays)
         elif isinstance(made, RowsLaunch):
             run_rows(made, *arrays)
-        elif isinstance(made, MlpLaunch):
-            run_mlp(made, arrays)
         elif isinstance(made, ProgramPlan):
             run_row_program(made, arrays)
         else:

@@ -18,7 +18,6 @@ import gemmkit as gk
 from gemmkit.components import Component, freeze
 from gemmkit.emulator.errors import ProtocolError
 from gemmkit.kernels import rows as of_rows
-from gemmkit.kernels.mlp import kernel as of_mlp
 from gemmkit.lang.functions import freeze_array
 from gemmkit.plans.ahead import recorded
 from gemmkit.ptx.special import block_x, thread_index
@@ -385,13 +384,12 @@ def test_they_begin_early_where_they_may(name: str) -> None:
     assert of_rows_alone == {"rows": [True], "program of rows": [True], "shares": [False, True]}.get(name, [False])
 
 
-@pytest.mark.parametrize("module, call", [(of_mlp, mlp), (of_rows, rows)], ids=["MLP", "rows"])
-def test_what_does_not_wait_is_found(module: Any, call: Callable[[], None], replaced: Seeded) -> None:
+def test_what_does_not_wait_is_found(replaced: Seeded) -> None:
     with gk.emulate():
-        call()
-        replaced(module, "grid_wait", lambda: None)
+        rows()
+        replaced(of_rows, "grid_wait", lambda: None)
         with pytest.raises(ProtocolError, match="call grid_wait first"):
-            call()
+            rows()
 
 
 # ==========================================================================================================================

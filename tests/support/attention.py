@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemmkit.functions import attention
+from gemmkit.functions import attention, mlp
 from gemmkit.plans.launch import Cache
 from gemmkit.programs import Mapping, mapping
 from gemmkit.programs.calls import plan_of_call
@@ -103,10 +103,12 @@ def close_gradients(found: list[Any], wanted: list[tuple[np.ndarray, np.ndarray]
 def by_warps(patch: pytest.MonkeyPatch) -> None:
     """Calls take the kernel of GPUs without wgmma."""
     def planned(program: Any, arguments: dict[str, Any], mapping: Any) -> Any:
-        return plan_of_call(program, arguments, MULTISTAGE if program is attention.softmax_attention else mapping)
+        has_products = program in (attention.softmax_attention, mlp.perceptron)
+        return plan_of_call(program, arguments, MULTISTAGE if has_products else mapping)
 
     patch.setattr(attention, "plan_of_call", planned)
     patch.setattr(attention, "_calls", Cache())
+    patch.setattr(mlp, "_plans", Cache())
 
 
 def close(found: np.ndarray, expected: tuple[np.ndarray, ...], lse: np.ndarray | None = None, slack: float = 0.0) -> None:
