@@ -735,10 +735,10 @@ def test_a_known_call_brings_its_number(launched: Launched, derived: list[str], 
             scaled(x, y, one)
         seen = calls._quickly(scaled, (x, y, number), {}, None)
         assert seen is not None
-        known = calls.plans[seen[0]]
-        known._call = None                                     # made anew with the next that is allowed
+        known = calls.plans[calls._key_of(scaled, seen)]
         known.plan.__dict__["start"] = lambda stream, given: values.append(given)
-        known.allow(seen)
+        scaled.calls._known.clear()                            # made anew with the next that is kept
+        known.keep(scaled, seen)
         scaled(x, y, number)
         (given,) = values
         assert str(number_brought(given[-1])) == str(float(number))
