@@ -213,8 +213,12 @@ def run_rows(x: Any, function: RowFunction, out: Any, stream: Any) -> Any:
     return _run(x, function, out, stream, rest, (x,), brought) if result is None else result
 
 
-def _run_own(kind: Callable[..., RowFunction], x: Any, number: float, arrays: tuple[Any, ...], out: Any, stream: Any) -> Any:
-    """`run_rows` of a function of gemmkit's own, which has a number and arrays: known by these alone, it is not made."""
+def _run_own(kind: Callable[..., RowFunction], x: Any, number: float, name: str, arrays: tuple[Any, ...], out: Any,
+             stream: Any) -> Any:
+    """`run_rows` of a function of gemmkit's own, which has a number, by its ``name``, and arrays: known by these alone, it is
+    not made."""
+    if type(number) is not float or not -FLOAT32_MAX <= number <= FLOAT32_MAX:
+        number = _number(number, name, x)
     of_call = x, *arrays
     result = _calls.again(kind, of_call, (number or components.exact(number),), (), out, stream)
     return _run(x, kind(number, *arrays), out, stream, kind, of_call) if result is None else result
@@ -368,7 +372,7 @@ def softmax(x: Any, *, scale: float = 1.0, out: Any = None, stream: Any = None) 
     ...     gemmkit.softmax(np.array([1.0, 1.0], np.float32), scale=2.0).tolist()
     [0.5, 0.5]
     """
-    return _run_own(SoftmaxRows, x, _number(scale, "scale", x), (), out, stream)
+    return _run_own(SoftmaxRows, x, scale, "scale", (), out, stream)
 
 
 def log_softmax(x: Any, *, scale: float = 1.0, out: Any = None, stream: Any = None) -> Any:
@@ -388,7 +392,7 @@ def log_softmax(x: Any, *, scale: float = 1.0, out: Any = None, stream: Any = No
     ...     gemmkit.log_softmax(np.array([0.0, 1000.0], np.float32)).tolist()
     [-1000.0, 0.0]
     """
-    return _run_own(LogSoftmax, x, _number(scale, "scale", x), (), out, stream)
+    return _run_own(LogSoftmax, x, scale, "scale", (), out, stream)
 
 
 def layernorm(x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5, out: Any = None, stream: Any = None) -> Any:
@@ -417,7 +421,7 @@ def layernorm(x: Any, gamma: Any = None, beta: Any = None, *, eps: float = 1e-5,
         raise ValueError(f"{'beta' if gamma is None else 'gamma'} is given alone; give gamma and beta, or none of them")
     kind: Callable[..., RowFunction] = LayerNormRows if gamma is None else AffineLayerNorm
     arrays = () if gamma is None else (gamma, beta)
-    return _run_own(kind, x, _number(eps, "eps", x), arrays, out, stream)
+    return _run_own(kind, x, eps, "eps", arrays, out, stream)
 
 
 def rmsnorm(x: Any, gamma: Any = None, *, eps: float = 1e-6, out: Any = None, stream: Any = None) -> Any:
@@ -440,7 +444,7 @@ def rmsnorm(x: Any, gamma: Any = None, *, eps: float = 1e-6, out: Any = None, st
     """
     kind: Callable[..., RowFunction] = RMSNormRows if gamma is None else AffineRMSNorm
     arrays = () if gamma is None else (gamma,)
-    return _run_own(kind, x, _number(eps, "eps", x), arrays, out, stream)
+    return _run_own(kind, x, eps, "eps", arrays, out, stream)
 
 
 def rowwise(x: Any, function: RowFunction, *, out: Any = None, stream: Any = None) -> Any:
@@ -467,8 +471,6 @@ def rowwise(x: Any, function: RowFunction, *, out: Any = None, stream: Any = Non
 
 def _number(value: Any, name: str, x: Any) -> float:
     """A scale or an eps, which the kernel has in float64 for an x of float64, and else in float32."""
-    if type(value) is float and -FLOAT32_MAX <= value <= FLOAT32_MAX:
-        return value
     number = finite_number(value, name)
     if abs(number) > FLOAT32_MAX and describe(x, "x").dtype != np.float64:
         raise ValueError(f"{name}={value!r}: a finite number of float32 is needed, in which the rows of an x of "

@@ -189,7 +189,8 @@ def _as_it_is(component: Any) -> Any:
 class KnownCall:
     """Calls that are alike: a launch by ``start``, of arrays on ``like``'s device and of its library. Results are new arrays
     like ``like``. ``stands`` says whether code is what it was. ``pick`` makes what the launch brings of what calls bring
-    (None: the same). ``keeps`` has what ids in its key are of.
+    (None: the same). ``keeps`` has what ids in its key are of. The ``first`` array's own stream is the call's, in libraries
+    without a current one.
 
     ``how`` is what a call takes of it. ``fit`` has the addresses (of all arrays, and what may be more) of calls that gave
     their results and have been checked.
@@ -198,17 +199,17 @@ class KnownCall:
     __slots__ = ("fit", "how", "keeps", "stands")
 
     def __init__(self, start: Start, like: ArrayInfo, stands: Callable[[], bool] | None = None, keeps: Any = None,
-                 pick: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None):
+                 pick: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None, first: int = 0):
         self.keeps, self.stands, self.fit = keeps, stands, Cache()
         find_stream = stream_finder(like.library, like.device)
         making = allocator(like, like.shape, like.dtype)
-        self.how: tuple[Any, ...] = start, stands, find_stream, *making, pick, self.fit, like
+        self.how: tuple[Any, ...] = start, stands, find_stream, *making, pick, self.fit, like, first
 
     def picking(self, pick: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> KnownCall:
         """The same launch of calls that bring something else."""
         made = object.__new__(KnownCall)
         made.keeps, made.stands, made.fit = self.keeps, self.stands, Cache()
-        made.how = *self.how[:5], pick, made.fit, self.how[7]
+        made.how = *self.how[:5], pick, made.fit, *self.how[7:]
         return made
 
     @staticmethod
@@ -216,7 +217,7 @@ class KnownCall:
         """Calls whose result is ``answer``: nothing is launched."""
         made = object.__new__(KnownCall)
         made.keeps, made.stands, made.fit = None, None, Cache()
-        made.how = (lambda stream, brought: None), None, int, (lambda: answer), (lambda made: 0), None, made.fit, None
+        made.how = (lambda stream, brought: None), None, int, (lambda: answer), (lambda made: 0), None, made.fit, None, 0
         return made
 
 
@@ -253,15 +254,15 @@ class KnownCalls:
             known = known_calls.get((rest, kinds, out is None))
             if known is None:
                 return None
-            start, stands, find_stream, allocate, address_of, pick, fit, like = known.how
+            start, stands, find_stream, allocate, address_of, pick, fit, like, first = known.how
             if stands is not None and not stands():
                 return None
             if out is None:
-                handle = find_stream() if stream is None and find_stream is not None else _handle(given[0], like, stream)
+                handle = find_stream() if stream is None and find_stream is not None else _handle(given[first], like, stream)
                 made = allocate()
                 brought = (address_of(made), *at, *behind)
             elif ((at, held) if held else at) in fit:
-                handle = find_stream() if stream is None and find_stream is not None else _handle(given[0], like, stream)
+                handle = find_stream() if stream is None and find_stream is not None else _handle(given[first], like, stream)
                 made = out
                 brought = (at[-1], *at[:-1], *behind)
             else:

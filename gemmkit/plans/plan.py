@@ -481,7 +481,7 @@ def multiply(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
         if keywords:
             return _with_components(None, a, b, c, conf, out, stream, keywords, otherwise)
         return _planned(None, a, b, c, conf, out, stream, otherwise)
-    seen = _quickly(a, b, c, conf, keywords)
+    seen = _quickly(a, b, c, conf, keywords) if keywords or c is not None else (id(conf), (a, b), _NO_C, (), ())
     if seen is not None:
         rest, arrays, behind, held, _ = seen
         found = _seen.again(rest, arrays, behind, held, out, stream)
@@ -498,6 +498,9 @@ def multiply(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
 Seen = tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], Any]
 
 
+_NO_C = 0,                             # what stands for the address of a c that is not given
+
+
 def known_call(a: Any, b: Any, out: Any, keywords: dict[str, Any]) -> tuple[KnownCall | None, tuple[Any, ...]]:
     """What is known of such a call of device arrays (None where it has to be looked at), and what it brings behind out's
     address."""
@@ -508,7 +511,7 @@ def known_call(a: Any, b: Any, out: Any, keywords: dict[str, Any]) -> tuple[Know
 def _quickly(a: Any, b: Any, c: Any, conf: Config | None, keywords: dict[str, Any]) -> Seen | None:
     """None where a component says more than is quickly seen."""
     if not keywords:
-        return (id(conf), (a, b), (0,), (), ()) if c is None else (id(conf), (a, b, c), (), (), ())
+        return (id(conf), (a, b), _NO_C, (), ()) if c is None else (id(conf), (a, b, c), (), (), ())
     key: list[Any] = [id(conf)]
     brought: list[Any] = []
     arrays = [a, b] if c is None else [a, b, c]

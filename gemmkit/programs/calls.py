@@ -323,7 +323,8 @@ class KnownProgram:
         like = next(iter(self.plan.given.values()))
         if like.device >= 0:                           # the emulator alone runs those of the host
             program.calls.keep(rest, arrays[:-1], held, arrays[-1], lambda: KnownCall(
-                self.plan.start, like, self.code.stands, pick=self._pick(behind)), self.code.stands)
+                self.plan.start, like, self.code.stands, pick=self._pick(behind),
+                first=self._arrays.index(next(iter(self.plan.given)))), self.code.stands)
 
     def _pick(self, behind: tuple[Any, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
         """What makes of what a call brings, the last array's address first, what `ProgramPlan.start` takes."""
