@@ -215,8 +215,8 @@ def run_rows(x: Any, function: RowFunction, out: Any, stream: Any) -> Any:
 
 def _run_own(kind: Callable[..., RowFunction], x: Any, number: float, name: str, arrays: tuple[Any, ...], out: Any,
              stream: Any) -> Any:
-    """`run_rows` of a function of gemmkit's own, which has a number, by its ``name``, and arrays: known by these alone, it is
-    not made."""
+    """`run_rows` of a function of gemmkit's own, which has a number of this ``name`` and arrays: known by these alone, it
+    is not made."""
     if type(number) is not float or not -FLOAT32_MAX <= number <= FLOAT32_MAX:
         number = _number(number, name, x)
     of_call = x, *arrays
